@@ -1,0 +1,39 @@
+"""limitformer: what a Transformer does at depth, before you train it."""
+
+from limitformer.engine import Interrupted as Interrupted
+from limitformer.engine import simulate as simulate
+from limitformer.errors import InputError as InputError
+from limitformer.errors import MissingExtraError as MissingExtraError
+from limitformer.errors import NoLimitError as NoLimitError
+from limitformer.limits import CovarianceLimit as CovarianceLimit
+from limitformer.limits import limit as limit
+from limitformer.models import GELU as GELU
+from limitformer.models import LayerNorm as LayerNorm
+from limitformer.models import ReLU as ReLU
+from limitformer.models import RMSNorm as RMSNorm
+from limitformer.models import ShapedAttention as ShapedAttention
+from limitformer.models import ShapedReLU as ShapedReLU
+from limitformer.models import SoftmaxAttention as SoftmaxAttention
+from limitformer.models import Start as Start
+from limitformer.models import Transformer as Transformer
+from limitformer.models import equicorrelated as equicorrelated
+from limitformer.models import from_covariance as from_covariance
+from limitformer.models import from_json as from_json
+from limitformer.models import from_text as from_text
+from limitformer.models import from_tokens as from_tokens
+from limitformer.models import to_json as to_json
+from limitformer.results import correlation as correlation
+from limitformer.results import load as load
+from limitformer.results import package_version
+from limitformer.results import save as save
+
+__version__ = package_version()
+
+
+def __getattr__(name: str) -> object:
+    """`limitformer.nn` is imported when it is first asked for, because torch is heavy and optional."""
+    if name == "nn":
+        import importlib
+
+        return importlib.import_module("limitformer.nn")
+    raise AttributeError(f"module 'limitformer' has no attribute {name!r}")

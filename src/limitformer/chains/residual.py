@@ -1,0 +1,74 @@
+r"""One sublayer: X ← λX + γ·branch, in factors.
+
+With the branch's output factor U (m × k) and a Gaussian n × n matrix after it,
+
+  R ← triangular factor of [ λR + (γ/√n) U H | (γ/√n) U T ],
+
+H (k × r) standard normal, T = bartlett(k, n − r): the parts of the output inside and outside the directions that R
+already has. With n = r there is no outside, and R stays as it is, a dense m × n matrix.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from limitformer.factor import copy, draw_bartlett, multiply, triangularise
+from limitformer.kernels import driver, kernel
+from limitformer.random import draw_normals
+
+NO_NORM, PRE_NORM, POST_NORM = 0, 1, 2
+
+
+class ResidualConstants(NamedTuple):
+    """λ, γ/√n, n − r, and where a normalisation stands; `mean_columns` as in `norm`."""
+
+    skip: float
+    branch: float
+    outside: int
+    placement: int
+    mean_columns: int
+    eps: float
+
+
+class ResidualWorkspace(NamedTuple):
+    """Scratch matrices of a branch whose output factor has k columns; t = min(k, n − r)."""
+
+    branch: np.ndarray  # (m, k)
+    inside: np.ndarray  # (k, r)
+    outside: np.ndarray  # (k, t)
+    moved: np.ndarray  # (m, r)
+    added: np.ndarray  # (m, t)
+    rows: np.ndarray  # (m, r + t)
+
+
+@driver
+def residual_workspace(tokens, rank, columns, constants):
+    t = min(columns, constants.outside)
+    return ResidualWorkspace(
+        np.empty((tokens, columns)),
+        np.empty((columns, rank)),
+        np.empty((columns, t)),
+        np.empty((tokens, rank)),
+        np.empty((tokens, t)),
+        np.empty((tokens, rank + t)),
+    )
+
+
+@kernel
+def add_branch(stream, factor, constants, work):
+    """Update `factor` (m, r) in place by the branch whose output factor is `work.branch`."""
+    m, r = factor.shape
+    t = work.added.shape[1]
+    draw_normals(stream, work.inside)
+    draw_bartlett(stream, constants.outside, work.outside)
+    multiply(work.branch, work.inside, work.moved)
+    multiply(work.branch, work.outside, work.added)
+    for i in range(m):
+        for k in range(r):
+            work.rows[i, k] = constants.skip * factor[i, k] + constants.branch * work.moved[i, k]
+        for k in range(t):
+            work.rows[i, r + k] = constants.branch * work.added[i, k]
+    if t > 0:
+        triangularise(work.rows, constants.mean_columns, factor)
+    else:
+        copy(work.rows, factor)

@@ -1,0 +1,257 @@
+r"""The exact law of a finite Transformer's token covariance, with no n × n weight ever drawn.
+
+The chain carries a factor R (m × r) of V = R Rᵀ, r = min(m, n), one column more under a LayerNorm. A layer is a
+list of sublayers; each makes its output factor U from R (`attention`, `feedforward`) and adds it (`residual`). It
+is exact in law at every width, for Gaussian weights; the cost of a layer does not depend on n, but for the hidden
+units, which are n_h Gaussian vectors.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from limitformer.chains.attention import (
+    AttentionConstants,
+    AttentionWorkspace,
+    attention_workspace,
+    mix_heads,
+    mix_tokens,
+)
+from limitformer.factor import copy
+from limitformer.chains.feedforward import (
+    GAUSSIAN_ERROR,
+    PIECEWISE_LINEAR,
+    FeedforwardConstants,
+    FeedforwardWorkspace,
+    feedforward_workspace,
+    hidden_units,
+)
+from limitformer.chains.norm import normalise
+from limitformer.chains.residual import (
+    NO_NORM,
+    POST_NORM,
+    PRE_NORM,
+    ResidualConstants,
+    ResidualWorkspace,
+    add_branch,
+    residual_workspace,
+)
+from limitformer.chains.start import start_factor, turn_at_random
+from limitformer.errors import require
+from limitformer.kernels import driver, kernel
+from limitformer.models import GELU, LayerNorm, ReLU, ShapedReLU, Start, Transformer
+from limitformer.recording import INSIDE, LEFT_BALL, hold, outside_ball, record
+from limitformer.random import Stream, key, open_stream, rewind
+
+ATTENTION, HEADS, FEEDFORWARD = 0, 1, 2
+
+
+class Constants(NamedTuple):
+    """All that the kernel needs to know of a model."""
+
+    depth: int
+    width: int
+    residual: ResidualConstants
+    attention: AttentionConstants
+    feedforward: FeedforwardConstants
+
+
+class Workspace(NamedTuple):
+    """Scratch of one thread."""
+
+    stream: Stream
+    attention: AttentionWorkspace
+    feedforward: FeedforwardWorkspace
+    wide: ResidualWorkspace  # for the branch of [ST, eq. 1], which has r columns
+    square: ResidualWorkspace  # for the others, which are triangular
+    factor: np.ndarray  # (m, r)
+    normal: np.ndarray  # (m, r)
+    direction: np.ndarray  # (r,)
+    covariance: np.ndarray  # (m, m)
+
+
+@driver
+def workspace(tokens, rank, constants):
+    return Workspace(
+        open_stream(),
+        attention_workspace(tokens, rank, constants.attention),
+        feedforward_workspace(tokens, rank, constants.feedforward),
+        residual_workspace(tokens, rank, rank, constants.residual),
+        residual_workspace(tokens, rank, tokens, constants.residual),
+        np.empty((tokens, rank)),
+        np.empty((tokens, rank)),
+        np.empty(rank),
+        np.empty((tokens, tokens)),
+    )
+
+
+@driver
+def run_replicas(
+    start, turned, constants, sublayers, visible, layers, key_words, first, radius, covariance, exits, causes
+):
+    """Replicas `first`, `first` + 1, …: `covariance` (replicas, layers, m, m), the layer of their exit, its cause."""
+    work = workspace(start.shape[0], start.shape[1], constants)
+    for replica in range(covariance.shape[0]):
+        rewind(work.stream, key_words, np.uint64(first + replica))
+        copy(start, work.factor)
+        if turned:
+            spread = min(start.shape[0], constants.width)
+            turn_at_random(work.stream, work.factor, work.direction, spread, constants.width)
+        exits[replica] = run_replica(constants, sublayers, visible, layers, radius, covariance[replica], work)
+        causes[replica] = INSIDE if exits[replica] == np.inf else LEFT_BALL
+
+
+@kernel
+def run_replica(constants, sublayers, visible, layers, radius, covariance, work):
+    """All layers of one replica; the layer of its exit from the ball, or ∞."""
+    written = record(work.factor, layers, 0, 0, covariance)
+    for layer in range(1, constants.depth + 1):
+        for sublayer in sublayers:
+            apply_sublayer(sublayer, constants, visible, work)
+        written = record(work.factor, layers, layer, written, covariance)
+        if outside_ball(work.factor, radius, work.covariance):
+            hold(work.factor, written, covariance)
+            return float(layer)
+    return np.inf
+
+
+@kernel
+def apply_sublayer(sublayer, constants, visible, work):
+    """X ← λX + γ·branch, with the normalisation where it stands."""
+    residual = constants.residual
+    source = work.factor
+    if residual.placement == PRE_NORM:
+        normalise(work.factor, residual.mean_columns, residual.eps, work.normal)
+        source = work.normal
+    if sublayer == ATTENTION:
+        mix_tokens(work.stream, source, visible, constants.attention, work.attention, work.wide.branch)
+        add_branch(work.stream, work.factor, residual, work.wide)
+    elif sublayer == HEADS:
+        mix_heads(work.stream, source, visible, constants.attention, work.attention, work.square.branch)
+        add_branch(work.stream, work.factor, residual, work.square)
+    else:
+        hidden_units(work.stream, source, constants.feedforward, work.feedforward, work.square.branch)
+        add_branch(work.stream, work.factor, residual, work.square)
+    if residual.placement == POST_NORM:
+        normalise(work.factor, residual.mean_columns, residual.eps, work.normal)
+        copy(work.normal, work.factor)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TransformerChain:
+    """The chain of one model and start, ready to run.
+
+    Attributes:
+        model: the Transformer.
+        start: its input tokens.
+        points: layers to record, ascending, 0 (the start) to depth.
+        radius: samples whose |V| reaches it stop there.
+    """
+
+    model: Transformer
+    start: Start
+    points: NDArray[np.int64]
+    radius: float
+    axis: str = field(default="depth", init=False)
+    description: str = field(default="chain", init=False)
+
+    def __post_init__(self) -> None:
+        in_range = bool((self.points >= 0).all() and (self.points <= self.model.depth).all())
+        require(in_range, f"Layers to record must lie in 0 … {self.model.depth}; got {self.points}.")
+
+    def prepare(self, seed: int) -> "PreparedChain":
+        """Everything that all replicas share."""
+        with_means = isinstance(self.model.normalisation, LayerNorm)
+        factor, turned = start_factor(self.start, self.model.width, with_means)
+        return PreparedChain(self, factor, turned, seed)
+
+
+class PreparedChain:
+    """A chain with its start factor and key; `run` may be called from several threads."""
+
+    def __init__(self, chain: TransformerChain, factor: NDArray[np.float64], turned: bool, seed: int) -> None:
+        self.chain = chain
+        self.factor = factor
+        self.turned = turned
+        self.key_words = np.array(key(seed, "chain"), np.uint64)
+        self.constants = constants_of(chain.model, factor.shape[1])
+        self.sublayers = np.array(sublayers_of(chain.model), np.int64)
+        self.visible = visibility(chain.model, chain.start.tokens)
+
+    def run(
+        self,
+        first: int,
+        covariance: NDArray[np.float64],
+        exits: NDArray[np.float64],
+        causes: NDArray[np.int8],
+    ) -> None:
+        """Replicas `first` … into `covariance` (replicas, points, m, m), `exits` (∞ if none) and `causes`."""
+        run_replicas(
+            self.factor,
+            self.turned,
+            self.constants,
+            self.sublayers,
+            self.visible,
+            self.chain.points,
+            self.key_words,
+            first,
+            self.chain.radius,
+            covariance,
+            exits,
+            causes,
+        )
+
+
+def constants_of(model: Transformer, rank: int) -> Constants:
+    """The kernel's constants for a model whose start factor has `rank` columns."""
+    norm = model.normalisation
+    placement = NO_NORM if norm is None else (PRE_NORM if norm.placement == "pre" else POST_NORM)
+    residual = ResidualConstants(
+        skip=float(model.skip),
+        branch=float(model.gamma) / np.sqrt(model.width),
+        outside=model.width - rank,
+        placement=placement,
+        mean_columns=int(isinstance(norm, LayerNorm)),
+        eps=0.0 if norm is None else float(norm.eps),
+    )
+    return Constants(model.depth, model.width, residual, attention_constants(model), feedforward_constants(model))
+
+
+def attention_constants(model: Transformer) -> AttentionConstants:
+    """Constants of the attention sublayer; an absent one gets the smallest that the workspace allows."""
+    if model.attention is None:
+        return AttentionConstants(0.0, 0.0, 0.0, 1, 1)
+    identity, center, _ = model.attention.interventions
+    return AttentionConstants(
+        identity=float(identity),
+        center=float(center),
+        inverse_temperature=1 / model.attention.temperature_at(model.width),
+        heads=model.attention.heads or 1,
+        key_dim=model.attention.key_dim(model.width),
+    )
+
+
+def feedforward_constants(model: Transformer) -> FeedforwardConstants:
+    """Constants of the feed-forward sublayer; an absent one has one hidden unit that is never used."""
+    part = model.feedforward
+    if part is None:
+        return FeedforwardConstants(1, 0.0, PIECEWISE_LINEAR, 1.0, 1.0)
+    hidden = part.hidden_at(model.width)
+    activation = GAUSSIAN_ERROR if isinstance(part, GELU) else PIECEWISE_LINEAR
+    positive, negative = part.slopes(model.width) if isinstance(part, ShapedReLU | ReLU) else (1.0, 1.0)
+    gain = float(np.sqrt(part.gain(model.width) / hidden))
+    return FeedforwardConstants(hidden, gain, activation, positive, negative)
+
+
+def sublayers_of(model: Transformer) -> list[int]:
+    """The sublayers of a layer, in order."""
+    attention = [] if model.attention is None else [HEADS if model.attention.heads else ATTENTION]
+    return attention + ([] if model.feedforward is None else [FEEDFORWARD])
+
+
+def visibility(model: Transformer, tokens: int) -> NDArray[np.bool_]:
+    """(tokens, tokens): whether the row's token sees the column's."""
+    everything = np.ones((tokens, tokens), bool)
+    return np.tril(everything) if model.mask == "causal" else everything

@@ -1,0 +1,164 @@
+r"""The infinite-depth limit of a Transformer's covariance: depth and width to infinity, depth/width → T.
+
+* attention alone: [ST, Thm 4.2]; feed-forward alone: [ST, Thm 3.2]; both: [ST, Cor. 4.3]; causal mask: `coefficients`.
+* **Beyond the paper:** a hidden width n_h = r·n with r ≠ 1. The hidden units are n_h samples of the kernel, so their
+  fluctuation has 1/r of the variance; λ²γ²·2 + γ⁴(1 + 1/r) takes the place of 2γ² in Σ_res.
+"""
+
+from dataclasses import dataclass
+from math import inf
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from limitformer.errors import NoLimitError, require
+from limitformer.limits.coefficients import LimitConstants, Mask, drift, drift_workspace
+from limitformer.models import ShapedAttention, ShapedReLU, Transformer, as_start
+
+Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CovarianceLimit:
+    """The covariance SDE of [ST], made by `lf.limit(model)`.
+
+    Attributes:
+        gamma: γ.
+        tau0: τ₀; None without attention.
+        kink: c₊ − c₋; None without a feed-forward layer.
+        hidden_ratio: r = hidden width / width.
+        mask: None or "causal".
+        horizon: T = depth/width.
+    """
+
+    gamma: float
+    tau0: float | None
+    kink: float | None
+    hidden_ratio: float = 1.0
+    mask: Literal["causal"] | None = None
+    horizon: float
+
+    def constants(self) -> LimitConstants:
+        """The numbers in front of drift and noise."""
+        squared = self.gamma**2
+        linear = 0.0
+        if self.tau0 is not None:
+            linear += squared * (2 - squared) / 2
+        if self.kink is not None:
+            linear += squared * (1 - squared) + squared**2 * (1 + 1 / self.hidden_ratio) / 2
+        return LimitConstants(
+            linear=float(np.sqrt(linear)),
+            mixing=0.0 if self.tau0 is None else squared / self.tau0,
+            mixing_drift=0.0 if self.tau0 is None else squared / self.tau0**2,
+            kink=0.0 if self.kink is None else squared * self.kink**2 / 4,
+        )
+
+    def mask_for(self, tokens: int) -> Mask:
+        """Who sees whom among `tokens` tokens."""
+        seen = np.ones((tokens, tokens))
+        if self.mask == "causal":
+            seen = np.tril(seen)
+        return Mask(seen, seen.sum(1))
+
+    def drift(self, covariance: ArrayLike) -> Matrix:
+        """b(V) (tokens, tokens), at V = `covariance` (tokens, tokens).
+
+        >>> limit(Transformer(width=9, depth=9, gamma=1.0, feedforward=ShapedReLU(c_plus=0.0, c_minus=-1.0))).drift(
+        ...     [[1.0, 0.0], [0.0, 1.0]]).round(6)
+        array([[0.      , 0.159155],
+               [0.159155, 0.      ]])
+        """
+        v = as_start(covariance).covariance
+        out = np.empty_like(v)
+        drift(v, self.constants(), self.mask_for(len(v)), drift_workspace(len(v)), out)
+        return out
+
+    def diffusion(self, covariance: ArrayLike) -> Matrix:
+        """Σ(V) (pairs, pairs), dense, over the pairs α ≤ β in the order of `numpy.triu_indices`; for checks.
+
+        Cov(dV_αβ, dV_δω)/dt = 2a²(V_αδ V_βω + V_αω V_βδ) + the four terms of Cov((BV)_αβ, (BV)_δω) =
+        V_αδ (V K^{αδ} V)_βω, K^{αδ} = C_α V C_δᵀ/(m_α m_δ).
+        """
+        v = as_start(covariance).covariance
+        constants = self.constants()
+        ordered = constants.linear**2 * np.einsum("ad,bw->abdw", v, v)
+        if constants.mixing > 0:
+            ordered = ordered + constants.mixing**2 * self._mixing_covariance(v)
+        swapped = ordered + ordered.transpose(0, 1, 3, 2)
+        both = swapped + swapped.transpose(1, 0, 2, 3)
+        rows, columns = np.triu_indices(len(v))
+        return both[rows[:, None], columns[:, None], rows[None], columns[None]]
+
+    def _mixing_covariance(self, v: Matrix) -> Matrix:
+        mask = self.mask_for(len(v))
+        weights = mask.seen / mask.counts[:, None]  # p_α in row α
+        # (C_α)_νκ, made as a matrix for each row α.
+        centre = mask.seen[:, :, None] * (np.eye(len(v)) - weights[:, None, :])
+        logits = np.einsum("anx,xy,dky->adnk", centre, v, centre)
+        logits /= (mask.counts[:, None] * mask.counts[None])[:, :, None, None]
+        return np.einsum("ad,adnk,nb,kw->abdw", v, logits, v, v)
+
+
+def limit(model: Transformer) -> CovarianceLimit:
+    """The limit of `model` as depth and width go to infinity with their ratio fixed.
+
+    Raises:
+        NoLimitError: a part whose contribution to a layer does not shrink with the width, or one for which no limit
+            is proven; the message says which.
+
+    >>> limit(Transformer(width=200, depth=150, gamma=0.5, attention=ShapedAttention(tau0=1.0))).horizon
+    0.75
+    """
+    attention, feedforward = model.attention, model.feedforward
+    if not np.isclose(model.skip**2 + model.gamma**2, 1, atol=1e-12, rtol=0):
+        raise NoLimitError(
+            f"No limit: lam**2 + gamma**2 must be 1, else the variance changes by that factor in every layer; got "
+            f"lam={model.skip:g}, gamma={model.gamma:g}. Leave lam out. (lam=1, gamma=1/sqrt(depth) has another, "
+            "deterministic limit [Hayou and Yang, 2023].)"
+        )
+    if model.norm is not None:
+        raise NoLimitError("No limit is proven with normalisation layers; norm must be None.")
+    if attention is not None:
+        if attention.interventions != (True, True, "shaped"):
+            raise NoLimitError(missing_shape(attention.interventions))
+        if attention.heads is not None:
+            raise NoLimitError("No limit is proven for several heads with an output projection; heads must be None.")
+    if feedforward is not None and not isinstance(feedforward, ShapedReLU):
+        raise NoLimitError(
+            f"No limit: {type(feedforward).__name__} bends every layer by a fixed amount; its slopes must approach 1 like "
+            "1/sqrt(width). Use ShapedReLU(c_plus, c_minus)."
+        )
+    return CovarianceLimit(
+        gamma=model.gamma,
+        tau0=None if attention is None else attention.tau0,
+        kink=None if feedforward is None else feedforward.c_plus - feedforward.c_minus,
+        hidden_ratio=1.0 if feedforward is None else feedforward.hidden_at(model.width) / model.width,
+        mask=model.mask,
+        horizon=model.depth / model.width,
+    )
+
+
+def missing_shape(interventions: tuple[bool, bool, str]) -> str:
+    """Why attention without all three modifications of [ST, eq. 9] has no limit."""
+    identity, center, temperature = interventions
+    reasons = []
+    if not identity:
+        reasons.append("identity=True, else a layer mixes all tokens at once")
+    if not center:
+        reasons.append("center=True, else the softmax adds 1/m to every weight in every layer")
+    if temperature != "shaped":
+        reasons.append('temperature="shaped", else the softmax does not approach 1/m as the width grows')
+    return "No limit: shaped attention needs " + "; ".join(reasons) + "."
+
+
+def largest_step(limit: CovarianceLimit, tokens: int) -> float:
+    """The dt below which the factor step exists: 1/(m a² + η)."""
+    constants = limit.constants()
+    rate = tokens * constants.linear**2 + constants.kink
+    return inf if rate == 0 else 1 / rate
+
+
+def check_horizon(horizon: float) -> None:
+    """Raise `InputError` unless the horizon is positive and finite."""
+    require(0 < horizon < inf, f"horizon must be positive and finite; got {horizon}.")

@@ -1,0 +1,21 @@
+"""What is studied: frozen, validated declarations. No numerics live here."""
+
+from limitformer.models.attention import Attention as Attention
+from limitformer.models.attention import ShapedAttention as ShapedAttention
+from limitformer.models.attention import SoftmaxAttention as SoftmaxAttention
+from limitformer.models.feedforward import GELU as GELU
+from limitformer.models.feedforward import Feedforward as Feedforward
+from limitformer.models.feedforward import ReLU as ReLU
+from limitformer.models.feedforward import ShapedReLU as ShapedReLU
+from limitformer.models.norm import LayerNorm as LayerNorm
+from limitformer.models.norm import Norm as Norm
+from limitformer.models.norm import RMSNorm as RMSNorm
+from limitformer.models.serial import from_json as from_json
+from limitformer.models.serial import to_json as to_json
+from limitformer.models.start import Start as Start
+from limitformer.models.start import as_start as as_start
+from limitformer.models.start import equicorrelated as equicorrelated
+from limitformer.models.start import from_covariance as from_covariance
+from limitformer.models.start import from_tokens as from_tokens
+from limitformer.models.text import from_text as from_text
+from limitformer.models.transformer import Transformer as Transformer

@@ -1,0 +1,100 @@
+r"""Attention layers: X ← λX + γ A X W_V/√n, with A made from the logits Y of queries and keys.
+
+Letters of [ST]: n `width`, n_k `head_dim`, m tokens, τ the temperature, Y = X (W_Q/√n)(W_K/√n)ᵀ Xᵀ.
+
+* shaped attention [ST, eq. 9]:   A = I + softmax(Y/τ) − 11ᵀ/m,  τ = τ₀ √(n n_k);
+* softmax attention [ST, eq. 2]:  A = softmax(Y/τ),              τ = τ₀ √n_k.
+
+With a mask, row α sees m_α tokens: the softmax runs over them and 1/m becomes 1/m_α there, 0 elsewhere.
+With `heads=None` the value matrix is n × n and nothing follows it, as in [ST, eq. 1]. With `heads=h` each head has
+its own n × n_k queries, keys and values; the heads' outputs are laid side by side and an output projection
+(h n_k × n, divided by √(h n_k)) leads back to the width.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from limitformer.errors import InputError, require, require_count
+
+Temperature = Literal["shaped", "standard"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """What shaped and softmax attention share. Not made directly: use one of the two below.
+
+    Attributes:
+        tau0: τ₀ > 0.
+        heads: None for [ST, eq. 1], else the number of heads that an output projection joins.
+        head_dim: n_k; None means width, or width/heads with several heads.
+    """
+
+    tau0: float
+    heads: int | None = None
+    head_dim: int | None = None
+
+    # Not fields: each subclass says which of the three modifications of [ST, eq. 9] it makes.
+    @property
+    def interventions(self) -> tuple[bool, bool, Temperature]:
+        """(identity, center, temperature): which of the modifications of [ST, eq. 9] are made."""
+        raise TypeError("Attention is abstract: use ShapedAttention or SoftmaxAttention.")
+
+    def __post_init__(self) -> None:
+        require(0 < self.tau0 < float("inf"), f"tau0 must be positive and finite; got {self.tau0}.")
+        for name in ("heads", "head_dim"):
+            if getattr(self, name) is not None:
+                require_count(name, getattr(self, name))
+
+    def key_dim(self, width: int) -> int:
+        """n_k at this width."""
+        if self.head_dim is not None:
+            return self.head_dim
+        heads = self.heads or 1
+        if width % heads:
+            divisors = [k for k in range(1, width + 1) if width % k == 0]
+            near = sorted(sorted(divisors, key=lambda k: abs(k - heads))[:2])
+            raise InputError(
+                f"heads must divide width; got width={width}, heads={heads}. "
+                f"Nearest: {' or '.join(map(str, near))}, or give head_dim."
+            )
+        return width // heads
+
+    def temperature_at(self, width: int) -> float:
+        """τ at this width."""
+        scale = width if self.interventions[2] == "shaped" else 1
+        return self.tau0 * (scale * self.key_dim(width)) ** 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapedAttention(Attention):
+    """A = I + softmax(Y/τ) − 11ᵀ/m with τ = τ₀ √(n n_k) [ST, eq. 9], or any part of it [ST, Fig. 4].
+
+    Attributes:
+        identity: add I.
+        center: subtract 1/m.
+        temperature: "shaped" for τ₀ √(n n_k), "standard" for τ₀ √n_k.
+    """
+
+    identity: bool = True
+    center: bool = True
+    temperature: Temperature = "shaped"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = self.temperature in ("shaped", "standard")
+        require(known, f'temperature must be "shaped" or "standard"; got {self.temperature!r}.')
+
+    @property
+    def interventions(self) -> tuple[bool, bool, Temperature]:
+        return self.identity, self.center, self.temperature
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxAttention(Attention):
+    """A = softmax(Y/τ) with τ = τ₀ √n_k [ST, eq. 2]: the unshaped attention of every stock Transformer."""
+
+    tau0: float = 1.0
+
+    @property
+    def interventions(self) -> tuple[bool, bool, Temperature]:
+        return False, False, "standard"

@@ -1,0 +1,37 @@
+r"""Normalisation of each token over its coordinates, before the branch ("pre") or after the sum ("post").
+
+* pre:  X ← λX + γ f(norm(X));   post: X ← norm(λX + γ f(X)).
+* RMSNorm: x/√(|x|²/n + ε);   LayerNorm: (x − x̄)/√(|x − x̄|²/n + ε), x̄ the mean of the coordinates of x.
+
+Gains are 1 and biases 0, as at initialisation.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from limitformer.errors import require
+
+Placement = Literal["pre", "post"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """What the two share: where it stands, and ε ≥ 0."""
+
+    placement: Placement
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        known = self.placement in ("pre", "post")
+        require(known, f'placement must be "pre" or "post"; got {self.placement!r}.')
+        require(0 <= self.eps < float("inf"), f"eps must be at least 0 and finite; got {self.eps}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNorm(Norm):
+    """Subtract the mean of the coordinates, divide by their standard deviation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMSNorm(Norm):
+    """Divide by the root mean square of the coordinates."""

@@ -1,0 +1,66 @@
+"""Models to JSON and back: `{"kind": "Transformer", "width": 200, …}`, parts nested the same way."""
+
+import json
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from limitformer.errors import InputError, require
+from limitformer.models.attention import ShapedAttention, SoftmaxAttention
+from limitformer.models.feedforward import GELU, ReLU, ShapedReLU
+from limitformer.models.norm import LayerNorm, RMSNorm
+from limitformer.models.transformer import Transformer
+
+KINDS: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (Transformer, ShapedAttention, SoftmaxAttention, ShapedReLU, ReLU, GELU, LayerNorm, RMSNorm)
+}
+
+
+def to_json(model: Any, indent: int | None = None) -> str:
+    """The model as JSON text, every field written out.
+
+    >>> to_json(ReLU(hidden=8))
+    '{"kind": "ReLU", "hidden": 8}'
+    """
+    return json.dumps(as_record(model), indent=indent)
+
+
+def as_record(part: Any) -> Any:
+    """`part` as nested dicts of plain values."""
+    if not is_dataclass(part):
+        return part
+    values = {field.name: as_record(getattr(part, field.name)) for field in fields(part)}
+    return {"kind": type(part).__name__, **values}
+
+
+def from_json(text: str) -> Any:
+    """The model that `text` describes; fields left out take their defaults.
+
+    Raises:
+        InputError: not JSON, an unknown kind or field, or a value that the model refuses.
+
+    >>> from_json('{"kind": "ReLU", "hidden": 8}')
+    ReLU(hidden=8)
+    """
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"A model must be JSON; line {error.lineno} is not: {error.msg}.") from error
+    require(isinstance(record, dict), f"A model must be a JSON object; got {type(record).__name__}.")
+    return from_record(record)
+
+
+def from_record(record: Any) -> Any:
+    """The part that `record` describes; plain values stand for themselves."""
+    if not isinstance(record, dict):
+        return record
+    kind = record.get("kind")
+    require(kind in KINDS, f'"kind" must be one of {", ".join(KINDS)}; got {kind!r}.')
+    values = {name: from_record(value) for name, value in record.items() if name != "kind"}
+    known = {field.name for field in fields(KINDS[kind])}
+    strange = sorted(values.keys() - known)
+    require(not strange, f"{kind} has no field {', '.join(strange)}; it has {', '.join(sorted(known))}.")
+    try:
+        return KINDS[kind](**values)
+    except TypeError as error:
+        raise InputError(f"{kind}: {error}.") from error

@@ -1,0 +1,120 @@
+r"""Where a network starts: the covariance V₀ = X₀X₀ᵀ/n of its m input tokens.
+
+All weights are Gaussian, so the law of what follows depends on X₀ through V₀ alone; a LayerNorm also sees the
+tokens' means over their coordinates. Where those are not given, the tokens lie in a uniformly random position
+(X₀ = √n V₀^½ Q with Q Haar distributed), drawn anew for each sample.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from limitformer.errors import InputError, require, require_count
+
+ROUNDING = 1e-9  # how far a covariance may be from symmetric and positive, relative to its largest entry
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Start:
+    """The input tokens, as the network's law sees them.
+
+    Attributes:
+        covariance: V₀ (tokens, tokens), symmetric positive semi-definite; it may be singular.
+        means: (tokens,) the tokens' means over their coordinates, or None for a random position.
+        labels: what each token is, for pictures and tables; None numbers them.
+        description: where it comes from, kept with the results.
+    """
+
+    covariance: NDArray[np.float64]
+    means: NDArray[np.float64] | None = None
+    labels: tuple[str, ...] | None = None
+    description: str = "covariance"
+
+    @property
+    def tokens(self) -> int:
+        """m."""
+        return len(self.covariance)
+
+    def rank(self) -> int:
+        """The number of directions in which the tokens spread."""
+        return int(np.linalg.matrix_rank(self.covariance, hermitian=True, tol=self.scale * ROUNDING))
+
+    @property
+    def scale(self) -> float:
+        """The largest variance of a token."""
+        return float(self.covariance.diagonal().max())
+
+
+def real_array(name: str, value: ArrayLike, dimensions: int) -> NDArray[np.float64]:
+    """`value` as float64, or one line that says why it is none."""
+    try:
+        array = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} must be an array of numbers; got {type(value).__name__}.") from error
+    require(array.ndim == dimensions, f"{name} must have {dimensions} dimensions; got shape {array.shape}.")
+    require(array.size > 0, f"{name} must not be empty; got shape {array.shape}.")
+    bad = int(np.sum(~np.isfinite(array)))
+    require(bad == 0, f"{name} must be finite; {bad} of its {array.size} entries are NaN or infinite.")
+    return array
+
+
+def from_covariance(covariance: ArrayLike) -> Start:
+    """Start from any covariance matrix V₀ (tokens, tokens).
+
+    Raises:
+        InputError: not square, not symmetric, not positive semi-definite, not finite, or a token of variance 0.
+
+    >>> from_covariance([[1.0, 2.0], [2.0, 1.0]])
+    Traceback (most recent call last):
+    limitformer.errors.InputError: The start must be positive semi-definite; its smallest eigenvalue is -1.
+    """
+    v = real_array("The start", covariance, 2)
+    require(v.shape[0] == v.shape[1], f"The start must be square, tokens by tokens; got shape {v.shape}.")
+    size = np.abs(v).max()
+    skew = np.abs(v - v.T).max()
+    require(
+        skew <= ROUNDING * size,
+        f"The start must be symmetric; entries differ from their mirror image by up to {skew:.3g}. "
+        "Repair: (V + V.T)/2.",
+    )
+    v = (v + v.T) / 2
+    least = np.linalg.eigvalsh(v)[0]
+    require(
+        least >= -ROUNDING * size,
+        f"The start must be positive semi-definite; its smallest eigenvalue is {least:.3g}.",
+    )
+    require(v.diagonal().min() > 0, "Every token must have a positive variance; got one that is zero.")
+    return Start(covariance=v)
+
+
+def equicorrelated(tokens: int, correlation: float, variance: float = 1.0) -> Start:
+    """Tokens of one variance, every two with one correlation: the start of all figures of [ST].
+
+    >>> equicorrelated(tokens=2, correlation=0.2).covariance
+    array([[1. , 0.2],
+           [0.2, 1. ]])
+    """
+    require_count("tokens", tokens)
+    least = -1.0 if tokens == 1 else -1 / (tokens - 1)
+    require(
+        least <= correlation <= 1,
+        f"correlation of {tokens} tokens must lie in [{least:.4g}, 1]; got {correlation}.",
+    )
+    require(0 < variance < float("inf"), f"variance must be positive and finite; got {variance}.")
+    v = variance * ((1 - correlation) * np.eye(tokens) + correlation)
+    description = f"equicorrelated, correlation {correlation:g}, variance {variance:g}"
+    return Start(covariance=v, description=description)
+
+
+def from_tokens(tokens: ArrayLike) -> Start:
+    """Start from the tokens themselves, X₀ (tokens, width): covariance and means as they are."""
+    x = real_array("tokens", tokens, 2)
+    require(bool((x**2).sum(1).all()), "Every token must differ from zero; got one that is zero.")
+    return Start(covariance=x @ x.T / x.shape[1], means=x.mean(1), description=f"array {x.shape}")
+
+
+def as_start(value: Any) -> Start:
+    """`value` itself if it is a start, else the start from that covariance matrix."""
+    return value if isinstance(value, Start) else from_covariance(value)

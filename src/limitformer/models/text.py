@@ -1,0 +1,93 @@
+r"""A real text as a start: each distinct word has one random embedding, so repeated words are identical tokens.
+
+The embedding of a word has i.i.d. N(0, 1) coordinates. With positions, token number p = 0, 1, … gains the
+sinusoids of *Attention is all you need* (Vaswani et al., 2017, Sec. 3.5), whose variance is 1/2:
+  PE(p, 2i) = sin(p/10000^{2i/n}),  PE(p, 2i + 1) = cos(p/10000^{2i/n}).
+"""
+
+import re
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from limitformer.errors import InputError, require, require_count
+from limitformer.models.start import Start, from_tokens
+
+Positions = Literal["sinusoidal"]
+
+
+def from_text(
+    source: str | Path,
+    *,
+    width: int,
+    tokens: int | None = None,
+    positions: Positions | None = None,
+    seed: int = 0,
+) -> Start:
+    """Start from a text's words and punctuation marks, embedded at random.
+
+    Args:
+        source: the text itself (str), or the file it is in (Path).
+        width: n, coordinates of an embedding.
+        tokens: how many tokens to take from the beginning; None takes all.
+        positions: "sinusoidal" adds positional encodings.
+        seed: of the embeddings.
+
+    Raises:
+        InputError: a file that is missing, not UTF-8 text or without words, or fewer tokens than asked for.
+
+    >>> from_text("to be or not to be", width=4).labels
+    ('to', 'be', 'or', 'not', 'to', 'be')
+    """
+    require_count("width", width)
+    require_count("seed", seed, least=0)
+    require(positions in (None, "sinusoidal"), f'positions must be None or "sinusoidal"; got {positions!r}.')
+    text = read_text(source) if isinstance(source, Path) else source
+    words = re.findall(r"\w+|[^\w\s]", text.lower())
+    name = str(source) if isinstance(source, Path) else "the text"
+    require(bool(words), f"A text must hold at least one word; {name} holds none.")
+    if tokens is not None:
+        require_count("tokens", tokens)
+        require(tokens <= len(words), f"{name} has {len(words)} tokens; {tokens} were asked for.")
+        words = words[:tokens]
+    x = embed(words, width, seed)
+    if positions == "sinusoidal":
+        x = x + sinusoids(len(words), width)
+    start = from_tokens(x)
+    return Start(
+        covariance=start.covariance,
+        means=start.means,
+        labels=tuple(words),
+        description=f"text, {len(words)} tokens, {len(set(words))} distinct, positions {positions}, seed {seed}",
+    )
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, or one line that says why it has none."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"Cannot read the text {path}: {error.strerror}.") from error
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text: byte {error.start} cannot be decoded.") from error
+    require("\0" not in text, f"{path} is a binary file, not a text: it holds NUL bytes.")
+    return text
+
+
+def embed(words: list[str], width: int, seed: int) -> NDArray[np.float64]:
+    """One N(0, 1) vector for each distinct word: (tokens, width)."""
+    vocabulary = {word: row for row, word in enumerate(dict.fromkeys(words))}
+    table = np.random.Generator(np.random.Philox(seed)).standard_normal((len(vocabulary), width))
+    return table[[vocabulary[word] for word in words]]
+
+
+def sinusoids(tokens: int, width: int) -> NDArray[np.float64]:
+    """The positional encodings of Vaswani et al. (2017): (tokens, width)."""
+    coordinate = np.arange(width)
+    frequency = 10_000.0 ** (-(coordinate - coordinate % 2) / width)
+    angle = np.arange(tokens)[:, None] * frequency
+    return np.where(coordinate % 2 == 0, np.sin(angle), np.cos(angle))

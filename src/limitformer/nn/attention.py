@@ -1,0 +1,56 @@
+r"""Attention [ST, eqs. 1, 2, 9]; letters and the case of several heads in `limitformer.models.attention`.
+
+In shapes: m tokens, n width, h heads, k head_dim, * any number of networks.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from limitformer import models
+from limitformer.nn.weights import linear, weight
+
+
+class Attention(nn.Module):
+    """The attention sublayer of a model: `forward` maps (*, m, n) to (*, m, n).
+
+    Args:
+        part: the declaration.
+        width: n.
+        networks: leading dimensions of the weights; () for one trainable network.
+    """
+
+    def __init__(self, part: models.Attention, width: int, networks: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.identity, self.center, _ = part.interventions
+        self.temperature = part.temperature_at(width)
+        self.heads = part.heads or 1
+        joined = self.heads * part.key_dim(width)
+        self.query = weight(networks, width, joined)
+        self.key = weight(networks, width, joined)
+        self.value = weight(networks, width, joined if part.heads else width)
+        self.output = weight(networks, joined, width) if part.heads else None
+
+    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
+        """A X W_V/√n, and its output projection where there are heads; `visible` (m, m) boolean."""
+        values = self.split(linear(x, self.value))
+        mixed = self.join(self.matrix(x, visible) @ values)
+        return mixed if self.output is None else linear(mixed, self.output)
+
+    def matrix(self, x: Tensor, visible: Tensor) -> Tensor:
+        """A (*, h, m, m)."""
+        queries, keys = self.split(linear(x, self.query)), self.split(linear(x, self.key))
+        logits = queries @ keys.mT / self.temperature
+        a = torch.softmax(logits.masked_fill(~visible, -torch.inf), dim=-1)
+        if self.center:
+            a = a - visible / visible.sum(-1, keepdim=True)
+        if self.identity:
+            a = a + torch.eye(x.shape[-2], dtype=x.dtype, device=x.device)
+        return a
+
+    def split(self, x: Tensor) -> Tensor:
+        """(*, m, h k) to (*, h, m, k)."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+
+    def join(self, x: Tensor) -> Tensor:
+        """(*, h, m, k) to (*, m, h k)."""
+        return x.transpose(-2, -3).flatten(-2)

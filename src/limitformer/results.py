@@ -1,0 +1,138 @@
+"""Results: an xarray Dataset with dims, units and provenance; saved whole or not at all.
+
+`covariance` (sample, depth or time, token, token_) is V; `exit` (sample,) is the layer or time at which a path left
+the ball (∞ if it did not) and `exit_cause` says why. The attributes tell how to get the same numbers again.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from limitformer.errors import InputError, require
+
+NETCDF3_LIMIT = 2**32 - 4  # bytes of one variable
+
+
+def package_version() -> str:
+    """The installed version of limitformer."""
+    try:
+        return version("limitformer")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def covariance_dataset(
+    covariance: NDArray[np.float64],
+    exits: NDArray[np.float64],
+    causes: NDArray[np.int8],
+    *,
+    axis: str,
+    points: NDArray[Any],
+    labels: tuple[str, ...] | None,
+    provenance: dict[str, Any],
+) -> xr.Dataset:
+    """The Dataset of one simulation: `covariance` (samples, points, m, m)."""
+    tokens = covariance.shape[-1]
+    names = np.array(labels if labels else [str(k) for k in range(tokens)])
+    unit = {"depth": "layer", "time": "depth/width"}[axis]
+    return xr.Dataset(
+        {
+            "covariance": (
+                ("sample", axis, "token", "token_"),
+                covariance,
+                {"long_name": "V = X X^T / width", "units": "1"},
+            ),
+            "exit": (("sample",), exits, {"long_name": f"{axis} at the exit, inf if none", "units": unit}),
+            "exit_cause": (("sample",), causes, {"long_name": "0 inside, 1 left the ball, 2 left the cone"}),
+        },
+        coords={
+            axis: (axis, points, {"units": unit}),
+            "label": ("token", names, {"long_name": "what the token is"}),
+        },
+        attrs={
+            **provenance,
+            "limitformer_version": package_version(),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "dtype": str(covariance.dtype),
+        },
+    )
+
+
+def correlation(dataset: xr.Dataset) -> xr.DataArray:
+    """ρ = V_αβ/√(V_αα V_ββ), same dims as `covariance`."""
+    v = dataset["covariance"]
+    deviation = np.sqrt(np.diagonal(v.values, axis1=-2, axis2=-1))
+    rho = v.values / deviation[..., :, None] / deviation[..., None, :]
+    return v.copy(data=rho).rename("correlation").assign_attrs(long_name="correlation", units="1")
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Call `write` on a temporary neighbour of `path`, then move it there: the file is whole or absent.
+
+    Raises:
+        InputError: the folder cannot be made or written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise InputError(f"Cannot write {path}: {error.strerror} ({error.filename}).") from error
+    try:
+        write(folder / path.name)
+        if path.is_dir():
+            shutil.rmtree(path)
+        os.replace(folder / path.name, path)
+    except OSError as error:
+        raise InputError(f"Cannot write {path}: {error.strerror}.") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def save(dataset: xr.Dataset, path: str | Path) -> Path:
+    """Save as NetCDF (`.nc`) or Zarr (`.zarr`), whole or not at all; the path.
+
+    Raises:
+        InputError: another ending, a folder that cannot be written, or a variable too large for NetCDF.
+    """
+    path = Path(path)
+    check_ending(path)
+    if path.suffix == ".zarr":
+        write_whole(path, lambda whole: dataset.to_zarr(whole, mode="w", consolidated=False, zarr_format=2))
+        return path
+    largest = max((variable.nbytes for variable in dataset.variables.values()), default=0)
+    require(largest <= NETCDF3_LIMIT, f"A variable of {largest:,} bytes does not fit NetCDF; save it as .zarr.")
+    write_whole(path, lambda whole: dataset.to_netcdf(whole, engine="scipy", format="NETCDF3_64BIT"))
+    return path
+
+
+def check_ending(path: Path) -> None:
+    """Raise `InputError` unless the ending is one that can be saved."""
+    known = path.suffix in (".nc", ".zarr")
+    require(known, f"Data are saved as .nc (NetCDF) or .zarr; got {path.name!r}.")
+
+
+def load(path: str | Path) -> xr.Dataset:
+    """Load what `save` wrote, into memory.
+
+    Raises:
+        InputError: no such file, or not one of ours.
+    """
+    path = Path(path)
+    check_ending(path)
+    require(path.exists(), f"No such file: {path}.")
+    engine = "zarr" if path.suffix == ".zarr" else "scipy"
+    options: dict[str, Any] = {"consolidated": False} if engine == "zarr" else {}
+    try:
+        with xr.open_dataset(path, engine=engine, **options) as dataset:
+            return dataset.load()
+    except (OSError, TypeError, ValueError) as error:
+        raise InputError(f"{path} is not a file that limitformer saved: {error}.") from error
