@@ -186,10 +186,14 @@ def _(model: CovarianceLimit, start: Start, record: Record, radius: float, optio
     settings = {"dt": 0.01, "step": "factor", **options}
     if record is not None:
         return CovariancePaths(
-            model=model, start=start, times=recorded_points("record", record, np.empty(0)), radius=radius, **settings
+            model=model,
+            start=start,
+            times=recorded_points("record", record, np.empty(0)),
+            radius=radius,
+            **settings,
         )
     last = CovariancePaths(model=model, start=start, times=np.array([model.horizon]), radius=radius, **settings)
-    times = np.arange(last.steps + 1) * last.actual_dt
+    times: NDArray[np.float64] = np.arange(last.steps + 1, dtype=np.float64) * last.actual_dt
     times[-1] = model.horizon
     return CovariancePaths(model=model, start=start, times=times, radius=radius, **settings)
 

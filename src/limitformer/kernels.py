@@ -10,8 +10,11 @@ from typing import Any
 
 import numba
 
+# Numba's annotations leave out the option `_nrt`, which its own documentation of extensions uses.
+njit: Any = numba.njit
+
 PACKAGE = Path(__file__).parent
-KERNEL_SOURCES = ("kernels.py", "random.py", "chains/*.py", "limits/*.py")
+KERNEL_SOURCES = ("kernels.py", "random.py", "factor.py", "recording.py", "chains/*.py", "limits/*.py")
 
 # Sums may be regrouped (so that they vectorise), but infinities and NaN keep their meaning: explosions are
 # recognised by them.
@@ -33,22 +36,22 @@ def kernel(function: Callable[..., Any]) -> Any:
     A kernel must not allocate: it is compiled without the counting of references to arrays, whose atomic
     instructions took 20 of the 25 ns of every call on small matrices. Workspaces come from a `driver`.
     """
-    return numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FASTMATH, _nrt=False)(function)
+    return njit(cache=True, nogil=True, error_model="numpy", fastmath=FASTMATH, _nrt=False)(function)
 
 
 def strict_kernel(function: Callable[..., Any]) -> Any:
     """A `kernel` whose sums stay in the order they are written, for arithmetic on the bits of a number."""
-    return numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"}, _nrt=False)(function)
+    return njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"}, _nrt=False)(function)
 
 
 def driver(function: Callable[..., Any]) -> Any:
     """Compile a `function` that allocates workspaces and hands them to kernels."""
-    return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    return njit(cache=True, nogil=True, error_model="numpy")(function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
     """Compile `function` into its callers, where the compiler can vectorise over it."""
-    return numba.njit(nogil=True, error_model="numpy", fastmath={"contract"}, inline="always", _nrt=False)(function)
+    return njit(nogil=True, error_model="numpy", fastmath={"contract"}, inline="always", _nrt=False)(function)
 
 
 drop_stale_caches()

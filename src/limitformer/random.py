@@ -2,7 +2,8 @@ r"""Streams of random numbers: the only place where chains and limits get theirs
 
 The k-th normal of replica j is a function of (seed, purpose, j, k) alone: it comes from Philox 4×32-10
 [Salmon, Moraes, Dror, Shaw, *Parallel random numbers: as easy as 1, 2, 3*, SC 2011], a bijection of a counter
-under a key. So the same seed gives the same bits for any number of threads, chunks or machines.
+under a key. So the same seed gives the same bits for any number of threads and any chunking; the raw words are the
+same on every machine, the floating-point numbers after them up to the last bits, which its instructions decide.
 
 * key: 64 bits, hashed from (seed, purpose), so that a chain and a limit with one seed are independent;
 * counter: (block, replica), 64 bits each; a block of 128 random bits makes four normals.
@@ -38,6 +39,9 @@ ONE_BITS = U64(0x3FF0000000000000)
 BUFFER = 512  # normals made at a time: enough to vectorise, small enough to stay in the first cache
 
 
+extension: Any = intrinsic
+
+
 class Stream(NamedTuple):
     """One replica's random numbers: `words` (4,) are two key words, the replica and the next block."""
 
@@ -54,7 +58,7 @@ def key(seed: int, purpose: str) -> tuple[int, int]:
     return int(low), int(high)
 
 
-@intrinsic
+@extension
 def as_float(typing_context: Any, bits: Any) -> Any:
     """The double whose IEEE 754 representation is `bits`."""
 
@@ -64,7 +68,7 @@ def as_float(typing_context: Any, bits: Any) -> Any:
     return types.float64(types.uint64), generate
 
 
-@intrinsic
+@extension
 def as_bits(typing_context: Any, number: Any) -> Any:
     """The IEEE 754 representation of a double."""
 

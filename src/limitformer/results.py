@@ -97,6 +97,16 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def check_writable(folder: Path) -> None:
+    """Raise `InputError` unless a file can be written into `folder`."""
+    probe = folder / ".limitformer-probe"
+    write_whole(probe, lambda path: path.write_bytes(b""))
+    try:
+        probe.unlink()
+    except OSError as error:
+        raise InputError(f"Cannot write {folder}: {error.strerror}.") from error
+
+
 def save(dataset: xr.Dataset, path: str | Path) -> Path:
     """Save as NetCDF (`.nc`) or Zarr (`.zarr`), whole or not at all; the path.
 

@@ -1,6 +1,6 @@
 r"""The exact law of a finite Transformer's token covariance, with no n × n weight ever drawn.
 
-The chain carries a factor R (m × r) of V = R Rᵀ, r = min(m, n), one column more under a LayerNorm. A layer is a
+The chain carries a factor R (m × r) of V = R Rᵀ, r = min(m, n), or min(m + 1, n) under a LayerNorm. A layer is a
 list of sublayers; each makes its output factor U from R (`attention`, `feedforward`) and adds it (`residual`). It
 is exact in law at every width, for Gaussian weights; the cost of a layer does not depend on n, but for the hidden
 units, which are n_h Gaussian vectors.
@@ -19,7 +19,6 @@ from limitformer.chains.attention import (
     mix_heads,
     mix_tokens,
 )
-from limitformer.factor import copy
 from limitformer.chains.feedforward import (
     GAUSSIAN_ERROR,
     PIECEWISE_LINEAR,
@@ -40,10 +39,11 @@ from limitformer.chains.residual import (
 )
 from limitformer.chains.start import start_factor, turn_at_random
 from limitformer.errors import require
+from limitformer.factor import copy
 from limitformer.kernels import driver, kernel
 from limitformer.models import GELU, LayerNorm, ReLU, ShapedReLU, Start, Transformer
-from limitformer.recording import INSIDE, LEFT_BALL, hold, outside_ball, record
 from limitformer.random import Stream, key, open_stream, rewind
+from limitformer.recording import INSIDE, LEFT_BALL, hold, outside_ball, record
 
 ATTENTION, HEADS, FEEDFORWARD = 0, 1, 2
 

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from limitformer.errors import NoLimitError, require
 from limitformer.limits.coefficients import LimitConstants, Mask, drift, drift_workspace
-from limitformer.models import ShapedAttention, ShapedReLU, Transformer, as_start
+from limitformer.models import ShapedReLU, Transformer, as_start
 
 Matrix = NDArray[np.float64]
 
@@ -126,8 +126,8 @@ def limit(model: Transformer) -> CovarianceLimit:
             raise NoLimitError("No limit is proven for several heads with an output projection; heads must be None.")
     if feedforward is not None and not isinstance(feedforward, ShapedReLU):
         raise NoLimitError(
-            f"No limit: {type(feedforward).__name__} bends every layer by a fixed amount; its slopes must approach 1 like "
-            "1/sqrt(width). Use ShapedReLU(c_plus, c_minus)."
+            f"No limit: {type(feedforward).__name__} bends every layer by a fixed amount; its slopes must "
+            "approach 1 like 1/sqrt(width). Use ShapedReLU(c_plus, c_minus)."
         )
     return CovarianceLimit(
         gamma=model.gamma,

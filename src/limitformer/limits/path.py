@@ -128,7 +128,10 @@ class CovariancePaths:
     description: str = field(default="limit", init=False)
 
     def __post_init__(self) -> None:
-        require(self.step in ("factor", "euler-maruyama"), f'step must be "factor" or "euler-maruyama"; got {self.step!r}.')
+        require(
+            self.step in ("factor", "euler-maruyama"),
+            f'step must be "factor" or "euler-maruyama"; got {self.step!r}.',
+        )
         require(0 < self.dt < inf, f"dt must be positive and finite; got {self.dt}.")
         in_range = bool((self.times >= 0).all() and (self.times <= self.model.horizon * (1 + 1e-12)).all())
         require(in_range, f"Times to record must lie in [0, {self.model.horizon:g}]; got {self.times}.")
@@ -156,7 +159,7 @@ class CovariancePaths:
     @property
     def points(self) -> NDArray[np.float64]:
         """The times that are recorded."""
-        return self.step_numbers * self.actual_dt
+        return np.asarray(self.step_numbers * self.actual_dt, dtype=np.float64)
 
     def prepare(self, seed: int) -> "PreparedPaths":
         """Everything that all replicas share."""

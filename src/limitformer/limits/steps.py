@@ -10,8 +10,9 @@ whose covariance is exactly Σ(V) of [ST, Thm 3.2, Thm 4.2, Cor. 4.3] at a cost 
                              | (γλ/τ₀)√dt B R | √(η dt) |R g| ],   K = I + dt γ²/(2τ₀²) W.
 
 Its square has the SDE's mean and covariance up to O(dt²). E R G₁G₁ᵀRᵀ = mV, which the root takes back. The two
-terms with B add (γ⁴ + γ²λ²)/τ₀² E BVBᵀ = γ²/τ₀² V∘P; K adds γ²/(2τ₀²)(WV + VWᵀ). The last column, g ~ N(0, I) and |·| entry by
-entry, adds η E|h||h|ᵀ with h ~ N(0, V), which is ηV + γ² ν(ρ)√(V_αα V_ββ): the drift of the ReLU, as a sample of it.
+terms with B add (γ⁴ + γ²λ²)/τ₀² E BVBᵀ = γ²/τ₀² V∘P; K adds γ²/(2τ₀²)(WV + VWᵀ). The last column, g ~ N(0, I) and
+|·| entry by entry, adds η E|h||h|ᵀ with h ~ N(0, V), which is ηV + γ² ν(ρ)√(V_αα V_ββ): the drift of the ReLU, as a
+sample of it.
 
 **Euler-Maruyama step**, as in the paper: V ← V + b dt + N + Nᵀ. It can leave the cone of covariance matrices; the
 root of V then does not exist and the path ends there.
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.factor import copy, gram, multiply, multiply_transposed, triangularise
+from limitformer.factor import gram, multiply, multiply_transposed, triangularise
 from limitformer.kernels import driver, kernel
 from limitformer.limits.coefficients import (
     DriftWorkspace,

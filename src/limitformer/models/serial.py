@@ -54,7 +54,7 @@ def from_record(record: Any) -> Any:
     """The part that `record` describes; plain values stand for themselves."""
     if not isinstance(record, dict):
         return record
-    kind = record.get("kind")
+    kind = str(record.get("kind"))
     require(kind in KINDS, f'"kind" must be one of {", ".join(KINDS)}; got {kind!r}.')
     values = {name: from_record(value) for name, value in record.items() if name != "kind"}
     known = {field.name for field in fields(KINDS[kind])}

@@ -61,7 +61,7 @@ class Transformer:
         present = self.attention is not None or self.feedforward is not None
         require(present, "A Transformer needs attention, feedforward or both; got neither.")
         for name, kind in (("attention", Attention), ("feedforward", Feedforward)):
-            part = getattr(self, name)
+            part: object = getattr(self, name)
             require(part is None or isinstance(part, kind), f"{name} must be one of {parts(kind)}; got {part!r}.")
         placed = self.norm in (None, "pre", "post") or isinstance(self.norm, Norm)
         require(placed, f'norm must be None, "pre", "post", LayerNorm or RMSNorm; got {self.norm!r}.')

@@ -28,9 +28,7 @@ class Layer(nn.Module):
         self.pre = Norm(norm) if norm is not None and norm.placement == "pre" else nn.Identity()
         self.post = Norm(norm) if norm is not None and norm.placement == "post" else nn.Identity()
         self.attention = None if model.attention is None else Attention(model.attention, model.width, networks)
-        self.feedforward = (
-            None if model.feedforward is None else Feedforward(model.feedforward, model.width, networks)
-        )
+        self.feedforward = None if model.feedforward is None else Feedforward(model.feedforward, model.width, networks)
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer's output."""

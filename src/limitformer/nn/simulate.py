@@ -157,13 +157,20 @@ def draw_tokens(start: Start, width: int, networks: int, generator: torch.Genera
     if start.means is None:
         factor = torch.tensor(root(start.covariance, columns), **options)
         directions = torch.randn(networks, width, columns, generator=generator, **options)
-        return width**0.5 * factor @ torch.linalg.qr(directions).Q.mT
+        return width**0.5 * factor @ orthonormal(directions).mT
     columns = min(columns, width - 1)
     centred = start.covariance - np.outer(start.means, start.means)
     factor = torch.tensor(np.column_stack([start.means, root(centred, columns)]), **options)
     directions = torch.randn(networks, width, columns + 1, generator=generator, **options)
-    directions[..., 0] = 1.0
-    q = torch.linalg.qr(directions).Q
-    # QR fixes the first direction up to its sign.
-    q[..., 0] = width**-0.5
-    return width**0.5 * factor @ q.mT
+    directions[..., 0] = 1.0  # the vector of ones comes first, the others are orthogonal to it
+    return width**0.5 * factor @ orthonormal(directions).mT
+
+
+def orthonormal(directions: Tensor) -> Tensor:
+    """Q of directions (*, n, k) = Q R with a positive diagonal of R.
+
+    With that sign, Q of a Gaussian matrix is Haar distributed; LAPACK's own choice of signs makes it depend on the
+    first coordinates [Mezzadri, *How to generate random matrices from the classical compact groups*, 2007].
+    """
+    q, r = torch.linalg.qr(directions)
+    return q * r.diagonal(dim1=-2, dim2=-1).sgn()[..., None, :]

@@ -1,0 +1,38 @@
+# Two commands do everything on a fresh machine with Python, make and git: `make demo` and `make test`.
+PYTHON ?= python3
+OUT ?= out
+
+.PHONY: demo test lint bench clean
+
+# The core alone: no torch.
+.venv/ready: pyproject.toml
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+# Everything that the checks need. Dependency groups need pip 25.1.
+.venv-test/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-test
+	.venv-test/bin/pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	.venv-test/bin/pip install --quiet --editable ".[torch]" --group test
+	touch $@
+
+demo: .venv/ready
+	.venv/bin/limitformer figure st-fig1 --out $(OUT)
+	.venv/bin/limitformer figure text-fate --out $(OUT)
+
+lint: .venv-test/ready
+	.venv-test/bin/ruff check .
+	.venv-test/bin/ruff format --check .
+	.venv-test/bin/lint-imports
+	.venv-test/bin/mypy
+
+test: lint .venv/ready
+	.venv/bin/python tests/core_alone.py
+	.venv-test/bin/python -m pytest
+
+bench: .venv-test/ready
+	.venv-test/bin/python -m benchmarks.run $(OUT)
+
+clean:
+	rm -rf .venv .venv-test out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,45 @@
+"""The cost of the random numbers alone: what no kernel with the same algorithm can beat."""
+
+import numpy as np
+
+from limitformer.factor import draw_bartlett, draw_gaussian_product
+from limitformer.kernels import driver
+from limitformer.random import draw_normals, open_stream, rewind
+
+
+@driver
+def attention_layer(replicas, layers, tokens, width, key_dim, key_words):
+    """Logits and values of one attention sublayer, a layer at a time."""
+    stream = open_stream()
+    square, lower = np.empty((tokens, tokens)), np.empty((tokens, tokens))
+    for replica in range(replicas):
+        rewind(stream, key_words, np.uint64(replica))
+        for _ in range(layers):
+            draw_gaussian_product(stream, key_dim, lower, square)
+            draw_normals(stream, square)
+            draw_bartlett(stream, width - tokens, lower)
+
+
+@driver
+def feedforward_layer(replicas, layers, tokens, width, hidden, key_words):
+    """Hidden units and output of one feed-forward sublayer, a layer at a time."""
+    stream = open_stream()
+    square, lower = np.empty((tokens, tokens)), np.empty((tokens, tokens))
+    units = np.empty((tokens, hidden))
+    for replica in range(replicas):
+        rewind(stream, key_words, np.uint64(replica))
+        for _ in range(layers):
+            draw_normals(stream, units)
+            draw_normals(stream, square)
+            draw_bartlett(stream, width - tokens, lower)
+
+
+@driver
+def limit_step(replicas, steps, tokens, key_words):
+    """G₁ and G₂ of one factor step, a step at a time."""
+    stream = open_stream()
+    square = np.empty((tokens, tokens))
+    for replica in range(replicas):
+        rewind(stream, key_words, np.uint64(replica))
+        for _ in range(2 * steps):
+            draw_normals(stream, square)

@@ -1,0 +1,240 @@
+"""Benchmarks: `make bench` prints tables and writes out/benchmarks.json.
+
+Compared things run in turn within one process on the same cores, and the ratio is the median over the turns: machines
+are noisy, ratios less so.
+"""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import limitformer as lf
+from benchmarks import floors
+from benchmarks.dense_root import dense_root_step
+from limitformer.models import Transformer
+from limitformer.nn import simulate as simulate_networks
+
+TURNS = 5
+KEY = np.array([1, 2], np.uint64)
+THREADS = os.cpu_count() or 1
+screen = Console()
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Wall time of one call."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def compared(
+    fast: Callable[[], object], slow: Callable[[], object], fast_units: int, slow_units: int
+) -> dict[str, float]:
+    """Median time of a unit of each, in turn, and the median ratio."""
+    fast(), slow()
+    times = np.array([(seconds(fast) / fast_units, seconds(slow) / slow_units) for _ in range(TURNS)])
+    ratios = times[:, 1] / times[:, 0]
+    return {
+        "fast_ns": float(np.median(times[:, 0]) * 1e9),
+        "slow_ns": float(np.median(times[:, 1]) * 1e9),
+        "ratio": float(np.median(ratios)),
+        "least_ratio": float(ratios.min()),
+        "largest_ratio": float(ratios.max()),
+    }
+
+
+def alone(work: Callable[[], object], units: int) -> float:
+    """Median time of a unit in nanoseconds."""
+    work()
+    return float(np.median([seconds(work) / units for _ in range(TURNS)]) * 1e9)
+
+
+def network_models() -> dict[str, Transformer]:
+    """Two tokens at width 200, as in [ST, Fig. 1]."""
+    attention, feedforward = lf.ShapedAttention(tau0=1.0), lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)
+    common: dict[str, Any] = {"width": 200, "depth": 50, "gamma": 8**-0.5}
+    return {
+        "attention": Transformer(**common, attention=attention),
+        "attention + feed-forward": Transformer(**common, attention=attention, feedforward=feedforward),
+    }
+
+
+def chain_against_network() -> list[dict[str, Any]]:
+    """A layer of one sample: the chain against the network in torch, both on all cores, and against its floor."""
+    start, rows = lf.equicorrelated(tokens=2, correlation=0.2), []
+    for name, model in network_models().items():
+        samples, networks = 20_000, 256
+
+        def chain(model: Transformer = model, samples: int = samples) -> object:
+            return lf.simulate(model, start, samples=samples, seed=0, record=[model.depth], progress=False)
+
+        def network(model: Transformer = model, networks: int = networks) -> object:
+            return simulate_networks(
+                model, start, samples=networks, seed=0, record=[model.depth], batch=networks, progress=False
+            )
+
+        def floor(model: Transformer = model) -> None:
+            floors.attention_layer(2_000, model.depth, 2, 200, 200, KEY)
+            if model.feedforward is not None:
+                floors.feedforward_layer(2_000, model.depth, 2, 200, 200, KEY)
+
+        row = compared(chain, network, samples * model.depth, networks * model.depth)
+        single = alone(
+            lambda model=model: lf.simulate(  # type: ignore[misc]
+                model, start, samples=4_000, seed=0, record=[model.depth], threads=1, progress=False
+            ),
+            4_000 * model.depth,
+        )
+        floor_ns = alone(floor, 2_000 * model.depth)
+        rows.append(
+            {
+                "what": name,
+                **row,
+                "one_thread_ns": single,
+                "floor_ns": floor_ns,
+                "over_floor": single / floor_ns,
+            }
+        )
+    return rows
+
+
+def limit_against_dense_root() -> list[dict[str, Any]]:
+    """A step of one sample: the factor step against the batched dense root, both on all cores."""
+    rows = []
+    for tokens, samples, paths in ((8, 4_000, 200), (16, 1_000, 20)):
+        v0 = lf.equicorrelated(tokens=tokens, correlation=0.2).covariance
+        sde = lf.limit(Transformer(width=100, depth=100, gamma=0.2, attention=lf.ShapedAttention(tau0=1.0)))
+        batch = torch.tensor(v0).expand(paths, tokens, tokens).clone()
+
+        def factor(tokens: int = tokens, samples: int = samples, sde: Any = sde, v0: Any = v0) -> object:
+            return lf.simulate(sde, v0, samples=samples, seed=0, record=[sde.horizon], dt=0.01, progress=False)
+
+        def dense(sde: Any = sde, batch: torch.Tensor = batch) -> object:
+            return dense_root_step(sde, batch, 0.01)
+
+        row = compared(factor, dense, samples * 100, paths)
+        single = alone(
+            lambda sde=sde, v0=v0, samples=samples: lf.simulate(  # type: ignore[misc]
+                sde,
+                v0,
+                samples=samples // 4,
+                seed=0,
+                record=[sde.horizon],
+                dt=0.01,
+                threads=1,
+                progress=False,
+            ),
+            samples // 4 * 100,
+        )
+        floor_ns = alone(lambda tokens=tokens: floors.limit_step(200, 100, tokens, KEY), 200 * 100)  # type: ignore[misc]
+        rows.append(
+            {
+                "what": f"{tokens} tokens",
+                **row,
+                "one_thread_ns": single,
+                "floor_ns": floor_ns,
+                "over_floor": single / floor_ns,
+            }
+        )
+    return rows
+
+
+def thread_scaling() -> list[dict[str, Any]]:
+    """The same chain on one thread, two, … all."""
+    model = network_models()["attention + feed-forward"]
+    start, rows = lf.equicorrelated(tokens=2, correlation=0.2), []
+    counts = sorted({1, 2, THREADS})
+    times: dict[int, list[float]] = {count: [] for count in counts}
+    for _ in range(TURNS):
+        for count in counts:
+            times[count].append(
+                seconds(
+                    lambda count=count: lf.simulate(  # type: ignore[misc]
+                        model,
+                        start,
+                        samples=20_000,
+                        seed=0,
+                        record=[model.depth],
+                        threads=count,
+                        progress=False,
+                    )
+                )
+            )
+    for count in counts:
+        ratios = np.array(times[1]) / np.array(times[count])
+        rows.append(
+            {
+                "what": f"{count} threads",
+                "seconds": float(np.median(times[count])),
+                "speedup": float(np.median(ratios)),
+            }
+        )
+    return rows
+
+
+def first_result() -> list[dict[str, Any]]:
+    """A new process up to figure 1 at paper scale: without and with compiled kernels on disk."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "NUMBA_CACHE_DIR": f"{folder}/kernels"}
+        command = [sys.executable, "-m", "limitformer", "figure", "st-fig1", "--out", f"{folder}/out"]
+        for what in ("cold", "warm", "warm"):
+            began = time.perf_counter()
+            subprocess.run(command, check=True, env=environment, capture_output=True)
+            rows.append({"what": f"st-fig1, {what}", "seconds": time.perf_counter() - began})
+        shutil.rmtree(f"{folder}/kernels")
+    return rows
+
+
+def show(title: str, rows: list[dict[str, Any]]) -> None:
+    """A table of the rows."""
+    table = Table(*rows[0], title=title, title_justify="left")
+    for row in rows:
+        table.add_row(
+            *(
+                value if isinstance(value, str) else f"{value:,.3g}" if value < 100 else f"{value:,.0f}"
+                for value in row.values()
+            )
+        )
+    screen.print(table)
+
+
+def main() -> None:
+    """All benchmarks."""
+    out = Path(sys.argv[1] if len(sys.argv) > 1 else "out")
+    report: dict[str, Any] = {
+        "machine": {"processor": platform.processor() or platform.machine(), "cores": THREADS},
+        "torch_threads": torch.get_num_threads(),
+    }
+    for name, title, measure in (
+        ("chain", "Chain against network (torch, float32): ns a layer and sample", chain_against_network),
+        (
+            "limit",
+            "Limit: factor step against dense root (torch, float64): ns a step and sample",
+            limit_against_dense_root,
+        ),
+        ("threads", "Thread scaling", thread_scaling),
+        ("first", "First result in a new process", first_result),
+    ):
+        report[name] = measure()
+        show(title, report[name])
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "benchmarks.json").write_text(json.dumps(report, indent=2) + "\n")
+    screen.print(f"Wrote {out / 'benchmarks.json'}")
+
+
+if __name__ == "__main__":
+    main()

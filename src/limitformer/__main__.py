@@ -1,0 +1,5 @@
+"""`python -m limitformer`."""
+
+from limitformer.cli import main
+
+main()

@@ -1,0 +1,3 @@
+"""The command line: `limitformer …`."""
+
+from limitformer.cli.app import main as main

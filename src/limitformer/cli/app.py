@@ -1,0 +1,80 @@
+"""The commands, put together. Each lives in a file of its own and imports the heavy parts when it runs."""
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from limitformer.cli.figure import figure
+from limitformer.cli.report import BAD_INPUT, say_error
+from limitformer.cli.simulate import simulate
+
+# Typer re-exports its subclass alone, and where the class itself lives depends on the version.
+UsageError: Any = typer.BadParameter.__base__
+
+
+class Commands(TyperGroup):
+    """The commands, with one line for a wrong option, as for any other bad input."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run the command line; exit with its code if `standalone_mode`."""
+        try:
+            result = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+        except UsageError as error:
+            if not standalone_mode:
+                raise
+            command = error.ctx.command_path if error.ctx else self.name
+            say_error(f"{error.format_message()} See '{command} --help'.")
+            result = BAD_INPUT
+        if standalone_mode:
+            sys.exit(result if isinstance(result, int) else 0)
+        return result
+
+
+app = typer.Typer(
+    name="limitformer",
+    cls=Commands,
+    pretty_exceptions_show_locals=False,
+    rich_markup_mode="rich",
+)
+app.command()(figure)
+app.command()(simulate)
+
+
+def show_version(asked: bool) -> None:
+    """Print the version and end."""
+    if asked:
+        try:
+            typer.echo(f"limitformer {version('limitformer')}")
+        except PackageNotFoundError:
+            typer.echo("limitformer, not installed")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and end."),
+    ] = False,
+) -> None:
+    """What a Transformer does at depth, before you train it."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

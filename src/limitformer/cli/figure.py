@@ -1,0 +1,33 @@
+"""`limitformer figure`: list the papers' figures, or make one."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from limitformer.cli.report import claims_table, clear_endings, screen
+
+
+def figure(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The figure, or 'list' to see which there are.")],
+    scale: Annotated[str, typer.Option(help="'paper' for the paper's size, 'quick' for a small one.")] = "paper",
+    out: Annotated[Path, typer.Option(help="Folder for NAME.png, NAME.nc (data) and NAME.json (claims).")] = Path(
+        "out"
+    ),
+    seed: Annotated[int, typer.Option(help="Seed of all simulations.")] = 0,
+    threads: Annotated[int | None, typer.Option(help="Threads.", show_default="all cores")] = None,
+) -> None:
+    """Make a figure of a paper: picture, data, and the claims that it checks."""
+    with clear_endings():
+        from limitformer.figures import FIGURES, make
+
+        if name == "list":
+            table = Table("figure", "shows", box=None)
+            for known, shows in FIGURES.items():
+                table.add_row(known, shows)
+            screen.print(table, markup=False)
+            return
+        made = make(name, scale=scale, out=out, seed=seed, threads=threads)
+        screen.print(claims_table(f"{name}, {scale} scale, {made.seconds:.1f} s", made.claims))
+        screen.print("Wrote " + ", ".join(map(str, made.paths)), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,129 @@
+"""A model and a start from the options of `limitformer simulate`, or from files."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from limitformer.errors import InputError, require
+
+if TYPE_CHECKING:
+    from limitformer.models import Start, Transformer
+
+LONGEST_TEXT = 64  # tokens that are taken without being asked for
+
+ATTENTION_OPTIONS = ("tau0", "heads", "head_dim")
+SHAPED_RELU_OPTIONS = ("c_plus", "c_minus")
+MODEL_OPTIONS = (
+    *("width", "depth", "gamma", "lam", "attention", "feedforward", "hidden", "norm", "mask"),
+    *ATTENTION_OPTIONS,
+    *SHAPED_RELU_OPTIONS,
+)
+
+
+def refuse_idle(given: set[str], chosen: dict[str, Any]) -> None:
+    """Raise `InputError` if an option that was `given` would change nothing beside what was `chosen`."""
+    idle = (
+        (chosen["model_file"] is not None, MODEL_OPTIONS, "--model describes the whole model"),
+        (chosen["attention"] == "none", ATTENTION_OPTIONS, "there is no attention"),
+        (
+            chosen["feedforward"] != "shaped-relu",
+            SHAPED_RELU_OPTIONS,
+            "the feed-forward layer is no shaped ReLU",
+        ),
+        (chosen["feedforward"] == "none", ("hidden",), "there is no feed-forward layer"),
+        (chosen["text"] is not None, ("correlation", "variance"), "--text is the start"),
+        (chosen["text"] is None, ("positions",), "there is no --text"),
+    )
+    for applies, names, reason in idle:
+        strange = [f"--{name.replace('_', '-')}" for name in names if name in given]
+        require(not (applies and strange), f"{', '.join(strange)} would change nothing: {reason}.")
+
+
+def model_of(chosen: dict[str, Any]) -> "Transformer":
+    """The Transformer in the JSON file, or the one that the options declare."""
+    from limitformer.models import Transformer
+
+    if chosen["model_file"] is not None:
+        return read_model(chosen["model_file"])
+    require(chosen["mask"] in ("none", "causal"), f"--mask must be none or causal; got {chosen['mask']!r}.")
+    return Transformer(
+        **{name: chosen[name] for name in ("width", "depth", "gamma", "lam")},
+        attention=attention_part(chosen),
+        feedforward=feedforward_part(chosen),
+        norm=norm_part(chosen["norm"]),
+        mask=None if chosen["mask"] == "none" else chosen["mask"],
+    )
+
+
+def attention_part(chosen: dict[str, Any]) -> Any:
+    """The attention sublayer that the options declare."""
+    from limitformer.models import ShapedAttention, SoftmaxAttention
+
+    kinds = {"shaped": ShapedAttention, "softmax": SoftmaxAttention, "none": None}
+    name = chosen["attention"]
+    require(name in kinds, f"--attention must be one of {', '.join(kinds)}; got {name!r}.")
+    kind = kinds[name]
+    return None if kind is None else kind(**{option: chosen[option] for option in ATTENTION_OPTIONS})
+
+
+def feedforward_part(chosen: dict[str, Any]) -> Any:
+    """The feed-forward sublayer that the options declare."""
+    from limitformer.models import GELU, ReLU, ShapedReLU
+
+    kinds = {"shaped-relu": ShapedReLU, "relu": ReLU, "gelu": GELU, "none": None}
+    name = chosen["feedforward"]
+    require(name in kinds, f"--feedforward must be one of {', '.join(kinds)}; got {name!r}.")
+    kind = kinds[name]
+    slopes = {option: chosen[option] for option in SHAPED_RELU_OPTIONS} if kind is ShapedReLU else {}
+    return None if kind is None else kind(hidden=chosen["hidden"], **slopes)
+
+
+def norm_part(name: str) -> Any:
+    """The normalisation that the option declares."""
+    from limitformer.models import LayerNorm, RMSNorm
+
+    kinds: dict[str, Any] = {
+        "none": None,
+        "pre-layer": LayerNorm(placement="pre"),
+        "post-layer": LayerNorm(placement="post"),
+        "pre-rms": RMSNorm(placement="pre"),
+        "post-rms": RMSNorm(placement="post"),
+    }
+    require(name in kinds, f"--norm must be one of {', '.join(kinds)}; got {name!r}.")
+    return kinds[name]
+
+
+def read_model(path: Path) -> "Transformer":
+    """The Transformer in a JSON file."""
+    from limitformer.models import Transformer, from_json
+    from limitformer.models.text import read_text
+
+    try:
+        model = from_json(read_text(path))
+    except InputError as error:
+        raise InputError(f"--model {path}: {error}") from error
+    require(
+        isinstance(model, Transformer),
+        f"--model {path} describes a {type(model).__name__}, not a Transformer.",
+    )
+    return model
+
+
+def start_of(chosen: dict[str, Any], width: int) -> "Start":
+    """The start from the text, or from the variance and correlation of all tokens."""
+    from limitformer.models import equicorrelated
+
+    if chosen["text"] is not None:
+        positions = "sinusoidal" if chosen["positions"] else None
+        return text_start(chosen["text"], width, chosen["tokens"], positions, chosen["seed"])
+    tokens = 2 if chosen["tokens"] is None else chosen["tokens"]
+    return equicorrelated(tokens, chosen["correlation"], chosen["variance"])
+
+
+def text_start(path: Path, width: int, tokens: int | None, positions: Any, seed: int) -> "Start":
+    """The start from a text's first tokens."""
+    from limitformer.models import from_text
+
+    whole = from_text(path, width=width, tokens=tokens, positions=positions, seed=seed)
+    if tokens is None and whole.tokens > LONGEST_TEXT:
+        raise InputError(f"{path} has {whole.tokens} tokens; say how many to take, e.g. --tokens {LONGEST_TEXT}.")
+    return whole

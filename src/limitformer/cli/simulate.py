@@ -1,0 +1,239 @@
+"""`limitformer simulate`: a model from options or a file, a start or a text; a table, and the data."""
+
+from collections.abc import Sequence
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from limitformer.cli.parts import model_of, refuse_idle, start_of
+from limitformer.cli.report import INTERRUPTED, clear_endings, errors, screen
+from limitformer.errors import require
+
+if TYPE_CHECKING:
+    import numpy as np
+    import xarray as xr
+
+    from limitformer.models import Start, Transformer
+
+ROWS = 9  # of the table, at most
+ALL_CORES = "all cores"
+
+
+def option(panel: str, *names: str, help: str, default: str | bool = True) -> Any:  # noqa: A002
+    """An option in a panel of the help; `default` is what the help says, if not the default itself."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=default)
+
+
+MODEL, START, RUN = "Model", "Start", "Simulation"
+
+
+def simulate(
+    context: typer.Context,
+    model_file: Annotated[
+        Path | None,
+        option(MODEL, "--model", help="JSON file of the model (see --show-model), instead of options."),
+    ] = None,
+    width: Annotated[int, option(MODEL, help="Width n: coordinates of a token.")] = 200,
+    depth: Annotated[int, option(MODEL, help="Depth d: number of layers.")] = 150,
+    gamma: Annotated[float, option(MODEL, help="Residual strength γ, 0 to 1.", default="1/sqrt(8)")] = 8**-0.5,
+    lam: Annotated[float | None, option(MODEL, help="Skip strength λ.", default="sqrt(1 - γ²)")] = None,
+    attention: Annotated[str, option(MODEL, help="shaped, softmax or none.")] = "shaped",
+    tau0: Annotated[float, option(MODEL, help="Temperature τ₀ of the attention.")] = 1.0,
+    heads: Annotated[
+        int | None,
+        option(MODEL, help="Heads, joined by an output projection.", default="one head, no projection"),
+    ] = None,
+    head_dim: Annotated[
+        int | None, option(MODEL, help="n_k: coordinates of a query and a key.", default="width/heads")
+    ] = None,
+    feedforward: Annotated[str, option(MODEL, help="shaped-relu, relu, gelu or none.")] = "shaped-relu",
+    c_plus: Annotated[float, option(MODEL, help="c₊: the shaped ReLU has slope 1 + c₊/√n above 0.")] = 0.0,
+    c_minus: Annotated[float, option(MODEL, help="c₋: the shaped ReLU has slope 1 + c₋/√n below 0.")] = -1.0,
+    hidden: Annotated[int | None, option(MODEL, help="Hidden units of the feed-forward.", default="width")] = None,
+    norm: Annotated[str, option(MODEL, help="none, pre-layer, post-layer, pre-rms or post-rms.")] = "none",
+    mask: Annotated[str, option(MODEL, help="none or causal.")] = "none",
+    text: Annotated[Path | None, option(START, help="Start from the words of this file, embedded at random.")] = None,
+    positions: Annotated[
+        bool, option(START, "--positions", help="Add sinusoidal positions to the words of the text.")
+    ] = False,
+    tokens: Annotated[
+        int | None, option(START, help="Number of tokens.", default="2, or a text's if at most 64")
+    ] = None,
+    correlation: Annotated[float, option(START, help="Correlation of every two tokens, without a text.")] = 0.2,
+    variance: Annotated[float, option(START, help="Variance of every token, without a text.")] = 1.0,
+    kind: Annotated[
+        str,
+        option(RUN, "--as", help="chain (the finite network, exact), limit (its SDE) or network (needs torch)."),
+    ] = "chain",
+    samples: Annotated[int, option(RUN, help="Independent networks or paths.")] = 1024,
+    record: Annotated[
+        str | None,
+        option(RUN, help="Layers to keep, or times of the limit, with commas between.", default=f"{ROWS}, evenly"),
+    ] = None,
+    dt: Annotated[float | None, option(RUN, help="Time step of the limit.", default="0.01")] = None,
+    step: Annotated[
+        str | None, option(RUN, help="Method for the limit: factor or euler-maruyama.", default="factor")
+    ] = None,
+    seed: Annotated[int, option(RUN, help="Seed; the same seed gives the same numbers.")] = 0,
+    threads: Annotated[int | None, option(RUN, help="Threads of a chain or limit.", default=ALL_CORES)] = None,
+    out: Annotated[Path | None, option(RUN, help="Write the data to this file, .nc or .zarr.")] = None,
+    show_model: Annotated[
+        bool, option(RUN, "--show-model", help="Print the model as JSON, for --model, and end.")
+    ] = False,
+) -> None:
+    """Simulate a Transformer at initialisation: its exact chain, its limit, or the network itself.
+
+    Prints correlations and variances of the tokens by layer (chain, network) or time (limit).
+
+    For example: limitformer simulate --attention softmax --text README.md --tokens 32 --record 0,50,150
+    """
+    with clear_endings():
+        from limitformer.models import to_json
+
+        chosen = context.params
+        refuse_idle({name for name in chosen if was_given(context, name)}, chosen)
+        model = model_of(chosen)
+        if show_model:
+            typer.echo(to_json(model, indent=2))
+            return
+        check_out(out)
+        options = {name: chosen[name] for name in ("threads", "dt", "step") if chosen[name] is not None}
+        dataset, complete = run(
+            kind,
+            model,
+            start_of(chosen, model.width),
+            parse_record(record),
+            {"samples": samples, "seed": seed},
+            options,
+        )
+        screen.print(table_of(dataset))
+        write(dataset, out)
+        if not complete:
+            finished = dataset.sizes["sample"]
+            errors.print(f"Interrupted; these are the {finished} samples that were finished.", markup=False)
+            raise typer.Exit(INTERRUPTED)
+
+
+def was_given(context: typer.Context, name: str) -> bool:
+    """Whether the option stands on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def parse_record(record: str | None) -> list[float] | None:
+    """The numbers in a comma-separated list."""
+    if record is None:
+        return None
+    try:
+        points = [float(part) for part in record.split(",")]
+    except ValueError:
+        points = []
+    known = len(points) > 0 and all(map(isfinite, points))
+    require(known, f"--record must be numbers with commas between, e.g. 0,50,150; got {record!r}.")
+    return points
+
+
+def run(
+    kind: str,
+    model: "Transformer",
+    start: "Start",
+    record: Sequence[float] | None,
+    settings: dict[str, Any],
+    options: dict[str, Any],
+) -> "tuple[xr.Dataset, bool]":
+    """The simulation, and whether it was finished."""
+    import limitformer as lf
+
+    require(kind in ("chain", "limit", "network"), f"--as must be chain, limit or network; got {kind!r}.")
+    described = lf.limit(model) if kind == "limit" else model
+    points = spread(kind, described) if record is None else record
+    if kind == "network":
+        from limitformer.nn import simulate as simulate_network
+
+        require(not options, f"The network has no option {', '.join(options)}; it has samples, record and seed.")
+        return simulate_network(model, start, record=points, **settings), True
+    try:
+        return lf.simulate(described, start, record=points, **settings, **options), True
+    except lf.Interrupted as interrupted:
+        if interrupted.partial.sizes["sample"] == 0:
+            raise
+        return interrupted.partial, False
+
+
+def spread(kind: str, described: Any) -> "np.ndarray":
+    """At most `ROWS` layers or times, evenly from 0 to the last."""
+    import numpy as np
+
+    if kind == "limit":
+        return np.linspace(0, described.horizon, ROWS)
+    return np.unique(np.rint(np.linspace(0, described.depth, ROWS)))
+
+
+def check_out(out: Path | None) -> None:
+    """Raise `InputError` now if the data could not be written later."""
+    if out is not None:
+        from limitformer.results import check_ending, check_writable
+
+        check_ending(out)
+        require(out.suffix == ".zarr" or not out.is_dir(), f"Cannot write {out}: it is a folder.")
+        check_writable(out.parent)
+
+
+def write(dataset: "xr.Dataset", out: Path | None) -> None:
+    """Save the data if asked to."""
+    if out is not None:
+        from limitformer.results import save
+
+        screen.print(f"Wrote {save(dataset, out)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def table_of(dataset: "xr.Dataset") -> Table:
+    """By layer or time: correlations over all pairs and samples, and variances."""
+    import numpy as np
+
+    from limitformer.results import correlation
+
+    axis = str(dataset["covariance"].dims[1])
+    rho, v = correlation(dataset).values, dataset["covariance"].values
+    tokens = rho.shape[-1]
+    title = f"{dataset.attrs['description']}, {dataset.sizes['sample']} samples, {tokens} tokens"
+    table = Table(axis, "mean ρ", "mean |ρ|", "5 % … 95 % of ρ", "median variance", title=title)
+    for column in table.columns:
+        column.justify, column.no_wrap = "right", True
+    pairs = np.triu_indices(tokens, 1)
+    for k, point in enumerate(dataset[axis].values):
+        variance = np.median(np.diagonal(v[:, k], axis1=-2, axis2=-1))
+        table.add_row(f"{point:g}", *correlation_cells(rho[:, k][:, pairs[0], pairs[1]]), f"{variance:.4g}")
+    table.caption = caption(dataset, tokens)
+    return table
+
+
+def correlation_cells(rho: "np.ndarray") -> tuple[str, str, str]:
+    """Mean, mean of the absolute value, and range of correlations; empty for a single token."""
+    import numpy as np
+
+    if rho.size == 0:
+        return "", "", ""
+    low, high = np.quantile(rho, [0.05, 0.95])
+    return near_one(rho.mean()), near_one(abs(rho).mean()), f"{low:.3f} … {high:.3f}"
+
+
+def near_one(rho: float) -> str:
+    """Four digits, or how far from 1 where these would all be lost."""
+    distance = 1 - rho
+    return f"1 - {distance:.0e}" if 1e-15 < distance < 5e-5 else f"{rho:.4f}"
+
+
+def caption(dataset: "xr.Dataset", tokens: int) -> str | None:
+    """What the table's numbers are taken over, and how many samples left the ball."""
+    import numpy as np
+
+    lines = ["ρ over all samples and pairs of tokens"] if tokens > 2 else []
+    left = int(np.isfinite(dataset["exit"].values).sum())
+    if left:
+        radius = dataset.attrs.get("radius", np.inf)
+        lines.append(f"{left} samples left the ball |V| < {radius:g} and stay as they left")
+    return "\n".join(lines) or None

@@ -1,0 +1,85 @@
+"""Make a figure: compute, check its claims, draw, and write PNG, NetCDF and JSON, each whole or not at all."""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+
+from limitformer.errors import require
+from limitformer.figures.claims import Claim, Run
+from limitformer.plot import style
+from limitformer.results import check_writable, package_version, save, write_whole
+
+# Name → what it shows. The module of `st-fig1` is `limitformer.figures.st_fig1`.
+FIGURES = {
+    "st-fig1": "[ST, Fig. 1] mean correlation by layer, shaped against unshaped; density, SDE against network",
+    "st-fig3": "[ST, Fig. 3] correlation of a ResNet by residual strength, SDE against network",
+    "st-fig4": "[ST, Fig. 4] correlation and covariance when parts of shaped attention are removed",
+    "st-fig5": "[ST, Fig. 5] largest eigenvalue from an adversarial start; stopping time by residual strength",
+    "st-fig7": "[ST, Fig. 7] density of the covariance, SDE against network",
+    "st-fig8": "[ST, Fig. 8] stopping time by residual strength and temperature",
+    "text-fate": "correlations of a real text's tokens at a few depths, shaped against unshaped",
+}
+SCALES = ("paper", "quick")
+
+
+@dataclass(frozen=True)
+class Made:
+    """What `make` made."""
+
+    data: xr.Dataset
+    claims: list[Claim]
+    paths: list[Path]
+    seconds: float
+
+
+def make(
+    name: str, *, scale: str = "paper", out: str | Path = "out", seed: int = 0, threads: int | None = None
+) -> Made:
+    """Make the figure `name` at `scale` ("paper" or "quick") and write NAME.png, NAME.nc and NAME.json into `out`.
+
+    Raises:
+        InputError: an unknown figure or scale, or a folder that cannot be written, before any work is done.
+    """
+    require(name in FIGURES, f"Unknown figure {name!r}; there are {', '.join(FIGURES)}.")
+    require(scale in SCALES, f"Unknown scale {scale!r}; there are {', '.join(SCALES)}.")
+    folder = Path(out)
+    check_writable(folder)
+    module = import_module(f"limitformer.figures.{name.replace('-', '_')}")
+    began = time.perf_counter()
+    config = getattr(module, scale)()
+    data = module.compute(config, Run(seed=seed, threads=threads))
+    data.attrs |= {
+        "figure": name,
+        "scale": scale,
+        "seed": seed,
+        "config": json.dumps(asdict(config)),
+        "limitformer_version": package_version(),
+    }
+    claims = module.claims(data)
+    paths = write(name, folder, module, data, claims)
+    return Made(data, claims, paths, time.perf_counter() - began)
+
+
+def write(name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[Claim]) -> list[Path]:
+    """Write the three files; their paths."""
+    picture, record = folder / f"{name}.png", folder / f"{name}.json"
+    with style():
+        drawing = module.draw(data)
+        write_whole(picture, lambda path: drawing.savefig(path))
+    numbers = save(data, folder / f"{name}.nc")
+    report = {
+        "figure": name,
+        "shows": FIGURES[name],
+        "scale": data.attrs["scale"],
+        "seed": data.attrs["seed"],
+        "limitformer_version": data.attrs["limitformer_version"],
+        "config": json.loads(data.attrs["config"]),
+        "claims": [asdict(claim) for claim in claims],
+    }
+    write_whole(record, lambda path: path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8"))
+    return [picture, numbers, record]

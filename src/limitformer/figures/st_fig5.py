@@ -1,0 +1,97 @@
+r"""[ST, Fig. 5] (Fig. 4 of the first version): instability from an adversarial start, and how γ delays it.
+
+Left: trajectories of the largest eigenvalue of V in an attention network whose start is adversarially large. Right:
+median and 10th percentile of the stopping time t* (`stopping`) over γ. Parameters of the caption: n = d = 200,
+τ₀ = 1, 100 samples, |x₀| ≈ 10√n; the start's correlation is the 0.2 of the other figures, the tokens are 4.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+
+from limitformer.figures.claims import Claim, Run
+from limitformer.figures.stopping import LARGEST, Adversarial, spectrum, stopping_time
+from limitformer.plot import PALETTE, PURPLE, panels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Adversarial):
+    """The caption's parameters; `shown` and `gammas` are the trajectories and the curves' points."""
+
+    tau0: float = 1.0
+    shown: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4)
+    gammas: tuple[float, ...] = tuple(np.round(np.geomspace(0.02, 1, 25), 4).tolist())
+    trajectories: int = 8
+
+
+def paper() -> Config:
+    """The caption's parameters."""
+    return Config()
+
+
+def quick() -> Config:
+    """For tests."""
+    return Config(gammas=(0.02, 0.1, 0.4, 1.0), samples=40)
+
+
+def compute(config: Config, run: Run) -> xr.Dataset:
+    """`stopping_time` and `pair` (gamma, sample), and the `largest` eigenvalue (shown, trajectory, depth)."""
+    pair = replace(config, tokens=2)
+
+    def times(of: Config) -> np.ndarray:
+        return np.stack([stopping_time(spectrum(of, g, of.tau0, run), of.width) for g in of.gammas])
+
+    largest = [spectrum(config, gamma, config.tau0, run)[: config.trajectories, :, -1] for gamma in config.shown]
+    return xr.Dataset(
+        {
+            "stopping_time": (("gamma", "sample"), times(config)),
+            "pair": (("gamma", "sample"), times(pair)),
+            "largest": (("shown", "trajectory", "depth"), np.stack(largest)),
+        },
+        coords={"gamma": list(config.gammas), "shown": list(config.shown)},
+        attrs={"tokens": config.tokens},
+    )
+
+
+def claims(data: xr.Dataset) -> list[Claim]:
+    """A smaller γ delays the instability."""
+    median, pair = data["stopping_time"].median("sample"), data["pair"].median("sample")
+    falls = bool((np.diff(median.values) <= 0.05).all())
+    return [
+        Claim(
+            f"median t* at γ = {float(median.gamma[0]):g}, the smallest",
+            float(median[0]),
+            bool(median[0] == 1),
+        ),
+        Claim(f"median t* at γ = {float(median.gamma[-1]):g}; it falls as γ grows", float(median[-1]), falls),
+        Claim("largest γ whose median t* is 1", float(median.gamma[median == 1].max())),
+        Claim("least median t* of two tokens, which is not at the largest γ", float(pair.min())),
+        Claim(f"median t* of two tokens at γ = {float(pair.gamma[-1]):g}", float(pair[-1])),
+    ]
+
+
+def draw(data: xr.Dataset) -> Figure:
+    """Both panels."""
+    figure, (left, right) = panels(2)
+    for gamma, colour in zip(data.shown.values, PALETTE, strict=False):
+        left.plot(data["largest"].sel(shown=gamma).T, color=colour, linewidth=0.7)
+        left.plot([], [], color=colour, label=f"γ = {gamma:g}")
+    left.axhline(LARGEST, color="gray", linestyle=":", label="t* is reached")
+    left.set(xlabel="layer", ylabel="largest eigenvalue of V", yscale="log", ylim=(100, 1e6))
+    left.legend()
+    times = data["stopping_time"]
+    right.plot(
+        data.gamma,
+        times.median("sample"),
+        marker="o",
+        markersize=4,
+        label=f"median, {data.attrs['tokens']} tokens",
+    )
+    right.plot(data.gamma, times.quantile(0.1, dim="sample"), marker="s", markersize=4, label="10th percentile")
+    right.plot(data.gamma, data["pair"].median("sample"), color=PURPLE, linestyle=":", label="median, 2 tokens")
+    right.set(xlabel="residual strength γ", ylabel="stopping time t*", xscale="log", ylim=(0, 1.05))
+    right.set_xticks([0.02, 0.05, 0.1, 0.2, 0.5, 1], [0.02, 0.05, 0.1, 0.2, 0.5, 1])
+    right.legend(loc="lower left")
+    return figure

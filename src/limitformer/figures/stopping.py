@@ -1,0 +1,43 @@
+r"""Stopping times of an attention network from an adversarially large start [ST, Sec. 4.4, Figs. 5, 8].
+
+t* = d*/n, d* the depth at which an eigenvalue of V first exceeds 10⁴ or drops below 10⁻⁴, capped at d/n. The start's
+tokens have norm 10√n, so V₀ has variances of 100. The captions give no number of tokens: it is 4 here, and it matters.
+Two tokens are an exception: once they are parallel, attention has nothing left to amplify, and near γ = 1 that happens
+before the instability, so their median t* rises again. From three tokens on it falls with γ, as the paper says.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from limitformer.figures.claims import Run, chain
+from limitformer.models import ShapedAttention, Transformer, equicorrelated
+
+LARGEST, SMALLEST = 1e4, 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adversarial:
+    """An adversarial start and the network behind it: what both captions give, and what they leave open."""
+
+    width: int = 200
+    depth: int = 200
+    tokens: int = 4
+    correlation: float = 0.2
+    variance: float = 100.0
+    samples: int = 100
+
+
+def spectrum(config: Adversarial, gamma: float, tau0: float, run: Run) -> NDArray[np.float64]:
+    """Eigenvalues of V, ascending, in every layer of the attention network: (sample, depth, token)."""
+    start = equicorrelated(tokens=config.tokens, correlation=config.correlation, variance=config.variance)
+    model = Transformer(width=config.width, depth=config.depth, gamma=gamma, attention=ShapedAttention(tau0=tau0))
+    return np.linalg.eigvalsh(chain(model, start, config.samples, run)["covariance"].values)
+
+
+def stopping_time(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
+    """t* (sample,) from the eigenvalues (sample, depth, token) at layers 0, 1, …, d."""
+    outside = (values[..., -1] > LARGEST) | (values[..., 0] < SMALLEST)
+    layer = np.where(outside.any(1), outside.argmax(1), outside.shape[1] - 1)
+    return layer / width

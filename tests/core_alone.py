@@ -1,0 +1,39 @@
+"""The core without torch: run by plain Python in an environment that has only the core's dependencies.
+
+`make test` runs it in the environment that `make demo` uses; it fails loudly, with no test runner to install.
+"""
+
+import importlib.util
+import tempfile
+from pathlib import Path
+
+import limitformer as lf
+from limitformer.figures import make
+
+
+def main() -> None:
+    """Chain, limit, save, load and a figure work; `lf.nn` names the extra that it needs."""
+    assert importlib.util.find_spec("torch") is None, "this check needs an environment without torch"
+    net = lf.Transformer(width=64, depth=16, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))
+    start = lf.equicorrelated(tokens=3, correlation=0.2)
+    finite = lf.simulate(net, start, samples=32, seed=0)
+    limit = lf.simulate(lf.limit(net), start, samples=32, seed=0)
+    assert finite.covariance.shape == (32, 17, 3, 3)
+    assert bool((limit["exit_cause"] == 0).all())
+    with tempfile.TemporaryDirectory() as folder:
+        assert lf.load(lf.save(finite, Path(folder) / "run.nc")).identical(finite)
+        assert len(make("st-fig7", scale="quick", out=folder).paths) == 3
+    assert "limitformer[torch]" in refusal_of_torch()
+    print("The core works without torch.")
+
+
+def refusal_of_torch() -> str:
+    """What `lf.nn` says where there is no torch."""
+    try:
+        return f"imported {lf.nn}"
+    except lf.MissingExtraError as error:
+        return str(error)
+
+
+if __name__ == "__main__":
+    main()

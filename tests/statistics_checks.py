@@ -1,0 +1,35 @@
+"""Statistical checks: stated levels, and a number for every verdict."""
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import ks_2samp
+
+ALPHA = 1e-4  # of each Kolmogorov-Smirnov test
+STANDARD_ERRORS = 4.0
+
+
+def least_p(x: dict[str, NDArray[np.float64]], y: dict[str, NDArray[np.float64]]) -> tuple[float, str]:
+    """The smallest p-value of the KS tests of all statistics, and whose it is."""
+    return min((float(ks_2samp(x[name], y[name], method="asymp").pvalue), name) for name in x)
+
+
+def assert_same_law(x, y, wrong) -> None:
+    """`x` and `y` pass every KS test, `wrong` and `y` fail at least one: {statistic: samples} each."""
+    p, name = least_p(x, y)
+    assert p > ALPHA, f"{name}: p = {p:.2g}"
+    p, name = least_p(wrong, y)
+    assert p < ALPHA, f"the wrong twin passes: its least p is {p:.2g}, of {name}"
+
+
+def standard_errors(samples: NDArray[np.float64], exact: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(mean − exact)/standard error for samples (n, k)."""
+    return (samples.mean(0) - exact) / (samples.std(0) / len(samples) ** 0.5)
+
+
+def covariance_standard_errors(samples: NDArray[np.float64], exact: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The same for the covariance matrix of samples (n, k), whose entries have the error of a mean of products."""
+    centred = samples - samples.mean(0)
+    size = len(samples)
+    mean = centred.T @ centred / size
+    squares = (centred**2).T @ centred**2 / size
+    return (mean - exact) / np.sqrt((squares - mean**2) / size)

@@ -1,0 +1,96 @@
+"""The documentation does what it says: its Python runs, its links lead somewhere, its tests exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FRONT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES = FRONT + sorted(ROOT.glob("docs/**/*.md"))
+
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def relative(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def python_blocks(page: Path) -> list[tuple[int, str]]:
+    """Line of the first statement and code of each block."""
+    text = page.read_text(encoding="utf-8")
+    return [(text.count("\n", 0, match.start(1)), match[1]) for match in BLOCK.finditer(text)]
+
+
+def links(page: Path) -> list[str]:
+    """Targets of links and images that are not addresses of the web."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    return [target for target in LINK.findall(text) if not re.match(r"[a-z]+:", target)]
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings as they appear in addresses."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8")).lower()
+    headings = [re.sub(r"[^\w\s-]", "", heading) for heading in HEADING.findall(text)]
+    return {re.sub(r"[\s-]+", "-", heading).strip("-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=relative)
+def test_python_blocks_run(page, tmp_path, monkeypatch):
+    """All blocks of a page, one after the other, in one namespace and an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "documentation"}
+    for line, code in python_blocks(page):
+        # Empty lines first, so that a traceback names the line of the page.
+        exec(compile("\n" * line + code, page, "exec"), namespace)
+
+
+def test_the_readme_has_its_example():
+    """A page whose blocks the pattern misses would pass unseen."""
+    assert python_blocks(ROOT / "README.md")
+
+
+def printed_by(page: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    exec("\n".join(code for _, code in python_blocks(page)), {"__name__": "documentation"})
+    return capsys.readouterr().out
+
+
+def test_the_readme_prints_what_it_shows(capsys):
+    shown = re.search(r"^```text\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    assert shown is not None
+    assert printed_by(ROOT / "README.md", capsys) == shown[1]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if links(page)], ids=relative)
+def test_links_lead_somewhere(page):
+    broken = []
+    for target in links(page):
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    assert not broken
+
+
+def test_every_page_is_in_the_navigation():
+    named = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    present = [page.relative_to(ROOT / "docs").as_posix() for page in PAGES if ROOT / "docs" in page.parents]
+    assert sorted(named) == sorted(present)
+
+
+def test_errata_and_their_tests_name_each_other():
+    page = (ROOT / "docs/errata.md").read_text(encoding="utf-8")
+    tests = (ROOT / "tests/test_errata.py").read_text(encoding="utf-8")
+    assert set(re.findall(r"`(test_\w+)`", page)) == set(re.findall(r"^def (test_\w+)", tests, re.MULTILINE))
+    for section in re.split(r"^### ", page, flags=re.MULTILINE)[1:]:
+        assert re.search(r"`test_\w+`", section), f"no test: {section.splitlines()[0]}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_named_test_files_exist(page):
+    named = re.findall(r"\btests/test_\w+\.py\b", page.read_text(encoding="utf-8"))
+    assert not [name for name in named if not (ROOT / name).exists()]

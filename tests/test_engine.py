@@ -1,0 +1,477 @@
+"""`simulate`: one seed gives one set of bits, refusals in one line, Ctrl-C keeps what is finished."""
+
+import json
+import re
+import time
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from limitformer import engine
+from limitformer.engine import Interrupted, simulate
+from limitformer.errors import InputError
+from limitformer.limits import limit
+from limitformer.models import (
+    GELU,
+    LayerNorm,
+    ReLU,
+    ShapedAttention,
+    ShapedReLU,
+    SoftmaxAttention,
+    Transformer,
+    equicorrelated,
+    from_json,
+    from_text,
+    from_tokens,
+    to_json,
+)
+
+START = np.array([[1.0, 0.3, -0.2], [0.3, 2.0, 0.1], [-0.2, 0.1, 0.5]])
+MODEL = Transformer(
+    width=40,
+    depth=12,
+    gamma=0.5,
+    attention=ShapedAttention(tau0=1.0),
+    feedforward=ShapedReLU(c_plus=0.0, c_minus=-1.0),
+)
+HEADS = Transformer(
+    width=12, depth=4, gamma=0.5, attention=SoftmaxAttention(heads=3), feedforward=GELU(hidden=9), norm="pre"
+)
+POST = Transformer(width=2, depth=4, gamma=0.5, feedforward=ReLU(), norm=LayerNorm(placement="post"), mask="causal")
+SIMULATIONS = {
+    "chain": (MODEL, {}),
+    "chain with heads": (HEADS, {}),
+    "chain narrower than its tokens": (POST, {}),
+    "limit": (limit(MODEL), {"dt": 0.02}),
+    "limit, Euler-Maruyama": (limit(MODEL), {"dt": 0.02, "step": "euler-maruyama"}),
+}
+every_simulation = pytest.mark.parametrize(("model", "options"), SIMULATIONS.values(), ids=list(SIMULATIONS))
+VARIABLES = ("covariance", "exit", "exit_cause")
+
+
+def start_for(model):
+    """Three tokens, or as many directions as the width has."""
+    x = np.random.default_rng(0).standard_normal((3, 2))
+    return x @ x.T if model is POST else START
+
+
+def run(model=MODEL, samples=20, seed=5, **settings):
+    return simulate(model, start_for(model), samples=samples, seed=seed, **{"threads": 1, **settings})
+
+
+def assert_same_bits(one, other):
+    for name in VARIABLES:
+        assert one[name].values.tobytes() == other[name].values.tobytes()
+
+
+def refuses(message, model=MODEL, start=START, **settings):
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
+        simulate(model, start, **{"samples": 4, "seed": 0, "threads": 1, **settings})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+@pytest.mark.parametrize("threads", [1, 2])
+@every_simulation
+def test_threads_and_chunks_do_not_change_a_bit(model, options, threads, chunk):
+    assert_same_bits(run(model, threads=threads, chunk=chunk, **options), run(model, **options))
+
+
+@every_simulation
+def test_threads_and_chunks_have_defaults(model, options):
+    assert_same_bits(run(model, threads=None, **options), run(model, **options))
+
+
+@every_simulation
+def test_more_samples_continue_the_same_stream(model, options):
+    whole = run(model, samples=20, **options)
+    assert_same_bits(run(model, samples=6, **options), whole.isel(sample=slice(6)))
+
+
+@every_simulation
+def test_replicas_and_seeds_differ(model, options):
+    first, second = run(model, **options), run(model, seed=6, **options)
+    last = np.concatenate([first["covariance"].values[:, -1, 0, 0], second["covariance"].values[:, -1, 0, 0]])
+    assert len(np.unique(last)) == len(last)
+
+
+@every_simulation
+def test_the_first_record_is_the_start(model, options):
+    """To rounding; and every value is finite and symmetric."""
+    v = run(model, **options)["covariance"].values
+    np.testing.assert_allclose(v[:, 0], np.broadcast_to(start_for(model), v[:, 0].shape), rtol=1e-13, atol=1e-14)
+    assert np.isfinite(v).all()
+    assert np.abs(v - v.swapaxes(-1, -2)).max() < 1e-14 * np.abs(v).max()
+
+
+@pytest.mark.parametrize("model", [MODEL, HEADS, POST])
+@pytest.mark.parametrize("record", [[0], [4], [0, 4], [1, 2, 3], (2.0, 3.0), np.array([1, 4], np.int32)], ids=str)
+def test_recorded_layers_are_slices_of_the_full_record(model, record):
+    part = run(model, record=record)
+    assert part["depth"].values.tolist() == list(record)
+    assert_same_bits(part, run(model).sel(depth=list(record)))
+
+
+@pytest.mark.parametrize("step", ["factor", "euler-maruyama"])
+@pytest.mark.parametrize("record", [[0.0], [0.3], [0.0, 0.1, 0.3], [0.02, 0.2]], ids=str)
+def test_recorded_times_are_slices_of_the_full_record(record, step):
+    settings = {"dt": 0.02, "step": step}
+    part = run(limit(MODEL), record=record, **settings)
+    np.testing.assert_allclose(part["time"], record, rtol=1e-12)
+    assert_same_bits(part, run(limit(MODEL), **settings).sel(time=part["time"], method="nearest"))
+
+
+@pytest.mark.parametrize("step", ["factor", "euler-maruyama"])
+def test_two_times_of_one_step_hold_its_covariance(step):
+    """Times are rounded to the nearest step: 0.101 and 0.102 are step 5, and what comes after is not lost."""
+    settings = {"dt": 0.02, "step": step}
+    part, full = (run(limit(MODEL), record=times, **settings) for times in ([0.101, 0.102, 0.2], None))
+    np.testing.assert_array_equal(part["covariance"].values, full["covariance"].values[:, [5, 5, 10]])
+
+
+def test_the_default_record_is_everything():
+    assert run()["depth"].values.tolist() == list(range(13))
+    times = run(limit(MODEL), dt=0.07)["time"].values
+    np.testing.assert_allclose(times, np.linspace(0, 0.3, 6), rtol=1e-13)
+    assert times[-1] == limit(MODEL).horizon
+
+
+def test_the_step_is_shortened_to_meet_the_horizon():
+    assert run(limit(MODEL), dt=0.01).sizes["time"] == 31
+    assert run(limit(MODEL)).sizes["time"] == 31
+    assert run(limit(MODEL), dt=5.0, step="euler-maruyama").sizes["time"] == 2
+
+
+@every_simulation
+def test_the_attributes_tell_how_to_repeat_it(model, options):
+    data = run(model, samples=3, radius=50.0, **options)
+    assert data.attrs["model"] == to_json(model)
+    assert json.loads(data.attrs["model"])["kind"] == type(model).__name__
+    assert (data.attrs["seed"], data.attrs["samples"], data.attrs["radius"]) == (5, 3, 50.0)
+    assert data.attrs["description"] == ("chain" if isinstance(model, Transformer) else "limit")
+    assert all(str(value) in data.attrs["options"] for value in options.values())
+    assert data.attrs["wall_seconds"] > 0
+
+
+def test_a_chain_can_be_repeated_from_its_attributes():
+    data = run(samples=3)
+    again = simulate(from_json(data.attrs["model"]), START, samples=3, seed=data.attrs["seed"])
+    assert_same_bits(again, data)
+
+
+def test_starts_and_covariances_are_one():
+    start = equicorrelated(tokens=3, correlation=0.2)
+    ours, theirs = (simulate(MODEL, v, samples=2, seed=0) for v in (start, start.covariance.tolist()))
+    assert_same_bits(ours, theirs)
+    assert ours.attrs["start"] == start.description
+    text = simulate(MODEL, from_text("a b a", width=9), samples=2, seed=0)
+    assert text["label"].values.tolist() == ["a", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"samples": 0}, "samples must be at least 1; got 0."),
+        ({"samples": 1.0}, "samples must be a whole number; got 1.0."),
+        ({"samples": True}, "samples must be a whole number; got True."),
+        ({"seed": -1}, "seed must be a whole number from 0 to 2**63 - 1; got -1."),
+        ({"seed": 2**63}, "seed must be a whole number from 0 to 2**63 - 1; got 9223372036854775808."),
+        ({"seed": 0.5}, "seed must be a whole number from 0 to 2**63 - 1; got 0.5."),
+        ({"seed": None}, "seed must be a whole number from 0 to 2**63 - 1; got None."),
+        ({"threads": 0}, "threads must be at least 1; got 0."),
+        ({"threads": 1.5}, "threads must be a whole number; got 1.5."),
+        ({"chunk": 0}, "chunk must be at least 1; got 0."),
+        ({"chunk": "7"}, "chunk must be a whole number; got '7'."),
+        ({"radius": 0}, "radius must lie in (0, 1e+100]; got 0."),
+        ({"radius": -1.0}, "radius must lie in (0, 1e+100]; got -1.0."),
+        ({"radius": np.nan}, "radius must lie in (0, 1e+100]; got nan."),
+        ({"radius": np.inf}, "radius must lie in (0, 1e+100]; got inf."),
+        ({"start": [[1.0, 2.0], [2.0, 1.0]]}, "The start must be positive semi-definite"),
+        ({"start": "covariance"}, "The start must be an array of numbers; got str."),
+        ({"model": limit}, "simulate needs a Transformer or limit(model); got function."),
+        ({"model": None}, "simulate needs a Transformer or limit(model); got NoneType."),
+        ({"model": MODEL.attention}, "simulate needs a Transformer or limit(model); got ShapedAttention."),
+    ],
+)
+def test_arguments_that_cannot_be_used(settings, message):
+    refuses(message, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"record": []}, "record must be a list of layers or times; got []."),
+        ({"record": 3}, "record must be a list of layers or times; got 3."),
+        ({"record": [[1, 2]]}, "record must be a list of layers or times; got [[1, 2]]."),
+        ({"record": ["1"]}, "record must be a list of layers or times; got ['1']."),
+        ({"record": [True]}, "record must be a list of layers or times; got [True]."),
+        ({"record": [3, 2]}, "record must be strictly ascending; got [3, 2]."),
+        ({"record": [2, 2]}, "record must be strictly ascending; got [2, 2]."),
+        ({"record": np.array([3, 2], np.uint64)}, "record must be strictly ascending; got"),
+        ({"record": np.array([3, 2], np.uint8)}, "record must be strictly ascending; got"),
+        ({"record": [1, np.nan, 2]}, "record must be strictly ascending; got [1, nan, 2]."),
+        ({"record": [np.nan]}, "Layers to record must be whole numbers; got [nan]."),
+        ({"record": [0.5]}, "Layers to record must be whole numbers; got [0.5]."),
+        ({"record": [-1, 2]}, "Layers to record must lie in 0 … 12; got [-1  2]."),
+        ({"record": [2, 13]}, "Layers to record must lie in 0 … 12; got [ 2 13]."),
+        ({"record": [np.inf]}, "Layers to record must"),
+        ({"dt": 0.1}, "A chain has no option dt; it has none."),
+        ({"step": "factor", "dt": 0.1}, "A chain has no option dt, step; it has none."),
+    ],
+)
+def test_records_and_options_that_a_chain_refuses(settings, message):
+    refuses(message, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"record": [-0.1]}, "Times to record must lie in [0, 0.3]; got [-0.1]."),
+        ({"record": [0.1, 0.31]}, "Times to record must lie in [0, 0.3]; got [0.1  0.31]."),
+        ({"record": [np.nan]}, "Times to record must lie in [0, 0.3]; got [nan]."),
+        ({"record": [0.2, 0.1]}, "record must be strictly ascending; got [0.2, 0.1]."),
+        ({"dt": 0}, "dt must be positive and finite; got 0."),
+        ({"dt": -0.1}, "dt must be positive and finite; got -0.1."),
+        ({"dt": np.inf}, "dt must be positive and finite; got inf."),
+        ({"dt": np.nan}, "dt must be positive and finite; got nan."),
+        ({"step": "heun"}, 'step must be "factor" or "euler-maruyama"; got \'heun\'.'),
+        ({"steps": 3}, "A limit has no option steps; it has dt, step."),
+    ],
+)
+def test_records_and_options_that_a_limit_refuses(settings, message):
+    refuses(message, model=limit(MODEL), **settings)
+
+
+def test_a_step_too_long_for_the_factor_step_is_refused():
+    """At gamma = 1, m a² + eta = 3 (1/2 + 1) + 1/4 = 4.75, whose inverse is 0.211."""
+    strong = Transformer(
+        width=4,
+        depth=40,
+        gamma=1.0,
+        attention=ShapedAttention(tau0=1.0),
+        feedforward=ShapedReLU(c_plus=0, c_minus=-1),
+    )
+    refuses("dt must be below 0.211 for 3 tokens and this gamma; got 0.25.", model=limit(strong), dt=0.25)
+    assert np.isfinite(run(limit(strong), dt=0.2, record=[10.0])["covariance"].values).all()
+
+
+def test_a_start_with_more_directions_than_the_width_is_refused():
+    narrow = Transformer(width=2, depth=3, gamma=0.5, feedforward=ReLU())
+    refuses("The start spreads in 3 directions, more than width=2 has. Nearest: width=3.", model=narrow)
+
+
+def test_known_means_take_one_of_the_directions():
+    """Tokens of a wider network: three directions and the known mean are four, more than 3."""
+    start = from_tokens(np.random.default_rng(0).standard_normal((3, 50)))
+    narrow = Transformer(width=3, depth=3, gamma=0.5, feedforward=ReLU(), norm="pre")
+    refuses("more than width=3 has", model=narrow, start=start)
+
+
+def test_a_record_that_does_not_fit_the_memory_is_refused(monkeypatch):
+    """20 samples of 13 layers of 9 doubles are 18,720 bytes; three quarters of what is free may be taken."""
+    monkeypatch.setattr(engine, "available_memory", lambda: 24_960)
+    assert run().sizes["depth"] == 13
+    monkeypatch.setattr(engine, "available_memory", lambda: 24_959)
+    with pytest.raises(InputError, match=re.escape("Nearest: record at most 12 depths.")):
+        run()
+    assert run(record=list(range(12))).sizes["depth"] == 12
+    monkeypatch.setattr(engine, "available_memory", lambda: None)
+    assert run().sizes["depth"] == 13
+
+
+def test_the_memory_that_is_needed_and_free_is_named(monkeypatch):
+    monkeypatch.setattr(engine, "available_memory", lambda: 2**30)
+    large = "Recording 100000000 samples at 13 depths takes 87.2 GiB; 1.0 GiB are free. Nearest: take fewer"
+    refuses(large, samples=10**8)
+    many = "Recording 1000000 samples at 31 times takes 2.1 GiB; 1.0 GiB are free. Nearest: record at most 11"
+    refuses(many, model=limit(MODEL), samples=10**6)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [(Transformer(width=40, depth=10**15, gamma=0.5, feedforward=ReLU()), {}), (limit(MODEL), {"dt": 1e-15})],
+    ids=["chain", "limit"],
+)
+def test_a_list_of_layers_or_times_that_does_not_fit_the_memory_is_refused(model, options):
+    """Petabytes for the list alone: refused before it is made."""
+    refuses("Nearest:", model=model, samples=1, **options)
+
+
+def test_a_step_below_the_smallest_double_is_refused():
+    refuses("dt must", model=limit(MODEL), dt=5e-324, record=[0.1])
+
+
+def test_available_memory_is_some_of_this_machines():
+    available = engine.available_memory()
+    assert available is None or 2**20 < available < 2**50
+
+
+class InterruptAfter:
+    """Stands in for `wait`: Ctrl-C comes while the engine waits, once `calls` chunks have been seen."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def __call__(self, pending, **settings):
+        if self.calls == 0:
+            raise KeyboardInterrupt
+        self.calls -= 1
+        first = next(iter(pending))
+        first.result()
+        return {first}, set(pending) - {first}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@every_simulation
+def test_ctrl_c_keeps_what_is_finished(monkeypatch, model, options, threads):
+    """At least the two chunks that were seen, whole chunks from the first on, with an unbroken run's bits."""
+    whole = run(model, samples=40, **options)
+    monkeypatch.setattr(engine, "wait", InterruptAfter(2))
+    slow_down(monkeypatch, model)
+    with pytest.raises(Interrupted) as caught:
+        run(model, samples=40, chunk=3, threads=threads, **options)
+    partial = caught.value.partial
+    finished = partial.sizes["sample"]
+    assert 6 <= finished < 40
+    assert finished % 3 == 0
+    assert_same_bits(partial, whole.isel(sample=slice(finished)))
+    assert partial.attrs["samples"] == finished
+    assert str(caught.value) == f"interrupted after {finished} samples"
+    xr.testing.assert_identical(partial["label"], whole["label"])
+
+
+def slow_down(monkeypatch, model):
+    """Make chunks of the prepared process slow, so that Ctrl-C comes before the last of them has begun."""
+    process = engine.process_of(model, engine.as_start(start_for(model)), None, 1.0, {})
+    kind = type(process.prepare(0))
+    quick = kind.run
+
+    def slow(self, *arguments):
+        time.sleep(0.05)
+        return quick(self, *arguments)
+
+    monkeypatch.setattr(kind, "run", slow)
+
+
+def interrupt(*arguments, **settings):
+    raise KeyboardInterrupt
+
+
+def pool_that_runs(*firsts):
+    """A pool that runs the chunks at `firsts` when they are handed in; the others are never run."""
+
+    class Pool:
+        def __init__(self, threads):
+            self.futures = []
+
+        def submit(self, call, first):
+            future = Future()
+            if first in firsts:
+                future.set_result(call(first))
+            self.futures.append(future)
+            return future
+
+        def shutdown(self, **settings):
+            for future in self.futures:
+                future.cancel()
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            self.shutdown()
+
+    return Pool
+
+
+@pytest.mark.parametrize(("chunks", "finished"), [((), 0), ((0, 14), 7), ((7, 14), 0), ((0, 7, 21), 14)])
+def test_chunks_that_finish_out_of_order_are_cut_to_a_prefix(monkeypatch, chunks, finished):
+    """Nothing at all may be finished; a chunk after one that is missing does not count."""
+    whole = run(samples=25)
+    monkeypatch.setattr(engine, "ThreadPoolExecutor", pool_that_runs(*chunks))
+    monkeypatch.setattr(engine, "wait", interrupt)
+    with pytest.raises(Interrupted) as caught:
+        run(samples=25, chunk=7)
+    assert_same_bits(caught.value.partial, whole.isel(sample=slice(finished)))
+    assert caught.value.partial.sizes["sample"] == finished
+
+
+def test_ctrl_c_while_the_last_chunk_runs_is_not_lost(monkeypatch):
+    """Whoever pressed it wants the program to stop, not the next simulation."""
+    monkeypatch.setattr(engine, "ThreadPoolExecutor", pool_that_runs(0, 7))
+    monkeypatch.setattr(engine, "wait", interrupt)
+    with pytest.raises(Interrupted) as caught:
+        run(samples=10, chunk=7)
+    assert caught.value.partial.sizes["sample"] == 10
+    assert isinstance(caught.value, KeyboardInterrupt)
+
+
+def test_an_error_in_a_chunk_is_not_swallowed():
+    def fail(first):
+        raise ZeroDivisionError(first)
+
+    with pytest.raises(ZeroDivisionError):
+        engine.run_chunks(fail, range(3), 2, lambda done: None)
+
+
+def test_announcements_come_after_a_second(capsys):
+    with engine.announced("Compiling"):
+        time.sleep(1.3)
+    assert "Compiling …" in capsys.readouterr().err
+
+
+def test_announcements_do_not_come_before_a_second(capsys):
+    """Nor afterwards: the timer is cancelled, also where the block fails."""
+    with pytest.raises(ZeroDivisionError), engine.announced("Compiling"):
+        raise ZeroDivisionError
+    with engine.announced("Compiling"):
+        time.sleep(0.1)
+    time.sleep(1.1)
+    assert capsys.readouterr() == ("", "")
+
+
+def bars_of(monkeypatch, patience, **settings):
+    """The bar of one run, and whether it showed; `PATIENCE` seconds are `patience` here."""
+    made = []
+    make = engine.bar
+
+    def remember(*arguments):
+        made.append(make(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(engine, "bar", remember)
+    monkeypatch.setattr(engine, "PATIENCE", patience)
+    run(samples=10, chunk=7, **settings)
+    return made
+
+
+def test_the_bar_shows_only_after_a_while(monkeypatch, capsys):
+    quick, slow = (bars_of(monkeypatch, patience)[0] for patience in (1000.0, 0.0))
+    assert not quick.visible
+    assert slow.visible
+    assert not slow.progress.live.is_started
+    assert capsys.readouterr().out == ""
+
+
+def test_without_progress_there_is_no_bar(monkeypatch, capsys):
+    assert bars_of(monkeypatch, 0.0, progress=False) == []
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_bar_never_counts_more_than_there_is(monkeypatch, capsys):
+    """Ten samples in chunks of seven are 7 and then 10, not 14."""
+    shown = bars_of(monkeypatch, 0.0)[0]
+    assert shown.progress.tasks[0].completed == 10
+
+
+def test_the_bar_is_closed_on_ctrl_c(monkeypatch):
+    monkeypatch.setattr(engine, "PATIENCE", 0.0)
+    shown = engine.bar("chain", 3)
+
+    monkeypatch.setattr(engine, "wait", interrupt)
+    engine.advance(shown, 1)
+    engine.run_chunks(lambda first: None, range(3), 1, lambda done: engine.advance(shown, done))
+    assert shown.visible
+    assert not shown.progress.live.is_started

@@ -1,0 +1,347 @@
+"""Drift and noise of the limit: against nested sums, against the chain at a large width, and along whole paths."""
+
+from math import acos, pi, sqrt
+
+import numpy as np
+import pytest
+from scipy.stats import ks_2samp
+
+import limitformer as lf
+from limitformer.limits.coefficients import centre_rows
+from statistics_checks import STANDARD_ERRORS, assert_same_law, covariance_standard_errors, standard_errors
+
+V4 = np.array([[1.0, 0.4, -0.3, 0.2], [0.4, 1.7, 0.5, -0.1], [-0.3, 0.5, 0.8, 0.3], [0.2, -0.1, 0.3, 1.3]])
+PAIRS = np.triu_indices(4)
+GAMMA, TAU0 = 0.8, 0.5
+ATTENTION = lf.ShapedAttention(tau0=TAU0)
+# Slopes that differ a lot but whose mean is 1, so that the kink is large and the next order small.
+KINK = lf.ShapedReLU(c_plus=1.5, c_minus=-1.5)
+
+THEOREMS = {
+    "Theorem 3.2": {"feedforward": KINK},
+    "Theorem 4.2": {"attention": ATTENTION},
+    "Corollary 4.3": {"attention": ATTENTION, "feedforward": KINK},
+    "causal": {"attention": ATTENTION, "mask": "causal"},
+    "hidden width 3n": {"feedforward": lf.ShapedReLU(c_plus=1.5, c_minus=-1.5, hidden=6000)},
+}
+
+
+def model(name, width=2000, depth=1, gamma=GAMMA):
+    return lf.Transformer(width=width, depth=depth, gamma=gamma, **THEOREMS[name])
+
+
+# ---------------------------------------------------------------- coefficients against nested sums
+
+
+def first_moment(v, a, d, b, o):
+    """S₁^{αδ,βω} [ST, eq. 10]."""
+    mean = v.mean(1)
+    return v[a, b] * (v[d, o] - mean[d] - mean[o] + v.mean())
+
+
+def second_moment(v, a, d):
+    """S₂^{αδ} [ST, eq. 10]."""
+    return v[a, a] * (v[d, d] - 2 * v.mean(1)[d] + 2 * v.mean() - np.trace(v) / len(v))
+
+
+def drift_by_sums(v, gamma, tau0, sign=1.0):
+    """b of [ST, Thm 4.2] as printed; `sign` turns the second sum for the wrong twin."""
+    m, b = len(v), np.zeros_like(v)
+    for i in range(m):
+        for j in range(m):
+            for n in range(m):
+                for k in range(m):
+                    b[i, j] += v[n, k] * first_moment(v, i, n, j, k) / m**2
+                b[i, j] += sign * (v[j, n] * second_moment(v, i, n) + v[i, n] * second_moment(v, j, n)) / (2 * m)
+    return gamma**2 / tau0**2 * b
+
+
+def relu_drift_by_sums(v, gamma, kink):
+    """b_res of [ST, eq. 6] as printed."""
+    b = np.zeros_like(v)
+    for i in range(len(v)):
+        for j in range(len(v)):
+            rho = min(1.0, v[i, j] / sqrt(v[i, i] * v[j, j]))
+            nu = kink**2 / (2 * pi) * (sqrt(1 - rho**2) - rho * acos(rho))
+            b[i, j] = gamma**2 * nu * sqrt(v[i, i] * v[j, j])
+    return b
+
+
+def causal_drift_by_sums(v, gamma, tau0):
+    """The same moments with row α's softmax over the tokens up to α, written without any shared quantity."""
+    m, b = len(v), np.zeros_like(v)
+    centre = [np.zeros((m, m)) for _ in range(m)]
+    for a in range(m):
+        centre[a][: a + 1, : a + 1] = np.eye(a + 1) - 1 / (a + 1)
+    for i in range(m):
+        for j in range(m):
+            for n in range(i + 1):
+                for k in range(j + 1):
+                    moment = v[i, j] * (centre[i] @ v @ centre[j].T)[n, k]
+                    b[i, j] += v[n, k] * moment / ((i + 1) * (j + 1))
+            b[i, j] += sum(v[j, n] * causal_second_moment(v, i, n) for n in range(i + 1)) / (2 * (i + 1))
+            b[i, j] += sum(v[i, n] * causal_second_moment(v, j, n) for n in range(j + 1)) / (2 * (j + 1))
+    return gamma**2 / tau0**2 * b
+
+
+def causal_second_moment(v, a, d):
+    seen = v[: a + 1, : a + 1]
+    return v[a, a] * (v[d, d] - 2 * seen.mean(0)[d] + 2 * seen.mean() - np.trace(seen) / (a + 1))
+
+
+def diffusion_by_sums(v, gamma, tau0):
+    """Σ of [ST, Thm 4.2] as printed, over the pairs α ≤ β."""
+    m, pairs = len(v), list(zip(*np.triu_indices(len(v)), strict=True))
+    sigma = np.zeros((len(pairs), len(pairs)))
+    for row, (a, b) in enumerate(pairs):
+        for column, (d, o) in enumerate(pairs):
+            linear = v[a, d] * v[b, o] + v[a, o] * v[b, d]
+            attention = sum(
+                v[a, k] * v[d, n] * first_moment(v, b, k, o, n)
+                + v[a, k] * v[o, n] * first_moment(v, b, k, d, n)
+                + v[b, n] * v[d, k] * first_moment(v, a, n, o, k)
+                + v[b, n] * v[o, k] * first_moment(v, a, n, d, k)
+                for n in range(m)
+                for k in range(m)
+            )
+            sigma[row, column] = gamma**2 * (2 - gamma**2) * linear + gamma**4 / tau0**2 * attention / m**2
+    return sigma
+
+
+def test_drift_is_the_theorems():
+    """To 1e-12; with the sign of the second-order term turned it is another drift."""
+    limit = lf.limit(model("Theorem 4.2"))
+    exact = drift_by_sums(V4, GAMMA, TAU0)
+    assert np.abs(limit.drift(V4) - exact).max() < 1e-12 * np.abs(exact).max()
+    assert np.abs(limit.drift(V4) - drift_by_sums(V4, GAMMA, TAU0, sign=-1.0)).max() > 0.1
+
+
+def test_drift_of_the_resnet_is_the_theorems():
+    limit = lf.limit(model("Theorem 3.2"))
+    exact = relu_drift_by_sums(V4, GAMMA, 3.0)
+    assert np.abs(limit.drift(V4) - exact).max() < 1e-12 * np.abs(exact).max()
+
+
+def test_drift_of_the_corollary_is_the_sum():
+    both = lf.limit(model("Corollary 4.3")).drift(V4)
+    parts = lf.limit(model("Theorem 3.2")).drift(V4) + lf.limit(model("Theorem 4.2")).drift(V4)
+    assert np.abs(both - parts).max() < 1e-12
+
+
+def test_causal_drift():
+    """Against nested sums; the first token sees itself alone, so attention adds no drift to its variance."""
+    drift = lf.limit(model("causal")).drift(V4)
+    exact = causal_drift_by_sums(V4, GAMMA, TAU0)
+    assert np.abs(drift - exact).max() < 1e-12 * np.abs(exact).max()
+    assert abs(drift[0, 0]) < 1e-15
+    assert np.abs(drift - lf.limit(model("Theorem 4.2")).drift(V4)).max() > 0.1
+
+
+def test_drift_at_a_large_and_singular_covariance():
+    """Three tokens, two of them one, of norm 10√n: relative to the largest entry."""
+    v = 100 * np.array([[1.0, 0.3, 1.0], [0.3, 1.2, 0.3], [1.0, 0.3, 1.0]])
+    exact = drift_by_sums(v, GAMMA, TAU0)
+    assert np.abs(lf.limit(model("Theorem 4.2")).drift(v) - exact).max() < 1e-12 * np.abs(exact).max()
+
+
+def test_dense_diffusion_is_the_theorems():
+    limit = lf.limit(model("Theorem 4.2"))
+    exact = diffusion_by_sums(V4, GAMMA, TAU0)
+    assert np.abs(limit.diffusion(V4) - exact).max() < 1e-12 * exact.max()
+    without = diffusion_by_sums(V4, GAMMA, 1e9)
+    assert np.abs(limit.diffusion(V4) - without).max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["Theorem 3.2", "Theorem 4.2", "Corollary 4.3", "causal"])
+def test_structured_noise_has_the_dense_covariance(name):
+    """N is linear in (G₁, G₂): its matrix M, column by column, gives Σ = M Mᵀ with no sampling."""
+    limit = lf.limit(model(name))
+    constants, mask = limit.constants(), limit.mask_for(4)
+    root = np.linalg.cholesky(V4)
+    columns = []
+    for k in range(32):
+        g = np.zeros(32)
+        g[k] = 1.0
+        first, second = g[:16].reshape(4, 4), g[16:].reshape(4, 4)
+        logits = root @ second @ root.T
+        centre_rows(logits, mask)
+        noise = constants.linear * root @ first @ root.T + constants.mixing * logits @ V4
+        columns.append((noise + noise.T)[PAIRS])
+    dense = limit.diffusion(V4)
+    assert np.abs(np.transpose(columns) @ columns - dense).max() < 1e-12 * dense.max()
+    half = np.transpose(columns[:16]) @ columns[:16]
+    assert name == "Theorem 3.2" or np.abs(half - dense).max() > 0.01
+
+
+# ---------------------------------------------------------------- the chain's one step against b and Σ
+
+
+def one_step(process, samples, **options):
+    """ΔV over the pairs α ≤ β after the last recorded point: (samples, 10)."""
+    found = lf.simulate(process, V4, samples=samples, seed=4, progress=False, **options)
+    return found["covariance"].values[:, -1][:, PAIRS[0], PAIRS[1]] - V4[PAIRS]
+
+
+CHAIN_SAMPLES = {
+    "Theorem 3.2": 200_000,
+    "Theorem 4.2": 1_500_000,
+    "Corollary 4.3": 300_000,
+    "causal": 1_500_000,
+    "hidden width 3n": 80_000,
+}
+
+
+@pytest.mark.parametrize("name", THEOREMS)
+def test_one_layer_has_the_drift_and_covariance_of_the_limit(name):
+    """At width 2000, times n; b with its sign turned and Σ without the attention's (or the hidden units') part fail."""
+    chain = model(name)
+    limit, n = lf.limit(chain), chain.width
+    moved = one_step(chain, CHAIN_SAMPLES[name], record=[1])
+    b, sigma = limit.drift(V4)[PAIRS], limit.diffusion(V4)
+    assert np.abs(standard_errors(n * moved, b)).max() < STANDARD_ERRORS
+    assert np.abs(standard_errors(n * moved, -b)).max() > STANDARD_ERRORS
+    assert np.abs(covariance_standard_errors(sqrt(n) * moved, sigma)).max() < STANDARD_ERRORS
+    wrong = GAMMA**2 * (2 - GAMMA**2) * linear_diffusion(V4)
+    assert np.abs(covariance_standard_errors(sqrt(n) * moved, wrong)).max() > STANDARD_ERRORS
+
+
+def linear_diffusion(v):
+    """Σ_lin [ST, Thm 3.2]."""
+    (a, b), (d, o) = ((x[:, None] for x in PAIRS), (x[None] for x in PAIRS))
+    return v[a, d] * v[b, o] + v[a, o] * v[b, d]
+
+
+@pytest.mark.parametrize("step", ["factor", "euler-maruyama"])
+@pytest.mark.parametrize("name", ["Theorem 3.2", "Theorem 4.2", "Corollary 4.3", "causal"])
+def test_one_step_has_the_drift_and_covariance_of_the_limit(name, step):
+    """At dt = 0.0005, over dt."""
+    dt = 0.0005
+    limit = lf.limit(model(name))
+    moved = one_step(limit, 1_000_000, record=[limit.horizon], dt=dt, step=step)
+    b, sigma = limit.drift(V4)[PAIRS], limit.diffusion(V4)
+    assert limit.horizon == dt
+    assert np.abs(standard_errors(moved / dt, b)).max() < STANDARD_ERRORS
+    assert np.abs(standard_errors(moved / dt, -b)).max() > STANDARD_ERRORS
+    assert np.abs(covariance_standard_errors(moved / sqrt(dt), sigma)).max() < STANDARD_ERRORS
+    assert np.abs(covariance_standard_errors(moved / sqrt(dt), 1.02 * sigma)).max() > STANDARD_ERRORS
+
+
+def test_the_factor_steps_error_is_of_second_order():
+    """Its covariance is off by O(dt²): over dt, halving the step halves the error."""
+
+    def error(dt):
+        net = lf.Transformer(width=10_000, depth=round(10_000 * dt), gamma=GAMMA, attention=ATTENTION)
+        limit = lf.limit(net)
+        moved = one_step(limit, 4_000_000, record=[limit.horizon], dt=dt)
+        return np.abs(np.cov(moved.T) / dt - limit.diffusion(V4)).max()
+
+    assert 1.5 < error(0.04) / error(0.02) < 2.6
+
+
+# ---------------------------------------------------------------- whole paths
+
+
+def last_correlations(process, start, **options):
+    found = lf.simulate(process, start, samples=10_000, seed=6, progress=False, **options)
+    rho = lf.correlation(found).values[:, -1]
+    return {"ρ_01": rho[:, 0, 1], "ρ_02": rho[:, 0, 2], "V_00": found["covariance"].values[:, -1, 0, 0]}
+
+
+V3 = V4[:3, :3]
+
+
+@pytest.mark.parametrize("parts", ["attention", "both", "causal"])
+def test_a_deep_chain_has_the_law_of_the_limit(parts):
+    """Width 600, depth 300; the limit of a third less time fails. Width bias and step stay below the noise."""
+    feedforward = lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)
+    chosen = {
+        "attention": {},
+        "both": {"feedforward": feedforward},
+        "causal": {"mask": "causal"},
+    }[parts]
+    attention = lf.ShapedAttention(tau0=1.0)
+    chain = lf.Transformer(width=600, depth=300, gamma=0.5, attention=attention, **chosen)
+    shorter = lf.Transformer(width=600, depth=200, gamma=0.5, attention=attention, **chosen)
+    limit, wrong = lf.limit(chain), lf.limit(shorter)
+    assert_same_law(
+        last_correlations(chain, V3, record=[300]),
+        last_correlations(limit, V3, record=[limit.horizon], dt=0.005),
+        wrong=last_correlations(wrong, V3, record=[wrong.horizon], dt=0.005),
+    )
+
+
+def test_both_steps_have_one_law():
+    """The factor step and the paper's Euler-Maruyama, independent of each other; another τ₀ fails."""
+    limit = lf.limit(lf.Transformer(width=100, depth=50, gamma=0.5, attention=lf.ShapedAttention(tau0=0.7)))
+    other = lf.limit(lf.Transformer(width=100, depth=50, gamma=0.5, attention=lf.ShapedAttention(tau0=0.35)))
+    last = {"record": [0.5], "dt": 0.005}
+    assert_same_law(
+        last_correlations(limit, V3, **last),
+        last_correlations(limit, V3, step="euler-maruyama", **last),
+        wrong=last_correlations(other, V3, step="euler-maruyama", **last),
+    )
+
+
+def test_residual_strength_is_a_change_of_time():
+    """[ST, after Thm 3.2]: γ² T alone matters for a ResNet; at the same T it does not."""
+    relu = lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)
+
+    def correlations(gamma, depth):
+        limit = lf.limit(lf.Transformer(width=100, depth=depth, gamma=gamma, feedforward=relu))
+        found = lf.simulate(limit, V3, samples=10_000, seed=depth, record=[limit.horizon], dt=0.005)
+        return lf.correlation(found).values[:, -1, 0, 1]
+
+    quick, slow = correlations(1.0, 25), correlations(0.5, 100)
+    assert ks_2samp(quick, slow).pvalue > 1e-4
+    assert ks_2samp(quick, correlations(0.5, 25)).pvalue < 1e-4
+
+
+def test_lambda_one_is_a_resnet_of_its_own_scale():
+    """λ = 1, γ = 1/√d: the correlations are those of λ and γ over √(λ² + γ²), exactly, with one stream."""
+    relu = lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)
+    d, gamma = 50, 50**-0.5
+    free = lf.Transformer(width=40, depth=d, gamma=gamma, lam=1.0, feedforward=relu)
+    kept = lf.Transformer(width=40, depth=d, gamma=gamma / sqrt(1 + gamma**2), feedforward=relu)
+    rho = [lf.correlation(lf.simulate(net, V3, samples=100, seed=0)).values for net in (free, kept)]
+    assert np.abs(rho[0] - rho[1]).max() < 1e-10
+
+
+# ---------------------------------------------------------------- refusals
+
+WHOLE = {"width": 64, "depth": 32, "gamma": 0.5, "attention": lf.ShapedAttention(tau0=1.0)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "needs"),
+    [
+        ({"lam": 1.0}, r"lam\*\*2 \+ gamma\*\*2"),
+        ({"norm": "pre"}, "norm must be None"),
+        ({"attention": lf.SoftmaxAttention()}, "identity=True"),
+        ({"attention": lf.ShapedAttention(tau0=1.0, center=False)}, "center=True"),
+        ({"attention": lf.ShapedAttention(tau0=1.0, temperature="standard")}, 'temperature="shaped"'),
+        ({"attention": lf.ShapedAttention(tau0=1.0, heads=4)}, "heads must be None"),
+        ({"feedforward": lf.ReLU()}, "ShapedReLU"),
+        ({"feedforward": lf.GELU()}, "ShapedReLU"),
+    ],
+    ids=str,
+)
+def test_what_has_no_limit_is_refused(changes, needs):
+    with pytest.raises(lf.NoLimitError, match=needs):
+        lf.limit(lf.Transformer(**{**WHOLE, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("options", "needs"),
+    [
+        ({"dt": 0.0}, "dt must be positive"),
+        ({"dt": 3.0, "record": [40.0]}, "dt must be below"),
+        ({"step": "milstein"}, "step must be"),
+        ({"record": [41.0]}, r"lie in \[0, 40\]"),
+        ({"batch": 3}, "has no option batch"),
+    ],
+    ids=str,
+)
+def test_bad_options_of_a_limit(options, needs):
+    limit = lf.limit(lf.Transformer(width=10, depth=400, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0)))
+    with pytest.raises(lf.InputError, match=needs):
+        lf.simulate(limit, V4, samples=2, seed=0, **options)

@@ -1,0 +1,369 @@
+"""Declarations: what they refuse and in which words, their derived numbers, and JSON there and back."""
+
+import json
+import math
+import re
+from dataclasses import FrozenInstanceError, fields, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate, stats
+
+from limitformer.errors import InputError
+from limitformer.models import (
+    GELU,
+    LayerNorm,
+    ReLU,
+    RMSNorm,
+    ShapedAttention,
+    ShapedReLU,
+    SoftmaxAttention,
+    Transformer,
+    from_json,
+    to_json,
+)
+from limitformer.models.serial import KINDS
+
+SHAPED = ShapedAttention(tau0=1.5)
+RELU = ShapedReLU(c_plus=0.3, c_minus=-1.0)
+
+
+def transformer(**changes):
+    settings = {"width": 12, "depth": 5, "gamma": 0.6, "attention": SHAPED, "feedforward": RELU}
+    return Transformer(**{**settings, **changes})
+
+
+MODELS = {
+    "full": transformer(),
+    "attention only": transformer(feedforward=None),
+    "resnet": transformer(attention=None),
+    "no identity": transformer(attention=ShapedAttention(tau0=0.5, identity=False)),
+    "no centring": transformer(attention=ShapedAttention(tau0=0.5, center=False)),
+    "standard temperature": transformer(attention=ShapedAttention(tau0=0.5, temperature="standard")),
+    "softmax": transformer(attention=SoftmaxAttention()),
+    "heads": transformer(attention=SoftmaxAttention(tau0=2.0, heads=3)),
+    "heads with head_dim": transformer(attention=ShapedAttention(tau0=2.0, heads=5, head_dim=7)),
+    "relu": transformer(feedforward=ReLU(hidden=48)),
+    "gelu": transformer(feedforward=GELU(hidden=5)),
+    "pre": transformer(norm="pre"),
+    "post": transformer(norm="post"),
+    "rms": transformer(norm=RMSNorm(placement="pre", eps=0.0)),
+    "layer norm": transformer(norm=LayerNorm(placement="post", eps=1e-3)),
+    "causal": transformer(mask="causal"),
+    "lam": transformer(lam=1.0),
+    "gamma 0": transformer(gamma=0.0),
+    "gamma 1": transformer(gamma=1),
+}
+PARTS = [part for model in MODELS.values() for part in (model.attention, model.feedforward, model.norm) if part]
+
+
+def refuses(message, make, *arguments, **settings):
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
+        make(*arguments, **settings)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [0, -3])
+@pytest.mark.parametrize("name", ["width", "depth"])
+def test_sizes_below_one_are_refused(name, value):
+    refuses(f"{name} must be at least 1; got {value}.", transformer, **{name: value})
+
+
+@pytest.mark.parametrize("value", [True, 2.0, 2.5, "2", None, float("nan")])
+@pytest.mark.parametrize("name", ["width", "depth"])
+def test_sizes_that_are_not_whole_numbers_are_refused(name, value):
+    refuses(f"{name} must be a whole number; got {value!r}.", transformer, **{name: value})
+
+
+@pytest.mark.parametrize("part", [SHAPED, SoftmaxAttention()])
+@pytest.mark.parametrize("name", ["heads", "head_dim"])
+def test_heads_are_whole_and_positive(part, name):
+    refuses(f"{name} must be at least 1; got 0.", replace, part, **{name: 0})
+    refuses(f"{name} must be a whole number; got True.", replace, part, **{name: True})
+    refuses(f"{name} must be a whole number; got 2.0.", replace, part, **{name: 2.0})
+
+
+@pytest.mark.parametrize("part", [RELU, ReLU(), GELU()])
+def test_hidden_is_whole_and_positive(part):
+    refuses("hidden must be at least 1; got 0.", replace, part, hidden=0)
+    refuses("hidden must be a whole number; got 2.0.", replace, part, hidden=2.0)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0001, math.inf, math.nan])
+def test_gamma_lies_in_the_unit_interval(value):
+    refuses(f"gamma must lie in [0, 1]; got {value}. [ST] uses 1/sqrt(8).", transformer, gamma=value)
+
+
+@pytest.mark.parametrize("value", [-1e-9, math.inf, math.nan])
+def test_lam_is_at_least_zero_and_finite(value):
+    refuses(f"lam must be at least 0 and finite; got {value}.", transformer, lam=value)
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize("kind", [ShapedAttention, SoftmaxAttention])
+def test_tau0_is_positive_and_finite(kind, value):
+    refuses(f"tau0 must be positive and finite; got {value}.", kind, tau0=value)
+
+
+def test_temperature_is_one_of_two():
+    refuses(
+        'temperature must be "shaped" or "standard"; got \'hot\'.',
+        ShapedAttention,
+        tau0=1.0,
+        temperature="hot",
+    )
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_slopes_are_finite(value):
+    refuses(f"c_plus must be finite; got {value}.", ShapedReLU, c_plus=value, c_minus=0.0)
+    refuses(f"c_minus must be finite; got {value}.", ShapedReLU, c_plus=0.0, c_minus=value)
+
+
+def test_two_slopes_of_zero_are_refused_at_the_width_where_they_are():
+    flat = ShapedReLU(c_plus=-3.0, c_minus=-3.0)
+    refuses("c_plus and c_minus make both slopes zero at width 9.", transformer, width=9, feedforward=flat)
+    assert transformer(width=16, feedforward=flat).feedforward == flat
+
+
+@pytest.mark.parametrize("kind", [LayerNorm, RMSNorm])
+def test_norms_validate(kind):
+    refuses('placement must be "pre" or "post"; got \'mid\'.', kind, placement="mid")
+    for value in (-1e-9, math.inf, math.nan):
+        refuses(f"eps must be at least 0 and finite; got {value}.", kind, placement="pre", eps=value)
+
+
+@pytest.mark.parametrize(
+    ("heads", "width", "nearest"),
+    [(64, 200, "40 or 50"), (5, 12, "4 or 6"), (8, 4, "2 or 4"), (3, 7, "1 or 7")],
+)
+def test_heads_that_do_not_divide_name_the_nearest_that_do(heads, width, nearest):
+    message = f"heads must divide width; got width={width}, heads={heads}. Nearest: {nearest}, or give head_dim."
+    refuses(message, transformer, width=width, attention=SoftmaxAttention(heads=heads))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"attention": None, "feedforward": None},
+            "A Transformer needs attention, feedforward or both; got neither.",
+        ),
+        (
+            {"attention": RELU},
+            "attention must be one of ShapedAttention, SoftmaxAttention or None; got ShapedReLU(",
+        ),
+        (
+            {"attention": "softmax"},
+            "attention must be one of ShapedAttention, SoftmaxAttention or None; got 'softmax'.",
+        ),
+        (
+            {"feedforward": SHAPED},
+            "feedforward must be one of ShapedReLU, ReLU, GELU or None; got ShapedAttention(",
+        ),
+        ({"norm": "mid"}, 'norm must be None, "pre", "post", LayerNorm or RMSNorm; got \'mid\'.'),
+        ({"norm": True}, 'norm must be None, "pre", "post", LayerNorm or RMSNorm; got True.'),
+        ({"mask": "future"}, "mask must be None or \"causal\"; got 'future'."),
+    ],
+)
+def test_parts_in_the_wrong_place_are_refused(changes, message):
+    refuses(message, transformer, **changes)
+
+
+def test_the_defaults_that_choose_no_theorem():
+    model = Transformer(width=12, depth=5, gamma=0.6, attention=ShapedAttention(tau0=1.5))
+    assert (model.feedforward, model.norm, model.mask) == (None, None, None)
+    assert model.skip == model.lam == pytest.approx(0.8, rel=1e-15)
+    assert (SHAPED.interventions, SHAPED.heads, SHAPED.head_dim) == ((True, True, "shaped"), None, None)
+    assert SoftmaxAttention().interventions == (False, False, "standard")
+    assert SoftmaxAttention().tau0 == 1.0
+    assert LayerNorm(placement="pre").eps == 1e-5
+
+
+@pytest.mark.parametrize("kind", [Transformer, ShapedAttention, ShapedReLU, LayerNorm, RMSNorm])
+def test_what_chooses_the_theorem_has_no_default(kind):
+    with pytest.raises(TypeError, match="required keyword-only argument"):
+        kind()
+
+
+@pytest.mark.parametrize("gamma", [0, 0.0, 0.37, 1.0, 1])
+def test_lam_completes_gamma_to_one(gamma):
+    assert transformer(gamma=gamma).skip == math.sqrt(1 - gamma**2)
+    assert transformer(gamma=gamma, lam=2).skip == 2
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_norm_shorthands_stand_for_layer_norm(placement):
+    model = transformer(norm=placement)
+    assert model == transformer(norm=LayerNorm(placement=placement))
+    assert model.normalisation == LayerNorm(placement=placement)
+
+
+def test_models_are_frozen_and_equal_by_value():
+    model = transformer()
+    with pytest.raises(FrozenInstanceError):
+        model.width = 3
+    assert model == transformer()
+    assert len({model, transformer(), transformer(depth=6)}) == 2
+
+
+def test_key_dim_and_temperature():
+    """tau = tau0 sqrt(width head_dim) shaped, tau0 sqrt(head_dim) standard."""
+    heads, given = SoftmaxAttention(tau0=3.0, heads=4), ShapedAttention(tau0=0.5, heads=3, head_dim=9)
+    assert (SHAPED.key_dim(25), heads.key_dim(100), given.key_dim(100)) == (25, 25, 9)
+    assert SHAPED.temperature_at(25) == pytest.approx(1.5 * 25)
+    assert heads.temperature_at(100) == pytest.approx(3.0 * 5)
+    assert given.temperature_at(100) == pytest.approx(0.5 * 30)
+    assert replace(given, temperature="standard").temperature_at(100) == pytest.approx(0.5 * 3)
+
+
+def test_hidden_is_the_width_unless_given():
+    assert (RELU.hidden_at(7), ReLU(hidden=28).hidden_at(7)) == (7, 28)
+
+
+def second_moment(activation):
+    """E activation(g)², the two half-lines apart because of the kink."""
+    halves = [(-40, 0), (0, 40)]
+    return sum(integrate.quad(lambda x: activation(x) ** 2 * stats.norm.pdf(x), *ends)[0] for ends in halves)
+
+
+@pytest.mark.parametrize("width", [4, 50])
+def test_gains_keep_a_variance_of_one(width):
+    """c E activation(g)² = 1 by quadrature, whose own error is below 1e-8; the wrong slopes miss by 1e-3."""
+    positive, negative = RELU.slopes(width)
+    assert (positive, negative) == (1 + 0.3 / width**0.5, 1 - 1 / width**0.5)
+    activations = {
+        RELU: lambda x: positive * max(x, 0) + negative * min(x, 0),
+        ReLU(): lambda x: max(x, 0),
+        GELU(): lambda x: x * stats.norm.cdf(x),
+    }
+    for part, activation in activations.items():
+        assert part.gain(width) * second_moment(activation) == pytest.approx(1, abs=1e-7)
+    turned = second_moment(lambda x: negative * max(x, 0) + 2 * positive * min(x, 0))
+    assert abs(RELU.gain(width) * turned - 1) > 1e-3
+
+
+def test_relu_has_slopes_one_and_zero():
+    assert ReLU().slopes(3) == ReLU().slopes(300) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS))
+def test_models_survive_json(model):
+    assert from_json(to_json(model)) == model
+    assert from_json(to_json(model, indent=2)) == model
+    assert to_json(from_json(to_json(model))) == to_json(model)
+
+
+@pytest.mark.parametrize("part", PARTS, ids=repr)
+def test_parts_survive_json(part):
+    assert from_json(to_json(part)) == part
+
+
+def test_the_registry_has_every_kind():
+    """A kind that is added without a model here fails."""
+    present = {"Transformer"} | {type(part).__name__ for part in PARTS}
+    assert present == set(KINDS)
+
+
+def test_json_writes_every_field_out():
+    record = json.loads(to_json(transformer(norm="pre")))
+    assert set(record) == {"kind"} | {field.name for field in fields(Transformer)}
+    assert record["norm"] == {"kind": "LayerNorm", "placement": "pre", "eps": 1e-5}
+    assert record["lam"] == pytest.approx(0.8)
+
+
+def test_json_needs_only_what_has_no_default():
+    record = {"kind": "Transformer", "width": 4, "depth": 2, "gamma": 0.5, "norm": "post"}
+    record["feedforward"] = {"kind": "GELU"}
+    assert from_json(json.dumps(record)) == Transformer(width=4, depth=2, gamma=0.5, norm="post", feedforward=GELU())
+
+
+positive = st.floats(1e-3, 1e3)
+placements = st.sampled_from(["pre", "post"])
+counts = st.integers(1, 10**6)
+attentions = st.one_of(
+    st.builds(
+        ShapedAttention,
+        tau0=positive,
+        heads=st.none() | counts,
+        head_dim=counts,
+        identity=st.booleans(),
+        center=st.booleans(),
+        temperature=st.sampled_from(["shaped", "standard"]),
+    ),
+    st.builds(SoftmaxAttention, tau0=positive, head_dim=st.none() | counts),
+)
+feedforwards = st.one_of(
+    st.builds(ShapedReLU, c_plus=st.floats(-0.9, 9), c_minus=st.floats(-0.9, 9), hidden=st.none() | counts),
+    st.builds(ReLU, hidden=st.none() | counts),
+    st.builds(GELU, hidden=st.none() | counts),
+)
+norms = st.none() | placements | st.builds(LayerNorm, placement=placements, eps=st.floats(0, 1))
+norms = norms | st.builds(RMSNorm, placement=placements, eps=st.floats(0, 1))
+transformers = st.builds(
+    Transformer,
+    width=counts,
+    depth=counts,
+    gamma=st.floats(0, 1),
+    attention=st.none() | attentions,
+    feedforward=feedforwards,
+    norm=norms,
+    mask=st.sampled_from([None, "causal"]),
+    lam=st.none() | st.floats(0, 1e300),
+)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(transformers)
+def test_any_model_survives_json(model):
+    assert from_json(to_json(model)) == model
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["kind", "width", "tau0"]), inner | st.sampled_from(sorted(KINDS)))
+        ),
+        max_leaves=8,
+    )
+)
+def test_json_that_is_no_model_is_refused_in_one_line(value):
+    """Any JSON at all: a plain object without the fields of its kind is an InputError, never another one."""
+    record = {"kind": "Transformer", "attention": value, "depth": 0}
+    with pytest.raises(InputError):
+        from_json(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "A model must be JSON; line 1 is not: Expecting value."),
+        (
+            "{\n'kind'",
+            "A model must be JSON; line 2 is not: Expecting property name enclosed in double quotes.",
+        ),
+        ("[1, 2]", "A model must be a JSON object; got list."),
+        ("null", "A model must be a JSON object; got NoneType."),
+        ("{}", '"kind" must be one of Transformer, ShapedAttention,'),
+        ('{"kind": "Perceptron"}', "got 'Perceptron'."),
+        ('{"kind": ["ReLU"]}', "got ['ReLU']."),
+        ('{"kind": {"kind": "ReLU"}}', "got {'kind': 'ReLU'}."),
+        ('{"kind": "ReLU", "hiden": 3, "a": 1}', "ReLU has no field a, hiden; it has hidden."),
+        ('{"kind": "ShapedReLU", "c_plus": 1.0}', "ShapedReLU: "),
+        ('{"kind": "ReLU", "hidden": 0}', "hidden must be at least 1; got 0."),
+        ('{"kind": "SoftmaxAttention", "tau0": "1"}', "SoftmaxAttention: "),
+        ('{"kind": "SoftmaxAttention", "tau0": NaN}', "tau0 must be positive and finite; got nan."),
+    ],
+)
+def test_json_mistakes_are_named(text, message):
+    refuses(message, from_json, text)
+
+
+@pytest.mark.parametrize("name", ["gamma", "lam"])
+def test_a_text_in_the_place_of_a_number_is_refused(name):
+    record = {**json.loads(to_json(transformer())), name: "0.5"}
+    refuses("Transformer: ", from_json, json.dumps(record))

@@ -1,0 +1,183 @@
+"""Singular covariances, which is what people come to see: collapse, repeated tokens, narrow layers."""
+
+import numpy as np
+import pytest
+from scipy.stats import ks_2samp
+
+from limitformer.engine import simulate
+from limitformer.limits import limit
+from limitformer.models import (
+    GELU,
+    ReLU,
+    RMSNorm,
+    ShapedAttention,
+    ShapedReLU,
+    SoftmaxAttention,
+    Transformer,
+    equicorrelated,
+    from_text,
+    from_tokens,
+)
+from limitformer.results import correlation
+
+SHAPED = {"attention": ShapedAttention(tau0=1.0), "feedforward": ShapedReLU(c_plus=0.2, c_minus=-1.0)}
+BLOCKS = {
+    "shaped": SHAPED,
+    "softmax, ReLU": {"attention": SoftmaxAttention(), "feedforward": ReLU()},
+    "heads, GELU": {"attention": SoftmaxAttention(heads=2, head_dim=2), "feedforward": GELU(hidden=7)},
+    "shaped heads": {"attention": ShapedAttention(tau0=1.0, heads=3, head_dim=1)},
+    "keys of one dimension": {
+        "attention": ShapedAttention(tau0=1.0, head_dim=1),
+        "feedforward": ReLU(hidden=1),
+    },
+    "pre": {"attention": SoftmaxAttention(), "feedforward": ReLU(), "norm": "pre"},
+    "post": {"attention": SoftmaxAttention(), "feedforward": ReLU(), "norm": "post"},
+    "RMS": {**SHAPED, "norm": RMSNorm(placement="pre", eps=0.0)},
+}
+every_block = pytest.mark.parametrize("parts", BLOCKS.values(), ids=list(BLOCKS))
+TEXT = from_text("a rose is a rose is a rose", width=24, seed=2)
+STEPS = ["factor", "euler-maruyama"]
+
+
+def covariances(model, start, samples=20, **settings):
+    return simulate(model, start, samples=samples, seed=1, threads=1, **settings)["covariance"].values
+
+
+def spread(v, i, j):
+    """|x_i - x_j|²/n."""
+    return v[..., i, i] + v[..., j, j] - 2 * v[..., i, j]
+
+
+@pytest.mark.parametrize("start", [[[1.0, -0.4], [-0.4, 2.0]], equicorrelated(5, 0.1)], ids=["2 tokens", "5 tokens"])
+def test_deep_softmax_networks_collapse_and_stay_finite(start):
+    """1 - rho falls below 1e-12 for every pair in every sample, and nothing breaks in the layers after."""
+    model = Transformer(width=50, depth=400, gamma=0.5, attention=SoftmaxAttention(), feedforward=ReLU())
+    data = simulate(model, start, samples=20, seed=1, threads=1)
+    gap = 1 - correlation(data).values
+    assert np.isfinite(data["covariance"].values).all()
+    assert np.isinf(data["exit"].values).all()
+    assert gap[:, 0].max() > 0.8
+    assert gap[:, -1].max() < 1e-12
+    assert gap.min() > -1e-15 * 5
+
+
+def test_attention_shrinks_the_last_differences_by_lam():
+    """Nearly equal rows of A move tokens alike: |x_i - x_j|² falls by lam² a layer, to first order in it."""
+    model = Transformer(width=50, depth=150, gamma=0.5, attention=SoftmaxAttention())
+    v = covariances(model, [[1.0, -0.4, 0.1], [-0.4, 2.0, 0.3], [0.1, 0.3, 0.7]])
+    squared = spread(v, 0, 1)
+    relative = squared / v[..., 0, 0]
+    fine = (relative[:, :-1] < 1e-6) & (relative[:, 1:] > 1e-10)
+    assert fine.sum() > 200
+    np.testing.assert_allclose(squared[:, 1:][fine] / squared[:, :-1][fine], 1 - 0.25, rtol=5e-3)
+
+
+def assert_repetitions_stay_identical(v, labels):
+    """Rows of V that belong to one word agree to 1e-12, those of different words do not."""
+    scale = v.max((-1, -2))
+    assert np.isfinite(v).all()
+    for i in range(len(labels)):
+        for j in range(i):
+            same = labels[i] == labels[j]
+            assert same == ((np.abs(v[..., i, :] - v[..., j, :]).max(-1) / scale).max() < 1e-12)
+
+
+@every_block
+def test_repeated_tokens_stay_identical_in_a_chain(parts):
+    model = Transformer(width=24, depth=30, gamma=0.4, **parts)
+    assert_repetitions_stay_identical(covariances(model, TEXT), TEXT.labels)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_repeated_tokens_stay_identical_in_a_limit(step):
+    model = limit(Transformer(width=24, depth=24, gamma=0.4, **SHAPED))
+    data = simulate(model, TEXT, samples=20, seed=1, threads=1, dt=0.02, step=step)
+    assert (data["exit_cause"] == 0).mean() > 0.5
+    assert_repetitions_stay_identical(data["covariance"].values, TEXT.labels)
+
+
+def test_a_causal_mask_tells_repeated_tokens_apart():
+    """The wrong twin: a repetition sees more than its first occurrence, so rows must differ."""
+    model = Transformer(width=24, depth=30, gamma=0.4, mask="causal", **SHAPED)
+    v = covariances(model, TEXT)
+    assert np.abs(v[:, -1, 0] - v[:, -1, 3]).min(-1).max() > 1e-3
+
+
+@every_block
+def test_tokens_that_are_all_equal_stay_equal(parts):
+    model = Transformer(width=12, depth=30, gamma=0.6, **parts)
+    v = covariances(model, equicorrelated(tokens=4, correlation=1.0))
+    assert_repetitions_stay_identical(v, "aaaa")
+
+
+def test_tokens_on_one_line_stay_there_without_a_feedforward_layer():
+    """Tokens of one coordinate: X = a x stays of that form, whatever A is, and V keeps rank one."""
+    a = np.array([1.0, -2.0, 0.5])
+    model = Transformer(width=1, depth=20, gamma=0.6, attention=ShapedAttention(tau0=1.0))
+    v = covariances(model, np.outer(a, a))
+    values = np.linalg.eigvalsh(v)
+    assert np.abs(values[..., :2]).max() < 1e-13 * values[..., 2].max()
+    assert values[:, -1, 2].min() > 0
+
+
+@every_block
+def test_tokens_on_one_line_are_a_start_like_any_other(parts):
+    a = np.array([1.0, -2.0, 0.5])
+    v = covariances(Transformer(width=12, depth=30, gamma=0.6, **parts), np.outer(a, a))
+    assert np.isfinite(v).all()
+    np.testing.assert_allclose(v[:, 0], np.broadcast_to(np.outer(a, a), v[:, 0].shape), atol=1e-14)
+    assert (np.linalg.eigvalsh(v)[..., 0] > -1e-13 * v.max((-1, -2))).all()
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_opposite_tokens_are_a_start_of_the_limit(step):
+    """rho = -1 exactly, where the root of 1 - rho² would like to be negative."""
+    model = limit(Transformer(width=24, depth=24, gamma=0.4, **SHAPED))
+    v = covariances(model, [[1.0, -2.0], [-2.0, 4.0]], dt=0.02, step=step)
+    assert np.isfinite(v).all()
+    assert (np.linalg.eigvalsh(v)[..., 0] > -1e-9 * v.max((-1, -2))).all()
+
+
+@every_block
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_more_tokens_than_width(parts, width):
+    """Six tokens in up to three directions: the rank of V never exceeds the width, and all is finite."""
+    start = from_tokens(np.random.default_rng(0).standard_normal((6, width)))
+    given, unknown = start, start.covariance
+    for tokens in (given, unknown):
+        v = covariances(Transformer(width=width, depth=15, gamma=0.5, **parts), tokens)
+        assert np.isfinite(v).all()
+        np.testing.assert_allclose(v[:, 0], np.broadcast_to(start.covariance, v[:, 0].shape), atol=1e-13)
+        scale = np.maximum(v.max((-1, -2)), 1e-300)
+        assert (np.abs(np.linalg.eigvalsh(v)[..., : 6 - width]).max(-1) < 1e-12 * scale).all()
+
+
+@every_block
+def test_more_tokens_than_head_dim(parts):
+    start = from_tokens(np.random.default_rng(1).standard_normal((6, 30)))
+    v = covariances(Transformer(width=30, depth=15, gamma=0.5, **parts), start)
+    assert np.isfinite(v).all()
+    assert np.linalg.matrix_rank(v[0, -1], tol=1e-10, hermitian=True) == 6
+
+
+@pytest.mark.parametrize(
+    ("norm", "expected"),
+    [
+        ("pre", 2.0 * 0.64 ** np.arange(7)),  # nothing is left of the branch: V falls by lam² = 0.64 a layer
+        ("post", [2.0, 0, 0, 0, 0, 0, 0]),
+        (RMSNorm(placement="post", eps=0.0), [2.0, 1, 1, 1, 1, 1, 1]),
+    ],
+)
+def test_the_norm_of_one_coordinate_leaves_nothing_or_a_sign(norm, expected):
+    model = Transformer(width=1, depth=6, gamma=0.6, attention=SoftmaxAttention(), norm=norm)
+    v = covariances(model, [[2.0]], samples=50)[..., 0, 0]
+    np.testing.assert_allclose(v, np.broadcast_to(expected, v.shape), rtol=1e-13)
+
+
+def test_one_token_of_width_one_moves_as_one_number():
+    """x' = (lam + gamma w) x with w ~ N(0, 1): KS at 1e-4; lam = gamma = 1/sqrt(2) is rejected."""
+    model = Transformer(width=1, depth=1, gamma=0.6, attention=SoftmaxAttention())
+    moved = np.sqrt(covariances(model, [[2.0]], samples=20_000)[:, 1, 0, 0] / 2)
+    w = np.random.default_rng(0).standard_normal(20_000)
+    assert ks_2samp(moved, np.abs(0.8 + 0.6 * w)).pvalue > 1e-4
+    assert ks_2samp(moved, np.abs(0.5**0.5 * (1 + w))).pvalue < 1e-4

@@ -1,0 +1,143 @@
+"""Starts: what is refused, and covariances, means and ranks against NumPy."""
+
+import re
+
+import numpy as np
+import pytest
+
+from limitformer.errors import InputError
+from limitformer.models import Start, as_start, equicorrelated, from_covariance, from_tokens
+
+V = np.array([[2.0, 0.3, -0.1], [0.3, 0.5, 0.2], [-0.1, 0.2, 1.0]])
+X = np.array([[1.0, -2.0, 0.5, 3.0], [0.2, 0.1, -1.0, 2.0]])
+
+
+def refuses(message, make, *arguments, **settings):
+    with pytest.raises(InputError, match=re.escape(message)):
+        make(*arguments, **settings)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([[1.0, 0.2, 0.0], [0.2, 1.0, 0.0]], "The start must be square, tokens by tokens; got shape (2, 3)."),
+        ([[1.0, 0.3], [0.2, 1.0]], "differ from their mirror image by up to 0.1. Repair: (V + V.T)/2."),
+        ([[1.0, 2.0], [2.0, 1.0]], "must be positive semi-definite; its smallest eigenvalue is -1."),
+        ([[1.0, 0.0], [0.0, -1e-3]], "must be positive semi-definite; its smallest eigenvalue is -0.001."),
+        ([[1.0, np.nan], [np.nan, 1.0]], "must be finite; 2 of its 4 entries are NaN or infinite."),
+        ([[np.inf, 0.0], [0.0, 1.0]], "must be finite; 1 of its 4 entries are NaN or infinite."),
+        ([1.0, 2.0], "The start must have 2 dimensions; got shape (2,)."),
+        (3.0, "The start must have 2 dimensions; got shape ()."),
+        (np.ones((2, 2, 2)), "The start must have 2 dimensions; got shape (2, 2, 2)."),
+        (np.empty((0, 0)), "The start must not be empty; got shape (0, 0)."),
+        ([[1.0, 0.0], [0.0, 0.0]], "Every token must have a positive variance; got one that is zero."),
+        ([[0.0]], "Every token must have a positive variance; got one that is zero."),
+        ("covariance", "The start must be an array of numbers; got str."),
+        (None, "The start must"),
+        ([[1.0], [1.0, 2.0]], "The start must be an array of numbers; got list."),
+        ([["a", "b"], ["c", "d"]], "The start must be an array of numbers; got list."),
+        ([[1j, 0], [0, 1]], "The start must be an array of numbers; got list."),
+    ],
+)
+def test_covariances_that_are_none_are_refused(value, message):
+    refuses(message, from_covariance, value)
+    refuses(message, as_start, value)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1.0, 1e100])
+def test_a_covariance_is_kept_as_it_is(scale):
+    start = from_covariance((scale * V).tolist())
+    np.testing.assert_array_equal(start.covariance, scale * V)
+    assert (start.tokens, start.scale, start.rank()) == (3, 2 * scale, 3)
+    assert start.means is None
+    assert start.labels is None
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1.0, 1e100])
+def test_rounding_is_forgiven_and_more_is_not(scale):
+    """1e-10 of the largest entry is rounding, 1e-8 is a mistake: skew and negative eigenvalues alike."""
+    skew = np.array([[0, 1, 0], [-1, 0, 0], [0, 0, 0]])
+    forgiven = from_covariance(scale * (V + 1e-10 * skew)).covariance
+    np.testing.assert_array_equal(forgiven, forgiven.T)
+    refuses("must be symmetric", from_covariance, scale * (V + 1e-8 * skew))
+    flat = np.array([[1.0, 1.0], [1.0, 1.0]])
+    assert from_covariance(scale * (flat - np.diag([0, 1e-10]))).rank() == 1
+    refuses("must be positive semi-definite", from_covariance, scale * (flat - np.diag([0, 1e-7])))
+
+
+def test_the_callers_array_is_not_shared():
+    """A start is frozen: writing into the array that made it does not change it."""
+    array = V.copy()
+    start = from_covariance(array)
+    array[0, 0] = 100
+    np.testing.assert_array_equal(start.covariance, V)
+
+
+@pytest.mark.parametrize(("tokens", "least"), [(1, "-1"), (2, "-1"), (3, "-0.5"), (5, "-0.25")])
+def test_equicorrelated_bounds(tokens, least):
+    message = f"correlation of {tokens} tokens must lie in [{least}, 1]; got"
+    for correlation in (float(least) - 1e-9, 1 + 1e-9, np.nan, np.inf):
+        refuses(message, equicorrelated, tokens, correlation)
+    for correlation in (float(least), 0.0, 1.0):
+        start = equicorrelated(tokens, correlation)
+        assert np.linalg.eigvalsh(start.covariance)[0] > -1e-14
+        np.testing.assert_array_equal(as_start(start.covariance).covariance, start.covariance)
+
+
+def test_equicorrelated_refuses_other_mistakes():
+    refuses("tokens must be at least 1; got 0.", equicorrelated, 0, 0.2)
+    refuses("tokens must be a whole number; got 2.0.", equicorrelated, 2.0, 0.2)
+    for variance in (0.0, -1.0, np.inf, np.nan):
+        refuses("variance must be positive and finite; got", equicorrelated, 2, 0.2, variance)
+
+
+def test_equicorrelated_has_one_variance_and_one_correlation():
+    v = equicorrelated(tokens=4, correlation=-0.2, variance=3.0).covariance
+    np.testing.assert_allclose(v, 3.0 * np.where(np.eye(4) == 1, 1.0, -0.2), rtol=1e-15)
+
+
+def test_tokens_give_covariance_and_means():
+    start = from_tokens(X)
+    np.testing.assert_allclose(start.covariance, [[14.25 / 4, 5.5 / 4], [5.5 / 4, 5.05 / 4]], rtol=1e-15)
+    np.testing.assert_allclose(start.means, [2.5 / 4, 1.3 / 4], rtol=1e-15)
+    assert start.description == "array (2, 4)"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([1.0, 2.0], "tokens must have 2 dimensions; got shape (2,)."),
+        (np.empty((0, 3)), "tokens must not be empty; got shape (0, 3)."),
+        (np.empty((3, 0)), "tokens must not be empty; got shape (3, 0)."),
+        ([[1.0, np.nan]], "tokens must be finite; 1 of its 2 entries are NaN or infinite."),
+        ([[1.0, 2.0], [0.0, 0.0]], "Every token must differ from zero; got one that is zero."),
+        ("tokens", "tokens must be an array of numbers; got str."),
+    ],
+)
+def test_tokens_that_are_none_are_refused(value, message):
+    refuses(message, from_tokens, value)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+def test_tokens_whose_squares_leave_the_range_of_doubles_are_refused(size):
+    """They are not zero, so the message must not say so; an infinite covariance must not get through."""
+    with pytest.raises(InputError) as caught:
+        from_tokens([[size, -size], [1.0, 2.0]])
+    assert "got one that is zero" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("tokens", "width"), [(2, 7), (5, 3), (4, 4)])
+def test_rank_counts_directions(tokens, width):
+    x = np.random.default_rng(0).standard_normal((tokens, width))
+    assert from_tokens(x).rank() == min(tokens, width)
+    assert from_tokens(np.concatenate([x, x[:1], 2 * x[1:2]])).rank() == min(tokens, width)
+
+
+def test_rank_is_relative_to_the_largest_variance():
+    assert from_covariance(1e-30 * V).rank() == 3
+    assert from_covariance(np.diag([1.0, 1e-12])).rank() == 1
+
+
+def test_a_start_stands_for_itself():
+    start = Start(covariance=V)
+    assert as_start(start) is start
