@@ -1,9 +1,10 @@
-"""The cost of the random numbers alone: what no kernel with the same algorithm can beat."""
+"""The cost of the random numbers alone, eight replicas at a time: what no kernel with the same algorithm can beat."""
 
 import numpy as np
 
 from limitformer.factor import draw_bartlett, draw_gaussian_product
 from limitformer.kernels import driver
+from limitformer.lanes import LANES
 from limitformer.random import draw_normals, open_stream, rewind
 
 
@@ -11,8 +12,8 @@ from limitformer.random import draw_normals, open_stream, rewind
 def attention_layer(replicas, layers, tokens, width, key_dim, key_words):
     """Logits and values of one attention sublayer, a layer at a time."""
     stream = open_stream()
-    square, lower = np.empty((tokens, tokens)), np.empty((tokens, tokens))
-    for replica in range(replicas):
+    square, lower = np.empty((tokens, tokens, LANES)), np.empty((tokens, tokens, LANES))
+    for replica in range(0, replicas, LANES):
         rewind(stream, key_words, np.uint64(replica))
         for _ in range(layers):
             draw_gaussian_product(stream, key_dim, lower, square)
@@ -24,9 +25,9 @@ def attention_layer(replicas, layers, tokens, width, key_dim, key_words):
 def feedforward_layer(replicas, layers, tokens, width, hidden, key_words):
     """Hidden units and output of one feed-forward sublayer, a layer at a time."""
     stream = open_stream()
-    square, lower = np.empty((tokens, tokens)), np.empty((tokens, tokens))
-    units = np.empty((tokens, hidden))
-    for replica in range(replicas):
+    square, lower = np.empty((tokens, tokens, LANES)), np.empty((tokens, tokens, LANES))
+    units = np.empty((tokens, hidden, LANES))
+    for replica in range(0, replicas, LANES):
         rewind(stream, key_words, np.uint64(replica))
         for _ in range(layers):
             draw_normals(stream, units)
@@ -38,8 +39,8 @@ def feedforward_layer(replicas, layers, tokens, width, hidden, key_words):
 def limit_step(replicas, steps, tokens, key_words):
     """G₁ and G₂ of one factor step, a step at a time."""
     stream = open_stream()
-    square = np.empty((tokens, tokens))
-    for replica in range(replicas):
+    square = np.empty((tokens, tokens, LANES))
+    for replica in range(0, replicas, LANES):
         rewind(stream, key_words, np.uint64(replica))
         for _ in range(2 * steps):
             draw_normals(stream, square)

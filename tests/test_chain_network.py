@@ -30,15 +30,16 @@ def chain(model, start, **options):
 
 
 def network(model, start, **options):
-    """In single precision, whose normals are far cheaper, but where a Post-norm leaves variances of 1 − 1e-5."""
+    """In single precision, whose normals are far cheaper, but where |ρ| is 1 or a Post-norm leaves V at 1 − 1e-5."""
     after = model.normalisation is not None and model.normalisation.placement == "post"
+    double = after or model.width < 8
     found = lf.nn.simulate(
         model,
         start,
         samples=SAMPLES,
         seed=2,
         record=[model.depth],
-        dtype=torch.float64 if after else torch.float32,
+        dtype=torch.float64 if double else torch.float32,
         progress=False,
     )
     return summary(found, **options)

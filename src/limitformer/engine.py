@@ -12,6 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import singledispatch
+from math import ceil
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from limitformer.chains import TransformerChain
 from limitformer.errors import InputError, require, require_count
+from limitformer.lanes import LANES
 from limitformer.limits import CovarianceLimit, CovariancePaths
 from limitformer.models import Start, Transformer, as_start, to_json
 from limitformer.recording import INSIDE, LARGEST_RADIUS
@@ -100,7 +102,7 @@ def simulate(
         record: layers (chain) or times (limit) to keep, ascending; None keeps all.
         radius: paths whose |V| (Frobenius) reaches it stop there and are marked.
         threads: None takes all cores.
-        chunk: replicas handed to a thread at a time; None chooses.
+        chunk: replicas handed to a thread at a time, best a multiple of 8 (`lanes`); None chooses.
         progress: whether work of more than two seconds shows on the terminal.
         options: for a limit, `dt` (default 0.01) and `step`, "factor" (default) or "euler-maruyama".
 
@@ -120,7 +122,7 @@ def simulate(
     threads = os.cpu_count() or 1 if threads is None else threads
     require_count("threads", threads)
     require(0 < radius <= LARGEST_RADIUS, f"radius must lie in (0, {LARGEST_RADIUS:g}]; got {radius}.")
-    chunk = max(1, samples // (threads * CHUNKS_PER_THREAD)) if chunk is None else chunk
+    chunk = LANES * ceil(samples / (LANES * threads * CHUNKS_PER_THREAD)) if chunk is None else chunk
     require_count("chunk", chunk)
     process = process_of(model, as_start(start), record, radius, options)
     check_memory(samples, process)
@@ -160,8 +162,10 @@ def simulate(
     with announced(f"Compiling the {process.description}'s kernels for this machine (the first time only)"):
         prepared.run(0, covariance[:0], exits[:0], causes[:0])
     shown = bar(process.description, samples) if progress else None
-    finished = run_chunks(run, range(0, samples, chunk), threads, lambda done: advance(shown, done * chunk))
-    if finished < len(range(0, samples, chunk)):
+    finished, interrupted = run_chunks(
+        run, range(0, samples, chunk), threads, lambda done: advance(shown, min(done * chunk, samples))
+    )
+    if interrupted:
         raise Interrupted(dataset(min(finished * chunk, samples)))
     return dataset(samples)
 
@@ -175,8 +179,14 @@ def process_of(model: Any, start: Start, record: Record, radius: float, options:
 @process_of.register
 def _(model: Transformer, start: Start, record: Record, radius: float, options: dict[str, Any]) -> Process:
     refuse_options("a chain", options, ())
-    layers = recorded_points("record", record, np.arange(model.depth + 1))
-    require(bool((layers == np.rint(layers)).all()), f"Layers to record must be whole numbers; got {layers}.")
+    if record is None:
+        check_list(model.depth + 1, "depth")
+        record = np.arange(model.depth + 1)
+    layers = recorded_points("record", record)
+    require(
+        bool((np.isfinite(layers) & (layers == np.rint(layers))).all()),
+        f"Layers to record must be whole numbers; got {layers}.",
+    )
     return TransformerChain(model=model, start=start, points=layers.astype(np.int64), radius=radius)
 
 
@@ -188,11 +198,12 @@ def _(model: CovarianceLimit, start: Start, record: Record, radius: float, optio
         return CovariancePaths(
             model=model,
             start=start,
-            times=recorded_points("record", record, np.empty(0)),
+            times=recorded_points("record", record),
             radius=radius,
             **settings,
         )
     last = CovariancePaths(model=model, start=start, times=np.array([model.horizon]), radius=radius, **settings)
+    check_list(last.steps + 1, "time")
     times: NDArray[np.float64] = np.arange(last.steps + 1, dtype=np.float64) * last.actual_dt
     times[-1] = model.horizon
     return CovariancePaths(model=model, start=start, times=times, radius=radius, **settings)
@@ -205,14 +216,12 @@ def refuse_options(what: str, options: dict[str, Any], known: tuple[str, ...]) -
     require(not strange, f"{what.capitalize()} has no option {', '.join(strange)}; {have}.")
 
 
-def recorded_points(name: str, record: Record, default: NDArray[Any]) -> NDArray[Any]:
-    """`record` as an ascending array; `default` if None."""
-    if record is None:
-        return default
+def recorded_points(name: str, record: Record) -> NDArray[Any]:
+    """`record` as an ascending array."""
     points = np.asarray(record)
     numbers = points.ndim == 1 and points.size > 0 and points.dtype.kind in "iuf"
     require(numbers, f"{name} must be a list of layers or times; got {record!r}.")
-    require(bool((np.diff(points) > 0).all()), f"{name} must be strictly ascending; got {record!r}.")
+    require(bool((points[1:] > points[:-1]).all()), f"{name} must be strictly ascending; got {record!r}.")
     return points
 
 
@@ -223,6 +232,13 @@ def available_memory() -> int | None:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         return None
+
+
+def check_list(count: int, axis: str) -> None:
+    """Raise `InputError` if the list of all layers or times does not fit the memory by itself."""
+    available = available_memory()
+    fits = available is None or 8 * count <= 0.75 * available
+    require(fits, f"All {count:,} {axis}s do not fit the memory. Nearest: give record, the {axis}s to keep.")
 
 
 def check_memory(samples: int, process: Process) -> None:
@@ -286,9 +302,10 @@ def run_chunks(
     firsts: Sequence[int],
     threads: int,
     show: Callable[[int], None],
-) -> int:
+) -> tuple[int, bool]:
     """Call `run` on every first replica; how many chunks from the beginning are finished (all, unless Ctrl-C)."""
     done: set[int] = set()
+    interrupted = False
     with ThreadPoolExecutor(threads) as pool:
         pending: dict[Future[None], int] = {pool.submit(run, first): k for k, first in enumerate(firsts)}
         try:
@@ -299,8 +316,9 @@ def run_chunks(
                     done.add(pending.pop(future))
                 show(len(done))
         except KeyboardInterrupt:
+            interrupted = True
             pool.shutdown(wait=True, cancel_futures=True)
             done |= {k for future, k in pending.items() if future.done() and not future.cancelled()}
         finally:
             show(-1)
-    return next(k for k in range(len(firsts) + 1) if k not in done)
+    return next(k for k in range(len(firsts) + 1) if k not in done), interrupted

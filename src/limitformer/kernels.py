@@ -14,7 +14,16 @@ import numba
 njit: Any = numba.njit
 
 PACKAGE = Path(__file__).parent
-KERNEL_SOURCES = ("kernels.py", "random.py", "factor.py", "recording.py", "chains/*.py", "limits/*.py")
+KERNEL_SOURCES = (
+    "kernels.py",
+    "lanes.py",
+    "elementary.py",
+    "random.py",
+    "factor.py",
+    "recording.py",
+    "chains/*.py",
+    "limits/*.py",
+)
 
 # Sums may be regrouped (so that they vectorise), but infinities and NaN keep their meaning: explosions are
 # recognised by them.

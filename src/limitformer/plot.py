@@ -52,14 +52,14 @@ def panels(columns: int, width: float = 4.6, height: float = 3.6, rows: int = 1)
 
 
 def density(samples: ArrayLike, grid: ArrayLike) -> NDArray[np.float64]:
-    """Gaussian kernel density estimate of `samples` (n,) on `grid` (k,), by Silverman's rule.
+    """Gaussian kernel density estimate of `samples` (n,) on `grid` (k,).
 
-    The bandwidth is 0.9 n^{-1/5} min(standard deviation, interquartile range/1.34) [Silverman, *Density Estimation*,
-    1986, eq. 3.31]: covariances can explode, and one such sample would make the deviation alone useless.
+    The bandwidth is 1.06 n^{-1/5} min(standard deviation, interquartile range/1.34) [Silverman, *Density Estimation*,
+    1986, Sec. 3.4.2]: covariances can explode, and one such sample makes the deviation alone useless.
     """
     x, at = np.asarray(samples, np.float64), np.asarray(grid, np.float64)
     quarters = np.quantile(x, [0.25, 0.75])
-    bandwidth = 0.9 * x.size**-0.2 * min(x.std(), (quarters[1] - quarters[0]) / 1.34)
+    bandwidth = 1.06 * x.size**-0.2 * min(x.std(), (quarters[1] - quarters[0]) / 1.34)
     distances = (at[:, None] - x) / bandwidth
     return np.asarray(np.exp(-(distances**2) / 2).mean(1) / (bandwidth * np.sqrt(2 * np.pi)))
 

@@ -1,13 +1,16 @@
-"""What a path writes down, and when it ends: at the exit from a ball, as in local convergence [ST, Def. 4.1].
+"""What paths write down, and when they end: at the exit from a ball, as in local convergence [ST, Def. 4.1].
 
-A path is a factor R (m × r) of its covariance V = R Rᵀ. The stopped process V_{t ∧ T_r}, T_r = inf{t: |V_t| ≥ r} in
-the Frobenius norm, keeps the value of its exit.
+The stopped process V_{t ∧ T_r}, T_r = inf{t: |V_t| ≥ r} in the Frobenius norm, keeps the value of its exit. Paths run
+side by side (`lanes`); one that has left runs on with the others, but what is written for it stays as it was.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.factor import gram
-from limitformer.kernels import kernel
+from limitformer.factor import copy, gram, trace_of_gram
+from limitformer.kernels import driver, kernel
+from limitformer.lanes import LANES, all_below, everywhere, load, square_root, store
 
 INSIDE, LEFT_BALL, LEFT_CONE = 0, 1, 2
 CAUSES = ("inside", "left the ball", "left the cone of covariance matrices")
@@ -16,34 +19,112 @@ LARGEST_RADIUS = 1e100  # the default: beyond, a cubic drift overflows within a 
 OVERFLOW_RADIUS = 1e120  # an exit beyond this is an artefact of the step: the path keeps the value before it
 
 
-@kernel
-def record(factor, layers, layer, written, covariance):
-    """Write R Rᵀ if `layer` is the next that is asked for; the number of layers written so far."""
-    if written < len(layers) and layers[written] == layer:
-        gram(factor, covariance[written])
-        return written + 1
-    return written
+class Ledger(NamedTuple):
+    """What is known of `LANES` paths."""
+
+    now: np.ndarray  # (m, m, LANES): V
+    before: np.ndarray  # (m, m, LANES): V one step ago
+    kept: np.ndarray  # (m, m, LANES): V at the exit
+    norm: np.ndarray  # (1, 1, LANES): |V|
+    exits: np.ndarray  # (LANES,): step of the exit, ∞ if none
+    causes: np.ndarray  # (LANES,)
+
+
+@driver
+def open_ledger(tokens):
+    shape = (tokens, tokens, LANES)
+    return Ledger(
+        np.zeros(shape),
+        np.zeros(shape),
+        np.zeros(shape),
+        np.empty((1, 1, LANES)),
+        np.empty(LANES),
+        np.empty(LANES, np.int8),
+    )
 
 
 @kernel
-def hold(factor, written, covariance):
-    """The stopped process: what remains to be recorded keeps its value at the exit."""
-    for k in range(written, covariance.shape[0]):
-        gram(factor, covariance[k])
+def clear(ledger):
+    """No path has left."""
+    for lane in range(LANES):
+        ledger.exits[lane] = np.inf
+        ledger.causes[lane] = INSIDE
 
 
 @kernel
-def outside_ball(factor, radius, v):
-    """Whether |V| ≥ radius in the Frobenius norm, which the trace bounds."""
-    trace = 0.0
-    for i in range(factor.shape[0]):
-        for k in range(factor.shape[1]):
-            trace += factor[i, k] * factor[i, k]
-    if trace < radius:
-        return False
-    gram(factor, v)
-    squared = 0.0
-    for i in range(v.shape[0]):
-        for j in range(v.shape[1]):
-            squared += v[i, j] * v[i, j]
-    return not np.sqrt(squared) < radius  # NaN is outside
+def leave(lane, step, cause, value, ledger):
+    """Note that a path left, and keep `value` (m, m, LANES) as its covariance from now on."""
+    ledger.exits[lane] = step
+    ledger.causes[lane] = cause
+    for i in range(value.shape[0]):
+        for j in range(value.shape[0]):
+            ledger.kept[i, j, lane] = value[i, j, lane]
+
+
+@kernel
+def check_ball(step, radius, ledger):
+    """Note the paths whose |V| (`now`) has reached the radius."""
+    squared = everywhere(0.0)
+    for i in range(ledger.now.shape[0]):
+        for j in range(ledger.now.shape[0]):
+            v = load(ledger.now, i, j)
+            squared = squared + v * v
+    norm = square_root(squared)
+    if all_below(norm, radius):
+        return
+    store(ledger.norm, 0, 0, norm)
+    for lane in range(LANES):
+        norm_of_lane = ledger.norm[0, 0, lane]
+        if ledger.exits[lane] == np.inf and not norm_of_lane < radius:  # NaN is outside
+            good = norm_of_lane < OVERFLOW_RADIUS
+            leave(lane, step, LEFT_BALL, ledger.now if good else ledger.before, ledger)
+
+
+@kernel
+def check_factor(factor, previous, step, radius, ledger):
+    """As `check_ball` for V = R Rᵀ, which is formed only where its trace, a bound of |V|, does not settle it."""
+    if not all_below(trace_of_gram(factor), radius):
+        gram(factor, ledger.now)
+        gram(previous, ledger.before)
+        check_ball(step, radius, ledger)
+
+
+@kernel
+def first_at(points, step):
+    """The position of the first of the ascending `points` that is not before `step`."""
+    low, high = 0, len(points)
+    while low < high:
+        middle = (low + high) // 2
+        if points[middle] < step:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@kernel
+def write(points, step, covariance, ledger):
+    """Write V (`now`, or what was kept) where `points` asks for `step`; `covariance` (paths ≤ LANES, points, m, m)."""
+    k = first_at(points, step)
+    while k < len(points) and points[k] == step:
+        for lane in range(covariance.shape[0]):
+            source = ledger.now if ledger.exits[lane] == np.inf else ledger.kept
+            for i in range(source.shape[0]):
+                for j in range(source.shape[0]):
+                    covariance[lane, k, i, j] = source[i, j, lane]
+        k += 1
+
+
+@kernel
+def write_factor(factor, points, step, covariance, ledger):
+    """As `write` for V = R Rᵀ, which is formed only if it is asked for."""
+    k = first_at(points, step)
+    if k < len(points) and points[k] == step:
+        gram(factor, ledger.now)
+        write(points, step, covariance, ledger)
+
+
+@kernel
+def keep_before(ledger):
+    """V one step ago is V now."""
+    copy(ledger.now, ledger.before)

@@ -115,13 +115,21 @@ def save(dataset: xr.Dataset, path: str | Path) -> Path:
     """
     path = Path(path)
     check_ending(path)
+    ours = path.suffix == ".zarr" and any((path / name).exists() for name in (".zgroup", "zarr.json"))
+    require(ours or not path.is_dir(), f"Cannot write {path}: a folder that limitformer did not save is in the way.")
     if path.suffix == ".zarr":
         write_whole(path, lambda whole: dataset.to_zarr(whole, mode="w", consolidated=False, zarr_format=2))
         return path
     largest = max((variable.nbytes for variable in dataset.variables.values()), default=0)
     require(largest <= NETCDF3_LIMIT, f"A variable of {largest:,} bytes does not fit NetCDF; save it as .zarr.")
+    dataset = dataset.assign_attrs({name: netcdf_attribute(value) for name, value in dataset.attrs.items()})
     write_whole(path, lambda whole: dataset.to_netcdf(whole, engine="scipy", format="NETCDF3_64BIT"))
     return path
+
+
+def netcdf_attribute(value: Any) -> Any:
+    """`value`, as text where it is a whole number that does not fit the 32 bits of a NetCDF attribute."""
+    return str(value) if isinstance(value, int | np.integer) and not -(2**31) <= value < 2**31 else value
 
 
 def check_ending(path: Path) -> None:
@@ -144,5 +152,5 @@ def load(path: str | Path) -> xr.Dataset:
     try:
         with xr.open_dataset(path, engine=engine, **options) as dataset:
             return dataset.load()
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, TypeError, ValueError, IndexError, KeyError) as error:
         raise InputError(f"{path} is not a file that limitformer saved: {error}.") from error

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from limitformer.elementary import exponentials
 from limitformer.factor import (
     draw_bartlett,
     draw_gaussian_product,
@@ -21,6 +22,7 @@ from limitformer.factor import (
     triangularise,
 )
 from limitformer.kernels import driver, kernel
+from limitformer.lanes import LANES, everywhere, larger, load, store
 
 
 class AttentionConstants(NamedTuple):
@@ -34,13 +36,14 @@ class AttentionConstants(NamedTuple):
 
 
 class AttentionWorkspace(NamedTuple):
-    """Scratch matrices: q = min(r, n_k)."""
+    """Scratch matrices, each with LANES behind; q = min(r, n_k)."""
 
     trapezoid: np.ndarray  # (r, q)
     square: np.ndarray  # (q, r)
     queries: np.ndarray  # (m, q)
     products: np.ndarray  # (m, r)
     matrix: np.ndarray  # (m, m)
+    flat: np.ndarray  # the memory of `matrix` in one row
     mixed: np.ndarray  # (m, r)
     head: np.ndarray  # (m, q)
     side_by_side: np.ndarray  # (m, heads q)
@@ -49,15 +52,17 @@ class AttentionWorkspace(NamedTuple):
 @driver
 def attention_workspace(tokens, rank, constants):
     q = min(rank, constants.key_dim)
+    matrix = np.empty((tokens, tokens, LANES))
     return AttentionWorkspace(
-        np.empty((rank, q)),
-        np.empty((q, rank)),
-        np.empty((tokens, q)),
-        np.empty((tokens, rank)),
-        np.empty((tokens, tokens)),
-        np.empty((tokens, rank)),
-        np.empty((tokens, q)),
-        np.empty((tokens, constants.heads * q)),
+        np.empty((rank, q, LANES)),
+        np.empty((q, rank, LANES)),
+        np.empty((tokens, q, LANES)),
+        np.empty((tokens, rank, LANES)),
+        matrix,
+        matrix.reshape(tokens * tokens * LANES),
+        np.empty((tokens, rank, LANES)),
+        np.empty((tokens, q, LANES)),
+        np.empty((tokens, constants.heads * q, LANES)),
     )
 
 
@@ -71,29 +76,51 @@ def draw_logits(stream, factor, key_dim, work):
 
 
 @kernel
-def attention_matrix(matrix, visible, constants):
-    """Logits to A, row by row, in place; `visible` (m, m) says which tokens a row sees."""
-    for i in range(matrix.shape[0]):
-        top, count = -np.inf, 0
-        for j in range(matrix.shape[1]):
-            if visible[i, j]:
-                count += 1
-                top = max(top, matrix[i, j])
-        total = 0.0
-        for j in range(matrix.shape[1]):
-            weight = np.exp(constants.inverse_temperature * (matrix[i, j] - top)) if visible[i, j] else 0.0
-            matrix[i, j] = weight
-            total += weight
-        for j in range(matrix.shape[1]):
-            matrix[i, j] = (matrix[i, j] / total - constants.center / count) if visible[i, j] else 0.0
-        matrix[i, i] += constants.identity
+def attention_matrix(visible, constants, work):
+    """Logits to A, in place; `visible` (m, m) says which tokens a row sees."""
+    for i in range(visible.shape[0]):
+        shift_logits(work.matrix, i, visible, constants.inverse_temperature)
+    exponentials(work.flat)
+    for i in range(visible.shape[0]):
+        normalise_weights(work.matrix, i, visible, constants)
+
+
+@kernel
+def shift_logits(matrix, i, visible, inverse_temperature):
+    """Row i to (y − max y)/τ, the maximum over what it sees; what it does not see to 0."""
+    top = everywhere(-np.inf)
+    for j in range(visible.shape[1]):
+        if visible[i, j]:
+            top = larger(top, load(matrix, i, j))
+    for j in range(visible.shape[1]):
+        if visible[i, j]:
+            store(matrix, i, j, inverse_temperature * (load(matrix, i, j) - top))
+        else:
+            store(matrix, i, j, 0.0)
+
+
+@kernel
+def normalise_weights(matrix, i, visible, constants):
+    """Row i of exponentials to identity + softmax − center/m_i."""
+    total, count = everywhere(0.0), 0
+    for j in range(visible.shape[1]):
+        if visible[i, j]:
+            total = total + load(matrix, i, j)
+            count += 1
+    inverse = 1.0 / total
+    for j in range(visible.shape[1]):
+        diagonal = constants.identity if i == j else 0.0
+        if visible[i, j]:
+            store(matrix, i, j, load(matrix, i, j) * inverse - constants.center / count + diagonal)
+        else:
+            store(matrix, i, j, diagonal)
 
 
 @kernel
 def mix_tokens(stream, factor, visible, constants, work, out):
     """A R of one head into `out` (m, r)."""
     draw_logits(stream, factor, constants.key_dim, work)
-    attention_matrix(work.matrix, visible, constants)
+    attention_matrix(visible, constants, work)
     multiply(work.matrix, factor, out)
 
 
@@ -108,5 +135,5 @@ def mix_heads(stream, factor, visible, constants, work, out):
         multiply(work.mixed, work.trapezoid, work.head)
         for i in range(out.shape[0]):
             for k in range(q):
-                work.side_by_side[i, h * q + k] = scale * work.head[i, k]
-    triangularise(work.side_by_side, 0, out)
+                store(work.side_by_side, i, h * q + k, scale * load(work.head, i, k))
+    triangularise(work.side_by_side, 0, work.side_by_side.shape[1], out, 0)

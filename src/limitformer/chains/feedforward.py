@@ -9,9 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.factor import multiply, triangularise
+from limitformer.factor import copy, multiply_into, triangularise
 from limitformer.kernels import driver, kernel
-from limitformer.random import draw_normals
+from limitformer.lanes import LANES, larger, load, smaller, store
+from limitformer.random import next_normal
+
+TILE = 64  # hidden units taken at a time: what they need stays in cache, however many there are
 
 PIECEWISE_LINEAR, GAUSSIAN_ERROR = 0, 1
 
@@ -27,42 +30,62 @@ class FeedforwardConstants(NamedTuple):
 
 
 class FeedforwardWorkspace(NamedTuple):
-    """Scratch matrices: normals (r, n_h) and hidden units (m, n_h)."""
+    """Scratch matrices, each with LANES behind."""
 
-    normals: np.ndarray
-    units: np.ndarray
+    normals: np.ndarray  # (r, TILE)
+    rows: np.ndarray  # (m, m + TILE): the factor of the units so far, and the next units
 
 
 @driver
-def feedforward_workspace(tokens, rank, constants):
-    return FeedforwardWorkspace(np.empty((rank, constants.hidden)), np.empty((tokens, constants.hidden)))
-
-
-@kernel
-def piecewise_linear(units, positive, negative, gain):
-    """gain·(s₊ max(x, 0) + s₋ min(x, 0)), in place."""
-    for i in range(units.shape[0]):
-        for j in range(units.shape[1]):
-            x = units[i, j]
-            units[i, j] = gain * (positive * max(x, 0.0) + negative * min(x, 0.0))
-
-
-@kernel
-def gaussian_error(units, gain):
-    """gain·x Φ(x), in place."""
-    for i in range(units.shape[0]):
-        for j in range(units.shape[1]):
-            x = units[i, j]
-            units[i, j] = gain * x * 0.5 * (1.0 + erf(x * 0.7071067811865476))
+def feedforward_workspace(tokens, rank):
+    return FeedforwardWorkspace(np.empty((rank, TILE, LANES)), np.empty((tokens, tokens + TILE, LANES)))
 
 
 @kernel
 def hidden_units(stream, factor, constants, work, out):
-    """The lower triangular factor of √(c/n_h) σ(h) into `out` (m, m)."""
-    draw_normals(stream, work.normals)
-    multiply(factor, work.normals, work.units)
+    """The lower triangular factor of √(c/n_h) σ(h) into `out` (m, m), tile after tile."""
+    m = factor.shape[0]
+    for begin in range(0, constants.hidden, TILE):
+        size = min(TILE, constants.hidden - begin)
+        if begin > 0:
+            copy(out, work.rows)
+        draw_units(stream, factor, size, work)
+        activate(work.rows, m, m + size, constants)
+        triangularise(work.rows, 0 if begin > 0 else m, m + size, out, 0)
+
+
+@kernel
+def draw_units(stream, factor, size, work):
+    """Pre-activations hⱼ = R gⱼ, gⱼ ~ N(0, I), of `size` units behind the first m columns of `work.rows`."""
+    for k in range(factor.shape[1]):
+        for j in range(size):
+            store(work.normals, k, j, next_normal(stream))
+    multiply_into(factor, work.normals, size, work.rows, factor.shape[0])
+
+
+@kernel
+def activate(rows, first, last, constants):
+    """√(c/n_h) σ of columns first … last − 1, in place."""
     if constants.activation == GAUSSIAN_ERROR:
-        gaussian_error(work.units, constants.gain)
+        gaussian_error(rows, first, last, constants.gain)
     else:
-        piecewise_linear(work.units, constants.positive, constants.negative, constants.gain)
-    triangularise(work.units, 0, out)
+        piecewise_linear(rows, first, last, constants.gain * constants.positive, constants.gain * constants.negative)
+
+
+@kernel
+def piecewise_linear(rows, first, last, positive, negative):
+    """s₊ max(x, 0) + s₋ min(x, 0)."""
+    for i in range(rows.shape[0]):
+        for j in range(first, last):
+            x = load(rows, i, j)
+            store(rows, i, j, positive * larger(x, 0.0) + negative * smaller(x, 0.0))
+
+
+@kernel
+def gaussian_error(rows, first, last, gain):
+    """gain·x Φ(x)."""
+    for i in range(rows.shape[0]):
+        for j in range(first, last):
+            for lane in range(LANES):
+                x = rows[i, j, lane]
+                rows[i, j, lane] = gain * x * 0.5 * (1.0 + erf(x * 0.7071067811865476))

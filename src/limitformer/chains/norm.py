@@ -4,18 +4,18 @@ The factor's first `mean_columns` columns (0 or 1) belong to the direction of th
 entry there is the token's mean over its coordinates. LayerNorm sets it to zero; RMSNorm has no such column.
 """
 
-import numpy as np
-
+from limitformer.factor import inner
 from limitformer.kernels import kernel
+from limitformer.lanes import load, square_root, store
 
 
 @kernel
 def normalise(factor, mean_columns, eps, out):
     """out = rows of `factor` (m, r) without their mean, divided by √(variance + eps)."""
+    columns = factor.shape[1]
     for i in range(factor.shape[0]):
-        variance = 0.0
-        for k in range(mean_columns, factor.shape[1]):
-            variance += factor[i, k] * factor[i, k]
-        scale = 1.0 / np.sqrt(variance + eps)
-        for k in range(factor.shape[1]):
-            out[i, k] = scale * factor[i, k] if k >= mean_columns else 0.0
+        scale = 1.0 / square_root(inner(factor, i, factor, i, mean_columns, columns) + eps)
+        for k in range(mean_columns):
+            store(out, i, k, 0.0)
+        for k in range(mean_columns, columns):
+            store(out, i, k, scale * load(factor, i, k))

@@ -14,6 +14,7 @@ import numpy as np
 
 from limitformer.factor import copy, draw_bartlett, multiply, triangularise
 from limitformer.kernels import driver, kernel
+from limitformer.lanes import LANES, load, store
 from limitformer.random import draw_normals
 
 NO_NORM, PRE_NORM, POST_NORM = 0, 1, 2
@@ -31,7 +32,7 @@ class ResidualConstants(NamedTuple):
 
 
 class ResidualWorkspace(NamedTuple):
-    """Scratch matrices of a branch whose output factor has k columns; t = min(k, n − r)."""
+    """Scratch matrices, each with LANES behind, of a branch whose output factor has k columns; t = min(k, n − r)."""
 
     branch: np.ndarray  # (m, k)
     inside: np.ndarray  # (k, r)
@@ -45,19 +46,19 @@ class ResidualWorkspace(NamedTuple):
 def residual_workspace(tokens, rank, columns, constants):
     t = min(columns, constants.outside)
     return ResidualWorkspace(
-        np.empty((tokens, columns)),
-        np.empty((columns, rank)),
-        np.empty((columns, t)),
-        np.empty((tokens, rank)),
-        np.empty((tokens, t)),
-        np.empty((tokens, rank + t)),
+        np.empty((tokens, columns, LANES)),
+        np.empty((columns, rank, LANES)),
+        np.empty((columns, t, LANES)),
+        np.empty((tokens, rank, LANES)),
+        np.empty((tokens, t, LANES)),
+        np.empty((tokens, rank + t, LANES)),
     )
 
 
 @kernel
 def add_branch(stream, factor, constants, work):
     """Update `factor` (m, r) in place by the branch whose output factor is `work.branch`."""
-    m, r = factor.shape
+    m, r = factor.shape[0], factor.shape[1]
     t = work.added.shape[1]
     draw_normals(stream, work.inside)
     draw_bartlett(stream, constants.outside, work.outside)
@@ -65,10 +66,14 @@ def add_branch(stream, factor, constants, work):
     multiply(work.branch, work.outside, work.added)
     for i in range(m):
         for k in range(r):
-            work.rows[i, k] = constants.skip * factor[i, k] + constants.branch * work.moved[i, k]
+            kept, moved = load(factor, i, k), load(work.moved, i, k)
+            store(work.rows, i, k, constants.skip * kept + constants.branch * moved)
         for k in range(t):
-            work.rows[i, r + k] = constants.branch * work.added[i, k]
-    if t > 0:
-        triangularise(work.rows, constants.mean_columns, factor)
-    else:
+            store(work.rows, i, r + k, constants.branch * load(work.added, i, k))
+    if t == 0:
         copy(work.rows, factor)
+        return
+    for i in range(m):
+        for k in range(constants.mean_columns):
+            store(factor, i, k, load(work.rows, i, k))
+    triangularise(work.rows, constants.mean_columns, r + t, factor, constants.mean_columns)

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from limitformer.errors import require
 from limitformer.factor import root
 from limitformer.kernels import kernel
+from limitformer.lanes import everywhere, load, square_root, store, where_positive
 from limitformer.models import Start
+from limitformer.models.start import ROUNDING
 from limitformer.random import next_chi, next_normal
 
 
@@ -32,6 +34,12 @@ def start_factor(start: Start, width: int, with_means: bool) -> tuple[NDArray[np
     if start.means is None:
         return root(start.covariance, columns), True
     centred = start.covariance - np.outer(start.means, start.means)
+    spread = int(np.linalg.matrix_rank(centred, hermitian=True, tol=start.scale * ROUNDING))
+    require(
+        spread < width,
+        f"The start spreads in {spread} directions beside its means, more than width={width} has. "
+        f"Nearest: width={spread + 1}.",
+    )
     return np.column_stack([start.means, root(centred, columns - 1)]), False
 
 
@@ -40,27 +48,29 @@ def turn_at_random(stream, factor, e, spread, width):
     """Reflect `factor` (m, r) so that its first coordinate is a random unit vector of R^width, seen from the tokens.
 
     Its first `spread` columns are the tokens' own directions; one more column, if any, holds what e has outside.
-    `e` (r,) is scratch.
+    `e` (r, 1) is scratch.
     """
-    m, r = factor.shape
-    squared = 0.0
-    for k in range(r):
-        e[k] = 0.0
+    m, r = factor.shape[0], factor.shape[1]
+    squared = everywhere(0.0)
     for k in range(spread):
-        e[k] = next_normal(stream)
-        squared += e[k] ** 2
-    outside = next_chi(stream, width - spread) if width > spread else 0.0
+        g = next_normal(stream)
+        store(e, k, 0, g)
+        squared = squared + g * g
     if r > spread:
-        e[spread] = outside
-    norm = np.sqrt(squared + outside**2)
+        outside = next_chi(stream, width - spread)
+        store(e, spread, 0, outside)
+        squared = squared + outside * outside
     # P = I − 2vvᵀ/|v|² with v = e − (1, 0, …) sends e to the first coordinate and turns nothing else's length.
-    length = 0.0
+    scale, length = 1.0 / square_root(squared), everywhere(0.0)
     for k in range(r):
-        e[k] = e[k] / norm - (1.0 if k == 0 else 0.0)
-        length += e[k] ** 2
+        v = scale * load(e, k, 0) - (1.0 if k == 0 else 0.0)
+        store(e, k, 0, v)
+        length = length + v * v
+    inverse = where_positive(length, 2.0 / length)  # where e is the first coordinate already, nothing turns
     for i in range(m):
-        inner = 0.0
+        share = everywhere(0.0)
         for k in range(r):
-            inner += factor[i, k] * e[k]
+            share = share + load(factor, i, k) * load(e, k, 0)
+        share = share * inverse
         for k in range(r):
-            factor[i, k] -= 2.0 * inner / length * e[k]
+            store(factor, i, k, load(factor, i, k) - share * load(e, k, 0))

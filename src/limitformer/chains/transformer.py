@@ -39,11 +39,12 @@ from limitformer.chains.residual import (
 )
 from limitformer.chains.start import start_factor, turn_at_random
 from limitformer.errors import require
-from limitformer.factor import copy
+from limitformer.factor import copy, put
 from limitformer.kernels import driver, kernel
+from limitformer.lanes import LANES
 from limitformer.models import GELU, LayerNorm, ReLU, ShapedReLU, Start, Transformer
 from limitformer.random import Stream, key, open_stream, rewind
-from limitformer.recording import INSIDE, LEFT_BALL, hold, outside_ball, record
+from limitformer.recording import Ledger, check_factor, clear, open_ledger, write_factor
 
 ATTENTION, HEADS, FEEDFORWARD = 0, 1, 2
 
@@ -59,31 +60,33 @@ class Constants(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Scratch of one thread."""
+    """Scratch of one thread; matrices have LANES behind."""
 
     stream: Stream
+    ledger: Ledger
     attention: AttentionWorkspace
     feedforward: FeedforwardWorkspace
     wide: ResidualWorkspace  # for the branch of [ST, eq. 1], which has r columns
     square: ResidualWorkspace  # for the others, which are triangular
     factor: np.ndarray  # (m, r)
+    previous: np.ndarray  # (m, r)
     normal: np.ndarray  # (m, r)
-    direction: np.ndarray  # (r,)
-    covariance: np.ndarray  # (m, m)
+    direction: np.ndarray  # (r, 1)
 
 
 @driver
 def workspace(tokens, rank, constants):
     return Workspace(
         open_stream(),
+        open_ledger(tokens),
         attention_workspace(tokens, rank, constants.attention),
-        feedforward_workspace(tokens, rank, constants.feedforward),
+        feedforward_workspace(tokens, rank),
         residual_workspace(tokens, rank, rank, constants.residual),
         residual_workspace(tokens, rank, tokens, constants.residual),
-        np.empty((tokens, rank)),
-        np.empty((tokens, rank)),
-        np.empty(rank),
-        np.empty((tokens, tokens)),
+        np.empty((tokens, rank, LANES)),
+        np.empty((tokens, rank, LANES)),
+        np.empty((tokens, rank, LANES)),
+        np.empty((rank, 1, LANES)),
     )
 
 
@@ -93,28 +96,29 @@ def run_replicas(
 ):
     """Replicas `first`, `first` + 1, …: `covariance` (replicas, layers, m, m), the layer of their exit, its cause."""
     work = workspace(start.shape[0], start.shape[1], constants)
-    for replica in range(covariance.shape[0]):
-        rewind(work.stream, key_words, np.uint64(first + replica))
-        copy(start, work.factor)
+    for begin in range(0, covariance.shape[0], LANES):
+        rewind(work.stream, key_words, np.uint64(first + begin))
+        put(start, work.factor)
         if turned:
             spread = min(start.shape[0], constants.width)
             turn_at_random(work.stream, work.factor, work.direction, spread, constants.width)
-        exits[replica] = run_replica(constants, sublayers, visible, layers, radius, covariance[replica], work)
-        causes[replica] = INSIDE if exits[replica] == np.inf else LEFT_BALL
+        run_lanes(constants, sublayers, visible, layers, radius, covariance[begin : begin + LANES], work)
+        for lane in range(min(LANES, covariance.shape[0] - begin)):
+            exits[begin + lane] = work.ledger.exits[lane]
+            causes[begin + lane] = work.ledger.causes[lane]
 
 
 @kernel
-def run_replica(constants, sublayers, visible, layers, radius, covariance, work):
-    """All layers of one replica; the layer of its exit from the ball, or ∞."""
-    written = record(work.factor, layers, 0, 0, covariance)
-    for layer in range(1, constants.depth + 1):
-        for sublayer in sublayers:
-            apply_sublayer(sublayer, constants, visible, work)
-        written = record(work.factor, layers, layer, written, covariance)
-        if outside_ball(work.factor, radius, work.covariance):
-            hold(work.factor, written, covariance)
-            return float(layer)
-    return np.inf
+def run_lanes(constants, sublayers, visible, layers, radius, covariance, work):
+    """All layers of the replicas that run side by side."""
+    clear(work.ledger)
+    for layer in range(constants.depth + 1):
+        copy(work.factor, work.previous)
+        if layer > 0:
+            for sublayer in sublayers:
+                apply_sublayer(sublayer, constants, visible, work)
+        check_factor(work.factor, work.previous, layer, radius, work.ledger)
+        write_factor(work.factor, layers, layer, covariance, work.ledger)
 
 
 @kernel

@@ -104,7 +104,7 @@ def draw(data: xr.Dataset) -> Figure:
         )
         if case not in COVARIANCE_ONLY:
             left.plot(one.depth, one["correlation"], **look)
-        right.plot(one.depth, one["covariance"], **look, label=case.replace("n_k", "$n_k$"))
+        right.plot(one.depth, one["covariance"], **look, label=case.replace("n n_k", r"$n\,n_k$"))
         right.plot(one.depth, one["median_covariance"], color=colour, linestyle=":")
     right.plot([], [], color="gray", linestyle=":", label="dotted: median |V|")
     left.set(xlabel="layer", ylabel="mean |ρ|", ylim=(0, 1.02))

@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.factor import multiply, multiply_transposed
+from limitformer.factor import multiply
 from limitformer.kernels import driver, kernel
+from limitformer.lanes import LANES, everywhere, load, store
 
 
 class LimitConstants(NamedTuple):
@@ -31,65 +32,88 @@ class LimitConstants(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """`seen` (m, m): 1 where the row's token sees the column's; `counts` (m,): m_α."""
+    """`seen` (m, m): whether the row's token sees the column's; `counts` (m,): m_α; `as_above` (m,): same row again."""
 
     seen: np.ndarray
     counts: np.ndarray
+    as_above: np.ndarray
 
 
 class DriftWorkspace(NamedTuple):
-    """Scratch matrices, all (m, m)."""
+    """Scratch matrices, all (m, m, LANES)."""
 
     means: np.ndarray
     weights: np.ndarray
-    squares: np.ndarray
     product: np.ndarray
     spread: np.ndarray
 
 
 @driver
 def drift_workspace(tokens):
-    shape = (tokens, tokens)
-    return DriftWorkspace(np.empty(shape), np.empty(shape), np.empty(shape), np.empty(shape), np.empty(shape))
+    shape = (tokens, tokens, LANES)
+    return DriftWorkspace(np.empty(shape), np.empty(shape), np.empty(shape), np.empty(shape))
+
+
+@kernel
+def mean_over_seen(v, mask, out):
+    """M_ακ = (p_α V)_κ into `out`."""
+    m = v.shape[0]
+    for a in range(m):
+        for k in range(m):
+            if mask.as_above[a]:
+                store(out, a, k, load(out, a - 1, k))
+            else:
+                total = everywhere(0.0)
+                for n in range(m):
+                    if mask.seen[a, n]:
+                        total = total + load(v, n, k)
+                store(out, a, k, total / mask.counts[a])
 
 
 @kernel
 def second_order_weights(v, mask, work):
     """W into `work.weights`, M into `work.means`."""
-    multiply(mask.seen, v, work.means)
+    mean_over_seen(v, mask, work.means)
     m = v.shape[0]
     for a in range(m):
-        count = mask.counts[a]
-        mean_of_means, mean_variance = 0.0, 0.0
+        mean_of_means, mean_variance = everywhere(0.0), everywhere(0.0)
         for k in range(m):
-            work.means[a, k] /= count
-            mean_of_means += mask.seen[a, k] * work.means[a, k] / count
-            mean_variance += mask.seen[a, k] * v[k, k] / count
+            if mask.seen[a, k]:
+                mean_of_means = mean_of_means + load(work.means, a, k)
+                mean_variance = mean_variance + load(v, k, k)
+        constant = (2.0 * mean_of_means - mean_variance) / mask.counts[a]
+        scale = load(v, a, a) / mask.counts[a]
         for k in range(m):
-            s = v[a, a] * (v[k, k] - 2.0 * work.means[a, k] + 2.0 * mean_of_means - mean_variance)
-            work.weights[a, k] = mask.seen[a, k] * s / count
+            if mask.seen[a, k]:
+                s = load(v, k, k) - 2.0 * load(work.means, a, k) + constant
+                store(work.weights, a, k, scale * s)
+            else:
+                store(work.weights, a, k, 0.0)
 
 
 @kernel
 def spread_of_logits(v, mask, work):
     """P into `work.spread`, from M in `work.means`."""
     m = v.shape[0]
-    for i in range(m):
-        for j in range(m):
-            work.squares[i, j] = v[i, j] * v[i, j]
-    multiply(mask.seen, work.squares, work.product)
-    multiply_transposed(work.product, mask.seen, work.spread)  # 1_αᵀ(V∘V)1_β
-    multiply_transposed(work.means, mask.seen, work.product)  # m_β p_αᵀV p_β
-    for i in range(m):
-        for j in range(m):
-            mean = work.product[i, j] / mask.counts[j]
-            work.spread[i, j] = work.spread[i, j] / (mask.counts[i] * mask.counts[j]) + mean * mean
-            work.squares[i, j] = work.means[i, j] * work.means[i, j]
-    multiply_transposed(work.squares, mask.seen, work.product)  # Σ_κ∈β M_ακ²
-    for i in range(m):
-        for j in range(m):
-            cross = work.product[i, j] / mask.counts[j] + work.product[j, i] / mask.counts[i]
-            work.spread[i, j] -= cross
+    for a in range(m):
+        for b in range(a + 1):
+            squares, rows, columns, mean = everywhere(0.0), everywhere(0.0), everywhere(0.0), everywhere(0.0)
+            for n in range(m):
+                if mask.seen[a, n]:
+                    x = load(work.means, b, n)
+                    columns = columns + x * x
+                    for k in range(m):
+                        if mask.seen[b, k]:
+                            squares = squares + load(v, n, k) * load(v, n, k)
+                if mask.seen[b, n]:
+                    x = load(work.means, a, n)
+                    rows = rows + x * x
+                    mean = mean + x
+            mean = mean / mask.counts[b]
+            p = squares / (mask.counts[a] * mask.counts[b]) + mean * mean
+            p = p - rows / mask.counts[b] - columns / mask.counts[a]
+            store(work.spread, a, b, p)
+            store(work.spread, b, a, p)
 
 
 @kernel
@@ -100,37 +124,45 @@ def attention_drift(v, mask, work, out):
     multiply(work.weights, v, work.product)
     for i in range(v.shape[0]):
         for j in range(v.shape[0]):
-            out[i, j] = v[i, j] * work.spread[i, j] + 0.5 * (work.product[i, j] + work.product[j, i])
+            both = load(work.product, i, j) + load(work.product, j, i)
+            store(out, i, j, load(v, i, j) * load(work.spread, i, j) + 0.5 * both)
 
 
 @kernel
-def kink_drift(v, i, j):
+def kink_drift(v, i, j, lane):
     """(2/π) (√(1 − ρ²) − ρ arccos ρ) √(V_ii V_jj): what the kink of a ReLU adds to a covariance."""
-    scale = np.sqrt(v[i, i] * v[j, j])
+    scale = np.sqrt(v[i, i, lane] * v[j, j, lane])
     if i == j or scale == 0.0:
         return 0.0
-    rho = min(1.0, max(-1.0, v[i, j] / scale))
+    rho = min(1.0, max(-1.0, v[i, j, lane] / scale))
     return scale * (np.sqrt(1.0 - rho * rho) - rho * np.arccos(rho)) * (2.0 / np.pi)
 
 
 @kernel
 def drift(v, constants, mask, work, out):
-    """b(V) into `out` (m, m)."""
+    """b(V) into `out` (m, m, LANES)."""
+    m = v.shape[0]
     if constants.mixing_drift > 0.0:
         attention_drift(v, mask, work, out)
-    for i in range(v.shape[0]):
-        for j in range(v.shape[0]):
-            mixed = constants.mixing_drift * out[i, j] if constants.mixing_drift > 0.0 else 0.0
-            out[i, j] = mixed + constants.kink * kink_drift(v, i, j)
+    for i in range(m):
+        for j in range(m):
+            for lane in range(LANES):
+                mixed = constants.mixing_drift * out[i, j, lane] if constants.mixing_drift > 0.0 else 0.0
+                out[i, j, lane] = mixed + constants.kink * kink_drift(v, i, j, lane)
 
 
 @kernel
 def centre_rows(logits, mask):
     """Y to B in place: B_αν = (C_α Y_α)_ν / m_α."""
-    for a in range(logits.shape[0]):
-        mean = 0.0
-        for k in range(logits.shape[1]):
-            mean += mask.seen[a, k] * logits[a, k]
-        mean /= mask.counts[a]
-        for k in range(logits.shape[1]):
-            logits[a, k] = mask.seen[a, k] * (logits[a, k] - mean) / mask.counts[a]
+    m = logits.shape[0]
+    for a in range(m):
+        mean = everywhere(0.0)
+        for k in range(m):
+            if mask.seen[a, k]:
+                mean = mean + load(logits, a, k)
+        mean = mean / mask.counts[a]
+        for k in range(m):
+            if mask.seen[a, k]:
+                store(logits, a, k, (load(logits, a, k) - mean) / mask.counts[a])
+            else:
+                store(logits, a, k, 0.0)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from limitformer.errors import NoLimitError, require
+from limitformer.lanes import LANES
 from limitformer.limits.coefficients import LimitConstants, Mask, drift, drift_workspace
 from limitformer.models import ShapedReLU, Transformer, as_start
 
@@ -56,10 +57,11 @@ class CovarianceLimit:
 
     def mask_for(self, tokens: int) -> Mask:
         """Who sees whom among `tokens` tokens."""
-        seen = np.ones((tokens, tokens))
+        seen = np.ones((tokens, tokens), bool)
         if self.mask == "causal":
             seen = np.tril(seen)
-        return Mask(seen, seen.sum(1))
+        as_above = np.array([a > 0 and bool((seen[a] == seen[a - 1]).all()) for a in range(tokens)])
+        return Mask(seen, seen.sum(1).astype(np.float64), as_above)
 
     def drift(self, covariance: ArrayLike) -> Matrix:
         """b(V) (tokens, tokens), at V = `covariance` (tokens, tokens).
@@ -70,9 +72,10 @@ class CovarianceLimit:
                [0.159155, 0.      ]])
         """
         v = as_start(covariance).covariance
-        out = np.empty_like(v)
-        drift(v, self.constants(), self.mask_for(len(v)), drift_workspace(len(v)), out)
-        return out
+        in_lanes = np.repeat(v[:, :, None], LANES, axis=2)
+        out = np.empty_like(in_lanes)
+        drift(in_lanes, self.constants(), self.mask_for(len(v)), drift_workspace(len(v)), out)
+        return out[:, :, 0]
 
     def diffusion(self, covariance: ArrayLike) -> Matrix:
         """Σ(V) (pairs, pairs), dense, over the pairs α ≤ β in the order of `numpy.triu_indices`; for checks.

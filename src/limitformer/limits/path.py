@@ -8,13 +8,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limitformer.errors import require
-from limitformer.factor import copy, gram, root
+from limitformer.factor import copy, gram, put, root
 from limitformer.kernels import driver, kernel
+from limitformer.lanes import LANES, all_below, load
 from limitformer.limits.covariance import CovarianceLimit, largest_step
 from limitformer.limits.steps import cholesky, euler_maruyama_step, factor_step, step_workspace
 from limitformer.models import Start
 from limitformer.random import key, rewind
-from limitformer.recording import INSIDE, LEFT_BALL, LEFT_CONE, OVERFLOW_RADIUS, hold, outside_ball, record
+from limitformer.recording import (
+    LEFT_CONE,
+    check_ball,
+    check_factor,
+    clear,
+    keep_before,
+    leave,
+    write,
+    write_factor,
+)
 
 Step = Literal["factor", "euler-maruyama"]
 
@@ -23,86 +33,65 @@ Step = Literal["factor", "euler-maruyama"]
 def run_factor_paths(start, constants, mask, dt, steps, points, key_words, first, radius, covariance, exits, causes):
     """Replicas `first`, …: `covariance` (replicas, points, m, m), step of the exit and its cause."""
     work = step_workspace(start.shape[0], constants)
-    for replica in range(covariance.shape[0]):
-        rewind(work.stream, key_words, np.uint64(first + replica))
-        copy(start, work.factor)
-        exits[replica], causes[replica] = factor_path(
-            constants, mask, dt, steps, points, radius, covariance[replica], work
-        )
+    for begin in range(0, covariance.shape[0], LANES):
+        rewind(work.stream, key_words, np.uint64(first + begin))
+        put(start, work.factor)
+        factor_paths(constants, mask, dt, steps, points, radius, covariance[begin : begin + LANES], work)
+        for lane in range(min(LANES, covariance.shape[0] - begin)):
+            exits[begin + lane] = work.ledger.exits[lane]
+            causes[begin + lane] = work.ledger.causes[lane]
 
 
 @kernel
-def factor_path(constants, mask, dt, steps, points, radius, covariance, work):
-    """One path by the factor step."""
-    written = record(work.factor, points, 0, 0, covariance)
-    for step in range(1, steps + 1):
-        copy(work.factor, work.previous)
-        factor_step(dt, constants, mask, work)
-        if outside_ball(work.factor, OVERFLOW_RADIUS, work.covariance):
-            hold(work.previous, written, covariance)
-            return float(step), LEFT_BALL
-        written = record(work.factor, points, step, written, covariance)
-        if outside_ball(work.factor, radius, work.covariance):
-            hold(work.factor, written, covariance)
-            return float(step), LEFT_BALL
-    return np.inf, INSIDE
+def factor_paths(constants, mask, dt, steps, points, radius, covariance, work):
+    """The paths that run side by side, by the factor step."""
+    clear(work.ledger)
+    copy(work.factor, work.previous)
+    for step in range(steps + 1):
+        if step > 0:
+            copy(work.factor, work.previous)
+            factor_step(dt, constants, mask, work)
+        check_factor(work.factor, work.previous, step, radius, work.ledger)
+        write_factor(work.factor, points, step, covariance, work.ledger)
 
 
 @driver
 def run_euler_paths(start, constants, mask, dt, steps, points, key_words, first, radius, covariance, exits, causes):
     """As `run_factor_paths`, by Euler-Maruyama."""
     work = step_workspace(start.shape[0], constants)
-    for replica in range(covariance.shape[0]):
-        rewind(work.stream, key_words, np.uint64(first + replica))
-        gram(start, work.covariance)
-        copy(work.covariance, work.previous)
-        exits[replica], causes[replica] = euler_path(
-            constants, mask, dt, steps, points, radius, covariance[replica], work
-        )
+    for begin in range(0, covariance.shape[0], LANES):
+        rewind(work.stream, key_words, np.uint64(first + begin))
+        put(start, work.factor)
+        gram(work.factor, work.ledger.now)
+        euler_paths(constants, mask, dt, steps, points, radius, covariance[begin : begin + LANES], work)
+        for lane in range(min(LANES, covariance.shape[0] - begin)):
+            exits[begin + lane] = work.ledger.exits[lane]
+            causes[begin + lane] = work.ledger.causes[lane]
 
 
 @kernel
-def euler_path(constants, mask, dt, steps, points, radius, covariance, work):
-    """One path by Euler-Maruyama; it keeps the last covariance that was one."""
-    written = 0
+def euler_paths(constants, mask, dt, steps, points, radius, covariance, work):
+    """The paths that run side by side, by Euler-Maruyama; each keeps the last V that was a covariance."""
+    clear(work.ledger)
+    keep_before(work.ledger)
     for step in range(steps + 1):
         if step > 0:
+            keep_before(work.ledger)
             euler_maruyama_step(dt, constants, mask, work)
-        if not frobenius(work.covariance) < OVERFLOW_RADIUS:
-            return leave(step, LEFT_BALL, written, covariance, work)
-        if not cholesky(work.covariance, work.factor):
-            return leave(step, LEFT_CONE, written, covariance, work)
-        written = write(work.covariance, points, step, written, covariance)
-        copy(work.covariance, work.previous)
-        if frobenius(work.covariance) >= radius:
-            return leave(step, LEFT_BALL, written, covariance, work)
-    return np.inf, INSIDE
+        check_ball(step, radius, work.ledger)
+        cholesky(work.ledger.now, work.factor, work.failed)
+        check_cone(step, work.failed, work.ledger)
+        write(points, step, covariance, work.ledger)
 
 
 @kernel
-def leave(step, cause, written, covariance, work):
-    """Write the last good covariance to what remains."""
-    for k in range(written, covariance.shape[0]):
-        copy(work.previous, covariance[k])
-    return float(step), cause
-
-
-@kernel
-def write(v, points, step, written, covariance):
-    """Write V if `step` is the next that is asked for; the number written so far."""
-    if written < len(points) and points[written] == step:
-        copy(v, covariance[written])
-        return written + 1
-    return written
-
-
-@kernel
-def frobenius(v):
-    squared = 0.0
-    for i in range(v.shape[0]):
-        for j in range(v.shape[1]):
-            squared += v[i, j] * v[i, j]
-    return np.sqrt(squared)
+def check_cone(step, failed, ledger):
+    """Note the paths whose V has no root."""
+    if all_below(load(failed, 0, 0), 0.5):
+        return
+    for lane in range(LANES):
+        if ledger.exits[lane] == np.inf and failed[0, 0, lane] > 0.0:
+            leave(lane, step, LEFT_CONE, ledger.before, ledger)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,6 +122,8 @@ class CovariancePaths:
             f'step must be "factor" or "euler-maruyama"; got {self.step!r}.',
         )
         require(0 < self.dt < inf, f"dt must be positive and finite; got {self.dt}.")
+        shortest = self.model.horizon / 2**53  # beyond, steps cannot be counted
+        require(self.dt >= shortest, f"dt must be at least {shortest:.3g} for this horizon; got {self.dt}.")
         in_range = bool((self.times >= 0).all() and (self.times <= self.model.horizon * (1 + 1e-12)).all())
         require(in_range, f"Times to record must lie in [0, {self.model.horizon:g}]; got {self.times}.")
         longest = largest_step(self.model, self.start.tokens)

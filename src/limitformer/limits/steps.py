@@ -24,6 +24,7 @@ import numpy as np
 
 from limitformer.factor import gram, multiply, multiply_transposed, triangularise
 from limitformer.kernels import driver, kernel
+from limitformer.lanes import LANES, everywhere, load, magnitude, square_root, store, where_positive
 from limitformer.limits.coefficients import (
     DriftWorkspace,
     centre_rows,
@@ -31,35 +32,37 @@ from limitformer.limits.coefficients import (
     drift_workspace,
     second_order_weights,
 )
-from limitformer.random import Stream, draw_normals, open_stream
+from limitformer.random import Stream, draw_normals, next_normal, open_stream
+from limitformer.recording import Ledger, open_ledger
 
 CONE_ROUNDING = 1e-10  # how negative a pivot may be, relative to the trace, and still count as rounding
 
 
 class StepWorkspace(NamedTuple):
-    """Scratch of one thread; all (m, m) but where said."""
+    """Scratch of one thread; matrices are (m, m, LANES) but where said."""
 
     stream: Stream
+    ledger: Ledger  # its `now` is the V of the Euler-Maruyama step
     drift: DriftWorkspace
     factor: np.ndarray
     previous: np.ndarray
-    covariance: np.ndarray
     normals: np.ndarray
     turned: np.ndarray
     logits: np.ndarray
     mixed: np.ndarray
     moved: np.ndarray
-    kink_normals: np.ndarray  # (m, 1)
-    kink: np.ndarray  # (m, 1)
+    kink_normals: np.ndarray  # (m, 1, LANES)
+    failed: np.ndarray  # (1, 1, LANES): positive where V has no root
     rows: np.ndarray  # (m, m), (m, m + 1), (m, 2m) or (m, 2m + 1): the blocks of the factor step that there are
 
 
 @driver
 def step_workspace(tokens, constants):
-    shape = (tokens, tokens)
+    shape = (tokens, tokens, LANES)
     columns = tokens + (tokens if constants.mixing > 0.0 else 0) + (1 if constants.kink > 0.0 else 0)
     return StepWorkspace(
         open_stream(),
+        open_ledger(tokens),
         drift_workspace(tokens),
         np.empty(shape),
         np.empty(shape),
@@ -68,10 +71,9 @@ def step_workspace(tokens, constants):
         np.empty(shape),
         np.empty(shape),
         np.empty(shape),
-        np.empty(shape),
-        np.empty((tokens, 1)),
-        np.empty((tokens, 1)),
-        np.empty((tokens, columns)),
+        np.empty((tokens, 1, LANES)),
+        np.empty((1, 1, LANES)),
+        np.empty((tokens, columns, LANES)),
     )
 
 
@@ -88,17 +90,18 @@ def draw_mixing(factor, mask, work):
 def factor_step(dt, constants, mask, work):
     """Move `work.factor` by dt with the step that stays positive semi-definite."""
     m = work.factor.shape[0]
-    root = np.sqrt(1.0 - dt * (m * constants.linear**2 + constants.kink))
+    kept = np.sqrt(1.0 - dt * (m * constants.linear**2 + constants.kink))
+    added = np.sqrt(dt) * constants.linear
     draw_normals(work.stream, work.normals)
     multiply(work.factor, work.normals, work.turned)
     for i in range(m):
         for k in range(m):
-            work.rows[i, k] = root * work.factor[i, k] + np.sqrt(dt) * constants.linear * work.turned[i, k]
+            store(work.rows, i, k, kept * load(work.factor, i, k) + added * load(work.turned, i, k))
     if constants.mixing > 0.0:
         add_mixing(dt, constants, mask, work)
     if constants.kink > 0.0:
         add_kink(dt, constants, work)
-    triangularise(work.rows, 0, work.factor)
+    triangularise(work.rows, 0, work.rows.shape[1], work.factor, 0)
 
 
 @kernel
@@ -108,73 +111,86 @@ def add_mixing(dt, constants, mask, work):
     draw_mixing(work.factor, mask, work)
     multiply(work.logits, work.factor, work.mixed)
     # γλ/τ₀ from γ²/τ₀ and γ²/τ₀²: (γλ/τ₀)² = γ²/τ₀² − γ⁴/τ₀².
-    rest = np.sqrt(max(0.0, constants.mixing_drift - constants.mixing**2))
+    rest = np.sqrt(dt * max(0.0, constants.mixing_drift - constants.mixing**2))
+    added, half = np.sqrt(dt) * constants.mixing, 0.5 * dt * constants.mixing_drift
     for i in range(m):
         for k in range(m):
-            work.moved[i, k] = work.rows[i, k] + np.sqrt(dt) * constants.mixing * work.mixed[i, k]
-            work.rows[i, m + k] = np.sqrt(dt) * rest * work.mixed[i, k]
-    gram(work.factor, work.covariance)
-    second_order_weights(work.covariance, mask, work.drift)
+            mixed = load(work.mixed, i, k)
+            store(work.moved, i, k, load(work.rows, i, k) + added * mixed)
+            store(work.rows, i, m + k, rest * mixed)
+    gram(work.factor, work.logits)
+    second_order_weights(work.logits, mask, work.drift)
     multiply(work.drift.weights, work.moved, work.mixed)
     for i in range(m):
         for k in range(m):
-            work.rows[i, k] = work.moved[i, k] + 0.5 * dt * constants.mixing_drift * work.mixed[i, k]
+            store(work.rows, i, k, load(work.moved, i, k) + half * load(work.mixed, i, k))
 
 
 @kernel
 def add_kink(dt, constants, work):
     """The last column of the factor step, the drift of the ReLU."""
-    draw_normals(work.stream, work.kink_normals)
-    multiply(work.factor, work.kink_normals, work.kink)
-    last = work.rows.shape[1] - 1
-    for i in range(work.factor.shape[0]):
-        work.rows[i, last] = np.sqrt(constants.kink * dt) * abs(work.kink[i, 0])
+    m, last = work.factor.shape[0], work.rows.shape[1] - 1
+    scale = np.sqrt(constants.kink * dt)
+    for k in range(m):
+        store(work.kink_normals, k, 0, next_normal(work.stream))
+    for i in range(m):
+        total = everywhere(0.0)
+        for k in range(m):
+            total = total + load(work.factor, i, k) * load(work.kink_normals, k, 0)
+        store(work.rows, i, last, scale * magnitude(total))
 
 
 @kernel
-def cholesky(v, out):
-    """Lower triangular L with L Lᵀ = V into `out`; False where V is not positive semi-definite."""
+def cholesky(v, out, failed):
+    """Lower triangular L with L Lᵀ = V into `out`; `failed` is positive where V is not positive semi-definite."""
     m = v.shape[0]
-    trace = 0.0
+    rounding, wrong = everywhere(0.0), everywhere(0.0)
     for i in range(m):
-        trace += v[i, i]
+        rounding = rounding + CONE_ROUNDING * load(v, i, i)
+    loose = rounding / np.sqrt(CONE_ROUNDING)
     for j in range(m):
+        pivot = rest_of(v, out, j, j)
+        wrong = wrong + where_positive(-1.0 * rounding - pivot, everywhere(1.0))
+        inverse = where_positive(pivot - rounding, 1.0 / square_root(pivot))
         for i in range(m):
-            out[i, j] = 0.0
-        pivot = v[j, j]
-        for k in range(j):
-            pivot -= out[j, k] * out[j, k]
-        if not pivot >= -CONE_ROUNDING * trace:
-            return False
-        for i in range(j, m):
-            rest = v[i, j]
-            for k in range(j):
-                rest -= out[i, k] * out[j, k]
-            if pivot > CONE_ROUNDING * trace:
-                out[i, j] = rest / np.sqrt(pivot)
-            elif abs(rest) > np.sqrt(CONE_ROUNDING) * trace:
-                return False
-    return True
+            if i < j:
+                store(out, i, j, 0.0)
+            else:
+                rest = rest_of(v, out, i, j)
+                store(out, i, j, rest * inverse)
+                # Next to a pivot of zero everything must be zero too, up to rounding.
+                excess = where_positive(magnitude(rest) - loose, everywhere(1.0))
+                wrong = wrong + where_positive(rounding - pivot, excess)
+    store(failed, 0, 0, wrong)
+
+
+@kernel
+def rest_of(v, root, i, j):
+    """V_ij less what the columns of the root before j explain."""
+    rest = load(v, i, j)
+    for k in range(j):
+        rest = rest - load(root, i, k) * load(root, j, k)
+    return rest
 
 
 @kernel
 def euler_maruyama_step(dt, constants, mask, work):
-    """Move `work.covariance` by dt as in the paper, given its root in `work.factor`."""
-    m = work.factor.shape[0]
+    """Move V in `work.ledger.now` by dt as in the paper, given its root in `work.factor`."""
+    m, v = work.factor.shape[0], work.ledger.now
     draw_normals(work.stream, work.normals)
     multiply(work.factor, work.normals, work.turned)
     multiply_transposed(work.turned, work.factor, work.moved)
-    for i in range(m):
-        for k in range(m):
-            work.moved[i, k] *= constants.linear
     if constants.mixing > 0.0:
         draw_mixing(work.factor, mask, work)
-        multiply(work.logits, work.covariance, work.mixed)
-        for i in range(m):
-            for k in range(m):
-                work.moved[i, k] += constants.mixing * work.mixed[i, k]
-    drift(work.covariance, constants, mask, work.drift, work.turned)
+        multiply(work.logits, v, work.mixed)
     for i in range(m):
         for k in range(m):
-            noise = np.sqrt(dt) * (work.moved[i, k] + work.moved[k, i])
-            work.covariance[i, k] += dt * work.turned[i, k] + noise
+            noise = constants.linear * load(work.moved, i, k)
+            if constants.mixing > 0.0:
+                noise = noise + constants.mixing * load(work.mixed, i, k)
+            store(work.moved, i, k, noise)
+    drift(v, constants, mask, work.drift, work.turned)
+    for i in range(m):
+        for k in range(m):
+            noise = np.sqrt(dt) * (load(work.moved, i, k) + load(work.moved, k, i))
+            store(v, i, k, load(v, i, k) + dt * load(work.turned, i, k) + noise)

@@ -111,8 +111,14 @@ def equicorrelated(tokens: int, correlation: float, variance: float = 1.0) -> St
 def from_tokens(tokens: ArrayLike) -> Start:
     """Start from the tokens themselves, X₀ (tokens, width): covariance and means as they are."""
     x = real_array("tokens", tokens, 2)
-    require(bool((x**2).sum(1).all()), "Every token must differ from zero; got one that is zero.")
-    return Start(covariance=x @ x.T / x.shape[1], means=x.mean(1), description=f"array {x.shape}")
+    require(bool(x.any(1).all()), "Every token must differ from zero; got one that is zero.")
+    with np.errstate(over="ignore", invalid="ignore"):
+        v = x @ x.T / x.shape[1]
+    in_range = bool(np.isfinite(v).all() and v.diagonal().all())
+    require(
+        in_range, f"The squares of the tokens leave the range of doubles; their largest entry is {abs(x).max():.3g}."
+    )
+    return Start(covariance=v, means=x.mean(1), description=f"array {x.shape}")
 
 
 def as_start(value: Any) -> Start:

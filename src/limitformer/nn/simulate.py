@@ -57,7 +57,7 @@ def simulate(
     start = as_start(start)
     require_count("samples", samples)
     check_rank(start, model.width)
-    layers = recorded_points("record", record, np.arange(model.depth + 1)).astype(np.int64)
+    layers = recorded_points("record", np.arange(model.depth + 1) if record is None else record).astype(np.int64)
     require(bool((layers >= 0).all() and (layers <= model.depth).all()), f"Layers lie in 0 … {model.depth}.")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     batch = min(samples, batch or networks_in_batch(model, dtype))

@@ -1,0 +1,190 @@
+r"""Eight replicas side by side: a vector type for kernels.
+
+A matrix of a kernel is an array (rows, columns, LANES): entry (i, j) of eight replicas at once. `load` takes such an
+entry out as one value, `store` puts one back, and between them +, −, ×, ÷ act on the eight replicas together, each as
+if it were alone. The compiler keeps a value in one vector register (or two, or four, as the machine has them), so a
+kernel written like a scalar one runs eight replicas for the price of about one, at every matrix size.
+
+Replicas never mix: what a lane computes does not depend on its neighbours, so neither do the bits of a result depend
+on which replicas run together.
+"""
+
+import operator
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
+from numba.extending import intrinsic, models, register_model
+from numba.np.arrayobj import make_array
+
+LANES = 8
+FLAGS = ("contract", "reassoc", "nsz", "arcp")  # as kernels.FASTMATH
+VECTOR = ir.VectorType(ir.DoubleType(), LANES)
+
+# Numba passes the typing context first, which its annotations leave out.
+extension: Any = intrinsic
+
+
+class Lanes(types.Type):
+    """The type of a value of eight replicas."""
+
+    def __init__(self) -> None:
+        super().__init__(name="Lanes")
+
+
+lanes = Lanes()
+
+
+@register_model(Lanes)
+class LanesModel(models.PrimitiveModel):
+    """In the compiled code: <8 x double>."""
+
+    def __init__(self, data_models: Any, numba_type: Any) -> None:
+        super().__init__(data_models, numba_type, VECTOR)
+
+
+def spread(builder: Any, number: Any) -> Any:
+    """The vector whose lanes are all `number`."""
+    first = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), number, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
+
+
+def as_vector(builder: Any, value: Any, numba_type: Any) -> Any:
+    """A vector as it is, a number in all lanes."""
+    return value if numba_type is lanes else spread(builder, value)
+
+
+def define_operator(symbol: Any, instruction: str) -> None:
+    """Let `symbol` act on two values of which at least one has lanes."""
+
+    class Template(ConcreteTemplate):
+        key = symbol
+        cases = [  # noqa: RUF012
+            signature(lanes, lanes, lanes),
+            signature(lanes, lanes, types.float64),
+            signature(lanes, types.float64, lanes),
+        ]
+
+    def lower(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
+        left, right = (as_vector(builder, *pair) for pair in zip(arguments, sig.args, strict=True))
+        return getattr(builder, instruction)(left, right, flags=FLAGS)
+
+    infer_global(symbol)(Template)
+    for pair in ((lanes, lanes), (lanes, types.float64), (types.float64, lanes)):
+        lower_builtin(symbol, *pair)(lower)
+
+
+for _symbol, _instruction in (
+    (operator.add, "fadd"),
+    (operator.sub, "fsub"),
+    (operator.mul, "fmul"),
+    (operator.truediv, "fdiv"),
+):
+    define_operator(_symbol, _instruction)
+
+
+def entry_pointer(context: Any, builder: Any, array_type: Any, array: Any, indices: Any, index_types: Any) -> Any:
+    """Pointer to the lanes of an entry."""
+    whole = make_array(array_type)(context, builder, array)
+    numbers = [context.cast(builder, i, t, types.intp) for i, t in zip(indices, index_types, strict=True)]
+    zero = context.get_constant(types.intp, 0)
+    pointer = cgutils.get_item_pointer(context, builder, array_type, whole, [*numbers, zero], wraparound=False)
+    return builder.bitcast(pointer, VECTOR.as_pointer())
+
+
+@extension
+def load(typing_context: Any, array: Any, i: Any, j: Any) -> Any:
+    """array[i, j, :], for an array (rows, columns, LANES)."""
+
+    def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
+        pointer = entry_pointer(context, builder, sig.args[0], arguments[0], arguments[1:], sig.args[1:])
+        return builder.load(pointer, align=8)
+
+    return lanes(array, i, j), generate
+
+
+@extension
+def store(typing_context: Any, array: Any, i: Any, j: Any, value: Any) -> Any:
+    """array[i, j, :] = value: lanes, or a number for all of them."""
+
+    def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
+        pointer = entry_pointer(context, builder, sig.args[0], arguments[0], arguments[1:3], sig.args[1:3])
+        builder.store(as_vector(builder, arguments[3], sig.args[3]), pointer, align=8)
+        return context.get_dummy_value()
+
+    kept = lanes if value is lanes else types.float64
+    return types.void(array, i, j, kept), generate
+
+
+@extension
+def everywhere(typing_context: Any, number: Any) -> Any:
+    """`number` in all lanes."""
+
+    def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
+        return spread(builder, arguments[0])
+
+    return lanes(types.float64), generate
+
+
+def unary(name: str, documentation: str) -> Any:
+    """An LLVM intrinsic that acts lane by lane."""
+
+    def function(typing_context: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
+            kind = ir.FunctionType(VECTOR, [VECTOR])
+            callee = cgutils.get_or_insert_function(builder.module, kind, f"{name}.v{LANES}f64")
+            return builder.call(callee, arguments)
+
+        return lanes(lanes), generate
+
+    function.__doc__ = documentation
+    return extension(function)
+
+
+square_root = unary("llvm.sqrt", "√ lane by lane.")
+magnitude = unary("llvm.fabs", "|·| lane by lane.")
+
+
+def choice(comparison: str, documentation: str) -> Any:
+    """The left value where `left comparison right` holds, else the right one."""
+
+    def function(typing_context: Any, left: Any, right: Any) -> Any:
+        def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
+            a, b = (as_vector(builder, *pair) for pair in zip(arguments, sig.args, strict=True))
+            return builder.select(builder.fcmp_ordered(comparison, a, b), a, b)
+
+        kept = [lanes if value is lanes else types.float64 for value in (left, right)]
+        return lanes(*kept), generate
+
+    function.__doc__ = documentation
+    return extension(function)
+
+
+larger = choice(">", "The larger of two values, lane by lane.")
+smaller = choice("<", "The smaller of two values, lane by lane.")
+
+
+@extension
+def where_positive(typing_context: Any, condition: Any, value: Any) -> Any:
+    """`value` in the lanes where `condition` > 0, and 0 in the others."""
+
+    def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
+        zero = ir.Constant(VECTOR, [0.0] * LANES)
+        return builder.select(builder.fcmp_ordered(">", arguments[0], zero), arguments[1], zero)
+
+    return lanes(lanes, lanes), generate
+
+
+@extension
+def all_below(typing_context: Any, value: Any, bound: Any) -> Any:
+    """Whether every lane is below the number `bound`; NaN is not."""
+
+    def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
+        below = builder.fcmp_ordered("<", arguments[0], spread(builder, arguments[1]))
+        bits = builder.bitcast(below, ir.IntType(LANES))
+        return builder.icmp_unsigned("==", bits, ir.Constant(ir.IntType(LANES), 2**LANES - 1))
+
+    return types.boolean(lanes, types.float64), generate

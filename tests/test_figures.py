@@ -1,0 +1,327 @@
+"""Every figure at quick scale: its files, its claims, its drawing; and what must not happen when something fails."""
+
+import importlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import limitformer as lf
+from limitformer.errors import InputError
+from limitformer.figures import FIGURES, make
+from limitformer.figures.claims import Run, ks_claim, ks_noise
+from limitformer.figures.make import SCALES
+from limitformer.plot import density, draw_densities, panels, style
+
+NAMES = list(FIGURES)
+SEED = 11
+
+
+def module_of(name):
+    return importlib.import_module(f"limitformer.figures.{name.replace('-', '_')}")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("figures")
+
+
+@pytest.fixture(scope="module")
+def made(folder):
+    """Every figure, made once."""
+    return {name: make(name, scale="quick", out=folder, seed=SEED, threads=2) for name in NAMES}
+
+
+@pytest.fixture
+def no_work(monkeypatch):
+    """Fail if a figure is computed."""
+    for name in NAMES:
+        monkeypatch.setattr(module_of(name), "compute", lambda *_: pytest.fail("work was done"))
+
+
+def record_of(folder, name):
+    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def test_exactly_three_files_for_each_figure(made, folder):
+    expected = {f"{name}.{ending}" for name in NAMES for ending in ("png", "nc", "json")}
+    assert {path.name for path in folder.iterdir()} == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_paths_are_those_that_were_written(made, folder, name):
+    assert made[name].paths == [folder / f"{name}.{ending}" for ending in ("png", "nc", "json")]
+    assert made[name].seconds > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_picture_is_a_picture(made, folder, name):
+    with Image.open(folder / f"{name}.png") as picture:
+        assert picture.format == "PNG"
+        assert min(picture.size) > 400
+        assert len(picture.convert("RGB").getcolors(maxcolors=2**24)) > 20
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_data_load_back_as_they_were(made, folder, name):
+    loaded = lf.load(folder / f"{name}.nc")
+    written = made[name].data
+    assert set(loaded.variables) == set(written.variables)
+    for variable in written.variables:
+        np.testing.assert_array_equal(loaded[variable].values, written[variable].values)
+    assert loaded.attrs["figure"] == name
+    assert loaded.attrs["seed"] == SEED
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_claims_of_loaded_data_are_the_same(made, folder, name):
+    assert module_of(name).claims(lf.load(folder / f"{name}.nc")) == made[name].claims
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_record_has_claims_and_config(made, folder, name):
+    record = record_of(folder, name)
+    assert record["figure"] == name
+    assert record["shows"] == FIGURES[name]
+    assert (record["scale"], record["seed"]) == ("quick", SEED)
+    assert record["limitformer_version"]
+    assert record["config"] == json.loads(made[name].data.attrs["config"])
+    assert record["config"]["width"] == module_of(name).paper().width
+    assert [(c["name"], c["value"], c["holds"]) for c in record["claims"]] == [
+        (c.name, c.value, c.holds) for c in made[name].claims
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_claim_holds(made, name):
+    judged = [claim for claim in made[name].claims if claim.holds is not None]
+    assert judged
+    assert [claim for claim in judged if not claim.holds] == []
+    assert all(isinstance(claim.holds, bool) for claim in judged)
+    assert len({claim.name for claim in made[name].claims}) == len(made[name].claims)
+
+
+def is_labelled(axes):
+    return bool(axes.get_xlabel() and axes.get_ylabel())
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "text-fate"])
+def test_axes_are_labelled(made, name):
+    with style():
+        drawing = module_of(name).draw(made[name].data)
+    panels_ = [axes for axes in drawing.axes if axes.get_label() != "<colorbar>"]
+    assert panels_
+    assert all(is_labelled(axes) for axes in panels_)
+    assert all(axes.has_data() for axes in drawing.axes)
+
+
+def test_panels_of_the_text_are_titled_and_name_the_words(made):
+    data = made["text-fate"].data
+    with style():
+        drawing = module_of("text-fate").draw(data)
+    titles = [axes.get_title() for axes in drawing.axes if axes.get_label() != "<colorbar>"]
+    assert titles == [f"{model}, layer {depth}" for model in data.model.values for depth in data.depth.values]
+    assert [tick.get_text() for tick in drawing.axes[0].get_yticklabels()] == list(data.label.values)
+    assert any(axes.get_ylabel() == "mean correlation" for axes in drawing.axes)
+
+
+@pytest.mark.parametrize("name", ["st-fig1", "st-fig3", "st-fig4", "st-fig5", "st-fig7"])
+def test_legends_name_every_curve(made, name):
+    with style():
+        drawing = module_of(name).draw(made[name].data)
+    legends = [axes.get_legend() for axes in drawing.axes if axes.get_legend()] + list(drawing.legends)
+    labels = [text.get_text() for legend in legends for text in legend.get_texts()]
+    assert len(labels) >= 3
+    assert not any(label.startswith("_") for label in labels)
+
+
+def test_drawing_leaves_the_style_alone(made):
+    import matplotlib as mpl
+
+    before = dict(mpl.rcParams)
+    with style():
+        module_of("st-fig7").draw(made["st-fig7"].data)
+    assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_paper_scale_has_at_least_the_samples_of_quick(name):
+    assert module_of(name).paper().samples > module_of(name).quick().samples
+
+
+def test_same_seed_same_numbers_whatever_the_threads():
+    module = module_of("st-fig7")
+    one, two, other = (module.compute(module.quick(), Run(*run)) for run in ((3, 1), (3, 2), (4, 2)))
+    np.testing.assert_array_equal(one["network"].values, two["network"].values)
+    np.testing.assert_array_equal(one["sde"].values, two["sde"].values)
+    assert (one["network"].values != other["network"].values).any()
+
+
+# Claims that can fail: for each figure, data in which what the paper says is false.
+
+
+def swapped(data, dim, first, second):
+    """`data` with the values of two labels of `dim` exchanged."""
+    order = [{first: second, second: first}.get(label, label) for label in data[dim].values]
+    return data.sel({dim: order}).assign_coords({dim: data[dim].values})
+
+
+def reversed_along(data, dim):
+    """`data` with the values along `dim` in the opposite order."""
+    return data.isel({dim: slice(None, None, -1)}).assign_coords({dim: data[dim].values})
+
+
+def flatter(data):
+    """`data` with SDE samples of a law that is more concentrated."""
+    return data.assign(sde=data["sde"] * 0.6)
+
+
+TWINS = {
+    "st-fig1, shaped and unshaped": ("st-fig1", lambda d: swapped(d, "model", "shaped", "unshaped"), "mean |ρ|"),
+    "st-fig1, shaped and Pre-LN": ("st-fig1", lambda d: swapped(d, "model", "shaped", "unshaped + Pre-LN"), "Pre-LN"),
+    "st-fig1, another SDE": ("st-fig1", flatter, "KS distance"),
+    "st-fig3, another SDE": ("st-fig3", flatter, "KS distance"),
+    "st-fig3, SDE of another γ": ("st-fig3", lambda d: d.assign(sde=d["sde"].roll(gamma=1)), "KS"),
+    "st-fig3, γ backwards": ("st-fig3", lambda d: reversed_along(d, "gamma"), "it rises"),
+    "st-fig4, shaped and id, center": ("st-fig4", lambda d: swapped(d, "case", "shaped", "id, center"), "shaped"),
+    "st-fig4, shaped and only id": ("st-fig4", lambda d: swapped(d, "case", "shaped", "only id"), "only id"),
+    "st-fig4, shaped and only center": ("st-fig4", lambda d: swapped(d, "case", "shaped", "only center"), "shaped"),
+    "st-fig5, γ backwards": ("st-fig5", lambda d: reversed_along(d, "gamma"), "it falls"),
+    "st-fig5, never stable": ("st-fig5", lambda d: d.assign(stopping_time=d["stopping_time"] * 0.5), "smallest"),
+    "st-fig7, another SDE": ("st-fig7", flatter, "V of two tokens"),
+    "st-fig7, V for the variance": ("st-fig7", lambda d: d.assign(sde_variance=d["sde"]), "variance"),
+    "st-fig8, γ backwards": ("st-fig8", lambda d: reversed_along(d, "gamma"), "γ to the next, γ ≤"),
+    "st-fig8, τ₀ backwards": ("st-fig8", lambda d: reversed_along(d, "tau0"), "τ₀ to the next"),
+    "text-fate, shaped and unshaped": ("text-fate", lambda d: swapped(d, "model", "shaped", "unshaped"), "shaped"),
+    "text-fate, words that part": ("text-fate", lambda d: d.assign(correlation=d["correlation"] * 0.999), "one word"),
+}
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_wrong_twin_is_rejected(made, twin):
+    name, spoil, which = TWINS[twin]
+    claims = [claim for claim in module_of(name).claims(spoil(made[name].data)) if which in claim.name]
+    assert claims
+    assert False in [claim.holds for claim in claims]
+
+
+def test_every_figure_has_a_wrong_twin():
+    assert {name for name, _, _ in TWINS.values()} == set(NAMES)
+
+
+def test_unshaped_that_never_collapses_has_no_layer_of_collapse(made):
+    data = made["st-fig1"].data
+    claims = module_of("st-fig1").claims(data.assign(mean_absolute=data["mean_absolute"] * 0.9))
+    (layer,) = (claim for claim in claims if claim.name.startswith("layer at which"))
+    assert layer.value == np.inf
+    assert layer.holds is False
+
+
+def test_ks_claim_tells_one_law_from_another():
+    generator = np.random.Generator(np.random.Philox(5))
+    x, y, wider = generator.standard_normal((3, 20_000)) * [[1.0], [1.0], [1.3]]
+    assert ks_noise(x, y) < 0.05
+    assert ks_claim("same", x, y).holds is True
+    assert ks_claim("wider", x, wider).holds is False
+
+
+# The density, by which a reader judges network against SDE.
+
+
+def test_density_is_that_of_the_law():
+    x = np.random.Generator(np.random.Philox(6)).standard_normal(20_000)
+    grid = np.linspace(-4, 4, 81)
+    normal = np.exp(-(grid**2) / 2) / np.sqrt(2 * np.pi)
+    bandwidth = 1.06 * x.size**-0.2  # bias h² f″/2, variance f/(2√π n h), eight standard deviations at most
+    noise = np.sqrt(normal / (2 * np.sqrt(np.pi) * x.size * bandwidth)) + 1e-4
+    assert (abs(density(x, grid) - normal) < bandwidth**2 / 2 * 0.4 + 5 * noise).all()
+    assert np.trapezoid(density(x, grid), grid) == pytest.approx(1, abs=0.01)
+
+
+def test_one_exploded_sample_does_not_flatten_the_density():
+    x = np.random.Generator(np.random.Philox(7)).standard_normal(4_096)
+    grid = np.linspace(-3, 3, 61)
+    exploded = np.append(x, 1e43)
+    np.testing.assert_allclose(density(exploded, grid), density(x, grid), atol=2e-3)
+
+
+def test_histogram_has_the_height_of_the_density():
+    """Samples beyond the grid count: the bars' area is the share of samples on the grid."""
+    x = np.append(np.random.Generator(np.random.Philox(8)).uniform(0, 1, 1_000), np.full(1_000, 9.0))
+    _, (axes,) = panels(1)
+    draw_densities(axes, x, x, np.linspace(0, 1, 101))
+    bars = axes.patches[0].get_data()
+    assert (bars.values * np.diff(bars.edges)).sum() == pytest.approx(0.5)
+
+
+# What must not happen.
+
+
+def test_unknown_figure_before_any_work(tmp_path, no_work):
+    with pytest.raises(InputError, match=r"Unknown figure 'st-fig9'; there are st-fig1, .*text-fate\."):
+        make("st-fig9", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_scale_before_any_work(tmp_path, no_work):
+    with pytest.raises(InputError, match=r"Unknown scale 'huge'; there are paper, quick\."):
+        make("st-fig1", scale="huge", out=tmp_path / "out")
+    assert SCALES == ("paper", "quick")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("below", [".", "deeper/still"])
+def test_a_file_in_the_way_is_found_before_any_work(tmp_path, no_work, below):
+    way = tmp_path / "file"
+    way.write_text("here before", encoding="utf-8")
+    with pytest.raises(InputError, match="Cannot write"):
+        make("st-fig1", scale="quick", out=way / below)
+    assert way.read_text(encoding="utf-8") == "here before"
+    assert list(tmp_path.iterdir()) == [way]
+
+
+def fail_with(error):
+    def failing(*_):
+        raise error
+
+    return failing
+
+
+@pytest.mark.parametrize("stage", ["compute", "claims", "draw"])
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyboardInterrupt()], ids=["failing", "interrupted"])
+def test_nothing_is_written_if_a_stage_ends_early(tmp_path, monkeypatch, stage, error):
+    monkeypatch.setattr(module_of("st-fig7"), stage, fail_with(error))
+    with pytest.raises(type(error)):
+        make("st-fig7", scale="quick", out=tmp_path, seed=1, threads=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interruption_while_saving_leaves_whole_files_only(tmp_path, monkeypatch):
+    maker = importlib.import_module("limitformer.figures.make")
+    monkeypatch.setattr(maker, "save", fail_with(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        make("st-fig7", scale="quick", out=tmp_path, seed=1, threads=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["st-fig7.png"]
+    with Image.open(tmp_path / "st-fig7.png") as picture:
+        picture.load()
+
+
+def test_an_interruption_in_the_middle_of_the_picture_leaves_none(tmp_path, monkeypatch):
+    def half(drawing, path, **_):
+        Path(path).write_bytes(b"\x89PNG half of it")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", half)
+    with pytest.raises(KeyboardInterrupt):
+        make("st-fig7", scale="quick", out=tmp_path, seed=1, threads=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_keeps_the_files_of_the_last_time(made, folder, monkeypatch):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.setattr(module_of("st-fig7"), "draw", fail_with(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError):
+        make("st-fig7", scale="quick", out=folder, seed=SEED + 1, threads=1)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
