@@ -1,27 +1,24 @@
-"""Streams: the published known answers, accurate elementary functions, and the laws of the draws."""
-
-import re
+"""Streams: the published known answers, one replica a lane, and the laws of the draws."""
 
 import numba
 import numpy as np
 import pytest
 from scipy import stats
 
-import limitformer.random
 from limitformer.errors import InputError
+from limitformer.lanes import LANES, store
 from limitformer.random import (
     BUFFER,
+    FIRST_RETRY,
+    box_muller,
     draw_normals,
     fill_normals,
     key,
-    logarithm,
     next_chi,
-    next_exponential,
     next_normal,
     open_stream,
     philox,
     rewind,
-    sine_cosine,
 )
 
 ALPHA = 1e-4
@@ -55,34 +52,24 @@ def compiled_philox(c0, c1, c2, c3, k0, k1):
     return philox(c0, c1, c2, c3, k0, k1)
 
 
-@numba.njit
-def logarithms(u, out):
-    for i in range(len(u)):
-        out[i] = logarithm(u[i])
+@numba.njit(error_model="numpy", fastmath={"contract"})
+def box_mullers(a, b, first, second):
+    for i in range(len(a)):
+        first[i], second[i] = box_muller(a[i], b[i])
 
 
 @numba.njit
-def sines_and_cosines(x, sine, cosine):
-    for i in range(len(x)):
-        sine[i], cosine[i] = sine_cosine(x[i])
-
-
-@numba.njit
-def chis(stream, degrees, out):
+def chis(stream, degrees, out, retries):
+    """Chis one after another into `out` (count, LANES), and how many second attempts there were before each."""
     for i in range(len(out)):
-        out[i] = next_chi(stream, degrees)
-
-
-@numba.njit
-def exponentials(stream, out):
-    for i in range(len(out)):
-        out[i] = next_exponential(stream)
+        retries[i] = stream.retries
+        store(out.reshape(len(out), 1, LANES), i, 0, next_chi(stream, degrees))
 
 
 @numba.njit
 def normals_one_by_one(stream, out):
     for i in range(len(out)):
-        out[i] = next_normal(stream)
+        store(out.reshape(len(out), 1, LANES), i, 0, next_normal(stream))
 
 
 def stream_at(seed, purpose="test", replica=0):
@@ -91,29 +78,78 @@ def stream_at(seed, purpose="test", replica=0):
     return stream
 
 
-def normals(count, seed, purpose="test", replica=0):
-    out = np.empty(count)
+def normals_of_lanes(count, seed, purpose="test", replica=0):
+    """The first normals (count, LANES) of `replica` and its neighbours."""
+    out = np.empty((count, LANES))
     normals_one_by_one(stream_at(seed, purpose, replica), out)
     return out
 
 
-def box_muller_reference(blocks, key_words, replica, first=0):
-    """`fill_normals` from plain Philox and NumPy's logarithm, sine and cosine."""
-    counters = range(first, first + blocks)
+def normals(count, seed, purpose="test", replica=0):
+    """The first normals (count,) of one replica, which is the first of its lanes."""
+    return normals_of_lanes(count, seed, purpose, replica)[:, 0]
+
+
+def chis_of_lanes(count, degrees, purpose="chi", replica=0, seed=None):
+    """The first chis (count, LANES), and the second attempts before each (count + 1, LANES)."""
+    out, retries = np.empty((count, LANES)), np.empty((count + 1, LANES), np.uint64)
+    stream = stream_at(degrees if seed is None else seed, purpose, replica)
+    chis(stream, degrees, out, retries)
+    retries[count] = stream.retries
+    return out, retries.astype(np.int64)
+
+
+def pair_reference(a, b):
+    """Box-Muller of arrays of words, with NumPy's logarithm, sine and cosine."""
+    radius = np.sqrt(-2 * np.log((a + 0.5) / 2**32))
+    angle = ((b >> np.uint64(2)) - 2.0**29 + 0.5) * (np.pi / 2 / 2**30)
+    pair = np.stack([np.sin(angle), np.cos(angle)])
+    first_one = np.where(b & np.uint64(1), pair[1], pair[0])
+    second = np.where(b & np.uint64(1), pair[0], pair[1])
+    sign = np.where(b & np.uint64(2), -1.0, 1.0)
+    return sign * radius * first_one, sign * radius * second
+
+
+def blocks_reference(blocks, key_words, replica):
+    """The four normals (4, blocks) of each of some blocks, from plain Philox."""
     words = np.array(
-        [plain_philox((n & WORD, n >> 32, replica & WORD, replica >> 32), key_words) for n in counters],
+        [plain_philox((n & WORD, n >> 32, replica & WORD, replica >> 32), key_words) for n in blocks],
         np.uint64,
-    )
-    out = []
-    for a, b in ((words[:, 0], words[:, 1]), (words[:, 2], words[:, 3])):
-        radius = np.sqrt(-2 * np.log((a + 0.5) / 2**32))
-        angle = ((b >> np.uint64(2)) - 2.0**29 + 0.5) * (np.pi / 2 / 2**30)
-        pair = np.stack([np.sin(angle), np.cos(angle)])
-        first_one = np.where(b & np.uint64(1), pair[1], pair[0])
-        second = np.where(b & np.uint64(1), pair[0], pair[1])
-        sign = np.where(b & np.uint64(2), -1.0, 1.0)
-        out += [sign * radius * first_one, sign * radius * second]
-    return np.concatenate(out)
+    ).reshape(-1, 4)
+    return np.stack([*pair_reference(words[:, 0], words[:, 1]), *pair_reference(words[:, 2], words[:, 3])])
+
+
+def box_muller_reference(blocks, key_words, replica, first=0):
+    """What `fill_normals` gives to one replica."""
+    return blocks_reference(range(first, first + blocks), key_words, replica).ravel()
+
+
+def stream_reference(count, key_words, replica):
+    """The first `count` normals of a replica: buffer after buffer."""
+    run = BUFFER // 4
+    buffers = -(-count // BUFFER)
+    parts = [box_muller_reference(run, key_words, replica, run * k) for k in range(buffers)]
+    return np.concatenate(parts)[:count]
+
+
+def chi_reference(count, degrees, key_words, replica):
+    """`next_chi` above 4 degrees for one replica, straight from Marsaglia and Tsang; and its second attempts."""
+    d = degrees / 2 - 1 / 3
+    c = 1 / (9 * d) ** 0.5
+    first = stream_reference(3 * count, key_words, replica)
+    out, retries = [], [0]
+    again = blocks_reference(range(2**63, 2**63 + count), key_words, replica)
+    for x, a, b in first.reshape(count, 3):
+        attempt, used = (x, a, b), retries[-1]
+        while True:
+            x, a, b = attempt
+            v = (1 + c * x) ** 3
+            if v > 0 and (a * a + b * b) / 2 > d * (v - 1 - np.log(v)) - x * x / 2:
+                break
+            attempt, used = again[:3, used], used + 1
+        out.append((2 * d * v) ** 0.5)
+        retries.append(used)
+    return np.array(out), np.array(retries)
 
 
 @pytest.mark.parametrize(("counter", "key_words", "answer"), KNOWN_ANSWERS)
@@ -129,46 +165,83 @@ def test_a_wrong_philox_misses_the_published_answers(counter, key_words, answer,
     assert plain_philox(counter, key_words, **wrong) != answer
 
 
-@pytest.mark.parametrize(("replica", "first"), [(0, 0), (7, 3), (2**40 + 5, 2**32 - 10)])
+@pytest.mark.parametrize(("replica", "first"), [(0, 0), (7, 3), (2**32 - 3, 1), (2**40 + 5, 2**32 - 10)])
 def test_normals_are_box_muller_of_philox(replica, first):
-    """|g| < 7, whose last place is 9e-16; both sides round a handful of times."""
-    out = np.empty(4 * 500)
+    """|g| < 7, whose last place is 9e-16; both sides round a handful of times. Each lane is a replica of its own."""
+    out = np.empty((4 * 500, LANES))
     key_words = key(3, "reference")
-    fill_normals(*map(np.uint64, (*key_words, replica, first)), out)
-    reference = box_muller_reference(500, key_words, replica, first)
-    assert np.abs(out - reference).max() < 5e-15
-    assert np.abs(out - box_muller_reference(500, key_words, replica + 1, first)).max() > 1
+    fill_normals(*map(np.uint64, (*key_words, replica, first)), out.reshape(-1))
+    for lane in range(LANES):
+        reference = box_muller_reference(500, key_words, replica + lane, first)
+        assert np.abs(out[:, lane] - reference).max() < 5e-15
+        assert np.abs(out[:, lane] - box_muller_reference(500, key_words, replica + lane + 1, first)).max() > 1
 
 
-def claimed_errors():
-    """The relative errors of logarithm and of sine and cosine that the module's documentation promises."""
-    claim = re.search(r"relative error below (\S+) and (\S+)\)", limitformer.random.__doc__)
-    logarithm_error, sine_error = map(float, claim.groups())
-    assert max(logarithm_error, sine_error) < 1e-14
-    return logarithm_error, sine_error
+@pytest.mark.parametrize("replica", [0, 5, 2**32 - 4, 2**50])
+def test_a_stream_is_its_blocks_buffer_after_buffer(replica):
+    count = 3 * BUFFER + 5
+    ours, key_words = normals_of_lanes(count, seed=3, replica=replica), key(3, "test")
+    for lane in range(LANES):
+        assert np.abs(ours[:, lane] - stream_reference(count, key_words, replica + lane)).max() < 5e-15
 
 
-def test_logarithm_is_as_precise_as_it_says():
-    """On the uniforms that occur, (i + 1/2)/2**32, both ends included."""
-    ends = np.arange(1000)
-    inside = np.random.default_rng(0).integers(0, 2**32, 200_000)
-    words = np.concatenate([ends, 2**32 - 1 - ends, inside]).astype(np.float64)
-    u = (words + 0.5) / 2**32
-    out = np.empty_like(u)
-    logarithms(u, out)
-    exact = np.log(u.astype(np.longdouble))
-    assert np.abs((out - exact) / exact).max() < claimed_errors()[0]
+@pytest.mark.parametrize("shift", range(1, LANES + 1))
+def test_a_replica_has_the_same_bits_in_every_lane(shift):
+    here, there = (normals_of_lanes(2 * BUFFER + 3, seed=4, replica=first) for first in (20, 20 + shift))
+    np.testing.assert_array_equal(here[:, shift:], there[:, : LANES - shift])
+    assert (here[:, 0] != there[:, 0]).all()
 
 
-def test_sine_and_cosine_are_as_precise_as_they_say():
-    """On [-pi/4, pi/4], tiny angles included."""
-    x = np.concatenate([np.linspace(-np.pi / 4, np.pi / 4, 200_001), np.geomspace(1e-12, 0.7, 1000)])
-    x = x[x != 0]
-    sine, cosine = np.empty_like(x), np.empty_like(x)
-    sines_and_cosines(x, sine, cosine)
-    exact_sine, exact_cosine = np.sin(x.astype(np.longdouble)), np.cos(x.astype(np.longdouble))
-    assert np.abs((sine - exact_sine) / exact_sine).max() < claimed_errors()[1]
-    assert np.abs((cosine - exact_cosine) / exact_cosine).max() < claimed_errors()[1]
+def pairs(a, b):
+    a, b = np.broadcast_arrays(np.asarray(a, np.uint64), np.asarray(b, np.uint64))
+    first, second = np.empty(a.shape), np.empty(a.shape)
+    box_mullers(a, b, first, second)
+    return first, second
+
+
+RADIUS_WORD = 2**31  # any: the angle does not depend on it
+
+
+def test_the_angle_is_centred_exactly():
+    """The 2³⁰ angles of a quadrant come in pairs ±(i + 1/2): mirrored words give mirrored normals, to the bit."""
+    i = np.concatenate(
+        [np.arange(2000), np.random.default_rng(0).integers(0, 2**29, 10_000), 2**29 - 1 - np.arange(2000)]
+    )
+    sine, cosine = pairs(RADIUS_WORD, 4 * i)
+    mirrored, same = pairs(RADIUS_WORD, 4 * (2**30 - 1 - i))
+    np.testing.assert_array_equal(mirrored, -sine)
+    np.testing.assert_array_equal(same, cosine)
+    assert (sine < 0).all()
+    assert (np.diff(np.sort(sine[:2000])) > 0).all()
+
+
+def test_the_smallest_angles_are_half_a_step():
+    """(π/2)/2³¹ to 1e-14; a centre that is off by any rounding of 2⁵² would make it zero or twice that."""
+    radius = (-2 * np.log((RADIUS_WORD + 0.5) / 2**32)) ** 0.5
+    step = np.pi / 2 / 2**30
+    sine, cosine = pairs(RADIUS_WORD, 4 * (2**29 + np.arange(-3, 3)))
+    np.testing.assert_allclose(sine, radius * step * np.array([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5]), rtol=1e-14)
+    np.testing.assert_allclose(cosine, radius, rtol=1e-14)
+    ends = pairs(RADIUS_WORD, 4 * np.array([0, 2**30 - 1]))[0]
+    np.testing.assert_allclose(ends, radius * np.sin((2**29 - 0.5) * step) * np.array([-1, 1]), rtol=1e-14)
+
+
+def test_the_two_low_bits_turn_by_quarters():
+    """Quadrants: (s, c), (c, s), (−s, −c), (−c, −s), where (s, c) is the pair of the angle itself."""
+    high = 4 * np.random.default_rng(1).integers(0, 2**30, 1000)
+    (s, c), (s1, c1), (s2, c2), (s3, c3) = (pairs(RADIUS_WORD, high + low) for low in range(4))
+    for ours, expected in ((s1, c), (c1, s), (s2, -s), (c2, -c), (s3, -c), (c3, -s)):
+        np.testing.assert_array_equal(ours, expected)
+
+
+def test_the_radius_is_centred_exactly():
+    """Radii of the words 0, 1, … and … 2³² − 1: √(−2 log((i + 1/2)/2³²)), from 6.76 to 1.5e-5."""
+    a = np.concatenate([np.arange(100), 2**32 - 1 - np.arange(100)])
+    radius = np.hypot(*pairs(a, 4 * 2**29))
+    u = (a + np.longdouble(0.5)) / 2**32
+    np.testing.assert_allclose(radius, np.sqrt(-2 * np.log(u)).astype(float), rtol=2e-15)
+    assert 6.76 < radius.max() < 6.77
+    assert radius.min() > 0
 
 
 def test_normals_follow_the_normal_law():
@@ -212,30 +285,50 @@ def test_normals_of_one_stream_are_uncorrelated():
         assert abs((g[lag:] * g[:-lag]).mean()) * (len(g) - lag) ** 0.5 < 4
 
 
+def test_the_lanes_of_a_stream_are_independent():
+    """Correlations of values and of squares, each of 28 pairs within 4.5 standard errors; with itself, 450."""
+    g = normals_of_lanes(200_000, seed=6)
+    for x in (g, (g**2 - 1) / 2**0.5):
+        scores = x.T @ x / len(x) ** 0.5
+        assert np.abs(scores[np.triu_indices(LANES, 1)]).max() < 4.5
+        assert scores.diagonal().min() > 400
+
+
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (1, BUFFER), (5, BUFFER + 1), (2, 3 * BUFFER), (0, 4), (4, 0)])
 def test_a_matrix_holds_the_same_numbers_as_single_draws(shape):
     """Whatever was drawn before, from an odd position in the buffer as from the start."""
-    expected = normals(5 + shape[0] * shape[1] + 2, seed=7)
+    expected = normals_of_lanes(5 + shape[0] * shape[1] + 2, seed=7)
     stream = stream_at(7)
-    before = [next_normal(stream) for _ in range(5)]
-    matrix = np.empty(shape)
+    before, matrix, after = np.empty((5, LANES)), np.empty((*shape, LANES)), np.empty((2, LANES))
+    normals_one_by_one(stream, before)
     draw_normals(stream, matrix)
-    after = [next_normal(stream) for _ in range(2)]
-    np.testing.assert_array_equal(np.concatenate([before, matrix.ravel(), after]), expected)
+    normals_one_by_one(stream, after)
+    np.testing.assert_array_equal(np.concatenate([before, matrix.reshape(-1, LANES), after]), expected)
 
 
-def test_rewinding_starts_the_replica_anew():
+@pytest.mark.parametrize("degrees", [2, 5])
+def test_rewinding_starts_the_replica_anew(degrees):
+    """Normals, chis and second attempts, and whatever replica the stream was at before."""
+    words = np.array(key(8, "test"), np.uint64)
     stream = stream_at(8, replica=3)
-    drawn = [next_normal(stream) for _ in range(BUFFER + 3)]
-    rewind(stream, np.array(key(8, "test"), np.uint64), np.uint64(3))
-    assert [next_normal(stream) for _ in range(BUFFER + 3)] == drawn
+    drawn = []
+    for replica in (3, 3, 90, 3):
+        rewind(stream, words, np.uint64(replica))
+        g, chi, retries = np.empty((BUFFER + 3, LANES)), np.empty((500, LANES)), np.empty((500, LANES), np.uint64)
+        normals_one_by_one(stream, g)
+        chis(stream, degrees, chi, retries)
+        drawn.append((g, chi, retries))
+    for again in (1, 3):
+        for ours, first in zip(drawn[again], drawn[0], strict=True):
+            np.testing.assert_array_equal(ours, first)
+    assert (drawn[2][0] != drawn[0][0]).all()
+    assert degrees == 2 or (drawn[0][2][-1] > 0).any()
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 4, 5, 7, 50, 200])
 def test_chi_follows_its_law(degrees):
     """KS at 1e-4; one degree more shifts a chi by 1/(2 sqrt(degrees)) and is rejected."""
-    out = np.empty(60_000)
-    chis(stream_at(degrees, "chi"), degrees, out)
+    out = chis_of_lanes(7500, degrees)[0].ravel()
     assert stats.kstest(out, stats.chi(degrees).cdf).pvalue > ALPHA
     assert stats.kstest(out, stats.chi(degrees + 1).cdf).pvalue < ALPHA
 
@@ -244,8 +337,7 @@ def test_chi_follows_its_law(degrees):
 def test_chi_has_the_right_moments(degrees):
     """Three moments of its square; Marsaglia and Tsang without the rejection miss the third."""
     samples = 2_000_000
-    out = np.empty(samples)
-    chis(stream_at(degrees, "chi moments"), degrees, out)
+    out = chis_of_lanes(samples // LANES, degrees, "chi moments")[0]
     law = stats.chi2(degrees)
     for power in (1, 2, 3):
         mean, square = law.moment(power), law.moment(2 * power)
@@ -264,11 +356,93 @@ def proposals(degrees, count):
     return 2 * d * v[v > 0][:count]
 
 
-def test_exponentials_follow_their_law():
-    out = np.empty(100_000)
-    exponentials(stream_at(9), out)
-    assert stats.kstest(out, "expon").pvalue > ALPHA
-    assert stats.kstest(1.03 * out, "expon").pvalue < ALPHA
+@pytest.mark.parametrize(("degrees", "replica"), [(5, 0), (5, 2**32 - 4), (6, 1000), (40, 3)])
+def test_chi_is_marsaglia_and_tsang_replica_by_replica(degrees, replica):
+    """Every number and every second attempt of eight replicas, against plain Philox one replica at a time."""
+    count = 2000
+    ours, retries = chis_of_lanes(count, degrees, replica=replica)
+    key_words = key(degrees, "chi")
+    for lane in range(LANES):
+        reference, attempts = chi_reference(count, degrees, key_words, replica + lane)
+        np.testing.assert_array_equal(retries[:, lane], attempts)
+        np.testing.assert_allclose(ours[:, lane], reference, rtol=5e-14)
+        assert attempts[-1] > 0
+    assert int(FIRST_RETRY) == 2**63
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 3, 4])
+def test_few_degrees_are_sums_of_squares(degrees):
+    """Of the stream's next normals, as many as there are degrees, and without a second attempt."""
+    ours, retries = chis_of_lanes(1000, degrees)
+    g = normals_of_lanes(1000 * degrees, degrees, "chi").reshape(1000, degrees, LANES)
+    np.testing.assert_allclose(ours, np.sqrt((g**2).sum(1)), rtol=1e-15 * 4)
+    assert not retries.any()
+
+
+def test_what_is_drawn_again_follows_the_law_too():
+    """Only the draws that took a second attempt: KS at 1e-4, 6 degrees are rejected, and so is the first attempt."""
+    ours, retries = chis_of_lanes(400_000, 5, "retries")
+    again = ours[np.diff(retries, axis=0) > 0]
+    assert len(again) > 20_000
+    assert stats.kstest(again, stats.chi(5).cdf).pvalue > ALPHA
+    assert stats.kstest(again, stats.chi(6).cdf).pvalue < ALPHA
+    assert stats.kstest(ours[np.diff(retries, axis=0) == 0], stats.chi(5).cdf).pvalue < 1
+
+
+def test_the_share_of_second_attempts_is_that_of_the_method():
+    """Attempts are accepted with probability ∫ of the density of d v over that of its proposal: 4 standard errors.
+
+    With v = (1 + c x)³ it is E min(1, e^h(x)), h = d − d v + d log v + x²/2, over x ~ N(0, 1).
+    """
+    d = 5 / 2 - 1 / 3
+    x = np.linspace(-((9 * d) ** 0.5), 12, 2_000_001)[1:]
+    v = (1 + x / (9 * d) ** 0.5) ** 3
+    accepted = np.exp(np.minimum(0, d - d * v + d * np.log(v) + x * x / 2)) * stats.norm.pdf(x)
+    probability = accepted.sum() * (x[1] - x[0])
+    retries = chis_of_lanes(400_000, 5, "retries")[1]
+    expected, draws = 1 / probability - 1, 400_000 * LANES
+    assert abs(retries[-1].sum() / draws - expected) < 4 * ((1 - probability) / probability**2 / draws) ** 0.5
+    assert 0.01 < expected < 0.1
+
+
+def test_every_lane_counts_its_own_second_attempts():
+    """One path of counters for each replica, whichever lane it is in; no two of them rise together throughout."""
+    retries = {first: chis_of_lanes(3000, 5, "retries", first, seed=1)[1] for first in (0, 1, 5, 8)}
+    for first, ours in retries.items():
+        for other, theirs in retries.items():
+            shift = other - first
+            if 0 <= shift < LANES:
+                np.testing.assert_array_equal(ours[:, shift:], theirs[:, : LANES - shift])
+    rises = np.diff(np.concatenate([retries[0], retries[8]], 1), axis=0)
+    assert len(np.unique(rises, axis=1).T) == 2 * LANES
+    assert (rises.sum(0) > 20).all()
+    assert (rises.max(0) >= 1).all()
+
+
+def test_a_second_attempt_leaves_the_other_lanes_alone():
+    """Bits of a replica whose neighbours were others, with others' second attempts; and no stream loses step.
+
+    After the chis every lane goes on with the normals that it would have had without a single rejection.
+    """
+    count = 1001
+    first, second = (chis_of_lanes(count, 5, "retries", replica, seed=1) for replica in (0, 7))
+    assert (np.diff(first[1], axis=0) > 0).any(1).sum() > 100
+    assert (first[1][-1, :7] != second[1][-1, 1:]).any()
+    np.testing.assert_array_equal(first[0][:, 7], second[0][:, 0])
+    stream, after = stream_at(1, "retries"), np.empty((50, LANES))
+    chis(stream, 5, np.empty((count, LANES)), np.empty((count, LANES), np.uint64))
+    normals_one_by_one(stream, after)
+    np.testing.assert_array_equal(after, normals_of_lanes(3 * count + 50, 1, "retries")[3 * count :])
+
+
+def test_second_attempts_are_no_part_of_the_stream():
+    """They come from blocks that no stream of normals reaches: 2⁶³ on, of the same replica and key."""
+    key_words = key(1, "retries")
+    _, retries = chi_reference(300, 5, key_words, 0)
+    block = blocks_reference([2**63 + k for k in range(int(retries[-1]))], key_words, 0)
+    stream = normals(20_000, 1, "retries")
+    assert block.size > 10
+    assert np.abs(block.ravel()[:, None] - stream).min() > 1e-10
 
 
 def test_keys_differ_between_seeds_and_purposes():

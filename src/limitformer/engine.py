@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import singledispatch
 from math import ceil
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import xarray as xr
@@ -32,6 +32,7 @@ from limitformer.results import covariance_dataset
 PATIENCE = 2.0  # seconds before progress is shown
 CHUNKS_PER_THREAD = 32
 
+T = TypeVar("T")
 Record = Sequence[float] | NDArray[Any] | None
 
 
@@ -161,7 +162,7 @@ def simulate(
 
     with announced(f"Compiling the {process.description}'s kernels for this machine (the first time only)"):
         prepared.run(0, covariance[:0], exits[:0], causes[:0])
-    shown = bar(process.description, samples) if progress else None
+    shown = bar(f"{process.description} samples", samples) if progress else None
     finished, interrupted = run_chunks(
         run, range(0, samples, chunk), threads, lambda done: advance(shown, min(done * chunk, samples))
     )
@@ -179,15 +180,7 @@ def process_of(model: Any, start: Start, record: Record, radius: float, options:
 @process_of.register
 def _(model: Transformer, start: Start, record: Record, radius: float, options: dict[str, Any]) -> Process:
     refuse_options("a chain", options, ())
-    if record is None:
-        check_list(model.depth + 1, "depth")
-        record = np.arange(model.depth + 1)
-    layers = recorded_points("record", record)
-    require(
-        bool((np.isfinite(layers) & (layers == np.rint(layers))).all()),
-        f"Layers to record must be whole numbers; got {layers}.",
-    )
-    return TransformerChain(model=model, start=start, points=layers.astype(np.int64), radius=radius)
+    return TransformerChain(model=model, start=start, points=recorded_layers(model, record), radius=radius)
 
 
 @process_of.register
@@ -214,6 +207,19 @@ def refuse_options(what: str, options: dict[str, Any], known: tuple[str, ...]) -
     strange = sorted(set(options) - set(known))
     have = f"it has {', '.join(known)}" if known else "it has none"
     require(not strange, f"{what.capitalize()} has no option {', '.join(strange)}; {have}.")
+
+
+def recorded_layers(model: Transformer, record: Record) -> NDArray[np.int64]:
+    """`record` as layers of `model`, ascending; all of them, from the start on, if None."""
+    if record is None:
+        check_list(model.depth + 1, "depth")
+        record = np.arange(model.depth + 1)
+    layers = recorded_points("record", record)
+    whole = bool((np.isfinite(layers) & (layers == np.rint(layers))).all())
+    require(whole, f"Layers to record must be whole numbers; got {layers}.")
+    in_range = bool((layers >= 0).all() and (layers <= model.depth).all())
+    require(in_range, f"Layers to record must lie in 0 … {model.depth}; got {layers}.")
+    return layers.astype(np.int64)
 
 
 def recorded_points(name: str, record: Record) -> NDArray[Any]:
@@ -278,14 +284,15 @@ class Bar:
     visible: bool = False
 
 
-def bar(description: str, samples: int) -> Bar:
+def bar(description: str, total: int) -> Bar:
+    """A bar for `total` pieces of work."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     progress = Progress(*columns, console=Console(stderr=True), transient=True)
-    return Bar(progress, progress.add_task(f"{description} samples", total=samples), time.perf_counter())
+    return Bar(progress, progress.add_task(description, total=total), time.perf_counter())
 
 
 def advance(shown: Bar | None, done: int) -> None:
-    """Show `done` samples; a negative number closes the bar."""
+    """Show `done` pieces of work; a negative number closes the bar."""
     if shown is None:
         return
     if done < 0:
@@ -295,6 +302,17 @@ def advance(shown: Bar | None, done: int) -> None:
         shown.visible = True
         shown.progress.start()
     shown.progress.update(shown.task, completed=done)
+
+
+def tracked(items: Sequence[T], description: str) -> Iterator[T]:
+    """The items one after the other, with a bar if they take more than `PATIENCE` seconds together."""
+    shown = bar(description, len(items))
+    try:
+        for done, item in enumerate(items, 1):
+            yield item
+            advance(shown, done)
+    finally:
+        advance(shown, -1)
 
 
 def run_chunks(

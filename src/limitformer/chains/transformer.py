@@ -38,7 +38,6 @@ from limitformer.chains.residual import (
     residual_workspace,
 )
 from limitformer.chains.start import start_factor, turn_at_random
-from limitformer.errors import require
 from limitformer.factor import copy, put
 from limitformer.kernels import driver, kernel
 from limitformer.lanes import LANES
@@ -160,10 +159,6 @@ class TransformerChain:
     radius: float
     axis: str = field(default="depth", init=False)
     description: str = field(default="chain", init=False)
-
-    def __post_init__(self) -> None:
-        in_range = bool((self.points >= 0).all() and (self.points <= self.model.depth).all())
-        require(in_range, f"Layers to record must lie in 0 … {self.model.depth}; got {self.points}.")
 
     def prepare(self, seed: int) -> "PreparedChain":
         """Everything that all replicas share."""

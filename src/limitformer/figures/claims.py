@@ -32,13 +32,15 @@ class Claim:
 
 def chain(model: Transformer, start: Start, samples: int, run: Run, record: list[int] | None = None) -> xr.Dataset:
     """The exact chain of the finite network."""
-    return simulate(model, start, samples=samples, seed=run.seed, threads=run.threads, record=record)
+    return simulate(model, start, samples=samples, seed=run.seed, threads=run.threads, record=record, progress=False)
 
 
 def sde_at_horizon(model: Transformer, start: Start, samples: int, dt: float, run: Run) -> xr.Dataset:
     """The limit, at T = depth/width alone."""
     sde = limit(model)
-    return simulate(sde, start, samples=samples, seed=run.seed, threads=run.threads, record=[sde.horizon], dt=dt)
+    return simulate(
+        sde, start, samples=samples, seed=run.seed, threads=run.threads, record=[sde.horizon], dt=dt, progress=False
+    )
 
 
 def pair_correlation(dataset: xr.Dataset) -> xr.DataArray:

@@ -15,6 +15,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
+from limitformer.engine import tracked
 from limitformer.figures.claims import Claim, Run, chain, ks_claim, pair_correlation, sde_at_horizon
 from limitformer.models import ShapedAttention, ShapedReLU, SoftmaxAttention, Transformer, equicorrelated
 from limitformer.plot import BLUE, GREEN, ORANGE, RED, draw_densities, panels
@@ -68,7 +69,8 @@ def models(config: Config) -> dict[str, Transformer]:
 def compute(config: Config, run: Run) -> xr.Dataset:
     """Means by layer of each model, and samples of ρ at the last layer of the attention network and its SDE."""
     start = equicorrelated(tokens=2, correlation=config.correlation)
-    rho = {name: pair_correlation(chain(model, start, config.samples, run)) for name, model in models(config).items()}
+    named = list(models(config).items())
+    rho = {name: pair_correlation(chain(model, start, config.samples, run)) for name, model in tracked(named, "models")}
     names = xr.DataArray(list(rho), dims="model")
     attention = Transformer(
         width=config.width,

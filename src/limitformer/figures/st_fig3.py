@@ -15,6 +15,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
+from limitformer.engine import tracked
 from limitformer.figures.claims import (
     Claim,
     Run,
@@ -65,8 +66,14 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     last = [config.depth]
     gammas = sorted({*config.shown, *config.gammas})
     models = [resnet(config, gamma) for gamma in gammas]
-    network = [pair_correlation(chain(model, start, config.samples, run, last)).values[:, 0] for model in models]
-    sde = [pair_correlation(sde_at_horizon(m, start, config.samples, config.dt, run)).values[:, 0] for m in models]
+    network = [
+        pair_correlation(chain(model, start, config.samples, run, last)).values[:, 0]
+        for model in tracked(models, "networks")
+    ]
+    sde = [
+        pair_correlation(sde_at_horizon(m, start, config.samples, config.dt, run)).values[:, 0]
+        for m in tracked(models, "limits")
+    ]
     unit = chain(resnet(config, 1 / sqrt(config.depth), lam=1.0), start, config.samples, run, last)
     return xr.Dataset(
         {

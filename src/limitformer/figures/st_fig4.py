@@ -16,6 +16,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
+from limitformer.engine import tracked
 from limitformer.figures.claims import Claim, Run, chain, pair_correlation
 from limitformer.models import ShapedAttention, Transformer, equicorrelated
 from limitformer.plot import PALETTE, panels
@@ -65,7 +66,7 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     """By case and layer: mean |ρ|, mean and median |V_12|."""
     start = equicorrelated(tokens=2, correlation=config.correlation)
     parts = []
-    for case in CASES.values():
+    for case in tracked(list(CASES.values()), "cases"):
         simulated = chain(intervened(config, *case), start, config.samples, run)
         covariance = abs(simulated["covariance"][..., 0, 1]).drop_vars("label", errors="ignore")
         parts.append(

@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
+from limitformer.engine import tracked
 from limitformer.figures.claims import Claim, Run
 from limitformer.figures.stopping import LARGEST, Adversarial, spectrum, stopping_time
 from limitformer.plot import PALETTE, PURPLE, panels
@@ -41,7 +42,7 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     pair = replace(config, tokens=2)
 
     def times(of: Config) -> np.ndarray:
-        return np.stack([stopping_time(spectrum(of, g, of.tau0, run), of.width) for g in of.gammas])
+        return np.stack([stopping_time(spectrum(of, g, of.tau0, run), of.width) for g in tracked(of.gammas, "γ")])
 
     largest = [spectrum(config, gamma, config.tau0, run)[: config.trajectories, :, -1] for gamma in config.shown]
     return xr.Dataset(

@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
+from limitformer.engine import tracked
 from limitformer.figures.claims import Claim, Run
 from limitformer.figures.stopping import Adversarial, spectrum, stopping_time
 from limitformer.plot import panels
@@ -39,7 +40,9 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     def median(gamma: float, tau0: float) -> float:
         return float(np.median(stopping_time(spectrum(config, gamma, tau0, run), config.width)))
 
-    grid = [[median(gamma, tau0) for gamma in config.gammas] for tau0 in config.temperatures]
+    grid = [
+        [median(gamma, tau0) for gamma in config.gammas] for tau0 in tracked(config.temperatures, "rows of the map")
+    ]
     return xr.Dataset(
         {"median": (("tau0", "gamma"), np.array(grid))},
         coords={"tau0": list(config.temperatures), "gamma": list(config.gammas)},

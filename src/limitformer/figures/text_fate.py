@@ -12,6 +12,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import limitformer
+from limitformer.engine import tracked
 from limitformer.figures.claims import Claim, Run, chain
 from limitformer.models import ShapedAttention, ShapedReLU, SoftmaxAttention, Start, Transformer, from_text
 from limitformer.plot import heatmap, panels
@@ -57,7 +58,7 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     feedforward = ShapedReLU(c_plus=config.c_plus, c_minus=config.c_minus)
     attentions = {"shaped": ShapedAttention(tau0=config.tau0), "unshaped": SoftmaxAttention()}
     parts = []
-    for attention in attentions.values():
+    for attention in tracked(list(attentions.values()), "models"):
         model = Transformer(
             width=config.width,
             depth=config.depth,

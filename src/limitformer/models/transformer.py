@@ -62,8 +62,10 @@ class Transformer:
         require(present, "A Transformer needs attention, feedforward or both; got neither.")
         for name, kind in (("attention", Attention), ("feedforward", Feedforward)):
             part: object = getattr(self, name)
-            require(part is None or isinstance(part, kind), f"{name} must be one of {parts(kind)}; got {part!r}.")
-        placed = self.norm in (None, "pre", "post") or isinstance(self.norm, Norm)
+            names = ", ".join(known.__name__ for known in concrete(kind))
+            known = part is None or isinstance(part, concrete(kind))
+            require(known, f"{name} must be one of {names} or None; got {part!r}.")
+        placed = self.norm in (None, "pre", "post") or isinstance(self.norm, concrete(Norm))
         require(placed, f'norm must be None, "pre", "post", LayerNorm or RMSNorm; got {self.norm!r}.')
         require(self.mask in (None, "causal"), f'mask must be None or "causal"; got {self.mask!r}.')
         if self.attention is not None:
@@ -84,6 +86,6 @@ class Transformer:
         return self.norm
 
 
-def parts(kind: type) -> str:
-    """The names of the classes that can stand where `kind` is asked for."""
-    return ", ".join(part.__name__ for part in kind.__subclasses__()) + " or None"
+def concrete(kind: type) -> tuple[type, ...]:
+    """The classes that can stand where `kind`, which is abstract, is asked for."""
+    return tuple(type.__subclasses__(kind))

@@ -13,7 +13,7 @@ import xarray as xr
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from limitformer.engine import Record, advance, bar, recorded_points
+from limitformer.engine import Record, advance, bar, recorded_layers
 from limitformer.errors import require, require_count
 from limitformer.factor import root
 from limitformer.models import Start, Transformer, as_start, to_json
@@ -57,8 +57,7 @@ def simulate(
     start = as_start(start)
     require_count("samples", samples)
     check_rank(start, model.width)
-    layers = recorded_points("record", np.arange(model.depth + 1) if record is None else record).astype(np.int64)
-    require(bool((layers >= 0).all() and (layers <= model.depth).all()), f"Layers lie in 0 … {model.depth}.")
+    layers = recorded_layers(model, record)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     batch = min(samples, batch or networks_in_batch(model, dtype))
     require_count("batch", batch)

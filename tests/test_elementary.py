@@ -1,0 +1,281 @@
+"""Elementary functions: as precise as they say, over all of their domain, and exact where they must be."""
+
+import re
+
+import numba
+import numpy as np
+import pytest
+
+import limitformer.elementary
+from limitformer.elementary import as_bits, as_float, exponential, exponentials, logarithm, sine_cosine
+
+EPS = np.finfo(float).eps
+LEAST, LARGEST = np.finfo(float).tiny, np.finfo(float).max
+
+# As `kernels.strict_kernel`, but never cached: a cache beside the tests would outlive an edit of the functions.
+compiled = numba.njit(error_model="numpy", fastmath={"contract"})
+
+
+@compiled
+def logarithms(u, out):
+    for i in range(len(u)):
+        out[i] = logarithm(u[i])
+
+
+@compiled
+def exponentials_of(x, out):
+    for i in range(len(x)):
+        out[i] = exponential(x[i])
+
+
+@compiled
+def sines_and_cosines(x, sine, cosine):
+    for i in range(len(x)):
+        sine[i], cosine[i] = sine_cosine(x[i])
+
+
+@numba.njit
+def bits_of(x, out):
+    for i in range(len(x)):
+        out[i] = as_bits(x[i])
+
+
+@numba.njit
+def floats_of(bits, out):
+    for i in range(len(bits)):
+        out[i] = as_float(bits[i])
+
+
+def logarithm_of(u):
+    u = np.asarray(u, float)
+    out = np.full_like(u, np.nan)
+    logarithms(u, out)
+    return out
+
+
+def exponential_of(x):
+    x = np.asarray(x, float)
+    out = np.full_like(x, np.nan)
+    exponentials_of(x, out)
+    return out
+
+
+def sine_cosine_of(x):
+    x = np.asarray(x, float)
+    sine, cosine = np.full_like(x, np.nan), np.full_like(x, np.nan)
+    sines_and_cosines(x, sine, cosine)
+    return sine, cosine
+
+
+def claimed_errors():
+    """The relative errors of logarithm and exponential, and of sine and cosine, that the module promises."""
+    claim = re.search(
+        r"Relative errors: below (\S+) for\s+`logarithm` and `exponential`, below (\S+) for\s+`sine_cosine`",
+        limitformer.elementary.__doc__,
+    )
+    first, second = map(float, claim.groups())
+    assert max(first, second) < 1e-15
+    return first, second
+
+
+def worst(ours, exact):
+    """The largest relative error against long doubles, whose own is 1e-19 on machines that have them."""
+    return float(np.abs((ours - exact) / exact).max())
+
+
+def uniform(low, high, size=300_000, seed=0):
+    return np.random.default_rng(seed).uniform(low, high, size)
+
+
+# --- logarithm ------------------------------------------------------------------------------------------------------
+
+WORDS = np.concatenate([np.arange(1000), 2**32 - 1 - np.arange(1000), uniform(0, 2**32 - 1, seed=1).round()])
+LOGARITHM_DOMAINS = {
+    "uniforms (i + 1/2)/2³²": (WORDS + 0.5) / 2**32,
+    "one octave": uniform(0.5, 2),
+    "next to one": 1 + uniform(-1e-3, 1e-3),
+    "next to one by a few roundings": np.concatenate([1 + EPS * np.arange(1, 1000), 1 - EPS / 2 * np.arange(1, 1000)]),
+    "next to the ends of the reduction": 0.5**0.5
+    * 2.0 ** np.repeat([0, 1, 2], 2001)
+    * (1 + EPS * uniform(-99, 99, 6003)),
+    "all normal numbers": 10 ** uniform(np.log10(LEAST), np.log10(LARGEST)),
+    "their ends": np.array([LEAST, LEAST * (1 + EPS), LARGEST, LARGEST * (1 - EPS)]),
+}
+
+
+@pytest.mark.parametrize("u", LOGARITHM_DOMAINS.values(), ids=list(LOGARITHM_DOMAINS))
+def test_logarithm_is_as_precise_as_it_says(u):
+    u = u[u != 1]
+    assert worst(logarithm_of(u), np.log(u.astype(np.longdouble))) < claimed_errors()[0]
+
+
+def test_logarithm_is_exact_at_powers_of_two():
+    """m = 1, so the series is zero, and e log 2 is rounded once."""
+    e = np.arange(-1022, 1024)
+    np.testing.assert_array_equal(logarithm_of(2.0**e), e * np.log(2.0))
+    assert logarithm_of([1.0])[0] == 0
+
+
+def test_logarithm_ascends():
+    """From one double to the next, across the ends of the reduction too: never down by more than its error."""
+    for centre in (1.0, 0.5**0.5, 2**0.5, 1e-300, 1e300, 0.3):
+        u = centre * (1 + EPS * np.arange(-2000, 2001))
+        out = logarithm_of(u)
+        assert np.diff(out).min() >= -2 * claimed_errors()[0] * np.abs(out).max()
+
+
+# --- exponential ----------------------------------------------------------------------------------------------------
+
+HALF_OCTAVES = np.arange(-1009, 1010) * (np.log(2.0) / 2)
+EXPONENTIAL_DOMAINS = {
+    "all of it": uniform(-700, 700),
+    "moderate": uniform(-3, 3),
+    "next to zero": uniform(-1e-3, 1e-3),
+    "tiny": np.concatenate([np.geomspace(1e-300, 1e-3, 3000), -np.geomspace(1e-300, 1e-3, 3000)]),
+    "next to the ends of the reduction": (HALF_OCTAVES[:, None] * (1 + EPS * np.arange(-9, 10))).ravel(),
+    "its ends": np.array([-700.0, np.nextafter(-700, 0), 700.0, np.nextafter(700, 0)]),
+}
+
+
+@pytest.mark.parametrize("x", EXPONENTIAL_DOMAINS.values(), ids=list(EXPONENTIAL_DOMAINS))
+def test_exponential_is_as_precise_as_it_says(x):
+    assert np.abs(x).max() <= 700
+    assert worst(exponential_of(x), np.exp(x.astype(np.longdouble))) < claimed_errors()[0]
+
+
+def test_exponential_of_zero_is_one():
+    """Exactly: the largest of a row of logits, and what a mask hides, rely on it."""
+    np.testing.assert_array_equal(exponential_of([0.0, -0.0, 5e-324, -5e-324, 1e-17, -1e-17]), np.ones(6))
+
+
+def test_exponential_stays_where_it_is_below_its_domain():
+    """At exp(-700), a normal number: no zero and nothing subnormal, so that a sum of some is never zero."""
+    floor = exponential_of([-700.0])[0]
+    assert abs(floor / np.exp(-700.0) - 1) < 2 * EPS
+    below = [np.nextafter(-700, -800), -700.1, -708.0, -745.2, -1e4, -1e300, -LARGEST, -np.inf]
+    np.testing.assert_array_equal(exponential_of(below), np.full(8, floor))
+    assert LEAST < floor < 1e-303
+
+
+def test_exponential_of_nan_is_nan():
+    """A sample that has exploded must not come back as a number; its neighbours stay what they are."""
+    for place in range(8):
+        x = np.linspace(-3, 3, 8)
+        expected = exponential_of(x)
+        x[place] = np.nan
+        out = exponential_of(x)
+        assert np.isnan(out[place])
+        np.testing.assert_array_equal(np.delete(out, place), np.delete(expected, place))
+
+
+def test_exponential_ascends():
+    """From one double to the next, across the ends of the reduction too: never down by more than its error."""
+    for centre in (-0.5 * np.log(2), 0.5 * np.log(2), 1.5 * np.log(2), -100.0, 100.0):
+        out = exponential_of(centre * (1 + np.sign(centre) * EPS * np.arange(-2000, 2001)))
+        assert (np.diff(out) / out[1:]).min() > -2 * claimed_errors()[0]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 31, 72, 1000])
+def test_exponentials_are_exponentials_one_by_one(count):
+    """In place, the same bits for any length: what the compiler leaves over of a vector is no other number."""
+    x = uniform(-720, 3, count, seed=count)
+    out = x.copy()
+    exponentials(out)
+    alone = np.array([exponential_of([value])[0] for value in x])
+    np.testing.assert_array_equal(out, alone)
+    np.testing.assert_array_equal(exponential_of(x), alone)
+
+
+def test_the_logarithm_undoes_the_exponential():
+    x = uniform(-700, 700, seed=2)
+    np.testing.assert_allclose(logarithm_of(exponential_of(x)), x, rtol=2 * EPS, atol=5 * EPS)
+
+
+# --- sine and cosine ------------------------------------------------------------------------------------------------
+
+ANGLES = {
+    "all of it": np.linspace(-np.pi / 4, np.pi / 4, 200_000),
+    "tiny": np.concatenate([np.geomspace(1e-300, 0.7, 3000), -np.geomspace(1e-300, 0.7, 3000)]),
+    "its ends": np.pi / 4 * (1 - EPS * np.arange(100)),
+    "the angles of Box-Muller": (uniform(-(2**29), 2**29 - 1).round() + 0.5) * (np.pi / 2 / 2**30),
+}
+
+
+@pytest.mark.parametrize("x", ANGLES.values(), ids=list(ANGLES))
+def test_sine_and_cosine_are_as_precise_as_they_say(x):
+    assert (np.abs(x) <= np.pi / 4).all()
+    sine, cosine = sine_cosine_of(x)
+    exact = x.astype(np.longdouble)
+    assert worst(sine, np.sin(exact)) < claimed_errors()[1]
+    assert worst(cosine, np.cos(exact)) < claimed_errors()[1]
+
+
+def test_sine_is_odd_and_cosine_even_to_the_bit():
+    x = uniform(0, np.pi / 4)
+    (sine, cosine), (negative, mirrored) = sine_cosine_of(x), sine_cosine_of(-x)
+    np.testing.assert_array_equal(negative, -sine)
+    np.testing.assert_array_equal(mirrored, cosine)
+    assert sine_cosine_of([0.0]) == (0.0, 1.0)
+
+
+def test_the_squares_of_sine_and_cosine_sum_to_one():
+    """To three roundings, so that a pair of Box-Muller has the length of its radius."""
+    sine, cosine = sine_cosine_of(uniform(-np.pi / 4, np.pi / 4, seed=3))
+    assert np.abs(sine**2 + cosine**2 - 1).max() < 3 * EPS
+
+
+# --- bits -----------------------------------------------------------------------------------------------------------
+
+
+def test_bits_and_floats_are_numpys_views():
+    x = np.array([0.0, -0.0, 1.0, -1.5, np.inf, -np.inf, np.nan, 5e-324, LEAST, LARGEST, np.pi])
+    bits, back = np.zeros(len(x), np.uint64), np.zeros(len(x))
+    bits_of(x, bits)
+    np.testing.assert_array_equal(bits, x.view(np.uint64))
+    floats_of(bits, back)
+    assert back.tobytes() == x.tobytes()
+
+
+# --- the series are long enough -------------------------------------------------------------------------------------
+
+HALF_LOG_2, QUARTER_PI = np.log(2.0) / 2, np.pi / 4
+ENDS = {  # function, its reference, the last two percent of its reduced interval, the last term of its series
+    "logarithm": (logarithm_of, np.log, uniform(0.98 * 2**0.5, 2**0.5), (2**0.5 - 1) ** 20 / (2**0.5 + 1) ** 20 / 21),
+    "logarithm below one": (
+        logarithm_of,
+        np.log,
+        uniform(0.5**0.5, 0.72),
+        (2**0.5 - 1) ** 20 / (2**0.5 + 1) ** 20 / 21,
+    ),
+    "exponential": (exponential_of, np.exp, uniform(0.98 * HALF_LOG_2, HALF_LOG_2), HALF_LOG_2**13 / 6227020800),
+    "exponential below zero": (
+        exponential_of,
+        np.exp,
+        -uniform(0.98 * HALF_LOG_2, HALF_LOG_2),
+        -(HALF_LOG_2**13) / 6227020800,
+    ),
+    "sine": (
+        lambda x: sine_cosine_of(x)[0],
+        np.sin,
+        uniform(0.98 * QUARTER_PI, QUARTER_PI),
+        QUARTER_PI**16 / 355687428096000,
+    ),
+    "cosine": (
+        lambda x: sine_cosine_of(x)[1],
+        np.cos,
+        uniform(0.98 * QUARTER_PI, QUARTER_PI),
+        QUARTER_PI**16 / 20922789888000,
+    ),
+}
+
+
+@pytest.mark.parametrize(("function", "reference", "x", "last"), ENDS.values(), ids=list(ENDS))
+def test_no_term_of_a_series_is_missing(function, reference, x, last):
+    """Where a series is longest the mean error of many arguments, in which roundings cancel, is below 1e-17.
+
+    What the last term adds is more than twice that, so without it the check would fail.
+    """
+    exact = reference(x.astype(np.longdouble))
+    bias = float(((function(x) - exact) / exact).mean())
+    assert abs(bias) < 1e-17
+    assert abs(bias - last) > 1e-17
