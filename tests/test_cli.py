@@ -284,7 +284,7 @@ def test_a_short_text_is_taken_whole(simulate, tmp_path):
         (("--correlation", "-0.6", "--tokens", "3"), r"correlation of 3 tokens must lie in \[-0\.5, 1\]"),
         (("--variance", "0"), "variance must be positive"),
         (("--samples", "1000000000000"), "GiB are free. Nearest: take fewer samples"),
-        (("--depth", "100000000000000"), "does not fit the memory"),
+        (("--tokens", "20000000"), "does not fit the memory"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

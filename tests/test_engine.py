@@ -245,7 +245,7 @@ def test_records_and_options_that_a_limit_refuses(settings, message):
 
 
 def test_a_step_too_long_for_the_factor_step_is_refused():
-    """At gamma = 1, m a² + eta = 3 (1/2 + 1) + 1/4 = 4.75, whose inverse is 0.211."""
+    """At gamma = 1, (2m − 1) a² + eta = 5 (1/2 + 1) + 1/4 = 7.75, whose inverse is 0.129."""
     strong = Transformer(
         width=4,
         depth=40,
@@ -253,8 +253,8 @@ def test_a_step_too_long_for_the_factor_step_is_refused():
         attention=ShapedAttention(tau0=1.0),
         feedforward=ShapedReLU(c_plus=0, c_minus=-1),
     )
-    refuses("dt must be below 0.211 for 3 tokens and this gamma; got 0.25.", model=limit(strong), dt=0.25)
-    assert np.isfinite(run(limit(strong), dt=0.2, record=[10.0])["covariance"].values).all()
+    refuses("dt must be below 0.129 for 3 tokens and this gamma; got 0.143.", model=limit(strong), dt=0.1429)
+    assert np.isfinite(run(limit(strong), dt=0.125, record=[10.0])["covariance"].values).all()
 
 
 def test_a_start_with_more_directions_than_the_width_is_refused():

@@ -10,11 +10,21 @@ from limitformer.factor import (
     draw_bartlett,
     draw_gaussian_product,
     gram,
+    gram_of_lower,
+    inner,
+    lower_root,
     multiply,
+    multiply_by_lower,
+    multiply_by_lower_transposed,
+    multiply_into,
+    multiply_lower,
     multiply_transposed,
+    put,
     root,
+    trace_of_gram,
     triangularise,
 )
+from limitformer.lanes import LANES, store
 from limitformer.random import key, open_stream, rewind
 
 ALPHA = 1e-4
@@ -23,33 +33,68 @@ ALPHA = 1e-4
 @numba.njit
 def fill_bartletts(stream, key_words, degrees, out):
     for i in range(len(out)):
-        rewind(stream, key_words, np.uint64(i))
+        rewind(stream, key_words, np.uint64(LANES * i))
         draw_bartlett(stream, degrees, out[i])
 
 
 @numba.njit
 def fill_products(stream, key_words, degrees, trapezoids, squares):
     for i in range(len(trapezoids)):
-        rewind(stream, key_words, np.uint64(i))
+        rewind(stream, key_words, np.uint64(LANES * i))
         draw_gaussian_product(stream, degrees, trapezoids[i], squares[i])
+
+
+@numba.njit
+def store_inner(a, i, b, j, first, last, out):
+    store(out, 0, 0, inner(a, i, b, j, first, last))
+
+
+@numba.njit
+def store_trace(a, out):
+    store(out, 0, 0, trace_of_gram(a))
 
 
 def key_words(seed):
     return np.array(key(seed, "test"), np.uint64)
 
 
+def samples_of(draws):
+    """(samples, rows, columns) from (batches, rows, columns, LANES), replica after replica."""
+    return np.moveaxis(draws, -1, 1).reshape(-1, *draws.shape[1:3])
+
+
 def bartletts(rows, columns, degrees, samples=40_000, seed=0):
-    out = np.empty((samples, rows, columns))
+    out = np.full((samples // LANES, rows, columns, LANES), np.nan)
     fill_bartletts(open_stream(), key_words(seed), degrees, out)
-    return out
+    return samples_of(out)
 
 
-def triangular(rows, first=0, columns=None):
-    """The factor of a copy of `rows`, into an array that was not clean."""
-    columns = first + len(rows) if columns is None else columns
-    out = np.full((len(rows), columns), np.nan)
-    triangularise(rows.copy(), first, out)
-    return out
+# Powers of two, so that a lane that is scaled by its own has the bits of every other one, scaled.
+SCALES = 2.0 ** np.array([0, -3, 5, 1, -7, 2, 11, -1])
+
+
+def stacked(matrix, scales=SCALES):
+    """`matrix` (rows, columns) in eight lanes, each times its scale."""
+    return np.ascontiguousarray(np.asarray(matrix, float)[..., None] * scales)
+
+
+def triangular(rows, first=0, last=None, offset=0, columns=None, scales=SCALES):
+    """The factor of a copy of `rows` (rows, columns), into an array that was not clean.
+
+    It is made of eight lanes, each `rows` times its own power of two, which all have to agree.
+    """
+    last = rows.shape[1] if last is None else last
+    columns = offset + len(rows) if columns is None else columns
+    out = np.full((len(rows), columns, LANES), np.nan)
+    triangularise(stacked(rows, scales), first, last, out, offset)
+    out /= scales
+    np.testing.assert_array_equal(out, np.broadcast_to(out[..., :1], out.shape))
+    return out[..., 0]
+
+
+def lanewise(function, *arguments):
+    """NumPy's `function` of matrices (rows, columns, LANES), lane by lane."""
+    return np.stack([function(*(x[..., lane] for x in arguments)) for lane in range(LANES)], -1)
 
 
 def normals(*shape, seed=0):
@@ -67,12 +112,28 @@ def test_triangularise_agrees_with_householder(shape):
     assert (out.diagonal() > 0).all()
 
 
-def test_triangularise_copies_the_columns_before_first():
+def test_triangularise_takes_eight_different_matrices_at_once():
+    rows = normals(4, 9, LANES, seed=21)
+    out = np.full((4, 4, LANES), np.nan)
+    triangularise(rows.copy(), 0, 9, out, 0)
+    for lane in range(LANES):
+        reference = np.linalg.qr(rows[..., lane].T, mode="r").T
+        np.testing.assert_allclose(out[..., lane], reference * np.sign(reference.diagonal()), atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize(("first", "last", "offset"), [(0, 11, 0), (2, 11, 2), (2, 11, 0), (3, 9, 1), (0, 7, 3)])
+def test_triangularise_reads_and_writes_the_columns_that_it_is_told(first, last, offset):
+    """The factor of rows[:, first:last] at out[:, offset:]; what stands before and behind stays, also of `rows`."""
     rows = normals(4, 11, seed=1)
-    out = triangular(rows, first=2)
-    np.testing.assert_array_equal(out[:, :2], rows[:, :2])
-    np.testing.assert_allclose(out[:, 2:], triangular(rows[:, 2:]), rtol=1e-13)
-    np.testing.assert_allclose(out @ out.T, rows @ rows.T, rtol=1e-13, atol=1e-13)
+    work, out = stacked(rows), np.full((4, 10, LANES), np.nan)
+    triangularise(work, first, last, out, offset)
+    part = slice(offset, offset + 4)
+    assert np.isnan(np.delete(out, np.arange(10)[part], axis=1)).all()
+    factor = out[:, part, 0]
+    np.testing.assert_allclose(factor, triangular(rows[:, first:last]), rtol=1e-13)
+    np.testing.assert_allclose(factor @ factor.T, rows[:, first:last] @ rows[:, first:last].T, rtol=1e-13, atol=1e-13)
+    untouched = [k for k in range(11) if not first <= k < last]
+    np.testing.assert_array_equal(work[:, untouched], stacked(rows)[:, untouched])
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 4])
@@ -111,24 +172,106 @@ def test_triangularise_is_exact_for_graded_rows(scale):
     assert np.abs(relative).max() < 1e-14 * 7
 
 
-def test_products_agree_with_numpy():
-    a, b, c = normals(3, 5, seed=5), normals(5, 4, seed=6), normals(7, 5, seed=7)
-    out, transposed, square, copied = (np.full(shape, np.nan) for shape in ((3, 4), (3, 7), (3, 3), (3, 5)))
+@pytest.mark.parametrize("size", [1e-150, 1e-155, 1e-158])
+def test_triangularise_stays_finite_where_squares_are_nearly_zero(size):
+    """Squares are subnormal from 1e-154 down, and their inverses infinite from 1e-155; the factor is neither.
+
+    At 1e-158 a square of 1e-316 has eight digits left.
+    """
+    rows = np.array([[1.0, 2.0, -0.5], [3.0, -1.0, 1.0], [2.0, 0.3, -1.0]])
+    precision = max(1e-13, 10 * 5e-324 / size**2)
+    ours = triangular(size * rows, scales=np.ones(LANES)) / size
+    np.testing.assert_allclose(ours, triangular(rows), rtol=precision, atol=precision)
+
+
+def test_a_dependent_row_in_one_lane_alone():
+    """Where the second row is twice the first its diagonal is zero, and only there; a row of zeros likewise."""
+    rows = stacked(normals(3, 5, seed=22), np.ones(LANES))
+    rows[1, :, 3] = 2 * rows[0, :, 3]
+    rows[0, :, 6] = 0
+    out = np.full((3, 3, LANES), np.nan)
+    triangularise(rows.copy(), 0, 5, out, 0)
+    np.testing.assert_array_equal(np.argwhere(out[[0, 1, 2], [0, 1, 2]] == 0), [[0, 6], [1, 3]])
+    np.testing.assert_array_equal(out[:, 0, 6], 0)
+    np.testing.assert_allclose(lanewise(lambda x: x @ x.T, out), lanewise(lambda x: x @ x.T, rows), atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12])
+def test_products_agree_with_numpy(columns):
+    """Eight different matrices at once; columns are taken four at a time, so any number of them is tried."""
+    a, b, c = normals(3, 5, LANES, seed=5), normals(5, columns, LANES, seed=6), normals(7, 5, LANES, seed=7)
+    out, transposed, square, copied = (
+        np.full((*shape, LANES), np.nan) for shape in ((3, columns), (3, 7), (3, 3), (3, 5))
+    )
     multiply(a, b, out)
     multiply_transposed(a, c, transposed)
     gram(a, square)
     copy(a, copied)
-    np.testing.assert_allclose(out, a @ b, rtol=1e-13)
-    np.testing.assert_allclose(transposed, a @ c.T, rtol=1e-13)
-    np.testing.assert_allclose(square, a @ a.T, rtol=1e-13)
-    np.testing.assert_array_equal(square, square.T)
+    np.testing.assert_allclose(out, lanewise(np.matmul, a, b), rtol=1e-13, atol=1e-14)
+    np.testing.assert_allclose(transposed, lanewise(lambda x, y: x @ y.T, a, c), rtol=1e-13, atol=1e-14)
+    np.testing.assert_allclose(square, lanewise(lambda x: x @ x.T, a), rtol=1e-13, atol=1e-14)
+    np.testing.assert_array_equal(square, square.swapaxes(0, 1))
     np.testing.assert_array_equal(copied, a)
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 6, 7, 8, 9])
+def test_products_with_lower_triangles_agree_with_numpy(tokens):
+    """Eight different matrices at once, of any number of columns modulo four; the Gram matrix is symmetric."""
+    lower = lanewise(np.tril, normals(tokens, tokens, LANES, seed=14))
+    other, wide = normals(tokens, tokens, LANES, seed=15), normals(tokens, tokens + 3, LANES, seed=16)
+    for kernel, reference, arguments in (
+        (multiply_lower, np.matmul, (lower, wide)),
+        (multiply_by_lower, np.matmul, (other, lower)),
+        (multiply_by_lower_transposed, lambda a, b: a @ b.T, (other, lower)),
+    ):
+        expected = lanewise(reference, *arguments)
+        out = np.full(expected.shape, np.nan)
+        kernel(*arguments, out)
+        np.testing.assert_allclose(out, expected, rtol=1e-13, atol=1e-14)
+    square = np.full(lower.shape, np.nan)
+    gram_of_lower(lower, square)
+    np.testing.assert_allclose(square, lanewise(lambda a: a @ a.T, lower), rtol=1e-13, atol=1e-14)
+    np.testing.assert_array_equal(square, square.swapaxes(0, 1))
+
+
+@pytest.mark.parametrize("columns", [0, 1, 3, 4, 5, 8, 9])
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_multiply_into_writes_the_columns_that_it_is_told(columns, offset):
+    a, b = normals(3, 5, LANES, seed=8), normals(5, 9, LANES, seed=9)
+    out = np.full((3, 12, LANES), np.nan)
+    multiply_into(a, b, columns, out, offset)
+    expected = lanewise(np.matmul, a, b)[:, :columns]
+    np.testing.assert_allclose(out[:, offset : offset + columns], expected, rtol=1e-13, atol=1e-14)
+    assert np.isnan(np.delete(out, np.arange(offset, offset + columns), axis=1)).all()
+
+
+def test_put_fills_all_lanes():
+    matrix, out = normals(3, 4, seed=10), np.full((3, 4, LANES), np.nan)
+    put(matrix, out)
+    np.testing.assert_array_equal(out, np.broadcast_to(matrix[..., None], out.shape))
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 5])
+@pytest.mark.parametrize("count", range(10))
+def test_inner_products_run_over_the_columns_that_they_are_told(first, count):
+    """Any number of columns modulo four, which are summed apart."""
+    a, b, last = normals(3, 15, LANES, seed=11), normals(2, 15, LANES, seed=12), first + count
+    out = np.full((1, 1, LANES), np.nan)
+    store_inner(a, 2, b, 1, first, last, out)
+    np.testing.assert_allclose(out[0, 0], (a[2] * b[1])[first:last].sum(0), rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (4, 3), (2, 0)])
+def test_the_trace_is_that_of_the_gram_matrix(shape):
+    a, out = normals(*shape, LANES, seed=13), np.full((1, 1, LANES), np.nan)
+    store_trace(a, out)
+    np.testing.assert_allclose(out[0, 0], (a**2).sum((0, 1)), rtol=1e-13)
+
+
 def test_products_over_nothing_are_zero():
-    out = np.full((2, 3), np.nan)
-    multiply(np.empty((2, 0)), np.empty((0, 3)), out)
-    np.testing.assert_array_equal(out, np.zeros((2, 3)))
+    out = np.full((2, 3, LANES), np.nan)
+    multiply(np.empty((2, 0, LANES)), np.empty((0, 3, LANES)), out)
+    np.testing.assert_array_equal(out, np.zeros((2, 3, LANES)))
 
 
 def wishart_scores(factors, degrees):
@@ -167,9 +310,9 @@ def test_the_gaussian_product_is_that_of_two_gaussian_matrices(degrees):
     """Fewer degrees than rows, and more: KS of one entry and of the norm; degrees + 1 is rejected."""
     rows, samples = 3, 20_000
     q = min(rows, degrees)
-    trapezoids, squares = np.empty((samples, rows, q)), np.empty((samples, q, rows))
+    trapezoids, squares = (np.full((samples // LANES, *shape, LANES), np.nan) for shape in ((rows, q), (q, rows)))
     fill_products(open_stream(), key_words(2), degrees, trapezoids, squares)
-    ours = trapezoids @ squares
+    ours = samples_of(trapezoids) @ samples_of(squares)
     reference, wrong = (direct_products(rows, k, samples) for k in (degrees, degrees + 1))
     for statistic in (lambda x: x[:, 2, 1], lambda x: (x**2).sum((1, 2))):
         assert stats.ks_2samp(statistic(ours), statistic(reference)).pvalue > ALPHA
@@ -197,6 +340,15 @@ def test_root_of_a_singular_matrix(columns):
     x = normals(4, 2, seed=8)
     factor = root(x @ x.T, columns)
     assert factor.shape == (4, columns)
+    np.testing.assert_allclose(factor @ factor.T, x @ x.T, atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+def test_the_lower_root_is_a_lower_triangle_whatever_the_rank(rank):
+    x = normals(4, rank, seed=17)
+    factor = lower_root(x @ x.T)
+    assert factor.shape == (4, 4)
+    assert (np.triu(factor, 1) == 0).all()
     np.testing.assert_allclose(factor @ factor.T, x @ x.T, atol=1e-14, rtol=0)
 
 

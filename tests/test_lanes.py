@@ -55,11 +55,6 @@ STRANGE = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 5e-324, 1.0, -1.0])
 
 
 @numba.njit
-def apply_unary(operation, a, out):
-    store(out, 0, 0, operation(load(a, 0, 0)))
-
-
-@numba.njit
 def move(a, i, j, out, k, n):
     store(out, k, n, load(a, i, j))
 
@@ -191,6 +186,43 @@ def test_infinities_and_nan_keep_their_meaning(kernels, reference):
 def test_division_by_zero_is_an_infinity_or_nan():
     quotient = answer(DIVIDE[0], [1.0, -1.0, 0.0, np.inf, np.nan, 1.0, 0.0, 2.0], [0.0] * 7 + [4.0])
     np.testing.assert_array_equal(np.abs(quotient), [np.inf, np.inf, np.nan, np.inf, np.nan, np.inf, np.nan, 0.5])
+
+
+@numba.njit
+def times_nothing(a, out):
+    store(out, 0, 0, load(a, 0, 0) * 0.0)
+
+
+@numba.njit
+def less_itself(a, out):
+    x = load(a, 0, 0)
+    store(out, 0, 0, x - x)
+
+
+@numba.njit
+def by_itself(a, out):
+    x = load(a, 0, 0)
+    store(out, 0, 0, x / x)
+
+
+@numba.njit
+def is_a_number(a):
+    """Whether every lane of a result, not of an entry, is below infinity."""
+    x = load(a, 0, 0)
+    return all_below(x * x + 1.0, np.inf)
+
+
+def test_the_compiler_may_not_assume_that_all_is_finite():
+    """x·0 and x − x are no zeros, and x/x is no one, where x is infinite or NaN: explosions are seen by it."""
+    zero = np.where(np.isfinite(STRANGE), 0, np.nan)
+    np.testing.assert_array_equal(answer(times_nothing, STRANGE), zero)
+    np.testing.assert_array_equal(answer(less_itself, STRANGE), zero)
+    np.testing.assert_array_equal(
+        answer(by_itself, STRANGE[[0, 1, 2, 6, 7, 3, 4, 6]]), [np.nan] * 3 + [1, 1, np.nan, np.nan, 1]
+    )
+    assert is_a_number(entry(B))
+    for bad in BAD:
+        assert not is_a_number(entry([1.0] * 6 + [bad, 1.0]))
 
 
 @numba.njit
@@ -504,7 +536,7 @@ def limit_paths(step):
     constants, mask = process.model.constants(), process.model.mask_for(3)
 
     def paths(spoil):
-        work = step_workspace(3, constants)
+        work = step_workspace(3, constants, mask)
         rewind(work.stream, prepared.key_words, np.uint64(0))
         put(prepared.factor, work.factor)
         spoil(work.factor)

@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import ks_2samp
 
 import limitformer as lf
+from limitformer.lanes import LANES
 from limitformer.limits.coefficients import centre_rows
 from statistics_checks import STANDARD_ERRORS, assert_same_law, covariance_standard_errors, standard_errors
 
@@ -152,6 +153,11 @@ def test_dense_diffusion_is_the_theorems():
     assert np.abs(limit.diffusion(V4) - without).max() > 0.1
 
 
+def in_lanes(matrix):
+    """A matrix as kernels have it: eight replicas side by side."""
+    return np.repeat(matrix[:, :, None], LANES, axis=2)
+
+
 @pytest.mark.parametrize("name", ["Theorem 3.2", "Theorem 4.2", "Corollary 4.3", "causal"])
 def test_structured_noise_has_the_dense_covariance(name):
     """N is linear in (G₁, G₂): its matrix M, column by column, gives Σ = M Mᵀ with no sampling."""
@@ -163,8 +169,9 @@ def test_structured_noise_has_the_dense_covariance(name):
         g = np.zeros(32)
         g[k] = 1.0
         first, second = g[:16].reshape(4, 4), g[16:].reshape(4, 4)
-        logits = root @ second @ root.T
+        logits = in_lanes(root @ second @ root.T)
         centre_rows(logits, mask)
+        logits = logits[:, :, 0]
         noise = constants.linear * root @ first @ root.T + constants.mixing * logits @ V4
         columns.append((noise + noise.T)[PAIRS])
     dense = limit.diffusion(V4)

@@ -193,8 +193,10 @@ def test_a_replica_has_the_same_bits_in_every_lane(shift):
 
 
 def pairs(a, b):
-    a, b = np.broadcast_arrays(np.asarray(a, np.uint64), np.asarray(b, np.uint64))
-    first, second = np.empty(a.shape), np.empty(a.shape)
+    """Box-Muller of words, or of one word and several."""
+    size = max(np.size(a), np.size(b))
+    first, second = np.empty(size), np.empty(size)
+    a, b = (np.full(size, word, np.uint64) for word in (a, b))
     box_mullers(a, b, first, second)
     return first, second
 
@@ -380,13 +382,12 @@ def test_few_degrees_are_sums_of_squares(degrees):
 
 
 def test_what_is_drawn_again_follows_the_law_too():
-    """Only the draws that took a second attempt: KS at 1e-4, 6 degrees are rejected, and so is the first attempt."""
+    """Only the draws that took a second attempt: KS at 1e-4; 6 degrees are rejected."""
     ours, retries = chis_of_lanes(400_000, 5, "retries")
     again = ours[np.diff(retries, axis=0) > 0]
     assert len(again) > 20_000
     assert stats.kstest(again, stats.chi(5).cdf).pvalue > ALPHA
     assert stats.kstest(again, stats.chi(6).cdf).pvalue < ALPHA
-    assert stats.kstest(ours[np.diff(retries, axis=0) == 0], stats.chi(5).cdf).pvalue < 1
 
 
 def test_the_share_of_second_attempts_is_that_of_the_method():
@@ -406,7 +407,7 @@ def test_the_share_of_second_attempts_is_that_of_the_method():
 
 
 def test_every_lane_counts_its_own_second_attempts():
-    """One path of counters for each replica, whichever lane it is in; no two of them rise together throughout."""
+    """One path of counters for each replica, whichever lane it is in, and no two of 16 replicas have the same."""
     retries = {first: chis_of_lanes(3000, 5, "retries", first, seed=1)[1] for first in (0, 1, 5, 8)}
     for first, ours in retries.items():
         for other, theirs in retries.items():
@@ -416,7 +417,6 @@ def test_every_lane_counts_its_own_second_attempts():
     rises = np.diff(np.concatenate([retries[0], retries[8]], 1), axis=0)
     assert len(np.unique(rises, axis=1).T) == 2 * LANES
     assert (rises.sum(0) > 20).all()
-    assert (rises.max(0) >= 1).all()
 
 
 def test_a_second_attempt_leaves_the_other_lanes_alone():

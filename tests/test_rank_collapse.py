@@ -72,6 +72,20 @@ def test_attention_shrinks_the_last_differences_by_lam():
     np.testing.assert_allclose(squared[:, 1:][fine] / squared[:, :-1][fine], 1 - 0.25, rtol=5e-3)
 
 
+def test_tokens_that_die_away_are_no_explosion():
+    """lam = 0.1 and no branch: V falls by 100 a layer, through the smallest doubles to zero, and no path ends."""
+    start = np.array([[1.0, -0.4, 0.1], [-0.4, 2.0, 0.3], [0.1, 0.3, 0.7]])
+    model = Transformer(width=50, depth=200, gamma=0.0, lam=0.1, attention=SoftmaxAttention())
+    data = simulate(model, start, samples=3, seed=1, threads=1)
+    v = data["covariance"].values
+    assert (data["exit_cause"].values == 0).all()
+    assert np.isfinite(v).all()
+    layers = np.arange(150)
+    expected = start * (0.01**layers)[:, None, None]
+    np.testing.assert_allclose(v[:, layers], np.broadcast_to(expected, v[:, layers].shape), rtol=1e-11)
+    assert not v[:, -1].any()
+
+
 def assert_repetitions_stay_identical(v, labels):
     """Rows of V that belong to one word agree to 1e-12, those of different words do not."""
     scale = v.max((-1, -2))

@@ -4,9 +4,26 @@ import numpy as np
 import pytest
 
 from limitformer.engine import simulate
+from limitformer.lanes import LANES
 from limitformer.limits import limit
+from limitformer.limits.path import check_cone
 from limitformer.models import GELU, ShapedAttention, ShapedReLU, SoftmaxAttention, Transformer
-from limitformer.recording import CAUSES, INSIDE, LEFT_BALL, LEFT_CONE, hold, outside_ball, record
+from limitformer.recording import (
+    CAUSES,
+    INSIDE,
+    LEFT_BALL,
+    LEFT_CONE,
+    OVERFLOW_RADIUS,
+    check_ball,
+    check_factor,
+    clear,
+    first_at,
+    keep_before,
+    leave,
+    open_ledger,
+    write,
+    write_factor,
+)
 
 START = np.array([[1.0, 0.3, -0.2], [0.3, 2.0, 0.1], [-0.2, 0.1, 0.5]])
 MODEL = Transformer(
@@ -180,28 +197,187 @@ def test_causes_are_named_in_their_order():
     assert "cone" in CAUSES[LEFT_CONE]
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e200])
-def test_what_is_not_finite_is_outside_of_every_ball(value):
-    factor = np.array([[1.0, 0.0], [0.5, value]])
-    assert outside_ball(factor, 1e100, np.empty((2, 2)))
+# --- the ledger -----------------------------------------------------------------------------------------------------
+
+FACTOR = np.array([[1.5, 0.0], [0.8, 0.6]])  # trace 3.25, |V| = 3: neither the trace nor the largest entry decides
+SIZES = 2.0 ** np.arange(LANES)  # V of lane k is 4**k that of lane 0
+
+
+def factors(sizes=SIZES):
+    return np.ascontiguousarray(FACTOR[..., None] * sizes)
+
+
+def gram_of(factor):
+    return np.einsum("ikl,jkl->ijl", factor, factor)
+
+
+def ledger_of(factor=None, previous=None, tokens=2):
+    ledger = open_ledger(tokens)
+    clear(ledger)
+    if factor is not None:
+        ledger.now[:] = gram_of(factor)
+    if previous is not None:
+        ledger.before[:] = gram_of(previous)
+    return ledger
+
+
+def check(factor, radius, previous=None, step=3, ledger=None):
+    """The ledger after `check_factor`, and that `check_ball` agrees with it."""
+    previous = factors() / 2 if previous is None else previous
+    by_factor, by_value = ledger_of(), ledger_of(factor, previous)
+    check_factor(factor, previous, step, radius, by_factor)
+    check_ball(step, radius, by_value)
+    for ours, theirs in ((by_factor.exits, by_value.exits), (by_factor.causes, by_value.causes)):
+        np.testing.assert_array_equal(ours, theirs)
+    left = by_value.causes != INSIDE
+    np.testing.assert_allclose(by_factor.kept[..., left], by_value.kept[..., left], rtol=1e-14)
+    return by_factor
+
+
+def test_a_new_ledger_knows_of_no_exit():
+    ledger = open_ledger(3)
+    clear(ledger)
+    assert (ledger.exits == np.inf).all()
+    assert (ledger.causes == INSIDE).all()
+    assert ledger.now.shape == ledger.before.shape == ledger.kept.shape == (3, 3, LANES)
+    leave(2, 5, LEFT_CONE, ledger.now, ledger)
+    clear(ledger)
+    assert (ledger.exits == np.inf).all()
+    assert (ledger.causes == INSIDE).all()
+
+
+@pytest.mark.parametrize("lane", range(LANES))
+def test_leaving_is_noted_for_one_lane(lane):
+    ledger, value = ledger_of(), np.random.default_rng(0).standard_normal((2, 2, LANES))
+    leave(lane, 7, LEFT_CONE, value, ledger)
+    others = np.arange(LANES) != lane
+    assert (ledger.exits[lane], ledger.causes[lane]) == (7, LEFT_CONE)
+    np.testing.assert_array_equal(ledger.kept[..., lane], value[..., lane])
+    assert (ledger.exits[others] == np.inf).all()
+    assert (ledger.causes[others] == INSIDE).all()
+    assert not ledger.kept[..., others].any()
 
 
 def test_the_ball_is_that_of_the_frobenius_norm():
-    """Trace 3.25, |V| = 3: neither the trace nor the largest entry decides."""
-    factor = np.array([[1.5, 0.0], [0.8, 0.6]])
-    norm = np.linalg.norm(factor @ factor.T)
-    assert norm < np.trace(factor @ factor.T) - 0.1
-    assert not outside_ball(factor, norm * (1 + 1e-14), np.empty((2, 2)))
-    assert outside_ball(factor, norm * (1 - 1e-14), np.empty((2, 2)))
+    """In each lane on its own: a radius between the norms of two lanes, and next to one by a rounding."""
+    norms = np.linalg.norm(gram_of(factors()), axis=(0, 1))
+    assert norms[0] < np.trace(FACTOR @ FACTOR.T) - 0.1
+    for lane in range(LANES):
+        for radius, first_outside in ((norms[lane] * (1 + 1e-14), lane + 1), (norms[lane] * (1 - 1e-14), lane)):
+            ledger = check(factors(), radius)
+            outside = np.arange(LANES) >= first_outside
+            np.testing.assert_array_equal(ledger.exits, np.where(outside, 3, np.inf))
+            np.testing.assert_array_equal(ledger.causes, np.where(outside, LEFT_BALL, INSIDE))
+            np.testing.assert_allclose(ledger.kept[..., outside], gram_of(factors())[..., outside], rtol=1e-14)
+            assert not ledger.kept[..., ~outside].any()
 
 
-def test_record_writes_what_is_asked_for_and_hold_the_rest():
-    covariance = np.zeros((3, 1, 1))
-    layers = np.array([0, 2, 5])
-    written = 0
-    for layer in range(3):
-        written = record(np.array([[1.0 + layer]]), layers, layer, written, covariance)
-    assert written == 2
-    np.testing.assert_array_equal(covariance.ravel(), [1, 9, 0])
-    hold(np.array([[7.0]]), written, covariance)
-    np.testing.assert_array_equal(covariance.ravel(), [1, 9, 49])
+def test_the_boundary_is_outside():
+    """|V| ≥ radius, not >: a V of one entry 4 and a radius of 4."""
+    factor = np.zeros((2, 2, LANES))
+    factor[0, 0] = [2, 2, 1, 2, 1, 1, 2, 1]
+    ledger = check(factor, 4.0)
+    np.testing.assert_array_equal(ledger.causes, np.where(factor[0, 0] == 2, LEFT_BALL, INSIDE))
+
+
+@pytest.mark.parametrize("lane", range(LANES))
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e200, 1e61])
+def test_what_is_not_finite_is_outside_of_every_ball(value, lane):
+    """And what is kept is the value before, in that lane alone; the others stay inside with nothing kept."""
+    factor, previous = factors(), factors(1.1 * SIZES)
+    factor[1, 1, lane] = value
+    ledger = check(factor, 1e100, previous)
+    inside = np.arange(LANES) != lane
+    np.testing.assert_array_equal(ledger.exits, np.where(inside, np.inf, 3))
+    np.testing.assert_array_equal(ledger.causes, np.where(inside, INSIDE, LEFT_BALL))
+    np.testing.assert_allclose(ledger.kept[..., lane], gram_of(previous)[..., lane], rtol=1e-14)
+    assert not ledger.kept[..., inside].any()
+
+
+def test_an_exit_below_the_overflow_keeps_its_own_value():
+    """|V| of 1e119 is a value, of 1e121 an artefact of the step."""
+    assert OVERFLOW_RADIUS == 1e120
+    sizes = np.where(np.arange(LANES) % 2, 1e119, 1e121) ** 0.5
+    factor, previous = factors(sizes), factors(np.full(LANES, 3.0))
+    ledger = check(factor, 1e100, previous)
+    expected = np.where(np.arange(LANES) % 2, gram_of(factor), gram_of(previous))
+    np.testing.assert_allclose(ledger.kept, expected, rtol=1e-14)
+    assert (ledger.causes == LEFT_BALL).all()
+
+
+def test_a_path_leaves_once():
+    """Later steps, further out or back inside, change neither its exit nor what is kept."""
+    sizes = np.array([1.0, 4.0] * 4)
+    ledger, radius = ledger_of(), 9.0
+    for step, factor in enumerate((factors(sizes), factors(np.full(LANES, 8.0)), factors(np.full(LANES, 0.1)))):
+        check_factor(factor, factor, step, radius, ledger)
+    np.testing.assert_array_equal(ledger.exits, [1, 0] * 4)
+    expected = gram_of(factors(np.array([8.0, 4.0] * 4)))
+    np.testing.assert_allclose(ledger.kept, expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize("lane", range(LANES))
+def test_the_cone_is_left_lane_by_lane(lane):
+    """A path whose V has no root keeps the value before; one that has left the ball keeps that exit."""
+    ledger, failed = ledger_of(factors(), factors() / 2), np.zeros((1, 1, LANES))
+    failed[0, 0, lane] = 2.0
+    check_cone(4, failed, ledger)
+    others = np.arange(LANES) != lane
+    np.testing.assert_array_equal(ledger.exits, np.where(others, np.inf, 4))
+    np.testing.assert_array_equal(ledger.causes, np.where(others, INSIDE, LEFT_CONE))
+    np.testing.assert_array_equal(ledger.kept[..., lane], ledger.before[..., lane])
+    assert not ledger.kept[..., others].any()
+    ledger = ledger_of(factors(), factors() / 2)
+    check_ball(2, 1e-9, ledger)
+    kept = ledger.kept.copy()
+    check_cone(2, failed, ledger)
+    assert (ledger.causes == LEFT_BALL).all()
+    np.testing.assert_array_equal(ledger.kept, kept)
+
+
+def test_keep_before_copies_now():
+    ledger = ledger_of(factors(), factors() / 2)
+    keep_before(ledger)
+    np.testing.assert_array_equal(ledger.before, gram_of(factors()))
+    np.testing.assert_array_equal(ledger.now, gram_of(factors()))
+
+
+@pytest.mark.parametrize("points", [[], [0], [3], [0, 2, 5], [2, 2, 2, 7], [1, 1, 4, 4]])
+def test_first_at_is_numpys_search(points):
+    points = np.array(points, np.int64)
+    for step in range(9):
+        assert first_at(points, step) == np.searchsorted(points, step)
+
+
+@pytest.mark.parametrize("replicas", [1, 3, LANES])
+def test_what_is_asked_for_is_written_and_what_has_left_is_held(replicas):
+    """Lane k leaves at step k: before, the value of the step, from then on what was kept; no more lanes than asked."""
+    points = np.array([0, 2, 2, 5, 9])
+    memory = np.full((replicas + 1, 5, 2, 2), np.nan)
+    covariance = memory[:replicas]
+    ledger = ledger_of()
+    for step in range(7):
+        ledger.now[:] = gram_of(factors()) * (1 + step)
+        leave(step, step, LEFT_BALL, ledger.now, ledger)
+        write(points, step, covariance, ledger)
+    for lane in range(replicas):
+        for k, point in enumerate(points[:4]):
+            exit_step = lane if lane < 7 else np.inf
+            expected = gram_of(factors())[..., lane] * (1 + min(point, exit_step))
+            np.testing.assert_array_equal(covariance[lane, k], expected)
+    assert np.isnan(covariance[:, 4]).all()
+    assert np.isnan(memory[replicas]).all()
+
+
+def test_the_factors_gram_matrix_is_written_where_it_is_asked_for():
+    """And nowhere else: at other steps the ledger's V is not even formed."""
+    points, covariance, ledger = np.array([1, 4]), np.full((LANES, 2, 2, 2), np.nan), ledger_of()
+    leave(3, 0, LEFT_BALL, np.full((2, 2, LANES), 7.0), ledger)
+    for step in range(4):
+        write_factor(factors() * (1 + step), points, step, covariance, ledger)
+    expected = np.moveaxis(4 * gram_of(factors()), -1, 0)
+    expected[3] = 7
+    np.testing.assert_allclose(covariance[:, 0], expected, rtol=1e-14)
+    np.testing.assert_array_equal(covariance[:, 0], covariance[:, 0].swapaxes(1, 2))
+    assert np.isnan(covariance[:, 1]).all()
+    np.testing.assert_allclose(ledger.now, 4 * gram_of(factors()), rtol=1e-14)

@@ -30,7 +30,8 @@ from limitformer.recording import INSIDE, LARGEST_RADIUS
 from limitformer.results import covariance_dataset
 
 PATIENCE = 2.0  # seconds before progress is shown
-CHUNKS_PER_THREAD = 32
+CHUNKS_PER_THREAD = 8
+CHUNK_SECONDS = 0.3
 
 T = TypeVar("T")
 Record = Sequence[float] | NDArray[Any] | None
@@ -123,8 +124,8 @@ def simulate(
     threads = os.cpu_count() or 1 if threads is None else threads
     require_count("threads", threads)
     require(0 < radius <= LARGEST_RADIUS, f"radius must lie in (0, {LARGEST_RADIUS:g}]; got {radius}.")
-    chunk = LANES * ceil(samples / (LANES * threads * CHUNKS_PER_THREAD)) if chunk is None else chunk
-    require_count("chunk", chunk)
+    if chunk is not None:
+        require_count("chunk", chunk)
     process = process_of(model, as_start(start), record, radius, options)
     check_memory(samples, process)
     prepared = process.prepare(seed)
@@ -156,19 +157,35 @@ def simulate(
             provenance=provenance,
         )
 
-    def run(first: int) -> None:
-        part = slice(first, min(first + chunk, samples))
-        prepared.run(first, covariance[part], exits[part], causes[part])
+    def run(part: slice) -> None:
+        prepared.run(part.start, covariance[part], exits[part], causes[part])
 
     with announced(f"Compiling the {process.description}'s kernels for this machine (the first time only)"):
-        prepared.run(0, covariance[:0], exits[:0], causes[:0])
+        run(slice(0, 0))
+    parts = slices(0, samples, chunk) if chunk else slices_after_a_trial(run, samples, threads)
     shown = bar(f"{process.description} samples", samples) if progress else None
-    finished, interrupted = run_chunks(
-        run, range(0, samples, chunk), threads, lambda done: advance(shown, min(done * chunk, samples))
-    )
+    finished, interrupted = run_parts(run, parts, samples, threads, lambda done: advance(shown, done))
     if interrupted:
-        raise Interrupted(dataset(min(finished * chunk, samples)))
+        raise Interrupted(dataset(finished))
     return dataset(samples)
+
+
+def slices(first: int, samples: int, chunk: int) -> list[slice]:
+    """Replicas `first` … `samples` − 1, `chunk` at a time."""
+    return [slice(begin, min(begin + chunk, samples)) for begin in range(first, samples, chunk)]
+
+
+def slices_after_a_trial(run: Callable[[slice], None], samples: int, threads: int) -> list[slice]:
+    """Run the first replicas, and divide the others into chunks of about `CHUNK_SECONDS`.
+
+    Ctrl-C waits for the chunks that are running.
+    """
+    first = min(LANES, samples)
+    began = time.perf_counter()
+    run(slice(0, first))
+    seconds = max(time.perf_counter() - began, 1e-9)
+    wanted = min(CHUNK_SECONDS / seconds, samples / (LANES * threads * CHUNKS_PER_THREAD))
+    return slices(first, samples, LANES * max(1, ceil(wanted)))
 
 
 @singledispatch
@@ -315,28 +332,30 @@ def tracked(items: Sequence[T], description: str) -> Iterator[T]:
         advance(shown, -1)
 
 
-def run_chunks(
-    run: Callable[[int], None],
-    firsts: Sequence[int],
+def run_parts(
+    run: Callable[[slice], None],
+    parts: Sequence[slice],
+    samples: int,
     threads: int,
     show: Callable[[int], None],
 ) -> tuple[int, bool]:
-    """Call `run` on every first replica; how many chunks from the beginning are finished (all, unless Ctrl-C)."""
+    """Call `run` on every part, the last up to `samples`; how many replicas are finished, and whether Ctrl-C came."""
     done: set[int] = set()
     interrupted = False
     with ThreadPoolExecutor(threads) as pool:
-        pending: dict[Future[None], int] = {pool.submit(run, first): k for k, first in enumerate(firsts)}
+        pending: dict[Future[None], int] = {pool.submit(run, part): k for k, part in enumerate(parts)}
         try:
             while pending:
                 finished, _ = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
                 for future in finished:
                     future.result()
                     done.add(pending.pop(future))
-                show(len(done))
+                show(samples - sum(part.stop - part.start for k, part in enumerate(parts) if k not in done))
         except KeyboardInterrupt:
             interrupted = True
             pool.shutdown(wait=True, cancel_futures=True)
             done |= {k for future, k in pending.items() if future.done() and not future.cancelled()}
         finally:
             show(-1)
-    return next(k for k in range(len(firsts) + 1) if k not in done), interrupted
+    missing = [part.start for k, part in enumerate(parts) if k not in done]
+    return min(missing, default=samples), interrupted

@@ -32,6 +32,11 @@ def root(covariance: NDArray[np.float64], columns: int) -> NDArray[np.float64]:
     return factor
 
 
+def lower_root(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Lower triangular L (tokens, tokens) with L Lᵀ = `covariance`, which may be singular."""
+    return np.asarray(np.linalg.qr(root(covariance, len(covariance)).T, mode="r")).T.copy()
+
+
 @kernel
 def put(matrix, out):
     """out = `matrix` (rows, columns), a plain one, in all lanes."""
@@ -56,42 +61,120 @@ def multiply(a, b, out):
 
 @kernel
 def multiply_into(a, b, columns, out, offset):
-    """out[:, offset:] = a b[:, :columns], four columns at a time, so that an entry of `a` is loaded once for them."""
-    for i in range(a.shape[0]):
-        for j in range(0, columns - 3, 4):
-            s0 = s1 = s2 = s3 = everywhere(0.0)
-            for k in range(a.shape[1]):
-                x = load(a, i, k)
-                s0 = s0 + x * load(b, k, j)
-                s1 = s1 + x * load(b, k, j + 1)
-                s2 = s2 + x * load(b, k, j + 2)
-                s3 = s3 + x * load(b, k, j + 3)
-            store(out, i, offset + j, s0)
-            store(out, i, offset + j + 1, s1)
-            store(out, i, offset + j + 2, s2)
-            store(out, i, offset + j + 3, s3)
-        for j in range(columns - columns % 4, columns):
-            total = everywhere(0.0)
-            for k in range(a.shape[1]):
-                total = total + load(a, i, k) * load(b, k, j)
-            store(out, i, offset + j, total)
+    """out[:, offset:] = a b[:, :columns]."""
+    for i in range(0, a.shape[0], 2):
+        for j in range(0, columns, 4):
+            multiply_block(a, i, b, j, columns, 0, a.shape[1], out, offset)
+
+
+@kernel
+def multiply_lower(a, b, out):
+    """out = a b for a lower triangular `a`, whose zeros above the diagonal are stored: half of the work."""
+    for i in range(0, a.shape[0], 2):
+        for j in range(0, b.shape[1], 4):
+            multiply_block(a, i, b, j, b.shape[1], 0, min(i + 2, a.shape[1]), out, 0)
+
+
+@kernel
+def multiply_by_lower(a, b, out):
+    """out = a b for a lower triangular `b`, whose zeros above the diagonal are stored."""
+    for i in range(0, a.shape[0], 2):
+        for j in range(0, b.shape[1], 4):
+            multiply_block(a, i, b, j, b.shape[1], j, a.shape[1], out, 0)
+
+
+@kernel
+def multiply_lower_by_lower(a, b, out):
+    """out = a b on and below the diagonal, for lower triangular `a` and `b`, whose zeros above it are stored."""
+    for i in range(0, a.shape[0], 2):
+        last = min(i + 2, a.shape[1])
+        for j in range(0, last, 4):
+            multiply_block(a, i, b, j, b.shape[1], j, last, out, 0)
+
+
+@kernel
+def multiply_block(a, i, b, j, columns, first, last, out, offset):
+    """Two rows by four columns of a product, over first ≤ k < last, or what is left of them at the edges.
+
+    Eight sums side by side: an entry is loaded once for several products, and no addition waits for the one before it.
+    """
+    if i + 2 > a.shape[0] or j + 4 > columns:
+        for row in range(i, min(i + 2, a.shape[0])):
+            for column in range(j, min(j + 4, columns)):
+                total = everywhere(0.0)
+                for k in range(first, last):
+                    total = total + load(a, row, k) * load(b, k, column)
+                store(out, row, offset + column, total)
+        return
+    s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = everywhere(0.0)
+    for k in range(first, last):
+        x, y = load(a, i, k), load(a, i + 1, k)
+        b0, b1, b2, b3 = load(b, k, j), load(b, k, j + 1), load(b, k, j + 2), load(b, k, j + 3)
+        s0, s1, s2, s3 = s0 + x * b0, s1 + x * b1, s2 + x * b2, s3 + x * b3
+        t0, t1, t2, t3 = t0 + y * b0, t1 + y * b1, t2 + y * b2, t3 + y * b3
+    store_four(out, i, offset + j, s0, s1, s2, s3)
+    store_four(out, i + 1, offset + j, t0, t1, t2, t3)
+
+
+@kernel
+def store_four(out, i, j, s0, s1, s2, s3):
+    """Four neighbours of a row."""
+    store(out, i, j, s0)
+    store(out, i, j + 1, s1)
+    store(out, i, j + 2, s2)
+    store(out, i, j + 3, s3)
 
 
 @kernel
 def inner(a, i, b, j, first, last):
-    """The inner product of row i of `a` and row j of `b`, over columns first … last − 1."""
-    total = everywhere(0.0)
-    for k in range(first, last):
-        total = total + load(a, i, k) * load(b, j, k)
-    return total
+    """The inner product of row i of `a` and row j of `b`, over columns first … last − 1.
+
+    Four sums rather than one, so that an addition need not wait for the one before it.
+    """
+    s0 = s1 = s2 = s3 = everywhere(0.0)
+    blocks = (last - first) // 4
+    for k in range(first, first + 4 * blocks, 4):
+        s0 = s0 + load(a, i, k) * load(b, j, k)
+        s1 = s1 + load(a, i, k + 1) * load(b, j, k + 1)
+        s2 = s2 + load(a, i, k + 2) * load(b, j, k + 2)
+        s3 = s3 + load(a, i, k + 3) * load(b, j, k + 3)
+    for k in range(first + 4 * blocks, last):
+        s0 = s0 + load(a, i, k) * load(b, j, k)
+    return (s0 + s1) + (s2 + s3)
 
 
 @kernel
 def multiply_transposed(a, b, out):
     """out = a bᵀ."""
-    for i in range(a.shape[0]):
-        for j in range(b.shape[0]):
-            store(out, i, j, inner(a, i, b, j, 0, a.shape[1]))
+    for i in range(0, a.shape[0], 2):
+        for j in range(0, b.shape[0], 4):
+            transposed_block(a, i, b, j, a.shape[1], out)
+
+
+@kernel
+def multiply_by_lower_transposed(a, b, out):
+    """out = a bᵀ for a lower triangular `b`, whose zeros above the diagonal are stored."""
+    for i in range(0, a.shape[0], 2):
+        for j in range(0, b.shape[0], 4):
+            transposed_block(a, i, b, j, min(j + 4, a.shape[1]), out)
+
+
+@kernel
+def transposed_block(a, i, b, j, last, out):
+    """Two rows by four columns of a bᵀ, over k < last, or what is left of them at the edges."""
+    if i + 2 > a.shape[0] or j + 4 > b.shape[0]:
+        for row in range(i, min(i + 2, a.shape[0])):
+            for column in range(j, min(j + 4, b.shape[0])):
+                store(out, row, column, inner(a, row, b, column, 0, last))
+        return
+    s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = everywhere(0.0)
+    for k in range(last):
+        x, y = load(a, i, k), load(a, i + 1, k)
+        b0, b1, b2, b3 = load(b, j, k), load(b, j + 1, k), load(b, j + 2, k), load(b, j + 3, k)
+        s0, s1, s2, s3 = s0 + x * b0, s1 + x * b1, s2 + x * b2, s3 + x * b3
+        t0, t1, t2, t3 = t0 + y * b0, t1 + y * b1, t2 + y * b2, t3 + y * b3
+    store_four(out, i, j, s0, s1, s2, s3)
+    store_four(out, i + 1, j, t0, t1, t2, t3)
 
 
 @kernel
@@ -100,6 +183,16 @@ def gram(a, out):
     for i in range(a.shape[0]):
         for j in range(i + 1):
             total = inner(a, i, a, j, 0, a.shape[1])
+            store(out, i, j, total)
+            store(out, j, i, total)
+
+
+@kernel
+def gram_of_lower(a, out):
+    """out = a aᵀ for a lower triangular `a`."""
+    for i in range(a.shape[0]):
+        for j in range(i + 1):
+            total = inner(a, i, a, j, 0, j + 1)
             store(out, i, j, total)
             store(out, j, i, total)
 
@@ -121,16 +214,34 @@ def triangularise(rows, first, last, out, offset):
     [Björck, Numerical Methods for Least Squares Problems, 1996, Sec. 2.4]; a row that depends on the ones before it
     gets a zero on the diagonal.
     """
-    for i in range(rows.shape[0]):
+    m = rows.shape[0]
+    for i in range(m):
         squared = inner(rows, i, rows, i, first, last)
         norm, inverse = square_root(squared), where_positive(squared, 1.0 / squared)
         store(out, i, offset + i, norm)
-        for j in range(i + 1, rows.shape[0]):
-            share = inner(rows, i, rows, j, first, last) * inverse
-            store(out, j, offset + i, share * norm)
+        for j in range(i + 1, m):
             store(out, i, offset + j, 0.0)
-            for k in range(first, last):
-                store(rows, j, k, load(rows, j, k) - share * load(rows, i, k))
+        for j in range(i + 1, m, 2):
+            remove_pair(rows, i, j, inverse, norm, first, last, out, offset)
+
+
+@kernel
+def remove_pair(rows, i, j, inverse, norm, first, last, out, offset):
+    """Take the part along row i out of rows j and j + 1, if there are two, and note its length."""
+    if j + 1 == rows.shape[0]:
+        share = inner(rows, i, rows, j, first, last) * inverse
+        store(out, j, offset + i, share * norm)
+        for k in range(first, last):
+            store(rows, j, k, load(rows, j, k) - share * load(rows, i, k))
+        return
+    share = inner(rows, i, rows, j, first, last) * inverse
+    second = inner(rows, i, rows, j + 1, first, last) * inverse
+    store(out, j, offset + i, share * norm)
+    store(out, j + 1, offset + i, second * norm)
+    for k in range(first, last):
+        x = load(rows, i, k)
+        store(rows, j, k, load(rows, j, k) - share * x)
+        store(rows, j + 1, k, load(rows, j + 1, k) - second * x)
 
 
 @kernel

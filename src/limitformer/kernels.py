@@ -1,9 +1,13 @@
-"""How the numerical kernels are compiled: with Numba, once a machine, cached on disk beside their source.
+"""How the numerical kernels are compiled: with Numba, once a machine, cached on disk.
 
-Numba renews a cached kernel when the kernel's own file changes but not when a kernel that it calls does.
-`drop_stale_caches` closes that gap, so that an edited checkout never runs yesterday's mathematics.
+Numba renews a cached kernel when the kernel's own file changes but not when a kernel that it calls does. So the cache
+lives in a folder named after a fingerprint of all kernel sources: an edited checkout never runs yesterday's
+mathematics, and two versions never share a cache.
 """
 
+import hashlib
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,37 +34,55 @@ KERNEL_SOURCES = (
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 
 
-def drop_stale_caches() -> None:
-    """Delete cached kernels that are older than the newest kernel source."""
-    sources = [path for pattern in KERNEL_SOURCES for path in PACKAGE.glob(pattern)]
-    newest = max(path.stat().st_mtime for path in sources)
-    for index in PACKAGE.glob("**/__pycache__/*.nbi"):
-        if index.stat().st_mtime < newest:
-            index.unlink(missing_ok=True)
+def fingerprint() -> str:
+    """A name for the present state of all kernel sources."""
+    digest = hashlib.sha256(f"{sys.version} {numba.__version__}".encode())
+    for pattern in KERNEL_SOURCES:
+        for path in sorted(PACKAGE.glob(pattern)):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: NUMBA_CACHE_DIR if it is set, beside the source, or in the user's cache."""
+    chosen = numba.config.CACHE_DIR
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "limitformer"
+    beside = PACKAGE if os.access(PACKAGE, os.W_OK) else user
+    return Path(chosen or beside / "__pycache__") / f"kernels-{fingerprint()}"
+
+
+CACHE = cache_folder()
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Any:
+    """Compile `function` to run without the interpreter's lock; the cache outlives the process."""
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(CACHE)  # Numba reads it here, when it makes the function's cache
+    try:
+        return njit(cache=True, nogil=True, error_model="numpy", **options)(function)
+    finally:
+        numba.config.CACHE_DIR = before
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile `function` to run without the interpreter's lock; the cache outlives the process.
+    """Compile a `function` that does not allocate.
 
-    A kernel must not allocate: it is compiled without the counting of references to arrays, whose atomic
-    instructions took 20 of the 25 ns of every call on small matrices. Workspaces come from a `driver`.
+    It is compiled without the counting of references to arrays, whose atomic instructions took 20 of the 25 ns of
+    every call on small matrices. Workspaces come from a `driver`.
     """
-    return njit(cache=True, nogil=True, error_model="numpy", fastmath=FASTMATH, _nrt=False)(function)
+    return compiled(function, fastmath=FASTMATH, _nrt=False)
 
 
 def strict_kernel(function: Callable[..., Any]) -> Any:
     """A `kernel` whose sums stay in the order they are written, for arithmetic on the bits of a number."""
-    return njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"}, _nrt=False)(function)
+    return compiled(function, fastmath={"contract"}, _nrt=False)
 
 
 def driver(function: Callable[..., Any]) -> Any:
     """Compile a `function` that allocates workspaces and hands them to kernels."""
-    return njit(cache=True, nogil=True, error_model="numpy")(function)
+    return compiled(function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
     """Compile `function` into its callers, where the compiler can vectorise over it."""
     return njit(nogil=True, error_model="numpy", fastmath={"contract"}, inline="always", _nrt=False)(function)
-
-
-drop_stale_caches()

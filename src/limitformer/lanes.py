@@ -15,6 +15,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.errors import TypingError
 from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import intrinsic, models, register_model
@@ -86,6 +87,13 @@ for _symbol, _instruction in (
     define_operator(_symbol, _instruction)
 
 
+def require_matrix(array: Any) -> None:
+    """Refuse, when a kernel is compiled, what is not an array (rows, columns, LANES) of doubles."""
+    good = isinstance(array, types.Array) and array.ndim == 3 and array.dtype is types.float64
+    if not good:
+        raise TypingError(f"load and store need an array (rows, columns, {LANES}) of float64; got {array}.")
+
+
 def entry_pointer(context: Any, builder: Any, array_type: Any, array: Any, indices: Any, index_types: Any) -> Any:
     """Pointer to the lanes of an entry."""
     whole = make_array(array_type)(context, builder, array)
@@ -98,6 +106,7 @@ def entry_pointer(context: Any, builder: Any, array_type: Any, array: Any, indic
 @extension
 def load(typing_context: Any, array: Any, i: Any, j: Any) -> Any:
     """array[i, j, :], for an array (rows, columns, LANES)."""
+    require_matrix(array)
 
     def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
         pointer = entry_pointer(context, builder, sig.args[0], arguments[0], arguments[1:], sig.args[1:])
@@ -109,6 +118,7 @@ def load(typing_context: Any, array: Any, i: Any, j: Any) -> Any:
 @extension
 def store(typing_context: Any, array: Any, i: Any, j: Any, value: Any) -> Any:
     """array[i, j, :] = value: lanes, or a number for all of them."""
+    require_matrix(array)
 
     def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
         pointer = entry_pointer(context, builder, sig.args[0], arguments[0], arguments[1:3], sig.args[1:3])

@@ -62,14 +62,14 @@ def key(seed: int, purpose: str) -> tuple[int, int]:
 def philox(c0, c1, c2, c3, k0, k1):
     """Philox 4×32-10 of the counter (c0 … c3) under the key (k0, k1); 32-bit words held in 64 bits.
 
-    The masks tell the compiler so: a product of two 32-bit words is one instruction, of two 64-bit words it is many.
+    The words are cut to 32 bits only where they are multiplied, which tells the compiler that one instruction does it,
+    and at the end: in between their upper halves are noise.
     """
-    k0, k1 = k0 & LOW_32, k1 & LOW_32
     for _ in range(10):
-        p0, p1 = MULTIPLIER_0 * c0, MULTIPLIER_1 * c2
-        c0, c1, c2, c3 = (p1 >> SHIFT_32) ^ c1 ^ k0, p1 & LOW_32, (p0 >> SHIFT_32) ^ c3 ^ k1, p0 & LOW_32
-        k0, k1 = (k0 + WEYL_0) & LOW_32, (k1 + WEYL_1) & LOW_32
-    return c0, c1, c2, c3
+        p0, p1 = MULTIPLIER_0 * (c0 & LOW_32), MULTIPLIER_1 * (c2 & LOW_32)
+        c0, c1, c2, c3 = (p1 >> SHIFT_32) ^ c1 ^ k0, p1, (p0 >> SHIFT_32) ^ c3 ^ k1, p0
+        k0, k1 = k0 + WEYL_0, k1 + WEYL_1
+    return c0 & LOW_32, c1 & LOW_32, c2 & LOW_32, c3 & LOW_32
 
 
 @inlined

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.factor import multiply
+from limitformer.factor import inner, multiply
 from limitformer.kernels import driver, kernel
 from limitformer.lanes import LANES, everywhere, load, store
 
@@ -32,11 +32,11 @@ class LimitConstants(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """`seen` (m, m): whether the row's token sees the column's; `counts` (m,): m_α; `as_above` (m,): same row again."""
+    """Who sees whom."""
 
-    seen: np.ndarray
-    counts: np.ndarray
-    as_above: np.ndarray
+    full: bool  # every token sees every token
+    seen: np.ndarray  # (m, m): whether the row's token sees the column's
+    counts: np.ndarray  # (m,): m_α
 
 
 class DriftWorkspace(NamedTuple):
@@ -60,14 +60,11 @@ def mean_over_seen(v, mask, out):
     m = v.shape[0]
     for a in range(m):
         for k in range(m):
-            if mask.as_above[a]:
-                store(out, a, k, load(out, a - 1, k))
-            else:
-                total = everywhere(0.0)
-                for n in range(m):
-                    if mask.seen[a, n]:
-                        total = total + load(v, n, k)
-                store(out, a, k, total / mask.counts[a])
+            total = everywhere(0.0)
+            for n in range(m):
+                if mask.seen[a, n]:
+                    total = total + load(v, n, k)
+            store(out, a, k, total / mask.counts[a])
 
 
 @kernel
@@ -95,25 +92,86 @@ def second_order_weights(v, mask, work):
 def spread_of_logits(v, mask, work):
     """P into `work.spread`, from M in `work.means`."""
     m = v.shape[0]
+    for b in range(m):
+        for n in range(m):
+            squares = everywhere(0.0)  # Σ_κ∈β V_νκ²
+            for k in range(m):
+                if mask.seen[b, k]:
+                    squares = squares + load(v, n, k) * load(v, n, k)
+            store(work.product, b, n, squares)
     for a in range(m):
         for b in range(a + 1):
-            squares, rows, columns, mean = everywhere(0.0), everywhere(0.0), everywhere(0.0), everywhere(0.0)
-            for n in range(m):
-                if mask.seen[a, n]:
-                    x = load(work.means, b, n)
-                    columns = columns + x * x
-                    for k in range(m):
-                        if mask.seen[b, k]:
-                            squares = squares + load(v, n, k) * load(v, n, k)
-                if mask.seen[b, n]:
-                    x = load(work.means, a, n)
-                    rows = rows + x * x
-                    mean = mean + x
-            mean = mean / mask.counts[b]
-            p = squares / (mask.counts[a] * mask.counts[b]) + mean * mean
-            p = p - rows / mask.counts[b] - columns / mask.counts[a]
+            p = spread_of_pair(a, b, mask, work)
             store(work.spread, a, b, p)
             store(work.spread, b, a, p)
+
+
+@kernel
+def spread_of_pair(a, b, mask, work):
+    """P_αβ, from M in `work.means` and Σ_κ∈β V_νκ² in `work.product`."""
+    squares, rows, columns, mean = everywhere(0.0), everywhere(0.0), everywhere(0.0), everywhere(0.0)
+    for n in range(mask.seen.shape[0]):
+        if mask.seen[a, n]:
+            x = load(work.means, b, n)
+            columns = columns + x * x
+            squares = squares + load(work.product, b, n)
+        if mask.seen[b, n]:
+            x = load(work.means, a, n)
+            rows = rows + x * x
+            mean = mean + x
+    mean = mean / mask.counts[b]
+    shares = rows / mask.counts[b] + columns / mask.counts[a]
+    return squares / (mask.counts[a] * mask.counts[b]) - shares + mean * mean
+
+
+@kernel
+def add_rows(weights, rows, columns, out):
+    """out (m, 1) = the sum of the rows of `rows` (n, ≥ columns), each times its weight (n, 1)."""
+    for k in range(columns):
+        store(out, k, 0, 0.0)
+    for i in range(rows.shape[0]):
+        weight = load(weights, i, 0)
+        for k in range(columns):
+            store(out, k, 0, load(out, k, 0) + weight * load(rows, i, k))
+
+
+@kernel
+def column_means(v, out):
+    """V_x̄k into `out` (m, 1)."""
+    m = v.shape[0]
+    for k in range(m):
+        store(out, k, 0, load(v, 0, k))
+    for i in range(1, m):
+        for k in range(m):
+            store(out, k, 0, load(out, k, 0) + load(v, i, k))
+    for k in range(m):
+        store(out, k, 0, load(out, k, 0) / float(m))
+
+
+@kernel
+def spread_without_mask(v, means):
+    """P = tr(V C V C)/m², the same for every pair of tokens where all see all; `means` (m, 1) are those of columns."""
+    m = v.shape[0]
+    squares, of_means, mean = everywhere(0.0), everywhere(0.0), everywhere(0.0)
+    for k in range(m):
+        squares = squares + inner(v, k, v, k, 0, m)
+        of_means = of_means + load(means, k, 0) * load(means, k, 0)
+        mean = mean + load(means, k, 0)
+    mean = mean / float(m)
+    return squares / float(m * m) - 2.0 * of_means / float(m) + mean * mean
+
+
+@kernel
+def second_order_row(v, means):
+    """s_ν = V_νν − 2 V_νx̄ + 2 V_x̄x̄ − V̄ in place of the `means` (m, 1): S₂^{αν} = V_αα s_ν where all see all."""
+    m = v.shape[0]
+    mean, mean_variance = everywhere(0.0), everywhere(0.0)
+    for k in range(m):
+        mean = mean + load(means, k, 0)
+        mean_variance = mean_variance + load(v, k, k)
+    constant = (2.0 * mean - mean_variance) / float(m)
+    for k in range(m):
+        store(means, k, 0, load(v, k, k) - 2.0 * load(means, k, 0) + constant)
 
 
 @kernel

@@ -60,8 +60,7 @@ class CovarianceLimit:
         seen = np.ones((tokens, tokens), bool)
         if self.mask == "causal":
             seen = np.tril(seen)
-        as_above = np.array([a > 0 and bool((seen[a] == seen[a - 1]).all()) for a in range(tokens)])
-        return Mask(seen, seen.sum(1).astype(np.float64), as_above)
+        return Mask(bool(seen.all()), seen, seen.sum(1).astype(np.float64))
 
     def drift(self, covariance: ArrayLike) -> Matrix:
         """b(V) (tokens, tokens), at V = `covariance` (tokens, tokens).
@@ -156,9 +155,9 @@ def missing_shape(interventions: tuple[bool, bool, str]) -> str:
 
 
 def largest_step(limit: CovarianceLimit, tokens: int) -> float:
-    """The dt below which the factor step exists: 1/(m a² + η)."""
+    """The dt below which the factor step exists: 1/((2m − 1) a² + η)."""
     constants = limit.constants()
-    rate = tokens * constants.linear**2 + constants.kink
+    rate = (2 * tokens - 1) * constants.linear**2 + constants.kink
     return inf if rate == 0 else 1 / rate
 
 

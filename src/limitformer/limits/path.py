@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limitformer.errors import require
-from limitformer.factor import copy, gram, put, root
+from limitformer.factor import copy, gram, lower_root, put
 from limitformer.kernels import driver, kernel
 from limitformer.lanes import LANES, all_below, load
 from limitformer.limits.covariance import CovarianceLimit, largest_step
@@ -32,7 +32,7 @@ Step = Literal["factor", "euler-maruyama"]
 @driver
 def run_factor_paths(start, constants, mask, dt, steps, points, key_words, first, radius, covariance, exits, causes):
     """Replicas `first`, …: `covariance` (replicas, points, m, m), step of the exit and its cause."""
-    work = step_workspace(start.shape[0], constants)
+    work = step_workspace(start.shape[0], constants, mask)
     for begin in range(0, covariance.shape[0], LANES):
         rewind(work.stream, key_words, np.uint64(first + begin))
         put(start, work.factor)
@@ -58,7 +58,7 @@ def factor_paths(constants, mask, dt, steps, points, radius, covariance, work):
 @driver
 def run_euler_paths(start, constants, mask, dt, steps, points, key_words, first, radius, covariance, exits, causes):
     """As `run_factor_paths`, by Euler-Maruyama."""
-    work = step_workspace(start.shape[0], constants)
+    work = step_workspace(start.shape[0], constants, mask)
     for begin in range(0, covariance.shape[0], LANES):
         rewind(work.stream, key_words, np.uint64(first + begin))
         put(start, work.factor)
@@ -162,7 +162,7 @@ class PreparedPaths:
 
     def __init__(self, paths: CovariancePaths, seed: int) -> None:
         self.paths = paths
-        self.factor = root(paths.start.covariance, paths.start.tokens)
+        self.factor = lower_root(paths.start.covariance)
         self.key_words = np.array(key(seed, f"limit {paths.step}"), np.uint64)
         self.kernel = run_factor_paths if paths.step == "factor" else run_euler_paths
 

@@ -6,13 +6,18 @@ whose covariance is exactly Σ(V) of [ST, Thm 3.2, Thm 4.2, Cor. 4.3] at a cost 
 
 **Factor step** (default), stays positive semi-definite by construction and never needs a root of V:
 
-  R ← triangular factor of [ K (√(1 − (m a² + η) dt) R + a√dt R G₁ + (γ²/τ₀)√dt B R)
-                             | (γλ/τ₀)√dt B R | √(η dt) |R g| ],   K = I + dt γ²/(2τ₀²) W.
+  R ← triangular factor of [ K (R (C + √dt A) + (γ²/τ₀)√dt B R) | (γλ/τ₀)√dt B R | √(η dt) |R g| ].
 
-Its square has the SDE's mean and covariance up to O(dt²). E R G₁G₁ᵀRᵀ = mV, which the root takes back. The two
-terms with B add (γ⁴ + γ²λ²)/τ₀² E BVBᵀ = γ²/τ₀² V∘P; K adds γ²/(2τ₀²)(WV + VWᵀ). The last column, g ~ N(0, I) and
-|·| entry by entry, adds η E|h||h|ᵀ with h ~ N(0, V), which is ηV + γ² ν(ρ)√(V_αα V_ββ): the drift of the ReLU, as a
-sample of it.
+Its square has the SDE's mean and covariance up to O(dt²), term by term:
+
+* A is lower triangular with independent entries, N(0, a²) on the diagonal and N(0, 2a²) below, so that A + Aᵀ has the
+  law of a (G₁ + G₁ᵀ) and, R being lower triangular, R (C + √dt A) is too. E AAᵀ is diagonal, a² (2i + 1) in row
+  i = 0, 1, …; the diagonal C takes it back: C² = 1 − η dt − dt a² (2i + 1).
+* The terms with B add (γ⁴ + γ²λ²)/τ₀² E BVBᵀ = γ²/τ₀² V∘P. Without a mask V∘P is a multiple of V, and the second
+  block becomes γ²λ²/τ₀² P dt in C².
+* K = I + dt γ²/(2τ₀²) W adds γ²/(2τ₀²)(WV + VWᵀ). Without a mask W = diag(V) sᵀ/m has rank one.
+* The last column, g ~ N(0, I) and |·| entry by entry, adds η E|h||h|ᵀ with h ~ N(0, V), which is
+  ηV + γ² ν(ρ)√(V_αα V_ββ): the drift of the ReLU, as a sample of it.
 
 **Euler-Maruyama step**, as in the paper: V ← V + b dt + N + Nᵀ. It can leave the cone of covariance matrices; the
 root of V then does not exist and the path ends there.
@@ -22,15 +27,28 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.factor import gram, multiply, multiply_transposed, triangularise
+from limitformer.factor import (
+    gram_of_lower,
+    multiply,
+    multiply_by_lower,
+    multiply_by_lower_transposed,
+    multiply_into,
+    multiply_lower,
+    multiply_lower_by_lower,
+    triangularise,
+)
 from limitformer.kernels import driver, kernel
 from limitformer.lanes import LANES, everywhere, load, magnitude, square_root, store, where_positive
 from limitformer.limits.coefficients import (
     DriftWorkspace,
+    add_rows,
     centre_rows,
+    column_means,
     drift,
     drift_workspace,
+    second_order_row,
     second_order_weights,
+    spread_without_mask,
 )
 from limitformer.random import Stream, draw_normals, next_normal, open_stream
 from limitformer.recording import Ledger, open_ledger
@@ -51,15 +69,18 @@ class StepWorkspace(NamedTuple):
     logits: np.ndarray
     mixed: np.ndarray
     moved: np.ndarray
-    kink_normals: np.ndarray  # (m, 1, LANES)
+    covariance: np.ndarray
+    column: np.ndarray  # (m, 1, LANES)
+    sums: np.ndarray  # (m, 1, LANES)
     failed: np.ndarray  # (1, 1, LANES): positive where V has no root
-    rows: np.ndarray  # (m, m), (m, m + 1), (m, 2m) or (m, 2m + 1): the blocks of the factor step that there are
+    rows: np.ndarray  # the blocks of the factor step that there are: m columns, m more with a mask, one with a kink
 
 
 @driver
-def step_workspace(tokens, constants):
+def step_workspace(tokens, constants, mask):
     shape = (tokens, tokens, LANES)
-    columns = tokens + (tokens if constants.mixing > 0.0 else 0) + (1 if constants.kink > 0.0 else 0)
+    masked = constants.mixing > 0.0 and not mask.full
+    columns = tokens + (tokens if masked else 0) + (1 if constants.kink > 0.0 else 0)
     return StepWorkspace(
         open_stream(),
         open_ledger(tokens),
@@ -71,6 +92,8 @@ def step_workspace(tokens, constants):
         np.empty(shape),
         np.empty(shape),
         np.empty(shape),
+        np.empty(shape),
+        np.empty((tokens, 1, LANES)),
         np.empty((tokens, 1, LANES)),
         np.empty((1, 1, LANES)),
         np.empty((tokens, columns, LANES)),
@@ -79,64 +102,113 @@ def step_workspace(tokens, constants):
 
 @kernel
 def draw_mixing(factor, mask, work):
-    """B, drawn from the factor of V, into `work.logits`."""
+    """B, drawn from the lower triangular factor of V, into `work.logits`."""
     draw_normals(work.stream, work.normals)
-    multiply(factor, work.normals, work.turned)
-    multiply_transposed(work.turned, factor, work.logits)
+    multiply_lower(factor, work.normals, work.turned)
+    multiply_by_lower_transposed(work.turned, factor, work.logits)
     centre_rows(work.logits, mask)
 
 
 @kernel
 def factor_step(dt, constants, mask, work):
-    """Move `work.factor` by dt with the step that stays positive semi-definite."""
-    m = work.factor.shape[0]
-    kept = np.sqrt(1.0 - dt * (m * constants.linear**2 + constants.kink))
-    added = np.sqrt(dt) * constants.linear
-    draw_normals(work.stream, work.normals)
-    multiply(work.factor, work.normals, work.turned)
-    for i in range(m):
-        for k in range(m):
-            store(work.rows, i, k, kept * load(work.factor, i, k) + added * load(work.turned, i, k))
+    """Move `work.factor`, lower triangular, by dt with the step that stays positive semi-definite."""
     if constants.mixing > 0.0:
-        add_mixing(dt, constants, mask, work)
+        gram_of_lower(work.factor, work.covariance)
+    if constants.mixing > 0.0 and mask.full:
+        column_means(work.covariance, work.column)
+        growth = dt * rest_of_mixing(constants) * spread_without_mask(work.covariance, work.column)
+        draw_linear(dt, constants, growth, work)
+        mix(dt, constants, mask, work)
+        bend_without_mask(dt, constants, work)
+    else:
+        draw_linear(dt, constants, everywhere(0.0), work)
+        if constants.mixing > 0.0:
+            mix(dt, constants, mask, work)
+            bend(dt, constants, mask, work)
+            spread_rows(dt, constants, work)
     if constants.kink > 0.0:
         add_kink(dt, constants, work)
     triangularise(work.rows, 0, work.rows.shape[1], work.factor, 0)
 
 
 @kernel
-def add_mixing(dt, constants, mask, work):
-    """The two blocks of the factor step that come from attention."""
+def rest_of_mixing(constants):
+    """γ²λ²/τ₀² = γ²/τ₀² − (γ²/τ₀)²."""
+    return max(0.0, constants.mixing_drift - constants.mixing**2)
+
+
+@kernel
+def draw_linear(dt, constants, growth, work):
+    """R (C + √dt A) into the first block of `work.rows`; `growth` is added to C²."""
+    m = work.factor.shape[0]
+    diagonal, below = np.sqrt(dt) * constants.linear, np.sqrt(2.0 * dt) * constants.linear
+    for i in range(m):
+        for j in range(i):
+            store(work.normals, i, j, below * next_normal(work.stream))
+        lost = dt * (constants.kink + constants.linear**2 * (2 * i + 1))
+        store(work.normals, i, i, square_root(growth + (1.0 - lost)) + diagonal * next_normal(work.stream))
+        for j in range(i + 1, m):
+            store(work.normals, i, j, 0.0)
+            store(work.rows, i, j, 0.0)
+    multiply_lower_by_lower(work.factor, work.normals, work.rows)
+
+
+@kernel
+def mix(dt, constants, mask, work):
+    """Add (γ²/τ₀)√dt B R to the first block of `work.rows`; B R stays in `work.mixed`."""
     m = work.factor.shape[0]
     draw_mixing(work.factor, mask, work)
-    multiply(work.logits, work.factor, work.mixed)
-    # γλ/τ₀ from γ²/τ₀ and γ²/τ₀²: (γλ/τ₀)² = γ²/τ₀² − γ⁴/τ₀².
-    rest = np.sqrt(dt * max(0.0, constants.mixing_drift - constants.mixing**2))
-    added, half = np.sqrt(dt) * constants.mixing, 0.5 * dt * constants.mixing_drift
+    multiply_by_lower(work.logits, work.factor, work.mixed)
+    scale = np.sqrt(dt) * constants.mixing
     for i in range(m):
         for k in range(m):
-            mixed = load(work.mixed, i, k)
-            store(work.moved, i, k, load(work.rows, i, k) + added * mixed)
-            store(work.rows, i, m + k, rest * mixed)
-    gram(work.factor, work.logits)
-    second_order_weights(work.logits, mask, work.drift)
-    multiply(work.drift.weights, work.moved, work.mixed)
+            store(work.rows, i, k, load(work.rows, i, k) + scale * load(work.mixed, i, k))
+
+
+@kernel
+def bend_without_mask(dt, constants, work):
+    """Multiply the first block of `work.rows` by K = I + dt γ²/(2τ₀² m) diag(V) sᵀ; `work.column` holds V's means."""
+    m, v = work.factor.shape[0], work.covariance
+    second_order_row(v, work.column)
+    add_rows(work.column, work.rows, m, work.sums)
+    half = 0.5 * dt * constants.mixing_drift / m
+    for i in range(m):
+        weight = half * load(v, i, i)
+        for k in range(m):
+            store(work.rows, i, k, load(work.rows, i, k) + weight * load(work.sums, k, 0))
+
+
+@kernel
+def bend(dt, constants, mask, work):
+    """Multiply the first block of `work.rows` by K = I + dt γ²/(2τ₀²) W."""
+    m, half = work.factor.shape[0], 0.5 * dt * constants.mixing_drift
+    second_order_weights(work.covariance, mask, work.drift)
+    multiply_into(work.drift.weights, work.rows, m, work.moved, 0)
     for i in range(m):
         for k in range(m):
-            store(work.rows, i, k, load(work.moved, i, k) + half * load(work.mixed, i, k))
+            store(work.rows, i, k, load(work.rows, i, k) + half * load(work.moved, i, k))
+
+
+@kernel
+def spread_rows(dt, constants, work):
+    """(γλ/τ₀)√dt B R into the second block of `work.rows`."""
+    m, scale = work.factor.shape[0], np.sqrt(dt * rest_of_mixing(constants))
+    for i in range(m):
+        for k in range(m):
+            store(work.rows, i, m + k, scale * load(work.mixed, i, k))
 
 
 @kernel
 def add_kink(dt, constants, work):
-    """The last column of the factor step, the drift of the ReLU."""
+    """√(η dt) |R g| into the last column of `work.rows`."""
     m, last = work.factor.shape[0], work.rows.shape[1] - 1
     scale = np.sqrt(constants.kink * dt)
     for k in range(m):
-        store(work.kink_normals, k, 0, next_normal(work.stream))
+        store(work.column, k, 0, next_normal(work.stream))
     for i in range(m):
         total = everywhere(0.0)
-        for k in range(m):
-            total = total + load(work.factor, i, k) * load(work.kink_normals, k, 0)
+        for k in range(i + 1):
+            total = total + load(work.factor, i, k) * load(work.column, k, 0)
         store(work.rows, i, last, scale * magnitude(total))
 
 
@@ -178,8 +250,8 @@ def euler_maruyama_step(dt, constants, mask, work):
     """Move V in `work.ledger.now` by dt as in the paper, given its root in `work.factor`."""
     m, v = work.factor.shape[0], work.ledger.now
     draw_normals(work.stream, work.normals)
-    multiply(work.factor, work.normals, work.turned)
-    multiply_transposed(work.turned, work.factor, work.moved)
+    multiply_lower(work.factor, work.normals, work.turned)
+    multiply_by_lower_transposed(work.turned, work.factor, work.moved)
     if constants.mixing > 0.0:
         draw_mixing(work.factor, mask, work)
         multiply(work.logits, v, work.mixed)

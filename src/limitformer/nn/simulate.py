@@ -13,7 +13,7 @@ import xarray as xr
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from limitformer.engine import Record, advance, bar, recorded_layers
+from limitformer.engine import Record, recorded_layers, slices, tracked
 from limitformer.errors import require, require_count
 from limitformer.factor import root
 from limitformer.models import Start, Transformer, as_start, to_json
@@ -65,16 +65,13 @@ def simulate(
     began = time.perf_counter()
     covariance = np.empty((samples, len(layers), start.tokens, start.tokens))
     exits, causes = np.full(samples, np.inf), np.full(samples, INSIDE, np.int8)
-    shown = bar("network samples", samples) if progress else None
-    for first in range(0, samples, batch):
-        part = slice(first, min(first + batch, samples))
-        generator = torch.Generator(device).manual_seed(batch_seed(seed, first))
+    parts = slices(0, samples, batch)
+    for part in tracked(parts, "batches of networks") if progress else parts:
+        generator = torch.Generator(device).manual_seed(batch_seed(seed, part.start))
         v, exit_layers = run_batch(model, start, part.stop - part.start, layers, generator, dtype)
         covariance[part] = v
         exits[part] = exit_layers
         causes[part] = np.where(np.isfinite(exit_layers), LEFT_BALL, INSIDE)
-        advance(shown, part.stop)
-    advance(shown, -1)
     return covariance_dataset(
         covariance,
         exits,
