@@ -4,6 +4,7 @@ import json
 import re
 import time
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import xarray as xr
 from limitformer import engine
 from limitformer.engine import Interrupted, simulate
 from limitformer.errors import InputError
+from limitformer.lanes import LANES
 from limitformer.limits import limit
 from limitformer.models import (
     GELU,
@@ -366,10 +368,10 @@ def pool_that_runs(*firsts):
         def __init__(self, threads):
             self.futures = []
 
-        def submit(self, call, first):
+        def submit(self, call, part):
             future = Future()
-            if first in firsts:
-                future.set_result(call(first))
+            if part.start in firsts:
+                future.set_result(call(part))
             self.futures.append(future)
             return future
 
@@ -409,11 +411,35 @@ def test_ctrl_c_while_the_last_chunk_runs_is_not_lost(monkeypatch):
 
 
 def test_an_error_in_a_chunk_is_not_swallowed():
-    def fail(first):
-        raise ZeroDivisionError(first)
+    def fail(part):
+        raise ZeroDivisionError(part)
 
     with pytest.raises(ZeroDivisionError):
-        engine.run_chunks(fail, range(3), 2, lambda done: None)
+        engine.run_parts(fail, engine.slices(0, 3, 1), 3, 2, lambda done: None)
+
+
+@pytest.mark.parametrize(("first", "samples", "chunk"), [(0, 25, 7), (8, 25, 7), (0, 7, 7), (8, 8, 3), (0, 3, 1000)])
+def test_slices_hold_every_replica_once_and_in_order(first, samples, chunk):
+    parts = engine.slices(first, samples, chunk)
+    assert [k for part in parts for k in range(part.start, part.stop)] == list(range(first, samples))
+    assert all(0 < part.stop - part.start <= chunk for part in parts)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 64])
+@pytest.mark.parametrize("samples", [1, 7, 8, 9, 1000, 100_003])
+@pytest.mark.parametrize("seconds", [0.0, 1e-3, 1e3])
+def test_the_trial_and_the_parts_after_it_hold_every_replica_once(monkeypatch, samples, threads, seconds):
+    """However long the trial took; the parts begin and end on whole batches, but for the last."""
+    clock = iter([10.0, 10.0 + seconds])
+    monkeypatch.setattr(engine, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    ran = []
+    parts = engine.slices_after_a_trial(ran.append, samples, threads)
+    assert ran == [slice(0, min(LANES, samples))]
+    sizes = [part.stop - part.start for part in parts]
+    assert [part.start for part in parts] == [min(LANES, samples) + sum(sizes[:k]) for k in range(len(parts))]
+    assert min(LANES, samples) + sum(sizes) == samples
+    assert all(size % LANES == 0 for size in sizes[:-1])
+    assert seconds < 1 or max(sizes, default=LANES) <= LANES
 
 
 def test_announcements_come_after_a_second(capsys):
@@ -472,6 +498,7 @@ def test_the_bar_is_closed_on_ctrl_c(monkeypatch):
 
     monkeypatch.setattr(engine, "wait", interrupt)
     engine.advance(shown, 1)
-    engine.run_chunks(lambda first: None, range(3), 1, lambda done: engine.advance(shown, done))
+    parts = engine.slices(0, 3, 1)
+    engine.run_parts(lambda part: None, parts, 3, 1, lambda done: engine.advance(shown, done))
     assert shown.visible
     assert not shown.progress.live.is_started

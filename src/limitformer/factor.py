@@ -212,36 +212,59 @@ def triangularise(rows, first, last, out, offset):
 
     Modified Gram-Schmidt, whose triangular factor is backward stable whatever the condition number
     [Björck, Numerical Methods for Least Squares Problems, 1996, Sec. 2.4]; a row that depends on the ones before it
-    gets a zero on the diagonal.
+    gets a zero on the diagonal, up to rounding.
     """
     m = rows.shape[0]
     for i in range(m):
         squared = inner(rows, i, rows, i, first, last)
-        norm, inverse = square_root(squared), where_positive(squared, 1.0 / squared)
+        norm = square_root(squared)
+        inverse = where_positive(squared, 1.0 / norm)  # of the norm: that of its square could overflow
         store(out, i, offset + i, norm)
         for j in range(i + 1, m):
             store(out, i, offset + j, 0.0)
-        for j in range(i + 1, m, 2):
-            remove_pair(rows, i, j, inverse, norm, first, last, out, offset)
+        fours = (m - i - 1) // 4
+        for j in range(i + 1, i + 1 + 4 * fours, 4):
+            take_out_of_four(rows, i, j, inverse, first, last, out, offset)
+        for j in range(i + 1 + 4 * fours, m):
+            take_out_of_one(rows, i, j, inverse, first, last, out, offset)
 
 
 @kernel
-def remove_pair(rows, i, j, inverse, norm, first, last, out, offset):
-    """Take the part along row i out of rows j and j + 1, if there are two, and note its length."""
-    if j + 1 == rows.shape[0]:
-        share = inner(rows, i, rows, j, first, last) * inverse
-        store(out, j, offset + i, share * norm)
-        for k in range(first, last):
-            store(rows, j, k, load(rows, j, k) - share * load(rows, i, k))
-        return
-    share = inner(rows, i, rows, j, first, last) * inverse
-    second = inner(rows, i, rows, j + 1, first, last) * inverse
-    store(out, j, offset + i, share * norm)
-    store(out, j + 1, offset + i, second * norm)
+def take_out_of_one(rows, i, j, inverse, first, last, out, offset):
+    """Take the part along row i, whose norm has this inverse, out of row j, and note its length."""
+    length = inner(rows, i, rows, j, first, last) * inverse
+    store(out, j, offset + i, length)
+    share = length * inverse
+    for k in range(first, last):
+        store(rows, j, k, load(rows, j, k) - share * load(rows, i, k))
+
+
+@kernel
+def take_out_of_four(rows, i, j, inverse, first, last, out, offset):
+    """The same for rows j … j + 3, so that row i is loaded once for all."""
+    s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = everywhere(0.0)
+    for k in range(first, last - 1, 2):
+        x, y = load(rows, i, k), load(rows, i, k + 1)
+        s0, t0 = s0 + x * load(rows, j, k), t0 + y * load(rows, j, k + 1)
+        s1, t1 = s1 + x * load(rows, j + 1, k), t1 + y * load(rows, j + 1, k + 1)
+        s2, t2 = s2 + x * load(rows, j + 2, k), t2 + y * load(rows, j + 2, k + 1)
+        s3, t3 = s3 + x * load(rows, j + 3, k), t3 + y * load(rows, j + 3, k + 1)
+    if (last - first) % 2 == 1:
+        x = load(rows, i, last - 1)
+        s0, s1 = s0 + x * load(rows, j, last - 1), s1 + x * load(rows, j + 1, last - 1)
+        s2, s3 = s2 + x * load(rows, j + 2, last - 1), s3 + x * load(rows, j + 3, last - 1)
+    s0, s1, s2, s3 = (s0 + t0) * inverse, (s1 + t1) * inverse, (s2 + t2) * inverse, (s3 + t3) * inverse
+    store(out, j, offset + i, s0)
+    store(out, j + 1, offset + i, s1)
+    store(out, j + 2, offset + i, s2)
+    store(out, j + 3, offset + i, s3)
+    s0, s1, s2, s3 = s0 * inverse, s1 * inverse, s2 * inverse, s3 * inverse
     for k in range(first, last):
         x = load(rows, i, k)
-        store(rows, j, k, load(rows, j, k) - share * x)
-        store(rows, j + 1, k, load(rows, j + 1, k) - second * x)
+        store(rows, j, k, load(rows, j, k) - s0 * x)
+        store(rows, j + 1, k, load(rows, j + 1, k) - s1 * x)
+        store(rows, j + 2, k, load(rows, j + 2, k) - s2 * x)
+        store(rows, j + 3, k, load(rows, j + 3, k) - s3 * x)
 
 
 @kernel

@@ -98,13 +98,13 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise `InputError` unless a file can be written into `folder`."""
-    probe = folder / ".limitformer-probe"
-    write_whole(probe, lambda path: path.write_bytes(b""))
+    """Make `folder`, and raise `InputError` unless a file can be written into it."""
     try:
-        probe.unlink()
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
     except OSError as error:
-        raise InputError(f"Cannot write {folder}: {error.strerror}.") from error
+        raise InputError(f"Cannot write into the folder {folder}: {error.strerror}.") from error
 
 
 def save(dataset: xr.Dataset, path: str | Path) -> Path:

@@ -90,7 +90,8 @@ def claims(data: xr.Dataset) -> list[Claim]:
         rho, v = float(correlation.sel(case=case)), float(median.sel(case=case))
         stable = rho < 0.8 and 0.01 < v < 10
         found.append(Claim(f"mean |ρ| at the last layer, {case}", rho))
-        found.append(Claim(f"median |V| at the last layer, {case}", v, stable == (case == "shaped")))
+        verdict = "stable" if case == "shaped" else "not stable"
+        found.append(Claim(f"median |V| at the last layer, {case}: {verdict}", v, stable == (case == "shaped")))
     mean = float(data["covariance"].isel(depth=-1).sel(case="shaped"))
     return [*found, Claim("mean |V| at the last layer, shaped: a few samples carry it", mean)]
 
