@@ -35,4 +35,5 @@ bench: .venv-test/ready
 	.venv-test/bin/python -m benchmarks.run $(OUT)
 
 clean:
+	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 	rm -rf .venv .venv-test out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

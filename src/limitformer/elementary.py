@@ -1,7 +1,7 @@
 r"""Logarithm, exponential, sine and cosine as straight arithmetic, so that the compiler vectorises loops over them.
 
 The library's own functions are calls, one number at a time. Each of these is a reduction to a small interval and a
-series there. They work on the bits of a number, so they belong in a `strict_kernel`. Relative errors: below 4e-16 for
+series there. They work on the bits of a number, so they belong in a `strict_kernel`. Relative errors: below 5e-16 for
 `logarithm` and `exponential`, below 2e-16 for `sine_cosine`.
 """
 

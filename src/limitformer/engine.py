@@ -162,7 +162,10 @@ def simulate(
 
     with announced(f"Compiling the {process.description}'s kernels for this machine (the first time only)"):
         run(slice(0, 0))
-    parts = slices(0, samples, chunk) if chunk else slices_after_a_trial(run, samples, threads)
+    try:
+        parts = slices(0, samples, chunk) if chunk else slices_after_a_trial(run, samples, threads)
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted(dataset(0)) from interrupt
     shown = bar(f"{process.description} samples", samples) if progress else None
     finished, interrupted = run_parts(run, parts, samples, threads, lambda done: advance(shown, done))
     if interrupted:

@@ -19,6 +19,9 @@ from limitformer.kernels import kernel
 from limitformer.lanes import everywhere, load, square_root, store, where_positive
 from limitformer.random import draw_normals, next_chi, next_normal
 
+# Column 0. A plain 0 would be compiled in, and every kernel that takes it once more.
+FIRST = np.int64(0)
+
 
 def root(covariance: NDArray[np.float64], columns: int) -> NDArray[np.float64]:
     """F (tokens, columns) with F Fᵀ = `covariance`, padded with zeros or cut to the largest directions."""
@@ -56,7 +59,7 @@ def copy(a, out):
 @kernel
 def multiply(a, b, out):
     """out = a b."""
-    multiply_into(a, b, b.shape[1], out, 0)
+    multiply_into(a, b, b.shape[1], out, FIRST)
 
 
 @kernel
@@ -64,7 +67,7 @@ def multiply_into(a, b, columns, out, offset):
     """out[:, offset:] = a b[:, :columns]."""
     for i in range(0, a.shape[0], 2):
         for j in range(0, columns, 4):
-            multiply_block(a, i, b, j, columns, 0, a.shape[1], out, offset)
+            multiply_block(a, i, b, j, columns, FIRST, a.shape[1], out, offset)
 
 
 @kernel
@@ -72,7 +75,7 @@ def multiply_lower(a, b, out):
     """out = a b for a lower triangular `a`, whose zeros above the diagonal are stored: half of the work."""
     for i in range(0, a.shape[0], 2):
         for j in range(0, b.shape[1], 4):
-            multiply_block(a, i, b, j, b.shape[1], 0, min(i + 2, a.shape[1]), out, 0)
+            multiply_block(a, i, b, j, b.shape[1], FIRST, min(i + 2, a.shape[1]), out, FIRST)
 
 
 @kernel
@@ -80,7 +83,7 @@ def multiply_by_lower(a, b, out):
     """out = a b for a lower triangular `b`, whose zeros above the diagonal are stored."""
     for i in range(0, a.shape[0], 2):
         for j in range(0, b.shape[1], 4):
-            multiply_block(a, i, b, j, b.shape[1], j, a.shape[1], out, 0)
+            multiply_block(a, i, b, j, b.shape[1], j, a.shape[1], out, FIRST)
 
 
 @kernel
@@ -89,7 +92,7 @@ def multiply_lower_by_lower(a, b, out):
     for i in range(0, a.shape[0], 2):
         last = min(i + 2, a.shape[1])
         for j in range(0, last, 4):
-            multiply_block(a, i, b, j, b.shape[1], j, last, out, 0)
+            multiply_block(a, i, b, j, b.shape[1], j, last, out, FIRST)
 
 
 @kernel
@@ -165,7 +168,7 @@ def transposed_block(a, i, b, j, last, out):
     if i + 2 > a.shape[0] or j + 4 > b.shape[0]:
         for row in range(i, min(i + 2, a.shape[0])):
             for column in range(j, min(j + 4, b.shape[0])):
-                store(out, row, column, inner(a, row, b, column, 0, last))
+                store(out, row, column, inner(a, row, b, column, FIRST, last))
         return
     s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = everywhere(0.0)
     for k in range(last):
@@ -182,7 +185,7 @@ def gram(a, out):
     """out = a aᵀ, symmetric to the last bit."""
     for i in range(a.shape[0]):
         for j in range(i + 1):
-            total = inner(a, i, a, j, 0, a.shape[1])
+            total = inner(a, i, a, j, FIRST, a.shape[1])
             store(out, i, j, total)
             store(out, j, i, total)
 
@@ -192,7 +195,7 @@ def gram_of_lower(a, out):
     """out = a aᵀ for a lower triangular `a`."""
     for i in range(a.shape[0]):
         for j in range(i + 1):
-            total = inner(a, i, a, j, 0, j + 1)
+            total = inner(a, i, a, j, FIRST, j + 1)
             store(out, i, j, total)
             store(out, j, i, total)
 
@@ -202,7 +205,7 @@ def trace_of_gram(a):
     """The trace of a aᵀ."""
     total = everywhere(0.0)
     for i in range(a.shape[0]):
-        total = total + inner(a, i, a, i, 0, a.shape[1])
+        total = total + inner(a, i, a, i, FIRST, a.shape[1])
     return total
 
 

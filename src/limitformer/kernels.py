@@ -59,7 +59,7 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(CACHE)  # Numba reads it here, when it makes the function's cache
     try:
-        return njit(cache=True, nogil=True, error_model="numpy", **options)(function)
+        return njit(cache=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function)
     finally:
         numba.config.CACHE_DIR = before
 

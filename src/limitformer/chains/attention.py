@@ -15,6 +15,7 @@ import numpy as np
 
 from limitformer.elementary import exponentials
 from limitformer.factor import (
+    FIRST,
     draw_bartlett,
     draw_gaussian_product,
     multiply,
@@ -136,4 +137,4 @@ def mix_heads(stream, factor, visible, constants, work, out):
         for i in range(out.shape[0]):
             for k in range(q):
                 store(work.side_by_side, i, h * q + k, scale * load(work.head, i, k))
-    triangularise(work.side_by_side, 0, work.side_by_side.shape[1], out, 0)
+    triangularise(work.side_by_side, FIRST, work.side_by_side.shape[1], out, FIRST)

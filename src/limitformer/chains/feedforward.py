@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.factor import copy, multiply_into, triangularise
+from limitformer.factor import FIRST, copy, multiply_into, triangularise
 from limitformer.kernels import driver, kernel
 from limitformer.lanes import LANES, larger, load, smaller, store
 from limitformer.random import next_normal
@@ -51,7 +51,7 @@ def hidden_units(stream, factor, constants, work, out):
             copy(out, work.rows)
         draw_units(stream, factor, size, work)
         activate(work.rows, m, m + size, constants)
-        triangularise(work.rows, 0 if begin > 0 else m, m + size, out, 0)
+        triangularise(work.rows, FIRST if begin > 0 else m, m + size, out, FIRST)
 
 
 @kernel

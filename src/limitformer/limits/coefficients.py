@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.factor import inner, multiply
+from limitformer.factor import FIRST, inner, multiply
 from limitformer.kernels import driver, kernel
 from limitformer.lanes import LANES, everywhere, load, store
 
@@ -154,7 +154,7 @@ def spread_without_mask(v, means):
     m = v.shape[0]
     squares, of_means, mean = everywhere(0.0), everywhere(0.0), everywhere(0.0)
     for k in range(m):
-        squares = squares + inner(v, k, v, k, 0, m)
+        squares = squares + inner(v, k, v, k, FIRST, m)
         of_means = of_means + load(means, k, 0) * load(means, k, 0)
         mean = mean + load(means, k, 0)
     mean = mean / float(m)

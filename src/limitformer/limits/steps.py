@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from limitformer.factor import (
+    FIRST,
     gram_of_lower,
     multiply,
     multiply_by_lower,
@@ -128,7 +129,7 @@ def factor_step(dt, constants, mask, work):
             spread_rows(dt, constants, work)
     if constants.kink > 0.0:
         add_kink(dt, constants, work)
-    triangularise(work.rows, 0, work.rows.shape[1], work.factor, 0)
+    triangularise(work.rows, FIRST, work.rows.shape[1], work.factor, FIRST)
 
 
 @kernel
@@ -183,7 +184,7 @@ def bend(dt, constants, mask, work):
     """Multiply the first block of `work.rows` by K = I + dt γ²/(2τ₀²) W."""
     m, half = work.factor.shape[0], 0.5 * dt * constants.mixing_drift
     second_order_weights(work.covariance, mask, work.drift)
-    multiply_into(work.drift.weights, work.rows, m, work.moved, 0)
+    multiply_into(work.drift.weights, work.rows, m, work.moved, FIRST)
     for i in range(m):
         for k in range(m):
             store(work.rows, i, k, load(work.rows, i, k) + half * load(work.moved, i, k))
