@@ -4,7 +4,7 @@ import numpy as np
 
 from limitformer.factor import draw_bartlett, draw_gaussian_product
 from limitformer.kernels import driver
-from limitformer.lanes import LANES
+from limitformer.lanes import LANES, lane_matrix
 from limitformer.random import draw_normals, open_stream, rewind
 
 
@@ -12,7 +12,7 @@ from limitformer.random import draw_normals, open_stream, rewind
 def attention_layer(replicas, layers, tokens, width, key_dim, key_words):
     """Logits and values of one attention sublayer, a layer at a time."""
     stream = open_stream()
-    square, lower = np.empty((tokens, tokens, LANES)), np.empty((tokens, tokens, LANES))
+    square, lower = lane_matrix(tokens, tokens), lane_matrix(tokens, tokens)
     for replica in range(0, replicas, LANES):
         rewind(stream, key_words, np.uint64(replica))
         for _ in range(layers):
@@ -25,8 +25,8 @@ def attention_layer(replicas, layers, tokens, width, key_dim, key_words):
 def feedforward_layer(replicas, layers, tokens, width, hidden, key_words):
     """Hidden units and output of one feed-forward sublayer, a layer at a time."""
     stream = open_stream()
-    square, lower = np.empty((tokens, tokens, LANES)), np.empty((tokens, tokens, LANES))
-    units = np.empty((tokens, hidden, LANES))
+    square, lower = lane_matrix(tokens, tokens), lane_matrix(tokens, tokens)
+    units = lane_matrix(tokens, hidden)
     for replica in range(0, replicas, LANES):
         rewind(stream, key_words, np.uint64(replica))
         for _ in range(layers):
@@ -37,10 +37,11 @@ def feedforward_layer(replicas, layers, tokens, width, hidden, key_words):
 
 @driver
 def limit_step(replicas, steps, tokens, key_words):
-    """G₁ and G₂ of one factor step, a step at a time."""
+    """A and G₂ of one factor step, a step at a time."""
     stream = open_stream()
-    square = np.empty((tokens, tokens, LANES))
+    square, lower = lane_matrix(tokens, tokens), lane_matrix(1, tokens * (tokens + 1) // 2)
     for replica in range(0, replicas, LANES):
         rewind(stream, key_words, np.uint64(replica))
-        for _ in range(2 * steps):
+        for _ in range(steps):
+            draw_normals(stream, lower)
             draw_normals(stream, square)

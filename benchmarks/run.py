@@ -114,7 +114,7 @@ def chain_against_network() -> list[dict[str, Any]]:
 def limit_against_dense_root() -> list[dict[str, Any]]:
     """A step of one sample: the factor step against the batched dense root, both on all cores."""
     rows = []
-    for tokens, samples, paths in ((8, 4_000, 200), (16, 1_000, 20)):
+    for tokens, samples, paths in ((2, 40_000, 2_000), (8, 8_000, 200), (16, 2_000, 20)):
         v0 = lf.equicorrelated(tokens=tokens, correlation=0.2).covariance
         sde = lf.limit(Transformer(width=100, depth=100, gamma=0.2, attention=lf.ShapedAttention(tau0=1.0)))
         batch = torch.tensor(v0).expand(paths, tokens, tokens).clone()

@@ -183,21 +183,27 @@ def transposed_block(a, i, b, j, last, out):
 @kernel
 def gram(a, out):
     """out = a aᵀ, symmetric to the last bit."""
-    for i in range(a.shape[0]):
-        for j in range(i + 1):
-            total = inner(a, i, a, j, FIRST, a.shape[1])
-            store(out, i, j, total)
-            store(out, j, i, total)
+    for i in range(0, a.shape[0], 2):
+        for j in range(0, i + 2, 4):
+            transposed_block(a, i, a, j, a.shape[1], out)
+    mirror(a.shape[0], out)
 
 
 @kernel
 def gram_of_lower(a, out):
-    """out = a aᵀ for a lower triangular `a`."""
-    for i in range(a.shape[0]):
-        for j in range(i + 1):
-            total = inner(a, i, a, j, FIRST, j + 1)
-            store(out, i, j, total)
-            store(out, j, i, total)
+    """out = a aᵀ for a lower triangular `a`, whose zeros above the diagonal are stored."""
+    for i in range(0, a.shape[0], 2):
+        for j in range(0, i + 2, 4):
+            transposed_block(a, i, a, j, min(j + 4, a.shape[1]), out)
+    mirror(a.shape[0], out)
+
+
+@kernel
+def mirror(m, out):
+    """What is below the diagonal of the first m columns to above it."""
+    for i in range(m):
+        for j in range(i):
+            store(out, j, i, load(out, i, j))
 
 
 @kernel

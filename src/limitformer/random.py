@@ -28,7 +28,7 @@ from limitformer.elementary import (
 )
 from limitformer.errors import require
 from limitformer.kernels import driver, inlined, kernel, strict_kernel
-from limitformer.lanes import LANES, everywhere, load, square_root, store
+from limitformer.lanes import LANES, everywhere, lane_matrix, load, square_root, store
 
 LOW_32 = U64(0xFFFFFFFF)
 SHIFT_32 = U64(32)
@@ -105,14 +105,14 @@ def fill_normals(k0, k1, replica, block, flat):
 @driver
 def open_stream():
     """A stream with its buffer; `rewind` it to a replica before use."""
-    buffer = np.empty((BUFFER, 1, LANES))
+    buffer = lane_matrix(BUFFER, 1)
     return Stream(
         np.zeros(4, np.uint64),
         np.zeros(1, np.int64),
         np.zeros(LANES, np.uint64),
         buffer,
         buffer.reshape(BUFFER * LANES),
-        np.empty((3, 1, LANES)),
+        lane_matrix(3, 1),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from limitformer.factor import copy, gram, trace_of_gram
 from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, all_below, everywhere, load, square_root, store
+from limitformer.lanes import LANES, all_below, everywhere, lane_matrix, load, square_root, store
 
 INSIDE, LEFT_BALL, LEFT_CONE = 0, 1, 2
 CAUSES = ("inside", "left the ball", "left the cone of covariance matrices")
@@ -32,12 +32,11 @@ class Ledger(NamedTuple):
 
 @driver
 def open_ledger(tokens):
-    shape = (tokens, tokens, LANES)
     return Ledger(
-        np.zeros(shape),
-        np.zeros(shape),
-        np.zeros(shape),
-        np.empty((1, 1, LANES)),
+        lane_matrix(tokens, tokens),
+        lane_matrix(tokens, tokens),
+        lane_matrix(tokens, tokens),
+        lane_matrix(1, 1),
         np.empty(LANES),
         np.empty(LANES, np.int8),
     )

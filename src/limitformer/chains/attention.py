@@ -23,7 +23,7 @@ from limitformer.factor import (
     triangularise,
 )
 from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, everywhere, larger, load, store
+from limitformer.lanes import LANES, everywhere, lane_matrix, larger, load, store
 
 
 class AttentionConstants(NamedTuple):
@@ -53,17 +53,17 @@ class AttentionWorkspace(NamedTuple):
 @driver
 def attention_workspace(tokens, rank, constants):
     q = min(rank, constants.key_dim)
-    matrix = np.empty((tokens, tokens, LANES))
+    matrix = lane_matrix(tokens, tokens)
     return AttentionWorkspace(
-        np.empty((rank, q, LANES)),
-        np.empty((q, rank, LANES)),
-        np.empty((tokens, q, LANES)),
-        np.empty((tokens, rank, LANES)),
+        lane_matrix(rank, q),
+        lane_matrix(q, rank),
+        lane_matrix(tokens, q),
+        lane_matrix(tokens, rank),
         matrix,
         matrix.reshape(tokens * tokens * LANES),
-        np.empty((tokens, rank, LANES)),
-        np.empty((tokens, q, LANES)),
-        np.empty((tokens, constants.heads * q, LANES)),
+        lane_matrix(tokens, rank),
+        lane_matrix(tokens, q),
+        lane_matrix(tokens, constants.heads * q),
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from limitformer.factor import FIRST, copy, multiply_into, triangularise
 from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, larger, load, smaller, store
+from limitformer.lanes import LANES, lane_matrix, larger, load, smaller, store
 from limitformer.random import next_normal
 
 TILE = 64  # hidden units taken at a time: what they need stays in cache, however many there are
@@ -38,7 +38,7 @@ class FeedforwardWorkspace(NamedTuple):
 
 @driver
 def feedforward_workspace(tokens, rank):
-    return FeedforwardWorkspace(np.empty((rank, TILE, LANES)), np.empty((tokens, tokens + TILE, LANES)))
+    return FeedforwardWorkspace(lane_matrix(rank, TILE), lane_matrix(tokens, tokens + TILE))
 
 
 @kernel

@@ -14,7 +14,7 @@ import numpy as np
 
 from limitformer.factor import copy, draw_bartlett, multiply, triangularise
 from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, load, store
+from limitformer.lanes import lane_matrix, load, store
 from limitformer.random import draw_normals
 
 NO_NORM, PRE_NORM, POST_NORM = 0, 1, 2
@@ -46,12 +46,12 @@ class ResidualWorkspace(NamedTuple):
 def residual_workspace(tokens, rank, columns, constants):
     t = min(columns, constants.outside)
     return ResidualWorkspace(
-        np.empty((tokens, columns, LANES)),
-        np.empty((columns, rank, LANES)),
-        np.empty((columns, t, LANES)),
-        np.empty((tokens, rank, LANES)),
-        np.empty((tokens, t, LANES)),
-        np.empty((tokens, rank + t, LANES)),
+        lane_matrix(tokens, columns),
+        lane_matrix(columns, rank),
+        lane_matrix(columns, t),
+        lane_matrix(tokens, rank),
+        lane_matrix(tokens, t),
+        lane_matrix(tokens, rank + t),
     )
 
 

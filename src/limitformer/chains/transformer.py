@@ -40,7 +40,7 @@ from limitformer.chains.residual import (
 from limitformer.chains.start import start_factor, turn_at_random
 from limitformer.factor import copy, put
 from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES
+from limitformer.lanes import LANES, lane_matrix
 from limitformer.models import GELU, LayerNorm, ReLU, ShapedReLU, Start, Transformer
 from limitformer.random import Stream, key, open_stream, rewind
 from limitformer.recording import Ledger, check_factor, clear, open_ledger, write_factor
@@ -82,10 +82,10 @@ def workspace(tokens, rank, constants):
         feedforward_workspace(tokens, rank),
         residual_workspace(tokens, rank, rank, constants.residual),
         residual_workspace(tokens, rank, tokens, constants.residual),
-        np.empty((tokens, rank, LANES)),
-        np.empty((tokens, rank, LANES)),
-        np.empty((tokens, rank, LANES)),
-        np.empty((rank, 1, LANES)),
+        lane_matrix(tokens, rank),
+        lane_matrix(tokens, rank),
+        lane_matrix(tokens, rank),
+        lane_matrix(rank, 1),
     )
 
 

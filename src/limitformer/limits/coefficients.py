@@ -19,7 +19,7 @@ import numpy as np
 
 from limitformer.factor import FIRST, inner, multiply
 from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, everywhere, load, store
+from limitformer.lanes import LANES, everywhere, lane_matrix, load, store
 
 
 class LimitConstants(NamedTuple):
@@ -50,8 +50,12 @@ class DriftWorkspace(NamedTuple):
 
 @driver
 def drift_workspace(tokens):
-    shape = (tokens, tokens, LANES)
-    return DriftWorkspace(np.empty(shape), np.empty(shape), np.empty(shape), np.empty(shape))
+    return DriftWorkspace(
+        lane_matrix(tokens, tokens),
+        lane_matrix(tokens, tokens),
+        lane_matrix(tokens, tokens),
+        lane_matrix(tokens, tokens),
+    )
 
 
 @kernel
@@ -136,9 +140,8 @@ def add_rows(weights, rows, columns, out):
 
 
 @kernel
-def column_means(v, out):
-    """V_x̄k into `out` (m, 1)."""
-    m = v.shape[0]
+def column_means(v, m, out):
+    """V_x̄k into `out` (m, 1), V the first m columns of `v`."""
     for k in range(m):
         store(out, k, 0, load(v, 0, k))
     for i in range(1, m):
@@ -162,16 +165,16 @@ def spread_without_mask(v, means):
 
 
 @kernel
-def second_order_row(v, means):
+def second_order_row(variances, means):
     """s_ν = V_νν − 2 V_νx̄ + 2 V_x̄x̄ − V̄ in place of the `means` (m, 1): S₂^{αν} = V_αα s_ν where all see all."""
-    m = v.shape[0]
+    m = variances.shape[0]
     mean, mean_variance = everywhere(0.0), everywhere(0.0)
     for k in range(m):
         mean = mean + load(means, k, 0)
-        mean_variance = mean_variance + load(v, k, k)
+        mean_variance = mean_variance + load(variances, k, 0)
     constant = (2.0 * mean - mean_variance) / float(m)
     for k in range(m):
-        store(means, k, 0, load(v, k, k) - 2.0 * load(means, k, 0) + constant)
+        store(means, k, 0, load(variances, k, 0) - 2.0 * load(means, k, 0) + constant)
 
 
 @kernel

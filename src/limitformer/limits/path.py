@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limitformer.errors import require
-from limitformer.factor import copy, gram, lower_root, put
+from limitformer.factor import gram, lower_root, put
 from limitformer.kernels import driver, kernel
 from limitformer.lanes import LANES, all_below, load
 from limitformer.limits.covariance import CovarianceLimit, largest_step
@@ -46,13 +46,14 @@ def run_factor_paths(start, constants, mask, dt, steps, points, key_words, first
 def factor_paths(constants, mask, dt, steps, points, radius, covariance, work):
     """The paths that run side by side, by the factor step."""
     clear(work.ledger)
-    copy(work.factor, work.previous)
-    for step in range(steps + 1):
-        if step > 0:
-            copy(work.factor, work.previous)
-            factor_step(dt, constants, mask, work)
-        check_factor(work.factor, work.previous, step, radius, work.ledger)
-        write_factor(work.factor, points, step, covariance, work.ledger)
+    check_factor(work.factor, work.factor, 0, radius, work.ledger)
+    write_factor(work.factor, points, 0, covariance, work.ledger)
+    factor, moved = work.factor, work.moved_factor
+    for step in range(1, steps + 1):
+        factor_step(dt, constants, mask, factor, moved, work)
+        check_factor(moved, factor, step, radius, work.ledger)
+        write_factor(moved, points, step, covariance, work.ledger)
+        factor, moved = moved, factor
 
 
 @driver

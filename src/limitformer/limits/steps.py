@@ -39,7 +39,7 @@ from limitformer.factor import (
     triangularise,
 )
 from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, everywhere, load, magnitude, square_root, store, where_positive
+from limitformer.lanes import everywhere, lane_matrix, load, magnitude, square_root, store, where_positive
 from limitformer.limits.coefficients import (
     DriftWorkspace,
     add_rows,
@@ -58,19 +58,17 @@ CONE_ROUNDING = 1e-10  # how negative a pivot may be, relative to the trace, and
 
 
 class StepWorkspace(NamedTuple):
-    """Scratch of one thread; matrices are (m, m, LANES) but where said."""
+    """Scratch of one thread; matrices are (m, m, LANES) but where said. Few of them, so that they stay in cache."""
 
     stream: Stream
     ledger: Ledger  # its `now` is the V of the Euler-Maruyama step
     drift: DriftWorkspace
     factor: np.ndarray
-    previous: np.ndarray
-    normals: np.ndarray
-    turned: np.ndarray
-    logits: np.ndarray
-    mixed: np.ndarray
+    moved_factor: np.ndarray  # where the factor step goes, in turn with `factor`
+    normals: np.ndarray  # G₁, A or G₂, then B
+    turned: np.ndarray  # L G₂, then B R or B V
     moved: np.ndarray
-    covariance: np.ndarray
+    variances: np.ndarray  # (m, 1, LANES): diag V
     column: np.ndarray  # (m, 1, LANES)
     sums: np.ndarray  # (m, 1, LANES)
     failed: np.ndarray  # (1, 1, LANES): positive where V has no root
@@ -79,57 +77,51 @@ class StepWorkspace(NamedTuple):
 
 @driver
 def step_workspace(tokens, constants, mask):
-    shape = (tokens, tokens, LANES)
     masked = constants.mixing > 0.0 and not mask.full
     columns = tokens + (tokens if masked else 0) + (1 if constants.kink > 0.0 else 0)
     return StepWorkspace(
         open_stream(),
         open_ledger(tokens),
         drift_workspace(tokens),
-        np.empty(shape),
-        np.empty(shape),
-        np.empty(shape),
-        np.empty(shape),
-        np.empty(shape),
-        np.empty(shape),
-        np.empty(shape),
-        np.empty(shape),
-        np.empty((tokens, 1, LANES)),
-        np.empty((tokens, 1, LANES)),
-        np.empty((1, 1, LANES)),
-        np.empty((tokens, columns, LANES)),
+        lane_matrix(tokens, tokens),
+        lane_matrix(tokens, tokens),
+        lane_matrix(tokens, tokens),
+        lane_matrix(tokens, tokens),
+        lane_matrix(tokens, tokens),
+        lane_matrix(tokens, 1),
+        lane_matrix(tokens, 1),
+        lane_matrix(tokens, 1),
+        lane_matrix(1, 1),
+        lane_matrix(tokens, columns),
     )
 
 
 @kernel
 def draw_mixing(factor, mask, work):
-    """B, drawn from the lower triangular factor of V, into `work.logits`."""
+    """B, drawn from the lower triangular factor of V, into `work.normals`."""
     draw_normals(work.stream, work.normals)
     multiply_lower(factor, work.normals, work.turned)
-    multiply_by_lower_transposed(work.turned, factor, work.logits)
-    centre_rows(work.logits, mask)
+    multiply_by_lower_transposed(work.turned, factor, work.normals)
+    centre_rows(work.normals, mask)
 
 
 @kernel
-def factor_step(dt, constants, mask, work):
-    """Move `work.factor`, lower triangular, by dt with the step that stays positive semi-definite."""
-    if constants.mixing > 0.0:
-        gram_of_lower(work.factor, work.covariance)
+def factor_step(dt, constants, mask, factor, out, work):
+    """Move `factor`, lower triangular, by dt with the step that stays positive semi-definite, into `out`."""
     if constants.mixing > 0.0 and mask.full:
-        column_means(work.covariance, work.column)
-        growth = dt * rest_of_mixing(constants) * spread_without_mask(work.covariance, work.column)
-        draw_linear(dt, constants, growth, work)
-        mix(dt, constants, mask, work)
+        growth = dt * rest_of_mixing(constants) * describe_covariance(factor, work)
+        draw_linear(dt, constants, growth, factor, work)
+        mix(dt, constants, mask, factor, work)
         bend_without_mask(dt, constants, work)
     else:
-        draw_linear(dt, constants, everywhere(0.0), work)
+        draw_linear(dt, constants, everywhere(0.0), factor, work)
         if constants.mixing > 0.0:
-            mix(dt, constants, mask, work)
-            bend(dt, constants, mask, work)
+            mix(dt, constants, mask, factor, work)
             spread_rows(dt, constants, work)
+            bend(dt, constants, mask, factor, work)
     if constants.kink > 0.0:
-        add_kink(dt, constants, work)
-    triangularise(work.rows, FIRST, work.rows.shape[1], work.factor, FIRST)
+        add_kink(dt, constants, factor, work)
+    triangularise(work.rows, FIRST, work.rows.shape[1], out, FIRST)
 
 
 @kernel
@@ -139,9 +131,22 @@ def rest_of_mixing(constants):
 
 
 @kernel
-def draw_linear(dt, constants, growth, work):
+def describe_covariance(factor, work):
+    """diag V and s into `work.variances` and `work.column`, by way of V in `work.rows`; P."""
+    m, v = factor.shape[0], work.rows
+    gram_of_lower(factor, v)
+    column_means(v, m, work.column)
+    spread = spread_without_mask(v, work.column)
+    for i in range(m):
+        store(work.variances, i, 0, load(v, i, i))
+    second_order_row(work.variances, work.column)
+    return spread
+
+
+@kernel
+def draw_linear(dt, constants, growth, factor, work):
     """R (C + √dt A) into the first block of `work.rows`; `growth` is added to C²."""
-    m = work.factor.shape[0]
+    m = factor.shape[0]
     diagonal, below = np.sqrt(dt) * constants.linear, np.sqrt(2.0 * dt) * constants.linear
     for i in range(m):
         for j in range(i):
@@ -151,39 +156,48 @@ def draw_linear(dt, constants, growth, work):
         for j in range(i + 1, m):
             store(work.normals, i, j, 0.0)
             store(work.rows, i, j, 0.0)
-    multiply_lower_by_lower(work.factor, work.normals, work.rows)
+    multiply_lower_by_lower(factor, work.normals, work.rows)
 
 
 @kernel
-def mix(dt, constants, mask, work):
-    """Add (γ²/τ₀)√dt B R to the first block of `work.rows`; B R stays in `work.mixed`."""
-    m = work.factor.shape[0]
-    draw_mixing(work.factor, mask, work)
-    multiply_by_lower(work.logits, work.factor, work.mixed)
+def mix(dt, constants, mask, factor, work):
+    """Add (γ²/τ₀)√dt B R to the first block of `work.rows`; B R stays in `work.turned`."""
+    m = factor.shape[0]
+    draw_mixing(factor, mask, work)
+    multiply_by_lower(work.normals, factor, work.turned)
     scale = np.sqrt(dt) * constants.mixing
     for i in range(m):
         for k in range(m):
-            store(work.rows, i, k, load(work.rows, i, k) + scale * load(work.mixed, i, k))
+            store(work.rows, i, k, load(work.rows, i, k) + scale * load(work.turned, i, k))
 
 
 @kernel
 def bend_without_mask(dt, constants, work):
-    """Multiply the first block of `work.rows` by K = I + dt γ²/(2τ₀² m) diag(V) sᵀ; `work.column` holds V's means."""
-    m, v = work.factor.shape[0], work.covariance
-    second_order_row(v, work.column)
+    """Multiply the first block of `work.rows` by K = I + dt γ²/(2τ₀² m) diag(V) sᵀ."""
+    m = work.variances.shape[0]
     add_rows(work.column, work.rows, m, work.sums)
     half = 0.5 * dt * constants.mixing_drift / m
     for i in range(m):
-        weight = half * load(v, i, i)
+        weight = half * load(work.variances, i, 0)
         for k in range(m):
             store(work.rows, i, k, load(work.rows, i, k) + weight * load(work.sums, k, 0))
 
 
 @kernel
-def bend(dt, constants, mask, work):
+def spread_rows(dt, constants, work):
+    """(γλ/τ₀)√dt B R into the second block of `work.rows`."""
+    m, scale = work.turned.shape[0], np.sqrt(dt * rest_of_mixing(constants))
+    for i in range(m):
+        for k in range(m):
+            store(work.rows, i, m + k, scale * load(work.turned, i, k))
+
+
+@kernel
+def bend(dt, constants, mask, factor, work):
     """Multiply the first block of `work.rows` by K = I + dt γ²/(2τ₀²) W."""
-    m, half = work.factor.shape[0], 0.5 * dt * constants.mixing_drift
-    second_order_weights(work.covariance, mask, work.drift)
+    m, half = factor.shape[0], 0.5 * dt * constants.mixing_drift
+    gram_of_lower(factor, work.normals)
+    second_order_weights(work.normals, mask, work.drift)
     multiply_into(work.drift.weights, work.rows, m, work.moved, FIRST)
     for i in range(m):
         for k in range(m):
@@ -191,25 +205,16 @@ def bend(dt, constants, mask, work):
 
 
 @kernel
-def spread_rows(dt, constants, work):
-    """(γλ/τ₀)√dt B R into the second block of `work.rows`."""
-    m, scale = work.factor.shape[0], np.sqrt(dt * rest_of_mixing(constants))
-    for i in range(m):
-        for k in range(m):
-            store(work.rows, i, m + k, scale * load(work.mixed, i, k))
-
-
-@kernel
-def add_kink(dt, constants, work):
+def add_kink(dt, constants, factor, work):
     """√(η dt) |R g| into the last column of `work.rows`."""
-    m, last = work.factor.shape[0], work.rows.shape[1] - 1
+    m, last = factor.shape[0], work.rows.shape[1] - 1
     scale = np.sqrt(constants.kink * dt)
     for k in range(m):
         store(work.column, k, 0, next_normal(work.stream))
     for i in range(m):
         total = everywhere(0.0)
         for k in range(i + 1):
-            total = total + load(work.factor, i, k) * load(work.column, k, 0)
+            total = total + load(factor, i, k) * load(work.column, k, 0)
         store(work.rows, i, last, scale * magnitude(total))
 
 
@@ -255,12 +260,12 @@ def euler_maruyama_step(dt, constants, mask, work):
     multiply_by_lower_transposed(work.turned, work.factor, work.moved)
     if constants.mixing > 0.0:
         draw_mixing(work.factor, mask, work)
-        multiply(work.logits, v, work.mixed)
+        multiply(work.normals, v, work.turned)
     for i in range(m):
         for k in range(m):
             noise = constants.linear * load(work.moved, i, k)
             if constants.mixing > 0.0:
-                noise = noise + constants.mixing * load(work.mixed, i, k)
+                noise = noise + constants.mixing * load(work.turned, i, k)
             store(work.moved, i, k, noise)
     drift(v, constants, mask, work.drift, work.turned)
     for i in range(m):
