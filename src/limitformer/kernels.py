@@ -16,6 +16,7 @@ import numba
 
 # Numba's annotations leave out the option `_nrt`, which its own documentation of extensions uses.
 njit: Any = numba.njit
+config: Any = numba.config
 
 PACKAGE = Path(__file__).parent
 KERNEL_SOURCES = (
@@ -45,7 +46,7 @@ def fingerprint() -> str:
 
 def cache_folder() -> Path:
     """Where compiled kernels are kept: NUMBA_CACHE_DIR if it is set, beside the source, or in the user's cache."""
-    chosen = numba.config.CACHE_DIR
+    chosen = config.CACHE_DIR
     user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "limitformer"
     beside = PACKAGE if os.access(PACKAGE, os.W_OK) else user
     return Path(chosen or beside / "__pycache__") / f"kernels-{fingerprint()}"
@@ -56,12 +57,12 @@ CACHE = cache_folder()
 
 def compiled(function: Callable[..., Any], **options: Any) -> Any:
     """Compile `function` to run without the interpreter's lock; the cache outlives the process."""
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(CACHE)  # Numba reads it here, when it makes the function's cache
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(CACHE)  # Numba reads it here, when it makes the function's cache
     try:
         return njit(cache=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function)
     finally:
-        numba.config.CACHE_DIR = before
+        config.CACHE_DIR = before
 
 
 def kernel(function: Callable[..., Any]) -> Any:

@@ -52,12 +52,12 @@ class LanesModel(models.PrimitiveModel):
 
 @driver
 def lane_matrix(rows, columns):
-    """A new matrix (rows, columns, LANES) whose entries begin at multiples of their size in memory.
+    """A new matrix (rows, columns, LANES) of zeros, whose entries begin at multiples of their size in memory.
 
     Elsewhere every load and store would touch two lines of the cache: half the speed, at the whim of the allocator.
     """
     size = rows * columns * LANES
-    padded = np.empty(size + LANES)
+    padded = np.zeros(size + LANES)
     skip = (LANES - np.int64(padded.ctypes.data) // 8 % LANES) % LANES
     return padded[skip : skip + size].reshape((rows, columns, LANES))
 

@@ -65,8 +65,9 @@ class CovarianceLimit:
     def drift(self, covariance: ArrayLike) -> Matrix:
         """b(V) (tokens, tokens), at V = `covariance` (tokens, tokens).
 
-        >>> limit(Transformer(width=9, depth=9, gamma=1.0, feedforward=ShapedReLU(c_plus=0.0, c_minus=-1.0))).drift(
-        ...     [[1.0, 0.0], [0.0, 1.0]]).round(6)
+        >>> import limitformer as lf
+        >>> relu = lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)
+        >>> lf.limit(lf.Transformer(width=9, depth=9, gamma=1.0, feedforward=relu)).drift(np.eye(2)).round(6)
         array([[0.      , 0.159155],
                [0.159155, 0.      ]])
         """
@@ -109,7 +110,8 @@ def limit(model: Transformer) -> CovarianceLimit:
         NoLimitError: a part whose contribution to a layer does not shrink with the width, or one for which no limit
             is proven; the message says which.
 
-    >>> limit(Transformer(width=200, depth=150, gamma=0.5, attention=ShapedAttention(tau0=1.0))).horizon
+    >>> import limitformer as lf
+    >>> lf.limit(lf.Transformer(width=200, depth=150, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))).horizon
     0.75
     """
     attention, feedforward = model.attention, model.feedforward
