@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from limitformer import engine
+from limitformer import engine, progress, replicas
 from limitformer.engine import Interrupted, simulate
 from limitformer.errors import InputError
 from limitformer.lanes import LANES
@@ -330,7 +330,7 @@ class InterruptAfter:
 def test_ctrl_c_keeps_what_is_finished(monkeypatch, model, options, threads):
     """At least the two chunks that were seen, whole chunks from the first on, with an unbroken run's bits."""
     whole = run(model, samples=40, **options)
-    monkeypatch.setattr(engine, "wait", InterruptAfter(2))
+    monkeypatch.setattr(replicas, "wait", InterruptAfter(2))
     slow_down(monkeypatch, model)
     with pytest.raises(Interrupted) as caught:
         run(model, samples=40, chunk=3, threads=threads, **options)
@@ -392,8 +392,8 @@ def pool_that_runs(*firsts):
 def test_chunks_that_finish_out_of_order_are_cut_to_a_prefix(monkeypatch, chunks, finished):
     """Nothing at all may be finished; a chunk after one that is missing does not count."""
     whole = run(samples=25)
-    monkeypatch.setattr(engine, "ThreadPoolExecutor", pool_that_runs(*chunks))
-    monkeypatch.setattr(engine, "wait", interrupt)
+    monkeypatch.setattr(replicas, "ThreadPoolExecutor", pool_that_runs(*chunks))
+    monkeypatch.setattr(replicas, "wait", interrupt)
     with pytest.raises(Interrupted) as caught:
         run(samples=25, chunk=7)
     assert_same_bits(caught.value.partial, whole.isel(sample=slice(finished)))
@@ -402,8 +402,8 @@ def test_chunks_that_finish_out_of_order_are_cut_to_a_prefix(monkeypatch, chunks
 
 def test_ctrl_c_while_the_last_chunk_runs_is_not_lost(monkeypatch):
     """Whoever pressed it wants the program to stop, not the next simulation."""
-    monkeypatch.setattr(engine, "ThreadPoolExecutor", pool_that_runs(0, 7))
-    monkeypatch.setattr(engine, "wait", interrupt)
+    monkeypatch.setattr(replicas, "ThreadPoolExecutor", pool_that_runs(0, 7))
+    monkeypatch.setattr(replicas, "wait", interrupt)
     with pytest.raises(Interrupted) as caught:
         run(samples=10, chunk=7)
     assert caught.value.partial.sizes["sample"] == 10
@@ -415,12 +415,12 @@ def test_an_error_in_a_chunk_is_not_swallowed():
         raise ZeroDivisionError(part)
 
     with pytest.raises(ZeroDivisionError):
-        engine.run_parts(fail, engine.slices(0, 3, 1), 3, 2, lambda done: None)
+        replicas.run_parts(fail, replicas.slices(0, 3, 1), 3, 2, lambda done: None)
 
 
 @pytest.mark.parametrize(("first", "samples", "chunk"), [(0, 25, 7), (8, 25, 7), (0, 7, 7), (8, 8, 3), (0, 3, 1000)])
 def test_slices_hold_every_replica_once_and_in_order(first, samples, chunk):
-    parts = engine.slices(first, samples, chunk)
+    parts = replicas.slices(first, samples, chunk)
     assert [k for part in parts for k in range(part.start, part.stop)] == list(range(first, samples))
     assert all(0 < part.stop - part.start <= chunk for part in parts)
 
@@ -431,9 +431,9 @@ def test_slices_hold_every_replica_once_and_in_order(first, samples, chunk):
 def test_the_trial_and_the_parts_after_it_hold_every_replica_once(monkeypatch, samples, threads, seconds):
     """However long the trial took; the parts begin and end on whole batches, but for the last."""
     clock = iter([10.0, 10.0 + seconds])
-    monkeypatch.setattr(engine, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(replicas, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     ran = []
-    parts = engine.slices_after_a_trial(ran.append, samples, threads)
+    parts = replicas.slices_after_a_trial(ran.append, samples, threads)
     assert ran == [slice(0, min(LANES, samples))]
     sizes = [part.stop - part.start for part in parts]
     assert [part.start for part in parts] == [min(LANES, samples) + sum(sizes[:k]) for k in range(len(parts))]
@@ -443,16 +443,16 @@ def test_the_trial_and_the_parts_after_it_hold_every_replica_once(monkeypatch, s
 
 
 def test_announcements_come_after_a_second(capsys):
-    with engine.announced("Compiling"):
+    with progress.announced("Compiling"):
         time.sleep(1.3)
     assert "Compiling …" in capsys.readouterr().err
 
 
 def test_announcements_do_not_come_before_a_second(capsys):
     """Nor afterwards: the timer is cancelled, also where the block fails."""
-    with pytest.raises(ZeroDivisionError), engine.announced("Compiling"):
+    with pytest.raises(ZeroDivisionError), progress.announced("Compiling"):
         raise ZeroDivisionError
-    with engine.announced("Compiling"):
+    with progress.announced("Compiling"):
         time.sleep(0.1)
     time.sleep(1.1)
     assert capsys.readouterr() == ("", "")
@@ -468,7 +468,7 @@ def bars_of(monkeypatch, patience, **settings):
         return made[-1]
 
     monkeypatch.setattr(engine, "bar", remember)
-    monkeypatch.setattr(engine, "PATIENCE", patience)
+    monkeypatch.setattr(progress, "PATIENCE", patience)
     run(samples=10, chunk=7, **settings)
     return made
 
@@ -493,12 +493,12 @@ def test_the_bar_never_counts_more_than_there_is(monkeypatch, capsys):
 
 
 def test_the_bar_is_closed_on_ctrl_c(monkeypatch):
-    monkeypatch.setattr(engine, "PATIENCE", 0.0)
-    shown = engine.bar("chain", 3)
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    shown = progress.bar("chain", 3)
 
-    monkeypatch.setattr(engine, "wait", interrupt)
-    engine.advance(shown, 1)
-    parts = engine.slices(0, 3, 1)
-    engine.run_parts(lambda part: None, parts, 3, 1, lambda done: engine.advance(shown, done))
+    monkeypatch.setattr(replicas, "wait", interrupt)
+    progress.advance(shown, 1)
+    parts = replicas.slices(0, 3, 1)
+    replicas.run_parts(lambda part: None, parts, 3, 1, lambda done: progress.advance(shown, done))
     assert shown.visible
     assert not shown.progress.live.is_started

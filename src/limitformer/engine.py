@@ -1,39 +1,28 @@
 """`simulate`: a chain or a limit over many replicas, on threads.
 
 Replica j's random numbers depend on (seed, j) alone, so the result has the same bits for any number of threads and
-any chunking. The kernels release the interpreter's lock; between chunks the engine shows progress and hears Ctrl-C.
+any chunking.
 """
 
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import singledispatch
-from math import ceil
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from limitformer.chains import TransformerChain
 from limitformer.errors import InputError, require, require_count
-from limitformer.lanes import LANES
 from limitformer.limits import CovarianceLimit, CovariancePaths
 from limitformer.models import Start, Transformer, as_start, to_json
+from limitformer.progress import advance, announced, bar
 from limitformer.recording import INSIDE, LARGEST_RADIUS
+from limitformer.replicas import run_parts, slices, slices_after_a_trial
 from limitformer.results import covariance_dataset
 
-PATIENCE = 2.0  # seconds before progress is shown
-CHUNKS_PER_THREAD = 8
-CHUNK_SECONDS = 0.3
-
-T = TypeVar("T")
 Record = Sequence[float] | NDArray[Any] | None
 
 
@@ -173,24 +162,6 @@ def simulate(
     return dataset(samples)
 
 
-def slices(first: int, samples: int, chunk: int) -> list[slice]:
-    """Replicas `first` … `samples` − 1, `chunk` at a time."""
-    return [slice(begin, min(begin + chunk, samples)) for begin in range(first, samples, chunk)]
-
-
-def slices_after_a_trial(run: Callable[[slice], None], samples: int, threads: int) -> list[slice]:
-    """Run the first replicas, and divide the others into chunks of about `CHUNK_SECONDS`.
-
-    Ctrl-C waits for the chunks that are running.
-    """
-    first = min(LANES, samples)
-    began = time.perf_counter()
-    run(slice(0, first))
-    seconds = max(time.perf_counter() - began, 1e-9)
-    wanted = min(CHUNK_SECONDS / seconds, samples / (LANES * threads * CHUNKS_PER_THREAD))
-    return slices(first, samples, LANES * max(1, ceil(wanted)))
-
-
 @singledispatch
 def process_of(model: Any, start: Start, record: Record, radius: float, options: dict[str, Any]) -> Process:
     """The process that `model` declares, from `start`."""
@@ -280,85 +251,3 @@ def check_memory(samples: int, process: Process) -> None:
         f"Recording {samples} samples at {len(process.points)} {process.axis}s takes {needed / 2**30:,.1f} GiB; "
         f"{available / 2**30:,.1f} GiB are free. Nearest: {repair}."
     )
-
-
-@contextmanager
-def announced(message: str) -> Iterator[None]:
-    """Say `message` on the terminal if the block takes more than a second."""
-    timer = threading.Timer(1.0, lambda: Console(stderr=True).print(f"{message} …", style="dim"))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-@dataclass
-class Bar:
-    """A progress bar that waits `PATIENCE` seconds before it shows."""
-
-    progress: Progress
-    task: Any
-    began: float
-    visible: bool = False
-
-
-def bar(description: str, total: int) -> Bar:
-    """A bar for `total` pieces of work."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=Console(stderr=True), transient=True)
-    return Bar(progress, progress.add_task(description, total=total), time.perf_counter())
-
-
-def advance(shown: Bar | None, done: int) -> None:
-    """Show `done` pieces of work; a negative number closes the bar."""
-    if shown is None:
-        return
-    if done < 0:
-        shown.progress.stop()
-        return
-    if not shown.visible and time.perf_counter() - shown.began > PATIENCE:
-        shown.visible = True
-        shown.progress.start()
-    shown.progress.update(shown.task, completed=done)
-
-
-def tracked(items: Sequence[T], description: str) -> Iterator[T]:
-    """The items one after the other, with a bar if they take more than `PATIENCE` seconds together."""
-    shown = bar(description, len(items))
-    try:
-        for done, item in enumerate(items, 1):
-            yield item
-            advance(shown, done)
-    finally:
-        advance(shown, -1)
-
-
-def run_parts(
-    run: Callable[[slice], None],
-    parts: Sequence[slice],
-    samples: int,
-    threads: int,
-    show: Callable[[int], None],
-) -> tuple[int, bool]:
-    """Call `run` on every part, the last up to `samples`; how many replicas are finished, and whether Ctrl-C came."""
-    done: set[int] = set()
-    interrupted = False
-    with ThreadPoolExecutor(threads) as pool:
-        pending: dict[Future[None], int] = {pool.submit(run, part): k for k, part in enumerate(parts)}
-        try:
-            while pending:
-                finished, _ = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    future.result()
-                    done.add(pending.pop(future))
-                show(samples - sum(part.stop - part.start for k, part in enumerate(parts) if k not in done))
-        except KeyboardInterrupt:
-            interrupted = True
-            pool.shutdown(wait=True, cancel_futures=True)
-            done |= {k for future, k in pending.items() if future.done() and not future.cancelled()}
-        finally:
-            show(-1)
-    missing = [part.start for k, part in enumerate(parts) if k not in done]
-    return min(missing, default=samples), interrupted

@@ -43,7 +43,7 @@ from limitformer.kernels import driver, kernel
 from limitformer.lanes import LANES, lane_matrix
 from limitformer.models import GELU, LayerNorm, ReLU, ShapedReLU, Start, Transformer
 from limitformer.random import Stream, key, open_stream, rewind
-from limitformer.recording import Ledger, check_factor, clear, open_ledger, write_factor
+from limitformer.recording import Ledger, check_factor, clear, open_ledger, report, write_factor
 
 ATTENTION, HEADS, FEEDFORWARD = 0, 1, 2
 
@@ -102,9 +102,7 @@ def run_replicas(
             spread = min(start.shape[0], constants.width)
             turn_at_random(work.stream, work.factor, work.direction, spread, constants.width)
         run_lanes(constants, sublayers, visible, layers, radius, covariance[begin : begin + LANES], work)
-        for lane in range(min(LANES, covariance.shape[0] - begin)):
-            exits[begin + lane] = work.ledger.exits[lane]
-            causes[begin + lane] = work.ledger.causes[lane]
+        report(work.ledger, begin, exits, causes)
 
 
 @kernel

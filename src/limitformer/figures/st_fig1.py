@@ -15,10 +15,10 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from limitformer.engine import tracked
 from limitformer.figures.claims import Claim, Run, chain, ks_claim, pair_correlation, sde_at_horizon
 from limitformer.models import ShapedAttention, ShapedReLU, SoftmaxAttention, Transformer, equicorrelated
 from limitformer.plot import BLUE, GREEN, ORANGE, RED, draw_densities, panels
+from limitformer.progress import tracked
 
 COLLAPSED = 0.99
 SHAPED, UNSHAPED, PRE_LN, VANILLA = "shaped", "unshaped", "unshaped + Pre-LN", "unshaped + Pre-LN, λ = γ = 1"

@@ -15,7 +15,6 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from limitformer.engine import tracked
 from limitformer.figures.claims import (
     Claim,
     Run,
@@ -27,6 +26,7 @@ from limitformer.figures.claims import (
 )
 from limitformer.models import ShapedReLU, Transformer, equicorrelated
 from limitformer.plot import PALETTE, density, panels
+from limitformer.progress import tracked
 
 
 @dataclass(frozen=True, kw_only=True)

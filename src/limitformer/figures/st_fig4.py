@@ -16,10 +16,10 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from limitformer.engine import tracked
 from limitformer.figures.claims import Claim, Run, chain, pair_correlation
 from limitformer.models import ShapedAttention, Transformer, equicorrelated
 from limitformer.plot import PALETTE, panels
+from limitformer.progress import tracked
 
 # Name → (identity, center, temperature); all, one removed, two removed.
 CASES = {

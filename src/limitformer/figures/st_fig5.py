@@ -11,10 +11,10 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from limitformer.engine import tracked
 from limitformer.figures.claims import Claim, Run
 from limitformer.figures.stopping import LARGEST, Adversarial, spectrum, stopping_time
 from limitformer.plot import PALETTE, PURPLE, panels
+from limitformer.progress import tracked
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,10 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import limitformer
-from limitformer.engine import tracked
 from limitformer.figures.claims import Claim, Run, chain
 from limitformer.models import ShapedAttention, ShapedReLU, SoftmaxAttention, Start, Transformer, from_text
 from limitformer.plot import heatmap, panels
+from limitformer.progress import tracked
 from limitformer.results import correlation
 
 ZEN = Path(limitformer.__file__).parent / "data" / "zen-of-python.txt"

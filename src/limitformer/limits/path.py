@@ -22,6 +22,7 @@ from limitformer.recording import (
     clear,
     keep_before,
     leave,
+    report,
     write,
     write_factor,
 )
@@ -37,9 +38,7 @@ def run_factor_paths(start, constants, mask, dt, steps, points, key_words, first
         rewind(work.stream, key_words, np.uint64(first + begin))
         put(start, work.factor)
         factor_paths(constants, mask, dt, steps, points, radius, covariance[begin : begin + LANES], work)
-        for lane in range(min(LANES, covariance.shape[0] - begin)):
-            exits[begin + lane] = work.ledger.exits[lane]
-            causes[begin + lane] = work.ledger.causes[lane]
+        report(work.ledger, begin, exits, causes)
 
 
 @kernel
@@ -65,9 +64,7 @@ def run_euler_paths(start, constants, mask, dt, steps, points, key_words, first,
         put(start, work.factor)
         gram(work.factor, work.ledger.now)
         euler_paths(constants, mask, dt, steps, points, radius, covariance[begin : begin + LANES], work)
-        for lane in range(min(LANES, covariance.shape[0] - begin)):
-            exits[begin + lane] = work.ledger.exits[lane]
-            causes[begin + lane] = work.ledger.causes[lane]
+        report(work.ledger, begin, exits, causes)
 
 
 @kernel

@@ -13,14 +13,16 @@ import xarray as xr
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from limitformer.engine import Record, recorded_layers, slices, tracked
+from limitformer.engine import Record, recorded_layers
 from limitformer.errors import require, require_count
 from limitformer.factor import root
 from limitformer.models import Start, Transformer, as_start, to_json
 from limitformer.nn.network import Layer
 from limitformer.nn.weights import draw_weights
+from limitformer.progress import tracked
 from limitformer.random import key
 from limitformer.recording import INSIDE, LEFT_BALL
+from limitformer.replicas import slices
 from limitformer.results import covariance_dataset
 
 BATCH_BYTES = 2**27  # of one layer's weights

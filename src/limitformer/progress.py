@@ -1,0 +1,68 @@
+"""What the terminal shows of long work: nothing for two seconds, then a bar; and a word before a first compilation."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+PATIENCE = 2.0  # seconds before progress is shown
+
+T = TypeVar("T")
+
+
+@contextmanager
+def announced(message: str) -> Iterator[None]:
+    """Say `message` on the terminal if the block takes more than a second."""
+    timer = threading.Timer(1.0, lambda: Console(stderr=True).print(f"{message} …", style="dim"))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@dataclass
+class Bar:
+    """A progress bar that waits `PATIENCE` seconds before it shows."""
+
+    progress: Progress
+    task: Any
+    began: float
+    visible: bool = False
+
+
+def bar(description: str, total: int) -> Bar:
+    """A bar for `total` pieces of work."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    return Bar(progress, progress.add_task(description, total=total), time.perf_counter())
+
+
+def advance(shown: Bar | None, done: int) -> None:
+    """Show `done` pieces of work; a negative number closes the bar."""
+    if shown is None:
+        return
+    if done < 0:
+        shown.progress.stop()
+        return
+    if not shown.visible and time.perf_counter() - shown.began > PATIENCE:
+        shown.visible = True
+        shown.progress.start()
+    shown.progress.update(shown.task, completed=done)
+
+
+def tracked(items: Sequence[T], description: str) -> Iterator[T]:
+    """The items one after the other, with a bar if they take more than `PATIENCE` seconds together."""
+    shown = bar(description, len(items))
+    try:
+        for done, item in enumerate(items, 1):
+            yield item
+            advance(shown, done)
+    finally:
+        advance(shown, -1)
