@@ -260,7 +260,7 @@ def test_a_short_text_is_taken_whole(simulate, tmp_path):
     ("options", "says"),
     [
         (("--gamma", "1.5"), r"gamma must lie in \[0, 1\]; got 1\.5"),
-        (("--gamma", "nan"), "gamma must lie in"),
+        (("--gamma", "nan"), "gamma must be finite"),
         (("--gamma", "half"), "'--gamma'.*See '.* simulate --help'"),
         (("--no-such-option",), "--no-such-option.*See '.* simulate --help'"),
         (("stray",), r"unexpected extra argument.*stray"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from limitformer import engine, progress, replicas
+from limitformer import engine, memory, progress, replicas
 from limitformer.engine import Interrupted, simulate
 from limitformer.errors import InputError
 from limitformer.lanes import LANES
@@ -22,6 +22,7 @@ from limitformer.models import (
     ShapedAttention,
     ShapedReLU,
     SoftmaxAttention,
+    Start,
     Transformer,
     equicorrelated,
     from_json,
@@ -29,6 +30,7 @@ from limitformer.models import (
     from_tokens,
     to_json,
 )
+from limitformer.results import load, save
 
 START = np.array([[1.0, 0.3, -0.2], [0.3, 2.0, 0.1], [-0.2, 0.1, 0.5]])
 MODEL = Transformer(
@@ -153,14 +155,25 @@ def test_the_attributes_tell_how_to_repeat_it(model, options):
     assert json.loads(data.attrs["model"])["kind"] == type(model).__name__
     assert (data.attrs["seed"], data.attrs["samples"], data.attrs["radius"]) == (5, 3, 50.0)
     assert data.attrs["description"] == ("chain" if isinstance(model, Transformer) else "limit")
-    assert all(str(value) in data.attrs["options"] for value in options.values())
+    assert all(data.attrs[name] == value for name, value in options.items())
     assert data.attrs["wall_seconds"] > 0
 
 
-def test_a_chain_can_be_repeated_from_its_attributes():
-    data = run(samples=3)
-    again = simulate(from_json(data.attrs["model"]), START, samples=3, seed=data.attrs["seed"])
+@every_simulation
+def test_a_result_can_be_repeated_from_itself_alone(model, options, tmp_path):
+    """Saved and loaded: model, start, seed, recorded points and step are all in the file."""
+    data = load(save(run(model, samples=3, **options), tmp_path / "a.nc"))
+    start = Start(covariance=data["start_covariance"].values)
+    settings = {name: data.attrs[name] for name in ("seed", "samples", "radius")}
+    step = {name: data.attrs[name] for name in ("dt", "step") if name in data.attrs}
+    axis = data["covariance"].dims[1]
+    again = simulate(from_json(data.attrs["model"]), start, record=data[axis].values, **settings, **step)
     assert_same_bits(again, data)
+
+
+def test_the_means_of_a_start_are_kept_too():
+    start = from_text("a b a", width=9)
+    np.testing.assert_array_equal(simulate(MODEL, start, samples=2, seed=0)["start_means"], start.means)
 
 
 def test_starts_and_covariances_are_one():
@@ -188,8 +201,8 @@ def test_starts_and_covariances_are_one():
         ({"chunk": "7"}, "chunk must be a whole number; got '7'."),
         ({"radius": 0}, "radius must lie in (0, 1e+100]; got 0."),
         ({"radius": -1.0}, "radius must lie in (0, 1e+100]; got -1.0."),
-        ({"radius": np.nan}, "radius must lie in (0, 1e+100]; got nan."),
-        ({"radius": np.inf}, "radius must lie in (0, 1e+100]; got inf."),
+        ({"radius": np.nan}, "radius must be finite; got nan."),
+        ({"radius": np.inf}, "radius must be finite; got inf."),
         ({"start": [[1.0, 2.0], [2.0, 1.0]]}, "The start must be positive semi-definite"),
         ({"start": "covariance"}, "The start must be an array of numbers; got str."),
         ({"model": limit}, "simulate needs a Transformer or limit(model); got function."),
@@ -234,10 +247,10 @@ def test_records_and_options_that_a_chain_refuses(settings, message):
         ({"record": [0.1, 0.31]}, "Times to record must lie in [0, 0.3]; got [0.1  0.31]."),
         ({"record": [np.nan]}, "Times to record must lie in [0, 0.3]; got [nan]."),
         ({"record": [0.2, 0.1]}, "record must be strictly ascending; got [0.2, 0.1]."),
-        ({"dt": 0}, "dt must be positive and finite; got 0."),
-        ({"dt": -0.1}, "dt must be positive and finite; got -0.1."),
-        ({"dt": np.inf}, "dt must be positive and finite; got inf."),
-        ({"dt": np.nan}, "dt must be positive and finite; got nan."),
+        ({"dt": 0}, "dt must be positive; got 0.0."),
+        ({"dt": -0.1}, "dt must be positive; got -0.1."),
+        ({"dt": np.inf}, "dt must be finite; got inf."),
+        ({"dt": np.nan}, "dt must be finite; got nan."),
         ({"step": "heun"}, 'step must be "factor" or "euler-maruyama"; got \'heun\'.'),
         ({"steps": 3}, "A limit has no option steps; it has dt, step."),
     ],
@@ -273,18 +286,18 @@ def test_known_means_take_one_of_the_directions():
 
 def test_a_record_that_does_not_fit_the_memory_is_refused(monkeypatch):
     """20 samples of 13 layers of 9 doubles are 18,720 bytes; three quarters of what is free may be taken."""
-    monkeypatch.setattr(engine, "available_memory", lambda: 24_960)
+    monkeypatch.setattr(memory, "available_memory", lambda: 24_960)
     assert run().sizes["depth"] == 13
-    monkeypatch.setattr(engine, "available_memory", lambda: 24_959)
+    monkeypatch.setattr(memory, "available_memory", lambda: 24_959)
     with pytest.raises(InputError, match=re.escape("Nearest: record at most 12 depths.")):
         run()
     assert run(record=list(range(12))).sizes["depth"] == 12
-    monkeypatch.setattr(engine, "available_memory", lambda: None)
+    monkeypatch.setattr(memory, "available_memory", lambda: None)
     assert run().sizes["depth"] == 13
 
 
 def test_the_memory_that_is_needed_and_free_is_named(monkeypatch):
-    monkeypatch.setattr(engine, "available_memory", lambda: 2**30)
+    monkeypatch.setattr(memory, "available_memory", lambda: 2**30)
     large = "Recording 100000000 samples at 13 depths takes 87.2 GiB; 1.0 GiB are free. Nearest: take fewer"
     refuses(large, samples=10**8)
     many = "Recording 1000000 samples at 31 times takes 2.1 GiB; 1.0 GiB are free. Nearest: record at most 11"
@@ -306,7 +319,7 @@ def test_a_step_below_the_smallest_double_is_refused():
 
 
 def test_available_memory_is_some_of_this_machines():
-    available = engine.available_memory()
+    available = memory.available_memory()
     assert available is None or 2**20 < available < 2**50
 
 

@@ -352,8 +352,12 @@ def test_the_lower_root_is_a_lower_triangle_whatever_the_rank(rank):
     np.testing.assert_allclose(factor @ factor.T, x @ x.T, atol=1e-14, rtol=0)
 
 
-def test_root_cuts_to_the_largest_directions():
-    np.testing.assert_allclose(np.abs(root(np.diag([1.0, 9.0, 4.0]), 2)), [[0, 0], [3, 0], [0, 2]], atol=1e-15)
+def test_root_needs_no_more_columns_than_there_are_directions():
+    """Three tokens in a plane, of very different variances."""
+    x = np.diag([1.0, 1e-9, 30.0]) @ np.array([[1.0, 0.5], [0.3, -1.0], [-0.6, 0.8]])
+    factor = root(x @ x.T, 2)
+    scale = np.linalg.norm(x, axis=1)
+    np.testing.assert_allclose((factor @ factor.T - x @ x.T) / scale[:, None] / scale, 0, atol=1e-14)
 
 
 @pytest.mark.parametrize("gap", [1e-6, 1e-9, 1e-12])

@@ -23,6 +23,7 @@ THEOREMS = {
     "Theorem 4.2": {"attention": ATTENTION},
     "Corollary 4.3": {"attention": ATTENTION, "feedforward": KINK},
     "causal": {"attention": ATTENTION, "mask": "causal"},
+    "causal, both": {"attention": ATTENTION, "feedforward": KINK, "mask": "causal"},
     "hidden width 3n": {"feedforward": lf.ShapedReLU(c_plus=1.5, c_minus=-1.5, hidden=6000)},
 }
 
@@ -158,7 +159,7 @@ def in_lanes(matrix):
     return np.repeat(matrix[:, :, None], LANES, axis=2)
 
 
-@pytest.mark.parametrize("name", ["Theorem 3.2", "Theorem 4.2", "Corollary 4.3", "causal"])
+@pytest.mark.parametrize("name", ["Theorem 3.2", "Theorem 4.2", "Corollary 4.3", "causal", "causal, both"])
 def test_structured_noise_has_the_dense_covariance(name):
     """N is linear in (G₁, G₂): its matrix M, column by column, gives Σ = M Mᵀ with no sampling."""
     limit = lf.limit(model(name))
@@ -194,6 +195,7 @@ CHAIN_SAMPLES = {
     "Theorem 4.2": 1_500_000,
     "Corollary 4.3": 300_000,
     "causal": 1_500_000,
+    "causal, both": 300_000,
     "hidden width 3n": 80_000,
 }
 
@@ -219,7 +221,7 @@ def linear_diffusion(v):
 
 
 @pytest.mark.parametrize("step", ["factor", "euler-maruyama"])
-@pytest.mark.parametrize("name", ["Theorem 3.2", "Theorem 4.2", "Corollary 4.3", "causal"])
+@pytest.mark.parametrize("name", ["Theorem 3.2", "Theorem 4.2", "Corollary 4.3", "causal", "causal, both"])
 def test_one_step_has_the_drift_and_covariance_of_the_limit(name, step):
     """At dt = 0.0005, over dt."""
     dt = 0.0005
@@ -255,6 +257,23 @@ def last_correlations(process, start, **options):
 
 
 V3 = V4[:3, :3]
+
+
+@pytest.mark.parametrize("scale", [1e2, 1e9])
+def test_parallel_tokens_of_any_variance_feel_no_attention(scale):
+    """ρ = 1: V C = 0, so attention neither spreads nor bends, and V/V₀ has one law whatever V₀: that of a ResNet.
+
+    A spread that is computed as a difference of terms of the size of V² is noise here, and paths explode.
+    """
+    attention = lf.limit(lf.Transformer(width=100, depth=50, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0)))
+    start = lf.equicorrelated(tokens=3, correlation=1.0, variance=scale)
+    found = lf.simulate(attention, start, samples=4_000, seed=8, record=[0.5])
+    assert not found["exit_cause"].any()
+    growth = found["covariance"].values[:, 0] / scale
+    assert np.abs(growth - growth[:, :1, :1]).max() < 1e-6 * growth.max()
+    single = lf.simulate(attention, [[1.0]], samples=4_000, seed=9, record=[0.5])["covariance"].values[:, 0, 0, 0]
+    assert ks_2samp(growth[:, 0, 0], single).pvalue > 1e-4
+    assert ks_2samp(1.2 * growth[:, 0, 0], single).pvalue < 1e-4
 
 
 @pytest.mark.parametrize("parts", ["attention", "both", "causal"])

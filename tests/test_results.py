@@ -10,10 +10,15 @@ import xarray as xr
 
 from limitformer import results
 from limitformer.errors import InputError
+from limitformer.models import Start
 from limitformer.results import correlation, covariance_dataset, load, save
 
 ENDINGS = [".nc", ".zarr"]
 SHAPE = (3, 4, 2, 2)
+
+
+def start(labels):
+    return Start(covariance=np.array([[1.0, 0.2], [0.2, 3.0]]), means=np.array([0.1, -0.2]), labels=labels)
 
 
 def dataset(seed=0, axis="depth", labels=("grüße", "你好!")):
@@ -27,7 +32,7 @@ def dataset(seed=0, axis="depth", labels=("grüße", "你好!")):
         np.array([0, 1, 2], np.int8),
         axis=axis,
         points=points,
-        labels=labels,
+        start=start(labels),
         provenance={"model": '{"kind": "Größe"}', "seed": 7, "radius": 1e100, "wall_seconds": 1 / 3},
     )
 
@@ -222,10 +227,19 @@ def test_the_dataset_says_what_it_is():
     assert np.datetime64(data.attrs["created"][:19]) <= np.datetime64("now")
 
 
+def plain_dataset(v, points):
+    none = np.zeros(1)
+    return covariance_dataset(
+        v, none, none.astype(np.int8), axis="depth", points=np.array(points), start=start(None), provenance={}
+    )
+
+
 def test_correlation_divides_by_both_deviations():
     v = np.array([[[[4.0, 1.0], [1.0, 0.25]], [[1.0, -0.3], [-0.3, 9.0]]]])
     empty = np.zeros(1)
-    data = covariance_dataset(v, empty, empty.astype(np.int8), axis="depth", points=[0, 2], labels=None, provenance={})
+    data = covariance_dataset(
+        v, empty, empty.astype(np.int8), axis="depth", points=[0, 2], start=start(None), provenance={}
+    )
     rho = correlation(data)
     np.testing.assert_allclose(rho.values, [[[[1, 1], [1, 1]], [[1, -0.1], [-0.1, 1]]]], rtol=1e-15)
     assert rho.dims == data["covariance"].dims
@@ -238,5 +252,7 @@ def test_correlation_does_not_leave_the_range_of_doubles(scale):
     """Variances of 1e-300 and 1e300, whose product is neither."""
     v = scale**2 * np.array([[[[4.0, 1.0], [1.0, 1.0]]]])
     empty = np.zeros(1)
-    data = covariance_dataset(v, empty, empty.astype(np.int8), axis="depth", points=[0], labels=None, provenance={})
+    data = covariance_dataset(
+        v, empty, empty.astype(np.int8), axis="depth", points=[0], start=start(None), provenance={}
+    )
     np.testing.assert_allclose(correlation(data).values[0, 0], [[1, 0.5], [0.5, 1]], rtol=1e-14)

@@ -48,7 +48,7 @@ def test_covariances_that_are_none_are_refused(value, message):
 def test_a_covariance_is_kept_as_it_is(scale):
     start = from_covariance((scale * V).tolist())
     np.testing.assert_array_equal(start.covariance, scale * V)
-    assert (start.tokens, start.scale, start.rank()) == (3, 2 * scale, 3)
+    assert (start.tokens, start.rank()) == (3, 3)
     assert start.means is None
     assert start.labels is None
 
@@ -133,11 +133,23 @@ def test_rank_counts_directions(tokens, width):
     assert from_tokens(np.concatenate([x, x[:1], 2 * x[1:2]])).rank() == min(tokens, width)
 
 
-def test_rank_is_relative_to_the_largest_variance():
+def test_rank_does_not_depend_on_the_variances():
+    """A token of a tiny variance beside a large one is a direction of its own; a copy of another is none."""
     assert from_covariance(1e-30 * V).rank() == 3
-    assert from_covariance(np.diag([1.0, 1e-12])).rank() == 1
+    assert from_covariance(np.diag([1.0, 1e-18])).rank() == 2
+    assert from_covariance([[1.0, 1e-9], [1e-9, 1e-18]]).rank() == 1
 
 
 def test_a_start_stands_for_itself():
     start = Start(covariance=V)
     assert as_start(start) is start
+
+
+def test_a_start_made_by_hand_is_checked_too():
+    for wrong in (np.full((2, 2), np.nan), np.array([[1.0, 0.5], [-0.5, 1.0]]), np.diag([1.0, -1.0])):
+        with pytest.raises(InputError):
+            Start(covariance=wrong)
+    with pytest.raises(InputError, match="one entry for each of the 3 tokens"):
+        Start(covariance=V, labels=("a", "b"))
+    with pytest.raises(ValueError, match="read-only"):
+        Start(covariance=V).covariance[0, 0] = 7.0

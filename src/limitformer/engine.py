@@ -4,7 +4,6 @@ Replica j's random numbers depend on (seed, j) alone, so the result has the same
 any chunking.
 """
 
-import os
 import time
 from collections.abc import Sequence
 from functools import singledispatch
@@ -15,12 +14,13 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
 from limitformer.chains import TransformerChain
-from limitformer.errors import InputError, require, require_count
+from limitformer.errors import InputError, require, require_count, require_real
 from limitformer.limits import CovarianceLimit, CovariancePaths
+from limitformer.memory import check_list, check_recording
 from limitformer.models import Start, Transformer, as_start, to_json
 from limitformer.progress import advance, announced, bar
 from limitformer.recording import INSIDE, LARGEST_RADIUS
-from limitformer.replicas import run_parts, slices, slices_after_a_trial
+from limitformer.replicas import run_parts, slices, slices_after_a_trial, usable_cores
 from limitformer.results import covariance_dataset
 
 Record = Sequence[float] | NDArray[Any] | None
@@ -57,6 +57,10 @@ class Process(Protocol):
     @property
     def points(self) -> NDArray[Any]:
         """The layers or times that are recorded."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What else one needs to know to repeat it."""
 
     def prepare(self, seed: int) -> Prepared:
         """Everything that all replicas share."""
@@ -110,13 +114,13 @@ def simulate(
     (10, 9, 2, 2)
     """
     require_count("samples", samples)
-    threads = os.cpu_count() or 1 if threads is None else threads
-    require_count("threads", threads)
+    threads = usable_cores() if threads is None else require_count("threads", threads)
+    radius = require_real("radius", radius)
     require(0 < radius <= LARGEST_RADIUS, f"radius must lie in (0, {LARGEST_RADIUS:g}]; got {radius}.")
     if chunk is not None:
         require_count("chunk", chunk)
     process = process_of(model, as_start(start), record, radius, options)
-    check_memory(samples, process)
+    check_recording(samples, len(process.points), process.start.tokens, process.axis)
     prepared = process.prepare(seed)
 
     began = time.perf_counter()
@@ -133,7 +137,7 @@ def simulate(
             "samples": finished,
             "radius": radius,
             "threads": threads,
-            "options": str(options),
+            **process.settings,
             "wall_seconds": time.perf_counter() - began,
         }
         return covariance_dataset(
@@ -142,16 +146,16 @@ def simulate(
             causes[:finished],
             axis=process.axis,
             points=process.points,
-            labels=process.start.labels,
+            start=process.start,
             provenance=provenance,
         )
 
     def run(part: slice) -> None:
         prepared.run(part.start, covariance[part], exits[part], causes[part])
 
-    with announced(f"Compiling the {process.description}'s kernels for this machine (the first time only)"):
-        run(slice(0, 0))
     try:
+        with announced(f"Compiling the {process.description}'s kernels for this machine (the first time only)"):
+            run(slice(0, 0))
         parts = slices(0, samples, chunk) if chunk else slices_after_a_trial(run, samples, threads)
     except KeyboardInterrupt as interrupt:
         raise Interrupted(dataset(0)) from interrupt
@@ -220,34 +224,3 @@ def recorded_points(name: str, record: Record) -> NDArray[Any]:
     require(numbers, f"{name} must be a list of layers or times; got {record!r}.")
     require(bool((points[1:] > points[:-1]).all()), f"{name} must be strictly ascending; got {record!r}.")
     return points
-
-
-def available_memory() -> int | None:
-    """Bytes that a new array may take; None where the system does not say."""
-    try:
-        with open("/proc/meminfo") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return None
-
-
-def check_list(count: int, axis: str) -> None:
-    """Raise `InputError` if the list of all layers or times does not fit the memory by itself."""
-    available = available_memory()
-    fits = available is None or 8 * count <= 0.75 * available
-    require(fits, f"All {count:,} {axis}s do not fit the memory. Nearest: give record, the {axis}s to keep.")
-
-
-def check_memory(samples: int, process: Process) -> None:
-    """Raise `InputError` if what is to be recorded does not fit three quarters of the memory that is free."""
-    available = available_memory()
-    one = 8 * process.start.tokens**2 * samples
-    needed = one * len(process.points)
-    if available is None or needed <= 0.75 * available:
-        return
-    fitting = int(0.75 * available / one)
-    repair = f"record at most {fitting} {process.axis}s" if fitting else "take fewer samples"
-    raise InputError(
-        f"Recording {samples} samples at {len(process.points)} {process.axis}s takes {needed / 2**30:,.1f} GiB; "
-        f"{available / 2**30:,.1f} GiB are free. Nearest: {repair}."
-    )

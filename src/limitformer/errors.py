@@ -1,5 +1,9 @@
 """What goes wrong, said in one line: what came, what was needed, and the nearest repair."""
 
+import math
+import numbers
+import operator
+
 
 class InputError(ValueError):
     """An argument that cannot be used; the command line prints its message alone."""
@@ -22,8 +26,28 @@ def require(condition: bool, message: str) -> None:
         raise InputError(message)
 
 
-def require_count(name: str, value: object, least: int = 1) -> None:
-    """Raise `InputError` unless `value` is a whole number of at least `least`."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
+def require_count(name: str, value: object, least: int = 1) -> int:
+    """`value` as a plain int, or `InputError` unless it is a whole number of at least `least`."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    whole = number is not None and not isinstance(value, bool)
     require(whole, f"{name} must be a whole number; got {value!r}.")
-    require(int(str(value)) >= least, f"{name} must be at least {least}; got {value}.")
+    assert number is not None
+    require(number >= least, f"{name} must be at least {least}; got {value}.")
+    return number
+
+
+def require_real(name: str, value: object) -> float:
+    """`value` as a plain float, or `InputError` unless it is a finite number."""
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    require(number, f"{name} must be a number; got {value!r}.")
+    require(math.isfinite(value), f"{name} must be finite; got {value}.")  # type: ignore[arg-type]
+    return float(value)  # type: ignore[arg-type]
+
+
+def keep(part: object, **values: object) -> None:
+    """Set fields of a frozen dataclass to the plain values that they were checked to be."""
+    for name, value in values.items():
+        object.__setattr__(part, name, value)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from limitformer.kernels import kernel
 from limitformer.lanes import everywhere, load, square_root, store, where_positive
+from limitformer.models.start import correlations_of
 from limitformer.random import draw_normals, next_chi, next_normal
 
 # Column 0. A plain 0 would be compiled in, and every kernel that takes it once more.
@@ -24,14 +25,18 @@ FIRST = np.int64(0)
 
 
 def root(covariance: NDArray[np.float64], columns: int) -> NDArray[np.float64]:
-    """F (tokens, columns) with F Fᵀ = `covariance`, padded with zeros or cut to the largest directions."""
-    values, vectors = np.linalg.eigh(covariance)
+    """F (tokens, columns) with F Fᵀ = `covariance`, padded with zeros or cut to the largest directions.
+
+    By way of the correlations, so that a token of a small variance keeps its precision beside one of a large.
+    """
+    correlations, deviation = correlations_of(covariance)
+    values, vectors = np.linalg.eigh(correlations)
     order = np.argsort(values)[::-1][:columns]
     # An eigenvalue of 1e-16 is rounding, but its root of 1e-8 would tell identical tokens apart.
     rounding = len(values) * np.finfo(float).eps * values[-1]
     kept = np.where(values[order] > rounding, values[order], 0)
     factor = np.zeros((len(covariance), columns))
-    factor[:, : len(order)] = vectors[:, order] * np.sqrt(kept)
+    factor[:, : len(order)] = deviation[:, None] * vectors[:, order] * np.sqrt(kept)
     return factor
 
 

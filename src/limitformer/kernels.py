@@ -5,9 +5,11 @@ lives in a folder named after a fingerprint of all kernel sources: an edited che
 mathematics, and two versions never share a cache.
 """
 
+import getpass
 import hashlib
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,9 +49,23 @@ def fingerprint() -> str:
 def cache_folder() -> Path:
     """Where compiled kernels are kept: NUMBA_CACHE_DIR if it is set, beside the source, or in the user's cache."""
     chosen = config.CACHE_DIR
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "limitformer"
-    beside = PACKAGE if os.access(PACKAGE, os.W_OK) else user
-    return Path(chosen or beside / "__pycache__") / f"kernels-{fingerprint()}"
+    candidates = [Path(chosen)] if chosen else [PACKAGE / "__pycache__", *user_caches()]
+    return next(filter(writable, candidates), candidates[-1]) / f"kernels-{fingerprint()}"
+
+
+def user_caches() -> list[Path]:
+    """Where a user's programs may keep things."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return [Path(home) / "limitformer", Path(tempfile.gettempdir()) / f"limitformer-{getpass.getuser()}"]
+
+
+def writable(folder: Path) -> bool:
+    """Whether the folder can be made, if need be, and written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 CACHE = cache_folder()

@@ -49,7 +49,8 @@ def advance(shown: Bar | None, done: int) -> None:
     if shown is None:
         return
     if done < 0:
-        shown.progress.stop()
+        if shown.visible:
+            shown.progress.stop()
         return
     if not shown.visible and time.perf_counter() - shown.began > PATIENCE:
         shown.visible = True

@@ -4,6 +4,7 @@ A replica's random numbers depend on (seed, replica) alone, so slices may be of 
 kernels release the interpreter's lock; between slices the main thread shows progress and hears Ctrl-C.
 """
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -33,6 +34,19 @@ def slices_after_a_trial(run: Callable[[slice], None], samples: int, threads: in
     return slices(first, samples, LANES * max(1, ceil(wanted)))
 
 
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return os.cpu_count() or 1
+
+
+def succeeded(future: Future[None]) -> bool:
+    """Whether it ran to its end, without an error."""
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
 def run_parts(
     run: Callable[[slice], None],
     parts: Sequence[slice],
@@ -55,7 +69,10 @@ def run_parts(
         except KeyboardInterrupt:
             interrupted = True
             pool.shutdown(wait=True, cancel_futures=True)
-            done |= {k for future, k in pending.items() if future.done() and not future.cancelled()}
+            done |= {k for future, k in pending.items() if succeeded(future)}
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
         finally:
             show(-1)
     missing = [part.start for k, part in enumerate(parts) if k not in done]

@@ -1,7 +1,8 @@
 """Results: an xarray Dataset with dims, units and provenance; saved whole or not at all.
 
 `covariance` (sample, depth or time, token, token_) is V; `exit` (sample,) is the layer or time at which a path left
-the ball (∞ if it did not) and `exit_cause` says why. The attributes tell how to get the same numbers again.
+the ball (∞ if it did not) and `exit_cause` says why. `start_covariance`, `start_means` and the attributes (`model` as
+JSON, `seed`, `samples`, `radius`, and for a limit `dt` and `step`) are what it takes to get the same numbers again.
 """
 
 import os
@@ -18,6 +19,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.errors import InputError, require
+from limitformer.models import Start
 
 NETCDF3_LIMIT = 2**32 - 4  # bytes of one variable
 
@@ -37,12 +39,13 @@ def covariance_dataset(
     *,
     axis: str,
     points: NDArray[Any],
-    labels: tuple[str, ...] | None,
+    start: Start,
     provenance: dict[str, Any],
 ) -> xr.Dataset:
     """The Dataset of one simulation: `covariance` (samples, points, m, m)."""
     tokens = covariance.shape[-1]
-    names = np.array(labels if labels else [str(k) for k in range(tokens)])
+    names = np.array(start.labels or [str(k) for k in range(tokens)])
+    given = {} if start.means is None else {"start_means": ("token", start.means, {"units": "1"})}
     unit = {"depth": "layer", "time": "depth/width"}[axis]
     return xr.Dataset(
         {
@@ -53,6 +56,8 @@ def covariance_dataset(
             ),
             "exit": (("sample",), exits, {"long_name": f"{axis} at the exit, inf if none", "units": unit}),
             "exit_cause": (("sample",), causes, {"long_name": "0 inside, 1 left the ball, 2 left the cone"}),
+            "start_covariance": (("token", "token_"), start.covariance, {"long_name": "V_0", "units": "1"}),
+            **given,
         },
         coords={
             axis: (axis, points, {"units": unit}),

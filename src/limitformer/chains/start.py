@@ -13,7 +13,7 @@ from limitformer.factor import root
 from limitformer.kernels import kernel
 from limitformer.lanes import everywhere, load, square_root, store, where_positive
 from limitformer.models import Start
-from limitformer.models.start import ROUNDING
+from limitformer.models.start import rank_of
 from limitformer.random import next_chi, next_normal
 
 
@@ -34,7 +34,7 @@ def start_factor(start: Start, width: int, with_means: bool) -> tuple[NDArray[np
     if start.means is None:
         return root(start.covariance, columns), True
     centred = start.covariance - np.outer(start.means, start.means)
-    spread = int(np.linalg.matrix_rank(centred, hermitian=True, tol=start.scale * ROUNDING))
+    spread = rank_of(centred)
     require(
         spread < width,
         f"The start spreads in {spread} directions beside its means, more than width={width} has. "

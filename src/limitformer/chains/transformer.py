@@ -7,7 +7,7 @@ units, which are n_h Gaussian vectors.
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,6 +157,11 @@ class TransformerChain:
     radius: float
     axis: str = field(default="depth", init=False)
     description: str = field(default="chain", init=False)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """A chain has none."""
+        return {}
 
     def prepare(self, seed: int) -> "PreparedChain":
         """Everything that all replicas share."""

@@ -1,6 +1,7 @@
 """Make a figure: compute, check its claims, draw, and write PNG, NetCDF and JSON, each whole or not at all."""
 
 import json
+import math
 import time
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -79,7 +80,14 @@ def write(name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[C
         "seed": data.attrs["seed"],
         "limitformer_version": data.attrs["limitformer_version"],
         "config": json.loads(data.attrs["config"]),
-        "claims": [asdict(claim) for claim in claims],
+        "claims": [asdict(claim) | {"value": plain(claim.value)} for claim in claims],
     }
-    write_whole(record, lambda path: path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8"))
+    write_whole(
+        record, lambda path: path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    )
     return [picture, numbers, record]
+
+
+def plain(value: float) -> float | str:
+    """`value`, as text where it is not finite: JSON has no word for that."""
+    return value if math.isfinite(value) else str(value)

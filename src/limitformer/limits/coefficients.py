@@ -140,41 +140,38 @@ def add_rows(weights, rows, columns, out):
 
 
 @kernel
-def column_means(v, m, out):
-    """V_x̄k into `out` (m, 1), V the first m columns of `v`."""
+def centre_columns(rows, means, out):
+    """out = C `rows` (m, m): each column less its mean, which goes to `means` (m, 1)."""
+    m = rows.shape[0]
     for k in range(m):
-        store(out, k, 0, load(v, 0, k))
+        store(means, k, 0, load(rows, 0, k))
     for i in range(1, m):
         for k in range(m):
-            store(out, k, 0, load(out, k, 0) + load(v, i, k))
-    for k in range(m):
-        store(out, k, 0, load(out, k, 0) / float(m))
+            store(means, k, 0, load(means, k, 0) + load(rows, i, k))
+    for i in range(m):
+        for k in range(m):
+            store(out, i, k, load(rows, i, k) - load(means, k, 0) / float(m))
 
 
 @kernel
-def spread_without_mask(v, means):
-    """P = tr(V C V C)/m², the same for every pair of tokens where all see all; `means` (m, 1) are those of columns."""
-    m = v.shape[0]
-    squares, of_means, mean = everywhere(0.0), everywhere(0.0), everywhere(0.0)
-    for k in range(m):
-        squares = squares + inner(v, k, v, k, FIRST, m)
-        of_means = of_means + load(means, k, 0) * load(means, k, 0)
-        mean = mean + load(means, k, 0)
-    mean = mean / float(m)
-    return squares / float(m * m) - 2.0 * of_means / float(m) + mean * mean
+def spread_without_mask(centred):
+    """P = tr(V C V C)/m² = |C V C|²/m², the same for every pair of tokens where all see all; C V C is `centred`."""
+    m = centred.shape[0]
+    squares = everywhere(0.0)
+    for i in range(m):
+        squares = squares + inner(centred, i, centred, i, FIRST, m)
+    return squares / float(m * m)
 
 
 @kernel
-def second_order_row(variances, means):
-    """s_ν = V_νν − 2 V_νx̄ + 2 V_x̄x̄ − V̄ in place of the `means` (m, 1): S₂^{αν} = V_αα s_ν where all see all."""
-    m = variances.shape[0]
-    mean, mean_variance = everywhere(0.0), everywhere(0.0)
+def second_order_row(centred, out):
+    """s_ν = V_νν − 2 V_νx̄ + 2 V_x̄x̄ − V̄ = (C V C)_νν − tr(C V C)/m into `out` (m, 1); S₂^{αν} = V_αα s_ν."""
+    m = centred.shape[0]
+    mean = everywhere(0.0)
     for k in range(m):
-        mean = mean + load(means, k, 0)
-        mean_variance = mean_variance + load(variances, k, 0)
-    constant = (2.0 * mean - mean_variance) / float(m)
+        mean = mean + load(centred, k, k) / float(m)
     for k in range(m):
-        store(means, k, 0, load(variances, k, 0) - 2.0 * load(means, k, 0) + constant)
+        store(out, k, 0, load(centred, k, k) - mean)
 
 
 @kernel

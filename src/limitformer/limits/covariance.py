@@ -12,10 +12,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from limitformer.errors import NoLimitError, require
+from limitformer.errors import NoLimitError, keep, require, require_real
 from limitformer.lanes import LANES
 from limitformer.limits.coefficients import LimitConstants, Mask, drift, drift_workspace
 from limitformer.models import ShapedReLU, Transformer, as_start
+from limitformer.models.serial import register
 
 Matrix = NDArray[np.float64]
 
@@ -39,6 +40,15 @@ class CovarianceLimit:
     hidden_ratio: float = 1.0
     mask: Literal["causal"] | None = None
     horizon: float
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "hidden_ratio", "horizon"):
+            keep(self, **{name: require_real(name, getattr(self, name))})
+        require(0 <= self.gamma <= 1, f"gamma must lie in [0, 1]; got {self.gamma}.")
+        require(self.hidden_ratio > 0, f"hidden_ratio must be positive; got {self.hidden_ratio}.")
+        require(self.horizon > 0, f"horizon must be positive; got {self.horizon}.")
+        require(self.tau0 is None or self.tau0 > 0, f"tau0 must be positive or None; got {self.tau0}.")
+        require(self.mask in (None, "causal"), f'mask must be None or "causal"; got {self.mask!r}.')
 
     def constants(self) -> LimitConstants:
         """The numbers in front of drift and noise."""
@@ -163,6 +173,4 @@ def largest_step(limit: CovarianceLimit, tokens: int) -> float:
     return inf if rate == 0 else 1 / rate
 
 
-def check_horizon(horizon: float) -> None:
-    """Raise `InputError` unless the horizon is positive and finite."""
-    require(0 < horizon < inf, f"horizon must be positive and finite; got {horizon}.")
+register(CovarianceLimit)

@@ -1,13 +1,13 @@
 """Paths of the covariance SDE from a start, step by step, written down at chosen times."""
 
 from dataclasses import dataclass, field
-from math import ceil, inf
-from typing import Literal
+from math import ceil
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.errors import require
+from limitformer.errors import keep, require, require_real
 from limitformer.factor import gram, lower_root, put
 from limitformer.kernels import driver, kernel
 from limitformer.lanes import LANES, all_below, load
@@ -119,7 +119,8 @@ class CovariancePaths:
             self.step in ("factor", "euler-maruyama"),
             f'step must be "factor" or "euler-maruyama"; got {self.step!r}.',
         )
-        require(0 < self.dt < inf, f"dt must be positive and finite; got {self.dt}.")
+        keep(self, dt=require_real("dt", self.dt))
+        require(self.dt > 0, f"dt must be positive; got {self.dt}.")
         shortest = self.model.horizon / 2**53  # beyond, steps cannot be counted
         require(self.dt >= shortest, f"dt must be at least {shortest:.3g} for this horizon; got {self.dt}.")
         in_range = bool((self.times >= 0).all() and (self.times <= self.model.horizon * (1 + 1e-12)).all())
@@ -149,6 +150,11 @@ class CovariancePaths:
     def points(self) -> NDArray[np.float64]:
         """The times that are recorded."""
         return np.asarray(self.step_numbers * self.actual_dt, dtype=np.float64)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The step as it was asked for, its length as it was and as it is."""
+        return {"step": self.step, "dt": self.dt, "actual_dt": self.actual_dt}
 
     def prepare(self, seed: int) -> "PreparedPaths":
         """Everything that all replicas share."""

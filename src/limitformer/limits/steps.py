@@ -29,7 +29,9 @@ import numpy as np
 
 from limitformer.factor import (
     FIRST,
+    gram,
     gram_of_lower,
+    inner,
     multiply,
     multiply_by_lower,
     multiply_by_lower_transposed,
@@ -43,8 +45,8 @@ from limitformer.lanes import everywhere, lane_matrix, load, magnitude, square_r
 from limitformer.limits.coefficients import (
     DriftWorkspace,
     add_rows,
+    centre_columns,
     centre_rows,
-    column_means,
     drift,
     drift_workspace,
     second_order_row,
@@ -65,11 +67,11 @@ class StepWorkspace(NamedTuple):
     drift: DriftWorkspace
     factor: np.ndarray
     moved_factor: np.ndarray  # where the factor step goes, in turn with `factor`
-    normals: np.ndarray  # G₁, A or G₂, then B
-    turned: np.ndarray  # L G₂, then B R or B V
-    moved: np.ndarray
+    normals: np.ndarray  # C V C, then A, then G₂, then B
+    turned: np.ndarray  # C R, then L G₂, then B R or B V
+    moved: np.ndarray  # W times the first block; L G₁ Lᵀ
     variances: np.ndarray  # (m, 1, LANES): diag V
-    column: np.ndarray  # (m, 1, LANES)
+    column: np.ndarray  # (m, 1, LANES): s, then the normals of the kink
     sums: np.ndarray  # (m, 1, LANES)
     failed: np.ndarray  # (1, 1, LANES): positive where V has no root
     rows: np.ndarray  # the blocks of the factor step that there are: m columns, m more with a mask, one with a kink
@@ -132,15 +134,14 @@ def rest_of_mixing(constants):
 
 @kernel
 def describe_covariance(factor, work):
-    """diag V and s into `work.variances` and `work.column`, by way of V in `work.rows`; P."""
-    m, v = factor.shape[0], work.rows
-    gram_of_lower(factor, v)
-    column_means(v, m, work.column)
-    spread = spread_without_mask(v, work.column)
+    """diag V and s into `work.variances` and `work.column`; P. By way of C R and C V C, which do not cancel."""
+    m = factor.shape[0]
     for i in range(m):
-        store(work.variances, i, 0, load(v, i, i))
-    second_order_row(work.variances, work.column)
-    return spread
+        store(work.variances, i, 0, inner(factor, i, factor, i, FIRST, i + 1))
+    centre_columns(factor, work.sums, work.turned)
+    gram(work.turned, work.normals)
+    second_order_row(work.normals, work.column)
+    return spread_without_mask(work.normals)
 
 
 @kernel

@@ -14,7 +14,7 @@ its own n × n_k queries, keys and values; the heads' outputs are laid side by s
 from dataclasses import dataclass
 from typing import Literal
 
-from limitformer.errors import InputError, require, require_count
+from limitformer.errors import InputError, keep, require, require_count, require_real
 
 Temperature = Literal["shaped", "standard"]
 
@@ -40,10 +40,11 @@ class Attention:
         raise TypeError("Attention is abstract: use ShapedAttention or SoftmaxAttention.")
 
     def __post_init__(self) -> None:
-        require(0 < self.tau0 < float("inf"), f"tau0 must be positive and finite; got {self.tau0}.")
+        keep(self, tau0=require_real("tau0", self.tau0))
+        require(self.tau0 > 0, f"tau0 must be positive; got {self.tau0}.")
         for name in ("heads", "head_dim"):
             if getattr(self, name) is not None:
-                require_count(name, getattr(self, name))
+                keep(self, **{name: require_count(name, getattr(self, name))})
 
     def key_dim(self, width: int) -> int:
         """n_k at this width."""
@@ -81,6 +82,9 @@ class ShapedAttention(Attention):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("identity", "center"):
+            value = getattr(self, name)
+            require(isinstance(value, bool), f"{name} must be True or False; got {value!r}.")
         known = self.temperature in ("shaped", "standard")
         require(known, f'temperature must be "shaped" or "standard"; got {self.temperature!r}.')
 

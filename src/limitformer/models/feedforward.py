@@ -4,9 +4,9 @@ The gain c = 1/E σ(g)², g ~ N(0, 1), keeps the variance of a token whose varia
 """
 
 from dataclasses import dataclass
-from math import inf, pi, sqrt
+from math import pi, sqrt
 
-from limitformer.errors import require, require_count
+from limitformer.errors import keep, require, require_count, require_real
 
 # E (g Φ(g))²: Φ(g)² is the chance that two more normals h, h' lie below g, so this is E g² 1{g > h, g > h'}, the
 # second moment of the largest of three over 3: (1 + √3/(2π))/3.
@@ -21,7 +21,7 @@ class Feedforward:
 
     def __post_init__(self) -> None:
         if self.hidden is not None:
-            require_count("hidden", self.hidden)
+            keep(self, hidden=require_count("hidden", self.hidden))
 
     def hidden_at(self, width: int) -> int:
         """n_h at this width."""
@@ -42,7 +42,7 @@ class ShapedReLU(Feedforward):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("c_plus", "c_minus"):
-            require(abs(getattr(self, name)) < inf, f"{name} must be finite; got {getattr(self, name)}.")
+            keep(self, **{name: require_real(name, getattr(self, name))})
 
     def slopes(self, width: int) -> tuple[float, float]:
         """(s₊, s₋) at this width."""

@@ -9,7 +9,7 @@ Gains are 1 and biases 0, as at initialisation.
 from dataclasses import dataclass
 from typing import Literal
 
-from limitformer.errors import require
+from limitformer.errors import keep, require, require_real
 
 Placement = Literal["pre", "post"]
 
@@ -24,7 +24,8 @@ class Norm:
     def __post_init__(self) -> None:
         known = self.placement in ("pre", "post")
         require(known, f'placement must be "pre" or "post"; got {self.placement!r}.')
-        require(0 <= self.eps < float("inf"), f"eps must be at least 0 and finite; got {self.eps}.")
+        keep(self, eps=require_real("eps", self.eps))
+        require(self.eps >= 0, f"eps must be at least 0; got {self.eps}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,11 @@ KINDS: dict[str, type] = {
 }
 
 
+def register(kind: type) -> None:
+    """Let `from_json` make this kind too; for declarations that are derived from models."""
+    KINDS[kind.__name__] = kind
+
+
 def to_json(model: Any, indent: int | None = None) -> str:
     """The model as JSON text, every field written out.
 

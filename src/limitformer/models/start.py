@@ -32,6 +32,15 @@ class Start:
     labels: tuple[str, ...] | None = None
     description: str = "covariance"
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "covariance", checked_covariance(self.covariance))
+        if self.means is not None:
+            object.__setattr__(self, "means", real_array("means", self.means, 1))
+        for name in ("means", "labels"):
+            value = getattr(self, name)
+            fits = value is None or len(value) == self.tokens
+            require(fits, f"{name} must have one entry for each of the {self.tokens} tokens; got {value!r}.")
+
     @property
     def tokens(self) -> int:
         """m."""
@@ -39,12 +48,19 @@ class Start:
 
     def rank(self) -> int:
         """The number of directions in which the tokens spread."""
-        return int(np.linalg.matrix_rank(self.covariance, hermitian=True, tol=self.scale * ROUNDING))
+        return rank_of(self.covariance)
 
-    @property
-    def scale(self) -> float:
-        """The largest variance of a token."""
-        return float(self.covariance.diagonal().max())
+
+def correlations_of(covariance: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Correlations (tokens, tokens) and standard deviations (tokens,); a token of variance 0 has correlations 0."""
+    deviation = np.sqrt(np.maximum(np.diagonal(covariance), 0))
+    safe = np.where(deviation > 0, deviation, 1)
+    return covariance / safe[:, None] / safe, deviation
+
+
+def rank_of(covariance: NDArray[np.float64]) -> int:
+    """The number of directions in which tokens of this covariance spread."""
+    return int(np.linalg.matrix_rank(correlations_of(covariance)[0], hermitian=True, tol=ROUNDING))
 
 
 def real_array(name: str, value: ArrayLike, dimensions: int) -> NDArray[np.float64]:
@@ -70,6 +86,11 @@ def from_covariance(covariance: ArrayLike) -> Start:
     Traceback (most recent call last):
     limitformer.errors.InputError: The start must be positive semi-definite; its smallest eigenvalue is -1.
     """
+    return Start(covariance=covariance)  # type: ignore[arg-type]  # made an array, and checked, there
+
+
+def checked_covariance(covariance: ArrayLike) -> NDArray[np.float64]:
+    """`covariance` as a symmetric array that cannot be written to, or one line that says why it is no covariance."""
     v = real_array("The start", covariance, 2)
     require(v.shape[0] == v.shape[1], f"The start must be square, tokens by tokens; got shape {v.shape}.")
     size = np.abs(v).max()
@@ -86,7 +107,8 @@ def from_covariance(covariance: ArrayLike) -> Start:
         f"The start must be positive semi-definite; its smallest eigenvalue is {least:.3g}.",
     )
     require(v.diagonal().min() > 0, "Every token must have a positive variance; got one that is zero.")
-    return Start(covariance=v)
+    v.setflags(write=False)
+    return v
 
 
 def equicorrelated(tokens: int, correlation: float, variance: float = 1.0) -> Start:

@@ -6,10 +6,10 @@ Without attention it is the ResNet of [ST, eq. 4], without feed-forward the atte
 """
 
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import sqrt
 from typing import Literal
 
-from limitformer.errors import require, require_count
+from limitformer.errors import keep, require, require_count, require_real
 from limitformer.models.attention import Attention
 from limitformer.models.feedforward import Feedforward
 from limitformer.models.norm import LayerNorm, Norm
@@ -47,15 +47,14 @@ class Transformer:
     lam: float | None = None
 
     def __post_init__(self) -> None:
-        require_count("width", self.width)
-        require_count("depth", self.depth)
+        keep(self, width=require_count("width", self.width), depth=require_count("depth", self.depth))
+        keep(self, gamma=require_real("gamma", self.gamma))
         require(0 <= self.gamma <= 1, f"gamma must lie in [0, 1]; got {self.gamma}. [ST] uses 1/sqrt(8).")
         self._check_parts()
         if isinstance(self.norm, str):
-            object.__setattr__(self, "norm", LayerNorm(placement=self.norm))
-        if self.lam is None:
-            object.__setattr__(self, "lam", sqrt(1 - self.gamma**2))
-        require(0 <= self.skip < inf, f"lam must be at least 0 and finite; got {self.lam}.")
+            keep(self, norm=LayerNorm(placement=self.norm))
+        keep(self, lam=sqrt(1 - self.gamma**2) if self.lam is None else require_real("lam", self.lam))
+        require(self.skip >= 0, f"lam must be at least 0; got {self.lam}.")
 
     def _check_parts(self) -> None:
         present = self.attention is not None or self.feedforward is not None

@@ -12,5 +12,4 @@ from limitformer.nn.feedforward import Feedforward as Feedforward
 from limitformer.nn.network import Layer as Layer
 from limitformer.nn.network import Network as Network
 from limitformer.nn.norm import Norm as Norm
-from limitformer.nn.simulate import draw_tokens as draw_tokens
 from limitformer.nn.simulate import simulate as simulate

@@ -42,7 +42,8 @@ class Attention(nn.Module):
         logits = queries @ keys.mT / self.temperature
         a = torch.softmax(logits.masked_fill(~visible, -torch.inf), dim=-1)
         if self.center:
-            a = a - visible / visible.sum(-1, keepdim=True)
+            seen = visible.to(a.dtype)
+            a = a - seen / seen.sum(-1, keepdim=True)
         if self.identity:
             a = a + torch.eye(x.shape[-2], dtype=x.dtype, device=x.device)
         return a

@@ -13,10 +13,11 @@ import xarray as xr
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from limitformer.chains.start import start_factor
 from limitformer.engine import Record, recorded_layers
-from limitformer.errors import require, require_count
-from limitformer.factor import root
-from limitformer.models import Start, Transformer, as_start, to_json
+from limitformer.errors import InputError, require_count
+from limitformer.memory import check_recording
+from limitformer.models import LayerNorm, Start, Transformer, as_start, to_json
 from limitformer.nn.network import Layer
 from limitformer.nn.weights import draw_weights
 from limitformer.progress import tracked
@@ -48,7 +49,7 @@ def simulate(
         samples: number of networks.
         seed: the same seed, batch, device and dtype give the same numbers.
         record: layers to keep, ascending; None keeps all.
-        batch: networks at a time; None takes as many as have 128 MiB of weights in a layer.
+        batch: networks at a time; None takes as many as have 128 MiB of weights and activations in a layer.
         device: "cpu", "cuda", …; None takes a GPU where there is one.
         dtype: of tokens and weights. Networks that leave its range are marked as exits.
         progress: whether work of more than two seconds shows on the terminal.
@@ -57,12 +58,13 @@ def simulate(
         InputError: an argument that cannot be used.
     """
     start = as_start(start)
-    require_count("samples", samples)
-    check_rank(start, model.width)
+    samples = require_count("samples", samples)
     layers = recorded_layers(model, record)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    batch = min(samples, batch or networks_in_batch(model, dtype))
-    require_count("batch", batch)
+    check_recording(samples, len(layers), start.tokens, "depth")
+    draw = TokenLaw(start, model)
+    device = known_device(device)
+    batch = networks_in_batch(model, start.tokens, dtype) if batch is None else require_count("batch", batch)
+    batch = min(samples, batch)
 
     began = time.perf_counter()
     covariance = np.empty((samples, len(layers), start.tokens, start.tokens))
@@ -70,7 +72,7 @@ def simulate(
     parts = slices(0, samples, batch)
     for part in tracked(parts, "batches of networks") if progress else parts:
         generator = torch.Generator(device).manual_seed(batch_seed(seed, part.start))
-        v, exit_layers = run_batch(model, start, part.stop - part.start, layers, generator, dtype)
+        v, exit_layers = run_batch(model, draw, part.stop - part.start, layers, generator, dtype)
         covariance[part] = v
         exits[part] = exit_layers
         causes[part] = np.where(np.isfinite(exit_layers), LEFT_BALL, INSIDE)
@@ -80,7 +82,7 @@ def simulate(
         causes,
         axis="depth",
         points=layers,
-        labels=start.labels,
+        start=start,
         provenance={
             "model": to_json(model),
             "description": "network",
@@ -95,10 +97,52 @@ def simulate(
     )
 
 
-def networks_in_batch(model: Transformer, dtype: torch.dtype) -> int:
-    """How many networks' layers have `BATCH_BYTES` of weights."""
-    weights = sum(parameter.numel() for parameter in Layer(model).parameters())
-    return max(1, BATCH_BYTES // (weights * dtype.itemsize))
+class TokenLaw:
+    """Input tokens X₀ = √n R₀ Q: R₀ as the chain has it, Q in a random position for each network.
+
+    Args:
+        start: the start.
+        model: whose width the tokens have; under a LayerNorm they get the start's means where those are given.
+    """
+
+    def __init__(self, start: Start, model: Transformer) -> None:
+        with_means = isinstance(model.normalisation, LayerNorm)
+        self.factor, turned = start_factor(start, model.width, with_means)
+        self.means_first = with_means and not turned
+        self.width = model.width
+
+    def tokens(self, networks: int, generator: torch.Generator) -> Tensor:
+        """X₀ (networks, tokens, width) in float64."""
+        options: dict[str, Any] = {"dtype": torch.float64, "device": generator.device}
+        directions = torch.randn(networks, self.width, self.factor.shape[1], generator=generator, **options)
+        if self.means_first:
+            directions[..., 0] = 1.0  # the vector of ones comes first, the others are orthogonal to it
+        return self.width**0.5 * torch.tensor(self.factor, **options) @ orthonormal(directions).mT
+
+
+def known_device(device: str | None) -> str:
+    """`device`, or the fastest that there is; `InputError` for one that torch does not have."""
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"device must be one that torch can use here, such as cpu; got {device!r}: {reason}"
+        ) from error
+    return device
+
+
+def networks_in_batch(model: Transformer, tokens: int, dtype: torch.dtype) -> int:
+    """How many networks' layers have `BATCH_BYTES` of weights and activations."""
+    with torch.device("meta"):
+        shapes = {name: parameter.shape for name, parameter in Layer(model).named_parameters()}
+    weights = sum(shape.numel() for shape in shapes.values())
+    widest = max(shape[-1] for shape in shapes.values())
+    heads = 1 if model.attention is None else model.attention.heads or 1
+    activations = 4 * tokens * max(widest, model.width) + 2 * heads * tokens**2
+    return max(1, BATCH_BYTES // ((weights + activations) * dtype.itemsize))
 
 
 def batch_seed(seed: int, first: int) -> int:
@@ -107,16 +151,10 @@ def batch_seed(seed: int, first: int) -> int:
     return low | (high >> 1) << 32
 
 
-def check_rank(start: Start, width: int) -> None:
-    """Raise `InputError` if the tokens spread in more directions than the width has."""
-    rank = start.rank()
-    require(rank <= width, f"The start spreads in {rank} directions, more than width={width} has.")
-
-
 @torch.no_grad()
 def run_batch(
     model: Transformer,
-    start: Start,
+    draw: TokenLaw,
     networks: int,
     layers: np.ndarray,
     generator: torch.Generator,
@@ -126,18 +164,19 @@ def run_batch(
 
     A network that left keeps its last finite covariance.
     """
-    x = draw_tokens(start, model.width, networks, generator).to(dtype)
+    x = draw.tokens(networks, generator)
+    held, x = gram(x).to(dtype), x.to(dtype)
     layer = Layer(model, (networks,)).to(device=generator.device, dtype=dtype)
     recorded: list[Tensor] = []
-    held, exits = gram(x), torch.full((networks,), torch.inf)
+    inside, exits = torch.ones(networks, dtype=torch.bool, device=x.device), torch.full((networks,), torch.inf)
     for depth in range(model.depth + 1):
         if depth > 0:
             draw_weights(layer, generator)
             x = layer(x)
         v = gram(x)
-        finite = v.isfinite().all((-1, -2))
-        held = torch.where(finite[:, None, None], v, held)
-        exits[(~finite.cpu()) & exits.isinf()] = depth
+        inside &= v.isfinite().all((-1, -2))
+        held = torch.where(inside[:, None, None], v, held)
+        exits[(~inside.cpu()) & exits.isinf()] = depth
         if depth in layers:
             recorded.append(held.cpu())
     return torch.stack(recorded, 1).double().numpy(), exits.double().numpy()
@@ -146,22 +185,6 @@ def run_batch(
 def gram(x: Tensor) -> Tensor:
     """V = XXᵀ/n: (*, m, n) to (*, m, m)."""
     return x @ x.mT / x.shape[-1]
-
-
-def draw_tokens(start: Start, width: int, networks: int, generator: torch.Generator) -> Tensor:
-    """X₀ (networks, tokens, width) in float64, with the start's covariance and, where given, its means."""
-    options: dict[str, Any] = {"dtype": torch.float64, "device": generator.device}
-    columns = min(start.tokens, width)
-    if start.means is None:
-        factor = torch.tensor(root(start.covariance, columns), **options)
-        directions = torch.randn(networks, width, columns, generator=generator, **options)
-        return width**0.5 * factor @ orthonormal(directions).mT
-    columns = min(columns, width - 1)
-    centred = start.covariance - np.outer(start.means, start.means)
-    factor = torch.tensor(np.column_stack([start.means, root(centred, columns)]), **options)
-    directions = torch.randn(networks, width, columns + 1, generator=generator, **options)
-    directions[..., 0] = 1.0  # the vector of ones comes first, the others are orthogonal to it
-    return width**0.5 * factor @ orthonormal(directions).mT
 
 
 def orthonormal(directions: Tensor) -> Tensor:

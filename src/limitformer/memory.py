@@ -1,0 +1,58 @@
+"""How much memory a recording will take, before it is begun."""
+
+import os
+from pathlib import Path
+
+from limitformer.errors import InputError, require
+
+SHARE = 0.75  # of the free memory that a recording may take
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_memory() -> int | None:
+    """Bytes that new arrays may take, within a container's limit too; None where the system does not say."""
+    known = [amount for amount in (free_in_system(), free_in_container()) if amount is not None]
+    return min(known, default=None)
+
+
+def free_in_system() -> int | None:
+    """What Linux calls available, else all of the physical memory."""
+    try:
+        with open("/proc/meminfo") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        names = getattr(os, "sysconf_names", {})
+        known = "SC_PHYS_PAGES" in names and "SC_PAGE_SIZE" in names
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if known else None
+
+
+def free_in_container() -> int | None:
+    """What is left of a control group's limit; None without one."""
+    try:
+        limit, used = (CGROUP / "memory.max").read_text(), (CGROUP / "memory.current").read_text()
+        return max(0, int(limit) - int(used))
+    except (OSError, ValueError):
+        return None
+
+
+def check_list(count: int, axis: str) -> None:
+    """Raise `InputError` if the list of all layers or times does not fit the memory by itself."""
+    available = available_memory()
+    fits = available is None or 8 * count <= SHARE * available
+    require(fits, f"All {count:,} {axis}s do not fit the memory. Nearest: give record, the {axis}s to keep.")
+
+
+def check_recording(samples: int, points: int, tokens: int, axis: str) -> None:
+    """Raise `InputError` if the covariances to be recorded do not fit the memory that is free."""
+    available = available_memory()
+    one = 8 * tokens**2 * samples
+    needed = one * points
+    if available is None or needed <= SHARE * available:
+        return
+    fitting = int(SHARE * available / one)
+    repair = f"record at most {fitting} {axis}s" if fitting else "take fewer samples"
+    raise InputError(
+        f"Recording {samples} samples at {points} {axis}s takes {needed / 2**30:,.1f} GiB; "
+        f"{available / 2**30:,.1f} GiB are free. Nearest: {repair}."
+    )

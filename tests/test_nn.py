@@ -1,0 +1,133 @@
+"""The torch network beyond its law: repeatable, trainable, clear about what it cannot do."""
+
+import numpy as np
+import pytest
+import torch
+
+import limitformer as lf
+from limitformer import memory
+from limitformer.nn.attention import Attention
+from limitformer.nn.simulate import networks_in_batch
+
+ATTENTION = lf.ShapedAttention(tau0=1.0)
+MODEL = lf.Transformer(
+    width=12, depth=3, gamma=0.5, attention=ATTENTION, feedforward=lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)
+)
+V0 = np.array([[1.0, 0.3, -0.2], [0.3, 1.5, 0.1], [-0.2, 0.1, 0.7]])
+
+
+def covariances(model=MODEL, start=V0, **options):
+    settings = {"samples": 20, "seed": 3, "progress": False, **options}
+    return lf.nn.simulate(model, start, **settings)["covariance"].values
+
+
+def test_the_same_seed_and_batch_give_the_same_numbers():
+    np.testing.assert_array_equal(covariances(batch=7), covariances(batch=7))
+    assert np.abs(covariances(batch=7) - covariances(batch=7, seed=4))[:, 1:].max() > 0.1
+
+
+@pytest.mark.parametrize("norm", [None, "pre"])
+def test_tokens_have_the_covariance_and_means_of_the_start(norm):
+    """Known means matter to a LayerNorm alone; without one they must not cut the directions that tokens spread in."""
+    tokens = np.random.default_rng(0).standard_normal((10, 16)) + 1.0
+    model = lf.Transformer(width=11, depth=1, gamma=0.5, attention=ATTENTION, norm=norm)
+    start = lf.from_tokens(tokens)
+    if norm is None:
+        model = lf.Transformer(width=10, depth=1, gamma=0.5, attention=ATTENTION)
+    found = covariances(model, start, record=[0], dtype=torch.float64)
+    np.testing.assert_allclose(found[:, 0], np.broadcast_to(start.covariance, found[:, 0].shape), atol=1e-12)
+
+
+def test_too_many_directions_for_the_width_are_refused():
+    with pytest.raises(lf.InputError, match="more than width=2 has"):
+        covariances(lf.Transformer(width=2, depth=1, gamma=0.5, attention=ATTENTION))
+
+
+def test_double_precision_is_double_throughout():
+    """A 1 = 1 for centred softmax with the identity: to 1e-15, where single precision leaves 1e-8."""
+    layer = Attention(ATTENTION, 12).double()
+    with torch.no_grad():
+        for weight in layer.parameters():
+            weight.normal_(generator=torch.Generator().manual_seed(0))
+        a = layer.matrix(torch.randn(5, 12, dtype=torch.float64), torch.ones(5, 5, dtype=torch.bool).tril())
+    assert a.dtype == torch.float64
+    assert (a.sum(-1) - 1).abs().max() < 1e-14
+
+
+def test_a_network_that_leaves_single_precision_keeps_its_last_covariance():
+    found = lf.nn.simulate(MODEL, 1e37 * V0, samples=6, seed=0, progress=False)
+    assert np.isfinite(found["covariance"].values).all()
+    assert found["exit_cause"].any()
+    left_at = found["exit"].values
+    for sample in np.flatnonzero(np.isfinite(left_at)):
+        left = int(left_at[sample])
+        kept = found["covariance"].values[sample]
+        assert (kept[left:] == kept[max(left - 1, 0)]).all()
+
+
+def test_a_network_that_left_does_not_come_back():
+    """Pre-LN makes every branch finite again; the covariance that is kept stays."""
+    model = lf.Transformer(width=12, depth=4, gamma=1.0, attention=lf.SoftmaxAttention(), norm="pre")
+    found = lf.nn.simulate(model, 1e40 * V0, samples=4, seed=0, progress=False)
+    assert (found["exit"] == 0).all()
+    assert (found["covariance"] == found["covariance"][:, :1].values).all()
+
+
+def test_a_network_trains():
+    """Gradients reach every weight, and a few steps of Adam lower a loss."""
+    torch.manual_seed(0)
+    network = lf.nn.Network(MODEL)
+    x, target = torch.randn(8, 5, 12), torch.randn(8, 5, 12)
+    optimiser = torch.optim.Adam(network.parameters(), lr=0.05)
+    losses = []
+    for _ in range(30):
+        optimiser.zero_grad()
+        loss = (network(x) - target).square().mean()
+        loss.backward()
+        assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in network.parameters())
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_a_causal_network_does_not_look_ahead():
+    model = lf.Transformer(width=12, depth=3, gamma=0.5, attention=ATTENTION, mask="causal")
+    network = lf.nn.Network(model, torch.Generator().manual_seed(0))
+    x = torch.randn(5, 12)
+    changed = x.clone()
+    changed[3:] += 1.0
+    before, after = network(x), network(changed)
+    assert torch.equal(before[:3], after[:3])
+    assert not torch.equal(before[3:], after[3:])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch": 0}, "batch must be at least 1; got 0."),
+        ({"batch": "many"}, "batch must be a whole number; got 'many'."),
+        ({"samples": 0}, "samples must be at least 1; got 0."),
+        ({"device": "abacus"}, "device must be one that torch can use here"),
+        ({"record": [1.5]}, "must be whole numbers"),
+        ({"record": [4]}, "must lie in 0 … 3"),
+        ({"seed": -1}, "seed must be a whole number"),
+    ],
+    ids=str,
+)
+def test_arguments_that_cannot_be_used(options, message):
+    with pytest.raises(lf.InputError, match=message):
+        covariances(**options)
+
+
+def test_a_recording_that_does_not_fit_is_refused(monkeypatch):
+    monkeypatch.setattr(memory, "available_memory", lambda: 1000)
+    with pytest.raises(lf.InputError, match="GiB are free"):
+        covariances()
+
+
+def test_many_tokens_make_smaller_batches():
+    """Weights of 16 × 16 are nothing beside the attention matrices of 512 tokens."""
+    model = lf.Transformer(width=16, depth=1, gamma=0.5, attention=lf.SoftmaxAttention(heads=4))
+    few, many = (networks_in_batch(model, tokens, torch.float32) for tokens in (2, 512))
+    assert many * 8 * 512**2 * 4 < 2**28
+    assert few > 100 * many
