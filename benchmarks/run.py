@@ -7,7 +7,6 @@ are noisy, ratios less so.
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,10 +23,14 @@ from rich.table import Table
 import limitformer as lf
 from benchmarks import floors
 from benchmarks.dense_root import dense_root_step
+from limitformer.figures import FIGURES
 from limitformer.models import Transformer
 from limitformer.nn import simulate as simulate_networks
 
 TURNS = 5
+# Least ratios, seconds and megabytes that the project asks of itself.
+WANTED = {"attention": 250, "attention + feed-forward": 100, "8 tokens": 20, "16 tokens": 1000}
+WANTED_COLD, WANTED_WARM, WANTED_FIGURE, WANTED_MEMORY = 45, 15, 120, 1000
 KEY = np.array([1, 2], np.uint64)
 THREADS = os.cpu_count() or 1
 screen = Console()
@@ -91,17 +94,37 @@ def chain_against_network() -> list[dict[str, Any]]:
             if model.feedforward is not None:
                 floors.feedforward_layer(2_000, model.depth, 2, 200, 200, KEY)
 
-        row = compared(chain, network, samples * model.depth, networks * model.depth)
+        row = {"wanted": WANTED[name], **compared(chain, network, samples * model.depth, networks * model.depth)}
         single = alone(
             lambda model=model: lf.simulate(  # type: ignore[misc]
                 model, start, samples=4_000, seed=0, record=[model.depth], threads=1, progress=False
             ),
             4_000 * model.depth,
         )
-        floor_ns = alone(floor, 2_000 * model.depth)
+        floor_ns = alone(floor, 2_000 * mdef limit_against_dense_root() -> list[dict[str, Any]]:
+    """A step of one sample: the factor step against the batched dense root, both on all cores."""
+    rows = []
+    for tokens, samples in ((2, 40_000), (8, 8_000), (16, 2_000)):
+        v0 = lf.equicorrelated(tokens=tokens, correlation=0.2).covariance
+        sde = lf.limit(Transformer(width=100, depth=100, gamma=0.2, attention=lf.ShapedAttention(tau0=1.0)))
+        paths = best_batch(sde, v0)
+        batch = torch.tensor(v0).expand(paths, tokens, tokens).clone()
+
+        def factor(samples: int = samples, sde: Any = sde, v0: Any = v0, threads: int = THREADS) -> object:
+            return lf.simulate(
+                sde, v0, samples=samples, seed=0, record=[sde.horizon], dt=0.01, threads=threads, progress=False
+            )
+
+        def dense(sde: Any = sde, batch: torch.Tensor = batch) -> object:
+            return dense_root_step(sde, batch, 0.01)
+
+        row = compared(factor, dense, samples * 100, paths)
+        single = alone(lambda factor=factor, few=samples // 4: factor(few, threads=1), samples // 4 * 100)  # type: ignore[misc]
+        floor_ns = alone(lambda tokens=tokens: floors.limit_step(200, 100, tokens, KEY), 200 * 100)  # type: ignore[misc]
         rows.append(
             {
-                "what": name,
+                "what": f"{tokens} tokens",
+                "wanted": WANTED.get(f"{tokens} tokens", ""),
                 **row,
                 "one_thread_ns": single,
                 "floor_ns": floor_ns,
@@ -111,36 +134,17 @@ def chain_against_network() -> list[dict[str, Any]]:
     return rows
 
 
-def limit_against_dense_root() -> list[dict[str, Any]]:
-    """A step of one sample: the factor step against the batched dense root, both on all cores."""
-    rows = []
-    for tokens, samples, paths in ((2, 40_000, 2_000), (8, 8_000, 200), (16, 2_000, 20)):
-        v0 = lf.equicorrelated(tokens=tokens, correlation=0.2).covariance
-        sde = lf.limit(Transformer(width=100, depth=100, gamma=0.2, attention=lf.ShapedAttention(tau0=1.0)))
-        batch = torch.tensor(v0).expand(paths, tokens, tokens).clone()
+def best_batch(sde: Any, v0: Any) -> int:
+    """The number of paths at a time with which the dense root is fastest."""
 
-        def factor(tokens: int = tokens, samples: int = samples, sde: Any = sde, v0: Any = v0) -> object:
-            return lf.simulate(sde, v0, samples=samples, seed=0, record=[sde.horizon], dt=0.01, progress=False)
+    def cost(paths: int) -> float:
+        batch = torch.tensor(v0).expand(paths, *v0.shape).clone()
+        return alone(lambda: dense_root_step(sde, batch, 0.01), paths)
 
-        def dense(sde: Any = sde, batch: torch.Tensor = batch) -> object:
-            return dense_root_step(sde, batch, 0.01)
+    return min((20, 100, 500), key=cost)
 
-        row = compared(factor, dense, samples * 100, paths)
-        single = alone(
-            lambda sde=sde, v0=v0, samples=samples: lf.simulate(  # type: ignore[misc]
-                sde,
-                v0,
-                samples=samples // 4,
-                seed=0,
-                record=[sde.horizon],
-                dt=0.01,
-                threads=1,
-                progress=False,
-            ),
-            samples // 4 * 100,
-        )
-        floor_ns = alone(lambda tokens=tokens: floors.limit_step(200, 100, tokens, KEY), 200 * 100)  # type: ignore[misc]
-        rows.append(
+
+      rows.append(
             {
                 "what": f"{tokens} tokens",
                 **row,
@@ -186,17 +190,42 @@ def thread_scaling() -> list[dict[str, Any]]:
 
 
 def first_result() -> list[dict[str, Any]]:
-    """A new process up to figure 1 at paper scale: without and with compiled kernels on disk."""
+    """A new process up to each figure at paper scale; the first without compiled kernels on disk."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "NUMBA_CACHE_DIR": f"{folder}/kernels"}
-        command = [sys.executable, "-m", "limitformer", "figure", "st-fig1", "--out", f"{folder}/out"]
-        for what in ("cold", "warm", "warm"):
-            began = time.perf_counter()
-            subprocess.run(command, check=True, env=environment, capture_output=True)
-            rows.append({"what": f"st-fig1, {what}", "seconds": time.perf_counter() - began})
-        shutil.rmtree(f"{folder}/kernels")
+        for name, what, wanted in (
+            ("st-fig1", "cold", WANTED_COLD),
+            ("st-fig1", "warm", WANTED_WARM),
+            *((figure, "warm", WANTED_FIGURE) for figure in FIGURES if figure != "st-fig1"),
+        ):
+            taken, megabytes = new_process(name, folder, environment)
+            rows.append(
+                {
+                    "what": f"{name}, {what}",
+                    "wanted": wanted,
+                    "seconds": taken,
+                    "wanted_megabytes": WANTED_MEMORY,
+                    "megabytes": megabytes,
+                }
+            )
     return rows
+
+
+def new_process(name: str, folder: str, environment: dict[str, str]) -> tuple[float, float]:
+    """Seconds and peak megabytes of `limitformer figure NAME`."""
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "limitformer", "figure", name, "--out", f"{folder}/out"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise RuntimeError(f"limitformer figure {name} ended with {process.returncode}")
+    return time.perf_counter() - began, usage.ru_maxrss / 1024
 
 
 def show(title: str, rows: list[dict[str, Any]]) -> None:
@@ -227,7 +256,7 @@ def main() -> None:
             limit_against_dense_root,
         ),
         ("threads", "Thread scaling", thread_scaling),
-        ("first", "First result in a new process", first_result),
+        ("first", "Figures at paper scale, each in a new process", first_result),
     ):
         report[name] = measure()
         show(title, report[name])

@@ -93,9 +93,14 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         raise InputError(f"Cannot write {path}: {error.strerror} ({error.filename}).") from error
     try:
         write(folder / path.name)
-        if path.is_dir():
-            shutil.rmtree(path)
-        os.replace(folder / path.name, path)
+        if path.is_dir():  # a folder cannot be replaced in one go: the old one waits until the new one is there
+            os.replace(path, folder / "old")
+        try:
+            os.replace(folder / path.name, path)
+        except OSError:
+            if (folder / "old").exists():
+                os.replace(folder / "old", path)
+            raise
     except OSError as error:
         raise InputError(f"Cannot write {path}: {error.strerror}.") from error
     finally:
@@ -119,9 +124,7 @@ def save(dataset: xr.Dataset, path: str | Path) -> Path:
         InputError: another ending, a folder that cannot be written, or a variable too large for NetCDF.
     """
     path = Path(path)
-    check_ending(path)
-    ours = path.suffix == ".zarr" and any((path / name).exists() for name in (".zgroup", "zarr.json"))
-    require(ours or not path.is_dir(), f"Cannot write {path}: a folder that limitformer did not save is in the way.")
+    check_target(path)
     if path.suffix == ".zarr":
         write_whole(path, lambda whole: dataset.to_zarr(whole, mode="w", consolidated=False, zarr_format=2))
         return path
@@ -135,6 +138,16 @@ def save(dataset: xr.Dataset, path: str | Path) -> Path:
 def netcdf_attribute(value: Any) -> Any:
     """`value`, as text where it is a whole number that does not fit the 32 bits of a NetCDF attribute."""
     return str(value) if isinstance(value, int | np.integer) and not -(2**31) <= value < 2**31 else value
+
+
+def check_target(path: Path) -> None:
+    """Raise `InputError` unless data could be saved there: known ending, writable, nothing foreign in the way."""
+    check_ending(path)
+    ours = path.suffix == ".zarr" and any((path / name).exists() for name in (".zgroup", "zarr.json"))
+    require(ours or not path.is_dir(), f"Cannot write {path}: a folder that limitformer did not save is in the way.")
+    in_the_way = path.suffix == ".zarr" and path.is_file()
+    require(not in_the_way, f"Cannot write {path}: a file is in the way of the Zarr folder.")
+    check_writable(path.parent)
 
 
 def check_ending(path: Path) -> None:

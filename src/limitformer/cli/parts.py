@@ -11,10 +11,12 @@ if TYPE_CHECKING:
 LONGEST_TEXT = 64  # tokens that are taken without being asked for
 
 ATTENTION_OPTIONS = ("tau0", "heads", "head_dim")
+INTERVENTIONS = ("identity", "center", "temperature")
 SHAPED_RELU_OPTIONS = ("c_plus", "c_minus")
 MODEL_OPTIONS = (
     *("width", "depth", "gamma", "lam", "attention", "feedforward", "hidden", "norm", "mask"),
     *ATTENTION_OPTIONS,
+    *INTERVENTIONS,
     *SHAPED_RELU_OPTIONS,
 )
 
@@ -24,6 +26,7 @@ def refuse_idle(given: set[str], chosen: dict[str, Any]) -> None:
     idle = (
         (chosen["model_file"] is not None, MODEL_OPTIONS, "--model describes the whole model"),
         (chosen["attention"] == "none", ATTENTION_OPTIONS, "there is no attention"),
+        (chosen["attention"] != "shaped", INTERVENTIONS, "the attention is not shaped"),
         (
             chosen["feedforward"] != "shaped-relu",
             SHAPED_RELU_OPTIONS,
@@ -62,7 +65,8 @@ def attention_part(chosen: dict[str, Any]) -> Any:
     name = chosen["attention"]
     require(name in kinds, f"--attention must be one of {', '.join(kinds)}; got {name!r}.")
     kind = kinds[name]
-    return None if kind is None else kind(**{option: chosen[option] for option in ATTENTION_OPTIONS})
+    names = ATTENTION_OPTIONS + (INTERVENTIONS if kind is ShapedAttention else ())
+    return None if kind is None else kind(**{option: chosen[option] for option in names})
 
 
 def feedforward_part(chosen: dict[str, Any]) -> Any:
@@ -122,8 +126,10 @@ def start_of(chosen: dict[str, Any], width: int) -> "Start":
 def text_start(path: Path, width: int, tokens: int | None, positions: Any, seed: int) -> "Start":
     """The start from a text's first tokens."""
     from limitformer.models import from_text
+    from limitformer.models.text import words_of
 
-    whole = from_text(path, width=width, tokens=tokens, positions=positions, seed=seed)
-    if tokens is None and whole.tokens > LONGEST_TEXT:
-        raise InputError(f"{path} has {whole.tokens} tokens; say how many to take, e.g. --tokens {LONGEST_TEXT}.")
-    return whole
+    if tokens is None:
+        found = len(words_of(path))
+        few = found <= LONGEST_TEXT
+        require(few, f"{path} has {found} tokens; say how many to take, e.g. --tokens {LONGEST_TEXT}.")
+    return from_text(path, width=width, tokens=tokens, positions=positions, seed=seed)

@@ -42,6 +42,15 @@ def simulate(
     lam: Annotated[float | None, option(MODEL, help="Skip strength λ.", default="sqrt(1 - γ²)")] = None,
     attention: Annotated[str, option(MODEL, help="shaped, softmax or none.")] = "shaped",
     tau0: Annotated[float, option(MODEL, help="Temperature τ₀ of the attention.")] = 1.0,
+    identity: Annotated[
+        bool, option(MODEL, "--identity/--no-identity", help="Shaped attention: add the identity.")
+    ] = True,
+    center: Annotated[
+        bool, option(MODEL, "--center/--no-center", help="Shaped attention: subtract 1/m from the softmax.")
+    ] = True,
+    temperature: Annotated[
+        str, option(MODEL, help="Shaped attention: τ is shaped, τ₀√(n n_k), or standard, τ₀√n_k.")
+    ] = "shaped",
     heads: Annotated[
         int | None,
         option(MODEL, help="Heads, joined by an output projection.", default="one head, no projection"),
@@ -77,6 +86,9 @@ def simulate(
     step: Annotated[
         str | None, option(RUN, help="Method for the limit: factor or euler-maruyama.", default="factor")
     ] = None,
+    radius: Annotated[
+        float | None, option(RUN, help="Stop paths of a chain or limit whose |V| reaches it.", default="1e100")
+    ] = None,
     seed: Annotated[int, option(RUN, help="Seed; the same seed gives the same numbers.")] = 0,
     threads: Annotated[int | None, option(RUN, help="Threads of a chain or limit.", default=ALL_CORES)] = None,
     out: Annotated[Path | None, option(RUN, help="Write the data to this file, .nc or .zarr.")] = None,
@@ -100,7 +112,7 @@ def simulate(
             typer.echo(to_json(model, indent=2))
             return
         check_out(out)
-        options = {name: chosen[name] for name in ("threads", "dt", "step") if chosen[name] is not None}
+        options = {name: chosen[name] for name in ("threads", "radius", "dt", "step") if chosen[name] is not None}
         dataset, complete = run(
             kind,
             model,
@@ -149,7 +161,7 @@ def run(
 
     require(kind in ("chain", "limit", "network"), f"--as must be chain, limit or network; got {kind!r}.")
     described = lf.limit(model) if kind == "limit" else model
-    points = spread(kind, described) if record is None else record
+    points = spread(kind, described, options) if record is None else record
     if kind == "network":
         from limitformer.nn import simulate as simulate_network
 
@@ -163,23 +175,24 @@ def run(
         return interrupted.partial, False
 
 
-def spread(kind: str, described: Any) -> "np.ndarray":
-    """At most `ROWS` layers or times, evenly from 0 to the last."""
+def spread(kind: str, described: Any, options: dict[str, Any]) -> "np.ndarray":
+    """At most `ROWS` layers or times, evenly from 0 to the last; times are those of steps."""
     import numpy as np
 
-    if kind == "limit":
-        return np.linspace(0, described.horizon, ROWS)
-    return np.unique(np.rint(np.linspace(0, described.depth, ROWS)))
+    from limitformer.limits import whole_steps
+
+    if kind != "limit":
+        return np.unique(np.rint(np.linspace(0, described.depth, ROWS)))
+    steps = whole_steps(described.horizon, options.get("dt", 0.01))
+    return np.unique(np.rint(np.linspace(0, steps, ROWS))) * (described.horizon / steps)
 
 
 def check_out(out: Path | None) -> None:
     """Raise `InputError` now if the data could not be written later."""
     if out is not None:
-        from limitformer.results import check_ending, check_writable
+        from limitformer.results import check_target
 
-        check_ending(out)
-        require(out.suffix == ".zarr" or not out.is_dir(), f"Cannot write {out}: it is a folder.")
-        check_writable(out.parent)
+        check_target(out)
 
 
 def write(dataset: "xr.Dataset", out: Path | None) -> None:
@@ -197,16 +210,17 @@ def table_of(dataset: "xr.Dataset") -> Table:
     from limitformer.results import correlation
 
     axis = str(dataset["covariance"].dims[1])
-    rho, v = correlation(dataset).values, dataset["covariance"].values
-    tokens = rho.shape[-1]
+    tokens = dataset.sizes["token"]
     title = f"{dataset.attrs['description']}, {dataset.sizes['sample']} samples, {tokens} tokens"
     table = Table(axis, "mean ρ", "mean |ρ|", "5 % … 95 % of ρ", "median variance", title=title)
     for column in table.columns:
         column.justify, column.no_wrap = "right", True
     pairs = np.triu_indices(tokens, 1)
     for k, point in enumerate(dataset[axis].values):
-        variance = np.median(np.diagonal(v[:, k], axis1=-2, axis2=-1))
-        table.add_row(f"{point:g}", *correlation_cells(rho[:, k][:, pairs[0], pairs[1]]), f"{variance:.4g}")
+        one = dataset.isel({axis: [k]})  # one at a time, since a table should not take more memory than its data
+        variance = np.median(np.diagonal(one["covariance"].values, axis1=-2, axis2=-1))
+        rho = correlation(one).values[:, 0][:, pairs[0], pairs[1]]
+        table.add_row(f"{point:g}", *correlation_cells(rho), f"{variance:.4g}")
     table.caption = caption(dataset, tokens)
     return table
 
@@ -228,12 +242,12 @@ def near_one(rho: float) -> str:
 
 
 def caption(dataset: "xr.Dataset", tokens: int) -> str | None:
-    """What the table's numbers are taken over, and how many samples left the ball."""
-    import numpy as np
+    """What the table's numbers are taken over, and how many samples left, and what."""
+    from limitformer.recording import CAUSES
 
     lines = ["ρ over all samples and pairs of tokens"] if tokens > 2 else []
-    left = int(np.isfinite(dataset["exit"].values).sum())
-    if left:
-        radius = dataset.attrs.get("radius", np.inf)
-        lines.append(f"{left} samples left the ball |V| < {radius:g} and stay as they left")
+    for cause, words in list(enumerate(CAUSES))[1:]:
+        left = int((dataset["exit_cause"] == cause).sum())
+        if left:
+            lines.append(f"{left} samples {words} and stay as they left")
     return "\n".join(lines) or None

@@ -3,3 +3,4 @@
 from limitformer.limits.covariance import CovarianceLimit as CovarianceLimit
 from limitformer.limits.covariance import limit as limit
 from limitformer.limits.path import CovariancePaths as CovariancePaths
+from limitformer.limits.path import whole_steps as whole_steps

@@ -92,6 +92,14 @@ def check_cone(step, failed, ledger):
             leave(lane, step, LEFT_CONE, ledger.before, ledger)
 
 
+def whole_steps(horizon: float, dt: float) -> int:
+    """The least number of equal steps of at most `dt`, up to rounding, that make the horizon."""
+    dt = require_real("dt", dt)
+    require(dt > 0, f"dt must be positive; got {dt}.")
+    require(horizon / dt <= 2**53, f"dt must be at least {horizon / 2**53:.3g} for this horizon; got {dt}.")
+    return max(1, ceil(horizon / dt - 1e-9))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CovariancePaths:
     """Paths of one limit and start, ready to run.
@@ -120,9 +128,7 @@ class CovariancePaths:
             f'step must be "factor" or "euler-maruyama"; got {self.step!r}.',
         )
         keep(self, dt=require_real("dt", self.dt))
-        require(self.dt > 0, f"dt must be positive; got {self.dt}.")
-        shortest = self.model.horizon / 2**53  # beyond, steps cannot be counted
-        require(self.dt >= shortest, f"dt must be at least {shortest:.3g} for this horizon; got {self.dt}.")
+        whole_steps(self.model.horizon, self.dt)
         in_range = bool((self.times >= 0).all() and (self.times <= self.model.horizon * (1 + 1e-12)).all())
         require(in_range, f"Times to record must lie in [0, {self.model.horizon:g}]; got {self.times}.")
         longest = largest_step(self.model, self.start.tokens)
@@ -134,7 +140,7 @@ class CovariancePaths:
     @property
     def steps(self) -> int:
         """Number of steps to the horizon."""
-        return max(1, ceil(self.model.horizon / self.dt - 1e-9))
+        return whole_steps(self.model.horizon, self.dt)
 
     @property
     def actual_dt(self) -> float:

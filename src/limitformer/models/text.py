@@ -44,12 +44,10 @@ def from_text(
     require_count("width", width)
     require_count("seed", seed, least=0)
     require(positions in (None, "sinusoidal"), f'positions must be None or "sinusoidal"; got {positions!r}.')
-    text = read_text(source) if isinstance(source, Path) else source
-    words = re.findall(r"\w+|[^\w\s]", text.lower())
-    name = str(source) if isinstance(source, Path) else "the text"
-    require(bool(words), f"A text must hold at least one word; {name} holds none.")
+    words = words_of(source)
     if tokens is not None:
         require_count("tokens", tokens)
+        name = str(source) if isinstance(source, Path) else "the text"
         require(tokens <= len(words), f"{name} has {len(words)} tokens; {tokens} were asked for.")
         words = words[:tokens]
     x = embed(words, width, seed)
@@ -62,6 +60,15 @@ def from_text(
         labels=tuple(words),
         description=f"text, {len(words)} tokens, {len(set(words))} distinct, positions {positions}, seed {seed}",
     )
+
+
+def words_of(source: str | Path) -> list[str]:
+    """Words and punctuation marks of a text (str) or of the file it is in (Path), in lower case."""
+    text = read_text(source) if isinstance(source, Path) else source
+    words = re.findall(r"\w+|[^\w\s]", text.lower())
+    name = str(source) if isinstance(source, Path) else "the text"
+    require(bool(words), f"A text must hold at least one word; {name} holds none.")
+    return words
 
 
 def read_text(path: Path) -> str:
