@@ -101,7 +101,20 @@ def chain_against_network() -> list[dict[str, Any]]:
             ),
             4_000 * model.depth,
         )
-        floor_ns = alone(floor, 2_000 * mdef limit_against_dense_root() -> list[dict[str, Any]]:
+        floor_ns = alone(floor, 2_000 * model.depth)
+        rows.append(
+            {
+                "what": name,
+                **row,
+                "one_thread_ns": single,
+                "floor_ns": floor_ns,
+                "over_floor": single / floor_ns,
+            }
+        )
+    return rows
+
+
+def limit_against_dense_root() -> list[dict[str, Any]]:
     """A step of one sample: the factor step against the batched dense root, both on all cores."""
     rows = []
     for tokens, samples in ((2, 40_000), (8, 8_000), (16, 2_000)):
@@ -142,18 +155,6 @@ def best_batch(sde: Any, v0: Any) -> int:
         return alone(lambda: dense_root_step(sde, batch, 0.01), paths)
 
     return min((20, 100, 500), key=cost)
-
-
-      rows.append(
-            {
-                "what": f"{tokens} tokens",
-                **row,
-                "one_thread_ns": single,
-                "floor_ns": floor_ns,
-                "over_floor": single / floor_ns,
-            }
-        )
-    return rows
 
 
 def thread_scaling() -> list[dict[str, Any]]:
