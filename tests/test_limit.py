@@ -184,10 +184,10 @@ def test_structured_noise_has_the_dense_covariance(name):
 # ---------------------------------------------------------------- the chain's one step against b and Σ
 
 
-def one_step(process, samples, **options):
+def one_step(process, samples, start=V4, **options):
     """ΔV over the pairs α ≤ β after the last recorded point: (samples, 10)."""
-    found = lf.simulate(process, V4, samples=samples, seed=4, progress=False, **options)
-    return found["covariance"].values[:, -1][:, PAIRS[0], PAIRS[1]] - V4[PAIRS]
+    found = lf.simulate(process, start, samples=samples, seed=4, progress=False, **options)
+    return found["covariance"].values[:, -1][:, PAIRS[0], PAIRS[1]] - start[PAIRS]
 
 
 CHAIN_SAMPLES = {
@@ -233,6 +233,27 @@ def test_one_step_has_the_drift_and_covariance_of_the_limit(name, step):
     assert np.abs(standard_errors(moved / dt, -b)).max() > STANDARD_ERRORS
     assert np.abs(covariance_standard_errors(moved / sqrt(dt), sigma)).max() < STANDARD_ERRORS
     assert np.abs(covariance_standard_errors(moved / sqrt(dt), 1.02 * sigma)).max() > STANDARD_ERRORS
+
+
+@pytest.mark.parametrize("step", ["factor", "euler-maruyama"])
+@pytest.mark.parametrize("mask", [None, "causal"])
+def test_the_drift_of_attention_to_a_few_percent(mask, step):
+    """γ and τ₀ small, so that the drift γ²/τ₀² is large beside the noise γ²/τ₀: b that is off by 3 % fails.
+
+    The variances are very unequal, so that the second-order term, which needs that, is half of the drift; the last
+    token, which a causal mask lets see all, has the largest.
+    """
+    dt = 1e-4
+    attention = lf.ShapedAttention(tau0=0.02)
+    limit = lf.limit(lf.Transformer(width=10_000, depth=1, gamma=0.1, attention=attention, mask=mask))
+    deviation = np.sqrt([0.2, 0.1, 0.5, 2.0])
+    start = np.outer(deviation, deviation) * (0.4 * np.eye(4) + 0.6)
+    moved = one_step(limit, 1_000_000, start, record=[limit.horizon], dt=dt, step=step)
+    b = limit.drift(start)[PAIRS]
+    assert limit.horizon == dt
+    assert np.abs(standard_errors(moved / dt, b)).max() < STANDARD_ERRORS
+    for wrong in (0.97, 1.03):
+        assert np.abs(standard_errors(moved / dt, wrong * b)).max() > STANDARD_ERRORS
 
 
 def test_the_factor_steps_error_is_of_second_order():
