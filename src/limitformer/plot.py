@@ -12,14 +12,13 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, BLACK = (
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK = (
     "#0072B2",
     "#E69F00",
     "#009E73",
     "#D55E00",
     "#CC79A7",
     "#56B4E9",
-    "#F0E442",
     "#000000",
 )
 PALETTE = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, BLACK)

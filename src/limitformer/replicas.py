@@ -24,7 +24,7 @@ def slices(first: int, samples: int, chunk: int) -> list[slice]:
 def slices_after_a_trial(run: Callable[[slice], None], samples: int, threads: int) -> list[slice]:
     """Run the first replicas, and divide the others into chunks of about `CHUNK_SECONDS`.
 
-    Ctrl-C waits for the chunks that are running.
+    Ctrl-C waits for the chunks that are running; one of them is never less than a group of `LANES` replicas.
     """
     first = min(LANES, samples)
     began = time.perf_counter()

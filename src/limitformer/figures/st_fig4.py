@@ -18,11 +18,12 @@ from matplotlib.figure import Figure
 
 from limitformer.figures.claims import Claim, Run, chain, pair_correlation
 from limitformer.models import ShapedAttention, Transformer, equicorrelated
+from limitformer.models.attention import Temperature
 from limitformer.plot import PALETTE, panels
 from limitformer.progress import tracked
 
 # Name → (identity, center, temperature); all, one removed, two removed.
-CASES = {
+CASES: dict[str, tuple[bool, bool, Temperature]] = {
     "shaped": (True, True, "shaped"),
     "τ² = n n_k, center": (False, True, "shaped"),
     "id, center": (True, True, "standard"),
@@ -56,9 +57,9 @@ def quick() -> Config:
     return Config(samples=2**9)
 
 
-def intervened(config: Config, identity: bool, center: bool, temperature: str) -> Transformer:
+def intervened(config: Config, identity: bool, center: bool, temperature: Temperature) -> Transformer:
     """The attention network with some of the three parts."""
-    attention = ShapedAttention(tau0=config.tau0, identity=identity, center=center, temperature=temperature)  # type: ignore[arg-type]
+    attention = ShapedAttention(tau0=config.tau0, identity=identity, center=center, temperature=temperature)
     return Transformer(width=config.width, depth=config.depth, gamma=config.gamma, attention=attention)
 
 
