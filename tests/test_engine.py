@@ -205,9 +205,9 @@ def test_starts_and_covariances_are_one():
         ({"radius": np.inf}, "radius must be finite; got inf."),
         ({"start": [[1.0, 2.0], [2.0, 1.0]]}, "The start must be positive semi-definite"),
         ({"start": "covariance"}, "The start must be an array of numbers; got str."),
-        ({"model": limit}, "simulate needs a Transformer or limit(model); got function."),
-        ({"model": None}, "simulate needs a Transformer or limit(model); got NoneType."),
-        ({"model": MODEL.attention}, "simulate needs a Transformer or limit(model); got ShapedAttention."),
+        ({"model": limit}, "simulate needs a model or limit(model); got function."),
+        ({"model": None}, "simulate needs a model or limit(model); got NoneType."),
+        ({"model": MODEL.attention}, "simulate needs a model or limit(model); got ShapedAttention."),
     ],
 )
 def test_arguments_that_cannot_be_used(settings, message):
@@ -232,8 +232,8 @@ def test_arguments_that_cannot_be_used(settings, message):
         ({"record": [-1, 2]}, "Layers to record must lie in 0 … 12; got [-1  2]."),
         ({"record": [2, 13]}, "Layers to record must lie in 0 … 12; got [ 2 13]."),
         ({"record": [np.inf]}, "Layers to record must"),
-        ({"dt": 0.1}, "A chain has no option dt; it has none."),
-        ({"step": "factor", "dt": 0.1}, "A chain has no option dt, step; it has none."),
+        ({"dt": 0.1}, "A chain has no option dt; it has radius."),
+        ({"step": "factor", "dt": 0.1}, "A chain has no option dt, step; it has radius."),
     ],
 )
 def test_records_and_options_that_a_chain_refuses(settings, message):
@@ -252,7 +252,7 @@ def test_records_and_options_that_a_chain_refuses(settings, message):
         ({"dt": np.inf}, "dt must be finite; got inf."),
         ({"dt": np.nan}, "dt must be finite; got nan."),
         ({"step": "heun"}, 'step must be "factor" or "euler-maruyama"; got \'heun\'.'),
-        ({"steps": 3}, "A limit has no option steps; it has dt, step."),
+        ({"steps": 3}, "A limit has no option steps; it has radius, dt, step."),
     ],
 )
 def test_records_and_options_that_a_limit_refuses(settings, message):
@@ -359,7 +359,7 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch, model, options, threads):
 
 def slow_down(monkeypatch, model):
     """Make chunks of the prepared process slow, so that Ctrl-C comes before the last of them has begun."""
-    process = engine.process_of(model, engine.as_start(start_for(model)), None, 1.0, {})
+    process = engine.process_of(model, start_for(model), None, {})
     kind = type(process.prepare(0))
     quick = kind.run
 

@@ -493,12 +493,12 @@ def test_the_place_of_a_replica_does_not_change_a_bit(model, options):
     """Replica j alone, or in a batch that begins anywhere: first in its batch or the eighth."""
     whole = run(model, 24, **options)
     options = dict(options)
-    process = process_of(model, as_start(options.pop("start", START)), None, 1e100, options)
+    process = process_of(model, options.pop("start", START), None, options)
     prepared = process.prepare(11)
     for first, count in ((0, 1), (1, 1), (3, 8), (5, 13), (7, 2), (8, 3), (11, 9), (15, 9), (23, 1)):
         covariance = np.full((count, *whole["covariance"].shape[1:]), np.nan)
         exits, causes = np.full(count, np.nan), np.full(count, -1, np.int8)
-        prepared.run(first, covariance, exits, causes)
+        prepared.run(first, {"covariance": covariance, "exits": exits, "causes": causes})
         for ours, name in ((covariance, "covariance"), (exits, "exit"), (causes, "exit_cause")):
             assert same_bits(ours, whole[name].values[first : first + count]), (name, first, count)
 
@@ -531,7 +531,7 @@ def chain_paths(model):
 
 def limit_paths(step):
     """The same for the limit."""
-    process = process_of(limit(SHAPED), as_start(START), None, 1e100, {"dt": 0.02, "step": step})
+    process = process_of(limit(SHAPED), START, None, {"dt": 0.02, "step": step})
     prepared = process.prepare(2)
     constants, mask = process.model.constants(), process.model.mask_for(3)
 

@@ -6,8 +6,10 @@ from limitformer.errors import InputError as InputError
 from limitformer.errors import MissingExtraError as MissingExtraError
 from limitformer.errors import NoLimitError as NoLimitError
 from limitformer.limits import CovarianceLimit as CovarianceLimit
+from limitformer.limits import TokenLimit as TokenLimit
 from limitformer.limits import limit as limit
 from limitformer.models import GELU as GELU
+from limitformer.models import HybridTransformer as HybridTransformer
 from limitformer.models import LayerNorm as LayerNorm
 from limitformer.models import ReLU as ReLU
 from limitformer.models import RMSNorm as RMSNorm
@@ -15,6 +17,7 @@ from limitformer.models import ShapedAttention as ShapedAttention
 from limitformer.models import ShapedReLU as ShapedReLU
 from limitformer.models import SoftmaxAttention as SoftmaxAttention
 from limitformer.models import Start as Start
+from limitformer.models import StochasticTransformer as StochasticTransformer
 from limitformer.models import Transformer as Transformer
 from limitformer.models import equicorrelated as equicorrelated
 from limitformer.models import from_covariance as from_covariance
@@ -22,6 +25,7 @@ from limitformer.models import from_json as from_json
 from limitformer.models import from_text as from_text
 from limitformer.models import from_tokens as from_tokens
 from limitformer.models import to_json as to_json
+from limitformer.outcomes import outcomes as outcomes
 from limitformer.results import correlation as correlation
 from limitformer.results import load as load
 from limitformer.results import package_version

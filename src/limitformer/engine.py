@@ -6,6 +6,7 @@ any chunking.
 
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import singledispatch
 from typing import Any, Protocol
 
@@ -13,29 +14,36 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
-from limitformer.chains import TransformerChain
+from limitformer.chains import TransformerChain, sphere_chain
 from limitformer.errors import InputError, require, require_count, require_real
-from limitformer.limits import CovarianceLimit, CovariancePaths
-from limitformer.memory import check_list, check_recording
-from limitformer.models import Start, Transformer, as_start, to_json
+from limitformer.limits import CovarianceLimit, CovariancePaths, TokenLimit, token_paths
+from limitformer.memory import check_list
+from limitformer.models import (
+    HybridTransformer,
+    SphereModel,
+    Start,
+    StochasticTransformer,
+    Transformer,
+    as_start,
+    to_json,
+)
+from limitformer.models.sphere_start import SphereStart, as_sphere_start
 from limitformer.progress import advance, announced, bar
-from limitformer.recording import INSIDE, LARGEST_RADIUS
+from limitformer.recording import LARGEST_RADIUS
 from limitformer.replicas import run_parts, slices, slices_after_a_trial, usable_cores
-from limitformer.results import covariance_dataset
+from limitformer.results import covariance_dataset, sphere_dataset
+from limitformer.sphere.process import SphereOptions, SpherePaths
 
 Record = Sequence[float] | NDArray[Any] | None
+
+
+Outputs = dict[str, NDArray[Any]]
 
 
 class Prepared(Protocol):
     """A process that is ready to run replicas, from any thread."""
 
-    def run(
-        self,
-        first: int,
-        covariance: NDArray[np.float64],
-        exits: NDArray[np.float64],
-        causes: NDArray[np.int8],
-    ) -> None:
+    def run(self, first: int, outputs: Outputs) -> None:
         """Fill the arrays with replicas `first`, `first` + 1, …"""
 
 
@@ -43,24 +51,15 @@ class Process(Protocol):
     """What can be simulated: a chain or a limit with its start and its recording."""
 
     @property
-    def axis(self) -> str:
-        """ "depth" or "time"."""
-
-    @property
     def description(self) -> str:
         """ "chain" or "limit"."""
 
     @property
-    def start(self) -> Start:
-        """The input tokens."""
-
-    @property
-    def points(self) -> NDArray[Any]:
-        """The layers or times that are recorded."""
-
-    @property
     def settings(self) -> dict[str, Any]:
         """What else one needs to know to repeat it."""
+
+    def outputs(self, samples: int) -> Outputs:
+        """Arrays for the results, (samples, …) each; `InputError` if they do not fit the memory."""
 
     def prepare(self, seed: int) -> Prepared:
         """Everything that all replicas share."""
@@ -75,34 +74,37 @@ class Interrupted(KeyboardInterrupt):
 
 
 def simulate(
-    model: Transformer | CovarianceLimit,
-    start: Start | ArrayLike,
+    model: Transformer | CovarianceLimit | SphereModel | TokenLimit,
+    start: Start | SphereStart | ArrayLike | None = None,
     *,
     samples: int,
     seed: int,
     record: Record = None,
-    radius: float = LARGEST_RADIUS,
     threads: int | None = None,
     chunk: int | None = None,
     progress: bool = True,
     **options: Any,
 ) -> xr.Dataset:
-    """Simulate the exact chain of a Transformer, or its limit.
+    """Simulate the exact chain of a model, or its limit.
 
     Args:
-        model: a `Transformer` (its chain) or `limit(model)` (its SDE).
-        start: a start, or a covariance matrix V₀ (tokens, tokens).
+        model: a `Transformer`, `StochasticTransformer` or `HybridTransformer` (its chain), or `limit(model)` (its SDE).
+        start: of a `Transformer`, a start or a covariance matrix V₀ (tokens, tokens). On the sphere, None for tokens
+            that are uniform there, an array (tokens, dim) of unit vectors, or the overlap of two tokens.
         samples: independent replicas.
         seed: 0 to 2⁶³ − 1; the same seed gives the same bits, whatever the threads.
-        record: layers (chain) or times (limit) to keep, ascending; None keeps all.
-        radius: paths whose |V| (Frobenius) reaches it stop there and are marked.
+        record: layers (chain of a `Transformer`) or times to keep, ascending; None keeps all, on the sphere about 100.
         threads: None takes all cores.
         chunk: replicas handed to a thread at a time, best a multiple of 8 (`lanes`); None chooses.
         progress: whether work of more than two seconds shows on the terminal.
-        options: for a limit, `dt` (default 0.01) and `step`, "factor" (default) or "euler-maruyama".
+        options: of a `Transformer` and its limit, `radius`: paths whose |V| (Frobenius) reaches it stop and are marked;
+            on the sphere, the fields of `SphereOptions`: `horizon` (needed), `method`, `keep`, `tolerance`,
+            `early_stop`; of a limit, `dt` (default 0.01), and of a covariance limit `step`, "factor" (default) or
+            "euler-maruyama".
 
     Returns:
-        Dataset of `covariance` (sample, depth or time, token, token_), `exit` and `exit_cause` (sample,).
+        Dataset of `covariance` (sample, depth or time, token, token_), `exit` and `exit_cause` (sample,); or, on the
+        sphere, of what `keep` names (`results.sphere_dataset`).
 
     Raises:
         InputError: an argument that cannot be used, or a recording that does not fit the memory.
@@ -112,46 +114,33 @@ def simulate(
     >>> net = lf.Transformer(width=64, depth=8, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))
     >>> lf.simulate(net, [[1.0, 0.2], [0.2, 1.0]], samples=10, seed=0).covariance.shape
     (10, 9, 2, 2)
+    >>> pair = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=100)
+    >>> lf.simulate(pair, horizon=2.0, samples=10, seed=0, record=[0.0, 2.0]).overlap.shape
+    (10, 2, 1)
     """
     require_count("samples", samples)
     threads = usable_cores() if threads is None else require_count("threads", threads)
-    radius = require_real("radius", radius)
-    require(0 < radius <= LARGEST_RADIUS, f"radius must lie in (0, {LARGEST_RADIUS:g}]; got {radius}.")
     if chunk is not None:
         require_count("chunk", chunk)
-    process = process_of(model, as_start(start), record, radius, options)
-    check_recording(samples, len(process.points), process.start.tokens, process.axis)
+    process = process_of(model, start, record, options)
+    outputs = process.outputs(samples)
     prepared = process.prepare(seed)
-
     began = time.perf_counter()
-    tokens, points = process.start.tokens, len(process.points)
-    covariance = np.empty((samples, points, tokens, tokens))
-    exits, causes = np.full(samples, np.inf), np.full(samples, INSIDE, np.int8)
 
     def dataset(finished: int) -> xr.Dataset:
         provenance = {
             "model": to_json(model),
             "description": process.description,
-            "start": process.start.description,
             "seed": seed,
             "samples": finished,
-            "radius": radius,
             "threads": threads,
             **process.settings,
             "wall_seconds": time.perf_counter() - began,
         }
-        return covariance_dataset(
-            covariance[:finished],
-            exits[:finished],
-            causes[:finished],
-            axis=process.axis,
-            points=process.points,
-            start=process.start,
-            provenance=provenance,
-        )
+        return dataset_of(process, part_of(outputs, slice(0, finished)), provenance)
 
     def run(part: slice) -> None:
-        prepared.run(part.start, covariance[part], exits[part], causes[part])
+        prepared.run(part.start, part_of(outputs, part))
 
     try:
         with announced(f"Compiling the {process.description}'s kernels for this machine (the first time only)"):
@@ -166,35 +155,86 @@ def simulate(
     return dataset(samples)
 
 
+def part_of(outputs: Outputs, part: slice) -> Outputs:
+    """These samples of every array."""
+    return {name: array[part] for name, array in outputs.items()}
+
+
 @singledispatch
-def process_of(model: Any, start: Start, record: Record, radius: float, options: dict[str, Any]) -> Process:
+def dataset_of(process: Any, outputs: Outputs, provenance: dict[str, Any]) -> xr.Dataset:
+    """The results of a process."""
+    raise TypeError(f"no results are known for {type(process).__name__}")
+
+
+@dataset_of.register(TransformerChain)
+@dataset_of.register(CovariancePaths)
+def _(process: TransformerChain | CovariancePaths, outputs: Outputs, provenance: dict[str, Any]) -> xr.Dataset:
+    axis, points, start = process.axis, process.points, process.start
+    return covariance_dataset(**outputs, axis=axis, points=points, start=start, provenance=provenance)
+
+
+@dataset_of.register
+def _(process: SpherePaths, outputs: Outputs, provenance: dict[str, Any]) -> xr.Dataset:
+    return sphere_dataset(outputs, times=process.points, start=process.start, provenance=provenance)
+
+
+@singledispatch
+def process_of(model: Any, start: Any, record: Record, options: dict[str, Any]) -> Process:
     """The process that `model` declares, from `start`."""
-    raise InputError(f"simulate needs a Transformer or limit(model); got {type(model).__name__}.")
+    raise InputError(f"simulate needs a model or limit(model); got {type(model).__name__}.")
 
 
 @process_of.register
-def _(model: Transformer, start: Start, record: Record, radius: float, options: dict[str, Any]) -> Process:
-    refuse_options("a chain", options, ())
-    return TransformerChain(model=model, start=start, points=recorded_layers(model, record), radius=radius)
+def _(model: Transformer, start: Any, record: Record, options: dict[str, Any]) -> Process:
+    refuse_options("a chain", options, ("radius",))
+    points = recorded_layers(model, record)
+    return TransformerChain(model=model, start=as_start(start), points=points, radius=checked_radius(options))
 
 
 @process_of.register
-def _(model: CovarianceLimit, start: Start, record: Record, radius: float, options: dict[str, Any]) -> Process:
-    refuse_options("a limit", options, ("dt", "step"))
-    settings = {"dt": 0.01, "step": "factor", **options}
+def _(model: CovarianceLimit, start: Any, record: Record, options: dict[str, Any]) -> Process:
+    refuse_options("a limit", options, ("radius", "dt", "step"))
+    start = as_start(start)
+    settings = {"dt": 0.01, "step": "factor", **options, "radius": checked_radius(options)}
     if record is not None:
-        return CovariancePaths(
-            model=model,
-            start=start,
-            times=recorded_points("record", record),
-            radius=radius,
-            **settings,
-        )
-    last = CovariancePaths(model=model, start=start, times=np.array([model.horizon]), radius=radius, **settings)
+        times = recorded_points("record", record)
+        return CovariancePaths(model=model, start=start, times=times, **settings)
+    last = CovariancePaths(model=model, start=start, times=np.array([model.horizon]), **settings)
     check_list(last.steps + 1, "time")
-    times: NDArray[np.float64] = np.arange(last.steps + 1, dtype=np.float64) * last.actual_dt
+    times = np.arange(last.steps + 1, dtype=np.float64) * last.actual_dt
     times[-1] = model.horizon
-    return CovariancePaths(model=model, start=start, times=times, radius=radius, **settings)
+    return CovariancePaths(model=model, start=start, times=times, **settings)
+
+
+@process_of.register(StochasticTransformer)
+@process_of.register(HybridTransformer)
+def _(model: StochasticTransformer | HybridTransformer, start: Any, record: Record, options: dict[str, Any]) -> Process:
+    times = None if record is None else recorded_points("record", record)
+    chosen = sphere_options("a chain on the sphere", options)
+    return sphere_chain(model, as_sphere_start(start, model), times, chosen)
+
+
+@process_of.register
+def _(model: TokenLimit, start: Any, record: Record, options: dict[str, Any]) -> Process:
+    times = None if record is None else recorded_points("record", record)
+    dt = options.get("dt", 0.01)
+    chosen = sphere_options("a limit on the sphere", options, ("dt",))
+    return token_paths(model, as_sphere_start(start, model.model), times, chosen, dt)
+
+
+def checked_radius(options: dict[str, Any]) -> float:
+    """The radius at which paths stop."""
+    radius = require_real("radius", options.get("radius", LARGEST_RADIUS))
+    require(0 < radius <= LARGEST_RADIUS, f"radius must lie in (0, {LARGEST_RADIUS:g}]; got {radius}.")
+    return radius
+
+
+def sphere_options(what: str, options: dict[str, Any], more: tuple[str, ...] = ()) -> SphereOptions:
+    """`options` without `more`, checked."""
+    known = tuple(field.name for field in fields(SphereOptions))
+    refuse_options(what, options, (*known, *more))
+    require("horizon" in options, f"{what.capitalize()} needs a horizon: how many units of time.")
+    return SphereOptions(**{name: value for name, value in options.items() if name in known})
 
 
 def refuse_options(what: str, options: dict[str, Any], known: tuple[str, ...]) -> None:

@@ -28,6 +28,7 @@ KERNEL_SOURCES = (
     "random.py",
     "factor.py",
     "recording.py",
+    "sphere/*.py",
     "chains/*.py",
     "limits/*.py",
 )

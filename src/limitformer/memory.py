@@ -45,12 +45,15 @@ def check_list(count: int, axis: str) -> None:
 
 def check_recording(samples: int, points: int, tokens: int, axis: str) -> None:
     """Raise `InputError` if the covariances to be recorded do not fit the memory that is free."""
+    check_bytes(8 * tokens**2 * samples * points, samples, points, axis)
+
+
+def check_bytes(needed: int, samples: int, points: int, axis: str) -> None:
+    """Raise `InputError` if a recording of `needed` bytes does not fit the memory that is free."""
     available = available_memory()
-    one = 8 * tokens**2 * samples
-    needed = one * points
     if available is None or needed <= SHARE * available:
         return
-    fitting = int(SHARE * available / one)
+    fitting = int(SHARE * available * points / needed)
     repair = f"record at most {fitting} {axis}s" if fitting else "take fewer samples"
     raise InputError(
         f"Recording {samples} samples at {points} {axis}s takes {needed / 2**30:,.1f} GiB; "

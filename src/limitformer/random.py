@@ -73,9 +73,21 @@ def philox(c0, c1, c2, c3, k0, k1):
 
 
 @inlined
+def uniform(word):
+    """A number in (0, 1) from a 32-bit word: the centre of the word's interval."""
+    return (as_float(word | INTEGER_EXPONENT) - (TWO_52 - 0.5)) * 2.0**-32
+
+
+@inlined
+def words_of(block, replica, k0, k1):
+    """The four 32-bit words of a block of a replica's numbers."""
+    return philox(block & LOW_32, block >> SHIFT_32, replica & LOW_32, replica >> SHIFT_32, k0, k1)
+
+
+@inlined
 def box_muller(a, b):
     """Two independent normals from two 32-bit words: radius from `a`, angle from `b`."""
-    radius = np.sqrt(-2.0 * logarithm((as_float(a | INTEGER_EXPONENT) - (TWO_52 - 0.5)) * 2.0**-32))
+    radius = np.sqrt(-2.0 * logarithm(uniform(a)))
     # The two low bits choose the quadrant, the other thirty an angle in (−π/4, π/4).
     angle = (as_float((b >> U64(2)) | INTEGER_EXPONENT) - (TWO_52 + 2.0**29) + 0.5) * (np.pi / 2 * 2.0**-30)
     sine, cosine = sine_cosine(angle)
@@ -95,9 +107,7 @@ def fill_normals(k0, k1, replica, block, flat):
     run = len(flat) // 4
     a, b, c, d = flat[:run], flat[run : 2 * run], flat[2 * run : 3 * run], flat[3 * run :]
     for i in range(run):
-        counter = block + U64(i // LANES)
-        number = replica + U64(i % LANES)
-        w0, w1, w2, w3 = philox(counter & LOW_32, counter >> SHIFT_32, number & LOW_32, number >> SHIFT_32, k0, k1)
+        w0, w1, w2, w3 = words_of(block + U64(i // LANES), replica + U64(i % LANES), k0, k1)
         a[i], b[i] = box_muller(w0, w1)
         c[i], d[i] = box_muller(w2, w3)
 
@@ -197,9 +207,7 @@ def try_again(stream, lane, d, c):
     while True:
         block = FIRST_RETRY + stream.retries[lane]
         stream.retries[lane] += U64(1)
-        w0, w1, w2, w3 = philox(
-            block & LOW_32, block >> SHIFT_32, replica & LOW_32, replica >> SHIFT_32, words[0], words[1]
-        )
+        w0, w1, w2, w3 = words_of(block, replica, words[0], words[1])
         x, a = box_muller(w0, w1)
         b, _ = box_muller(w2, w3)
         v = (1.0 + c * x) ** 3

@@ -11,6 +11,7 @@ import numpy as np
 from limitformer.factor import copy, gram, trace_of_gram
 from limitformer.kernels import driver, kernel
 from limitformer.lanes import LANES, all_below, everywhere, lane_matrix, load, square_root, store
+from limitformer.memory import check_recording
 
 INSIDE, LEFT_BALL, LEFT_CONE = 0, 1, 2
 CAUSES = ("inside", "left the ball", "left the cone of covariance matrices")
@@ -28,6 +29,16 @@ class Ledger(NamedTuple):
     norm: np.ndarray  # (1, 1, LANES): |V|
     exits: np.ndarray  # (LANES,): step of the exit, ∞ if none
     causes: np.ndarray  # (LANES,)
+
+
+def covariance_outputs(samples: int, points: int, tokens: int, axis: str) -> dict[str, np.ndarray]:
+    """Arrays for the results of so many samples; `InputError` if they do not fit the memory."""
+    check_recording(samples, points, tokens, axis)
+    return {
+        "covariance": np.empty((samples, points, tokens, tokens)),
+        "exits": np.full(samples, np.inf),
+        "causes": np.full(samples, INSIDE, np.int8),
+    }
 
 
 @driver

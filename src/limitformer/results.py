@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 
 from limitformer.errors import InputError, require
 from limitformer.models import Start
+from limitformer.models.sphere_start import SphereStart
+from limitformer.sphere.outcome import LABELS
 
 NETCDF3_LIMIT = 2**32 - 4  # bytes of one variable
 
@@ -65,11 +68,51 @@ def covariance_dataset(
         },
         attrs={
             **provenance,
-            "limitformer_version": package_version(),
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "dtype": str(covariance.dtype),
+            **stamp(),
         },
     )
+
+
+def sphere_dataset(
+    outputs: dict[str, NDArray[Any]], *, times: NDArray[np.float64], start: SphereStart, provenance: dict[str, Any]
+) -> xr.Dataset:
+    """The Dataset of tokens on the sphere: what `outputs` has entries for.
+
+    * `overlap` and `gap` (sample, time, pair): z and 1 − |z|, which near ±1 has digits that z has not;
+    * `clusters`, `largest_cluster`, `antipodal_pairs`, `unresolved_pairs` (sample, time);
+    * `tokens` (sample, time, token, coordinate);
+    * `stopped` (sample,): when a replica stopped early, ∞ if it did not; its last values stand at all later times.
+    """
+    variables: dict[str, Any] = {}
+    pairs = outputs["overlap"].shape[2]
+    if provenance["keep"] == "overlap":
+        variables["overlap"] = (("sample", "time", "pair"), outputs["overlap"], {"long_name": "z", "units": "1"})
+        variables["gap"] = (("sample", "time", "pair"), outputs["gap"], {"long_name": "1 - |z|", "units": "1"})
+    if provenance["keep"] == "outcome":
+        for k, name in enumerate(LABELS):
+            variables[name] = (("sample", "time"), outputs["outcome"][..., k], {"units": "1"})
+    if provenance["keep"] == "tokens":
+        variables["tokens"] = (("sample", "time", "token", "coordinate"), outputs["tokens"], {"units": "1"})
+    if "early_stop" in provenance:
+        variables["stopped"] = (("sample",), outputs["stopped"], {"long_name": "time of an early stop"})
+    if start.tokens is not None:
+        variables["start_tokens"] = (("token", "coordinate"), start.tokens, {"units": "1"})
+    coordinates: dict[str, Any] = {"time": ("time", times, {"units": "layers/layers_per_unit_time"})}
+    if pairs > 0:
+        first, second = np.triu_indices(tokens_of(pairs), 1)
+        coordinates |= {"first": ("pair", first), "second": ("pair", second)}
+    return xr.Dataset(variables, coordinates, {**provenance, "start": start.description, **stamp()})
+
+
+def tokens_of(pairs: int) -> int:
+    """How many tokens make so many pairs."""
+    return (1 + isqrt(1 + 8 * pairs)) // 2
+
+
+def stamp() -> dict[str, str]:
+    """When and by what a result was made."""
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"limitformer_version": package_version(), "created": created, "dtype": "float64"}
 
 
 def correlation(dataset: xr.Dataset) -> xr.DataArray:

@@ -1,3 +1,4 @@
 """Finite depth: chains that are exact in law."""
 
+from limitformer.chains.sphere import sphere_chain as sphere_chain
 from limitformer.chains.transformer import TransformerChain as TransformerChain

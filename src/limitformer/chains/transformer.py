@@ -43,7 +43,15 @@ from limitformer.kernels import driver, kernel
 from limitformer.lanes import LANES, lane_matrix
 from limitformer.models import GELU, LayerNorm, ReLU, ShapedReLU, Start, Transformer
 from limitformer.random import Stream, key, open_stream, rewind
-from limitformer.recording import Ledger, check_factor, clear, open_ledger, report, write_factor
+from limitformer.recording import (
+    Ledger,
+    check_factor,
+    clear,
+    covariance_outputs,
+    open_ledger,
+    report,
+    write_factor,
+)
 
 ATTENTION, HEADS, FEEDFORWARD = 0, 1, 2
 
@@ -160,8 +168,12 @@ class TransformerChain:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """A chain has none."""
-        return {}
+        """Where it starts and where it stops."""
+        return {"start": self.start.description, "radius": self.radius}
+
+    def outputs(self, samples: int) -> dict[str, NDArray[Any]]:
+        """Arrays for the results of so many samples."""
+        return covariance_outputs(samples, len(self.points), self.start.tokens, self.axis)
 
     def prepare(self, seed: int) -> "PreparedChain":
         """Everything that all replicas share."""
@@ -182,13 +194,7 @@ class PreparedChain:
         self.sublayers = np.array(sublayers_of(chain.model), np.int64)
         self.visible = visibility(chain.model, chain.start.tokens)
 
-    def run(
-        self,
-        first: int,
-        covariance: NDArray[np.float64],
-        exits: NDArray[np.float64],
-        causes: NDArray[np.int8],
-    ) -> None:
+    def run(self, first: int, outputs: dict[str, NDArray[Any]]) -> None:
         """Replicas `first` … into `covariance` (replicas, points, m, m), `exits` (∞ if none) and `causes`."""
         run_replicas(
             self.factor,
@@ -200,9 +206,9 @@ class PreparedChain:
             self.key_words,
             first,
             self.chain.radius,
-            covariance,
-            exits,
-            causes,
+            outputs["covariance"],
+            outputs["exits"],
+            outputs["causes"],
         )
 
 

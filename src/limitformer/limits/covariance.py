@@ -113,7 +113,7 @@ class CovarianceLimit:
         return np.einsum("ad,adnk,nb,kw->abdw", v, logits, v, v)
 
 
-def limit(model: Transformer) -> CovarianceLimit:
+def covariance_limit(model: Transformer) -> CovarianceLimit:
     """The limit of `model` as depth and width go to infinity with their ratio fixed.
 
     Raises:

@@ -20,6 +20,7 @@ from limitformer.recording import (
     check_ball,
     check_factor,
     clear,
+    covariance_outputs,
     keep_before,
     leave,
     report,
@@ -159,8 +160,13 @@ class CovariancePaths:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The step as it was asked for, its length as it was and as it is."""
-        return {"step": self.step, "dt": self.dt, "actual_dt": self.actual_dt}
+        """Where it starts and stops, the step, its length as it was asked for and as it is."""
+        start = {"start": self.start.description, "radius": self.radius}
+        return {**start, "step": self.step, "dt": self.dt, "actual_dt": self.actual_dt}
+
+    def outputs(self, samples: int) -> dict[str, NDArray[Any]]:
+        """Arrays for the results of so many samples."""
+        return covariance_outputs(samples, len(self.points), self.start.tokens, self.axis)
 
     def prepare(self, seed: int) -> "PreparedPaths":
         """Everything that all replicas share."""
@@ -176,13 +182,7 @@ class PreparedPaths:
         self.key_words = np.array(key(seed, f"limit {paths.step}"), np.uint64)
         self.kernel = run_factor_paths if paths.step == "factor" else run_euler_paths
 
-    def run(
-        self,
-        first: int,
-        covariance: NDArray[np.float64],
-        exits: NDArray[np.float64],
-        causes: NDArray[np.int8],
-    ) -> None:
+    def run(self, first: int, outputs: dict[str, NDArray[Any]]) -> None:
         """Replicas `first` … into `covariance` (replicas, points, m, m), `exits` (∞ if none) and `causes`."""
         paths = self.paths
         self.kernel(
@@ -195,8 +195,8 @@ class PreparedPaths:
             self.key_words,
             first,
             paths.radius,
-            covariance,
-            exits,
-            causes,
+            outputs["covariance"],
+            outputs["exits"],
+            outputs["causes"],
         )
-        exits *= paths.actual_dt
+        outputs["exits"] *= paths.actual_dt

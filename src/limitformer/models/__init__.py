@@ -12,6 +12,9 @@ from limitformer.models.norm import Norm as Norm
 from limitformer.models.norm import RMSNorm as RMSNorm
 from limitformer.models.serial import from_json as from_json
 from limitformer.models.serial import to_json as to_json
+from limitformer.models.sphere import HybridTransformer as HybridTransformer
+from limitformer.models.sphere import SphereModel as SphereModel
+from limitformer.models.sphere import StochasticTransformer as StochasticTransformer
 from limitformer.models.start import Start as Start
 from limitformer.models.start import as_start as as_start
 from limitformer.models.start import equicorrelated as equicorrelated

@@ -8,11 +8,23 @@ from limitformer.errors import InputError, require
 from limitformer.models.attention import ShapedAttention, SoftmaxAttention
 from limitformer.models.feedforward import GELU, ReLU, ShapedReLU
 from limitformer.models.norm import LayerNorm, RMSNorm
+from limitformer.models.sphere import HybridTransformer, StochasticTransformer
 from limitformer.models.transformer import Transformer
 
 KINDS: dict[str, type] = {
     kind.__name__: kind
-    for kind in (Transformer, ShapedAttention, SoftmaxAttention, ShapedReLU, ReLU, GELU, LayerNorm, RMSNorm)
+    for kind in (
+        Transformer,
+        ShapedAttention,
+        SoftmaxAttention,
+        ShapedReLU,
+        ReLU,
+        GELU,
+        LayerNorm,
+        RMSNorm,
+        StochasticTransformer,
+        HybridTransformer,
+    )
 }
 
 

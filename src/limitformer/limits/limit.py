@@ -1,0 +1,34 @@
+"""The limit of any model that has one."""
+
+from typing import overload
+
+from limitformer.errors import InputError
+from limitformer.limits.covariance import CovarianceLimit, covariance_limit
+from limitformer.limits.tokens import TokenLimit
+from limitformer.models import SphereModel, Transformer
+
+
+@overload
+def limit(model: Transformer) -> CovarianceLimit: ...
+
+
+@overload
+def limit(model: SphereModel) -> TokenLimit: ...
+
+
+def limit(model: Transformer | SphereModel) -> CovarianceLimit | TokenLimit:
+    """The infinite-depth limit of `model`: of covariances for a `Transformer`, of tokens on the sphere for the others.
+
+    Raises:
+        NoLimitError: a part of a `Transformer` whose contribution to a layer does not shrink with the width, or one
+            for which no limit is proven; the message says which.
+
+    >>> import limitformer as lf
+    >>> lf.limit(lf.Transformer(width=200, depth=150, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))).horizon
+    0.75
+    """
+    if isinstance(model, Transformer):
+        return covariance_limit(model)
+    if isinstance(model, SphereModel):
+        return TokenLimit(model=model)
+    raise InputError(f"limit needs a model; got {type(model).__name__}.")

@@ -1,0 +1,153 @@
+r"""Tokens on the unit sphere of R^dim: the two models of [CT].
+
+Attention mixes tokens, A(Xⁱ) = Σ_j w_ij Xʲ, with weights from exp(β⟨QXⁱ, KXʲ⟩): divided by their sum over j (softmax,
+[CT, eq. 2]) or by the number of tokens (unnormalized, [CT, eq. 3]). With L layers per unit of time a layer is
+
+  stochastic:  Xⁱ ← normalised( Xⁱ + V A(Xⁱ)/√L ),              V_kl i.i.d., mean 0, variance σ²   [CT, eq. 4],
+  hybrid:      Xⁱ ← normalised( Xⁱ + (1/L + ε v/√L) A(Xⁱ) ),    v i.i.d., mean 0, variance 1       [CT, eq. 7].
+
+One V, or v, is drawn a layer and is common to all tokens. Q and K act through QᵀK alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from limitformer.errors import keep, require, require_count, require_real
+from limitformer.models.start import real_array
+
+AttentionForm = Literal["softmax", "unnormalized"]
+ValueLaw = Literal["gaussian", "uniform", "rademacher", "truncated normal"]
+Rows = tuple[tuple[float, ...], ...]
+
+LARGEST_LOGIT = 300.0  # the squares of exp(300) are still doubles
+
+
+@dataclass(frozen=True, kw_only=True)
+class SphereModel:
+    """What both models of [CT] declare; make one of them."""
+
+    tokens: int
+    dim: int
+    beta: float
+    layers_per_unit_time: int
+    attention: AttentionForm = "softmax"
+    query_key: Any = None
+    values: ValueLaw = "gaussian"
+
+    def __post_init__(self) -> None:
+        keep(self, tokens=require_count("tokens", self.tokens), dim=require_count("dim", self.dim, least=2))
+        keep(self, beta=require_real("beta", self.beta))
+        require(self.beta >= 0, f"beta must be at least 0; got {self.beta}.")
+        layers = require_count("layers_per_unit_time", self.layers_per_unit_time)
+        keep(self, layers_per_unit_time=layers)
+        require_known("attention", self.attention, AttentionForm)
+        require_known("values", self.values, ValueLaw)
+        keep(self, query_key=checked_pair(self.query_key, self.dim))
+        self._check_overflow()
+
+    def _check_overflow(self) -> None:
+        """Softmax is shifted by its largest logit; the unnormalized weights are what they are."""
+        if self.attention == "unnormalized":
+            largest = self.beta * (1.0 if self.is_isotropic else float(np.linalg.norm(self.bilinear(), 2)))
+            require(
+                largest <= LARGEST_LOGIT,
+                f"Unnormalized attention overflows: its logits reach {largest:.4g}, and exp of more than "
+                f"{LARGEST_LOGIT:g} cannot be squared. Nearest: beta = {self.beta * LARGEST_LOGIT / largest:.4g}, "
+                'or attention="softmax".',
+            )
+
+    def bilinear(self) -> NDArray[np.float64]:
+        """QᵀK (dim, dim)."""
+        if self.query_key is None:
+            return np.eye(self.dim)
+        query, key = (np.array(matrix) for matrix in self.query_key)
+        return np.asarray(query.T @ key)
+
+    @property
+    def is_isotropic(self) -> bool:
+        """Whether QᵀK = I [CT, Assumption 2]: then the overlaps of the tokens are a Markov chain by themselves."""
+        return self.query_key is None or bool(np.allclose(self.bilinear(), np.eye(self.dim), rtol=0, atol=1e-12))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StochasticTransformer(SphereModel):
+    """The deep stochastic Transformer [CT, eq. 4].
+
+    Attributes:
+        tokens: N.
+        dim: d ≥ 2, coordinates of a token.
+        beta: β ≥ 0, inverse temperature.
+        layers_per_unit_time: L; a layer moves the tokens by a step of 1/√L.
+        attention: "softmax" [CT, eq. 2] or "unnormalized" [CT, eq. 3].
+        query_key: None for Q = K = identity, or the pair (Q, K), each (head_dim, dim).
+        values: law of the entries of V: "gaussian", "uniform", "rademacher" (±σ) or "truncated normal" (cut at two
+            deviations of the normal it is cut from, and scaled); each with mean 0 and standard deviation σ.
+        sigma: σ > 0.
+
+    Raises:
+        InputError: a value out of range, Q and K of shapes that do not fit, weights that would overflow.
+
+    >>> StochasticTransformer(tokens=2, dim=4, beta=-1.0, layers_per_unit_time=100)
+    Traceback (most recent call last):
+    limitformer.errors.InputError: beta must be at least 0; got -1.0.
+    """
+
+    sigma: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        keep(self, sigma=require_real("sigma", self.sigma))
+        require(self.sigma > 0, f"sigma must be positive; got {self.sigma}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridTransformer(SphereModel):
+    """Deterministic attention with noise on its strength [CT, eq. 7]; ε = 0 is the deterministic flow [CT, Lemma 2].
+
+    Attributes:
+        tokens, dim, beta, layers_per_unit_time, attention, query_key: as in `StochasticTransformer`.
+        values: law of v, with mean 0 and variance 1; [CT] wants it bounded.
+        epsilon: ε ≥ 0, amplitude of the noise.
+
+    Raises:
+        InputError: as `StochasticTransformer`.
+
+    >>> HybridTransformer(tokens=2, dim=3, beta=1.0, layers_per_unit_time=100, epsilon=-0.5)
+    Traceback (most recent call last):
+    limitformer.errors.InputError: epsilon must be at least 0; got -0.5.
+    """
+
+    values: ValueLaw = "uniform"
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        keep(self, epsilon=require_real("epsilon", self.epsilon))
+        require(self.epsilon >= 0, f"epsilon must be at least 0; got {self.epsilon}.")
+
+
+def require_known(name: str, value: object, literal: Any) -> None:
+    """Raise `InputError` unless `value` is one of the words of `literal`."""
+    words = get_args(literal)
+    require(value in words, f"{name} must be one of {', '.join(map(repr, words))}; got {value!r}.")
+
+
+def checked_pair(pair: Any, dim: int) -> tuple[Rows, Rows] | None:
+    """(Q, K) as tuples of rows, which compare and go to JSON."""
+    if pair is None:
+        return None
+    two = isinstance(pair, Sequence | np.ndarray) and len(pair) == 2
+    require(two, "query_key must be None or the pair (Q, K).")
+    query, key = real_array("Q", pair[0], 2), real_array("K", pair[1], 2)
+    fits = query.shape == key.shape and query.shape[1] == dim
+    require(fits, f"Q and K must both be (head_dim, dim = {dim}); got {query.shape} and {key.shape}.")
+    return rows_of(query), rows_of(key)
+
+
+def rows_of(matrix: NDArray[np.float64]) -> Rows:
+    """A matrix as a tuple of rows."""
+    return tuple(tuple(row) for row in matrix.tolist())

@@ -1,0 +1,77 @@
+"""Where tokens on the sphere start: uniform, at given tokens, or two tokens at a given overlap."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from limitformer.errors import require, require_real
+from limitformer.models.sphere import SphereModel
+from limitformer.models.start import real_array
+
+OFF_SPHERE = 1e-9  # how far the length of a given token may be from 1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SphereStart:
+    """The first tokens.
+
+    Attributes:
+        tokens: (tokens, dim) unit vectors; None if they are random.
+        overlap: of two tokens, in a uniformly random position; None without it.
+    """
+
+    tokens: NDArray[np.float64] | None = None
+    overlap: float | None = None
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether the tokens are drawn uniformly on the sphere."""
+        return self.tokens is None and self.overlap is None
+
+    @property
+    def description(self) -> str:
+        """What it is, kept with the results."""
+        if self.tokens is not None:
+            return f"tokens {self.tokens.shape}"
+        return "uniform" if self.overlap is None else f"overlap {self.overlap!r}"
+
+
+def as_sphere_start(start: ArrayLike | SphereStart | None, model: SphereModel) -> SphereStart:
+    """None: uniform on the sphere; a number: the overlap of two tokens; an array: the tokens themselves.
+
+    Raises:
+        InputError: tokens of a wrong shape or off the sphere, an overlap outside [−1, 1] or of other than two tokens.
+    """
+    if start is None or isinstance(start, SphereStart):
+        return start or SphereStart()
+    if np.ndim(start) == 0:
+        return at_overlap(start, model)
+    return at_tokens(start, model)
+
+
+def at_overlap(value: Any, model: SphereModel) -> SphereStart:
+    """Two tokens of this overlap."""
+    overlap = require_real("the start's overlap", value)
+    require(-1 <= overlap <= 1, f"The start's overlap must lie in [-1, 1]; got {overlap}.")
+    require(
+        model.tokens == 2,
+        f"A number as the start is the overlap of two tokens, and the model has {model.tokens}. "
+        f"Nearest: an array of unit vectors (tokens, dim) = ({model.tokens}, {model.dim}).",
+    )
+    return SphereStart(overlap=overlap)
+
+
+def at_tokens(value: ArrayLike, model: SphereModel) -> SphereStart:
+    """These tokens, made exactly unit vectors."""
+    x = real_array("The start", value, 2)
+    shape = (model.tokens, model.dim)
+    require(x.shape == shape, f"The start must be (tokens, dim) = {shape}; got {x.shape}.")
+    lengths = np.linalg.norm(x, axis=1)
+    worst = lengths[np.abs(lengths - 1).argmax()]
+    require(
+        abs(worst - 1) <= OFF_SPHERE,
+        f"Tokens must lie on the unit sphere; one has length {worst:.6g}. Repair: X / norm(X, axis=1, keepdims=True).",
+    )
+    return SphereStart(tokens=x / lengths[:, None])

@@ -1,0 +1,1 @@
+"""Tokens on the unit sphere: the kernels that chains and limits of [CT] share."""

@@ -1,0 +1,104 @@
+r"""Attention between tokens on the sphere: A X for N tokens in rows.
+
+* QᵀK = I: the logits β(⟨xⁱ, xʲ⟩ − 1) are symmetric and at most 0, so half of the exponentials do and no maximum is
+  needed.
+* any QᵀK: the logits β xⁱᵀ QᵀK xʲ, from which softmax takes the row's maximum.
+
+Rows are then divided by their sum (softmax, [CT, eq. 2]) or scaled to exp(logit)/N (unnormalized, [CT, eq. 3]).
+Matrices have LANES behind (`lanes`).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from limitformer.elementary import exponentials
+from limitformer.factor import FIRST, mirror, multiply, multiply_transposed, transposed_block
+from limitformer.kernels import driver, kernel
+from limitformer.lanes import LANES, everywhere, lane_matrix, larger, load, store
+
+
+class AttentionConstants(NamedTuple):
+    """`fixed` is 0 for softmax; else the factor of the unnormalized weights, exp(β)/N if QᵀK = I, or 1/N."""
+
+    beta: float
+    fixed: float
+    isotropic: bool
+
+
+class AttentionWorkspace(NamedTuple):
+    """Scratch: r the number of coordinates."""
+
+    weights: np.ndarray  # (N, N)
+    flat: np.ndarray  # the same memory in one row
+    bilinear: np.ndarray  # (r, r), QᵀK
+    turned: np.ndarray  # (N, r), X QᵀK
+
+
+@driver
+def attention_workspace(tokens, coordinates, bilinear):
+    weights = lane_matrix(tokens, tokens)
+    spread = lane_matrix(bilinear.shape[0], bilinear.shape[1])
+    for i in range(bilinear.shape[0]):
+        for j in range(bilinear.shape[1]):
+            spread[i, j, :] = bilinear[i, j]
+    return AttentionWorkspace(
+        weights, weights.reshape(tokens * tokens * LANES), spread, lane_matrix(tokens, coordinates)
+    )
+
+
+@kernel
+def attend(x, constants, work, out):
+    """out = A X, for `x` (N, r)."""
+    if constants.isotropic:
+        symmetric_weights(x, constants.beta, work)
+    else:
+        multiply(x, work.bilinear, work.turned)
+        multiply_transposed(work.turned, x, work.weights)
+        general_weights(constants.beta, constants.fixed > 0.0, work)
+    multiply(work.weights, x, out)
+    for i in range(x.shape[0]):
+        scale_row(i, constants.fixed, work.weights, out)
+
+
+@kernel
+def symmetric_weights(x, beta, work):
+    """exp(β(⟨xⁱ, xʲ⟩ − 1)), exactly 1 on the diagonal."""
+    n = x.shape[0]
+    for i in range(0, n, 2):
+        for j in range(0, i + 2, 4):
+            transposed_block(x, i, x, j, x.shape[1], work.weights)
+        for row in range(i, min(i + 2, n)):
+            for j in range(row):
+                store(work.weights, row, j, beta * (load(work.weights, row, j) - 1.0))
+            exponentials(work.flat[row * n * LANES : (row * n + row) * LANES])
+            store(work.weights, row, row, everywhere(1.0))
+    mirror(n, work.weights)
+
+
+@kernel
+def general_weights(beta, unshifted, work):
+    """exp(β·logit), less its row's maximum unless `unshifted`."""
+    n = work.weights.shape[0]
+    for i in range(n):
+        top = everywhere(0.0)
+        if not unshifted:
+            top = load(work.weights, i, FIRST)
+            for j in range(1, n):
+                top = larger(top, load(work.weights, i, j))
+        for j in range(n):
+            store(work.weights, i, j, beta * (load(work.weights, i, j) - top))
+    exponentials(work.flat)
+
+
+@kernel
+def scale_row(i, fixed, weights, out):
+    """Divide row i by the sum of its weights, or multiply it by `fixed` > 0."""
+    scale = everywhere(fixed)
+    if fixed == 0.0:
+        total = everywhere(0.0)
+        for j in range(weights.shape[1]):
+            total = total + load(weights, i, j)
+        scale = 1.0 / total
+    for k in range(out.shape[1]):
+        store(out, i, k, scale * load(out, i, k))

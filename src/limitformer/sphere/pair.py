@@ -1,0 +1,226 @@
+r"""Two tokens with QᵀK = I: their overlap z is a Markov chain by itself.
+
+Sum s and difference d of two unit vectors are orthogonal, and A(X¹) ± A(X²) = (a ± b)(X¹ ± X²), so a layer of
+[CT, eq. 4] turns s, d into s + c₊Vs, d + c₋Vd with c± = σ(a ± b)/√L: weights a on the token itself and b on the other,
+
+  e = exp(β(z − 1)),  softmax: a = 1/(1 + e), b = e/(1 + e),  unnormalized: a = exp(β)/2, b = exp(β) e/2.
+
+**What is carried** is w = exp(−2|y|), y = artanh z, and the sign of z: w is the smaller over the larger of |s|² and
+|d|², so that 1 − |z| = 2w/(1 + w) keeps its relative precision down to 1e-300, where w is held.
+
+**The step.** Call the longer of the two vectors *big* (unit length, coefficient c_b) and the other *small* (squared
+length w, coefficient c_s). V big and V small are independent; with g, g′, h, h′ normal and χ², ρ² ~ χ²_{dim−2},
+
+  Q  = |big′|² = (1 + c_b h)² + c_b² (h′² + ρ²),    m = ⟨small, big′⟩/√(wQ) = c_b h′/√Q,
+  S∥ = w (m + c_s g)²,                              S⊥ = w [ (√(1 − m²) + c_s g′)² + c_s² χ² ],
+
+the squares of small′ along big′ and across it. With S = S∥ + S⊥, normalisation and the formula for z give
+
+  w′ = 4 Q S⊥ / ( √((Q − S)² + 4 Q S⊥) + |Q − S| )²,
+
+and big and small change places if S > Q. Nothing cancels, at either end.
+
+**Hybrid** [CT, eq. 7]: s and d keep their directions; ω = 1/L + ε v/√L multiplies them by 1 + ω(a ± b).
+
+Replicas run side by side in blocks; those that have stopped leave, so that no work is lost on them.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from limitformer.elementary import U64, exponential
+from limitformer.kernels import driver, inlined, kernel, strict_kernel
+from limitformer.lanes import LANES, lane_matrix, magnitude, square_root, store
+from limitformer.random import box_muller, next_chi, next_normal, open_stream, rewind, words_of
+from limitformer.sphere.chi import blocks_needed, chi_squares
+from limitformer.sphere.values import fill_listed
+
+BLOCK = 256  # replicas side by side: their state stays in the first cache
+CHECK = 16  # layers between two looks at which replicas have stopped
+LEAST = 1e-300
+
+
+class PairConstants(NamedTuple):
+    """What the kernels know of a model; `fixed` is 0 for softmax, else exp(β)/2, the weight of a token on itself."""
+
+    dim: int
+    beta: float
+    fixed: float
+    layers: int
+    step: float  # σ/√L, or ε/√L for the hybrid
+    drift: float  # 0, or 1/L for the hybrid
+    law: int
+    stop_plus: float  # a replica with z > 0 stops once w is below
+    stop_minus: float
+
+
+class Pairs(NamedTuple):
+    """The replicas that run, `running` (1,) of them; each array (BLOCK,)."""
+
+    running: np.ndarray
+    replica: np.ndarray  # its number, for its stream
+    row: np.ndarray  # where its results go
+    w: np.ndarray
+    sign: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
+
+
+@driver
+def open_pairs():
+    return Pairs(
+        np.zeros(1, np.int64),
+        np.zeros(BLOCK, np.uint64),
+        np.zeros(BLOCK, np.int64),
+        np.zeros(BLOCK),
+        np.zeros(BLOCK),
+        np.zeros(BLOCK),
+        np.zeros(BLOCK),
+    )
+
+
+@driver
+def run_pairs(advance, start, uniform_start, constants, key_words, start_key, points, first, overlap, gap, stopped):
+    """Replicas `first`, …: `overlap` and `gap` = 1 − |overlap| (replicas, points), layer of the stop (∞ if none).
+
+    `advance` is `advance_stochastic` or `advance_hybrid`; `start` (2,) is w and the sign, unless it is uniform.
+    """
+    pairs, stream, scratch = open_pairs(), open_stream(), lane_matrix(2, 1)
+    for begin in range(0, len(stopped), BLOCK):
+        end = min(begin + BLOCK, len(stopped))
+        pairs.running[0] = end - begin
+        for i in range(end - begin):
+            pairs.replica[i], pairs.row[i] = first + begin + i, i
+            pairs.w[i], pairs.sign[i] = start[0], start[1]
+        if uniform_start:
+            draw_pairs(stream, start_key, constants.dim, scratch, pairs)
+        run_block(advance, constants, key_words, points, overlap[begin:end], gap[begin:end], stopped[begin:end], pairs)
+
+
+@kernel
+def draw_pairs(stream, start_key, dim, scratch, pairs):
+    """Two tokens uniform on the sphere: z = g/√(g² + χ²), χ² with dim − 1 degrees; w = χ²/(√(g² + χ²) + |g|)²."""
+    for begin in range(0, pairs.running[0], LANES):
+        rewind(stream, start_key, pairs.replica[begin])
+        g, chi = next_normal(stream), next_chi(stream, dim - 1)
+        longer = square_root(g * g + chi * chi) + magnitude(g)
+        ratio = chi / longer
+        store(scratch, 0, 0, ratio * ratio)
+        store(scratch, 1, 0, g)
+        for lane in range(min(LANES, pairs.running[0] - begin)):
+            pairs.w[begin + lane] = scratch[0, 0, lane]
+            pairs.sign[begin + lane] = 1.0 if scratch[1, 0, lane] >= 0.0 else -1.0
+
+
+@kernel
+def run_block(advance, constants, key_words, points, overlap, gap, stopped, pairs):
+    """All layers of one block of replicas."""
+    for i in range(len(stopped)):
+        stopped[i] = np.inf
+    k = 0
+    for layer in range(constants.layers + 1):
+        if layer > 0:
+            advance(constants, key_words[0], key_words[1], U64(layer), pairs)
+        while k < len(points) and points[k] == layer:
+            write_pairs(k, overlap, gap, pairs)
+            k += 1
+        if layer % CHECK == 0:
+            retire(constants, layer, k, overlap, gap, stopped, pairs)
+            if pairs.running[0] == 0:
+                return
+
+
+@kernel
+def write_pairs(k, overlap, gap, pairs):
+    """What the running replicas have, at point k."""
+    for i in range(pairs.running[0]):
+        write_pair(pairs.row[i], k, pairs.w[i], pairs.sign[i], overlap, gap)
+
+
+@kernel
+def write_pair(row, k, w, sign, overlap, gap):
+    overlap[row, k] = sign * (1.0 - w) / (1.0 + w)
+    gap[row, k] = 2.0 * w / (1.0 + w)
+
+
+@kernel
+def retire(constants, layer, next_point, overlap, gap, stopped, pairs):
+    """Let the replicas that are certain leave; their last value stands at all later points."""
+    i = 0
+    while i < pairs.running[0]:
+        bound = constants.stop_plus if pairs.sign[i] > 0.0 else constants.stop_minus
+        if pairs.w[i] >= bound:
+            i += 1
+            continue
+        stopped[pairs.row[i]] = layer
+        for k in range(next_point, overlap.shape[1]):
+            write_pair(pairs.row[i], k, pairs.w[i], pairs.sign[i], overlap, gap)
+        pairs.running[0] -= 1
+        last = pairs.running[0]
+        pairs.replica[i], pairs.row[i] = pairs.replica[last], pairs.row[last]
+        pairs.w[i], pairs.sign[i] = pairs.w[last], pairs.sign[last]
+
+
+@inlined
+def weights(w, positive, beta, fixed):
+    """Of attention: (a + b, a − b)."""
+    e = exponential(-2.0 * beta * (w if positive else 1.0) / (1.0 + w))
+    scale = fixed if fixed > 0.0 else 1.0 / (1.0 + e)
+    return scale * (1.0 + e), scale * (1.0 - e)
+
+
+@strict_kernel
+def advance_stochastic(constants, k0, k1, layer, pairs):
+    """One layer of [CT, eq. 4] for all running replicas."""
+    degrees = constants.dim - 2
+    block = layer * U64(1 + blocks_needed(degrees))
+    chi_squares(degrees, k0, k1, pairs.replica, block + U64(1), pairs.running[0], pairs.first, pairs.second)
+    move_pairs(constants.beta, constants.fixed, constants.step, k0, k1, block, pairs)
+
+
+@strict_kernel
+def move_pairs(beta, fixed, step, k0, k1, block, pairs):
+    """The step, given ρ² (`first`) and χ² (`second`)."""
+    replica, w, sign, rho, chi = pairs.replica, pairs.w, pairs.sign, pairs.first, pairs.second
+    for i in range(pairs.running[0]):
+        w0, w1, w2, w3 = words_of(block, replica[i], k0, k1)
+        h, h_ = box_muller(w0, w1)
+        g, g_ = box_muller(w2, w3)
+        positive = sign[i] > 0.0
+        of_sum, of_difference = weights(w[i], positive, beta, fixed)
+        big = step * (of_sum if positive else of_difference)
+        small = step * (of_difference if positive else of_sum)
+        radial = 1.0 + big * h
+        q = radial * radial + big * big * (h_ * h_ + rho[i])
+        m = big * h_ / np.sqrt(q)
+        along = m + small * g
+        across = np.sqrt(1.0 - m * m) + small * g_
+        s_across = w[i] * (across * across + small * small * chi[i])
+        difference = q - (w[i] * along * along + s_across)
+        product = 4.0 * q * s_across
+        longer = np.sqrt(difference * difference + product) + abs(difference)
+        w[i] = max(product / (longer * longer), LEAST)
+        sign[i] = sign[i] if difference >= 0.0 else -sign[i]
+
+
+@strict_kernel
+def advance_hybrid(constants, k0, k1, layer, pairs):
+    """One layer of [CT, eq. 7] for all running replicas."""
+    fill_listed(constants.law, k0, k1, pairs.replica, layer, pairs.running[0], pairs.first)
+    stretch_pairs(constants.beta, constants.fixed, constants.drift, constants.step, pairs)
+
+
+@strict_kernel
+def stretch_pairs(beta, fixed, drift, step, pairs):
+    """The hybrid's step, given v (`first`)."""
+    w, sign, v = pairs.w, pairs.sign, pairs.first
+    for i in range(pairs.running[0]):
+        omega = drift + step * v[i]
+        positive = sign[i] > 0.0
+        of_sum, of_difference = weights(w[i], positive, beta, fixed)
+        big = 1.0 + omega * (of_sum if positive else of_difference)
+        small = 1.0 + omega * (of_difference if positive else of_sum)
+        ratio = w[i] * (small * small) / (big * big)
+        w[i] = max(ratio if ratio <= 1.0 else 1.0 / ratio, LEAST)
+        sign[i] = sign[i] if ratio <= 1.0 else -sign[i]

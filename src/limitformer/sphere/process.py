@@ -1,0 +1,342 @@
+r"""Chains and limits of tokens on the sphere as processes that `simulate` runs.
+
+A chain and a limit differ in their step alone: the layer of the model itself, or the same layer with Gaussian values
+and 1/dt layers per unit of time, which is a step of the SDE that stays on the sphere.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import exp, prod, sqrt
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from limitformer.errors import keep, require, require_real
+from limitformer.memory import check_bytes
+from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
+from limitformer.models.sphere import require_known
+from limitformer.models.sphere_start import SphereStart
+from limitformer.random import key
+from limitformer.sphere.attention import AttentionConstants
+from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps
+from limitformer.sphere.pair import PairConstants, advance_hybrid, advance_stochastic, run_pairs
+from limitformer.sphere.run import run_tokens
+from limitformer.sphere.stopping import stops
+from limitformer.sphere.tokens import (
+    AT_OVERLAP,
+    AT_TOKENS,
+    FULL,
+    GRAM,
+    SCALAR,
+    SKETCHED,
+    UNIFORM,
+    TokenConstants,
+)
+from limitformer.sphere.values import LAWS
+
+Method = Literal["overlap", "gram", "coordinates"]
+Keep = Literal["overlap", "outcome", "tokens"]
+Outputs = dict[str, NDArray[Any]]
+
+DEFAULT_POINTS = 101
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One layer, or one step of a limit: `step` in front of the random values, `drift` in front of attention."""
+
+    step: float
+    drift: float
+    law: str
+
+
+def layer_of(model: SphereModel, per_unit_time: float, law: str) -> Layer:
+    """With `per_unit_time` layers in a unit of time and values of the law."""
+    if isinstance(model, HybridTransformer):
+        return Layer(step=model.epsilon / sqrt(per_unit_time), drift=1 / per_unit_time, law=law)
+    assert isinstance(model, StochasticTransformer)
+    return Layer(step=model.sigma / sqrt(per_unit_time), drift=0.0, law=law)
+
+
+def methods_of(model: SphereModel, law: str) -> list[Method]:
+    """What the model and the law of its values allow, the cheapest first."""
+    invariant = isinstance(model, HybridTransformer) or law == "gaussian"
+    methods: list[Method] = ["coordinates"]
+    if model.is_isotropic and invariant and model.tokens < model.dim:
+        methods.insert(0, "gram")
+    if model.is_isotropic and invariant and model.tokens == 2:
+        methods.insert(0, "overlap")
+    return methods
+
+
+@dataclass(frozen=True, kw_only=True)
+class SphereOptions:
+    """What `simulate` takes for tokens on the sphere.
+
+    Attributes:
+        horizon: T, in units of time.
+        method: "overlap" (two tokens, by artanh z), "gram" (the tokens' Gram matrix) or "coordinates"; None: the
+            cheapest that the model allows.
+        keep: "overlap" (z and 1 − |z| of all pairs), "outcome" (clusters and antipodal pairs) or "tokens".
+        tolerance: how near to ±1 an overlap counts as arrived.
+        early_stop: replicas of two tokens stop once the chance that they ever leave the tolerance again is at most
+            this (`stopping`), and keep their last overlap; None: none stops.
+
+    Raises:
+        InputError: a value out of range.
+    """
+
+    horizon: float
+    method: str | None = None
+    keep: Keep = "overlap"
+    tolerance: float = 1e-3
+    early_stop: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("horizon", "tolerance"):
+            keep(self, **{name: require_real(name, getattr(self, name))})
+        require(self.horizon > 0, f"horizon must be positive; got {self.horizon}.")
+        require(0 < self.tolerance < 0.5, f"tolerance must lie in (0, 0.5); got {self.tolerance}.")
+        require_known("keep", self.keep, Keep)
+        if self.early_stop is not None:
+            keep(self, early_stop=require_real("early_stop", self.early_stop))
+            require(0 < self.early_stop < 1, f"early_stop must lie in (0, 1) or be None; got {self.early_stop}.")
+        if self.method is not None:
+            require_known("method", self.method, Method)
+
+    def default_points(self, steps: int) -> NDArray[np.int64]:
+        """About a hundred steps, evenly spaced, with the first and the last."""
+        return np.unique(np.rint(np.linspace(0, steps, DEFAULT_POINTS)).astype(np.int64))
+
+
+def chosen_method(model: SphereModel, law: str, options: SphereOptions) -> Method:
+    """The method asked for, or the cheapest one; `InputError` if the model does not allow it."""
+    allowed, method, what = methods_of(model, law), options.method, options.keep
+    if what == "tokens":
+        allowed = [m for m in allowed if m == "coordinates"]
+    if method is None:
+        return allowed[0]
+    needs = {
+        "overlap": "two tokens, Q and K with QᵀK = I, and Gaussian values or a hybrid model",
+        "gram": "tokens < dim, Q and K with QᵀK = I, and Gaussian values or a hybrid model",
+        "coordinates": "nothing",
+    }
+    require(
+        method in allowed,
+        f"method {method!r} needs {needs[method]}"
+        + (", and cannot keep tokens" if what == "tokens" else "")
+        + f"; this model allows {', '.join(map(repr, allowed))}.",
+    )
+    return method  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SpherePaths:
+    """A chain or a limit of tokens on the sphere, ready to run.
+
+    Attributes:
+        model: the declaration.
+        description: "chain" or "limit".
+        layer: one layer or step.
+        start: the first tokens.
+        steps: layers, or steps, to the last point.
+        time_of_step: the time that one takes.
+        step_numbers: layers or steps to record, ascending.
+        method: the one that is used.
+        options: what `simulate` was asked for.
+        extra: what else goes to the results.
+    """
+
+    model: SphereModel
+    description: str
+    layer: Layer
+    start: SphereStart
+    steps: int
+    time_of_step: float
+    step_numbers: NDArray[np.int64]
+    method: Method
+    options: SphereOptions
+    extra: dict[str, Any]
+    axis: str = "time"
+
+    @property
+    def points(self) -> NDArray[np.float64]:
+        """The times that are recorded."""
+        return np.asarray(self.step_numbers * self.time_of_step)
+
+    @property
+    def pairs(self) -> int:
+        """Of tokens."""
+        return self.model.tokens * (self.model.tokens - 1) // 2
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """How it is simulated."""
+        plus, minus = self.stops()
+        stopping = (
+            {}
+            if self.options.early_stop is None
+            else {"early_stop": self.options.early_stop, "stop_gaps": [plus, minus]}
+        )
+        return {
+            "method": self.method,
+            "keep": self.options.keep,
+            "tolerance": self.options.tolerance,
+            "horizon": self.steps * self.time_of_step,
+            **stopping,
+            **self.extra,
+        }
+
+    def stops(self) -> tuple[float, float]:
+        """1 − |z| at +1 and at −1 below which a replica stops; 0: never."""
+        if self.options.early_stop is None or self.method != "overlap":
+            return 0.0, 0.0
+        hybrid = isinstance(self.model, HybridTransformer)
+        plus, minus = stops(self.pair_constants(), hybrid, self.options.tolerance, self.options.early_stop)
+        return 2 * plus / (1 + plus), 2 * minus / (1 + minus)
+
+    def outputs(self, samples: int) -> Outputs:
+        """Empty arrays for the results of so many samples.
+
+        Raises:
+            InputError: they do not fit the memory.
+        """
+        n, points = self.model.tokens, len(self.step_numbers)
+        shapes: dict[str, tuple[tuple[int, ...], type]] = {
+            "overlap": ((samples, points, self.pairs if self.options.keep == "overlap" else 0), np.float64),
+            "gap": ((samples, points, self.pairs if self.options.keep == "overlap" else 0), np.float64),
+            "outcome": ((samples, points, len(LABELS) if self.options.keep == "outcome" else 0), np.int32),
+            "tokens": (
+                (samples, points, *((n, self.model.dim) if self.options.keep == "tokens" else (0, 0))),
+                np.float64,
+            ),
+            "stopped": ((samples,), np.float64),
+        }
+        size = sum(prod(shape) * np.dtype(kind).itemsize for shape, kind in shapes.values())
+        check_bytes(size, samples, points, self.axis)
+        return {
+            name: np.full(shape, np.inf if name == "stopped" else 0, kind) for name, (shape, kind) in shapes.items()
+        }
+
+    def prepare(self, seed: int) -> "PreparedSphere":
+        """Everything that all replicas share."""
+        return PreparedSphere(self, seed)
+
+    def pair_constants(self, plus: float = 0.0, minus: float = 0.0) -> PairConstants:
+        """For the kernels of two tokens; `plus` and `minus` are the w at which replicas stop."""
+        fixed = exp(self.model.beta) / 2 if self.model.attention == "unnormalized" else 0.0
+        layer = self.layer
+        return PairConstants(
+            self.model.dim, self.model.beta, fixed, self.steps, layer.step, layer.drift, LAWS[layer.law], plus, minus
+        )
+
+    def token_constants(self) -> TokenConstants:
+        """For the kernels of any number of tokens."""
+        model, fixed = self.model, 0.0
+        if model.attention == "unnormalized":
+            fixed = (exp(model.beta) if model.is_isotropic else 1.0) / model.tokens
+        attention = AttentionConstants(model.beta, fixed, model.is_isotropic)
+        layer = self.layer
+        return TokenConstants(attention, model.dim, self.steps, layer.step, layer.drift, LAWS[layer.law], self.drawn())
+
+    def drawn(self) -> int:
+        """What of the random matrix is drawn."""
+        if isinstance(self.model, HybridTransformer):
+            return SCALAR
+        if self.method == "gram":
+            return GRAM
+        return SKETCHED if self.layer.law == "gaussian" and self.model.tokens < self.model.dim else FULL
+
+    @property
+    def coordinates(self) -> int:
+        """That are carried of a token."""
+        return self.model.tokens if self.method == "gram" else self.model.dim
+
+
+class PreparedSphere:
+    """Paths with their keys; `run` may be called from several threads."""
+
+    def __init__(self, paths: SpherePaths, seed: int) -> None:
+        self.paths = paths
+        self.key_words = np.array(key(seed, f"{paths.description} {paths.method}"), np.uint64)
+        self.start_key = np.array(key(seed, f"start {paths.method}"), np.uint64)
+        self.replicas: Callable[[int, Outputs], None] = self.run_two if paths.method == "overlap" else self.run_any
+        if paths.method == "overlap":
+            plus, minus = paths.stops()
+            self.pair_constants = paths.pair_constants(plus / (2 - plus), minus / (2 - minus))
+
+    def run(self, first: int, outputs: Outputs) -> None:
+        """Replicas `first` … into `outputs`."""
+        self.replicas(first, outputs)
+
+    def run_two(self, first: int, outputs: Outputs) -> None:
+        """Two tokens, by their overlap."""
+        paths, count = self.paths, len(outputs["stopped"])
+        overlap, gap = (np.empty((count, len(paths.step_numbers))) for _ in range(2))
+        advance = advance_hybrid if isinstance(paths.model, HybridTransformer) else advance_stochastic
+        run_pairs(
+            advance,
+            self.first_pair(),
+            paths.start.is_uniform,
+            self.pair_constants,
+            self.key_words,
+            self.start_key,
+            paths.step_numbers,
+            first,
+            overlap,
+            gap,
+            outputs["stopped"],
+        )
+        outputs["stopped"] *= paths.time_of_step
+        if paths.options.keep == "overlap":
+            outputs["overlap"][..., 0], outputs["gap"][..., 0] = overlap, gap
+        else:
+            pairs = overlap[..., None], gap[..., None]
+            outputs["outcome"][:] = outcomes_of_overlaps(*pairs, 2, paths.options.tolerance)
+
+    def first_pair(self) -> NDArray[np.float64]:
+        """w and the sign of the overlap of two tokens, which are not read if the start is uniform."""
+        start = self.paths.start
+        if start.tokens is not None:
+            apart = float(((start.tokens[0] - start.tokens[1]) ** 2).sum())
+            across = float(((start.tokens[0] + start.tokens[1]) ** 2).sum())
+            return np.array([min(apart, across) / max(apart, across), 1.0 if apart <= across else -1.0])
+        z = start.overlap or 0.0
+        return np.array([(1 - abs(z)) / (1 + abs(z)), 1.0 if z >= 0 else -1.0])
+
+    def run_any(self, first: int, outputs: Outputs) -> None:
+        """Any number of tokens."""
+        paths = self.paths
+        start, how = self.first_tokens()
+        bilinear = np.zeros((0, 0)) if paths.model.is_isotropic else paths.model.bilinear()
+        run_tokens(
+            start,
+            how,
+            paths.token_constants(),
+            bilinear,
+            self.key_words,
+            self.start_key,
+            paths.step_numbers,
+            first,
+            paths.options.tolerance,
+            paths.coordinates,
+            outputs["overlap"],
+            outputs["gap"],
+            outputs["outcome"],
+            outputs["tokens"],
+        )
+
+    def first_tokens(self) -> tuple[NDArray[np.float64], int]:
+        """(tokens, coordinates) and how to read them."""
+        paths = self.paths
+        start = np.zeros((paths.model.tokens, paths.coordinates))
+        if paths.start.overlap is not None:
+            z = paths.start.overlap
+            start[0, :2] = z, sqrt((1 - z) * (1 + z))
+            return start, AT_OVERLAP
+        if paths.start.tokens is None:
+            return start, UNIFORM
+        if paths.method == "gram":
+            return np.asarray(np.linalg.qr(paths.start.tokens.T, mode="r")).T.copy(), AT_TOKENS
+        return np.ascontiguousarray(paths.start.tokens), AT_TOKENS

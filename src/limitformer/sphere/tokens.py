@@ -1,0 +1,187 @@
+r"""N tokens in coordinates: X (N × d), for any Q and K and any law of the values.
+
+A layer of [CT, eq. 4] adds (σ/√L) A X Vᵀ and normalises the rows. If the values are Gaussian and N < d, V acts on the N
+rows of A X = F O alone (F lower triangular, O orthonormal rows): V Oᵀ is a d × N standard normal matrix, and the d × d
+one is never drawn. The hybrid [CT, eq. 7] adds ω A X with one number ω for all tokens.
+
+With QᵀK = I and Gaussian values the law does not change when all tokens turn together, so that N < d tokens have a
+Gram chain: `gram`. Overlaps near ±1 come from |xⁱ ∓ xʲ|²/2, which is good down to gaps of about 1e-28, where the
+rounding of the coordinates begins.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from limitformer.elementary import U64
+from limitformer.factor import (
+    FIRST,
+    draw_bartlett,
+    inner,
+    multiply,
+    multiply_lower,
+    multiply_transposed,
+    put,
+    triangularise,
+)
+from limitformer.kernels import driver, kernel
+from limitformer.lanes import LANES, lane_matrix, load, square_root, store
+from limitformer.random import Stream, draw_normals, open_stream, rewind
+from limitformer.sphere.attention import AttentionConstants, AttentionWorkspace, attend, attention_workspace
+from limitformer.sphere.values import fill
+
+AT_TOKENS, UNIFORM, AT_OVERLAP = 0, 1, 2  # how replicas start
+FULL, SKETCHED, SCALAR, GRAM = 0, 1, 2, 3  # what is drawn for a layer
+
+
+class TokenConstants(NamedTuple):
+    """What the kernels know of a model."""
+
+    attention: AttentionConstants
+    dim: int
+    layers: int
+    step: float  # σ/√L, or ε/√L for the hybrid
+    drift: float  # 0, or 1/L for the hybrid
+    law: int
+    draw: int  # FULL, SKETCHED, SCALAR or GRAM
+
+
+class TokenWorkspace(NamedTuple):
+    """Scratch of one thread; r is d, or N for the Gram chain. Matrices have LANES behind."""
+
+    stream: Stream
+    attention: AttentionWorkspace
+    x: np.ndarray  # (N, r)
+    mixed: np.ndarray  # (N, r), A X
+    moved: np.ndarray  # (N, r)
+    factor: np.ndarray  # (N, N)
+    values: np.ndarray  # V, or as much of it as is drawn
+    flat: np.ndarray  # its memory in one row, a multiple of four rows
+    outside: np.ndarray  # (N, t), t = min(N, d − N), for the Gram chain
+    added: np.ndarray  # (N, t)
+    rows: np.ndarray  # (N, N + t)
+
+
+@driver
+def token_workspace(tokens, coordinates, constants, bilinear):
+    shape = value_shape(tokens, coordinates, constants)
+    size = (shape[0] * shape[1] + 3) // 4 * 4
+    memory = lane_matrix(size, 1)
+    flat = memory.reshape(size * LANES)
+    t = min(tokens, constants.dim - tokens) if constants.draw == GRAM else 0
+    return TokenWorkspace(
+        open_stream(),
+        attention_workspace(tokens, coordinates, bilinear),
+        lane_matrix(tokens, coordinates),
+        lane_matrix(tokens, coordinates),
+        lane_matrix(tokens, coordinates),
+        lane_matrix(tokens, tokens),
+        flat[: shape[0] * shape[1] * LANES].reshape((shape[0], shape[1], LANES)),
+        flat,
+        lane_matrix(tokens, t),
+        lane_matrix(tokens, t),
+        lane_matrix(tokens, tokens + t),
+    )
+
+
+@kernel
+def value_shape(tokens, coordinates, constants):
+    """Of the random matrix of a layer."""
+    if constants.draw == FULL:
+        return (coordinates, coordinates)
+    if constants.draw == SCALAR:
+        return (1, 1)
+    return (tokens, coordinates)
+
+
+@kernel
+def begin_tokens(start, how, constants, start_key, replica, work):
+    """The first tokens of the replicas that run side by side."""
+    rewind(work.stream, start_key, replica)
+    if how == AT_TOKENS:
+        put(start, work.x)
+    elif work.x.shape[1] < constants.dim:  # the factor of N < d uniform tokens
+        draw_bartlett(work.stream, constants.dim, work.x)
+        normalise_rows(work.x)
+    else:
+        draw_normals(work.stream, work.x)
+        normalise_rows(work.x)
+    if how == AT_OVERLAP:
+        lean(start[0, 0], start[0, 1], work.x)
+
+
+@kernel
+def lean(overlap, across, x):
+    """Turn the second of two tokens, in their plane, until its overlap with the first is as given."""
+    length = inner(x, FIRST, x, FIRST + 1, FIRST, x.shape[1])
+    for k in range(x.shape[1]):
+        store(x, 1, k, load(x, 1, k) - length * load(x, 0, k))
+    normalise_row(1, x)
+    for k in range(x.shape[1]):
+        store(x, 1, k, overlap * load(x, 0, k) + across * load(x, 1, k))
+
+
+@kernel
+def advance_tokens(layer, constants, key_words, replica, work):
+    """One layer, in place."""
+    attend(work.x, constants.attention, work.attention, work.mixed)
+    if constants.draw == GRAM:
+        add_gram(constants, work)
+    else:
+        values = work.values.shape[0] * work.values.shape[1]
+        block = U64(layer) * U64((values + 3) // 4)
+        fill(constants.law, key_words[0], key_words[1], replica, block, work.flat)
+        add_values(constants, work)
+    normalise_rows(work.x)
+
+
+@kernel
+def add_values(constants, work):
+    """X += step · A X Vᵀ, or ω A X."""
+    if constants.draw == SCALAR:
+        omega = constants.drift + constants.step * load(work.values, FIRST, FIRST)
+        add_multiple(omega, work.mixed, work.x)
+        return
+    if constants.draw == FULL:
+        multiply_transposed(work.mixed, work.values, work.moved)
+    else:
+        triangularise(work.mixed, FIRST, work.mixed.shape[1], work.factor, FIRST)
+        multiply_lower(work.factor, work.values, work.moved)
+    add_multiple(constants.step, work.moved, work.x)
+
+
+@kernel
+def add_gram(constants, work):
+    """The factor R (N × N) of the tokens to that of [ R + c S H | c S T ], S = A R (`chains.residual`)."""
+    n, t = work.x.shape[0], work.added.shape[1]
+    draw_normals(work.stream, work.values)
+    draw_bartlett(work.stream, constants.dim - n, work.outside)
+    multiply(work.mixed, work.values, work.moved)
+    multiply(work.mixed, work.outside, work.added)
+    for i in range(n):
+        for k in range(n):
+            store(work.rows, i, k, load(work.x, i, k) + constants.step * load(work.moved, i, k))
+        for k in range(t):
+            store(work.rows, i, n + k, constants.step * load(work.added, i, k))
+    triangularise(work.rows, FIRST, n + t, work.x, FIRST)
+
+
+@kernel
+def add_multiple(scale, a, out):
+    """out += scale · a."""
+    for i in range(out.shape[0]):
+        for k in range(out.shape[1]):
+            store(out, i, k, load(out, i, k) + scale * load(a, i, k))
+
+
+@kernel
+def normalise_rows(x):
+    for i in range(x.shape[0]):
+        normalise_row(i, x)
+
+
+@kernel
+def normalise_row(i, x):
+    scale = 1.0 / square_root(inner(x, i, x, i, FIRST, x.shape[1]))
+    for k in range(x.shape[1]):
+        store(x, i, k, scale * load(x, i, k))

@@ -1,0 +1,168 @@
+r"""Laws of the random values: V of the stochastic and v of the hybrid Transformer, with mean 0 and variance 1.
+
+* gaussian: Box-Muller, as in `random`;
+* uniform: on (−√3, √3);
+* rademacher: ±1;
+* truncated normal: a normal that is cut at ±2 and divided by the deviation that is left, 0.8796; by inversion, with the
+  quantile function of Wichura's algorithm AS 241 [Applied Statistics 37, 1988], relative error 1e-16.
+
+Numbers belong to (key, replica, block): block b of a replica's numbers makes four values. `fill` serves `LANES`
+neighbouring replicas, `fill_listed` any replicas, one value each.
+"""
+
+import numpy as np
+
+from limitformer.elementary import U64, logarithm
+from limitformer.kernels import inlined, kernel, strict_kernel
+from limitformer.lanes import LANES
+from limitformer.random import box_muller, fill_normals, uniform, words_of
+
+GAUSSIAN, UNIFORM, RADEMACHER, TRUNCATED_NORMAL = 0, 1, 2, 3
+LAWS = {
+    "gaussian": GAUSSIAN,
+    "uniform": UNIFORM,
+    "rademacher": RADEMACHER,
+    "truncated normal": TRUNCATED_NORMAL,
+}
+
+SQRT_3 = 1.7320508075688772
+CUT_MASS = 0.9544997361036416  # probability of |g| < 2
+CUT_DEVIATION = 0.8796256610342397  # √(1 − 4 φ(2)/CUT_MASS)
+
+
+@inlined
+def uniform_value(word):
+    return (2.0 * uniform(word) - 1.0) * SQRT_3
+
+
+@inlined
+def rademacher_value(word):
+    return 1.0 if (word & U64(1)) != U64(0) else -1.0
+
+
+@inlined
+def truncated_value(word):
+    return normal_quantile((uniform(word) - 0.5) * CUT_MASS) / CUT_DEVIATION
+
+
+@inlined
+def normal_quantile(q):
+    """Φ⁻¹(1/2 + q) for |q| < 0.4999: AS 241, its central and its middle region."""
+    r = 0.180625 - q * q
+    n = 2509.0809287301226727
+    n = n * r + 33430.575583588128105
+    n = n * r + 67265.770927008700853
+    n = n * r + 45921.953931549871457
+    n = n * r + 13731.693765509461125
+    n = n * r + 1971.5909503065514427
+    n = n * r + 133.14166789178437745
+    n = n * r + 3.387132872796366608
+    m = 5226.495278852854561
+    m = m * r + 28729.085735721942674
+    m = m * r + 39307.89580009271061
+    m = m * r + 21213.794301586595867
+    m = m * r + 5394.1960214247511077
+    m = m * r + 687.1870074920579083
+    m = m * r + 42.313330701600911252
+    m = m * r + 1.0
+    central = q * n / m
+    t = np.sqrt(-logarithm(0.5 - abs(q))) - 1.6
+    n = 7.7454501427834140764e-4
+    n = n * t + 0.0227238449892691845833
+    n = n * t + 0.24178072517745061177
+    n = n * t + 1.27045825245236838258
+    n = n * t + 3.64784832476320460504
+    n = n * t + 5.7694972214606914055
+    n = n * t + 4.6303378461565452959
+    n = n * t + 1.42343711074968357734
+    m = 1.05075007164441684324e-9
+    m = m * t + 5.475938084995344946e-4
+    m = m * t + 0.0151986665636164571966
+    m = m * t + 0.14810397642748007459
+    m = m * t + 0.68976733498510000455
+    m = m * t + 1.6763848301838038494
+    m = m * t + 2.05319162663775882187
+    m = m * t + 1.0
+    tail = n / m if q > 0.0 else -n / m
+    return central if abs(q) <= 0.425 else tail
+
+
+@strict_kernel
+def fill_uniform(k0, k1, replica, block, flat):
+    run = len(flat) // 4
+    a, b, c, d = flat[:run], flat[run : 2 * run], flat[2 * run : 3 * run], flat[3 * run :]
+    for i in range(run):
+        w0, w1, w2, w3 = words_of(block + U64(i // LANES), replica + U64(i % LANES), k0, k1)
+        a[i], b[i], c[i], d[i] = uniform_value(w0), uniform_value(w1), uniform_value(w2), uniform_value(w3)
+
+
+@strict_kernel
+def fill_rademacher(k0, k1, replica, block, flat):
+    run = len(flat) // 4
+    a, b, c, d = flat[:run], flat[run : 2 * run], flat[2 * run : 3 * run], flat[3 * run :]
+    for i in range(run):
+        w0, w1, w2, w3 = words_of(block + U64(i // LANES), replica + U64(i % LANES), k0, k1)
+        a[i], b[i], c[i], d[i] = rademacher_value(w0), rademacher_value(w1), rademacher_value(w2), rademacher_value(w3)
+
+
+@strict_kernel
+def fill_truncated(k0, k1, replica, block, flat):
+    run = len(flat) // 4
+    a, b, c, d = flat[:run], flat[run : 2 * run], flat[2 * run : 3 * run], flat[3 * run :]
+    for i in range(run):
+        w0, w1, w2, w3 = words_of(block + U64(i // LANES), replica + U64(i % LANES), k0, k1)
+        a[i], b[i], c[i], d[i] = truncated_value(w0), truncated_value(w1), truncated_value(w2), truncated_value(w3)
+
+
+@kernel
+def fill(law, k0, k1, replica, block, flat):
+    """Fill `flat`, rows of `LANES` replicas from `replica` on, a multiple of four rows, with values of the law."""
+    if law == GAUSSIAN:
+        fill_normals(k0, k1, replica, block, flat)
+    elif law == UNIFORM:
+        fill_uniform(k0, k1, replica, block, flat)
+    elif law == RADEMACHER:
+        fill_rademacher(k0, k1, replica, block, flat)
+    else:
+        fill_truncated(k0, k1, replica, block, flat)
+
+
+@strict_kernel
+def list_gaussian(k0, k1, replicas, block, count, out):
+    for i in range(count):
+        w0, w1, _, _ = words_of(block, replicas[i], k0, k1)
+        out[i], _ = box_muller(w0, w1)
+
+
+@strict_kernel
+def list_uniform(k0, k1, replicas, block, count, out):
+    for i in range(count):
+        w0, _, _, _ = words_of(block, replicas[i], k0, k1)
+        out[i] = uniform_value(w0)
+
+
+@strict_kernel
+def list_rademacher(k0, k1, replicas, block, count, out):
+    for i in range(count):
+        w0, _, _, _ = words_of(block, replicas[i], k0, k1)
+        out[i] = rademacher_value(w0)
+
+
+@strict_kernel
+def list_truncated(k0, k1, replicas, block, count, out):
+    for i in range(count):
+        w0, _, _, _ = words_of(block, replicas[i], k0, k1)
+        out[i] = truncated_value(w0)
+
+
+@kernel
+def fill_listed(law, k0, k1, replicas, block, count, out):
+    """The first value of the block for each of the first `count` of `replicas`."""
+    if law == GAUSSIAN:
+        list_gaussian(k0, k1, replicas, block, count, out)
+    elif law == UNIFORM:
+        list_uniform(k0, k1, replicas, block, count, out)
+    elif law == RADEMACHER:
+        list_rademacher(k0, k1, replicas, block, count, out)
+    else:
+        list_truncated(k0, k1, replicas, block, count, out)
