@@ -6,8 +6,10 @@ from limitformer.errors import InputError as InputError
 from limitformer.errors import MissingExtraError as MissingExtraError
 from limitformer.errors import NoLimitError as NoLimitError
 from limitformer.limits import CovarianceLimit as CovarianceLimit
+from limitformer.limits import OverlapDiffusion as OverlapDiffusion
 from limitformer.limits import TokenLimit as TokenLimit
 from limitformer.limits import limit as limit
+from limitformer.limits import overlap as overlap
 from limitformer.models import GELU as GELU
 from limitformer.models import HybridTransformer as HybridTransformer
 from limitformer.models import LayerNorm as LayerNorm
@@ -26,6 +28,7 @@ from limitformer.models import from_text as from_text
 from limitformer.models import from_tokens as from_tokens
 from limitformer.models import to_json as to_json
 from limitformer.outcomes import outcomes as outcomes
+from limitformer.phase import phase_diagram as phase_diagram
 from limitformer.results import correlation as correlation
 from limitformer.results import load as load
 from limitformer.results import package_version

@@ -9,6 +9,8 @@ import typer
 from typer.core import TyperGroup
 
 from limitformer.cli.figure import figure
+from limitformer.cli.overlap import overlap
+from limitformer.cli.phase import phase
 from limitformer.cli.report import BAD_INPUT, say_error
 from limitformer.cli.simulate import simulate
 
@@ -50,6 +52,8 @@ app = typer.Typer(
 )
 app.command()(figure)
 app.command()(simulate)
+app.command()(phase)
+app.command()(overlap)
 
 
 def show_version(asked: bool) -> None:

@@ -44,6 +44,7 @@ LEAST = 1e-300
 class PairConstants(NamedTuple):
     """What the kernels know of a model; `fixed` is 0 for softmax, else exp(β)/2, the weight of a token on itself."""
 
+    hybrid: bool
     dim: int
     beta: float
     fixed: float
@@ -81,10 +82,10 @@ def open_pairs():
 
 
 @driver
-def run_pairs(advance, start, uniform_start, constants, key_words, start_key, points, first, overlap, gap, stopped):
+def run_pairs(start, uniform_start, constants, key_words, start_key, points, first, overlap, gap, stopped):
     """Replicas `first`, …: `overlap` and `gap` = 1 − |overlap| (replicas, points), layer of the stop (∞ if none).
 
-    `advance` is `advance_stochastic` or `advance_hybrid`; `start` (2,) is w and the sign, unless it is uniform.
+    `start` (2,) is w and the sign, unless it is uniform.
     """
     pairs, stream, scratch = open_pairs(), open_stream(), lane_matrix(2, 1)
     for begin in range(0, len(stopped), BLOCK):
@@ -95,7 +96,7 @@ def run_pairs(advance, start, uniform_start, constants, key_words, start_key, po
             pairs.w[i], pairs.sign[i] = start[0], start[1]
         if uniform_start:
             draw_pairs(stream, start_key, constants.dim, scratch, pairs)
-        run_block(advance, constants, key_words, points, overlap[begin:end], gap[begin:end], stopped[begin:end], pairs)
+        run_block(constants, key_words, points, overlap[begin:end], gap[begin:end], stopped[begin:end], pairs)
 
 
 @kernel
@@ -114,7 +115,7 @@ def draw_pairs(stream, start_key, dim, scratch, pairs):
 
 
 @kernel
-def run_block(advance, constants, key_words, points, overlap, gap, stopped, pairs):
+def run_block(constants, key_words, points, overlap, gap, stopped, pairs):
     """All layers of one block of replicas."""
     for i in range(len(stopped)):
         stopped[i] = np.inf
@@ -168,6 +169,15 @@ def weights(w, positive, beta, fixed):
     e = exponential(-2.0 * beta * (w if positive else 1.0) / (1.0 + w))
     scale = fixed if fixed > 0.0 else 1.0 / (1.0 + e)
     return scale * (1.0 + e), scale * (1.0 - e)
+
+
+@kernel
+def advance(constants, k0, k1, layer, pairs):
+    """One layer for all running replicas."""
+    if constants.hybrid:
+        advance_hybrid(constants, k0, k1, layer, pairs)
+    else:
+        advance_stochastic(constants, k0, k1, layer, pairs)
 
 
 @strict_kernel

@@ -20,7 +20,7 @@ from limitformer.models.sphere_start import SphereStart
 from limitformer.random import key
 from limitformer.sphere.attention import AttentionConstants
 from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps
-from limitformer.sphere.pair import PairConstants, advance_hybrid, advance_stochastic, run_pairs
+from limitformer.sphere.pair import PairConstants, run_pairs
 from limitformer.sphere.run import run_tokens
 from limitformer.sphere.stopping import stops
 from limitformer.sphere.tokens import (
@@ -192,8 +192,7 @@ class SpherePaths:
         """1 − |z| at +1 and at −1 below which a replica stops; 0: never."""
         if self.options.early_stop is None or self.method != "overlap":
             return 0.0, 0.0
-        hybrid = isinstance(self.model, HybridTransformer)
-        plus, minus = stops(self.pair_constants(), hybrid, self.options.tolerance, self.options.early_stop)
+        plus, minus = stops(self.pair_constants(), self.options.tolerance, self.options.early_stop)
         return 2 * plus / (1 + plus), 2 * minus / (1 + minus)
 
     def outputs(self, samples: int) -> Outputs:
@@ -228,7 +227,16 @@ class SpherePaths:
         fixed = exp(self.model.beta) / 2 if self.model.attention == "unnormalized" else 0.0
         layer = self.layer
         return PairConstants(
-            self.model.dim, self.model.beta, fixed, self.steps, layer.step, layer.drift, LAWS[layer.law], plus, minus
+            isinstance(self.model, HybridTransformer),
+            self.model.dim,
+            self.model.beta,
+            fixed,
+            self.steps,
+            layer.step,
+            layer.drift,
+            LAWS[layer.law],
+            plus,
+            minus,
         )
 
     def token_constants(self) -> TokenConstants:
@@ -274,9 +282,7 @@ class PreparedSphere:
         """Two tokens, by their overlap."""
         paths, count = self.paths, len(outputs["stopped"])
         overlap, gap = (np.empty((count, len(paths.step_numbers))) for _ in range(2))
-        advance = advance_hybrid if isinstance(paths.model, HybridTransformer) else advance_stochastic
         run_pairs(
-            advance,
             self.first_pair(),
             paths.start.is_uniform,
             self.pair_constants,

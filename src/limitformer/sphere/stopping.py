@@ -13,7 +13,7 @@ of the step (`pair`), at y_tol, at −∞ and between; the largest r is taken ba
 there is no stop where a quadrature of lower order does not confirm it. At +1 the same holds for −y.
 """
 
-from itertools import product
+from functools import cache, reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,13 +30,14 @@ FRACTIONS = (0.0, 0.01, 0.1, 0.35, 0.7, 1.0)  # of w at the edge, where Λ is lo
 ORDERS = (4, 6)
 
 
-def stops(constants: PairConstants, hybrid: bool, tolerance: float, level: float) -> tuple[float, float]:
+@cache
+def stops(constants: PairConstants, tolerance: float, level: float) -> tuple[float, float]:
     """(w at +1, w at −1) below which a replica comes back out of the tolerance with a chance of at most `level`.
 
     0 where there is no bound.
     """
     edge = tolerance / (2 - tolerance)
-    ratios = hybrid_ratios if hybrid else stochastic_ratios
+    ratios = hybrid_ratios if constants.hybrid else stochastic_ratios
     bounds = []
     for positive in (True, False):
         coarse, fine = (exponent(ratios(constants, positive, edge, order)) for order in ORDERS)
@@ -66,9 +67,9 @@ def exponent(law: tuple[Array, Array]) -> float:
 
 def combined(rules: list[Rule]) -> tuple[list[Array], Array]:
     """Every combination of the rules' nodes, and its weight."""
-    nodes = np.array(list(product(*(rule[0] for rule in rules))))
-    weights = np.array([np.prod(w) for w in product(*(rule[1] for rule in rules))])
-    return list(nodes.T), weights
+    nodes = [grid.ravel() for grid in np.meshgrid(*(rule[0] for rule in rules), indexing="ij")]
+    weights = reduce(np.multiply.outer, [rule[1] for rule in rules])
+    return nodes, np.asarray(weights).ravel()
 
 
 def normal_rule(order: int) -> Rule:
