@@ -1,0 +1,97 @@
+"""`limitformer overlap`: all exact quantities of the overlap of two tokens or clusters, as a table or as JSON."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from limitformer.cli.report import clear_endings, screen
+from limitformer.cli.sphere_options import parse_clusters, sphere_model
+
+if TYPE_CHECKING:
+    from limitformer.limits import OverlapDiffusion
+
+MODEL, QUESTION = "Model", "Question"
+
+
+def overlap(
+    context: typer.Context,
+    dim: Annotated[int, typer.Option(help="Coordinates d of a token.", rich_help_panel=MODEL)] = 4,
+    beta: Annotated[float, typer.Option(help="Inverse temperature β.", rich_help_panel=MODEL)] = 1.0,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="Noise amplitude ε: the hybrid model.", rich_help_panel=MODEL, show_default="none: stochastic model"
+        ),
+    ] = None,
+    attention: Annotated[str, typer.Option(help="softmax or unnormalized.", rich_help_panel=MODEL)] = "softmax",
+    sigma: Annotated[
+        float | None, typer.Option(help="Deviation σ of the values.", rich_help_panel=MODEL, show_default="1")
+    ] = None,
+    clusters: Annotated[
+        str | None,
+        typer.Option(help="Sizes p,q of two clusters.", rich_help_panel=QUESTION, show_default="1,1: two tokens"),
+    ] = None,
+    start: Annotated[
+        float | None,
+        typer.Option(help="Overlap z at the start.", rich_help_panel=QUESTION, show_default="uniform tokens"),
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Mean time from --start to this overlap.", rich_help_panel=QUESTION)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=QUESTION)] = False,
+) -> None:
+    """Print the exact quantities of the overlap's diffusion in the limit of infinite depth.
+
+    For example: limitformer overlap --dim 4 --beta 2 --clusters 2,1 --start -1 --target 0.9
+    """
+    with clear_endings():
+        from limitformer.limits import overlap as overlap_of
+
+        sizes = parse_clusters(clusters)
+        fields = {"tokens": sum(sizes) if sizes else 2, "dim": dim, "beta": beta}
+        if epsilon is not None:
+            fields["epsilon"] = epsilon
+        model = sphere_model({**context.params, "values": None, "layers_per_unit_time": 1}, **fields)
+        diffusion = overlap_of(model, clusters=sizes)
+        summary = diffusion.summary() | asked(diffusion, start, target)
+        if as_json:
+            typer.echo(json.dumps(summary, indent=2, allow_nan=False))
+        else:
+            screen.print(table_of(summary))
+
+
+def asked(diffusion: "OverlapDiffusion", start: float | None, target: float | None) -> dict[str, Any]:
+    """What depends on --start and --target."""
+    from limitformer.errors import require
+
+    require(target is None or start is not None, "--target needs --start: the mean time is from there.")
+    if start is None:
+        return {}
+    found: dict[str, Any] = {"start": start}
+    if diffusion.clusters[0] == diffusion.clusters[1]:
+        found["antipodal_probability_from_start"] = float(diffusion.antipodal_probability(start=start))
+    if target is not None:
+        time = float(diffusion.mean_hitting_time(target, start=start))
+        found |= {"target": target, "mean_hitting_time": "inf" if time == float("inf") else time}
+    return found
+
+
+def table_of(summary: dict[str, Any]) -> Table:
+    """One row a quantity; what has no meaning for the model is left out."""
+    table = Table("quantity", "value", show_lines=False)
+    table.columns[1].overflow = "fold"
+    for name, value in flat(summary):
+        if value is not None:
+            table.add_row(name, f"{value:.6g}" if isinstance(value, float) else str(value))
+    return table
+
+
+def flat(record: dict[str, Any], before: str = "") -> list[tuple[str, Any]]:
+    """Names and values of nested dicts."""
+    rows: list[tuple[str, Any]] = []
+    for key, value in record.items():
+        name = f"{before}{key}".replace("_", " ")
+        rows += flat(value, f"{name}: ") if isinstance(value, dict) else [(name, value)]
+    return rows

@@ -1,0 +1,48 @@
+"""From a model on the sphere to the diffusion of its overlap."""
+
+from collections.abc import Sequence
+
+from limitformer.errors import NoLimitError, require, require_count
+from limitformer.limits.overlap.diffusion import OverlapDiffusion
+from limitformer.models.sphere import HybridTransformer, SphereModel, StochasticTransformer
+
+LARGEST_CLUSTER_BETA = 150.0  # e^{4β} is still a double
+
+
+def overlap(model: SphereModel, clusters: Sequence[int] | None = None) -> OverlapDiffusion:
+    """The diffusion of the overlap of two tokens of `model`, or of two `clusters` (p, q) of p + q = model.tokens.
+
+    Raises:
+        NoLimitError: QᵀK is not the identity, so that the overlap is no diffusion by itself.
+        InputError: not a model on the sphere, more than two tokens without clusters, clusters that do not fit.
+
+    >>> from limitformer.models.sphere import StochasticTransformer
+    >>> three = StochasticTransformer(tokens=3, dim=4, beta=2.0, layers_per_unit_time=100)
+    >>> round(overlap(three, clusters=(2, 1)).mean_hitting_time(0.9, start=-1.0), 2)
+    32.66
+    """
+    kinds = StochasticTransformer, HybridTransformer
+    known = isinstance(model, kinds)
+    require(known, f"overlap needs a StochasticTransformer or HybridTransformer; got {type(model).__name__}.")
+    if not model.is_isotropic:
+        raise NoLimitError(
+            "No limit for the overlap alone: it needs Q^T K = identity [CT, Assumption 2]. Leave query_key out."
+        )
+    sizes = checked_clusters(model, clusters)
+    result = OverlapDiffusion(model, sizes)
+    fits = sizes[0] == sizes[1] or model.beta <= LARGEST_CLUSTER_BETA
+    require(fits, f"Unequal clusters need beta <= {LARGEST_CLUSTER_BETA:g}; got {model.beta:g}.")
+    return result
+
+
+def checked_clusters(model: SphereModel, clusters: Sequence[int] | None) -> tuple[int, int]:
+    """(p, q), or `InputError` unless they are two whole numbers that add up to the number of tokens."""
+    tokens = model.tokens
+    if clusters is None:
+        require(tokens == 2, f"The overlap of {tokens} tokens is no diffusion; give clusters=(p, q), p + q = {tokens}.")
+        return 1, 1
+    two = isinstance(clusters, Sequence) and not isinstance(clusters, str) and len(clusters) == 2
+    require(two, f"clusters must be two whole numbers (p, q); got {clusters!r}.")
+    p, q = (require_count("A cluster", size) for size in clusters)
+    require(p + q == tokens, f"clusters must add up to tokens = {tokens}; got {p} + {q} = {p + q}.")
+    return p, q

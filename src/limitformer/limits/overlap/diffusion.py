@@ -1,0 +1,280 @@
+r"""The overlap of two tokens, or of two clusters, at infinite depth: what is known exactly.
+
+Time is counted in units of layers_per_unit_time layers. The mathematics is in `weights` (attention of two clusters),
+`motion` (the diffusion of u = artanh z), `scale` (where it goes), `thresholds`, `hitting` (when), `gap` (the
+metastable state of unequal clusters) and `transport` (its law at finite times). σ and the form of attention set the
+clock; where two tokens of the stochastic model go depends on β and dim alone [CT, Theorem 2].
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf, nan
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import ArrayLike
+
+from limitformer.errors import InputError, require, require_count
+from limitformer.limits.overlap import hitting, thresholds
+from limitformer.limits.overlap.density import density_of
+from limitformer.limits.overlap.ends import Boundaries, Rates, boundaries_of
+from limitformer.limits.overlap.gap import MetastableGap, metastable_gap
+from limitformer.limits.overlap.motion import FlowMotion, HybridMotion, Motion, StochasticMotion
+from limitformer.limits.overlap.position import (
+    Array,
+    artanh,
+    at_artanh,
+    at_overlap,
+    require_inside,
+    require_overlap,
+    require_overlaps,
+)
+from limitformer.limits.overlap.scale import FlowScale, Scale
+from limitformer.limits.overlap.summary import summary_of
+from limitformer.limits.overlap.weights import weights_of
+from limitformer.models.sphere import HybridTransformer, SphereModel, StochasticTransformer
+
+
+@dataclass(frozen=True)
+class OverlapDiffusion:
+    """The diffusion of the overlap z ∈ (−1, 1); made by `overlap(model)`.
+
+    Attributes:
+        model: of the tokens.
+        clusters: (p, q): p tokens at one point, q at the other; (1, 1) for two tokens.
+
+    >>> from limitformer.limits.overlap import overlap
+    >>> pair = overlap(StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=100))
+    >>> round(float(pair.antipodal_probability()), 4), round(float(pair.antipodal_probability(start=0.0)), 4)
+    (0.1199, 0.0844)
+    >>> pair.boundaries.minus.kind, pair.boundaries.plus.kind
+    ('attracting', 'attracting')
+    """
+
+    model: SphereModel
+    clusters: tuple[int, int]
+
+    @cached_property
+    def motion(self) -> Motion:
+        """The coefficients in u = artanh z."""
+        weights = weights_of(self.model, self.clusters)
+        if isinstance(self.model, StochasticTransformer):
+            return StochasticMotion(weights, self.model.beta, self.model.dim, self.model.sigma)
+        assert isinstance(self.model, HybridTransformer)
+        if self.model.epsilon == 0:
+            return FlowMotion(weights, self.model.beta)
+        return HybridMotion(weights, self.model.beta, self.model.epsilon)
+
+    @cached_property
+    def _scale(self) -> Scale | FlowScale:
+        return FlowScale(self.motion) if isinstance(self.motion, FlowMotion) else Scale(self.motion)
+
+    @property
+    def _leaves(self) -> bool:
+        """Whether z = −1 is left at once."""
+        return self.motion.minus.growth < 0
+
+    # Coefficients.
+
+    def drift(self, z: ArrayLike) -> Array:
+        """μ(z) of dZ = μ dt + g dB; `z` in [−1, 1], any shape."""
+        return self.motion.overlap_drift(at_overlap(require_overlaps("z", z)))
+
+    def diffusion(self, z: ArrayLike) -> Array:
+        """g(z) ≥ 0 of dZ = μ dt + g dB; `z` in [−1, 1], any shape."""
+        return np.sqrt(self.motion.overlap_variance(at_overlap(require_overlaps("z", z))))
+
+    def artanh_drift(self, u: ArrayLike) -> Array:
+        """μ(u) of dU = μ dt + g dB, U = artanh Z; `u` real, any shape."""
+        return self.motion.drift(at_artanh(u))
+
+    def artanh_diffusion(self, u: ArrayLike) -> Array:
+        """g(u) ≥ 0 of dU = μ dt + g dB, U = artanh Z; `u` real, any shape."""
+        return np.sqrt(self.motion.variance(at_artanh(u)))
+
+    def scale_density(self, z: ArrayLike) -> Array:
+        """s(z) = exp(−∫₀^z 2μ/g²), s(0) = 1; `z` strictly inside (−1, 1), any shape. Infinite where it overflows.
+
+        Raises:
+            InputError: z outside of (−1, 1), or ε = 0.
+        """
+        z = require_overlaps("z", z)
+        require(bool((np.abs(z) < 1).all()), "z must lie strictly between -1 and 1, where the scale density is finite.")
+        at = at_overlap(z)
+        with np.errstate(over="ignore"):
+            return np.exp(self._scale.log_scale(artanh(z)) - np.log(at.below * at.above))
+
+    # Where it goes.
+
+    @cached_property
+    def boundaries(self) -> Boundaries:
+        """What the diffusion does at z = −1 (`minus`) and z = +1 (`plus`)."""
+        return boundaries_of(self.motion)
+
+    @property
+    def rates(self) -> Rates:
+        """Exponential rates of approach: twice |drift of artanh z| at the ends that attract."""
+        ends = zip((-1.0, 1.0), self.boundaries, strict=True)
+        return Rates(*(self._rate(z) if end.kind == "attracting" else nan for z, end in ends))
+
+    def _rate(self, z: float) -> float:
+        return 2 * abs(float(self.motion.drift(at_overlap(z))))
+
+    def log_antipodal_probability(self, start: ArrayLike | None = None) -> Array:
+        """log P(Z → −1); as `antipodal_probability`, but does not underflow.
+
+        >>> from limitformer.limits.overlap import overlap
+        >>> pair = overlap(StochasticTransformer(tokens=2, dim=4096, beta=4.6, layers_per_unit_time=100))
+        >>> round(float(pair.log_antipodal_probability(start=0.9)), 3)
+        -2434.53
+        """
+        if start is None:
+            return np.asarray(self._scale.uniform_log_probability(self.model.dim))
+        z = require_overlaps("start", start)
+        log_p = self._scale.log_probability(artanh(z).ravel()).reshape(z.shape)
+        if self._leaves:
+            return log_p
+        return np.where(z == -1, 0.0, np.where(z == 1, -inf, log_p))
+
+    def antipodal_probability(self, start: ArrayLike | None = None) -> Array:
+        """P(Z → −1 as t → ∞) from the overlap(s) `start` in [−1, 1], any shape; None: uniform on the sphere.
+
+        (S(1) − S(z₀))/(S(1) − S(−1)) with the scale function S [CT, App. C.3]. 0 at or below the threshold, and for
+        unequal clusters of the stochastic model, whose antipodal state is metastable only. Two tokens that start at
+        z = ±1 stay there.
+        """
+        return np.exp(self.log_antipodal_probability(start))
+
+    def single_cluster_probability(self, start: ArrayLike | None = None) -> Array:
+        """P(Z → +1 as t → ∞): 1 − `antipodal_probability`, except where neither end attracts: then both are 0."""
+        antipodal = self.log_antipodal_probability(start)
+        if self.motion.plus.slope < 0 or self.motion.minus.slope > 0:
+            return 0.0 - np.expm1(antipodal)
+        return np.where(np.asarray(start, float) == 1, 1.0, 0.0) if start is not None else np.zeros(())
+
+    def return_probability(self, level: ArrayLike, start: ArrayLike) -> Array:
+        """P(Z is ever at `level`) from `start`; shapes broadcast, 1 where the end beyond `start` does not attract.
+
+        For `start` beyond `level` near an attracting end it is the ratio of the tails of the scale function: what
+        stopping there risks.
+        """
+        levels, starts = np.broadcast_arrays(require_overlaps("level", level), require_overlaps("start", start))
+        require(bool((np.abs(levels) < 1).all()), "level must lie strictly between -1 and 1: the ends are not reached.")
+        stuck = np.abs(starts) == 1 if not self._leaves else starts == 1
+        inside = np.where(stuck, 0.0, starts)
+        p = self._scale.return_probability(artanh(levels).ravel(), artanh(inside).ravel()).reshape(levels.shape)
+        return np.where(stuck, 0.0, p)
+
+    # Thresholds.
+
+    @property
+    def critical_beta(self) -> float:
+        """β above which the tokens may end antipodal; infinite if none.
+
+        Stochastic: arccosh(dim − 2)/2 [CT, Theorem 2]; 0 for dim ≤ 3, where every β > 0 will do (in dim 2, β = 0 too).
+        Hybrid: log(2/ε²) for unnormalized attention [CT, Lemma 1], ε² = 1 + e^{−2β} for softmax.
+
+        Raises:
+            InputError: unequal clusters of the hybrid model.
+        """
+        motion = self.motion
+        if isinstance(motion, StochasticMotion):
+            return thresholds.stochastic_critical_beta(motion)
+        assert isinstance(motion, HybridMotion)
+        equal = self.clusters[0] == self.clusters[1]
+        require(equal, "critical_beta of the hybrid model is known for equal clusters only; use critical_epsilon.")
+        if self.model.attention == "softmax":
+            return thresholds.softmax_critical_beta(motion.epsilon)
+        return thresholds.unnormalized_critical_beta(motion.epsilon)
+
+    @property
+    def critical_epsilon(self) -> float:
+        """ε above which the tokens may end antipodal, at this β; hybrid model only."""
+        return thresholds.amplitude(thresholds.hybrid_of(self.motion, "critical_epsilon"), -1.0)
+
+    @property
+    def certain_epsilon(self) -> float:
+        """ε above which the tokens are certain to end antipodal, at this β; hybrid model only."""
+        motion = thresholds.hybrid_of(self.motion, "certain_epsilon")
+        return max(thresholds.amplitude(motion, 1.0), self.critical_epsilon)
+
+    # When.
+
+    def mean_hitting_time(self, target: float, start: float) -> float:
+        """Mean time until the overlap is `target`, in (−1, 1), from `start`.
+
+        Infinite where `target` is missed with positive probability (it lies away from an end that attracts), and at a
+        threshold. Unequal clusters may start at −1: `mean_hitting_time(0.9, start=-1.0)` is the mean lifetime of the
+        antipodal state.
+
+        Raises:
+            InputError: an overlap out of range, or a start at an end that is never left.
+        """
+        b, x = float(artanh(require_inside("target", target))), float(artanh(self._moving(start)))
+        if x == b:
+            return 0.0
+        if isinstance(self.motion, FlowMotion):
+            return hitting.flow_time(self.motion, x, b)
+        assert isinstance(self._scale, Scale)
+        return (hitting.rising_time if x < b else hitting.falling_time)(self._scale, x, b)
+
+    def mean_exit_time(self, low: float, high: float, start: float) -> float:
+        """Mean time until the overlap leaves (`low`, `high`) from `start` in between; always finite."""
+        a, x, b = (require_inside(n, v) for n, v in (("low", low), ("start", start), ("high", high)))
+        require(a <= x <= b and a < b, f"low, start and high must be in order; got {a:g}, {x:g}, {b:g}.")
+        if isinstance(self.motion, FlowMotion):
+            return hitting.flow_time(self.motion, float(artanh(x)), float(artanh(b)))
+        if x in (a, b):
+            return 0.0
+        return hitting.exit_time(self.motion, *(float(artanh(z)) for z in (a, b, x)))
+
+    def metastable_gap(self) -> MetastableGap:
+        """The law of the gap 1 + z of unequal clusters while they are antipodal (see `gap`).
+
+        Raises:
+            InputError: equal clusters or the hybrid model, whose antipodal state is for ever; no barrier.
+        """
+        require(
+            self._leaves, "Only unequal clusters of the stochastic model are metastable; others stay or are sent away."
+        )
+        assert isinstance(self._scale, Scale)
+        return metastable_gap(self._scale)
+
+    def _moving(self, start: float) -> float:
+        z = require_overlap("start", start)
+        stays = "two tokens there stay there for ever"
+        require(z > -1 or self._leaves, f"start must be above -1: {stays}. Nearest: start = -0.999.")
+        require(z < 1, f"start must be below 1: {stays}. Nearest: start = 0.999.")
+        return z
+
+    def density(
+        self, times: ArrayLike, start: float | None = None, *, spacing: float | None = None, steps: int = 400
+    ) -> xr.Dataset:
+        """The law of the overlap at `times`, by the Fokker-Planck equation (see `transport`).
+
+        Args:
+            times: (n,) increasing, at least 0.
+            start: overlap; None for tokens uniform on the sphere.
+            spacing: width of a cell in artanh z; None for 0.05, or less where the scale density is steep.
+            steps: of time until the last of `times`.
+
+        Returns:
+            Dataset over (time, artanh_overlap): `density` per unit of artanh z, `overlap_density` per unit of z; over
+            (time): `below` and `above`, the mass beyond the ends of the grid, from where it does not come back. The
+            mass in the cells, `density` times the attribute `spacing`, and these two add up to 1. Coordinates `time`
+            and `overlap` = z.
+
+        Raises:
+            InputError: times not increasing, a start that never moves, ε = 0, a grid too large.
+        """
+        if isinstance(self.motion, FlowMotion):
+            raise InputError(
+                "There is no density without noise: the overlap is a function of time; epsilon must be positive."
+            )
+        moving = None if start is None else self._moving(start)
+        return density_of(self.motion, self.model.dim, times, moving, spacing, require_count("steps", steps, least=8))
+
+    def summary(self) -> dict[str, Any]:
+        """All exact quantities as a dict that goes to JSON (see `summary`)."""
+        return summary_of(self)

@@ -1,0 +1,128 @@
+r"""Mean times: how long until the overlap reaches a level, or leaves an interval.
+
+With f = 2/g² and h = log s in u, the mean time from u = x up to b, where nothing is lost at −∞, is
+[Karlin and Taylor, 1981, ch. 15]
+
+  E = ∫_x^b M(y) dy,   M(y) = ∫_{−∞}^y f(w) e^{h(y) − h(w)} dw,
+
+and down to b < x, where nothing is lost at +∞, the same with N(y) = ∫_y^∞ f(w) e^{h(y) − h(w)} dw. Something is lost
+where the end attracts (the level is missed with positive probability), and at an end whose slope is zero the mean is
+infinite although the level is reached. Toward −1, f ~ e^{−growth·u}, so M = f/(−growth − slope) there; where s is
+steep, M and N are f/|h′ − (log f)′ + (log|h′|)′|, by parts.
+
+The mean time to leave (a, b) from x, with S(x, y) = ∫_x^y s, is a sum of positive terms:
+
+  E = S(x, b)/S(a, b) ∫_a^x S(a, w) f(w)/s(w) dw + S(a, x)/S(a, b) ∫_x^b S(w, b) f(w)/s(w) dw.
+"""
+
+import numpy as np
+from scipy.special import logsumexp
+
+from limitformer.limits.overlap.motion import FlowMotion, Motion, log_speed, slope_at
+from limitformer.limits.overlap.panels import POINTS, WEIGHTS, Panels, cells, on_edges, panels
+from limitformer.limits.overlap.position import Array, at_artanh
+from limitformer.limits.overlap.scale import Scale, log_slope_growth
+
+
+def rising_time(scale: Scale, start: float, target: float) -> float:
+    """Mean time from u = `start` up to `target`; infinite unless −1 sends everything back in finite mean time."""
+    end = scale.motion.minus
+    if not -end.growth - end.slope > 0:
+        return np.inf
+    first = scale.core_edges[0]
+    steep = steep_time(scale.motion, start, min(target, first)) if scale.is_steep and start < first else 0.0
+    if target <= first:
+        return steep
+    inner = panels(scale.motion, np.unique([first, max(start, first), target]))
+    with np.errstate(over="ignore"):  # a lifetime of e^{710} is infinite
+        return steep + total_between(inner, upward_occupation(scale, inner), start, target)
+
+
+def falling_time(scale: Scale, start: float, target: float) -> float:
+    """Mean time from u = `start` down to `target`; infinite unless +1 sends everything back in finite mean time."""
+    end = scale.motion.plus
+    if not end.growth + end.slope > 0:
+        return np.inf
+    first = scale.core_edges[0]
+    steep = steep_time(scale.motion, target, min(start, first)) if scale.is_steep and target < first else 0.0
+    if start <= first:
+        return steep
+    inner = panels(scale.motion, np.unique([max(target, first), start, end.reach]))
+    with np.errstate(over="ignore"):
+        return steep + total_between(inner, downward_occupation(scale, inner), target, start)
+
+
+def total_between(inner: Panels, values: Array, low: float, high: float) -> float:
+    """Integral of `values` (n, NODES) over the panels from `low` to `high`, both edges or outside of all."""
+    inside = (inner.edges[:-1] >= low) & (inner.edges[1:] <= high)
+    return float(((inner.half * values) @ WEIGHTS)[inside].sum())
+
+
+def upward_occupation(scale: Scale, inner: Panels) -> Array:
+    """M at the nodes (n, NODES) of panels that begin where the core does."""
+    first = steep_occupation(scale.motion, inner.edges[:1]) if scale.is_steep else tail_occupation(scale, inner)
+    parts = inner.log_integral(inner.log_speed - inner.local) - inner.heights[:-1]
+    at_edges = np.logaddexp.accumulate(np.append(np.log(first), parts)) + inner.heights
+    within = inner.from_left(np.exp(inner.log_speed - inner.local))
+    return np.exp(inner.local) * (np.exp(at_edges[:-1, None]) + within)
+
+
+def tail_occupation(scale: Scale, inner: Panels) -> Array:
+    """M at the first edge, in the exponential tail toward −1."""
+    end = scale.motion.minus
+    return np.exp(log_speed(scale.motion, inner.edges[:1])) / (-end.growth - end.slope)
+
+
+def downward_occupation(scale: Scale, inner: Panels) -> Array:
+    """N at the nodes (n, NODES) of panels that end where the exponential tail toward +1 begins."""
+    end = scale.motion.plus
+    last = log_speed(scale.motion, inner.edges[-1:]) - np.log(end.growth + end.slope) - inner.heights[-1]
+    parts = inner.log_integral(inner.log_speed - inner.local) - inner.heights[:-1]
+    at_edges = np.logaddexp.accumulate(np.append(parts, last)[::-1])[::-1] + inner.heights
+    # Relative to the right edge: e^{h − h(right)} N(right).
+    beyond = np.exp(at_edges[1:, None] + inner.local - inner.rise[:, None])
+    return beyond + np.exp(inner.local) * inner.to_right(np.exp(inner.log_speed - inner.local))
+
+
+def steep_occupation(motion: Motion, u: Array) -> Array:
+    """M of a falling, N of a rising log s where it is steep."""
+    step = 1e-4 / (1 + motion.beta)
+    speed_growth = (log_speed(motion, u + step) - log_speed(motion, u - step)) / (2 * step)
+    rate = np.abs(slope_at(motion, u) - speed_growth + log_slope_growth(motion, u))
+    return np.exp(log_speed(motion, u)) / rate
+
+
+def steep_time(motion: Motion, low: float, high: float) -> float:
+    """Integral of the steep occupation from `low` to `high`."""
+    inner = on_edges(motion, cells(motion, np.array([low, high])))
+    return float(((inner.half * steep_occupation(motion, inner.nodes)) @ WEIGHTS).sum())
+
+
+def flow_time(motion: FlowMotion, start: float, target: float) -> float:
+    """Time of the deterministic flow from u = `start` to `target`."""
+    if target < start:
+        return np.inf
+    edges = cells(motion, np.array([start, target]))
+    half = np.diff(edges)[:, None] / 2
+    nodes = edges[:-1, None] + half * (1 + POINTS)
+    return float(((half / motion.drift(at_artanh(nodes))) @ WEIGHTS).sum())
+
+
+def exit_time(motion: Motion, low: float, high: float, start: float) -> float:
+    """Mean time to leave (low, high) in u."""
+    left, right = panels(motion, np.array([low, start])), panels(motion, np.array([start, high]))
+    # log s is zero at `start`: h = height + shift on the left, height on the right.
+    shift = -left.heights[-1]
+    scale_left = left.log_integral(left.local) + left.heights[:-1] + shift
+    scale_right = right.log_integral(right.local) + right.heights[:-1]
+    log_left, log_right = logsumexp(scale_left), logsumexp(scale_right)
+    log_all = np.logaddexp(log_left, log_right)
+    before = np.logaddexp.accumulate(np.append(-np.inf, scale_left))[:-1, None]
+    after = np.logaddexp.accumulate(np.append(scale_right, -np.inf)[::-1])[::-1][1:, None]
+    height_left, height_right = left.heights[:-1, None] + shift, right.heights[:-1, None]
+    from_low = np.logaddexp(before, np.log(left.from_left(np.exp(left.local))) + height_left)
+    to_high = np.logaddexp(after, np.log(right.to_right(np.exp(right.local))) + height_right)
+    spent_left = left.log_integral(from_low + left.log_speed - left.local - height_left)
+    spent_right = right.log_integral(to_high + right.log_speed - right.local - height_right)
+    terms = log_right - log_all + logsumexp(spent_left), log_left - log_all + logsumexp(spent_right)
+    return float(np.exp(np.logaddexp(*terms)))

@@ -1,0 +1,175 @@
+r"""The law of the overlap at finite times: the Fokker-Planck equation in u = artanh z.
+
+With scale density s and speed density m = 2/(g² s), the flux of a density p is −(p/m)′/s. On cells of width Δ, with p/m
+constant in a cell, mass goes from the cell at u_i to the next at the rate
+
+  1/( ∫_cell m · ∫_{u_i}^{u_{i+1}} s ),
+
+and back at the rate with the integral of m over that cell: a birth-death chain with the hitting probabilities of the
+diffusion (the scheme of Scharfetter and Gummel, with both integrals taken to 15 digits). Mass that crosses the end of
+the grid toward an attracting end is tallied, and does not come back; an end that does not attract is closed. The
+tallies are two more states, so that the mass is conserved.
+
+In time: four steps of backward Euler, which smooth a start at one point, then TR-BDF2, second order and L-stable,
+with times T(k/n)².
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from math import sqrt
+
+import numpy as np
+from scipy.linalg import solve_banded
+
+from limitformer.errors import require
+from limitformer.limits.overlap.motion import End, Motion, slope_at
+from limitformer.limits.overlap.panels import on_edges
+from limitformer.limits.overlap.position import Array, at_artanh
+from limitformer.limits.overlap.scale import uniform_below
+
+MOST_CELLS = 40_000
+WIDEST_CELL = 0.05
+LARGEST_CELL_RISE = 10.0
+FORGET = 30.0  # beyond the ends lies, or comes back, e^{−30}
+BEFORE_END = 4.0  # |u| from which the slope is nearly that of the end, plus log(1 + β)/2
+SMOOTHING_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Cells around `centres` (n,), `width` wide, and the rates (n,) of going up and down; at the ends, out."""
+
+    centres: Array
+    width: float
+    up: Array
+    down: Array
+
+    def bands(self, step: float) -> Array:
+        """I − step·A as bands (3, n + 2), where A moves mass between the lower tally, the cells and the upper tally."""
+        bands = np.zeros((3, len(self.centres) + 2))
+        bands[1] = 1.0
+        bands[1, 1:-1] += step * (self.up + self.down)
+        bands[0, 1:-1] = -step * self.down
+        bands[2, 1:-1] = -step * self.up
+        return bands
+
+    def change(self, mass: Array) -> Array:
+        """A·`mass` (n + 2), as differences of fluxes."""
+        flux = np.zeros(len(mass) - 1)
+        flux[1:] = self.up * mass[1:-1]
+        flux[:-1] -= self.down * mass[1:-1]
+        return -np.diff(flux, prepend=0.0, append=0.0)
+
+
+def chain(motion: Motion, low: float, high: float, centre: float, width: float) -> Chain:
+    """The chain on about (low, high) with one cell at `centre`; closed at ends that do not attract."""
+    first, last = int(np.floor((low - centre) / width)), int(np.ceil((high - centre) / width))
+    centres = centre + width * np.arange(first, last + 1, dtype=np.float64)
+    pieces = on_edges(motion, centre + width / 2 * np.arange(2 * first - 1, 2 * last + 2, dtype=np.float64))
+    # Half cells: left of u_i and right of u_i; all logs are relative to h(u_i).
+    speed = pieces.log_integral(pieces.log_speed - pieces.local)
+    left_speed, right_speed = speed[0::2] + pieces.rise[0::2], speed[1::2]
+    mass = np.logaddexp(left_speed, right_speed)
+    scale = pieces.log_integral(pieces.local)
+    left_scale, right_scale = scale[0::2] - pieces.rise[0::2], scale[1::2]
+    rise = pieces.rise[1:-1:2] + pieces.rise[2::2]
+    step = np.logaddexp(right_scale[:-1], left_scale[1:] + rise)
+    up = np.append(-step, -right_scale[-1]) - mass
+    down = np.append(-left_scale[0], rise - step) - mass
+    up[-1] = up[-1] if motion.plus.slope < 0 else -np.inf
+    down[0] = down[0] if motion.minus.growth == 0 and motion.minus.slope > 0 else -np.inf
+    return Chain(centres, width, np.exp(up), np.exp(down))
+
+
+def start_at_point(cells: Chain, centre: float) -> Array:
+    """All mass (n + 2) in the cell at `centre`."""
+    mass = np.zeros(len(cells.centres) + 2)
+    mass[1 + int(np.argmin(np.abs(cells.centres - centre)))] = 1.0
+    return mass
+
+
+def start_uniform(cells: Chain, dim: int) -> Array:
+    """Mass (n + 2) of two independent tokens, uniform on the sphere of R^dim; the tallies get what lies beyond."""
+    edges = np.append(cells.centres - cells.width / 2, cells.centres[-1] + cells.width / 2)
+    # Each tail from its own side, where it has no cancellation.
+    below, above = uniform_below(edges, dim), uniform_below(-edges, dim)
+    inner = np.where(edges[1:] < 0, np.diff(below), -np.diff(above))
+    return np.concatenate([below[:1], inner, above[-1:]])
+
+
+def evolve(cells: Chain, mass: Array, times: Array, steps: int) -> Array:
+    """Masses (times, n + 2) at `times`, increasing, from `mass` (n + 2) at time 0."""
+    graded = times[-1] * (np.arange(steps + 1) / steps) ** 2
+    grid = np.unique(np.concatenate([graded, times]))
+    out = np.empty((len(times), len(mass)))
+    out[times == 0] = mass
+    for number, (now, after) in enumerate(pairwise(grid)):
+        advance = backward_euler if number < SMOOTHING_STEPS else tr_bdf2
+        mass = advance(cells, mass, after - now)
+        out[times == after] = mass
+    return out
+
+
+def backward_euler(cells: Chain, mass: Array, dt: float) -> Array:
+    """One step; positive whatever dt."""
+    return solve(cells, dt, mass)
+
+
+def tr_bdf2(cells: Chain, mass: Array, dt: float) -> Array:
+    """One step of TR-BDF2 with the part 2 − √2 [Hosea and Shampine, 1996]: one matrix for both stages."""
+    part = 2 - sqrt(2)
+    middle = solve(cells, part * dt / 2, mass + part * dt / 2 * cells.change(mass))
+    weight = 1 / (part * (2 - part))
+    return solve(cells, part * dt / 2, weight * middle + (1 - weight) * mass)
+
+
+def solve(cells: Chain, step: float, right: Array) -> Array:
+    """x with x − step·A x = `right` (n + 2).
+
+    The 1 on the diagonal is lost next to rates of 10¹⁶/step, and mass with it; the residual, in which every flux is
+    taken from one cell and given to the next, brings it back.
+    """
+    bands = cells.bands(step)
+    x = solve_banded((1, 1), bands, right)
+    return np.asarray(x + solve_banded((1, 1), bands, right - x + step * cells.change(x)))
+
+
+def extent(motion: Motion, starts: tuple[float, float], horizon: float) -> tuple[float, float]:
+    """(low, high) that paths from between the two `starts` leave by `horizon` with a probability of about e^{−30}."""
+    speed, noise = fastest(motion)
+    farthest = speed * horizon + 8 * noise * sqrt(horizon) + 1
+    low = max(min(starts) - farthest, -settled(motion.minus, motion, -min(starts)))
+    high = min(max(starts) + farthest, settled(motion.plus, motion, max(starts)))
+    if motion.minus.growth < 0:  # the noise has no bound toward −1
+        low = -settled(motion.minus, motion, -min(starts))
+    return low, high
+
+
+def fastest(motion: Motion) -> tuple[float, float]:
+    """Largest |drift| and noise of u on the line."""
+    at = at_artanh(np.linspace(motion.minus.reach, motion.plus.reach, 2000))
+    return float(np.abs(motion.drift(at)).max()), float(np.sqrt(motion.variance(at).max()))
+
+
+def settled(end: End, motion: Motion, start: float) -> float:
+    """|u| beyond which, toward `end`, e^{−30} of the mass comes back or stays."""
+    crossover = abs(end.reach) - motion.plus.reach
+    rate = abs(end.slope + end.growth)
+    decay = FORGET / rate if rate > 0 else np.inf
+    return max(start, BEFORE_END + np.log1p(motion.beta) / 2 + crossover) + decay
+
+
+def cell_width(motion: Motion, low: float, high: float) -> float:
+    """`WIDEST_CELL`, or less where s changes by more than e^{`LARGEST_CELL_RISE`} in one."""
+    steepest = float(np.abs(slope_at(motion, np.linspace(low, high, 2000))).max())
+    return min(WIDEST_CELL, LARGEST_CELL_RISE / steepest)
+
+
+def check_cells(low: float, high: float, width: float) -> None:
+    """Raise `InputError` for a grid of more than `MOST_CELLS` cells."""
+    cells = (high - low) / width
+    require(
+        cells <= MOST_CELLS,
+        f"The density needs {cells:.2g} cells, and at most {MOST_CELLS} are made. Nearest: shorter times, or a smaller "
+        "beta or dim.",
+    )

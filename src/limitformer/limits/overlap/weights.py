@@ -1,0 +1,76 @@
+r"""What attention makes of two clusters: p tokens at Y₁, q tokens at Y₂, ⟨Y₁, Y₂⟩ = z.
+
+With e = e^{β(z−1)} the first cluster receives A₊ = α₊Y₁ + γ₊Y₂ and the second A₋ = α₋Y₂ + γ₋Y₁, where
+
+  softmax:       α₊ = p/(p + qe),  γ₊ = qe/(p + qe),   α₋ = q/(q + pe),  γ₋ = pe/(q + pe),
+  unnormalized:  α₊ = pe^β/N,      γ₊ = qe^{βz}/N,     α₋ = qe^β/N,      γ₋ = pe^{βz}/N,       N = p + q.
+
+For p = q this is what two tokens receive [CT, proof of Lemma 4]. How unlike the two mixtures are is
+D = |(α₊ − α₋)Y₁ + (γ₊ − γ₋)Y₂|²/(1 − z) = ((α₊−α₋)² + (γ₊−γ₋)² + 2z(α₊−α₋)(γ₊−γ₋))/(1 − z): zero for p = q only, and
+written below without the cancellation at z = 1. At z = −1, 2D is the square of the length of A₊ + A₋.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from scipy.special import exprel
+
+from limitformer.limits.overlap.position import Array, Position
+from limitformer.models.sphere import SphereModel
+
+LARGEST_LOGIT = 650.0  # e^{−650} is still a normal double
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """α₊, γ₊, α₋, γ₋ and D, one shape."""
+
+    own_first: Array
+    other_first: Array
+    own_second: Array
+    other_second: Array
+    spread: Array
+
+    @property
+    def aligned(self) -> Array:
+        """G = α₊α₋ + γ₊γ₋."""
+        return self.own_first * self.own_second + self.other_first * self.other_second
+
+    @property
+    def crossed(self) -> Array:
+        """X = α₊γ₋ + γ₊α₋."""
+        return self.own_first * self.other_second + self.other_first * self.own_second
+
+    @property
+    def toward(self) -> Array:
+        """c = γ₊ + γ₋, the pull of the clusters on each other."""
+        return self.other_first + self.other_second
+
+
+Weights = Callable[[Position], Mixing]
+
+
+def softmax(p: int, q: int, beta: float, at: Position) -> Mixing:
+    """The mixtures of softmax attention: each pair of weights adds up to 1, so γ₊ − γ₋ = −(α₊ − α₋)."""
+    e = np.exp(-np.minimum(beta * at.below, LARGEST_LOGIT))
+    first, second = p + q * e, q + p * e
+    difference = (p - q) * (p + q) * e / (first * second)
+    return Mixing(p / first, q * e / first, q / second, p * e / second, 2 * difference**2)
+
+
+def unnormalized(p: int, q: int, beta: float, at: Position) -> Mixing:
+    """The mixtures of unnormalized attention."""
+    x = beta * at.below
+    unit, e = np.exp(beta) / (p + q), np.exp(-x)
+    # (1 − e)/(1 − z) = β (1 − e^{−x})/x.
+    spread = (p - q) ** 2 * (beta * exprel(-x) * -np.expm1(-x) + 2 * e)
+    own = np.ones_like(e) * unit
+    return Mixing(p * own, q * e * unit, q * own, p * e * unit, spread * unit**2)
+
+
+def weights_of(model: SphereModel, clusters: tuple[int, int]) -> Weights:
+    """The mixtures of `model` as a function of the position."""
+    form = softmax if model.attention == "softmax" else unnormalized
+    return partial(form, *clusters, model.beta)
