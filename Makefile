@@ -20,6 +20,7 @@ OUT ?= out
 demo: .venv/ready
 	.venv/bin/limitformer figure st-fig1 --out $(OUT)
 	.venv/bin/limitformer figure text-fate --out $(OUT)
+	.venv/bin/limitformer phase --dim 4,6,8 --beta 0:2:0.125 --samples 4000 --out $(OUT)
 
 lint: .venv-test/ready
 	.venv-test/bin/ruff check .

@@ -23,6 +23,7 @@ from rich.table import Table
 import limitformer as lf
 from benchmarks import floors
 from benchmarks.dense_root import dense_root_step
+from benchmarks.sphere_loop import run_layers, uniform_tokens
 from limitformer.figures import FIGURES
 from limitformer.models import Transformer
 from limitformer.nn import simulate as simulate_networks
@@ -30,6 +31,7 @@ from limitformer.nn import simulate as simulate_networks
 TURNS = 5
 # Least ratios, seconds and megabytes that the project asks of itself.
 WANTED = {"attention": 250, "attention + feed-forward": 100, "8 tokens": 20, "16 tokens": 1000}
+WANTED_SPHERE = {(2, 4): 8, (8, 16): 2, (8, 96): 10, (50, 4): 3}  # (tokens, dim)
 WANTED_COLD, WANTED_WARM, WANTED_FIGURE, WANTED_MEMORY = 45, 15, 120, 1000
 KEY = np.array([1, 2], np.uint64)
 THREADS = os.cpu_count() or 1
@@ -147,6 +149,42 @@ def limit_against_dense_root() -> list[dict[str, Any]]:
     return rows
 
 
+def sphere_against_loop() -> list[dict[str, Any]]:
+    """A layer of one trajectory on the sphere: the chain against a loop in torch, one thread each."""
+    before, rows = torch.get_num_threads(), []
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    for (tokens, dim), wanted in WANTED_SPHERE.items():
+        model = lf.StochasticTransformer(tokens=tokens, dim=dim, beta=1.0, layers_per_unit_time=100)
+        replicas = best_replicas(model, generator)
+        x, layers = uniform_tokens(replicas, model, generator), max(2, 20_000 // (replicas * tokens))
+        samples, time_ = (20_000, 10.0) if tokens == 2 else (128, 10.0)
+
+        def chain(model: Any = model, samples: int = samples, time_: float = time_) -> object:
+            return lf.simulate(
+                model, horizon=time_, samples=samples, seed=0, record=[time_], threads=1, progress=False, keep="outcome"
+            )
+
+        def loop(model: Any = model, x: torch.Tensor = x, layers: int = layers) -> object:
+            return run_layers(x, model, layers, generator)
+
+        row = compared(chain, loop, samples * round(time_ * 100), replicas * layers)
+        what = f"{tokens} tokens, dim {dim} ({chain().attrs['method']})"  # type: ignore[attr-defined]
+        rows.append({"what": what, "wanted": wanted, **row, "loop_batch": replicas})
+    torch.set_num_threads(before)
+    return rows
+
+
+def best_replicas(model: Any, generator: torch.Generator) -> int:
+    """The number of trajectories at a time with which the loop is fastest."""
+
+    def cost(replicas: int) -> float:
+        x = uniform_tokens(replicas, model, generator)
+        return alone(lambda: run_layers(x, model, 3, generator), 3 * replicas)
+
+    return min((16, 64, 256, 1024, 4096), key=cost)
+
+
 def best_batch(sde: Any, v0: Any) -> int:
     """The number of paths at a time with which the dense root is fastest."""
 
@@ -252,6 +290,11 @@ def main() -> None:
             "limit",
             "Limit: factor step against dense root (torch, float64): ns a step and sample",
             limit_against_dense_root,
+        ),
+        (
+            "sphere",
+            "Tokens on the sphere: chain against a loop (torch, float32), one thread: ns a layer and trajectory",
+            sphere_against_loop,
         ),
         ("threads", "Thread scaling", thread_scaling),
         ("first", "Figures at paper scale, each in a new process", first_result),

@@ -1,0 +1,25 @@
+"""[CT, eq. 4] as one would write it in torch: every value matrix drawn, every token moved."""
+
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from limitformer.models import StochasticTransformer
+
+
+def uniform_tokens(replicas: int, model: StochasticTransformer, generator: torch.Generator) -> Tensor:
+    """(replicas, tokens, dim), uniform on the sphere."""
+    x = torch.randn(replicas, model.tokens, model.dim, generator=generator)
+    return torch.nn.functional.normalize(x, dim=-1)
+
+
+def run_layers(x: Tensor, model: StochasticTransformer, layers: int, generator: torch.Generator) -> Tensor:
+    """Move `x` (replicas, tokens, dim) through so many layers, with Q = K = I."""
+    step = model.sigma / sqrt(model.layers_per_unit_time)
+    with torch.inference_mode():
+        for _ in range(layers):
+            mixed = torch.softmax(model.beta * (x @ x.mT), dim=-1) @ x
+            values = torch.randn(len(x), model.dim, model.dim, generator=generator)
+            x = torch.nn.functional.normalize(x + step * (mixed @ values.mT), dim=-1)
+    return x
