@@ -10,6 +10,7 @@ FRONT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
 PAGES = FRONT + sorted(ROOT.glob("docs/**/*.md"))
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SHOWN = re.compile(r"^```python\n((?:(?!```).*\n)*)```\n\n```text\n((?:(?!```).*\n)*)```$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -53,16 +54,25 @@ def test_the_readme_has_its_example():
     assert python_blocks(ROOT / "README.md")
 
 
-def printed_by(page: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    capsys.readouterr()
-    exec("\n".join(code for _, code in python_blocks(page)), {"__name__": "documentation"})
-    return capsys.readouterr().out
+def printed_after(page: Path, capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str]]:
+    """(what it prints, what the page shows) for each block of code that is followed by its output."""
+    shown = dict(SHOWN.findall(page.read_text(encoding="utf-8")))
+    namespace: dict[str, object] = {"__name__": "documentation"}
+    pairs = []
+    for _, code in python_blocks(page):
+        capsys.readouterr()
+        exec(code, namespace)
+        if code in shown:
+            pairs.append((capsys.readouterr().out, shown[code]))
+    return pairs
 
 
-def test_the_readme_prints_what_it_shows(capsys):
-    shown = re.search(r"^```text\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
-    assert shown is not None
-    assert printed_by(ROOT / "README.md", capsys) == shown[1]
+@pytest.mark.parametrize("name", ["README.md", "docs/sphere.md", "docs/unequal-clusters.md"])
+def test_pages_print_what_they_show(name, capsys):
+    pairs = printed_after(ROOT / name, capsys)
+    assert pairs
+    for printed, shown in pairs:
+        assert printed == shown
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if links(page)], ids=relative)

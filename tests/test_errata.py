@@ -120,6 +120,27 @@ def test_interpolation_meets_the_next_layer():
     assert interpolate(grid, before, per_unit_time, factor=1 / per_unit_time) != pytest.approx(grid[2], abs=1)
 
 
+def squared_noise(z: float, beta: float) -> float:
+    """Var dZ/dt of two tokens with softmax attention and σ = 1, from [CT, eq. 6]: the squares of what W_kl is times."""
+    y = np.array([[1.0, 0.0, 0.0], [z, np.sqrt(1 - z * z), 0.0]])
+    weights = np.exp(beta * y @ y.T)
+    attention = weights / weights.sum(1, keepdims=True) @ y
+    coefficients = np.zeros((3, 3))
+    for i in (0, 1):
+        tangent = np.eye(3) - np.outer(y[i], y[i])
+        coefficients += np.outer(tangent @ y[1 - i], attention[i])
+    return float((coefficients**2).sum())
+
+
+@pytest.mark.parametrize("z", [-0.9, -0.2, 0.6])
+def test_softmax_overlap_noise_has_a_root_of_two(z):
+    beta = 1.3
+    own, other = np.exp(beta), np.exp(beta * z)
+    printed = (1 - z * z) ** 2 * (own**2 + other**2) / (own + other) ** 2
+    assert squared_noise(z, beta) == pytest.approx(2 * printed, rel=1e-12)
+    assert abs(squared_noise(z, beta) / printed - 1) > 0.9
+
+
 # The Shaped Transformer
 
 

@@ -6,10 +6,10 @@ from limitformer.errors import InputError as InputError
 from limitformer.errors import MissingExtraError as MissingExtraError
 from limitformer.errors import NoLimitError as NoLimitError
 from limitformer.limits import CovarianceLimit as CovarianceLimit
-from limitformer.limits import OverlapDiffusion as OverlapDiffusion
 from limitformer.limits import TokenLimit as TokenLimit
 from limitformer.limits import limit as limit
-from limitformer.limits import overlap as overlap
+from limitformer.limits.overlap import OverlapDiffusion as OverlapDiffusion
+from limitformer.limits.overlap import overlap as overlap
 from limitformer.models import GELU as GELU
 from limitformer.models import HybridTransformer as HybridTransformer
 from limitformer.models import LayerNorm as LayerNorm

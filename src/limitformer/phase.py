@@ -16,7 +16,7 @@ import xarray as xr
 
 from limitformer.engine import simulate
 from limitformer.errors import InputError, require
-from limitformer.limits import overlap
+from limitformer.limits.overlap import overlap
 from limitformer.models import HybridTransformer, StochasticTransformer, to_json
 from limitformer.outcomes import OUTCOMES, outcomes
 from limitformer.progress import tracked

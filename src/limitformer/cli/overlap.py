@@ -10,7 +10,7 @@ from limitformer.cli.report import clear_endings, screen
 from limitformer.cli.sphere_options import parse_clusters, sphere_model
 
 if TYPE_CHECKING:
-    from limitformer.limits import OverlapDiffusion
+    from limitformer.limits.overlap import OverlapDiffusion
 
 MODEL, QUESTION = "Model", "Question"
 
@@ -47,7 +47,7 @@ def overlap(
     For example: limitformer overlap --dim 4 --beta 2 --clusters 2,1 --start -1 --target 0.9
     """
     with clear_endings():
-        from limitformer.limits import overlap as overlap_of
+        from limitformer.limits.overlap import overlap as overlap_of
 
         sizes = parse_clusters(clusters)
         fields = {"tokens": sum(sizes) if sizes else 2, "dim": dim, "beta": beta}

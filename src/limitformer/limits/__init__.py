@@ -2,8 +2,6 @@
 
 from limitformer.limits.covariance import CovarianceLimit as CovarianceLimit
 from limitformer.limits.limit import limit as limit
-from limitformer.limits.overlap import OverlapDiffusion as OverlapDiffusion
-from limitformer.limits.overlap import overlap as overlap
 from limitformer.limits.path import CovariancePaths as CovariancePaths
 from limitformer.limits.path import whole_steps as whole_steps
 from limitformer.limits.token_paths import token_paths as token_paths

@@ -53,11 +53,11 @@ class SphereModel:
         """Softmax is shifted by its largest logit; the unnormalized weights are what they are."""
         if self.attention == "unnormalized":
             largest = self.beta * (1.0 if self.is_isotropic else float(np.linalg.norm(self.bilinear(), 2)))
+            nearest = 0.999 * self.beta * LARGEST_LOGIT / max(largest, LARGEST_LOGIT)
             require(
                 largest <= LARGEST_LOGIT,
                 f"Unnormalized attention overflows: its logits reach {largest:.4g}, and exp of more than "
-                f"{LARGEST_LOGIT:g} cannot be squared. Nearest: beta = {self.beta * LARGEST_LOGIT / largest:.4g}, "
-                'or attention="softmax".',
+                f"{LARGEST_LOGIT:g} cannot be squared. Nearest: beta = {nearest:.4g}, or attention=\"softmax\".",
             )
 
     def bilinear(self) -> NDArray[np.float64]:

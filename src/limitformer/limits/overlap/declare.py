@@ -6,7 +6,7 @@ from limitformer.errors import NoLimitError, require, require_count
 from limitformer.limits.overlap.diffusion import OverlapDiffusion
 from limitformer.models.sphere import HybridTransformer, SphereModel, StochasticTransformer
 
-LARGEST_CLUSTER_BETA = 150.0  # e^{4β} is still a double
+LARGEST_BETA = 150.0  # e^{4β} is still a double: the noise between clusters far apart is e^{−4β}
 
 
 def overlap(model: SphereModel, clusters: Sequence[int] | None = None) -> OverlapDiffusion:
@@ -29,10 +29,10 @@ def overlap(model: SphereModel, clusters: Sequence[int] | None = None) -> Overla
             "No limit for the overlap alone: it needs Q^T K = identity [CT, Assumption 2]. Leave query_key out."
         )
     sizes = checked_clusters(model, clusters)
-    result = OverlapDiffusion(model, sizes)
-    fits = sizes[0] == sizes[1] or model.beta <= LARGEST_CLUSTER_BETA
-    require(fits, f"Unequal clusters need beta <= {LARGEST_CLUSTER_BETA:g}; got {model.beta:g}.")
-    return result
+    plain = isinstance(model, StochasticTransformer) and sizes[0] == sizes[1]
+    fits = plain or model.beta <= LARGEST_BETA
+    require(fits, f"Unequal clusters and the hybrid model need beta <= {LARGEST_BETA:g} here; got {model.beta:g}.")
+    return OverlapDiffusion(model, sizes)
 
 
 def checked_clusters(model: SphereModel, clusters: Sequence[int] | None) -> tuple[int, int]:

@@ -14,11 +14,12 @@ from limitformer.limits.overlap.transport import (
     check_cells,
     evolve,
     extent,
+    levelling,
     start_at_point,
     start_uniform,
 )
 
-NEAR_MINUS = 6.0  # a start at −1 begins at a gap of e^{−12} times that at which the noise levels off
+NEAR_MINUS = 6.0  # a start at, or closer to, −1 begins at e^{−12} of the gap where the noise levels off
 UNIFORM_TAIL = 30.0
 
 
@@ -33,8 +34,9 @@ def density_of(
         cells = fitted(motion, (-reach, reach), 0.0, t[-1], width)
         mass = start_uniform(cells, dim)
     else:
-        # Only unequal clusters start there; their noise levels off where minus.reach + plus.reach is.
-        centre = max(float(artanh(start)), motion.minus.reach + motion.plus.reach - NEAR_MINUS)
+        centre = float(artanh(start))
+        if motion.minus.growth < 0:
+            centre = max(centre, levelling(motion) - NEAR_MINUS)
         cells = fitted(motion, (centre, centre), centre, t[-1], width)
         mass = start_at_point(cells, centre)
     return as_dataset(cells, evolve(cells, mass, t, steps), t)

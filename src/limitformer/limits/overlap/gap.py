@@ -8,6 +8,9 @@ u = artanh z, has its last maximum: there a step of u is least likely to lead on
 
 and beyond w ~ δ² the density of w falls like w^{−1−r/2}, r = 1 − (d − 2)/cosh 2β ≤ 1: the median is of the order of
 δ², but the mean is carried by the rare excursions toward the barrier.
+
+A barrier alone does not make the state last: with unnormalized attention the larger cluster moves faster by the factor
+p/q at every β, δ² stays of the order of the other noise, and the gap is not small. Compare the mean lifetime.
 """
 
 from collections.abc import Callable

@@ -10,8 +10,11 @@ diffusion (the scheme of Scharfetter and Gummel, with both integrals taken to 15
 the grid toward an attracting end is tallied, and does not come back; an end that does not attract is closed. The
 tallies are two more states, so that the mass is conserved.
 
-In time: four steps of backward Euler, which smooth a start at one point, then TR-BDF2, second order and L-stable,
-with times T(k/n)².
+In time: four steps of backward Euler, which smooth a start at one point, then TR-BDF2, second order and L-stable, with
+times T(k/n)³. Backward Euler is positive whatever the step; a step that TR-BDF2 would make negative is left to it.
+
+Unequal clusters have noise without bound toward −1, which is left at once: there the grid ends, closed, at most 12
+below the u where their noise levels off.
 """
 
 from dataclasses import dataclass
@@ -33,6 +36,8 @@ LARGEST_CELL_RISE = 10.0
 FORGET = 30.0  # beyond the ends lies, or comes back, e^{−30}
 BEFORE_END = 4.0  # |u| from which the slope is nearly that of the end, plus log(1 + β)/2
 SMOOTHING_STEPS = 4
+DEEPEST = 12.0  # the noise there is e^{12} times that where it levels off
+ROUNDING = 1e-15
 
 
 @dataclass(frozen=True)
@@ -89,22 +94,30 @@ def start_at_point(cells: Chain, centre: float) -> Array:
 
 
 def start_uniform(cells: Chain, dim: int) -> Array:
-    """Mass (n + 2) of two independent tokens, uniform on the sphere of R^dim; the tallies get what lies beyond."""
+    """Mass (n + 2) of two independent tokens, uniform on the sphere of R^dim.
+
+    What lies beyond an end goes to its tally, or to the last cell where the end is closed.
+    """
     edges = np.append(cells.centres - cells.width / 2, cells.centres[-1] + cells.width / 2)
     # Each tail from its own side, where it has no cancellation.
     below, above = uniform_below(edges, dim), uniform_below(-edges, dim)
     inner = np.where(edges[1:] < 0, np.diff(below), -np.diff(above))
-    return np.concatenate([below[:1], inner, above[-1:]])
+    mass = np.concatenate([below[:1], inner, above[-1:]])
+    for tally, cell, rate in ((0, 1, cells.down[0]), (-1, -2, cells.up[-1])):
+        if rate == 0:
+            mass[cell] += mass[tally]
+            mass[tally] = 0.0
+    return mass
 
 
 def evolve(cells: Chain, mass: Array, times: Array, steps: int) -> Array:
     """Masses (times, n + 2) at `times`, increasing, from `mass` (n + 2) at time 0."""
-    graded = times[-1] * (np.arange(steps + 1) / steps) ** 2
+    graded = times[-1] * (np.arange(steps + 1) / steps) ** 3
     grid = np.unique(np.concatenate([graded, times]))
     out = np.empty((len(times), len(mass)))
     out[times == 0] = mass
     for number, (now, after) in enumerate(pairwise(grid)):
-        advance = backward_euler if number < SMOOTHING_STEPS else tr_bdf2
+        advance = backward_euler if number < SMOOTHING_STEPS else positive_step
         mass = advance(cells, mass, after - now)
         out[times == after] = mass
     return out
@@ -113,6 +126,12 @@ def evolve(cells: Chain, mass: Array, times: Array, steps: int) -> Array:
 def backward_euler(cells: Chain, mass: Array, dt: float) -> Array:
     """One step; positive whatever dt."""
     return solve(cells, dt, mass)
+
+
+def positive_step(cells: Chain, mass: Array, dt: float) -> Array:
+    """TR-BDF2, or backward Euler where that is not positive."""
+    after = tr_bdf2(cells, mass, dt)
+    return after if after.min() >= -ROUNDING else backward_euler(cells, mass, dt)
 
 
 def tr_bdf2(cells: Chain, mass: Array, dt: float) -> Array:
@@ -138,25 +157,32 @@ def extent(motion: Motion, starts: tuple[float, float], horizon: float) -> tuple
     """(low, high) that paths from between the two `starts` leave by `horizon` with a probability of about e^{−30}."""
     speed, noise = fastest(motion)
     farthest = speed * horizon + 8 * noise * sqrt(horizon) + 1
-    low = max(min(starts) - farthest, -settled(motion.minus, motion, -min(starts)))
     high = min(max(starts) + farthest, settled(motion.plus, motion, max(starts)))
-    if motion.minus.growth < 0:  # the noise has no bound toward −1
-        low = -settled(motion.minus, motion, -min(starts))
-    return low, high
+    if motion.minus.growth < 0:
+        return deepest(motion), high
+    return max(min(starts) - farthest, -settled(motion.minus, motion, -min(starts))), high
 
 
 def fastest(motion: Motion) -> tuple[float, float]:
-    """Largest |drift| and noise of u on the line."""
-    at = at_artanh(np.linspace(motion.minus.reach, motion.plus.reach, 2000))
+    """Largest |drift| and noise of u on the line, or right of −`reach` where they have no bound."""
+    at = at_artanh(np.linspace(-motion.plus.reach, motion.plus.reach, 2000))
     return float(np.abs(motion.drift(at)).max()), float(np.sqrt(motion.variance(at).max()))
 
 
 def settled(end: End, motion: Motion, start: float) -> float:
     """|u| beyond which, toward `end`, e^{−30} of the mass comes back or stays."""
-    crossover = abs(end.reach) - motion.plus.reach
-    rate = abs(end.slope + end.growth)
-    decay = FORGET / rate if rate > 0 else np.inf
-    return max(start, BEFORE_END + np.log1p(motion.beta) / 2 + crossover) + decay
+    decay = FORGET / abs(end.slope) if end.slope != 0 else np.inf
+    return max(start, BEFORE_END + np.log1p(motion.beta) / 2) + decay
+
+
+def levelling(motion: Motion) -> float:
+    """The u where the noise of unequal clusters levels off."""
+    return motion.minus.reach + motion.plus.reach
+
+
+def deepest(motion: Motion) -> float:
+    """The u where the grid of unequal clusters is closed."""
+    return levelling(motion) - min(DEEPEST, FORGET / (-motion.minus.growth - motion.minus.slope))
 
 
 def cell_width(motion: Motion, low: float, high: float) -> float:

@@ -1,0 +1,322 @@
+"""The overlap diffusion in time: mean times, the metastable gap, the Fokker-Planck equation."""
+
+from math import exp, log, sqrt
+
+import numpy as np
+import pytest
+from scipy.integrate import quad, solve_ivp
+
+from limitformer.errors import InputError
+from limitformer.limits.overlap import OverlapDiffusion, overlap
+from limitformer.models.sphere import HybridTransformer, StochasticTransformer
+
+STANDARD_ERRORS = 4.0
+
+
+def stochastic(tokens=2, dim=4, beta=1.0, **more) -> StochasticTransformer:
+    return StochasticTransformer(tokens=tokens, dim=dim, beta=beta, layers_per_unit_time=100, **more)
+
+
+def hybrid(tokens=2, dim=4, beta=1.0, epsilon=0.5, **more) -> HybridTransformer:
+    return HybridTransformer(tokens=tokens, dim=dim, beta=beta, epsilon=epsilon, layers_per_unit_time=100, **more)
+
+
+def generator(diffusion: OverlapDiffusion, function, z: float, step: float) -> float:
+    """μm′ + g²m″/2 at z by differences."""
+    ahead, here, behind = (function(z + k * step) for k in (1, 0, -1))
+    drift, noise = float(diffusion.drift(z)), float(diffusion.diffusion(z))
+    return drift * (ahead - behind) / (2 * step) + noise**2 / 2 * (ahead - 2 * here + behind) / step**2
+
+
+def time_by_ode(diffusion: OverlapDiffusion, start: float, target: float) -> float:
+    """Mean time up by an ODE solver: E = ∫M du, M′ = (2 − 2μM)/g², from u = −16 where the speed density is e^{λu}."""
+
+    def rates(u):
+        return float(diffusion.artanh_drift(u)), float(diffusion.artanh_diffusion(u)) ** 2
+
+    def right(u, state):
+        drift, variance = rates(u)
+        return [(2 - 2 * drift * state[0]) / variance, state[0]]
+
+    low, begin = -16.0, max(np.arctanh(start), -16.0) if start > -1 else -16.0
+    drift, variance = rates(low)
+    growth = log(rates(low + 1e-3)[1] / rates(low - 1e-3)[1]) / 2e-3
+    state = [2 / variance / (2 * drift / variance - growth), 0.0]
+    if begin > low:
+        state[0] = solve_ivp(right, (low, begin), state, "LSODA", rtol=1e-11, atol=1e-20).y[0, -1]
+    return float(solve_ivp(right, (begin, np.arctanh(target)), state, "LSODA", rtol=1e-11, atol=1e-12).y[1, -1])
+
+
+def test_lifetime_of_unequal_clusters():
+    clusters = overlap(stochastic(3, beta=2.0), (2, 1))
+    assert clusters.mean_hitting_time(0.9, start=-1.0) == pytest.approx(32.66, abs=0.005)
+    assert clusters.mean_hitting_time(0.9, start=-1.0) == pytest.approx(time_by_ode(clusters, -1.0, 0.9), rel=1e-6)
+    # The wrong twins: (1, 2) is the same pair, (3, 2) is not, nor is dim 5.
+    assert overlap(stochastic(3, beta=2.0), (1, 2)).mean_hitting_time(0.9, -1.0) == pytest.approx(32.6557, rel=1e-5)
+    for other in (overlap(stochastic(5, beta=2.0), (3, 2)), overlap(stochastic(3, 5, 2.0), (2, 1))):
+        assert abs(other.mean_hitting_time(0.9, -1.0) / 32.66 - 1) > 0.1
+
+
+@pytest.mark.parametrize(
+    "diffusion",
+    [
+        overlap(stochastic(dim=5, beta=0.5, sigma=1.3)),
+        overlap(stochastic(5, 3, 1.0, attention="unnormalized"), (4, 1)),
+        overlap(stochastic(3, 2, 1.5), (2, 1)),
+        overlap(hybrid(beta=1.5)),
+        overlap(hybrid(5, beta=1.0, attention="unnormalized", epsilon=0.4), (3, 2)),
+    ],
+)
+def test_mean_hitting_time_by_two_routes(diffusion):
+    """Quadrature against an ODE solver, and the equation Lm = −1."""
+    time = diffusion.mean_hitting_time(0.8, start=-0.7)
+    assert time == pytest.approx(time_by_ode(diffusion, -0.7, 0.8), rel=1e-6)
+    value = generator(diffusion, lambda z: diffusion.mean_hitting_time(0.8, z), 0.1, 2e-4)
+    assert value == pytest.approx(-1, abs=2e-4)
+    assert diffusion.mean_hitting_time(0.8, start=0.8) == 0
+    # Half-way and on is the whole way: the overlap is continuous.
+    parts = diffusion.mean_hitting_time(0.2, -0.7) + diffusion.mean_hitting_time(0.8, 0.2)
+    assert time == pytest.approx(parts, rel=1e-12)
+
+
+@pytest.mark.parametrize(("beta", "epsilon", "start"), [(9.0, 0.5, -0.9), (20.0, 0.7, 0.2)])
+def test_steep_hybrid_times_approach_those_of_the_flow_with_a_correction(beta, epsilon, start):
+    """Where noise is weak against drift, M = 1/μ to first order in g²; the drift is that with ε."""
+    pair = overlap(hybrid(beta=beta, epsilon=epsilon))
+    first_order = quad(lambda u: 1 / float(pair.artanh_drift(u)), np.arctanh(start), np.arctanh(0.9), limit=500)[0]
+    assert pair.mean_hitting_time(0.9, start) == pytest.approx(first_order, rel=0.03)
+    flow = overlap(hybrid(beta=beta, epsilon=0.0))
+    exact = quad(lambda u: 1 / float(flow.artanh_drift(u)), np.arctanh(start), np.arctanh(0.9), limit=500)[0]
+    assert flow.mean_hitting_time(0.9, start) == pytest.approx(exact, rel=1e-7)
+    assert pair.mean_hitting_time(0.9, start) > 1.05 * exact
+
+
+@pytest.mark.parametrize("epsilon", [1.5, 2.0])
+def test_times_down_where_only_minus_one_attracts(epsilon):
+    pair = overlap(hybrid(beta=1.0, epsilon=epsilon))
+    assert pair.mean_hitting_time(0.9, start=-0.5) == np.inf
+    value = generator(pair, lambda z: pair.mean_hitting_time(-0.6, z), 0.2, 2e-4)
+    assert value == pytest.approx(-1, abs=1e-3)
+    parts = pair.mean_hitting_time(0.1, 0.7) + pair.mean_hitting_time(-0.6, 0.1)
+    assert pair.mean_hitting_time(-0.6, 0.7) == pytest.approx(parts, rel=1e-12)
+    far = 1 - 1e-14
+    assert pair.mean_exit_time(-0.6, far, 0.7) < pair.mean_hitting_time(-0.6, 0.7)
+    if epsilon == 2.0:  # of the paths, e^{−u/2} reach `far`
+        assert pair.mean_exit_time(-0.6, far, 0.7) == pytest.approx(pair.mean_hitting_time(-0.6, 0.7), rel=3e-3)
+
+
+def test_times_that_are_infinite():
+    above, below = overlap(stochastic(beta=1.0)), overlap(stochastic(beta=0.5))
+    assert above.mean_hitting_time(0.9, start=0.0) == np.inf  # it may end antipodal
+    assert below.mean_hitting_time(0.9, start=0.0) < np.inf
+    assert below.mean_hitting_time(-0.9, start=0.0) == np.inf  # it may end in one cluster
+    at_threshold = overlap(stochastic(dim=3, beta=0.0))
+    assert at_threshold.mean_hitting_time(0.9, start=0.0) == np.inf  # reached, but late
+    assert at_threshold.return_probability(0.9, -0.9) == 1
+    assert overlap(stochastic(3), (2, 1)).mean_hitting_time(-0.5, start=0.5) == np.inf
+
+
+@pytest.mark.parametrize(
+    "diffusion",
+    [overlap(stochastic(dim=6, beta=1.6)), overlap(stochastic(7, 3, 1.0), (5, 2)), overlap(hybrid(epsilon=1.3))],
+)
+def test_mean_exit_time_solves_its_equation(diffusion):
+    value = generator(diffusion, lambda z: diffusion.mean_exit_time(-0.8, 0.9, z), 0.3, 2e-4)
+    assert value == pytest.approx(-1, abs=2e-4)
+    assert diffusion.mean_exit_time(-0.8, 0.9, -0.8) == diffusion.mean_exit_time(-0.8, 0.9, 0.9) == 0
+    assert diffusion.mean_exit_time(-0.8, 0.9, 0.9 - 1e-6) < 1e-3
+
+
+def test_exit_from_nearly_everything_is_hitting():
+    pair = overlap(stochastic(beta=0.1))  # s ~ e^{−0.96u}: −1 + 1e-15 is hardly ever reached
+    assert pair.mean_exit_time(-1 + 1e-15, 0.9, 0.0) == pytest.approx(pair.mean_hitting_time(0.9, 0.0), rel=1e-5)
+
+
+def test_lifetimes_grow_like_exp_two_beta_for_softmax_only():
+    def lifetime(beta, sizes, form):
+        model = stochastic(sum(sizes), 4, beta, attention=form)
+        return overlap(model, sizes).mean_hitting_time(0.9, start=-1.0)
+
+    slope = log(lifetime(12.0, (2, 1), "softmax") / lifetime(11.0, (2, 1), "softmax"))
+    assert slope == pytest.approx(2.0, abs=0.01)
+    # The prefactor is pq/|p² − q²|, which is e^{−2β}/δ.
+    ratio = lifetime(12.0, (26, 24), "softmax") / lifetime(12.0, (2, 1), "softmax")
+    assert ratio == pytest.approx((26 * 24 / 100) / (2 / 3), rel=5e-3)
+    # Without normalisation the larger cluster moves faster by the factor p/q at every β: only the clock e^{2β} is left.
+    clock = [lifetime(beta, (2, 1), "unnormalized") * exp(2 * beta) for beta in (11.0, 12.0)]
+    assert clock[1] / clock[0] == pytest.approx(1.0, abs=0.02)
+
+
+# The metastable gap.
+
+
+def test_gap_density_is_a_density_with_its_median_and_mean():
+    gap = overlap(stochastic(3, beta=2.0), (2, 1)).metastable_gap()
+    end = 1 + gap.barrier
+    assert quad(gap.density, 0, end, limit=200)[0] == pytest.approx(1, abs=1e-7)
+    assert quad(gap.density, 0, gap.median, limit=200)[0] == pytest.approx(0.5, abs=1e-7)
+    assert quad(lambda w: w * gap.density(w), 0, end, limit=200)[0] == pytest.approx(gap.mean, rel=1e-7)
+    assert gap.density([1.001 * end, 2.0]).tolist() == [0, 0]
+
+
+def test_gap_is_the_law_that_the_equation_settles_to_while_the_state_lasts():
+    clusters = overlap(stochastic(3, beta=4.0), (2, 1))
+    gap = clusters.metastable_gap()
+    law = clusters.density([200.0], start=-1.0)
+    inside = law.density.isel(time=0).where(law.overlap < gap.barrier, 0.0)
+    mass = np.cumsum(inside.values) / inside.values.sum()
+    u = np.interp(0.5, mass, law.artanh_overlap.values + law.attrs["spacing"] / 2)
+    assert 2 / (1 + exp(-2 * u)) == pytest.approx(gap.median, rel=0.01)
+    assert float(overlap(stochastic(3, beta=3.9), (2, 1)).metastable_gap().median) != pytest.approx(gap.median, rel=0.1)
+
+
+def test_gap_is_of_the_order_of_the_mismatch():
+    """δ² is proportional to e^{−4β}."""
+    medians = [overlap(stochastic(3, beta=beta), (2, 1)).metastable_gap().median for beta in (6.0, 7.0)]
+    assert log(medians[0] / medians[1]) == pytest.approx(4.0, abs=0.02)
+
+
+# The Fokker-Planck equation.
+
+
+def total(law):
+    """Mass at each time."""
+    return law.density.sum("artanh_overlap") * law.attrs["spacing"] + law.below + law.above
+
+
+def negative(law):
+    """Mass at u < 0, half of the cell at 0."""
+    share = 0.5 - 0.5 * np.sign(law.artanh_overlap.round(9))
+    return (law.density * share).sum("artanh_overlap") * law.attrs["spacing"] + law.below
+
+
+def expectation(law, function):
+    """E[function(u)] with `function` at ±∞ for the tallies."""
+    inner = (law.density * function(law.artanh_overlap)).sum("artanh_overlap") * law.attrs["spacing"]
+    return (inner + law.below * function(-np.inf) + law.above * function(np.inf)).values
+
+
+LAWS = [
+    (overlap(stochastic()), None),
+    (overlap(stochastic(dim=10, beta=20.0)), 0.3),
+    (overlap(stochastic(beta=2.0, attention="unnormalized")), -0.5),
+    (overlap(stochastic(dim=64, beta=0.5)), -0.9),
+    (overlap(stochastic(3, beta=3.0), (2, 1)), -1.0),
+    (overlap(stochastic(3, 2, 1.0), (2, 1)), None),
+    (overlap(hybrid(beta=2.0, epsilon=1.2)), 0.4),
+    (overlap(hybrid(epsilon=0.5, attention="unnormalized")), None),
+]
+
+
+@pytest.mark.parametrize(("diffusion", "start"), LAWS)
+def test_mass_is_conserved_and_positive(diffusion, start):
+    law = diffusion.density([0.0, 0.01, 1.0, 300.0], start=start, steps=100)
+    np.testing.assert_allclose(total(law), 1, rtol=0, atol=1e-12)
+    assert float(law.density.min()) >= -1e-14
+    assert float(law.below.min()) >= 0
+    assert float(law.above.min()) >= 0
+    expected = float(diffusion.antipodal_probability(start)) if not diffusion.motion.minus.growth < 0 else None
+    if expected is not None:
+        assert float(negative(law)[-1]) == pytest.approx(expected, abs=5e-4)
+
+
+@pytest.mark.parametrize("diffusion", [overlap(stochastic(beta=1.5)), overlap(hybrid(beta=2.0, epsilon=1.2))])
+def test_after_a_long_time_the_mass_is_where_the_scale_function_says(diffusion):
+    """From one point the chain has the hitting probabilities of the diffusion; from a density, to second order."""
+    point = diffusion.density([2000.0], start=0.2, spacing=0.1)
+    assert float(negative(point)[0]) == pytest.approx(float(diffusion.antipodal_probability(0.2)), abs=1e-8)
+    errors = []
+    for spacing in (0.2, 0.1):
+        law = diffusion.density([2000.0], spacing=spacing)
+        errors.append(float(negative(law)[0]) - float(diffusion.antipodal_probability()))
+    assert abs(errors[1]) < 2e-4
+    assert errors[0] / errors[1] == pytest.approx(4, abs=0.2)
+
+
+def test_second_order_in_space_and_time():
+    pair = overlap(stochastic())
+    grids = [expectation(pair.density([2.0], 0.0, spacing=h, steps=800), np.tanh)[0] for h in (0.2, 0.1, 0.05)]
+    assert (grids[0] - grids[1]) / (grids[1] - grids[2]) == pytest.approx(4, abs=0.4)
+    times = [expectation(pair.density([2.0], 0.0, spacing=0.1, steps=n), np.tanh)[0] for n in (100, 200, 400)]
+    assert (times[0] - times[1]) / (times[1] - times[2]) == pytest.approx(4, abs=0.8)
+
+
+@pytest.mark.parametrize(
+    ("diffusion", "start"), [(overlap(stochastic(dim=5, beta=1.4)), 0.1), (overlap(stochastic(5), (4, 1)), -0.6)]
+)
+def test_moments_are_those_of_simulated_paths(diffusion, start):
+    rng, n, dt = np.random.default_rng(3), 20_000, 0.0025
+    u = np.full(n, np.arctanh(start))
+    for _ in range(round(1 / dt)):
+        u = u + dt * diffusion.artanh_drift(u) + sqrt(dt) * diffusion.artanh_diffusion(u) * rng.normal(size=n)
+    law, twin = (diffusion.density([t], start) for t in (1.0, 1.15))
+    for function in (np.tanh, lambda x: np.tanh(x) ** 2, lambda x: np.tanh(x - 1)):
+        samples = function(u)
+        error = samples.std() / sqrt(n)
+        assert abs(samples.mean() - expectation(law, function)[0]) < STANDARD_ERRORS * error + 2e-4
+    assert abs(np.tanh(u).mean() - expectation(twin, np.tanh)[0]) > STANDARD_ERRORS * np.tanh(u).std() / sqrt(n)
+
+
+def test_rates_are_the_speeds_of_the_two_humps():
+    pair = overlap(stochastic(dim=3, beta=2.0))
+    law = pair.density([7.0, 9.0], start=0.0)
+    for side, sign, rate in (
+        (law.artanh_overlap < 0, -1, pair.rates.minus),
+        (law.artanh_overlap > 0, 1, pair.rates.plus),
+    ):
+        hump = law.density.where(side, 0.0)
+        mean = (hump * law.artanh_overlap).sum("artanh_overlap") / hump.sum("artanh_overlap")
+        assert sign * float(mean[1] - mean[0]) == pytest.approx(rate, rel=0.04)
+    assert np.isnan(overlap(stochastic(beta=0.5)).rates.minus)
+    assert pair.rates.plus == pytest.approx(2.0)
+
+
+def test_both_densities_hold_the_same_mass():
+    law = overlap(stochastic()).density([0.5], start=0.1)
+    by_overlap = np.trapezoid(law.overlap_density.isel(time=0), law.overlap)
+    assert by_overlap == pytest.approx(float(law.density.isel(time=0).sum() * law.attrs["spacing"]), rel=1e-3)
+    assert law.density.dims == ("time", "artanh_overlap")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: overlap(stochastic()).mean_hitting_time(0.9, -1.0),
+            "start must be above -1: two tokens there stay there",
+        ),
+        (lambda: overlap(stochastic(3), (2, 1)).mean_hitting_time(0.9, 1.0), "start must be below 1"),
+        (
+            lambda: overlap(stochastic()).mean_hitting_time(1.0, 0.0),
+            "target must lie strictly between -1 and 1; got 1.",
+        ),
+        (
+            lambda: overlap(stochastic()).mean_hitting_time(0.5, [0.0]),
+            "start must be one number; got an array of shape",
+        ),
+        (
+            lambda: overlap(stochastic()).mean_exit_time(0.5, 0.9, 0.0),
+            "low, start and high must be in order; got 0.5, 0, 0.9",
+        ),
+        (
+            lambda: overlap(stochastic()).metastable_gap(),
+            "Only unequal clusters of the stochastic model are metastable",
+        ),
+        (lambda: overlap(hybrid(3), (2, 1)).metastable_gap(), "Only unequal clusters of the stochastic model"),
+        (lambda: overlap(stochastic(3, beta=0.1), (2, 1)).metastable_gap(), "No metastable state"),
+        (lambda: overlap(hybrid(epsilon=0.0)).density([1.0]), "There is no density without noise"),
+        (lambda: overlap(stochastic()).density([1.0, 0.5]), "times must be finite, increasing and at least 0"),
+        (lambda: overlap(stochastic()).density([-1.0]), "times must be finite, increasing and at least 0"),
+        (lambda: overlap(stochastic()).density([0.0]), "times must end after 0."),
+        (lambda: overlap(stochastic()).density([1.0], start=-1.0), "start must be above -1"),
+        (lambda: overlap(stochastic()).density([1.0], spacing=0.0), "spacing must be positive; got 0."),
+        (lambda: overlap(stochastic()).density([1.0], steps=2), "steps must be at least 8; got 2."),
+        (
+            lambda: overlap(hybrid(beta=20.0, epsilon=1.2)).density([1.0]),
+            "The density needs .* cells, and at most 40000",
+        ),
+    ],
+)
+def test_refusals(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
