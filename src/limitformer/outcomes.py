@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from limitformer.errors import require, require_real
 from limitformer.results import tokens_of
@@ -31,7 +31,7 @@ def wilson(successes: ArrayLike, trials: int, level: float = 0.95) -> tuple[NDAr
     >>> round(float(high), 4)
     0.037
     """
-    k, z = np.asarray(successes, np.float64), norm.ppf((1 + level) / 2)
+    k, z = np.asarray(successes, np.float64), ndtri((1 + level) / 2)
     middle, half = k + z**2 / 2, z * np.sqrt(k * (trials - k) / trials + z**2 / 4)
     low, high = (middle - half) / (trials + z**2), (middle + half) / (trials + z**2)
     return np.maximum(low, 0), np.minimum(high, 1)

@@ -101,7 +101,8 @@ def sphere_dataset(
     if pairs > 0:
         first, second = np.triu_indices(tokens_of(pairs), 1)
         coordinates |= {"first": ("pair", first), "second": ("pair", second)}
-    return xr.Dataset(variables, coordinates, {**provenance, "start": start.description, **stamp()})
+    overlap = {} if start.overlap is None else {"start_overlap": start.overlap}
+    return xr.Dataset(variables, coordinates, {**provenance, "start": start.description, **overlap, **stamp()})
 
 
 def tokens_of(pairs: int) -> int:

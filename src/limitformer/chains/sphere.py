@@ -51,7 +51,7 @@ def whole_layers(horizon: float, per_unit: int) -> int:
 
 def layers_at(times: NDArray[np.float64], model: SphereModel, last: int) -> NDArray[np.int64]:
     """The layers nearest to these times; those that fall together count once."""
-    layers = np.unique(np.rint(times * model.layers_per_unit_time).astype(np.int64))
-    in_range = bool(layers[0] >= 0 and layers[-1] <= last)
-    require(in_range, f"Times to record must lie in [0, {last / model.layers_per_unit_time:g}]; got {times}.")
-    return layers
+    horizon = last / model.layers_per_unit_time
+    in_range = bool((times >= 0).all() and (times <= horizon * (1 + 1e-12)).all())
+    require(in_range, f"Times to record must lie in [0, {horizon:g}]; got {times}.")
+    return np.unique(np.rint(times * model.layers_per_unit_time).astype(np.int64))

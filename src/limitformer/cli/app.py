@@ -18,6 +18,13 @@ from limitformer.cli.simulate import simulate
 UsageError: Any = typer.BadParameter.__base__
 
 
+def described(error: Any) -> str:
+    """The message about a wrong option, with what was given where typer leaves it out."""
+    causes: list[Any] = getattr(error.__cause__, "errors", list)()
+    given = f"; got {causes[0]['input']!r}" if causes else ""
+    return f"{error.format_message().rstrip('.')}{given}."
+
+
 class Commands(TyperGroup):
     """The commands, with one line for a wrong option, as for any other bad input."""
 
@@ -37,7 +44,7 @@ class Commands(TyperGroup):
             if not standalone_mode:
                 raise
             command = error.ctx.command_path if error.ctx else self.name
-            say_error(f"{error.format_message()} See '{command} --help'.")
+            say_error(f"{described(error)} See '{command} --help'.")
             result = BAD_INPUT
         if standalone_mode:
             sys.exit(result if isinstance(result, int) else 0)

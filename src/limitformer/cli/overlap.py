@@ -55,7 +55,8 @@ def overlap(
             fields["epsilon"] = epsilon
         model = sphere_model({**context.params, "values": None, "layers_per_unit_time": 1}, **fields)
         diffusion = overlap_of(model, clusters=sizes)
-        summary = diffusion.summary() | asked(diffusion, start, target)
+        answer = asked(diffusion, start, target)
+        summary = diffusion.summary() | answer
         if as_json:
             typer.echo(json.dumps(summary, indent=2, allow_nan=False))
         else:
@@ -69,9 +70,8 @@ def asked(diffusion: "OverlapDiffusion", start: float | None, target: float | No
     require(target is None or start is not None, "--target needs --start: the mean time is from there.")
     if start is None:
         return {}
-    found: dict[str, Any] = {"start": start}
-    if diffusion.clusters[0] == diffusion.clusters[1]:
-        found["antipodal_probability_from_start"] = float(diffusion.antipodal_probability(start=start))
+    antipodal = float(diffusion.antipodal_probability(start=start))
+    found: dict[str, Any] = {"start": start, "antipodal_probability_from_start": antipodal}
     if target is not None:
         time = float(diffusion.mean_hitting_time(target, start=start))
         found |= {"target": target, "mean_hitting_time": "inf" if time == float("inf") else time}

@@ -1,5 +1,6 @@
 """`limitformer phase`: outcomes over a grid of dim, β, ε and tokens, simulated and exact; table, picture, data."""
 
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,7 +8,8 @@ import typer
 from rich.table import Table
 
 from limitformer.cli.report import clear_endings, screen
-from limitformer.cli.sphere_options import parse_counts, parse_grid, sphere_model
+from limitformer.cli.sphere_options import MOST_CELLS, parse_counts, parse_grid, sphere_model
+from limitformer.errors import require
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -67,6 +69,7 @@ def phase(
         from limitformer.phase import phase_diagram
         from limitformer.results import check_writable
 
+        check_run(layers_per_unit_time, early_stop)
         over = grid_of(dim, beta, epsilon, tokens)
         base = sphere_model(context.params, **{name: axis[0] for name, axis in over.items()})
         if out is not None:
@@ -81,9 +84,15 @@ def phase(
             early_stop=early_stop or None,
             threads=threads,
         )
-        screen.print(table_of(data))
+        screen.print(table_of(data), crop=False)
         if out is not None:
             write(data, out)
+
+
+def check_run(layers: int, early_stop: float) -> None:
+    """`InputError` about the options that are called otherwise, or mean something else, in the library."""
+    require(layers >= 1, f"--layers must be at least 1; got {layers}.")
+    require(0 <= early_stop < 1, f"--early-stop must be at least 0 (never) and below 1; got {early_stop:g}.")
 
 
 def grid_of(dim: str, beta: str, epsilon: str | None, tokens: str) -> dict[str, Any]:
@@ -91,32 +100,37 @@ def grid_of(dim: str, beta: str, epsilon: str | None, tokens: str) -> dict[str, 
     grid: dict[str, Any] = {"tokens": parse_counts("tokens", tokens), "dim": parse_counts("dim", dim)}
     if epsilon is not None:
         grid["epsilon"] = parse_grid("epsilon", epsilon)
-    return grid | {"beta": parse_grid("beta", beta)}
+    grid["beta"] = parse_grid("beta", beta)
+    cells = prod(map(len, grid.values()))
+    sizes = " x ".join(f"{len(values):,} {name}" for name, values in grid.items())
+    require(cells <= MOST_CELLS, f"The grid has {cells:,} cells ({sizes}); at most {MOST_CELLS:,} are taken.")
+    return grid
 
 
 def table_of(data: "xr.Dataset") -> Table:
-    """One row a cell, thinned out evenly if there are too many."""
+    """One row a cell, thinned out evenly if there are too many; never narrower than its numbers."""
     import numpy as np
 
     axes = [str(axis) for axis in data["exact"].dims if data.sizes[axis] > 1] or ["beta"]
-    fixed = [f"{axis} = {data[axis].item():g}" for axis in data["exact"].dims if axis not in axes]
+    fixed = [f"{axis} = {data[axis].item():.10g}" for axis in data["exact"].dims if axis not in axes]
     data = data.squeeze([str(axis) for axis in data["exact"].dims if axis not in axes])
     cells = list(np.ndindex(data["exact"].shape))
-    shown = cells[:: -(-len(cells) // ROWS)]
+    shown = [cells[k] for k in np.linspace(0, len(cells) - 1, min(len(cells), ROWS)).round().astype(int)]
     title = ", ".join([*fixed, f"{data.attrs['samples']} samples a cell", f"T = {data.attrs['horizon']:g}"])
     table = Table(*axes, "single", "antipodal", "95 % interval", "unresolved", "exact", title=title)
-    for column in table.columns:
-        column.justify, column.no_wrap = "right", True
     for cell in shown:
         one = data.isel(dict(zip(axes, cell, strict=True)))
         single, antipodal, unresolved = one["probability"].values
         interval = f"{one['low'].values[1]:.4f} … {one['high'].values[1]:.4f}"
         exact = float(one["exact"])
-        row = [f"{one[axis].item():g}" for axis in axes]
+        row = [f"{one[axis].item():.10g}" for axis in axes]
         numbers = (f"{single:.4f}", f"{antipodal:.4f}", interval, f"{unresolved:.4f}")
         table.add_row(*row, *numbers, "" if np.isnan(exact) else f"{exact:.4f}")
     if len(shown) < len(cells):
         table.caption = f"{len(shown)} of {len(cells)} cells; all of them are in the data (--out)"
+    for column in table.columns:
+        column.justify, column.no_wrap = "right", True
+        column.min_width = max(map(len, [str(column.header), *map(str, column.cells)]))
     return table
 
 

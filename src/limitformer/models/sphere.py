@@ -23,6 +23,7 @@ AttentionForm = Literal["softmax", "unnormalized"]
 ValueLaw = Literal["gaussian", "uniform", "rademacher", "truncated normal"]
 Rows = tuple[tuple[float, ...], ...]
 
+LARGEST_DIM, LARGEST_BETA, LARGEST_NOISE = 2**31, 1e6, 1e50
 LARGEST_LOGIT = 300.0  # the squares of exp(300) are still doubles
 
 
@@ -42,6 +43,8 @@ class SphereModel:
         keep(self, tokens=require_count("tokens", self.tokens), dim=require_count("dim", self.dim, least=2))
         keep(self, beta=require_real("beta", self.beta))
         require(self.beta >= 0, f"beta must be at least 0; got {self.beta}.")
+        require(self.beta <= LARGEST_BETA, f"beta must be at most {LARGEST_BETA:g}; got {self.beta:g}.")
+        require(self.dim <= LARGEST_DIM, f"dim must be at most {LARGEST_DIM:,}; got {self.dim}.")
         layers = require_count("layers_per_unit_time", self.layers_per_unit_time)
         keep(self, layers_per_unit_time=layers)
         require_known("attention", self.attention, AttentionForm)
@@ -57,7 +60,7 @@ class SphereModel:
             require(
                 largest <= LARGEST_LOGIT,
                 f"Unnormalized attention overflows: its logits reach {largest:.4g}, and exp of more than "
-                f"{LARGEST_LOGIT:g} cannot be squared. Nearest: beta = {nearest:.4g}, or attention=\"softmax\".",
+                f'{LARGEST_LOGIT:g} cannot be squared. Nearest: beta = {nearest:.4g}, or attention="softmax".',
             )
 
     def bilinear(self) -> NDArray[np.float64]:
@@ -102,6 +105,8 @@ class StochasticTransformer(SphereModel):
         super().__post_init__()
         keep(self, sigma=require_real("sigma", self.sigma))
         require(self.sigma > 0, f"sigma must be positive; got {self.sigma}.")
+        in_range = 1 / LARGEST_NOISE <= self.sigma <= LARGEST_NOISE
+        require(in_range, f"sigma must lie in [{1 / LARGEST_NOISE:g}, {LARGEST_NOISE:g}]; got {self.sigma}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +133,8 @@ class HybridTransformer(SphereModel):
         super().__post_init__()
         keep(self, epsilon=require_real("epsilon", self.epsilon))
         require(self.epsilon >= 0, f"epsilon must be at least 0; got {self.epsilon}.")
+        in_range = self.epsilon == 0 or 1 / LARGEST_NOISE <= self.epsilon <= LARGEST_NOISE
+        require(in_range, f"epsilon must be 0 or lie in [1e-50, 1e+50]; got {self.epsilon}.")
 
 
 def require_known(name: str, value: object, literal: Any) -> None:
@@ -145,6 +152,9 @@ def checked_pair(pair: Any, dim: int) -> tuple[Rows, Rows] | None:
     query, key = real_array("Q", pair[0], 2), real_array("K", pair[1], 2)
     fits = query.shape == key.shape and query.shape[1] == dim
     require(fits, f"Q and K must both be (head_dim, dim = {dim}); got {query.shape} and {key.shape}.")
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite = bool(np.isfinite(query.T @ key).all())
+    require(finite, "The product of Q and K leaves the range of doubles. Nearest: smaller entries.")
     return rows_of(query), rows_of(key)
 
 

@@ -44,11 +44,13 @@ def as_sphere_start(start: ArrayLike | SphereStart | None, model: SphereModel) -
     Raises:
         InputError: tokens of a wrong shape or off the sphere, an overlap outside [−1, 1] or of other than two tokens.
     """
-    if start is None or isinstance(start, SphereStart):
-        return start or SphereStart()
-    if np.ndim(start) == 0:
-        return at_overlap(start, model)
-    return at_tokens(start, model)
+    if isinstance(start, SphereStart):
+        start = start.overlap if start.tokens is None else start.tokens
+    if start is None:
+        return SphereStart()
+    if isinstance(start, np.ndarray) and start.ndim == 0:
+        start = start.item()
+    return at_overlap(start, model) if np.isscalar(start) else at_tokens(start, model)
 
 
 def at_overlap(value: Any, model: SphereModel) -> SphereStart:

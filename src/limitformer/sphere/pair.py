@@ -205,7 +205,7 @@ def move_pairs(beta, fixed, step, k0, k1, block, pairs):
         q = radial * radial + big * big * (h_ * h_ + rho[i])
         m = big * h_ / np.sqrt(q)
         along = m + small * g
-        across = np.sqrt(1.0 - m * m) + small * g_
+        across = np.sqrt((radial * radial + big * big * rho[i]) / q) + small * g_  # √(1 − m²), which would cancel
         s_across = w[i] * (across * across + small * small * chi[i])
         difference = q - (w[i] * along * along + s_across)
         product = 4.0 * q * s_across

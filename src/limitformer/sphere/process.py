@@ -40,6 +40,7 @@ Keep = Literal["overlap", "outcome", "tokens"]
 Outputs = dict[str, NDArray[Any]]
 
 DEFAULT_POINTS = 101
+LONGEST = 1e9  # units of time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,7 @@ class SphereOptions:
         for name in ("horizon", "tolerance"):
             keep(self, **{name: require_real(name, getattr(self, name))})
         require(self.horizon > 0, f"horizon must be positive; got {self.horizon}.")
+        require(self.horizon <= LONGEST, f"horizon must be at most {LONGEST:g}; got {self.horizon:g}.")
         require(0 < self.tolerance < 0.5, f"tolerance must lie in (0, 0.5); got {self.tolerance}.")
         require_known("keep", self.keep, Keep)
         if self.early_stop is not None:
@@ -113,6 +115,10 @@ class SphereOptions:
 def chosen_method(model: SphereModel, law: str, options: SphereOptions) -> Method:
     """The method asked for, or the cheapest one; `InputError` if the model does not allow it."""
     allowed, method, what = methods_of(model, law), options.method, options.keep
+    require(
+        what != "overlap" or model.tokens > 1,
+        'One token has no overlap with another. Nearest: keep="outcome" or keep="tokens".',
+    )
     if what == "tokens":
         allowed = [m for m in allowed if m == "coordinates"]
     if method is None:
@@ -268,7 +274,7 @@ class PreparedSphere:
     def __init__(self, paths: SpherePaths, seed: int) -> None:
         self.paths = paths
         self.key_words = np.array(key(seed, f"{paths.description} {paths.method}"), np.uint64)
-        self.start_key = np.array(key(seed, f"start {paths.method}"), np.uint64)
+        self.start_key = np.array(key(seed, f"{paths.description} start {paths.method}"), np.uint64)
         self.replicas: Callable[[int, Outputs], None] = self.run_two if paths.method == "overlap" else self.run_any
         if paths.method == "overlap":
             plus, minus = paths.stops()

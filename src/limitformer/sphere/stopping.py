@@ -10,7 +10,7 @@ one layer leading from y to y′, then exp(r y) is a supermartingale until y ris
 
 This is a bound for the chain itself, at its finite L, not for its limit. Λ is computed by quadrature from the variables
 of the step (`pair`), at y_tol, at −∞ and between; the largest r is taken back by 2 % so that Λ stays clear of 1, and
-there is no stop where a quadrature of lower order does not confirm it. At +1 the same holds for −y.
+there is no stop where a quadrature of lower order does not confirm it, or where one layer moves the tokens far. At +1 the same holds for −y.
 """
 
 from functools import cache, reduce
@@ -24,8 +24,10 @@ from limitformer.sphere.values import CUT_DEVIATION, CUT_MASS, GAUSSIAN, RADEMAC
 Array = NDArray[np.float64]
 Rule = tuple[Array, Array]  # nodes and weights that sum to 1
 
-LARGEST_EXPONENT = 40.0
+LARGEST_EXPONENT = 10.0  # a larger one is not needed, and its moments would ask more of the quadrature
 MARGIN = 0.98
+LONGEST_STEP = 0.25
+LONGEST_BOUNDED_STEP = 0.45  # where |v| ≤ 2.28, so that 1 + ω(a ± b) cannot vanish
 FRACTIONS = (0.0, 0.01, 0.1, 0.35, 0.7, 1.0)  # of w at the edge, where Λ is looked at
 ORDERS = (4, 6)
 
@@ -41,10 +43,17 @@ def stops(constants: PairConstants, tolerance: float, level: float) -> tuple[flo
     bounds = []
     for positive in (True, False):
         coarse, fine = (exponent(ratios(constants, positive, edge, order)) for order in ORDERS)
-        agree = coarse > 0 and abs(coarse / fine - 1) < 0.01 if fine > 0 else False
+        agree = is_short(constants, positive, edge) and min(coarse, fine) > 0 and abs(coarse / fine - 1) < 0.01
         w = edge * level ** (2 / (MARGIN * fine)) if agree else 0.0
         bounds.append(w if w > LEAST * 1e6 else 0.0)
     return bounds[0], bounds[1]
+
+
+def is_short(constants: PairConstants, positive: bool, edge: float) -> bool:
+    """Whether a layer moves the tokens so little that the quadratures can be relied on."""
+    largest = max(float(c.max()) for c in coefficients(constants, positive, places(edge)))
+    bounded = constants.hybrid and constants.law != GAUSSIAN
+    return largest * (constants.step + constants.drift) <= (LONGEST_BOUNDED_STEP if bounded else LONGEST_STEP)
 
 
 def exponent(law: tuple[Array, Array]) -> float:
@@ -126,7 +135,7 @@ def stochastic_ratios(constants: PairConstants, positive: bool, edge: float, ord
     q = (1 + big * h) ** 2 + big**2 * (h_**2 + rho)
     m = big * h_ / np.sqrt(q)
     along = w * (m + small * g) ** 2
-    across = (np.sqrt(1 - m**2) + small * g_) ** 2 + small**2 * chi_
+    across = (np.sqrt(((1 + big * h) ** 2 + big**2 * rho) / q) + small * g_) ** 2 + small**2 * chi_
     difference = q - along - w * across
     root = np.sqrt(difference**2 + 4 * q * w * across)
     # Below, what counts is exp(±2y′) itself, also beyond 1, where big and small have changed places.

@@ -1,0 +1,412 @@
+"""Phase diagrams: every cell is a simulation of its own, the exact column is the overlap's, and the picture shows both.
+
+Cells are cheap here: few layers and samples, wherever the numbers need not be right but the same.
+"""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from matplotlib.collections import QuadMesh
+from matplotlib.container import ErrorbarContainer
+from PIL import Image
+
+import limitformer as lf
+from limitformer.errors import InputError
+from limitformer.figures.phase import FINE, MOST_CURVES, draw
+from limitformer.models import from_json
+from limitformer.outcomes import OUTCOMES
+from limitformer.phase import cell_seed, cells_of, phase_diagram
+from limitformer.plot import style
+
+BASE = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=20)
+HYBRID = lf.HybridTransformer(tokens=2, dim=4, beta=1.0, epsilon=1.2, layers_per_unit_time=20)
+TURNED = replace(BASE, query_key=(2 * np.eye(4), np.eye(4)))
+GRID = {"dim": [4, 6], "beta": [0.5, 1.0, 2.5]}
+VARIABLES = ("probability", "low", "high")
+
+
+def diagram(base=BASE, over=GRID, **options):
+    """A cheap one."""
+    return phase_diagram(base, over, **{"horizon": 3.0, "samples": 40, "seed": 3, "threads": 1, **options})
+
+
+def assert_same_bits(one, other):
+    for name in (*VARIABLES, "exact"):
+        np.testing.assert_array_equal(one[name].values, other[name].values)
+
+
+@pytest.fixture
+def no_work(monkeypatch):
+    monkeypatch.setattr("limitformer.phase.simulate", lambda *_, **__: pytest.fail("work was done"))
+
+
+# The simulated numbers.
+
+
+@pytest.mark.parametrize("base", [BASE, HYBRID, replace(BASE, tokens=3)], ids=["stochastic", "hybrid", "three tokens"])
+@pytest.mark.parametrize("early_stop", [None, 1e-3])
+def test_a_cell_is_a_simulation_with_its_own_seed(base, early_stop):
+    options = {"horizon": 3.0, "tolerance": 0.02, "early_stop": early_stop}
+    data = diagram(base, level=0.8, **options)
+    for dim, beta in product(*GRID.values()):
+        model = replace(base, dim=dim, beta=beta)
+        samples = lf.simulate(model, samples=40, seed=cell_seed(3, model), record=[3.0], **options)
+        direct = lf.outcomes(samples, level=0.8).isel(time=0)
+        for name in VARIABLES:
+            np.testing.assert_array_equal(data[name].sel(dim=dim, beta=beta).values, direct[name].values)
+
+
+def test_every_cell_has_another_seed():
+    seeds = {cell_seed(seed, model) for seed in (0, 1) for model in cells_of(BASE, {**GRID, "sigma": [1.0, 2.0]})}
+    assert len(seeds) == 2 * 2 * 3 * 2
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert cell_seed(np.int64(7), BASE) == cell_seed(7, BASE)
+
+
+def test_a_cell_does_not_depend_on_the_grid_around_it():
+    whole = diagram()
+    for dim, beta in product(*GRID.values()):
+        alone = diagram(replace(BASE, dim=9, beta=7.0), {"beta": [beta], "dim": [dim]})
+        assert_same_bits(alone.isel(beta=0, dim=0), whole.sel(dim=dim, beta=beta))
+
+
+def test_axes_in_another_order_are_the_transposed_diagram():
+    turned = diagram(over={"beta": [2.5, 0.5, 1.0], "dim": [6, 4]})
+    assert turned.exact.dims == ("beta", "dim")
+    assert_same_bits(turned.sel(GRID).transpose("dim", "beta", "outcome"), diagram())
+
+
+def test_same_bits_for_any_threads_and_other_bits_for_another_seed():
+    assert_same_bits(diagram(threads=1, samples=300), diagram(threads=2, samples=300))
+    assert (diagram(seed=4)["probability"].values != diagram(seed=3)["probability"].values).any()
+
+
+def test_probabilities_add_up_and_lie_in_their_intervals():
+    wide, narrow = diagram(level=0.99), diagram(level=0.5)
+    np.testing.assert_allclose(wide["probability"].sum("outcome"), 1)
+    assert bool(((wide["low"] <= wide["probability"]) & (wide["probability"] <= wide["high"])).all())
+    assert bool((wide["high"] - wide["low"] > narrow["high"] - narrow["low"]).all())
+    assert list(wide.outcome.values) == list(OUTCOMES)
+
+
+def deviations(data, exact):
+    """(simulated − exact)/binomial standard error of every cell."""
+    error = np.sqrt(exact * (1 - exact) / data.attrs["samples"])
+    return (data["probability"].sel(outcome="antipodal pair").values - exact) / error
+
+
+def test_simulated_and_exact_agree_and_a_wrong_twin_does_not():
+    """At L = 1000; 100 000 samples of two of these cells are within one standard error."""
+    base = replace(BASE, layers_per_unit_time=1000)
+    over = {"dim": [3, 4], "beta": [1.5, 2.5]}
+    data = phase_diagram(base, over, horizon=60.0, samples=2000, seed=1)
+    assert (data["probability"].sel(outcome="unresolved").values == 0).all()
+    assert np.abs(deviations(data, data["exact"].values)).max() < 4
+    twin = [float(lf.overlap(replace(cell, dim=cell.dim + 1)).antipodal_probability()) for cell in cells_of(base, over)]
+    assert np.abs(deviations(data, np.reshape(twin, (2, 2)))).max() > 4
+
+
+# The exact numbers.
+
+
+@pytest.mark.parametrize(("base", "over"), [(BASE, GRID), (HYBRID, {"epsilon": [1.05, 1.3], "beta": [1.0, 2.0]})])
+def test_exact_column_is_the_overlaps(base, over):
+    data = diagram(base, over)
+    expected = [float(lf.overlap(model).antipodal_probability()) for model in cells_of(base, over)]
+    assert data["exact"].values.ravel().tolist() == expected
+    assert max(expected) > 0.01
+
+
+def test_exact_is_unknown_beyond_two_isotropic_tokens():
+    assert np.isnan(diagram(over={"tokens": [1, 2, 3]})["exact"].values).tolist() == [True, False, True]
+    assert np.isnan(diagram(TURNED, {"beta": [0.5, 1.0]})["exact"].values).all()
+
+
+def test_what_overlap_refuses_is_simulated_all_the_same():
+    """β = 151 is beyond the overlap of the hybrid model, and must not spoil the cells that were finished."""
+    data = diagram(HYBRID, {"beta": [1.0, 151.0]})
+    assert np.isnan(data["exact"].values).tolist() == [False, True]
+    assert np.isfinite(data["probability"].values).all()
+
+
+# Any field can be an axis.
+
+
+AXES = {
+    "tokens": (BASE, [1, 2, 3]),
+    "sigma": (BASE, [0.5, 2.0]),
+    "attention": (BASE, ["softmax", "unnormalized"]),
+    "values": (BASE, ["gaussian", "rademacher", "truncated normal"]),
+    "layers_per_unit_time": (BASE, [10, 30]),
+    "epsilon": (HYBRID, [0.0, 0.5, 1.5]),
+    "beta": (BASE, np.linspace(0, 2, 3)),
+    "dim": (BASE, np.array([2, 5])),
+}
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_any_field_is_an_axis(axis, tmp_path):
+    base, values = AXES[axis]
+    data = diagram(base, {axis: values})
+    assert data["exact"].dims == (axis,)
+    assert data[axis].values.tolist() == list(values)
+    assert data["probability"].dims[-1] == "outcome"
+    loaded = lf.load(lf.save(data, tmp_path / "phase.nc"))
+    assert loaded[axis].values.tolist() == list(values)
+    assert_same_bits(loaded, data)
+
+
+def test_fate_of_two_tokens_depends_on_beta_and_dim_alone():
+    """σ and the form of attention set the clock [CT, Theorem 2]."""
+    over = {"sigma": [0.5, 2.0], "attention": ["softmax", "unnormalized"], "values": ["gaussian", "uniform"]}
+    exact = diagram(over=over)["exact"].values
+    assert exact.shape == (2, 2, 2)
+    np.testing.assert_allclose(exact, exact[0, 0, 0], rtol=1e-12)
+    assert exact[0, 0, 0] > 0.1
+
+
+def test_attributes_tell_how_to_repeat_it(tmp_path):
+    data = diagram(seed=2**62 + 1, tolerance=0.01, early_stop=1e-4, level=0.9)
+    loaded = lf.load(lf.save(data, tmp_path / "phase.nc"))
+    assert from_json(loaded.attrs["base"]) == BASE
+    assert int(loaded.attrs["seed"]) == 2**62 + 1
+    settings = {name: loaded.attrs[name] for name in ("horizon", "samples", "tolerance", "early_stop", "level")}
+    assert settings == {"horizon": 3.0, "samples": 40, "tolerance": 0.01, "early_stop": 1e-4, "level": 0.9}
+    assert "early_stop" not in diagram(early_stop=None).attrs
+    again = diagram(from_json(loaded.attrs["base"]), seed=int(loaded.attrs["seed"]), **settings)
+    assert_same_bits(again, data)
+
+
+# What is refused, before any work.
+
+
+@pytest.mark.parametrize(
+    ("over", "says"),
+    [
+        ({"dim": [4, 5], "beta": [1.0, -1.0]}, "Cell dim = 4, beta = -1.0: beta must be at least 0; got -1.0."),
+        ({"dim": [4, 1]}, "Cell dim = 1: dim must be at least 2; got 1."),
+        ({"beta": [1.0, float("nan")]}, "Cell beta = nan: beta must be finite; got nan."),
+        ({"beta": [True, 2.0]}, "Cell beta = True: beta must be a number; got True."),
+        ({"tokens": [2, 2.5]}, "Cell tokens = 2.5: tokens must be a whole number; got 2.5."),
+        ({"sigma": [1.0, 0.0]}, "Cell sigma = 0.0: sigma must be positive; got 0.0."),
+        ({"attention": ["softmax", "none"]}, "Cell attention = none: attention must be one of "),
+        ({"attention": ["unnormalized"], "beta": [1.0, 1e3]}, "Cell attention = unnormalized, beta = 1000.0: Unnorm"),
+        ({"layers_per_unit_time": [20, 7]}, "Cell layers_per_unit_time = 7: horizon must be a whole number of layers"),
+        ({"width": [3]}, "StochasticTransformer has no field 'width'; it has tokens, dim, beta, "),
+        ({"epsilon": [1.0]}, "StochasticTransformer has no field 'epsilon'"),
+        ({"beta": []}, "The axis 'beta' has no value"),
+        ({"beta": [1.0, 2.0, 1]}, "The values of 'beta' must differ; got 1.0, 2.0, 1."),
+        ({"beta": 1.0}, "The axis 'beta' must be a list of values; got 1.0."),
+        ({"attention": "softmax"}, "The axis 'attention' must be a list of values; got 'softmax'."),
+        ({"beta": {1.0, 2.0}}, "The axis 'beta' must be a list of values; got {1.0, 2.0}."),
+        ({"query_key": [None, (np.eye(4), np.eye(4))]}, "The axis 'query_key' must be numbers or words; got NoneType,"),
+        ({}, "A phase diagram needs at least one field to vary; got none."),
+    ],
+    ids=str,
+)
+def test_bad_axis_before_any_work(no_work, over, says):
+    with pytest.raises(InputError) as raised:
+        diagram(over=over, horizon=0.5)
+    assert str(raised.value).startswith(says)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"horizon": 0.0}, "horizon must be positive; got 0.0."),
+        ({"horizon": 0.33}, "Cell dim = 4, beta = 0.5: horizon must be a whole number of layers"),
+        ({"samples": 0}, "samples must be at least 1; got 0."),
+        ({"samples": 1.5}, "samples must be a whole number; got 1.5."),
+        ({"tolerance": 0.0}, r"tolerance must lie in (0, 0.5); got 0.0."),
+        ({"early_stop": 0.0}, r"early_stop must lie in (0, 1) or be None; got 0.0."),
+        ({"level": 1.0}, "level must lie in (0, 1); got 1.0."),
+        ({"level": "high"}, "level must be a number; got 'high'."),
+        ({"threads": 0}, "threads must be at least 1; got 0."),
+        ({"seed": -1}, "seed must be a whole number from 0 to 2**63 - 1; got -1."),
+        ({"seed": 2**63}, "seed must be a whole number from 0 to 2**63 - 1; got 9223372036854775808."),
+        ({"seed": True}, "seed must be a whole number from 0 to 2**63 - 1; got True."),
+        ({"seed": 1.0}, "seed must be a whole number from 0 to 2**63 - 1; got 1.0."),
+    ],
+    ids=str,
+)
+def test_bad_option_before_any_work(no_work, options, says):
+    with pytest.raises(InputError) as raised:
+        diagram(**options)
+    assert str(raised.value).startswith(says)
+
+
+def test_a_model_that_is_not_on_the_sphere_is_refused(no_work):
+    plain = lf.Transformer(width=8, depth=2, gamma=0.5, feedforward=lf.ReLU())
+    for base in (plain, lf.limit(BASE), None):
+        with pytest.raises(InputError, match="needs a model on the sphere; got "):
+            diagram(base)
+
+
+# The picture.
+
+
+def picture(data):
+    """The axes of the drawing, and the drawing."""
+    with style():
+        figure = draw(data)
+    return figure.axes[0], figure
+
+
+def curves(panel):
+    return [container for container in panel.containers if isinstance(container, ErrorbarContainer)]
+
+
+def labels(panel):
+    return [text.get_text() for text in panel.get_legend().get_texts()]
+
+
+def exact_lines(panel, points):
+    """The lines without markers that have so many points."""
+    return [line for line in panel.lines if line.get_marker() == "None" and len(line.get_xdata()) == points]
+
+
+def test_curves_points_and_intervals_are_the_data():
+    data = diagram()
+    panel, _ = picture(data)
+    assert labels(panel) == ["exact, L → ∞", "d = 4", "d = 6"]
+    assert len(curves(panel)) == 2
+    for dim, curve in zip(GRID["dim"], curves(panel), strict=True):
+        one = data.sel(dim=dim, outcome="antipodal pair")
+        points, _, (bars,) = curve.lines
+        np.testing.assert_allclose(points.get_xdata(), GRID["beta"])
+        np.testing.assert_allclose(points.get_ydata(), one["probability"])
+        ends = np.array(bars.get_segments())[..., 1]
+        np.testing.assert_allclose(ends, np.stack([one["low"], one["high"]], -1), atol=1e-15)
+
+
+def test_exact_curves_are_fine_and_end_in_the_exact_column():
+    data = diagram()
+    panel, _ = picture(data)
+    lines = exact_lines(panel, FINE)
+    assert len(lines) == 2
+    for dim, line in zip(GRID["dim"], lines, strict=True):
+        one = data.sel(dim=dim)
+        np.testing.assert_allclose(line.get_ydata()[[0, -1]], one["exact"].values[[0, -1]])
+        middle = np.argmin(np.abs(line.get_xdata() - 1.0))
+        at = replace(BASE, dim=dim, beta=float(line.get_xdata()[middle]))
+        assert line.get_ydata()[middle] == float(lf.overlap(at).antipodal_probability())
+
+
+def test_axes_are_named_and_the_title_has_the_rest():
+    panel, _ = picture(diagram(over={"beta": [0.5, 1.0], "tokens": [3], "attention": ["softmax"]}))
+    assert panel.get_xlabel() == "inverse temperature β"
+    assert panel.get_ylabel() == "probability of an antipodal pair"
+    assert panel.get_title() == "N = 3, attention = softmax, T = 3, 40 samples a cell"
+
+
+def test_no_exact_curve_is_announced_where_none_is_drawn():
+    panel, _ = picture(diagram(over={"beta": [0.5, 1.0], "tokens": [3]}))
+    assert labels(panel) == ["simulated"]
+    along_tokens, _ = picture(diagram(over={"tokens": [2, 3, 4]}))
+    assert labels(along_tokens) == ["simulated"]
+    mixed, _ = picture(diagram(over={"beta": [0.5, 1.0, 2.0], "tokens": [2, 3]}))
+    assert labels(mixed) == ["exact, L → ∞", "N = 2", "N = 3"]
+    assert len(exact_lines(mixed, FINE)) == 1
+
+
+def test_a_single_cell_is_one_point():
+    panel, _ = picture(diagram(over={"beta": [2.0]}))
+    ((points, _, _),) = curves(panel)
+    assert points.get_xdata().tolist() == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("over", "expected"),
+    [
+        ({"attention": ["softmax", "unnormalized"]}, ["exact, L → ∞", "simulated"]),
+        (
+            {"attention": ["softmax", "unnormalized"], "beta": [0.5, 1.0, 2.0]},
+            ["exact, L → ∞", "attention = softmax", "attention = unnormalized"],
+        ),
+        ({"values": ["gaussian", "uniform", "rademacher"], "tokens": [3, 4]}, ["N = 3", "N = 4"]),
+        ({"sigma": [0.5, 2.0], "layers_per_unit_time": [10, 20, 40]}, ["exact, L → ∞", "σ = 0.5", "σ = 2"]),
+    ],
+    ids=str,
+)
+def test_axes_of_words_and_of_any_field(tmp_path, over, expected):
+    panel, figure = picture(diagram(over=over))
+    assert labels(panel) == expected
+    assert len(curves(panel)) == sum(name != "exact, L → ∞" for name in expected)
+    figure.savefig(tmp_path / "phase.png")
+
+
+def test_whole_numbers_for_beta_get_a_fine_curve_too():
+    panel, _ = picture(diagram(over={"beta": [0, 1, 3]}))
+    assert len(exact_lines(panel, FINE)) == 1
+    dims, _ = picture(diagram(over={"dim": [3, 4, 6]}))
+    assert len(exact_lines(dims, 3)) == 1
+
+
+def test_values_in_any_order_give_the_same_picture():
+    ordered, _ = picture(diagram(over={"beta": [0.5, 1.0, 2.0], "tokens": [3, 4]}))
+    shuffled, _ = picture(diagram(over={"beta": [2.0, 0.5, 1.0], "tokens": [4, 3]}))
+    assert labels(ordered) == labels(shuffled)
+    for one, other in zip(ordered.lines, shuffled.lines, strict=True):
+        np.testing.assert_array_equal(one.get_xydata(), other.get_xydata())
+
+
+def test_curves_beyond_the_palette_look_different():
+    over = {"beta": [0.5, 1.0, 2.0, 3.0], "tokens": [3, 4, 5], "dim": [3, 4, 6]}
+    panel, _ = picture(diagram(over=over, samples=8, horizon=1.0))
+    looks = {(curve.lines[0].get_color(), curve.lines[0].get_marker()) for curve in curves(panel)}
+    assert len(curves(panel)) == len(looks) == 9
+    assert "N = 5, d = 6" in labels(panel)
+
+
+def wide(over=None):
+    """A grid that is a map: more than `MOST_CURVES` values both ways."""
+    over = over or {"dim": [12 - k for k in range(MOST_CURVES + 1)], "beta": [0.5 * k for k in range(9)]}
+    return diagram(replace(BASE, tokens=3), over, samples=8, horizon=0.5)
+
+
+def test_map_has_every_cell_in_its_place():
+    data = wide()
+    data["probability"][:] = np.random.Generator(np.random.Philox(3)).uniform(size=data["probability"].shape)
+    panel, figure = picture(data)
+    (mesh,) = (artist for artist in panel.collections if isinstance(artist, QuadMesh))
+    shown = data["probability"].sel(outcome="antipodal pair").sortby("dim").transpose("dim", "beta")
+    np.testing.assert_array_equal(np.asarray(mesh.get_array()).reshape(shown.shape), shown.values)
+    assert (panel.get_xlabel(), panel.get_ylabel()) == ("inverse temperature β", "dimension d")
+    assert figure.axes[1].get_ylabel() == "probability of an antipodal pair"
+    assert mesh.get_clim() == (0, 1)
+
+
+def test_map_has_contours_of_the_exact_probability():
+    data = wide()
+    rising = (data["beta"] / 4 + 0 * data["dim"]).transpose("dim", "beta")
+    panel, _ = picture(data.assign(exact=rising))
+    assert [text.get_text() for text in panel.texts].count("exact 0.5") == 1
+    assert {text.get_text() for text in panel.texts} == {"exact 0.1", "exact 0.5", "exact 0.9"}
+
+
+def test_map_of_an_exact_probability_that_never_varies():
+    data = wide()
+    panel, _ = picture(data.assign(exact=data["exact"].fillna(0.0)))
+    assert [text.get_text() for text in panel.texts] == []
+
+
+def test_map_over_two_of_three_axes(tmp_path):
+    over = {"tokens": [3], "dim": list(range(3, 12)), "beta": [0.1 * k for k in range(8)]}
+    panel, figure = picture(wide(over))
+    assert panel.get_title().startswith("N = 3, T = 0.5")
+    figure.savefig(tmp_path / "phase.png")
+    with Image.open(tmp_path / "phase.png") as image:
+        assert image.format == "PNG"
+        assert len(image.convert("RGB").getcolors(maxcolors=2**24)) > 20
+
+
+def test_drawn_again_from_the_file_it_is_the_same(tmp_path):
+    data = diagram()
+    first, _ = picture(data)
+    again, _ = picture(lf.load(lf.save(data, tmp_path / "phase.nc")))
+    assert labels(first) == labels(again)
+    for one, other in zip(first.lines, again.lines, strict=True):
+        np.testing.assert_array_equal(one.get_xydata(), other.get_xydata())

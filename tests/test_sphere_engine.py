@@ -1,0 +1,374 @@
+"""`simulate` on the sphere: one seed gives one set of bits, results say how to repeat them and survive a file."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import limitformer as lf
+from limitformer import replicas
+from limitformer.engine import Interrupted, process_of
+from limitformer.lanes import LANES
+from limitformer.sphere.outcome import LABELS
+from limitformer.sphere.pair import BLOCK
+from limitformer.sphere.process import PreparedSphere
+from test_engine import InterruptAfter, interrupt, pool_that_runs
+from test_sphere_naive import tokens_at
+
+PAIR = {"tokens": 2, "dim": 4, "beta": 2.0, "layers_per_unit_time": 10}
+QUERY_KEY = np.random.default_rng(0).standard_normal((2, 3, 4))
+TWO = lf.StochasticTransformer(**PAIR, sigma=1.3)
+THREE = lf.StochasticTransformer(**{**PAIR, "tokens": 3})
+MANY = lf.StochasticTransformer(**{**PAIR, "tokens": 5, "dim": 3}, values="truncated normal", attention="unnormalized")
+GENERAL = lf.StochasticTransformer(**{**PAIR, "tokens": 3}, query_key=QUERY_KEY)
+# dim − 2 = 9 and dim − 1 = 10 degrees of freedom: by rejection, so that replicas need second attempts
+WIDE = lf.StochasticTransformer(**{**PAIR, "dim": 11})
+HYBRID = lf.HybridTransformer(**PAIR, epsilon=1.5)
+TRIPLE = lf.HybridTransformer(**{**PAIR, "tokens": 3}, epsilon=1.5, values="rademacher")
+
+# Name → what is simulated, from where, how.
+RUNS = {
+    "overlap": (TWO, None, {}),
+    "overlap, given": (TWO, -0.3, {"keep": "outcome", "tolerance": 0.2}),
+    "overlap, wide": (WIDE, None, {}),
+    "overlap, early stop": (TWO, None, {"early_stop": 0.05, "tolerance": 0.2}),
+    "overlap, hybrid": (HYBRID, None, {"early_stop": 0.05, "tolerance": 0.2, "keep": "outcome"}),
+    "gram": (THREE, tokens_at(0, 3, 4), {}),
+    "gram, uniform": (THREE, None, {"keep": "outcome", "tolerance": 0.2}),
+    "gram, wide": (WIDE, 0.4, {"method": "gram"}),
+    "gram, hybrid": (TRIPLE, None, {}),
+    "coordinates": (THREE, None, {"method": "coordinates"}),
+    "coordinates, tokens": (THREE, tokens_at(0, 3, 4), {"keep": "tokens"}),
+    "coordinates, full": (MANY, None, {"keep": "tokens"}),
+    "coordinates, Q and K": (GENERAL, None, {"keep": "outcome", "tolerance": 0.2}),
+    "coordinates, at an overlap": (HYBRID, 0.1, {"keep": "tokens"}),
+    "limit, overlap": (lf.limit(TWO), None, {"dt": 0.07, "early_stop": 0.05, "tolerance": 0.2}),
+    "limit, gram": (lf.limit(THREE), None, {"dt": 0.07}),
+    "limit, tokens": (lf.limit(MANY), None, {"dt": 0.07, "keep": "tokens"}),
+    "limit, hybrid": (lf.limit(TRIPLE), None, {"dt": 0.07, "method": "coordinates", "keep": "outcome"}),
+}
+every_run = pytest.mark.parametrize("name", RUNS)
+
+
+def run(name, samples=37, seed=5, **settings):
+    model, start, options = RUNS[name]
+    given = {"horizon": 4.2, "threads": 1, **options, **settings}
+    return lf.simulate(model, start, samples=samples, seed=seed, **given)
+
+
+def assert_same_bits(one, other):
+    assert set(one.data_vars) == set(other.data_vars)
+    for name in one.data_vars:
+        assert one[name].values.tobytes() == other[name].values.tobytes()
+
+
+def some(dataset, which):
+    """Of these samples alone."""
+    return dataset.isel(sample=which)
+
+
+# --- bits -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 8, 1000])
+@pytest.mark.parametrize("threads", [1, 2])
+@every_run
+def test_threads_and_chunks_do_not_change_a_bit(name, threads, chunk):
+    assert_same_bits(run(name, threads=threads, chunk=chunk), run(name))
+
+
+@every_run
+def test_more_samples_continue_the_same_stream(name):
+    """A prefix of more samples, also across the blocks of replicas that run side by side."""
+    whole = run(name, samples=BLOCK + 3 * LANES + 1)
+    for samples in (1, 6, BLOCK, BLOCK + 1):
+        assert_same_bits(run(name, samples=samples), some(whole, slice(samples)))
+
+
+@every_run
+def test_a_replica_has_its_bits_in_any_place(name):
+    """Prepared once, and asked for replicas 11 … 29 alone."""
+    model, start, options = RUNS[name]
+    process = process_of(model, start, None, {"horizon": 4.2, **options})
+    prepared = process.prepare(5)
+    whole, part = process.outputs(37), process.outputs(19)
+    prepared.run(0, whole)
+    prepared.run(11, part)
+    for key, values in part.items():
+        assert values.tobytes() == whole[key][11:30].tobytes()
+    elsewhere = process.outputs(19)
+    prepared.run(12, elsewhere)
+    assert any(elsewhere[key].tobytes() != part[key].tobytes() for key in part)
+
+
+@every_run
+def test_replicas_and_seeds_differ(name):
+    """Soon after the start, before any has converged to the last bit."""
+    settings = {"horizon": 0.35 if "limit" in name else 0.3, "samples": 200, "keep": "overlap"}
+    gaps = [run(name, seed=seed, **settings)["gap"].values[:, -1, 0] for seed in (5, 6)]
+    assert len(np.unique(gaps)) == 400
+
+
+@every_run
+def test_what_is_kept_does_not_change_what_happens(name):
+    """Overlaps, outcomes and tokens of one seed and method are of the same replicas."""
+    model, start, options = RUNS[name]
+    options = {"tolerance": 0.2, "method": run(name, samples=1).attrs["method"], **options, "horizon": 4.2}
+    kept = {}
+    for keep in ("overlap", "outcome", *(["tokens"] if options["method"] == "coordinates" else [])):
+        kept[keep] = lf.simulate(model, start, samples=60, seed=5, **{**options, "keep": keep})
+    one, other = lf.outcomes(kept["overlap"]), lf.outcomes(kept["outcome"])
+    xr.testing.assert_equal(one, other)
+    assert float(one.probability.sel(outcome="unresolved")[0]) > 0
+    if "tokens" in kept:
+        x = kept["tokens"]["tokens"].values
+        z = (x[..., 0, :] * x[..., 1, :]).sum(-1)
+        assert np.abs(z - kept["overlap"]["overlap"].values[..., 0]).max() < 1e-14
+
+
+@every_run
+def test_recorded_times_are_slices_of_the_full_record(name):
+    full = run(name)
+    times = full["time"].values[[0, 3, -1]]
+    part = run(name, record=times)
+    np.testing.assert_allclose(part["time"], times, rtol=1e-13)
+    assert_same_bits(part, full.isel(time=[0, 3, -1]))
+
+
+def test_a_longer_horizon_continues_the_same_paths():
+    """The numbers of a layer do not depend on how many layers there are."""
+    for name in ("overlap", "gram", "coordinates", "coordinates, full", "overlap, hybrid"):
+        short, long = run(name, horizon=2.0), run(name, horizon=4.0)
+        for variable in set(short.data_vars) - {"stopped"}:
+            assert short[variable].values.tobytes() == long[variable].values[:, : short.sizes["time"]].tobytes()
+
+
+def test_chains_limits_and_methods_have_their_own_numbers():
+    """One seed: the last overlaps of no two of them are alike, or tests against each other would say nothing."""
+    last = {}
+    for method in ("overlap", "gram", "coordinates"):
+        for kind, options in (("chain", {}), ("limit", {"dt": 0.1})):
+            model = TWO if kind == "chain" else lf.limit(TWO)
+            found = lf.simulate(model, 0.3, samples=500, seed=5, horizon=1.0, record=[1.0], method=method, **options)
+            last[method, kind] = found["overlap"].values.ravel()
+    values = np.array(list(last.values()))
+    correlations = np.corrcoef(values)
+    np.fill_diagonal(correlations, 0)
+    assert np.abs(correlations).max() < 5 / 500**0.5
+
+
+@pytest.mark.parametrize("method", ["overlap", "gram", "coordinates"])
+def test_a_chain_and_a_limit_start_independently(method):
+    """Of one seed [`random`]: uniform starts too are not shared."""
+    starts = []
+    for model in (TWO, lf.limit(TWO)):
+        found = lf.simulate(model, samples=500, seed=5, horizon=1.0, record=[0.0], method=method)
+        starts.append(found["overlap"].values.ravel())
+    assert abs(np.corrcoef(starts)[0, 1]) < 5 / 500**0.5
+
+
+# --- early stops ------------------------------------------------------------------------------------------------------
+
+FINE = {**PAIR, "layers_per_unit_time": 50}
+STOPPER = lf.StochasticTransformer(**FINE)
+STOPPING = {
+    "two tokens": (STOPPER, {}),
+    "hybrid": (lf.HybridTransformer(**FINE, epsilon=1.5), {}),
+    "dim 2": (lf.StochasticTransformer(**{**FINE, "dim": 2}), {}),
+    "limit": (lf.limit(STOPPER), {"dt": 0.03}),
+}
+
+
+@pytest.mark.parametrize(("model", "options"), STOPPING.values(), ids=list(STOPPING))
+def test_stopped_replicas_agree_with_unstopped_ones_up_to_their_stop(model, options):
+    """Bit for bit; after it they keep their last overlap, which the others do not."""
+    run = {"samples": 600, "seed": 5, "horizon": 21.0, "tolerance": 0.1, **options}
+    free = lf.simulate(model, **run)
+    held = lf.simulate(model, early_stop=0.3, **run)
+    stopped, times = held["stopped"].values, held["time"].values
+    assert set(free.data_vars) | {"stopped"} == set(held.data_vars)
+    before = times[None] <= stopped[:, None] + 1e-9
+    for name in ("overlap", "gap"):
+        one, other = free[name].values[..., 0], held[name].values[..., 0]
+        assert one[before].tobytes() == other[before].tobytes()
+        assert (one != other)[~before].mean() > 0.9
+    assert np.isfinite(stopped).mean() > 0.1
+    plus, minus = held.attrs["stop_gaps"]
+    z, gap = (held[name].values[..., 0] for name in ("overlap", "gap"))
+    for k in np.flatnonzero(np.isfinite(stopped)):
+        after = times >= stopped[k] - 1e-9
+        assert len(np.unique(z[k, after])) <= 1
+        assert gap[k, -1] < (plus if z[k, -1] > 0 else minus) < 0.1
+    np.testing.assert_array_equal(free["overlap"].values[:, 0], held["overlap"].values[:, 0])
+
+
+def test_stops_are_where_they_are_looked_for():
+    """Every 16 layers, at the first such time at which the gap is below its bound."""
+    run = {"samples": 300, "seed": 5, "horizon": 8.0, "record": np.arange(401) / 50, "tolerance": 0.1}
+    free, held = lf.simulate(STOPPER, **run), lf.simulate(STOPPER, early_stop=0.3, **run)
+    plus, minus = held.attrs["stop_gaps"]
+    z, gap = (free[name].values[:, ::16, 0] for name in ("overlap", "gap"))
+    below = gap < np.where(z > 0, plus, minus)
+    expected = np.where(below.any(1), 16 / 50 * below.argmax(1), np.inf)
+    np.testing.assert_allclose(held["stopped"].values, expected, rtol=1e-12)
+    assert len(np.unique(expected)) > 5
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", [".nc", ".zarr"])
+@every_run
+def test_save_and_load(name, ending, tmp_path):
+    """Variables, dims, coordinates and attributes of everything that can be kept."""
+    data = run(name, samples=5)
+    loaded = lf.load(lf.save(data, tmp_path / f"a{ending}"))
+    xr.testing.assert_equal(loaded, data)
+    assert_same_bits(loaded, data)
+    assert set(loaded.attrs) == set(data.attrs)
+    for key, value in data.attrs.items():
+        np.testing.assert_array_equal(loaded.attrs[key], value)
+    if data.attrs["keep"] != "tokens":
+        xr.testing.assert_equal(lf.outcomes(loaded), lf.outcomes(data))
+
+
+@pytest.mark.parametrize("ending", [".nc", ".zarr"])
+def test_a_single_token_can_be_saved(ending, tmp_path):
+    """It has no pairs, and is one cluster."""
+    model = lf.StochasticTransformer(**{**PAIR, "tokens": 1})
+    data = lf.simulate(model, samples=3, seed=0, horizon=1.0, keep="outcome")
+    loaded = lf.load(lf.save(data, tmp_path / f"a{ending}"))
+    with pytest.raises(lf.InputError, match="One token has no overlap with another"):
+        lf.simulate(model, samples=3, seed=0, horizon=1.0)
+    assert (lf.outcomes(loaded).probability.sel(outcome="single cluster") == 1).all()
+
+
+def start_from(data):
+    """The start, as the file has it."""
+    if "start_tokens" in data:
+        return data["start_tokens"].values
+    found = re.fullmatch(r"overlap (.*)", data.attrs["start"])
+    return float(found.group(1)) if found else None
+
+
+@pytest.mark.parametrize("horizon", [4.2, 0.3, 0.7, 2.9])
+@every_run
+def test_a_result_can_be_repeated_from_itself_alone(name, horizon, tmp_path):
+    """Saved and loaded: model, start, seed, times and options are all in the file."""
+    data = lf.load(lf.save(run(name, samples=3, horizon=horizon), tmp_path / "a.nc"))
+    names = ("samples", "horizon", "method", "keep", "tolerance", "early_stop", "dt")
+    settings = {key: data.attrs[key] for key in names if key in data.attrs}
+    again = lf.simulate(
+        lf.from_json(data.attrs["model"]),
+        start_from(data),
+        seed=int(data.attrs["seed"]),
+        record=data["time"].values,
+        **settings,
+    )
+    assert_same_bits(again, data)
+    np.testing.assert_array_equal(again["time"], data["time"])
+
+
+@every_run
+def test_the_attributes_tell_what_it_is(name):
+    model, start, options = RUNS[name]
+    data = run(name, samples=3)
+    kind = type(model).__name__
+    assert json.loads(data.attrs["model"])["kind"] == kind
+    assert data.attrs["model"] == lf.to_json(model)
+    assert data.attrs["description"] == ("limit" if kind == "TokenLimit" else "chain")
+    assert (data.attrs["seed"], data.attrs["samples"]) == (5, 3)
+    assert data.attrs["horizon"] == pytest.approx(4.2, rel=1e-15)
+    assert all(data.attrs[key] == value for key, value in options.items())
+    begun = "uniform" if start is None else f"overlap {start}" if np.ndim(start) == 0 else f"tokens {start.shape}"
+    assert data.attrs["start"] == begun
+    assert ("start_tokens" in data) == (np.ndim(start) == 2)
+    kept = {"overlap": {"overlap", "gap"}, "outcome": set(LABELS), "tokens": {"tokens"}}[data.attrs["keep"]]
+    assert set(data.data_vars) - {"stopped", "start_tokens"} == kept
+    assert ("stopped" in data) == ("early_stop" in options) == ("stop_gaps" in data.attrs)
+    assert data.attrs["wall_seconds"] > 0
+
+
+def test_the_step_of_a_limit_is_shortened_to_meet_the_horizon():
+    data = run("limit, gram", samples=1)
+    assert data.attrs["dt"] == 0.07
+    assert data.attrs["actual_dt"] == pytest.approx(0.07, rel=1e-12)
+    data = lf.simulate(lf.limit(THREE), samples=1, seed=0, horizon=1.0, dt=0.3)
+    np.testing.assert_allclose(data["time"], [0, 0.25, 0.5, 0.75, 1.0], rtol=1e-14)
+    assert data.attrs["actual_dt"] == 0.25
+    assert lf.simulate(lf.limit(THREE), samples=1, seed=0, horizon=1.0).attrs["dt"] == 0.01
+
+
+# --- Ctrl-C -----------------------------------------------------------------------------------------------------------
+
+
+def slow_down(monkeypatch):
+    """Make chunks slow, so that Ctrl-C comes before the last of them has begun."""
+    quick = PreparedSphere.run
+
+    def slow(self, *arguments):
+        time.sleep(0.05)
+        return quick(self, *arguments)
+
+    monkeypatch.setattr(PreparedSphere, "run", slow)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", ["overlap", "overlap, early stop", "gram", "coordinates, tokens", "limit, hybrid"])
+def test_ctrl_c_keeps_what_is_finished(monkeypatch, name, threads):
+    """Whole chunks from the first on, at least the two that were seen, with an unbroken run's bits."""
+    whole = run(name, samples=40)
+    monkeypatch.setattr(replicas, "wait", InterruptAfter(2))
+    slow_down(monkeypatch)
+    with pytest.raises(Interrupted) as caught:
+        run(name, samples=40, chunk=3, threads=threads)
+    partial = caught.value.partial
+    finished = partial.sizes["sample"]
+    assert 6 <= finished < 40
+    assert finished % 3 == 0
+    assert_same_bits(partial, some(whole, slice(finished)))
+    assert partial.attrs["samples"] == finished
+
+
+@every_run
+def test_ctrl_c_before_anything_is_finished(monkeypatch, name, tmp_path):
+    """No samples, but a dataset that can be saved; there are no outcomes of nothing."""
+    monkeypatch.setattr(replicas, "ThreadPoolExecutor", pool_that_runs(7))
+    monkeypatch.setattr(replicas, "wait", interrupt)
+    with pytest.raises(Interrupted) as caught:
+        run(name, samples=25, chunk=7)
+    partial = caught.value.partial
+    assert partial.sizes["sample"] == 0
+    assert partial.attrs["samples"] == 0
+    if partial.attrs["keep"] != "tokens":
+        with pytest.raises(lf.InputError, match=r"outcomes needs at least one sample; got none\."):
+            lf.outcomes(partial)
+    assert lf.load(lf.save(partial, tmp_path / "a.zarr")).sizes["sample"] == 0
+
+
+# --- compiling --------------------------------------------------------------------------------------------------------
+
+COUNT_MISSES = """
+import limitformer as lf
+from limitformer.sphere import pair, run
+options = {"tokens": 2, "dim": 4, "beta": 2.0, "layers_per_unit_time": 10}
+for model in (lf.StochasticTransformer(**options), lf.HybridTransformer(**options, epsilon=1.0)):
+    for method in ("overlap", "gram", "coordinates"):
+        lf.simulate(model, samples=9, seed=0, horizon=1.0, method=method)
+kernels = (pair.run_pairs, pair.run_block, run.run_tokens, run.run_lanes)
+print(sum(len(kernel.stats.cache_misses) for kernel in kernels), len(run.run_tokens.stats.cache_hits))
+"""
+
+
+def test_the_next_process_compiles_nothing():
+    """What one process has compiled another finds on the disk: nothing in a kernel's signature is of one process."""
+    counts = [
+        subprocess.run([sys.executable, "-c", COUNT_MISSES], capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
+    assert counts[1] == "0 1\n"

@@ -1,0 +1,232 @@
+"""Outcomes: clusters and antipodal pairs against brute force, Wilson's interval against SciPy's, honest coverage."""
+
+import numpy as np
+import pytest
+import xarray as xr
+from scipy.sparse.csgraph import connected_components
+from scipy.stats import binomtest
+
+import limitformer as lf
+from limitformer.errors import InputError
+from limitformer.lanes import LANES
+from limitformer.outcomes import OUTCOMES, wilson
+from limitformer.results import tokens_of
+from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps, write_outcome, write_overlaps
+from test_sphere_naive import gaps_of, normalised, overlaps_of
+
+TOLERANCE = 0.1
+
+
+def brute_force(x, tolerance):
+    """(clusters, largest, antipodal pairs, unresolved pairs) of tokens (N, d), by SciPy's graphs."""
+    minus = ((x[:, None] - x[None]) ** 2).sum(-1) / 2
+    plus = ((x[:, None] + x[None]) ** 2).sum(-1) / 2
+    together = minus <= tolerance
+    clusters, names = connected_components(together, directed=False)
+    upper = np.triu_indices(len(x), 1)
+    antipodal = ~together & (plus <= tolerance)
+    unresolved = (~together & ~antipodal)[upper].sum()
+    return [clusters, np.bincount(names).max(), antipodal[upper].sum(), unresolved]
+
+
+def by_kernel(x, tolerance):
+    """The same by `write_outcome`, for tokens (samples, N, d), several replicas side by side."""
+    out = np.full((len(x), 4), -1, np.int32)
+    for begin in range(0, len(x), LANES):
+        part = x[begin : begin + LANES]
+        lanes = np.zeros((*x.shape[1:], LANES))
+        lanes[..., : len(part)] = np.moveaxis(part, 0, -1)
+        for lane in range(len(part)):
+            write_outcome(lanes, lane, tolerance, np.empty(x.shape[1], np.int64), out[begin + lane])
+    return out
+
+
+def configurations(seed, samples, tokens, dim=3):
+    """Tokens about as far apart as the tolerance reaches, around two axes and their antipodes, or anywhere."""
+    rng = np.random.default_rng(seed)
+    which = rng.integers(0, rng.choice([1, 4], (samples, 1)), (samples, tokens))
+    centres = np.concatenate([np.eye(dim)[:2], -np.eye(dim)[:2]])[which]
+    spread = rng.choice([0.05, 0.2, 0.4, 5.0], (samples, 1, 1))
+    return normalised(centres + spread * rng.standard_normal((samples, tokens, dim)))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5, 8, 13])
+def test_outcomes_against_brute_force(tokens):
+    """By the kernel from tokens, and from overlaps; with another tolerance (the wrong twin) they differ."""
+    x = configurations(tokens, 400, tokens)
+    expected = np.array([brute_force(one, TOLERANCE) for one in x])
+    np.testing.assert_array_equal(by_kernel(x, TOLERANCE), expected)
+    np.testing.assert_array_equal(outcomes_of_overlaps(overlaps_of(x), gaps_of(x), tokens, TOLERANCE), expected)
+    if tokens > 1:
+        assert (by_kernel(x, 0.8 * TOLERANCE) != expected).any()
+        assert len(np.unique(expected, axis=0)) > tokens
+    if tokens > 2:
+        chained = (expected[:, 0] == 1) & (expected[:, 3] > 0)  # one cluster, but not every pair is near
+        assert chained.any()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_border_counts_as_arrived(sign):
+    """1 ∓ z exactly the tolerance, 1/8, of points whose distance is exact; one rounding more is not."""
+    x = np.array([[[1.0, 0.0], [sign * 1.0, 0.5]]])
+    arrived = [[1, 2, 0, 0]] if sign == 1 else [[2, 1, 1, 0]]
+    np.testing.assert_array_equal(by_kernel(x, 0.125), arrived)
+    np.testing.assert_array_equal(by_kernel(x, np.nextafter(0.125, 0)), [[2, 1, 0, 1]])
+    pair = np.array([[sign * 0.875]]), np.array([[0.125]])
+    np.testing.assert_array_equal(outcomes_of_overlaps(*pair, 2, 0.125), arrived)
+    np.testing.assert_array_equal(outcomes_of_overlaps(*pair, 2, np.nextafter(0.125, 0)), [[2, 1, 0, 1]])
+
+
+def test_clusters_are_chains():
+    """Five tokens along an arc, in an order that joins the ends first: each near the next, the ends are not."""
+    angles = 0.4 * np.array([0, 4, 1, 3, 2])
+    x = np.stack([np.cos(angles), np.sin(angles)], -1)[None]
+    np.testing.assert_array_equal(by_kernel(x, TOLERANCE), [[1, 5, 0, 6]])
+    gap = gaps_of(x)
+    np.testing.assert_array_equal(outcomes_of_overlaps(overlaps_of(x), gap, 5, TOLERANCE), [[1, 5, 0, 6]])
+
+
+def test_overlaps_of_the_kernel():
+    """Next to ±1 too: gaps of 1e-20, where 1 − |z| is zero."""
+    y = normalised(np.array([[1.0, 2.0, -0.5], [0.3, -1.0, 0.7]]))
+    x = np.array([y[0], y[1], y[0] + 1e-10 * y[1], -y[1] + 1e-10 * y[0]])
+    lanes, overlap, gap = np.repeat(x[..., None], LANES, -1), np.zeros(6), np.zeros(6)
+    write_overlaps(lanes, 3, overlap, gap)
+    np.testing.assert_allclose(overlap, overlaps_of(x), rtol=1e-9)
+    np.testing.assert_allclose(gap, gaps_of(x), rtol=1e-9)
+    np.testing.assert_allclose(gap[[1, 4]], 0.5e-20, rtol=1e-5)
+    assert overlap[1] > 0 > overlap[4]
+
+
+@pytest.mark.parametrize("tokens", range(1, 30))
+def test_how_many_tokens_make_so_many_pairs(tokens):
+    assert tokens_of(tokens * (tokens - 1) // 2) == tokens
+
+
+# --- Wilson -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
+def test_wilson_against_scipy(level):
+    for trials in (1, 7, 100, 10_000):
+        for k in sorted({0, 1, trials // 3, trials - 1, trials}):
+            low, high = wilson(k, trials, level)
+            theirs = binomtest(k, trials).proportion_ci(level, method="wilson")
+            np.testing.assert_allclose([low, high], theirs, rtol=1e-12, atol=1e-15)
+            assert 0 <= low <= k / trials <= high + 1e-15 <= 1 + 1e-15
+
+
+def test_wilson_of_many_counts():
+    low, high = wilson([[0, 3], [10, 5]], 10)
+    assert low.shape == high.shape == (2, 2)
+    assert low[0, 0] == 0
+    assert high[1, 0] == 1
+    assert (low[0, 1], high[0, 1]) == tuple(map(float, wilson(3, 10)))
+
+
+@pytest.mark.parametrize(("p", "trials"), [(0.3, 40), (0.02, 200), (0.97, 50)])
+def test_intervals_cover_as_often_as_they_say(p, trials):
+    """Within 3 % of the level; Wald's interval (the wrong twin) falls short next to 0 and 1."""
+    k = np.random.default_rng(0).binomial(trials, p, 100_000)
+    low, high = wilson(k, trials)
+    assert abs(((low <= p) & (p <= high)).mean() - 0.95) < 0.03
+    half = 1.96 * np.sqrt(k / trials * (1 - k / trials) / trials)
+    if p != 0.3:
+        assert (np.abs(k / trials - p) <= half).mean() < 0.95 - 0.03
+
+
+# --- outcomes ---------------------------------------------------------------------------------------------------------
+
+PAIR = lf.StochasticTransformer(tokens=2, dim=3, beta=2.0, layers_per_unit_time=20)
+FOUR = lf.StochasticTransformer(tokens=4, dim=3, beta=3.0, layers_per_unit_time=20)
+
+
+@pytest.mark.parametrize("model", [PAIR, FOUR], ids=["two", "four"])
+def test_probabilities_are_shares_of_the_samples(model):
+    """Counted here, one sample at a time, from the tokens."""
+    run = {"samples": 500, "seed": 1, "horizon": 6.0, "record": [0.0, 2.0, 6.0], "method": "coordinates"}
+    samples = lf.simulate(model, **run, tolerance=0.05)
+    x = lf.simulate(model, **run, keep="tokens")["tokens"].values
+    found = lf.outcomes(samples, level=0.9)
+    for t in range(3):
+        labels = np.array([brute_force(one, 0.05) for one in x[:, t]])
+        single = (labels[:, 0] == 1) & (labels[:, 3] == 0)
+        antipodal = labels[:, 2] > 0
+        hits = [single.sum(), antipodal.sum(), (~single & ~antipodal).sum()]
+        np.testing.assert_array_equal(found["probability"][:, t], np.array(hits) / 500)
+        for name, k in zip(OUTCOMES, hits, strict=True):
+            theirs = binomtest(int(k), 500).proportion_ci(0.9, method="wilson")
+            one = found.sel(outcome=name).isel(time=t)
+            np.testing.assert_allclose([one["low"], one["high"]], theirs, rtol=1e-12, atol=1e-15)
+        for clusters in range(1, model.tokens + 1):
+            share = float(found["cluster_probability"].sel(clusters=clusters)[t])
+            assert share == (labels[:, 0] == clusters).mean()
+    assert found["time"].equals(samples["time"])
+    assert found.attrs == {"samples": 500, "level": 0.9, "tolerance": 0.05}
+    np.testing.assert_allclose(found["probability"].sum("outcome"), 1, rtol=1e-15)
+    assert float(found["probability"].sel(outcome="antipodal pair")[-1]) > 0.05
+
+
+def test_another_tolerance_from_the_same_overlaps():
+    run = {"samples": 500, "seed": 1, "horizon": 3.0, "record": [3.0]}
+    samples = lf.simulate(FOUR, **run, tolerance=0.01)
+    wide = lf.outcomes(samples, tolerance=0.2)
+    xr.testing.assert_identical(wide, lf.outcomes(lf.simulate(FOUR, **run, tolerance=0.2)))
+    assert (wide["probability"] != lf.outcomes(samples)["probability"]).any()
+
+
+@pytest.mark.parametrize("model", [PAIR, FOUR, lf.limit(FOUR)], ids=["two", "four", "limit"])
+@pytest.mark.parametrize("method", ["overlap", "coordinates"])
+def test_outcomes_of_overlaps_and_of_outcomes_agree(model, method):
+    if getattr(model, "tokens", 4) == 4:
+        method = "coordinates"
+    run = {"samples": 300, "seed": 1, "horizon": 4.0, "tolerance": 0.05, "method": method}
+    overlaps, labels = (lf.simulate(model, **run, keep=keep) for keep in ("overlap", "outcome"))
+    xr.testing.assert_identical(lf.outcomes(overlaps), lf.outcomes(labels))
+    expected = outcomes_of_overlaps(overlaps["overlap"].values, overlaps["gap"].values, overlaps_tokens(model), 0.05)
+    for k, name in enumerate(LABELS):
+        np.testing.assert_array_equal(labels[name], expected[..., k])
+        assert labels[name].dtype == np.int32
+
+
+def overlaps_tokens(model):
+    return getattr(model, "model", model).tokens
+
+
+@pytest.mark.parametrize(
+    ("keep", "settings", "message"),
+    [
+        ("overlap", {"tolerance": 0.0}, "tolerance must lie in (0, 0.5); got 0.0."),
+        ("overlap", {"tolerance": 0.5}, "tolerance must lie in (0, 0.5); got 0.5."),
+        ("overlap", {"tolerance": "a"}, "tolerance must be a number; got 'a'."),
+        ("overlap", {"level": 0.0}, "level must lie in (0, 1); got 0.0."),
+        ("overlap", {"level": 95}, "level must lie in (0, 1); got 95.0."),
+        ("outcome", {"tolerance": 0.01}, "These outcomes were read with tolerance 0.001; got 0.01. Simulate again,"),
+        ("tokens", {}, "outcomes needs overlaps or outcomes of tokens on the sphere (simulate's keep)."),
+    ],
+)
+def test_what_outcomes_refuses(keep, settings, message):
+    samples = lf.simulate(PAIR, samples=3, seed=0, horizon=1.0, keep=keep)
+    with pytest.raises(InputError) as caught:
+        lf.outcomes(samples, **settings)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_covariances_have_no_outcomes():
+    covariances = xr.Dataset({"covariance": (("sample", "depth", "token", "token_"), np.ones((1, 1, 2, 2)))})
+    with pytest.raises(InputError, match="outcomes needs overlaps or outcomes"):
+        lf.outcomes(covariances)
+
+
+def test_outcomes_keep_their_own_tolerance():
+    """Given again, it is no other one."""
+    samples = lf.simulate(PAIR, samples=30, seed=0, horizon=1.0, keep="outcome", tolerance=0.2)
+    xr.testing.assert_identical(lf.outcomes(samples, tolerance=0.2), lf.outcomes(samples))
+
+
+@pytest.mark.parametrize(("start", "outcome"), [(1.0, "single cluster"), (-1.0, "antipodal pair"), (0.0, "unresolved")])
+@pytest.mark.parametrize("keep", ["overlap", "outcome"])
+def test_the_outcome_of_a_start(start, outcome, keep):
+    samples = lf.simulate(PAIR, start, samples=20, seed=0, horizon=1.0, record=[0.0], keep=keep)
+    assert float(lf.outcomes(samples).probability.sel(outcome=outcome)[0]) == 1

@@ -1,0 +1,174 @@
+"""Lemma 1: tokens stay on the sphere; and overlaps keep their digits next to ±1."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import limitformer as lf
+from statistics_checks import ALPHA, assert_same_law
+from test_sphere_naive import gaps_of, naive_attention, naive_chain, normalised, overlaps_of, tokens_at
+
+SAMPLES = 10_000
+E = np.finfo(float).eps
+
+
+# --- the sphere -------------------------------------------------------------------------------------------------------
+
+SIZE = {"tokens": 3, "dim": 4, "beta": 2.0, "layers_per_unit_time": 100}
+ON_THE_SPHERE = [
+    lf.StochasticTransformer(**SIZE, sigma=1.5),
+    lf.StochasticTransformer(**{**SIZE, "tokens": 5}, values="rademacher"),
+    lf.HybridTransformer(**SIZE, epsilon=2.0),
+]
+
+
+@pytest.mark.parametrize("model", ON_THE_SPHERE, ids=lambda m: f"{type(m).__name__} {m.values}")
+@pytest.mark.parametrize("of", [lambda m: m, lf.limit], ids=["chain", "limit"])
+def test_tokens_stay_on_the_sphere(model, of):
+    """[CT, Lemma 1] 50,000 layers, or steps of the limit: lengths are 1 to 1e-12, and the tokens have moved."""
+    options = {"horizon": 500.0, "keep": "tokens", "samples": 9, "seed": 0}
+    x = lf.simulate(of(model), tokens_at(1, model.tokens, model.dim), **options)["tokens"].values
+    assert x.shape == (9, 101, model.tokens, model.dim)
+    assert np.abs(np.linalg.norm(x, axis=-1) - 1).max() < 1e-12
+    assert np.abs(x[:, -1] - x[:, 0]).max(axis=(1, 2)).min() > 0.1
+
+
+def euler_maruyama(model, start, dt, steps, samples, seed, drift=1.0):
+    """[CT, eq. 6] or, for the hybrid, eq. 8, step by step as printed; tokens (samples, N, d)."""
+    rng = np.random.default_rng(seed)
+    y = np.broadcast_to(start, (samples, *start.shape)).copy()
+    for _ in range(steps):
+        a = naive_attention(y, model)
+        squared, along = (a * a).sum(-1, keepdims=True), (y * a).sum(-1, keepdims=True)
+        if isinstance(model, lf.HybridTransformer):
+            tangent = a - along * y
+            second = 1.5 * along**2 * y - 0.5 * squared * y - along * a
+            noise = rng.standard_normal((samples, 1, 1)) * dt**0.5
+            y = y + (model.epsilon**2 * drift * second + tangent) * dt + model.epsilon * tangent * noise
+        else:
+            w = rng.standard_normal((samples, model.dim, model.dim)) * dt**0.5
+            noise = a @ np.swapaxes(w, -1, -2)
+            noise -= (noise * y).sum(-1, keepdims=True) * y
+            y = y + drift * (1 - model.dim) / 2 * model.sigma**2 * squared * y * dt + model.sigma * noise
+    return y
+
+
+@pytest.mark.parametrize("model", [ON_THE_SPHERE[0], ON_THE_SPHERE[2]], ids=["stochastic", "hybrid"])
+def test_plain_euler_leaves_the_sphere(model):
+    """The wrong twin of the test above: the SDE's own increments, at the same dt."""
+    start = tokens_at(1, 3, 4)
+    y = euler_maruyama(model, start, 0.01, 10, 100, seed=1)
+    assert np.abs(np.linalg.norm(y, axis=-1) - 1).max() > 1e-2
+    x = lf.simulate(lf.limit(model), start, horizon=0.1, dt=0.01, keep="tokens", samples=100, seed=1)["tokens"].values
+    assert np.abs(np.linalg.norm(x, axis=-1) - 1).max() < 4 * E
+
+
+# --- next to ±1 -------------------------------------------------------------------------------------------------------
+
+
+def near_plus(model, layers, rng):
+    """log w_n/w_0 of two tokens next to +1, where attention is all on their sum: independent factors."""
+    c = model.sigma / model.layers_per_unit_time**0.5
+    total = np.zeros(SAMPLES)
+    for _ in range(layers):
+        h, h_ = rng.standard_normal((2, SAMPLES))
+        u = (1 + c * h) ** 2 + c * c * rng.chisquare(model.dim - 2, SAMPLES)
+        total += np.log(u) - 2 * np.log(u + c * c * h_**2)
+    return total
+
+
+def near_minus(model, layers, rng):
+    """The same next to −1: a + b = 1 on the short sum, a − b = tanh β on the long difference."""
+    c_small = model.sigma / model.layers_per_unit_time**0.5
+    c_big, total = c_small * np.tanh(model.beta), np.zeros(SAMPLES)
+    for _ in range(layers):
+        big = np.zeros((SAMPLES, model.dim))
+        big[:, 0] = 1
+        small = np.roll(big, 1, axis=1)
+        big += c_big * rng.standard_normal(big.shape)
+        small += c_small * rng.standard_normal(big.shape)
+        length = (big**2).sum(1)
+        across = (small**2).sum(1) - (small * big).sum(1) ** 2 / length
+        total += np.log(across / length)
+    return total
+
+
+def log_of(gaps):
+    """log gap, −∞ where there is none left."""
+    return np.log(gaps, out=np.full_like(gaps, -np.inf), where=gaps > 0)
+
+
+def test_the_gap_keeps_its_digits_at_plus_one():
+    """From 1 − 1e-12 down to 1e-34, twice the exponent of rounding; 1 − |z| has lost all (the wrong twin)."""
+    model = lf.StochasticTransformer(tokens=2, dim=6, beta=1.0, layers_per_unit_time=20)
+    z = 1 - 1e-12
+    found = lf.simulate(model, z, samples=SAMPLES, seed=1, horizon=10.0, record=[10.0])
+    gap, w = found["gap"].values[:, 0, 0], (1 - z) / (1 + z)
+    exact = np.log(2 * w) + near_plus(model, 200, np.random.default_rng(2))
+    assert np.median(gap) < 1e-30
+    lost = log_of(1 - np.abs(found["overlap"].values[:, 0, 0]))
+    assert_same_law({"log gap": np.log(gap)}, {"log gap": exact}, wrong={"log gap": lost})
+    rate = np.log(gap).mean() - np.log(2 * w)
+    assert -52 < rate < -45  # (dim − 1) σ² T = 50 for infinitely many layers
+
+
+def test_the_gap_keeps_its_digits_at_minus_one():
+    """From an angle of 1e-6 to the antipode; the wrong twin has the coefficients of sum and difference exchanged."""
+    model = lf.StochasticTransformer(tokens=2, dim=3, beta=1.2, layers_per_unit_time=20)
+    start = np.array([[0.6, 0.8, 0.0], [-0.6, -0.8, 1e-6]])
+    found = lf.simulate(model, normalised(start), samples=SAMPLES, seed=1, horizon=20.0, record=[0.0, 20.0])
+    gap = found["gap"].values[:, :, 0]
+    np.testing.assert_allclose(gap[:, 0], 5e-13, rtol=1e-9)
+    exact, wrong = (np.log(5e-13) + f(model, 400, np.random.default_rng(3)) for f in (near_minus, near_plus))
+    assert_same_law({"log gap": np.log(gap[:, 1])}, {"log gap": exact}, wrong={"log gap": wrong})
+    lost = log_of(1 - np.abs(found["overlap"].values[:, 1, 0]))
+    assert stats.ks_2samp(lost, exact, method="asymp").pvalue < ALPHA
+    assert gap[:, 1].min() < 1e-30
+
+
+COLLAPSING = lf.StochasticTransformer(tokens=2, dim=6, beta=1.0, layers_per_unit_time=10)
+NEAR = np.array([[1.0, 0, 0, 0, 0, 0], [0.9, 0.19**0.5, 0, 0, 0, 0]])
+
+
+@cache
+def naive_gaps():
+    """log gaps after 80 naive layers, from differences too."""
+    return np.log(gaps_of(naive_chain(COLLAPSING, NEAR, 80, SAMPLES, seed=2))[:, 0])
+
+
+@pytest.mark.parametrize("method", ["overlap", "gram", "coordinates"])
+def test_all_methods_agree_on_gaps_far_below_rounding(method):
+    """Gaps about 1e-16, some below 1e-22, where 1 − |z| (the wrong twin) is zero or one rounding."""
+    found = lf.simulate(COLLAPSING, NEAR, samples=SAMPLES, seed=1, horizon=8.0, record=[8.0], method=method)
+    gap = found["gap"].values[:, 0, 0]
+    assert np.median(gap) < 1e-15
+    assert gap.min() < 1e-22
+    lost = log_of(1 - np.abs(found["overlap"].values[:, 0, 0]))
+    assert_same_law({"log gap": np.log(gap)}, {"log gap": naive_gaps()}, wrong={"log gap": lost})
+
+
+@pytest.mark.parametrize("method", ["overlap", "gram", "coordinates"])
+def test_overlap_and_gap_are_one_number(method):
+    """|z| + gap = 1 to rounding, and their sign is that of ⟨x, y⟩."""
+    model = lf.StochasticTransformer(tokens=2, dim=3, beta=2.0, layers_per_unit_time=10)
+    found = lf.simulate(model, samples=3000, seed=1, horizon=3.0, method=method)
+    z, gap = found["overlap"].values, found["gap"].values
+    assert np.abs(np.abs(z) + gap - 1).max() < 4 * E
+    assert gap.min() >= 0
+    assert gap.max() <= 1
+    assert z.min() < -0.9 < 0.9 < z.max()
+
+
+def test_gaps_and_overlaps_are_those_of_the_tokens():
+    """The same replicas kept as tokens and as overlaps."""
+    model = lf.StochasticTransformer(tokens=4, dim=3, beta=2.0, layers_per_unit_time=10, values="uniform")
+    run = {"samples": 50, "seed": 1, "horizon": 3.0}
+    x = lf.simulate(model, **run, keep="tokens")["tokens"].values
+    found = lf.simulate(model, **run)
+    assert np.abs(found["overlap"].values - overlaps_of(x)).max() < 1e-14
+    np.testing.assert_allclose(found["gap"].values, gaps_of(x), rtol=1e-12, atol=1e-30)
+    first, second = np.triu_indices(4, 1)
+    np.testing.assert_array_equal(found["first"], first)
+    np.testing.assert_array_equal(found["second"], second)
