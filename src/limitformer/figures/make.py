@@ -24,6 +24,14 @@ FIGURES = {
     "st-fig7": "[ST, Fig. 7] density of the covariance, SDE against network",
     "st-fig8": "[ST, Fig. 8] stopping time by residual strength and temperature",
     "text-fate": "correlations of a real text's tokens at a few depths, shaped against unshaped",
+    "ct-fig1": "[CT, Fig. 1] attention field on the circle, and its tangential part",
+    "ct-fig3": "[CT, Fig. 3] phase transition of two tokens, simulated against exact, and its bias at finite depth",
+    "ct-fig4": "[CT, Fig. 4] fate of two tokens by temperature and noise, simulated against exact",
+    "ct-fig6": "[CT, Fig. 6] antipodal pairs among several tokens, early against late",
+    "ct-fig7": "[CT, Fig. 7] clustering of 50 tokens in time",
+    "ct-fig8": "[CT, Fig. 8] clustering of two tokens in time, simulated against exact",
+    "ct-fig9": "[CT, Fig. 9] time to cluster, stochastic against deterministic",
+    "lifetimes": "mean lifetime of unequal antipodal clusters, exact against simulated",
 }
 SCALES = ("paper", "quick")
 

@@ -10,7 +10,8 @@ one layer leading from y to y′, then exp(r y) is a supermartingale until y ris
 
 This is a bound for the chain itself, at its finite L, not for its limit. Λ is computed by quadrature from the variables
 of the step (`pair`), at y_tol, at −∞ and between; the largest r is taken back by 2 % so that Λ stays clear of 1, and
-there is no stop where a quadrature of lower order does not confirm it, or where one layer moves the tokens far. At +1 the same holds for −y.
+there is no stop where a quadrature of lower order does not confirm it, or where one layer moves the tokens far. At +1
+the same holds for −y.
 """
 
 from functools import cache, reduce

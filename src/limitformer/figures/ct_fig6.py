@@ -1,0 +1,173 @@
+r"""[CT, Fig. 6]: antipodal pairs among more than two tokens.
+
+Share of trajectories with at least one antipodal pair at T = 500, over β = 0, 0.5, …, 8, for several N. Parameters of
+the caption: d = 4, 10,000 trajectories; L = 100 and the tolerance 10⁻³ are in the text. Which N it has is not in it.
+Other times are recorded on the way: what is there at T = 50 and gone at T = 500 was metastable, which is the fate of
+unequal clusters (`lifetimes`); an odd number of tokens has no other antipodal state. For N = 3 all are 2 + 1, and the
+share at T is predicted from that at t = 50 by the exact mean lifetime m: times exp(−(T − 50)/m).
+
+At the paper's size this takes an hour and a half on two cores: chains of more than two tokens do not stop early.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+
+from limitformer.figures.claims import Claim, Run
+from limitformer.figures.sphere import sequence, standard_error, tokens_chain
+from limitformer.limits.overlap import overlap
+from limitformer.models import StochasticTransformer
+from limitformer.outcomes import wilson
+from limitformer.plot import panels
+from limitformer.progress import tracked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The caption's parameters; `times` end at its horizon."""
+
+    tokens: tuple[int, ...] = (2, 3, 4, 5, 10, 20)
+    dim: int = 4
+    betas: tuple[float, ...] = tuple(np.linspace(0, 8, 17).tolist())
+    layers_per_unit_time: int = 100
+    times: tuple[float, ...] = (5.0, 20.0, 50.0, 500.0)
+    tolerance: float = 1e-3
+    samples: int = 10_000
+
+
+def paper() -> Config:
+    """The caption's parameters."""
+    return Config()
+
+
+def quick() -> Config:
+    """For tests."""
+    return Config(tokens=(2, 3, 4), betas=(0.0, 1.0, 2.0, 6.0), times=(5.0, 20.0, 200.0), samples=160)
+
+
+def model_of(config: Config, tokens: int, beta: float) -> StochasticTransformer:
+    """One cell."""
+    return StochasticTransformer(
+        tokens=tokens, dim=config.dim, beta=beta, layers_per_unit_time=config.layers_per_unit_time
+    )
+
+
+def compute(config: Config, run: Run) -> xr.Dataset:
+    """`probability`, `low`, `high` of an antipodal pair and `equal`, of two clusters alike (tokens, beta, time)."""
+    shape = (len(config.tokens), len(config.betas))
+    hits, equal = (np.empty((*shape, len(config.times))) for _ in range(2))
+    for row, column in tracked(list(np.ndindex(*shape)), "cells"):
+        model = model_of(config, config.tokens[row], config.betas[column])
+        samples = tokens_chain(model, config.times, config.samples, run, keep="outcome", tolerance=config.tolerance)
+        some = samples["antipodal_pairs"] > 0
+        alike = some & (samples["clusters"] == 2) & (2 * samples["largest_cluster"] == model.tokens)
+        hits[row, column], equal[row, column] = some.sum("sample"), alike.mean("sample")
+    low, high = wilson(hits, config.samples)
+    axes = ("tokens", "beta", "time")
+    two = [float(overlap(model_of(config, 2, beta)).antipodal_probability()) for beta in config.betas]
+    return xr.Dataset(
+        {
+            "probability": (axes, hits / config.samples),
+            "low": (axes, low),
+            "high": (axes, high),
+            "equal": (axes, equal),
+            "two": ("beta", two),
+            "lifetime": ("beta", [lifetime(config, beta) for beta in config.betas]),
+        },
+        coords={"tokens": list(config.tokens), "beta": list(config.betas), "time": list(config.times)},
+        attrs={"samples": config.samples},
+    )
+
+
+def lifetime(config: Config, beta: float) -> float:
+    """Exact mean lifetime of two tokens opposite a third."""
+    return overlap(model_of(config, 3, beta), clusters=(2, 1)).mean_hitting_time(0.9, start=-1.0)
+
+
+def claims(data: xr.Dataset) -> list[Claim]:
+    """Antipodal pairs for every N at large β; but where they live shorter than the run, unequal ones are gone."""
+    samples, last = int(data.attrs["samples"]), data["probability"].isel(time=-1)
+    horizon, early = float(data["time"][-1]), float(data["time"][-2])
+    largest = float(data["beta"][-1])
+    least = float(last.sel(beta=largest).min())
+    gone = data["beta"].values[(data["lifetime"] < horizon / 10).values]
+    odd = [int(n) for n in data["tokens"].values if n % 2]
+    found = [
+        Claim(f"least share with an antipodal pair at β = {largest:g}, any N: positive", least, least > 0),
+        Claim("largest share at β = 0", float(last.sel(beta=0.0).max()), bool(last.sel(beta=0.0).max() < 0.01)),
+    ]
+    if 2 in data["tokens"]:
+        difference = last.sel(tokens=2) - data["two"]
+        errors = difference / standard_error(data["two"], samples)
+        found.append(Claim("N = 2: largest |simulated − exact|", float(abs(difference).max())))
+        found.append(Claim("the same in standard errors", float(abs(errors).max())))
+    for n in odd:
+        rest = float(last.sel(tokens=n, beta=gone).max())
+        found.append(
+            Claim(
+                f"N = {n}: largest share where the mean lifetime of 2 + 1 is below T/10 (β ≤ {gone[-1]:g})",
+                rest,
+                rest < 0.05,
+            )
+        )
+        fall = data["probability"].sel(tokens=n, time=early) - last.sel(tokens=n)
+        at = float(fall["beta"][int(fall.values.argmax())])
+        both = data["probability"].isel(time=[-2, -1]).sel(tokens=n, beta=at)
+        noise = 2.5 * float(np.sqrt(both.sum() / samples))
+        found.append(
+            Claim(
+                f"N = {n}: largest fall of the share from t = {early:g} to {horizon:g}, at β = {at:g}",
+                float(fall.max()),
+                bool(fall.max() > noise),
+            )
+        )
+    if 3 in odd:
+        difference = abs(predicted(data) - last.sel(tokens=3))
+        noise = 4 * float(standard_error(0.25, samples))
+        holds = bool(difference.max() < 0.03 + noise)
+        found.append(
+            Claim("N = 3: largest |simulated − predicted by the exact lifetime|", float(difference.max()), holds)
+        )
+    for n in (int(n) for n in data["tokens"].values if n % 2 == 0 and n > 2):
+        share = (data["equal"].isel(time=-1) / last).sel(tokens=n, beta=gone)
+        found.append(
+            Claim(
+                f"N = {n}: of those pairs left at T, β ≤ {gone[-1]:g}, the share in equal clusters", float(share.mean())
+            )
+        )
+    return found
+
+
+def predicted(data: xr.Dataset) -> xr.DataArray:
+    """Share of three tokens with an antipodal pair at T, from the share before and the mean lifetime, (beta,)."""
+    early, last = (float(data["time"][k]) for k in (-2, -1))
+    before = data["probability"].sel(tokens=3, time=early)
+    return before * np.exp(-(last - early) / data["lifetime"].values)
+
+
+def draw(data: xr.Dataset) -> Figure:
+    """Even numbers of tokens, odd numbers; dashed before, solid at the end."""
+    figure, (left, right) = panels(2, width=5.0, height=4.0)
+    numbers = [int(n) for n in data["tokens"].values]
+    colours = dict(zip(numbers, sequence(len(numbers)), strict=True))
+    early, last = (data.isel(time=k) for k in (-2, -1))
+    for n, colour in colours.items():
+        axes = right if n % 2 else left
+        one = last.sel(tokens=n)
+        p = one["probability"].values
+        bars = np.abs(np.stack([p - one["low"].values, one["high"].values - p]))
+        axes.errorbar(
+            data.beta, p, bars, fmt="o-", markersize=4, linewidth=1.4, capsize=2, color=colour, label=f"N = {n}"
+        )
+        axes.plot(data.beta, early["probability"].sel(tokens=n), linestyle="--", linewidth=1.2, color=colour)
+    left.plot(data.beta, data["two"], color="black", linestyle=":", linewidth=1.2, label="N = 2, exact")
+    if 3 in numbers:
+        right.plot(data.beta, predicted(data), color="black", linestyle=":", linewidth=1.4, label="N = 3, predicted")
+    for axes, kind in ((left, "even"), (right, "odd")):
+        axes.plot([], [], color="gray", linestyle="--", label=f"dashed: at t = {float(early.time):g}")
+        axes.set(xlabel="inverse temperature β", ylabel="share with an antipodal pair", ylim=(-0.03, 1.03))
+        axes.set_title(f"{kind} number of tokens, solid: T = {float(last.time):g}", fontsize=10)
+        axes.legend(fontsize=8, loc="upper left")
+    return figure
