@@ -38,7 +38,7 @@ class SphereStart:
         return "uniform" if self.overlap is None else f"overlap {self.overlap!r}"
 
 
-def as_sphere_start(start: ArrayLike | SphereStart | None, model: SphereModel) -> SphereStart:
+def as_sphere_start(start: Any, model: SphereModel) -> SphereStart:
     """None: uniform on the sphere; a number: the overlap of two tokens; an array: the tokens themselves.
 
     Raises:
