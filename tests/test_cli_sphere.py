@@ -28,6 +28,7 @@ from limitformer.cli.phase import ROWS
 from limitformer.cli.sphere_options import LARGEST_COUNT, MOST_CELLS, MOST_VALUES, parse_counts, parse_grid
 from limitformer.errors import InputError
 from limitformer.phase import phase_diagram
+from processes import hear_interrupts
 
 SMALL = ("--layers", "20", "--horizon", "2", "--samples", "40", "--threads", "1")
 
@@ -50,7 +51,7 @@ def phase(run):
 def refused(run, tmp_path, monkeypatch):
     """Run what must be refused: exit code 2, one line on stderr, nothing on stdout, nothing written, no work done."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("limitformer.phase.simulate", lambda *_, **__: pytest.fail("work was done"))
+    monkeypatch.setattr("limitformer.sweep.describe.simulate", lambda *_, **__: pytest.fail("work was done"))
     monkeypatch.setattr(lf.OverlapDiffusion, "summary", lambda _: pytest.fail("work was done"))
 
     def check(*arguments, says):
@@ -543,7 +544,7 @@ def test_interruption_writes_nothing(phase, tmp_path, monkeypatch, error):
     def interrupted(*_, **__):
         raise raised
 
-    monkeypatch.setattr("limitformer.phase.simulate", interrupted)
+    monkeypatch.setattr("limitformer.sweep.describe.simulate", interrupted)
     result = phase("--out", tmp_path)
     assert (result.exit_code, result.stdout) == (130, "")
     assert result.stderr == "Interrupted; nothing was written.\n"
@@ -554,7 +555,8 @@ def spawn(*arguments):
     """The command line in a process of its own."""
     environment = {**os.environ, "COLUMNS": "160", "PYTHONIOENCODING": "utf-8"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
-    return subprocess.Popen([sys.executable, "-m", "limitformer", *map(str, arguments)], env=environment, **pipes)
+    command = [sys.executable, "-m", "limitformer", *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, preexec_fn=hear_interrupts, **pipes)
 
 
 def test_sigint_ends_a_long_diagram_in_one_line(tmp_path):

@@ -180,7 +180,7 @@ def test_parts_in_the_wrong_place_are_refused(changes, message):
 def test_the_defaults_that_choose_no_theorem():
     model = Transformer(width=12, depth=5, gamma=0.6, attention=ShapedAttention(tau0=1.5))
     assert (model.feedforward, model.norm, model.mask) == (None, None, None)
-    assert model.skip == model.lam == pytest.approx(0.8, rel=1e-15)
+    assert (model.skip, model.lam) == (pytest.approx(0.8, rel=1e-15), None)
     assert (SHAPED.interventions, SHAPED.heads, SHAPED.head_dim) == ((True, True, "shaped"), None, None)
     assert SoftmaxAttention().interventions == (False, False, "standard")
     assert SoftmaxAttention().tau0 == 1.0
@@ -277,7 +277,13 @@ def test_json_writes_every_field_out():
     record = json.loads(to_json(transformer(norm="pre")))
     assert set(record) == {"kind"} | {field.name for field in fields(Transformer)}
     assert record["norm"] == {"kind": "LayerNorm", "placement": "pre", "eps": 1e-5}
-    assert record["lam"] == pytest.approx(0.8)
+    assert record["lam"] is None
+
+
+def test_lam_follows_gamma_unless_it_is_given():
+    """A grid over γ must not keep the λ of the model it began with."""
+    assert replace(transformer(), gamma=0.8).skip == pytest.approx(0.6, rel=1e-15)
+    assert replace(transformer(lam=1.0), gamma=0.8).skip == 1.0
 
 
 def test_json_needs_only_what_has_no_default():

@@ -17,14 +17,20 @@ from limitformer.errors import InputError
 from limitformer.figures.phase import FINE, MOST_CURVES, draw
 from limitformer.models import from_json
 from limitformer.outcomes import OUTCOMES
-from limitformer.phase import cell_seed, cells_of, phase_diagram
+from limitformer.phase import phase_diagram
 from limitformer.plot import style
+from limitformer.sweep.describe import model_seed as cell_seed
+from limitformer.sweep.grid import cells
 
 BASE = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=20)
 HYBRID = lf.HybridTransformer(tokens=2, dim=4, beta=1.0, epsilon=1.2, layers_per_unit_time=20)
 TURNED = replace(BASE, query_key=(2 * np.eye(4), np.eye(4)))
 GRID = {"dim": [4, 6], "beta": [0.5, 1.0, 2.5]}
 VARIABLES = ("probability", "low", "high")
+
+
+def cells_of(base, over):
+    return [cell.model for cell in cells(base, over)]
 
 
 def diagram(base=BASE, over=GRID, **options):
@@ -39,7 +45,7 @@ def assert_same_bits(one, other):
 
 @pytest.fixture
 def no_work(monkeypatch):
-    monkeypatch.setattr("limitformer.phase.simulate", lambda *_, **__: pytest.fail("work was done"))
+    monkeypatch.setattr("limitformer.sweep.describe.simulate", lambda *_, **__: pytest.fail("work was done"))
 
 
 # The simulated numbers.
@@ -194,15 +200,15 @@ def test_attributes_tell_how_to_repeat_it(tmp_path):
         ({"attention": ["softmax", "none"]}, "Cell attention = none: attention must be one of "),
         ({"attention": ["unnormalized"], "beta": [1.0, 1e3]}, "Cell attention = unnormalized, beta = 1000.0: Unnorm"),
         ({"layers_per_unit_time": [20, 7]}, "Cell layers_per_unit_time = 7: horizon must be a whole number of layers"),
-        ({"width": [3]}, "StochasticTransformer has no field 'width'; it has tokens, dim, beta, "),
+        ({"width": [3]}, "StochasticTransformer has no field 'width'. It has tokens, dim, beta, "),
         ({"epsilon": [1.0]}, "StochasticTransformer has no field 'epsilon'"),
         ({"beta": []}, "The axis 'beta' has no value"),
         ({"beta": [1.0, 2.0, 1]}, "The values of 'beta' must differ; got 1.0, 2.0, 1."),
         ({"beta": 1.0}, "The axis 'beta' must be a list of values; got 1.0."),
         ({"attention": "softmax"}, "The axis 'attention' must be a list of values; got 'softmax'."),
         ({"beta": {1.0, 2.0}}, "The axis 'beta' must be a list of values; got {1.0, 2.0}."),
-        ({"query_key": [None, (np.eye(4), np.eye(4))]}, "The axis 'query_key' must be numbers or words; got NoneType,"),
-        ({}, "A phase diagram needs at least one field to vary; got none."),
+        ({"query_key": [None, (np.eye(4), np.eye(4))]}, "The axis 'query_key' must be numbers or words; got list."),
+        ({}, "A grid needs at least one field to vary; got none."),
     ],
     ids=str,
 )

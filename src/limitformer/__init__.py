@@ -33,6 +33,11 @@ from limitformer.results import correlation as correlation
 from limitformer.results import load as load
 from limitformer.results import package_version
 from limitformer.results import save as save
+from limitformer.sweep import Sweep as Sweep
+from limitformer.sweep import compute_sweep as compute_sweep
+from limitformer.sweep import load_sweep as load_sweep
+from limitformer.sweep import read_sweep as read_sweep
+from limitformer.sweep import run_sweep as run_sweep
 
 __version__ = package_version()
 

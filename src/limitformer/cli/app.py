@@ -13,6 +13,7 @@ from limitformer.cli.overlap import overlap
 from limitformer.cli.phase import phase
 from limitformer.cli.report import BAD_INPUT, say_error
 from limitformer.cli.simulate import simulate
+from limitformer.cli.sweep import sweep
 
 # Typer re-exports its subclass alone, and where the class itself lives depends on the version.
 UsageError: Any = typer.BadParameter.__base__
@@ -61,6 +62,7 @@ app.command()(figure)
 app.command()(simulate)
 app.command()(phase)
 app.command()(overlap)
+app.add_typer(sweep, name="sweep")
 
 
 def show_version(asked: bool) -> None:

@@ -1,6 +1,7 @@
 """What a figure is made with, and what it says: numbers, and whether the paper's statement holds for them."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -15,10 +16,11 @@ from limitformer.results import correlation
 
 
 class Run(NamedTuple):
-    """Seed of all simulations, and threads (None: all cores)."""
+    """Seed of all simulations, threads (None: all cores), and a folder in which interrupted grids wait (None: none)."""
 
     seed: int
     threads: int | None
+    stores: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ simulated − exact, at L = 100 and at L = 1000. Right: its mean over some cells
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import xarray as xr
@@ -17,6 +18,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from limitformer.figures.claims import Claim, Run
+from limitformer.figures.grids import resumable
 from limitformer.figures.sphere import exact_shares, sequence, standard_error, text_of
 from limitformer.limits.overlap import overlap
 from limitformer.models import StochasticTransformer
@@ -70,16 +72,21 @@ def pair(dim: int, beta: float, layers: int) -> StochasticTransformer:
 
 def grid(config: Config, dims: tuple[int, ...], betas: tuple[float, ...], layers: int, run: Run) -> xr.Dataset:
     """The phase diagram."""
-    return phase_diagram(
-        pair(dims[0], betas[0], layers),
-        {"dim": dims, "beta": betas},
-        horizon=config.horizon,
-        samples=config.samples,
-        seed=run.seed,
-        tolerance=config.tolerance,
-        early_stop=config.early_stop,
-        threads=run.threads,
-    )
+
+    def diagram(store: Path | None) -> xr.Dataset:
+        return phase_diagram(
+            pair(dims[0], betas[0], layers),
+            {"dim": dims, "beta": betas},
+            horizon=config.horizon,
+            samples=config.samples,
+            seed=run.seed,
+            tolerance=config.tolerance,
+            early_stop=config.early_stop,
+            threads=run.threads,
+            store=store,
+        )
+
+    return resumable(diagram, run, f"layers-{layers}")
 
 
 def compute(config: Config, run: Run) -> xr.Dataset:

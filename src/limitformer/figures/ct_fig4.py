@@ -19,6 +19,7 @@ negative. As L → ∞ this is Prop. 1; but once ε e^β is of the order of √L
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +29,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from limitformer.figures.claims import Claim, Run
+from limitformer.figures.grids import resumable
 from limitformer.figures.sphere import TO_ANTIPODAL, TO_SINGLE, standard_error
 from limitformer.models import HybridTransformer
 from limitformer.outcomes import OUTCOMES
@@ -83,7 +85,20 @@ def compute(config: Config, run: Run) -> xr.Dataset:
             layers_per_unit_time=config.layers_per_unit_time,
             attention=attention,  # type: ignore[arg-type]
         )
-        part = phase_diagram(
+        part = diagram(base, horizon, config, run)
+        minus, plus = exponents(attention, part["beta"], part["epsilon"], config.layers_per_unit_time)
+        parts.append(part.assign(minus=minus, plus=plus))
+    data = xr.concat(
+        parts, xr.DataArray(list(horizons), dims="attention", name="attention"), combine_attrs="drop_conflicts"
+    )
+    return data.assign_attrs(layers=config.layers_per_unit_time, horizons=list(horizons.values()))
+
+
+def diagram(base: HybridTransformer, horizon: float, config: Config, run: Run) -> xr.Dataset:
+    """The phase diagram with one form of attention."""
+
+    def compute_in(store: Path | None) -> xr.Dataset:
+        return phase_diagram(
             base,
             {"epsilon": config.epsilons, "beta": config.betas},
             horizon=horizon,
@@ -91,13 +106,10 @@ def compute(config: Config, run: Run) -> xr.Dataset:
             seed=run.seed,
             tolerance=config.tolerance,
             threads=run.threads,
+            store=store,
         )
-        minus, plus = exponents(attention, part["beta"], part["epsilon"], config.layers_per_unit_time)
-        parts.append(part.assign(minus=minus, plus=plus))
-    data = xr.concat(
-        parts, xr.DataArray(list(horizons), dims="attention", name="attention"), combine_attrs="drop_conflicts"
-    )
-    return data.assign_attrs(layers=config.layers_per_unit_time, horizons=list(horizons.values()))
+
+    return resumable(compute_in, run, base.attention)
 
 
 def exponents(attention: str, beta: Any, epsilon: Any, layers: int) -> tuple[Any, Any]:

@@ -16,12 +16,12 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from limitformer.figures.claims import Claim, Run
-from limitformer.figures.sphere import sequence, standard_error, tokens_chain
+from limitformer.figures.grids import on_grid
+from limitformer.figures.sphere import sequence, standard_error
 from limitformer.limits.overlap import overlap
 from limitformer.models import StochasticTransformer
-from limitformer.outcomes import wilson
 from limitformer.plot import panels
-from limitformer.progress import tracked
+from limitformer.sweep import Sweep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,28 +56,22 @@ def model_of(config: Config, tokens: int, beta: float) -> StochasticTransformer:
 
 def compute(config: Config, run: Run) -> xr.Dataset:
     """`probability`, `low`, `high` of an antipodal pair and `equal`, of two clusters alike (tokens, beta, time)."""
-    shape = (len(config.tokens), len(config.betas))
-    hits, equal = (np.empty((*shape, len(config.times))) for _ in range(2))
-    for row, column in tracked(list(np.ndindex(*shape)), "cells"):
-        model = model_of(config, config.tokens[row], config.betas[column])
-        samples = tokens_chain(model, config.times, config.samples, run, keep="outcome", tolerance=config.tolerance)
-        some = samples["antipodal_pairs"] > 0
-        alike = some & (samples["clusters"] == 2) & (2 * samples["largest_cluster"] == model.tokens)
-        hits[row, column], equal[row, column] = some.sum("sample"), alike.mean("sample")
-    low, high = wilson(hits, config.samples)
-    axes = ("tokens", "beta", "time")
+    settings = {
+        "samples": config.samples,
+        "seed": run.seed,
+        "horizon": config.times[-1],
+        "record": config.times,
+        "tolerance": config.tolerance,
+    }
+    over = {"tokens": config.tokens, "beta": config.betas}
+    sweep = Sweep(model_of(config, 2, 1.0), over=over, simulate=settings, reduce={"outcomes": True})
+    found = on_grid(sweep, run, "grid").rename(point="time")
+    some = found.sel(outcome="antipodal pair", drop=True)
     two = [float(overlap(model_of(config, 2, beta)).antipodal_probability()) for beta in config.betas]
-    return xr.Dataset(
-        {
-            "probability": (axes, hits / config.samples),
-            "low": (axes, low),
-            "high": (axes, high),
-            "equal": (axes, equal),
-            "two": ("beta", two),
-            "lifetime": ("beta", [lifetime(config, beta) for beta in config.betas]),
-        },
-        coords={"tokens": list(config.tokens), "beta": list(config.betas), "time": list(config.times)},
-        attrs={"samples": config.samples},
+    return (
+        some[["probability", "low", "high", "equal"]]
+        .assign(two=("beta", two), lifetime=("beta", [lifetime(config, beta) for beta in config.betas]))
+        .assign_attrs(samples=config.samples)
     )
 
 

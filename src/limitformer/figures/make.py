@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import time
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -51,6 +52,8 @@ def make(
 ) -> Made:
     """Make the figure `name` at `scale` ("paper" or "quick") and write NAME.png, NAME.nc and NAME.json into `out`.
 
+    A figure of a grid that is interrupted leaves `.NAME.sweeps` there, and goes on from it when it is made again.
+
     Raises:
         InputError: an unknown figure or scale, or a folder that cannot be written, before any work is done.
     """
@@ -61,7 +64,8 @@ def make(
     module = import_module(f"limitformer.figures.{name.replace('-', '_')}")
     began = time.perf_counter()
     config = getattr(module, scale)()
-    data = module.compute(config, Run(seed=seed, threads=threads))
+    stores = folder / f".{name}.sweeps"
+    data = module.compute(config, Run(seed=seed, threads=threads, stores=stores))
     data.attrs |= {
         "figure": name,
         "scale": scale,
@@ -71,6 +75,7 @@ def make(
     }
     claims = module.claims(data)
     paths = write(name, folder, module, data, claims)
+    shutil.rmtree(stores, ignore_errors=True)
     return Made(data, claims, paths, time.perf_counter() - began)
 
 

@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from limitformer.models import from_json
-from limitformer.phase import cells_of, exact_probability
+from limitformer.phase import exact_probability
 from limitformer.plot import PALETTE, panels
+from limitformer.sweep.grid import cells
 
 LABELS = {
     "beta": "inverse temperature β",
@@ -79,7 +80,7 @@ def draw_curve(
     fine = np.linspace(x.min(), x.max(), FINE) if along in CONTINUOUS and x.size > 1 else x
     base = from_json(one.attrs["base"])
     grid = {name: [value] for name, value in fixed.items()} | {along: fine.tolist()}
-    panel.plot(fine, [exact_probability(model) for model in cells_of(base, grid)], color=color)
+    panel.plot(fine, [exact_probability(cell.model) for cell in cells(base, grid)], color=color)
 
 
 def draw_map(panel: Axes, data: xr.Dataset, along: str, up: str) -> None:

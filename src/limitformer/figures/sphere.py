@@ -13,7 +13,7 @@ from limitformer.engine import simulate
 from limitformer.figures.claims import Run
 from limitformer.limits.overlap import overlap
 from limitformer.models import HybridTransformer, StochasticTransformer
-from limitformer.phase import cell_seed
+from limitformer.sweep.describe import model_seed
 
 SphereKind = StochasticTransformer | HybridTransformer
 
@@ -30,7 +30,7 @@ def tokens_chain(model: SphereKind, times: ArrayLike, samples: int, run: Run, **
         model,
         options.pop("start", None),
         samples=samples,
-        seed=cell_seed(run.seed, model),
+        seed=model_seed(run.seed, model),
         threads=run.threads,
         record=record.tolist(),
         horizon=float(record[-1]),

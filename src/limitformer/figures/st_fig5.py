@@ -12,9 +12,8 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from limitformer.figures.claims import Claim, Run
-from limitformer.figures.stopping import LARGEST, Adversarial, spectrum, stopping_time
+from limitformer.figures.stopping import LARGEST, Adversarial, spectrum, stopping_times
 from limitformer.plot import PALETTE, PURPLE, panels
-from limitformer.progress import tracked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +39,12 @@ def quick() -> Config:
 def compute(config: Config, run: Run) -> xr.Dataset:
     """`stopping_time` and `pair` (gamma, sample), and the `largest` eigenvalue (shown, trajectory, depth)."""
     pair = replace(config, tokens=2)
-
-    def times(of: Config) -> np.ndarray:
-        return np.stack([stopping_time(spectrum(of, g, of.tau0, run), of.width) for g in tracked(of.gammas, "γ")])
-
+    over = {"gamma": config.gammas}
     largest = [spectrum(config, gamma, config.tau0, run)[: config.trajectories, :, -1] for gamma in config.shown]
     return xr.Dataset(
         {
-            "stopping_time": (("gamma", "sample"), times(config)),
-            "pair": (("gamma", "sample"), times(pair)),
+            "stopping_time": (("gamma", "sample"), stopping_times(config, config.tau0, over, run, "several").values),
+            "pair": (("gamma", "sample"), stopping_times(pair, config.tau0, over, run, "pair").values),
             "largest": (("shown", "trajectory", "depth"), np.stack(largest)),
         },
         coords={"gamma": list(config.gammas), "shown": list(config.shown)},

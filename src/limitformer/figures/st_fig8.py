@@ -11,9 +11,8 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from limitformer.figures.claims import Claim, Run
-from limitformer.figures.stopping import Adversarial, spectrum, stopping_time
+from limitformer.figures.stopping import Adversarial, stopping_times
 from limitformer.plot import panels
-from limitformer.progress import tracked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,17 +35,9 @@ def quick() -> Config:
 
 def compute(config: Config, run: Run) -> xr.Dataset:
     """`median` (tau0, gamma) of the stopping time."""
-
-    def median(gamma: float, tau0: float) -> float:
-        return float(np.median(stopping_time(spectrum(config, gamma, tau0, run), config.width)))
-
-    grid = [
-        [median(gamma, tau0) for gamma in config.gammas] for tau0 in tracked(config.temperatures, "rows of the map")
-    ]
-    return xr.Dataset(
-        {"median": (("tau0", "gamma"), np.array(grid))},
-        coords={"tau0": list(config.temperatures), "gamma": list(config.gammas)},
-    )
+    over = {"attention.tau0": config.temperatures, "gamma": config.gammas}
+    times = stopping_times(config, config.temperatures[0], over, run, "map").rename({"attention.tau0": "tau0"})
+    return xr.Dataset({"median": times.median("sample")})
 
 
 def claims(data: xr.Dataset) -> list[Claim]:

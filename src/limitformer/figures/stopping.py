@@ -6,13 +6,17 @@ Two tokens are an exception: once they are parallel, attention has nothing left 
 before the instability, so their median t* rises again. From three tokens on it falls with γ, as the paper says.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.figures.claims import Run, chain
+from limitformer.figures.grids import on_grid
 from limitformer.models import ShapedAttention, Transformer, equicorrelated
+from limitformer.sweep import Sweep
 
 LARGEST, SMALLEST = 1e4, 1e-4
 
@@ -29,15 +33,29 @@ class Adversarial:
     samples: int = 100
 
 
+def network(config: Adversarial, gamma: float, tau0: float) -> Transformer:
+    """The attention network."""
+    return Transformer(width=config.width, depth=config.depth, gamma=gamma, attention=ShapedAttention(tau0=tau0))
+
+
 def spectrum(config: Adversarial, gamma: float, tau0: float, run: Run) -> NDArray[np.float64]:
     """Eigenvalues of V, ascending, in every layer of the attention network: (sample, depth, token)."""
     start = equicorrelated(tokens=config.tokens, correlation=config.correlation, variance=config.variance)
-    model = Transformer(width=config.width, depth=config.depth, gamma=gamma, attention=ShapedAttention(tau0=tau0))
-    return np.linalg.eigvalsh(chain(model, start, config.samples, run)["covariance"].values)
+    samples = chain(network(config, gamma, tau0), start, config.samples, run)
+    return np.linalg.eigvalsh(samples["covariance"].values)
 
 
-def stopping_time(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
-    """t* (sample,) from the eigenvalues (sample, depth, token) at layers 0, 1, …, d."""
-    outside = (values[..., -1] > LARGEST) | (values[..., 0] < SMALLEST)
-    layer = np.where(outside.any(1), outside.argmax(1), outside.shape[1] - 1)
-    return layer / width
+def stopping_times(
+    config: Adversarial, tau0: float, over: Mapping[str, Sequence[float]], run: Run, name: str
+) -> xr.DataArray:
+    """t* of every sample of every cell; all cells have the run's seed, so that neighbours differ by little noise."""
+    settings = {
+        "samples": config.samples,
+        "seed": run.seed,
+        "common_seed": True,
+        "record": "all",
+        "start": {"tokens": config.tokens, "correlation": config.correlation, "variance": config.variance},
+    }
+    ends = {"largest": LARGEST, "smallest": SMALLEST}
+    sweep = Sweep(network(config, 0.5, tau0), over=over, simulate=settings, reduce={"stopping_times": ends})
+    return on_grid(sweep, run, name)["stopping_time"]

@@ -53,7 +53,7 @@ class Transformer:
         self._check_parts()
         if isinstance(self.norm, str):
             keep(self, norm=LayerNorm(placement=self.norm))
-        keep(self, lam=sqrt(1 - self.gamma**2) if self.lam is None else require_real("lam", self.lam))
+        keep(self, lam=None if self.lam is None else require_real("lam", self.lam))
         require(self.skip >= 0, f"lam must be at least 0; got {self.lam}.")
 
     def _check_parts(self) -> None:
@@ -75,8 +75,7 @@ class Transformer:
     @property
     def skip(self) -> float:
         """λ as a number."""
-        assert self.lam is not None
-        return self.lam
+        return sqrt(1 - self.gamma**2) if self.lam is None else self.lam
 
     @property
     def normalisation(self) -> Norm | None:

@@ -1,0 +1,270 @@
+r"""`Sweep`: what is simulated on a grid, and what is kept of each cell.
+
+A cell's seed is made from the sweep's seed and the cell's own model and start, so that a cell gives the same bits
+whatever the grid around it, who computes it, and when.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from limitformer.engine import process_of, simulate
+from limitformer.errors import InputError, keep, require, require_count
+from limitformer.limits import CovarianceLimit, TokenLimit, limit
+from limitformer.models import SphereModel, Transformer, equicorrelated, to_json
+from limitformer.sweep.grid import SEED, START, Cell, cells, name_of
+from limitformer.sweep.reduce import Reduced, Work, checked_keep, reduced
+
+OWN_SETTINGS = ("samples", "seed", "start", "record", "as", "common_seed")
+START_FIELDS = ("tokens", "correlation", "variance")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """`simulate` of a sweep, filled in.
+
+    Attributes:
+        samples: of a cell.
+        seed: of the whole sweep.
+        start: None for the model's own; a number, a matrix, or {tokens, correlation, variance}, as `simulate` takes
+            them.
+        record: "last", "all", or a list of layers or times.
+        described: "chain" or "limit".
+        common_seed: whether all cells use the seed itself, so that differences between cells are less noisy.
+        options: all others, for `simulate`.
+    """
+
+    samples: int
+    seed: int = 0
+    start: Any = None
+    record: Any = "last"
+    described: str = "chain"
+    common_seed: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def settings_of(given: Mapping[str, Any]) -> Settings:
+    """`given`, checked as far as it does not depend on the cell."""
+    require("samples" in given, "A sweep needs samples: how many in each cell.")
+    described = given.get("as", "chain")
+    require(described in ("chain", "limit"), f'"as" must be "chain" or "limit"; got {described!r}.')
+    record = given.get("record", "last")
+    good = record in ("last", "all") if isinstance(record, str) else isinstance(record, Sequence | np.ndarray)
+    require(good, f'record must be "last", "all" or a list; got {record!r}.')
+    seed = checked_seed(given.get("seed", 0))
+    reserved = sorted({"threads", "chunk", "progress", "keep"} & set(given))
+    require(not reserved, f"A sweep chooses {', '.join(reserved)} by itself; leave it out.")
+    return Settings(
+        samples=require_count("samples", given["samples"]),
+        seed=seed,
+        start=plain(given.get("start")),
+        record=record if isinstance(record, str) else plain(record),
+        described=described,
+        common_seed=bool(given.get("common_seed", False)),
+        options={name: plain(value) for name, value in given.items() if name not in OWN_SETTINGS},
+    )
+
+
+def checked_seed(seed: Any) -> int:
+    """`seed` as a plain int."""
+    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+    require(whole and 0 <= seed < 2**63, f"seed must be a whole number from 0 to 2**63 - 1; got {seed!r}.")
+    return int(seed)
+
+
+def plain(value: Any) -> Any:
+    """`value` as what JSON has."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    return [plain(inner) for inner in value] if isinstance(value, list | tuple | range) else value
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A grid of simulations.
+
+    Args:
+        base: the model whose fields are varied.
+        over: values of each field; dotted names for fields of parts (`attention.tau0`), `seed`, and `start.…`.
+        simulate: what `simulate` takes (`samples` is needed), `as` = "limit" for the SDE, `common_seed`.
+        reduce: what to keep of each cell (`sweep.reduce`): samples, moments, quantiles, outcomes, stopping_times, ks.
+
+    Raises:
+        InputError: what some cell could not be run with, before the first one runs; the message names the cell.
+
+    >>> import limitformer as lf
+    >>> base = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=10)
+    >>> sweep = lf.Sweep(base, over={"beta": [0.0, 1.0]}, simulate={"samples": 8, "horizon": 1.0})
+    >>> sweep.shape
+    (2,)
+    """
+
+    base: Any
+    over: Mapping[str, Sequence[Any]]
+    simulate: Mapping[str, Any]
+    reduce: Mapping[str, Any] = field(default_factory=lambda: {"moments": True})
+    settings: Settings = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        require(
+            isinstance(self.base, Transformer | SphereModel),
+            f"A sweep needs a model; got {type(self.base).__name__}.",
+        )
+        over = {str(name): plain(list(values)) if is_list(values) else values for name, values in self.over.items()}
+        keep(self, over=over, reduce=checked_keep(self.reduce), settings=settings_of(self.simulate))
+        check_cells(self)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Values on each axis."""
+        return tuple(len(values) for values in self.over.values())
+
+    def cells(self) -> Iterator[Cell]:
+        """All cells, the last axis fastest."""
+        return cells(self.base, self.over)
+
+    def cell(self, index: tuple[int, ...]) -> Cell:
+        """The one at `index`."""
+        chosen = {name: [values[k]] for (name, values), k in zip(self.over.items(), index, strict=True)}
+        found = next(cells(self.base, chosen))
+        return Cell(index, found.model, found.changes)
+
+    def record(self) -> dict[str, Any]:
+        """All that decides about the numbers, for JSON."""
+        settings = self.settings
+        return {
+            "base": json.loads(to_json(self.base)),
+            "over": dict(self.over),
+            "simulate": {
+                "samples": settings.samples,
+                "seed": settings.seed,
+                "start": settings.start,
+                "record": settings.record,
+                "as": settings.described,
+                "common_seed": settings.common_seed,
+                **settings.options,
+            },
+            "keep": {name: options or True for name, options in self.reduce.items()},
+        }
+
+
+def is_list(values: Any) -> bool:
+    """Whether an axis can be a list."""
+    return isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
+
+
+def start_of(sweep: Sweep, cell: Cell) -> Any:
+    """The start of a cell, as `simulate` takes it."""
+    own = {name.removeprefix(START): value for name, value in cell.changes.items() if name.startswith(START)}
+    start = sweep.settings.start
+    if not own and not isinstance(start, Mapping):
+        return start
+    merged = {**(start or {}), **own}
+    if isinstance(sweep.base, SphereModel):
+        require(set(merged) == {"overlap"}, f"A start on the sphere has the field overlap; got {', '.join(merged)}.")
+        return merged["overlap"]
+    strange = sorted(set(merged) - set(START_FIELDS))
+    require(not strange, f"A start has no field {', '.join(strange)}; it has {', '.join(START_FIELDS)}.")
+    return equicorrelated(**{"tokens": 2, "correlation": 0.0, **merged})
+
+
+def seed_of(sweep: Sweep, cell: Cell) -> int:
+    """63 bits for one cell."""
+    seed = checked_seed(cell.changes.get(SEED, sweep.settings.seed))
+    if sweep.settings.common_seed:
+        return seed
+    own = {name: value for name, value in cell.changes.items() if name != SEED}
+    start = json.dumps([sweep.settings.start, own]) if own or sweep.settings.start is not None else ""
+    return model_seed(seed, cell.model, start)
+
+
+def model_seed(seed: int, model: Any, start: str = "") -> int:
+    """63 bits that belong to a model and a start: the same wherever they are on a grid, others for other models."""
+    text = f"{seed} {to_json(model)} {start}".rstrip()
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+
+
+def described_model(sweep: Sweep, cell: Cell) -> Any:
+    """The model, or its limit."""
+    return limit(cell.model) if sweep.settings.described == "limit" else cell.model
+
+
+def options_of(sweep: Sweep, model: Any) -> dict[str, Any]:
+    """For `simulate` of this model: the given options, what to record, and what to keep."""
+    options, record = dict(sweep.settings.options), sweep.settings.record
+    if record == "last":
+        options["record"] = [last_point(model, options)]
+    elif record != "all":
+        options["record"] = record
+    counted = set(sweep.reduce) == {"outcomes"}
+    if isinstance(model, SphereModel | TokenLimit):
+        options["keep"] = "outcome" if counted else "overlap"
+    return options
+
+
+def last_point(model: Any, options: Mapping[str, Any]) -> float:
+    """The last layer, or the horizon."""
+    if isinstance(model, Transformer):
+        return model.depth
+    if isinstance(model, CovarianceLimit):
+        return model.horizon
+    require("horizon" in options, "A model on the sphere needs a horizon: how many units of time.")
+    return options["horizon"]
+
+
+def check_cells(sweep: Sweep) -> None:
+    """Raise `InputError` if some cell could not be run, or would not have the shape of the others."""
+    first: tuple[int, int] | None = None
+    for cell in sweep.cells():
+        try:
+            shape = shape_of(sweep, cell)
+        except InputError as error:
+            raise InputError(f"Cell {where(sweep, cell)}: {error}") from error
+        first = first or shape
+        same = shape[0] == first[0] and (shape[1] == first[1] or "samples" not in sweep.reduce)
+        require(
+            same,
+            f"Cell {where(sweep, cell)} has {shape[0]} points of {shape[1]} tokens, and the first cell {first[0]} of "
+            f'{first[1]}: they do not fit one array. Nearest: record="last", and reductions instead of samples.',
+        )
+
+
+def shape_of(sweep: Sweep, cell: Cell) -> tuple[int, int]:
+    """(points, tokens) of a cell, whose process is made but not run."""
+    model = described_model(sweep, cell)
+    checked_seed(cell.changes.get(SEED, 0))
+    options = options_of(sweep, model)
+    options.setdefault("record", None)
+    record = options.pop("record")
+    process = process_of(model, start_of(sweep, cell), record, options)
+    tokens = cell.model.tokens if isinstance(cell.model, SphereModel) else process.start.tokens  # type: ignore[attr-defined]
+    return len(process.points), tokens  # type: ignore[attr-defined]
+
+
+def where(sweep: Sweep, cell: Cell) -> str:
+    """A cell, for messages."""
+    return name_of({name: values[k] for (name, values), k in zip(sweep.over.items(), cell.index, strict=True)})
+
+
+def compute(sweep: Sweep, cell: Cell, *, samples: int | None = None, threads: int | None = 1) -> dict[str, Reduced]:
+    """What is kept of a cell; with fewer samples, for its shapes."""
+    model, start = described_model(sweep, cell), start_of(sweep, cell)
+    count = sweep.settings.samples if samples is None else samples
+    settings = {"samples": count, "seed": seed_of(sweep, cell), "threads": threads, **options_of(sweep, model)}
+    found: xr.Dataset = simulate(model, start, progress=False, **settings)
+    own = {name: value for name, value in settings.items() if name != "record"}
+    return reduced(Work(model, start, own, found), sweep.reduce)
+
+
+def points_of(sweep: Sweep) -> NDArray[np.float64] | None:
+    """What the points are, if they are the same in all cells."""
+    last = sweep.settings.record == "last"
+    return None if last or sweep.settings.record == "all" else np.asarray(sweep.settings.record, np.float64)

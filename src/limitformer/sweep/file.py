@@ -1,0 +1,110 @@
+"""A sweep from a TOML file.
+
+[model]                      # any model and its parts, as `to_json` writes them
+kind = "StochasticTransformer"
+tokens = 2
+dim = 4
+beta = 1.0
+layers_per_unit_time = 100
+[over]                       # lists, ranges with their ends, or so many values in logarithmic steps
+dim = [4, 6, 8]
+beta = { start = 0.0, stop = 2.0, step = 0.25 }
+[simulate]                   # what `simulate` takes
+samples = 2000
+horizon = 20.0
+seed = 0
+[keep]                       # see `sweep.reduce`
+outcomes = true
+"""
+
+import tomllib
+from collections.abc import Mapping
+from math import floor, isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from limitformer.errors import InputError, require
+from limitformer.models.serial import from_record
+from limitformer.sweep.describe import Sweep
+from limitformer.sweep.grid import unknown_field
+
+SECTIONS = ("model", "over", "simulate", "keep")
+MOST_VALUES = 1_000_000
+
+
+def read_sweep(path: str | Path) -> Sweep:
+    """The sweep that a TOML file describes.
+
+    Raises:
+        InputError: a file that cannot be read, is not TOML, or describes no sweep that could run.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            record = tomllib.load(file)
+    except OSError as error:
+        raise InputError(f"Cannot read {path}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}.") from error
+    try:
+        return sweep_of(record)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def sweep_of(record: Mapping[str, Any]) -> Sweep:
+    """The sweep that a file's tables describe."""
+    for name in record:
+        require(name in SECTIONS, unknown_field("A sweep's file", name, list(SECTIONS)))
+    for name in ("model", "over", "simulate"):
+        require(isinstance(record.get(name), dict), f"A sweep's file needs the table [{name}].")
+    keep = record.get("keep", {"moments": True})
+    require(isinstance(keep, dict), f"[keep] must be a table; got {keep!r}.")
+    over = {name: values_of(name, values) for name, values in dotted(record["over"]).items()}
+    return Sweep(from_record(record["model"]), over=over, simulate=record["simulate"], reduce=keep)
+
+
+def dotted(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """TOML reads `attention.tau0 = …` as a table in a table; back to dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, dict) and "start" not in value:
+            found |= dotted(value, f"{before}{name}.")
+        else:
+            found[before + name] = value
+    return found
+
+
+def values_of(name: str, given: Any) -> list[Any]:
+    """A list as it is, or the values of {start, stop, step} or {start, stop, count, scale}."""
+    if isinstance(given, list):
+        return given
+    what = "a list, {start, stop, step}, or {start, stop, count, scale} with scale linear or log"
+    require(isinstance(given, dict), f"The axis {name!r} must be {what}; got {given!r}.")
+    keys = set(given)
+    steps, counted = keys == {"start", "stop", "step"}, keys - {"scale"} == {"start", "stop", "count"}
+    require(steps or counted, f"The axis {name!r} must be {what}; got {', '.join(given)}.")
+    numbers = [given[key] for key in keys - {"scale"}]
+    real = all(isinstance(number, int | float) and isfinite(number) for number in numbers)
+    require(real, f"The axis {name!r} must have finite numbers; got {given!r}.")
+    return stepped(name, **given) if steps else counted_values(name, **given)
+
+
+def stepped(name: str, start: float, stop: float, step: float) -> list[Any]:
+    """Start, start + step, … up to stop, which is one of them if it can be; whole numbers stay whole."""
+    require(step > 0, f"The axis {name!r} needs a positive step; got {step}.")
+    count = floor((stop - start) / step + 1e-9) + 1
+    require(count <= MOST_VALUES, f"The axis {name!r} has {count:,} values; at most {MOST_VALUES:,} are taken.")
+    whole = all(isinstance(number, int) for number in (start, step))
+    values = [start + k * step for k in range(count)]
+    return values if whole else [round(value, 12) for value in values]
+
+
+def counted_values(name: str, start: float, stop: float, count: int, scale: str = "linear") -> list[float]:
+    """So many values from start to stop, in equal steps or in equal ratios."""
+    require(isinstance(count, int) and 0 < count <= MOST_VALUES, f"The axis {name!r} needs a count; got {count!r}.")
+    require(scale in ("linear", "log"), f"The scale of {name!r} must be linear or log; got {scale!r}.")
+    require(scale == "linear" or (start > 0 and stop > 0), f"The axis {name!r} needs positive ends for scale log.")
+    values = np.linspace(start, stop, count) if scale == "linear" else np.geomspace(start, stop, count)
+    return [round(float(value), 12) for value in values]

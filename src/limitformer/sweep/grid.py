@@ -1,0 +1,128 @@
+"""Grids of models: any field of a model or of its parts, set to each of its values.
+
+Parts are named with dots, such as `attention.tau0`. The same cells in the same order for everybody: the last field
+runs fastest.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from difflib import get_close_matches
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from limitformer.errors import InputError, require
+
+SEED, START = "seed", "start."  # axes that are no fields of the model
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of a grid.
+
+    Attributes:
+        index: its place on every axis.
+        model: the model there.
+        changes: what else changes: "seed" and fields of the start, such as "start.correlation".
+    """
+
+    index: tuple[int, ...]
+    model: Any
+    changes: dict[str, Any]
+
+
+def set_fields(part: Any, changes: Mapping[str, Any]) -> Any:
+    """`part` with these fields set, dotted names for fields of its parts, all at once.
+
+    Raises:
+        InputError: an unknown field (with the nearest names), a part that is absent, or a value that is refused.
+
+    >>> import limitformer as lf
+    >>> net = lf.Transformer(width=8, depth=8, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))
+    >>> set_fields(net, {"gamma": 0.1, "attention.tau0": 2.0}).attention.tau0
+    2.0
+    """
+    kind, known = type(part).__name__, [field.name for field in fields(part)]
+    own: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        first, _, rest = name.partition(".")
+        require(first in known, unknown_field(kind, first, known))
+        if rest:
+            inner.setdefault(first, {})[rest] = value
+        else:
+            own[first] = value
+    for first, deeper in inner.items():
+        present = is_dataclass(getattr(part, first))
+        require(present, f"{kind} has no part {first!r} to set {', '.join(deeper)} of; it is {getattr(part, first)!r}.")
+        own[first] = set_fields(getattr(part, first), deeper)
+    return replace(part, **own)
+
+
+def unknown_field(kind: str, name: str, known: list[str]) -> str:
+    """What is said of a field that does not exist."""
+    near = get_close_matches(name, known)
+    hint = f"Nearest: {', '.join(near)}." if near else f"It has {', '.join(known)}."
+    return f"{kind} has no field {name!r}. {hint}"
+
+
+def check_axes(base: Any, over: Mapping[str, Sequence[Any]]) -> None:
+    """Raise `InputError` unless every axis is a field and has values, each of them once."""
+    require(len(over) > 0, "A grid needs at least one field to vary; got none.")
+    for name, values in over.items():
+        if not is_outside(name):
+            check_field(base, name)
+        check_axis(name, values)
+
+
+def check_field(part: Any, name: str) -> None:
+    """Raise `InputError` unless `part` has the field, dotted if it is one of a part's."""
+    first, _, rest = name.partition(".")
+    known = [field.name for field in fields(part)]
+    require(first in known, unknown_field(type(part).__name__, first, known))
+    if rest:
+        inner = getattr(part, first)
+        require(
+            is_dataclass(inner), f"{type(part).__name__} has no part {first!r} to vary {rest!r} of: it is {inner!r}."
+        )
+        check_field(inner, rest)
+
+
+def check_axis(name: str, values: Any) -> None:
+    """Raise `InputError` unless the values are some different numbers or words."""
+    several = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
+    require(several, f"The axis {name!r} must be a list of values; got {values!r}.")
+    require(len(values) > 0, f"The axis {name!r} has no value; a grid needs at least one on each axis.")
+    plain = str | int | float | np.number | None
+    strange = {type(value).__name__ for value in values if not isinstance(value, plain)}
+    require(not strange, f"The axis {name!r} must be numbers or words; got {', '.join(sorted(strange))}.")
+    distinct = len(set(values)) == len(values)
+    require(distinct, f"The values of {name!r} must differ; got {', '.join(map(str, values))}.")
+
+
+def cells(base: Any, over: Mapping[str, Sequence[Any]]) -> Iterator[Cell]:
+    """Every cell, validated.
+
+    Raises:
+        InputError: an axis without values, an unknown field, or a value that the model refuses; the message names the
+            cell.
+    """
+    check_axes(base, over)
+    for index in product(*(range(len(values)) for values in over.values())):
+        changes = {name: values[k] for (name, values), k in zip(over.items(), index, strict=True)}
+        try:
+            model = set_fields(base, {name: value for name, value in changes.items() if not is_outside(name)})
+        except InputError as error:
+            raise InputError(f"Cell {name_of(changes)}: {error}") from error
+        yield Cell(index, model, {name: value for name, value in changes.items() if is_outside(name)})
+
+
+def is_outside(name: str) -> bool:
+    """Whether an axis is no field of the model."""
+    return name == SEED or name.startswith(START)
+
+
+def name_of(changes: Mapping[str, Any]) -> str:
+    """A cell, for messages."""
+    return ", ".join(f"{name} = {value}" for name, value in changes.items())

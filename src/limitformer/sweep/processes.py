@@ -1,0 +1,162 @@
+r"""Cells on processes of one machine.
+
+Each worker has a pipe of its own and no lock with anybody, so that a worker that is killed harms nobody: it is
+replaced, and its cells are handed out again. Workers ignore Ctrl-C and end when the pipe to their parent closes, also
+if the parent was killed.
+"""
+
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from limitformer.sweep.store import FAILED, Index, open_store
+from limitformer.sweep.work import Finished, StoreError, run_cell, save, stamp_of
+
+BATCH_SECONDS = 0.2  # of work that is handed out at a time
+LARGEST_BATCH = 64
+# A new interpreter for each worker: a fork of a process with threads may never wake up.
+spawning: Any = multiprocessing.get_context("spawn")
+
+
+def serve(connection: Connection, path: str, stamp: int, threads: int, tries: int) -> None:
+    """A worker: cells come in, what became of them goes out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["NUMBA_NUM_THREADS"] = str(threads)
+    try:
+        while True:
+            for index in connection.recv():
+                connection.send(attempt(path, stamp, index, threads, tries))
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
+        return
+
+
+def attempt(path: str, stamp: int, index: Index, threads: int, tries: int) -> Finished | StoreError:
+    """The cell, or why nothing can be written."""
+    try:
+        return run_cell(path, stamp, index, threads, tries)
+    except StoreError as error:
+        return error
+
+
+@dataclass
+class Worker:
+    """A process, its pipe, and the cells that it has."""
+
+    process: Any
+    connection: Connection
+    cells: deque[Index] = field(default_factory=deque)
+
+    def give(self, cells: Sequence[Index]) -> None:
+        """Hand out cells; a worker that has just died will be noticed."""
+        self.cells.extend(cells)
+        try:
+            self.connection.send(list(cells))
+        except OSError:
+            return
+
+
+class Workers:
+    """A group of processes that go on when some of them die."""
+
+    def __init__(self, path: Path, count: int, threads: int, tries: int) -> None:
+        self.path, self.threads, self.tries = path, threads, tries
+        self.stamp = stamp_of(path)
+        self.deaths: dict[Index, int] = {}
+        self.seconds = BATCH_SECONDS  # of a cell, as far as is known
+        self.workers = [self.start() for _ in range(count)]
+
+    def start(self) -> Worker:
+        """A new process."""
+        ours, theirs = spawning.Pipe()
+        arguments = (theirs, str(self.path), self.stamp, self.threads, self.tries)
+        process = spawning.Process(target=serve, args=arguments, daemon=True)
+        process.start()
+        theirs.close()
+        return Worker(process, ours)
+
+    def run(self, cells: Sequence[Index]) -> Iterator[Finished]:
+        """What becomes of the cells, as they finish."""
+        pending = deque(cells)
+        for worker in self.workers:
+            self.refill(worker, pending)
+        while any(worker.cells for worker in self.workers):
+            ready = wait([worker.connection for worker in self.workers])
+            for worker in [one for one in self.workers if one.connection in ready]:
+                yield from self.listen(worker, pending)
+
+    def listen(self, worker: Worker, pending: deque[Index]) -> Iterator[Finished]:
+        """What a worker has to say: a finished cell, or that it has died."""
+        try:
+            message = worker.connection.recv()
+        except (EOFError, OSError):
+            yield from self.bury(worker, pending)
+            return
+        if isinstance(message, StoreError):
+            raise message
+        worker.cells.remove(message.index)
+        self.seconds = 0.8 * self.seconds + 0.2 * message.seconds
+        self.refill(worker, pending)
+        yield message
+
+    def refill(self, worker: Worker, pending: deque[Index]) -> None:
+        """Hand out the next batch once the worker has begun its last cell."""
+        if len(worker.cells) > 1 or not pending:
+            return
+        share = -(-len(pending) // (2 * len(self.workers) if hasattr(self, "workers") else 2))
+        size = min(LARGEST_BATCH, max(1, int(BATCH_SECONDS / max(self.seconds, 1e-6))), share)
+        worker.give([pending.popleft() for _ in range(size)])
+
+    def bury(self, worker: Worker, pending: deque[Index]) -> Iterator[Finished]:
+        """Replace a dead worker; its cells are handed out again, but the one it died on only so often."""
+        worker.process.join()
+        code = worker.process.exitcode
+        if worker.cells:
+            first = worker.cells[0]
+            self.deaths[first] = self.deaths.get(first, 0) + 1
+            if self.deaths[first] >= self.patience:
+                worker.cells.popleft()
+                message = f"the worker died {self.deaths[first]} times in this cell (exit code {code})"
+                save(lambda: open_store(self.path).fail(first, message))
+                yield Finished(first, FAILED, 0.0, message)
+            pending.extendleft(reversed(worker.cells))
+        place = self.workers.index(worker)
+        self.workers[place] = self.start()
+        self.refill(self.workers[place], pending)
+
+    @property
+    def patience(self) -> int:
+        """Deaths in one cell after which it is given up: not the cell's fault if somebody kills workers at random."""
+        return 3 + self.tries
+
+    def close(self) -> None:
+        """End the processes; the cells that they have are dropped."""
+        for worker in self.workers:
+            worker.connection.close()
+            worker.process.terminate()
+        for worker in self.workers:
+            worker.process.join()
+
+
+def on_processes(path: Path, cells: Sequence[Index], *, workers: int, threads: int, tries: int) -> Iterator[Finished]:
+    """What becomes of the cells on so many processes."""
+    group = Workers(path, min(workers, len(cells)), threads, tries)
+    try:
+        yield from group.run(cells)
+    finally:
+        group.close()
+
+
+def in_this_process(path: Path, cells: Sequence[Index], *, threads: int, tries: int) -> Iterator[Finished]:
+    """The same, without other processes."""
+    stamp = stamp_of(path)
+    for index in cells:
+        yield run_cell(str(path), stamp, index, threads, tries)
+
+
+Engine = Callable[[Path, Sequence[Index]], Iterator[Finished]]

@@ -1,0 +1,184 @@
+r"""What a sweep keeps of a cell: the samples themselves, or what is computed from them.
+
+Statistics are means over all pairs (or tokens) of a sample: `correlation` and `variance` of a covariance, `overlap` of
+tokens on the sphere. A reduction is a function of the cell and its samples; its results have the dimension `point`
+(what was recorded) and dimensions of their own, the same in every cell.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+from scipy.stats import ks_2samp
+
+from limitformer.engine import simulate
+from limitformer.errors import InputError, require
+from limitformer.limits import TokenLimit, limit
+from limitformer.outcomes import OUTCOMES, labels_of, outcomes
+from limitformer.results import correlation
+from limitformer.sphere.outcome import ANTIPODAL, CLUSTERS, LARGEST
+from limitformer.sweep.grid import unknown_field
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """One result of a cell: its values and the names of their dimensions; labels of those that have some."""
+
+    values: Array
+    dims: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a reduction may look at: the samples, and how to simulate again."""
+
+    model: Any
+    start: Any
+    settings: Mapping[str, Any]
+    samples: xr.Dataset
+
+
+def statistics(samples: xr.Dataset) -> dict[str, Array]:
+    """(sample, point) each."""
+    if "covariance" in samples:
+        v = samples["covariance"].values
+        variance = np.diagonal(v, axis1=-2, axis2=-1).mean(-1)
+        pairs = np.triu_indices(v.shape[-1], 1)
+        rho = correlation(samples).values[..., pairs[0], pairs[1]].mean(-1) if pairs[0].size else np.ones(v.shape[:2])
+        return {"correlation": rho, "variance": variance}
+    require("overlap" in samples, "Statistics need overlaps: leave out keep, or reduce to outcomes.")
+    return {"overlap": samples["overlap"].values.mean(-1)}
+
+
+def full_samples(work: Work) -> dict[str, Reduced]:
+    """All variables of the samples."""
+    axis = str(next(iter(work.samples.data_vars.values())).dims[1])
+    return {
+        str(name): Reduced(variable.values, tuple("point" if dim == axis else str(dim) for dim in variable.dims))
+        for name, variable in work.samples.data_vars.items()
+        if "sample" in variable.dims
+    }
+
+
+def moments(work: Work) -> dict[str, Reduced]:
+    """Mean, variance and standard error of the mean."""
+    found = {}
+    for name, x in statistics(work.samples).items():
+        spread = x.var(0, ddof=1) if len(x) > 1 else np.full(x.shape[1], np.nan)
+        found[f"{name}_mean"] = Reduced(x.mean(0), ("point",))
+        found[f"{name}_variance"] = Reduced(spread, ("point",))
+        found[f"{name}_error"] = Reduced(np.sqrt(spread / len(x)), ("point",))
+    return found
+
+
+def quantiles(work: Work, levels: tuple[float, ...]) -> dict[str, Reduced]:
+    """Quantiles at these levels."""
+    return {
+        f"{name}_quantile": Reduced(np.quantile(x, levels, axis=0), ("quantile", "point"))
+        for name, x in statistics(work.samples).items()
+    }
+
+
+def outcome_counts(work: Work, level: float) -> dict[str, Reduced]:
+    """Probabilities of the outcomes with Wilson intervals; `equal`: two antipodal clusters of equal size."""
+    found = outcomes(work.samples, level=level)
+    counted = {name: Reduced(found[name].values, ("outcome", "point")) for name in ("probability", "low", "high")}
+    labels = labels_of(work.samples, None)
+    tokens = (work.model.model if isinstance(work.model, TokenLimit) else work.model).tokens
+    alike = (labels[..., CLUSTERS] == 2) & (2 * labels[..., LARGEST] == tokens) & (labels[..., ANTIPODAL] > 0)
+    return counted | {"equal": Reduced(alike.mean(0), ("point",))}
+
+
+def stopping_times(work: Work, largest: float, smallest: float) -> dict[str, Reduced]:
+    """First recorded layer/width (or time) with an eigenvalue of V above or below; the last one if there is none."""
+    require("covariance" in work.samples, "Stopping times are those of a covariance.")
+    values = np.linalg.eigvalsh(work.samples["covariance"].values)
+    outside = (values[..., -1] > largest) | (values[..., 0] < smallest)
+    last = outside.shape[1] - 1
+    first = np.where(outside.any(1), outside.argmax(1), last)
+    axis = str(work.samples["covariance"].dims[1])
+    unit = work.model.width if axis == "depth" else 1
+    return {"stopping_time": Reduced(work.samples[axis].values[first] / unit, ("sample",))}
+
+
+def ks_against_limit(work: Work) -> dict[str, Reduced]:
+    """Kolmogorov-Smirnov distance of each statistic from that of the limit, at the last point."""
+    settings = {name: value for name, value in work.settings.items() if name not in ("record", "method", "early_stop")}
+    axis = str(next(iter(work.samples.data_vars.values())).dims[1])
+    last = float(work.samples[axis].values[-1]) / (work.model.width if axis == "depth" else 1)
+    other = simulate(limit(work.model), work.start, record=[last], progress=False, **settings)
+    theirs = statistics(other)
+    return {
+        f"{name}_ks": Reduced(np.array(ks_2samp(x[:, -1], theirs[name][:, -1], method="asymp").statistic), ())
+        for name, x in statistics(work.samples).items()
+    }
+
+
+REDUCTIONS: dict[str, Callable[..., dict[str, Reduced]]] = {
+    "samples": full_samples,
+    "moments": moments,
+    "quantiles": quantiles,
+    "outcomes": outcome_counts,
+    "stopping_times": stopping_times,
+    "ks": ks_against_limit,
+}
+DEFAULT_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+DEFAULT_COVERAGE = 0.95
+DEFAULT_ENDS = {"largest": 1e4, "smallest": 1e-4}
+LABELS: dict[str, list[Any]] = {"outcome": list(OUTCOMES)}
+
+
+def checked_keep(keep: Mapping[str, Any]) -> dict[str, Any]:
+    """`keep` as reduction → options, those left out filled in.
+
+    Raises:
+        InputError: nothing to keep, an unknown reduction, or options of a wrong form.
+
+    >>> checked_keep({"outcomes": True, "quantiles": [0.5], "samples": False})
+    {'outcomes': {'level': 0.95}, 'quantiles': {'levels': [0.5]}}
+    """
+    found: dict[str, Any] = {}
+    for name, value in keep.items():
+        require(name in REDUCTIONS, unknown_field("A sweep's keep", name, list(REDUCTIONS)))
+        if value is not False:
+            found[name] = options_of(name, value)
+    require(len(found) > 0, f"A sweep must keep something: {', '.join(REDUCTIONS)}.")
+    return found
+
+
+def options_of(name: str, value: Any) -> dict[str, Any]:
+    """The options of one reduction."""
+    if name == "quantiles":
+        value = value["levels"] if isinstance(value, Mapping) and set(value) == {"levels"} else value
+        levels = list(DEFAULT_LEVELS if value is True else value if isinstance(value, list | tuple) else ())
+        numbers = all(isinstance(level, int | float) and 0 <= level <= 1 for level in levels)
+        require(len(levels) > 0 and numbers, f"quantiles must be true or a list of levels in [0, 1]; got {value!r}.")
+        return {"levels": [float(level) for level in levels]}
+    if name == "outcomes":
+        level = DEFAULT_COVERAGE if value in (True, {}) else value.get("level") if isinstance(value, Mapping) else None
+        number = isinstance(level, int | float) and 0 < level < 1
+        require(number, f"outcomes must be true or have a level in (0, 1); got {value!r}.")
+        return {"level": float(level or DEFAULT_COVERAGE)}
+    if name == "stopping_times":
+        ends = DEFAULT_ENDS if value is True else {**DEFAULT_ENDS, **value} if isinstance(value, Mapping) else {}
+        known = set(ends) == set(DEFAULT_ENDS)
+        require(known, f"stopping_times must be true or have largest and smallest; got {value!r}.")
+        return {end: float(number) for end, number in ends.items()}
+    require(value is True or value == {}, f"{name} must be true or false; got {value!r}.")
+    return {}
+
+
+def reduced(work: Work, keep: Mapping[str, Any]) -> dict[str, Reduced]:
+    """All that is to be kept of a cell."""
+    found: dict[str, Reduced] = {}
+    for name, options in keep.items():
+        try:
+            found |= REDUCTIONS[name](work, **options)
+        except InputError as error:
+            raise InputError(f"keep {name}: {error}") from error
+    return found

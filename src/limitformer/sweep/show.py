@@ -1,0 +1,155 @@
+"""What there is to see of a sweep: how far it is, its results as arrays and pictures, and as files."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+
+from limitformer.errors import InputError, require
+from limitformer.plot import PALETTE, panels, style
+from limitformer.results import check_target, check_writable, save, write_whole
+from limitformer.sweep.chunks import chunk_path
+from limitformer.sweep.grid import unknown_field
+from limitformer.sweep.run import load_sweep
+from limitformer.sweep.store import DONE, FAILED, Store, open_store
+
+MOST_CURVES = 7
+PICTURES = (".png", ".pdf", ".svg")
+RECENT = 60.0  # seconds over which the rate is taken, at least
+
+
+def progress_of(path: Path) -> list[tuple[str, str]]:
+    """What `limitformer sweep status` says."""
+    store = open_store(path)
+    status = store.status()
+    done, failed = int((status == DONE).sum()), int((status == FAILED).sum())
+    left = status.size - done - failed
+    rows = [("cells", f"{status.size:,}"), ("done", f"{done:,} ({done / status.size:.1%})")]
+    rows += [("failed", f"{failed:,}"), ("left", f"{left:,}")]
+    times = finish_times(store, status)
+    if len(times) > 1:
+        rate = (len(times) - 1) / max(times[-1] - times[0], 1e-9)
+        rows.append(("rate", f"{rate:.3g} cells a second"))
+        rows.append(("time left, at this rate", duration(left / rate)))
+    for index in list(zip(*np.nonzero(status == FAILED), strict=True))[:5]:
+        place = tuple(int(k) for k in index)
+        rows.append((f"failed {place}", store.error(place)))
+    return rows
+
+
+def finish_times(store: Store, status: np.ndarray) -> np.ndarray:
+    """When the last hundred cells were finished, ascending."""
+    marks = store.path / "status"
+    found = [chunk_path(marks, index, 0).stat().st_mtime for index in zip(*np.nonzero(status), strict=True)]
+    return np.sort(found)[-100:]
+
+
+def duration(seconds: float) -> str:
+    """For people.
+
+    >>> duration(9000)
+    '2 h 30 min'
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def selected(path: Path, variable: str | None, at: Sequence[str]) -> xr.DataArray:
+    """One result, where `at` (NAME=VALUE) says.
+
+    Raises:
+        InputError: an unknown result, or a place that is not on the grid.
+    """
+    data = load_sweep(path)
+    known = [str(name) for name in data.data_vars]
+    name = known[0] if variable is None else variable
+    require(name in known, unknown_field("The sweep", name, known))
+    chosen = data[name]
+    for place in at:
+        chosen = chosen.isel(position(chosen, place))
+    return chosen.squeeze()
+
+
+def position(chosen: xr.DataArray, place: str) -> dict[str, int]:
+    """NAME=VALUE as the position on the axis."""
+    name, equals, value = place.partition("=")
+    axes = [str(dim) for dim in chosen.dims]
+    require(bool(equals) and name in axes, f"--at must be NAME=VALUE, NAME one of {', '.join(axes)}; got {place!r}.")
+    values = chosen[name].values.tolist() if name in chosen.coords else list(range(chosen.sizes[name]))
+    found = [k for k, one in enumerate(values) if str(one) == value or as_number(value) == one]
+    require(bool(found), f"{name} has no value {value}; it has {', '.join(map(str, values[:12]))}.")
+    return {name: found[0]}
+
+
+def as_number(text: str) -> float | None:
+    """A number, or None."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def picture(chosen: xr.DataArray) -> Figure:
+    """Curves over one axis, or a map over two long ones.
+
+    Raises:
+        InputError: more than two axes with several values each.
+    """
+    long = sorted((str(dim) for dim in chosen.dims), key=lambda dim: -chosen.sizes[dim])
+    require(0 < len(long) <= 2, f"A picture needs one or two axes; there are {', '.join(long) or 'none'}. Use --at.")
+    figure, (panel,) = panels(1, width=6.4, height=4.4)
+    if len(long) == 2 and chosen.sizes[long[1]] > MOST_CURVES:
+        panel.grid(False)
+        image = panel.pcolormesh(
+            *(positions(chosen, dim) for dim in long), chosen.transpose(*reversed(long)), shading="nearest"
+        )
+        figure.colorbar(image, label=str(chosen.name))
+        panel.set(xlabel=long[0], ylabel=long[1])
+        return figure
+    for k in range(chosen.sizes[long[1]] if len(long) == 2 else 1):
+        curve = chosen.isel({long[1]: k}) if len(long) == 2 else chosen
+        label = (
+            f"{long[1]} = {chosen[long[1]].values[k] if long[1] in chosen.coords else k}" if len(long) == 2 else None
+        )
+        panel.plot(positions(chosen, long[0]), curve, "o-", markersize=3, color=PALETTE[k % len(PALETTE)], label=label)
+    panel.set(xlabel=long[0], ylabel=str(chosen.name))
+    if len(long) == 2:
+        panel.legend(fontsize=8)
+    return figure
+
+
+def positions(chosen: xr.DataArray, dim: str) -> Any:
+    """Where the values of an axis lie in a picture."""
+    return chosen[dim].values if dim in chosen.coords else np.arange(chosen.sizes[dim])
+
+
+def written(figure: Figure, out: Path) -> None:
+    """The picture in a file, whole or not at all."""
+    require(out.suffix in PICTURES, f"Pictures are written as {', '.join(PICTURES)}; got {out.name!r}.")
+    check_writable(out.parent)
+    with style():
+        write_whole(out, lambda path: figure.savefig(path))
+
+
+def exported(path: Path, out: Path) -> None:
+    """All results in one file.
+
+    Raises:
+        InputError: another ending than .nc, .zarr or .csv, or a folder that cannot be written.
+    """
+    if out.suffix != ".csv":
+        check_target(out)
+        save(load_sweep(path), out)
+        return
+    check_writable(out.parent)
+    data = load_sweep(path)
+    try:
+        table = data.to_dataframe()
+    except MemoryError as error:
+        raise InputError("The table does not fit the memory; export to .nc or .zarr.") from error
+    write_whole(out, lambda whole: table.to_csv(whole))
