@@ -141,12 +141,24 @@ def unnormalized(beta, **changes):
 
 
 def test_weights_that_overflow_are_refused():
-    """Only where they are not shifted; 300 itself is allowed."""
-    assert unnormalized(300.0).beta == 300.0
+    """Only where they are not shifted; 150 itself is allowed."""
+    assert unnormalized(150.0).beta == 150.0
     assert STOCHASTIC(**{**SIZE, "beta": 1e6}).beta == 1e6
-    message = "Unnormalized attention overflows: its logits reach 301, and exp of more than 300 cannot be squared."
-    refused(lambda: unnormalized(301.0), message + " Nearest: beta = ")
-    refused(lambda: unnormalized(60.0, query_key=(np.diag([1.0, 7.0, 1.0, 1.0]), np.eye(4))), "its logits reach 420")
+    message = "Unnormalized attention overflows: with logits up to 151 a layer's step leaves the range of doubles."
+    refused(lambda: unnormalized(151.0), message + " Nearest: beta = ")
+    refused(lambda: unnormalized(30.0, query_key=(np.diag([1.0, 7.0, 1.0, 1.0]), np.eye(4))), "with logits up to 210")
+    refused(lambda: unnormalized(100.0, sigma=1e30), "with logits up to 100")
+
+
+@pytest.mark.parametrize("method", ["overlap", "gram", "coordinates"])
+@pytest.mark.parametrize(("beta", "sigma"), [(150.0, 1.0), (80.0, 1e30), (34.0, 1e50)])
+def test_what_is_just_accepted_is_finite(method, beta, sigma):
+    """One layer per unit of time, the longest step; a step that is squared twice overflows from beta = 180 on."""
+    model = unnormalized(beta, tokens=2, sigma=sigma, layers_per_unit_time=1)
+    data = lf.simulate(model, 0.3, samples=64, seed=0, horizon=20.0, method=method)
+    assert np.isfinite(data["overlap"].values).all()
+    assert (data["gap"].values >= 0).all()
+    assert len(np.unique(data["overlap"].values[:, -1])) > 1
 
 
 @pytest.mark.parametrize("stretch", [1.0, 1.83, 2.38, 3.0, 7.0, 8.44, 123.456])

@@ -59,3 +59,10 @@ def check_bytes(needed: int, samples: int, points: int, axis: str) -> None:
         f"Recording {samples} samples at {points} {axis}s takes {needed / 2**30:,.1f} GiB; "
         f"{available / 2**30:,.1f} GiB are free. Nearest: {repair}."
     )
+
+
+def check_scratch(needed: int, what: str, repair: str) -> None:
+    """Raise `InputError` if what a thread works on does not fit the memory that is free."""
+    available = available_memory()
+    fits = available is None or needed <= SHARE * available
+    require(fits, f"{what} takes {needed / 2**30:,.1f} GiB, more than is free. Nearest: {repair}.")

@@ -95,4 +95,5 @@ def labels_of(samples: xr.Dataset, tolerance: float | None) -> NDArray[np.int32]
     tolerance = float(samples.attrs["tolerance"]) if tolerance is None else require_real("tolerance", tolerance)
     require(0 < tolerance < 0.5, f"tolerance must lie in (0, 0.5); got {tolerance}.")
     overlap, gap = samples["overlap"].values, samples["gap"].values
+    require(bool(np.isfinite(gap).all()), "Some overlaps are not finite numbers: these samples cannot be counted.")
     return outcomes_of_overlaps(overlap, gap, tokens_of(overlap.shape[2]), tolerance)

@@ -3,6 +3,7 @@
 `covariance` (sample, depth or time, token, token_) is V; `exit` (sample,) is the layer or time at which a path left
 the ball (∞ if it did not) and `exit_cause` says why. `start_covariance`, `start_means` and the attributes (`model` as
 JSON, `seed`, `samples`, `radius`, and for a limit `dt` and `step`) are what it takes to get the same numbers again.
+Results on the sphere have other variables (`sphere_dataset`) and the options of `simulate` among their attributes.
 """
 
 import os

@@ -15,7 +15,7 @@ def sphere_chain(
     times: NDArray[np.float64] | None,
     options: SphereOptions,
 ) -> SpherePaths:
-    """The chain, ready to run; `times` that are None stand for `options.default_times`.
+    """The chain, ready to run; `times` that are None stand for `options.default_points`.
 
     Raises:
         InputError: a horizon or a time that is no whole number of layers.

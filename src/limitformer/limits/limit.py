@@ -19,7 +19,10 @@ def limit(model: SphereModel) -> TokenLimit: ...
 def limit(model: Transformer | SphereModel) -> CovarianceLimit | TokenLimit:
     """The infinite-depth limit of `model`: of covariances for a `Transformer`, of tokens on the sphere for the others.
 
+    A `CovarianceLimit` has a horizon, depth/width; a `TokenLimit` has none, `simulate` is told.
+
     Raises:
+        InputError: not a model.
         NoLimitError: a part of a `Transformer` whose contribution to a layer does not shrink with the width, or one
             for which no limit is proven; the message says which.
 

@@ -1,6 +1,7 @@
 r"""The infinite-depth limit of tokens on the sphere: L to infinity, layers/L → t.
 
-* stochastic [CT, Thm 1, eq. 6]:  dYⁱ = −(d − 1)σ²/2 |Aⁱ|² Yⁱ dt + σ P⊥ⁱ dW Aⁱ,  the same for every law of the values;
+* stochastic [CT, Thm 1, eq. 6]:  dYⁱ = −(d − 1)σ²/2 |Aⁱ|² Yⁱ dt + σ P⊥ⁱ dW Aⁱ,  the same for every law of the values
+  (proven there for bounded ones; the Gaussian law is tested here);
 * hybrid [CT, Lemma 3, eq. 8]:    dYⁱ = [ε² F(Yⁱ, Aⁱ) + P⊥ⁱ Aⁱ] dt + ε P⊥ⁱ Aⁱ dB,
   F(x, a) = (3/2)⟨x, a⟩² x − |a|² x/2 − ⟨x, a⟩ a.
 
@@ -46,7 +47,8 @@ class TokenLimit:
                [0.5, 0.5]])
         """
         y = self._checked(tokens)
-        logits = self.model.beta * (y @ self.model.bilinear() @ y.T)
+        keys = y if self.model.query_key is None else y @ self.model.bilinear()
+        logits = self.model.beta * (keys @ y.T)
         if self.model.attention == "unnormalized":
             return np.asarray(np.exp(logits) @ y / len(y))
         weights = np.exp(logits - logits.max(1, keepdims=True))

@@ -11,6 +11,7 @@ One V, or v, is drawn a layer and is common to all tokens. Q and K act through Q
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -24,12 +25,12 @@ ValueLaw = Literal["gaussian", "uniform", "rademacher", "truncated normal"]
 Rows = tuple[tuple[float, ...], ...]
 
 LARGEST_DIM, LARGEST_BETA, LARGEST_NOISE = 2**31, 1e6, 1e50
-LARGEST_LOGIT = 300.0  # the squares of exp(300) are still doubles
+LARGEST_LOGIT = 150.0  # a layer's step is of the order exp(150), and its fourth power is still a double
 
 
 @dataclass(frozen=True, kw_only=True)
 class SphereModel:
-    """What both models of [CT] declare; make one of them."""
+    """What both models of [CT] declare, with the attributes of `StochasticTransformer`; make one of them."""
 
     tokens: int
     dim: int
@@ -50,18 +51,19 @@ class SphereModel:
         require_known("attention", self.attention, AttentionForm)
         require_known("values", self.values, ValueLaw)
         keep(self, query_key=checked_pair(self.query_key, self.dim))
-        self._check_overflow()
 
     def _check_overflow(self) -> None:
         """Softmax is shifted by its largest logit; the unnormalized weights are what they are."""
-        if self.attention == "unnormalized":
-            largest = self.beta * (1.0 if self.is_isotropic else float(np.linalg.norm(self.bilinear(), 2)))
-            nearest = 0.999 * self.beta * LARGEST_LOGIT / max(largest, LARGEST_LOGIT)
-            require(
-                largest <= LARGEST_LOGIT,
-                f"Unnormalized attention overflows: its logits reach {largest:.4g}, and exp of more than "
-                f'{LARGEST_LOGIT:g} cannot be squared. Nearest: beta = {nearest:.4g}, or attention="softmax".',
-            )
+        if self.attention == "softmax":
+            return
+        noise = log(max(1.0, getattr(self, "sigma", 1.0), getattr(self, "epsilon", 1.0)))
+        size = 1.0 if self.is_isotropic else float(np.linalg.norm(self.bilinear(), 2))
+        nearest = (LARGEST_LOGIT - noise) / max(size, 1e-300)
+        require(
+            self.beta * size + noise <= LARGEST_LOGIT,
+            f"Unnormalized attention overflows: with logits up to {self.beta * size:.4g} a layer's step leaves the "
+            f'range of doubles. Nearest: beta = {nearest * 0.999:.4g}, or attention="softmax".',
+        )
 
     def bilinear(self) -> NDArray[np.float64]:
         """QᵀK (dim, dim)."""
@@ -107,6 +109,7 @@ class StochasticTransformer(SphereModel):
         require(self.sigma > 0, f"sigma must be positive; got {self.sigma}.")
         in_range = 1 / LARGEST_NOISE <= self.sigma <= LARGEST_NOISE
         require(in_range, f"sigma must lie in [{1 / LARGEST_NOISE:g}, {LARGEST_NOISE:g}]; got {self.sigma}.")
+        self._check_overflow()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +138,7 @@ class HybridTransformer(SphereModel):
         require(self.epsilon >= 0, f"epsilon must be at least 0; got {self.epsilon}.")
         in_range = self.epsilon == 0 or 1 / LARGEST_NOISE <= self.epsilon <= LARGEST_NOISE
         require(in_range, f"epsilon must be 0 or lie in [1e-50, 1e+50]; got {self.epsilon}.")
+        self._check_overflow()
 
 
 def require_known(name: str, value: object, literal: Any) -> None:

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limitformer.errors import keep, require, require_real
-from limitformer.memory import check_bytes
+from limitformer.lanes import LANES
+from limitformer.memory import check_bytes, check_scratch
 from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
 from limitformer.models.sphere import require_known
 from limitformer.models.sphere_start import SphereStart
@@ -82,7 +83,8 @@ class SphereOptions:
         keep: "overlap" (z and 1 − |z| of all pairs), "outcome" (clusters and antipodal pairs) or "tokens".
         tolerance: how near to ±1 an overlap counts as arrived.
         early_stop: replicas of two tokens stop once the chance that they ever leave the tolerance again is at most
-            this (`stopping`), and keep their last overlap; None: none stops.
+            this (`stopping`), and keep their last overlap; None: none stops. Other methods than "overlap" have no such
+            bound and never stop, which `stop_gaps` = (0, 0) in the results says.
 
     Raises:
         InputError: a value out of range.
@@ -208,6 +210,11 @@ class SpherePaths:
             InputError: they do not fit the memory.
         """
         n, points = self.model.tokens, len(self.step_numbers)
+        if self.method != "overlap":
+            columns = max(self.coordinates, n)
+            rows = max(self.model.dim if self.drawn() == FULL else 0, n)
+            what = f"A layer of eight replicas ({rows} × {columns} numbers each)"
+            check_scratch(8 * LANES * rows * columns, what, "Gaussian values, a smaller dim, or fewer tokens")
         shapes: dict[str, tuple[tuple[int, ...], type]] = {
             "overlap": ((samples, points, self.pairs if self.options.keep == "overlap" else 0), np.float64),
             "gap": ((samples, points, self.pairs if self.options.keep == "overlap" else 0), np.float64),

@@ -6,17 +6,19 @@ Dask hands out batches, replaces workers that die, and this module hands the cel
 
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from limitformer.errors import InputError, MissingExtraError, require
-from limitformer.sweep.store import Index
-from limitformer.sweep.work import Finished, StoreError, run_cell, stamp_of
+from limitformer.sweep.chunks import UNFINISHED
+from limitformer.sweep.store import FAILED, Index, open_store
+from limitformer.sweep.work import Finished, StoreError, run_cell, save, stamp_of
 
 BATCHES_PER_WORKER = 8
 LARGEST_BATCH = 64
 CONNECT_SECONDS = 10
-LOST_BATCHES = 5  # of one batch, before the sweep gives up
+LOST_BATCHES = 3  # with the same first cell, before it is given up; Dask itself tries a batch on four workers
 
 
 def distributed() -> Any:
@@ -28,19 +30,23 @@ def distributed() -> Any:
     return package
 
 
-def connected(cluster: Any) -> Any:
-    """A client of the cluster: a `Client` as it is, or one at an address.
+@contextmanager
+def connected(cluster: Any) -> Iterator[Any]:
+    """A client of the cluster: a `Client` as it is, or one at an address, closed at the end.
 
     Raises:
         InputError: nobody answers there.
     """
     package = distributed()
     if isinstance(cluster, package.Client):
-        return cluster
+        yield cluster
+        return
     try:
-        return package.Client(cluster, timeout=CONNECT_SECONDS, set_as_default=False)
+        client = package.Client(cluster, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise InputError(f"No Dask scheduler answers at {cluster}: {first_line(error)}.") from error
+    with client:
+        yield client
 
 
 def first_line(error: Exception) -> str:
@@ -79,7 +85,7 @@ def sees(path: str, word: str) -> bool:
 
 def check_shared(client: Any, path: Path) -> None:
     """Raise `InputError` unless the workers see the store's folder."""
-    word = f".seen-{uuid.uuid4().hex}"
+    word = f".seen-{uuid.uuid4().hex}{UNFINISHED}"  # if we are killed here, the next run removes it
     (path / word).touch()
     try:
         seen = client.submit(sees, str(path.resolve()), word, pure=False).result(timeout=10 * CONNECT_SECONDS)
@@ -90,14 +96,10 @@ def check_shared(client: Any, path: Path) -> None:
     require(seen, f"The cluster's workers do not see {path.resolve()}; the store must lie on a disk that they share.")
 
 
-def on_cluster(path: Path, cells: Sequence[Index], *, client: Any, ours: bool, tries: int) -> Iterator[Finished]:
-    """What becomes of the cells on a Dask cluster; a client that is `ours` is closed at the end."""
-    try:
-        check_shared(client, path)
-        yield from collected(distributed(), client, path, cells, tries)
-    finally:
-        if ours:
-            client.close()
+def on_cluster(path: Path, cells: Sequence[Index], *, client: Any, tries: int) -> Iterator[Finished]:
+    """What becomes of the cells on a Dask cluster."""
+    check_shared(client, path)
+    yield from collected(distributed(), client, path, cells, tries)
 
 
 def collected(package: Any, client: Any, path: Path, cells: Sequence[Index], tries: int) -> Iterator[Finished]:
@@ -108,7 +110,7 @@ def collected(package: Any, client: Any, path: Path, cells: Sequence[Index], tri
     def submit(batch: list[Index]) -> Any:
         return client.submit(run_batch, str(path.resolve()), stamp, batch, tries, pure=False)
 
-    batches = {submit(batch): batch for batch in batches_of(cells, len(client.scheduler_info()["workers"]))}
+    batches = {submit(batch): batch for batch in batches_of(cells, len(client.ncores()))}
     arriving = package.as_completed(list(batches), loop=client.loop)
     try:
         for future in arriving:
@@ -119,15 +121,22 @@ def collected(package: Any, client: Any, path: Path, cells: Sequence[Index], tri
                 raise
             except (package.KilledWorker, package.CancelledError) as error:
                 lost[batch[0]] = lost.get(batch[0], 0) + 1
-                if lost[batch[0]] >= LOST_BATCHES:
-                    raise InputError(
-                        f"The cluster lost the same cells {LOST_BATCHES} times: {first_line(error)}."
-                    ) from error
-                again = submit(batch)
-                batches[again] = batch
-                arriving.add(again)
+                if len(batch) == 1 and lost[batch[0]] >= LOST_BATCHES:
+                    yield given_up(path, batch[0], first_line(error))
+                    continue
+                for cell in batch:  # one by one, so that a cell that kills its worker takes no other along
+                    again = submit([cell])
+                    batches[again] = [cell]
+                    arriving.add(again)
     finally:
         client.cancel(list(batches), force=True)
+
+
+def given_up(path: Path, cell: Index, reason: str) -> Finished:
+    """A cell on which worker after worker dies, written down as failed."""
+    message = f"the cluster lost this cell {LOST_BATCHES} times: {reason}"
+    save(lambda: open_store(path).fail(cell, message))
+    return Finished(cell, FAILED, 0.0, message)
 
 
 def batches_of(cells: Sequence[Index], workers: int) -> list[list[Index]]:

@@ -118,6 +118,9 @@ class Sweep:
             isinstance(self.base, Transformer | SphereModel),
             f"A sweep needs a model; got {type(self.base).__name__}.",
         )
+        for name in ("over", "simulate", "reduce"):
+            table = getattr(self, name)
+            require(isinstance(table, Mapping), f"{name} of a sweep must be a mapping; got {table!r}.")
         over = {str(name): plain(list(values)) if is_list(values) else values for name, values in self.over.items()}
         keep(self, over=over, reduce=checked_keep(self.reduce), settings=settings_of(self.simulate))
         check_cells(self)
@@ -167,6 +170,8 @@ def start_of(sweep: Sweep, cell: Cell) -> Any:
     start = sweep.settings.start
     if not own and not isinstance(start, Mapping):
         return start
+    mergeable = start is None or isinstance(start, Mapping)
+    require(mergeable, f"The axes start.… vary a start that is a table; here it is {start!r}.")
     merged = {**(start or {}), **own}
     if isinstance(sweep.base, SphereModel):
         require(set(merged) == {"overlap"}, f"A start on the sphere has the field overlap; got {', '.join(merged)}.")
@@ -182,7 +187,7 @@ def seed_of(sweep: Sweep, cell: Cell) -> int:
     if sweep.settings.common_seed:
         return seed
     own = {name: value for name, value in cell.changes.items() if name != SEED}
-    start = json.dumps([sweep.settings.start, own]) if own or sweep.settings.start is not None else ""
+    start = json.dumps([sweep.settings.start, own], sort_keys=True) if own or sweep.settings.start is not None else ""
     return model_seed(seed, cell.model, start)
 
 

@@ -8,18 +8,22 @@ if the parent was killed.
 import multiprocessing
 import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from limitformer.errors import require
 from limitformer.sweep.store import FAILED, Index, open_store
 from limitformer.sweep.work import Finished, StoreError, run_cell, save, stamp_of
 
 BATCH_SECONDS = 0.2  # of work that is handed out at a time
 LARGEST_BATCH = 64
+MOST_STILLBORN = 6
 # A new interpreter for each worker: a fork of a process with threads may never wake up.
 spawning: Any = multiprocessing.get_context("spawn")
 
@@ -29,6 +33,7 @@ def serve(connection: Connection, path: str, stamp: int, threads: int, tries: in
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["NUMBA_NUM_THREADS"] = str(threads)
     try:
+        connection.send(None)  # I am here
         while True:
             for index in connection.recv():
                 connection.send(attempt(path, stamp, index, threads, tries))
@@ -46,10 +51,11 @@ def attempt(path: str, stamp: int, index: Index, threads: int, tries: int) -> Fi
 
 @dataclass
 class Worker:
-    """A process, its pipe, and the cells that it has."""
+    """A process, its pipe, whether it has begun, and the cells that it has."""
 
     process: Any
     connection: Connection
+    began: bool = False
     cells: deque[Index] = field(default_factory=deque)
 
     def give(self, cells: Sequence[Index]) -> None:
@@ -61,6 +67,19 @@ class Worker:
             return
 
 
+@contextmanager
+def deaf_to_interrupts() -> Iterator[None]:
+    """No Ctrl-C here, nor in processes that start here; in a thread, which never hears it, nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class Workers:
     """A group of processes that go on when some of them die."""
 
@@ -68,6 +87,7 @@ class Workers:
         self.path, self.threads, self.tries = path, threads, tries
         self.stamp = stamp_of(path)
         self.deaths: dict[Index, int] = {}
+        self.stillborn = 0  # workers in a row that have died before they could begin
         self.seconds = BATCH_SECONDS  # of a cell, as far as is known
         self.workers = [self.start() for _ in range(count)]
 
@@ -76,7 +96,8 @@ class Workers:
         ours, theirs = spawning.Pipe()
         arguments = (theirs, str(self.path), self.stamp, self.threads, self.tries)
         process = spawning.Process(target=serve, args=arguments, daemon=True)
-        process.start()
+        with deaf_to_interrupts():  # which the process inherits: also before it can say so itself
+            process.start()
         theirs.close()
         return Worker(process, ours)
 
@@ -99,6 +120,9 @@ class Workers:
             return
         if isinstance(message, StoreError):
             raise message
+        if message is None:
+            worker.began, self.stillborn = True, 0
+            return
         worker.cells.remove(message.index)
         self.seconds = 0.8 * self.seconds + 0.2 * message.seconds
         self.refill(worker, pending)
@@ -116,7 +140,15 @@ class Workers:
         """Replace a dead worker; its cells are handed out again, but the one it died on only so often."""
         worker.process.join()
         code = worker.process.exitcode
-        if worker.cells:
+        if not worker.began:
+            self.stillborn += 1
+            require(
+                self.stillborn < MOST_STILLBORN,
+                f"The workers end as they start (exit code {code}). In a script, call run_sweep below "
+                '`if __name__ == "__main__":`; or take workers=1.',
+            )
+            pending.extendleft(reversed(worker.cells))
+        elif worker.cells:
             first = worker.cells[0]
             self.deaths[first] = self.deaths.get(first, 0) + 1
             if self.deaths[first] >= self.patience:

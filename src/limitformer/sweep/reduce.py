@@ -97,6 +97,8 @@ def outcome_counts(work: Work, level: float) -> dict[str, Reduced]:
 def stopping_times(work: Work, largest: float, smallest: float) -> dict[str, Reduced]:
     """First recorded layer/width (or time) with an eigenvalue of V above or below; the last one if there is none."""
     require("covariance" in work.samples, "Stopping times are those of a covariance.")
+    several = work.samples["covariance"].shape[1] > 1
+    require(several, 'Stopping times need more than the last point: record = "all", or a list.')
     values = np.linalg.eigvalsh(work.samples["covariance"].values)
     outside = (values[..., -1] > largest) | (values[..., 0] < smallest)
     last = outside.shape[1] - 1
@@ -166,7 +168,7 @@ def options_of(name: str, value: Any) -> dict[str, Any]:
         return {"level": float(level or DEFAULT_COVERAGE)}
     if name == "stopping_times":
         ends = DEFAULT_ENDS if value is True else {**DEFAULT_ENDS, **value} if isinstance(value, Mapping) else {}
-        known = set(ends) == set(DEFAULT_ENDS)
+        known = set(ends) == set(DEFAULT_ENDS) and all(isinstance(end, int | float) for end in ends.values())
         require(known, f"stopping_times must be true or have largest and smallest; got {value!r}.")
         return {end: float(number) for end, number in ends.items()}
     require(value is True or value == {}, f"{name} must be true or false; got {value!r}.")

@@ -2,7 +2,8 @@ r"""Run a sweep: what is missing in its store, on processes or a cluster, until 
 
 import json
 import random
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -83,21 +84,24 @@ def run_sweep(
     """
     path = Path(store)
     workers = usable_cores() if workers is None else require_count("workers", workers)
-    engine = chosen_engine(workers, threads, cluster, tries)
-    kept = prepared(path, sweep, extend=extend, any_version=any_version)
-    status = kept.verified()
+    with chosen_engine(workers, threads, cluster, require_count("tries", tries)) as engine:
+        kept = prepared(path, sweep, extend=extend, any_version=any_version)
+        return completed(kept, engine, retry_failed=retry_failed, shuffle=shuffle, progress=progress)
+
+
+def completed(kept: Store, engine: Engine, *, retry_failed: bool, shuffle: bool, progress: bool) -> Report:
+    """Run the cells that are missing, and say what there is then."""
+    path, status = kept.path, kept.verified()
     missing = [index for index in kept.indices() if is_missing(status[index], retry_failed)]
     if shuffle:
         random.Random(0).shuffle(missing)
     shown = bar("cells", status.size) if progress else None
-    done = int((status == DONE).sum())
-    skipped = status.size - len(missing)
+    skipped = int((status == DONE).sum())
     try:
         with closing(engine(path, missing)) as finished:  # type: ignore[type-var]
-            for one in finished if missing else ():
+            for count, one in enumerate(finished if missing else (), status.size - len(missing) + 1):
                 status[one.index] = one.status
-                done += one.status == DONE
-                advance(shown, skipped + done)
+                advance(shown, count)
     except StoreError as error:
         raise InputError(f"Cannot write the store {path}: {error}. What is finished stays; start it again.") from error
     except KeyboardInterrupt as interrupt:
@@ -122,16 +126,19 @@ def is_missing(status: Any, retry_failed: bool) -> bool:
     return bool(status != DONE and (status != FAILED or retry_failed))
 
 
-def chosen_engine(workers: int, threads: int | None, cluster: Any, tries: int) -> Engine:
+@contextmanager
+def chosen_engine(workers: int, threads: int | None, cluster: Any, tries: int) -> Iterator[Engine]:
     """Where the cells run."""
+    share = max(1, usable_cores() // workers) if threads is None else require_count("threads", threads)
     if cluster is not None:
         from limitformer.sweep.cluster import connected, on_cluster
 
-        return partial(on_cluster, client=connected(cluster), ours=isinstance(cluster, str), tries=tries)
-    share = max(1, usable_cores() // workers) if threads is None else require_count("threads", threads)
-    if workers == 1:
-        return partial(in_this_process, threads=share, tries=tries)
-    return partial(on_processes, workers=workers, threads=share, tries=tries)
+        with connected(cluster) as client:
+            yield partial(on_cluster, client=client, tries=tries)
+    elif workers == 1:
+        yield partial(in_this_process, threads=share, tries=tries)
+    else:
+        yield partial(on_processes, workers=workers, threads=share, tries=tries)
 
 
 def report_of(store: Store, status: np.ndarray, skipped: int) -> Report:

@@ -144,7 +144,10 @@ def exported(path: Path, out: Path) -> None:
     """
     if out.suffix != ".csv":
         check_target(out)
-        save(load_sweep(path), out)
+        data = load_sweep(path)
+        large = [str(name) for name, axis in data.coords.items() if axis.dtype.kind in "iu" and axis.max() >= 2**31]
+        require(out.suffix != ".nc" or not large, f"{', '.join(large)} does not fit NetCDF's whole numbers; use .zarr.")
+        save(data, out)
         return
     check_writable(out.parent)
     data = load_sweep(path)

@@ -12,10 +12,12 @@ again, or extended by more values of an axis.
 
 import hashlib
 import json
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +32,12 @@ from limitformer.kernels import PACKAGE
 from limitformer.models.serial import from_record
 from limitformer.results import check_writable, package_version
 from limitformer.sweep.chunks import chunk_path, read_chunk, remove_unfinished, write_chunk
-from limitformer.sweep.describe import Sweep, compute, points_of
+from limitformer.sweep.describe import Sweep, compute, points_of, where
 from limitformer.sweep.reduce import LABELS, Reduced
 
 MISSING, DONE, FAILED = 0, 1, 2
 ERROR_LENGTH = 240
+MOST_TRIALS = 10  # of cells, to learn the shapes of their results
 FORMAT = 1
 NO_NUMBERS = ("cli", "figures", "nn", "hf", "train", "plot.py", "progress.py", "phase.py")  # parts without effect here
 Index = tuple[int, ...]
@@ -73,9 +76,24 @@ class Layout:
 
 def layout_of(sweep: Sweep) -> Layout:
     """From two samples of the first cell."""
-    few = min(2, sweep.settings.samples)
-    found = compute(sweep, next(sweep.cells()), samples=few)
+    found = first_results(sweep, samples=min(2, sweep.settings.samples))
     return Layout({name: full_shape(result, sweep.settings.samples) for name, result in found.items()})
+
+
+def first_results(sweep: Sweep, samples: int) -> dict[str, Reduced]:
+    """Of the first cell that does not fail; one that fails will be recorded like any other.
+
+    Raises:
+        InputError: of a cell; or the first few fail.
+    """
+    for cell in islice(sweep.cells(), MOST_TRIALS):
+        try:
+            return compute(sweep, cell, samples=samples)
+        except InputError as error:
+            raise InputError(f"Cell {where(sweep, cell)}: {error}") from error
+        except Exception as error:  # noqa: BLE001  # whatever it is, another cell has the same shapes
+            trouble = error
+    raise InputError(f"The first cells fail: {type(trouble).__name__}: {trouble}") from trouble
 
 
 def full_shape(result: Reduced, samples: int) -> tuple[tuple[str, ...], tuple[int, ...], np.dtype[Any]]:
@@ -104,6 +122,7 @@ class Store:
         for name, result in results.items():
             self._write(name, index, np.asarray(result.values))
         self._write("seconds", index, np.asarray(seconds))
+        chunk_path(self.path / "error", index, 1).unlink(missing_ok=True)  # of an earlier run
         self._write("status", index, np.asarray(DONE))
 
     def fail(self, index: Index, message: str) -> None:
@@ -140,8 +159,9 @@ class Store:
     def verified(self) -> NDArray[np.int8]:
         """As `status`, with cells missing whose chunks are absent or damaged."""
         found = self.status()
-        for index in zip(*np.nonzero(found == DONE), strict=True):
-            if any(self.read(name, index) is None for name in self.layout.results):
+        needed = {DONE: (*self.layout.results, "seconds"), FAILED: ("error",)}
+        for index in zip(*np.nonzero(found), strict=True):
+            if any(self.read(name, index) is None for name in needed.get(int(found[index]), ("status",))):
                 found[index] = MISSING
         return found
 
@@ -200,10 +220,16 @@ def code() -> dict[str, str]:
 
 
 def create(path: Path, sweep: Sweep) -> Store:
-    """A new store, or a line that says why not."""
+    """A new store, or a line that says why not; made beside its place, so that a kill leaves no half store."""
     check_writable(path.parent)
     store = Store(path, sweep, layout_of(sweep))
-    write_metadata(store)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        beside = Path(folder) / "store"
+        write_metadata(Store(beside, sweep, store.layout))
+        try:
+            beside.rename(path)  # refused if somebody else has begun the store in the meantime
+        except OSError as error:
+            raise InputError(f"Cannot make the store {path}: {error.strerror}.") from error
     return store
 
 
@@ -212,7 +238,7 @@ def write_metadata(store: Store) -> None:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Consolidated metadata")  # xarray wants it, Zarr 3 has not fixed it yet
-            group = zarr.open_group(store.path, mode="a", zarr_format=3)
+            group = zarr.open_group(store.path, mode="a", zarr_format=3, use_consolidated=False)
             for name in store.layout.arrays:
                 place_array(group, store, name)
             for name, values in store.coordinates().items():
@@ -252,6 +278,9 @@ def place_array(group: zarr.Group, store: Store, name: str) -> None:
 
 def place_coordinate(group: zarr.Group, name: str, values: list[Any]) -> None:
     """The values of an axis; those that are no numbers by their positions."""
+    text = json.dumps(list(values))
+    if name in group and group[name].attrs.get("values") == text:
+        return
     numbers = np.asarray(values)
     if numbers.dtype.kind not in "iufb":
         numbers = np.arange(len(values))
@@ -259,7 +288,7 @@ def place_coordinate(group: zarr.Group, name: str, values: list[Any]) -> None:
         name, shape=numbers.shape, chunks=numbers.shape, dtype=numbers.dtype, dimension_names=(name,), overwrite=True
     )
     array[:] = numbers
-    array.attrs["values"] = json.dumps(list(values))
+    array.attrs["values"] = text  # written last: then the numbers are there too
 
 
 def open_store(path: Path) -> Store:

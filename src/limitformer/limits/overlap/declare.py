@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from limitformer.errors import NoLimitError, require, require_count
 from limitformer.limits.overlap.diffusion import OverlapDiffusion
 from limitformer.models.sphere import HybridTransformer, SphereModel, StochasticTransformer
@@ -41,6 +43,7 @@ def checked_clusters(model: SphereModel, clusters: Sequence[int] | None) -> tupl
     if clusters is None:
         require(tokens == 2, f"The overlap of {tokens} tokens is no diffusion; give clusters=(p, q), p + q = {tokens}.")
         return 1, 1
+    clusters = clusters.tolist() if isinstance(clusters, np.ndarray) else clusters
     two = isinstance(clusters, Sequence) and not isinstance(clusters, str) and len(clusters) == 2
     require(two, f"clusters must be two whole numbers (p, q); got {clusters!r}.")
     p, q = (require_count("A cluster", size) for size in clusters)

@@ -223,10 +223,10 @@ class OverlapDiffusion:
         """Mean time until the overlap leaves (`low`, `high`) from `start` in between; always finite."""
         a, x, b = (require_inside(n, v) for n, v in (("low", low), ("start", start), ("high", high)))
         require(a <= x <= b and a < b, f"low, start and high must be in order; got {a:g}, {x:g}, {b:g}.")
-        if isinstance(self.motion, FlowMotion):
-            return hitting.flow_time(self.motion, float(artanh(x)), float(artanh(b)))
         if x in (a, b):
             return 0.0
+        if isinstance(self.motion, FlowMotion):
+            return hitting.flow_time(self.motion, float(artanh(x)), float(artanh(b)))
         return hitting.exit_time(self.motion, *(float(artanh(z)) for z in (a, b, x)))
 
     def metastable_gap(self) -> MetastableGap:
