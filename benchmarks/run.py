@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import limitformer as lf
-from benchmarks import floors
+from benchmarks import floors, sweep_overhead
 from benchmarks.dense_root import dense_root_step
 from benchmarks.sphere_loop import run_layers, uniform_tokens
 from limitformer.figures import FIGURES
@@ -300,6 +300,8 @@ def main() -> None:
             sphere_against_loop,
         ),
         ("threads", "Thread scaling", thread_scaling),
+        ("sweeps", "Sweeps: overhead a cell and worker, in ms", lambda: sweep_overhead.overhead(20_000, THREADS)),
+        ("efficiency", "Sweeps: parallel efficiency", lambda: sweep_overhead.efficiency(40, THREADS)),
         ("first", "Figures at paper scale, each in a new process", first_result),
     ):
         report[name] = measure()

@@ -67,8 +67,9 @@ def printed_after(page: Path, capsys: pytest.CaptureFixture[str]) -> list[tuple[
     return pairs
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/sphere.md", "docs/unequal-clusters.md"])
-def test_pages_print_what_they_show(name, capsys):
+@pytest.mark.parametrize("name", ["README.md", "docs/sphere.md", "docs/unequal-clusters.md", "docs/sweeps.md"])
+def test_pages_print_what_they_show(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     pairs = printed_after(ROOT / name, capsys)
     assert pairs
     for printed, shown in pairs:
