@@ -447,7 +447,7 @@ NUMBERS = "must be finite numbers or ranges start:stop:step with commas between;
         (("--epsilon", "-1"), "epsilon must be at least 0; got -1.0."),
         (("--sigma", "0"), "sigma must be positive; got 0.0."),
         (("--sigma", "nan"), "sigma must be finite; got nan."),
-        (("--attention", "unnormalized", "--beta", "1000"), "Unnormalized attention overflows: its logits reach 1000,"),
+        (("--attention", "unnormalized", "--beta", "1000"), "Unnormalized attention overflows: with logits up to 1000 a"),
         (("--attention", "unnormalized", "--beta", "1,1000"), "Cell tokens = 2, dim = 4, beta = 1000.0: Unnormalized"),
         (("--attention", "sparse"), "attention must be one of 'softmax', 'unnormalized'; got 'sparse'."),
         (("--values", "cauchy"), "values must be one of 'gaussian', 'uniform', 'rademacher', 'truncated normal'; got"),
@@ -482,7 +482,7 @@ def test_bad_phase(refused, options, says):
     [
         (("--beta", "-1"), "beta must be at least 0; got -1.0."),
         (("--beta", "nan"), "beta must be finite; got nan."),
-        (("--beta", "1000", "--attention", "unnormalized"), "Unnormalized attention overflows: its logits reach 1000,"),
+        (("--beta", "1000", "--attention", "unnormalized"), "Unnormalized attention overflows: with logits up to 1000 a"),
         (("--dim", "1"), "dim must be at least 2; got 1."),
         (("--dim", "-4"), "dim must be at least 2; got -4."),
         (("--dim", "2.5"), "; got '2.5'. See 'limitformer overlap --help'."),

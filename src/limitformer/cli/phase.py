@@ -55,6 +55,14 @@ def phase(
     ] = 1e-9,
     seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same numbers.", rich_help_panel=RUN)] = 0,
     threads: Annotated[int | None, typer.Option(help="Threads.", rich_help_panel=RUN, show_default="all cores")] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a sweep's store, in which an interrupted diagram goes on.",
+            rich_help_panel=RUN,
+            show_default="none",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for phase.png and phase.nc.", rich_help_panel=RUN, show_default="none")
     ] = None,
@@ -83,6 +91,7 @@ def phase(
             tolerance=tolerance,
             early_stop=early_stop or None,
             threads=threads,
+            store=store,
         )
         screen.print(table_of(data), crop=False)
         if out is not None:

@@ -37,7 +37,9 @@ def clear_endings() -> Iterator[None]:
         say_error("This does not fit the memory: take fewer tokens, layers or samples, or a smaller width.")
         raise typer.Exit(BAD_INPUT) from error
     except KeyboardInterrupt as error:
-        errors.print("Interrupted; nothing was written.", markup=False)
+        resumes = getattr(error, "resumes", False)  # a sweep's store has what was finished
+        message = str(error) if resumes else "Interrupted; nothing was written."
+        errors.print(message, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from error
 
 

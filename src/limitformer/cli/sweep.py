@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from limitformer.cli.report import INTERRUPTED, clear_endings, errors, screen
+from limitformer.cli.report import clear_endings, errors, screen
 from limitformer.errors import require
 
 if TYPE_CHECKING:
@@ -47,23 +47,19 @@ def run(
     For example: limitformer sweep run sweep.toml --store sweep.zarr --workers 8
     """
     with clear_endings():
-        from limitformer.sweep import SweepInterrupted, read_sweep, run_sweep
+        from limitformer.sweep import read_sweep, run_sweep
 
         description = read_sweep(file)
-        try:
-            with cluster_of(cluster, slurm, workers, (cores, memory, walltime, queue)) as address:
-                report = run_sweep(
-                    description,
-                    store,
-                    workers=workers,
-                    cluster=address,
-                    extend=extend,
-                    retry_failed=retry_failed,
-                    any_version=any_version,
-                )
-        except SweepInterrupted as interrupted:
-            errors.print(str(interrupted).capitalize(), markup=False, highlight=False, soft_wrap=True)
-            raise typer.Exit(INTERRUPTED) from interrupted
+        with cluster_of(cluster, slurm, workers, (cores, memory, walltime, queue)) as address:
+            report = run_sweep(
+                description,
+                store,
+                workers=workers,
+                cluster=address,
+                extend=extend,
+                retry_failed=retry_failed,
+                any_version=any_version,
+            )
         say(report)
 
 

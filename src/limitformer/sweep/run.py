@@ -45,8 +45,10 @@ class Report:
 class SweepInterrupted(KeyboardInterrupt):
     """Ctrl-C during a sweep; what was finished is in the store."""
 
+    resumes = True
+
     def __init__(self, path: Path, done: int, cells: int) -> None:
-        super().__init__(f"interrupted with {done} of {cells} cells done; start it again to go on: {path}")
+        super().__init__(f"Interrupted with {done} of {cells} cells done; start it again to go on: {path}")
 
 
 def run_sweep(
