@@ -8,8 +8,29 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("torch", "torch") from error
 
 from limitformer.nn.attention import Attention as Attention
+from limitformer.nn.blocks import Block as Block
+from limitformer.nn.blocks import FeedForward as FeedForward
+from limitformer.nn.blocks import Stack as Stack
+from limitformer.nn.blocks import post_ln_block as post_ln_block
+from limitformer.nn.blocks import pre_ln_block as pre_ln_block
+from limitformer.nn.blocks import shaped_block as shaped_block
+from limitformer.nn.blocks import stack_of as stack_of
+from limitformer.nn.blocks import without_decay as without_decay
 from limitformer.nn.feedforward import Feedforward as Feedforward
+from limitformer.nn.gains import Gain as Gain
+from limitformer.nn.gains import Learn as Learn
+from limitformer.nn.gains import Recover as Recover
+from limitformer.nn.gains import gains as gains
+from limitformer.nn.initialisation import InitialVariances as InitialVariances
+from limitformer.nn.initialisation import draw as draw
 from limitformer.nn.network import Layer as Layer
 from limitformer.nn.network import Network as Network
 from limitformer.nn.norm import Norm as Norm
+from limitformer.nn.residual import Residual as Residual
+from limitformer.nn.self_attention import ShapedSelfAttention as ShapedSelfAttention
+from limitformer.nn.shaped_attention import attention_matrix as attention_matrix
+from limitformer.nn.shaped_attention import shaped_attention as shaped_attention
+from limitformer.nn.shaped_relu import ShapedReLU as ShapedReLU
 from limitformer.nn.simulate import simulate as simulate
+from limitformer.nn.visibility import Visibility as Visibility
+from limitformer.nn.visibility import visibility as visibility

@@ -1,0 +1,152 @@
+"""Shaped attention against the plain fused kernel: time of forward and backward, and memory of long texts.
+
+The two run in turn in one process and the ratio is the median over the turns; memory is that of all tensors at
+their peak.
+"""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from limitformer.nn.blocks import Block, Stack, shaped_block
+from limitformer.nn.self_attention import ShapedSelfAttention
+from limitformer.nn.shaped_attention import shaped_attention
+from limitformer.nn.visibility import Visibility, visibility
+
+BATCH, LENGTH, WIDTH, HEADS = 8, 256, 512, 8
+LONG = 4096
+MASKS = ("none", "causal", "padding", "padding and causal")
+Work = Callable[[], object]
+
+
+def inputs(batch: int, length: int, width: int = WIDTH, heads: int = HEADS) -> list[Tensor]:
+    """Queries, keys, values and the gradient of the result, laid out as projections leave them."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (batch, length, heads, width // heads)
+    made = [torch.randn(shape, generator=generator).transpose(1, 2) for _ in range(4)]
+    return [x.requires_grad_(i < 3) for i, x in enumerate(made)]
+
+
+def padding_mask(batch: int, length: int) -> Tensor:
+    """(batch, 1, 1, length): texts that end one after the other."""
+    ends = torch.linspace(length // 2, length, batch).long()
+    return (torch.arange(length) < ends[:, None])[:, None, None]
+
+
+def prepared(kind: str, batch: int, length: int) -> Visibility:
+    """One of `MASKS`, made ready as a model does once for all layers."""
+    mask = padding_mask(batch, length) if kind.startswith("padding") else None
+    return visibility(mask, is_causal=kind.endswith("causal"), queries=length, keys=length)
+
+
+def steps(kind: str, batch: int = BATCH, length: int = LENGTH) -> tuple[Work, Work]:
+    """Forward and backward of shaped attention with trained gains, and of plain attention."""
+    query, key, value, gradient = inputs(batch, length)
+    gains = [torch.ones(HEADS, requires_grad=True) for _ in range(2)]
+    seen = prepared(kind, batch, length)
+    scale = (WIDTH // HEADS) ** -0.5
+    leaves = [query, key, value, *gains]
+
+    def backward(result: Tensor) -> None:
+        result.backward(gradient)
+        for leaf in leaves:
+            leaf.grad = None
+
+    def shaped() -> None:
+        backward(shaped_attention(query, key, value, gamma1=gains[0], gamma2=gains[1], scale=scale, mask=seen))
+
+    def plain() -> None:
+        options = {"attn_mask": seen.mask, "is_causal": seen.causal, "scale": scale}
+        backward(functional.scaled_dot_product_attention(query, key, value, **options))
+
+    return shaped, plain
+
+
+def seconds(work: Work) -> float:
+    """Wall time of one call."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def time_ratio(kind: str, turns: int = 30) -> dict[str, float]:
+    """Median milliseconds of both, and the median ratio over turns."""
+    shaped, plain = steps(kind)
+    for work in (shaped, plain) * 3:
+        work()
+    times = np.array([(seconds(shaped), seconds(plain)) for _ in range(turns)])
+    shaped_ms, plain_ms = 1e3 * np.median(times, axis=0)
+    ratio = float(np.median(times[:, 0] / times[:, 1]))
+    return {"shaped_ms": float(shaped_ms), "sdpa_ms": float(plain_ms), "ratio": ratio}
+
+
+def step_ratio(kind: str = "none", depth: int = 4, turns: int = 10) -> dict[str, float]:
+    """The same of a whole training step of a stack of shaped blocks, against the stack without gains."""
+    shaped, plain = (training_step(kind, depth, gains) for gains in (True, False))
+    for work in (shaped, plain) * 2:
+        work()
+    times = np.array([(seconds(shaped), seconds(plain)) for _ in range(turns)])
+    shaped_ms, plain_ms = 1e3 * np.median(times, axis=0)
+    return {
+        "shaped_ms": float(shaped_ms),
+        "sdpa_ms": float(plain_ms),
+        "ratio": float(np.median(times[:, 0] / times[:, 1])),
+    }
+
+
+def made_block(gains: bool) -> Block:
+    """A shaped block, or the same with plain attention."""
+    block = shaped_block(WIDTH, HEADS, gamma=0.2)
+    assert isinstance(block.attention, ShapedSelfAttention)
+    if not gains:
+        block.attention.gamma1 = block.attention.gamma2 = None
+    return block
+
+
+def training_step(kind: str, depth: int, gains: bool) -> Work:
+    """Forward, backward and Adam of a stack of blocks."""
+    blocks = [made_block(gains) for _ in range(depth)]
+    stack = Stack(blocks, is_causal=kind.endswith("causal"))
+    optimiser = torch.optim.Adam(stack.parameters(), lr=1e-4)
+    x = torch.randn(BATCH, LENGTH, WIDTH)
+    mask = padding_mask(BATCH, LENGTH) if kind.startswith("padding") else None
+
+    def step() -> None:
+        optimiser.zero_grad()
+        stack(x, mask).square().mean().backward()
+        optimiser.step()
+
+    return step
+
+
+def peak(kind: str, shaped: bool, what: str) -> int:
+    """Bytes of tensors at the peak of one forward and backward of `LONG` tokens, over what there was before."""
+    work = steps(kind, 2, LONG)[0 if shaped else 1] if what == "attention" else long_block(kind, shaped)
+    work()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        work()
+    assert profile.profiler is not None
+    assert profile.profiler.kineto_results is not None
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = np.cumsum([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())])
+    return int(held.max())
+
+
+def long_block(kind: str, shaped: bool) -> Work:
+    """Forward and backward of one block on a text of `LONG` tokens."""
+    block = made_block(shaped)
+    x = torch.randn(2, LONG, WIDTH)
+    seen = prepared(kind, 2, LONG)
+    return lambda: block(x, seen).square().mean().backward()
+
+
+def memory_ratio(kind: str, what: str = "block") -> dict[str, float]:
+    """Megabytes of both and their ratio, inputs counted; `what` is "block" or "attention"."""
+    inputs_held = 4 if what == "attention" else 1
+    held = inputs_held * 2 * LONG * WIDTH * 4
+    shaped, plain = (peak(kind, flag, what) + held for flag in (True, False))
+    return {"shaped_MB": shaped / 1e6, "sdpa_MB": plain / 1e6, "ratio": shaped / plain}

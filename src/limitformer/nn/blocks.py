@@ -1,0 +1,232 @@
+r"""Blocks of a Transformer that trains, and whole stacks of them.
+
+* shaped:  X ← λX + γ f(X),  with shaped attention and a shaped ReLU, λ and γ trained, no normalisation [ST, App. D];
+* Pre-LN:  X ← X + f(LN(X)), with softmax attention;
+* Post-LN: X ← LN(X + f(X)), the same.
+
+`stack_of` builds what `limitformer.Transformer` declares: untrained, it has the law that the exact chain simulates.
+"""
+
+from collections.abc import Callable
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+
+from limitformer import models
+from limitformer.errors import InputError, require, require_count
+from limitformer.nn.gains import Gain
+from limitformer.nn.initialisation import InitialVariances, draw
+from limitformer.nn.residual import Residual, Sum
+from limitformer.nn.self_attention import ShapedSelfAttention
+from limitformer.nn.shaped_relu import ShapedReLU
+from limitformer.nn.visibility import Visibility, visibility
+
+Make = Callable[[], nn.Module]
+
+
+class FeedForward(nn.Module):
+    """σ(X W_pre) W_post: tokens (*, n) to (*, n).
+
+    Args:
+        width: n.
+        hidden: n_h.
+        activation: σ, entry by entry.
+        bias: whether there are biases, which start at 0.
+    """
+
+    def __init__(self, width: int, hidden: int, activation: nn.Module, *, bias: bool = False) -> None:
+        super().__init__()
+        self.pre = nn.Linear(width, hidden, bias=bias)
+        self.activation = activation
+        self.post = nn.Linear(hidden, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """σ(X W_pre) W_post."""
+        result: Tensor = self.post(self.activation(self.pre(x)))
+        return result
+
+
+class Block(nn.Module):
+    """Attention, then feed-forward, each X ← post(residual(X, f(pre(X)))): tokens (b, m, n) to (b, m, n).
+
+    Args:
+        attention: takes (tokens, mask, is_causal); None leaves it out.
+        feedforward: takes tokens; None leaves it out.
+        residual: makes the residual of a sublayer.
+        pre, post: make its normalisations.
+    """
+
+    def __init__(
+        self,
+        attention: nn.Module | None,
+        feedforward: nn.Module | None,
+        *,
+        residual: Make = Sum,
+        pre: Make = nn.Identity,
+        post: Make = nn.Identity,
+    ) -> None:
+        super().__init__()
+        self.attention, self.feedforward = attention, feedforward
+        parts = [name for name in ("attention", "feedforward") if getattr(self, name) is not None]
+        require(bool(parts), "A block needs attention, feedforward or both; got neither.")
+        self.residual = nn.ModuleDict({name: residual() for name in parts})
+        self.pre = nn.ModuleDict({name: pre() for name in parts})
+        self.post = nn.ModuleDict({name: post() for name in parts})
+
+    def forward(self, x: Tensor, mask: Tensor | Visibility | None = None, is_causal: bool = False) -> Tensor:
+        """The block's output; the mask as for `shaped_attention`."""
+        if self.attention is not None:
+            x = self.add("attention", x, self.attention(self.pre["attention"](x), mask, is_causal))
+        if self.feedforward is not None:
+            x = self.add("feedforward", x, self.feedforward(self.pre["feedforward"](x)))
+        return x
+
+    def add(self, name: str, x: Tensor, branch: Tensor) -> Tensor:
+        """post(residual(X, f))."""
+        result: Tensor = self.post[name](self.residual[name](x, branch))
+        return result
+
+
+def shaped_block(
+    width: int,
+    heads: int,
+    *,
+    gamma: float,
+    hidden: int | None = None,
+    kv_heads: int | None = None,
+    tau0: float = 1.0,
+    bias: bool = False,
+    float32: bool = False,
+) -> Block:
+    """The shaped block of [ST, App. D]: s₋ = 1 − 1/√n, γ₁ = γ₂ = 1, λ² + γ² = 1; `hidden` None means 4 width."""
+    width, hidden = require_count("width", width), 4 * width if hidden is None else require_count("hidden", hidden)
+    slope = 1 - 1 / sqrt(width)
+    block = Block(
+        ShapedSelfAttention(width, heads, kv_heads=kv_heads, tau0=tau0, bias=bias, float32=float32),
+        FeedForward(width, hidden, ShapedReLU(negative=slope), bias=bias),
+        residual=lambda: Residual(gamma),
+    )
+    draw(block, InitialVariances.shaped(width, hidden=hidden, gain=2 / (1 + slope**2)))
+    return block
+
+
+def pre_ln_block(
+    width: int, heads: int, *, hidden: int | None = None, kv_heads: int | None = None, bias: bool = False
+) -> Block:
+    """The Pre-LN block with softmax attention and ReLU; `hidden` None means 4 width."""
+    return norm_block(width, heads, "pre", hidden, kv_heads, bias)
+
+
+def post_ln_block(
+    width: int, heads: int, *, hidden: int | None = None, kv_heads: int | None = None, bias: bool = False
+) -> Block:
+    """The Post-LN block, the same otherwise."""
+    return norm_block(width, heads, "post", hidden, kv_heads, bias)
+
+
+def norm_block(width: int, heads: int, place: str, hidden: int | None, kv_heads: int | None, bias: bool) -> Block:
+    """Softmax attention and ReLU with LayerNorm before or after."""
+    width, hidden = require_count("width", width), 4 * width if hidden is None else require_count("hidden", hidden)
+    block = Block(
+        ShapedSelfAttention(width, heads, kv_heads=kv_heads, gamma1=None, gamma2=None, bias=bias),
+        FeedForward(width, hidden, nn.ReLU(), bias=bias),
+        **{place: lambda: nn.LayerNorm(width)},
+    )
+    draw(block, InitialVariances.standard(width, hidden=hidden, gain=2.0))
+    return block
+
+
+class Stack(nn.Module):
+    """Blocks one after the other, which share one mask made ready once: tokens (b, m, n) to (b, m, n)."""
+
+    def __init__(self, blocks: list[Block], *, is_causal: bool = False) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.is_causal = is_causal
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The last block's output; a mask as for `shaped_attention`."""
+        tokens = x.shape[-2]
+        seen = visibility(mask, is_causal=self.is_causal, queries=tokens, keys=tokens, device=x.device)
+        for block in self.blocks:
+            x = block(x, seen)
+        return x
+
+
+def stack_of(model: models.Transformer, generator: torch.Generator | None = None, *, trained: bool = True) -> Stack:
+    """The network that trains of a declaration, drawn from its law; `trained` says whether gains, λ and γ are.
+
+    Raises:
+        InputError: attention without `heads`, which has no output projection.
+    """
+    stack = Stack([block_of(model, trained) for _ in range(model.depth)], is_causal=model.mask == "causal")
+    draw(stack, variances_of(model), generator)
+    return stack
+
+
+def variances_of(model: models.Transformer) -> InitialVariances:
+    """The initial variances of a declaration."""
+    part, feedforward = model.attention, model.feedforward
+    shaped = part is not None and part.interventions[2] == "shaped"
+    joined = None if part is None else (part.heads or 1) * part.key_dim(model.width)
+    hidden = None if feedforward is None else feedforward.hidden_at(model.width)
+    gain = 1.0 if feedforward is None else feedforward.gain(model.width)
+    law = InitialVariances.shaped if shaped else InitialVariances.standard
+    return law(model.width, joined=joined, hidden=hidden, gain=gain)
+
+
+def block_of(model: models.Transformer, trained: bool) -> Block:
+    """One block of a declaration, not drawn yet."""
+    norm = model.normalisation
+    places = {} if norm is None else {norm.placement: lambda: norm_of(norm, model.width)}
+    return Block(
+        None if model.attention is None else attention_of(model.attention, model.width, trained),
+        None if model.feedforward is None else feedforward_of(model.feedforward, model.width, trained),
+        residual=lambda: Residual(model.gamma, model.skip, trained=trained),
+        **places,
+    )
+
+
+def attention_of(part: models.Attention, width: int, trained: bool) -> ShapedSelfAttention:
+    """The attention of a declaration."""
+    if part.heads is None:
+        raise InputError("A network that trains has an output projection; got heads=None. Nearest: heads=1.")
+    identity, center, _ = part.interventions
+    return ShapedSelfAttention(
+        width,
+        part.heads,
+        head_dim=part.key_dim(width),
+        tau0=part.tau0,
+        gamma1=1.0 if identity else None,
+        gamma2=1.0 if center else None,
+        trained=trained,
+    )
+
+
+def feedforward_of(part: models.Feedforward, width: int, trained: bool) -> FeedForward:
+    """The feed-forward layer of a declaration."""
+    activation: nn.Module = nn.GELU()
+    if isinstance(part, models.ShapedReLU):
+        positive, negative = part.slopes(width)
+        activation = ShapedReLU(positive=positive, negative=negative, trained=trained)
+    elif isinstance(part, models.ReLU):
+        activation = nn.ReLU()
+    return FeedForward(width, part.hidden_at(width), activation)
+
+
+def norm_of(part: models.Norm, width: int) -> nn.Module:
+    """The normalisation of a declaration."""
+    make = nn.LayerNorm if isinstance(part, models.LayerNorm) else nn.RMSNorm
+    return make(width, eps=part.eps)
+
+
+def without_decay(model: nn.Module) -> list[str]:
+    """Names of the parameters that weight decay must leave alone: gains, slopes, λ, γ, norms and biases."""
+    alone = (Gain, Residual, nn.LayerNorm, nn.RMSNorm)
+    names = []
+    for path, module in model.named_modules():
+        for name, _ in module.named_parameters(recurse=False):
+            if isinstance(module, alone) or name == "bias":
+                names.append(f"{path}.{name}" if path else name)
+    return names

@@ -1,0 +1,91 @@
+r"""Learn and Recover: what becomes of the shaping in training [ST, App. D].
+
+The shaping parameters are γ₁, γ₂ of each attention [ST, eq. 33] and the negative slope s₋ of each ReLU. They start at
+their shaped values, γ₁ = γ₂ = 1 and s₋ = 1 − 1/√n, and then
+
+* **Learn**: all of them are trained;
+* **Recover**: all of them fall linearly to zero over the first 4,000 steps and stay there, which leaves softmax
+  attention and a plain ReLU: a Transformer without LayerNorm.
+
+Recover is a function of the step and of the start alone, never of the values it finds, so a run that resumes at a step
+goes on as if it had not stopped. λ and γ of the residuals are trained in both.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from limitformer.errors import require, require_count, require_real
+
+
+class Gain(nn.Module):
+    """A shaping parameter: `value` () or (heads,), which `Learn` trains and `Recover` takes to zero.
+
+    Args:
+        start: its value at step 0.
+        heads: so many numbers; None makes it one.
+        trained: whether it has a gradient.
+    """
+
+    def __init__(self, start: float, heads: int | None = None, trained: bool = True) -> None:
+        super().__init__()
+        self.start = require_real("start", start)
+        shape = () if heads is None else (heads,)
+        self.value = nn.Parameter(torch.full(shape, self.start), requires_grad=trained)
+
+    def forward(self) -> Tensor:
+        """The value."""
+        return self.value
+
+    def extra_repr(self) -> str:
+        return f"start={self.start}, shape={tuple(self.value.shape)}, trained={self.value.requires_grad}"
+
+
+@dataclass(frozen=True)
+class Learn:
+    """All shaping parameters are trained."""
+
+    def prepare(self, model: nn.Module) -> None:
+        """Give every gain of `model` a gradient; once, before the optimiser is made."""
+        for gain in gains(model):
+            gain.value.requires_grad_(True)
+
+    def apply(self, model: nn.Module, step: int) -> None:
+        """Nothing: the optimiser moves the gains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recover:
+    """All shaping parameters fall linearly to zero.
+
+    Attributes:
+        steps: the step from which they are zero; [ST] takes the warm-up's 4,000.
+    """
+
+    steps: int = 4000
+
+    def __post_init__(self) -> None:
+        require_count("steps", self.steps)
+
+    def fraction(self, step: int) -> float:
+        """What is left of the shaping at a step: 1 at step 0, 0 from `steps` on."""
+        require(step >= 0, f"step must be at least 0; got {step}.")
+        return max(0, self.steps - step) / self.steps
+
+    def prepare(self, model: nn.Module) -> None:
+        """Take every gain of `model` from the optimiser; once, before that is made."""
+        for gain in gains(model):
+            gain.value.requires_grad_(False)
+
+    @torch.no_grad()
+    def apply(self, model: nn.Module, step: int) -> None:
+        """Set every gain of `model` to what it is at `step`; before that step's forward."""
+        fraction = self.fraction(step)
+        for gain in gains(model):
+            gain.value.fill_(gain.start * fraction)
+
+
+def gains(model: nn.Module) -> list[Gain]:
+    """All shaping parameters of a model, each once."""
+    return [module for module in model.modules() if isinstance(module, Gain)]

@@ -1,0 +1,39 @@
+r"""Residuals with trainable strengths: X ← λX + γ f(X) [ST, eq. 1]; λ² + γ² = 1 at the start, and only there."""
+
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+
+from limitformer.errors import require, require_real
+
+
+class Residual(nn.Module):
+    """λx + γf; `forward` takes the tokens and the branch's output, of one shape.
+
+    Args:
+        gamma: γ in [0, 1] at the start; [ST, App. D] tries 0.05, 0.1 and 0.2.
+        lam: λ at the start; None means √(1 − γ²).
+        trained: whether they have gradients.
+    """
+
+    def __init__(self, gamma: float, lam: float | None = None, *, trained: bool = True) -> None:
+        super().__init__()
+        gamma = require_real("gamma", gamma)
+        require(0 <= gamma <= 1, f"gamma must lie in [0, 1]; got {gamma}. [ST, App. D] takes 0.05, 0.1 or 0.2.")
+        lam = sqrt(1 - gamma**2) if lam is None else require_real("lam", lam)
+        require(lam >= 0, f"lam must be at least 0; got {lam}.")
+        self.lam = nn.Parameter(torch.tensor(lam), requires_grad=trained)
+        self.gamma = nn.Parameter(torch.tensor(gamma), requires_grad=trained)
+
+    def forward(self, x: Tensor, branch: Tensor) -> Tensor:
+        """λx + γf."""
+        return self.lam.to(x.dtype) * x + self.gamma.to(x.dtype) * branch
+
+
+class Sum(nn.Module):
+    """x + f, the residual of Pre-LN and Post-LN."""
+
+    def forward(self, x: Tensor, branch: Tensor) -> Tensor:
+        """x + f."""
+        return x + branch

@@ -1,0 +1,114 @@
+r"""Multi-head self-attention that trains: A_h = γ₁ I + softmax(Q_h K_hᵀ/τ) − γ₂ C̄ [ST, eq. 33] in every head h.
+
+The temperature is τ₀ √n_k here; the other √n of [ST, eq. 9] is in the initial variances of queries and keys
+(`limitformer.nn.initialisation`). Without gains it is the softmax attention of every stock Transformer.
+
+In shapes: b batch, m tokens, n width, h heads, g key/value heads, d head_dim.
+"""
+
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+
+from limitformer.errors import require, require_count, require_real
+from limitformer.nn.gains import Gain
+from limitformer.nn.initialisation import InitialVariances, dim_of_heads, draw
+from limitformer.nn.shaped_attention import attention_matrix, shaped_attention
+from limitformer.nn.visibility import Visibility
+
+Past = tuple[Tensor, Tensor]
+
+
+class ShapedSelfAttention(nn.Module):
+    """`forward` maps tokens (b, m, n) to (b, m, n).
+
+    Args:
+        width: n.
+        heads: h.
+        kv_heads: g, dividing h; None means h.
+        head_dim: d; None means width/heads.
+        tau0: τ₀ > 0.
+        gamma1, gamma2: γ₁, γ₂ at the start; None leaves the term out for good.
+        per_head: whether each head has its own γ₁ and γ₂.
+        trained: whether γ₁ and γ₂ have gradients.
+        bias: whether the projections have biases, which start at 0.
+        dropout: of the softmax, in training.
+        float32: whether softmax − C̄ is computed in float32 whatever the dtype (`limitformer.nn.shaped_attention`).
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        tau0: float = 1.0,
+        gamma1: float | None = 1.0,
+        gamma2: float | None = 1.0,
+        per_head: bool = True,
+        trained: bool = True,
+        bias: bool = False,
+        dropout: float = 0.0,
+        float32: bool = False,
+    ) -> None:
+        super().__init__()
+        width, self.heads = require_count("width", width), require_count("heads", heads)
+        self.kv_heads = self.heads if kv_heads is None else require_count("kv_heads", kv_heads)
+        message = f"kv_heads must divide heads; got heads={heads}, kv_heads={kv_heads}."
+        require(self.heads % self.kv_heads == 0, message)
+        self.head_dim = dim_of_heads(width, self.heads, head_dim)
+        tau0 = require_real("tau0", tau0)
+        require(tau0 > 0, f"tau0 must be positive; got {tau0}.")
+        self.scale = 1 / (tau0 * sqrt(self.head_dim))
+        number = self.heads if per_head else None
+        self.gamma1 = None if gamma1 is None else Gain(gamma1, number, trained)
+        self.gamma2 = None if gamma2 is None else Gain(gamma2, number, trained)
+        self.query = nn.Linear(width, self.heads * self.head_dim, bias=bias)
+        self.key = nn.Linear(width, self.kv_heads * self.head_dim, bias=bias)
+        self.value = nn.Linear(width, self.kv_heads * self.head_dim, bias=bias)
+        self.output = nn.Linear(self.heads * self.head_dim, width, bias=bias)
+        self.dropout, self.float32 = dropout, float32
+        draw(self, InitialVariances.shaped(width, joined=self.heads * self.head_dim))
+
+    def forward(self, x: Tensor, mask: Tensor | Visibility | None = None, is_causal: bool = False) -> Tensor:
+        """Attention among the tokens; the mask as for `shaped_attention`."""
+        return self.step(x, mask=mask, is_causal=is_causal)[0]
+
+    def step(
+        self, x: Tensor, past: Past | None = None, mask: Tensor | Visibility | None = None, is_causal: bool = True
+    ) -> tuple[Tensor, Past]:
+        """(output, keys and values so far), for new tokens that come after those of `past`; the mask spans all."""
+        query, key, value = self.split(self.query(x)), self.split(self.key(x)), self.split(self.value(x))
+        if past is not None:
+            key, value = torch.cat([past[0], key], -2), torch.cat([past[1], value], -2)
+        mixed = shaped_attention(
+            query,
+            key,
+            value,
+            gamma1=0.0 if self.gamma1 is None else self.gamma1(),
+            gamma2=0.0 if self.gamma2 is None else self.gamma2(),
+            scale=self.scale,
+            mask=mask,
+            is_causal=is_causal,
+            dropout=self.dropout if self.training else 0.0,
+            float32=self.float32,
+        )
+        return self.output(mixed.transpose(1, 2).flatten(2)), (key, value)
+
+    def matrix(self, x: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """A (b, h, m, m), to look at."""
+        return attention_matrix(
+            self.split(self.query(x)),
+            self.split(self.key(x)),
+            gamma1=0.0 if self.gamma1 is None else self.gamma1(),
+            gamma2=0.0 if self.gamma2 is None else self.gamma2(),
+            scale=self.scale,
+            mask=mask,
+            is_causal=is_causal,
+        )
+
+    def split(self, x: Tensor) -> Tensor:
+        """(b, m, heads d) to (b, heads, m, d)."""
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)

@@ -1,0 +1,34 @@
+r"""The shaped ReLU σ(x) = s₊ max(x, 0) + s₋ min(x, 0) [ST, after eq. 4], with a negative slope that trains.
+
+[ST, App. D] takes s₊ = 1 and s₋ = 1 − 1/√n. At 0 the gradient is s₋, once: `clamp` would give both slopes there, and
+padded tokens are exact zeros.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from limitformer.errors import require_real
+from limitformer.nn.gains import Gain
+
+
+class ShapedReLU(nn.Module):
+    """σ entry by entry, any shape.
+
+    Args:
+        negative: s₋ at the start; for width n, [ST] takes 1 − 1/√n.
+        positive: s₊, which stays.
+        trained: whether s₋ has a gradient.
+    """
+
+    def __init__(self, *, negative: float, positive: float = 1.0, trained: bool = True) -> None:
+        super().__init__()
+        self.positive = require_real("positive", positive)
+        self.negative = Gain(require_real("negative", negative), trained=trained)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """σ(x)."""
+        negative = self.negative().to(x.dtype)
+        return torch.where(x > 0, self.positive * x, negative * x)
+
+    def extra_repr(self) -> str:
+        return f"positive={self.positive}"

@@ -1,0 +1,208 @@
+r"""What each query sees: masks, and the mean of the values that they show, C̄ v [ST, eqs. 9, 33].
+
+Row i of C̄ is the softmax of zero logits under the mask: 1/mᵢ on the mᵢ tokens that query i sees, 0 elsewhere; under an
+additive mask it is the softmax of the mask's row, whatever its numbers. C̄ v costs as little as the mask's shape lets
+it: a mean without a mask, a cumulative sum under a causal one (padded or not), one row for all queries where the mask
+says nothing about queries (padding), else one product that all heads share. A mask alone decides it, not its entries:
+nothing waits for the device, and `torch.compile` takes it whole.
+
+Rules, for every kind of mask:
+
+* Boolean: True is seen. Additive: −∞ is unseen, and so is half the least number of the mask's dtype and anything below.
+* A query that sees nothing has a row of zeros in the softmax and in C̄: what is left of it is γ₁ v.
+* Causal alignment is at the bottom right: the queries are the last of the keys, or stand at `positions`.
+
+In shapes: b batch, h heads, g key/value heads, q queries, k keys, d head_dim.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from limitformer.errors import InputError, require
+
+BLOCK = 16  # tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Visibility:
+    """A mask made ready once; `shaped_attention` takes it in place of a mask, so that layers can share it.
+
+    Attributes:
+        mask: what the fused kernel adds or selects by, (b|1, h|1, q|1, k), where no row is empty; None shows all.
+        causal: whether the kernel's own causal flag stands for the mask.
+        seen: (b|1, h|1, q|1, 1), whether a query sees anything; None if all do.
+        mean: how C̄ v is computed.
+        padding: for "causal", the keys that are seen at all, (b|1, 1, k, 1); None if all are.
+    """
+
+    mask: Tensor | None = None
+    causal: bool = False
+    seen: Tensor | None = None
+    mean: Literal["all", "causal", "rows"] = "all"
+    padding: Tensor | None = None
+
+    def sums(self, value: Tensor) -> Tensor:
+        """Σ over the keys seen of values (b, g, k, d): (b, g|h, q|1, d), h where the mask has heads.
+
+        C̄ v is this over `counts`; they come apart because callers have a factor of their own to bring in.
+        """
+        if self.mean == "all":
+            return value.mean(-2, keepdim=True)
+        if self.mean == "causal":
+            return causal_sum(value if self.padding is None else value * self.padding)
+        return weighted_sum(self.weights(value), value)
+
+    def adjoint(self, gradient: Tensor, keys: int) -> Tensor:
+        """The adjoint of `sums`: (b, g, h/g, q|1, d) to (b, g, k|1, d)."""
+        if self.mean == "all":
+            return gradient.sum((2, 3)).unsqueeze(2) / keys
+        if self.mean == "causal":
+            whole = causal_sum(gradient.sum(2) if gradient.shape[2] > 1 else gradient.squeeze(2), backward=True)
+            return whole if self.padding is None else whole.mul_(self.padding)
+        return weighted_adjoint(self.weights(gradient), gradient)
+
+    def counts(self, value: Tensor) -> Tensor | None:
+        """How many keys each query sees, at least 1: (b|1, h|1, q|1, 1); None for ones."""
+        exact = torch.promote_types(value.dtype, torch.float32)  # bfloat16 counts to 256 only
+        if self.mean == "causal" and self.padding is not None:
+            return self.padding.cumsum(-2).clamp(min=1).to(exact)
+        if self.mean == "causal":
+            return torch.arange(1, value.shape[-2] + 1, device=value.device, dtype=exact)[None, None, :, None]
+        boolean = self.mask is not None and self.mask.dtype == torch.bool
+        return self.mask.sum(-1, keepdim=True).to(exact) if boolean and self.mask is not None else None
+
+    def weights(self, value: Tensor) -> Tensor:
+        """What `sums` weighs keys by, of the mask's shape: zeros and ones, or the softmax of an additive mask."""
+        assert self.mask is not None
+        if self.mask.dtype == torch.bool:
+            return self.mask.to(value.dtype)
+        exact = torch.promote_types(value.dtype, torch.float32)
+        return torch.softmax(self.mask, -1, dtype=exact).to(value.dtype)
+
+
+def visibility(
+    mask: Tensor | None,
+    *,
+    is_causal: bool = False,
+    queries: int,
+    keys: int,
+    positions: Tensor | None = None,
+    device: torch.device | str | None = None,
+) -> Visibility:
+    """Make a mask ready.
+
+    Args:
+        mask: boolean or additive, (q, k) or (b|1, h|1, q|1, k); None shows everything.
+        is_causal: whether a query sees no key after its own position, besides what the mask says.
+        queries, keys: q and k.
+        positions: (q,) or (b, q), where the queries stand among the keys; None: they are the last.
+        device: of the tensors, where there is no mask.
+    """
+    mask = None if mask is None else as_four(mask, queries, keys)
+    if not is_causal or (queries == 1 and positions is None):
+        return Visibility() if mask is None else by_rows(mask)
+    require(queries <= keys, f"Causal attention needs at least as many keys as queries; got {queries} and {keys}.")
+    padding = mask is None or (mask.dtype == torch.bool and mask.shape[-3:-1] == (1, 1))
+    square = queries == keys and positions is None
+    if mask is None and square:
+        return Visibility(causal=True, mean="causal")
+    lower = causal_mask(queries, keys, positions, device if mask is None else mask.device)
+    joined = lower if mask is None else hidden_where(mask, ~lower)
+    if not (padding and square):
+        return by_rows(joined)
+    assert mask is not None
+    safe, seen = without_empty_rows(joined)
+    return Visibility(mask=safe, seen=seen, mean="causal", padding=mask.mT)
+
+
+def as_four(mask: Tensor, queries: int, keys: int) -> Tensor:
+    """A mask as (b|1, h|1, q|1, k), with axes that only repeat cut to one, or `InputError`."""
+    four = mask[None, None] if mask.dim() == 2 else mask
+    shaped = four.dim() == 4 and four.shape[-1] == keys and four.shape[-2] in (1, queries)
+    if not shaped:
+        raise InputError(
+            f"mask must have the shape (batch or 1, heads or 1, {queries} or 1, {keys}) or ({queries}, {keys}) for "
+            f"{queries} queries and {keys} keys; got {tuple(mask.shape)}."
+        )
+    kind = mask.dtype == torch.bool or mask.dtype.is_floating_point
+    require(kind, f"mask must be boolean (True is seen) or floating (added); got {mask.dtype}. Nearest: mask.bool().")
+    for axis in range(3):
+        if four.shape[axis] > 1 and four.stride(axis) == 0:
+            four = four.narrow(axis, 0, 1)
+    return four
+
+
+def by_rows(mask: Tensor) -> Visibility:
+    """A mask of any kind: C̄ is the softmax of its rows."""
+    safe, seen = without_empty_rows(mask)
+    return Visibility(mask=safe, seen=seen, mean="rows")
+
+
+def without_empty_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """(mask whose empty rows see all, which rows saw anything): kernels differ on empty rows, some return NaN."""
+    if mask.dtype == torch.bool:
+        seen = mask.any(-1, keepdim=True)
+        return mask | ~seen, seen
+    unseen = mask <= torch.finfo(mask.dtype).min / 2
+    seen = ~unseen.all(-1, keepdim=True)
+    return mask.masked_fill(unseen, -torch.inf).masked_fill(~seen, 0.0), seen
+
+
+def hidden_where(mask: Tensor, hidden: Tensor) -> Tensor:
+    """The mask with more hidden."""
+    return mask & ~hidden if mask.dtype == torch.bool else mask.masked_fill(hidden, -torch.inf)
+
+
+def causal_mask(queries: int, keys: int, positions: Tensor | None, device: torch.device | str | None) -> Tensor:
+    """(b|1, 1, q, k): key ≤ position of the query."""
+    if positions is None:
+        positions = torch.arange(keys - queries, keys, device=device)
+    rows = positions[None] if positions.dim() == 1 else positions
+    return torch.arange(keys, device=positions.device) <= rows[:, None, :, None]
+
+
+def causal_sum(value: Tensor, backward: bool = False) -> Tensor:
+    """Sums of the values up to each token, or from it on: (b, g, k, d) to the same shape.
+
+    In blocks of `BLOCK` tokens: a triangle within each, and what came before it. Tokens before heads, the layout of
+    projections, makes it one product for all heads; `cumsum` takes twice the time.
+    """
+    heads, keys = value.shape[1:3]
+    rows = value.transpose(1, 2).flatten(2)  # (b, k, g d)
+    rows = functional.pad(rows, (0, 0, 0, -keys % BLOCK)) if keys % BLOCK else rows
+    blocks = rows.unflatten(1, (-1, BLOCK))
+    totals = blocks.sum(2)
+    past = totals.cumsum(1)
+    outside = (past[:, -1:] - past if backward else past - totals).flatten(0, 1)[:, None]
+    triangle = torch.ones(BLOCK, BLOCK, dtype=rows.dtype, device=rows.device)
+    triangle = triangle.triu() if backward else triangle.tril()
+    flat = blocks.flatten(0, 1)
+    sums = torch.baddbmm(outside.expand_as(flat), triangle.expand(len(flat), -1, -1), flat)
+    return sums.unflatten(0, (len(value), -1)).flatten(1, 2)[:, :keys].unflatten(2, (heads, -1)).transpose(1, 2)
+
+
+def weighted_sum(weights: Tensor, value: Tensor) -> Tensor:
+    """Σₖ wₖ vₖ of weights (b|1, h|1, q|1, k) and values (b, g, k, d): (b, g|h, q|1, d).
+
+    The weights are never repeated over batch or heads, which `matmul` would do: that is the memory of A itself.
+    """
+    batch = "" if weights.shape[0] == 1 else "b"
+    weights = weights if batch else weights.squeeze(0)
+    if weights.shape[-3] == 1:
+        return torch.einsum(f"{batch}qk,bgkd->bgqd", weights.squeeze(-3), value)
+    by_group = weights.unflatten(-3, (value.shape[1], -1))
+    return torch.einsum(f"{batch}ghqk,bgkd->bghqd", by_group, value).flatten(1, 2)
+
+
+def weighted_adjoint(weights: Tensor, gradient: Tensor) -> Tensor:
+    """The adjoint of `weighted_sum`: (b, g, h/g, q|1, d) to (b, g, k, d)."""
+    batch = "" if weights.shape[0] == 1 else "b"
+    weights = weights if batch else weights.squeeze(0)
+    if weights.shape[-3] == 1:
+        return torch.einsum(f"{batch}qk,bgqd->bgkd", weights.squeeze(-3), gradient.sum(2))
+    by_group = weights.unflatten(-3, gradient.shape[1:3])
+    return torch.einsum(f"{batch}ghqk,bghqd->bgkd", by_group, gradient)
