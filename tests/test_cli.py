@@ -19,7 +19,6 @@ import limitformer as lf
 from limitformer.cli.app import app
 from limitformer.errors import MissingExtraError
 from limitformer.figures import FIGURES
-from processes import hear_interrupts
 
 SMALL = ("--width", "16", "--depth", "4", "--samples", "6", "--threads", "1")
 ZEN = Path(lf.__file__).parent / "data" / "zen-of-python.txt"
@@ -63,9 +62,7 @@ def spawn(*arguments, **options):
     """The command line in a process of its own."""
     environment = {**os.environ, "COLUMNS": "160", "PYTHONIOENCODING": "utf-8"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
-    return subprocess.Popen(
-        [*COMMAND, *map(str, arguments)], env=environment, preexec_fn=hear_interrupts, **pipes, **options
-    )
+    return subprocess.Popen([*COMMAND, *map(str, arguments)], env=environment, **pipes, **options)
 
 
 def finished(process):

@@ -28,7 +28,6 @@ from limitformer.cli.phase import ROWS
 from limitformer.cli.sphere_options import LARGEST_COUNT, MOST_CELLS, MOST_VALUES, parse_counts, parse_grid
 from limitformer.errors import InputError
 from limitformer.phase import phase_diagram
-from processes import hear_interrupts
 
 SMALL = ("--layers", "20", "--horizon", "2", "--samples", "40", "--threads", "1")
 
@@ -447,7 +446,7 @@ NUMBERS = "must be finite numbers or ranges start:stop:step with commas between;
         (("--epsilon", "-1"), "epsilon must be at least 0; got -1.0."),
         (("--sigma", "0"), "sigma must be positive; got 0.0."),
         (("--sigma", "nan"), "sigma must be finite; got nan."),
-        (("--attention", "unnormalized", "--beta", "1000"), "Unnormalized attention overflows: with logits up to 1000 a"),
+        (("--attention", "unnormalized", "--beta", "1000"), "Unnormalized attention overflows: with logits up to 1000"),
         (("--attention", "unnormalized", "--beta", "1,1000"), "Cell tokens = 2, dim = 4, beta = 1000.0: Unnormalized"),
         (("--attention", "sparse"), "attention must be one of 'softmax', 'unnormalized'; got 'sparse'."),
         (("--values", "cauchy"), "values must be one of 'gaussian', 'uniform', 'rademacher', 'truncated normal'; got"),
@@ -482,7 +481,7 @@ def test_bad_phase(refused, options, says):
     [
         (("--beta", "-1"), "beta must be at least 0; got -1.0."),
         (("--beta", "nan"), "beta must be finite; got nan."),
-        (("--beta", "1000", "--attention", "unnormalized"), "Unnormalized attention overflows: with logits up to 1000 a"),
+        (("--beta", "1000", "--attention", "unnormalized"), "Unnormalized attention overflows: with logits up to 1000"),
         (("--dim", "1"), "dim must be at least 2; got 1."),
         (("--dim", "-4"), "dim must be at least 2; got -4."),
         (("--dim", "2.5"), "; got '2.5'. See 'limitformer overlap --help'."),
@@ -556,7 +555,7 @@ def spawn(*arguments):
     environment = {**os.environ, "COLUMNS": "160", "PYTHONIOENCODING": "utf-8"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
     command = [sys.executable, "-m", "limitformer", *map(str, arguments)]
-    return subprocess.Popen(command, env=environment, preexec_fn=hear_interrupts, **pipes)
+    return subprocess.Popen(command, env=environment, **pipes)
 
 
 def test_sigint_ends_a_long_diagram_in_one_line(tmp_path):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from limitformer.cli.report import clear_endings, errors, screen
 from limitformer.errors import require
@@ -81,7 +82,8 @@ def cluster_of(
 ) -> AbstractContextManager[str | None]:
     """Where the cells run: None for processes of this machine."""
     require(address is None or slurm is None, "Choose one of --cluster and --slurm.")
-    require(address in (None, "local") or workers is None, "--workers would change nothing: the cluster has its own.")
+    own = address == "local" or (address is None and slurm is None)
+    require(own or workers is None, "--workers would change nothing: the cluster has its own.")
     if address is None and slurm is None:
         return nullcontext(None)
     from limitformer.replicas import usable_cores
@@ -114,7 +116,7 @@ def status(store: STORE) -> None:
 
         table = Table("", "", show_header=False)
         for name, value in progress_of(store):
-            table.add_row(name, value)
+            table.add_row(name, Text(value))  # an error may have brackets
         screen.print(table)
 
 

@@ -4,29 +4,32 @@ Workers write their cells into the store themselves, so they must see its folder
 Dask hands out batches, replaces workers that die, and this module hands the cells of a lost batch out again.
 """
 
+import shutil
 import uuid
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from limitformer.errors import InputError, MissingExtraError, require
+from limitformer.progress import announced
 from limitformer.sweep.chunks import UNFINISHED
 from limitformer.sweep.store import FAILED, Index, open_store
-from limitformer.sweep.work import Finished, StoreError, run_cell, save, stamp_of
+from limitformer.sweep.work import Finished, run_cell, save, stamp_of
 
 BATCHES_PER_WORKER = 8
 LARGEST_BATCH = 64
 CONNECT_SECONDS = 10
-LOST_BATCHES = 3  # with the same first cell, before it is given up; Dask itself tries a batch on four workers
+LOST_ALONE = 1  # times that Dask gives up a cell that was alone; it tries four workers each time
 
 
 def distributed() -> Any:
     """The package, or the extra that has it."""
     try:
-        import dask.distributed as package
+        import distributed as package
     except ImportError as error:
-        raise MissingExtraError("dask.distributed", "cluster") from error
+        raise MissingExtraError("distributed", "cluster") from error
     return package
 
 
@@ -42,6 +45,7 @@ def connected(cluster: Any) -> Iterator[Any]:
         yield cluster
         return
     try:
+        package.comm.get_address_host_port(cluster)  # a client of an address that makes no sense never ends
         client = package.Client(cluster, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise InputError(f"No Dask scheduler answers at {cluster}: {first_line(error)}.") from error
@@ -56,9 +60,8 @@ def first_line(error: Exception) -> str:
 
 def local_cluster(workers: int) -> Any:
     """A cluster of processes on this machine."""
-    return distributed().LocalCluster(
-        n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
-    )
+    loopback = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}  # None would take port 8787, open to all
+    return distributed().LocalCluster(n_workers=workers, threads_per_worker=1, processes=True, **loopback)
 
 
 def slurm_cluster(jobs: int, cores: int, memory: str, walltime: str, queue: str | None = None) -> Any:
@@ -67,9 +70,12 @@ def slurm_cluster(jobs: int, cores: int, memory: str, walltime: str, queue: str 
         from dask_jobqueue.slurm import SLURMCluster
     except ImportError as error:
         raise MissingExtraError("dask-jobqueue", "cluster") from error
+    require(shutil.which("sbatch") is not None, "There is no sbatch here: SLURM takes jobs from its own machines.")
     options: dict[str, Any] = {} if queue is None else {"queue": queue}
     made = SLURMCluster(cores=cores, processes=cores, memory=memory, walltime=walltime, **options)
     made.scale(jobs=jobs)
+    with announced("Waiting for the first SLURM job"):
+        made.wait_for_workers(1)  # a job may be in the queue for hours
     return made
 
 
@@ -103,38 +109,46 @@ def on_cluster(path: Path, cells: Sequence[Index], *, client: Any, tries: int) -
 
 
 def collected(package: Any, client: Any, path: Path, cells: Sequence[Index], tries: int) -> Iterator[Finished]:
-    """Hand out batches and collect them, those of lost workers again."""
+    """Hand out batches and collect them; the cells of those on which workers died, once more and one at a time.
+
+    Dask blames all that a dying worker had; alone, a cell has nobody else to blame.
+    """
     stamp = stamp_of(path)
-    lost: dict[Index, int] = {}
+    suspects: deque[Index] = deque()
+    deaths: dict[Index, int] = {}
 
     def submit(batch: list[Index]) -> Any:
-        return client.submit(run_batch, str(path.resolve()), stamp, batch, tries, pure=False)
+        future = client.submit(run_batch, str(path.resolve()), stamp, batch, tries, pure=False)
+        batches[future] = batch
+        return future
 
-    batches = {submit(batch): batch for batch in batches_of(cells, len(client.ncores()))}
-    arriving = package.as_completed(list(batches), loop=client.loop)
+    batches: dict[Any, list[Index]] = {}
+    arriving = package.as_completed(map(submit, batches_of(cells, len(client.ncores()))), loop=client.loop)
     try:
         for future in arriving:
             batch = batches.pop(future)
             try:
                 yield from future.result()
-            except StoreError:
-                raise
-            except (package.KilledWorker, package.CancelledError) as error:
-                lost[batch[0]] = lost.get(batch[0], 0) + 1
-                if len(batch) == 1 and lost[batch[0]] >= LOST_BATCHES:
+            except package.KilledWorker as error:
+                for cell in batch:
+                    deaths[cell] = deaths.get(cell, -1) + 1  # the first time it was not alone
+                if deaths[batch[0]] < LOST_ALONE:
+                    suspects.extend(batch)
+                else:
                     yield given_up(path, batch[0], first_line(error))
-                    continue
-                for cell in batch:  # one by one, so that a cell that kills its worker takes no other along
-                    again = submit([cell])
-                    batches[again] = [cell]
-                    arriving.add(again)
+            except package.CancelledError as error:
+                raise InputError(
+                    f"The cluster has dropped the work ({first_line(error)}). What is finished stays; start it again."
+                ) from error
+            if not batches and suspects:
+                arriving.add(submit([suspects.popleft()]))
     finally:
         client.cancel(list(batches), force=True)
 
 
 def given_up(path: Path, cell: Index, reason: str) -> Finished:
     """A cell on which worker after worker dies, written down as failed."""
-    message = f"the cluster lost this cell {LOST_BATCHES} times: {reason}"
+    message = f"workers died in this cell: {reason}"
     save(lambda: open_store(path).fail(cell, message))
     return Finished(cell, FAILED, 0.0, message)
 

@@ -19,7 +19,7 @@ outcomes = true
 
 import tomllib
 from collections.abc import Mapping
-from math import floor, isfinite
+from math import floor, log10
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from limitformer.sweep.grid import unknown_field
 
 SECTIONS = ("model", "over", "simulate", "keep")
 MOST_VALUES = 1_000_000
+LARGEST = 1e300
 
 
 def read_sweep(path: str | Path) -> Sweep:
@@ -86,7 +87,7 @@ def values_of(name: str, given: Any) -> list[Any]:
     steps, counted = keys == {"start", "stop", "step"}, keys - {"scale"} == {"start", "stop", "count"}
     require(steps or counted, f"The axis {name!r} must be {what}; got {', '.join(given)}.")
     numbers = [given[key] for key in keys - {"scale"}]
-    real = all(isinstance(number, int | float) and isfinite(number) for number in numbers)
+    real = all(isinstance(number, int | float) and -LARGEST <= number <= LARGEST for number in numbers)
     require(real, f"The axis {name!r} must have finite numbers; got {given!r}.")
     return stepped(name, **given) if steps else counted_values(name, **given)
 
@@ -94,11 +95,11 @@ def values_of(name: str, given: Any) -> list[Any]:
 def stepped(name: str, start: float, stop: float, step: float) -> list[Any]:
     """Start, start + step, … up to stop, which is one of them if it can be; whole numbers stay whole."""
     require(step > 0, f"The axis {name!r} needs a positive step; got {step}.")
-    count = floor((stop - start) / step + 1e-9) + 1
-    require(count <= MOST_VALUES, f"The axis {name!r} has {count:,} values; at most {MOST_VALUES:,} are taken.")
+    steps = (stop - start) / step + 1e-9
+    require(steps < MOST_VALUES, f"The axis {name!r} has {steps:,.0f} values; at most {MOST_VALUES:,} are taken.")
     whole = all(isinstance(number, int) for number in (start, step))
-    values = [start + k * step for k in range(count)]
-    return values if whole else [round(value, 12) for value in values]
+    values = [start + k * step for k in range(floor(steps) + 1)]
+    return values if whole else [tidy(value, max(abs(start), abs(stop))) for value in values]
 
 
 def counted_values(name: str, start: float, stop: float, count: int, scale: str = "linear") -> list[float]:
@@ -106,5 +107,11 @@ def counted_values(name: str, start: float, stop: float, count: int, scale: str 
     require(isinstance(count, int) and 0 < count <= MOST_VALUES, f"The axis {name!r} needs a count; got {count!r}.")
     require(scale in ("linear", "log"), f"The scale of {name!r} must be linear or log; got {scale!r}.")
     require(scale == "linear" or (start > 0 and stop > 0), f"The axis {name!r} needs positive ends for scale log.")
-    values = np.linspace(start, stop, count) if scale == "linear" else np.geomspace(start, stop, count)
-    return [round(float(value), 12) for value in values]
+    if scale == "log":
+        return [tidy(float(value), float(value)) for value in np.geomspace(start, stop, count)]
+    return [tidy(float(value), max(abs(start), abs(stop))) for value in np.linspace(start, stop, count)]
+
+
+def tidy(value: float, scale: float) -> float:
+    """To twelve digits of `scale`: 0.3 and not 0.30000000000000004; and 0 without a sign."""
+    return round(value, 12 - floor(log10(scale))) + 0.0 if scale > 0 else 0.0

@@ -143,7 +143,7 @@ class Workers:
         if not worker.began:
             self.stillborn += 1
             require(
-                self.stillborn < MOST_STILLBORN,
+                self.stillborn < MOST_STILLBORN * (1 if code >= 0 else 10),  # whom somebody kills, could have begun
                 f"The workers end as they start (exit code {code}). In a script, call run_sweep below "
                 '`if __name__ == "__main__":`; or take workers=1.',
             )

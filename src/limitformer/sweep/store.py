@@ -223,9 +223,9 @@ def create(path: Path, sweep: Sweep) -> Store:
     """A new store, or a line that says why not; made beside its place, so that a kill leaves no half store."""
     check_writable(path.parent)
     store = Store(path, sweep, layout_of(sweep))
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent, ignore_cleanup_errors=True) as folder:
         beside = Path(folder) / "store"
-        write_metadata(Store(beside, sweep, store.layout))
+        write_metadata(store, beside)
         try:
             beside.rename(path)  # refused if somebody else has begun the store in the meantime
         except OSError as error:
@@ -233,12 +233,12 @@ def create(path: Path, sweep: Sweep) -> Store:
     return store
 
 
-def write_metadata(store: Store) -> None:
+def write_metadata(store: Store, folder: Path) -> None:
     """Make the arrays, or give them the sweep's shape; what they hold stays. The attributes come last."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Consolidated metadata")  # xarray wants it, Zarr 3 has not fixed it yet
-            group = zarr.open_group(store.path, mode="a", zarr_format=3, use_consolidated=False)
+            group = zarr.open_group(folder, mode="a", zarr_format=3, use_consolidated=False)
             for name in store.layout.arrays:
                 place_array(group, store, name)
             for name, values in store.coordinates().items():
@@ -249,7 +249,7 @@ def write_metadata(store: Store) -> None:
                 **code(),
                 "layout": store.layout.record(),
             }
-            zarr.consolidate_metadata(str(store.path))
+            zarr.consolidate_metadata(str(folder))
     except OSError as error:
         raise InputError(f"Cannot write the store {store.path}: {error.strerror or error}.") from error
 
@@ -334,7 +334,7 @@ def resume(path: Path, sweep: Sweep, *, extend: bool, any_version: bool) -> Stor
     over = merged_axes(path, store.sweep.over, sweep.over, extend)
     store.sweep = replace(sweep, over=over)
     remove_unfinished(path)
-    write_metadata(store)
+    write_metadata(store, path)
     return store
 
 

@@ -76,4 +76,5 @@ def save(write: Callable[[], None]) -> None:
         write()
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise StoreError(f"{reason} ({error.filename})") from error
+        place = f" ({error.filename})" if error.filename else ""  # a full disk does not say for which file
+        raise StoreError(f"{reason}{place}") from error

@@ -1,0 +1,168 @@
+"""What the tests of sweeps share: cheap grids, comparison of stores bit by bit, and traps for workers."""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+import limitformer as lf
+
+PAIR = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=20)
+NETWORK = lf.Transformer(width=20, depth=6, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))
+GRID = {"dim": [4, 6], "beta": [0.0, 0.5, 1.0]}
+KEEP = {"moments": True, "outcomes": True, "samples": True}
+FINISHED_AT_ANY_TIME = ("seconds",)  # what a cell took is the only array that is not the same every time
+
+TRAP = """
+import os, signal, sys
+if os.environ.get("SWEEP_TRAP", "").startswith("start") and "--multiprocessing-fork" in sys.argv:
+    os._exit(3)
+if "SWEEP_TRAP" in os.environ:
+    import limitformer.sweep.work as work
+
+    honest, what, beta = work.compute, *os.environ["SWEEP_TRAP"].split("=")
+
+    def trapped(sweep, cell, **options):
+        if cell.model.beta == float(beta):
+            if what == "raise":
+                raise RuntimeError("a trap")
+            if what == "exit":
+                os._exit(3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return honest(sweep, cell, **options)
+
+    work.compute = trapped
+"""
+
+
+def sweep(over=GRID, base=PAIR, keep=KEEP, **simulate):
+    """A cheap one."""
+    return lf.Sweep(base, over=over, simulate={"samples": 12, "horizon": 1.0, "seed": 1, **simulate}, reduce=keep)
+
+
+def run(description, store, **options):
+    """In this process, silently."""
+    return lf.run_sweep(description, store, **{"workers": 1, "threads": 1, "progress": False, **options})
+
+
+def chunks(store):
+    """The bytes of every chunk of the store's arrays, but of those that take the time."""
+    files = (path for path in Path(store).rglob("c.*") if path.parent.name not in FINISHED_AT_ANY_TIME)
+    return {str(path.relative_to(store)): path.read_bytes() for path in files}
+
+
+def assert_same_bits(store, other):
+    """Both stores have the same chunks, and give the same arrays."""
+    one, two = chunks(store), chunks(other)
+    assert sorted(one) == sorted(two)
+    assert [name for name in one if one[name] != two[name]] == []
+    a, b = (lf.load_sweep(path).drop_vars("seconds") for path in (store, other))
+    assert set(a.variables) == set(b.variables)
+    for name in a.variables:
+        assert a[name].dtype == b[name].dtype
+        assert a[name].values.tobytes() == b[name].values.tobytes(), name
+
+
+def assert_complete(store, cells):
+    """Every cell is done, has each of its chunks once, and nothing else is left in the store."""
+    status = lf.load_sweep(store)["status"].values
+    assert status.size == cells
+    assert (status == 1).all()
+    names = {path.parent.name for path in Path(store).rglob("c.*")}
+    assert {len(list((Path(store) / name).glob("c.*"))) for name in names} == {cells}
+    assert list(Path(store).rglob("*.unfinished")) == []
+
+
+def written(store):
+    """Time and place of every chunk: a chunk that is written again has another."""
+    found = {}
+    for path in Path(store).rglob("c.*"):
+        facts = path.stat()
+        found[str(path.relative_to(store))] = (facts.st_mtime_ns, facts.st_ino)
+    return found
+
+
+def cells_written(before, after):
+    """Indices of the cells of which at least one chunk was written since."""
+    renewed = [Path(name) for name in after if before.get(name) != after[name]]
+    places = {path.name for path in renewed if path.parent.name == "status"}
+    return sorted(tuple(int(k) for k in name.split(".")[1:]) for name in places)
+
+
+def flip(path, bit=3):
+    """One bit of a file, in its middle."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def set_trap(folder, monkeypatch, what, beta):
+    """Workers to come `raise`, `exit` or are `kill`ed in cells with this beta, or end as they `start`."""
+    (folder / "sitecustomize.py").write_text(TRAP)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *source_folders()]))
+    monkeypatch.setenv("SWEEP_TRAP", f"{what}={beta}")
+
+
+def source_folders():
+    """Where limitformer and these helpers are, for other processes."""
+    return [str(Path(lf.__file__).parents[1]), str(Path(__file__).parent)]
+
+
+def alive(pid):
+    """Whether the process runs; one that waits to be buried does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def values_equal(one, other):
+    """As arrays, NaN equal to itself."""
+    return np.array_equal(np.asarray(one), np.asarray(other), equal_nan=True)
+
+
+def slow_sweep(cells=30, samples=4000):
+    """Cells of some 15 milliseconds."""
+    return sweep({"seed": list(range(cells))}, keep={"moments": True}, samples=samples, horizon=20.0)
+
+
+def done_cells(store):
+    """How many cells of a store are marked, without reading them."""
+    return len(list((Path(store) / "status").glob("c.*[0-9]")))
+
+
+def wait_until(condition, seconds=30.0):
+    """Fail unless it becomes true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.005)
+
+
+def children(pid):
+    """Processes that `pid` has started, and those that they have."""
+    try:
+        own = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+    return own + [child for one in own for child in children(one)]
+
+
+def workers_of(pid):
+    """Those that compute cells."""
+    return [child for child in children(pid) if b"spawn_main" in command(child)]
+
+
+def command(pid):
+    """What the process was started with."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def environment():
+    """For other processes that use limitformer and these helpers; unfinished warnings are errors there too."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(source_folders()), "COLUMNS": "160"}

@@ -1,0 +1,445 @@
+"""`limitformer sweep`: what it computes, prints and writes, and how it refuses.
+
+Runs are in this process, for speed; `test_sweep_processes.py` has Ctrl-C.
+"""
+
+import csv
+import os
+import re
+import subprocess
+import sys
+import threading
+from itertools import product
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import xarray as xr
+from PIL import Image
+from typer.testing import CliRunner
+
+import limitformer as lf
+from limitformer.cli.app import app
+from limitformer.cli.sweep import ROWS
+from limitformer.sweep import cluster as cluster_module
+from limitformer.sweep import work as work_module
+from limitformer.sweep.run import compute_sweep
+from limitformer.sweep.show import MOST_CURVES, duration
+from sweep_grids import (
+    GRID,
+    assert_same_bits,
+    done_cells,
+    environment,
+    slow_sweep,
+    sweep,
+    values_equal,
+    wait_until,
+)
+from sweep_grids import (
+    run as run_here,
+)
+
+TEXT = """
+[model]
+kind = "StochasticTransformer"
+tokens = 2
+dim = 4
+beta = 1.0
+layers_per_unit_time = 20
+[over]
+dim = [4, 6]
+beta = [0.0, 0.5, 1.0]
+[simulate]
+samples = 12
+horizon = 1.0
+seed = 1
+[keep]
+moments = true
+outcomes = true
+samples = true
+"""
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Run the command line here, on a wide terminal without colours; the example lies in sweep.toml."""
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweep.toml").write_text(TEXT)
+    runner = CliRunner()
+    return lambda *arguments: runner.invoke(app, ["sweep", *(str(argument) for argument in arguments)])
+
+
+@pytest.fixture
+def store(tmp_path):
+    path = tmp_path / "here.zarr"
+    run_here(sweep(), path)
+    return path
+
+
+@pytest.fixture
+def refused(run, tmp_path):
+    """What must be refused: exit code 2, one line on stderr, nothing on stdout, nothing written."""
+
+    def check(*arguments, says):
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+        result = run(*arguments)
+        assert result.exit_code == 2, result.output
+        assert result.stdout == ""
+        assert re.fullmatch(r"Error: .*\n", result.stderr)
+        assert says in result.stderr
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
+
+    return check
+
+
+def rows(output):
+    """The cells of a table, as text, its head first."""
+    lines = [line for line in output.splitlines() if line[:1] in "│┃"]
+    return [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in lines if line]
+
+
+# run.
+
+
+def test_run_computes_what_python_computes(run, store):
+    result = run("run", "sweep.toml", "--store", "s.zarr", "--workers", 1)
+    assert (result.exit_code, result.stdout) == (0, "6 of 6 cells are done: s.zarr\n")
+    assert_same_bits("s.zarr", store)
+    result = run("run", "sweep.toml", "--store", "s.zarr", "--workers", 1)
+    assert (result.exit_code, result.stdout) == (0, "6 of 6 cells are done, 6 of them before: s.zarr\n")
+
+
+def test_run_extends_if_it_is_asked_to(run, refused, tmp_path):
+    run("run", "sweep.toml", "--store", "s.zarr", "--workers", 1)
+    (tmp_path / "sweep.toml").write_text(TEXT.replace("[4, 6]", "[4, 6, 8]"))
+    refused("run", "sweep.toml", "--store", "s.zarr", "--workers", 1, says="s.zarr has no dim = 8. Nearest: extend it")
+    result = run("run", "sweep.toml", "--store", "s.zarr", "--workers", 1, "--extend")
+    assert (result.exit_code, result.stdout) == (0, "9 of 9 cells are done, 6 of them before: s.zarr\n")
+
+
+def test_failed_cells_are_listed_and_the_exit_code_is_one(run, store, tmp_path, monkeypatch):
+    honest = work_module.compute
+
+    def compute(description, cell, **options):
+        if cell.model.beta == 0.5:
+            raise RuntimeError("[bold]no[/bold]\nreally")
+        return honest(description, cell, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work_module, "compute", compute)
+        result = run("run", "sweep.toml", "--store", "s.zarr", "--workers", 1)
+    assert (result.exit_code, result.stdout) == (1, "4 of 6 cells are done: s.zarr\n")
+    assert result.stderr.startswith("2 cells have failed:\n  (0, 1): RuntimeError: [bold]no[/bold]")
+    assert "  (1, 1): RuntimeError" in result.stderr
+    status = run("status", "s.zarr").stdout
+    assert dict(rows(status))["failed"] == "2"
+    assert dict(rows(status))["done"] == "4 (66.7%)"
+    assert "RuntimeError: [bold]no[/bold]" in status
+    kept = run("run", "sweep.toml", "--store", "s.zarr", "--workers", 1, "--no-retry-failed")
+    assert (kept.exit_code, kept.stdout) == (1, "4 of 6 cells are done, 4 of them before: s.zarr\n")
+    again = run("run", "sweep.toml", "--store", "s.zarr", "--workers", 1)
+    assert (again.exit_code, again.stdout) == (0, "6 of 6 cells are done, 4 of them before: s.zarr\n")
+    assert_same_bits("s.zarr", store)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--workers", "0"), "workers must be at least 1; got 0."),
+        (("--cluster", "local", "--slurm", "2"), "Choose one of --cluster and --slurm."),
+        (
+            ("--cluster", "tcp://127.0.0.1:1", "--workers", "2"),
+            "--workers would change nothing: the cluster has",
+        ),
+        (("--slurm", "2", "--workers", "2"), "--workers would change nothing: the cluster has its own."),
+        (("--slurm", "0"), "--slurm must be at least 1 job; got 0."),
+        (("--cluster", "tcp://nowhere"), "No Dask scheduler answers at tcp://nowhere: missing port number"),
+        (("--store", "sweep.toml"), "sweep.toml is there and is not the store of a sweep. Choose another folder."),
+        (("--store", "/proc/s.zarr"), "Cannot write into the folder /proc: "),
+    ],
+    ids=str,
+)
+def test_run_refuses_in_one_line(refused, arguments, says):
+    refused("run", "sweep.toml", *(() if "--store" in arguments else ("--store", "s.zarr")), *arguments, says=says)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            "beta = [0.0, 0.5, 1.0]",
+            "betta = [1.0]",
+            "sweep.toml: StochasticTransformer has no field 'betta'. Near",
+        ),
+        ("[4, 6]", "[4, 1]", "sweep.toml: Cell dim = 1, beta = 0.0: dim must be at least 2; got 1."),
+        ("[4, 6]", "[]", "sweep.toml: The axis 'dim' has no value"),
+        ("[over]", "[over", "sweep.toml is not TOML: "),
+    ],
+    ids=str,
+)
+def test_a_bad_file_is_refused_in_one_line(refused, tmp_path, run, old, new, says):
+    (tmp_path / "sweep.toml").write_text(TEXT.replace(old, new))
+    refused("run", "sweep.toml", "--store", "s.zarr", says=says)
+
+
+def test_a_scheduler_that_does_not_answer_is_one_line_and_no_store(refused, monkeypatch):
+    monkeypatch.setattr(cluster_module, "CONNECT_SECONDS", 0.2)
+    address = "tcp://127.0.0.1:9"
+    refused(
+        "run", "sweep.toml", "--store", "s.zarr", "--cluster", address, says=f"No Dask scheduler answers at {address}"
+    )
+
+
+def test_a_cluster_of_its_own_is_made_and_closed(run, store, monkeypatch):
+    """The engine itself is tested in `test_sweep_cluster.py`."""
+    asked = []
+
+    def made(workers):
+        asked.append(workers)
+        return SimpleNamespace(scheduler_address="tcp://a:1", close=lambda: asked.append("closed"))
+
+    def run_sweep(description, path, **options):
+        asked.append(options["cluster"])
+        return run_here(description, path)
+
+    monkeypatch.setattr(cluster_module, "local_cluster", made)
+    monkeypatch.setattr("limitformer.sweep.run_sweep", run_sweep)
+    result = run("run", "sweep.toml", "--store", "s.zarr", "--cluster", "local", "--workers", 3)
+    assert result.exit_code == 0
+    assert asked == [3, "tcp://a:1", "closed"]
+
+
+def test_slurm_is_asked_for_what_the_options_say(run, monkeypatch):
+    asked = []
+
+    class Made(SimpleNamespace):
+        scheduler_address = "tcp://a:1"
+
+        def scale(self, **options):
+            asked.append(options)
+
+        def wait_for_workers(self, count):
+            asked.append(count)
+
+        def close(self):
+            asked.append("closed")
+
+    def run_sweep(*_, cluster, **__):
+        asked.append(cluster)
+        raise lf.errors.InputError("stop here")
+
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("dask_jobqueue.slurm.SLURMCluster", lambda **options: asked.append(options) or Made())
+    monkeypatch.setattr("limitformer.sweep.run_sweep", run_sweep)
+    job = ("--slurm", 4, "--cores", 2, "--memory", "3GB", "--walltime", "00:30:00", "--queue", "short")
+    result = run("run", "sweep.toml", "--store", "s.zarr", *job)
+    assert (result.exit_code, result.stderr) == (2, "Error: stop here\n")
+    expected = {"cores": 2, "processes": 2, "memory": "3GB", "walltime": "00:30:00", "queue": "short"}
+    assert asked == [expected, {"jobs": 4}, 1, "tcp://a:1", "closed"]
+
+
+def test_without_slurm_there_is_one_line(refused, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    refused("run", "sweep.toml", "--store", "s.zarr", "--slurm", 1, says="There is no sbatch here: SLURM ")
+
+
+# status.
+
+
+def test_status_of_a_finished_sweep(run, store):
+    found = dict(rows(run("status", store).stdout))
+    assert (found["cells"], found["done"], found["failed"], found["left"]) == ("6", "6 (100.0%)", "0", "0")
+    assert re.fullmatch(r".* cells a second", found["rate"])
+    assert found["time left, at this rate"] == "0 s"
+
+
+def test_status_of_a_sweep_that_runs_in_another_process(run, tmp_path):
+    """And its data, from here; the rate is that of the clock."""
+    path, program = tmp_path / "s.zarr", os.path.join(os.path.dirname(__file__), "sweep_program.py")
+    process = subprocess.Popen([sys.executable, program, str(path), "600", "4000"], env=environment())
+    try:
+        wait_until(lambda: done_cells(path) >= 20)
+        first = dict(rows(run("status", path).stdout))
+        with xr.open_zarr(path) as data:
+            marks = data["status"].load()  # before the results: more of them may be there, but not fewer
+            means = data["overlap_mean"].load()
+        wait_until(lambda: done_cells(path) >= 60)
+        second = dict(rows(run("status", path).stdout))
+    finally:
+        process.kill()
+        process.wait()
+    done = [int(found["done"].split()[0].replace(",", "")) for found in (first, second)]
+    assert 20 <= done[0] < done[1] < 600
+    assert first["cells"] == "600"
+    assert int(first["left"].replace(",", "")) == 600 - done[0]
+    assert 1 < float(second["rate"].split()[0]) < 2000
+    assert re.fullmatch(r"\d+ (s|min)", second["time left, at this rate"])
+    finished = marks.values == 1
+    assert finished.sum() >= done[0]
+    assert np.isfinite(means.values[finished]).all()
+    expected = compute_sweep(slow_sweep(10), progress=False)["overlap_mean"].values
+    assert finished[:10].any()
+    assert values_equal(means.values[:10][finished[:10]], expected[finished[:10]])
+
+
+def test_durations_are_for_people():
+    assert [duration(seconds) for seconds in (0.4, 89, 120, 5000, 7200, 4e6)] == [
+        "0 s", "89 s", "2 min", "83 min", "2 h 0 min", "1,111 h 7 min"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [("status",), ("show",), ("export", "out.nc")], ids=str)
+@pytest.mark.parametrize("path", ["nothing.zarr", "sweep.toml", "."])
+def test_what_is_no_store_is_refused_in_one_line(refused, command, path):
+    refused(command[0], path, *command[1:], says=f"{path} is not the store of a sweep.")
+
+
+# show.
+
+
+def test_show_prints_the_data(run, store):
+    head, *found = rows(run("show", store, "--variable", "overlap_mean").stdout)
+    assert head == ["dim", "beta", "overlap_mean"]
+    data = lf.load_sweep(store)["overlap_mean"].squeeze("point")
+    expected = [[f"{d:g}", f"{b:g}", f"{float(data.sel(dim=d, beta=b)):.6g}"] for d, b in product(*GRID.values())]
+    assert found == expected
+
+
+def test_show_at_a_place(run, store):
+    head, *found = rows(
+        run("show", store, "--variable", "probability", "--at", "dim=6", "--at", "outcome=unresolved").stdout
+    )
+    data = lf.load_sweep(store)["probability"].sel(dim=6, outcome="unresolved").squeeze("point")
+    assert head == ["beta", "probability"]
+    assert found == [[f"{beta:g}", f"{float(data.sel(beta=beta)):.6g}"] for beta in GRID["beta"]]
+    one = rows(run("show", store, "--variable", "status", "--at", "dim=6", "--at", "beta=0.5").stdout)
+    assert one == [["status"], ["1"]]
+
+
+def test_a_long_table_is_thinned_out(run, tmp_path):
+    run_here(sweep({"seed": list(range(100))}, keep={"moments": True}), tmp_path / "s.zarr")
+    output = run("show", "s.zarr").stdout
+    found = rows(output)[1:]
+    assert len(found) == 34 <= ROWS
+    assert [int(row[0]) for row in found] == list(range(0, 100, 3))
+    assert "34 of 100 values; export has all of them" in " ".join(output.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--variable", "overlap_men"), "The sweep has no field 'overlap_men'. Nearest: overlap_mean, "),
+        (("--variable", "overlap_mean", "--at", "dim=5"), "dim has no value 5; it has 4, 6."),
+        (
+            ("--variable", "overlap_mean", "--at", "dim"),
+            "--at must be NAME=VALUE, NAME one of dim, beta, point",
+        ),
+        (
+            ("--variable", "overlap_mean", "--at", "gamma=1"),
+            "--at must be NAME=VALUE, NAME one of dim, beta, point",
+        ),
+    ],
+    ids=str,
+)
+def test_show_refuses_in_one_line(refused, store, arguments, says):
+    refused("show", store, *arguments, says=says)
+
+
+def drawn(path):
+    """Colours of a picture."""
+    with Image.open(path) as image:
+        return len(image.convert("RGB").getcolors(maxcolors=2**24))
+
+
+def test_show_draws_curves_and_maps(run, store, tmp_path):
+    result = run("show", store, "--variable", "overlap_mean", "--out", "curves.png")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.endswith("Wrote curves.png\n")
+    over = {"dim": list(range(3, 4 + MOST_CURVES)), "beta": [0.1 * k for k in range(9)]}
+    run_here(sweep(over, keep={"moments": True}), tmp_path / "map.zarr")
+    assert run("show", "map.zarr", "--out", "map.png").exit_code == 0
+    assert drawn("curves.png") > 20
+    assert drawn("map.png") > 40
+    words = ("show", store, "--variable", "probability", "--at", "dim=4", "--out", "words.svg")
+    assert run(*words).exit_code == 0
+    assert "unresolved" in (tmp_path / "words.svg").read_text() or "<svg" in (tmp_path / "words.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--variable", "overlap_mean", "--out", "a.txt"), "Pictures are written as .png, .pdf, .svg; got 'a.txt'."),
+        (("--variable", "overlap", "--out", "a.png"), "A picture needs one or two axes; there are sample, "),
+        (
+            ("--variable", "status", "--at", "dim=4", "--at", "beta=0", "--out", "a.png"),
+            "two axes; there are none",
+        ),
+        (("--variable", "overlap_mean", "--out", "/proc/a/a.png"), "Cannot write into the folder /proc/a: "),
+    ],
+    ids=str,
+)
+def test_pictures_that_cannot_be_drawn_are_one_line(run, store, tmp_path, arguments, says):
+    result = run("show", store, *arguments)
+    assert result.exit_code == 2
+    assert re.fullmatch(r"Error: .*\n", result.stderr)
+    assert says in result.stderr
+    assert not (tmp_path / "a.png").exists()
+
+
+# export.
+
+
+@pytest.mark.parametrize("name", ["out.nc", "out.zarr"])
+def test_export_has_all_arrays(run, store, name):
+    result = run("export", store, name)
+    assert (result.exit_code, result.stdout) == (0, f"Wrote {name}\n")
+    data, ours = lf.load(name), lf.load_sweep(store)
+    assert set(data.variables) == set(ours.variables)
+    for variable in ours.variables:
+        assert data[variable].dims == ours[variable].dims
+        assert data[variable].values.tolist() == ours[variable].values.tolist()
+    assert data.attrs["sweep"] == ours.attrs["sweep"]
+
+
+def test_export_as_a_table(run, tmp_path):
+    path = tmp_path / "s.zarr"
+    run_here(sweep(keep={"moments": True}), path)
+    assert run("export", path, "out.csv").exit_code == 0
+    with open("out.csv", newline="") as file:
+        found = list(csv.DictReader(file))
+    data = lf.load_sweep(path)
+    assert len(found) == 6
+    for row in found:
+        cell = data.sel(dim=int(row["dim"]), beta=float(row["beta"])).isel(point=0)
+        for name in ("overlap_mean", "overlap_variance", "overlap_error"):
+            assert float(row[name]) == float(cell[name])
+        assert int(row["status"]) == 1
+
+
+@pytest.mark.parametrize("name", ["out.txt", "out"])
+def test_export_refuses_other_endings(refused, store, name):
+    refused("export", store, name, says=f"Data are saved as .nc (NetCDF) or .zarr; got '{name}'.")
+
+
+def test_export_refuses_what_netcdf_cannot_hold(refused, run, tmp_path):
+    run_here(sweep({"seed": [1, 2**62]}, keep={"moments": True}), tmp_path / "s.zarr")
+    refused("export", "s.zarr", "out.nc", says="seed does not fit NetCDF's whole numbers; use .zarr.")
+    assert run("export", "s.zarr", "out.zarr").exit_code == 0
+    assert lf.load("out.zarr")["seed"].values.tolist() == [1, 2**62]
+
+
+def test_export_of_a_sweep_with_dotted_axes_and_words(run, tmp_path):
+    description = sweep({"start.overlap": [0.1, 0.2], "values": ["gaussian", "uniform"]}, keep={"moments": True})
+    run_here(description, tmp_path / "s.zarr")
+    for name in ("out.nc", "out.zarr", "out.csv"):
+        assert run("export", "s.zarr", name).exit_code == 0
+    data = lf.load("out.nc")
+    assert data["values"].values.tolist() == ["gaussian", "uniform"]
+    assert values_equal(data["overlap_mean"], lf.load_sweep("s.zarr")["overlap_mean"])
+
+
+def test_help_has_every_command(run):
+    output = run("--help").stdout
+    assert all(f" {command} " in output for command in ("run", "status", "show", "export"))
+    assert threading.active_count() < 20

@@ -1,0 +1,268 @@
+"""`Sweep`: which cells a description has, what their seeds are, and what is refused before any work."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+import limitformer as lf
+from limitformer.errors import InputError
+from limitformer.models import equicorrelated
+from limitformer.sweep.describe import seed_of, start_of
+from limitformer.sweep.run import compute_sweep
+from sweep_grids import GRID, NETWORK, PAIR, sweep, values_equal
+
+MOMENTS = {"moments": True}
+TABLE = {"tokens": 3, "correlation": 0.2, "variance": 2.0}
+
+
+def computed(*arguments, **options):
+    return compute_sweep(sweep(*arguments, **options), threads=1, progress=False)
+
+
+def network(over, **simulate):
+    settings = {"samples": 6, "seed": 2, "start": TABLE, **simulate}
+    return lf.Sweep(NETWORK, over=over, simulate=settings, reduce=MOMENTS)
+
+
+def seeds(description):
+    return [seed_of(description, cell) for cell in description.cells()]
+
+
+# Cells.
+
+
+def test_cells_are_the_product_of_the_axes_the_last_one_fastest():
+    description = sweep()
+    assert description.shape == (2, 3)
+    cells = list(description.cells())
+    assert [cell.index for cell in cells] == list(np.ndindex(2, 3))
+    assert [(cell.model.dim, cell.model.beta) for cell in cells] == list(product(*GRID.values()))
+    assert all(replace(cell.model, dim=PAIR.dim, beta=PAIR.beta) == PAIR for cell in cells)
+
+
+def test_one_cell_is_that_of_the_list():
+    description = sweep({**GRID, "seed": [5, 6], "start.overlap": [0.1, -0.3]})
+    for cell in description.cells():
+        assert description.cell(cell.index) == cell
+
+
+def test_dotted_names_set_fields_of_parts_all_at_once():
+    over = {"attention.tau0": [0.5, 2.0], "gamma": [0.1, 0.4]}
+    models = [cell.model for cell in network(over).cells()]
+    assert [(model.attention.tau0, model.gamma) for model in models] == list(product(*over.values()))
+    assert all(model.width == NETWORK.width for model in models)
+
+
+@pytest.mark.parametrize("values", [np.linspace(0, 1, 3), (0.0, 0.5, 1.0), np.float32([0, 0.5, 1])], ids=repr)
+def test_axes_may_be_arrays_and_tuples(values):
+    plain = computed({"beta": [0.0, 0.5, 1.0]}, keep=MOMENTS)
+    given = computed({"beta": values}, keep=MOMENTS)
+    assert values_equal(plain["overlap_mean"], given["overlap_mean"])
+
+
+# Seeds.
+
+
+def test_a_cell_does_not_depend_on_the_grid_around_it():
+    whole = computed()
+    for dim, beta in product(*GRID.values()):
+        alone = computed({"beta": [beta], "dim": [dim]}, replace(PAIR, dim=9, beta=7.0))
+        for name in whole.data_vars:
+            assert values_equal(alone[name].isel(beta=0, dim=0), whole[name].sel(dim=dim, beta=beta))
+
+
+@pytest.mark.parametrize(
+    ("base", "over", "simulate"),
+    [
+        (PAIR, {"start.overlap": [0.1, 0.2, 0.7]}, {"horizon": 1.0}),
+        (NETWORK, {"start.correlation": [0.1, 0.2, 0.7]}, {"start": TABLE}),
+        (NETWORK, {"start.variance": [1.0, 2.0]}, {}),
+        (PAIR, {"seed": [3, 1, 2**62]}, {"horizon": 1.0}),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_nor_on_other_starts_and_seeds(base, over, simulate):
+    (name, values), settings = *over.items(), {"samples": 6, **simulate}
+    whole = compute_sweep(lf.Sweep(base, over=over, simulate=settings), threads=1, progress=False)
+    for k, value in enumerate(values):
+        one = lf.Sweep(base, over={name: [value]}, simulate=settings)
+        alone = compute_sweep(one, threads=1, progress=False)
+        for result in whole.data_vars:
+            assert values_equal(alone[result][0], whole[result][k])
+
+
+def test_every_cell_has_a_seed_of_its_own():
+    found = seeds(sweep({**GRID, "seed": [1, 2], "start.overlap": [0.1, 0.2]}))
+    assert len(set(found)) == len(found) == 24
+    assert all(0 <= seed < 2**63 for seed in found)
+    assert set(seeds(sweep(seed=2))).isdisjoint(seeds(sweep(seed=3)))
+
+
+def test_a_common_seed_is_the_seed_itself_of_all_cells():
+    assert seeds(sweep(common_seed=True, seed=7)) == [7] * 6
+    assert seeds(sweep({"beta": [0.0, 1.0], "seed": [4, 5]}, common_seed=True)) == [4, 5, 4, 5]
+
+
+def test_what_a_common_seed_is_good_for():
+    """Differences between close cells are less noisy: the same starts and the same values of the layers."""
+    over, noise = {"beta": [0.5, 0.5001]}, []
+    for common in (True, False):
+        data = computed(over, keep={"samples": True}, common_seed=common, samples=200)
+        noise.append(float((data["overlap"][0] - data["overlap"][1]).std()))
+    assert noise[0] < 0.05 * noise[1]
+
+
+def test_the_seed_as_an_axis_is_the_seed_of_the_sweep():
+    whole = computed({"seed": [5, 9], **GRID})
+    for seed in (5, 9):
+        one = computed(seed=seed)
+        for name in one.data_vars:
+            assert values_equal(whole[name].sel(seed=seed), one[name])
+
+
+def test_a_table_for_the_start_has_no_order():
+    turned = dict(reversed(TABLE.items()))
+    assert seeds(network({"gamma": [0.1]}, start=TABLE)) == seeds(network({"gamma": [0.1]}, start=turned))
+    assert seeds(network({"gamma": [0.1]})) != seeds(network({"gamma": [0.1]}, start={**TABLE, "variance": 3.0}))
+
+
+# Starts, and what is simulated.
+
+
+def test_fields_of_the_start_are_axes():
+    description = network({"start.correlation": [0.0, 0.4], "start.tokens": [2, 4]})
+    for cell in description.cells():
+        start = start_of(description, cell)
+        correlation, tokens = cell.changes["start.correlation"], cell.changes["start.tokens"]
+        expected = equicorrelated(tokens=tokens, correlation=correlation, variance=2.0)
+        np.testing.assert_array_equal(start.covariance, expected.covariance)
+
+
+def test_overlap_of_the_start_is_an_axis():
+    data = computed({"start.overlap": [-0.5, 0.25]}, record=[0.0, 1.0], keep={"samples": True})
+    np.testing.assert_allclose(data["overlap"].sel(point=0.0).values[..., 0], [[-0.5] * 12, [0.25] * 12], atol=1e-12)
+    assert (data["overlap"].sel(point=1.0).values.std(axis=1) > 0.01).all()
+
+
+def test_as_limit_simulates_the_limit():
+    description = sweep({"beta": [0.5, 1.0]}, keep={"samples": True}, **{"as": "limit"}, dt=0.05)
+    data = compute_sweep(description, threads=1, progress=False)
+    for k, cell in enumerate(description.cells()):
+        settings = {"samples": 12, "seed": seed_of(description, cell), "horizon": 1.0, "dt": 0.05, "record": [1.0]}
+        direct = lf.simulate(lf.limit(cell.model), threads=1, **settings)
+        assert values_equal(data["overlap"][k], direct["overlap"])
+        chain = lf.simulate(cell.model, threads=1, **{name: value for name, value in settings.items() if name != "dt"})
+        assert not values_equal(data["overlap"][k], chain["overlap"])
+
+
+@pytest.mark.parametrize(("record", "points"), [("last", [6]), ("all", [0, 1, 2, 3, 4, 5, 6]), ([0, 2], [0, 2])])
+def test_record_says_which_layers_are_kept(record, points):
+    settings = {"samples": 4, "seed": 2, "start": TABLE, "record": record}
+    description = lf.Sweep(NETWORK, over={"gamma": [0.1, 0.4]}, simulate=settings, reduce={"samples": True})
+    data = compute_sweep(description, threads=1, progress=False)
+    for k, cell in enumerate(description.cells()):
+        start = equicorrelated(**TABLE)
+        direct = lf.simulate(cell.model, start, samples=4, seed=seed_of(description, cell), record=points, threads=1)
+        assert values_equal(data["covariance"][k], direct["covariance"])
+
+
+# What is refused, before any work.
+
+
+@pytest.fixture
+def no_work(monkeypatch):
+    monkeypatch.setattr("limitformer.sweep.describe.simulate", lambda *_, **__: pytest.fail("work was done"))
+
+
+REFUSED = {
+    "no model": (lambda: lf.Sweep(None, over=GRID, simulate={"samples": 1}), "A sweep needs a model; got NoneType."),
+    "a limit": (lambda: lf.Sweep(lf.limit(PAIR), over=GRID, simulate={"samples": 1}), "A sweep needs a model; got"),
+    "no axes": (lambda: sweep({}), "A grid needs at least one field to vary; got none."),
+    "axes that are a list": (lambda: sweep(["beta"]), "over of a sweep must be a mapping; got ['beta']."),
+    "keep that is a list": (lambda: sweep(keep=["moments"]), "reduce of a sweep must be a mapping; got ['moments']."),
+    "unknown field": (lambda: sweep({"betta": [1.0]}), "StochasticTransformer has no field 'betta'. Nearest: beta."),
+    "unknown field of a part": (
+        lambda: network({"attention.tau": [1.0]}),
+        "ShapedAttention has no field 'tau'. Nearest: tau0.",
+    ),
+    "part that is absent": (
+        lambda: network({"feedforward.hidden": [1]}),
+        "Transformer has no part 'feedforward' to vary 'hidden' of: it is None.",
+    ),
+    "empty axis": (lambda: sweep({"dim": [3], "beta": []}), "The axis 'beta' has no value; a grid needs at least one"),
+    "value twice": (lambda: sweep({"beta": [1, 2, 1.0]}), "The values of 'beta' must differ; got 1, 2, 1.0."),
+    "refused value": (
+        lambda: sweep({"dim": [4, 1], "beta": [0.5]}),
+        "Cell dim = 1, beta = 0.5: dim must be at least 2; got 1.",
+    ),
+    "refused value of the last cell": (
+        lambda: sweep({"dim": [4, 6], "beta": [0.5, float("inf")]}),
+        "Cell dim = 4, beta = inf: beta must be finite; got inf.",
+    ),
+    "refused value of a part": (
+        lambda: network({"attention.tau0": [1.0, -1.0]}),
+        "Cell attention.tau0 = -1.0: tau0 must be",
+    ),
+    "seed": (lambda: sweep({"seed": [1, 2.5]}), "Cell seed = 2.5: seed must be a whole number from 0 to 2**63 - 1"),
+    "seed of all": (lambda: sweep(seed=-1), "seed must be a whole number from 0 to 2**63 - 1; got -1."),
+    "start": (
+        lambda: network({"start.corelation": [0.1]}),
+        "Cell start.corelation = 0.1: A start has no field corelation; it has tokens, correlation, variance.",
+    ),
+    "value of the start": (lambda: network({"start.correlation": [0.1, 1.5]}), "Cell start.correlation = 1.5: "),
+    "start that is a matrix": (
+        lambda: network({"start.correlation": [0.1]}, start=[[1.0, 0.2], [0.2, 1.0]]),
+        "Cell start.correlation = 0.1: The axes start.… vary a start that is a table; here it is [[1.0, 0.2], ",
+    ),
+    "start on the sphere": (
+        lambda: sweep({"start.correlation": [0.1]}),
+        "Cell start.correlation = 0.1: A start on the sphere has the field overlap; got correlation.",
+    ),
+    "no samples": (
+        lambda: lf.Sweep(PAIR, over=GRID, simulate={"horizon": 1.0}),
+        "A sweep needs samples: how many in each cell.",
+    ),
+    "samples": (lambda: sweep(samples=0), "samples must be at least 1; got 0."),
+    "horizon": (lambda: sweep(horizon=0.33), "Cell dim = 4, beta = 0.0: horizon must be a whole number of layers"),
+    "no horizon": (
+        lambda: lf.Sweep(PAIR, over=GRID, simulate={"samples": 1}),
+        "Cell dim = 4, beta = 0.0: A model on the sphere needs a horizon: how many units of time.",
+    ),
+    "option": (lambda: sweep(horzon=1.0), "Cell dim = 4, beta = 0.0: A chain on the sphere has no option horzon; it"),
+    "reserved": (lambda: sweep(threads=2, chunk=8), "A sweep chooses chunk, threads by itself; leave it out."),
+    "as": (lambda: sweep(**{"as": "network"}), '"as" must be "chain" or "limit"; got \'network\'.'),
+    "record": (lambda: sweep(record="first"), 'record must be "last", "all" or a list; got \'first\'.'),
+    "reduction": (lambda: sweep(keep={"moment": True}), "A sweep's keep has no field 'moment'. Nearest: moments."),
+    "nothing kept": (lambda: sweep(keep={"moments": False}), "A sweep must keep something: samples, moments, "),
+    "levels": (lambda: sweep(keep={"quantiles": [0.5, 2]}), "quantiles must be true or a list of levels in [0, 1]"),
+    "coverage": (lambda: sweep(keep={"outcomes": {"level": 1.0}}), "outcomes must be true or have a level in (0, 1)"),
+    "ends": (
+        lambda: sweep(keep={"stopping_times": {"largest": "x"}}),
+        "stopping_times must be true or have largest and smallest; got {'largest': 'x'}.",
+    ),
+    "other end": (lambda: sweep(keep={"stopping_times": {"large": 1.0}}), "stopping_times must be true or have"),
+    "shapes that differ": (
+        lambda: network({"depth": [2, 3]}, record="all"),
+        "Cell depth = 3 has 4 points of 3 tokens, and the first cell 3 of 3: they do not fit one array.",
+    ),
+    "samples of different shapes": (
+        lambda: sweep({"tokens": [2, 3]}),
+        "Cell tokens = 3 has 1 points of 3 tokens, and the first cell 1 of 2: they do not fit one array.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "says"), REFUSED.values(), ids=list(REFUSED))
+def test_refused_before_any_work(no_work, make, says):
+    with pytest.raises(InputError) as raised:
+        make()
+    assert str(raised.value).startswith(says)
+    assert "\n" not in str(raised.value)
+
+
+def test_reductions_of_different_shapes_are_fine():
+    data = computed({"tokens": [2, 3, 5]}, keep=MOMENTS)
+    assert data["overlap_mean"].shape == (3, 1)
+    assert np.isfinite(data["overlap_mean"]).all()

@@ -1,0 +1,252 @@
+"""Sweeps from TOML: what a file means, and what is refused in one line."""
+
+import re
+
+import numpy as np
+import pytest
+
+import limitformer as lf
+from limitformer.errors import InputError
+from limitformer.sweep.file import read_sweep
+from sweep_grids import PAIR
+
+ISSUE = """
+[model]
+kind = "StochasticTransformer"
+tokens = 2
+dim = 4
+beta = 1.0
+layers_per_unit_time = 100
+[over]
+dim = [4, 6, 8]
+beta = { start = 0.0, stop = 2.0, step = 0.25 }
+[simulate]
+samples = 2000
+horizon = 20.0
+seed = 0
+[keep]
+outcomes = true
+"""
+RANGE = "{ start = 0.0, stop = 2.0, step = 0.25 }"
+NETWORK = """
+[model]
+kind = "Transformer"
+width = 20
+depth = 6
+gamma = 0.5
+[model.attention]
+kind = "ShapedAttention"
+tau0 = 1.0
+[simulate]
+samples = 4
+[simulate.start]
+tokens = 3
+"""
+
+
+@pytest.fixture
+def read(tmp_path):
+    def reads(text):
+        file = tmp_path / "sweep.toml"
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return read_sweep(file)
+
+    return reads
+
+
+def test_the_example_of_the_documentation(read):
+    description = read(ISSUE)
+    assert description.base == lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=100)
+    assert description.over == {"dim": [4, 6, 8], "beta": [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0]}
+    assert (description.settings.samples, description.settings.seed) == (2000, 0)
+    assert description.settings.options == {"horizon": 20.0}
+    assert description.reduce == {"outcomes": {"level": 0.95}}
+    assert list(description.over) == ["dim", "beta"]
+
+
+def test_without_keep_it_is_the_moments(read):
+    assert read(ISSUE[: ISSUE.index("[keep]")]).reduce == {"moments": {}}
+
+
+def test_everything_that_python_takes(read):
+    text = ISSUE.replace(
+        "horizon = 20.0", 'horizon = 2.0\nas = "limit"\ndt = 0.1\nrecord = [1.0, 2.0]\ncommon_seed = true'
+    )
+    text = text.replace("outcomes = true", "outcomes = { level = 0.9 }\nquantiles = [0.5]\nks = false")
+    settings = {"samples": 2000, "horizon": 2.0, "seed": 0, "as": "limit", "dt": 0.1, "record": [1.0, 2.0]}
+    keep = {"outcomes": {"level": 0.9}, "quantiles": [0.5]}
+    over = {"dim": [4, 6, 8], "beta": [k / 4 for k in range(9)]}
+    expected = lf.Sweep(
+        lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=100),
+        over=over,
+        simulate={**settings, "common_seed": True},
+        reduce=keep,
+    )
+    assert read(text) == expected
+
+
+AXES = {
+    "[0.5, 1]": [0.5, 1],
+    "{ start = 0.0, stop = 0.3, step = 0.1 }": [0.0, 0.1, 0.2, 0.3],
+    "{ start = 0, stop = 1, step = 0.3 }": [0.0, 0.3, 0.6, 0.9],
+    "{ start = 2, stop = 8, step = 3 }": [2, 5, 8],
+    "{ start = 0.7, stop = 0.7, step = 0.1 }": [0.7],
+    "{ start = 0.0, stop = 1.0, count = 5 }": [0.0, 0.25, 0.5, 0.75, 1.0],
+    '{ start = 0.1, stop = 0.7, count = 4, scale = "linear" }': [0.1, 0.3, 0.5, 0.7],
+    '{ start = 0.01, stop = 100, count = 5, scale = "log" }': [0.01, 0.1, 1.0, 10.0, 100.0],
+    '{ start = 1e-20, stop = 1e-16, count = 3, scale = "log" }': [1e-20, 1e-18, 1e-16],
+    "{ start = 1e-15, stop = 3e-15, step = 1e-15 }": [1e-15, 2e-15, 3e-15],
+    "{ start = 3.0, stop = 1.0, count = 3 }": [3.0, 2.0, 1.0],
+}
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_axes(read, axis):
+    found = read(ISSUE.replace("{ start = 0.0, stop = 2.0, step = 0.25 }", axis)).over["beta"]
+    assert found == AXES[axis]
+    assert [type(value) for value in found] == [type(value) for value in AXES[axis]]
+
+
+def test_ranges_cross_zero_without_a_sign(read):
+    text = ISSUE.replace("beta = {", '"start.overlap" = {').replace(
+        "start = 0.0, stop = 2.0", "start = -0.5, stop = 0.5"
+    )
+    found = read(text).over["start.overlap"]
+    assert found == [-0.5, -0.25, 0.0, 0.25, 0.5]
+    assert not np.signbit(found[2])
+
+
+def test_step_ranges_have_no_dust(read):
+    text = ISSUE.replace("{ start = 0.0, stop = 2.0, step = 0.25 }", "{ start = 0.0, stop = 10.0, step = 0.1 }")
+    assert read(text).over["beta"] == [k / 10 for k in range(101)]
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        '"attention.tau0" = [0.5, 1.0]\n"start.correlation" = { start = 0.0, stop = 0.5, step = 0.25 }',
+        "attention.tau0 = [0.5, 1.0]\nstart.correlation = { start = 0.0, stop = 0.5, count = 3 }",
+        "[over.attention]\ntau0 = [0.5, 1.0]\n[over.start]\ncorrelation = [0.0, 0.25, 0.5]",
+        "attention = { tau0 = [0.5, 1.0] }\nstart = { correlation = { start = 0.0, stop = 0.5, step = 0.25 } }",
+    ],
+    ids=["quoted", "dotted", "tables", "inline"],
+)
+def test_dotted_names_are_fields_of_parts_and_of_the_start(read, over):
+    description = read(f"{NETWORK}\n[over]\n{over}")
+    assert description.over == {"attention.tau0": [0.5, 1.0], "start.correlation": [0.0, 0.25, 0.5]}
+    assert [cell.model.attention.tau0 for cell in description.cells()] == [0.5] * 3 + [1.0] * 3
+
+
+def without(section):
+    """The example, but for one of its tables."""
+    return re.sub(rf"\n\[{section}\][^[]*(\[4[^[]*)?", "\n", ISSUE)
+
+
+REFUSED = {
+    "not TOML": ("[model", " is not TOML: "),
+    "not text": (b"\xff\xfe", " is not TOML: "),
+    "nothing": ("", ": A sweep's file needs the table [model]."),
+    "no axes": (without("over"), ": A sweep's file needs the table [over]."),
+    "nothing to simulate": (without("simulate"), ": A sweep's file needs the table [simulate]."),
+    "no table": ("model = 3\n", ": A sweep's file needs the table [model]."),
+    "keep is no table": ('keep = "all"\n' + without("keep"), ": [keep] must be a table; got 'all'."),
+    "unknown section": (
+        ISSUE + "[simulation]\n",
+        ": A sweep's file has no field 'simulation'. Nearest: simulate.",
+    ),
+    "kind": (ISSUE.replace("StochasticT", "StochasticalT"), ': "kind" must be one of '),
+    "field of the model": (
+        ISSUE.replace("tokens = 2", "token = 2"),
+        ": StochasticTransformer has no field token;",
+    ),
+    "value of the model": (ISSUE.replace("tokens = 2", "tokens = 0"), ": tokens must be at least 1; got 0."),
+    "axis": (
+        ISSUE.replace("beta = {", "betta = {"),
+        ": StochasticTransformer has no field 'betta'. Nearest: beta.",
+    ),
+    "value": (
+        ISSUE.replace("[4, 6, 8]", "[4, 1]"),
+        ": Cell dim = 1, beta = 0.0: dim must be at least 2; got 1.",
+    ),
+    "no values": (
+        ISSUE.replace("[4, 6, 8]", "[]"),
+        ": The axis 'dim' has no value; a grid needs at least one on",
+    ),
+    "a number": (ISSUE.replace("[4, 6, 8]", "4"), ": The axis 'dim' must be a list, {start, stop, step}, or "),
+    "a word": (
+        ISSUE.replace("[4, 6, 8]", '"all"'),
+        ": The axis 'dim' must be a list, {start, stop, step}, or ",
+    ),
+    "range without an end": (
+        ISSUE.replace(RANGE, "{ start = 0.0, step = 0.25 }"),
+        ": The axis 'beta' must be a list, {start, stop, step}, or {start, stop, count, scale} with scale line",
+    ),
+    "range with both": (
+        ISSUE.replace(RANGE, "{ start = 0.0, stop = 1.0, step = 0.25, count = 3 }"),
+        ": The axis 'beta' must be a list, {start, stop, step}, or ",
+    ),
+    "range the wrong way": (
+        ISSUE.replace(RANGE, "{ start = 2.0, stop = 1.0, step = 0.5 }"),
+        ": The axis 'beta' has",
+    ),
+    "step of zero": (ISSUE.replace("step = 0.25", "step = 0"), ": The axis 'beta' needs a positive step; got 0."),
+    "infinite": (ISSUE.replace("stop = 2.0", "stop = inf"), ": The axis 'beta' must have finite numbers; got "),
+    "not a number": (
+        ISSUE.replace("start = 0.0", "start = nan"),
+        ": The axis 'beta' must have finite numbers; g",
+    ),
+    "beyond doubles": (
+        ISSUE.replace("stop = 2.0", f"stop = 1{400 * '0'}"),
+        ": The axis 'beta' must have finite n",
+    ),
+    "text in a range": (
+        ISSUE.replace("stop = 2.0", 'stop = "2"'),
+        ": The axis 'beta' must have finite numbers; g",
+    ),
+    "too many": (
+        ISSUE.replace("step = 0.25", "step = 1e-9"),
+        ": The axis 'beta' has 2,000,000,000 values; at most 1,000,000 are taken.",
+    ),
+    "far too many": (
+        ISSUE.replace("stop = 2.0, step = 0.25", "stop = 1e299, step = 1e-299"),
+        ": The axis 'beta'",
+    ),
+    "count": (ISSUE.replace("step = 0.25", "count = 2.5"), ": The axis 'beta' needs a count; got 2.5."),
+    "scale": (
+        ISSUE.replace("step = 0.25", 'count = 2, scale = "cubic"'),
+        ": The scale of 'beta' must be linear or log; got 'cubic'.",
+    ),
+    "log of zero": (
+        ISSUE.replace("step = 0.25", 'count = 2, scale = "log"'),
+        ": The axis 'beta' needs positive ends for scale log.",
+    ),
+    "reduction": (
+        ISSUE.replace("outcomes", "outcome"),
+        ": A sweep's keep has no field 'outcome'. Nearest: outcomes",
+    ),
+    "option": (ISSUE.replace("horizon", "horizons"), ": Cell dim = 4, beta = 0.0: A "),
+    "samples": (ISSUE.replace("samples = 2000", "samples = 0"), ": samples must be at least 1; got 0."),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), REFUSED.values(), ids=list(REFUSED))
+def test_refused_in_one_line(read, tmp_path, monkeypatch, text, says):
+    monkeypatch.setattr("limitformer.sweep.describe.simulate", lambda *_, **__: pytest.fail("work was done"))
+    with pytest.raises(InputError) as raised:
+        read(text)
+    assert str(raised.value).startswith(f"{tmp_path / 'sweep.toml'}{says}")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("name", "reason"), [("none.toml", "No such file"), (".", "Is a directory")])
+def test_files_that_cannot_be_read(tmp_path, name, reason):
+    with pytest.raises(InputError, match=f"^Cannot read .*: {reason}"):
+        read_sweep(tmp_path / name)
+
+
+def test_the_model_may_be_any_kind(read):
+    text = ISSUE.replace("StochasticTransformer", "HybridTransformer").replace(
+        "beta = 1.0", "beta = 1.0\nepsilon = 0.5"
+    )
+    assert read(text).base == lf.HybridTransformer(tokens=2, dim=4, beta=1.0, epsilon=0.5, layers_per_unit_time=100)
+    assert read(ISSUE).base != PAIR

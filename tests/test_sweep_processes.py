@@ -1,0 +1,282 @@
+"""Sweeps on processes: the same bits as in one, whoever is killed, and nobody left behind."""
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import limitformer as lf
+from limitformer.errors import InputError
+from limitformer.sweep import SweepInterrupted, processes
+from limitformer.sweep.processes import Workers
+from sweep_grids import (
+    NETWORK,
+    alive,
+    assert_complete,
+    assert_same_bits,
+    cells_written,
+    children,
+    done_cells,
+    environment,
+    flip,
+    run,
+    set_trap,
+    slow_sweep,
+    sweep,
+    wait_until,
+    workers_of,
+    written,
+)
+
+CELLS = 30
+BETAS = {"beta": [0.0, 0.5, 1.0]}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What the slow sweep gives in one process."""
+    path = tmp_path_factory.mktemp("whole") / "s.zarr"
+    run(slow_sweep(CELLS), path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_left():
+    """Every test ends its workers."""
+    before = workers_of(os.getpid())
+    yield
+    assert [pid for pid in workers_of(os.getpid()) if pid not in before and alive(pid)] == []
+
+
+def on_two(description, path, **options):
+    return run(description, path, workers=2, **options)
+
+
+@contextmanager
+def killer(path, at):
+    """Kill -9 a worker, whichever, each time that so many cells are done; yields who was killed."""
+    killed, over, chance = [], threading.Event(), random.Random(0)
+
+    def kill():
+        for count in at:
+            while done_cells(path) < count:
+                if over.wait(0.002):
+                    return
+            victim = chance.choice([pid for pid in workers_of(os.getpid()) if alive(pid)])
+            os.kill(victim, signal.SIGKILL)
+            killed.append(victim)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        thread.join()
+
+
+# Bits.
+
+
+def test_two_processes_in_random_order_give_the_bits_of_one(tmp_path):
+    """With several reductions and axes; then one chunk is damaged, and its cell alone is computed again."""
+    run(sweep(), tmp_path / "one.zarr")
+    report = on_two(sweep(), tmp_path / "two.zarr", shuffle=True)
+    assert (report.done, report.failed, report.skipped) == (6, 0, 0)
+    assert_same_bits(tmp_path / "two.zarr", tmp_path / "one.zarr")
+    assert_complete(tmp_path / "two.zarr", 6)
+    before = written(tmp_path / "two.zarr")
+    flip(tmp_path / "two.zarr" / "probability" / "c.1.1.0.0")
+    assert on_two(sweep(), tmp_path / "two.zarr").skipped == 5
+    assert cells_written(before, written(tmp_path / "two.zarr")) == [(1, 1)]
+    assert_same_bits(tmp_path / "two.zarr", tmp_path / "one.zarr")
+
+
+# Kills.
+
+
+def test_killed_workers_change_nothing(whole, tmp_path):
+    path = tmp_path / "s.zarr"
+    with killer(path, at=(2, 8, 15, 21)) as killed:
+        report = on_two(slow_sweep(CELLS), path)
+    assert len(set(killed)) == 4
+    assert (report.done, report.failed) == (CELLS, 0)
+    assert_complete(path, CELLS)
+    assert_same_bits(path, whole)
+
+
+def test_a_killed_parent_takes_its_workers_along_and_the_store_goes_on(whole, tmp_path):
+    path = tmp_path / "s.zarr"
+    program = [
+        sys.executable,
+        "-W",
+        "error",
+        str(Path(__file__).parent / "sweep_program.py"),
+        str(path),
+        str(CELLS),
+        "4000",
+    ]
+    parent = subprocess.Popen(program, env=environment())
+    try:
+        wait_until(lambda: done_cells(path) >= 4)
+        workers = workers_of(parent.pid)
+    finally:
+        parent.kill()
+        parent.wait()
+    assert len(workers) == 2
+    wait_until(lambda: not any(alive(pid) for pid in workers), seconds=10)
+    (path / "overlap_mean" / "c.29.0.4242.unfinished").write_bytes(b"half")
+    done = done_cells(path)
+    assert done < CELLS, "nothing was left to do"
+    report = run(slow_sweep(CELLS), path)
+    assert (report.done, report.skipped) == (CELLS, done)
+    assert_complete(path, CELLS)
+    assert_same_bits(path, whole)
+
+
+def test_a_cell_that_kills_its_worker_is_given_up_and_the_rest_goes_on(tmp_path, monkeypatch):
+    """With `exit`, as a crash in a library would; after that it is an ordinary failed cell."""
+    path = tmp_path / "s.zarr"
+    with monkeypatch.context() as patch:
+        set_trap(tmp_path, patch, "exit", 0.5)
+        patch.setattr(Workers, "patience", 2)
+        report = on_two(sweep(BETAS), path)
+    assert (report.done, report.failed) == (2, 1)
+    assert report.errors == {(1,): "the worker died 2 times in this cell (exit code 3)"}
+    assert lf.load_sweep(path)["status"].values.tolist() == [1, 2, 1]
+    assert run(sweep(BETAS), path).done == 3
+    run(sweep(BETAS), tmp_path / "whole.zarr")
+    assert_same_bits(path, tmp_path / "whole.zarr")
+
+
+def test_patience_outlasts_random_kills_and_ends():
+    """At least twice the tries of an ordinary failure, and not forever."""
+    group = Workers.__new__(Workers)
+    group.tries = 2
+    assert 4 <= group.patience <= 10
+
+
+def test_a_cell_that_fails_is_recorded_and_the_others_go_on(tmp_path, monkeypatch):
+    path = tmp_path / "s.zarr"
+    with monkeypatch.context() as patch:
+        set_trap(tmp_path, patch, "raise", 0.5)
+        report = on_two(sweep(BETAS), path)
+    assert (report.done, report.errors) == (2, {(1,): "RuntimeError: a trap"})
+    assert run(sweep(BETAS), path, retry_failed=False).failed == 1
+    assert run(sweep(BETAS), path).done == 3
+
+
+def test_workers_that_cannot_start_are_one_error(tmp_path, monkeypatch):
+    """As in a script without a guard, whose workers would run it again."""
+    set_trap(tmp_path, monkeypatch, "start", 0)
+    monkeypatch.setattr(processes, "MOST_STILLBORN", 3)
+    with pytest.raises(InputError, match=r"^The workers end as they start \(exit code 3\)\. In a script, ") as raised:
+        on_two(sweep(BETAS), tmp_path / "s.zarr")
+    assert "\n" not in str(raised.value)
+    monkeypatch.delenv("SWEEP_TRAP")
+    report = run(sweep(BETAS), tmp_path / "s.zarr")
+    assert (report.done, report.skipped) == (3, 0)
+
+
+# Disks.
+
+
+@contextmanager
+def file_size_limit(size):
+    """Files cannot grow beyond it, here and in processes that start here."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_file_that_cannot_be_written_is_one_error_and_the_store_resumes(tmp_path):
+    """The system itself refuses here: the covariances of a cell are larger than a file may be."""
+    settings = {"samples": 5000, "seed": 1, "start": {"tokens": 3}}
+    description = lf.Sweep(NETWORK, over={"gamma": [0.1, 0.2, 0.3, 0.4]}, simulate=settings, reduce={"samples": True})
+    path = tmp_path / "s.zarr"
+    with file_size_limit(200_000), pytest.raises(InputError) as raised:
+        on_two(description, path)
+    expected = f"Cannot write the store {path}: File too large. What is finished stays; start it again."
+    assert str(raised.value) == expected
+    assert list(path.rglob("*.unfinished")) == []
+    assert run(description, path).done == 4
+    assert_complete(path, 4)
+    run(description, tmp_path / "whole.zarr")
+    assert_same_bits(path, tmp_path / "whole.zarr")
+
+
+# Ctrl-C.
+
+
+def test_ctrl_c_ends_the_workers_and_the_store_goes_on(whole, tmp_path):
+    path = tmp_path / "s.zarr"
+
+    def interrupt():
+        wait_until(lambda: done_cells(path) >= 5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(SweepInterrupted, match=r"^Interrupted with \d+ of 30 cells done; start it again to go on: "):
+        on_two(slow_sweep(CELLS), path)
+    thread.join()
+    done = done_cells(path)
+    assert 5 <= done < CELLS
+    assert run(slow_sweep(CELLS), path).skipped == done
+    assert_complete(path, CELLS)
+    assert_same_bits(path, whole)
+
+
+def test_workers_are_deaf_to_ctrl_c_from_the_start(tmp_path):
+    """A terminal sends it to them as well; they would say so in many lines."""
+    group = Workers.__new__(Workers)
+    run(sweep(BETAS), tmp_path / "s.zarr")
+    group.__init__(tmp_path / "s.zarr", 1, 1, 1)
+    try:
+        pid = group.workers[0].process.pid
+        ignored = next(
+            line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigIgn")
+        )
+        assert int(ignored.split()[1], 16) >> (signal.SIGINT - 1) & 1
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        group.close()
+    assert not alive(pid)
+
+
+@pytest.mark.parametrize("cells", [0, 8], ids=["as they start", "as they work"])
+def test_ctrl_c_on_the_command_line_is_one_line_and_130(tmp_path, cells):
+    file = tmp_path / "sweep.toml"
+    file.write_text(
+        '[model]\nkind = "StochasticTransformer"\ntokens = 2\ndim = 4\nbeta = 1.0\nlayers_per_unit_time = 20\n'
+        "[over]\nseed = { start = 0, stop = 399, step = 1 }\n"
+        "[simulate]\nsamples = 4000\nhorizon = 20.0\n"
+    )
+    path = tmp_path / "s.zarr"
+    command = [sys.executable, "-m", "limitformer", "sweep", "run", str(file), "--store", str(path), "--workers", "2"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, env=environment(), start_new_session=True, **pipes)
+    try:
+        wait_until(lambda: len(workers_of(process.pid)) == 2 and done_cells(path) >= cells)
+        family = children(process.pid)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (130, "")
+    line = err.strip()
+    assert line.startswith("Interrupted with ")
+    assert line.endswith(f" of 400 cells done; start it again to go on: {path}")
+    assert "\n" not in line
+    wait_until(lambda: not any(alive(pid) for pid in family), seconds=10)
+    assert done_cells(path) >= cells

@@ -1,0 +1,278 @@
+"""What a sweep keeps of a cell, each against a computation of its own from the samples of the same cell."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import beta as beta_law
+from scipy.stats import binomtest, ks_2samp
+
+import limitformer as lf
+from limitformer.errors import InputError
+from limitformer.figures.stopping import LARGEST, SMALLEST
+from limitformer.models import equicorrelated
+from limitformer.outcomes import OUTCOMES
+from limitformer.sweep.describe import seed_of
+from limitformer.sweep.run import compute_sweep
+from sweep_grids import NETWORK, PAIR, sweep, values_equal
+
+THREE = replace(PAIR, tokens=3)
+TABLE = {"tokens": 3, "correlation": 0.2, "variance": 2.0}
+LEVELS = [0.1, 0.5, 0.9]
+
+
+def both(keep, base=THREE, over=None, **simulate):
+    """The reduced sweep, and the samples of the same one."""
+    over = over or {"beta": [0.5, 2.0]}
+    return tuple(
+        compute_sweep(sweep(over, base, kept, **simulate), threads=1, progress=False)
+        for kept in (keep, {"samples": True})
+    )
+
+
+def networks(keep, **simulate):
+    """The same for a network: settings of the start instead of the horizon."""
+    found = []
+    for kept in (keep, {"samples": True}):
+        settings = {"samples": 30, "seed": 4, "start": TABLE, "record": "all", **simulate}
+        description = lf.Sweep(NETWORK, over={"gamma": [0.2, 0.6]}, simulate=settings, reduce=kept)
+        found.append(compute_sweep(description, threads=1, progress=False))
+    return found
+
+
+def overlaps(samples):
+    """Mean over the pairs of a sample: (cell, sample, point)."""
+    return samples["overlap"].transpose(..., "pair").values.mean(-1)
+
+
+def correlations(samples):
+    """Mean over the pairs (cell, sample, point), one pair after the other."""
+    v = samples["covariance"].values
+    rho = [v[..., i, j] / np.sqrt(v[..., i, i] * v[..., j, j]) for i, j in ((0, 1), (0, 2), (1, 2))]
+    return sum(rho) / 3
+
+
+def test_samples_are_those_of_simulate():
+    (data, _), points = both({"samples": True}, samples=9, record=[0.5, 1.0]), [0.5, 1.0]
+    for k, beta in enumerate((0.5, 2.0)):
+        model = replace(THREE, beta=beta)
+        cell = next(cell for cell in sweep({"beta": [beta]}, THREE).cells())
+        seed = seed_of(sweep({"beta": [beta]}, THREE), cell)
+        direct = lf.simulate(model, samples=9, seed=seed, horizon=1.0, record=points, threads=1)
+        assert set(direct.data_vars) == {"overlap", "gap"} == set(data.data_vars)
+        for name in direct.data_vars:
+            assert data[name].dims[1:] == tuple("point" if dim == "time" else dim for dim in direct[name].dims)
+            assert values_equal(data[name][k], direct[name])
+    assert data["point"].values.tolist() == points
+
+
+def test_moments():
+    data, samples = both({"moments": True}, record=[0.5, 1.0])
+    x = overlaps(samples)
+    assert data["overlap_mean"].dims == ("beta", "point")
+    np.testing.assert_allclose(data["overlap_mean"], x.sum(1) / 12, rtol=1e-12)
+    variance = ((x - x.mean(1, keepdims=True)) ** 2).sum(1) / 11
+    np.testing.assert_allclose(data["overlap_variance"], variance, rtol=1e-12)
+    np.testing.assert_allclose(data["overlap_error"], np.sqrt(variance / 12), rtol=1e-12)
+
+
+def test_moments_of_a_network():
+    data, samples = networks({"moments": True})
+    rho, variance = correlations(samples), np.einsum("cspii->csp", samples["covariance"].values) / 3
+    for name, x in {"correlation": rho, "variance": variance}.items():
+        np.testing.assert_allclose(data[f"{name}_mean"], x.mean(1), rtol=1e-11)
+        np.testing.assert_allclose(data[f"{name}_variance"][:, 1:], x[:, :, 1:].var(1, ddof=1), rtol=1e-9)
+        np.testing.assert_allclose(data[f"{name}_error"][:, 1:], x[:, :, 1:].std(1, ddof=1) / 30**0.5, rtol=1e-9)
+    assert set(data.data_vars) == {
+        f"{name}_{what}" for name in ("correlation", "variance") for what in ("mean", "variance", "error")
+    }
+
+
+def test_moments_of_one_sample_have_no_spread():
+    data, samples = both({"moments": True}, samples=1)
+    np.testing.assert_array_equal(data["overlap_mean"], overlaps(samples)[:, 0])
+    assert np.isnan(data["overlap_variance"]).all()
+    assert np.isnan(data["overlap_error"]).all()
+
+
+def quantile(x, level):
+    """Linear between the order statistics."""
+    x = np.sort(x)
+    place = level * (len(x) - 1)
+    low = min(int(place), len(x) - 2)
+    return x[low] + (place - low) * (x[low + 1] - x[low])
+
+
+def test_quantiles():
+    data, samples = both({"quantiles": LEVELS}, record=[0.5, 1.0])
+    assert data["overlap_quantile"].dims == ("beta", "quantile", "point")
+    assert data["quantile"].values.tolist() == LEVELS
+    for cell, level, point in np.ndindex(2, 3, 2):
+        expected = quantile(overlaps(samples)[cell, :, point], LEVELS[level])
+        assert float(data["overlap_quantile"][cell, level, point]) == pytest.approx(expected, rel=1e-12)
+
+
+def labelled(samples, tolerance):
+    """The outcomes of three tokens by brute force, from their overlaps: (cell, sample, point)."""
+    z = samples["overlap"].transpose(..., "pair").values
+    together, opposed = z > 1 - tolerance, z < tolerance - 1
+    single = together.all(-1)
+    pair = (together | opposed).all(-1) & opposed.any(-1)
+    return np.where(single, "single cluster", np.where(pair, "antipodal pair", "unresolved"))
+
+
+@pytest.mark.parametrize("base", [PAIR, THREE, replace(PAIR, tokens=4)], ids=["two", "three", "four tokens"])
+def test_outcomes_are_counted_and_have_wilsons_intervals(base):
+    over, settings = {"beta": [0.5, 3.0]}, {"samples": 200, "horizon": 12.0, "tolerance": 0.2, "seed": 5}
+    data, samples = both({"outcomes": {"level": 0.9}}, base, over, **settings)
+    labels = labelled(samples, 0.2)
+    assert data["outcome"].values.tolist() == list(OUTCOMES)
+    assert {"single cluster", "antipodal pair", "unresolved"} == set(OUTCOMES)
+    assert len(set(labels.ravel())) == 3, "the case is too easy"
+    for cell, name in np.ndindex(2, 3):
+        count = int((labels[cell, :, 0] == OUTCOMES[name]).sum())
+        found = data.isel(beta=cell, point=0).sel(outcome=OUTCOMES[name])
+        interval = binomtest(count, 200).proportion_ci(0.9, method="wilson")
+        assert float(found["probability"]) == count / 200
+        np.testing.assert_allclose([found["low"], found["high"]], interval, atol=1e-12)
+
+
+def test_equal_counts_antipodal_clusters_of_equal_size():
+    four = replace(PAIR, tokens=4)
+    settings = {"samples": 200, "horizon": 12.0, "tolerance": 0.2, "seed": 5}
+    data, samples = both({"outcomes": True}, four, {"beta": [0.5, 3.0]}, **settings)
+    z = samples["overlap"].transpose(..., "pair").values
+    with_first = np.concatenate([np.ones((*z.shape[:-1], 1)), z[..., :3]], -1) > 0  # the first token's side
+    resolved = (np.abs(z) > 0.8).all(-1)
+    equal = resolved & (with_first.sum(-1) == 2)
+    np.testing.assert_array_equal(data["equal"], equal.mean(1))
+    pairs = data["probability"].sel(outcome="antipodal pair")
+    assert (data["equal"] > 0).all()
+    assert (data["equal"] < pairs).any(), "the case is too easy"
+
+
+def test_outcomes_of_any_number_of_tokens_fit_one_array():
+    data = compute_sweep(sweep({"tokens": [1, 2, 4]}, keep={"outcomes": True}), threads=1, progress=False)
+    np.testing.assert_allclose(data["probability"].sum("outcome"), 1)
+    assert data["probability"].sel(tokens=1, outcome="single cluster").item() == 1
+
+
+def first_outside(matrices, largest, smallest):
+    """The first layer with an eigenvalue outside, the last one if there is none: one matrix after the other."""
+    for layer, v in enumerate(matrices):
+        least, *_, most = np.linalg.eigvalsh(v)
+        if most > largest or least < smallest:
+            return layer
+    return len(matrices) - 1
+
+
+def test_stopping_times_end_where_the_figures_do():
+    """[ST, Fig. 5, 8]: from an adversarially large start, so that some samples stop and others do not."""
+    attention, found = replace(NETWORK, depth=20, attention=lf.ShapedAttention(tau0=0.5)), []
+    for keep in ({"stopping_times": True}, {"samples": True}):
+        settings = {"samples": 60, "record": "all", "seed": 8, "start": {**TABLE, "variance": 100.0}}
+        description = lf.Sweep(attention, over={"gamma": [0.5, 0.9]}, simulate=settings, reduce=keep)
+        found.append(compute_sweep(description, threads=1, progress=False))
+    data, samples = found
+    assert (LARGEST, SMALLEST) == (1e4, 1e-4)
+    for cell, sample in np.ndindex(2, 60):
+        layer = first_outside(samples["covariance"].values[cell, sample], LARGEST, SMALLEST)
+        assert float(data["stopping_time"][cell, sample]) == layer / 20
+    assert len(np.unique(data["stopping_time"])) > 3, "the case is too easy"
+
+
+@pytest.mark.parametrize("ends", [{"largest": 4.5, "smallest": 0.5}, {"largest": 4.5}, {"smallest": 1.2}], ids=str)
+def test_stopping_times_have_ends_of_ones_own(ends):
+    data, samples = networks({"stopping_times": ends})
+    ends = {"largest": 1e4, "smallest": 1e-4, **ends}
+    for cell, sample in np.ndindex(2, 30):
+        layer = first_outside(samples["covariance"].values[cell, sample], **ends)
+        assert float(data["stopping_time"][cell, sample]) == layer / NETWORK.width
+    assert len(np.unique(data["stopping_time"])) > 2, "the case is too easy"
+
+
+def test_stopping_times_of_the_limit_are_times():
+    settings = {"as": "limit", "dt": 0.05}
+    data, samples = networks({"stopping_times": {"largest": 4.2}}, **settings)
+    v = samples["covariance"].values
+    times = lf.simulate(lf.limit(NETWORK), equicorrelated(**TABLE), samples=1, seed=0, dt=0.05, threads=1)["time"]
+    above = np.linalg.eigvalsh(v)[..., -1] > 4.2
+    expected = np.where(above.any(2), times.values[above.argmax(2)], times.values[-1])
+    np.testing.assert_array_equal(data["stopping_time"], expected)
+    assert len(np.unique(expected)) > 2, "the case is too easy"
+
+
+def test_ks_is_the_distance_from_the_limit_simulated_separately():
+    over, settings = {"beta": [0.5, 2.0]}, {"samples": 50, "record": [0.5, 1.0]}
+    data, samples = both({"ks": True}, THREE, over, **settings)
+    description = sweep(over, THREE, **settings)
+    for k, cell in enumerate(description.cells()):
+        seed = seed_of(description, cell)
+        limit = lf.simulate(lf.limit(cell.model), samples=50, seed=seed, horizon=1.0, record=[1.0], threads=1)
+        theirs = limit["overlap"].values.mean(-1)[:, 0]
+        expected = ks_2samp(overlaps(samples)[k, :, -1], theirs).statistic
+        assert float(data["overlap_ks"][k]) == pytest.approx(expected, abs=1e-15)
+        assert float(data["overlap_ks"][k]) != ks_2samp(overlaps(samples)[k, :, 0], theirs).statistic
+
+
+def test_ks_of_a_network_is_at_the_same_depth_over_width():
+    data, samples = networks({"ks": True}, record="last", samples=50)
+    settings = {"samples": 50, "seed": 4, "start": TABLE}
+    description = lf.Sweep(NETWORK, over={"gamma": [0.2, 0.6]}, simulate=settings, reduce={"ks": True})
+    rho, variance = correlations(samples), np.einsum("cspii->csp", samples["covariance"].values) / 3
+    for k, cell in enumerate(description.cells()):
+        settings = {"samples": 50, "seed": seed_of(description, cell), "record": [6 / 20], "threads": 1}
+        limit = lf.simulate(lf.limit(cell.model), equicorrelated(**TABLE), **settings)
+        v = limit["covariance"].values[:, 0]
+        theirs = {
+            "correlation": correlations(limit)[:, 0],
+            "variance": (v[:, 0, 0] + v[:, 1, 1] + v[:, 2, 2]) / 3,
+        }
+        for name, ours in {"correlation": rho, "variance": variance}.items():
+            expected = ks_2samp(ours[k, :, -1], theirs[name]).statistic
+            assert float(data[f"{name}_ks"][k]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_ks_falls_with_the_layers():
+    """At L = 2 chain and limit differ, at L = 400 hardly: the level is that of Kolmogorov's law at 1e-4."""
+    over = {"layers_per_unit_time": [2, 400]}
+    data = compute_sweep(sweep(over, keep={"ks": True}, samples=2000, seed=3), threads=1, progress=False)
+    critical = np.sqrt(-np.log(1e-4 / 2) / 2) * np.sqrt(2 / 2000)
+    coarse, fine = (float(value) for value in data["overlap_ks"])
+    assert fine < critical < coarse
+
+
+def test_several_reductions_are_those_of_each_alone():
+    keep = {"samples": True, "moments": True, "quantiles": LEVELS, "outcomes": True, "ks": True}
+    together = compute_sweep(sweep({"beta": [0.5, 2.0]}, THREE, keep), threads=1, progress=False)
+    for name, options in keep.items():
+        alone = compute_sweep(sweep({"beta": [0.5, 2.0]}, THREE, {name: options}), threads=1, progress=False)
+        for result in alone.data_vars:
+            assert values_equal(alone[result], together[result]), result
+
+
+def test_wilson_is_not_clopper_and_pearson():
+    """The wrong twin of the intervals."""
+    data, _ = both({"outcomes": {"level": 0.9}}, PAIR, {"beta": [3.0]}, samples=40, horizon=12.0, tolerance=0.2)
+    p = data["probability"].values.ravel()
+    low = beta_law.ppf(0.05, 40 * p, 40 * (1 - p) + 1)
+    assert (np.abs(low - data["low"].values.ravel()) > 1e-4).any()
+
+
+@pytest.mark.parametrize(
+    ("keep", "base", "simulate", "says"),
+    [
+        ({"stopping_times": True}, PAIR, {"horizon": 1.0}, "keep stopping_times: Stopping times are those of a cov"),
+        ({"stopping_times": True}, NETWORK, {"start": TABLE}, "keep stopping_times: Stopping times need more than"),
+        ({"outcomes": True}, NETWORK, {"start": TABLE}, "keep outcomes: outcomes needs overlaps or outcomes"),
+        ({"ks": True}, PAIR, {"horizon": 1.0, "as": "limit"}, "keep ks: limit needs a model; got TokenLimit."),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_reduction_that_does_not_fit_is_refused_before_a_store_is_made(tmp_path, keep, base, simulate, says):
+    field = "beta" if base is PAIR else "gamma"
+    description = lf.Sweep(base, over={field: [0.1]}, simulate={"samples": 4, **simulate}, reduce=keep)
+    with pytest.raises(InputError) as raised:
+        lf.run_sweep(description, tmp_path / "s", workers=1, progress=False)
+    assert str(raised.value).startswith(f"Cell {field} = 0.1: {says}")
+    assert list(tmp_path.iterdir()) == []
