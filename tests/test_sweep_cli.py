@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from itertools import product
 from types import SimpleNamespace
 
@@ -363,7 +362,7 @@ def test_show_draws_curves_and_maps(run, store, tmp_path):
     assert drawn("map.png") > 40
     words = ("show", store, "--variable", "probability", "--at", "dim=4", "--out", "words.svg")
     assert run(*words).exit_code == 0
-    assert "unresolved" in (tmp_path / "words.svg").read_text() or "<svg" in (tmp_path / "words.svg").read_text()
+    assert "<svg" in (tmp_path / "words.svg").read_text()
 
 
 @pytest.mark.parametrize(
@@ -442,4 +441,3 @@ def test_export_of_a_sweep_with_dotted_axes_and_words(run, tmp_path):
 def test_help_has_every_command(run):
     output = run("--help").stdout
     assert all(f" {command} " in output for command in ("run", "status", "show", "export"))
-    assert threading.active_count() < 20

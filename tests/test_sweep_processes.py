@@ -239,9 +239,8 @@ def test_ctrl_c_ends_the_workers_and_the_store_goes_on(whole, tmp_path):
 
 def test_workers_are_deaf_to_ctrl_c_from_the_start(tmp_path):
     """A terminal sends it to them as well; they would say so in many lines."""
-    group = Workers.__new__(Workers)
     run(sweep(BETAS), tmp_path / "s.zarr")
-    group.__init__(tmp_path / "s.zarr", 1, 1, 1)
+    group = Workers(tmp_path / "s.zarr", 1, 1, 1)
     try:
         pid = group.workers[0].process.pid
         ignored = next(

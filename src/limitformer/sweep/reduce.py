@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
-from scipy.stats import ks_2samp
 
 from limitformer.engine import simulate
 from limitformer.errors import InputError, require
@@ -110,6 +109,8 @@ def stopping_times(work: Work, largest: float, smallest: float) -> dict[str, Red
 
 def ks_against_limit(work: Work) -> dict[str, Reduced]:
     """Kolmogorov-Smirnov distance of each statistic from that of the limit, at the last point."""
+    from scipy.stats import ks_2samp  # it takes half a second, which no other command should wait for
+
     settings = {name: value for name, value in work.settings.items() if name not in ("record", "method", "early_stop")}
     axis = str(next(iter(work.samples.data_vars.values())).dims[1])
     last = float(work.samples[axis].values[-1]) / (work.model.width if axis == "depth" else 1)
