@@ -1,8 +1,10 @@
 """What the tests of sweeps share: cheap grids, comparison of stores bit by bit, and traps for workers."""
 
 import os
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -126,6 +128,13 @@ def values_equal(one, other):
 def slow_sweep(cells=30, samples=4000):
     """Cells of some 15 milliseconds."""
     return sweep({"seed": list(range(cells))}, keep={"moments": True}, samples=samples, horizon=20.0)
+
+
+def slurm_is(monkeypatch, cluster):
+    """In the place of dask-jobqueue's class; the package around it is imported anew."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "dask_jobqueue"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "dask_jobqueue.slurm", SimpleNamespace(SLURMCluster=cluster))
 
 
 def done_cells(store):

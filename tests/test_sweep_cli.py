@@ -30,6 +30,7 @@ from sweep_grids import (
     done_cells,
     environment,
     slow_sweep,
+    slurm_is,
     sweep,
     values_equal,
     wait_until,
@@ -229,7 +230,7 @@ def test_slurm_is_asked_for_what_the_options_say(run, monkeypatch):
         raise lf.errors.InputError("stop here")
 
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr("dask_jobqueue.slurm.SLURMCluster", lambda **options: asked.append(options) or Made())
+    slurm_is(monkeypatch, lambda **options: asked.append(options) or Made())
     monkeypatch.setattr("limitformer.sweep.run_sweep", run_sweep)
     job = ("--slurm", 4, "--cores", 2, "--memory", "3GB", "--walltime", "00:30:00", "--queue", "short")
     result = run("run", "sweep.toml", "--store", "s.zarr", *job)

@@ -31,6 +31,7 @@ from sweep_grids import (
     run,
     set_trap,
     slow_sweep,
+    slurm_is,
     sweep,
     wait_until,
     written,
@@ -328,9 +329,10 @@ def test_slurm_is_asked_for_jobs_of_single_threaded_workers(monkeypatch):
             asked.append(count)
 
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr("dask_jobqueue.slurm.SLURMCluster", lambda **options: asked.append(options) or Made())
+    slurm_is(monkeypatch, lambda **options: asked.append(options) or Made())
     assert isinstance(slurm_cluster(3, 8, "16GB", "04:00:00"), Made)
     assert isinstance(slurm_cluster(1, 2, "1GB", "00:01:00", "short"), Made)
     job = {"cores": 8, "processes": 8, "memory": "16GB", "walltime": "04:00:00"}
     short = {"cores": 2, "processes": 2, "memory": "1GB", "walltime": "00:01:00", "queue": "short"}
     assert asked == [job, {"jobs": 3}, 1, short, {"jobs": 1}, 1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "dask-jobqueue has taken Ctrl-C"

@@ -372,7 +372,7 @@ def killed_after(monkeypatch, calls):
     monkeypatch.setattr(zarr.storage._local, "_atomic_write", write)
 
 
-@pytest.mark.parametrize("calls", [0, 1, 2, 9, 25, 33])
+@pytest.mark.parametrize("calls", [0, 1, 9, 33])
 def test_killed_while_the_store_is_made_it_starts_again(whole, tmp_path, calls):
     path = tmp_path / "s.zarr"
     with pytest.MonkeyPatch.context() as patch:
@@ -384,7 +384,7 @@ def test_killed_while_the_store_is_made_it_starts_again(whole, tmp_path, calls):
     assert_same_bits(path, whole)
 
 
-@pytest.mark.parametrize("calls", [0, 1, 2, 5, 9, 14])
+@pytest.mark.parametrize("calls", [0, 2, 9, 18])
 @pytest.mark.parametrize("then", ["the same", "as before"])
 def test_killed_while_the_store_is_extended_it_goes_on(store, whole, tmp_path, calls, then):
     larger = sweep({"dim": [4, 6, 8], "beta": [0.0, 0.5, 1.0, 2.0]})
@@ -713,11 +713,10 @@ def test_cells_that_do_not_fit_the_memory_fail_alone(tmp_path):
 def test_memory_does_not_grow_with_the_cells(tmp_path):
     """Their indices and marks alone: half a kilobyte a cell at most, a tenth of what a cell's samples are."""
     peaks = []
-    for cells in (50, 50, 650):
+    for cells in (50, 50, 350):
         description = sweep({"seed": list(range(cells))}, keep={"samples": True}, samples=320)
         tracemalloc.start()
         run(description, tmp_path / f"{len(peaks)}.zarr")
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    print(peaks)
-    assert peaks[2] - peaks[1] < 512 * 600
+    assert peaks[2] - peaks[1] < 512 * 300

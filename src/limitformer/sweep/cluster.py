@@ -5,6 +5,7 @@ Dask hands out batches, replaces workers that die, and this module hands the cel
 """
 
 import shutil
+import signal
 import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -66,10 +67,13 @@ def local_cluster(workers: int) -> Any:
 
 def slurm_cluster(jobs: int, cores: int, memory: str, walltime: str, queue: str | None = None) -> Any:
     """A cluster of SLURM jobs, each with so many single-threaded workers."""
+    before = signal.getsignal(signal.SIGINT)
     try:
         from dask_jobqueue.slurm import SLURMCluster
     except ImportError as error:
         raise MissingExtraError("dask-jobqueue", "cluster") from error
+    finally:
+        signal.signal(signal.SIGINT, before)  # the package takes Ctrl-C when it is imported
     require(shutil.which("sbatch") is not None, "There is no sbatch here: SLURM takes jobs from its own machines.")
     options: dict[str, Any] = {} if queue is None else {"queue": queue}
     made = SLURMCluster(cores=cores, processes=cores, memory=memory, walltime=walltime, **options)

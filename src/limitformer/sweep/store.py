@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from zarr.codecs import Crc32cCodec
 
 from limitformer.errors import InputError, require
-from limitformer.kernels import PACKAGE
 from limitformer.models.serial import from_record
 from limitformer.results import check_writable, package_version
 from limitformer.sweep.chunks import chunk_path, read_chunk, remove_unfinished, write_chunk
@@ -39,6 +38,7 @@ MISSING, DONE, FAILED = 0, 1, 2
 ERROR_LENGTH = 240
 MOST_TRIALS = 10  # of cells, to learn the shapes of their results
 FORMAT = 1
+PACKAGE = Path(__file__).parents[1]
 NO_NUMBERS = ("cli", "figures", "nn", "hf", "train", "plot.py", "progress.py", "phase.py")  # parts without effect here
 Index = tuple[int, ...]
 
