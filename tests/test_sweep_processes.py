@@ -15,7 +15,7 @@ import pytest
 import limitformer as lf
 from limitformer.errors import InputError
 from limitformer.sweep import SweepInterrupted, processes
-from limitformer.sweep.processes import Workers
+from limitformer.sweep.processes import Workers, deaf_to_interrupts
 from sweep_grids import (
     NETWORK,
     alive,
@@ -243,14 +243,36 @@ def test_workers_are_deaf_to_ctrl_c_from_the_start(tmp_path):
     group = Workers(tmp_path / "s.zarr", 1, 1, 1)
     try:
         pid = group.workers[0].process.pid
-        ignored = next(
-            line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigIgn")
-        )
-        assert int(ignored.split()[1], 16) >> (signal.SIGINT - 1) & 1
+        facts = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        assert int(facts["SigBlk"], 16) >> (signal.SIGINT - 1) & 1
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, []), "we still hear it"
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         group.close()
     assert not alive(pid)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["heard here", "heard by another thread"])
+def test_ctrl_c_while_a_worker_starts_waits(elsewhere):
+    """Whichever thread the system gives it to; a worker that is half started would complain."""
+    started, steps = threading.Event(), []
+
+    def interrupt_oneself():
+        started.wait()
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    def block():
+        with deaf_to_interrupts():
+            started.set()
+            thread.join() if elsewhere else os.kill(os.getpid(), signal.SIGINT)
+            steps.append("to the end")
+
+    thread = threading.Thread(target=interrupt_oneself if elsewhere else lambda: None)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert steps == ["to the end"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("cells", [0, 8], ids=["as they start", "as they work"])

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -69,15 +70,20 @@ class Worker:
 
 @contextmanager
 def deaf_to_interrupts() -> Iterator[None]:
-    """No Ctrl-C here, nor in processes that start here; in a thread, which never hears it, nothing changes."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Ctrl-C waits until the end of the block, and processes that start in it never hear it."""
+    resource_tracker.ensure_running()  # multiprocessing's own helper, which would let Ctrl-C in when it starts
+    waiting: list[int] = []
+    ours = threading.current_thread() is threading.main_thread()  # no other has a handler
+    handler = signal.signal(signal.SIGINT, lambda number, _: waiting.append(number)) if ours else None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if ours:
+            signal.signal(signal.SIGINT, handler)
+        if waiting:
+            signal.raise_signal(signal.SIGINT)
 
 
 class Workers:
