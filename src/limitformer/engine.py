@@ -55,6 +55,14 @@ class Process(Protocol):
         """ "chain" or "limit"."""
 
     @property
+    def tokens(self) -> int:
+        """How many there are."""
+
+    @property
+    def points(self) -> NDArray[Any]:
+        """The layers or times that are recorded."""
+
+    @property
     def settings(self) -> dict[str, Any]:
         """What else one needs to know to repeat it."""
 

@@ -167,6 +167,11 @@ class TransformerChain:
     description: str = field(default="chain", init=False)
 
     @property
+    def tokens(self) -> int:
+        """m."""
+        return self.start.tokens
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Where it starts and where it stops."""
         return {"start": self.start.description, "radius": self.radius}

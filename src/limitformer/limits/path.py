@@ -159,6 +159,11 @@ class CovariancePaths:
         return np.asarray(self.step_numbers * self.actual_dt, dtype=np.float64)
 
     @property
+    def tokens(self) -> int:
+        """m."""
+        return self.start.tokens
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Where it starts and stops, the step, its length as it was asked for and as it is."""
         start = {"start": self.start.description, "radius": self.radius}

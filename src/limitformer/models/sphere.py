@@ -11,6 +11,7 @@ One V, or v, is drawn a layer and is common to all tokens. Q and K act through Q
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import log
 from typing import Any, Literal, get_args
 
@@ -72,7 +73,7 @@ class SphereModel:
         query, key = (np.array(matrix) for matrix in self.query_key)
         return np.asarray(query.T @ key)
 
-    @property
+    @cached_property
     def is_isotropic(self) -> bool:
         """Whether QᵀK = I [CT, Assumption 2]: then the overlaps of the tokens are a Markov chain by themselves."""
         return self.query_key is None or bool(np.allclose(self.bilinear(), np.eye(self.dim), rtol=0, atol=1e-12))

@@ -91,7 +91,7 @@ class SphereOptions:
     """
 
     horizon: float
-    method: str | None = None
+    method: Method | None = None
     keep: Keep = "overlap"
     tolerance: float = 1e-3
     early_stop: float | None = None
@@ -136,7 +136,7 @@ def chosen_method(model: SphereModel, law: str, options: SphereOptions) -> Metho
         + (", and cannot keep tokens" if what == "tokens" else "")
         + f"; this model allows {', '.join(map(repr, allowed))}.",
     )
-    return method  # type: ignore[return-value]
+    return method
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -172,6 +172,11 @@ class SpherePaths:
     def points(self) -> NDArray[np.float64]:
         """The times that are recorded."""
         return np.asarray(self.step_numbers * self.time_of_step)
+
+    @property
+    def tokens(self) -> int:
+        """N."""
+        return self.model.tokens
 
     @property
     def pairs(self) -> int:
@@ -286,6 +291,10 @@ class PreparedSphere:
         if paths.method == "overlap":
             plus, minus = paths.stops()
             self.pair_constants = paths.pair_constants(plus / (2 - plus), minus / (2 - minus))
+        else:
+            self.first = self.first_tokens()
+            self.token_constants = paths.token_constants()
+            self.bilinear = np.zeros((0, 0)) if paths.model.is_isotropic else paths.model.bilinear()
 
     def run(self, first: int, outputs: Outputs) -> None:
         """Replicas `first` … into `outputs`."""
@@ -327,13 +336,10 @@ class PreparedSphere:
     def run_any(self, first: int, outputs: Outputs) -> None:
         """Any number of tokens."""
         paths = self.paths
-        start, how = self.first_tokens()
-        bilinear = np.zeros((0, 0)) if paths.model.is_isotropic else paths.model.bilinear()
         run_tokens(
-            start,
-            how,
-            paths.token_constants(),
-            bilinear,
+            *self.first,
+            self.token_constants,
+            self.bilinear,
             self.key_words,
             self.start_key,
             paths.step_numbers,

@@ -8,7 +8,7 @@ import shutil
 import signal
 import uuid
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -106,13 +106,15 @@ def check_shared(client: Any, path: Path) -> None:
     require(seen, f"The cluster's workers do not see {path.resolve()}; the store must lie on a disk that they share.")
 
 
-def on_cluster(path: Path, cells: Sequence[Index], *, client: Any, tries: int) -> Iterator[Finished]:
+def on_cluster(path: Path, cells: Sequence[Index], *, client: Any, tries: int) -> Generator[Finished, None, None]:
     """What becomes of the cells on a Dask cluster."""
     check_shared(client, path)
     yield from collected(distributed(), client, path, cells, tries)
 
 
-def collected(package: Any, client: Any, path: Path, cells: Sequence[Index], tries: int) -> Iterator[Finished]:
+def collected(
+    package: Any, client: Any, path: Path, cells: Sequence[Index], tries: int
+) -> Generator[Finished, None, None]:
     """Hand out batches and collect them; the cells of those on which workers died, once more and one at a time.
 
     Dask blames all that a dying worker had; alone, a cell has nobody else to blame.

@@ -7,7 +7,7 @@ whatever the grid around it, who computes it, and when.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -112,8 +112,9 @@ class Sweep:
     simulate: Mapping[str, Any]
     reduce: Mapping[str, Any] = field(default_factory=lambda: {"moments": True})
     settings: Settings = field(init=False, repr=False)
+    unchecked: InitVar[bool] = False  # for a store, whose cells were checked when it was made
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, unchecked: bool) -> None:
         require(
             isinstance(self.base, Transformer | SphereModel),
             f"A sweep needs a model; got {type(self.base).__name__}.",
@@ -123,7 +124,8 @@ class Sweep:
             require(isinstance(table, Mapping), f"{name} of a sweep must be a mapping; got {table!r}.")
         over = {str(name): plain(list(values)) if is_list(values) else values for name, values in self.over.items()}
         keep(self, over=over, reduce=checked_keep(self.reduce), settings=settings_of(self.simulate))
-        check_cells(self)
+        if not unchecked:
+            check_cells(self)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -250,8 +252,7 @@ def shape_of(sweep: Sweep, cell: Cell) -> tuple[int, int]:
     options.setdefault("record", None)
     record = options.pop("record")
     process = process_of(model, start_of(sweep, cell), record, options)
-    tokens = cell.model.tokens if isinstance(cell.model, SphereModel) else process.start.tokens  # type: ignore[attr-defined]
-    return len(process.points), tokens  # type: ignore[attr-defined]
+    return len(process.points), process.tokens
 
 
 def where(sweep: Sweep, cell: Cell) -> str:

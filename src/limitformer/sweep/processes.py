@@ -6,11 +6,10 @@ if the parent was killed.
 """
 
 import multiprocessing
-import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
@@ -28,11 +27,13 @@ MOST_STILLBORN = 6
 # A new interpreter for each worker: a fork of a process with threads may never wake up.
 spawning: Any = multiprocessing.get_context("spawn")
 
+Results = Generator[Finished, None, None]
+Engine = Callable[[Path, Sequence[Index]], Results]
+
 
 def serve(connection: Connection, path: str, stamp: int, threads: int, tries: int) -> None:
     """A worker: cells come in, what became of them goes out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["NUMBA_NUM_THREADS"] = str(threads)
     try:
         connection.send(None)  # I am here
         while True:
@@ -138,7 +139,7 @@ class Workers:
         """Hand out the next batch once the worker has begun its last cell."""
         if len(worker.cells) > 1 or not pending:
             return
-        share = -(-len(pending) // (2 * len(self.workers) if hasattr(self, "workers") else 2))
+        share = -(-len(pending) // (2 * len(self.workers)))
         size = min(LARGEST_BATCH, max(1, int(BATCH_SECONDS / max(self.seconds, 1e-6))), share)
         worker.give([pending.popleft() for _ in range(size)])
 
@@ -181,7 +182,7 @@ class Workers:
             worker.process.join()
 
 
-def on_processes(path: Path, cells: Sequence[Index], *, workers: int, threads: int, tries: int) -> Iterator[Finished]:
+def on_processes(path: Path, cells: Sequence[Index], *, workers: int, threads: int, tries: int) -> Results:
     """What becomes of the cells on so many processes."""
     group = Workers(path, min(workers, len(cells)), threads, tries)
     try:
@@ -190,11 +191,8 @@ def on_processes(path: Path, cells: Sequence[Index], *, workers: int, threads: i
         group.close()
 
 
-def in_this_process(path: Path, cells: Sequence[Index], *, threads: int, tries: int) -> Iterator[Finished]:
+def in_this_process(path: Path, cells: Sequence[Index], *, threads: int, tries: int) -> Results:
     """The same, without other processes."""
     stamp = stamp_of(path)
     for index in cells:
         yield run_cell(str(path), stamp, index, threads, tries)
-
-
-Engine = Callable[[Path, Sequence[Index]], Iterator[Finished]]

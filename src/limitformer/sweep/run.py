@@ -100,7 +100,7 @@ def completed(kept: Store, engine: Engine, *, retry_failed: bool, shuffle: bool,
     shown = bar("cells", status.size) if progress else None
     skipped = int((status == DONE).sum())
     try:
-        with closing(engine(path, missing)) as finished:  # type: ignore[type-var]
+        with closing(engine(path, missing)) as finished:
             for count, one in enumerate(finished if missing else (), status.size - len(missing) + 1):
                 status[one.index] = one.status
                 advance(shown, count)

@@ -303,6 +303,7 @@ def open_store(path: Path) -> Store:
         over=kept["over"],
         simulate={name: value for name, value in kept["simulate"].items() if value is not None},
         reduce=kept["keep"],
+        unchecked=True,
     )
     layout = {
         name: (tuple(dims), tuple(shape), np.dtype(dtype)) for name, (dims, shape, dtype) in kept["layout"].items()
