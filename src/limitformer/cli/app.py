@@ -14,6 +14,7 @@ from limitformer.cli.phase import phase
 from limitformer.cli.report import BAD_INPUT, say_error
 from limitformer.cli.simulate import simulate
 from limitformer.cli.sweep import sweep
+from limitformer.cli.train import train
 
 # Typer re-exports its subclass alone, and where the class itself lives depends on the version.
 UsageError: Any = typer.BadParameter.__base__
@@ -63,6 +64,7 @@ app.command()(simulate)
 app.command()(phase)
 app.command()(overlap)
 app.add_typer(sweep, name="sweep")
+app.add_typer(train, name="train")
 
 
 def show_version(asked: bool) -> None:

@@ -23,10 +23,13 @@ from limitformer.nn.gains import Recover as Recover
 from limitformer.nn.gains import gains as gains
 from limitformer.nn.initialisation import InitialVariances as InitialVariances
 from limitformer.nn.initialisation import draw as draw
+from limitformer.nn.logits import Logits as Logits
+from limitformer.nn.logits import entropy as entropy
 from limitformer.nn.network import Layer as Layer
 from limitformer.nn.network import Network as Network
 from limitformer.nn.norm import Norm as Norm
 from limitformer.nn.residual import Residual as Residual
+from limitformer.nn.rounding import RoundingWarning as RoundingWarning
 from limitformer.nn.self_attention import ShapedSelfAttention as ShapedSelfAttention
 from limitformer.nn.shaped_attention import attention_matrix as attention_matrix
 from limitformer.nn.shaped_attention import shaped_attention as shaped_attention

@@ -9,6 +9,7 @@ r"""Blocks of a Transformer that trains, and whole stacks of them.
 
 from collections.abc import Callable
 from math import sqrt
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,10 +75,12 @@ class Block(nn.Module):
         self.pre = nn.ModuleDict({name: pre() for name in parts})
         self.post = nn.ModuleDict({name: post() for name in parts})
 
-    def forward(self, x: Tensor, mask: Tensor | Visibility | None = None, is_causal: bool = False) -> Tensor:
-        """The block's output; the mask as for `shaped_attention`."""
+    def forward(
+        self, x: Tensor, mask: Tensor | Visibility | None = None, is_causal: bool = False, **cache: Any
+    ) -> Tensor:
+        """The block's output; the mask as for `shaped_attention`, and what else the attention takes."""
         if self.attention is not None:
-            x = self.add("attention", x, self.attention(self.pre["attention"](x), mask, is_causal))
+            x = self.add("attention", x, self.attention(self.pre["attention"](x), mask, is_causal, **cache))
         if self.feedforward is not None:
             x = self.add("feedforward", x, self.feedforward(self.pre["feedforward"](x)))
         return x
@@ -96,14 +99,20 @@ def shaped_block(
     hidden: int | None = None,
     kv_heads: int | None = None,
     tau0: float = 1.0,
+    per_head: bool = True,
     bias: bool = False,
     float32: bool = False,
 ) -> Block:
-    """The shaped block of [ST, App. D]: s₋ = 1 − 1/√n, γ₁ = γ₂ = 1, λ² + γ² = 1; `hidden` None means 4 width."""
+    """The shaped block of [ST, App. D]: s₋ = 1 − 1/√n, γ₁ = γ₂ = 1, λ² + γ² = 1; `hidden` None means 4 width.
+
+    There γ₁ and γ₂ are numbers; with `per_head` each head has its own.
+    """
     width, hidden = require_count("width", width), 4 * width if hidden is None else require_count("hidden", hidden)
     slope = 1 - 1 / sqrt(width)
     block = Block(
-        ShapedSelfAttention(width, heads, kv_heads=kv_heads, tau0=tau0, bias=bias, float32=float32),
+        ShapedSelfAttention(
+            width, heads, kv_heads=kv_heads, tau0=tau0, per_head=per_head, bias=bias, float32=float32
+        ),
         FeedForward(width, hidden, ShapedReLU(negative=slope), bias=bias),
         residual=lambda: Residual(gamma),
     )
@@ -223,10 +232,10 @@ def norm_of(part: models.Norm, width: int) -> nn.Module:
 
 def without_decay(model: nn.Module) -> list[str]:
     """Names of the parameters that weight decay must leave alone: gains, slopes, λ, γ, norms and biases."""
-    alone = (Gain, Residual, nn.LayerNorm, nn.RMSNorm)
+    alone = (Gain, Residual)
     names = []
     for path, module in model.named_modules():
         for name, _ in module.named_parameters(recurse=False):
-            if isinstance(module, alone) or name == "bias":
+            if isinstance(module, alone) or type(module).__name__.endswith("Norm") or name == "bias":
                 names.append(f"{path}.{name}" if path else name)
     return names

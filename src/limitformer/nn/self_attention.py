@@ -6,6 +6,7 @@ The temperature is τ₀ √n_k here; the other √n of [ST, eq. 9] is in the in
 In shapes: b batch, m tokens, n width, h heads, g key/value heads, d head_dim.
 """
 
+from collections.abc import Callable
 from math import sqrt
 
 import torch
@@ -14,10 +15,13 @@ from torch import Tensor, nn
 from limitformer.errors import require, require_count, require_real
 from limitformer.nn.gains import Gain
 from limitformer.nn.initialisation import InitialVariances, dim_of_heads, draw
+from limitformer.nn.logits import Logits, Probe
+from limitformer.nn.rounding import warn_of_rounding
 from limitformer.nn.shaped_attention import attention_matrix, shaped_attention
 from limitformer.nn.visibility import Visibility
 
 Past = tuple[Tensor, Tensor]
+Cache = Callable[[Tensor, Tensor], Past]  # takes new keys and values, gives all of them
 
 
 class ShapedSelfAttention(nn.Module):
@@ -70,19 +74,25 @@ class ShapedSelfAttention(nn.Module):
         self.value = nn.Linear(width, self.kv_heads * self.head_dim, bias=bias)
         self.output = nn.Linear(self.heads * self.head_dim, width, bias=bias)
         self.dropout, self.float32 = dropout, float32
+        self.probe: Probe | None = None
         draw(self, InitialVariances.shaped(width, joined=self.heads * self.head_dim))
 
-    def forward(self, x: Tensor, mask: Tensor | Visibility | None = None, is_causal: bool = False) -> Tensor:
-        """Attention among the tokens; the mask as for `shaped_attention`."""
-        return self.step(x, mask=mask, is_causal=is_causal)[0]
-
-    def step(
-        self, x: Tensor, past: Past | None = None, mask: Tensor | Visibility | None = None, is_causal: bool = True
-    ) -> tuple[Tensor, Past]:
-        """(output, keys and values so far), for new tokens that come after those of `past`; the mask spans all."""
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | Visibility | None = None,
+        is_causal: bool = False,
+        *,
+        cache: Cache | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """Attention among the tokens, and those in `cache`; mask and positions as for `shaped_attention`."""
         query, key, value = self.split(self.query(x)), self.split(self.key(x)), self.split(self.value(x))
-        if past is not None:
-            key, value = torch.cat([past[0], key], -2), torch.cat([past[1], value], -2)
+        if cache is not None:
+            key, value = cache(key, value)
+        warn_of_rounding(value.dtype, self.float32 or not (self.gamma1 or self.gamma2))
+        if self.probe is not None:
+            self.probe(Logits(query, key, self.scale, mask, is_causal, positions))
         mixed = shaped_attention(
             query,
             key,
@@ -92,10 +102,25 @@ class ShapedSelfAttention(nn.Module):
             scale=self.scale,
             mask=mask,
             is_causal=is_causal,
+            positions=positions,
             dropout=self.dropout if self.training else 0.0,
             float32=self.float32,
         )
-        return self.output(mixed.transpose(1, 2).flatten(2)), (key, value)
+        result: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return result
+
+    def step(
+        self, x: Tensor, past: Past | None = None, mask: Tensor | Visibility | None = None, is_causal: bool = True
+    ) -> tuple[Tensor, Past]:
+        """(output, keys and values so far), for new tokens that come after those of `past`; the mask spans all."""
+        grown: list[Past] = []
+
+        def append(key: Tensor, value: Tensor) -> Past:
+            both = (key, value) if past is None else (torch.cat([past[0], key], -2), torch.cat([past[1], value], -2))
+            grown.append(both)
+            return both
+
+        return self(x, mask, is_causal, cache=append), grown[0]
 
     def matrix(self, x: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """A (b, h, m, m), to look at."""

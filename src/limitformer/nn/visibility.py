@@ -75,6 +75,12 @@ class Visibility:
         boolean = self.mask is not None and self.mask.dtype == torch.bool
         return self.mask.sum(-1, keepdim=True).to(exact) if boolean and self.mask is not None else None
 
+    def as_mask(self) -> Tensor | None:
+        """A mask again, for `attention_matrix`; `causal` is said beside it."""
+        if self.mask is None or self.seen is None:
+            return self.mask
+        return self.mask & self.seen if self.mask.dtype == torch.bool else hidden_where(self.mask, ~self.seen)
+
     def weights(self, value: Tensor) -> Tensor:
         """What `sums` weighs keys by, of the mask's shape: zeros and ones, or the softmax of an additive mask."""
         assert self.mask is not None

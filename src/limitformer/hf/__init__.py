@@ -1,0 +1,20 @@
+"""Shaped attention for Hugging Face models: stock ones, and the paper's own architecture with Auto classes."""
+
+from limitformer.errors import MissingExtraError
+
+try:
+    import transformers as _transformers  # noqa: F401
+except ModuleNotFoundError as error:
+    raise MissingExtraError("transformers", "hf") from error
+
+from limitformer.hf.attention import ATTENTION as ATTENTION
+from limitformer.hf.checkpoint import load_shaped as load_shaped
+from limitformer.hf.configuration import ShapedTransformerConfig as ShapedTransformerConfig
+from limitformer.hf.shaping import Shaping as Shaping
+from limitformer.hf.shaping import shape_model as shape_model
+from limitformer.hf.transformer import ShapedTransformerForCausalLM as ShapedTransformerForCausalLM
+from limitformer.hf.transformer import ShapedTransformerForMaskedLM as ShapedTransformerForMaskedLM
+from limitformer.hf.transformer import (
+    ShapedTransformerForSequenceClassification as ShapedTransformerForSequenceClassification,
+)
+from limitformer.hf.transformer import ShapedTransformerModel as ShapedTransformerModel

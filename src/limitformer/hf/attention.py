@@ -1,0 +1,197 @@
+r"""Shaped attention registered with `transformers`, under the name "shaped": the attention and its mask function.
+
+Both are needed. A model asks the mask function of its attention for a mask, and a name without one gets none: padding
+is then ignored and nobody says so. Ours gives what `sdpa` gets, or nothing where nothing is hidden, but makes it ready
+once for all layers (`Visibility`), and leaves causality to the kernel where padding is all that the mask adds.
+
+A = γ₁ I + softmax(QKᵀ/τ) − γ₂ C̄ has an identity, so the attention must know where the queries stand among the keys. A
+growing cache has them last; one of fixed length does not, and no argument of the attention says where they are. A hook
+before each attention asks the cache, before it takes the new keys, and passes the answer on as `query_offset`.
+"""
+
+from collections.abc import Callable
+from math import sqrt
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+from limitformer.errors import InputError, require
+from limitformer.nn import Gain, Visibility, attention_matrix, shaped_attention, visibility
+from limitformer.nn.logits import Logits, Probe
+from limitformer.nn.rounding import warn_of_rounding
+
+ATTENTION = "shaped"
+# Arguments of attention functions whose terms stand inside the softmax, where C̄ does not know of them.
+MEANINGLESS = {
+    "softcap": "a soft cap of the logits",
+    "position_bias": "a relative position bias",
+    "s_aux": "an attention sink",
+    "sliding_window": "a sliding window",
+    "cache": "a paged cache",
+}
+
+
+class AttentionShaping(nn.Module):
+    """What shapes one attention: γ₁, γ₂, τ₀.
+
+    Args:
+        heads: h, or None for one γ₁ and one γ₂ for all heads.
+        gamma1, gamma2: at the start; None leaves the term out for good.
+        tau0: the logits are divided by τ₀ besides what the attention divides them by.
+        trained: whether γ₁ and γ₂ have gradients.
+        float32: whether softmax − C̄ is computed in float32 whatever the dtype.
+
+    Attributes:
+        shown: whether A is formed besides, for `output_attentions=True`.
+    """
+
+    def __init__(
+        self,
+        heads: int | None,
+        *,
+        gamma1: float | None,
+        gamma2: float | None,
+        tau0: float,
+        trained: bool,
+        float32: bool,
+    ) -> None:
+        super().__init__()
+        self.gamma1 = None if gamma1 is None else Gain(gamma1, heads, trained)
+        self.gamma2 = None if gamma2 is None else Gain(gamma2, heads, trained)
+        self.tau0, self.float32 = tau0, float32
+        self.probe: Probe | None = None
+        self.shown = False
+
+    def gains(self) -> dict[str, float | Tensor]:
+        """γ₁ and γ₂ now."""
+        return {
+            "gamma1": 0.0 if self.gamma1 is None else self.gamma1(),
+            "gamma2": 0.0 if self.gamma2 is None else self.gamma2(),
+        }
+
+
+def shaped_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | Visibility | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    query_offset: int | Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """(A V (b, q, h, d), A or None), as `transformers` calls it: query (b, h, q, d), key and value (b, g, k, d).
+
+    A is formed for `output_attentions=True` alone.
+
+    Raises:
+        InputError: a module without shaping, or terms that shaped attention has no meaning for.
+    """
+    shaping = shaping_of(module)
+    refuse_meaningless(others)
+    scale = (1 / sqrt(query.shape[-1]) if scaling is None else scaling) / shaping.tau0
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    places = positions(query_offset, query, key)
+    arguments: dict[str, Any] = {"scale": scale, "mask": attention_mask, "positions": places, **shaping.gains()}
+    arguments["is_causal"] = causal and attention_mask is None
+    warn_of_rounding(value.dtype, shaping.float32 or not (shaping.gamma1 or shaping.gamma2))
+    if shaping.probe is not None:
+        shaping.probe(Logits(query, key, scale, attention_mask, arguments["is_causal"], places))
+    mixed = shaped_attention(query, key, value, **arguments, dropout=dropout, float32=shaping.float32)
+    return mixed.transpose(1, 2).contiguous(), matrix(query, key, arguments) if shaping.shown else None
+
+
+def shaping_of(module: nn.Module) -> AttentionShaping:
+    """The module's shaping, or `InputError` where there is none."""
+    shaping = getattr(module, "shaping", None)
+    if not isinstance(shaping, AttentionShaping):
+        raise InputError(
+            f"This {type(module).__name__} is not shaped: its gains were never loaded. "
+            "Use limitformer.hf.load_shaped for a saved shaped model, limitformer.hf.shape_model for any other."
+        )
+    return shaping
+
+
+def refuse_meaningless(others: dict[str, Any]) -> None:
+    """`InputError` for terms that would change the softmax and not C̄."""
+    for name, what in MEANINGLESS.items():
+        require(others.get(name) is None, f"Shaped attention has no meaning for {what} ({name}).")
+
+
+def positions(offset: int | Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+    """Where the queries (…, q, d) stand among the keys (…, k, d); None: they are the last."""
+    queries, keys = query.shape[-2], key.shape[-2]
+    if offset is None or (isinstance(offset, int) and offset + queries == keys):
+        return None
+    return torch.arange(queries, device=query.device) + offset
+
+
+def places_of(cache: Any, queries: int) -> Tensor | None:
+    """The same before a cache takes the new keys; it must be asked before any layer of it grows."""
+    if cache is None:
+        return None
+    offset = cache.get_query_offset(0)
+    if isinstance(offset, int) and cache.get_mask_sizes(queries, 0)[0] == offset + queries:
+        return None
+    places = torch.arange(queries, device=offset.device if isinstance(offset, Tensor) else None)
+    return places + offset
+
+
+def matrix(query: Tensor, key: Tensor, arguments: dict[str, Any]) -> Tensor:
+    """A (b, h, q, k)."""
+    if isinstance(arguments["mask"], Visibility):
+        arguments |= {"mask": arguments["mask"].as_mask()}
+    return attention_matrix(query, key, **arguments)
+
+
+def shaped_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    **options: Any,
+) -> Tensor | Visibility | None:
+    """The mask of a model with shaped attention, as `transformers` asks for it; None hides nothing but the future."""
+    square = isinstance(q_offset, int) and q_offset == kv_offset == 0 and q_length == kv_length
+    padding = None if attention_mask is None else attention_mask[:, None, None, :].bool()
+    if square and padding is not None and mask_function is causal_mask_function and padding.shape[-1] == kv_length:
+        return visibility(padding, is_causal=True, queries=q_length, keys=kv_length)
+    mask = sdpa_mask(
+        batch_size, q_length, kv_length, cast(int, q_offset), kv_offset, mask_function=mask_function,
+        attention_mask=attention_mask, **options,
+    )  # fmt: skip
+    if mask is None or not square:
+        return mask
+    return visibility(mask, queries=q_length, keys=kv_length)
+
+
+def note_wish(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A hook before a model: whether A is asked for, which not every family passes on to its attention."""
+    wish = bool(kwargs.get("output_attentions"))
+    for part in module.modules():
+        if isinstance(part, AttentionShaping) and part.shown != wish:
+            part.shown = wish
+
+
+def note_offset(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    """A hook before an attention: where its queries will stand in the cache."""
+    kind = module.config._attn_implementation
+    require(kind == ATTENTION, f"This model is shaped: its attention is {ATTENTION!r} and cannot become {kind!r}.")
+    past = kwargs.get("past_key_values")
+    if past is None:
+        return None
+    offset = past.get_query_offset(module.layer_idx)
+    # A cache of fixed length counts in place, so that its number would move on under our hands.
+    return args, kwargs | {"query_offset": offset.clone() if isinstance(offset, Tensor) else offset}
+
+
+AttentionInterface.register(ATTENTION, shaped_attention_forward)
+AttentionMaskInterface.register(ATTENTION, shaped_mask)

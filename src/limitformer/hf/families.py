@@ -1,0 +1,127 @@
+"""Where the parts are in the stock models that can be shaped: one `Family` a model type.
+
+Pre-norm blocks (GPT-2, Llama, ViT) are x + f(norm(x)), post-norm ones (BERT, RoBERTa) norm(x + f(x)).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from torch import Tensor, nn
+
+Weights = dict[str, list[Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Paths of submodules.
+
+    Attributes:
+        blocks: from the base model to the list of blocks.
+        attention: from a block to the module that calls the attention function.
+        activation: from a block to the activation.
+        activation_name: the activation's name in the configuration.
+        norms: from a block to its two normalisations.
+        branches: from a block to the two modules whose output is added to the tokens.
+        post_norm: whether a branch adds the tokens itself, and normalises the sum.
+        gated: whether the activation is multiplied by a second projection.
+        weights: a block's weights (fan-out, fan-in) by their name in `nn.InitialVariances`.
+    """
+
+    blocks: str
+    attention: str
+    activation: str
+    activation_name: str = "hidden_act"
+    norms: tuple[str, str]
+    branches: tuple[str, str]
+    post_norm: bool = False
+    gated: bool = False
+    weights: Callable[[nn.Module], Weights]
+
+    def blocks_of(self, base: nn.Module) -> list[nn.Module]:
+        """The blocks of a base model."""
+        return list(attrgetter(self.blocks)(base))
+
+
+def named_weights(**paths: str) -> Callable[[nn.Module], Weights]:
+    """Weights at these paths, several apart by a space."""
+
+    def weights(block: nn.Module) -> Weights:
+        return {
+            name: [attrgetter(f"{path}.weight")(block) for path in several.split()] for name, several in paths.items()
+        }
+
+    return weights
+
+
+def gpt2_weights(block: Any) -> Weights:
+    """GPT-2 joins queries, keys and values, and stores (fan-in, fan-out)."""
+    query, key, value = block.attn.c_attn.weight.mT.chunk(3)
+    return {
+        "query": [query],
+        "key": [key],
+        "value": [value],
+        "output": [block.attn.c_proj.weight.mT],
+        "pre": [block.mlp.c_fc.weight.mT],
+        "post": [block.mlp.c_proj.weight.mT],
+    }
+
+
+BERT = Family(
+    blocks="encoder.layer",
+    attention="attention.self",
+    activation="intermediate.intermediate_act_fn",
+    norms=("attention.output.LayerNorm", "output.LayerNorm"),
+    branches=("attention.output", "output"),
+    post_norm=True,
+    weights=named_weights(
+        query="attention.self.query",
+        key="attention.self.key",
+        value="attention.self.value",
+        output="attention.output.dense",
+        pre="intermediate.dense",
+        post="output.dense",
+    ),
+)
+GPT2 = Family(
+    blocks="h",
+    attention="attn",
+    activation="mlp.act",
+    activation_name="activation_function",
+    norms=("ln_1", "ln_2"),
+    branches=("attn", "mlp"),
+    weights=gpt2_weights,
+)
+LLAMA = Family(
+    blocks="layers",
+    attention="self_attn",
+    activation="mlp.act_fn",
+    norms=("input_layernorm", "post_attention_layernorm"),
+    branches=("self_attn", "mlp"),
+    gated=True,
+    weights=named_weights(
+        query="self_attn.q_proj",
+        key="self_attn.k_proj",
+        value="self_attn.v_proj",
+        output="self_attn.o_proj",
+        pre="mlp.gate_proj mlp.up_proj",
+        post="mlp.down_proj",
+    ),
+)
+VIT = Family(
+    blocks="layers",
+    attention="attention",
+    activation="mlp.activation_fn",
+    norms=("layernorm_before", "layernorm_after"),
+    branches=("attention", "mlp"),
+    weights=named_weights(
+        query="attention.q_proj",
+        key="attention.k_proj",
+        value="attention.v_proj",
+        output="attention.o_proj",
+        pre="mlp.fc1",
+        post="mlp.fc2",
+    ),
+)
+FAMILIES = {"bert": BERT, "roberta": BERT, "gpt2": GPT2, "llama": LLAMA, "vit": VIT}

@@ -1,0 +1,27 @@
+"""A word about precision: what is left of softmax − C̄ beside the identity in sixteen bits."""
+
+import warnings
+from functools import cache
+
+import torch
+
+
+class RoundingWarning(UserWarning):
+    """Half precision keeps little of what shaped attention adds to the identity."""
+
+
+def warn_of_rounding(dtype: torch.dtype, float32: bool) -> None:
+    """Warn once a process where the values have 16 bits and the perturbation is not kept in float32."""
+    if not float32 and dtype in (torch.bfloat16, torch.float16) and not torch.compiler.is_compiling():
+        warn(str(dtype).removeprefix("torch."), 256 if dtype == torch.bfloat16 else 2048)
+
+
+@cache
+def warn(dtype: str, parts: int) -> None:
+    """The warning."""
+    message = (
+        f"Shaped attention in {dtype}: A = γ₁I + (softmax − γ₂C̄), where at initialisation the bracket is of order "
+        f"1/√width beside the identity, and {dtype} keeps 1 part in {parts} of the sum, so that much of the bracket is "
+        "rounding. float32=True computes the bracket and the sum in float32."
+    )
+    warnings.warn(message, RoundingWarning, stacklevel=5)

@@ -1,0 +1,92 @@
+"""How long, how fast and where to: what is common to all experiments."""
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from limitformer.errors import keep, require, require_count, require_real
+
+Schedule = Literal["constant", "linear", "cosine"]
+# These say where a run goes and what is kept of it, not what comes out: a run may go on with others.
+FREE = ("folder", "save_every", "keep_checkpoints", "tensorboard", "threads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The course of one run.
+
+    Attributes:
+        folder: where the run lives, one folder a run.
+        steps: optimiser steps.
+        batch: examples in a step, over all processes.
+        learning_rate: what it is after the warm-up.
+        warmup: steps in which the learning rate rises linearly from 0.
+        schedule: what it does then: stay, or fall to 0 at the last step, linearly or as a cosine.
+        weight_decay: of AdamW, for the parameters that are not in `limitformer.nn.without_decay`.
+        seed: of the order of the data and of everything that is drawn on the way (dropout).
+        save_every, log_every, evaluate_every: in steps; the last step is saved and evaluated in any case.
+        keep_checkpoints: how many of the newest are kept.
+        clip: the largest norm of the gradient; None leaves it alone.
+        bf16: mixed precision.
+        tensorboard: whether TensorBoard gets the log too.
+        threads: of torch, on a CPU; None leaves them alone.
+
+    Raises:
+        InputError: a value out of range.
+    """
+
+    folder: Path
+    steps: int
+    batch: int
+    learning_rate: float
+    warmup: int
+    schedule: Schedule = "constant"
+    weight_decay: float = 0.0
+    seed: int = 0
+    save_every: int
+    log_every: int
+    evaluate_every: int
+    keep_checkpoints: int = 2
+    clip: float | None = None
+    bf16: bool = False
+    tensorboard: bool = True
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        counts = ("steps", "batch", "save_every", "log_every", "evaluate_every", "keep_checkpoints")
+        keep(self, folder=Path(self.folder), **{name: require_count(name, getattr(self, name)) for name in counts})
+        keep(self, **{name: require_count(name, getattr(self, name), least=0) for name in ("warmup", "seed")})
+        rates = {name: require_real(name, getattr(self, name)) for name in ("learning_rate", "weight_decay")}
+        keep(self, **rates)
+        require(self.learning_rate > 0, f"learning_rate must be positive; got {self.learning_rate:g}.")
+        require(self.weight_decay >= 0, f"weight_decay must be at least 0; got {self.weight_decay:g}.")
+        words = get_args(Schedule)
+        require(self.schedule in words, f"schedule must be one of {', '.join(words)}; got {self.schedule!r}.")
+        self.check_options()
+
+    def check_options(self) -> None:
+        """What may be None, and what must fit together."""
+        require(
+            self.warmup <= self.steps,
+            f"warmup must be at most steps = {self.steps}; got {self.warmup}. Nearest: {self.steps}.",
+        )
+        if self.clip is not None:
+            keep(self, clip=require_real("clip", self.clip))
+            require(self.clip > 0, f"clip must be positive, or None for no clipping; got {self.clip:g}.")
+        if self.threads is not None:
+            keep(self, threads=require_count("threads", self.threads))
+
+    def described(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return asdict(self) | {"folder": str(self.folder)}
+
+
+def processes() -> int:
+    """How many processes `torchrun` or `accelerate launch` has started; 1 without them."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    """Which of them this is; 0 writes."""
+    return int(os.environ.get("RANK", "0"))

@@ -1,0 +1,457 @@
+"""The harness of all experiments: exact resuming, kills, damage, processes, and what it says of bad input."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+from limitformer.errors import InputError
+from limitformer.nn import Gain
+from limitformer.train import checkpoints
+from limitformer.train.batches import Batches
+from limitformer.train.evaluation import evaluate
+from limitformer.train.harness import Log, Plan, read_log, read_runs, train
+from limitformer.train.interrupts import TrainingInterrupted
+from limitformer.train.log import curve
+from limitformer.train.trainer import Run
+from train_program import BATCH, EXAMPLES, STEPS, At, Small, accuracy, collate, items, plan_of, small_run
+
+PROGRAM = Path(__file__).parent / "train_program.py"
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Bits are compared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The folder of a run that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    small_run(folder)
+    torch.set_num_threads(threads)
+    return folder
+
+
+def ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def generators(folder: Path, step: int = STEPS) -> bytes:
+    state = torch.load(folder / "checkpoints" / f"checkpoint-{step}" / "rng_state.pth", weights_only=False)
+    return bytes(state["cpu"].numpy())
+
+
+def assert_same_run(folder: Path, other: Path) -> None:
+    """Weights, every row of the log and the generators, to the last bit."""
+    assert read_log(folder).equals(read_log(other))
+    ours, theirs = weights(folder), weights(other)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert generators(folder) == generators(other)
+    summary, wanted = (json.loads((one / "summary.json").read_text()) for one in (folder, other))
+    assert summary | {"seconds": 0} == wanted | {"seconds": 0}
+
+
+def interrupted(folder: Path, step: int, **changes) -> None:
+    with pytest.raises(TrainingInterrupted, match=f"Interrupted at step {step} of {STEPS}"):
+        small_run(folder, [At(step, ctrl_c)], **changes)
+
+
+# 12 steps are an epoch, 7 an evaluation and 10 a checkpoint: before, at and after each.
+@pytest.mark.parametrize("step", [25, 1, 24, 28, 30, 49])
+def test_an_interrupted_run_goes_on_to_the_last_bit(step, unbroken, tmp_path):
+    interrupted(tmp_path / "run", step)
+    assert (tmp_path / "run" / "checkpoints" / f"checkpoint-{step}").is_dir()
+    assert not (tmp_path / "run" / "summary.json").exists()
+    small_run(tmp_path / "run")
+    assert_same_run(tmp_path / "run", unbroken)
+
+
+def test_resuming_without_the_generators_would_be_noticed(unbroken, tmp_path, monkeypatch):
+    interrupted(tmp_path / "run", 25)
+    monkeypatch.setattr(Run, "_load_rng_state", lambda self, folder: None)
+    small_run(tmp_path / "run")
+    with pytest.raises(AssertionError):
+        assert_same_run(tmp_path / "run", unbroken)
+
+
+def test_the_last_step_needs_no_interruption(unbroken, tmp_path):
+    small_run(tmp_path / "run", [At(STEPS, ctrl_c)])
+    assert_same_run(tmp_path / "run", unbroken)
+
+
+def test_a_second_ctrl_c_ends_at_once_and_the_run_goes_on(unbroken, tmp_path):
+    with pytest.raises(KeyboardInterrupt) as ended:
+        small_run(tmp_path / "run", [At(26, lambda: (ctrl_c(), ctrl_c()))])
+    assert not isinstance(ended.value, TrainingInterrupted)
+    assert [path.name for path in checkpoints.listed(tmp_path / "run" / "checkpoints")] == [
+        "checkpoint-20",
+        "checkpoint-10",
+    ]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    small_run(tmp_path / "run")
+    assert_same_run(tmp_path / "run", unbroken)
+
+
+def program(*words: object, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """The program in processes of its own."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, *launcher, str(PROGRAM), *map(str, words)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(("how", "step", "left"), [("step", 37, 30), ("save", 30, 20), ("step", 8, None)])
+def test_killed_runs_lose_and_double_nothing(how, step, left, unbroken, tmp_path):
+    killed = program(tmp_path / "run", how, step)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    found, damaged = checkpoints.newest(tmp_path / "run" / "checkpoints")
+    assert (found and found.step, damaged) == (left, [])
+    small_run(tmp_path / "run")
+    assert_same_run(tmp_path / "run", unbroken)
+
+
+def test_killed_between_the_last_checkpoint_and_the_summary(unbroken, tmp_path):
+    shutil.copytree(unbroken, tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    shutil.rmtree(tmp_path / "run" / "model")
+    small_run(tmp_path / "run", [At(STEPS + 1, lambda: pytest.fail("one step too many"))])
+    assert_same_run(tmp_path / "run", unbroken)
+
+
+def truncate(folder: Path) -> None:
+    file = folder / "weights.pt"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def flip(folder: Path) -> None:
+    content = bytearray((folder / "optimizer.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / "optimizer.pt").write_bytes(content)
+
+
+def forget(folder: Path) -> None:
+    (folder / checkpoints.MANIFEST).unlink()
+
+
+def lose(folder: Path) -> None:
+    (folder / "log.parquet").unlink()
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, forget, lose])
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_damaged_checkpoints_are_not_resumed_from(damage, all_of_them, unbroken, tmp_path, capfd):
+    interrupted(tmp_path / "run", 25)
+    folders = checkpoints.listed(tmp_path / "run" / "checkpoints")
+    for folder in folders if all_of_them else folders[:1]:
+        damage(folder)
+    small_run(tmp_path / "run")
+    line = capfd.readouterr().err
+    assert "checkpoint-25" in line
+    assert ("the beginning" if all_of_them else "going on from checkpoint-20") in " ".join(line.split())
+    assert_same_run(tmp_path / "run", unbroken)
+
+
+def test_two_processes_equal_one(tmp_path):
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    ended = program(tmp_path / "two", "many", launcher=launcher)
+    assert ended.returncode == 0, ended.stderr
+    for name, changes in (("one", {}), ("other", {"seed": 1})):
+        small_run(tmp_path / name, dropout=0.0, **changes)
+    one, other = (distances(tmp_path / "two", tmp_path / name) for name in ("one", "other"))
+    assert one < 1e-5
+    assert other > 1e-3  # another order of the data is noticed
+
+
+def distances(folder: Path, other: Path) -> float:
+    """The largest difference of two runs' weights and logged numbers; their rows must be the same ones."""
+    ours, theirs = weights(folder), weights(other)
+    of_weights = max(float((ours[name] - theirs[name]).abs().max()) for name in theirs)
+    log, log2 = read_log(folder), read_log(other)
+    assert log.drop(["value"]).equals(log2.drop(["value"]))
+    return max(of_weights, float(np.abs(log["value"].to_numpy() - log2["value"].to_numpy()).max()))
+
+
+def test_it_is_adamw_with_this_schedule_on_these_batches(tmp_path):
+    small_run(tmp_path / "run", dropout=0.0, weight_decay=0.1, schedule="linear", clip=0.5)
+    assert difference(by_hand((0.9, 0.999)), weights(tmp_path / "run")) < 1e-6
+    assert difference(by_hand((0.9, 0.99)), weights(tmp_path / "run")) > 1e-4
+
+
+def by_hand(betas: tuple[float, float]) -> dict[str, torch.Tensor]:
+    """The run, written out."""
+    model, data = Small(0.0), items()
+    decaying = [model.first.weight, model.last.weight]
+    groups = [{"params": decaying}, {"params": [model.first.bias, model.last.bias], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=betas, weight_decay=0.1)
+    for step in range(STEPS):
+        rate = step / 5 if step < 5 else (STEPS - step) / (STEPS - 5)
+        order = np.random.default_rng([0, step // 12]).permutation(EXAMPLES)
+        place = step % 12 * BATCH
+        loss = model(**collate([data[k] for k in order[place : place + BATCH]]))["loss"]
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 * rate
+        optimizer.step()
+    return model.state_dict()
+
+
+def difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in theirs)
+
+
+class Still(nn.Module):
+    """A loss without gradients: only decay moves it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm, self.gain = nn.Linear(6, 2), nn.LayerNorm(6), Gain(1.0)
+        nn.init.ones_(self.linear.bias)
+
+    def forward(self, x, labels):
+        return {"loss": 0 * self.gain() * self.linear(self.norm(x)).sum(), "logits": x}
+
+
+def test_gains_norms_and_biases_do_not_decay(tmp_path):
+    model = Still()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    small_run(tmp_path, model=model, steps=1, warmup=0, schedule="constant", weight_decay=0.5, learning_rate=0.1)
+    after = model.state_dict()
+    torch.testing.assert_close(after["linear.weight"], 0.95 * before.pop("linear.weight"))
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_a_run_that_diverges_says_so_and_ends(tmp_path, capfd):
+    summary = small_run(tmp_path, learning_rate=1e30, warmup=0, schedule="constant")
+    assert summary["diverged"]
+    assert np.isnan(summary["train_loss"])
+    assert summary["steps"] < STEPS
+    assert f"the loss of step {summary['steps']} is" in capfd.readouterr().err
+    assert not (tmp_path / "model").exists()
+    assert json.loads((tmp_path / "summary.json").read_text())["train_loss"] is None
+    again = small_run(tmp_path, learning_rate=1e30, warmup=0, schedule="constant")
+    np.testing.assert_equal(dict(again), dict(summary))
+
+
+def test_a_finished_run_is_not_repeated(unbroken):
+    class Untouched(Small):
+        def forward(self, x, labels):
+            pytest.fail("it was finished")
+
+    summary = small_run(unbroken, model=Untouched(0.2))
+    losses = curve(read_log(unbroken), "loss")[1]
+    assert len(losses) == STEPS
+    assert summary["train_loss"] == pytest.approx(losses[-5:].mean(), rel=1e-12)
+    assert summary["parameters"] == 6 * 16 + 16 + 16 * 3 + 3
+    assert not summary["diverged"]
+
+
+def test_the_evaluation_is_over_all_examples(unbroken):
+    model = Small(0.2)
+    model.load_state_dict(weights(unbroken))
+    model.eval()
+    whole = collate(items()[:35])
+    steps, losses = curve(read_log(unbroken), "eval_loss")
+    assert list(steps) == [7, 14, 21, 28, 35, 42, 49, 50]
+    assert losses[-1] == pytest.approx(float(model(**whole)["loss"]), rel=1e-6)
+    right = float((model(**whole)["logits"].argmax(-1) == whole["labels"]).float().mean())
+    assert curve(read_log(unbroken), "eval_accuracy")[1][-1] == pytest.approx(right, rel=1e-6)
+
+
+def test_unequal_numbers_of_labels_count_by_label():
+    class Mean(nn.Module):
+        def forward(self, x, labels):
+            return (x[labels != -100].mean(),)
+
+    data = [{"x": torch.arange(4.0) + 10 * k, "labels": torch.arange(4) % (k + 2) - 100} for k in range(3)]
+    chosen = torch.cat([one["x"][one["labels"] != -100] for one in data])
+    found = evaluate(Mean(), data, batch=1, collate=collate, place=lambda x: x)
+    assert found["loss"] == pytest.approx(float(chosen.mean()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"learning_rate": 0.5}, "learning_rate is 0.01 there, 0.5 here"), ({"dropout": 0.5}, "dropout is 0.2 there")],
+)
+def test_another_run_in_the_folder_is_refused(changes, named, unbroken):
+    with pytest.raises(InputError, match="holds another run") as refused:
+        small_run(unbroken, **changes)
+    assert named in str(refused.value)
+
+
+def test_what_changes_no_result_may_differ(unbroken):
+    assert small_run(unbroken, save_every=3, keep_checkpoints=1, threads=1)["steps"] == STEPS
+
+
+def test_few_checkpoints_are_kept(unbroken):
+    kept = [path.name for path in checkpoints.listed(unbroken / "checkpoints")]
+    assert kept == ["checkpoint-50", "checkpoint-40"]
+    assert [path.name for path in (unbroken / "checkpoints" / "unfinished").iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1; got 0"),
+        ({"batch": 2.5}, "batch must be a whole number"),
+        ({"learning_rate": -1.0}, "learning_rate must be positive"),
+        ({"warmup": 51}, "warmup must be at most steps = 50; got 51. Nearest: 50"),
+        ({"schedule": "cubic"}, "schedule must be one of constant, linear, cosine; got 'cubic'"),
+        ({"clip": 0.0}, "clip must be positive, or None"),
+        ({"weight_decay": float("nan")}, "weight_decay must be finite"),
+        ({"threads": 0}, "threads must be at least 1"),
+    ],
+)
+def test_bad_plans(changes, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        plan_of(tmp_path, **changes)
+
+
+def test_a_batch_larger_than_the_data(tmp_path):
+    with pytest.raises(InputError, match=r"100 examples; got 101\. Nearest: 100"):
+        small_run(tmp_path / "run", batch=101)
+    assert not (tmp_path / "run").exists()
+
+
+def test_processes_must_share_a_batch(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(InputError, match=r"3 processes must divide the batch; got batch=8\. Nearest: 6"):
+        small_run(tmp_path)
+
+
+def test_a_folder_that_is_a_file(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(InputError, match="Cannot write"):
+        small_run(tmp_path / "run")
+
+
+def test_damaged_run_files(unbroken, tmp_path):
+    shutil.copytree(unbroken, tmp_path / "run")
+    (tmp_path / "run" / "run.json").write_text("{")
+    with pytest.raises(InputError, match=r"run\.json cannot be read"):
+        small_run(tmp_path / "run")
+    (tmp_path / "run" / "log.parquet").write_bytes(b"PAR1")
+    with pytest.raises(InputError, match="not a log that limitformer wrote"):
+        read_log(tmp_path / "run")
+    with pytest.raises(InputError, match="No such log"):
+        read_log(tmp_path)
+
+
+def test_descriptions_that_json_does_not_know(tmp_path):
+    options = {"train_data": items(), "eval_data": None, "collate": collate}
+    with pytest.raises(InputError, match="must go to JSON"):
+        train(Small(0.0), plan_of(tmp_path), about={"x": object()}, **options)
+
+
+def test_finished_runs_are_found(unbroken, tmp_path):
+    with pytest.raises(InputError, match="No such folder"):
+        read_runs(tmp_path / "none")
+    with pytest.raises(InputError, match=f"No finished runs in {tmp_path}. Nearest"):
+        read_runs(tmp_path)
+    interrupted(tmp_path / "a" / "b", 3)
+    with pytest.raises(InputError, match="1 unfinished"):
+        read_runs(tmp_path)
+    shutil.copytree(unbroken, tmp_path / "c")
+    (found,) = read_runs(tmp_path)
+    assert found.path == tmp_path / "c"
+    assert found.about == {"experiment": "small", "dropout": 0.2}
+    assert found.plan["batch"] == BATCH
+    assert found.summary["steps"] == STEPS
+
+
+class Measure(At):
+    """A callback that adds rows of its own."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(12, lambda: log.record(12, "entropy", 1.5, layer=3, head=1))
+
+
+def test_callbacks_add_rows_and_tensorboard_shows_them(tmp_path):
+    log = Log()
+    small_run(tmp_path, [Measure(log), log], steps=14, tensorboard=True)
+    steps, values = curve(read_log(tmp_path), "entropy", layer=3, head=1)
+    assert (list(steps), list(values)) == ([12], [1.5])
+    with pytest.raises(InputError, match="no 'entropy' at layer -1, head -1; it has entropy, eval_accuracy"):
+        curve(read_log(tmp_path), "entropy")
+    assert shown(tmp_path / "tensorboard", "entropy/layer 3/head 1") == {12: 1.5}
+    losses = dict(zip(*map(list, curve(read_log(tmp_path), "loss")), strict=True))
+    assert shown(tmp_path / "tensorboard", "loss") == pytest.approx(losses)
+
+
+def shown(folder: Path, name: str) -> dict[int, float]:
+    """What TensorBoard reads."""
+    reader = "tensorboard.backend.event_processing.event_accumulator"
+    events = pytest.importorskip(reader).EventAccumulator(str(folder))
+    events.Reload()
+    return {event.step: event.value for event in events.Scalars(name)}
+
+
+def test_the_log_serves_any_trainer(tmp_path):
+    log = Log(tmp_path / "own.parquet")
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=4, logging_steps=2, report_to="none", use_cpu=True, disable_tqdm=True
+    )
+    data = items()
+    Trainer(Small(0.0), arguments, data_collator=collate, train_dataset=data, callbacks=[log]).train()
+    steps, _ = curve(log.table(), "loss")
+    assert list(steps) == [2, 4]
+    assert (tmp_path / "own.parquet").is_file()
+
+
+def test_batches_are_permutations_shared_by_processes():
+    class Told(list):
+        epochs: list[int] = []  # noqa: RUF012
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epochs.append(epoch)
+
+    data = Told(range(10))
+    whole = list(Batches(data, 4, 6, seed=5))
+    assert data.epochs == [0, 1, 2]
+    for epoch in range(3):
+        seen = whole[2 * epoch] + whole[2 * epoch + 1]
+        assert len(set(seen)) == 8
+    assert whole[:2] != whole[2:4]
+    parts = [list(Batches(data, 4, 6, seed=5, process=r, processes=2)) for r in range(2)]
+    assert [first + second for first, second in zip(*parts, strict=True)] == whole
+    assert list(Batches(data, 4, 6, seed=6)) != whole
+
+
+def test_threads_are_given_back(tmp_path):
+    before = torch.get_num_threads()
+    during = []
+    small_run(tmp_path, [At(1, lambda: during.append(torch.get_num_threads()))], threads=2, steps=6)
+    assert during == [2]
+    assert torch.get_num_threads() == before
+    assert isinstance(replace(plan_of(tmp_path), threads=2), Plan)
+
+
+def test_metrics_need_every_prediction_in_order():
+    found = evaluate(Small(0.0), items()[:10], batch=4, collate=collate, place=lambda x: x, compute_metrics=accuracy)
+    model = Small(0.0)
+    whole = collate(items()[:10])
+    assert found["accuracy"] == pytest.approx(
+        float((model(**whole)["logits"].argmax(-1) == whole["labels"]).float().mean())
+    )

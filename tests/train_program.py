@@ -1,0 +1,103 @@
+"""A small run for tests of the harness; as a program, one that kills itself, or one of two processes."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import TrainerCallback
+
+from limitformer.train import checkpoints
+from limitformer.train.harness import Plan, train
+
+STEPS, BATCH, EXAMPLES = 50, 8, 100
+
+
+class Small(nn.Module):
+    """Two layers, with dropout: what is drawn on the way matters."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.first, self.dropout, self.last = nn.Linear(6, 16), nn.Dropout(dropout), nn.Linear(16, 3)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.3, generator=generator)
+
+    def forward(self, x, labels):
+        logits = self.last(self.dropout(self.first(x).relu()))
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class At(TrainerCallback):
+    """Does something at the beginning of a step."""
+
+    def __init__(self, step: int, action) -> None:
+        self.step, self.action = step, action
+
+    def on_step_begin(self, args, state, control, **others) -> None:
+        if state.global_step + 1 == self.step:
+            self.action()
+
+
+def items(examples: int = EXAMPLES):
+    """Points and three classes, of unequal size."""
+    x = torch.randn(examples, 6, generator=torch.Generator().manual_seed(1))
+    labels = (x[:, 0] > 0).long() + (x[:, 1] > 1).long()
+    return [{"x": x[k], "labels": labels[k]} for k in range(examples)]
+
+
+def collate(several):
+    return {name: torch.stack([one[name] for one in several]) for name in several[0]}
+
+
+def accuracy(prediction):
+    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+
+def plan_of(folder, **changes) -> Plan:
+    course = {"steps": STEPS, "batch": BATCH, "learning_rate": 1e-2, "warmup": 5, "schedule": "cosine"}
+    often = {"save_every": 10, "log_every": 5, "evaluate_every": 7, "tensorboard": False}
+    return Plan(folder=Path(folder), **{**course, **often, **changes})
+
+
+def small_run(folder, callbacks=(), dropout: float = 0.2, model=None, **changes):
+    """The run; three examples are left over in its last batch for evaluation."""
+    data = items()
+    return train(
+        Small(dropout) if model is None else model,
+        plan_of(folder, **changes),
+        train_data=data,
+        eval_data=data[:35],
+        collate=collate,
+        callbacks=callbacks,
+        compute_metrics=accuracy,
+        about={"experiment": "small", "dropout": dropout},
+    )
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_in_save(step: int) -> None:
+    """Be killed after a checkpoint's files are written, before it has its manifest."""
+    seal = checkpoints.seal
+    checkpoints.seal = lambda staged, target, notes: (
+        die() if target.name.endswith(f"-{step}") else seal(staged, target, notes)
+    )
+
+
+def main(folder: str, how: str, step: str = "0") -> None:
+    torch.set_num_threads(1)
+    if how == "save":
+        die_in_save(int(step))
+    summary = small_run(folder, [At(int(step), die)] if how == "step" else [], dropout=0.0 if how == "many" else 0.2)
+    if os.environ.get("RANK", "0") == "0":
+        print(json.dumps(dict(summary)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
