@@ -6,12 +6,15 @@ their peak.
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers import BertConfig, BertForMaskedLM
 
+from limitformer.hf import shape_model
 from limitformer.nn.blocks import Block, Stack, shaped_block
 from limitformer.nn.self_attention import ShapedSelfAttention
 from limitformer.nn.shaped_attention import shaped_attention
@@ -20,6 +23,7 @@ from limitformer.nn.visibility import Visibility, visibility
 BATCH, LENGTH, WIDTH, HEADS = 8, 256, 512, 8
 LONG = 4096
 MASKS = ("none", "causal", "padding", "padding and causal")
+WANTED_ATTENTION, WANTED_STEP, WANTED_MEMORY = 1.2, 1.04, 1.1
 Work = Callable[[], object]
 
 
@@ -150,3 +154,50 @@ def memory_ratio(kind: str, what: str = "block") -> dict[str, float]:
     held = inputs_held * 2 * LONG * WIDTH * 4
     shaped, plain = (peak(kind, flag, what) + held for flag in (True, False))
     return {"shaped_MB": shaped / 1e6, "sdpa_MB": plain / 1e6, "ratio": shaped / plain}
+
+
+def bert_ratio(turns: int = 10) -> dict[str, float]:
+    """A training step of a stock BERT of two layers, shaped by `hf.shape_model`, against itself with sdpa."""
+    shaped, plain = bert_step(True), bert_step(False)
+    for work in (shaped, plain) * 2:
+        work()
+    times = np.array([(seconds(shaped), seconds(plain)) for _ in range(turns)])
+    shaped_ms, plain_ms = 1e3 * np.median(times, axis=0)
+    ratio = float(np.median(times[:, 0] / times[:, 1]))
+    return {"shaped_ms": float(shaped_ms), "sdpa_ms": float(plain_ms), "ratio": ratio}
+
+
+def bert_step(shaped: bool) -> Work:
+    """Forward, backward and Adam of a BERT on padded texts."""
+    sizes: dict[str, Any] = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "intermediate_size": 4 * WIDTH}
+    model = BertForMaskedLM(BertConfig(vocab_size=1000, num_hidden_layers=2, **sizes))
+    model = shape_model(model) if shaped else model
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-4)
+    ids, seen = torch.randint(5, 1000, (BATCH, LENGTH)), padding_mask(BATCH, LENGTH)[:, 0, 0].long()
+
+    def step() -> None:
+        optimiser.zero_grad()
+        model(ids, attention_mask=seen, labels=ids).loss.backward()
+        optimiser.step()
+
+    return step
+
+
+def table() -> list[dict[str, Any]]:
+    """All of it, on one thread and on all."""
+    rows: list[dict[str, Any]] = []
+    threads = torch.get_num_threads()
+    for count in sorted({1, threads}):
+        torch.set_num_threads(count)
+        at = f"{count} thread{'s' if count > 1 else ''}"
+        rows += [{"what": f"attention, {kind}, {at}", "wanted": WANTED_ATTENTION, **time_ratio(kind)} for kind in MASKS]
+        rows += [{"what": f"model step, {kind}, {at}", "wanted": WANTED_STEP, **step_ratio(kind)} for kind in MASKS[:3]]
+        rows.append({"what": f"BERT step, padding, {at}", "wanted": WANTED_STEP, **bert_ratio()})
+    torch.set_num_threads(threads)
+    return rows
+
+
+def memory_table() -> list[dict[str, Any]]:
+    """Peak memory at length 4,096."""
+    kinds = ((kind, what) for what in ("attention", "block") for kind in MASKS[:3])
+    return [{"what": f"{what}, {kind}", "wanted": WANTED_MEMORY, **memory_ratio(kind, what)} for kind, what in kinds]

@@ -1,4 +1,4 @@
-"""Benchmarks: `make bench` prints tables and writes out/benchmarks.json.
+"""Benchmarks: `make bench` prints tables and writes out/benchmarks.json; names after the folder choose some.
 
 Compared things run in turn within one process on the same cores, and the ratio is the median over the turns: machines
 are noisy, ratios less so.
@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import limitformer as lf
-from benchmarks import floors, sweep_overhead
+from benchmarks import attention, floors, sweep_overhead
 from benchmarks.dense_root import dense_root_step
 from benchmarks.sphere_loop import run_layers, uniform_tokens
 from limitformer.figures import FIGURES
@@ -301,9 +301,13 @@ def main() -> None:
         ),
         ("threads", "Thread scaling", thread_scaling),
         ("sweeps", "Sweeps: overhead a cell and worker, in ms", lambda: sweep_overhead.overhead(20_000, THREADS)),
+        ("attention", "Shaped attention against sdpa (forward and backward, steps): ms", attention.table),
+        ("memory", f"Shaped attention against sdpa: peak memory at length {attention.LONG:,}", attention.memory_table),
         ("efficiency", "Sweeps: parallel efficiency", lambda: sweep_overhead.efficiency(40, THREADS)),
         ("first", "Figures at paper scale, each in a new process", first_result),
     ):
+        if sys.argv[2:] and name not in sys.argv[2:]:
+            continue
         report[name] = measure()
         show(title, report[name])
     out.mkdir(parents=True, exist_ok=True)

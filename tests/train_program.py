@@ -1,6 +1,5 @@
 """A small run for tests of the harness; as a program, one that kills itself, or one of two processes."""
 
-import json
 import os
 import signal
 import sys
@@ -29,6 +28,16 @@ class Small(nn.Module):
     def forward(self, x, labels):
         logits = self.last(self.dropout(self.first(x).relu()))
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class Masked(Small):
+    """A mean over those examples that have a label, as of masked language models."""
+
+    def forward(self, x, labels, num_items_in_batch=None, **others):
+        logits = self.last(self.dropout(self.first(x).relu()))
+        number = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
+        loss = nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction="sum") / number
+        return {"loss": loss, "logits": logits}
 
 
 class At(TrainerCallback):
@@ -63,7 +72,13 @@ def plan_of(folder, **changes) -> Plan:
     return Plan(folder=Path(folder), **{**course, **often, **changes})
 
 
-def small_run(folder, callbacks=(), dropout: float = 0.2, model=None, **changes):
+def masked(several):
+    """Some labels hidden, not as many in each half of a batch."""
+    batch = collate(several)
+    return batch | {"labels": torch.where(batch["x"][:, 2] > 0.3, -100, batch["labels"])}
+
+
+def small_run(folder, callbacks=(), dropout: float = 0.2, model=None, collate=collate, **changes):
     """The run; three examples are left over in its last batch for evaluation."""
     data = items()
     return train(
@@ -76,6 +91,11 @@ def small_run(folder, callbacks=(), dropout: float = 0.2, model=None, **changes)
         compute_metrics=accuracy,
         about={"experiment": "small", "dropout": dropout},
     )
+
+
+def masked_run(folder, **changes):
+    """The same with labels hidden."""
+    return small_run(folder, dropout=0.0, model=Masked(0.0), collate=masked, **changes)
 
 
 def die() -> None:
@@ -94,9 +114,11 @@ def main(folder: str, how: str, step: str = "0") -> None:
     torch.set_num_threads(1)
     if how == "save":
         die_in_save(int(step))
-    summary = small_run(folder, [At(int(step), die)] if how == "step" else [], dropout=0.0 if how == "many" else 0.2)
-    if os.environ.get("RANK", "0") == "0":
-        print(json.dumps(dict(summary)))
+    if how == "many":
+        small_run(Path(folder) / "plain", dropout=0.0)
+        masked_run(Path(folder) / "masked")
+    else:
+        small_run(folder, [At(int(step), die)] if how == "step" else [])
 
 
 if __name__ == "__main__":

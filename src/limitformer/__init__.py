@@ -43,9 +43,9 @@ __version__ = package_version()
 
 
 def __getattr__(name: str) -> object:
-    """`limitformer.nn` is imported when it is first asked for, because torch is heavy and optional."""
-    if name == "nn":
+    """`nn`, `hf` and `train` are imported when they are first asked for: what they need is heavy and optional."""
+    if name in ("nn", "hf", "train"):
         import importlib
 
-        return importlib.import_module("limitformer.nn")
+        return importlib.import_module(f"limitformer.{name}")
     raise AttributeError(f"module 'limitformer' has no attribute {name!r}")

@@ -17,17 +17,21 @@ def figure(
     ),
     seed: Annotated[int, typer.Option(help="Seed of all simulations.")] = 0,
     threads: Annotated[int | None, typer.Option(help="Threads.", show_default="all cores")] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Folder of finished runs of `limitformer train`, for figures of those.")
+    ] = None,
 ) -> None:
     """Make a figure of a paper: picture, data, and the claims that it checks."""
     with clear_endings():
-        from limitformer.figures import FIGURES, make
+        from limitformer.figures import FIGURES, RUN_FIGURES, make
 
         if name == "list":
             table = Table("figure", "shows", box=None)
-            for known, shows in FIGURES.items():
+            for known, shows in (FIGURES | RUN_FIGURES).items():
                 table.add_row(known, shows)
             screen.print(table, markup=False)
             return
-        made = make(name, scale=scale, out=out, seed=seed, threads=threads)
-        screen.print(claims_table(f"{name}, {scale} scale, {made.seconds:.1f} s", made.claims))
+        made = make(name, scale=scale, out=out, seed=seed, threads=threads, runs=runs)
+        size = f"{scale} scale" if runs is None else f"runs in {runs}"
+        screen.print(claims_table(f"{name}, {size}, {made.seconds:.1f} s", made.claims))
         screen.print("Wrote " + ", ".join(map(str, made.paths)), markup=False, highlight=False, soft_wrap=True)

@@ -16,11 +16,19 @@ from limitformer.results import correlation
 
 
 class Run(NamedTuple):
-    """Seed of all simulations, threads (None: all cores), and a folder in which interrupted grids wait (None: none)."""
+    """What a figure is made with.
+
+    Attributes:
+        seed: of all simulations.
+        threads: None means all cores.
+        stores: a folder in which interrupted grids wait; None means none.
+        runs: a folder of finished runs, for the figures that are drawn from them.
+    """
 
     seed: int
     threads: int | None
     stores: Path | None = None
+    runs: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 r"""A network's tokens as a leader and differences from it, so that collapsed tokens keep their digits.
 
-Let x₁ be the first token and δ_α = x_α − x₁. Where tokens collapse, |δ|/|x₁| falls below 10⁻¹⁶: then x_α has no digit
-of δ_α left, and whatever depends on differences of tokens, as gradients of queries do, is rounding. Here x₁ and δ are
-carried side by side and no layer subtracts nearly equal numbers:
+Let x₁ be the first token and δ_α = x_α − x₁. Where tokens collapse, x_α has few digits of δ_α left, and the gradients
+of queries have fewer: they are of second order, in the differences at their layer and in those that reach the output.
+Below 10⁻¹⁶ they are rounding. Here x₁ and δ are carried side by side and no layer subtracts nearly equal numbers:
 
 * attention: rows of A sum to 1, so Σ_β A_αβ x_β W = x₁W + Σ_β A_αβ δ_β W; and softmax does not see what is common to a
   row, so its logits are q_α · δ_β W_K;

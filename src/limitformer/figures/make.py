@@ -34,6 +34,13 @@ FIGURES = {
     "ct-fig9": "[CT, Fig. 9] time to cluster, stochastic against deterministic",
     "lifetimes": "mean lifetime of unequal antipodal clusters, exact against simulated",
 }
+# Of finished runs of `limitformer train`, at whatever scale those were.
+RUN_FIGURES = {
+    "st-lr": "[ST v1, Fig. 5] training loss by learning rate, shaped (Recover) against Pre-LN",
+    "st-fig6": "[ST, Fig. 6] entropy of attention while training, by learning rate, shaped (Recover) against Pre-LN",
+    "st-table1": "[ST, Table 1] training and held-out loss at the best learning rate, by variant and residual strength",
+    "ct-fig2": "[CT, Fig. 2] validation accuracy, independent random values against one identity",
+}
 SCALES = ("paper", "quick")
 
 
@@ -48,27 +55,38 @@ class Made:
 
 
 def make(
-    name: str, *, scale: str = "paper", out: str | Path = "out", seed: int = 0, threads: int | None = None
+    name: str,
+    *,
+    scale: str = "paper",
+    out: str | Path = "out",
+    seed: int = 0,
+    threads: int | None = None,
+    runs: str | Path | None = None,
 ) -> Made:
     """Make the figure `name` at `scale` ("paper" or "quick") and write NAME.png, NAME.nc and NAME.json into `out`.
 
-    A figure of a grid that is interrupted leaves `.NAME.sweeps` there, and goes on from it when it is made again.
+    A figure of a grid that is interrupted leaves `.NAME.sweeps` there, and goes on from it when it is made again. A
+    figure of `RUN_FIGURES` is drawn from the finished runs in `runs`; their scale is its own.
 
     Raises:
-        InputError: an unknown figure or scale, or a folder that cannot be written, before any work is done.
+        InputError: an unknown figure or scale, runs that are missing or would change nothing, or a folder that cannot
+            be written, before any work is done.
     """
-    require(name in FIGURES, f"Unknown figure {name!r}; there are {', '.join(FIGURES)}.")
+    require(name in FIGURES | RUN_FIGURES, f"Unknown figure {name!r}; there are {', '.join(FIGURES | RUN_FIGURES)}.")
     require(scale in SCALES, f"Unknown scale {scale!r}; there are {', '.join(SCALES)}.")
+    require(name in FIGURES or runs is not None, f"{name} is drawn from finished runs: give their folder (--runs).")
+    require(name in RUN_FIGURES or runs is None, f"{name} is not drawn from runs; without --runs.")
     folder = Path(out)
     check_writable(folder)
     module = import_module(f"limitformer.figures.{name.replace('-', '_')}")
     began = time.perf_counter()
     config = getattr(module, scale)()
     stores = folder / f".{name}.sweeps"
-    data = module.compute(config, Run(seed=seed, threads=threads, stores=stores))
+    run = Run(seed=seed, threads=threads, stores=stores, runs=None if runs is None else Path(runs))
+    data = module.compute(config, run)
     data.attrs |= {
         "figure": name,
-        "scale": scale,
+        "scale": scale if name in FIGURES else "as the runs were",
         "seed": seed,
         "config": json.dumps(asdict(config)),
         "limitformer_version": package_version(),
@@ -88,7 +106,7 @@ def write(name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[C
     numbers = save(data, folder / f"{name}.nc")
     report = {
         "figure": name,
-        "shows": FIGURES[name],
+        "shows": (FIGURES | RUN_FIGURES)[name],
         "scale": data.attrs["scale"],
         "seed": data.attrs["seed"],
         "limitformer_version": data.attrs["limitformer_version"],

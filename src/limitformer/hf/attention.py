@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import causal_mask_function, sdpa_mask
+from transformers.masking_utils import causal_mask_function, create_masks_for_generate, sdpa_mask
 
 from limitformer.errors import InputError, require
 from limitformer.nn import Gain, Visibility, attention_matrix, shaped_attention, visibility
@@ -99,7 +99,7 @@ def shaped_attention_forward(
     places = positions(query_offset, query, key)
     arguments: dict[str, Any] = {"scale": scale, "mask": attention_mask, "positions": places, **shaping.gains()}
     arguments["is_causal"] = causal and attention_mask is None
-    warn_of_rounding(value.dtype, shaping.float32 or not (shaping.gamma1 or shaping.gamma2))
+    warn_of_rounding(value, shaping.float32 or not (shaping.gamma1 or shaping.gamma2))
     if shaping.probe is not None:
         shaping.probe(Logits(query, key, scale, attention_mask, arguments["is_causal"], places))
     mixed = shaped_attention(query, key, value, **arguments, dropout=dropout, float32=shaping.float32)
@@ -171,6 +171,13 @@ def shaped_mask(
     if mask is None or not square:
         return mask
     return visibility(mask, queries=q_length, keys=kv_length)
+
+
+def masks_for_generate(**options: Any) -> Tensor | None:
+    """The mask that `generate` makes outside of a model, which must be a tensor there."""
+    mask: Any = create_masks_for_generate(**options)
+    result: Tensor | None = mask.as_mask() if isinstance(mask, Visibility) else mask
+    return result
 
 
 def note_wish(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -16,11 +16,12 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from limitformer.errors import InputError, require
 from limitformer.hf.families import FAMILIES
 from limitformer.hf.shaping import MARK, Shaping, apply_shaping, checked_family
+from limitformer.nn import Gain, Residual
 
-UNREADABLE = (  # what files that are cut short, or hold something else, end in
-    OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, EOFError, UnpicklingError, SafetensorError,
-    StrictDataclassError,
-)  # fmt: skip
+ALIGNED = 64  # bytes, torch's own
+# What files that are cut short, or hold something else, end in.
+UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError, SafetensorError)
+NO_CONFIGURATION = (*UNREADABLE, TypeError, AttributeError, StrictDataclassError)
 
 
 def load_shaped(folder: str | Path, **options: Any) -> PreTrainedModel:
@@ -39,7 +40,8 @@ def load_shaped(folder: str | Path, **options: Any) -> PreTrainedModel:
         raise InputError(f"{folder} holds no shaped model. Load it with from_pretrained, then shape_model.")
     plain = plain_class(config)
     unmark(config)
-    loader = shaped_class(plain, kept_shaping(kept, folder))
+    shaping = kept_shaping(kept, folder)
+    loader = shaped_class(plain, shaping)
     try:
         model, report = loader.from_pretrained(folder, config=config, output_loading_info=True, **options)
     except InputError:
@@ -48,6 +50,10 @@ def load_shaped(folder: str | Path, **options: Any) -> PreTrainedModel:
         raise InputError(f"The weights in {folder} cannot be read: {first_line(error)}") from error
     check_whole(report, folder)
     model.__class__ = plain  # what `shape_model` would have given
+    align(model)
+    for module in model.modules():
+        if isinstance(module, Gain | Residual):  # loading forgets it
+            module.requires_grad_(shaping.trained)
     loaded: PreTrainedModel = model
     return loaded
 
@@ -57,7 +63,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
     require((folder / "config.json").is_file(), f"There is no config.json in {folder}.")
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
-    except UNREADABLE as error:
+    except NO_CONFIGURATION as error:
         raise InputError(f"{folder / 'config.json'} cannot be read: {first_line(error)}") from error
     return config
 
@@ -100,8 +106,17 @@ def shaped_class(plain: type[PreTrainedModel], shaping: Shaping) -> Any:
             self.config.shaping = None
             apply_shaping(self, checked_family(self, shaping), shaping)
 
+    # The library knows its models, their names of weights and the outputs that they record, by module and name.
     Shaped.__name__ = Shaped.__qualname__ = plain.__name__
+    Shaped.__module__ = plain.__module__
     return Shaped
+
+
+def align(model: PreTrainedModel) -> None:
+    """Copy weights out of the file where it has them at places on which the last bit of a product depends."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type == "cpu" and tensor.data_ptr() % ALIGNED:
+            tensor.data = tensor.data.clone()
 
 
 def check_whole(report: dict[str, Any], folder: str | Path) -> None:

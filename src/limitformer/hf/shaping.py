@@ -23,7 +23,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from limitformer.errors import InputError, require, require_real
-from limitformer.hf.attention import ATTENTION, AttentionShaping, note_offset, note_wish
+from limitformer.hf.attention import ATTENTION, AttentionShaping, masks_for_generate, note_offset, note_wish
 from limitformer.hf.families import FAMILIES, Family
 from limitformer.nn import InitialVariances, Residual, ShapedReLU
 
@@ -122,6 +122,7 @@ def apply_shaping(model: PreTrainedModel, family: Family, shaping: Shaping) -> N
     if shaping.residual_gamma is not None and not family.post_norm:
         blocks[0].register_forward_pre_hook(normalise_tokens, with_kwargs=True)
     model.base_model.register_forward_pre_hook(note_wish, with_kwargs=True)
+    setattr(model, "create_masks_for_generate", masks_for_generate)  # noqa: B010
     mark_configuration(model, family, shaping)
 
 

@@ -33,7 +33,7 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple
 
 from limitformer.errors import InputError, require
-from limitformer.hf.attention import ATTENTION, places_of
+from limitformer.hf.attention import ATTENTION, masks_for_generate, places_of
 from limitformer.hf.configuration import ShapedTransformerConfig
 from limitformer.nn import Block, Gain, InitialVariances, Residual, post_ln_block, pre_ln_block, shaped_block
 
@@ -250,6 +250,8 @@ class ShapedTransformerForMaskedLM(ShapedTransformerPreTrainedModel):
 
 class ShapedTransformerForCausalLM(ShapedTransformerPreTrainedModel, GenerationMixin):
     """Logits (b, m, vocab) of the token after each place."""
+
+    create_masks_for_generate = staticmethod(masks_for_generate)
 
     def __init__(self, config: ShapedTransformerConfig) -> None:
         config = with_causal(config, True)

@@ -4,15 +4,21 @@ import warnings
 from functools import cache
 
 import torch
+from torch import Tensor
 
 
 class RoundingWarning(UserWarning):
     """Half precision keeps little of what shaped attention adds to the identity."""
 
 
-def warn_of_rounding(dtype: torch.dtype, float32: bool) -> None:
-    """Warn once a process where the values have 16 bits and the perturbation is not kept in float32."""
-    if not float32 and dtype in (torch.bfloat16, torch.float16) and not torch.compiler.is_compiling():
+def warn_of_rounding(value: Tensor, float32: bool) -> None:
+    """Warn once a process where values have 16 bits, or get them, and the perturbation is not kept in float32."""
+    if float32 or torch.compiler.is_compiling():
+        return
+    dtype, kind = value.dtype, value.device.type
+    if dtype == torch.float32 and torch.is_autocast_enabled(kind):  # then the kernel rounds
+        dtype = torch.get_autocast_dtype(kind)
+    if dtype in (torch.bfloat16, torch.float16):
         warn(str(dtype).removeprefix("torch."), 256 if dtype == torch.bfloat16 else 2048)
 
 

@@ -90,7 +90,7 @@ class ShapedSelfAttention(nn.Module):
         query, key, value = self.split(self.query(x)), self.split(self.key(x)), self.split(self.value(x))
         if cache is not None:
             key, value = cache(key, value)
-        warn_of_rounding(value.dtype, self.float32 or not (self.gamma1 or self.gamma2))
+        warn_of_rounding(value, self.float32 or not (self.gamma1 or self.gamma2))
         if self.probe is not None:
             self.probe(Logits(query, key, self.scale, mask, is_causal, positions))
         mixed = shaped_attention(

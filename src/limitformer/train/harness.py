@@ -9,10 +9,11 @@ A run lives in a folder of its own:
     model/        what was trained
     summary.json  how it ended; a folder that has it is finished
 
-The same call goes on where the last one stopped, to the last bit on a CPU: weights, moments, generators and log come
-from the newest complete checkpoint, and the order of the data is a function of the seed and the step. Losses are means
-over the batch of all processes. A model whose loss is no mean over examples (masked language models have a mean over
-masked tokens) must take `num_items_in_batch`, as models of `transformers` do; else processes would count alike.
+The same call, with as many processes, goes on where the last one stopped, to the last bit on a CPU: weights, moments,
+generators and log come from the newest complete checkpoint, and the order of the data is a function of the seed and the
+step. Losses are means over the batch of all processes. A model whose loss is no mean over examples (masked language
+models have a mean over masked tokens) must take `num_items_in_batch`, as models of `transformers` do; else processes
+would count alike.
 
 To the Trainer, a run is one long epoch: `state.epoch` is the fraction of the run that is done.
 """
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import TrainerCallback
+from transformers.utils import logging
 
 from limitformer.errors import require
 from limitformer.results import check_writable
@@ -76,7 +78,7 @@ def train(
     if known is not None:
         return known
     check_writable(plan.folder)
-    with threads(plan.threads), deferred() as interrupt:
+    with quiet(), threads(plan.threads), deferred() as interrupt:
         run = Run(model, plan, train_data, eval_data, collate, list(callbacks), compute_metrics)
         run.watch.interrupt = interrupt
         return run.whole(about)
@@ -92,6 +94,19 @@ def check(plan: Plan, train_data: Any, eval_data: Any) -> None:
         f"{number} processes must divide the batch; got batch={plan.batch}. "
         f"Nearest: {max(1, plan.batch // number) * number}.",
     )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Transformers without its own bars and messages, inside the block only; the Trainer sets their level, too."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 @contextmanager

@@ -53,10 +53,14 @@ class Log(TrainerCallback):
         return pa.table(self.columns, schema=SCHEMA)
 
     def write(self, path: Path | None = None) -> None:
-        """Write all rows to `path`, or to the log's own."""
+        """Write all rows to `path`, or to the log's own and to TensorBoard."""
         target = self.path if path is None else path
         if target is not None:
             write_whole(target, lambda whole: pq.write_table(self.table(), whole))
+        if path is None:
+            self.written = len(self.columns["step"])
+            if self.board is not None:
+                self.board.flush()
 
     def restore(self, table: pa.Table, step: int) -> None:
         """Begin with the rows of `table` up to `step`."""
@@ -80,10 +84,8 @@ class Log(TrainerCallback):
 
     def write_main(self, state: Any) -> None:
         """Write if this is the main process and there are new rows."""
-        rows = len(self.columns["step"])
-        if state.is_world_process_zero and rows != self.written:
+        if state.is_world_process_zero and len(self.columns["step"]) != self.written:
             self.write()
-            self.written = rows
 
 
 def read_table(path: Path) -> pa.Table:

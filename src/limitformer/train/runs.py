@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from math import isnan, nan
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,11 @@ class FinishedRun:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """A JSON file, whole or not at all; what is not a number there is null."""
-    clean = {name: None if isinstance(value, float) and isnan(value) else value for name, value in content.items()}
-    write_whole(path, lambda whole: whole.write_text(json.dumps(clean, indent=2, allow_nan=True) + "\n"))
+    """A JSON file, whole or not at all; a value that is not finite becomes null."""
+    finite = {
+        name: None if isinstance(value, float) and not isfinite(value) else value for name, value in content.items()
+    }
+    write_whole(path, lambda whole: whole.write_text(json.dumps(finite, indent=2) + "\n"))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The Trainer of Hugging Face with the order of the data, checkpoints, evaluation and log of this package."""
 
+import shutil
 from collections.abc import Callable, Mapping
 from math import ceil, isfinite, nan
 from pathlib import Path
@@ -12,56 +13,24 @@ from rich.console import Console
 from safetensors.torch import save_model
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from limitformer.errors import InputError
 from limitformer.nn import without_decay
 from limitformer.results import write_whole
 from limitformer.train import checkpoints, runs
+from limitformer.train.arguments import arguments
 from limitformer.train.batches import Batches
 from limitformer.train.checkpoints import Checkpoint
 from limitformer.train.evaluation import Metrics, evaluate
 from limitformer.train.interrupts import TrainingInterrupted
 from limitformer.train.log import FILE, Log, curve, read_table
-from limitformer.train.plan import Plan, processes
+from limitformer.train.plan import Plan
 from limitformer.train.watch import Watch
 
 WEIGHTS = "weights.pt"
 LAST = 0.1  # of the steps: their mean loss is the final one
-SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 Collate = Callable[[list[Any]], dict[str, Any]]
-
-
-def arguments(plan: Plan, evaluates: bool) -> TrainingArguments:
-    """The plan in the Trainer's words; it prints nothing and reports to nobody."""
-    found = TrainingArguments(
-        output_dir=str(plan.folder / "checkpoints" / "unfinished"),
-        max_steps=plan.steps,
-        per_device_train_batch_size=plan.batch // processes(),
-        learning_rate=plan.learning_rate,
-        warmup_steps=plan.warmup,
-        lr_scheduler_type=SCHEDULES[plan.schedule],
-        weight_decay=plan.weight_decay,
-        max_grad_norm=0.0 if plan.clip is None else plan.clip,
-        seed=plan.seed,
-        bf16=plan.bf16,
-        use_cpu=not torch.cuda.is_available(),  # what else there may be (MPS) has not been tried
-        logging_steps=plan.log_every,
-        logging_nan_inf_filter=False,
-        eval_strategy="steps" if evaluates else "no",
-        eval_steps=plan.evaluate_every,
-        save_strategy="steps",
-        save_steps=plan.save_every,
-        report_to="none",
-        disable_tqdm=True,
-        log_level="error",
-        remove_unused_columns=False,
-        dataloader_num_workers=0,
-        dataloader_pin_memory=False,
-    )
-    if found.n_gpu > 1:  # without a launcher one process takes one GPU: `DataParallel` would multiply the batch
-        found._n_gpu = 1
-    return found
 
 
 class Run(Trainer):
@@ -109,6 +78,7 @@ class Run(Trainer):
         if self.is_world_process_zero():
             runs.write_run(self.plan, about)
             self.warn(found, damaged)
+            shutil.rmtree(self.args.output_dir, ignore_errors=True)  # what an earlier process left half-written
         self.resume(found)
         try:
             if found is None or found.step < self.plan.steps:
@@ -141,7 +111,8 @@ class Run(Trainer):
         if damaged:
             names = ", ".join(path.name for path in damaged)
             start = "the beginning" if found is None else found.folder.name
-            Console(stderr=True).print(f"{names} damaged or half-written; going on from {start}.", highlight=False)
+            line = f"Damaged: {names} in {self.kept}. The run goes on from {start}."
+            Console(stderr=True).print(line, highlight=False, soft_wrap=True)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches in an order of our own, the same for any number of processes."""
@@ -206,8 +177,9 @@ class Run(Trainer):
         step = self.state.global_step
         try:
             super()._save_checkpoint(model, trial)
-        except OSError as error:
-            raise InputError(f"Cannot write a checkpoint into {self.kept}: {error.strerror}.") from error
+        except (OSError, RuntimeError) as error:  # torch says of a full disk that its writer failed
+            reason = str(error).splitlines()[0]
+            raise InputError(f"Cannot write a checkpoint into {self.kept}: {reason}. What is there stays.") from error
         self.accelerator.wait_for_everyone()
         if self.is_world_process_zero():
             name = f"{checkpoints.PREFIX}{step}"

@@ -70,7 +70,7 @@ class Watch(TrainerCallback):
     def say(self, state: Any, line: str) -> None:
         """One line, in the main process."""
         if state.is_world_process_zero:
-            Console(stderr=True).print(line, highlight=False)
+            Console(stderr=True).print(line, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Take the bar away."""

@@ -1,0 +1,537 @@
+"""Shaped attention in whole Hugging Face models, against A written out, under every mask; caches; compilation."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    BertLMHeadModel,
+    DynamicCache,
+    GPT2LMHeadModel,
+    LlamaForCausalLM,
+    StaticCache,
+)
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+
+from hf_models import (
+    BATCH,
+    HEADS,
+    MASKS,
+    POSITIONS,
+    TEXT,
+    TOKENS,
+    VOCABULARY,
+    config_of,
+    explicit_matrix,
+    inputs_of,
+    loud,
+    ours,
+    padding,
+    shaped,
+    stock,
+    unlike,
+    written_out,
+)
+from limitformer import InputError
+from limitformer.hf import ShapedTransformerConfig, ShapedTransformerForCausalLM, Shaping, shape_model
+from limitformer.hf.attention import shaped_attention_forward, shaped_mask
+from limitformer.nn import shaped_attention
+
+FAMILIES = {
+    "bert": lambda **options: shaped("bert", **options),
+    "bert, a decoder": lambda **options: shaped("bert", is_decoder=True, **options),
+    "roberta": lambda **options: shaped("roberta", **options),
+    "gpt2": lambda **options: shaped("gpt2", scale_attn_by_inverse_layer_idx=True, **options),
+    "llama": lambda **options: shaped("llama", **options),
+    "vit": lambda **options: shaped("vit", **options),
+}
+CAUSAL = {"bert, a decoder", "gpt2", "llama"}
+PACKS = {"gpt2", "llama"}  # families whose masks read positions
+families = pytest.mark.parametrize("family", FAMILIES)
+
+
+def given(family):
+    return inputs_of("vit" if family == "vit" else "text")
+
+
+def masks_of(family):
+    return [name for name in MASKS if name != "packed" or family in PACKS]
+
+
+def largest(one, other):
+    return float((one - other).detach().abs().max())
+
+
+def forward_and_backward(model, **inputs):
+    """The tokens after every layer, and the gradient of each parameter that has one."""
+    out = model(**inputs, use_cache=False, output_hidden_states=True)
+    generator = torch.Generator().manual_seed(3)
+    weights = torch.randn(out.last_hidden_state.shape, generator=generator, dtype=torch.float64)
+    named = dict(model.named_parameters())
+    gradients = torch.autograd.grad((out.last_hidden_state * weights).sum(), list(named.values()), allow_unused=True)
+    return [*out.hidden_states, out.last_hidden_state], dict(zip(named, gradients, strict=True))
+
+
+def assert_same(found, wanted, tolerance=1e-12):
+    for layer, (one, other) in enumerate(zip(found[0], wanted[0], strict=True)):
+        assert largest(one, other) < tolerance * max(1.0, float(other.detach().abs().max())), layer
+    for name, gradient in found[1].items():
+        assert (gradient is None) == (wanted[1][name] is None), name
+        if gradient is not None:
+            scale = max(1.0, float(wanted[1][name].detach().abs().max()))
+            assert largest(gradient, wanted[1][name]) < tolerance * scale, name
+
+
+@pytest.mark.parametrize(("family", "mask"), [(family, mask) for family in FAMILIES for mask in masks_of(family)])
+def test_a_model_is_the_same_with_a_written_out(family, mask, monkeypatch):
+    model, inputs = FAMILIES[family](), given(family) | MASKS[mask]
+    found = forward_and_backward(model, **inputs)
+    trained = [name for name, gradient in found[1].items() if gradient is not None and gradient.abs().max() > 1e-6]
+    assert sum("shaping.gamma1" in name for name in trained) == len([n for n in found[1] if "shaping.gamma1" in n]) > 0
+    written_out(monkeypatch)
+    assert_same(found, forward_and_backward(model, **inputs))
+    with torch.no_grad():  # a wrong twin: another γ₂
+        for name, value in model.named_parameters():
+            value.mul_(0.999 if "gamma2" in name else 1.0)
+    assert largest(model(**inputs, use_cache=False).last_hidden_state, found[0][-1]) > 1e-6
+
+
+@families
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("left_out", ["gamma1", "gamma2", "both"])
+def test_terms_may_be_left_out(family, per_head, left_out, monkeypatch):
+    out = dict.fromkeys(("gamma1", "gamma2") if left_out == "both" else (left_out,))
+    model = FAMILIES[family](shaping=Shaping(per_head=per_head, **out))
+    inputs = given(family) | MASKS["left padding"]
+    found = forward_and_backward(model, **inputs)
+    written_out(monkeypatch)
+    assert_same(found, forward_and_backward(model, **inputs))
+
+
+def still(model):
+    """Zero logits: no queries."""
+    for name, value in model.named_parameters():
+        with torch.no_grad():
+            if ".query." in name or "q_proj" in name:
+                value.zero_()
+            if "c_attn" in name:
+                value[..., : value.shape[-1] // 3] = 0.0
+    return model
+
+
+def only_values(module, query, key, value, attention_mask, **_):
+    """A = I."""
+    return value.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(1, 2).contiguous(), None
+
+
+@pytest.mark.parametrize(
+    ("family", "mask"),
+    [(family, mask) for family in FAMILIES for mask in masks_of(family) if mask != "added"],
+)
+def test_without_logits_a_is_the_identity(family, mask, monkeypatch):
+    """Exactly, and at γ₁ = γ₂ = 1 alone. Rows that see nothing are γ₁ I too."""
+    name = family.partition(",")[0]
+    model = still(shape_model(stock(name, is_decoder=True) if "decoder" in family else stock(name)))
+    inputs = given(family) | MASKS[mask]
+    out = model(**inputs, use_cache=False, output_attentions=True)
+    assert len(out.attentions) == 2
+    for a in out.attentions:
+        assert torch.equal(a, torch.eye(TOKENS, dtype=torch.float64).expand(BATCH, HEADS, TOKENS, TOKENS))
+    other = unlike(copy.deepcopy(model))(**inputs, use_cache=False, output_attentions=True)
+    assert largest(other.attentions[0], out.attentions[0]) > 1e-2
+    monkeypatch.setitem(AttentionInterface._global_mapping, "shaped", only_values)
+    assert largest(model(**inputs, use_cache=False).last_hidden_state, out.last_hidden_state) < 1e-12
+
+
+@families
+@pytest.mark.parametrize("mask", ["none", "left padding", "boolean", "added"])
+def test_attentions_are_those_of_the_reference(family, mask, monkeypatch):
+    """`output_attentions` reaches every family, for one call alone."""
+    model, inputs = FAMILIES[family](), given(family) | MASKS[mask]
+    out = model(**inputs, use_cache=False, output_attentions=True)
+    assert model(**inputs, use_cache=False).get("attentions") is None
+    assert not any(getattr(module, "shown", False) for module in model.modules())
+    written_out(monkeypatch)
+    wanted = model(**inputs, use_cache=False, output_attentions=True)
+    assert len(out.attentions) == len(wanted.attentions) == 2
+    for one, other in zip(out.attentions, wanted.attentions, strict=True):
+        assert largest(one, other) < 1e-12
+    assert largest(out.last_hidden_state, wanted.last_hidden_state) < 1e-12 * out.last_hidden_state.abs().max()
+
+
+def unpadded(model, row, left, **options):
+    """The last text of a padded batch by itself."""
+    kept = TOKENS - 6
+    ids = inputs_of("text")["input_ids"][row : row + 1]
+    positions = torch.arange(kept) + options.pop("first", 0)
+    alone = ids[:, TOKENS - kept :] if left else ids[:, :kept]
+    return model(input_ids=alone, position_ids=positions[None], use_cache=False).last_hidden_state[0]
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "vit"])
+def test_padded_is_unpadded_and_not_without_the_mask_function(family, left, monkeypatch):
+    model = FAMILIES[family]()
+    first = 2 if family == "roberta" else 0  # RoBERTa counts from after the padding token
+    mask = padding(left)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0) + first
+    inputs = {"input_ids": inputs_of("text")["input_ids"], "attention_mask": mask, "position_ids": positions}
+    place = slice(6, None) if left else slice(0, TOKENS - 6)
+    alone = unpadded(model, 2, left, first=first)
+    padded = model(**inputs, use_cache=False).last_hidden_state
+    assert padded.isfinite().all()
+    assert largest(padded[2, place], alone) < 1e-12 * max(1.0, float(alone.detach().abs().max()))
+    assert AttentionMaskInterface._global_mapping["shaped"] is shaped_mask
+    monkeypatch.delitem(AttentionMaskInterface._global_mapping, "shaped")
+    ignored = model(**inputs, use_cache=False).last_hidden_state
+    if left or family not in CAUSAL:  # under a causal mask, padding on the right is never seen
+        assert largest(ignored[2, place], alone) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["none", "right padding", "left padding"])
+@pytest.mark.parametrize("kind", ["causal", "both sides"])
+def test_the_mask_function_says_what_that_of_sdpa_says(kind, name):
+    function = causal_mask_function if kind == "causal" else bidirectional_mask_function
+    mask = MASKS[name].get("attention_mask")
+    mask = None if mask is None else mask.bool()
+    arguments = {"mask_function": function, "attention_mask": mask}
+    made = shaped_mask(BATCH, TOKENS, TOKENS, **arguments, allow_is_causal_skip=False)
+    wanted = sdpa_mask(BATCH, TOKENS, TOKENS, **arguments, allow_is_causal_skip=False)
+    assert torch.equal(made.as_mask().expand_as(wanted), wanted)
+
+
+# Caches.
+
+
+def language_model(name, seed=0):
+    torch.manual_seed(seed)
+    if name == "ours":
+        options = TEXT | {"num_key_value_heads": 2, "pad_token_id": 0}
+        return unlike(loud(ShapedTransformerForCausalLM(ShapedTransformerConfig(**options)).double().eval()))
+    build = {"gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM, "bert": BertLMHeadModel}[name]
+    options = {"is_decoder": True} if name == "bert" else {}
+    return unlike(shape_model(loud(build(config_of(name, **options)).double().eval())))
+
+
+def text(batch=BATCH, tokens=TOKENS, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, VOCABULARY, (batch, tokens), generator=generator)
+
+
+CACHES = {
+    "dynamic": lambda model: DynamicCache(config=model.config),
+    "static": lambda model: StaticCache(config=model.config, max_cache_len=POSITIONS - 7),
+    "static, just long enough": lambda model: StaticCache(config=model.config, max_cache_len=TOKENS),
+}
+CHUNKS = {
+    "one at a time": [1] * TOKENS,
+    "all at once": [TOKENS],
+    "a prompt, then one at a time": [6, 1, 1, 1, 1],
+    "a prompt, then several": [4, 5, 1],
+    "chunked prefill": [3, 3, 3, 1],
+}
+models = pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "ours"])
+
+
+@torch.no_grad()
+def in_chunks(model, ids, cache, chunks, mask=None):
+    """Logits, with the cache grown by `chunks`."""
+    parts, first = [], 0
+    positions = None if mask is None else (mask.cumsum(-1) - 1).clamp(min=0)
+    for chunk in chunks:
+        past = slice(first, first + chunk)
+        options = {} if mask is None else {"attention_mask": mask[:, : past.stop], "position_ids": positions[:, past]}
+        out = model(input_ids=ids[:, past], past_key_values=cache, use_cache=True, **options)
+        parts.append(out.logits)
+        first += chunk
+    return torch.cat(parts, 1)
+
+
+@models
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("chunks", CHUNKS)
+def test_with_a_cache_it_is_the_whole(name, cache, chunks, monkeypatch):
+    model, ids = language_model(name), text()
+    whole = model(input_ids=ids, use_cache=False).logits
+    found = in_chunks(model, ids, CACHES[cache](model), CHUNKS[chunks])
+    assert found.shape == whole.shape
+    assert largest(found, whole) < 1e-12 * max(1.0, float(whole.detach().abs().max()))
+
+
+@models
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("chunks", ["a prompt, then one at a time", "a prompt, then several"])
+def test_with_a_cache_and_padding_it_is_the_whole(name, cache, chunks):
+    model, ids, mask = language_model(name), text(), torch.ones(BATCH, TOKENS, dtype=torch.long)
+    mask[1, :2], mask[2, :3] = 0, 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    whole = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    found = in_chunks(model, ids, CACHES[cache](model), CHUNKS[chunks], mask)
+    seen = mask.bool()
+    assert largest(found[seen], whole[seen]) < 1e-12 * max(1.0, float(whole.detach().abs().max()))
+
+
+def test_without_the_hook_a_cache_of_fixed_length_is_wrong():
+    """The identity would then stand at the last places of the cache."""
+    model, ids = language_model("llama"), text()
+    whole = model(input_ids=ids, use_cache=False).logits
+    for layer in model.model.layers:
+        layer.self_attn._forward_pre_hooks.clear()
+    found = in_chunks(model, ids, CACHES["static"](model), CHUNKS["a prompt, then several"])
+    assert largest(found, whole) > 1e-3
+
+
+@models
+@pytest.mark.parametrize("strategy", ["greedy", "beam"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_generate_is_the_same_with_and_without_caches(name, strategy, padded):
+    model = language_model(name)
+    ids, mask = text(2, 6), torch.ones(2, 6, dtype=torch.long)
+    if padded:
+        ids[1, :3], mask[1, :3] = 0, 0
+    options = {
+        "attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "num_beams": 3 if strategy == "beam" else 1,
+        "disable_compile": True, "pad_token_id": 0,
+    }  # fmt: skip
+    found = {
+        "none": model.generate(ids, **options, use_cache=False),
+        "dynamic": model.generate(ids, **options, use_cache=True),
+        "static": model.generate(ids, **options, use_cache=True, cache_implementation="static"),
+    }
+    assert found["none"].shape == (2, 12)
+    assert torch.equal(found["none"], found["dynamic"])
+    assert torch.equal(found["none"], found["static"])
+    if padded:
+        alone = model.generate(ids[1:, 3:], **options | {"attention_mask": mask[1:, 3:]})
+        assert torch.equal(alone[0, 3:], found["dynamic"][1, 6:])
+    if strategy == "greedy":
+        with torch.no_grad():
+            grown = torch.cat([mask, torch.ones_like(mask)], 1)
+            places = {"attention_mask": grown, "position_ids": (grown.cumsum(-1) - 1).clamp(min=0)}
+            logits = model(input_ids=found["dynamic"], **places, use_cache=False).logits
+        assert torch.equal(logits[:, 5:-1].argmax(-1), found["dynamic"][:, 6:])
+
+
+@models
+def test_guessed_tokens_change_nothing(name):
+    """Prompt lookup: several tokens at once, and a cache that is cut back."""
+    model, ids = language_model(name), text(1, 4).repeat(1, 3)
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
+    guessed = model.generate(ids, **options, prompt_lookup_num_tokens=3)
+    assert torch.equal(guessed, model.generate(ids, **options, use_cache=False))
+
+
+@models
+def test_generate_one_token_with_a_cache_that_is_full(name):
+    """The cache is then as long as the prompt, and the mask is made outside of the model."""
+    model, ids, mask = language_model(name), text(2, 6), torch.ones(2, 6, dtype=torch.long)
+    ids[1, :3], mask[1, :3] = 0, 0
+    options = {"attention_mask": mask, "max_new_tokens": 1, "do_sample": False, "disable_compile": True}
+    static = model.generate(ids, **options, pad_token_id=0, cache_implementation="static")
+    assert torch.equal(static, model.generate(ids, **options, pad_token_id=0))
+
+
+# Compilation.
+
+
+def compiled(model, backend, **inputs):
+    torch._dynamo.reset()
+    return torch.compile(model, fullgraph=True, backend=backend)(**inputs)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler about itself
+@pytest.mark.parametrize(
+    ("family", "mask"),
+    [
+        ("bert", "right padding"), ("gpt2", "none"), ("llama", "left padding"), ("vit", "none"),
+        ("ours", "right padding"), ("ours, causal", "none"), ("ours, causal", "left padding"),
+    ],
+)  # fmt: skip
+def test_compiled_it_is_the_same(family, mask):
+    model = ours("causal" in family) if "ours" in family else FAMILIES[family]()
+    inputs = given(family) | MASKS[mask]
+    out = compiled(model, "aot_eager", **inputs, use_cache=False).last_hidden_state
+    wanted = model(**inputs, use_cache=False).last_hidden_state
+    assert largest(out, wanted) < 1e-12 * max(1.0, float(wanted.detach().abs().max()))
+    parameters = [value for value in model.parameters() if value.requires_grad]
+    found = torch.autograd.grad(out.square().sum(), parameters, allow_unused=True)
+    expected = torch.autograd.grad(wanted.square().sum(), parameters, allow_unused=True)
+    for one, other in zip(found, expected, strict=True):
+        assert other is None or largest(one, other) < 1e-10 * max(1.0, float(other.detach().abs().max()))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_by_inductor_it_is_the_same():
+    """Forward; its backward is that of tests/test_nn_blocks.py. Not Llama, which has parts in float32."""
+    model, inputs = ours(causal=True, num_hidden_layers=1), given("ours") | MASKS["left padding"]
+    with torch.no_grad():
+        out = compiled(model, "inductor", **inputs, use_cache=False).last_hidden_state
+    wanted = model(**inputs, use_cache=False).last_hidden_state
+    assert largest(out, wanted) < 1e-12 * max(1.0, float(wanted.detach().abs().max()))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["gpt2", "llama", "ours"])
+@torch.no_grad()
+def test_compiled_decoding_with_a_cache_of_fixed_length(name):
+    """One graph for all steps."""
+    model, ids = language_model(name), text()
+    whole = model(input_ids=ids, use_cache=False).logits
+    cache = CACHES["static"](model)
+    parts = [model(input_ids=ids[:, :4], past_key_values=cache, use_cache=True).logits]
+    torch._dynamo.reset()
+    step = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for place in range(4, TOKENS):
+        positions = torch.full((BATCH, 1), place)
+        with torch._dynamo.config.patch(error_on_recompile=place > 5):
+            out = step(
+                input_ids=ids[:, place : place + 1], position_ids=positions, past_key_values=cache, use_cache=True
+            )
+        parts.append(out.logits)
+    assert largest(torch.cat(parts, 1), whole) < 1e-12 * max(1.0, float(whole.detach().abs().max()))
+
+
+# The function itself.
+
+
+def gradients_twice(mask, causal):
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(2, heads, 4, 3, generator=generator, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)
+    )
+    gamma1, gamma2 = (torch.randn(4, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def attention(query, key, value, gamma1, gamma2):
+        return shaped_attention(query, key, value, gamma1=gamma1, gamma2=gamma2, scale=0.7, mask=mask, is_causal=causal)
+
+    return attention, (query, key, value, gamma1, gamma2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", ["none", "padding", "boolean", "added"])
+def test_gradients_and_their_gradients(masked, causal):
+    """Twice, where a kernel knows its second derivative, as torch's own does without fusion."""
+    masks = {
+        "none": None,
+        "padding": torch.tensor([[True, True, True, False], [False, False, True, True]])[:, None, None],
+        "boolean": torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(2)) < 0.6,
+        "added": torch.randn(2, 1, 4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64),
+    }
+    attention, inputs = gradients_twice(masks[masked], causal)
+    assert torch.autograd.gradcheck(attention, inputs)
+    with sdpa_kernel(SDPBackend.MATH):
+        assert torch.autograd.gradgradcheck(attention, inputs)
+
+
+def test_a_fused_kernel_without_a_second_derivative_says_so():
+    attention, inputs = gradients_twice(None, False)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        (gradient,) = torch.autograd.grad(attention(*inputs).square().sum(), inputs[0], create_graph=True)
+        with pytest.raises(RuntimeError, match=r"derivative for .*flash_attention.* is not implemented"):
+            torch.autograd.grad(gradient.square().sum(), inputs[0])
+
+
+def test_dropout_leaves_the_mean():
+    """Of the softmax alone; identity and C̄ are not dropped. 4 standard errors; the mean is not that without γ₂."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, 1, 2, 5, 4, generator=generator, dtype=torch.float64)
+    options = {"gamma1": 1.3, "gamma2": 0.7, "scale": 0.5, "is_causal": True}
+    torch.manual_seed(1)
+    many = query.expand(4000, -1, -1, -1), key.expand(4000, -1, -1, -1), value.expand(4000, -1, -1, -1)
+    dropped = shaped_attention(*many, **options, dropout=0.25)
+    assert largest(dropped[0], dropped[1]) > 1e-3
+    wanted = shaped_attention(query, key, value, **options)
+    deviations = (dropped.mean(0) - wanted[0]) / (dropped.std(0) / 4000**0.5 + 1e-12)
+    assert deviations.abs().max() < 4.5  # the largest of 40
+    wrong = shaped_attention(query, key, value, **options | {"gamma2": 0.6})
+    assert ((dropped.mean(0) - wrong[0]) / (dropped.std(0) / 4000**0.5 + 1e-12)).abs().max() > 4.5
+
+
+def test_dropout_of_a_model_is_for_training_alone():
+    model = shaped("llama", attention_dropout=0.3)
+    inputs = given("llama")
+    assert torch.equal(model(**inputs).last_hidden_state, model(**inputs).last_hidden_state)
+    model.train()
+    assert not torch.equal(model(**inputs).last_hidden_state, model(**inputs).last_hidden_state)
+
+
+class Bare(torch.nn.Module):
+    is_causal = False
+
+
+def test_what_it_has_no_meaning_for_is_refused():
+    query = torch.randn(1, 2, 3, 4)
+    with pytest.raises(InputError, match="This Bare is not shaped: its gains were never loaded"):
+        shaped_attention_forward(Bare(), query, query, query, None)
+    attention = shaped("llama").layers[0].self_attn
+    for name in ("softcap", "position_bias", "s_aux", "sliding_window", "cache"):
+        with pytest.raises(InputError, match=rf"no meaning for .* \({name}\)"):
+            shaped_attention_forward(attention, query, query, query, None, **{name: 1.0})
+
+
+@families
+def test_a_shaped_model_cannot_be_given_another_attention(family):
+    """Else it would go on, unshaped, with the gains it has."""
+    model = FAMILIES[family]()
+    for kind in ("sdpa", "eager"):
+        model.set_attn_implementation(kind)
+        with pytest.raises(InputError, match=f"its attention is 'shaped' and cannot become '{kind}'"):
+            model(**given(family), use_cache=False)
+    model.set_attn_implementation("shaped")
+    model(**given(family), use_cache=False)
+
+
+@families
+@pytest.mark.parametrize("trained", [False, True])
+def test_an_empty_text_leaves_everything_finite(family, trained):
+    """A row that sees nothing; the texts beside it are what they are without it."""
+    model, mask = FAMILIES[family]().train(trained), padding(left=True)
+    mask[1] = 0
+    out = model(**given(family), attention_mask=mask, use_cache=False).last_hidden_state
+    assert out.isfinite().all()
+    wanted = model(**given(family), attention_mask=padding(left=True), use_cache=False).last_hidden_state
+    assert largest(out[[0, 2]], wanted[[0, 2]]) < 1e-12 * wanted.detach().abs().max()
+    out.square().sum().backward()
+    assert all(value.grad is None or value.grad.isfinite().all() for value in model.parameters())
+
+
+def test_a_mask_that_is_trained_has_its_gradient(monkeypatch):
+    """Of the softmax and of C̄."""
+    model, bias = FAMILIES["bert"](), MASKS["added"]["attention_mask"].clamp(min=-5.0).requires_grad_()
+
+    def gradient():
+        out = model(**given("bert"), attention_mask=bias).last_hidden_state
+        weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out)
+        return torch.autograd.grad((out * weights).sum(), bias)[0]
+
+    found = gradient()
+    written_out(monkeypatch)
+    assert found.abs().max() > 1e-3
+    assert largest(found, gradient()) < 1e-12 * max(1.0, float(found.abs().max()))
+
+
+@pytest.mark.parametrize("tokens", [TOKENS - 1, TOKENS + 1])
+@pytest.mark.parametrize("family", ["bert", "llama", "ours"])
+def test_padding_of_another_length_is_refused(family, tokens):
+    model = ours(causal=True) if family == "ours" else FAMILIES[family]()
+    with pytest.raises(InputError, match="mask must have the shape"):
+        model(**given(family), attention_mask=torch.ones(BATCH, tokens), use_cache=False)
+
+
+def test_a_mask_of_the_wrong_shape_is_refused():
+    model = FAMILIES["bert"]()
+    with pytest.raises(InputError, match="mask must have the shape"):
+        model(**given("bert"), attention_mask=torch.ones(BATCH, 1, TOKENS, TOKENS - 1, dtype=torch.bool))
+    with pytest.raises(InputError, match="mask must be boolean"):
+        model(**given("bert"), attention_mask=torch.ones(BATCH, 1, TOKENS, TOKENS, dtype=torch.long))
+    with pytest.raises(InputError, match="mask must have the shape"):
+        model(**given("bert"), attention_mask=torch.ones(BATCH + 1, 1, TOKENS, TOKENS, dtype=torch.bool))
+
+
+def test_the_reference_itself_has_rows_that_sum_to_one():
+    query, key = torch.randn(2, 1, 2, 5, 4, dtype=torch.float64)
+    a = explicit_matrix(query, key, torch.zeros(1, 1, 1, 5), 1.0, 1.0, 0.5)
+    assert largest(a.sum(-1), torch.ones(())) < 1e-14

@@ -1,0 +1,337 @@
+"""Shaped models saved and loaded: bit by bit, or an error; and what a plain load does."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
+from transformers.utils import output_capturing
+
+from hf_models import config_of, inputs_of, loud, unlike
+from limitformer import InputError
+from limitformer.hf import ShapedTransformerConfig, ShapedTransformerForMaskedLM, Shaping, load_shaped, shape_model
+from limitformer.nn import gains
+
+SHAPINGS = {
+    "attention alone": Shaping(),
+    "one gain a layer": Shaping(per_head=False, trained=False, tau0=0.7, float32=True, gamma2=None),
+    "residuals": Shaping(residual_gamma=0.3),
+    "everything": Shaping(residual_gamma=0.3, shaped_relu=True, gamma1=0.9),
+}
+HEADS = {
+    "bert": ["BertModel", "BertForMaskedLM", "BertForSequenceClassification", "BertLMHeadModel"],
+    "roberta": ["RobertaForMaskedLM", "RobertaForSequenceClassification"],
+    "gpt2": ["GPT2Model", "GPT2LMHeadModel", "GPT2ForSequenceClassification"],
+    "llama": ["LlamaForCausalLM", "LlamaForSequenceClassification"],
+    "vit": ["ViTModel", "ViTForImageClassification"],
+}
+EVERY_HEAD = [(family, name) for family, names in HEADS.items() for name in names]
+ONE_HEAD = [(family, names[-1]) for family, names in HEADS.items()]
+
+
+def built(family, name, shaping, seed=0):
+    """A model with a head, in float32, whose gains differ from where they start."""
+    torch.manual_seed(seed)
+    options = {"is_decoder": True} if name == "BertLMHeadModel" else {}
+    model = loud(getattr(transformers, name)(config_of(family, **options)).eval())
+    return unlike(shape_model(model, shaping))
+
+
+def saved(folder, family="bert", name="BertForMaskedLM", shaping=None, **options):
+    model = built(family, name, shaping or Shaping(residual_gamma=0.3))
+    model.save_pretrained(folder, **options)
+    return model
+
+
+@torch.no_grad()
+def outputs(model, family):
+    """The logits, or the tokens where there is no head."""
+    inputs = inputs_of("vit" if family == "vit" else "text", batch=1)
+    inputs = {name: x.float() if x.is_floating_point() else x for name, x in inputs.items()}
+    out = model(**inputs)
+    return out.logits if "logits" in out else out.last_hidden_state
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "shaping"),
+    [(*head, "everything") for head in EVERY_HEAD if head[0] != "llama"]
+    + [(*head, "residuals") for head in EVERY_HEAD if head[0] == "llama"]
+    + [(*head, shaping) for head in ONE_HEAD for shaping in ("attention alone", "one gain a layer")],
+)
+def test_logits_are_those_that_were_saved(family, name, shaping, tmp_path):
+    """To the last bit, twice over; the class is the library's own."""
+    model = built(family, name, SHAPINGS[shaping])
+    wanted = outputs(model, family)
+    model.save_pretrained(tmp_path / "once")
+    once = load_shaped(tmp_path / "once").eval()
+    assert type(once) is getattr(transformers, name)
+    assert torch.equal(outputs(once, family), wanted)
+    once.save_pretrained(str(tmp_path / "twice"))
+    twice = load_shaped(str(tmp_path / "twice"))
+    assert torch.equal(outputs(twice, family), wanted)
+    nowhere = {"_name_or_path": ""}
+    assert twice.config.to_dict() | nowhere == once.config.to_dict() | nowhere
+    assert all(torch.equal(value, once.state_dict()[name]) for name, value in model.state_dict().items())
+    for one, other in zip(gains(model), gains(twice), strict=True):
+        assert (one.start, one.value.requires_grad) == (other.start, other.value.requires_grad)
+    assert model.config.shaping == twice.config.shaping
+    with pytest.raises(InputError, match="shaped already"):
+        shape_model(twice)
+
+
+def test_in_parts_and_in_sixteen_bits(tmp_path):
+    model = saved(tmp_path, max_shard_size="8KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert torch.equal(outputs(load_shaped(tmp_path), "bert"), outputs(model, "bert"))
+    assert torch.equal(outputs(load_shaped(tmp_path, device_map="cpu"), "bert"), outputs(model, "bert"))
+    half = load_shaped(tmp_path, dtype=torch.bfloat16)
+    assert {value.dtype for value in half.parameters()} == {torch.bfloat16}
+    assert len(gains(half)) == len(gains(model))
+    for name, value in model.state_dict().items():
+        assert torch.equal(half.state_dict()[name], value.bfloat16() if value.is_floating_point() else value), name
+
+
+PLAIN = {
+    "AutoModel": lambda folder, **options: AutoModel.from_pretrained(folder, **options),
+    "its class": lambda folder, **options: transformers.BertForMaskedLM.from_pretrained(folder, **options),
+    "another head": lambda folder, **options: AutoModelForSequenceClassification.from_pretrained(folder, **options),
+    "AutoModelForMaskedLM": lambda folder, **options: AutoModelForMaskedLM.from_pretrained(folder, **options),
+    "another family": lambda folder, **options: transformers.RobertaModel.from_pretrained(folder, **options),
+    "its configuration": lambda folder, **options: AutoModel.from_config(AutoConfig.from_pretrained(folder), **options),
+}
+
+
+@pytest.mark.parametrize("attention", [None, "sdpa", "eager"])
+@pytest.mark.parametrize("how", PLAIN)
+def test_a_plain_load_fails_and_says_what_to_call(how, attention, tmp_path):
+    saved(tmp_path)
+    options = {} if attention is None else {"attn_implementation": attention}
+    with pytest.raises(KeyError, match=r"of a shaped model, which limitformer\.hf\.load_shaped loads"):
+        PLAIN[how](tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "auto"),
+    [
+        ("gpt2", "GPT2LMHeadModel", AutoModelForCausalLM),
+        ("llama", "LlamaForCausalLM", AutoModelForCausalLM),
+        ("roberta", "RobertaForMaskedLM", AutoModelForMaskedLM),
+        ("vit", "ViTForImageClassification", AutoModelForImageClassification),
+    ],
+)
+def test_so_it_does_for_every_family(family, name, auto, tmp_path):
+    saved(tmp_path, family, name)
+    for options in ({}, {"attn_implementation": "sdpa"}):
+        with pytest.raises(KeyError, match=r"limitformer\.hf\.load_shaped"):
+            auto.from_pretrained(tmp_path, **options)
+
+
+def test_so_does_a_pipeline(tmp_path):
+    saved(tmp_path, "gpt2", "GPT2LMHeadModel")
+    with pytest.raises((KeyError, ValueError), match=r"limitformer\.hf\.load_shaped"):
+        pipeline("text-generation", model=str(tmp_path))
+
+
+def test_so_does_a_program_that_does_not_know_of_limitformer(tmp_path):
+    saved(tmp_path)
+    program = (
+        "import sys\n"
+        "from transformers import AutoModelForMaskedLM\n"
+        f"try: AutoModelForMaskedLM.from_pretrained({str(tmp_path)!r}, attn_implementation='sdpa')\n"
+        "except KeyError as error: print(error)\n"
+        "assert 'limitformer' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert "of a shaped model, which limitformer.hf.load_shaped loads" in done.stdout
+
+
+def test_even_with_a_name_for_the_activation_it_does_not_run(tmp_path):
+    """A plain load that is talked into it asks for shaped attention, which its modules do not have."""
+    saved(tmp_path)
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path, hidden_act="gelu")
+    with pytest.raises(InputError, match="BertSelfAttention is not shaped: its gains were never loaded"):
+        outputs(model, "bert")
+
+
+def edited(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def weights(folder, change):
+    path = folder / "model.safetensors"
+    kept = load_file(path)
+    save_file(change(kept), path, {"format": "pt"})
+
+
+def cut(folder, part):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: int(part * path.stat().st_size)])
+
+
+BROKEN = {
+    "no folder": (lambda folder: [path.unlink() for path in folder.iterdir()], "There is no config.json in"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "The weights in .* cannot be read: "),
+    "half the weights": (lambda folder: cut(folder, 0.5), "The weights in .* cannot be read: "),
+    "a piece of the header": (lambda folder: cut(folder, 0.001), "The weights in .* cannot be read: "),
+    "an empty file": (lambda folder: cut(folder, 0), "The weights in .* cannot be read: "),
+    "text for weights": (
+        lambda folder: (folder / "model.safetensors").write_text("not weights" * 100),
+        "The weights in .* cannot be read: ",
+    ),
+    "no gains": (
+        lambda folder: weights(folder, lambda kept: {name: x for name, x in kept.items() if "gamma1" not in name}),
+        r"does not hold this model whole: 2 missing weights, bert.encoder.layer.0.attention.self.shaping.gamma1.value",
+    ),
+    "no residuals": (
+        lambda folder: weights(folder, lambda kept: {name: x for name, x in kept.items() if ".lam" not in name}),
+        r"does not hold this model whole: 4 missing weights, .*residual.lam",
+    ),
+    "more weights": (
+        lambda folder: weights(folder, lambda kept: kept | {"extra.weight": torch.zeros(1)}),
+        r"does not hold this model whole: 1 unexpected weights, extra.weight",
+    ),
+    "gains of other heads": (
+        lambda folder: weights(
+            folder, lambda kept: {name: x[:2].clone() if "gamma1" in name else x for name, x in kept.items()}
+        ),
+        r"(cannot be read|does not hold this model whole): ",
+    ),
+    "other sizes": (lambda folder: edited(folder, vocab_size=60), r"(cannot be read|does not hold this model whole): "),
+    "half a configuration": (
+        lambda folder: (folder / "config.json").write_text((folder / "config.json").read_text()[:99]),
+        "config.json cannot be read: ",
+    ),
+    "an empty configuration": (lambda folder: (folder / "config.json").write_text(""), "config.json cannot be read: "),
+    "a list": (lambda folder: (folder / "config.json").write_text("[1]"), "config.json cannot be read: "),
+    "no model type": (lambda folder: edited(folder, model_type="none"), "config.json cannot be read: "),
+    "sizes that are words": (lambda folder: edited(folder, hidden_size="wide"), "config.json cannot be read: "),
+    "heads that do not divide": (lambda folder: edited(folder, num_attention_heads=3), "cannot be read: "),
+    "no shaping": (lambda folder: edited(folder, shaping=None), "holds no shaped model. Load it with from_pretrained"),
+    "a shaping of another time": (
+        lambda folder: edited(folder, shaping={"gamma3": 1.0}),
+        "no shaping that can be used",
+    ),
+    "a shaping that cannot be": (
+        lambda folder: edited(folder, shaping={"tau0": -1.0}),
+        "no shaping that can be used: tau0 must be positive",
+    ),
+    "no class": (lambda folder: edited(folder, architectures=None), "names no model of transformers"),
+    "an unknown class": (lambda folder: edited(folder, architectures=["BertForTea"]), "names no model of transformers"),
+    "not a class of models": (
+        lambda folder: edited(folder, architectures=["Trainer"]),
+        "names no model of transformers",
+    ),
+    "another shaping": (
+        lambda folder: edited(folder, shaping={"per_head": False}),
+        r"(cannot be read|does not hold this model whole): ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_broken_is_said_in_one_line(name, tmp_path):
+    saved(tmp_path)
+    spoil, message = BROKEN[name]
+    spoil(tmp_path)
+    with pytest.raises(InputError, match=message) as caught:
+        load_shaped(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path) in str(caught.value) or name in ("no class", "an unknown class", "not a class of models")
+
+
+def test_what_is_not_there_or_not_shaped(tmp_path):
+    with pytest.raises(InputError, match=r"There is no config.json in .*nowhere"):
+        load_shaped(tmp_path / "nowhere")
+    transformers.BertModel(config_of("bert")).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"holds no shaped model\. Load it with from_pretrained, then shape_model"):
+        load_shaped(tmp_path)
+    ShapedTransformerForMaskedLM(
+        ShapedTransformerConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+    ).save_pretrained(tmp_path / "ours")
+    with pytest.raises(InputError, match="holds no shaped model"):
+        load_shaped(tmp_path / "ours")
+
+
+def test_options_that_do_not_exist_are_not_called_broken_weights(tmp_path):
+    saved(tmp_path)
+    with pytest.raises(TypeError, match="depth_of_the_sea"):
+        load_shaped(tmp_path, depth_of_the_sea=3)
+
+
+def test_a_checkpoint_can_be_shaped_and_saved_again(tmp_path):
+    """From a plain checkpoint, as most will."""
+    torch.manual_seed(0)
+    plain = loud(transformers.BertForMaskedLM(config_of("bert")))
+    plain.save_pretrained(tmp_path / "plain")
+    model = shape_model(AutoModelForMaskedLM.from_pretrained(tmp_path / "plain"), Shaping(gamma1=0.0, gamma2=0.0))
+    assert torch.allclose(outputs(model, "bert"), outputs(plain.eval(), "bert"), atol=1e-5)
+    model.save_pretrained(tmp_path / "shaped")
+    assert torch.equal(outputs(load_shaped(tmp_path / "shaped"), "bert"), outputs(model, "bert"))
+
+
+class Texts(torch.utils.data.Dataset):
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        ids = inputs_of("text", seed=index, batch=1)["input_ids"][0]
+        return {"input_ids": ids, "labels": ids}
+
+
+def test_the_trainer_resumes_a_shaped_model(tmp_path):
+    """3 + 3 steps are 6 to the last bit, and a checkpoint of the Trainer is one of `load_shaped`."""
+
+    def trained(folder, **resume):
+        arguments = TrainingArguments(
+            str(folder), max_steps=6, per_device_train_batch_size=4, learning_rate=1e-2, report_to=[], use_cpu=True,
+            save_steps=3, disable_tqdm=True, dataloader_pin_memory=False,
+        )  # fmt: skip
+        model = built("bert", "BertForMaskedLM", SHAPINGS["everything"])
+        Trainer(model, arguments, train_dataset=Texts()).train(**resume)
+        return model.eval()
+
+    whole = trained(tmp_path / "whole")
+    resumed = trained(tmp_path / "again", resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+    start = built("bert", "BertForMaskedLM", SHAPINGS["everything"]).state_dict()
+    moved = [name for name, value in whole.state_dict().items() if not torch.equal(value, start[name])]
+    assert len([name for name in moved if "shaping" in name or "residual" in name or "negative" in name]) == 14
+    again = load_shaped(tmp_path / "whole" / "checkpoint-6").eval()
+    assert torch.equal(outputs(again, "bert"), outputs(whole, "bert"))
+
+
+def test_a_loaded_model_records_what_the_library_records(tmp_path, monkeypatch):
+    """Its registry knows classes by their names; in a new process it has none but those of models built there."""
+    model = saved(tmp_path, name="BertModel")
+    monkeypatch.setattr(output_capturing, "_CAN_RECORD_REGISTRY", output_capturing._CanRecordRegistry())
+    monkeypatch.setattr(transformers.modeling_utils, "_CAN_RECORD_REGISTRY", output_capturing._CAN_RECORD_REGISTRY)
+    out = load_shaped(tmp_path)(**inputs_of("text"), output_hidden_states=True, output_attentions=True)
+    assert (len(out.hidden_states), len(out.attentions)) == (3, 2)
+    assert torch.equal(out.last_hidden_state, model(**inputs_of("text")).last_hidden_state)
+
+
+def test_parts_of_a_loaded_model_are_those_of_a_shaped_one(tmp_path):
+    """Hooks, kinds and places."""
+    saved(tmp_path, shaping=SHAPINGS["everything"])
+    fresh, again = built("bert", "BertForMaskedLM", SHAPINGS["everything"]), load_shaped(tmp_path)
+    for (name, one), (other_name, other) in zip(fresh.named_modules(), again.named_modules(), strict=True):
+        assert (name, type(one)) == (other_name, type(other))
+        for hooks in ("_forward_pre_hooks", "_forward_hooks"):
+            found = [list(getattr(module, hooks).values()) for module in (one, other)]
+            assert found[0] == found[1], name

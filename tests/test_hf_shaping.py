@@ -1,0 +1,480 @@
+"""Stock models, shaped: where they start, residuals and activations by hand, law, training, precision, refusals."""
+
+import copy
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    GPT2Model,
+    MistralConfig,
+    MistralModel,
+    T5Config,
+    T5Model,
+    ViTConfig,
+    ViTModel,
+)
+
+from hf_models import BASE, HEADS, LAYERS, WIDTH, Blocks, chain, config_of, inputs_of, loud, network, shaped, stock
+from limitformer import InputError
+from limitformer.hf import Shaping, shape_model
+from limitformer.hf.families import FAMILIES
+from limitformer.hf.shaping import redraw_blocks
+from limitformer.nn import (
+    Gain,
+    Learn,
+    Recover,
+    Residual,
+    RoundingWarning,
+    ShapedReLU,
+    gains,
+    rounding,
+    shaped_attention,
+    without_decay,
+)
+from statistics_checks import assert_same_law
+
+UNGATED = [family for family in FAMILIES if family != "llama"]
+families = pytest.mark.parametrize("family", FAMILIES)
+
+
+def given(family, **options):
+    return inputs_of("vit" if family == "vit" else "text", **options)
+
+
+def run(model, family, **options):
+    return model(**given(family), **options).last_hidden_state
+
+
+def largest(one, other):
+    return float((one - other).detach().abs().max())
+
+
+def everything(family):
+    return Shaping(residual_gamma=0.3, shaped_relu=family in UNGATED, tau0=0.8)
+
+
+# The start.
+
+
+@families
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("trained", [False, True])
+def test_gains_start_where_they_say(family, per_head, trained):
+    shaping = Shaping(
+        gamma1=1.5, gamma2=0.5, per_head=per_head, trained=trained, residual_gamma=0.3,
+        shaped_relu=family in UNGATED,
+    )  # fmt: skip
+    model = shape_model(BASE[family](config_of(family)), shaping)
+    found = gains(model)
+    assert len(found) == LAYERS * (3 if family in UNGATED else 2)
+    starts = sorted({(gain.start, tuple(gain.value.shape)) for gain in found})
+    size = (HEADS,) if per_head else ()
+    assert starts == sorted({(1.5, size), (0.5, size)} | ({(0.75, ())} if family in UNGATED else set()))
+    residuals = [module for module in model.modules() if isinstance(module, Residual)]
+    assert len(residuals) == 2 * LAYERS
+    for residual in residuals:
+        assert (residual.lam.item(), residual.gamma.item()) == pytest.approx((0.91**0.5, 0.3))
+    mine = [*[gain.value for gain in found], *[value for residual in residuals for value in residual.parameters()]]
+    assert all(value.requires_grad == trained for value in mine)
+
+
+@families
+@pytest.mark.parametrize("gain", [0.0, None])
+def test_without_gains_a_model_is_what_it_was(family, gain):
+    """A trained model can be shaped from where it is; at 1 it is another."""
+    model = stock(family)
+    wanted = run(model, family)
+    found = run(shape_model(copy.deepcopy(model), Shaping(gamma1=gain, gamma2=gain)), family)
+    # Llama, ViT: the library's own softmax may pass through float32; sdpa, which both use here, does not.
+    assert largest(found, wanted) < 1e-12 * float(wanted.detach().abs().max())
+    assert largest(run(shape_model(copy.deepcopy(model)), family), wanted) > 1e-2
+
+
+@families
+def test_what_is_shared_is_left_alone(family):
+    """A configuration that another model is built from, and that model."""
+    inputs = {name: x.float() if x.is_floating_point() else x for name, x in given(family).items()}
+    config = config_of(family)
+    before = config.to_dict()
+    other, model = BASE[family](config).eval(), BASE[family](config)
+    wanted = other(**inputs).last_hidden_state
+    shape_model(model, everything(family))
+    assert config.to_dict() == before
+    assert torch.equal(other(**inputs).last_hidden_state, wanted)
+    assert all(part.config is model.config for part in model.modules() if hasattr(part, "config"))
+
+
+# Residuals and activations, by hand.
+
+
+def branches(block, family):
+    """The block's two functions f, from its own parts, without what is hooked on to them."""
+    if family in ("bert", "roberta"):
+        attention, output = block.attention.self, block.attention.output.dense
+        return (
+            lambda x: output(attention.forward(x)[0]),
+            lambda x: block.output.dense(block.intermediate(x)),
+        )
+    if family == "llama":
+        ones, zeros = torch.ones(1, 10, 4), torch.zeros(1, 10, 4)
+        rotation = (ones.double(), zeros.double())  # none
+        return (
+            lambda x: block.self_attn.forward(x, position_embeddings=rotation)[0],
+            lambda x: block.mlp.forward(x),
+        )
+    attention = block.attn if family == "gpt2" else block.attention
+    return lambda x: attention.forward(x)[0], lambda x: block.mlp.forward(x)
+
+
+@families
+def test_residuals_are_those_that_are_stated(family):
+    """λx + γf(x) twice, f without normalisation, and tokens of norm √n before the first block."""
+    model = shaped(family, shaping=everything(family))
+    if family == "llama":  # without rotation
+        model.rotary_emb.inv_freq.zero_()
+    states = model(**given(family), output_hidden_states=True).hidden_states
+    blocks = FAMILIES[family].blocks_of(model)
+    x = states[0]
+    assert largest(x.square().mean(-1), torch.ones(())) < (1e-4 if family in ("bert", "roberta") else 1e-6)
+    for layer, block in enumerate(blocks):
+        residuals = [module for module in block.modules() if isinstance(module, Residual)]
+        assert len(residuals) == 2
+        wrong = x
+        for f, residual in zip(branches(block, family), residuals, strict=True):
+            lam, gamma = residual.lam.double(), residual.gamma.double()
+            wrong = gamma * wrong + lam * f(wrong)
+            x = lam * x + gamma * f(x)
+        if layer < LAYERS - 1:  # the last is normalised again
+            assert largest(states[layer + 1], x) < 1e-12
+            assert largest(states[layer + 1], wrong) > 1e-2
+    last = {"gpt2": "ln_f", "llama": "norm", "vit": "layernorm"}.get(family)
+    wanted = x if last is None else getattr(model, last)(x)
+    assert largest(run(model, family), wanted) < 1e-12 * max(1.0, float(wanted.detach().abs().max()))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+def test_dropout_is_of_the_branch_alone(family):
+    """Where f is dropped λx is left, elsewhere λx + γf/(1 − p)."""
+    options = {"resid_pdrop": 0.25} if family == "gpt2" else {"hidden_dropout_prob": 0.25}
+    model = shaped(family, shaping=Shaping(residual_gamma=0.3), **options)
+    block = FAMILIES[family].blocks_of(model)[1]
+    block.train()
+    torch.manual_seed(0)
+    x = torch.randn(3, 10, WIDTH, dtype=torch.float64)
+    residual = next(module for module in block.modules() if isinstance(module, Residual))
+    block.eval()
+    f = branches(block, family)[0](x)
+    block.train()
+    middle = []
+    after = block.ln_2 if family == "gpt2" else block.intermediate
+    hook = after.register_forward_pre_hook(lambda _, args: middle.append(args[0]))
+    block(x)
+    hook.remove()
+    found = middle[0] - residual.lam * x
+    dropped = found.abs() < 1e-12
+    assert 0.15 < dropped.double().mean() < 0.35
+    assert largest(found[~dropped], (residual.gamma * f / 0.75)[~dropped]) < 1e-12
+
+
+@pytest.mark.parametrize("family", UNGATED)
+def test_the_activation_is_a_shaped_relu(family):
+    model = shaped(family, shaping=Shaping(shaped_relu=True))
+    activations = [module for module in model.modules() if isinstance(module, ShapedReLU)]
+    assert len(activations) == LAYERS
+    wanted = run(model, family)
+    for activation in activations:
+        activation.negative.value.data.fill_(1.0)  # the identity
+    linear = run(model, family)
+    assert largest(wanted, linear) > 1e-3
+    for block in FAMILIES[family].blocks_of(model):
+        parent, _, name = FAMILIES[family].activation.rpartition(".")
+        setattr(block.get_submodule(parent), name, nn.Identity())
+    assert largest(run(model, family), linear) < 1e-12
+
+
+# The law.
+
+
+@cache
+def exact(width, causal):
+    return chain(width, depth=5, hidden=2 * width, mask="causal" if causal else None)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "vit", "bert"])
+def test_redrawn_it_has_the_law_of_the_exact_chain(family):
+    """Blocks without normalisation, shaped ReLU; the chain at half the width is told apart."""
+    options = {"n_inner": 32, "n_layer": 5} if family == "gpt2" else {"intermediate_size": 32, "num_hidden_layers": 5}
+    shaping = Shaping(residual_gamma=0.5, shaped_relu=True, tau0=0.5)
+    model = shape_model(stock(family, **options), shaping, redraw=True)
+    found = network(
+        Blocks(nn.ModuleList(FAMILIES[family].blocks_of(model))),
+        lambda generator: redraw_blocks(model, FAMILIES[family], generator),
+        samples=2500,
+        width=WIDTH,
+    )
+    causal = family == "gpt2"
+    assert_same_law(exact(16, causal), found, wrong=exact(8, causal))
+
+
+@families
+@pytest.mark.parametrize("shaped_relu", [False, True])
+def test_redrawn_weights_have_the_variances_that_are_stated(family, shaped_relu):
+    """Each branch maps N(0, 1) to mean square 1, whatever the activation, gated or not; queries and keys n^(-3/2)."""
+    if shaped_relu and family not in UNGATED:
+        shaped_relu = False
+    n, hidden = 96, 384
+    sizes = (
+        {"n_embd": n, "n_inner": hidden, "n_layer": 1}
+        if family == "gpt2"
+        else {"hidden_size": n, "intermediate_size": hidden, "num_hidden_layers": 1}
+    )
+    sizes |= {"num_key_value_heads": HEADS} if family == "llama" else {}
+    torch.manual_seed(0)
+    model = BASE[family](config_of(family, **sizes))
+    shaping = Shaping(residual_gamma=0.3, shaped_relu=shaped_relu)
+    shape_model(model, shaping, redraw=True, generator=torch.Generator().manual_seed(0))
+    (block,) = FAMILIES[family].blocks_of(model)
+    weights = FAMILIES[family].weights(block)
+    for name, logit in (("query", n**-1.5), ("key", n**-1.5), ("value", 1 / n), ("output", 1 / n), ("pre", 1 / n)):
+        for weight in weights[name]:
+            error = (2 / weight.numel()) ** 0.5
+            assert abs(float(weight.detach().double().square().mean()) / logit - 1) < 4.5 * error, name
+    f = branches(block.eval(), family)[1] if family != "llama" else block.mlp.forward
+    out = f(torch.randn(400, n, generator=torch.Generator().manual_seed(1)))
+    assert abs(float(out.detach().square().mean()) - 1) < 0.06
+    assert not any(value.any() for name, value in block.named_parameters() if name.endswith("bias"))
+
+
+def test_the_same_generator_draws_the_same_weights():
+    def drawn(seed):
+        return shape_model(stock("bert"), redraw=True, generator=torch.Generator().manual_seed(seed)).state_dict()
+
+    one, again, other = drawn(1), drawn(1), drawn(2)
+    assert all(torch.equal(value, again[name]) for name, value in one.items())
+    assert any(not torch.equal(value, other[name]) for name, value in one.items())
+
+
+# Training.
+
+
+@families
+def test_gradient_checkpointing_changes_nothing(family):
+    model = shaped(family, shaping=everything(family)).train()
+    parameters = [value for value in model.parameters() if value.requires_grad]
+    out = run(model, family)
+    wanted = torch.autograd.grad(out.square().sum(), parameters, allow_unused=True)
+    model.activation_checkpointing_enable()
+    calls = []
+    attention = next(module for module in model.modules() if hasattr(module, "shaping"))
+    attention.register_forward_pre_hook(lambda *_: calls.append(1))
+    again = run(model, family)
+    found = torch.autograd.grad(again.square().sum(), parameters, allow_unused=True)
+    assert len(calls) == 2  # computed again in the backward
+    assert torch.equal(out, again)
+    assert all(one is other is None or torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+@families
+def test_weight_decay_leaves_gains_alone(family):
+    model = shaped(family, shaping=everything(family))
+    alone = set(without_decay(model))
+    decayed = {name: value for name, value in model.named_parameters() if name not in alone}
+    assert all(value.dim() >= 2 for value in decayed.values())
+    mine = [
+        f"{path}.{name}"
+        for path, module in model.named_modules()
+        if isinstance(module, Gain | Residual)
+        for name, _ in module.named_parameters(recurse=False)
+    ]
+    assert len(mine) == LAYERS * ((3 if family in UNGATED else 2) + 4)
+    assert set(mine) <= alone
+
+
+@families
+def test_learn_moves_every_gain(family):
+    model = shaped(family, shaping=everything(family)).train()
+    Learn().prepare(model)
+    before = [gain.value.detach().clone() for gain in gains(model)]
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    target = torch.randn(run(model, family).shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for step in range(8):
+        Learn().apply(model, step)
+        optimiser.zero_grad()
+        loss = (run(model, family) - target).square().mean()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert all((gain.value != value).all() for gain, value in zip(gains(model), before, strict=True))
+
+
+@families
+def test_recovered_it_is_softmax_attention(family):
+    """To the last bit from step 4,000 on; with a plain ReLU where the activation was shaped."""
+    shaping = everything(family)
+    model = shaped(family, shaping=shaping)
+    Recover().prepare(model)
+    assert not any(gain.value.requires_grad for gain in gains(model))
+    Recover().apply(model, 2000)
+    assert all(torch.equal(gain.value, torch.full_like(gain.value, gain.start / 2)) for gain in gains(model))
+    half = run(model, family)
+    Recover().apply(model, 4000)
+    recovered = run(model, family)
+    assert largest(half, recovered) > 1e-3
+    for block in FAMILIES[family].blocks_of(model):
+        for module in block.modules():
+            if hasattr(module, "shaping"):
+                module.shaping.gamma1 = module.shaping.gamma2 = None
+        if family in UNGATED:
+            parent, _, name = FAMILIES[family].activation.rpartition(".")
+            setattr(block.get_submodule(parent), name, nn.ReLU())
+    assert largest(run(model, family), recovered) < 1e-13
+
+
+@families
+def test_copies_are_the_same(family, tmp_path):
+    model = shaped(family, shaping=everything(family))
+    wanted = run(model, family)
+    assert torch.equal(run(copy.deepcopy(model), family), wanted)
+    torch.save(model, tmp_path / "whole.pt")
+    assert torch.equal(run(torch.load(tmp_path / "whole.pt", weights_only=False), family), wanted)
+    single = copy.deepcopy(model).float()
+    assert all(value.dtype == torch.float32 for value in single.parameters())
+    inputs = {name: x.float() if x.is_floating_point() else x for name, x in given(family).items()}
+    scale = float(wanted.detach().abs().max())
+    assert largest(single(**inputs).last_hidden_state, wanted) < 1e-4 * scale
+
+
+# Precision.
+
+
+def perturbation_error(shaping_float32, autocast):
+    """Root mean square error of (A − I)V beside float64, with sixteen-bit queries, keys and values, over its size."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, 4, 4, 64, 32, generator=generator).bfloat16()
+    query = query * 0.1
+    options = {"gamma1": 0.0, "gamma2": 1.0, "scale": 32**-0.5, "is_causal": True}
+    wanted = shaped_attention(query.double(), key.double(), value.double(), **options)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found = shaped_attention(query, key, value, **options, float32=shaping_float32).double()
+    return float((found - wanted).square().mean().sqrt() / wanted.square().mean().sqrt())
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_float32_keeps_what_sixteen_bits_lose(autocast):
+    """softmax − C̄ is small beside both: its error falls to that of one rounding of the result, 2⁻⁹."""
+    lost, kept = perturbation_error(False, autocast), perturbation_error(True, autocast)
+    assert kept < 2**-8
+    assert lost > 8 * kept
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_in_sixteen_bits_it_warns_once_and_says_why(family, autocast):
+    model = shape_model(BASE[family](config_of(family)).eval())
+    model = model if autocast else model.to(torch.bfloat16)
+    rounding.warn.cache_clear()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        with pytest.warns(RoundingWarning, match=r"in bfloat16.*1/√width.*1 part in 256.*float32=True") as caught:
+            run(model, family)
+        assert len(caught) == 1
+        run(model, family)
+        rounding.warn.cache_clear()
+        for shaping in (Shaping(float32=True), Shaping(gamma1=None, gamma2=None)):
+            quiet = shape_model(BASE[family](config_of(family)).eval(), shaping)
+            run(quiet if autocast else quiet.to(torch.bfloat16), family)
+    rounding.warn.cache_clear()
+
+
+# Refusals.
+
+
+def small(**options):
+    return options | {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 16}
+
+
+def mistral():
+    return MistralModel(MistralConfig(**small(vocab_size=9, num_key_value_heads=2, sliding_window=4)))
+
+
+def t5():
+    return T5Model(T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2))
+
+
+def crossed_bert():
+    return BertModel(BertConfig(**small(vocab_size=9, is_decoder=True, add_cross_attention=True)))
+
+
+def crossed_gpt2():
+    return GPT2Model(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2, n_positions=8, add_cross_attention=True))
+
+
+def relative_bert():
+    model = stock("bert")
+    model.config.position_embedding_type = "relative_key"
+    return model
+
+
+def dropping_vit():
+    return ViTModel(ViTConfig(**small(image_size=8, patch_size=4, hidden_dropout_prob=0.1)))
+
+
+REFUSED = {
+    "another family": (mistral, Shaping(), r"Models of type 'mistral' cannot be shaped; there are bert, roberta"),
+    "relative positions": (t5, Shaping(), r"Models of type 't5' cannot be shaped"),
+    "cross-attention": (crossed_bert, Shaping(), "no meaning for cross-attention"),
+    "cross-attention, GPT-2": (crossed_gpt2, Shaping(), "no meaning for cross-attention"),
+    "positions inside the softmax": (relative_bert, Shaping(), r"positions inside the softmax \('relative_key'\)"),
+    "twice": (lambda: shaped("bert"), Shaping(), "This BertModel is shaped already"),
+    "a gated activation": (lambda: stock("llama"), Shaping(shaped_relu=True), "llama has a gated activation"),
+    "dropout of the sum": (dropping_vit, Shaping(residual_gamma=0.2), "needs hidden_dropout_prob=0"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_shaped_is_refused_and_left_alone(name):
+    build, shaping, message = REFUSED[name]
+    model = build()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    config, hooks = model.config.to_dict(), [len(part._forward_pre_hooks) for part in model.modules()]
+    with pytest.raises(InputError, match=message):
+        shape_model(model, shaping, redraw=True)
+    assert model.config.to_dict() == config
+    assert [len(part._forward_pre_hooks) for part in model.modules()] == hooks
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert len(before) == len(model.state_dict())
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(InputError, match="takes a model of transformers; got Linear"):
+        shape_model(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gamma1": float("inf")}, "gamma1 must be finite"),
+        ({"gamma2": "1"}, "gamma2 must be a number; got '1'"),
+        ({"tau0": 0.0}, "tau0 must be positive; got 0.0"),
+        ({"tau0": -1.0}, "tau0 must be positive"),
+        ({"residual_gamma": 1.5}, r"residual_gamma must lie in \[0, 1\]; got 1.5"),
+    ],
+    ids=range(5),
+)
+def test_shapings_that_cannot_be(options, message):
+    with pytest.raises(InputError, match=message):
+        Shaping(**options)
+
+
+def test_loud_models_are_loud():
+    """The tests above compare models whose attention is far from uniform."""
+    model = loud(stock("bert"))
+    shape_model(model, Shaping(gamma1=None, gamma2=None))
+    a = model(**given("bert"), output_attentions=True).attentions[0]
+    assert (a - 0.1).abs().max() > 0.1
