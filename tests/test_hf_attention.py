@@ -519,6 +519,8 @@ def test_padding_of_another_length_is_refused(family, tokens):
     model = ours(causal=True) if family == "ours" else FAMILIES[family]()
     with pytest.raises(InputError, match="mask must have the shape"):
         model(**given(family), attention_mask=torch.ones(BATCH, tokens), use_cache=False)
+    with pytest.raises(InputError, match=rf"attention_mask must have the shape \({BATCH}, {TOKENS}\)"):
+        model(**given(family), attention_mask=torch.ones(BATCH + 1, TOKENS), use_cache=False)
 
 
 def test_a_mask_of_the_wrong_shape_is_refused():

@@ -144,15 +144,15 @@ def test_padded_is_unpadded(kind, left):
 
 def test_untrained_it_has_the_law_of_the_exact_chain():
     """Heads included, as drawn by the model itself; the chain at half the width is told apart."""
-    options = {"hidden_size": 16, "num_hidden_layers": 6, "num_key_value_heads": 4, "intermediate_size": 40}
+    options = {"hidden_size": 16, "num_hidden_layers": 5, "num_key_value_heads": 4, "intermediate_size": 32}
     model = ShapedTransformerModel(configuration(**options, residual_gamma=0.5, tau0=0.5)).double().eval()
 
     def draw(_):
         for module in model.modules():
             model._init_weights(module)
 
-    found = network(Blocks(model.blocks), draw, samples=2500, width=16)
-    assert_same_law(chain(16, depth=6, hidden=40), found, wrong=chain(8, depth=6, hidden=20))
+    found = network(Blocks(model.blocks), draw, samples=2000, width=16)
+    assert_same_law(chain(16), found, wrong=chain(8))
 
 
 def test_variances_are_those_that_are_stated():
@@ -313,6 +313,13 @@ def test_one_label_is_a_number():
     out = model(ids, labels=target)
     assert out.logits.shape == (BATCH, 1)
     assert abs(float((out.loss - (out.logits[:, 0] - target).square().mean()).detach())) < 1e-12
+
+
+def test_the_configuration_may_ask_for_all_tokens():
+    model, ids = ours(), inputs_of("text")["input_ids"]
+    assert model(ids).hidden_states is None
+    model.config.output_hidden_states = True
+    assert len(model(ids).hidden_states) == 3
 
 
 def test_embeddings_may_be_given_in_place_of_tokens():

@@ -119,7 +119,7 @@ def program(*words: object, launcher: tuple[str, ...] = ()) -> subprocess.Comple
     """The program in processes of its own."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, *launcher, str(PROGRAM), *map(str, words)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize(("how", "step", "left"), [("step", 37, 30), ("save", 30, 20), ("step", 8, None)])

@@ -96,7 +96,7 @@ def runs(tmp_path_factory):
 
 
 def test_accuracy_is_logged_by_epoch_and_is_the_model_s(runs):
-    folder = runs / "tiny" / "random-1"
+    folder = runs / "vit-tiny" / "random-1"
     steps, accuracies = curve(read_log(folder), "eval_accuracy")
     assert list(steps) == [5, 10]
     config = vit.changed(PRESETS["tiny"], SMALL)[0]
@@ -274,7 +274,7 @@ def test_an_augmented_run_goes_on_to_the_last_bit(tmp_path):
             run_vit("paper", variant="random", seed=0, out=tmp_path / "parts", **changes)
     parts = run_vit("paper", variant="random", seed=0, out=tmp_path / "parts", **changes)
     assert {**parts, "seconds": 0} == {**whole, "seconds": 0}
-    logs = [read_log(tmp_path / name / "paper" / "random-0") for name in ("whole", "parts")]
+    logs = [read_log(tmp_path / name / "vit-paper" / "random-0") for name in ("whole", "parts")]
     assert logs[0].equals(logs[1])
 
 
@@ -314,7 +314,7 @@ def test_the_figure_s_data_are_the_runs(runs):
     assert data["accuracy"].dims == ("variant", "seed", "epoch")
     for variant in ("constant", "random"):
         for seed in (0, 1):
-            logged = curve(read_log(runs / "tiny" / f"{variant}-{seed}"), "eval_accuracy")[1]
+            logged = curve(read_log(runs / "vit-tiny" / f"{variant}-{seed}"), "eval_accuracy")[1]
             np.testing.assert_array_equal(data["accuracy"].sel(variant=variant, seed=seed), logged)
     axes = ct_fig2.draw(data).axes[0]
     assert "digits of scikit-learn, 3 layers, d = 8, β = 1, 2 seeds" in axes.get_title()
@@ -342,7 +342,7 @@ def test_runs_that_cannot_be_compared(runs, tmp_path):
         ct_fig2.from_runs(tmp_path)
     with pytest.raises(InputError, match="give their folder"):
         ct_fig2.compute(ct_fig2.quick(), Run(seed=0, threads=None))
-    shutil.copytree(runs / "tiny" / "random-0", tmp_path / "a")
+    shutil.copytree(runs / "vit-tiny" / "random-0", tmp_path / "a")
     with pytest.raises(InputError, match=r"finished seeds \[\] of constant and \[0\] of random"):
         ct_fig2.from_runs(tmp_path)
     run_vit("tiny", variant="constant", seed=0, out=tmp_path / "b", **{**SMALL, "beta": 3.0})

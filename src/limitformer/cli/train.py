@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.table import Column, Table
@@ -153,3 +153,50 @@ def glue(
         scores = {name: value for name, value in summary.items() if name.startswith("eval_")}
         shown = ", ".join(f"{name.removeprefix('eval_')} {value:.3f}" for name, value in scores.items())
         screen.print(f"{task}: {shown}. Written to {out / run.name}", highlight=False, soft_wrap=True)
+
+
+@train.command("vit")
+def vit(
+    preset: Annotated[
+        str, typer.Option(help="tiny (digits, a minute), digits (128 layers) or paper (CIFAR-10).")
+    ] = "tiny",
+    variant: Annotated[str, typer.Option(help="constant or random.", show_default="both with --grid")] = "",
+    seed: Annotated[int, typer.Option(help="Seed of weights, order and augmentation.")] = 0,
+    data: Annotated[Path | None, typer.Option(help="Folder of CIFAR-10's python files.")] = None,
+    out: OUT = Path("runs"),
+    grid: Annotated[bool, typer.Option("--grid", help="Both variants and --seeds seeds.")] = False,
+    seeds: Annotated[int, typer.Option(help="Seeds of --grid, from 0.")] = 5,
+    workers: Annotated[int, typer.Option(help="Runs at a time, with --grid.")] = 1,
+    threads: THREADS = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs.", show_default="preset's")] = None,
+    layers: Annotated[int | None, typer.Option(help="Layers.", show_default="preset's")] = None,
+) -> None:
+    """A vision transformer of attention alone, with random values against one identity [CT, Fig. 2].
+
+    For example: limitformer train vit --preset tiny --variant random
+    The whole figure: limitformer train vit --preset tiny --grid --workers 2 --threads 1
+    """
+    with clear_endings():
+        quieten()
+        from limitformer.train.grid import run_all
+        from limitformer.train.vit import Variant
+
+        require(grid or variant != "", f"--variant is needed without --grid: {' or '.join(get_args(Variant))}.")
+        require(grid or workers == 1, f"--workers {workers} needs --grid: one run has one worker.")
+        variants = [variant] if variant else list(get_args(Variant))
+        runs = [(name, one) for one in (range(seeds) if grid else [seed]) for name in variants]
+        named = {"epochs": epochs, "layers": layers}
+        sizes: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+        make = partial(one_vit, preset=preset, out=out, data=data, threads=threads, **sizes)
+        for done, (run, summary) in enumerate(run_all(runs, make, workers=workers), 1):
+            name = f"{run[0]}, seed {run[1]}"
+            outcome = "diverged" if summary["diverged"] else f"accuracy {summary['eval_accuracy']:.4f}"
+            errors.print(f"{done}/{len(runs)} {name}: {outcome}", highlight=False, soft_wrap=True)
+        screen.print(f"Runs are in {out}; the figure of both: limitformer figure ct-fig2 --runs {out}", highlight=False)
+
+
+def one_vit(run: tuple[str, int], *, preset: str, **options: Any) -> Any:
+    """One run: (variant, seed)."""
+    from limitformer.train.vit import run_vit
+
+    return run_vit(preset, variant=run[0], seed=run[1], **options)  # type: ignore[arg-type]

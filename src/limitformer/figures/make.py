@@ -19,6 +19,7 @@ from limitformer.results import check_writable, package_version, save, write_who
 # Name → what it shows. The module of `st-fig1` is `limitformer.figures.st_fig1`.
 FIGURES = {
     "st-fig1": "[ST, Fig. 1] mean correlation by layer, shaped against unshaped; density, SDE against network",
+    "st-fig2": "[ST, Fig. 2] norms of value and query gradients by layer: shaped, Pre-LN, Post-LN",
     "st-fig3": "[ST, Fig. 3] correlation of a ResNet by residual strength, SDE against network",
     "st-fig4": "[ST, Fig. 4] correlation and covariance when parts of shaped attention are removed",
     "st-fig5": "[ST, Fig. 5] largest eigenvalue from an adversarial start; stopping time by residual strength",

@@ -16,7 +16,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import causal_mask_function, create_masks_for_generate, sdpa_mask
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+    create_masks_for_generate,
+    sdpa_mask,
+)
 
 from limitformer.errors import InputError, require
 from limitformer.nn import Gain, Visibility, attention_matrix, shaped_attention, visibility
@@ -160,6 +165,12 @@ def shaped_mask(
     **options: Any,
 ) -> Tensor | Visibility | None:
     """The mask of a model with shaped attention, as `transformers` asks for it; None hides nothing but the future."""
+    if attention_mask is not None:
+        both_sides = mask_function is bidirectional_mask_function
+        fits = q_length == kv_length if both_sides else q_length <= kv_length
+        fits = fits and attention_mask.shape[0] == batch_size
+        wanted, got = (batch_size, q_length), tuple(attention_mask.shape)
+        require(fits, f"attention_mask must have the shape {wanted} of the tokens; got {got}.")
     square = isinstance(q_offset, int) and q_offset == kv_offset == 0 and q_length == kv_length
     padding = None if attention_mask is None else attention_mask[:, None, None, :].bool()
     if square and padding is not None and mask_function is causal_mask_function and padding.shape[-1] == kv_length:

@@ -73,7 +73,8 @@ def shape_model(
     """Shape a BERT, RoBERTa, GPT-2, Llama or ViT model, in place; the model itself is returned.
 
     Args:
-        model: of any head, from a configuration or a checkpoint.
+        model: with its head, from a configuration or a checkpoint; a head whose model was shaped without it does not
+            know of the shaping when it is saved.
         shaping: None means `Shaping()`.
         redraw: whether the blocks' weights are drawn anew with the variances of [ST, App. D]; for untrained models.
         generator: what they are drawn from.

@@ -110,9 +110,7 @@ def shaped_block(
     width, hidden = require_count("width", width), 4 * width if hidden is None else require_count("hidden", hidden)
     slope = 1 - 1 / sqrt(width)
     block = Block(
-        ShapedSelfAttention(
-            width, heads, kv_heads=kv_heads, tau0=tau0, per_head=per_head, bias=bias, float32=float32
-        ),
+        ShapedSelfAttention(width, heads, kv_heads=kv_heads, tau0=tau0, per_head=per_head, bias=bias, float32=float32),
         FeedForward(width, hidden, ShapedReLU(negative=slope), bias=bias),
         residual=lambda: Residual(gamma),
     )

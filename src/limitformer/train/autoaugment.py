@@ -10,6 +10,7 @@ What is drawn depends on (seed, epoch, example) alone, so a run that resumes see
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
@@ -69,7 +70,7 @@ def shifted(picture: Picture, matrix: tuple[float, ...]) -> Picture:
     return picture.transform(picture.size, Image.Transform.AFFINE, matrix)
 
 
-def enhanced(kind: Callable[[Picture], ImageEnhance._Enhance]) -> Callable[[Picture, float], Picture]:
+def enhanced(kind: Callable[[Picture], Any]) -> Callable[[Picture, float], Picture]:
     """An enhancement by a factor of 1 + strength."""
     return lambda picture, strength: kind(picture).enhance(1 + strength)
 

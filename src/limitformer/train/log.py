@@ -26,6 +26,9 @@ SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in TYPES
 class Log(TrainerCallback):
     """What a run writes down; `limitformer.train.harness.train` makes one, or takes the one among its callbacks.
 
+    Rows belong to steps: a callback records at the end of a step, at a log or an evaluation, and not when training
+    begins, which a run that resumes goes through again. One log serves one run.
+
     In a Trainer of one's own it goes among the callbacks, and writes `path` at each checkpoint and at the end.
 
     Args:

@@ -129,7 +129,7 @@ def accuracy(prediction: EvalPrediction) -> dict[str, float]:
 def run_vit(
     preset: str, *, variant: Variant, seed: int, out: Path, data: Path | None = None, **changes: Any
 ) -> Mapping[str, float]:
-    """One run, in `out`/preset/variant-seed; its summary. `eval_accuracy` is in the log at the end of each epoch.
+    """One run, in `out`/vit-preset/variant-seed; its summary. `eval_accuracy` is in the log at the end of each epoch.
 
     Args:
         preset: a name of `PRESETS`.
@@ -149,7 +149,7 @@ def run_vit(
     training, held_out = read_images(config.data, data, seed if config.augment else None)
     side, channels = training.images.shape[2:]
     check_patches(config.patch, side)
-    plan = plan_of(config, training, Path(out) / preset / f"{variant}-{seed}", seed, options)
+    plan = plan_of(config, training, Path(out) / f"vit-{preset}" / f"{variant}-{seed}", seed, options)
     return train(
         VisionTransformer(config, variant, channels=channels, side=side, seed=seed),
         plan,
