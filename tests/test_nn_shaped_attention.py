@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from limitformer import InputError
-from limitformer.nn.shaped_attention import attention_matrix, shaped_attention
+from limitformer.nn import attention_matrix, shaped_attention
 from limitformer.nn.visibility import visibility
 
 BATCH, HEADS, KV_HEADS, TOKENS, DIM = 3, 6, 2, 19, 5  # 19: more than one block of the causal sum, and not whole blocks

@@ -8,6 +8,7 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("torch", "torch") from error
 
 from limitformer.nn.attention import Attention as Attention
+from limitformer.nn.attention_matrix import attention_matrix as attention_matrix
 from limitformer.nn.blocks import Block as Block
 from limitformer.nn.blocks import FeedForward as FeedForward
 from limitformer.nn.blocks import Stack as Stack
@@ -31,7 +32,6 @@ from limitformer.nn.norm import Norm as Norm
 from limitformer.nn.residual import Residual as Residual
 from limitformer.nn.rounding import RoundingWarning as RoundingWarning
 from limitformer.nn.self_attention import ShapedSelfAttention as ShapedSelfAttention
-from limitformer.nn.shaped_attention import attention_matrix as attention_matrix
 from limitformer.nn.shaped_attention import shaped_attention as shaped_attention
 from limitformer.nn.shaped_relu import ShapedReLU as ShapedReLU
 from limitformer.nn.simulate import simulate as simulate

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from limitformer.errors import require, require_count, require_real
+from limitformer.nn.attention_matrix import attention_matrix
 from limitformer.nn.gains import Gain
 from limitformer.nn.initialisation import InitialVariances, dim_of_heads, draw
 from limitformer.nn.logits import Logits, Probe
 from limitformer.nn.rounding import warn_of_rounding
-from limitformer.nn.shaped_attention import attention_matrix, shaped_attention
+from limitformer.nn.shaped_attention import shaped_attention
 from limitformer.nn.visibility import Visibility
 
 Past = tuple[Tensor, Tensor]

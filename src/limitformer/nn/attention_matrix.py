@@ -1,0 +1,44 @@
+r"""A itself, γ₁ I + softmax(QKᵀ/τ) − γ₂ C̄ [ST, eq. 33], term by term as written: to look at, and to test against."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from limitformer.nn.rest import Gain
+from limitformer.nn.visibility import causal_mask
+
+
+def attention_matrix(
+    query: Tensor,
+    key: Tensor,
+    *,
+    gamma1: Gain,
+    gamma2: Gain,
+    scale: float,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    positions: Tensor | None = None,
+) -> Tensor:
+    """A (b, h, q, k) itself, term by term as written; arguments as for `shaped_attention`."""
+    batch, heads, queries, _ = query.shape
+    keys = key.shape[-2]
+    logits = query @ key.repeat_interleave(heads // key.shape[1], 1).mT * scale
+    bias = torch.zeros((), dtype=logits.dtype, device=logits.device)
+    if mask is not None and mask.dtype == torch.bool:
+        bias = bias.masked_fill(~mask, -torch.inf)
+    elif mask is not None:
+        bias = mask.to(logits.dtype).masked_fill(mask <= torch.finfo(mask.dtype).min / 2, -torch.inf)
+    if is_causal:
+        bias = bias.masked_fill(~causal_mask(queries, keys, positions, query.device), -torch.inf)
+    bias = bias.expand(batch, heads, queries, keys)
+    places = torch.arange(keys - queries, keys, device=query.device) if positions is None else positions
+    identity = functional.one_hot(places, keys).to(logits.dtype)
+    identity = identity if identity.dim() == 2 else identity[:, None]
+    first, second = (g[:, None, None] if isinstance(g, Tensor) and g.dim() else g for g in (gamma1, gamma2))
+    return first * identity + (softmax_of_seen(logits + bias) - second * softmax_of_seen(bias))
+
+
+def softmax_of_seen(logits: Tensor) -> Tensor:
+    """The softmax over the last axis, where a row of −∞ gives zeros."""
+    seen = (logits > -torch.inf).any(-1, keepdim=True)
+    return torch.where(seen, torch.softmax(torch.where(seen, logits, 0.0), -1), 0.0)
