@@ -225,7 +225,7 @@ def by_hand(betas: tuple[float, float]) -> dict[str, torch.Tensor]:
     optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=betas, weight_decay=0.1)
     for step in range(STEPS):
         rate = step / 5 if step < 5 else (STEPS - step) / (STEPS - 5)
-        order = np.random.default_rng([0, step // 12]).permutation(EXAMPLES)
+        order = np.random.default_rng([0, 1, step // 12]).permutation(EXAMPLES)
         place = step % 12 * BATCH
         loss = model(**collate([data[k] for k in order[place : place + BATCH]]))["loss"]
         optimizer.zero_grad()

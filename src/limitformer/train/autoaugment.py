@@ -106,10 +106,12 @@ OPERATIONS: Mapping[str, Callable[[Picture, float], Picture]] = {
     "Invert": lambda picture, strength: ImageOps.invert(picture),
 }
 
+AUGMENTATION = 2  # the purpose of these numbers; the order of the data has another
+
 
 def augmented(image: Pixels, seed: int, epoch: int, example: int) -> Pixels:
     """The image (height, width, 3) as it is seen in an epoch: cropped, flipped, and by the policy."""
-    generator = np.random.default_rng([seed, epoch, example])
+    generator = np.random.default_rng([seed, AUGMENTATION, epoch, example])
     return np.asarray(by_policy(Image.fromarray(flipped(cropped(image, generator), generator)), generator))
 
 

@@ -31,6 +31,9 @@ def steps_per_epoch(examples: int, batch: int) -> int:
     return examples // batch
 
 
+ORDER = 1  # the purpose of these numbers; augmentation has another
+
+
 class Batches(Sampler[list[int]]):
     """The indices of `steps` batches, one after the other; of each, the part of one process.
 
@@ -53,7 +56,7 @@ class Batches(Sampler[list[int]]):
 
     def order(self, epoch: int) -> list[int]:
         """The permutation of an epoch."""
-        return np.random.default_rng([self.seed, epoch]).permutation(len(self.data)).tolist()
+        return np.random.default_rng([self.seed, ORDER, epoch]).permutation(len(self.data)).tolist()
 
     def __iter__(self) -> Iterator[list[int]]:
         order: list[int] = []

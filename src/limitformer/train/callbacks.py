@@ -4,7 +4,8 @@ r"""What happens inside a model while it trains, for any Trainer: callbacks that
   from log-sum-exp, a few rows at a time, so that no attention matrix is kept.
 * `Correlation`: the mean correlation of two tokens after each block, ρ = mean over α ≠ β of ⟨x_α, x_β⟩/(|x_α||x_β|),
   on the same batch; 1 is rank collapse. Layer 0 is what enters the first block.
-* `GradientNorms`: |∂loss/∂W| by layer, of values, queries and whole blocks.
+* `GradientNorms`: |∂loss/∂W| by layer, of values, queries and whole blocks; a Trainer that clips (`max_grad_norm`) has
+  done so before.
 * `Gains`: γ₁, γ₂ (by head), the slope s₋, and λ, γ of the residuals.
 * `ShapingSchedule`: Learn or Recover [ST, App. D]; the gains are a function of the step.
 
@@ -218,15 +219,18 @@ def gains_of(block: nn.Module) -> Iterator[tuple[str, int, float]]:
 
 
 class ShapingSchedule(TrainerCallback):
-    """Learn or Recover: the gains of each step, before its forward. `prepare` the model before its optimiser."""
+    """Learn or Recover: the gains that belong to each step. `prepare` the model before its optimiser is made.
+
+    First among the callbacks: what others see after step k, and what is saved and evaluated then, has the gains of k.
+    """
 
     def __init__(self, schedule: Learn | Recover) -> None:
         self.schedule = schedule
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        """Set the gains."""
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+        """Those of the step at which it begins, or goes on."""
         self.schedule.apply(model, state.global_step)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        """What is saved has the gains of the step that comes next."""
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+        """Those of the step that comes next."""
         self.schedule.apply(model, state.global_step)

@@ -51,6 +51,7 @@ def train(
     collate: Collate,
     callbacks: Sequence[TrainerCallback] = (),
     compute_metrics: Metrics | None = None,
+    eval_collate: Collate | None = None,
     about: Mapping[str, Any],
 ) -> Mapping[str, float]:
     """Train `model` as planned, or go on with it, or return at once what came out.
@@ -63,11 +64,13 @@ def train(
         collate: a list of items to the model's keyword arguments, "labels" among them.
         callbacks: of the Trainer. A `Log` among them becomes the run's log.
         compute_metrics: as of the Trainer, for all of `eval_data`; its names become "eval_<name>".
+        eval_collate: `collate` for `eval_data`; None: the same.
         about: what is run, to JSON: another run in the folder must not have another.
 
     Returns:
         The summary: `train_loss`, the mean of the last tenth of the steps; `eval_loss` and metrics; `seconds`,
-        `parameters`, `steps` done, and `diverged`, which is 1 if a loss was not finite, when the run ends.
+        `parameters`, `steps` done, and `diverged`: whether a loss was not finite, when the run ends, or ended above
+        twice the first one. Losses and metrics of a run that diverged are NaN.
 
     Raises:
         InputError: another run in the folder, a batch that the processes cannot share, too few data.
@@ -79,7 +82,7 @@ def train(
         return known
     check_writable(plan.folder)
     with quiet(), threads(plan.threads), deferred() as interrupt:
-        run = Run(model, plan, train_data, eval_data, collate, list(callbacks), compute_metrics)
+        run = Run(model, plan, train_data, eval_data, collate, list(callbacks), compute_metrics, eval_collate)
         run.watch.interrupt = interrupt
         return run.whole(about)
 

@@ -32,7 +32,8 @@ from limitformer.train.tokenizer import save_tokenizer
 Variant = Literal["shaped-learn", "shaped-recover", "pre-ln", "post-ln"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 TOKENIZER = "tokenizer"  # beside the model, in the folder of a run
-EVALUATED = 512  # sequences at most: a twentieth of a large corpus would take longer than the training between
+EVALUATED, LOOKED_AT = 512, 8  # held-out sequences, at most: all of a large corpus would take longer than the training
+EVALUATION_SEED = 2**63  # of the masks of held-out sequences: the same for all runs, and of none's training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,10 @@ class MlmRun:
 
     def __post_init__(self) -> None:
         require(self.variant in VARIANTS, f"variant must be one of {', '.join(VARIANTS)}; got {self.variant!r}.")
-        require(require_real("learning_rate", self.learning_rate) > 0, f"learning_rate: {self.learning_rate}, not > 0.")
+        require(
+            require_real("learning_rate", self.learning_rate) > 0,
+            f"learning_rate must be positive; got {self.learning_rate}.",
+        )
         require(0 <= require_real("gamma", self.gamma) <= 1, f"gamma must lie in [0, 1]; got {self.gamma}.")
         require_count("seed", self.seed, least=0)
 
@@ -119,9 +123,9 @@ class MlmRun:
     def about(self, data: TextData) -> dict[str, Any]:
         """What it is, for its record."""
         sizes = asdict(self.config)
-        for name in ("learning_rates", "gammas", "seeds", "steps", "warmup", "batch", "bf16", "save_every"):
-            sizes.pop(name)
-        place = {"variant": self.variant, "gamma": self.gamma}
+        for name in ("learning_rates", "gammas", "seeds", "steps", "batch", "bf16", "save_every", "evaluate_every"):
+            sizes.pop(name)  # of the grid, or of the plan
+        place = {"variant": self.variant, "gamma": self.gamma, "evaluated": EVALUATED, "looked_at": LOOKED_AT}
         return {"experiment": "mlm", **place, **sizes, "data": data.record}
 
 
@@ -161,15 +165,16 @@ def run_mlm(run: MlmRun, out: Path, *, threads: int | None = None, documents: in
     data = text_data(run.source, config.vocabulary, config.length, Path(out) / "data", documents)
     plan = plan_of(run, Path(out), threads)
     model = model_of(run, len(data.tokenizer))
-    collate = MaskedCollator(data.tokenizer, run.seed)
-    evaluation = first(data.evaluation, EVALUATED)
+    evaluation, masked = spread(data.evaluation, EVALUATED), MaskedCollator(data.tokenizer, EVALUATION_SEED)
+    looked_at = spread(evaluation, LOOKED_AT)
     summary = train(
         model,
         plan,
         train_data=data.train,
         eval_data=evaluation,
-        collate=collate,
-        callbacks=watchers(run, collate([evaluation[k] for k in range(min(len(evaluation), 8))])),
+        collate=MaskedCollator(data.tokenizer, run.seed),
+        eval_collate=masked,
+        callbacks=watchers(run, masked([looked_at[k] for k in range(len(looked_at))])),
         about=run.about(data),
     )
     if rank() == 0 and not (plan.folder / TOKENIZER).exists():
@@ -229,6 +234,7 @@ def watchers(run: MlmRun, batch: Mapping[str, torch.Tensor]) -> list[TrainerCall
     return [ShapingSchedule(schedule_of(run)), *looks, log]
 
 
-def first(data: Any, number: int) -> Any:
-    """At most so many of the items."""
-    return torch.utils.data.Subset(data, range(min(number, len(data))))
+def spread(data: Any, number: int) -> Any:
+    """At most so many of the items, evenly spaced: neighbours are often of one document."""
+    kept = min(number, len(data))
+    return torch.utils.data.Subset(data, [k * len(data) // kept for k in range(kept)])

@@ -30,6 +30,7 @@ from limitformer.train.watch import Watch
 
 WEIGHTS = "weights.pt"
 LAST = 0.1  # of the steps: their mean loss is the final one
+LOST = 2.0  # times the first loss
 Collate = Callable[[list[Any]], dict[str, Any]]
 
 
@@ -50,8 +51,9 @@ class Run(Trainer):
         collate: Collate,
         callbacks: list[TrainerCallback],
         compute_metrics: Metrics | None,
+        eval_collate: Collate | None = None,
     ) -> None:
-        self.plan = plan
+        self.plan, self.eval_collate = plan, collate if eval_collate is None else eval_collate
         self.rows = next((one for one in callbacks if isinstance(one, Log)), Log())
         self.watch = Watch(plan, self.rows)
         super().__init__(
@@ -149,7 +151,7 @@ class Run(Trainer):
             self.model,
             self.eval_dataset if eval_dataset is None else eval_dataset,
             batch=self.plan.batch,
-            collate=self.data_collator,
+            collate=self.eval_collate,
             place=self._prepare_inputs,
             compute_metrics=self.compute_metrics,
             process=self.args.process_index,
@@ -215,12 +217,15 @@ class Run(Trainer):
         log = self.rows.table()
         steps, losses = curve(log, "loss")
         names = {name for name in log["name"].to_pylist() if name.startswith("eval_")}
-        last = losses[-ceil(LAST * self.plan.steps) :]
+        found = {name: float(curve(log, name)[1][-1]) for name in sorted(names)}
+        last = float(np.mean(losses[-ceil(LAST * self.plan.steps) :]))
+        # A step before it is no number the loss of a lost run may still be one, a hundred thousand times too large.
+        diverged = not isfinite(last) or last > LOST * losses[0] or not isfinite(found.get("eval_loss", 0.0))
         return {
-            "train_loss": float(np.mean(last)) if np.isfinite(last).all() else nan,
-            **{name: float(curve(log, name)[1][-1]) for name in sorted(names)},
+            "train_loss": nan if diverged else last,
+            **{name: nan if diverged else value for name, value in found.items()},
             "seconds": self.watch.seconds(),
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "steps": int(steps[-1]),
-            "diverged": not isfinite(float(losses[-1])),
+            "diverged": diverged,
         }
