@@ -17,10 +17,12 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from limitformer.cli.app import app
+from limitformer.cli.train_mlm import place_of
+from limitformer.cli.train_parts import table_over_seeds
 from limitformer.errors import InputError
 from limitformer.figures import make
 from limitformer.nn import gains
-from limitformer.train.grid import rows_of, run_all
+from limitformer.train.grid import run_all
 from limitformer.train.log import curve, read_log
 from limitformer.train.mlm import PRESETS, VARIANTS, MlmRun, grid, model_of, preset, run_mlm
 from limitformer.train.text_data import text_data
@@ -202,17 +204,24 @@ def test_finished_runs_are_read_at_once(finished, monkeypatch):
     assert run_mlm(run, out, threads=1) == summary
 
 
-def test_rows_are_means_and_deviations():
+def test_tables_are_means_and_deviations_over_seeds():
     runs = [MlmRun(config=PRESETS["tiny"], variant="pre-ln", learning_rate=1.0, seed=k) for k in range(3)]
-    values = (
-        {"train_loss": 1.0, "eval_loss": 2.0},
-        {"train_loss": 3.0, "eval_loss": 4.0},
-        {"train_loss": 9, "eval_loss": 9},
-    )
+    nan = float("nan")
+    values = ({"eval_loss": 2.0}, {"eval_loss": 4.0}, {"eval_loss": nan})
     finished = [(run, value | {"diverged": k == 2}) for k, (run, value) in enumerate(zip(runs, values, strict=True))]
-    (row,) = rows_of(finished)
-    assert (row["seeds"], row["diverged"], row["train_loss"], row["eval_loss"]) == (3, 1, 2.0, 3.0)
-    assert row["train_loss_sd"] == pytest.approx(2**0.5)
+    table = table_over_seeds("x", finished, place_of, ("eval_loss",))
+    assert [list(column.cells) for column in table.columns] == [
+        ["pre-ln"],
+        ["–"],
+        ["1"],
+        ["3"],
+        ["1"],
+        ["3.000 ± 1.414"],
+    ]
+    alone = table_over_seeds("x", finished[:1], place_of, ("eval_loss",))
+    assert list(alone.columns[-1].cells) == ["2.000"]
+    lost = table_over_seeds("x", finished[2:], place_of, ("eval_loss",))
+    assert list(lost.columns[-1].cells) == ["–"]
 
 
 def test_figures_of_runs(finished, tmp_path):
@@ -318,17 +327,18 @@ def limitformer(*arguments: object) -> subprocess.CompletedProcess[str]:
     [
         (
             ["--variant", "shaped"],
-            "--variant must be one of shaped-learn, shaped-recover, pre-ln, post-ln; got 'shaped'",
+            "--variant must be of shaped-learn, shaped-recover, pre-ln, post-ln; got 'shaped'",
         ),
-        ([], "--variant is needed without --grid"),
+        (["--variant", "pre-ln,pre-ln"], "--variant has a name twice; got 'pre-ln,pre-ln'"),
+        (["--variant", "pre-ln", "--seed", "1.5"], "--seed must be whole numbers"),
         (["--preset", "huge", "--variant", "pre-ln"], "Unknown preset 'huge'; there are tiny, small, paper"),
         (["--variant", "pre-ln", "--heads", "3"], "heads must divide width; got width=128, heads=3"),
-        (["--variant", "pre-ln", "--gamma", "0.1"], "--gamma would change nothing: pre-ln has none"),
+        (["--variant", "pre-ln", "--gamma", "0.1"], "--gamma would change nothing: pre-ln have none"),
         (["--variant", "shaped-learn", "--gamma", "1.5"], "gamma must lie in [0, 1]; got 1.5"),
         (["--variant", "pre-ln", "--data", "/nowhere"], "/nowhere"),
         (["--variant", "pre-ln", "--steps", "0"], "steps must be at least 1; got 0"),
         (["--variant", "pre-ln", "--learning-rate", "0"], "learning_rate"),
-        (["--variant", "pre-ln", "--workers", "2"], "--workers 2 needs --grid"),
+        (["--variant", "pre-ln", "--workers", "0"], "workers must be at least 1; got 0"),
     ],
 )
 def test_bad_input_has_one_clear_line(options, message, corpus, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ took away stays away: gains that were not trained before are not trained here. T
 the rate rises over the first tenth of the steps, then falls linearly to 0.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 
 from limitformer.errors import InputError, require, require_count, require_real
 from limitformer.nn import Recover, gains
+from limitformer.train.batches import steps_per_epoch
 from limitformer.train.glue_data import Example, Task, read_glue
 from limitformer.train.glue_metrics import score
 from limitformer.train.harness import train
@@ -49,8 +51,8 @@ class GlueRun:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
-        return f"{self.task.lower()}-{Path(self.pretrained).name}-lr{self.learning_rate:g}-seed{self.seed}"
+        """Of its folder, within one for each pretrained run."""
+        return f"{Path(self.pretrained).name}/{self.task.lower()}-lr{self.learning_rate:g}-seed{self.seed}"
 
 
 def run_glue(run: GlueRun, data: Path, out: Path, *, threads: int | None = None) -> Mapping[str, float]:
@@ -64,7 +66,7 @@ def run_glue(run: GlueRun, data: Path, out: Path, *, threads: int | None = None)
     tokenizer = load_tokenizer(Path(run.pretrained) / TOKENIZER)
     model = classifier(Path(run.pretrained) / MODEL, run.seed, variant)
     encoded = {name: Pairs(examples, tokenizer, longest(model)) for name, examples in sides.items()}
-    steps = run.epochs * -(-len(encoded["train"]) // run.batch)
+    steps = run.epochs * steps_per_epoch(len(encoded["train"]), run.batch)
     return train(
         model,
         plan_of(run, Path(out), steps, threads),
@@ -78,6 +80,8 @@ def run_glue(run: GlueRun, data: Path, out: Path, *, threads: int | None = None)
 
 def checked_variant(folder: Path) -> str:
     """The variant of the finished masked-language run in `folder`, or `InputError`."""
+    lost = (folder / SUMMARY).exists() and bool(read_json(folder / SUMMARY).get("diverged"))
+    require(not lost, f"The run in {folder} diverged; it left no model. Nearest: one of a smaller learning rate.")
     whole = all((folder / name).exists() for name in (RUN, SUMMARY, MODEL, TOKENIZER))
     nearest = "Nearest: the folder of one run, which has run.json, summary.json, model and tokenizer."
     require(whole, f"{folder} holds no finished masked-language run. {nearest}")
@@ -123,10 +127,16 @@ def plan_of(run: GlueRun, out: Path, steps: int, threads: int | None) -> Plan:
 
 
 def about(run: GlueRun, variant: str, sides: Mapping[str, Sequence[Example]]) -> dict[str, Any]:
-    """What it is, for its record."""
-    pretrained = {"pretrained": Path(run.pretrained).name, "variant": variant}
-    sizes = {"examples": {name: len(examples) for name, examples in sides.items()}}
-    return {"experiment": "glue", "task": run.task, "epochs": run.epochs, **pretrained, **sizes}
+    """What it is, for its record: the weights and the examples by their digests."""
+    weights = (Path(run.pretrained) / MODEL / "model.safetensors").read_bytes()
+    pretrained = {"pretrained": Path(run.pretrained).name, "variant": variant, "weights": digest(weights)}
+    data = {name: {"examples": len(some), "digest": digest(repr(some).encode())} for name, some in sides.items()}
+    return {"experiment": "glue", "task": run.task, "epochs": run.epochs, **pretrained, "data": data}
+
+
+def digest(content: bytes) -> str:
+    """SHA-256, hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
 
 
 class Pairs(torch.utils.data.Dataset[dict[str, Any]]):

@@ -10,7 +10,7 @@ All of them: Adam (0.9, 0.999), no weight decay, a linear warm-up and then a con
 no clipping. The seed decides initial weights, masks and the order of the data. λ and γ are trained in both shaped ones.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -143,9 +143,11 @@ def preset(name: str, **changes: Any) -> MlmConfig:
     return replace(config, warmup=min(config.warmup, max(1, config.steps // 10)))
 
 
-def grid(config: MlmConfig, source: str, variants: tuple[Variant, ...] = VARIANTS) -> Iterator[MlmRun]:
+def grid(
+    config: MlmConfig, source: str, variants: Sequence[Variant] = VARIANTS, seeds: Iterable[int] | None = None
+) -> Iterator[MlmRun]:
     """All runs of a configuration's grid; seeds outermost, so that a grid that is stopped early has whole seeds."""
-    for seed in range(config.seeds):
+    for seed in range(config.seeds) if seeds is None else seeds:
         for rate in config.learning_rates:
             for variant in variants:
                 for gamma in config.gammas if variant.startswith("shaped") else (0.0,):
