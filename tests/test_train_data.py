@@ -5,6 +5,8 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
+import time
 from itertools import pairwise
 from math import sqrt
 
@@ -17,12 +19,12 @@ from sklearn import metrics as sk
 from torch.utils.data import DataLoader
 
 from limitformer.errors import InputError
-from limitformer.train import sources
+from limitformer.train import sources, text_data
 from limitformer.train.corpus import Chained, Selected, hash_of, is_evaluation, read_corpus
 from limitformer.train.glue_data import Example, read_glue
 from limitformer.train.glue_metrics import score
 from limitformer.train.masking import IGNORED, MaskedCollator, uniforms
-from limitformer.train.sequences import packed, separate
+from limitformer.train.sequences import packed, read_packed, separate, write_packed
 from limitformer.train.tokenizer import LEAST, SPECIAL, ids_of, load_tokenizer, save_tokenizer, train_tokenizer
 
 VOCABULARY = 400
@@ -340,6 +342,59 @@ def test_packing_loses_fewer_tokens_than_one_sequence(programs, tokenizer, seque
     assert together.count(tokenizer.sep_token_id) in (len(programs) - 1, len(programs))
     assert [sequences[k]["example"] for k in range(len(sequences))] == list(range(len(sequences)))
     assert sequences.tokens.dtype == np.uint16
+
+
+def test_a_file_of_packed_documents_has_the_same_sequences(programs, tokenizer, sequences, tmp_path, monkeypatch):
+    monkeypatch.setattr("limitformer.train.sequences.BATCH", 5)
+    write_packed(tmp_path / "tokens.npy", programs, tokenizer, 128)
+    found = read_packed(tmp_path / "tokens.npy", 128)
+    assert isinstance(found.tokens, np.memmap)  # not in memory before they are asked for
+    assert found.tokens.dtype == sequences.tokens.dtype
+    np.testing.assert_array_equal(found.tokens, sequences.tokens)
+    assert len(found) == len(sequences)
+    assert torch.equal(found[3]["input_ids"], sequences[3]["input_ids"])
+    assert found[3]["input_ids"].dtype == torch.int64
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens.npy"]
+
+
+def test_files_of_tokens_that_are_too_short_or_damaged(programs, tokenizer, tmp_path):
+    with pytest.raises(InputError, match=r"length must be at most \d+, the tokens of these 1 documents; got 10000"):
+        write_packed(tmp_path / "short.npy", ["short"], tokenizer, 10000)
+    assert list(tmp_path.iterdir()) == []
+    write_packed(tmp_path / "tokens.npy", programs[:2], tokenizer, 128)
+    content = (tmp_path / "tokens.npy").read_bytes()
+    for damaged in (content[:-100], content[:50], b""):
+        (tmp_path / "tokens.npy").write_bytes(damaged)
+        with pytest.raises(InputError, match=r"tokens\.npy is damaged .*made again") as refused:
+            read_packed(tmp_path / "tokens.npy", 128)
+        assert "\n" not in str(refused.value)
+
+
+def test_two_that_begin_at_once_make_the_data_once(tmp_path, monkeypatch):
+    made = []
+
+    def slowly(corpus, vocabulary, length, folder):
+        made.append(folder)
+        time.sleep(0.3)
+        (folder / text_data.LAST).touch()
+
+    monkeypatch.setattr(text_data, "made", slowly)
+    both = [threading.Thread(target=text_data.make_alone, args=(None, 300, 8, tmp_path / "text")) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    assert made == [tmp_path / "text"]
+
+
+def test_waiting_for_the_main_process_has_an_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_data, "LONGEST", 0.1)
+    with pytest.raises(
+        InputError, match=r"has not written .*there\.npy in 0\.1 seconds.* disk that all machines share"
+    ):
+        text_data.wait_for(tmp_path / "there.npy")
+    (tmp_path / "there.npy").touch()
+    text_data.wait_for(tmp_path / "there.npy")
 
 
 def test_separate_documents_keep_their_beginning(programs, tokenizer):

@@ -1,5 +1,7 @@
 """The harness of all experiments: exact resuming, kills, damage, processes, and what it says of bad input."""
 
+import importlib
+import importlib.util
 import json
 import os
 import shutil
@@ -13,18 +15,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
-from limitformer.errors import InputError
+import limitformer.train
+from limitformer.errors import InputError, MissingExtraError
 from limitformer.nn import Gain
 from limitformer.train import checkpoints
+from limitformer.train.arguments import arguments
 from limitformer.train.batches import Batches
 from limitformer.train.evaluation import evaluate
-from limitformer.train.harness import Log, Plan, read_log, read_runs, train
+from limitformer.train.harness import Plan, read_runs, train
 from limitformer.train.interrupts import TrainingInterrupted
-from limitformer.train.log import curve
+from limitformer.train.log import Log, curve, read_log, read_table
 from limitformer.train.trainer import Run
 from train_program import BATCH, EXAMPLES, STEPS, At, Small, accuracy, collate, items, masked_run, plan_of, small_run
 
@@ -437,6 +442,91 @@ def test_the_log_serves_any_trainer(tmp_path):
     steps, _ = curve(log.table(), "loss")
     assert list(steps) == [2, 4]
     assert (tmp_path / "own.parquet").is_file()
+
+
+class Stop(At):
+    """Ends a Trainer as a crash does: after a checkpoint, and rows that none has."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(step, lambda: (_ for _ in ()).throw(OSError("crash")))
+
+
+def test_a_trainer_of_one_s_own_goes_on_with_its_log(tmp_path):
+    options = {"max_steps": 6, "save_steps": 2, "logging_steps": 1, "report_to": "none", "use_cpu": True}
+    arguments = TrainingArguments(output_dir=str(tmp_path), disable_tqdm=True, **options)
+
+    def trained(log: Log, others=(), resume=None) -> None:
+        trainer = Trainer(Small(0.0), arguments, collate, items(), callbacks=[*others, log])
+        trainer.train(resume_from_checkpoint=resume)
+
+    whole, log = Log(), Log(tmp_path / "own.parquet")
+    trained(whole)
+    with pytest.raises(OSError, match="crash"):
+        trained(log, [Stop(6)])
+    log.write()  # five steps, of which the checkpoint has four
+    assert max(curve(read_table(tmp_path / "own.parquet"), "loss")[0]) == 5
+    again = Log(tmp_path / "own.parquet")
+    trained(again, resume=str(tmp_path / "checkpoint-4"))
+    assert curve(read_table(tmp_path / "own.parquet"), "loss")[0].tolist() == [1, 2, 3, 4, 5, 6]
+    assert again.table().equals(whole.table())
+
+
+def test_a_second_process_is_kept_out(tmp_path):
+    (tmp_path / "run").mkdir()
+    with FileLock(tmp_path / "run" / ".lock"):
+        with pytest.raises(InputError, match=f"Another process is at work on this run: {tmp_path / 'run'}"):
+            small_run(tmp_path / "run", steps=6)
+        assert not (tmp_path / "run" / "run.json").exists()
+    assert small_run(tmp_path / "run", steps=6)["steps"] == 6
+    with FileLock(tmp_path / "run" / ".lock", timeout=0):  # free again
+        assert small_run(tmp_path / "run", steps=6)["steps"] == 6  # a finished run is only read
+
+
+def test_it_says_where_it_begins(tmp_path, capfd):
+    interrupted(tmp_path, 3)
+    said = capfd.readouterr().err
+    assert said.split("\n")[1] == "Finishing the step in work; Ctrl-C again to stop at once."
+    assert "Goes on" not in said
+    small_run(tmp_path)
+    assert capfd.readouterr().err == f"Goes on from step 3 of 50: {tmp_path}\n"
+    small_run(tmp_path)
+    assert capfd.readouterr().err == f"Was finished before: {tmp_path}\n"
+
+
+def test_other_processes_than_it_was_begun_with_are_named(tmp_path, capfd):
+    interrupted(tmp_path, 3)
+    content = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps(content | {"processes": 4}))
+    capfd.readouterr()
+    small_run(tmp_path)
+    line = "It was begun with 4 processes and has 1 now: the same run, but not to the last bit."
+    assert line in capfd.readouterr().err.splitlines()
+
+
+def test_runs_of_older_versions_have_the_defaults(tmp_path):
+    interrupted(tmp_path, 3)
+    content = json.loads((tmp_path / "run.json").read_text())
+    del content["plan"]["clip"]
+    (tmp_path / "run.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"clip is None there, 0\.5 here"):
+        small_run(tmp_path, clip=0.5)
+    assert small_run(tmp_path)["steps"] == STEPS
+
+
+def test_bf16_where_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: False)
+    with pytest.raises(InputError, match=r"bf16 cannot be had here: .*Nearest: bf16=False \(--no-bf16\)") as refused:
+        arguments(plan_of(tmp_path, bf16=True), evaluates=True)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("module", "package"), [("PIL", "pillow"), ("sklearn", "scikit-learn"), ("tensorboard",) * 2])
+def test_a_package_that_is_missing_is_named(module, package, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else found(name))
+    with pytest.raises(MissingExtraError, match=rf"needs {package}, .*pip install 'limitformer\[train\]'"):
+        importlib.reload(limitformer.train)
 
 
 def test_batches_are_permutations_shared_by_processes():

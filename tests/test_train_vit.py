@@ -18,9 +18,9 @@ from limitformer.figures.claims import Run
 from limitformer.train import cifar, vit
 from limitformer.train.autoaugment import OPERATIONS, POLICY, RANGES, augmented, by_policy
 from limitformer.train.batches import Batches
-from limitformer.train.harness import curve, read_log
 from limitformer.train.images import read_images
 from limitformer.train.interrupts import TrainingInterrupted
+from limitformer.train.log import curve, read_log
 from limitformer.train.vit import PRESETS, SphereStack, VisionTransformer, VitConfig, run_vit
 from statistics_checks import assert_same_law
 
@@ -83,6 +83,14 @@ def test_the_paper_s_parameters():
     config = PRESETS["paper"]
     said = (config.layers, config.dim, config.batch, config.epochs, config.warmup_epochs, config.sigma, config.augment)
     assert said == (128, 96, 128, 300, 8, 1.0, True)
+
+
+@pytest.mark.parametrize(("epochs", "warmup"), [(1, 0), (4, 1), (8, 2), (16, 2), (100, 2)])
+def test_a_shorter_run_warms_up_for_a_quarter_of_it_at_most(epochs, warmup, tmp_path):
+    config, _ = vit.changed(PRESETS["tiny"], {"epochs": epochs})
+    assert config.warmup_epochs == warmup
+    assert vit.plan_of(config, read_images("digits", None)[0], tmp_path, 0, {}).warmup == 44 * warmup
+    assert vit.changed(PRESETS["tiny"], {"epochs": 100, "warmup_epochs": 9})[0].warmup_epochs == 9
 
 
 @pytest.fixture(scope="module")
@@ -295,6 +303,8 @@ def test_the_batches_tell_the_images_their_epoch(tmp_path):
         ({"depth": 3}, "A preset has .*layers.*; got depth"),
         ({"layers": 0}, "layers must be at least 1"),
         ({"patch": 3}, "patch must divide the images' 8 pixels; got 3. Nearest: 2"),
+        ({"epochs": 1, "warmup_epochs": 2}, "warmup_epochs must be at most epochs = 1; got 2. Nearest: 1"),
+        ({"epochs": 0}, "epochs must be at least 1"),
         ({"augment": True}, "the digits have none"),
         ({"sigma": 0.0}, "sigma must be positive"),
         ({"preset": "paper"}, "CIFAR-10 needs the folder"),

@@ -1,5 +1,6 @@
 """What the terminal shows of long work: nothing for two seconds, then a bar; and a word before a first compilation."""
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -15,9 +16,23 @@ PATIENCE = 2.0  # seconds before progress is shown
 T = TypeVar("T")
 
 
+def hide() -> None:
+    """Show no progress in this process, one of several that share a terminal."""
+    global PATIENCE
+    PATIENCE = math.inf
+
+
+def say(line: str) -> None:
+    """One line on stderr, as it is."""
+    Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def announced(message: str) -> Iterator[None]:
     """Say `message` on the terminal if the block takes more than a second."""
+    if math.isinf(PATIENCE):
+        yield
+        return
     timer = threading.Timer(1.0, lambda: Console(stderr=True).print(f"{message} …", style="dim"))
     timer.daemon = True
     timer.start()

@@ -6,8 +6,6 @@ leaves open), trained from V that is the identity and shared by all layers (cons
 `limitformer train vit`.
 """
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +13,18 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from scipy.stats import t
 
 from limitformer.errors import require
 from limitformer.figures.claims import Claim, Run
+from limitformer.figures.language_runs import check_alike, runs_of, student
 from limitformer.plot import panels
+from limitformer.train.log import curve, read_log
 
 COLOURS = {"constant": "#CC2A8F", "random": "#6A3D9A"}  # magenta and violet, as in the paper
 VARIANTS = ("constant", "random")
+PLACE = ("variant", "seed", "preset")  # of a run; all else must be the same, whatever the preset is called
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,100 +41,93 @@ quick = paper
 
 
 def compute(config: Config, run: Run) -> xr.Dataset:
-    """What `from_runs` finds; the seed of `run` plays no part."""
-    require(
-        run.runs is not None, "The figure is drawn from finished runs of `limitformer train vit`: give their folder."
-    )
-    assert run.runs is not None
-    return from_runs(run.runs)
-
-
-def from_runs(folder: str | Path) -> xr.Dataset:
     """`accuracy` and `loss` (variant, seed, epoch) on the held-out images, of the seeds that both variants have.
+
+    `diverged` (variant,) is how many runs did; a seed of which one did is left out.
 
     Raises:
         InputError: no finished runs of the experiment, one variant alone, or runs of different settings.
     """
-    from limitformer.train.harness import read_runs  # needs the extra `train`
-
-    runs = [run for run in read_runs(folder) if run.about.get("experiment") == "vit"]
-    require(bool(runs), f"The finished runs in {folder} are of other experiments. Nearest: limitformer train vit.")
-    check_alike(runs, folder)
-    whole = {(run.about["variant"], run.about["seed"]): run.path for run in runs if not run.summary["diverged"]}
-    seeds = sorted(seed for variant, seed in whole if variant == "random" and ("constant", seed) in whole)
+    runs = runs_of("vit", run)
+    check_alike(runs, run.runs, PLACE)
+    whole = {(one.about["variant"], one.about["seed"]): one.path for one in runs if not one.summary["diverged"]}
     found = {variant: sorted(seed for one, seed in whole if one == variant) for variant in VARIANTS}
+    gone = {
+        name: sum(bool(one.summary["diverged"]) for one in runs if one.about["variant"] == name) for name in VARIANTS
+    }
+    seeds = [seed for seed in found["random"] if seed in found["constant"]]
     require(
         bool(seeds),
-        f"The figure compares two variants with the same seed; {folder} has finished seeds {found['constant']} of "
-        f"constant and {found['random']} of random. Nearest: run the other variant.",
+        f"The figure compares two variants with the same seed; {run.runs} has finished seeds {found['constant']} of "
+        f"constant and {found['random']} of random ({sum(gone.values())} diverged). Nearest: run the other variant.",
     )
-    curves = [[curves_of(whole[variant, seed]) for seed in seeds] for variant in VARIANTS]
-    accuracy, loss = ([[one[k] for one in row] for row in curves] for k in (0, 1))
-    return dataset(accuracy, loss, seeds, runs[0].about, len(runs) - len(whole))
+    curves = np.array([[curves_of(whole[variant, seed]) for seed in seeds] for variant in VARIANTS])
+    return dataset(curves, seeds, runs[0].about, list(gone.values()))
 
 
-def check_alike(runs: Sequence[Any], folder: str | Path) -> None:
-    """Raise `InputError` unless all runs have the same settings and data."""
-    settings = {json.dumps([run.about["config"], run.about["data"]], sort_keys=True): run.path for run in runs}
-    names = ", ".join(str(path) for path in list(settings.values())[:2])
-    require(
-        len(settings) == 1,
-        f"The runs in {folder} have {len(settings)} different settings or data, such as {names}. "
-        "Nearest: a folder with runs of one preset.",
-    )
+def from_runs(folder: str | Path) -> xr.Dataset:
+    """`compute` of the runs in `folder`."""
+    return compute(paper(), Run(seed=0, threads=None, runs=Path(folder)))
 
 
-def curves_of(path: Path) -> tuple[Any, Any]:
-    """Accuracy and loss at the end of each epoch (epoch,)."""
-    from limitformer.train.harness import curve, read_log
-
+def curves_of(path: Path) -> list[NDArray[np.float64]]:
+    """Accuracy and loss at the end of each epoch (2, epoch)."""
     log = read_log(path)
-    return curve(log, "eval_accuracy")[1], curve(log, "eval_loss")[1]
+    return [curve(log, "eval_accuracy")[1], curve(log, "eval_loss")[1]]
 
 
-def dataset(accuracy: Any, loss: Any, seeds: list[int], about: Any, diverged: int) -> xr.Dataset:
-    """The Dataset, with what was run among its attributes."""
+def dataset(curves: NDArray[np.float64], seeds: list[int], about: Any, diverged: list[int]) -> xr.Dataset:
+    """Curves (variant, seed, 2, epoch) as a Dataset, with what was run among its attributes."""
     config, axes = about["config"], ("variant", "seed", "epoch")
     kept = ("data", "layers", "dim", "patch", "beta", "sigma", "batch", "learning_rate", "epochs")
-    scale = {name: config[name] for name in kept}
-    attributes = {**scale, "preset": about["preset"], "training": about["examples"]["training"], "diverged": diverged}
-    epochs = np.arange(1, np.shape(accuracy)[-1] + 1)
+    scale = {name: config[name] for name in kept} | {"preset": about["preset"]}
+    parts = {
+        "accuracy": (axes, curves[:, :, 0], {"units": "1"}),
+        "loss": (axes, curves[:, :, 1], {"units": "nat"}),
+        "diverged": ("variant", diverged),
+    }
+    epochs = np.arange(1, curves.shape[-1] + 1)
     return xr.Dataset(
-        {"accuracy": (axes, accuracy, {"units": "1"}), "loss": (axes, loss, {"units": "nat"})},
+        parts,
         coords={"variant": list(VARIANTS), "seed": seeds, "epoch": epochs},
-        attrs={**attributes, "held_out": about["examples"]["held_out"]},
+        attrs={**scale, "training": about["examples"]["training"], "held_out": about["examples"]["held_out"]},
     )
 
 
 def difference(data: xr.Dataset, name: str) -> tuple[float, float]:
-    """Random minus constant after the last epoch, its mean over seeds and the standard error of that; ∞ for one seed.
+    """Random minus constant after the last epoch: its mean over seeds, and half the width of its 95 % interval.
 
     The seeds of a pair share the order of the data and the initial patches, so what is averaged is the difference.
     """
     last = data[name].isel(epoch=-1)
-    differences = last.sel(variant="random").values - last.sel(variant="constant").values
-    number = len(differences)
-    return float(differences.mean()), float(differences.std(ddof=1) / number**0.5) if number > 1 else float("inf")
+    return student(last.sel(variant="random").values, last.sel(variant="constant").values)
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """The paper's claim, as the difference of two means in standard errors; and what it is made of."""
+    """The paper's claim, as the mean of differences seed by seed; and what it is made of."""
     last = data["accuracy"].isel(epoch=-1)
-    mean, error = difference(data, "accuracy")
     whole = data["accuracy"].mean(("seed", "epoch"))
-    seeds = data.sizes["seed"]
     return [
-        Claim(
-            f"final accuracy, random minus constant, mean of {seeds} seeds (standard error {error:.4f}); "
-            "the paper: random is better; it holds if two standard errors above 0",
-            mean,
-            bool(mean > 2 * error),
-        ),
+        better(data),
         *[Claim(f"mean final accuracy, {name}", float(last.sel(variant=name).mean())) for name in VARIANTS],
         *[Claim(f"accuracy, mean over all epochs, {name}", float(whole.sel(variant=name))) for name in VARIANTS],
         Claim("final loss, random minus constant", difference(data, "loss")[0]),
-        Claim("runs that diverged and are left out", float(data.attrs["diverged"])),
+        *[
+            Claim(f"{name} runs that diverged and are left out", float(data["diverged"].sel(variant=name)))
+            for name in VARIANTS
+        ],
     ]
+
+
+def better(data: xr.Dataset) -> Claim:
+    """Whether random values are better than constant ones by more than the seeds differ; one seed cannot tell."""
+    seeds, (mean, half) = data.sizes["seed"], difference(data, "accuracy")
+    error = half / t.ppf(0.975, max(1, seeds - 1))
+    name = (
+        f"final accuracy, random minus constant, mean of {seeds} seed{'s' * (seeds > 1)} (standard error {error:.4f}); "
+        f"the paper: random is better; it holds if the 95 % interval, ± {half:.4f}, is above 0"
+    )
+    return Claim(name, mean, bool(mean > half) if seeds > 1 else None)
 
 
 def draw(data: xr.Dataset) -> Figure:
@@ -151,8 +147,8 @@ def draw(data: xr.Dataset) -> Figure:
 def title(data: xr.Dataset) -> str:
     """What was run."""
     names = {"digits": "digits of scikit-learn", "cifar10": "CIFAR-10"}
-    about, seeds = data.attrs, data.sizes["seed"]
+    about, seeds, gone = data.attrs, data.sizes["seed"], int(data["diverged"].sum())
     return (
         f"{names[about['data']]}, {about['layers']} layers, d = {about['dim']}, β = {about['beta']:g}, "
-        f"{seeds} seed{'s' * (seeds > 1)}: mean and range"
+        f"{seeds} seed{'s' * (seeds > 1)}: mean and range" + (f"; {gone} diverged" if gone else "")
     )

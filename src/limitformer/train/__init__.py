@@ -1,14 +1,27 @@
 """Experiments of both papers that train networks, on the Trainer of Hugging Face."""
 
+from importlib.util import find_spec as _find_spec
+
 from limitformer.errors import MissingExtraError
 
-try:
-    import accelerate as _accelerate  # noqa: F401
-    import datasets as _datasets  # noqa: F401
-    import torch as _torch  # noqa: F401
-    import transformers as _transformers  # noqa: F401
-except ModuleNotFoundError as error:
-    raise MissingExtraError(error.name or "transformers", "train") from error
+# All of the extra, by the names that `import` and `pip` have for them: some are imported late, in the middle of a run.
+if _missing := [
+    package
+    for module, package in {
+        "torch": "torch",
+        "transformers": "transformers",
+        "accelerate": "accelerate",
+        "datasets": "datasets",
+        "tokenizers": "tokenizers",
+        "pyarrow": "pyarrow",
+        "tensorboard": "tensorboard",
+        "sklearn": "scikit-learn",
+        "PIL": "pillow",
+        "filelock": "filelock",
+    }.items()
+    if _find_spec(module) is None
+]:
+    raise MissingExtraError(_missing[0], "train")
 
 from limitformer.train.callbacks import Correlation as Correlation
 from limitformer.train.callbacks import Entropy as Entropy

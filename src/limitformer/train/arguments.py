@@ -3,14 +3,33 @@
 import torch
 from transformers import TrainingArguments
 
+from limitformer.errors import InputError
 from limitformer.train.plan import Plan, processes
 
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
 
 def arguments(plan: Plan, evaluates: bool) -> TrainingArguments:
-    """The plan in the Trainer's words; it prints nothing and reports to nobody."""
-    found = TrainingArguments(
+    """The plan in the Trainer's words; it prints nothing and reports to nobody.
+
+    Raises:
+        InputError: bf16 on a device that has none.
+    """
+    try:
+        found = made(plan, evaluates)
+    except ValueError as error:
+        if not plan.bf16:
+            raise
+        reason = str(error).splitlines()[0]
+        raise InputError(f"bf16 cannot be had here: {reason} Nearest: bf16=False (--no-bf16).") from error
+    if found.n_gpu > 1:  # without a launcher one process takes one GPU: `DataParallel` would multiply the batch
+        found._n_gpu = 1
+    return found
+
+
+def made(plan: Plan, evaluates: bool) -> TrainingArguments:
+    """The same, with whatever the Trainer says of it."""
+    return TrainingArguments(
         output_dir=str(plan.folder / "checkpoints" / "unfinished"),
         max_steps=plan.steps,
         per_device_train_batch_size=plan.batch // processes(),
@@ -35,6 +54,3 @@ def arguments(plan: Plan, evaluates: bool) -> TrainingArguments:
         dataloader_num_workers=0,
         dataloader_pin_memory=False,
     )
-    if found.n_gpu > 1:  # without a launcher one process takes one GPU: `DataParallel` would multiply the batch
-        found._n_gpu = 1
-    return found

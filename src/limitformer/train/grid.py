@@ -1,19 +1,37 @@
-"""Many runs of an experiment, one after the other or on several processes; each goes on where it stopped."""
+"""Many runs of an experiment, one after the other or on several processes; each goes on where it stopped.
+
+A run that fails does not end the others: its error is its outcome. Each worker has a pipe of its own. It gets its runs
+through it, and stops its run at the next step, with a checkpoint, when anything else comes: the word of its parent that
+heard Ctrl-C, or the end of the pipe, if the parent was killed.
+"""
 
 import os
 import signal
-import sys
+import threading
+import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import partial
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing import get_context
-from typing import Any, TypeVar
+from multiprocessing.connection import Connection, wait
+from typing import Any, Generic, TypeVar
 
-from limitformer.errors import require, require_count
+import datasets
+import torch
+from transformers.utils import logging
+
+from limitformer import progress
+from limitformer.errors import InputError, MissingExtraError, require, require_count
+from limitformer.sweep.processes import deaf_to_interrupts
+from limitformer.train.interrupts import TrainingInterrupted, obey, tell
 from limitformer.train.plan import processes
 
 Run = TypeVar("Run")
 Summary = Mapping[str, float]
+DEVICES = "CUDA_VISIBLE_DEVICES"
+# A new interpreter for each worker: a fork of a process with threads may never wake up.
+spawning: Any = get_context("spawn")
 
 
 class GridInterrupted(KeyboardInterrupt):
@@ -24,59 +42,208 @@ class GridInterrupted(KeyboardInterrupt):
 
 def run_all(
     runs: Sequence[Run], function: Callable[[Run], Summary], *, workers: int = 1
-) -> Iterator[tuple[Run, Summary]]:
-    """(run, function(run)) of each, as they end; a run that fails ends the rest with its error.
+) -> Iterator[tuple[Run, Summary | InputError]]:
+    """(run, function(run)) of each, as they end; of a run that fails or whose worker is killed, (run, error).
+
+    Several processes of one run (torchrun) must stay in step: there, the first failure ends all.
 
     Args:
         runs: what `function` takes; both go to other processes by pickle.
         function: makes one run.
-        workers: processes; with 1, this one does it.
+        workers: processes; with 1, this one does it. Of several GPUs, each worker has its own, in turn.
 
     Raises:
         InputError: several workers within several processes of one run.
-        KeyboardInterrupt: Ctrl-C; each worker has saved a checkpoint.
+        TrainingInterrupted, GridInterrupted: Ctrl-C; what was done is saved.
     """
     workers = require_count("workers", workers)
     require(workers == 1 or processes() == 1, "With torchrun each run has all processes; workers must be 1.")
-    if workers == 1:
-        yield from ((run, function(run)) for run in runs)
+    if min(workers, len(runs)) <= 1:
+        yield from one_by_one(runs, function)
         return
-    # A new interpreter for each worker: a fork of a process with threads may never wake up.
-    with ProcessPoolExecutor(min(workers, len(runs)), mp_context=get_context("spawn"), initializer=quiet) as pool:
-        waiting = {pool.submit(partial(function, run)): run for run in runs}
+    crew = Crew(runs, function)
+    with crew.at_work(min(workers, len(runs))):
+        yield from crew.outcomes()
+
+
+def one_by_one(runs: Sequence[Run], function: Callable[[Run], Summary]) -> Iterator[tuple[Run, Summary | InputError]]:
+    """All runs, in this process."""
+    for run in runs:
         try:
-            for future in as_completed(waiting):
-                yield waiting[future], future.result()
-        except KeyboardInterrupt as error:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise GridInterrupted("Interrupted; each run has saved where it was. Start it again to go on.") from error
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
+            outcome = function(run) if processes() > 1 else outcome_of(function, run)
+        except TrainingInterrupted:
             raise
+        except KeyboardInterrupt as error:
+            line = "Interrupted at once; what was saved before stays. Start it again to go on."
+            raise GridInterrupted(line) from error
+        yield run, outcome
 
 
-def quiet() -> None:
-    """A worker shows no bars of its own, and hears Ctrl-C like its parent."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+def outcome_of(function: Callable[[Run], Summary], run: Run) -> Summary | InputError:
+    """The summary of a run, or why there is none; an error that nobody foresaw shows where it came from."""
+    try:
+        return function(run)
+    except (InputError, MissingExtraError) as error:
+        return InputError(str(error))
+    except Exception as error:  # noqa: BLE001 (a night's grid must not end with one run)
+        traceback.print_exc()
+        return InputError(f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
-def rows_of(finished: Sequence[tuple[Any, Summary]]) -> list[dict[str, Any]]:
-    """One row for each variant, γ and learning rate: how many seeds, the losses' mean and spread, how many diverged."""
-    groups: dict[tuple[str, float, float], list[Summary]] = {}
-    for run, summary in finished:
-        groups.setdefault((run.variant, run.gamma, run.learning_rate), []).append(summary)
-    return [row_of(*key, summaries) for key, summaries in sorted(groups.items())]
+def serve(connection: Connection, function: Callable[[Any], Summary], device: str | None) -> None:
+    """A worker: runs come in, what became of them goes out. It shows no bars, but what else it says is seen."""
+    obey(connection.poll)  # between a run and its outcome, nothing comes but the word to stop, or the pipe's end
+    if device is not None:
+        os.environ[DEVICES] = device
+    progress.hide()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    with suppress(EOFError, OSError):  # the parent is gone
+        while (message := connection.recv()) is not None:
+            connection.send(reply_to(function, *message))
 
 
-def row_of(variant: str, gamma: float, rate: float, summaries: list[Summary]) -> dict[str, Any]:
-    """The row of one group; losses over the runs that did not diverge."""
-    ended = [one for one in summaries if not one["diverged"]]
-    row: dict[str, Any] = {"variant": variant, "gamma": gamma, "learning_rate": rate, "seeds": len(summaries)}
-    row["diverged"] = len(summaries) - len(ended)
-    for name in ("train_loss", "eval_loss"):
-        values = [one[name] for one in ended]
-        mean = sum(values) / len(values) if values else float("nan")
-        spread = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5 if len(values) > 1 else 0.0
-        row |= {name: mean, f"{name}_sd": spread}
-    return row
+def reply_to(function: Callable[[Any], Summary], run: Any) -> Summary | InputError | TrainingInterrupted:
+    """The outcome of a run, or that it was stopped and saved."""
+    try:
+        return outcome_of(function, run)
+    except TrainingInterrupted as stopped:
+        return stopped
+
+
+def gpus() -> list[str]:
+    """The GPUs that are to be used, by the names that CUDA has for them; [] if there are none."""
+    given = os.environ.get(DEVICES)
+    if given is not None:
+        return [name for name in given.split(",") if name]
+    return [str(k) for k in range(torch.cuda.device_count())]
+
+
+@dataclass
+class Worker:
+    """A process, its place among the workers, its pipe, and the run that it has."""
+
+    place: int
+    process: Any
+    connection: Connection
+    run: Any
+
+    def tell(self, message: Any) -> None:
+        """Send; one that has just died will be noticed where it is listened to."""
+        with suppress(OSError):
+            self.connection.send(message)
+
+
+class Crew(Generic[Run]):
+    """The workers of a grid, the runs that wait for one, and how often Ctrl-C was heard.
+
+    Attributes:
+        everyone, workers: all workers, and those with a run.
+        saved, lost: runs that Ctrl-C stopped at a step, and those that it ended at once.
+    """
+
+    def __init__(self, runs: Sequence[Run], function: Callable[[Run], Summary]) -> None:
+        self.waiting, self.function, self.devices = deque(runs), function, gpus()
+        self.everyone: list[Worker] = []
+        self.workers: list[Worker] = []
+        self.heard = self.saved = self.lost = 0
+
+    @contextmanager
+    def at_work(self, count: int) -> Iterator[None]:
+        """So many workers; all have ended at the end of the block, and saved what they had in work."""
+        ours = threading.current_thread() is threading.main_thread()  # no other has a handler
+        before = signal.signal(signal.SIGINT, self.hear) if ours else None
+        try:
+            for place in range(count):
+                self.employ(place)
+            yield
+        finally:
+            self.stop()
+            for worker in self.everyone:
+                worker.process.join()
+            if ours:
+                signal.signal(signal.SIGINT, before)
+
+    def hear(self, number: int, frame: Any) -> None:
+        """Ctrl-C: stop at the next step; a second one: at once."""
+        self.heard += 1
+        if self.heard == 1:
+            tell("Finishing the steps in work; Ctrl-C again to stop at once.")
+            self.stop()
+        else:
+            for worker in self.everyone:
+                worker.process.terminate()
+
+    def stop(self) -> None:
+        """Ask all workers to save their runs and to end."""
+        for worker in self.everyone:
+            worker.tell(None)
+
+    def employ(self, place: int, worker: Worker | None = None) -> None:
+        """Give the next run to a worker, or to a new one; if there is none, the worker ends."""
+        with deaf_to_interrupts():  # which a new process inherits: also before it can say so itself
+            if self.heard or not self.waiting:
+                if worker is not None:
+                    worker.tell(None)
+                return
+            run = self.waiting.popleft()
+            worker = self.start(place, run) if worker is None else worker
+            worker.run = run
+            self.workers.append(worker)
+            worker.tell((run,))
+
+    def start(self, place: int, run: Run) -> Worker:
+        """A new process."""
+        ours, theirs = spawning.Pipe()
+        device = self.devices[place % len(self.devices)] if self.devices else None
+        process = spawning.Process(target=serve, args=(theirs, self.function, device), daemon=True)
+        process.start()
+        theirs.close()
+        self.everyone.append(Worker(place, process, ours, run))
+        return self.everyone[-1]
+
+    def outcomes(self) -> Iterator[tuple[Run, Summary | InputError]]:
+        """What becomes of the runs, as they end."""
+        while self.workers:
+            ready = wait([worker.connection for worker in self.workers])
+            for worker in [one for one in self.workers if one.connection in ready]:
+                run, outcome = worker.run, self.outcome(worker)
+                if outcome is not None:
+                    yield run, outcome
+        if self.heard:
+            raise GridInterrupted(self.account())
+
+    def outcome(self, worker: Worker) -> Summary | InputError | None:
+        """What a worker has to say, None if its run was interrupted; then it gets the next one."""
+        self.workers.remove(worker)
+        try:
+            found = worker.connection.recv()
+        except (EOFError, OSError):
+            worker.process.join()
+            self.lost += self.heard > 1
+            self.employ(worker.place)
+            return None if self.heard > 1 else InputError(died(worker.process.exitcode))
+        self.employ(worker.place, worker)
+        stopped = isinstance(found, TrainingInterrupted)
+        self.saved += stopped
+        return None if stopped else found
+
+    def account(self) -> str:
+        """What Ctrl-C has left."""
+        parts = [
+            f"{self.saved} stopped and saved" if self.saved else "",
+            f"{self.lost} ended at once, which go on from their last checkpoints" if self.lost else "",
+            f"{len(self.waiting)} not begun" if self.waiting else "",
+        ]
+        told = ", ".join(part for part in parts if part)
+        return f"Interrupted{f'; runs: {told}' if told else ''}. Start it again to go on."
+
+
+def died(code: int) -> str:
+    """Why a worker is no more."""
+    if code < 0:
+        reason = f"was killed by {signal.Signals(-code).name} (out of memory? fewer workers need less)"
+    else:
+        reason = f"ended with code {code} (in a script, run_all belongs below `if __name__ == '__main__':`)"
+    return f"Its process {reason}. Started again, it goes on from its last checkpoint."

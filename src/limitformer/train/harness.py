@@ -20,23 +20,23 @@ To the Trainer, a run is one long epoch: `state.epoch` is the fraction of the ru
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from torch import nn
 from transformers import TrainerCallback
 from transformers.utils import logging
 
-from limitformer.errors import require
+from limitformer.errors import InputError, require
+from limitformer.progress import say
 from limitformer.results import check_writable
 from limitformer.train import runs
 from limitformer.train.batches import steps_per_epoch
 from limitformer.train.evaluation import Metrics
 from limitformer.train.interrupts import deferred
-from limitformer.train.log import Log as Log
-from limitformer.train.log import curve as curve
-from limitformer.train.log import read_log as read_log
-from limitformer.train.plan import Plan, processes
+from limitformer.train.plan import Plan, processes, rank
 from limitformer.train.runs import FinishedRun as FinishedRun
 from limitformer.train.runs import read_runs as read_runs
 from limitformer.train.trainer import Collate, Run
@@ -73,15 +73,18 @@ def train(
         twice the first one. Losses and metrics of a run that diverged are NaN.
 
     Raises:
-        InputError: another run in the folder, a batch that the processes cannot share, too few data.
+        InputError: another run in the folder, a batch that the processes cannot share, too few data, another
+            process at work on the run.
         TrainingInterrupted: Ctrl-C; a checkpoint is there.
     """
     check(plan, train_data, eval_data)
     known = runs.opened(plan, about)
     if known is not None:
+        if rank() == 0:
+            say(f"Was finished before: {plan.folder}")
         return known
     check_writable(plan.folder)
-    with quiet(), threads(plan.threads), deferred() as interrupt:
+    with alone(plan.folder), quiet(), threads(plan.threads), deferred() as interrupt:
         run = Run(model, plan, train_data, eval_data, collate, list(callbacks), compute_metrics, eval_collate)
         run.watch.interrupt = interrupt
         return run.whole(about)
@@ -97,6 +100,24 @@ def check(plan: Plan, train_data: Any, eval_data: Any) -> None:
         f"{number} processes must divide the batch; got batch={plan.batch}. "
         f"Nearest: {max(1, plan.batch // number) * number}.",
     )
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Nobody else works on the run in the block; the system frees the lock of a process that was killed."""
+    if rank() > 0:
+        yield
+        return
+    lock = FileLock(folder / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        nearest = "Nearest: wait until it has ended, or another folder."
+        raise InputError(f"Another process is at work on this run: {folder}. {nearest}") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

@@ -1,42 +1,74 @@
 """Ctrl-C between two steps: the step in work is finished and saved first; a second Ctrl-C ends it at once."""
 
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from limitformer.train.plan import rank
+
+ORDERS: list[Callable[[], bool]] = []  # in a worker of a grid: whether its parent wants it to stop
+
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C during training; what was done is in a checkpoint."""
+    """Ctrl-C during training; what was done is in a checkpoint. It goes between processes, so all of it is in `args`.
+
+    Args:
+        folder: of the run.
+        step, steps: those done, and those planned.
+    """
 
     resumes = True
 
     def __init__(self, folder: Path, step: int, steps: int) -> None:
-        super().__init__(f"Interrupted at step {step} of {steps}, which is saved; start it again to go on: {folder}")
+        super().__init__(folder, step, steps)
+
+    def __str__(self) -> str:
+        folder, step, steps = self.args
+        return f"Interrupted at step {step} of {steps}, which is saved; start it again to go on: {folder}"
 
 
 @dataclass
 class Interrupt:
-    """Whether Ctrl-C was heard."""
+    """Whether Ctrl-C was heard, here or by the parent of a worker."""
 
-    heard: bool = False
+    noted: bool = False
+
+    @property
+    def heard(self) -> bool:
+        """Whether the run should stop after this step."""
+        return self.noted or any(asked() for asked in ORDERS)
+
+
+def obey(asked: Callable[[], bool]) -> None:
+    """Make this process a worker: it does not hear Ctrl-C, and its runs stop when `asked` says so."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ORDERS[:] = [asked]
+
+
+def tell(line: str) -> None:
+    """One line on stderr from within a handler of signals, where a stream may be in the middle of a write."""
+    os.write(2, f"\n{line}\n".encode())
 
 
 @contextmanager
 def deferred() -> Iterator[Interrupt]:
-    """In the block, a first Ctrl-C is only noted; in a thread, which hears none, nothing changes."""
+    """In the block, a first Ctrl-C is only noted; in a thread or a worker, which hear none, nothing changes."""
     interrupt = Interrupt()
-    if threading.current_thread() is not threading.main_thread():
+    if ORDERS or threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
     before = signal.getsignal(signal.SIGINT)
 
     def note(number: int, frame: Any) -> None:
-        interrupt.heard = True
+        interrupt.noted = True
         signal.signal(signal.SIGINT, before)
+        if rank() == 0:
+            tell("Finishing the step in work; Ctrl-C again to stop at once.")
 
     signal.signal(signal.SIGINT, note)
     try:

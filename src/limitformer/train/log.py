@@ -29,7 +29,8 @@ class Log(TrainerCallback):
     Rows belong to steps: a callback records at the end of a step, at a log or an evaluation, and not when training
     begins, which a run that resumes goes through again. One log serves one run.
 
-    In a Trainer of one's own it goes among the callbacks, and writes `path` at each checkpoint and at the end.
+    In a Trainer of one's own it goes among the callbacks, and writes `path` at each checkpoint and at the end; when
+    that Trainer resumes, it begins with the rows of `path` up to the Trainer's step.
 
     Args:
         path: of the Parquet file.
@@ -69,6 +70,12 @@ class Log(TrainerCallback):
         """Begin with the rows of `table` up to `step`."""
         kept = table.filter(pc.less_equal(table["step"], step))
         self.columns = {name: kept[name].to_pylist() for name in SCHEMA.names}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """When a Trainer of one's own resumes, what was written before; in our harness, the rows are there already."""
+        ours = state.is_world_process_zero and state.global_step > 0 and not self.columns["step"]
+        if ours and self.path is not None and Path(self.path).is_file():
+            self.restore(read_table(Path(self.path)), state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **others: Any) -> None:
         """The Trainer's own numbers, without what it says of its speed."""
@@ -117,6 +124,7 @@ def curve(log: pa.Table, name: str, layer: int = -1, head: int = -1) -> tuple[ND
     """
     chosen = pc.and_(pc.equal(log["layer"], layer), pc.equal(log["head"], head))
     rows = log.filter(pc.and_(chosen, pc.equal(log["name"], name)))
-    names = ", ".join(sorted(set(log["name"].to_pylist())))
-    require(rows.num_rows > 0, f"The log has no {name!r} at layer {layer}, head {head}; it has {names or 'no rows'}.")
+    if rows.num_rows == 0:
+        names = ", ".join(sorted(pc.unique(log["name"]).to_pylist())) or "no rows"
+        raise InputError(f"The log has no {name!r} at layer {layer}, head {head}; it has {names}.")
     return rows["step"].to_numpy(), rows["value"].to_numpy()

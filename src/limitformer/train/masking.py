@@ -23,10 +23,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from limitformer.errors import require, require_count, require_real
+from limitformer.train.evaluation import IGNORED as IGNORED
 
 SHARE = 0.15
 MASKED, REPLACED = 0.8, 0.1
-IGNORED = -100  # what cross-entropy in torch leaves out
 
 Ids = NDArray[np.int64]
 

@@ -3,7 +3,7 @@
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
 from math import isfinite, nan
@@ -79,10 +79,13 @@ def plain(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """What differs that changes results: "learning_rate is 0.1 there, 0.2 here"."""
-    lines = []
-    for part in ("about", "plan"):
-        there, here = (dict(run.get(part, {})) for run in (found, wanted))
+    """What differs that changes results: "learning_rate is 0.1 there, 0.2 here".
+
+    A run of an older version may lack a field of the plan: it did what the field's default does.
+    """
+    lines, defaults = [], {field.name: field.default for field in fields(Plan) if field.default is not MISSING}
+    for part, known in (("about", {}), ("plan", defaults)):
+        there, here = (known | dict(run.get(part, {})) for run in (found, wanted))
         names = [name for name in {**here, **there} if part == "about" or name not in FREE]
         lines += [
             f"{name} is {there.get(name, 'missing')!r} there, {here.get(name, 'missing')!r} here"

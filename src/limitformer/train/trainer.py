@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from safetensors.torch import save_model
 from torch import nn
 from torch.utils.data import DataLoader
@@ -17,6 +16,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from limitformer.errors import InputError
 from limitformer.nn import without_decay
+from limitformer.progress import say
 from limitformer.results import write_whole
 from limitformer.train import checkpoints, runs
 from limitformer.train.arguments import arguments
@@ -25,7 +25,7 @@ from limitformer.train.checkpoints import Checkpoint
 from limitformer.train.evaluation import Metrics, evaluate
 from limitformer.train.interrupts import TrainingInterrupted
 from limitformer.train.log import FILE, Log, curve, read_table
-from limitformer.train.plan import Plan
+from limitformer.train.plan import Plan, processes
 from limitformer.train.watch import Watch
 
 WEIGHTS = "weights.pt"
@@ -79,7 +79,7 @@ class Run(Trainer):
         self.accelerator.wait_for_everyone()  # nobody writes while another still looks
         if self.is_world_process_zero():
             runs.write_run(self.plan, about)
-            self.warn(found, damaged)
+            self.announce(found, damaged)
             shutil.rmtree(self.args.output_dir, ignore_errors=True)  # what an earlier process left half-written
         self.resume(found)
         try:
@@ -108,13 +108,18 @@ class Run(Trainer):
             board: Any = SummaryWriter(str(self.plan.folder / "tensorboard"), purge_step=step + 1 if step else None)
             self.rows.board = board
 
-    def warn(self, found: Checkpoint | None, damaged: list[Path]) -> None:
-        """Say which checkpoints are of no use."""
+    def announce(self, found: Checkpoint | None, damaged: list[Path]) -> None:
+        """Say where it goes on, which checkpoints are of no use, and whether the processes are other ones."""
         if damaged:
             names = ", ".join(path.name for path in damaged)
             start = "the beginning" if found is None else found.folder.name
-            line = f"Damaged: {names} in {self.kept}. The run goes on from {start}."
-            Console(stderr=True).print(line, highlight=False, soft_wrap=True)
+            say(f"Damaged: {names} in {self.kept}. The run goes on from {start}.")
+        if found is None:
+            return
+        say(f"Goes on from step {found.step} of {self.plan.steps}: {self.plan.folder}")
+        before, now = runs.read_json(self.plan.folder / runs.RUN).get("processes", processes()), processes()
+        if before != now:
+            say(f"It was begun with {before} processes and has {now} now: the same run, but not to the last bit.")
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches in an order of our own, the same for any number of processes."""

@@ -166,8 +166,15 @@ def changed(config: VitConfig, changes: Mapping[str, Any]) -> tuple[VitConfig, d
     ours, plans = {field.name for field in fields(VitConfig)}, ("threads", "tensorboard", "keep_checkpoints")
     unknown = sorted(set(changes) - ours - set(plans))
     require(not unknown, f"A preset has {', '.join(sorted(ours | set(plans)))}; got {', '.join(unknown)}.")
-    config = replace(config, **{name: value for name, value in changes.items() if name in ours})
-    return config, {name: value for name, value in changes.items() if name in plans}
+    chosen = {name: value for name, value in changes.items() if name in ours}
+    return replace(config, **shorter(config, chosen)), {name: value for name, value in changes.items() if name in plans}
+
+
+def shorter(config: VitConfig, chosen: dict[str, Any]) -> dict[str, Any]:
+    """The changes, with a warm-up of at most a quarter of other epochs than the preset's."""
+    if "epochs" not in chosen or "warmup_epochs" in chosen:
+        return chosen
+    return chosen | {"warmup_epochs": min(config.warmup_epochs, require_count("epochs", chosen["epochs"]) // 4)}
 
 
 def check_patches(patch: int, side: int) -> None:

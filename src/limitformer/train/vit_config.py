@@ -45,6 +45,10 @@ class VitConfig:
         keep(self, **{name: require_count(name, getattr(self, name)) for name in COUNTS})
         keep(self, warmup_epochs=require_count("warmup_epochs", self.warmup_epochs, least=0))
         keep(self, **{name: require_real(name, getattr(self, name)) for name in REALS})
+        require(
+            self.warmup_epochs <= self.epochs,
+            f"warmup_epochs must be at most epochs = {self.epochs}; got {self.warmup_epochs}. Nearest: {self.epochs}.",
+        )
         require(self.beta >= 0, f"beta must be at least 0; got {self.beta}.")
         require(self.sigma > 0, f"sigma must be positive; got {self.sigma}.")
         require(

@@ -5,10 +5,9 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from rich.console import Console
 from transformers import TrainerCallback
 
-from limitformer.progress import advance, bar
+from limitformer.progress import advance, bar, say
 from limitformer.train.interrupts import Interrupt
 from limitformer.train.log import Log
 from limitformer.train.plan import Plan
@@ -47,7 +46,8 @@ class Watch(TrainerCallback):
         self.show(state.global_step, loss)
         if not isfinite(loss):
             control.should_training_stop, control.should_save, control.should_evaluate = True, False, False
-            self.say(state, f"Diverged: the loss of step {state.global_step} is {loss}. The run ends.")
+            lost = f"Diverged: the loss of step {state.global_step} is {loss}. The run ends: {self.plan.folder}"
+            self.say(state, lost)
         elif interrupted and state.global_step < self.plan.steps:
             control.should_training_stop, control.should_save = True, True
             self.stopped = state.global_step
@@ -70,7 +70,7 @@ class Watch(TrainerCallback):
     def say(self, state: Any, line: str) -> None:
         """One line, in the main process."""
         if state.is_world_process_zero:
-            Console(stderr=True).print(line, highlight=False, soft_wrap=True)
+            say(line)
 
     def close(self) -> None:
         """Take the bar away."""

@@ -1,0 +1,219 @@
+"""Grids on several processes: Ctrl-C saves every run, a run that fails ends no other, and each process has its GPU."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from limitformer import progress
+from limitformer.errors import InputError
+from limitformer.train import grid, interrupts
+from limitformer.train.grid import GridInterrupted, gpus, run_all
+from limitformer.train.interrupts import Interrupt, TrainingInterrupted
+from limitformer.train.log import read_log
+from train_program import STEPS, At, small_run
+
+ONE_THREAD = {"threads": 1, "save_every": 1000}
+
+
+def slow(seed: int, out: Path, pause: float = 0.1) -> dict[str, float]:
+    """A run with pauses, which change nothing."""
+    pauses = [At(step, partial(time.sleep, pause)) for step in range(1, STEPS + 1)]
+    return dict(small_run(Path(out) / str(seed), pauses, seed=seed, **ONE_THREAD))
+
+
+def mixed(seed: int, out: Path) -> dict[str, float]:
+    """Number 1 is stuck in its first step."""
+    return slow(seed, out, 1000.0 if seed == 1 else 0.1)
+
+
+PROGRAM = """
+import sys
+from functools import partial
+from test_train_grid import run_all, slow
+if __name__ == "__main__":
+    for run, outcome in run_all(range(3), partial(slow, out=sys.argv[1]), workers=2):
+        print(run, outcome, flush=True)
+"""
+
+
+def begun(folder: Path) -> subprocess.Popen[str]:
+    """A grid of three runs on two workers, in a group of its own, as a terminal has it."""
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, str(program), str(folder)]
+    return subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
+
+
+def until(happened, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def workers_of(process: subprocess.Popen[str]) -> int:
+    """Its children that are workers, begun or not."""
+    told = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return sum("spawn_main" in Path(f"/proc/{child}/cmdline").read_text() for child in told)
+
+
+def checkpoint(folder: Path) -> int:
+    """The step of the newest, 0 if there is none."""
+    return max((int(path.name.partition("-")[2]) for path in folder.glob("checkpoints/checkpoint-*")), default=0)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_ctrl_c_while_workers_begin_ends_none_of_them(tmp_path):
+    process = begun(tmp_path)
+    until(lambda: process.poll() is not None or workers_of(process) == 2)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert said.count("Finishing the steps in work; Ctrl-C again to stop at once.") == 1
+    assert "GridInterrupted: Interrupted; runs: 2 stopped and saved, 1 not begun." in said
+    assert said.count("Traceback") == 1  # of the program, which does not catch it
+    assert [checkpoint(tmp_path / str(seed)) for seed in (0, 1)] == [1, 1]
+    assert not (tmp_path / "2").exists()
+
+
+def interrupt_all() -> None:
+    """Ctrl-C, as a terminal has it."""
+    for process in (os.getpid(), *(child.pid for child in multiprocessing.active_children())):
+        os.kill(process, signal.SIGINT)
+
+
+def test_ctrl_c_saves_the_runs_and_a_second_one_ends_what_is_stuck(tmp_path):
+    def twice() -> None:
+        until(lambda: all((tmp_path / str(seed) / "run.json").exists() for seed in (0, 1)))
+        interrupt_all()
+        until(lambda: checkpoint(tmp_path / "0") > 0)
+        time.sleep(0.3)
+        interrupt_all()
+
+    handler, thread = signal.getsignal(signal.SIGINT), threading.Thread(target=twice)
+    thread.start()
+    with pytest.raises(GridInterrupted) as ended:
+        list(run_all(range(3), partial(mixed, out=tmp_path), workers=2))
+    thread.join()
+    left = "1 stopped and saved, 1 ended at once, which go on from their last checkpoints, 1 not begun"
+    assert str(ended.value) == f"Interrupted; runs: {left}. Start it again to go on."
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert multiprocessing.active_children() == []
+    assert 0 < checkpoint(tmp_path / "0") < STEPS
+    assert_goes_on_to_the_last_bit(tmp_path, 0)
+
+
+def assert_goes_on_to_the_last_bit(folder: Path, seed: int) -> None:
+    slow(seed, folder, 0.0)
+    slow(seed, folder / "whole", 0.0)
+    assert read_log(folder / str(seed)).equals(read_log(folder / "whole" / str(seed)))
+    ours, theirs = (load_file(one / str(seed) / "model" / "model.safetensors") for one in (folder, folder / "whole"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_worker_whose_parent_is_gone_saves_its_run(tmp_path):
+    ours, theirs = grid.spawning.Pipe()
+    worker = grid.spawning.Process(target=grid.serve, args=(theirs, partial(slow, out=tmp_path), None), daemon=True)
+    worker.start()
+    theirs.close()
+    ours.send((0,))
+    until(lambda: (tmp_path / "0" / "run.json").exists())
+    ours.close()
+    worker.join(60)
+    assert worker.exitcode == 0
+    assert 0 < checkpoint(tmp_path / "0") < STEPS
+
+
+def of_all_kinds(kind: str) -> dict[str, float]:
+    """What a run may do; what it says of its process."""
+    if kind == "bad":
+        raise InputError("got 0, at least 1")
+    if kind == "bug":
+        raise ZeroDivisionError("by nothing")
+    if kind == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    print(f"this is {kind}", file=sys.stderr)
+    return {"value": float(len(kind)), "patience": progress.PATIENCE, "device": float(os.environ[grid.DEVICES])}
+
+
+def as_words(outcomes) -> dict[str, str]:
+    return {run: str(outcome) if isinstance(outcome, InputError) else "fine" for run, outcome in outcomes}
+
+
+def test_no_run_ends_the_others(capfd, monkeypatch):
+    monkeypatch.setenv(grid.DEVICES, "4,6")
+    runs = ["good", "better", "killed", "bad", "bug"]
+    found = dict(run_all(runs, of_all_kinds, workers=2))
+    assert found["good"] == {"value": 4.0, "patience": float("inf"), "device": 4.0}  # no bars
+    assert found["better"] == {"value": 6.0, "patience": float("inf"), "device": 6.0}
+    words = as_words(found.items())
+    assert words["bad"] == "got 0, at least 1"
+    assert words["bug"] == "ZeroDivisionError: by nothing"
+    assert "was killed by SIGKILL (out of memory?" in words["killed"]
+    said = capfd.readouterr().err
+    assert "this is good" in said
+    assert 'raise ZeroDivisionError("by nothing")' in said
+    assert multiprocessing.active_children() == []
+
+
+def test_in_one_process_too(capfd, monkeypatch):
+    monkeypatch.setenv(grid.DEVICES, "0")
+    words = as_words(run_all(["bad", "bug", "good"], of_all_kinds))
+    assert words == {"bad": "got 0, at least 1", "bug": "ZeroDivisionError: by nothing", "good": "fine"}
+    assert 'raise ZeroDivisionError("by nothing")' in capfd.readouterr().err
+
+
+def test_processes_of_one_run_end_together(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ZeroDivisionError):
+        list(run_all(["bug", "good"], of_all_kinds))
+    with pytest.raises(InputError, match="workers must be 1"):
+        list(run_all(["bug", "good"], of_all_kinds, workers=2))
+
+
+def test_ctrl_c_between_runs_says_what_is_kept():
+    def interrupted(run):
+        raise KeyboardInterrupt
+
+    with pytest.raises(GridInterrupted, match="what was saved before stays"):
+        list(run_all([1, 2], interrupted))
+
+
+def test_interruptions_go_between_processes():
+    import pickle
+
+    error = TrainingInterrupted(Path("runs/a"), 3, 7)
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error) == "Interrupted at step 3 of 7, which is saved; start it again to go on: runs/a"
+
+
+def test_a_worker_s_run_stops_when_its_parent_says_so(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(interrupts, "ORDERS", [lambda: bool(asked)])
+    with pytest.raises(TrainingInterrupted, match="step 7 of 50"):
+        small_run(tmp_path, [At(7, lambda: asked.append(1))])
+    assert Interrupt().heard
+    assert not asked.clear()
+    assert not Interrupt().heard
+
+
+def test_each_worker_has_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr(grid.torch.cuda, "device_count", lambda: 3)
+    monkeypatch.delenv(grid.DEVICES, raising=False)
+    assert gpus() == ["0", "1", "2"]
+    monkeypatch.setenv(grid.DEVICES, "4,6")
+    assert gpus() == ["4", "6"]
+    monkeypatch.setenv(grid.DEVICES, "")
+    assert gpus() == []
+    assert grid.Crew([], of_all_kinds).devices == []
