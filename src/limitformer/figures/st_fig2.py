@@ -98,7 +98,7 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     """`norm` (model, weight, sample, layer) of gradients; the models of one sample share weights and sequences."""
     sequences = code(config)
     named = list(models(config).items())
-    with threads(run.threads):
+    with threads(1):  # its matrices are small, and sums over several threads would not be the same bits
         norms = [
             [gradient_norms(model, sequences, config, seed) for seed in seeds(run.seed, config.samples)]
             for _, model in tracked(named, "models")
