@@ -89,8 +89,11 @@ def table_over_seeds(
     groups: dict[tuple[str, ...], list[Summary]] = {}
     for run, summary in finished:
         groups.setdefault(tuple(place(run).values()), []).append(summary)
-    columns = [Column(name, no_wrap=True) for name in (*place(finished[0][0]), "seeds", "diverged")]
-    table = Table(*columns, *(name.removeprefix("eval_").replace("_", " ") for name in names), title=title)
+    shown = [
+        {"eval_loss": "held out", "train_loss": "training loss"}.get(name, name.removeprefix("eval_")) for name in names
+    ]
+    headings = (*place(finished[0][0]), "seeds", "diverged", *shown)
+    table = Table(*(Column(name, no_wrap=True) for name in headings), title=title, title_justify="left", box=None)
     for key, summaries in sorted(groups.items()):
         ended = [one for one in summaries if not one["diverged"]]
         values = [spread([one[name] for one in ended]) if ended else "–" for name in names]
