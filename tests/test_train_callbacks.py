@@ -198,7 +198,7 @@ def test_gains_are_written_by_name():
 def test_schedule_sets_the_gains_of_the_step(schedule, expected):
     model = models()["own"]
     schedule.prepare(model)
-    ShapingSchedule(schedule).on_step_begin(None, TrainerState(global_step=3), TrainerControl(), model=model)
+    ShapingSchedule(schedule).on_step_end(None, TrainerState(global_step=3), TrainerControl(), model=model)
     shaping = [gain for gain in gains(model) if gain.start == 1.0]
     assert all(torch.all(gain.value == expected) for gain in shaping)
     assert all(gain.value.requires_grad == isinstance(schedule, Learn) for gain in gains(model))
