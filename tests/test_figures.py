@@ -182,6 +182,13 @@ TWINS = {
     "st-fig1, shaped and unshaped": ("st-fig1", lambda d: swapped(d, "model", "shaped", "unshaped"), "mean |ρ|"),
     "st-fig1, shaped and Pre-LN": ("st-fig1", lambda d: swapped(d, "model", "shaped", "unshaped + Pre-LN"), "Pre-LN"),
     "st-fig1, another SDE": ("st-fig1", flatter, "KS distance"),
+    "st-fig2, shaped and Pre-LN": ("st-fig2", lambda d: swapped(d, "model", "shaped", "Pre-LN"), "vanishes"),
+    "st-fig2, layers backwards": ("st-fig2", lambda d: reversed_along(d, "layer"), "vanishes"),
+    "st-fig2, a layer without gradient": (
+        "st-fig2",
+        lambda d: d.assign(norm=d["norm"].where(d.layer > 1, 1e-9)),
+        "stable",
+    ),
     "st-fig3, another SDE": ("st-fig3", flatter, "KS distance"),
     "st-fig3, SDE of another γ": ("st-fig3", lambda d: d.assign(sde=d["sde"].roll(gamma=1)), "KS"),
     "st-fig3, γ backwards": ("st-fig3", lambda d: reversed_along(d, "gamma"), "it rises"),
@@ -299,7 +306,9 @@ def test_histogram_has_the_height_of_the_density():
 
 
 def test_unknown_figure_before_any_work(tmp_path, no_work):
-    with pytest.raises(InputError, match=r"Unknown figure 'st-fig9'; there are st-fig1, .*lifetimes\."):
+    with pytest.raises(
+        InputError, match=r"Unknown figure 'st-fig9'; there are st-fig1, .*lifetimes, st-lr, .*ct-fig2\."
+    ):
         make("st-fig9", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
