@@ -8,7 +8,8 @@ import tempfile
 from pathlib import Path
 
 import limitformer as lf
-from limitformer.figures import make
+from limitformer.figures import RUN_FIGURES, make
+from limitformer.figures.make import NEED_TRAINING
 
 
 def main() -> None:
@@ -24,6 +25,8 @@ def main() -> None:
         assert lf.load(lf.save(finite, Path(folder) / "run.nc")).identical(finite)
         assert len(make("st-fig7", scale="quick", out=folder).paths) == 3
     assert "limitformer[torch]" in refusal_of_torch()
+    for name in NEED_TRAINING:
+        assert "limitformer[train]" in refusal_of(name), name
     print("The core works without torch.")
 
 
@@ -33,6 +36,15 @@ def refusal_of_torch() -> str:
         return f"imported {lf.nn}"
     except lf.MissingExtraError as error:
         return str(error)
+
+
+def refusal_of(figure: str) -> str:
+    """What a figure says that needs networks that train."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return f"made {make(figure, scale='quick', out=folder, runs=folder if figure in RUN_FIGURES else None)}"
+        except lf.MissingExtraError as error:
+            return str(error)
 
 
 if __name__ == "__main__":

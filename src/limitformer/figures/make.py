@@ -43,6 +43,7 @@ RUN_FIGURES = {
     "ct-fig2": "[CT, Fig. 2] validation accuracy, independent random values against one identity",
 }
 SCALES = ("paper", "quick")
+NEED_TRAINING = ("st-fig2", *RUN_FIGURES)  # the extra `train`
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ def make(
     require(name in RUN_FIGURES or runs is None, f"{name} is not drawn from runs; without --runs.")
     folder = Path(out)
     check_writable(folder)
+    if name in NEED_TRAINING:
+        import_module("limitformer.train")  # says which extra is missing, before another import fails
     module = import_module(f"limitformer.figures.{name.replace('-', '_')}")
     began = time.perf_counter()
     config = getattr(module, scale)()
