@@ -14,6 +14,7 @@ PAIR = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=
 NETWORK = lf.Transformer(width=20, depth=6, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))
 GRID = {"dim": [4, 6], "beta": [0.0, 0.5, 1.0]}
 KEEP = {"moments": True, "outcomes": True, "samples": True}
+CELLS = 30  # of the slow sweep
 FINISHED_AT_ANY_TIME = ("seconds",)  # what a cell took is the only array that is not the same every time
 
 TRAP = """
@@ -125,7 +126,7 @@ def values_equal(one, other):
     return np.array_equal(np.asarray(one), np.asarray(other), equal_nan=True)
 
 
-def slow_sweep(cells=30, samples=4000):
+def slow_sweep(cells=CELLS, samples=4000):
     """Cells of some 15 milliseconds."""
     return sweep({"seed": list(range(cells))}, keep={"moments": True}, samples=samples, horizon=20.0)
 

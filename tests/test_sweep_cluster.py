@@ -21,6 +21,7 @@ from limitformer.errors import InputError, MissingExtraError
 from limitformer.sweep import cluster as cluster_module
 from limitformer.sweep.cluster import batches_of, local_cluster, slurm_cluster
 from sweep_grids import (
+    CELLS,
     alive,
     assert_complete,
     assert_same_bits,
@@ -37,16 +38,7 @@ from sweep_grids import (
     written,
 )
 
-CELLS = 30
 BETAS = {"beta": [0.0, 0.5, 1.0]}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """What the slow sweep gives in one process."""
-    path = tmp_path_factory.mktemp("whole") / "s.zarr"
-    run(slow_sweep(CELLS), path)
-    return path
 
 
 @pytest.fixture(scope="module")

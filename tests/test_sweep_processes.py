@@ -17,6 +17,7 @@ from limitformer.errors import InputError
 from limitformer.sweep import SweepInterrupted, processes
 from limitformer.sweep.processes import Workers, deaf_to_interrupts
 from sweep_grids import (
+    CELLS,
     NETWORK,
     alive,
     assert_complete,
@@ -35,16 +36,7 @@ from sweep_grids import (
     written,
 )
 
-CELLS = 30
 BETAS = {"beta": [0.0, 0.5, 1.0]}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """What the slow sweep gives in one process."""
-    path = tmp_path_factory.mktemp("whole") / "s.zarr"
-    run(slow_sweep(CELLS), path)
-    return path
 
 
 @pytest.fixture(autouse=True)

@@ -21,9 +21,11 @@ from limitformer.cli.train_mlm import place_of
 from limitformer.cli.train_parts import table_over_seeds
 from limitformer.errors import InputError
 from limitformer.figures import make
+from limitformer.hf import ShapedTransformerForMaskedLM
 from limitformer.nn import gains
 from limitformer.train.grid import run_all
 from limitformer.train.log import curve, read_log
+from limitformer.train.masking import MaskedCollator
 from limitformer.train.mlm import PRESETS, VARIANTS, MlmRun, grid, model_of, preset, run_mlm
 from limitformer.train.text_data import text_data
 
@@ -87,8 +89,6 @@ def test_every_variant_learns(finished):
 
 
 def test_recover_ends_as_a_plain_transformer_and_learn_does_not(finished):
-    from limitformer.hf import ShapedTransformerForMaskedLM
-
     out, results = finished
     for run, _ in results:
         if run.is_shaped:
@@ -100,6 +100,30 @@ def test_recover_ends_as_a_plain_transformer_and_learn_does_not(finished):
             assert gamma1[0] == 1.0
             if run.variant == "shaped-learn":
                 assert 0 < abs(gamma1[-1] - 1) < 0.3
+
+
+def held_out_loss(run, out, chosen, seed):
+    """Mean cross-entropy of the trained model over the masked tokens of these held-out sequences."""
+    data = text_data(run.source, run.config.vocabulary, run.config.length, out / "data")
+    batch = MaskedCollator(data.tokenizer, seed)([data.evaluation[k] for k in chosen(len(data.evaluation))])
+    model = ShapedTransformerForMaskedLM.from_pretrained(out / run.name / "model").eval()
+    with torch.no_grad():
+        logits = model(input_ids=batch["input_ids"]).logits
+    return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten()))
+
+
+def test_held_out_loss_is_over_spread_sequences_with_masks_of_their_own(finished, monkeypatch, corpus, tmp_path):
+    """All of them in a small corpus; of a large one every so many, never the first ones alone."""
+    out, results = finished
+    for run, summary in results[:4]:
+        assert held_out_loss(run, out, range, 2**63) == pytest.approx(summary["eval_loss"], abs=1e-5)
+        assert abs(held_out_loss(run, out, range, run.seed) - summary["eval_loss"]) > 1e-3
+    monkeypatch.setattr("limitformer.train.mlm.EVALUATED", 5)
+    run = one(corpus)
+    found = run_mlm(run, tmp_path, threads=1)["eval_loss"]
+    every = held_out_loss(run, tmp_path, lambda n: [k * n // 5 for k in range(5)], 2**63)
+    assert every == pytest.approx(found, abs=1e-5)
+    assert abs(held_out_loss(run, tmp_path, lambda n: range(5), 2**63) - found) > 1e-3
 
 
 def test_seeds_and_variants_start_differently(corpus):

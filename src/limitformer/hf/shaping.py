@@ -123,16 +123,17 @@ def apply_shaping(model: PreTrainedModel, family: Family, shaping: Shaping) -> N
     if shaping.residual_gamma is not None and not family.post_norm:
         blocks[0].register_forward_pre_hook(normalise_tokens, with_kwargs=True)
     model.base_model.register_forward_pre_hook(note_wish, with_kwargs=True)
-    setattr(model, "create_masks_for_generate", masks_for_generate)  # noqa: B010
+    untyped: Any = model  # a module's own attributes are tensors to the checker
+    untyped.create_masks_for_generate = masks_for_generate
     mark_configuration(model, family, shaping)
 
 
 def mark_configuration(model: PreTrainedModel, family: Family, shaping: Shaping) -> None:
     """Note the shaping in a configuration of the model's own: others may be built from the one that it had."""
     shared, own = model.config, copy.deepcopy(model.config)
-    for module in model.modules():
-        if getattr(module, "config", None) is shared:
-            setattr(module, "config", own)  # noqa: B010
+    modules: list[Any] = [module for module in model.modules() if getattr(module, "config", None) is shared]
+    for module in modules:
+        module.config = own
     own.shaping = asdict(shaping)
     setattr(own, family.activation_name, getattr(own, family.activation_name) + MARK)
     own.attn_implementation = ATTENTION  # saved, which `_attn_implementation` is not

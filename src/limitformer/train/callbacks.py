@@ -9,9 +9,10 @@ r"""What happens inside a model while it trains, for any Trainer: callbacks that
 * `Gains`: γ₁, γ₂ (by head), the slope s₋, and λ, γ of the residuals.
 * `ShapingSchedule`: Learn or Recover [ST, App. D]; the gains are a function of the step.
 
-Layers count from 1, as in the papers. Each writes at every `every`-th step, the first two at step 0 too.
+Layers count from 1, as in the papers. Each writes at every `every`-th step, all but the gradients at step 0 too.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -44,7 +45,25 @@ class Recorder(TrainerCallback):
         return bool(state.is_world_process_zero) and step % self.every == 0
 
 
-class OnBatch(Recorder):
+class Looker(Recorder, ABC):
+    """Looks at the model after a step, and before the first one."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+        """Step 0, of a run that begins there."""
+        if state.global_step == 0 and self.due(state, 0):
+            self.look(model, 0)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+        """The other steps."""
+        if self.due(state, state.global_step):
+            self.look(model, state.global_step)
+
+    @abstractmethod
+    def look(self, model: nn.Module, step: int) -> None:
+        """Write what there is to see at this step."""
+
+
+class OnBatch(Looker):
     """Looks at a forward of a fixed batch, without dropout and gradients; it draws no random numbers.
 
     Args:
@@ -57,16 +76,6 @@ class OnBatch(Recorder):
         super().__init__(log, every)
         self.batch = {name: value for name, value in batch.items() if name != "labels"}
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        """Step 0, of a run that begins there."""
-        if state.global_step == 0 and self.due(state, 0):
-            self.look(model, 0)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        """The other steps."""
-        if self.due(state, state.global_step):
-            self.look(model, state.global_step)
-
     @torch.no_grad()
     def look(self, model: nn.Module, step: int) -> None:
         """Write what `measured` finds."""
@@ -76,9 +85,9 @@ class OnBatch(Recorder):
             for name, layer, head, value in self.measured(model, batch):
                 self.log.record(step, name, value, layer, head)
 
+    @abstractmethod
     def measured(self, model: nn.Module, batch: Batch) -> Iterator[tuple[str, int, int, float]]:
         """(name, layer, head, value), for a forward of `batch`."""
-        raise NotImplementedError
 
 
 @contextmanager
@@ -185,18 +194,8 @@ def norm_of(parameters: list[nn.Parameter]) -> float:
     return float(torch.stack(squares).sum().sqrt()) if squares else 0.0
 
 
-class Gains(Recorder):
+class Gains(Looker):
     """Rows "gamma1" and "gamma2" by layer and head, "slope", "lam" and "gamma" by layer (a mean over its sublayers)."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        """Step 0, of a run that begins there."""
-        if state.global_step == 0 and self.due(state, 0):
-            self.look(model, 0)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        """The other steps."""
-        if self.due(state, state.global_step):
-            self.look(model, state.global_step)
 
     def look(self, model: nn.Module, step: int) -> None:
         """Write them all."""

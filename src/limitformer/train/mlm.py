@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 
 from limitformer.errors import require, require_count, require_real
 from limitformer.hf import ShapedTransformerConfig, ShapedTransformerForMaskedLM
+from limitformer.hf.configuration import Kind
 from limitformer.nn import Learn, Recover
 from limitformer.train.callbacks import Correlation, Entropy, Gains, GradientNorms, ShapingSchedule
 from limitformer.train.harness import train
@@ -31,6 +32,12 @@ from limitformer.train.tokenizer import save_tokenizer
 
 Variant = Literal["shaped-learn", "shaped-recover", "pre-ln", "post-ln"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
+KINDS: Mapping[Variant, Kind] = {
+    "shaped-learn": "shaped",
+    "shaped-recover": "shaped",
+    "pre-ln": "pre_ln",
+    "post-ln": "post_ln",
+}
 TOKENIZER = "tokenizer"  # beside the model, in the folder of a run
 EVALUATED, LOOKED_AT = 512, 8  # held-out sequences, at most: all of a large corpus would take longer than the training
 EVALUATION_SEED = 2**63  # of the masks of held-out sequences: the same for all runs, and of none's training
@@ -112,7 +119,7 @@ class MlmRun:
     @property
     def is_shaped(self) -> bool:
         """Whether it has γ."""
-        return self.variant.startswith("shaped")
+        return KINDS[self.variant] == "shaped"
 
     @property
     def name(self) -> str:
@@ -150,7 +157,7 @@ def grid(
     for seed in range(config.seeds) if seeds is None else seeds:
         for rate in config.learning_rates:
             for variant in variants:
-                for gamma in config.gammas if variant.startswith("shaped") else (0.0,):
+                for gamma in config.gammas if KINDS[variant] == "shaped" else (0.0,):
                     yield MlmRun(
                         config=config, variant=variant, learning_rate=rate, gamma=gamma, seed=seed, source=source
                     )
@@ -214,7 +221,7 @@ def model_of(run: MlmRun, vocabulary: int) -> ShapedTransformerForMaskedLM:
             num_attention_heads=config.heads,
             intermediate_size=config.hidden,
             max_position_embeddings=config.length,
-            kind="shaped" if run.is_shaped else run.variant.replace("-", "_"),  # type: ignore[arg-type]
+            kind=KINDS[run.variant],
             residual_gamma=run.gamma,
             initial=config.initial,
             float32=config.bf16,
