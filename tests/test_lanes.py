@@ -32,8 +32,8 @@ from limitformer.lanes import (
     where_positive,
 )
 from limitformer.limits import limit
-from limitformer.limits.path import euler_paths, factor_paths
-from limitformer.limits.steps import cholesky, step_workspace
+from limitformer.limits.euler import cholesky
+from limitformer.limits.path import begin_paths, euler_paths, factor_paths, path_workspace
 from limitformer.models import (
     GELU,
     LayerNorm,
@@ -536,11 +536,10 @@ def limit_paths(step):
     constants, mask = process.model.constants(), process.model.mask_for(3)
 
     def paths(spoil):
-        work = step_workspace(3, constants, mask)
-        rewind(work.stream, prepared.key_words, np.uint64(0))
-        put(prepared.factor, work.factor)
-        spoil(work.factor)
-        gram(work.factor, work.ledger.now)
+        work = path_workspace(3, constants, mask)
+        begin_paths(prepared.factor, prepared.key_words, np.uint64(0), work)
+        spoil(work.moved)
+        gram(work.moved, work.ledger.now)
         kernel = factor_paths if step == "factor" else euler_paths
         out = np.zeros((LANES, len(process.step_numbers), 3, 3))
         kernel(constants, mask, process.actual_dt, process.steps, process.step_numbers, 1e100, out, work)

@@ -2,13 +2,18 @@
 
 from math import acos, pi, sqrt
 
+import numba
 import numpy as np
 import pytest
 from scipy.stats import ks_2samp
 
 import limitformer as lf
-from limitformer.lanes import LANES
+from limitformer.factor import put
+from limitformer.lanes import LANES, everywhere
 from limitformer.limits.coefficients import centre_rows
+from limitformer.limits.pace import measure
+from limitformer.limits.path import path_workspace
+from limitformer.limits.steps import carry, covariance_of, factor_step
 from statistics_checks import STANDARD_ERRORS, assert_same_law, covariance_standard_errors, standard_errors
 
 V4 = np.array([[1.0, 0.4, -0.3, 0.2], [0.4, 1.7, 0.5, -0.1], [-0.3, 0.5, 0.8, 0.3], [0.2, -0.1, 0.3, 1.3]])
@@ -256,16 +261,64 @@ def test_the_drift_of_attention_to_a_few_percent(mask, step):
         assert np.abs(standard_errors(moved / dt, wrong * b)).max() > STANDARD_ERRORS
 
 
+@numba.njit(error_model="numpy")
+def one_factor_step(normals, dt, constants, mask, start, work):
+    """The factor after a step with the given `normals` (many, 1, LANES) into `work.moved`."""
+    put(start, work.moved)
+    carry(work.moved, mask, work.factor)
+    measure(constants, mask, work.factor, work.step)
+    work.stream.buffer[: len(normals)] = normals
+    work.stream.position[0] = 0
+    factor_step(work.stream, everywhere(dt), constants, mask, work.factor, work.moved, work.step)
+    covariance_of(work.moved, mask, work.short.trial, work.ledger.now)
+
+
+def mean_step(limit, v, dt):
+    """E V′ of the factor step without sampling: V′ is quadratic in its normals, so second differences give its mean."""
+    m = len(v)
+    constants, mask = limit.constants(), limit.mask_for(m)
+    work, root = path_workspace(m, constants, mask), np.linalg.cholesky(v)
+    many = m * (m + 1) // 2 + m * m
+    designs = np.concatenate([np.zeros((1, many)), np.eye(many), -np.eye(many)])
+    padded = np.zeros((-(-len(designs) // LANES) * LANES, many))
+    padded[: len(designs)] = designs
+    moved = []
+    for batch in padded.reshape(-1, LANES, many):
+        one_factor_step(np.ascontiguousarray(batch.T)[:, None], dt, constants, mask, root, work)
+        moved.extend(work.ledger.now.transpose(2, 0, 1).copy())
+    moved = np.array(moved[: len(designs)])
+    return moved[0] + 0.5 * (moved[1:] - moved[0]).sum(0)
+
+
+def test_theorem_4_2_drift_of_the_default_step():
+    """Against the printed sum; a coefficient that is off by 1 % is rejected, and so is a turned sign."""
+    limit, dt = lf.limit(model("Theorem 4.2")), 1e-7
+    found = (mean_step(limit, V4, dt) - V4) / dt
+    exact = drift_by_sums(V4, GAMMA, TAU0)
+    assert np.abs(found - exact).max() < 1e-5 * np.abs(exact).max()
+    assert np.abs(found - drift_by_sums(V4, GAMMA, TAU0, sign=0.99)).max() > 1e-4 * np.abs(exact).max()
+
+
+def test_causal_drift_of_the_default_step():
+    limit, dt = lf.limit(model("causal")), 1e-7
+    found, exact = (mean_step(limit, V4, dt) - V4) / dt, causal_drift_by_sums(V4, GAMMA, TAU0)
+    assert np.abs(found - exact).max() < 1e-5 * np.abs(exact).max()
+
+
 def test_the_factor_steps_error_is_of_second_order():
-    """Its covariance is off by O(dt²): over dt, halving the step halves the error."""
+    """Over dt, halving the step halves the error of its covariance; the random numbers are the same, only dt differs.
 
-    def error(dt):
-        net = lf.Transformer(width=10_000, depth=round(10_000 * dt), gamma=GAMMA, attention=ATTENTION)
-        limit = lf.limit(net)
-        moved = one_step(limit, 4_000_000, record=[limit.horizon], dt=dt)
-        return np.abs(np.cov(moved.T) / dt - limit.diffusion(V4)).max()
+    An error of order 3/2 would leave a ratio of 1.41. τ₀ = 1, where a step of 0.1 is short enough to be one step.
+    """
+    attention = lf.ShapedAttention(tau0=1.0)
 
-    assert 1.5 < error(0.04) / error(0.02) < 2.6
+    def covariance(dt):
+        limit = lf.limit(lf.Transformer(width=1000, depth=round(1000 * dt), gamma=GAMMA, attention=attention))
+        return np.cov(one_step(limit, 400_000, record=[limit.horizon], dt=dt).T) / dt
+
+    long, middle, short = map(covariance, (0.1, 0.05, 0.025))
+    first, second = long - middle, middle - short
+    assert 1.9 < (first * second).sum() / (second**2).sum() < 2.1
 
 
 # ---------------------------------------------------------------- whole paths

@@ -1,5 +1,7 @@
 """Paths that stop: at the exit from a ball, from the cone of covariance matrices, or where they explode."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -42,12 +44,14 @@ HEADS = Transformer(
     norm="pre",
     mask="causal",
 )
+# So warm that no path needs short steps, which can leave between two points and come back.
+WARM = limit(replace(MODEL, attention=ShapedAttention(tau0=4.0)))
 EULER = {"dt": 0.01, "step": "euler-maruyama"}
 PATHS = {
     "chain": (MODEL, {}),
     "chain with heads": (HEADS, {}),
-    "limit": (limit(MODEL), {"dt": 0.02}),
-    "limit, Euler-Maruyama": (limit(MODEL), EULER),
+    "limit": (WARM, {"dt": 0.02}),
+    "limit, Euler-Maruyama": (WARM, EULER),
 }
 every_path = pytest.mark.parametrize(("model", "options"), PATHS.values(), ids=list(PATHS))
 
@@ -102,6 +106,22 @@ def test_a_path_keeps_the_value_of_its_exit(model, options):
     np.testing.assert_allclose(part["exit"].values, exits, rtol=1e-13)
     np.testing.assert_array_equal(part["exit_cause"].values, causes)
     assert 0 < (causes == LEFT_BALL).sum() < len(causes)
+
+
+@pytest.mark.parametrize("step", ["factor", "euler-maruyama"])
+def test_an_exit_in_a_short_step_has_its_own_time_and_value(step):
+    """|V| at the exit is just beyond the radius, where a step of 0.05 would jump far over it."""
+    model = limit(Transformer(width=20, depth=20, gamma=0.6, attention=ShapedAttention(tau0=0.2)))
+    left = run(model, dt=0.05, step=step, radius=1e6)
+    out = left["exit_cause"].values == LEFT_BALL
+    assert 10 < out.sum() < len(out)
+    assert (norms(left)[out, -1] >= 1e6).all()
+    assert (norms(left)[out, -1] < 2e6).all()
+    whole = left["exit"].values[out] / 0.05
+    assert (np.abs(whole - np.rint(whole)) > 1e-6).any()
+    points = left["time"].values >= left["exit"].values[:, None]
+    held = left["covariance"].values[:, -1][:, None]
+    assert (left["covariance"].values == held)[points & out[:, None]].all()
 
 
 @every_path

@@ -204,6 +204,17 @@ def where_positive(typing_context: Any, condition: Any, value: Any) -> Any:
 
 
 @extension
+def chosen(typing_context: Any, condition: Any, value: Any, other: Any) -> Any:
+    """`value` in the lanes where `condition` > 0, and `other` in the rest."""
+
+    def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
+        zero = ir.Constant(VECTOR, [0.0] * LANES)
+        return builder.select(builder.fcmp_ordered(">", arguments[0], zero), arguments[1], arguments[2])
+
+    return lanes(lanes, lanes, lanes), generate
+
+
+@extension
 def all_below(typing_context: Any, value: Any, bound: Any) -> Any:
     """Whether every lane is below the number `bound`; NaN is not."""
 

@@ -139,6 +139,13 @@ def rewind(stream, key_words, replica):
 
 
 @kernel
+def seek(stream, block):
+    """Set `stream` to the first normal of this block of its replicas."""
+    stream.words[3] = block
+    stream.position[0] = BUFFER
+
+
+@kernel
 def refill(stream):
     words = stream.words
     fill_normals(words[0], words[1], words[2], words[3], stream.flat)

@@ -13,8 +13,8 @@ from limitformer.kernels import driver, kernel
 from limitformer.lanes import LANES, all_below, everywhere, lane_matrix, load, square_root, store
 from limitformer.memory import check_recording
 
-INSIDE, LEFT_BALL, LEFT_CONE = 0, 1, 2
-CAUSES = ("inside", "left the ball", "left the cone of covariance matrices")
+INSIDE, LEFT_BALL, LEFT_CONE, LOST = 0, 1, 2, 3
+CAUSES = ("inside", "left the ball", "left the cone of covariance matrices", "lost their resolution in time")
 
 LARGEST_RADIUS = 1e100  # the default: beyond, a cubic drift overflows within a few steps
 OVERFLOW_RADIUS = 1e120  # an exit beyond this is an artefact of the step: the path keeps the value before it
@@ -96,6 +96,16 @@ def check_ball(step, radius, ledger):
         if ledger.exits[lane] == np.inf and not norm_of_lane < radius:  # NaN is outside
             good = norm_of_lane < OVERFLOW_RADIUS
             leave(lane, step, LEFT_BALL, ledger.now if good else ledger.before, ledger)
+
+
+@kernel
+def norm_of(v, lane):
+    """|V| of one path."""
+    squared = 0.0
+    for i in range(v.shape[0]):
+        for j in range(v.shape[0]):
+            squared += v[i, j, lane] * v[i, j, lane]
+    return np.sqrt(squared)
 
 
 @kernel

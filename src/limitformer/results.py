@@ -36,6 +36,9 @@ def package_version() -> str:
         return "not installed"
 
 
+CAUSE_CODES = "0 inside, 1 left the ball, 2 left the cone, 3 lost its resolution"
+
+
 def covariance_dataset(
     covariance: NDArray[np.float64],
     exits: NDArray[np.float64],
@@ -59,7 +62,11 @@ def covariance_dataset(
                 {"long_name": "V = X X^T / width", "units": "1"},
             ),
             "exit": (("sample",), exits, {"long_name": f"{axis} at the exit, inf if none", "units": unit}),
-            "exit_cause": (("sample",), causes, {"long_name": "0 inside, 1 left the ball, 2 left the cone"}),
+            "exit_cause": (
+                ("sample",),
+                causes,
+                {"long_name": "0 inside, 1 left the ball, 2 left the cone, 3 lost its resolution"},
+            ),
             "start_covariance": (("token", "token_"), start.covariance, {"long_name": "V_0", "units": "1"}),
             **given,
         },

@@ -4,7 +4,7 @@ Letters: m tokens; token α sees m_α of them (all m without a mask); p_α is 1/
 C_α y = y − (p_α·y) on what α sees and 0 elsewhere; M_ακ = (p_α V)_κ.
 
 Attention [ST, Thm 4.2], here for any row-wise mask; the unmasked case is C_α = I − 11ᵀ/m:
-  b_αβ = (γ²/τ₀²) { V_αβ P_αβ + ½ (W V + V Wᵀ)_αβ },
+  b_αβ = (γ²/τ₀²) V_αβ P_αβ + γ²/(2τ₀²) (W V + V Wᵀ)_αβ,   ½ from the second order of the softmax,
   P_αβ = Σ_νκ V_νκ (C_α V C_βᵀ)_νκ / (m_α m_β),
   W_αν = V_αα (V_νν − 2 M_αν + 2 p_αᵀV p_α − p_α·diag V) / m_α  on what α sees: S₂^{αν}/m_α of [ST, eq. 10].
 With 1_α the indicator of what α sees, P needs no four-index sum:
@@ -27,7 +27,8 @@ class LimitConstants(NamedTuple):
 
     linear: float  # N holds `linear`·L G Lᵀ
     mixing: float  # γ²/τ₀: N holds `mixing`·B V
-    mixing_drift: float  # γ²/τ₀²
+    mixing_drift: float  # γ²/τ₀², in front of V∘P
+    second_order: float  # γ²/(2τ₀²), in front of W V + V Wᵀ: the one place of Theorem 4.2's ½
     kink: float  # η = γ² (c₊ − c₋)²/4, so that γ² (c₊ − c₋)²/(2π) = 2η/π
 
 
@@ -37,6 +38,7 @@ class Mask(NamedTuple):
     full: bool  # every token sees every token
     seen: np.ndarray  # (m, m): whether the row's token sees the column's
     counts: np.ndarray  # (m,): m_α
+    twins: np.ndarray  # (m,): the first token that the start does not tell from this one, without a mask for ever
 
 
 class DriftWorkspace(NamedTuple):
@@ -129,31 +131,6 @@ def spread_of_pair(a, b, mask, work):
 
 
 @kernel
-def add_rows(weights, rows, columns, out):
-    """out (m, 1) = the sum of the rows of `rows` (n, ≥ columns), each times its weight (n, 1)."""
-    for k in range(columns):
-        store(out, k, 0, 0.0)
-    for i in range(rows.shape[0]):
-        weight = load(weights, i, 0)
-        for k in range(columns):
-            store(out, k, 0, load(out, k, 0) + weight * load(rows, i, k))
-
-
-@kernel
-def centre_columns(rows, means, out):
-    """out = C `rows` (m, m): each column less its mean, which goes to `means` (m, 1)."""
-    m = rows.shape[0]
-    for k in range(m):
-        store(means, k, 0, load(rows, 0, k))
-    for i in range(1, m):
-        for k in range(m):
-            store(means, k, 0, load(means, k, 0) + load(rows, i, k))
-    for i in range(m):
-        for k in range(m):
-            store(out, i, k, load(rows, i, k) - load(means, k, 0) / float(m))
-
-
-@kernel
 def spread_without_mask(centred):
     """P = tr(V C V C)/m² = |C V C|²/m², the same for every pair of tokens where all see all; C V C is `centred`."""
     m = centred.shape[0]
@@ -175,15 +152,16 @@ def second_order_row(centred, out):
 
 
 @kernel
-def attention_drift(v, mask, work, out):
-    """V∘P + ½ (W V + V Wᵀ) into `out`."""
+def attention_drift(v, constants, mask, work, out):
+    """γ²/τ₀² V∘P + γ²/(2τ₀²) (W V + V Wᵀ) into `out`."""
     second_order_weights(v, mask, work)
     spread_of_logits(v, mask, work)
     multiply(work.weights, v, work.product)
     for i in range(v.shape[0]):
         for j in range(v.shape[0]):
             both = load(work.product, i, j) + load(work.product, j, i)
-            store(out, i, j, load(v, i, j) * load(work.spread, i, j) + 0.5 * both)
+            spread = constants.mixing_drift * (load(v, i, j) * load(work.spread, i, j))
+            store(out, i, j, spread + constants.second_order * both)
 
 
 @kernel
@@ -201,11 +179,11 @@ def drift(v, constants, mask, work, out):
     """b(V) into `out` (m, m, LANES)."""
     m = v.shape[0]
     if constants.mixing_drift > 0.0:
-        attention_drift(v, mask, work, out)
+        attention_drift(v, constants, mask, work, out)
     for i in range(m):
         for j in range(m):
             for lane in range(LANES):
-                mixed = constants.mixing_drift * out[i, j, lane] if constants.mixing_drift > 0.0 else 0.0
+                mixed = out[i, j, lane] if constants.mixing_drift > 0.0 else 0.0
                 out[i, j, lane] = mixed + constants.kink * kink_drift(v, i, j, lane)
 
 

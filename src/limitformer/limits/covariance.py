@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from limitformer.errors import NoLimitError, keep, require, require_real
 from limitformer.lanes import LANES
 from limitformer.limits.coefficients import LimitConstants, Mask, drift, drift_workspace
-from limitformer.models import ShapedReLU, Transformer, as_start
+from limitformer.limits.explosion import explosion_probability
+from limitformer.models import ShapedReLU, Start, Transformer, as_start
 from limitformer.models.serial import register
 
 Matrix = NDArray[np.float64]
@@ -62,6 +63,7 @@ class CovarianceLimit:
             linear=float(np.sqrt(linear)),
             mixing=0.0 if self.tau0 is None else squared / self.tau0,
             mixing_drift=0.0 if self.tau0 is None else squared / self.tau0**2,
+            second_order=0.0 if self.tau0 is None else squared / (2 * self.tau0**2),
             kink=0.0 if self.kink is None else squared * self.kink**2 / 4,
         )
 
@@ -70,7 +72,12 @@ class CovarianceLimit:
         seen = np.ones((tokens, tokens), bool)
         if self.mask == "causal":
             seen = np.tril(seen)
-        return Mask(bool(seen.all()), seen, seen.sum(1).astype(np.float64))
+        return Mask(bool(seen.all()), seen, seen.sum(1).astype(np.float64), np.arange(tokens))
+
+    def mask_from(self, start: Start) -> Mask:
+        """The same for the tokens of `start`, whose twins are known."""
+        mask = self.mask_for(start.tokens)
+        return mask._replace(twins=twins_of(start.covariance)) if mask.full else mask
 
     def drift(self, covariance: ArrayLike) -> Matrix:
         """b(V) (tokens, tokens), at V = `covariance` (tokens, tokens).
@@ -103,6 +110,41 @@ class CovarianceLimit:
         rows, columns = np.triu_indices(len(v))
         return both[rows[:, None], columns[:, None], rows[None], columns[None]]
 
+    def explosion_probability(
+        self, start: Start | ArrayLike, *, time: float | None = None, radius: float = inf
+    ) -> float:
+        """Probability that the squared distance d = V₀₀ + V₁₁ − 2V₀₁ of two tokens reaches `radius`, or explodes.
+
+        For attention alone without a mask (`explosion`): in closed form for ever, by a one-dimensional partial
+        differential equation within a time (relative error about 1e-6). Without a radius it is positive if and only if
+        γ² < ½. |V| reaches a radius sooner than d does, since d ≤ 2|V| and tokens align while they grow; it explodes
+        when d does.
+
+        Args:
+            start: of two tokens, or V₀ (2, 2).
+            time: None for ever; `horizon` is what `simulate` goes to.
+            radius: of d.
+
+        Raises:
+            InputError: other than two tokens, a feed-forward layer, a mask, no attention, or a value out of range.
+
+        >>> import limitformer as lf
+        >>> net = lf.Transformer(width=200, depth=150, gamma=0.6, attention=lf.ShapedAttention(tau0=1.0))
+        >>> round(lf.limit(net).explosion_probability([[1.0, 0.0], [0.0, 1.0]]), 5)
+        0.09055
+        """
+        v = as_start(start).covariance
+        require(len(v) == 2, f"The probability of an explosion is known for two tokens; got {len(v)}. Simulate them.")
+        others = {"a feed-forward layer": self.kink is not None, 'mask="causal"': self.mask is not None}
+        found = [name for name, there in others.items() if there]
+        require(
+            self.tau0 is not None and not found,
+            "The probability of an explosion is known for attention alone without a mask; got "
+            f"{' and '.join(found) or 'no attention'}. Simulate it.",
+        )
+        assert self.tau0 is not None
+        return explosion_probability(self.gamma, self.tau0, float(v[0, 0] + v[1, 1] - 2 * v[0, 1]), time, radius)
+
     def _mixing_covariance(self, v: Matrix) -> Matrix:
         mask = self.mask_for(len(v))
         weights = mask.seen / mask.counts[:, None]  # p_α in row α
@@ -111,6 +153,14 @@ class CovarianceLimit:
         logits = np.einsum("anx,xy,dky->adnk", centre, v, centre)
         logits /= (mask.counts[:, None] * mask.counts[None])[:, :, None, None]
         return np.einsum("ad,adnk,nb,kw->abdw", v, logits, v, v)
+
+
+def twins_of(covariance: Matrix) -> NDArray[np.int64]:
+    """The first token that is at no distance from each, up to the rounding of V."""
+    variances = np.diag(covariance)
+    apart = variances[:, None] + variances - 2 * covariance
+    rounding = 4 * len(covariance) * np.finfo(float).eps
+    return np.argmax(apart <= rounding * (variances[:, None] + variances), axis=1).astype(np.int64)
 
 
 def covariance_limit(model: Transformer) -> CovarianceLimit:

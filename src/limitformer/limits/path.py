@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,34 +10,78 @@ from numpy.typing import NDArray
 from limitformer.errors import keep, require, require_real
 from limitformer.factor import gram, lower_root, put
 from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, all_below, load
+from limitformer.lanes import LANES, all_below, everywhere, lane_matrix, load
 from limitformer.limits.covariance import CovarianceLimit, largest_step
-from limitformer.limits.steps import cholesky, euler_maruyama_step, factor_step, step_workspace
+from limitformer.limits.euler import cholesky, euler_maruyama_step
+from limitformer.limits.pace import EULER_RESOLUTION, FACTOR_RESOLUTION, measure
+from limitformer.limits.short_steps import (
+    MOST_STEPS,
+    ShortSteps,
+    measure_root,
+    open_short_steps,
+    shorten_euler_step,
+    shorten_factor_step,
+    too_coarse,
+)
+from limitformer.limits.step_parts import StepWorkspace, step_workspace
+from limitformer.limits.steps import carry, covariance_of, factor_step, trace_of
 from limitformer.models import Start
-from limitformer.random import key, rewind
+from limitformer.random import Stream, key, open_stream, rewind
 from limitformer.recording import (
     LEFT_CONE,
+    Ledger,
     check_ball,
-    check_factor,
     clear,
     covariance_outputs,
+    first_at,
     keep_before,
     leave,
+    open_ledger,
     report,
     write,
-    write_factor,
 )
 
 Step = Literal["factor", "euler-maruyama"]
 
 
+class PathWorkspace(NamedTuple):
+    """Scratch of one thread."""
+
+    stream: Stream
+    ledger: Ledger  # its `now` is the V of the Euler-Maruyama step
+    step: StepWorkspace
+    short: ShortSteps
+    factor: np.ndarray  # (m, m, LANES)
+    moved: np.ndarray  # (m, m, LANES): the start's factor; where the factor step goes, in turn with `factor`
+
+
+@driver
+def path_workspace(tokens, constants, mask):
+    return PathWorkspace(
+        open_stream(),
+        open_ledger(tokens),
+        step_workspace(tokens, constants, mask),
+        open_short_steps(tokens),
+        lane_matrix(tokens, tokens),
+        lane_matrix(tokens, tokens),
+    )
+
+
+@kernel
+def begin_paths(start, key_words, replica, work):
+    """The paths of `replica`, `replica` + 1, … at their start; `key_words` (4,) for the steps and the short ones."""
+    rewind(work.stream, key_words[:2], replica)
+    rewind(work.short.stream, key_words[2:], replica)
+    put(start, work.moved)
+    clear(work.ledger)
+
+
 @driver
 def run_factor_paths(start, constants, mask, dt, steps, points, key_words, first, radius, covariance, exits, causes):
     """Replicas `first`, …: `covariance` (replicas, points, m, m), step of the exit and its cause."""
-    work = step_workspace(start.shape[0], constants, mask)
+    work = path_workspace(start.shape[0], constants, mask)
     for begin in range(0, covariance.shape[0], LANES):
-        rewind(work.stream, key_words, np.uint64(first + begin))
-        put(start, work.factor)
+        begin_paths(start, key_words, np.uint64(first + begin), work)
         factor_paths(constants, mask, dt, steps, points, radius, covariance[begin : begin + LANES], work)
         report(work.ledger, begin, exits, causes)
 
@@ -45,25 +89,45 @@ def run_factor_paths(start, constants, mask, dt, steps, points, key_words, first
 @kernel
 def factor_paths(constants, mask, dt, steps, points, radius, covariance, work):
     """The paths that run side by side, by the factor step."""
-    clear(work.ledger)
-    check_factor(work.factor, work.factor, 0, radius, work.ledger)
-    write_factor(work.factor, points, 0, covariance, work.ledger)
-    factor, moved = work.factor, work.moved_factor
+    carry(work.moved, mask, work.factor)
+    check_factor(work.factor, work.factor, 0, radius, mask, work)
+    write_factor(work.factor, points, 0, covariance, mask, work)
+    factor, moved, long = work.factor, work.moved, everywhere(dt)
     for step in range(1, steps + 1):
-        factor_step(dt, constants, mask, factor, moved, work)
-        check_factor(moved, factor, step, radius, work.ledger)
-        write_factor(moved, points, step, covariance, work.ledger)
+        measure(constants, mask, factor, work.step)
+        factor_step(work.stream, long, constants, mask, factor, moved, work.step)
+        if too_coarse(long, FACTOR_RESOLUTION, work.step):
+            shorten_factor_step(step, dt, constants, mask, radius, factor, moved, work.step, work.ledger, work.short)
+        check_factor(moved, factor, step, radius, mask, work)
+        write_factor(moved, points, step, covariance, mask, work)
         factor, moved = moved, factor
+
+
+@kernel
+def check_factor(factor, previous, step, radius, mask, work):
+    """As `check_ball` for what the factor step carries: V is formed only where its trace does not settle it."""
+    if not all_below(trace_of(factor, mask), radius):
+        covariance_of(factor, mask, work.short.trial, work.ledger.now)
+        covariance_of(previous, mask, work.short.trial, work.ledger.before)
+        check_ball(step, radius, work.ledger)
+
+
+@kernel
+def write_factor(factor, points, step, covariance, mask, work):
+    """As `write` for what the factor step carries: V is formed only if it is asked for."""
+    k = first_at(points, step)
+    if k < len(points) and points[k] == step:
+        covariance_of(factor, mask, work.short.trial, work.ledger.now)
+        write(points, step, covariance, work.ledger)
 
 
 @driver
 def run_euler_paths(start, constants, mask, dt, steps, points, key_words, first, radius, covariance, exits, causes):
     """As `run_factor_paths`, by Euler-Maruyama."""
-    work = step_workspace(start.shape[0], constants, mask)
+    work = path_workspace(start.shape[0], constants, mask)
     for begin in range(0, covariance.shape[0], LANES):
-        rewind(work.stream, key_words, np.uint64(first + begin))
-        put(start, work.factor)
-        gram(work.factor, work.ledger.now)
+        begin_paths(start, key_words, np.uint64(first + begin), work)
+        gram(work.moved, work.ledger.now)
         euler_paths(constants, mask, dt, steps, points, radius, covariance[begin : begin + LANES], work)
         report(work.ledger, begin, exits, causes)
 
@@ -71,16 +135,25 @@ def run_euler_paths(start, constants, mask, dt, steps, points, key_words, first,
 @kernel
 def euler_paths(constants, mask, dt, steps, points, radius, covariance, work):
     """The paths that run side by side, by Euler-Maruyama; each keeps the last V that was a covariance."""
-    clear(work.ledger)
     keep_before(work.ledger)
     for step in range(steps + 1):
         if step > 0:
             keep_before(work.ledger)
-            euler_maruyama_step(dt, constants, mask, work)
+            move_by_euler(step, dt, constants, mask, radius, work)
         check_ball(step, radius, work.ledger)
-        cholesky(work.ledger.now, work.factor, work.failed)
-        check_cone(step, work.failed, work.ledger)
+        cholesky(work.ledger.now, work.factor, work.step.failed)
+        check_cone(step, work.step.failed, work.ledger)
         write(points, step, covariance, work.ledger)
+
+
+@kernel
+def move_by_euler(step, dt, constants, mask, radius, work):
+    """One step of the paths, or short steps where it is too coarse."""
+    long = everywhere(dt)
+    measure_root(constants, mask, work.factor, work.step)
+    euler_maruyama_step(work.stream, long, constants, mask, work.ledger.now, work.factor, work.step)
+    if too_coarse(long, EULER_RESOLUTION, work.step):
+        shorten_euler_step(step, dt, constants, mask, radius, work.factor, work.step, work.ledger, work.short)
 
 
 @kernel
@@ -129,7 +202,9 @@ class CovariancePaths:
             f'step must be "factor" or "euler-maruyama"; got {self.step!r}.',
         )
         keep(self, dt=require_real("dt", self.dt))
-        whole_steps(self.model.horizon, self.dt)
+        least = self.model.horizon / MOST_STEPS
+        enough = whole_steps(self.model.horizon, self.dt) <= MOST_STEPS
+        require(enough, f"dt must be at least {least:.3g} for this horizon; got {self.dt}. Nearest: {least:.3g}.")
         in_range = bool((self.times >= 0).all() and (self.times <= self.model.horizon * (1 + 1e-12)).all())
         require(in_range, f"Times to record must lie in [0, {self.model.horizon:g}]; got {self.times}.")
         longest = largest_step(self.model, self.start.tokens)
@@ -184,7 +259,8 @@ class PreparedPaths:
     def __init__(self, paths: CovariancePaths, seed: int) -> None:
         self.paths = paths
         self.factor = lower_root(paths.start.covariance)
-        self.key_words = np.array(key(seed, f"limit {paths.step}"), np.uint64)
+        words = *key(seed, f"limit {paths.step}"), *key(seed, f"limit {paths.step}, short steps")
+        self.key_words = np.array(words, np.uint64)
         self.kernel = run_factor_paths if paths.step == "factor" else run_euler_paths
 
     def run(self, first: int, outputs: dict[str, NDArray[Any]]) -> None:
@@ -193,7 +269,7 @@ class PreparedPaths:
         self.kernel(
             self.factor,
             paths.model.constants(),
-            paths.model.mask_for(paths.start.tokens),
+            paths.model.mask_from(paths.start),
             paths.actual_dt,
             paths.steps,
             paths.step_numbers,

@@ -1,0 +1,215 @@
+"""Explosion of the covariance SDE: formulas against other routes, paths against formulas.
+
+Antipodal tokens x, −x stay antipodal, so that |V| = d/2: there the formula for d is one for the ball of `simulate`.
+The wrong twin of every simulation is a step of fixed length, which invents explosions.
+"""
+
+from math import asinh, erf, inf, log, sqrt
+
+import numpy as np
+import pytest
+from scipy.integrate import simpson
+from scipy.linalg import solve_banded
+
+import limitformer as lf
+from limitformer.limits.explosion import PairDistance
+from limitformer.recording import INSIDE, LEFT_BALL, LOST
+
+CRITICAL = sqrt(0.5)
+
+
+def limit_of(gamma, tau0, horizon, **more):
+    attention = lf.ShapedAttention(tau0=tau0)
+    return lf.limit(lf.Transformer(width=1000, depth=round(1000 * horizon), gamma=gamma, attention=attention, **more))
+
+
+def causes_of(limit, start, samples, **options):
+    paths = lf.simulate(limit, start, samples=samples, seed=1, record=[limit.horizon], progress=False, **options)
+    return paths["exit_cause"].values
+
+
+def standard_errors_from(causes, probability):
+    """Of the share of paths that left the ball."""
+    assert not (causes == LOST).any()
+    error = sqrt(probability * (1 - probability) / len(causes))
+    return ((causes == LEFT_BALL).mean() - probability) / error
+
+
+# ---------------------------------------------------------------- the formulas
+
+
+def ever_by_quadrature(gamma, tau0, distance, radius, exponent=4.0):
+    """∫f/∫f by Simpson's rule in log x, f = (1 + x²/K²)^(−1/(4γ²)); another exponent is the wrong twin."""
+    squared = 8 * tau0**2 * (2 - gamma**2) / gamma**2
+
+    def scale(end):
+        x = np.linspace(-40, log(end), 200_001)
+        return simpson(np.exp(x - np.logaddexp(0, 2 * x - log(squared)) / (exponent * gamma**2)), x=x)
+
+    return scale(distance) / scale(radius)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "tau0", "distance", "radius"),
+    [
+        (0.3, 2.0, 4.6, 1e3),
+        (0.6, 1.0, 0.03, 1e6),
+        (CRITICAL, 1.0, 3.0, 1e9),
+        (0.8, 0.5, 480.0, 1e12),
+        (1.0, 0.7, 2.0, 9.0),
+    ],
+)
+def test_probability_of_reaching_a_radius(gamma, tau0, distance, radius):
+    found = PairDistance(gamma=gamma, tau0=tau0).ever(distance, radius)
+    assert found == pytest.approx(ever_by_quadrature(gamma, tau0, distance, radius), rel=1e-9)
+    assert found != pytest.approx(ever_by_quadrature(gamma, tau0, distance, radius, exponent=2.0), rel=1e-2)
+
+
+def test_two_tokens_explode_if_and_only_if_gamma_squared_is_below_a_half():
+    start = lf.equicorrelated(2, 0.2, 300.0)
+    for gamma in (CRITICAL, 0.8, 1.0):
+        assert limit_of(gamma, 0.5, 1.0).explosion_probability(start) == 0.0
+        assert limit_of(gamma, 0.5, 1.0).explosion_probability(start, time=2.0) == 0.0
+    for gamma in (0.3, 0.6, 0.7, 0.707):
+        closed = limit_of(gamma, 0.5, 1.0).explosion_probability(start)
+        assert 0 < closed < 1
+        far = 1e280 if gamma > 0.69 else 1e30
+        assert closed <= ever_by_quadrature(gamma, 0.5, 480.0, far) * (1 + 1e-9)
+    at_the_threshold = limit_of(CRITICAL, 1.0, 1.0).explosion_probability([[1.5, 0.0], [0.0, 1.5]], radius=1e100)
+    k = sqrt(8 * 1.5 / 0.5)
+    assert at_the_threshold == pytest.approx(asinh(3 / k) / asinh(1e100 / k), rel=1e-9)
+
+
+def by_finite_differences(gamma, tau0, distance, time):
+    """P(d explodes by `time`): w_t = b w' + σ²w''/2 in x = log d, backward Euler with Richardson's extrapolation."""
+
+    def solve(cells, steps):
+        x = np.linspace(log(1e-6), log(300.0), cells)
+        h, d = x[1] - x[0], np.exp(x)
+        relative = 2 * gamma**2 * (2 - gamma**2) + gamma**4 * d**2 / (4 * tau0**2)
+        drift = gamma**2 * d**2 / (16 * tau0**2) - relative / 2
+        up, down = relative / (2 * h * h) + drift / (2 * h), relative / (2 * h * h) - drift / (2 * h)
+        up[[0, -1]] = down[[0, -1]] = 0  # what starts at an end stays there
+        dt = time / steps
+        bands = np.array([np.append(0, -dt * up[:-1]), 1 + dt * (up + down), np.append(-dt * down[1:], 0)])
+        w = np.zeros(cells)
+        w[-1] = 1.0  # beyond, P(ever) is 1 to 1e-4, at once
+        for _ in range(steps):
+            w = solve_banded((1, 1), bands, w)
+        return np.interp(log(distance), x, w)
+
+    return 2 * solve(1601, 1600) - solve(1601, 800)
+
+
+def test_probability_by_a_time():
+    """γ = 0.4, where 1 − P(ever) is small at the end of the grid; a time a tenth longer is rejected."""
+    pair = PairDistance(gamma=0.4, tau0=0.5)
+    found = by_finite_differences(0.4, 0.5, 4.0, 1.0)
+    assert 1 - pair.ever(300.0, inf) < 2e-4
+    assert pair.by(1.0, 4.0, inf) == pytest.approx(found, rel=2e-3)
+    assert pair.by(1.1, 4.0, inf) != pytest.approx(found, rel=2e-2)
+    assert pair.by(1e6, 4.0, inf) == pytest.approx(pair.ever(4.0, inf), rel=1e-9)
+    assert pair.by(1e6, 4.0, 50.0) == pytest.approx(pair.ever(4.0, 50.0), rel=1e-9)
+
+
+def test_what_has_no_formula_is_refused():
+    relu = lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)
+    for limit, start, reason in (
+        (limit_of(0.5, 1.0, 1.0), np.eye(3), "known for two tokens; got 3"),
+        (limit_of(0.5, 1.0, 1.0, mask="causal"), np.eye(2), 'got mask="causal"'),
+        (limit_of(0.5, 1.0, 1.0, feedforward=relu), np.eye(2), "got a feed-forward layer"),
+        (lf.limit(lf.Transformer(width=9, depth=9, gamma=0.5, feedforward=relu)), np.eye(2), "feed-forward"),
+    ):
+        with pytest.raises(lf.InputError, match=reason):
+            limit.explosion_probability(start)
+    for bad in ({"time": 0.0}, {"time": -1.0}, {"radius": 0.0}, {"time": np.nan}, {"radius": np.nan}):
+        with pytest.raises(lf.InputError, match=r"radius|time"):
+            limit_of(0.5, 1.0, 1.0).explosion_probability(np.eye(2), **bad)
+
+
+def test_corners():
+    limit = limit_of(0.6, 1.0, 1.0)
+    assert limit.explosion_probability(np.ones((2, 2))) == 0.0
+    assert limit.explosion_probability(np.eye(2), radius=2.0) == 1.0
+    assert limit.explosion_probability(np.eye(2), radius=2.0, time=1e-9) == 1.0
+    still = lf.limit(lf.Transformer(width=9, depth=9, gamma=0.0, attention=lf.ShapedAttention(tau0=1.0)))
+    assert still.explosion_probability(np.eye(2)) == 0.0
+
+
+# ---------------------------------------------------------------- the paths
+
+
+def share_by_fixed_steps(gamma, tau0, distance, horizon, radius, samples=4000, dt=0.01):
+    """What a step of fixed length makes of d: the share beyond the radius."""
+    rng, d = np.random.default_rng(0), np.full(samples, distance)
+    out = np.zeros(samples, bool)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for _ in range(round(horizon / dt)):
+            x = gamma**4 * d**2 * dt / (16 * tau0**2)
+            growth = 1 + (1 / gamma**2 - 1) * x
+            linear = 1 + sqrt(2 * gamma**2 * (2 - gamma**2) * dt) * rng.standard_normal(samples)
+            d = d * np.abs(linear) * (np.sqrt(growth) + np.sqrt(x) * rng.standard_normal(samples)) ** 2
+            out |= ~(d < radius)
+    return out.mean()
+
+
+@pytest.mark.parametrize(
+    ("gamma", "tau0", "start", "horizon", "samples"),
+    [
+        (0.4, 0.5, lf.equicorrelated(2, -0.4, 3.0), 0.5, 3000),
+        (0.6, 1.0, lf.from_covariance([[9.0, -1.0], [-1.0, 4.0]]), 0.5, 3000),
+    ],
+)
+def test_paths_explode_as_often_as_they_should(gamma, tau0, start, horizon, samples):
+    limit = limit_of(gamma, tau0, horizon)
+    causes = causes_of(limit, start, samples, radius=1e30)
+    probability = limit.explosion_probability(start, time=horizon)
+    assert abs(standard_errors_from(causes, probability)) < 4
+    v = start.covariance
+    wrong = share_by_fixed_steps(gamma, tau0, v[0, 0] + v[1, 1] - 2 * v[0, 1], horizon, 1e30)
+    assert abs(wrong - probability) > 4 * sqrt(probability * (1 - probability) / samples)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "tau0", "variance", "radius", "samples"),
+    [(CRITICAL, 1.0, 0.5, 1e6, 8000), (0.8, 0.5, 20.0, 1e4, 4000), (1.0, 0.7, 2.0, 50.0, 4000)],
+)
+def test_antipodal_paths_pass_a_ball_as_often_as_the_formula_says(gamma, tau0, variance, radius, samples):
+    """At γ² ≥ ½, by the end of the horizon."""
+    limit = limit_of(gamma, tau0, 2.0)
+    start = lf.equicorrelated(2, -1.0, variance)
+    causes = causes_of(limit, start, samples, radius=radius)
+    probability = limit.explosion_probability(start, time=2.0, radius=2 * radius)
+    assert abs(standard_errors_from(causes, probability)) < 4
+    further = limit.explosion_probability(start, time=2.0, radius=2e6 * radius)
+    assert abs(standard_errors_from(causes, further)) > 4
+
+
+def test_no_path_explodes_at_a_large_gamma():
+    """γ = 0.8 from variance 300, where a fixed step sends nearly all away."""
+    limit = limit_of(0.8, 0.5, 2.0)
+    causes = causes_of(limit, lf.equicorrelated(2, 0.2, 300.0), 1000)
+    assert (causes == INSIDE).all()
+    assert share_by_fixed_steps(0.8, 0.5, 480.0, 2.0, 1e30) > 0.9
+
+
+def test_tokens_that_align_leave_a_ball_before_their_distance_does():
+    """γ² = ½: u = asinh(d/K) is Brownian in the time Θ that V ∝ exp(Θ/2) counts, and stops at 0."""
+    limit = limit_of(CRITICAL, 1.0, 2.0)
+    start = lf.equicorrelated(2, 0.2, 300.0)
+    causes = causes_of(limit, start, 1000)
+    u, needed = asinh(480.0 / sqrt(24.0)), 2 * log(1e100 / 360.0)
+    least, most = (erf(u / sqrt(2 * (needed + slack))) for slack in (20.0, -20.0))
+    assert standard_errors_from(causes, least) > -4
+    assert standard_errors_from(causes, most) < 4
+    assert standard_errors_from(causes, limit.explosion_probability(start, radius=1e100)) > 4
+
+
+def test_euler_maruyama_does_not_hide_explosions():
+    """Paths that attention carries away end in the ball's exit or as lost, as many as explode, not in the cone's."""
+    limit = limit_of(0.4, 0.5, 0.5)
+    start = lf.equicorrelated(2, -0.4, 3.0)
+    causes = causes_of(limit, start, 1000, step="euler-maruyama")
+    probability = limit.explosion_probability(start, time=0.5)
+    gone = np.isin(causes, (LEFT_BALL, LOST)).mean()
+    assert abs(gone - probability) < 4 * sqrt(probability * (1 - probability) / 1000)
