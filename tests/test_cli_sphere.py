@@ -310,6 +310,8 @@ OVERLAPS = {
     "unequal": (("--beta", "2", "--clusters", "2,1"), {"beta": 2.0, "tokens": 3}, (2, 1)),
     "hybrid": (("--beta", "2", "--epsilon", "1.2"), {"beta": 2.0, "epsilon": 1.2}, None),
     "flow": (("--epsilon", "0"), {"epsilon": 0.0}, None),
+    "negative": (("--beta", "-1.5", "--epsilon", "1.4"), {"beta": -1.5, "epsilon": 1.4}, None),
+    "negative clusters": (("--beta", "-2", "--clusters", "2,1"), {"beta": -2.0, "tokens": 3}, (2, 1)),
     "hybrid clusters": (("--epsilon", "1", "--clusters", "2,1"), {"epsilon": 1.0, "tokens": 3}, (2, 1)),
 }
 
@@ -361,6 +363,7 @@ def test_table_is_the_json(run, case):
         ("unequal", -0.5, None),
         ("hybrid", 0.1, 0.9),
         ("hybrid clusters", 0.1, None),
+        ("negative", -0.3, 0.9),
         ("flow", 0.1, 0.9),
     ],
 )
@@ -407,9 +410,9 @@ NUMBERS = "must be finite numbers or ranges start:stop:step with commas between;
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--beta", "-1"), "beta must be at least 0; got -1."),
-        (("--beta", "1,2,-1"), "Cell tokens = 2, dim = 4, beta = -1.0: beta must be at least 0; got -1.0."),
-        (("--beta", "-1:1:0.5"), "beta must be at least 0; got -1.0."),
+        (("--beta", "-301"), "beta must be at least -300; got -301."),
+        (("--beta", "1,2,-301"), "Cell tokens = 2, dim = 4, beta = -301.0: beta must be at least -300; got -301."),
+        (("--beta", "-301:1:0.5"), "beta must be at least -300; got -301."),
         (("--dim", "1"), "dim must be at least 2; got 1."),
         (("--dim", "-3"), "dim must be at least 2; got -3."),
         (("--dim", "4,1"), "Cell tokens = 2, dim = 1, beta = 0.0: dim must be at least 2; got 1."),
@@ -479,7 +482,7 @@ def test_bad_phase(refused, options, says):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--beta", "-1"), "beta must be at least 0; got -1.0."),
+        (("--beta", "-301"), "beta must be at least -300; got -301."),
         (("--beta", "nan"), "beta must be finite; got nan."),
         (("--beta", "1000", "--attention", "unnormalized"), "Unnormalized attention overflows: with logits up to 1000"),
         (("--dim", "1"), "dim must be at least 2; got 1."),
@@ -499,7 +502,7 @@ def test_bad_phase(refused, options, says):
         (("--clusters", "-1,3"), "A cluster must be at least 1; got -1."),
         (
             ("--clusters", "2,1", "--beta", "151"),
-            "Unequal clusters and the hybrid model need beta <= 150 here; got 151.",
+            "Unequal clusters and the hybrid model need |beta| <= 150 here; got 151.",
         ),
         (("--target", "0.5"), "--target needs --start: the mean time is from there."),
         (("--start", "2"), "start must lie in [-1, 1]; got 2.0."),

@@ -51,6 +51,8 @@ CASES = [
     ((3, 2), 4, 0.8, "softmax"),
     ((2, 1), 2, 0.6, "softmax"),
     ((2, 1), 3, 0.5, "unnormalized"),
+    ((3, 2), 4, -0.8, "softmax"),
+    ((3, 1), 4, -0.5, "unnormalized"),
 ]
 
 
@@ -303,7 +305,11 @@ def test_critical_beta_of_the_hybrid_model_is_where_minus_one_begins_to_attract(
     ]
     assert kinds == ["non-attracting", "attracting"]
     assert overlap(hybrid(epsilon=0.9)).critical_beta == np.inf
-    assert overlap(hybrid(epsilon=1.5, attention=form)).critical_beta == 0
+    # ε² > 2: at β = 0 too, and at a negative one.
+    low = overlap(hybrid(epsilon=1.5, attention=form)).critical_beta
+    assert low == pytest.approx(-log(1.25) / 2 if form == "softmax" else log(2 / 2.25))
+    kinds = [overlap(hybrid(beta=low + x, epsilon=1.5, attention=form)).boundaries.minus.kind for x in (-1e-6, 1e-6)]
+    assert kinds == ["non-attracting", "attracting"]
 
 
 def test_neither_end_attracts_very_unequal_clusters_of_the_unnormalized_hybrid_model():
@@ -314,6 +320,37 @@ def test_neither_end_attracts_very_unequal_clusters_of_the_unnormalized_hybrid_m
     assert diffusion.antipodal_probability(0.3) == diffusion.single_cluster_probability(0.3) == 0
     assert diffusion.return_probability(-0.5, 0.9) == 1
     assert diffusion.mean_hitting_time(-0.5, 0.9) < np.inf
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (3, 2)])
+def test_neither_end_attracts_the_hybrid_model_at_negative_beta_between_its_thresholds(sizes):
+    """2 < ε² < 1 + e^{2|β|}: for β > 0, where 1 + e^{−2β} < ε² < 2, both do."""
+    for beta, epsilon, kind in ((-1.0, 1.5, "non-attracting"), (1.0, 1.3, "attracting")):
+        diffusion = overlap(hybrid(sum(sizes), beta=beta, epsilon=epsilon), sizes)
+        assert {end.kind for end in diffusion.boundaries} == {kind}
+        certain = bool(diffusion.return_probability(0.3, -0.9) == diffusion.return_probability(-0.3, 0.9) == 1)
+        assert certain is (beta < 0)
+        assert np.isfinite(diffusion.mean_hitting_time(0.9, -0.9)) == (beta < 0)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (3, 2)])
+@pytest.mark.parametrize("form", ["softmax", "unnormalized"])
+def test_the_sign_of_beta_moves_the_clock_of_the_stochastic_model_alone(sizes, form):
+    """A₊ and A₋ change places; without normalisation both are multiplied by e^{−β(1 + z)} as well."""
+    beta, z = 1.4, np.array([-1.0, -0.9, 0.1, 0.8])
+    up, down = (overlap(stochastic(sum(sizes), 5, sign * beta, attention=form), sizes) for sign in (1, -1))
+    clock = 1.0 if form == "softmax" else np.exp(-2 * beta * (1 + z))
+    np.testing.assert_allclose(down.drift(z), up.drift(z) * clock, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(down.diffusion(z) ** 2, up.diffusion(z) ** 2 * clock, rtol=1e-12, atol=1e-15)
+    assert down.boundaries == up.boundaries
+    assert down.critical_beta == up.critical_beta
+    np.testing.assert_allclose(down.antipodal_probability(z), up.antipodal_probability(z), rtol=1e-12)
+    if sizes == (1, 1):
+        assert float(down.antipodal_probability()) == pytest.approx(float(up.antipodal_probability()), rel=1e-12)
+        assert float(down.antipodal_probability()) > 0.05
+    # The wrong twin: the hybrid model has a direction.
+    up, down = (overlap(hybrid(sum(sizes), 5, sign * beta, attention=form), sizes) for sign in (1, -1))
+    assert (np.abs(down.drift(z[1:]) / (up.drift(z[1:]) * np.broadcast_to(clock, 4)[1:]) - 1) > 0.1).all()
 
 
 def test_without_noise_the_overlap_rises():
@@ -372,9 +409,16 @@ def test_scale_density_is_the_one_of_the_paper():
         (lambda: overlap(stochastic(3), (1, 1, 1)), r"clusters must be two whole numbers \(p, q\); got \(1, 1, 1\)."),
         (
             lambda: overlap(stochastic(3, beta=200.0), (2, 1)),
-            "Unequal clusters and the hybrid model need beta <= 150 here; got 200.",
+            r"Unequal clusters and the hybrid model need \|beta\| <= 150 here; got 200.",
         ),
-        (lambda: overlap(hybrid(beta=200.0)), "Unequal clusters and the hybrid model need beta <= 150 here; got 200."),
+        (
+            lambda: overlap(stochastic(3, beta=-200.0), (2, 1)),
+            r"Unequal clusters and the hybrid model need \|beta\| <= 150 here; got -200.",
+        ),
+        (
+            lambda: overlap(hybrid(beta=200.0)),
+            r"Unequal clusters and the hybrid model need \|beta\| <= 150 here; got 200.",
+        ),
         (lambda: overlap(stochastic()).antipodal_probability(1.5), r"start must lie in \[-1, 1\]; got 1.5."),
         (lambda: overlap(stochastic()).antipodal_probability([0.0, np.nan]), r"start must lie in \[-1, 1\]; got nan."),
         (lambda: overlap(stochastic()).antipodal_probability("a"), r"start must lie in \[-1, 1\]; got 'a'."),
@@ -392,10 +436,31 @@ def test_refusals(make, message):
         make()
 
 
-def test_other_keys_have_no_closed_overlap():
-    turned = (np.eye(4), 2 * np.eye(4))
-    with pytest.raises(NoLimitError, match="needs Q\\^T K = identity"):
-        overlap(stochastic(query_key=turned))
+TURN = np.linalg.qr(np.random.default_rng(4).standard_normal((4, 4)))[0]
+
+
+@pytest.mark.parametrize("factor", [2.5, 0.4, -0.7, 0.0])
+@pytest.mark.parametrize("make", [stochastic, hybrid])
+@pytest.mark.parametrize(("tokens", "clusters"), [(2, None), (3, (2, 1))])
+def test_a_multiple_of_the_identity_multiplies_beta(factor, make, tokens, clusters):
+    scaled = overlap(make(tokens, beta=1.3, query_key=(TURN, factor * TURN)), clusters)
+    plain = overlap(make(tokens, beta=1.3 * factor), clusters)
+    assert scaled.beta == pytest.approx(1.3 * factor)
+    z = np.array([-0.9, 0.2, 0.7])
+    for name in ("drift", "diffusion", "antipodal_probability"):
+        np.testing.assert_allclose(getattr(scaled, name)(z), getattr(plain, name)(z), rtol=1e-10)
+    record, other = scaled.summary(), plain.summary()
+    assert record["boundaries"]["minus"]["kind"] == other["boundaries"]["minus"]["kind"]
+    assert record["critical_beta"] == pytest.approx(other["critical_beta"])
+    # The wrong twin: β itself.
+    unscaled = overlap(make(tokens, beta=1.3), clusters)
+    assert (np.abs(scaled.drift(z) / unscaled.drift(z) - 1) > 0.01).all()
+
+
+@pytest.mark.parametrize("off", [np.diag([1e-6, 0, 0, 0]), 1e-6 * (TURN - TURN.T), 0.5 * TURN])
+def test_other_keys_have_no_closed_overlap(off):
+    with pytest.raises(NoLimitError, match="needs Q\\^T K = c times the identity"):
+        overlap(stochastic(query_key=(np.eye(4), 2 * np.eye(4) + off)))
 
 
 @pytest.mark.parametrize(

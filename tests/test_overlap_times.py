@@ -1,6 +1,6 @@
 """The overlap diffusion in time: mean times, the metastable gap, the Fokker-Planck equation."""
 
-from math import exp, log, sqrt
+from math import exp, log, pi, sqrt
 
 import numpy as np
 import pytest
@@ -65,6 +65,8 @@ def test_lifetime_of_unequal_clusters():
         overlap(stochastic(3, 2, 1.5), (2, 1)),
         overlap(hybrid(beta=1.5)),
         overlap(hybrid(5, beta=1.0, attention="unnormalized", epsilon=0.4), (3, 2)),
+        overlap(hybrid(5, beta=-1.0, epsilon=1.5), (3, 2)),
+        overlap(stochastic(3, 5, -1.2, attention="unnormalized"), (2, 1)),
     ],
 )
 def test_mean_hitting_time_by_two_routes(diffusion):
@@ -145,6 +147,45 @@ def test_lifetimes_grow_like_exp_two_beta_for_softmax_only():
     # Without normalisation the larger cluster moves faster by the factor p/q at every β: only the clock e^{2β} is left.
     clock = [lifetime(beta, (2, 1), "unnormalized") * exp(2 * beta) for beta in (11.0, 12.0)]
     assert clock[1] / clock[0] == pytest.approx(1.0, abs=0.02)
+
+
+def lifetime_ratio(beta, sizes=(2, 1), dim=4, target=0.9, sigma=1.0):
+    """Exact lifetime over its leading term."""
+    clusters = overlap(stochastic(sum(sizes), dim, beta, sigma=sigma), sizes)
+    return clusters.mean_hitting_time(target, start=-1.0) / clusters.lifetime_asymptote(target)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dim", "target"), [((2, 1), 4, 0.9), ((26, 24), 2, -0.6), ((1, 5), 7, 0.3), ((4, 3), 3, -0.99)]
+)
+def test_lifetime_tends_to_its_leading_term(sizes, dim, target):
+    """To 1e-6 at β = 140, with every constant of it: p and q, dim, σ and the target."""
+    assert lifetime_ratio(140.0, sizes, dim, target, sigma=0.7) == pytest.approx(1, abs=1e-6)
+    assert lifetime_ratio(-140.0, sizes, dim, target, sigma=0.7) == pytest.approx(1, abs=1e-6)
+    if dim > 2:  # in the plane nothing pulls the clusters together, and the leading term is nearly all
+        assert abs(lifetime_ratio(4.0, sizes, dim, target) - 1) > 1e-3
+    leading = overlap(stochastic(sum(sizes), dim, 140.0), sizes)
+    # The wrong twins: b left out, and B(½, dim/2) for B(½, (dim − 1)/2).
+    start_free = leading.lifetime_asymptote(0.0)
+    assert start_free / leading.lifetime_asymptote(target) != pytest.approx(1, abs=0.05)
+    more = overlap(stochastic(sum(sizes), dim + 1, 140.0), sizes)
+    assert more.lifetime_asymptote(target) / leading.lifetime_asymptote(target) < 0.95
+
+
+def test_lifetime_is_four_percent_short_of_its_leading_term_at_beta_8():
+    """(2, 1), dim 4, to 0.9: the numbers of the documentation."""
+    assert lifetime_ratio(8.0) == pytest.approx(0.963, abs=5e-4)
+    assert lifetime_ratio(140.0) == pytest.approx(1.0, abs=5e-6)
+
+
+@pytest.mark.parametrize(("p", "q", "dim"), [(2, 1, 4), (2, 1, 7), (5, 1, 3)])
+def test_what_the_leading_term_leaves_out(p, q, dim):
+    """(d − 2)(p/q + q/p) e^{−β(1 − b)}/(β²(1 − b²)^{3/2}(π/2 + arcsin b)), from the pull at b; here b = 0."""
+    beta = 20.0
+    left = (1 - lifetime_ratio(beta, (p, q), dim, 0.0)) * exp(beta) * beta**2 * pi / 2
+    assert left == pytest.approx((dim - 2) * (p / q + q / p), rel=0.03)
+    assert left != pytest.approx((dim - 1) * (p / q + q / p), rel=0.1)
+    assert left != pytest.approx((dim - 2) * 2, rel=0.1)
 
 
 # The metastable gap.
@@ -303,6 +344,16 @@ def test_both_densities_hold_the_same_mass():
             "Only unequal clusters of the stochastic model are metastable",
         ),
         (lambda: overlap(hybrid(3), (2, 1)).metastable_gap(), "Only unequal clusters of the stochastic model"),
+        (
+            lambda: overlap(stochastic(4), (2, 2)).lifetime_asymptote(0.9),
+            "Only unequal clusters of the stochastic model have a lifetime",
+        ),
+        (lambda: overlap(hybrid(3), (2, 1)).lifetime_asymptote(0.9), "Only unequal clusters of the stochastic model"),
+        (
+            lambda: overlap(stochastic(3, attention="unnormalized"), (2, 1)).lifetime_asymptote(0.9),
+            r"Lifetimes grow like e\^\{2\|beta\|\} with softmax alone",
+        ),
+        (lambda: overlap(stochastic(3), (2, 1)).lifetime_asymptote(-1.0), "target must lie strictly between -1 and 1"),
         (lambda: overlap(stochastic(3, beta=0.1), (2, 1)).metastable_gap(), "No metastable state"),
         (lambda: overlap(hybrid(epsilon=0.0)).density([1.0]), "There is no density without noise"),
         (lambda: overlap(stochastic()).density([1.0, 0.5]), "times must be finite, increasing and at least 0"),

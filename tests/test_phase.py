@@ -24,7 +24,7 @@ from limitformer.sweep.grid import cells
 
 BASE = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=20)
 HYBRID = lf.HybridTransformer(tokens=2, dim=4, beta=1.0, epsilon=1.2, layers_per_unit_time=20)
-TURNED = replace(BASE, query_key=(2 * np.eye(4), np.eye(4)))
+TURNED = replace(BASE, query_key=(np.diag([2.0, 2.0, 2.0, 1.0]), np.eye(4)))
 GRID = {"dim": [4, 6], "beta": [0.5, 1.0, 2.5]}
 VARIABLES = ("probability", "low", "high")
 
@@ -191,7 +191,7 @@ def test_attributes_tell_how_to_repeat_it(tmp_path):
 @pytest.mark.parametrize(
     ("over", "says"),
     [
-        ({"dim": [4, 5], "beta": [1.0, -1.0]}, "Cell dim = 4, beta = -1.0: beta must be at least 0; got -1.0."),
+        ({"dim": [4, 5], "beta": [1.0, -301.0]}, "Cell dim = 4, beta = -301.0: beta must be at least -300; got -301."),
         ({"dim": [4, 1]}, "Cell dim = 1: dim must be at least 2; got 1."),
         ({"beta": [1.0, float("nan")]}, "Cell beta = nan: beta must be finite; got nan."),
         ({"beta": [True, 2.0]}, "Cell beta = True: beta must be a number; got True."),

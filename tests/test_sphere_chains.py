@@ -59,6 +59,12 @@ CASES = {
         stochastic(3, 4, query_key=2 * query_key(4, 2)),
         [MORE, {"query_key": None}, {"query_key": 2 * query_key(4, 2)[::-1]}],
     ),
+    "2 in 4, β < 0": (stochastic(2, 4, beta=-0.9, **OTHER), [MORE, {"beta": 0.9}, {"attention": "softmax"}]),
+    "3 in 4, β < 0": (stochastic(3, 4, beta=-1.7), [MORE, {"beta": 1.7}, WIDER]),
+    "3 in 4, Q and K, β < 0": (
+        stochastic(3, 4, beta=-1.7, query_key=2 * query_key(4, 2)),
+        [MORE, {"beta": 1.7}, {"query_key": 2 * query_key(4, 2)[::-1]}],
+    ),
     "2 in 5, Q and K, unnormalized": (
         stochastic(2, 5, query_key=query_key(5, 7), **OTHER),
         [LESS, {"attention": "softmax"}, {"query_key": query_key(5, 7)[::-1]}],
@@ -76,6 +82,7 @@ CASES = {
         hybrid(5, 3, **{**FEW, "beta": 0.6}, values="truncated normal", **OTHER),
         [EPSILON, {"values": "uniform"}, {"attention": "softmax"}],
     ),
+    "hybrid, 2 in 3, β < 0": (hybrid(2, 3, beta=-1.7), [EPSILON, {"beta": 1.7}]),
     "hybrid, 3 in 4, Q and K": (hybrid(3, 4, query_key=2 * query_key(4, 2)), [EPSILON, {"query_key": None}]),
 }
 

@@ -88,10 +88,20 @@ def test_isotropic_is_what_q_and_k_do_together():
     np.testing.assert_allclose(MODELS["hybrid"].bilinear(), QUERY.T @ KEY, rtol=1e-15)
 
 
+def test_a_multiple_of_the_identity_is_another_beta():
+    turn = np.linalg.qr(np.random.default_rng(0).standard_normal((6, 4)))[0]
+    assert STOCHASTIC(**SIZE).isotropic_beta == 1.5
+    assert STOCHASTIC(**SIZE, query_key=(turn, -2 * turn)).isotropic_beta == pytest.approx(-3.0)
+    assert STOCHASTIC(**SIZE, query_key=(turn, 1e-9 * turn)).isotropic_beta == pytest.approx(1.5e-9)
+    assert STOCHASTIC(**SIZE, query_key=(turn, 0 * turn)).isotropic_beta == 0
+    assert STOCHASTIC(**SIZE, query_key=(turn, turn @ np.diag([2.0, 2, 2, 2 + 1e-9]))).isotropic_beta is None
+    assert MODELS["hybrid"].isotropic_beta is None
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"beta": -1e-9}, "beta must be at least 0; got -1e-09."),
+        ({"beta": -300.5}, "beta must be at least -300; got -300.5."),
         ({"beta": np.nan}, "beta must be finite; got nan."),
         ({"beta": np.inf}, "beta must be finite; got inf."),
         ({"beta": "1"}, "beta must be a number; got '1'."),

@@ -47,8 +47,8 @@ def phase_diagram(
 
     Returns:
         `probability`, `low`, `high` (…, outcome), the simulated probabilities with Wilson intervals; `exact` (…), the
-        probability of the antipodal state in the limit, NaN where none is known (other than two tokens, QᵀK ≠ I, or
-        an `overlap` that is out of range).
+        probability of the antipodal state in the limit, NaN where none is known (other than two tokens, a QᵀK that is
+        no multiple of the identity, or an `overlap` that is out of range).
 
     Raises:
         InputError: a field that the model has not, an axis without values, or a value that the model or `simulate`
@@ -91,7 +91,7 @@ def check_run(options: Mapping[str, Any], *, samples: int, level: float, threads
 
 def exact_probability(model: SphereKind) -> float:
     """Of the antipodal state, from a uniform start; NaN where it is not known."""
-    if model.tokens != 2 or not model.is_isotropic:
+    if model.tokens != 2 or model.isotropic_beta is None:
         return nan
     try:
         return float(overlap(model).antipodal_probability())

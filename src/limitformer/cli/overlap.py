@@ -18,7 +18,7 @@ MODEL, QUESTION = "Model", "Question"
 def overlap(
     context: typer.Context,
     dim: Annotated[int, typer.Option(help="Coordinates d of a token.", rich_help_panel=MODEL)] = 4,
-    beta: Annotated[float, typer.Option(help="Inverse temperature β.", rich_help_panel=MODEL)] = 1.0,
+    beta: Annotated[float, typer.Option(help="Inverse temperature β, of either sign.", rich_help_panel=MODEL)] = 1.0,
     epsilon: Annotated[
         float | None,
         typer.Option(

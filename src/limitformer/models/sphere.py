@@ -6,13 +6,14 @@ Attention mixes tokens, A(Xⁱ) = Σ_j w_ij Xʲ, with weights from exp(β⟨QX�
   stochastic:  Xⁱ ← normalised( Xⁱ + V A(Xⁱ)/√L ),              V_kl i.i.d., mean 0, variance σ²   [CT, eq. 4],
   hybrid:      Xⁱ ← normalised( Xⁱ + (1/L + ε v/√L) A(Xⁱ) ),    v i.i.d., mean 0, variance 1       [CT, eq. 7].
 
-One V, or v, is drawn a layer and is common to all tokens. Q and K act through QᵀK alone.
+One V, or v, is drawn a layer and is common to all tokens. Q, K and β act through βQᵀK alone: β < 0 is −β with −K,
+attention to what is unlike. [CT] calls β an inverse temperature; what it derives holds for any real number.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import log
+from math import copysign, log
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -26,6 +27,7 @@ ValueLaw = Literal["gaussian", "uniform", "rademacher", "truncated normal"]
 Rows = tuple[tuple[float, ...], ...]
 
 LARGEST_DIM, LARGEST_BETA, LARGEST_NOISE = 2**31, 1e6, 1e50
+LEAST_BETA = -300.0  # weights are taken relative to a token's own: exp(2|β|) is still a double
 LARGEST_LOGIT = 150.0  # a layer's step is of the order exp(150), and its fourth power is still a double
 
 
@@ -44,7 +46,7 @@ class SphereModel:
     def __post_init__(self) -> None:
         keep(self, tokens=require_count("tokens", self.tokens), dim=require_count("dim", self.dim, least=2))
         keep(self, beta=require_real("beta", self.beta))
-        require(self.beta >= 0, f"beta must be at least 0; got {self.beta}.")
+        require(self.beta >= LEAST_BETA, f"beta must be at least {LEAST_BETA:g}; got {self.beta:g}.")
         require(self.beta <= LARGEST_BETA, f"beta must be at most {LARGEST_BETA:g}; got {self.beta:g}.")
         require(self.dim <= LARGEST_DIM, f"dim must be at most {LARGEST_DIM:,}; got {self.dim}.")
         layers = require_count("layers_per_unit_time", self.layers_per_unit_time)
@@ -59,10 +61,11 @@ class SphereModel:
             return
         noise = log(max(1.0, getattr(self, "sigma", 1.0), getattr(self, "epsilon", 1.0)))
         size = 1.0 if self.is_isotropic else float(np.linalg.norm(self.bilinear(), 2))
-        nearest = (LARGEST_LOGIT - noise) / max(size, 1e-300)
+        largest = abs(self.beta) * size
+        nearest = copysign((LARGEST_LOGIT - noise) / max(size, 1e-300), self.beta)
         require(
-            self.beta * size + noise <= LARGEST_LOGIT,
-            f"Unnormalized attention overflows: with logits up to {self.beta * size:.4g} a layer's step leaves the "
+            largest + noise <= LARGEST_LOGIT,
+            f"Unnormalized attention overflows: with logits up to {largest:.4g} a layer's step leaves the "
             f'range of doubles. Nearest: beta = {nearest * 0.999:.4g}, or attention="softmax".',
         )
 
@@ -76,7 +79,24 @@ class SphereModel:
     @cached_property
     def is_isotropic(self) -> bool:
         """Whether QᵀK = I [CT, Assumption 2]: then the overlaps of the tokens are a Markov chain by themselves."""
-        return self.query_key is None or bool(np.allclose(self.bilinear(), np.eye(self.dim), rtol=0, atol=1e-12))
+        return self.query_key is None or is_multiple(self.bilinear(), 1.0)
+
+    @cached_property
+    def isotropic_beta(self) -> float | None:
+        """βc if QᵀK = cI: the β that gives the same attention with QᵀK = I; None for any other Q and K.
+
+        >>> turn = np.eye(3)[[1, 2, 0]]
+        >>> model = StochasticTransformer(
+        ...     tokens=2, dim=3, beta=1.5, layers_per_unit_time=1, query_key=(turn, -2 * turn)
+        ... )
+        >>> model.isotropic_beta
+        -3.0
+        """
+        if self.is_isotropic:
+            return self.beta
+        matrix = self.bilinear()
+        factor = float(np.trace(matrix)) / self.dim
+        return self.beta * factor if is_multiple(matrix, factor) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +106,7 @@ class StochasticTransformer(SphereModel):
     Attributes:
         tokens: N.
         dim: d ≥ 2, coordinates of a token.
-        beta: β ≥ 0, inverse temperature.
+        beta: β, inverse temperature; at least −300.
         layers_per_unit_time: L; a layer moves the tokens by a step of 1/√L.
         attention: "softmax" [CT, eq. 2] or "unnormalized" [CT, eq. 3].
         query_key: None for Q = K = identity, or the pair (Q, K), each (head_dim, dim).
@@ -97,9 +117,9 @@ class StochasticTransformer(SphereModel):
     Raises:
         InputError: a value out of range, Q and K of shapes that do not fit, weights that would overflow.
 
-    >>> StochasticTransformer(tokens=2, dim=4, beta=-1.0, layers_per_unit_time=100)
+    >>> StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=100, sigma=0.0)
     Traceback (most recent call last):
-    limitformer.errors.InputError: beta must be at least 0; got -1.0.
+    limitformer.errors.InputError: sigma must be positive; got 0.0.
     """
 
     sigma: float = 1.0
@@ -140,6 +160,12 @@ class HybridTransformer(SphereModel):
         in_range = self.epsilon == 0 or 1 / LARGEST_NOISE <= self.epsilon <= LARGEST_NOISE
         require(in_range, f"epsilon must be 0 or lie in [1e-50, 1e+50]; got {self.epsilon}.")
         self._check_overflow()
+
+
+def is_multiple(matrix: NDArray[np.float64], factor: float) -> bool:
+    """Whether `matrix` (dim, dim) is `factor` times the identity, to 1e-12 of it."""
+    tolerance = 1e-12 * abs(factor) if factor else 0.0
+    return bool(np.allclose(matrix, factor * np.eye(len(matrix)), rtol=0, atol=tolerance))
 
 
 def require_known(name: str, value: object, literal: Any) -> None:

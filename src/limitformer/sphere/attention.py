@@ -1,8 +1,8 @@
 r"""Attention between tokens on the sphere: A X for N tokens in rows.
 
-* QᵀK = I: the logits β(⟨xⁱ, xʲ⟩ − 1) are symmetric and at most 0, so half of the exponentials do and no maximum is
-  needed.
-* any QᵀK: the logits β xⁱᵀ QᵀK xʲ, from which softmax takes the row's maximum.
+* QᵀK = I: the logits β(⟨xⁱ, xʲ⟩ − 1) are symmetric and at most 0, or 2|β| if β < 0, so half of the exponentials do and
+  no maximum is needed.
+* any QᵀK: the logits |β| xⁱᵀ (±QᵀK) xʲ, from which softmax takes the row's maximum.
 
 Rows are then divided by their sum (softmax, [CT, eq. 2]) or scaled to exp(logit)/N (unnormalized, [CT, eq. 3]).
 Matrices have LANES behind (`lanes`).

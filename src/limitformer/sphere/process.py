@@ -6,7 +6,7 @@ and 1/dt layers per unit of time, which is a step of the SDE that stays on the s
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import exp, prod, sqrt
+from math import copysign, exp, prod, sqrt
 from typing import Any, Literal
 
 import numpy as np
@@ -262,7 +262,8 @@ class SpherePaths:
         model, fixed = self.model, 0.0
         if model.attention == "unnormalized":
             fixed = (exp(model.beta) if model.is_isotropic else 1.0) / model.tokens
-        attention = AttentionConstants(model.beta, fixed, model.is_isotropic)
+        beta = model.beta if model.is_isotropic else abs(model.beta)
+        attention = AttentionConstants(beta, fixed, model.is_isotropic)
         layer = self.layer
         return TokenConstants(attention, model.dim, self.steps, layer.step, layer.drift, LAWS[layer.law], self.drawn())
 
@@ -280,6 +281,11 @@ class SpherePaths:
         return self.model.tokens if self.method == "gram" else self.model.dim
 
 
+def signed_bilinear(model: SphereModel) -> NDArray[np.float64]:
+    """QᵀK with the sign of β: the kernels take |β|, so that the largest logit has the largest weight."""
+    return copysign(1.0, model.beta) * model.bilinear()
+
+
 class PreparedSphere:
     """Paths with their keys; `run` may be called from several threads."""
 
@@ -294,7 +300,7 @@ class PreparedSphere:
         else:
             self.first = self.first_tokens()
             self.token_constants = paths.token_constants()
-            self.bilinear = np.zeros((0, 0)) if paths.model.is_isotropic else paths.model.bilinear()
+            self.bilinear = np.zeros((0, 0)) if paths.model.is_isotropic else signed_bilinear(paths.model)
 
     def run(self, first: int, outputs: Outputs) -> None:
         """Replicas `first` … into `outputs`."""

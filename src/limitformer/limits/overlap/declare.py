@@ -14,8 +14,10 @@ LARGEST_BETA = 150.0  # e^{4β} is still a double: the noise between clusters fa
 def overlap(model: SphereModel, clusters: Sequence[int] | None = None) -> OverlapDiffusion:
     """The diffusion of the overlap of two tokens of `model`, or of two `clusters` (p, q) of p + q = model.tokens.
 
+    QᵀK may be any multiple c of the identity, which makes βc of β; β may be negative.
+
     Raises:
-        NoLimitError: QᵀK is not the identity, so that the overlap is no diffusion by itself.
+        NoLimitError: QᵀK is no multiple of the identity, so that the overlap is no diffusion by itself.
         InputError: not a model on the sphere, more than two tokens without clusters, clusters that do not fit.
 
     >>> from limitformer.models.sphere import StochasticTransformer
@@ -26,14 +28,16 @@ def overlap(model: SphereModel, clusters: Sequence[int] | None = None) -> Overla
     kinds = StochasticTransformer, HybridTransformer
     known = isinstance(model, kinds)
     require(known, f"overlap needs a StochasticTransformer or HybridTransformer; got {type(model).__name__}.")
-    if not model.is_isotropic:
+    beta = model.isotropic_beta
+    if beta is None:
         raise NoLimitError(
-            "No limit for the overlap alone: it needs Q^T K = identity [CT, Assumption 2]. Leave query_key out."
+            "No limit for the overlap alone: it needs Q^T K = c times the identity [CT, Assumption 2], else attention "
+            "depends on where the tokens are. Leave query_key out."
         )
     sizes = checked_clusters(model, clusters)
     plain = isinstance(model, StochasticTransformer) and sizes[0] == sizes[1]
-    fits = plain or model.beta <= LARGEST_BETA
-    require(fits, f"Unequal clusters and the hybrid model need beta <= {LARGEST_BETA:g} here; got {model.beta:g}.")
+    fits = plain or abs(beta) <= LARGEST_BETA
+    require(fits, f"Unequal clusters and the hybrid model need |beta| <= {LARGEST_BETA:g} here; got {beta:g}.")
     return OverlapDiffusion(model, sizes)
 
 

@@ -20,6 +20,7 @@ from limitformer.limits.overlap import hitting, thresholds
 from limitformer.limits.overlap.density import density_of
 from limitformer.limits.overlap.ends import Boundaries, Rates, boundaries_of
 from limitformer.limits.overlap.gap import MetastableGap, metastable_gap
+from limitformer.limits.overlap.lifetime import leading_lifetime
 from limitformer.limits.overlap.motion import FlowMotion, HybridMotion, Motion, StochasticMotion
 from limitformer.limits.overlap.position import (
     Array,
@@ -43,6 +44,8 @@ class OverlapDiffusion:
     Attributes:
         model: of the tokens.
         clusters: (p, q): p tokens at one point, q at the other; (1, 1) for two tokens.
+        beta: βc if QᵀK = cI, so β itself without Q and K; it may be negative. For the stochastic model its sign
+            changes nothing with softmax, and without normalisation the clock alone.
 
     >>> from limitformer.limits.overlap import overlap
     >>> pair = overlap(StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=100))
@@ -55,16 +58,23 @@ class OverlapDiffusion:
     model: SphereModel
     clusters: tuple[int, int]
 
+    @property
+    def beta(self) -> float:
+        """βc for QᵀK = cI."""
+        beta = self.model.isotropic_beta
+        assert beta is not None
+        return beta
+
     @cached_property
     def motion(self) -> Motion:
         """The coefficients in u = artanh z."""
-        weights = weights_of(self.model, self.clusters)
+        weights, size = weights_of(self.model, self.clusters, self.beta), abs(self.beta)
         if isinstance(self.model, StochasticTransformer):
-            return StochasticMotion(weights, self.model.beta, self.model.dim, self.model.sigma)
+            return StochasticMotion(weights, size, self.model.dim, self.model.sigma)
         assert isinstance(self.model, HybridTransformer)
         if self.model.epsilon == 0:
-            return FlowMotion(weights, self.model.beta)
-        return HybridMotion(weights, self.model.beta, self.model.epsilon)
+            return FlowMotion(weights, size)
+        return HybridMotion(weights, size, self.model.epsilon)
 
     @cached_property
     def _scale(self) -> Scale | FlowScale:
@@ -170,10 +180,11 @@ class OverlapDiffusion:
 
     @property
     def critical_beta(self) -> float:
-        """β above which the tokens may end antipodal; infinite if none.
+        """The value of `beta` above which the tokens may end antipodal; infinite if none.
 
-        Stochastic: arccosh(dim − 2)/2 [CT, Theorem 2]; 0 for dim ≤ 3, where every β > 0 will do (in dim 2, β = 0 too).
-        Hybrid: log(2/ε²) for unnormalized attention [CT, Lemma 1], ε² = 1 + e^{−2β} for softmax.
+        Stochastic: that of |beta|, arccosh(dim − 2)/2 [CT, Theorem 2]; 0 for dim ≤ 3, where every β ≠ 0 will do (in
+        dim 2, β = 0 too). Hybrid: log(2/ε²) for unnormalized attention [CT, Prop. 1], ε² = 1 + e^{−2β} for softmax;
+        negative for ε² > 2.
 
         Raises:
             InputError: unequal clusters of the hybrid model.
@@ -218,6 +229,33 @@ class OverlapDiffusion:
             return hitting.flow_time(self.motion, x, b)
         assert isinstance(self._scale, Scale)
         return (hitting.rising_time if x < b else hitting.falling_time)(self._scale, x, b)
+
+    def lifetime_asymptote(self, target: float) -> float:
+        """What the mean lifetime `mean_hitting_time(target, start=-1.0)` of unequal clusters tends to as |β| grows.
+
+        (π/2 + arcsin b) · B(½, (dim − 1)/2)/(2√2) · pq/|p² − q²| · e^{2|β|}/σ² for b = `target` in (−1, 1), with
+        softmax attention; too long by a part of the order (dim − 2) e^{−|β|(1 − b)}/β² (see `lifetime`).
+
+        Raises:
+            InputError: a target out of range, equal clusters, the hybrid model, or unnormalized attention.
+
+        >>> from limitformer.limits.overlap import overlap
+        >>> three = overlap(StochasticTransformer(tokens=3, dim=4, beta=8.0, layers_per_unit_time=100), (2, 1))
+        >>> round(three.mean_hitting_time(0.9, start=-1.0) / three.lifetime_asymptote(0.9), 3)
+        0.963
+        """
+        b = require_inside("target", target)
+        require(
+            self._leaves,
+            "Only unequal clusters of the stochastic model have a lifetime; two others that are antipodal stay.",
+        )
+        require(
+            self.model.attention == "softmax",
+            "Lifetimes grow like e^{2|beta|} with softmax alone; with unnormalized attention they fall. Use "
+            f"mean_hitting_time({b:g}, start=-1.0).",
+        )
+        assert isinstance(self.model, StochasticTransformer)
+        return leading_lifetime(self.clusters, self.model.dim, self.beta, self.model.sigma, b)
 
     def mean_exit_time(self, low: float, high: float, start: float) -> float:
         """Mean time until the overlap leaves (`low`, `high`) from `start` in between; always finite."""

@@ -1,4 +1,4 @@
-"""The two ends of (−1, 1): what the diffusion does there [CT, Lemmas 1, 5 and 6]."""
+"""The two ends of (−1, 1): what the diffusion does there [CT, Lemmas 5 and 6, Prop. 1]."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple

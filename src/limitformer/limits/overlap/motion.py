@@ -43,7 +43,7 @@ class Motion(Protocol):
 
     @property
     def beta(self) -> float:
-        """β."""
+        """|β|: how fast the coefficients vary. Its sign is in the weights."""
 
     def drift(self, at: Position) -> Array:
         """μ."""

@@ -46,7 +46,7 @@ class Scale:
         require(
             not steep[-1],
             f"The scale function is too steep: s ~ exp({self.motion.plus.slope:.2g} u) toward 1. Nearest: epsilon "
-            "= 0 or 0.005 for the hybrid model, dim up to 100000 for the stochastic one.",
+            "= 0, a larger one or a beta nearer to 0 for the hybrid model, dim up to 100000 for the stochastic one.",
         )
         return edges[int(np.flatnonzero(~steep)[0]) :]
 

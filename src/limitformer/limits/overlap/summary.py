@@ -17,6 +17,7 @@ def summary_of(diffusion: Any) -> dict[str, Any]:
     rates = diffusion.rates
     return {
         "model": as_record(diffusion.model),
+        "beta": diffusion.beta,
         "clusters": list(diffusion.clusters),
         "boundaries": {name: end_of(end) for name, end in diffusion.boundaries._asdict().items()},
         "critical_beta": known(lambda: diffusion.critical_beta),
@@ -35,7 +36,8 @@ def metastable(diffusion: Any) -> dict[str, Any] | None:
     if isinstance(diffusion.motion, HybridMotion) or diffusion.clusters[0] == diffusion.clusters[1]:
         return None
     lifetime = plain(diffusion.mean_hitting_time(LIFETIME_TARGET, start=-1.0))
-    record = {"mean_lifetime": lifetime, "target": LIFETIME_TARGET}
+    asymptote = known(lambda: diffusion.lifetime_asymptote(LIFETIME_TARGET))
+    record = {"mean_lifetime": lifetime, "target": LIFETIME_TARGET, "lifetime_asymptote": asymptote}
     try:
         gap = diffusion.metastable_gap()
     except InputError:

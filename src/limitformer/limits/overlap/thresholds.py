@@ -1,8 +1,10 @@
 r"""Where the fate of the overlap changes with β and ε.
 
   stochastic:            −1 attracts for cosh 2β > d − 2                                        [CT, Lemma 5];
-  hybrid, unnormalized:  for ε² < 2e^{−β} +1 attracts, for ε² > 2e^{−β} −1                      [CT, Lemma 1];
-  hybrid, softmax:       +1 attracts for ε² < 2, −1 for ε² > 1 + e^{−2β}; in between both do (beyond the paper).
+  hybrid, unnormalized:  for ε² < 2e^{−β} +1 attracts, for ε² > 2e^{−β} −1                      [CT, Prop. 1];
+  hybrid, softmax:       +1 attracts for ε² < 2, −1 for ε² > 1 + e^{−2β}                        (beyond the paper).
+
+With softmax, in between both ends attract if β > 0, and neither if β < 0.
 
 In the hybrid model the drift of u is positive where ε² < 1/brake (`motion`), whose values at the ends give both
 thresholds, for unequal clusters too. With unnormalized attention these may come in the other order: then, in between,
@@ -17,22 +19,20 @@ from limitformer.limits.overlap.position import at_overlap
 
 
 def stochastic_critical_beta(motion: StochasticMotion) -> float:
-    """arccosh(d − 2)/2, 0 for d ≤ 3; infinite for unequal clusters."""
+    """arccosh(d − 2)/2, 0 for d ≤ 3; infinite for unequal clusters. It bounds |β|."""
     if motion.minus.growth < 0:
         return inf
     return acosh(motion.dim - 2) / 2 if motion.dim > 3 else 0.0
 
 
 def unnormalized_critical_beta(epsilon: float) -> float:
-    """The β of ε² = 2e^{−β}, 0 for ε² > 2, infinite for ε = 0."""
-    return max(0.0, log(2 / epsilon**2)) if epsilon > 0 else inf
+    """The β of ε² = 2e^{−β}, negative for ε² > 2, infinite for ε = 0."""
+    return log(2 / epsilon**2) if epsilon > 0 else inf
 
 
 def softmax_critical_beta(epsilon: float) -> float:
-    """The β of ε² = 1 + e^{−2β}, 0 for ε² > 2, infinite for ε ≤ 1."""
-    if epsilon <= 1:
-        return inf
-    return 0.0 if epsilon**2 >= 2 else -log(epsilon**2 - 1) / 2
+    """The β of ε² = 1 + e^{−2β}, negative for ε² > 2, infinite for ε ≤ 1."""
+    return -log(epsilon**2 - 1) / 2 if epsilon > 1 else inf
 
 
 def amplitude(motion: HybridMotion, end: float) -> float:

@@ -8,6 +8,9 @@ With e = e^{β(z−1)} the first cluster receives A₊ = α₊Y₁ + γ₊Y₂ a
 For p = q this is what two tokens receive [CT, proof of Lemma 4]. How unlike the two mixtures are is
 D = |(α₊ − α₋)Y₁ + (γ₊ − γ₋)Y₂|²/(1 − z) = ((α₊−α₋)² + (γ₊−γ₋)² + 2z(α₊−α₋)(γ₊−γ₋))/(1 − z): zero for p = q only, and
 written below without the cancellation at z = 1. At z = −1, 2D is the square of the length of A₊ + A₋.
+
+β may have either sign. With softmax, β → −β exchanges A₊ and A₋: each cluster receives what the other one would.
+Without normalisation it exchanges them too, and multiplies both by e^{−β(1+z)}.
 """
 
 from collections.abc import Callable
@@ -54,10 +57,16 @@ Weights = Callable[[Position], Mixing]
 
 def softmax(p: int, q: int, beta: float, at: Position) -> Mixing:
     """The mixtures of softmax attention: each pair of weights adds up to 1, so γ₊ − γ₋ = −(α₊ − α₋)."""
-    e = np.exp(-np.minimum(beta * at.below, LARGEST_LOGIT))
+    e = np.exp(-np.minimum(abs(beta) * at.below, LARGEST_LOGIT))
     first, second = p + q * e, q + p * e
     difference = (p - q) * (p + q) * e / (first * second)
-    return Mixing(p / first, q * e / first, q / second, p * e / second, 2 * difference**2)
+    mix = Mixing(p / first, q * e / first, q / second, p * e / second, 2 * difference**2)
+    return mix if beta >= 0 else exchanged(mix)
+
+
+def exchanged(mix: Mixing) -> Mixing:
+    """A₋ in the place of A₊ and the other way round, each still of its own and the other's point."""
+    return Mixing(mix.other_second, mix.own_second, mix.other_first, mix.own_first, mix.spread)
 
 
 def unnormalized(p: int, q: int, beta: float, at: Position) -> Mixing:
@@ -70,7 +79,7 @@ def unnormalized(p: int, q: int, beta: float, at: Position) -> Mixing:
     return Mixing(p * own, q * e * unit, q * own, p * e * unit, spread * unit**2)
 
 
-def weights_of(model: SphereModel, clusters: tuple[int, int]) -> Weights:
-    """The mixtures of `model` as a function of the position."""
+def weights_of(model: SphereModel, clusters: tuple[int, int], beta: float) -> Weights:
+    """The mixtures of `model`, with `beta` for its β, as a function of the position."""
     form = softmax if model.attention == "softmax" else unnormalized
-    return partial(form, *clusters, model.beta)
+    return partial(form, *clusters, beta)
