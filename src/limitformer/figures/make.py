@@ -34,6 +34,7 @@ FIGURES = {
     "ct-fig8": "[CT, Fig. 8] clustering of two tokens in time, simulated against exact",
     "ct-fig9": "[CT, Fig. 9] time to cluster, stochastic against deterministic",
     "lifetimes": "mean lifetime of unequal antipodal clusters, exact against simulated",
+    "lifetimes-spread": "mean lifetime of unequal antipodal clusters whose tokens are not together, and how many split",
 }
 # Of finished runs of `limitformer train`, at whatever scale those were.
 RUN_FIGURES = {
