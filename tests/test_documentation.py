@@ -95,7 +95,7 @@ def test_every_page_is_in_the_navigation():
 
 def test_errata_and_their_tests_name_each_other():
     page = (ROOT / "docs/errata.md").read_text(encoding="utf-8")
-    tests = (ROOT / "tests/test_errata.py").read_text(encoding="utf-8")
+    tests = "".join((ROOT / f"tests/test_errata_{paper}.py").read_text(encoding="utf-8") for paper in ("st", "ct"))
     assert set(re.findall(r"`(test_\w+)`", page)) == set(re.findall(r"^def (test_\w+)", tests, re.MULTILINE))
     for section in re.split(r"^### ", page, flags=re.MULTILINE)[1:]:
         assert re.search(r"`test_\w+`", section), f"no test: {section.splitlines()[0]}"
