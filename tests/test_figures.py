@@ -237,6 +237,13 @@ TWINS = {
     "lifetimes, β backwards": ("lifetimes", lambda d: reversed_along(d, "beta"), "growth"),
     "lifetimes, another limit": ("lifetimes", lambda d: d.assign(fine=d["fine"] * [2.0, 1.0, 1.0]), "the chain's"),
     "lifetimes, clusters that part": ("lifetimes", lambda d: d.assign(spread=d["spread"] + 1e-9), "one cluster"),
+    "lifetimes-spread, another formula": ("lifetimes-spread", lambda d: d.assign(tight=d["tight"] * 0.8), "standard"),
+    "lifetimes-spread, spreads backwards": ("lifetimes-spread", lambda d: reversed_along(d, "spread"), "split"),
+    "lifetimes-spread, lives as tight": (
+        "lifetimes-spread",
+        lambda d: d.assign(lifetime=d["lifetime"] * 0 + d["tight"]),
+        "shorter",
+    ),
     "lifetimes, equal clusters that part": (
         "lifetimes",
         lambda d: d.assign(equal_gap=d["equal_gap"] + 1e-9),
@@ -307,7 +314,7 @@ def test_histogram_has_the_height_of_the_density():
 
 def test_unknown_figure_before_any_work(tmp_path, no_work):
     with pytest.raises(
-        InputError, match=r"Unknown figure 'st-fig9'; there are st-fig1, .*lifetimes, st-lr, .*ct-fig2\."
+        InputError, match=r"Unknown figure 'st-fig9'; there are st-fig1, .*lifetimes-spread, st-lr, .*ct-fig2\."
     ):
         make("st-fig9", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
