@@ -51,7 +51,7 @@ def paper() -> Config:
 
 def quick() -> Config:
     """For tests."""
-    return Config(betas=(1.0,), spreads=(0.01, 0.3), layers_per_unit_time=50, samples=800)
+    return Config(betas=(1.0,), spreads=(0.01, 0.3), layers_per_unit_time=50, lifetimes=6.0, samples=640)
 
 
 def model_of(config: Config, beta: float) -> StochasticTransformer:
