@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
 from limitformer.figures.claims import Claim, Run
-from limitformer.plot import BLUE, GREEN, ORANGE, RED, panels
+from limitformer.plot import BLUE, GREEN, ORANGE, RED, legend_below, panels
 
 Array = NDArray[np.float64]
-ENLARGED = 2  # how much longer the arrows of the second panel are
+SHORTENED = 2.5  # how much shorter than the vectors the arrows are, in both panels
 FINE = 3600  # points of the circle on which the stable ones are looked for
 STEPS = (1e-2, 1e-3)  # of a layer X ← normalised(X + hA), whose error is O(h²)
 
@@ -132,20 +132,18 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 def draw(data: xr.Dataset) -> Figure:
     """Both panels, arrows to one scale."""
-    figure, (left, right) = panels(2, width=4.6, height=4.7)
+    figure, (left, right) = panels(2, height=5.2)
     x = on_circle(data["angle"].values)
-    parts = ((left, "field", BLUE, 1), (right, "tangent", RED, ENLARGED))
-    for axes, name, colour, factor in parts:
+    for axes, name, colour in ((left, "field", BLUE), (right, "tangent", RED)):
         scene(axes, data)
-        arrows = factor * data[name].values / 2.5
+        arrows = data[name].values / SHORTENED
         options: Any = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.006, "headwidth": 4, "zorder": 3}
         axes.quiver(*x.T, *arrows.T, color=colour, **options)
-    left.set_title("A(X; X, X¹, X²): the attention field", fontsize=10)
-    right.set_title(f"P⊥A: its tangential part, arrows {ENLARGED} times as long", fontsize=10)
+    left.set_title("A(X; X, X¹, X²): the attention field")
+    right.set_title("P⊥A: its tangential part, to the same scale")
     points = on_circle(np.radians(stable(data)))
-    right.plot(*points.T, "*", color=GREEN, markersize=13, zorder=4, label="stable point")
-    for axes in (left, right):
-        axes.legend(loc="center", fontsize=8, markerscale=0.8)
+    right.plot(*points.T, "*", color=GREEN, markersize=13, zorder=4, label="stable point of the flow")
+    legend_below(figure, 2, handles=right.get_legend_handles_labels()[0])
     return figure
 
 
@@ -155,6 +153,6 @@ def scene(axes: Axes, data: xr.Dataset) -> None:
     tokens = on_circle(np.radians(data.attrs["degrees"]))
     axes.plot(*tokens.T, "o", color=ORANGE, markersize=9, zorder=4, label="tokens X¹, X²")
     for k, point in enumerate(tokens):
-        axes.annotate("X" + "¹²"[k], point * 0.83, ha="center", va="center", fontsize=11)
-    axes.set(xlim=(-1.9, 1.9), ylim=(-1.9, 1.9), aspect="equal", xlabel="first coordinate", ylabel="second coordinate")
+        axes.annotate("X" + "¹²"[k], point * 0.83, ha="center", va="center")
+    axes.set(xlim=(-1.8, 1.8), ylim=(-1.8, 1.8), aspect="equal", xlabel="first coordinate", ylabel="second coordinate")
     axes.set(xticks=[-1, 0, 1], yticks=[-1, 0, 1])

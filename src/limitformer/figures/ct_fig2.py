@@ -19,10 +19,11 @@ from scipy.stats import t
 from limitformer.errors import require
 from limitformer.figures.claims import Claim, Run
 from limitformer.figures.language_runs import check_alike, runs_of, student
-from limitformer.plot import panels
+from limitformer.plot import legend_below, panels
 from limitformer.train.log import curve, read_log
 
 COLOURS = {"constant": "#CC2A8F", "random": "#6A3D9A"}  # magenta and violet, as in the paper
+LINES = {"constant": "--", "random": "-"}
 VARIANTS = ("constant", "random")
 PLACE = ("variant", "seed", "preset")  # of a run; all else must be the same, whatever the preset is called
 
@@ -132,15 +133,17 @@ def better(data: xr.Dataset) -> Claim:
 
 def draw(data: xr.Dataset) -> Figure:
     """Mean and range by epoch; the title says at what scale it was run."""
-    figure, (axes,) = panels(1, width=6.4, height=4.2)
+    figure, (axes,) = panels(1, height=4.2)
     for name, colour in COLOURS.items():
         accuracy = 100 * data["accuracy"].sel(variant=name)
         low, high = accuracy.min("seed"), accuracy.max("seed")
         axes.fill_between(data["epoch"].values, low, high, color=colour, alpha=0.2, linewidth=0)
-        axes.plot(data["epoch"].values, accuracy.mean("seed"), color=colour, label=f"{name} weights")
+        axes.plot(
+            data["epoch"].values, accuracy.mean("seed"), color=colour, linestyle=LINES[name], label=f"{name} weights"
+        )
     axes.set(xlabel="epoch", ylabel="validation accuracy, %")
-    axes.set_title(title(data), fontsize=10)
-    axes.legend(loc="lower right")
+    axes.set_title(title(data))
+    legend_below(axes, 2)
     return figure
 
 

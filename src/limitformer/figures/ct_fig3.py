@@ -10,6 +10,7 @@ simulated − exact, at L = 100 and at L = 1000. Right: its mean over some cells
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -19,12 +20,12 @@ from numpy.typing import NDArray
 
 from limitformer.figures.claims import Claim, Run
 from limitformer.figures.grids import resumable
-from limitformer.figures.sphere import exact_shares, sequence, standard_error, text_of
+from limitformer.figures.sphere import exact_shares, standard_error, text_of
 from limitformer.limits.overlap import overlap
 from limitformer.models import StochasticTransformer
 from limitformer.outcomes import OUTCOMES
 from limitformer.phase import phase_diagram
-from limitformer.plot import RED, panels
+from limitformer.plot import BLUE, MARKERS, RED, legend_below, panels, sequence
 
 SINGLE, ANTIPODAL, UNRESOLVED = OUTCOMES
 
@@ -180,53 +181,63 @@ def mean_bias(data: xr.Dataset) -> tuple[list[int], list[float], list[float]]:
 
 def draw(data: xr.Dataset) -> Figure:
     """Probability, bias, bias over L."""
-    figure, (left, middle, right) = panels(3, width=4.6, height=4.0)
-    colours = dict(zip(data["dim"].values.tolist(), sequence(data.sizes["dim"]), strict=True))
-    for dim, colour in colours.items():
-        draw_probability(left, data.sel(dim=dim), colour)
+    figure, (left, middle, right) = panels(3, height=4.2)
+    for look, one in zip(looks(data.sizes["dim"]), data["dim"].values, strict=True):
+        draw_probability(left, data.sel(dim=one), **look)
     left.plot([], [], color="gray", label="exact, L → ∞")
     left.plot([], [], color="gray", linestyle="--", label="threshold $β_c(d)$")
     left.set(xlabel="inverse temperature β", ylabel="probability of the antipodal state", ylim=(-0.01, None))
-    left.legend(fontsize=8, loc="upper left")
-    draw_bias(middle, data, colours)
-    layers, mean, noise = mean_bias(data)
-    right.axhline(0, color="black", linewidth=0.8)
-    right.errorbar(layers, mean, noise, fmt="o", markersize=5, color=RED, capsize=3, label="simulated")
-    fine = np.geomspace(layers[0], layers[-1], 100)
-    right.plot(fine, mean[0] * layers[0] / fine, color="gray", linestyle="--", label="∝ 1/L")
-    right.set(xlabel="layers per unit of time L", ylabel="simulated − exact, mean", xscale="log")
-    right.set_xticks(layers, layers)
-    right.minorticks_off()
-    right.legend(fontsize=8)
-    dims, betas = (text_of(data[name].values.tolist()) for name in ("some_dim", "some_beta"))
-    right.set_title(f"mean over d = {dims}; β = {betas}", fontsize=9)
+    draw_bias(middle, data)
+    draw_by_layers(right, data)
+    for axes, columns in ((left, 2), (middle, 1), (right, 1)):
+        legend_below(axes, columns)
     return figure
 
 
-def draw_probability(axes: Axes, one: xr.Dataset, colour: str) -> None:
+def looks(count: int) -> list[dict[str, str]]:
+    """Colours and markers of the dimensions."""
+    return [{"color": colour, "marker": (MARKERS * 2)[k]} for k, colour in enumerate(sequence(count))]
+
+
+def draw_probability(axes: Axes, one: xr.Dataset, color: str, marker: str) -> None:
     """Points with intervals, the exact curve and its threshold, of one dimension."""
     chosen = one.sel(outcome=ANTIPODAL)
     p = chosen["probability"].values
     bars = np.abs(np.stack([p - chosen["low"].values, chosen["high"].values - p]))
-    axes.plot(one.beta_curve, one["curve"], color=colour, linewidth=1.4)
-    axes.errorbar(one.beta, p, bars, fmt="o", markersize=3.5, color=colour, capsize=2, label=f"d = {int(one.dim)}")
-    axes.axvline(float(one["threshold"]), 0, 0.12, color=colour, linestyle="--", linewidth=1.2)
+    axes.plot(one.beta_curve, one["curve"], color=color, linewidth=1.2)
+    points: Any = {"markersize": 3.5, "capsize": 2, "linewidth": 1}
+    axes.errorbar(one.beta, p, bars, fmt=marker, color=color, label=f"d = {int(one.dim)}", **points)
+    axes.axvline(float(one["threshold"]), 0, 0.12, color=color, linestyle="--", linewidth=1.2)
 
 
-def draw_bias(axes: Axes, data: xr.Dataset, colours: dict[int, str]) -> None:
-    """Simulated − exact: a point for each dimension, the mean of all, and with the most layers."""
-    samples, most = int(data.attrs["samples"]), int(data["layers"][-1])
+def draw_bias(axes: Axes, data: xr.Dataset) -> None:
+    """Simulated − exact: each d small and grey on the noise that is expected, its mean, and that with most layers."""
+    samples, most, own = int(data.attrs["samples"]), int(data["layers"][-1]), data.attrs["layers"]
     difference = data["probability"].sel(outcome=ANTIPODAL) - data["exact"]
-    for dim, colour in colours.items():
-        axes.plot(data.beta, difference.sel(dim=dim), "o", markersize=3.5, color=colour, alpha=0.7)
-    for dim in data["some_dim"].values:
-        finest = data["bias"].sel(layers=most, some_dim=dim)
-        axes.plot(data.some_beta + 0.04, finest, "s", markersize=5, mfc="white", color=colours[int(dim)])
-    noise = np.sqrt((standard_error(data["exact"].values, samples) ** 2).sum(0)) / len(colours)
-    axes.errorbar(data.beta, difference.mean("dim"), noise, color="black", linewidth=1.2, capsize=2)
+    noise = standard_error(data["exact"].values, samples)
+    widest = 2 * noise.max(0)
+    axes.fill_between(data.beta, -widest, widest, color="#E4E4E4", linewidth=0, label="± 2 standard errors of one d")
+    axes.plot(data.beta, difference.T, ".", markersize=4, color="#808080")
+    axes.plot([], [], ".", markersize=4, color="#808080", label=f"L = {own}, each d")
+    mean, error = difference.mean("dim"), np.sqrt((noise**2).mean(0) / data.sizes["dim"])
+    bars: Any = {"capsize": 2, "markersize": 4, "linewidth": 1.4}
+    axes.errorbar(data.beta, mean, error, fmt="o-", color=BLUE, label=f"L = {own}, mean over d", **bars)
+    finest = data["bias"].sel(layers=most).mean("some_dim")
+    error = np.sqrt((data["error"] ** 2).mean("some_dim") / data.sizes["some_dim"])
+    name = f"L = {most}, mean over d = {text_of(data['some_dim'].values.tolist())}"
+    axes.errorbar(data.some_beta + 0.06, finest, error, fmt="s", color=RED, label=name, **bars)
     axes.axhline(0, color="black", linewidth=0.8)
-    axes.plot([], [], "o", color="gray", markersize=4, label=f"L = {data.attrs['layers']}, each d")
-    axes.plot([], [], color="black", label=f"L = {data.attrs['layers']}, mean over d")
-    axes.plot([], [], "s", color="gray", mfc="white", markersize=5, label=f"L = {most}")
     axes.set(xlabel="inverse temperature β", ylabel="simulated − exact")
-    axes.legend(fontsize=8, loc="upper left")
+
+
+def draw_by_layers(axes: Axes, data: xr.Dataset) -> None:
+    """The mean over some cells, which falls like 1/L."""
+    layers, mean, noise = mean_bias(data)
+    cells = data.sizes["some_dim"] * data.sizes["some_beta"]
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.errorbar(layers, mean, noise, fmt="o", markersize=5, color=BLUE, capsize=3, label="simulated")
+    fine = np.geomspace(layers[0], layers[-1], 100)
+    axes.plot(fine, mean[0] * layers[0] / fine, color="gray", linestyle="--", label="1/L through the first point")
+    axes.set(xlabel="layers per unit of time L", ylabel=f"simulated − exact, mean of {cells} cells", xscale="log")
+    axes.set_xticks(layers, [str(number) for number in layers])
+    axes.minorticks_off()

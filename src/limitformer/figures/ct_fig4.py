@@ -1,16 +1,16 @@
 r"""[CT, Fig. 4]: noise on the strength of attention makes two tokens antipodal.
 
 The hybrid model [CT, eq. 7] with unnormalised attention, d = 3, L = 100, T = 50, 1,000 trajectories for each (β, ε),
-uniform noise. Colours: the larger one of the shares of trajectories in a single cluster (magenta) and antipodal
-(violet); white are those with neither.
-Dashed: ε = √(2e^{−β}) [CT, Prop. 1]. The grid is not in the paper; the tolerance 10⁻³ is that of its other experiments.
+uniform noise. Colours, on one scale: the larger one of the shares of trajectories in a single cluster (towards magenta)
+and antipodal (towards violet); white is neither. Black lines: the thresholds as L → ∞, ε = √(2e^{−β}) [CT, Prop. 1].
+The grid is not in the paper; the tolerance 10⁻³ is that of its other experiments.
 
 Beside it the exact probability in the limit. Below, the same for softmax attention, which [CT, Prop. 1] leaves out:
 there both ends attract for 1 + e^{−2β} < ε² < 2, and the two outcomes share the trajectories. Softmax is slow at large
 β (the pull of the other token is e^{−2β}), so its chain has ten times the horizon.
 
-Solid: where an end begins or ceases to attract the *chain*. With w = 1/L + εv/√L and the tokens' sum S and difference
-D, a layer with unnormalised attention multiplies, to first order in the gap,
+Coloured lines: where an end begins or ceases to attract the *chain*. With w = 1/L + εv/√L and the tokens' sum S and
+difference D, a layer with unnormalised attention multiplies, to first order in the gap,
 
   near −1  |S|/|D| by |1 + w cosh β| / |1 + w sinh β|,      near +1  |D|/|S| by 1 / |1 + w e^β|;
 
@@ -26,20 +26,22 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from limitformer.figures.claims import Claim, Run
 from limitformer.figures.grids import resumable
-from limitformer.figures.sphere import TO_ANTIPODAL, TO_SINGLE, standard_error
+from limitformer.figures.sphere import OUTCOME_COLOURS, standard_error
 from limitformer.models import HybridTransformer
 from limitformer.outcomes import OUTCOMES
 from limitformer.phase import phase_diagram
-from limitformer.plot import panels
+from limitformer.plot import legend_below, panels
 
 SINGLE, ANTIPODAL, UNRESOLVED = OUTCOMES
 ATTENTIONS: tuple[Literal["unnormalized", "softmax"], ...] = ("unnormalized", "softmax")
 NAMES = {"unnormalized": "unnormalised", "softmax": "softmax"}
 SETTLED = 0.02  # largest unresolved share of a cell that is compared with the limit
+ENDS = {"−1": ("#F5D000", "-", 3.4), "+1": ("#00E0E0", "--", 1.6)}  # of the chain: dashes on a wide line
 CLEAR = 10.0  # by how much the logarithm of the gap is to change until T, on average, for an end to be told
 
 
@@ -204,52 +206,57 @@ def own_thresholds(data: xr.Dataset) -> tuple[float, int]:
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """Simulated and exact, a row for each form of attention."""
-    figure, axes = panels(2, width=5.0, height=3.7, rows=2)
+    """Simulated and exact, a row for each form of attention; one scale of colour and one legend."""
+    figure, axes = panels(2, height=3.4, rows=2)
     for row, attention in enumerate(ATTENTIONS):
         one = data.sel(attention=attention)
         simulated = [one["probability"].sel(outcome=kind) for kind in (SINGLE, ANTIPODAL)]
-        images = dominant(axes[row, 0], data, *simulated)
-        dominant(axes[row, 1], data, 1 - one["exact"], one["exact"])
+        dominant(axes[row, 0], data, *simulated)
+        image = dominant(axes[row, 1], data, 1 - one["exact"], one["exact"])
         name, horizon = NAMES[attention], data.attrs["horizons"][row]
-        axes[row, 0].set_title(f"{name}: chain, L = {data.attrs['layers']}, T = {horizon:g}", fontsize=10)
-        axes[row, 1].set_title(f"{name}: exact, L → ∞", fontsize=10)
-        for panel in axes[row]:
-            limit_lines(panel, attention, data["beta"].values)
+        axes[row, 0].set_title(f"{name}: chain, L = {data.attrs['layers']}, T = {horizon:g}")
+        axes[row, 1].set_title(f"{name}: exact, L → ∞")
         chain_lines(axes[row, 0], attention, data)
         for panel in axes[row]:
-            panel.legend(fontsize=7, loc="lower left", frameon=True, framealpha=0.9)
-    for image, label in zip(images, ("share in a single cluster", "share antipodal"), strict=True):
-        figure.colorbar(image, ax=axes, label=label, shrink=0.6, pad=0.01)
+            limit_lines(panel, attention, data["beta"].values)
+    ticks = [-1, -0.5, 0, 0.5, 1]
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, ticks=ticks, label="share of the more frequent outcome")
+    bar.set_ticklabels(["1: single cluster", "0.5", "0: neither", "0.5", "1: antipodal"])
+    handles = axes[0, 0].get_legend_handles_labels()[0] + axes[1, 1].get_legend_handles_labels()[0]
+    legend_below(figure, 3, handles=handles, handlelength=3)
     return figure
 
 
-def dominant(axes: Axes, data: xr.Dataset, single: xr.DataArray, antipodal: xr.DataArray) -> list[Any]:
-    """The larger share of each cell, in its colour."""
+def dominant(axes: Axes, data: xr.Dataset, single: xr.DataArray, antipodal: xr.DataArray) -> Any:
+    """The larger share of each cell: that of antipodal pairs counts upwards from 0, that of single clusters down."""
     axes.grid(False)
-    options: Any = {"vmin": 0, "vmax": 1, "shading": "nearest"}
-    where = single >= antipodal
-    shown = ((single.where(where), TO_SINGLE), (antipodal.where(~where), TO_ANTIPODAL))
+    shown = xr.where(single >= antipodal, -single, antipodal)
     axes.set(xlabel="inverse temperature β", ylabel="noise amplitude ε")
-    return [axes.pcolormesh(data["beta"], data["epsilon"], values, cmap=cmap, **options) for values, cmap in shown]
+    place = data["beta"], data["epsilon"]
+    return axes.pcolormesh(*place, shown, cmap=OUTCOME_COLOURS, vmin=-1, vmax=1, shading="nearest", rasterized=True)
 
 
 def limit_lines(axes: Axes, attention: str, betas: NDArray[np.float64]) -> None:
-    """The thresholds as L → ∞."""
+    """The thresholds as L → ∞: black, with a white rim."""
     fine = np.linspace(betas.min(), betas.max(), 200)
+    look: Any = {"color": "black", "linewidth": 1.4, "path_effects": [withStroke(linewidth=3, foreground="white")]}
     if attention == "softmax":
-        axes.plot(fine, coexistence(fine), color="black", linestyle="--", label=r"$ε^2 = 1 + e^{-2β}$")
-        axes.axhline(np.sqrt(2), color="black", linestyle=":", label=r"$ε^2 = 2$")
+        axes.plot(
+            fine, coexistence(fine), **look, linestyle="--", label=r"limit, −1 attracts above: $ε^2 = 1 + e^{-2β}$"
+        )
+        axes.plot(
+            fine, np.full_like(fine, np.sqrt(2)), **look, linestyle=":", label=r"limit, +1 attracts below: $ε^2 = 2$"
+        )
     else:
-        axes.plot(fine, threshold(fine), color="black", linestyle="--", label=r"$ε^2 = 2e^{-β}$")
+        axes.plot(fine, threshold(fine), **look, linestyle="-.", label=r"limit, both: $ε^2 = 2e^{-β}$")
 
 
 def chain_lines(axes: Axes, attention: str, data: xr.Dataset) -> None:
     """The thresholds of the chain."""
     spans = (np.linspace(data[name].values.min(), data[name].values.max(), 300) for name in ("beta", "epsilon"))
     beta, epsilon = np.meshgrid(*spans)
-    for exponent, colour, end in zip(
-        exponents(attention, beta, epsilon, data.attrs["layers"]), ("#F5D000", "#00C8C8"), ("−1", "+1"), strict=True
-    ):
-        axes.contour(beta, epsilon, exponent, levels=[0.0], colors=colour, linewidths=1.6)
-        axes.plot([], [], color=colour, linewidth=1.6, label=f"edge of attraction of {end}, this L")
+    found = exponents(attention, beta, epsilon, data.attrs["layers"])
+    for exponent, (end, (colour, line, width)) in zip(found, ENDS.items(), strict=True):
+        axes.contour(beta, epsilon, exponent, levels=[0.0], colors=colour, linestyles=line, linewidths=width)
+        label = f"L = {data.attrs['layers']}: edge of attraction of {end}"
+        axes.plot([], [], color=colour, linestyle=line, linewidth=width, label=label)

@@ -10,17 +10,20 @@ At the paper's size this takes an hour and a half on two cores: chains of more t
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from limitformer.figures.claims import Claim, Run
 from limitformer.figures.grids import on_grid
-from limitformer.figures.sphere import sequence, standard_error
+from limitformer.figures.sphere import standard_error
 from limitformer.limits.overlap import overlap
 from limitformer.models import StochasticTransformer
-from limitformer.plot import panels
+from limitformer.plot import MARKERS, legend_below, panels, sequence
 from limitformer.sweep import Sweep
 
 
@@ -143,25 +146,38 @@ def predicted(data: xr.Dataset) -> xr.DataArray:
 
 def draw(data: xr.Dataset) -> Figure:
     """Even numbers of tokens, odd numbers; dashed before, solid at the end."""
-    figure, (left, right) = panels(2, width=5.0, height=4.0)
+    figure, (left, right) = panels(2, height=4.2)
     numbers = [int(n) for n in data["tokens"].values]
-    colours = dict(zip(numbers, sequence(len(numbers)), strict=True))
     early, last = (data.isel(time=k) for k in (-2, -1))
-    for n, colour in colours.items():
-        axes = right if n % 2 else left
-        one = last.sel(tokens=n)
-        p = one["probability"].values
-        bars = np.abs(np.stack([p - one["low"].values, one["high"].values - p]))
-        axes.errorbar(
-            data.beta, p, bars, fmt="o-", markersize=4, linewidth=1.4, capsize=2, color=colour, label=f"N = {n}"
-        )
+    for k, (n, colour) in enumerate(zip(numbers, sequence(len(numbers)), strict=True)):
+        axes, look = right if n % 2 else left, {"color": colour, "marker": (MARKERS * 2)[k], "label": f"N = {n}"}
+        draw_share(axes, last.sel(tokens=n), **look)
         axes.plot(data.beta, early["probability"].sel(tokens=n), linestyle="--", linewidth=1.2, color=colour)
-    left.plot(data.beta, data["two"], color="black", linestyle=":", linewidth=1.2, label="N = 2, exact")
+    exact: Any = {"color": "black", "linestyle": ":", "linewidth": 1.6, "zorder": 4}
+    left.plot(data.beta, data["two"], **exact)
     if 3 in numbers:
-        right.plot(data.beta, predicted(data), color="black", linestyle=":", linewidth=1.4, label="N = 3, predicted")
+        right.plot(data.beta, predicted(data), **exact)
     for axes, kind in ((left, "even"), (right, "odd")):
-        axes.plot([], [], color="gray", linestyle="--", label=f"dashed: at t = {float(early.time):g}")
         axes.set(xlabel="inverse temperature β", ylabel="share with an antipodal pair", ylim=(-0.03, 1.03))
-        axes.set_title(f"{kind} number of tokens, solid: T = {float(last.time):g}", fontsize=10)
-        axes.legend(fontsize=8, loc="upper left")
+        axes.set_title(f"{kind} number of tokens")
+    styles = [
+        Line2D([], [], color="gray", label=f"solid: at T = {float(last.time):g}"),
+        Line2D([], [], color="gray", linestyle="--", linewidth=1.2, label=f"dashed: at t = {float(early.time):g}"),
+        Line2D([], [], **exact, label="exact (N = 2), predicted from the dashed (N = 3)"),
+    ]
+    handles = sorted((h for axes in (left, right) for h in axes.get_legend_handles_labels()[0]), key=tokens_of)
+    legend_below(figure, 3, handles=[*handles, *styles])
     return figure
+
+
+def draw_share(axes: Axes, one: xr.Dataset, color: str, marker: str, label: str) -> None:
+    """The share at one time over β, with its interval."""
+    p = one["probability"].values
+    bars = np.abs(np.stack([p - one["low"].values, one["high"].values - p]))
+    look: Any = {"fmt": f"{marker}-", "markersize": 4, "linewidth": 1.4, "capsize": 2}
+    axes.errorbar(one.beta, p, bars, **look, color=color, label=label)
+
+
+def tokens_of(handle: Any) -> int:
+    """N of an entry of the legend."""
+    return int(handle.get_label().removeprefix("N = "))

@@ -24,7 +24,7 @@ from limitformer.figures.sphere import (
 )
 from limitformer.limits.overlap import overlap
 from limitformer.models import StochasticTransformer
-from limitformer.plot import BLUE, ORANGE, panels
+from limitformer.plot import BLUE, SKY, legend_below, panels
 
 NEARLY_ALL = 0.95
 APART = 0.9  # overlap of the two clusters at which the antipodal state is over
@@ -110,6 +110,7 @@ def claims(data: xr.Dataset) -> list[Claim]:
         Claim("share of two antipodal clusters that are equal in size, and so for ever", equal),
         Claim(f"exact mean lifetime of clusters of {split(data, 1)} tokens", float(lifetime[0])),
         Claim(f"the same of {split(data, typical)} tokens, about the median split", float(lifetime[typical - 1])),
+        Claim(f"the same of {split(data, len(lifetime))} tokens, the longest", float(lifetime[-1])),
     ]
 
 
@@ -120,20 +121,21 @@ def split(data: xr.Dataset, few: int) -> str:
 
 def draw(data: xr.Dataset) -> Figure:
     """Shares, sizes, lifetimes."""
-    figure, (left, middle, right) = panels(3, width=4.2)
+    figure, (left, middle, right) = panels(3, height=4.0)
     left.plot(data.time, data["single"], color=SINGLE_COLOUR, label="single cluster")
     left.plot(data.time, data["antipodal"], color=ANTIPODAL_COLOUR, label="two antipodal clusters")
     left.plot(data.time, data["some_pair"], color=ANTIPODAL_COLOUR, linestyle=":", label="some antipodal pair")
-    left.plot(data.time, data["unresolved"], color=UNRESOLVED_COLOUR, label="not clustered yet")
+    left.plot(data.time, data["unresolved"], color=UNRESOLVED_COLOUR, linestyle="--", label="not clustered yet")
     left.set(xlabel="time t", ylabel="share of trajectories", ylim=(-0.02, 1.02))
-    left.legend(fontsize=8, loc="center right", bbox_to_anchor=(1.0, 0.62))
-    last = float(data["time"][-1])
-    sizes = data["sizes"].values[1:]
-    middle.bar(np.arange(1, len(sizes) + 1), sizes, color=ORANGE)
-    middle.set(xlabel=f"tokens in the smaller cluster, t = {last:g}", ylabel="share of trajectories")
-    few = np.arange(1, data.sizes["unequal"] + 1)
-    right.plot(few, data["lifetime"], "o-", markersize=4, color=BLUE, label="exact mean lifetime")
+    last, sizes = float(data["time"][-1]), data["sizes"].values[1:]
+    unequal, of = data.sizes["unequal"], np.arange(1, len(sizes) + 1)
+    middle.bar(of[:unequal], sizes[:unequal], color=SKY, label=f"unequal clusters, t = {last:g}")
+    middle.bar(of[unequal:], sizes[unequal:], color=BLUE, label="equal ones, which stay")
+    middle.set(xlabel="tokens in the smaller cluster", ylabel="share of trajectories")
+    right.plot(of[:unequal], data["lifetime"], "o-", markersize=4, color=BLUE, label="exact mean lifetime")
     right.axhline(last, color="gray", linestyle="--", label=f"T = {last:g}")
     right.set(xlabel="tokens in the smaller cluster", ylabel="lifetime of the antipodal state", yscale="log")
-    right.legend(fontsize=8)
+    for axes in (left, middle, right):
+        axes.set_xlim(left=0)
+        legend_below(axes, 1)
     return figure

@@ -7,30 +7,36 @@ of the Fokker-Planck equation's solution (`OverlapDiffusion.density`) beyond and
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
 
 from limitformer.figures.claims import Claim, Run
-from limitformer.figures.sphere import evenly, exact_shares, sequence, shares, standard_error, text_of, tokens_chain
+from limitformer.figures.sphere import exact_shares, shares, standard_error, text_of, tokens_chain
 from limitformer.limits.overlap import overlap
 from limitformer.models import StochasticTransformer
-from limitformer.plot import panels
+from limitformer.plot import MARKERS, legend_below, panels, sequence
 from limitformer.progress import tracked
 
+FIRST = 0.2  # the first time after 0
+EVERY = 6  # every so many times the chain is drawn
 KINDS = ("single", "antipodal", "unresolved")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The text's parameters; the times are to contain half of the horizon."""
+    """The text's parameters."""
 
     dims: tuple[int, ...] = (4, 5, 6, 7, 8, 9, 10)
     betas: tuple[float, ...] = (0.5, 1.0, 3.0)
     layers_per_unit_time: int = 100
     horizon: float = 100.0
-    points: int = 201
+    points: int = 121
     tolerance: float = 1e-3
     samples: int = 2000
 
@@ -42,12 +48,19 @@ def paper() -> Config:
 
 def quick() -> Config:
     """For tests."""
-    return Config(dims=(4, 5, 6), points=41, samples=400)
+    return Config(dims=(4, 5, 6), points=25, samples=400)
+
+
+def times_of(config: Config) -> NDArray[np.float64]:
+    """0, half of the horizon, and times up to it that are even in log t, each after a whole number of layers."""
+    spaced = np.geomspace(FIRST, config.horizon, config.points)
+    layers = np.append(spaced, [0, config.horizon / 2]) * config.layers_per_unit_time
+    return np.unique(np.rint(layers)) / config.layers_per_unit_time
 
 
 def compute(config: Config, run: Run) -> xr.Dataset:
     """`chain` and `limit` (kind, beta, dim, time), `forever` (beta, dim) the exact antipodal probability."""
-    times = evenly(config.horizon, config.points, config.layers_per_unit_time)
+    times = times_of(config)
     shape = (len(config.betas), len(config.dims))
     chain, limit = (np.empty((len(KINDS), *shape, len(times))) for _ in range(2))
     forever, threshold = np.empty(shape), np.empty(len(config.dims))
@@ -125,20 +138,32 @@ def passing(data: xr.Dataset, beta: float, dims: xr.DataArray) -> Claim:
 
 def draw(data: xr.Dataset) -> Figure:
     """A column for each β; unresolved above, antipodal below."""
-    figure, axes = panels(data.sizes["beta"], width=4.0, height=2.9, rows=2)
-    colours = sequence(data.sizes["dim"])
+    figure, axes = panels(data.sizes["beta"], height=2.8, rows=2)
     for column, beta in enumerate(data["beta"].values):
         for row, kind in enumerate(("unresolved", "antipodal")):
             one = axes[row, column]
-            for dim, colour in zip(data["dim"].values, colours, strict=True):
-                curve = {name: data[name].sel(kind=kind, beta=beta, dim=dim) for name in ("chain", "limit")}
-                one.plot(data.time, curve["chain"], color=colour, linewidth=1.4, label=f"d = {dim}")
-                one.plot(data.time, curve["limit"], color="black", linewidth=0.7, linestyle=":")
-            one.set(xlabel="time t", ylabel="share unresolved" if row == 0 else "share antipodal")
+            draw_curves(one, data.sel(kind=kind, beta=beta))
+            one.set(xlabel="time t", ylabel=f"share {kind}", xscale="log")
             if kind == "unresolved":
-                one.set(yscale="log", ylim=(1 / (2 * data.attrs["samples"]), 1.3))
-        axes[0, column].set_title(f"β = {beta:g}", fontsize=10)
-        axes[1, column].set_ylim(-0.01, 0.45)
-    axes[1, 0].plot([], [], color="black", linewidth=0.7, linestyle=":", label="exact, L → ∞")
-    axes[1, 0].legend(fontsize=8, loc="upper left", ncols=2)
+                one.set(yscale="log", ylim=(1 / (2 * data.attrs["samples"]), 1.5))
+            else:
+                one.set_ylim(-0.01, 0.4)
+        axes[0, column].set_title(f"β = {beta:g}")
+    handles = axes[0, 0].get_legend_handles_labels()[0]
+    styles = [
+        Line2D([], [], color="gray", linestyle="", marker="o", markersize=4, label="simulated"),
+        Line2D([], [], color="gray", linewidth=1.2, label="exact, L → ∞"),
+    ]
+    legend_below(figure, 5, handles=[*handles, *styles])
     return figure
+
+
+def draw_curves(axes: Axes, one: xr.Dataset) -> None:
+    """For each d the exact law, and the chain at a few of the times; shares of 0 are not on a logarithmic scale."""
+    times, few = one.time.values, slice(1, None, EVERY)
+    for k, (dim, colour) in enumerate(zip(one["dim"].values, sequence(one.sizes["dim"]), strict=True)):
+        at = one.sel(dim=dim)
+        look: Any = {"color": colour, "marker": (MARKERS * 2)[k], "markersize": 4}
+        axes.plot(times[1:], at["limit"][1:], color=colour, linewidth=1.2)
+        axes.plot(times[few], at["chain"][few], linestyle="", **look)
+        axes.plot([], [], **look, linewidth=1.2, label=f"d = {dim}")

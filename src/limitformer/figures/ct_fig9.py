@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from limitformer.figures.claims import Claim, Run
 from limitformer.figures.sphere import evenly, shares, tokens_chain
 from limitformer.models import HybridTransformer, StochasticTransformer
-from limitformer.plot import BLUE, RED, panels
+from limitformer.plot import BLUE, RED, legend_below, panels
 from limitformer.progress import tracked
 
 STOCHASTIC, DETERMINISTIC = "stochastic", "deterministic"
@@ -122,18 +122,17 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 def draw(data: xr.Dataset) -> Figure:
     """A column for each β: trajectories that have clustered, pairs that have not."""
-    figure, axes = panels(data.sizes["beta"], width=4.8, height=3.0, rows=2)
+    figure, axes = panels(data.sizes["beta"], height=2.9, rows=2)
     for column, beta in enumerate(data["beta"].values):
         upper, lower = axes[0, column], axes[1, column]
-        for model, colour in ((STOCHASTIC, BLUE), (DETERMINISTIC, RED)):
+        for model, colour, line in ((STOCHASTIC, BLUE, "-"), (DETERMINISTIC, RED, "--")):
             one = data.sel(beta=beta, model=model)
-            upper.plot(one["time"], 1 - one["unresolved"], color=colour, label=f"{model}")
-            upper.plot(one["time"], one["antipodal"], color=colour, linestyle=":")
-            lower.plot(one["time"], one["pairs"], color=colour, label=f"{model}")
-        upper.plot([], [], color="gray", linestyle=":", label="of these, antipodal")
-        upper.set_title(f"β = {beta:g}", fontsize=10)
-        upper.set(xlabel="time t", ylabel="share of trajectories\nthat have clustered", ylim=(-0.02, 1.02))
-        lower.set(xlabel="time t", ylabel="pairs neither together\nnor antipodal", ylim=(-0.02, 1.02))
-        upper.legend(fontsize=8, loc="center right")
-        lower.legend(fontsize=8, loc="upper right")
+            upper.plot(one["time"], 1 - one["unresolved"], color=colour, linestyle=line, label=model)
+            lower.plot(one["time"], one["pairs"], color=colour, linestyle=line)
+            upper.plot(one["time"], one["antipodal"], color=colour, linestyle=":", linewidth=2.4)
+        upper.plot([], [], color="gray", linestyle=":", linewidth=2.4, label="in two antipodal clusters")
+        upper.set_title(f"β = {beta:g}")
+        upper.set(xlabel="time t", ylabel="share clustered", ylim=(-0.02, 1.02))
+        lower.set(xlabel="time t", ylabel="share of pairs unresolved", ylim=(-0.02, 1.02))
+    legend_below(figure, 3, handles=axes[0, 0].get_legend_handles_labels()[0])
     return figure

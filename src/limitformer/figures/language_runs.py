@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pyarrow as pa
 import xarray as xr
@@ -26,7 +25,7 @@ from scipy.stats import t
 
 from limitformer.errors import require
 from limitformer.figures.claims import Run
-from limitformer.plot import PALETTE
+from limitformer.plot import sequence
 from limitformer.train.harness import FinishedRun, read_runs
 from limitformer.train.log import curve, read_log
 from limitformer.train.plan import FREE
@@ -245,11 +244,6 @@ def student(first: NDArray[np.float64], second: NDArray[np.float64]) -> tuple[fl
     return float(differences.mean()), float(t.ppf(0.975, max(1, number - 1)) * error)
 
 
-def colours(number: int) -> list[Any]:
-    """A colour for each of so many learning rates: the palette, or a scale from dark to light if it has too few."""
-    return list(PALETTE[:number] if number <= len(PALETTE) else mpl.colormaps["viridis"](np.linspace(0, 0.93, number)))
-
-
 def draw_curve(axes: Axes, line: xr.DataArray, gone: xr.DataArray, top: float, **style: Any) -> None:
     """A curve (step,), and a cross where it ends, or first is above `top`, if a seed of `gone` (seed,) diverged."""
     kept = line.dropna("step")
@@ -261,7 +255,7 @@ def draw_curve(axes: Axes, line: xr.DataArray, gone: xr.DataArray, top: float, *
 
 def keys(data: xr.Dataset, others: Sequence[Line2D], **style: Any) -> list[Line2D]:
     """What colours and crosses mean, for a legend, with `others` between."""
-    rates = zip(colours(data.sizes["rate"]), data["rate"].values, strict=True)
+    rates = zip(sequence(data.sizes["rate"]), data["rate"].values, strict=True)
     found = [Line2D([], [], color=colour, label=f"rate {rate:g}", **style) for colour, rate in rates]
     crosses = [Line2D([], [], color="gray", label="a seed diverged", **CROSS)]
     return [*found, *others, *(crosses if bool((data["diverged"] == 1).any()) else [])]

@@ -8,6 +8,7 @@ Right: for unnormalised attention, where strength grows with β and so does the 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -18,10 +19,11 @@ from limitformer.figures.claims import Claim, Run
 from limitformer.figures.sphere import tokens_chain
 from limitformer.limits.overlap import overlap
 from limitformer.models import StochasticTransformer
-from limitformer.plot import PALETTE, panels
+from limitformer.plot import PALETTE, legend_below, panels
 from limitformer.progress import tracked
 
 SOFTMAX, UNNORMALIZED = "softmax", "unnormalized"
+LINES = ("-", "--", "-.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,28 +203,23 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 def draw(data: xr.Dataset) -> Figure:
     """Softmax with the chain's points; unnormalised."""
-    figure, (left, right) = panels(2, width=4.8, height=3.9)
-    beta = data["beta"].values
+    figure, (left, right) = panels(2, height=4.0)
+    looks: list[Any] = [{"color": colour, "linestyle": line} for colour, line in zip(PALETTE, LINES, strict=False)]
     for attention, axes in ((SOFTMAX, left), (UNNORMALIZED, right)):
-        for k, split in enumerate(data["split"].values):
-            axes.plot(
-                beta, data["exact"].sel(attention=attention, split=split), color=PALETTE[k], label=f"{split} tokens"
-            )
+        for look, split in zip(looks, data["split"].values, strict=False):
+            exact_means = data["exact"].sel(attention=attention, split=split)
+            axes.plot(data["beta"], exact_means, **look, label=f"{split} tokens, exact")
         axes.set(xlabel="inverse temperature β", ylabel="mean lifetime of the antipodal state", yscale="log")
-    for k, split in enumerate(data["split"].values):
+    points: Any = {"fmt": "o", "markersize": 4, "capsize": 2}
+    for look, split in zip(looks, data["split"].values, strict=False):
         one = data.sel(split=split)
-        left.errorbar(
-            data["simulated"], one["lifetime"], one["error"], fmt="o", markersize=4, capsize=2, color=PALETTE[k]
-        )
-    layers = data.attrs["layers_per_unit_time"]
-    left.plot([], [], "o", color="gray", markersize=4, label=f"chain, L = {layers}")
-    steep = beta[beta >= 3]
+        left.errorbar(data["simulated"], one["lifetime"], one["error"], **points, color=look["color"])
+    left.plot([], [], "o", color="gray", markersize=4, label=f"chain, L = {data.attrs['layers_per_unit_time']}")
+    steep = data["beta"].values[data["beta"].values >= 3]
     base = float(data["exact"].isel(attention=0, split=0).sel(beta=steep[0], method="nearest"))
-    left.plot(
-        steep, 0.35 * base * np.exp(2 * (steep - steep[0])), color="gray", linestyle="--", label="slope of $e^{2β}$"
-    )
-    left.set_title("softmax attention", fontsize=10)
-    right.set_title("unnormalised attention", fontsize=10)
-    left.legend(fontsize=8, loc="upper left")
-    right.legend(fontsize=8)
+    rate = 0.35 * base * np.exp(2 * (steep - steep[0]))
+    left.plot(steep, rate, color="gray", linestyle=":", label="slope of $e^{2β}$")
+    left.set_title("softmax attention")
+    right.set_title("unnormalised attention")
+    legend_below(figure, 5, handles=left.get_legend_handles_labels()[0])
     return figure

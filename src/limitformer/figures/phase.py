@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from limitformer.models import from_json
 from limitformer.phase import exact_probability
-from limitformer.plot import PALETTE, panels
+from limitformer.plot import MARKERS, PALETTE, SMALL, panels
 from limitformer.sweep.grid import cells
 
 LABELS = {
@@ -23,7 +23,6 @@ LABELS = {
 }
 SYMBOLS = {"beta": "β", "epsilon": "ε", "dim": "d", "tokens": "N", "sigma": "σ", "layers_per_unit_time": "L"}
 CONTINUOUS = ("beta", "epsilon", "sigma")
-MARKERS = "os^Dv"  # one more for each round of the palette
 FINE = 101  # points of an exact curve
 MOST_CURVES = 7
 ANTIPODAL = "antipodal pair"
@@ -41,7 +40,7 @@ def draw(data: xr.Dataset) -> Figure:
         draw_curves(panel, data, axes[0], axes[1:])
     fixed = [named(axis, data[axis].item()) for axis in data["exact"].dims if data.sizes[axis] == 1]
     run = f"T = {data.attrs['horizon']:g}", f"{data.attrs['samples']} samples a cell"
-    panel.set_title(", ".join([*fixed, *run]), fontsize=10)
+    panel.set_title(", ".join([*fixed, *run]))
     return figure
 
 
@@ -63,7 +62,7 @@ def draw_curves(panel: Axes, data: xr.Dataset, along: str, others: list[str]) ->
     if bool(data["exact"].notnull().all(along).any()):
         panel.plot([], [], color="gray", label="exact, L → ∞")
     panel.set(xlabel=LABELS.get(along, along), ylabel="probability of an antipodal pair", ylim=(-0.02, None))
-    panel.legend(fontsize=8)
+    panel.legend()
 
 
 def draw_curve(
@@ -93,5 +92,5 @@ def draw_map(panel: Axes, data: xr.Dataset, along: str, up: str) -> None:
     levels = [level for level in (0.1, 0.5, 0.9) if float(exact.min()) < level < float(exact.max())]
     if levels:
         lines = panel.contour(data[along], data[up], exact, levels=levels, colors="white", linewidths=0.9)
-        panel.clabel(lines, fmt=lambda level: f"exact {level:g}", fontsize=7)
+        panel.clabel(lines, fmt=lambda level: f"exact {level:g}", fontsize=SMALL)
     panel.set(xlabel=LABELS.get(along, along), ylabel=LABELS.get(up, up))

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import xarray as xr
-from matplotlib.colors import LinearSegmentedColormap, to_hex
+from matplotlib.colors import LinearSegmentedColormap
 from numpy.typing import ArrayLike, NDArray
 
 from limitformer.engine import simulate
@@ -19,8 +18,8 @@ SphereKind = StochasticTransformer | HybridTransformer
 
 # As in [CT, Fig. 4]; told apart by lightness too.
 SINGLE_COLOUR, ANTIPODAL_COLOUR, UNRESOLVED_COLOUR = "#E0409A", "#4A2A8C", "#8A8A8A"
-TO_SINGLE = LinearSegmentedColormap.from_list("to single", ["white", SINGLE_COLOUR])
-TO_ANTIPODAL = LinearSegmentedColormap.from_list("to antipodal", ["white", ANTIPODAL_COLOUR])
+# From −1, all in a single cluster, to 1, all antipodal.
+OUTCOME_COLOURS = LinearSegmentedColormap.from_list("outcome", [SINGLE_COLOUR, "white", ANTIPODAL_COLOUR])
 
 
 def tokens_chain(model: SphereKind, times: ArrayLike, samples: int, run: Run, **options: Any) -> xr.Dataset:
@@ -64,11 +63,6 @@ def evenly(horizon: float, points: int, layers_per_unit_time: int) -> NDArray[np
     """About so many times from 0 to `horizon`, each after a whole number of layers."""
     steps = np.linspace(0, horizon * layers_per_unit_time, points)
     return np.unique(np.rint(steps)) / layers_per_unit_time
-
-
-def sequence(count: int) -> list[str]:
-    """Colours of curves that are in order, dark to light."""
-    return [to_hex(colour) for colour in mpl.colormaps["viridis"](np.linspace(0.0, 0.88, count))]
 
 
 def standard_error(probability: ArrayLike, samples: int) -> NDArray[np.float64]:

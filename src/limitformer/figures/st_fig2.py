@@ -35,7 +35,7 @@ from torch.nn import functional
 from limitformer.figures.claims import Claim, Run
 from limitformer.figures.leader import apart, run
 from limitformer.models import ShapedAttention, ShapedReLU, SoftmaxAttention, Transformer
-from limitformer.plot import BLUE, GREEN, ORANGE, RED, panels
+from limitformer.plot import BLUE, GREEN, ORANGE, RED, legend_below, panels
 from limitformer.progress import tracked
 from limitformer.train.corpus import read_corpus
 from limitformer.train.harness import threads
@@ -44,7 +44,7 @@ from limitformer.train.tokenizer import train_tokenizer
 
 SHAPED, PRE_LN, POST_LN, UNSHAPED = "shaped", "Pre-LN", "Post-LN", "unshaped, no norm"
 WEIGHTS = ("value", "query")
-COLOURS = {SHAPED: BLUE, PRE_LN: GREEN, POST_LN: ORANGE, UNSHAPED: RED}
+LOOKS = {SHAPED: (BLUE, "-"), PRE_LN: (GREEN, "--"), POST_LN: (ORANGE, "-."), UNSHAPED: (RED, ":")}
 STABLE = 5  # largest over smallest norm of all layers
 # Last over first layer: below this, a gradient that the caption says vanishes does. At most 1/STABLE: it is not stable.
 VANISHED = {(POST_LN, "query"): 1e-6, (UNSHAPED, "query"): 0.1, (PRE_LN, "value"): 0.2, (PRE_LN, "query"): 0.1}
@@ -211,13 +211,13 @@ def slope(norms: xr.DataArray) -> float:
 
 def draw(data: xr.Dataset) -> Figure:
     """Both panels of the paper, and the second one again without Post-LN, whose decades hide the others."""
-    figure, axes = panels(3, width=4.2)
+    figure, axes = panels(3, height=3.9)
     names = [str(name) for name in data.model.values]
     panel(axes[0], data, "value", names)
     panel(axes[1], data, "query", names)
     panel(axes[2], data, "query", [name for name in names if name != POST_LN])
-    axes[2].set_title(f"query weights, without {POST_LN}", fontsize=10)
-    axes[0].legend(loc="lower left", fontsize=8)
+    axes[2].set_title(f"query weights, without {POST_LN}")
+    legend_below(figure, 4, handles=axes[0].get_legend_handles_labels()[0], handlelength=3)
     return figure
 
 
@@ -227,9 +227,10 @@ def panel(axes: Axes, data: xr.Dataset, weight: str, names: list[str]) -> None:
     mean, error = logarithm.mean("sample"), logarithm.std("sample", ddof=1) / sqrt(data.sizes["sample"])
     for name in names:
         middle, half = mean.sel(model=name), 2 * error.sel(model=name)
-        axes.plot(data.layer, np.exp(middle), color=COLOURS[name], label=name)
+        colour, line = LOOKS[name]
+        axes.plot(data.layer, np.exp(middle), color=colour, linestyle=line, label=name)
         axes.fill_between(
-            data.layer, np.exp(middle - half), np.exp(middle + half), color=COLOURS[name], alpha=0.15, linewidth=0
+            data.layer, np.exp(middle - half), np.exp(middle + half), color=colour, alpha=0.15, linewidth=0
         )
     axes.set(xlabel="layer ℓ", ylabel=rf"$\|\partial L/\partial W^{weight[0].upper()}_\ell\|$", yscale="log")
-    axes.set_title(f"{weight} weights", fontsize=10)
+    axes.set_title(f"{weight} weights")

@@ -25,7 +25,7 @@ from limitformer.figures.claims import (
     sde_at_horizon,
 )
 from limitformer.models import ShapedReLU, Transformer, equicorrelated
-from limitformer.plot import PALETTE, density, panels
+from limitformer.plot import correlation_density, correlations, legend_below, panels, sequence
 from limitformer.progress import tracked
 
 
@@ -98,12 +98,14 @@ def claims(data: xr.Dataset) -> list[Claim]:
     ]
     curve = percentile(data["network"])
     rises = bool((np.diff(curve.values) > -0.01).all())
+    apart = abs(curve - percentile(data["sde"]))
     scaled = 1 / sqrt(1 + 1 / data.attrs["hayou_yang_gamma"] ** 2)
     nearest = data["network"].sel(gamma=scaled, method="nearest")
     return [
         *distances,
         Claim("95th percentile of |ρ| at the smallest γ", float(curve[0])),
         Claim("95th percentile of |ρ| at γ = 1; it rises with γ", float(curve[-1]), rises),
+        Claim("largest difference of network and SDE in it, any γ", float(apart.max()), bool(apart.max() < 0.05)),
         Claim(
             "KS distance of λ = 1, γ = 1/√d and λ = √(1 − γ²), γ = 1/√d",
             ks_distance(data["unit_skip"].values, nearest.values),
@@ -114,17 +116,17 @@ def claims(data: xr.Dataset) -> list[Claim]:
 def draw(data: xr.Dataset) -> Figure:
     """Both panels."""
     figure, (left, right) = panels(2)
-    grid = np.linspace(-1, 1, 401)
-    for gamma, colour in zip(data.shown.values, PALETTE, strict=False):
+    grid = correlations()
+    for gamma, colour in zip(data.shown.values, sequence(data.sizes["shown"]), strict=True):
+        one = data.sel(gamma=gamma)
         name = f"γ = {gamma:g}" + (" = 1/√d" if np.isclose(gamma, data.attrs["hayou_yang_gamma"]) else "")
-        left.plot(grid, density(data["network"].sel(gamma=gamma), grid), color=colour, label=name)
-        left.plot(grid, density(data["sde"].sel(gamma=gamma), grid), color=colour, linestyle="--")
+        left.plot(grid, correlation_density(one["network"], grid), color=colour, label=name)
+        left.plot(grid, correlation_density(one["sde"], grid), color=colour, linestyle="--")
     left.plot([], [], color="gray", linestyle="--", label="dashed: SDE")
-    left.set(xlabel="correlation ρ at the last layer", ylabel="density", xlim=(-1, 1), ylim=(0, None))
-    left.set_xticks(np.linspace(-1, 1, 5))
-    left.legend(fontsize=8)
-    right.plot(data.gamma, percentile(data["network"]), marker="o", markersize=4, label="network (exact chain)")
+    left.set(xlabel="correlation ρ at the last layer", ylabel="density", ylim=(0, None), xticks=np.linspace(-1, 1, 5))
+    legend_below(left, 3)
+    right.plot(data.gamma, percentile(data["network"]), "o-", markersize=4, label="network (exact chain)")
     right.plot(data.gamma, percentile(data["sde"]), linestyle="--", label="SDE")
     right.set(xlabel="residual strength γ", ylabel="95th percentile of |ρ|", ylim=(0, 1.02))
-    right.legend()
+    legend_below(right, 2)
     return figure

@@ -25,7 +25,6 @@ from limitformer.figures.language_runs import (
     VARIANTS,
     below,
     best_gamma,
-    colours,
     curves,
     diverged,
     draw_curve,
@@ -38,7 +37,7 @@ from limitformer.figures.language_runs import (
     with_all_seeds,
     with_gamma,
 )
-from limitformer.plot import panels
+from limitformer.plot import legend_below, panels, sequence
 from limitformer.train.harness import FinishedRun
 
 DRAWN = ("shaped-recover", "pre-ln")
@@ -138,16 +137,16 @@ def ratio_claim(data: xr.Dataset, rate: float, judged: bool) -> Claim:
 def draw(data: xr.Dataset) -> Figure:
     """Variants in rows, layers in columns."""
     rows, columns = data.sizes["variant"], data.sizes["layer"]
-    figure, axes = panels(columns, width=4.8, height=3.2, rows=rows)
+    figure, axes = panels(columns, height=3.2, rows=rows)
     grid = np.reshape(axes, (rows, columns))
     for row, name in enumerate(data["variant"].values):
         for column, layer in enumerate(data["layer"].values):
             panel(grid[row, column], data.sel(variant=name, layer=layer), data.attrs["largest"])
-            grid[row, column].set_title(f"{VARIANTS[name]}, layer {layer}{at_gamma(data, name)}", fontsize=10)
+            grid[row, column].set_title(f"{VARIANTS[name]}, layer {layer}{at_gamma(data, name)}")
     line = Line2D([], [], label="log(length)", **LARGEST)
-    figure.legend(handles=keys(data, [line], marker="."), loc="outside right center", fontsize=8)
-    figure.supxlabel("step", fontsize=10)
-    figure.suptitle(data.attrs["runs"], fontsize=9)
+    legend_below(figure, 5, handles=keys(data, [line], marker="."))
+    figure.supxlabel("step")
+    figure.suptitle(data.attrs["runs"])
     return figure
 
 
@@ -159,7 +158,7 @@ def at_gamma(data: xr.Dataset, name: str) -> str:
 def panel(axes: Axes, data: xr.Dataset, largest: float) -> None:
     """The curves of one variant and layer."""
     mean = data["entropy"].mean("seed", skipna=False)
-    for colour, rate in zip(colours(data.sizes["rate"]), data["rate"].values, strict=True):
+    for colour, rate in zip(sequence(data.sizes["rate"]), data["rate"].values, strict=True):
         draw_curve(axes, mean.sel(rate=rate), data["diverged"].sel(rate=rate), largest, color=colour, marker=".")
     axes.axhline(largest, **LARGEST)
     axes.set(ylabel="mean entropy (nats)", ylim=(0, 1.06 * largest))

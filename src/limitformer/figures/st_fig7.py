@@ -9,10 +9,11 @@ from math import sqrt
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from limitformer.figures.claims import Claim, Run, chain, ks_claim, sde_at_horizon
 from limitformer.models import ShapedAttention, Transformer, equicorrelated
-from limitformer.plot import draw_densities, panels
+from limitformer.plot import density, draw_densities, legend_below, panels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,18 +62,32 @@ def compute(config: Config, run: Run) -> xr.Dataset:
 
 def claims(data: xr.Dataset) -> list[Claim]:
     """The SDE approximates the network."""
+    low, high = np.quantile(data["network"], [0.05, 0.95])
     return [
         ks_claim("V of two tokens", data["network"].values, data["sde"].values),
         ks_claim("variance of a token", data["network_variance"].values, data["sde_variance"].values),
+        Claim("5th percentile of V of two tokens, network", float(low)),
+        Claim("95th percentile of V of two tokens, network", float(high)),
+        Claim("where the network's density is largest", peak(data)),
+        Claim("largest |V| of two tokens, SDE", float(abs(data["sde"]).max())),
     ]
+
+
+def drawn(data: xr.Dataset) -> NDArray[np.float64]:
+    """Where the density is drawn: between the 0.2 % and 99.8 % quantiles."""
+    low, high = np.quantile(np.concatenate([data["network"], data["sde"]]), [0.002, 0.998])
+    return np.linspace(low, high, 401)
+
+
+def peak(data: xr.Dataset) -> float:
+    """Where the network's density is largest."""
+    return float(drawn(data)[density(data["network"], drawn(data)).argmax()])
 
 
 def draw(data: xr.Dataset) -> Figure:
     """The density."""
-    figure, (axes,) = panels(1, width=5.2)
-    both = np.concatenate([data["network"], data["sde"]])
-    low, high = np.quantile(both, [0.002, 0.998])
-    draw_densities(axes, data["network"].values, data["sde"].values, np.linspace(low, high, 401))
+    figure, (axes,) = panels(1)
+    draw_densities(axes, data["network"].values, data["sde"].values, drawn(data))
     axes.set(xlabel="covariance V of two tokens at the last layer", ylabel="density")
-    axes.legend(fontsize=8)
+    legend_below(axes, 3)
     return figure

@@ -31,7 +31,6 @@ from limitformer.figures.language_runs import (
     along,
     below,
     best_gamma,
-    colours,
     curves,
     diverged,
     draw_curve,
@@ -46,7 +45,7 @@ from limitformer.figures.language_runs import (
     with_all_seeds,
     with_gamma,
 )
-from limitformer.plot import panels
+from limitformer.plot import legend_below, panels, sequence
 
 DRAWN: dict[str, Any] = {"shaped-recover": "-", "pre-ln": "--"}
 AXES = ("depth", "variant", "rate", "seed")
@@ -163,7 +162,7 @@ def listed(rates: NDArray[np.float64]) -> str:
 
 def draw(data: xr.Dataset) -> Figure:
     """One panel a depth; colours are rates, lines variants."""
-    figure, axes = panels(data.sizes["depth"], width=6.0 if data.sizes["depth"] == 1 else 5.2, height=4.2)
+    figure, axes = panels(data.sizes["depth"], width=6.4 if data.sizes["depth"] == 1 else None, height=4.4)
     for axis, depth in zip(axes, data["depth"].values, strict=True):
         here = data.sel(depth=depth)
         panel(axis, here)
@@ -171,8 +170,8 @@ def draw(data: xr.Dataset) -> Figure:
         axis.set(xlabel="step", title=f"d = {depth}" + ("" if np.isnan(gamma) else f", γ = {gamma:g}"))
     axes[0].set_ylabel("training loss (nats)")
     lines = [Line2D([], [], color="gray", linestyle=DRAWN[n], label=VARIANTS[n]) for n in data["variant"].values]
-    figure.legend(handles=keys(data, lines), loc="outside right center", fontsize=8)
-    figure.suptitle(data.attrs["runs"], fontsize=9)
+    legend_below(figure, 3, handles=keys(data, lines))
+    figure.suptitle(data.attrs["runs"])
     return figure
 
 
@@ -181,7 +180,7 @@ def panel(axes: Axes, data: xr.Dataset) -> None:
     mean = data["loss"].mean("seed", skipna=False)
     bottom, top = limits(mean)
     for name in data["variant"].values:
-        for colour, rate in zip(colours(data.sizes["rate"]), data["rate"].values, strict=True):
+        for colour, rate in zip(sequence(data.sizes["rate"]), data["rate"].values, strict=True):
             place = {"variant": name, "rate": rate}
             draw_curve(axes, mean.sel(place), data["diverged"].sel(place), top, color=colour, linestyle=DRAWN[name])
     axes.set_ylim(bottom, top)

@@ -152,7 +152,7 @@ def at_best(row: xr.Dataset) -> str:
 
 def draw(data: xr.Dataset) -> Figure:
     """Both losses, a row each, with one standard deviation where there are several seeds."""
-    figure, axes = panels(2, width=5.0, height=1.4 + 0.42 * data.sizes["row"])
+    figure, axes = panels(2, height=1.4 + 0.42 * data.sizes["row"])
     rows = [data.isel(row=row) for row in range(data.sizes["row"])]
     places = list(range(len(rows)))[::-1]
     for panel, name, what in zip(axes, LOSSES, ("training", "held-out"), strict=True):
@@ -162,7 +162,7 @@ def draw(data: xr.Dataset) -> Figure:
         panel.margins(x=0.25)
     axes[0].set_yticks(places, [at_best(row) for row in rows])
     axes[1].set_yticks(places, [])
-    figure.suptitle(f"best learning rate of each; {data.attrs['runs']}", fontsize=9)
+    figure.suptitle(f"best learning rate of each; {data.attrs['runs']}")
     return figure
 
 
@@ -176,5 +176,5 @@ def point(axes: Axes, place: int, values: NDArray[np.float64], colour: str) -> N
     spread = float(values.std(ddof=1)) if len(values) > 1 else None
     axes.errorbar(values.mean(), place, xerr=spread, fmt="o", color=colour, capsize=3)
     text = f"{values.mean():.3f}" + ("" if spread is None else f" ± {spread:.3f}")
-    above: Any = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "fontsize": 8}
+    above: Any = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center"}
     axes.annotate(text, (float(values.mean()), place), **above)

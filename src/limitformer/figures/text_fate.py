@@ -18,6 +18,7 @@ from limitformer.plot import heatmap, panels
 from limitformer.progress import tracked
 from limitformer.results import correlation
 
+WORDS = 7.5  # points: so many words fit beside a panel
 ZEN = Path(limitformer.__file__).parent / "data" / "zen-of-python.txt"
 
 
@@ -94,16 +95,16 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 def draw(data: xr.Dataset) -> Figure:
     """A row of matrices for each model."""
-    figure, axes = panels(data.sizes["depth"], width=2.9, height=2.7, rows=2)
+    figure, axes = panels(data.sizes["depth"], height=3.0, rows=2)
     words = data.label.values
     for row, model in enumerate(data.model.values):
         for column, depth in enumerate(data.depth.values):
-            one = axes[row, column]
-            image = heatmap(one, data["correlation"].sel(model=model, depth=depth), cmap="RdBu_r", vmin=-1, vmax=1)
-            one.set_title(f"{model}, layer {depth}", fontsize=10)
+            one, rho = axes[row, column], data["correlation"].sel(model=model, depth=depth)
+            image = heatmap(one, rho, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
+            one.set_title(f"{model}, layer {depth}")
             one.set(xticks=[], xlabel="token" if row else "", ylabel="" if column else "token")
             one.set_yticks(range(len(words)) if column == 0 else [])
             if column == 0:
-                one.set_yticklabels(words, fontsize=6)
+                one.set_yticklabels(words, fontsize=WORDS)
     figure.colorbar(image, ax=axes, label="mean correlation", shrink=0.7)
     return figure

@@ -119,7 +119,7 @@ def picture(chosen: xr.DataArray) -> Figure:
         panel.plot(positions(chosen, long[0]), curve, "o-", markersize=3, color=PALETTE[k % len(PALETTE)], label=label)
     panel.set(xlabel=long[0], ylabel=str(chosen.name))
     if len(long) == 2:
-        panel.legend(fontsize=8)
+        panel.legend()
     return figure
 
 
