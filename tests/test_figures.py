@@ -13,7 +13,7 @@ from limitformer.errors import InputError
 from limitformer.figures import FIGURES, make
 from limitformer.figures.claims import Run, ks_claim, ks_noise
 from limitformer.figures.make import SCALES
-from limitformer.plot import density, draw_densities, panels, style
+from limitformer.plot import style
 
 NAMES = list(FIGURES)
 SEED = 11
@@ -24,14 +24,14 @@ def module_of(name):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("figures")
+def folder(folder_of_figures):
+    return folder_of_figures
 
 
 @pytest.fixture(scope="module")
-def made(folder):
+def made(figures):
     """Every figure, made once."""
-    return {name: make(name, scale="quick", out=folder, seed=SEED, threads=2) for name in NAMES}
+    return figures
 
 
 @pytest.fixture
@@ -278,35 +278,6 @@ def test_ks_claim_tells_one_law_from_another():
     assert ks_noise(x, y) < 0.05
     assert ks_claim("same", x, y).holds is True
     assert ks_claim("wider", x, wider).holds is False
-
-
-# The density, by which a reader judges network against SDE.
-
-
-def test_density_is_that_of_the_law():
-    x = np.random.Generator(np.random.Philox(6)).standard_normal(20_000)
-    grid = np.linspace(-4, 4, 81)
-    normal = np.exp(-(grid**2) / 2) / np.sqrt(2 * np.pi)
-    bandwidth = 1.06 * x.size**-0.2  # bias h² f″/2, variance f/(2√π n h), eight standard deviations at most
-    noise = np.sqrt(normal / (2 * np.sqrt(np.pi) * x.size * bandwidth)) + 1e-4
-    assert (abs(density(x, grid) - normal) < bandwidth**2 / 2 * 0.4 + 5 * noise).all()
-    assert np.trapezoid(density(x, grid), grid) == pytest.approx(1, abs=0.01)
-
-
-def test_one_exploded_sample_does_not_flatten_the_density():
-    x = np.random.Generator(np.random.Philox(7)).standard_normal(4_096)
-    grid = np.linspace(-3, 3, 61)
-    exploded = np.append(x, 1e43)
-    np.testing.assert_allclose(density(exploded, grid), density(x, grid), atol=2e-3)
-
-
-def test_histogram_has_the_height_of_the_density():
-    """Samples beyond the grid count: the bars' area is the share of samples on the grid."""
-    x = np.append(np.random.Generator(np.random.Philox(8)).uniform(0, 1, 1_000), np.full(1_000, 9.0))
-    _, (axes,) = panels(1)
-    draw_densities(axes, x, x, np.linspace(0, 1, 101))
-    bars = axes.patches[0].get_data()
-    assert (bars.values * np.diff(bars.edges)).sum() == pytest.approx(0.5)
 
 
 # What must not happen.

@@ -97,7 +97,7 @@ def density(samples: ArrayLike, grid: ArrayLike) -> Array:
     """
     x, at = np.sort(np.asarray(samples, np.float64)), np.asarray(grid, np.float64)
     quarters = np.quantile(x, [0.25, 0.75])
-    bandwidth = 1.06 * x.size**-0.2 * min(x[np.isfinite(x)].std(), (quarters[1] - quarters[0]) / 1.34)
+    bandwidth = 1.06 * x.size**-0.2 * min(x.std(), (quarters[1] - quarters[0]) / 1.34)
     return np.array([kernels_at(point, x, bandwidth) for point in at.ravel()]).reshape(at.shape) / x.size
 
 
@@ -116,10 +116,11 @@ def correlation_density(samples: ArrayLike, grid: ArrayLike) -> Array:
     of ρ is proportional to 1 − ρ² [ST, Thm 3.2]. Samples that have collapsed, |ρ| = 1, have no density: their share is
     missing.
     """
-    rho = np.asarray(grid, np.float64)
-    with np.errstate(divide="ignore"):  # artanh 1 = ∞
-        u = np.arctanh(np.clip(samples, -1, 1))
-    return np.asarray(density(u, np.arctanh(rho)) / (1 - rho**2))
+    rho, x = np.asarray(grid, np.float64), np.asarray(samples, np.float64)
+    inside = x[np.abs(x) < 1]
+    if not inside.size:
+        return np.zeros(rho.shape)
+    return np.asarray(inside.size / x.size * density(np.arctanh(inside), np.arctanh(rho)) / (1 - rho**2))
 
 
 def correlations() -> Array:

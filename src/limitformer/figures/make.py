@@ -13,6 +13,7 @@ import xarray as xr
 
 from limitformer.errors import require
 from limitformer.figures.claims import Claim, Run
+from limitformer.figures.page import renew
 from limitformer.plot import style
 from limitformer.results import check_writable, package_version, save, write_whole
 
@@ -69,7 +70,8 @@ def make(
     """Make the figure `name` at `scale` ("paper" or "quick") and write NAME.png, NAME.nc and NAME.json into `out`.
 
     A figure of a grid that is interrupted leaves `.NAME.sweeps` there, and goes on from it when it is made again. A
-    figure of `RUN_FIGURES` is drawn from the finished runs in `runs`; their scale is its own.
+    figure of `RUN_FIGURES` is drawn from the finished runs in `runs`; their scale is its own. Where a page NAME.md in
+    `out` has the marks of `figures.page`, the table of the claims between them is renewed.
 
     Raises:
         InputError: an unknown figure or scale, runs that are missing or would change nothing, or a folder that cannot
@@ -103,7 +105,7 @@ def make(
 
 
 def write(name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[Claim]) -> list[Path]:
-    """Write the three files; their paths."""
+    """Write the three files, and the table of the claims into a page that waits for it; their paths."""
     picture, record = folder / f"{name}.png", folder / f"{name}.json"
     with style():
         drawing = module.draw(data)
@@ -121,7 +123,7 @@ def write(name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[C
     write_whole(
         record, lambda path: path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     )
-    return [picture, numbers, record]
+    return [picture, numbers, record, *renew(folder / f"{name}.md", report)]
 
 
 def plain(value: float) -> float | str:
