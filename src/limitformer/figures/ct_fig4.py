@@ -248,7 +248,7 @@ def limit_lines(axes: Axes, attention: str, betas: NDArray[np.float64]) -> None:
             fine, np.full_like(fine, np.sqrt(2)), **look, linestyle=":", label=r"limit, +1 attracts below: $ε^2 = 2$"
         )
     else:
-        axes.plot(fine, threshold(fine), **look, linestyle="-.", label=r"limit, both: $ε^2 = 2e^{-β}$")
+        axes.plot(fine, threshold(fine), **look, linestyle="-.", label=r"limit, both ends: $ε^2 = 2e^{-β}$")
 
 
 def chain_lines(axes: Axes, attention: str, data: xr.Dataset) -> None:

@@ -120,9 +120,8 @@ def write(name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[C
         "config": json.loads(data.attrs["config"]),
         "claims": [asdict(claim) | {"value": plain(claim.value)} for claim in claims],
     }
-    write_whole(
-        record, lambda path: path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    )
+    text = json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    write_whole(record, lambda path: path.write_text(text, encoding="utf-8"))
     return [picture, numbers, record, *renew(folder / f"{name}.md", report)]
 
 

@@ -29,7 +29,7 @@ def with_table(text: str, record: dict[str, Any]) -> str:
     """The text of a page with the record's table between the two marks."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table(record)}\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{table(record)}\n\n{END}{after}"
 
 
 def renew(page: Path, record: dict[str, Any]) -> list[Path]:

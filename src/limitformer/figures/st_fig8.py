@@ -14,6 +14,8 @@ from limitformer.figures.claims import Claim, Run
 from limitformer.figures.stopping import Adversarial, stopping_times
 from limitformer.plot import panels
 
+WARM = 16.0  # τ₀
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Adversarial):
@@ -50,7 +52,14 @@ def claims(data: xr.Dataset) -> list[Claim]:
         Claim("largest rise of t* from one γ to the next, γ ≤ 0.7", float(rise), bool(rise <= 0.1)),
         Claim("largest fall of t* from one τ₀ to the next, γ ≤ 0.7", float(fall), bool(fall <= 0.1)),
         Claim("largest rise of t* from one γ to the next, whole map", float(median.diff("gamma").max())),
+        *warm(median.sel(tau0=WARM, method="nearest")),
     ]
+
+
+def warm(median: xr.DataArray) -> list[Claim]:
+    """Where a warm network is stable for longer again."""
+    chosen = [g for g in (0.7, 0.8, 0.9, 1.0) if g in median.gamma]
+    return [Claim(f"median t* at γ = {g:g}, τ₀ = {float(median.tau0):.3g}", float(median.sel(gamma=g))) for g in chosen]
 
 
 def draw(data: xr.Dataset) -> Figure:

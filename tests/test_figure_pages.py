@@ -1,0 +1,231 @@
+"""The pages of figures say what the figures have found.
+
+Beside NAME.png lies NAME.json, the record of the same run. A page's table is that of the record; and the numbers in its
+sentences are those of the record, to the digits that are shown: `SENTENCES` has each with the claim that it comes from.
+A figure that is made again (`limitformer figure NAME --out docs/figures`) renews picture, record and table; what its
+sentences must then say is told here.
+"""
+
+import importlib
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from limitformer.figures import FIGURES
+from limitformer.figures.page import BEGIN, END, renew, table, with_table
+
+PAGES = Path(__file__).resolve().parents[1] / "docs" / "figures"
+# The page is of a smaller run than the figure's own, which takes hours: it has no record yet.
+SMALLER = {"ct-fig6"}
+NAMES = [name for name in FIGURES if name not in SMALLER]
+
+
+class Number(float):
+    """A claim's value; the format `p` is a power of ten, `k` has a comma for the thousands, `c` is in per cent."""
+
+    def __format__(self, spec):
+        if spec.endswith("p"):
+            digits, exponent = f"{float(self):.{spec[1:-1] or 0}e}".split("e")
+            return f"{digits}·10{str(int(exponent)).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
+        if spec.endswith("k"):
+            digits = int(spec[1:-1])
+            return f"{round(float(self), -digits):,.0f}"
+        if spec.endswith("c"):
+            return f"{100 * float(self):{spec[:-1]}f} %"
+        return format(float(self), spec).replace("-", "−")
+
+
+# Figure → (how its claim begins, the sentence).
+SENTENCES = {
+    "st-fig1": [
+        ("mean |ρ| at the last layer, shaped", r"| shaped | {:.3f} ± 0.001 (mean ρ:"),
+        ("mean |ρ| at the last layer, shaped", "rises from 0.2 to {:.2f}; the unshaped one"),
+        ("mean |ρ| at the last layer, shaped", "|ρ| averages {:.3f} at the last layer"),
+        ("mean ρ at the last layer, shaped", "(mean ρ: {:.3f} ± 0.002)"),
+        ("1 − mean |ρ| at the last layer, unshaped", "| unshaped | 1 − {:.0p};"),
+        ("layer at which", "it passes 0.99 at layer {:.0f} |"),
+        ("1 − mean |ρ| at the last layer, unshaped + Pre-LN", "| unshaped + Pre-LN, λ² + γ² = 1 | 1 − {:.0p} |"),
+        ("mean |ρ| at the last layer, unshaped + Pre-LN, λ = γ = 1", "λ = γ = 1 | {:.3f} |"),
+        ("mean |ρ| at the last layer, unshaped + Pre-LN, λ = γ = 1", "with λ = γ = 1 it ends at {:.2f}."),
+        ("KS distance", "distance of network and SDE is {:.3f}; two samples"),
+    ],
+    "st-fig3": [
+        ("95th percentile of |ρ| at the smallest γ", "from {:.2f} at γ = 0.05"),
+        ("95th percentile of |ρ| at the smallest γ", "absolute correlation rises from {:.2f} to"),
+        ("95th percentile of |ρ| at γ = 1", "to {:.2f} at γ = 1. The SDE's"),
+        ("95th percentile of |ρ| at γ = 1", "to {:.2f} with γ.]"),
+        ("largest difference of network and SDE in it", "is within {:.3f} of the network's"),
+        ("KS distance of network and SDE, γ = 0.25", "is at most {:.3f} for the five γ"),
+        ("KS distance of λ = 1", "KS distance of the two at γ = 1/√d: {:.3f}"),
+    ],
+    "st-fig4": [
+        ("mean |ρ| at the last layer, shaped", "| shaped | {:.2f} |"),
+        ("mean |ρ| at the last layer, shaped", "Shaped attention rises from 0.2 to {:.2f}, without"),
+        ("median |V| at the last layer, shaped", "| {:.2f} | stable |"),
+        ("median |V| at the last layer, shaped", "with those, and the median always {:.2f}."),
+        ("mean |ρ| at the last layer, τ² = n n_k, center", "| τ² = n n_k, center | {:.2f} |"),
+        ("median |V| at the last layer, τ² = n n_k, center", "| {:.1p} | vanishes |"),
+        ("mean |ρ| at the last layer, id, center", "| id, center | {:.2f} |"),
+        ("mean |ρ| at the last layer, id, center", "without its temperature to {:.2f};"),
+        ("median |V| at the last layer, id, center", "while the median ends at {:.1f}."),
+        ("median |V| at the last layer, id, center", "| {:.1f} | aligns"),
+        ("median |V| at the last layer, id, τ² = n n_k", "| id, τ² = n n_k | 1 | {:.1p} |"),
+        ("median |V| at the last layer, only id", "| only id | 1 | {:.1p} |"),
+        ("mean |ρ| at the last layer, only center", "| only center | {:.2f} |"),
+        ("median |V| at the last layer, only center", "| {:.1p} | vanishes |"),
+        ("median |V| at the last layer, only τ² = n n_k", "| only τ² = n n_k | 1 | {:.2f} |"),
+        ("share of samples whose |V| is above 10 at the last layer, shaped", "exceeds 10 in {:.1c} of the networks"),
+        ("share of samples whose |V| is above 10 at the last layer, id", "{:.0c} of the samples pass 10"),
+    ],
+    "st-fig5": [
+        ("largest γ whose median t* is 1", "by layer 200, up to γ = {:.2f}."),
+        ("largest γ whose median t* is 1", "it is 1 up to γ = {:.2f} and falls"),
+        ("median t* at γ = 0.2", "falls to {:.2f} at γ = 0.2"),
+        ("median t* at γ = 0.5", "{:.3f} at γ = 0.5"),
+        ("median t* at γ = 1; it falls", "and {:.3f} at γ = 1: a smaller"),
+        ("median t* at γ = 1; it falls", "falls to {:.3f} at γ = 1, with"),
+        ("least median t* of two tokens, at γ = 0.6", "{:.3f} at γ = 0.6, and 1 again"),
+        ("least median t* of two tokens, at γ = 0.6", "it falls to {:.3f} at γ = 0.6"),
+        ("share of two tokens that never stop there", "at γ = 0.9, {:.0c} of the networks never stop"),
+        ("last layer at which", "have all passed 1e4 by layer {:.0f}."),
+    ],
+    "st-fig7": [
+        ("KS distance of network and SDE, V", "network and SDE is {:.3f} for the covariance"),
+        ("KS distance of network and SDE, variance", "and {:.3f} for the variance"),
+        ("5th percentile", "lie between {:.2f} and"),
+        ("95th percentile", "and {:.2f}."),
+        ("where the network's density", "its peak of 1.2 at {:.2f};"),
+    ],
+    "st-fig8": [
+        ("share of the map", "* {:.0c} of the map is stable"),
+        ("largest rise of t* from one γ to the next, γ ≤ 0.7", "noise of 100 samples ({:.4f})"),
+        ("median t* at γ = 0.7", "the median is {:.2f} at γ = 0.7,"),
+        ("median t* at γ = 0.8", "{:.2f} at 0.8,"),
+        ("median t* at γ = 0.9", "{:.2f} at 0.9 and 1 at"),
+    ],
+    "text-fate": [
+        ("mean correlation of different words at the last depth, shaped", "| {:.2f} ± 0.01 |"),
+    ],
+    "ct-fig1": [
+        ("largest difference", "the two differ by {:.4f} h"),
+        ("share of the field's", "* {:.0c} of the field's mean square"),
+    ],
+}
+# Sentences whose number is put otherwise than the claim has it are not in the list; a page may have none that are.
+
+
+def claims_of(name):
+    record = json.loads((PAGES / f"{name}.json").read_text(encoding="utf-8"))
+    return {claim["name"]: float(claim["value"]) for claim in record["claims"]}
+
+
+def one_line(text):
+    return re.sub(r"\s+", " ", text)
+
+
+def prose(name):
+    """The page without the record's table."""
+    text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    return one_line(text.split(BEGIN)[0] + text.split(END)[1])
+
+
+def sentence(name, begins, template):
+    """What the page must say, by its record; the claim is the one of that name, or the only one that begins so."""
+    claims = claims_of(name)
+    found = [claims[begins]] if begins in claims else [v for k, v in claims.items() if k.startswith(begins)]
+    assert len(found) == 1, f"{name}: {len(found)} claims begin with {begins!r}"
+    return one_line(template.format(Number(found[0])))
+
+
+def test_every_figure_has_a_record():
+    assert {path.stem for path in PAGES.glob("*.json")} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_record_is_of_the_papers_size(name):
+    record = json.loads((PAGES / f"{name}.json").read_text(encoding="utf-8"))
+    paper = importlib.import_module(f"limitformer.figures.{name.replace('-', '_')}").paper()
+    assert record["config"] == json.loads(json.dumps(asdict(paper)))
+    assert (record["figure"], record["scale"], record["seed"]) == (name, "paper", 0)
+    assert [claim["name"] for claim in record["claims"] if claim["holds"] is False] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_table_is_that_of_the_record(name):
+    record = json.loads((PAGES / f"{name}.json").read_text(encoding="utf-8"))
+    text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    assert text == with_table(text, record)
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_sentences_have_the_numbers_of_the_record(name):
+    said = prose(name)
+    wanted = [sentence(name, *one) for one in SENTENCES[name]]
+    assert [one for one in wanted if one not in said] == []
+
+
+def test_a_number_that_has_moved_is_seen():
+    """Each of a page's sentences, with the value a twentieth larger."""
+    said = prose("st-fig1")
+    for begins, template in SENTENCES["st-fig1"]:
+        claims = claims_of("st-fig1")
+        value = claims.get(begins) or next(v for k, v in claims.items() if k.startswith(begins))
+        assert one_line(template.format(Number(1.5 * value))) not in said
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_page_has_a_picture_with_a_description(name):
+    text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    (described,) = re.findall(rf"!\[([^\]]+)\]\({name}\.png\)", text)
+    assert len(described) > 80
+    with Image.open(PAGES / f"{name}.png") as picture:
+        assert picture.format == "PNG"
+
+
+# How a page is renewed.
+
+RECORD = {
+    "claims": [
+        {"name": "mean |ρ|", "value": 0.123456, "holds": True},
+        {"name": "lifetime", "value": "inf", "holds": False},
+        {"name": "share", "value": 5e-9, "holds": None},
+    ]
+}
+
+
+def test_table_of_a_record():
+    assert table(RECORD).splitlines()[2:] == [
+        r"| mean \|ρ\| | 0.1235 | yes |",
+        "| lifetime | inf | **no** |",
+        "| share | 5e-09 |  |",
+    ]
+
+
+def test_a_page_is_renewed_between_its_marks(tmp_path):
+    page = tmp_path / "st-fig1.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
+    assert renew(page, RECORD) == [page]
+    assert page.read_text(encoding="utf-8") == f"before\n{BEGIN}\n\n{table(RECORD)}\n\n{END}\nafter\n"
+    assert renew(page, RECORD) == [page]
+    assert page.read_text(encoding="utf-8").count(BEGIN) == 1
+
+
+@pytest.mark.parametrize("text", ["no marks\n", f"{BEGIN}\none mark\n"])
+def test_other_pages_are_left_alone(tmp_path, text):
+    page = tmp_path / "st-fig1.md"
+    assert renew(page, RECORD) == []
+    assert not page.exists()
+    page.write_text(text, encoding="utf-8")
+    assert renew(page, RECORD) == []
+    assert page.read_text(encoding="utf-8") == text
+
+
+def test_numbers_in_sentences():
+    assert f"{Number(5.4686e-9):.0p}" == "5·10⁻⁹"
+    assert f"{Number(1.80871e59):.1p}" == "1.8·10⁵⁹"
+    assert f"{Number(46240.4):.3k}" == "46,000"
+    assert f"{Number(0.413574):.0c}" == "41 %"
