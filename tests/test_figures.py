@@ -159,6 +159,32 @@ def test_same_seed_same_numbers_whatever_the_threads():
     assert (one["network"].values != other["network"].values).any()
 
 
+def small_grid():
+    return module_of("ct-fig6").Config(tokens=(2, 3), betas=(0.0, 6.0), times=(1.0, 2.0), samples=8)
+
+
+def test_an_interrupted_grid_goes_on_where_it_was(tmp_path, monkeypatch):
+    """What was finished is not computed again, and the numbers are those of an unbroken run."""
+    module, work = module_of("ct-fig6"), importlib.import_module("limitformer.sweep.work")
+    compute, began = work.compute, []
+
+    def stopping(sweep, cell, **options):
+        began.append(cell.model)
+        if len(began) == 3:
+            raise KeyboardInterrupt
+        return compute(sweep, cell, **options)
+
+    monkeypatch.setattr(work, "compute", stopping)
+    run = Run(seed=2, threads=1, stores=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        module.compute(small_grid(), run)
+    data = module.compute(small_grid(), run)
+    assert len(began) == 5  # two, the one that was stopped, and the two that were left
+    whole = module.compute(small_grid(), Run(seed=2, threads=2))
+    for name in ("probability", "equal"):
+        np.testing.assert_array_equal(data[name].values, whole[name].values)
+
+
 # Claims that can fail: for each figure, data in which what the paper says is false.
 
 

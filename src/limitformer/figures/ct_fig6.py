@@ -17,6 +17,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from numpy.typing import NDArray
 
 from limitformer.figures.claims import Claim, Run
 from limitformer.figures.grids import on_grid
@@ -25,6 +26,8 @@ from limitformer.limits.overlap import overlap
 from limitformer.models import StochasticTransformer
 from limitformer.plot import MARKERS, legend_below, panels, sequence
 from limitformer.sweep import Sweep
+
+TOLD = (1.0, 2.0, 3.0, 4.0, 8.0)  # β at which the shares are among the claims
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,56 +88,83 @@ def lifetime(config: Config, beta: float) -> float:
 
 def claims(data: xr.Dataset) -> list[Claim]:
     """Antipodal pairs for every N at large β; but where they live shorter than the run, unequal ones are gone."""
-    samples, last = int(data.attrs["samples"]), data["probability"].isel(time=-1)
-    horizon, early = float(data["time"][-1]), float(data["time"][-2])
-    largest = float(data["beta"][-1])
-    least = float(last.sel(beta=largest).min())
-    gone = data["beta"].values[(data["lifetime"] < horizon / 10).values]
-    odd = [int(n) for n in data["tokens"].values if n % 2]
-    found = [
+    last, largest = data["probability"].isel(time=-1), float(data["beta"][-1])
+    least, none = float(last.sel(beta=largest).min()), float(last.sel(beta=0.0).max())
+    numbers = [int(n) for n in data["tokens"].values]
+    return [
         Claim(f"least share with an antipodal pair at β = {largest:g}, any N: positive", least, least > 0),
-        Claim("largest share at β = 0", float(last.sel(beta=0.0).max()), bool(last.sel(beta=0.0).max() < 0.01)),
+        Claim("largest share at β = 0", none, none < 0.01),
+        *(claim for n in numbers for claim in claims_of(data, n)),
+        *(shares_of(data, n, beta) for n in numbers for beta in TOLD if beta in data["beta"]),
     ]
-    if 2 in data["tokens"]:
-        difference = last.sel(tokens=2) - data["two"]
-        errors = difference / standard_error(data["two"], samples)
-        found.append(Claim("N = 2: largest |simulated − exact|", float(abs(difference).max())))
-        found.append(Claim("the same in standard errors", float(abs(errors).max())))
-    for n in odd:
-        rest = float(last.sel(tokens=n, beta=gone).max())
-        found.append(
-            Claim(
-                f"N = {n}: largest share where the mean lifetime of 2 + 1 is below T/10 (β ≤ {gone[-1]:g})",
-                rest,
-                rest < 0.05,
-            )
-        )
-        fall = data["probability"].sel(tokens=n, time=early) - last.sel(tokens=n)
-        at = float(fall["beta"][int(fall.values.argmax())])
-        both = data["probability"].isel(time=[-2, -1]).sel(tokens=n, beta=at)
-        noise = 2.5 * float(np.sqrt(both.sum() / samples))
-        found.append(
-            Claim(
-                f"N = {n}: largest fall of the share from t = {early:g} to {horizon:g}, at β = {at:g}",
-                float(fall.max()),
-                bool(fall.max() > noise),
-            )
-        )
-    if 3 in odd:
-        difference = abs(predicted(data) - last.sel(tokens=3))
-        noise = 4 * float(standard_error(0.25, samples))
-        holds = bool(difference.max() < 0.03 + noise)
-        found.append(
-            Claim("N = 3: largest |simulated − predicted by the exact lifetime|", float(difference.max()), holds)
-        )
-    for n in (int(n) for n in data["tokens"].values if n % 2 == 0 and n > 2):
-        share = (data["equal"].isel(time=-1) / last).sel(tokens=n, beta=gone)
-        found.append(
-            Claim(
-                f"N = {n}: of those pairs left at T, β ≤ {gone[-1]:g}, the share in equal clusters", float(share.mean())
-            )
-        )
-    return found
+
+
+def claims_of(data: xr.Dataset, n: int) -> list[Claim]:
+    """Of one number of tokens."""
+    if n == 2:
+        return against_exact(data)
+    if n % 2 == 0:
+        return [left_over(data, n)]
+    return [gone_claim(data, n), fall_claim(data, n), *([prediction(data)] if n == 3 else [])]
+
+
+def against_exact(data: xr.Dataset) -> list[Claim]:
+    """Two tokens, on the exact probability."""
+    difference = data["probability"].isel(time=-1).sel(tokens=2) - data["two"]
+    errors = difference / standard_error(data["two"], int(data.attrs["samples"]))
+    return [
+        Claim("N = 2: largest |simulated − exact|", float(abs(difference).max())),
+        Claim("the same in standard errors", float(abs(errors).max())),
+    ]
+
+
+def short_lived(data: xr.Dataset) -> NDArray[np.float64]:
+    """β at which 2 + 1 tokens live shorter than a tenth of the run."""
+    betas: NDArray[np.float64] = data["beta"].values[(data["lifetime"] < float(data["time"][-1]) / 10).values]
+    return betas
+
+
+def gone_claim(data: xr.Dataset, n: int) -> Claim:
+    """An odd number of tokens: nothing is left where the lifetime is short."""
+    gone = short_lived(data)
+    rest = float(data["probability"].isel(time=-1).sel(tokens=n, beta=gone).max())
+    what = f"largest share where the mean lifetime of 2 + 1 is below T/10 (β ≤ {gone[-1]:g})"
+    return Claim(f"N = {n}: {what}", rest, rest < 0.05)
+
+
+def fall_claim(data: xr.Dataset, n: int) -> Claim:
+    """An odd number of tokens: what was there before, and is not at T."""
+    early, horizon = float(data["time"][-2]), float(data["time"][-1])
+    both = data["probability"].isel(time=[-2, -1]).sel(tokens=n)
+    fall = both.isel(time=0) - both.isel(time=1)
+    worst = int(fall.values.argmax())
+    noise = 2.5 * float(np.sqrt(both.isel(beta=worst).sum() / int(data.attrs["samples"])))
+    at = f"at β = {float(fall['beta'][worst]):g}"
+    name = f"N = {n}: largest fall of the share from t = {early:g} to {horizon:g}, {at}"
+    return Claim(name, float(fall.max()), bool(fall.max() > noise))
+
+
+def prediction(data: xr.Dataset) -> Claim:
+    """Three tokens, by the exact lifetime."""
+    difference = abs(predicted(data) - data["probability"].isel(time=-1).sel(tokens=3))
+    noise = 4 * float(standard_error(0.25, int(data.attrs["samples"])))
+    name = "N = 3: largest |simulated − predicted by the exact lifetime|"
+    return Claim(name, float(difference.max()), bool(difference.max() < 0.03 + noise))
+
+
+def left_over(data: xr.Dataset, n: int) -> Claim:
+    """An even number of tokens: what is left is in equal clusters."""
+    gone = short_lived(data)
+    last = data.isel(time=-1).sel(tokens=n, beta=gone)
+    name = f"N = {n}: of those pairs left at T, β ≤ {gone[-1]:g}, the share in equal clusters"
+    return Claim(name, float((last["equal"] / last["probability"]).mean()))
+
+
+def shares_of(data: xr.Dataset, n: int, beta: float) -> Claim:
+    """At the end, and before."""
+    early, last = (data["probability"].isel(time=k).sel(tokens=n, beta=beta) for k in (-2, -1))
+    before = f"at t = {float(early.time):g}: {float(early):.3f}"
+    return Claim(f"N = {n}, β = {beta:g}: share with an antipodal pair at T ({before})", float(last))
 
 
 def predicted(data: xr.Dataset) -> xr.DataArray:
