@@ -133,7 +133,7 @@ def better(data: xr.Dataset) -> Claim:
 
 def draw(data: xr.Dataset) -> Figure:
     """Mean and range by epoch; the title says at what scale it was run."""
-    figure, (axes,) = panels(1, height=4.2)
+    figure, (axes,) = panels(1, width=6.4, height=4.2)
     for name, colour in COLOURS.items():
         accuracy = 100 * data["accuracy"].sel(variant=name)
         low, high = accuracy.min("seed"), accuracy.max("seed")

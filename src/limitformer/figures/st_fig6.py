@@ -145,7 +145,8 @@ def draw(data: xr.Dataset) -> Figure:
             grid[row, column].set_title(f"{VARIANTS[name]}, layer {layer}{at_gamma(data, name)}")
     line = Line2D([], [], label="log(length)", **LARGEST)
     legend_below(figure, 5, handles=keys(data, [line], marker="."))
-    figure.supxlabel("step")
+    for axis in grid[-1]:
+        axis.set_xlabel("step")
     figure.suptitle(data.attrs["runs"])
     return figure
 
