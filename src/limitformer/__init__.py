@@ -5,6 +5,7 @@ from limitformer.engine import simulate as simulate
 from limitformer.errors import InputError as InputError
 from limitformer.errors import MissingExtraError as MissingExtraError
 from limitformer.errors import NoLimitError as NoLimitError
+from limitformer.limits import CovarianceFlow as CovarianceFlow
 from limitformer.limits import CovarianceLimit as CovarianceLimit
 from limitformer.limits import TokenLimit as TokenLimit
 from limitformer.limits import limit as limit
@@ -13,6 +14,7 @@ from limitformer.limits.overlap import overlap as overlap
 from limitformer.models import GELU as GELU
 from limitformer.models import HybridTransformer as HybridTransformer
 from limitformer.models import LayerNorm as LayerNorm
+from limitformer.models import OneMatrix as OneMatrix
 from limitformer.models import ReLU as ReLU
 from limitformer.models import RMSNorm as RMSNorm
 from limitformer.models import ShapedAttention as ShapedAttention
@@ -28,6 +30,7 @@ from limitformer.models import from_text as from_text
 from limitformer.models import from_tokens as from_tokens
 from limitformer.models import to_json as to_json
 from limitformer.outcomes import outcomes as outcomes
+from limitformer.outputs import outputs as outputs
 from limitformer.phase import phase_diagram as phase_diagram
 from limitformer.results import correlation as correlation
 from limitformer.results import load as load

@@ -14,12 +14,13 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
-from limitformer.chains import TransformerChain, sphere_chain
+from limitformer.chains import OneMatrixChain, TransformerChain, sphere_chain
 from limitformer.errors import InputError, require, require_count, require_real
-from limitformer.limits import CovarianceLimit, CovariancePaths, TokenLimit, token_paths
+from limitformer.limits import CovarianceFlow, CovarianceLimit, CovariancePaths, FlowPath, TokenLimit, token_paths
 from limitformer.memory import check_list
 from limitformer.models import (
     HybridTransformer,
+    OneMatrix,
     SphereModel,
     Start,
     StochasticTransformer,
@@ -82,7 +83,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def simulate(
-    model: Transformer | CovarianceLimit | SphereModel | TokenLimit,
+    model: Transformer | CovarianceLimit | CovarianceFlow | SphereModel | TokenLimit,
     start: Start | SphereStart | ArrayLike | None = None,
     *,
     samples: int,
@@ -182,6 +183,14 @@ def _(process: TransformerChain | CovariancePaths, outputs: Outputs, provenance:
 
 
 @dataset_of.register
+def _(process: FlowPath, outputs: Outputs, provenance: dict[str, Any]) -> xr.Dataset:
+    axis, points, start = process.axis, process.points, process.start
+    found = covariance_dataset(**outputs, axis=axis, points=points, start=start, provenance=provenance)
+    found[axis].attrs["units"] = "layer/depth"
+    return found
+
+
+@dataset_of.register
 def _(process: SpherePaths, outputs: Outputs, provenance: dict[str, Any]) -> xr.Dataset:
     return sphere_dataset(outputs, times=process.points, start=process.start, provenance=provenance)
 
@@ -196,7 +205,8 @@ def process_of(model: Any, start: Any, record: Record, options: dict[str, Any]) 
 def _(model: Transformer, start: Any, record: Record, options: dict[str, Any]) -> Process:
     refuse_options("a chain", options, ("radius",))
     points = recorded_layers(model, record)
-    return TransformerChain(model=model, start=as_start(start), points=points, radius=checked_radius(options))
+    kind = OneMatrixChain if isinstance(model.feedforward, OneMatrix) else TransformerChain
+    return kind(model=model, start=as_start(start), points=points, radius=checked_radius(options))
 
 
 @process_of.register
@@ -212,6 +222,13 @@ def _(model: CovarianceLimit, start: Any, record: Record, options: dict[str, Any
     times = np.arange(last.steps + 1, dtype=np.float64) * last.actual_dt
     times[-1] = model.horizon
     return CovariancePaths(model=model, start=start, times=times, **settings)
+
+
+@process_of.register
+def _(model: CovarianceFlow, start: Any, record: Record, options: dict[str, Any]) -> Process:
+    refuse_options("a deterministic limit", options, ())
+    times = None if record is None else recorded_points("record", record)
+    return FlowPath(model=model, start=as_start(start), times=times)
 
 
 @process_of.register(StochasticTransformer)

@@ -16,6 +16,7 @@ normal beyond has probability 1.4e-11.
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from limitformer.elementary import (
     INTEGER_EXPONENT,
@@ -169,6 +170,31 @@ def draw_normals(stream, out):
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
             store(out, i, j, next_normal(stream))
+
+
+def replica_normals(key_words: tuple[int, int], replicas: int, count: int) -> NDArray[np.float64]:
+    """The first `count` normals of the replicas 0, 1, …: (replicas, count)."""
+    found = np.empty((replicas, count))
+    fill_replicas(np.array(key_words, np.uint64), found)
+    return found
+
+
+@driver
+def fill_replicas(key_words, out):
+    """`out` (replicas, count)."""
+    stream, normal = open_stream(), lane_matrix(1, 1)
+    for begin in range(0, out.shape[0], LANES):
+        rewind(stream, key_words, np.uint64(begin))
+        fill_lanes(stream, normal, out[begin : begin + LANES])
+
+
+@kernel
+def fill_lanes(stream, normal, out):
+    """The stream's next normals into the rows of `out` (replicas ≤ LANES, count)."""
+    for k in range(out.shape[1]):
+        store(normal, 0, 0, next_normal(stream))
+        for lane in range(out.shape[0]):
+            out[lane, k] = normal[0, 0, lane]
 
 
 @kernel

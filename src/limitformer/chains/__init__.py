@@ -1,4 +1,5 @@
 """Finite depth: chains that are exact in law."""
 
+from limitformer.chains.one_matrix import OneMatrixChain as OneMatrixChain
 from limitformer.chains.sphere import sphere_chain as sphere_chain
 from limitformer.chains.transformer import TransformerChain as TransformerChain

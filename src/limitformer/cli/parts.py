@@ -14,7 +14,7 @@ ATTENTION_OPTIONS = ("tau0", "heads", "head_dim")
 INTERVENTIONS = ("identity", "center", "temperature")
 SHAPED_RELU_OPTIONS = ("c_plus", "c_minus")
 MODEL_OPTIONS = (
-    *("width", "depth", "gamma", "lam", "attention", "feedforward", "hidden", "norm", "mask"),
+    *("width", "depth", "gamma", "lam", "attention", "feedforward", "hidden", "one_matrix", "norm", "mask"),
     *ATTENTION_OPTIONS,
     *INTERVENTIONS,
     *SHAPED_RELU_OPTIONS,
@@ -32,7 +32,8 @@ def refuse_idle(given: set[str], chosen: dict[str, Any]) -> None:
             SHAPED_RELU_OPTIONS,
             "the feed-forward layer is no shaped ReLU",
         ),
-        (chosen["feedforward"] == "none", ("hidden",), "there is no feed-forward layer"),
+        (chosen["feedforward"] == "none", ("hidden", "one_matrix"), "there is no feed-forward layer"),
+        (chosen["one_matrix"], ("hidden",), "a layer of one matrix has no hidden units"),
         (chosen["text"] is not None, ("correlation", "variance"), "--text is the start"),
         (chosen["text"] is None, ("positions",), "there is no --text"),
     )
@@ -71,14 +72,17 @@ def attention_part(chosen: dict[str, Any]) -> Any:
 
 def feedforward_part(chosen: dict[str, Any]) -> Any:
     """The feed-forward sublayer that the options declare."""
-    from limitformer.models import GELU, ReLU, ShapedReLU
+    from limitformer.models import GELU, OneMatrix, ReLU, ShapedReLU
 
     kinds = {"shaped-relu": ShapedReLU, "relu": ReLU, "gelu": GELU, "none": None}
     name = chosen["feedforward"]
     require(name in kinds, f"--feedforward must be one of {', '.join(kinds)}; got {name!r}.")
     kind = kinds[name]
     slopes = {option: chosen[option] for option in SHAPED_RELU_OPTIONS} if kind is ShapedReLU else {}
-    return None if kind is None else kind(hidden=chosen["hidden"], **slopes)
+    if kind is None:
+        return None
+    part = kind(hidden=chosen["hidden"], **slopes)
+    return OneMatrix(activation=part) if chosen["one_matrix"] else part
 
 
 def norm_part(name: str) -> Any:

@@ -62,6 +62,9 @@ def simulate(
     c_plus: Annotated[float, option(MODEL, help="c₊: the shaped ReLU has slope 1 + c₊/√n above 0.")] = 0.0,
     c_minus: Annotated[float, option(MODEL, help="c₋: the shaped ReLU has slope 1 + c₋/√n below 0.")] = -1.0,
     hidden: Annotated[int | None, option(MODEL, help="Hidden units of the feed-forward.", default="width")] = None,
+    one_matrix: Annotated[
+        bool, option(MODEL, "--one-matrix", help="Feed-forward of one matrix, √(c/n) σ(X) W; without attention.")
+    ] = False,
     norm: Annotated[str, option(MODEL, help="none, pre-layer, post-layer, pre-rms or post-rms.")] = "none",
     mask: Annotated[str, option(MODEL, help="none or causal.")] = "none",
     text: Annotated[Path | None, option(START, help="Start from the words of this file, embedded at random.")] = None,

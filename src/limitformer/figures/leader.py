@@ -49,6 +49,8 @@ def check(network: Network) -> None:
         attention, feedforward = layer.attention, layer.feedforward
         alone = attention is None or (attention.output is None and attention.identity == attention.center)
         require(alone, "Leader and differences need one head, and rows of A that sum to 1: identity and center alike.")
+        two_matrices = feedforward is None or isinstance(feedforward, Feedforward)
+        require(two_matrices, "Leader and differences need a feed-forward layer of two matrices; got OneMatrix.")
         linear_pieces = feedforward is None or feedforward.slopes is not None
         require(linear_pieces, "Leader and differences need ReLU or ShapedReLU; got GELU.")
 
@@ -68,6 +70,7 @@ def run_layer(layer: Layer, tokens: Tokens) -> Tokens:
         branch = attended(layer.attention, normalised(layer.pre, tokens), layer.visible(tokens.difference))
         tokens = normalised(layer.post, added(layer, tokens, branch))
     if layer.feedforward is not None:
+        assert isinstance(layer.feedforward, Feedforward)
         branch = fed_forward(layer.feedforward, normalised(layer.pre, tokens))
         tokens = normalised(layer.post, added(layer, tokens, branch))
     return tokens

@@ -1,8 +1,10 @@
 r"""The infinite-depth limit of a Transformer's covariance: depth and width to infinity, depth/width → T.
 
 * attention alone: [ST, Thm 4.2]; feed-forward alone: [ST, Thm 3.2]; both: [ST, Cor. 4.3]; causal mask: `coefficients`.
+* one matrix a layer at γ = 1: [ST, eq. 3], where Σ_lin takes the place of 2γ² Σ_lin.
 * **Beyond the paper:** a hidden width n_h = r·n with r ≠ 1. The hidden units are n_h samples of the kernel, so their
-  fluctuation has 1/r of the variance; λ²γ²·2 + γ⁴(1 + 1/r) takes the place of 2γ² in Σ_res.
+  fluctuation has 1/r of the variance; λ²γ²·2 + γ⁴(1 + 1/r) takes the place of 2γ² in Σ_res. One matrix a layer at
+  γ < 1: it has no hidden units that fluctuate, which is r = ∞.
 """
 
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from limitformer.errors import NoLimitError, keep, require, require_real
 from limitformer.lanes import LANES
 from limitformer.limits.coefficients import LimitConstants, Mask, drift, drift_workspace
 from limitformer.limits.explosion import explosion_probability
-from limitformer.models import ShapedReLU, Start, Transformer, as_start
+from limitformer.models import OneMatrix, ShapedReLU, Start, Transformer, as_start
 from limitformer.models.serial import register
 
 Matrix = NDArray[np.float64]
@@ -30,7 +32,7 @@ class CovarianceLimit:
         gamma: γ.
         tau0: τ₀; None without attention.
         kink: c₊ − c₋; None without a feed-forward layer.
-        hidden_ratio: r = hidden width / width.
+        hidden_ratio: r = hidden width / width; None, for ∞, where a layer has one matrix.
         mask: None or "causal".
         horizon: T = depth/width.
     """
@@ -38,15 +40,17 @@ class CovarianceLimit:
     gamma: float
     tau0: float | None
     kink: float | None
-    hidden_ratio: float = 1.0
+    hidden_ratio: float | None = 1.0
     mask: Literal["causal"] | None = None
     horizon: float
 
     def __post_init__(self) -> None:
-        for name in ("gamma", "hidden_ratio", "horizon"):
+        for name in ("gamma", "horizon"):
             keep(self, **{name: require_real(name, getattr(self, name))})
+        if self.hidden_ratio is not None:
+            keep(self, hidden_ratio=require_real("hidden_ratio", self.hidden_ratio))
+            require(self.hidden_ratio > 0, f"hidden_ratio must be positive; got {self.hidden_ratio}.")
         require(0 <= self.gamma <= 1, f"gamma must lie in [0, 1]; got {self.gamma}.")
-        require(self.hidden_ratio > 0, f"hidden_ratio must be positive; got {self.hidden_ratio}.")
         require(self.horizon > 0, f"horizon must be positive; got {self.horizon}.")
         require(self.tau0 is None or self.tau0 > 0, f"tau0 must be positive or None; got {self.tau0}.")
         require(self.mask in (None, "causal"), f'mask must be None or "causal"; got {self.mask!r}.')
@@ -58,7 +62,8 @@ class CovarianceLimit:
         if self.tau0 is not None:
             linear += squared * (2 - squared) / 2
         if self.kink is not None:
-            linear += squared * (1 - squared) + squared**2 * (1 + 1 / self.hidden_ratio) / 2
+            fluctuation = 0.0 if self.hidden_ratio is None else 1 / self.hidden_ratio
+            linear += squared * (1 - squared) + squared**2 * (1 + fluctuation) / 2
         return LimitConstants(
             linear=float(np.sqrt(linear)),
             mixing=0.0 if self.tau0 is None else squared / self.tau0,
@@ -178,8 +183,8 @@ def covariance_limit(model: Transformer) -> CovarianceLimit:
     if not np.isclose(model.skip**2 + model.gamma**2, 1, atol=1e-12, rtol=0):
         raise NoLimitError(
             f"No limit: lam**2 + gamma**2 must be 1, else the variance changes by that factor in every layer; got "
-            f"lam={model.skip:g}, gamma={model.gamma:g}. Leave lam out. (lam=1, gamma=1/sqrt(depth) has another, "
-            "deterministic limit [Hayou and Yang, 2023].)"
+            f"lam={model.skip:g}, gamma={model.gamma:g}. Leave lam out, or take lam=1 with "
+            f"gamma=1/sqrt(depth)={model.depth**-0.5:g}, whose limit is an ODE [Hayou and Yang, 2023]."
         )
     if model.norm is not None:
         raise NoLimitError("No limit is proven with normalisation layers; norm must be None.")
@@ -188,16 +193,18 @@ def covariance_limit(model: Transformer) -> CovarianceLimit:
             raise NoLimitError(missing_shape(attention.interventions))
         if attention.heads is not None:
             raise NoLimitError("No limit is proven for several heads with an output projection; heads must be None.")
-    if feedforward is not None and not isinstance(feedforward, ShapedReLU):
+    one_matrix = isinstance(feedforward, OneMatrix)
+    shaped = feedforward.activation if isinstance(feedforward, OneMatrix) else feedforward
+    if shaped is not None and not isinstance(shaped, ShapedReLU):
         raise NoLimitError(
-            f"No limit: {type(feedforward).__name__} bends every layer by a fixed amount; its slopes must "
+            f"No limit: {type(shaped).__name__} bends every layer by a fixed amount; its slopes must "
             "approach 1 like 1/sqrt(width). Use ShapedReLU(c_plus, c_minus)."
         )
     return CovarianceLimit(
         gamma=model.gamma,
         tau0=None if attention is None else attention.tau0,
-        kink=None if feedforward is None else feedforward.c_plus - feedforward.c_minus,
-        hidden_ratio=1.0 if feedforward is None else feedforward.hidden_at(model.width) / model.width,
+        kink=None if shaped is None else shaped.c_plus - shaped.c_minus,
+        hidden_ratio=None if one_matrix else 1.0 if shaped is None else shaped.hidden_at(model.width) / model.width,
         mask=model.mask,
         horizon=model.depth / model.width,
     )

@@ -4,22 +4,24 @@ from typing import overload
 
 from limitformer.errors import InputError
 from limitformer.limits.covariance import CovarianceLimit, covariance_limit
+from limitformer.limits.flow import CovarianceFlow, flows
 from limitformer.limits.tokens import TokenLimit
 from limitformer.models import SphereModel, Transformer
 
 
 @overload
-def limit(model: Transformer) -> CovarianceLimit: ...
+def limit(model: Transformer) -> CovarianceLimit | CovarianceFlow: ...
 
 
 @overload
 def limit(model: SphereModel) -> TokenLimit: ...
 
 
-def limit(model: Transformer | SphereModel) -> CovarianceLimit | TokenLimit:
+def limit(model: Transformer | SphereModel) -> CovarianceLimit | CovarianceFlow | TokenLimit:
     """The infinite-depth limit of `model`: of covariances for a `Transformer`, of tokens on the sphere for the others.
 
-    A `CovarianceLimit` has a horizon, depth/width; a `TokenLimit` has none, `simulate` is told.
+    A `CovarianceLimit`, the SDE of λ² + γ² = 1, has a horizon, depth/width; a `CovarianceFlow`, the ODE of λ = 1 and
+    γ = 1/√depth, ends at 1; a `TokenLimit` has no horizon, `simulate` is told.
 
     Raises:
         InputError: not a model.
@@ -31,7 +33,7 @@ def limit(model: Transformer | SphereModel) -> CovarianceLimit | TokenLimit:
     0.75
     """
     if isinstance(model, Transformer):
-        return covariance_limit(model)
+        return CovarianceFlow(model=model) if flows(model) else covariance_limit(model)
     if isinstance(model, SphereModel):
         return TokenLimit(model=model)
     raise InputError(f"limit needs a model; got {type(model).__name__}.")

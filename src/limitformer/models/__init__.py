@@ -5,6 +5,7 @@ from limitformer.models.attention import ShapedAttention as ShapedAttention
 from limitformer.models.attention import SoftmaxAttention as SoftmaxAttention
 from limitformer.models.feedforward import GELU as GELU
 from limitformer.models.feedforward import Feedforward as Feedforward
+from limitformer.models.feedforward import OneMatrix as OneMatrix
 from limitformer.models.feedforward import ReLU as ReLU
 from limitformer.models.feedforward import ShapedReLU as ShapedReLU
 from limitformer.models.norm import LayerNorm as LayerNorm

@@ -1,4 +1,7 @@
-r"""Feed-forward layers: X ← λX + γ √(c/n_h) σ(X W_pre/√n) W_post [ST, eq. 4], n_h the number of hidden units.
+r"""Feed-forward layers, n_h the number of hidden units:
+
+* two matrices: X ← λX + γ √(c/n_h) σ(X W_pre/√n) W_post  [ST, eq. 4];
+* one matrix:   X ← λX + γ √(c/n) σ(X) W                  [ST, eq. 19 at λ = 0, γ = 1, whose limit is ST, eq. 3].
 
 The gain c = 1/E σ(g)², g ~ N(0, 1), keeps the variance of a token whose variance is 1.
 """
@@ -29,7 +32,7 @@ class Feedforward:
 
     def gain(self, width: int) -> float:
         """c = 1/E σ(g)² at this width."""
-        raise TypeError("Feedforward is abstract: use ShapedReLU, ReLU or GELU.")
+        raise TypeError("Feedforward is abstract: use ShapedReLU, ReLU, GELU or OneMatrix.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,3 +76,29 @@ class GELU(Feedforward):
 
     def gain(self, width: int) -> float:
         return 1 / GELU_SECOND_MOMENT
+
+
+ACTIVATIONS = (ShapedReLU, ReLU, GELU)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneMatrix(Feedforward):
+    """One matrix a layer, √(c/n) σ(X) W: with gamma=1 the MLP of [ST, eq. 19], with lam=1 a residual network.
+
+    σ acts on the coordinates themselves, so it stands alone: no attention, no norm.
+
+    Attributes:
+        activation: the layer whose σ it is; `hidden` of both stays None.
+    """
+
+    activation: ShapedReLU | ReLU | GELU
+
+    def __post_init__(self) -> None:
+        names = ", ".join(kind.__name__ for kind in ACTIVATIONS)
+        known = type(self.activation) in ACTIVATIONS
+        require(known, f"activation must be one of {names}; got {self.activation!r}.")
+        given = next((part.hidden for part in (self, self.activation) if part.hidden is not None), None)
+        require(given is None, f"A layer of one matrix has no hidden units, hidden must be None; got {given}.")
+
+    def gain(self, width: int) -> float:
+        return self.activation.gain(width)

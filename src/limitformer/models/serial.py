@@ -6,7 +6,7 @@ from typing import Any
 
 from limitformer.errors import InputError, require
 from limitformer.models.attention import ShapedAttention, SoftmaxAttention
-from limitformer.models.feedforward import GELU, ReLU, ShapedReLU
+from limitformer.models.feedforward import GELU, OneMatrix, ReLU, ShapedReLU
 from limitformer.models.norm import LayerNorm, RMSNorm
 from limitformer.models.sphere import HybridTransformer, StochasticTransformer
 from limitformer.models.transformer import Transformer
@@ -20,6 +20,7 @@ KINDS: dict[str, type] = {
         ShapedReLU,
         ReLU,
         GELU,
+        OneMatrix,
         LayerNorm,
         RMSNorm,
         StochasticTransformer,

@@ -2,7 +2,8 @@ r"""The Transformer of [ST, eq. 11]: `depth` layers, each an attention and a fee
 
   Z = λX + γ A X W_V/√n,   X′ = λZ + γ √(c/n_h) σ(Z W_pre/√n) W_post,   all weights i.i.d. N(0, 1).
 
-Without attention it is the ResNet of [ST, eq. 4], without feed-forward the attention model of [ST, eq. 1].
+Without attention it is the ResNet of [ST, eq. 4], without feed-forward the attention model of [ST, eq. 1]. A layer of
+one matrix (`OneMatrix`) stands alone: X′ = λX + γ √(c/n) σ(X) W.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Literal
 
 from limitformer.errors import keep, require, require_count, require_real
 from limitformer.models.attention import Attention
-from limitformer.models.feedforward import Feedforward
+from limitformer.models.feedforward import Feedforward, OneMatrix
 from limitformer.models.norm import LayerNorm, Norm
 
 
@@ -67,6 +68,11 @@ class Transformer:
         placed = self.norm in (None, "pre", "post") or isinstance(self.norm, concrete(Norm))
         require(placed, f'norm must be None, "pre", "post", LayerNorm or RMSNorm; got {self.norm!r}.')
         require(self.mask in (None, "causal"), f'mask must be None or "causal"; got {self.mask!r}.')
+        alone = self.attention is None and self.norm is None
+        require(
+            alone or not isinstance(self.feedforward, OneMatrix),
+            "OneMatrix acts on the coordinates of the tokens and stands alone: attention and norm must be None.",
+        )
         if self.attention is not None:
             self.attention.key_dim(self.width)
         if self.feedforward is not None:

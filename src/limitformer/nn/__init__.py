@@ -18,6 +18,7 @@ from limitformer.nn.blocks import shaped_block as shaped_block
 from limitformer.nn.blocks import stack_of as stack_of
 from limitformer.nn.blocks import without_decay as without_decay
 from limitformer.nn.feedforward import Feedforward as Feedforward
+from limitformer.nn.feedforward import OneMatrix as OneMatrix
 from limitformer.nn.gains import Gain as Gain
 from limitformer.nn.gains import Learn as Learn
 from limitformer.nn.gains import Recover as Recover

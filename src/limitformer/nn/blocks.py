@@ -48,6 +48,20 @@ class FeedForward(nn.Module):
         return result
 
 
+class ActivatedLinear(nn.Module):
+    """σ(X) W, a feed-forward layer of one matrix without biases: tokens (*, n) to (*, n)."""
+
+    def __init__(self, width: int, activation: nn.Module) -> None:
+        super().__init__()
+        self.activation = activation
+        self.post = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """σ(X) W."""
+        result: Tensor = self.post(self.activation(x))
+        return result
+
+
 class Block(nn.Module):
     """Attention, then feed-forward, each X ← post(residual(X, f(pre(X)))): tokens (b, m, n) to (b, m, n).
 
@@ -211,15 +225,23 @@ def attention_of(part: models.Attention, width: int, trained: bool) -> ShapedSel
     )
 
 
-def feedforward_of(part: models.Feedforward, width: int, trained: bool) -> FeedForward:
+def feedforward_of(part: models.Feedforward, width: int, trained: bool) -> FeedForward | ActivatedLinear:
     """The feed-forward layer of a declaration."""
-    activation: nn.Module = nn.GELU()
+    if isinstance(part, models.OneMatrix):
+        return ActivatedLinear(width, activation_of(part.activation, width, trained))
+    return FeedForward(width, part.hidden_at(width), activation_of(part, width, trained))
+
+
+def activation_of(part: models.Feedforward, width: int, trained: bool) -> nn.Module:
+    """σ of a declaration; `trained` says whether the negative slope of a shaped ReLU is."""
     if isinstance(part, models.ShapedReLU):
         positive, negative = part.slopes(width)
-        activation = ShapedReLU(positive=positive, negative=negative, trained=trained)
-    elif isinstance(part, models.ReLU):
-        activation = nn.ReLU()
-    return FeedForward(width, part.hidden_at(width), activation)
+        return ShapedReLU(positive=positive, negative=negative, trained=trained)
+    if isinstance(part, models.ReLU):
+        return nn.ReLU()
+    if isinstance(part, models.GELU):
+        return nn.GELU()
+    raise TypeError(f"no activation is known of {part!r}")
 
 
 def norm_of(part: models.Norm, width: int) -> nn.Module:

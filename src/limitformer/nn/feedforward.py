@@ -1,4 +1,4 @@
-r"""The feed-forward sublayer [ST, eq. 4]: √(c/n_h) σ(X W_pre/√n) W_post."""
+r"""The feed-forward sublayers: √(c/n_h) σ(X W_pre/√n) W_post [ST, eq. 4], and with one matrix √(c/n) σ(X) W."""
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -14,17 +14,48 @@ class Feedforward(nn.Module):
         super().__init__()
         hidden = part.hidden_at(width)
         self.gain = part.gain(width) ** 0.5
-        self.slopes = part.slopes(width) if isinstance(part, models.ShapedReLU | models.ReLU) else None
+        self.slopes = slopes_of(part, width)
         self.pre = weight(networks, width, hidden)
         self.post = weight(networks, hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """√(c/n_h) σ(X W_pre/√n) W_post."""
-        return self.gain * linear(self.activation(linear(x, self.pre)), self.post)
+        return self.gain * linear(activate(linear(x, self.pre), self.slopes), self.post)
 
-    def activation(self, x: Tensor) -> Tensor:
-        """σ entry by entry."""
-        if self.slopes is None:
-            return functional.gelu(x)
-        positive, negative = self.slopes
-        return positive * x.clamp(min=0) + negative * x.clamp(max=0)
+
+class OneMatrix(nn.Module):
+    """The same with one matrix."""
+
+    def __init__(self, part: models.OneMatrix, width: int, networks: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.gain = part.gain(width) ** 0.5
+        self.slopes = slopes_of(part.activation, width)
+        self.post = weight(networks, width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """√(c/n) σ(X) W."""
+        return self.gain * linear(activate(x, self.slopes), self.post)
+
+
+def feedforward_of(part: models.Feedforward, width: int, networks: tuple[int, ...] = ()) -> Feedforward | OneMatrix:
+    """The sublayer of a declaration."""
+    if isinstance(part, models.OneMatrix):
+        return OneMatrix(part, width, networks)
+    return Feedforward(part, width, networks)
+
+
+def slopes_of(part: models.Feedforward, width: int) -> tuple[float, float] | None:
+    """s₊ and s₋ of a piecewise-linear σ; None of GELU."""
+    if isinstance(part, models.GELU):
+        return None
+    if isinstance(part, models.ShapedReLU | models.ReLU):
+        return part.slopes(width)
+    raise TypeError(f"no activation is known of {part!r}")
+
+
+def activate(x: Tensor, slopes: tuple[float, float] | None) -> Tensor:
+    """σ entry by entry."""
+    if slopes is None:
+        return functional.gelu(x)
+    positive, negative = slopes
+    return positive * x.clamp(min=0) + negative * x.clamp(max=0)

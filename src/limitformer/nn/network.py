@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from limitformer import models
 from limitformer.nn.attention import Attention
-from limitformer.nn.feedforward import Feedforward
+from limitformer.nn.feedforward import feedforward_of
 from limitformer.nn.norm import Norm
 from limitformer.nn.weights import draw_weights
 
@@ -28,7 +28,9 @@ class Layer(nn.Module):
         self.pre = Norm(norm) if norm is not None and norm.placement == "pre" else nn.Identity()
         self.post = Norm(norm) if norm is not None and norm.placement == "post" else nn.Identity()
         self.attention = None if model.attention is None else Attention(model.attention, model.width, networks)
-        self.feedforward = None if model.feedforward is None else Feedforward(model.feedforward, model.width, networks)
+        self.feedforward = (
+            None if model.feedforward is None else feedforward_of(model.feedforward, model.width, networks)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer's output."""

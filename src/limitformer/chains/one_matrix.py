@@ -1,0 +1,181 @@
+r"""The exact law of the covariance where a layer has one matrix: X ← λX + γ √(c/n) σ(X) W [ST, eq. 19 at λ = 0, γ = 1].
+
+σ acts on the coordinates of the tokens, so V alone is no Markov chain. But W is used once: given X, the columns of
+√(c/n) σ(X) W are n i.i.d. vectors N(0, Φ), Φ = (c/n) Σⱼ σ(xⱼ) σ(xⱼ)ᵀ over the columns xⱼ (m,) of X. With Φ = U Uᵀ and
+gⱼ ~ N(0, I),
+
+  xⱼ ← λ xⱼ + γ U gⱼ,
+
+so the chain carries R = X/√n itself (m × n): O(n m²) a layer, and still no n × n matrix. The tokens start at
+X₀ = √n R₀ Q in a uniformly random position, as the network's do: Q has the orthonormalised rows of a Gaussian matrix.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from limitformer.chains.feedforward import TILE, FeedforwardConstants, activate
+from limitformer.chains.start import start_factor
+from limitformer.chains.transformer import TransformerChain, feedforward_constants
+from limitformer.factor import FIRST, copy, multiply, put, triangularise
+from limitformer.kernels import driver, kernel
+from limitformer.lanes import LANES, everywhere, lane_matrix, load, store
+from limitformer.models import OneMatrix, Transformer
+from limitformer.random import Stream, draw_normals, key, next_normal, open_stream, rewind
+from limitformer.recording import Ledger, check_factor, clear, open_ledger, report, write_factor
+
+
+class OneMatrixConstants(NamedTuple):
+    """d, λ, γ/√n, √n, and σ with its gain √(c/n)."""
+
+    depth: int
+    skip: float
+    branch: float
+    scale: float
+    activation: FeedforwardConstants
+
+
+class OneMatrixWorkspace(NamedTuple):
+    """Scratch of one thread; matrices have LANES behind."""
+
+    stream: Stream
+    ledger: Ledger
+    root: np.ndarray  # (m, r): R₀
+    directions: np.ndarray  # (r, n): Q
+    lengths: np.ndarray  # (r, r)
+    factor: np.ndarray  # (m, n): R
+    previous: np.ndarray  # (m, n)
+    rows: np.ndarray  # (m, m + TILE): the factor of the coordinates so far, and the next ones
+    branch: np.ndarray  # (m, m): U
+    normals: np.ndarray  # (m, 1): gⱼ
+
+
+@driver
+def one_matrix_workspace(tokens, rank, width):
+    return OneMatrixWorkspace(
+        open_stream(),
+        open_ledger(tokens),
+        lane_matrix(tokens, rank),
+        lane_matrix(rank, width),
+        lane_matrix(rank, rank),
+        lane_matrix(tokens, width),
+        lane_matrix(tokens, width),
+        lane_matrix(tokens, tokens + TILE),
+        lane_matrix(tokens, tokens),
+        lane_matrix(tokens, 1),
+    )
+
+
+@driver
+def run_one_matrix(root, width, constants, layers, key_words, first, radius, covariance, exits, causes):
+    """Replicas `first`, `first` + 1, …: `covariance` (replicas, layers, m, m), the layer of their exit, its cause."""
+    work = one_matrix_workspace(root.shape[0], root.shape[1], width)
+    put(root, work.root)
+    for begin in range(0, covariance.shape[0], LANES):
+        rewind(work.stream, key_words, np.uint64(first + begin))
+        place_tokens(work)
+        run_one_matrix_lanes(constants, layers, radius, covariance[begin : begin + LANES], work)
+        report(work.ledger, begin, exits, causes)
+
+
+@kernel
+def place_tokens(work):
+    """R₀ Q into `work.factor`, the rows of Q those of a Gaussian matrix made orthonormal."""
+    draw_normals(work.stream, work.directions)
+    triangularise(work.directions, FIRST, work.directions.shape[1], work.lengths, FIRST)
+    for k in range(work.directions.shape[0]):
+        inverse = 1.0 / load(work.lengths, k, k)  # what is left of row k is as long as this
+        for j in range(work.directions.shape[1]):
+            store(work.directions, k, j, inverse * load(work.directions, k, j))
+    multiply(work.root, work.directions, work.factor)
+
+
+@kernel
+def run_one_matrix_lanes(constants, layers, radius, covariance, work):
+    """All layers of the replicas that run side by side."""
+    clear(work.ledger)
+    for layer in range(constants.depth + 1):
+        copy(work.factor, work.previous)
+        if layer > 0:
+            active_coordinates(constants, work)
+            move_coordinates(constants, work)
+        check_factor(work.factor, work.previous, layer, radius, work.ledger)
+        write_factor(work.factor, layers, layer, covariance, work.ledger)
+
+
+@kernel
+def active_coordinates(constants, work):
+    """U, the lower triangular factor of √(c/n) σ(X), into `work.branch`, tile after tile."""
+    m, n = work.factor.shape[0], work.factor.shape[1]
+    for begin in range(0, n, TILE):
+        size = min(TILE, n - begin)
+        if begin > 0:
+            copy(work.branch, work.rows)
+        for i in range(m):
+            for j in range(size):
+                store(work.rows, i, m + j, constants.scale * load(work.factor, i, begin + j))
+        activate(work.rows, m, m + size, constants.activation)
+        triangularise(work.rows, FIRST if begin > 0 else m, m + size, work.branch, FIRST)
+
+
+@kernel
+def move_coordinates(constants, work):
+    """xⱼ ← λ xⱼ + γ U gⱼ for every coordinate j."""
+    m = work.factor.shape[0]
+    for j in range(work.factor.shape[1]):
+        for k in range(m):
+            store(work.normals, k, 0, next_normal(work.stream))
+        for i in range(m):
+            total = everywhere(0.0)
+            for k in range(i + 1):
+                total = total + load(work.branch, i, k) * load(work.normals, k, 0)
+            store(work.factor, i, j, constants.skip * load(work.factor, i, j) + constants.branch * total)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OneMatrixChain(TransformerChain):
+    """The chain of a model whose feed-forward layer is a `OneMatrix`, ready to run; attributes as above."""
+
+    def prepare(self, seed: int) -> "PreparedOneMatrix":  # type: ignore[override]  # its own, of the same protocol
+        """Everything that all replicas share."""
+        return PreparedOneMatrix(self, seed)
+
+
+class PreparedOneMatrix:
+    """A chain with its start factor and key; `run` may be called from several threads."""
+
+    def __init__(self, chain: OneMatrixChain, seed: int) -> None:
+        self.chain = chain
+        self.root = start_factor(chain.start, chain.model.width, False)[0]
+        self.key_words = np.array(key(seed, "one-matrix chain"), np.uint64)
+        self.constants = one_matrix_constants(chain.model)
+
+    def run(self, first: int, outputs: dict[str, NDArray[Any]]) -> None:
+        """Replicas `first` … into `covariance` (replicas, points, m, m), `exits` (∞ if none) and `causes`."""
+        run_one_matrix(
+            self.root,
+            self.chain.model.width,
+            self.constants,
+            self.chain.points,
+            self.key_words,
+            first,
+            self.chain.radius,
+            outputs["covariance"],
+            outputs["exits"],
+            outputs["causes"],
+        )
+
+
+def one_matrix_constants(model: Transformer) -> OneMatrixConstants:
+    """The kernel's constants; σ's are those of the layer of two matrices with as many hidden units as coordinates."""
+    part = model.feedforward
+    assert isinstance(part, OneMatrix)
+    return OneMatrixConstants(
+        depth=model.depth,
+        skip=float(model.skip),
+        branch=float(model.gamma) / np.sqrt(model.width),
+        scale=float(np.sqrt(model.width)),
+        activation=feedforward_constants(replace(model, feedforward=part.activation)),
+    )

@@ -1,0 +1,191 @@
+r"""The ODE of λ = 1, γ = 1/√d: every layer adds 1/d of a deterministic amount, t = layer/d runs from 0 to 1.
+
+In law, one sublayer is V′ = V + M/√d + Φ/d. Here M = X fᵀ + f Xᵀ over n has mean 0 given X and the size n^{-1/2}, and
+Φ = f fᵀ/n is its mean F(V) up to n^{-1/2} and, of a random attention, up to noise of mean 0. Fresh weights make both
+noises independent from layer to layer, so d layers add M/√d up to n^{-1/2} and Φ/d up to (n d)^{-1/2}: as n → ∞ and
+d → ∞, in any order and at any ratio [Hayou and Yang, 2023],
+
+  dV/dt = Σ over the sublayers of F(V),
+
+* **feed-forward**: F = K(V), K_αβ = c E σ(h_α) σ(h_β) with h ~ N(0, V) (`kernels`). A shaped ReLU has slopes that
+  meet as n → ∞: K(V) = V. The layer of one matrix has the same K: its coordinates are sums of Gaussian vectors.
+* **attention** with τ = τ₀√(n n_k): logits over τ vanish, the softmax becomes p (1/m_α on what α sees), and
+  F = A V Aᵀ with A = identity·I + (1 − center)·p. With the standard temperature logits stay random, and E A V Aᵀ has no
+  closed form: refused.
+
+The error at finite depth and width is of order 1/d + n^{-1/2} on a path, 1/d + 1/n in the mean.
+"""
+
+from dataclasses import dataclass, field
+from math import isclose
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.integrate import solve_ivp
+
+from limitformer.errors import NoLimitError, require
+from limitformer.limits.dual import dual_kernel
+from limitformer.models import Start, Transformer, as_start
+from limitformer.models.serial import register
+from limitformer.random import key
+from limitformer.recording import covariance_outputs
+
+Matrix = NDArray[np.float64]
+RELATIVE_ERROR, ABSOLUTE_ERROR = 1e-10, 1e-13  # of the solver; the second times the largest variance of the start
+
+
+def flows(model: Transformer) -> bool:
+    """Whether λ = 1 and γ = 1/√depth, up to rounding."""
+    return model.skip == 1 and isclose(model.gamma * model.depth**0.5, 1, rel_tol=1e-9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CovarianceFlow:
+    """The covariance ODE of λ = 1, γ = 1/√depth, made by `lf.limit(model)`; its width and depth have no effect.
+
+    Attributes:
+        model: what it is the limit of.
+    """
+
+    model: Transformer
+
+    def __post_init__(self) -> None:
+        model = self.model
+        known = isinstance(model, Transformer) and flows(model)
+        require(known, f"model must be a Transformer with lam=1 and gamma=1/sqrt(depth); got {model!r}.")
+        if model.norm is not None:
+            raise NoLimitError("No limit is proven with normalisation layers; norm must be None.")
+        if model.attention is not None and model.attention.interventions[2] != "shaped":
+            raise NoLimitError(
+                'No closed form: the attention of lam=1, gamma=1/sqrt(depth) needs temperature="shaped", else its '
+                "logits stay random as the width grows, and the mean of A V A^T over them is not known."
+            )
+
+    @property
+    def horizon(self) -> float:
+        """1: the time of a layer is layer/depth."""
+        return 1.0
+
+    def drift(self, covariance: ArrayLike) -> Matrix:
+        """dV/dt (tokens, tokens), at V = `covariance` (tokens, tokens).
+
+        >>> import limitformer as lf
+        >>> net = lf.Transformer(width=9, depth=4, gamma=0.5, lam=1.0, feedforward=lf.ReLU())
+        >>> lf.limit(net).drift(np.eye(2)).round(6)
+        array([[1.     , 0.31831],
+               [0.31831, 1.     ]])
+        """
+        return self._drift(as_start(covariance).covariance)
+
+    def _drift(self, v: Matrix) -> Matrix:
+        attention, feedforward = self.model.attention, self.model.feedforward
+        total = np.zeros_like(v)
+        if attention is not None:
+            mixing = self._mixing(len(v))
+            total += mixing @ v @ mixing.T
+        if feedforward is not None:
+            total += dual_kernel(feedforward, v)
+        return total
+
+    def _mixing(self, tokens: int) -> Matrix:
+        """A (tokens, tokens) of vanishing logits."""
+        assert self.model.attention is not None
+        identity, center, _ = self.model.attention.interventions
+        seen = np.ones((tokens, tokens))
+        seen = np.tril(seen) if self.model.mask == "causal" else seen
+        return identity * np.eye(tokens) + (1 - center) * seen / seen.sum(1, keepdims=True)
+
+    def solve(self, start: Start | ArrayLike, times: ArrayLike = (1.0,)) -> Matrix:
+        """V at `times` (k,), ascending in [0, 1], from a start or a covariance matrix: (k, tokens, tokens).
+
+        Raises:
+            InputError: not a start, or times that are not ascending in [0, 1].
+
+        >>> import limitformer as lf
+        >>> net = lf.Transformer(width=9, depth=4, gamma=0.5, lam=1.0, feedforward=lf.ReLU())
+        >>> lf.limit(net).solve([[1.0]]).round(6)
+        array([[[2.718282]]])
+        """
+        v = as_start(start).covariance
+        at = checked_times(times)
+        found = solve_ivp(
+            lambda _, flat: self._drift(flat.reshape(v.shape)).ravel(),
+            (0.0, 1.0),
+            v.ravel(),
+            method="DOP853",
+            t_eval=at,
+            rtol=RELATIVE_ERROR,
+            atol=ABSOLUTE_ERROR * float(v.diagonal().max()),
+        )
+        require(found.success, f"The ODE could not be solved: {found.message}")
+        return np.asarray(found.y.T.reshape(len(at), *v.shape))
+
+
+def checked_times(times: ArrayLike) -> Matrix:
+    """`times` as an array, ascending in [0, 1]."""
+    at = np.asarray(times, np.float64)
+    good = (
+        at.ndim == 1 and at.size > 0 and bool((at >= 0).all() and (at <= 1 + 1e-12).all() and (np.diff(at) > 0).all())
+    )
+    require(good, f"times must ascend within [0, 1], where a layer's time is layer/depth; got {times!r}.")
+    return np.minimum(at, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FlowPath:
+    """The solution from one start at chosen times, as `simulate` runs it: all samples are the same.
+
+    Attributes:
+        model: the ODE.
+        start: its input tokens.
+        times: what to write down, ascending in [0, 1]; None for those of the layers.
+    """
+
+    model: CovarianceFlow
+    start: Start
+    times: NDArray[Any] | None
+    axis: str = field(default="time", init=False)
+    description: str = field(default="limit", init=False)
+
+    def __post_init__(self) -> None:
+        self.points  # noqa: B018  # checked before any work
+
+    @property
+    def points(self) -> Matrix:
+        """The times that are recorded."""
+        depth = self.model.model.depth
+        return checked_times(np.arange(depth + 1) / depth if self.times is None else self.times)
+
+    @property
+    def tokens(self) -> int:
+        """m."""
+        return self.start.tokens
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Where it starts."""
+        return {"start": self.start.description}
+
+    def outputs(self, samples: int) -> dict[str, NDArray[Any]]:
+        """Arrays for the results of so many samples."""
+        return covariance_outputs(samples, len(self.points), self.start.tokens, self.axis)
+
+    def prepare(self, seed: int) -> "SolvedPath":
+        """The solution; nothing is random, but a seed that others refuse is refused."""
+        key(seed, "flow")
+        return SolvedPath(self.model.solve(self.start, self.points))
+
+
+class SolvedPath:
+    """The one path; `run` may be called from several threads."""
+
+    def __init__(self, covariance: Matrix) -> None:
+        self.covariance = covariance
+
+    def run(self, first: int, outputs: dict[str, NDArray[Any]]) -> None:
+        """The same for all replicas: `covariance` (replicas, points, m, m); none leaves the ball."""
+        outputs["covariance"][:] = self.covariance
+
+
+register(CovarianceFlow)

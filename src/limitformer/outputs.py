@@ -1,0 +1,65 @@
+r"""Read-outs of the last layer: given V, outputs are Gaussian with covariance V [ST, Sec. 2, eq. 21].
+
+X_out = X W_out/√n with W_out (n × n_out) i.i.d. N(0, 1). Given X its n_out columns are i.i.d. N(0, XXᵀ/n), and V = XXᵀ/n
+is all of X that this depends on: X_out | V_T ~ N(0, V_T ⊗ I). For a chain that is exact at every width; for an SDE it is
+the law as d and n → ∞. V_T is random, so the outputs themselves are a mixture of Gaussians, with heavier tails: of one
+token, E x⁴ = 3 E V², not 3 (E V)². In an infinitely wide network V_T is a number, and the outputs are a Gaussian
+process.
+"""
+
+import numpy as np
+import xarray as xr
+
+from limitformer.errors import require, require_count
+from limitformer.factor import root
+from limitformer.random import key, replica_normals
+
+
+def outputs(paths: xr.Dataset, *, units: int, seed: int, at: float | None = None) -> xr.DataArray:
+    """Draw the outputs of every sample, given its covariance.
+
+    Args:
+        paths: what `simulate` made of a `Transformer` or its limit.
+        units: n_out, coordinates of an output.
+        seed: of W_out; another one than the paths' is no better: their numbers are independent anyway.
+        at: the layer or time that is read out, one of those recorded; None for the last.
+
+    Returns:
+        (sample, token, unit). A path that left the ball is read out as it left.
+
+    Raises:
+        InputError: other data, or a layer or time that was not recorded.
+
+    >>> import limitformer as lf
+    >>> net = lf.Transformer(width=64, depth=8, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))
+    >>> paths = lf.simulate(net, [[1.0, 0.2], [0.2, 1.0]], samples=10, seed=0)
+    >>> lf.outputs(paths, units=3, seed=0).shape
+    (10, 2, 3)
+    """
+    units = require_count("units", units)
+    covariance = covariance_at(paths, at)
+    samples, tokens = covariance.sizes["sample"], covariance.sizes["token"]
+    normals = replica_normals(key(seed, "outputs"), samples, tokens * units).reshape(samples, tokens, units)
+    roots = np.stack([root(v, tokens) for v in covariance.values])
+    return xr.DataArray(
+        roots @ normals,
+        dims=("sample", "token", "unit"),
+        coords={"label": covariance["label"]},
+        name="outputs",
+        attrs={"long_name": "X W_out / sqrt(width)", "units": "1", "seed": seed, "model": paths.attrs["model"]},
+    )
+
+
+def covariance_at(paths: xr.Dataset, at: float | None) -> xr.DataArray:
+    """V (sample, token, token_) at a recorded layer or time, the last one if None."""
+    known = isinstance(paths, xr.Dataset) and "covariance" in paths
+    require(known, "outputs needs the covariances that simulate makes of a Transformer or of its limit.")
+    covariance = paths["covariance"]
+    axis = str(covariance.dims[1])
+    points = covariance[axis].values
+    if at is None:
+        return covariance[:, -1]
+    found = np.flatnonzero(np.isclose(points, at, rtol=1e-9, atol=0))
+    near = f"{points[np.abs(points - at).argmin()]:g}"
+    require(len(found) > 0, f"The {axis} {at:g} was not recorded. Nearest: {near}.")
+    return covariance[:, int(found[0])]
