@@ -40,6 +40,7 @@ PARTS = {
         "norm": "pre",
     },
     "lambda = 1": {"attention": SHAPED, "feedforward": SHAPED_RELU, "lam": 1.0},
+    "one matrix": {"feedforward": lf.OneMatrix(activation=lf.ReLU()), "lam": 0.9},
 }
 
 MODELS = {name: lf.Transformer(**SMALL, **parts) for name, parts in PARTS.items()}

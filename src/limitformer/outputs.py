@@ -1,9 +1,9 @@
 r"""Read-outs of the last layer: given V, outputs are Gaussian with covariance V [ST, Sec. 2, eq. 21].
 
-X_out = X W_out/√n with W_out (n × n_out) i.i.d. N(0, 1). Given X its n_out columns are i.i.d. N(0, XXᵀ/n), and V = XXᵀ/n
-is all of X that this depends on: X_out | V_T ~ N(0, V_T ⊗ I). For a chain that is exact at every width; for an SDE it is
-the law as d and n → ∞. V_T is random, so the outputs themselves are a mixture of Gaussians, with heavier tails: of one
-token, E x⁴ = 3 E V², not 3 (E V)². In an infinitely wide network V_T is a number, and the outputs are a Gaussian
+X_out = X W_out/√n with W_out (n × n_out) i.i.d. N(0, 1). Given X its n_out columns are i.i.d. N(0, XXᵀ/n), and
+V = XXᵀ/n is all of X that this depends on: X_out | V_T ~ N(0, V_T ⊗ I). For a chain that is exact at every width; for
+an SDE it is the law as d and n → ∞. V_T is random, so the outputs are a mixture of Gaussians, with heavier tails: of
+one token E x⁴ = 3 E V², not 3 (E V)². In an infinitely wide network V_T is a number, and the outputs are a Gaussian
 process.
 """
 
@@ -21,7 +21,7 @@ def outputs(paths: xr.Dataset, *, units: int, seed: int, at: float | None = None
     Args:
         paths: what `simulate` made of a `Transformer` or its limit.
         units: n_out, coordinates of an output.
-        seed: of W_out; another one than the paths' is no better: their numbers are independent anyway.
+        seed: of W_out; that of the paths will do, their numbers are independent of these.
         at: the layer or time that is read out, one of those recorded; None for the last.
 
     Returns:

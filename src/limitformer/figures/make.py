@@ -30,10 +30,13 @@ FIGURES = {
     "ct-fig1": "[CT, Fig. 1] attention field on the circle, and its tangential part",
     "ct-fig3": "[CT, Fig. 3] phase transition of two tokens, simulated against exact, and its bias at finite depth",
     "ct-fig4": "[CT, Fig. 4] fate of two tokens by temperature and noise, simulated against exact",
+    "ct-fig5": "[CT, Fig. 5] diagram of a layer, run block by block against the chain's layer",
     "ct-fig6": "[CT, Fig. 6] antipodal pairs among several tokens, early against late",
     "ct-fig7": "[CT, Fig. 7] clustering of 50 tokens in time",
     "ct-fig8": "[CT, Fig. 8] clustering of two tokens in time, simulated against exact",
     "ct-fig9": "[CT, Fig. 9] time to cluster, stochastic against deterministic",
+    "ct-table1": "[CT, Table 1, eq. 1] which scaling of a residual network has an ODE, which an SDE",
+    "ct-euler": "[CT, Sec. 4.1] tangential noise leaves the sphere: naive Euler, Euler, a normalised layer",
     "lifetimes": "mean lifetime of unequal antipodal clusters, exact against simulated",
     "lifetimes-spread": "mean lifetime of unequal antipodal clusters whose tokens are not together, and how many split",
 }
@@ -42,6 +45,7 @@ RUN_FIGURES = {
     "st-lr": "[ST v1, Fig. 5] training loss by learning rate, shaped (Recover) against Pre-LN",
     "st-fig6": "[ST, Fig. 6] entropy of attention while training, by learning rate, shaped (Recover) against Pre-LN",
     "st-table1": "[ST, Table 1] training and held-out loss at the best learning rate, by variant and residual strength",
+    "st-table2": "[ST, Table 2] scores on CoLA, MRPC and RTE after fine-tuning, shaped against Pre-LN",
     "ct-fig2": "[CT, Fig. 2] validation accuracy, independent random values against one identity",
 }
 SCALES = ("paper", "quick")

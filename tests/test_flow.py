@@ -1,0 +1,223 @@
+"""The ODE of λ = 1, γ = 1/√depth: its right-hand side, its solution, and the chains that come to it.
+
+Each against something else: kernels against quadrature, F against one layer of the chain, the solution against a
+one-dimensional integral, whole chains at growing width and depth.
+"""
+
+from math import acos, cos, pi
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.optimize import brentq
+from scipy.special import ndtr
+
+import limitformer as lf
+from limitformer.limits.dual import dual_kernel, gaussian_error, piecewise_linear
+from limitformer.models.feedforward import GELU_SECOND_MOMENT
+from statistics_checks import STANDARD_ERRORS, standard_errors
+
+V3 = np.array([[1.0, 0.3, -0.4], [0.3, 1.6, 0.2], [-0.4, 0.2, 0.7]])
+ALL_MIXED = lf.ShapedAttention(tau0=1.0, identity=False, center=False)
+
+PARTS = {
+    "ReLU": {"feedforward": lf.ReLU()},
+    "GELU": {"feedforward": lf.GELU()},
+    "one matrix": {"feedforward": lf.OneMatrix(activation=lf.ReLU())},
+    "attention": {"attention": ALL_MIXED},
+    "attention, causal": {"attention": lf.ShapedAttention(tau0=1.0, center=False), "mask": "causal"},
+    "heads": {"attention": lf.ShapedAttention(tau0=1.0, identity=False, center=False, heads=2)},
+    "shaped": {"attention": lf.ShapedAttention(tau0=1.0), "feedforward": lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)},
+}
+
+
+def model(name, width=64, depth=16):
+    return lf.Transformer(width=width, depth=depth, gamma=depth**-0.5, lam=1.0, **PARTS[name])
+
+
+# ---------------------------------------------------------------- the right-hand side
+
+
+def mean_of_products(activation, v, i, j, nodes=400):
+    """E σ(h_i) σ(h_j) over h ~ N(0, V), the plane in polar coordinates: no kink of a homogeneous σ lies inside."""
+    root = np.linalg.cholesky(v[np.ix_([i, j], [i, j])] if i != j else np.diag([v[i, i], 1.0]))
+    angle = (np.arange(nodes) + 0.5) * 2 * pi / nodes
+    x, w = np.polynomial.laguerre.laggauss(60)  # r²/2 ~ Exp(1)
+    unit = np.stack([np.cos(angle), np.sin(angle)])
+    h = np.einsum("ij,jk,l->ikl", root, unit, np.sqrt(2 * x))
+    first, second = activation(h[0]), activation(h[1] if i != j else h[0])
+    return float((first * second * w).sum(1).mean())
+
+
+@pytest.mark.parametrize(
+    ("found", "activation", "gain", "error"),
+    [
+        (lambda v: piecewise_linear(v, 1.0, 0.0), lambda h: np.maximum(h, 0), 2.0, 1e-4),
+        (lambda v: piecewise_linear(v, 1.3, 0.4), lambda h: np.where(h > 0, 1.3, 0.4) * h, 2 / (1.69 + 0.16), 1e-4),
+        (gaussian_error, lambda h: h * ndtr(h), 1 / GELU_SECOND_MOMENT, 1e-9),
+    ],
+    ids=["ReLU", "other slopes", "GELU"],
+)
+def test_kernels_are_means_over_the_plane(found, activation, gain, error):
+    """By quadrature; the transpose of a correlation's sign is another kernel."""
+    kernel = found(V3)
+    for i, j in zip(*np.triu_indices(3), strict=True):
+        assert kernel[i, j] == pytest.approx(gain * mean_of_products(activation, V3, i, j), abs=error)
+        assert kernel[j, i] == kernel[i, j]
+    turned = found(V3 * [[1, -1, 1], [-1, 1, 1], [1, 1, 1]])
+    assert abs(turned[0, 1] - kernel[0, 1]) > 0.1
+
+
+def test_kernels_keep_a_variance_of_one():
+    """That is what c is for; with a variance of 2, GELU's is not homogeneous."""
+    for part in (lf.ReLU(), lf.GELU(), lf.ShapedReLU(c_plus=1.0, c_minus=-1.0), lf.OneMatrix(activation=lf.GELU())):
+        np.testing.assert_allclose(dual_kernel(part, np.ones((2, 2))), 1.0, rtol=1e-14)
+    assert abs(dual_kernel(lf.GELU(), np.array([[2.0]]))[0, 0] - 2) > 0.1
+
+
+@pytest.mark.parametrize("name", ["ReLU", "GELU", "attention", "attention, causal", "heads"])
+def test_one_layer_adds_the_drift_over_depth(name):
+    """d·E(V₁ − V₀) of the chain is F(V₀): exactly for two matrices at any width, at a large one for attention.
+
+    The twins: F without the second term of a layer, and F with tokens in another order.
+    """
+    wide = "feedforward" not in PARTS[name]
+    net = model(name, width=4_000 if wide else 12)
+    flow = lf.limit(net)
+    found = lf.simulate(net, V3, samples=100_000, seed=3, record=[1])["covariance"].values[:, 0]
+    rows = np.triu_indices(3)
+    moved = 16 * (found - V3)[:, rows[0], rows[1]]
+    exact = flow.drift(V3)
+    assert np.abs(standard_errors(moved, exact[rows])).max() < STANDARD_ERRORS
+    assert np.abs(standard_errors(moved, 0.97 * exact[rows])).max() > STANDARD_ERRORS
+    assert np.abs(standard_errors(moved, exact[::-1, ::-1][rows])).max() > STANDARD_ERRORS
+
+
+def test_shaped_parts_become_linear():
+    """Logits vanish and slopes meet: each sublayer adds V, so V(1) = e² V₀; with a ReLU of fixed slopes it is not."""
+    flow = lf.limit(model("shaped"))
+    np.testing.assert_allclose(flow.drift(V3), 2 * V3, rtol=1e-15)
+    np.testing.assert_allclose(flow.solve(V3)[0], np.exp(2) * V3, rtol=1e-9)
+    relu = lf.limit(model("ReLU")).solve(V3)[0]
+    assert np.abs(relu / V3 - np.e).max() > 0.1
+
+
+# ---------------------------------------------------------------- the solution
+
+
+def correlation_by_quadrature(rho, time, sign=1.0):
+    """ρ = cos θ of a ReLU: dθ/dt = −(1 − θ cot θ)/π, so t/π = ∫ dθ/(1 − θ cot θ) from θ(t) to θ(0)."""
+    begin = acos(rho)
+
+    def elapsed(end):
+        return pi * quad(lambda theta: 1 / (1 - sign * theta / np.tan(theta)), end, begin, epsabs=1e-12)[0]
+
+    return cos(brentq(lambda end: elapsed(end) - time, 0.05, begin, xtol=1e-13))
+
+
+@pytest.mark.parametrize("name", ["ReLU", "one matrix"])
+def test_the_solution_of_a_relu_is_an_integral(name):
+    """Variances e^t, correlations by quadrature; the integral with a sign turned is another."""
+    times = [0.0, 0.3, 1.0]
+    found = lf.limit(model(name)).solve(V3, times)
+    deviation = np.sqrt(np.diagonal(found, axis1=1, axis2=2))
+    rho = found / deviation[:, :, None] / deviation[:, None, :]
+    for k, time in enumerate(times):
+        np.testing.assert_allclose(deviation[k] ** 2, np.exp(time) * np.diagonal(V3), rtol=1e-9)
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        start = V3[i, j] / np.sqrt(V3[i, i] * V3[j, j])
+        assert rho[2, i, j] == pytest.approx(correlation_by_quadrature(start, 1.0), abs=1e-9)
+        assert rho[1, i, j] == pytest.approx(correlation_by_quadrature(start, 0.3), abs=1e-9)
+        assert abs(rho[2, i, j] - correlation_by_quadrature(start, 1.0, sign=-1.0)) > 0.01
+
+
+def test_tokens_that_are_one_stay_one():
+    start = V3[np.ix_([0, 1, 0], [0, 1, 0])]
+    for name in ("ReLU", "GELU", "attention"):
+        found = lf.limit(model(name)).solve(start)[0]
+        np.testing.assert_allclose(found[0], found[2], rtol=1e-9)
+
+
+def distance(net, samples, truth):
+    """Root of the mean squared error of V at the last layer, relative to the largest entry of the truth."""
+    v = lf.simulate(net, V3, samples=samples, seed=7, record=[net.depth], progress=False)["covariance"].values[:, 0]
+    return float(np.sqrt(((v - truth) ** 2).mean(0)).max() / np.abs(truth).max())
+
+
+@pytest.mark.parametrize("name", ["ReLU", "one matrix", "attention"])
+def test_chains_come_to_the_flow(name):
+    """Four times the width and depth, half the error, which at width 1024 is 0.06 to 0.15.
+
+    The twin is the flow up to another time: chains do not come to it.
+    """
+    sizes = ((64, 16, 600), (256, 64, 600), (1024, 256, 60))
+    nets = [(model(name, width, depth), samples) for width, depth, samples in sizes]
+    truth, wrong = lf.limit(nets[0][0]).solve(V3, [0.7, 1.0])[::-1]
+    errors = [distance(*one, truth) for one in nets]
+    assert 1.6 < errors[0] / errors[1] < 2.4
+    assert 1.5 < errors[1] / errors[2] < 2.7
+    assert errors[2] < 0.15
+    assert distance(*nets[2], wrong) > 0.25
+
+
+def test_width_and_depth_commute():
+    """[Hayou and Yang 2023]: far more width than depth, or the other way about, one limit.
+
+    At λ² + γ² = 1 they do not: the correlation at depth/width = 8 is another than at 1/8.
+    """
+    truth = lf.limit(model("ReLU")).solve(V3)[0]
+    wide, deep = model("ReLU", 512, 64), model("ReLU", 512, 4096)
+    assert distance(wide, 100, truth) < 0.13
+    assert distance(deep, 16, truth) < 0.13
+    fixed = [lf.Transformer(width=512, depth=d, gamma=0.5, feedforward=lf.ReLU()) for d in (64, 4096)]
+    rho = [lf.correlation(lf.simulate(net, V3, samples=16, seed=1, record=[net.depth])) for net in fixed]
+    assert float(abs(rho[0].mean("sample") - rho[1].mean("sample")).max()) > 0.25
+
+
+# ---------------------------------------------------------------- as a limit among others
+
+
+def test_simulate_gives_the_solution_to_every_sample():
+    flow = lf.limit(model("GELU"))
+    found = lf.simulate(flow, V3, samples=3, seed=0, record=[0.25, 1.0])
+    np.testing.assert_array_equal(found["covariance"], np.stack([flow.solve(V3, [0.25, 1.0])] * 3))
+    assert found["time"].attrs["units"] == "layer/depth"
+    assert lf.from_json(found.attrs["model"]) == flow
+    every = lf.simulate(flow, V3, samples=1, seed=0)
+    np.testing.assert_allclose(every["time"], np.arange(17) / 16)
+    with pytest.raises(lf.InputError, match="A deterministic limit has no option dt; it has none"):
+        lf.simulate(flow, V3, samples=1, seed=0, dt=0.1)
+    with pytest.raises(lf.InputError, match="seed must be"):
+        lf.simulate(flow, V3, samples=1, seed=-1)
+
+
+def test_width_and_depth_have_no_effect():
+    one, other = (lf.limit(model("GELU", width, depth)) for width, depth in ((8, 4), (300, 81)))
+    np.testing.assert_array_equal(one.solve(V3), other.solve(V3))
+
+
+@pytest.mark.parametrize("times", [[], [0.5, 0.2], [-0.1], [1.1], 0.5, [float("nan")]], ids=str)
+def test_times_must_ascend_within_the_horizon(times):
+    with pytest.raises(lf.InputError, match=r"times must ascend within \[0, 1\]"):
+        lf.limit(model("ReLU")).solve(V3, times)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"norm": "pre"}, "normalisation layers"),
+        ({"attention": lf.SoftmaxAttention()}, 'needs temperature="shaped"'),
+        ({"gamma": 0.3}, r"lam\*\*2 \+ gamma\*\*2 must be 1.*gamma=1/sqrt\(depth\)=0\.25, whose limit is an ODE"),
+        ({"lam": 0.9}, r"lam\*\*2 \+ gamma\*\*2 must be 1"),
+    ],
+    ids=str,
+)
+def test_what_has_no_flow_is_refused(changes, says):
+    common = {"width": 8, "depth": 16, "gamma": 0.25, "lam": 1.0, "feedforward": lf.ReLU()}
+    with pytest.raises(lf.NoLimitError, match=says):
+        lf.limit(lf.Transformer(**common | changes))
+
+
+def test_the_flow_of_another_model_is_refused():
+    with pytest.raises(lf.InputError, match="model must be a Transformer with lam=1"):
+        lf.CovarianceFlow(model=lf.Transformer(width=8, depth=16, gamma=0.25, feedforward=lf.ReLU()))

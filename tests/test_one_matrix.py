@@ -1,0 +1,203 @@
+"""The network of one matrix a layer [ST, eqs 3, 19]: network, chain and limit; two matrices are the wrong twin.
+
+The chain against the network with a skip is in the registry (`test_chain_network`).
+"""
+
+from math import sqrt
+
+import numpy as np
+import pytest
+import torch
+
+import limitformer as lf
+from statistics_checks import STANDARD_ERRORS, assert_same_law, covariance_standard_errors, standard_errors
+
+V3 = np.array([[1.0, 0.3, -0.4], [0.3, 1.6, 0.2], [-0.4, 0.2, 0.7]])
+PAIRS = np.triu_indices(3)
+SHAPED = lf.ShapedReLU(c_plus=0.3, c_minus=-1.0)
+KINK = lf.ShapedReLU(c_plus=1.5, c_minus=-1.5)
+
+
+def one_matrix(activation=SHAPED, **changes):
+    sizes = {"width": 16, "depth": 8, "gamma": 1.0}
+    return lf.Transformer(**sizes | changes, feedforward=lf.OneMatrix(activation=activation))
+
+
+def two_matrices(activation=SHAPED, **changes):
+    sizes = {"width": 16, "depth": 8, "gamma": 1.0}
+    return lf.Transformer(**sizes | changes, feedforward=activation)
+
+
+def last(dataset):
+    v, rho = dataset["covariance"].values[:, -1], lf.correlation(dataset).values[:, -1]
+    return {"ρ_01": rho[:, 0, 1], "ρ_12": rho[:, 1, 2], "V_00": v[:, 0, 0], "V_02": v[:, 0, 2], "V_22": v[:, 2, 2]}
+
+
+def simulated(process, start=V3, samples=6_000, seed=1, **options):
+    return last(lf.simulate(process, start, samples=samples, seed=seed, progress=False, **options))
+
+
+# ---------------------------------------------------------------- network and chain
+
+
+def by_hand(model, samples, seed):
+    """X ← σ(X) √(c/n) W [ST, eq. 19] as printed, from X₀ = √n R₀ Q, by NumPy."""
+    rng, n = np.random.default_rng(seed), model.width
+    positive, negative = 1 + SHAPED.c_plus / sqrt(n), 1 + SHAPED.c_minus / sqrt(n)
+    c = 2 / (positive**2 + negative**2)
+    q = np.linalg.qr(rng.standard_normal((samples, n, 3)))[0] * rng.choice([-1.0, 1.0], (samples, 1, 3))
+    x = sqrt(n) * np.linalg.cholesky(V3) @ np.swapaxes(q, -1, -2)
+    for _ in range(model.depth):
+        activated = np.where(x > 0, positive, negative) * x
+        x = activated @ (sqrt(c / n) * rng.standard_normal((samples, n, n)))
+    return x @ np.swapaxes(x, -1, -2) / n
+
+
+def test_the_mlp_is_the_papers_equation():
+    """Chain and network of γ = 1 against NumPy; a network of two matrices fluctuates about twice as much."""
+    model = one_matrix()
+    v = by_hand(model, 6_000, seed=3)
+    deviation = np.sqrt(np.diagonal(v, axis1=1, axis2=2))
+    rho = v / deviation[:, :, None] / deviation[:, None, :]
+    truth = {"ρ_01": rho[:, 0, 1], "ρ_12": rho[:, 1, 2], "V_00": v[:, 0, 0], "V_02": v[:, 0, 2], "V_22": v[:, 2, 2]}
+    network = last(lf.nn.simulate(model, V3, samples=6_000, seed=2, record=[8], progress=False))
+    wrong = simulated(two_matrices(), record=[8])
+    assert_same_law(simulated(model, record=[8]), truth, wrong)
+    assert_same_law(network, truth, wrong)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_more_tokens_than_width(width):
+    """The chain's start has then no direction to spare."""
+    x = np.array([[1.0, 0.5, -0.2], [0.3, -1.0, 0.4], [-0.6, 0.8, 1.1]])[:, :width]
+    start = x @ x.T / width
+    model = one_matrix(lf.GELU(), width=width, depth=2, gamma=0.7)
+    network = lf.nn.simulate(model, start, samples=6_000, seed=2, record=[2], dtype=torch.float64, progress=False)
+    wrong = simulated(two_matrices(lf.GELU(), width=width, depth=2, gamma=0.7), start, record=[2])
+    assert_same_law(simulated(model, start, record=[2]), last(network), wrong)
+
+
+def test_the_start_is_kept_and_replicas_are_their_own():
+    """Any threads, chunks and neighbours; at every seed another."""
+    model = one_matrix(width=70, depth=3)  # more than a tile of coordinates
+    whole = lf.simulate(model, V3, samples=19, seed=4, threads=1)["covariance"].values
+    parts = lf.simulate(model, V3, samples=19, seed=4, threads=2, chunk=3)["covariance"].values
+    few = lf.simulate(model, V3, samples=3, seed=4)["covariance"].values
+    np.testing.assert_array_equal(whole, parts)
+    np.testing.assert_array_equal(whole[:3], few)
+    assert np.abs(whole[:, 0] - V3).max() < 1e-12
+    assert np.abs(whole[:, 1:] - lf.simulate(model, V3, samples=19, seed=5)["covariance"].values[:, 1:]).min() > 0
+
+
+def test_a_repeated_token_stays_repeated():
+    start = np.array([[1.0, 0.3, 1.0], [0.3, 1.6, 0.3], [1.0, 0.3, 1.0]])
+    v = lf.simulate(one_matrix(lf.ReLU(), gamma=0.6), start, samples=50, seed=0)["covariance"].values
+    assert np.abs(v[..., 0, :] - v[..., 2, :]).max() < 1e-12 * np.abs(v).max()
+
+
+def test_the_network_that_trains_has_the_same_layers():
+    """With the drawn network's weights put in, it computes the same; without the gain c it does not."""
+    model = one_matrix(gamma=0.75, lam=0.5, depth=3)  # numbers that single precision has
+    drawn = lf.nn.Network(model, torch.Generator().manual_seed(0)).double()
+    stack = lf.nn.stack_of(model, torch.Generator().manual_seed(0)).double()
+    x = torch.randn(2, 3, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    deviation = sqrt(model.feedforward.gain(16) / 16)
+    with torch.no_grad():
+        for layer, block in zip(drawn.layers, stack.blocks, strict=True):
+            block.feedforward.post.weight.copy_(deviation * layer.feedforward.post.mT)
+        assert (stack(x) - drawn(x)).abs().max() < 1e-12
+        for block in stack.blocks:
+            block.feedforward.post.weight /= sqrt(model.feedforward.gain(16))
+        assert (stack(x) - drawn(x)).abs().max() > 1e-3
+
+
+def test_the_network_that_trains_is_drawn_with_its_gain():
+    """Variance c/n of 16 · 200² entries, five standard errors; 1/n, without the gain of ReLU, is 2 times less."""
+    model = one_matrix(lf.ReLU(), width=200, depth=16)
+    stack = lf.nn.stack_of(model, torch.Generator().manual_seed(0))
+    entries = torch.cat([block.feedforward.post.weight.flatten() for block in stack.blocks]).detach()
+    variance = float(entries.square().mean()) * 200
+    assert abs(variance / 2 - 1) < 5 * sqrt(2 / len(entries))
+
+
+# ---------------------------------------------------------------- limit
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.6])
+def test_one_layer_has_the_drift_and_covariance_of_the_limit(gamma):
+    """n E ΔV and n Cov ΔV at width 2000: γ = 1 is [ST, eq. 3]; b with its sign turned and two matrices' Σ fail."""
+    chain = one_matrix(KINK, width=2000, depth=1, gamma=gamma)
+    limit = lf.limit(chain)
+    found = lf.simulate(chain, V3, samples=15_000, seed=4, record=[1])["covariance"].values[:, 0]
+    moved = (found - V3)[:, PAIRS[0], PAIRS[1]]
+    b, sigma = limit.drift(V3)[PAIRS], limit.diffusion(V3)
+    wrong = lf.limit(two_matrices(KINK, width=2000, depth=1, gamma=gamma)).diffusion(V3)
+    assert np.abs(standard_errors(2000 * moved, b)).max() < STANDARD_ERRORS
+    assert np.abs(standard_errors(2000 * moved, -b)).max() > STANDARD_ERRORS
+    assert np.abs(covariance_standard_errors(sqrt(2000) * moved, sigma)).max() < STANDARD_ERRORS
+    assert np.abs(covariance_standard_errors(sqrt(2000) * moved, wrong)).max() > STANDARD_ERRORS
+
+
+def test_the_limit_of_the_mlp_is_equation_3():
+    """b_ReLU and Σ_lin without a factor, where the network of two matrices has 2 Σ_lin."""
+    limit, two = lf.limit(one_matrix(KINK)), lf.limit(two_matrices(KINK))
+    (a, b), (d, o) = ((x[:, None] for x in PAIRS), (x[None] for x in PAIRS))
+    linear = V3[a, d] * V3[b, o] + V3[a, o] * V3[b, d]
+    np.testing.assert_allclose(limit.diffusion(V3), linear, rtol=1e-13)
+    np.testing.assert_allclose(two.diffusion(V3), 2 * linear, rtol=1e-13)
+    np.testing.assert_array_equal(limit.drift(V3), two.drift(V3))
+    assert (limit.horizon, limit.hidden_ratio) == (0.5, None)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.6])
+def test_a_deep_chain_has_the_law_of_the_limit(gamma):
+    """Width 160, depth 80; the limit of two matrices fails."""
+    chain = one_matrix(width=160, depth=80, gamma=gamma)
+    limit, wrong = lf.limit(chain), lf.limit(two_matrices(width=160, depth=80, gamma=gamma))
+    at_end = {"record": [0.5], "dt": 0.005}
+    assert_same_law(simulated(chain, record=[80]), simulated(limit, **at_end), simulated(wrong, **at_end))
+
+
+# ---------------------------------------------------------------- declaration
+
+
+def test_it_goes_through_json_and_a_sweep():
+    model = one_matrix()
+    assert lf.from_json(lf.to_json(model)) == model
+    assert lf.from_json(lf.to_json(lf.limit(model))) == lf.limit(model)
+    over = {"feedforward.activation.c_minus": [-1.0, 0.3]}
+    sweep = lf.Sweep(model, over=over, simulate={"samples": 8, "start": V3}, reduce={"moments": True})
+    assert lf.compute_sweep(sweep, threads=1).sizes["feedforward.activation.c_minus"] == 2
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"attention": lf.ShapedAttention(tau0=1.0)}, "stands alone: attention and norm must be None"),
+        ({"norm": "pre"}, "stands alone: attention and norm must be None"),
+    ],
+    ids=str,
+)
+def test_it_stands_alone(parts, says):
+    with pytest.raises(lf.InputError, match=says):
+        lf.Transformer(width=16, depth=2, gamma=0.5, feedforward=lf.OneMatrix(activation=SHAPED), **parts)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"activation": None}, "activation must be one of ShapedReLU, ReLU, GELU; got None"),
+        ({"activation": lf.OneMatrix(activation=SHAPED)}, "activation must be one of"),
+        ({"activation": lf.ReLU(hidden=8)}, "has no hidden units, hidden must be None; got 8"),
+        ({"activation": lf.ReLU(), "hidden": 9}, "has no hidden units, hidden must be None; got 9"),
+    ],
+    ids=str,
+)
+def test_what_is_no_layer_of_one_matrix_is_refused(fields, says):
+    with pytest.raises(lf.InputError, match=says):
+        lf.OneMatrix(**fields)
+
+
+def test_fixed_slopes_have_no_sde():
+    with pytest.raises(lf.NoLimitError, match="No limit: ReLU bends every layer"):
+        lf.limit(one_matrix(lf.ReLU()))
