@@ -63,7 +63,7 @@ def test_kernels_are_means_over_the_plane(found, activation, gain, error):
     kernel = found(V3)
     for i, j in zip(*np.triu_indices(3), strict=True):
         assert kernel[i, j] == pytest.approx(gain * mean_of_products(activation, V3, i, j), abs=error)
-        assert kernel[j, i] == kernel[i, j]
+        assert kernel[j, i] == pytest.approx(kernel[i, j], rel=1e-14)
     turned = found(V3 * [[1, -1, 1], [-1, 1, 1], [1, 1, 1]])
     assert abs(turned[0, 1] - kernel[0, 1]) > 0.1
 
@@ -75,22 +75,29 @@ def test_kernels_keep_a_variance_of_one():
     assert abs(dual_kernel(lf.GELU(), np.array([[2.0]]))[0, 0] - 2) > 0.1
 
 
-@pytest.mark.parametrize("name", ["ReLU", "GELU", "attention", "attention, causal", "heads"])
+TWINS = {
+    "ReLU": "GELU",
+    "GELU": "ReLU",
+    "attention": "attention, causal",
+    "attention, causal": "attention",
+    "heads": "attention, causal",
+}
+
+
+@pytest.mark.parametrize("name", TWINS)
 def test_one_layer_adds_the_drift_over_depth(name):
     """d·E(V₁ − V₀) of the chain is F(V₀): exactly for two matrices at any width, at a large one for attention.
 
-    The twins: F without the second term of a layer, and F with tokens in another order.
+    Five percent more fails, and so does the F of another part.
     """
-    wide = "feedforward" not in PARTS[name]
-    net = model(name, width=4_000 if wide else 12)
-    flow = lf.limit(net)
-    found = lf.simulate(net, V3, samples=100_000, seed=3, record=[1])["covariance"].values[:, 0]
+    net = model(name, width=4_000 if "attention" in PARTS[name] else 12)
+    found = lf.simulate(net, V3, samples=80_000, seed=3, record=[1])["covariance"].values[:, 0]
     rows = np.triu_indices(3)
     moved = 16 * (found - V3)[:, rows[0], rows[1]]
-    exact = flow.drift(V3)
-    assert np.abs(standard_errors(moved, exact[rows])).max() < STANDARD_ERRORS
-    assert np.abs(standard_errors(moved, 0.97 * exact[rows])).max() > STANDARD_ERRORS
-    assert np.abs(standard_errors(moved, exact[::-1, ::-1][rows])).max() > STANDARD_ERRORS
+    exact, other = (lf.limit(model(one)).drift(V3)[rows] for one in (name, TWINS[name]))
+    assert np.abs(standard_errors(moved, exact)).max() < STANDARD_ERRORS
+    assert np.abs(standard_errors(moved, 1.05 * exact)).max() > STANDARD_ERRORS
+    assert np.abs(standard_errors(moved, other)).max() > STANDARD_ERRORS
 
 
 def test_shaped_parts_become_linear():
@@ -105,19 +112,19 @@ def test_shaped_parts_become_linear():
 # ---------------------------------------------------------------- the solution
 
 
-def correlation_by_quadrature(rho, time, sign=1.0):
+def correlation_by_quadrature(rho, time):
     """ρ = cos θ of a ReLU: dθ/dt = −(1 − θ cot θ)/π, so t/π = ∫ dθ/(1 − θ cot θ) from θ(t) to θ(0)."""
     begin = acos(rho)
 
     def elapsed(end):
-        return pi * quad(lambda theta: 1 / (1 - sign * theta / np.tan(theta)), end, begin, epsabs=1e-12)[0]
+        return pi * quad(lambda theta: 1 / (1 - theta / np.tan(theta)), end, begin, epsabs=1e-12)[0]
 
     return cos(brentq(lambda end: elapsed(end) - time, 0.05, begin, xtol=1e-13))
 
 
 @pytest.mark.parametrize("name", ["ReLU", "one matrix"])
 def test_the_solution_of_a_relu_is_an_integral(name):
-    """Variances e^t, correlations by quadrature; the integral with a sign turned is another."""
+    """Variances e^t, correlations by quadrature; the integral up to a tenth more is another."""
     times = [0.0, 0.3, 1.0]
     found = lf.limit(model(name)).solve(V3, times)
     deviation = np.sqrt(np.diagonal(found, axis1=1, axis2=2))
@@ -128,7 +135,7 @@ def test_the_solution_of_a_relu_is_an_integral(name):
         start = V3[i, j] / np.sqrt(V3[i, i] * V3[j, j])
         assert rho[2, i, j] == pytest.approx(correlation_by_quadrature(start, 1.0), abs=1e-9)
         assert rho[1, i, j] == pytest.approx(correlation_by_quadrature(start, 0.3), abs=1e-9)
-        assert abs(rho[2, i, j] - correlation_by_quadrature(start, 1.0, sign=-1.0)) > 0.01
+        assert abs(rho[2, i, j] - correlation_by_quadrature(start, 1.1)) > 1e-3
 
 
 def test_tokens_that_are_one_stay_one():
@@ -152,26 +159,32 @@ def test_chains_come_to_the_flow(name):
     """
     sizes = ((64, 16, 600), (256, 64, 600), (1024, 256, 60))
     nets = [(model(name, width, depth), samples) for width, depth, samples in sizes]
-    truth, wrong = lf.limit(nets[0][0]).solve(V3, [0.7, 1.0])[::-1]
+    truth, wrong = lf.limit(nets[0][0]).solve(V3, [0.5, 1.0])[::-1]
     errors = [distance(*one, truth) for one in nets]
     assert 1.6 < errors[0] / errors[1] < 2.4
     assert 1.5 < errors[1] / errors[2] < 2.7
     assert errors[2] < 0.15
-    assert distance(*nets[2], wrong) > 0.25
+    assert distance(*nets[2], wrong) > 2 * errors[2]
+
+
+def spread(net, samples):
+    """Standard deviation of log V₀₀ at the last layer."""
+    v = lf.simulate(net, V3, samples=samples, seed=8, record=[net.depth], progress=False)["covariance"].values
+    return float(np.log(v[:, 0, 0, 0]).std())
 
 
 def test_width_and_depth_commute():
-    """[Hayou and Yang 2023]: far more width than depth, or the other way about, one limit.
+    """[Hayou and Yang 2023]: far more width than depth, or the other way about, one limit and one fluctuation.
 
-    At λ² + γ² = 1 they do not: the correlation at depth/width = 8 is another than at 1/8.
+    At λ² + γ² = 1 they do not: the fluctuation is that of depth/width.
     """
     truth = lf.limit(model("ReLU")).solve(V3)[0]
-    wide, deep = model("ReLU", 512, 64), model("ReLU", 512, 4096)
+    wide, deep = model("ReLU", 512, 64), model("ReLU", 512, 2048)
     assert distance(wide, 100, truth) < 0.13
-    assert distance(deep, 16, truth) < 0.13
-    fixed = [lf.Transformer(width=512, depth=d, gamma=0.5, feedforward=lf.ReLU()) for d in (64, 4096)]
-    rho = [lf.correlation(lf.simulate(net, V3, samples=16, seed=1, record=[net.depth])) for net in fixed]
-    assert float(abs(rho[0].mean("sample") - rho[1].mean("sample")).max()) > 0.25
+    assert distance(deep, 40, truth) < 0.13
+    assert 0.6 < spread(deep, 40) / spread(wide, 100) < 1.6
+    fixed = [lf.Transformer(width=512, depth=d, gamma=0.5, feedforward=lf.ReLU()) for d in (64, 2048)]
+    assert spread(fixed[1], 40) / spread(fixed[0], 100) > 3
 
 
 # ---------------------------------------------------------------- as a limit among others

@@ -25,18 +25,18 @@ FIRST = np.int64(0)
 
 
 def root(covariance: NDArray[np.float64], columns: int) -> NDArray[np.float64]:
-    """F (tokens, columns) with F Fᵀ = `covariance`, padded with zeros or cut to the largest directions.
+    """F (…, tokens, columns) with F Fᵀ = `covariance`, padded with zeros or cut to the largest directions.
 
     By way of the correlations, so that a token of a small variance keeps its precision beside one of a large.
     """
     correlations, deviation = correlations_of(covariance)
     values, vectors = np.linalg.eigh(correlations)
-    order = np.argsort(values)[::-1][:columns]
+    values, vectors = values[..., ::-1][..., :columns], vectors[..., ::-1][..., :columns]  # the largest first
     # An eigenvalue of 1e-16 is rounding, but its root of 1e-8 would tell identical tokens apart.
-    rounding = len(values) * np.finfo(float).eps * values[-1]
-    kept = np.where(values[order] > rounding, values[order], 0)
-    factor = np.zeros((len(covariance), columns))
-    factor[:, : len(order)] = deviation[:, None] * vectors[:, order] * np.sqrt(kept)
+    rounding = covariance.shape[-1] * np.finfo(float).eps * values[..., :1]
+    kept = np.where(values > rounding, values, 0)
+    factor = np.zeros((*covariance.shape[:-1], columns))
+    factor[..., : values.shape[-1]] = deviation[..., :, None] * vectors * np.sqrt(kept)[..., None, :]
     return factor
 
 

@@ -40,9 +40,8 @@ def outputs(paths: xr.Dataset, *, units: int, seed: int, at: float | None = None
     covariance = covariance_at(paths, at)
     samples, tokens = covariance.sizes["sample"], covariance.sizes["token"]
     normals = replica_normals(key(seed, "outputs"), samples, tokens * units).reshape(samples, tokens, units)
-    roots = np.stack([root(v, tokens) for v in covariance.values])
     return xr.DataArray(
-        roots @ normals,
+        root(covariance.values, tokens) @ normals,
         dims=("sample", "token", "unit"),
         coords={"label": covariance["label"]},
         name="outputs",

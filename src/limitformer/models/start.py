@@ -52,10 +52,10 @@ class Start:
 
 
 def correlations_of(covariance: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Correlations (tokens, tokens) and standard deviations (tokens,); a token of variance 0 has correlations 0."""
-    deviation = np.sqrt(np.maximum(np.diagonal(covariance), 0))
+    """Correlations (…, tokens, tokens), standard deviations (…, tokens); a token of variance 0 has correlations 0."""
+    deviation = np.sqrt(np.maximum(np.diagonal(covariance, axis1=-2, axis2=-1), 0))
     safe = np.where(deviation > 0, deviation, 1)
-    return covariance / safe[:, None] / safe, deviation
+    return covariance / safe[..., :, None] / safe[..., None, :], deviation
 
 
 def rank_of(covariance: NDArray[np.float64]) -> int:
