@@ -107,7 +107,7 @@ def is_labelled(axes):
     return bool(axes.get_xlabel() and axes.get_ylabel())
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "text-fate"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("text-fate", "ct-fig5")])
 def test_axes_are_labelled(made, name):
     with style():
         drawing = module_of(name).draw(made[name].data)
@@ -125,6 +125,30 @@ def test_panels_of_the_text_are_titled_and_name_the_words(made):
     assert titles == [f"{model}, layer {depth}" for model in data.model.values for depth in data.depth.values]
     assert [tick.get_text() for tick in drawing.axes[0].get_yticklabels()] == list(data.label.values)
     assert any(axes.get_ylabel() == "mean correlation" for axes in drawing.axes)
+
+
+def test_the_diagram_has_its_boxes():
+    """Attention once, across all tokens; the other boxes once for each; the residual connections alone are dashed."""
+    module = importlib.import_module("limitformer.figures.ct_fig5")
+    with style():
+        drawing = module.draw(None)
+    (axes,) = drawing.axes
+    texts = [text.get_text() for text in axes.texts]
+    assert [sum(box.text == text for text in texts) for box in module.BOXES] == [1, 3, 3, 3, 3]
+    boxes = {patch.get_window_extent().width for patch in axes.patches}
+    assert max(boxes) > 5 * sorted(boxes)[-2]
+    dashed = [line for line in axes.get_lines() if line.get_linestyle() == "--" and len(line.get_xdata()) > 0]
+    assert len(dashed) == 3
+
+
+def test_a_diagram_without_a_box_is_another_layer(monkeypatch):
+    """Without 1/√L, or with the normalisation before the sum, the boxes do not make the chain's layer."""
+    module = importlib.import_module("limitformer.figures.ct_fig5")
+    a, v, scale, add, norm = module.BOXES
+    for boxes in ((a, v, add, norm), (a, v, scale, norm, add)):
+        monkeypatch.setattr(module, "BOXES", boxes)
+        claims = module.claims(module.compute(module.quick(), Run(SEED, 2)))
+        assert claims[0].holds is False
 
 
 @pytest.mark.parametrize("name", ["st-fig1", "st-fig3", "st-fig4", "st-fig5", "st-fig7"])
@@ -260,6 +284,22 @@ TWINS = {
         "much faster",
     ),
     "ct-fig9, β exchanged": ("ct-fig9", lambda d: swapped(d, "beta", 0.5, 4.5), "comparable"),
+    "ct-fig5, attention of each token alone": ("ct-fig5", lambda d: d.assign(follows=d["follows"] * 0), "attention"),
+    "ct-fig5, boxes that mix": ("ct-fig5", lambda d: d.assign(follows=d["follows"] * 0 + 1), "any other box"),
+    "ct-fig5, no normalisation": ("ct-fig5", lambda d: d.assign(length=d["length"] * 1.1), "behind RMSNorm"),
+    "ct-fig5, another layer": ("ct-fig5", lambda d: d.assign(boxes=d["boxes"] * 0.7), "KS distance"),
+    "ct-table1, α exchanged": ("ct-table1", lambda d: swapped(d, "scale", "1/L", "1/√L"), "from the ODE"),
+    "ct-table1, V exchanged": ("ct-table1", lambda d: swapped(d, "law", "identity", "random"), "no limit"),
+    "ct-table1, no drift": ("ct-table1", lambda d: d.assign(end=d["end"] - 1), "from the SDE"),
+    "ct-table1, noise that stays": ("ct-table1", lambda d: d.assign(moved=d["moved"] + 0.1), "nothing moves"),
+    "ct-euler, on the circle": ("ct-euler", lambda d: d.assign(circle_end=d["circle_end"] * 0 + 1), "circle"),
+    "ct-euler, on the sphere": ("ct-euler", lambda d: d.assign(length=d["length"] * 0 + 1), "it leaves"),
+    "ct-euler, no second order": ("ct-euler", lambda d: d.assign(growth=d["growth"] * 0.5), "growth"),
+    "ct-euler, Euler for the layer": (
+        "ct-euler",
+        lambda d: d.assign(deviation=swapped(d["deviation"], "scheme", "Euler", "normalised")),
+        "it stays",
+    ),
     "lifetimes, β backwards": ("lifetimes", lambda d: reversed_along(d, "beta"), "growth"),
     "lifetimes, another limit": ("lifetimes", lambda d: d.assign(fine=d["fine"] * [2.0, 1.0, 1.0]), "the chain's"),
     "lifetimes, clusters that part": ("lifetimes", lambda d: d.assign(spread=d["spread"] + 1e-9), "one cluster"),

@@ -24,7 +24,8 @@ from limitformer.train.runs import RUN, SUMMARY, write_json
 
 STEPS, LOOK, HEADS, LENGTH = 20, 5, 2, 16
 SHAPED, LEARN, PRE, POST = "shaped-recover", "shaped-learn", "pre-ln", "post-ln"
-LANGUAGE = [name for name in RUN_FIGURES if name.startswith("st-")]
+LANGUAGE = ["st-lr", "st-fig6", "st-table1"]  # of `train mlm` alone
+TASKS = {"CoLA": ("matthews",), "MRPC": ("accuracy", "f1"), "RTE": ("accuracy",)}
 
 
 def module_of(name):
@@ -88,6 +89,31 @@ def vit(out, variant, seed=0, *, accuracy=0.9, diverged=False, epochs=3, name=""
     return written(out / (name or f"{variant}-{seed}"), about, plan, summary, log)
 
 
+def glue(out, pretrained, task="CoLA", seed=0, *, score=0.5, diverged=False, name="", **changes):
+    """One run of `train glue` from the run in `pretrained`; metrics of a task fall by 0.1 from one to the next."""
+    examples = {"train": {"examples": 100 * len(task), "digest": task}, "dev": {"examples": 10, "digest": task}}
+    began = {"pretrained": pretrained.name, "variant": "-".join(pretrained.name.split("-")[:2]), "weights": name}
+    about = {"experiment": "glue", "task": task, "epochs": 5, **began, "data": examples}
+    plan = {"steps": 7 * len(task), "batch": 16, "learning_rate": 5e-4, "seed": seed, "threads": seed}
+    scores = {f"eval_{metric}": score - 0.1 * k for k, metric in enumerate(TASKS[task])}
+    ended = {"train_loss": 0.5, "eval_loss": 0.6, **scores}
+    summary = dict.fromkeys(ended, math.nan) if diverged else ended
+    parts = [part | {key: value for key, value in changes.items() if key in part} for part in (about, plan)]
+    folder = out / "glue" / pretrained.name / (name or f"{task}-seed{seed}")
+    return written(folder, *parts, summary | {"diverged": diverged}, Log())
+
+
+def tuned(out, levels, *, tasks=("CoLA",), tunings=1, **common):
+    """Pretrained runs of {(variant, γ): scores by pretraining seed}, each fine-tuned on every task with some seeds."""
+    for (variant, gamma), values in levels.items():
+        for seed, value in enumerate(values):
+            before = mlm(out, variant, seed=seed, gamma=gamma, **common)
+            for task in tasks:
+                for tuning in range(tunings):
+                    glue(out, before, task, tuning, score=value + 0.02 * tuning)
+    return out
+
+
 def data_of(name, out):
     module = module_of(name)
     return module.compute(module.paper(), Run(seed=0, threads=1, runs=out))
@@ -147,6 +173,10 @@ def runs(tmp_path_factory):
         if variant == SHAPED:
             level[1e-2][1] = None
         grid(out / "mlm", {(variant, rate): values for rate, values in level.items()})
+        for seed in range(3):
+            before = next((out / "mlm").glob(f"{variant}-*-lr0.001-seed{seed}"))
+            for task in TASKS:
+                glue(out, before, task, score=0.5 - 0.1 * k + 0.01 * seed)
     for seed in range(4):
         vit(out / "vit", "constant", seed, accuracy=0.9 + 0.01 * seed)
         vit(out / "vit", "random", seed, accuracy=0.8 + 0.02 * seed, diverged=seed == 3)
@@ -187,7 +217,7 @@ def test_each_log_is_read_once(runs, name, monkeypatch):
         monkeypatch.setattr(module, "read_log", lambda path: (read.append(path), real(path))[1])
     data_of(name, runs)
     assert len(read) == len(set(read))
-    assert bool(read) == (name != "st-table1")
+    assert bool(read) == ("table" not in name)
 
 
 # st-lr
@@ -543,6 +573,100 @@ def test_table_has_a_row_for_each_gamma_and_depth(tmp_path):
     ]
 
 
+# st-table2
+
+
+def test_scores_are_those_of_the_runs(tmp_path):
+    """By row, metric, pretraining seed and fine-tuning seed; rows in the order of the paper."""
+    levels = {(PRE, 0.0): [0.2, 0.4], (LEARN, 0.1): [0.5, 0.1], (SHAPED, 0.1): [0.9, 0.7], (SHAPED, 0.05): [0.3, 0.35]}
+    data = data_of("st-table2", tuned(tmp_path, levels, tasks=TASKS, tunings=2))
+    rows = list(zip(data["variant"].values, data["gamma"].values, strict=True))
+    assert rows == [(SHAPED, 0.05), (SHAPED, 0.1), (LEARN, 0.1), (PRE, 0.0)]
+    assert list(data["metric"].values) == ["CoLA matthews", "MRPC accuracy", "MRPC f1", "RTE accuracy"]
+    for row, key in enumerate(rows):
+        for place, lower in enumerate((0.0, 0.0, 0.1, 0.0)):
+            expected = np.array(levels[key])[:, None] + [0.0, 0.02] - lower
+            np.testing.assert_allclose(data["score"][row, place], expected, rtol=1e-12)
+    claims = {claim.name: claim for claim in claims_of("st-table2", tmp_path)}
+    assert claims["d = 2, shaped, Learn, γ = 0.1, pretrained at 0.001: MRPC f1"].value == pytest.approx(0.21)
+    gap = claim_of("st-table2", tmp_path, "Learn, γ = 0.1 minus Pre-LN, RTE accuracy")
+    assert (gap.value, gap.holds) == (pytest.approx(0.0), None)
+    assert "0.310 ± 0.231" in texts(drawn("st-table2", tmp_path))
+    assert data.attrs["runs"].startswith("pretraining: n = 32, d = 2")
+
+
+@pytest.mark.parametrize(
+    ("gaps", "holds"),
+    [
+        ([0.1, 0.11, 0.09], True),
+        ([-0.1, -0.11, -0.09], False),
+        ([0.3, -0.2, 0.1], None),
+        ([0.1, 0.1], None),
+        ([0.1], None),
+    ],
+)
+def test_scores_are_compared_by_pretraining_seed(gaps, holds, tmp_path):
+    """Five fine-tunings of one network are one value of the comparison, not five."""
+    base = [0.2, 0.6, 0.1][: len(gaps)]
+    levels = {(PRE, 0.0): base, (SHAPED, 0.2): [b + gap for b, gap in zip(base, gaps, strict=True)]}
+    claim = claim_of("st-table2", tuned(tmp_path, levels, tunings=5), "minus Pre-LN")
+    assert claim.value == pytest.approx(np.mean(gaps))
+    assert claim.holds is holds
+    if len(gaps) > 1:
+        half = t.ppf(0.975, len(gaps) - 1) * np.std(gaps, ddof=1) / len(gaps) ** 0.5
+        assert f"95 %: ± {half:.3f};" in claim.name
+
+
+def test_a_fine_tuning_that_diverged_has_no_score(tmp_path):
+    tuned(tmp_path, {(PRE, 0.0): [0.2, 0.3, 0.25]})
+    for seed in range(3):
+        glue(tmp_path, mlm(tmp_path, SHAPED, seed=seed), score=0.9, diverged=seed == 1)
+    claim = claim_of("st-table2", tmp_path, "minus Pre-LN")
+    assert math.isnan(claim.value)
+    assert claim.holds is None
+    assert texts(drawn("st-table2", tmp_path))[0] == "diverged"
+    make("st-table2", out=tmp_path / "out", runs=tmp_path)
+
+
+def test_the_pretraining_rate_is_chosen_by_its_own_loss(tmp_path):
+    """The other rate's networks score better after fine-tuning; to choose them would be to peek."""
+    for rate, held_out, score in ((1e-3, 2.0, 0.3), (1e-2, 2.5, 0.8)):
+        glue(tmp_path, mlm(tmp_path, PRE, rate, held_out=held_out), score=score)
+    data = data_of("st-table2", tmp_path)
+    assert (float(data["rate"][0]), float(data["score"].squeeze())) == (1e-3, 0.3)
+
+
+def test_seeds_that_some_row_or_task_lacks_are_left_out(tmp_path):
+    tuned(tmp_path, {(PRE, 0.0): [0.2, 0.3], (SHAPED, 0.2): [0.4]}, tasks=("CoLA", "RTE"))
+    assert data_of("st-table2", tmp_path)["score"].shape == (2, 2, 1, 1)
+    glue(tmp_path, mlm(tmp_path, LEARN, seed=1))
+    with pytest.raises(InputError, match=r"No pair of .* has \[.*\]\. Nearest: finish the grid"):
+        data_of("st-table2", tmp_path)
+
+
+def test_fine_tunings_that_cannot_be_compared(tmp_path):
+    before = mlm(tmp_path, PRE)
+    glue(tmp_path, before, seed=0)
+    glue(tmp_path, before, seed=1, epochs=3)
+    with pytest.raises(InputError, match="2 different settings or data and cannot be compared: epochs is"):
+        data_of("st-table2", tmp_path)
+
+
+def test_pretrainings_that_cannot_be_compared(tmp_path):
+    glue(tmp_path, mlm(tmp_path, PRE))
+    glue(tmp_path, mlm(tmp_path, SHAPED, width=64))
+    with pytest.raises(InputError, match="2 different settings or data and cannot be compared: width is"):
+        data_of("st-table2", tmp_path)
+
+
+def test_a_fine_tuning_without_its_pretraining(tmp_path):
+    glue(tmp_path, mlm(tmp_path, PRE))
+    lost = glue(tmp_path, mlm(tmp_path, SHAPED))
+    shutil.rmtree(tmp_path / lost.parent.name)
+    with pytest.raises(InputError, match=r"began from shaped-recover-.*, whose finished run is not in .*Nearest: copy"):
+        data_of("st-table2", tmp_path)
+
+
 # ct-fig2
 
 
@@ -602,12 +726,14 @@ def test_vision_runs_that_cannot_be_compared(tmp_path):
 def test_folders_without_such_runs(name, tmp_path):
     with pytest.raises(InputError, match="No finished runs in"):
         data_of(name, tmp_path)
-    mine, other = (mlm, vit) if name in LANGUAGE else (vit, mlm)
+    mine, other = (vit, mlm) if name == "ct-fig2" else (mlm, vit)
     other(tmp_path, "constant" if other is vit else PRE)
     with pytest.raises(InputError, match="are of other experiments"):
         data_of(name, tmp_path)
-    mine(tmp_path, PRE if mine is mlm else "constant", name="one")
-    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    one = mine(tmp_path, PRE if mine is mlm else "constant", name="one")
+    if name == "st-table2":
+        one = glue(tmp_path, one, name="one")
+    shutil.copytree(one, one.parent / "two")
     with pytest.raises(InputError, match=r"one and .*two are the same run twice"):
         data_of(name, tmp_path)
 

@@ -56,10 +56,10 @@ def quick() -> Config:
 
 
 def compute(config: Config, run: Run) -> xr.Dataset:
-    """`circle` (point, sample) is |X|² on the circle; `length` (scheme, steps, sample) the mean |X| at the end.
+    """Circle: |X|² by time, `circle_mean` (point,) and `circle_paths` (point, path), and `circle_end` (sample,).
 
-    `deviation` (scheme, steps, sample) is the largest ||X| − 1| of the tokens then; `mean_length` (scheme, point) the
-    mean over tokens and samples at the finest step, `growth` the samples of d|X|²/dt of all tokens in the first one.
+    Tokens: the mean |X| at the end, `length` (scheme, steps, sample), the largest ||X| − 1| then, `deviation`;
+    `mean_length` (scheme, point) by time at the finest step, and d|X|²/dt in the first one, `growth` (sample, token).
     """
     model = StochasticTransformer(
         tokens=config.tokens, dim=config.dim, beta=config.beta, layers_per_unit_time=config.steps[-1]
@@ -72,10 +72,12 @@ def compute(config: Config, run: Run) -> xr.Dataset:
         schemes[NORMALISED].append(normalised(config, model, start, steps, run))
     ends = np.array([[one[-1] for one in found] for found in schemes.values()])  # (scheme, steps, sample, token)
     finest = np.array([found[-1].mean((1, 2)) for found in schemes.values()])
-    first = schemes[NAIVE][-1][1]
+    first, circle = schemes[NAIVE][-1][1], on_circle(config, run.seed)
     return xr.Dataset(
         {
-            "circle": (("point", "sample"), on_circle(config, run.seed)),
+            "circle_mean": ("point", circle.mean(1)),
+            "circle_paths": (("point", "path"), circle[:, :PATHS]),
+            "circle_end": ("sample", circle[-1]),
             "length": (("scheme", "steps", "sample"), ends.mean(-1)),
             "deviation": (("scheme", "steps", "sample"), np.abs(ends - 1).max(-1)),
             "mean_length": (("scheme", "point"), finest),
@@ -149,7 +151,7 @@ def normalised(config: Config, model: StochasticTransformer, start: Array, steps
 
 def claims(data: xr.Dataset) -> list[Claim]:
     """The naive scheme leaves as Itô's formula says, at every step; Euler's error falls with dt; the layer stays."""
-    last, samples = data["circle"].isel(point=-1), data.sizes["sample"]
+    last, samples = data["circle_end"], data.sizes["sample"]
     exact = 1 + data.attrs["time"]
     growth, rates = data["growth"], np.asarray(data.attrs["growth"])
     errors = (growth.mean("sample").values - rates) / (growth.std("sample").values / samples**0.5)
@@ -191,9 +193,9 @@ def draw(data: xr.Dataset) -> Figure:
     """|X|² on the circle; lengths of tokens by scheme; how far they are from the sphere by dt."""
     figure, (left, middle, right) = panels(3, width=4.2)
     time = data["time"].values
-    left.plot(time, data["circle"][:, :PATHS], color="gray", linewidth=0.7)
+    left.plot(time, data["circle_paths"], color="gray", linewidth=0.7)
     left.plot([], [], color="gray", linewidth=0.7, label="single paths")
-    left.plot(time, data["circle"].mean("sample"), color=RED, label="mean, naive Euler")
+    left.plot(time, data["circle_mean"], color=RED, label="mean, naive Euler")
     left.plot(time, 1 + time, color="black", linestyle=":", label="1 + t, by Itô's formula")
     left.axhline(1.0, color=GREEN, label="the circle")
     left.set(xlabel="time t", ylabel="|X|² on the circle")

@@ -53,20 +53,27 @@ def quick() -> Config:
 
 
 def compute(config: Config, run: Run) -> xr.Dataset:
-    """`log_length` (scale, law, layers, point, sample) is log r; `moved` (…, sample) is |X/|X_0| − u|² at the end."""
+    """Of log r: `band` (scale, law, layers, point, quantile), `paths` (…, point, path), `end` (…, sample).
+
+    `moved` (scale, law, layers, sample) is |X/|X_0| − u|² at the end.
+    """
     cells = [(scale, law, layers) for scale in SCALES for law in LAWS for layers in config.layers]
     found = [network(config, *cell, run.seed) for cell in tracked(cells, "networks")]
     grid = (len(SCALES), len(LAWS), len(config.layers))
     log_length, moved = (np.stack(part).reshape(*grid, *part[0].shape) for part in zip(*found, strict=True))
+    places = ("scale", "law", "layers")
     return xr.Dataset(
         {
-            "log_length": (("scale", "law", "layers", "point", "sample"), log_length),
-            "moved": (("scale", "law", "layers", "sample"), moved),
+            "band": ((*places, "point", "quantile"), np.moveaxis(np.quantile(log_length, QUANTILES, axis=-1), 0, -1)),
+            "paths": ((*places, "point", "path"), log_length[..., :PATHS]),
+            "end": ((*places, "sample"), log_length[..., -1, :]),
+            "moved": ((*places, "sample"), moved),
         },
         coords={
             "scale": list(SCALES),
             "law": list(LAWS),
             "layers": list(config.layers),
+            "quantile": list(QUANTILES),
             "time": ("point", np.linspace(0, 1, config.points)),
         },
         attrs={"dim": config.dim},
@@ -74,7 +81,10 @@ def compute(config: Config, run: Run) -> xr.Dataset:
 
 
 def network(config: Config, scale: str, law: str, layers: int, seed: int) -> tuple[Array, Array]:
-    """log r (point, sample) and the squared distance from the start (sample,) of [CT, eq. 1] as it is written."""
+    """log r (point, sample) and the squared distance from the start (sample,) of [CT, eq. 1] as it is written.
+
+    Between two layers a network stands still: X at time t is that of layer ⌊tL⌋.
+    """
     random = np.random.Generator(np.random.Philox([seed, layers, SCALES.index(scale)]))
     alpha = 1 / layers if scale == "1/L" else layers**-0.5
     x = np.zeros((config.samples, config.dim))
@@ -93,7 +103,7 @@ def network(config: Config, scale: str, law: str, layers: int, seed: int) -> tup
 
 def claims(data: xr.Dataset) -> list[Claim]:
     """The two rows of the table, and that the other two pairs have no such limit."""
-    ends, deepest = data["log_length"].isel(point=-1), int(data["layers"][-1])
+    ends, deepest = data["end"], int(data["layers"][-1])
     return [
         *ode_claims(ends.sel(scale="1/L", law="identity").isel(sample=0)),
         sde_claim(ends.sel(scale="1/√L", law="random", layers=deepest), data.attrs["dim"]),
@@ -159,7 +169,7 @@ def draw(data: xr.Dataset) -> Figure:
     for row, scale in enumerate(SCALES):
         for column, law in enumerate(LAWS):
             panel = axes[row, column]
-            fan(panel, data["log_length"].sel(scale=scale, law=law))
+            fan(panel, data.sel(scale=scale, law=law))
             panel.set_title(f"α = {scale}, {titles[scale, law]}", fontsize=10)
             panel.set(xlabel="time t = layer/L", ylabel="log( |X| / |X₀| )", xlim=(0, 1))
     time = data["time"].values
@@ -170,15 +180,14 @@ def draw(data: xr.Dataset) -> Figure:
     return figure
 
 
-def fan(panel: Axes, log_length: xr.DataArray) -> None:
-    """Quantiles (point,) over the samples of log r (layers, point, sample), and single networks of the largest L."""
-    colours = sequence(log_length.sizes["layers"])
-    for one, colour in zip(log_length, colours, strict=True):
-        low, middle, high = np.quantile(one.values, QUANTILES, axis=1)
-        panel.fill_between(one["time"], low, high, color=colour, alpha=0.15, linewidth=0)
-        panel.plot(one["time"], middle, color=colour, label=f"L = {int(one['layers'])}")
-    if float(log_length[-1].std("sample").max()) > 0:
-        panel.plot(log_length["time"], log_length[-1, :, :PATHS], color="gray", linewidth=0.6, alpha=0.8)
+def fan(panel: Axes, data: xr.Dataset) -> None:
+    """Quantiles over the samples for each L, and single networks of the largest one if they differ."""
+    for layers, colour in zip(data["layers"].values, sequence(data.sizes["layers"]), strict=True):
+        low, middle, high = data["band"].sel(layers=layers).values.T
+        panel.fill_between(data["time"], low, high, color=colour, alpha=0.15, linewidth=0)
+        panel.plot(data["time"], middle, color=colour, label=f"L = {layers}")
+    if float(data["end"][-1].std()) > 0:
+        panel.plot(data["time"], data["paths"][-1], color="gray", linewidth=0.6, alpha=0.8)
 
 
 def draw_limits(axes: NDArray[np.object_], time: Array, dim: int) -> None:

@@ -196,7 +196,8 @@ def at_rate(row: xr.Dataset) -> str:
 def draw(data: xr.Dataset) -> Figure:
     """A panel for each metric, a row for each network, with one standard deviation over all its runs."""
     rows = [data.isel(row=row) for row in range(data.sizes["row"])]
-    figure, axes = panels(data.sizes["metric"], width=3.4, height=1.4 + 0.42 * len(rows))
+    count = data.sizes["metric"]
+    figure, axes = panels(count, width=3.0 + 2.8 / count, height=1.4 + 0.42 * len(rows))  # room for the rows' names
     places = list(range(len(rows)))[::-1]
     for panel, metric in zip(axes, data["metric"].values, strict=True):
         for place, row in zip(places, rows, strict=True):
