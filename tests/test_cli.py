@@ -211,6 +211,7 @@ def test_samples_that_explode_are_counted(simulate):
         ("--feedforward", "relu", "--norm", "post-rms", "--mask", "causal"),
         ("--feedforward", "none", "--norm", "pre-layer", "--gamma", "1", "--lam", "1"),
         ("--c-plus", "0.5", "--c-minus", "-0.25"),
+        ("--attention", "none", "--one-matrix", "--feedforward", "gelu", "--gamma", "1"),
     ],
     ids=" ".join,
 )
@@ -234,6 +235,30 @@ def test_options_reach_the_model(run):
     assert (shown["norm"]["kind"], shown["norm"]["placement"]) == ("LayerNorm", "pre")
     assert (shown["width"], shown["depth"]) == (200, 150)
     assert shown["gamma"] == 8**-0.5
+
+
+def test_the_limit_of_lambda_one_is_the_same_in_every_sample(run):
+    """An ODE: no option of an SDE, and 5 % to 95 % of the correlation are one number."""
+    options = (
+        "--as",
+        "limit",
+        "--attention",
+        "none",
+        "--feedforward",
+        "relu",
+        "--lam",
+        1,
+        "--depth",
+        16,
+        "--gamma",
+        0.25,
+    )
+    result = run("simulate", *options, "--samples", 7, "--record", "0,1")
+    assert result.exit_code == 0, result.output
+    assert "limit, 7 samples" in result.stdout
+    assert re.search(r"│ +1 │ +0\.3\d+ │ +0\.3\d+ │ +(0\.3\d+) … \1 │ +2\.718 │", result.stdout)
+    refused = run("simulate", *options, "--dt", 0.1)
+    assert "A deterministic limit has no option dt" in refused.output
 
 
 def test_text_of_a_real_file(simulate, tmp_path):
@@ -275,6 +300,9 @@ def test_a_short_text_is_taken_whole(simulate, tmp_path):
         (("--norm", "pre"), "--norm must be one of none, pre-layer, post-layer, pre-rms, post-rms; got 'pre'"),
         (("--mask", "window"), "--mask must be none or causal; got 'window'"),
         (("--attention", "none", "--feedforward", "none"), "needs attention, feedforward or both"),
+        (("--one-matrix",), "OneMatrix acts on the coordinates of the tokens and stands alone"),
+        (("--one-matrix", "--hidden", "9"), "--hidden would change nothing: a layer of one matrix has no hidden units"),
+        (("--one-matrix", "--feedforward", "none"), "--one-matrix would change nothing: there is no feed-forward"),
         (("--as", "magic"), "--as must be chain, limit or network; got 'magic'"),
         (("--samples", "0"), "samples must be at least 1; got 0"),
         (("--threads", "0"), "threads must be at least 1; got 0"),

@@ -15,6 +15,7 @@ from limitformer.errors import InputError
 from limitformer.models import (
     GELU,
     LayerNorm,
+    OneMatrix,
     ReLU,
     RMSNorm,
     ShapedAttention,
@@ -47,6 +48,7 @@ MODELS = {
     "heads with head_dim": transformer(attention=ShapedAttention(tau0=2.0, heads=5, head_dim=7)),
     "relu": transformer(feedforward=ReLU(hidden=48)),
     "gelu": transformer(feedforward=GELU(hidden=5)),
+    "one matrix": transformer(attention=None, feedforward=OneMatrix(activation=ReLU())),
     "pre": transformer(norm="pre"),
     "post": transformer(norm="post"),
     "rms": transformer(norm=RMSNorm(placement="pre", eps=0.0)),
@@ -166,7 +168,7 @@ def test_heads_that_do_not_divide_name_the_nearest_that_do(heads, width, nearest
         ),
         (
             {"feedforward": SHAPED},
-            "feedforward must be one of ShapedReLU, ReLU, GELU or None; got ShapedAttention(",
+            "feedforward must be one of ShapedReLU, ReLU, GELU, OneMatrix or None; got ShapedAttention(",
         ),
         ({"norm": "mid"}, 'norm must be None, "pre", "post", LayerNorm or RMSNorm; got \'mid\'.'),
         ({"norm": True}, 'norm must be None, "pre", "post", LayerNorm or RMSNorm; got True.'),
@@ -269,7 +271,7 @@ def test_parts_survive_json(part):
 def test_the_registry_has_every_kind():
     """A kind that is added without a model here fails."""
     on_sphere = {"StochasticTransformer", "HybridTransformer", "TokenLimit"}  # test_sphere_models
-    present = {"Transformer", "CovarianceLimit"} | on_sphere | {type(part).__name__ for part in PARTS}
+    present = {"Transformer", "CovarianceLimit", "CovarianceFlow"} | on_sphere | {type(part).__name__ for part in PARTS}
     assert present == set(KINDS)
 
 

@@ -97,7 +97,8 @@ def simulate(
     """Simulate the exact chain of a model, or its limit.
 
     Args:
-        model: a `Transformer`, `StochasticTransformer` or `HybridTransformer` (its chain), or `limit(model)` (its SDE).
+        model: a `Transformer`, `StochasticTransformer` or `HybridTransformer` (its chain), or `limit(model)` (its
+            SDE, or its ODE, which gives the same to every sample).
         start: of a `Transformer`, a start or a covariance matrix V₀ (tokens, tokens). On the sphere, None for tokens
             that are uniform there, an array (tokens, dim) of unit vectors, or the overlap of two tokens.
         samples: independent replicas.
