@@ -21,8 +21,7 @@ from scipy.special import ndtri
 from scipy.stats import kstest
 
 from limitformer.figures.claims import Claim, Run
-from limitformer.figures.sphere import sequence
-from limitformer.plot import RED, panels
+from limitformer.plot import RED, panels, sequence
 from limitformer.progress import tracked
 
 Array = NDArray[np.float64]
