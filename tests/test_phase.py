@@ -130,6 +130,12 @@ def test_exact_is_unknown_beyond_two_isotropic_tokens():
     assert np.isnan(diagram(TURNED, {"beta": [0.5, 1.0]})["exact"].values).all()
 
 
+def test_exact_of_a_multiple_of_the_identity_is_that_of_another_beta():
+    doubled = diagram(replace(BASE, query_key=(2 * np.eye(4), np.eye(4))), {"beta": [0.5, -1.0]})["exact"].values
+    np.testing.assert_allclose(doubled, diagram(over={"beta": [1.0, 2.0]})["exact"].values, rtol=1e-12)
+    assert (doubled > 0.1).all()
+
+
 def test_what_overlap_refuses_is_simulated_all_the_same():
     """β = 151 is beyond the overlap of the hybrid model, and must not spoil the cells that were finished."""
     data = diagram(HYBRID, {"beta": [1.0, 151.0]})
