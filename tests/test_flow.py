@@ -204,6 +204,15 @@ def test_simulate_gives_the_solution_to_every_sample():
         lf.simulate(flow, V3, samples=1, seed=-1)
 
 
+def test_a_sweep_of_limits():
+    """Of starts: each cell has the solution at time 1."""
+    base, settings = model("GELU"), {"samples": 2, "as": "limit", "start": {"tokens": 2}}
+    sweep = lf.Sweep(base, over={"start.correlation": [0.1, 0.7]}, simulate=settings, reduce={"moments": True})
+    found = lf.compute_sweep(sweep, threads=1)["correlation_mean"].values.ravel()
+    exact = [lf.limit(base).solve(lf.equicorrelated(2, rho))[0] for rho in (0.1, 0.7)]
+    np.testing.assert_allclose(found, [v[0, 1] / v[0, 0] for v in exact], rtol=1e-12)
+
+
 def test_width_and_depth_have_no_effect():
     one, other = (lf.limit(model("GELU", width, depth)) for width, depth in ((8, 4), (300, 81)))
     np.testing.assert_array_equal(one.solve(V3), other.solve(V3))

@@ -18,6 +18,7 @@ from limitformer.random import (
     next_normal,
     open_stream,
     philox,
+    replica_normals,
     rewind,
 )
 
@@ -306,6 +307,15 @@ def test_a_matrix_holds_the_same_numbers_as_single_draws(shape):
     draw_normals(stream, matrix)
     normals_one_by_one(stream, after)
     np.testing.assert_array_equal(np.concatenate([before, matrix.reshape(-1, LANES), after]), expected)
+
+
+def test_normals_of_many_replicas_are_those_of_their_streams():
+    """Replica by replica, more than a buffer of them, whatever their number; neighbours have others."""
+    found = replica_normals(key(7, "test"), 11, 2 * BUFFER + 3)
+    for replica in (0, 7, 8, 10):
+        np.testing.assert_array_equal(found[replica], normals(2 * BUFFER + 3, 7, "test", replica))
+    np.testing.assert_array_equal(replica_normals(key(7, "test"), 3, 5), found[:3, :5])
+    assert np.abs(np.diff(found, axis=0)).min() > 0
 
 
 @pytest.mark.parametrize("degrees", [2, 5])

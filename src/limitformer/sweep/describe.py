@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from limitformer.engine import process_of, simulate
 from limitformer.errors import InputError, keep, require, require_count
-from limitformer.limits import CovarianceLimit, TokenLimit, limit
+from limitformer.limits import CovarianceFlow, CovarianceLimit, TokenLimit, limit
 from limitformer.models import SphereModel, Transformer, equicorrelated, to_json
 from limitformer.sweep.grid import SEED, START, Cell, cells, name_of
 from limitformer.sweep.reduce import Reduced, Work, checked_keep, reduced
@@ -221,7 +221,7 @@ def last_point(model: Any, options: Mapping[str, Any]) -> float:
     """The last layer, or the horizon."""
     if isinstance(model, Transformer):
         return model.depth
-    if isinstance(model, CovarianceLimit):
+    if isinstance(model, CovarianceLimit | CovarianceFlow):
         return model.horizon
     require("horizon" in options, "A model on the sphere needs a horizon: how many units of time.")
     return options["horizon"]
