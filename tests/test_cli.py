@@ -413,7 +413,7 @@ MODELS = {
     "not JSON": ("{", "A model must be JSON; line 1 is not"),
     "empty": ("", "A model must be JSON"),
     "list": ("[1]", "A model must be a JSON object; got list"),
-    "unknown kind": ('{"kind": "RNN"}', "\"kind\" must be one of Transformer, .*; got 'RNN'"),
+    "unknown kind": ('{"kind": "RNN"}', "\"kind\" must be one of .*Transformer, .*; got 'RNN'"),
     "no kind": ('{"width": 8}', '"kind" must be one of'),
     "a part": ('{"kind": "ReLU"}', r"file\.json describes a ReLU, not a Transformer"),
     "unknown field": ('{"kind": "ReLU", "size": 3}', "ReLU has no field size; it has hidden"),

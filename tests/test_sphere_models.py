@@ -397,7 +397,7 @@ def test_other_things_cannot_be_simulated(what):
 
 @pytest.mark.parametrize("what", [3, None, "text"])
 def test_other_things_have_no_limit(what):
-    refused(lambda: lf.TokenLimit(model=what), "model must be a StochasticTransformer or a HybridTransformer; got ")
+    refused(lambda: lf.TokenLimit(model=what), "model must be one of StochasticTransformer or HybridTransformer; got ")
 
 
 def test_tokens_of_a_limit_are_checked():

@@ -206,7 +206,7 @@ def process_of(model: Any, start: Any, record: Record, options: dict[str, Any]) 
 def _(model: Transformer, start: Any, record: Record, options: dict[str, Any]) -> Process:
     refuse_options("a chain", options, ("radius",))
     points = recorded_layers(model, record)
-    kind = OneMatrixChain if isinstance(model.feedforward, OneMatrix) else TransformerChain
+    kind = OneMatrixChain if type(model.feedforward) is OneMatrix else TransformerChain
     return kind(model=model, start=as_start(start), points=points, radius=checked_radius(options))
 
 

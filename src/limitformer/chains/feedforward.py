@@ -4,19 +4,42 @@ The columns hⱼ of the pre-activation X W_pre/√n = R (Q W_pre) are i.i.d. N(0
 units; what follows them is Gaussian, so only the lower triangular factor of √(c/n_h) σ(h) (m × n_h) matters.
 """
 
+from collections.abc import Callable, Mapping
 from math import erf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from limitformer.factor import FIRST, copy, multiply_into, triangularise
 from limitformer.kernels import driver, kernel
 from limitformer.lanes import LANES, lane_matrix, larger, load, smaller, store
+from limitformer.models import GELU, Feedforward, ReLU, ShapedReLU
+from limitformer.models.kinds import of_kind
 from limitformer.random import next_normal
 
 TILE = 64  # hidden units taken at a time: what they need stays in cache, however many there are
 
 PIECEWISE_LINEAR, GAUSSIAN_ERROR = 0, 1
+
+Kernel = tuple[int, float, float]  # the activation, and its slopes s₊ and s₋
+
+
+def piecewise(part: ShapedReLU | ReLU, width: int) -> Kernel:
+    """Two slopes."""
+    return PIECEWISE_LINEAR, *part.slopes(width)
+
+
+def smooth(part: GELU, width: int) -> Kernel:
+    """No slopes are read."""
+    return GAUSSIAN_ERROR, 1.0, 1.0
+
+
+KERNELS: Mapping[type, Callable[[Any, int], Kernel]] = {ShapedReLU: piecewise, ReLU: piecewise, GELU: smooth}
+
+
+def kernel_of(part: Feedforward, width: int) -> Kernel:
+    """What computes the activation of `part` at this width; `InputError` for a part without a kernel."""
+    return of_kind(part, KERNELS)(part, width)
 
 
 class FeedforwardConstants(NamedTuple):

@@ -171,7 +171,7 @@ class PreparedOneMatrix:
 def one_matrix_constants(model: Transformer) -> OneMatrixConstants:
     """The kernel's constants; σ's are those of the layer of two matrices with as many hidden units as coordinates."""
     part = model.feedforward
-    assert isinstance(part, OneMatrix)
+    assert type(part) is OneMatrix
     return OneMatrixConstants(
         depth=model.depth,
         skip=float(model.skip),

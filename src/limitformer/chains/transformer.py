@@ -20,12 +20,12 @@ from limitformer.chains.attention import (
     mix_tokens,
 )
 from limitformer.chains.feedforward import (
-    GAUSSIAN_ERROR,
     PIECEWISE_LINEAR,
     FeedforwardConstants,
     FeedforwardWorkspace,
     feedforward_workspace,
     hidden_units,
+    kernel_of,
 )
 from limitformer.chains.norm import normalise
 from limitformer.chains.residual import (
@@ -41,7 +41,7 @@ from limitformer.chains.start import start_factor, turn_at_random
 from limitformer.factor import copy, put
 from limitformer.kernels import driver, kernel
 from limitformer.lanes import LANES, lane_matrix
-from limitformer.models import GELU, LayerNorm, ReLU, ShapedReLU, Start, Transformer
+from limitformer.models import Start, Transformer
 from limitformer.random import Stream, key, open_stream, rewind
 from limitformer.recording import (
     Ledger,
@@ -54,6 +54,7 @@ from limitformer.recording import (
 )
 
 ATTENTION, HEADS, FEEDFORWARD = 0, 1, 2
+PLACEMENTS = {None: NO_NORM, "pre": PRE_NORM, "post": POST_NORM}
 
 
 class Constants(NamedTuple):
@@ -182,8 +183,7 @@ class TransformerChain:
 
     def prepare(self, seed: int) -> "PreparedChain":
         """Everything that all replicas share."""
-        with_means = isinstance(self.model.normalisation, LayerNorm)
-        factor, turned = start_factor(self.start, self.model.width, with_means)
+        factor, turned = start_factor(self.start, self.model.width, subtracts_mean(self.model))
         return PreparedChain(self, factor, turned, seed)
 
 
@@ -217,16 +217,20 @@ class PreparedChain:
         )
 
 
+def subtracts_mean(model: Transformer) -> bool:
+    """Whether a layer takes off the tokens' means over their coordinates."""
+    return model.normalisation is not None and model.normalisation.subtracts_mean
+
+
 def constants_of(model: Transformer, rank: int) -> Constants:
     """The kernel's constants for a model whose start factor has `rank` columns."""
     norm = model.normalisation
-    placement = NO_NORM if norm is None else (PRE_NORM if norm.placement == "pre" else POST_NORM)
     residual = ResidualConstants(
         skip=float(model.skip),
         branch=float(model.gamma) / np.sqrt(model.width),
         outside=model.width - rank,
-        placement=placement,
-        mean_columns=int(isinstance(norm, LayerNorm)),
+        placement=PLACEMENTS[None if norm is None else norm.placement],
+        mean_columns=int(subtracts_mean(model)),
         eps=0.0 if norm is None else float(norm.eps),
     )
     return Constants(model.depth, model.width, residual, attention_constants(model), feedforward_constants(model))
@@ -252,10 +256,8 @@ def feedforward_constants(model: Transformer) -> FeedforwardConstants:
     if part is None:
         return FeedforwardConstants(1, 0.0, PIECEWISE_LINEAR, 1.0, 1.0)
     hidden = part.hidden_at(model.width)
-    activation = GAUSSIAN_ERROR if isinstance(part, GELU) else PIECEWISE_LINEAR
-    positive, negative = part.slopes(model.width) if isinstance(part, ShapedReLU | ReLU) else (1.0, 1.0)
     gain = float(np.sqrt(part.gain(model.width) / hidden))
-    return FeedforwardConstants(hidden, gain, activation, positive, negative)
+    return FeedforwardConstants(hidden, gain, *kernel_of(part, model.width))
 
 
 def sublayers_of(model: Transformer) -> list[int]:
@@ -267,4 +269,4 @@ def sublayers_of(model: Transformer) -> list[int]:
 def visibility(model: Transformer, tokens: int) -> NDArray[np.bool_]:
     """(tokens, tokens): whether the row's token sees the column's."""
     everything = np.ones((tokens, tokens), bool)
-    return np.tril(everything) if model.mask == "causal" else everything
+    return {None: everything, "causal": np.tril(everything)}[model.mask]

@@ -1,5 +1,6 @@
 """A model and a start from the options of `limitformer simulate`, or from files."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,8 +67,7 @@ def attention_part(chosen: dict[str, Any]) -> Any:
     name = chosen["attention"]
     require(name in kinds, f"--attention must be one of {', '.join(kinds)}; got {name!r}.")
     kind = kinds[name]
-    names = ATTENTION_OPTIONS + (INTERVENTIONS if kind is ShapedAttention else ())
-    return None if kind is None else kind(**{option: chosen[option] for option in names})
+    return None if kind is None else kind(**fields_among(chosen, kind))
 
 
 def feedforward_part(chosen: dict[str, Any]) -> Any:
@@ -78,11 +78,15 @@ def feedforward_part(chosen: dict[str, Any]) -> Any:
     name = chosen["feedforward"]
     require(name in kinds, f"--feedforward must be one of {', '.join(kinds)}; got {name!r}.")
     kind = kinds[name]
-    slopes = {option: chosen[option] for option in SHAPED_RELU_OPTIONS} if kind is ShapedReLU else {}
     if kind is None:
         return None
-    part = kind(hidden=chosen["hidden"], **slopes)
+    part = kind(**fields_among(chosen, kind))
     return OneMatrix(activation=part) if chosen["one_matrix"] else part
+
+
+def fields_among(chosen: dict[str, Any], kind: Any) -> dict[str, Any]:
+    """Those options that are fields of the part."""
+    return {field.name: chosen[field.name] for field in fields(kind)}
 
 
 def norm_part(name: str) -> Any:

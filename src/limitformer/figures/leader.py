@@ -19,7 +19,7 @@ In shapes: b batch, m tokens, n width; x₁ is (b, 1, n), δ is (b, m, n).
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from limitformer.errors import require
 from limitformer.nn import Attention, Feedforward, Layer, Network, Norm
@@ -52,7 +52,7 @@ def check(network: Network) -> None:
         two_matrices = feedforward is None or isinstance(feedforward, Feedforward)
         require(two_matrices, "Leader and differences need a feed-forward layer of two matrices; got OneMatrix.")
         linear_pieces = feedforward is None or feedforward.slopes is not None
-        require(linear_pieces, "Leader and differences need ReLU or ShapedReLU; got GELU.")
+        require(linear_pieces, "Leader and differences need ReLU or ShapedReLU, which are piecewise linear.")
 
 
 def run(network: Network, tokens: Tokens) -> Tokens:
@@ -107,8 +107,9 @@ def fed_forward(part: Feedforward, tokens: Tokens) -> Tokens:
 
 def normalised(part: object, tokens: Tokens) -> Tokens:
     """LayerNorm or RMSNorm of the tokens; the same tokens where there is none."""
-    if not isinstance(part, Norm):
+    if isinstance(part, nn.Identity):
         return tokens
+    assert isinstance(part, Norm)
     c, e = (centred(x) for x in tokens) if part.subtract_mean else tokens
     more = (2 * c * e + e.square()).mean(-1, keepdim=True)
     variance = c.square().mean(-1, keepdim=True) + part.eps

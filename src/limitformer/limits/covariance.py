@@ -19,11 +19,12 @@ from limitformer.lanes import LANES
 from limitformer.limits.coefficients import LimitConstants, Mask, drift, drift_workspace
 from limitformer.limits.explosion import explosion_probability
 from limitformer.models import OneMatrix, ShapedReLU, Start, Transformer, as_start
-from limitformer.models.serial import register
+from limitformer.models.kinds import known, require_itself
 
 Matrix = NDArray[np.float64]
 
 
+@known("limit")
 @dataclass(frozen=True, kw_only=True)
 class CovarianceLimit:
     """The covariance SDE of [ST], made by `lf.limit(model)`.
@@ -45,6 +46,7 @@ class CovarianceLimit:
     horizon: float
 
     def __post_init__(self) -> None:
+        require_itself(self, CovarianceLimit)
         for name in ("gamma", "horizon"):
             keep(self, **{name: require_real(name, getattr(self, name))})
         if self.hidden_ratio is not None:
@@ -74,9 +76,8 @@ class CovarianceLimit:
 
     def mask_for(self, tokens: int) -> Mask:
         """Who sees whom among `tokens` tokens."""
-        seen = np.ones((tokens, tokens), bool)
-        if self.mask == "causal":
-            seen = np.tril(seen)
+        everything = np.ones((tokens, tokens), bool)
+        seen = {None: everything, "causal": np.tril(everything)}[self.mask]
         return Mask(bool(seen.all()), seen, seen.sum(1).astype(np.float64), np.arange(tokens))
 
     def mask_from(self, start: Start) -> Mask:
@@ -193,9 +194,9 @@ def covariance_limit(model: Transformer) -> CovarianceLimit:
             raise NoLimitError(missing_shape(attention.interventions))
         if attention.heads is not None:
             raise NoLimitError("No limit is proven for several heads with an output projection; heads must be None.")
-    one_matrix = isinstance(feedforward, OneMatrix)
-    shaped = feedforward.activation if isinstance(feedforward, OneMatrix) else feedforward
-    if shaped is not None and not isinstance(shaped, ShapedReLU):
+    one_matrix = type(feedforward) is OneMatrix
+    shaped = feedforward.activation if type(feedforward) is OneMatrix else feedforward
+    if shaped is not None and type(shaped) is not ShapedReLU:
         raise NoLimitError(
             f"No limit: {type(shaped).__name__} bends every layer by a fixed amount; its slopes must "
             "approach 1 like 1/sqrt(width). Use ShapedReLU(c_plus, c_minus)."
@@ -228,6 +229,3 @@ def largest_step(limit: CovarianceLimit, tokens: int) -> float:
     constants = limit.constants()
     rate = (2 * tokens - 1) * constants.linear**2 + constants.kink
     return inf if rate == 0 else 1 / rate
-
-
-register(CovarianceLimit)

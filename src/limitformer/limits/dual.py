@@ -13,26 +13,22 @@ terms with φ(h) or φ(h′), under which (h, h′) is Gaussian again. With Δ =
 at a = b = r = 1 that is `GELU_SECOND_MOMENT`.
 """
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from limitformer.models import GELU, Feedforward, OneMatrix, ReLU, ShapedReLU
 from limitformer.models.feedforward import GELU_SECOND_MOMENT
+from limitformer.models.kinds import of_kind
 
 Matrix = NDArray[np.float64]
 
 
 def dual_kernel(part: Feedforward, v: Matrix) -> Matrix:
     """K(V) (tokens, tokens) at V = `v` (tokens, tokens), as the width goes to infinity."""
-    if isinstance(part, OneMatrix):
-        return dual_kernel(part.activation, v)
-    if isinstance(part, ShapedReLU):
-        return v.copy()  # both slopes go to 1
-    if isinstance(part, ReLU):
-        return piecewise_linear(v, 1.0, 0.0)
-    if isinstance(part, GELU):
-        return gaussian_error(v)
-    raise TypeError(f"no dual kernel is known of {part!r}")
+    return of_kind(part, DUAL_KERNELS)(part, v)
 
 
 def piecewise_linear(v: Matrix, positive: float, negative: float) -> Matrix:
@@ -53,3 +49,11 @@ def gaussian_error(v: Matrix) -> Matrix:
     both_below = 0.25 + np.arcsin(v / np.sqrt(product)) / (2 * np.pi)
     bends = (a * b - v**2 + v**2 / (1 + a) + v**2 / (1 + b)) / (2 * np.pi * np.sqrt(product - v**2))
     return np.asarray((v * both_below + bends) / GELU_SECOND_MOMENT)
+
+
+DUAL_KERNELS: Mapping[type, Callable[[Any, Matrix], Matrix]] = {
+    OneMatrix: lambda part, v: dual_kernel(part.activation, v),
+    ShapedReLU: lambda part, v: v.copy(),  # both slopes go to 1
+    ReLU: lambda part, v: piecewise_linear(v, 1.0, 0.0),
+    GELU: lambda part, v: gaussian_error(v),
+}

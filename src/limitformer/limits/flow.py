@@ -27,7 +27,7 @@ from scipy.integrate import solve_ivp
 from limitformer.errors import NoLimitError, require
 from limitformer.limits.dual import dual_kernel
 from limitformer.models import Start, Transformer, as_start
-from limitformer.models.serial import register
+from limitformer.models.kinds import known, require_itself
 from limitformer.random import key
 from limitformer.recording import covariance_outputs
 
@@ -40,6 +40,7 @@ def flows(model: Transformer) -> bool:
     return model.skip == 1 and isclose(model.gamma * model.depth**0.5, 1, rel_tol=1e-9)
 
 
+@known("limit")
 @dataclass(frozen=True, kw_only=True)
 class CovarianceFlow:
     """The covariance ODE of λ = 1, γ = 1/√depth, made by `lf.limit(model)`; its width and depth have no effect.
@@ -52,8 +53,9 @@ class CovarianceFlow:
 
     def __post_init__(self) -> None:
         model = self.model
-        known = isinstance(model, Transformer) and flows(model)
-        require(known, f"model must be a Transformer with lam=1 and gamma=1/sqrt(depth); got {model!r}.")
+        require_itself(self, CovarianceFlow)
+        flowing = type(model) is Transformer and flows(model)
+        require(flowing, f"model must be a Transformer with lam=1 and gamma=1/sqrt(depth); got {model!r}.")
         if model.norm is not None:
             raise NoLimitError("No limit is proven with normalisation layers; norm must be None.")
         if model.attention is not None and model.attention.interventions[2] != "shaped":
@@ -186,6 +188,3 @@ class SolvedPath:
     def run(self, first: int, outputs: dict[str, NDArray[Any]]) -> None:
         """The same for all replicas: `covariance` (replicas, points, m, m); none leaves the ball."""
         outputs["covariance"][:] = self.covariance
-
-
-register(CovarianceFlow)

@@ -10,19 +10,22 @@ Euler leaves the sphere; the step of `simulate` is the layer itself with L = 1/d
 normalised, and whose weak error is of order dt.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from limitformer.errors import require
 from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
-from limitformer.models.serial import register
+from limitformer.models.kinds import known, of_kind, require_itself, require_kind
 from limitformer.models.sphere_start import at_tokens
 
 Matrix = NDArray[np.float64]
+Tensor = NDArray[np.float64]
 
 
+@known("limit")
 @dataclass(frozen=True, kw_only=True)
 class TokenLimit:
     """The SDE of tokens on the sphere, made by `lf.limit(model)`.
@@ -34,8 +37,8 @@ class TokenLimit:
     model: SphereModel
 
     def __post_init__(self) -> None:
-        known = isinstance(self.model, StochasticTransformer | HybridTransformer)
-        require(known, f"model must be a StochasticTransformer or a HybridTransformer; got {self.model!r}.")
+        require_itself(self, TokenLimit)
+        require_kind("model", self.model, "sphere model")
 
     def attention(self, tokens: ArrayLike) -> Matrix:
         """A(Yⁱ) (tokens, dim) at Y = `tokens` (tokens, dim) [CT, eqs 2, 3].
@@ -57,23 +60,13 @@ class TokenLimit:
     def drift(self, tokens: ArrayLike) -> Matrix:
         """Of dY (tokens, dim) at Y = `tokens` (tokens, dim)."""
         y, a = self._checked(tokens), self.attention(tokens)
-        along, squared = (y * a).sum(1, keepdims=True), (a * a).sum(1, keepdims=True)
-        if isinstance(self.model, HybridTransformer):
-            second = 1.5 * along**2 * y - 0.5 * squared * y - along * a
-            return np.asarray(self.model.epsilon**2 * second + a - along * y)
-        assert isinstance(self.model, StochasticTransformer)
-        return np.asarray((1 - self.model.dim) / 2 * self.model.sigma**2 * squared * y)
+        return of_kind(self.model, DRIFTS)(self.model, y, a)
 
-    def diffusion(self, tokens: ArrayLike) -> NDArray[np.float64]:
+    def diffusion(self, tokens: ArrayLike) -> Tensor:
         """Cov(dYⁱ_k, dYʲ_l)/dt (tokens, dim, tokens, dim) at Y = `tokens` (tokens, dim), dense, for checks."""
         y, a = self._checked(tokens), self.attention(tokens)
         tangent = np.eye(y.shape[1]) - y[:, :, None] * y[:, None, :]
-        if isinstance(self.model, HybridTransformer):
-            noise = self.model.epsilon * np.einsum("ikl,il->ik", tangent, a)
-            return np.einsum("ik,jl->ikjl", noise, noise)
-        assert isinstance(self.model, StochasticTransformer)
-        common = self.model.sigma**2 * (a @ a.T)
-        return np.asarray(np.einsum("ij,ikx,jxl->ikjl", common, tangent, tangent))
+        return of_kind(self.model, DIFFUSIONS)(self.model, tangent, a)
 
     def _checked(self, tokens: ArrayLike) -> Matrix:
         found = at_tokens(tokens, self.model).tokens
@@ -81,4 +74,36 @@ class TokenLimit:
         return found
 
 
-register(TokenLimit)
+def stochastic_drift(model: StochasticTransformer, y: Matrix, a: Matrix) -> Matrix:
+    """−(d − 1)σ²/2 |Aⁱ|² Yⁱ (tokens, dim), `a` (tokens, dim) being attention at `y` (tokens, dim)."""
+    squared = (a * a).sum(1, keepdims=True)
+    return np.asarray((1 - model.dim) / 2 * model.sigma**2 * squared * y)
+
+
+def hybrid_drift(model: HybridTransformer, y: Matrix, a: Matrix) -> Matrix:
+    """ε² F(Yⁱ, Aⁱ) + P⊥ⁱ Aⁱ (tokens, dim)."""
+    along, squared = (y * a).sum(1, keepdims=True), (a * a).sum(1, keepdims=True)
+    second = 1.5 * along**2 * y - 0.5 * squared * y - along * a
+    return np.asarray(model.epsilon**2 * second + a - along * y)
+
+
+def stochastic_diffusion(model: StochasticTransformer, tangent: Tensor, a: Matrix) -> Tensor:
+    """σ² ⟨Aⁱ, Aʲ⟩ P⊥ⁱ P⊥ʲ (tokens, dim, tokens, dim), `tangent` (tokens, dim, dim) being the projections."""
+    common = model.sigma**2 * (a @ a.T)
+    return np.asarray(np.einsum("ij,ikx,jxl->ikjl", common, tangent, tangent))
+
+
+def hybrid_diffusion(model: HybridTransformer, tangent: Tensor, a: Matrix) -> Tensor:
+    """ε² (P⊥ⁱ Aⁱ)(P⊥ʲ Aʲ)ᵀ (tokens, dim, tokens, dim)."""
+    noise = model.epsilon * np.einsum("ikl,il->ik", tangent, a)
+    return np.einsum("ik,jl->ikjl", noise, noise)
+
+
+DRIFTS: Mapping[type, Callable[[Any, Matrix, Matrix], Matrix]] = {
+    StochasticTransformer: stochastic_drift,
+    HybridTransformer: hybrid_drift,
+}
+DIFFUSIONS: Mapping[type, Callable[[Any, Tensor, Matrix], Tensor]] = {
+    StochasticTransformer: stochastic_diffusion,
+    HybridTransformer: hybrid_diffusion,
+}

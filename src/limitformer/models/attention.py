@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from limitformer.errors import InputError, keep, require, require_count, require_real
+from limitformer.models.kinds import known
 
 Temperature = Literal["shaped", "standard"]
 
@@ -62,10 +63,11 @@ class Attention:
 
     def temperature_at(self, width: int) -> float:
         """τ at this width."""
-        scale = width if self.interventions[2] == "shaped" else 1
+        scale = {"shaped": width, "standard": 1}[self.interventions[2]]
         return self.tau0 * (scale * self.key_dim(width)) ** 0.5
 
 
+@known("attention")
 @dataclass(frozen=True, kw_only=True)
 class ShapedAttention(Attention):
     """A = I + softmax(Y/τ) − 11ᵀ/m with τ = τ₀ √(n n_k) [ST, eq. 9], or any part of it [ST, Fig. 4].
@@ -93,6 +95,7 @@ class ShapedAttention(Attention):
         return self.identity, self.center, self.temperature
 
 
+@known("attention")
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxAttention(Attention):
     """A = softmax(Y/τ) with τ = τ₀ √n_k [ST, eq. 2]: the unshaped attention of every stock Transformer."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import pi, sqrt
 
 from limitformer.errors import keep, require, require_count, require_real
+from limitformer.models.kinds import known
 
 # E (g Φ(g))²: Φ(g)² is the chance that two more normals h, h' lie below g, so this is E g² 1{g > h, g > h'}, the
 # second moment of the largest of three over 3: (1 + √3/(2π))/3.
@@ -35,6 +36,7 @@ class Feedforward:
         raise TypeError("Feedforward is abstract: use ShapedReLU, ReLU, GELU or OneMatrix.")
 
 
+@known("feedforward")
 @dataclass(frozen=True, kw_only=True)
 class ShapedReLU(Feedforward):
     """σ(x) = s₊ max(x, 0) + s₋ min(x, 0) with slopes s± = 1 + c±/√n [ST, after eq. 4]."""
@@ -58,6 +60,7 @@ class ShapedReLU(Feedforward):
         return 1 / second_moment
 
 
+@known("feedforward")
 @dataclass(frozen=True, kw_only=True)
 class ReLU(Feedforward):
     """σ(x) = max(x, 0)."""
@@ -70,6 +73,7 @@ class ReLU(Feedforward):
         return 2.0
 
 
+@known("feedforward")
 @dataclass(frozen=True, kw_only=True)
 class GELU(Feedforward):
     """σ(x) = x Φ(x), Φ the normal distribution function."""
@@ -81,6 +85,7 @@ class GELU(Feedforward):
 ACTIVATIONS = (ShapedReLU, ReLU, GELU)
 
 
+@known("feedforward")
 @dataclass(frozen=True, kw_only=True)
 class OneMatrix(Feedforward):
     """One matrix a layer, √(c/n) σ(X) W: with gamma=1 the MLP of [ST, eq. 19], with lam=1 a residual network.
@@ -95,8 +100,8 @@ class OneMatrix(Feedforward):
 
     def __post_init__(self) -> None:
         names = ", ".join(kind.__name__ for kind in ACTIVATIONS)
-        known = type(self.activation) in ACTIVATIONS
-        require(known, f"activation must be one of {names}; got {self.activation!r}.")
+        plain = type(self.activation) in ACTIVATIONS
+        require(plain, f"activation must be one of {names}; got {self.activation!r}.")
         given = next((part.hidden for part in (self, self.activation) if part.hidden is not None), None)
         require(given is None, f"A layer of one matrix has no hidden units, hidden must be None; got {given}.")
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from limitformer.errors import keep, require, require_real
+from limitformer.models.kinds import known
 
 Placement = Literal["pre", "post"]
 
@@ -27,12 +28,27 @@ class Norm:
         keep(self, eps=require_real("eps", self.eps))
         require(self.eps >= 0, f"eps must be at least 0; got {self.eps}.")
 
+    @property
+    def subtracts_mean(self) -> bool:
+        """Whether the mean over the coordinates is taken off first."""
+        raise TypeError("Norm is abstract: use LayerNorm or RMSNorm.")
 
+
+@known("norm")
 @dataclass(frozen=True, kw_only=True)
 class LayerNorm(Norm):
     """Subtract the mean of the coordinates, divide by their standard deviation."""
 
+    @property
+    def subtracts_mean(self) -> bool:
+        return True
 
+
+@known("norm")
 @dataclass(frozen=True, kw_only=True)
 class RMSNorm(Norm):
     """Divide by the root mean square of the coordinates."""
+
+    @property
+    def subtracts_mean(self) -> bool:
+        return False

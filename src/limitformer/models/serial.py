@@ -5,38 +5,13 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from limitformer.errors import InputError, require
-from limitformer.models.attention import ShapedAttention, SoftmaxAttention
-from limitformer.models.feedforward import GELU, OneMatrix, ReLU, ShapedReLU
-from limitformer.models.norm import LayerNorm, RMSNorm
-from limitformer.models.sphere import HybridTransformer, StochasticTransformer
-from limitformer.models.transformer import Transformer
-
-KINDS: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        Transformer,
-        ShapedAttention,
-        SoftmaxAttention,
-        ShapedReLU,
-        ReLU,
-        GELU,
-        OneMatrix,
-        LayerNorm,
-        RMSNorm,
-        StochasticTransformer,
-        HybridTransformer,
-    )
-}
-
-
-def register(kind: type) -> None:
-    """Let `from_json` make this kind too; for declarations that are derived from models."""
-    KINDS[kind.__name__] = kind
+from limitformer.models.kinds import KINDS, kind_named
 
 
 def to_json(model: Any, indent: int | None = None) -> str:
     """The model as JSON text, every field written out.
 
+    >>> from limitformer.models import ReLU
     >>> to_json(ReLU(hidden=8))
     '{"kind": "ReLU", "hidden": 8}'
     """
@@ -47,8 +22,10 @@ def as_record(part: Any) -> Any:
     """`part` as nested dicts of plain values."""
     if not is_dataclass(part):
         return part
+    kind = type(part).__name__
+    require(KINDS.get(kind) is type(part), f"JSON knows {', '.join(KINDS)} alone; got {part!r}.")
     values = {field.name: as_record(getattr(part, field.name)) for field in fields(part)}
-    return {"kind": type(part).__name__, **values}
+    return {"kind": kind, **values}
 
 
 def from_json(text: str) -> Any:
@@ -73,12 +50,12 @@ def from_record(record: Any) -> Any:
     if not isinstance(record, dict):
         return record
     kind = str(record.get("kind"))
-    require(kind in KINDS, f'"kind" must be one of {", ".join(KINDS)}; got {kind!r}.')
+    make = kind_named(kind)
     values = {name: from_record(value) for name, value in record.items() if name != "kind"}
-    known = {field.name for field in fields(KINDS[kind])}
+    known = {field.name for field in fields(make)}
     strange = sorted(values.keys() - known)
     require(not strange, f"{kind} has no field {', '.join(strange)}; it has {', '.join(sorted(known))}.")
     try:
-        return KINDS[kind](**values)
+        return make(**values)
     except TypeError as error:
         raise InputError(f"{kind}: {error}.") from error

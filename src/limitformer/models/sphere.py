@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limitformer.errors import keep, require, require_count, require_real
+from limitformer.models.kinds import known, require_kind
 from limitformer.models.start import real_array
 
 AttentionForm = Literal["softmax", "unnormalized"]
@@ -44,6 +45,7 @@ class SphereModel:
     values: ValueLaw = "gaussian"
 
     def __post_init__(self) -> None:
+        require_kind("A model on the sphere", self, "sphere model")
         keep(self, tokens=require_count("tokens", self.tokens), dim=require_count("dim", self.dim, least=2))
         keep(self, beta=require_real("beta", self.beta))
         require(self.beta >= LEAST_BETA, f"beta must be at least {LEAST_BETA:g}; got {self.beta:g}.")
@@ -99,6 +101,7 @@ class SphereModel:
         return self.beta * factor if is_multiple(matrix, factor) else None
 
 
+@known("sphere model")
 @dataclass(frozen=True, kw_only=True)
 class StochasticTransformer(SphereModel):
     """The deep stochastic Transformer [CT, eq. 4].
@@ -133,6 +136,7 @@ class StochasticTransformer(SphereModel):
         self._check_overflow()
 
 
+@known("sphere model")
 @dataclass(frozen=True, kw_only=True)
 class HybridTransformer(SphereModel):
     """Deterministic attention with noise on its strength [CT, eq. 7]; ε = 0 is the deterministic flow [CT, Lemma 2].

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from limitformer.errors import require, require_real
+from limitformer.models.kinds import require_itself
 from limitformer.models.sphere import SphereModel
 from limitformer.models.start import real_array
 
@@ -24,6 +25,9 @@ class SphereStart:
 
     tokens: NDArray[np.float64] | None = None
     overlap: float | None = None
+
+    def __post_init__(self) -> None:
+        require_itself(self, SphereStart)
 
     @property
     def is_uniform(self) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from limitformer.errors import InputError, require, require_count
+from limitformer.models.kinds import require_itself
 
 ROUNDING = 1e-9  # how far a covariance may be from symmetric and positive, relative to its largest entry
 
@@ -33,6 +34,7 @@ class Start:
     description: str = "covariance"
 
     def __post_init__(self) -> None:
+        require_itself(self, Start)
         object.__setattr__(self, "covariance", checked_covariance(self.covariance))
         if self.means is not None:
             object.__setattr__(self, "means", real_array("means", self.means, 1))

@@ -13,9 +13,11 @@ from typing import Literal
 from limitformer.errors import keep, require, require_count, require_real
 from limitformer.models.attention import Attention
 from limitformer.models.feedforward import Feedforward, OneMatrix
+from limitformer.models.kinds import known, require_itself, require_kind
 from limitformer.models.norm import LayerNorm, Norm
 
 
+@known("transformer")
 @dataclass(frozen=True, kw_only=True)
 class Transformer:
     """A Transformer at initialisation [ST, eq. 11].
@@ -48,6 +50,7 @@ class Transformer:
     lam: float | None = None
 
     def __post_init__(self) -> None:
+        require_itself(self, Transformer)
         keep(self, width=require_count("width", self.width), depth=require_count("depth", self.depth))
         keep(self, gamma=require_real("gamma", self.gamma))
         require(0 <= self.gamma <= 1, f"gamma must lie in [0, 1]; got {self.gamma}. [ST] uses 1/sqrt(8).")
@@ -60,17 +63,16 @@ class Transformer:
     def _check_parts(self) -> None:
         present = self.attention is not None or self.feedforward is not None
         require(present, "A Transformer needs attention, feedforward or both; got neither.")
-        for name, kind in (("attention", Attention), ("feedforward", Feedforward)):
-            part: object = getattr(self, name)
-            names = ", ".join(known.__name__ for known in concrete(kind))
-            known = part is None or isinstance(part, concrete(kind))
-            require(known, f"{name} must be one of {names} or None; got {part!r}.")
-        placed = self.norm in (None, "pre", "post") or isinstance(self.norm, concrete(Norm))
-        require(placed, f'norm must be None, "pre", "post", LayerNorm or RMSNorm; got {self.norm!r}.')
+        for family in ("attention", "feedforward"):
+            part = getattr(self, family)
+            if part is not None:
+                require_kind(family, part, family, "None")
+        if self.norm is not None and not (isinstance(self.norm, str) and self.norm in ("pre", "post")):
+            require_kind("norm", self.norm, "norm", '"pre"', '"post"', "None")
         require(self.mask in (None, "causal"), f'mask must be None or "causal"; got {self.mask!r}.')
         alone = self.attention is None and self.norm is None
         require(
-            alone or not isinstance(self.feedforward, OneMatrix),
+            alone or type(self.feedforward) is not OneMatrix,
             "OneMatrix acts on the coordinates of the tokens and stands alone: attention and norm must be None.",
         )
         if self.attention is not None:
@@ -88,8 +90,3 @@ class Transformer:
         """`norm` without its shorthands."""
         assert not isinstance(self.norm, str)
         return self.norm
-
-
-def concrete(kind: type) -> tuple[type, ...]:
-    """The classes that can stand where `kind`, which is abstract, is asked for."""
-    return tuple(type.__subclasses__(kind))

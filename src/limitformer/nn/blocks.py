@@ -7,7 +7,7 @@ r"""Blocks of a Transformer that trains, and whole stacks of them.
 `stack_of` builds what `limitformer.Transformer` declares: untrained, it has the law that the exact chain simulates.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import sqrt
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from limitformer import models
 from limitformer.errors import InputError, require, require_count
+from limitformer.models.kinds import of_kind
 from limitformer.nn.gains import Gain
 from limitformer.nn.initialisation import InitialVariances, draw
 from limitformer.nn.residual import Residual, Sum
@@ -227,27 +228,33 @@ def attention_of(part: models.Attention, width: int, trained: bool) -> ShapedSel
 
 def feedforward_of(part: models.Feedforward, width: int, trained: bool) -> FeedForward | ActivatedLinear:
     """The feed-forward layer of a declaration."""
-    if isinstance(part, models.OneMatrix):
+    if type(part) is models.OneMatrix:
         return ActivatedLinear(width, activation_of(part.activation, width, trained))
     return FeedForward(width, part.hidden_at(width), activation_of(part, width, trained))
 
 
 def activation_of(part: models.Feedforward, width: int, trained: bool) -> nn.Module:
     """σ of a declaration; `trained` says whether the negative slope of a shaped ReLU is."""
-    if isinstance(part, models.ShapedReLU):
-        positive, negative = part.slopes(width)
-        return ShapedReLU(positive=positive, negative=negative, trained=trained)
-    if isinstance(part, models.ReLU):
-        return nn.ReLU()
-    if isinstance(part, models.GELU):
-        return nn.GELU()
-    raise TypeError(f"no activation is known of {part!r}")
+    return of_kind(part, ACTIVATIONS)(part, width, trained)
+
+
+def shaped_relu_of(part: models.ShapedReLU, width: int, trained: bool) -> nn.Module:
+    """With the slopes of this width."""
+    positive, negative = part.slopes(width)
+    return ShapedReLU(positive=positive, negative=negative, trained=trained)
+
+
+ACTIVATIONS: Mapping[type, Callable[[Any, int, bool], nn.Module]] = {
+    models.ShapedReLU: shaped_relu_of,
+    models.ReLU: lambda part, width, trained: nn.ReLU(),
+    models.GELU: lambda part, width, trained: nn.GELU(),
+}
+NORMS: Mapping[type, Callable[..., nn.Module]] = {models.LayerNorm: nn.LayerNorm, models.RMSNorm: nn.RMSNorm}
 
 
 def norm_of(part: models.Norm, width: int) -> nn.Module:
     """The normalisation of a declaration."""
-    make = nn.LayerNorm if isinstance(part, models.LayerNorm) else nn.RMSNorm
-    return make(width, eps=part.eps)
+    return of_kind(part, NORMS)(width, eps=part.eps)
 
 
 def without_decay(model: nn.Module) -> list[str]:

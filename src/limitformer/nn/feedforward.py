@@ -1,10 +1,21 @@
 r"""The feed-forward sublayers: √(c/n_h) σ(X W_pre/√n) W_post [ST, eq. 4], and with one matrix √(c/n) σ(X) W."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from torch import Tensor, nn
 from torch.nn import functional
 
 from limitformer import models
+from limitformer.models.kinds import of_kind
 from limitformer.nn.weights import linear, weight
+
+# Of a piecewise linear activation; None stands for GELU, which has none.
+SLOPES: Mapping[type, Callable[[Any, int], tuple[float, float] | None]] = {
+    models.ShapedReLU: models.ShapedReLU.slopes,
+    models.ReLU: models.ReLU.slopes,
+    models.GELU: lambda part, width: None,
+}
 
 
 class Feedforward(nn.Module):
@@ -39,18 +50,14 @@ class OneMatrix(nn.Module):
 
 def feedforward_of(part: models.Feedforward, width: int, networks: tuple[int, ...] = ()) -> Feedforward | OneMatrix:
     """The sublayer of a declaration."""
-    if isinstance(part, models.OneMatrix):
+    if type(part) is models.OneMatrix:
         return OneMatrix(part, width, networks)
     return Feedforward(part, width, networks)
 
 
 def slopes_of(part: models.Feedforward, width: int) -> tuple[float, float] | None:
     """s₊ and s₋ of a piecewise-linear σ; None of GELU."""
-    if isinstance(part, models.GELU):
-        return None
-    if isinstance(part, models.ShapedReLU | models.ReLU):
-        return part.slopes(width)
-    raise TypeError(f"no activation is known of {part!r}")
+    return of_kind(part, SLOPES)(part, width)
 
 
 def activate(x: Tensor, slopes: tuple[float, float] | None) -> Tensor:

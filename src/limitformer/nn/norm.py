@@ -11,7 +11,7 @@ class Norm(nn.Module):
     def __init__(self, part: models.Norm) -> None:
         super().__init__()
         self.eps = part.eps
-        self.subtract_mean = isinstance(part, models.LayerNorm)
+        self.subtract_mean = part.subtracts_mean
 
     def forward(self, x: Tensor) -> Tensor:
         """(x − x̄)/√(variance + ε), or without the mean."""

@@ -14,10 +14,11 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from limitformer.chains.start import start_factor
+from limitformer.chains.transformer import subtracts_mean
 from limitformer.engine import Record, recorded_layers
 from limitformer.errors import InputError, require_count
 from limitformer.memory import check_recording
-from limitformer.models import LayerNorm, Start, Transformer, as_start, to_json
+from limitformer.models import Start, Transformer, as_start, to_json
 from limitformer.nn.network import Layer
 from limitformer.nn.weights import draw_weights
 from limitformer.progress import tracked
@@ -106,7 +107,7 @@ class TokenLaw:
     """
 
     def __init__(self, start: Start, model: Transformer) -> None:
-        with_means = isinstance(model.normalisation, LayerNorm)
+        with_means = subtracts_mean(model)
         self.factor, turned = start_factor(start, model.width, with_means)
         self.means_first = with_means and not turned
         self.width = model.width

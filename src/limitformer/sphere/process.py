@@ -4,7 +4,7 @@ A chain and a limit differ in their step alone: the layer of the model itself, o
 and 1/dt layers per unit of time, which is a step of the SDE that stays on the sphere.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import copysign, exp, prod, sqrt
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from limitformer.errors import keep, require, require_real
 from limitformer.lanes import LANES
 from limitformer.memory import check_bytes, check_scratch
 from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
+from limitformer.models.kinds import of_kind
 from limitformer.models.sphere import require_known
 from limitformer.models.sphere_start import SphereStart
 from limitformer.random import key
@@ -55,15 +56,32 @@ class Layer:
 
 def layer_of(model: SphereModel, per_unit_time: float, law: str) -> Layer:
     """With `per_unit_time` layers in a unit of time and values of the law."""
-    if isinstance(model, HybridTransformer):
-        return Layer(step=model.epsilon / sqrt(per_unit_time), drift=1 / per_unit_time, law=law)
-    assert isinstance(model, StochasticTransformer)
+    return of_kind(model, LAYERS)(model, per_unit_time, law)
+
+
+def stochastic_layer(model: StochasticTransformer, per_unit_time: float, law: str) -> Layer:
+    """[CT, eq. 4]."""
     return Layer(step=model.sigma / sqrt(per_unit_time), drift=0.0, law=law)
+
+
+def hybrid_layer(model: HybridTransformer, per_unit_time: float, law: str) -> Layer:
+    """[CT, eq. 7]."""
+    return Layer(step=model.epsilon / sqrt(per_unit_time), drift=1 / per_unit_time, law=law)
+
+
+LAYERS: Mapping[type, Callable[[Any, float, str], Layer]] = {
+    StochasticTransformer: stochastic_layer,
+    HybridTransformer: hybrid_layer,
+}
+ONE_NUMBER: Mapping[type, bool] = {
+    StochasticTransformer: False,
+    HybridTransformer: True,
+}  # whether V is a multiple of the identity
 
 
 def methods_of(model: SphereModel, law: str) -> list[Method]:
     """What the model and the law of its values allow, the cheapest first."""
-    invariant = isinstance(model, HybridTransformer) or law == "gaussian"
+    invariant = of_kind(model, ONE_NUMBER) or law == "gaussian"
     methods: list[Method] = ["coordinates"]
     if model.is_isotropic and invariant and model.tokens < model.dim:
         methods.insert(0, "gram")
@@ -245,7 +263,7 @@ class SpherePaths:
         fixed = exp(self.model.beta) / 2 if self.model.attention == "unnormalized" else 0.0
         layer = self.layer
         return PairConstants(
-            isinstance(self.model, HybridTransformer),
+            of_kind(self.model, ONE_NUMBER),
             self.model.dim,
             self.model.beta,
             fixed,
@@ -269,7 +287,7 @@ class SpherePaths:
 
     def drawn(self) -> int:
         """What of the random matrix is drawn."""
-        if isinstance(self.model, HybridTransformer):
+        if of_kind(self.model, ONE_NUMBER):
             return SCALAR
         if self.method == "gram":
             return GRAM

@@ -21,7 +21,7 @@ from limitformer.limits.overlap.density import density_of
 from limitformer.limits.overlap.ends import Boundaries, Rates, boundaries_of
 from limitformer.limits.overlap.gap import MetastableGap, metastable_gap
 from limitformer.limits.overlap.lifetime import leading_lifetime
-from limitformer.limits.overlap.motion import FlowMotion, HybridMotion, Motion, StochasticMotion
+from limitformer.limits.overlap.motion import FlowMotion, HybridMotion, Motion, StochasticMotion, motion_of
 from limitformer.limits.overlap.position import (
     Array,
     artanh,
@@ -33,8 +33,7 @@ from limitformer.limits.overlap.position import (
 )
 from limitformer.limits.overlap.scale import FlowScale, Scale
 from limitformer.limits.overlap.summary import summary_of
-from limitformer.limits.overlap.weights import weights_of
-from limitformer.models.sphere import HybridTransformer, SphereModel, StochasticTransformer
+from limitformer.models.sphere import SphereModel, StochasticTransformer
 
 
 @dataclass(frozen=True)
@@ -68,13 +67,7 @@ class OverlapDiffusion:
     @cached_property
     def motion(self) -> Motion:
         """The coefficients in u = artanh z."""
-        weights, size = weights_of(self.model, self.clusters, self.beta), abs(self.beta)
-        if isinstance(self.model, StochasticTransformer):
-            return StochasticMotion(weights, size, self.model.dim, self.model.sigma)
-        assert isinstance(self.model, HybridTransformer)
-        if self.model.epsilon == 0:
-            return FlowMotion(weights, size)
-        return HybridMotion(weights, size, self.model.epsilon)
+        return motion_of(self.model, self.clusters, self.beta)
 
     @cached_property
     def _scale(self) -> Scale | FlowScale:

@@ -16,15 +16,18 @@ The scale density s solves (log s)′ = −2μ/g², the *slope*:
 At −1 the slope tends to 1 − (d − 2)/cosh 2β for p = q, to 3 − d for p ≠ q (there g² ~ 1/(1 + z)); at +1 to 1 − d.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp, expm1, log, log1p
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from limitformer.limits.overlap.position import Array, Position, at_artanh, at_overlap
-from limitformer.limits.overlap.weights import Weights
+from limitformer.limits.overlap.weights import Weights, weights_of
+from limitformer.models.kinds import of_kind
+from limitformer.models.sphere import HybridTransformer, SphereModel, StochasticTransformer
 
 REACH = 19.0  # every double z has |artanh z| < 18.8; corrections to the exponential tails are of order e^{−2·19}
 
@@ -195,3 +198,24 @@ def log_speed(motion: Motion, u: Array) -> Array:
 def slope_at(motion: Motion, u: Array) -> Array:
     """(log s)′ at u."""
     return motion.slope(at_artanh(u))
+
+
+def stochastic_motion(model: StochasticTransformer, weights: Weights, size: float) -> Motion:
+    """Of [CT, eq. 4]."""
+    return StochasticMotion(weights, size, model.dim, model.sigma)
+
+
+def hybrid_motion(model: HybridTransformer, weights: Weights, size: float) -> Motion:
+    """Of [CT, eq. 7]; without noise it is a flow."""
+    return HybridMotion(weights, size, model.epsilon) if model.epsilon > 0 else FlowMotion(weights, size)
+
+
+MOTIONS: Mapping[type, Callable[[Any, Weights, float], Motion]] = {
+    StochasticTransformer: stochastic_motion,
+    HybridTransformer: hybrid_motion,
+}
+
+
+def motion_of(model: SphereModel, clusters: tuple[int, int], beta: float) -> Motion:
+    """The diffusion of the overlap of two clusters of `model`, with `beta` for its β."""
+    return of_kind(model, MOTIONS)(model, weights_of(model, clusters, beta), abs(beta))

@@ -81,5 +81,5 @@ def unnormalized(p: int, q: int, beta: float, at: Position) -> Mixing:
 
 def weights_of(model: SphereModel, clusters: tuple[int, int], beta: float) -> Weights:
     """The mixtures of `model`, with `beta` for its β, as a function of the position."""
-    form = softmax if model.attention == "softmax" else unnormalized
+    form = {"softmax": softmax, "unnormalized": unnormalized}[model.attention]
     return partial(form, *clusters, beta)

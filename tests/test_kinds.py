@@ -1,0 +1,214 @@
+"""What is not known is refused where a model is made, and never becomes another model on the way."""
+
+import ast
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import limitformer as lf
+from limitformer.chains import feedforward as chain_feedforward
+from limitformer.errors import InputError
+from limitformer.limits import dual
+from limitformer.limits import tokens as limit_tokens
+from limitformer.limits.overlap import motion
+from limitformer.models import Attention, Feedforward, Norm, SphereModel
+from limitformer.models.kinds import FAMILIES, KINDS, of_kind
+from limitformer.models.sphere_start import SphereStart
+from limitformer.nn import blocks
+from limitformer.nn import feedforward as nn_feedforward
+from limitformer.nn.norm import Norm as NormModule
+from limitformer.sphere import process
+
+SOURCE = Path(lf.__file__).parent
+SIZE = {"width": 8, "depth": 2, "gamma": 0.5}
+SPHERE = {"tokens": 2, "dim": 4, "beta": 1.0, "layers_per_unit_time": 10}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiLU(Feedforward):
+    """A layer of one's own: all that a declaration has, and no kernel."""
+
+    def gain(self, width):
+        return 1 / 0.3558
+
+    def slopes(self, width):
+        return 1.0, 0.0
+
+
+class WideGELU(lf.GELU):
+    """A concrete part with one method changed."""
+
+    def gain(self, width):
+        return 3.0
+
+
+class LinearAttention(Attention):
+    """An attention of one's own."""
+
+    interventions = (True, False, "shaped")
+
+
+class LateSoftmax(lf.SoftmaxAttention):
+    pass
+
+
+class PowerNorm(Norm):
+    subtracts_mean = False
+
+
+class MyLayerNorm(lf.LayerNorm):
+    pass
+
+
+UNKNOWN = {
+    "feedforward": (SiLU(), WideGELU(hidden=3), Feedforward()),
+    "attention": (LinearAttention(tau0=1.0), LateSoftmax(), Attention(tau0=1.0)),
+    "norm": (PowerNorm(placement="pre"), MyLayerNorm(placement="post"), Norm(placement="pre")),
+}
+PARTS = [(family, part) for family, parts in UNKNOWN.items() for part in parts]
+NAMES = {
+    "feedforward": "ShapedReLU, ReLU, GELU, OneMatrix or None",
+    "attention": "ShapedAttention, SoftmaxAttention or None",
+    "norm": 'LayerNorm, RMSNorm, "pre", "post" or None',
+}
+by_type = [type(part).__name__ for _, part in PARTS]
+
+
+@pytest.mark.parametrize(("family", "part"), PARTS, ids=by_type)
+def test_a_model_refuses_parts_of_other_kinds(family, part):
+    """With the list of those that are known; isinstance, the wrong twin, would take all but the abstract ones."""
+    model = lf.Transformer(**SIZE, attention=lf.SoftmaxAttention(), feedforward=lf.ReLU())
+    message = re.escape(f"{family} must be one of {NAMES[family]}; got {part!r}: kernels know these classes alone")
+    with pytest.raises(InputError, match=message):
+        lf.Transformer(**{**SIZE, "attention": lf.SoftmaxAttention(), family: part})
+    with pytest.raises(InputError, match=message):
+        replace(model, **{family: part})
+    assert isinstance(part, {"feedforward": Feedforward, "attention": Attention, "norm": Norm}[family])
+
+
+def test_what_is_no_part_at_all_is_refused_without_talk_of_classes():
+    with pytest.raises(InputError, match=r"attention must be one of .* or None; got 'softmax'\.$"):
+        lf.Transformer(**SIZE, attention="softmax")
+    with pytest.raises(InputError, match=r'norm must be one of .* or None; got \["pre"\]\.'.replace('"', "'")):
+        lf.Transformer(**SIZE, attention=lf.SoftmaxAttention(), norm=["pre"])
+
+
+def test_a_class_of_the_same_name_is_another_class():
+    """Also in JSON, where there are names alone."""
+    twin = type("GELU", (lf.GELU,), {})()
+    with pytest.raises(InputError, match=r"feedforward must be one of"):
+        lf.Transformer(**SIZE, feedforward=twin)
+    with pytest.raises(InputError, match=r"JSON knows .*GELU.* alone; got GELU\(hidden=None\)\."):
+        lf.to_json(twin)
+    assert lf.to_json(lf.GELU()) == '{"kind": "GELU", "hidden": null}'
+
+
+@pytest.mark.parametrize("base", [lf.Transformer, lf.StochasticTransformer, lf.HybridTransformer, lf.Start])
+def test_classes_derived_from_models_and_starts_are_refused(base):
+    """Where they are made, and with the name that they do not live up to."""
+    values = {
+        lf.Transformer: {**SIZE, "attention": lf.SoftmaxAttention()},
+        lf.StochasticTransformer: SPHERE,
+        lf.HybridTransformer: {**SPHERE, "epsilon": 1.0},
+        lf.Start: {"covariance": np.eye(2)},
+    }[base]
+    base(**values)
+    derived = type("Mine", (base,), {})
+    with pytest.raises(InputError, match=rf"{base.__name__}.*Mine"):
+        derived(**values)
+
+
+def test_the_class_that_both_sphere_models_share_is_no_model():
+    with pytest.raises(InputError, match="must be one of StochasticTransformer or HybridTransformer; got SphereModel"):
+        SphereModel(**SPHERE)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lf.limit(lf.Transformer(**SIZE, attention=lf.ShapedAttention(tau0=1.0))),
+        lf.limit(lf.StochasticTransformer(**SPHERE)),
+        SphereStart(overlap=0.5),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_classes_derived_from_limits_and_starts_on_the_sphere_are_refused(value):
+    derived = type("Mine", (type(value),), {})
+    with pytest.raises(InputError, match=f"Only {type(value).__name__} itself is known here; got Mine"):
+        derived(**vars(value))
+
+
+TABLES = {
+    "feedforward": (chain_feedforward.KERNELS, nn_feedforward.SLOPES, blocks.ACTIVATIONS),
+    "norm": (blocks.NORMS,),
+    "sphere model": (
+        process.LAYERS,
+        process.ONE_NUMBER,
+        limit_tokens.DRIFTS,
+        limit_tokens.DIFFUSIONS,
+        motion.MOTIONS,
+    ),
+}
+
+
+@pytest.mark.parametrize("family", TABLES)
+def test_every_table_has_every_kind_of_its_family(family):
+    """No more and no fewer; a kind that is added to a family is missed at once."""
+    # OneMatrix has no σ of its own: it is built before the tables of activations are asked.
+    kinds = set(FAMILIES[family]) - {lf.OneMatrix}
+    for table in TABLES[family]:
+        assert set(table) == kinds
+    assert set(dual.DUAL_KERNELS) == set(FAMILIES["feedforward"])
+
+
+def test_every_kind_belongs_to_one_family():
+    assert sorted(KINDS) == sorted(kind.__name__ for kinds in FAMILIES.values() for kind in kinds)
+    assert {"attention", "feedforward", "norm", "transformer", "sphere model", "limit"} == set(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    "look_up",
+    [
+        lambda: chain_feedforward.kernel_of(SiLU(), 8),
+        lambda: chain_feedforward.kernel_of(WideGELU(), 8),
+        lambda: nn_feedforward.Feedforward(SiLU(), 8),
+        lambda: blocks.feedforward_of(WideGELU(), 8, True),
+        lambda: blocks.norm_of(MyLayerNorm(placement="pre"), 8),
+    ],
+)
+def test_who_takes_parts_without_a_model_refuses_unknown_ones_too(look_up):
+    with pytest.raises(InputError, match=r"Known here are [A-Z]\w+, .*; got .*, a (SiLU|WideGELU|MyLayerNorm)\."):
+        look_up()
+
+
+def test_abstract_norms_say_so():
+    with pytest.raises(TypeError, match="Norm is abstract: use LayerNorm or RMSNorm"):
+        NormModule(Norm(placement="pre"))
+    assert [kind(placement="pre").subtracts_mean for kind in FAMILIES["norm"]] == [True, False]
+
+
+def test_a_table_knows_classes_and_not_what_is_derived_from_them():
+    assert of_kind(1, {int: "number", str: "word"}) == "number"
+    assert isinstance(True, int)
+    with pytest.raises(InputError, match="Known here are int, str; got True, a bool"):
+        of_kind(True, {int: "number", str: "word"})
+
+
+def asked_classes(tree: ast.AST) -> list[str]:
+    """Names of the classes in every isinstance."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    asked = [call.args[1] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "isinstance"]
+    return [ast.unparse(node) for argument in asked for node in ast.walk(argument)]
+
+
+def test_nobody_asks_of_what_class_a_part_is_derived():
+    """`isinstance(part, GELU) … else` was a part of another kind taken for a known one."""
+    kinds = {kind.__name__ for family in ("attention", "feedforward", "norm") for kind in FAMILIES[family]}
+    kinds |= {f"models.{name}" for name in kinds}
+    assert set(asked_classes(ast.parse("x = 1 if isinstance(part, models.GELU | ReLU) else 0"))) & kinds
+    for path in SOURCE.rglob("*.py"):
+        asked = set(asked_classes(ast.parse(path.read_text(encoding="utf-8")))) & kinds
+        assert not asked, f"{path.relative_to(SOURCE)} asks for {asked}"
