@@ -223,6 +223,15 @@ def test_configurations_that_cannot_be(options, message):
         configuration(**options)
 
 
+@pytest.mark.parametrize(("name", "value"), [("kind", "preln"), ("initial", "papers")])
+def test_words_that_are_set_later_are_checked_too(name, value):
+    """A kind that is no kind became Post-LN."""
+    config = configuration(kind="pre_ln")
+    setattr(config, name, value)
+    with pytest.raises(InputError, match=f"{name} must be one of .*; got '{value}'"):
+        ShapedTransformerModel(config)
+
+
 def test_a_configuration_makes_the_round_trip(tmp_path):
     config = configuration(kind="pre_ln", residual_gamma=0.1, per_head=True, tau0=0.5, float32=True, initial="paper")
     config.save_pretrained(tmp_path)

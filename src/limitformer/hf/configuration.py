@@ -64,19 +64,22 @@ class ShapedTransformerConfig(PreTrainedConfig):
         require(divides, message)
         self.intermediate_size = require_count("intermediate_size", intermediate_size)
         self.max_position_embeddings = require_count("max_position_embeddings", max_position_embeddings)
-        require(kind in get_args(Kind), f"kind must be one of {', '.join(get_args(Kind))}; got {kind!r}.")
-        self.kind = kind
+        self.kind, self.initial = kind, initial
+        check_words(self)
         gamma = require_real("residual_gamma", residual_gamma)
         require(0 <= gamma <= 1, f"residual_gamma must lie in [0, 1]; got {gamma}.")
         self.residual_gamma, self.tau0 = gamma, require_real("tau0", tau0)
         self.per_head, self.float32 = per_head, float32
         require(self.tau0 > 0, f"tau0 must be positive; got {tau0}.")
         self.causal = causal
-        require(
-            initial in get_args(Initial), f"initial must be one of {', '.join(get_args(Initial))}; got {initial!r}."
-        )
-        self.initial = initial
         super().__init__(**options)
+
+
+def check_words(config: ShapedTransformerConfig) -> None:
+    """Raise `InputError` unless `kind` and `initial` are known words, also where they were set later."""
+    for name, words in (("kind", get_args(Kind)), ("initial", get_args(Initial))):
+        value = getattr(config, name)
+        require(value in words, f"{name} must be one of {', '.join(words)}; got {value!r}.")
 
 
 AutoConfig.register(ShapedTransformerConfig.model_type, ShapedTransformerConfig)

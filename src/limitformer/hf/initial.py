@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from limitformer.hf.attention import ATTENTION
-from limitformer.hf.configuration import ShapedTransformerConfig
+from limitformer.hf.configuration import ShapedTransformerConfig, check_words
 from limitformer.nn import Block, Gain, InitialVariances, Residual, post_ln_block, pre_ln_block, shaped_block
 
 EMBEDDING_STD = sqrt(0.5)
@@ -54,14 +54,15 @@ class ShapedTransformerPreTrainedModel(PreTrainedModel):
 
 
 def block_of(config: ShapedTransformerConfig) -> Block:
-    """A block, whose linear layers know the deviation that they are drawn with."""
+    """A block, whose linear layers know the deviation that they are drawn with; `InputError` for an unknown kind."""
+    check_words(config)
     sizes: dict[str, Any] = {"hidden": config.intermediate_size, "kv_heads": config.num_key_value_heads}
     width, heads = config.hidden_size, config.num_attention_heads
     if config.kind == "shaped":
         shaping: dict[str, Any] = {name: getattr(config, name) for name in ("tau0", "per_head", "float32")}
         block = shaped_block(width, heads, gamma=config.residual_gamma, **sizes, **shaping)
     else:
-        block = (pre_ln_block if config.kind == "pre_ln" else post_ln_block)(width, heads, **sizes)
+        block = {"pre_ln": pre_ln_block, "post_ln": post_ln_block}[config.kind](width, heads, **sizes)
     variances = variances_of(config)
     for name, module in block.named_modules():
         if isinstance(module, nn.Linear):

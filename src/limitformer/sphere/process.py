@@ -73,10 +73,8 @@ LAYERS: Mapping[type, Callable[[Any, float, str], Layer]] = {
     StochasticTransformer: stochastic_layer,
     HybridTransformer: hybrid_layer,
 }
-ONE_NUMBER: Mapping[type, bool] = {
-    StochasticTransformer: False,
-    HybridTransformer: True,
-}  # whether V is a multiple of the identity
+# Whether one number stands in the place of V.
+ONE_NUMBER: Mapping[type, bool] = {StochasticTransformer: False, HybridTransformer: True}
 
 
 def methods_of(model: SphereModel, law: str) -> list[Method]:
