@@ -11,7 +11,9 @@ from limitformer.errors import InputError
 from limitformer.lanes import LANES
 from limitformer.outcomes import OUTCOMES, wilson
 from limitformer.results import tokens_of
-from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps, write_outcome, write_overlaps
+from limitformer.records import all_pairs
+from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps
+from limitformer.sphere.record import Record, record_workspace, write_point
 from test_sphere_naive import gaps_of, normalised, overlaps_of
 
 TOLERANCE = 0.1
@@ -29,16 +31,22 @@ def brute_force(x, tolerance):
     return [clusters, np.bincount(names).max(), antipodal[upper].sum(), unresolved]
 
 
-def by_kernel(x, tolerance):
-    """The same by `write_outcome`, for tokens (samples, N, d), several replicas side by side."""
-    out = np.full((len(x), 4), -1, np.int32)
+def recorded(x, tolerance=TOLERANCE, pairs=None, outcome=True, dtype=np.float64):
+    """Outcomes (samples, 4), or overlaps and gaps (samples, pairs), of tokens (samples, N, d) by `write_point`."""
+    pairs = all_pairs(x.shape[1]) if pairs is None else np.array(pairs)
+    out = np.full((len(x), 1, 4 if outcome else 0), -1, np.int32)
+    overlap, gap = (np.full((len(x), 1, 0 if outcome else len(pairs)), np.nan, dtype) for _ in range(2))
+    work = record_workspace(x.shape[1])
     for begin in range(0, len(x), LANES):
-        part = x[begin : begin + LANES]
+        part, rows = x[begin : begin + LANES], slice(begin, begin + LANES)
         lanes = np.zeros((*x.shape[1:], LANES))
         lanes[..., : len(part)] = np.moveaxis(part, 0, -1)
-        for lane in range(len(part)):
-            write_outcome(lanes, lane, tolerance, np.empty(x.shape[1], np.int64), out[begin + lane])
-    return out
+        nothing = np.empty((len(part), 1, 0), dtype)
+        write_point(lanes, 0, Record(pairs, tolerance, overlap[rows], gap[rows], out[rows], nothing), work)
+    return out[:, 0] if outcome else (overlap[:, 0], gap[:, 0])
+
+
+by_kernel = recorded
 
 
 def configurations(seed, samples, tokens, dim=3):
@@ -90,8 +98,7 @@ def test_overlaps_of_the_kernel():
     """Next to ±1 too: gaps of 1e-20, where 1 − |z| is zero."""
     y = normalised(np.array([[1.0, 2.0, -0.5], [0.3, -1.0, 0.7]]))
     x = np.array([y[0], y[1], y[0] + 1e-10 * y[1], -y[1] + 1e-10 * y[0]])
-    lanes, overlap, gap = np.repeat(x[..., None], LANES, -1), np.zeros(6), np.zeros(6)
-    write_overlaps(lanes, 3, overlap, gap)
+    overlap, gap = (values[0] for values in recorded(x[None], outcome=False))
     np.testing.assert_allclose(overlap, overlaps_of(x), rtol=1e-9)
     np.testing.assert_allclose(gap, gaps_of(x), rtol=1e-9)
     np.testing.assert_allclose(gap[[1, 4]], 0.5e-20, rtol=1e-5)

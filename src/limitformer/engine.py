@@ -193,7 +193,12 @@ def _(process: FlowPath, outputs: Outputs, provenance: dict[str, Any]) -> xr.Dat
 
 @dataset_of.register
 def _(process: SpherePaths, outputs: Outputs, provenance: dict[str, Any]) -> xr.Dataset:
-    return sphere_dataset(outputs, times=process.points, start=process.start, provenance=provenance)
+    n, dim = process.model.tokens, process.model.dim
+    shape = (*outputs["tokens"].shape[:2], n, dim) if process.options.keep == "tokens" else (0, 0, 0, 0)
+    outputs = outputs | {"tokens": outputs["tokens"].reshape(shape)}
+    return sphere_dataset(
+        outputs, times=process.points, pairs=process.pairs, start=process.start, provenance=provenance
+    )
 
 
 @singledispatch

@@ -27,6 +27,7 @@ KERNEL_SOURCES = (
     "elementary.py",
     "random.py",
     "factor.py",
+    "records.py",
     "recording.py",
     "sphere/*.py",
     "chains/*.py",

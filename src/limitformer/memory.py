@@ -1,6 +1,7 @@
 """How much memory a recording will take, before it is begun."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from limitformer.errors import InputError, require
@@ -48,21 +49,36 @@ def check_recording(samples: int, points: int, tokens: int, axis: str) -> None:
     check_bytes(8 * tokens**2 * samples * points, samples, points, axis)
 
 
-def check_bytes(needed: int, samples: int, points: int, axis: str) -> None:
-    """Raise `InputError` if a recording of `needed` bytes does not fit the memory that is free."""
+def check_bytes(needed: int, samples: int, points: int, axis: str, smaller: Iterable[str] = ()) -> None:
+    """Raise `InputError` if a recording of `needed` bytes does not fit the memory that is free.
+
+    The message says what would: fewer points, and `smaller`, other ways to keep less.
+    """
     available = available_memory()
     if available is None or needed <= SHARE * available:
         return
     fitting = int(SHARE * available * points / needed)
-    repair = f"record at most {fitting} {axis}s" if fitting else "take fewer samples"
+    repairs = [f"record at most {fitting} {axis}s" if fitting else "take fewer samples", *smaller]
     raise InputError(
-        f"Recording {samples} samples at {points} {axis}s takes {needed / 2**30:,.1f} GiB; "
-        f"{available / 2**30:,.1f} GiB are free. Nearest: {repair}."
+        f"Recording {samples} samples at {points} {axis}s takes {readable(needed)}; "
+        f"{readable(int(available))} are free. Nearest: {', or '.join(repairs)}."
     )
+
+
+def readable(size: int) -> str:
+    """Bytes in GiB, MiB or KiB.
+
+    >>> readable(3 * 2**30 // 2)
+    '1.5 GiB'
+    """
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >= 2**power:
+            return f"{size / 2**power:,.1f} {unit}"
+    return f"{size} bytes"
 
 
 def check_scratch(needed: int, what: str, repair: str) -> None:
     """Raise `InputError` if what a thread works on does not fit the memory that is free."""
     available = available_memory()
     fits = available is None or needed <= SHARE * available
-    require(fits, f"{what} takes {needed / 2**30:,.1f} GiB, more than is free. Nearest: {repair}.")
+    require(fits, f"{what} takes {readable(needed)}, more than is free. Nearest: {repair}.")

@@ -92,6 +92,11 @@ def labels_of(samples: xr.Dataset, tolerance: float | None) -> NDArray[np.int32]
         )
         return np.stack([samples[name].values for name in LABELS], axis=-1)
     require("overlap" in samples, "outcomes needs overlaps or outcomes of tokens on the sphere (simulate's keep).")
+    require(
+        samples.attrs.get("pairs", "all") == "all",
+        f"outcomes needs all pairs of tokens, and {samples.sizes['pair']} were kept. Leave pairs out of simulate, or "
+        'keep="outcome".',
+    )
     tolerance = float(samples.attrs["tolerance"]) if tolerance is None else require_real("tolerance", tolerance)
     require(0 < tolerance < 0.5, f"tolerance must lie in (0, 0.5); got {tolerance}.")
     overlap, gap = samples["overlap"].values, samples["gap"].values

@@ -82,20 +82,27 @@ def covariance_dataset(
 
 
 def sphere_dataset(
-    outputs: dict[str, NDArray[Any]], *, times: NDArray[np.float64], start: SphereStart, provenance: dict[str, Any]
+    outputs: dict[str, NDArray[Any]],
+    *,
+    times: NDArray[np.float64],
+    pairs: NDArray[np.int64],
+    start: SphereStart,
+    provenance: dict[str, Any],
 ) -> xr.Dataset:
-    """The Dataset of tokens on the sphere: what `outputs` has entries for.
+    """The Dataset of tokens on the sphere: what `provenance` says is kept.
 
-    * `overlap` and `gap` (sample, time, pair): z and 1 − |z|, which near ±1 has digits that z has not;
+    * `overlap` and `gap` (sample, time, pair): z and 1 − |z|, which near ±1 has digits that z has not, of the tokens
+      `first` and `second` of `pairs` (pairs, 2);
     * `clusters`, `largest_cluster`, `antipodal_pairs`, `unresolved_pairs` (sample, time);
     * `tokens` (sample, time, token, coordinate);
     * `stopped` (sample,): when a replica stopped early, ∞ if it did not; its last values stand at all later times.
     """
     variables: dict[str, Any] = {}
-    pairs = outputs["overlap"].shape[2]
+    coordinates: dict[str, Any] = {"time": ("time", times, {"units": "layers/layers_per_unit_time"})}
     if provenance["keep"] == "overlap":
         variables["overlap"] = (("sample", "time", "pair"), outputs["overlap"], {"long_name": "z", "units": "1"})
         variables["gap"] = (("sample", "time", "pair"), outputs["gap"], {"long_name": "1 - |z|", "units": "1"})
+        coordinates |= pair_coordinates(pairs)
     if provenance["keep"] == "outcome":
         for k, name in enumerate(LABELS):
             variables[name] = (("sample", "time"), outputs["outcome"][..., k], {"units": "1"})
@@ -105,12 +112,14 @@ def sphere_dataset(
         variables["stopped"] = (("sample",), outputs["stopped"], {"long_name": "time of an early stop"})
     if start.tokens is not None:
         variables["start_tokens"] = (("token", "coordinate"), start.tokens, {"units": "1"})
-    coordinates: dict[str, Any] = {"time": ("time", times, {"units": "layers/layers_per_unit_time"})}
-    if pairs > 0:
-        first, second = np.triu_indices(tokens_of(pairs), 1)
-        coordinates |= {"first": ("pair", first), "second": ("pair", second)}
     overlap = {} if start.overlap is None else {"start_overlap": start.overlap}
-    return xr.Dataset(variables, coordinates, {**provenance, "start": start.description, **overlap, **stamp()})
+    about = {**provenance, "start": start.description, **overlap, **stamp(provenance["dtype"])}
+    return xr.Dataset(variables, coordinates, about)
+
+
+def pair_coordinates(pairs: NDArray[np.int64]) -> dict[str, Any]:
+    """The tokens of the pairs (pairs, 2)."""
+    return {"first": ("pair", pairs[:, 0]), "second": ("pair", pairs[:, 1])}
 
 
 def tokens_of(pairs: int) -> int:
@@ -118,10 +127,10 @@ def tokens_of(pairs: int) -> int:
     return (1 + isqrt(1 + 8 * pairs)) // 2
 
 
-def stamp() -> dict[str, str]:
-    """When and by what a result was made."""
+def stamp(dtype: str = "float64") -> dict[str, str]:
+    """When and by what a result was made, and the type of its numbers."""
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"limitformer_version": package_version(), "created": created, "dtype": "float64"}
+    return {"limitformer_version": package_version(), "created": created, "dtype": dtype}
 
 
 def correlation(dataset: xr.Dataset) -> xr.DataArray:

@@ -8,59 +8,39 @@ clusters, the tokens of the largest one, the antipodal pairs and the unresolved 
 import numpy as np
 from numpy.typing import NDArray
 
+from limitformer.factor import FIRST
 from limitformer.kernels import kernel
+from limitformer.lanes import everywhere, load, store
 
 CLUSTERS, LARGEST, ANTIPODAL, UNRESOLVED = 0, 1, 2, 3
 LABELS = ("clusters", "largest_cluster", "antipodal_pairs", "unresolved_pairs")
 
 
 @kernel
-def gaps(x, i, j, lane):
-    """(1 − z, 1 + z) of tokens i and j of one replica: |xⁱ ∓ xʲ|²/2, which keeps the precision of the smaller."""
-    minus, plus = 0.0, 0.0
-    for k in range(x.shape[1]):
-        difference, total = x[i, k, lane] - x[j, k, lane], x[i, k, lane] + x[j, k, lane]
-        minus += difference * difference
-        plus += total * total
-    return 0.5 * minus, 0.5 * plus
+def measure(x, pairs, begin, count, minus, plus):
+    """(1 − z, 1 + z) of the pairs begin … into `minus` and `plus` (1, count): |xⁱ ∓ xʲ|²/2, which does not cancel."""
+    for q in range(count):
+        i, j = pairs[begin + q, 0], pairs[begin + q, 1]
+        apart, across = everywhere(0.0), everywhere(0.0)
+        for k in range(x.shape[1]):
+            a, b = load(x, i, k), load(x, j, k)
+            difference, total = a - b, a + b
+            apart = apart + difference * difference
+            across = across + total * total
+        store(minus, FIRST, q, 0.5 * apart)
+        store(plus, FIRST, q, 0.5 * across)
 
 
 @kernel
-def overlap_and_gap(minus, plus):
-    """(z, 1 − |z|)."""
-    return (1.0 - minus, minus) if minus <= plus else (plus - 1.0, plus)
-
-
-@kernel
-def write_overlaps(x, lane, overlap, gap):
-    """All pairs i < j of one replica into `overlap` and `gap` (pairs,)."""
-    pair = 0
-    for i in range(x.shape[0]):
-        for j in range(i + 1, x.shape[0]):
-            minus, plus = gaps(x, i, j, lane)
-            overlap[pair], gap[pair] = overlap_and_gap(minus, plus)
-            pair += 1
-
-
-@kernel
-def write_outcome(x, lane, tolerance, parent, outcome):
-    """The outcome of one replica into `outcome` (4,); `parent` (N,) is scratch."""
-    n = x.shape[0]
-    for i in range(n):
-        parent[i] = i
-    antipodal, unresolved = 0, 0
-    for i in range(n):
-        for j in range(i + 1, n):
-            minus, plus = gaps(x, i, j, lane)
-            if minus <= tolerance:
-                join(i, j, parent)
-            elif plus <= tolerance:
-                antipodal += 1
-            else:
-                unresolved += 1
-    clusters, largest = count_clusters(parent)
-    outcome[CLUSTERS], outcome[LARGEST] = clusters, largest
-    outcome[ANTIPODAL], outcome[UNRESOLVED] = antipodal, unresolved
+def sort_replica(pairs, begin, count, lane, tolerance, minus, plus, parent, outcome):
+    """Count pairs begin … of one replica in `outcome` (4,), and join what is together in `parent` (N,)."""
+    for q in range(count):
+        if minus[0, q, lane] <= tolerance:
+            join(pairs[begin + q, 0], pairs[begin + q, 1], parent)
+        elif plus[0, q, lane] <= tolerance:
+            outcome[ANTIPODAL] += 1
+        else:
+            outcome[UNRESOLVED] += 1
 
 
 @kernel
@@ -80,16 +60,16 @@ def join(i, j, parent):
 
 
 @kernel
-def count_clusters(parent):
-    """Number of clusters, and tokens of the largest."""
-    clusters, largest = 0, 0
+def count_clusters(parent, size, outcome):
+    """Number of clusters, and tokens of the largest, into `outcome` (4,); `size` (N,) is scratch."""
+    size[:] = 0
     for i in range(len(parent)):
-        size = 0
-        for j in range(len(parent)):
-            size += root_of(j, parent) == i
-        clusters += size > 0
-        largest = max(largest, size)
-    return clusters, largest
+        size[root_of(i, parent)] += 1
+    clusters, largest = 0, 0
+    for i in range(len(size)):
+        clusters += size[i] > 0
+        largest = max(largest, size[i])
+    outcome[CLUSTERS], outcome[LARGEST] = clusters, largest
 
 
 def outcomes_of_overlaps(

@@ -4,9 +4,11 @@ A chain and a limit differ in their step alone: the layer of the model itself, o
 and 1/dt layers per unit of time, which is a step of the SDE that stays on the sphere.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import copysign, exp, prod, sqrt
+from functools import cached_property
+from math import copysign, exp, sqrt
 from typing import Any, Literal
 
 import numpy as np
@@ -14,15 +16,26 @@ from numpy.typing import NDArray
 
 from limitformer.errors import keep, require, require_real
 from limitformer.lanes import LANES
-from limitformer.memory import check_bytes, check_scratch
+from limitformer.memory import check_scratch
 from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
 from limitformer.models.kinds import of_kind
 from limitformer.models.sphere import require_known
 from limitformer.models.sphere_start import SphereStart
 from limitformer.random import key
+from limitformer.records import (
+    Dtype,
+    Pairs,
+    Shapes,
+    checked_dtype,
+    checked_pairs,
+    new_outputs,
+    pairs_of,
+    smaller_recordings,
+)
 from limitformer.sphere.attention import AttentionConstants
 from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps
 from limitformer.sphere.pair import PairConstants, run_pairs
+from limitformer.sphere.record import Record
 from limitformer.sphere.run import run_tokens
 from limitformer.sphere.stopping import stops
 from limitformer.sphere.tokens import (
@@ -101,6 +114,9 @@ class SphereOptions:
         early_stop: replicas of two tokens stop once the chance that they ever leave the tolerance again is at most
             this (`stopping`), and keep their last overlap; None: none stops. Other methods than "overlap" have no such
             bound and never stop, which `stop_gaps` = (0, 0) in the results says.
+        pairs: the pairs whose overlaps are kept, such as [(0, 1), (0, 2)]; None: all of them.
+        dtype: in which overlaps, gaps and tokens are kept, "float64" or "float32". The simulation runs in float64
+            whatever it is; a gap below 1e-45 is 0 in float32.
 
     Raises:
         InputError: a value out of range.
@@ -111,6 +127,8 @@ class SphereOptions:
     keep: Keep = "overlap"
     tolerance: float = 1e-3
     early_stop: float | None = None
+    pairs: Pairs | None = None
+    dtype: Dtype = "float64"
 
     def __post_init__(self) -> None:
         for name in ("horizon", "tolerance"):
@@ -124,6 +142,10 @@ class SphereOptions:
             require(0 < self.early_stop < 1, f"early_stop must lie in (0, 1) or be None; got {self.early_stop}.")
         if self.method is not None:
             require_known("method", self.method, Method)
+        keep(self, pairs=checked_pairs(self.pairs), dtype=checked_dtype(self.dtype))
+        chosen = f'would change nothing beside keep="{self.keep}"; '
+        require(self.pairs is None or self.keep == "overlap", f"pairs {chosen}leave it out, or keep overlaps.")
+        require(self.dtype == "float64" or self.keep != "outcome", f"dtype {chosen}outcomes are whole numbers.")
 
     def default_points(self, steps: int) -> NDArray[np.int64]:
         """About a hundred steps, evenly spaced, with the first and the last."""
@@ -137,6 +159,8 @@ def chosen_method(model: SphereModel, law: str, options: SphereOptions) -> Metho
         what != "overlap" or model.tokens > 1,
         'One token has no overlap with another. Nearest: keep="outcome" or keep="tokens".',
     )
+    if options.pairs is not None:
+        pairs_of(options.pairs, model.tokens)
     if what == "tokens":
         allowed = [m for m in allowed if m == "coordinates"]
     if method is None:
@@ -195,9 +219,16 @@ class SpherePaths:
         return self.model.tokens
 
     @property
-    def pairs(self) -> int:
-        """Of tokens."""
-        return self.model.tokens * (self.model.tokens - 1) // 2
+    def pair_count(self) -> int:
+        """Pairs whose overlaps are kept."""
+        n = self.model.tokens
+        every = n * (n - 1) // 2 if self.options.pairs is None else len(self.options.pairs)
+        return every if self.options.keep == "overlap" else 0
+
+    @cached_property
+    def pairs(self) -> NDArray[np.int64]:
+        """(pairs, 2): those that are looked at."""
+        return pairs_of(self.options.pairs, self.model.tokens if self.options.keep != "tokens" else 0)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -211,6 +242,8 @@ class SpherePaths:
         return {
             "method": self.method,
             "keep": self.options.keep,
+            "dtype": self.options.dtype,
+            "pairs": "all" if self.options.pairs is None else json.dumps(self.options.pairs),
             "tolerance": self.options.tolerance,
             "horizon": self.steps * self.time_of_step,
             **stopping,
@@ -236,21 +269,26 @@ class SpherePaths:
             rows = max(self.model.dim if self.drawn() == FULL else 0, n)
             what = f"A layer of eight replicas ({rows} × {columns} numbers each)"
             check_scratch(8 * LANES * rows * columns, what, "Gaussian values, a smaller dim, or fewer tokens")
-        shapes: dict[str, tuple[tuple[int, ...], type]] = {
-            "overlap": ((samples, points, self.pairs if self.options.keep == "overlap" else 0), np.float64),
-            "gap": ((samples, points, self.pairs if self.options.keep == "overlap" else 0), np.float64),
-            "outcome": ((samples, points, len(LABELS) if self.options.keep == "outcome" else 0), np.int32),
-            "tokens": (
-                (samples, points, *((n, self.model.dim) if self.options.keep == "tokens" else (0, 0))),
-                np.float64,
-            ),
+        smaller = smaller_recordings(self.options.dtype, self.pair_count) if self.options.keep != "outcome" else []
+        outputs = new_outputs(self.shapes(samples), samples, points, self.axis, smaller)
+        outputs["stopped"].fill(np.inf)
+        return outputs
+
+    def shapes(self, samples: int) -> Shapes:
+        """Of the arrays for so many samples; what is not kept has no columns."""
+        rows, what, dtype = (samples, len(self.step_numbers)), self.options.keep, self.options.dtype
+        return {
+            "overlap": ((*rows, self.pair_count), dtype),
+            "gap": ((*rows, self.pair_count), dtype),
+            "outcome": ((*rows, len(LABELS) if what == "outcome" else 0), np.int32),
+            "tokens": ((*rows, self.model.tokens * self.model.dim if what == "tokens" else 0), dtype),
             "stopped": ((samples,), np.float64),
         }
-        size = sum(prod(shape) * np.dtype(kind).itemsize for shape, kind in shapes.values())
-        check_bytes(size, samples, points, self.axis)
-        return {
-            name: np.full(shape, np.inf if name == "stopped" else 0, kind) for name, (shape, kind) in shapes.items()
-        }
+
+    def record(self, outputs: Outputs) -> Record:
+        """`outputs` as the kernels take them."""
+        arrays = (outputs[name] for name in ("overlap", "gap", "outcome", "tokens"))
+        return Record(self.pairs, self.options.tolerance, *arrays)
 
     def prepare(self, seed: int) -> "PreparedSphere":
         """Everything that all replicas share."""
@@ -325,7 +363,8 @@ class PreparedSphere:
     def run_two(self, first: int, outputs: Outputs) -> None:
         """Two tokens, by their overlap."""
         paths, count = self.paths, len(outputs["stopped"])
-        overlap, gap = (np.empty((count, len(paths.step_numbers))) for _ in range(2))
+        kept, shape = paths.options.keep == "overlap", (count, len(paths.step_numbers))
+        overlap, gap = (outputs[name].reshape(shape) if kept else np.empty(shape) for name in ("overlap", "gap"))
         run_pairs(
             self.first_pair(),
             paths.start.is_uniform,
@@ -339,9 +378,7 @@ class PreparedSphere:
             outputs["stopped"],
         )
         outputs["stopped"] *= paths.time_of_step
-        if paths.options.keep == "overlap":
-            outputs["overlap"][..., 0], outputs["gap"][..., 0] = overlap, gap
-        else:
+        if not kept:
             pairs = overlap[..., None], gap[..., None]
             outputs["outcome"][:] = outcomes_of_overlaps(*pairs, 2, paths.options.tolerance)
 
@@ -366,12 +403,8 @@ class PreparedSphere:
             self.start_key,
             paths.step_numbers,
             first,
-            paths.options.tolerance,
             paths.coordinates,
-            outputs["overlap"],
-            outputs["gap"],
-            outputs["outcome"],
-            outputs["tokens"],
+            paths.record(outputs),
         )
 
     def first_tokens(self) -> tuple[NDArray[np.float64], int]:

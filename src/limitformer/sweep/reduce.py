@@ -51,7 +51,7 @@ def statistics(samples: xr.Dataset) -> dict[str, Array]:
         rho = correlation(samples).values[..., pairs[0], pairs[1]].mean(-1) if pairs[0].size else np.ones(v.shape[:2])
         return {"correlation": rho, "variance": variance}
     require("overlap" in samples, "Statistics need overlaps: leave out keep, or reduce to outcomes.")
-    return {"overlap": samples["overlap"].values.mean(-1)}
+    return {"overlap": samples["overlap"].values.mean(-1, dtype=np.float64)}
 
 
 def full_samples(work: Work) -> dict[str, Reduced]:

@@ -1,0 +1,104 @@
+"""What is kept of tokens: which pairs, in which type, how much memory it takes; and from eight lanes to rows."""
+
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from limitformer.errors import InputError, require
+from limitformer.kernels import kernel
+from limitformer.memory import check_bytes
+
+Dtype = Literal["float64", "float32"]
+Pairs = tuple[tuple[int, int], ...]
+Shapes = Mapping[str, tuple[tuple[int, ...], Any]]  # of arrays: name → shape and type
+
+TILE = 64  # entries that are turned from lanes to rows at a time: both stay in the first cache
+
+
+@kernel
+def spill_row(source, i, count, begin, k, out):
+    """Row i of `source` (rows, ≥ count, LANES) to columns begin … of point k in `out` (replicas ≤ LANES, points, …)."""
+    for lane in range(out.shape[0]):
+        for j in range(count):
+            out[lane, k, begin + j] = source[i, j, lane]
+
+
+def all_pairs(tokens: int) -> NDArray[np.int64]:
+    """(pairs, 2): the tokens of every pair, in the order of `numpy.triu_indices`."""
+    return np.stack(np.triu_indices(tokens, 1), axis=1).astype(np.int64)
+
+
+def checked_pairs(pairs: Any) -> Pairs | None:
+    """`pairs` as tuples of two whole numbers, the smaller first; None stands for all of them.
+
+    Raises:
+        InputError: no list of pairs, a token with itself, or a pair twice.
+
+    >>> checked_pairs([(0, 1), (4, 2)])
+    ((0, 1), (2, 4))
+    """
+    if pairs is None:
+        return None
+    try:
+        found = np.asarray(pairs)
+        good = found.ndim == 2 and found.shape[1] == 2 and len(found) > 0 and found.dtype.kind in "iu"
+    except ValueError:
+        good = False
+    require(good, f"pairs must be a list of pairs of tokens, such as [(0, 1), (2, 4)], or None; got {pairs!r}.")
+    ordered: Pairs = tuple((min(pair), max(pair)) for pair in found.tolist())
+    seen: set[tuple[int, ...]] = set()
+    for pair in ordered:
+        require(pair[0] != pair[1], f"A pair is two tokens; got {pair}.")
+        require(pair not in seen, f"pairs must differ; {pair} is there twice.")
+        seen.add(pair)
+    return ordered
+
+
+def pairs_of(pairs: Pairs | None, tokens: int) -> NDArray[np.int64]:
+    """(pairs, 2): all of them if None.
+
+    Raises:
+        InputError: a token that is not there.
+    """
+    if pairs is None:
+        return all_pairs(tokens)
+    found = np.array(pairs, np.int64)
+    outside = [token for token in found.ravel().tolist() if not 0 <= token < tokens]
+    require(not outside, f"pairs must be of tokens 0 … {tokens - 1}; got {outside[0] if outside else ''}.")
+    return found
+
+
+def checked_dtype(dtype: Any) -> Dtype:
+    """The name of the type that numbers are kept in; also from `numpy.float32` and the like."""
+    try:
+        name = None if dtype is None else np.dtype(dtype).name
+    except TypeError:
+        name = None
+    for known in get_args(Dtype):
+        if name == known:
+            return known
+    raise InputError(f"dtype must be one of {', '.join(get_args(Dtype))}; got {dtype!r}.")
+
+
+def bytes_of(shapes: Shapes) -> int:
+    """What arrays of these shapes take."""
+    return sum(prod(shape) * np.dtype(kind).itemsize for shape, kind in shapes.values())
+
+
+def new_outputs(shapes: Shapes, samples: int, points: int, axis: str, smaller: Iterable[str]) -> dict[str, Any]:
+    """Arrays that are not filled yet.
+
+    Raises:
+        InputError: they do not fit the memory; the message says how to keep less, `smaller` among it.
+    """
+    check_bytes(bytes_of(shapes), samples, points, axis, smaller)
+    return {name: np.empty(shape, kind) for name, (shape, kind) in shapes.items()}
+
+
+def smaller_recordings(dtype: Dtype, pairs: int) -> list[str]:
+    """How a recording of so many pairs could take less, beside fewer points: in words, for `new_outputs`."""
+    halved = ['dtype="float32" for half of it'] if dtype == "float64" else []
+    return halved + ([f"fewer than these {pairs:,} pairs"] if pairs > 1 else [])

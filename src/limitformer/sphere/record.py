@@ -1,0 +1,111 @@
+"""What is written down of N tokens, eight replicas at a time: overlaps of pairs, outcomes or positions."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from limitformer.factor import FIRST
+from limitformer.kernels import driver, kernel
+from limitformer.lanes import LANES, everywhere, lane_matrix, load, smaller, store, where_positive
+from limitformer.records import TILE, spill_row
+from limitformer.sphere.outcome import count_clusters, measure, sort_replica
+
+
+class Record(NamedTuple):
+    """What is to be kept, and where; what is not has no columns."""
+
+    pairs: np.ndarray  # (pairs, 2), all of them for outcomes
+    tolerance: float
+    overlap: np.ndarray  # (replicas, points, pairs)
+    gap: np.ndarray  # (replicas, points, pairs)
+    outcome: np.ndarray  # (replicas, points, 4)
+    positions: np.ndarray  # (replicas, points, N r)
+
+
+class RecordWorkspace(NamedTuple):
+    """Scratch."""
+
+    minus: np.ndarray  # (1, TILE, LANES): 1 − z, then z
+    plus: np.ndarray  # (1, TILE, LANES): 1 + z, then 1 − |z|
+    parent: np.ndarray  # (LANES, N): whom a token is together with
+    size: np.ndarray  # (N,): tokens of a cluster
+
+
+@driver
+def record_workspace(tokens):
+    parent, size = np.empty((LANES, tokens), np.int64), np.empty(tokens, np.int64)
+    return RecordWorkspace(lane_matrix(1, TILE), lane_matrix(1, TILE), parent, size)
+
+
+@driver
+def part_of(record, begin, end):
+    """The rows of the replicas begin … end − 1."""
+    return Record(
+        record.pairs,
+        record.tolerance,
+        record.overlap[begin:end],
+        record.gap[begin:end],
+        record.outcome[begin:end],
+        record.positions[begin:end],
+    )
+
+
+@kernel
+def write_point(x, k, record, work):
+    """Point k of the replicas whose tokens are `x` (N, r, LANES)."""
+    if record.overlap.shape[2] > 0:
+        write_overlaps(x, k, record, work)
+    if record.outcome.shape[2] > 0:
+        write_outcomes(x, k, record, work)
+    if record.positions.shape[2] > 0:
+        for i in range(x.shape[0]):
+            spill_row(x, i, x.shape[1], i * x.shape[1], k, record.positions)
+
+
+@kernel
+def write_overlaps(x, k, record, work):
+    """z and 1 − |z| of all pairs that are kept."""
+    for begin in range(0, len(record.pairs), TILE):
+        count = min(TILE, len(record.pairs) - begin)
+        measure(x, record.pairs, begin, count, work.minus, work.plus)
+        take_overlaps(count, work.minus, work.plus)
+        spill_row(work.minus, FIRST, count, begin, k, record.overlap)
+        spill_row(work.plus, FIRST, count, begin, k, record.gap)
+
+
+@kernel
+def take_overlaps(count, minus, plus):
+    """From (1 − z, 1 + z) to (z, 1 − |z|), in place."""
+    for q in range(count):
+        apart, across = load(minus, FIRST, q), load(plus, FIRST, q)
+        gap = smaller(apart, across)
+        sign = 1.0 - where_positive(apart - across, everywhere(2.0))
+        store(minus, FIRST, q, sign * (1.0 - gap))
+        store(plus, FIRST, q, gap)
+
+
+@kernel
+def write_outcomes(x, k, record, work):
+    """Clusters and antipodal pairs."""
+    replicas = record.outcome.shape[0]
+    for lane in range(replicas):
+        record.outcome[lane, k, :] = 0
+        for i in range(x.shape[0]):
+            work.parent[lane, i] = i
+    for begin in range(0, len(record.pairs), TILE):
+        count = min(TILE, len(record.pairs) - begin)
+        measure(x, record.pairs, begin, count, work.minus, work.plus)
+        for lane in range(replicas):
+            sort_replica(
+                record.pairs,
+                begin,
+                count,
+                lane,
+                record.tolerance,
+                work.minus,
+                work.plus,
+                work.parent[lane],
+                record.outcome[lane, k],
+            )
+    for lane in range(replicas):
+        count_clusters(work.parent[lane], work.size, record.outcome[lane, k])
