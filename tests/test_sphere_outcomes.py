@@ -10,8 +10,8 @@ import limitformer as lf
 from limitformer.errors import InputError
 from limitformer.lanes import LANES
 from limitformer.outcomes import OUTCOMES, wilson
-from limitformer.results import tokens_of
 from limitformer.records import all_pairs
+from limitformer.results import tokens_of
 from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps
 from limitformer.sphere.record import Record, record_workspace, write_point
 from test_sphere_naive import gaps_of, normalised, overlaps_of
