@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from scipy.integrate import solve_ivp
 
 import limitformer as lf
 from limitformer.sphere.values import LAWS
-from statistics_checks import assert_same_law, least_p
+from statistics_checks import STANDARD_ERRORS, assert_same_law, least_p, standard_errors
 from test_sphere_naive import draw, naive_attention, naive_layer, tokens_at
 from test_sphere_precision import euler_maruyama
 
@@ -208,9 +209,9 @@ def test_the_limit_knows_neither_layers_nor_law(method):
 
 def test_a_step_of_the_limit_is_a_layer():
     """L = 1/dt layers with Gaussian values and the limit's steps: one law, other random numbers."""
-    chain = overlaps(replace(THREE, layers_per_unit_time=10), START)
-    limit = overlaps(lf.limit(THREE), START, dt=0.1)
-    assert_same_law(chain, limit, wrong=overlaps(lf.limit(THREE), START, dt=0.5))
+    chain = overlaps(replace(THREE, layers_per_unit_time=20), START)
+    limit = overlaps(lf.limit(THREE), START, dt=0.05)
+    assert_same_law(chain, limit, wrong=overlaps(replace(THREE, layers_per_unit_time=2), START))
     assert not np.isin(chain["z0"], limit["z0"]).any()
 
 
@@ -243,3 +244,47 @@ def test_without_noise_layers_converge_to_the_flow(name, of):
     first, second = (np.abs(end - exact).max() for end in ends)
     assert 1.9 < first / second < 2.1
     assert np.abs(2 * ends[1] - ends[0] - exact).max() < 0.02 * second
+
+
+# ---------------------------------------------------------------- the default step
+
+POINTS = [
+    *(
+        lf.StochasticTransformer(tokens=2, dim=dim, beta=beta, attention=attention, layers_per_unit_time=100)
+        for dim, beta, attention in [(3, 4.0, "softmax"), (16, 1.5, "unnormalized"), (64, 3.0, "softmax")]
+    ),
+    lf.StochasticTransformer(tokens=2, dim=128, beta=4.0, attention="unnormalized", layers_per_unit_time=100),
+    lf.HybridTransformer(tokens=2, dim=3, beta=3.0, epsilon=1.5, attention="unnormalized", layers_per_unit_time=100),
+    lf.HybridTransformer(tokens=2, dim=128, beta=4.0, epsilon=2.0, layers_per_unit_time=100),
+]
+
+
+@pytest.mark.parametrize("model", POINTS, ids=lambda m: f"{type(m).__name__} {m.dim} {m.beta} {m.attention}")
+def test_the_default_step_resolves_the_model(model, monkeypatch):
+    """E z and E z² from z = 0.3 against the exact law; two long steps are rejected."""
+    rate = lf.limit(model).fastest_rate
+    horizon = (2.0 if isinstance(model, lf.StochasticTransformer) else 3.0) / rate
+    run = {"samples": 20_000, "seed": 1, "progress": False}
+    found = lf.simulate(lf.limit(model), 0.3, **run, horizon=horizon, record=[horizon])
+    law = lf.overlap(model).density([horizon], start=0.3, spacing=0.01, steps=800)
+    z, weights = np.tanh(law["artanh_overlap"].values), law["density"].values[0] * 0.01
+    ends = float(law["above"].values[0]), float(law["below"].values[0])
+    monkeypatch.setattr(import_module("limitformer.limits.token_paths"), "COARSEST", np.inf)
+    coarse = lf.simulate(lf.limit(model), 0.3, **run, horizon=horizon, record=[horizon], dt=horizon / 2)
+    errors = {}
+    for name, paths in (("default", found), ("two steps", coarse)):
+        last = paths["overlap"].values[:, -1, 0]
+        exact = (weights * z).sum() + ends[0] - ends[1], (weights * z**2).sum() + sum(ends)
+        errors[name] = np.abs([standard_errors(last, exact[0]), standard_errors(last**2, exact[1])]).max()
+    assert errors["default"] < STANDARD_ERRORS
+    assert errors["two steps"] > STANDARD_ERRORS
+
+
+def test_a_step_that_is_too_long_is_refused():
+    """With the rate, the longest that is allowed, and what the default takes."""
+    model = lf.limit(POINTS[4])
+    needed = rf"move at a rate of {model.fastest_rate:.3g}: it must be at most .*; got 0.01. The default takes"
+    with pytest.raises(lf.InputError, match=needed):
+        lf.simulate(model, samples=1, seed=0, horizon=1.0, dt=0.01)
+    longest = 0.5 / model.fastest_rate
+    assert lf.simulate(model, samples=1, seed=0, horizon=10 * longest, dt=longest * 0.999).attrs["dt"] < longest

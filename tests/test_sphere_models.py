@@ -415,8 +415,7 @@ def test_a_recording_that_does_not_fit_the_memory_is_refused(monkeypatch):
     monkeypatch.setattr(memory, "available_memory", lambda: 714_666)
     refused(
         lambda: lf.simulate(STOCHASTIC(**SIZE), **run),
-        'Nearest: record at most 10 times, or dtype="float32" for half of it, or fewer than these 3 pairs, or '
-        'keep="outcome".',
+        'Nearest: record at most 10 times, or dtype="float32" for half of it, or fewer than these 3 pairs',
     )
     assert lf.simulate(STOCHASTIC(**SIZE), **run, keep="outcome").sizes["time"] == 11
     refused(lambda: lf.simulate(STOCHASTIC(**SIZE), **run, keep="tokens"), "Nearest: record at most")

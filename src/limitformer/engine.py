@@ -109,7 +109,8 @@ def simulate(
         progress: whether work of more than two seconds shows on the terminal.
         options: of a `Transformer` and its limit, `radius`: paths whose |V| (Frobenius) reaches it stop and are marked;
             on the sphere, the fields of `SphereOptions`: `horizon` (needed), `method`, `keep`, `tolerance`,
-            `early_stop`; of a limit, `dt` (default 0.01), and of a covariance limit `step`, "factor" (default) or
+            `early_stop`; of a limit, `dt` (default 0.01 for covariances, on the sphere what resolves the model), and
+            of a covariance limit `step`, "factor" (default) or
             "euler-maruyama".
 
     Returns:
@@ -248,9 +249,8 @@ def _(model: StochasticTransformer | HybridTransformer, start: Any, record: Reco
 @process_of.register
 def _(model: TokenLimit, start: Any, record: Record, options: dict[str, Any]) -> Process:
     times = None if record is None else recorded_points("record", record)
-    dt = options.get("dt", 0.01)
     chosen = sphere_options("a limit on the sphere", options, ("dt",))
-    return token_paths(model, as_sphere_start(start, model.model), times, chosen, dt)
+    return token_paths(model, as_sphere_start(start, model.model), times, chosen, options.get("dt"))
 
 
 def checked_radius(options: dict[str, Any]) -> float:

@@ -1,23 +1,50 @@
 """Paths of the SDE of tokens on the sphere: layers with Gaussian values, 1/dt of them in a unit of time."""
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.errors import require
+from limitformer.errors import require, require_real
 from limitformer.limits.path import whole_steps
 from limitformer.limits.tokens import TokenLimit
+from limitformer.models import HybridTransformer, StochasticTransformer
+from limitformer.models.kinds import of_kind
 from limitformer.models.sphere_start import SphereStart
 from limitformer.sphere.process import SphereOptions, SpherePaths, chosen_method, layer_of
 
+LONGEST_STEP = 0.01
+# Of the default step, its product with the fastest rate: the weak error is of this order. The hybrid's noise is common
+# to all tokens and its errors add up, but its step is cheap.
+RESOLUTIONS: Mapping[type, float] = {StochasticTransformer: 0.01, HybridTransformer: 0.001}
+COARSEST = 0.5  # the same of a step that is asked for; beyond, it is another model
+
+
+def chosen_step(limit: TokenLimit, dt: float | None) -> float:
+    """dt, or what resolves the model where it is None.
+
+    Raises:
+        InputError: a dt that is no positive number, or too long for the model.
+    """
+    rate = limit.fastest_rate
+    enough = min(LONGEST_STEP, of_kind(limit.model, RESOLUTIONS) / rate)
+    if dt is None:
+        return enough
+    dt = require_real("dt", dt)
+    coarse = f"dt is too long for this model, whose tokens move at a rate of {rate:.3g}: it must be at most"
+    require(dt * rate <= COARSEST, f"{coarse} {COARSEST / rate:.3g}; got {dt:g}. The default takes {enough:.3g}.")
+    return dt
+
 
 def token_paths(
-    limit: TokenLimit, start: SphereStart, times: NDArray[np.float64] | None, options: SphereOptions, dt: float
+    limit: TokenLimit, start: SphereStart, times: NDArray[np.float64] | None, options: SphereOptions, dt: float | None
 ) -> SpherePaths:
     """The paths, ready to run, in steps of at most `dt`, of which a whole number meets the horizon.
 
     Raises:
-        InputError: a dt that is not positive, or times outside [0, horizon].
+        InputError: a dt that cannot be used, or times outside [0, horizon].
     """
+    dt = chosen_step(limit, dt)
     steps = whole_steps(options.horizon, dt)
     actual = options.horizon / steps
     recorded = options.default_points(steps)

@@ -7,11 +7,19 @@ r"""The infinite-depth limit of tokens on the sphere: L to infinity, layers/L �
 
 Aⁱ is attention at token i, P⊥ⁱ the projection onto the tangent space there, W a d × d matrix of Brownian motions. Plain
 Euler leaves the sphere; the step of `simulate` is the layer itself with L = 1/dt and Gaussian values, whose rows are
-normalised, and whose weak error is of order dt.
+normalised, and whose weak error is of order dt times the rate at which a layer moves tokens (`fastest_rate`):
+
+* stochastic: a layer turns a token by an angle of mean square (d − 1) σ²|A|² dt, and attention changes with the overlap
+  on the scale 1/β, so σ² max|A|² (d − 1 + |β|‖QᵀK‖);
+* hybrid: a layer multiplies by 1 + w (dt + ε dB), w an attention weight, so max w + ε² max w²;
+
+with max|A| = max w = 1 for softmax and e^{|β|‖QᵀK‖} for unnormalized attention. A step that does not resolve this rate
+is no step of the limit but a chain of few layers.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import exp
 from typing import Any
 
 import numpy as np
@@ -39,6 +47,11 @@ class TokenLimit:
     def __post_init__(self) -> None:
         require_itself(self, TokenLimit)
         require_kind("model", self.model, "sphere model")
+
+    @property
+    def fastest_rate(self) -> float:
+        """The largest rate at which a step can move the tokens, in 1/time."""
+        return of_kind(self.model, RATES)(self.model)
 
     def attention(self, tokens: ArrayLike) -> Matrix:
         """A(Yⁱ) (tokens, dim) at Y = `tokens` (tokens, dim) [CT, eqs 2, 3].
@@ -99,6 +112,30 @@ def hybrid_diffusion(model: HybridTransformer, tangent: Tensor, a: Matrix) -> Te
     return np.einsum("ik,jl->ikjl", noise, noise)
 
 
+def largest_logit(model: SphereModel) -> float:
+    """|β|‖QᵀK‖."""
+    return abs(model.beta) * (1.0 if model.query_key is None else float(np.linalg.norm(model.bilinear(), 2)))
+
+
+def largest_weight(model: SphereModel) -> float:
+    """max|A|, for unit tokens."""
+    return {"softmax": 1.0, "unnormalized": exp(largest_logit(model))}[model.attention]
+
+
+def stochastic_rate(model: StochasticTransformer) -> float:
+    """σ² max|A|² (d − 1 + |β|‖QᵀK‖)."""
+    return model.sigma**2 * largest_weight(model) ** 2 * (model.dim - 1 + largest_logit(model))
+
+
+def hybrid_rate(model: HybridTransformer) -> float:
+    """max w + ε² max w²."""
+    return largest_weight(model) + (model.epsilon * largest_weight(model)) ** 2
+
+
+RATES: Mapping[type, Callable[[Any], float]] = {
+    StochasticTransformer: stochastic_rate,
+    HybridTransformer: hybrid_rate,
+}
 DRIFTS: Mapping[type, Callable[[Any, Matrix, Matrix], Matrix]] = {
     StochasticTransformer: stochastic_drift,
     HybridTransformer: hybrid_drift,
