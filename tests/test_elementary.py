@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 import limitformer.elementary
-from limitformer.elementary import as_bits, as_float, exponential, exponentials, logarithm, sine_cosine
+from limitformer.elementary import (
+    as_bits,
+    as_float,
+    exponential,
+    exponentials,
+    exponentials_less_one,
+    logarithm,
+    sine_cosine,
+)
 
 EPS = np.finfo(float).eps
 LEAST, LARGEST = np.finfo(float).tiny, np.finfo(float).max
@@ -173,6 +181,18 @@ def test_exponential_ascends():
     for centre in (-0.5 * np.log(2), 0.5 * np.log(2), 1.5 * np.log(2), -100.0, 100.0):
         out = exponential_of(centre * (1 + np.sign(centre) * EPS * np.arange(-2000, 2001)))
         assert (np.diff(out) / out[1:]).min() > -2 * claimed_errors()[0]
+
+
+def test_exponential_less_one_keeps_the_digits_of_small_numbers():
+    """Of 1e-300 too, where exp x − 1 (the wrong twin) has lost all; and zero is zero."""
+    x = np.concatenate([np.linspace(-0.1, 0.1, 2001), *np.outer([1, -1], 10.0 ** np.arange(-300, -1))])
+    out = 2 * x
+    exponentials_less_one(0.5, out)
+    exact = np.expm1(x.astype(np.longdouble))
+    np.testing.assert_array_equal(out[x == 0], 0)
+    x, out, exact = x[x != 0], out[x != 0], exact[x != 0]
+    assert worst(out, exact) < 2 * EPS
+    assert worst(np.exp(x) - 1, exact) > 0.5
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 31, 72, 1000])

@@ -22,6 +22,7 @@ from limitformer.factor import (
 from limitformer.lanes import (
     LANES,
     all_below,
+    choose,
     everywhere,
     larger,
     load,
@@ -72,6 +73,11 @@ def spread_number(number, out):
 @numba.njit
 def select_positive(condition, value, out):
     store(out, 0, 0, where_positive(load(condition, 0, 0), load(value, 0, 0)))
+
+
+@numba.njit
+def select_either(condition, left, right, out):
+    store(out, 0, 0, choose(load(condition, 0, 0), load(left, 0, 0), load(right, 0, 0)))
 
 
 @numba.njit
@@ -276,6 +282,13 @@ def test_where_positive_takes_the_value_or_zero():
     for bad in BAD:
         expected = [bad, 0, 0, 0, 0, bad, 0, bad]
         np.testing.assert_array_equal(answer(select_positive, conditions, [bad] * LANES), expected)
+
+
+def test_choose_takes_one_of_two_values():
+    """As `where_positive`, and what is not taken may be anything."""
+    conditions = [1.0, 0.0, -0.0, -1.0, np.nan, np.inf, -np.inf, 5e-324]
+    left, right = [2.0, *BAD, np.nan, 7.0, 8.0, 9.0], [np.nan, 3.0, 4.0, 5.0, 6.0, np.inf, -0.5, np.nan]
+    np.testing.assert_array_equal(answer(select_either, conditions, left, right), [2, 3, 4, 5, 6, 7, -0.5, 9])
 
 
 @pytest.mark.parametrize("lane", range(LANES))

@@ -12,6 +12,7 @@ from limitformer.lanes import LANES
 from limitformer.outcomes import OUTCOMES, wilson
 from limitformer.records import all_pairs
 from limitformer.results import tokens_of
+from limitformer.sphere.forest import open_forest
 from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps
 from limitformer.sphere.record import Record, record_workspace, write_point
 from test_sphere_naive import gaps_of, normalised, overlaps_of
@@ -36,13 +37,13 @@ def recorded(x, tolerance=TOLERANCE, pairs=None, outcome=True, dtype=np.float64)
     pairs = all_pairs(x.shape[1]) if pairs is None else np.array(pairs)
     out = np.full((len(x), 1, 4 if outcome else 0), -1, np.int32)
     overlap, gap = (np.full((len(x), 1, 0 if outcome else len(pairs)), np.nan, dtype) for _ in range(2))
-    work = record_workspace(x.shape[1])
+    work, forest = record_workspace(x.shape[1]), open_forest(*x.shape[1:])
     for begin in range(0, len(x), LANES):
         part, rows = x[begin : begin + LANES], slice(begin, begin + LANES)
         lanes = np.zeros((*x.shape[1:], LANES))
         lanes[..., : len(part)] = np.moveaxis(part, 0, -1)
         nothing = np.empty((len(part), 1, 0), dtype)
-        write_point(lanes, 0, Record(pairs, tolerance, overlap[rows], gap[rows], out[rows], nothing), work)
+        write_point(lanes, forest, 0, Record(pairs, tolerance, overlap[rows], gap[rows], out[rows], nothing), work)
     return out[:, 0] if outcome else (overlap[:, 0], gap[:, 0])
 
 

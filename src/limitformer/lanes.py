@@ -204,8 +204,8 @@ def where_positive(typing_context: Any, condition: Any, value: Any) -> Any:
 
 
 @extension
-def chosen(typing_context: Any, condition: Any, value: Any, other: Any) -> Any:
-    """`value` in the lanes where `condition` > 0, and `other` in the rest."""
+def choose(typing_context: Any, condition: Any, left: Any, right: Any) -> Any:
+    """`left` in the lanes where `condition` > 0, and `right` in the others."""
 
     def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
         zero = ir.Constant(VECTOR, [0.0] * LANES)

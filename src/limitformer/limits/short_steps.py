@@ -18,7 +18,7 @@ import numpy as np
 from limitformer.elementary import U64
 from limitformer.factor import copy
 from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, all_below, chosen, everywhere, lane_matrix, load, smaller, store
+from limitformer.lanes import LANES, all_below, choose, everywhere, lane_matrix, load, smaller, store
 from limitformer.limits.euler import cholesky, euler_maruyama_step
 from limitformer.limits.pace import EULER_RESOLUTION, FACTOR_RESOLUTION, measure
 from limitformer.limits.steps import carry, covariance_of, factor_step, trace_of
@@ -109,14 +109,14 @@ def keep_moved(moved, out, short):
     left = load(short.lanes, LEFT, 0)
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
-            store(out, i, j, chosen(left, load(moved, i, j), load(out, i, j)))
+            store(out, i, j, choose(left, load(moved, i, j), load(out, i, j)))
 
 
 @kernel
 def pass_time(short):
     """What is left is less by the short step."""
     left = load(short.lanes, LEFT, 0)
-    store(short.lanes, LEFT, 0, chosen(left, left - load(short.lanes, SHORT, 0), everywhere(0.0)))
+    store(short.lanes, LEFT, 0, choose(left, left - load(short.lanes, SHORT, 0), everywhere(0.0)))
 
 
 @kernel
@@ -176,7 +176,7 @@ def take(found, out, short):
     taking = load(short.lanes, TAKING, 0)
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
-            store(out, i, j, chosen(taking, load(found, i, j), load(out, i, j)))
+            store(out, i, j, choose(taking, load(found, i, j), load(out, i, j)))
 
 
 @kernel

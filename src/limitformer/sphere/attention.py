@@ -4,8 +4,9 @@ r"""Attention between tokens on the sphere: A X for N tokens in rows.
   no maximum is needed.
 * any QᵀK: the logits |β| xⁱᵀ (±QᵀK) xʲ, from which softmax takes the row's maximum.
 
-Rows are then divided by their sum (softmax, [CT, eq. 2]) or scaled to exp(logit)/N (unnormalized, [CT, eq. 3]).
-Matrices have LANES behind (`lanes`).
+Rows are then divided by their sum (softmax, [CT, eq. 2]) or scaled to exp(logit)/N (unnormalized, [CT, eq. 3]). In
+between, those of tokens that have a parent become those of differences (`differences`). Matrices have LANES behind
+(`lanes`).
 """
 
 from typing import NamedTuple
@@ -31,6 +32,7 @@ class AttentionWorkspace(NamedTuple):
 
     weights: np.ndarray  # (N, N)
     flat: np.ndarray  # the same memory in one row
+    scales: np.ndarray  # (N, 1): what the rows of weights are multiplied by
     bilinear: np.ndarray  # (r, r), QᵀK
     turned: np.ndarray  # (N, r), X QᵀK
 
@@ -42,23 +44,29 @@ def attention_workspace(tokens, coordinates, bilinear):
     for i in range(bilinear.shape[0]):
         for j in range(bilinear.shape[1]):
             spread[i, j, :] = bilinear[i, j]
-    return AttentionWorkspace(
-        weights, weights.reshape(tokens * tokens * LANES), spread, lane_matrix(tokens, coordinates)
-    )
+    flat = weights.reshape(tokens * tokens * LANES)
+    return AttentionWorkspace(weights, flat, lane_matrix(tokens, 1), spread, lane_matrix(tokens, coordinates))
 
 
 @kernel
-def attend(x, constants, work, out):
-    """out = A X, for `x` (N, r)."""
+def weigh(x, constants, work):
+    """Weights of the tokens `x` (N, r), and what their rows are to be multiplied by."""
     if constants.isotropic:
         symmetric_weights(x, constants.beta, work)
     else:
         multiply(x, work.bilinear, work.turned)
         multiply_transposed(work.turned, x, work.weights)
         general_weights(constants.beta, constants.fixed > 0.0, work)
+    for i in range(x.shape[0]):
+        scale_of_row(i, constants.fixed, work)
+
+
+@kernel
+def mix(x, work, out):
+    """out = A X."""
     multiply(work.weights, x, out)
     for i in range(x.shape[0]):
-        scale_row(i, constants.fixed, work.weights, out)
+        scale_row(i, work.scales, out)
 
 
 @kernel
@@ -92,13 +100,19 @@ def general_weights(beta, unshifted, work):
 
 
 @kernel
-def scale_row(i, fixed, weights, out):
-    """Divide row i by the sum of its weights, or multiply it by `fixed` > 0."""
+def scale_of_row(i, fixed, work):
+    """One over the sum of the weights of row i, or `fixed` > 0."""
     scale = everywhere(fixed)
     if fixed == 0.0:
         total = everywhere(0.0)
-        for j in range(weights.shape[1]):
-            total = total + load(weights, i, j)
+        for j in range(work.weights.shape[1]):
+            total = total + load(work.weights, i, j)
         scale = 1.0 / total
+    store(work.scales, i, FIRST, scale)
+
+
+@kernel
+def scale_row(i, scales, out):
+    scale = load(scales, i, FIRST)
     for k in range(out.shape[1]):
         store(out, i, k, scale * load(out, i, k))

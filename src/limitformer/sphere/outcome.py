@@ -10,15 +10,19 @@ from numpy.typing import NDArray
 
 from limitformer.factor import FIRST
 from limitformer.kernels import kernel
-from limitformer.lanes import everywhere, load, store
+from limitformer.lanes import LANES, everywhere, load, store
+from limitformer.sphere.forest import any_related, gaps, relation
 
 CLUSTERS, LARGEST, ANTIPODAL, UNRESOLVED = 0, 1, 2, 3
 LABELS = ("clusters", "largest_cluster", "antipodal_pairs", "unresolved_pairs")
 
 
 @kernel
-def measure(x, pairs, begin, count, minus, plus):
-    """(1 − z, 1 + z) of the pairs begin … into `minus` and `plus` (1, count): |xⁱ ∓ xʲ|²/2, which does not cancel."""
+def measure(x, forest, pairs, begin, count, minus, plus):
+    """(1 − z, 1 + z) of the pairs begin … into `minus` and `plus` (1, count): |xⁱ ∓ xʲ|²/2, which does not cancel.
+
+    Pairs that have a difference of their own (`forest`) are measured by that.
+    """
     for q in range(count):
         i, j = pairs[begin + q, 0], pairs[begin + q, 1]
         apart, across = everywhere(0.0), everywhere(0.0)
@@ -29,6 +33,18 @@ def measure(x, pairs, begin, count, minus, plus):
             across = across + total * total
         store(minus, FIRST, q, 0.5 * apart)
         store(plus, FIRST, q, 0.5 * across)
+    if any_related(forest.children):
+        for lane in range(LANES):
+            measure_related(x, forest, pairs, begin, count, lane, minus, plus)
+
+
+@kernel
+def measure_related(x, forest, pairs, begin, count, lane, minus, plus):
+    """The same for the pairs of one replica that are in one tree."""
+    for q in range(count):
+        i, j = pairs[begin + q, 0], pairs[begin + q, 1]
+        if relation(i, j, lane, forest) != 0.0:
+            minus[0, q, lane], plus[0, q, lane] = gaps(x, i, j, lane, forest)
 
 
 @kernel

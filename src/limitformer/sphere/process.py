@@ -36,6 +36,7 @@ from limitformer.sphere.attention import AttentionConstants
 from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps
 from limitformer.sphere.pair import PairConstants, run_pairs
 from limitformer.sphere.record import Record
+from limitformer.sphere.relations import GAP_FLOOR, alone, nearness, related, related_pair
 from limitformer.sphere.run import run_tokens
 from limitformer.sphere.stopping import stops
 from limitformer.sphere.tokens import (
@@ -247,8 +248,15 @@ class SpherePaths:
             "tolerance": self.options.tolerance,
             "horizon": self.steps * self.time_of_step,
             **stopping,
+            **self.floor,
             **self.extra,
         }
+
+    @property
+    def floor(self) -> dict[str, float]:
+        """The least gap that the method can tell, where rounding sets one."""
+        has = self.method != "overlap" and self.token_constants().near == 0
+        return {"gap_floor": GAP_FLOOR} if has else {}
 
     def stops(self) -> tuple[float, float]:
         """1 − |z| at +1 and at −1 below which a replica stops; 0: never."""
@@ -319,7 +327,16 @@ class SpherePaths:
         beta = model.beta if model.is_isotropic else abs(model.beta)
         attention = AttentionConstants(beta, fixed, model.is_isotropic)
         layer = self.layer
-        return TokenConstants(attention, model.dim, self.steps, layer.step, layer.drift, LAWS[layer.law], self.drawn())
+        return TokenConstants(
+            attention,
+            model.dim,
+            self.steps,
+            layer.step,
+            layer.drift,
+            LAWS[layer.law],
+            self.drawn(),
+            *nearness(model, layer.step, layer.drift),
+        )
 
     def drawn(self) -> int:
         """What of the random matrix is drawn."""
@@ -352,8 +369,8 @@ class PreparedSphere:
             plus, minus = paths.stops()
             self.pair_constants = paths.pair_constants(plus / (2 - plus), minus / (2 - minus))
         else:
-            self.first = self.first_tokens()
             self.token_constants = paths.token_constants()
+            self.first = self.first_tokens()
             self.bilinear = np.zeros((0, 0)) if paths.model.is_isotropic else signed_bilinear(paths.model)
 
     def run(self, first: int, outputs: Outputs) -> None:
@@ -407,16 +424,15 @@ class PreparedSphere:
             paths.record(outputs),
         )
 
-    def first_tokens(self) -> tuple[NDArray[np.float64], int]:
-        """(tokens, coordinates) and how to read them."""
-        paths = self.paths
-        start = np.zeros((paths.model.tokens, paths.coordinates))
+    def first_tokens(self) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64], int]:
+        """(tokens, coordinates), parents and signs (tokens,) (`relations`), and how to read them."""
+        paths, near = self.paths, self.token_constants.near
         if paths.start.overlap is not None:
-            z = paths.start.overlap
-            start[0, :2] = z, sqrt((1 - z) * (1 + z))
-            return start, AT_OVERLAP
+            return *related_pair(paths.start.overlap, paths.coordinates, near), AT_OVERLAP
         if paths.start.tokens is None:
-            return start, UNIFORM
+            return *alone(np.zeros((paths.model.tokens, paths.coordinates))), UNIFORM
         if paths.method == "gram":
-            return np.asarray(np.linalg.qr(paths.start.tokens.T, mode="r")).T.copy(), AT_TOKENS
-        return np.ascontiguousarray(paths.start.tokens), AT_TOKENS
+            rows, parents, signs = related(paths.start.tokens, near)
+            factor = np.asarray(np.linalg.qr(rows.T, mode="r")).T.copy()
+            return factor, parents, signs, AT_TOKENS
+        return *alone(np.ascontiguousarray(paths.start.tokens)), AT_TOKENS

@@ -51,23 +51,23 @@ def part_of(record, begin, end):
 
 
 @kernel
-def write_point(x, k, record, work):
-    """Point k of the replicas whose tokens are `x` (N, r, LANES)."""
+def write_point(x, forest, k, record, work):
+    """Point k of the replicas whose tokens are `x` (N, r, LANES), related as `forest` says."""
     if record.overlap.shape[2] > 0:
-        write_overlaps(x, k, record, work)
+        write_overlaps(x, forest, k, record, work)
     if record.outcome.shape[2] > 0:
-        write_outcomes(x, k, record, work)
+        write_outcomes(x, forest, k, record, work)
     if record.positions.shape[2] > 0:
         for i in range(x.shape[0]):
             spill_row(x, i, x.shape[1], i * x.shape[1], k, record.positions)
 
 
 @kernel
-def write_overlaps(x, k, record, work):
+def write_overlaps(x, forest, k, record, work):
     """z and 1 − |z| of all pairs that are kept."""
     for begin in range(0, len(record.pairs), TILE):
         count = min(TILE, len(record.pairs) - begin)
-        measure(x, record.pairs, begin, count, work.minus, work.plus)
+        measure(x, forest, record.pairs, begin, count, work.minus, work.plus)
         take_overlaps(count, work.minus, work.plus)
         spill_row(work.minus, FIRST, count, begin, k, record.overlap)
         spill_row(work.plus, FIRST, count, begin, k, record.gap)
@@ -85,7 +85,7 @@ def take_overlaps(count, minus, plus):
 
 
 @kernel
-def write_outcomes(x, k, record, work):
+def write_outcomes(x, forest, k, record, work):
     """Clusters and antipodal pairs."""
     replicas = record.outcome.shape[0]
     for lane in range(replicas):
@@ -94,7 +94,7 @@ def write_outcomes(x, k, record, work):
             work.parent[lane, i] = i
     for begin in range(0, len(record.pairs), TILE):
         count = min(TILE, len(record.pairs) - begin)
-        measure(x, record.pairs, begin, count, work.minus, work.plus)
+        measure(x, forest, record.pairs, begin, count, work.minus, work.plus)
         for lane in range(replicas):
             sort_replica(
                 record.pairs,

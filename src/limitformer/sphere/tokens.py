@@ -5,8 +5,11 @@ rows of A X = F O alone (F lower triangular, O orthonormal rows): V Oᵀ is a d 
 one is never drawn. The hybrid [CT, eq. 7] adds ω A X with one number ω for all tokens.
 
 With QᵀK = I and Gaussian values the law does not change when all tokens turn together, so that N < d tokens have a
-Gram chain: `gram`. Overlaps near ±1 come from |xⁱ ∓ xʲ|²/2, which is good down to gaps of about 1e-28, where the
-rounding of the coordinates begins.
+Gram chain: `gram`.
+
+A token that is next to an earlier one or to its antipode goes through a layer as their difference (`forest`,
+`differences`, `antipodes`): a row like the others, for all that a layer does before it normalises is linear, and every
+row keeps its own relative precision. So gaps 1 − |z| have all their digits down to 1e-300, where they are held.
 """
 
 from typing import NamedTuple
@@ -24,10 +27,14 @@ from limitformer.factor import (
     put,
     triangularise,
 )
-from limitformer.kernels import driver, kernel
+from limitformer.kernels import driver, inlined, kernel
 from limitformer.lanes import LANES, lane_matrix, load, square_root, store
 from limitformer.random import Stream, draw_normals, open_stream, rewind
-from limitformer.sphere.attention import AttentionConstants, AttentionWorkspace, attend, attention_workspace
+from limitformer.sphere.antipodes import Antipodes, add_antipodes, open_antipodes
+from limitformer.sphere.attention import AttentionConstants, AttentionWorkspace, attention_workspace, mix, weigh
+from limitformer.sphere.differences import difference_rows, part, rejoin, set_aside
+from limitformer.sphere.forest import Forest, any_related, open_forest
+from limitformer.sphere.gathered import all_gathered, attend_gathered
 from limitformer.sphere.values import fill
 
 AT_TOKENS, UNIFORM, AT_OVERLAP = 0, 1, 2  # how replicas start
@@ -44,6 +51,16 @@ class TokenConstants(NamedTuple):
     drift: float  # 0, or 1/L for the hybrid
     law: int
     draw: int  # FULL, SKETCHED, SCALAR or GRAM
+    near: float  # |D|² below which a token is carried as a difference
+    look: int  # layers between two looks at which tokens are
+    change: int  # layers between two at which tokens may change their parents, a multiple of `look`
+
+
+class Relations(NamedTuple):
+    """What tokens next to ±1 of each other need besides: apart, for what is handed to a kernel is copied."""
+
+    forest: Forest
+    antipodes: Antipodes
 
 
 class TokenWorkspace(NamedTuple):
@@ -84,6 +101,11 @@ def token_workspace(tokens, coordinates, constants, bilinear):
     )
 
 
+@driver
+def open_relations(tokens, coordinates):
+    return Relations(open_forest(tokens, coordinates), open_antipodes(tokens, coordinates))
+
+
 @kernel
 def value_shape(tokens, coordinates, constants):
     """Of the random matrix of a layer."""
@@ -96,7 +118,7 @@ def value_shape(tokens, coordinates, constants):
 
 @kernel
 def begin_tokens(start, how, constants, start_key, replica, work):
-    """The first tokens of the replicas that run side by side."""
+    """The first tokens of the replicas that run side by side; `start` has D's in place of those with a parent."""
     rewind(work.stream, start_key, replica)
     if how == AT_TOKENS:
         put(start, work.x)
@@ -107,24 +129,46 @@ def begin_tokens(start, how, constants, start_key, replica, work):
         draw_normals(work.stream, work.x)
         normalise_rows(work.x)
     if how == AT_OVERLAP:
-        lean(start[0, 0], start[0, 1], work.x)
+        lean(start[1, 0], start[1, 1], work.x)
 
 
 @kernel
-def lean(overlap, across, x):
-    """Turn the second of two tokens, in their plane, until its overlap with the first is as given."""
+def lean(along, across, x):
+    """Make the second of two tokens so long along the first and so long across it, in their plane."""
     length = inner(x, FIRST, x, FIRST + 1, FIRST, x.shape[1])
     for k in range(x.shape[1]):
         store(x, 1, k, load(x, 1, k) - length * load(x, 0, k))
     normalise_row(1, x)
     for k in range(x.shape[1]):
-        store(x, 1, k, overlap * load(x, 0, k) + across * load(x, 1, k))
+        store(x, 1, k, along * load(x, 0, k) + across * load(x, 1, k))
 
 
-@kernel
-def advance_tokens(layer, constants, key_words, replica, work):
+@inlined
+def advance_tokens(layer, constants, key_words, replica, work, relations):
     """One layer, in place."""
-    attend(work.x, constants.attention, work.attention, work.mixed)
+    forest = relations.forest
+    related = any_related(forest.children)
+    if not (related and all_gathered(forest.state)):
+        weigh(work.x, constants.attention, work.attention)
+        if related:
+            difference_rows(work.x, constants.attention, work.attention, forest)
+        mix(work.x, work.attention, work.mixed)
+        if related:
+            add_antipodes(work.x, constants.attention, work.attention.bilinear, forest, relations.antipodes, work.mixed)
+    if related:
+        attend_gathered(work.x, forest, work.mixed)
+        part(work.x, forest)
+    move_tokens(layer, constants, key_words, replica, work)
+    if related:
+        set_aside(work.x, forest)
+    normalise_rows(work.x)
+    if related:
+        rejoin(4.0 * constants.near, constants.attention, work.x, forest)
+
+
+@inlined
+def move_tokens(layer, constants, key_words, replica, work):
+    """What a layer adds to the rows of `x`."""
     if constants.draw == GRAM:
         add_gram(constants, work)
     else:
@@ -132,10 +176,9 @@ def advance_tokens(layer, constants, key_words, replica, work):
         block = U64(layer) * U64((values + 3) // 4)
         fill(constants.law, key_words[0], key_words[1], replica, block, work.flat)
         add_values(constants, work)
-    normalise_rows(work.x)
 
 
-@kernel
+@inlined
 def add_values(constants, work):
     """X += step · A X Vᵀ, or ω A X."""
     if constants.draw == SCALAR:
@@ -150,7 +193,7 @@ def add_values(constants, work):
     add_multiple(constants.step, work.moved, work.x)
 
 
-@kernel
+@inlined
 def add_gram(constants, work):
     """The factor R (N × N) of the tokens to that of [ R + c S H | c S T ], S = A R (`chains.residual`)."""
     n, t = work.x.shape[0], work.added.shape[1]
