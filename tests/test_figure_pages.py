@@ -110,6 +110,10 @@ SENTENCES = {
     "text-fate": [
         ("mean correlation of different words at the last depth, shaped", "| {:.2f} ± 0.01 |"),
     ],
+    "lifetimes-spread": [
+        ("spread 0.3: share of pairs that are ever", "At s = 0.3, {:.0c} of the pairs are apart"),
+        ("spread 0.3: share of pairs that split", "In {:.0c} one token comes nearer"),
+    ],
     "ct-fig1": [
         ("largest difference", "the two differ by {:.4f} h"),
         ("share of the field's", "* {:.0c} of the field's mean square"),

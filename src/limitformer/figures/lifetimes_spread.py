@@ -9,6 +9,7 @@ comes nearer to the third token than to the other. The paper has no such figure.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -17,10 +18,10 @@ from numpy.typing import NDArray
 
 from limitformer.engine import simulate
 from limitformer.figures.claims import Claim, Run
-from limitformer.figures.lifetimes import times_of
+from limitformer.figures.lifetimes import LINES, times_of
 from limitformer.limits.overlap import OverlapDiffusion, overlap
 from limitformer.models import StochasticTransformer
-from limitformer.plot import PALETTE, panels
+from limitformer.plot import PALETTE, legend_below, panels
 from limitformer.progress import tracked
 from limitformer.sweep.describe import model_seed
 
@@ -158,23 +159,20 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 def draw(data: xr.Dataset) -> Figure:
     """Lifetimes; what becomes of the pair."""
-    figure, (left, right) = panels(2, width=4.8, height=3.9)
+    figure, (left, right) = panels(2, height=4.4)
     spread = data["spread"].values
-    for k, beta in enumerate(data["beta"].values):
-        one, colour = data.sel(beta=beta), PALETTE[k]
-        scale = float(one["tight"])
-        left.errorbar(
-            spread, one["lifetime"] / scale, one["error"] / scale, fmt="o", capsize=2, color=colour, markersize=4
-        )
-        left.plot(spread, one["centres"] / scale, color=colour, label=f"β = {beta:g} (tight: {scale:.2f})")
-        right.plot(spread, one["loose"], "o-", color=colour, markersize=4, label=f"β = {beta:g}: ever apart by 0.1")
-        right.plot(spread, one["split"], "s--", color=colour, markersize=4, label=f"β = {beta:g}: split")
-    left.axhline(1.0, color="gray", linestyle=":", label="tight clusters, exact")
+    for beta, colour, line in zip(data["beta"].values, PALETTE, LINES, strict=False):
+        one, scale = data.sel(beta=beta), float(data["tight"].sel(beta=beta))
+        life: Any = {"yerr": one["error"] / scale, "fmt": "o", "capsize": 2, "markersize": 4, "color": colour}
+        left.errorbar(spread, one["lifetime"] / scale, **life)
+        look: Any = {"color": colour, "linestyle": line}
+        left.plot(spread, one["centres"] / scale, **look, label=f"exact, from the centres, β = {beta:g}")
+        for name, marker, what in (("loose", "o", "apart"), ("split", "s", "split")):
+            right.plot(spread, one[name], **look, marker=marker, markersize=4, label=f"{what}, β = {beta:g}")
     left.plot([], [], "o", color="gray", markersize=4, label=f"chain, L = {data.attrs['layers_per_unit_time']}")
-    left.plot([], [], color="gray", label="exact, from the centres")
-    left.set(xlabel="spread s of the tokens at the start", ylabel="mean lifetime / that of tight clusters")
-    right.set(xlabel="spread s of the tokens at the start", ylabel="share of trajectories", ylim=(0, 1))
-    left.set_ylim(bottom=0.5)
-    left.legend(fontsize=8, loc="lower left")
-    right.legend(fontsize=8)
+    left.axhline(1.0, color="gray", linestyle=":", label="tight clusters, exact")
+    left.set(xlabel="spread s of the tokens at the start", ylabel="mean lifetime over that of tight clusters")
+    right.set(xlabel="spread s of the tokens at the start", ylabel="share of pairs", ylim=(0, 1))
+    for axes in (left, right):
+        legend_below(axes, 2)
     return figure
