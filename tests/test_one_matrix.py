@@ -33,7 +33,7 @@ def last(dataset):
     return {"ρ_01": rho[:, 0, 1], "ρ_12": rho[:, 1, 2], "V_00": v[:, 0, 0], "V_02": v[:, 0, 2], "V_22": v[:, 2, 2]}
 
 
-def simulated(process, start=V3, samples=6_000, seed=1, **options):
+def simulated(process, start=V3, samples=4_000, seed=1, **options):
     return last(lf.simulate(process, start, samples=samples, seed=seed, progress=False, **options))
 
 
@@ -56,11 +56,11 @@ def by_hand(model, samples, seed):
 def test_the_mlp_is_the_papers_equation():
     """Chain and network of γ = 1 against NumPy; a network of two matrices fluctuates about twice as much."""
     model = one_matrix()
-    v = by_hand(model, 6_000, seed=3)
+    v = by_hand(model, 4_000, seed=3)
     deviation = np.sqrt(np.diagonal(v, axis1=1, axis2=2))
     rho = v / deviation[:, :, None] / deviation[:, None, :]
     truth = {"ρ_01": rho[:, 0, 1], "ρ_12": rho[:, 1, 2], "V_00": v[:, 0, 0], "V_02": v[:, 0, 2], "V_22": v[:, 2, 2]}
-    network = last(lf.nn.simulate(model, V3, samples=6_000, seed=2, record=[8], progress=False))
+    network = last(lf.nn.simulate(model, V3, samples=4_000, seed=2, record=[8], progress=False))
     wrong = simulated(two_matrices(), record=[8])
     assert_same_law(simulated(model, record=[8]), truth, wrong)
     assert_same_law(network, truth, wrong)
@@ -72,8 +72,8 @@ def test_more_tokens_than_width(width):
     x = np.array([[1.0, 0.5, -0.2], [0.3, -1.0, 0.4], [-0.6, 0.8, 1.1]])[:, :width]
     start = x @ x.T / width
     model = one_matrix(lf.GELU(), width=width, depth=2, gamma=0.7)
-    network = lf.nn.simulate(model, start, samples=6_000, seed=2, record=[2], dtype=torch.float64, progress=False)
-    wrong = simulated(two_matrices(lf.GELU(), width=width, depth=2, gamma=0.7), start, record=[2])
+    network = lf.nn.simulate(model, start, samples=4_000, seed=2, record=[2], dtype=torch.float64, progress=False)
+    wrong = simulated(two_matrices(lf.GELU(), width=width, depth=3, gamma=0.7), start, record=[3])
     assert_same_law(simulated(model, start, record=[2]), last(network), wrong)
 
 
@@ -128,7 +128,7 @@ def test_one_layer_has_the_drift_and_covariance_of_the_limit(gamma):
     """n E ΔV and n Cov ΔV at width 2000: γ = 1 is [ST, eq. 3]; b with its sign turned and two matrices' Σ fail."""
     chain = one_matrix(KINK, width=2000, depth=1, gamma=gamma)
     limit = lf.limit(chain)
-    found = lf.simulate(chain, V3, samples=15_000, seed=4, record=[1])["covariance"].values[:, 0]
+    found = lf.simulate(chain, V3, samples=10_000, seed=4, record=[1])["covariance"].values[:, 0]
     moved = (found - V3)[:, PAIRS[0], PAIRS[1]]
     b, sigma = limit.drift(V3)[PAIRS], limit.diffusion(V3)
     wrong = lf.limit(two_matrices(KINK, width=2000, depth=1, gamma=gamma)).diffusion(V3)
