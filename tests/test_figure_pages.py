@@ -118,6 +118,29 @@ SENTENCES = {
         ("largest difference", "the two differ by {:.4f} h"),
         ("share of the field's", "* {:.0c} of the field's mean square"),
     ],
+    "ct-fig5": [
+        ("largest KS distance", "boxes and chain differ by at most {:.3f} (KS;"),
+        ("largest ||X| − 1|", "Tokens end on the sphere**, to {:.0p}."),
+    ],
+    "ct-table1": [
+        ("α = 1/L, V = I, L = 1024", "off by a factor 1 − {:.5f} from"),
+        ("its order in 1/L: one", "of order 1/L (fitted: {:.3f})"),
+        ("α = 1/√L, V random", "from N(1, 1) is {:.3f};"),
+        ("α = 1/L, V random", "is {:.4f} at L = 1024"),
+        ("α = 1/√L, V = I", "(fitted order {:.2f})"),
+    ],
+    "ct-euler": [
+        ("circle: mean", "at t = 1 is {:.3f}, Itô's formula has 2"),
+        ("tokens, naive: growth", "(within {:.1f} standard errors"),
+        ("tokens, naive, 25 steps", "tokens are {:.1f}, 3.5"),
+        ("tokens, naive, 400 steps", "3.5, {:.1f} long at t = 1"),
+        ("tokens, naive, 400 steps", "by the naive scheme rises to {:.1f},"),
+        ("tokens, Euler with the drift, 25 steps", "is {:.3f}, 0.045"),
+        ("tokens, Euler with the drift, 100 steps", "0.091, {:.3f}, 0.023"),
+        ("tokens, Euler with the drift, 400 steps", "0.045, {:.3f} on average"),
+        ("its order in dt", "of order √dt (fitted: {:.3f})"),
+        ("tokens, normalised", "stays to {:.0p}."),
+    ],
 }
 # Sentences whose number is put otherwise than the claim has it are not in the list; a page may have none that are.
 

@@ -15,6 +15,7 @@ in dimension d, by three schemes:
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -25,11 +26,17 @@ from limitformer.figures.claims import Claim, Run
 from limitformer.figures.sphere import tokens_chain
 from limitformer.limits import TokenLimit, limit
 from limitformer.models import StochasticTransformer
-from limitformer.plot import GREEN, ORANGE, RED, panels
+from limitformer.plot import BLACK, BLUE, ORANGE, RED, legend_below, panels
 
 Array = NDArray[np.float64]
 NAIVE, EULER, NORMALISED = "naive", "Euler", "normalised"
-LOOKS = {NAIVE: (RED, "-"), NORMALISED: (GREEN, "-"), EULER: (ORANGE, "--")}  # in the order of drawing
+LOOKS: dict[str, dict[str, Any]] = {
+    NAIVE: {"color": RED, "linestyle": "-"},
+    NORMALISED: {"color": BLUE, "linestyle": "-."},
+    EULER: {"color": ORANGE, "linestyle": "--"},
+}
+ITO: dict[str, Any] = {"color": BLACK, "linestyle": ":"}
+PATH: dict[str, Any] = {"color": "gray", "linewidth": 0.7}
 PATHS = 4  # drawn
 
 
@@ -190,26 +197,22 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """|X|² on the circle; lengths of tokens by scheme; how far they are from the sphere by dt."""
-    figure, (left, middle, right) = panels(3, width=4.2)
-    time = data["time"].values
-    left.plot(time, data["circle_paths"], color="gray", linewidth=0.7)
-    left.plot([], [], color="gray", linewidth=0.7, label="single paths")
-    left.plot(time, data["circle_mean"], color=RED, label="mean, naive Euler")
-    left.plot(time, 1 + time, color="black", linestyle=":", label="1 + t, by Itô's formula")
-    left.axhline(1.0, color=GREEN, label="the circle")
-    left.set(xlabel="time t", ylabel="|X|² on the circle")
-    for scheme, (colour, line) in LOOKS.items():
-        middle.plot(time, data["mean_length"].sel(scheme=scheme), color=colour, linestyle=line, label=scheme)
+    """|X|² on the circle; lengths of tokens by scheme; how far they are from the sphere by the number of steps."""
+    figure, (left, middle, right) = panels(3)
+    time, steps, ends = data["time"].values, data["steps"].values, data["deviation"].mean("sample")
+    left.plot(time, data["circle_paths"], **PATH)
+    left.plot(time, data["circle_mean"], **LOOKS[NAIVE])
+    left.plot(time, 1 + time, **ITO)
+    for scheme, look in LOOKS.items():
+        middle.plot(time, data["mean_length"].sel(scheme=scheme), label=scheme, **look)
+        right.loglog(steps, ends.sel(scheme=scheme), marker="o", **look)
     slope, near = float(np.mean(data.attrs["growth"])) / 2, time <= 0.3 * data.attrs["time"]
-    middle.plot(time[near], 1 + slope * time[near], color="black", linestyle=":", label="first slope, by Itô's formula")
-    middle.set(xlabel="time t", ylabel="mean length |X| of the tokens")
-    steps, ends = data["steps"].values, data["deviation"].mean("sample")
-    for scheme, (colour, line) in LOOKS.items():
-        right.loglog(steps, ends.sel(scheme=scheme), "o", color=colour, linestyle=line, label=scheme)
+    middle.plot(time[near], 1 + slope * time[near], label="by Itô's formula", **ITO)
+    middle.plot([], [], label="single paths", **PATH)
     right.set_xticks(steps, [str(number) for number in steps])
     right.minorticks_off()
-    right.set(xlabel="steps", ylabel="mean of the largest ||X| − 1| at the end")
-    for panel in (left, middle, right):
-        panel.legend(fontsize=8)
+    left.set(xlabel="time t", ylabel="|X|² on the circle")
+    middle.set(xlabel="time t", ylabel="mean length |X| of the tokens")
+    right.set(xlabel="steps", ylabel="distance from the sphere at the end")
+    legend_below(figure, 5, handles=middle.get_legend_handles_labels()[0])
     return figure

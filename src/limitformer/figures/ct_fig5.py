@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from limitformer.figures.claims import Claim, Run, ks_distance, ks_noise
 from limitformer.figures.sphere import tokens_chain
 from limitformer.models import StochasticTransformer
-from limitformer.plot import BLUE, GREEN, ORANGE, PURPLE, SKY
+from limitformer.plot import BLUE, GREEN, ORANGE, PURPLE, SKY, legend_below, panels
 
 Array = NDArray[np.float64]
 MOVE = 1e-3  # of one token, to see which others follow
@@ -189,8 +189,7 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 def draw(data: xr.Dataset) -> Figure:
     """From below upwards, a lane for each token; the residual connections dashed."""
-    figure = Figure(figsize=(7.2, 6.6), layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = panels(1, height=5.4)
     axes.set_axis_off()
     axes.set(xlim=(0, 10), ylim=(0, 9.4), aspect="equal")
     lanes = dict(zip(LANES, (1.7, 4.5, 8.4), strict=True))
@@ -199,13 +198,13 @@ def draw(data: xr.Dataset) -> Figure:
     for ends in product(lanes.values(), repeat=2):
         axes.plot(ends, (middle - 0.65, middle + 0.65), color="black", linewidth=0.8, alpha=0.3, zorder=3)
     for token, x in lanes.items():
-        axes.text(x, 0.4, f"X$_n^{token}$", ha="center", va="center", fontsize=13)
-        axes.text(x, 9.1, f"X$_{{n+1}}^{token}$", ha="center", va="center", fontsize=13)
+        axes.text(x, 0.4, f"X$_n^{token}$", ha="center", va="center")
+        axes.text(x, 9.1, f"X$_{{n+1}}^{token}$", ha="center", va="center")
         draw_lane(axes, x)
     for y in (0.4, *list(HEIGHTS.values())[1:], 9.1):
-        axes.text(6.3, y, "…", ha="center", va="center", fontsize=13, color="gray")
+        axes.text(6.3, y, "…", ha="center", va="center", color="gray")
     axes.plot([], [], color="gray", linestyle="--", label="residual connection: Xⁱ as it is")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.01), fontsize=10)
+    legend_below(figure, 1)
     return figure
 
 
@@ -239,4 +238,4 @@ def draw_box(axes: Axes, box: Box, x: float) -> None:
         corner = (x - width / 2, y - height / 2)
         axes.add_patch(FancyBboxPatch(corner, width, height, boxstyle="round,pad=0,rounding_size=0.1", **look))
     ground: Any = {"facecolor": light, "edgecolor": "none", "pad": 2} if box.wide else None
-    axes.text(x + 0.85 * box.wide, y, box.text, ha="center", va="center", fontsize=11, zorder=5, bbox=ground)
+    axes.text(x + 0.85 * box.wide, y, box.text, ha="center", va="center", zorder=5, bbox=ground)

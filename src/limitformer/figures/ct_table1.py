@@ -21,7 +21,7 @@ from scipy.special import ndtri
 from scipy.stats import kstest
 
 from limitformer.figures.claims import Claim, Run
-from limitformer.plot import RED, panels, sequence
+from limitformer.plot import RED, legend_below, panels, sequence
 from limitformer.progress import tracked
 
 Array = NDArray[np.float64]
@@ -158,7 +158,7 @@ def growth_claim(ends: xr.DataArray) -> Claim:
 
 def draw(data: xr.Dataset) -> Figure:
     """A panel for each pair of α and V: median and 5 % to 95 % of log r by time, for each L, and the limit."""
-    figure, axes = panels(2, width=4.8, height=3.2, rows=2)
+    figure, axes = panels(2, height=3.0, rows=2)
     titles = {
         ("1/L", "identity"): "V = I: an ODE",
         ("1/L", "random"): "V random: nothing moves",
@@ -169,13 +169,13 @@ def draw(data: xr.Dataset) -> Figure:
         for column, law in enumerate(LAWS):
             panel = axes[row, column]
             fan(panel, data.sel(scale=scale, law=law))
-            panel.set_title(f"α = {scale}, {titles[scale, law]}", fontsize=10)
+            panel.set_title(f"α = {scale}, {titles[scale, law]}")
             panel.set(xlabel="time t = layer/L", ylabel="log( |X| / |X₀| )", xlim=(0, 1))
     time = data["time"].values
     draw_limits(axes, time, data.attrs["dim"])
     axes[0, 1].set_ylim(-1.1, 1.1)
-    handles, labels = axes[1, 1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8)
+    handles = axes[1, 1].get_legend_handles_labels()[0]
+    legend_below(figure, len(handles), handles=handles)
     return figure
 
 

@@ -196,8 +196,7 @@ def at_rate(row: xr.Dataset) -> str:
 def draw(data: xr.Dataset) -> Figure:
     """A panel for each metric, a row for each network, with one standard deviation over all its runs."""
     rows = [data.isel(row=row) for row in range(data.sizes["row"])]
-    count = data.sizes["metric"]
-    figure, axes = panels(count, width=3.0 + 2.8 / count, height=1.4 + 0.42 * len(rows))  # room for the rows' names
+    figure, axes = panels(data.sizes["metric"], height=1.4 + 0.5 * len(rows))
     places = list(range(len(rows)))[::-1]
     for panel, metric in zip(axes, data["metric"].values, strict=True):
         for place, row in zip(places, rows, strict=True):
@@ -206,6 +205,6 @@ def draw(data: xr.Dataset) -> Figure:
         panel.set(ylim=(-0.6, len(places) - 0.2), xlabel=str(metric))
         panel.margins(x=0.25)
         panel.set_yticks(places, [])
-    axes[0].set_yticks(places, [at_rate(row) for row in rows])
-    figure.suptitle(data.attrs["runs"], fontsize=9)
+    axes[0].set_yticks(places, [at_rate(row).replace(", pretrained", ",\npretrained") for row in rows])
+    figure.suptitle(data.attrs["runs"])
     return figure
