@@ -1,6 +1,7 @@
 """Datasets: saved whole or not at all, and the same bits when they come back."""
 
 import errno
+import json
 import os
 import re
 
@@ -214,6 +215,55 @@ def test_a_file_that_was_cut_is_refused(tmp_path, kept):
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(InputError, match=re.escape(f"{path} is not a file that limitformer saved")):
         load(path)
+
+
+def junk(path, rng):
+    """Noise, noise behind a header's first bytes, or a result of which three bytes of the header are others."""
+    whole = path.read_bytes()
+    for k in range(150):
+        content = bytearray(whole)
+        if k % 3 == 0:
+            content = bytearray(rng.bytes(rng.integers(200)))
+        elif k % 3 == 1:
+            content = bytearray(b"CDF\x02") + rng.bytes(rng.integers(300))
+        else:
+            for place in rng.integers(4, 1200, 3):
+                content[place] = rng.integers(256)
+        yield bytes(content)
+
+
+def test_junk_is_refused_in_one_line(tmp_path):
+    """Or it is read, where a byte of a name or a number is another; most of it cannot be."""
+    path, refused = save(dataset(), tmp_path / "a.nc"), 0
+    for content in junk(path, np.random.default_rng(0)):
+        (tmp_path / "b.nc").write_bytes(content)
+        try:
+            load(tmp_path / "b.nc")
+        except InputError as error:
+            refused += 1
+            assert "\n" not in str(error)
+            assert len(str(error)) < 500
+    assert refused > 100
+
+
+def test_a_name_of_an_unknown_encoding_is_refused(tmp_path):
+    """What netCDF's reader raises is then no error of files."""
+    path = save(dataset(), tmp_path / "a.nc")
+    path.write_bytes(path.read_bytes().replace(b"utf-8", b"ut2-8"))
+    with pytest.raises(InputError, match=r"a\.nc is not a file that limitformer saved: unknown encoding: ut2-8\.$"):
+        load(path)
+
+
+def test_a_file_that_claims_more_than_the_memory_is_refused(tmp_path):
+    path = save(dataset(), tmp_path / "a.zarr")
+    for name in ("exit", "exit_cause", "covariance"):
+        about = json.loads((path / name / ".zarray").read_text())
+        (path / name / ".zarray").write_text(json.dumps(about | {"shape": [10**13, *about["shape"][1:]]}))
+    with pytest.raises(
+        InputError, match=r"What .*a\.zarr says that it holds takes [\d,.]+ GiB, more than is free"
+    ) as error:
+        load(path)
+    assert "\n" not in str(error.value)
 
 
 def test_the_dataset_says_what_it_is():

@@ -15,7 +15,7 @@ import limitformer as lf
 from limitformer.errors import InputError
 from limitformer.figures import ct_fig2
 from limitformer.figures.claims import Run
-from limitformer.train import cifar, vit
+from limitformer.train import cifar, inert_pickle, vit
 from limitformer.train.autoaugment import OPERATIONS, POLICY, RANGES, augmented, by_policy
 from limitformer.train.batches import Batches
 from limitformer.train.images import read_images
@@ -207,9 +207,86 @@ def test_damaged_data_are_refused_before_any_work(how, message, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_unpickler_knows_arrays_alone():
-    known = set(cifar.KNOWN.values())
-    assert known == {np.ndarray, np.dtype, codecs.encode, cifar.ARRAY}
+class Claim:
+    """An object of a pickle, made by `function(*arguments)` and given a state."""
+
+    def __init__(self, function, arguments, state=None):
+        self.made = (function, arguments) if state is None else (function, arguments, state)
+
+    def __reduce__(self):
+        return self.made
+
+
+def claimed_bytes():
+    """Arrays of 3,072 bytes a picture of which the pickle holds one: Python's reader gives what lies behind it."""
+    text = Claim(codecs.encode, ("x", "latin1"))
+    wide = Claim(np.dtype, ("V1", False, True), (3, "|", (np.dtype("u1"), (3072,)), None, None, 1, 1, 0))
+    pointer = Claim(np.dtype, ("V8", False, True), (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0))
+    reconstruct, byte = np.array([0]).__reduce__()[0], np.dtype("u1")
+    empty = (np.ndarray, (0,), b"b")
+    return {
+        "a type wider than it says": Claim(np.ndarray, ((1,), wide, text)),
+        "the same in a state": Claim(reconstruct, empty, (1, (1, 3072), wide, False, text)),
+        "a pointer": Claim(reconstruct, empty, (1, (1, 384), pointer, False, b"x" * 3072)),
+        "too few bytes": Claim(reconstruct, empty, (1, (1, 3072), byte, False, text)),
+        "a negative shape": Claim(reconstruct, empty, (1, (-1, -3072), byte, False, b"x" * 3072)),
+        "strides": Claim(np.ndarray, ((1, 3072), byte, text, 0, (2**40, 2**40))),
+    }
+
+
+@pytest.mark.parametrize("how", claimed_bytes())
+def test_no_byte_is_read_that_the_file_does_not_hold(how, tmp_path):
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(pickle.dumps({"data": claimed_bytes()[how], "labels": [1]}, protocol=2))
+    with pytest.raises(InputError, match=r"data_batch_1 is not a file of CIFAR-10: it needs data, bytes \(n, 3072\)"):
+        cifar.read_batch(path, 10)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4])
+def test_plain_data_are_read_as_python_reads_them(protocol):
+    content = {
+        "text": "é",
+        "numbers": [0, 255, 256, -1, 2**31, True, None],
+        "nested": ({"a": []}, (1,), (), (1, 2, 3, 4)),
+    }
+    content["again"] = content["nested"]
+    raw = pickle.dumps(content, protocol)
+    assert inert_pickle.read(raw, frozenset()) == pickle.loads(raw) == content
+    images = np.arange(2 * 3072).astype(np.uint8).reshape(2, 3072)
+    found = cifar.array_of(inert_pickle.read(pickle.dumps(images, protocol), cifar.KNOWN))
+    np.testing.assert_array_equal(found, images)
+
+
+def test_an_array_of_python_2_is_read():
+    """Its strings are bytes, and its NumPy has another name."""
+    raw = (
+        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85q\x03U\x01bq\x04\x87q\x05Rq\x06"
+        b"(K\x01K\x02K\x03\x86q\x07cnumpy\ndtype\nq\x08U\x02u1q\tK\x00K\x01\x87q\nRq\x0b(K\x03U\x01|q\x0cNNNJ\xff\xff\xff\xff"
+        b"J\xff\xff\xff\xffK\x00tb\x89U\x06\x00\x01\x02\xfd\xfe\xfftb."
+    )
+    found = cifar.array_of(inert_pickle.read(raw, cifar.KNOWN))
+    np.testing.assert_array_equal(found, [[0, 1, 2], [253, 254, 255]])
+    np.testing.assert_array_equal(found, pickle.loads(raw, encoding="latin1"))
+
+
+def test_noise_is_no_file_of_cifar(tmp_path):
+    """Bytes of a true file changed, cut or made up: one line, or the data with another byte."""
+    rng, path, refused = np.random.default_rng(0), tmp_path / "data_batch_1", 0
+    whole = pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "labels": [1], "names": ["a"]}, protocol=2)
+    for k in range(300):
+        content = bytearray(whole if k % 3 else rng.bytes(rng.integers(100)))
+        if k % 3 == 1:
+            content = content[: rng.integers(len(content))]
+        if k % 3 == 2:
+            content[rng.integers(2, 250)] = rng.integers(256)
+        path.write_bytes(bytes(content))
+        try:
+            images, _ = cifar.read_batch(path, 10)
+            assert images.shape == (1, 32, 32, 3)
+        except InputError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > 250
 
 
 def picture() -> np.ndarray:

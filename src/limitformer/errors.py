@@ -47,6 +47,11 @@ def require_real(name: str, value: object) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
+def first_line(error: Exception) -> str:
+    """Of what an error says; its name if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def keep(part: object, **values: object) -> None:
     """Set fields of a frozen dataclass to the plain values that they were checked to be."""
     for name, value in values.items():

@@ -22,7 +22,8 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.errors import InputError, require
+from limitformer.errors import InputError, first_line, require
+from limitformer.memory import check_scratch
 from limitformer.models import Start
 from limitformer.models.sphere_start import SphereStart
 from limitformer.sphere.outcome import LABELS
@@ -304,6 +305,9 @@ def load(path: str | Path) -> xr.Dataset:
     options: dict[str, Any] = {"consolidated": False} if engine == "zarr" else {}
     try:
         with xr.open_dataset(path, engine=engine, **options) as dataset:
+            check_scratch(dataset.nbytes, f"What {path} says that it holds", "another file")
             return dataset.load()
-    except (OSError, TypeError, ValueError, IndexError, KeyError) as error:
-        raise InputError(f"{path} is not a file that limitformer saved: {error}.") from error
+    except InputError:
+        raise
+    except Exception as error:  # junk raises anything
+        raise InputError(f"{path} is not a file that limitformer saved: {first_line(error)}.") from error

@@ -1,17 +1,17 @@
 """CIFAR-10 in the layout of torchvision: `cifar-10-batches-py` with five training batches, a test batch and the names.
 
-The files are pickles, which could run any code: the reader here knows NumPy's arrays and nothing else.
+The files are pickles. They are read as data, without Python's reader of pickles (`limitformer.train.inert_pickle`): of
+an array the bytes are taken, if its shape and type are those of CIFAR-10.
 """
 
-import codecs
-import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.errors import InputError, require
+from limitformer.errors import InputError, first_line, require
+from limitformer.train.inert_pickle import Made, Named, read
 
 FOLDER, META = "cifar-10-batches-py", "batches.meta"
 TRAINING = tuple(f"data_batch_{k}" for k in range(1, 6))
@@ -19,28 +19,14 @@ TEST = "test_batch"
 SIDE, CHANNELS = 32, 3
 Arrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
-ARRAY = np.array([0]).__reduce__()[0]  # the function that pickles make arrays with, wherever this NumPy keeps it
-KNOWN = {
-    ("numpy.core.multiarray", "_reconstruct"): ARRAY,
-    ("numpy._core.multiarray", "_reconstruct"): ARRAY,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): codecs.encode,
-}
-
-
-class ArraysOnly(pickle.Unpickler):
-    """Plain containers and NumPy's arrays."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """One of what is known."""
-        if (module, name) not in KNOWN:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no such file needs")
-        return KNOWN[module, name]
+ARRAY, DTYPE, ENCODE = Named("numpy", "ndarray"), Named("numpy", "dtype"), Named("_codecs", "encode")
+RECONSTRUCT = frozenset(Named(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core"))
+KNOWN = RECONSTRUCT | {ARRAY, DTYPE, ENCODE}
+BYTE_STATE = (3, "|", None, None, None, -1, -1, 0)  # of the type "u1"
 
 
 def unpickled(path: Path) -> dict[str, Any]:
-    """The dictionary in one of the files.
+    """The dictionary in one of the files, arrays as records.
 
     Raises:
         InputError: no such file, or not one of CIFAR-10.
@@ -50,22 +36,47 @@ def unpickled(path: Path) -> dict[str, Any]:
         f"No such file: {path}. CIFAR-10 for Python is one archive; it must be unpacked into {path.parent.parent}.",
     )
     try:
-        with path.open("rb") as file:
-            content = ArraysOnly(file, encoding="latin1").load()
+        content = read(path.read_bytes(), KNOWN)
     except Exception as error:  # a damaged pickle raises anything
-        raise InputError(f"{path} is not a file of CIFAR-10: {error}. Nearest: unpack the archive again.") from error
+        reason = first_line(error)
+        raise InputError(f"{path} is not a file of CIFAR-10: {reason}. Nearest: unpack the archive again.") from error
     require(isinstance(content, dict), f"{path} is not a file of CIFAR-10: it holds no dictionary.")
     return dict(content)
+
+
+def bytes_of(value: Any) -> bytes | None:
+    """The bytes of a string as Python 2 or 3 pickles them."""
+    if isinstance(value, Made):
+        value = value.arguments[0] if value.function == ENCODE and value.arguments[1:] == ("latin1",) else None
+    try:
+        return value.encode("latin1") if isinstance(value, str) else value if isinstance(value, bytes) else None
+    except UnicodeEncodeError:
+        return None
+
+
+def array_of(value: Any) -> NDArray[np.uint8] | None:
+    """The array of bytes (n, k) that a record stands for; None if it is of any other kind."""
+    if not (isinstance(value, Made) and value.function in RECONSTRUCT and isinstance(value.state, tuple)):
+        return None
+    if len(value.state) != 5:
+        return None
+    version, shape, dtype, fortran, content = value.state
+    data = bytes_of(content)
+    plain = isinstance(dtype, Made) and dtype.function == DTYPE and dtype.state in (None, BYTE_STATE)
+    plain = plain and dtype.arguments[:1] == ("u1",)
+    sized = isinstance(shape, tuple) and len(shape) == 2 and all(type(n) is int and n >= 0 for n in shape)
+    if not (plain and sized and version == 1 and fortran is False and data is not None):
+        return None
+    return np.frombuffer(data, np.uint8).reshape(shape) if len(data) == shape[0] * shape[1] else None
 
 
 def read_batch(path: Path, classes: int) -> Arrays:
     """Images (n, 32, 32, 3) and labels (n,) of one file."""
     content = unpickled(path)
-    data: Any = content.get("data")
-    labels: Any = content.get("labels")
-    fits = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 2
-    fits = fits and data.shape[1] == CHANNELS * SIDE**2 and isinstance(labels, list) and len(labels) == len(data)
-    fits = fits and all(isinstance(label, int) and 0 <= label < classes for label in labels)
+    data, labels = array_of(content.get("data")), content.get("labels")
+    fits = data is not None and data.shape[1] == CHANNELS * SIDE**2
+    fits = fits and isinstance(labels, list) and data is not None and len(labels) == len(data)
+    fits = fits and all(type(label) is int and 0 <= label < classes for label in labels or [])
     require(
         fits,
         f"{path} is not a file of CIFAR-10: it needs data, bytes (n, {CHANNELS * SIDE**2}), and n labels of 0 to "
