@@ -1,6 +1,8 @@
 """Shaped models saved and loaded: bit by bit, or an error; and what a plain load does."""
 
+import hashlib
 import json
+import shutil
 import subprocess
 import sys
 
@@ -25,6 +27,7 @@ from hf_models import config_of, inputs_of, loud, unlike
 from limitformer import InputError
 from limitformer.hf import ShapedTransformerConfig, ShapedTransformerForMaskedLM, Shaping, load_shaped, shape_model
 from limitformer.nn import gains
+from limitformer.nn.strengths import ENDING
 
 SHAPINGS = {
     "attention alone": Shaping(),
@@ -98,11 +101,13 @@ def test_in_parts_and_in_sixteen_bits(tmp_path):
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     assert torch.equal(outputs(load_shaped(tmp_path), "bert"), outputs(model, "bert"))
     assert torch.equal(outputs(load_shaped(tmp_path, device_map="cpu"), "bert"), outputs(model, "bert"))
-    half = load_shaped(tmp_path, dtype=torch.bfloat16)
-    assert {value.dtype for value in half.parameters()} == {torch.bfloat16}
-    assert len(gains(half)) == len(gains(model))
-    for name, value in model.state_dict().items():
-        assert torch.equal(half.state_dict()[name], value.bfloat16() if value.is_floating_point() else value), name
+    for dtype in (torch.bfloat16, torch.float16):
+        half = load_shaped(tmp_path, dtype=dtype)
+        assert half.dtype == dtype
+        assert len(gains(half)) == len(gains(model))
+        for name, value in model.state_dict().items():
+            rounded = value.is_floating_point() and not name.endswith(ENDING)
+            assert torch.equal(half.state_dict()[name], value.to(dtype) if rounded else value), name
 
 
 PLAIN = {
@@ -335,3 +340,216 @@ def test_parts_of_a_loaded_model_are_those_of_a_shaped_one(tmp_path):
         for hooks in ("_forward_pre_hooks", "_forward_hooks"):
             found = [list(getattr(module, hooks).values()) for module in (one, other)]
             assert found[0] == found[1], name
+
+
+# Heads, options and places, as `from_pretrained` has them.
+
+
+def test_the_number_of_labels(tmp_path):
+    """Of another head they are new; the rest is loaded, and no label is lost on the way."""
+    model = saved(tmp_path, name="BertForSequenceClassification")
+    same = load_shaped(tmp_path, num_labels=2)
+    assert torch.equal(outputs(same, "bert"), outputs(model, "bert"))
+    message = (
+        r"The weights in .* cannot be read: .* Nearest: ignore_mismatched_sizes=True, where a head has another size"
+    )
+    with pytest.raises(InputError, match=message) as caught:
+        load_shaped(tmp_path, num_labels=5)
+    assert "\n" not in str(caught.value)
+    other = load_shaped(tmp_path, num_labels=5, ignore_mismatched_sizes=True)
+    assert other.config.num_labels == 5
+    assert other.classifier.weight.shape == (5, 16)
+    assert outputs(other, "bert").shape == (1, 5)
+    for name, value in model.bert.state_dict().items():
+        assert torch.equal(other.bert.state_dict()[name], value), name
+
+
+def test_what_the_library_says_of_the_weights(tmp_path):
+    saved(tmp_path, name="BertForSequenceClassification")
+    model, report = load_shaped(tmp_path, output_loading_info=True)
+    assert isinstance(model, transformers.BertForSequenceClassification)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    _, report = load_shaped(tmp_path, num_labels=5, ignore_mismatched_sizes=True, output_loading_info=True)
+    assert {key[0] for key in report["mismatched_keys"]} == {"classifier.weight", "classifier.bias"}
+
+
+@pytest.mark.parametrize(
+    ("family", "one", "other"),
+    [
+        ("bert", "BertForMaskedLM", "BertForSequenceClassification"),
+        ("bert", "BertForSequenceClassification", "BertModel"),
+        ("bert", "BertModel", "BertForTokenClassification"),
+        ("gpt2", "GPT2LMHeadModel", "GPT2ForSequenceClassification"),
+        ("llama", "LlamaForCausalLM", "LlamaModel"),
+        ("vit", "ViTModel", "ViTForImageClassification"),
+    ],
+)
+def test_another_head_than_the_one_that_was_saved(family, one, other, tmp_path):
+    """Everything below the head is loaded, gains and residuals too; a second time it is saved whole."""
+    model = saved(tmp_path / "one", family, one)
+    again = load_shaped(tmp_path / "one", getattr(transformers, other)).eval()
+    assert type(again) is getattr(transformers, other)
+    base = {name: x for name, x in model.base_model.state_dict().items() if not name.startswith("pooler.")}
+    for name, value in base.items():
+        assert torch.equal(again.base_model.state_dict()[name], value), name
+    again.save_pretrained(tmp_path / "other")
+    assert torch.equal(outputs(load_shaped(tmp_path / "other"), family), outputs(again, family))
+
+
+def test_another_head_does_not_make_up_for_a_body_that_is_not_whole(tmp_path):
+    saved(tmp_path)
+    weights(tmp_path, lambda kept: {name: x for name, x in kept.items() if "gamma1" not in name})
+    with pytest.raises(InputError, match=r"does not hold this model whole: 2 missing weights, .*gamma1"):
+        load_shaped(tmp_path, transformers.BertForSequenceClassification)
+    saved(tmp_path / "b")
+    weights(tmp_path / "b", lambda kept: {k: x[:2].clone() if "gamma1" in k else x for k, x in kept.items()})
+    with pytest.raises(InputError, match=r"does not hold this model whole: 2 mismatched weights, .*gamma1"):
+        load_shaped(tmp_path / "b", ignore_mismatched_sizes=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (transformers.RobertaModel, "model_class must be one of the family 'bert', which was saved; got RobertaModel"),
+        (
+            AutoModelForSequenceClassification,
+            "must be a class of models, such as BertForSequenceClassification; got Auto",
+        ),
+        ("BertModel", "must be a class of models, such as BertForSequenceClassification; got 'BertModel'"),
+    ],
+    ids=["another family", "an Auto class", "a name"],
+)
+def test_what_is_no_head_of_it_is_refused(given, message, tmp_path):
+    saved(tmp_path)
+    with pytest.raises(InputError, match=message):
+        load_shaped(tmp_path, given)
+
+
+class Twice(transformers.BertForSequenceClassification):
+    """A user's own: logits twice as large, and a layer more."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.extra = torch.nn.Linear(2, 2)
+        self.post_init()
+
+    def forward(self, *args, **options):
+        out = super().forward(*args, **options)
+        out.logits = self.extra(2 * out.logits)
+        return out
+
+
+class BertForMaskedLM(transformers.BertForMaskedLM):
+    """Another of a user's own, of the name that the library has."""
+
+
+@pytest.mark.parametrize("kind", [Twice, BertForMaskedLM])
+def test_a_class_of_the_user_comes_back(kind, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    model = unlike(shape_model(loud(kind(config_of("bert")).eval())))
+    wanted = outputs(model, "bert")
+    model.save_pretrained(tmp_path / "once")
+    once = load_shaped(tmp_path / "once").eval()
+    assert type(once) is kind
+    assert torch.equal(outputs(once, "bert"), wanted)
+    once.save_pretrained(tmp_path / "twice")
+    assert type(load_shaped(tmp_path / "twice")) is kind
+    model.bert.save_pretrained(tmp_path / "body")  # one part of it, of the library's class
+    assert type(load_shaped(tmp_path / "body")) is transformers.BertModel
+    monkeypatch.delitem(sys.modules, __name__)
+    message = rf"The model is a {kind.__name__} of {__name__}, which is not imported here\. Nearest: import it"
+    with pytest.raises(InputError, match=message):
+        load_shaped(tmp_path / "once")
+    assert type(load_shaped(tmp_path / "once", kind)) is kind
+
+
+def test_a_module_named_in_a_file_is_not_imported(tmp_path):
+    saved(tmp_path)
+    edited(tmp_path, architectures=["Flight"], shaped_class="antigravity:Flight")
+    with pytest.raises(InputError, match="The model is a Flight of antigravity, which is not imported here"):
+        load_shaped(tmp_path)
+    assert "antigravity" not in sys.modules
+
+
+def as_hub(folder, cache, name="someone/shaped", commit="0123456789abcdef0123456789abcdef01234567"):
+    """Lay a saved model out as the hub's cache: blobs by digest, and a snapshot of links to them."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    snapshot = repository / "snapshots" / commit
+    for path in (snapshot, repository / "blobs", repository / "refs"):
+        path.mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    for path in folder.iterdir():
+        blob = repository / "blobs" / hashlib.sha256(path.read_bytes()).hexdigest()
+        shutil.copy(path, blob)
+        (snapshot / path.name).symlink_to(blob)
+    return name
+
+
+def test_a_name_on_the_hub(tmp_path):
+    """From a cache that is laid out as the hub's, without the hub."""
+    model = saved(tmp_path / "m", max_shard_size="8KB")
+    name = as_hub(tmp_path / "m", tmp_path / "cache")
+    places = {"cache_dir": tmp_path / "cache", "local_files_only": True}
+    assert torch.equal(outputs(load_shaped(name, **places), "bert"), outputs(model, "bert"))
+    half = load_shaped(name, dtype=torch.bfloat16, revision="main", **places)
+    assert half.dtype == torch.bfloat16
+    for wrong in ({"revision": "other"}, {"cache_dir": tmp_path / "empty"}):
+        with pytest.raises(InputError, match=r"^someone/shaped/config\.json cannot be read: .*$"):
+            load_shaped(name, **places | wrong)
+
+
+# Checkpoints of version 0.1.
+
+
+def made_old(folder):
+    """As version 0.1 saved it: strengths by their bare names, one number without a dimension, another mark."""
+    kept = load_file(folder / "model.safetensors")
+    assert any(name.endswith(ENDING) for name in kept)
+    old = {
+        name.removesuffix(ENDING): x.reshape(()) if x.shape == (1,) and name.endswith(ENDING) else x
+        for name, x in kept.items()
+    }
+    save_file(old, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("hidden_act", "activation_function"):
+        if name in config:
+            activation = config[name].rpartition("its activation is ")[2].removesuffix(").")
+            config[name] = f"{activation} of a shaped model, which limitformer.hf.load_shaped loads"
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(("family", "name"), ONE_HEAD)
+@pytest.mark.parametrize("per_head", [True, False])
+def test_a_checkpoint_of_an_earlier_version_is_loaded(family, name, per_head, tmp_path):
+    """And is of this version when it is saved again."""
+    shaping = Shaping(residual_gamma=0.3, shaped_relu=family != "llama", per_head=per_head)
+    model = saved(tmp_path / "old", family, name, shaping)
+    made_old(tmp_path / "old")
+    again = load_shaped(tmp_path / "old").eval()
+    assert torch.equal(outputs(again, family), outputs(model, family))
+    again.save_pretrained(tmp_path / "new")
+    assert set(load_file(tmp_path / "new" / "model.safetensors")) == set(model.state_dict()) - tied(model)
+    assert torch.equal(outputs(load_shaped(tmp_path / "new"), family), outputs(model, family))
+
+
+def tied(model):
+    """Names of weights that are others' too, which are saved once."""
+    names = {}
+    for name, value in model.state_dict().items():
+        names.setdefault(value.data_ptr(), []).append(name)
+    saved_once = getattr(model, "_tied_weights_keys", None) or {}
+    return {name for several in names.values() if len(several) > 1 for name in several if name in saved_once}
+
+
+def test_so_is_one_of_the_paper_s_architecture(tmp_path):
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    model = unlike(ShapedTransformerForMaskedLM(ShapedTransformerConfig(**sizes, intermediate_size=24)).eval())
+    model.save_pretrained(tmp_path / "old")
+    made_old(tmp_path / "old")
+    assert "transformer.blocks.0.residual.attention.lam" in load_file(tmp_path / "old" / "model.safetensors")
+    again, report = ShapedTransformerForMaskedLM.from_pretrained(tmp_path / "old", output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert torch.equal(outputs(again, "bert"), outputs(model, "bert"))
+    again.save_pretrained(tmp_path / "new")
+    assert set(load_file(tmp_path / "new" / "model.safetensors")) == set(model.state_dict())

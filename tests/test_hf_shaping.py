@@ -72,8 +72,8 @@ def test_gains_start_where_they_say(family, per_head, trained):
     found = gains(model)
     assert len(found) == LAYERS * (3 if family in UNGATED else 2)
     starts = sorted({(gain.start, tuple(gain.value.shape)) for gain in found})
-    size = (HEADS,) if per_head else ()
-    assert starts == sorted({(1.5, size), (0.5, size)} | ({(0.75, ())} if family in UNGATED else set()))
+    size = (HEADS,) if per_head else (1,)
+    assert starts == sorted({(1.5, size), (0.5, size)} | ({(0.75, (1,))} if family in UNGATED else set()))
     residuals = [module for module in model.modules() if isinstance(module, Residual)]
     assert len(residuals) == 2 * LAYERS
     for residual in residuals:

@@ -278,7 +278,8 @@ def test_weight_decay_leaves_gains_alone():
     weights = {name for name, value in block.named_parameters() if value.dim() == 2}
     assert alone | weights == {name for name, _ in block.named_parameters()}
     assert not alone & weights
-    assert {"attention.gamma1.value", "feedforward.activation.negative.value", "residual.attention.lam"} < alone
+    strengths = {"attention.gamma1.value", "feedforward.activation.negative.value", "residual.attention.lam"}
+    assert {f"{name}_as_norm" for name in strengths} < alone
     assert "pre.attention.weight" in without_decay(pre_ln_block(16, 4))
 
 

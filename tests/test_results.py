@@ -234,16 +234,15 @@ def junk(path, rng):
 
 def test_junk_is_refused_in_one_line(tmp_path):
     """Or it is read, where a byte of a name or a number is another; most of it cannot be."""
-    path, refused = save(dataset(), tmp_path / "a.nc"), 0
+    path, said = save(dataset(), tmp_path / "a.nc"), []
     for content in junk(path, np.random.default_rng(0)):
         (tmp_path / "b.nc").write_bytes(content)
         try:
             load(tmp_path / "b.nc")
         except InputError as error:
-            refused += 1
-            assert "\n" not in str(error)
-            assert len(str(error)) < 500
-    assert refused > 100
+            said.append(str(error))
+    assert len(said) > 100
+    assert all("\n" not in line and len(line) < 500 for line in said)
 
 
 def test_a_name_of_an_unknown_encoding_is_refused(tmp_path):
@@ -260,10 +259,9 @@ def test_a_file_that_claims_more_than_the_memory_is_refused(tmp_path):
         about = json.loads((path / name / ".zarray").read_text())
         (path / name / ".zarray").write_text(json.dumps(about | {"shape": [10**13, *about["shape"][1:]]}))
     with pytest.raises(
-        InputError, match=r"What .*a\.zarr says that it holds takes [\d,.]+ GiB, more than is free"
-    ) as error:
+        InputError, match=r"^What .*a\.zarr says that it holds takes [\d,.]+ GiB, more than is free\..*$"
+    ):
         load(path)
-    assert "\n" not in str(error.value)
 
 
 def test_the_dataset_says_what_it_is():

@@ -22,9 +22,12 @@ from transformers.masking_utils import (
     create_masks_for_generate,
     sdpa_mask,
 )
+from transformers.utils import is_tracing
 
 from limitformer.errors import InputError, require
-from limitformer.nn import Gain, Visibility, attention_matrix, shaped_attention, visibility
+from limitformer.hf.families import FAMILIES
+from limitformer.nn import Gain, Visibility, shaped_attention, visibility
+from limitformer.nn.attention_matrix import shown_matrix
 from limitformer.nn.logits import Logits, Probe
 from limitformer.nn.rounding import warn_of_rounding
 
@@ -47,7 +50,7 @@ class AttentionShaping(nn.Module):
         gamma1, gamma2: at the start; None leaves the term out for good.
         tau0: the logits are divided by τ₀ besides what the attention divides them by.
         trained: whether γ₁ and γ₂ have gradients.
-        float32: whether softmax − C̄ is computed in float32 whatever the dtype.
+        float32: whether softmax − C̄ and the sum are in float32 whatever the dtype.
 
     Attributes:
         shown: whether A is formed besides, for `output_attentions=True`.
@@ -69,6 +72,10 @@ class AttentionShaping(nn.Module):
         self.tau0, self.float32 = tau0, float32
         self.probe: Probe | None = None
         self.shown = False
+
+    def forward(self, query: Tensor) -> "AttentionShaping":
+        """Itself. Called, a wrapper such as that of PEFT's `modules_to_save` gives the copy that is active."""
+        return self
 
     def gains(self) -> dict[str, float | Tensor]:
         """γ₁ and γ₂ now."""
@@ -97,23 +104,26 @@ def shaped_attention_forward(
     Raises:
         InputError: a module without shaping, or terms that shaped attention has no meaning for.
     """
-    shaping = shaping_of(module)
+    shaping = shaping_of(module, query)
     refuse_meaningless(others)
     scale = (1 / sqrt(query.shape[-1]) if scaling is None else scaling) / shaping.tau0
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     places = positions(query_offset, query, key)
     arguments: dict[str, Any] = {"scale": scale, "mask": attention_mask, "positions": places, **shaping.gains()}
-    arguments["is_causal"] = causal and attention_mask is None
+    arguments |= {"is_causal": causal and attention_mask is None, "dropout": dropout}
     warn_of_rounding(value, shaping.float32 or not (shaping.gamma1 or shaping.gamma2))
     if shaping.probe is not None:
         shaping.probe(Logits(query, key, scale, attention_mask, arguments["is_causal"], places))
-    mixed = shaped_attention(query, key, value, **arguments, dropout=dropout, float32=shaping.float32)
-    return mixed.transpose(1, 2).contiguous(), matrix(query, key, arguments) if shaping.shown else None
+    mixed, a = shaped_attention(query, key, value, **arguments, float32=shaping.float32), None
+    if shaping.shown:
+        mixed, a = shown_matrix(mixed, query, key, value, **arguments)
+    return mixed.transpose(1, 2).contiguous(), a
 
 
-def shaping_of(module: nn.Module) -> AttentionShaping:
+def shaping_of(module: nn.Module, query: Tensor) -> AttentionShaping:
     """The module's shaping, or `InputError` where there is none."""
-    shaping = getattr(module, "shaping", None)
+    held = getattr(module, "shaping", None)
+    shaping = held(query) if isinstance(held, nn.Module) else None
     if not isinstance(shaping, AttentionShaping):
         raise InputError(
             f"This {type(module).__name__} is not shaped: its gains were never loaded. "
@@ -147,13 +157,6 @@ def places_of(cache: Any, queries: int) -> Tensor | None:
     return places + offset
 
 
-def matrix(query: Tensor, key: Tensor, arguments: dict[str, Any]) -> Tensor:
-    """A (b, h, q, k)."""
-    if isinstance(arguments["mask"], Visibility):
-        arguments |= {"mask": arguments["mask"].as_mask()}
-    return attention_matrix(query, key, **arguments)
-
-
 def shaped_mask(
     batch_size: int,
     q_length: int,
@@ -174,6 +177,7 @@ def shaped_mask(
     square = isinstance(q_offset, int) and q_offset == kv_offset == 0 and q_length == kv_length
     padding = None if attention_mask is None else attention_mask[:, None, None, :].bool()
     if square and padding is not None and mask_function is causal_mask_function and padding.shape[-1] == kv_length:
+        padding = None if shows_all(padding) else padding
         return visibility(padding, is_causal=True, queries=q_length, keys=kv_length)
     mask = sdpa_mask(
         batch_size, q_length, kv_length, cast(int, q_offset), kv_offset, mask_function=mask_function,
@@ -184,6 +188,11 @@ def shaped_mask(
     return visibility(mask, queries=q_length, keys=kv_length)
 
 
+def shows_all(padding: Tensor) -> bool:
+    """Whether a mask hides nothing; False where its entries cannot be read, as while a graph is traced."""
+    return not is_tracing(padding) and bool(padding.all())
+
+
 def masks_for_generate(**options: Any) -> Tensor | None:
     """The mask that `generate` makes outside of a model, which must be a tensor there."""
     mask: Any = create_masks_for_generate(**options)
@@ -191,12 +200,42 @@ def masks_for_generate(**options: Any) -> Tensor | None:
     return result
 
 
-def note_wish(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A hook before a model: whether A is asked for, which not every family passes on to its attention."""
-    wish = bool(kwargs.get("output_attentions"))
-    for part in module.modules():
-        if isinstance(part, AttentionShaping) and part.shown != wish:
-            part.shown = wish
+def note_wish(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A hook before a model: of which layers A is asked for, which not every family passes on to its attention."""
+    asked = kwargs.get("output_attentions")
+    asked = module.config.output_attentions if asked is None else asked
+    blocks = FAMILIES[module.config.model_type].blocks_of(module)
+    for layer, block in enumerate(blocks):
+        wish = wished(asked, layer, len(blocks))
+        for part in block.modules():
+            if isinstance(part, AttentionShaping) and part.shown != wish:
+                part.shown = wish
+
+
+def refuse_packed_cache(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A hook before a causal model: `InputError` for packed sequences with a cache, which knows nothing of packing."""
+    use_cache = kwargs.get("use_cache")
+    use_cache = getattr(module.config, "use_cache", False) if use_cache is None else use_cache
+    if (use_cache or kwargs.get("past_key_values") is not None) and kwargs.get("attention_mask") is None:
+        refuse_packed(kwargs.get("position_ids"))
+
+
+def refuse_packed(position_ids: Tensor | None) -> None:
+    """`InputError` for positions that start again; where they cannot be read, as while a graph is traced, nothing."""
+    if position_ids is None or position_ids.shape[-1] == 1 or is_tracing(position_ids):
+        return
+    packed = bool((position_ids.diff() != 1).any())
+    message = "Packed sequences and a cache exclude each other: tokens would see other sequences."
+    require(not packed, f"{message} Nearest: use_cache=False.")
+
+
+def wished(asked: Any, layer: int, layers: int) -> bool:
+    """Whether `output_attentions`, a flag or a list of layers, asks for this one; −1 is the last."""
+    if not isinstance(asked, list | tuple):
+        return bool(asked)
+    known = all(isinstance(k, int) and -layers <= k < layers for k in asked)
+    require(known, f"output_attentions must be a flag, or layers from 0 to {layers - 1}; got {asked!r}.")
+    return layer in [k % layers for k in asked]
 
 
 def note_offset(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:

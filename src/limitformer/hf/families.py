@@ -20,10 +20,12 @@ class Family:
     Attributes:
         blocks: from the base model to the list of blocks.
         attention: from a block to the module that calls the attention function.
+        projection: from a block to the linear map behind that.
         activation: from a block to the activation.
         activation_name: the activation's name in the configuration.
         norms: from a block to its two normalisations.
         branches: from a block to the two modules whose output is added to the tokens.
+        causal: whether all its models are; others may be by their configuration's `is_decoder`.
         post_norm: whether a branch adds the tokens itself, and normalises the sum.
         gated: whether the activation is multiplied by a second projection.
         weights: a block's weights (fan-out, fan-in) by their name in `nn.InitialVariances`.
@@ -31,10 +33,12 @@ class Family:
 
     blocks: str
     attention: str
+    projection: str
     activation: str
     activation_name: str = "hidden_act"
     norms: tuple[str, str]
     branches: tuple[str, str]
+    causal: bool = False
     post_norm: bool = False
     gated: bool = False
     weights: Callable[[nn.Module], Weights]
@@ -71,6 +75,7 @@ def gpt2_weights(block: Any) -> Weights:
 BERT = Family(
     blocks="encoder.layer",
     attention="attention.self",
+    projection="attention.output.dense",
     activation="intermediate.intermediate_act_fn",
     norms=("attention.output.LayerNorm", "output.LayerNorm"),
     branches=("attention.output", "output"),
@@ -87,18 +92,22 @@ BERT = Family(
 GPT2 = Family(
     blocks="h",
     attention="attn",
+    projection="attn.c_proj",
     activation="mlp.act",
     activation_name="activation_function",
     norms=("ln_1", "ln_2"),
     branches=("attn", "mlp"),
+    causal=True,
     weights=gpt2_weights,
 )
 LLAMA = Family(
     blocks="layers",
     attention="self_attn",
+    projection="self_attn.o_proj",
     activation="mlp.act_fn",
     norms=("input_layernorm", "post_attention_layernorm"),
     branches=("self_attn", "mlp"),
+    causal=True,
     gated=True,
     weights=named_weights(
         query="self_attn.q_proj",
@@ -112,6 +121,7 @@ LLAMA = Family(
 VIT = Family(
     blocks="layers",
     attention="attention",
+    projection="attention.o_proj",
     activation="mlp.activation_fn",
     norms=("layernorm_before", "layernorm_after"),
     branches=("attention", "mlp"),

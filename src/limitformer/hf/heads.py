@@ -73,7 +73,9 @@ class ShapedTransformerForMaskedLM(LanguageModel):
         states = self.transformer(input_ids, attention_mask, return_dict=True, **options)
         logits = self.head(states.last_hidden_state)
         loss = self.loss_of(logits, labels, counted)
-        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=states.hidden_states)
+        return MaskedLMOutput(
+            loss=loss, logits=logits, hidden_states=states.hidden_states, attentions=states.attentions
+        )
 
 
 class ShapedTransformerForCausalLM(LanguageModel, GenerationMixin):
@@ -117,8 +119,9 @@ class ShapedTransformerForCausalLM(LanguageModel, GenerationMixin):
         logits = self.head(states.last_hidden_state[:, -logits_to_keep:])
         loss = self.loss_of(logits, labels, counted)
         return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=states.past_key_values, hidden_states=states.hidden_states
-        )
+            loss=loss, logits=logits, past_key_values=states.past_key_values, hidden_states=states.hidden_states,
+            attentions=states.attentions,
+        )  # fmt: skip
 
 
 class ShapedTransformerForSequenceClassification(ShapedTransformerPreTrainedModel):
@@ -146,7 +149,9 @@ class ShapedTransformerForSequenceClassification(ShapedTransformerPreTrainedMode
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=states.hidden_states)
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=states.hidden_states, attentions=states.attentions
+        )
 
 
 def mean_of_visible(x: Tensor, attention_mask: Tensor | None) -> Tensor:

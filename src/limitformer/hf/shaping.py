@@ -23,14 +23,20 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from limitformer.errors import InputError, require, require_real
-from limitformer.hf.attention import ATTENTION, AttentionShaping, masks_for_generate, note_offset, note_wish
+from limitformer.hf.attention import (
+    ATTENTION,
+    AttentionShaping,
+    masks_for_generate,
+    note_offset,
+    note_wish,
+    refuse_packed_cache,
+)
 from limitformer.hf.families import FAMILIES, Family
+from limitformer.hf.float32 import keep_float32
+from limitformer.hf.marks import mark
 from limitformer.nn import InitialVariances, Residual, ShapedReLU
 
 Model = TypeVar("Model", bound=PreTrainedModel)
-# What the name of the activation ends with in the configuration of a shaped model. No activation has such a name, so
-# that a stock model cannot be built from it, whatever attention one asks for.
-MARK = " of a shaped model, which limitformer.hf.load_shaped loads"
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(101)
 
 
@@ -43,7 +49,8 @@ class Shaping:
         tau0: τ₀ > 0, which divides the logits.
         per_head: whether each head has its own γ₁ and γ₂.
         trained: whether γ₁, γ₂, s₋, λ and γ have gradients.
-        float32: whether softmax − γ₂C̄ and the sum are computed in float32 whatever the dtype.
+        float32: whether softmax − γ₂C̄, its sum with γ₁ I and the tokens between the layers are in float32 whatever the
+            dtype of the weights.
         residual_gamma: γ of the residuals, which takes the blocks' normalisations away; None keeps both as they are.
         shaped_relu: whether the activation becomes a shaped ReLU.
     """
@@ -120,22 +127,26 @@ def apply_shaping(model: PreTrainedModel, family: Family, shaping: Shaping) -> N
             shape_residuals(block, family, shaping)
         if shaping.shaped_relu:
             shape_activation(block, family, shaping, model.config.hidden_size)
+    if shaping.float32:
+        keep_float32(blocks, family)
     if shaping.residual_gamma is not None and not family.post_norm:
         blocks[0].register_forward_pre_hook(normalise_tokens, with_kwargs=True)
     model.base_model.register_forward_pre_hook(note_wish, with_kwargs=True)
+    if family.causal or getattr(model.config, "is_decoder", False):
+        model.base_model.register_forward_pre_hook(refuse_packed_cache, with_kwargs=True)
     untyped: Any = model  # a module's own attributes are tensors to the checker
     untyped.create_masks_for_generate = masks_for_generate
-    mark_configuration(model, family, shaping)
+    mark_configuration(model, shaping)
 
 
-def mark_configuration(model: PreTrainedModel, family: Family, shaping: Shaping) -> None:
+def mark_configuration(model: PreTrainedModel, shaping: Shaping) -> None:
     """Note the shaping in a configuration of the model's own: others may be built from the one that it had."""
     shared, own = model.config, copy.deepcopy(model.config)
     modules: list[Any] = [module for module in model.modules() if getattr(module, "config", None) is shared]
     for module in modules:
         module.config = own
     own.shaping = asdict(shaping)
-    setattr(own, family.activation_name, getattr(own, family.activation_name) + MARK)
+    mark(own, type(model))
     own.attn_implementation = ATTENTION  # saved, which `_attn_implementation` is not
     own._attn_implementation = ATTENTION
 
@@ -179,15 +190,13 @@ def replace(block: nn.Module, path: str, module: nn.Module) -> None:
 def scale_branch(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
     """A hook after f: γ f(x) + (λ − 1)x, to which the block adds x."""
     x = args[0] if args else kwargs["hidden_states"]
-    residual = module.residual
-    return with_first(output, residual(x, first(output)) - x)
+    return with_first(output, module.residual(x, first(output)) - x)
 
 
 def scale_sum(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
     """A hook after x + f(x): λx + γ f(x)."""
     x = args[1] if len(args) > 1 else kwargs["input_tensor"]
-    lam, gamma = module.residual.lam.to(x.dtype), module.residual.gamma.to(x.dtype)
-    return gamma * output + (lam - gamma) * x
+    return module.residual(x, output - x)
 
 
 def first(output: Any) -> Tensor:

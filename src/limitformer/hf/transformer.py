@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from limitformer.errors import InputError, require
-from limitformer.hf.attention import places_of
+from limitformer.hf.attention import places_of, refuse_packed, wished
 from limitformer.hf.configuration import ShapedTransformerConfig
 from limitformer.hf.initial import ShapedTransformerPreTrainedModel, block_of
 
@@ -51,41 +51,51 @@ class ShapedTransformerModel(ShapedTransformerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
+        output_attentions: bool | list[int] | None = None,
         **_: Any,
     ) -> BaseModelOutputWithPast:
         """The last block's tokens; all of them, from the embeddings on, for `output_hidden_states`.
+
+        In 16 bits with `float32` the tokens between blocks are in float32.
 
         Args:
             input_ids: (b, m); or `inputs_embeds`, (b, m, n), to which positions are added too.
             attention_mask: (b, keys), 1 where a token is seen, or (b, 1, m, keys).
             position_ids: (b, m); None: counted on from what is in the cache. Without a mask and a cache, numbers that
                 start again at 0 begin another sequence, which sees nothing of those before.
-            past_key_values: a cache, of growing or of fixed length.
+            past_key_values: a cache, of growing or of fixed length; not with positions that start again.
             use_cache: whether to make one where none is given.
-            output_attentions: refused; `ShapedSelfAttention.matrix` gives A.
+            output_attentions: whether A of all layers is formed and given, or a list of the layers whose A is.
         """
-        require(not output_attentions, "Attentions are never formed; ShapedSelfAttention.matrix gives A of one layer.")
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
         if (input_ids is None) == (inputs_embeds is None):
             raise InputError("Give input_ids or inputs_embeds, one of the two.")
         x = self.tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
+        if past_key_values is not None and attention_mask is None:
+            refuse_packed(position_ids)
         position_ids = self.checked_positions(x, position_ids, past_key_values)
         mask = self.mask_of(x, attention_mask, past_key_values, position_ids)
         places = places_of(past_key_values, x.shape[1])
         x = x + self.positions(position_ids)
-        states = [x]
+        attentions: list[Tensor] = []
+        states, dtype = [x], x.dtype
         for layer, block in enumerate(self.blocks):
+            wish = wished(output_attentions, layer, len(self.blocks))
+            block.attention.shown = attentions.append if wish else None
             x = self.through(block, layer, x, mask, past_key_values, places)
             states += [x] if output_hidden_states else []
-        x = self.norm(x)
+            block.attention.shown = None
+        x = self.norm(x.to(dtype))
         return BaseModelOutputWithPast(
             last_hidden_state=x,
             past_key_values=past_key_values,
             hidden_states=(*states[:-1], x) if output_hidden_states else None,
+            attentions=tuple(attentions) if output_attentions else None,
         )
 
     def through(self, block: nn.Module, layer: int, x: Tensor, mask: Any, past: Cache | None, places: Any) -> Tensor:
@@ -99,6 +109,8 @@ class ShapedTransformerModel(ShapedTransformerPreTrainedModel):
 
         if self.gradient_checkpointing and self.training:
             require(past is None, "Gradient checkpointing would fill a cache twice. Nearest: use_cache=False.")
+            shown = block.attention.shown is not None
+            require(not shown, "Gradient checkpointing keeps no attentions. Nearest: output_attentions=False.")
             recomputed: Tensor = self._gradient_checkpointing_func(block, x, mask, causal)
             return recomputed
         result: Tensor = block(x, mask, causal, cache=None if past is None else remember, positions=places)

@@ -1,11 +1,14 @@
 r"""A itself, γ₁ I + softmax(QKᵀ/τ) − γ₂ C̄ [ST, eq. 33], term by term as written: to look at, and to test against."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from limitformer.nn.rest import Gain
-from limitformer.nn.visibility import causal_mask
+from limitformer.nn.strengths import at_least_float32
+from limitformer.nn.visibility import Visibility, causal_mask
 
 
 def attention_matrix(
@@ -15,11 +18,13 @@ def attention_matrix(
     gamma1: Gain,
     gamma2: Gain,
     scale: float,
-    mask: Tensor | None = None,
+    mask: Tensor | Visibility | None = None,
     is_causal: bool = False,
     positions: Tensor | None = None,
 ) -> Tensor:
     """A (b, h, q, k) itself, term by term as written; arguments as for `shaped_attention`."""
+    if isinstance(mask, Visibility):
+        mask, is_causal = mask.as_mask(), mask.causal
     batch, heads, queries, _ = query.shape
     keys = key.shape[-2]
     logits = query @ key.repeat_interleave(heads // key.shape[1], 1).mT * scale
@@ -36,6 +41,24 @@ def attention_matrix(
     identity = identity if identity.dim() == 2 else identity[:, None]
     first, second = (g[:, None, None] if isinstance(g, Tensor) and g.dim() else g for g in (gamma1, gamma2))
     return first * identity + (softmax_of_seen(logits + bias) - second * softmax_of_seen(bias))
+
+
+def shown_matrix(
+    mixed: Tensor, query: Tensor, key: Tensor, value: Tensor, *, dropout: float = 0.0, **arguments: Any
+) -> tuple[Tensor, Tensor]:
+    """(A V, A), where `mixed` (b, h, q, d) is A V by the fused kernel; other arguments as for `attention_matrix`.
+
+    A is in float32 or finer. A V keeps its bits, but its gradient goes through A, which may then have one of its own;
+    not with dropout, which is drawn inside the kernel: A is that without.
+    """
+    dtype = at_least_float32(value.dtype)
+    with torch.autocast(query.device.type, enabled=False):
+        a = attention_matrix(query.to(dtype), key.to(dtype), **arguments)
+        if dropout or not a.requires_grad:
+            return mixed, a
+        repeats = query.shape[1] // value.shape[1]
+        product = (a @ value.to(dtype).repeat_interleave(repeats, 1)).to(mixed.dtype)
+    return mixed.detach() + (product - product.detach()), a
 
 
 def softmax_of_seen(logits: Tensor) -> Tensor:

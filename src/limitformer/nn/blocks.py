@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from limitformer import models
 from limitformer.errors import InputError, require, require_count
 from limitformer.models.kinds import of_kind
+from limitformer.nn.float32 import lowered
 from limitformer.nn.gains import Gain
 from limitformer.nn.initialisation import InitialVariances, draw
 from limitformer.nn.residual import Residual, Sum
@@ -45,7 +46,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """σ(X W_pre) W_post."""
-        result: Tensor = self.post(self.activation(self.pre(x)))
+        result: Tensor = self.post(self.activation(self.pre(lowered(x, self.pre.weight))))
         return result
 
 
@@ -168,12 +169,12 @@ class Stack(nn.Module):
         self.is_causal = is_causal
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The last block's output; a mask as for `shaped_attention`."""
-        tokens = x.shape[-2]
+        """The last block's output, in the dtype of `x`; a mask as for `shaped_attention`."""
+        tokens, dtype = x.shape[-2], x.dtype
         seen = visibility(mask, is_causal=self.is_causal, queries=tokens, keys=tokens, device=x.device)
         for block in self.blocks:
-            x = block(x, seen)
-        return x
+            x = block(x, seen)  # in float32 where its attention keeps that
+        return x.to(dtype)
 
 
 def stack_of(model: models.Transformer, generator: torch.Generator | None = None, *, trained: bool = True) -> Stack:

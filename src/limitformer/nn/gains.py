@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from limitformer.errors import require, require_count, require_real
+from limitformer.nn.strengths import Strengths
 
 
-class Gain(nn.Module):
-    """A shaping parameter: `value` () or (heads,), which `Learn` trains and `Recover` takes to zero.
+class Gain(Strengths):
+    """A shaping parameter: `value` (1,) or (heads,), which `Learn` trains and `Recover` takes to zero.
 
     Args:
         start: its value at step 0.
@@ -31,8 +32,12 @@ class Gain(nn.Module):
     def __init__(self, start: float, heads: int | None = None, trained: bool = True) -> None:
         super().__init__()
         self.start = require_real("start", start)
-        shape = () if heads is None else (heads,)
-        self.value = nn.Parameter(torch.full(shape, self.start), requires_grad=trained)
+        self.add("value", self.start, 1 if heads is None else heads, trained)
+
+    @property
+    def value(self) -> nn.Parameter:
+        """The parameter."""
+        return self.strength("value")
 
     def forward(self) -> Tensor:
         """The value."""

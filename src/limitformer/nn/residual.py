@@ -6,10 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from limitformer.errors import require, require_real
+from limitformer.nn.strengths import Strengths
 
 
-class Residual(nn.Module):
+class Residual(Strengths):
     """λx + γf; `forward` takes the tokens and the branch's output, of one shape.
+
+    The sum is computed in float32 and has the finer dtype of the two: tokens in float32 stay so.
 
     Args:
         gamma: γ in [0, 1] at the start; [ST, App. D] tries 0.05, 0.1 and 0.2.
@@ -23,12 +26,23 @@ class Residual(nn.Module):
         require(0 <= gamma <= 1, f"gamma must lie in [0, 1]; got {gamma}. [ST, App. D] takes 0.05, 0.1 or 0.2.")
         lam = sqrt(1 - gamma**2) if lam is None else require_real("lam", lam)
         require(lam >= 0, f"lam must be at least 0; got {lam}.")
-        self.lam = nn.Parameter(torch.tensor(lam), requires_grad=trained)
-        self.gamma = nn.Parameter(torch.tensor(gamma), requires_grad=trained)
+        self.add("lam", lam, 1, trained)
+        self.add("gamma", gamma, 1, trained)
+
+    @property
+    def lam(self) -> nn.Parameter:
+        """λ (1,)."""
+        return self.strength("lam")
+
+    @property
+    def gamma(self) -> nn.Parameter:
+        """γ (1,)."""
+        return self.strength("gamma")
 
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
         """λx + γf."""
-        return self.lam.to(x.dtype) * x + self.gamma.to(x.dtype) * branch
+        dtype = torch.promote_types(x.dtype, branch.dtype)
+        return (self.lam * x + self.gamma * branch).to(dtype)
 
 
 class Sum(nn.Module):

@@ -1,6 +1,7 @@
 r"""What shaped attention adds to the softmax: γ₁ v − γ₂ C̄ v, forward and backward, at the cost of a sum.
 
-Autograd would keep the sums, and a product for each head; here nothing is kept but the values.
+Autograd would keep the sums, and a product for each head; here nothing is kept but the values. Gains are in float32 or
+finer, and so is the result: a gain of 16 bits would move in steps of 1/256.
 
 In shapes: b batch, h heads, g key/value heads, q queries, k keys, d head_dim.
 """
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from limitformer.errors import InputError
+from limitformer.nn.strengths import at_least_float32
 from limitformer.nn.visibility import Visibility
 
 Gain = float | Tensor
@@ -54,18 +56,18 @@ def rest_of_a(
     groups: tuple[int, int],
     places: Places,
 ) -> Tensor | None:
-    """γ₁ v − γ₂ C̄ v (b, g, h/g, q, d); None if both gains are the number 0."""
+    """γ₁ v − γ₂ C̄ v (b, g, h/g, q, d), in float32 at least; None if both gains are the number 0."""
     u = by_group(gamma1, groups, value) if used(gamma1) else None
     w = None
     if used(gamma2):
         counts = mask.counts(value)
         w = -by_group(gamma2, groups, value)
-        w = w if counts is None else (w / grouped(counts, groups)).to(value.dtype)
+        w = w if counts is None else w / grouped(counts, groups)
         w = w if seen is None else w * seen
     if u is None and w is None:
         return None
     if u is None:
-        u = value.new_zeros(())
+        u = value.new_zeros(1, dtype=at_least_float32(value.dtype))
     trained_mask = mask.mask is not None and mask.mask.requires_grad
     if torch.compiler.is_compiling() or trained_mask:
         return rest(value, u, w, mask, groups, places)
@@ -123,12 +125,12 @@ def value_gradient(value: Tensor, gradient: Tensor, u: Tensor, rest: Tensor | No
     single = gradient.shape[2] == 1
     whole = places.positions is None and places.queries == value.shape[-2]
     if whole and single and rest is not None:
-        factor = u if u.dim() == 0 else u.squeeze(1)
+        factor = u.squeeze(1) if u.dim() > 1 else u
         return torch.addcmul(rest, factor, gradient.squeeze(2))
     own = (gradient * u).squeeze(2) if single else (gradient * u).sum(2)
     if rest is None and whole:
         return own
-    full = torch.zeros_like(value) if rest is None else rest.expand_as(value).clone()
+    full = torch.zeros_like(value, dtype=own.dtype) if rest is None else rest.expand_as(value).clone()
     return places.add_own(full, own)
 
 
@@ -138,14 +140,15 @@ def grouped(x: Tensor, groups: tuple[int, int]) -> Tensor:
 
 
 def by_group(gain: Gain, groups: tuple[int, int], like: Tensor) -> Tensor:
-    """A gain of the dtype of `like`: () as it is, (h,) as (g, h/g, 1, 1)."""
+    """A gain in float32, or finer where `like` is: one number as (1,), (h,) as (g, h/g, 1, 1)."""
+    dtype = at_least_float32(like.dtype)
     if not isinstance(gain, Tensor):
-        return like.new_full((), gain)
+        return like.new_full((1,), gain, dtype=dtype)
     heads = groups[0] * groups[1]
     if gain.dim() > 1 or gain.numel() not in (1, heads):
         raise InputError(f"gamma1 and gamma2 must be numbers, () or ({heads},); got {tuple(gain.shape)}.")
-    gain = gain.to(like.dtype)
-    return gain.view(*groups, 1, 1) if gain.numel() == heads else gain
+    gain = gain.to(dtype)
+    return gain.view(*groups, 1, 1) if gain.numel() == heads else gain.view(1)
 
 
 def used(gain: Gain) -> bool:

@@ -8,12 +8,14 @@ In shapes: b batch, m tokens, n width, h heads, g key/value heads, d head_dim.
 
 from collections.abc import Callable
 from math import sqrt
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from limitformer.errors import require, require_count, require_real
-from limitformer.nn.attention_matrix import attention_matrix
+from limitformer.nn.attention_matrix import attention_matrix, shown_matrix
+from limitformer.nn.float32 import Float32Linear, lowered
 from limitformer.nn.gains import Gain
 from limitformer.nn.initialisation import InitialVariances, dim_of_heads, draw
 from limitformer.nn.logits import Logits, Probe
@@ -28,6 +30,8 @@ Cache = Callable[[Tensor, Tensor], Past]  # takes new keys and values, gives all
 class ShapedSelfAttention(nn.Module):
     """`forward` maps tokens (b, m, n) to (b, m, n).
 
+    Where `probe` is set it is called with the logits; where `shown` is set A is formed, and it is called with that.
+
     Args:
         width: n.
         heads: h.
@@ -39,7 +43,7 @@ class ShapedSelfAttention(nn.Module):
         trained: whether γ₁ and γ₂ have gradients.
         bias: whether the projections have biases, which start at 0.
         dropout: of the softmax, in training.
-        float32: whether softmax − C̄ is computed in float32 whatever the dtype (`limitformer.nn.shaped_attention`).
+        float32: whether softmax − C̄, the sum and the output are in float32 in any dtype (`limitformer.nn.float32`).
     """
 
     def __init__(
@@ -73,9 +77,10 @@ class ShapedSelfAttention(nn.Module):
         self.query = nn.Linear(width, self.heads * self.head_dim, bias=bias)
         self.key = nn.Linear(width, self.kv_heads * self.head_dim, bias=bias)
         self.value = nn.Linear(width, self.kv_heads * self.head_dim, bias=bias)
-        self.output = nn.Linear(self.heads * self.head_dim, width, bias=bias)
+        self.output = (Float32Linear if float32 else nn.Linear)(self.heads * self.head_dim, width, bias=bias)
         self.dropout, self.float32 = dropout, float32
         self.probe: Probe | None = None
+        self.shown: Callable[[Tensor], object] | None = None
         draw(self, InitialVariances.shaped(width, joined=self.heads * self.head_dim))
 
     def forward(
@@ -88,27 +93,32 @@ class ShapedSelfAttention(nn.Module):
         positions: Tensor | None = None,
     ) -> Tensor:
         """Attention among the tokens, and those in `cache`; mask and positions as for `shaped_attention`."""
-        query, key, value = self.split(self.query(x)), self.split(self.key(x)), self.split(self.value(x))
+        query, key, value = self.projections(x)
         if cache is not None:
             key, value = cache(key, value)
         warn_of_rounding(value, self.float32 or not (self.gamma1 or self.gamma2))
         if self.probe is not None:
             self.probe(Logits(query, key, self.scale, mask, is_causal, positions))
-        mixed = shaped_attention(
-            query,
-            key,
-            value,
-            gamma1=0.0 if self.gamma1 is None else self.gamma1(),
-            gamma2=0.0 if self.gamma2 is None else self.gamma2(),
-            scale=self.scale,
-            mask=mask,
-            is_causal=is_causal,
-            positions=positions,
-            dropout=self.dropout if self.training else 0.0,
-            float32=self.float32,
-        )
+        arguments = self.gains() | {"scale": self.scale, "mask": mask, "is_causal": is_causal, "positions": positions}
+        arguments |= {"dropout": self.dropout if self.training else 0.0}
+        mixed = shaped_attention(query, key, value, **arguments, float32=self.float32)
+        if self.shown is not None:
+            mixed, a = shown_matrix(mixed, query, key, value, **arguments)
+            self.shown(a)
         result: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return result
+
+    def gains(self) -> dict[str, Any]:
+        """γ₁ and γ₂ now."""
+        return {
+            "gamma1": 0.0 if self.gamma1 is None else self.gamma1(),
+            "gamma2": 0.0 if self.gamma2 is None else self.gamma2(),
+        }
+
+    def projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (b, h, m, d), keys and values (b, g, m, d)."""
+        x = lowered(x, self.query.weight)
+        return self.split(self.query(x)), self.split(self.key(x)), self.split(self.value(x))
 
     def step(
         self, x: Tensor, past: Past | None = None, mask: Tensor | Visibility | None = None, is_causal: bool = True
@@ -125,15 +135,8 @@ class ShapedSelfAttention(nn.Module):
 
     def matrix(self, x: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """A (b, h, m, m), to look at."""
-        return attention_matrix(
-            self.split(self.query(x)),
-            self.split(self.key(x)),
-            gamma1=0.0 if self.gamma1 is None else self.gamma1(),
-            gamma2=0.0 if self.gamma2 is None else self.gamma2(),
-            scale=self.scale,
-            mask=mask,
-            is_causal=is_causal,
-        )
+        query, key, _ = self.projections(x)
+        return attention_matrix(query, key, **self.gains(), scale=self.scale, mask=mask, is_causal=is_causal)
 
     def split(self, x: Tensor) -> Tensor:
         """(b, m, heads d) to (b, heads, m, d)."""

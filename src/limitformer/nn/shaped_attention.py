@@ -7,9 +7,10 @@ logits A is the identity under every mask. A is never formed:
 
 and C̄ V is a mean of visible values. `attention_matrix` forms A, to look at and to test against.
 
-Precision: in float32 the sum has the kernel's error, some 1e-6 of the values. In bfloat16 each of the three terms is
-rounded to 1 part in 256; at initialisation softmax − C̄ is of the order 1/√width beside the identity, so that it is then
-mostly rounding. `float32=True` computes the perturbation, and the sum, in float32 whatever the inputs and autocast are.
+Precision: in float32 the sum has the kernel's error, some 1e-6 of the values. In bfloat16 the result is rounded to 1
+part in 256; at initialisation (softmax − C̄)V is of the order 1/√(width·tokens) beside V, so that it is then mostly
+rounding. `float32=True` computes it, and the sum, in float32 whatever the inputs and autocast are, and gives the sum in
+float32: who rounds that to 16 bits has lost it again (`limitformer.nn.float32`).
 
 In shapes: b batch, h heads, g key/value heads, q queries, k keys, d head_dim.
 """
@@ -20,6 +21,7 @@ from torch.nn import functional
 
 from limitformer.errors import require
 from limitformer.nn.rest import Gain, Places, grouped, rest_of_a
+from limitformer.nn.strengths import at_least_float32
 from limitformer.nn.visibility import Visibility, visibility
 
 
@@ -42,25 +44,26 @@ def shaped_attention(
     Args:
         query: (b, h, q, d).
         key, value: (b, g, k, d) with g dividing h: query head i reads key/value head i·g // h.
-        gamma1, gamma2: γ₁, γ₂: numbers, or tensors () or (h,); the number 0 leaves its term out.
+        gamma1, gamma2: γ₁, γ₂: numbers, or tensors (), (1,) or (h,); the number 0 leaves its term out.
         scale: 1/τ.
         mask: None, boolean (True is seen) or additive, broadcastable to (b, h, q, k), or a `Visibility`.
         is_causal: besides the mask, a query sees no key after its own position; a `Visibility` says so itself.
         positions: (q,) or (b, q), where the queries stand among the keys; None: they are the last q, as in decoding
             with a growing cache. A cache of fixed length needs them.
         dropout: probability that an entry of the softmax is dropped.
-        float32: whether softmax − C̄ and the sum are computed in float32; the result has the values' dtype.
+        float32: whether softmax − C̄ and the sum are computed in float32, which the result then has too; else the
+            result has the values' dtype.
 
     Raises:
         InputError: shapes that do not fit.
     """
     if float32:
         with torch.autocast(query.device.type, enabled=False):
-            raised = [x.float() for x in (query, key, value)]
+            raised = [x.to(at_least_float32(x.dtype)) for x in (query, key, value)]
             return shaped_attention(
                 *raised, gamma1=gamma1, gamma2=gamma2, scale=scale, mask=mask, is_causal=is_causal,
                 positions=positions, dropout=dropout,
-            ).to(value.dtype)  # fmt: skip
+            )  # fmt: skip
     check_shapes(query, key, value, positions)
     queries, keys = query.shape[-2], key.shape[-2]
     if not isinstance(mask, Visibility):
@@ -75,9 +78,14 @@ def shaped_attention(
     mixed = fused(query, key, value, mask, scale, dropout).unflatten(1, groups)
     if rest is None:
         return (mixed if seen is None else mixed * seen).flatten(1, 2)
+    return total(rest, mixed, seen).flatten(1, 2).to(value.dtype)
+
+
+def total(rest: Tensor, mixed: Tensor, seen: Tensor | None) -> Tensor:
+    """The rest and the softmax's part, where queries see anything; in place where that can be."""
     if torch.compiler.is_compiling() or rest.dtype != mixed.dtype or rest.shape != mixed.shape:
-        return (rest + (mixed if seen is None else mixed * seen)).flatten(1, 2)
-    return (rest.add_(mixed) if seen is None else rest.addcmul_(mixed, seen)).flatten(1, 2)
+        return rest + (mixed if seen is None else mixed * seen)
+    return rest.add_(mixed) if seen is None else rest.addcmul_(mixed, seen)
 
 
 def fused(query: Tensor, key: Tensor, value: Tensor, seen: Visibility, scale: float, dropout: float) -> Tensor:

@@ -27,8 +27,7 @@ class ShapedReLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """σ(x)."""
-        negative = self.negative().to(x.dtype)
-        return torch.where(x > 0, self.positive * x, negative * x)
+        return torch.where(x > 0, self.positive * x, (self.negative() * x).to(x.dtype))
 
     def extra_repr(self) -> str:
         return f"positive={self.positive}"

@@ -1,0 +1,90 @@
+r"""Tokens in float32 between the layers of a stock model of 16 bits, for `Shaping(float32=True)`.
+
+Why: `limitformer.nn.float32`. The attention's output projection and the blocks' LayerNorms compute in float32 and give
+float32; linear maps besides lower what they read to their own dtype, and give that. Before the first block the tokens
+are raised, after the last one lowered, so that embeddings and head are as they were. A model of float32 is as before.
+"""
+
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
+
+from limitformer.errors import InputError
+from limitformer.hf.families import Family
+from limitformer.nn.float32 import Float32Linear, lowered
+from limitformer.nn.strengths import at_least_float32
+
+
+class Float32Conv1D(Conv1D):  # type: ignore[misc]
+    """GPT-2's linear map, computed in float32 or finer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x W + b in float32: (*, in) to (*, out)."""
+        dtype = at_least_float32(x.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            return functional.linear(x.to(dtype), self.weight.mT.to(dtype), self.bias.to(dtype))
+
+
+class Float32LayerNorm(nn.LayerNorm):
+    """LayerNorm in float32 or finer."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002, the name that torch has
+        """Tokens (*, n), normalised."""
+        dtype = at_least_float32(input.dtype)
+        weight, bias = (None if x is None else x.to(dtype) for x in (self.weight, self.bias))
+        return functional.layer_norm(input.to(dtype), self.normalized_shape, weight, bias, self.eps)
+
+
+MAPS = {nn.Linear: Float32Linear, Conv1D: Float32Conv1D}
+
+
+def keep_float32(blocks: list[nn.Module], family: Family) -> None:
+    """See above; once the blocks are as they will be.
+
+    Raises:
+        InputError: a projection of another class, such as a quantised one.
+    """
+    for block in blocks:
+        raise_projection(attrgetter(family.projection)(block))
+        for path in family.norms:
+            norm = attrgetter(path)(block)
+            if type(norm) is nn.LayerNorm:  # RMSNorms compute in float32, and give what they take
+                norm.__class__ = Float32LayerNorm
+        for module in block.modules():
+            if type(module) in MAPS:
+                module.register_forward_pre_hook(lower_input)
+    blocks[0].register_forward_pre_hook(raise_tokens, with_kwargs=True)
+    blocks[-1].register_forward_hook(lower_output)
+
+
+def raise_projection(module: nn.Module) -> None:
+    """Make a linear map one of float32, in place: its weights keep their names."""
+    kind: Any = type(module)
+    if kind not in MAPS:
+        raise InputError(f"float32=True needs an output projection that is a plain linear map; got {kind.__name__}.")
+    module.__class__ = MAPS[kind]
+
+
+def lower_input(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A hook before a linear map."""
+    return lowered(args[0], module.weight), *args[1:]
+
+
+def raise_tokens(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """A hook before the first block."""
+    if args:
+        return (args[0].to(at_least_float32(args[0].dtype)), *args[1:]), kwargs
+    x = kwargs["hidden_states"]
+    return args, kwargs | {"hidden_states": x.to(at_least_float32(x.dtype))}
+
+
+def lower_output(module: nn.Module, args: Any, output: Any) -> Any:
+    """A hook after the last block."""
+    weight = next(part.weight for part in module.modules() if isinstance(part, Float32Linear | Float32Conv1D))
+    if isinstance(output, tuple):
+        return lowered(output[0], weight), *output[1:]
+    return lowered(output, weight)

@@ -1,0 +1,42 @@
+"""Shaped models sharded over two processes by `fully_shard`: the numbers of one process."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fsdp_program
+
+PROGRAM = Path(fsdp_program.__file__)
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """{kind: strengths at the end}, as two processes print them."""
+    place = tmp_path_factory.mktemp("fsdp") / "meet"
+    command = [sys.executable, "-W", "ignore", str(PROGRAM)]
+    both = [
+        subprocess.Popen(
+            [*command, str(rank), "2", str(place)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in (0, 1)
+    ]
+    said = [process.communicate(timeout=600) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    lines = [line.split() for line in said[0][0].splitlines()]
+    return {kind: torch.tensor([float(x) for x in numbers], dtype=torch.float64) for kind, *numbers in lines}
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("own", 1e-6), ("float32", 1e-6), ("bfloat16", 1e-3)])
+def test_strengths_are_trained_as_on_one_process(kind, tolerance, sharded):
+    """One number for all heads, λ, γ and slopes: all are parameters that FSDP2 can shard."""
+    start = fsdp_program.strengths_of(fsdp_program.model_of(kind)).detach().double()
+    wanted = fsdp_program.trained(kind, 0, 1, None).double()
+    found = sharded[kind]
+    moved = (wanted - start).abs()
+    assert moved.max() > 1e-3
+    assert (found - wanted).abs().max() < tolerance * (1 if tolerance < 1e-3 else moved.max() / 1e-2)
+    half = fsdp_program.trained(kind, 0, 2, None).double()  # half the batch: what one process would do alone
+    assert (half - wanted).abs().max() > 20 * tolerance * moved.max()

@@ -1,0 +1,294 @@
+"""softmax − C̄ in 16 bits: lost without float32=True, kept to 5 % with it, in the call, the module and whole models."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import GPT2LMHeadModel
+from transformers.pytorch_utils import Conv1D
+
+from hf_models import BASE, config_of, inputs_of, loud
+from limitformer import InputError
+from limitformer.hf import ShapedTransformerConfig, ShapedTransformerForCausalLM, Shaping, load_shaped, shape_model
+from limitformer.hf.families import FAMILIES
+from limitformer.hf.float32 import Float32Conv1D, Float32LayerNorm
+from limitformer.nn import ShapedSelfAttention, Stack, gains, shaped_attention, shaped_block
+from limitformer.nn.attention_matrix import shown_matrix
+from limitformer.nn.float32 import Float32Linear
+
+WIDTH, TOKENS, HEADS, DIM = 2048, 1024, 2, 64
+families = pytest.mark.parametrize("family", FAMILIES)
+
+
+def relative(found, wanted):
+    """The error of `found`, beside the size of `wanted`."""
+    return float((found.double() - wanted).norm() / wanted.norm())
+
+
+# The call: width 2,048 and 1,024 tokens, logits as they are at initialisation.
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    """Queries, keys, values in bfloat16: q·k has variance d/n, so that logits have 1/n."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, 1, HEADS, TOKENS, DIM, generator=generator)
+    return [x.bfloat16() for x in (query * WIDTH**-0.25, key * WIDTH**-0.25, value)]
+
+
+def bracket_error(inputs, dtype=None, autocast=False, **options):
+    """Of A V − V at γ₁ = γ₂ = 1."""
+    call = {"gamma2": 1.0, "scale": DIM**-0.5} | options
+    wanted = shaped_attention(*(x.double() for x in inputs), gamma1=0.0, **call)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found = shaped_attention(*inputs, gamma1=1.0, **call, float32=dtype is not None)
+    found = found if dtype is None else found.to(dtype)
+    return relative(found.double() - inputs[2].double(), wanted)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_call_keeps_it_in_float32_alone(inputs, causal, autocast):
+    """To 0.1 %; rounding the sum to 16 bits, as the call once did, loses half of it and more."""
+    options = {"is_causal": causal, "autocast": autocast}
+    assert bracket_error(inputs, torch.float32, **options) < 1e-3
+    assert bracket_error(inputs, torch.bfloat16, **options) > 0.5
+    assert bracket_error(inputs, **options) > 0.5
+
+
+def test_its_dtypes(inputs):
+    options = {"gamma1": 1.0, "gamma2": 1.0, "scale": 0.1}
+    for dtype, wanted in ((torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float64,) * 2):
+        small = [x[:, :, :8].to(dtype, copy=True) for x in inputs]
+        assert shaped_attention(*small, **options, float32=True).dtype == wanted
+        assert shaped_attention(*small, **options).dtype == dtype
+        for float32 in (False, True):
+            mixed = shaped_attention(*small, **options, float32=float32)
+            shown, a = shown_matrix(mixed, *(x.requires_grad_() for x in small), **options)
+            assert torch.equal(shown, mixed)
+            assert shown.dtype == mixed.dtype
+            assert a.dtype == wanted
+
+
+def test_it_reaches_the_fused_kernel_in_float32(inputs, monkeypatch):
+    seen = []
+    fused = functional.scaled_dot_product_attention
+
+    def spy(query, *others, **options):
+        seen.append((query.dtype, options["attn_mask"], options["is_causal"]))
+        return fused(query, *others, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", spy)
+    shaped_attention(*inputs, gamma1=1.0, gamma2=1.0, scale=0.1, is_causal=True, float32=True)
+    assert seen == [(torch.float32, None, True)]
+
+
+# The module and the stack.
+
+
+def without_bracket(model):
+    """The same with γ₂ = 0 and no softmax: the identity alone, by every gain's own path."""
+    twin = copy.deepcopy(model)
+    for module in twin.modules():
+        if isinstance(module, ShapedSelfAttention):
+            module.query.weight.data.zero_()  # zero logits: softmax = C̄
+    return twin
+
+
+def effect(model, x):
+    """What softmax − C̄ adds to the output, by difference."""
+    with torch.no_grad():
+        return model(x).double() - without_bracket(model)(x).double()
+
+
+def tokens(number, width):
+    return torch.randn(1, number, width, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+
+@pytest.mark.filterwarnings("ignore::limitformer.nn.RoundingWarning")
+def test_the_module_keeps_it():
+    """At width 2,048 and 1,024 tokens, to 5 %; without float32 the difference is mostly rounding."""
+    torch.manual_seed(0)
+    model = ShapedSelfAttention(WIDTH, HEADS, head_dim=DIM, float32=True).bfloat16()
+    x = tokens(TOKENS, WIDTH)
+    wanted = effect(copy.deepcopy(model).double(), x.double())
+    assert model(x).dtype == torch.float32
+    assert type(model.output) is Float32Linear
+    assert relative(effect(model, x), wanted) < 0.05
+    lost = copy.deepcopy(model)
+    lost.float32, lost.output.__class__ = False, nn.Linear
+    assert lost(x).dtype == torch.bfloat16
+    assert relative(effect(lost, x), wanted) > 0.5
+
+
+def after_attention(stack, layer, x):
+    """The tokens after a block's attention, as they are and as they would be with zero logits in that block."""
+    results = []
+    for without in (False, True):
+        twin = copy.deepcopy(stack)
+        block = twin.blocks[layer]
+        if without:
+            block.attention.query.weight.data.zero_()
+        block.residual["attention"].register_forward_hook(lambda *found: results.append(found[-1]))
+        with torch.no_grad():
+            twin(x)
+    return results
+
+
+@pytest.mark.filterwarnings("ignore::limitformer.nn.RoundingWarning")
+def test_every_layer_of_a_stack_keeps_it():
+    """Tokens between blocks are in float32; what comes out has the dtype that went in, rounded once."""
+    torch.manual_seed(0)
+    stack = Stack([shaped_block(256, 4, gamma=0.2, hidden=64, float32=True) for _ in range(2)]).bfloat16()
+    lost = Stack([shaped_block(256, 4, gamma=0.2, hidden=64) for _ in range(2)]).bfloat16()
+    lost.load_state_dict(stack.state_dict())
+    x = tokens(256, 256)
+    for layer in (0, 1):
+        one, other = after_attention(copy.deepcopy(stack).double(), layer, x.double())
+        found, twin = after_attention(stack, layer, x)
+        assert found.dtype == torch.float32
+        assert relative(found.double() - twin.double(), one - other) < 0.05
+        found, twin = after_attention(lost, layer, x)
+        assert found.dtype == torch.bfloat16
+        assert relative(found.double() - twin.double(), one - other) > 0.5
+    with torch.no_grad():
+        raw = stack.blocks[1](stack.blocks[0](x))
+        assert torch.equal(stack(x), raw.bfloat16())
+        assert raw.dtype == torch.float32
+
+
+def test_gradients_reach_everything():
+    torch.manual_seed(0)
+    stack = Stack([shaped_block(32, 4, gamma=0.2, float32=True) for _ in range(2)])
+    exact, x = copy.deepcopy(stack).double(), tokens(12, 32)
+    stack.bfloat16()
+    stack(x).float().square().sum().backward()
+    exact.load_state_dict(stack.state_dict())
+    exact(x.double()).square().sum().backward()
+    for (name, one), other in zip(stack.named_parameters(), exact.parameters(), strict=True):
+        assert one.grad.dtype == one.dtype, name
+        assert relative(one.grad, other.grad) < 0.05, name
+
+
+# Stock models.
+
+
+def built(family, float32=True, **options):
+    """Attention alone, weights that make it far from uniform."""
+    torch.manual_seed(0)
+    return loud(shape_model(BASE[family](config_of(family, **options)).eval(), Shaping(float32=float32)), std=0.1)
+
+
+def given(family, dtype):
+    inputs = inputs_of("vit" if family == "vit" else "text")
+    return {name: x.to(dtype) if x.is_floating_point() else x for name, x in inputs.items()}
+
+
+def without_logits(block, family):
+    """Zero queries."""
+    for weight in FAMILIES[family].weights(block)["query"]:
+        weight.data.zero_()
+
+
+def in_layer(model, family, layer):
+    """The tokens after a block's attention, as they are and as they would be with zero logits in that block."""
+    results, parts = [], FAMILIES[family]
+    for without in (False, True):
+        twin = copy.deepcopy(model)
+        block = parts.blocks_of(twin)[layer]
+        if without:
+            without_logits(block, family)
+        if parts.post_norm:
+            block.get_submodule(parts.branches[0]).register_forward_hook(lambda *found: results.append(found[-1]))
+        else:
+            block.get_submodule(parts.norms[1]).register_forward_pre_hook(lambda _, found: results.append(found[0]))
+        with torch.no_grad():
+            twin(**given(family, model.dtype))
+    return results
+
+
+@pytest.mark.filterwarnings("ignore::limitformer.nn.RoundingWarning")
+@pytest.mark.parametrize("layer", [0, 1])
+@families
+def test_stock_models_keep_it(family, layer):
+    """In each layer, to 5 %; the same model without float32 loses some of it at this width already."""
+    one, other = in_layer(built(family).bfloat16().double(), family, layer)
+    errors = {}
+    for float32 in (True, False):
+        found, twin = in_layer(built(family, float32).bfloat16(), family, layer)
+        assert found.dtype == (torch.float32 if float32 else torch.bfloat16)
+        errors[float32] = relative(found.double() - twin.double(), one - other)
+    assert errors[True] < 0.05
+    assert errors[False] > 2 * errors[True]
+
+
+@families
+def test_what_goes_in_and_out_keeps_its_dtype(family):
+    model = built(family).bfloat16()
+    out = model(**given(family, torch.bfloat16))
+    assert out.last_hidden_state.dtype == torch.bfloat16
+    assert all(value.dtype == torch.bfloat16 for value in out.values() if isinstance(value, torch.Tensor))
+
+
+@families
+def test_in_float32_and_finer_nothing_changes(family):
+    """To the last bit; so that float32=True costs nothing there."""
+    for dtype in (torch.float32, torch.float64):
+        inputs = given(family, dtype)
+        one, other = (built(family, float32).to(dtype)(**inputs).last_hidden_state for float32 in (False, True))
+        assert one.dtype == dtype
+        assert torch.equal(one, other)
+
+
+@families
+def test_under_autocast_it_runs_and_keeps_it(family):
+    model = built(family)
+    one, other = in_layer(copy.deepcopy(model).double(), family, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, twin = in_layer(model, family, 1)
+    assert found.dtype == torch.float32
+    assert relative(found.double() - twin.double(), one - other) < 0.05
+
+
+def test_classes_of_the_block():
+    gpt2, bert = built("gpt2"), built("bert")
+    assert type(gpt2.h[1].attn.c_proj) is Float32Conv1D
+    assert type(gpt2.h[1].mlp.c_proj) is Conv1D
+    assert type(bert.encoder.layer[0].attention.output.dense) is Float32Linear
+    assert type(bert.encoder.layer[0].output.LayerNorm) is Float32LayerNorm
+    assert set(gpt2.state_dict()) == set(built("gpt2", False).state_dict())
+
+
+def test_a_projection_of_another_kind_is_refused():
+    class Quantised(nn.Linear):
+        pass
+
+    model = BASE["llama"](config_of("llama"))
+    model.layers[1].self_attn.o_proj = Quantised(16, 16)
+    with pytest.raises(InputError, match="needs an output projection that is a plain linear map; got Quantised"):
+        shape_model(model, Shaping(float32=True))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "own"])
+def test_text_is_generated_in_16_bits(kind, tmp_path):
+    """With caches, after loading in 16 bits, as without a cache but for rounding: the same first token."""
+    torch.manual_seed(0)
+    if kind == "own":
+        config = ShapedTransformerConfig(
+            vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24,
+            max_position_embeddings=40, float32=True,
+        )  # fmt: skip
+        ShapedTransformerForCausalLM(config).save_pretrained(tmp_path)
+        model = ShapedTransformerForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    else:
+        shape_model(GPT2LMHeadModel(config_of("gpt2")), Shaping(float32=True)).save_pretrained(tmp_path)
+        model = load_shaped(tmp_path, dtype=torch.bfloat16)
+    assert model.dtype == torch.bfloat16
+    assert {gain.value.dtype for gain in gains(model)} == {torch.float32}
+    ids = inputs_of("text", batch=2)["input_ids"]
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
+    found, wanted = (model.generate(ids, use_cache=cached, **options) for cached in (True, False))
+    assert torch.equal(found[:, : ids.shape[1] + 1], wanted[:, : ids.shape[1] + 1])
+    assert found.shape == (2, ids.shape[1] + 4)

@@ -1,0 +1,245 @@
+"""γ₁, γ₂, s₋, λ, γ: float32 in models of 16 bits, at least one dimension, names that no weight decay touches."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Model, Trainer, TrainingArguments
+
+from hf_models import BASE, VOCABULARY, config_of, unlike
+from limitformer.hf import (
+    ShapedTransformerConfig,
+    ShapedTransformerForMaskedLM,
+    ShapedTransformerForSequenceClassification,
+    Shaping,
+    shape_model,
+)
+from limitformer.nn import Gain, Residual, ShapedReLU, gains, shaped_attention, shaped_block
+from limitformer.nn.strengths import ENDING
+
+SIXTEEN = {
+    "to bfloat16": lambda model: model.to(torch.bfloat16),
+    "to float16": lambda model: model.to(torch.float16),
+    "half": lambda model: model.half(),
+    "bfloat16": lambda model: model.bfloat16(),
+    "type": lambda model: model.type(torch.bfloat16),
+    "to another": lambda model: model.to(torch.zeros(1, dtype=torch.bfloat16)),
+    "double and back": lambda model: model.double().half(),
+}
+FAMILIES = ["bert", "roberta", "gpt2", "llama", "vit"]
+families = pytest.mark.parametrize("family", FAMILIES)
+
+
+def block():
+    return unlike(shaped_block(16, 4, gamma=0.3))
+
+
+def whole(family, **options):
+    """A stock model with all that shaping has for it."""
+    torch.manual_seed(0)
+    shaping = Shaping(residual_gamma=0.3, shaped_relu=family != "llama", **options)
+    return shape_model(BASE[family](config_of(family)), shaping)
+
+
+def strengths(model):
+    return {name: value for name, value in model.named_parameters() if name.endswith(ENDING)}
+
+
+@pytest.mark.parametrize("how", SIXTEEN)
+def test_sixteen_bits_move_weights_and_leave_strengths_as_they_are(how):
+    model = block()
+    before = {name: value.detach().clone() for name, value in strengths(model).items()}
+    parameters = dict(model.named_parameters())
+    SIXTEEN[how](model)
+    after = strengths(model)
+    assert len(after) == 7
+    for name, value in after.items():
+        assert value.dtype == torch.float32
+        assert value is parameters[name]  # an optimiser that has it keeps it
+        assert torch.equal(value, before[name]), name
+    weights = [value for name, value in model.named_parameters() if name not in after]
+    assert all(value.dtype in (torch.bfloat16, torch.float16) for value in weights)
+
+
+@families
+def test_so_they_do_in_stock_models(family):
+    model = whole(family).bfloat16()
+    assert {value.dtype for value in strengths(model).values()} == {torch.float32}
+    later = shape_model(BASE[family](config_of(family)).bfloat16(), Shaping(residual_gamma=0.3))
+    assert {value.dtype for value in strengths(later).values()} == {torch.float32}
+    assert later.dtype == torch.bfloat16
+
+
+def test_finer_dtypes_devices_and_defaults():
+    model = block().double()
+    assert {value.dtype for value in strengths(model).values()} == {torch.float64}
+    assert {value.device.type for value in strengths(model.to("meta")).values()} == {"meta"}
+    for default, wanted in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
+        try:
+            torch.set_default_dtype(default)
+            assert {value.dtype for value in strengths(shaped_block(16, 4, gamma=0.3)).values()} == {wanted}
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
+def test_every_parameter_has_a_dimension():
+    models = [whole(family, per_head=False) for family in FAMILIES] + [shaped_block(8, 1, gamma=0.1, per_head=False)]
+    for model in models:
+        assert all(value.dim() >= 1 for value in model.parameters())
+        assert {value.shape for value in strengths(model).values()} == {(1,)}
+    heads = {tuple(gain.value.shape) for gain in gains(whole("gpt2"))}
+    assert heads == {(1,), (4,)}
+
+
+# States of earlier versions.
+
+
+def old_state(model, dtype=torch.float32):
+    """What version 0.1 would have saved: without the ending, one number without a dimension."""
+    state = {}
+    for name, value in model.state_dict().items():
+        value = value.to(dtype)
+        state[name.removesuffix(ENDING)] = value.reshape(()) if value.shape == (1,) and name.endswith(ENDING) else value
+    assert not any(name.endswith(ENDING) for name in state)
+    return state
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_states_of_earlier_versions_are_loaded(assign, dtype):
+    for model in (block(), unlike(whole("gpt2", per_head=False)), unlike(whole("bert"))):
+        fresh = copy.deepcopy(model)
+        with torch.no_grad():
+            for value in fresh.parameters():
+                value.zero_()
+        fresh.load_state_dict(old_state(model, dtype), assign=assign)
+        for name, value in fresh.named_parameters():
+            wanted = dict(model.named_parameters())[name]
+            assert torch.equal(value.float(), wanted.to(dtype).float()), name
+            assert value.shape == wanted.shape
+            assert not name.endswith(ENDING) or value.dtype == torch.float32
+    with pytest.raises(RuntimeError, match="Missing key"):
+        block().load_state_dict({name: x for name, x in old_state(block()).items() if "lam" not in name})
+
+
+# What 16 bits did to them.
+
+
+def distances(model, teacher, dtype, everything=True, rounded=False, steps=100):
+    """How far the strengths are after some steps of AdamW towards a network with other ones."""
+    model = copy.deepcopy(model).to(dtype)
+    batch, tokens = (8, 32) if everything else (4, 10)
+    ids = torch.randint(3, VOCABULARY, (batch, tokens), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted = teacher(ids).last_hidden_state
+    own = list(strengths(model).values())
+    model.requires_grad_(everything)
+    for value in own:
+        value.requires_grad_(True)
+    before = torch.cat([value.detach().clone() for value in own])
+    optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, weight_decay=0.0)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        (model(ids).last_hidden_state.float() - wanted).square().mean().backward()
+        optimiser.step()
+        for value in own if rounded else ():
+            value.data = value.data.bfloat16().float()
+    return (torch.cat([value.detach() for value in own]) - before).double()
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """A model of float32, and one with other strengths that it is trained towards."""
+    torch.manual_seed(0)
+    sizes = {"n_embd": 64, "n_layer": 1}
+    shaping = Shaping(float32=True, residual_gamma=0.3, shaped_relu=True)
+    model = shape_model(GPT2Model(config_of("gpt2", **sizes)), shaping, redraw=True)
+    teacher = unlike(copy.deepcopy(model))
+    return model, teacher
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_in_sixteen_bits_they_move_as_in_float32(everything, pair):
+    """To 2 %, whether the weights are trained or not."""
+    model, teacher = pair
+    wanted = distances(model, teacher, torch.float32, everything)
+    found = distances(model, teacher, torch.bfloat16, everything)
+    assert (wanted.abs() > 1e-4).all()
+    assert (found - wanted).norm() < 0.02 * wanted.norm()
+
+
+def test_rounded_to_sixteen_bits_after_each_step_they_would_not(pair):
+    """γ₁ and γ₂ would stay at 1: the wrong twin."""
+    model, teacher = pair
+    twin = distances(model, teacher, torch.bfloat16, everything=False, rounded=True, steps=10)
+    ones = torch.cat([value.detach() for value in strengths(model).values()]) == 1
+    assert ones.sum() == 8
+    assert (twin[ones] == 0).all()
+
+
+def test_a_step_that_16_bits_have_no_number_for_is_felt():
+    """γ₁ = 1 + 2⁻¹⁰ beside 1, on average over 32,768 roundings: 4.5 standard errors."""
+    query, key, value = torch.randn(3, 1, 2, 512, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    results = []
+    for gain in (1.0, 1.0 + 2**-10):
+        options = {"gamma1": torch.tensor([gain]), "gamma2": 0.0, "scale": 0.0}
+        results.append(shaped_attention(query, key, value, **options).double())
+    step = ((results[1] - results[0]) * value.double()).sum() / value.double().square().sum()
+    assert abs(float(step) / 2**-10 - 1) < 0.06
+    assert float(torch.tensor(1 + 2**-10).bfloat16()) == 1.0
+
+
+def test_slope_and_residual_are_rounded_once():
+    """Half a unit of the result, whatever λ, γ and s₋ are; each rounded before would add its own."""
+    x, f = torch.randn(2, 5000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    residual, activation = Residual(0.2).bfloat16(), ShapedReLU(negative=0.9779).bfloat16()
+    exact = residual.lam.double() * x.double() + residual.gamma.double() * f.double()
+    assert residual(x, f).dtype == torch.bfloat16
+    assert ((residual(x, f).double() - exact).abs() <= exact.abs() * 2**-8 * 1.0001).all()
+    exact = torch.where(x > 0, x.double(), 0.9779 * x.double())
+    assert activation(x).dtype == torch.bfloat16
+    assert ((activation(x).double() - exact).abs() <= exact.abs() * 2**-8 * 1.0001).all()
+    rounded = (residual.lam.bfloat16() * x + residual.gamma.bfloat16() * f).double()
+    exact = residual.lam.double() * x.double() + residual.gamma.double() * f.double()
+    assert ((rounded - exact).abs() > exact.abs() * 2**-8 * 1.0001).any()
+
+
+@pytest.mark.parametrize(("x", "f"), [("bfloat16", "float32"), ("float32", "bfloat16"), ("float64", "float32")])
+def test_a_residual_has_the_finer_dtype(x, f):
+    one, other = torch.ones(3, dtype=getattr(torch, x)), torch.ones(3, dtype=getattr(torch, f))
+    assert Residual(0.2)(one, other).dtype == torch.promote_types(one.dtype, other.dtype)
+
+
+# Weight decay.
+
+
+def decayed(model, tmp_path):
+    """By the Trainer's own rule."""
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], weight_decay=0.1)
+    trainer = Trainer(model, arguments)
+    assert type(trainer).get_decay_parameter_names is Trainer.get_decay_parameter_names
+    return set(trainer.get_decay_parameter_names(model))
+
+
+def test_the_stock_trainer_decays_no_strength(tmp_path):
+    sizes = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    own = [ShapedTransformerForMaskedLM, ShapedTransformerForSequenceClassification]
+    models = [whole(family) for family in FAMILIES]
+    models += [one(ShapedTransformerConfig(**sizes, intermediate_size=8)) for one in own]
+    for model in models:
+        found = decayed(model, tmp_path)
+        assert not found & set(strengths(model))
+        matrices = {name for name, value in model.named_parameters() if value.dim() >= 2}
+        assert matrices <= found
+
+
+def test_without_the_ending_they_would_be(tmp_path):
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gamma1 = nn.Module()
+            self.gamma1.value = nn.Parameter(torch.ones(4))
+            self.gamma2 = Gain(1.0, 4)
+
+    assert decayed(Bare(), tmp_path) == {"gamma1.value"}
