@@ -9,13 +9,15 @@ from types import SimpleNamespace
 import numpy as np
 
 import limitformer as lf
+from limitformer.errors import InputError
+from limitformer.sweep.opening import open_store
 
 PAIR = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=20)
 NETWORK = lf.Transformer(width=20, depth=6, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))
 GRID = {"dim": [4, 6], "beta": [0.0, 0.5, 1.0]}
 KEEP = {"moments": True, "outcomes": True, "samples": True}
 CELLS = 30  # of the slow sweep
-FINISHED_AT_ANY_TIME = ("seconds",)  # what a cell took is the only array that is not the same every time
+AT_ANY_TIME = ("seconds", "finished", "checksum")  # arrays that are not the same every time
 
 TRAP = """
 import os, signal, sys
@@ -50,8 +52,8 @@ def run(description, store, **options):
 
 
 def chunks(store):
-    """The bytes of every chunk of the store's arrays, but of those that take the time."""
-    files = (path for path in Path(store).rglob("c.*") if path.parent.name not in FINISHED_AT_ANY_TIME)
+    """The bytes of every chunk of the store's arrays, but of those that tell the time."""
+    files = (path for path in Path(store).rglob("c.*") if path.parent.name not in AT_ANY_TIME)
     return {str(path.relative_to(store)): path.read_bytes() for path in files}
 
 
@@ -68,29 +70,56 @@ def assert_same_bits(store, other):
 
 
 def assert_complete(store, cells):
-    """Every cell is done, has each of its chunks once, and nothing else is left in the store."""
-    status = lf.load_sweep(store)["status"].values
-    assert status.size == cells
-    assert (status == 1).all()
-    names = {path.parent.name for path in Path(store).rglob("c.*")}
-    assert {len(list((Path(store) / name).glob("c.*"))) for name in names} == {cells}
-    assert list(Path(store).rglob("*.unfinished")) == []
+    """Every cell is done and in the arrays, and nothing else is left in the store."""
+    found = open_store(Path(store)).survey()
+    assert found.status.size == cells
+    assert (found.status == 1).all()
+    assert found.broken == set()
+    assert sorted(os.listdir(Path(store) / "cells")) == ["sweep.json", "zarr.json"]
+
+
+def files(folder):
+    """Time and place of every file: one that is written again has another."""
+    facts = {str(path.relative_to(folder)): path.stat() for path in Path(folder).rglob("*") if path.is_file()}
+    return {name: (fact.st_mtime_ns, fact.st_ino) for name, fact in facts.items()}
 
 
 def written(store):
-    """Time and place of every chunk: a chunk that is written again has another."""
-    found = {}
-    for path in Path(store).rglob("c.*"):
-        facts = path.stat()
-        found[str(path.relative_to(store))] = (facts.st_mtime_ns, facts.st_ino)
-    return found
+    """When each cell that is done or failed was written, by its index."""
+    if not Path(store).exists():
+        return {}
+    found = open_store(Path(store)).survey().finished
+    return {index: found[index] for index in np.ndindex(found.shape) if found[index] > 0}
 
 
 def cells_written(before, after):
-    """Indices of the cells of which at least one chunk was written since."""
-    renewed = [Path(name) for name in after if before.get(name) != after[name]]
-    places = {path.name for path in renewed if path.parent.name == "status"}
-    return sorted(tuple(int(k) for k in name.split(".")[1:]) for name in places)
+    """Indices of the cells that were written since."""
+    return sorted(index for index in after if before.get(index) != after[index])
+
+
+def done_cells(store):
+    """How many cells are done, in the arrays or loose; 0 if there is no store."""
+    try:
+        return int((open_store(Path(store)).survey().status == 1).sum())
+    except InputError:
+        return 0
+
+
+def chunk_of(store, name, index):
+    """The file in which a cell's value of the array is, and its first byte there."""
+    kept = open_store(Path(store))
+    field = kept.layout.fields[name]
+    number, place = zip(*(divmod(k, length) for k, length in zip(index, kept.block, strict=True)), strict=True)
+    file = ".".join(map(str, ["c", *number, *[0] * len(field.dims)]))
+    return Path(store) / name / file, int(np.ravel_multi_index(place, kept.block)) * field.size
+
+
+def flip_value(store, name, index, bit=3):
+    """One bit of a cell's value in the array."""
+    path, start = chunk_of(store, name, index)
+    data = bytearray(path.read_bytes())
+    data[start] ^= 1 << bit
+    path.write_bytes(data)
 
 
 def flip(path, bit=3):
@@ -138,12 +167,7 @@ def slurm_is(monkeypatch, cluster):
     monkeypatch.setitem(sys.modules, "dask_jobqueue.slurm", SimpleNamespace(SLURMCluster=cluster))
 
 
-def done_cells(store):
-    """How many cells of a store are marked, without reading them."""
-    return len(list((Path(store) / "status").glob("c.*[0-9]")))
-
-
-def wait_until(condition, seconds=30.0):
+def wait_until(condition, seconds=120.0):
     """Fail unless it becomes true."""
     deadline = time.monotonic() + seconds
     while not condition():

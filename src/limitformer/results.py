@@ -9,6 +9,7 @@ of `simulate` among their attributes.
 """
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ from limitformer.models.sphere_start import SphereStart
 from limitformer.sphere.outcome import LABELS
 
 NETCDF3_LIMIT = 2**32 - 4  # bytes of one variable
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a path has lost the second /; one letter is a drive
 
 
 def package_version() -> str:
@@ -243,8 +245,18 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def local_path(given: str | Path) -> Path:
+    """A path of this machine; `InputError` of an address such as `s3://…`, which would become a folder."""
+    text = os.fspath(given)
+    local = ADDRESS.match(text) is None
+    require(local, f"{text} is an address, and only paths of this machine can be used. Nearest: a copy of it here.")
+    require("\0" not in text, f"{text!r} is no path.")
+    return Path(text)
+
+
 def check_writable(folder: Path) -> None:
     """Make `folder`, and raise `InputError` unless a file can be written into it."""
+    local_path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder):

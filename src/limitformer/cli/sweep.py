@@ -40,7 +40,8 @@ def run(
     extend: Annotated[bool, typer.Option("--extend", help="Add new values of the axes to the store.")] = False,
     retry_failed: Annotated[bool, typer.Option(help="Try failed cells of an earlier run again.")] = True,
     any_version: Annotated[
-        bool, typer.Option("--any-version", help="Go on with a store that other code began.")
+        bool,
+        typer.Option("--any-version", help="Mix cells of other code, libraries or processors, each marked."),
     ] = False,
 ) -> None:
     """Compute what is missing in the store. Ctrl-C drops the cells that are running; start it again to go on.
@@ -133,10 +134,13 @@ def show(
 ) -> None:
     """Print a result as a table, and draw it."""
     with clear_endings():
-        from limitformer.sweep.show import picture, selected, written
+        from limitformer.sweep import load_sweep
+        from limitformer.sweep.show import doubts, picture, selected, written
 
-        chosen = selected(store, variable, at or [])
+        data = load_sweep(store)
+        chosen = selected(data, variable, at or [])
         screen.print(table_of(chosen))
+        warn(doubts(data))
         if out is not None:
             written(picture(chosen), out)
             screen.print(f"Wrote {out}", markup=False, highlight=False, soft_wrap=True)
@@ -151,8 +155,15 @@ def export(
     with clear_endings():
         from limitformer.sweep.show import exported
 
-        exported(store, out)
+        lines = exported(store, out)
         screen.print(f"Wrote {out}", markup=False, highlight=False, soft_wrap=True)
+        warn(lines)
+
+
+def warn(lines: list[str]) -> None:
+    """What one should know of the data, a line each."""
+    for line in lines:
+        errors.print(f"Careful: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def table_of(chosen: "xr.DataArray") -> Table:

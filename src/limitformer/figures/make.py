@@ -14,6 +14,7 @@ import xarray as xr
 from limitformer.errors import require
 from limitformer.figures.claims import Claim, Run
 from limitformer.figures.page import renew
+from limitformer.lock import only_one
 from limitformer.plot import style
 from limitformer.results import check_writable, package_version, save, write_whole
 
@@ -78,8 +79,8 @@ def make(
     `out` has the marks of `figures.page`, the table of the claims between them is renewed.
 
     Raises:
-        InputError: an unknown figure or scale, runs that are missing or would change nothing, or a folder that cannot
-            be written, before any work is done.
+        InputError: an unknown figure or scale, runs that are missing or would change nothing, a folder that cannot
+            be written, or one in which another process makes the same figure, before any work is done.
     """
     require(name in FIGURES | RUN_FIGURES, f"Unknown figure {name!r}; there are {', '.join(FIGURES | RUN_FIGURES)}.")
     require(scale in SCALES, f"Unknown scale {scale!r}; there are {', '.join(SCALES)}.")
@@ -90,21 +91,28 @@ def make(
     if name in NEED_TRAINING:
         import_module("limitformer.train")  # says which extra is missing, before another import fails
     module = import_module(f"limitformer.figures.{name.replace('-', '_')}")
-    began = time.perf_counter()
-    config = getattr(module, scale)()
     stores = folder / f".{name}.sweeps"
     run = Run(seed=seed, threads=threads, stores=stores, runs=None if runs is None else Path(runs))
+    with only_one(folder / f".{name}.lock", f"Figure {name} in {folder}"):
+        return made(name, scale, module, run, folder)
+
+
+def made(name: str, scale: str, module: Any, run: Run, folder: Path) -> Made:
+    """The figure, by the one process that makes it there."""
+    began = time.perf_counter()
+    config = getattr(module, scale)()
     data = module.compute(config, run)
     data.attrs |= {
         "figure": name,
         "scale": scale if name in FIGURES else "as the runs were",
-        "seed": seed,
+        "seed": run.seed,
         "config": json.dumps(asdict(config)),
         "limitformer_version": package_version(),
     }
     claims = module.claims(data)
     paths = write(name, folder, module, data, claims)
-    shutil.rmtree(stores, ignore_errors=True)
+    if run.stores is not None:
+        shutil.rmtree(run.stores, ignore_errors=True)
     return Made(data, claims, paths, time.perf_counter() - began)
 
 

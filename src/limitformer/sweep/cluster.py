@@ -4,20 +4,23 @@ Workers write their cells into the store themselves, so they must see its folder
 Dask hands out batches, replaces workers that die, and this module hands the cells of a lost batch out again.
 """
 
+import asyncio
 import shutil
 import signal
 import uuid
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from limitformer.errors import InputError, MissingExtraError, require
 from limitformer.progress import announced
-from limitformer.sweep.chunks import UNFINISHED
-from limitformer.sweep.store import FAILED, Index, open_store
-from limitformer.sweep.work import Finished, run_cell, save, stamp_of
+from limitformer.sweep.files import CELLS, UNFINISHED
+from limitformer.sweep.layout import Index
+from limitformer.sweep.work import Finished, Job, Results, given_up, run_cell, store_of
 
 BATCHES_PER_WORKER = 8
 LARGEST_BATCH = 64
@@ -47,11 +50,33 @@ def connected(cluster: Any) -> Iterator[Any]:
         return
     try:
         package.comm.get_address_host_port(cluster)  # a client of an address that makes no sense never ends
+        spoken_to(package, cluster)
         client = package.Client(cluster, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise InputError(f"No Dask scheduler answers at {cluster}: {first_line(error)}.") from error
     with client:
         yield client
+
+
+def spoken_to(package: Any, address: str) -> None:
+    """Ask the scheduler who it is; a client would wait forever for one that accepts and says nothing.
+
+    Raises:
+        OSError: there is none, or it says nothing in time.
+    """
+
+    async def asked() -> None:
+        async with package.rpc(address, connection_args=package.Security().get_connection_args("client")) as scheduler:
+            await scheduler.identity(n_workers=0)
+
+    async def in_time() -> None:
+        try:
+            await asyncio.wait_for(asked(), CONNECT_SECONDS)
+        except TimeoutError as error:
+            raise TimeoutError(f"nothing was said in {CONNECT_SECONDS:g} s") from error
+
+    with ThreadPoolExecutor(1) as pool:  # a notebook has a loop of its own in this thread
+        pool.submit(asyncio.run, in_time()).result()
 
 
 def first_line(error: Exception) -> str:
@@ -83,9 +108,9 @@ def slurm_cluster(jobs: int, cores: int, memory: str, walltime: str, queue: str 
     return made
 
 
-def run_batch(path: str, stamp: int, cells: list[Index], tries: int) -> list[Finished]:
+def run_batch(job: Job, cells: list[Index]) -> list[Finished]:
     """On a worker: these cells, one after the other."""
-    return [run_cell(path, stamp, index, 1, tries) for index in cells]
+    return [run_cell(job, index) for index in cells]
 
 
 def sees(path: str, word: str) -> bool:
@@ -95,7 +120,7 @@ def sees(path: str, word: str) -> bool:
 
 def check_shared(client: Any, path: Path) -> None:
     """Raise `InputError` unless the workers see the store's folder."""
-    word = f".seen-{uuid.uuid4().hex}{UNFINISHED}"  # if we are killed here, the next run removes it
+    word = f"{CELLS}/seen-{uuid.uuid4().hex}{UNFINISHED}"  # if we are killed here, the next run removes it
     (path / word).touch()
     try:
         seen = client.submit(sees, str(path.resolve()), word, pure=False).result(timeout=10 * CONNECT_SECONDS)
@@ -106,25 +131,22 @@ def check_shared(client: Any, path: Path) -> None:
     require(seen, f"The cluster's workers do not see {path.resolve()}; the store must lie on a disk that they share.")
 
 
-def on_cluster(path: Path, cells: Sequence[Index], *, client: Any, tries: int) -> Generator[Finished, None, None]:
+def on_cluster(job: Job, cells: Sequence[Index], *, client: Any) -> Results:
     """What becomes of the cells on a Dask cluster."""
-    check_shared(client, path)
-    yield from collected(distributed(), client, path, cells, tries)
+    check_shared(client, Path(job.path))
+    yield from collected(distributed(), client, replace(job, threads=1), cells)
 
 
-def collected(
-    package: Any, client: Any, path: Path, cells: Sequence[Index], tries: int
-) -> Generator[Finished, None, None]:
+def collected(package: Any, client: Any, job: Job, cells: Sequence[Index]) -> Results:
     """Hand out batches and collect them; the cells of those on which workers died, once more and one at a time.
 
     Dask blames all that a dying worker had; alone, a cell has nobody else to blame.
     """
-    stamp = stamp_of(path)
     suspects: deque[Index] = deque()
     deaths: dict[Index, int] = {}
 
     def submit(batch: list[Index]) -> Any:
-        future = client.submit(run_batch, str(path.resolve()), stamp, batch, tries, pure=False)
+        future = client.submit(run_batch, job, batch, pure=False)
         batches[future] = batch
         return future
 
@@ -141,7 +163,7 @@ def collected(
                 if deaths[batch[0]] < LOST_ALONE:
                     suspects.extend(batch)
                 else:
-                    yield given_up(path, batch[0], first_line(error))
+                    yield given_up(store_of(job), batch[0], f"workers died in this cell: {first_line(error)}")
             except package.CancelledError as error:
                 raise InputError(
                     f"The cluster has dropped the work ({first_line(error)}). What is finished stays; start it again."
@@ -150,13 +172,6 @@ def collected(
                 arriving.add(submit([suspects.popleft()]))
     finally:
         client.cancel(list(batches), force=True)
-
-
-def given_up(path: Path, cell: Index, reason: str) -> Finished:
-    """A cell on which worker after worker dies, written down as failed."""
-    message = f"workers died in this cell: {reason}"
-    save(lambda: open_store(path).fail(cell, message))
-    return Finished(cell, FAILED, 0.0, message)
 
 
 def batches_of(cells: Sequence[Index], workers: int) -> list[list[Index]]:

@@ -6,23 +6,28 @@ whatever the grid around it, who computes it, and when.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import Any
+from math import prod
+from typing import Any, TypeVar
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.engine import process_of, simulate
+from limitformer.engine import Process, process_of, simulate
 from limitformer.errors import InputError, keep, require, require_count
 from limitformer.limits import CovarianceFlow, CovarianceLimit, TokenLimit, limit
 from limitformer.models import SphereModel, Transformer, equicorrelated, to_json
-from limitformer.sweep.grid import SEED, START, Cell, cells, name_of
+from limitformer.progress import announced
+from limitformer.sweep.grid import SEED, START, Cell, cells, check_axes, name_of
 from limitformer.sweep.reduce import Reduced, Work, checked_keep, reduced
 
 OWN_SETTINGS = ("samples", "seed", "start", "record", "as", "common_seed")
 START_FIELDS = ("tokens", "correlation", "variance")
+MOST_CHECKED = 5_000  # models that are checked when a sweep is declared
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +103,8 @@ class Sweep:
         reduce: what to keep of each cell (`sweep.reduce`): samples, moments, quantiles, outcomes, stopping_times, ks.
 
     Raises:
-        InputError: what some cell could not be run with, before the first one runs; the message names the cell.
+        InputError: what some cell could not be run with, before the first one runs; the message names the cell. Of a
+            grid of more than 5,000 models, some are checked here and all when a store is made of it.
 
     >>> import limitformer as lf
     >>> base = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=10)
@@ -227,32 +233,73 @@ def last_point(model: Any, options: Mapping[str, Any]) -> float:
     return options["horizon"]
 
 
+def is_large(sweep: Sweep) -> bool:
+    """Whether the grid has too many different models to check them all when it is declared."""
+    return prod(len(values) for name, values in sweep.over.items() if name != SEED) > MOST_CHECKED
+
+
 def check_cells(sweep: Sweep) -> None:
-    """Raise `InputError` if some cell could not be run, or would not have the shape of the others."""
+    """Raise `InputError` if some cell could not be run, or would not have the shape of the others.
+
+    Of a large grid a part is checked, which has the ends of each axis; `check_rest` checks all of it.
+    """
+    most = max(2, int(MOST_CHECKED ** (1 / len(sweep.over)))) if is_large(sweep) else None
+    check_grid(sweep, {name: spread(values, most) for name, values in sweep.over.items()})
+
+
+def check_rest(sweep: Sweep) -> None:
+    """`check_cells` of a large grid's cells, all of them: before a store is made of it."""
+    if is_large(sweep):
+        with announced("Checking all cells of the grid"):
+            check_grid(sweep, sweep.over)
+
+
+def spread(values: Sequence[Any], most: int | None) -> Sequence[Any]:
+    """At most so many of the values, evenly, with the first and the last."""
+    if most is None or len(values) <= most:
+        return values
+    return [values[k * (len(values) - 1) // (most - 1)] for k in range(most)]
+
+
+def check_grid(sweep: Sweep, over: Mapping[str, Sequence[Any]]) -> None:
+    """`check_cells` of the cells of a grid; what a seed can do wrong is the same in all of them."""
+    check_axes(sweep.base, over)
+    firsts = {name: values[0] for name, values in over.items()}
+    for seed in over.get(SEED, ()):
+        at_cell({**firsts, SEED: seed}, checked_seed, seed)
+    models = {name: values[:1] if name == SEED else values for name, values in over.items()}
     first: tuple[int, int] | None = None
-    for cell in sweep.cells():
-        try:
-            shape = shape_of(sweep, cell)
-        except InputError as error:
-            raise InputError(f"Cell {where(sweep, cell)}: {error}") from error
+    for cell in cells(sweep.base, models):
+        changes = {name: values[k] for (name, values), k in zip(models.items(), cell.index, strict=True)}
+        process = at_cell(changes, process_at, sweep, cell)
+        shape = len(process.points), process.tokens
         first = first or shape
-        same = shape[0] == first[0] and (shape[1] == first[1] or "samples" not in sweep.reduce)
-        require(
-            same,
-            f"Cell {where(sweep, cell)} has {shape[0]} points of {shape[1]} tokens, and the first cell {first[0]} of "
-            f'{first[1]}: they do not fit one array. Nearest: record="last", and reductions instead of samples.',
-        )
+        if shape[0] != first[0] or (shape[1] != first[1] and "samples" in sweep.reduce):
+            raise InputError(
+                f"Cell {name_of(changes)} has {shape[0]} points of {shape[1]} tokens, and the first cell {first[0]} of "
+                f'{first[1]}: they do not fit one array. Nearest: record="last", and reductions instead of samples.'
+            )
 
 
-def shape_of(sweep: Sweep, cell: Cell) -> tuple[int, int]:
-    """(points, tokens) of a cell, whose process is made but not run."""
+def at_cell(changes: Mapping[str, Any], function: Callable[..., T], *arguments: Any) -> T:
+    """What the function gives; its `InputError` says in which cell."""
+    try:
+        return function(*arguments)
+    except InputError as error:
+        raise InputError(f"Cell {name_of(changes)}: {error}") from error
+
+
+def process_at(sweep: Sweep, cell: Cell) -> Process:
+    """The process of a cell, which is made but not run."""
     model = described_model(sweep, cell)
-    checked_seed(cell.changes.get(SEED, 0))
     options = options_of(sweep, model)
-    options.setdefault("record", None)
-    record = options.pop("record")
-    process = process_of(model, start_of(sweep, cell), record, options)
-    return len(process.points), process.tokens
+    record = options.pop("record", None)
+    return process_of(model, start_of(sweep, cell), record, options)
+
+
+def check_memory(sweep: Sweep, cell: Cell) -> None:
+    """Raise `InputError` if a cell's samples do not fit the memory."""
+    process_at(sweep, cell).outputs(sweep.settings.samples)
 
 
 def where(sweep: Sweep, cell: Cell) -> str:

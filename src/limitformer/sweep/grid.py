@@ -48,7 +48,8 @@ def set_fields(part: Any, changes: Mapping[str, Any]) -> Any:
     inner: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
         first, _, rest = name.partition(".")
-        require(first in known, unknown_field(kind, first, known))
+        if first not in known:  # the nearest names take longer than all else
+            raise InputError(unknown_field(kind, first, known))
         if rest:
             inner.setdefault(first, {})[rest] = value
         else:
@@ -80,7 +81,8 @@ def check_field(part: Any, name: str) -> None:
     """Raise `InputError` unless `part` has the field, dotted if it is one of a part's."""
     first, _, rest = name.partition(".")
     known = [field.name for field in fields(part)]
-    require(first in known, unknown_field(type(part).__name__, first, known))
+    if first not in known:
+        raise InputError(unknown_field(type(part).__name__, first, known))
     if rest:
         inner = getattr(part, first)
         require(
@@ -92,13 +94,14 @@ def check_field(part: Any, name: str) -> None:
 def check_axis(name: str, values: Any) -> None:
     """Raise `InputError` unless the values are some different numbers or words."""
     several = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
-    require(several, f"The axis {name!r} must be a list of values; got {values!r}.")
+    if not several:  # said only then: a list may be long
+        raise InputError(f"The axis {name!r} must be a list of values; got {values!r}.")
     require(len(values) > 0, f"The axis {name!r} has no value; a grid needs at least one on each axis.")
     plain = str | int | float | np.number | None
     strange = {type(value).__name__ for value in values if not isinstance(value, plain)}
     require(not strange, f"The axis {name!r} must be numbers or words; got {', '.join(sorted(strange))}.")
-    distinct = len(set(values)) == len(values)
-    require(distinct, f"The values of {name!r} must differ; got {', '.join(map(str, values))}.")
+    if len(set(values)) != len(values):
+        raise InputError(f"The values of {name!r} must differ; got {', '.join(map(str, values))}.")
 
 
 def cells(base: Any, over: Mapping[str, Sequence[Any]]) -> Iterator[Cell]:

@@ -9,17 +9,16 @@ import multiprocessing
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 from limitformer.errors import require
-from limitformer.sweep.store import FAILED, Index, open_store
-from limitformer.sweep.work import Finished, StoreError, run_cell, save, stamp_of
+from limitformer.sweep.layout import Index
+from limitformer.sweep.work import Finished, Job, Results, StoreError, given_up, run_cell, store_of
 
 BATCH_SECONDS = 0.2  # of work that is handed out at a time
 LARGEST_BATCH = 64
@@ -27,26 +26,23 @@ MOST_STILLBORN = 6
 # A new interpreter for each worker: a fork of a process with threads may never wake up.
 spawning: Any = multiprocessing.get_context("spawn")
 
-Results = Generator[Finished, None, None]
-Engine = Callable[[Path, Sequence[Index]], Results]
 
-
-def serve(connection: Connection, path: str, stamp: int, threads: int, tries: int) -> None:
+def serve(connection: Connection, job: Job) -> None:
     """A worker: cells come in, what became of them goes out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         connection.send(None)  # I am here
         while True:
             for index in connection.recv():
-                connection.send(attempt(path, stamp, index, threads, tries))
+                connection.send(attempt(job, index))
     except (EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         return
 
 
-def attempt(path: str, stamp: int, index: Index, threads: int, tries: int) -> Finished | StoreError:
+def attempt(job: Job, index: Index) -> Finished | StoreError:
     """The cell, or why nothing can be written."""
     try:
-        return run_cell(path, stamp, index, threads, tries)
+        return run_cell(job, index)
     except StoreError as error:
         return error
 
@@ -90,9 +86,8 @@ def deaf_to_interrupts() -> Iterator[None]:
 class Workers:
     """A group of processes that go on when some of them die."""
 
-    def __init__(self, path: Path, count: int, threads: int, tries: int) -> None:
-        self.path, self.threads, self.tries = path, threads, tries
-        self.stamp = stamp_of(path)
+    def __init__(self, job: Job, count: int) -> None:
+        self.job = job
         self.deaths: dict[Index, int] = {}
         self.stillborn = 0  # workers in a row that have died before they could begin
         self.seconds = BATCH_SECONDS  # of a cell, as far as is known
@@ -101,8 +96,7 @@ class Workers:
     def start(self) -> Worker:
         """A new process."""
         ours, theirs = spawning.Pipe()
-        arguments = (theirs, str(self.path), self.stamp, self.threads, self.tries)
-        process = spawning.Process(target=serve, args=arguments, daemon=True)
+        process = spawning.Process(target=serve, args=(theirs, self.job), daemon=True)
         with deaf_to_interrupts():  # which the process inherits: also before it can say so itself
             process.start()
         theirs.close()
@@ -161,8 +155,7 @@ class Workers:
             if self.deaths[first] >= self.patience:
                 worker.cells.popleft()
                 message = f"the worker died {self.deaths[first]} times in this cell (exit code {code})"
-                save(lambda: open_store(self.path).fail(first, message))
-                yield Finished(first, FAILED, 0.0, message)
+                yield given_up(store_of(self.job), first, message)
             pending.extendleft(reversed(worker.cells))
         place = self.workers.index(worker)
         self.workers[place] = self.start()
@@ -171,7 +164,7 @@ class Workers:
     @property
     def patience(self) -> int:
         """Deaths in one cell after which it is given up: not the cell's fault if somebody kills workers at random."""
-        return 3 + self.tries
+        return 3 + self.job.tries
 
     def close(self) -> None:
         """End the processes; the cells that they have are dropped."""
@@ -182,17 +175,16 @@ class Workers:
             worker.process.join()
 
 
-def on_processes(path: Path, cells: Sequence[Index], *, workers: int, threads: int, tries: int) -> Results:
+def on_processes(job: Job, cells: Sequence[Index], *, workers: int) -> Results:
     """What becomes of the cells on so many processes."""
-    group = Workers(path, min(workers, len(cells)), threads, tries)
+    group = Workers(job, min(workers, len(cells)))
     try:
         yield from group.run(cells)
     finally:
         group.close()
 
 
-def in_this_process(path: Path, cells: Sequence[Index], *, threads: int, tries: int) -> Results:
+def in_this_process(job: Job, cells: Sequence[Index]) -> Results:
     """The same, without other processes."""
-    stamp = stamp_of(path)
     for index in cells:
-        yield run_cell(str(path), stamp, index, threads, tries)
+        yield run_cell(job, index)

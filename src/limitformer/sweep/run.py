@@ -2,8 +2,9 @@ r"""Run a sweep: what is missing in its store, on processes or a cluster, until 
 
 import json
 import random
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,12 +14,17 @@ import numpy as np
 import xarray as xr
 
 from limitformer.errors import InputError, require, require_count
-from limitformer.progress import advance, announced, bar, tracked
+from limitformer.progress import advance, bar, tracked
 from limitformer.replicas import usable_cores
-from limitformer.sweep.describe import Sweep, compute
-from limitformer.sweep.processes import Engine, in_this_process, on_processes
-from limitformer.sweep.store import DONE, FAILED, Index, Store, coordinates_of, create, open_store, resume
-from limitformer.sweep.work import StoreError
+from limitformer.sweep.describe import Sweep, check_rest, compute
+from limitformer.sweep.layout import Index
+from limitformer.sweep.opening import open_store, ready, store_path
+from limitformer.sweep.processes import in_this_process, on_processes
+from limitformer.sweep.store import DONE, FAILED, Store, coordinates_of, shortened
+from limitformer.sweep.work import Engine, Finished, Job, StoreError, job_of, save
+
+SOONEST = 1.0  # seconds between two times that finished cells are gathered, at least
+TIMES_AS_LONG = 50  # as gathering has taken: so it takes two hundredths of the time
 
 
 @dataclass(frozen=True)
@@ -76,82 +82,121 @@ def run_sweep(
         extend: whether the store may get new values on its axes.
         retry_failed: whether cells that failed before are tried again.
         tries: how often a cell is tried.
-        any_version: whether a store that other code began may be gone on with.
+        any_version: whether cells of different code, libraries or processors may be mixed; each keeps which made it.
         shuffle: whether the cells run in random order; the numbers are the same.
         progress: whether work of more than two seconds shows on the terminal.
 
     Raises:
-        InputError: a store of another sweep, or one that cannot be written.
+        InputError: a store of another sweep, one that another process is at work on, or that cannot be written.
         SweepInterrupted: Ctrl-C; the store can be gone on with.
     """
-    path = Path(store)
+    path = store_path(store)
     workers = usable_cores() if workers is None else require_count("workers", workers)
-    with chosen_engine(workers, threads, cluster, require_count("tries", tries)) as engine:
-        kept = prepared(path, sweep, extend=extend, any_version=any_version)
-        return completed(kept, engine, retry_failed=retry_failed, shuffle=shuffle, progress=progress)
+    require_count("tries", tries)
+    with (
+        chosen_engine(workers, threads, cluster) as engine,
+        ready(path, sweep, extend=extend, any_version=any_version) as kept,
+    ):
+        job = job_of(kept, threads=threads_each(workers, threads), tries=tries, any_version=any_version)
+        return completed(kept, engine, job, retry_failed=retry_failed, shuffle=shuffle, progress=progress)
 
 
-def completed(kept: Store, engine: Engine, *, retry_failed: bool, shuffle: bool, progress: bool) -> Report:
+def completed(kept: Store, engine: Engine, job: Job, *, retry_failed: bool, shuffle: bool, progress: bool) -> Report:
     """Run the cells that are missing, and say what there is then."""
-    path, status = kept.path, kept.verified()
-    missing = [index for index in kept.indices() if is_missing(status[index], retry_failed)]
-    if shuffle:
-        random.Random(0).shuffle(missing)
-    shown = bar("cells", status.size) if progress else None
-    skipped = int((status == DONE).sum())
-    try:
-        with closing(engine(path, missing)) as finished:
-            for count, one in enumerate(finished if missing else (), status.size - len(missing) + 1):
+    found = kept.survey()
+    status, skipped = found.status, int((found.status == DONE).sum())
+    asked = (status != DONE) & ((status != FAILED) | retry_failed)
+    missing = [tuple(index) for index in np.argwhere(asked).tolist()]
+    errors = {} if retry_failed else found.errors
+    if kept.read_only:
+        require(not missing, f"Cannot write the store {kept.path}: {kept.read_only}. {len(missing)} cells are missing.")
+    else:
+        if shuffle:
+            random.Random(0).shuffle(missing)
+        before = status.size - len(missing)
+        with clear_ends(kept, status), gathering(kept, found.broken) as gather, closing(engine(job, missing)) as ends:
+            for one in tracked_cells(ends if missing else (), status.size, before, progress):
                 status[one.index] = one.status
-                advance(shown, count)
-    except StoreError as error:
-        raise InputError(f"Cannot write the store {path}: {error}. What is finished stays; start it again.") from error
-    except KeyboardInterrupt as interrupt:
-        raise SweepInterrupted(path, int((status == DONE).sum()), status.size) from interrupt
+                if one.status == FAILED:
+                    errors[one.index] = shortened(one.message)
+                gather()
+    done, failed = int((status == DONE).sum()), int((status == FAILED).sum())
+    return Report(kept.path, status.size, done, failed, skipped, dict(sorted(errors.items())))
+
+
+def tracked_cells(finished: Iterable[Finished], cells: int, before: int, progress: bool) -> Iterator[Finished]:
+    """The cells as they finish, on a bar that begins with those that were there before."""
+    shown = bar("cells", cells) if progress else None
+    try:
+        for count, one in enumerate(finished, before + 1):
+            yield one
+            advance(shown, count)
     finally:
         advance(shown, -1)
-    return report_of(kept, status, skipped)
-
-
-def prepared(path: Path, sweep: Sweep, *, extend: bool, any_version: bool) -> Store:
-    """The store, made or opened."""
-    if (path / "zarr.json").exists():
-        return resume(path, sweep, extend=extend, any_version=any_version)
-    empty = not path.exists() or (path.is_dir() and not any(path.iterdir()))
-    require(empty, f"{path} is there and is not the store of a sweep. Choose another folder.")
-    with announced("Compiling kernels for this machine (the first time only)"):
-        return create(path, sweep)
-
-
-def is_missing(status: Any, retry_failed: bool) -> bool:
-    """Whether a cell is to be computed."""
-    return bool(status != DONE and (status != FAILED or retry_failed))
 
 
 @contextmanager
-def chosen_engine(workers: int, threads: int | None, cluster: Any, tries: int) -> Iterator[Engine]:
+def clear_ends(kept: Store, status: np.ndarray) -> Iterator[None]:
+    """A store that cannot be written ends with one line, and Ctrl-C with how far the sweep is."""
+    try:
+        yield
+    except StoreError as error:
+        raise InputError(
+            f"Cannot write the store {kept.path}: {error}. What is finished stays; start it again."
+        ) from error
+    except KeyboardInterrupt as interrupt:
+        raise SweepInterrupted(kept.path, int((status == DONE).sum()), status.size) from interrupt
+
+
+@contextmanager
+def gathering(kept: Store, broken: set[Index]) -> Iterator[Callable[[], None]]:
+    """Gather finished cells into the arrays: what earlier runs have left, what there is whenever the function that is
+    given is called and enough time has passed, and the rest at the end."""
+    save(lambda: kept.gather(broken))
+    due = time.monotonic() + SOONEST
+
+    def gather() -> None:
+        nonlocal due
+        began = time.monotonic()
+        if began >= due:
+            save(kept.gather)
+            ended = time.monotonic()
+            due = ended + max(SOONEST, TIMES_AS_LONG * (ended - began))
+
+    try:
+        yield gather
+    except StoreError:
+        raise
+    except BaseException:
+        with suppress(StoreError):  # what went wrong first is what is said; loose cells are as good
+            save(kept.gather)
+        raise
+    save(kept.gather)
+
+
+@contextmanager
+def chosen_engine(workers: int, threads: int | None, cluster: Any) -> Iterator[Engine]:
     """Where the cells run."""
-    share = max(1, usable_cores() // workers) if threads is None else require_count("threads", threads)
+    threads_each(workers, threads)
     if cluster is not None:
         from limitformer.sweep.cluster import connected, on_cluster
 
         with connected(cluster) as client:
-            yield partial(on_cluster, client=client, tries=tries)
+            yield partial(on_cluster, client=client)
     elif workers == 1:
-        yield partial(in_this_process, threads=share, tries=tries)
+        yield in_this_process
     else:
-        yield partial(on_processes, workers=workers, threads=share, tries=tries)
+        yield partial(on_processes, workers=workers)
 
 
-def report_of(store: Store, status: np.ndarray, skipped: int) -> Report:
-    """In numbers."""
-    failed = [index for index in store.indices() if status[index] == FAILED]
-    errors = {index: store.error(index) for index in failed}
-    return Report(store.path, status.size, int((status == DONE).sum()), len(failed), skipped, errors)
+def threads_each(workers: int, threads: int | None) -> int:
+    """Of a worker: its share of the cores, or as many as are asked for."""
+    return max(1, usable_cores() // workers) if threads is None else require_count("threads", threads)
 
 
 def compute_sweep(sweep: Sweep, *, threads: int | None = None, progress: bool = True) -> xr.Dataset:
     """All cells, in this process and without a store; as `load_sweep` gives them, the same bits."""
+    check_rest(sweep)
     cells = list(sweep.cells())
     found = [compute(sweep, cell, threads=threads) for cell in (tracked(cells, "cells") if progress else cells)]
     axes, variables = tuple(sweep.over), {}
@@ -163,9 +208,13 @@ def compute_sweep(sweep: Sweep, *, threads: int | None = None, progress: bool = 
 
 
 def load_sweep(store: str | Path) -> xr.Dataset:
-    """What a store has, in memory: the results over the axes, `status` (0 missing, 1 done, 2 failed) and `seconds`.
+    """What a store has, in memory: the results over the axes, `status` (0 missing, 1 done, 2 failed, 3 damaged),
+    `code` and `seconds`.
+
+    Every checksum is compared: a cell that is damaged has no results. `code` says what made a cell; the attribute
+    `codes` has the versions and the processor of each number in it, as JSON.
 
     Raises:
-        InputError: not the store of a sweep.
+        InputError: not the store of a sweep, or one whose description makes no sense.
     """
-    return open_store(Path(store)).load()
+    return open_store(store_path(store)).load()

@@ -1,5 +1,6 @@
 """What there is to see of a sweep: how far it is, its results as arrays and pictures, and as files."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from matplotlib.figure import Figure
 from limitformer.errors import InputError, require
 from limitformer.plot import PALETTE, panels, style
 from limitformer.results import check_target, check_writable, save, write_whole
-from limitformer.sweep.chunks import chunk_path
 from limitformer.sweep.grid import unknown_field
+from limitformer.sweep.opening import open_store, store_path
+from limitformer.sweep.origin import mixture
 from limitformer.sweep.run import load_sweep
-from limitformer.sweep.store import DONE, FAILED, Store, open_store
+from limitformer.sweep.store import DAMAGED, DONE, FAILED, Store, Survey
 
 MOST_CURVES = 7
 PICTURES = (".png", ".pdf", ".svg")
@@ -23,28 +25,42 @@ RECENT = 60.0  # seconds over which the rate is taken, at least
 
 def progress_of(path: Path) -> list[tuple[str, str]]:
     """What `limitformer sweep status` says."""
-    store = open_store(path)
-    status = store.status()
-    done, failed = int((status == DONE).sum()), int((status == FAILED).sum())
-    left = status.size - done - failed
-    rows = [("cells", f"{status.size:,}"), ("done", f"{done:,} ({done / status.size:.1%})")]
-    rows += [("failed", f"{failed:,}"), ("left", f"{left:,}")]
-    times = finish_times(store, status)
+    store = open_store(store_path(path))
+    found = store.survey()
+    cells, left = found.status.size, found.status.size
+    rows = [("cells", f"{cells:,}")]
+    for name, status in {"done": DONE, "failed": FAILED, "damaged": DAMAGED}.items():
+        count = int((found.status == status).sum())
+        left -= count if status != DAMAGED else 0
+        rows.append((name, f"{count:,} ({count / cells:.1%})" if status == DONE else f"{count:,}"))
+    rows.append(("left", f"{left:,}"))
+    times = np.sort(found.finished[found.finished > 0])[-100:]
     if len(times) > 1:
         rate = (len(times) - 1) / max(times[-1] - times[0], 1e-9)
         rows.append(("rate", f"{rate:.3g} cells a second"))
         rows.append(("time left, at this rate", duration(left / rate)))
-    for index in list(zip(*np.nonzero(status == FAILED), strict=True))[:5]:
-        place = tuple(int(k) for k in index)
-        rows.append((f"failed {place}", store.error(place)))
-    return rows
+    rows += [(f"failed {index}", text) for index, text in sorted(found.errors.items())[:5]]
+    return rows + [("made by", line) for line in makers(store, found)]
 
 
-def finish_times(store: Store, status: np.ndarray) -> np.ndarray:
-    """When the last hundred cells were finished, ascending."""
-    marks = store.path / "status"
-    found = [chunk_path(marks, index, 0).stat().st_mtime for index in zip(*np.nonzero(status), strict=True)]
-    return np.sort(found)[-100:]
+def makers(store: Store, found: Survey) -> list[str]:
+    """What made the cells, and how many each."""
+    counted = zip(*np.unique(found.code[found.finished > 0], return_counts=True), strict=True)
+    codes = {int(number): int(count) for number, count in counted}
+    described = {number: ", ".join(f"{k} {v}" for k, v in store.codes.get(number, {}).items()) for number in codes}
+    return [f"{described[number] or 'unknown code'}: {count:,} cells" for number, count in codes.items()]
+
+
+def doubts(data: xr.Dataset) -> list[str]:
+    """What one should know of a loaded store: a line each."""
+    damaged = int((data["status"] == DAMAGED).sum())
+    made = sorted(set(np.unique(data["code"].values[data["status"].values == DONE]).tolist()))
+    codes = json.loads(data.attrs["codes"])
+    lines = [f"{damaged:,} cells are damaged and have no results. Nearest: run the sweep again."] if damaged else []
+    if len(made) > 1:
+        mixed = mixture([codes.get(str(number), {}) for number in made])
+        lines.append(f"{len(made)} different codes made the cells ({mixed}); `code` says which made which.")
+    return lines
 
 
 def duration(seconds: float) -> str:
@@ -59,13 +75,12 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60:,} h {minutes % 60} min"
 
 
-def selected(path: Path, variable: str | None, at: Sequence[str]) -> xr.DataArray:
+def selected(data: xr.Dataset, variable: str | None, at: Sequence[str]) -> xr.DataArray:
     """One result, where `at` (NAME=VALUE) says.
 
     Raises:
         InputError: an unknown result, or a place that is not on the grid.
     """
-    data = load_sweep(path)
     known = [str(name) for name in data.data_vars]
     name = known[0] if variable is None else variable
     require(name in known, unknown_field("The sweep", name, known))
@@ -136,8 +151,8 @@ def written(figure: Figure, out: Path) -> None:
         write_whole(out, lambda path: figure.savefig(path))
 
 
-def exported(path: Path, out: Path) -> None:
-    """All results in one file.
+def exported(path: Path, out: Path) -> list[str]:
+    """All results in one file; what one should know of them (`doubts`).
 
     Raises:
         InputError: another ending than .nc, .zarr or .csv, or a folder that cannot be written.
@@ -148,7 +163,7 @@ def exported(path: Path, out: Path) -> None:
         large = [str(name) for name, axis in data.coords.items() if axis.dtype.kind in "iu" and axis.max() >= 2**31]
         require(out.suffix != ".nc" or not large, f"{', '.join(large)} does not fit NetCDF's whole numbers; use .zarr.")
         save(data, out)
-        return
+        return doubts(data)
     check_writable(out.parent)
     data = load_sweep(path)
     try:
@@ -156,3 +171,4 @@ def exported(path: Path, out: Path) -> None:
     except MemoryError as error:
         raise InputError("The table does not fit the memory; export to .nc or .zarr.") from error
     write_whole(out, lambda whole: table.to_csv(whole))
+    return doubts(data)

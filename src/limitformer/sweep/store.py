@@ -1,106 +1,91 @@
-r"""The store of a sweep: a Zarr group, with one chunk a cell in every array.
+r"""The store of a sweep: a Zarr group whose arrays are over the axes of the grid.
 
 * results: (axes of the grid, dimensions of the result), NaN where a cell is missing;
-* `status` (axes): 0 not done, 1 done, 2 failed — apart from the data, because NaN can be a result; written last;
-* `seconds` (axes) and `error` (axes, 240), what a cell took and what went wrong, as bytes of UTF-8;
-* the axes as coordinates (numbers; other values by their position, and as JSON in the attributes);
-* attribute `sweep`: all that decides about the numbers, and the code that made them.
+* `status` (axes): 0 missing, 1 done, 2 failed — apart from the data, because NaN can be a result;
+* `seconds` and `finished`, what a cell took and when it was done; `error`, what went wrong, as bytes of UTF-8;
+* `code`, a number for what made the cell, whose description is in the attributes; `checksum`, of all of the above;
+* the axes as coordinates (numbers; other values by their position, and as JSON in the attributes).
 
-Every chunk has one writer and a checksum (`chunks`). Two sweeps never share a store; the same sweep may be started
-again, or extended by more values of an axis.
+Whoever computes a cell writes it as one file in `cells`. The one process that runs the sweep, which holds its lock,
+gathers these files into the arrays, whose chunks hold many cells, and then removes them. So no two writers share a
+file, and whatever is killed when: a cell is in `cells`, in the arrays, or in both and the same. What is in `cells`
+counts before what is in the arrays.
 """
 
-import hashlib
 import json
-import tempfile
-import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import cache
-from itertools import islice
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
-import zarr
 from numpy.typing import NDArray
-from zarr.codecs import Crc32cCodec
 
-from limitformer.errors import InputError, require
-from limitformer.models.serial import from_record
-from limitformer.results import check_writable, package_version
-from limitformer.sweep.chunks import chunk_path, read_chunk, remove_unfinished, write_chunk
-from limitformer.sweep.describe import Sweep, compute, points_of, where
+from limitformer.errors import require
+from limitformer.memory import SHARE, available_memory
+from limitformer.sweep.describe import Sweep, points_of
+from limitformer.sweep.files import CELLS, loose_names, read_inside, readable, write_whole
+from limitformer.sweep.layout import ERROR_LENGTH, Block, Field, Index, Layout, Rows, block_at, blocks
+from limitformer.sweep.metadata import FORMAT, Document, chunk, chunk_values, documents, write_documents
+from limitformer.sweep.origin import Code, code, code_number
 from limitformer.sweep.reduce import LABELS, Reduced
+from limitformer.sweep.rows import (
+    MOST_CODE,
+    Keys,
+    by_block,
+    checksum,
+    loose_data,
+    loose_index,
+    loose_name,
+    loose_row,
+    place_in,
+    sound,
+)
 
-MISSING, DONE, FAILED = 0, 1, 2
-ERROR_LENGTH = 240
-MOST_TRIALS = 10  # of cells, to learn the shapes of their results
-FORMAT = 1
-PACKAGE = Path(__file__).parents[1]
-NO_NUMBERS = ("cli", "figures", "nn", "hf", "train", "plot.py", "progress.py", "phase.py")  # parts without effect here
-Index = tuple[int, ...]
-
-
-class OtherSweepError(InputError):
-    """The store has something else in it than what is to be computed."""
-
-
-def same(condition: bool, message: str) -> None:
-    """Raise `OtherSweepError(message)` unless `condition` holds."""
-    if not condition:
-        raise OtherSweepError(message)
+MISSING, DONE, FAILED, DAMAGED = 0, 1, 2, 3
 
 
-class Layout:
-    """Names, own dimensions, shapes and types of the arrays of a store."""
+@dataclass(frozen=True)
+class Survey:
+    """What is known of the cells, their checksums compared.
 
-    def __init__(self, results: dict[str, tuple[tuple[str, ...], tuple[int, ...], np.dtype[Any]]]) -> None:
-        self.arrays = {
-            **results,
-            "status": ((), (), np.dtype(np.int8)),
-            "seconds": ((), (), np.dtype(np.float32)),
-            "error": (("character",), (ERROR_LENGTH,), np.dtype(np.uint8)),
-        }
-        self.results = tuple(results)
-
-    def record(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            name: [list(dims), list(shape), dtype.str]
-            for name, (dims, shape, dtype) in self.arrays.items()
-            if name in self.results
-        }
-
-
-def layout_of(sweep: Sweep) -> Layout:
-    """From two samples of the first cell."""
-    found = first_results(sweep, samples=min(2, sweep.settings.samples))
-    return Layout({name: full_shape(result, sweep.settings.samples) for name, result in found.items()})
-
-
-def first_results(sweep: Sweep, samples: int) -> dict[str, Reduced]:
-    """Of the first cell that does not fail; one that fails will be recorded like any other.
-
-    Raises:
-        InputError: of a cell; or the first few fail.
+    Attributes:
+        status, code, finished: (axes), as in the store; cells that are damaged have the status 3.
+        errors: of cells that have failed.
+        broken: numbers of the blocks that are damaged somewhere.
     """
-    for cell in islice(sweep.cells(), MOST_TRIALS):
-        try:
-            return compute(sweep, cell, samples=samples)
-        except InputError as error:
-            raise InputError(f"Cell {where(sweep, cell)}: {error}") from error
-        except Exception as error:  # noqa: BLE001  # whatever it is, another cell has the same shapes
-            trouble = error
-    raise InputError(f"The first cells fail: {type(trouble).__name__}: {trouble}") from trouble
+
+    status: NDArray[np.int8]
+    code: NDArray[np.int32]
+    finished: NDArray[np.float64]
+    errors: dict[Index, str]
+    broken: set[Index]
 
 
-def full_shape(result: Reduced, samples: int) -> tuple[tuple[str, ...], tuple[int, ...], np.dtype[Any]]:
-    """Dimensions, shape and type of a result, with all samples."""
-    sizes = zip(result.dims, np.shape(result.values), strict=True)
-    shape = tuple(samples if dim == "sample" else size for dim, size in sizes)
-    return result.dims, shape, np.asarray(result.values).dtype
+@dataclass(frozen=True)
+class Part:
+    """The cells of a block.
+
+    Attributes:
+        block: which.
+        rows: (*block.shape, bytes), blank where a cell is missing or damaged.
+        damaged: (*block.shape).
+        whole: whether the arrays are as they were written.
+        loose: the cells that have files of their own.
+    """
+
+    block: Block
+    rows: Rows
+    damaged: NDArray[np.bool_]
+    whole: bool
+    loose: list[Index]
+
+    def status(self, layout: Layout) -> NDArray[np.int8]:
+        """(*block.shape)."""
+        return np.where(self.damaged, np.int8(DAMAGED), layout.fields["status"].of(self.rows))
 
 
 class Store:
@@ -109,84 +94,210 @@ class Store:
     Attributes:
         path: its folder.
         sweep: what is in it, the axes in the order of the store.
-        layout: its arrays.
+        layout: the fields of a cell.
+        block: how many cells share a chunk, on each axis.
+        codes: what made its cells, by their numbers.
+        read_only: why it cannot be written; empty if it can.
     """
 
-    def __init__(self, path: Path, sweep: Sweep, layout: Layout) -> None:
-        self.path = path
-        self.sweep = sweep
-        self.layout = layout
+    def __init__(
+        self, path: Path, sweep: Sweep, layout: Layout, block: Index, codes: Mapping[int, Code], read_only: str = ""
+    ) -> None:
+        self.path, self.sweep, self.layout, self.block, self.read_only = path, sweep, layout, block, read_only
+        self.codes, self.keys, self.described = dict(codes), Keys(sweep), 0
 
-    def write(self, index: Index, results: dict[str, Reduced], seconds: float) -> None:
-        """Put a finished cell down; its mark comes last."""
-        for name, result in results.items():
-            self._write(name, index, np.asarray(result.values))
-        self._write("seconds", index, np.asarray(seconds))
-        chunk_path(self.path / "error", index, 1).unlink(missing_ok=True)  # of an earlier run
-        self._write("status", index, np.asarray(DONE))
+    # What it says of itself.
 
-    def fail(self, index: Index, message: str) -> None:
-        """Mark a cell as failed, with what went wrong."""
-        text = np.zeros(ERROR_LENGTH, np.uint8)
-        data = message.encode()[:ERROR_LENGTH]
-        text[: len(data)] = np.frombuffer(data, np.uint8)
-        self._write("error", index, text)
-        self._write("status", index, np.asarray(FAILED))
+    def description(self) -> Document:
+        """All that decides about the numbers, and where they are."""
+        kept = {"layout": self.layout.record(), "block": list(self.block), "codes": list(self.codes.values())}
+        return {"format": FORMAT, **self.sweep.record(), **kept}
 
-    def _write(self, name: str, index: Index, values: NDArray[Any]) -> None:
-        dims, shape, dtype = self.layout.arrays[name]
-        fits = values.shape == shape
-        require(fits, f"{name} has shape {values.shape} in this cell and {shape} in the first one.")
-        write_chunk(chunk_path(self.path / name, index, len(dims)), values.astype(dtype))
-
-    def read(self, name: str, index: Index) -> NDArray[Any] | None:
-        """One chunk; None if it is absent or damaged."""
-        dims, shape, dtype = self.layout.arrays[name]
-        return read_chunk(chunk_path(self.path / name, index, len(dims)), dtype, shape)
-
-    def indices(self) -> Iterator[Index]:
-        """Of all cells."""
-        return iter(np.ndindex(self.sweep.shape))
-
-    def status(self) -> NDArray[np.int8]:
-        """(axes): what is known of each cell."""
-        found = np.zeros(self.sweep.shape, np.int8)
-        for index in self.indices():
-            mark = self.read("status", index)
-            found[index] = MISSING if mark is None else int(mark)
-        return found
-
-    def verified(self) -> NDArray[np.int8]:
-        """As `status`, with cells missing whose chunks are absent or damaged."""
-        found = self.status()
-        needed = {DONE: (*self.layout.results, "seconds"), FAILED: ("error",)}
-        for index in zip(*np.nonzero(found), strict=True):
-            if any(self.read(name, index) is None for name in needed.get(int(found[index]), ("status",))):
-                found[index] = MISSING
-        return found
-
-    def error(self, index: Index) -> str:
-        """What went wrong in a cell."""
-        text = self.read("error", index)
-        return "" if text is None else bytes(text).rstrip(b"\0").decode(errors="replace")
-
-    def load(self) -> xr.Dataset:
-        """All of it, in memory; cells that are not done are NaN (or 0 where there is no NaN)."""
-        axes, variables = tuple(self.sweep.over), {}
-        for name, (dims, shape, dtype) in self.layout.arrays.items():
-            if name == "error":
-                continue
-            values = np.full((*self.sweep.shape, *shape), fill_value(dtype), dtype)
-            for index in self.indices():
-                chunk = self.read(name, index)
-                if chunk is not None:
-                    values[index] = chunk
-            variables[name] = ((*axes, *dims), values)
-        return xr.Dataset(variables, self.coordinates(), {"sweep": json.dumps(self.sweep.record())})
+    def write_description(self) -> bool:
+        """Write it where it has changed or is damaged; whether it was."""
+        self.described = len(self.codes)
+        files = documents(self.description(), list(self.layout.fields.values()), self.coordinates())
+        return write_documents(self.path, files)
 
     def coordinates(self) -> dict[str, Any]:
         """The axes and the labels of the results' dimensions."""
-        return coordinates_of(self.sweep, {dim for own, _, _ in self.layout.arrays.values() for dim in own})
+        return coordinates_of(self.sweep, {dim for field in self.layout.fields.values() for dim in field.dims})
+
+    # Cells, as workers write them.
+
+    def done(self, results: Mapping[str, Reduced], seconds: float) -> Rows:
+        """The row of a finished cell."""
+        return self.layout.row(results, status=DONE, seconds=seconds)
+
+    def failed(self, message: str) -> Rows:
+        """The row of a cell that has failed, with what went wrong."""
+        data = np.frombuffer(message.encode()[:ERROR_LENGTH].ljust(ERROR_LENGTH, b"\0"), np.uint8)
+        return self.layout.row({}, status=FAILED, error=data)
+
+    def write(self, index: Index, row: Rows) -> None:
+        """Put a cell down, with what made it, when, and the checksum."""
+        fields = self.layout.fields
+        fields["code"].put(row, code_number(code()))
+        fields["finished"].put(row, time.time())
+        fields["checksum"].put(row, checksum(row.data, self.keys.of(index)))
+        write_whole(self.path, f"{CELLS}/{loose_name(index)}", loose_data(row, code()), durable=False)
+
+    # Cells, as they are read.
+
+    def loose(self) -> dict[Index, list[Index]]:
+        """The cells in `cells`, by the numbers of their blocks."""
+        names = (loose_index(name, self.sweep.shape) for name in loose_names(self.path))
+        return by_block((index for index in names if index is not None), self.block)
+
+    def parts(self) -> Iterator[Part]:
+        """What there is of the cells, a block at a time; of blocks that have nothing, nothing."""
+        loose = self.loose()
+        for block in blocks(self.sweep.shape, self.block):
+            part = self.part(block, loose.get(block.number, []))
+            if part is not None:
+                yield part
+
+    def part(self, block: Block, loose: list[Index]) -> Part | None:
+        """The cells of a block; None if there are none.
+
+        What is loose is read first: in the meantime it may be gathered, but never the other way round.
+        """
+        apart = {index: self._loose_row(index) for index in loose}
+        found = self._gathered(block)
+        if found is None and not apart:
+            return None
+        rows, whole = found or (self.layout.blank(*block.shape), True)
+        damaged = np.zeros(block.shape, np.bool_) if found is None else self._clean(rows, block)
+        whole = whole and not damaged.any()
+        for index, row in apart.items():
+            place = place_in(block, index)
+            if row is not None:
+                rows[place], damaged[place] = row, False
+            else:
+                damaged[place] |= (rows[place] == self.layout.blank()).all()
+        return Part(block, rows, damaged, whole, loose)
+
+    def _loose_row(self, index: Index) -> Rows | None:
+        """The row in the cell's own file; None if it is damaged."""
+        data = read_inside(self.path, f"{CELLS}/{loose_name(index)}", self.layout.size + MOST_CODE)
+        found = loose_row(data or b"", self.layout, self.keys.of(index))
+        if found is None:
+            return None
+        row, made = found
+        self.codes.setdefault(code_number(made), made)
+        return row
+
+    def _gathered(self, block: Block) -> tuple[Rows, bool] | None:
+        """(*block.shape, bytes): what the arrays have, as it is, and whether their chunks are whole."""
+        rows, everything, some = self.layout.blank(*self.block), True, False
+        for field in self.layout.fields.values():
+            size = prod(self.block) * field.size + 4
+            data = read_inside(self.path, chunk_name(field, block), size)
+            if data is not None:
+                values, whole = chunk_values(data, field.dtype, (*self.block, *field.shape))
+                field.put(rows, values)
+                everything, some = everything and whole, True
+        return (np.ascontiguousarray(rows[block.inside]), everything) if some else None
+
+    def _clean(self, rows: Rows, block: Block) -> NDArray[np.bool_]:
+        """(*block.shape): which cells are damaged; their rows are blank then."""
+        suspect = ~sound(rows, self.keys.at(block.cells))
+        damaged = suspect.copy()
+        damaged[suspect] = (rows[suspect] != self.layout.blank()).any(-1)
+        rows[damaged] = self.layout.blank()
+        return damaged
+
+    def survey(self) -> Survey:
+        """What is known of each cell.
+
+        Raises:
+            InputError: more cells than the memory has room for.
+        """
+        shape = self.sweep.shape
+        check_room(prod(shape) * 13, f"The cells of {self.path}")
+        found = Survey(np.zeros(shape, np.int8), np.zeros(shape, np.int32), np.zeros(shape), {}, set())
+        with readable(self.path):
+            for part in self.parts():
+                self._enter(part, found)
+        return found
+
+    def _enter(self, part: Part, found: Survey) -> None:
+        """Put a block into the survey."""
+        where, fields = part.block.cells, self.layout.fields
+        found.status[where] = part.status(self.layout)
+        found.code[where], found.finished[where] = fields["code"].of(part.rows), fields["finished"].of(part.rows)
+        if not part.whole:
+            found.broken.add(part.block.number)
+        for place in zip(*np.nonzero(found.status[where] == FAILED), strict=True):
+            index = tuple(int(k) + first for k, first in zip(place, part.block.start, strict=True))
+            found.errors[index] = text_of(fields["error"].of(part.rows[place]).tobytes())
+
+    def load(self) -> xr.Dataset:
+        """All of it, in memory; cells that are not done are NaN (or 0 where there is no NaN)."""
+        names = [*self.layout.results, "status", "code", "seconds"]
+        fields = {name: self.layout.fields[name] for name in names}
+        shape, axes = self.sweep.shape, tuple(self.sweep.over)
+        check_room(prod(shape) * sum(field.size for field in fields.values()), f"All that is in {self.path}")
+        arrays = {
+            name: np.full((*shape, *field.shape), field.fill, field.dtype.newbyteorder("="))
+            for name, field in fields.items()
+        }
+        with readable(self.path):
+            for part in self.parts():
+                for name, field in fields.items():
+                    arrays[name][part.block.cells] = field.of(part.rows)
+                arrays["status"][part.block.cells] = part.status(self.layout)
+        variables = {name: ((*axes, *field.dims), arrays[name]) for name, field in fields.items()}
+        codes = {str(number): made for number, made in self.codes.items()}
+        described = {"sweep": json.dumps(self.sweep.record()), "codes": json.dumps(codes)}
+        return xr.Dataset(variables, self.coordinates(), described)
+
+    # Gathering.
+
+    def gather(self, others: Iterable[Index] = ()) -> None:
+        """Bring all loose cells into the arrays, and renew the `others` of the blocks; for the holder of the lock."""
+        loose = self.loose()
+        for number in sorted({*loose, *others}):
+            part = self.part(block_at(number, self.sweep.shape, self.block), loose.get(number, []))
+            if part is not None:
+                self._write_part(part)
+
+    def _write_part(self, part: Part) -> None:
+        """Write the chunks of a block, the status last; then what was loose can go."""
+        if len(self.codes) > self.described:
+            self.write_description()
+        rows = self.layout.blank(*self.block)
+        rows[part.block.inside] = part.rows
+        for field in reversed(self.layout.fields.values()):
+            values = field.of(rows)
+            if field.name == "error" and not values.any():
+                (self.path / chunk_name(field, part.block)).unlink(missing_ok=True)
+            else:
+                write_whole(self.path, chunk_name(field, part.block), chunk(values), durable=True)
+        for index in part.loose:
+            (self.path / CELLS / loose_name(index)).unlink(missing_ok=True)
+
+
+def text_of(data: bytes) -> str:
+    """What an error says."""
+    return data.rstrip(b"\0").decode(errors="replace")
+
+
+def shortened(message: str) -> str:
+    """As much of an error as the store has."""
+    return text_of(message.encode()[:ERROR_LENGTH])
+
+
+def chunk_name(field: Field, block: Block) -> str:
+    """The file of a block's values."""
+    return f"{field.name}/" + ".".join(map(str, ["c", *block.number, *[0] * len(field.dims)]))
+
+
+def check_room(needed: int, what: str) -> None:
+    """Raise `InputError` unless so many bytes are free."""
+    free = available_memory()
+    fits = free is None or needed <= SHARE * free
+    require(fits, f"{what} take {needed / 2**30:,.1f} GiB, more than is free.")
 
 
 def coordinates_of(sweep: Sweep, dims: set[str]) -> dict[str, Any]:
@@ -202,186 +313,3 @@ def coordinates_of(sweep: Sweep, dims: set[str]) -> dict[str, Any]:
 def labels_of(values: Sequence[Any]) -> list[Any]:
     """Of an axis; None is a word."""
     return ["none" if value is None else value for value in values]
-
-
-def fill_value(dtype: np.dtype[Any]) -> Any:
-    """What stands for a missing value."""
-    return np.nan if dtype.kind == "f" else 0
-
-
-@cache
-def code() -> dict[str, str]:
-    """The version, and a fingerprint of the sources that make the numbers."""
-    digest = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        if path.relative_to(PACKAGE).parts[0] not in NO_NUMBERS:
-            digest.update(path.read_bytes())
-    return {"version": package_version(), "sources": digest.hexdigest()[:16]}
-
-
-def create(path: Path, sweep: Sweep) -> Store:
-    """A new store, or a line that says why not; made beside its place, so that a kill leaves no half store."""
-    check_writable(path.parent)
-    store = Store(path, sweep, layout_of(sweep))
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent, ignore_cleanup_errors=True) as folder:
-        beside = Path(folder) / "store"
-        write_metadata(store, beside)
-        try:
-            beside.rename(path)  # refused if somebody else has begun the store in the meantime
-        except OSError as error:
-            raise InputError(f"Cannot make the store {path}: {error.strerror}.") from error
-    return store
-
-
-def write_metadata(store: Store, folder: Path) -> None:
-    """Make the arrays, or give them the sweep's shape; what they hold stays. The attributes come last."""
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Consolidated metadata")  # xarray wants it, Zarr 3 has not fixed it yet
-            group = zarr.open_group(folder, mode="a", zarr_format=3, use_consolidated=False)
-            for name in store.layout.arrays:
-                place_array(group, store, name)
-            for name, values in store.coordinates().items():
-                place_coordinate(group, name, values)
-            group.attrs["sweep"] = {
-                "format": FORMAT,
-                **store.sweep.record(),
-                **code(),
-                "layout": store.layout.record(),
-            }
-            zarr.consolidate_metadata(str(folder))
-    except OSError as error:
-        raise InputError(f"Cannot write the store {store.path}: {error.strerror or error}.") from error
-
-
-def place_array(group: zarr.Group, store: Store, name: str) -> None:
-    """An array of the layout, made or given its shape."""
-    dims, shape, dtype = store.layout.arrays[name]
-    whole = (*store.sweep.shape, *shape)
-    if name in group:
-        array = group[name]
-        assert isinstance(array, zarr.Array)
-        if array.shape != whole:
-            array.resize(whole)
-        return
-    group.create_array(
-        name,
-        shape=whole,
-        chunks=(*[1] * len(store.sweep.shape), *[max(size, 1) for size in shape]),
-        dtype=dtype,
-        compressors=[Crc32cCodec()],
-        fill_value=fill_value(dtype),
-        dimension_names=(*store.sweep.over, *dims),
-        chunk_key_encoding={"name": "default", "separator": "."},
-    )
-
-
-def place_coordinate(group: zarr.Group, name: str, values: list[Any]) -> None:
-    """The values of an axis; those that are no numbers by their positions."""
-    text = json.dumps(list(values))
-    if name in group and group[name].attrs.get("values") == text:
-        return
-    numbers = np.asarray(values)
-    if numbers.dtype.kind not in "iufb":
-        numbers = np.arange(len(values))
-    array = group.create_array(
-        name, shape=numbers.shape, chunks=numbers.shape, dtype=numbers.dtype, dimension_names=(name,), overwrite=True
-    )
-    array[:] = numbers
-    array.attrs["values"] = text  # written last: then the numbers are there too
-
-
-def open_store(path: Path) -> Store:
-    """The store in a folder.
-
-    Raises:
-        InputError: there is none.
-    """
-    kept = attributes(path)
-    sweep = Sweep(
-        from_record(kept["base"]),
-        over=kept["over"],
-        simulate={name: value for name, value in kept["simulate"].items() if value is not None},
-        reduce=kept["keep"],
-        unchecked=True,
-    )
-    layout = {
-        name: (tuple(dims), tuple(shape), np.dtype(dtype)) for name, (dims, shape, dtype) in kept["layout"].items()
-    }
-    return Store(path, sweep, Layout(layout))
-
-
-def attributes(path: Path) -> dict[str, Any]:
-    """What the store says of itself."""
-    try:
-        record = json.loads((path / "zarr.json").read_text(encoding="utf-8"))
-        kept: dict[str, Any] = record["attributes"]["sweep"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is not the store of a sweep.") from error
-    known = kept.get("format") == FORMAT
-    require(known, f"{path} has the format {kept.get('format')} of a sweep's store; this version reads {FORMAT}.")
-    return kept
-
-
-def resume(path: Path, sweep: Sweep, *, extend: bool, any_version: bool) -> Store:
-    """The store that is there, to go on with; its axes in its own order, with the new values behind.
-
-    Raises:
-        InputError: it belongs to another sweep, to other code, or has fewer values on an axis.
-    """
-    store, kept = open_store(path), attributes(path)
-    check_same(path, store.sweep.record(), sweep.record())
-    check_code(path, kept, any_version)
-    over = merged_axes(path, store.sweep.over, sweep.over, extend)
-    store.sweep = replace(sweep, over=over)
-    remove_unfinished(path)
-    write_metadata(store, path)
-    return store
-
-
-def check_same(path: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
-    """Raise `InputError` if the sweeps differ in more than the values of their axes."""
-    a, b = flat(there), flat(here)
-    differing = [name for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)]
-    shown = "; ".join(f"{name}: {a.get(name)!r} there, {b.get(name)!r} here" for name in differing[:3])
-    more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-    same(not differing, f"{path} belongs to another sweep ({shown}{more}). Choose another store.")
-
-
-def flat(record: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """Dotted names to values; of the axes their names alone."""
-    found: dict[str, Any] = {}
-    for key, value in record.items():
-        if key == "over":
-            found["over"] = list(value)
-        elif isinstance(value, dict):
-            found |= flat(value, f"{before}{key}.")
-        else:
-            found[before + key] = value
-    return found
-
-
-def check_code(path: Path, kept: dict[str, Any], any_version: bool) -> None:
-    """Raise `InputError` if other code began the store, unless that does not matter."""
-    differing = {name: kept.get(name) for name, mine in code().items() if kept.get(name) != mine}
-    shown = "; ".join(f"{name} {there} there, {code()[name]} here" for name, there in differing.items())
-    same(
-        any_version or not differing,
-        f"{path} was begun by other code ({shown}), whose numbers may differ. "
-        "Nearest: another store, or accept it (any_version, --any-version).",
-    )
-
-
-def merged_axes(path: Path, there: Any, here: Any, extend: bool) -> dict[str, list[Any]]:
-    """The values of both, those of the store first."""
-    merged: dict[str, list[Any]] = {}
-    for name, values in there.items():
-        new = [value for value in here[name] if value not in values]
-        gone = [value for value in values if value not in here[name]]
-        same(
-            not new or extend,
-            f"{path} has no {name} = {', '.join(map(str, new[:5]))}. Nearest: extend it (extend, --extend).",
-        )
-        same(not gone, f"{path} has {name} = {', '.join(map(str, gone[:5]))}, which this sweep has not. Add them.")
-        merged[name] = [*values, *new]
-    return merged
