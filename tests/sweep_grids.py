@@ -1,5 +1,6 @@
 """What the tests of sweeps share: cheap grids, comparison of stores bit by bit, and traps for workers."""
 
+import json
 import os
 import sys
 import time
@@ -10,6 +11,7 @@ import numpy as np
 
 import limitformer as lf
 from limitformer.errors import InputError
+from limitformer.sweep.metadata import description_of, digest
 from limitformer.sweep.opening import open_store
 
 PAIR = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=20)
@@ -62,6 +64,11 @@ def assert_same_bits(store, other):
     one, two = chunks(store), chunks(other)
     assert sorted(one) == sorted(two)
     assert [name for name in one if one[name] != two[name]] == []
+    assert_same_numbers(store, other)
+
+
+def assert_same_numbers(store, other):
+    """Both give the same arrays, whatever shares a chunk in them."""
     a, b = (lf.load_sweep(path).drop_vars("seconds") for path in (store, other))
     assert set(a.variables) == set(b.variables)
     for name in a.variables:
@@ -76,6 +83,16 @@ def assert_complete(store, cells):
     assert (found.status == 1).all()
     assert found.broken == set()
     assert sorted(os.listdir(Path(store) / "cells")) == ["sweep.json", "zarr.json"]
+
+
+def described_as(store, change):
+    """Change what the store says of itself, with digests that prove it."""
+    description = description_of(Path(store))
+    change(description)
+    proven = {"sweep": description, "digest": digest(description)}
+    (Path(store) / "cells" / "sweep.json").write_text(json.dumps(proven))
+    group = json.loads((Path(store) / "zarr.json").read_text())
+    (Path(store) / "zarr.json").write_text(json.dumps({**group, "attributes": proven}))
 
 
 def files(folder):

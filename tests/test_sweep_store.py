@@ -1,10 +1,11 @@
 """The store of a sweep: the same bits however it was filled, damage is found, errors in one line, extension."""
 
-import errno
 import json
-import os
 import shutil
+import subprocess
+import sys
 import tracemalloc
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,18 +15,25 @@ import zarr
 
 import limitformer as lf
 from limitformer.errors import InputError
-from limitformer.sweep import OtherSweepError, SweepInterrupted
+from limitformer.sweep import OtherSweepError, SweepInterrupted, opening, origin, trial
+from limitformer.sweep import layout as layout_module
+from limitformer.sweep import run as run_module
 from limitformer.sweep import store as store_module
 from limitformer.sweep import work as work_module
-from limitformer.sweep.chunks import chunk_path, read_chunk, remove_unfinished, write_chunk
+from limitformer.sweep.layout import block_shape, blocks
+from limitformer.sweep.metadata import chunk, chunk_values
+from limitformer.sweep.opening import open_store
 from limitformer.sweep.run import compute_sweep
-from limitformer.sweep.store import open_store
 from sweep_grids import (
     GRID,
     NETWORK,
     assert_complete,
     assert_same_bits,
+    assert_same_numbers,
     cells_written,
+    described_as,
+    environment,
+    files,
     flip,
     run,
     sweep,
@@ -34,6 +42,7 @@ from sweep_grids import (
 )
 
 CELLS = 6
+MOMENTS = {"moments": True}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +71,7 @@ def opened(path, consolidated=True):
 
 def test_the_store_has_what_is_computed_in_memory(whole):
     kept, direct = lf.load_sweep(whole), compute_sweep(sweep(), threads=1, progress=False)
-    assert set(kept.data_vars) == {*direct.data_vars, "status", "seconds"}
+    assert set(kept.data_vars) == {*direct.data_vars, "status", "code", "seconds"}
     for name, values in direct.variables.items():
         assert kept[name].dims == values.dims
         assert kept[name].values.tobytes() == values.values.tobytes()
@@ -73,7 +82,7 @@ def test_the_store_has_what_is_computed_in_memory(whole):
 def test_cells_in_random_order_give_the_same_bits(whole, tmp_path, monkeypatch):
     seen, write = [], store_module.Store.write
     monkeypatch.setattr(
-        store_module.Store, "write", lambda self, index, *rest: (seen.append(index), write(self, index, *rest))
+        store_module.Store, "write", lambda self, index, row: (seen.append(index), write(self, index, row))
     )
     run(sweep(), tmp_path / "s.zarr", shuffle=True)
     assert sorted(seen) == list(np.ndindex(2, 3)) != seen
@@ -93,11 +102,12 @@ def test_another_seed_gives_other_bits(whole, tmp_path):
 
 
 def test_starting_again_computes_nothing(store, whole, monkeypatch):
-    before = written(store)
+    """And writes nothing."""
+    before = files(store)
     monkeypatch.setattr(work_module, "compute", lambda *_, **__: pytest.fail("work was done"))
     report = run(sweep(), store)
     assert (report.done, report.skipped, report.failed) == (CELLS, CELLS, 0)
-    assert written(store) == before
+    assert files(store) == before
     assert_same_bits(store, whole)
 
 
@@ -122,68 +132,65 @@ def test_interrupted_it_goes_on(whole, tmp_path, monkeypatch, stop):
     assert_same_bits(path, whole)
 
 
-# Damage.
+# Blocks.
 
 
-def delete(path):
-    path.unlink()
+@pytest.mark.parametrize("most", [1, 2, 4, 5])
+def test_cells_that_share_chunks_otherwise_have_the_same_bits(whole, tmp_path, monkeypatch, most):
+    """Also with chunks that reach beyond the grid."""
+    monkeypatch.setattr(layout_module, "MOST_CELLS", most)
+    run(sweep(), tmp_path / "s.zarr", shuffle=True)
+    kept = open_store(tmp_path / "s.zarr")
+    assert kept.block == {1: (1, 1), 2: (1, 2), 4: (1, 3), 5: (1, 3)}[most]
+    one, two = lf.load_sweep(tmp_path / "s.zarr").drop_vars("seconds"), lf.load_sweep(whole).drop_vars("seconds")
+    assert all(one[name].values.tobytes() == two[name].values.tobytes() for name in two.variables)
+    assert_same_arrays(opened(tmp_path / "s.zarr"), opened(whole))
 
 
-def truncate(path):
-    path.write_bytes(path.read_bytes()[:-1])
+@pytest.mark.parametrize(
+    ("shape", "row", "expected"),
+    [
+        ((2, 3), 500, (2, 3)),
+        ((5000,), 500, (2500,)),
+        ((1_000_000,), 500, (4082,)),
+        ((1000, 1000), 500, (4, 1000)),
+        ((3, 5), 2**20, (1, 3)),
+        ((7, 7), 2**30, (1, 1)),
+    ],
+)
+def test_blocks_are_large_but_not_too_large_and_have_every_cell_once(shape, row, expected):
+    lengths = block_shape(shape, row)
+    assert lengths == expected
+    times = np.zeros(shape, int)
+    for block in blocks(shape, lengths):
+        times[block.cells] += 1
+    assert (times == 1).all()
 
 
-def empty(path):
-    path.write_bytes(b"")
+def test_finished_cells_are_gathered_while_the_sweep_runs(whole, tmp_path, monkeypatch):
+    """A file each until then; every gathering leaves a store that is right."""
+    path, honest, seen = tmp_path / "s.zarr", work_module.compute, []
 
+    def compute(description, cell, **options):
+        loose = [name for name in (path / "cells").iterdir() if name.name[0].isdigit()]
+        done = [int((data["status"] == 1).sum()) for data in (opened(path), lf.load_sweep(path))]
+        seen.append((len(loose), *done))
+        return honest(description, cell, **options)
 
-def lengthen(path):
-    path.write_bytes(path.read_bytes() + b"\0")
-
-
-@pytest.mark.parametrize("damage", [flip, truncate, empty, lengthen, delete])
-@pytest.mark.parametrize("array", ["overlap", "overlap_mean", "probability", "status", "seconds"])
-def test_a_damaged_chunk_is_found_and_its_cell_computed_again(store, whole, array, damage):
-    (path,) = store.glob(f"{array}/c.1.2*")
-    damage(path)
-    before = written(store)
-    report = run(sweep(), store)
-    assert (report.done, report.skipped) == (CELLS, CELLS - 1)
-    assert cells_written(before, written(store)) == [(1, 2)]
-    assert_same_bits(store, whole)
-    assert_complete(store, CELLS)
-    assert_same_arrays(opened(store), lf.load_sweep(store))
-
-
-def test_every_bit_of_a_chunk_counts(store):
-    path = store / "overlap_mean" / "c.0.1.0"
-    for place in range(8 * path.stat().st_size):
-        data = bytearray(path.read_bytes())
-        data[place // 8] ^= 1 << place % 8
-        path.write_bytes(data)
-        assert open_store(store).read("overlap_mean", (0, 1)) is None
-        data[place // 8] ^= 1 << place % 8
-        path.write_bytes(data)
-    assert open_store(store).read("overlap_mean", (0, 1)) is not None
-
-
-@pytest.mark.parametrize("array", ["status", "overlap", "beta", "error"])
-def test_an_array_that_somebody_deleted_is_made_again(store, whole, array):
-    shutil.rmtree(store / array)
-    report = run(sweep(), store)
-    assert report.done == CELLS
-    assert_same_bits(store, whole)
-    assert_same_arrays(opened(store), opened(whole))
-
-
-def test_what_killed_writers_leave_is_removed(store, whole):
-    orphans = [store / "overlap" / "c.0.0.0.0.0.123.unfinished", store / "status" / "c.1.1.99.unfinished"]
-    for orphan in orphans:
-        orphan.write_bytes(b"half")
-    run(sweep(), store)
-    assert not any(orphan.exists() for orphan in orphans)
-    assert_complete(store, CELLS)
-    assert remove_unfinished(store) == 0
+    monkeypatch.setattr(work_module, "compute", compute)
+    monkeypatch.setattr(run_module, "TIMES_AS_LONG", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "SOONEST", 0.0)
+        run(sweep(), path)
+    assert seen == [(0, k, k) for k in range(CELLS)]
+    assert_same_bits(path, whole)
+    shutil.rmtree(path)
+    seen.clear()
+    monkeypatch.setattr(run_module, "SOONEST", 1e9)
+    run(sweep(), path)
+    assert seen == [(k, 0, k) for k in range(CELLS)]
+    assert_same_bits(path, whole)
+    assert_complete(path, CELLS)
 
 
 def assert_same_arrays(one, other):
@@ -201,7 +208,7 @@ def assert_same_arrays(one, other):
 @pytest.mark.parametrize("consolidated", [True, False])
 def test_xarray_opens_the_store(whole, consolidated):
     data, ours = opened(whole, consolidated), lf.load_sweep(whole)
-    assert set(ours.data_vars) | {"error"} == set(data.data_vars)
+    assert set(ours.data_vars) | {"error", "finished", "checksum"} == set(data.data_vars)
     assert dict(data.sizes).items() >= dict(ours.sizes).items()
     assert_same_arrays(data, ours)
     assert data["beta"].values.tolist() == GRID["beta"]
@@ -210,18 +217,28 @@ def test_xarray_opens_the_store(whole, consolidated):
     assert json.loads(data["outcome"].attrs["values"]) == ours["outcome"].values.tolist()
 
 
-def test_xarray_opens_the_store_while_the_sweep_runs(tmp_path, monkeypatch):
-    path, seen, honest = tmp_path / "s.zarr", [], work_module.compute
-
-    def compute(description, cell, **options):
-        data = opened(path)
-        assert_same_arrays(data, lf.load_sweep(path))
-        seen.append(int(np.isfinite(data["overlap_mean"]).sum()))
-        return honest(description, cell, **options)
-
-    monkeypatch.setattr(work_module, "compute", compute)
-    run(sweep(), path)
-    assert seen == [0, 1, 2, 3, 4, 5]
+def test_the_documents_are_those_that_zarr_writes(whole, tmp_path):
+    """Made by Zarr from the same parameters."""
+    group = zarr.open_group(tmp_path / "theirs", mode="w", zarr_format=3)
+    for name, array in zarr.open_group(whole, mode="r").arrays():
+        group.create_array(
+            name,
+            shape=array.shape,
+            chunks=array.chunks,
+            dtype=array.dtype,
+            compressors=[zarr.codecs.Crc32cCodec()],
+            fill_value=array.fill_value,
+            dimension_names=array.metadata.dimension_names,
+            chunk_key_encoding={"name": "default", "separator": "."},
+            attributes=dict(array.attrs),
+        )
+        theirs, ours = (json.loads((path / name / "zarr.json").read_text()) for path in (tmp_path / "theirs", whole))
+        assert ours == theirs
+    with pytest.warns(UserWarning, match="Consolidated metadata"):  # xarray wants it, Zarr 3 has not fixed it yet
+        zarr.consolidate_metadata(str(tmp_path / "theirs"))
+    theirs, ours = (json.loads((path / "zarr.json").read_text()) for path in (tmp_path / "theirs", whole))
+    assert ours["consolidated_metadata"] == theirs["consolidated_metadata"]
+    assert ours | {"attributes": {}} == theirs
 
 
 def test_words_on_an_axis_are_in_its_attributes(tmp_path):
@@ -233,28 +250,29 @@ def test_words_on_an_axis_are_in_its_attributes(tmp_path):
     assert lf.load_sweep(tmp_path / "s.zarr")["values"].values.tolist() == ["gaussian", "uniform"]
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int8, np.int64, np.uint8, ">f8"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int8, np.int64, np.uint8])
 def test_zarr_reads_our_chunks_and_we_read_zarrs(tmp_path, dtype):
-    values = (100 * np.random.default_rng(0).standard_normal((3, 4))).astype(dtype)
+    values = (100 * np.random.default_rng(0).standard_normal((2, 3, 4))).astype(dtype)
     array = zarr.create_array(
         tmp_path / "a",
         shape=(5, 3, 4),
-        chunks=(1, 3, 4),
-        dtype=np.dtype(dtype).newbyteorder("="),
+        chunks=(2, 3, 4),
+        dtype=dtype,
         compressors=[zarr.codecs.Crc32cCodec()],
         chunk_key_encoding={"name": "default", "separator": "."},
     )
-    ours, theirs = (chunk_path(tmp_path / "a", (k,), 2) for k in (1, 3))
-    write_chunk(ours, values)
-    np.testing.assert_array_equal(array[1], values)
-    array[3] = values
-    native = np.dtype(dtype).newbyteorder("=")
-    np.testing.assert_array_equal(read_chunk(theirs, native, (3, 4)), values)
+    ours, theirs = tmp_path / "a" / "c.0.0.0", tmp_path / "a" / "c.1.0.0"
+    ours.write_bytes(chunk(values))
+    np.testing.assert_array_equal(array[:2], values)
+    array[2:4] = values
+    found, sound = chunk_values(theirs.read_bytes(), np.dtype(dtype), (2, 3, 4))
+    np.testing.assert_array_equal(found, values)
+    assert sound
     assert ours.read_bytes() == theirs.read_bytes()
     flip(theirs)
-    assert read_chunk(theirs, native, (3, 4)) is None
+    assert not chunk_values(theirs.read_bytes(), np.dtype(dtype), (2, 3, 4))[1]
     with pytest.raises(ValueError, match="checksum"):
-        array[3]
+        array[2:4]
 
 
 def test_a_result_of_the_store_may_be_written_by_zarr(store, whole):
@@ -266,143 +284,6 @@ def test_a_result_of_the_store_may_be_written_by_zarr(store, whole):
     array[:] = values
     assert_same_bits(store, whole)
     assert run(sweep(), store).skipped == CELLS
-
-
-# Disks.
-
-
-class Disk:
-    """Chunks can be written so often, then there is an error."""
-
-    def __init__(self, monkeypatch, room, code):
-        self.room, self.code, self.honest = room, code, Path.write_bytes
-        monkeypatch.setattr(Path, "write_bytes", self.write)
-
-    def write(self, path, data):
-        self.room -= 1
-        if self.room < 0:
-            self.honest(path, data[: len(data) // 2])
-            raise OSError(self.code, os.strerror(self.code), str(path))
-        return self.honest(path, data)
-
-
-def disk(monkeypatch, room, code):
-    trouble = Disk(monkeypatch, room, code)
-    monkeypatch.setattr(Path, "write_bytes", lambda path, data: trouble.write(path, data))
-
-
-@pytest.mark.parametrize("room", [0, 1, 20, 33])
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO], ids=errno.errorcode.get)
-def test_a_disk_that_cannot_be_written_is_one_error_and_the_store_resumes(whole, tmp_path, room, code):
-    path = tmp_path / "s.zarr"
-    with pytest.MonkeyPatch.context() as patch:
-        disk(patch, room, code)
-        with pytest.raises(InputError) as raised:
-            run(sweep(), path)
-    message = str(raised.value)
-    assert message.startswith(f"Cannot write the store {path}: {os.strerror(code)} ({path}/")
-    assert message.endswith("What is finished stays; start it again.")
-    assert "\n" not in message
-    assert list(path.rglob("*.unfinished")) == []
-    done = int((lf.load_sweep(path)["status"] == 1).sum())
-    assert run(sweep(), path).skipped == done == room // 11  # arrays
-    assert_same_bits(path, whole)
-    assert_complete(path, CELLS)
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
-def test_a_disk_that_is_full_from_the_start_is_one_error(tmp_path, monkeypatch, code):
-    def refuse(*_, **__):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(zarr, "open_group", refuse)
-    with pytest.raises(InputError, match=os.strerror(code)) as raised:
-        run(sweep(), tmp_path / "s.zarr")
-    assert str(tmp_path / "s.zarr") in str(raised.value)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_place_that_cannot_be_written_is_refused_before_any_work(monkeypatch):
-    """/proc refuses also root."""
-    monkeypatch.setattr(store_module, "compute", lambda *_, **__: pytest.fail("work was done"))
-    with pytest.raises(InputError, match=r"^Cannot write into the folder /proc: "):
-        run(sweep(), "/proc/s.zarr")
-
-
-@pytest.mark.parametrize("left", ["nothing", "metadata", "empty folder"])
-def test_a_folder_removed_while_it_runs_is_one_error_and_a_new_start(whole, tmp_path, monkeypatch, left):
-    path, honest = tmp_path / "s.zarr", work_module.compute
-
-    def compute(description, cell, **options):
-        if cell.index == (0, 2):
-            for place in path.iterdir():
-                if left != "metadata" or place.name != "zarr.json":
-                    shutil.rmtree(place) if place.is_dir() else place.unlink()
-            if left == "nothing":
-                path.rmdir()
-        return honest(description, cell, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(work_module, "compute", compute)
-        with pytest.raises(
-            InputError, match=r"^Cannot write the store .*: No such file or directory .*start it again\.$"
-        ):
-            run(sweep(), path)
-    assert run(sweep(), path).skipped == 0
-    assert_same_bits(path, whole)
-
-
-# Kills in the middle of the metadata.
-
-
-class Killed(BaseException):
-    """Nothing catches it: what is on the disk stays as it is."""
-
-
-def killed_after(monkeypatch, calls):
-    """A kill when the store's metadata has been written so often."""
-    count, atomic = [0], zarr.storage._local._atomic_write
-
-    def write(*arguments, **options):
-        count[0] += 1
-        if count[0] > calls:
-            raise Killed
-        return atomic(*arguments, **options)
-
-    monkeypatch.setattr(zarr.storage._local, "_atomic_write", write)
-
-
-@pytest.mark.parametrize("calls", [0, 1, 9, 33])
-def test_killed_while_the_store_is_made_it_starts_again(whole, tmp_path, calls):
-    path = tmp_path / "s.zarr"
-    with pytest.MonkeyPatch.context() as patch:
-        killed_after(patch, calls)
-        with pytest.raises(Killed):
-            run(sweep(), path)
-    assert not path.exists()
-    run(sweep(), path)
-    assert_same_bits(path, whole)
-
-
-@pytest.mark.parametrize("calls", [0, 2, 9, 18])
-@pytest.mark.parametrize("then", ["the same", "as before"])
-def test_killed_while_the_store_is_extended_it_goes_on(store, whole, tmp_path, calls, then):
-    larger = sweep({"dim": [4, 6, 8], "beta": [0.0, 0.5, 1.0, 2.0]})
-    with pytest.MonkeyPatch.context() as patch:
-        killed_after(patch, calls)
-        with pytest.raises(Killed):
-            run(larger, store, extend=True)
-    assert int((lf.load_sweep(store)["status"] == 1).sum()) == CELLS
-    if then == "as before":
-        assert run(sweep(), store).skipped == CELLS
-        assert_same_bits(store, whole)
-        assert_same_arrays(opened(store), opened(whole))
-        assert_same_arrays(opened(store, consolidated=False), opened(whole))
-        return
-    assert run(larger, store, extend=True).skipped == CELLS
-    run(larger, tmp_path / "new.zarr")
-    assert_same_bits(store, tmp_path / "new.zarr")
-    assert_same_arrays(opened(store), opened(tmp_path / "new.zarr"))
 
 
 # Extension.
@@ -417,7 +298,7 @@ def test_extended_it_keeps_what_is_there(store, tmp_path):
     assert before.items() <= after.items()
     assert cells_written(before, after) == sorted(set(np.ndindex(3, 4)) - set(np.ndindex(2, 3)))
     run(larger, tmp_path / "new.zarr")
-    assert_same_bits(store, tmp_path / "new.zarr")
+    assert_same_numbers(store, tmp_path / "new.zarr")
     assert_complete(store, 12)
     assert_same_arrays(opened(store), lf.load_sweep(tmp_path / "new.zarr"))
 
@@ -452,10 +333,10 @@ def test_words_and_seeds_can_be_added(tmp_path):
 
 
 def test_values_in_another_order_are_the_same_sweep(store):
-    before = written(store)
+    before = files(store)
     report = run(sweep({"dim": [6, 4], "beta": [1.0, 0.0, 0.5]}), store)
     assert report.skipped == CELLS
-    assert written(store) == before
+    assert files(store) == before
     assert lf.load_sweep(store)["dim"].values.tolist() == [4, 6]
 
 
@@ -463,10 +344,8 @@ def test_values_in_another_order_are_the_same_sweep(store):
 
 
 def other_code(path, **changes):
-    """As if other code had begun the store."""
-    record = json.loads((path / "zarr.json").read_text())
-    record["attributes"]["sweep"] |= changes
-    (path / "zarr.json").write_text(json.dumps(record))
+    """As if other code had begun the store, and made none of its cells yet."""
+    described_as(path, lambda kept: kept.update(codes=[kept["codes"][0] | changes]))
 
 
 REFUSALS = {
@@ -508,55 +387,129 @@ REFUSALS = {
 
 @pytest.mark.parametrize(("make", "options", "says"), REFUSALS.values(), ids=list(REFUSALS))
 def test_a_store_of_another_sweep_is_refused_with_the_difference(store, whole, make, options, says):
-    before = written(store)
+    before = files(store)
     with pytest.raises(OtherSweepError) as raised:
         run(make(), store, **options)
     assert str(raised.value).startswith(says.format(path=store))
     assert "\n" not in str(raised.value)
-    assert written(store) == before
+    assert files(store) == before
     assert_same_bits(store, whole)
 
 
-@pytest.mark.parametrize("changes", [{"version": "0.0.1"}, {"sources": "0123456789abcdef"}], ids=str)
-def test_a_store_of_other_code_is_refused_unless_that_does_not_matter(store, whole, changes):
-    (store / "overlap" / "c.0.1.0.0.0").unlink()
-    other_code(store, **changes)
-    (name, there), before = *changes.items(), written(store)
-    with pytest.raises(InputError) as raised:
-        run(sweep(), store)
-    assert f"begun by other code ({name} {there} there, " in str(raised.value)
+CODES = [
+    {"version": "0.0.1"},
+    {"sources": "0123456789abcdef"},
+    {"numpy": "1.0"},
+    {"numba": "0.1"},
+    {"processor": "haswell-0"},
+]
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Make everything that is computed in the block come from other code."""
+
+    @contextmanager
+    def other(**changes):
+        with monkeypatch.context() as patch:
+            made = {**origin.code(), **changes}
+            for module in (opening, store_module):
+                patch.setattr(module, "code", lambda: made)
+            work_module.store_at.cache_clear()
+            yield made
+        work_module.store_at.cache_clear()
+
+    return other
+
+
+@pytest.mark.parametrize("changes", CODES, ids=lambda changes: next(iter(changes)))
+def test_a_store_of_other_code_is_refused_unless_that_does_not_matter(whole, tmp_path, elsewhere, changes):
+    """And then each cell says what made it."""
+    path = tmp_path / "s.zarr"
+    with elsewhere(**changes) as theirs:
+        run(sweep({"dim": [4, 6], "beta": [0.0]}), path)
+    before, (name, there) = files(path), next(iter(changes.items()))
+    with pytest.raises(OtherSweepError) as raised:
+        run(sweep(), path, extend=True)
+    assert f"begun by other code ({name} {there} there, {origin.code()[name]} here), whose num" in str(raised.value)
     assert "--any-version" in str(raised.value)
-    assert written(store) == before
-    report = run(sweep(), store, any_version=True)
-    assert (report.done, report.skipped) == (CELLS, CELLS - 1)
-    assert run(sweep(), store).skipped == CELLS
-    assert_same_bits(store, whole)
+    assert files(path) == before
+    report = run(sweep(), path, extend=True, any_version=True)
+    assert (report.done, report.skipped) == (CELLS, 2)
+    assert run(sweep(), path).skipped == CELLS, "accepted once, it goes on"
+    data = lf.load_sweep(path)
+    numbers = json.loads(data.attrs["codes"])
+    found = [[numbers[str(number)] for number in row] for row in data["code"].values.tolist()]
+    assert found == [[theirs, origin.code(), origin.code()]] * 2
+    assert opened(path)["code"].values.tolist() == data["code"].values.tolist()
+    assert_same_values(path, whole)
+    with elsewhere(**changes):
+        assert run(sweep(), path).skipped == CELLS, "it is one of the store's codes"
+    with elsewhere(version="9.9"), pytest.raises(OtherSweepError, match="begun by other code"):
+        run(sweep(), path)
+
+
+def assert_same_values(path, other):
+    """The results are the same, whatever made them."""
+    one, two = lf.load_sweep(path), lf.load_sweep(other)
+    for name in two.data_vars:
+        assert name in ("code", "seconds") or values_equal(one[name], two[name]), name
+
+
+def test_a_worker_of_other_code_is_refused_or_marked(whole, tmp_path, monkeypatch):
+    """As on a cluster of unequal machines: the store was begun here, and the worker computes elsewhere."""
+    here = origin.code()
+    theirs = {**here, "processor": "skylake-1"}
+
+    def checked(path, codes, accepted):
+        """The worker's check."""
+        with monkeypatch.context() as patch:
+            patch.setattr(opening, "code", lambda: theirs)
+            opening.check_code(path, codes, accepted)
+
+    def run_elsewhere(**options):
+        with monkeypatch.context() as patch:
+            patch.setattr(store_module, "code", lambda: theirs)
+            patch.setattr(work_module, "check_code", checked)
+            patch.setattr(work_module, "store_at", work_module.store_at.__wrapped__)
+            return run(sweep(), tmp_path / "s.zarr", **options)
+
+    says = r"^Cannot write the store .* begun by other code \(processor .* there, skylake-1 here\)"
+    with pytest.raises(InputError, match=says):
+        run_elsewhere()
+    assert (lf.load_sweep(tmp_path / "s.zarr")["status"] == 0).all()
+    report = run_elsewhere(any_version=True)
+    assert report.done == CELLS
+    data = lf.load_sweep(tmp_path / "s.zarr")
+    codes = json.loads(data.attrs["codes"])
+    assert list(codes.values()) == [here, theirs]
+    assert {codes[str(number)]["processor"] for number in data["code"].values.ravel()} == {"skylake-1"}
+    assert_same_values(tmp_path / "s.zarr", whole)
+
+
+def test_the_processor_is_what_numba_compiles_for(tmp_path):
+    """And not only what the machine calls itself: a target that is set by hand makes other bits."""
+    program = "from limitformer.sweep.origin import code; print(code()['processor'])"
+    options = {"env": {**environment(), "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2"}, "text": True}
+    found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, **options).stdout.strip()
+    assert found.startswith("haswell-")
+    assert found != origin.code()["processor"]
 
 
 def test_the_fingerprint_is_that_of_the_sources_that_make_numbers(tmp_path, monkeypatch):
     def fingerprint():
-        store_module.code.cache_clear()
-        return store_module.code()["sources"]
+        return origin.sources()
 
     for name in ("engine.py", "sphere/pair.py", "cli/app.py", "plot.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("1")
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(store_module, "PACKAGE", tmp_path)
-            first = fingerprint()
-            for name, matters in {
-                "cli/app.py": False,
-                "plot.py": False,
-                "engine.py": True,
-                "sphere/pair.py": True,
-            }.items():
-                before = fingerprint()
-                (tmp_path / name).write_text("2")
-                assert (fingerprint() != before) == matters, name
-            assert fingerprint() != first
-    finally:
-        store_module.code.cache_clear()
+    monkeypatch.setattr(origin, "PACKAGE", tmp_path)
+    first = fingerprint()
+    for name, matters in {"cli/app.py": False, "plot.py": False, "engine.py": True, "sphere/pair.py": True}.items():
+        before = fingerprint()
+        (tmp_path / name).write_text("2")
+        assert (fingerprint() != before) == matters, name
+    assert fingerprint() != first
 
 
 @pytest.mark.parametrize("there", ["folder", "file", "zarr group", "array", "not JSON", "other format"])
@@ -576,7 +529,7 @@ def test_what_is_no_store_is_refused_and_left_alone(tmp_path, there):
         (path / "zarr.json").write_text("{")
     else:
         run(sweep({"beta": [1.0]}), path)
-        other_code(path, format=2)
+        described_as(path, lambda kept: kept.update(format=1))
     before = {one: one.read_bytes() for one in tmp_path.rglob("*") if one.is_file()}
     with pytest.raises(InputError) as raised:
         run(sweep(), path, extend=True, any_version=True)
@@ -623,7 +576,7 @@ class Trouble:
         self.calls, self.honest = {}, work_module.compute
         self.cells, self.times, self.error = cells, times, error
         monkeypatch.setattr(work_module, "compute", self)
-        monkeypatch.setattr(store_module, "compute", self)
+        monkeypatch.setattr(trial, "compute", self)
 
     def __call__(self, description, cell, **options):
         self.calls[cell.index] = self.calls.get(cell.index, 0) + 1
@@ -675,11 +628,11 @@ def test_bad_input_is_not_tried_again(tmp_path, monkeypatch):
 def test_without_retries_failed_cells_stay_and_are_not_among_the_finished(tmp_path, monkeypatch):
     Trouble(monkeypatch, {(0, 1)}, 100, RuntimeError("no"))
     run(sweep(), tmp_path / "s.zarr")
-    before = written(tmp_path / "s.zarr")
+    before = files(tmp_path / "s.zarr")
     report = run(sweep(), tmp_path / "s.zarr", retry_failed=False)
     assert (report.done, report.failed, report.skipped) == (CELLS - 1, 1, CELLS - 1)
     assert report.errors == {(0, 1): "RuntimeError: no"}
-    assert written(tmp_path / "s.zarr") == before
+    assert files(tmp_path / "s.zarr") == before
 
 
 def test_the_first_cell_may_fail(whole, tmp_path):
@@ -694,25 +647,41 @@ def test_the_first_cell_may_fail(whole, tmp_path):
 
 def test_if_all_cells_fail_there_is_one_error(tmp_path, monkeypatch):
     Trouble(monkeypatch, set(np.ndindex(2, 3)), 100, RuntimeError("no"))
-    with pytest.raises(InputError, match=r"^The first cells fail: RuntimeError: no$"):
+    says = r"^No cell of the grid can run\. Cell dim = 6, beta = 1\.0: RuntimeError: no$"
+    with pytest.raises(InputError, match=says):
+        run(sweep(), tmp_path / "s.zarr")
+    monkeypatch.setattr(trial, "MOST_TRIALS", 4)
+    with pytest.raises(InputError, match=r"^The first cells fail\. Cell dim = 6, beta = 0\.0: RuntimeError: no$"):
         run(sweep(), tmp_path / "s.zarr")
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("tokens", [[10**7], [10**7, 2 * 10**7]])
+def test_a_grid_none_of_whose_cells_fits_the_memory_is_refused_before_anything_is_made(tmp_path, monkeypatch, tokens):
+    monkeypatch.setattr(trial, "compute", lambda *_, **__: pytest.fail("work was done"))
+    says = r"^No cell of the grid can run\. Cell .* GiB.* free\. Nearest: "
+    for description in (sweep({"tokens": tokens}, keep=MOMENTS), sweep({"beta": [0.0, 1.0]}, samples=10**12)):
+        with pytest.raises(InputError, match=says) as raised:
+            run(description, tmp_path / "s.zarr")
+        assert "\n" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_cells_that_do_not_fit_the_memory_fail_alone(tmp_path):
-    """Nothing is patched here: a value that only the run refuses."""
-    description = sweep({"tokens": [2, 10**7]}, keep={"moments": True})
-    report = run(description, tmp_path / "s.zarr")
-    assert (report.done, report.failed) == (1, 1)
-    assert "GiB, more than is free" in report.errors[(1,)]
+    """Nothing is patched here: a value that only the run refuses, wherever it stands."""
+    for place, tokens in enumerate([[10**7, 2], [2, 10**7]]):
+        report = run(sweep({"tokens": tokens}, keep={"moments": True}), tmp_path / f"{place}.zarr")
+        assert (report.done, report.failed) == (1, 1)
+        assert "GiB, more than is free" in report.errors[(place,)]
 
 
 # Memory.
 
 
-def test_memory_does_not_grow_with_the_cells(tmp_path):
+def test_memory_does_not_grow_with_the_cells(tmp_path, monkeypatch):
     """Their indices and marks alone: half a kilobyte a cell at most, a tenth of what a cell's samples are."""
     peaks = []
+    monkeypatch.setattr(layout_module, "MOST_BYTES", 2**16)  # what is read and written at a time
     for cells in (50, 50, 350):
         description = sweep({"seed": list(range(cells))}, keep={"samples": True}, samples=320)
         tracemalloc.start()

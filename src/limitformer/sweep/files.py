@@ -17,23 +17,33 @@ from limitformer.errors import InputError
 
 CELLS = "cells"  # of a store: finished cells that are not in the arrays yet, and files that are being written
 UNFINISHED = ".unfinished"  # the ending of what a killed writer leaves behind
+WRITING = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 READING = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
-def write_whole(store: Path, name: str, data: bytes | memoryview, *, durable: bool) -> None:
+def write_whole(store: Path, name: str, data: bytes, *, durable: bool) -> None:
     """Write the file `name` of the store, whole or not at all; if `durable`, it survives a loss of power too."""
     check_folders(store, name)
     beside = store / CELLS / f"{secrets.token_hex(8)}{UNFINISHED}"
     try:
-        with beside.open("xb") as file:
-            file.write(data)
+        file = os.open(beside, WRITING, 0o666)
+        try:
+            put(file, data)
             if durable:
-                file.flush()
-                os.fsync(file.fileno())
+                os.fsync(file)
+        finally:
+            os.close(file)
         beside.replace(store / name)
     except OSError:
         beside.unlink(missing_ok=True)
         raise
+
+
+def put(file: int, data: bytes) -> None:
+    """Write all of it."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]
 
 
 def check_folders(store: Path, name: str) -> None:

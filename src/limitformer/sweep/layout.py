@@ -34,6 +34,7 @@ OWN: dict[str, Kind] = {
 }
 TYPES = ("<f8", "<f4", "<i8", "<i4", "<i2", "|i1", "<u8", "<u4", "<u2", "|u1", "|b1")
 MOST_CELLS = 4096  # in a block
+LARGEST_BLOCK = 2**20  # cells, of whoever makes larger ones
 MOST_BYTES = 2**22  # of a block, if it has more than one cell
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
@@ -205,6 +206,6 @@ def checked_lengths(given: Any, shape: Sequence[int]) -> Index:
         InputError: no such numbers.
     """
     good = isinstance(given, list) and len(given) == len(shape) and all(type(k) is int and k > 0 for k in given)
-    if not good or prod(given) > MOST_CELLS:
+    if not good or prod(given) > LARGEST_BLOCK:
         raise InputError(f"its blocks have an impossible shape: {str(given)[:40]}.")
     return tuple(given)

@@ -45,6 +45,7 @@ from limitformer.sweep.rows import (
     sound,
 )
 
+SLACK = 4096  # bytes that a chunk may be too long and is read all the same: what it should have is in front
 MISSING, DONE, FAILED, DAMAGED = 0, 1, 2, 3
 
 
@@ -191,8 +192,8 @@ class Store:
         """(*block.shape, bytes): what the arrays have, as it is, and whether their chunks are whole."""
         rows, everything, some = self.layout.blank(*self.block), True, False
         for field in self.layout.fields.values():
-            size = prod(self.block) * field.size + 4
-            data = read_inside(self.path, chunk_name(field, block), size)
+            size = prod(self.block) * field.size
+            data = read_inside(self.path, chunk_name(field, block), 2 * size + SLACK)
             if data is not None:
                 values, whole = chunk_values(data, field.dtype, (*self.block, *field.shape))
                 field.put(rows, values)
@@ -214,7 +215,7 @@ class Store:
             InputError: more cells than the memory has room for.
         """
         shape = self.sweep.shape
-        check_room(prod(shape) * 13, f"The cells of {self.path}")
+        check_room(prod(shape) * 13 + 2 * prod(self.block) * self.layout.size, f"The cells of {self.path}")
         found = Survey(np.zeros(shape, np.int8), np.zeros(shape, np.int32), np.zeros(shape), {}, set())
         with readable(self.path):
             for part in self.parts():
@@ -237,7 +238,8 @@ class Store:
         names = [*self.layout.results, "status", "code", "seconds"]
         fields = {name: self.layout.fields[name] for name in names}
         shape, axes = self.sweep.shape, tuple(self.sweep.over)
-        check_room(prod(shape) * sum(field.size for field in fields.values()), f"All that is in {self.path}")
+        block = 2 * prod(self.block) * self.layout.size  # what is read at a time
+        check_room(prod(shape) * sum(field.size for field in fields.values()) + block, f"All that is in {self.path}")
         arrays = {
             name: np.full((*shape, *field.shape), field.fill, field.dtype.newbyteorder("="))
             for name, field in fields.items()
