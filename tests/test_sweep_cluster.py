@@ -20,15 +20,17 @@ import limitformer as lf
 from limitformer.errors import InputError, MissingExtraError
 from limitformer.sweep import cluster as cluster_module
 from limitformer.sweep.cluster import batches_of, local_cluster, slurm_cluster
+from limitformer.sweep.origin import code
 from sweep_grids import (
     CELLS,
     alive,
     assert_complete,
     assert_same_bits,
+    assert_same_numbers,
     cells_written,
     done_cells,
     environment,
-    flip,
+    flip_value,
     run,
     set_trap,
     slow_sweep,
@@ -78,7 +80,7 @@ def test_a_cluster_gives_the_bits_of_one_process(cluster, tmp_path):
     assert_same_bits(tmp_path / "cluster.zarr", tmp_path / "one.zarr")
     assert_complete(tmp_path / "cluster.zarr", 6)
     before = written(tmp_path / "cluster.zarr")
-    flip(tmp_path / "cluster.zarr" / "overlap" / "c.0.2.0.0.0")
+    flip_value(tmp_path / "cluster.zarr", "overlap", (0, 2))
     assert on(cluster, sweep(), tmp_path / "cluster.zarr").skipped == 5
     assert cells_written(before, written(tmp_path / "cluster.zarr")) == [(0, 2)]
     assert_same_bits(tmp_path / "cluster.zarr", tmp_path / "one.zarr")
@@ -112,7 +114,7 @@ def test_a_sweep_moves_between_engines(cluster, whole, tmp_path):
     run(part(5), path)
     assert on(cluster, part(15), path, extend=True).skipped == 5
     assert run(part(CELLS), path, extend=True, workers=2).skipped == 15
-    assert_same_bits(path, whole)
+    assert_same_numbers(path, whole)
 
 
 def test_killed_workers_change_nothing(cluster, whole, tmp_path):
@@ -223,10 +225,9 @@ def test_a_folder_that_is_gone_is_one_error(cluster, tmp_path):
 
 def test_workers_that_run_other_code_refuse(cluster, tmp_path, monkeypatch):
     """The store is as if other code had begun it: its workers must not add to it."""
-    monkeypatch.setattr("limitformer.sweep.store.code", lambda: {"version": "9.9", "sources": "0" * 16})
-    with pytest.raises(
-        InputError, match=r"begun by other code \(version 9\.9 there, .* here; sources 0000000000000000"
-    ):
+    monkeypatch.setattr("limitformer.sweep.opening.code", lambda: {**code(), "version": "9.9", "sources": "0" * 16})
+    says = r"begun by other code \(version 9\.9 there, .* here; sources 0000000000000000"
+    with pytest.raises(InputError, match=says):
         on(cluster, sweep(BETAS), tmp_path / "s.zarr")
     assert done_cells(tmp_path / "s.zarr") == 0
 
@@ -258,6 +259,19 @@ def test_a_scheduler_that_cannot_be_reached_is_one_error_before_any_work(tmp_pat
         run(sweep(), tmp_path / "s.zarr", cluster=address)
     assert str(raised.value).startswith(f"No Dask scheduler answers at {address}: ")
     assert "\n" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_scheduler_that_accepts_and_never_speaks_is_one_error_before_any_work(tmp_path, monkeypatch):
+    """It hears us; a client of Dask's own would wait forever."""
+    monkeypatch.setattr(cluster_module, "CONNECT_SECONDS", 0.5)
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        address = f"tcp://127.0.0.1:{mute.getsockname()[1]}"
+        with pytest.raises(InputError) as raised:
+            run(sweep(), tmp_path / "s.zarr", cluster=address)
+    assert str(raised.value) == f"No Dask scheduler answers at {address}: nothing was said in 0.5 s."
     assert list(tmp_path.iterdir()) == []
 
 

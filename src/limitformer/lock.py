@@ -49,9 +49,11 @@ def only_one(place: Path, what: str) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # a folder that is gone is no longer locked
-            place.unlink()
-        os.close(file)
+        try:
+            with suppress(OSError):  # the folder may be gone
+                place.unlink()
+        finally:
+            os.close(file)
 
 
 def acquired(place: Path, what: str) -> int:

@@ -25,6 +25,7 @@ from limitformer.sweep.work import Finished, Job, Results, given_up, run_cell, s
 BATCHES_PER_WORKER = 8
 LARGEST_BATCH = 64
 CONNECT_SECONDS = 10
+LOST_SECONDS = 3600
 LOST_ALONE = 1  # times that Dask gives up a cell that was alone; it tries four workers each time
 
 
@@ -85,7 +86,10 @@ def first_line(error: Exception) -> str:
 
 
 def local_cluster(workers: int) -> Any:
-    """A cluster of processes on this machine."""
+    """A cluster of processes on this machine; one that dies is replaced, however long the machine takes for it."""
+    import dask
+
+    dask.config.set({"distributed.deploy.lost-worker-timeout": LOST_SECONDS})  # else none comes back after 15 s
     loopback = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}  # None would take port 8787, open to all
     return distributed().LocalCluster(n_workers=workers, threads_per_worker=1, processes=True, **loopback)
 

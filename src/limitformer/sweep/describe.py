@@ -85,6 +85,8 @@ def checked_seed(seed: Any) -> int:
 
 def plain(value: Any) -> Any:
     """`value` as what JSON has."""
+    if type(value) in (int, float, str):  # most of a long list
+        return value
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Mapping):

@@ -41,7 +41,7 @@ class Keys:
         """(cells on each axis): of a part of the grid."""
         found = np.full((1,) * len(cells), self.sweep)
         for axis, (values, part) in enumerate(zip(self.over.values(), cells, strict=True)):
-            numbers = np.array([number_of(json.dumps(value)) for value in values[part]], np.uint64)
+            numbers = np.array([number_of(repr(value)) for value in values[part]], np.uint64)
             along = numbers.reshape([-1 if k == axis else 1 for k in range(len(cells))])
             found = (found ^ along) * MULTIPLIER
             found = found ^ (found >> np.uint64(32))

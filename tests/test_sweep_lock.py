@@ -1,0 +1,344 @@
+"""One process at a time: on a sweep's store, and on a figure in a folder; and the places where a store can be."""
+
+import errno
+import os
+import re
+import shutil
+import socket
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.figure import Figure
+from typer.testing import CliRunner
+
+import limitformer as lf
+from limitformer import lock
+from limitformer.cli.app import app
+from limitformer.errors import InputError
+from limitformer.figures.grids import on_grid
+from limitformer.lock import CannotLockError, only_one
+from limitformer.sweep import opening
+from limitformer.sweep import work as work_module
+from sweep_grids import (
+    files,
+    run,
+    sweep,
+)
+
+make_module = import_module("limitformer.figures.make")  # the package has a function of this name
+NEAREST = "Nearest: wait until it has ended, or another folder."
+
+
+def ours(what):
+    """What is said of this process."""
+    who = re.escape(f"process {os.getpid()} on {socket.gethostname()}")
+    return rf"{re.escape(str(what))} is in use by {who} since \d{{4}}-"
+
+
+# The lock itself.
+
+
+def test_who_comes_second_is_told_who_is_first(tmp_path):
+    place = tmp_path / "lock"
+    with only_one(place, "the thing"):
+        with (
+            pytest.raises(InputError, match=ours("the thing") + rf".* {NEAREST}$") as raised,
+            only_one(place, "the thing"),
+        ):
+            pass
+        assert "\n" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+    with only_one(place, "the thing"):
+        assert place.exists()
+
+
+def test_a_lock_is_free_again_whatever_ends_the_block(tmp_path):
+    with pytest.raises(KeyboardInterrupt), only_one(tmp_path / "lock", "it"):
+        raise KeyboardInterrupt
+    with only_one(tmp_path / "lock", "it"):
+        shutil.rmtree(tmp_path)
+    tmp_path.mkdir()
+    with only_one(tmp_path / "lock", "it"):
+        pass
+
+
+def test_a_file_that_its_holder_has_removed_is_no_lock(tmp_path, monkeypatch):
+    """The holder ends between our opening of its file and our lock on it; a third one comes."""
+    place, honest, seen = tmp_path / "lock", lock.locked, []
+
+    def locked(file, what):
+        if not seen:
+            seen.append(os.fstat(file).st_ino)
+            place.rename(tmp_path / "gone")
+        return honest(file, what)
+
+    monkeypatch.setattr(lock, "locked", locked)
+    with only_one(place, "it"):
+        assert place.stat().st_ino != seen[0]
+        with pytest.raises(InputError, match="in use by process"), only_one(place, "it"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [(b"", "another process"), (b"\x1b[31m\nme\0\xff\n", "[31mme\ufffd"), (9999 * b"x", 200 * "x")]
+)
+def test_whatever_is_in_a_lock_one_line_is_said(tmp_path, text, says):
+    with only_one(tmp_path / "lock", "it"):
+        (tmp_path / "lock").write_bytes(text)
+        with pytest.raises(InputError) as raised, only_one(tmp_path / "lock", "it"):
+            pass
+    assert str(raised.value) == f"it is in use by {says}. {NEAREST}"
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, None], ids=["no locks here", "none at all", "no module"])
+def test_without_locks_one_line_says_so_and_work_goes_on(tmp_path, monkeypatch, capfd, code):
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(lock, "fcntl", code and SimpleNamespace(flock=refuse, LOCK_EX=2, LOCK_NB=4))
+    with only_one(tmp_path / "lock", "it"):
+        pass
+    line = capfd.readouterr().err
+    assert re.fullmatch(r"(The file system of it has no locks|Nobody can lock it on this system): see to it .*\n", line)
+
+
+def test_a_lock_that_cannot_be_made_is_one_line(tmp_path):
+    says = r"^Cannot lock it: No such file or directory \(.*/none/lock\)\.$"
+    with pytest.raises(CannotLockError, match=says), only_one(tmp_path / "none" / "lock", "it"):
+        pass
+    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CannotLockError, match="Too many levels of symbolic links"), only_one(tmp_path / "lock", "it"):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
+
+
+# A store.
+
+
+def test_a_second_run_is_refused_and_touches_nothing(tmp_path, monkeypatch):
+    """Whatever it wants to do: also to a store that is complete."""
+    path = tmp_path / "s.zarr"
+    run(sweep(), path)
+    (path / "cells" / "0123456789abcdef.unfinished").write_bytes(b"a cell that the first one is writing")
+    monkeypatch.setattr(work_module, "compute", lambda *_, **__: pytest.fail("work was done"))
+    with only_one(path / "cells" / "lock", str(path)):
+        before = files(path)
+        for description, options in (
+            (sweep(), {}),
+            (sweep(), {"workers": 2}),
+            (sweep({"dim": [4, 6, 8], "beta": [0.0, 0.5, 1.0]}), {"extend": True}),
+        ):
+            with pytest.raises(InputError, match="^" + ours(path) + rf".* {NEAREST}$"):
+                run(description, path, **options)
+        assert files(path) == before
+        assert (lf.load_sweep(path)["status"] == 1).all(), "it can be read all the same"
+    assert run(sweep(), path).skipped == 6
+
+
+def test_two_that_begin_a_store_at_the_same_time(tmp_path, monkeypatch):
+    """One makes it while the other is about to: then it is gone on with."""
+    path, honest = tmp_path / "s.zarr", Path.rename
+
+    def rename(beside, target):
+        if not target.exists():
+            monkeypatch.setattr(Path, "rename", honest)
+            run(sweep(), path)
+        return honest(beside, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    assert run(sweep(), path).skipped == 6
+    assert [one.name for one in tmp_path.iterdir()] == ["s.zarr"]
+
+
+# Places.
+
+
+def refuse_to_write(monkeypatch, code):
+    """As on a disk that is mounted for reading alone; nothing is patched that reads."""
+
+    def refuse(*_):
+        raise OSError(code, os.strerror(code), "lock")
+
+    monkeypatch.setattr(lock, "acquired", refuse)
+    monkeypatch.setattr("limitformer.sweep.store.write_whole", lambda *_, **__: pytest.fail("it was written"))
+    monkeypatch.setattr("limitformer.sweep.metadata.write_whole", lambda *_, **__: pytest.fail("it was written"))
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC], ids=errno.errorcode.get)
+def test_a_complete_store_needs_no_writing(tmp_path, monkeypatch, code):
+    run(sweep({"beta": [0.0, 1.0]}), tmp_path / "s.zarr")
+    before = files(tmp_path / "s.zarr")
+    refuse_to_write(monkeypatch, code)
+    report = run(sweep({"beta": [0.0, 1.0]}), tmp_path / "s.zarr")
+    assert (report.done, report.skipped, report.failed) == (2, 2, 0)
+    with pytest.raises(InputError) as raised:
+        run(sweep({"beta": [0.0, 1.0, 2.0]}), tmp_path / "s.zarr", extend=True)
+    says = f"Cannot write the store {tmp_path}/s.zarr: {os.strerror(code)}. 1 cells are missing."
+    assert str(raised.value) == says
+    assert files(tmp_path / "s.zarr") == before
+
+
+def test_a_store_that_the_system_keeps_from_writing(tmp_path):
+    """Through permissions, which root does not feel: then it is simply complete."""
+    path = tmp_path / "s.zarr"
+    run(sweep({"beta": [0.0]}), path)
+    folders = [path, *(one for one in path.rglob("*") if one.is_dir())]
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        assert run(sweep({"beta": [0.0]}), path).skipped == 1
+        assert (lf.load_sweep(path)["status"] == 1).all()
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+
+
+ADDRESSES = [
+    "s3://bucket/s.zarr",
+    "gs://bucket/s.zarr",
+    "file:///tmp/s.zarr",
+    "https://host/s.zarr",
+    Path("s3://bucket/s"),
+]
+
+
+@pytest.mark.parametrize("address", ADDRESSES, ids=str)
+def test_an_address_is_refused_and_no_folder_of_its_name_is_made(tmp_path, monkeypatch, address):
+    monkeypatch.chdir(tmp_path)
+    says = f"{address} is an address, and only paths of this machine can be used. Nearest: a copy of it here."
+    for use in (lambda: run(sweep(), address), lambda: lf.load_sweep(address)):
+        with pytest.raises(InputError) as raised:
+            use()
+        assert str(raised.value) == says
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["run", "status", "show", "export", "out"])
+def test_an_address_on_the_command_line_is_one_line(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    run(sweep({"beta": [0.0]}), "s.zarr")
+    (tmp_path / "sweep.toml").write_text(
+        '[model]\nkind = "StochasticTransformer"\ntokens = 2\ndim = 4\nbeta = 1.0\nlayers_per_unit_time = 20\n'
+        "[over]\nbeta = [0.0]\n[simulate]\nsamples = 12\nhorizon = 1.0\n"
+    )
+    before = files(tmp_path)
+    arguments = {
+        "run": ["run", "sweep.toml", "--store", "s3://a/b"],
+        "status": ["status", "s3://a/b"],
+        "show": ["show", "s3://a/b"],
+        "export": ["export", "s3://a/b", "out.nc"],
+        "out": ["export", "s.zarr", "s3://a/out.nc"],
+    }
+    result = CliRunner().invoke(app, ["sweep", *arguments[command]])
+    assert result.exit_code == 2
+    assert re.fullmatch(
+        r"Error: s3:/a.* is an address, and only paths of this machine can be used\..*\n", result.stderr
+    )
+    assert files(tmp_path) == before
+
+
+def test_names_as_long_as_a_name_can_be(tmp_path):
+    path = tmp_path / ("s" * 255)
+    run(sweep({"beta": [0.0]}), path)
+    assert (lf.load_sweep(path)["status"] == 1).all()
+    for name in ("s" * 256, "a\0b"):
+        for use in (lambda name=name: run(sweep(), tmp_path / name), lambda name=name: lf.load_sweep(tmp_path / name)):
+            with pytest.raises(InputError, match=r"^Cannot use the folder .*: File name too long\.$|is no path\.$"):
+                use()
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
+def test_links(tmp_path):
+    """A store behind a link is the store: one lock, also if it is made through the link."""
+    (tmp_path / "link").symlink_to(tmp_path / "deep" / "s.zarr")
+    run(sweep({"beta": [0.0]}), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert run(sweep({"beta": [0.0]}), tmp_path / "deep" / "s.zarr").skipped == 1
+    with only_one(tmp_path / "deep" / "s.zarr" / "cells" / "lock", "it"), pytest.raises(InputError, match="in use by"):
+        run(sweep({"beta": [0.0]}), tmp_path / "link")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for use in (lambda: run(sweep(), tmp_path / "loop"), lambda: lf.load_sweep(tmp_path / "loop")):
+        with pytest.raises(InputError, match=r"^Cannot use the folder .*/loop: Too many levels of symbolic links\.$"):
+            use()
+
+
+# Figures.
+
+
+@pytest.fixture
+def figure(monkeypatch):
+    """A figure of a small grid in the place of one that takes long; what is done while it computes can be set."""
+    meanwhile = []
+
+    def compute(config, run):
+        found = on_grid(sweep({"beta": [0.0, 1.0]}, keep={"moments": True}), run, "grid")
+        for action in meanwhile:
+            action()
+        return xr.Dataset({"mean": (("beta",), found["overlap_mean"].values[:, 0])})
+
+    module = SimpleNamespace(
+        quick=lambda: make_module.Claim("the configuration", 1.0),
+        paper=lambda: make_module.Claim("the configuration", 2.0),
+        compute=compute,
+        claims=lambda data: [],
+        draw=lambda data: Figure(),
+    )
+    monkeypatch.setattr(make_module, "import_module", lambda name: module)
+    return meanwhile
+
+
+def test_a_figure_is_made_by_one_process_in_a_folder(tmp_path, figure):
+    """A second one would take the first one's grids away; another figure, or another folder, is no trouble."""
+    said = []
+
+    def again():
+        figure.clear()
+        with pytest.raises(InputError) as raised:
+            make_module.make("ct-fig6", scale="quick", out=tmp_path, seed=7)
+        said.append(str(raised.value))
+        make_module.make("ct-fig4", scale="quick", out=tmp_path)
+        make_module.make("ct-fig6", scale="quick", out=tmp_path / "other")
+
+    figure.append(again)
+    made = make_module.make("ct-fig6", scale="quick", out=tmp_path)
+    assert re.match(ours(f"Figure ct-fig6 in {tmp_path}") + rf".* {NEAREST}$", said[0])
+    assert made.data.attrs["seed"] == 0
+    names = {"ct-fig6.png", "ct-fig6.nc", "ct-fig6.json", "ct-fig4.png", "ct-fig4.nc", "ct-fig4.json", "other"}
+    assert {one.name for one in tmp_path.iterdir()} == names
+
+
+def test_a_figure_that_was_interrupted_goes_on_and_leaves_no_lock(tmp_path, figure, monkeypatch):
+    def interrupt():
+        figure.clear()
+        raise KeyboardInterrupt
+
+    figure.append(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        make_module.make("ct-fig6", scale="quick", out=tmp_path)
+    assert [one.name for one in tmp_path.iterdir()] == [".ct-fig6.sweeps"]
+    monkeypatch.setattr(work_module, "compute", lambda *_, **__: pytest.fail("work was done"))
+    made = make_module.make("ct-fig6", scale="quick", out=tmp_path)
+    assert np.isfinite(made.data["mean"]).all()
+    assert not (tmp_path / ".ct-fig6.sweeps").exists()
+
+
+def test_the_line_on_the_command_line(tmp_path):
+    with only_one(tmp_path / ".ct-fig6.lock", f"Figure ct-fig6 in {tmp_path}"):
+        result = CliRunner().invoke(app, ["figure", "ct-fig6", "--scale", "quick", "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert re.fullmatch("Error: " + ours(f"Figure ct-fig6 in {tmp_path}") + rf".* {NEAREST}\n", result.stderr)
+
+
+def test_a_store_of_an_older_format_is_made_anew_by_a_figure(tmp_path, figure):
+    """It is a figure's own, and nobody's results."""
+    store = tmp_path / ".ct-fig6.sweeps" / "grid"
+    store.mkdir(parents=True)
+    (store / "zarr.json").write_text('{"attributes": {"sweep": {"format": 1}}}')
+    with pytest.raises(opening.OtherSweepError, match="has the format 1 of a sweep's store; this version reads 2"):
+        run(sweep(), store)
+    make_module.make("ct-fig6", scale="quick", out=tmp_path)
+    assert not store.exists()
