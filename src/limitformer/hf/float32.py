@@ -19,7 +19,7 @@ from limitformer.nn.float32 import Float32Linear, lowered
 from limitformer.nn.strengths import at_least_float32
 
 
-class Float32Conv1D(Conv1D):  # type: ignore[misc]
+class Float32Conv1D(Conv1D):
     """GPT-2's linear map, computed in float32 or finer."""
 
     def forward(self, x: Tensor) -> Tensor:

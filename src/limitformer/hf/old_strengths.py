@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import ConversionOps, WeightConverter
 
@@ -17,12 +16,12 @@ GAINS = tuple(f"{name}.value" for name in ("gamma1", "gamma2", "negative"))
 RESIDUALS = tuple(f"{part}.{name}" for part in ("residual", "attention", "feedforward") for name in ("lam", "gamma"))
 
 
-class AtLeastOneDimension(ConversionOps):  # type: ignore[misc]
+class AtLeastOneDimension(ConversionOps):
     """A number becomes (1,)."""
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **_: Any
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, Any]:
         """The one tensor, under its new name."""
         (tensors,) = input_dict.values()
         tensor = tensors[0] if isinstance(tensors, list) else tensors

@@ -85,11 +85,12 @@ class ShapedTransformerModel(ShapedTransformerPreTrainedModel):
         attentions: list[Tensor] = []
         states, dtype = [x], x.dtype
         for layer, block in enumerate(self.blocks):
+            attention: Any = block.attention
             wish = wished(output_attentions, layer, len(self.blocks))
-            block.attention.shown = attentions.append if wish else None
+            attention.shown = attentions.append if wish else None
             x = self.through(block, layer, x, mask, past_key_values, places)
             states += [x] if output_hidden_states else []
-            block.attention.shown = None
+            attention.shown = None
         x = self.norm(x.to(dtype))
         return BaseModelOutputWithPast(
             last_hidden_state=x,
@@ -98,7 +99,7 @@ class ShapedTransformerModel(ShapedTransformerPreTrainedModel):
             attentions=tuple(attentions) if output_attentions else None,
         )
 
-    def through(self, block: nn.Module, layer: int, x: Tensor, mask: Any, past: Cache | None, places: Any) -> Tensor:
+    def through(self, block: Any, layer: int, x: Tensor, mask: Any, past: Cache | None, places: Any) -> Tensor:
         """One block, whose keys and values go into the cache."""
         causal = bool(self.config.causal) and mask is None
 

@@ -24,7 +24,7 @@ def attention_matrix(
 ) -> Tensor:
     """A (b, h, q, k) itself, term by term as written; arguments as for `shaped_attention`."""
     if isinstance(mask, Visibility):
-        mask, is_causal = mask.as_mask(), mask.causal
+        is_causal, mask = mask.causal, mask.as_mask()
     batch, heads, queries, _ = query.shape
     keys = key.shape[-2]
     logits = query @ key.repeat_interleave(heads // key.shape[1], 1).mT * scale

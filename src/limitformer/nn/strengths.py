@@ -43,7 +43,7 @@ class Strengths(nn.Module):
             exact = at_least_float32(after.dtype) if after.is_floating_point() else after.dtype
             return after if after.dtype == exact else before.to(after.device, exact)
 
-        super()._apply(unrounded, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(unrounded, recurse)
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:

@@ -95,10 +95,20 @@ class Inert:
         self.stack[-1].state = state
 
 
+def pushes_new(new: Callable[[], Any]) -> Callable[[Inert, Any], Any]:
+    """A step that puts a new constant on the stack."""
+    return lambda pickle, _: pickle.stack.append(new())
+
+
+def pushes_tuple(count: int) -> Callable[[Inert, Any], Any]:
+    """A step that makes a tuple of what is on top of the stack."""
+    return lambda pickle, _: pickle.stack.append(tuple(pickle.take(count)))
+
+
 STEPS: dict[str, Callable[[Inert, Any], Any]] = {
     **dict.fromkeys(LITERALS, lambda pickle, value: pickle.stack.append(value)),
-    **{name: lambda pickle, _, new=new: pickle.stack.append(new()) for name, new in CONSTANTS.items()},
-    **{name: lambda pickle, _, n=n: pickle.stack.append(tuple(pickle.take(n))) for name, n in TUPLES.items()},
+    **{name: pushes_new(new) for name, new in CONSTANTS.items()},
+    **{name: pushes_tuple(count) for name, count in TUPLES.items()},
     **dict.fromkeys(("PROTO", "FRAME"), lambda pickle, _: None),
     **dict.fromkeys(("BINPUT", "LONG_BINPUT"), lambda pickle, k: pickle.memory.update({k: pickle.stack[-1]})),
     **dict.fromkeys(("BINGET", "LONG_BINGET"), lambda pickle, k: pickle.stack.append(pickle.memory[k])),
