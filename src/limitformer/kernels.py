@@ -29,7 +29,6 @@ KERNEL_SOURCES = (
     "factor.py",
     "records.py",
     "recording.py",
-    "writing.py",
     "sphere/*.py",
     "chains/*.py",
     "limits/*.py",
