@@ -19,7 +19,7 @@ from limitformer.figures import FIGURES
 from limitformer.figures.page import BEGIN, END, renew, table, with_table
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "figures"
-# Their pages have no record yet: ct-fig6 is of a smaller run, the others wait to be drawn again with the present kernels.
+# Their pages have no record yet: ct-fig6 is of a smaller run, the others wait to be drawn with the present kernels.
 SMALLER = {"ct-fig6", "st-fig2", "ct-fig3", "ct-fig8", "lifetimes"}
 NAMES = [name for name in FIGURES if name not in SMALLER]
 
