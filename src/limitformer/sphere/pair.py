@@ -6,7 +6,11 @@ Sum s and difference d of two unit vectors are orthogonal, and A(X¹) ± A(X²) 
   e = exp(β(z − 1)),  softmax: a = 1/(1 + e), b = e/(1 + e),  unnormalized: a = exp(β)/2, b = exp(β) e/2.
 
 **What is carried** is w = exp(−2|y|), y = artanh z, and the sign of z: w is the smaller over the larger of |s|² and
-|d|², so that 1 − |z| = 2w/(1 + w) keeps its relative precision down to 1e-300, where w is held.
+|d|², so that 1 − |z| = 2w/(1 + w) keeps its relative precision. w = 0 is a state: s or d is the zero vector, which every
+layer maps to itself, so that tokens which coincide, or are antipodes, stay so for ever. Any other w stays positive for
+ever. So that it does not end at 0 for want of exponents it is carried as w = v 2^{−400k}: now and then k rises by one
+where v is below 2^{−700}, and falls by one where v is above 2^{−150}. With k ≥ 1 neither v nor w adds anything to the 1
+that it stands beside, and both are multiplied by the same factors: the step need not know k.
 
 **The step.** Call the longer of the two vectors *big* (unit length, coefficient c_b) and the other *small* (squared
 length w, coefficient c_s). V big and V small are independent; with g, g′, h, h′ normal and χ², ρ² ~ χ²_{dim−2},
@@ -38,7 +42,11 @@ from limitformer.sphere.values import fill_listed
 
 BLOCK = 256  # replicas side by side: their state stays in the first cache
 CHECK = 16  # layers between two looks at which replicas have stopped
-LEAST = 1e-300
+LEAST = 2.0**-1022  # what is written of a w that is less, but not 0: the least normal double
+LEAST_FACTOR = 1e-150  # of w in a layer: only rounding makes it less, and it must not make it 0
+NEVER_ZERO = 1e-300  # beside squares of order 1: for a layer that turns the longer vector to 0
+LOW, HIGH, FOLD = 2.0**-700, 2.0**-150, 2.0**400
+LONG = 0.5  # a step of more may change w by more than 2^{100} in CHECK layers
 
 
 class PairConstants(NamedTuple):
@@ -62,10 +70,11 @@ class Pairs(NamedTuple):
     running: np.ndarray
     replica: np.ndarray  # its number, for its stream
     row: np.ndarray  # where its results go
-    w: np.ndarray
+    w: np.ndarray  # v
     sign: np.ndarray
     first: np.ndarray
     second: np.ndarray
+    folds: np.ndarray  # k
 
 
 @driver
@@ -74,6 +83,7 @@ def open_pairs():
         np.zeros(1, np.int64),
         np.zeros(BLOCK, np.uint64),
         np.zeros(BLOCK, np.int64),
+        np.zeros(BLOCK),
         np.zeros(BLOCK),
         np.zeros(BLOCK),
         np.zeros(BLOCK),
@@ -93,7 +103,7 @@ def run_pairs(start, uniform_start, constants, key_words, start_key, points, fir
         pairs.running[0] = end - begin
         for i in range(end - begin):
             pairs.replica[i], pairs.row[i] = first + begin + i, i
-            pairs.w[i], pairs.sign[i] = start[0], start[1]
+            pairs.w[i], pairs.folds[i], pairs.sign[i] = start[0], 0.0, start[1]
         if uniform_start:
             draw_pairs(stream, start_key, constants.dim, scratch, pairs)
         run_block(constants, key_words, points, overlap[begin:end], gap[begin:end], stopped[begin:end], pairs)
@@ -119,10 +129,12 @@ def run_block(constants, key_words, points, overlap, gap, stopped, pairs):
     """All layers of one block of replicas."""
     for i in range(len(stopped)):
         stopped[i] = np.inf
-    k = 0
+    k, often = 0, 1 if is_long(constants) else CHECK
     for layer in range(constants.layers + 1):
         if layer > 0:
             advance(constants, key_words[0], key_words[1], U64(layer), pairs)
+        if layer % often == 0:
+            fold(pairs)
         while k < len(points) and points[k] == layer:
             write_pairs(k, overlap, gap, pairs)
             k += 1
@@ -133,14 +145,44 @@ def run_block(constants, key_words, points, overlap, gap, stopped, pairs):
 
 
 @kernel
+def is_long(constants):
+    """Whether a few layers may multiply w by anything."""
+    largest = 2.0 * constants.fixed * max(1.0, np.exp(-2.0 * constants.beta)) if constants.fixed > 0.0 else 1.0
+    spread = 3.0 if constants.hybrid else np.sqrt(constants.dim)
+    return largest * (constants.drift + constants.step * spread) > LONG
+
+
+@strict_kernel
+def fold(pairs):
+    """Bring v back into its range."""
+    w, folds = pairs.w, pairs.folds
+    for i in range(pairs.running[0]):
+        small, large = (w[i] < LOW) & (w[i] > 0.0), (w[i] > HIGH) & (folds[i] > 0.0)
+        w[i] *= (FOLD if small else 1.0) * (1.0 / FOLD if large else 1.0)
+        folds[i] += (1.0 if small else 0.0) - (1.0 if large else 0.0)
+
+
+@kernel
 def write_pairs(k, overlap, gap, pairs):
     """What the running replicas have, at point k."""
     for i in range(pairs.running[0]):
-        write_pair(pairs.row[i], k, pairs.w[i], pairs.sign[i], overlap, gap)
+        write_pair(pairs.row[i], k, unfolded(pairs, i), pairs.sign[i], overlap, gap)
+
+
+@kernel
+def unfolded(pairs, i):
+    """w; at least `LEAST` unless it is 0."""
+    w = pairs.w[i]
+    if pairs.folds[i] == 0.0 or w == 0.0:
+        return w
+    for _ in range(min(pairs.folds[i], 3.0)):
+        w /= FOLD
+    return max(w, LEAST)
 
 
 @kernel
 def write_pair(row, k, w, sign, overlap, gap):
+    """z and 1 − |z|, which is 0 for w = 0 alone."""
     overlap[row, k] = sign * (1.0 - w) / (1.0 + w)
     gap[row, k] = 2.0 * w / (1.0 + w)
 
@@ -148,19 +190,22 @@ def write_pair(row, k, w, sign, overlap, gap):
 @kernel
 def retire(constants, layer, next_point, overlap, gap, stopped, pairs):
     """Let the replicas that are certain leave; their last value stands at all later points."""
+    if constants.stop_plus == 0.0 and constants.stop_minus == 0.0:
+        return
     i = 0
     while i < pairs.running[0]:
         bound = constants.stop_plus if pairs.sign[i] > 0.0 else constants.stop_minus
-        if pairs.w[i] >= bound:
+        w = unfolded(pairs, i)
+        if w >= bound:
             i += 1
             continue
         stopped[pairs.row[i]] = layer
         for k in range(next_point, overlap.shape[1]):
-            write_pair(pairs.row[i], k, pairs.w[i], pairs.sign[i], overlap, gap)
+            write_pair(pairs.row[i], k, w, pairs.sign[i], overlap, gap)
         pairs.running[0] -= 1
         last = pairs.running[0]
         pairs.replica[i], pairs.row[i] = pairs.replica[last], pairs.row[last]
-        pairs.w[i], pairs.sign[i] = pairs.w[last], pairs.sign[last]
+        pairs.w[i], pairs.folds[i], pairs.sign[i] = pairs.w[last], pairs.folds[last], pairs.sign[last]
 
 
 @inlined
@@ -206,11 +251,11 @@ def move_pairs(beta, fixed, step, k0, k1, block, pairs):
         m = big * h_ / np.sqrt(q)
         along = m + small * g
         across = np.sqrt((radial * radial + big * big * rho[i]) / q) + small * g_  # √(1 − m²), which would cancel
-        s_across = w[i] * (across * across + small * small * chi[i])
-        difference = q - (w[i] * along * along + s_across)
+        s_across = across * across + small * small * chi[i]  # over w
+        difference = q - w[i] * (along * along + s_across)
         product = 4.0 * q * s_across
-        longer = np.sqrt(difference * difference + product) + abs(difference)
-        w[i] = max(product / (longer * longer), LEAST)
+        longer = np.sqrt(difference * difference + w[i] * product) + abs(difference)
+        w[i] *= max(product / (longer * longer), LEAST_FACTOR)
         sign[i] = sign[i] if difference >= 0.0 else -sign[i]
 
 
@@ -231,6 +276,7 @@ def stretch_pairs(beta, fixed, drift, step, pairs):
         of_sum, of_difference = weights(w[i], positive, beta, fixed)
         big = 1.0 + omega * (of_sum if positive else of_difference)
         small = 1.0 + omega * (of_difference if positive else of_sum)
-        ratio = w[i] * (small * small) / (big * big)
-        w[i] = max(ratio if ratio <= 1.0 else 1.0 / ratio, LEAST)
-        sign[i] = sign[i] if ratio <= 1.0 else -sign[i]
+        long, short = big * big + NEVER_ZERO, w[i] * (small * small)
+        stays = short <= long
+        w[i] = min(short, long) / max(short, long)
+        sign[i] = sign[i] if stays else -sign[i]

@@ -1,0 +1,78 @@
+"""Two tokens by their overlap: tokens that coincide, or are antipodes, stay so; any others come back from any gap."""
+
+import numpy as np
+import pytest
+
+import limitformer as lf
+from limitformer.sphere.pair import LEAST
+
+HYBRID = lf.HybridTransformer(tokens=2, dim=3, beta=1.0, epsilon=1.2, attention="unnormalized", layers_per_unit_time=20)
+REPELLING = lf.StochasticTransformer(tokens=2, dim=10, beta=0.5, layers_per_unit_time=20)  # −1 repels, +1 attracts
+LONG_STEPS = lf.HybridTransformer(tokens=2, dim=3, beta=3.0, epsilon=1.5, layers_per_unit_time=2)
+UNNORMALIZED = lf.StochasticTransformer(tokens=2, dim=4, beta=2.0, attention="unnormalized", layers_per_unit_time=20)
+MODELS = {"hybrid": HYBRID, "repelling": REPELLING, "long steps": LONG_STEPS, "unnormalized": UNNORMALIZED}
+MODELS |= {f"limit, {name}": lf.limit(model) for name, model in MODELS.items()}
+
+
+def run(model, start, horizon, samples=64, record=None):
+    return lf.simulate(model, start, samples=samples, seed=3, method="overlap", horizon=horizon, record=record)
+
+
+def beside(model, gap, sign):
+    """Start of two tokens whose 1 − |z| is `gap`."""
+    first, across = np.eye(model.dim)[:2]
+    return np.array([first, sign * first + np.sqrt(2 * gap) * across])
+
+
+# --- exactly ±1 -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", [1.0, -1.0])
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_that_coincide_stay_together_and_antipodes_stay_antipodes(name, end):
+    result = run(MODELS[name], end, 20.0, record=[0.0, 1.0, 20.0])
+    assert (result["overlap"].values == end).all() and (result["gap"].values == 0.0).all()
+
+
+def test_the_two_cases_in_which_a_floor_parted_them():
+    """They were 100 % antipodal at T = 200, and 95 % at +1 by T = 150, as tokens are that are a little apart."""
+    cases = ((HYBRID, 1.0, 200.0), (REPELLING, -1.0, 150.0))
+    for model, end, horizon in cases:
+        together = run(model, end, horizon, samples=200)["overlap"].values
+        parted = run(model, beside(model, 1e-12, end), horizon, samples=200)["overlap"].values
+        assert (together == end).all()
+        assert (parted[:, -1] * end < -0.5).mean() > 0.5
+
+
+@pytest.mark.parametrize("method", ["overlap", "gram", "coordinates"])
+def test_the_same_by_every_method(method):
+    tokens = np.array([[0.6, 0.8, 0.0], [0.6, 0.8, 0.0]])
+    model = lf.StochasticTransformer(tokens=2, dim=3, beta=1.0, layers_per_unit_time=20)
+    for sign in (1.0, -1.0):
+        start = tokens * [[1.0], [sign]]
+        result = lf.simulate(model, start, samples=8, seed=1, method=method, horizon=5.0)
+        assert (result["gap"].values == 0.0).all() and (np.sign(result["overlap"].values) == sign).all()
+
+
+# --- next to ±1 -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [HYBRID, LONG_STEPS])
+def test_a_gap_passes_below_the_least_double_and_comes_back(model):
+    """Every layer multiplies a small gap by a number that does not depend on it: 1e-100 and 1e-306 move alike.
+
+    A floor of w at 1e-300, which there was, would lift the second at once.
+    """
+    path, low = (
+        run(model, beside(model, gap, 1.0), 15.0, 400, range(16))["gap"].values[..., 0] for gap in (1e-100, 1e-306)
+    )
+    seen = (low[:, -1] > 4 * LEAST) & (path.max(1) < 1e-20)
+    assert (low.min(1)[seen] == 2 * LEAST).sum() > 20
+    assert np.log(path / low)[seen, -1] == pytest.approx(206 * np.log(10), abs=1e-9)
+
+
+def test_what_is_written_of_a_gap_below_the_least_double():
+    """Not 0, which is what coinciding tokens have."""
+    falling = lf.StochasticTransformer(tokens=2, dim=30, beta=0.3, layers_per_unit_time=20)
+    gaps = run(falling, beside(falling, 1e-300, 1.0), 40.0)["gap"].values
+    assert (gaps[:, -1] == 2 * LEAST).all() and (gaps >= 2 * LEAST).all()
