@@ -31,7 +31,8 @@ def beside(model, gap, sign):
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_that_coincide_stay_together_and_antipodes_stay_antipodes(name, end):
     result = run(MODELS[name], end, 20.0, record=[0.0, 1.0, 20.0])
-    assert (result["overlap"].values == end).all() and (result["gap"].values == 0.0).all()
+    assert (result["overlap"].values == end).all()
+    assert (result["gap"].values == 0.0).all()
 
 
 def test_the_two_cases_in_which_a_floor_parted_them():
@@ -51,7 +52,8 @@ def test_the_same_by_every_method(method):
     for sign in (1.0, -1.0):
         start = tokens * [[1.0], [sign]]
         result = lf.simulate(model, start, samples=8, seed=1, method=method, horizon=5.0)
-        assert (result["gap"].values == 0.0).all() and (np.sign(result["overlap"].values) == sign).all()
+        assert (result["gap"].values == 0.0).all()
+        assert (np.sign(result["overlap"].values) == sign).all()
 
 
 # --- next to ±1 -------------------------------------------------------------------------------------------------------
@@ -75,4 +77,5 @@ def test_what_is_written_of_a_gap_below_the_least_double():
     """Not 0, which is what coinciding tokens have."""
     falling = lf.StochasticTransformer(tokens=2, dim=30, beta=0.3, layers_per_unit_time=20)
     gaps = run(falling, beside(falling, 1e-300, 1.0), 40.0)["gap"].values
-    assert (gaps[:, -1] == 2 * LEAST).all() and (gaps >= 2 * LEAST).all()
+    assert (gaps[:, -1] == 2 * LEAST).all()
+    assert (gaps >= 2 * LEAST).all()

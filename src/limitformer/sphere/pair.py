@@ -6,11 +6,11 @@ Sum s and difference d of two unit vectors are orthogonal, and A(X¹) ± A(X²) 
   e = exp(β(z − 1)),  softmax: a = 1/(1 + e), b = e/(1 + e),  unnormalized: a = exp(β)/2, b = exp(β) e/2.
 
 **What is carried** is w = exp(−2|y|), y = artanh z, and the sign of z: w is the smaller over the larger of |s|² and
-|d|², so that 1 − |z| = 2w/(1 + w) keeps its relative precision. w = 0 is a state: s or d is the zero vector, which every
-layer maps to itself, so that tokens which coincide, or are antipodes, stay so for ever. Any other w stays positive for
-ever. So that it does not end at 0 for want of exponents it is carried as w = v 2^{−400k}: now and then k rises by one
-where v is below 2^{−700}, and falls by one where v is above 2^{−150}. With k ≥ 1 neither v nor w adds anything to the 1
-that it stands beside, and both are multiplied by the same factors: the step need not know k.
+|d|², so that 1 − |z| = 2w/(1 + w) keeps its relative precision. w = 0 is a state: s or d is the zero vector, which
+every layer maps to itself, so that tokens which coincide, or are antipodes, stay so for ever. Any other w stays
+positive for ever. So that it does not end at 0 for want of exponents it is carried as w = v 2^{−400k}: now and then k
+rises by one where v is below 2^{−700}, and falls by one where v is above 2^{−150}. With k ≥ 1 neither v nor w adds
+anything to the 1 that it stands beside, and both are multiplied by the same factors: the step need not know k.
 
 **The step.** Call the longer of the two vectors *big* (unit length, coefficient c_b) and the other *small* (squared
 length w, coefficient c_s). V big and V small are independent; with g, g′, h, h′ normal and χ², ρ² ~ χ²_{dim−2},
