@@ -23,9 +23,8 @@ from limitformer.recording import (
     keep_before,
     leave,
     open_ledger,
-    write,
-    write_factor,
 )
+from limitformer.writing import Record, write, write_factor
 
 START = np.array([[1.0, 0.3, -0.2], [0.3, 2.0, 0.1], [-0.2, 0.1, 0.5]])
 MODEL = Transformer(
@@ -241,6 +240,12 @@ def ledger_of(factor=None, previous=None, tokens=2):
     return ledger
 
 
+def record_of(covariance):
+    """That V is to be kept, in `covariance` (replicas, points, 2, 2)."""
+    nothing = np.empty((len(covariance), 0, 0))
+    return Record(np.empty((0, 2), np.int64), np.inf, covariance.reshape(*covariance.shape[:2], 4), *[nothing] * 3)
+
+
 def check(factor, radius, previous=None, step=3, ledger=None):
     """The ledger after `check_factor`, and that `check_ball` agrees with it."""
     previous = factors() / 2 if previous is None else previous
@@ -379,7 +384,7 @@ def test_what_is_asked_for_is_written_and_what_has_left_is_held(replicas):
     for step in range(7):
         ledger.now[:] = gram_of(factors()) * (1 + step)
         leave(step, step, LEFT_BALL, ledger.now, ledger)
-        write(points, step, covariance, ledger)
+        write(points, step, record_of(covariance), ledger)
     for lane in range(replicas):
         for k, point in enumerate(points[:4]):
             exit_step = lane if lane < 7 else np.inf
@@ -394,7 +399,7 @@ def test_the_factors_gram_matrix_is_written_where_it_is_asked_for():
     points, covariance, ledger = np.array([1, 4]), np.full((LANES, 2, 2, 2), np.nan), ledger_of()
     leave(3, 0, LEFT_BALL, np.full((2, 2, LANES), 7.0), ledger)
     for step in range(4):
-        write_factor(factors() * (1 + step), points, step, covariance, ledger)
+        write_factor(factors() * (1 + step), points, step, record_of(covariance), ledger)
     expected = np.moveaxis(4 * gram_of(factors()), -1, 0)
     expected[3] = 7
     np.testing.assert_allclose(covariance[:, 0], expected, rtol=1e-14)

@@ -1,6 +1,7 @@
 """limitformer: what a Transformer does at depth, before you train it."""
 
 from limitformer.engine import Interrupted as Interrupted
+from limitformer.engine import recording_size as recording_size
 from limitformer.engine import simulate as simulate
 from limitformer.errors import InputError as InputError
 from limitformer.errors import MissingExtraError as MissingExtraError

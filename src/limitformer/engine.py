@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from limitformer.chains import OneMatrixChain, TransformerChain, sphere_chain
 from limitformer.errors import InputError, require, require_count, require_real
 from limitformer.limits import CovarianceFlow, CovarianceLimit, CovariancePaths, FlowPath, TokenLimit, token_paths
-from limitformer.memory import check_list
+from limitformer.memory import check_list, readable
 from limitformer.models import (
     HybridTransformer,
     OneMatrix,
@@ -30,12 +30,14 @@ from limitformer.models import (
 )
 from limitformer.models.sphere_start import SphereStart, as_sphere_start
 from limitformer.progress import advance, announced, bar
-from limitformer.recording import LARGEST_RADIUS
+from limitformer.records import Shapes, bytes_of
 from limitformer.replicas import run_parts, slices, slices_after_a_trial, usable_cores
-from limitformer.results import covariance_dataset, sphere_dataset
+from limitformer.results import covariance_dataset, pairs_dataset, sphere_dataset
 from limitformer.sphere.process import SphereOptions, SpherePaths
+from limitformer.writing import Recording
 
 Record = Sequence[float] | NDArray[Any] | None
+KEEPING = tuple(field.name for field in fields(Recording))
 
 
 Outputs = dict[str, NDArray[Any]]
@@ -66,6 +68,9 @@ class Process(Protocol):
     @property
     def settings(self) -> dict[str, Any]:
         """What else one needs to know to repeat it."""
+
+    def shapes(self, samples: int) -> Shapes:
+        """Shapes and types of the arrays for the results, (samples, …) each."""
 
     def outputs(self, samples: int) -> Outputs:
         """Arrays for the results, (samples, …) each; `InputError` if they do not fit the memory."""
@@ -146,6 +151,7 @@ def simulate(
             "samples": finished,
             "threads": threads,
             **process.settings,
+            "recorded_bytes": sum(array.nbytes for array in part_of(outputs, slice(0, finished)).values()),
             "wall_seconds": time.perf_counter() - began,
         }
         return dataset_of(process, part_of(outputs, slice(0, finished)), provenance)
@@ -159,11 +165,28 @@ def simulate(
         parts = slices(0, samples, chunk) if chunk else slices_after_a_trial(run, samples, threads)
     except KeyboardInterrupt as interrupt:
         raise Interrupted(dataset(0)) from interrupt
-    shown = bar(f"{process.description} samples", samples) if progress else None
+    size = readable(bytes_of(process.shapes(samples)))
+    shown = bar(f"{process.description} samples ({size} to keep)", samples) if progress else None
     finished, interrupted = run_parts(run, parts, samples, threads, lambda done: advance(shown, done))
     if interrupted:
         raise Interrupted(dataset(finished))
     return dataset(samples)
+
+
+def recording_size(model: Any, start: Any = None, *, samples: int, record: Record = None, **options: Any) -> int:
+    """Bytes that `simulate` with these arguments will keep, before any work.
+
+    Raises:
+        InputError: as `simulate`.
+
+    >>> import limitformer as lf
+    >>> many = lf.StochasticTransformer(tokens=50, dim=4, beta=1.0, layers_per_unit_time=100)
+    >>> lf.recording_size(many, horizon=10.0, samples=1000) // 2**20
+    1888
+    >>> lf.recording_size(many, horizon=10.0, samples=1000, pairs=[(0, 1), (0, 2)], dtype="float32") // 2**20
+    1
+    """
+    return bytes_of(process_of(model, start, record, options).shapes(require_count("samples", samples)))
 
 
 def part_of(outputs: Outputs, part: slice) -> Outputs:
@@ -179,17 +202,16 @@ def dataset_of(process: Any, outputs: Outputs, provenance: dict[str, Any]) -> xr
 
 @dataset_of.register(TransformerChain)
 @dataset_of.register(CovariancePaths)
-def _(process: TransformerChain | CovariancePaths, outputs: Outputs, provenance: dict[str, Any]) -> xr.Dataset:
-    axis, points, start = process.axis, process.points, process.start
-    return covariance_dataset(**outputs, axis=axis, points=points, start=start, provenance=provenance)
-
-
-@dataset_of.register
-def _(process: FlowPath, outputs: Outputs, provenance: dict[str, Any]) -> xr.Dataset:
-    axis, points, start = process.axis, process.points, process.start
-    found = covariance_dataset(**outputs, axis=axis, points=points, start=start, provenance=provenance)
-    found[axis].attrs["units"] = "layer/depth"
-    return found
+@dataset_of.register(FlowPath)
+def _(process: TransformerChain | CovariancePaths | FlowPath, outputs: Outputs, about: dict[str, Any]) -> xr.Dataset:
+    recording, tokens = process.recording, process.tokens
+    paths: dict[str, Any] = {"exits": outputs["exits"], "causes": outputs["causes"], "provenance": about}
+    paths |= {"axis": process.axis, "unit": process.unit, "points": process.points, "start": process.start}
+    if recording.keep == "covariance":
+        v = outputs["covariance"]
+        return covariance_dataset(v.reshape(*v.shape[:2], tokens, tokens), **paths)
+    kept: dict[str, Any] = {name: outputs[name] for name in ("variance", "pair_covariance", "distance")}
+    return pairs_dataset(**kept, pairs=recording.pairs_among(tokens), **paths)
 
 
 @dataset_of.register
@@ -210,17 +232,21 @@ def process_of(model: Any, start: Any, record: Record, options: dict[str, Any]) 
 
 @process_of.register
 def _(model: Transformer, start: Any, record: Record, options: dict[str, Any]) -> Process:
-    refuse_options("a chain", options, ("radius",))
-    points = recorded_layers(model, record)
+    refuse_options("a chain", options, ("radius", *KEEPING))
+    start, points = as_start(start), recorded_layers(model, record)
+    recording = recording_of(options, start)
     kind = OneMatrixChain if type(model.feedforward) is OneMatrix else TransformerChain
-    return kind(model=model, start=as_start(start), points=points, radius=checked_radius(options))
+    radius = checked_radius(options, recording)
+    return kind(model=model, start=start, points=points, radius=radius, recording=recording)
 
 
 @process_of.register
 def _(model: CovarianceLimit, start: Any, record: Record, options: dict[str, Any]) -> Process:
-    refuse_options("a limit", options, ("radius", "dt", "step"))
+    refuse_options("a limit", options, ("radius", "dt", "step", *KEEPING))
     start = as_start(start)
-    settings = {"dt": 0.01, "step": "factor", **options, "radius": checked_radius(options)}
+    recording = recording_of(options, start)
+    stepping = {"dt": options.get("dt", 0.01), "step": options.get("step", "factor")}
+    settings = {**stepping, "radius": checked_radius(options, recording), "recording": recording}
     if record is not None:
         times = recorded_points("record", record)
         return CovariancePaths(model=model, start=start, times=times, **settings)
@@ -233,9 +259,9 @@ def _(model: CovarianceLimit, start: Any, record: Record, options: dict[str, Any
 
 @process_of.register
 def _(model: CovarianceFlow, start: Any, record: Record, options: dict[str, Any]) -> Process:
-    refuse_options("a deterministic limit", options, ())
-    times = None if record is None else recorded_points("record", record)
-    return FlowPath(model=model, start=as_start(start), times=times)
+    refuse_options("a deterministic limit", options, KEEPING)
+    start, times = as_start(start), None if record is None else recorded_points("record", record)
+    return FlowPath(model=model, start=start, times=times, recording=recording_of(options, start))
 
 
 @process_of.register(StochasticTransformer)
@@ -253,10 +279,18 @@ def _(model: TokenLimit, start: Any, record: Record, options: dict[str, Any]) ->
     return token_paths(model, as_sphere_start(start, model.model), times, chosen, options.get("dt"))
 
 
-def checked_radius(options: dict[str, Any]) -> float:
+def recording_of(options: dict[str, Any], start: Start) -> Recording:
+    """What `options` say of what to keep of these tokens."""
+    recording = Recording(**{name: options[name] for name in KEEPING if name in options})
+    recording.pairs_among(start.tokens)
+    return recording
+
+
+def checked_radius(options: dict[str, Any], recording: Recording) -> float:
     """The radius at which paths stop."""
-    radius = require_real("radius", options.get("radius", LARGEST_RADIUS))
-    require(0 < radius <= LARGEST_RADIUS, f"radius must lie in (0, {LARGEST_RADIUS:g}]; got {radius}.")
+    largest = recording.largest_radius
+    radius = require_real("radius", options.get("radius", largest))
+    require(0 < radius <= largest, f"radius must lie in (0, {largest:g}] for {recording.dtype}; got {radius}.")
     return radius
 
 

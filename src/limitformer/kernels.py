@@ -29,6 +29,7 @@ KERNEL_SOURCES = (
     "factor.py",
     "records.py",
     "recording.py",
+    "writing.py",
     "sphere/*.py",
     "chains/*.py",
     "limits/*.py",

@@ -1,4 +1,4 @@
-"""What paths write down, and when they end: at the exit from a ball, as in local convergence [ST, Def. 4.1].
+"""When paths end: at the exit from a ball, as in local convergence [ST, Def. 4.1]; `writing` is what they write down.
 
 The stopped process V_{t ∧ T_r}, T_r = inf{t: |V_t| ≥ r} in the Frobenius norm, keeps the value of its exit. Paths run
 side by side (`lanes`); one that has left runs on with the others, but what is written for it stays as it was.
@@ -11,7 +11,7 @@ import numpy as np
 from limitformer.factor import copy, gram, trace_of_gram
 from limitformer.kernels import driver, kernel
 from limitformer.lanes import LANES, all_below, everywhere, lane_matrix, load, square_root, store
-from limitformer.memory import check_recording
+from limitformer.records import TILE
 
 INSIDE, LEFT_BALL, LEFT_CONE, LOST = 0, 1, 2, 3
 CAUSES = ("inside", "left the ball", "left the cone of covariance matrices", "lost their resolution in time")
@@ -27,18 +27,9 @@ class Ledger(NamedTuple):
     before: np.ndarray  # (m, m, LANES): V one step ago
     kept: np.ndarray  # (m, m, LANES): V at the exit
     norm: np.ndarray  # (1, 1, LANES): |V|
+    tiles: np.ndarray  # (2, TILE, LANES): what goes from lanes to rows
     exits: np.ndarray  # (LANES,): step of the exit, ∞ if none
     causes: np.ndarray  # (LANES,)
-
-
-def covariance_outputs(samples: int, points: int, tokens: int, axis: str) -> dict[str, np.ndarray]:
-    """Arrays for the results of so many samples; `InputError` if they do not fit the memory."""
-    check_recording(samples, points, tokens, axis)
-    return {
-        "covariance": np.empty((samples, points, tokens, tokens)),
-        "exits": np.full(samples, np.inf),
-        "causes": np.full(samples, INSIDE, np.int8),
-    }
 
 
 @driver
@@ -48,6 +39,7 @@ def open_ledger(tokens):
         lane_matrix(tokens, tokens),
         lane_matrix(tokens, tokens),
         lane_matrix(1, 1),
+        lane_matrix(2, TILE),
         np.empty(LANES),
         np.empty(LANES, np.int8),
     )
@@ -128,28 +120,6 @@ def first_at(points, step):
         else:
             high = middle
     return low
-
-
-@kernel
-def write(points, step, covariance, ledger):
-    """Write V (`now`, or what was kept) where `points` asks for `step`; `covariance` (paths ≤ LANES, points, m, m)."""
-    k = first_at(points, step)
-    while k < len(points) and points[k] == step:
-        for lane in range(covariance.shape[0]):
-            source = ledger.now if ledger.exits[lane] == np.inf else ledger.kept
-            for i in range(source.shape[0]):
-                for j in range(source.shape[0]):
-                    covariance[lane, k, i, j] = source[i, j, lane]
-        k += 1
-
-
-@kernel
-def write_factor(factor, points, step, covariance, ledger):
-    """As `write` for V = R Rᵀ, which is formed only if it is asked for."""
-    k = first_at(points, step)
-    if k < len(points) and points[k] == step:
-        gram(factor, ledger.now)
-        write(points, step, covariance, ledger)
 
 
 @kernel

@@ -1,16 +1,18 @@
 """Results: an xarray Dataset with dims, units and provenance; saved whole or not at all.
 
-`covariance` (sample, depth or time, token, token_) is V; `exit` (sample,) is the layer or time at which a path left
-the ball (∞ if it did not) and `exit_cause` says why. `start_covariance`, `start_means` and the attributes (`model` as
-JSON, `seed`, `samples`, `radius`, and for a limit `dt` and `step`) are what it takes to get the same numbers again.
-Results on the sphere have other variables (`sphere_dataset`) and the options of `simulate` among their attributes.
+`covariance` (sample, depth or time, token, token_) is V; or `variance`, `pair_covariance` and `distance` are kept, of
+pairs of tokens (`pairs_dataset`). `exit` (sample,) is the layer or time at which a path left the ball (∞ if it did not)
+and `exit_cause` says why. `start_covariance`, `start_means` and the attributes (`model` as JSON, `seed`, `samples`,
+`radius`, and for a limit `dt` and `step`) are what it takes to get the same numbers again; `recorded_bytes` is the
+memory of what was kept, `dtype` its type. Results on the sphere have other variables (`sphere_dataset`) and the options
+of `simulate` among their attributes.
 """
 
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from math import isqrt
@@ -43,7 +45,7 @@ CAUSE_CODES = "0 inside, 1 left the ball, 2 left the cone, 3 lost its resolution
 
 
 def covariance_dataset(
-    covariance: NDArray[np.float64],
+    covariance: NDArray[Any],
     exits: NDArray[np.float64],
     causes: NDArray[np.int8],
     *,
@@ -51,19 +53,62 @@ def covariance_dataset(
     points: NDArray[Any],
     start: Start,
     provenance: dict[str, Any],
+    unit: str | None = None,
 ) -> xr.Dataset:
     """The Dataset of one simulation: `covariance` (samples, points, m, m)."""
-    tokens = covariance.shape[-1]
-    names = np.array(start.labels or [str(k) for k in range(tokens)])
+    long = {"long_name": "V = X X^T / width", "units": "1"}
+    kept = {"covariance": (("sample", axis, "token", "token_"), covariance, long)}
+    return path_dataset(kept, exits, causes, axis=axis, points=points, start=start, provenance=provenance, unit=unit)
+
+
+def pairs_dataset(
+    variance: NDArray[Any],
+    pair_covariance: NDArray[Any],
+    distance: NDArray[Any],
+    exits: NDArray[np.float64],
+    causes: NDArray[np.int8],
+    *,
+    pairs: NDArray[np.int64],
+    axis: str,
+    points: NDArray[Any],
+    start: Start,
+    provenance: dict[str, Any],
+    unit: str | None = None,
+) -> xr.Dataset:
+    """The Dataset of one simulation that keeps `pairs` (pairs, 2).
+
+    * `variance` (sample, depth or time, token): V_αα;
+    * `pair_covariance` and `distance` (sample, depth or time, pair): V_αβ and |x_α − x_β|²/n of the tokens `first` and
+      `second`. Distances below the attribute `distance_floor` times the variance are rounding.
+    """
+    dims, about = ("sample", axis, "pair"), {"units": "1"}
+    kept = {
+        "variance": (("sample", axis, "token"), variance, {"long_name": "|x|^2 / width", **about}),
+        "pair_covariance": (dims, pair_covariance, {"long_name": "<x_first, x_second> / width", **about}),
+        "distance": (dims, distance, {"long_name": "|x_first - x_second|^2 / width", **about}),
+    }
+    found = path_dataset(kept, exits, causes, axis=axis, points=points, start=start, provenance=provenance, unit=unit)
+    return found.assign_coords(pair_coordinates(pairs))
+
+
+def path_dataset(
+    kept: Mapping[str, Any],
+    exits: NDArray[np.float64],
+    causes: NDArray[np.int8],
+    *,
+    axis: str,
+    points: NDArray[Any],
+    start: Start,
+    provenance: dict[str, Any],
+    unit: str | None = None,
+) -> xr.Dataset:
+    """What is `kept` of the paths, with how they ended and where they began."""
+    names = np.array(start.labels or [str(k) for k in range(start.tokens)])
     given = {} if start.means is None else {"start_means": ("token", start.means, {"units": "1"})}
-    unit = {"depth": "layer", "time": "depth/width"}[axis]
+    unit = unit or {"depth": "layer", "time": "depth/width"}[axis]
     return xr.Dataset(
         {
-            "covariance": (
-                ("sample", axis, "token", "token_"),
-                covariance,
-                {"long_name": "V = X X^T / width", "units": "1"},
-            ),
+            **kept,
             "exit": (("sample",), exits, {"long_name": f"{axis} at the exit, inf if none", "units": unit}),
             "exit_cause": (
                 ("sample",),
@@ -79,7 +124,7 @@ def covariance_dataset(
         },
         attrs={
             **provenance,
-            **stamp(),
+            **stamp(provenance.get("dtype", "float64")),
         },
     )
 
@@ -137,11 +182,40 @@ def stamp(dtype: str = "float64") -> dict[str, str]:
 
 
 def correlation(dataset: xr.Dataset) -> xr.DataArray:
-    """ρ = V_αβ/√(V_αα V_ββ), same dims as `covariance`."""
-    v = dataset["covariance"]
-    deviation = np.sqrt(np.diagonal(v.values, axis1=-2, axis2=-1))
-    rho = v.values / deviation[..., :, None] / deviation[..., None, :]
+    """ρ = V_αβ/√(V_αα V_ββ): same dims as `covariance`, or those of `pair_covariance` where pairs are kept.
+
+    A token of variance 0 has no correlation. It counts as 0, with itself too: a 0 on the diagonal of ρ marks such a
+    token (`variance` does where pairs are kept), and a mean over tokens or samples stays a number, with 0 for what has
+    died. Who must not count the dead leaves them out: `rho.where(rho_αα > 0)`.
+
+    Raises:
+        InputError: neither covariances nor pairs.
+    """
+    if "covariance" in dataset:
+        v = dataset["covariance"]
+        variance = np.diagonal(v.values, axis1=-2, axis2=-1)
+        first, second = variance[..., :, None], variance[..., None, :]
+    else:
+        require("pair_covariance" in dataset, "correlation needs covariances or pairs of a Transformer's tokens.")
+        v, variance = dataset["pair_covariance"], dataset["variance"].values
+        first, second = (variance[..., dataset[name].values] for name in ("first", "second"))
+    rho = correlations(v.values, np.sqrt(first), np.sqrt(second))
     return v.copy(data=rho).rename("correlation").assign_attrs(long_name="correlation", units="1")
+
+
+def correlations(v: NDArray[Any], first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
+    """v/(first second) for standard deviations of the shape of `v` or one that fits it; 0 where one of them is 0."""
+    dead = (first == 0) | (second == 0)
+    rho = v / np.where(first == 0, 1, first) / np.where(second == 0, 1, second)
+    rho[np.broadcast_to(dead, rho.shape)] = 0
+    return rho
+
+
+def dead_samples(dataset: xr.Dataset) -> NDArray[np.bool_]:
+    """(sample,): whether a token of the sample has variance 0 at some recorded point."""
+    values = dataset["variance"].values if "variance" in dataset else dataset["covariance"].values
+    variance = values if "variance" in dataset else np.diagonal(values, axis1=-2, axis2=-1)
+    return np.asarray((variance == 0).any((1, 2)))
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:

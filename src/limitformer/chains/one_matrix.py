@@ -11,10 +11,9 @@ X₀ = √n R₀ Q in a uniformly random position, as the network's do: Q has th
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from limitformer.chains.feedforward import TILE, FeedforwardConstants, activate
 from limitformer.chains.start import start_factor
@@ -24,7 +23,8 @@ from limitformer.kernels import driver, kernel
 from limitformer.lanes import LANES, everywhere, lane_matrix, load, store
 from limitformer.models import OneMatrix, Transformer
 from limitformer.random import Stream, draw_normals, key, next_normal, open_stream, rewind
-from limitformer.recording import Ledger, check_factor, clear, open_ledger, report, write_factor
+from limitformer.recording import Ledger, check_factor, clear, open_ledger, report
+from limitformer.writing import Outputs, rows_of, write_factor
 
 
 class OneMatrixConstants(NamedTuple):
@@ -69,14 +69,14 @@ def one_matrix_workspace(tokens, rank, width):
 
 
 @driver
-def run_one_matrix(root, width, constants, layers, key_words, first, radius, covariance, exits, causes):
-    """Replicas `first`, `first` + 1, …: `covariance` (replicas, layers, m, m), the layer of their exit, its cause."""
+def run_one_matrix(root, width, constants, layers, key_words, first, radius, record, exits, causes):
+    """Replicas `first`, `first` + 1, …: what is kept of them (`writing`), the layer of their exit, its cause."""
     work = one_matrix_workspace(root.shape[0], root.shape[1], width)
     put(root, work.root)
-    for begin in range(0, covariance.shape[0], LANES):
+    for begin in range(0, len(exits), LANES):
         rewind(work.stream, key_words, np.uint64(first + begin))
         place_tokens(work)
-        run_one_matrix_lanes(constants, layers, radius, covariance[begin : begin + LANES], work)
+        run_one_matrix_lanes(constants, layers, radius, rows_of(record, begin), work)
         report(work.ledger, begin, exits, causes)
 
 
@@ -93,7 +93,7 @@ def place_tokens(work):
 
 
 @kernel
-def run_one_matrix_lanes(constants, layers, radius, covariance, work):
+def run_one_matrix_lanes(constants, layers, radius, record, work):
     """All layers of the replicas that run side by side."""
     clear(work.ledger)
     for layer in range(constants.depth + 1):
@@ -102,7 +102,7 @@ def run_one_matrix_lanes(constants, layers, radius, covariance, work):
             active_coordinates(constants, work)
             move_coordinates(constants, work)
         check_factor(work.factor, work.previous, layer, radius, work.ledger)
-        write_factor(work.factor, layers, layer, covariance, work.ledger)
+        write_factor(work.factor, layers, layer, record, work.ledger)
 
 
 @kernel
@@ -152,8 +152,8 @@ class PreparedOneMatrix:
         self.key_words = np.array(key(seed, "one-matrix chain"), np.uint64)
         self.constants = one_matrix_constants(chain.model)
 
-    def run(self, first: int, outputs: dict[str, NDArray[Any]]) -> None:
-        """Replicas `first` … into `covariance` (replicas, points, m, m), `exits` (∞ if none) and `causes`."""
+    def run(self, first: int, outputs: Outputs) -> None:
+        """Replicas `first` … into what is kept, `exits` (∞ if none) and `causes`."""
         run_one_matrix(
             self.root,
             self.chain.model.width,
@@ -162,7 +162,7 @@ class PreparedOneMatrix:
             self.key_words,
             first,
             self.chain.radius,
-            outputs["covariance"],
+            self.chain.recording.record(outputs, self.chain.start.tokens),
             outputs["exits"],
             outputs["causes"],
         )

@@ -47,11 +47,11 @@ from limitformer.recording import (
     Ledger,
     check_factor,
     clear,
-    covariance_outputs,
     open_ledger,
     report,
-    write_factor,
 )
+from limitformer.records import Shapes
+from limitformer.writing import FACTOR_FLOOR, WHOLE, Outputs, Recording, rows_of, write_factor
 
 ATTENTION, HEADS, FEEDFORWARD = 0, 1, 2
 PLACEMENTS = {None: NO_NORM, "pre": PRE_NORM, "post": POST_NORM}
@@ -99,23 +99,21 @@ def workspace(tokens, rank, constants):
 
 
 @driver
-def run_replicas(
-    start, turned, constants, sublayers, visible, layers, key_words, first, radius, covariance, exits, causes
-):
-    """Replicas `first`, `first` + 1, …: `covariance` (replicas, layers, m, m), the layer of their exit, its cause."""
+def run_replicas(start, turned, constants, sublayers, visible, layers, key_words, first, radius, record, exits, causes):
+    """Replicas `first`, `first` + 1, …: what is kept of them (`writing`), the layer of their exit, its cause."""
     work = workspace(start.shape[0], start.shape[1], constants)
-    for begin in range(0, covariance.shape[0], LANES):
+    for begin in range(0, len(exits), LANES):
         rewind(work.stream, key_words, np.uint64(first + begin))
         put(start, work.factor)
         if turned:
             spread = min(start.shape[0], constants.width)
             turn_at_random(work.stream, work.factor, work.direction, spread, constants.width)
-        run_lanes(constants, sublayers, visible, layers, radius, covariance[begin : begin + LANES], work)
+        run_lanes(constants, sublayers, visible, layers, radius, rows_of(record, begin), work)
         report(work.ledger, begin, exits, causes)
 
 
 @kernel
-def run_lanes(constants, sublayers, visible, layers, radius, covariance, work):
+def run_lanes(constants, sublayers, visible, layers, radius, record, work):
     """All layers of the replicas that run side by side."""
     clear(work.ledger)
     for layer in range(constants.depth + 1):
@@ -124,7 +122,7 @@ def run_lanes(constants, sublayers, visible, layers, radius, covariance, work):
             for sublayer in sublayers:
                 apply_sublayer(sublayer, constants, visible, work)
         check_factor(work.factor, work.previous, layer, radius, work.ledger)
-        write_factor(work.factor, layers, layer, covariance, work.ledger)
+        write_factor(work.factor, layers, layer, record, work.ledger)
 
 
 @kernel
@@ -158,14 +156,17 @@ class TransformerChain:
         start: its input tokens.
         points: layers to record, ascending, 0 (the start) to depth.
         radius: samples whose |V| reaches it stop there.
+        recording: what is kept.
     """
 
     model: Transformer
     start: Start
     points: NDArray[np.int64]
     radius: float
+    recording: Recording = WHOLE
     axis: str = field(default="depth", init=False)
     description: str = field(default="chain", init=False)
+    unit: str = field(default="layer", init=False)
 
     @property
     def tokens(self) -> int:
@@ -174,12 +175,17 @@ class TransformerChain:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Where it starts and where it stops."""
-        return {"start": self.start.description, "radius": self.radius}
+        """Where it starts and where it stops, and what is kept."""
+        kept = self.recording.settings(FACTOR_FLOOR)
+        return {"start": self.start.description, "radius": self.radius, **kept}
 
-    def outputs(self, samples: int) -> dict[str, NDArray[Any]]:
+    def shapes(self, samples: int) -> Shapes:
+        """Of what is kept of so many samples."""
+        return self.recording.shapes(samples, len(self.points), self.start.tokens)
+
+    def outputs(self, samples: int) -> Outputs:
         """Arrays for the results of so many samples."""
-        return covariance_outputs(samples, len(self.points), self.start.tokens, self.axis)
+        return self.recording.outputs(samples, len(self.points), self.start.tokens, self.axis)
 
     def prepare(self, seed: int) -> "PreparedChain":
         """Everything that all replicas share."""
@@ -199,8 +205,9 @@ class PreparedChain:
         self.sublayers = np.array(sublayers_of(chain.model), np.int64)
         self.visible = visibility(chain.model, chain.start.tokens)
 
-    def run(self, first: int, outputs: dict[str, NDArray[Any]]) -> None:
-        """Replicas `first` … into `covariance` (replicas, points, m, m), `exits` (∞ if none) and `causes`."""
+    def run(self, first: int, outputs: Outputs) -> None:
+        """Replicas `first` … into what is kept, `exits` (∞ if none) and `causes`."""
+        recording = self.chain.recording
         run_replicas(
             self.factor,
             self.turned,
@@ -211,7 +218,7 @@ class PreparedChain:
             self.key_words,
             first,
             self.chain.radius,
-            outputs["covariance"],
+            recording.record(outputs, self.chain.start.tokens),
             outputs["exits"],
             outputs["causes"],
         )

@@ -29,7 +29,8 @@ from limitformer.limits.dual import dual_kernel
 from limitformer.models import Start, Transformer, as_start
 from limitformer.models.kinds import known, require_itself
 from limitformer.random import key
-from limitformer.recording import covariance_outputs
+from limitformer.records import Shapes
+from limitformer.writing import VALUE_FLOOR, WHOLE, Outputs, Recording
 
 Matrix = NDArray[np.float64]
 RELATIVE_ERROR, ABSOLUTE_ERROR = 1e-10, 1e-13  # of the solver; the second times the largest variance of the start
@@ -142,13 +143,16 @@ class FlowPath:
         model: the ODE.
         start: its input tokens.
         times: what to write down, ascending in [0, 1]; None for those of the layers.
+        recording: what is kept.
     """
 
     model: CovarianceFlow
     start: Start
     times: NDArray[Any] | None
+    recording: Recording = WHOLE
     axis: str = field(default="time", init=False)
     description: str = field(default="limit", init=False)
+    unit: str = field(default="layer/depth", init=False)
 
     def __post_init__(self) -> None:
         self.points  # noqa: B018  # checked before any work
@@ -166,25 +170,30 @@ class FlowPath:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Where it starts."""
-        return {"start": self.start.description}
+        """Where it starts, and what is kept."""
+        return {"start": self.start.description, **self.recording.settings(VALUE_FLOOR)}
 
-    def outputs(self, samples: int) -> dict[str, NDArray[Any]]:
+    def shapes(self, samples: int) -> Shapes:
+        """Of what is kept of so many samples."""
+        return self.recording.shapes(samples, len(self.points), self.start.tokens)
+
+    def outputs(self, samples: int) -> Outputs:
         """Arrays for the results of so many samples."""
-        return covariance_outputs(samples, len(self.points), self.start.tokens, self.axis)
+        return self.recording.outputs(samples, len(self.points), self.start.tokens, self.axis)
 
     def prepare(self, seed: int) -> "SolvedPath":
         """The solution; nothing is random, but a seed that others refuse is refused."""
         key(seed, "flow")
-        return SolvedPath(self.model.solve(self.start, self.points))
+        return SolvedPath(self.model.solve(self.start, self.points), self.recording)
 
 
 class SolvedPath:
     """The one path; `run` may be called from several threads."""
 
-    def __init__(self, covariance: Matrix) -> None:
+    def __init__(self, covariance: Matrix, recording: Recording) -> None:
         self.covariance = covariance
+        self.recording = recording
 
-    def run(self, first: int, outputs: dict[str, NDArray[Any]]) -> None:
-        """The same for all replicas: `covariance` (replicas, points, m, m); none leaves the ball."""
-        outputs["covariance"][:] = self.covariance
+    def run(self, first: int, outputs: Outputs) -> None:
+        """The same for all replicas; none leaves the ball."""
+        self.recording.put(self.covariance, outputs)

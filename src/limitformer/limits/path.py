@@ -24,7 +24,7 @@ from limitformer.limits.short_steps import (
     too_coarse,
 )
 from limitformer.limits.step_parts import StepWorkspace, step_workspace
-from limitformer.limits.steps import carry, covariance_of, factor_step, trace_of
+from limitformer.limits.steps import carry, covariance_of, factor_step, tokens_of, trace_of
 from limitformer.models import Start
 from limitformer.random import Stream, key, open_stream, rewind
 from limitformer.recording import (
@@ -32,14 +32,14 @@ from limitformer.recording import (
     Ledger,
     check_ball,
     clear,
-    covariance_outputs,
     first_at,
     keep_before,
     leave,
     open_ledger,
     report,
-    write,
 )
+from limitformer.records import Shapes
+from limitformer.writing import FACTOR_FLOOR, VALUE_FLOOR, WHOLE, Outputs, Recording, rows_of, write, write_rows
 
 Step = Literal["factor", "euler-maruyama"]
 
@@ -77,21 +77,21 @@ def begin_paths(start, key_words, replica, work):
 
 
 @driver
-def run_factor_paths(start, constants, mask, dt, steps, points, key_words, first, radius, covariance, exits, causes):
-    """Replicas `first`, …: `covariance` (replicas, points, m, m), step of the exit and its cause."""
+def run_factor_paths(start, constants, mask, dt, steps, points, key_words, first, radius, record, exits, causes):
+    """Replicas `first`, …: what is kept of them (`writing`), step of the exit and its cause."""
     work = path_workspace(start.shape[0], constants, mask)
-    for begin in range(0, covariance.shape[0], LANES):
+    for begin in range(0, len(exits), LANES):
         begin_paths(start, key_words, np.uint64(first + begin), work)
-        factor_paths(constants, mask, dt, steps, points, radius, covariance[begin : begin + LANES], work)
+        factor_paths(constants, mask, dt, steps, points, radius, rows_of(record, begin), work)
         report(work.ledger, begin, exits, causes)
 
 
 @kernel
-def factor_paths(constants, mask, dt, steps, points, radius, covariance, work):
+def factor_paths(constants, mask, dt, steps, points, radius, record, work):
     """The paths that run side by side, by the factor step."""
     carry(work.moved, mask, work.factor)
     check_factor(work.factor, work.factor, 0, radius, mask, work)
-    write_factor(work.factor, points, 0, covariance, mask, work)
+    write_factor(work.factor, points, 0, record, mask, work)
     factor, moved, long = work.factor, work.moved, everywhere(dt)
     for step in range(1, steps + 1):
         measure(constants, mask, factor, work.step)
@@ -99,7 +99,7 @@ def factor_paths(constants, mask, dt, steps, points, radius, covariance, work):
         if too_coarse(long, FACTOR_RESOLUTION, work.step):
             shorten_factor_step(step, dt, constants, mask, radius, factor, moved, work.step, work.ledger, work.short)
         check_factor(moved, factor, step, radius, mask, work)
-        write_factor(moved, points, step, covariance, mask, work)
+        write_factor(moved, points, step, record, mask, work)
         factor, moved = moved, factor
 
 
@@ -113,27 +113,32 @@ def check_factor(factor, previous, step, radius, mask, work):
 
 
 @kernel
-def write_factor(factor, points, step, covariance, mask, work):
-    """As `write` for what the factor step carries: V is formed only if it is asked for."""
+def write_factor(factor, points, step, record, mask, work):
+    """As `write` for what the factor step carries, of which no more is formed than what is asked for."""
     k = first_at(points, step)
-    if k < len(points) and points[k] == step:
+    if k == len(points) or points[k] != step:
+        return
+    if record.covariance.shape[1] > 0:
         covariance_of(factor, mask, work.short.trial, work.ledger.now)
-        write(points, step, covariance, work.ledger)
+        write(points, step, record, work.ledger)
+    else:
+        tokens_of(factor, mask, work.short.trial)
+        write_rows(work.short.trial, factor, mask.full, points, step, record, work.ledger)
 
 
 @driver
-def run_euler_paths(start, constants, mask, dt, steps, points, key_words, first, radius, covariance, exits, causes):
+def run_euler_paths(start, constants, mask, dt, steps, points, key_words, first, radius, record, exits, causes):
     """As `run_factor_paths`, by Euler-Maruyama."""
     work = path_workspace(start.shape[0], constants, mask)
-    for begin in range(0, covariance.shape[0], LANES):
+    for begin in range(0, len(exits), LANES):
         begin_paths(start, key_words, np.uint64(first + begin), work)
         gram(work.moved, work.ledger.now)
-        euler_paths(constants, mask, dt, steps, points, radius, covariance[begin : begin + LANES], work)
+        euler_paths(constants, mask, dt, steps, points, radius, rows_of(record, begin), work)
         report(work.ledger, begin, exits, causes)
 
 
 @kernel
-def euler_paths(constants, mask, dt, steps, points, radius, covariance, work):
+def euler_paths(constants, mask, dt, steps, points, radius, record, work):
     """The paths that run side by side, by Euler-Maruyama; each keeps the last V that was a covariance."""
     keep_before(work.ledger)
     for step in range(steps + 1):
@@ -143,7 +148,7 @@ def euler_paths(constants, mask, dt, steps, points, radius, covariance, work):
         check_ball(step, radius, work.ledger)
         cholesky(work.ledger.now, work.factor, work.step.failed)
         check_cone(step, work.step.failed, work.ledger)
-        write(points, step, covariance, work.ledger)
+        write(points, step, record, work.ledger)
 
 
 @kernel
@@ -185,6 +190,7 @@ class CovariancePaths:
         radius: paths whose |V| reaches it stop there.
         dt: step; it is shortened so that a whole number of steps meets the horizon.
         step: "factor" stays positive semi-definite, "euler-maruyama" is the paper's.
+        recording: what is kept.
     """
 
     model: CovarianceLimit
@@ -193,8 +199,10 @@ class CovariancePaths:
     radius: float
     dt: float
     step: Step
+    recording: Recording = WHOLE
     axis: str = field(default="time", init=False)
     description: str = field(default="limit", init=False)
+    unit: str = field(default="depth/width", init=False)
 
     def __post_init__(self) -> None:
         require(
@@ -242,11 +250,16 @@ class CovariancePaths:
     def settings(self) -> dict[str, Any]:
         """Where it starts and stops, the step, its length as it was asked for and as it is."""
         start = {"start": self.start.description, "radius": self.radius}
-        return {**start, "step": self.step, "dt": self.dt, "actual_dt": self.actual_dt}
+        kept = self.recording.settings(FACTOR_FLOOR if self.step == "factor" else VALUE_FLOOR)
+        return {**start, "step": self.step, "dt": self.dt, "actual_dt": self.actual_dt, **kept}
 
-    def outputs(self, samples: int) -> dict[str, NDArray[Any]]:
+    def shapes(self, samples: int) -> Shapes:
+        """Of what is kept of so many samples."""
+        return self.recording.shapes(samples, len(self.points), self.start.tokens)
+
+    def outputs(self, samples: int) -> Outputs:
         """Arrays for the results of so many samples."""
-        return covariance_outputs(samples, len(self.points), self.start.tokens, self.axis)
+        return self.recording.outputs(samples, len(self.points), self.start.tokens, self.axis)
 
     def prepare(self, seed: int) -> "PreparedPaths":
         """Everything that all replicas share."""
@@ -263,8 +276,8 @@ class PreparedPaths:
         self.key_words = np.array(words, np.uint64)
         self.kernel = run_factor_paths if paths.step == "factor" else run_euler_paths
 
-    def run(self, first: int, outputs: dict[str, NDArray[Any]]) -> None:
-        """Replicas `first` … into `covariance` (replicas, points, m, m), `exits` (∞ if none) and `causes`."""
+    def run(self, first: int, outputs: Outputs) -> None:
+        """Replicas `first` … into what is kept, `exits` (∞ if none) and `causes`."""
         paths = self.paths
         self.kernel(
             self.factor,
@@ -276,7 +289,7 @@ class PreparedPaths:
             self.key_words,
             first,
             paths.radius,
-            outputs["covariance"],
+            paths.recording.record(outputs, paths.start.tokens),
             outputs["exits"],
             outputs["causes"],
         )

@@ -56,6 +56,15 @@ def carry(tokens, mask, out):
 
 
 @kernel
+def tokens_of(factor, mask, out):
+    """out: a factor of V whose rows are the tokens, of what the factor step carries."""
+    if mask.full:
+        to_tokens(factor, out)
+    else:
+        copy(factor, out)
+
+
+@kernel
 def covariance_of(factor, mask, scratch, out):
     """out = V of what the factor step carries."""
     if mask.full:

@@ -277,7 +277,8 @@ class SpherePaths:
             rows = max(self.model.dim if self.drawn() == FULL else 0, n)
             what = f"A layer of eight replicas ({rows} × {columns} numbers each)"
             check_scratch(8 * LANES * rows * columns, what, "Gaussian values, a smaller dim, or fewer tokens")
-        smaller = smaller_recordings(self.options.dtype, self.pair_count) if self.options.keep != "outcome" else []
+        smaller = [*smaller_recordings(self.options.dtype, self.pair_count), 'keep="outcome"']
+        smaller = smaller if self.options.keep != "outcome" else []
         outputs = new_outputs(self.shapes(samples), samples, points, self.axis, smaller)
         outputs["stopped"].fill(np.inf)
         return outputs

@@ -1,0 +1,264 @@
+"""What paths write down: the tokens' covariance V, or of pairs of tokens their distance too.
+
+For a pair are kept V_αβ and the distance |x_α − x_β|²/n, for a token V_αα. From the rows of a factor, V = R Rᵀ, the
+distance is |R_α − R_β|², which does not cancel. V_αα + V_ββ − 2 V_αβ, all that V can tell, is rounding below
+1e-16 |x|²/n; rows that are rounded to 1e-16 of their length leave distances down to 1e-32 |x|²/n.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from limitformer.errors import keep, require
+from limitformer.factor import FIRST, gram, inner
+from limitformer.kernels import driver, kernel
+from limitformer.lanes import LANES, everywhere, load, store
+from limitformer.models.sphere import require_known
+from limitformer.recording import INSIDE, LARGEST_RADIUS, first_at
+from limitformer.records import (
+    TILE,
+    Dtype,
+    Pairs,
+    Shapes,
+    checked_dtype,
+    checked_pairs,
+    new_outputs,
+    pairs_of,
+    smaller_recordings,
+    spill_row,
+)
+
+Keep = Literal["covariance", "pairs"]
+Outputs = dict[str, NDArray[Any]]
+
+FACTOR_FLOOR = 0.0
+VALUE_FLOOR = 0.0
+
+
+# What is written is at most this, and of distances four times as much: a tenth of the largest number of the type.
+LARGEST: dict[str, float] = {"float64": np.inf, "float32": 3e37}
+
+
+class Record(NamedTuple):
+    """What is to be kept, and where; what is not has no points."""
+
+    pairs: np.ndarray  # (pairs, 2)
+    largest: float  # what the type can hold of a path that has left
+    covariance: np.ndarray  # (replicas, points, m m): V
+    variance: np.ndarray  # (replicas, points, m): diag V
+    pair_covariance: np.ndarray  # (replicas, points, pairs)
+    distance: np.ndarray  # (replicas, points, pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """What is kept of paths of V.
+
+    Attributes:
+        keep: "covariance" for V; "pairs" for variances, covariances and distances of pairs of tokens.
+        pairs: the pairs of tokens, such as [(0, 1), (0, 2)]; None: all of them.
+        dtype: in which it is kept, "float64" or "float32". Paths run in float64 whatever it is.
+
+    Raises:
+        InputError: a value out of range.
+    """
+
+    keep: Keep = "covariance"
+    pairs: Pairs | None = None
+    dtype: Dtype = "float64"
+
+    def __post_init__(self) -> None:
+        require_known("keep", self.keep, Keep)
+        keep(self, pairs=checked_pairs(self.pairs), dtype=checked_dtype(self.dtype))
+        idle = self.pairs is not None and self.keep == "covariance"
+        require(not idle, 'pairs would change nothing beside keep="covariance", which is all of V; use keep="pairs".')
+
+    def pairs_among(self, tokens: int) -> NDArray[np.int64]:
+        """(pairs, 2), none if V is kept; `InputError` if a token is not among so many, or there is no pair."""
+        if self.keep == "covariance":
+            return np.zeros((0, 2), np.int64)
+        require(tokens > 1, 'One token makes no pair. Nearest: keep="covariance".')
+        return pairs_of(self.pairs, tokens)
+
+    def shapes(self, samples: int, points: int, tokens: int) -> Shapes:
+        """Of the arrays for the results; what is not kept has no points."""
+        whole = points if self.keep == "covariance" else 0
+        rest, pairs = points - whole, len(self.pairs_among(tokens))
+        return {
+            "covariance": ((samples, whole, tokens**2), self.dtype),
+            "variance": ((samples, rest, tokens), self.dtype),
+            "pair_covariance": ((samples, rest, pairs), self.dtype),
+            "distance": ((samples, rest, pairs), self.dtype),
+            "exits": ((samples,), np.float64),
+            "causes": ((samples,), np.int8),
+        }
+
+    def outputs(self, samples: int, points: int, tokens: int, axis: str) -> Outputs:
+        """Arrays for the results of so many samples; `InputError` if they do not fit the memory."""
+        smaller = smaller_recordings(self.dtype, len(self.pairs_among(tokens)))
+        if self.keep == "covariance" and tokens > 2:
+            smaller.append('some pairs alone (keep="pairs", pairs=[(0, 1)])')
+        outputs = new_outputs(self.shapes(samples, points, tokens), samples, points, axis, smaller)
+        outputs["exits"].fill(np.inf)
+        outputs["causes"].fill(INSIDE)
+        return outputs
+
+    def record(self, outputs: Outputs, tokens: int) -> "Record":
+        """`outputs` as the kernels take them."""
+        names = ("covariance", "variance", "pair_covariance", "distance")
+        arrays = (outputs[name] for name in names)
+        return Record(self.pairs_among(tokens), LARGEST[self.dtype], *arrays)
+
+    def put(self, covariance: NDArray[np.float64], outputs: Outputs) -> None:
+        """What is kept of one path V (points, m, m) to every sample of `outputs`."""
+        m = covariance.shape[-1]
+        if self.keep == "covariance":
+            outputs["covariance"][:] = covariance.reshape(-1, m * m)
+            return
+        i, j = self.pairs_among(m).T
+        variance, shared = np.diagonal(covariance, axis1=1, axis2=2), covariance[:, i, j]
+        outputs["variance"][:], outputs["pair_covariance"][:] = variance, shared
+        outputs["distance"][:] = np.maximum(variance[:, i] + variance[:, j] - 2 * shared, 0)
+
+    @property
+    def largest_radius(self) -> float:
+        """The radius if none is asked for: what is inside has to fit the type."""
+        return min(LARGEST_RADIUS, LARGEST[self.dtype])
+
+    def settings(self, floor: float) -> dict[str, Any]:
+        """What the results say of it; `floor` is that of distances, relative to the tokens' variance."""
+        if self.keep == "covariance":
+            return {"keep": self.keep, "dtype": self.dtype}
+        pairs = "all" if self.pairs is None else json.dumps(self.pairs)
+        return {"keep": self.keep, "dtype": self.dtype, "pairs": pairs, "distance_floor": floor}
+
+
+WHOLE = Recording()
+
+
+@driver
+def rows_of(record, begin):
+    """The rows of the replicas that run side by side, from `begin` on."""
+    end = begin + LANES
+    return Record(
+        record.pairs,
+        record.largest,
+        record.covariance[begin:end],
+        record.variance[begin:end],
+        record.pair_covariance[begin:end],
+        record.distance[begin:end],
+    )
+
+
+@kernel
+def write(points, step, record, ledger):
+    """Write V (`ledger.now`, or what was kept), or what it tells of pairs, where `points` asks for `step`."""
+    k = first_at(points, step)
+    while k < len(points) and points[k] == step:
+        for lane in range(record.covariance.shape[0]):
+            if ledger.exits[lane] == np.inf:
+                write_value(ledger.now, lane, 1.0, k, record)
+            else:
+                write_value(ledger.kept, lane, scale_of(ledger.kept, lane, record.largest), k, record)
+        k += 1
+
+
+@kernel
+def scale_of(v, lane, largest):
+    """What V of one path is multiplied by, so that no entry exceeds the largest number that can be written."""
+    size = 0.0
+    for i in range(v.shape[0]):
+        size = max(size, v[i, i, lane])
+    return 1.0 if size <= largest else largest / size
+
+
+@kernel
+def write_value(v, lane, scale, k, record):
+    """V of one path, or its pairs, at point k."""
+    if record.covariance.shape[1] > 0:
+        write_covariance(v, lane, scale, record.covariance[lane, k])
+    else:
+        write_pairs(v, lane, scale, k, record)
+
+
+@kernel
+def write_covariance(v, lane, scale, out):
+    """V of one path into `out` (m m,)."""
+    m = v.shape[0]
+    for i in range(m):
+        for j in range(m):
+            out[i * m + j] = scale * v[i, j, lane]
+
+
+@kernel
+def write_pairs(v, lane, scale, k, record):
+    """Variances and pairs of one path, of V alone."""
+    for i in range(v.shape[0]):
+        record.variance[lane, k, i] = scale * v[i, i, lane]
+    for q in range(len(record.pairs)):
+        i, j = record.pairs[q, 0], record.pairs[q, 1]
+        record.pair_covariance[lane, k, q] = scale * v[i, j, lane]
+        record.distance[lane, k, q] = scale * max(0.0, v[i, i, lane] + v[j, j, lane] - 2.0 * v[i, j, lane])
+
+
+@kernel
+def write_factor(factor, points, step, record, ledger):
+    """As `write` for V = R Rᵀ, of which no more is formed than what is asked for."""
+    k = first_at(points, step)
+    if k == len(points) or points[k] != step:
+        return
+    if record.covariance.shape[1] > 0:
+        gram(factor, ledger.now)
+        write(points, step, record, ledger)
+    else:
+        write_rows(factor, factor, False, points, step, record, ledger)
+
+
+@kernel
+def write_rows(tokens, rows, relative, points, step, record, ledger):
+    """Variances and pairs of `tokens` (m, r, LANES); `rows` are they or, if `relative`, differences from the first."""
+    k = first_at(points, step)
+    while k < len(points) and points[k] == step:
+        write_variances(tokens, k, record, ledger.tiles)
+        write_pairs_of_rows(tokens, rows, relative, k, record, ledger.tiles)
+        for lane in range(record.variance.shape[0]):
+            if ledger.exits[lane] != np.inf:
+                write_pairs(ledger.kept, lane, scale_of(ledger.kept, lane, record.largest), k, record)
+        k += 1
+
+
+@kernel
+def write_variances(tokens, k, record, tiles):
+    """|R_α|² of all tokens at point k."""
+    for begin in range(0, tokens.shape[0], TILE):
+        count = min(TILE, tokens.shape[0] - begin)
+        for q in range(count):
+            i = begin + q
+            store(tiles, 0, q, inner(tokens, i, tokens, i, FIRST, tokens.shape[1]))
+        spill_row(tiles, 0, count, begin, k, record.variance)
+
+
+@kernel
+def write_pairs_of_rows(tokens, rows, relative, k, record, tiles):
+    """⟨R_α, R_β⟩ and |R_α − R_β|² of the pairs at point k."""
+    for begin in range(0, len(record.pairs), TILE):
+        count = min(TILE, len(record.pairs) - begin)
+        for q in range(count):
+            i, j = record.pairs[begin + q, 0], record.pairs[begin + q, 1]
+            store(tiles, 0, q, inner(tokens, i, tokens, j, FIRST, tokens.shape[1]))
+            store(tiles, 1, q, apart(rows, i, j, 0.0 if relative and i == 0 else 1.0))
+        spill_row(tiles, 0, count, begin, k, record.pair_covariance)
+        spill_row(tiles, 1, count, begin, k, record.distance)
+
+
+@kernel
+def apart(rows, i, j, weight):
+    """|weight · R_i − R_j|²."""
+    squared = everywhere(0.0)
+    for k in range(rows.shape[1]):
+        difference = weight * load(rows, i, k) - load(rows, j, k)
+        squared = squared + difference * difference
+    return squared

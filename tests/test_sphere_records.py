@@ -1,0 +1,174 @@
+"""What is kept of tokens on the sphere: some pairs, in float32; the same numbers, fewer of them."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+import limitformer as lf
+from limitformer import memory
+from limitformer.engine import process_of
+from limitformer.errors import InputError
+from limitformer.outcomes import labels_of
+from limitformer.records import all_pairs, bytes_of, checked_dtype, checked_pairs, pairs_of
+from limitformer.results import tokens_of
+from limitformer.sphere.outcome import outcomes_of_overlaps
+from test_sphere_naive import tokens_at
+
+SIZE = {"dim": 4, "beta": 2.0, "layers_per_unit_time": 10}
+FIVE = lf.StochasticTransformer(tokens=5, **SIZE)
+MODELS = {
+    "coordinates": (FIVE, tokens_at(3, 5, 4)),
+    "gram": (lf.StochasticTransformer(tokens=3, **SIZE), None),
+    "overlap": (lf.StochasticTransformer(tokens=2, **SIZE), None),
+    "limit": (lf.limit(FIVE), tokens_at(3, 5, 4)),
+}
+PAIRS = [(3, 1), (0, 4), (1, 2)]
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+def run(name="coordinates", samples=19, **settings):
+    model, start = MODELS[name]
+    return lf.simulate(model, start, **{"samples": samples, "seed": 4, "horizon": 3.0, "threads": 1, **settings})
+
+
+def refused(make, message):
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+# --- pairs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of", ["coordinates", "limit"])
+def test_kept_pairs_are_columns_of_all_pairs(of):
+    """To the last bit, in the order asked for; a pair next to them (the wrong twin) has other numbers."""
+    whole, part = run(of), run(of, pairs=PAIRS)
+    assert part.sizes["pair"] == 3
+    assert list(zip(part["first"].values, part["second"].values, strict=True)) == [(1, 3), (0, 4), (1, 2)]
+    place = {pair: k for k, pair in enumerate(map(tuple, all_pairs(5).tolist()))}
+    for name in ("overlap", "gap"):
+        for k, pair in enumerate([(1, 3), (0, 4), (1, 2)]):
+            np.testing.assert_array_equal(part[name].values[..., k], whole[name].values[..., place[pair]])
+            assert (part[name].values[..., k] != whole[name].values[..., place[pair] - 1]).any()
+
+
+def test_more_pairs_than_a_tile_and_a_tile_with_a_rest():
+    """20 tokens have 190 pairs, 64 at a time: each pair by the formula, from tokens of the same replicas."""
+    model = lf.StochasticTransformer(tokens=20, dim=3, beta=1.0, layers_per_unit_time=10)
+    settings = {"samples": 11, "seed": 0, "horizon": 1.0, "record": [0.0, 1.0], "threads": 1}
+    found = lf.simulate(model, **settings)
+    x = lf.simulate(model, keep="tokens", **settings)["tokens"].values
+    for k, (i, j) in enumerate(all_pairs(20)):
+        z = (x[:, :, i] * x[:, :, j]).sum(-1)
+        np.testing.assert_allclose(found["overlap"].values[..., k], z, atol=1e-13)
+        np.testing.assert_allclose(found["gap"].values[..., k], 1 - abs(z), atol=1e-13)
+    counted = lf.simulate(model, keep="outcome", tolerance=0.1, **settings)
+    labels = outcomes_of_overlaps(found["overlap"].values, found["gap"].values, 20, 0.1)
+    np.testing.assert_array_equal(labels_of(counted, None), labels)
+    assert labels[..., 2:].min() >= 0
+    assert (labels.sum((0, 1)) > 0).all()
+
+
+def test_outcomes_of_some_pairs_are_refused():
+    """Three pairs of five tokens look like all pairs of three tokens, which they were taken for."""
+    part = run(pairs=[(0, 1), (0, 2), (1, 2)])
+    assert tokens_of(part.sizes["pair"]) == 3
+    refused(
+        lambda: lf.outcomes(part), "outcomes needs all pairs of tokens, and 3 were kept. Leave pairs out of simulate"
+    )
+    assert lf.outcomes(run()).sizes["time"] == 31
+
+
+def test_pairs_are_checked():
+    assert checked_pairs(None) is None
+    assert checked_pairs(np.array([[2, 0], [1, 4]])) == ((0, 2), (1, 4))
+    for wrong in ([], [0, 1], [(0, 1, 2)], [(0.0, 1.0)], "01", [(0, 1), (2,)], 3, [("a", "b")]):
+        refused(lambda: checked_pairs(wrong), "pairs must be a list of pairs of tokens, such as")  # noqa: B023
+    refused(lambda: checked_pairs([(1, 1)]), "A pair is two tokens; got (1, 1).")
+    refused(lambda: checked_pairs([(0, 1), (2, 3), (1, 0)]), "pairs must differ; (0, 1) is there twice.")
+    refused(lambda: pairs_of(((0, 1), (2, 5)), 5), "pairs must be of tokens 0 … 4; got 5.")
+    refused(lambda: pairs_of(((-1, 1),), 5), "pairs must be of tokens 0 … 4; got -1.")
+    refused(lambda: run(pairs=[(0, 5)]), "pairs must be of tokens 0 … 4; got 5.")
+
+
+def test_choices_without_effect_are_refused():
+    refused(lambda: run(keep="outcome", pairs=[(0, 1)]), 'pairs would change nothing beside keep="outcome"')
+    refused(lambda: run(keep="tokens", pairs=[(0, 1)]), 'pairs would change nothing beside keep="tokens"')
+    refused(lambda: run(keep="outcome", dtype="float32"), "outcomes are whole numbers.")
+    for wrong in ("float16", "double precision", 32, None, "int64"):
+        refused(lambda: run(dtype=wrong), f"dtype must be one of float64, float32; got {wrong!r}.")  # noqa: B023
+    assert [checked_dtype(kind) for kind in (np.float32, "f4", float)] == ["float32", "float32", "float64"]
+
+
+# --- float32 ----------------------------------------------------------------------------------------------------------
+
+
+@every_model
+def test_float32_is_float64_rounded_once(name):
+    """Overlaps and gaps, of every method; a second rounding, of the tokens themselves, would give other gaps."""
+    whole, half = run(name), run(name, dtype="float32")
+    for variable in ("overlap", "gap"):
+        assert half[variable].dtype == np.float32
+        np.testing.assert_array_equal(half[variable].values, whole[variable].values.astype(np.float32))
+        assert (half[variable].values != whole[variable].values).any()
+    assert (half.attrs["dtype"], whole.attrs["dtype"]) == ("float32", "float64")
+    small = whole["gap"].values[whole["gap"].values < 1e-9]
+    if len(small):
+        assert (1 - abs(half["overlap"].values)).min() == 0.0 < half["gap"].values.min()
+
+
+def test_tokens_in_float32():
+    whole, half = run(keep="tokens"), run(keep="tokens", dtype="float32")
+    np.testing.assert_array_equal(half["tokens"].values, whole["tokens"].values.astype(np.float32))
+    assert half["tokens"].dims == ("sample", "time", "token", "coordinate")
+
+
+@pytest.mark.parametrize("ending", [".nc", ".zarr"])
+def test_files_keep_pairs_and_types(tmp_path, ending):
+    part = run(pairs=PAIRS, dtype="float32")
+    again = lf.load(lf.save(part, tmp_path / f"a{ending}"))
+    for name in part.variables:
+        assert again[name].dtype == part[name].dtype
+        np.testing.assert_array_equal(again[name].values, part[name].values)
+    assert (again.attrs["dtype"], json.loads(again.attrs["pairs"])) == ("float32", [[1, 3], [0, 4], [1, 2]])
+    assert int(again.attrs["recorded_bytes"]) == part.attrs["recorded_bytes"]
+    refused(lambda: lf.outcomes(again), "outcomes needs all pairs")
+
+
+# --- what it takes ----------------------------------------------------------------------------------------------------
+
+
+def test_the_size_is_known_before_and_noted_after():
+    """19 samples at 31 times: two numbers a pair, and one when a replica stopped."""
+    expected = {(): 19 * 31 * 10 * 16, ("float32",): 19 * 31 * 10 * 8, ("float32", "pairs"): 19 * 31 * 3 * 8}
+    for chosen, size in expected.items():
+        options = {"dtype": "float32"} if "float32" in chosen else {}
+        options |= {"pairs": PAIRS} if "pairs" in chosen else {}
+        model, start = MODELS["coordinates"]
+        process = process_of(model, start, None, {"horizon": 3.0, **options})
+        assert bytes_of(process.shapes(19)) == size + 19 * 8
+        assert lf.recording_size(model, start, samples=19, horizon=3.0, **options) == size + 19 * 8
+        found = run(**options)
+        assert found.attrs["recorded_bytes"] == size + 19 * 8
+        assert found["overlap"].nbytes + found["gap"].nbytes == size
+
+
+def test_the_refusal_says_what_would_take_less(monkeypatch):
+    monkeypatch.setattr(memory, "available_memory", lambda: 100_000)
+    size = "Recording 19 samples at 31 times takes 92.2 KiB; 97.7 KiB are free. Nearest: record at most 24 times"
+    refused(run, f'{size}, or dtype="float32" for half of it, or fewer than these 10 pairs, or keep="outcome".')
+    assert run(dtype="float32").sizes["pair"] == 10
+    assert run(pairs=PAIRS).sizes["pair"] == 3
+    monkeypatch.setattr(memory, "available_memory", lambda: 10_000)
+    refused(lambda: run(pairs=PAIRS, dtype="float32"), 'or fewer than these 3 pairs, or keep="outcome".')
+    refused(lambda: run(keep="outcome", samples=100), "Nearest: record at most 4 times.")
+
+
+def test_many_tokens_are_refused_before_their_pairs_are_listed(monkeypatch):
+    """Two billion tokens have 10¹⁸ pairs."""
+    model = lf.StochasticTransformer(tokens=2**31, dim=4, beta=1.0, layers_per_unit_time=10)
+    for keep in ("overlap", "outcome", "tokens"):
+        refused(lambda: lf.simulate(model, samples=1, seed=0, horizon=1.0, keep=keep), "more than is free")  # noqa: B023
