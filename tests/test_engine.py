@@ -199,8 +199,8 @@ def test_starts_and_covariances_are_one():
         ({"threads": 1.5}, "threads must be a whole number; got 1.5."),
         ({"chunk": 0}, "chunk must be at least 1; got 0."),
         ({"chunk": "7"}, "chunk must be a whole number; got '7'."),
-        ({"radius": 0}, "radius must lie in (0, 1e+100]; got 0."),
-        ({"radius": -1.0}, "radius must lie in (0, 1e+100]; got -1.0."),
+        ({"radius": 0}, "radius must lie in (0, 1e+100] for float64; got 0."),
+        ({"radius": -1.0}, "radius must lie in (0, 1e+100] for float64; got -1.0."),
         ({"radius": np.nan}, "radius must be finite; got nan."),
         ({"radius": np.inf}, "radius must be finite; got inf."),
         ({"start": [[1.0, 2.0], [2.0, 1.0]]}, "The start must be positive semi-definite"),
@@ -232,8 +232,8 @@ def test_arguments_that_cannot_be_used(settings, message):
         ({"record": [-1, 2]}, "Layers to record must lie in 0 … 12; got [-1  2]."),
         ({"record": [2, 13]}, "Layers to record must lie in 0 … 12; got [ 2 13]."),
         ({"record": [np.inf]}, "Layers to record must"),
-        ({"dt": 0.1}, "A chain has no option dt; it has radius."),
-        ({"step": "factor", "dt": 0.1}, "A chain has no option dt, step; it has radius."),
+        ({"dt": 0.1}, "A chain has no option dt; it has radius, keep, pairs, dtype."),
+        ({"step": "factor", "dt": 0.1}, "A chain has no option dt, step; it has radius, keep, pairs, dtype."),
     ],
 )
 def test_records_and_options_that_a_chain_refuses(settings, message):
@@ -252,7 +252,7 @@ def test_records_and_options_that_a_chain_refuses(settings, message):
         ({"dt": np.inf}, "dt must be finite; got inf."),
         ({"dt": np.nan}, "dt must be finite; got nan."),
         ({"step": "heun"}, 'step must be "factor" or "euler-maruyama"; got \'heun\'.'),
-        ({"steps": 3}, "A limit has no option steps; it has radius, dt, step."),
+        ({"steps": 3}, "A limit has no option steps; it has radius, dt, step, keep, pairs, dtype."),
     ],
 )
 def test_records_and_options_that_a_limit_refuses(settings, message):
@@ -285,11 +285,11 @@ def test_known_means_take_one_of_the_directions():
 
 
 def test_a_record_that_does_not_fit_the_memory_is_refused(monkeypatch):
-    """20 samples of 13 layers of 9 doubles are 18,720 bytes; three quarters of what is free may be taken."""
-    monkeypatch.setattr(memory, "available_memory", lambda: 24_960)
+    """20 samples of 13 layers of 9 doubles, and how each ended, are 18,900 bytes; three quarters of what is free."""
+    monkeypatch.setattr(memory, "available_memory", lambda: 25_200)
     assert run().sizes["depth"] == 13
-    monkeypatch.setattr(memory, "available_memory", lambda: 24_959)
-    with pytest.raises(InputError, match=re.escape("Nearest: record at most 12 depths.")):
+    monkeypatch.setattr(memory, "available_memory", lambda: 25_199)
+    with pytest.raises(InputError, match=re.escape("Nearest: record at most 12 depths, or dtype=")):
         run()
     assert run(record=list(range(12))).sizes["depth"] == 12
     monkeypatch.setattr(memory, "available_memory", lambda: None)
@@ -298,7 +298,7 @@ def test_a_record_that_does_not_fit_the_memory_is_refused(monkeypatch):
 
 def test_the_memory_that_is_needed_and_free_is_named(monkeypatch):
     monkeypatch.setattr(memory, "available_memory", lambda: 2**30)
-    large = "Recording 100000000 samples at 13 depths takes 87.2 GiB; 1.0 GiB are free. Nearest: take fewer"
+    large = "Recording 100000000 samples at 13 depths takes 88.0 GiB; 1.0 GiB are free. Nearest: take fewer"
     refuses(large, samples=10**8)
     many = "Recording 1000000 samples at 31 times takes 2.1 GiB; 1.0 GiB are free. Nearest: record at most 11"
     refuses(many, model=limit(MODEL), samples=10**6)

@@ -509,11 +509,11 @@ def test_the_place_of_a_replica_does_not_change_a_bit(model, options):
     process = process_of(model, options.pop("start", START), None, options)
     prepared = process.prepare(11)
     for first, count in ((0, 1), (1, 1), (3, 8), (5, 13), (7, 2), (8, 3), (11, 9), (15, 9), (23, 1)):
-        covariance = np.full((count, *whole["covariance"].shape[1:]), np.nan)
-        exits, causes = np.full(count, np.nan), np.full(count, -1, np.int8)
-        prepared.run(first, {"covariance": covariance, "exits": exits, "causes": causes})
-        for ours, name in ((covariance, "covariance"), (exits, "exit"), (causes, "exit_cause")):
-            assert same_bits(ours, whole[name].values[first : first + count]), (name, first, count)
+        outputs = process.outputs(count)
+        prepared.run(first, outputs)
+        for ours, name in (("covariance", "covariance"), ("exits", "exit"), ("causes", "exit_cause")):
+            theirs = whole[name].values[first : first + count]
+            assert same_bits(outputs[ours].reshape(theirs.shape), theirs), (name, first, count)
 
 
 def test_the_simulations_that_end_do_so_at_different_times():
@@ -534,10 +534,10 @@ def chain_paths(model):
         rewind(work.stream, prepared.key_words, np.uint64(0))
         put(prepared.factor, work.factor)
         spoil(work.factor)
-        out = np.zeros((LANES, model.depth + 1, 3, 3))
+        outputs = chain.outputs(LANES)
         arguments = (prepared.sublayers, prepared.visible, chain.points, chain.radius)
-        run_lanes(prepared.constants, *arguments, out, work)
-        return out, work.ledger.exits, work.ledger.causes
+        run_lanes(prepared.constants, *arguments, chain.recording.record(outputs, 3), work)
+        return outputs["covariance"], work.ledger.exits, work.ledger.causes
 
     return paths
 
@@ -554,9 +554,10 @@ def limit_paths(step):
         spoil(work.moved)
         gram(work.moved, work.ledger.now)
         kernel = factor_paths if step == "factor" else euler_paths
-        out = np.zeros((LANES, len(process.step_numbers), 3, 3))
-        kernel(constants, mask, process.actual_dt, process.steps, process.step_numbers, 1e100, out, work)
-        return out, work.ledger.exits, work.ledger.causes
+        outputs = process.outputs(LANES)
+        record = process.recording.record(outputs, 3)
+        kernel(constants, mask, process.actual_dt, process.steps, process.step_numbers, 1e100, record, work)
+        return outputs["covariance"], work.ledger.exits, work.ledger.causes
 
     return paths
 
@@ -574,7 +575,7 @@ def test_a_replica_that_is_lost_leaves_the_others_alone(paths, value):
     """From the start on, in each of the lanes: the seven others have the bits of an untouched run, and no exit."""
     clean = paths(lambda factor: None)
     assert np.isinf(clean[1]).all()
-    assert len(np.unique(clean[0][:, -1, 1, 0])) == LANES
+    assert len(np.unique(clean[0][:, -1, 3])) == LANES
     for lane in range(LANES):
         others = np.arange(LANES) != lane
 
