@@ -79,7 +79,8 @@ def pairs_dataset(
 
     * `variance` (sample, depth or time, token): V_αα;
     * `pair_covariance` and `distance` (sample, depth or time, pair): V_αβ and |x_α − x_β|²/n of the tokens `first` and
-      `second`. Distances below the attribute `distance_floor` times the variance are rounding.
+      `second`. What the rounding of one layer or step can add to a distance is the attribute `distance_floor` times the
+      larger variance.
     """
     dims, about = ("sample", axis, "pair"), {"units": "1"}
     kept = {

@@ -2,7 +2,9 @@
 
 For a pair are kept V_αβ and the distance |x_α − x_β|²/n, for a token V_αα. From the rows of a factor, V = R Rᵀ, the
 distance is |R_α − R_β|², which does not cancel. V_αα + V_ββ − 2 V_αβ, all that V can tell, is rounding below
-1e-16 |x|²/n; rows that are rounded to 1e-16 of their length leave distances down to 1e-32 |x|²/n.
+1e-15 |x|²/n; rows that are rounded to a few 1e-16 of their length leave distances down to some 1e-30 |x|²/n. Every
+layer adds its rounding, which later layers move as they do any distance: `distance_floor` in the results is what one
+layer can add.
 """
 
 import json
@@ -34,10 +36,8 @@ from limitformer.records import (
 Keep = Literal["covariance", "pairs"]
 Outputs = dict[str, NDArray[Any]]
 
-FACTOR_FLOOR = 0.0
-VALUE_FLOOR = 0.0
-
-
+FACTOR_FLOOR = 1e-27  # what the rounding of one layer or step can add to a distance, over the larger variance
+VALUE_FLOOR = 1e-14  # the same where a distance comes from V
 # What is written is at most this, and of distances four times as much: a tenth of the largest number of the type.
 LARGEST: dict[str, float] = {"float64": np.inf, "float32": 3e37}
 
