@@ -364,7 +364,7 @@ def test_both_densities_hold_the_same_mass():
         (lambda: overlap(stochastic()).density([1.0], steps=2), "steps must be at least 8; got 2."),
         (
             lambda: overlap(hybrid(beta=20.0, epsilon=1.2)).density([1.0]),
-            "The density needs .* cells, and at most 40000",
+            "The density needs .* cells, and at most 200000",
         ),
     ],
 )

@@ -1,6 +1,7 @@
 """Paths of the SDE of tokens on the sphere: layers with Gaussian values, 1/dt of them in a unit of time."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +15,21 @@ from limitformer.models.sphere_start import SphereStart
 from limitformer.sphere.process import SphereOptions, SpherePaths, chosen_method, layer_of
 
 LONGEST_STEP = 0.01
-# Of the default step, its product with the fastest rate: the weak error is of this order. The hybrid's noise is common
-# to all tokens and its errors add up, but its step is cheap.
-RESOLUTIONS: Mapping[type, float] = {StochasticTransformer: 0.01, HybridTransformer: 0.001}
-COARSEST = 0.5  # the same of a step that is asked for; beyond, it is another model
+COARSEST = 0.5  # product of a step that is asked for and the fastest rate; beyond, it is another model
+
+
+def of_stochastic(model: StochasticTransformer) -> float:
+    """The weak error is of this order; the spread of paths, to which it is compared, falls like 1/√dim."""
+    return 0.01 / max(1.0, (model.dim / 4) ** 0.5)
+
+
+def of_hybrid(_: HybridTransformer) -> float:
+    """Its noise is common to all tokens, so that errors add up, but its step is cheap."""
+    return 0.001
+
+
+# Of the default step: its product with the fastest rate.
+RESOLUTIONS: Mapping[type, Callable[[Any], float]] = {StochasticTransformer: of_stochastic, HybridTransformer: of_hybrid}
 
 
 def chosen_step(limit: TokenLimit, dt: float | None) -> float:
@@ -27,7 +39,7 @@ def chosen_step(limit: TokenLimit, dt: float | None) -> float:
         InputError: a dt that is no positive number, or too long for the model.
     """
     rate = limit.fastest_rate
-    enough = min(LONGEST_STEP, of_kind(limit.model, RESOLUTIONS) / rate)
+    enough = min(LONGEST_STEP, of_kind(limit.model, RESOLUTIONS)(limit.model) / rate)
     if dt is None:
         return enough
     dt = require_real("dt", dt)

@@ -1,14 +1,16 @@
 r"""The law of the overlap at finite times: the Fokker-Planck equation in u = artanh z.
 
-With scale density s and speed density m = 2/(g² s), the flux of a density p is −(p/m)′/s. On cells of width Δ, with p/m
+With scale density s and speed density m = 2/(g² s), the flux of a density p is −(p/m)′/s. On cells of width Δ, with p
 constant in a cell, mass goes from the cell at u_i to the next at the rate
 
-  1/( ∫_cell m · ∫_{u_i}^{u_{i+1}} s ),
+  1/( Δ m(u_i) · ∫_{u_i}^{u_{i+1}} s ),
 
-and back at the rate with the integral of m over that cell: a birth-death chain with the hitting probabilities of the
-diffusion (the scheme of Scharfetter and Gummel, with both integrals taken to 15 digits). Mass that crosses the end of
-the grid toward an attracting end is tallied, and does not come back; an end that does not attract is closed. The
-tallies are two more states, so that the mass is conserved.
+and back at the rate with m(u_{i+1}): a birth-death chain with the hitting probabilities of the diffusion (the scheme of
+Scharfetter and Gummel, the integral taken to 15 digits). Where log s changes by x in a cell, its drift is that of the
+diffusion, whatever x is, and its noise g² is (x/2) coth(x/2) ≈ 1 + x²/12 times as large; with p/m constant instead,
+∫ m in place of Δ m, the drift would be x/(2 sinh(x/2)) of what it is. Mass that crosses the end of the grid toward an
+attracting end is tallied, and does not come back; an end that does not attract is closed. The tallies are two more
+states, so that the mass is conserved.
 
 In time: four steps of backward Euler, which smooth a start at one point, then TR-BDF2, second order and L-stable, with
 times T(k/n)³. Backward Euler is positive whatever the step; a step that TR-BDF2 would make negative is left to it.
@@ -19,20 +21,20 @@ below the u where their noise levels off.
 
 from dataclasses import dataclass
 from itertools import pairwise
-from math import sqrt
+from math import log, sqrt
 
 import numpy as np
 from scipy.linalg import solve_banded
 
 from limitformer.errors import require
-from limitformer.limits.overlap.motion import End, Motion, slope_at
+from limitformer.limits.overlap.motion import End, Motion, log_speed, slope_at
 from limitformer.limits.overlap.panels import on_edges
 from limitformer.limits.overlap.position import Array, at_artanh
 from limitformer.limits.overlap.scale import uniform_below
 
-MOST_CELLS = 40_000
+MOST_CELLS = 200_000
 WIDEST_CELL = 0.05
-LARGEST_CELL_RISE = 10.0
+LARGEST_CELL_RISE = 0.5  # x, which makes the noise 2 % too large
 FORGET = 30.0  # beyond the ends lies, or comes back, e^{−30}
 BEFORE_END = 4.0  # |u| from which the slope is nearly that of the end, plus log(1 + β)/2
 SMOOTHING_STEPS = 4
@@ -72,9 +74,7 @@ def chain(motion: Motion, low: float, high: float, centre: float, width: float) 
     centres = centre + width * np.arange(first, last + 1, dtype=np.float64)
     pieces = on_edges(motion, centre + width / 2 * np.arange(2 * first - 1, 2 * last + 2, dtype=np.float64))
     # Half cells: left of u_i and right of u_i; all logs are relative to h(u_i).
-    speed = pieces.log_integral(pieces.log_speed - pieces.local)
-    left_speed, right_speed = speed[0::2] + pieces.rise[0::2], speed[1::2]
-    mass = np.logaddexp(left_speed, right_speed)
+    mass = log(width) + log_speed(motion, centres)
     scale = pieces.log_integral(pieces.local)
     left_scale, right_scale = scale[0::2] - pieces.rise[0::2], scale[1::2]
     rise = pieces.rise[1:-1:2] + pieces.rise[2::2]
@@ -186,7 +186,7 @@ def deepest(motion: Motion) -> float:
 
 
 def cell_width(motion: Motion, low: float, high: float) -> float:
-    """`WIDEST_CELL`, or less where s changes by more than e^{`LARGEST_CELL_RISE`} in one."""
+    """`WIDEST_CELL`, or less where log s changes by more than `LARGEST_CELL_RISE` in one."""
     steepest = float(np.abs(slope_at(motion, np.linspace(low, high, 2000))).max())
     return min(WIDEST_CELL, LARGEST_CELL_RISE / steepest)
 
