@@ -59,6 +59,8 @@ def load_shaped(
     unmark(config)
     shaping = kept_shaping(kept, folder)
     model, report = loaded(shaped_class(plain, shaping), folder, config, options)
+    if saved is not None:
+        leave_out_pooler(model, report)
     check_whole(report, folder, model, other_head=saved is None)
     model.__class__ = plain  # what `shape_model` would have given
     align(model)
@@ -143,6 +145,15 @@ def check_whole(report: Report, folder: str | Path, model: PreTrainedModel, othe
             keys = [key for key in keys if is_of_base(key, model)]
         what = kind.replace("_", " ").replace("keys", "weights")
         require(not keys, f"{folder} does not hold this model whole: {len(keys)} {what}, {', '.join(keys[:3])}.")
+
+
+def leave_out_pooler(model: PreTrainedModel, report: Report) -> None:
+    """A base model that was saved without a pooler, as language models have it, gets none: it would be drawn anew."""
+    pooler = {name for name, _ in model.named_parameters() if name.startswith("pooler.")}
+    if pooler and pooler <= set(report["missing_keys"]):
+        untyped: Any = model
+        untyped.pooler = None
+        report["missing_keys"] = set(report["missing_keys"]) - pooler
 
 
 def is_of_base(key: str, model: PreTrainedModel) -> bool:
