@@ -14,7 +14,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from limitformer.errors import InputError, first_line, require
 from limitformer.hf.families import FAMILIES
-from limitformer.hf.marks import recorded_class, unmark
+from limitformer.hf.marks import WISH, recorded_class, unmark
 from limitformer.hf.old_strengths import LoadsOldStrengths
 from limitformer.hf.shaping import Shaping, apply_shaping, checked_family
 from limitformer.nn import Gain, Residual
@@ -76,11 +76,13 @@ def read_config(folder: str | Path, options: dict[str, Any]) -> tuple[PreTrained
     require(not local or (Path(folder) / "config.json").is_file(), f"There is no config.json in {folder}.")
     later = {name: options[name] for name in options if name in FOR_WEIGHTS}
     both = {name: options[name] for name in options if name in FOR_BOTH}
-    own = {name: value for name, value in options.items() if name not in later}
+    own = {name: value for name, value in options.items() if name not in later and name != "output_attentions"}
     try:
         config, unused = AutoConfig.from_pretrained(folder, return_unused_kwargs=True, **own)
     except NO_CONFIGURATION as error:
         raise InputError(f"{Path(folder) / 'config.json'} cannot be read: {first_line(error)}") from error
+    if "output_attentions" in options:
+        setattr(config, WISH, options["output_attentions"])
     return config, both | unused | later
 
 
