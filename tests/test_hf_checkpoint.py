@@ -272,6 +272,20 @@ def test_what_is_not_there_or_not_shaped(tmp_path):
         load_shaped(tmp_path / "ours")
 
 
+def test_a_folder_in_a_folder(tmp_path):
+    model = saved(tmp_path / "models" / "b")
+    assert torch.equal(outputs(load_shaped(tmp_path / "models", subfolder="b"), "bert"), outputs(model, "bert"))
+    with pytest.raises(InputError, match=r"There is no config.json in .*models/c"):
+        load_shaped(tmp_path / "models", subfolder="c")
+
+
+def test_a_configuration_of_another_place_is_refused(tmp_path):
+    """It may hold another shaping, or none."""
+    saved(tmp_path)
+    with pytest.raises(InputError, match=r"^load_shaped reads the configuration itself\. Nearest: its entries"):
+        load_shaped(tmp_path, config=config_of("bert"))
+
+
 def test_options_that_do_not_exist_are_not_called_broken_weights(tmp_path):
     saved(tmp_path)
     with pytest.raises(TypeError, match="depth_of_the_sea"):

@@ -72,8 +72,10 @@ def load_shaped(
 
 def read_config(folder: str | Path, options: dict[str, Any]) -> tuple[PreTrainedConfig, dict[str, Any]]:
     """The configuration, with those of the options that are its own; the other options."""
+    require("config" not in options, "load_shaped reads the configuration itself. Nearest: its entries, num_labels=3.")
     local = isinstance(folder, Path) or folder.startswith((".", "/", "~")) or Path(folder).exists()
-    require(not local or (Path(folder) / "config.json").is_file(), f"There is no config.json in {folder}.")
+    place = Path(folder) / options.get("subfolder", "")
+    require(not local or (place / "config.json").is_file(), f"There is no config.json in {place}.")
     later = {name: options[name] for name in options if name in FOR_WEIGHTS}
     both = {name: options[name] for name in options if name in FOR_BOTH}
     own = {name: value for name, value in options.items() if name not in later and name != "output_attentions"}
