@@ -286,6 +286,14 @@ def test_a_configuration_of_another_place_is_refused(tmp_path):
         load_shaped(tmp_path, config=config_of("bert"))
 
 
+def test_another_attention_is_refused(tmp_path):
+    """It was left out without a word."""
+    saved(tmp_path)
+    with pytest.raises(InputError, match=r"^A shaped model has the attention 'shaped'; got attn_implementation='sdpa'"):
+        load_shaped(tmp_path, attn_implementation="sdpa")
+    assert load_shaped(tmp_path, attn_implementation="shaped").config._attn_implementation == "shaped"
+
+
 def test_options_that_do_not_exist_are_not_called_broken_weights(tmp_path):
     saved(tmp_path)
     with pytest.raises(TypeError, match="depth_of_the_sea"):

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from limitformer.errors import InputError, first_line, require
+from limitformer.hf.attention import ATTENTION
 from limitformer.hf.families import FAMILIES
 from limitformer.hf.marks import WISH, recorded_class, unmark
 from limitformer.hf.old_strengths import LoadsOldStrengths
@@ -73,6 +74,8 @@ def load_shaped(
 def read_config(folder: str | Path, options: dict[str, Any]) -> tuple[PreTrainedConfig, dict[str, Any]]:
     """The configuration, with those of the options that are its own; the other options."""
     require("config" not in options, "load_shaped reads the configuration itself. Nearest: its entries, num_labels=3.")
+    kind = options.get("attn_implementation") or ATTENTION
+    require(kind == ATTENTION, f"A shaped model has the attention {ATTENTION!r}; got attn_implementation={kind!r}.")
     local = isinstance(folder, Path) or folder.startswith((".", "/", "~")) or Path(folder).exists()
     place = Path(folder) / options.get("subfolder", "")
     require(not local or (place / "config.json").is_file(), f"There is no config.json in {place}.")
