@@ -292,7 +292,7 @@ class Still(nn.Module):
         nn.init.ones_(self.linear.bias)
 
     def forward(self, x, labels):
-        return {"loss": 0 * self.gain() * self.linear(self.norm(x)).sum(), "logits": x}
+        return {"loss": 0 * (self.gain() * self.linear(self.norm(x))).sum(), "logits": x}
 
 
 def test_gains_norms_and_biases_do_not_decay(tmp_path):
