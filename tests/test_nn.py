@@ -121,7 +121,7 @@ def test_arguments_that_cannot_be_used(options, message):
 
 def test_a_recording_that_does_not_fit_is_refused(monkeypatch):
     monkeypatch.setattr(memory, "available_memory", lambda: 1000)
-    with pytest.raises(lf.InputError, match="GiB are free"):
+    with pytest.raises(lf.InputError, match="1000 bytes are free"):
         covariances()
 
 
