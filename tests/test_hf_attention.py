@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import (
     AttentionInterface,
@@ -17,6 +18,7 @@ from transformers import (
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 from hf_models import (
+    BASE,
     BATCH,
     HEADS,
     MASKS,
@@ -30,13 +32,14 @@ from hf_models import (
     loud,
     ours,
     padding,
+    restarting,
     shaped,
     stock,
     unlike,
     written_out,
 )
 from limitformer import InputError
-from limitformer.hf import ShapedTransformerConfig, ShapedTransformerForCausalLM, Shaping, shape_model
+from limitformer.hf import ShapedTransformerConfig, ShapedTransformerForCausalLM, Shaping, load_shaped, shape_model
 from limitformer.hf.attention import shaped_attention_forward, shaped_mask
 from limitformer.nn import shaped_attention
 
@@ -332,6 +335,163 @@ def test_generate_one_token_with_a_cache_that_is_full(name):
     options = {"attention_mask": mask, "max_new_tokens": 1, "do_sample": False, "disable_compile": True}
     static = model.generate(ids, **options, pad_token_id=0, cache_implementation="static")
     assert torch.equal(static, model.generate(ids, **options, pad_token_id=0))
+
+
+# A mask of ones, and packed sequences.
+
+
+def reached(model, monkeypatch, **inputs):
+    """(whether there is a mask, whether causality is the kernel's own) of each call of the fused kernel."""
+    seen, fused = [], functional.scaled_dot_product_attention
+
+    def spy(*args, **options):
+        seen.append((options.get("attn_mask") is not None, options.get("is_causal")))
+        return fused(*args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(functional, "scaled_dot_product_attention", spy)
+        model(**inputs)
+    return seen
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "ours"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_mask_of_ones_reaches_the_kernel_as_none(name, cached, monkeypatch):
+    """As in stock models, and with the same numbers; one token of padding is another matter."""
+    model, ids = language_model(name), text()
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": cached}
+    assert reached(model, monkeypatch, **inputs) == [(False, True)] * 2
+    if name == "gpt2":
+        stock = GPT2LMHeadModel(config_of("gpt2", attn_implementation="sdpa")).double().eval()
+        assert reached(stock, monkeypatch, **inputs) == [(False, True)] * 2
+    assert torch.equal(model(**inputs).logits, model(input_ids=ids, use_cache=cached).logits)
+    inputs["attention_mask"][1, 0] = 0
+    assert reached(model, monkeypatch, **inputs) == [(True, False)] * 2
+
+
+def test_so_it_does_without_causality(monkeypatch):
+    for model in (FAMILIES["bert"](), ours()):
+        inputs = given("bert") | {"attention_mask": torch.ones(BATCH, TOKENS, dtype=torch.long)}
+        assert reached(model, monkeypatch, **inputs) == [(False, False)] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [(name, how) for name in ("gpt2", "llama", "ours") for how in ("use_cache", "a cache")]
+    + [(name, "by the configuration") for name in ("gpt2", "llama")],
+)
+def test_packed_sequences_and_a_cache_are_refused(name, how):
+    """A cache knows nothing of packing, and tokens saw the sequences before theirs."""
+    model, ids = language_model(name), text()
+    options = {"use_cache": {"use_cache": True}, "a cache": {"past_key_values": CACHES["dynamic"](model)}}.get(how, {})
+    model.config.use_cache = how == "by the configuration"
+    with pytest.raises(InputError, match=r"Packed sequences and a cache exclude each other: .* use_cache=False"):
+        model(input_ids=ids, position_ids=restarting(), **options)
+    one_text = torch.arange(TOKENS).expand(BATCH, -1)
+    found = model(input_ids=ids, position_ids=one_text, **options).logits
+    assert largest(found, model(input_ids=ids, use_cache=False).logits) < 1e-12 * found.detach().abs().max()
+    packed = model(input_ids=ids, position_ids=restarting(), use_cache=False).logits
+    alone = model(input_ids=ids[:, 4:8], use_cache=False).logits
+    assert largest(packed[:, 4:8], alone) < 1e-12 * alone.detach().abs().max()
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_packed_sequences_of_a_causal_bert_need_a_mask(use_cache):
+    """Its masks do not read positions, so that tokens would see the sequences before theirs, cache or not."""
+    model, ids = language_model("bert"), text()
+    with pytest.raises(InputError, match=r"masks do not read positions: .* Nearest: an attention_mask \(batch, 1,"):
+        model(input_ids=ids, position_ids=restarting(), use_cache=use_cache)
+    sequence = torch.arange(TOKENS) // 4
+    mask = ((sequence[:, None] == sequence) & torch.ones(TOKENS, TOKENS).tril().bool()).expand(BATCH, 1, -1, -1)
+    packed = model(input_ids=ids, position_ids=restarting(), attention_mask=mask, use_cache=False).logits
+    alone = model(input_ids=ids[:, 4:8], use_cache=False).logits
+    assert largest(packed[:, 4:8], alone) < 1e-12 * alone.detach().abs().max()
+
+
+def test_packed_positions_of_a_model_of_both_sides_are_positions():
+    """A BERT that is no decoder has no cache: they are what its embeddings are looked up by."""
+    model = FAMILIES["bert"]()
+    assert torch.isfinite(model(**given("bert"), position_ids=restarting()).last_hidden_state).all()
+
+
+# Attentions.
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "ours", "ours, causal"])
+def test_attentions_of_the_layers_that_are_asked_for(family):
+    model = ours("causal" in family) if "ours" in family else FAMILIES[family]()
+    inputs = given(family) | MASKS["left padding" if family != "vit" else "none"]
+    every = model(**inputs, output_attentions=True)
+    assert [a.shape for a in every.attentions] == [(BATCH, HEADS, *[every.attentions[0].shape[-1]] * 2)] * 2
+    for asked, wanted in (([1], [1]), ([-1], [1]), ([0, 1], [0, 1]), ([], [])):
+        found = model(**inputs, output_attentions=asked)
+        assert torch.equal(found.last_hidden_state, every.last_hidden_state)
+        given_back = found.attentions or ()
+        assert len(given_back) == len(wanted)
+        assert all(torch.equal(a, every.attentions[k]) for a, k in zip(given_back, wanted, strict=True))
+    assert torch.equal(model(**inputs).last_hidden_state, every.last_hidden_state)
+    with pytest.raises(InputError, match=r"output_attentions must be a flag, or layers from 0 to 1; got \[2\]"):
+        model(**inputs, output_attentions=[2])
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "vit"])
+def test_a_configuration_that_asks_for_attentions_gets_them(family, tmp_path):
+    """Asked for before the model was shaped; saved and loaded too; one call may do without."""
+    config = config_of(family, attn_implementation="eager")
+    config.output_attentions = True
+    model = unlike(shape_model(loud(BASE[family](config).eval())))
+    inputs = {name: x.float() if x.is_floating_point() else x for name, x in given(family).items()}
+    found = model(**inputs).attentions
+    assert len(found) == 2
+    assert all(
+        torch.equal(a, b) for a, b in zip(found, model(**inputs, output_attentions=True).attentions, strict=True)
+    )
+    assert not model(**inputs, output_attentions=False).get("attentions")
+    model.save_pretrained(tmp_path)
+    for options in ({}, {"output_attentions": True}):
+        again = load_shaped(tmp_path, **options)(**inputs).attentions
+        assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+    assert not load_shaped(tmp_path, output_attentions=False)(**inputs).get("attentions")
+
+
+def test_so_does_that_of_the_paper_s_architecture(tmp_path):
+    config = ShapedTransformerConfig(**(TEXT | {"num_key_value_heads": 2}), output_attentions=True)
+    model = ShapedTransformerForCausalLM(config).eval()
+    found = model(input_ids=text()).attentions
+    assert len(found) == 2
+    model.save_pretrained(tmp_path)
+    again = ShapedTransformerForCausalLM.from_pretrained(tmp_path)(input_ids=text()).attentions
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+@pytest.mark.parametrize("family", ["bert", "llama", "vit", "ours, causal"])
+def test_attentions_are_on_the_way_of_the_gradient(family):
+    """With respect to them, and through them: parameters have the gradient that they have without."""
+    model = ours(True) if "ours" in family else FAMILIES[family]()
+    parameters = [value for value in model.parameters() if value.requires_grad]
+
+    def gradients(out):
+        tokens = out.last_hidden_state  # of one norm, in families that end with a normalisation
+        weights = torch.randn(tokens.shape, generator=torch.Generator().manual_seed(3), dtype=tokens.dtype)
+        loss = (weights * tokens).sum()
+        return torch.autograd.grad(loss, [*(out.get("attentions") or ()), *parameters], allow_unused=True)
+
+    shown, wanted = gradients(model(**given(family), output_attentions=True)), gradients(model(**given(family)))
+    assert all(a.abs().max() > 1e-3 for a in shown[:2])
+    for one, other in zip(shown[2:], wanted, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or largest(one, other) < 1e-10 * max(1.0, float(other.abs().max()))
+
+
+def test_attentions_with_a_cache(tmp_path):
+    """Queries are the last rows of the whole."""
+    for name in ("llama", "ours"):
+        model, ids = language_model(name), text()
+        whole = model(input_ids=ids, use_cache=False, output_attentions=True).attentions
+        cache = CACHES["dynamic"](model)
+        model(input_ids=ids[:, :6], past_key_values=cache, use_cache=True)
+        rest = model(input_ids=ids[:, 6:], past_key_values=cache, use_cache=True, output_attentions=True).attentions
+        assert all(largest(one, other[:, :, 6:]) < 1e-13 for one, other in zip(rest, whole, strict=True))
 
 
 # Compilation.

@@ -272,6 +272,28 @@ def test_what_is_not_there_or_not_shaped(tmp_path):
         load_shaped(tmp_path / "ours")
 
 
+def test_a_folder_in_a_folder(tmp_path):
+    model = saved(tmp_path / "models" / "b")
+    assert torch.equal(outputs(load_shaped(tmp_path / "models", subfolder="b"), "bert"), outputs(model, "bert"))
+    with pytest.raises(InputError, match=r"There is no config.json in .*models/c"):
+        load_shaped(tmp_path / "models", subfolder="c")
+
+
+def test_a_configuration_of_another_place_is_refused(tmp_path):
+    """It may hold another shaping, or none."""
+    saved(tmp_path)
+    with pytest.raises(InputError, match=r"^load_shaped reads the configuration itself\. Nearest: its entries"):
+        load_shaped(tmp_path, config=config_of("bert"))
+
+
+def test_another_attention_is_refused(tmp_path):
+    """It was left out without a word."""
+    saved(tmp_path)
+    with pytest.raises(InputError, match=r"^A shaped model has the attention 'shaped'; got attn_implementation='sdpa'"):
+        load_shaped(tmp_path, attn_implementation="sdpa")
+    assert load_shaped(tmp_path, attn_implementation="shaped").config._attn_implementation == "shaped"
+
+
 def test_options_that_do_not_exist_are_not_called_broken_weights(tmp_path):
     saved(tmp_path)
     with pytest.raises(TypeError, match="depth_of_the_sea"):
@@ -454,13 +476,26 @@ def test_a_class_of_the_user_comes_back(kind, tmp_path, monkeypatch):
     assert torch.equal(outputs(once, "bert"), wanted)
     once.save_pretrained(tmp_path / "twice")
     assert type(load_shaped(tmp_path / "twice")) is kind
-    model.bert.save_pretrained(tmp_path / "body")  # one part of it, of the library's class
-    assert type(load_shaped(tmp_path / "body")) is transformers.BertModel
+    model.bert.save_pretrained(tmp_path / "body")  # one part of it, of the library's class, with a pooler or without
+    body, report = load_shaped(tmp_path / "body", output_loading_info=True)
+    assert type(body) is transformers.BertModel
+    assert set(body.state_dict()) == set(model.bert.state_dict())
+    assert not report["missing_keys"]
+    assert torch.equal(outputs(body, "bert"), outputs(model.bert, "bert"))
     monkeypatch.delitem(sys.modules, __name__)
     message = rf"The model is a {kind.__name__} of {__name__}, which is not imported here\. Nearest: import it"
     with pytest.raises(InputError, match=message):
         load_shaped(tmp_path / "once")
     assert type(load_shaped(tmp_path / "once", kind)) is kind
+
+
+def test_half_a_pooler_is_not_a_model_without_one(tmp_path):
+    """Nor may a head lack the pooler that it reads."""
+    for name, lost in (("BertModel", "pooler.dense.bias"), ("BertForSequenceClassification", "bert.pooler.")):
+        saved(tmp_path / name, name=name)
+        weights(tmp_path / name, lambda kept, lost=lost: {k: x for k, x in kept.items() if not k.startswith(lost)})
+        with pytest.raises(InputError, match=r"not hold this model whole: \d missing weights, .*pooler.dense.bias"):
+            load_shaped(tmp_path / name)
 
 
 def test_a_module_named_in_a_file_is_not_imported(tmp_path):
@@ -524,21 +559,13 @@ def test_a_checkpoint_of_an_earlier_version_is_loaded(family, name, per_head, tm
     """And is of this version when it is saved again."""
     shaping = Shaping(residual_gamma=0.3, shaped_relu=family != "llama", per_head=per_head)
     model = saved(tmp_path / "old", family, name, shaping)
+    names = set(load_file(tmp_path / "old" / "model.safetensors"))  # for ViT the hub's, not those of its modules
     made_old(tmp_path / "old")
     again = load_shaped(tmp_path / "old").eval()
     assert torch.equal(outputs(again, family), outputs(model, family))
     again.save_pretrained(tmp_path / "new")
-    assert set(load_file(tmp_path / "new" / "model.safetensors")) == set(model.state_dict()) - tied(model)
+    assert set(load_file(tmp_path / "new" / "model.safetensors")) == names
     assert torch.equal(outputs(load_shaped(tmp_path / "new"), family), outputs(model, family))
-
-
-def tied(model):
-    """Names of weights that are others' too, which are saved once."""
-    names = {}
-    for name, value in model.state_dict().items():
-        names.setdefault(value.data_ptr(), []).append(name)
-    saved_once = getattr(model, "_tied_weights_keys", None) or {}
-    return {name for several in names.values() if len(several) > 1 for name in several if name in saved_once}
 
 
 def test_so_is_one_of_the_paper_s_architecture(tmp_path):

@@ -288,8 +288,8 @@ def test_what_it_does_not_do_is_refused():
     masked, ids = built("masked"), inputs_of("text")["input_ids"]
     with pytest.raises(InputError, match="A model that is not causal has no use for a cache"):
         masked(ids, use_cache=True)
-    with pytest.raises(InputError, match="Attentions are never formed"):
-        masked(ids, output_attentions=True)
+    with pytest.raises(InputError, match=r"output_attentions must be a flag, or layers from 0 to 1; got \[2\]"):
+        masked(ids, output_attentions=[2])
     with pytest.raises(InputError, match="Give input_ids or inputs_embeds"):
         masked()
     with pytest.raises(InputError, match="mask must have the shape"):

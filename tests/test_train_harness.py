@@ -22,7 +22,8 @@ from transformers import Trainer, TrainingArguments
 
 import limitformer.train
 from limitformer.errors import InputError, MissingExtraError
-from limitformer.nn import Gain
+from limitformer.nn import Gain, Residual
+from limitformer.nn.strengths import ENDING
 from limitformer.train import checkpoints
 from limitformer.train.arguments import arguments
 from limitformer.train.batches import Batches
@@ -100,6 +101,42 @@ def test_resuming_without_the_generators_would_be_noticed(unbroken, tmp_path, mo
     small_run(tmp_path / "run")
     with pytest.raises(AssertionError):
         assert_same_run(tmp_path / "run", unbroken)
+
+
+class Gained(Small):
+    """With strengths of the shaping: one number each."""
+
+    def __init__(self) -> None:
+        super().__init__(0.2)
+        self.gain, self.residual = Gain(1.0), Residual(0.3)
+
+    def forward(self, x, labels):
+        return super().forward(self.residual(x, self.gain() * x.flip(-1)), labels)
+
+
+def made_old(folder: Path) -> None:
+    """A checkpoint as version 0.1 wrote it: strengths by bare names, without a dimension, and so their averages."""
+    state = torch.load(folder / "weights.pt", weights_only=True)
+    old = {name.removesuffix(ENDING): x.reshape(()) if name.endswith(ENDING) else x for name, x in state.items()}
+    assert len([name for name in old if name not in state]) == 3
+    torch.save(old, folder / "weights.pt")
+    optimiser = torch.load(folder / "optimizer.pt", weights_only=True)
+    for state in optimiser["state"].values():
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name] = state[name].reshape(()) if state[name].shape == (1,) else state[name]
+    torch.save(optimiser, folder / "optimizer.pt")
+    notes = json.loads((folder / "manifest.json").read_text())["notes"]
+    (folder / "manifest.json").unlink()
+    checkpoints.seal(folder.rename(folder.with_name("staged")), folder, notes)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_resumed_to_the_last_bit(tmp_path):
+    small_run(tmp_path / "whole", model=Gained())
+    with pytest.raises(TrainingInterrupted):
+        small_run(tmp_path / "run", [At(25, ctrl_c)], model=Gained())
+    made_old(tmp_path / "run" / "checkpoints" / "checkpoint-25")
+    small_run(tmp_path / "run", model=Gained())
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 def test_the_last_step_needs_no_interruption(unbroken, tmp_path):
@@ -255,7 +292,7 @@ class Still(nn.Module):
         nn.init.ones_(self.linear.bias)
 
     def forward(self, x, labels):
-        return {"loss": 0 * self.gain() * self.linear(self.norm(x)).sum(), "logits": x}
+        return {"loss": 0 * (self.gain() * self.linear(self.norm(x))).sum(), "logits": x}
 
 
 def test_gains_norms_and_biases_do_not_decay(tmp_path):

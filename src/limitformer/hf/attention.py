@@ -26,12 +26,19 @@ from transformers.utils import is_tracing
 
 from limitformer.errors import InputError, require
 from limitformer.hf.families import FAMILIES
+from limitformer.hf.marks import WISH
 from limitformer.nn import Gain, Visibility, shaped_attention, visibility
 from limitformer.nn.attention_matrix import shown_matrix
 from limitformer.nn.logits import Logits, Probe
 from limitformer.nn.rounding import warn_of_rounding
 
 ATTENTION = "shaped"
+# Of packed sequences: what would go wrong, and what to do.
+CACHED = "Packed sequences and a cache exclude each other: tokens would see other sequences. Nearest: use_cache=False."
+UNPACKED = (
+    "This family's masks do not read positions: tokens of packed sequences would see other sequences. "
+    "Nearest: an attention_mask (batch, 1, tokens, tokens)."
+)
 # Arguments of attention functions whose terms stand inside the softmax, where C̄ does not know of them.
 MEANINGLESS = {
     "softcap": "a soft cap of the logits",
@@ -200,33 +207,36 @@ def masks_for_generate(**options: Any) -> Tensor | None:
     return result
 
 
-def note_wish(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def note_wish(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """A hook before a model: of which layers A is asked for, which not every family passes on to its attention."""
     asked = kwargs.get("output_attentions")
-    asked = module.config.output_attentions if asked is None else asked
+    asked = getattr(module.config, WISH, False) if asked is None else asked
     blocks = FAMILIES[module.config.model_type].blocks_of(module)
     for layer, block in enumerate(blocks):
         wish = wished(asked, layer, len(blocks))
         for part in block.modules():
             if isinstance(part, AttentionShaping) and part.shown != wish:
                 part.shown = wish
+    return args, kwargs | ({"output_attentions": asked} if asked else {})
 
 
-def refuse_packed_cache(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A hook before a causal model: `InputError` for packed sequences with a cache, which knows nothing of packing."""
+def check_packing(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A hook before a causal model: `InputError` for packed sequences that it does not tell apart."""
+    if kwargs.get("attention_mask") is not None:
+        return
     use_cache = kwargs.get("use_cache")
     use_cache = getattr(module.config, "use_cache", False) if use_cache is None else use_cache
-    if (use_cache or kwargs.get("past_key_values") is not None) and kwargs.get("attention_mask") is None:
+    if not FAMILIES[module.config.model_type].packs:
+        refuse_packed(kwargs.get("position_ids"), UNPACKED)
+    elif use_cache or kwargs.get("past_key_values") is not None:
         refuse_packed(kwargs.get("position_ids"))
 
 
-def refuse_packed(position_ids: Tensor | None) -> None:
+def refuse_packed(position_ids: Tensor | None, message: str = CACHED) -> None:
     """`InputError` for positions that start again; where they cannot be read, as while a graph is traced, nothing."""
     if position_ids is None or position_ids.shape[-1] == 1 or is_tracing(position_ids):
         return
-    packed = bool((position_ids.diff() != 1).any())
-    message = "Packed sequences and a cache exclude each other: tokens would see other sequences."
-    require(not packed, f"{message} Nearest: use_cache=False.")
+    require(bool((position_ids.diff() == 1).all()), message)
 
 
 def wished(asked: Any, layer: int, layers: int) -> bool:

@@ -13,8 +13,9 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from limitformer.errors import InputError, first_line, require
+from limitformer.hf.attention import ATTENTION
 from limitformer.hf.families import FAMILIES
-from limitformer.hf.marks import recorded_class, unmark
+from limitformer.hf.marks import WISH, recorded_class, unmark
 from limitformer.hf.old_strengths import LoadsOldStrengths
 from limitformer.hf.shaping import Shaping, apply_shaping, checked_family
 from limitformer.nn import Gain, Residual
@@ -59,6 +60,8 @@ def load_shaped(
     unmark(config)
     shaping = kept_shaping(kept, folder)
     model, report = loaded(shaped_class(plain, shaping), folder, config, options)
+    if saved is not None:
+        leave_out_pooler(model, report)
     check_whole(report, folder, model, other_head=saved is None)
     model.__class__ = plain  # what `shape_model` would have given
     align(model)
@@ -70,15 +73,21 @@ def load_shaped(
 
 def read_config(folder: str | Path, options: dict[str, Any]) -> tuple[PreTrainedConfig, dict[str, Any]]:
     """The configuration, with those of the options that are its own; the other options."""
+    require("config" not in options, "load_shaped reads the configuration itself. Nearest: its entries, num_labels=3.")
+    kind = options.get("attn_implementation") or ATTENTION
+    require(kind == ATTENTION, f"A shaped model has the attention {ATTENTION!r}; got attn_implementation={kind!r}.")
     local = isinstance(folder, Path) or folder.startswith((".", "/", "~")) or Path(folder).exists()
-    require(not local or (Path(folder) / "config.json").is_file(), f"There is no config.json in {folder}.")
+    place = Path(folder) / options.get("subfolder", "")
+    require(not local or (place / "config.json").is_file(), f"There is no config.json in {place}.")
     later = {name: options[name] for name in options if name in FOR_WEIGHTS}
     both = {name: options[name] for name in options if name in FOR_BOTH}
-    own = {name: value for name, value in options.items() if name not in later}
+    own = {name: value for name, value in options.items() if name not in later and name != "output_attentions"}
     try:
         config, unused = AutoConfig.from_pretrained(folder, return_unused_kwargs=True, **own)
     except NO_CONFIGURATION as error:
         raise InputError(f"{Path(folder) / 'config.json'} cannot be read: {first_line(error)}") from error
+    if "output_attentions" in options:
+        setattr(config, WISH, options["output_attentions"])
     return config, both | unused | later
 
 
@@ -143,6 +152,15 @@ def check_whole(report: Report, folder: str | Path, model: PreTrainedModel, othe
             keys = [key for key in keys if is_of_base(key, model)]
         what = kind.replace("_", " ").replace("keys", "weights")
         require(not keys, f"{folder} does not hold this model whole: {len(keys)} {what}, {', '.join(keys[:3])}.")
+
+
+def leave_out_pooler(model: PreTrainedModel, report: Report) -> None:
+    """A base model that was saved without a pooler, as language models have it, gets none: it would be drawn anew."""
+    pooler = {name for name, _ in model.named_parameters() if name.startswith("pooler.")}
+    if pooler and pooler <= set(report["missing_keys"]):
+        untyped: Any = model
+        untyped.pooler = None
+        report["missing_keys"] = set(report["missing_keys"]) - pooler
 
 
 def is_of_base(key: str, model: PreTrainedModel) -> bool:

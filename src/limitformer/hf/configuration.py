@@ -1,5 +1,6 @@
 """The configuration of the paper's architecture, in the names that `transformers` uses."""
 
+import copy
 from typing import Any, Literal, get_args
 
 from transformers import AutoConfig, PreTrainedConfig
@@ -30,6 +31,7 @@ class ShapedTransformerConfig(PreTrainedConfig):
         causal: whether a token sees those before it alone; None: as the head has it.
         initial: "law" for variances by fan-in, under which the tokens keep their norm at every depth, or "paper" for
             1/n whatever the fan-in [ST, App. D.1].
+        tie_word_embeddings: whether a language model's head is the embedding of tokens, and not a map of its own.
     """
 
     model_type = "shaped_transformer"
@@ -51,6 +53,7 @@ class ShapedTransformerConfig(PreTrainedConfig):
         float32: bool = False,
         causal: bool | None = None,
         initial: Initial = "law",
+        tie_word_embeddings: bool = False,
         **options: Any,
     ) -> None:
         self.vocab_size = require_count("vocab_size", vocab_size)
@@ -72,7 +75,15 @@ class ShapedTransformerConfig(PreTrainedConfig):
         self.per_head, self.float32 = per_head, float32
         require(self.tau0 > 0, f"tau0 must be positive; got {tau0}.")
         self.causal = causal
+        self.tie_word_embeddings = tie_word_embeddings
         super().__init__(**options)
+
+    def validate(self) -> None:
+        """What the library asks of a configuration, but that attentions need "eager": A is formed on request."""
+        others = copy.copy(self)
+        others.output_attentions = False
+        library: Any = super(ShapedTransformerConfig, others)  # the method is made by a decorator
+        library.validate()
 
 
 def check_words(config: ShapedTransformerConfig) -> None:

@@ -26,6 +26,7 @@ class Family:
         norms: from a block to its two normalisations.
         branches: from a block to the two modules whose output is added to the tokens.
         causal: whether all its models are; others may be by their configuration's `is_decoder`.
+        packs: whether positions that start again begin another sequence, which sees nothing of those before.
         post_norm: whether a branch adds the tokens itself, and normalises the sum.
         gated: whether the activation is multiplied by a second projection.
         weights: a block's weights (fan-out, fan-in) by their name in `nn.InitialVariances`.
@@ -39,6 +40,7 @@ class Family:
     norms: tuple[str, str]
     branches: tuple[str, str]
     causal: bool = False
+    packs: bool = False
     post_norm: bool = False
     gated: bool = False
     weights: Callable[[nn.Module], Weights]
@@ -98,6 +100,7 @@ GPT2 = Family(
     norms=("ln_1", "ln_2"),
     branches=("attn", "mlp"),
     causal=True,
+    packs=True,
     weights=gpt2_weights,
 )
 LLAMA = Family(
@@ -108,6 +111,7 @@ LLAMA = Family(
     norms=("input_layernorm", "post_attention_layernorm"),
     branches=("self_attn", "mlp"),
     causal=True,
+    packs=True,
     gated=True,
     weights=named_weights(
         query="self_attn.q_proj",

@@ -35,6 +35,8 @@ def with_causal(config: ShapedTransformerConfig, causal: bool) -> ShapedTransfor
 class LanguageModel(ShapedTransformerPreTrainedModel):
     """What both language models share: the head and its loss."""
 
+    _tied_weights_keys = {"head.weight": "transformer.tokens.weight"}  # noqa: RUF012
+
     def __init__(self, config: ShapedTransformerConfig) -> None:
         super().__init__(config)
         self.transformer = ShapedTransformerModel(config)
@@ -101,10 +103,10 @@ class ShapedTransformerForCausalLM(LanguageModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         **options: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits of the last `logits_to_keep` places, 0 for all, and the mean cross-entropy of `labels` (b, m)."""
+        """Logits of the last `logits_to_keep` places, 0 for all, or of those, and the mean loss of `labels` (b, m)."""
         counted = {name: options.pop(name) for name in ("num_items_in_batch",) if name in options}
         states = self.transformer(
             input_ids,
@@ -116,7 +118,8 @@ class ShapedTransformerForCausalLM(LanguageModel, GenerationMixin):
             return_dict=True,
             **options,
         )
-        logits = self.head(states.last_hidden_state[:, -logits_to_keep:])
+        places = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.head(states.last_hidden_state[:, places])
         loss = self.loss_of(logits, labels, counted)
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=states.past_key_values, hidden_states=states.hidden_states,

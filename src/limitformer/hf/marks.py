@@ -4,6 +4,8 @@ r"""What a shaped model's configuration says, for who loads it.
   whatever attention one asks for, and the error says what to call instead.
 * `shaped_class` is the module and the name of a user's own class. Nothing is imported for it: a file from elsewhere
   must not choose what runs.
+* The wish for attentions has a name of our own, `shaped_attentions`: a configuration may say `output_attentions` beside
+  the library's own attention "eager" alone.
 """
 
 import re
@@ -23,10 +25,14 @@ SENTENCE = (
 MARKED = re.compile(re.escape(SENTENCE).replace(r"\{\}", "(.*)"))
 OLD_MARK = " of a shaped model, which limitformer.hf.load_shaped loads"  # behind the name, in version 0.1
 LIBRARY = "transformers."
+WISH = "shaped_attentions"
 
 
 def mark(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> None:
-    """Make the activation a sentence, and note a class that is not the library's."""
+    """Make the activation a sentence; note a wish for attentions, and a class that is not the library's."""
+    if config.output_attentions:
+        setattr(config, WISH, True)
+        config.output_attentions = False
     if config.model_type in FAMILIES:
         name = FAMILIES[config.model_type].activation_name
         setattr(config, name, SENTENCE.format(getattr(config, name)))

@@ -26,10 +26,10 @@ from limitformer.errors import InputError, require, require_real
 from limitformer.hf.attention import (
     ATTENTION,
     AttentionShaping,
+    check_packing,
     masks_for_generate,
     note_offset,
     note_wish,
-    refuse_packed_cache,
 )
 from limitformer.hf.families import FAMILIES, Family
 from limitformer.hf.float32 import keep_float32
@@ -133,7 +133,7 @@ def apply_shaping(model: PreTrainedModel, family: Family, shaping: Shaping) -> N
         blocks[0].register_forward_pre_hook(normalise_tokens, with_kwargs=True)
     model.base_model.register_forward_pre_hook(note_wish, with_kwargs=True)
     if family.causal or getattr(model.config, "is_decoder", False):
-        model.base_model.register_forward_pre_hook(refuse_packed_cache, with_kwargs=True)
+        model.base_model.register_forward_pre_hook(check_packing, with_kwargs=True)
     untyped: Any = model  # a module's own attributes are tensors to the checker
     untyped.create_masks_for_generate = masks_for_generate
     mark_configuration(model, shaping)

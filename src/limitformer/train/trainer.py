@@ -34,6 +34,14 @@ LOST = 2.0  # times the first loss
 Collate = Callable[[list[Any]], dict[str, Any]]
 
 
+def as_parameters(optimiser: torch.optim.Optimizer) -> None:
+    """A hook after a state is loaded: averages of strengths had no dimension in version 0.1 (`nn.strengths`)."""
+    for parameter, state in optimiser.state.items():
+        for name in ("exp_avg", "exp_avg_sq"):
+            if name in state:
+                state[name] = state[name].reshape(parameter.shape)
+
+
 class Run(Trainer):
     """The Trainer, with the order of the data, checkpoints, evaluation and log of this package."""
 
@@ -137,6 +145,7 @@ class Run(Trainer):
                 {"params": [p for name, p in named if name in alone], "weight_decay": 0.0},
             ]
             self.optimizer = torch.optim.AdamW(groups, lr=self.plan.learning_rate, betas=(0.9, 0.999))
+            self.optimizer.register_load_state_dict_post_hook(as_parameters)
         return self.optimizer
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -1,0 +1,424 @@
+"""What transformers tests every one of its models for (`test_modeling_common`, which is not installed with it), written
+again for shaped models of each family and for the paper's own architecture: one test a kind, all models in each.
+"""
+
+import copy
+import inspect
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from hf_models import BATCH, HEADS, KV_HEADS, LAYERS, TEXT, TOKENS, VOCABULARY, WIDTH, config_of, inputs_of, loud
+from limitformer.hf import (
+    ShapedTransformerConfig,
+    ShapedTransformerForCausalLM,
+    ShapedTransformerForMaskedLM,
+    ShapedTransformerForSequenceClassification,
+    ShapedTransformerModel,
+    Shaping,
+    load_shaped,
+    shape_model,
+)
+from limitformer.nn import Gain, Residual
+
+OWN = {
+    "own": ShapedTransformerModel,
+    "own, masked": ShapedTransformerForMaskedLM,
+    "own, causal": ShapedTransformerForCausalLM,
+    "own, classes": ShapedTransformerForSequenceClassification,
+}
+STOCK = {
+    "bert, masked": "BertForMaskedLM",
+    "bert, classes": "BertForSequenceClassification",
+    "roberta, masked": "RobertaForMaskedLM",
+    "gpt2, causal": "GPT2LMHeadModel",
+    "gpt2, classes": "GPT2ForSequenceClassification",
+    "llama, causal": "LlamaForCausalLM",
+    "llama, classes": "LlamaForSequenceClassification",
+    "vit, classes": "ViTForImageClassification",
+}
+TEXTS = [name for name in (*OWN, *STOCK) if not name.startswith("vit")]
+every_model = pytest.mark.parametrize("name", [*OWN, *STOCK])
+every_text = pytest.mark.parametrize("name", TEXTS)
+every_loss = pytest.mark.parametrize("name", [name for name in (*OWN, *STOCK) if name != "own"])
+every_vocabulary = pytest.mark.parametrize("name", [name for name in TEXTS if name.endswith(("masked", "causal"))])
+every_class = pytest.mark.parametrize("name", [name for name in (*OWN, *STOCK) if name.endswith("classes")])
+
+
+def family(name):
+    return name.partition(",")[0]
+
+
+def config(name, **options):
+    if name in OWN:
+        return ShapedTransformerConfig(**(TEXT | {"num_key_value_heads": KV_HEADS} | options))
+    return config_of(family(name), **options)
+
+
+def plain_class(name):
+    return OWN[name] if name in OWN else getattr(transformers, STOCK[name])
+
+
+def built(name, seed=0, **options):
+    """A small model, in evaluation mode, whose attention is far from uniform."""
+    torch.manual_seed(seed)
+    model = plain_class(name)(config(name, **options))
+    model = model if name in OWN else shape_model(model, Shaping(residual_gamma=0.3))
+    return loud(model.eval(), std=0.2)
+
+
+def loaded(name, folder, **options):
+    return OWN[name].from_pretrained(folder, **options) if name in OWN else load_shaped(folder, **options)
+
+
+def given(name, batch=BATCH):
+    inputs = inputs_of("vit" if family(name) == "vit" else "text", batch=batch)
+    return {key: x.float() if x.is_floating_point() else x for key, x in inputs.items()}
+
+
+def labels(name, batch=BATCH):
+    return torch.arange(batch) % 2 if name.endswith("classes") else given(name, batch)["input_ids"]
+
+
+def first(out):
+    """The logits, or the tokens of a model without a head."""
+    return out.logits if "logits" in out else out.last_hidden_state
+
+
+def run(model, name, **options):
+    return first(model(**given(name), **options))
+
+
+def trainable(model):
+    return {key: value for key, value in model.named_parameters() if value.requires_grad}
+
+
+# Saving and loading.
+
+
+@every_model
+def test_save_load(name, tmp_path):
+    """Whole, in shards, and as a state; the same again after the second time."""
+    model = built(name)
+    model.save_pretrained(tmp_path / "a", max_shard_size="6KB")
+    again, report = loaded(name, tmp_path / "a", output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert torch.equal(run(again, name), run(model, name))
+    assert all(value.is_contiguous() for value in again.parameters())
+    other = built(name, seed=1)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(run(other, name), run(model, name))
+
+
+@every_model
+def test_torch_save_load_and_deepcopy(name, tmp_path):
+    """Asked for attentions, a model has hooks of the library's own, which pickle takes of no model."""
+    model = built(name)
+    run(model, name)
+    torch.save(model, tmp_path / "whole.pt")
+    run(model, name, output_attentions=True)
+    for again in (torch.load(tmp_path / "whole.pt", weights_only=False), copy.deepcopy(model)):
+        assert type(again) is type(model)
+        assert torch.equal(run(again, name), run(model, name))
+
+
+@every_model
+def test_dtypes_of_loading(name, tmp_path):
+    """By name and by dtype; what was saved in 16 bits comes back so."""
+    built(name).save_pretrained(tmp_path / "a")
+    half = loaded(name, tmp_path / "a", dtype="float16")
+    assert half.dtype == torch.float16
+    half.save_pretrained(tmp_path / "b")
+    again = loaded(name, tmp_path / "b")
+    assert again.dtype == torch.float16
+    assert {key: value.dtype for key, value in again.state_dict().items()} == {
+        key: value.dtype for key, value in half.state_dict().items()
+    }
+
+
+@every_model
+def test_built_on_no_device(name):
+    """Meta tensors: no memory, then made anew on a device."""
+    with torch.device("meta"):
+        model = plain_class(name)(config(name))
+        model = model if name in OWN else shape_model(model, Shaping(residual_gamma=0.3))
+    assert {value.device.type for value in model.parameters()} == {"meta"}
+    assert set(model.state_dict()) == set(built(name).state_dict())
+
+
+@every_class
+def test_from_pretrained_with_mismatched_sizes(name, tmp_path):
+    model = built(name)
+    model.save_pretrained(tmp_path)
+    with pytest.raises((RuntimeError, ValueError), match="ignore_mismatched_sizes"):
+        loaded(name, tmp_path, num_labels=42)
+    other = loaded(name, tmp_path, num_labels=42, ignore_mismatched_sizes=True)
+    assert run(other, name).shape == (BATCH, 42)
+    for key, value in model.base_model.state_dict().items():
+        assert torch.equal(other.base_model.state_dict()[key], value), key
+    assert all(value.isfinite().all() for value in other.parameters())
+
+
+# Initialisation.
+
+
+@every_model
+def test_initialisation_reaches_every_parameter_of_our_own(name):
+    """Filled with NaN and initialised, none is left; gains, λ and γ start where they are said to."""
+    if name not in OWN:
+        name = {"masked": "own, masked", "causal": "own, causal", "classes": "own, classes"}[name.rpartition(" ")[2]]
+    model = built(name)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.fill_(torch.nan)
+    for module in model.modules():
+        model._init_weights(module)
+    assert all(value.isfinite().all() for value in model.parameters())
+    for module in model.modules():
+        if isinstance(module, Gain):
+            assert (module.value == module.start).all()
+        if isinstance(module, Residual):
+            assert (module.gamma.item(), module.lam.item()) == pytest.approx((0.2, 0.96**0.5))
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_initialisation_of_what_a_checkpoint_lacks(name, tmp_path):
+    """A head that is new is drawn, and no weight is what memory held."""
+    model = built(name)
+    model.save_pretrained(tmp_path)
+    other = {"bert": "BertForTokenClassification", "roberta": "RobertaForTokenClassification"}
+    other |= {"gpt2": "GPT2ForTokenClassification", "llama": "LlamaForTokenClassification", "vit": "ViTModel"}
+    again = load_shaped(tmp_path, getattr(transformers, other[family(name)]))
+    assert all(value.isfinite().all() and value.abs().max() < 1e3 for value in again.parameters())
+
+
+# Outputs.
+
+
+@every_model
+def test_determinism_and_batches(name):
+    """Twice the same; and each text or image as it is by itself."""
+    model = built(name)
+    together = run(model, name)
+    assert torch.equal(run(model, name), together)
+    for k in range(BATCH):
+        alone = first(model(**{key: x[k : k + 1] for key, x in given(name).items()}))
+        assert torch.allclose(alone[0], together[k], atol=1e-5)
+
+
+@every_model
+def test_forward_signature(name):
+    names = list(inspect.signature(plain_class(name).forward).parameters)
+    wanted = "pixel_values" if family(name) == "vit" else "input_ids"
+    assert names[1] == plain_class(name).main_input_name == wanted
+
+
+@every_model
+def test_hidden_states_output(name):
+    """By argument and by configuration, with the sizes that are right."""
+    model = built(name)
+    out = model(**given(name), output_hidden_states=True)
+    tokens = out.hidden_states[0].shape[1]
+    assert [state.shape for state in out.hidden_states] == [(BATCH, tokens, WIDTH)] * (LAYERS + 1)
+    assert model(**given(name)).get("hidden_states") is None
+    model.config.output_hidden_states = True
+    by_configuration = model(**given(name)).hidden_states
+    assert all(torch.equal(a, b) for a, b in zip(by_configuration, out.hidden_states, strict=True))
+
+
+@every_model
+def test_attention_outputs(name):
+    """One a layer, of all heads, among the outputs where the library has them; beside hidden states too."""
+    model = built(name)
+    out = model(**given(name), output_attentions=True, output_hidden_states=True)
+    tokens = out.hidden_states[0].shape[1]
+    assert [a.shape for a in out.attentions] == [(BATCH, HEADS, tokens, tokens)] * LAYERS
+    plain = model if name in OWN else plain_class(name)(config(name, attn_implementation="eager"))
+    assert list(out) == list(plain(**given(name), output_attentions=True, output_hidden_states=True))
+    assert torch.equal(first(out), run(model, name))
+    assert torch.equal(first(model(**given(name), output_attentions=True)), first(out))
+
+
+@every_model
+def test_retain_grad_of_hidden_states_and_attentions(name):
+    model = built(name)
+    out = model(**given(name), output_attentions=True, output_hidden_states=True)
+    out.hidden_states[0].retain_grad()
+    out.attentions[0].retain_grad()
+    first(out).flatten()[0].backward()
+    assert out.hidden_states[0].grad.abs().max() > 0
+    assert out.attentions[0].grad.abs().max() > 0
+
+
+def flat(outputs):
+    """All tensors among outputs, in order."""
+    for value in outputs:
+        if isinstance(value, tuple | list):
+            yield from flat(value)
+        elif isinstance(value, torch.Tensor):
+            yield value
+
+
+@every_model
+def test_outputs_as_tuple_and_by_name_are_equal(name):
+    model = built(name)
+    for options in ({}, {"output_hidden_states": True}, {"output_hidden_states": True, "output_attentions": True}):
+        by_name, as_tuple = (model(**given(name), return_dict=named, **options) for named in (True, False))
+        assert isinstance(as_tuple, tuple)
+        pairs = list(zip(flat(by_name.to_tuple()), flat(as_tuple), strict=True))
+        assert len(pairs) > sum(len(by_name[key]) for key in ("hidden_states", "attentions") if key in by_name)
+        assert all(torch.equal(one, other) for one, other in pairs)
+
+
+@every_text
+def test_embeddings_in_place_of_ids(name):
+    model = built(name)
+    embedded = model.get_input_embeddings()(given(name)["input_ids"])
+    if family(name) in ("gpt2", "llama") and name.endswith("classes"):  # these look for the last token by its id
+        model.config.pad_token_id = None
+        found, wanted = (
+            model.base_model(**x, use_cache=False).last_hidden_state for x in ({"inputs_embeds": embedded}, given(name))
+        )
+        assert torch.equal(found, wanted)
+    else:
+        assert torch.equal(first(model(inputs_embeds=embedded)), run(model, name))
+
+
+@every_model
+def test_feed_forward_in_chunks(name):
+    """Where a family knows how; the others give the same at least."""
+    wanted = run(built(name), name)
+    assert torch.allclose(run(built(name, chunk_size_feed_forward=1), name), wanted, atol=1e-6)
+
+
+# Training.
+
+
+@every_loss
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_training(name, reentrant):
+    """Every parameter has a gradient, the same with activation checkpointing of either kind, and switched off again."""
+
+    def gradients(checkpointing):
+        model = built(name).train()
+        parameters = trainable(model)
+        if checkpointing is not None:
+            model.activation_checkpointing_enable({"use_reentrant": checkpointing})
+            assert model.is_activation_checkpointing
+        options = {"use_cache": False} if name.endswith("causal") else {}
+        model(**given(name), labels=labels(name), **options).loss.backward()
+        model.activation_checkpointing_disable()
+        assert not model.is_activation_checkpointing
+        return {key: value.grad for key, value in parameters.items()}
+
+    found = gradients(reentrant)
+    unused = {key for key, value in found.items() if value is None}
+    assert not any(word in key for key in unused for word in ("gamma", "lam", "query", "attn"))
+    assert all("pooler" in key or "layernorm" in key.lower() or "ln_" in key or "token_type" in key for key in unused)
+    if reentrant is not None:
+        for key, wanted in gradients(None).items():
+            assert (wanted is None) == (found[key] is None), key
+            assert wanted is None or torch.allclose(found[key], wanted, atol=1e-6), key
+
+
+@every_class
+@pytest.mark.parametrize(
+    ("problem", "number", "target"),
+    [
+        ("regression", 1, torch.tensor([0.3, -1.0, 2.0])),
+        ("single_label_classification", 4, torch.tensor([0, 3, 1])),
+        ("multi_label_classification", 4, torch.tensor([[1.0, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 0]])),
+    ],
+    ids=["numbers", "one label", "many labels"],
+)
+def test_problem_types(name, problem, number, target):
+    model = built(name, num_labels=number, problem_type=problem)
+    out = model(**given(name), labels=target)
+    assert out.logits.shape == (BATCH, number)
+    losses = {1: nn.functional.mse_loss, 4: nn.functional.cross_entropy}
+    measure = nn.functional.binary_cross_entropy_with_logits if target.dim() == 2 else losses[number]
+    assert torch.allclose(out.loss, measure(out.logits.squeeze(-1) if number == 1 else out.logits, target))
+    out.loss.backward()
+
+
+# Embeddings and heads.
+
+
+@every_text
+def test_get_and_set_input_embeddings(name):
+    model = built(name)
+    embeddings = model.get_input_embeddings()
+    assert isinstance(embeddings, nn.Embedding)
+    new = nn.Embedding(VOCABULARY, WIDTH)
+    before = run(model, name)
+    model.set_input_embeddings(new)
+    assert model.get_input_embeddings() is new
+    assert not torch.equal(run(model, name), before)
+
+
+@every_text
+@pytest.mark.parametrize("number", [VOCABULARY + 10, VOCABULARY - 5])
+def test_resize_embeddings(name, number):
+    """More, then fewer: what stays is as it was, and ids that are left give what they gave."""
+    model, ids = built(name), given(name)["input_ids"] % (VOCABULARY - 5)
+    before, weight = first(model(ids)), model.get_input_embeddings().weight.detach().clone()
+    resized = model.resize_token_embeddings(number, mean_resizing=False)
+    kept = min(number, VOCABULARY)
+    assert model.config.vocab_size == resized.weight.shape[0] == number
+    assert torch.equal(resized.weight[:kept], weight[:kept])
+    after = first(model(ids))
+    if name.endswith(("masked", "causal")):
+        assert after.shape[-1] == model.get_output_embeddings().weight.shape[0] == number
+        assert torch.allclose(after[..., :kept], before[..., :kept], atol=1e-6)
+    else:
+        assert torch.allclose(after, before, atol=1e-6)
+    assert model.resize_token_embeddings(number, pad_to_multiple_of=16, mean_resizing=False).weight.shape[0] % 16 == 0
+
+
+@every_vocabulary
+@pytest.mark.parametrize("tied", [False, True])
+def test_tied_weights(name, tied, tmp_path):
+    """One parameter or two, before and after saving, resizing and loading."""
+    torch.manual_seed(0)
+    model = built(name, tie_word_embeddings=tied)
+
+    def same(one):
+        return one.get_output_embeddings().weight is one.get_input_embeddings().weight
+
+    assert same(model) == tied
+    model.save_pretrained(tmp_path)
+    again, report = loaded(name, tmp_path, output_loading_info=True)
+    assert same(again) == tied
+    assert not report["missing_keys"]
+    assert torch.equal(run(again, name), run(model, name))
+    again.resize_token_embeddings(VOCABULARY + 3, mean_resizing=False)
+    assert same(again) == tied
+
+
+@pytest.mark.parametrize("name", ["own, causal", "gpt2, causal", "llama, causal"])
+def test_logits_to_keep(name):
+    """To rounding: a product of fewer rows may take another kernel, of stock models too."""
+    model = built(name).double()
+    whole = run(model, name)
+    places = torch.tensor([1, 4, TOKENS - 1])
+    for kept, wanted in ((1, whole[:, -1:]), (3, whole[:, -3:]), (places, whole[:, places])):
+        found = run(model, name, logits_to_keep=kept)
+        assert found.shape == wanted.shape
+        assert (found - wanted).abs().max() < 1e-13 * whole.abs().max()
+
+
+@every_text
+def test_a_mask_of_four_dimensions(name):
+    """(batch, 1, queries, keys): the causal one gives a causal model what it has anyway."""
+    model = built(name)
+    lower = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril().expand(BATCH, 1, -1, -1)
+    if name.endswith("classes") or name == "own":
+        model = model.base_model
+    found = first(
+        model(**given(name), attention_mask=lower, **({} if family(name) != "gpt2" else {"use_cache": False}))
+    )
+    wanted = first(model(**given(name)))
+    causal = name.endswith("causal") or family(name) in ("gpt2", "llama")
+    assert torch.allclose(found, wanted, atol=1e-5) == causal
