@@ -203,6 +203,7 @@ def test_a_file_that_cannot_be_written_is_one_error_and_the_store_resumes(tmp_pa
     settings = {"samples": 5000, "seed": 1, "start": {"tokens": 3}}
     description = lf.Sweep(NETWORK, over={"gamma": [0.1, 0.2, 0.3, 0.4]}, simulate=settings, reduce={"samples": True})
     path = tmp_path / "s.zarr"
+    run(description, tmp_path / "whole.zarr")  # also compiles, and compiled kernels are larger files
     with file_size_limit(200_000), pytest.raises(InputError) as raised:
         on_two(description, path)
     expected = f"Cannot write the store {path}: File too large. What is finished stays; start it again."
@@ -210,7 +211,6 @@ def test_a_file_that_cannot_be_written_is_one_error_and_the_store_resumes(tmp_pa
     assert list(path.rglob("*.unfinished")) == []
     assert run(description, path).done == 4
     assert_complete(path, 4)
-    run(description, tmp_path / "whole.zarr")
     assert_same_bits(path, tmp_path / "whole.zarr")
 
 
