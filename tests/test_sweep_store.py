@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 import tracemalloc
 from contextlib import contextmanager
 from pathlib import Path
@@ -340,6 +341,26 @@ def test_values_in_another_order_are_the_same_sweep(store):
     assert report.skipped == CELLS
     assert files(store) == before
     assert lf.load_sweep(store)["dim"].values.tolist() == [4, 6]
+
+
+# Starting again.
+
+
+def seconds_to_start(path, seeds):
+    """Of the processor, for a store that has as many cells, none of them done."""
+    description = sweep({"seed": list(range(seeds))}, keep=MOMENTS)
+    opening.create(path, description)
+    began = time.process_time()
+    with opening.ready(path, description, extend=True, any_version=False) as kept:
+        assert (kept.survey().status == 0).sum() == seeds
+    return time.process_time() - began
+
+
+def test_starting_again_takes_a_time_that_grows_with_the_cells_and_not_their_square(tmp_path):
+    """Eight times as many values on an axis: 64 times as long if each is looked for among the others."""
+    seconds_to_start(tmp_path / "first", 10)
+    few, many = (seconds_to_start(tmp_path / str(seeds), seeds) for seeds in (5_000, 40_000))
+    assert many < 24 * few
 
 
 # Refusals.
