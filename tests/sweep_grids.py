@@ -22,21 +22,20 @@ CELLS = 30  # of the slow sweep
 AT_ANY_TIME = ("seconds", "finished", "checksum")  # arrays that are not the same every time
 
 TRAP = """
-import os, signal, sys
-if os.environ.get("SWEEP_TRAP", "").startswith("start") and "--multiprocessing-fork" in sys.argv:
+import os, sys
+if os.environ.get("SWEEP_TRAP", "").endswith("=start") and "--multiprocessing-fork" in sys.argv:
     os._exit(3)
 if "SWEEP_TRAP" in os.environ:
     import limitformer.sweep.work as work
 
-    honest, what, beta = work.compute, *os.environ["SWEEP_TRAP"].split("=")
+    honest, traps = work.compute, dict(trap.split("=") for trap in os.environ["SWEEP_TRAP"].split(","))
 
     def trapped(sweep, cell, **options):
-        if cell.model.beta == float(beta):
-            if what == "raise":
-                raise RuntimeError("a trap")
-            if what == "exit":
-                os._exit(3)
-            os.kill(os.getpid(), signal.SIGKILL)
+        what = traps.get(str(cell.model.beta))
+        if what == "raise":
+            raise RuntimeError("a trap")
+        if what == "exit":
+            os._exit(3)
         return honest(sweep, cell, **options)
 
     work.compute = trapped
@@ -146,11 +145,11 @@ def flip(path, bit=3):
     path.write_bytes(data)
 
 
-def set_trap(folder, monkeypatch, what, beta):
-    """Workers to come `raise`, `exit` or are `kill`ed in cells with this beta, or end as they `start`."""
+def set_trap(folder, monkeypatch, **traps):
+    """Workers to come `raise` or `exit` in cells with these betas, or end as they `start`."""
     (folder / "sitecustomize.py").write_text(TRAP)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *source_folders()]))
-    monkeypatch.setenv("SWEEP_TRAP", f"{what}={beta}")
+    monkeypatch.setenv("SWEEP_TRAP", ",".join(f"{beta}={what}" for what, beta in traps.items()))
 
 
 def source_folders():

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import limitformer as lf
+import limitformer.sweep.run as running
 from limitformer.errors import InputError
 from sweep_grids import (
     assert_complete,
@@ -113,6 +114,7 @@ def torture_disk(folder):
     """A disk that is really full: one error; with more room the store goes on. One that is for reading alone."""
     small, cells = folder / "disk", 60
     small.mkdir()
+    running.SOONEST = 1e9  # until they are gathered, cells take a page each: more than there are
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(small)], check=True)
     try:
         for workers in (1, 2):

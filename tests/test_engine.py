@@ -486,12 +486,26 @@ def bars_of(monkeypatch, patience, **settings):
     return made
 
 
-def test_the_bar_shows_only_after_a_while(monkeypatch, capsys):
+@pytest.fixture
+def terminal(monkeypatch):
+    """Standard error passes for one."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def test_where_there_is_no_terminal_a_bar_writes_nothing(monkeypatch, capsys):
+    assert bars_of(monkeypatch, 0.0)[0].visible
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_bar_shows_only_after_a_while(monkeypatch, capsys, terminal):
     quick, slow = (bars_of(monkeypatch, patience)[0] for patience in (1000.0, 0.0))
     assert not quick.visible
     assert slow.visible
     assert not slow.progress.live.is_started
-    assert capsys.readouterr().out == ""
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "━" in err
 
 
 def test_without_progress_there_is_no_bar(monkeypatch, capsys):
@@ -505,12 +519,13 @@ def test_the_bar_never_counts_more_than_there_is(monkeypatch, capsys):
     assert shown.progress.tasks[0].completed == 10
 
 
-def test_the_bar_is_closed_on_ctrl_c(monkeypatch):
+def test_the_bar_is_closed_on_ctrl_c(monkeypatch, terminal):
     monkeypatch.setattr(progress, "PATIENCE", 0.0)
     shown = progress.bar("chain", 3)
 
     monkeypatch.setattr(replicas, "wait", interrupt)
     progress.advance(shown, 1)
+    assert shown.progress.live.is_started
     parts = replicas.slices(0, 3, 1)
     replicas.run_parts(lambda part: None, parts, 3, 1, lambda done: progress.advance(shown, done))
     assert shown.visible

@@ -162,7 +162,7 @@ def test_cells_that_fail_are_recorded_and_the_others_go_on(cluster, tmp_path):
 def test_a_cell_that_kills_its_worker_is_given_up_and_the_rest_goes_on(tmp_path, monkeypatch):
     path = tmp_path / "s.zarr"
     with monkeypatch.context() as patch, dask.config.set({"distributed.scheduler.allowed-failures": 0}):
-        set_trap(tmp_path, patch, "exit", 0.5)
+        set_trap(tmp_path, patch, exit=0.5)
         made = local_cluster(1)
         try:
             report = on(made, sweep(BETAS), path)
@@ -177,13 +177,20 @@ def test_a_cell_that_kills_its_worker_is_given_up_and_the_rest_goes_on(tmp_path,
 
 
 def test_a_scheduler_that_is_killed_is_one_error_and_the_store_goes_on(whole, tmp_path, capfd):
-    """One that somebody else has started, at an address; its worker ends by itself."""
+    """One that somebody else has started, at an address."""
     path, port = tmp_path / "s.zarr", free_port()
     address, quiet = f"tcp://127.0.0.1:{port}", {"env": environment(), "stderr": subprocess.DEVNULL}
     start = [sys.executable, "-m"]
     host = ["--host", "127.0.0.1", "--port", str(port), "--no-dashboard"]
     scheduler = subprocess.Popen([*start, "distributed.cli.dask_scheduler", *host], **quiet)
-    options = ["--nthreads", "2", "--no-nanny", "--no-dashboard", "--death-timeout", "5"]
+    options = [
+        "--nthreads",
+        "2",
+        "--no-nanny",
+        "--no-dashboard",
+        "--death-timeout",
+        "60",
+    ]  # the scheduler may start later
     worker = subprocess.Popen([*start, "distributed.cli.dask_worker", address, *options], **quiet)
 
     def kill():

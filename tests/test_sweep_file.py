@@ -70,10 +70,10 @@ def test_without_keep_it_is_the_moments(read):
 
 def test_everything_that_python_takes(read):
     text = ISSUE.replace(
-        "horizon = 20.0", 'horizon = 2.0\nas = "limit"\ndt = 0.1\nrecord = [1.0, 2.0]\ncommon_seed = true'
+        "horizon = 20.0", 'horizon = 2.0\nas = "limit"\ndt = 0.02\nrecord = [1.0, 2.0]\ncommon_seed = true'
     )
     text = text.replace("outcomes = true", "outcomes = { level = 0.9 }\nquantiles = [0.5]\nks = false")
-    settings = {"samples": 2000, "horizon": 2.0, "seed": 0, "as": "limit", "dt": 0.1, "record": [1.0, 2.0]}
+    settings = {"samples": 2000, "horizon": 2.0, "seed": 0, "as": "limit", "dt": 0.02, "record": [1.0, 2.0]}
     keep = {"outcomes": {"level": 0.9}, "quantiles": [0.5]}
     over = {"dim": [4, 6, 8], "beta": [k / 4 for k in range(9)]}
     expected = lf.Sweep(

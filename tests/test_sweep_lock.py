@@ -84,7 +84,7 @@ def test_a_file_that_its_holder_has_removed_is_no_lock(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [(b"", "another process"), (b"\x1b[31m\nme\0\xff\n", "[31mme\ufffd"), (9999 * b"x", 200 * "x")]
+    ("text", "says"), [(b"", "another process"), (b"\x1b[31m\nme\0\xff\n", "[31m me \ufffd"), (9999 * b"x", 200 * "x")]
 )
 def test_whatever_is_in_a_lock_one_line_is_said(tmp_path, text, says):
     with only_one(tmp_path / "lock", "it"):

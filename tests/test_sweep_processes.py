@@ -97,9 +97,9 @@ def test_two_processes_in_random_order_give_the_bits_of_one(tmp_path):
 
 def test_killed_workers_change_nothing(whole, tmp_path):
     path = tmp_path / "s.zarr"
-    with killer(path, at=(2, 8, 15, 21)) as killed:
+    with killer(path, at=(2, 15)) as killed:
         report = on_two(slow_sweep(CELLS), path)
-    assert len(set(killed)) == 4
+    assert len(set(killed)) == 2
     assert (report.done, report.failed) == (CELLS, 0)
     assert_complete(path, CELLS)
     assert_same_bits(path, whole)
@@ -140,16 +140,17 @@ def test_a_killed_parent_takes_its_workers_along_and_the_store_goes_on(whole, tm
     assert_same_bits(path, whole)
 
 
-def test_a_cell_that_kills_its_worker_is_given_up_and_the_rest_goes_on(tmp_path, monkeypatch):
+def test_a_cell_that_kills_its_worker_or_fails_is_given_up_and_the_rest_goes_on(tmp_path, monkeypatch):
     """With `exit`, as a crash in a library would; after that it is an ordinary failed cell."""
     path = tmp_path / "s.zarr"
     with monkeypatch.context() as patch:
-        set_trap(tmp_path, patch, "exit", 0.5)
+        set_trap(tmp_path, patch, exit=0.5, **{"raise": 1.0})
         patch.setattr(Workers, "patience", 2)
         report = on_two(sweep(BETAS), path)
-    assert (report.done, report.failed) == (2, 1)
-    assert report.errors == {(1,): "the worker died 2 times in this cell (exit code 3)"}
-    assert lf.load_sweep(path)["status"].values.tolist() == [1, 2, 1]
+    assert (report.done, report.failed) == (1, 2)
+    assert report.errors == {(1,): "the worker died 2 times in this cell (exit code 3)", (2,): "RuntimeError: a trap"}
+    assert lf.load_sweep(path)["status"].values.tolist() == [1, 2, 2]
+    assert run(sweep(BETAS), path, retry_failed=False).failed == 2
     assert run(sweep(BETAS), path).done == 3
     run(sweep(BETAS), tmp_path / "whole.zarr")
     assert_same_bits(path, tmp_path / "whole.zarr")
@@ -162,19 +163,9 @@ def test_patience_outlasts_random_kills_and_ends():
     assert 4 <= group.patience <= 10
 
 
-def test_a_cell_that_fails_is_recorded_and_the_others_go_on(tmp_path, monkeypatch):
-    path = tmp_path / "s.zarr"
-    with monkeypatch.context() as patch:
-        set_trap(tmp_path, patch, "raise", 0.5)
-        report = on_two(sweep(BETAS), path)
-    assert (report.done, report.errors) == (2, {(1,): "RuntimeError: a trap"})
-    assert run(sweep(BETAS), path, retry_failed=False).failed == 1
-    assert run(sweep(BETAS), path).done == 3
-
-
 def test_workers_that_cannot_start_are_one_error(tmp_path, monkeypatch):
     """As in a script without a guard, whose workers would run it again."""
-    set_trap(tmp_path, monkeypatch, "start", 0)
+    set_trap(tmp_path, monkeypatch, start="each")
     monkeypatch.setattr(processes, "MOST_STILLBORN", 3)
     with pytest.raises(InputError, match=r"^The workers end as they start \(exit code 3\)\. In a script, ") as raised:
         on_two(sweep(BETAS), tmp_path / "s.zarr")
@@ -203,6 +194,7 @@ def test_a_file_that_cannot_be_written_is_one_error_and_the_store_resumes(tmp_pa
     settings = {"samples": 5000, "seed": 1, "start": {"tokens": 3}}
     description = lf.Sweep(NETWORK, over={"gamma": [0.1, 0.2, 0.3, 0.4]}, simulate=settings, reduce={"samples": True})
     path = tmp_path / "s.zarr"
+    run(description, tmp_path / "whole.zarr")  # also compiles, and compiled kernels are larger files
     with file_size_limit(200_000), pytest.raises(InputError) as raised:
         on_two(description, path)
     expected = f"Cannot write the store {path}: File too large. What is finished stays; start it again."
@@ -210,7 +202,6 @@ def test_a_file_that_cannot_be_written_is_one_error_and_the_store_resumes(tmp_pa
     assert list(path.rglob("*.unfinished")) == []
     assert run(description, path).done == 4
     assert_complete(path, 4)
-    run(description, tmp_path / "whole.zarr")
     assert_same_bits(path, tmp_path / "whole.zarr")
 
 

@@ -52,6 +52,11 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def printable(text: str) -> str:
+    """One line of it that a terminal shows as it is, whoever has written it."""
+    return "".join(character if character.isprintable() else " " for character in text).strip()
+
+
 def keep(part: object, **values: object) -> None:
     """Set fields of a frozen dataclass to the plain values that they were checked to be."""
     for name, value in values.items():

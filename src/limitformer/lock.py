@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from limitformer.errors import InputError
+from limitformer.errors import InputError, printable
 from limitformer.progress import say
 
 try:
@@ -105,5 +105,4 @@ def description() -> str:
 
 def holder(file: int) -> str:
     """Who holds the lock, in one line of plain characters whatever is in the file."""
-    text = os.read(file, LONGEST).decode("utf-8", "replace")
-    return "".join(character for character in text if character.isprintable()).strip() or "another process"
+    return printable(os.read(file, LONGEST).decode("utf-8", "replace")) or "another process"

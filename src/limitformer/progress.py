@@ -55,7 +55,9 @@ class Bar:
 def bar(description: str, total: int) -> Bar:
     """A bar for `total` pieces of work."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    unseen = not (console.is_interactive or console.is_jupyter)  # where a bar would leave an empty line and no more
+    progress = Progress(*columns, console=console, transient=True, disable=unseen)
     return Bar(progress, progress.add_task(description, total=total), time.perf_counter())
 
 

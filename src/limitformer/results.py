@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from math import isqrt
 from pathlib import Path
@@ -33,8 +34,9 @@ NETCDF3_LIMIT = 2**32 - 4  # bytes of one variable
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a path has lost the second /; one letter is a drive
 
 
+@cache
 def package_version() -> str:
-    """The installed version of limitformer."""
+    """The installed version of limitformer; to look it up takes longer than a small simulation."""
     try:
         return version("limitformer")
     except PackageNotFoundError:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from limitformer.cli.report import clear_endings, errors, screen
-from limitformer.errors import require
+from limitformer.errors import printable, require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,7 +105,7 @@ def say(report: "Report") -> None:
     if report.failed:
         errors.print(f"{report.failed} cells have failed:", style="bold red")
         for index, message in list(report.errors.items())[:5]:
-            errors.print(f"  {index}: {message}", markup=False, highlight=False, soft_wrap=True)
+            errors.print(f"  {index}: {printable(message)}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(FAILED_CODE)
 
 

@@ -365,7 +365,6 @@ class PreparedSphere:
         self.paths = paths
         self.key_words = np.array(key(seed, f"{paths.description} {paths.method}"), np.uint64)
         self.start_key = np.array(key(seed, f"{paths.description} start {paths.method}"), np.uint64)
-        self.replicas: Callable[[int, Outputs], None] = self.run_two if paths.method == "overlap" else self.run_any
         if paths.method == "overlap":
             plus, minus = paths.stops()
             self.pair_constants = paths.pair_constants(plus / (2 - plus), minus / (2 - minus))
@@ -376,7 +375,8 @@ class PreparedSphere:
 
     def run(self, first: int, outputs: Outputs) -> None:
         """Replicas `first` … into `outputs`."""
-        self.replicas(first, outputs)
+        replicas = self.run_two if self.paths.method == "overlap" else self.run_any
+        replicas(first, outputs)
 
     def run_two(self, first: int, outputs: Outputs) -> None:
         """Two tokens, by their overlap."""

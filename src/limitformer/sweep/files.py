@@ -79,10 +79,18 @@ def read_inside(store: Path, name: str, most: int) -> bytes | None:
         raise error
     if file < 0:
         return b""
-    with open(file, "rb", buffering=0) as opened:
-        facts = os.fstat(file)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > most:
-            return b""
+    try:
+        return regular(file, most)
+    finally:
+        os.close(file)
+
+
+def regular(file: int, most: int) -> bytes:
+    """All of it; nothing of what is no file of at most `most` bytes."""
+    facts = os.fstat(file)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_size > most:
+        return b""
+    with open(file, "rb", buffering=0, closefd=False) as opened:  # `open` itself refuses a folder
         return opened.readall()
 
 

@@ -100,6 +100,8 @@ def check_axis(name: str, values: Any) -> None:
     plain = str | int | float | np.number | None
     strange = {type(value).__name__ for value in values if not isinstance(value, plain)}
     require(not strange, f"The axis {name!r} must be numbers or words; got {', '.join(sorted(strange))}.")
+    unseen = [value for value in values if isinstance(value, str) and not value.isprintable()]
+    require(not unseen, f"The words on the axis {name!r} must be printable; got {unseen[:1]!r}.")
     if len(set(values)) != len(values):
         raise InputError(f"The values of {name!r} must differ; got {', '.join(map(str, values))}.")
 

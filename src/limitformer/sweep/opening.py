@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from limitformer.errors import InputError, require
+from limitformer.errors import InputError, printable, require
 from limitformer.lock import CannotLockError, only_one
 from limitformer.models.serial import from_record
 from limitformer.results import check_writable, local_path
@@ -65,9 +65,10 @@ def open_store(path: Path) -> Store:
         store = Store(path, sweep, layout, lengths, checked_codes(kept["codes"]))
         check_sizes(store)
     except InputError as error:
-        raise InputError(f"{path} is damaged: {error}") from error
+        raise InputError(f"{path} is damaged: {printable(str(error))}") from error
     except Exception as error:  # whatever a stranger has written
-        raise InputError(f"{path} is damaged: {type(error).__name__} in its description ({error}).") from error
+        reason = f"{type(error).__name__} in its description ({printable(str(error))})"
+        raise InputError(f"{path} is damaged: {reason}.") from error
     return store
 
 

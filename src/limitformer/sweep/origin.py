@@ -76,9 +76,10 @@ def checked_codes(given: Any) -> dict[int, Code]:
 
 
 def is_code(one: Any) -> bool:
-    """Whether it is a short table of words."""
-    table = isinstance(one, dict) and len(one) <= 2 * len(NAMES)
-    return table and all(isinstance(text, str) and len(text) < LONGEST for text in one.values())
+    """Whether it is a short table of words, which a terminal can show."""
+    if not isinstance(one, dict) or len(one) > 2 * len(NAMES):
+        return False
+    return all(isinstance(text, str) and len(text) < LONGEST and text.isprintable() for text in (*one, *one.values()))
 
 
 def mixture(codes: Iterable[Code]) -> str:

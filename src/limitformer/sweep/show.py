@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from limitformer.errors import InputError, require
+from limitformer.errors import InputError, printable, require
 from limitformer.plot import PALETTE, panels, style
 from limitformer.results import check_target, check_writable, save, write_whole
 from limitformer.sweep.grid import unknown_field
@@ -39,7 +39,7 @@ def progress_of(path: Path) -> list[tuple[str, str]]:
         rate = (len(times) - 1) / max(times[-1] - times[0], 1e-9)
         rows.append(("rate", f"{rate:.3g} cells a second"))
         rows.append(("time left, at this rate", duration(left / rate)))
-    rows += [(f"failed {index}", text) for index, text in sorted(found.errors.items())[:5]]
+    rows += [(f"failed {index}", printable(text)) for index, text in sorted(found.errors.items())[:5]]
     return rows + [("made by", line) for line in makers(store, found)]
 
 
