@@ -29,7 +29,10 @@ def of_hybrid(_: HybridTransformer) -> float:
 
 
 # Of the default step: its product with the fastest rate.
-RESOLUTIONS: Mapping[type, Callable[[Any], float]] = {StochasticTransformer: of_stochastic, HybridTransformer: of_hybrid}
+RESOLUTIONS: Mapping[type, Callable[[Any], float]] = {
+    StochasticTransformer: of_stochastic,
+    HybridTransformer: of_hybrid,
+}
 
 
 def chosen_step(limit: TokenLimit, dt: float | None) -> float:
