@@ -381,10 +381,10 @@ def pool_that_runs(*firsts):
         def __init__(self, threads):
             self.futures = []
 
-        def submit(self, call, part):
+        def submit(self, call, part, watch):
             future = Future()
             if part.start in firsts:
-                future.set_result(call(part))
+                future.set_result(call(part, watch))
             self.futures.append(future)
             return future
 
@@ -424,11 +424,11 @@ def test_ctrl_c_while_the_last_chunk_runs_is_not_lost(monkeypatch):
 
 
 def test_an_error_in_a_chunk_is_not_swallowed():
-    def fail(part):
+    def fail(part, watch):
         raise ZeroDivisionError(part)
 
     with pytest.raises(ZeroDivisionError):
-        replicas.run_parts(fail, replicas.slices(0, 3, 1), 3, 2, lambda done: None)
+        replicas.run_parts(fail, replicas.slices(0, 3, 1), 2, lambda done: None)
 
 
 @pytest.mark.parametrize(("first", "samples", "chunk"), [(0, 25, 7), (8, 25, 7), (0, 7, 7), (8, 8, 3), (0, 3, 1000)])
@@ -446,8 +446,15 @@ def test_the_trial_and_the_parts_after_it_hold_every_replica_once(monkeypatch, s
     clock = iter([10.0, 10.0 + seconds])
     monkeypatch.setattr(replicas, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     ran = []
-    parts = replicas.slices_after_a_trial(ran.append, samples, threads)
-    assert ran == [slice(0, min(LANES, samples))]
+
+    def run_parts(run, parts, threads, show):
+        ran.append(parts)
+        return sum(part.stop - part.start for part in parts), False
+
+    monkeypatch.setattr(replicas, "run_parts", run_parts)
+    assert replicas.run_all(None, samples, threads, None, None) == (samples, False)
+    trial, parts = ran
+    assert trial == [slice(0, min(LANES, samples))]
     sizes = [part.stop - part.start for part in parts]
     assert [part.start for part in parts] == [min(LANES, samples) + sum(sizes[:k]) for k in range(len(parts))]
     assert min(LANES, samples) + sum(sizes) == samples
@@ -493,8 +500,25 @@ def terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
 
 
-def test_where_there_is_no_terminal_a_bar_writes_nothing(monkeypatch, capsys):
-    assert bars_of(monkeypatch, 0.0)[0].visible
+def test_where_there_is_no_terminal_a_bar_writes_nothing_for_a_minute(monkeypatch, capsys):
+    assert not bars_of(monkeypatch, 0.0)[0].visible
+    assert capsys.readouterr() == ("", "")
+
+
+def test_and_then_a_line_a_minute(monkeypatch, capsys):
+    """With the time that is left, from what was done since it began; in a process that shows nothing, none."""
+    clock = iter([100.0, 100.5, 130.0, 161.0, 170.0, 222.0, 500.0])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    shown = progress.bar("chain samples", 10_000)
+    for done in (4000, 4100.5, 5000.25, 5100, 9000):
+        progress.advance(shown, done)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "chain samples: 5,000 of 10,000, about 5 min left",
+        "chain samples: 9,000 of 10,000, about 24 s left",
+    ]
+    monkeypatch.setattr(progress, "PATIENCE", np.inf)
+    progress.advance(shown, 9500)
     assert capsys.readouterr() == ("", "")
 
 
@@ -513,20 +537,18 @@ def test_without_progress_there_is_no_bar(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_bar_never_counts_more_than_there_is(monkeypatch, capsys):
+def test_the_bar_never_counts_more_than_there_is(monkeypatch, capsys, terminal):
     """Ten samples in chunks of seven are 7 and then 10, not 14."""
     shown = bars_of(monkeypatch, 0.0)[0]
     assert shown.progress.tasks[0].completed == 10
 
 
 def test_the_bar_is_closed_on_ctrl_c(monkeypatch, terminal):
+    made, make = [], engine.bar
+    monkeypatch.setattr(engine, "bar", lambda *arguments: made.append(make(*arguments)) or made[-1])
     monkeypatch.setattr(progress, "PATIENCE", 0.0)
-    shown = progress.bar("chain", 3)
-
-    monkeypatch.setattr(replicas, "wait", interrupt)
-    progress.advance(shown, 1)
-    assert shown.progress.live.is_started
-    parts = replicas.slices(0, 3, 1)
-    replicas.run_parts(lambda part: None, parts, 3, 1, lambda done: progress.advance(shown, done))
-    assert shown.visible
-    assert not shown.progress.live.is_started
+    monkeypatch.setattr(replicas, "wait", InterruptAfter(1))
+    with pytest.raises(Interrupted):
+        run(samples=10, chunk=7)
+    assert made[0].visible
+    assert not made[0].progress.live.is_started

@@ -47,6 +47,7 @@ from limitformer.models import (
     as_start,
 )
 from limitformer.random import key, open_stream, rewind
+from limitformer.watch import new_watch
 
 EPS = np.finfo(float).eps
 BAD = [np.nan, np.inf, -np.inf]
@@ -510,7 +511,7 @@ def test_the_place_of_a_replica_does_not_change_a_bit(model, options):
     prepared = process.prepare(11)
     for first, count in ((0, 1), (1, 1), (3, 8), (5, 13), (7, 2), (8, 3), (11, 9), (15, 9), (23, 1)):
         outputs = process.outputs(count)
-        prepared.run(first, outputs)
+        prepared.run(first, outputs, new_watch())
         for ours, name in (("covariance", "covariance"), ("exits", "exit"), ("causes", "exit_cause")):
             theirs = whole[name].values[first : first + count]
             assert same_bits(outputs[ours].reshape(theirs.shape), theirs), (name, first, count)
@@ -536,7 +537,7 @@ def chain_paths(model):
         spoil(work.factor)
         outputs = chain.outputs(LANES)
         arguments = (prepared.sublayers, prepared.visible, chain.points, chain.radius)
-        run_lanes(prepared.constants, *arguments, chain.recording.record(outputs, 3), work)
+        run_lanes(prepared.constants, *arguments, chain.recording.record(outputs, 3), work, new_watch())
         return outputs["covariance"], work.ledger.exits, work.ledger.causes
 
     return paths
@@ -556,7 +557,8 @@ def limit_paths(step):
         kernel = factor_paths if step == "factor" else euler_paths
         outputs = process.outputs(LANES)
         record = process.recording.record(outputs, 3)
-        kernel(constants, mask, process.actual_dt, process.steps, process.step_numbers, 1e100, record, work)
+        arguments = process.actual_dt, process.steps, process.step_numbers, 1e100, record, work, new_watch()
+        kernel(constants, mask, *arguments)
         return outputs["covariance"], work.ledger.exits, work.ledger.causes
 
     return paths

@@ -15,6 +15,7 @@ from limitformer.sphere.chi import blocks_needed
 from limitformer.sphere.pair import advance_hybrid, advance_stochastic, open_pairs
 from limitformer.sphere.process import methods_of
 from limitformer.sphere.values import LAWS
+from limitformer.watch import new_watch
 from statistics_checks import ALPHA, assert_same_law
 from test_sphere_naive import gaps_of, naive_chain, naive_layer, normalised, overlaps_of, tokens_at
 
@@ -422,7 +423,7 @@ def test_a_layer_that_all_but_cancels_the_longer_vector(seed, replica):
     model = stochastic(2, 2, beta=1.0, sigma=3.0, layers_per_unit_time=1)
     process = process_of(model, 0.5, np.arange(21.0), {"horizon": 20.0})
     outputs = process.outputs(1)
-    process.prepare(seed).run(replica, outputs)
+    process.prepare(seed).run(replica, outputs, new_watch())
     gap = outputs["gap"][0, :, 0]
     assert np.isfinite(gap).all()
     assert (gap[1:] > 1e-30 * gap[:-1]).all()

@@ -18,6 +18,7 @@ from limitformer.lanes import LANES
 from limitformer.sphere.outcome import LABELS
 from limitformer.sphere.pair import BLOCK
 from limitformer.sphere.process import PreparedSphere
+from limitformer.watch import new_watch
 from test_engine import InterruptAfter, interrupt, pool_that_runs
 from test_sphere_naive import tokens_at
 
@@ -108,12 +109,12 @@ def test_a_replica_has_its_bits_in_any_place(name):
     process = process_of(model, start, None, {"horizon": 4.2, **options})
     prepared = process.prepare(5)
     whole, part = process.outputs(37), process.outputs(19)
-    prepared.run(0, whole)
-    prepared.run(11, part)
+    prepared.run(0, whole, new_watch())
+    prepared.run(11, part, new_watch())
     for key, values in part.items():
         assert values.tobytes() == whole[key][11:30].tobytes()
     elsewhere = process.outputs(19)
-    prepared.run(12, elsewhere)
+    prepared.run(12, elsewhere, new_watch())
     assert any(elsewhere[key].tobytes() != part[key].tobytes() for key in part)
 
 

@@ -31,9 +31,10 @@ from limitformer.models import (
 from limitformer.models.sphere_start import SphereStart, as_sphere_start
 from limitformer.progress import advance, announced, bar
 from limitformer.records import Shapes, bytes_of
-from limitformer.replicas import run_parts, slices, slices_after_a_trial, usable_cores
+from limitformer.replicas import run_all, usable_cores
 from limitformer.results import covariance_dataset, pairs_dataset, sphere_dataset
 from limitformer.sphere.process import SphereOptions, SpherePaths
+from limitformer.watch import Watch, new_watch
 from limitformer.writing import Recording
 
 Record = Sequence[float] | NDArray[Any] | None
@@ -46,8 +47,8 @@ Outputs = dict[str, NDArray[Any]]
 class Prepared(Protocol):
     """A process that is ready to run replicas, from any thread."""
 
-    def run(self, first: int, outputs: Outputs) -> None:
-        """Fill the arrays with replicas `first`, `first` + 1, …"""
+    def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
+        """Fill the arrays with replicas `first`, `first` + 1, …, unless the watch says halt."""
 
 
 class Process(Protocol):
@@ -156,18 +157,20 @@ def simulate(
         }
         return dataset_of(process, part_of(outputs, slice(0, finished)), provenance)
 
-    def run(part: slice) -> None:
-        prepared.run(part.start, part_of(outputs, part))
+    def run(part: slice, watch: Watch) -> None:
+        prepared.run(part.start, part_of(outputs, part), watch)
 
     try:
         with announced(f"Compiling the {process.description}'s kernels for this machine (the first time only)"):
-            run(slice(0, 0))
-        parts = slices(0, samples, chunk) if chunk else slices_after_a_trial(run, samples, threads)
+            run(slice(0, 0), new_watch())
     except KeyboardInterrupt as interrupt:
         raise Interrupted(dataset(0)) from interrupt
     size = readable(bytes_of(process.shapes(samples)))
     shown = bar(f"{process.description} samples ({size} to keep)", samples) if progress else None
-    finished, interrupted = run_parts(run, parts, samples, threads, lambda done: advance(shown, done))
+    try:
+        finished, interrupted = run_all(run, samples, threads, chunk, lambda done: advance(shown, done))
+    finally:
+        advance(shown, -1)
     if interrupted:
         raise Interrupted(dataset(finished))
     return dataset(samples)
@@ -182,7 +185,7 @@ def recording_size(model: Any, start: Any = None, *, samples: int, record: Recor
     >>> import limitformer as lf
     >>> many = lf.StochasticTransformer(tokens=50, dim=4, beta=1.0, layers_per_unit_time=100)
     >>> lf.recording_size(many, horizon=10.0, samples=1000) // 2**20
-    1888
+    1887
     >>> lf.recording_size(many, horizon=10.0, samples=1000, pairs=[(0, 1), (0, 2)], dtype="float32") // 2**20
     1
     """

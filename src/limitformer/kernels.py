@@ -30,6 +30,7 @@ KERNEL_SOURCES = (
     "records.py",
     "recording.py",
     "writing.py",
+    "watch.py",
     "sphere/*.py",
     "chains/*.py",
     "limits/*.py",

@@ -1,4 +1,5 @@
-"""What the terminal shows of long work: nothing for two seconds, then a bar; and a word before a first compilation."""
+"""What is shown of long work: nothing for two seconds, then a bar with the time that is left, or a line a minute where
+there is no terminal; and a word before a first compilation."""
 
 import math
 import threading
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 PATIENCE = 2.0  # seconds before progress is shown
+MINUTE = 60.0  # seconds between lines where there is no terminal
 
 T = TypeVar("T")
 
@@ -44,12 +46,41 @@ def announced(message: str) -> Iterator[None]:
 
 @dataclass
 class Bar:
-    """A progress bar that waits `PATIENCE` seconds before it shows."""
+    """A progress bar that waits `PATIENCE` seconds before it shows; or lines, where a bar cannot be seen."""
 
     progress: Progress
     task: Any
     began: float
+    said: float
+    first: float | None = None  # done when it began: a run that goes on does not begin at 0
     visible: bool = False
+
+    def show(self, done: float) -> None:
+        """The bar."""
+        if not self.visible and time.perf_counter() - self.began > PATIENCE:
+            self.visible = True
+            self.progress.start()
+        self.progress.update(self.task, completed=done)
+
+    def tell(self, done: float) -> None:
+        """A line, if a minute has passed."""
+        now = time.perf_counter()
+        self.first = done if self.first is None else self.first
+        if now - self.said < MINUTE or math.isinf(PATIENCE):
+            return
+        self.said = now
+        task = self.progress.tasks[0]
+        total = task.total or 0.0
+        left = time_left(done - self.first, total - self.first, now - self.began)
+        say(f"{task.description}: {int(done):,} of {int(total):,}{left}")
+
+
+def time_left(done: float, total: float, seconds: float) -> str:
+    """What is said of the time that is left, if this much was done in so many seconds."""
+    if done <= 0:
+        return ""
+    left = seconds * (total / done - 1)
+    return f", about {left / 60:.0f} min left" if left > 90 else f", about {left:.0f} s left"
 
 
 def bar(description: str, total: int) -> Bar:
@@ -58,21 +89,18 @@ def bar(description: str, total: int) -> Bar:
     console = Console(stderr=True)
     unseen = not (console.is_interactive or console.is_jupyter)  # where a bar would leave an empty line and no more
     progress = Progress(*columns, console=console, transient=True, disable=unseen)
-    return Bar(progress, progress.add_task(description, total=total), time.perf_counter())
+    now = time.perf_counter()
+    return Bar(progress, progress.add_task(description, total=total), now, now)
 
 
-def advance(shown: Bar | None, done: int) -> None:
+def advance(shown: Bar | None, done: float) -> None:
     """Show `done` pieces of work; a negative number closes the bar."""
     if shown is None:
         return
-    if done < 0:
-        if shown.visible:
-            shown.progress.stop()
-        return
-    if not shown.visible and time.perf_counter() - shown.began > PATIENCE:
-        shown.visible = True
-        shown.progress.start()
-    shown.progress.update(shown.task, completed=done)
+    if done >= 0:
+        (shown.tell if shown.progress.disable else shown.show)(done)
+    elif shown.visible:
+        shown.progress.stop()
 
 
 def tracked(items: Sequence[T], description: str) -> Iterator[T]:

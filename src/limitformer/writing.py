@@ -154,11 +154,17 @@ def rows_of(record, begin):
 
 
 @kernel
+def replicas_of(record):
+    """How many replicas are written down, at most LANES."""
+    return record.covariance.shape[0]
+
+
+@kernel
 def write(points, step, record, ledger):
     """Write V (`ledger.now`, or what was kept), or what it tells of pairs, where `points` asks for `step`."""
     k = first_at(points, step)
     while k < len(points) and points[k] == step:
-        for lane in range(record.covariance.shape[0]):
+        for lane in range(replicas_of(record)):
             if ledger.exits[lane] == np.inf:
                 write_value(ledger.now, lane, 1.0, k, record)
             else:

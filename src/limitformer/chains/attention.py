@@ -24,6 +24,7 @@ from limitformer.factor import (
 )
 from limitformer.kernels import driver, kernel
 from limitformer.lanes import LANES, everywhere, lane_matrix, larger, load, store
+from limitformer.watch import halted
 
 
 class AttentionConstants(NamedTuple):
@@ -126,11 +127,13 @@ def mix_tokens(stream, factor, visible, constants, work, out):
 
 
 @kernel
-def mix_heads(stream, factor, visible, constants, work, out):
+def mix_heads(stream, factor, visible, constants, work, out, watch):
     """The lower triangular factor of [S_1 | … | S_H]/√(H n_k) into `out` (m, m)."""
     q = work.head.shape[1]
     scale = 1.0 / np.sqrt(constants.heads * constants.key_dim)
     for h in range(constants.heads):
+        if halted(watch):
+            return
         mix_tokens(stream, factor, visible, constants, work, work.mixed)
         draw_bartlett(stream, constants.key_dim, work.trapezoid)
         multiply(work.mixed, work.trapezoid, work.head)

@@ -16,6 +16,7 @@ from limitformer.lanes import LANES, lane_matrix, larger, load, smaller, store
 from limitformer.models import GELU, Feedforward, ReLU, ShapedReLU
 from limitformer.models.kinds import of_kind
 from limitformer.random import next_normal
+from limitformer.watch import halted
 
 TILE = 64  # hidden units taken at a time: what they need stays in cache, however many there are
 
@@ -65,10 +66,12 @@ def feedforward_workspace(tokens, rank):
 
 
 @kernel
-def hidden_units(stream, factor, constants, work, out):
+def hidden_units(stream, factor, constants, work, out, watch):
     """The lower triangular factor of √(c/n_h) σ(h) into `out` (m, m), tile after tile."""
     m = factor.shape[0]
     for begin in range(0, constants.hidden, TILE):
+        if halted(watch):
+            return
         size = min(TILE, constants.hidden - begin)
         if begin > 0:
             copy(out, work.rows)

@@ -24,7 +24,8 @@ from limitformer.lanes import LANES, everywhere, lane_matrix, load, store
 from limitformer.models import OneMatrix, Transformer
 from limitformer.random import Stream, draw_normals, key, next_normal, open_stream, rewind
 from limitformer.recording import Ledger, check_factor, clear, open_ledger, report
-from limitformer.writing import Outputs, rows_of, write_factor
+from limitformer.watch import Watch, count_whole, goes_on, halted
+from limitformer.writing import Outputs, replicas_of, rows_of, write_factor
 
 
 class OneMatrixConstants(NamedTuple):
@@ -69,15 +70,18 @@ def one_matrix_workspace(tokens, rank, width):
 
 
 @driver
-def run_one_matrix(root, width, constants, layers, key_words, first, radius, record, exits, causes):
+def run_one_matrix(root, width, constants, layers, key_words, first, radius, record, exits, causes, watch):
     """Replicas `first`, `first` + 1, …: what is kept of them (`writing`), the layer of their exit, its cause."""
     work = one_matrix_workspace(root.shape[0], root.shape[1], width)
     put(root, work.root)
     for begin in range(0, len(exits), LANES):
         rewind(work.stream, key_words, np.uint64(first + begin))
         place_tokens(work)
-        run_one_matrix_lanes(constants, layers, radius, rows_of(record, begin), work)
+        run_one_matrix_lanes(constants, layers, radius, rows_of(record, begin), work, watch)
+        if halted(watch):
+            return
         report(work.ledger, begin, exits, causes)
+        count_whole(watch, min(LANES, len(exits) - begin))
 
 
 @kernel
@@ -93,10 +97,12 @@ def place_tokens(work):
 
 
 @kernel
-def run_one_matrix_lanes(constants, layers, radius, record, work):
+def run_one_matrix_lanes(constants, layers, radius, record, work, watch):
     """All layers of the replicas that run side by side."""
     clear(work.ledger)
     for layer in range(constants.depth + 1):
+        if not goes_on(watch, replicas_of(record), layer / (constants.depth + 1)):
+            return
         copy(work.factor, work.previous)
         if layer > 0:
             active_coordinates(constants, work)
@@ -152,8 +158,8 @@ class PreparedOneMatrix:
         self.key_words = np.array(key(seed, "one-matrix chain"), np.uint64)
         self.constants = one_matrix_constants(chain.model)
 
-    def run(self, first: int, outputs: Outputs) -> None:
-        """Replicas `first` … into what is kept, `exits` (∞ if none) and `causes`."""
+    def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
+        """Replicas `first` … into what is kept, `exits` (∞ if none) and `causes`, unless it is halted."""
         run_one_matrix(
             self.root,
             self.chain.model.width,
@@ -165,6 +171,7 @@ class PreparedOneMatrix:
             self.chain.recording.record(outputs, self.chain.start.tokens),
             outputs["exits"],
             outputs["causes"],
+            watch,
         )
 
 

@@ -51,7 +51,8 @@ from limitformer.recording import (
     report,
 )
 from limitformer.records import Shapes
-from limitformer.writing import FACTOR_FLOOR, WHOLE, Outputs, Recording, rows_of, write_factor
+from limitformer.watch import Watch, count_whole, goes_on, halted
+from limitformer.writing import FACTOR_FLOOR, WHOLE, Outputs, Recording, replicas_of, rows_of, write_factor
 
 ATTENTION, HEADS, FEEDFORWARD = 0, 1, 2
 PLACEMENTS = {None: NO_NORM, "pre": PRE_NORM, "post": POST_NORM}
@@ -99,7 +100,9 @@ def workspace(tokens, rank, constants):
 
 
 @driver
-def run_replicas(start, turned, constants, sublayers, visible, layers, key_words, first, radius, record, exits, causes):
+def run_replicas(
+    start, turned, constants, sublayers, visible, layers, key_words, first, radius, record, exits, causes, watch
+):
     """Replicas `first`, `first` + 1, …: what is kept of them (`writing`), the layer of their exit, its cause."""
     work = workspace(start.shape[0], start.shape[1], constants)
     for begin in range(0, len(exits), LANES):
@@ -108,25 +111,30 @@ def run_replicas(start, turned, constants, sublayers, visible, layers, key_words
         if turned:
             spread = min(start.shape[0], constants.width)
             turn_at_random(work.stream, work.factor, work.direction, spread, constants.width)
-        run_lanes(constants, sublayers, visible, layers, radius, rows_of(record, begin), work)
+        run_lanes(constants, sublayers, visible, layers, radius, rows_of(record, begin), work, watch)
+        if halted(watch):
+            return
         report(work.ledger, begin, exits, causes)
+        count_whole(watch, min(LANES, len(exits) - begin))
 
 
 @kernel
-def run_lanes(constants, sublayers, visible, layers, radius, record, work):
+def run_lanes(constants, sublayers, visible, layers, radius, record, work, watch):
     """All layers of the replicas that run side by side."""
     clear(work.ledger)
     for layer in range(constants.depth + 1):
+        if not goes_on(watch, replicas_of(record), layer / (constants.depth + 1)):
+            return
         copy(work.factor, work.previous)
         if layer > 0:
             for sublayer in sublayers:
-                apply_sublayer(sublayer, constants, visible, work)
+                apply_sublayer(sublayer, constants, visible, work, watch)
         check_factor(work.factor, work.previous, layer, radius, work.ledger)
         write_factor(work.factor, layers, layer, record, work.ledger)
 
 
 @kernel
-def apply_sublayer(sublayer, constants, visible, work):
+def apply_sublayer(sublayer, constants, visible, work, watch):
     """X ← λX + γ·branch, with the normalisation where it stands."""
     residual = constants.residual
     source = work.factor
@@ -137,10 +145,10 @@ def apply_sublayer(sublayer, constants, visible, work):
         mix_tokens(work.stream, source, visible, constants.attention, work.attention, work.wide.branch)
         add_branch(work.stream, work.factor, residual, work.wide)
     elif sublayer == HEADS:
-        mix_heads(work.stream, source, visible, constants.attention, work.attention, work.square.branch)
+        mix_heads(work.stream, source, visible, constants.attention, work.attention, work.square.branch, watch)
         add_branch(work.stream, work.factor, residual, work.square)
     else:
-        hidden_units(work.stream, source, constants.feedforward, work.feedforward, work.square.branch)
+        hidden_units(work.stream, source, constants.feedforward, work.feedforward, work.square.branch, watch)
         add_branch(work.stream, work.factor, residual, work.square)
     if residual.placement == POST_NORM:
         normalise(work.factor, residual.mean_columns, residual.eps, work.normal)
@@ -205,8 +213,8 @@ class PreparedChain:
         self.sublayers = np.array(sublayers_of(chain.model), np.int64)
         self.visible = visibility(chain.model, chain.start.tokens)
 
-    def run(self, first: int, outputs: Outputs) -> None:
-        """Replicas `first` … into what is kept, `exits` (∞ if none) and `causes`."""
+    def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
+        """Replicas `first` … into what is kept, `exits` (∞ if none) and `causes`, unless it is halted."""
         recording = self.chain.recording
         run_replicas(
             self.factor,
@@ -221,6 +229,7 @@ class PreparedChain:
             recording.record(outputs, self.chain.start.tokens),
             outputs["exits"],
             outputs["causes"],
+            watch,
         )
 
 

@@ -137,7 +137,7 @@ class CovarianceLimit:
         >>> import limitformer as lf
         >>> net = lf.Transformer(width=200, depth=150, gamma=0.6, attention=lf.ShapedAttention(tau0=1.0))
         >>> round(lf.limit(net).explosion_probability([[1.0, 0.0], [0.0, 1.0]]), 5)
-        0.09055
+        0.10081
         """
         v = as_start(start).covariance
         require(len(v) == 2, f"The probability of an explosion is known for two tokens; got {len(v)}. Simulate them.")

@@ -30,7 +30,9 @@ from limitformer.models import Start, Transformer, as_start
 from limitformer.models.kinds import known, require_itself
 from limitformer.random import key
 from limitformer.records import Shapes
-from limitformer.writing import VALUE_FLOOR, WHOLE, Outputs, Recording
+from limitformer.watch import DONE, WHOLE, Watch
+from limitformer.writing import VALUE_FLOOR, Outputs, Recording
+from limitformer.writing import WHOLE as ALL_OF_V
 
 Matrix = NDArray[np.float64]
 RELATIVE_ERROR, ABSOLUTE_ERROR = 1e-10, 1e-13  # of the solver; the second times the largest variance of the start
@@ -149,7 +151,7 @@ class FlowPath:
     model: CovarianceFlow
     start: Start
     times: NDArray[Any] | None
-    recording: Recording = WHOLE
+    recording: Recording = ALL_OF_V
     axis: str = field(default="time", init=False)
     description: str = field(default="limit", init=False)
     unit: str = field(default="layer/depth", init=False)
@@ -194,6 +196,7 @@ class SolvedPath:
         self.covariance = covariance
         self.recording = recording
 
-    def run(self, first: int, outputs: Outputs) -> None:
+    def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
         """The same for all replicas; none leaves the ball."""
         self.recording.put(self.covariance, outputs)
+        watch[WHOLE] = watch[DONE] = len(outputs["exits"])

@@ -39,7 +39,18 @@ from limitformer.recording import (
     report,
 )
 from limitformer.records import Shapes
-from limitformer.writing import FACTOR_FLOOR, VALUE_FLOOR, WHOLE, Outputs, Recording, rows_of, write, write_rows
+from limitformer.watch import Watch, count_whole, goes_on, halted
+from limitformer.writing import (
+    FACTOR_FLOOR,
+    VALUE_FLOOR,
+    WHOLE,
+    Outputs,
+    Recording,
+    replicas_of,
+    rows_of,
+    write,
+    write_rows,
+)
 
 Step = Literal["factor", "euler-maruyama"]
 
@@ -77,23 +88,28 @@ def begin_paths(start, key_words, replica, work):
 
 
 @driver
-def run_factor_paths(start, constants, mask, dt, steps, points, key_words, first, radius, record, exits, causes):
+def run_factor_paths(start, constants, mask, dt, steps, points, key_words, first, radius, record, exits, causes, watch):
     """Replicas `first`, …: what is kept of them (`writing`), step of the exit and its cause."""
     work = path_workspace(start.shape[0], constants, mask)
     for begin in range(0, len(exits), LANES):
         begin_paths(start, key_words, np.uint64(first + begin), work)
-        factor_paths(constants, mask, dt, steps, points, radius, rows_of(record, begin), work)
+        factor_paths(constants, mask, dt, steps, points, radius, rows_of(record, begin), work, watch)
+        if halted(watch):
+            return
         report(work.ledger, begin, exits, causes)
+        count_whole(watch, min(LANES, len(exits) - begin))
 
 
 @kernel
-def factor_paths(constants, mask, dt, steps, points, radius, record, work):
+def factor_paths(constants, mask, dt, steps, points, radius, record, work, watch):
     """The paths that run side by side, by the factor step."""
     carry(work.moved, mask, work.factor)
     check_factor(work.factor, work.factor, 0, radius, mask, work)
     write_factor(work.factor, points, 0, record, mask, work)
     factor, moved, long = work.factor, work.moved, everywhere(dt)
     for step in range(1, steps + 1):
+        if not goes_on(watch, replicas_of(record), step / (steps + 1)):
+            return
         measure(constants, mask, factor, work.step)
         factor_step(work.stream, long, constants, mask, factor, moved, work.step)
         if too_coarse(long, FACTOR_RESOLUTION, work.step):
@@ -127,21 +143,26 @@ def write_factor(factor, points, step, record, mask, work):
 
 
 @driver
-def run_euler_paths(start, constants, mask, dt, steps, points, key_words, first, radius, record, exits, causes):
+def run_euler_paths(start, constants, mask, dt, steps, points, key_words, first, radius, record, exits, causes, watch):
     """As `run_factor_paths`, by Euler-Maruyama."""
     work = path_workspace(start.shape[0], constants, mask)
     for begin in range(0, len(exits), LANES):
         begin_paths(start, key_words, np.uint64(first + begin), work)
         gram(work.moved, work.ledger.now)
-        euler_paths(constants, mask, dt, steps, points, radius, rows_of(record, begin), work)
+        euler_paths(constants, mask, dt, steps, points, radius, rows_of(record, begin), work, watch)
+        if halted(watch):
+            return
         report(work.ledger, begin, exits, causes)
+        count_whole(watch, min(LANES, len(exits) - begin))
 
 
 @kernel
-def euler_paths(constants, mask, dt, steps, points, radius, record, work):
+def euler_paths(constants, mask, dt, steps, points, radius, record, work, watch):
     """The paths that run side by side, by Euler-Maruyama; each keeps the last V that was a covariance."""
     keep_before(work.ledger)
     for step in range(steps + 1):
+        if not goes_on(watch, replicas_of(record), step / (steps + 1)):
+            return
         if step > 0:
             keep_before(work.ledger)
             move_by_euler(step, dt, constants, mask, radius, work)
@@ -276,8 +297,8 @@ class PreparedPaths:
         self.key_words = np.array(words, np.uint64)
         self.kernel = run_factor_paths if paths.step == "factor" else run_euler_paths
 
-    def run(self, first: int, outputs: Outputs) -> None:
-        """Replicas `first` … into what is kept, `exits` (∞ if none) and `causes`."""
+    def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
+        """Replicas `first` … into what is kept, `exits` (∞ if none) and `causes`, unless it is halted."""
         paths = self.paths
         self.kernel(
             self.factor,
@@ -292,5 +313,6 @@ class PreparedPaths:
             paths.recording.record(outputs, paths.start.tokens),
             outputs["exits"],
             outputs["causes"],
+            watch,
         )
         outputs["exits"] *= paths.actual_dt

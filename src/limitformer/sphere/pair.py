@@ -39,6 +39,7 @@ from limitformer.lanes import LANES, lane_matrix, magnitude, square_root, store
 from limitformer.random import box_muller, next_chi, next_normal, open_stream, rewind, words_of
 from limitformer.sphere.chi import blocks_needed, chi_squares
 from limitformer.sphere.values import fill_listed
+from limitformer.watch import count_whole, goes_on, halted
 
 BLOCK = 256  # replicas side by side: their state stays in the first cache
 CHECK = 16  # layers between two looks at which replicas have stopped
@@ -92,7 +93,7 @@ def open_pairs():
 
 
 @driver
-def run_pairs(start, uniform_start, constants, key_words, start_key, points, first, overlap, gap, stopped):
+def run_pairs(start, uniform_start, constants, key_words, start_key, points, first, overlap, gap, stopped, watch):
     """Replicas `first`, …: `overlap` and `gap` = 1 − |overlap| (replicas, points), layer of the stop (∞ if none).
 
     `start` (2,) is w and the sign, unless it is uniform.
@@ -106,7 +107,10 @@ def run_pairs(start, uniform_start, constants, key_words, start_key, points, fir
             pairs.w[i], pairs.folds[i], pairs.sign[i] = start[0], 0.0, start[1]
         if uniform_start:
             draw_pairs(stream, start_key, constants.dim, scratch, pairs)
-        run_block(constants, key_words, points, overlap[begin:end], gap[begin:end], stopped[begin:end], pairs)
+        run_block(constants, key_words, points, overlap[begin:end], gap[begin:end], stopped[begin:end], pairs, watch)
+        if halted(watch):
+            return
+        count_whole(watch, end - begin)
 
 
 @kernel
@@ -125,7 +129,7 @@ def draw_pairs(stream, start_key, dim, scratch, pairs):
 
 
 @kernel
-def run_block(constants, key_words, points, overlap, gap, stopped, pairs):
+def run_block(constants, key_words, points, overlap, gap, stopped, pairs, watch):
     """All layers of one block of replicas."""
     for i in range(len(stopped)):
         stopped[i] = np.inf
@@ -140,7 +144,7 @@ def run_block(constants, key_words, points, overlap, gap, stopped, pairs):
             k += 1
         if layer % CHECK == 0:
             retire(constants, layer, k, overlap, gap, stopped, pairs)
-            if pairs.running[0] == 0:
+            if pairs.running[0] == 0 or not goes_on(watch, len(stopped), layer / (constants.layers + 1)):
                 return
 
 

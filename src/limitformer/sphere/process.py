@@ -50,6 +50,7 @@ from limitformer.sphere.tokens import (
     TokenConstants,
 )
 from limitformer.sphere.values import LAWS
+from limitformer.watch import HALT, Watch
 
 Method = Literal["overlap", "gram", "coordinates"]
 Keep = Literal["overlap", "outcome", "tokens"]
@@ -373,12 +374,12 @@ class PreparedSphere:
             self.first = self.first_tokens()
             self.bilinear = np.zeros((0, 0)) if paths.model.is_isotropic else signed_bilinear(paths.model)
 
-    def run(self, first: int, outputs: Outputs) -> None:
-        """Replicas `first` … into `outputs`."""
+    def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
+        """Replicas `first` … into `outputs`, unless it is halted."""
         replicas = self.run_two if self.paths.method == "overlap" else self.run_any
-        replicas(first, outputs)
+        replicas(first, outputs, watch)
 
-    def run_two(self, first: int, outputs: Outputs) -> None:
+    def run_two(self, first: int, outputs: Outputs, watch: Watch) -> None:
         """Two tokens, by their overlap."""
         paths, count = self.paths, len(outputs["stopped"])
         kept, shape = paths.options.keep == "overlap", (count, len(paths.step_numbers))
@@ -394,9 +395,10 @@ class PreparedSphere:
             overlap,
             gap,
             outputs["stopped"],
+            watch,
         )
         outputs["stopped"] *= paths.time_of_step
-        if not kept:
+        if not kept and not watch[HALT]:
             pairs = overlap[..., None], gap[..., None]
             outputs["outcome"][:] = outcomes_of_overlaps(*pairs, 2, paths.options.tolerance)
 
@@ -410,7 +412,7 @@ class PreparedSphere:
         z = start.overlap or 0.0
         return np.array([(1 - abs(z)) / (1 + abs(z)), 1.0 if z >= 0 else -1.0])
 
-    def run_any(self, first: int, outputs: Outputs) -> None:
+    def run_any(self, first: int, outputs: Outputs, watch: Watch) -> None:
         """Any number of tokens."""
         paths = self.paths
         run_tokens(
@@ -423,6 +425,7 @@ class PreparedSphere:
             first,
             paths.coordinates,
             paths.record(outputs),
+            watch,
         )
 
     def first_tokens(self) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64], int]:

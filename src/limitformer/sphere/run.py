@@ -9,6 +9,7 @@ from limitformer.recording import first_at
 from limitformer.sphere.forest import look, plant
 from limitformer.sphere.record import part_of, record_workspace, write_point
 from limitformer.sphere.tokens import GRAM, advance_tokens, begin_tokens, open_relations, token_workspace
+from limitformer.watch import count_whole, goes_on, halted
 
 
 @driver
@@ -25,6 +26,7 @@ def run_tokens(
     first,
     coordinates,
     record,
+    watch,
 ):
     """Replicas `first`, … of N tokens, `record` as in `record`.
 
@@ -38,16 +40,21 @@ def run_tokens(
         replica = np.uint64(first + begin)
         begin_tokens(start, how, constants, start_key, replica, work)
         plant(start_parent, start_sign, constants.attention, work.x, relations.forest)
-        run_lanes(constants, key_words, replica, points, rows, record_work, work, relations)
+        run_lanes(constants, key_words, replica, points, rows, record_work, work, relations, watch)
+        if halted(watch):
+            return
+        count_whole(watch, min(LANES, replicas - begin))
 
 
 @kernel
-def run_lanes(constants, key_words, replica, points, record, record_work, work, relations):
+def run_lanes(constants, key_words, replica, points, record, record_work, work, relations, watch):
     """All layers of the replicas that run side by side."""
     forest = relations.forest
     if constants.draw == GRAM:
         rewind(work.stream, key_words, replica)
     for layer in range(constants.layers + 1):
+        if not goes_on(watch, record.overlap.shape[0], layer / (constants.layers + 1)):
+            return
         if layer > 0:
             advance_tokens(layer, constants, key_words, replica, work, relations)
         if constants.near > 0.0 and layer % constants.look == 0:

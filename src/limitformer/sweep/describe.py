@@ -237,7 +237,7 @@ def last_point(model: Any, options: Mapping[str, Any]) -> float:
 
 def is_large(sweep: Sweep) -> bool:
     """Whether the grid has too many different models to check them all when it is declared."""
-    return prod(len(values) for name, values in sweep.over.items() if name != SEED) > MOST_CHECKED
+    return prod(len(values) for name, values in sweep.over.items() if name != SEED and is_list(values)) > MOST_CHECKED
 
 
 def check_cells(sweep: Sweep) -> None:

@@ -1,0 +1,107 @@
+"""Kernels that are halted return within a layer, and say what is whole."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import limitformer as lf
+from limitformer import replicas
+from limitformer.engine import process_of
+from limitformer.watch import DONE, HALT, WHOLE, halt, new_watch
+
+ENDLESS = 10**15  # layers
+START = np.array([[1.0, 0.2], [0.2, 1.0]])
+PARTS = {"attention": lf.ShapedAttention(tau0=1.0), "feedforward": lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)}
+DEEP = lf.Transformer(width=8, depth=ENDLESS, gamma=1e-9, **PARTS)
+PLAIN = lf.Transformer(width=8, depth=8, gamma=0.1, **PARTS)
+ONE_MATRIX = lf.Transformer(width=8, depth=ENDLESS, gamma=1e-9, feedforward=lf.OneMatrix(activation=lf.ReLU()))
+PAIR = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=10**6)
+SPHERE = {"horizon": ENDLESS / 10**6, "keep": "outcome"}
+CASES = {
+    "chain": (DEEP, START, [0, ENDLESS], {}),
+    "one matrix": (ONE_MATRIX, START, [0, ENDLESS], {}),
+    "limit": (lf.limit(PLAIN), START, [0.0, 1.0], {"dt": 5e-10}),
+    "limit, Euler-Maruyama": (lf.limit(PLAIN), START, [0.0, 1.0], {"dt": 5e-10, "step": "euler-maruyama"}),
+    "overlap": (PAIR, None, [0.0, 1e9], SPHERE),
+    "gram": (PAIR, None, [0.0, 1e9], {**SPHERE, "method": "gram"}),
+    "coordinates": (PAIR, None, [0.0, 1e9], {**SPHERE, "method": "coordinates"}),
+}
+
+
+@pytest.mark.parametrize(("model", "start", "record", "options"), CASES.values(), ids=list(CASES))
+def test_a_kernel_that_would_run_for_long_returns_when_it_is_halted(model, start, record, options):
+    process = process_of(model, start, np.array(record), dict(options))
+    prepared, outputs, watch = process.prepare(0), process.outputs(8), new_watch()
+    prepared.run(0, process.outputs(0), new_watch())  # compiled beforehand
+    runner = threading.Thread(target=prepared.run, args=(0, outputs, watch), daemon=True)
+    runner.start()
+    while watch[DONE] == 0 and runner.is_alive():
+        pass
+    halt(watch)
+    runner.join(timeout=60)
+    assert not runner.is_alive()
+    assert watch[WHOLE] == 0
+    assert 0 < watch[DONE] < 1e-3
+
+
+def test_what_is_under_way_counts_in_part_and_what_is_whole_wholly():
+    process = process_of(PLAIN, START, None, {})
+    watch = new_watch()
+    process.prepare(0).run(0, process.outputs(13), watch)
+    assert watch.tolist() == [0, 13, 13]
+
+
+def test_ctrl_c_in_the_first_group_leaves_no_samples(monkeypatch):
+    """The engine halts its kernels: without that it would wait for months."""
+
+    def interrupt(pending, **settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(replicas, "wait", interrupt)
+    found = []
+
+    def work():
+        with pytest.raises(lf.Interrupted) as caught:
+            lf.simulate(DEEP, START, samples=3, seed=0, record=[0, ENDLESS])
+        found.append(caught.value.partial.sizes["sample"])
+
+    runner = threading.Thread(target=work, daemon=True)
+    runner.start()
+    runner.join(timeout=120)
+    assert found == [0]
+
+
+def test_groups_that_are_whole_are_kept_when_a_part_is_halted(monkeypatch):
+    """Of one part of 24 replicas, halted in its third group: sixteen, with the bits of a run to the end."""
+    whole = lf.simulate(PLAIN, START, samples=24, seed=0)
+    kind = type(process_of(PLAIN, START, None, {}).prepare(0))
+    quick = kind.run
+
+    def halted_late(self, first, outputs, watch):
+        quick(self, first, outputs, watch)
+        if len(outputs["exits"]):
+            watch[:] = 1.0, 16.0, 20.0
+
+    monkeypatch.setattr(kind, "run", halted_late)
+    calls = []
+
+    def interrupt_once(pending, **settings):
+        for future in pending:
+            future.result()
+        calls.append(1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(replicas, "wait", interrupt_once)
+    with pytest.raises(lf.Interrupted) as caught:
+        lf.simulate(PLAIN, START, samples=24, seed=0, chunk=24)
+    partial = caught.value.partial
+    assert partial.sizes["sample"] == 16
+    np.testing.assert_array_equal(partial["covariance"], whole["covariance"][:16])
+
+
+def test_a_part_that_is_not_whole_ends_the_count():
+    parts = replicas.slices(0, 30, 10)
+    watches = np.array([[0.0, 10, 10], [1.0, 8, 9.5], [0.0, 10, 10]])
+    assert replicas.whole_replicas(parts, watches) == 18
+    assert HALT == 0
