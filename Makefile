@@ -30,7 +30,7 @@ lint: .venv-test/ready
 
 test: lint .venv/ready
 	.venv/bin/python tests/core_alone.py
-	.venv-test/bin/python -m pytest
+	.venv-test/bin/python -m pytest -n 2 --dist loadgroup
 
 bench: .venv-test/ready
 	.venv-test/bin/python -m benchmarks.run $(OUT)

@@ -1,11 +1,28 @@
 """What all tests share."""
 
+import os
 import signal
 
 import pytest
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # one of several, each with a core
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A shell switches Ctrl-C off for what runs in the background; tests send it, and what they start must hear it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+LONG = ("test_train", "test_figure", "test_sweep")  # begun first, so that no worker is left alone with them
+OF_FIGURES = ("test_figures", "test_figure_looks")  # share what takes long to make
+
+
+def pytest_collection_modifyitems(config, items):
+    """`pytest -n 2`: a file's tests share kernels and samples, and stay in one process."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("figures" if item.path.stem in OF_FIGURES else str(item.path)))
+    items.sort(key=lambda item: not item.path.stem.startswith(LONG))
 
 
 @pytest.fixture(scope="session")
