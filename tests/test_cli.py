@@ -573,6 +573,25 @@ def test_python_m_limitformer_refuses_in_one_line():
     assert re.fullmatch(r"Error: gamma must lie in \[0, 1\]; got 1\.5\..*\n", err)
 
 
+ENCODINGS = {
+    "cp1252": {"PYTHONIOENCODING": "cp1252"},
+    "POSIX": {"LC_ALL": "POSIX"},
+    "ASCII": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize(
+    "arguments", [("overlap", "--help"), ("overlap", "--dim", "4", "--beta", "1"), ("figure", "list")]
+)
+def test_characters_that_the_terminal_lacks_are_replaced(encoding, arguments):
+    """β and the lines of tables; no traceback."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG", "PYTHONIO"))}
+    environment = {**kept, "COLUMNS": "160", **ENCODINGS[encoding]}
+    done = subprocess.run([*COMMAND, *arguments], env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_help_does_not_wait_for_the_heavy_imports():
     code = "import sys; from limitformer.cli.app import app; app(['simulate', '--help'], standalone_mode=False); "
     heavy = "print([name for name in ('torch', 'scipy.stats', 'matplotlib') if name in sys.modules])"
