@@ -52,7 +52,7 @@ def ending(folder, tests):
         os.environ["PYTHONPATH"] = str(folder / "src")
         sys.path.insert(0, str(folder / "src"))
         os._exit(int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests])))
-    except BaseException:
+    except BaseException:  # noqa: BLE001  a fork must not go on as its parent
         sys.excepthook(*sys.exc_info())
         os._exit(INTERRUPTED)
 
