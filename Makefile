@@ -2,7 +2,7 @@
 PYTHON ?= python3
 OUT ?= out
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench faults coverage clean
 
 # The core alone: no torch.
 .venv/ready: pyproject.toml
@@ -31,6 +31,14 @@ lint: .venv-test/ready
 test: lint .venv/ready
 	.venv/bin/python tests/core_alone.py
 	.venv-test/bin/python -m pytest -n 2 --dist loadgroup
+
+# Faults of one line that the tests must catch, about an hour; some of them: make faults ONLY="sweep nn".
+faults: .venv-test/ready
+	.venv-test/bin/python tests/faults.py $(if $(ONLY),--only $(ONLY))
+
+# Which lines the tests run; compiled kernels and other processes cannot be seen and are left out.
+coverage: .venv-test/ready
+	.venv-test/bin/python -m pytest --cov --cov-report=term
 
 bench: .venv-test/ready
 	.venv-test/bin/python -m benchmarks.run $(OUT)

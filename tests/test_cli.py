@@ -58,18 +58,18 @@ def refused(run, tmp_path, monkeypatch):
     return check
 
 
-def spawn(*arguments, **options):
+def spawn(*arguments, command=COMMAND, **options):
     """The command line in a process of its own."""
     environment = {**os.environ, "COLUMNS": "160", "PYTHONIOENCODING": "utf-8"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
-    return subprocess.Popen([*COMMAND, *map(str, arguments)], env=environment, **pipes, **options)
+    return subprocess.Popen([*command, *map(str, arguments)], env=environment, **pipes, **options)
 
 
 def finished(process):
     """Exit code, stdout and stderr, once it has ended."""
     with process:
         try:
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=300)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
@@ -530,13 +530,26 @@ def test_interrupted_figure_writes_nothing(run, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+TELLING = """
+import limitformer.engine as engine
+from limitformer.cli import main
+
+def run_parts(*arguments, run=engine.run_parts):
+    print("at work", flush=True)
+    return run(*arguments)
+
+engine.run_parts = run_parts
+main()
+"""
+
+
 def test_sigint_ends_a_long_simulation_with_a_whole_file_or_none(tmp_path):
-    """The signal comes at an unknown moment of the run, so either ending is right, but no other."""
+    """The signal comes at an unknown moment of the work, so either ending is right, but no other."""
     path = tmp_path / "data.nc"
     long = ("--width", 64, "--depth", 100, "--samples", 500_000, "--record", "0,100", "--threads", 1)
-    process = spawn("simulate", *long, "--out", path)
-    time.sleep(6)
-    assert process.poll() is None, process.communicate()
+    process = spawn("simulate", *long, "--out", path, command=[sys.executable, "-c", TELLING])
+    assert process.stdout.readline() == "at work\n"
+    time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     code, out, err = finished(process)
     assert code == 130
@@ -571,6 +584,25 @@ def test_python_m_limitformer_refuses_in_one_line():
     code, out, err = finished(spawn("simulate", "--gamma", "1.5", "--depth", "3"))
     assert (code, out) == (2, "")
     assert re.fullmatch(r"Error: gamma must lie in \[0, 1\]; got 1\.5\..*\n", err)
+
+
+ENCODINGS = {
+    "cp1252": {"PYTHONIOENCODING": "cp1252"},
+    "POSIX": {"LC_ALL": "POSIX"},
+    "ASCII": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize(
+    "arguments", [("overlap", "--help"), ("overlap", "--dim", "4", "--beta", "1"), ("figure", "list")]
+)
+def test_characters_that_the_terminal_lacks_are_replaced(encoding, arguments):
+    """β and the lines of tables; no traceback."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG", "PYTHONIO"))}
+    environment = {**kept, "COLUMNS": "160", **ENCODINGS[encoding]}
+    done = subprocess.run([*COMMAND, *arguments], env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_help_does_not_wait_for_the_heavy_imports():

@@ -310,8 +310,13 @@ def test_the_memory_that_is_needed_and_free_is_named(monkeypatch):
     ids=["chain", "limit"],
 )
 def test_a_list_of_layers_or_times_that_does_not_fit_the_memory_is_refused(model, options):
-    """Petabytes for the list alone: refused before it is made."""
-    refuses("Nearest:", model=model, samples=1, **options)
+    """Petabytes for the list alone: refused before it is made, with its size."""
+    says = (
+        "Nearest:"
+        if options
+        else "The list of all 1,000,000,000,000,001 depths takes 7,450,580.6 GiB, more than is free."
+    )
+    refuses(says, model=model, samples=1, **options)
 
 
 def test_a_step_below_the_smallest_double_is_refused():
@@ -321,6 +326,37 @@ def test_a_step_below_the_smallest_double_is_refused():
 def test_available_memory_is_some_of_this_machines():
     available = memory.available_memory()
     assert available is None or 2**20 < available < 2**50
+
+
+GIB = 2**30
+GROUPS = {  # the files of a control group of 8 GiB with 3 GiB in use, 1 GiB of it files that may go
+    "version 2": {"memory.max": 8 * GIB, "memory.current": 3 * GIB, "memory.stat": f"anon 5\ninactive_file {GIB}\n"},
+    "version 1": {
+        "memory/memory.limit_in_bytes": 8 * GIB,
+        "memory/memory.usage_in_bytes": 3 * GIB,
+        "memory/memory.stat": f"inactive_file 7\ntotal_inactive_file {GIB}\n",
+    },
+}
+
+
+@pytest.mark.parametrize("version", GROUPS)
+def test_the_memory_of_a_container_counts(monkeypatch, tmp_path, version):
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "free_in_system", lambda: 64 * GIB)
+    assert memory.available_memory() == 64 * GIB
+    for name, content in GROUPS[version].items():
+        (tmp_path / name).write_text(f"{content}\n")
+    assert memory.available_memory() == 6 * GIB
+
+
+@pytest.mark.parametrize("limit", ["max", str(2**63 - 4096)])
+def test_a_container_without_a_limit_has_the_memory_of_the_system(monkeypatch, tmp_path, limit):
+    for name, content in {**GROUPS["version 2"], "memory.max": limit}.items():
+        (tmp_path / name).write_text(f"{content}\n")
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "free_in_system", lambda: GIB)
+    assert memory.available_memory() == GIB
 
 
 class InterruptAfter:

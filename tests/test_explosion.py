@@ -213,3 +213,12 @@ def test_euler_maruyama_does_not_hide_explosions():
     probability = limit.explosion_probability(start, time=0.5)
     gone = np.isin(causes, (LEFT_BALL, LOST)).mean()
     assert abs(gone - probability) < 4 * sqrt(probability * (1 - probability) / 1000)
+
+
+@pytest.mark.parametrize("gamma", [1e-3, 0.05, 0.6, 1.0])
+@pytest.mark.parametrize("size", [1e-100, 1.0, 30.0, 1e6, 1e120])
+def test_by_any_time_it_is_a_probability_that_rises_to_that_of_ever(gamma, size):
+    """From 1e-12 to 1e6, from tiny and enormous starts; below 1e-10 it is 0, not what rounding makes of it."""
+    model = lf.limit(lf.Transformer(width=20, depth=20, gamma=gamma, attention=lf.ShapedAttention(tau0=1.0)))
+    by = [model.explosion_probability(np.eye(2) * size, time=t) for t in (1e-12, 1e-6, 1e-3, 1.0, 50.0, 1e6)]
+    assert (np.diff([0.0, *by, model.explosion_probability(np.eye(2) * size)]) > -1e-8).all()

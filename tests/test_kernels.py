@@ -49,8 +49,3 @@ def test_numbas_own_setting_is_left_as_it_was():
     before = numba.config.CACHE_DIR
     kernels.kernel(lambda: None)
     assert before == numba.config.CACHE_DIR
-
-
-def test_the_folder_follows_the_users_setting(monkeypatch):
-    monkeypatch.setattr(numba.config, "CACHE_DIR", "/somewhere")
-    assert kernels.cache_folder().parent.as_posix() == "/somewhere"

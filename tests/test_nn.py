@@ -125,6 +125,14 @@ def test_a_recording_that_does_not_fit_is_refused(monkeypatch):
         covariances()
 
 
+def test_a_layer_that_does_not_fit_is_refused_at_once():
+    model = lf.Transformer(width=10**6, depth=1, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))
+    with pytest.raises(
+        lf.InputError, match=r"^A layer of width 1,000,000 takes .* GiB, more than is free\. Nearest: a sma"
+    ):
+        lf.nn.simulate(model, [[1.0]], samples=1, seed=0)
+
+
 def test_many_tokens_make_smaller_batches():
     """Weights of 16 × 16 are nothing beside the attention matrices of 512 tokens."""
     model = lf.Transformer(width=16, depth=1, gamma=0.5, attention=lf.SoftmaxAttention(heads=4))

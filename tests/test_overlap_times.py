@@ -267,7 +267,7 @@ def test_after_a_long_time_the_mass_is_where_the_scale_function_says(diffusion):
     point = diffusion.density([2000.0], start=0.2, spacing=0.1)
     assert float(negative(point)[0]) == pytest.approx(float(diffusion.antipodal_probability(0.2)), abs=1e-8)
     errors = []
-    for spacing in (0.2, 0.1):
+    for spacing in (0.12, 0.06):
         law = diffusion.density([2000.0], spacing=spacing)
         errors.append(float(negative(law)[0]) - float(diffusion.antipodal_probability()))
     assert abs(errors[1]) < 2e-4
@@ -369,6 +369,10 @@ def test_both_densities_hold_the_same_mass():
         (lambda: overlap(stochastic()).density([0.0]), "times must end after 0."),
         (lambda: overlap(stochastic()).density([1.0], start=-1.0), "start must be above -1"),
         (lambda: overlap(stochastic()).density([1.0], spacing=0.0), "spacing must be positive; got 0."),
+        (
+            lambda: overlap(stochastic(dim=256, beta=0.5)).density([0.01], 0.0, spacing=0.05),
+            "spacing must be at most .* for this model, or its noise would be far too large; got 0.05",
+        ),
         (lambda: overlap(stochastic()).density([1.0], steps=2), "steps must be at least 8; got 2."),
         (
             lambda: overlap(hybrid(beta=20.0, epsilon=1.2)).density([1.0]),

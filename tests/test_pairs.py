@@ -135,6 +135,15 @@ def test_what_cannot_be_kept_is_refused(options, message):
 # --- correlations of the dead -----------------------------------------------------------------------------------------
 
 
+def test_what_float32_cannot_hold_counts_as_dead():
+    """Variances of 1e-40 have lost their digits; ρ would be above 1."""
+    model = lf.Transformer(width=20, depth=40, gamma=0.0, lam=0.1, attention=lf.SoftmaxAttention())
+    rho = lf.correlation(run(model, START, dtype="float32")).values
+    assert abs(rho).max() < 1 + 1e-6
+    assert (rho[:, 20:] == 0).all()
+    assert (rho[:, :18, 0, 0] > 0).all()
+
+
 def test_dead_tokens_have_correlation_zero_and_no_warning():
     model = lf.Transformer(width=20, depth=200, gamma=0.0, lam=0.1, attention=lf.SoftmaxAttention())
     with warnings.catch_warnings():

@@ -4,9 +4,11 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 from limitformer.errors import InputError
-from limitformer.models import Start, as_start, equicorrelated, from_covariance, from_tokens
+from limitformer.models import Start, StochasticTransformer, as_start, equicorrelated, from_covariance, from_tokens
+from limitformer.models.sphere_start import as_sphere_start
 
 V = np.array([[2.0, 0.3, -0.1], [0.3, 0.5, 0.2], [-0.1, 0.2, 1.0]])
 X = np.array([[1.0, -2.0, 0.5, 3.0], [0.2, 0.1, -1.0, 2.0]])
@@ -33,10 +35,14 @@ def refuses(message, make, *arguments, **settings):
         ([[1.0, 0.0], [0.0, 0.0]], "Every token must have a positive variance; got one that is zero."),
         ([[0.0]], "Every token must have a positive variance; got one that is zero."),
         ("covariance", "The start must be an array of numbers; got str."),
-        (None, "The start must"),
+        (None, "The start must be given: a covariance (tokens, tokens). Nearest: equicorrelated(2, correlation=0.2)."),
         ([[1.0], [1.0, 2.0]], "The start must be an array of numbers; got list."),
         ([["a", "b"], ["c", "d"]], "The start must be an array of numbers; got list."),
-        ([[1j, 0], [0, 1]], "The start must be an array of numbers; got list."),
+        (
+            [[1j, 0], [0, 1]],
+            "The start must be real; got complex numbers (complex128). Nearest: their real part, .real.",
+        ),
+        (np.eye(2) + 0j, "The start must be real; got complex numbers (complex128). Nearest: their real part, .real."),
     ],
 )
 def test_covariances_that_are_none_are_refused(value, message):
@@ -76,7 +82,7 @@ def test_the_callers_array_is_not_shared():
 @pytest.mark.parametrize(("tokens", "least"), [(1, "-1"), (2, "-1"), (3, "-0.5"), (5, "-0.25")])
 def test_equicorrelated_bounds(tokens, least):
     message = f"correlation of {tokens} tokens must lie in [{least}, 1]; got"
-    for correlation in (float(least) - 1e-9, 1 + 1e-9, np.nan, np.inf):
+    for correlation in (float(least) - 1e-9, 1 + 1e-9):
         refuses(message, equicorrelated, tokens, correlation)
     for correlation in (float(least), 0.0, 1.0):
         start = equicorrelated(tokens, correlation)
@@ -87,8 +93,19 @@ def test_equicorrelated_bounds(tokens, least):
 def test_equicorrelated_refuses_other_mistakes():
     refuses("tokens must be at least 1; got 0.", equicorrelated, 0, 0.2)
     refuses("tokens must be a whole number; got 2.0.", equicorrelated, 2.0, 0.2)
-    for variance in (0.0, -1.0, np.inf, np.nan):
-        refuses("variance must be positive and finite; got", equicorrelated, 2, 0.2, variance)
+    for variance in (0.0, -1.0):
+        refuses("variance must be positive; got", equicorrelated, 2, 0.2, variance)
+    for number in (np.inf, np.nan):
+        refuses(f"correlation must be finite; got {number}.", equicorrelated, 2, number)
+        refuses(f"variance must be finite; got {number}.", equicorrelated, 2, 0.2, number)
+    for other in (0.2j, "0.2", None, True):
+        refuses(f"correlation must be a number; got {other!r}.", equicorrelated, 2, other)
+        refuses(f"variance must be a number; got {other!r}.", equicorrelated, 2, 0.2, other)
+
+
+@pytest.mark.parametrize("make", [lambda: equicorrelated(10**6, 0.2), lambda: from_tokens(np.ones((10**6, 1)))])
+def test_a_covariance_that_does_not_fit_the_memory_is_refused_before_it_is_made(make):
+    refuses("A covariance of 1,000,000 tokens takes 37,252.9 GiB, more than is free. Nearest: fewer tokens.", make)
 
 
 def test_equicorrelated_has_one_variance_and_one_correlation():
@@ -153,3 +170,27 @@ def test_a_start_made_by_hand_is_checked_too():
         Start(covariance=V, labels=("a", "b"))
     with pytest.raises(ValueError, match="read-only"):
         Start(covariance=V).covariance[0, 0] = 7.0
+
+
+TENSORS = {  # what is refused, and what the line must hold
+    "one that is trained": (lambda: torch.eye(2, requires_grad=True), "got Tensor. Nearest: .detach()"),
+    "16 bits": (lambda: torch.eye(2, dtype=torch.bfloat16), ".detach().cpu().double().numpy()."),
+    "no numbers": (lambda: torch.eye(2, device="meta"), ".detach().cpu().double().numpy()."),
+    "complex": (lambda: torch.eye(2, dtype=torch.complex64), "must be real; got complex numbers (complex64)."),
+}
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_tensors_that_are_none_are_refused_with_the_repair(kind):
+    make, message = TENSORS[kind]
+    refuses(message, from_tokens, make())
+
+
+def test_a_tensor_of_numbers_is_a_start():
+    np.testing.assert_array_equal(as_start(torch.tensor(V)).covariance, V)
+
+
+def test_a_tensor_of_one_number_is_an_overlap():
+    pair = StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=100)
+    assert as_sphere_start(torch.tensor(0.5), pair).overlap == 0.5
+    refuses("must be a number; got (0.5+0j).", as_sphere_start, torch.tensor(0.5 + 0j), pair)

@@ -101,7 +101,7 @@ def test_the_cells_are_computed_by_both_workers_and_not_here(cluster, tmp_path, 
         after = client.run(stores_opened)
         assert {worker: after[worker] - before[worker] for worker in after} == dict.fromkeys(before, 1)
         assert client.status == "running", "a client that was given is not closed"
-        wait_until(lambda: not client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)), seconds=5)
+        wait_until(lambda: not client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)))
 
 
 def test_a_sweep_moves_between_engines(cluster, whole, tmp_path):

@@ -1,6 +1,7 @@
 """Texts as starts: repeated words are identical tokens, and files that are none are refused in one line."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -120,8 +121,21 @@ def test_a_file_that_is_missing_or_a_folder(tmp_path):
         ("a b", {"width": 0}, "width must be at least 1; got 0."),
         ("a b", {"width": 4.0}, "width must be a whole number; got 4.0."),
         ("a b", {"seed": -1}, "seed must be at least 0; got -1."),
+        (3, {}, "source must be a text (str) or a file (Path); got int."),
+        (b"a b", {}, "source must be a text (str) or a file (Path); got bytes."),
+        ("a b", {"width": 10**12}, "An embedding of width 1,000,000,000,000 takes 59,604.6 GiB, more than is free."),
         ("a b", {"positions": "rotary"}, "positions must be None or \"sinusoidal\"; got 'rotary'."),
     ],
 )
 def test_arguments_that_cannot_be_used(source, settings, message):
     refuses(message, source, **settings)
+
+
+@pytest.mark.parametrize("name", ["novel.txt", "notes/README.md", "novel"])
+def test_the_name_of_a_file_is_not_taken_for_a_text(tmp_path, monkeypatch, name):
+    """One that is there, or whose ending says it; other texts of one word are texts."""
+    (tmp_path / "novel").write_text("to be")
+    monkeypatch.chdir(tmp_path)
+    refuses(f"The text is the name of a file, '{name}'. Nearest: from_text(Path('{name}'), …).", name)
+    assert from_text(Path("novel"), width=4).labels == ("to", "be")
+    assert from_text("novels", width=4).labels == ("novels",)

@@ -56,7 +56,7 @@ def begun(folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
 
 
-def until(happened, seconds: float = 60) -> None:
+def until(happened, seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < end
@@ -79,7 +79,7 @@ def test_ctrl_c_while_workers_begin_ends_none_of_them(tmp_path):
     process = begun(tmp_path)
     until(lambda: process.poll() is not None or workers_of(process) == 2)
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert said.count("Finishing the steps in work; Ctrl-C again to stop at once.") == 1
     assert "GridInterrupted: Interrupted; runs: 2 stopped and saved, 1 not begun." in said
     assert said.count("Traceback") == 1  # of the program, which does not catch it

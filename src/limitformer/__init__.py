@@ -51,5 +51,8 @@ def __getattr__(name: str) -> object:
     if name in ("nn", "hf", "train"):
         import importlib
 
-        return importlib.import_module(f"limitformer.{name}")
+        try:
+            return importlib.import_module(f"limitformer.{name}")
+        except MissingExtraError as error:
+            raise AttributeError(str(error)) from error  # so that `hasattr` says no
     raise AttributeError(f"module 'limitformer' has no attribute {name!r}")

@@ -14,6 +14,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
+from limitformer import kernels
 from limitformer.chains import OneMatrixChain, TransformerChain, sphere_chain
 from limitformer.errors import InputError, require, require_count, require_real
 from limitformer.limits import CovarianceFlow, CovarianceLimit, CovariancePaths, FlowPath, TokenLimit, token_paths
@@ -29,7 +30,7 @@ from limitformer.models import (
     to_json,
 )
 from limitformer.models.sphere_start import SphereStart, as_sphere_start
-from limitformer.progress import advance, announced, bar
+from limitformer.progress import advance, announcement, bar
 from limitformer.records import Shapes, bytes_of
 from limitformer.replicas import run_all, usable_cores
 from limitformer.results import covariance_dataset, pairs_dataset, sphere_dataset
@@ -160,8 +161,9 @@ def simulate(
     def run(part: slice, watch: Watch) -> None:
         prepared.run(part.start, part_of(outputs, part), watch)
 
+    compiling = f"Compiling the {process.description}'s kernels ({kernels.HOW_OFTEN})"
     try:
-        with announced(f"Compiling the {process.description}'s kernels for this machine (the first time only)"):
+        with announcement(compiling) as begin, kernels.at_compilation(begin):
             run(slice(0, 0), new_watch())
     except KeyboardInterrupt as interrupt:
         raise Interrupted(dataset(0)) from interrupt

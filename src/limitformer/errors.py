@@ -18,6 +18,11 @@ class MissingExtraError(ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"This needs {package}, which is not installed: pip install 'limitformer[{extra}]'.")
+        self.package, self.extra = package, extra
+
+    def __reduce__(self) -> tuple[type["MissingExtraError"], tuple[str, str]]:
+        """Pickle what it is made of: the message alone makes none."""
+        return type(self), (self.package, self.extra)
 
 
 def require(condition: bool, message: str) -> None:

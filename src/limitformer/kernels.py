@@ -2,19 +2,21 @@
 
 Numba renews a cached kernel when the kernel's own file changes but not when a kernel that it calls does. So the cache
 lives in a folder named after a fingerprint of all kernel sources: an edited checkout never runs yesterday's
-mathematics, and two versions never share a cache.
+mathematics, and two versions never share a cache. Which folder it lies in says `caches`.
 """
 
-import getpass
 import hashlib
-import os
 import sys
-import tempfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core import event
+
+from limitformer import caches
+from limitformer.errors import InputError
 
 # Numba's annotations leave out the option `_nrt`, which its own documentation of extensions uses.
 njit: Any = numba.njit
@@ -50,39 +52,44 @@ def fingerprint() -> str:
     return digest.hexdigest()[:16]
 
 
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: NUMBA_CACHE_DIR if it is set, beside the source, or in the user's cache."""
-    chosen = config.CACHE_DIR
-    candidates = [Path(chosen)] if chosen else [PACKAGE / "__pycache__", *user_caches()]
-    return next(filter(writable, candidates), candidates[-1]) / f"kernels-{fingerprint()}"
-
-
-def user_caches() -> list[Path]:
-    """Where a user's programs may keep things."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return [Path(home) / "limitformer", Path(tempfile.gettempdir()) / f"limitformer-{getpass.getuser()}"]
-
-
-def writable(folder: Path) -> bool:
-    """Whether the folder can be made, if need be, and written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK)
-
-
-CACHE = cache_folder()
+CACHE = caches.folder(config.CACHE_DIR, PACKAGE, f"kernels-{fingerprint()}")
+HOW_OFTEN = caches.how_often(CACHE, config.CACHE_DIR)
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Any:
-    """Compile `function` to run without the interpreter's lock; the cache outlives the process."""
-    before = config.CACHE_DIR
+    """Compile `function` to run without the interpreter's lock; the cache, if there is one, outlives the process."""
+    if config.DISABLE_JIT:
+        return refuse_to_run
+    before, kept = config.CACHE_DIR, CACHE is not None
     config.CACHE_DIR = str(CACHE)  # Numba reads it here, when it makes the function's cache
     try:
-        return njit(cache=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function)
+        return njit(cache=kept, nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function)
     finally:
         config.CACHE_DIR = before
+
+
+def refuse_to_run(*_: Any, **__: Any) -> None:
+    """What a kernel does where Numba is switched off: intrinsics have no Python."""
+    raise InputError("NUMBA_DISABLE_JIT is set, but kernels run only compiled. Nearest: unset NUMBA_DISABLE_JIT.")
+
+
+class Begun(event.Listener):
+    """Calls `call` when a compilation begins, rather than the loading of a compiled kernel."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call = call
+
+    def on_start(self, event: Any) -> None:
+        """A compilation begins."""
+        self.call()
+
+    def on_end(self, event: Any) -> None:
+        """It has ended."""
+
+
+def at_compilation(call: Callable[[], None]) -> AbstractContextManager[None]:
+    """Call `call` whenever a compilation begins in the block."""
+    return event.install_listener("numba:compile", Begun(call))
 
 
 def kernel(function: Callable[..., Any]) -> Any:

@@ -9,6 +9,10 @@ from limitformer.errors import InputError, require
 SHARE = 0.75  # of the free memory that a recording may take
 
 CGROUP = Path("/sys/fs/cgroup")
+LIMITS = (  # the limit, what is used, and the line of memory.stat for files that are kept: versions 2 and 1
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def available_memory() -> int | None:
@@ -29,10 +33,17 @@ def free_in_system() -> int | None:
 
 
 def free_in_container() -> int | None:
-    """What is left of a control group's limit; None without one."""
+    """What is left of a control group's limit, of either version; None without one."""
+    known = [free for names in LIMITS if (free := left_of(*names)) is not None]
+    return min(known, default=None)
+
+
+def left_of(limit: str, used: str, cached: str) -> int | None:
+    """The limit without what is used; the files that are only kept in memory are given back when it is needed."""
     try:
-        limit, used = (CGROUP / "memory.max").read_text(), (CGROUP / "memory.current").read_text()
-        return max(0, int(limit) - int(used))
+        state = (CGROUP / limit).with_name("memory.stat").read_text()
+        given_back = sum(int(line.split()[1]) for line in state.splitlines() if line.split()[:1] == [cached])
+        return max(0, int((CGROUP / limit).read_text()) - int((CGROUP / used).read_text()) + given_back)
     except (OSError, ValueError):
         return None
 
@@ -40,8 +51,8 @@ def free_in_container() -> int | None:
 def check_list(count: int, axis: str) -> None:
     """Raise `InputError` if the list of all layers or times does not fit the memory by itself."""
     available = available_memory()
-    fits = available is None or 8 * count <= SHARE * available
-    require(fits, f"All {count:,} {axis}s do not fit the memory. Nearest: give record, the {axis}s to keep.")
+    fits, size = available is None or 8 * count <= SHARE * available, readable(8 * count)
+    require(fits, f"The list of all {count:,} {axis}s takes {size}, more than is free. Nearest: give record.")
 
 
 def check_recording(samples: int, points: int, tokens: int, axis: str) -> None:

@@ -4,7 +4,7 @@ there is no terminal; and a word before a first compilation."""
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -30,18 +30,27 @@ def say(line: str) -> None:
 
 
 @contextmanager
-def announced(message: str) -> Iterator[None]:
-    """Say `message` on the terminal if the block takes more than a second."""
-    if math.isinf(PATIENCE):
-        yield
-        return
-    timer = threading.Timer(1.0, lambda: Console(stderr=True).print(f"{message} …", style="dim"))
+def announcement(message: str) -> Iterator[Callable[[], None]]:
+    """Say `message` on the terminal if the block takes a second after the call of what it is given."""
+    timer = threading.Timer(1.0, lambda: Console(stderr=True).print(f"{message} …", style="dim", highlight=False))
     timer.daemon = True
-    timer.start()
+
+    def begin() -> None:
+        if timer.ident is None and not math.isinf(PATIENCE):
+            timer.start()
+
     try:
-        yield
+        yield begin
     finally:
         timer.cancel()
+
+
+@contextmanager
+def announced(message: str) -> Iterator[None]:
+    """Say `message` on the terminal if the block takes more than a second."""
+    with announcement(message) as begin:
+        begin()
+        yield
 
 
 @dataclass

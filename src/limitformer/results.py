@@ -187,9 +187,10 @@ def stamp(dtype: str = "float64") -> dict[str, str]:
 def correlation(dataset: xr.Dataset) -> xr.DataArray:
     """ρ = V_αβ/√(V_αα V_ββ): same dims as `covariance`, or those of `pair_covariance` where pairs are kept.
 
-    A token of variance 0 has no correlation. It counts as 0, with itself too: a 0 on the diagonal of ρ marks such a
-    token (`variance` does where pairs are kept), and a mean over tokens or samples stays a number, with 0 for what has
-    died. Who must not count the dead leaves them out: `rho.where(rho_αα > 0)`.
+    A token of variance 0, or below the least normal number of its type (1e-38 in float32), has no correlation. It
+    counts as 0, with itself too: a 0 on the diagonal of ρ marks such a token (`variance` does where pairs are kept),
+    and a mean over tokens or samples stays a number, with 0 for what has died. Who must not count the dead leaves them
+    out: `rho.where(rho_αα > 0)`.
 
     Raises:
         InputError: neither covariances nor pairs.
@@ -202,7 +203,8 @@ def correlation(dataset: xr.Dataset) -> xr.DataArray:
         require("pair_covariance" in dataset, "correlation needs covariances or pairs of a Transformer's tokens.")
         v, variance = dataset["pair_covariance"], dataset["variance"].values
         first, second = (variance[..., dataset[name].values] for name in ("first", "second"))
-    rho = correlations(v.values, np.sqrt(first), np.sqrt(second))
+    least = float(np.finfo(v.dtype).tiny)  # below it digits are lost
+    rho = correlations(v.values, *(np.sqrt(np.where(part < least, 0, part)) for part in (first, second)))
     return v.copy(data=rho).rename("correlation").assign_attrs(long_name="correlation", units="1")
 
 

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -91,5 +92,8 @@ def options(
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; what the terminal's encoding lacks is replaced."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     app()

@@ -122,9 +122,9 @@ class CovarianceLimit:
         """Probability that the squared distance d = V₀₀ + V₁₁ − 2V₀₁ of two tokens reaches `radius`, or explodes.
 
         For attention alone without a mask (`explosion`): in closed form for ever, by a one-dimensional partial
-        differential equation within a time (relative error about 1e-6). Without a radius it is positive if and only if
-        γ² < ½. |V| reaches a radius sooner than d does, since d ≤ 2|V| and tokens align while they grow; it explodes
-        when d does.
+        differential equation within a time (relative error about 1e-6; below 1e-10 it is 0). Without a radius it is
+        positive if and only if γ² < ½. |V| reaches a radius sooner than d does, since d ≤ 2|V| and tokens align while
+        they grow; it explodes when d does.
 
         Args:
             start: of two tokens, or V₀ (2, 2).

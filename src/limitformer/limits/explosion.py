@@ -34,7 +34,9 @@ Array = NDArray[np.float64]
 
 CELLS = 4000
 NEAR, FAR = 1e-9, 1e5  # of the grid: parts of the smaller of d₀ and K, and how much faster than T the last cell moves
+FALLEN = 300.0  # − log f at the end of the grid, if f gets so small: a double still
 POINTS = 24  # of the parabola: the error falls like 2.85^−points
+LEAST = 1e-10  # the parabola's error: what is less is 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,16 +92,28 @@ class PairDistance:
             return 1.0
         if distance == 0:
             return 0.0
+        if log(distance) > min(self.fastest(time), self.fallen):
+            return self.ever(distance, radius)  # which takes no time
         logs = self.grid(time, distance, radius)
         lower, diagonal, upper, eventually = self.generator(logs, radius)
         waiting = exponential_of(time, lower, diagonal, upper, eventually)
-        return float(np.clip(np.interp(log(distance), logs, eventually - waiting), 0.0, 1.0))
+        found = float(np.interp(log(distance), logs, eventually - waiting))
+        return min(found, 1.0) if found > LEAST else 0.0
+
+    def fastest(self, time: float) -> float:
+        """log d beyond which d moves `FAR`² times as fast as `time`."""
+        return log(FAR) + log(2 * self.tau0 / self.gamma**2 / sqrt(time))
+
+    @property
+    def fallen(self) -> float:
+        """log d where f is e^−`FALLEN`."""
+        rise = 2 * FALLEN / (self.decay + 1)  # of log(1 + d²/K²)
+        return log(self.scale_length) + (rise + log1p(-exp(-rise))) / 2
 
     def grid(self, time: float, distance: float, radius: float) -> Array:
         """Values of log d, of which log `distance` is one."""
         low = log(NEAR) + log(min(distance, self.scale_length))
-        fastest = log(FAR) + log(2 * self.tau0 / self.gamma**2 / sqrt(time))
-        high = max(fastest, log(distance) + 1, log(self.scale_length) + 1)
+        high = min(max(self.fastest(time), log(distance) + 1, log(self.scale_length) + 1), self.fallen)
         if radius < inf:
             high = min(high, log(radius))
         step = (high - low) / CELLS

@@ -52,7 +52,7 @@ def as_sphere_start(start: Any, model: SphereModel) -> SphereStart:
         start = start.overlap if start.tokens is None else start.tokens
     if start is None:
         return SphereStart()
-    if isinstance(start, np.ndarray) and start.ndim == 0:
+    if getattr(start, "ndim", None) == 0:  # of NumPy or torch
         start = start.item()
     return at_overlap(start, model) if np.isscalar(start) else at_tokens(start, model)
 

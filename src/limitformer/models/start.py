@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from limitformer.errors import InputError, require, require_count
+from limitformer.errors import InputError, require, require_count, require_real
+from limitformer.memory import check_scratch
 from limitformer.models.kinds import require_itself
 
+WHILE_CHECKED = 5  # matrices of its size there are while a covariance is made and checked
 ROUNDING = 1e-9  # how far a covariance may be from symmetric and positive, relative to its largest entry
 
 
@@ -68,9 +70,13 @@ def rank_of(covariance: NDArray[np.float64]) -> int:
 def real_array(name: str, value: ArrayLike, dimensions: int) -> NDArray[np.float64]:
     """`value` as float64, or one line that says why it is none."""
     try:
-        array = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{name} must be an array of numbers; got {type(value).__name__}.") from error
+        given = np.asarray(value)
+        array = np.array(given, dtype=np.float64) if given.dtype.kind != "c" else None
+    except (TypeError, ValueError, RuntimeError) as error:
+        repair = " Nearest: .detach().cpu().double().numpy()." if hasattr(value, "detach") else ""
+        raise InputError(f"{name} must be an array of numbers; got {type(value).__name__}.{repair}") from error
+    if array is None:
+        raise InputError(f"{name} must be real; got complex numbers ({given.dtype}). Nearest: their real part, .real.")
     require(array.ndim == dimensions, f"{name} must have {dimensions} dimensions; got shape {array.shape}.")
     require(array.size > 0, f"{name} must not be empty; got shape {array.shape}.")
     bad = int(np.sum(~np.isfinite(array)))
@@ -93,6 +99,10 @@ def from_covariance(covariance: ArrayLike) -> Start:
 
 def checked_covariance(covariance: ArrayLike) -> NDArray[np.float64]:
     """`covariance` as a symmetric array that cannot be written to, or one line that says why it is no covariance."""
+    given = covariance is not None
+    require(
+        given, "The start must be given: a covariance (tokens, tokens). Nearest: equicorrelated(2, correlation=0.2)."
+    )
     v = real_array("The start", covariance, 2)
     require(v.shape[0] == v.shape[1], f"The start must be square, tokens by tokens; got shape {v.shape}.")
     size = np.abs(v).max()
@@ -113,6 +123,11 @@ def checked_covariance(covariance: ArrayLike) -> NDArray[np.float64]:
     return v
 
 
+def check_covariance(tokens: int) -> None:
+    """Raise `InputError` if a covariance of so many tokens does not fit the memory, before it is made."""
+    check_scratch(WHILE_CHECKED * 8 * tokens**2, f"A covariance of {tokens:,} tokens", "fewer tokens")
+
+
 def equicorrelated(tokens: int, correlation: float, variance: float = 1.0) -> Start:
     """Tokens of one variance, every two with one correlation: the start of all figures of [ST].
 
@@ -121,20 +136,26 @@ def equicorrelated(tokens: int, correlation: float, variance: float = 1.0) -> St
            [0.2, 1. ]])
     """
     require_count("tokens", tokens)
+    correlation, variance = require_real("correlation", correlation), require_real("variance", variance)
+    check_covariance(tokens)
     least = -1.0 if tokens == 1 else -1 / (tokens - 1)
     require(
         least <= correlation <= 1,
         f"correlation of {tokens} tokens must lie in [{least:.4g}, 1]; got {correlation}.",
     )
-    require(0 < variance < float("inf"), f"variance must be positive and finite; got {variance}.")
+    require(variance > 0, f"variance must be positive; got {variance}.")
     v = variance * ((1 - correlation) * np.eye(tokens) + correlation)
     description = f"equicorrelated, correlation {correlation:g}, variance {variance:g}"
     return Start(covariance=v, description=description)
 
 
 def from_tokens(tokens: ArrayLike) -> Start:
-    """Start from the tokens themselves, X₀ (tokens, width): covariance and means as they are."""
+    """Start from the tokens themselves, X₀ (tokens, width): covariance and means as they are.
+
+    No more is kept of the tokens: differences of less than 1e-7 of their length are rounding in V.
+    """
     x = real_array("tokens", tokens, 2)
+    check_covariance(len(x))
     require(bool(x.any(1).all()), "Every token must differ from zero; got one that is zero.")
     with np.errstate(over="ignore", invalid="ignore"):
         v = x @ x.T / x.shape[1]

@@ -5,6 +5,7 @@ sinusoids of *Attention is all you need* (Vaswani et al., 2017, Sec. 3.5), whose
   PE(p, 2i) = sin(p/10000^{2i/n}),  PE(p, 2i + 1) = cos(p/10000^{2i/n}).
 """
 
+import os
 import re
 from pathlib import Path
 from typing import Literal
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limitformer.errors import InputError, require, require_count
+from limitformer.memory import check_scratch
 from limitformer.models.start import Start, from_tokens
 
 Positions = Literal["sinusoidal"]
@@ -50,6 +52,7 @@ def from_text(
         name = str(source) if isinstance(source, Path) else "the text"
         require(tokens <= len(words), f"{name} has {len(words)} tokens; {tokens} were asked for.")
         words = words[:tokens]
+    check_scratch(16 * (len(words) + len(set(words))) * width, f"An embedding of width {width:,}", "a smaller width")
     x = embed(words, width, seed)
     if positions == "sinusoidal":
         x = x + sinusoids(len(words), width)
@@ -64,11 +67,19 @@ def from_text(
 
 def words_of(source: str | Path) -> list[str]:
     """Words and punctuation marks of a text (str) or of the file it is in (Path), in lower case."""
-    text = read_text(source) if isinstance(source, Path) else source
+    text = read_text(source) if isinstance(source, Path) else checked_text(source)
     words = re.findall(r"\w+|[^\w\s]", text.lower())
     name = str(source) if isinstance(source, Path) else "the text"
     require(bool(words), f"A text must hold at least one word; {name} holds none.")
     return words
+
+
+def checked_text(text: str) -> str:
+    """`text` itself, unless it is no text or the name of a file."""
+    require(isinstance(text, str), f"source must be a text (str) or a file (Path); got {type(text).__name__}.")
+    named = os.path.isfile(text) or re.fullmatch(r"\S+\.(txt|md)", text) is not None
+    require(not named, f"The text is the name of a file, {text!r}. Nearest: from_text(Path({text!r}), …).")
+    return text
 
 
 def read_text(path: Path) -> str:

@@ -17,7 +17,7 @@ from limitformer.chains.start import start_factor
 from limitformer.chains.transformer import subtracts_mean
 from limitformer.engine import Record, recorded_layers
 from limitformer.errors import InputError, require_count
-from limitformer.memory import check_recording
+from limitformer.memory import check_recording, check_scratch
 from limitformer.models import Start, Transformer, as_start, to_json
 from limitformer.nn.network import Layer
 from limitformer.nn.weights import draw_weights
@@ -143,7 +143,9 @@ def networks_in_batch(model: Transformer, tokens: int, dtype: torch.dtype) -> in
     widest = max(shape[-1] for shape in shapes.values())
     heads = 1 if model.attention is None else model.attention.heads or 1
     activations = 4 * tokens * max(widest, model.width) + 2 * heads * tokens**2
-    return max(1, BATCH_BYTES // ((weights + activations) * dtype.itemsize))
+    size = (weights + activations) * dtype.itemsize
+    check_scratch(size, f"A layer of width {model.width:,}", "a smaller width, or its chain")
+    return max(1, BATCH_BYTES // size)
 
 
 def batch_seed(seed: int, first: int) -> int:

@@ -12,6 +12,7 @@ from limitformer.limits.overlap.transport import (
     cell_width,
     chain,
     check_cells,
+    check_width,
     evolve,
     extent,
     levelling,
@@ -46,7 +47,9 @@ def density_of(
 def fitted(motion: Motion, starts: tuple[float, float], centre: float, horizon: float, width: float | None) -> Chain:
     """The chain on a grid wide enough for `horizon`."""
     low, high = extent(motion, starts, horizon)
-    fine = cell_width(motion, low, high) if width is None else width
+    finest = cell_width(motion, low, high)
+    fine = finest if width is None else width
+    check_width(fine, finest)
     check_cells(low, high, fine)
     return chain(motion, low, high, centre, fine)
 

@@ -287,7 +287,8 @@ class OverlapDiffusion:
         Args:
             times: (n,) increasing, at least 0.
             start: overlap; None for tokens uniform on the sphere.
-            spacing: width of a cell in artanh z; None for 0.05, or less where the scale density is steep.
+            spacing: width of a cell in artanh z; None for 0.05, or less where the scale density is steep. Where log s
+                changes by x in a cell, the noise g² is about 1 + x²/12 times too large.
             steps: of time until the last of `times`.
 
         Returns:
@@ -297,7 +298,7 @@ class OverlapDiffusion:
             and `overlap` = z.
 
         Raises:
-            InputError: times not increasing, a start that never moves, ε = 0, a grid too large.
+            InputError: times not increasing, a start that never moves, ε = 0, a grid too large, a spacing too wide.
         """
         if isinstance(self.motion, FlowMotion):
             raise InputError(

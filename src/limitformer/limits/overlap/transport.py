@@ -34,7 +34,8 @@ from limitformer.limits.overlap.scale import uniform_below
 
 MOST_CELLS = 200_000
 WIDEST_CELL = 0.05
-LARGEST_CELL_RISE = 0.5  # x, which makes the noise 2 % too large
+LARGEST_CELL_RISE = 0.25  # x, which makes the noise 0.5 % too large
+COARSEST_RISE = 2.0  # x of a width that is asked for: 31 %
 FORGET = 30.0  # beyond the ends lies, or comes back, e^{−30}
 BEFORE_END = 4.0  # |u| from which the slope is nearly that of the end, plus log(1 + β)/2
 SMOOTHING_STEPS = 4
@@ -196,6 +197,16 @@ def check_cells(low: float, high: float, width: float) -> None:
     cells = (high - low) / width
     require(
         cells <= MOST_CELLS,
-        f"The density needs {cells:.2g} cells, and at most {MOST_CELLS} are made. Nearest: shorter times, or a smaller "
-        "beta or dim.",
+        f"The density needs {cells:.2g} cells, and at most {MOST_CELLS} are made. Nearest: shorter times, a smaller "
+        "beta or dim, or more noise.",
+    )
+
+
+def check_width(width: float, finest: float) -> None:
+    """Raise `InputError` for cells in which noise would be a third too large; `finest` is the default."""
+    widest = finest * COARSEST_RISE / LARGEST_CELL_RISE
+    require(
+        width <= widest,
+        f"spacing must be at most {widest:.3g} for this model, or its noise would be far too large; got {width:g}. "
+        f"The default takes {finest:.3g}.",
     )

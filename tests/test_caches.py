@@ -1,0 +1,167 @@
+"""Import works for any user; compiled kernels are kept in a folder of the user alone, or in memory."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from limitformer import caches, engine, kernels, progress
+from limitformer.models import ShapedAttention, Transformer
+
+AS_ROOT = pytest.mark.skipif(caches.user() != 0, reason="files of other users are made by root")
+STRANGER = 4242
+
+
+@pytest.fixture
+def places(monkeypatch, tmp_path):
+    """Nothing can be written beside the source; a cache of the user, and a temporary folder that all share."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    monkeypatch.setattr(caches.tempfile, "gettempdir", lambda: str(shared))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    return {"": tmp_path / "home" / "limitformer", "shared": shared / f"limitformer-{caches.user()}"}
+
+
+def found(chosen=""):
+    return caches.folder(str(chosen), caches.Path("/dev/null"), "kernels-1")
+
+
+def test_the_folder_is_of_its_user_alone(places, tmp_path):
+    assert found() == places[""] / "kernels-1"
+    assert found(tmp_path / "chosen") == tmp_path / "chosen" / "kernels-1"
+    assert found("/dev/null/chosen") == places[""] / "kernels-1"
+    for folder in (found(), found(tmp_path / "chosen")):
+        assert (folder.stat().st_mode & 0o777, folder.stat().st_uid) == (0o700, os.geteuid())
+
+
+@pytest.mark.parametrize("home", ["/dev/null/home", "relative"])
+def test_without_a_home_the_shared_folder_has_one_for_each_user(places, monkeypatch, home):
+    monkeypatch.setenv("XDG_CACHE_HOME", home)
+    assert found() == places["shared"] / "kernels-1"
+    assert places["shared"].stat().st_mode & 0o777 == 0o700
+
+
+def test_without_home_and_passwd_entry_no_folder_is_named_tilde(places, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(caches.os.path, "expanduser", lambda path: path)
+    assert found() == places["shared"] / "kernels-1"
+    assert [path.name for path in tmp_path.iterdir()] == ["shared"]
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o750, 0o701])
+def test_a_folder_that_others_can_open_is_not_used(places, mode):
+    found().chmod(mode)
+    assert found() == places["shared"] / "kernels-1"
+
+
+def test_a_link_is_not_followed(places, tmp_path):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    places[""].mkdir(parents=True)
+    (places[""] / "kernels-1").symlink_to(tmp_path / "elsewhere")
+    assert found() == places["shared"] / "kernels-1"
+
+
+def test_a_folder_that_others_can_rename_is_not_used(places):
+    found()
+    places[""].chmod(0o777)
+    assert found() == places["shared"] / "kernels-1"
+
+
+@AS_ROOT
+@pytest.mark.parametrize("whose", ["", "kernels-1"])
+def test_a_folder_of_another_user_is_not_used(places, monkeypatch, whose):
+    """One made beforehand in the shared folder, whole or only around ours, of the right mode."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/home")
+    os.chown(found().parent / whose, STRANGER, STRANGER)
+    assert found() is None
+
+
+@AS_ROOT
+def test_a_stranger_trusts_the_system_and_itself_alone(places, monkeypatch):
+    """The same folders, seen by another user than their owner."""
+    monkeypatch.setattr(caches, "user", lambda: STRANGER)
+    assert found() is None
+
+
+def program(code, **environment):
+    """What a fresh process prints for which nobody has an entry in passwd."""
+    before = "import pwd, tempfile\ndef missing(_): raise KeyError('uid not found')\npwd.getpwuid = missing\n"
+    kept = {name: value for name, value in os.environ.items() if name not in ("HOME", "USER", "LOGNAME")}
+    options = {"env": {**kept, **environment}, "capture_output": True, "encoding": "utf-8", "timeout": 120}
+    done = subprocess.run([sys.executable, "-c", before + code], **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_without_a_passwd_entry_and_with_a_cache_folder_that_cannot_be_made():
+    code = "from limitformer import kernels; print(kernels.CACHE.name, kernels.HOW_OFTEN)"
+    printed = program(code, NUMBA_CACHE_DIR="/dev/null/kernels")
+    assert printed.startswith(f"{kernels.CACHE.name} the first time only; kept in /")
+    assert printed.endswith(", as NUMBA_CACHE_DIR=/dev/null/kernels is no safe folder to write\n")
+
+
+def test_where_nothing_can_be_written_kernels_stay_in_memory():
+    code = """
+def readonly(**_): raise OSError
+tempfile.TemporaryFile = readonly
+from limitformer import kernels
+print(kernels.CACHE, kernels.driver(lambda x: x + 1)(1), kernels.HOW_OFTEN)
+"""
+    assert program(code) == (
+        "None 2 in every process: no folder of yours can keep them. Nearest: NUMBA_CACHE_DIR, a folder of mode 0700\n"
+    )
+
+
+def test_numba_switched_off_is_one_line():
+    command = [sys.executable, "-m", "limitformer", "simulate", "--depth", "2", "--samples", "2"]
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=False)
+    line = "NUMBA_DISABLE_JIT is set, but kernels run only compiled. Nearest: unset NUMBA_DISABLE_JIT."
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"Error: {line}\n")
+
+
+def doubled(x):
+    return 2 * x
+
+
+def test_a_compilation_is_told_from_a_loaded_kernel(monkeypatch, tmp_path):
+    monkeypatch.setattr(kernels, "CACHE", tmp_path)
+    begun = []
+    for value in (1.0, 2.0):  # the second finds what the first has kept
+        with kernels.at_compilation(lambda: begun.append(value)):  # noqa: B023  called in the block alone
+            kernels.driver(doubled)(np.full(2, value))
+    assert set(begun) == {1.0}
+
+
+def small():
+    """The least simulation."""
+    model = Transformer(width=8, depth=2, gamma=0.5, attention=ShapedAttention(tau0=1.0))
+    engine.simulate(model, [[1.0]], samples=1, seed=0)
+
+
+def simulate_slowly(monkeypatch, begins):
+    """A simulation whose first part takes a second, and begins a compilation in it or not."""
+    part_of, slept = engine.part_of, []
+
+    def slow(*arguments):
+        if not slept:
+            slept.append(begins and kernels.driver(doubled)(1))
+            progress.time.sleep(1.3)
+        return part_of(*arguments)
+
+    monkeypatch.setattr(engine, "part_of", slow)
+    small()
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_compiling_is_said_where_something_is_compiled_alone(monkeypatch, tmp_path, capsys, begins):
+    small()
+    capsys.readouterr()
+    monkeypatch.setattr(kernels, "CACHE", tmp_path)
+    simulate_slowly(monkeypatch, begins)
+    said = capsys.readouterr().err
+    assert ("Compiling the chain's kernels (the first time only" in said) == begins, said

@@ -1,0 +1,43 @@
+"""The table of faults fits the source; what it finds is a matter of `make faults`."""
+
+import tomllib
+from pathlib import Path
+
+import faults
+from limitformer.kernels import PACKAGE
+
+TABLE = tomllib.loads((Path(faults.__file__).parent / "faults.toml").read_text())["fault"]
+
+
+def test_every_fault_has_its_place_and_its_tests():
+    for fault in TABLE:
+        assert (PACKAGE / fault["file"]).read_text().count(fault["text"]) == 1, fault["name"]
+        for test in fault["tests"]:
+            path, _, name = test.partition("::")
+            assert f"def {name}" in (Path(faults.__file__).parents[1] / path).read_text(), test
+
+
+def test_there_are_faults_in_every_package():
+    packages = {path.parent.relative_to(PACKAGE) for path in PACKAGE.rglob("__init__.py")}
+    assert {Path(fault["file"]).parent for fault in TABLE} >= packages - {Path("data")}
+    assert len(TABLE) >= 40
+
+
+def test_only_what_is_caught_is_called_so(tmp_path, monkeypatch):
+    """A text that is not there, tests that fail anyway, tests that do not run: none of it is a caught fault."""
+    source = tmp_path / "src" / "limitformer" / "a.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("x = 1\n")
+    fault = {"file": "a.py", "text": "x = 1", "replacement": "x = 2", "tests": ["t"]}
+
+    def found(*endings, **changes):
+        left = list(endings)
+        monkeypatch.setattr(faults, "ending", lambda folder, tests: left.pop(0))
+        return faults.verdict(tmp_path, fault | changes, {})
+
+    assert found(0, 1) == "caught"
+    assert found(0, 0) == "LET PASS"
+    assert found(1) == "the tests fail without it"
+    assert found(0, 2) == found(0, 5) == "the tests did not run"
+    assert found(text="x = 3") == "the text is there 0 times"
+    assert source.read_text() == "x = 1\n"
