@@ -7,6 +7,7 @@ import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one of several, each with a core
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.pop("COLUMNS", None)  # which would fix the width of consoles for good
 
 # A shell switches Ctrl-C off for what runs in the background; tests send it, and what they start must hear it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

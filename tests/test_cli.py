@@ -312,7 +312,7 @@ def test_a_short_text_is_taken_whole(simulate, tmp_path):
         (("--correlation", "-0.6", "--tokens", "3"), r"correlation of 3 tokens must lie in \[-0\.5, 1\]"),
         (("--variance", "0"), "variance must be positive"),
         (("--samples", "1000000000000"), "GiB are free. Nearest: take fewer samples"),
-        (("--tokens", "20000000"), "does not fit the memory"),
+        (("--tokens", "20000000"), "GiB, more than is free. Nearest: fewer tokens"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -534,11 +534,11 @@ TELLING = """
 import limitformer.engine as engine
 from limitformer.cli import main
 
-def run_parts(*arguments, run=engine.run_parts):
+def run_all(*arguments, run=engine.run_all):
     print("at work", flush=True)
     return run(*arguments)
 
-engine.run_parts = run_parts
+engine.run_all = run_all
 main()
 """
 
