@@ -8,6 +8,7 @@ import pytest
 import limitformer as lf
 from limitformer import replicas
 from limitformer.engine import process_of
+from limitformer.sphere.pair import BLOCK
 from limitformer.watch import DONE, HALT, WHOLE, halt, new_watch
 
 ENDLESS = 10**15  # layers
@@ -98,6 +99,24 @@ def test_groups_that_are_whole_are_kept_when_a_part_is_halted(monkeypatch):
     partial = caught.value.partial
     assert partial.sizes["sample"] == 16
     np.testing.assert_array_equal(partial["covariance"], whole["covariance"][:16])
+
+
+def test_outcomes_of_what_is_whole_are_there_however_late_the_halt():
+    """A part of two blocks of pairs, halted in the second: the first has its outcomes, with the bits of a whole run."""
+    model = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=100)
+    process = process_of(model, None, np.array([2000.0]), {"horizon": 2000.0, "keep": "outcome"})
+    whole, part, watch = process.outputs(BLOCK), process.outputs(2 * BLOCK), new_watch()
+    process.prepare(0).run(0, whole, new_watch())
+    part["outcome"][:] = -1
+    runner = threading.Thread(target=process.prepare(0).run, args=(0, part, watch), daemon=True)
+    runner.start()
+    while watch[WHOLE] == 0 and runner.is_alive():
+        pass
+    halt(watch)
+    runner.join(timeout=60)
+    assert watch[WHOLE] in (BLOCK, 2 * BLOCK)
+    np.testing.assert_array_equal(part["outcome"][:BLOCK], whole["outcome"])
+    assert (part["outcome"][int(watch[WHOLE]) :] == -1).all()
 
 
 def test_a_part_that_is_not_whole_ends_the_count():

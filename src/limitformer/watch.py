@@ -9,11 +9,8 @@ from numpy.typing import NDArray
 
 from limitformer.kernels import kernel
 
-HALT, WHOLE, DONE = (
-    0,
-    1,
-    2,
-)  # places in a watch: whether to halt, replicas that are whole, and those under way with them
+# Places in a watch: whether to halt, how many replicas are whole, and how many are done, those under way in part.
+HALT, WHOLE, DONE = 0, 1, 2
 
 Watch = NDArray[np.float64]
 

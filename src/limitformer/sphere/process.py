@@ -50,7 +50,7 @@ from limitformer.sphere.tokens import (
     TokenConstants,
 )
 from limitformer.sphere.values import LAWS
-from limitformer.watch import HALT, Watch
+from limitformer.watch import WHOLE, Watch
 
 Method = Literal["overlap", "gram", "coordinates"]
 Keep = Literal["overlap", "outcome", "tokens"]
@@ -398,9 +398,10 @@ class PreparedSphere:
             watch,
         )
         outputs["stopped"] *= paths.time_of_step
-        if not kept and not watch[HALT]:
-            pairs = overlap[..., None], gap[..., None]
-            outputs["outcome"][:] = outcomes_of_overlaps(*pairs, 2, paths.options.tolerance)
+        if not kept:
+            whole = slice(int(watch[WHOLE]))
+            pairs = overlap[whole, :, None], gap[whole, :, None]
+            outputs["outcome"][whole] = outcomes_of_overlaps(*pairs, 2, paths.options.tolerance)
 
     def first_pair(self) -> NDArray[np.float64]:
         """w and the sign of the overlap of two tokens, which are not read if the start is uniform."""
