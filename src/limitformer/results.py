@@ -47,20 +47,12 @@ CAUSE_CODES = "0 inside, 1 left the ball, 2 left the cone, 3 lost its resolution
 
 
 def covariance_dataset(
-    covariance: NDArray[Any],
-    exits: NDArray[np.float64],
-    causes: NDArray[np.int8],
-    *,
-    axis: str,
-    points: NDArray[Any],
-    start: Start,
-    provenance: dict[str, Any],
-    unit: str | None = None,
+    covariance: NDArray[Any], exits: NDArray[np.float64], causes: NDArray[np.int8], *, axis: str, **about: Any
 ) -> xr.Dataset:
-    """The Dataset of one simulation: `covariance` (samples, points, m, m)."""
+    """The Dataset of one simulation: `covariance` (samples, points, m, m), and what `path_dataset` takes."""
     long = {"long_name": "V = X X^T / width", "units": "1"}
     kept = {"covariance": (("sample", axis, "token", "token_"), covariance, long)}
-    return path_dataset(kept, exits, causes, axis=axis, points=points, start=start, provenance=provenance, unit=unit)
+    return path_dataset(kept, exits, causes, axis=axis, **about)
 
 
 def pairs_dataset(
@@ -72,26 +64,22 @@ def pairs_dataset(
     *,
     pairs: NDArray[np.int64],
     axis: str,
-    points: NDArray[Any],
-    start: Start,
-    provenance: dict[str, Any],
-    unit: str | None = None,
+    **about: Any,
 ) -> xr.Dataset:
-    """The Dataset of one simulation that keeps `pairs` (pairs, 2).
+    """The Dataset of one simulation that keeps `pairs` (pairs, 2), and what `path_dataset` takes.
 
     * `variance` (sample, depth or time, token): V_αα;
     * `pair_covariance` and `distance` (sample, depth or time, pair): V_αβ and |x_α − x_β|²/n of the tokens `first` and
       `second`. What the rounding of one layer or step can add to a distance is the attribute `distance_floor` times the
       larger variance.
     """
-    dims, about = ("sample", axis, "pair"), {"units": "1"}
+    dims, plain = ("sample", axis, "pair"), {"units": "1"}
     kept = {
-        "variance": (("sample", axis, "token"), variance, {"long_name": "|x|^2 / width", **about}),
-        "pair_covariance": (dims, pair_covariance, {"long_name": "<x_first, x_second> / width", **about}),
-        "distance": (dims, distance, {"long_name": "|x_first - x_second|^2 / width", **about}),
+        "variance": (("sample", axis, "token"), variance, {"long_name": "|x|^2 / width", **plain}),
+        "pair_covariance": (dims, pair_covariance, {"long_name": "<x_first, x_second> / width", **plain}),
+        "distance": (dims, distance, {"long_name": "|x_first - x_second|^2 / width", **plain}),
     }
-    found = path_dataset(kept, exits, causes, axis=axis, points=points, start=start, provenance=provenance, unit=unit)
-    return found.assign_coords(pair_coordinates(pairs))
+    return path_dataset(kept, exits, causes, axis=axis, **about).assign_coords(pair_coordinates(pairs))
 
 
 def path_dataset(
@@ -105,7 +93,10 @@ def path_dataset(
     provenance: dict[str, Any],
     unit: str | None = None,
 ) -> xr.Dataset:
-    """What is `kept` of the paths, with how they ended and where they began."""
+    """What is `kept` of the paths, with how they ended and where they began.
+
+    `exits` and `causes` (samples,); `points` (points,) along `axis`, in `unit` (None: layers, or depth/width).
+    """
     names = np.array(start.labels or [str(k) for k in range(start.tokens)])
     given = {} if start.means is None else {"start_means": ("token", start.means, {"units": "1"})}
     unit = unit or {"depth": "layer", "time": "depth/width"}[axis]
@@ -113,11 +104,7 @@ def path_dataset(
         {
             **kept,
             "exit": (("sample",), exits, {"long_name": f"{axis} at the exit, inf if none", "units": unit}),
-            "exit_cause": (
-                ("sample",),
-                causes,
-                {"long_name": "0 inside, 1 left the ball, 2 left the cone, 3 lost its resolution"},
-            ),
+            "exit_cause": (("sample",), causes, {"long_name": CAUSE_CODES}),
             "start_covariance": (("token", "token_"), start.covariance, {"long_name": "V_0", "units": "1"}),
             **given,
         },

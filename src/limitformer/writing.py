@@ -137,7 +137,7 @@ class Recording:
         return {"keep": self.keep, "dtype": self.dtype, "pairs": pairs, "distance_floor": floor}
 
 
-WHOLE = Recording()
+ALL_OF_V = Recording()
 
 
 @driver

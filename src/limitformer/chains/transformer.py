@@ -52,7 +52,7 @@ from limitformer.recording import (
 )
 from limitformer.records import Shapes
 from limitformer.watch import Watch, count_whole, goes_on, halted
-from limitformer.writing import FACTOR_FLOOR, WHOLE, Outputs, Recording, replicas_of, rows_of, write_factor
+from limitformer.writing import ALL_OF_V, FACTOR_FLOOR, Outputs, Recording, replicas_of, rows_of, write_factor
 
 ATTENTION, HEADS, FEEDFORWARD = 0, 1, 2
 PLACEMENTS = {None: NO_NORM, "pre": PRE_NORM, "post": POST_NORM}
@@ -171,7 +171,7 @@ class TransformerChain:
     start: Start
     points: NDArray[np.int64]
     radius: float
-    recording: Recording = WHOLE
+    recording: Recording = ALL_OF_V
     axis: str = field(default="depth", init=False)
     description: str = field(default="chain", init=False)
     unit: str = field(default="layer", init=False)

@@ -31,8 +31,7 @@ from limitformer.models.kinds import known, require_itself
 from limitformer.random import key
 from limitformer.records import Shapes
 from limitformer.watch import DONE, WHOLE, Watch
-from limitformer.writing import VALUE_FLOOR, Outputs, Recording
-from limitformer.writing import WHOLE as ALL_OF_V
+from limitformer.writing import ALL_OF_V, VALUE_FLOOR, Outputs, Recording
 
 Matrix = NDArray[np.float64]
 RELATIVE_ERROR, ABSOLUTE_ERROR = 1e-10, 1e-13  # of the solver; the second times the largest variance of the start

@@ -41,9 +41,9 @@ from limitformer.recording import (
 from limitformer.records import Shapes
 from limitformer.watch import Watch, count_whole, goes_on, halted
 from limitformer.writing import (
+    ALL_OF_V,
     FACTOR_FLOOR,
     VALUE_FLOOR,
-    WHOLE,
     Outputs,
     Recording,
     replicas_of,
@@ -220,7 +220,7 @@ class CovariancePaths:
     radius: float
     dt: float
     step: Step
-    recording: Recording = WHOLE
+    recording: Recording = ALL_OF_V
     axis: str = field(default="time", init=False)
     description: str = field(default="limit", init=False)
     unit: str = field(default="depth/width", init=False)
