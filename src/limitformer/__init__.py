@@ -48,7 +48,7 @@ __version__ = package_version()
 
 def __getattr__(name: str) -> object:
     """`nn`, `hf` and `train` are imported when they are first asked for: what they need is heavy and optional."""
-    if name in ("nn", "hf", "train"):
+    if name in ("nn", "hf", "train", "weightless"):
         import importlib
 
         try:

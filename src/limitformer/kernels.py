@@ -36,6 +36,7 @@ KERNEL_SOURCES = (
     "sphere/*.py",
     "chains/*.py",
     "limits/*.py",
+    "weightless/numbers.py",
 )
 
 # Sums may be regrouped (so that they vectorise), but infinities and NaN keep their meaning: explosions are

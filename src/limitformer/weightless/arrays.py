@@ -1,0 +1,78 @@
+"""What passes through a module give, as arrays by sample and as one Dataset."""
+
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from numpy.typing import NDArray
+from torch import Tensor
+
+from limitformer.weightless.measure import Measure
+from limitformer.weightless.run import Run
+
+Arrays = dict[str, NDArray[Any]]
+
+BY_HEAD = ("entropy", "effective_tokens", "logit_std", "largest_logit")
+
+
+def stream_arrays(measure: Measure) -> Arrays:
+    """What was seen of the stream and the heads, by sample."""
+    sublayers = max((len(each) for each in measure.branch), default=0)
+    like = measure.covariance[0]
+    found = {"covariance": torch.stack(measure.covariance, 1).cpu().numpy()}
+    if sublayers:
+        inside = [padded(each, sublayers, torch.full_like(like, torch.nan)) for each in measure.inside]
+        branch = [padded(each, sublayers, torch.full_like(like[:, 0, 0], torch.nan)) for each in measure.branch]
+        found["covariance_inside"] = torch.stack(inside, 1).cpu().numpy()
+        found["branch"] = torch.stack(branch, 1).cpu().numpy()
+    seen = [heads for heads in measure.heads if heads]
+    if seen:
+        most = max(heads["entropy"].shape[1] for heads in seen)
+        for key in BY_HEAD:
+            found[key] = np.stack([of_heads(heads, key, len(like), most) for heads in measure.heads], 1)
+    return found
+
+
+def padded(values: list[Tensor], count: int, none: Tensor) -> Tensor:
+    """Stacked along the second dimension, with `none` for what is missing."""
+    return torch.stack([*values, *[none] * (count - len(values))], 1)
+
+
+def of_heads(heads: dict[str, Tensor], key: str, samples: int, most: int) -> NDArray[Any]:
+    """(samples, most), NaN where a layer has fewer heads."""
+    out = np.full((samples, most), np.nan)
+    if heads:
+        out[:, : heads[key].shape[1]] = heads[key].cpu().numpy()
+    return out
+
+
+def output_arrays(out: Any, run: Run) -> Arrays:
+    """Mean and standard deviation of the output's logits, by sample."""
+    logits = getattr(out, "logits", None)
+    if logits is None:
+        return {}
+    flat = logits.detach().reshape(len(run.samples), -1).double()
+    return {"logits_mean": flat.mean(1).cpu().numpy(), "logits_std": flat.std(1).cpu().numpy()}
+
+
+def dataset(parts: list[Arrays], weights: list[str], labels: tuple[str, ...], about: dict[str, Any]) -> xr.Dataset:
+    """The finished samples, with what they are."""
+    arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]} if parts else {}
+    dims = {
+        "covariance": ("sample", "layer", "token", "token_"),
+        "covariance_inside": ("sample", "block", "sublayer", "token", "token_"),
+        "branch": ("sample", "block", "sublayer"),
+        "weight_gradient": ("sample", "weight"),
+        "stream_gradient": ("sample", "layer"),
+        **dict.fromkeys(BY_HEAD, ("sample", "block", "head")),
+    }
+    data = xr.Dataset({key: (dims.get(key, ("sample",)), value) for key, value in arrays.items()})
+    coordinates: dict[str, Any] = {key: np.arange(data.sizes[key]) for key in ("sample", "layer") if key in data.dims}
+    if "block" in data.dims:
+        coordinates["block"] = np.arange(1, data.sizes["block"] + 1)
+    if "weight" in data.dims:
+        coordinates["weight"] = weights
+    if labels and data.sizes.get("token") == len(labels):
+        coordinates["word"] = ("token", list(labels))
+    return data.assign_coords(coordinates).assign_attrs(about)

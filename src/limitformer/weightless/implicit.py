@@ -1,0 +1,332 @@
+r"""A parameter without entries: what stands in a module in the place of a random weight.
+
+It answers the operations by which models use their weights: linear maps in every spelling, embeddings, convolutions,
+slices of stacked experts, transposition, casts. For any other operation its entries are drawn and kept (`run`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from limitformer.weightless.maps import Drawn, Unseen
+from limitformer.weightless.run import ALWAYS, NEVER, KeepWeightError, OneSampleOnlyError, Run, Weight, add_to
+
+NEVER_DRAWN, DRAWN_AGAIN = "never drawn", "drawn when needed"
+
+
+class Implicit(torch.Tensor):
+    """A weight, or the slice [part] of it, perhaps transposed; it has a shape and a type and no entries."""
+
+    weight: Weight
+    part: int | None
+    turned: bool
+
+    @staticmethod
+    def __new__(cls, weight: Weight, part: int | None = None, turned: bool = False) -> "Implicit":
+        shape = weight.shape if part is None else weight.shape[1:]
+        shape = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
+        run = weight.run
+        self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=run.dtype, device=run.device)
+        self.weight, self.part, self.turned = weight, part, turned
+        return self
+
+    def __init__(self, weight: Weight, part: int | None = None, turned: bool = False) -> None:
+        """Made in `__new__`."""
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        """Its name and law."""
+        return f"Implicit({self.weight.name}, {tuple(self.shape)}, {self.weight.law})"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """By what is known of `func`, or with the entries drawn."""
+        kwargs = kwargs or {}
+        if func in ANSWERS:
+            answer = ANSWERS[func](*args, **kwargs)
+            if answer is not NotImplemented:
+                return answer
+        if getattr(func, "__name__", "") in METADATA:
+            return super().__torch_function__(func, types, args, kwargs)
+        return func(*drawn(args), **drawn(kwargs))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """What comes here has passed by the answers above."""
+        if func.overloadpacket.__name__ in ("detach", "alias", "_to_copy"):
+            return args[0]
+        return func(*drawn(args), **drawn(kwargs or {}))
+
+
+METADATA = {"__get__", "size", "dim", "numel", "is_floating_point", "is_complex", "stride", "__repr__", "element_size"}
+METADATA |= {"ndimension", "is_contiguous", "__len__", "__hash__", "__set__", "requires_grad_", "is_pinned", "data_ptr"}
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where the map of an implicit matrix (n × p) gets its numbers (`maps.Numbers`)."""
+
+    tensor: Implicit
+    turned: bool  # whether the stored matrix is p × n
+
+    @property
+    def run(self) -> Run:
+        """The pass."""
+        return self.tensor.weight.run
+
+    @property
+    def name(self) -> str:
+        """Of the weight, with its slice."""
+        part = self.tensor.part
+        return self.tensor.weight.name if part is None else f"{self.tensor.weight.name}[{part}]"
+
+    def gaussian(self, purpose: str, rows: int, columns: int) -> Tensor:
+        """Entries of the weight's law (S, rows, columns)."""
+        numbers = self.run.normals(f"{self.name}: {purpose}", range(1), rows * columns)
+        return numbers.reshape(-1, rows, columns).mul_(self.tensor.weight.law.scale)
+
+    def whole(self) -> Tensor:
+        """The matrix (S, n, p)."""
+        return as_matrix(entries(self.tensor), self.turned)
+
+    def leave(self, squared: Tensor) -> None:
+        """|∂W|²."""
+        add_to(self.run.squared, self.tensor.weight.name, squared)
+
+
+def entries(tensor: Implicit) -> Tensor:
+    """As stored (S, *shape), drawn."""
+    weight, index = tensor.weight, tensor.part
+    rows = range(weight.shape[0]) if index is None else range(index, index + 1)
+    found = weight.run.entries(weight, rows)
+    return found if index is None else found[:, 0]
+
+
+def as_matrix(stored: Tensor, turned: bool) -> Tensor:
+    """(S, rows, …) as (S, n, p), p the rows if `turned`."""
+    flat = stored.flatten(2)
+    return flat.mT if turned else flat
+
+
+def drawn(arguments: Any) -> Any:
+    """The arguments, implicit weights among them drawn and kept."""
+    if isinstance(arguments, Implicit):
+        return explicit(arguments)
+    if isinstance(arguments, dict):
+        return {key: drawn(value) for key, value in arguments.items()}
+    if isinstance(arguments, list | tuple):
+        return type(arguments)(drawn(value) for value in arguments)
+    return arguments
+
+
+def explicit(tensor: Implicit) -> Tensor:
+    """The entries, shaped for the first dimension of what goes through the module."""
+    run = tensor.weight.run
+    whole = run.whole(tensor.weight)
+    values = whole if tensor.part is None else whole[:, tensor.part]
+    values = values.transpose(-2, -1) if tensor.turned else values
+    if run.side_by_side == 1:
+        return values[0]
+    if tensor.shape[0] != 1:
+        raise OneSampleOnlyError
+    return values[:, 0].repeat_interleave(run.sequences, 0)
+
+
+def apply(x: Tensor, tensor: Implicit, turned: bool) -> Tensor:
+    """x W (…, p); the stored matrix is p × n if `turned`."""
+    weight, run = tensor.weight, tensor.weight.run
+    z = run.by_sample(x)
+    columns = tensor.shape[0] if turned else tensor.shape[-1]
+    if weight.name in run.kept or (weight.name in run.leaves and weight.name not in run.rows):
+        kept = run.whole(weight)
+        kept = kept if tensor.part is None else kept[:, tensor.part]
+        out = z @ as_matrix(kept, turned != tensor.turned)
+    else:
+        out = apply_once(x, z, Source(tensor, turned != tensor.turned), columns)
+    return out.reshape(*x.shape[:-1], columns)
+
+
+def apply_once(x: Tensor, z: Tensor, source: Source, columns: int) -> Tensor:
+    """x W (S, M, p) of a weight that is not kept; columns that an embedding has drawn as rows are known."""
+    run, weight = source.run, source.tensor.weight
+    known = run.rows.get(weight.name)
+    if known is not None and not source.turned:
+        raise KeepWeightError(weight.name, "used in several ways")
+    if never_drawn(z.shape[-2], z.shape[-1], columns, source):
+        run.use(source.name, NEVER_DRAWN, weight)
+        out: Tensor = Unseen.apply(z, run.anchor, source, run.root(x, z), columns)
+    elif known is not None:
+        raise KeepWeightError(weight.name, "used as embedding and head")
+    else:
+        run.use(source.name, DRAWN_AGAIN, weight)
+        out = Drawn.apply(z, run.anchor, source)
+    return out if known is None else out.index_copy(-1, known[0], z @ known[1].mT)
+
+
+def never_drawn(tokens: int, inputs: int, columns: int, source: Source) -> bool:
+    """Whether the map is cheaper, or possible at all, without its weight."""
+    law, draw = source.tensor.weight.law, source.run.draw
+    known = source.tensor.weight.name in source.run.rows  # its rows that were not looked up are still Gaussian
+    if not law.random or not (law.gaussian or (known and law.kind == "normal" and law.shift == 0.0)):
+        return False
+    if draw == NEVER:
+        return True
+    return draw != ALWAYS and min(tokens, inputs) * (inputs + columns) < inputs * columns
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """`functional.linear`."""
+    if not isinstance(weight, Implicit) or len(weight.shape) != 2:
+        return NotImplemented
+    out = apply(x, weight, turned=True)
+    return out if bias is None else add_bias(out, bias)
+
+
+def add_bias(out: Tensor, bias: Tensor) -> Tensor:
+    """out + b, b perhaps a random vector, one for each sample."""
+    if not isinstance(bias, Implicit):
+        return out + bias
+    run = bias.weight.run
+    values = run.whole(bias.weight) if bias.part is None else run.whole(bias.weight)[:, bias.part]
+    return (run.by_sample(out) + values[:, None]).reshape(out.shape)
+
+
+def matmul(x: Tensor, weight: Tensor, **options: Any) -> Any:
+    """`x @ W`."""
+    if isinstance(x, Implicit) or not isinstance(weight, Implicit) or len(weight.shape) != 2 or options:
+        return NotImplemented
+    return apply(x, weight, turned=False)
+
+
+def addmm(bias: Tensor, x: Tensor, weight: Tensor, **options: Any) -> Any:
+    """`b + x @ W`."""
+    out = matmul(x, weight, **options)
+    return out if out is NotImplemented else add_bias(out, bias)
+
+
+def embedding(
+    ids: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """`functional.embedding`: one row for each distinct id."""
+    if not isinstance(weight, Implicit) or max_norm is not None or scale_grad_by_freq or sparse:
+        return NotImplemented
+    run = weight.weight.run
+    one_sample = ids[: run.sequences] if ids.shape[0] == run.side_by_side * run.sequences else ids
+    rows = run.embed(weight.weight, one_sample)
+    if padding_idx is not None:
+        padding = (one_sample == padding_idx % weight.shape[0])[None, ..., None]
+        rows = torch.where(padding, rows.detach(), rows)
+    return side_by_side(rows, one_sample, ids, run)
+
+
+def side_by_side(rows: Tensor, one_sample: Tensor, ids: Tensor, run: Run) -> Tensor:
+    """Looked-up rows (S, *ids, columns) in the layout of what goes through the module."""
+    if run.side_by_side == 1:
+        return rows[0]
+    if one_sample is not ids:
+        return rows.flatten(0, 1)
+    if ids.dim() == 1:
+        return rows.repeat_interleave(run.sequences, 0)
+    if ids.shape[0] != 1:
+        raise OneSampleOnlyError
+    return rows[:, 0].repeat_interleave(run.sequences, 0)
+
+
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    """`functional.conv2d` as a linear map of unfolded patches."""
+    if not isinstance(weight, Implicit) or groups != 1 or isinstance(padding, str):
+        return NotImplemented
+    kernel = tuple(weight.shape[2:])
+    patches = functional.unfold(x, kernel, dilation=dilation, padding=padding, stride=stride).mT  # (B, patches, C·h·w)
+    out = apply(patches, weight, turned=True)
+    out = (out if bias is None else add_bias(out, bias)).mT
+    sizes = [
+        positions(*each) for each in zip(x.shape[2:], kernel, *map(pair, (stride, padding, dilation)), strict=True)
+    ]
+    return out.unflatten(-1, sizes)
+
+
+def positions(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
+    """Of a kernel along one side."""
+    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def pair(value: Any) -> tuple[int, int]:
+    """One number for both sides, or two."""
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def item(tensor: Any, index: Any) -> Any:
+    """`W[i]` of stacked matrices."""
+    whole = isinstance(tensor, Implicit) and tensor.part is None and not tensor.turned and len(tensor.shape) >= 2
+    number = isinstance(index, int) or (isinstance(index, Tensor) and index.dim() == 0 and index.dtype != torch.bool)
+    if not whole or not number:
+        return NotImplemented
+    if tensor.weight.run.side_by_side > 1:
+        raise OneSampleOnlyError
+    return Implicit(tensor.weight, int(index) % tensor.weight.shape[0])
+
+
+def turn(tensor: Any, *dims: int) -> Any:
+    """The transpose of a matrix."""
+    if not isinstance(tensor, Implicit) or len(tensor.shape) != 2:
+        return NotImplemented
+    return Implicit(tensor.weight, tensor.part, not tensor.turned)
+
+
+def same(tensor: Any, *arguments: Any, **more: Any) -> Any:
+    """Casts and copies: the pass has one type and one device."""
+    return tensor if isinstance(tensor, Implicit) else NotImplemented
+
+
+def cast_like(tensor: Any, *arguments: Any, **more: Any) -> Any:
+    """`x.to(W)`, `x.type_as(W)`, or a cast of the weight."""
+    if isinstance(tensor, Implicit):
+        return tensor
+    like = next(a for a in arguments if isinstance(a, Implicit))
+    return tensor.to(device=like.device, dtype=like.dtype)
+
+
+ANSWERS: dict[Any, Callable[..., Any]] = {
+    functional.linear: linear,
+    torch.matmul: matmul,
+    torch.mm: matmul,
+    Tensor.matmul: matmul,
+    Tensor.mm: matmul,
+    Tensor.__matmul__: matmul,
+    torch.addmm: addmm,
+    functional.embedding: embedding,
+    functional.conv2d: conv2d,
+    torch.conv2d: conv2d,
+    Tensor.__getitem__: item,
+    Tensor.t: turn,
+    torch.t: turn,
+    Tensor.T.__get__: turn,  # type: ignore[attr-defined]
+    Tensor.mT.__get__: turn,  # type: ignore[attr-defined]
+    Tensor.transpose: turn,
+    torch.transpose: turn,
+    Tensor.to: cast_like,
+    Tensor.type_as: cast_like,
+    Tensor.float: same,
+    Tensor.double: same,
+    Tensor.contiguous: same,
+    Tensor.detach: same,
+    Tensor.clone: same,
+}

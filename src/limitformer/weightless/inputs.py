@@ -1,0 +1,181 @@
+"""What goes into a module: texts, ids, images, tokens of a given covariance; and the loss that comes back."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from limitformer.errors import InputError, require
+from limitformer.models.text import words_of
+from limitformer.nn.simulate import TokenLaw
+from limitformer.weightless.models import Blueprint
+from limitformer.weightless.numbers import key_words
+
+Loss = Callable[[Any, Mapping[str, Tensor]], Tensor]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What one sample's pass is called with; `rows` sequences lie in the first dimension of every tensor."""
+
+    fixed: dict[str, Tensor]
+    options: dict[str, Any]
+    rows: int
+    labels: tuple[str, ...] = ()
+    tokens: TokenLaw | None = None  # drawn anew for each sample
+
+    def of(self, seed: int, samples: range, dtype: torch.dtype) -> dict[str, Any]:
+        """For samples side by side."""
+        if self.tokens is not None:
+            drawn = [self.tokens.tokens(1, generator(seed, sample)).to(dtype) for sample in samples]
+            return {"x": torch.cat(drawn).requires_grad_()}
+        many = {name: value.repeat(len(samples), *[1] * (value.dim() - 1)) for name, value in self.fixed.items()}
+        cast = {name: value.to(dtype) if value.is_floating_point() else value for name, value in many.items()}
+        return {**cast, **self.options}
+
+
+def generator(seed: int, sample: int) -> torch.Generator:
+    """For a sample's tokens."""
+    low, high = key_words(seed, f"tokens {sample}").tolist()
+    return torch.Generator().manual_seed(int(low) | (int(high) >> 1) << 32)
+
+
+def inputs_of(given: Any, blueprint: Blueprint) -> Inputs:
+    """From what the user gave.
+
+    Raises:
+        InputError: it does not fit the model.
+    """
+    if blueprint.transformer is not None:
+        from limitformer.models import as_start
+
+        return Inputs({}, {}, 1, tokens=TokenLaw(as_start(given), blueprint.transformer))
+    if isinstance(given, Mapping):
+        fixed = {name: torch.as_tensor(value) for name, value in given.items()}
+        return Inputs(fixed, options_of(blueprint), len(next(iter(fixed.values()))))
+    if blueprint.task == "image":
+        pixels = images(given, blueprint.config)
+        return Inputs({"pixel_values": pixels}, {}, len(pixels))
+    if blueprint.config is None:
+        return of_factory(given)
+    ids, labels = ids_of(given, blueprint.config)
+    fixed = {"input_ids": ids}
+    if blueprint.task == "seq2seq":
+        fixed["decoder_input_ids"] = ids
+    return Inputs(fixed, options_of(blueprint), len(ids), labels)
+
+
+def options_of(blueprint: Blueprint) -> dict[str, Any]:
+    """What a language model of transformers is told besides."""
+    return {"use_cache": False} if blueprint.task in ("causal", "seq2seq") else {}
+
+
+def of_factory(given: Any) -> Inputs:
+    """For a module of the user's own: its first argument."""
+    if isinstance(given, int | str | Path | list | tuple) and not has_numbers(given):
+        given = ids_of(given, None)[0]
+    tensor = torch.as_tensor(given)
+    return Inputs({"": tensor}, {}, len(tensor))
+
+
+def has_numbers(given: Any) -> bool:
+    """Whether a list is one of numbers."""
+    return isinstance(given, list | tuple) and not any(isinstance(each, str | Path) for each in given)
+
+
+def ids_of(given: Any, config: Any) -> tuple[Tensor, tuple[str, ...]]:
+    """Ids (sequences, tokens) and the words of the first: a number of distinct tokens, texts, or ids themselves.
+
+    For a network with random weights a text is which of its tokens are equal, so words are numbered as they come.
+    """
+    if isinstance(given, int | np.integer) and not isinstance(given, bool):
+        require(bool(given >= 1), f"inputs must be at least one token; got {given}.")
+        return numbered([[str(k) for k in range(given)]], config), ()
+    if isinstance(given, str | Path):
+        given = [given]
+    if isinstance(given, list | tuple) and given and all(isinstance(each, str | Path) for each in given):
+        words = [words_of(text) for text in given]
+        shortest = min(map(len, words))
+        return numbered([each[:shortest] for each in words], config), tuple(words[0][:shortest])
+    try:
+        ids = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"inputs must be texts, ids, a number of tokens, or named tensors; got {given!r:.60}."
+        ) from error
+    ids = ids[None] if ids.dim() == 1 else ids
+    require(ids.dim() == 2 and not ids.is_floating_point() and ids.numel() > 0, needs_ids(ids))
+    return ids.long(), ()
+
+
+def needs_ids(ids: Tensor) -> str:
+    """What is wrong with them."""
+    return f"ids must be whole numbers (tokens,) or (sequences, tokens); got {ids.dtype} {tuple(ids.shape)}."
+
+
+def numbered(words: list[list[str]], config: Any) -> Tensor:
+    """One id for each distinct word, none of those with a meaning of their own."""
+    special = {getattr(config, name, None) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    vocabulary = getattr(config, "vocab_size", None)
+    distinct = dict.fromkeys(word for text in words for word in text)
+    free = (k for k in range(10**9) if k not in special)
+    found = {word: next(free) for word in distinct}
+    if vocabulary is not None and max(found.values()) >= vocabulary:
+        raise InputError(f"{len(distinct)} distinct tokens need a larger vocabulary than {vocabulary}.")
+    return torch.tensor([[found[word] for word in text] for text in words])
+
+
+def images(given: Any, config: Any) -> Tensor:
+    """Images (B, channels, height, width); a number of them is of noise."""
+    if isinstance(given, int):
+        noise = np.random.Generator(np.random.Philox(0)).standard_normal(
+            (given, config.num_channels, config.image_size, config.image_size)
+        )
+        return torch.tensor(noise)
+    found = torch.as_tensor(np.asarray(given))
+    size = (config.num_channels, config.image_size, config.image_size)
+    require(
+        tuple(found.shape[1:]) == size,
+        f"images must be (number, {', '.join(map(str, size))}); got {tuple(found.shape)}.",
+    )
+    return found
+
+
+def default_loss(task: str) -> Loss:
+    """Cross-entropy of what the task asks for, or half the mean square of the last tokens, by row."""
+    return {"causal": next_token, "masked": same_token, "seq2seq": same_token, "image": first_class}.get(task, square)
+
+
+def next_token(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Mean cross-entropy of each next token."""
+    return cross_entropy(out.logits[:, :-1], inputs["input_ids"][:, 1:])
+
+
+def same_token(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Mean cross-entropy of the tokens themselves."""
+    return cross_entropy(out.logits, inputs["input_ids"])
+
+
+def first_class(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Cross-entropy of the first class."""
+    logits = out.logits
+    return functional.cross_entropy(
+        logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device), reduction="none"
+    )
+
+
+def square(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """½|x|² of the last tokens, mean over tokens."""
+    x = out if isinstance(out, Tensor) else out[0]
+    return x.flatten(1, -2).square().sum(-1).mean(-1) / 2 if x.dim() > 2 else x.square().sum(-1) / 2
+
+
+def cross_entropy(logits: Tensor, ids: Tensor) -> Tensor:
+    """Mean over tokens (rows,)."""
+    require(ids.shape[1] > 0, "the loss of the next token needs two tokens or more.")
+    return functional.cross_entropy(logits.transpose(1, 2), ids, reduction="none").mean(-1)

@@ -1,0 +1,127 @@
+r"""The law of one parameter's entries, independent of each other, as its own initialisation draws them."""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+CONSTANT = "constant"
+NORMAL = "normal"
+UNIFORM = "uniform"
+TRUNCATED = "truncated normal"
+GIVEN = "given"  # values that a computation gave, not chance
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Law:
+    """Entries scale·g + shift, g standard of its kind.
+
+    `normal`: g ~ N(0, 1). `uniform`: g ~ U(0, 1). `truncated normal`: g ~ N(0, 1) given low < g < high. `constant`: the
+    number `shift`. `given`: the numbers in the module. `unknown`: what `reason` names was done to it.
+    """
+
+    kind: str
+    scale: float = 0.0
+    shift: float = 0.0
+    low: float = -math.inf
+    high: float = math.inf
+    reason: str = ""
+    rows: dict[int, float] = field(default_factory=dict)  # rows that hold a constant, such as that of the padding
+
+    @property
+    def random(self) -> bool:
+        """Whether chance has a part."""
+        return self.kind in (NORMAL, UNIFORM, TRUNCATED)
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether the entries are independent N(0, scale²), all of them."""
+        return self.kind == NORMAL and self.shift == 0.0 and not self.rows
+
+    @property
+    def mean(self) -> float:
+        """Of an entry."""
+        centre = {UNIFORM: 0.5, TRUNCATED: self.truncated_moments()[0]}.get(self.kind, 0.0)
+        return self.scale * centre + self.shift
+
+    @property
+    def std(self) -> float:
+        """Of an entry."""
+        width = {NORMAL: 1.0, UNIFORM: 12**-0.5, TRUNCATED: self.truncated_moments()[1]}.get(self.kind, 0.0)
+        return abs(self.scale) * width
+
+    def truncated_moments(self) -> tuple[float, float]:
+        """Mean and standard deviation of g ~ N(0, 1) given low < g < high."""
+        if self.kind != TRUNCATED:
+            return 0.0, 1.0
+        mass = normal_cdf(self.high) - normal_cdf(self.low)
+        mean = (density(self.low) - density(self.high)) / mass
+        inner = edge(self.low) - edge(self.high)
+        return mean, math.sqrt(max(0.0, 1 + inner / mass - mean**2))
+
+    def times(self, factor: float) -> "Law":
+        """The law of `factor` times such an entry."""
+        rows = {row: value * factor for row, value in self.rows.items()}
+        return replace(self, scale=self.scale * factor, shift=self.shift * factor, rows=rows)
+
+    def plus(self, number: float) -> "Law":
+        """The law of such an entry and a number."""
+        rows = {row: value + number for row, value in self.rows.items()}
+        return replace(self, shift=self.shift + number, rows=rows)
+
+    def entries(self, g: Tensor) -> Tensor:
+        """Entries from N(0, 1) numbers, which give the others through their distribution function."""
+        if self.kind == NORMAL:
+            return g.mul_(self.scale).add_(self.shift) if self.shift else g.mul_(self.scale)
+        u = torch.special.ndtr(g.double())
+        if self.kind == TRUNCATED:
+            low, high = normal_cdf(self.low), normal_cdf(self.high)
+            u = torch.special.ndtri(low + (high - low) * u)
+        return (self.scale * u + self.shift).to(g.dtype)
+
+    def __str__(self) -> str:
+        """Such as `normal, 0.02`."""
+        if self.kind == CONSTANT:
+            return {0.0: "zeros", 1.0: "ones"}.get(self.shift, f"constant {self.shift:g}")
+        if not self.random:
+            return f"{self.kind}: {self.reason}" if self.reason else self.kind
+        mean = f"mean {self.mean:.3g}, " if abs(self.mean) > 1e-12 * self.std else ""
+        rows = "".join(f", row {row} is {value:g}" for row, value in self.rows.items())
+        return f"{self.kind}, {mean}std {self.std:.4g}{rows}"
+
+
+def normal(std: float, mean: float = 0.0) -> Law:
+    """N(mean, std²)."""
+    return Law(NORMAL, scale=std, shift=mean)
+
+
+def uniform(low: float, high: float) -> Law:
+    """U(low, high)."""
+    return Law(UNIFORM, scale=high - low, shift=low)
+
+
+def truncated_normal(mean: float, std: float, low: float, high: float) -> Law:
+    """N(mean, std²) given that it is between `low` and `high`."""
+    return Law(TRUNCATED, scale=std, shift=mean, low=(low - mean) / std, high=(high - mean) / std)
+
+
+def constant(value: float) -> Law:
+    """Every entry is `value`."""
+    return Law(CONSTANT, shift=value)
+
+
+def normal_cdf(x: float) -> float:
+    """Φ(x)."""
+    return 0.5 * math.erfc(-x / math.sqrt(2))
+
+
+def density(x: float) -> float:
+    """φ(x)."""
+    return math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+
+def edge(x: float) -> float:
+    """x φ(x), 0 at ±∞."""
+    return 0.0 if math.isinf(x) else x * density(x)

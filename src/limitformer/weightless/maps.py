@@ -1,0 +1,75 @@
+r"""Linear maps Z → Z W whose Gaussian W (n × p, entries N(0, s²)) is never drawn, or drawn anew whenever it is needed.
+
+A weight that is used once: with Z = R Q and N = Q W ~ N(0, s²) (`roots`), forward is Z W = R N. What is then known of
+W is N alone, W = QᵀN + (I − QᵀQ) W̃ with W̃ fresh. The gradient D (M × p) that comes back depends on W through N
+alone. With D = S P, P of orthonormal rows, P W̃ᵀ ~ N(0, s²) is fresh and
+
+  D Wᵀ = D Nᵀ Q + F (I − QᵀQ),   F = S G,   G ~ N(0, s²).
+
+The weight's gradient is Zᵀ D, |Zᵀ D|² = |Rᵀ D|². The page `weightless` proves this.
+"""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from limitformer.weightless.roots import Root, size_of
+
+
+class Numbers(Protocol):
+    """Where a map gets its numbers from, and leaves its gradient."""
+
+    def gaussian(self, purpose: str, rows: int, columns: int) -> Tensor:
+        """Entries of the weight's law (S, rows, columns); the same ones for the same purpose."""
+
+    def whole(self) -> Tensor:
+        """The weight itself, drawn (S, n, p)."""
+
+    def leave(self, squared: Tensor) -> None:
+        """|∂W|² (S,)."""
+
+
+class Unseen(torch.autograd.Function):
+    """Z W of a Gaussian weight that is used once and never drawn."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, anchor: Tensor, numbers: Numbers, root: Root, columns: int) -> Tensor:
+        """R N (S, M, p)."""
+        n = numbers.gaussian("forward", root.factor.shape[-1], columns)
+        ctx.numbers, ctx.kind = numbers, type(root)
+        ctx.save_for_backward(n, *root)
+        return root.factor @ n
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        """D Wᵀ (S, M, n), and |∂W|²."""
+        n, *tensors = ctx.saved_tensors
+        numbers, root = ctx.numbers, ctx.kind(*tensors)
+        numbers.leave((root.factor.mT @ d).double().square().sum((-1, -2)))
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None, None
+        size = size_of(d)
+        fresh = size @ numbers.gaussian("backward", size.shape[-1], root.width)
+        back = fresh + root.along(d @ n.mT - root.onto(fresh))
+        return back, None, None, None, None
+
+
+class Drawn(torch.autograd.Function):
+    """Z W of a weight that is drawn when it is needed, from its key, and not kept."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, anchor: Tensor, numbers: Numbers) -> Tensor:
+        """Z W (S, M, p)."""
+        ctx.numbers = numbers
+        ctx.save_for_backward(z)
+        return z @ numbers.whole()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, None, None]:
+        """D Wᵀ, and |∂W|² = tr(Z Zᵀ D Dᵀ)."""
+        (z,), numbers = ctx.saved_tensors, ctx.numbers
+        numbers.leave(((z @ z.mT).double() * (d @ d.mT).double()).sum((-1, -2)))
+        return (d @ numbers.whole().mT if ctx.needs_input_grad[0] else None), None, None

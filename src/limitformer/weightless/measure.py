@@ -1,0 +1,220 @@
+r"""What is looked at while tokens go through a module: the stream, its branches, and the heads.
+
+*Blocks* are the modules of its outermost lists that map tokens (B, M, n) to tokens of the same shape. The *stream* is
+what enters them. Inside a block an addition x + f of two such tensors, of which x is the stream, ends a sublayer: f is
+its branch. The stream is then the sum, or what a norm makes of it; λx counts as x. A softmax of (B, heads, M, ·) logits
+is attention: its logits and weights are summed up by head, and not kept.
+
+  covariance   V = X Xᵀ/n of the stream before each block and after the last (S, layers + 1, T, T),
+  inside       the same after each sublayer (S, layers, sublayers, T, T),
+  branch       √(|f|²/(T n)) (S, layers, sublayers),
+  entropy      of a row of attention, mean over those that see two tokens or more (S, layers, heads),
+  largest      largest logit of a visible pair; spread: √ of the mean variance of a row's logits.
+
+S samples, T tokens of all sequences of a sample.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
+SCALINGS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
+SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
+NORMS = ("norm", "ln")
+
+
+class Measure(TorchFunctionMode):
+    """Looks at one pass of `samples` samples through a module's blocks."""
+
+    def __init__(self, blocks: list[nn.Module], samples: int) -> None:
+        super().__init__()
+        self.blocks, self.samples = blocks, samples
+        self.layer = -1  # of the block that is running
+        self.stream: list[Tensor] = []  # which tensors of the block are the stream
+        self.covariance: list[Tensor] = []
+        self.inside: list[list[Tensor]] = []
+        self.branch: list[list[Tensor]] = []
+        self.heads: list[dict[str, Tensor]] = []
+        self.gradient: dict[int, Tensor] = {}
+        self.hooks: list[Any] = []
+
+    def __enter__(self) -> "Measure":
+        """Begin to look."""
+        for block in self.blocks:
+            self.hooks.append(block.register_forward_pre_hook(self.entered, with_kwargs=True))
+            self.hooks.append(block.register_forward_hook(self.left, with_kwargs=True))
+        for block in self.blocks:
+            for name, part in block.named_modules():
+                if is_norm(name, part):
+                    self.hooks.append(part.register_forward_hook(self.normed))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Look no longer."""
+        super().__exit__(*error)
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run it and look at sums and softmaxes."""
+        kwargs = kwargs or {}
+        if func is functional.scaled_dot_product_attention and self.layer >= 0:
+            return self.dot_product_attention(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if self.layer >= 0 and isinstance(out, Tensor):
+            if func in ADDITIONS:
+                self.added(args, out)
+            elif func in SCALINGS:
+                self.scaled(args, out)
+            elif func in SOFTMAX and out.dim() == 4 and out.shape[0] % self.samples == 0:
+                self.attended(args[0] if args else kwargs["input"], out)
+        return out
+
+    def entered(self, block: nn.Module, args: Any, kwargs: Any) -> None:
+        """A block begins."""
+        x = tokens_among(args, kwargs)
+        if x is None:
+            return
+        self.look_at_stream(x)
+        self.layer = len(self.covariance) - 1
+        self.stream = [x]
+        self.inside.append([])
+        self.branch.append([])
+        self.heads.append({})
+
+    def left(self, block: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        """A block ends; the last one's output is the stream's end."""
+        self.last = out if isinstance(out, Tensor) else out[0]
+        self.layer, self.stream = -1, []
+
+    def finish(self) -> None:
+        """The stream after the last block."""
+        self.look_at_stream(self.last)
+        del self.last
+
+    def look_at_stream(self, x: Tensor) -> None:
+        """V, and the gradient's norm once it comes back."""
+        place = len(self.covariance)
+        self.covariance.append(self.gram(x))
+        if x.requires_grad:
+
+            def came_back(gradient: Tensor) -> None:
+                self.gradient[place] = self.by_sample(gradient).double().square().sum((-1, -2)).sqrt()
+
+            x.register_hook(came_back)
+
+    def added(self, args: Any, out: Tensor) -> None:
+        """A sum: the end of a sublayer if the stream is one of its terms."""
+        if len(args) < 2 or not all(isinstance(a, Tensor) for a in args[:2]) or out.dim() != 3:
+            return
+        stream = next((a for a in args[:2] if any(a is x for x in self.stream)), None)
+        if stream is None or args[0].shape != args[1].shape:
+            return
+        branch = args[1] if stream is args[0] else args[0]
+        self.branch[-1].append(self.by_sample(branch).double().square().mean((-1, -2)).sqrt())
+        self.inside[-1].append(self.gram(out))
+        self.stream = [out]
+
+    def scaled(self, args: Any, out: Tensor) -> None:
+        """A multiple of the stream is the stream: λx."""
+        number = any(isinstance(a, float | int) or (isinstance(a, Tensor) and a.dim() < 2) for a in args)
+        if number and any(a is x for a in args for x in self.stream):
+            self.stream.append(out)
+
+    def normed(self, part: nn.Module, args: Any, out: Any) -> None:
+        """A norm of the stream: the next sum may be with this."""
+        if self.layer >= 0 and args and any(args[0] is x for x in self.stream) and self.inside[-1]:
+            self.stream.append(out)
+
+    def attended(self, logits: Tensor, weights: Tensor) -> None:
+        """Attention of a block: what is kept is by head."""
+        found = self.by_head(logits.detach().float(), weights.detach().float())
+        if not self.heads[-1]:
+            self.heads[-1] = found
+
+    def by_head(self, logits: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        """Of logits (S·B, h, M, ·): each (S, h)."""
+        visible = logits > torch.finfo(logits.dtype).min / 4
+        seen = visible.sum(-1)
+        rows = (seen > 1).double()
+        entropy = torch.special.entr(weights).sum(-1).double()
+        held = torch.where(visible, logits, 0.0).double()
+        mean = held.sum(-1) / seen.clamp(min=1)
+        square = (torch.where(visible, held - mean[..., None], 0.0)).square().sum(-1) / seen.clamp(min=1)
+        largest = torch.where(visible, logits, -torch.inf).amax((-1, -2)).double()
+
+        def over_rows(values: Tensor) -> Tensor:
+            return self.mean(torch.sum(values * rows, -1) / rows.sum(-1).clamp(min=1))
+
+        return {
+            "entropy": over_rows(entropy),
+            "effective_tokens": over_rows(entropy.exp()),
+            "logit_std": over_rows(square).sqrt(),
+            "largest_logit": largest.unflatten(0, (self.samples, -1)).amax(1),
+        }
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Over a sample's sequences: (S·B, h) as (S, h)."""
+        return values.unflatten(0, (self.samples, -1)).mean(1)
+
+    def dot_product_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Torch's fused attention, as its formula."""
+        if enable_gqa:
+            k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
+        logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            hidden = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril().logical_not()
+            logits = logits.masked_fill(hidden, -torch.inf)
+        if attn_mask is not None:
+            additive = attn_mask.dtype != torch.bool
+            logits = logits + attn_mask if additive else logits.masked_fill(~attn_mask, -torch.inf)
+        weights = logits.softmax(-1)
+        if logits.dim() == 4 and logits.shape[0] % self.samples == 0:
+            self.attended(logits, weights)
+        return weights @ v
+
+    def by_sample(self, x: Tensor) -> Tensor:
+        """(S·B, M, n) as (S, T, n)."""
+        return x.detach().reshape(self.samples, -1, x.shape[-1])
+
+    def gram(self, x: Tensor) -> Tensor:
+        """X Xᵀ/n (S, T, T)."""
+        tokens = self.by_sample(x).double()
+        return tokens @ tokens.mT / x.shape[-1]
+
+
+def is_norm(name: str, part: nn.Module) -> bool:
+    """Whether a module is a norm, by the name of its class or its own."""
+    own, kind = name.rpartition(".")[2].lower(), type(part).__name__.lower()
+    return any(word in kind or word in own for word in NORMS) and not list(part.children())
+
+
+def tokens_among(args: Any, kwargs: Any) -> Tensor | None:
+    """The first argument of the shape (B, M, n)."""
+    every = [*args, *(kwargs[name] for name in ("hidden_states", "x", "src") if name in kwargs)]
+    return next((a for a in every if isinstance(a, Tensor) and a.dim() == 3 and a.is_floating_point()), None)
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """The modules of the outermost lists, in their order."""
+    lists: list[tuple[str, nn.Module]] = []
+    for name, part in module.named_modules():
+        listed = isinstance(part, nn.ModuleList) or (isinstance(part, nn.Sequential) and alike(part))
+        if listed and not any(name.startswith(f"{outer}.") for outer, _ in lists):
+            lists.append((name, part))
+    return [block for _, part in lists for block in part.children() if not isinstance(block, nn.Identity)]
+
+
+def alike(part: nn.Module) -> bool:
+    """Whether a sequence is of modules of one class that have parts of their own."""
+    kinds = {type(child) for child in part.children()}
+    return len(kinds) == 1 and len(list(part.children())) > 1 and all(list(c.children()) for c in part.children())

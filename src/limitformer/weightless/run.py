@@ -1,0 +1,176 @@
+r"""What one pass through a module without weights keeps: which samples it is for, and what was used how.
+
+Plans of a weight: it is used once and then never drawn or drawn when needed, whichever costs less; or it is *kept*:
+drawn for the pass, an ordinary leaf of torch's graph. A pass begins with no weight kept. Where one is used in a way
+that needs it (a second time, or in an operation that is not a linear map) the pass begins again with it kept.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from limitformer.errors import InputError
+from limitformer.weightless.laws import Law
+from limitformer.weightless.numbers import normals
+from limitformer.weightless.roots import Root, root_of
+
+AUTO, NEVER, ALWAYS = "auto", "never", "always"  # whether weights are drawn
+ROOTS_KEPT = 2
+
+
+class KeepWeightError(Exception):
+    """The pass must begin again, with this weight kept."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name)
+        self.name, self.reason = name, reason
+
+
+class OneSampleOnlyError(Exception):
+    """Samples cannot go through the module side by side."""
+
+
+@dataclass(eq=False)
+class Weight:
+    """A parameter with a random law, and the pass that it takes part in."""
+
+    name: str
+    law: Law
+    shape: tuple[int, ...]
+    run: "Run"
+
+
+@dataclass(eq=False)
+class Run:
+    """One pass of the samples `samples`, each of `sequences` sequences, side by side in the first dimension."""
+
+    seed: int
+    samples: range
+    sequences: int
+    dtype: torch.dtype
+    device: torch.device
+    draw: str = AUTO
+    gradients: bool = False
+    kept: dict[str, str] = field(default_factory=dict)  # names of weights that are kept, and why
+    used: dict[str, str] = field(default_factory=dict)  # uses so far: never drawn, or drawn
+    squared: dict[str, Tensor] = field(default_factory=dict)  # |∂W|² (S,)
+    leaves: dict[str, list[Tensor]] = field(default_factory=dict)  # what was drawn and is kept
+    rows: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of embeddings: which, and (S, rows, columns)
+    roots: list[tuple[Tensor, int, Root]] = field(default_factory=list)
+    found: dict[str, str] = field(default_factory=dict)  # how each weight was used, for the result
+
+    def __post_init__(self) -> None:
+        self.anchor = torch.zeros((), device=self.device, dtype=self.dtype, requires_grad=self.gradients)
+
+    @property
+    def side_by_side(self) -> int:
+        """Samples in the pass."""
+        return len(self.samples)
+
+    def by_sample(self, x: Tensor) -> Tensor:
+        """Tokens (samples · sequences, …, n) as (samples, tokens, n)."""
+        if x.dim() < 2 or x.shape[0] % self.side_by_side:
+            raise OneSampleOnlyError
+        return x.reshape(self.side_by_side, -1, x.shape[-1])
+
+    def root(self, x: Tensor, z: Tensor) -> Root:
+        """The root of `z`, which is `x` by sample; one for all maps of the same tensor."""
+        for tensor, version, root in self.roots:
+            if tensor._version == version and same_memory(tensor, x):
+                return root
+        root = root_of(z.detach())
+        self.roots = [*self.roots[1 - ROOTS_KEPT :], (x.detach(), x._version, root)]
+        return root
+
+    def use(self, name: str, how: str, weight: Weight) -> None:
+        """Note a use; a second one of a weight that is not kept begins the pass again."""
+        if name in self.used:
+            raise KeepWeightError(weight.name, "used more than once")
+        self.used[name] = how
+        before = self.found.get(weight.name)
+        self.found[weight.name] = f"rows drawn, rest {how}" if weight.name in self.rows else before or how
+
+    def forget(self, names: set[str]) -> None:
+        """A part of the module is run again: its weights have not been used."""
+        for name in [name for name in self.used if name.partition("[")[0] in names]:
+            del self.used[name]
+
+    def entries(self, weight: Weight, rows: range | Tensor) -> Tensor:
+        """These rows of the weight (S, rows, *rest), by its law; the same ones whenever they are drawn."""
+        columns = 1
+        for size in weight.shape[1:]:
+            columns *= size
+        g = self.normals(f"{weight.name}: entries", rows, columns)
+        entries = weight.law.entries(g)
+        for row, value in weight.law.rows.items():
+            numbers = torch.as_tensor(rows) if isinstance(rows, Tensor) else torch.arange(rows.start, rows.stop)
+            entries[:, numbers.to(entries.device) == row] = value
+        return entries.reshape(self.side_by_side, len(rows), *weight.shape[1:])
+
+    def normals(self, purpose: str, rows: range | Tensor, columns: int) -> Tensor:
+        """N(0, 1) (S, rows, columns)."""
+        return normals(self.seed, purpose, self.samples, rows, columns, self.dtype).to(self.device)
+
+    def leaf(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """What was made is kept, and its gradient is that of the weight."""
+        values = make().requires_grad_(self.gradients)
+        self.leaves.setdefault(name, []).append(values)
+        return values
+
+    def whole(self, weight: Weight) -> Tensor:
+        """The weight (S, *shape), kept for the pass."""
+        if weight.name in self.leaves:
+            return self.leaves[weight.name][0]
+        if any(name.partition("[")[0] == weight.name for name in self.used) or weight.name in self.rows:
+            raise KeepWeightError(weight.name, "used in several ways")
+        self.found[weight.name] = "kept"
+        return self.leaf(weight.name, lambda: self.entries(weight, range(weight.shape[0])))
+
+    def embed(self, weight: Weight, ids: Tensor) -> Tensor:
+        """Rows of the weight (S, *ids.shape, columns): one for each distinct number."""
+        distinct, place = torch.unique(ids, return_inverse=True)
+        if int(distinct[-1]) >= weight.shape[0] or int(distinct[0]) < 0:
+            raise InputError(
+                f"{weight.name} has rows 0 to {weight.shape[0] - 1}; got the number {int(distinct[-1])}. "
+                "Nearest: shorter inputs, or smaller ids."
+            )
+        if weight.name in self.kept:
+            return self.whole(weight)[:, distinct][:, place]
+        known, rows = self.draw_rows(weight, distinct)
+        order = torch.argsort(known)
+        return rows[:, order[torch.searchsorted(known[order], distinct)]][:, place]
+
+    def draw_rows(self, weight: Weight, distinct: Tensor) -> tuple[Tensor, Tensor]:
+        """All rows that were looked up so far, these among them: which, and (S, rows, columns)."""
+        known, rows = self.rows.get(weight.name, (distinct[:0], None))
+        new = distinct[~torch.isin(distinct, known)]
+        if len(new):
+            if weight.name in self.used:
+                raise KeepWeightError(weight.name, "looked up after it was used as a head")
+            drawn = self.leaf(weight.name, lambda: self.entries(weight, new.cpu()))
+            rows = drawn if rows is None else torch.cat([rows, drawn], 1)
+            self.rows[weight.name] = torch.cat([known, new]), rows
+            self.found[weight.name] = "rows drawn"
+        return self.rows[weight.name]
+
+    def gradient_norms(self) -> dict[str, Tensor]:
+        """|∂W| (S,) of every weight that a gradient came back to."""
+        squared = dict(self.squared)
+        for name, leaves in self.leaves.items():
+            for leaf in leaves:
+                if leaf.grad is not None:
+                    add_to(squared, name, leaf.grad.double().flatten(1).square().sum(1))
+        return {name: value.sqrt() for name, value in squared.items()}
+
+
+def add_to(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
+    """sums[name] += value."""
+    sums[name] = sums[name] + value if name in sums else value
+
+
+def same_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether they are the same numbers at the same place."""
+    alike = a.data_ptr() == b.data_ptr() and a.numel() == b.numel() and a.shape[-1] == b.shape[-1]
+    return alike and a.is_contiguous() and b.is_contiguous()

@@ -1,0 +1,198 @@
+r"""Forward and backward through anybody's module with its weights' law and without its weights.
+
+Each pass has some samples side by side in the first dimension, where that gives the same numbers as one at a time:
+that is tried with two of them before it is done.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from numpy.typing import NDArray
+
+from limitformer.engine import Interrupted
+from limitformer.errors import InputError, first_line, require, require_count
+from limitformer.memory import check_scratch
+from limitformer.nn.simulate import known_device
+from limitformer.progress import advance, bar
+from limitformer.results import stamp
+from limitformer.weightless.arrays import Arrays, dataset
+from limitformer.weightless.inputs import Inputs, Loss, default_loss, inputs_of
+from limitformer.weightless.models import Blueprint, blueprint_of
+from limitformer.weightless.network import Weightless
+from limitformer.weightless.run import ALWAYS, AUTO, NEVER, OneSampleOnlyError
+
+SIDE_BY_SIDE_BYTES = 2**25  # of activations that a pass of several samples may have
+MOST_SIDE_BY_SIDE = 256
+RECOMPUTE_BYTES = 2**30  # of activations, beyond which blocks run again in the backward pass
+AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-2}  # between samples side by side and alone
+BY_HEAD = ("entropy", "effective_tokens", "logit_std", "largest_logit")
+
+
+def simulate(
+    model: Any,
+    inputs: Any = 64,
+    *,
+    samples: int,
+    seed: int,
+    gradients: bool = False,
+    loss: Loss | None = None,
+    overrides: dict[str, Any] | None = None,
+    draw: str = AUTO,
+    recompute: bool | None = None,
+    device: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    progress: bool = True,
+) -> xr.Dataset:
+    """The exact law of a network at initialisation, forward and backward, with no weight drawn that need not be.
+
+    Args:
+        model: a configuration of transformers, its folder, JSON or public name (`limitformer.shapes()`), a function
+            that makes a `torch.nn.Module`, or a `limitformer.Transformer`.
+        inputs: a text or several, ids (tokens,) or (sequences, tokens), a number of distinct tokens, images, named
+            tensors as the module's `forward` takes them; for a `Transformer` its start.
+        samples: number of networks.
+        seed: the same seed gives the same numbers, for any number of threads and of samples.
+        gradients: whether the loss is differentiated.
+        loss: from the module's output and its inputs to one number a sequence; None is the cross-entropy of the
+            model's task, or half the mean square of the last tokens where it has none.
+        overrides: laws in the place of the module's own: {pattern of names: standard deviation or `Law`}.
+        draw: "auto", whichever costs less; "never" or "always" draw Gaussian weights.
+        recompute: whether blocks run again in the backward pass to save memory; None decides by their size.
+        device: of torch; None takes a GPU where there is one.
+        dtype: torch.float32, or torch.float64 where tokens may collapse.
+        progress: whether work of more than two seconds shows on the terminal.
+
+    Returns:
+        By sample: `covariance` of the stream before each block and after the last (layer, token, token_),
+        `covariance_inside` after each sublayer, `branch` sizes, `entropy`, `effective_tokens`, `logit_std`,
+        `largest_logit` by head, `logits_mean` and `logits_std` of the output; with gradients `loss`,
+        `weight_gradient` (weight) and `stream_gradient` (layer), as norms.
+
+    Raises:
+        InputError: an argument that cannot be used, or a module whose code cannot run.
+        Interrupted: Ctrl-C, with the finished samples.
+    """
+    require_count("samples", samples)
+    require(draw in (AUTO, NEVER, ALWAYS), f'draw must be "auto", "never" or "always"; got {draw!r}.')
+    require(dtype in (torch.float32, torch.float64), f"dtype must be torch.float32 or torch.float64; got {dtype}.")
+    blueprint = blueprint_of(model)
+    given = inputs_of(inputs, blueprint)
+    found = Weightless(blueprint, dtype, torch.device(known_device(device)), overrides)
+    differentiated = (loss or default_loss(blueprint.task)) if gradients else None
+    tokens = given.rows * token_count(given)
+    size = found.width_of_activations() * tokens * dtype.itemsize
+    if recompute or (recompute is None and gradients and size > RECOMPUTE_BYTES):
+        found.recompute()
+    check_scratch(largest_layer(found, tokens, gradients), "One layer of it", "fewer tokens")
+
+    began = time.perf_counter()
+
+    def one(part: range) -> Arrays:
+        return named_errors(lambda: found.run(seed, part, given, draw, differentiated), blueprint)
+
+    def result(done: int) -> xr.Dataset:
+        about = {**provenance(found), "seed": seed, "samples": done, "sequences": given.rows, "draw": draw}
+        about["wall_seconds"] = time.perf_counter() - began
+        return dataset(parts, [weight.name for weight in found.weights], given.labels, about)
+
+    parts: list[Arrays] = []
+    shown = bar("networks without weights", samples) if progress else None
+    step, done = 1, 0
+    try:
+        while done < samples:
+            part = range(done, min(samples, done + step))
+            if done == 0 and samples > 1:
+                first = one(range(1))
+                step = side_by_side(one, found, first, samples, size) if samples > 2 else 1
+                part = range(min(step, samples))
+                parts.append(first if step == 1 else one(part))
+            else:
+                parts.append(one(part))
+            done = part.stop
+            advance(shown, done)
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted(result(done)) from interrupt
+    finally:
+        advance(shown, -1)
+    return result(samples)
+
+
+def side_by_side(one: Callable[[range], Arrays], found: Weightless, first: Arrays, samples: int, size: int) -> int:
+    """How many samples a pass may have: more than one only where it gives the same numbers."""
+    step = min(samples, MOST_SIDE_BY_SIDE, max(1, SIDE_BY_SIDE_BYTES // max(size, 1)))
+    if step < 2:
+        return 1
+    try:
+        together = one(range(2))
+    except (OneSampleOnlyError, InputError):
+        return 1
+    second = one(range(1, 2))
+    tolerance = AGREEMENT[found.dtype]
+    alike = all(
+        close(together[key][k], alone[key][0], tolerance) for k, alone in enumerate((first, second)) for key in first
+    )
+    return step if alike else 1
+
+
+def close(a: NDArray[Any], b: NDArray[Any], tolerance: float) -> bool:
+    """Whether they are the same numbers, but for rounding."""
+    scale = np.nanmax(np.abs(b), initial=0.0)
+    return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance * 1e-3 * scale, equal_nan=True))
+
+
+def named_errors(call: Callable[[], Arrays], blueprint: Blueprint) -> Arrays:
+    """What the module's own code raises, as one line."""
+    try:
+        return call()
+    except (InputError, OneSampleOnlyError, MemoryError):
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {first_line(error)}{place_of(error)}"
+        raise InputError(f"{blueprint.name} cannot run with these inputs: {what}") from error
+
+
+def place_of(error: BaseException) -> str:
+    """The file and line of the module's code that raised it."""
+    trace = error.__traceback__
+    place = ""
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if "/torch/" not in name and "/limitformer/" not in name:
+            place = f" ({name.rpartition('/')[2]}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return place
+
+
+def token_count(inputs: Inputs) -> int:
+    """Tokens of a sequence."""
+    if inputs.tokens is not None:
+        return int(inputs.tokens.factor.shape[0])
+    first = next(iter(inputs.fixed.values()))
+    return int(first.shape[1]) if first.dim() == 2 else 256
+
+
+def largest_layer(found: Weightless, tokens: int, gradients: bool) -> int:
+    """Bytes that the widest part of a pass needs."""
+    widest = max((sum(weight.shape[-2:]) for weight in found.weights if len(weight.shape) > 1), default=1)
+    return (6 if gradients else 3) * tokens * widest * found.dtype.itemsize + 16 * tokens**2
+
+
+def provenance(found: Weightless) -> dict[str, Any]:
+    """What the numbers are of."""
+    uses = found.uses
+    ways = {way: sum(how == way for how in uses.values()) for way in sorted(set(uses.values()))}
+    return {
+        **stamp(str(found.dtype).removeprefix("torch.")),
+        "description": "weightless network",
+        "model": found.blueprint.name,
+        "parameters": found.table.count,
+        "weights": ", ".join(f"{count} {way}" for way, count in ways.items()),
+        "kept": "; ".join(f"{name}: {reason}" for name, reason in found.kept.items()),
+        "laws": str(found.table),
+        "torch": torch.__version__,
+        "device": str(found.device),
+    }

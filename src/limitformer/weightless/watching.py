@@ -1,0 +1,231 @@
+r"""What a module's own code draws for each parameter, read by watching it run.
+
+While a module is built, every new matrix goes to the meta device, where nothing is computed and nothing stored, and
+each operation that writes to it is written down: normal, uniform, truncated normal, constants, copies, multiples, in
+their order. A later write over the whole replaces what came before. Vectors and buffers are real. So no table of
+architectures is believed, and a model of any size can be read.
+
+Torch's truncated normal does nothing on the meta device and is watched by its name.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from limitformer.weightless import laws
+from limitformer.weightless.laws import Law
+
+ALLOCATIONS = ("empty", "new_empty", "empty_strided", "new_empty_strided")
+RANDOM = {"randn": laws.normal(1.0), "rand": laws.uniform(0.0, 1.0)}
+RANDOM |= {"randn_like": laws.normal(1.0), "rand_like": laws.uniform(0.0, 1.0)}
+KEEPING = ("clone", "detach", "_to_copy", "alias", "lift_fresh", "contiguous")  # of the whole tensor, entry by entry
+VIEWS = {"view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "t", "transpose", "permute", "select", "slice"}
+VIEWS |= {"detach", "alias", "as_strided", "expand", "_reshape_alias", "unbind", "split", "chunk"}
+
+
+class Watch(TorchDispatchMode):
+    """Sends new matrices to the meta device and keeps the law of every storage that chance or a constant wrote to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.laws: dict[int, Law] = {}
+        self.values: dict[int, Tensor] = {}  # what was copied from a computed tensor
+        self.alive: list[Tensor] = []  # so that no address is used twice
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run it, and write down what it does."""
+        name, kwargs = func.overloadpacket.__name__, dict(kwargs or {})
+        if name in ALLOCATIONS or name in RANDOM:
+            return self.made(name, func, args, kwargs)
+        out = func(*args, **kwargs)
+        tensor = args[0] if args and isinstance(args[0], Tensor) else None
+        if name.endswith("_") and not name.startswith("_") and tensor is not None:
+            self.written(name, tensor, args[1:], kwargs)
+        elif isinstance(out, Tensor) and tensor is not None and self.law_of(tensor) and name not in VIEWS:
+            self.derived(name, tensor, args[1:], out)
+        return out
+
+    def made(self, name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
+        """A new tensor; a matrix is one of the meta device."""
+        size = args[0] if isinstance(args[0], list | tuple) else args[1] if len(args) > 1 else args[0].shape
+        if len(size) >= 2 and kwargs.get("dtype", torch.float32) not in (torch.bool, torch.int64, torch.int32):
+            kwargs["device"] = torch.device("meta")
+        out: Tensor = func(*args, **kwargs)
+        if name in RANDOM:
+            self.note(out, RANDOM[name])
+        return out
+
+    def written(self, name: str, tensor: Tensor, args: Any, kwargs: dict[str, Any]) -> None:
+        """An operation in place."""
+        if not tensor.is_floating_point():
+            return None
+        before = self.law_of(tensor)
+        if name == "copy_" and isinstance(args[0], Tensor):
+            return self.copied(tensor, args[0])
+        after = after_writing(name, before, args, kwargs)
+        if covers(tensor):
+            return self.note(tensor, after)
+        self.note(tensor, with_part(before, tensor, after))
+        return None
+
+    def copied(self, tensor: Tensor, source: Tensor) -> None:
+        """`tensor` takes the entries of `source`."""
+        law = self.law_of(source)
+        if law is None and not source.is_meta:
+            self.values[storage(tensor)] = source.detach().clone()
+            law = Law(laws.GIVEN)
+        law = law or Law(laws.UNKNOWN, reason="a copy of something that was computed")
+        self.note(tensor, law if covers(tensor) else with_part(self.law_of(tensor), tensor, law))
+
+    def derived(self, name: str, tensor: Tensor, args: Any, out: Tensor) -> None:
+        """A tensor made from one whose law is known."""
+        law = self.law_of(tensor)
+        assert law is not None
+        if name in KEEPING:
+            self.note(out, law)
+        elif out.shape == tensor.shape:
+            self.note(out, after_writing(f"{name}_", law, args, {}))
+
+    def note(self, tensor: Tensor, law: Law) -> None:
+        """This is the law of its storage."""
+        self.alive.append(tensor)
+        self.laws[storage(tensor)] = law
+
+    def law_of(self, tensor: Tensor) -> Law | None:
+        """Of its storage, if something was seen."""
+        return self.laws.get(storage(tensor))
+
+    def truncated_normal(self, tensor: Tensor, mean: float, std: float, a: float, b: float, generator: Any) -> Tensor:
+        """In the place of torch's function."""
+        law = laws.truncated_normal(mean, std, a, b)
+        self.note(tensor, law if covers(tensor) else with_part(self.law_of(tensor), tensor, law))
+        return tensor
+
+
+def storage(tensor: Tensor) -> int:
+    """What tensors that share their memory have in common."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def covers(tensor: Tensor) -> bool:
+    """Whether it is all of its storage."""
+    return tensor.numel() * tensor.element_size() >= tensor.untyped_storage().nbytes()
+
+
+def after_writing(name: str, before: Law | None, args: Any, kwargs: dict[str, Any]) -> Law:
+    """The law of a tensor of the law `before` after the operation."""
+    numbers = [a for a in args if isinstance(a, int | float)]
+    number = float(numbers[0]) if numbers else None
+    if name == "normal_":
+        return laws.normal(*normal_arguments(args, kwargs)[::-1])
+    if name == "uniform_":
+        return laws.uniform(*uniform_arguments(args, kwargs))
+    if name in ("zero_", "fill_", "zeros_like_", "ones_like_", "full_like_"):
+        value = {"zero_": 0.0, "zeros_like_": 0.0, "ones_like_": 1.0}.get(name, number)
+        return Law(laws.UNKNOWN, reason=name) if value is None else laws.constant(value)
+    if name in ("requires_grad_", "detach_"):
+        return before or Law(laws.GIVEN)
+    if before is not None and number is not None and name in ("mul_", "div_", "add_", "sub_"):
+        change = {"mul_": before.times(number), "add_": before.plus(number), "sub_": before.plus(-number)}
+        return before.times(1 / number) if name == "div_" else change[name]
+    if before is not None and name == "neg_":
+        return before.times(-1.0)
+    return Law(laws.UNKNOWN, reason=f"it was changed by {name.rstrip('_')}")
+
+
+def normal_arguments(args: Any, kwargs: dict[str, Any]) -> tuple[float, float]:
+    """(mean, std) of `normal_`."""
+    found = {"mean": 0.0, "std": 1.0} | dict(zip(("mean", "std"), args, strict=False)) | kwargs
+    return float(found["mean"]), float(found["std"])
+
+
+def uniform_arguments(args: Any, kwargs: dict[str, Any]) -> tuple[float, float]:
+    """(low, high) of `uniform_`."""
+    found = {"from": 0.0, "to": 1.0} | dict(zip(("from", "to"), args, strict=False)) | kwargs
+    return float(found["from"]), float(found["to"])
+
+
+def with_part(before: Law | None, part: Tensor, after: Law) -> Law:
+    """The law of a matrix whose row `part` was overwritten by a constant; unknown for any other part."""
+    base = part._base if part._base is not None else part
+    row = base.stride(0) if base.dim() else 0
+    whole_row = row and part.numel() == row and part.is_contiguous() and part.storage_offset() % row == 0
+    if before is None or not whole_row or after.kind != laws.CONSTANT:
+        return Law(laws.UNKNOWN, reason="a part of it was overwritten")
+    rows = before.rows | {part.storage_offset() // row: after.shift}
+    return Law(before.kind, before.scale, before.shift, before.low, before.high, before.reason, rows)
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[Watch]:
+    """Watch what is built in the block; torch's generator is left as it was."""
+    watch = Watch()
+    original = torch.nn.init._no_grad_trunc_normal_
+    torch.nn.init._no_grad_trunc_normal_ = watch.truncated_normal  # type: ignore[assignment]
+    try:
+        with torch.random.fork_rng(devices=[]), watch:
+            yield watch
+    finally:
+        torch.nn.init._no_grad_trunc_normal_ = original
+
+
+def built(factory: Callable[[], nn.Module], dtype: torch.dtype) -> tuple[nn.Module, dict[str, Law]]:
+    """A module whose random matrices are on the meta device, and the law of each of its parameters, by first name."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with watching() as watch:
+            module = factory()
+    finally:
+        torch.set_default_dtype(before)
+    found = {}
+    for name, parameter in module.named_parameters():
+        law = watch.law_of(parameter)
+        found[name] = law if law is not None and (parameter.is_meta or law.random) else law_of_values(parameter)
+    settle(module, watch, found)
+    return module, found
+
+
+def law_of_values(parameter: Tensor) -> Law:
+    """Of a parameter that nothing random wrote to."""
+    if parameter.is_meta:
+        return Law(laws.UNKNOWN, reason="nothing was seen to write to it")
+    first = parameter.detach().reshape(-1)[:1]
+    same = parameter.numel() > 0 and bool((parameter.detach() == first).all())
+    return laws.constant(float(first)) if same else Law(laws.GIVEN)
+
+
+def settle(module: nn.Module, watch: Watch, found: dict[str, Law]) -> None:
+    """Give memory and values to what is not random: constants, copies, and buffers."""
+    for name, parameter in module.named_parameters():
+        if parameter.is_meta and not found[name].random:
+            value = value_of(parameter, found[name], watch)
+            if value is not None:
+                put_parameter(module, parameter, nn.Parameter(value))
+    for _, part in module.named_modules():
+        for key, buffer in list(part._buffers.items()):
+            law = None if buffer is None else watch.law_of(buffer)
+            if buffer is not None and buffer.is_meta and law is not None:
+                value = value_of(buffer, law, watch)
+                part._buffers[key] = buffer if value is None else value
+
+
+def value_of(tensor: Tensor, law: Law, watch: Watch) -> Tensor | None:
+    """The values of a constant or a copy."""
+    if law.kind == laws.CONSTANT and not law.rows:
+        return torch.full(tensor.shape, law.shift, dtype=tensor.dtype)
+    if law.kind == laws.GIVEN and storage(tensor) in watch.values:
+        return watch.values[storage(tensor)].to(tensor.dtype).reshape(tensor.shape)
+    return None
+
+
+def put_parameter(module: nn.Module, old: Tensor, new: Any) -> None:
+    """Put `new` wherever `module` has the parameter `old`."""
+    for part in module.modules():
+        for key, parameter in list(part._parameters.items()):
+            if parameter is old:
+                part._parameters[key] = new

@@ -1,0 +1,140 @@
+"""The law that is read by watching, against the moments of models that are drawn."""
+
+import math
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import limitformer as lf
+from limitformer.weightless import Law, laws
+from limitformer.weightless.models import blueprint_of
+from weightless_families import CONFIGS
+
+
+@pytest.mark.parametrize("family", list(CONFIGS))
+def test_the_law_has_the_moments_of_a_drawn_model(family):
+    table, torch_state = lf.weightless.law(CONFIGS[family]()), torch.get_rng_state()
+    torch.manual_seed(0)
+    model = blueprint_of(CONFIGS[family]()).factory()
+    torch.set_rng_state(torch_state)
+    drawn = dict(model.named_parameters())
+    assert set(table.laws) == set(drawn)
+    for name, law in table.laws.items():
+        entries = drawn[name].detach().double()
+        if law.rows:
+            kept = [row for row in range(len(entries)) if row not in law.rows]
+            assert all(bool((entries[row] == value).all()) for row, value in law.rows.items())
+            entries = entries[kept]
+        error = law.std / math.sqrt(entries.numel())
+        assert abs(float(entries.mean()) - law.mean) <= 5 * error, name
+        assert abs(float(entries.std(correction=0)) - law.std) <= 5 * error, (name, str(law))
+
+
+def test_the_watched_std_of_a_truncated_normal_is_not_the_nominal_one():
+    law = lf.weightless.law("modernbert-base")["model.layers.3.attn.Wqkv.weight"]
+    assert law.kind == "truncated normal"
+    assert law.std == pytest.approx(0.017592, abs=1e-6)
+    assert abs(law.std - 0.02) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("shape", "pattern", "std"),
+    [
+        ("gpt2-xl", "transformer.h.7.attn.c_proj.weight", 0.02 / math.sqrt(96)),
+        ("gpt2-xl", "transformer.h.7.mlp.c_fc.weight", 0.02),
+        ("t5-small", "encoder.block.0.layer.0.SelfAttention.q.weight", (512 * 64) ** -0.5),
+        ("t5-small", "encoder.block.0.layer.1.DenseReluDense.wo.weight", 2048**-0.5),
+        ("t5-small", "shared.weight", 1.0),
+        ("gpt-oss-20b", "model.layers.0.self_attn.sinks", 0.02),
+        ("llama-3-405b", "model.layers.125.mlp.down_proj.weight", 0.02),
+    ],
+)
+def test_laws_at_public_shapes(shape, pattern, std):
+    assert lf.weightless.law(shape)[pattern].std == pytest.approx(std, rel=1e-6)
+
+
+def test_a_module_with_torchs_defaults_has_its_uniform_law():
+    table = lf.weightless.law(lambda: nn.Sequential(nn.Linear(50, 8), nn.LayerNorm(8)))
+    assert str(table["0.weight"]) == f"uniform, std {1 / math.sqrt(150):.4g}"
+    assert table["0.bias"].std == pytest.approx(1 / math.sqrt(150))
+    assert str(table["1.weight"]) == "ones"
+
+
+def test_later_writes_replace_earlier_ones_and_multiples_count():
+    def made():
+        module = nn.Linear(30, 20)
+        nn.init.normal_(module.weight, std=0.5)
+        with torch.no_grad():
+            module.weight.mul_(0.1).add_(2.0)
+            module.bias.zero_()
+        return module
+
+    table = lf.weightless.law(made)
+    assert (table["weight"].mean, table["weight"].std) == pytest.approx((2.0, 0.05))
+    assert str(table["bias"]) == "zeros"
+
+
+def test_a_parameter_made_from_random_numbers_is_seen():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(6, 4) * 0.3)
+
+    assert str(lf.weightless.law(Own)["w"]) == "normal, std 0.3"
+
+
+def test_what_is_not_understood_is_named_and_can_be_given():
+    def made():
+        module = nn.Linear(6, 6, bias=False)
+        nn.init.orthogonal_(module.weight)
+        return nn.ModuleDict({"layers": nn.ModuleList([module])})
+
+    assert lf.weightless.law(made)["layers.0.weight"].kind == "unknown"
+    with pytest.raises(lf.InputError, match=r"the law of layers\.0\.weight is not understood"):
+        lf.weightless.simulate(made, [[1, 2]], samples=1, seed=0)
+
+
+def test_the_global_generator_is_left_alone():
+    before = torch.get_rng_state()
+    lf.weightless.law("gpt2")
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_table_of_ties_and_counts():
+    table = lf.weightless.law("gpt2")
+    assert table.count == 124_439_808
+    assert table.tied["transformer.wte.weight"] == ("lm_head.weight",)
+    assert table.dataset().sizes["weight"] == len(table) == 148
+    assert "transformer.h.*.mlp.c_fc.weight ×12" in str(table)
+
+
+@pytest.mark.parametrize(
+    ("law", "mean", "std"),
+    [
+        (laws.uniform(-1.0, 3.0), 1.0, 4 / math.sqrt(12)),
+        (laws.truncated_normal(0.0, 2.0, -4.0, 4.0), 0.0, 2 * 0.87962566103423978),
+        (laws.truncated_normal(1.0, 1.0, 1.0, math.inf), 1 + math.sqrt(2 / math.pi), math.sqrt(1 - 2 / math.pi)),
+        (laws.normal(0.3, mean=2.0).times(-2.0).plus(1.0), -3.0, 0.6),
+    ],
+)
+def test_entries_of_a_law_have_its_moments(law, mean, std):
+    assert (law.mean, law.std) == pytest.approx((mean, std), rel=1e-12)
+    g = torch.randn(10**5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    entries = law.entries(g)
+    assert float(entries.mean()) == pytest.approx(mean, abs=5 * std / 10**2.5)
+    assert float(entries.std()) == pytest.approx(std, rel=0.02)
+
+
+def test_every_public_shape_can_be_made():
+    for name, numbers in lf.weightless.shapes().items():
+        assert numbers["source"]
+        assert blueprint_of(name).config.model_type == numbers["model_type"]
+    assert len(lf.weightless.shapes()) >= 30
+
+
+def test_constant_laws_say_what_they_are():
+    assert [str(laws.constant(value)) for value in (0.0, 1.0, 0.5)] == ["zeros", "ones", "constant 0.5"]
+    assert not Law("given").random
+    assert transformers.__version__

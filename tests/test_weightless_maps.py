@@ -1,0 +1,133 @@
+"""A linear map whose weight is never drawn, against one whose weight is: outputs, gradients, norms, all jointly."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import ks_2samp
+
+from limitformer.weightless.maps import Drawn, Unseen
+from limitformer.weightless.roots import gram_root, householder_root, root_of
+
+SAMPLES, TOKENS, INPUTS, OUTPUTS, STD = 4000, 3, 7, 5, 0.4
+
+
+class FromTorch:
+    """Numbers for a map, from torch's own generator."""
+
+    def __init__(self, seed):
+        self.generator, self.squared = torch.Generator().manual_seed(seed), None
+
+    def gaussian(self, purpose, rows, columns):
+        return STD * torch.randn(SAMPLES, rows, columns, generator=self.generator, dtype=self.dtype)
+
+    def leave(self, squared):
+        self.squared = squared
+
+
+def tokens(dtype):
+    """Unequal lengths and overlaps; the last is the first once more."""
+    z = torch.randn(TOKENS, INPUTS, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    z = torch.cat([z * torch.tensor([[1.0], [2.0], [0.3]]), z[:1]])
+    return z.to(dtype).repeat(SAMPLES, 1, 1).requires_grad_()
+
+
+def summary(z, u, squared):
+    """Statistics of the output and of the gradient of a loss that is not linear in it."""
+    back, out = z.grad.double(), u.detach().double()
+    return {
+        "an output": out[:, 1, 2],
+        "an inner product": (out[:, 0] * out[:, 1]).sum(-1),
+        "size of the gradient": back.square().sum((-1, -2)),
+        "gradient along a token": (back[:, 1] * z.detach()[:, 1]).sum(-1),
+        "gradient along an output's": (back[:, 0] * back[:, 1]).sum(-1),
+        "of the weight": squared,
+    }
+
+
+def loss(u):
+    """Of each sample; its gradient depends on u."""
+    return (torch.tanh(u) * u.roll(1, -2)).sum() + u[:, 1].square().sum()
+
+
+def by_weight(dtype=torch.float64):
+    """The weight is drawn."""
+    z, generator = tokens(dtype), torch.Generator().manual_seed(11)
+    w = STD * torch.randn(SAMPLES, INPUTS, OUTPUTS, generator=generator, dtype=dtype)
+    w.requires_grad_()
+    u = z @ w
+    loss(u).backward()
+    return summary(z, u, w.grad.double().square().sum((-1, -2)))
+
+
+def without(dtype, seed=5, root=root_of):
+    """It is not."""
+    z, numbers = tokens(dtype), FromTorch(seed)
+    numbers.dtype = dtype
+    u = Unseen.apply(z, torch.zeros((), requires_grad=True), numbers, root(z.detach()), OUTPUTS)
+    loss(u).backward()
+    return summary(z, u, numbers.squared)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_output_and_gradient_have_the_joint_law_of_a_drawn_weight(dtype):
+    mine, theirs = without(dtype), by_weight()
+    assert min(ks_2samp(mine[key], theirs[key]).pvalue for key in mine) > 1e-4
+
+
+def test_a_root_that_leaves_out_a_token_is_rejected():
+    def too_short(z):
+        z = z.clone()
+        z[:, 1] *= 0.8
+        return householder_root(z)
+
+    mine, theirs = without(torch.float64, root=too_short), by_weight()
+    assert min(ks_2samp(mine[key], theirs[key]).pvalue for key in mine) < 1e-10
+
+
+@pytest.mark.parametrize("root", [householder_root, gram_root])
+def test_roots_rebuild_the_tokens_and_keep_equal_ones_equal(root):
+    z = tokens(torch.float64)[:2].detach()
+    z[1] *= torch.tensor([1.0, 3.0, 0.5, 1.0])[:, None]
+    found = root(z)
+    rows = found.factor.shape[-1]
+    basis = found.along(torch.eye(rows, dtype=z.dtype).expand(2, rows, rows))
+    assert torch.allclose(found.factor @ basis, z, atol=1e-12)
+    assert torch.equal(found.factor[:, 0], found.factor[:, 3])
+    f = torch.randn(2, 4, INPUTS, dtype=z.dtype, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(found.onto(f), f @ basis.mT, atol=1e-12)
+
+
+def test_householder_roots_keep_the_digits_of_small_differences():
+    z = tokens(torch.float64)[:1].detach()
+    z[0, 3] = z[0, 0] + 1e-11 * z[0, 1]
+    factor = householder_root(z).factor[0]
+    difference = factor[3] - factor[0]
+    assert float(difference.norm() / (1e-11 * z[0, 1].norm())) == pytest.approx(1.0, abs=1e-4)
+    coarse = gram_root(z).factor[0]
+    assert float((coarse[3] - coarse[0]).norm()) < 1e-13  # a Gram matrix has lost it
+
+
+def test_a_weight_that_is_drawn_again_for_the_backward_pass_gives_autograds_gradient():
+    z = tokens(torch.float64)
+    w = torch.randn(SAMPLES, INPUTS, OUTPUTS, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+    class Kept(FromTorch):
+        def whole(self):
+            return w.detach()
+
+    numbers = Kept(0)
+    loss(Drawn.apply(z, torch.zeros((), requires_grad=True), numbers)).backward()
+    mine, z = z.grad, tokens(torch.float64)
+    w.requires_grad_()
+    loss(z @ w).backward()
+    assert torch.allclose(mine, z.grad, atol=1e-12)
+    assert np.allclose(numbers.squared, w.grad.square().sum((-1, -2)), rtol=1e-12)
+
+
+def test_gradients_of_gradients_are_refused():
+    z, numbers = tokens(torch.float64), FromTorch(1)
+    numbers.dtype = torch.float64
+    u = Unseen.apply(z, torch.zeros((), requires_grad=True), numbers, root_of(z.detach()), OUTPUTS)
+    (first,) = torch.autograd.grad(u.square().sum(), z, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.square().sum().backward()

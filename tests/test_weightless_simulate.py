@@ -1,0 +1,204 @@
+"""What `weightless.simulate` returns and refuses: the same numbers however the work is divided, and one line for junk."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import ks_2samp
+from torch import nn
+
+import limitformer as lf
+from limitformer.weightless import numbers
+from limitformer.weightless.numbers import normals
+from weightless_families import CONFIGS, INPUTS, weightless
+
+
+def test_samples_side_by_side_are_those_alone():
+    several = weightless("llama", 6)
+    alone = weightless("llama", 1)
+    for name in several.data_vars:
+        assert np.allclose(several[name].values[:1], alone[name].values, rtol=1e-9, equal_nan=True), name
+    assert not np.allclose(several.loss.values[0], several.loss.values[1])
+
+
+def test_another_seed_gives_other_numbers_and_the_same_one_the_same_bits():
+    first, again, other = (weightless("gpt2", 3, seed=seed) for seed in (4, 4, 5))
+    assert np.array_equal(first.covariance, again.covariance)
+    assert np.array_equal(first.weight_gradient, again.weight_gradient)
+    assert not np.allclose(first.covariance, other.covariance)
+
+
+def test_numbers_do_not_depend_on_threads_or_on_the_rows_beside_them(monkeypatch):
+    whole = normals(3, "p", range(2), range(40), 1000, torch.float64)
+    monkeypatch.setattr(numbers, "PIECE", 3000)
+    assert torch.equal(normals(3, "p", range(2), range(40), 1000, torch.float64), whole)
+    assert torch.equal(normals(3, "p", range(1, 2), [7, 39], 1000, torch.float64), whole[1:, [7, 39]])
+    assert abs(float(whole.mean())) < 5 / np.sqrt(whole.numel())
+    assert not torch.equal(normals(3, "q", range(2), range(40), 1000, torch.float64), whole)
+
+
+def test_running_blocks_again_gives_the_same_gradients():
+    kept, again = weightless("gemma2", 2), weightless("gemma2", 2, recompute=True)
+    assert np.array_equal(kept.weight_gradient, again.weight_gradient)
+    assert np.array_equal(kept.stream_gradient, again.stream_gradient)
+
+
+def test_drawing_always_has_the_same_law_as_never():
+    never, always = weightless("llama", 1500, draw="never"), weightless("llama", 1500, draw="always", seed=8)
+    assert "drawn when needed" in always.attrs["weights"]
+    assert "drawn when needed" not in never.attrs["weights"]
+    for name in ("loss", "logits_std"):
+        assert ks_2samp(never[name], always[name]).pvalue > 1e-4
+    assert ks_2samp(never.weight_gradient[:, 3], always.weight_gradient[:, 3]).pvalue > 1e-4
+
+
+class Twice(nn.Module):
+    """One weight for all layers."""
+
+    def __init__(self, shared=True):
+        super().__init__()
+        first = nn.Linear(8, 8, bias=False)
+        self.layers = nn.ModuleList([first, first if shared else nn.Linear(8, 8, bias=False)])
+        nn.init.normal_(self.layers[0].weight, std=0.5)
+        nn.init.normal_(self.layers[1].weight, std=0.5)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def test_a_weight_that_is_used_twice_is_kept_and_its_law_is_right():
+    x = np.random.Generator(np.random.Philox(1)).standard_normal((1, 3, 8))
+    options = {"samples": 2000, "seed": 0, "gradients": True, "dtype": torch.float64, "progress": False}
+    data = lf.weightless.simulate(Twice, x, **options)
+    assert "used more than once" in data.attrs["kept"]
+    w = 0.5 * torch.randn(2000, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    w.requires_grad_()
+    z = torch.tensor(x) @ (torch.eye(8, dtype=torch.float64) + w) @ (torch.eye(8, dtype=torch.float64) + w)
+    (z.square().sum((1, 2)) / 6).sum().backward()
+    size = z.detach().square().sum((1, 2)).numpy()
+    mine = data.covariance[:, -1].values.trace(axis1=1, axis2=2) * 8
+    assert ks_2samp(mine, size).pvalue > 1e-4
+    assert ks_2samp(data.weight_gradient[:, 0], w.grad.flatten(1).norm(dim=1).numpy()).pvalue > 1e-4
+    apart = lf.weightless.simulate(lambda: Twice(shared=False), x, **options)
+    other = apart.covariance[:, -1].values.trace(axis1=1, axis2=2) * 8
+    assert ks_2samp(other, size).pvalue < 1e-6  # the twin: two weights
+
+
+def test_two_sequences_share_their_weights():
+    data = weightless("llama", 4, inputs=[INPUTS, INPUTS])
+    v = data.covariance.values
+    assert v.shape[-1] == 10
+    assert np.allclose(v[..., :5, :5], v[..., 5:, 5:], rtol=1e-12)
+    assert np.allclose(v[..., :5, 5:], v[..., :5, :5], rtol=1e-9)
+
+
+def test_the_papers_transformer_has_the_law_of_its_chain():
+    net = lf.Transformer(
+        width=24, depth=4, gamma=0.6, attention=lf.ShapedAttention(tau0=1.0), feedforward=lf.ShapedReLU(c_plus=0.5, c_minus=-1.0)
+    )  # fmt: skip
+    start = [[1.0, 0.3], [0.3, 1.4]]
+    mine = lf.weightless.simulate(net, start, samples=3000, seed=0, dtype=torch.float64, progress=False)
+    chain = lf.simulate(net, start, samples=3000, seed=1)
+    for i, j in ((0, 0), (0, 1), (1, 1)):
+        assert ks_2samp(mine.covariance[:, -1, i, j], chain.covariance[:, -1, i, j]).pvalue > 1e-4
+    wide = lf.simulate(lf.Transformer(**{**vars_of(net), "gamma": 0.75}), start, samples=3000, seed=1)
+    assert ks_2samp(mine.covariance[:, -1, 0, 1], wide.covariance[:, -1, 0, 1]).pvalue < 1e-6
+    assert mine.sizes["sublayer"] == 2
+
+
+def vars_of(net):
+    """Its fields."""
+    names = ("width", "depth", "attention", "feedforward")
+    return {name: getattr(net, name) for name in names}
+
+
+def test_texts_are_words_by_their_equality():
+    data = lf.weightless.simulate(CONFIGS["llama"](), "to be or not to be", samples=1, seed=0, progress=False)
+    assert list(data.word.values) == ["to", "be", "or", "not", "to", "be"]
+    v = data.covariance[0, 0].values
+    assert v[0, 4] == pytest.approx(v[0, 0])
+    assert abs(v[0, 1]) < v[0, 0]
+
+
+def test_configurations_come_as_objects_json_files_and_folders(tmp_path):
+    config = CONFIGS["gpt2"]()
+    values = config.to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    results = [
+        lf.weightless.simulate(given, INPUTS, samples=1, seed=0, progress=False).covariance.values
+        for given in (config, values, json.dumps(values), tmp_path, tmp_path / "config.json")
+    ]
+    assert all(np.array_equal(results[0], other) for other in results[1:])
+
+
+class Silent(nn.Module):
+    """No blocks."""
+
+    def forward(self, x):
+        return x
+
+
+class Broken(Twice):
+    """Its own code fails."""
+
+    def forward(self, x):
+        return self.layers[0](x) + self.no_such_thing
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "options", "message"),
+    [
+        ("gpt3", 4, {}, "no public shape, file or folder 'gpt3'. Nearest: gpt2"),
+        ({"model_type": "lama"}, 4, {}, "model_type must be one .* got 'lama'. Nearest: llama"),
+        ({"model_type": "llama", "hidden_size": "wide"}, 4, {}, "the configuration of llama cannot be made"),
+        ({"model_type": "llama", "hidden_size": 30, "num_attention_heads": 4}, 4, {}, "llama cannot"),
+        ("{", 4, {}, "is not JSON"),
+        (3, 4, {}, "model must be a configuration"),
+        (nn.Linear(3, 3), 4, {}, "has its weights already"),
+        (Silent, np.ones((1, 2, 3)), {}, "no list of blocks"),
+        (Broken, np.ones((1, 2, 8)), {}, r"cannot run with these inputs: AttributeError.*no_such_thing"),
+        ("small", [3, 99], {}, "embed_tokens.weight has rows 0 to 39; got the number 99"),
+        ("small", [[0.5]], {}, "ids must be whole numbers"),
+        ("small", 0, {}, "at least one token"),
+        ("small", 41, {}, "need a larger vocabulary than 40"),
+        ("small", object(), {}, "inputs must be texts, ids"),
+        ("small", "…/ \t", {"seed": -1}, "seed must be"),
+        ("small", 4, {"draw": "maybe"}, 'draw must be "auto"'),
+        ("small", 4, {"dtype": torch.float16}, "dtype must be"),
+        ("small", 4, {"samples": 0}, "samples must be at least 1"),
+        ("small", 4, {"overrides": {"*.wv": 1.0}}, r"no weight is named '\*\.wv'"),
+        ("small", 4, {"overrides": {"*.q_proj.weight": "big"}}, "must be a number"),
+        ("small", 4, {"device": "abacus"}, "device must be one"),
+        ("vit", np.ones((2, 3, 9, 9)), {}, r"images must be \(number, 3, 8, 8\)"),
+        (lambda: 3, 4, {}, "must return a torch.nn.Module"),
+    ],
+)
+def test_bad_input_is_one_line(model, inputs, options, message):
+    small = {"small": "llama", "vit": "vit"}
+    model = CONFIGS[small[model]]() if isinstance(model, str) and model in small else model
+    with pytest.raises(lf.InputError, match=message) as caught:
+        lf.weightless.simulate(model, inputs, **{"samples": 1, "seed": 0, "progress": False, **options})
+    assert "\n" not in str(caught.value)
+
+
+def test_positions_beyond_the_table_are_refused():
+    with pytest.raises(lf.InputError, match="wpe.weight has rows 0 to 15"):
+        weightless("gpt2", 1, inputs=[3] * 20)
+
+
+def test_ctrl_c_keeps_what_is_finished(monkeypatch):
+    calls = []
+
+    def interrupted(out, inputs):
+        calls.append(1)
+        if len(calls) > 3:
+            raise KeyboardInterrupt
+        return out.logits.square().mean().reshape(1)
+
+    monkeypatch.setattr("limitformer.weightless.simulate.MOST_SIDE_BY_SIDE", 1)
+    with pytest.raises(lf.Interrupted) as caught:
+        weightless("llama", 9, loss=interrupted)
+    assert caught.value.partial.sizes["sample"] == 3

@@ -1,0 +1,139 @@
+"""Small networks of every family, and the statistics by which two laws of them are compared."""
+
+import numpy as np
+import torch
+import transformers as T
+from scipy.stats import ks_2samp
+
+import limitformer as lf
+from drawn_networks import statistics
+from limitformer.weightless.inputs import default_loss, inputs_of
+from limitformer.weightless.models import blueprint_of
+
+SIZE = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "initializer_range": 0.2,
+}
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SURE = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+GROUPS = {"num_key_value_heads": 2}
+HEADS = {**GROUPS, "head_dim": 8}
+MIXED = {**SIZE, **IDS, **GROUPS, "num_local_experts": 4, "num_experts_per_tok": 2}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
+EXPERTS = {"moe_intermediate_size": 24, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
+VIT = {name: SIZE[name] for name in SIZE if name != "vocab_size"}
+
+CONFIGS = {
+    "gpt2": lambda: T.GPT2Config(
+        vocab_size=40, n_embd=32, n_layer=3, n_head=4, n_positions=16, initializer_range=0.2,
+        attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, bos_token_id=1, eos_token_id=2,
+    ),
+    "bert": lambda: T.BertConfig(**SIZE, **SURE),
+    "roberta": lambda: T.RobertaConfig(**SIZE, **SURE, max_position_embeddings=20),
+    "vit": lambda: T.ViTConfig(**VIT, **SURE, image_size=8, patch_size=4),
+    "modernbert": lambda: T.ModernBertConfig(**SIZE, **IDS, cls_token_id=1, sep_token_id=2),
+    "llama": lambda: T.LlamaConfig(**SIZE, **GROUPS),
+    "mistral": lambda: T.MistralConfig(**SIZE, **GROUPS, sliding_window=3),
+    "qwen2": lambda: T.Qwen2Config(**SIZE, **GROUPS),
+    "qwen3": lambda: T.Qwen3Config(**SIZE, **HEADS),
+    "gemma": lambda: T.GemmaConfig(**SIZE, **HEADS),
+    "gemma2": lambda: T.Gemma2Config(**SIZE, **HEADS, query_pre_attn_scalar=8),
+    "gemma3": lambda: T.Gemma3TextConfig(**SIZE, **HEADS, query_pre_attn_scalar=8),
+    "gemma4": lambda: T.Gemma4TextConfig(
+        **SIZE, **HEADS, global_head_dim=8, hidden_size_per_layer_input=8, vocab_size_per_layer_input=40
+    ),
+    "olmo2": lambda: T.Olmo2Config(**SIZE, **IDS),
+    "gpt_neox": lambda: T.GPTNeoXConfig(**SIZE, **IDS),
+    "cohere": lambda: T.CohereConfig(**SIZE, **IDS),
+    "t5": lambda: T.T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=40, dropout_rate=0.0),
+    "mixtral": lambda: T.MixtralConfig(**MIXED),
+    "gpt_oss": lambda: T.GptOssConfig(**MIXED, head_dim=8),
+    "deepseek_v3": lambda: T.DeepseekV3Config(**SIZE, **EXPERTS, **LATENT, first_k_dense_replace=1),
+}  # fmt: skip
+
+INPUTS = [3, 7, 3, 9, 5]  # two tokens are equal
+
+
+def inputs_for(family):
+    """Ids, or two noise images."""
+    return 2 if family == "vit" else INPUTS
+
+
+def weightless(family, samples, seed=1, inputs=None, **options):
+    """By the package, in float64."""
+    given = inputs_for(family) if inputs is None else inputs
+    config = CONFIGS[family]()
+    return lf.weightless.simulate(
+        config, given, samples=samples, seed=seed, gradients=True, dtype=torch.float64, progress=False, **options
+    )
+
+
+def drawn(family, samples, seed=0, inputs=None):
+    """By transformers: one model whose own initialisation is run again for each sample."""
+    torch.manual_seed(seed)
+    blueprint = blueprint_of(CONFIGS[family]())
+    arguments = inputs_of(inputs_for(family) if inputs is None else inputs, blueprint)
+    model = blueprint.factory().double().eval()
+    found = []
+    for _ in range(samples):
+        draw_again(model)
+        found.append(statistics(model, arguments.of(0, range(1), torch.float64), default_loss(blueprint.task)))
+    return found
+
+
+def draw_again(model):
+    """Run the model's own initialisation."""
+    for part in (*model.modules(), *model.parameters(), *model.buffers()):
+        part.__dict__.pop("_is_hf_initialized", None)
+    model.initialize_weights()
+    model.zero_grad(set_to_none=True)
+
+
+def paired(data, networks):
+    """Named statistics of both: pairs of samples."""
+    a, b = data.covariance.values, np.array([each["covariance"] for each in networks])
+    found, last = {}, a.shape[1] - 1
+    for layer in (0, 1, last):
+        for name, statistic in STREAM.items():
+            found[f"{name}, layer {layer}"] = statistic(a[:, layer]), statistic(b[:, layer])
+    gradients = np.array([each["stream_gradient"] for each in networks])
+    for layer in (0, last):
+        found[f"stream gradient {layer}"] = data.stream_gradient.values[:, layer], gradients[:, layer]
+    for name in data.weight.values:
+        mine = data.weight_gradient.sel(weight=name).values
+        found[f"gradient of {name}"] = mine, np.array([n["weight_gradient"].get(name, np.nan) for n in networks])
+    entropy = np.array([each["entropy"] for each in networks])
+    if entropy.ndim == 3:
+        mine = data.entropy.values[:, ~np.isnan(data.entropy.values[0, :, 0])]
+        found |= {f"entropy {k}": (mine[:, k, k % mine.shape[2]], entropy[:, k, k % mine.shape[2]]) for k in (0, -1)}
+    found["loss"] = data.loss.values, np.array([each["loss"] for each in networks])
+    return found
+
+
+def correlation(v, i, j):
+    """Of tokens i and j."""
+    return v[:, i, j] / np.sqrt(v[:, i, i] * v[:, j, j])
+
+
+STREAM = {
+    "size of token 4": lambda v: v[:, 4, 4],
+    "correlation of tokens 1 and 4": lambda v: correlation(v, 1, 4),
+    "correlation of equal tokens": lambda v: correlation(v, 0, 2),
+    "largest eigenvalue": lambda v: np.linalg.eigvalsh(v)[:, -1],
+}
+
+
+def p_values(pairs):
+    """Of two-sample Kolmogorov-Smirnov tests, where both vary; a statistic that only one has is a failure."""
+    found = {}
+    for name, (mine, theirs) in pairs.items():
+        gone = np.isnan(mine), np.isnan(theirs)
+        assert gone[0].mean() == gone[1].mean() or not (gone[0].all() or gone[1].all()), name
+        mine, theirs = mine[~gone[0]], theirs[~gone[1]]
+        if len(mine) and np.ptp(mine) > 1e-9 * abs(mine[0]):
+            found[name] = float(ks_2samp(mine, theirs).pvalue)
+    return found
