@@ -13,7 +13,7 @@ from scipy.linalg import solve_banded
 
 import limitformer as lf
 from limitformer.limits.explosion import PairDistance
-from limitformer.recording import INSIDE, LEFT_BALL, LOST
+from limitformer.recording import INSIDE, LEFT_BALL, LEFT_CONE, LOST
 
 CRITICAL = sqrt(0.5)
 
@@ -185,6 +185,31 @@ def test_antipodal_paths_pass_a_ball_as_often_as_the_formula_says(gamma, tau0, v
     assert abs(standard_errors_from(causes, further)) > 4
 
 
+def test_antipodes_stay_antipodes():
+    """However far they go. Tokens that miss it by 1e-13 of V are the wrong twin: what rounding once made."""
+    limit, away = limit_of(0.45, 1.0, 1.0), []
+    for missed in (0.0, 1e-13):
+        start = lf.from_covariance([[1.5, missed - 1.5], [missed - 1.5, 1.5]])
+        paths = lf.simulate(limit, start, samples=64, seed=1, record=[0.5, 1.0], progress=False)
+        v = paths["covariance"].values
+        away.append(float((np.abs(v[..., 0, 1] + v[..., 0, 0]) / v[..., 0, 0]).max()))
+        assert (paths["exit_cause"] == LEFT_BALL).any()
+    assert away[0] == 0.0
+    assert away[1] > 1e-6
+
+
+@pytest.mark.parametrize("start", [[[2.0, -2.0], [-2.0, 2.0]], [[2.0, -3.0], [-3.0, 4.5]]])
+def test_who_is_held_opposite(start):
+    """Two tokens x and −x under attention alone; not x and −1.5 x, not beside a shaped ReLU, not with a mask."""
+    relu = lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)
+    opposite = start[0][0] == start[1][1]
+    start = lf.from_covariance(start)
+    assert limit_of(0.5, 1.0, 1.0).mask_from(start).opposite == opposite
+    assert not limit_of(0.5, 1.0, 1.0, feedforward=relu).mask_from(start).opposite
+    assert not limit_of(0.5, 1.0, 1.0, mask="causal").mask_from(start).opposite
+    assert not limit_of(0.5, 1.0, 1.0).mask_from(lf.equicorrelated(2, 1.0)).opposite
+
+
 def test_no_path_explodes_at_a_large_gamma():
     """γ = 0.8 from variance 300, where a fixed step sends nearly all away."""
     limit = limit_of(0.8, 0.5, 2.0)
@@ -213,6 +238,43 @@ def test_euler_maruyama_does_not_hide_explosions():
     probability = limit.explosion_probability(start, time=0.5)
     gone = np.isin(causes, (LEFT_BALL, LOST)).mean()
     assert abs(gone - probability) < 4 * sqrt(probability * (1 - probability) / 1000)
+
+
+def least_eigenvalue(paths):
+    """Over the trace, of every V that is kept; rounding makes it −1e-9 at most."""
+    v = paths["covariance"].values
+    return (np.linalg.eigvalsh(v)[..., 0] / np.trace(v, axis1=2, axis2=3)).min()
+
+
+@pytest.mark.parametrize("part", ["attention", "feedforward"])
+def test_euler_maruyama_shows_no_v_out_of_the_cone(part):
+    """Steps so long that many V leave the ball and the cone at once, short ones (attention) among them.
+
+    What such a path would show is the wrong twin: one step of the paper's, taken here in NumPy.
+    """
+    parts = {"attention": lf.ShapedAttention(tau0=1.0), "feedforward": lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)}
+    limit = lf.limit(lf.Transformer(width=1000, depth=1000, gamma=0.9, **{part: parts[part]}))
+    start = lf.equicorrelated(3, 0.2, 1.0)
+    options = {"samples": 1000, "seed": 1, "step": "euler-maruyama", "dt": 0.25, "radius": 4.0, "progress": False}
+    paths = lf.simulate(limit, start, **options)
+    assert {LEFT_BALL, LEFT_CONE} <= set(paths["exit_cause"].values.tolist())
+    assert least_eigenvalue(paths) > -1e-9
+    gone = paths["covariance"].values[:, -1][paths["exit_cause"].values == LEFT_BALL]
+    assert (np.linalg.norm(gone, axis=(1, 2)) >= 4.0).all()
+    one_step = by_euler_maruyama(limit, start.covariance, 0.25, 1000)
+    beyond = np.linalg.norm(one_step, axis=(1, 2)) >= 4.0
+    assert (np.linalg.eigvalsh(one_step[beyond])[:, 0] < -0.01).mean() > 0.1
+
+
+def by_euler_maruyama(limit, v, dt, samples):
+    """V₀ + b dt + √dt times a normal variable of covariance Σ(V₀), (samples, m, m)."""
+    rows, columns = np.triu_indices(len(v))
+    root = np.linalg.cholesky(limit.diffusion(v) + 1e-14 * np.eye(len(rows)))
+    noise = np.random.default_rng(0).standard_normal((samples, len(rows))) @ root.T
+    moved = np.repeat((v + dt * limit.drift(v))[None], samples, axis=0)
+    moved[:, rows, columns] += sqrt(dt) * noise
+    moved[:, columns, rows] = moved[:, rows, columns]
+    return moved
 
 
 @pytest.mark.parametrize("gamma", [1e-3, 0.05, 0.6, 1.0])

@@ -142,23 +142,54 @@ def test_files_keep_pairs_and_types(tmp_path, ending):
 
 
 def test_the_size_is_known_before_and_noted_after():
-    """19 samples at 31 times: two numbers a pair, and one when a replica stopped."""
+    """19 samples at 31 times: two numbers a pair, one for its stop; once the times, tokens of pairs, start."""
     expected = {(): 19 * 31 * 10 * 16, ("float32",): 19 * 31 * 10 * 8, ("float32", "pairs"): 19 * 31 * 3 * 8}
+    once = {(): 8 * (31 + 20 + 20), ("float32",): 8 * (31 + 20 + 20), ("float32", "pairs"): 8 * (31 + 6 + 20)}
     for chosen, size in expected.items():
         options = {"dtype": "float32"} if "float32" in chosen else {}
         options |= {"pairs": PAIRS} if "pairs" in chosen else {}
         model, start = MODELS["coordinates"]
         process = process_of(model, start, None, {"horizon": 3.0, **options})
         assert bytes_of(process.shapes(19)) == size + 19 * 8
-        assert lf.recording_size(model, start, samples=19, horizon=3.0, **options) == size + 19 * 8
+        whole = size + 19 * 8 + once[chosen]
+        assert lf.recording_size(model, start, samples=19, horizon=3.0, **options) == whole
         found = run(**options)
-        assert found.attrs["recorded_bytes"] == size + 19 * 8
+        assert found.attrs["recorded_bytes"] == whole
         assert found["overlap"].nbytes + found["gap"].nbytes == size
+
+
+NET = lf.Transformer(width=50, depth=6, gamma=0.3, attention=lf.ShapedAttention(tau0=1.0))
+TAKEN = {
+    "all pairs": (FIVE, tokens_at(3, 5, 4), {"horizon": 3.0}),
+    "one pair": (FIVE, None, {"horizon": 3.0, "pairs": [(1, 3)], "record": [3.0]}),
+    "tokens": (FIVE, None, {"horizon": 3.0, "keep": "tokens"}),
+    "outcome": (lf.limit(FIVE), None, {"horizon": 3.0, "keep": "outcome"}),
+    "chain": (NET, np.eye(40), {"keep": "pairs", "record": [6]}),
+    "limit": (lf.limit(NET), np.eye(3), {}),
+    "flow": (
+        lf.limit(lf.Transformer(width=30, depth=6, lam=1.0, gamma=6**-0.5, attention=NET.attention)),
+        np.eye(3),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_the_size_is_that_of_the_results(name):
+    """Of one sample, where coordinates count; without them (the wrong twin) the size falls short."""
+    model, start, options = TAKEN[name]
+    found = lf.simulate(model, start, samples=1, seed=0, progress=False, **options)
+    names = found["label"].nbytes if "label" in found.coords else 0
+    stopped = 0 if names else 8  # when the sample stopped, shown with `early_stop` alone
+    size = lf.recording_size(model, start, samples=1, **options)
+    assert size == found.nbytes - names + stopped
+    process = process_of(model, start, options.pop("record", None), options)
+    assert bytes_of(process.shapes(1)) < size - 8
 
 
 def test_the_refusal_says_what_would_take_less(monkeypatch):
     monkeypatch.setattr(memory, "available_memory", lambda: 100_000)
-    size = "Recording 19 samples at 31 times takes 92.2 KiB; 97.7 KiB are free. Nearest: record at most 24 times"
+    size = "Recording 19 samples at 31 times takes 92.7 KiB; 97.7 KiB are free. Nearest: record at most 24 times"
     refused(run, f'{size}, or dtype="float32" for half of it, or fewer than these 10 pairs, or keep="outcome".')
     assert run(dtype="float32").sizes["pair"] == 10
     assert run(pairs=PAIRS).sizes["pair"] == 3

@@ -74,6 +74,10 @@ class Process(Protocol):
     def shapes(self, samples: int) -> Shapes:
         """Shapes and types of the arrays for the results, (samples, …) each."""
 
+    @property
+    def once(self) -> Shapes:
+        """Of what the results have beside them, once: coordinates and the start."""
+
     def outputs(self, samples: int) -> Outputs:
         """Arrays for the results, (samples, …) each; `InputError` if they do not fit the memory."""
 
@@ -153,7 +157,7 @@ def simulate(
             "samples": finished,
             "threads": threads,
             **process.settings,
-            "recorded_bytes": sum(array.nbytes for array in part_of(outputs, slice(0, finished)).values()),
+            "recorded_bytes": bytes_kept(process, finished),
             "wall_seconds": time.perf_counter() - began,
         }
         return dataset_of(process, part_of(outputs, slice(0, finished)), provenance)
@@ -167,7 +171,7 @@ def simulate(
             run(slice(0, 0), new_watch())
     except KeyboardInterrupt as interrupt:
         raise Interrupted(dataset(0)) from interrupt
-    size = readable(bytes_of(process.shapes(samples)))
+    size = readable(bytes_kept(process, samples))
     shown = bar(f"{process.description} samples ({size} to keep)", samples) if progress else None
     try:
         finished, interrupted = run_all(run, samples, threads, chunk, lambda done: advance(shown, done))
@@ -179,7 +183,7 @@ def simulate(
 
 
 def recording_size(model: Any, start: Any = None, *, samples: int, record: Record = None, **options: Any) -> int:
-    """Bytes that `simulate` with these arguments will keep, before any work.
+    """Bytes that `simulate` with these arguments will keep, before any work; names and means of tokens aside.
 
     Raises:
         InputError: as `simulate`.
@@ -191,7 +195,12 @@ def recording_size(model: Any, start: Any = None, *, samples: int, record: Recor
     >>> lf.recording_size(many, horizon=10.0, samples=1000, pairs=[(0, 1), (0, 2)], dtype="float32") // 2**20
     1
     """
-    return bytes_of(process_of(model, start, record, options).shapes(require_count("samples", samples)))
+    return bytes_kept(process_of(model, start, record, options), require_count("samples", samples))
+
+
+def bytes_kept(process: Process, samples: int) -> int:
+    """Of the results of so many samples."""
+    return bytes_of(process.shapes(samples)) + bytes_of(process.once)
 
 
 def part_of(outputs: Outputs, part: slice) -> Outputs:

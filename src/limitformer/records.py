@@ -88,13 +88,20 @@ def bytes_of(shapes: Shapes) -> int:
     return sum(prod(shape) * np.dtype(kind).itemsize for shape, kind in shapes.values())
 
 
-def new_outputs(shapes: Shapes, samples: int, points: int, axis: str, smaller: Iterable[str]) -> dict[str, Any]:
-    """Arrays that are not filled yet.
+def coordinate_shapes(points: int, pairs: int) -> Shapes:
+    """Of what results have once, whatever the samples: the points and the two tokens of every pair."""
+    return {"points": ((points,), np.float64), "pair_tokens": ((pairs, 2), np.int64)}
+
+
+def new_outputs(
+    shapes: Shapes, once: Shapes, samples: int, points: int, axis: str, smaller: Iterable[str]
+) -> dict[str, Any]:
+    """Arrays of `shapes` that are not filled yet; `once` is what the results will have beside them.
 
     Raises:
         InputError: they do not fit the memory; the message says how to keep less, `smaller` among it.
     """
-    check_bytes(bytes_of(shapes), samples, points, axis, smaller)
+    check_bytes(bytes_of(shapes) + bytes_of(once), samples, points, axis, smaller)
     return {name: np.empty(shape, kind) for name, (shape, kind) in shapes.items()}
 
 

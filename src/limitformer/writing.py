@@ -27,6 +27,7 @@ from limitformer.records import (
     Shapes,
     checked_dtype,
     checked_pairs,
+    coordinate_shapes,
     new_outputs,
     pairs_of,
     smaller_recordings,
@@ -97,12 +98,18 @@ class Recording:
             "causes": ((samples,), np.int8),
         }
 
+    def once(self, points: int, tokens: int) -> Shapes:
+        """Of what the results have once: coordinates, without the names of tokens, and V₀."""
+        coordinates = coordinate_shapes(points, len(self.pairs_among(tokens)))
+        return {**coordinates, "start_covariance": ((tokens, tokens), np.float64)}
+
     def outputs(self, samples: int, points: int, tokens: int, axis: str) -> Outputs:
         """Arrays for the results of so many samples; `InputError` if they do not fit the memory."""
         smaller = smaller_recordings(self.dtype, len(self.pairs_among(tokens)))
         if self.keep == "covariance" and tokens > 2:
             smaller.append('some pairs alone (keep="pairs", pairs=[(0, 1)])')
-        outputs = new_outputs(self.shapes(samples, points, tokens), samples, points, axis, smaller)
+        shapes, once = self.shapes(samples, points, tokens), self.once(points, tokens)
+        outputs = new_outputs(shapes, once, samples, points, axis, smaller)
         outputs["exits"].fill(np.inf)
         outputs["causes"].fill(INSIDE)
         return outputs

@@ -191,6 +191,11 @@ class TransformerChain:
         """Of what is kept of so many samples."""
         return self.recording.shapes(samples, len(self.points), self.start.tokens)
 
+    @property
+    def once(self) -> Shapes:
+        """Of what the results have once, whatever the samples."""
+        return self.recording.once(len(self.points), self.start.tokens)
+
     def outputs(self, samples: int) -> Outputs:
         """Arrays for the results of so many samples."""
         return self.recording.outputs(samples, len(self.points), self.start.tokens, self.axis)

@@ -6,7 +6,7 @@ Other times are recorded on the way: what is there at T = 50 and gone at T = 500
 unequal clusters (`lifetimes`); an odd number of tokens has no other antipodal state. For N = 3 all are 2 + 1, and the
 share at T is predicted from that at t = 50 by the exact mean lifetime m: times exp(−(T − 50)/m).
 
-At the paper's size this takes an hour and a half on two cores: chains of more than two tokens do not stop early.
+At the paper's size this takes six hours on two cores: chains of more than two tokens do not stop early.
 """
 
 from dataclasses import dataclass

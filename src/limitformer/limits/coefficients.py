@@ -39,6 +39,7 @@ class Mask(NamedTuple):
     seen: np.ndarray  # (m, m): whether the row's token sees the column's
     counts: np.ndarray  # (m,): m_α
     twins: np.ndarray  # (m,): the first token that the start does not tell from this one, without a mask for ever
+    opposite: bool = False  # whether there are two tokens, each other's antipodes for ever
 
 
 class DriftWorkspace(NamedTuple):

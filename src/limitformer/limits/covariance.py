@@ -81,9 +81,12 @@ class CovarianceLimit:
         return Mask(bool(seen.all()), seen, seen.sum(1).astype(np.float64), np.arange(tokens))
 
     def mask_from(self, start: Start) -> Mask:
-        """The same for the tokens of `start`, whose twins are known."""
+        """The same for the tokens of `start`, whose twins and antipodes are known."""
         mask = self.mask_for(start.tokens)
-        return mask._replace(twins=twins_of(start.covariance)) if mask.full else mask
+        if not mask.full:
+            return mask
+        odd = self.constants().kink == 0  # then −x moves as x does
+        return mask._replace(twins=twins_of(start.covariance), opposite=odd and are_antipodes(start.covariance))
 
     def drift(self, covariance: ArrayLike) -> Matrix:
         """b(V) (tokens, tokens), at V = `covariance` (tokens, tokens).
@@ -167,6 +170,11 @@ def twins_of(covariance: Matrix) -> NDArray[np.int64]:
     apart = variances[:, None] + variances - 2 * covariance
     rounding = 4 * len(covariance) * np.finfo(float).eps
     return np.argmax(apart <= rounding * (variances[:, None] + variances), axis=1).astype(np.int64)
+
+
+def are_antipodes(covariance: Matrix) -> bool:
+    """Whether there are two tokens and their sum is 0, up to the rounding of V."""
+    return len(covariance) == 2 and int(twins_of(covariance * np.array([[1, -1], [-1, 1]]))[1]) == 0
 
 
 def covariance_limit(model: Transformer) -> CovarianceLimit:

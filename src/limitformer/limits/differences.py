@@ -65,3 +65,10 @@ def join_twins(twins, differences):
             for k in range(differences.shape[1]):
                 none = twins[i] == 0
                 store(differences, i, k, everywhere(0.0) if none else load(differences, twins[i], k))
+
+
+@kernel
+def keep_opposite(differences):
+    """Two antipodes: y = −2x⁰. An explosion would blow the rounding of their sum up to the size of their difference."""
+    store(differences, 1, 0, -2.0 * load(differences, 0, 0))
+    store(differences, 1, 1, everywhere(0.0))

@@ -166,9 +166,9 @@ def euler_paths(constants, mask, dt, steps, points, radius, record, work, watch)
         if step > 0:
             keep_before(work.ledger)
             move_by_euler(step, dt, constants, mask, radius, work)
-        check_ball(step, radius, work.ledger)
         cholesky(work.ledger.now, work.factor, work.step.failed)
-        check_cone(step, work.step.failed, work.ledger)
+        check_cone(step, work.step.failed, work.ledger)  # before the ball: of what is no covariance |V| says nothing
+        check_ball(step, radius, work.ledger)
         write(points, step, record, work.ledger)
 
 
@@ -277,6 +277,11 @@ class CovariancePaths:
     def shapes(self, samples: int) -> Shapes:
         """Of what is kept of so many samples."""
         return self.recording.shapes(samples, len(self.points), self.start.tokens)
+
+    @property
+    def once(self) -> Shapes:
+        """Of what the results have once, whatever the samples."""
+        return self.recording.once(len(self.points), self.start.tokens)
 
     def outputs(self, samples: int) -> Outputs:
         """Arrays for the results of so many samples."""

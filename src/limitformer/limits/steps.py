@@ -29,7 +29,7 @@ The paper's step is in `euler`.
 
 from limitformer.factor import FIRST, copy, gram, trace_of_gram, triangularise
 from limitformer.kernels import kernel
-from limitformer.limits.differences import join_twins, to_differences, to_tokens, trace_of_tokens
+from limitformer.limits.differences import join_twins, keep_opposite, to_differences, to_tokens, trace_of_tokens
 from limitformer.limits.free_step import free_rows
 from limitformer.limits.masked_step import masked_rows
 
@@ -44,6 +44,8 @@ def factor_step(stream, dt, constants, mask, factor, out, work):
     triangularise(work.rows, FIRST, work.rows.shape[1], out, FIRST)
     if mask.full:
         join_twins(mask.twins, out)
+        if mask.opposite:
+            keep_opposite(out)
 
 
 @kernel

@@ -28,6 +28,7 @@ from limitformer.records import (
     Shapes,
     checked_dtype,
     checked_pairs,
+    coordinate_shapes,
     new_outputs,
     pairs_of,
     smaller_recordings,
@@ -280,7 +281,7 @@ class SpherePaths:
             check_scratch(8 * LANES * rows * columns, what, "Gaussian values, a smaller dim, or fewer tokens")
         smaller = [*smaller_recordings(self.options.dtype, self.pair_count), 'keep="outcome"']
         smaller = smaller if self.options.keep != "outcome" else []
-        outputs = new_outputs(self.shapes(samples), samples, points, self.axis, smaller)
+        outputs = new_outputs(self.shapes(samples), self.once, samples, points, self.axis, smaller)
         outputs["stopped"].fill(np.inf)
         return outputs
 
@@ -294,6 +295,12 @@ class SpherePaths:
             "tokens": ((*rows, self.model.tokens * self.model.dim if what == "tokens" else 0), dtype),
             "stopped": ((samples,), np.float64),
         }
+
+    @property
+    def once(self) -> Shapes:
+        """Of what the results have once, whatever the samples."""
+        start = {} if self.start.tokens is None else {"start_tokens": (self.start.tokens.shape, np.float64)}
+        return {**coordinate_shapes(len(self.step_numbers), self.pair_count), **start}
 
     def record(self, outputs: Outputs) -> Record:
         """`outputs` as the kernels take them."""
