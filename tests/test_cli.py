@@ -513,9 +513,10 @@ def test_interruption_before_the_first_sample_writes_nothing(simulate, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_interruption_keeps_the_samples_that_were_finished(simulate, tmp_path, monkeypatch):
-    monkeypatch.setattr(lf, "simulate", interrupt(partial(4)))
-    result = simulate("--out", tmp_path / "data.nc")
+@pytest.mark.parametrize("kind", ["chain", "network"])
+def test_interruption_keeps_the_samples_that_were_finished(run, tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(lf if kind == "chain" else lf.nn, "simulate", interrupt(partial(4)))
+    result = run("simulate", *SMALL[:-2], "--as", kind, "--out", tmp_path / "data.nc")
     assert result.exit_code == 130
     assert "chain, 4 samples" in result.stdout
     assert result.stderr == "Interrupted; these are the 4 samples that were finished.\n"

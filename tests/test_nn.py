@@ -1,5 +1,7 @@
 """The torch network beyond its law: repeatable, trainable, clear about what it cannot do."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,8 @@ import limitformer as lf
 from limitformer import memory
 from limitformer.nn.attention import Attention
 from limitformer.nn.simulate import networks_in_batch
+
+nn_simulate = sys.modules["limitformer.nn.simulate"]  # the package has a function of this name
 
 ATTENTION = lf.ShapedAttention(tau0=1.0)
 MODEL = lf.Transformer(
@@ -117,6 +121,26 @@ def test_a_causal_network_does_not_look_ahead():
 def test_arguments_that_cannot_be_used(options, message):
     with pytest.raises(lf.InputError, match=message):
         covariances(**options)
+
+
+@pytest.mark.parametrize("batches", [0, 2])
+def test_ctrl_c_keeps_the_batches_that_are_finished(monkeypatch, batches):
+    """Also where it comes in the middle of one; what is kept has the bits of a run that nobody interrupts."""
+    whole = covariances(batch=6)
+    drawn, draws = [], nn_simulate.draw_weights
+
+    def draw(layer, generator):
+        drawn.append(None)
+        if len(drawn) == batches * MODEL.depth + 2:  # of the second layer
+            raise KeyboardInterrupt
+        draws(layer, generator)
+
+    monkeypatch.setattr(nn_simulate, "draw_weights", draw)
+    with pytest.raises(lf.Interrupted, match=f"^interrupted after {6 * batches} samples$") as caught:
+        covariances(batch=6)
+    partial = caught.value.partial
+    assert partial.sizes["sample"] == partial.attrs["samples"] == 6 * batches
+    np.testing.assert_array_equal(partial["covariance"], whole[: 6 * batches])
 
 
 def test_a_recording_that_does_not_fit_is_refused(monkeypatch):
