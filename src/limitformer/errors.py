@@ -39,11 +39,13 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_count(name: str, value: object, least: int = 1) -> int:
-    """`value` as a plain int, or `InputError` unless it is a whole number of at least `least`."""
+    """`value` as a plain int, or `InputError` unless it is a whole number of at least `least` that fits 64 bits."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = None
+    fits = number is None or abs(number) < 2**63
+    require(fits, f"{name} must be below 2⁶³; got more.")  # first, as Python does not write the digits of any number
     whole = number is not None and not isinstance(value, bool)
     require(whole, f"{name} must be a whole number; got {value!r}.")
     assert number is not None

@@ -16,7 +16,7 @@ from torch import Tensor
 from limitformer.chains.start import start_factor
 from limitformer.chains.transformer import subtracts_mean
 from limitformer.engine import Interrupted, Record, recorded_layers
-from limitformer.errors import InputError, require_count
+from limitformer.errors import InputError, require, require_count
 from limitformer.memory import check_recording, check_scratch
 from limitformer.models import Start, Transformer, as_start, to_json
 from limitformer.nn.network import Layer
@@ -59,6 +59,10 @@ def simulate(
         InputError: an argument that cannot be used.
         Interrupted: Ctrl-C, with the networks of the batches that were finished.
     """
+    name = type(model).__name__
+    require(isinstance(model, Transformer), f"Networks are drawn of a Transformer; got {name}. Nearest: lf.simulate.")
+    real = isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1
+    require(real, f"dtype must be a real one of torch with 16 bits or more, such as torch.float32; got {dtype!r}.")
     start = as_start(start)
     samples = require_count("samples", samples)
     layers = recorded_layers(model, record)
@@ -135,7 +139,8 @@ def known_device(device: str | None) -> str:
         raise InputError(
             f"device must be one that torch can use here, such as cpu; got {device!r}: {reason}"
         ) from error
-    return device
+    require(torch.device(device).type != "meta", "device must be one that holds numbers; got 'meta'. Nearest: cpu.")
+    return str(device)
 
 
 def networks_in_batch(model: Transformer, tokens: int, dtype: torch.dtype) -> int:
