@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import limitformer as lf
 from limitformer.cli.app import app
+from limitformer.cli.report import say_error
 from limitformer.errors import MissingExtraError
 from limitformer.figures import FIGURES
 
@@ -486,6 +487,11 @@ def test_a_bug_is_not_taken_for_bad_input(run, monkeypatch):
     result = run("simulate", *SMALL)
     assert isinstance(result.exception, ZeroDivisionError)
     assert result.exit_code == 1
+
+
+def test_an_error_is_one_line_whatever_it_says(capsys):
+    say_error("a first line\n  and a second,\r\nand a third\n")
+    assert capsys.readouterr().err == "Error: a first line and a second, and a third\n"
 
 
 # Ctrl-C.

@@ -8,6 +8,7 @@ memory of what was kept, `dtype` its type. Results on the sphere have other vari
 of `simulate` among their attributes.
 """
 
+import errno
 import os
 import re
 import shutil
@@ -31,7 +32,6 @@ from limitformer.models.sphere_start import SphereStart
 from limitformer.sphere.outcome import LABELS
 
 NETCDF3_LIMIT = 2**32 - 4  # bytes of one variable
-LONGEST_NAME = 255  # bytes of a file's name, on nearly every system
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a path has lost the second /; one letter is a drive
 
 
@@ -245,9 +245,17 @@ def local_path(given: str | Path) -> Path:
     local = ADDRESS.match(text) is None
     require(local, f"{text} is an address, and only paths of this machine can be used. Nearest: a copy of it here.")
     require("\0" not in text, f"{text!r} is no path.")
-    longest = max(map(len, os.fsencode(text).split(os.fsencode(os.sep))))
-    require(longest <= LONGEST_NAME, f"A name of {longest} bytes is too long for a file; {LONGEST_NAME} is the most.")
     return Path(text)
+
+
+def file_path(given: str | Path) -> Path:
+    """The same, of a file; `InputError` of a name that is too long for one."""
+    path = local_path(given)
+    try:
+        os.lstat(path)
+    except OSError as error:
+        require(error.errno != errno.ENAMETOOLONG, f"Cannot use {path}: {error.strerror}.")
+    return path
 
 
 def check_writable(folder: Path) -> None:
@@ -268,7 +276,7 @@ def save(dataset: xr.Dataset, path: str | Path) -> Path:
         InputError: another ending, a folder that cannot be written, a variable too large for NetCDF, or something that
             the format has no place for.
     """
-    path = local_path(path)
+    path = file_path(path)
     require(isinstance(dataset, xr.Dataset), f"A Dataset can be saved; got {type(dataset).__name__}.")
     check_target(path)
     write = partial(write_zarr, dataset) if path.suffix == ".zarr" else partial(write_netcdf, dataset)
@@ -321,7 +329,7 @@ def load(path: str | Path) -> xr.Dataset:
     Raises:
         InputError: no such file, or not one of ours.
     """
-    path = local_path(path)
+    path = file_path(path)
     check_ending(path)
     require(os.path.exists(path), f"No such file: {path}.")
     engine = "zarr" if path.suffix == ".zarr" else "scipy"
