@@ -1,5 +1,6 @@
 """Import works for any user; compiled kernels are kept in a folder of the user alone, or in memory."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -128,6 +129,10 @@ def doubled(x):
     return 2 * x
 
 
+def tripled(x):
+    return 3 * x
+
+
 def test_a_compilation_is_told_from_a_loaded_kernel(monkeypatch, tmp_path):
     monkeypatch.setattr(kernels, "CACHE", tmp_path)
     begun = []
@@ -135,6 +140,45 @@ def test_a_compilation_is_told_from_a_loaded_kernel(monkeypatch, tmp_path):
         with kernels.at_compilation(lambda: begun.append(value)):  # noqa: B023  called in the block alone
             kernels.driver(doubled)(np.full(2, value))
     assert set(begun) == {1.0}
+
+
+@contextlib.contextmanager
+def hardly_room():
+    """No file may have more than 100 bytes, as on a disk that is all but full."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_fills_while_kernels_are_kept_costs_a_line(monkeypatch, tmp_path, capsys):
+    """The results are there, the line comes once, and what lies there is no damage to the next process."""
+    monkeypatch.setattr(kernels, "CACHE", tmp_path)
+    with hardly_room():
+        results = [kernels.driver(function)(2.0) for function in (doubled, tripled)]
+    assert results == [4.0, 6.0]
+    line = f"Kernels cannot be kept in {tmp_path} (File too large): each process compiles them anew.\n"
+    assert capsys.readouterr().err == line
+    assert kernels.driver(doubled)(3.0) == 6.0
+    assert any(tmp_path.rglob("*.nbc"))
+
+
+@pytest.mark.parametrize("damaged", ["*.nbi", "*.nbc"])
+@pytest.mark.parametrize("content", [b"", b"junk"])
+def test_a_damaged_kernel_is_compiled_again(monkeypatch, tmp_path, damaged, content):
+    """As after a loss of power, which leaves files without their content; then it is kept again."""
+    monkeypatch.setattr(kernels, "CACHE", tmp_path)
+    kernels.driver(doubled)(1.0)
+    (path,) = tmp_path.rglob(damaged)
+    path.write_bytes(content)
+    begun = []
+    for turn in range(2):
+        with kernels.at_compilation(lambda: begun.append(turn)):  # noqa: B023  called in the block alone
+            assert kernels.driver(doubled)(1.5) == 3.0
+    assert set(begun) == {0}
 
 
 def small():

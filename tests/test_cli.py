@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import limitformer as lf
 from limitformer.cli.app import app
+from limitformer.cli.report import say_error
 from limitformer.errors import MissingExtraError
 from limitformer.figures import FIGURES
 
@@ -488,6 +489,11 @@ def test_a_bug_is_not_taken_for_bad_input(run, monkeypatch):
     assert result.exit_code == 1
 
 
+def test_an_error_is_one_line_whatever_it_says(capsys):
+    say_error("a first line\n  and a second,\r\nand a third\n")
+    assert capsys.readouterr().err == "Error: a first line and a second, and a third\n"
+
+
 # Ctrl-C.
 
 
@@ -513,9 +519,10 @@ def test_interruption_before_the_first_sample_writes_nothing(simulate, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_interruption_keeps_the_samples_that_were_finished(simulate, tmp_path, monkeypatch):
-    monkeypatch.setattr(lf, "simulate", interrupt(partial(4)))
-    result = simulate("--out", tmp_path / "data.nc")
+@pytest.mark.parametrize("kind", ["chain", "network"])
+def test_interruption_keeps_the_samples_that_were_finished(run, tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(lf if kind == "chain" else lf.nn, "simulate", interrupt(partial(4)))
+    result = run("simulate", *SMALL[:-2], "--as", kind, "--out", tmp_path / "data.nc")
     assert result.exit_code == 130
     assert "chain, 4 samples" in result.stdout
     assert result.stderr == "Interrupted; these are the 4 samples that were finished.\n"

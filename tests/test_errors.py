@@ -1,17 +1,84 @@
 """Errors between processes, and optional packages that are not there."""
 
+import copy
+import importlib
 import pickle
+import pkgutil
 import sys
+from pathlib import Path
 
 import pytest
+import xarray as xr
 
 import limitformer as lf
+from limitformer.errors import MadeOf
+from limitformer.lock import CannotLockError
+from limitformer.sweep import SweepInterrupted
+from limitformer.train.interrupts import TrainingInterrupted
+
+PART = xr.Dataset({"exit": ("sample", [1.0, 2.0])})
+# Exceptions that are made of something else than a message, each with a part that has to arrive.
+MADE = {
+    lf.MissingExtraError: (lambda: lf.MissingExtraError("torch", "hf"), lambda error: (error.package, error.extra)),
+    CannotLockError: (
+        lambda: CannotLockError("it", OSError(28, "No space left on device", "/a/lock")), lambda error: error.reason
+    ),
+    lf.Interrupted: (lambda: lf.Interrupted(PART), lambda error: error.partial.to_dict()),
+    SweepInterrupted: (lambda: SweepInterrupted(Path("a.zarr"), 1, 3), lambda error: error.resumes),
+    TrainingInterrupted: (lambda: TrainingInterrupted(Path("run"), 2, 9), lambda error: error.resumes),
+}  # fmt: skip
+LEFT_OUT = "limitformer.__main__"  # importing it runs the command line
 
 
-def test_a_missing_extra_goes_through_a_pickle():
-    error = pickle.loads(pickle.dumps(lf.MissingExtraError("torch", "torch")))
-    assert type(error) is lf.MissingExtraError
-    assert str(error) == "This needs torch, which is not installed: pip install 'limitformer[torch]'."
+def exceptions():
+    """Every class of exceptions that the package defines."""
+    names = {module.name for module in pkgutil.walk_packages(lf.__path__, "limitformer.")} - {LEFT_OUT}
+    found = [value for name in names for value in vars(importlib.import_module(name)).values()]
+    classes = {value for value in found if isinstance(value, type) and issubclass(value, BaseException)}
+    ours = {kind for kind in classes if kind.__module__.startswith("limitformer.")} - {MadeOf}
+    return sorted(ours, key=lambda kind: kind.__qualname__)
+
+
+def test_the_table_has_every_exception_that_is_made_of_more_than_a_message():
+    assert set(MADE) == {kind for kind in exceptions() if kind.__init__ not in plain_beginnings()}
+    assert len(exceptions()) > 10
+
+
+def plain_beginnings():
+    """What begins an exception with a message alone."""
+    return {kind.__init__ for kind in (BaseException, Exception, ValueError, UserWarning, KeyboardInterrupt)}
+
+
+@pytest.mark.parametrize("through", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("kind", exceptions(), ids=lambda kind: kind.__name__)
+def test_every_exception_goes_through_a_pickle(kind, through):
+    """With its message, its notes and its parts."""
+    make, part = MADE.get(kind, (lambda: kind("a message"), str))
+    error = make()
+    error.add_note("a note")
+    found = through(error)
+    assert type(found) is kind
+    assert str(found) == str(error)
+    assert found.__notes__ == ["a note"]
+    assert part(found) == part(error)
+
+
+def test_an_exception_without_its_parts_does_not_arrive():
+    class Lost(KeyboardInterrupt):
+        def __init__(self, path, cells):
+            super().__init__(f"{cells} cells in {path}")
+
+    with pytest.raises(TypeError, match="cells"):
+        copy.copy(Lost("a.zarr", 3))
+
+
+def test_messages_of_exceptions_that_are_made_of_parts():
+    said = {kind: str(make()) for kind, (make, _) in MADE.items()}
+    assert said[lf.MissingExtraError] == "This needs torch, which is not installed: pip install 'limitformer[hf]'."
+    assert said[CannotLockError] == "Cannot lock it: No space left on device (/a/lock)."
+    assert said[lf.Interrupted] == "interrupted after 2 samples"
+    assert said[SweepInterrupted] == "Interrupted with 1 of 3 cells done; start it again to go on: a.zarr"
+    assert said[TrainingInterrupted] == "Interrupted at step 2 of 9, which is saved; start it again to go on: run"
 
 
 def test_without_torch_the_package_has_no_nn(monkeypatch):

@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from scipy.stats import sem
 
 import limitformer as lf
 from limitformer.errors import InputError
 from limitformer.figures import FIGURES, make
 from limitformer.figures.claims import Run, ks_claim, ks_noise
+from limitformer.figures.lifetimes import mean_and_error
 from limitformer.figures.make import SCALES
 from limitformer.plot import style
 
@@ -417,3 +419,9 @@ def test_a_failure_keeps_the_files_of_the_last_time(made, folder, monkeypatch):
     with pytest.raises(RuntimeError):
         make("st-fig7", scale="quick", out=folder, seed=SEED + 1, threads=1)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_error_of_a_mean_lifetime_is_that_of_scipy():
+    lengths = np.array([1.0, 2.0, 4.0, 9.0])
+    assert mean_and_error(lengths) == pytest.approx((4.0, sem(lengths)))
+    assert mean_and_error(lengths)[1] != pytest.approx(lengths.std(ddof=1), rel=0.1)  # the deviation of one of them

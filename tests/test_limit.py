@@ -159,6 +159,15 @@ def test_dense_diffusion_is_the_theorems():
     assert np.abs(limit.diffusion(V4) - without).max() > 0.1
 
 
+@pytest.mark.parametrize(("name", "ratio"), [("Theorem 3.2", 1), ("hidden width 3n", 3)])
+def test_dense_diffusion_of_hidden_units(name, ratio):
+    """(2λ²γ² + γ⁴(1 + 1/r)) Σ_lin, at r = 1 that of [ST, Thm 3.2]; units without a fluctuation are the wrong twin."""
+    sigma = lf.limit(model(name)).diffusion(V4)
+    skip, branch = 2 * (1 - GAMMA**2) * GAMMA**2, GAMMA**4
+    assert np.abs(sigma - (skip + branch * (1 + 1 / ratio)) * linear_diffusion(V4)).max() < 1e-12 * sigma.max()
+    assert np.abs(sigma - (skip + branch) * linear_diffusion(V4)).max() > 1e-3 * sigma.max()
+
+
 def in_lanes(matrix):
     """A matrix as kernels have it: eight replicas side by side."""
     return np.repeat(matrix[:, :, None], LANES, axis=2)

@@ -78,6 +78,13 @@ def test_sizes_below_one_are_refused(name, value):
     refuses(f"{name} must be at least 1; got {value}.", transformer, **{name: value})
 
 
+@pytest.mark.parametrize("name", ["width", "depth"])
+def test_sizes_of_more_than_64_bits_are_refused(name):
+    for value in (2**63, 10**30, 10**5000):  # of the last, Python does not write the digits
+        refuses(f"{name} must be below 2⁶³; got more.", transformer, **{name: value})
+    assert getattr(transformer(**{name: 2**63 - 1}), name) == 2**63 - 1
+
+
 @pytest.mark.parametrize("value", [True, 2.0, 2.5, "2", None, float("nan")])
 @pytest.mark.parametrize("name", ["width", "depth"])
 def test_sizes_that_are_not_whole_numbers_are_refused(name, value):
@@ -363,6 +370,10 @@ def test_json_that_is_no_model_is_refused_in_one_line(value):
         ),
         ("[1, 2]", "A model must be a JSON object; got list."),
         ("null", "A model must be a JSON object; got NoneType."),
+        (None, "A model must be JSON: the JSON object must be str, bytes or bytearray, not NoneType."),
+        ("[" * 10**5, "A model must be JSON: maximum recursion depth exceeded"),
+        ('{"kind": "ReLU", "hidden": ' * 5 * 10**2 + "1" + "}" * 5 * 10**2, "A model has a few levels; got more"),
+        ('{"kind": ' + "9" * 5000 + "}", "A model must be JSON: Exceeds the limit"),
         ("{}", '"kind" must be one of ShapedAttention, SoftmaxAttention,'),
         ('{"kind": "Perceptron"}', "got 'Perceptron'."),
         ('{"kind": ["ReLU"]}', '"kind" must be one of ShapedAttention, SoftmaxAttention,'),

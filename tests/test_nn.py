@@ -1,5 +1,7 @@
 """The torch network beyond its law: repeatable, trainable, clear about what it cannot do."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,8 @@ import limitformer as lf
 from limitformer import memory
 from limitformer.nn.attention import Attention
 from limitformer.nn.simulate import networks_in_batch
+
+nn_simulate = sys.modules["limitformer.nn.simulate"]  # the package has a function of this name
 
 ATTENTION = lf.ShapedAttention(tau0=1.0)
 MODEL = lf.Transformer(
@@ -111,12 +115,46 @@ def test_a_causal_network_does_not_look_ahead():
         ({"record": [1.5]}, "must be whole numbers"),
         ({"record": [4]}, "must lie in 0 … 3"),
         ({"seed": -1}, "seed must be a whole number"),
+        ({"samples": 10**400}, "samples must be below 2⁶³; got more."),
+        ({"device": "meta"}, "device must be one that holds numbers; got 'meta'"),
+        ({"dtype": torch.int64}, "dtype must be a real one of torch with 16 bits or more, .*; got torch.int64"),
+        ({"dtype": torch.complex64}, "dtype must be a real one"),
+        ({"dtype": torch.float8_e5m2}, "dtype must be a real one"),
+        ({"dtype": "float32"}, "dtype must be a real one"),
+        ({"model": lf.limit(MODEL)}, "drawn of a Transformer; got CovarianceLimit. Nearest: lf.simulate."),
+        ({"model": None}, "drawn of a Transformer; got NoneType"),
+        ({"start": np.ma.masked_array(V0, V0 < 0)}, "must have no masked entries"),
     ],
     ids=str,
 )
 def test_arguments_that_cannot_be_used(options, message):
     with pytest.raises(lf.InputError, match=message):
         covariances(**options)
+
+
+@pytest.mark.parametrize("batches", [0, 2])
+def test_ctrl_c_keeps_the_batches_that_are_finished(monkeypatch, batches):
+    """Also where it comes in the middle of one; what is kept has the bits of a run that nobody interrupts."""
+    whole = covariances(batch=6)
+    drawn, draws = [], nn_simulate.draw_weights
+
+    def draw(layer, generator):
+        drawn.append(None)
+        if len(drawn) == batches * MODEL.depth + 2:  # of the second layer
+            raise KeyboardInterrupt
+        draws(layer, generator)
+
+    monkeypatch.setattr(nn_simulate, "draw_weights", draw)
+    with pytest.raises(lf.Interrupted, match=f"^interrupted after {6 * batches} samples$") as caught:
+        covariances(batch=6)
+    partial = caught.value.partial
+    assert partial.sizes["sample"] == partial.attrs["samples"] == 6 * batches
+    np.testing.assert_array_equal(partial["covariance"], whole[: 6 * batches])
+
+
+def test_a_device_of_torch_can_be_saved(tmp_path):
+    found = lf.nn.simulate(MODEL, V0, samples=2, seed=0, device=torch.device("cpu"), progress=False)
+    assert lf.load(lf.save(found, tmp_path / "a.nc")).attrs["device"] == "cpu"
 
 
 def test_a_recording_that_does_not_fit_is_refused(monkeypatch):

@@ -87,6 +87,24 @@ def test_with_the_same_weights_it_is_the_network_of_the_theory(name):
     assert (wrong(x) - network(x)).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("float32", [False, True])
+def test_on_the_meta_device_a_block_has_its_shapes(float32):
+    """Where there is no autocast that could be on or off."""
+    block = shaped_block(16, 2, gamma=0.5, float32=float32).to("meta")
+    assert block(torch.empty(3, 5, 16, device="meta"), is_causal=True).shape == (3, 5, 16)
+
+
+@pytest.mark.parametrize("dropout", [1.0, -0.1, float("nan"), "0"])
+def test_what_is_no_probability_of_dropping_is_refused(dropout):
+    with pytest.raises(lf.InputError, match=r"^dropout must "):
+        ShapedSelfAttention(16, 2, dropout=dropout)
+
+
+def test_lam_completes_gamma_to_a_variance_of_one():
+    assert float(Residual(0.6).lam.detach()) == pytest.approx(0.8)
+    assert float(Residual(0.6, 0.5).lam.detach()) == 0.5
+
+
 @torch.no_grad()
 def last_covariances(model, samples, seed):
     """V (samples, m, m) after the last layer of as many networks, each drawn by `draw`, with random positions."""

@@ -245,6 +245,53 @@ def test_junk_is_refused_in_one_line(tmp_path):
     assert all("\n" not in line and len(line) < 500 for line in said)
 
 
+@pytest.mark.parametrize(
+    "given", [None, 3, b"a.nc", "a\0.nc", "s3://bucket/a.nc", "x" * 300 + ".nc", "y" * 300 + "/a.zarr"]
+)
+def test_what_is_no_path_is_refused(given):
+    for call in (load, lambda path: save(dataset(), path)):
+        with pytest.raises(InputError, match=r"^[^\n]+$"):
+            call(given)
+
+
+@pytest.mark.parametrize(
+    ("ending", "what"),
+    [
+        (".nc", {"attribute": None}),
+        (".nc", {"attribute": {"a": 1}}),
+        (".zarr", {"attribute": object()}),
+        (".nc", {"variable": [1j, 2j]}),
+        (".nc", {"variable": [2**40, 1]}),
+        (".nc", {"variable": [object(), 1]}),
+    ],
+    ids=str,
+)
+def test_what_a_format_has_no_place_for_is_refused(tmp_path, ending, what):
+    """And what lay there stays."""
+    path = save(dataset(), tmp_path / f"a{ending}")
+    data = dataset().assign_attrs(what if "attribute" in what else {})
+    data = data.assign(strange=("two", np.array(what["variable"]))) if "variable" in what else data
+    with pytest.raises(InputError, match=rf"^a\{ending} has no place for some of the data: [^\n]+$"):
+        save(data, path)
+    assert names(tmp_path) == [path.name]
+    assert set(load(path)) == set(dataset())
+
+
+def test_what_is_no_dataset_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"^A Dataset can be saved; got DataArray"):
+        save(dataset()["exit"], tmp_path / "a.nc")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"zarr_format": 2, "shape": [3]}', None])
+def test_a_store_that_has_lost_a_variable_is_damaged(tmp_path, content):
+    """Zarr itself leaves out what it cannot read."""
+    path = save(dataset(), tmp_path / "a.zarr")
+    about = path / "exit" / ".zarray"
+    about.unlink() if content is None else about.write_text(content)
+    with pytest.raises(InputError, match=r"^[^\n]+$"):
+        load(path)
+
+
 def test_a_name_of_an_unknown_encoding_is_refused(tmp_path):
     """What netCDF's reader raises is then no error of files."""
     path = save(dataset(), tmp_path / "a.nc")

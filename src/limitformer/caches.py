@@ -7,7 +7,9 @@ to the system or to whoever wrote the source, which runs anyway. Where there is 
 
 import os
 import stat
+import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 
@@ -59,10 +61,16 @@ def guarded(place: Path) -> bool:
     return state.st_uid in trusted and (not state.st_mode & stat.S_IWOTH or bool(state.st_mode & stat.S_ISVTX))
 
 
-def how_often(cache: Path | None, chosen: str) -> str:
-    """How often kernels are compiled that `cache` keeps, where the user has `chosen` a folder ("" for none)."""
-    if cache is None:
+def how_often(kept: Path | None, chosen: str) -> str:
+    """How often kernels are compiled that the folder `kept` has, if the user has `chosen` one ("" for none)."""
+    if kept is None:
         return "in every process: no folder of yours can keep them. Nearest: NUMBA_CACHE_DIR, a folder of mode 0700"
-    if chosen and cache.parent != Path(chosen).absolute():
-        return f"the first time only; kept in {cache.parent}, as NUMBA_CACHE_DIR={chosen} is no safe folder to write"
+    if chosen and kept.parent != Path(chosen).absolute():
+        return f"the first time only; kept in {kept.parent}, as NUMBA_CACHE_DIR={chosen} is no safe folder to write"
     return "the first time only"
+
+
+@cache
+def say_not_kept(folder: Path | None, reason: str) -> None:
+    """One line, once a process."""
+    print(f"Kernels cannot be kept in {folder} ({reason}): each process compiles them anew.", file=sys.stderr)

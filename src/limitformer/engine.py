@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from limitformer import kernels
 from limitformer.chains import OneMatrixChain, TransformerChain, sphere_chain
-from limitformer.errors import InputError, require, require_count, require_real
+from limitformer.errors import InputError, MadeOf, require, require_count, require_real
 from limitformer.limits import CovarianceFlow, CovarianceLimit, CovariancePaths, FlowPath, TokenLimit, token_paths
 from limitformer.memory import check_list, readable
 from limitformer.models import (
@@ -85,12 +85,12 @@ class Process(Protocol):
         """Everything that all replicas share."""
 
 
-class Interrupted(KeyboardInterrupt):
+class Interrupted(MadeOf, KeyboardInterrupt):
     """Ctrl-C during `simulate`; `partial` holds the replicas that were finished, from the first on."""
 
     def __init__(self, partial: xr.Dataset) -> None:
         super().__init__(f"interrupted after {partial.sizes['sample']} samples")
-        self.partial = partial
+        self.partial, self.made_of = partial, (partial,)
 
 
 def simulate(

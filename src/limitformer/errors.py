@@ -3,6 +3,17 @@
 import math
 import numbers
 import operator
+from typing import Any
+
+
+class MadeOf(BaseException):
+    """An exception that is made of something else than its message, and is pickled as that: `made_of`."""
+
+    made_of: tuple[object, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Exceptions go between processes; the message alone makes none of these."""
+        return type(self), self.made_of, vars(self)
 
 
 class InputError(ValueError):
@@ -13,16 +24,12 @@ class NoLimitError(InputError):
     """The model has no infinite-depth limit that is known; the message names the scaling that is missing."""
 
 
-class MissingExtraError(ImportError):
+class MissingExtraError(MadeOf, ImportError):
     """An optional package that is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"This needs {package}, which is not installed: pip install 'limitformer[{extra}]'.")
-        self.package, self.extra = package, extra
-
-    def __reduce__(self) -> tuple[type["MissingExtraError"], tuple[str, str]]:
-        """Pickle what it is made of: the message alone makes none."""
-        return type(self), (self.package, self.extra)
+        self.package, self.extra = self.made_of = package, extra
 
 
 def require(condition: bool, message: str) -> None:
@@ -32,11 +39,13 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_count(name: str, value: object, least: int = 1) -> int:
-    """`value` as a plain int, or `InputError` unless it is a whole number of at least `least`."""
+    """`value` as a plain int, or `InputError` unless it is a whole number of at least `least` that fits 64 bits."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = None
+    fits = number is None or abs(number) < 2**63
+    require(fits, f"{name} must be below 2⁶³; got more.")  # first, as Python does not write the digits of any number
     whole = number is not None and not isinstance(value, bool)
     require(whole, f"{name} must be a whole number; got {value!r}.")
     assert number is not None

@@ -14,6 +14,7 @@ from typing import Any
 
 import numba
 from numba.core import event
+from numba.core.caching import FunctionCache
 
 from limitformer import caches
 from limitformer.errors import InputError
@@ -61,12 +62,41 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
     """Compile `function` to run without the interpreter's lock; the cache, if there is one, outlives the process."""
     if config.DISABLE_JIT:
         return refuse_to_run
-    before, kept = config.CACHE_DIR, CACHE is not None
+    made = njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function)
+    before = config.CACHE_DIR
     config.CACHE_DIR = str(CACHE)  # Numba reads it here, when it makes the function's cache
     try:
-        return njit(cache=kept, nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function)
+        if CACHE is not None:
+            made._cache = KernelCache(function)  # as `njit(cache=True)` does with a cache of Numba's own
+        return made
     finally:
         config.CACHE_DIR = before
+
+
+class KernelCache(FunctionCache):
+    """Kernels on disk, without which one computes all the same: a disk may be full, and a file damaged."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The kept kernel, or None if there is none that can be read."""
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:  # noqa: BLE001  a damaged pickle may raise anything
+            self.forget()
+            return None
+
+    def forget(self) -> None:
+        """Begin anew, in the place of files that cannot be read."""
+        try:
+            self.flush()
+        except OSError:
+            self.disable()
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep a kernel if that can be."""
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            caches.say_not_kept(CACHE, error.strerror)
 
 
 def refuse_to_run(*_: Any, **__: Any) -> None:

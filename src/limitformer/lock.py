@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from limitformer.errors import InputError, printable
+from limitformer.errors import InputError, MadeOf, printable
 from limitformer.progress import say
 
 try:
@@ -26,12 +26,12 @@ LONGEST = 200  # characters of a holder's description
 NEAREST = "Nearest: wait until it has ended, or another folder."
 
 
-class CannotLockError(InputError):
+class CannotLockError(MadeOf, InputError):
     """The lock file cannot be made; the `reason` as the system numbers it."""
 
     def __init__(self, what: str, error: OSError) -> None:
         super().__init__(f"Cannot lock {what}: {error.strerror} ({error.filename}).")
-        self.reason = error.errno
+        self.reason, self.made_of = error.errno, (what, error)
 
 
 @contextmanager

@@ -8,13 +8,14 @@ memory of what was kept, `dtype` its type. Results on the sphere have other vari
 of `simulate` among their attributes.
 """
 
+import errno
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from math import isqrt
 from pathlib import Path
@@ -24,7 +25,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.errors import InputError, first_line, require
+from limitformer.errors import InputError, first_line, printable, require
 from limitformer.memory import check_scratch
 from limitformer.models import Start
 from limitformer.models.sphere_start import SphereStart
@@ -239,11 +240,22 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 def local_path(given: str | Path) -> Path:
     """A path of this machine; `InputError` of an address such as `s3://…`, which would become a folder."""
-    text = os.fspath(given)
+    require(isinstance(given, str | os.PathLike), f"A path must be a text or a Path; got {type(given).__name__}.")
+    text = os.fsdecode(given)
     local = ADDRESS.match(text) is None
     require(local, f"{text} is an address, and only paths of this machine can be used. Nearest: a copy of it here.")
     require("\0" not in text, f"{text!r} is no path.")
     return Path(text)
+
+
+def file_path(given: str | Path) -> Path:
+    """The same, of a file; `InputError` of a name that is too long for one."""
+    path = local_path(given)
+    try:
+        os.lstat(path)
+    except OSError as error:
+        require(error.errno != errno.ENAMETOOLONG, f"Cannot use {path}: {error.strerror}.")
+    return path
 
 
 def check_writable(folder: Path) -> None:
@@ -261,18 +273,33 @@ def save(dataset: xr.Dataset, path: str | Path) -> Path:
     """Save as NetCDF (`.nc`) or Zarr (`.zarr`), whole or not at all; the path.
 
     Raises:
-        InputError: another ending, a folder that cannot be written, or a variable too large for NetCDF.
+        InputError: another ending, a folder that cannot be written, a variable too large for NetCDF, or something that
+            the format has no place for.
     """
-    path = Path(path)
+    path = file_path(path)
+    require(isinstance(dataset, xr.Dataset), f"A Dataset can be saved; got {type(dataset).__name__}.")
     check_target(path)
-    if path.suffix == ".zarr":
-        write_whole(path, lambda whole: dataset.to_zarr(whole, mode="w", consolidated=False, zarr_format=2))
-        return path
+    write = partial(write_zarr, dataset) if path.suffix == ".zarr" else partial(write_netcdf, dataset)
+    try:
+        write_whole(path, write)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path.name} has no place for some of the data: {first_line(error)}") from error
+    return path
+
+
+def write_zarr(dataset: xr.Dataset, path: Path) -> None:
+    """Save as Zarr."""
+    dataset.to_zarr(path, mode="w", consolidated=False, zarr_format=2)
+
+
+def write_netcdf(dataset: xr.Dataset, path: Path) -> None:
+    """Save as NetCDF."""
     largest = max((variable.nbytes for variable in dataset.variables.values()), default=0)
     require(largest <= NETCDF3_LIMIT, f"A variable of {largest:,} bytes does not fit NetCDF; save it as .zarr.")
-    dataset = dataset.assign_attrs({name: netcdf_attribute(value) for name, value in dataset.attrs.items()})
-    write_whole(path, lambda whole: dataset.to_netcdf(whole, engine="scipy", format="NETCDF3_64BIT"))
-    return path
+    attributes = {name: netcdf_attribute(value) for name, value in dataset.attrs.items()}
+    dataset.assign_attrs(attributes).to_netcdf(path, engine="scipy", format="NETCDF3_64BIT")
 
 
 def netcdf_attribute(value: Any) -> Any:
@@ -302,16 +329,24 @@ def load(path: str | Path) -> xr.Dataset:
     Raises:
         InputError: no such file, or not one of ours.
     """
-    path = Path(path)
+    path = file_path(path)
     check_ending(path)
-    require(path.exists(), f"No such file: {path}.")
+    require(os.path.exists(path), f"No such file: {path}.")
     engine = "zarr" if path.suffix == ".zarr" else "scipy"
     options: dict[str, Any] = {"consolidated": False} if engine == "zarr" else {}
     try:
         with xr.open_dataset(path, engine=engine, **options) as dataset:
             check_scratch(dataset.nbytes, f"What {path} says that it holds", "another file")
+            check_variables(path, dataset)
             return dataset.load()
     except InputError:
         raise
     except Exception as error:  # junk raises anything
         raise InputError(f"{path} is not a file that limitformer saved: {first_line(error)}.") from error
+
+
+def check_variables(path: Path, dataset: xr.Dataset) -> None:
+    """`InputError` if a Zarr folder has variables that cannot be read: Zarr leaves them out."""
+    names = {entry.name for entry in path.iterdir() if entry.is_dir()} if path.is_dir() else set()
+    lost = sorted(names - set(map(str, dataset.variables)))
+    require(not lost, f"{path} is damaged: {', '.join(map(printable, lost))} cannot be read.")

@@ -1,6 +1,7 @@
 """`limitformer simulate`: a model from options or a file, a start or a text; a table, and the data."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -169,9 +170,11 @@ def run(
         from limitformer.nn import simulate as simulate_network
 
         require(not options, f"The network has no option {', '.join(options)}; it has samples, record and seed.")
-        return simulate_network(model, start, record=points, **settings), True
+        work: Callable[..., xr.Dataset] = partial(simulate_network, model)
+    else:
+        work = partial(lf.simulate, described, **options)
     try:
-        return lf.simulate(described, start, record=points, **settings, **options), True
+        return work(start, record=points, **settings), True
     except lf.Interrupted as interrupted:
         if interrupted.partial.sizes["sample"] == 0:
             raise

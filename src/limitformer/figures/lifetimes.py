@@ -104,7 +104,12 @@ def lived(config: Config, clusters: tuple[int, int], beta: float, layers: int, r
     ended = np.where(over.any(1), over.argmax(1), len(times) - 1)
     lengths = times[ended] - (times[1] - times[0]) / 2
     spread = float((1 - samples["overlap"].values[..., within]).max(initial=0.0))
-    return float(lengths.mean()), float(lengths.std(ddof=1) / np.sqrt(len(lengths))), spread
+    return *mean_and_error(lengths), spread
+
+
+def mean_and_error(lengths: NDArray[np.float64]) -> tuple[float, float]:
+    """The mean of independent (samples,) and its standard error."""
+    return float(lengths.mean()), float(lengths.std(ddof=1) / np.sqrt(len(lengths)))
 
 
 def pairs_of(samples: xr.Dataset, clusters: tuple[int, int]) -> tuple[int, NDArray[np.bool_]]:

@@ -8,7 +8,6 @@ are raised, after the last one lowered, so that embeddings and head are as they 
 from operator import attrgetter
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
@@ -16,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from limitformer.errors import InputError
 from limitformer.hf.families import Family
 from limitformer.nn.float32 import Float32Linear, lowered
+from limitformer.nn.rounding import without_autocast
 from limitformer.nn.strengths import at_least_float32
 
 
@@ -25,7 +25,7 @@ class Float32Conv1D(Conv1D):
     def forward(self, x: Tensor) -> Tensor:
         """x W + b in float32: (*, in) to (*, out)."""
         dtype = at_least_float32(x.dtype)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device.type):
             return functional.linear(x.to(dtype), self.weight.mT.to(dtype), self.bias.to(dtype))
 
 

@@ -4,7 +4,7 @@ import json
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from limitformer.errors import InputError, require
+from limitformer.errors import InputError, first_line, require
 from limitformer.models.kinds import KINDS, kind_named
 
 
@@ -41,8 +41,13 @@ def from_json(text: str) -> Any:
         record = json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(f"A model must be JSON; line {error.lineno} is not: {error.msg}.") from error
+    except (TypeError, ValueError, RecursionError) as error:  # no text, endless digits, endless brackets
+        raise InputError(f"A model must be JSON: {first_line(error)}.") from error
     require(isinstance(record, dict), f"A model must be a JSON object; got {type(record).__name__}.")
-    return from_record(record)
+    try:
+        return from_record(record)
+    except RecursionError as error:
+        raise InputError("A model has a few levels; got more than can be read.") from error
 
 
 def from_record(record: Any) -> Any:

@@ -69,6 +69,7 @@ def rank_of(covariance: NDArray[np.float64]) -> int:
 
 def real_array(name: str, value: ArrayLike, dimensions: int) -> NDArray[np.float64]:
     """`value` as float64, or one line that says why it is none."""
+    require(not np.ma.is_masked(value), f"{name} must have no masked entries. Nearest: leave those tokens out.")
     try:
         given = np.asarray(value)
         array = np.array(given, dtype=np.float64) if given.dtype.kind != "c" else None

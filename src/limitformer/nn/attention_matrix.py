@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from limitformer.nn.rest import Gain
+from limitformer.nn.rounding import without_autocast
 from limitformer.nn.strengths import at_least_float32
 from limitformer.nn.visibility import Visibility, causal_mask
 
@@ -52,7 +53,7 @@ def shown_matrix(
     not with dropout, which is drawn inside the kernel: A is that without.
     """
     dtype = at_least_float32(value.dtype)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device.type):
         a = attention_matrix(query.to(dtype), key.to(dtype), **arguments)
         if dropout or not a.requires_grad:
             return mixed, a

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from limitformer.nn.rounding import without_autocast
 from limitformer.nn.strengths import at_least_float32
 
 
@@ -29,6 +30,6 @@ class Float32Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, the name that torch has
         """W x + b in float32: (*, in) to (*, out)."""
         dtype = at_least_float32(input.dtype)
-        with torch.autocast(input.device.type, enabled=False):
+        with without_autocast(input.device.type):
             bias = None if self.bias is None else self.bias.to(dtype)
             return functional.linear(input.to(dtype), self.weight.to(dtype), bias)

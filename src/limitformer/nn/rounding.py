@@ -1,6 +1,7 @@
-"""A word about precision: what is left of softmax − C̄ beside the identity in sixteen bits."""
+"""What is left of softmax − C̄ beside the identity in sixteen bits: a word about it, and blocks without autocast."""
 
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
 import torch
@@ -16,10 +17,21 @@ def warn_of_rounding(value: Tensor, float32: bool) -> None:
     if float32 or torch.compiler.is_compiling():
         return
     dtype, kind = value.dtype, value.device.type
-    if dtype == torch.float32 and torch.is_autocast_enabled(kind):  # then the kernel rounds
+    if dtype == torch.float32 and autocasts(kind):  # then the kernel rounds
         dtype = torch.get_autocast_dtype(kind)
     if dtype in (torch.bfloat16, torch.float16):
         warn(str(dtype).removeprefix("torch."), 256 if dtype == torch.bfloat16 else 2048)
+
+
+def autocasts(kind: str) -> bool:
+    """Whether autocast is on for a kind of device; not every kind, such as "meta", has one."""
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+def without_autocast(kind: str) -> AbstractContextManager[object]:
+    """No autocast in the block, where the kind of device has one."""
+    has = torch.amp.is_autocast_available(kind)
+    return torch.autocast(kind, enabled=False) if has else nullcontext()
 
 
 @cache

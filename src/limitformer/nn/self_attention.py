@@ -70,6 +70,8 @@ class ShapedSelfAttention(nn.Module):
         self.head_dim = dim_of_heads(width, self.heads, head_dim)
         tau0 = require_real("tau0", tau0)
         require(tau0 > 0, f"tau0 must be positive; got {tau0}.")
+        dropout = require_real("dropout", dropout)
+        require(0 <= dropout < 1, f"dropout must lie in [0, 1); got {dropout}.")
         self.scale = 1 / (tau0 * sqrt(self.head_dim))
         number = self.heads if per_head else None
         self.gamma1 = None if gamma1 is None else Gain(gamma1, number, trained)

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from limitformer.errors import require
 from limitformer.nn.rest import Gain, Places, grouped, rest_of_a
+from limitformer.nn.rounding import without_autocast
 from limitformer.nn.strengths import at_least_float32
 from limitformer.nn.visibility import Visibility, visibility
 
@@ -58,7 +59,7 @@ def shaped_attention(
         InputError: shapes that do not fit.
     """
     if float32:
-        with torch.autocast(query.device.type, enabled=False):
+        with without_autocast(query.device.type):
             raised = [x.to(at_least_float32(x.dtype)) for x in (query, key, value)]
             return shaped_attention(
                 *raised, gamma1=gamma1, gamma2=gamma2, scale=scale, mask=mask, is_causal=is_causal,

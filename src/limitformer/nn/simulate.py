@@ -15,8 +15,8 @@ from torch import Tensor
 
 from limitformer.chains.start import start_factor
 from limitformer.chains.transformer import subtracts_mean
-from limitformer.engine import Record, recorded_layers
-from limitformer.errors import InputError, require_count
+from limitformer.engine import Interrupted, Record, recorded_layers
+from limitformer.errors import InputError, require, require_count
 from limitformer.memory import check_recording, check_scratch
 from limitformer.models import Start, Transformer, as_start, to_json
 from limitformer.nn.network import Layer
@@ -57,7 +57,12 @@ def simulate(
 
     Raises:
         InputError: an argument that cannot be used.
+        Interrupted: Ctrl-C, with the networks of the batches that were finished.
     """
+    name = type(model).__name__
+    require(isinstance(model, Transformer), f"Networks are drawn of a Transformer; got {name}. Nearest: lf.simulate.")
+    real = isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1
+    require(real, f"dtype must be a real one of torch with 16 bits or more, such as torch.float32; got {dtype!r}.")
     start = as_start(start)
     samples = require_count("samples", samples)
     layers = recorded_layers(model, record)
@@ -70,32 +75,34 @@ def simulate(
     began = time.perf_counter()
     covariance = np.empty((samples, len(layers), start.tokens, start.tokens))
     exits, causes = np.full(samples, np.inf), np.full(samples, INSIDE, np.int8)
-    parts = slices(0, samples, batch)
-    for part in tracked(parts, "batches of networks") if progress else parts:
-        generator = torch.Generator(device).manual_seed(batch_seed(seed, part.start))
-        v, exit_layers = run_batch(model, draw, part.stop - part.start, layers, generator, dtype)
-        covariance[part] = v
-        exits[part] = exit_layers
-        causes[part] = np.where(np.isfinite(exit_layers), LEFT_BALL, INSIDE)
-    return covariance_dataset(
-        covariance,
-        exits,
-        causes,
-        axis="depth",
-        points=layers,
-        start=start,
-        provenance={
+
+    def dataset(finished: int) -> xr.Dataset:
+        provenance = {
             "model": to_json(model),
             "description": "network",
             "start": start.description,
             "seed": seed,
-            "samples": samples,
+            "samples": finished,
             "batch": batch,
             "device": device,
             "weights_dtype": str(dtype),
             "wall_seconds": time.perf_counter() - began,
-        },
-    )
+        }
+        whole = covariance[:finished], exits[:finished], causes[:finished]
+        return covariance_dataset(*whole, axis="depth", points=layers, start=start, provenance=provenance)
+
+    finished, parts = 0, slices(0, samples, batch)
+    try:
+        for part in tracked(parts, "batches of networks") if progress else parts:
+            generator = torch.Generator(device).manual_seed(batch_seed(seed, part.start))
+            v, exit_layers = run_batch(model, draw, part.stop - part.start, layers, generator, dtype)
+            covariance[part] = v
+            exits[part] = exit_layers
+            causes[part] = np.where(np.isfinite(exit_layers), LEFT_BALL, INSIDE)
+            finished = part.stop
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted(dataset(finished)) from interrupt
+    return dataset(samples)
 
 
 class TokenLaw:
@@ -132,7 +139,8 @@ def known_device(device: str | None) -> str:
         raise InputError(
             f"device must be one that torch can use here, such as cpu; got {device!r}: {reason}"
         ) from error
-    return device
+    require(torch.device(device).type != "meta", "device must be one that holds numbers; got 'meta'. Nearest: cpu.")
+    return str(device)
 
 
 def networks_in_batch(model: Transformer, tokens: int, dtype: torch.dtype) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from limitformer.errors import InputError, require, require_count
+from limitformer.errors import InputError, MadeOf, require, require_count
 from limitformer.progress import advance, bar, tracked
 from limitformer.replicas import usable_cores
 from limitformer.sweep.describe import Sweep, check_rest, compute
@@ -48,13 +48,14 @@ class Report:
     errors: dict[Index, str]
 
 
-class SweepInterrupted(KeyboardInterrupt):
+class SweepInterrupted(MadeOf, KeyboardInterrupt):
     """Ctrl-C during a sweep; what was finished is in the store."""
 
     resumes = True
 
     def __init__(self, path: Path, done: int, cells: int) -> None:
         super().__init__(f"Interrupted with {done} of {cells} cells done; start it again to go on: {path}")
+        self.made_of = path, done, cells
 
 
 def run_sweep(

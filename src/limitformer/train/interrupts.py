@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from limitformer.errors import MadeOf
 from limitformer.train.plan import rank
 
 ORDERS: list[Callable[[], bool]] = []  # in a worker of a grid: whether its parent wants it to stop
 
 
-class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C during training; what was done is in a checkpoint. It goes between processes, so all of it is in `args`.
+class TrainingInterrupted(MadeOf, KeyboardInterrupt):
+    """Ctrl-C during training; what was done is in a checkpoint.
 
     Args:
         folder: of the run.
@@ -25,11 +26,8 @@ class TrainingInterrupted(KeyboardInterrupt):
     resumes = True
 
     def __init__(self, folder: Path, step: int, steps: int) -> None:
-        super().__init__(folder, step, steps)
-
-    def __str__(self) -> str:
-        folder, step, steps = self.args
-        return f"Interrupted at step {step} of {steps}, which is saved; start it again to go on: {folder}"
+        super().__init__(f"Interrupted at step {step} of {steps}, which is saved; start it again to go on: {folder}")
+        self.made_of = folder, step, steps
 
 
 @dataclass
