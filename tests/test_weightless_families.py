@@ -14,11 +14,11 @@ SAMPLES = 1200
 
 @pytest.fixture(scope="module")
 def networks():
-    """Drawn ones, of three families: norms before, after, and on queries and keys."""
-    return {family: drawn(family, SAMPLES // 2) for family in ("llama", "bert", "qwen3")}
+    """Drawn ones, of three families: norms before a branch, after the sum, after the branch and on queries and keys."""
+    return {family: drawn(family, SAMPLES // 2) for family in ("llama", "bert", "olmo2")}
 
 
-@pytest.mark.parametrize("family", ["llama", "bert", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "bert", "olmo2"])
 def test_states_and_gradients_have_the_law_of_the_drawn_model(family, networks):
     found = p_values(paired(weightless(family, SAMPLES), networks[family]))
     assert len(found) > 30
@@ -35,7 +35,7 @@ def test_fresh_numbers_in_the_backward_pass_are_rejected(networks, monkeypatch):
         return fresh + root.along(d @ n.mT - root.onto(fresh)), None, None, None, None
 
     monkeypatch.setattr(Unseen, "backward", staticmethod(forgetful))
-    assert min(p_values(paired(weightless("bert", SAMPLES), networks["bert"])).values()) < 1e-8
+    assert min(p_values(paired(weightless("olmo2", SAMPLES), networks["olmo2"])).values()) < 1e-8
 
 
 def test_a_wrong_standard_deviation_of_one_kind_of_weight_is_rejected(networks):
@@ -59,7 +59,7 @@ def test_every_family_runs_and_says_how_its_weights_were_used():
         assert "never drawn" in data.attrs["weights"] or family == "modernbert"
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "t5"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
 def test_float32_agrees_with_float64(family):
     import limitformer as lf
 

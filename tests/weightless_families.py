@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-import transformers as T
+import transformers
 from scipy.stats import ks_2samp
 
 import limitformer as lf
@@ -25,34 +25,36 @@ HEADS = {**GROUPS, "head_dim": 8}
 MIXED = {**SIZE, **IDS, **GROUPS, "num_local_experts": 4, "num_experts_per_tok": 2}
 LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
 EXPERTS = {"moe_intermediate_size": 24, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
+EXPERTS |= {"num_key_value_heads": 4}
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 40, "dropout_rate": 0.0}
 VIT = {name: SIZE[name] for name in SIZE if name != "vocab_size"}
 
 CONFIGS = {
-    "gpt2": lambda: T.GPT2Config(
+    "gpt2": lambda: transformers.GPT2Config(
         vocab_size=40, n_embd=32, n_layer=3, n_head=4, n_positions=16, initializer_range=0.2,
         attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, bos_token_id=1, eos_token_id=2,
     ),
-    "bert": lambda: T.BertConfig(**SIZE, **SURE),
-    "roberta": lambda: T.RobertaConfig(**SIZE, **SURE, max_position_embeddings=20),
-    "vit": lambda: T.ViTConfig(**VIT, **SURE, image_size=8, patch_size=4),
-    "modernbert": lambda: T.ModernBertConfig(**SIZE, **IDS, cls_token_id=1, sep_token_id=2),
-    "llama": lambda: T.LlamaConfig(**SIZE, **GROUPS),
-    "mistral": lambda: T.MistralConfig(**SIZE, **GROUPS, sliding_window=3),
-    "qwen2": lambda: T.Qwen2Config(**SIZE, **GROUPS),
-    "qwen3": lambda: T.Qwen3Config(**SIZE, **HEADS),
-    "gemma": lambda: T.GemmaConfig(**SIZE, **HEADS),
-    "gemma2": lambda: T.Gemma2Config(**SIZE, **HEADS, query_pre_attn_scalar=8),
-    "gemma3": lambda: T.Gemma3TextConfig(**SIZE, **HEADS, query_pre_attn_scalar=8),
-    "gemma4": lambda: T.Gemma4TextConfig(
+    "bert": lambda: transformers.BertConfig(**SIZE, **SURE),
+    "roberta": lambda: transformers.RobertaConfig(**SIZE, **SURE, max_position_embeddings=20),
+    "vit": lambda: transformers.ViTConfig(**VIT, **SURE, image_size=8, patch_size=4),
+    "modernbert": lambda: transformers.ModernBertConfig(**SIZE, **IDS, cls_token_id=1, sep_token_id=2),
+    "llama": lambda: transformers.LlamaConfig(**SIZE, **GROUPS),
+    "mistral": lambda: transformers.MistralConfig(**SIZE, **GROUPS, sliding_window=3),
+    "qwen2": lambda: transformers.Qwen2Config(**SIZE, **GROUPS),
+    "qwen3": lambda: transformers.Qwen3Config(**SIZE, **HEADS),
+    "gemma": lambda: transformers.GemmaConfig(**SIZE, **HEADS),
+    "gemma2": lambda: transformers.Gemma2Config(**SIZE, **HEADS, query_pre_attn_scalar=8),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**SIZE, **HEADS, query_pre_attn_scalar=8),
+    "gemma4": lambda: transformers.Gemma4TextConfig(
         **SIZE, **HEADS, global_head_dim=8, hidden_size_per_layer_input=8, vocab_size_per_layer_input=40
     ),
-    "olmo2": lambda: T.Olmo2Config(**SIZE, **IDS),
-    "gpt_neox": lambda: T.GPTNeoXConfig(**SIZE, **IDS),
-    "cohere": lambda: T.CohereConfig(**SIZE, **IDS),
-    "t5": lambda: T.T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=40, dropout_rate=0.0),
-    "mixtral": lambda: T.MixtralConfig(**MIXED),
-    "gpt_oss": lambda: T.GptOssConfig(**MIXED, head_dim=8),
-    "deepseek_v3": lambda: T.DeepseekV3Config(**SIZE, **EXPERTS, **LATENT, first_k_dense_replace=1),
+    "olmo2": lambda: transformers.Olmo2Config(**SIZE, **IDS),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**SIZE, **IDS),
+    "cohere": lambda: transformers.CohereConfig(**SIZE, **IDS),
+    "t5": lambda: transformers.T5Config(**T5),
+    "mixtral": lambda: transformers.MixtralConfig(**MIXED),
+    "gpt_oss": lambda: transformers.GptOssConfig(**MIXED, head_dim=8),
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(**SIZE, **EXPERTS, **LATENT, first_k_dense_replace=1),
 }  # fmt: skip
 
 INPUTS = [3, 7, 3, 9, 5]  # two tokens are equal
@@ -90,6 +92,9 @@ def draw_again(model):
     for part in (*model.modules(), *model.parameters(), *model.buffers()):
         part.__dict__.pop("_is_hf_initialized", None)
     model.initialize_weights()
+    for part in model.modules():
+        if isinstance(part, torch.nn.Embedding) and part.padding_idx is not None:
+            part.weight.data[part.padding_idx] = 0  # at first it is so; a tied head, drawn after it, would overwrite it
     model.zero_grad(set_to_none=True)
 
 

@@ -96,8 +96,6 @@ def make(blueprint: Blueprint, dtype: torch.dtype) -> tuple[nn.Module, dict[str,
         raise
     except Exception as error:
         raise InputError(f"{blueprint.name} cannot be made: {type(error).__name__}: {first_line(error)}") from error
-    if not isinstance(module, nn.Module):
-        raise InputError(f"the function must return a torch.nn.Module; got {type(module).__name__}.")
     return module, found
 
 

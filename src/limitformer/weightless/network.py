@@ -134,7 +134,7 @@ class Weightless:
         by_sample = value.reshape(len(run.samples), -1).mean(1)
         by_sample.sum().backward()
         norms = run.gradient_norms()
-        places = range(len(self.blocks) + 1)
+        places = range(len(measure.covariance))
         none = torch.full((len(run.samples),), torch.nan)
         names = [weight.name for weight in self.weights]
         return {

@@ -33,20 +33,26 @@ def normals(
 ) -> Tensor:
     """N(0, 1) (samples, rows, columns)."""
     out = torch.empty(len(samples), len(rows), columns, dtype=dtype if dtype == torch.float64 else torch.float32)
-    numbers = np.asarray(rows, np.uint64)
-    words = key_words(seed, purpose)
-    pieces = [
-        (words, U64(sample), numbers[first : first + step], array[first : first + step])
-        for sample, array in zip(samples, out.numpy(), strict=True)
-        for step in [max(1, PIECE // max(columns, 1))]
-        for first in range(0, len(numbers), step)
-    ]
-    if len(pieces) == 1 or usable_cores() == 1:
-        for piece in pieces:
-            fill_rows(*piece)
+    array, numbers = out.numpy(), np.asarray(rows, np.uint64)
+    words, first = key_words(seed, purpose), U64(samples.start)
+    if out.numel() <= PIECE or usable_cores() == 1:
+        fill_rows(words, first, numbers, array)
     else:
-        list(pool().map(lambda piece: fill_rows(*piece), pieces))
+        parts = pieces(array.shape)
+        list(pool().map(lambda at: fill_rows(words, first + U64(at[0].start), numbers[at[1]], array[at]), parts))
     return out.to(dtype)
+
+
+def pieces(shape: tuple[int, ...]) -> list[tuple[slice, slice]]:
+    """Samples and rows of about `PIECE` numbers."""
+    samples, rows, columns = shape
+    some_rows = max(1, PIECE // max(columns, 1))
+    some_samples = max(1, some_rows // max(rows, 1))
+    return [
+        (slice(i, min(i + some_samples, samples)), slice(j, min(j + some_rows, rows)))
+        for i in range(0, samples, some_samples)
+        for j in range(0, rows, some_rows)
+    ]
 
 
 @cache
@@ -57,11 +63,11 @@ def pool() -> ThreadPoolExecutor:
 
 @driver
 def fill_rows(words, sample, rows, out):
-    """`out` (rows, columns) with the numbers of these rows."""
-    columns = out.shape[1]
-    blocks = (columns + 3) // 4
-    for i in range(len(rows)):
-        fill_row(words[0], words[1], sample, rows[i] * U64(blocks), out[i])
+    """`out` (samples, rows, columns) with the numbers of these rows, from `sample` on."""
+    blocks = U64((out.shape[2] + 3) // 4)
+    for s in range(out.shape[0]):
+        for i in range(len(rows)):
+            fill_row(words[0], words[1], sample + U64(s), rows[i] * blocks, out[s, i])
 
 
 @strict_kernel

@@ -153,7 +153,5 @@ def configuration_of(name: str) -> Any:
     if name not in SHAPES:
         near = get_close_matches(name.lower(), SHAPES, 1, cutoff=0.3)
         hint = f" Nearest: {near[0]}." if near else ""
-        raise InputError(
-            f"there is no public shape and no file or folder named {name!r}.{hint} All: limitformer.shapes()."
-        )
+        raise InputError(f"there is no public shape, file or folder {name!r}.{hint} All: limitformer.shapes().")
     return config_from(SHAPES[name][0])

@@ -5,7 +5,8 @@ each operation that writes to it is written down: normal, uniform, truncated nor
 their order. A later write over the whole replaces what came before. Vectors and buffers are real. So no table of
 architectures is believed, and a model of any size can be read.
 
-Torch's truncated normal does nothing on the meta device and is watched by its name.
+Three of torch's initialisations do nothing on the meta device. They are watched by themselves, under whatever name they
+were imported: the truncated normal, and the orthogonal and the sparse one, whose laws are not of independent entries.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from limitformer.errors import require
 from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
 
@@ -99,7 +101,9 @@ class Watch(TorchDispatchMode):
         """Of its storage, if something was seen."""
         return self.laws.get(storage(tensor))
 
-    def truncated_normal(self, tensor: Tensor, mean: float, std: float, a: float, b: float, generator: Any) -> Tensor:
+    def truncated_normal(
+        self, tensor: Tensor, mean: float, std: float, a: float, b: float, generator: Any = None
+    ) -> Tensor:
         """In the place of torch's function."""
         law = laws.truncated_normal(mean, std, a, b)
         self.note(tensor, law if covers(tensor) else with_part(self.law_of(tensor), tensor, law))
@@ -164,13 +168,32 @@ def with_part(before: Law | None, part: Tensor, after: Law) -> Law:
 def watching() -> Iterator[Watch]:
     """Watch what is built in the block; torch's generator is left as it was."""
     watch = Watch()
-    original = torch.nn.init._no_grad_trunc_normal_
-    torch.nn.init._no_grad_trunc_normal_ = watch.truncated_normal  # type: ignore[assignment]
+    silent = [nn.init.orthogonal_, nn.init.sparse_]
+    codes = [(function.__code__, function.__defaults__) for function in silent]
+    truncated = nn.init._no_grad_trunc_normal_
+    nn.init._no_grad_trunc_normal_ = watch.truncated_normal
+    WATCHES.append(watch)
+    for function in silent:  # the function itself, for others have imported it by name
+        function.__code__, function.__defaults__ = dependent_entries.__code__, None
     try:
         with torch.random.fork_rng(devices=[]), watch:
             yield watch
     finally:
-        torch.nn.init._no_grad_trunc_normal_ = original
+        WATCHES.pop()
+        nn.init._no_grad_trunc_normal_ = truncated
+        for function, (code, defaults) in zip(silent, codes, strict=True):
+            function.__code__, function.__defaults__ = code, defaults
+
+
+WATCHES: list[Watch] = []  # the one that looks on is the last
+
+
+def dependent_entries(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    """In the place of torch's functions whose entries depend on each other; it runs among their globals, not these."""
+    from limitformer.weightless import laws, watching
+
+    watching.WATCHES[-1].note(tensor, laws.Law(laws.UNKNOWN, reason="its entries depend on each other"))
+    return tensor
 
 
 def built(factory: Callable[[], nn.Module], dtype: torch.dtype) -> tuple[nn.Module, dict[str, Law]]:
@@ -182,6 +205,7 @@ def built(factory: Callable[[], nn.Module], dtype: torch.dtype) -> tuple[nn.Modu
             module = factory()
     finally:
         torch.set_default_dtype(before)
+    require(isinstance(module, nn.Module), f"the function must return a torch.nn.Module; got {type(module).__name__}.")
     found = {}
     for name, parameter in module.named_parameters():
         law = watch.law_of(parameter)
