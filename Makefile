@@ -36,6 +36,10 @@ test: lint .venv/ready
 faults: .venv-test/ready
 	.venv-test/bin/python tests/faults.py $(if $(ONLY),--only $(ONLY))
 
+# Weightless networks of every family against the models that transformers draws; FAMILIES="llama t5" takes some.
+laws: .venv-test/ready
+	cd tests && OMP_NUM_THREADS=1 ../.venv-test/bin/python laws.py $(FAMILIES)
+
 # Which lines the tests run; compiled kernels and other processes cannot be seen and are left out.
 coverage: .venv-test/ready
 	.venv-test/bin/python -m pytest --cov --cov-report=term

@@ -10,6 +10,9 @@ from scipy.stats import ks_2samp
 from torch import nn
 
 import limitformer as lf
+from limitformer.nn.network import Network
+from limitformer.nn.simulate import TokenLaw
+from limitformer.nn.weights import draw_weights
 from limitformer.weightless import numbers
 from limitformer.weightless.numbers import normals
 from weightless_families import CONFIGS, INPUTS, weightless
@@ -121,6 +124,41 @@ def test_the_papers_transformer_has_the_law_of_its_chain():
     assert least(chain) > 1e-4
     assert least(twin) < 1e-8
     assert mine.sizes["sublayer"] == 2
+
+
+def test_networks_of_the_papers_have_the_gradients_of_drawn_ones():
+    net = lf.Transformer(
+        width=12,
+        depth=3,
+        gamma=0.6,
+        attention=lf.ShapedAttention(tau0=0.5),
+        feedforward=lf.ReLU(),
+        norm=lf.LayerNorm(placement="post"),
+    )
+    start = lf.from_covariance([[1.0, 0.3], [0.3, 1.4]])
+    options = {"samples": 1500, "seed": 0, "dtype": torch.float64, "progress": False, "record": [0, 3]}
+    mine = lf.nn.simulate(net, start, gradients=True, **options)
+    assert list(mine.depth.values) == [0, 3]
+    generator, found = torch.Generator().manual_seed(1), []
+    tokens = TokenLaw(start, net).tokens(1500, generator)
+    for x in tokens:
+        network = Network(net, generator).double()
+        draw_weights(network, generator)
+        x = x.clone().requires_grad_()
+        (network(x).square().sum() / 4).backward()
+        norms = {name: float(p.grad.norm()) for name, p in network.named_parameters()}
+        found.append([float(x.grad.norm()), *(norms[name] for name in mine.weight.values)])
+    theirs = np.array(found)
+    assert ks_2samp(mine.stream_gradient[:, 0], theirs[:, 0]).pvalue > 1e-5
+    least = min(ks_2samp(mine.weight_gradient[:, k], theirs[:, 1 + k]).pvalue for k in range(mine.sizes["weight"]))
+    assert least > 1e-5
+    twin = lf.nn.simulate(lf.Transformer(**{**fields_of(net), "gamma": 0.7}), start, gradients=True, **options)
+    assert min(ks_2samp(twin.weight_gradient[:, k], theirs[:, 1 + k]).pvalue for k in range(6)) < 1e-8
+
+
+def fields_of(net):
+    """What it is made of."""
+    return {name: getattr(net, name) for name in ("width", "depth", "gamma", "attention", "feedforward", "norm")}
 
 
 def test_texts_are_words_by_their_equality():

@@ -41,6 +41,7 @@ def simulate(
     device: str | None = None,
     dtype: torch.dtype = torch.float32,
     progress: bool = True,
+    gradients: bool = False,
 ) -> xr.Dataset:
     """Simulate `samples` independent networks; the result is laid out as that of `limitformer.simulate`.
 
@@ -54,6 +55,8 @@ def simulate(
         device: "cpu", "cuda", …; None takes a GPU where there is one.
         dtype: of tokens and weights. Networks that leave its range are marked as exits.
         progress: whether work of more than two seconds shows on the terminal.
+        gradients: whether ½|x|² of the last tokens, mean over tokens, is differentiated. These networks are weightless
+            (`limitformer.weightless.simulate`): the same law, and `weight_gradient` and `stream_gradient` as norms.
 
     Raises:
         InputError: an argument that cannot be used.
@@ -67,6 +70,10 @@ def simulate(
     samples = require_count("samples", samples)
     layers = recorded_layers(model, record)
     check_recording(samples, len(layers), start.tokens, "depth")
+    if gradients:
+        require(batch is None, "batch is for networks whose weights are drawn; with gradients it must be None.")
+        options = {"samples": samples, "seed": seed, "device": device, "dtype": dtype, "progress": progress}
+        return with_gradients(model, start, layers, options)
     draw = TokenLaw(start, model)
     device = known_device(device)
     batch = networks_in_batch(model, start.tokens, dtype) if batch is None else require_count("batch", batch)
@@ -103,6 +110,14 @@ def simulate(
     except KeyboardInterrupt as interrupt:
         raise Interrupted(dataset(finished)) from interrupt
     return dataset(samples)
+
+
+def with_gradients(model: Transformer, start: Start, layers: np.ndarray, options: dict[str, Any]) -> xr.Dataset:
+    """Weightless networks, laid out as others: `depth` for the layers that are recorded."""
+    from limitformer.weightless import simulate as simulate_weightless  # which stands on this package
+
+    found = simulate_weightless(model, start, gradients=True, **options)
+    return found.rename(layer="depth").sel(depth=layers).assign_attrs(model=to_json(model))
 
 
 class TokenLaw:

@@ -51,6 +51,7 @@ class Implicit(torch.Tensor):
                 return answer
         if getattr(func, "__name__", "") in METADATA:
             return super().__torch_function__(func, types, args, kwargs)
+        note_reason((args, kwargs), getattr(func, "__name__", str(func)))
         return func(*drawn(args), **drawn(kwargs))
 
     @classmethod
@@ -109,6 +110,15 @@ def as_matrix(stored: Tensor, turned: bool) -> Tensor:
     """(S, rows, …) as (S, n, p), p the rows if `turned`."""
     flat = stored.flatten(2)
     return flat.mT if turned else flat
+
+
+def note_reason(arguments: Any, operation: str) -> None:
+    """Why the implicit weights among the arguments are kept."""
+    if isinstance(arguments, Implicit):
+        arguments.weight.run.reasons.setdefault(arguments.weight.name, f"used in {operation}")
+    elif isinstance(arguments, dict | list | tuple):
+        for each in arguments.values() if isinstance(arguments, dict) else arguments:
+            note_reason(each, operation)
 
 
 def drawn(arguments: Any) -> Any:

@@ -1,5 +1,7 @@
 """A module whose random weights have laws and no entries, ready for passes forward and backward."""
 
+import ctypes
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,11 +42,12 @@ class Weightless:
         require(
             not still_meta, f"the buffer {(still_meta or [''])[0]} has no values: it was made by a random operation."
         )
-        self.module = module.to(device).eval()
+        self.module = module.eval()
         self.blocks = blocks_of(module)
         require(bool(self.blocks), f"{blueprint.name} has no list of blocks (ModuleList or Sequential) to look at.")
         self.kept: dict[str, str] = {}
         self.uses: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
 
     def replace(self, module: nn.Module) -> list[Weight]:
         """Put implicit weights in the place of random parameters, and overridden constants."""
@@ -56,11 +59,17 @@ class Weightless:
                 weight = Weight(name, law, tuple(parameter.shape), waiting)
                 weights.append(weight)
                 put_parameter(module, parameter, Implicit(weight))
-            elif law.kind == CONSTANT:
-                put_parameter(module, parameter, nn.Parameter(torch.full(parameter.shape, law.shift, dtype=self.dtype)))
             else:
-                put_parameter(module, parameter, nn.Parameter(parameter.detach().to(self.dtype)))
+                constant = law.kind == CONSTANT
+                values = torch.full(parameter.shape, law.shift) if constant else parameter.detach()
+                put_parameter(module, parameter, nn.Parameter(self.on_device(values)))
+        for part in module.modules():
+            part._buffers.update({name: self.on_device(b) for name, b in part._buffers.items() if b is not None})
         return weights
+
+    def on_device(self, values: Tensor) -> Tensor:
+        """With the pass's device, and its type where they are not whole numbers."""
+        return values.to(self.device, self.dtype) if values.is_floating_point() else values.to(self.device)
 
     def width_of_activations(self) -> int:
         """Numbers that a token leaves behind in a pass, as the outputs of its linear maps."""
@@ -81,6 +90,7 @@ class Weightless:
         """`forward`, whose weights count as unused when it begins again."""
 
         def again(*args: Any, **kwargs: Any) -> Any:
+            give_back_memory()
             self.weights[0].run.forget(names)
             return forward(*args, **kwargs)
 
@@ -116,7 +126,7 @@ class Weightless:
                 )
             measure.finish()
             found = stream_arrays(measure) | output_arrays(out, run)
-            self.uses = run.found
+            self.uses, self.reasons = run.found, {**run.reasons, **self.kept}
             if loss is not None:
                 found |= self.backward(out, arguments, loss, run, measure)
         return found
@@ -142,6 +152,13 @@ class Weightless:
             "weight_gradient": np.stack([norms.get(name, none).cpu().numpy() for name in names], -1),
             "stream_gradient": np.stack([measure.gradient.get(place, none).cpu().numpy() for place in places], -1),
         }
+
+
+def give_back_memory() -> None:
+    """Return free memory to the system: between the inputs of blocks, which stay, glibc would keep the holes."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def names_in(block: nn.Module) -> set[str]:

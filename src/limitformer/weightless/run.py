@@ -60,6 +60,7 @@ class Run:
     rows: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of embeddings: which, and (S, rows, columns)
     roots: list[tuple[Tensor, int, Root]] = field(default_factory=list)
     found: dict[str, str] = field(default_factory=dict)  # how each weight was used, for the result
+    reasons: dict[str, str] = field(default_factory=dict)  # operations in which weights had to be kept
 
     def __post_init__(self) -> None:
         self.anchor = torch.zeros((), device=self.device, dtype=self.dtype, requires_grad=self.gradients)

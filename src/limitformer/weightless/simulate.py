@@ -191,7 +191,7 @@ def provenance(found: Weightless) -> dict[str, Any]:
         "model": found.blueprint.name,
         "parameters": found.table.count,
         "weights": ", ".join(f"{count} {way}" for way, count in ways.items()),
-        "kept": "; ".join(f"{name}: {reason}" for name, reason in found.kept.items()),
+        "kept": "; ".join(f"{name}: {reason}" for name, reason in found.reasons.items()),
         "laws": str(found.table),
         "torch": torch.__version__,
         "device": str(found.device),
