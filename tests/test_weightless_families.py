@@ -31,8 +31,8 @@ def test_fresh_numbers_in_the_backward_pass_are_rejected(networks, monkeypatch):
         numbers, root = ctx.numbers, ctx.kind(*tensors)
         numbers.leave((root.factor.mT @ d).square().sum((-1, -2)))
         n = numbers.gaussian("twin", *n.shape[1:])
-        fresh = size_of(d) @ numbers.gaussian("backward", d.shape[1], root.width)
-        return fresh + root.along(d @ n.mT - root.onto(fresh)), None, None, None, None
+        fresh = numbers.scale * size_of(d) @ numbers.gaussian("backward", d.shape[1], root.width)
+        return fresh + root.along(numbers.scale * d @ n.mT - root.onto(fresh)), None, None, None, None
 
     monkeypatch.setattr(Unseen, "backward", staticmethod(forgetful))
     assert min(p_values(paired(weightless("olmo2", SAMPLES), networks["olmo2"])).values()) < 1e-8

@@ -15,10 +15,10 @@ class FromTorch:
     """Numbers for a map, from torch's own generator."""
 
     def __init__(self, seed):
-        self.generator, self.squared = torch.Generator().manual_seed(seed), None
+        self.generator, self.squared, self.scale = torch.Generator().manual_seed(seed), None, STD
 
     def gaussian(self, purpose, rows, columns):
-        return STD * torch.randn(SAMPLES, rows, columns, generator=self.generator, dtype=self.dtype)
+        return torch.randn(SAMPLES, rows, columns, generator=self.generator, dtype=self.dtype)
 
     def leave(self, squared):
         self.squared = squared

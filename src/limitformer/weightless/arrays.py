@@ -52,8 +52,8 @@ def output_arrays(out: Any, run: Run) -> Arrays:
     logits = getattr(out, "logits", None)
     if logits is None:
         return {}
-    flat = logits.detach().reshape(len(run.samples), -1).double()
-    return {"logits_mean": flat.mean(1).cpu().numpy(), "logits_std": flat.std(1).cpu().numpy()}
+    std, mean = torch.std_mean(logits.detach().reshape(len(run.samples), -1), 1)
+    return {"logits_mean": mean.double().cpu().numpy(), "logits_std": std.double().cpu().numpy()}
 
 
 def dataset(parts: list[Arrays], weights: list[str], labels: tuple[str, ...], about: dict[str, Any]) -> xr.Dataset:

@@ -84,10 +84,14 @@ class Source:
         part = self.tensor.part
         return self.tensor.weight.name if part is None else f"{self.tensor.weight.name}[{part}]"
 
+    @property
+    def scale(self) -> float:
+        """Of the weight's law."""
+        return self.tensor.weight.law.scale
+
     def gaussian(self, purpose: str, rows: int, columns: int) -> Tensor:
-        """Entries of the weight's law (S, rows, columns)."""
-        numbers = self.run.normals(f"{self.name}: {purpose}", range(1), rows * columns)
-        return numbers.reshape(-1, rows, columns).mul_(self.tensor.weight.law.scale)
+        """N(0, 1) (S, rows, columns)."""
+        return self.run.normals(f"{self.name}: {purpose}", range(1), rows * columns).reshape(-1, rows, columns)
 
     def whole(self) -> Tensor:
         """The matrix (S, n, p)."""

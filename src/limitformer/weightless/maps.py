@@ -18,10 +18,14 @@ from limitformer.weightless.roots import Root, size_of
 
 
 class Numbers(Protocol):
-    """Where a map gets its numbers from, and leaves its gradient."""
+    """Where a map gets its N(0, 1) numbers from, and leaves its gradient; s multiplies what is small."""
+
+    @property
+    def scale(self) -> float:
+        """s, the standard deviation of an entry."""
 
     def gaussian(self, purpose: str, rows: int, columns: int) -> Tensor:
-        """Entries of the weight's law (S, rows, columns); the same ones for the same purpose."""
+        """N(0, 1) (S, rows, columns); the same numbers for the same purpose."""
 
     def whole(self) -> Tensor:
         """The weight itself, drawn (S, n, p)."""
@@ -39,7 +43,7 @@ class Unseen(torch.autograd.Function):
         n = numbers.gaussian("forward", root.factor.shape[-1], columns)
         ctx.numbers, ctx.kind = numbers, type(root)
         ctx.save_for_backward(n, *root)
-        return root.factor @ n
+        return (numbers.scale * root.factor) @ n
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -50,9 +54,9 @@ class Unseen(torch.autograd.Function):
         numbers.leave((root.factor.mT @ d).double().square().sum((-1, -2)))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None, None
-        size = size_of(d)
+        size = numbers.scale * size_of(d)
         fresh = size @ numbers.gaussian("backward", size.shape[-1], root.width)
-        back = fresh + root.along(d @ n.mT - root.onto(fresh))
+        back = root.along(numbers.scale * (d @ n.mT) - root.onto(fresh)).add_(fresh)
         return back, None, None, None, None
 
 

@@ -19,7 +19,7 @@ from limitformer.weightless.laws import CONSTANT, UNKNOWN
 from limitformer.weightless.measure import Measure, blocks_of
 from limitformer.weightless.models import Blueprint
 from limitformer.weightless.run import KeepWeightError, OneSampleOnlyError, Run, Weight
-from limitformer.weightless.watching import put_parameter
+from limitformer.weightless.watching import put_parameters
 
 
 class Weightless:
@@ -52,17 +52,17 @@ class Weightless:
     def replace(self, module: nn.Module) -> list[Weight]:
         """Put implicit weights in the place of random parameters, and overridden constants."""
         waiting = Run(0, range(1), 1, self.dtype, self.device)
-        weights = []
-        for name, parameter in list(module.named_parameters()):
+        weights, new = [], dict[int, Any]()
+        for name, parameter in module.named_parameters():
             law = self.laws[name]
             if law.random:
-                weight = Weight(name, law, tuple(parameter.shape), waiting)
-                weights.append(weight)
-                put_parameter(module, parameter, Implicit(weight))
+                weights.append(Weight(name, law, tuple(parameter.shape), waiting))
+                new[id(parameter)] = Implicit(weights[-1])
             else:
                 constant = law.kind == CONSTANT
                 values = torch.full(parameter.shape, law.shift) if constant else parameter.detach()
-                put_parameter(module, parameter, nn.Parameter(self.on_device(values)))
+                new[id(parameter)] = nn.Parameter(self.on_device(values))
+        put_parameters(module, new)
         for part in module.modules():
             part._buffers.update({name: self.on_device(b) for name, b in part._buffers.items() if b is not None})
         return weights

@@ -225,11 +225,13 @@ def law_of_values(parameter: Tensor) -> Law:
 
 def settle(module: nn.Module, watch: Watch, found: dict[str, Law]) -> None:
     """Give memory and values to what is not random: constants, copies, and buffers."""
+    values = {}
     for name, parameter in module.named_parameters():
         if parameter.is_meta and not found[name].random:
             value = value_of(parameter, found[name], watch)
             if value is not None:
-                put_parameter(module, parameter, nn.Parameter(value))
+                values[id(parameter)] = nn.Parameter(value)
+    put_parameters(module, values)
     for _, part in module.named_modules():
         for key, buffer in list(part._buffers.items()):
             law = None if buffer is None else watch.law_of(buffer)
@@ -247,9 +249,8 @@ def value_of(tensor: Tensor, law: Law, watch: Watch) -> Tensor | None:
     return None
 
 
-def put_parameter(module: nn.Module, old: Tensor, new: Any) -> None:
-    """Put `new` wherever `module` has the parameter `old`."""
+def put_parameters(module: nn.Module, new: dict[int, Any]) -> None:
+    """Put new parameters wherever `module` has the old ones, whose `id`s are the keys."""
     for part in module.modules():
-        for key, parameter in list(part._parameters.items()):
-            if parameter is old:
-                part._parameters[key] = new
+        found = {key: new[id(old)] for key, old in part._parameters.items() if id(old) in new}
+        part._parameters.update(found)
