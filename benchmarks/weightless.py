@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import transformers
 
-import limitformer as lf
+from limitformer.weightless import simulate
 
 TOKENS, SAMPLES = 128, 8
 
@@ -25,8 +25,8 @@ def measure() -> list[tuple[str, float, str]]:
 def weightless(gradients: bool) -> float:
     """Of the package."""
     options = {"seed": 0, "gradients": gradients, "progress": False}
-    lf.weightless.simulate("gpt2", TOKENS, samples=1, **options)
-    data = lf.weightless.simulate("gpt2", TOKENS, samples=SAMPLES, **options)
+    simulate("gpt2", TOKENS, samples=1, **options)
+    data = simulate("gpt2", TOKENS, samples=SAMPLES, **options)
     return float(data.attrs["wall_seconds"]) / SAMPLES
 
 
