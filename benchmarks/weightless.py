@@ -24,7 +24,7 @@ def measure() -> list[tuple[str, float, str]]:
 
 def weightless(gradients: bool) -> float:
     """Of the package."""
-    options = {"seed": 0, "gradients": gradients, "progress": False}
+    options: dict[str, Any] = {"seed": 0, "gradients": gradients, "progress": False}
     simulate("gpt2", TOKENS, samples=1, **options)
     data = simulate("gpt2", TOKENS, samples=SAMPLES, **options)
     return float(data.attrs["wall_seconds"]) / SAMPLES

@@ -264,7 +264,6 @@ def test_what_is_no_path_is_refused(given):
         (".nc", {"variable": [2**40, 1]}),
         (".nc", {"variable": [object(), 1]}),
     ],
-    ids=str,
 )
 def test_what_a_format_has_no_place_for_is_refused(tmp_path, ending, what):
     """And what lay there stays."""

@@ -1,10 +1,13 @@
 """The law that is read by watching, against the moments of models that are drawn."""
 
+import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 import transformers
+from scipy.stats import ks_2samp
 from torch import nn
 
 import limitformer as lf
@@ -139,3 +142,138 @@ def test_constant_laws_say_what_they_are():
     assert [str(laws.constant(value)) for value in (0.0, 1.0, 0.5)] == ["zeros", "ones", "constant 0.5"]
     assert not Law("given").random
     assert transformers.__version__
+
+
+class Residual(nn.Module):
+    """x + x W."""
+
+    def __init__(self, map_):
+        super().__init__()
+        self.map = map_
+
+    def forward(self, x):
+        return x + self.map(x)
+
+
+class Stack(nn.Module):
+    """Its layers in turn."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def linear(std=0.5):
+    """A map of eight numbers."""
+    made = nn.Linear(8, 8, bias=False)
+    nn.init.normal_(made.weight, std=std)
+    return made
+
+
+def deep_copies():
+    first = linear()
+    return Stack(Residual(first), Residual(copy.deepcopy(first)))
+
+
+def shared_data():
+    first, second = linear(), linear()
+    second.weight.data = first.weight.data
+    return Stack(Residual(first), Residual(second))
+
+
+@pytest.mark.parametrize("factory", [deep_copies, shared_data])
+def test_copies_have_the_same_numbers(factory):
+    x = np.random.Generator(np.random.Philox(1)).standard_normal((1, 3, 8))
+    data = lf.weightless.simulate(factory, x, samples=1500, seed=0, dtype=torch.float64, progress=False)
+    assert "copy of" in data.attrs["kept"]
+    size = data.covariance[:, -1].values.trace(axis1=1, axis2=2) * 8
+
+    def drawn(shared):
+        w = 0.5 * torch.randn(2, 1500, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        one = torch.eye(8, dtype=torch.float64)
+        return (torch.tensor(x) @ (one + w[0]) @ (one + w[0 if shared else 1])).square().sum((1, 2)).numpy()
+
+    assert ks_2samp(size, drawn(shared=True)).pvalue > 1e-4
+    assert ks_2samp(size, drawn(shared=False)).pvalue < 1e-6
+
+
+def from_numpy():
+    made = linear()
+    made.weight = nn.Parameter(torch.tensor(np.random.standard_normal((8, 8))))
+    return Stack(Residual(made))
+
+
+def half_a_row():
+    made = linear()
+    made.weight = nn.Parameter(torch.zeros(8, 8))
+    with torch.no_grad():
+        made.weight[:3].normal_()
+    return Stack(Residual(made))
+
+
+def repeated():
+    made = linear()
+    made.weight = nn.Parameter(torch.randn(1, 8).expand(8, 8).clone())
+    return Stack(Residual(made))
+
+
+def orthogonal_zeros():
+    made = linear()
+    made.weight = nn.Parameter(torch.zeros(8, 8))
+    nn.init.orthogonal_(made.weight)
+    return Stack(Residual(made))
+
+
+def foreach():
+    made = linear()
+    torch._foreach_mul_([made.weight.data], 0.1)
+    return Stack(Residual(made))
+
+
+def eye():
+    made = linear()
+    nn.init.eye_(made.weight)
+    return Stack(Residual(made))
+
+
+def alpha():
+    made = linear()
+    made.weight.data.add_(1.0, alpha=2.0)
+    return Stack(Residual(made))
+
+
+@pytest.mark.parametrize("factory", [from_numpy, half_a_row, repeated, orthogonal_zeros, foreach, eye, alpha])
+def test_no_law_is_guessed(factory):
+    with pytest.raises(lf.InputError, match=r"the law of layers\.0\.map\.weight is not understood"):
+        lf.weightless.simulate(factory, np.ones((1, 2, 8)), samples=1, seed=0)
+
+
+def test_freed_memory_is_not_taken_for_what_it_held():
+    def made():
+        first = nn.Linear(512, 512)
+        first.bias.data = torch.zeros(512)
+        return nn.ModuleDict({"a": first, "b": nn.ParameterList([torch.ones(512) for _ in range(4)])})
+
+    assert [str(lf.weightless.law(made)[f"b.{k}"]) for k in range(4)] == ["ones"] * 4
+
+
+def test_random_buffers_and_random_passes_are_refused():
+    class Noisy(Stack):
+        def forward(self, x):
+            return super().forward(x) + torch.randn_like(x)
+
+    class Buffered(Stack):
+        def __init__(self, *layers):
+            super().__init__(*layers)
+            self.register_buffer("b", torch.randn(8))
+
+    x = np.ones((1, 2, 8))
+    with pytest.raises(lf.InputError, match="draws random numbers of its own"):
+        lf.weightless.simulate(lambda: Noisy(Residual(linear())), x, samples=1, seed=0)
+    with pytest.raises(lf.InputError, match="the buffer b is random"):
+        lf.weightless.simulate(lambda: Buffered(Residual(linear())), x, samples=1, seed=0)

@@ -248,3 +248,90 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch):
     with pytest.raises(lf.Interrupted) as caught:
         weightless("llama", 9, loss=interrupted)
     assert caught.value.partial.sizes["sample"] == 3
+
+
+class Tied(nn.Module):
+    """An embedding with a padding row that is its head too."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(40, 12, padding_idx=0)
+        self.layers = nn.ModuleList([Step(), Step()])
+        self.down, self.up = nn.Linear(12, 8, bias=False), nn.Linear(8, 12, bias=False)
+
+    def forward(self, ids):
+        x = self.down(self.embed(ids))
+        for layer in self.layers:
+            x = layer(x)
+        return nn.functional.linear(self.up(x), self.embed.weight)
+
+
+def test_a_tied_head_has_the_zero_row_of_the_padding():
+    seen = []
+
+    def loss(out, inputs):
+        seen.append(float(out[..., 0].detach().abs().max()))
+        return out.square().mean((1, 2))
+
+    data = lf.weightless.simulate(Tied, [[3, 7, 9]], samples=3, seed=0, gradients=True, loss=loss, progress=False)
+    assert max(seen) == 0.0
+    assert np.isfinite(data.loss).all()
+
+
+def test_a_finite_mask_gives_the_statistics_of_an_infinite_one():
+    class Masked(nn.Module):
+        def __init__(self, value):
+            super().__init__()
+            self.value, self.layers = value, nn.ModuleList([Attention(value), Attention(value)])
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    x = np.random.Generator(np.random.Philox(2)).standard_normal((1, 5, 8))
+    found = [
+        lf.weightless.simulate(lambda value=value: Masked(value), x, samples=1, seed=0, progress=False)
+        for value in (-np.inf, -1e9, -1e4)
+    ]
+    for name in ("entropy", "logit_std", "largest_logit"):
+        assert np.allclose(found[0][name], found[1][name], rtol=1e-5), name
+        assert np.allclose(found[0][name], found[2][name], rtol=1e-5), name
+
+
+class Attention(nn.Module):
+    """One head, causal by a mask of this value."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value, self.qk, self.v = value, nn.Linear(8, 16, bias=False), nn.Linear(8, 8, bias=False)
+
+    def forward(self, x):
+        q, k = self.qk(x)[:, None].chunk(2, -1)
+        hidden = torch.full((x.shape[1], x.shape[1]), self.value, dtype=x.dtype).triu(1)
+        return x + ((q @ k.mT + hidden).softmax(-1) @ self.v(x)[:, None])[:, 0]
+
+
+def test_weights_without_a_gradient_have_none_and_other_spellings_work():
+    class Spelled(Step):
+        def forward(self, x):
+            y = nn.functional.linear(input=x, weight=self.map.weight.detach())
+            return x + y + nn.functional.linear(x[0].mean(0), self.map.weight.transpose(dim0=0, dim1=1).T)
+
+    class Frozen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([Step(), Spelled()])
+            self.layers[0].map.weight.requires_grad_(False)
+
+        def forward(self, x):
+            return self.layers[1](self.layers[0](x.clone().requires_grad_()))
+
+    data = lf.weightless.simulate(Frozen, np.ones((1, 2, 8)), samples=1, seed=0, gradients=True, progress=False)
+    assert np.isnan(data.weight_gradient.values[0]).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("given", [{}, {"input_ids": None}])
+def test_no_named_inputs_are_refused(given):
+    with pytest.raises(lf.InputError, match="must name at least one tensor"):
+        lf.weightless.simulate(CONFIGS["llama"](), given, samples=1, seed=0)

@@ -8,6 +8,7 @@ import xarray as xr
 from numpy.typing import NDArray
 from torch import Tensor
 
+from limitformer.errors import require
 from limitformer.weightless.measure import Measure
 from limitformer.weightless.run import Run
 
@@ -18,6 +19,8 @@ BY_HEAD = ("entropy", "effective_tokens", "logit_std", "largest_logit")
 
 def stream_arrays(measure: Measure) -> Arrays:
     """What was seen of the stream and the heads, by sample."""
+    sizes = sorted({v.shape[-1] for v in measure.covariance})
+    require(len(sizes) == 1, f"blocks must all have the same number of tokens; got {sizes}. Nearest: equal lengths.")
     sublayers = max((len(each) for each in measure.branch), default=0)
     like = measure.covariance[0]
     found = {"covariance": torch.stack(measure.covariance, 1).cpu().numpy()}

@@ -24,17 +24,19 @@ class Implicit(torch.Tensor):
     weight: Weight
     part: int | None
     turned: bool
+    frozen: bool
 
     @staticmethod
-    def __new__(cls, weight: Weight, part: int | None = None, turned: bool = False) -> "Implicit":
+    def __new__(cls, weight: Weight, part: int | None = None, turned: bool = False, frozen: bool = False) -> "Implicit":
         shape = weight.shape if part is None else weight.shape[1:]
         shape = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
         run = weight.run
         self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=run.dtype, device=run.device)
         self.weight, self.part, self.turned = weight, part, turned
+        self.frozen = frozen or not weight.trained
         return self
 
-    def __init__(self, weight: Weight, part: int | None = None, turned: bool = False) -> None:
+    def __init__(self, weight: Weight, part: int | None = None, turned: bool = False, frozen: bool = False) -> None:
         """Made in `__new__`."""
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -50,7 +52,10 @@ class Implicit(torch.Tensor):
             if answer is not NotImplemented:
                 return answer
         if getattr(func, "__name__", "") in METADATA:
-            return super().__torch_function__(func, types, args, kwargs)
+            with torch._C.DisableTorchFunctionSubclass():
+                found = func(*args, **kwargs)
+            if not isinstance(found, Tensor):
+                return found
         note_reason((args, kwargs), getattr(func, "__name__", str(func)))
         return func(*drawn(args), **drawn(kwargs))
 
@@ -99,7 +104,8 @@ class Source:
 
     def leave(self, squared: Tensor) -> None:
         """|∂W|²."""
-        add_to(self.run.squared, self.tensor.weight.name, squared)
+        if not self.tensor.frozen:
+            add_to(self.run.squared, self.tensor.weight.name, squared)
 
 
 def entries(tensor: Implicit) -> Tensor:
@@ -142,6 +148,7 @@ def explicit(tensor: Implicit) -> Tensor:
     whole = run.whole(tensor.weight)
     values = whole if tensor.part is None else whole[:, tensor.part]
     values = values.transpose(-2, -1) if tensor.turned else values
+    values = values.detach() if tensor.frozen else values
     if run.side_by_side == 1:
         return values[0]
     if tensor.shape[0] != 1:
@@ -157,6 +164,7 @@ def apply(x: Tensor, tensor: Implicit, turned: bool) -> Tensor:
     if weight.name in run.kept or (weight.name in run.leaves and weight.name not in run.rows):
         kept = run.whole(weight)
         kept = kept if tensor.part is None else kept[:, tensor.part]
+        kept = kept.detach() if tensor.frozen else kept
         out = z @ as_matrix(kept, turned != tensor.turned)
     else:
         out = apply_once(x, z, Source(tensor, turned != tensor.turned), columns)
@@ -169,6 +177,8 @@ def apply_once(x: Tensor, z: Tensor, source: Source, columns: int) -> Tensor:
     known = run.rows.get(weight.name)
     if known is not None and not source.turned:
         raise KeepWeightError(weight.name, "used in several ways")
+    if known is not None and weight.law.rows:  # constant rows are known too
+        known = run.draw_rows(weight, torch.tensor(sorted(weight.law.rows)))
     if never_drawn(z.shape[-2], z.shape[-1], columns, source):
         run.use(source.name, NEVER_DRAWN, weight)
         out: Tensor = Unseen.apply(z, run.anchor, source, run.root(x, z), columns)
@@ -191,8 +201,9 @@ def never_drawn(tokens: int, inputs: int, columns: int, source: Source) -> bool:
     return draw != ALWAYS and min(tokens, inputs) * (inputs + columns) < inputs * columns
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     """`functional.linear`."""
+    x = input
     if not isinstance(weight, Implicit) or len(weight.shape) != 2:
         return NotImplemented
     out = apply(x, weight, turned=True)
@@ -208,21 +219,22 @@ def add_bias(out: Tensor, bias: Tensor) -> Tensor:
     return (run.by_sample(out) + values[:, None]).reshape(out.shape)
 
 
-def matmul(x: Tensor, weight: Tensor, **options: Any) -> Any:
+def matmul(input: Tensor, other: Tensor, **options: Any) -> Any:
     """`x @ W`."""
+    x, weight = input, other
     if isinstance(x, Implicit) or not isinstance(weight, Implicit) or len(weight.shape) != 2 or options:
         return NotImplemented
     return apply(x, weight, turned=False)
 
 
-def addmm(bias: Tensor, x: Tensor, weight: Tensor, **options: Any) -> Any:
+def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **options: Any) -> Any:
     """`b + x @ W`."""
-    out = matmul(x, weight, **options)
-    return out if out is NotImplemented else add_bias(out, bias)
+    out = matmul(mat1, mat2, **options)
+    return out if out is NotImplemented else add_bias(out, input)
 
 
 def embedding(
-    ids: Tensor,
+    input: Tensor,
     weight: Tensor,
     padding_idx: int | None = None,
     max_norm: float | None = None,
@@ -233,9 +245,12 @@ def embedding(
     """`functional.embedding`: one row for each distinct id."""
     if not isinstance(weight, Implicit) or max_norm is not None or scale_grad_by_freq or sparse:
         return NotImplemented
-    run = weight.weight.run
+    run, ids = weight.weight.run, input
     one_sample = ids[: run.sequences] if ids.shape[0] == run.side_by_side * run.sequences else ids
+    if one_sample is not ids and not torch.equal(ids, one_sample.repeat(run.side_by_side, *[1] * (ids.dim() - 1))):
+        raise OneSampleOnlyError
     rows = run.embed(weight.weight, one_sample)
+    rows = rows.detach() if weight.frozen else rows
     if padding_idx is not None:
         padding = (one_sample == padding_idx % weight.shape[0])[None, ..., None]
         rows = torch.where(padding, rows.detach(), rows)
@@ -256,7 +271,7 @@ def side_by_side(rows: Tensor, one_sample: Tensor, ids: Tensor, run: Run) -> Ten
 
 
 def conv2d(
-    x: Tensor,
+    input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Any = 1,
@@ -267,7 +282,7 @@ def conv2d(
     """`functional.conv2d` as a linear map of unfolded patches."""
     if not isinstance(weight, Implicit) or groups != 1 or isinstance(padding, str):
         return NotImplemented
-    kernel = tuple(weight.shape[2:])
+    x, kernel = input, tuple(weight.shape[2:])
     patches = functional.unfold(x, kernel, dilation=dilation, padding=padding, stride=stride).mT  # (B, patches, C·h·w)
     out = apply(patches, weight, turned=True)
     out = (out if bias is None else add_bias(out, bias)).mT
@@ -295,14 +310,19 @@ def item(tensor: Any, index: Any) -> Any:
         return NotImplemented
     if tensor.weight.run.side_by_side > 1:
         raise OneSampleOnlyError
-    return Implicit(tensor.weight, int(index) % tensor.weight.shape[0])
+    return Implicit(tensor.weight, int(index) % tensor.weight.shape[0], frozen=tensor.frozen)
 
 
-def turn(tensor: Any, *dims: int) -> Any:
+def turn(input: Any, *dims: int, **named_dims: int) -> Any:
     """The transpose of a matrix."""
-    if not isinstance(tensor, Implicit) or len(tensor.shape) != 2:
+    if not isinstance(input, Implicit) or len(input.shape) != 2:
         return NotImplemented
-    return Implicit(tensor.weight, tensor.part, not tensor.turned)
+    return Implicit(input.weight, input.part, not input.turned, input.frozen)
+
+
+def freeze(tensor: Any) -> Any:
+    """The weight without its gradient."""
+    return Implicit(tensor.weight, tensor.part, tensor.turned, frozen=True)
 
 
 def same(tensor: Any, *arguments: Any, **more: Any) -> Any:
@@ -341,6 +361,6 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     Tensor.float: same,
     Tensor.double: same,
     Tensor.contiguous: same,
-    Tensor.detach: same,
+    Tensor.detach: freeze,
     Tensor.clone: same,
 }

@@ -56,7 +56,8 @@ def inputs_of(given: Any, blueprint: Blueprint) -> Inputs:
 
         return Inputs({}, {}, 1, tokens=TokenLaw(as_start(given), blueprint.transformer))
     if isinstance(given, Mapping):
-        fixed = {name: torch.as_tensor(value) for name, value in given.items()}
+        fixed = {name: torch.as_tensor(value) for name, value in given.items() if value is not None}
+        require(bool(fixed), "inputs must name at least one tensor; got none.")
         return Inputs(fixed, options_of(blueprint), len(next(iter(fixed.values()))))
     if blueprint.task == "image":
         pixels = images(given, blueprint.config)

@@ -29,6 +29,7 @@ class Law:
     high: float = math.inf
     reason: str = ""
     rows: dict[int, float] = field(default_factory=dict)  # rows that hold a constant, such as that of the padding
+    source: int = -1  # which draw the numbers g come from: copies have the same
 
     @property
     def random(self) -> bool:

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 SCALINGS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
 SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
+MASK = 1e3  # logits that much below their row's largest are masked
 NORMS = ("norm", "ln")
 
 
@@ -140,7 +141,7 @@ class Measure(TorchFunctionMode):
 
     def by_head(self, logits: Tensor, weights: Tensor) -> dict[str, Tensor]:
         """Of logits (S·B, h, M, ·): each (S, h)."""
-        visible = logits > torch.finfo(logits.dtype).min / 4
+        visible = logits > logits.amax(-1, keepdim=True).clamp(min=-MASK) - MASK
         seen = visible.sum(-1)
         rows = (seen > 1).double()
         entropy = torch.special.entr(weights).sum(-1).double()

@@ -37,6 +37,7 @@ class Weightless:
             raise InputError(
                 f"the law of {name} is not understood: {law.reason}. Nearest: overrides={{{name!r}: std}}."
             )
+        self.kept: dict[str, str] = {}
         self.weights = self.replace(module)
         still_meta = [name for name, buffer in module.named_buffers() if buffer.is_meta]
         require(
@@ -45,7 +46,6 @@ class Weightless:
         self.module = module.eval()
         self.blocks = blocks_of(module)
         require(bool(self.blocks), f"{blueprint.name} has no list of blocks (ModuleList or Sequential) to look at.")
-        self.kept: dict[str, str] = {}
         self.uses: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
 
@@ -56,13 +56,14 @@ class Weightless:
         for name, parameter in module.named_parameters():
             law = self.laws[name]
             if law.random:
-                weights.append(Weight(name, law, tuple(parameter.shape), waiting))
+                weights.append(Weight(name, law, tuple(parameter.shape), waiting, trained=parameter.requires_grad))
                 new[id(parameter)] = Implicit(weights[-1])
             else:
                 constant = law.kind == CONSTANT
                 values = torch.full(parameter.shape, law.shift) if constant else parameter.detach()
-                new[id(parameter)] = nn.Parameter(self.on_device(values))
+                new[id(parameter)] = nn.Parameter(self.on_device(values), parameter.requires_grad)
         put_parameters(module, new)
+        self.kept |= copies(weights)
         for part in module.modules():
             part._buffers.update({name: self.on_device(b) for name, b in part._buffers.items() if b is not None})
         return weights
@@ -119,12 +120,13 @@ class Weightless:
             for name, value in inputs.of(run.seed, run.samples, self.dtype).items()
         }
         measure = Measure(self.blocks, len(run.samples))
+        chance = torch.get_rng_state()
         with torch.set_grad_enabled(loss is not None):
             with measure:
-                out = self.module(
-                    *(v for k, v in arguments.items() if not k), **{k: v for k, v in arguments.items() if k}
-                )
+                out = self.call(arguments)
             measure.finish()
+            if not torch.equal(chance, torch.get_rng_state()):
+                raise InputError(f"{self.blueprint.name} draws random numbers of its own when it runs.")
             found = stream_arrays(measure) | output_arrays(out, run)
             self.uses, self.reasons = run.found, {**run.reasons, **self.kept}
             if loss is not None:
@@ -139,6 +141,8 @@ class Weightless:
     def backward(self, out: Any, arguments: Mapping[str, Any], loss: Loss, run: Run, measure: Measure) -> Arrays:
         """The loss and its gradients."""
         value = loss(out, arguments)
+        known = isinstance(value, Tensor) and value.requires_grad
+        require(known, "the loss must be a tensor that depends on the module's output.")
         if value.dim() == 0 and len(run.samples) > 1:
             raise OneSampleOnlyError
         by_sample = value.reshape(len(run.samples), -1).mean(1)
@@ -152,6 +156,18 @@ class Weightless:
             "weight_gradient": np.stack([norms.get(name, none).cpu().numpy() for name in names], -1),
             "stream_gradient": np.stack([measure.gradient.get(place, none).cpu().numpy() for place in places], -1),
         }
+
+
+def copies(weights: list[Weight]) -> dict[str, str]:
+    """Weights that are copies of each other draw the same numbers, and are kept; why."""
+    first: dict[int, Weight] = {}
+    kept: dict[str, str] = {}
+    for weight in weights:
+        original = first.setdefault(weight.law.source, weight)
+        if original is not weight and weight.law.source >= 0:
+            weight.numbers = original.name
+            kept |= {original.name: f"{weight.name} is a copy of it", weight.name: f"a copy of {original.name}"}
+    return kept
 
 
 def give_back_memory() -> None:

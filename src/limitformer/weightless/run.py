@@ -5,7 +5,6 @@ drawn for the pass, an ordinary leaf of torch's graph. A pass begins with no wei
 that needs it (a second time, or in an operation that is not a linear map) the pass begins again with it kept.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -40,6 +39,8 @@ class Weight:
     law: Law
     shape: tuple[int, ...]
     run: "Run"
+    numbers: str = ""  # the name its numbers are drawn by: that of the weight it is a copy of, or its own
+    trained: bool = True  # whether it has a gradient
 
 
 @dataclass(eq=False)
@@ -58,7 +59,7 @@ class Run:
     squared: dict[str, Tensor] = field(default_factory=dict)  # |∂W|² (S,)
     leaves: dict[str, list[Tensor]] = field(default_factory=dict)  # what was drawn and is kept
     rows: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of embeddings: which, and (S, rows, columns)
-    roots: list[tuple[Tensor, int, Root]] = field(default_factory=list)
+    roots: list[tuple[Tensor, Tensor, Root]] = field(default_factory=list)
     found: dict[str, str] = field(default_factory=dict)  # how each weight was used, for the result
     reasons: dict[str, str] = field(default_factory=dict)  # operations in which weights had to be kept
 
@@ -72,17 +73,18 @@ class Run:
 
     def by_sample(self, x: Tensor) -> Tensor:
         """Tokens (samples · sequences, …, n) as (samples, tokens, n)."""
-        if x.dim() < 2 or x.shape[0] % self.side_by_side:
+        if self.side_by_side > 1 and (x.dim() < 2 or x.shape[0] % self.side_by_side):
             raise OneSampleOnlyError
         return x.reshape(self.side_by_side, -1, x.shape[-1])
 
     def root(self, x: Tensor, z: Tensor) -> Root:
         """The root of `z`, which is `x` by sample; one for all maps of the same tensor."""
-        for tensor, version, root in self.roots:
-            if tensor._version == version and same_memory(tensor, x):
+        now = marks(z)
+        for tensor, then, root in self.roots:
+            if same_memory(tensor, x) and torch.equal(now, then):
                 return root
         root = root_of(z.detach())
-        self.roots = [*self.roots[1 - ROOTS_KEPT :], (x.detach(), x._version, root)]
+        self.roots = [*self.roots[1 - ROOTS_KEPT :], (x.detach(), now, root)]
         return root
 
     def use(self, name: str, how: str, weight: Weight) -> None:
@@ -103,7 +105,7 @@ class Run:
         columns = 1
         for size in weight.shape[1:]:
             columns *= size
-        g = self.normals(f"{weight.name}: entries", rows, columns)
+        g = self.normals(f"{weight.numbers or weight.name}: entries", rows, columns)
         entries = weight.law.entries(g)
         for row, value in weight.law.rows.items():
             numbers = torch.as_tensor(rows) if isinstance(rows, Tensor) else torch.arange(rows.start, rows.stop)
@@ -114,10 +116,10 @@ class Run:
         """N(0, 1) (S, rows, columns)."""
         return normals(self.seed, purpose, self.samples, rows, columns, self.dtype).to(self.device)
 
-    def leaf(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """What was made is kept, and its gradient is that of the weight."""
-        values = make().requires_grad_(self.gradients)
-        self.leaves.setdefault(name, []).append(values)
+    def leaf(self, weight: Weight, rows: range | Tensor) -> Tensor:
+        """These rows are kept, and their gradient is that of the weight."""
+        values = self.entries(weight, rows).requires_grad_(self.gradients and weight.trained)
+        self.leaves.setdefault(weight.name, []).append(values)
         return values
 
     def whole(self, weight: Weight) -> Tensor:
@@ -127,7 +129,7 @@ class Run:
         if any(name.partition("[")[0] == weight.name for name in self.used) or weight.name in self.rows:
             raise KeepWeightError(weight.name, "used in several ways")
         self.found[weight.name] = "kept"
-        return self.leaf(weight.name, lambda: self.entries(weight, range(weight.shape[0])))
+        return self.leaf(weight, range(weight.shape[0]))
 
     def embed(self, weight: Weight, ids: Tensor) -> Tensor:
         """Rows of the weight (S, *ids.shape, columns): one for each distinct number."""
@@ -150,7 +152,7 @@ class Run:
         if len(new):
             if weight.name in self.used:
                 raise KeepWeightError(weight.name, "looked up after it was used as a head")
-            drawn = self.leaf(weight.name, lambda: self.entries(weight, new.cpu()))
+            drawn = self.leaf(weight, new.cpu())
             rows = drawn if rows is None else torch.cat([rows, drawn], 1)
             self.rows[weight.name] = torch.cat([known, new]), rows
             self.found[weight.name] = "rows drawn"
@@ -169,6 +171,11 @@ class Run:
 def add_to(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
     """sums[name] += value."""
     sums[name] = sums[name] + value if name in sums else value
+
+
+def marks(z: Tensor) -> Tensor:
+    """Two sums by which a tensor that was changed is known, in whatever way."""
+    return torch.stack([z.detach().sum(), z.detach().square().sum()])
 
 
 def same_memory(a: Tensor, b: Tensor) -> bool:

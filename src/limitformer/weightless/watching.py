@@ -10,9 +10,12 @@ were imported: the truncated normal, and the orthogonal and the sparse one, whos
 """
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,9 +27,11 @@ from limitformer.weightless.laws import Law
 ALLOCATIONS = ("empty", "new_empty", "empty_strided", "new_empty_strided")
 RANDOM = {"randn": laws.normal(1.0), "rand": laws.uniform(0.0, 1.0)}
 RANDOM |= {"randn_like": laws.normal(1.0), "rand_like": laws.uniform(0.0, 1.0)}
-KEEPING = ("clone", "detach", "_to_copy", "alias", "lift_fresh", "contiguous")  # of the whole tensor, entry by entry
+KEEPING = {"clone", "detach", "_to_copy", "alias", "lift_fresh", "contiguous"}  # of the whole tensor, entry by entry
 VIEWS = {"view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "t", "transpose", "permute", "select", "slice"}
-VIEWS |= {"detach", "alias", "as_strided", "expand", "_reshape_alias", "unbind", "split", "chunk"}
+VIEWS |= {"detach", "alias", "as_strided", "expand", "_reshape_alias", "unbind", "split", "chunk", "lift_fresh"}
+FILLING = {"zero_", "fill_", "normal_", "uniform_", "copy_"}  # what was there before does not matter
+DEPENDENT = Law(laws.UNKNOWN, reason="its entries depend on each other")
 
 
 class Watch(TorchDispatchMode):
@@ -36,7 +41,8 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.laws: dict[int, Law] = {}
         self.values: dict[int, Tensor] = {}  # what was copied from a computed tensor
-        self.alive: list[Tensor] = []  # so that no address is used twice
+        self.alive: list[Any] = []  # storages, so that no address is used twice
+        self.draws = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run it, and write down what it does."""
@@ -44,11 +50,12 @@ class Watch(TorchDispatchMode):
         if name in ALLOCATIONS or name in RANDOM:
             return self.made(name, func, args, kwargs)
         out = func(*args, **kwargs)
-        tensor = args[0] if args and isinstance(args[0], Tensor) else None
-        if name.endswith("_") and not name.startswith("_") and tensor is not None:
-            self.written(name, tensor, args[1:], kwargs)
-        elif isinstance(out, Tensor) and tensor is not None and self.law_of(tensor) and name not in VIEWS:
-            self.derived(name, tensor, args[1:], out)
+        if name.rstrip("_") != name and args:
+            self.written(name, args, kwargs)
+        elif "out" in kwargs:
+            self.note(kwargs["out"], Law(laws.UNKNOWN, reason=f"it was written by {name}"))
+        elif name not in VIEWS:
+            self.derived(name, args, kwargs, out)
         return out
 
     def made(self, name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
@@ -58,43 +65,54 @@ class Watch(TorchDispatchMode):
             kwargs["device"] = torch.device("meta")
         out: Tensor = func(*args, **kwargs)
         if name in RANDOM:
-            self.note(out, RANDOM[name])
+            self.note(out, self.drawn(RANDOM[name]))
         return out
 
-    def written(self, name: str, tensor: Tensor, args: Any, kwargs: dict[str, Any]) -> None:
-        """An operation in place."""
-        if not tensor.is_floating_point():
-            return None
-        before = self.law_of(tensor)
-        if name == "copy_" and isinstance(args[0], Tensor):
-            return self.copied(tensor, args[0])
-        after = after_writing(name, before, args, kwargs)
-        if covers(tensor):
-            return self.note(tensor, after)
-        self.note(tensor, with_part(before, tensor, after))
-        return None
+    def drawn(self, law: Law) -> Law:
+        """The law of new random numbers."""
+        self.draws += law.random
+        return replace(law, source=self.draws if law.random else -1)
+
+    def written(self, name: str, args: Any, kwargs: dict[str, Any]) -> None:
+        """An operation in place, on one tensor or on several."""
+        if not isinstance(args[0], Tensor):
+            for tensor in tensors_in(args[0]):
+                self.note(tensor, Law(laws.UNKNOWN, reason=f"it was changed by {name}"))
+        elif name == "copy_" and isinstance(args[1], Tensor):
+            self.copied(args[0], args[1])
+        elif args[0].is_floating_point():
+            before, tensor = self.law_of(args[0]), args[0]
+            after = after_writing(name, before, args[1:], kwargs)
+            after = self.drawn(after) if name in FILLING else after
+            self.note(tensor, after if covers(tensor) else with_part(before, tensor, after))
 
     def copied(self, tensor: Tensor, source: Tensor) -> None:
         """`tensor` takes the entries of `source`."""
         law = self.law_of(source)
         if law is None and not source.is_meta:
-            self.values[storage(tensor)] = source.detach().clone()
+            self.values[storage(tensor)] = source.detach().expand(tensor.shape).clone()
             law = Law(laws.GIVEN)
         law = law or Law(laws.UNKNOWN, reason="a copy of something that was computed")
+        if law.random and not (plain(source) and plain(tensor) and source.shape == tensor.shape):
+            law = Law(laws.UNKNOWN, reason="it repeats or rearranges random numbers")
         self.note(tensor, law if covers(tensor) else with_part(self.law_of(tensor), tensor, law))
 
-    def derived(self, name: str, tensor: Tensor, args: Any, out: Tensor) -> None:
-        """A tensor made from one whose law is known."""
-        law = self.law_of(tensor)
-        assert law is not None
-        if name in KEEPING:
-            self.note(out, law)
-        elif out.shape == tensor.shape:
-            self.note(out, after_writing(f"{name}_", law, args, {}))
+    def derived(self, name: str, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        """Tensors made from ones whose law is known: from one by an operation with numbers, or not understood."""
+        sources = [(t, law) for t in tensors_in((args, kwargs)) if (law := self.law_of(t)) is not None]
+        if not sources or not any(law.random or law.kind == laws.UNKNOWN for _, law in sources):
+            return
+        tensor, law = sources[0]
+        alone = len(sources) == 1 and tensor is args[0] and len(tensors_in((args, kwargs))) == 1
+        for made in tensors_in(out):
+            after = Law(laws.UNKNOWN, reason=f"it was made by {name}")
+            if alone and plain(tensor) and plain(made) and made.shape == tensor.shape:
+                after = law if name in KEEPING else after_writing(f"{name}_", law, args[1:], kwargs)
+            self.note(made, after)
 
     def note(self, tensor: Tensor, law: Law) -> None:
         """This is the law of its storage."""
-        self.alive.append(tensor)
+        self.alive.append(tensor.untyped_storage())
         self.laws[storage(tensor)] = law
 
     def law_of(self, tensor: Tensor) -> Law | None:
@@ -102,12 +120,26 @@ class Watch(TorchDispatchMode):
         return self.laws.get(storage(tensor))
 
     def truncated_normal(
-        self, tensor: Tensor, mean: float, std: float, a: float, b: float, generator: Any = None
+        self, tensor: Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
     ) -> Tensor:
         """In the place of torch's function."""
-        law = laws.truncated_normal(mean, std, a, b)
+        law = self.drawn(laws.truncated_normal(mean, std, a, b))
         self.note(tensor, law if covers(tensor) else with_part(self.law_of(tensor), tensor, law))
         return tensor
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    """Every tensor in nested lists, tuples and dicts."""
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, dict):
+        values = list(values.values())
+    return [tensor for value in values for tensor in tensors_in(value)] if isinstance(values, list | tuple) else []
+
+
+def plain(tensor: Tensor) -> bool:
+    """Whether it is all of its storage, in its order."""
+    return covers(tensor) and tensor.is_contiguous() and tensor.storage_offset() == 0
 
 
 def storage(tensor: Tensor) -> int:
@@ -124,6 +156,8 @@ def after_writing(name: str, before: Law | None, args: Any, kwargs: dict[str, An
     """The law of a tensor of the law `before` after the operation."""
     numbers = [a for a in args if isinstance(a, int | float)]
     number = float(numbers[0]) if numbers else None
+    if not set(kwargs) <= {"mean", "std", "from", "to", "generator", "value", "memory_format"}:
+        return Law(laws.UNKNOWN, reason=f"it was changed by {name.rstrip('_')} with {', '.join(kwargs)}")
     if name == "normal_":
         return laws.normal(*normal_arguments(args, kwargs)[::-1])
     if name == "uniform_":
@@ -161,7 +195,7 @@ def with_part(before: Law | None, part: Tensor, after: Law) -> Law:
     if before is None or not whole_row or after.kind != laws.CONSTANT:
         return Law(laws.UNKNOWN, reason="a part of it was overwritten")
     rows = before.rows | {part.storage_offset() // row: after.shift}
-    return Law(before.kind, before.scale, before.shift, before.low, before.high, before.reason, rows)
+    return replace(before, rows=rows)
 
 
 @contextlib.contextmanager
@@ -190,37 +224,67 @@ WATCHES: list[Watch] = []  # the one that looks on is the last
 
 def dependent_entries(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
     """In the place of torch's functions whose entries depend on each other; it runs among their globals, not these."""
-    from limitformer.weightless import laws, watching
+    from limitformer.weightless import watching
 
-    watching.WATCHES[-1].note(tensor, laws.Law(laws.UNKNOWN, reason="its entries depend on each other"))
+    watching.WATCHES[-1].note(tensor, watching.DEPENDENT)
     return tensor
 
 
 def built(factory: Callable[[], nn.Module], dtype: torch.dtype) -> tuple[nn.Module, dict[str, Law]]:
-    """A module whose random matrices are on the meta device, and the law of each of its parameters, by first name."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with watching() as watch:
-            module = factory()
-    finally:
-        torch.set_default_dtype(before)
-    require(isinstance(module, nn.Module), f"the function must return a torch.nn.Module; got {type(module).__name__}.")
-    found = {}
-    for name, parameter in module.named_parameters():
-        law = watch.law_of(parameter)
-        found[name] = law if law is not None and (parameter.is_meta or law.random) else law_of_values(parameter)
+    """A module whose random matrices are on the meta device, and the law of each of its parameters, by first name.
+
+    It is built twice, from other seeds: what differs and was not understood is random in a way that is not known.
+    """
+    module, watch = build(factory, dtype, 0)
+    other, _ = build(factory, dtype, 1)
+    twins = dict(other.named_parameters()) | dict(other.named_buffers())
+    found = {name: law_of(parameter, watch, twins.get(name)) for name, parameter in module.named_parameters()}
+    for name, buffer in module.named_buffers():
+        law = watch.law_of(buffer)
+        chance = (law is not None and law.random) or not same_values(buffer, twins.get(name))
+        require(not chance, f"the buffer {name} is random, and only parameters may be.")
     settle(module, watch, found)
     return module, found
 
 
-def law_of_values(parameter: Tensor) -> Law:
-    """Of a parameter that nothing random wrote to."""
+def build(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int) -> tuple[nn.Module, Watch]:
+    """Run the factory from these global seeds, which are put back."""
+    before, own, numpys = torch.get_default_dtype(), random.getstate(), np.random.get_state()
+    torch.set_default_dtype(dtype)
+    try:
+        with watching() as watch:
+            torch.manual_seed(seed)
+            np.random.seed(seed)
+            random.seed(seed)
+            module = factory()
+    finally:
+        torch.set_default_dtype(before)
+        np.random.set_state(numpys)
+        random.setstate(own)
+    require(isinstance(module, nn.Module), f"the function must return a torch.nn.Module; got {type(module).__name__}.")
+    return module, watch
+
+
+def law_of(parameter: Tensor, watch: Watch, twin: Tensor | None) -> Law:
+    """As watched; of what nothing random wrote to, its values, if they are those of the `twin` of other seeds."""
+    law = watch.law_of(parameter)
+    if law is not None and (parameter.is_meta or law.random or law is DEPENDENT):
+        return law
     if parameter.is_meta:
         return Law(laws.UNKNOWN, reason="nothing was seen to write to it")
+    if not same_values(parameter, twin):
+        reason = "it is random" if law is None or not law.reason else law.reason
+        return Law(laws.UNKNOWN, reason=reason)
     first = parameter.detach().reshape(-1)[:1]
     same = parameter.numel() > 0 and bool((parameter.detach() == first).all())
     return laws.constant(float(first)) if same else Law(laws.GIVEN)
+
+
+def same_values(tensor: Tensor, twin: Tensor | None) -> bool:
+    """Whether both have the same entries; of what has none, yes."""
+    if tensor.is_meta or (twin is not None and twin.is_meta):
+        return True
+    return twin is not None and tensor.shape == twin.shape and bool(torch.equal(tensor.detach(), twin.detach()))
 
 
 def settle(module: nn.Module, watch: Watch, found: dict[str, Law]) -> None:
@@ -230,7 +294,7 @@ def settle(module: nn.Module, watch: Watch, found: dict[str, Law]) -> None:
         if parameter.is_meta and not found[name].random:
             value = value_of(parameter, found[name], watch)
             if value is not None:
-                values[id(parameter)] = nn.Parameter(value)
+                values[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
     put_parameters(module, values)
     for _, part in module.named_modules():
         for key, buffer in list(part._buffers.items()):
