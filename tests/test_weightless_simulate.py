@@ -101,6 +101,29 @@ def test_a_weight_that_is_used_twice_is_kept_and_its_law_is_right():
     assert ks_2samp(other, size).pvalue < 1e-6  # the twin: two weights
 
 
+class Routed(nn.Module):
+    """An embedding whose id depends on the tokens, and so on the sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(2, 8), nn.ModuleList([Step(), Step()])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x + self.embed((x.sum(-1) > 0).long())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_samples_that_take_different_ways_go_alone(seed, monkeypatch):
+    x = np.random.Generator(np.random.Philox(3)).standard_normal((1, 1, 8))
+    options = {"seed": seed, "gradients": True, "dtype": torch.float64, "progress": False}
+    several = lf.weightless.simulate(Routed, x, samples=12, **options)
+    monkeypatch.setattr(sys.modules["limitformer.weightless.simulate"], "MOST_SIDE_BY_SIDE", 1)
+    alone = lf.weightless.simulate(Routed, x, samples=12, **options)
+    assert np.allclose(several.loss, alone.loss, rtol=1e-12)
+
+
 def test_two_sequences_share_their_weights():
     data = weightless("llama", 4, inputs=[INPUTS, INPUTS])
     v = data.covariance.values

@@ -37,12 +37,10 @@ class Weightless:
             raise InputError(
                 f"the law of {name} is not understood: {law.reason}. Nearest: overrides={{{name!r}: std}}."
             )
+        for name, buffer in module.named_buffers():
+            require(not buffer.is_meta, f"the buffer {name} has no values: it was made by an operation on matrices.")
         self.kept: dict[str, str] = {}
         self.weights = self.replace(module)
-        still_meta = [name for name, buffer in module.named_buffers() if buffer.is_meta]
-        require(
-            not still_meta, f"the buffer {(still_meta or [''])[0]} has no values: it was made by a random operation."
-        )
         self.module = module.eval()
         self.blocks = blocks_of(module)
         require(bool(self.blocks), f"{blueprint.name} has no list of blocks (ModuleList or Sequential) to look at.")

@@ -104,15 +104,14 @@ def simulate(
     step, done = 1, 0
     try:
         while done < samples:
-            part = range(done, min(samples, done + step))
-            if done == 0 and samples > 1:
-                first = one(range(1))
-                step = side_by_side(one, found, first, samples, size) if samples > 2 else 1
-                part = range(min(step, samples))
-                parts.append(first if step == 1 else one(part))
-            else:
-                parts.append(one(part))
-            done = part.stop
+            if done == 0 and samples > 2:
+                step = side_by_side(one, found, samples, size)
+            try:
+                parts.append(one(range(done, min(samples, done + step))))
+            except OneSampleOnlyError:  # what goes through the module has come to depend on the sample
+                step = 1
+                parts.append(one(range(done, done + 1)))
+            done = min(samples, done + step)
             advance(shown, done)
     except KeyboardInterrupt as interrupt:
         raise Interrupted(result(done)) from interrupt
@@ -121,7 +120,7 @@ def simulate(
     return result(samples)
 
 
-def side_by_side(one: Callable[[range], Arrays], found: Weightless, first: Arrays, samples: int, size: int) -> int:
+def side_by_side(one: Callable[[range], Arrays], found: Weightless, samples: int, size: int) -> int:
     """How many samples a pass may have: more than one only where it gives the same numbers."""
     step = min(samples, MOST_SIDE_BY_SIDE, max(1, SIDE_BY_SIDE_BYTES // max(size, 1)))
     if step < 2:
@@ -130,7 +129,7 @@ def side_by_side(one: Callable[[range], Arrays], found: Weightless, first: Array
         together = one(range(2))
     except (OneSampleOnlyError, InputError):
         return 1
-    second = one(range(1, 2))
+    first, second = one(range(1)), one(range(1, 2))
     tolerance = AGREEMENT[found.dtype]
     alike = all(
         close(together[key][k], alone[key][0], tolerance) for k, alone in enumerate((first, second)) for key in first
