@@ -15,6 +15,7 @@ from limitformer.errors import MadeOf
 from limitformer.lock import CannotLockError
 from limitformer.sweep import SweepInterrupted
 from limitformer.train.interrupts import TrainingInterrupted
+from limitformer.weightless.run import KeepWeightError
 
 PART = xr.Dataset({"exit": ("sample", [1.0, 2.0])})
 # Exceptions that are made of something else than a message, each with a part that has to arrive.
@@ -24,6 +25,7 @@ MADE = {
         lambda: CannotLockError("it", OSError(28, "No space left on device", "/a/lock")), lambda error: error.reason
     ),
     lf.Interrupted: (lambda: lf.Interrupted(PART), lambda error: error.partial.to_dict()),
+    KeepWeightError: (lambda: KeepWeightError("a.weight", "used twice"), lambda error: (error.name, error.reason)),
     SweepInterrupted: (lambda: SweepInterrupted(Path("a.zarr"), 1, 3), lambda error: error.resumes),
     TrainingInterrupted: (lambda: TrainingInterrupted(Path("run"), 2, 9), lambda error: error.resumes),
 }  # fmt: skip

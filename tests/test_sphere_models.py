@@ -408,11 +408,11 @@ def test_tokens_of_a_limit_are_checked():
 
 
 def test_a_recording_that_does_not_fit_the_memory_is_refused(monkeypatch):
-    """1000 samples, 11 layers, 3 pairs, z and 1 − |z|, and when each stopped: 536,000 bytes of the 3/4 that is free."""
+    """1000 samples, 11 layers, 3 pairs, z and 1 − |z|, and when each stopped: 536,136 bytes of the 3/4 that is free."""
     run = {"samples": 1000, "seed": 0, "horizon": 1.0}
-    monkeypatch.setattr(memory, "available_memory", lambda: 714_667)
+    monkeypatch.setattr(memory, "available_memory", lambda: 714_848)
     assert lf.simulate(STOCHASTIC(**SIZE), **run).sizes["time"] == 11
-    monkeypatch.setattr(memory, "available_memory", lambda: 714_666)
+    monkeypatch.setattr(memory, "available_memory", lambda: 714_847)
     refused(
         lambda: lf.simulate(STOCHASTIC(**SIZE), **run),
         'Nearest: record at most 10 times, or dtype="float32" for half of it, or fewer than these 3 pairs',

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from limitformer.errors import require, require_count, require_real
+from limitformer.errors import require, require_real
 from limitformer.train.evaluation import IGNORED as IGNORED
 
 SHARE = 0.15
@@ -43,8 +43,10 @@ class MaskedCollator:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, share: float = SHARE) -> None:
         named = tokenizer.mask_token_id is not None and tokenizer.pad_token_id is not None
         require(named, "Masking needs a tokenizer with a mask token and a padding token.")
-        self.seed, self.share = require_count("seed", seed, least=0), require_real("share", share)
-        require(self.seed < 2**64, f"seed must be below 2**64; got {seed}.")
+        whole = isinstance(seed, int) and not isinstance(seed, bool)
+        require(whole and seed >= 0, f"seed must be a whole number from 0 on; got {seed!r:.40}.")
+        require(seed < 2**64, "seed must be below 2**64; got more.")
+        self.seed, self.share = seed, require_real("share", share)
         require(0 < self.share <= 1, f"share must lie in (0, 1]; got {share}. BERT takes 0.15.")
         self.mask, self.padding = int(tokenizer.mask_token_id), int(tokenizer.pad_token_id)
         ordinary = np.ones(len(tokenizer), bool)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from limitformer.errors import InputError
+from limitformer.errors import InputError, MadeOf
 from limitformer.weightless.laws import Law
 from limitformer.weightless.numbers import normals
 from limitformer.weightless.roots import Root, root_of
@@ -19,12 +19,12 @@ AUTO, NEVER, ALWAYS = "auto", "never", "always"  # whether weights are drawn
 ROOTS_KEPT = 2
 
 
-class KeepWeightError(Exception):
+class KeepWeightError(MadeOf, Exception):
     """The pass must begin again, with this weight kept."""
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(name)
-        self.name, self.reason = name, reason
+        super().__init__(f"{name}: {reason}")
+        self.name, self.reason = self.made_of = name, reason
 
 
 class OneSampleOnlyError(Exception):
