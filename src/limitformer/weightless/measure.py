@@ -91,6 +91,8 @@ class Measure(TorchFunctionMode):
 
     def left(self, block: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         """A block ends; the last one's output is the stream's end."""
+        if self.layer < 0:  # what began without tokens is no block
+            return
         self.last = out if isinstance(out, Tensor) else out[0]
         self.layer, self.stream = -1, []
 

@@ -124,10 +124,10 @@ class Run:
 
     def whole(self, weight: Weight) -> Tensor:
         """The weight (S, *shape), kept for the pass."""
-        if weight.name in self.leaves:
-            return self.leaves[weight.name][0]
         if any(name.partition("[")[0] == weight.name for name in self.used) or weight.name in self.rows:
             raise KeepWeightError(weight.name, "used in several ways")
+        if weight.name in self.leaves:
+            return self.leaves[weight.name][0]
         self.found[weight.name] = "kept"
         return self.leaf(weight, range(weight.shape[0]))
 

@@ -29,7 +29,6 @@ SIDE_BY_SIDE_BYTES = 2**25  # of activations that a pass of several samples may 
 MOST_SIDE_BY_SIDE = 256
 RECOMPUTE_BYTES = 2**30  # of activations, beyond which blocks run again in the backward pass
 AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-2}  # between samples side by side and alone
-BY_HEAD = ("entropy", "effective_tokens", "logit_std", "largest_logit")
 
 
 def simulate(

@@ -61,7 +61,8 @@ class Watch(TorchDispatchMode):
     def made(self, name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
         """A new tensor; a matrix is one of the meta device."""
         size = args[0] if isinstance(args[0], list | tuple) else args[1] if len(args) > 1 else args[0].shape
-        if len(size) >= 2 and kwargs.get("dtype", torch.float32) not in (torch.bool, torch.int64, torch.int32):
+        like = args[0].dtype if isinstance(args[0], Tensor) else torch.get_default_dtype()
+        if len(size) >= 2 and (kwargs.get("dtype") or like).is_floating_point:
             kwargs["device"] = torch.device("meta")
         out: Tensor = func(*args, **kwargs)
         if name in RANDOM:
@@ -92,6 +93,10 @@ class Watch(TorchDispatchMode):
         if law is None and not source.is_meta:
             self.values[storage(tensor)] = source.detach().expand(tensor.shape).clone()
             law = Law(laws.GIVEN)
+        elif law is not None and law.kind == laws.GIVEN and plain(source) and source.shape == tensor.shape:
+            self.values[storage(tensor)] = self.values[storage(source)]
+        elif law is not None and law.kind == laws.GIVEN:
+            law = Law(laws.UNKNOWN, reason="it repeats or rearranges given numbers")
         law = law or Law(laws.UNKNOWN, reason="a copy of something that was computed")
         if law.random and not (plain(source) and plain(tensor) and source.shape == tensor.shape):
             law = Law(laws.UNKNOWN, reason="it repeats or rearranges random numbers")
@@ -167,10 +172,12 @@ def after_writing(name: str, before: Law | None, args: Any, kwargs: dict[str, An
         return Law(laws.UNKNOWN, reason=name) if value is None else laws.constant(value)
     if name in ("requires_grad_", "detach_"):
         return before or Law(laws.GIVEN)
-    if before is not None and number is not None and name in ("mul_", "div_", "add_", "sub_"):
+    if before is None or not (before.random or before.kind == laws.CONSTANT):
+        return Law(laws.UNKNOWN, reason=f"it was changed by {name.rstrip('_')}")
+    if number is not None and name in ("mul_", "div_", "add_", "sub_"):
         change = {"mul_": before.times(number), "add_": before.plus(number), "sub_": before.plus(-number)}
         return before.times(1 / number) if name == "div_" else change[name]
-    if before is not None and name == "neg_":
+    if name == "neg_":
         return before.times(-1.0)
     return Law(laws.UNKNOWN, reason=f"it was changed by {name.rstrip('_')}")
 
@@ -188,11 +195,11 @@ def uniform_arguments(args: Any, kwargs: dict[str, Any]) -> tuple[float, float]:
 
 
 def with_part(before: Law | None, part: Tensor, after: Law) -> Law:
-    """The law of a matrix whose row `part` was overwritten by a constant; unknown for any other part."""
+    """The law of a random matrix whose row `part` was overwritten by a constant; unknown for any other part."""
     base = part._base if part._base is not None else part
     row = base.stride(0) if base.dim() else 0
     whole_row = row and part.numel() == row and part.is_contiguous() and part.storage_offset() % row == 0
-    if before is None or not whole_row or after.kind != laws.CONSTANT:
+    if before is None or not before.random or not whole_row or after.kind != laws.CONSTANT:
         return Law(laws.UNKNOWN, reason="a part of it was overwritten")
     rows = before.rows | {part.storage_offset() // row: after.shift}
     return replace(before, rows=rows)
@@ -306,7 +313,7 @@ def settle(module: nn.Module, watch: Watch, found: dict[str, Law]) -> None:
 
 def value_of(tensor: Tensor, law: Law, watch: Watch) -> Tensor | None:
     """The values of a constant or a copy."""
-    if law.kind == laws.CONSTANT and not law.rows:
+    if law.kind == laws.CONSTANT:
         return torch.full(tensor.shape, law.shift, dtype=tensor.dtype)
     if law.kind == laws.GIVEN and storage(tensor) in watch.values:
         return watch.values[storage(tensor)].to(tensor.dtype).reshape(tensor.shape)
