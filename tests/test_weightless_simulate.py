@@ -14,6 +14,7 @@ from limitformer.nn.network import Network
 from limitformer.nn.simulate import TokenLaw
 from limitformer.nn.weights import draw_weights
 from limitformer.weightless import numbers
+from limitformer.weightless.network import Weightless
 from limitformer.weightless.numbers import normals
 from weightless_families import CONFIGS, INPUTS, weightless
 
@@ -224,7 +225,7 @@ class Broken(Twice):
         ({"model_type": "lama"}, 4, {}, "model_type must be one .* got 'lama'. Nearest: llama"),
         ({"model_type": "llama", "hidden_size": "wide"}, 4, {}, "the configuration of llama cannot be made"),
         ({"model_type": "llama", "hidden_size": 30, "num_attention_heads": 4}, 4, {}, "llama cannot"),
-        ("{", 4, {}, "is not JSON"),
+        ("{", 4, {}, "must be JSON"),
         (3, 4, {}, "model must be a configuration"),
         (nn.Linear(3, 3), 4, {}, "has its weights already"),
         (Silent, np.ones((1, 2, 3)), {}, "no list of blocks"),
@@ -271,6 +272,28 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch):
     with pytest.raises(lf.Interrupted) as caught:
         weightless("llama", 9, loss=interrupted)
     assert caught.value.partial.sizes["sample"] == 3
+
+
+def test_ctrl_c_in_a_network_of_the_papers_keeps_its_layout(monkeypatch):
+    network = lf.Transformer(width=8, depth=3, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))
+    begin, stop_at = Weightless.run, [3]
+
+    def interrupted(self, *args):
+        stop_at[0] -= 1
+        if stop_at[0] < 0:
+            raise KeyboardInterrupt
+        return begin(self, *args)
+
+    monkeypatch.setattr(Weightless, "run", interrupted)
+    monkeypatch.setattr(sys.modules["limitformer.weightless.simulate"], "MOST_SIDE_BY_SIDE", 1)
+    options = {"samples": 9, "seed": 0, "gradients": True, "record": [0, 3], "progress": False}
+    with pytest.raises(lf.Interrupted) as caught:
+        lf.nn.simulate(network, lf.equicorrelated(2, 0.2), **options)
+    assert caught.value.partial.sizes["depth"] == 2
+    assert caught.value.partial.sizes["sample"] == 3
+    with pytest.raises(KeyboardInterrupt) as nothing:
+        lf.nn.simulate(network, lf.equicorrelated(2, 0.2), **options)
+    assert not isinstance(nothing.value, lf.Interrupted)
 
 
 class Tied(nn.Module):

@@ -47,12 +47,14 @@ __version__ = package_version()
 
 
 def __getattr__(name: str) -> object:
-    """`nn`, `hf` and `train` are imported when they are first asked for: what they need is heavy and optional."""
-    if name in ("nn", "hf", "train", "weightless"):
+    """What stands on torch is imported when it is first asked for: it is heavy and optional."""
+    home = {"shapes": "weightless"}.get(name, name)
+    if home in ("nn", "hf", "train", "weightless"):
         import importlib
 
         try:
-            return importlib.import_module(f"limitformer.{name}")
+            module = importlib.import_module(f"limitformer.{home}")
         except MissingExtraError as error:
             raise AttributeError(str(error)) from error  # so that `hasattr` says no
+        return module if home == name else getattr(module, name)
     raise AttributeError(f"module 'limitformer' has no attribute {name!r}")

@@ -37,17 +37,24 @@ def from_json(text: str) -> Any:
     >>> from_json('{"kind": "ReLU", "hidden": 8}')
     ReLU(hidden=8)
     """
-    try:
-        record = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"A model must be JSON; line {error.lineno} is not: {error.msg}.") from error
-    except (TypeError, ValueError, RecursionError) as error:  # no text, endless digits, endless brackets
-        raise InputError(f"A model must be JSON: {first_line(error)}.") from error
-    require(isinstance(record, dict), f"A model must be a JSON object; got {type(record).__name__}.")
+    record = json_object(text, "A model")
     try:
         return from_record(record)
     except RecursionError as error:
         raise InputError("A model has a few levels; got more than can be read.") from error
+
+
+def json_object(text: str, what: str) -> dict[str, Any]:
+    """The object that `text` is; `InputError` about `what` if it is none."""
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{what} must be JSON; line {error.lineno} is not: {error.msg}.") from error
+    except (TypeError, ValueError, RecursionError) as error:  # no text, endless digits, endless brackets
+        raise InputError(f"{what} must be JSON: {first_line(error)}.") from error
+    if not isinstance(record, dict):
+        raise InputError(f"{what} must be a JSON object; got {type(record).__name__}.")
+    return record
 
 
 def from_record(record: Any) -> Any:

@@ -101,7 +101,7 @@ def simulate(
     finished, parts = 0, slices(0, samples, batch)
     try:
         for part in tracked(parts, "batches of networks") if progress else parts:
-            generator = torch.Generator(device).manual_seed(batch_seed(seed, part.start))
+            generator = torch.Generator(device).manual_seed(torch_seed(seed, f"network {part.start}"))
             v, exit_layers = run_batch(model, draw, part.stop - part.start, layers, generator, dtype)
             covariance[part] = v
             exits[part] = exit_layers
@@ -116,8 +116,13 @@ def with_gradients(model: Transformer, start: Start, layers: np.ndarray, options
     """Weightless networks, laid out as others: `depth` for the layers that are recorded."""
     from limitformer.weightless import simulate as simulate_weightless  # which stands on this package
 
-    found = simulate_weightless(model, start, gradients=True, **options)
-    return found.rename(layer="depth").sel(depth=layers).assign_attrs(model=to_json(model))
+    def laid_out(found: xr.Dataset) -> xr.Dataset:
+        return found.rename(layer="depth").sel(depth=layers).assign_attrs(model=to_json(model))
+
+    try:
+        return laid_out(simulate_weightless(model, start, gradients=True, **options))
+    except Interrupted as interrupt:
+        raise Interrupted(laid_out(interrupt.partial)) from interrupt
 
 
 class TokenLaw:
@@ -171,9 +176,9 @@ def networks_in_batch(model: Transformer, tokens: int, dtype: torch.dtype) -> in
     return max(1, BATCH_BYTES // size)
 
 
-def batch_seed(seed: int, first: int) -> int:
-    """A 63-bit seed for the batch that begins at network `first`."""
-    low, high = key(seed, f"network {first}")
+def torch_seed(seed: int, purpose: str) -> int:
+    """A 63-bit seed of torch's generators for one purpose, such as the batch that begins at network 12."""
+    low, high = key(seed, purpose)
     return low | (high >> 1) << 32
 
 

@@ -68,7 +68,7 @@ class Implicit(torch.Tensor):
 
 
 METADATA = {"__get__", "size", "dim", "numel", "is_floating_point", "is_complex", "stride", "__repr__", "element_size"}
-METADATA |= {"ndimension", "is_contiguous", "__len__", "__hash__", "__set__", "requires_grad_", "is_pinned", "data_ptr"}
+METADATA |= {"ndimension", "is_contiguous", "__len__", "__hash__", "__set__", "is_pinned", "data_ptr"}
 
 
 @dataclass(frozen=True, eq=False)

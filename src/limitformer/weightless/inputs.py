@@ -12,9 +12,8 @@ from torch.nn import functional
 
 from limitformer.errors import InputError, require
 from limitformer.models.text import words_of
-from limitformer.nn.simulate import TokenLaw
+from limitformer.nn.simulate import TokenLaw, torch_seed
 from limitformer.weightless.models import Blueprint
-from limitformer.weightless.numbers import key_words
 
 Loss = Callable[[Any, Mapping[str, Tensor]], Tensor]
 
@@ -32,17 +31,17 @@ class Inputs:
     def of(self, seed: int, samples: range, dtype: torch.dtype) -> dict[str, Any]:
         """For samples side by side."""
         if self.tokens is not None:
-            drawn = [self.tokens.tokens(1, generator(seed, sample)).to(dtype) for sample in samples]
+            seeds = [torch_seed(seed, f"weightless tokens {sample}") for sample in samples]
+            drawn = [self.tokens.tokens(1, torch.Generator().manual_seed(each)).to(dtype) for each in seeds]
             return {"x": torch.cat(drawn).requires_grad_()}
         many = {name: value.repeat(len(samples), *[1] * (value.dim() - 1)) for name, value in self.fixed.items()}
-        cast = {name: value.to(dtype) if value.is_floating_point() else value for name, value in many.items()}
+        cast = {name: real(value, dtype) if value.is_floating_point() else value for name, value in many.items()}
         return {**cast, **self.options}
 
 
-def generator(seed: int, sample: int) -> torch.Generator:
-    """For a sample's tokens."""
-    low, high = key_words(seed, f"tokens {sample}").tolist()
-    return torch.Generator().manual_seed(int(low) | (int(high) >> 1) << 32)
+def real(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Of a pass's type; the stream begins with them, so they have a gradient."""
+    return values.to(dtype).requires_grad_().clone()  # which a module may change in place
 
 
 def inputs_of(given: Any, blueprint: Blueprint) -> Inputs:

@@ -94,7 +94,7 @@ def make(blueprint: Blueprint, dtype: torch.dtype) -> tuple[nn.Module, dict[str,
         module, found = built(blueprint.factory, dtype)
     except InputError:
         raise
-    except Exception as error:
+    except Exception as error:  # the user's own code, which may raise anything
         raise InputError(f"{blueprint.name} cannot be made: {type(error).__name__}: {first_line(error)}") from error
     return module, found
 

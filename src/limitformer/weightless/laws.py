@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 import torch
+from scipy.special import ndtr
 from torch import Tensor
 
 CONSTANT = "constant"
@@ -57,10 +58,10 @@ class Law:
         """Mean and standard deviation of g ~ N(0, 1) given low < g < high."""
         if self.kind != TRUNCATED:
             return 0.0, 1.0
-        mass = normal_cdf(self.high) - normal_cdf(self.low)
-        mean = (density(self.low) - density(self.high)) / mass
-        inner = edge(self.low) - edge(self.high)
-        return mean, math.sqrt(max(0.0, 1 + inner / mass - mean**2))
+        from scipy.stats import truncnorm  # slow to import
+
+        mean, variance = truncnorm.stats(self.low, self.high)
+        return float(mean), math.sqrt(variance)
 
     def times(self, factor: float) -> "Law":
         """The law of `factor` times such an entry."""
@@ -78,7 +79,7 @@ class Law:
             return g.mul_(self.scale).add_(self.shift) if self.shift else g.mul_(self.scale)
         u = torch.special.ndtr(g.double())
         if self.kind == TRUNCATED:
-            low, high = normal_cdf(self.low), normal_cdf(self.high)
+            low, high = ndtr(self.low), ndtr(self.high)
             u = torch.special.ndtri(low + (high - low) * u)
         return (self.scale * u + self.shift).to(g.dtype)
 
@@ -111,18 +112,3 @@ def truncated_normal(mean: float, std: float, low: float, high: float) -> Law:
 def constant(value: float) -> Law:
     """Every entry is `value`."""
     return Law(CONSTANT, shift=value)
-
-
-def normal_cdf(x: float) -> float:
-    """Φ(x)."""
-    return 0.5 * math.erfc(-x / math.sqrt(2))
-
-
-def density(x: float) -> float:
-    """φ(x)."""
-    return math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-
-
-def edge(x: float) -> float:
-    """x φ(x), 0 at ±∞."""
-    return 0.0 if math.isinf(x) else x * density(x)

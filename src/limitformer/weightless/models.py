@@ -1,6 +1,5 @@
 """What a user means by a model: a configuration, its JSON or folder, a public shape, a factory, or a Transformer."""
 
-import json
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from torch import nn
 
 from limitformer.errors import InputError, first_line
 from limitformer.models import Transformer
+from limitformer.models.serial import json_object
+from limitformer.models.text import read_text
 from limitformer.nn.network import Network
 from limitformer.weightless.shapes import configuration_of
 
@@ -98,29 +99,11 @@ def config_of(model: str | Path | dict[str, Any]) -> Any:
     except (OSError, ValueError):
         exists = False
     if exists:
-        return config_from(read_json(path / "config.json" if path.is_dir() else path))
+        file = path / "config.json" if path.is_dir() else path
+        return config_from(json_object(read_text(file), str(file)))
     if str(model).lstrip().startswith("{"):
-        return config_from(parsed(str(model), "the text"))
+        return config_from(json_object(str(model), "A configuration"))
     return configuration_of(str(model))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A configuration's file."""
-    try:
-        return parsed(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read as a configuration: {first_line(error)}.") from error
-
-
-def parsed(text: str, name: str) -> dict[str, Any]:
-    """A JSON object."""
-    try:
-        found = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{name} is not JSON: {first_line(error)}.") from error
-    if not isinstance(found, dict):
-        raise InputError(f"{name} must be a JSON object with a model_type; got {type(found).__name__}.")
-    return found
 
 
 def config_from(values: dict[str, Any]) -> Any:
@@ -136,7 +119,7 @@ def config_from(values: dict[str, Any]) -> Any:
         raise InputError(f"model_type must be one that the installed transformers has; got {kind!r}.{hint}")
     try:
         return AutoConfig.for_model(**values)
-    except Exception as error:
+    except Exception as error:  # whatever their own checks raise
         raise InputError(f"the configuration of {kind} cannot be made: {first_line(error)}") from error
 
 

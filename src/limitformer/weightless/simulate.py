@@ -73,7 +73,7 @@ def simulate(
 
     Raises:
         InputError: an argument that cannot be used, or a module whose code cannot run.
-        Interrupted: Ctrl-C, with the finished samples.
+        Interrupted: Ctrl-C, with the finished samples, if there are any.
     """
     require_count("samples", samples)
     require(draw in (AUTO, NEVER, ALWAYS), f'draw must be "auto", "never" or "always"; got {draw!r}.')
@@ -113,6 +113,8 @@ def simulate(
             done = min(samples, done + step)
             advance(shown, done)
     except KeyboardInterrupt as interrupt:
+        if not parts:
+            raise  # nothing is finished
         raise Interrupted(result(done)) from interrupt
     finally:
         advance(shown, -1)
@@ -148,7 +150,7 @@ def named_errors(call: Callable[[], Arrays], blueprint: Blueprint) -> Arrays:
         return call()
     except (InputError, OneSampleOnlyError, MemoryError):
         raise
-    except Exception as error:
+    except Exception as error:  # the user's own code, which may raise anything
         what = f"{type(error).__name__}: {first_line(error)}{place_of(error)}"
         raise InputError(f"{blueprint.name} cannot run with these inputs: {what}") from error
 

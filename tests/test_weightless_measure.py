@@ -1,0 +1,221 @@
+"""What passes through a module report, against what the module's own code saw while it ran."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import limitformer as lf
+
+WIDTH, HEADS, TOKENS, LAYERS, SAMPLES = 24, 3, 7, 3, 4
+SEEN = []
+
+
+class Block(nn.Module):
+    """Causal attention and a hidden layer, which writes down all that it computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.up, self.down = nn.Linear(WIDTH, 40, bias=False), nn.Linear(40, WIDTH, bias=False)
+        nn.init.normal_(self.qkv.weight, std=0.5)
+
+    def forward(self, x):
+        b, m, n = x.shape
+        q, k, v = (
+            t.view(b, m, HEADS, -1).transpose(1, 2) for t in self.qkv(functional.layer_norm(x, (n,))).chunk(3, -1)
+        )
+        hidden = torch.ones(m, m, dtype=torch.bool).triu(1)
+        logits = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(hidden, -torch.inf)
+        weights = logits.softmax(-1)
+        mixed = self.out((weights @ v).transpose(1, 2).reshape(b, m, n))
+        between = x + mixed
+        added = self.down(torch.relu(self.up(between)))
+        seen = {"start": x, "logits": logits, "weights": weights, "mixed": mixed, "between": between, "added": added}
+        SEEN.append({key: value.detach().double() for key, value in seen.items()})
+        return between + added
+
+
+class Decoder(nn.Module):
+    """Embeddings, blocks, a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(20, WIDTH)
+        self.blocks = nn.ModuleList([Block() for _ in range(LAYERS)])
+        self.head = nn.Linear(WIDTH, 11)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(x)
+        SEEN.append({"output": logits.detach().double()})
+        return SimpleNamespace(logits=logits)
+
+
+@pytest.fixture(scope="module")
+def passes():
+    """The dataset of two sequences, sample by sample, and what the blocks of the same passes wrote down."""
+    options = {"samples": SAMPLES, "seed": 3, "dtype": torch.float64, "progress": False}
+    ids = [[1, 2, 3, 1, 4, 5, 6], [7, 7, 8, 9, 1, 2, 3]]
+    SEEN.clear()
+    data = lf.weightless.simulate(Decoder, ids, **options)
+    calls = [SEEN[k : k + LAYERS + 1] for k in range(0, len(SEEN), LAYERS + 1)]
+    whole = calls[-1]  # after the trials of samples side by side comes the pass of all
+    assert len(whole[0]["start"]) == 2 * SAMPLES
+    return data, whole
+
+
+def by_sample(x):
+    """(S·B, …) as (S, B, …) in NumPy."""
+    return x.reshape(SAMPLES, 2, *x.shape[1:]).numpy()
+
+
+def rows_with_a_choice(values):
+    """Mean over the rows that see two tokens or more, and the sequences: (S, B, heads, M) to (S, heads)."""
+    return values[..., 1:].mean((1, 3))
+
+
+def expected(whole):
+    """Every measure by plain loops over what the blocks wrote down."""
+    out = {
+        key: [] for key in ("branch", "covariance_inside", "entropy", "effective_tokens", "logit_std", "largest_logit")
+    }
+    for seen in whole[:LAYERS]:
+        at = {key: by_sample(value) for key, value in seen.items()}
+        sizes = [np.sqrt((at[key] ** 2).mean((1, 2, 3))) for key in ("mixed", "added")]
+        after = [at["between"], at["between"] + at["added"]]
+        tokens = [x.reshape(SAMPLES, 2 * TOKENS, WIDTH) for x in after]
+        entropy = -np.where(at["weights"] > 0, at["weights"] * np.log(np.maximum(at["weights"], 1e-300)), 0).sum(-1)
+        spread = np.stack([at["logits"][:, :, :, i, : i + 1].var(-1) for i in range(TOKENS)], -1)
+        out["branch"].append(np.stack(sizes, -1))
+        out["covariance_inside"].append(np.stack([x @ x.swapaxes(1, 2) / WIDTH for x in tokens], 1))
+        out["entropy"].append(rows_with_a_choice(entropy))
+        out["effective_tokens"].append(rows_with_a_choice(np.exp(entropy)))
+        out["logit_std"].append(np.sqrt(rows_with_a_choice(spread)))
+        out["largest_logit"].append(at["logits"].max((1, 3, 4)))
+    return {key: np.stack(values, 1) for key, values in out.items()}
+
+
+def test_every_measure_is_that_of_the_modules_own_numbers(passes):
+    data, whole = passes
+    found = expected(whole)
+    for key, values in found.items():
+        np.testing.assert_allclose(data[key], values, rtol=1e-6, err_msg=key)
+    assert not np.allclose(data["entropy"], found["entropy"][::-1], rtol=1e-3)  # samples in their order
+    assert not np.allclose(data["branch"], found["branch"][..., ::-1], rtol=1e-3)
+    output = by_sample(whole[-1]["output"]).reshape(SAMPLES, -1)
+    np.testing.assert_allclose(data.logits_mean, output.mean(1), rtol=1e-6)
+    np.testing.assert_allclose(data.logits_std, output.std(1, ddof=1), rtol=1e-6)
+
+
+def test_floating_inputs_have_the_first_gradient_of_the_stream():
+    data = lf.weightless.simulate(
+        lambda: nn.Sequential(Block(), Block()),
+        torch.randn(1, 5, WIDTH),
+        samples=2,
+        seed=0,
+        gradients=True,
+        progress=False,
+    )
+    assert np.isfinite(data.stream_gradient).all()
+
+
+class Step(nn.Module):
+    """x + xW."""
+
+    def __init__(self):
+        super().__init__()
+        self.map = nn.Linear(8, 8, bias=False)
+        nn.init.normal_(self.map.weight, std=0.5)
+
+    def forward(self, x):
+        return x + self.map(x)
+
+
+class Readout(nn.Module):
+    """Two steps, and a last operation with a matrix of its own or the embedding."""
+
+    def __init__(self, write, read):
+        super().__init__()
+        self.embed, self.matrix = nn.Embedding(30, 8), nn.Parameter(torch.empty(8, 8))
+        self.steps = nn.ModuleList([Step(), Step()])
+        self.heads = nn.ModuleList([nn.Linear(8, 3)])
+        self.read = read
+        with torch.no_grad():
+            write(self.matrix)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for step in self.steps:
+            x = step(x)
+        MATRICES.append(self.matrix)
+        return self.read(self, x)
+
+
+MATRICES = []
+
+
+def halved(w):
+    w.copy_(torch.eye(8))
+    w.mul_(0.5)
+
+
+def row_of_a_copy(w):
+    w.copy_(torch.eye(8))
+    w[0].zero_()
+
+
+def row_of_ones(w):
+    nn.init.ones_(w)
+    w[0].zero_()
+
+
+def plainly(model, x):
+    return x @ model.matrix
+
+
+def run(write, read):
+    return lf.weightless.simulate(
+        lambda: Readout(write, read), [[1, 2, 1]], samples=2, seed=0, gradients=True, progress=False
+    )
+
+
+@pytest.mark.parametrize("write", [halved, row_of_a_copy, row_of_ones])
+def test_given_numbers_that_are_changed_later_are_refused(write):
+    with pytest.raises(lf.InputError, match="matrix is not understood"):
+        run(write, plainly)
+
+
+def test_a_copy_of_a_copy_has_its_numbers():
+    def twice(w):
+        first = torch.empty(8, 8)
+        first.copy_(torch.diag(torch.arange(8.0)))
+        w.copy_(first)
+
+    MATRICES.clear()
+    run(twice, plainly)
+    np.testing.assert_array_equal(MATRICES[-1].detach(), torch.diag(torch.arange(8.0)))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda model, x: functional.linear(x, model.embed.weight * 0.5),
+        lambda model, x: x + model.embed.weight.mean(0),
+    ],
+)
+def test_an_embedding_used_otherwise_is_whole(read):
+    data = run(nn.init.zeros_, read)
+    assert "embed.weight" in data.attrs["kept"]
+
+
+def test_a_list_of_heads_is_not_the_streams_end():
+    data = run(nn.init.zeros_, lambda model, x: model.heads[0](x.mean(1)))
+    plain = run(nn.init.zeros_, lambda model, x: x)
+    np.testing.assert_allclose(data.covariance[:, :3], plain.covariance[:, :3])
+    assert data.sizes["layer"] == 3
