@@ -133,6 +133,17 @@ SENTENCES = {
         ("growth of the logarithm with β, from β = 4 on, 3 + 2", "the logarithm grows by {:.2f} to"),
         ("growth of the logarithm with β, from β = 4 on, 3 + 1", "to {:.2f} per unit of β"),
     ],
+    "stock-models": [
+        ("llama-3-8b, width 4,096: standard deviation of the first logits over", "OLMo 2) makes it {:.0f} at"),
+        ("llama-3-8b: the first block multiplies", "is {:.0f} times as large after"),
+        ("llama-3-405b: the first block multiplies", "Llama 3 8B, and {:,.0f} times in"),
+        ("llama-3-405b: effective tokens of the first", "look at {:.1f} of 128"),
+        ("llama-3-405b: logit std, first block", "Command R, {:.1f} in Llama 3 405B"),
+        ("command-r: logit std, first block", "Llama 3 8B, {:.1f} in Command R"),
+        ("llama-3-8b: logit std, first block", "0.02²·width: {:.1f} in Llama"),
+        ("bert-large: mean correlation at the end", "mean correlation of {:.2f}."),
+        ("t5-large: mean correlation at the end", "mean correlation of {:.2f}."),
+    ],
     "lifetimes-spread": [
         ("spread 0.3: share of pairs that are ever", "At s = 0.3, {:.0c} of the pairs are apart"),
         ("spread 0.3: share of pairs that split", "In {:.0c} one token comes nearer"),

@@ -12,6 +12,17 @@ import limitformer as lf
 
 WIDTH, HEADS, TOKENS, LAYERS, SAMPLES = 24, 3, 7, 3, 4
 SEEN = []
+KEYS = (
+    "branch",
+    "covariance_inside",
+    "entropy",
+    "effective_tokens",
+    "logit_std",
+    "largest_logit",
+    "step",
+    "largest",
+    "typical",
+)
 
 
 class Block(nn.Module):
@@ -82,9 +93,7 @@ def rows_with_a_choice(values):
 
 def expected(whole):
     """Every measure by plain loops over what the blocks wrote down."""
-    out = {
-        key: [] for key in ("branch", "covariance_inside", "entropy", "effective_tokens", "logit_std", "largest_logit")
-    }
+    out = {key: [] for key in KEYS}
     for seen in whole[:LAYERS]:
         at = {key: by_sample(value) for key, value in seen.items()}
         sizes = [np.sqrt((at[key] ** 2).mean((1, 2, 3))) for key in ("mixed", "added")]
@@ -98,6 +107,10 @@ def expected(whole):
         out["effective_tokens"].append(rows_with_a_choice(np.exp(entropy)))
         out["logit_std"].append(np.sqrt(rows_with_a_choice(spread)))
         out["largest_logit"].append(at["logits"].max((1, 3, 4)))
+        start, end = (x.reshape(SAMPLES, -1) for x in (at["start"], after[-1]))
+        out["step"].append(np.linalg.norm(end - start, axis=1) / np.linalg.norm(start, axis=1))
+        out["largest"].append(np.abs(start).max(1))
+        out["typical"].append(torch.tensor(start).abs().median(1).values)
     return {key: np.stack(values, 1) for key, values in out.items()}
 
 
@@ -105,10 +118,14 @@ def test_every_measure_is_that_of_the_modules_own_numbers(passes):
     data, whole = passes
     found = expected(whole)
     for key, values in found.items():
-        np.testing.assert_allclose(data[key], values, rtol=1e-6, err_msg=key)
+        seen = (
+            data[key].isel(layer=slice(0, LAYERS)) if "layer" in data[key].dims and key != "covariance" else data[key]
+        )
+        np.testing.assert_allclose(seen, values, rtol=1e-6, err_msg=key)
     assert not np.allclose(data["entropy"], found["entropy"][::-1], rtol=1e-3)  # samples in their order
     assert not np.allclose(data["branch"], found["branch"][..., ::-1], rtol=1e-3)
     output = by_sample(whole[-1]["output"]).reshape(SAMPLES, -1)
+    assert not np.allclose(data["step"], found["step"] * (1 - 1 / WIDTH), rtol=1e-3)
     np.testing.assert_allclose(data.logits_mean, output.mean(1), rtol=1e-6)
     np.testing.assert_allclose(data.logits_std, output.std(1, ddof=1), rtol=1e-6)
 

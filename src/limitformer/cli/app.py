@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from limitformer.cli.check import check
 from limitformer.cli.figure import figure
 from limitformer.cli.overlap import overlap
 from limitformer.cli.phase import phase
@@ -60,6 +61,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     rich_markup_mode="rich",
 )
+app.command()(check)
 app.command()(figure)
 app.command()(simulate)
 app.command()(phase)

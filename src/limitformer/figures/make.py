@@ -40,6 +40,7 @@ FIGURES = {
     "ct-euler": "[CT, Sec. 4.1] tangential noise leaves the sphere: naive Euler, Euler, a normalised layer",
     "lifetimes": "mean lifetime of unequal antipodal clusters, exact against simulated",
     "lifetimes-spread": "mean lifetime of unequal antipodal clusters whose tokens are not together, and how many split",
+    "stock-models": "what transformers draws for stock models at their real shapes: stream, heads, gradients by depth",
 }
 # Of finished runs of `limitformer train`, at whatever scale those were.
 RUN_FIGURES = {

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from limitformer.errors import require
+from limitformer.weightless.inputs import Inputs
 from limitformer.weightless.measure import Measure
-from limitformer.weightless.run import Run
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -24,6 +24,7 @@ def stream_arrays(measure: Measure) -> Arrays:
     sublayers = max((len(each) for each in measure.branch), default=0)
     like = measure.covariance[0]
     found = {"covariance": torch.stack(measure.covariance, 1).cpu().numpy()}
+    found |= {key: torch.stack(each, 1).cpu().numpy() for key, each in measure.size.items() if each}
     if sublayers:
         inside = [padded(each, sublayers, torch.full_like(like, torch.nan)) for each in measure.inside]
         branch = [padded(each, sublayers, torch.full_like(like[:, 0, 0], torch.nan)) for each in measure.branch]
@@ -50,22 +51,25 @@ def of_heads(heads: dict[str, Tensor], key: str, samples: int, most: int) -> NDA
     return out
 
 
-def output_arrays(out: Any, run: Run) -> Arrays:
+def output_arrays(out: Any, samples: int) -> Arrays:
     """Mean and standard deviation of the output's logits, by sample."""
     logits = getattr(out, "logits", None)
     if logits is None:
         return {}
-    std, mean = torch.std_mean(logits.detach().reshape(len(run.samples), -1), 1)
+    std, mean = torch.std_mean(logits.detach().reshape(samples, -1), 1)
     return {"logits_mean": mean.double().cpu().numpy(), "logits_std": std.double().cpu().numpy()}
 
 
-def dataset(parts: list[Arrays], weights: list[str], labels: tuple[str, ...], about: dict[str, Any]) -> xr.Dataset:
+def dataset(parts: list[Arrays], weights: list[str], inputs: Inputs, about: dict[str, Any]) -> xr.Dataset:
     """The finished samples, with what they are."""
     arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]} if parts else {}
     dims = {
         "covariance": ("sample", "layer", "token", "token_"),
         "covariance_inside": ("sample", "block", "sublayer", "token", "token_"),
         "branch": ("sample", "block", "sublayer"),
+        "step": ("sample", "block"),
+        "largest": ("sample", "layer"),
+        "typical": ("sample", "layer"),
         "weight_gradient": ("sample", "weight"),
         "stream_gradient": ("sample", "layer"),
         **dict.fromkeys(BY_HEAD, ("sample", "block", "head")),
@@ -76,6 +80,9 @@ def dataset(parts: list[Arrays], weights: list[str], labels: tuple[str, ...], ab
         coordinates["block"] = np.arange(1, data.sizes["block"] + 1)
     if "weight" in data.dims:
         coordinates["weight"] = weights
-    if labels and data.sizes.get("token") == len(labels):
-        coordinates["word"] = ("token", list(labels))
+    tokens = data.sizes.get("token", 0)
+    if len(inputs.sequence_of(tokens)) == tokens:
+        coordinates["sequence"] = ("token", inputs.sequence_of(tokens).numpy())
+    if inputs.labels and tokens == len(inputs.labels):
+        coordinates["word"] = ("token", list(inputs.labels))
     return data.assign_coords(coordinates).assign_attrs(about)

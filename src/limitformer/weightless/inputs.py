@@ -28,6 +28,18 @@ class Inputs:
     labels: tuple[str, ...] = ()
     tokens: TokenLaw | None = None  # drawn anew for each sample
 
+    @property
+    def counted(self) -> Tensor | None:
+        """Which tokens (B, M) are no padding, where the inputs say."""
+        mask = self.fixed.get("attention_mask")
+        return mask.bool() if mask is not None and mask.dim() == 2 else None
+
+    def sequence_of(self, tokens: int) -> Tensor:
+        """Which sequence each of the tokens that are counted belongs to."""
+        if self.counted is not None and int(self.counted.sum()) == tokens:
+            return self.counted.nonzero()[:, 0]
+        return torch.arange(self.rows).repeat_interleave(max(1, tokens // self.rows))
+
     def of(self, seed: int, samples: range, dtype: torch.dtype) -> dict[str, Any]:
         """For samples side by side."""
         if self.tokens is not None:
@@ -50,6 +62,8 @@ def inputs_of(given: Any, blueprint: Blueprint) -> Inputs:
     Raises:
         InputError: it does not fit the model.
     """
+    if isinstance(given, Inputs):
+        return given
     if blueprint.transformer is not None:
         from limitformer.models import as_start
 

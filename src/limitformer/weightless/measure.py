@@ -8,10 +8,12 @@ is attention: its logits and weights are summed up by head, and not kept.
   covariance   V = X Xᵀ/n of the stream before each block and after the last (S, layers + 1, T, T),
   inside       the same after each sublayer (S, layers, sublayers, T, T),
   branch       √(|f|²/(T n)) (S, layers, sublayers),
+  step         |X' − X|/|X| from block to block (S, layers),
+  largest      largest |x| of the stream, and typical: its median (S, layers + 1),
   entropy      of a row of attention, mean over those that see two tokens or more (S, layers, heads),
-  largest      largest logit of a visible pair; spread: √ of the mean variance of a row's logits.
+  spread       √ of the mean variance of a row's logits, and the largest logit of a visible pair.
 
-S samples, T tokens of all sequences of a sample.
+S samples, T tokens of all sequences of a sample that are no padding.
 """
 
 from typing import Any
@@ -29,14 +31,16 @@ NORMS = ("norm", "ln")
 
 
 class Measure(TorchFunctionMode):
-    """Looks at one pass of `samples` samples through a module's blocks."""
+    """Looks at one pass of `samples` samples through a module's blocks; `counted` (B, M) says which are no padding."""
 
-    def __init__(self, blocks: list[nn.Module], samples: int) -> None:
+    def __init__(self, blocks: list[nn.Module], samples: int, counted: Tensor | None = None) -> None:
         super().__init__()
-        self.blocks, self.samples = blocks, samples
+        self.blocks, self.samples, self.counted = blocks, samples, counted
         self.layer = -1  # of the block that is running
         self.stream: list[Tensor] = []  # which tensors of the block are the stream
         self.covariance: list[Tensor] = []
+        self.size: dict[str, list[Tensor]] = {"step": [], "largest": [], "typical": []}
+        self.before: Tensor | None = None  # the stream a block ago
         self.inside: list[list[Tensor]] = []
         self.branch: list[list[Tensor]] = []
         self.heads: list[dict[str, Tensor]] = []
@@ -99,12 +103,19 @@ class Measure(TorchFunctionMode):
     def finish(self) -> None:
         """The stream after the last block."""
         self.look_at_stream(self.last)
+        self.before = None
         del self.last
 
     def look_at_stream(self, x: Tensor) -> None:
         """V, and the gradient's norm once it comes back."""
         place = len(self.covariance)
         self.covariance.append(self.gram(x))
+        tokens = self.by_sample(x).flatten(1)
+        if self.before is not None and self.before.shape == tokens.shape:
+            self.size["step"].append(norm(tokens - self.before) / norm(self.before))
+        self.size["largest"].append(tokens.abs().amax(1).double())
+        self.size["typical"].append(tokens.abs().median(1).values.double())
+        self.before = tokens
         if x.requires_grad:
 
             def came_back(gradient: Tensor) -> None:
@@ -146,6 +157,8 @@ class Measure(TorchFunctionMode):
         visible = logits > logits.amax(-1, keepdim=True).clamp(min=-MASK) - MASK
         seen = visible.sum(-1)
         rows = (seen > 1).double()
+        if self.counted is not None and self.counted.shape[-1] == rows.shape[-1]:
+            rows = rows * self.counted.repeat(self.samples, 1)[:, None]
         entropy = torch.special.entr(weights).sum(-1).double()
         held = torch.where(visible, logits, 0.0).double()
         mean = held.sum(-1) / seen.clamp(min=1)
@@ -171,28 +184,43 @@ class Measure(TorchFunctionMode):
         is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
     ) -> Tensor:  # fmt: skip
         """Torch's fused attention, as its formula."""
-        if enable_gqa:
-            k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
-        logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-        if is_causal:
-            hidden = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril().logical_not()
-            logits = logits.masked_fill(hidden, -torch.inf)
-        if attn_mask is not None:
-            additive = attn_mask.dtype != torch.bool
-            logits = logits + attn_mask if additive else logits.masked_fill(~attn_mask, -torch.inf)
-        weights = logits.softmax(-1)
-        if logits.dim() == 4 and logits.shape[0] % self.samples == 0:
-            self.attended(logits, weights)
-        return weights @ v
+        out = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+        if q.dim() == 4 and q.shape[0] % self.samples == 0:
+            with torch.no_grad():
+                self.attended(*formula(q, k, attn_mask, is_causal, scale))
+        return out
 
     def by_sample(self, x: Tensor) -> Tensor:
         """(S·B, M, n) as (S, T, n)."""
-        return x.detach().reshape(self.samples, -1, x.shape[-1])
+        tokens = x.detach().reshape(self.samples, -1, x.shape[-1])
+        if self.counted is None or self.counted.numel() != tokens.shape[1]:
+            return tokens
+        return tokens[:, self.counted.flatten()]
 
     def gram(self, x: Tensor) -> Tensor:
         """X Xᵀ/n (S, T, T)."""
         tokens = self.by_sample(x).double()
         return tokens @ tokens.mT / x.shape[-1]
+
+
+def formula(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+    """Logits and weights of torch's fused attention, whose heads may share keys."""
+    if k.shape[-3] != q.shape[-3]:
+        k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
+    logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if causal:
+        hidden = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril().logical_not()
+        logits = logits.masked_fill(hidden, -torch.inf)
+    if mask is not None:
+        logits = logits + mask if mask.dtype != torch.bool else logits.masked_fill(~mask, -torch.inf)
+    return logits, logits.softmax(-1)
+
+
+def norm(x: Tensor) -> Tensor:
+    """|x| of each sample (S, ·)."""
+    return x.double().square().sum(1).sqrt()
 
 
 def is_norm(name: str, part: nn.Module) -> bool:

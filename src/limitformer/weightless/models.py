@@ -41,6 +41,8 @@ def blueprint_of(model: Any) -> Blueprint:
     Raises:
         InputError: it is nothing of the kind.
     """
+    if isinstance(model, Blueprint):
+        return model
     if isinstance(model, Transformer):
         return Blueprint(lambda: Network(model), "Transformer", "hidden", transformer=model)
     if isinstance(model, str | Path | dict):

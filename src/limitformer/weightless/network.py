@@ -117,7 +117,7 @@ class Weightless:
             name: value.to(self.device) if isinstance(value, Tensor) else value
             for name, value in inputs.of(run.seed, run.samples, self.dtype).items()
         }
-        measure = Measure(self.blocks, len(run.samples))
+        measure = Measure(self.blocks, len(run.samples), inputs.counted)
         chance = torch.get_rng_state()
         with torch.set_grad_enabled(loss is not None):
             with measure:
@@ -125,7 +125,7 @@ class Weightless:
             measure.finish()
             if not torch.equal(chance, torch.get_rng_state()):
                 raise InputError(f"{self.blueprint.name} draws random numbers of its own when it runs.")
-            found = stream_arrays(measure) | output_arrays(out, run)
+            found = stream_arrays(measure) | output_arrays(out, len(run.samples))
             self.uses, self.reasons = run.found, {**run.reasons, **self.kept}
             if loss is not None:
                 found |= self.backward(out, arguments, loss, run, measure)

@@ -67,9 +67,9 @@ def simulate(
 
     Returns:
         By sample: `covariance` of the stream before each block and after the last (layer, token, token_),
-        `covariance_inside` after each sublayer, `branch` sizes, `entropy`, `effective_tokens`, `logit_std`,
-        `largest_logit` by head, `logits_mean` and `logits_std` of the output; with gradients `loss`,
-        `weight_gradient` (weight) and `stream_gradient` (layer), as norms.
+        `covariance_inside` after each sublayer, `branch` sizes, `step`, `largest` and `typical` coordinate, `entropy`,
+        `effective_tokens`, `logit_std`, `largest_logit` by head, `logits_mean` and `logits_std` of the output; with
+        gradients `loss`, `weight_gradient` (weight) and `stream_gradient` (layer), as norms.
 
     Raises:
         InputError: an argument that cannot be used, or a module whose code cannot run.
@@ -96,7 +96,7 @@ def simulate(
     def result(done: int) -> xr.Dataset:
         about = {**provenance(found), "seed": seed, "samples": done, "sequences": given.rows, "draw": draw}
         about["wall_seconds"] = time.perf_counter() - began
-        return dataset(parts, [weight.name for weight in found.weights], given.labels, about)
+        return dataset(parts, [weight.name for weight in found.weights], given, about)
 
     parts: list[Arrays] = []
     shown = bar("networks without weights", samples) if progress else None

@@ -1,0 +1,15 @@
+"""`limitformer.check`: what a Transformer does at depth, held against its law, with a verdict."""
+
+from limitformer.errors import MissingExtraError
+
+try:
+    import torch as _torch  # noqa: F401
+    import transformers as _transformers  # noqa: F401
+except ModuleNotFoundError as error:
+    raise MissingExtraError(str(error.name), "hf") from error
+
+from limitformer.checking.check import check as check
+from limitformer.checking.report import Report as Report
+from limitformer.checking.thresholds import THRESHOLDS as THRESHOLDS
+from limitformer.checking.thresholds import Threshold as Threshold
+from limitformer.checking.verdicts import Verdict as Verdict

@@ -1,0 +1,115 @@
+r"""What a check looks at, by layer: from the covariances V of tokens and what was seen beside them.
+
+Pairs are of different tokens of one sequence, and means are over sequences.
+
+  correlation, correlation_abs, correlation_95   mean, mean absolute, 95th percentile of ρ_αβ
+  stable_rank      tr V/λ₁: |X|²_F/|X|₂², the number of directions that matter
+  effective_rank   exp of the entropy of λ/tr V
+  size             √(tr V/m), the root mean square of a coordinate
+  relative_branch  of each sublayer: size of the branch over that of the stream it is added to
+  gradient         |∂L/∂W| by kind of weight and block; several of one kind in a block (experts) count as one matrix
+
+m tokens, λ eigenvalues of V, λ₁ the largest.
+"""
+
+import re
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from limitformer.results import correlation
+
+AS_THEY_ARE = (
+    "branch", "step", "largest", "typical", "entropy", "effective_tokens", "logit_std", "largest_logit",
+    "stream_gradient", "loss", "logits_mean", "logits_std",
+)  # fmt: skip
+Array = NDArray[np.float64]
+
+
+def curves(data: xr.Dataset) -> xr.Dataset:
+    """The curves of a dataset of `weightless.simulate` or of `measured`, by sample."""
+    found = {name: data[name] for name in AS_THEY_ARE if name in data}
+    found |= of_covariance(data)
+    if "branch" in data:
+        found["relative_branch"] = relative_branch(data)
+    if "weight_gradient" in data:
+        found["gradient"], found["outside_gradient"] = by_kind(data["weight_gradient"])
+    return xr.Dataset({name: each.drop_vars("weight", errors="ignore") for name, each in found.items()})
+
+
+def of_covariance(data: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Correlations and ranks, by sample and layer."""
+    covariance = data["covariance"]
+    rho = correlation(data).values
+    sequence = data["sequence"].values if "sequence" in data.coords else np.zeros(data.sizes["token"], int)
+    parts = [np.flatnonzero(sequence == k) for k in np.unique(sequence)]
+    each = [of_one(covariance.values[..., at[:, None], at], rho[..., at[:, None], at]) for at in parts]
+    return {name: like(covariance, np.mean([one[name] for one in each], 0)) for name in each[0]}
+
+
+def like(covariance: xr.DataArray, values: Array) -> xr.DataArray:
+    """By sample and layer, as the covariance is."""
+    return covariance[..., 0, 0].copy(data=values).drop_vars(["sequence", "word"], errors="ignore")
+
+
+def of_one(v: Array, rho: Array) -> dict[str, Array]:
+    """Of one sequence: V and ρ (sample, layer, m, m)."""
+    m = v.shape[-1]
+    trace = np.trace(v, axis1=-2, axis2=-1)
+    found = {"size": np.sqrt(trace / m)} | ranks(v, trace)
+    if m > 1:
+        pairs = rho[..., *np.triu_indices(m, 1)]
+        found["correlation"] = pairs.mean(-1)
+        found["correlation_abs"] = np.abs(pairs).mean(-1)
+        found["correlation_95"] = np.quantile(pairs, 0.95, -1)
+    return found
+
+
+def ranks(v: Array, trace: Array) -> dict[str, Array]:
+    """Stable and effective rank; NaN for tokens that are zero or not finite."""
+    sound = np.isfinite(v).all((-1, -2)) & (trace > 0)
+    scaled = np.where(sound[..., None, None], v / np.where(sound, trace, 1.0)[..., None, None], np.eye(v.shape[-1]))
+    part = np.clip(np.linalg.eigvalsh(scaled), 1e-300, None)
+    entropy = -np.sum(part * np.log(part), -1)
+    return {
+        "stable_rank": np.where(sound, 1 / part[..., -1], np.nan),
+        "effective_rank": np.where(sound, np.exp(entropy), np.nan),
+    }
+
+
+def relative_branch(data: xr.Dataset) -> xr.DataArray:
+    """Each branch over the stream that it is added to, (sample, block, sublayer)."""
+    entering = np.sqrt(np.einsum("slii->sl", data["covariance"].values) / data.sizes["token"])[:, :-1]
+    inside = np.sqrt(np.einsum("sbkii->sbk", data["covariance_inside"].values) / data.sizes["token"])
+    before = np.concatenate([entering[:, :, None], inside[:, :, :-1]], 2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return data["branch"] / before
+
+
+def by_kind(gradient: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
+    """Norms (sample, weight) as (sample, kind, block), and of the weights that are in no block (sample, weight)."""
+    names = [str(name) for name in gradient["weight"].values]
+    places = [place_of(name) for name in names]
+    kinds = list(dict.fromkeys(kind for kind, block in places if block >= 0))
+    blocks = max((block for _, block in places), default=-1) + 1
+    squared = np.full((gradient.sizes["sample"], len(kinds), blocks), np.nan)
+    for (kind, block), column in zip(places, np.square(gradient.values).T, strict=True):
+        if block >= 0:
+            at = (slice(None), kinds.index(kind), block)
+            squared[at] = np.where(np.isnan(squared[at]), 0.0, squared[at]) + column
+    outside = [k for k, (_, block) in enumerate(places) if block < 0]
+    coordinates: dict[str, Any] = {"kind": kinds, "block": np.arange(1, blocks + 1)}
+    inside = xr.DataArray(np.sqrt(squared), coordinates, ("sample", "kind", "block"))
+    rest = gradient.isel(weight=outside).rename(weight="outside")
+    return inside, rest
+
+
+def place_of(name: str) -> tuple[str, int]:
+    """The kind and the block of a weight: `h.3.attn.c_proj.weight` is `h.*.attn.c_proj.weight` of block 3."""
+    parts = name.split(".")
+    numbers = [k for k, part in enumerate(parts) if re.fullmatch(r"\d+", part)]
+    if not numbers:
+        return name, -1
+    return ".".join("*" if k in numbers else part for k, part in enumerate(parts)), int(parts[numbers[0]])

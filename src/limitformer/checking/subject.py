@@ -1,0 +1,158 @@
+"""What is checked: how it is made, so that its law is known, and the module itself where it exists."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from limitformer.errors import InputError, first_line, require
+from limitformer.hf import Shaping, load_shaped, shape_model
+from limitformer.models import Transformer
+from limitformer.weightless.models import Blueprint, blueprint_of, config_from, config_of, task_of
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network in question.
+
+    Attributes:
+        name: for titles.
+        blueprint: how it is made; None for a module of which that is not known.
+        module: the one that exists; None for a configuration or a factory.
+        tokenizer: of its folder; None: a text is which of its words are equal.
+        shaped: whether attention is shaped, so that a uniform softmax is what it should be.
+    """
+
+    name: str
+    blueprint: Blueprint | None
+    module: nn.Module | None = None
+    tokenizer: Any = None
+    shaped: bool = False
+
+
+def subject_of(what: Any, settings: Mapping[str, Any] | None = None, shaping: Shaping | None = None) -> Subject:
+    """From anything that `check` takes, with fields of its configuration changed, and shaped.
+
+    Raises:
+        InputError: it is nothing of the kind, or has no such field.
+    """
+    if isinstance(what, nn.Module) or holds_weights(what):
+        given = "settings" if settings else "shaping" if shaping else None
+        require(given is None, f"{given} are for configurations; this network has its weights already.")
+        return existing(what) if isinstance(what, nn.Module) else loaded(Path(what))
+    blueprint = blueprint_of(changed(what, settings) if settings else what)
+    if isinstance(what, str):
+        blueprint = replace(blueprint, name=Path(what).name if not what.lstrip().startswith("{") else blueprint.name)
+    if shaping is not None:
+        blueprint = shaped(blueprint, shaping)
+    return Subject(blueprint.name, blueprint, shaped=shaping is not None or centred(blueprint.transformer))
+
+
+def centred(model: Transformer | None) -> bool:
+    """Whether a Transformer's attention takes the mean away."""
+    return model is not None and model.attention is not None and bool(model.attention.interventions[1])
+
+
+def holds_weights(what: Any) -> bool:
+    """Whether it is a folder with a checkpoint of transformers."""
+    if not isinstance(what, str | Path):
+        return False
+    try:
+        return any((Path(what) / name).is_file() for name in WEIGHTS)
+    except (OSError, ValueError):
+        return False
+
+
+def changed(what: Any, settings: Mapping[str, Any]) -> Any:
+    """The configuration with some of its fields changed."""
+    if isinstance(what, Transformer):
+        return replaced(what, settings)
+    config = what if hasattr(what, "to_dict") else None
+    if config is None and isinstance(what, str | Path | dict):
+        config = config_of(what)
+    if config is None:
+        raise InputError(f"settings are for configurations; got {type(what).__name__}. Nearest: change the factory.")
+    values = config.to_dict()
+    strange = [key for key in settings if key not in values]
+    if strange:
+        raise InputError(
+            f"the configuration of {config.model_type} has no field {strange[0]!r}.{near(strange[0], values)}"
+        )
+    for rope in ("layer_types",):  # lists as long as the depth, which the class fills again
+        if rope not in settings and "num_hidden_layers" in settings:
+            values.pop(rope, None)
+    return config_from(values | dict(settings))
+
+
+def near(name: str, names: Mapping[str, Any]) -> str:
+    """A hint."""
+    from difflib import get_close_matches
+
+    found = get_close_matches(name, list(names), 1)
+    return f" Nearest: {found[0]}." if found else ""
+
+
+def replaced(model: Transformer, settings: Mapping[str, Any]) -> Transformer:
+    """A Transformer with other fields."""
+    try:
+        return replace(model, **settings)
+    except TypeError as error:
+        raise InputError(f"Transformer: {first_line(error)}.") from error
+
+
+def shaped(blueprint: Blueprint, shaping: Shaping) -> Blueprint:
+    """Made in the same way, and then shaped."""
+    if blueprint.config is None:
+        raise InputError(f"shaping is for configurations of transformers; got {blueprint.name}.")
+    plain: Any = blueprint.factory  # of a model of transformers
+    return replace(blueprint, factory=lambda: shape_model(plain(), shaping), name=f"{blueprint.name}, shaped")
+
+
+def existing(module: nn.Module) -> Subject:
+    """A module, with its law where its configuration gives one."""
+    kind = type(module).__name__
+    config = getattr(module, "config", None)
+    if not hasattr(config, "model_type"):
+        return Subject(kind, None, module)
+    is_shaped = getattr(config, "shaping", None) is not None
+    return Subject(kind, None if is_shaped else blueprint_of(module), module, shaped=is_shaped)
+
+
+def loaded(folder: Path) -> Subject:
+    """A checkpoint from its folder, with its tokenizer if it has one."""
+    import transformers
+
+    config = config_of(folder)
+    try:
+        if getattr(config, "shaping", None) is not None:
+            module: Any = load_shaped(folder)
+        else:
+            named = getattr(transformers, (config.architectures or [""])[0], None)
+            module = (named or transformers.AutoModel).from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"{folder} cannot be loaded: {first_line(error)}") from error
+    subject = existing(module)
+    return replace(subject, name=folder.name, tokenizer=tokenizer_of(folder))
+
+
+def tokenizer_of(folder: Path) -> Any:
+    """Of a checkpoint's folder, None if there is none in it."""
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt")):
+        return None
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def task_and_config(subject: Subject) -> Blueprint:
+    """What its inputs and its loss go by, even where its law is not known."""
+    if subject.blueprint is not None:
+        return subject.blueprint
+    config = getattr(subject.module, "config", None)
+    config = config if hasattr(config, "model_type") else None
+    task = task_of(subject.name) if config is not None else "hidden"
+    return Blueprint(nn.Module, subject.name, task, config)

@@ -1,0 +1,121 @@
+"""`limitformer check`: will this Transformer collapse? A verdict, curves, and a page."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from limitformer.cli.report import clear_endings, screen
+from limitformer.errors import InputError, require
+
+FAILED = 1
+
+
+def check(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHAT",
+            help="A public shape ('list' shows them), a configuration's JSON or folder, or a checkpoint.",
+        ),
+    ],
+    text: Annotated[
+        Path | None, typer.Option(help="File whose words are the tokens.", show_default="unrelated tokens")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="How many tokens.")] = 128,
+    samples: Annotated[int, typer.Option(help="Networks of the law.")] = 8,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the configuration.")
+    ] = None,
+    shaped: Annotated[
+        str | None, typer.Option(metavar="gamma=…,tau0=…", help="Shape it first, as limitformer.hf.shape_model does.")
+    ] = None,
+    against: Annotated[str | None, typer.Option(metavar="WHAT2", help="Another one, side by side.")] = None,
+    gradients: Annotated[
+        bool, typer.Option("--gradients/--no-gradients", help="Whether a loss is differentiated.")
+    ] = True,
+    fail_on: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Verdicts that end with exit code 1: collapsed,frozen or any.")
+    ] = None,
+    threshold: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Another threshold, such as collapse=0.99.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for check.html, .png, .nc and .json.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the law's samples.")] = 0,
+) -> None:
+    """Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.
+
+    For example: limitformer check llama-3-8b --set initializer_range=0.006 --against llama-3-8b
+    """
+    with clear_endings():
+        if what == "list":
+            show_shapes()
+            return
+        from limitformer.checking import check as checked
+        from limitformer.checking.verdicts import names_in
+        from limitformer.results import check_writable
+
+        names = names_in(fail_on)
+        if out is not None:
+            check_writable(out)
+        report = checked(
+            what,
+            text,
+            tokens=tokens,
+            samples=samples,
+            gradients=gradients,
+            against=against,
+            settings=assignments(settings, "--set"),
+            shaping=shaping_of(shaped),
+            thresholds=assignments(threshold, "--threshold"),
+            seed=seed,
+        )
+        say(str(report))
+        if report.against is not None:
+            say(str(report.against))
+        if out is not None:
+            say("Wrote " + ", ".join(map(str, report.save(out))))
+        if [one for one in report.verdicts if one.name in names]:
+            raise typer.Exit(FAILED)
+
+
+def say(text: str) -> None:
+    """As it is."""
+    screen.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_shapes() -> None:
+    """The names of the public shapes, and where their numbers are published."""
+    from limitformer.weightless import shapes
+
+    for name, numbers in shapes().items():
+        say(f"{name:18} {numbers['source']}")
+
+
+def assignments(given: list[str] | None, option: str) -> dict[str, Any]:
+    """KEY=VALUE by key; values as JSON has them, or as text."""
+    found = {}
+    for one in given or []:
+        key, equals, value = one.partition("=")
+        require(bool(equals and key), f"{option} takes KEY=VALUE; got {one!r}.")
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            found[key] = value
+    return found
+
+
+def shaping_of(given: str | None) -> Any:
+    """gamma=…,tau0=… as a `Shaping`; gamma is its residual_gamma."""
+    if given is None:
+        return None
+    from limitformer.hf import Shaping
+
+    values = assignments(given.split(","), "--shaped")
+    if "gamma" in values:
+        values["residual_gamma"] = values.pop("gamma")
+    try:
+        return Shaping(**values)
+    except TypeError as error:
+        raise InputError(f"--shaped: {error}. There are gamma, tau0, gamma1, gamma2, shaped_relu, per_head.") from error
