@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 import xarray as xr
 
 from limitformer.checking.band import band
@@ -16,9 +17,11 @@ from limitformer.checking.thresholds import thresholds_with
 from limitformer.checking.verdicts import verdicts
 from limitformer.errors import InputError, require, require_count
 from limitformer.hf import Shaping
-from limitformer.weightless import law
+from limitformer.nn.simulate import known_device
 from limitformer.weightless.inputs import Inputs, Loss, default_loss, inputs_of
-from limitformer.weightless.simulate import simulate
+from limitformer.weightless.law import LawTable
+from limitformer.weightless.network import Weightless
+from limitformer.weightless.simulate import passes
 
 
 def check(
@@ -86,13 +89,16 @@ def looked_at(subject: Subject, text: Any, tokens: int, samples: int, options: d
     inputs = inputs_for(subject, text, tokens)
     loss = (options["loss"] or default_loss(blueprint.task)) if options["gradients"] else None
     held = None if subject.module is None else measured(subject.module, inputs, loss)
-    lawful = None
-    if subject.blueprint is not None:
-        lawful = simulate(subject.blueprint, inputs, samples=samples, **options)
-    return report_of(subject, blueprint, held, lawful)
+    if subject.blueprint is None:
+        return report_of(subject, blueprint, held, None, None)
+    found = Weightless(subject.blueprint, torch.float32, torch.device(known_device(None)), options["overrides"])
+    lawful = passes(found, inputs, loss, samples, options["seed"], progress=options["progress"])
+    return report_of(subject, blueprint, held, lawful, found.table)
 
 
-def report_of(subject: Subject, blueprint: Any, held: xr.Dataset | None, lawful: xr.Dataset | None) -> Report:
+def report_of(
+    subject: Subject, blueprint: Any, held: xr.Dataset | None, lawful: xr.Dataset | None, laws: LawTable | None
+) -> Report:
     """Of both, or of one."""
     shown = held if held is not None else lawful
     if shown is None:
@@ -108,7 +114,7 @@ def report_of(subject: Subject, blueprint: Any, held: xr.Dataset | None, lawful:
         curves=curves(shown).assign_attrs(about),
         band=None if lawful is None or lawful.sizes["sample"] < 2 else band(curves(lawful)),
         data=shown,
-        laws=None if subject.blueprint is None else law(subject.blueprint),
+        laws=laws,
         about={**shown.attrs, **({} if lawful is None else lawful.attrs), **about},
     )
 

@@ -166,13 +166,16 @@ def default_loss(task: str) -> Loss:
 
 
 def next_token(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Mean cross-entropy of each next token."""
-    return cross_entropy(out.logits[:, :-1], inputs["input_ids"][:, 1:])
+    """Mean cross-entropy of each next token that is no padding."""
+    mask = inputs.get("attention_mask")
+    counted = None if mask is None or mask.dim() != 2 else mask[:, 1:] * mask[:, :-1]
+    return cross_entropy(out.logits[:, :-1], inputs["input_ids"][:, 1:], counted)
 
 
 def same_token(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Mean cross-entropy of the tokens themselves."""
-    return cross_entropy(out.logits, inputs["input_ids"])
+    """Mean cross-entropy of the tokens themselves that are no padding."""
+    mask = inputs.get("attention_mask")
+    return cross_entropy(out.logits, inputs["input_ids"], None if mask is None or mask.dim() != 2 else mask)
 
 
 def first_class(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -189,7 +192,10 @@ def square(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     return x.flatten(1, -2).square().sum(-1).mean(-1) / 2 if x.dim() > 2 else x.square().sum(-1) / 2
 
 
-def cross_entropy(logits: Tensor, ids: Tensor) -> Tensor:
-    """Mean over tokens (rows,)."""
+def cross_entropy(logits: Tensor, ids: Tensor, counted: Tensor | None) -> Tensor:
+    """Mean over the tokens that are counted (rows,)."""
     require(ids.shape[1] > 0, "the loss of the next token needs two tokens or more.")
-    return functional.cross_entropy(logits.transpose(1, 2), ids, reduction="none").mean(-1)
+    each = functional.cross_entropy(logits.transpose(1, 2), ids, reduction="none")
+    if counted is None:
+        return each.mean(-1)
+    return (each * counted).sum(-1) / counted.sum(-1).clamp(min=1)

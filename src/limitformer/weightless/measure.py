@@ -166,7 +166,8 @@ class Measure(TorchFunctionMode):
         largest = torch.where(visible, logits, -torch.inf).amax((-1, -2)).double()
 
         def over_rows(values: Tensor) -> Tensor:
-            return self.mean(torch.sum(values * rows, -1) / rows.sum(-1).clamp(min=1))
+            counted = torch.where(rows > 0, values, 0.0)  # a row that sees nothing has no entropy
+            return self.mean(counted.sum(-1) / rows.sum(-1).clamp(min=1))
 
         return {
             "entropy": over_rows(entropy),

@@ -82,16 +82,30 @@ def simulate(
     given = inputs_of(inputs, blueprint)
     found = Weightless(blueprint, dtype, torch.device(known_device(device)), overrides)
     differentiated = (loss or default_loss(blueprint.task)) if gradients else None
+    return passes(found, given, differentiated, samples, seed, draw, recompute, progress)
+
+
+def passes(
+    found: Weightless,
+    given: Inputs,
+    loss: Loss | None,
+    samples: int,
+    seed: int,
+    draw: str = AUTO,
+    recompute: bool | None = None,
+    progress: bool = True,
+) -> xr.Dataset:
+    """What `simulate` returns, of a network that is ready; without a loss no gradients."""
     tokens = given.rows * token_count(given)
-    size = found.width_of_activations() * tokens * dtype.itemsize
-    if recompute or (recompute is None and gradients and size > RECOMPUTE_BYTES):
+    size = found.width_of_activations() * tokens * found.dtype.itemsize
+    if recompute or (recompute is None and loss is not None and size > RECOMPUTE_BYTES):
         found.recompute()
-    check_scratch(largest_layer(found, tokens, gradients), "One layer of it", "fewer tokens")
+    check_scratch(largest_layer(found, tokens, loss is not None), "One layer of it", "fewer tokens")
 
     began = time.perf_counter()
 
     def one(part: range) -> Arrays:
-        return named_errors(lambda: found.run(seed, part, given, draw, differentiated), blueprint)
+        return named_errors(lambda: found.run(seed, part, given, draw, loss), found.blueprint)
 
     def result(done: int) -> xr.Dataset:
         about = {**provenance(found), "seed": seed, "samples": done, "sequences": given.rows, "draw": draw}

@@ -54,6 +54,8 @@ class Watch(TorchDispatchMode):
             self.written(name, args, kwargs)
         elif "out" in kwargs:
             self.note(kwargs["out"], Law(laws.UNKNOWN, reason=f"it was written by {name}"))
+        elif name == "_to_copy" and out.is_meta and not args[0].is_meta:  # sent to where the matrices are
+            self.copied(out, args[0])
         elif name not in VIEWS:
             self.derived(name, args, kwargs, out)
         return out

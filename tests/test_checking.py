@@ -1,0 +1,443 @@
+"""`limitformer.check`: what it measures against direct computations, its bands against drawn networks, its verdicts."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+import xarray as xr
+from torch import nn
+from typer.testing import CliRunner
+
+import limitformer as lf
+from limitformer.checking import THRESHOLDS
+from limitformer.checking.band import band, inside
+from limitformer.checking.curves import by_kind, curves, place_of
+from limitformer.checking.existing import measured
+from limitformer.checking.thresholds import thresholds_with
+from limitformer.checking.verdicts import NAMES, verdicts
+from limitformer.cli.app import app
+from limitformer.weightless.inputs import default_loss, inputs_of
+from limitformer.weightless.models import blueprint_of
+from weightless_families import CONFIGS
+
+SMALL = {"vocab_size": 60, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 24, "bos_token_id": 1}
+SMALL |= {"eos_token_id": 2, "initializer_range": 0.15}
+IDS = [[5, 6, 7, 5, 8, 9, 10, 11], [12, 13, 14, 15, 16, 0, 0, 0], [0, 0, 3, 4, 3, 4, 3, 4]]
+SEEN = [[1] * 8, [1] * 5 + [0] * 3, [0] * 2 + [1] * 6]
+
+
+def small_gpt2(seed=0, **changes):
+    """With the weights that its own initialisation draws."""
+    torch.manual_seed(seed)
+    config = transformers.GPT2Config(**(SMALL | changes))
+    return transformers.GPT2LMHeadModel._from_config(
+        config, attn_implementation=changes.pop("attention", "sdpa")
+    ).eval()
+
+
+def sequences():
+    """Three of them, padded on either side."""
+    return {"input_ids": torch.tensor(IDS), "attention_mask": torch.tensor(SEEN)}
+
+
+@pytest.fixture(scope="module")
+def module():
+    return small_gpt2().double()
+
+
+@pytest.fixture(scope="module")
+def report(module):
+    return lf.check(module, sequences(), samples=3, progress=False)
+
+
+def tokens_of(x, k):
+    """Of sequence k without padding, in NumPy."""
+    return x[k][torch.tensor(SEEN[k], dtype=torch.bool)].detach().numpy()
+
+
+def by_definition(x):
+    """Statistics of the tokens X (m, n) of one sequence, from X itself."""
+    m, _n = x.shape
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    pairs = np.array([unit[i] @ unit[j] for i in range(m) for j in range(i)])
+    squares = np.linalg.svd(x, compute_uv=False) ** 2
+    part = squares / squares.sum()
+    part = part[part > 1e-14]
+    return {
+        "correlation": pairs.mean(),
+        "correlation_abs": np.abs(pairs).mean(),
+        "correlation_95": np.quantile(pairs, 0.95),
+        "size": np.sqrt((x**2).mean()),
+        "stable_rank": squares.sum() / squares.max(),
+        "effective_rank": np.exp(-(part * np.log(part)).sum()),
+    }
+
+
+def eager(module):
+    """The same weights, with attentions that can be looked at."""
+    other = transformers.GPT2LMHeadModel._from_config(module.config, attn_implementation="eager").double().eval()
+    other.load_state_dict(module.state_dict())
+    return other
+
+
+def test_states_are_those_of_hidden_states_without_padding(module, report):
+    out = eager(module)(**sequences(), output_hidden_states=True)
+    hidden = [*out.hidden_states[:-1]]
+    for layer, x in enumerate(hidden):
+        each = [by_definition(tokens_of(x, k)) for k in range(3)]
+        for name in each[0]:
+            direct = np.mean([one[name] for one in each])
+            assert float(report.curves[name][0, layer]) == pytest.approx(direct, rel=1e-5, abs=1e-9), (name, layer)
+        every = np.concatenate([tokens_of(x, k).ravel() for k in range(3)])
+        assert float(report.curves["largest"][0, layer]) == pytest.approx(np.abs(every).max(), rel=1e-6)
+    padded = by_definition(hidden[1].detach().reshape(-1, 32).numpy())["correlation"]
+    assert abs(padded - float(report.curves["correlation"][0, 1])) > 1e-3  # padding would be seen
+
+
+def test_heads_are_those_of_the_attentions(module, report):
+    attentions = eager(module)(**sequences(), output_attentions=True).attentions
+    for block, a in enumerate(attentions):
+        entropies = np.zeros((3, 4))
+        for k in range(3):
+            keep = np.flatnonzero(SEEN[k])
+            rows = a[k][:, keep][:, :, keep].detach().numpy()
+            several = [i for i in range(len(keep)) if i > 0]
+            entropies[k] = [
+                np.mean([-sum(w * np.log(w) for w in rows[head, i] if w > 0) for i in several]) for head in range(4)
+            ]
+        np.testing.assert_allclose(report.curves["entropy"][0, block], entropies.mean(0), rtol=1e-5)
+
+
+def test_gradients_are_autograds(module, report):
+    other = eager(module)
+    out = other(**sequences())
+    ids = torch.tensor(IDS)
+    seen = torch.tensor(SEEN, dtype=torch.bool)
+    loss = torch.zeros((), dtype=torch.float64)
+    for k in range(3):
+        at = seen[k].nonzero().flatten()
+        loss = loss + nn.functional.cross_entropy(out.logits[k, at[:-1]], ids[k, at[1:]]) / 3
+    loss.backward()
+    assert float(report.curves["loss"][0]) == pytest.approx(float(loss.detach()), rel=1e-6)
+    for block in range(3):
+        name = "transformer.h.*.attn.c_attn.weight"
+        direct = float(other.transformer.h[block].attn.c_attn.weight.grad.norm())
+        assert float(report.curves["gradient"].sel(kind=name, block=block + 1)[0]) == pytest.approx(direct, rel=1e-5)
+
+
+def test_nothing_of_the_module_changes():
+    model = small_gpt2()
+    model.transformer.h[1].train()
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    chance = torch.get_rng_state()
+    lf.check(model, tokens=6, samples=2, progress=False)
+    assert torch.equal(chance, torch.get_rng_state())
+    assert model.transformer.h[1].training
+    assert not model.training
+    assert all(torch.equal(before[name], each) for name, each in model.state_dict().items())
+    assert all(each.grad is None for each in model.parameters())
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+def test_a_band_holds_one_more_network_nine_times_of_ten():
+    rng = np.random.default_rng(5)
+    hits = {}
+    for count in (2, 4, 30):
+        law = xr.Dataset({"size": (("sample", "layer"), np.exp(rng.normal(1, 0.3, (count, 4000))))})
+        new = xr.Dataset({"size": (("sample", "layer"), np.exp(rng.normal(1, 0.3, (1, 4000))))})
+        hits[count] = float(inside(new, band(law))["size"].mean())
+    assert all(abs(part - 0.9) < 4 * np.sqrt(0.09 / 4000) for part in hits.values()), hits
+
+
+def shares(models, law):
+    """Of drawn models: the mean part of each curve that lies in the band, over all curves."""
+    inputs = inputs_of(12, blueprint_of(models[0]))
+    found = [curves(measured(model, inputs, default_loss("causal"))) for model in models]
+    parts = [inside(each, law) for each in found]
+    names = ("size", "correlation", "effective_rank", "logit_std", "effective_tokens", "stream_gradient", "gradient")
+    return {name: float(np.mean([part[name].mean() for part in parts])) for name in names}
+
+
+def test_drawn_networks_lie_in_their_own_band_and_others_do_not():
+    config = transformers.GPT2Config(**SMALL)
+    law = lf.check(config, tokens=12, samples=40, progress=False).band
+    own = shares([small_gpt2(seed) for seed in range(24)], law)
+    other = shares([small_gpt2(seed, initializer_range=0.15 * 1.3) for seed in range(6)], law)
+    assert 0.86 < np.mean(list(own.values())) < 0.94, own
+    assert min(own.values()) > 0.8, own
+    assert other["size"] < 0.3, other
+    assert other["logit_std"] < 0.6, other
+
+
+@pytest.fixture(scope="module")
+def unshaped():
+    """[ST, Fig. 1]: unshaped attention without a norm."""
+    part = {"attention": lf.SoftmaxAttention(), "feedforward": lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)}
+    return lf.Transformer(width=100, depth=50, gamma=8**-0.5, **part)
+
+
+def test_rank_collapse_begins_where_the_chain_has_it(unshaped):
+    start = lf.equicorrelated(4, 0.2)
+    found = lf.check(unshaped, start, samples=24, gradients=False, progress=False)
+    chain = lf.simulate(unshaped, start, samples=400, seed=3, progress=False)
+    rho = lf.correlation(chain).values
+    mean = rho[..., *np.triu_indices(4, 1)].mean(-1)
+    below = mean < THRESHOLDS["collapse"].value
+    since = np.median(50 + 1 - below[:, ::-1].argmax(1))
+    verdict = found.verdicts[0]
+    assert (verdict.name, verdict.share) == ("collapsed", 1.0)
+    assert abs(verdict.layer - since) <= 0.1 * since
+
+
+def test_a_shaped_transformer_is_healthy(unshaped):
+    shaped = lf.Transformer(
+        width=100, depth=50, gamma=8**-0.5, attention=lf.ShapedAttention(tau0=1.0), feedforward=unshaped.feedforward
+    )
+    found = lf.check(shaped, lf.equicorrelated(4, 0.2), samples=8, progress=False)
+    assert found.healthy, str(found)
+    assert "healthy" in str(found)
+
+
+def test_queries_vanish_in_post_norm():
+    stock = {
+        "gamma": 1.0,
+        "lam": 1.0,
+        "attention": lf.SoftmaxAttention(),
+        "feedforward": lf.ShapedReLU(c_plus=0.0, c_minus=-1.0),
+    }
+    post = lf.Transformer(width=64, depth=40, norm="post", mask="causal", **stock)
+    found = lf.check(post, lf.equicorrelated(6, 0.2), samples=3, progress=False)
+    assert "vanishing" in [verdict.name for verdict in found.verdicts], str(found)
+    pre = lf.Transformer(width=64, depth=40, norm="pre", mask="causal", **stock)
+    found = lf.check(pre, lf.equicorrelated(6, 0.2), samples=3, progress=False)
+    assert "vanishing" not in [verdict.name for verdict in found.verdicts], str(found)
+
+
+def names_of(what, **options):
+    return [one.name for one in lf.check(what, samples=2, gradients=False, progress=False, **options).verdicts]
+
+
+def test_attention_is_frozen_by_width_or_by_scale():
+    wide = transformers.LlamaConfig(
+        hidden_size=16384, num_attention_heads=128, num_key_value_heads=8, intermediate_size=64, num_hidden_layers=2
+    )
+    assert "frozen" in names_of(wide, tokens=64)
+    assert "frozen" not in names_of(wide, tokens=64, settings={"initializer_range": 0.005})
+    normed = {
+        "head_dim": 256,
+        "hidden_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    gemma4 = transformers.Gemma4TextConfig(
+        **normed, global_head_dim=256, intermediate_size=64, hidden_size_per_layer_input=8
+    )
+    gemma3 = transformers.Gemma3TextConfig(**normed, intermediate_size=64)
+    qwen3 = transformers.Qwen3Config(**normed, intermediate_size=64)
+    assert ["frozen" in names_of(config, tokens=64) for config in (gemma4, gemma3, qwen3)] == [True, False, False]
+
+
+def sound(layers=6, heads=2, samples=4):
+    """Curves that no rule objects to."""
+
+    def flat(value, *sizes):
+        return np.full((samples, *sizes), value)
+
+    return xr.Dataset(
+        {
+            "size": (("sample", "layer"), flat(1.0, layers + 1)),
+            "correlation": (("sample", "layer"), flat(0.2, layers + 1)),
+            "largest": (("sample", "layer"), flat(4.0, layers + 1)),
+            "typical": (("sample", "layer"), flat(0.7, layers + 1)),
+            "stream_gradient": (("sample", "layer"), flat(1.0, layers + 1)),
+            "relative_branch": (("sample", "block", "sublayer"), flat(0.3, layers, 2)),
+            "logit_std": (("sample", "block", "head"), flat(1.0, layers, heads)),
+            "largest_logit": (("sample", "block", "head"), flat(3.0, layers, heads)),
+            "gradient": (("sample", "kind", "block"), flat(1.0, 3, layers)),
+        },
+        attrs={"tokens": 16},
+    )  # fmt: skip
+
+
+def changed(name, at, value):
+    """Sound curves but for one place."""
+    data = sound()
+    data[name].values[at] = value
+    return data
+
+
+SICK = {
+    "collapsed": (changed("correlation", np.s_[:, 4:], 0.95), 4),
+    "grows": (changed("size", np.s_[:, 5:], 200.0), None),
+    "dies": (changed("size", np.s_[:, 5:], 0.002), None),
+    "frozen": (changed("logit_std", np.s_[:, 2], 5.0), 3),
+    "uniform": (changed("logit_std", np.s_[:, 3:], 0.01), 4),
+    "swamped": (changed("relative_branch", np.s_[:, 0, 1], 30.0), 1),
+    "vanishing": (changed("gradient", np.s_[:, 1, 4], 1e-4), 5),
+    "exploding": (changed("stream_gradient", np.s_[:, :2], 1e4), 1),
+    "range": (changed("largest", np.s_[:, 3], 5000.0), 3),
+    "not finite": (changed("size", np.s_[:, 2:], np.nan), 2),
+}
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_each_verdict_is_given_where_it_should_and_nowhere_else(name):
+    data, layer = SICK[name]
+    assert [one.name for one in verdicts(sound(), THRESHOLDS)] == ["healthy"]
+    found = {one.name: one for one in verdicts(data, THRESHOLDS)}
+    assert found[name].layer == layer
+    assert set(found) <= {name, "frozen", "uniform"} - ({"frozen", "uniform"} - {name})
+    assert found[name].source
+    assert found[name].why
+    assert found[name].mends
+
+
+def test_every_rule_has_a_case():
+    assert set(SICK) == set(NAMES)
+
+
+def test_a_verdict_needs_half_of_the_samples_and_says_how_many():
+    data = changed("correlation", np.s_[:2, 4:], 0.95)
+    assert [(one.name, one.share) for one in verdicts(data, THRESHOLDS)] == [("collapsed", 0.5)]
+    data = changed("correlation", np.s_[:1, 4:], 0.95)
+    assert [one.name for one in verdicts(data, THRESHOLDS)] == ["healthy"]
+
+
+def test_thresholds_are_the_users_to_change():
+    data, _ = SICK["collapsed"]
+    assert [one.name for one in verdicts(data, thresholds_with({"collapse": 0.99}))] == ["healthy"]
+    with pytest.raises(lf.InputError, match=r"no .colapse..*Nearest: collapse"):
+        thresholds_with({"colapse": 0.99})
+
+
+def test_kinds_are_weights_of_like_blocks():
+    names = ["h.0.a.w", "h.1.a.w", "h.0.experts.0.w", "h.0.experts.1.w", "wte.w"]
+    values = xr.DataArray([[1.0, 2.0, 3.0, 4.0, 5.0]], {"weight": names}, ("sample", "weight"))
+    found, rest = by_kind(values)
+    assert float(found.sel(kind="h.*.experts.*.w", block=1)[0]) == 5.0
+    assert float(found.sel(kind="h.*.a.w", block=2)[0]) == 2.0
+    assert np.isnan(found.sel(kind="h.*.experts.*.w", block=2)).all()
+    assert rest["outside"].values.tolist() == ["wte.w"]
+    assert place_of("model.layers.11.mlp.w") == ("model.layers.*.mlp.w", 11)
+
+
+def test_texts_have_their_own_tokens_and_are_cut(tmp_path):
+    text = "to be or not to be that is the question whether tis nobler"
+    found = lf.check(CONFIGS["bert"](), text, tokens=6, samples=2, progress=False)
+    assert found.data["word"].values.tolist() == ["to", "be", "or", "not", "to", "be"]
+    assert found.about["tokens"] == 6
+
+
+def test_two_networks_side_by_side():
+    found = lf.check(CONFIGS["llama"](), tokens=8, samples=2, progress=False, against=CONFIGS["bert"]())
+    assert found.against.name == "bert"
+    assert found.against.curves.sizes["layer"] == 4
+    assert found.record()["against"]["name"] == "bert"
+
+
+def test_a_checkpoint_is_measured_and_its_law_shown(tmp_path):
+    small_gpt2().save_pretrained(tmp_path / "trained")
+    found = lf.check(str(tmp_path / "trained"), tokens=6, samples=3, progress=False)
+    assert (found.exists, found.name) == (True, "trained")
+    assert np.mean(list(found.within_law.values())) > 0.6
+    paths = found.save(tmp_path / "out")
+    assert [path.name for path in paths] == ["check.html", "check.png", "check.nc", "check.json"]
+    record = json.loads((tmp_path / "out" / "check.json").read_text())
+    assert record["verdicts"][0]["name"] == found.verdicts[0].name
+    again = lf.load(tmp_path / "out" / "check.nc")
+    np.testing.assert_array_equal(again["correlation"], found.curves["correlation"])
+
+
+class Poisoned(nn.Module):
+    """Divides by zero in its third block."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(200, 8)
+        self.blocks = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for k, block in enumerate(self.blocks):
+            x = block(x) / (0.0 if k == 2 else 1.0)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("what", "options", "message"),
+    [
+        (Poisoned(), {}, "NaN or infinite from layer 3"),
+        (nn.Linear(3, 3), {}, "no list of blocks"),
+        ("gpt3", {}, "Nearest: gpt2"),
+        (3, {}, "got int"),
+        ("gpt2", {"tokens": 1}, "tokens must"),
+        ("gpt2", {"text": "one"}, "two tokens or more; got 1"),
+        ("gpt2", {"settings": {"n_layers": 2}}, "no field 'n_layers'. Nearest: n_layer"),
+        ("gpt2", {"thresholds": {"collapse": "a"}}, "must be a number"),
+        (Poisoned(), {"settings": {"a": 1}}, "has its weights already"),
+        (small_gpt2(), {"text": {"input_ids": torch.full((1, 4), 99)}}, "cannot run with these inputs"),
+    ],
+)
+def test_bad_input_is_one_line(what, options, message):
+    with pytest.raises(lf.InputError, match=message) as caught:
+        lf.check(what, progress=False, samples=2, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def command(tmp_path):
+    """The command on a small configuration in a file."""
+    path = tmp_path / "config.json"
+    path.write_text(transformers.GPT2Config(**SMALL).to_json_string(), encoding="utf-8")
+
+    def run(*options, what=None):
+        return CliRunner().invoke(app, ["check", what or str(path), "--tokens", "8", "--samples", "2", *options])
+
+    return run
+
+
+def test_the_command_says_the_verdict_and_writes_its_files(command, tmp_path):
+    done = command("--out", str(tmp_path / "out"), "--set", "n_layer=2")
+    assert done.exit_code == 0, done.output
+    assert "2 blocks, 8 tokens, law at initialisation" in done.output
+    assert len(done.output.splitlines()) < 24
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {f"check.{e}" for e in ("html", "png", "nc", "json")}
+
+
+def test_the_command_fails_a_build_where_it_is_told_to(command):
+    options = ("--no-gradients", "--threshold", "collapse=-1")
+    assert command(*options).exit_code == 0
+    assert command(*options, "--fail-on", "frozen").exit_code == 0
+    assert command(*options, "--fail-on", "frozen,collapsed").exit_code == 1
+    assert command(*options, "--fail-on", "any").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--fail-on", "colapsed"), "no verdict colapsed"),
+        (("--set", "n_layer"), "--set takes KEY=VALUE"),
+        (("--shaped", "gama=1"), "There are gamma, tau0"),
+        (("--text", "/nowhere/a.txt"), "Cannot read the text"),
+    ],
+)
+def test_bad_options_are_one_line(command, options, message):
+    done = command(*options)
+    assert done.exit_code == 2
+    assert message in done.output
+    assert len(done.output.strip().splitlines()) == 1
+
+
+def test_shapes_are_listed(command):
+    done = command(what="list")
+    assert "llama-3-405b" in done.output
+
+
+def test_stock_models_can_be_shaped_first(command):
+    done = command("--shaped", "gamma=0.3,tau0=1.0")
+    assert done.exit_code == 0, done.output
+    assert "shaped" in done.output
+    assert "uniform" not in done.output
