@@ -12,4 +12,6 @@ from limitformer.checking.check import check as check
 from limitformer.checking.report import Report as Report
 from limitformer.checking.thresholds import THRESHOLDS as THRESHOLDS
 from limitformer.checking.thresholds import Threshold as Threshold
+from limitformer.checking.training import CheckTraining as CheckTraining
+from limitformer.checking.training import Looks as Looks
 from limitformer.checking.verdicts import Verdict as Verdict

@@ -1,0 +1,110 @@
+"""Looks at a network that trains: the training's bits stay the same, and every look is that of a check."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import limitformer as lf
+from limitformer.checking import CheckTraining, Looks
+
+CONFIG = {
+    "vocab_size": 40,
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 16,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def network():
+    torch.manual_seed(3)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**CONFIG))
+
+
+def trained(steps, looks=None):
+    """A plain loop with dropout, whose weights depend on every random number."""
+    model = network().train()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    torch.manual_seed(4)
+
+    def loop(look):
+        for _ in range(steps):
+            ids = torch.randint(3, 40, (4, 8))
+            optimiser.zero_grad()
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimiser.step()
+            look()
+
+    if looks is None:
+        loop(lambda: None)
+        return model, None
+    with Looks(model, tokens=6, samples=2, **looks) as seen:
+        loop(seen.step)
+    return model, seen
+
+
+def test_looks_change_no_bit_of_the_training():
+    plain, _ = trained(6)
+    watched, seen = trained(6, {"every": 2})
+    assert all(
+        torch.equal(a, b) for a, b in zip(plain.state_dict().values(), watched.state_dict().values(), strict=True)
+    )
+    assert list(seen.reports) == [0, 2, 4, 6]
+    assert watched.training
+
+
+def test_every_look_is_a_check_and_the_last_stands_beside_the_first(tmp_path):
+    model, seen = trained(5, {"every": 2, "out": tmp_path})
+    data = seen.dataset()
+    assert data.step_of_training.values.tolist() == [0, 2, 4, 5]
+    for step, one in ((0, network()), (5, model)):
+        direct = lf.check(one, tokens=6, law=False, progress=False).curves
+        np.testing.assert_allclose(data["correlation"].sel(step_of_training=step), direct["correlation"][0], rtol=1e-6)
+        np.testing.assert_allclose(data["gradient"].sel(step_of_training=step), direct["gradient"][0], rtol=1e-6)
+    assert seen.last.against.name == "first look"
+    assert seen.last.band is not None
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "looks.nc",
+        *(f"check.{e}" for e in ("html", "png", "nc", "json")),
+    }
+    assert lf.load(tmp_path / "looks.nc").sizes["step_of_training"] == 4
+
+
+def test_changes_are_from_look_to_look():
+    _, seen = trained(4, {"every": 2})
+    found, data = seen.changes(), seen.dataset()
+    size = data["size"].values
+    direct = np.abs(np.log(size[1:] / size[:-1])).max(1)
+    np.testing.assert_allclose(found["size"], direct, rtol=1e-6)
+    rho = data["correlation"].values
+    np.testing.assert_allclose(found["correlation"], np.abs(rho[1:] - rho[:-1]).max(1), rtol=1e-6)
+
+
+def test_a_loop_that_is_broken_off_loses_nothing(tmp_path):
+    model = network()
+    with pytest.raises(KeyboardInterrupt), Looks(model, tokens=6, samples=2, every=1, out=tmp_path) as looks:
+        looks.step()
+        raise KeyboardInterrupt
+    assert lf.load(tmp_path / "looks.nc").step_of_training.values.tolist() == [0, 1]
+
+
+def test_the_trainers_callback_looks_where_it_is_due(tmp_path):
+    data = [{"input_ids": torch.randint(3, 40, (8,)), "labels": torch.randint(3, 40, (8,))} for _ in range(24)]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path / "run"), max_steps=5, per_device_train_batch_size=2, report_to=[], use_cpu=True,
+        disable_tqdm=True, save_strategy="no", logging_strategy="no",
+    )  # fmt: skip
+    callback = CheckTraining(every=2, tokens=6, samples=2, out=tmp_path / "checks")
+    model = network()
+    transformers.Trainer(model=model, args=arguments, train_dataset=data, callbacks=[callback]).train()
+    assert list(callback.looks.reports) == [0, 2, 4, 5]
+    assert (tmp_path / "checks" / "looks.nc").exists()
+
+
+@pytest.mark.parametrize(("options", "message"), [({"every": 0}, "every must"), ({"out": "/proc/none"}, "/proc/none")])
+def test_bad_arguments_are_refused_before_any_step(options, message):
+    with pytest.raises(lf.InputError, match=message):
+        Looks(network(), **options)
