@@ -66,10 +66,8 @@ def test_every_look_is_a_check_and_the_last_stands_beside_the_first(tmp_path):
         np.testing.assert_allclose(data["gradient"].sel(step_of_training=step), direct["gradient"][0], rtol=1e-6)
     assert seen.last.against.name == "first look"
     assert seen.last.band is not None
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "looks.nc",
-        *(f"check.{e}" for e in ("html", "png", "nc", "json")),
-    }
+    files = {"looks.nc", *(f"check.{ending}" for ending in ("html", "png", "nc", "json"))}
+    assert {path.name for path in tmp_path.iterdir()} == files
     assert lf.load(tmp_path / "looks.nc").sizes["step_of_training"] == 4
 
 
@@ -83,11 +81,15 @@ def test_changes_are_from_look_to_look():
     np.testing.assert_allclose(found["correlation"], np.abs(rho[1:] - rho[:-1]).max(1), rtol=1e-6)
 
 
-def test_a_loop_that_is_broken_off_loses_nothing(tmp_path):
-    model = network()
-    with pytest.raises(KeyboardInterrupt), Looks(model, tokens=6, samples=2, every=1, out=tmp_path) as looks:
+def broken_off(model, folder):
+    with Looks(model, tokens=6, samples=2, every=1, out=folder) as looks:
         looks.step()
         raise KeyboardInterrupt
+
+
+def test_a_loop_that_is_broken_off_loses_nothing(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        broken_off(network(), tmp_path)
     assert lf.load(tmp_path / "looks.nc").step_of_training.values.tolist() == [0, 1]
 
 

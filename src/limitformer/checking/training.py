@@ -90,8 +90,9 @@ class Looks:
         for name, each in data.items():
             now = each.isel({by: slice(1, None)})
             before = each.isel({by: slice(None, -1)}).assign_coords({by: now[by]})
-            change = abs(now - before) if "correlation" in str(name) else abs(np.log(abs(now) / abs(before)))
-            found[name] = change.max([dim for dim in change.dims if dim != by])
+            ratio = xr.apply_ufunc(np.log, abs(now) / abs(before))
+            change = abs(now - before if "correlation" in str(name) else ratio)
+            found[name] = change.max([dim for dim in now.dims if dim != by])
         return xr.Dataset(found)
 
     def write(self) -> list[Path]:
