@@ -67,7 +67,11 @@ def printed_after(page: Path, capsys: pytest.CaptureFixture[str]) -> list[tuple[
     return pairs
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/sphere.md", "docs/unequal-clusters.md", "docs/sweeps.md"])
+SHOWN_IN_DOCS = ("sphere", "unequal-clusters", "sweeps", "check-initialisation")
+SHOWING = ["README.md", *(f"docs/{page}.md" for page in SHOWN_IN_DOCS)]
+
+
+@pytest.mark.parametrize("name", SHOWING)
 def test_pages_print_what_they_show(name, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pairs = printed_after(ROOT / name, capsys)

@@ -1,5 +1,6 @@
 r"""The law of one parameter's entries, independent of each other, as its own initialisation draws them."""
 
+import functools
 import math
 from dataclasses import dataclass, field, replace
 
@@ -56,12 +57,7 @@ class Law:
 
     def truncated_moments(self) -> tuple[float, float]:
         """Mean and standard deviation of g ~ N(0, 1) given low < g < high."""
-        if self.kind != TRUNCATED:
-            return 0.0, 1.0
-        from scipy.stats import truncnorm  # slow to import
-
-        mean, variance = truncnorm.stats(self.low, self.high)
-        return float(mean), math.sqrt(variance)
+        return truncated_moments(self.low, self.high) if self.kind == TRUNCATED else (0.0, 1.0)
 
     def times(self, factor: float) -> "Law":
         """The law of `factor` times such an entry."""
@@ -112,3 +108,12 @@ def truncated_normal(mean: float, std: float, low: float, high: float) -> Law:
 def constant(value: float) -> Law:
     """Every entry is `value`."""
     return Law(CONSTANT, shift=value)
+
+
+@functools.cache
+def truncated_moments(low: float, high: float) -> tuple[float, float]:
+    """Mean and standard deviation of N(0, 1) between `low` and `high`; they are asked for again and again."""
+    from scipy.stats import truncnorm  # slow to import
+
+    mean, variance = truncnorm.stats(low, high)
+    return float(mean), math.sqrt(variance)

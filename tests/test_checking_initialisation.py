@@ -1,0 +1,460 @@
+"""Initialisation, weight by weight: levels, power, and historical bugs planted in models of transformers."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from scipy import stats
+from torch import nn
+
+from initialisation_alarms import alarms, law_and_reference
+from limitformer.checking.held import held
+from limitformer.checking.initialisation import check_initialisation, initialisation
+from limitformer.checking.initialisation_bugs import BUGS
+from limitformer.checking.like_layers import outliers
+from limitformer.checking.weight_tests import distance, even_moments, holm, p_values, pearson_tails
+from limitformer.errors import InputError
+from limitformer.weightless import laws
+from limitformer.weightless.law import make, table_of
+from limitformer.weightless.models import blueprint_of
+
+TITLES = {bug.key: bug.title for bug in BUGS}
+SIZE = {"vocab_size": 96, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 80}
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+FAMILIES = {
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=96, n_embd=48, n_layer=4, n_head=4, n_positions=24, **IDS),
+    "bert": lambda: transformers.BertConfig(**SIZE, max_position_embeddings=24),
+    "llama": lambda: transformers.LlamaConfig(**SIZE, num_key_value_heads=2),
+    "gemma": lambda: transformers.GemmaConfig(**SIZE, num_key_value_heads=2, head_dim=12),
+    "modernbert": lambda: transformers.ModernBertConfig(**SIZE, **IDS, cls_token_id=1, sep_token_id=2),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**SIZE, **IDS),
+    "t5": lambda: transformers.T5Config(d_model=48, d_kv=12, d_ff=80, num_layers=3, num_heads=4, vocab_size=96),
+}
+
+
+@functools.cache
+def law_of(family):
+    """Read before anything is planted."""
+    blueprint = blueprint_of(FAMILIES[family]())
+    reference, found = make(blueprint, torch.float32)
+    return table_of(blueprint, reference, found), reference
+
+
+def built(family, seed=0):
+    """As transformers draws it."""
+    law_of(family)
+    torch.manual_seed(seed)
+    return blueprint_of(FAMILIES[family]()).factory()
+
+
+@functools.cache
+def outermost_of(family):
+    """The class whose `_init_weights` runs last, on itself."""
+    return type(built(family))
+
+
+def checked(family, model, **options):
+    """Against the law of the family."""
+    law, reference = law_of(family)
+    return check_initialisation(model, law, reference=reference, **options)
+
+
+@torch.no_grad()
+def change(model, ending, operation):
+    """Apply it to all parameters whose names end so."""
+    found = [parameter for name, parameter in model.named_parameters() if name.endswith(ending)]
+    assert found
+    for parameter in found:
+        operation(parameter)
+
+
+def initialised_otherwise(monkeypatch, family, ending, operation):
+    """A model whose own `_init_weights` ends with this operation on the parameters of these names."""
+    outermost = outermost_of(family)
+    kind = next(k for k in outermost.__mro__ if "_init_weights" in vars(k))
+    original = kind._init_weights
+
+    def init_weights(self, module):
+        original(self, module)
+        if module is self and type(self) is outermost:
+            change(self, ending, operation)
+
+    monkeypatch.setattr(kind, "_init_weights", init_weights)
+    return built(family)
+
+
+def fan_out_uniform(weight):
+    """What torch.nn.Linear holds before anybody else draws."""
+    nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
+
+
+def truncated(weight):
+    """At two standard deviations of .02, and not rescaled."""
+    nn.init.trunc_normal_(weight, std=0.02, a=-0.04, b=0.04)
+
+
+def large_first_third(weight):
+    """The queries of a fused projection in the order of GPT-2, (in, out)."""
+    weight[:, : weight.shape[1] // 3] *= 10
+
+
+def large_first_rows(weight):
+    """The queries of a fused projection in the order (out, in)."""
+    weight[: weight.shape[0] // 3] *= 10
+
+
+def large_query_of_every_head(weight):
+    """Of GPT-NeoX: head by head, queries, keys and values."""
+    weight.view(4, 3, 12, -1)[:, 0] *= 10
+
+
+SCALE = 1 / math.sqrt(2 * 4)
+PLANTED = [
+    ("gpt2", "attn.c_proj.weight", lambda w: w.mul_(1 / SCALE), "residual-missing"),
+    ("gpt2", "c_proj.weight", lambda w: w.mul_(1 / SCALE), "residual-missing"),
+    ("llama", "up_proj.weight", lambda w: w.mul_(SCALE), "residual-wrong"),
+    ("gpt2", "wte.weight", lambda w: w.normal_(0, 1), "embedding"),
+    ("bert", "word_embeddings.weight", lambda w: w.normal_(0, 0.6), "embedding"),
+    ("gemma", "embed_tokens.weight", lambda w: w.normal_(0, 1), "embedding"),
+    ("llama", "q_proj.weight", lambda w: w.mul_(10), "query"),
+    ("bert", "query.weight", lambda w: w.mul_(10), "query"),
+    ("gpt2", "c_attn.weight", large_first_third, "query"),
+    ("modernbert", "Wqkv.weight", large_first_rows, "query"),
+    ("gpt_neox", "query_key_value.weight", large_query_of_every_head, "query"),
+    ("llama", "layernorm.weight", lambda w: w.zero_(), "norm-zero"),
+    ("bert", "LayerNorm.weight", lambda w: w.zero_(), "norm-zero"),
+    ("gemma", "layernorm.weight", lambda w: w.fill_(1), "norm-zero"),
+    ("bert", "query.weight", truncated, "truncation"),
+    ("llama", "down_proj.weight", truncated, "truncation"),
+    ("modernbert", "Wi.weight", lambda w: w.normal_(0, 0.02), "truncation"),
+    ("llama", "lm_head.weight", fan_out_uniform, "fan"),
+    ("bert", "intermediate.dense.weight", fan_out_uniform, "fan"),
+    ("bert", "attention.output.dense.bias", lambda w: w.uniform_(-(48**-0.5), 48**-0.5), "fan"),
+    ("llama", "gate_proj.weight", nn.init.kaiming_normal_, "fan"),
+    ("llama", "down_proj.weight", nn.init.xavier_uniform_, "fan"),
+    ("t5", "wo.weight", lambda w: w.normal_(0, 48**-0.5), "fan"),
+    ("llama", "up_proj.weight", lambda w: w.zero_(), "dead"),
+    ("gpt2", "c_fc.weight", lambda w: w.fill_(0.02), "dead"),
+    ("llama", "k_proj.weight", lambda w: w.view(-1)[7:9].fill_(math.nan), "uninitialised"),
+]
+
+
+@pytest.mark.parametrize(("family", "ending", "operation", "bug"), PLANTED)
+def test_a_planted_bug_is_named_and_nothing_else(family, ending, operation, bug, monkeypatch):
+    model = initialised_otherwise(monkeypatch, family, ending, operation)
+    report = checked(family, model)
+    planted = {name for name, _ in model.named_parameters() if name.endswith(ending)}
+    assert {finding.bug for finding in report.findings} == {TITLES[bug]}, str(report)
+    assert {name for finding in report.findings for name in finding.names} == planted
+    assert not report.trained
+    assert TITLES[bug] in report.summary
+
+
+def test_scaling_on_the_wrong_matrix_is_one_story(monkeypatch):
+    """Those that are scaled and should not be, and those that should be and are not."""
+    model = initialised_otherwise(monkeypatch, "gpt2", "c_proj.weight", lambda w: w.mul_(1 / SCALE))
+    change(model, "c_fc.weight", lambda w: w.mul_(SCALE))
+    report = checked("gpt2", model)
+    assert {finding.bug for finding in report.findings} == {TITLES["residual-wrong"]}
+    assert sorted(len(finding.names) for finding in report.findings) == [4, 4, 4]
+
+
+@pytest.mark.parametrize("garbage", [math.nan, 0.0, 3e30])
+def test_a_buffer_that_nobody_filled(garbage):
+    model = built("llama")
+    model.model.rotary_emb.inv_freq = torch.full_like(model.model.rotary_emb.inv_freq, garbage)
+    (finding,) = checked("llama", model).findings
+    assert (finding.bug, finding.names) == (TITLES["uninitialised"], ("model.rotary_emb.inv_freq",))
+
+
+def test_position_ids_that_nobody_filled():
+    model = built("bert")
+    model.bert.embeddings.position_ids.zero_()
+    (finding,) = checked("bert", model).findings
+    assert (finding.bug, finding.kind) == (TITLES["uninitialised"], "buffer")
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_head_that_is_not_tied(equal):
+    model = built("gpt2")
+    head = model.lm_head.weight.detach().clone() if equal else torch.randn(96, 48) * 0.02
+    model.lm_head.weight = nn.Parameter(head)
+    (finding,) = checked("gpt2", model).findings
+    assert (finding.kind, finding.bug) == ("broken tie", TITLES["dead"])
+    assert set(finding.names) == {"transformer.wte.weight", "lm_head.weight"}
+    assert ("equal" in finding.held) is equal
+
+
+def test_a_new_tie_and_copies():
+    model = built("llama")
+    layers = model.model.layers
+    layers[1].mlp.up_proj.weight = layers[0].mlp.up_proj.weight
+    change(layers[3], "mlp.gate_proj.weight", lambda w: w.copy_(layers[2].mlp.gate_proj.weight))
+    found = {finding.kind: finding.names for finding in checked("llama", model).findings}
+    assert found == {
+        "new tie": ("model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"),
+        "copies": ("model.layers.2.mlp.gate_proj.weight", "model.layers.3.mlp.gate_proj.weight"),
+    }
+
+
+def test_copies_of_the_modules_own_code_are_no_finding():
+    """nn.TransformerEncoder begins with equal layers: its law says so; without a law it is worth a word."""
+
+    def encoder():
+        layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
+        return nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+
+    assert not initialisation(encoder(), encoder).findings
+    assert {finding.kind for finding in initialisation(encoder()).findings} == {"copies"}
+
+
+def test_dead_rows_and_an_overwritten_padding_row():
+    model = built("llama")
+    change(model, "layers.1.mlp.up_proj.weight", lambda w: w[5:9].zero_())
+    (finding,) = checked("llama", model).findings
+    assert (finding.kind, finding.names) == ("dead rows", ("model.layers.1.mlp.up_proj.weight",))
+
+    def padded():
+        return nn.Embedding(40, 16, padding_idx=3)
+
+    embedding = padded()
+    assert not initialisation(embedding, padded).findings
+    with torch.no_grad():
+        embedding.weight[3] = 0.1
+    assert [finding.kind for finding in initialisation(embedding, padded).findings] == ["fixed rows"]
+
+
+def test_one_layer_of_many_is_named_with_and_without_a_law():
+    model = built("llama")
+    name = "model.layers.2.mlp.up_proj.weight"
+    change(model, name, lambda w: w.mul_(1.5))
+    for report in (checked("llama", model), check_initialisation(model, None)):
+        assert [finding.names for finding in report.findings] == [(name,)]
+    assert not check_initialisation(built("llama"), None).findings
+
+
+def trained(family, steps):
+    """For so many steps of Adam on one batch of tokens."""
+    model = built(family)
+    tokens = torch.randint(96, (4, 20), generator=torch.Generator().manual_seed(1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize(("family", "steps"), [("gpt2", 1), ("gpt2", 20), ("llama", 20), ("gemma", 20)])
+def test_a_trained_model_is_said_to_be_one(family, steps):
+    model = trained(family, steps)
+    report = checked(family, model)
+    assert report.trained
+    assert not report.findings, str(report)
+    assert report.summary.endswith("weights differ from the law: a trained model, or another initialisation")
+    assert len(str(report).splitlines()) == 1
+    name = next(name for name, parameter in model.named_parameters() if ".2.mlp." in name and parameter.dim() == 2)
+    change(model, name, lambda w: w.zero_())
+    (finding,) = checked(family, model).findings
+    assert (finding.names, finding.kind) == ((name,), "dead")
+
+
+def test_one_factor_in_everything_is_one_finding():
+    config = FAMILIES["llama"]()
+    config.initializer_range = 0.026
+    torch.manual_seed(0)
+    report = checked("llama", blueprint_of(config).factory())
+    (finding,) = report.findings
+    assert finding.kind == "scale"
+    assert finding.held.startswith("std 1.3")
+
+
+# Levels and power
+
+
+def test_false_alarms_are_within_the_level():
+    """Twenty models of three families at 10 %, in 16 bits too: as many of 60 as a level kept has once in 400 times."""
+    kinds = [("gpt2", torch.float32), ("modernbert", torch.bfloat16), ("torch", torch.float16)]
+    number = sum(len(alarms(name, range(20), dtype, level=0.1)) for name, dtype in kinds)
+    assert number <= stats.binom.isf(0.0025, 60, 0.1)
+
+
+def test_the_std_of_one_small_matrix_is_known_to_a_few_percent():
+    """Of 64×64 its standard error is 1.1 %; the corrected level is 4.2 of them, so that 5 % is found in most draws."""
+    law, generator = laws.normal(0.02), torch.Generator().manual_seed(1)
+    found = {}
+    for factor in (1.0, 1.02, 1.05, 1.08):
+        draws = [held(0.02 * factor * torch.randn(64, 64, generator=generator)) for _ in range(40)]
+        found[factor] = np.mean([p_values(each, law)["spread"] < 0.01 / 200 for each in draws])
+    assert found[1.0] == 0
+    assert found[1.02] < 0.2
+    assert 0.4 < found[1.05] < 0.9
+    assert found[1.08] == 1
+
+
+def test_a_single_query_that_is_ten_times_too_large_stands_out_of_a_report():
+    """One layer of four: named, with the layer."""
+    model = built("llama")
+    change(model, "layers.3.self_attn.q_proj.weight", lambda w: w.mul_(10))
+    (finding,) = checked("llama", model).findings
+    assert (finding.bug, finding.pattern) == (TITLES["query"], "model.layers.3.self_attn.q_proj.weight")
+
+
+LAWS = {
+    "normal": laws.normal(0.3, mean=0.2),
+    "uniform": laws.uniform(-0.5, 0.1),
+    "truncated": laws.truncated_normal(0.1, 0.4, -0.5, 0.9),
+    "lopsided": laws.truncated_normal(0.0, 1.0, -0.3, 2.5).times(-1.0),
+}
+
+
+def entries(law, shape, generator):
+    """Drawn by scipy: the second route."""
+    size = tuple(shape)
+    if law.kind == laws.NORMAL:
+        values = generator.normal(law.shift, law.scale, size)
+    elif law.kind == laws.UNIFORM:
+        values = generator.uniform(law.shift, law.shift + law.scale, size)
+    else:
+        g = stats.truncnorm.rvs(law.low, law.high, size=size, random_state=generator)
+        values = law.shift + law.scale * g
+    return torch.from_numpy(values).float()
+
+
+@pytest.mark.parametrize("name", list(LAWS))
+@pytest.mark.parametrize("size", [6, 300])
+def test_p_values_are_uniform_under_the_law_and_small_under_another(name, size):
+    """No level is exceeded by 3.5 standard errors of 250 draws, and mean and shape use theirs up."""
+    law, generator = LAWS[name], np.random.default_rng(5)
+    each = [p_values(held(entries(law, (size,), generator)), law) for _ in range(250)]
+    for test in ("mean", "spread", "shape", "range"):
+        p = np.array([found[test] for found in each])
+        for level in (0.5, 0.1, 0.01):
+            assert (p <= level).mean() <= level + 3.5 * math.sqrt(level * (1 - level) / len(p)), (test, level)
+        assert test == "range" or (test == "spread" and size < 300) or (p <= 0.5).mean() > 0.4
+    twin = law.times(2.0)
+    assert p_values(held(entries(twin, (300,), generator)), law)["spread"] < 1e-6
+
+
+def test_moments_of_laws_and_tails_are_scipys():
+    for law in LAWS.values():
+        g = {
+            laws.NORMAL: stats.norm(),
+            laws.UNIFORM: stats.uniform(),
+            laws.TRUNCATED: stats.truncnorm(law.low, law.high),
+        }[law.kind]
+        fourth, sixth = (g.expect(lambda x, k=k: ((x - g.mean()) / g.std()) ** k) for k in (4, 6))  # noqa: B023
+        assert even_moments(law) == pytest.approx((fourth, sixth), rel=1e-6)
+    for z, skew in ((-1.2, 0.8), (4.0, 0.01), (0.7, -0.5), (5.0, 0.0)):
+        assert pearson_tails(z, skew) == pytest.approx(
+            (stats.pearson3.cdf(z, skew), stats.pearson3.sf(z, skew)), rel=1e-9
+        )
+
+
+def test_distance_is_scipys_and_rounding_does_not_change_it():
+    law, values = laws.normal(0.02), 0.02 * torch.randn(9000, generator=torch.Generator().manual_seed(2))
+    exact = stats.kstest(values.double().numpy(), "norm", (0, 0.02)).statistic
+    assert distance(held(values), law) == pytest.approx(exact, abs=1e-6)
+    coarse = values.bfloat16().float()
+    naive = stats.kstest(coarse.double().numpy(), "norm", (0, 0.02)).statistic
+    assert distance(held(coarse), law) <= exact + 1e-6
+    assert naive > exact + 1e-4
+
+
+def test_moments_of_a_large_tensor_without_its_fixed_rows():
+    values = 3 + 0.01 * torch.randn(3000, 700, generator=torch.Generator().manual_seed(4))
+    values[[2, 2990]] = 50.0
+    found = held(values, (2, 2990))
+    kept = np.delete(values.double().numpy(), [2, 2990], 0)
+    assert found.count == kept.size
+    assert (found.mean, found.std) == pytest.approx((kept.mean(), kept.std()), rel=1e-10)
+    assert found.kurtosis == pytest.approx(stats.kurtosis(kept, axis=None, fisher=False), rel=1e-9)
+    assert found.high == kept.max()
+    assert found.sample.max() < 4
+    assert len(found.sample) == pytest.approx(2**14, rel=0.01)
+
+
+def test_like_layers_have_their_level_drawn_and_trained():
+    """Of 60 sets of three groups of layers at 5 %, those with alarms; a layer that is 20 times the others is named."""
+    generator, count = np.random.default_rng(0), {"drawn": 0, "trained": 0}
+    for _ in range(60):
+        for kind, spread in (("drawn", 0.0), ("trained", 0.3)):
+            layers = {
+                f"h.{i}.{part}": held(
+                    torch.from_numpy(math.exp(spread * generator.normal()) * generator.normal(size=90))
+                )
+                for part in "abc"
+                for i in range(6)
+            }
+            count[kind] += bool(outliers(layers, 0.05))
+    assert max(count.values()) <= stats.binom.isf(1e-3, 60, 0.05)
+    layers["h.2.a"] = held(torch.from_numpy(20 * generator.normal(size=90)))
+    assert "h.2.a" in [each.name for each in outliers(layers, 0.05)]
+
+
+def test_holm_is_the_textbooks():
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}) == pytest.approx(
+        {"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06}
+    )
+
+
+# Report and errors
+
+
+def test_the_table_has_every_weight_and_its_numbers():
+    model = built("bert")
+    report = initialisation(model)
+    data = report.dataset()
+    assert list(data.weight.values) == [name for name, _ in model.named_parameters()]
+    name = "bert.encoder.layer.1.output.dense.weight"
+    weight = dict(model.named_parameters())[name].detach().double().numpy()
+    row = data.sel(weight=name)
+    assert (float(row["std"]), float(row["mean"])) == pytest.approx((weight.std(), weight.mean()))
+    assert float(row.ks) == pytest.approx(stats.kstest(weight.ravel(), "norm", (0, 0.02)).statistic, abs=1e-6)
+    assert str(row.law.values) == "normal, std 0.02"
+    assert report.summary == f"all {len(report.weights)} weights as the law says"
+
+
+def test_a_report_fits_a_screen():
+    model = built("llama")
+    for k, (_, parameter) in enumerate(model.named_parameters()):
+        if k % 3:
+            parameter.data.mul_(1.2 + 0.01 * k).add_(1.0 * (parameter.dim() == 1))
+    assert len(str(checked("llama", model)).splitlines()) <= 24
+
+
+def test_parameters_of_any_shape_and_type_are_read():
+    """Of no entries, of one, of whole numbers, of many dimensions and not in the order of memory."""
+
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.none = nn.Parameter(torch.empty(0, 5))
+            self.one = nn.Parameter(torch.tensor(1.0))
+            self.whole = nn.Parameter(torch.arange(4), requires_grad=False)
+            self.experts = nn.Parameter(torch.randn(3, 4, 5, 6).transpose(0, 2))
+
+    report = initialisation(Odd())
+    assert [(w.name, w.count) for w in report.weights] == [("none", 0), ("one", 1), ("experts", 360)]
+    assert not report.findings
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: check_initialisation("gpt2", None), "module must be a torch.nn.Module; got str."),
+        (lambda: check_initialisation(nn.Linear(2, 2), None, level=1), "level must be between 0 and 1; got 1."),
+        (lambda: check_initialisation(nn.Linear(2, 2, device="meta"), None), "weight is on the meta device"),
+        (lambda: check_initialisation(nn.Linear(2, 2), law_and_reference("torch")[0]), "has no weight, but 0.weight"),
+        (
+            lambda: initialisation(nn.Linear(2, 2), lambda: nn.Linear(3, 2)),
+            r"weight is \(2, 2\), and its law of \(2, 3\)",
+        ),
+    ],
+)
+def test_errors_say_what_came(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
