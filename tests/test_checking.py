@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import limitformer as lf
 from limitformer.checking import THRESHOLDS
-from limitformer.checking.band import band, inside
+from limitformer.checking.band import band, inside, surprises
 from limitformer.checking.curves import by_kind, curves, place_of
 from limitformer.checking.existing import measured
 from limitformer.checking.thresholds import thresholds_with
@@ -169,6 +169,21 @@ def test_drawn_networks_lie_in_their_own_band_and_others_do_not():
     assert min(own.values()) > 0.8, own
     assert other["size"] < 0.3, other
     assert other["logit_std"] < 0.6, other
+
+
+def test_a_sound_network_is_seldom_unlike_its_law_and_a_broken_one_is():
+    rng = np.random.default_rng(6)
+
+    def curve(count, shift=0.0):
+        x = np.cumsum(rng.normal(0, 0.1, (count, 20)), 1) + 1.0  # neighbours are alike, as layers are
+        x[:, 12:] += shift
+        return xr.Dataset({"size": (("sample", "layer"), np.exp(x)), "step": (("sample", "block"), np.exp(x))})
+
+    def alarms(shift):
+        return sum(min(surprises(curve(1, shift), band(curve(8))).values()) < 0.01 for _ in range(400))
+
+    assert alarms(0.0) <= 12  # 4 expected at the most
+    assert alarms(4.0) > 390
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,8 @@ LEVEL = 0.9
 
 def band(curves: xr.Dataset) -> xr.Dataset:
     """`middle`, `low` and `high` (edge) of each curve: the mean on its scale, and the band of one more network."""
-    return xr.Dataset({name: edges(each, str(name)) for name, each in curves.items() if "sample" in each.dims})
+    found = xr.Dataset({name: edges(each, str(name)) for name, each in curves.items() if "sample" in each.dims})
+    return found.assign_attrs(samples=curves.sizes["sample"])
 
 
 def edges(values: xr.DataArray, name: str) -> xr.DataArray:
@@ -57,3 +58,23 @@ def inside(curves: xr.Dataset, law: xr.Dataset) -> xr.Dataset:
             known = each.notnull() & low.notnull()
             found[name] = ((each >= low - rounding) & (each <= high + rounding)).where(known)
     return xr.Dataset(found)
+
+
+def surprises(curves: xr.Dataset, law: xr.Dataset) -> dict[str, float]:
+    """Of the curves of one network: how probable its worst point is under the law, corrected for the number of points.
+
+    A point is x̄ + t s √(1 + 1/n), and t has Student's law with n − 1 degrees of freedom. All points of all curves are
+    counted (Bonferroni), so that a sound network has a p below 0.01 in some curve with probability 0.01 at the most.
+    """
+    freedom = int(law.attrs["samples"]) - 1
+    reach = stats.t.ppf((1 + LEVEL) / 2, freedom)
+    worst, points = {}, 0
+    for name, each in curves.items():
+        if name in law and bool(law[name].notnull().any()):
+            there, _ = scale_of(str(name))
+            low, middle, high = (there(law[name].sel(edge=edge, drop=True)) for edge in ("low", "middle", "high"))
+            spread = (high - low) / 2 + 1e-9 * abs(middle) + 1e-12  # of numbers that chance has no part in
+            t = reach * abs(there(each.isel(sample=0)) - middle) / spread
+            points += int(t.notnull().sum())
+            worst[str(name)] = 2 * float(stats.t.sf(float(t.max()), freedom))
+    return {name: min(1.0, p * points) for name, p in worst.items()}

@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
+from torch import nn
 
 from limitformer.checking.band import band
 from limitformer.checking.curves import curves
 from limitformer.checking.existing import measured
+from limitformer.checking.initialisation import check_initialisation, initialisation
+from limitformer.checking.initialisation_report import InitialisationReport
 from limitformer.checking.report import Report
 from limitformer.checking.subject import Subject, subject_of, task_and_config
 from limitformer.checking.thresholds import thresholds_with
@@ -117,8 +120,10 @@ def report_of(
     vocabulary = getattr(blueprint.config, "vocab_size", None)
     if vocabulary and blueprint.task in ("causal", "masked", "seq2seq"):
         about["chance"] = float(np.log(vocabulary))
+    weights = None if subject.module is None else weights_of(subject.module, laws is not None)
     return Report(
         name=subject.name,
+        initialisation=weights,
         exists=held is not None,
         curves=curves(shown).assign_attrs(about),
         band=None if lawful is None or lawful.sizes["sample"] < 2 else band(curves(lawful)),
@@ -126,6 +131,11 @@ def report_of(
         laws=laws,
         about={**shown.attrs, **({} if lawful is None else lawful.attrs), **about},
     )
+
+
+def weights_of(module: nn.Module, lawful: bool) -> InitialisationReport:
+    """The weights of a module that exists, beside their law where that is known."""
+    return initialisation(module) if lawful else check_initialisation(module, None)
 
 
 def inputs_for(subject: Subject, text: Any, tokens: int) -> Inputs:

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from limitformer.checking.band import inside
+from limitformer.checking.band import inside, surprises
+from limitformer.checking.initialisation_report import InitialisationReport
 from limitformer.checking.thresholds import Threshold
 from limitformer.checking.verdicts import HEALTHY, Verdict, names_in
 from limitformer.results import check_writable, save, write_whole
 from limitformer.weightless.law import LawTable
 
+UNLIKELY = 0.01
+MOST = 4  # findings on weights, in the summary
 FEW = 3  # points, of which one may lie outside by chance
 SHOWN = {  # in the summary
     "size": "stream",
@@ -38,6 +41,7 @@ class Report:
         data: the covariances and what was seen beside them.
         laws: the law of every weight.
         about: provenance.
+        initialisation: of a network that exists, its weights beside their law.
         verdicts: what is wrong, serious things first, or one that says healthy.
         thresholds: where verdicts begin.
         against: the report of another network, for the same tokens.
@@ -50,6 +54,7 @@ class Report:
     data: xr.Dataset
     laws: LawTable | None
     about: Mapping[str, Any]
+    initialisation: InitialisationReport | None = None
     verdicts: list[Verdict] = field(default_factory=list)
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)
     against: "Report | None" = None
@@ -75,6 +80,14 @@ class Report:
             return {}
         parts = inside(self.curves, self.band)
         return {str(name): float(each.mean()) for name, each in parts.items() if int(each.notnull().sum()) >= FEW}
+
+    @property
+    def unlike_law(self) -> dict[str, float]:
+        """Of a network that exists: the curves that its law would give with a probability below 0.01, and that."""
+        if self.band is None or not self.exists:
+            return {}
+        found = sorted(surprises(self.curves, self.band).items(), key=lambda pair: pair[1])
+        return {name: p for name, p in found if p < UNLIKELY}
 
     def __str__(self) -> str:
         """Verdicts, and the curves at a few layers."""
@@ -107,10 +120,18 @@ class Report:
         if "loss" in self.curves:
             chance = f", chance {self.about['chance']:.3g}" if "chance" in self.about else ""
             lines.append(f"  loss {float(self.curves['loss'].median()):.4g}{chance}")
-        outside = [f"{name} ({1 - part:.0%})" for name, part in self.within_law.items() if part < 0.5]
-        if outside:
-            lines.append(f"  outside the law's band of 90 %: {', '.join(outside)}")
+        unlike = [f"{name} (p {p:.0e})" for name, p in self.unlike_law.items()]
+        if unlike:
+            lines.append(f"  unlike its law: {', '.join(unlike[:MOST])}{' and more' if len(unlike) > MOST else ''}")
+        if self.initialisation is not None:
+            lines += [f"  weights: {self.initialisation.summary}", *self.weights()]
         return ["", *lines] if lines else []
+
+    def weights(self) -> list[str]:
+        """The first findings on the weights."""
+        found = [] if self.initialisation is None else list(self.initialisation.findings)
+        more = [f"    and {len(found) - MOST} more"] if len(found) > MOST else []
+        return [*(f"    {str(finding).splitlines()[0]}" for finding in found[:MOST]), *more]
 
     def record(self) -> dict[str, Any]:
         """What JSON holds."""
@@ -119,6 +140,8 @@ class Report:
             "healthy": self.healthy,
             "verdicts": [plain(asdict(verdict)) for verdict in self.verdicts],
             "within_law": self.within_law,
+            "unlike_law": self.unlike_law,
+            "initialisation": None if self.initialisation is None else str(self.initialisation),
             "thresholds": {name: asdict(each) for name, each in self.thresholds.items()},
             "about": plain(dict(self.about)),
             "against": None if self.against is None else self.against.record(),
