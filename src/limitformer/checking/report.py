@@ -112,11 +112,11 @@ class Report:
         """Median over samples and heads; what belongs to a block stands under the layer before it."""
         values = self.curves[name].median([dim for dim in ("sample", "head") if dim in self.curves[name].dims]).values
         at = [values[layer] if layer < len(values) else np.nan for layer in layers]
-        return f"{title:>14}" + "".join(f"{'' if np.isnan(value) else f'{value:.3g}':>10}" for value in at)
+        return (f"{title:>14}" + "".join(f"{'' if np.isnan(value) else f'{value:.3g}':>10}" for value in at)).rstrip()
 
     def notes(self) -> list[str]:
         """The loss beside that of chance, and the curves that leave the law's band."""
-        lines = []
+        lines = [] if "logit_std" in self.curves else ["  no attention was seen: neither a softmax nor torch's own"]
         if "loss" in self.curves:
             chance = f", chance {self.about['chance']:.3g}" if "chance" in self.about else ""
             lines.append(f"  loss {float(self.curves['loss'].median()):.4g}{chance}")
