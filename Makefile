@@ -2,7 +2,7 @@
 PYTHON ?= python3
 OUT ?= out
 
-.PHONY: demo test lint bench faults laws alarms coverage clean
+.PHONY: demo test lint bench faults laws bands alarms coverage clean
 
 # The core alone: no torch.
 .venv/ready: pyproject.toml
@@ -39,6 +39,10 @@ faults: .venv-test/ready
 # Weightless networks of every family against the models that transformers draws; FAMILIES="llama t5" takes some.
 laws: .venv-test/ready
 	cd tests && OMP_NUM_THREADS=1 ../.venv-test/bin/python laws.py $(FAMILIES)
+
+# Drawn networks of eight families against the bands of their laws.
+bands: .venv-test/ready
+	cd tests && OMP_NUM_THREADS=1 ../.venv-test/bin/python band_coverage.py $(FAMILIES)
 
 # False alarms of the initialisation check, over 200 sound models of every family.
 alarms: .venv-test/ready

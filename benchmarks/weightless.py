@@ -50,6 +50,6 @@ def drawn_anew(gradients: bool) -> float:
     return min(seconds)
 
 
-if __name__ == "__main__":
-    for name, value, unit in measure():
-        print(f"{name:50s} {value:8.3f} {unit}")
+def table() -> list[dict[str, Any]]:
+    """As rows."""
+    return [{"what": name, "value": value, "unit": unit} for name, value, unit in measure()]
