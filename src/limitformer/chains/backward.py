@@ -30,63 +30,46 @@ from typing import NamedTuple
 import numpy as np
 
 from limitformer.chains.backward_attention import (
-    HeadsMemory,
-    HeadsWorkspace,
-    heads_memory,
-    heads_workspace,
     join_reversibly,
     mix_reversibly,
     pull_through_head,
     pull_through_heads,
 )
-from limitformer.chains.backward_feedforward import (
-    UnitsMemory,
-    UnitsWorkspace,
-    activate_reversibly,
-    pull_through_units,
-    units_memory,
-    units_workspace,
+from limitformer.chains.backward_feedforward import activate_reversibly, clear_matrix, pull_through_units
+from limitformer.chains.backward_residual import add_branch_reversibly, fold, unfold
+from limitformer.chains.checkpoints import Places, open_places, restore_checkpoint, save_checkpoint
+from limitformer.chains.layout import (
+    BRANCH,
+    DIRECTION,
+    FACTOR,
+    GRADIENT,
+    INSIDE,
+    MIXED,
+    NORMAL,
+    NORMS,
+    OUTSIDE,
+    PREVIOUS,
+    PULLED,
+    SEEN,
+    SPREAD,
+    SQUARE,
+    SUMMED,
+    WIDE,
 )
-from limitformer.chains.backward_residual import SumWorkspace, add_branch_reversibly, fold, sum_workspace, unfold
-from limitformer.chains.checkpoints import Checkpoints, open_checkpoints, restore_checkpoint, save_checkpoint
 from limitformer.chains.norm import normalise, pull_through_norm
 from limitformer.chains.residual import POST_NORM, PRE_NORM
+from limitformer.chains.scratch import Scratch, matrix, matrix_of, open_scratch
 from limitformer.chains.start import turn_at_random
-from limitformer.chains.transformer import ATTENTION, HEADS, Constants
-from limitformer.factor import copy, put, trace_of_gram
-from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, lane_matrix, load, square_root, store
+from limitformer.chains.transformer import ATTENTION, HEADS
+from limitformer.factor import FIRST, copy, put, trace_of_gram
+from limitformer.kernels import driver, inlined, kernel
+from limitformer.lanes import LANES, load, square_root, store
 from limitformer.random import Stream, open_stream, rewind
 from limitformer.recording import Ledger, check_factor, clear, first_at, open_ledger, report
 from limitformer.watch import count_whole, goes_on, halted
 from limitformer.writing import replicas_of, rows_of, write_factor
 
 WEIGHTS = np.array([3, 4, 2])  # of the sublayers ATTENTION, HEADS, FEEDFORWARD
-
-
-class Workspace(NamedTuple):
-    """Scratch of one thread; matrices have LANES behind."""
-
-    stream: Stream
-    fresh: Stream
-    ledger: Ledger
-    checkpoints: Checkpoints
-    heads: HeadsMemory
-    units: UnitsMemory
-    through_heads: HeadsWorkspace
-    through_units: UnitsWorkspace
-    wide: SumWorkspace  # for the branch of [ST, eq. 1], which has r columns
-    square: SumWorkspace  # for the others, which are triangular
-    factor: np.ndarray  # (m, r): R
-    previous: np.ndarray  # (m, r)
-    normal: np.ndarray  # (m, r)
-    summed: np.ndarray  # (m, r): R before a Post-norm
-    direction: np.ndarray  # (r, 1)
-    inside: np.ndarray  # (m, r): P
-    outside: np.ndarray  # (m, s): T
-    pulled: np.ndarray  # (m, r)
-    spread: np.ndarray  # (m, m): C
-    norms: np.ndarray  # (4, 1): |∂W|² of a sublayer's weights
 
 
 class Gradients(NamedTuple):
@@ -97,201 +80,177 @@ class Gradients(NamedTuple):
     weights: np.ndarray  # (replicas, weights): |∂W|
 
 
+class Work(NamedTuple):
+    """Of one thread."""
+
+    stream: Stream
+    fresh: Stream  # of what is drawn on the way down
+    places: Places
+    scratch: Scratch
+
+
 @driver
-def gradient_workspace(tokens, rank, count, constants):
-    wide = sum_workspace(tokens, rank, rank, constants.residual)
-    square = sum_workspace(tokens, rank, tokens, constants.residual)
-    return Workspace(
-        open_stream(),
-        open_stream(),
-        open_ledger(tokens),
-        open_checkpoints(count, tokens, rank),
-        heads_memory(tokens, rank, constants.attention),
-        units_memory(tokens, rank, constants.feedforward),
-        heads_workspace(tokens, rank, max(wide.gradient.shape[1], square.gradient.shape[1]), constants.attention),
-        units_workspace(tokens, square.gradient.shape[1]),
-        wide,
-        square,
-        lane_matrix(tokens, rank),
-        lane_matrix(tokens, rank),
-        lane_matrix(tokens, rank),
-        lane_matrix(tokens, rank),
-        lane_matrix(rank, 1),
-        lane_matrix(tokens, rank),
-        lane_matrix(tokens, min(tokens, constants.residual.outside)),
-        lane_matrix(tokens, rank),
-        lane_matrix(tokens, tokens),
-        lane_matrix(4, 1),
-    )
+def open_work(table, count):
+    return Work(open_stream(), open_stream(), open_places(count), open_scratch(table))
 
 
 @driver
 def run_replicas_with_gradients(
-    start, turned, constants, sublayers, visible, layers, keys, first, radius, record, gradients, exits, causes, watch
-):
+    start, turned, constants, table, sublayers, visible, layers, keys, first, radius, record, gradients, exits, causes,
+    watch,
+):  # fmt: skip
     """As `transformer.run_replicas`, from the same numbers, and their `gradients`."""
-    work = gradient_workspace(start.shape[0], start.shape[1], constants.depth * len(sublayers), constants)
+    work, ledger = open_work(table, constants.depth * len(sublayers)), open_ledger(start.shape[0])
     for begin in range(0, len(exits), LANES):
-        rewind(work.stream, keys[0], np.uint64(first + begin))
-        rewind(work.fresh, keys[1], np.uint64(first + begin))
-        put(start, work.factor)
-        if turned:
-            spread = min(start.shape[0], constants.width)
-            turn_at_random(work.stream, work.factor, work.direction, spread, constants.width)
-        go_up(constants, sublayers, visible, layers, radius, rows_of(record, begin), work, watch)
+        begin_at(start, turned, constants, keys, np.uint64(first + begin), work)
+        go_up(constants, sublayers, visible, layers, radius, rows_of(record, begin), ledger, work, watch)
         rows = Gradients(
             gradients.loss[begin : begin + LANES],
             gradients.stream[begin : begin + LANES],
             gradients.weights[begin : begin + LANES],
         )
-        go_down(constants, sublayers, visible, layers, rows, work, watch)
+        go_down(constants, sublayers, visible, layers, rows, ledger.exits, work, watch)
         if halted(watch):
             return
-        report(work.ledger, begin, exits, causes)
+        report(ledger, begin, exits, causes)
         count_whole(watch, min(LANES, len(exits) - begin))
 
 
 @kernel
-def go_up(constants, sublayers, visible, layers, radius, record, work, watch):
+def begin_at(start, turned, constants, keys, replica, work):
+    """The tokens of this replica and its neighbours."""
+    rewind(work.stream, keys[0], replica)
+    rewind(work.fresh, keys[1], replica)
+    factor = matrix(work.scratch, FACTOR)
+    put(start, factor)
+    if turned:
+        spread = min(start.shape[0], constants.width)
+        turn_at_random(work.stream, factor, matrix(work.scratch, DIRECTION), spread, constants.width)
+
+
+@kernel
+def go_up(constants, sublayers, visible, layers, radius, record, ledger, work, watch):
     """All layers of the replicas that run side by side, with a checkpoint before each sublayer."""
-    clear(work.ledger)
+    factor, previous = matrix(work.scratch, FACTOR), matrix(work.scratch, PREVIOUS)
+    clear(ledger)
     for layer in range(constants.depth + 1):
         if not goes_on(watch, replicas_of(record), layer / (3.0 * constants.depth + 1.0)):
             return
-        copy(work.factor, work.previous)
+        copy(factor, previous)
         if layer > 0:
             for place in range(len(sublayers)):
-                save_checkpoint(work.stream, work.factor, (layer - 1) * len(sublayers) + place, work.checkpoints)
-                apply_reversibly(sublayers[place], constants, visible, work, watch)
-        check_factor(work.factor, work.previous, layer, radius, work.ledger)
-        write_factor(work.factor, layers, layer, record, work.ledger)
+                k = (layer - 1) * len(sublayers) + place
+                save_checkpoint(work.stream, factor, k, work.places, work.scratch)
+                apply_reversibly(work.stream, sublayers[place], constants, visible, work.scratch, watch)
+        check_factor(factor, previous, layer, radius, ledger)
+        write_factor(factor, layers, layer, record, ledger)
 
 
 @kernel
-def go_down(constants, sublayers, visible, layers, rows, work, watch):
+def go_down(constants, sublayers, visible, layers, rows, exits, work, watch):
     """The gradients, from the last layer to the first."""
-    begin_at_the_top(constants, rows, work)
+    begin_at_the_top(constants, rows, exits, work.scratch)
     column = rows.weights.shape[1]
-    for layer in range(constants.depth, 0, -1):
+    gamma = np.sqrt(constants.width) * constants.residual.branch
+    for layer in range(constants.depth, -1, -1):
         if not goes_on(watch, len(rows.loss), (3.0 * constants.depth - 2.0 * layer) / (3.0 * constants.depth + 1.0)):
             return
-        write_stream(layers, layer, rows, work)
-        for place in range(len(sublayers) - 1, -1, -1):
-            restore_checkpoint(work.stream, work.factor, (layer - 1) * len(sublayers) + place, work.checkpoints)
-            column -= WEIGHTS[sublayers[place]]
-            pull_through_sublayer(sublayers[place], constants, visible, work, watch)
-            write_weights(column, WEIGHTS[sublayers[place]], np.sqrt(constants.width) * constants.residual.branch, rows, work)
-    write_stream(layers, 0, rows, work)
+        write_stream(layers, layer, rows, exits, work.scratch)
+        if layer > 0:
+            for place in range(len(sublayers) - 1, -1, -1):
+                k, sublayer = (layer - 1) * len(sublayers) + place, sublayers[place]
+                restore_checkpoint(work.stream, matrix(work.scratch, FACTOR), k, work.places, work.scratch)
+                pull_through_sublayer(work.stream, work.fresh, sublayer, constants, visible, work.scratch, watch)
+                column -= WEIGHTS[sublayer]
+                write_weights(column, WEIGHTS[sublayer], gamma, rows, exits, work.scratch)
 
 
-@kernel
-def begin_at_the_top(constants, rows, work):
+@inlined
+def begin_at_the_top(constants, rows, exits, scratch):
     """The loss; P = √n R/m, T = 0."""
-    tokens = work.factor.shape[0]
-    store(work.norms, 0, 0, 0.5 * constants.width / tokens * trace_of_gram(work.factor))
+    factor, inside, norms = matrix(scratch, FACTOR), matrix(scratch, INSIDE), matrix(scratch, NORMS)
+    tokens = factor.shape[0]
+    store(norms, 0, 0, 0.5 * constants.width / tokens * trace_of_gram(factor))
     for lane in range(len(rows.loss)):
-        inside = work.ledger.exits[lane] == np.inf
-        rows.loss[lane] = work.norms[0, 0, lane] if inside else np.nan
+        rows.loss[lane] = norms[0, 0, lane] if exits[lane] == np.inf else np.nan
+    clear_matrix(matrix(scratch, OUTSIDE))
     for i in range(tokens):
-        for k in range(work.factor.shape[1]):
-            store(work.inside, i, k, np.sqrt(constants.width) / tokens * load(work.factor, i, k))
-        for k in range(work.outside.shape[1]):
-            store(work.outside, i, k, 0.0)
+        for k in range(factor.shape[1]):
+            store(inside, i, k, np.sqrt(constants.width) / tokens * load(factor, i, k))
 
 
-@kernel
-def source_of(residual, work):
-    """What a branch starts from: R, or its normal."""
+@inlined
+def apply_reversibly(stream, sublayer, constants, visible, scratch, watch):
+    """As `transformer.apply_sublayer`; what the way down needs stays in `scratch`."""
+    residual, factor, source = constants.residual, matrix(scratch, FACTOR), matrix(scratch, NORMAL)
     if residual.placement == PRE_NORM:
-        normalise(work.factor, residual.mean_columns, residual.eps, work.normal)
+        normalise(factor, residual.mean_columns, residual.eps, source)
     else:
-        copy(work.factor, work.normal)
-
-
-@kernel
-def apply_reversibly(sublayer, constants, visible, work, watch):
-    """As `transformer.apply_sublayer`; `work.previous` keeps its R."""
-    residual = constants.residual
-    source_of(residual, work)
+        copy(factor, source)
+    total = SQUARE
     if sublayer == ATTENTION:
-        mix_reversibly(
-            work.stream, work.normal, visible, constants.attention, 0, work.heads, work.through_heads
-        )
-        copy(work.heads.mixed[0], work.wide.branch)
-        add_branch_reversibly(work.stream, work.factor, residual, work.wide)
+        total = WIDE
+        mix_reversibly(stream, source, visible, constants.attention, FIRST, scratch)
+        copy(matrix_of(scratch, MIXED, FIRST), matrix(scratch, WIDE + BRANCH))
     elif sublayer == HEADS:
-        join_reversibly(
-            work.stream, work.normal, visible, constants.attention, work.heads, work.through_heads, work.square.branch, watch
-        )
-        add_branch_reversibly(work.stream, work.factor, residual, work.square)
+        join_reversibly(stream, source, visible, constants.attention, scratch, watch)
     else:
-        activate_reversibly(work.stream, work.normal, constants.feedforward, work.units, work.square.branch, watch)
-        add_branch_reversibly(work.stream, work.factor, residual, work.square)
+        activate_reversibly(stream, source, constants.feedforward, scratch, watch)
+    add_branch_reversibly(stream, factor, residual, scratch, total)
     if residual.placement == POST_NORM:
-        copy(work.factor, work.summed)
-        normalise(work.summed, residual.mean_columns, residual.eps, work.factor)
+        copy(factor, matrix(scratch, SUMMED))
+        normalise(matrix(scratch, SUMMED), residual.mean_columns, residual.eps, factor)
 
 
-@kernel
-def pull_through_sublayer(sublayer, constants, visible, work, watch):
+@inlined
+def pull_through_sublayer(stream, fresh, sublayer, constants, visible, scratch, watch):
     """(P, T) from after a sublayer to before it, and its weights' squared norms over γ²."""
-    residual = constants.residual
-    copy(work.factor, work.previous)
-    apply_reversibly(sublayer, constants, visible, work, watch)
+    residual, source, pulled, spread = (
+        constants.residual,
+        matrix(scratch, NORMAL),
+        matrix(scratch, PULLED),
+        matrix(scratch, SPREAD),
+    )
+    mean, eps = residual.mean_columns, residual.eps
+    copy(matrix(scratch, FACTOR), matrix(scratch, PREVIOUS))
+    apply_reversibly(stream, sublayer, constants, visible, scratch, watch)
     if residual.placement == POST_NORM:
-        pull_through_norm(work.summed, residual.mean_columns, residual.eps, work.inside, work.outside)
-    clear_matrix(work.pulled)
-    clear_matrix(work.spread)
-    clear_matrix(work.norms)
+        pull_through_norm(matrix(scratch, SUMMED), mean, eps, matrix(scratch, INSIDE), matrix(scratch, OUTSIDE))
+    clear_matrix(pulled)
+    clear_matrix(spread)
+    clear_matrix(matrix(scratch, NORMS))
+    total = WIDE if sublayer == ATTENTION else SQUARE
+    unfold(fresh, residual, scratch, total)
     if sublayer == ATTENTION:
-        unfold(work.fresh, work.inside, work.outside, residual, work.wide)
         pull_through_head(
-            work.fresh, work.normal, visible, constants.attention, 0, work.wide.gradient, work.wide.seen,
-            work.heads, work.through_heads, work.pulled, work.spread, work.norms,
-        )  # fmt: skip
+            fresh, source, visible, constants.attention, FIRST, WIDE + GRADIENT, WIDE + SEEN, scratch
+        )
     elif sublayer == HEADS:
-        unfold(work.fresh, work.inside, work.outside, residual, work.square)
-        pull_through_heads(
-            work.fresh, work.normal, visible, constants.attention, work.square,
-            work.heads, work.through_heads, work.pulled, work.spread, work.norms, watch,
-        )  # fmt: skip
+        pull_through_heads(fresh, source, visible, constants.attention, scratch, watch)
     else:
-        unfold(work.fresh, work.inside, work.outside, residual, work.square)
-        pull_through_units(
-            work.fresh, work.normal, constants.feedforward, work.square,
-            work.units, work.through_units, work.pulled, work.spread, work.norms, watch,
-        )  # fmt: skip
+        pull_through_units(fresh, source, constants.feedforward, scratch, watch)
     if residual.placement == PRE_NORM:
-        pull_through_norm(work.previous, residual.mean_columns, residual.eps, work.pulled, work.spread)
-    if sublayer == ATTENTION:
-        fold(work.fresh, work.pulled, work.spread, residual, work.wide, work.inside, work.outside)
-    else:
-        fold(work.fresh, work.pulled, work.spread, residual, work.square, work.inside, work.outside)
+        pull_through_norm(matrix(scratch, PREVIOUS), mean, eps, pulled, spread)
+    fold(fresh, residual, scratch, total)
 
 
 @kernel
-def clear_matrix(matrix):
-    """Zeros."""
-    for i in range(matrix.shape[0]):
-        for k in range(matrix.shape[1]):
-            store(matrix, i, k, 0.0)
-
-
-@kernel
-def write_stream(layers, layer, rows, work):
+def write_stream(layers, layer, rows, exits, scratch):
     """|G| where `layers` asks for `layer`; NaN of a replica that left the ball."""
-    k = first_at(layers, layer)
+    k, norms = first_at(layers, layer), matrix(scratch, NORMS)
     if k == len(layers) or layers[k] != layer:
         return
-    store(work.norms, 0, 0, square_root(trace_of_gram(work.inside) + trace_of_gram(work.outside)))
+    squared = trace_of_gram(matrix(scratch, INSIDE)) + trace_of_gram(matrix(scratch, OUTSIDE))
+    store(norms, 0, 0, square_root(squared))
     for lane in range(len(rows.loss)):
-        rows.stream[lane, k] = work.norms[0, 0, lane] if work.ledger.exits[lane] == np.inf else np.nan
+        rows.stream[lane, k] = norms[0, 0, lane] if exits[lane] == np.inf else np.nan
 
 
 @kernel
-def write_weights(column, count, gamma, rows, work):
+def write_weights(column, count, gamma, rows, exits, scratch):
     """|∂W| of the weights of one sublayer."""
+    norms = matrix(scratch, NORMS)
     for q in range(count):
         for lane in range(len(rows.loss)):
-            norm = gamma * np.sqrt(work.norms[q, 0, lane])
-            rows.weights[lane, column + q] = norm if work.ledger.exits[lane] == np.inf else np.nan
+            norm = gamma * np.sqrt(norms[q, 0, lane])
+            rows.weights[lane, column + q] = norm if exits[lane] == np.inf else np.nan

@@ -1,4 +1,5 @@
-r"""Attention, forward with what the backward pass needs, and backward. Letters in `backward` and `attention`.
+r"""Attention, forward with what the backward pass needs, and backward. Letters in `backward` and
+`attention`, names in `layout`.
 
 One head with values M = A R N, N the seen part of its value matrix. What comes back is ∂S (m × any), the gradient of
 M's rows in orthonormal coordinates, and ∂U = ∂S Nᵀ, that of A R. With W the softmax, Q_h = R T and K_h = R [Gᵀ | B],
@@ -18,124 +19,67 @@ side by side are J = [S_1 | … | S_H]/√(H n_k) = [U 0] Ω_J, and U Q_J W_O fo
 and what head h has outside the coordinates of S_h = A_h R T_h is S bartlett(m, n_k − q).
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from limitformer.chains.attention import AttentionConstants, AttentionWorkspace, attention_matrix, draw_logits
-from limitformer.chains.backward_residual import factor_of_gradient, place
-from limitformer.chains.checkpoints import lane_stack
-from limitformer.chains.reflections import reflect, turn_back
-from limitformer.factor import (
-    FIRST,
-    draw_bartlett,
-    multiply,
-    multiply_into,
-    multiply_transposed,
-    triangularise,
+from limitformer.chains.backward_residual import draw_bartlett_into, draw_normals_into, find_root, place
+from limitformer.chains.layout import (
+    BRANCH,
+    EXTRA,
+    FACING,
+    GRADIENT,
+    HEAD,
+    JOINED,
+    KEYS,
+    MATRIX,
+    MIXED,
+    NORMS,
+    OUTCOME,
+    PRODUCTS,
+    PULLED,
+    ROOT,
+    SEEN,
+    SIDE_BY_SIDE,
+    SOFTMAX,
+    SPREAD,
+    SQUARE,
+    STACKED,
+    TRAPEZOID,
+    TURNED,
+    UNSEEN,
+    UPDATE,
+    VALUES,
 )
-from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, everywhere, lane_matrix, load, store
-from limitformer.random import draw_normals
+from limitformer.chains.reflections import reflect, turn_back
+from limitformer.chains.scratch import flat_of, matrix, matrix_of
+from limitformer.factor import FIRST, draw_bartlett, multiply, multiply_into, multiply_transposed, triangularise
+from limitformer.kernels import kernel
+from limitformer.lanes import everywhere, load, store
 from limitformer.watch import halted
 
-QUERY, KEY, VALUE, OUTPUT = 0, 1, 2, 3  # places of the weights' norms
-
-
-class HeadsMemory(NamedTuple):
-    """What the backward pass needs of every head; matrices have LANES behind, q = min(r, n_k)."""
-
-    trapezoids: np.ndarray  # (heads, r, q): T of the logits
-    squares: np.ndarray  # (heads, q, r): G
-    queries: np.ndarray  # (heads, m, q): R T
-    weights: np.ndarray  # (heads, m, m): W
-    flats: np.ndarray  # (heads, m m LANES): the same memory
-    matrices: np.ndarray  # (heads, m, m): A
-    mixed: np.ndarray  # (heads, m, r): A R
-    values: np.ndarray  # (heads, r, q): T_h
-    side_by_side: np.ndarray  # (m, heads q): J, then the reflections of Ω_J
-
-
-class HeadsWorkspace(NamedTuple):
-    """Scratch matrices, each with LANES behind; q₂ = min(r, n_k − q), q₃ = min(m, n_k − q), w as in `SumWorkspace`."""
-
-    products: np.ndarray  # (m, r)
-    head: np.ndarray  # (m, q)
-    turned: np.ndarray  # (m, m)
-    matrix: np.ndarray  # (m, m): ∂A, then ∂Y
-    unseen: np.ndarray  # (r, q₂): B
-    keys: np.ndarray  # (m, q + q₂): K_h
-    step: np.ndarray  # (m, r)
-    root: np.ndarray  # (m, m): S
-    scratch: np.ndarray  # (m, w)
-    normals: np.ndarray  # (m, heads q − m), or nothing
-    joined: np.ndarray  # (m, heads q): ∂J
-    rest: np.ndarray  # (m, q₃)
-    outcome: np.ndarray  # (m, q + q₃): ∂S
-    mixed: np.ndarray  # (m, r): ∂U
-    rows: np.ndarray  # (m, m + columns of ∂S + 2 q + q₂): [C | δ | ∂Q | ∂K]
-
-
-@driver
-def heads_memory(tokens, rank, constants):
-    q, heads = min(rank, constants.key_dim), constants.heads
-    weights = lane_stack(heads, tokens, tokens)
-    return HeadsMemory(
-        lane_stack(heads, rank, q),
-        lane_stack(heads, q, rank),
-        lane_stack(heads, tokens, q),
-        weights,
-        weights.reshape((heads, tokens * tokens * LANES)),
-        lane_stack(heads, tokens, tokens),
-        lane_stack(heads, tokens, rank),
-        lane_stack(heads, rank, q),
-        lane_matrix(tokens, heads * q),
-    )
-
-
-@driver
-def heads_workspace(tokens, rank, width_of_gradient, constants):
-    q = min(rank, constants.key_dim)
-    q2, q3 = min(rank, constants.key_dim - q), min(tokens, constants.key_dim - q)
-    joined = constants.heads * q
-    return HeadsWorkspace(
-        lane_matrix(tokens, rank),
-        lane_matrix(tokens, q),
-        lane_matrix(tokens, tokens),
-        lane_matrix(tokens, tokens),
-        lane_matrix(rank, q2),
-        lane_matrix(tokens, q + q2),
-        lane_matrix(tokens, rank),
-        lane_matrix(tokens, tokens),
-        lane_matrix(tokens, width_of_gradient),
-        lane_matrix(tokens, max(0, joined - tokens)),
-        lane_matrix(tokens, joined),
-        lane_matrix(tokens, q3),
-        lane_matrix(tokens, q + q3),
-        lane_matrix(tokens, rank),
-        lane_matrix(tokens, tokens + max(width_of_gradient, q + q3) + 2 * q + q2),
-    )
+QUERY, KEY, VALUE, OUTPUT = np.arange(4)  # places of the weights' norms
 
 
 @kernel
-def mix_reversibly(stream, factor, visible, constants, h, memory, work):
+def mix_reversibly(stream, factor, visible, constants, h, scratch):
     """A R of head h, from the same numbers as `attention.mix_tokens`."""
-    view = AttentionWorkspace(
-        memory.trapezoids[h],
-        memory.squares[h],
-        memory.queries[h],
-        work.products,
-        memory.weights[h],
-        memory.flats[h],
-        memory.mixed[h],
-        work.head,
-        memory.side_by_side,
+    weights, mixed, turned = matrix_of(scratch, SOFTMAX, h), matrix_of(scratch, MIXED, h), matrix(scratch, TURNED)
+    work = AttentionWorkspace(
+        matrix_of(scratch, TRAPEZOID, h),
+        matrix_of(scratch, FACING, h),
+        matrix(scratch, HEAD),
+        matrix(scratch, PRODUCTS),
+        weights,
+        flat_of(scratch, SOFTMAX, h),
+        mixed,
+        matrix(scratch, HEAD),
+        matrix(scratch, SIDE_BY_SIDE),
     )
-    draw_logits(stream, factor, constants.key_dim, view)
+    draw_logits(stream, factor, constants.key_dim, work)
     softmax = AttentionConstants(0.0, 0.0, constants.inverse_temperature, constants.heads, constants.key_dim)
-    attention_matrix(visible, softmax, view)
-    shape_weights(memory.weights[h], visible, constants, memory.matrices[h])
-    multiply(memory.matrices[h], factor, memory.mixed[h])
+    attention_matrix(visible, softmax, work)
+    shape_weights(weights, visible, constants, turned)
+    multiply(turned, factor, mixed)
 
 
 @kernel
@@ -153,83 +97,96 @@ def shape_weights(weights, visible, constants, out):
 
 
 @kernel
-def join_reversibly(stream, factor, visible, constants, memory, work, out, watch):
-    """U of the heads side by side into `out` (m, m), from the same numbers as `attention.mix_heads`."""
-    q = work.head.shape[1]
+def join_reversibly(stream, factor, visible, constants, scratch, watch):
+    """U of the heads side by side, from the same numbers as `attention.mix_heads`."""
+    head, joined = matrix(scratch, HEAD), matrix(scratch, SIDE_BY_SIDE)
     scale = 1.0 / np.sqrt(constants.heads * constants.key_dim)
     for h in range(constants.heads):
         if halted(watch):
             return
-        mix_reversibly(stream, factor, visible, constants, h, memory, work)
-        draw_bartlett(stream, constants.key_dim, memory.values[h])
-        multiply(memory.mixed[h], memory.values[h], work.head)
-        for i in range(out.shape[0]):
-            for k in range(q):
-                store(memory.side_by_side, i, h * q + k, scale * load(work.head, i, k))
-    reflect(memory.side_by_side, FIRST, memory.side_by_side.shape[1], out, FIRST)
+        mix_reversibly(stream, factor, visible, constants, h, scratch)
+        draw_bartlett(stream, constants.key_dim, matrix_of(scratch, VALUES, h))
+        multiply(matrix_of(scratch, MIXED, h), matrix_of(scratch, VALUES, h), head)
+        rescale(head, scale)
+        place(head, joined, h * head.shape[1])
+    reflect(joined, FIRST, joined.shape[1], matrix(scratch, SQUARE + BRANCH), FIRST)
 
 
 @kernel
-def pull_through_heads(stream, factor, visible, constants, total, memory, work, pulled, spread, norms, watch):
-    """Backward through the output matrix and all heads: `pulled` (m, r), `spread` C (m, m), squared `norms`."""
-    q, tokens = work.head.shape[1], factor.shape[0]
-    joined = constants.heads * q
-    scale = 1.0 / np.sqrt(constants.heads * constants.key_dim)
-    add_to_norm(norms, OUTPUT, squared_product(total.branch, total.gradient, FIRST, total.gradient.shape[1]))
-    factor_of_gradient(total, work.scratch, work.root)
-    for i in range(tokens):
-        for k in range(min(tokens, joined)):
-            store(work.joined, i, k, load(total.seen, i, k))
-    if joined > tokens:
-        draw_normals(stream, work.normals)
-        multiply_into(work.root, work.normals, joined - tokens, work.joined, tokens)
-    turn_back(memory.side_by_side, FIRST, joined, work.joined)
+def pull_through_heads(stream, factor, visible, constants, scratch, watch):
+    """Backward through the output matrix and all heads, to `pulled`, C and the squared norms."""
+    gradient, seen, root = matrix(scratch, SQUARE + GRADIENT), matrix(scratch, SQUARE + SEEN), matrix(scratch, ROOT)
+    joined, extra, tokens = matrix(scratch, JOINED), matrix(scratch, EXTRA), factor.shape[0]
+    add_to_norm(scratch, OUTPUT, squared_product(matrix(scratch, SQUARE + BRANCH), gradient, FIRST, gradient.shape[1]))
+    find_root(gradient, scratch)
+    place(seen, joined, FIRST)
+    beyond = max(FIRST, joined.shape[1] - tokens)
+    draw_normals_into(stream, extra, FIRST, beyond)
+    multiply_into(root, extra, beyond, joined, tokens)
+    turn_back(matrix(scratch, SIDE_BY_SIDE), FIRST, joined.shape[1], joined)
+    rescale(joined, 1.0 / np.sqrt(constants.heads * constants.key_dim))
     for h in range(constants.heads):
         if halted(watch):
             return
-        draw_bartlett(stream, constants.key_dim - q, work.rest)
-        multiply_into(work.root, work.rest, work.rest.shape[1], work.outcome, q)
-        for i in range(tokens):
-            for k in range(q):
-                store(work.outcome, i, k, load(work.joined, i, h * q + k))
-        rescale(work.outcome, scale)
-        for i in range(tokens):
-            for k in range(q):
-                store(work.head, i, k, load(work.outcome, i, k))
-        multiply_transposed(work.head, memory.values[h], work.mixed)
-        pull_through_head(
-            stream, factor, visible, constants, h, work.outcome, work.mixed, memory, work, pulled, spread, norms
-        )
+        pull_through_values(stream, constants, h, scratch)
+        pull_through_head(stream, factor, visible, constants, h, OUTCOME, UPDATE, scratch)
 
 
 @kernel
-def pull_through_head(
-    stream, factor, visible, constants, h, outcome, mixed, memory, work, pulled, spread, norms
-):
-    """Backward through one head, from ∂S (`outcome`) and ∂U (`mixed`)."""
-    tokens, q = factor.shape[0], work.head.shape[1]
-    columns, both = outcome.shape[1], work.keys.shape[1]
-    at_query = tokens + columns
-    at_key = at_query + both
-    transpose(memory.matrices[h], work.turned)
-    multiply_into(work.turned, outcome, columns, work.rows, tokens)
-    multiply(work.turned, mixed, work.step)
-    add_to(work.step, pulled)
-    add_to_norm(norms, VALUE, squared_product(memory.mixed[h], outcome, FIRST, columns))
-    multiply_transposed(mixed, factor, work.matrix)
-    pull_through_softmax(memory.weights[h], constants.inverse_temperature, work.matrix)
-    multiply_transposed(factor, memory.squares[h], work.head)
-    place(work.head, work.keys, FIRST)
-    draw_bartlett(stream, constants.key_dim - q, work.unseen)
-    multiply_into(factor, work.unseen, both - q, work.keys, q)
-    multiply_into(work.matrix, work.keys, both, work.rows, at_query)
-    transpose(work.matrix, work.turned)
-    multiply_into(work.turned, memory.queries[h], q, work.rows, at_key)
-    add_to_norm(norms, QUERY, squared_product(factor, work.rows, at_query, at_key))
-    add_to_norm(norms, KEY, squared_product(factor, work.rows, at_key, at_key + q))
-    pull_through_logits(work.rows, at_query, at_key, memory.trapezoids[h], memory.squares[h], pulled)
-    place(spread, work.rows, FIRST)
-    triangularise(work.rows, FIRST, at_key + q, spread, FIRST)
+def pull_through_values(stream, constants, h, scratch):
+    """∂S of head h, in the coordinates of S and beside them, and ∂U."""
+    outcome, head, extra = matrix(scratch, OUTCOME), matrix(scratch, HEAD), matrix(scratch, EXTRA)
+    joined, q = matrix(scratch, JOINED), matrix(scratch, HEAD).shape[1]
+    for i in range(head.shape[0]):
+        for k in range(q):
+            store(head, i, k, load(joined, i, h * q + k))
+    rest = outcome.shape[1] - q
+    draw_bartlett_into(stream, constants.key_dim - q, extra, FIRST, rest)
+    multiply_into(matrix(scratch, ROOT), extra, rest, outcome, q)
+    rescale(outcome, 1.0 / np.sqrt(constants.heads * constants.key_dim))
+    place(head, outcome, FIRST)
+    multiply_transposed(head, matrix_of(scratch, VALUES, h), matrix(scratch, UPDATE))
+
+
+@kernel
+def pull_through_head(stream, factor, visible, constants, h, from_outcome, from_mixed, scratch):
+    """Backward through one head, from the matrices ∂S and ∂U of these names."""
+    outcome, update, stacked = matrix(scratch, from_outcome), matrix(scratch, from_mixed), matrix(scratch, STACKED)
+    turned, upon, products = matrix(scratch, TURNED), matrix(scratch, MATRIX), matrix(scratch, PRODUCTS)
+    keys, head, mixed = matrix(scratch, KEYS), matrix(scratch, HEAD), matrix_of(scratch, MIXED, h)
+    at_query = factor.shape[0] + outcome.shape[1]
+    at_key = at_query + keys.shape[1]
+    last = at_key + head.shape[1]
+    shape_weights(matrix_of(scratch, SOFTMAX, h), visible, constants, upon)
+    transpose(upon, turned)
+    multiply_into(turned, outcome, outcome.shape[1], stacked, factor.shape[0])
+    multiply(turned, update, products)
+    add_to(products, matrix(scratch, PULLED))
+    add_to_norm(scratch, VALUE, squared_product(mixed, outcome, FIRST, outcome.shape[1]))
+    multiply_transposed(update, factor, upon)
+    pull_through_softmax(matrix_of(scratch, SOFTMAX, h), constants.inverse_temperature, upon)
+    find_keys(stream, factor, constants, h, scratch)
+    multiply_into(upon, keys, keys.shape[1], stacked, at_query)
+    transpose(upon, turned)
+    multiply(factor, matrix_of(scratch, TRAPEZOID, h), head)
+    multiply_into(turned, head, head.shape[1], stacked, at_key)
+    add_to_norm(scratch, QUERY, squared_product(factor, stacked, at_query, at_key))
+    add_to_norm(scratch, KEY, squared_product(factor, stacked, at_key, last))
+    trapezoid, facing = matrix_of(scratch, TRAPEZOID, h), matrix_of(scratch, FACING, h)
+    pull_through_logits(stacked, at_query, at_key, trapezoid, facing, matrix(scratch, PULLED))
+    place(matrix(scratch, SPREAD), stacked, FIRST)
+    triangularise(stacked, FIRST, last, matrix(scratch, SPREAD), FIRST)
+
+
+@kernel
+def find_keys(stream, factor, constants, h, scratch):
+    """K_h = R [Gᵀ | B], B fresh."""
+    keys, head, unseen = matrix(scratch, KEYS), matrix(scratch, HEAD), matrix(scratch, UNSEEN)
+    q = head.shape[1]
+    multiply_transposed(factor, matrix_of(scratch, FACING, h), head)
+    place(head, keys, FIRST)
+    draw_bartlett(stream, constants.key_dim - q, unseen)
+    multiply_into(factor, unseen, unseen.shape[1], keys, q)
 
 
 @kernel
@@ -270,8 +227,9 @@ def squared_product(a, b, first, last):
 
 
 @kernel
-def add_to_norm(norms, k, squared):
+def add_to_norm(scratch, k, squared):
     """norms[k] += squared."""
+    norms = matrix(scratch, NORMS)
     store(norms, k, 0, load(norms, k, 0) + squared)
 
 

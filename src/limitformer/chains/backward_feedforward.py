@@ -1,4 +1,5 @@
-r"""The feed-forward sublayer, forward with what the backward pass needs, and backward. Letters in `backward`.
+r"""The feed-forward sublayer, forward with what the backward pass needs, and backward. Letters in `backward`,
+names in `layout`.
 
 Forward, tile after tile of hidden units: with pre-activations h = R g and J = √(c/n_h) σ(h),
 
@@ -15,118 +16,98 @@ the covariance C Cᵀ = Σ δ_b δ_bᵀ. Squared norms of the weights' gradients
 """
 
 from math import erf, exp
-from typing import NamedTuple
 
 import numpy as np
 
 from limitformer.chains.backward_attention import add_to_norm, squared_product
-from limitformer.chains.backward_residual import factor_of_gradient
-from limitformer.chains.checkpoints import lane_stack
+from limitformer.chains.backward_residual import find_root, place
 from limitformer.chains.feedforward import GAUSSIAN_ERROR, TILE, FeedforwardWorkspace, activate, draw_units
+from limitformer.chains.layout import (
+    BRANCH,
+    GRADIENT,
+    PULLED,
+    ROOT,
+    SEEN,
+    SPREAD,
+    SQUARE,
+    UNIT_FRESH,
+    UNIT_GRADIENT,
+    UNIT_NORMALS,
+    UNIT_ROWS,
+    UNIT_STACKED,
+    UNITS,
+)
 from limitformer.chains.reflections import reflect, turn_back
+from limitformer.chains.scratch import matrix, matrix_of
 from limitformer.factor import FIRST, multiply_into, triangularise
-from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, choose, everywhere, lane_matrix, load, store
+from limitformer.kernels import kernel
+from limitformer.lanes import LANES, choose, everywhere, load, store
 from limitformer.random import next_normal
 from limitformer.watch import halted
 
-PRE, POST = 0, 1  # places of the weights' norms
-
-
-class UnitsMemory(NamedTuple):
-    """What the backward pass needs of every tile; matrices have LANES behind."""
-
-    normals: np.ndarray  # (tiles, r, TILE): g
-    rows: np.ndarray  # (tiles, m, m + TILE): the reflections of Ω_b
-
-
-class UnitsWorkspace(NamedTuple):
-    """Scratch matrices, each with LANES behind."""
-
-    root: np.ndarray  # (m, m): S
-    scratch: np.ndarray  # (m, w)
-    normals: np.ndarray  # (m, TILE): Z
-    units: np.ndarray  # (m, TILE): h
-    gradient: np.ndarray  # (m, m + TILE): [Y | ∂J]
-    rows: np.ndarray  # (m, m + TILE): [C | δ]
-
-
-@driver
-def units_memory(tokens, rank, constants):
-    tiles = (constants.hidden + TILE - 1) // TILE
-    return UnitsMemory(lane_stack(tiles, rank, TILE), lane_stack(tiles, tokens, tokens + TILE))
-
-
-@driver
-def units_workspace(tokens, width_of_gradient):
-    return UnitsWorkspace(
-        lane_matrix(tokens, tokens),
-        lane_matrix(tokens, width_of_gradient),
-        lane_matrix(tokens, TILE),
-        lane_matrix(tokens, TILE),
-        lane_matrix(tokens, tokens + TILE),
-        lane_matrix(tokens, tokens + TILE),
-    )
+PRE, POST = np.arange(2)  # places of the weights' norms
 
 
 @kernel
-def activate_reversibly(stream, factor, constants, memory, out, watch):
-    """U into `out` (m, m), from the same numbers as `feedforward.hidden_units`."""
-    m = factor.shape[0]
-    for i in range(m):
-        for k in range(m):
-            store(out, i, k, 0.0)
-    for b in range(memory.normals.shape[0]):
+def clear_matrix(a):
+    """Zeros."""
+    for i in range(a.shape[0]):
+        for k in range(a.shape[1]):
+            store(a, i, k, 0.0)
+
+
+@kernel
+def activate_reversibly(stream, factor, constants, scratch, watch):
+    """U, from the same numbers as `feedforward.hidden_units`."""
+    m, out = factor.shape[0], matrix(scratch, SQUARE + BRANCH)
+    clear_matrix(out)
+    for b in range((constants.hidden + TILE - 1) // TILE):
         if halted(watch):
             return
-        size, rows = min(TILE, constants.hidden - b * TILE), memory.rows[b]
-        for i in range(m):
-            for k in range(m):
-                store(rows, i, k, load(out, i, k))
-        draw_units(stream, factor, size, FeedforwardWorkspace(memory.normals[b], rows))
+        size, rows = min(TILE, constants.hidden - b * TILE), matrix_of(scratch, UNIT_ROWS, b)
+        place(out, rows, FIRST)
+        draw_units(stream, factor, size, FeedforwardWorkspace(matrix_of(scratch, UNIT_NORMALS, b), rows))
         activate(rows, m, m + size, constants)
         reflect(rows, FIRST, m + size, out, FIRST)
 
 
 @kernel
-def pull_through_units(stream, factor, constants, total, memory, work, pulled, spread, norms, watch):
-    """Backward through both matrices: `pulled` (m, r), `spread` C (m, m), squared `norms`."""
-    m = factor.shape[0]
-    add_to_norm(norms, POST, squared_product(total.branch, total.gradient, FIRST, total.gradient.shape[1]))
-    factor_of_gradient(total, work.scratch, work.root)
-    for i in range(m):
-        for k in range(m):
-            store(work.gradient, i, k, load(total.seen, i, k))
-    for b in range(memory.normals.shape[0] - 1, -1, -1):
+def pull_through_units(stream, factor, constants, scratch, watch):
+    """Backward through both matrices, to `pulled`, C and the squared norms."""
+    m, total, returned = factor.shape[0], matrix(scratch, SQUARE + GRADIENT), matrix(scratch, UNIT_GRADIENT)
+    fresh, units = matrix(scratch, UNIT_FRESH), matrix(scratch, UNITS)
+    add_to_norm(scratch, POST, squared_product(matrix(scratch, SQUARE + BRANCH), total, FIRST, total.shape[1]))
+    find_root(total, scratch)
+    place(matrix(scratch, SQUARE + SEEN), returned, FIRST)
+    for b in range((constants.hidden + TILE - 1) // TILE - 1, -1, -1):
         if halted(watch):
             return
-        size = min(TILE, constants.hidden - b * TILE)
+        size, normals = min(TILE, constants.hidden - b * TILE), matrix_of(scratch, UNIT_NORMALS, b)
         for i in range(m):
             for j in range(size):
-                store(work.normals, i, j, next_normal(stream))
-        multiply_into(work.root, work.normals, size, work.gradient, m)
-        turn_back(memory.rows[b], FIRST, m + size, work.gradient)
-        multiply_into(factor, memory.normals[b], size, work.units, FIRST)
-        differentiate(work.units, size, constants, work.gradient)
-        pull_through_matrix(memory.normals[b], size, work, pulled, spread)
-    add_to_norm(norms, PRE, squared_product(factor, spread, FIRST, m))
+                store(fresh, i, j, next_normal(stream))
+        multiply_into(matrix(scratch, ROOT), fresh, size, returned, m)
+        turn_back(matrix_of(scratch, UNIT_ROWS, b), FIRST, m + size, returned)
+        multiply_into(factor, normals, size, units, FIRST)
+        differentiate(units, size, constants, returned)
+        pull_through_matrix(normals, size, returned, scratch)
+    add_to_norm(scratch, PRE, squared_product(factor, matrix(scratch, SPREAD), FIRST, m))
 
 
 @kernel
-def pull_through_matrix(normals, size, work, pulled, spread):
-    """pulled += δ gᵀ and C Cᵀ += δ δᵀ, for δ behind the first m columns of `work.gradient`."""
+def pull_through_matrix(normals, size, returned, scratch):
+    """pulled += δ gᵀ and C Cᵀ += δ δᵀ, for δ behind the first m columns of `returned`."""
+    pulled, spread, stacked = matrix(scratch, PULLED), matrix(scratch, SPREAD), matrix(scratch, UNIT_STACKED)
     m = pulled.shape[0]
+    place(returned, stacked, FIRST)
+    place(spread, stacked, FIRST)
     for i in range(m):
-        for k in range(m):
-            store(work.rows, i, k, load(spread, i, k))
-        for j in range(m, m + size):
-            store(work.rows, i, j, load(work.gradient, i, j))
         for k in range(pulled.shape[1]):
             total = everywhere(0.0)
             for j in range(size):
-                total = total + load(work.gradient, i, m + j) * load(normals, k, j)
+                total = total + load(returned, i, m + j) * load(normals, k, j)
             store(pulled, i, k, load(pulled, i, k) + total)
-    triangularise(work.rows, FIRST, m + size, spread, FIRST)
+    triangularise(stacked, FIRST, m + size, spread, FIRST)
 
 
 @kernel

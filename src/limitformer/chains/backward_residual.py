@@ -1,13 +1,13 @@
-r"""A residual sum, forward with what the backward pass needs, and backward. Letters in `backward`.
+r"""A residual sum, forward with what the backward pass needs, and backward. Letters in `backward`, names in `layout`.
 
-Forward: X′/√n = M [Q; Q⊥] with M = [ λR + (γ/√n) U H | (γ/√n) U T ]; M = [R′ 0] Ω, so that [Q; Q⊥] = Ωᵀ [Q′; …].
-H (k × r) and T (k × t) are the branch's last matrix seen from U, N = H Q + T Q⊥.
+Forward: X′/√n = M [Q; Q⊥] with M = [ λR + (γ/√n) U H | (γ/√n) U T ]; M = [R′ 0] Ω, so that Q′ is the first rows of
+Ω [Q; Q⊥]. H (k × r) and T (k × t) are the branch's last matrix seen from U: N = H Q + T Q⊥.
 
 Backward, `unfold`: G′ = P′ Q′ + T′ E′, E′ a Haar frame outside Q′. Of its n − r directions there, t lie among
-[Q; Q⊥] and the others are new: E′ is Φ in these coordinates, the orthogonal part of a Gaussian matrix
+[Q; Q⊥] and the others are new: in these coordinates E′ is Φ, the orthogonal part of a Gaussian matrix
 [Z | bartlett(s, n − r − t)]. Hence G′ = Γ [Q; Q⊥; E₂],
 
-  Γ = [ [P′ | (T′Φ)₁] Ω | (T′Φ)₂ ]   (m × (r + t + t₂)).
+  Γ = [ [P′ | (T′Φ)₁] Ω | (T′Φ)₂ ]   (m × w).
 
 `fold`: what the branch pulls back has coordinates `pulled` in Q, and outside it C Z with Z Gaussian, as seen in the
 directions Q⊥ and E₂ and in new ones, where its factor is bartlett(m, n − r − t − t₂):
@@ -15,145 +15,129 @@ directions Q⊥ and E₂ and in new ones, where its factor is bartlett(m, n − 
   P = λ Γ_Q + (γ/√n) pulled,   T = factor of [ λ Γ_(Q⊥, E₂) + (γ/√n) C Z | (γ/√n) C bartlett ].
 """
 
-from typing import NamedTuple
-
-import numpy as np
-
+from limitformer.chains.layout import (
+    BRANCH,
+    COPIED,
+    FRAME,
+    FRESH,
+    GRADIENT,
+    INSIDE,
+    KNOWN,
+    OUTSIDE,
+    PULLED,
+    PUSHED,
+    ROOT,
+    ROWS,
+    SEEN,
+    SPREAD,
+)
 from limitformer.chains.reflections import reflect, turn_back
-from limitformer.factor import FIRST, copy, draw_bartlett, multiply_into, multiply_transposed, triangularise
-from limitformer.kernels import driver, kernel
-from limitformer.lanes import lane_matrix, load, store
-from limitformer.random import draw_normals
-
-
-class SumWorkspace(NamedTuple):
-    """Of a branch whose factor has k columns; matrices have LANES behind.
-
-    t = min(k, n − r), s = min(m, n − r), t₂ = min(s, n − r − t), t₃ = min(m, n − r − t − t₂), w = r + t + t₂.
-    """
-
-    branch: np.ndarray  # (m, k): U
-    inside: np.ndarray  # (k, r): H
-    outside: np.ndarray  # (k, t): T
-    known: np.ndarray  # (k, w): [H | T | 0]
-    rows: np.ndarray  # (m, r + t): M, then the reflections of Ω
-    normals: np.ndarray  # (s, t)
-    bartlett: np.ndarray  # (s, t₂)
-    frame: np.ndarray  # (s, t + t₂): the reflections of Φ
-    triangle: np.ndarray  # (s, s)
-    turned: np.ndarray  # (m, t + t₂)
-    gradient: np.ndarray  # (m, w): Γ
-    seen: np.ndarray  # (m, k): Γ Nᵀ
-    fresh: np.ndarray  # (m, t + t₂): Z
-    beyond: np.ndarray  # (m, t₃)
-    pushed: np.ndarray  # (m, t + t₂ + t₃)
-
-
-@driver
-def sum_workspace(tokens, rank, columns, constants):
-    t = min(columns, constants.outside)
-    s = min(tokens, constants.outside)
-    t2 = min(s, constants.outside - t)
-    t3 = min(tokens, constants.outside - t - t2)
-    return SumWorkspace(
-        lane_matrix(tokens, columns),
-        lane_matrix(columns, rank),
-        lane_matrix(columns, t),
-        lane_matrix(columns, rank + t + t2),
-        lane_matrix(tokens, rank + t),
-        lane_matrix(s, t),
-        lane_matrix(s, t2),
-        lane_matrix(s, t + t2),
-        lane_matrix(s, s),
-        lane_matrix(tokens, t + t2),
-        lane_matrix(tokens, rank + t + t2),
-        lane_matrix(tokens, columns),
-        lane_matrix(tokens, t + t2),
-        lane_matrix(tokens, t3),
-        lane_matrix(tokens, t + t2 + t3),
-    )
+from limitformer.chains.scratch import matrix
+from limitformer.factor import FIRST, copy, multiply_into, multiply_transposed, triangularise
+from limitformer.kernels import kernel
+from limitformer.lanes import load, store
+from limitformer.random import next_chi, next_normal
 
 
 @kernel
 def place(block, out, offset):
-    """out[:, offset:] = `block`."""
+    """out[:, offset:] = `block`, as many columns as both have."""
     for i in range(block.shape[0]):
-        for j in range(block.shape[1]):
+        for j in range(min(block.shape[1], out.shape[1] - offset)):
             store(out, i, offset + j, load(block, i, j))
 
 
 @kernel
-def add_branch_reversibly(stream, factor, constants, work):
-    """As `residual.add_branch`, from the same numbers; Ω stays in `work.rows`."""
-    r, t = work.inside.shape[1], work.outside.shape[1]
-    draw_normals(stream, work.inside)
-    draw_bartlett(stream, constants.outside, work.outside)
-    place(work.inside, work.known, FIRST)
-    place(work.outside, work.known, r)
-    multiply_into(work.branch, work.known, r + t, work.rows, FIRST)
-    for i in range(work.rows.shape[0]):
-        for k in range(r + t):
-            moved = constants.branch * load(work.rows, i, k)
-            store(work.rows, i, k, moved + constants.skip * load(factor, i, k) if k < r else moved)
-    if t == 0:
-        copy(work.rows, factor)
+def draw_normals_into(stream, out, first, last):
+    """out[:, first:last] as `random.draw_normals`."""
+    for i in range(out.shape[0]):
+        for j in range(first, last):
+            store(out, i, j, next_normal(stream))
+
+
+@kernel
+def draw_bartlett_into(stream, degrees, out, first, last):
+    """out[:, first:last] as `factor.draw_bartlett`."""
+    for i in range(out.shape[0]):
+        for j in range(last - first):
+            if j < i:
+                store(out, i, first + j, next_normal(stream))
+            elif j == i:
+                store(out, i, first + j, next_chi(stream, degrees - i))
+            else:
+                store(out, i, first + j, 0.0)
+
+
+@kernel
+def add_branch_reversibly(stream, factor, constants, scratch, total):
+    """As `residual.add_branch`, from the same numbers; `total` is WIDE or SQUARE."""
+    known, rows = matrix(scratch, total + KNOWN), matrix(scratch, total + ROWS)
+    r, columns = factor.shape[1], rows.shape[1]
+    draw_normals_into(stream, known, FIRST, r)
+    draw_bartlett_into(stream, constants.outside, known, r, columns)
+    multiply_into(matrix(scratch, total + BRANCH), known, columns, rows, FIRST)
+    for i in range(rows.shape[0]):
+        for k in range(columns):
+            moved = constants.branch * load(rows, i, k)
+            store(rows, i, k, moved + constants.skip * load(factor, i, k) if k < r else moved)
+    if columns == r:
+        copy(rows, factor)
         return
-    for i in range(work.rows.shape[0]):
+    for i in range(rows.shape[0]):
         for k in range(constants.mean_columns):
-            store(factor, i, k, load(work.rows, i, k))
-    reflect(work.rows, constants.mean_columns, r + t, factor, constants.mean_columns)
+            store(factor, i, k, load(rows, i, k))
+    reflect(rows, constants.mean_columns, columns, factor, constants.mean_columns)
 
 
 @kernel
-def unfold(stream, inside, outside, constants, work):
+def unfold(stream, constants, scratch, total):
     """(P′, T′) to Γ, and Γ Nᵀ."""
-    r, t = work.inside.shape[1], work.outside.shape[1]
-    place(inside, work.gradient, FIRST)
-    if t > 0:
-        draw_normals(stream, work.normals)
-        draw_bartlett(stream, constants.outside - t, work.bartlett)
-        place(work.normals, work.frame, FIRST)
-        place(work.bartlett, work.frame, t)
-        reflect(work.frame, FIRST, work.frame.shape[1], work.triangle, FIRST)
-        turn_by_frame(outside, work)
-        place(work.turned, work.gradient, r)
-        turn_back(work.rows, constants.mean_columns, r + t, work.gradient)
-    multiply_transposed(work.gradient, work.known, work.seen)
+    gradient, frame, rows = (
+        matrix(scratch, total + GRADIENT),
+        matrix(scratch, total + FRAME),
+        matrix(scratch, total + ROWS),
+    )
+    inside, known = matrix(scratch, INSIDE), matrix(scratch, total + KNOWN)
+    r, columns, width = inside.shape[1], rows.shape[1], gradient.shape[1]
+    for i in range(gradient.shape[0]):
+        for k in range(width):
+            store(gradient, i, k, 0.0)
+    place(inside, gradient, FIRST)
+    if columns > r:
+        place(matrix(scratch, OUTSIDE), gradient, r)
+        draw_normals_into(stream, frame, r, columns)
+        draw_bartlett_into(stream, constants.outside - (columns - r), frame, columns, width)
+        reflect(frame, r, width, matrix(scratch, total + PUSHED), FIRST)
+        turn_back(frame, r, width, gradient)
+        turn_back(rows, constants.mean_columns, columns, gradient)
+    multiply_transposed(gradient, known, matrix(scratch, total + SEEN))
 
 
 @kernel
-def turn_by_frame(outside, work):
-    """T′Φ into `work.turned`."""
-    for i in range(outside.shape[0]):
-        for k in range(outside.shape[1], work.turned.shape[1]):
-            store(work.turned, i, k, 0.0)
-    place(outside, work.turned, FIRST)
-    turn_back(work.frame, FIRST, work.frame.shape[1], work.turned)
-
-
-@kernel
-def fold(stream, pulled, spread, constants, work, inside, outside):
-    """Γ and what the branch pulls back, (`pulled`, C), to (P, T)."""
-    r, known, columns = inside.shape[1], work.fresh.shape[1], work.pushed.shape[1]
-    draw_normals(stream, work.fresh)
-    draw_bartlett(stream, constants.outside - known, work.beyond)
-    multiply_into(spread, work.fresh, known, work.pushed, FIRST)
-    multiply_into(spread, work.beyond, columns - known, work.pushed, known)
+def fold(stream, constants, scratch, total):
+    """Γ and what the branch pulls back, `pulled` and C, to (P, T)."""
+    gradient, pulled, pushed = matrix(scratch, total + GRADIENT), matrix(scratch, PULLED), matrix(scratch, total + PUSHED)
+    inside, outside, fresh = matrix(scratch, INSIDE), matrix(scratch, OUTSIDE), matrix(scratch, total + FRESH)
+    r, known, columns = inside.shape[1], gradient.shape[1] - inside.shape[1], pushed.shape[1]
+    draw_normals_into(stream, fresh, FIRST, known)
+    draw_bartlett_into(stream, constants.outside - known, fresh, known, columns)
+    multiply_into(matrix(scratch, SPREAD), fresh, columns, pushed, FIRST)
     for i in range(inside.shape[0]):
         for k in range(r):
-            kept, moved = load(work.gradient, i, k), load(pulled, i, k)
+            kept, moved = load(gradient, i, k), load(pulled, i, k)
             store(inside, i, k, constants.skip * kept + constants.branch * moved)
         for k in range(columns):
-            moved = constants.branch * load(work.pushed, i, k)
-            store(work.pushed, i, k, moved + constants.skip * load(work.gradient, i, r + k) if k < known else moved)
+            moved = constants.branch * load(pushed, i, k)
+            store(pushed, i, k, moved + constants.skip * load(gradient, i, r + k) if k < known else moved)
     if columns > outside.shape[1]:
-        triangularise(work.pushed, FIRST, columns, outside, FIRST)
+        triangularise(pushed, FIRST, columns, outside, FIRST)
     else:
-        place(work.pushed, outside, FIRST)
+        place(pushed, outside, FIRST)
 
 
 @kernel
-def factor_of_gradient(work, scratch, out):
-    """S with S Sᵀ = Γ Γᵀ into `out` (m, m); `scratch` has the shape of Γ."""
-    copy(work.gradient, scratch)
-    triangularise(scratch, FIRST, scratch.shape[1], out, FIRST)
+def find_root(gradient, scratch):
+    """S with S Sᵀ = Γ Γᵀ."""
+    copied = matrix(scratch, COPIED)
+    copy(gradient, copied)
+    triangularise(copied, FIRST, copied.shape[1], matrix(scratch, ROOT), FIRST)

@@ -7,15 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limitformer.chains.backward import Gradients, run_replicas_with_gradients
-from limitformer.chains.feedforward import TILE
+from limitformer.chains.layout import layout
 from limitformer.chains.transformer import (
     ATTENTION,
     FEEDFORWARD,
     HEADS,
+    Constants,
     PreparedChain,
     TransformerChain,
-    attention_constants,
-    feedforward_constants,
+    constants_of,
     sublayers_of,
     subtracts_mean,
 )
@@ -24,7 +24,6 @@ from limitformer.memory import check_bytes, check_scratch
 from limitformer.models import Transformer
 from limitformer.random import key
 from limitformer.records import Shapes, bytes_of
-from limitformer.replicas import usable_cores
 from limitformer.watch import Watch
 from limitformer.writing import Outputs
 
@@ -66,7 +65,8 @@ class GradientChain(TransformerChain):
         """Arrays for the results of so many samples."""
         points, needed = len(self.points), bytes_of(self.shapes(samples)) + bytes_of(self.once)
         check_bytes(needed, samples, points, self.axis, ("fewer samples", "gradients=False"))
-        check_scratch(usable_cores() * scratch_bytes(self.model, self.tokens), "A way up and down", "fewer tokens")
+        scratch = 8 * LANES * int(layout_of(self.model, self.tokens)[-1, 0])
+        check_scratch(scratch, "What a thread keeps of a way up", "fewer tokens or layers")
         new = of_samples(self.gradient_shapes, samples)
         return super().outputs(samples) | {name: np.empty(*shape) for name, shape in new.items()}
 
@@ -80,6 +80,7 @@ class PreparedGradients:
 
     def __init__(self, prepared: PreparedChain, seed: int) -> None:
         self.prepared = prepared
+        self.table = layout_of(prepared.chain.model, prepared.chain.tokens, prepared.constants)
         self.keys = np.array([prepared.key_words, key(seed, "chain, backward")], np.uint64)
 
     def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
@@ -89,6 +90,7 @@ class PreparedGradients:
             prepared.factor,
             prepared.turned,
             prepared.constants,
+            self.table,
             prepared.sublayers,
             prepared.visible,
             chain.points,
@@ -108,12 +110,8 @@ def of_samples(shapes: Shapes, samples: int) -> Shapes:
     return {name: ((samples, *shape), kind) for name, (shape, kind) in shapes.items()}
 
 
-def scratch_bytes(model: Transformer, tokens: int) -> int:
-    """What one thread works on: factors of all sublayers, and the heads and hidden units of one."""
-    m, r = tokens, min(tokens + subtracts_mean(model), model.width)
-    attention, feedforward = attention_constants(model), feedforward_constants(model)
-    q = min(r, attention.key_dim)
-    checkpoints = model.depth * len(sublayers_of(model)) * m * r
-    heads = attention.heads * (3 * r * q + 2 * m * m + m * r + 3 * m * q)
-    units = -(-feedforward.hidden // TILE) * (r * TILE + m * (m + TILE))
-    return 8 * LANES * (checkpoints + heads + units + 40 * m * (m + r))
+def layout_of(model: Transformer, tokens: int, constants: Constants | None = None) -> NDArray[np.int64]:
+    """The table of what one thread works on."""
+    rank = min(tokens + subtracts_mean(model), model.width)
+    constants = constants or constants_of(model, rank)
+    return layout(tokens, rank, model.depth * len(sublayers_of(model)), constants)
