@@ -269,7 +269,12 @@ def test_a_halt_on_the_way_up_or_down_is_heard(share):
     ("model", "start", "options", "message"),
     [
         (small(feedforward=lf.OneMatrix(activation=lf.ReLU())), V0, {}, "OneMatrix has no gradients.*nn.simulate"),
-        (lf.limit(lf.Transformer(width=9, depth=9, gamma=0.3, attention=lf.ShapedAttention(tau0=1.0))), V0, {}, "limit"),
+        (
+            lf.limit(lf.Transformer(width=9, depth=9, gamma=0.3, attention=lf.ShapedAttention(tau0=1.0))),
+            V0,
+            {},
+            "limit",
+        ),
         (lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=9), None, {"horizon": 1}, "sphere"),
         (CASES["causal"][0], V0, {"gradients": 1}, "True or False; got 1"),
     ],
@@ -285,7 +290,7 @@ def test_memory_is_refused_beforehand(monkeypatch):
     deep = lf.Transformer(width=8, depth=10**6, gamma=1e-6, attention=SOFTMAX)
     monkeypatch.setattr(memory, "available_memory", lambda: 2**27)
     lf.recording_size(deep, V0, samples=5, record=[0])
-    with pytest.raises(lf.InputError, match="Nearest: .*gradients=False"):
+    with pytest.raises(lf.InputError, match=r"Nearest: .*gradients=False"):
         lf.simulate(deep, V0, samples=5, seed=0, record=[0], gradients=True)
-    with pytest.raises(lf.InputError, match="What a thread keeps of a way up takes .* fewer tokens or layers"):
+    with pytest.raises(lf.InputError, match=r"What a thread keeps of a way up takes .* fewer tokens or layers"):
         lf.simulate(deep, V0, samples=1, seed=0, record=[0], gradients=True)

@@ -65,7 +65,7 @@ from limitformer.factor import FIRST, copy, put, trace_of_gram
 from limitformer.kernels import driver, inlined, kernel
 from limitformer.lanes import LANES, load, square_root, store
 from limitformer.random import Stream, open_stream, rewind
-from limitformer.recording import Ledger, check_factor, clear, first_at, open_ledger, report
+from limitformer.recording import check_factor, clear, first_at, open_ledger, report
 from limitformer.watch import count_whole, goes_on, halted
 from limitformer.writing import replicas_of, rows_of, write_factor
 
@@ -222,9 +222,7 @@ def pull_through_sublayer(stream, fresh, sublayer, constants, visible, scratch, 
     total = WIDE if sublayer == ATTENTION else SQUARE
     unfold(fresh, residual, scratch, total)
     if sublayer == ATTENTION:
-        pull_through_head(
-            fresh, source, visible, constants.attention, FIRST, WIDE + GRADIENT, WIDE + SEEN, scratch
-        )
+        pull_through_head(fresh, source, visible, constants.attention, FIRST, WIDE + GRADIENT, WIDE + SEEN, scratch)
     elif sublayer == HEADS:
         pull_through_heads(fresh, source, visible, constants.attention, scratch, watch)
     else:

@@ -116,7 +116,11 @@ def unfold(stream, constants, scratch, total):
 @kernel
 def fold(stream, constants, scratch, total):
     """Γ and what the branch pulls back, `pulled` and C, to (P, T)."""
-    gradient, pulled, pushed = matrix(scratch, total + GRADIENT), matrix(scratch, PULLED), matrix(scratch, total + PUSHED)
+    gradient, pulled, pushed = (
+        matrix(scratch, total + GRADIENT),
+        matrix(scratch, PULLED),
+        matrix(scratch, total + PUSHED),
+    )
     inside, outside, fresh = matrix(scratch, INSIDE), matrix(scratch, OUTSIDE), matrix(scratch, total + FRESH)
     r, known, columns = inside.shape[1], gradient.shape[1] - inside.shape[1], pushed.shape[1]
     draw_normals_into(stream, fresh, FIRST, known)

@@ -70,7 +70,7 @@ class GradientChain(TransformerChain):
         new = of_samples(self.gradient_shapes, samples)
         return super().outputs(samples) | {name: np.empty(*shape) for name, shape in new.items()}
 
-    def prepare(self, seed: int) -> "PreparedGradients":
+    def prepare(self, seed: int) -> "PreparedGradients":  # type: ignore[override]  # its own, of the same protocol
         """Everything that all replicas share."""
         return PreparedGradients(super().prepare(seed), seed)
 

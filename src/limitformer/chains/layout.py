@@ -50,7 +50,8 @@ def of_sum(m: int, r: int, k: int, outside: int) -> list[Shape]:
     s, t2 = min(m, outside), min(m, outside, outside - t)
     t3 = min(m, outside - t - t2)
     w = r + t + t2
-    return [(1, m, k), (1, k, w), (1, m, r + t), (1, s, w), (1, m, w), (1, m, k), (1, m, w - r + t3), (1, m, w - r + t3)]
+    pushed = (1, m, t + t2 + t3)
+    return [(1, m, k), (1, k, w), (1, m, r + t), (1, s, w), (1, m, w), (1, m, k), pushed, pushed]
 
 
 def of_heads(m: int, r: int, w: int, constants: Any) -> list[Shape]:
