@@ -13,7 +13,7 @@ from limitformer.engine import process_of
 from limitformer.watch import DONE, WHOLE, halt, new_watch
 from statistics_checks import ALPHA, least_p
 
-SAMPLES, DRAWN, WEIGHTLESS = 12_000, 4_000, 1_024
+SAMPLES, DRAWN, WEIGHTLESS = 12_000, 4_000, 768
 V0 = np.array([[1.0, 0.3, -0.4], [0.3, 1.6, 0.2], [-0.4, 0.2, 0.7]])
 TWINS = np.array([[1.0, 0.3, 1.0], [0.3, 1.6, 0.3], [1.0, 0.3, 1.0]])  # the first and the last token are one
 NEAR = TWINS + 1e-18 * np.diag([0, 0, 1.0])
@@ -250,7 +250,7 @@ def test_ctrl_c_keeps_whole_replicas(monkeypatch):
 
 @pytest.mark.parametrize("share", [0.0, 0.6])
 def test_a_halt_on_the_way_up_or_down_is_heard(share):
-    deep = lf.Transformer(width=8, depth=100_000, gamma=1e-6, attention=SOFTMAX)
+    deep = lf.Transformer(width=8, depth=30_000, gamma=1e-6, attention=SOFTMAX)
     process = process_of(deep, V0, np.array([0]), {"gradients": True})
     prepared, outputs, watch = process.prepare(0), process.outputs(8), new_watch()
     prepared.run(0, process.outputs(0), new_watch())  # compiled beforehand
