@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import limitformer as lf
-from benchmarks import attention, floors, hooks, sweep_overhead, weightless
+from benchmarks import attention, floors, gradients, hooks, sweep_overhead, weightless
 from benchmarks.dense_root import dense_root_step
 from benchmarks.sphere_loop import run_layers, uniform_tokens
 from limitformer.figures import FIGURES
@@ -298,6 +298,11 @@ def main() -> None:
             "sphere",
             "Tokens on the sphere: chain against a loop (torch, float32), one thread: ns a layer and trajectory",
             sphere_against_loop,
+        ),
+        (
+            "gradients",
+            "Gradients of the chain, one thread (networks in torch, float32): ns a layer and sample",
+            lambda: gradients.table(compared),
         ),
         ("threads", "Thread scaling", thread_scaling),
         ("sweeps", "Sweeps: overhead a cell and worker, in ms", lambda: sweep_overhead.overhead(20_000, THREADS)),

@@ -156,6 +156,19 @@ def test_simulate_prints_a_table(run, kind, axis, last):
     assert "0.2000" in result.stdout
 
 
+@pytest.mark.parametrize(("kind", "described"), [("chain", "chain"), ("network", "weightless network")])
+def test_gradients_are_in_the_table_and_in_the_data(run, tmp_path, kind, described):
+    small = [argument for argument in SMALL if kind != "network" or argument not in ("--threads", "1")]
+    result = run("simulate", *small, "--as", kind, "--gradients", "--out", tmp_path / "data.nc")
+    assert result.exit_code == 0, result.output
+    assert f"{described}, 6 samples, 2 tokens" in result.stdout
+    assert "median |∂X|" in result.stdout
+    assert "median |∂W|: attention.query" in result.stdout
+    data = lf.load(tmp_path / "data.nc")
+    assert data["stream_gradient"].shape == (6, data.sizes["depth"])
+    assert "layers.0.attention.value" in data["weight"].values
+
+
 def test_same_seed_same_table(simulate):
     first, second, other = (simulate("--seed", seed).stdout for seed in (3, 3, 4))
     assert first == second

@@ -15,7 +15,7 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
 from limitformer import kernels
-from limitformer.chains import OneMatrixChain, TransformerChain, sphere_chain
+from limitformer.chains import GradientChain, OneMatrixChain, TransformerChain, sphere_chain, weights_of
 from limitformer.errors import InputError, MadeOf, require, require_count, require_real
 from limitformer.limits import CovarianceFlow, CovarianceLimit, CovariancePaths, FlowPath, TokenLimit, token_paths
 from limitformer.memory import check_list, readable
@@ -33,7 +33,7 @@ from limitformer.models.sphere_start import SphereStart, as_sphere_start
 from limitformer.progress import advance, announcement, bar
 from limitformer.records import Shapes, bytes_of
 from limitformer.replicas import run_all, usable_cores
-from limitformer.results import covariance_dataset, pairs_dataset, sphere_dataset
+from limitformer.results import covariance_dataset, pairs_dataset, sphere_dataset, with_gradients
 from limitformer.sphere.process import SphereOptions, SpherePaths
 from limitformer.watch import Watch, new_watch
 from limitformer.writing import Recording
@@ -103,6 +103,7 @@ def simulate(
     threads: int | None = None,
     chunk: int | None = None,
     progress: bool = True,
+    gradients: bool = False,
     **options: Any,
 ) -> xr.Dataset:
     """Simulate the exact chain of a model, or its limit.
@@ -118,6 +119,8 @@ def simulate(
         threads: None takes all cores.
         chunk: replicas handed to a thread at a time, best a multiple of 8 (`lanes`); None chooses.
         progress: whether work of more than two seconds shows on the terminal.
+        gradients: of a `Transformer` whose weights its chain never draws: whether ½|x|² of the last tokens, mean over
+            tokens, is differentiated, as in `limitformer.nn.simulate`.
         options: of a `Transformer` and its limit, `radius`: paths whose |V| (Frobenius) reaches it stop and are marked;
             on the sphere, the fields of `SphereOptions`: `horizon` (needed), `method`, `keep`, `tolerance`,
             `early_stop`; of a limit, `dt` (default 0.01 for covariances, on the sphere what resolves the model), and
@@ -126,7 +129,9 @@ def simulate(
 
     Returns:
         Dataset of `covariance` (sample, depth or time, token, token_), `exit` and `exit_cause` (sample,); or, on the
-        sphere, of what `keep` names (`results.sphere_dataset`).
+        sphere, of what `keep` names (`results.sphere_dataset`). With gradients also `loss` (sample,) and the norms
+        `stream_gradient` (sample, depth), of ∂loss/∂X of all tokens at once, and `weight_gradient` (sample, weight),
+        of ∂loss/∂W for weights with N(0, 1) entries; NaN of a path that left the ball.
 
     Raises:
         InputError: an argument that cannot be used, or a recording that does not fit the memory.
@@ -144,7 +149,8 @@ def simulate(
     threads = usable_cores() if threads is None else require_count("threads", threads)
     if chunk is not None:
         require_count("chunk", chunk)
-    process = process_of(model, start, record, options)
+    require(isinstance(gradients, bool), f"gradients must be True or False; got {gradients!r}.")
+    process = process_of(model, start, record, options | ({"gradients": True} if gradients else {}))
     outputs = process.outputs(samples)
     prepared = process.prepare(seed)
     began = time.perf_counter()
@@ -229,6 +235,12 @@ def _(process: TransformerChain | CovariancePaths | FlowPath, outputs: Outputs, 
 
 
 @dataset_of.register
+def _(process: GradientChain, outputs: Outputs, about: dict[str, Any]) -> xr.Dataset:
+    found = dataset_of.dispatch(TransformerChain)(process, outputs, about)
+    return with_gradients(found, outputs, weights_of(process.model))
+
+
+@dataset_of.register
 def _(process: SpherePaths, outputs: Outputs, provenance: dict[str, Any]) -> xr.Dataset:
     n, dim = process.model.tokens, process.model.dim
     shape = (*outputs["tokens"].shape[:2], n, dim) if process.options.keep == "tokens" else (0, 0, 0, 0)
@@ -246,12 +258,20 @@ def process_of(model: Any, start: Any, record: Record, options: dict[str, Any]) 
 
 @process_of.register
 def _(model: Transformer, start: Any, record: Record, options: dict[str, Any]) -> Process:
-    refuse_options("a chain", options, ("radius", *KEEPING))
+    refuse_options("a chain", options, ("radius", "gradients", *KEEPING))
     start, points = as_start(start), recorded_layers(model, record)
     recording = recording_of(options, start)
-    kind = OneMatrixChain if type(model.feedforward) is OneMatrix else TransformerChain
+    kind = chain_kind(model, options.get("gradients", False))
     radius = checked_radius(options, recording)
     return kind(model=model, start=start, points=points, radius=radius, recording=recording)
+
+
+def chain_kind(model: Transformer, gradients: bool) -> type[TransformerChain]:
+    """The chain of a Transformer; `InputError` where it has no gradients."""
+    one_matrix = type(model.feedforward) is OneMatrix
+    message = "The chain of a OneMatrix has no gradients. Nearest: lf.nn.simulate(…, gradients=True)."
+    require(not (one_matrix and gradients), message)
+    return GradientChain if gradients else OneMatrixChain if one_matrix else TransformerChain
 
 
 @process_of.register

@@ -156,6 +156,25 @@ def sphere_dataset(
     return xr.Dataset(variables, coordinates, about)
 
 
+def with_gradients(dataset: xr.Dataset, outputs: Mapping[str, NDArray[Any]], weights: list[str]) -> xr.Dataset:
+    """`dataset` with `loss` (sample,), `stream_gradient` (sample, depth) and `weight_gradient` (sample, weight)."""
+    plain = {"units": "1"}
+    added = {
+        "loss": (("sample",), outputs["loss"], {"long_name": "|x|^2 / 2 of the last tokens, mean", **plain}),
+        "stream_gradient": (
+            ("sample", "depth"),
+            outputs["stream_gradient"],
+            {"long_name": "|d loss / dX|", **plain},
+        ),
+        "weight_gradient": (
+            ("sample", "weight"),
+            outputs["weight_gradient"],
+            {"long_name": "|d loss / dW|", **plain},
+        ),
+    }
+    return dataset.assign(added).assign_coords(weight=weights)
+
+
 def pair_coordinates(pairs: NDArray[np.int64]) -> dict[str, Any]:
     """The tokens of the pairs (pairs, 2)."""
     return {"first": ("pair", pairs[:, 0]), "second": ("pair", pairs[:, 1])}

@@ -19,3 +19,22 @@ def normalise(factor, mean_columns, eps, out):
             store(out, i, k, 0.0)
         for k in range(mean_columns, columns):
             store(out, i, k, scale * load(factor, i, k))
+
+
+@kernel
+def pull_through_norm(factor, mean_columns, eps, inside, outside):
+    """The gradient of what `normalise` makes of `factor` R to that of R, in place.
+
+    With y = s (x − x̄), s = 1/√(variance + eps): ∂x = s (∂y − y ⟨y, ∂y⟩/n), without its mean. `inside` (m, r) are the
+    coordinates of ∂y where R has its own, `outside` (m, any) is a factor of the rest.
+    """
+    columns = factor.shape[1]
+    for i in range(factor.shape[0]):
+        scale = 1.0 / square_root(inner(factor, i, factor, i, mean_columns, columns) + eps)
+        share = scale * scale * inner(factor, i, inside, i, mean_columns, columns)
+        for k in range(mean_columns):
+            store(inside, i, k, 0.0)
+        for k in range(mean_columns, columns):
+            store(inside, i, k, scale * (load(inside, i, k) - share * load(factor, i, k)))
+        for k in range(outside.shape[1]):
+            store(outside, i, k, scale * load(outside, i, k))

@@ -93,6 +93,9 @@ def simulate(
     radius: Annotated[
         float | None, option(RUN, help="Stop paths of a chain or limit whose |V| reaches it.", default="1e100")
     ] = None,
+    gradients: Annotated[
+        bool, option(RUN, "--gradients", help="Differentiate ½|x|² of the last tokens (chain or network).")
+    ] = False,
     seed: Annotated[int, option(RUN, help="Seed; the same seed gives the same numbers.")] = 0,
     threads: Annotated[int | None, option(RUN, help="Threads of a chain or limit.", default=ALL_CORES)] = None,
     out: Annotated[Path | None, option(RUN, help="Write the data to this file, .nc or .zarr.")] = None,
@@ -102,7 +105,7 @@ def simulate(
 ) -> None:
     """Simulate a Transformer at initialisation: its exact chain, its limit, or the network itself.
 
-    Prints correlations and variances of the tokens by layer (chain, network) or time (limit).
+    Prints correlations and variances of the tokens by layer (chain, network) or time (limit), and sizes of gradients.
 
     For example: limitformer simulate --attention softmax --text README.md --tokens 32 --record 0,50,150
     """
@@ -117,12 +120,13 @@ def simulate(
             return
         check_out(out)
         options = {name: chosen[name] for name in ("threads", "radius", "dt", "step") if chosen[name] is not None}
+        settings = {"samples": samples, "seed": seed, **({"gradients": True} if gradients else {})}
         dataset, complete = run(
             kind,
             model,
             start_of(chosen, model.width),
             parse_record(record),
-            {"samples": samples, "seed": seed},
+            settings,
             options,
         )
         screen.print(table_of(dataset))
@@ -219,6 +223,8 @@ def table_of(dataset: "xr.Dataset") -> Table:
     tokens = dataset.sizes["token"]
     title = f"{dataset.attrs['description']}, {dataset.sizes['sample']} samples, {tokens} tokens"
     table = Table(axis, "mean ρ", "mean |ρ|", "5 % … 95 % of ρ", "median variance", title=title)
+    if "stream_gradient" in dataset:
+        table.add_column("median |∂X|")
     for column in table.columns:
         column.justify, column.no_wrap = "right", True
     pairs = np.triu_indices(tokens, 1)
@@ -226,7 +232,7 @@ def table_of(dataset: "xr.Dataset") -> Table:
         one = dataset.isel({axis: [k]})  # one at a time, since a table should not take more memory than its data
         variance = np.median(np.diagonal(one["covariance"].values, axis1=-2, axis2=-1))
         rho = correlation(one).values[:, 0][:, pairs[0], pairs[1]]
-        table.add_row(f"{point:g}", *correlation_cells(rho), f"{variance:.4g}")
+        table.add_row(f"{point:g}", *correlation_cells(rho), f"{variance:.4g}", *gradient_cells(one))
     table.caption = caption(dataset, tokens)
     return table
 
@@ -241,6 +247,23 @@ def correlation_cells(rho: "np.ndarray") -> tuple[str, str, str]:
     return near_one(rho.mean()), near_one(abs(rho).mean()), f"{low:.3f} … {high:.3f}"
 
 
+def gradient_cells(dataset: "xr.Dataset") -> tuple[str, ...]:
+    """The median size of the stream's gradient at one layer; nothing where there is none."""
+    if "stream_gradient" not in dataset:
+        return ()
+    return (f"{float(dataset['stream_gradient'].median()):.4g}",)
+
+
+def weight_lines(dataset: "xr.Dataset") -> list[str]:
+    """The median size of the gradient of each kind of weight, over samples and layers."""
+    if "weight_gradient" not in dataset:
+        return []
+    kinds = [str(name).split(".", 2)[2] for name in dataset["weight"].values]
+    medians = dataset["weight_gradient"].assign_coords(kind=("weight", kinds)).groupby("kind").median(...)
+    sizes = ", ".join(f"{kind} {float(medians.sel(kind=kind)):.3g}" for kind in dict.fromkeys(kinds))
+    return ["∂: gradient of |x|²/2 of the last tokens, mean over tokens", f"median |∂W|: {sizes}"]
+
+
 def near_one(rho: float) -> str:
     """Four digits, or how far from 1 where these would all be lost."""
     distance = 1 - rho
@@ -249,11 +272,15 @@ def near_one(rho: float) -> str:
 
 def caption(dataset: "xr.Dataset", tokens: int) -> str | None:
     """What the table's numbers are taken over, and how many samples left, and what."""
+    import numpy as np
+
     from limitformer.recording import CAUSES
 
     lines = ["ρ over all samples and pairs of tokens"] if tokens > 2 else []
+    lines += weight_lines(dataset)
+    causes = dataset["exit_cause"].values if "exit_cause" in dataset else np.zeros(0)  # weightless: none
     for cause, words in list(enumerate(CAUSES))[1:]:
-        left = int((dataset["exit_cause"] == cause).sum())
+        left = int(np.sum(causes == cause))
         if left:
             lines.append(f"{left} samples {words} and stay as they left")
     return "\n".join(lines) or None

@@ -56,7 +56,8 @@ def simulate(
         dtype: of tokens and weights. Networks that leave its range are marked as exits.
         progress: whether work of more than two seconds shows on the terminal.
         gradients: whether ½|x|² of the last tokens, mean over tokens, is differentiated. These networks are weightless
-            (`limitformer.weightless.simulate`): the same law, and `weight_gradient` and `stream_gradient` as norms.
+            (`limitformer.weightless.simulate`): the same law, and `weight_gradient` and `stream_gradient` as norms. The
+            chain has them far faster: `limitformer.simulate(model, …, gradients=True)`.
 
     Raises:
         InputError: an argument that cannot be used.

@@ -1,0 +1,296 @@
+"""Gradients of the chain have the law of those of networks: weightless ones, and drawn ones with plain autograd."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import limitformer as lf
+from drawn_gradients import gradients_of
+from limitformer import memory, replicas
+from limitformer.engine import process_of
+from limitformer.watch import DONE, WHOLE, halt, new_watch
+from statistics_checks import ALPHA, least_p
+
+SAMPLES, DRAWN, WEIGHTLESS = 12_000, 4_000, 768
+V0 = np.array([[1.0, 0.3, -0.4], [0.3, 1.6, 0.2], [-0.4, 0.2, 0.7]])
+TWINS = np.array([[1.0, 0.3, 1.0], [0.3, 1.6, 0.3], [1.0, 0.3, 1.0]])  # the first and the last token are one
+NEAR = TWINS + 1e-18 * np.diag([0, 0, 1.0])
+SMALL = {"width": 12, "depth": 3, "gamma": 0.6}
+SOFTMAX, SHAPED_RELU = lf.SoftmaxAttention(), lf.ShapedReLU(c_plus=0.2, c_minus=-1.0)
+
+
+def small(**parts):
+    return lf.Transformer(**{**SMALL, **parts})
+
+
+def post(kind):
+    """With so large an ε that the loss is not constant."""
+    return kind(placement="post", eps=0.4)
+
+
+# Name → model, start.
+CASES = {
+    "causal": (small(attention=SOFTMAX, mask="causal"), V0),
+    "both, shaped": (small(attention=lf.ShapedAttention(tau0=0.3), feedforward=SHAPED_RELU), V0),
+    "sharp": (small(attention=lf.ShapedAttention(tau0=0.15)), V0),
+    "heads": (small(attention=lf.SoftmaxAttention(heads=3), feedforward=lf.GELU()), V0),
+    "narrow heads": (small(attention=lf.ShapedAttention(tau0=0.5, heads=3, head_dim=2, center=False)), V0),
+    "one coordinate a head": (small(attention=lf.ShapedAttention(tau0=0.5, heads=2, head_dim=1, identity=False)), V0),
+    "two tiles of ReLU": (small(feedforward=lf.ReLU(hidden=70), lam=0.9), V0),
+    "fewer units than tokens": (small(feedforward=lf.ReLU(hidden=2)), V0),
+    "Pre-LN, causal": (small(attention=SOFTMAX, feedforward=lf.GELU(), norm="pre", mask="causal"), V0),
+    "Post-LN": (small(attention=lf.SoftmaxAttention(heads=2), feedforward=lf.ReLU(), norm=post(lf.LayerNorm)), V0),
+    "Pre-RMS": (small(attention=SOFTMAX, feedforward=SHAPED_RELU, norm=lf.RMSNorm(placement="pre")), V0),
+    "Post-RMS": (small(attention=SOFTMAX, feedforward=lf.ReLU(), norm=post(lf.RMSNorm)), V0),
+    "identical tokens": (small(attention=SOFTMAX, feedforward=lf.GELU()), TWINS),
+    "nearly identical": (small(attention=lf.SoftmaxAttention(heads=2), feedforward=SHAPED_RELU, norm="pre"), NEAR),
+}
+TOKENS = np.array([[1.0, 0.5, -0.2, 0.3, 0.7], [0.3, -1.0, 0.4, 0.6, 0.1], [-0.6, 0.8, 1.1, -0.1, 0.3]])
+
+
+def narrow(width, norm):
+    """Three tokens at a width that leaves few directions outside, or none."""
+    attention = lf.SoftmaxAttention(heads=1 if width % 2 else None)
+    x = TOKENS[:, :width]
+    return small(width=width, attention=attention, feedforward=lf.GELU(hidden=5), norm=norm), x @ x.T / width
+
+
+CASES |= {f"width {width}, {norm}": narrow(width, norm) for width in (2, 3, 4, 5) for norm in (None, "pre")}
+CASES["width 4, Post-LN"] = narrow(4, post(lf.LayerNorm))
+
+
+def statistics(data, weights):
+    """At least eight: of the states, the loss, the stream's gradient by layer and what is between, each weight."""
+    v, stream = np.asarray(data["covariance"]), np.asarray(data["stream_gradient"])
+    found = {f"|G_{layer}|": stream[:, layer] for layer in range(stream.shape[1])}
+    found |= {"V_00": v[:, -1, 0, 0], "V_12": v[:, -1, 1, 2], "loss": np.asarray(data["loss"])}
+    return found | {"|G_0|/|G_3|": stream[:, 0] / stream[:, -1]} | {f"∂ {name}": np.asarray(w) for name, w in weights}
+
+
+def of_dataset(data):
+    return statistics(data, [(name, data["weight_gradient"].sel(weight=name)) for name in data["weight"].values])
+
+
+def of_drawn(*arguments, **options):
+    found = gradients_of(*arguments, **options)
+    return statistics(found, found["weight_gradient"].items())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def chain():
+    """The chain's samples of a case, with gradients, made once."""
+    kept = {}
+
+    def of(name):
+        if name not in kept:
+            kept[name] = lf.simulate(*CASES[name], samples=SAMPLES, seed=1, gradients=True)
+        return kept[name]
+
+    return of
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_chain_and_drawn_networks_share_one_law(name, chain):
+    found, drawn = of_dataset(chain(name)), of_drawn(*CASES[name], DRAWN, 5)
+    assert found.keys() == drawn.keys()
+    assert len(found) >= 8
+    p, where = least_p(found, drawn)
+    assert p > ALPHA, f"{where}: p = {p:.2g}"
+
+
+@pytest.mark.parametrize("name", ["causal", "two tiles of ReLU", "Pre-LN, causal"])
+def test_chain_and_weightless_networks_share_one_law_and_names(name, chain):
+    weightless = lf.nn.simulate(
+        *CASES[name], samples=WEIGHTLESS, seed=2, gradients=True, dtype=torch.float64, progress=False
+    )
+    finite = chain(name)
+    assert finite["weight"].values.tolist() == weightless["weight"].values.tolist()
+    for variable in ("loss", "stream_gradient", "weight_gradient", "covariance"):
+        assert finite[variable].dims == weightless[variable].dims
+    p, where = least_p(of_dataset(finite), of_dataset(weightless))
+    assert p > ALPHA, f"{where}: p = {p:.2g}"
+
+
+@pytest.mark.parametrize(
+    ("name", "weight"),
+    [
+        ("causal", "value"),
+        ("sharp", "query"),
+        ("sharp", "key"),
+        ("heads", "value"),
+        ("heads", "output"),
+        ("two tiles of ReLU", "pre"),
+        ("two tiles of ReLU", "post"),
+        ("Pre-LN, causal", "post"),
+        ("Post-LN", "value"),
+    ],
+)
+def test_a_backward_pass_with_a_fresh_matrix_is_rejected(name, weight, chain):
+    """The wrong twin: what one matrix has shown on the way up is forgotten on the way down.
+
+    Where it matters: behind a softmax that is nearly uniform, and for a Pre-norm's values, it hardly does.
+    """
+    p, _ = least_p(of_dataset(chain(name)), of_drawn(*CASES[name], DRAWN, 5, fresh=(weight,)))
+    assert p < ALPHA
+
+
+ROUNDED = ("identical tokens", "nearly identical", "width 2, pre")  # rounding decides a direction, or is normalised
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ROUNDED])
+def test_states_are_those_without_gradients(name, chain):
+    """The same numbers, by another orthogonal factorisation."""
+    plain = lf.simulate(*CASES[name], samples=40, seed=1)["covariance"].values
+    found = chain(name)["covariance"].values[:40]
+    np.testing.assert_allclose(found, plain, rtol=0, atol=1e-11 * np.abs(plain).max())
+
+
+@pytest.mark.parametrize("name", ["identical tokens", "nearly identical"])
+def test_identical_tokens_stay_identical(name, chain):
+    v = chain(name)["covariance"].values
+    distance = v[..., 0, 0] + v[..., 2, 2] - 2 * v[..., 0, 2]
+    assert np.abs(distance).max() < 1e-12 * v.max()
+
+
+def test_the_loss_is_half_the_squared_length_of_the_last_tokens(chain):
+    data = chain("heads")
+    trace = np.trace(data["covariance"].values[:, -1], axis1=1, axis2=2)
+    np.testing.assert_allclose(data["loss"], SMALL["width"] * trace / 6, rtol=1e-12)
+    np.testing.assert_allclose(data["stream_gradient"][:, -1], np.sqrt(SMALL["width"] * trace) / 3, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [lf.LayerNorm, lf.RMSNorm])
+def test_a_norm_at_the_end_makes_the_loss_constant(kind):
+    """|x|² = n whatever the tokens are: every gradient below the last norm is zero."""
+    model = small(attention=SOFTMAX, feedforward=lf.ReLU(), norm=kind(placement="post", eps=0.0))
+    data = lf.simulate(model, V0, samples=200, seed=0, gradients=True)
+    np.testing.assert_allclose(data["loss"], SMALL["width"] / 2, rtol=1e-12)
+    assert data["stream_gradient"][:, :-1].max() < 1e-12
+    assert data["weight_gradient"].max() < 1e-12
+
+
+def test_without_branches_the_gradient_is_carried_back_by_lambda():
+    model = small(attention=SOFTMAX, feedforward=lf.GELU(), gamma=0.0, lam=0.9)
+    data = lf.simulate(model, V0, samples=16, seed=0, gradients=True)
+    expected = 0.9 ** np.arange(12, 5, -2) * np.sqrt(SMALL["width"] * np.trace(V0)) / 3
+    np.testing.assert_allclose(data["stream_gradient"], np.tile(expected, (16, 1)), rtol=1e-12)
+    assert not data["weight_gradient"].any()
+
+
+@pytest.mark.parametrize("parts", [{"feedforward": SHAPED_RELU}, {"attention": SOFTMAX, "feedforward": lf.ReLU()}])
+def test_eulers_identity_of_a_homogeneous_network(parts):
+    """⟨X_l, G_l⟩ = 2 loss at every layer; of one token at width 1 it is |X_l| |G_l|, elsewhere that is no less."""
+    one = lf.simulate(small(width=1, **parts), [[1.3]], samples=200, seed=0, gradients=True)
+    np.testing.assert_allclose(one["stream_gradient"] * np.sqrt(one["covariance"][..., 0, 0]), ends(one), rtol=1e-10)
+    many = lf.simulate(small(feedforward=SHAPED_RELU), V0, samples=200, seed=0, gradients=True)
+    trace = np.trace(many["covariance"].values, axis1=2, axis2=3)
+    assert (many["stream_gradient"] * np.sqrt(SMALL["width"] * trace) > (1 - 1e-12) * ends(many)).all()
+
+
+def ends(data):
+    """Twice the loss, (sample, depth)."""
+    return 2 * np.tile(data["loss"].values[:, None], data.sizes["depth"])
+
+
+def test_the_same_bits_whatever_threads_samples_and_layers(chain):
+    name = "heads"
+    options = {"seed": 1, "gradients": True}
+    few = lf.simulate(*CASES[name], samples=21, threads=2, chunk=8, record=[0, 2], **options)
+    whole = chain(name)
+    np.testing.assert_array_equal(few["weight_gradient"], whole["weight_gradient"][:21])
+    np.testing.assert_array_equal(few["stream_gradient"], whole["stream_gradient"][:21, [0, 2]])
+    np.testing.assert_array_equal(few["loss"], whole["loss"][:21])
+    assert not np.array_equal(few["loss"][:8], few["loss"][8:16])
+
+
+def test_gradients_beside_pairs_and_means():
+    """Whatever is kept of the tokens; under a LayerNorm that knows their means."""
+    start = lf.from_tokens(TOKENS)
+    model, options = small(width=5, feedforward=lf.GELU(), norm="pre"), {"samples": 9, "seed": 3, "gradients": True}
+    whole = lf.simulate(model, start, **options)
+    pairs = lf.simulate(model, start, keep="pairs", **options)
+    np.testing.assert_array_equal(pairs["weight_gradient"], whole["weight_gradient"])
+    assert pairs["distance"].shape == (9, 4, 3)
+
+
+def test_a_path_that_left_the_ball_has_no_gradient():
+    data = lf.simulate(CASES["causal"][0], V0, samples=400, seed=0, gradients=True, radius=2.5)
+    left = np.isfinite(data["exit"].values)
+    assert 0 < left.sum() < 400
+    for name in ("loss", "stream_gradient", "weight_gradient"):
+        assert (np.isnan(data[name].values.reshape(400, -1)).all(1) == left).all()
+        assert np.isfinite(data[name].values[~left]).all()
+
+
+def test_ctrl_c_keeps_whole_replicas(monkeypatch):
+    whole = lf.simulate(*CASES["causal"], samples=24, seed=0, gradients=True)
+
+    def interrupt(pending, **settings):
+        for future in pending:
+            future.result()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(replicas, "wait", interrupt)
+    with pytest.raises(lf.Interrupted) as caught:
+        lf.simulate(*CASES["causal"], samples=24, seed=0, gradients=True, chunk=24)
+    partial = caught.value.partial
+    assert partial.sizes["sample"] == 24
+    np.testing.assert_array_equal(partial["weight_gradient"], whole["weight_gradient"])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.6])
+def test_a_halt_on_the_way_up_or_down_is_heard(share):
+    deep = lf.Transformer(width=8, depth=30_000, gamma=1e-6, attention=SOFTMAX)
+    process = process_of(deep, V0, np.array([0]), {"gradients": True})
+    prepared, outputs, watch = process.prepare(0), process.outputs(8), new_watch()
+    prepared.run(0, process.outputs(0), new_watch())  # compiled beforehand
+    runner = threading.Thread(target=prepared.run, args=(0, outputs, watch), daemon=True)
+    runner.start()
+    while watch[DONE] <= 8 * share and runner.is_alive():
+        pass
+    halt(watch)
+    runner.join(timeout=60)
+    assert not runner.is_alive()
+    assert watch[WHOLE] == 0
+    assert 8 * share < watch[DONE] < 8
+
+
+@pytest.mark.parametrize(
+    ("model", "start", "options", "message"),
+    [
+        (small(feedforward=lf.OneMatrix(activation=lf.ReLU())), V0, {}, "OneMatrix has no gradients.*nn.simulate"),
+        (
+            lf.limit(lf.Transformer(width=9, depth=9, gamma=0.3, attention=lf.ShapedAttention(tau0=1.0))),
+            V0,
+            {},
+            "limit",
+        ),
+        (lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=9), None, {"horizon": 1}, "sphere"),
+        (CASES["causal"][0], V0, {"gradients": 1}, "True or False; got 1"),
+    ],
+    ids=["one matrix", "limit", "sphere", "no bool"],
+)
+def test_what_has_no_gradients_says_so(model, start, options, message):
+    with pytest.raises(lf.InputError, match=message):
+        lf.simulate(model, start, samples=2, seed=0, **{"gradients": True, **options})
+
+
+def test_memory_is_refused_beforehand(monkeypatch):
+    """Of the recording with its weights, and of the factors that a thread keeps."""
+    deep = lf.Transformer(width=8, depth=10**6, gamma=1e-6, attention=SOFTMAX)
+    monkeypatch.setattr(memory, "available_memory", lambda: 2**27)
+    lf.recording_size(deep, V0, samples=5, record=[0])
+    with pytest.raises(lf.InputError, match=r"Nearest: .*gradients=False"):
+        lf.simulate(deep, V0, samples=5, seed=0, record=[0], gradients=True)
+    with pytest.raises(lf.InputError, match=r"What a thread keeps of a way up takes .* fewer tokens or layers"):
+        lf.simulate(deep, V0, samples=1, seed=0, record=[0], gradients=True)
