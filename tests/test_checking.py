@@ -468,3 +468,32 @@ def test_stock_models_can_be_shaped_first(command):
     assert done.exit_code == 0, done.output
     assert "shaped" in done.output
     assert "uniform" not in done.output
+
+
+def test_other_kinds_of_networks_are_taken():
+    """A compiled module, a Transformer from JSON with a text, and one without a task."""
+    compiled = torch.compile(small_gpt2(), backend="eager")
+    assert lf.check(compiled, tokens=6, law=False, progress=False).name == "GPT2LMHeadModel"
+    text = lf.to_json(lf.Transformer(width=20, depth=3, gamma=0.3, attention=lf.ShapedAttention(tau0=1.0)))
+    found = lf.check(text, "to be or not to be", samples=2, progress=False)
+    assert (found.name, found.about["tokens"], found.healthy) == ("Transformer", 6, True)
+    assert lf.check(text, samples=2, progress=False).about["tokens"] == 20
+
+
+def test_a_norm_at_the_end_leaves_a_gradient():
+    """½|x|² of normalised tokens is a constant; a readout of them is not."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    found = lf.check(encoder, torch.randn(2, 5, 16), progress=False)
+    assert float(found.curves["stream_gradient"].min()) > 1e-2
+    square = lf.check(encoder, torch.randn(2, 5, 16), progress=False, loss=lambda out, inputs: (out**2).sum((1, 2)))
+    assert float(square.curves["stream_gradient"].min()) < 1e-3
+    same = lf.check(encoder, torch.ones(2, 5, 16), progress=False, seed=1).curves["loss"]
+    assert float(same[0]) == float(lf.check(encoder, torch.ones(2, 5, 16), progress=False, seed=1).curves["loss"][0])
+
+
+def test_what_has_no_gradient_is_said():
+    model = small_gpt2().requires_grad_(False)
+    with pytest.raises(lf.InputError, match="no weight of GPT2LMHeadModel has a gradient"):
+        lf.check(model, tokens=6, progress=False)
+    assert "gradient" not in lf.check(model, tokens=6, gradients=False, law=False, progress=False).curves

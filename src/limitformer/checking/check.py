@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
-from torch import nn
+from torch import Tensor, nn
 
 from limitformer.checking.band import band
 from limitformer.checking.curves import curves
@@ -20,9 +21,11 @@ from limitformer.checking.thresholds import thresholds_with
 from limitformer.checking.verdicts import verdicts
 from limitformer.errors import InputError, require, require_count
 from limitformer.hf import Shaping
-from limitformer.nn.simulate import known_device
+from limitformer.models import equicorrelated, from_text
+from limitformer.nn.simulate import known_device, torch_seed
 from limitformer.weightless.inputs import Inputs, Loss, default_loss, inputs_of
 from limitformer.weightless.law import LawTable
+from limitformer.weightless.models import Blueprint
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.simulate import passes
 
@@ -60,7 +63,8 @@ def check(
         settings: fields of the configuration to change: {"initializer_range": 0.01}.
         shaping: what `limitformer.hf.shape_model` is given; None: not shaped.
         thresholds: some of `limitformer.checking.THRESHOLDS`, changed.
-        loss: from the output and the inputs to one number a sequence; None: that of the model's task.
+        loss: from the output and the inputs to one number a sequence; None: that of the model's task, or of a module
+            without one a random linear readout of its last tokens.
         law: whether a module that exists is held against its law, which takes longer than to measure it.
         seed: the same seed gives the same report.
         progress: whether work of more than two seconds shows on the terminal.
@@ -99,7 +103,7 @@ def looked_at(subject: Subject, text: Any, tokens: int, samples: int, options: d
     """The curves of the network that exists, if one does, and of its law, if that is known."""
     blueprint = task_and_config(subject)
     inputs = inputs_for(subject, text, tokens)
-    loss = (options["loss"] or default_loss(blueprint.task)) if options["gradients"] else None
+    loss = (options["loss"] or loss_of(blueprint, options["seed"])) if options["gradients"] else None
     held = None if subject.module is None else measured(subject.module, inputs, loss)
     if subject.blueprint is None or not (held is None or options["law"]):
         return report_of(subject, blueprint, held, None, None)
@@ -145,6 +149,8 @@ def inputs_for(subject: Subject, text: Any, tokens: int) -> Inputs:
         InputError: a text that is too short, or inputs that do not fit.
     """
     blueprint = task_and_config(subject)
+    if blueprint.transformer is not None:
+        return inputs_of(start_of(text, tokens, blueprint.transformer.width), blueprint)
     if text is None:
         return inputs_of(1 if blueprint.task == "image" else tokens, blueprint)
     if subject.tokenizer is not None and is_text(text):
@@ -156,6 +162,29 @@ def inputs_for(subject: Subject, text: Any, tokens: int) -> Inputs:
     require(ids.shape[1] >= 2, f"a text must have two tokens or more; got {ids.shape[1]}.")
     short = {name: each[:, :tokens] if each.shape == ids.shape else each for name, each in found.fixed.items()}
     return replace(found, fixed=short, labels=found.labels[:tokens])
+
+
+def start_of(text: Any, tokens: int, width: int) -> Any:
+    """Of a Transformer: unrelated tokens, a text's words as random vectors, or what was given."""
+    if text is None:
+        return equicorrelated(min(tokens, width), 0.0)
+    return from_text(text, width=width) if isinstance(text, str | Path) else text
+
+
+def loss_of(blueprint: Blueprint, seed: int) -> Loss:
+    """That of the task; where there is none, ⟨x, g⟩ of the last tokens with a direction g ~ N(0, I) for each.
+
+    ½|x|² would have no gradient behind a norm, which makes it a constant.
+    """
+    if blueprint.task != "hidden":
+        return default_loss(blueprint.task)
+
+    def readout(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+        x = out if isinstance(out, Tensor) else out[0]
+        g = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(torch_seed(seed, "readout")))
+        return (x * g.to(x.device, x.dtype)).flatten(1).sum(1) / max(1, x.shape[1:-1].numel())
+
+    return readout
 
 
 def is_text(text: Any) -> bool:

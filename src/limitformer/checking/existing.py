@@ -29,6 +29,8 @@ def measured(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset
     blocks = blocks_of(module)
     require(bool(blocks), f"{type(module).__name__} has no list of blocks (ModuleList or Sequential) to look at.")
     weights = {name: each for name, each in module.named_parameters() if each.requires_grad}
+    frozen = loss is not None and not weights
+    require(not frozen, f"no weight of {type(module).__name__} has a gradient. Nearest: gradients=False.")
     some = next(module.parameters())
     arguments = placed(inputs, some.device, some.dtype)
     measure = Measure(blocks, 1, inputs.counted)

@@ -40,6 +40,7 @@ def subject_of(what: Any, settings: Mapping[str, Any] | None = None, shaping: Sh
     Raises:
         InputError: it is nothing of the kind, or has no such field.
     """
+    what = unwrapped(what)
     if isinstance(what, nn.Module) or holds_weights(what):
         given = "settings" if settings else "shaping" if shaping else None
         require(given is None, f"{given} are for configurations; this network has its weights already.")
@@ -50,6 +51,17 @@ def subject_of(what: Any, settings: Mapping[str, Any] | None = None, shaping: Sh
     if shaping is not None:
         blueprint = shaped(blueprint, shaping)
     return Subject(blueprint.name, blueprint, shaped=shaping is not None or centred(blueprint.transformer))
+
+
+def unwrapped(what: Any) -> Any:
+    """The module itself, of one that was compiled or is trained on several devices."""
+    while isinstance(what, nn.Module):
+        inner = getattr(what, "_orig_mod", None)
+        parallel = isinstance(what, nn.DataParallel | nn.parallel.DistributedDataParallel)
+        if inner is None and not parallel:
+            break
+        what = what.module if inner is None else inner
+    return what
 
 
 def centred(model: Transformer | None) -> bool:

@@ -11,7 +11,7 @@ from torch import nn
 
 from limitformer.errors import InputError, first_line
 from limitformer.models import Transformer
-from limitformer.models.serial import json_object
+from limitformer.models.serial import from_record, json_object
 from limitformer.models.text import read_text
 from limitformer.nn.network import Network
 from limitformer.weightless.shapes import configuration_of
@@ -46,7 +46,8 @@ def blueprint_of(model: Any) -> Blueprint:
     if isinstance(model, Transformer):
         return Blueprint(lambda: Network(model), "Transformer", "hidden", transformer=model)
     if isinstance(model, str | Path | dict):
-        return of_config(config_of(model))
+        found = config_of(model)
+        return blueprint_of(found) if isinstance(found, Transformer) else of_config(found)
     if isinstance(model, nn.Module):
         return of_module(model)
     if hasattr(model, "model_type") and hasattr(model, "to_dict"):
@@ -92,7 +93,7 @@ def of_module(model: nn.Module) -> Blueprint:
 
 
 def config_of(model: str | Path | dict[str, Any]) -> Any:
-    """Of JSON, its file or folder, or the name of a public shape."""
+    """Of JSON, its file or folder, or the name of a public shape; JSON with a `kind` is a limitformer.Transformer."""
     if isinstance(model, dict):
         return config_from(model)
     path = Path(model)
@@ -114,6 +115,8 @@ def config_from(values: dict[str, Any]) -> Any:
 
     from transformers import CONFIG_MAPPING, AutoConfig
 
+    if "kind" in values:
+        return from_record(values)
     kind = values.get("model_type")
     if kind not in CONFIG_MAPPING:
         near = get_close_matches(str(kind), list(CONFIG_MAPPING.keys()), 1)
