@@ -10,11 +10,17 @@ from limitformer.lanes import load, square_root, store
 
 
 @kernel
+def scale_of(factor, i, mean_columns, eps):
+    """1/√(variance + eps) of token i."""
+    return 1.0 / square_root(inner(factor, i, factor, i, mean_columns, factor.shape[1]) + eps)
+
+
+@kernel
 def normalise(factor, mean_columns, eps, out):
     """out = rows of `factor` (m, r) without their mean, divided by √(variance + eps)."""
     columns = factor.shape[1]
     for i in range(factor.shape[0]):
-        scale = 1.0 / square_root(inner(factor, i, factor, i, mean_columns, columns) + eps)
+        scale = scale_of(factor, i, mean_columns, eps)
         for k in range(mean_columns):
             store(out, i, k, 0.0)
         for k in range(mean_columns, columns):
@@ -30,7 +36,7 @@ def pull_through_norm(factor, mean_columns, eps, inside, outside):
     """
     columns = factor.shape[1]
     for i in range(factor.shape[0]):
-        scale = 1.0 / square_root(inner(factor, i, factor, i, mean_columns, columns) + eps)
+        scale = scale_of(factor, i, mean_columns, eps)
         share = scale * scale * inner(factor, i, inside, i, mean_columns, columns)
         for k in range(mean_columns):
             store(inside, i, k, 0.0)
