@@ -11,6 +11,7 @@ from scipy.stats import ks_2samp
 from torch import nn
 
 import limitformer as lf
+from architectures import CHEAP, logits
 from limitformer.weightless import Law, laws
 from limitformer.weightless.models import blueprint_of
 from weightless_families import CONFIGS
@@ -277,3 +278,10 @@ def test_random_buffers_and_random_passes_are_refused():
         lf.weightless.simulate(lambda: Noisy(Residual(linear())), x, samples=1, seed=0)
     with pytest.raises(lf.InputError, match="the buffer b is random"):
         lf.weightless.simulate(lambda: Buffered(Residual(linear())), x, samples=1, seed=0)
+
+
+@pytest.mark.parametrize("family", CHEAP)
+def test_logits_of_stock_models_are_those_of_their_formula(family):
+    """The rest of the table is in `make laws`."""
+    seen, expected = logits(family)
+    assert abs(seen / expected - 1) < 0.06
