@@ -76,6 +76,6 @@ def heads(report: "Report") -> list[dict[str, Any]]:
         if name in report.curves:
             values = report.curves[name].median("sample").transpose("head", "block").values
             blocks = report.curves["block"].values if "block" in report.curves.coords else range(1, values.shape[1] + 1)
-            cells = [[float(f"{each:.3g}") if np.isfinite(each) else None for each in row] for row in values]
+            cells = [[float(f"{each:.5g}") if np.isfinite(each) else None for each in row] for row in values]
             found.append({"title": title, "blocks": [int(each) for each in blocks], "cells": cells})
     return found

@@ -64,7 +64,7 @@ class Grid {
     const tall = words ? room : 320;
     const fits = words && words.length && Math.floor((room - 80) / columns) >= 12;
     this.margin = fits ? 80 : 0;
-    this.wide = Math.min(words ? 40 : 28, (room - this.margin) / columns);
+    this.wide = Math.min(words ? 40 : 48, (room - this.margin) / columns);
     this.high = words ? this.wide : Math.min(20, Math.max(tall / rows, 2));
     const [width, height] = [this.margin + this.wide * columns, this.margin + this.high * rows];
     const dense = devicePixelRatio || 1;
@@ -158,7 +158,9 @@ function matrices() {
       grid.note.textContent = ` layer ${matrix.layers[depth]} of ${matrix.layers.at(-1)}.${left}`;
       grid.show(viewOfMatrix(matrix, depth));
     }
-    document.getElementById("depth-said").textContent = drawn[0].grid.note.textContent.trim();
+    const said = drawn[0].grid.note.textContent.trim();
+    document.getElementById("depth-said").textContent = said;
+    slider.setAttribute("aria-valuetext", said);
   };
   slider.max = stops - 1;
   slider.value = stops - 1;

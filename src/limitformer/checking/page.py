@@ -32,7 +32,7 @@ ELSEWHERE = ("laws", "description")  # shown in the law table and the heading
 def page(report: "Report") -> str:
     """The whole page."""
     script, style = asset("page.js"), asset("page.css")
-    parts = [heading(report), curves(report), cells(report), findings(report), table(report), sources(report)]
+    parts = [heading(report), curves(report), cells(report), findings(report), sources(report)]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy(script)}">'
@@ -93,14 +93,15 @@ def card(verdict: Verdict, exists: bool) -> str:
     kind, sign = kind_of(verdict)
     facts = {
         "value": say(verdict.value),
-        "threshold": f"{say(verdict.threshold)}: {verdict.source}",
+        "threshold": f"{verdict.threshold:g}: {verdict.source}",
         "layer": "" if verdict.layer is None else str(verdict.layer),
-        "in": "" if exists else f"{verdict.share:.0%} of samples",
+        "samples": "" if exists else f"{verdict.share:.0%} of them",
         "why": verdict.why,
         "what mends it": verdict.mends,
     }
     inner = "" if verdict.name == HEALTHY else pairs(facts)
-    title = f'<h3><span class="kind"><span aria-hidden="true">{sign}</span> {kind}</span> {escape(verdict.said)}</h3>'
+    said = escape(verdict.said.removeprefix(f"{HEALTHY}: "))
+    title = f'<h3><span class="kind"><span aria-hidden="true">{sign}</span> {kind}</span> {said}</h3>'
     return f'<article class="card {kind}">{title}{inner}</article>'
 
 
@@ -185,26 +186,21 @@ def findings(report: "Report") -> str:
         return ""
     head = ["looks like", "weights", "holds", "its law", "p", "why, and what mends it"]
     rows = [
-        [each.bug or each.kind, f"{each.pattern} ×{len(each.names)}", each.held, each.law, say(each.p), said_of(each)]
+        [each.bug or each.kind, each.pattern, each.held, each.law, say(each.p), f"{each.why} {each.mend}"]
         for each in found.findings
     ]
     inner = paragraph(found.summary) + (region("Initialisation", rows_as_html(head, rows)) if rows else "")
     return section("Initialisation, weight by weight", "initialisation", inner)
 
 
-def said_of(finding: Any) -> str:
-    """Reason and repair."""
-    return f"{finding.why} {finding.mend}"
-
-
-def table(report: "Report") -> str:
-    """The law of every weight, like layers in one row."""
+def laws(report: "Report") -> str:
+    """Of every weight, like layers in one row."""
     if report.laws is None:
         return ""
     head = ["weights", "number", "shape", "law", "tied to"]
     rows = [[name, str(each[0]), *each[1:]] for name, each in report.laws.alike().items()]
-    said = f"{len(report.laws)} parameters, {report.laws.count:,} entries, as the code draws them."
-    return section("Law of the weights", "laws", paragraph(said) + region("Law of the weights", rows_as_html(head, rows)))
+    said = f"{report.name}: {len(report.laws)} parameters, {report.laws.count:,} entries, as the code draws them."
+    return paragraph(said) + region(f"Law of the weights of {report.name}", rows_as_html(head, rows))
 
 
 def region(label: str, inner: str) -> str:
@@ -213,8 +209,19 @@ def region(label: str, inner: str) -> str:
 
 
 def sources(report: "Report") -> str:
-    """Provenance and thresholds."""
-    facts = {name: value for name, value in report.about.items() if name not in ELSEWHERE}
-    rows = [[name, say(each.value), each.source] for name, each in report.thresholds.items()]
+    """Laws, thresholds, provenance."""
+    reports = [report, report.against] if report.against is not None else [report]
+    rows = [[name, f"{each.value:g}", each.source] for name, each in report.thresholds.items()]
     limits = region("Thresholds", rows_as_html(["threshold", "value", "source"], rows)) if rows else ""
-    return section("Thresholds", "thresholds", limits) + section("Provenance", "provenance", pairs(facts))
+    parts = {
+        "Law of the weights": "".join(laws(each) for each in reports),
+        "Thresholds": limits,
+        "Provenance": "".join(f"<h3>{escape(each.name)}</h3>{pairs(provenance(each))}" for each in reports),
+    }
+    return "".join(section(title, title.split()[0].lower(), inner) for title, inner in parts.items())
+
+
+def provenance(report: "Report") -> dict[str, Any]:
+    """What made the numbers; long fractions shortened."""
+    facts = {name: value for name, value in report.about.items() if name not in ELSEWHERE}
+    return {name: say(value) if isinstance(value, float) else value for name, value in facts.items()}

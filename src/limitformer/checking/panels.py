@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
+from limitformer.checking.band import inside
 from limitformer.checking.picture import over_heads, places, typical
 from limitformer.checking.svg import Line, Panel, plot, strip
 
@@ -68,16 +69,24 @@ def panel(report: "Report", name: str, pick: Pick) -> Panel:
     other = None if report.against is None else part(report.against.curves, name, pick)
     if report.against is not None and other is not None:
         lines.append(Line("other", report.against.name, positions(other), typical(other)))
-    numbered = f"{title} {pick['sublayer'] + 1} of a block" if "sublayer" in pick else title
-    title = str(pick["kind"]) if "kind" in pick else numbered
+    note = "; ".join(filter(None, [note, lying(own, band) if report.exists else ""]))
     axis = "layer" if own is not None and "layer" in own.dims else "block"
-    return Panel(title, "; ".join(filter(None, [note, inside(report, name)])), axis, tuple(lines), area)
+    return Panel(titled(title, pick), note, axis, tuple(lines), area, name.startswith("correlation"))
 
 
-def inside(report: "Report", name: str) -> str:
-    """Of a network's curve."""
-    known = report.within_law.get(name)
-    return "" if known is None else f"{known:.0%} of all values lie in the law's band"
+def titled(title: str, pick: Pick) -> str:
+    """With the number of the sublayer, or the name of the kind in its place."""
+    if "kind" in pick:
+        return str(pick["kind"])
+    return f"{title} {pick['sublayer'] + 1} of a block" if "sublayer" in pick else title
+
+
+def lying(own: xr.DataArray | None, band: xr.DataArray | None) -> str:
+    """How much of a network's curve, with all heads, is as in a new network."""
+    if own is None or band is None:
+        return ""
+    known = inside(xr.Dataset({"own": own}), xr.Dataset({"own": band}))
+    return f"{float(known['own'].mean()):.0%} within the law's band" if known else ""
 
 
 def positions(curve: xr.DataArray) -> Any:

@@ -40,6 +40,7 @@ class Panel:
     axis: str
     lines: tuple[Line, ...]
     band: tuple[Array, Array, Array] | None = None
+    linear: bool = False  # even where values span much
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,11 @@ class Scale:
         return [float(each) for each in found if self.low <= each <= self.high]
 
 
-def scale_of(values: Array, start: float, end: float) -> Scale:
+def scale_of(values: Array, start: float, end: float, linear: bool = False) -> Scale:
     """That all finite values fit in, with some room."""
     known = values[np.isfinite(values)]
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
-    if low > 0 and high > SPAN * low:
+    if not linear and low > 0 and high > SPAN * low:
         room = (high / low) ** 0.04
         return Scale(low / room, high * room, True, start, end)
     room = 0.05 * (high - low) or 0.1 * abs(high) or 1.0
@@ -90,10 +91,11 @@ def decades(low: float, high: float) -> list[float]:
 def plot(panel: Panel) -> str:
     """The figure: its title, drawing and numbers."""
     everything = [line.y for line in panel.lines] + list(panel.band[1:] if panel.band else ())
-    y = scale_of(np.concatenate([np.asarray(each, float) for each in everything]), HEIGHT - BOTTOM, TOP)
+    values = np.concatenate([np.asarray(each, float) for each in everything])
+    y = scale_of(values, HEIGHT - BOTTOM, TOP, panel.linear)
     at = np.unique(np.concatenate([line.x for line in panel.lines]))
     x = Scale(at[0] - 1e-9, at[-1] + 1e-9, False, LEFT + 4, WIDTH - RIGHT - 4)
-    parts = [axes(x, y, at, panel.axis)]
+    parts = [axes(x, y, at[0], at[-1], panel.axis)]
     if panel.band is not None:
         parts.append(area(x(panel.band[0]), y(panel.band[1]), y(panel.band[2])))
     parts += [curve(line, x, y) for line in panel.lines]
@@ -104,20 +106,30 @@ def plot(panel: Panel) -> str:
 def figure(title: str, note: str, words: str, height: float, drawing: str, numbers: str) -> str:
     """As HTML."""
     return (
-        f'<figure class="plot"><figcaption><strong>{escape(title)}</strong> {escape(note)}</figcaption>'
+        f'<figure class="plot"><figcaption><strong>{escape(title)}</strong> <span>{escape(note)}</span></figcaption>'
         f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(words)}">{drawing}</svg>'
         f"<details><summary>numbers</summary>{numbers}</details></figure>"
     )
 
 
-def axes(x: Scale, y: Scale, at: Array, name: str) -> str:
-    """Grid, ticks and what x counts."""
-    whole = sorted({round(each) for each in MaxNLocator(6, integer=True).tick_values(at[0], at[-1])})
-    marks = [across(float(position), say(tick)) for tick, position in zip(y.ticks(), y(np.array(y.ticks())), strict=True)]
-    for tick in (each for each in whole if at[0] <= each <= at[-1]):
+def axes(x: Scale, y: Scale, first: float, last: float, name: str) -> str:
+    """Grid, ticks and what x counts, from the first place to the last."""
+    whole = sorted({round(each) for each in MaxNLocator(6, integer=True).tick_values(first, last)})
+    marks = [across(at, label) for at, label in labelled(y)]
+    for tick in (each for each in whole if first <= each <= last):
         marks.append(text(float(x(np.array(float(tick)))), HEIGHT - BOTTOM + 14, str(tick), "middle"))
     marks.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, name, "middle"))
     return "".join(marks)
+
+
+def labelled(scale: Scale) -> list[tuple[float, str]]:
+    """Positions of ticks and their numbers, with as many digits as tell them apart."""
+    ticks = scale.ticks()
+    for digits in range(3, 17):
+        labels = [say(tick, digits) for tick in ticks]
+        if len(set(labels)) == len(labels):
+            break
+    return list(zip(scale(np.array(ticks)).tolist(), labels, strict=True)) if ticks else []
 
 
 def across(y: float, label: str) -> str:
@@ -216,9 +228,9 @@ def in_words(panel: Panel) -> str:
     return f"{panel.title} by {panel.axis}: {'; '.join(said) or 'nothing was measured'}."
 
 
-def say(value: float) -> str:
-    """Three digits."""
-    found = "–" if value != value else f"{value:.3g}"
+def say(value: float, digits: int = 4) -> str:
+    """In short."""
+    found = "–" if value != value else f"{value:.{digits}g}"
     return found.replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
 
 
@@ -227,8 +239,7 @@ def strip(title: str, note: str, marks: Sequence[tuple[str, str, Array]], band: 
     values = np.concatenate([np.asarray(each, float) for _, _, each in marks] + [np.array(band or ())])
     x, middle = scale_of(values, LEFT, WIDTH - LEFT), 26.0
     parts = [f'<line class="grid" x1="{LEFT}" x2="{WIDTH - LEFT}" y1="{middle}" y2="{middle}"/>']
-    for tick, position in zip(x.ticks(), x(np.array(x.ticks())), strict=True):
-        parts.append(text(float(position), STRIP - 16, say(tick), "middle"))
+    parts += [text(at, STRIP - 16, label, "middle") for at, label in labelled(x)]
     if band is not None:
         low, high = x(np.array(band))
         wide = max(high - low, 2)
