@@ -5,6 +5,7 @@ A position is in units of the drawing, which the page scales; colours are classe
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -19,6 +20,7 @@ WIDTH, HEIGHT, STRIP = 340, 210, 78
 LEFT, RIGHT, TOP, BOTTOM = 48, 10, 10, 34
 SPAN = 5  # largest over smallest, from which on an axis is logarithmic
 TICKS = 5
+LEAST, MOST = sys.float_info.min, sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -73,15 +75,15 @@ def scale_of(values: Array, start: float, end: float, linear: bool = False) -> S
     known = values[np.isfinite(values)]
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
     if not linear and low > 0 and high > SPAN * low:
-        room = (high / low) ** 0.04
-        return Scale(low / room, high * room, True, start, end)
+        room = math.exp(0.04 * (math.log(high) - math.log(low)))
+        return Scale(max(low / room, LEAST), min(high * room, MOST), True, start, end)
     room = 0.05 * (high - low) or 0.1 * abs(high) or 1.0
     return Scale(low - room, high + room, False, start, end)
 
 
 def decades(low: float, high: float) -> list[float]:
     """Powers of ten, or 1, 2, 5 times those where there are few."""
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    first, last = math.floor(math.log10(low)), min(math.ceil(math.log10(high)), 308)
     step = max(1, math.ceil((last - first) / TICKS))
     factors = (1,) if last - first > 2 else (1, 2, 5)
     found = [factor * 10.0**power for power in range(first, last + 1, step) for factor in factors]
