@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from html import escape
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
@@ -66,8 +65,7 @@ class Scale:
         """A few round numbers."""
         if self.log:
             return decades(self.low, self.high)
-        found = MaxNLocator(TICKS, steps=[1, 2, 2.5, 5, 10]).tick_values(self.low, self.high)
-        return [float(each) for each in found if self.low <= each <= self.high]
+        return multiples(self.low, self.high)
 
 
 def scale_of(values: Array, start: float, end: float, linear: bool = False) -> Scale:
@@ -77,8 +75,16 @@ def scale_of(values: Array, start: float, end: float, linear: bool = False) -> S
     if not linear and low > 0 and high > SPAN * low:
         room = math.exp(0.04 * (math.log(high) - math.log(low)))
         return Scale(max(low / room, LEAST), min(high * room, MOST), True, start, end)
-    room = 0.05 * (high - low) or 0.1 * abs(high) or 1.0
-    return Scale(low - room, high + room, False, start, end)
+    room = 0.05 * high - 0.05 * low or 0.1 * abs(high) or 1.0
+    return Scale(max(low - room, -MOST), min(high + room, MOST), False, start, end)
+
+
+def multiples(low: float, high: float, count: int = TICKS) -> list[float]:
+    """Of 1, 2, 5 times a power of ten: about so many between two numbers."""
+    least = high / count - low / count
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least)
+    return [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def decades(low: float, high: float) -> list[float]:
@@ -116,10 +122,10 @@ def figure(title: str, note: str, words: str, height: float, drawing: str, numbe
 
 def axes(x: Scale, y: Scale, first: float, last: float, name: str) -> str:
     """Grid, ticks and what x counts, from the first place to the last."""
-    whole = sorted({round(each) for each in MaxNLocator(6, integer=True).tick_values(first, last)})
+    whole = [each for each in multiples(first, last, 6) if each.is_integer()] if last > first else [first]
     marks = [across(at, label) for at, label in labelled(y)]
-    for tick in (each for each in whole if first <= each <= last):
-        marks.append(text(float(x(np.array(float(tick)))), HEIGHT - BOTTOM + 14, str(tick), "middle"))
+    for tick, position in zip(whole, x(np.array(whole)), strict=True):
+        marks.append(text(float(position), HEIGHT - BOTTOM + 14, f"{tick:g}", "middle"))
     marks.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, name, "middle"))
     return "".join(marks)
 
