@@ -174,15 +174,18 @@ function heads() {
     const known = cells.flat().filter((value) => value !== null);
     if (!known.length) continue;
     const [low, high] = [Math.min(...known), Math.max(...known)];
-    const ends = [String(low), String(high)];
-    const grid = new Grid(parent, title, UPWARDS, ends);
-    grid.note.textContent = ` ${network}: blocks ${blocks[0]} to ${blocks.at(-1)}, ${cells.length} heads`;
+    const wide = low > 0 && high > 100 * low; // as on the axes of curves, where small things count too
+    const place = wide ? Math.log : (value) => value;
+    const grid = new Grid(parent, title, UPWARDS, [String(low), String(high)]);
+    const range = `blocks ${blocks[0]} to ${blocks.at(-1)}, ${cells.length} heads`;
+    grid.note.textContent = ` ${network}: ${range}${wide ? ", colours by the logarithm" : ""}`;
     grid.show({
       rows: cells.length,
       columns: blocks.length,
       part: (row, column) => {
         const value = cells[row][column];
-        return value === null ? null : high > low ? (value - low) / (high - low) : 0.5;
+        if (value === null) return null;
+        return high > low ? (place(value) - place(low)) / (place(high) - place(low)) : 0.5;
       },
       say: (row, column) => `block ${blocks[column]}, head ${row + 1}: ${cells[row][column] ?? "unknown"}`,
       label: `${title} of ${network}, ${cells.length} heads in ${blocks.length} blocks, from ${low} to ${high}`,

@@ -79,21 +79,23 @@ def scale_of(values: Array, start: float, end: float, linear: bool = False) -> S
     return Scale(max(low - room, -MOST), min(high + room, MOST), False, start, end)
 
 
-def multiples(low: float, high: float, count: int = TICKS) -> list[float]:
-    """Of 1, 2, 5 times a power of ten: about so many between two numbers."""
-    least = high / count - low / count
+def multiples(low: float, high: float, factors: Sequence[float] = (1, 2, 2.5, 5, 10)) -> list[float]:
+    """Of a factor times a power of ten: at most a few between two numbers."""
+    least = high / TICKS - low / TICKS
     power = 10.0 ** math.floor(math.log10(least))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least)
+    step = next(factor * power for factor in factors if factor * power >= least)
     return [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def decades(low: float, high: float) -> list[float]:
-    """Powers of ten, or 1, 2, 5 times those where there are few."""
+    """Powers of ten, with 2 and 5 times those where there are few."""
     first, last = math.floor(math.log10(low)), min(math.ceil(math.log10(high)), 308)
     step = max(1, math.ceil((last - first) / TICKS))
-    factors = (1,) if last - first > 2 else (1, 2, 5)
-    found = [factor * 10.0**power for power in range(first, last + 1, step) for factor in factors]
-    return [each for each in found if low <= each <= high]
+    powers = [10.0**power for power in range(first, last + 1, step)]
+    found = [each for each in powers if low <= each <= high]
+    if len(found) > 2:
+        return found
+    return [each * factor for each in powers for factor in (1, 2, 5) if low <= each * factor <= high]
 
 
 def plot(panel: Panel) -> str:
@@ -122,7 +124,7 @@ def figure(title: str, note: str, words: str, height: float, drawing: str, numbe
 
 def axes(x: Scale, y: Scale, first: float, last: float, name: str) -> str:
     """Grid, ticks and what x counts, from the first place to the last."""
-    whole = [each for each in multiples(first, last, 6) if each.is_integer()] if last > first else [first]
+    whole = [each for each in multiples(first, last, (1, 2, 5, 10)) if each.is_integer()] if last > first else [first]
     marks = [across(at, label) for at, label in labelled(y)]
     for tick, position in zip(whole, x(np.array(whole)), strict=True):
         marks.append(text(float(position), HEIGHT - BOTTOM + 14, f"{tick:g}", "middle"))
