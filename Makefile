@@ -42,7 +42,7 @@ test: lint .venv/ready browser
 	.venv-test/bin/python -m pytest -n 2 --dist loadgroup
 
 # Faults of one line that the tests must catch, about an hour; some of them: make faults ONLY="sweep nn".
-faults: .venv-test/ready
+faults: .venv-test/ready browser
 	.venv-test/bin/python tests/faults.py $(if $(ONLY),--only $(ONLY))
 
 # Weightless networks of every family against the models that transformers draws; FAMILIES="llama t5" takes some.
