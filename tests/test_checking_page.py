@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ import limitformer as lf
 from limitformer.checking import check, grids, panels, svg
 from limitformer.checking import page as pages
 from limitformer.checking.curves import curves
+from limitformer.checking.initialisation import initialisation
 from limitformer.checking.page import page
 from limitformer.checking.report import Report
 from limitformer.checking.thresholds import THRESHOLDS
@@ -69,11 +69,14 @@ def law_page(law):
 @pytest.fixture(scope="module")
 def hostile(held):
     """Whatever has a name is called something that would run."""
-    curves = held.curves.assign_coords(kind=[f"{kind}{HOSTILE}" for kind in held.curves["kind"].values])
+    curves, band = (
+        each.assign_coords(kind=[f"{kind}{HOSTILE}" for kind in each["kind"].values])
+        for each in (held.curves, held.band)
+    )
     data = held.data.assign_coords(word=("token", [HOSTILE] * held.data.sizes["token"]))
     laws = replace(held.laws, tied=dict.fromkeys(held.laws.laws, (HOSTILE,)))
     verdict = replace(held.verdicts[0], said=HOSTILE, why=HOSTILE, mends=HOSTILE, source=HOSTILE)
-    found = replace(held, name=HOSTILE, curves=curves, data=data, laws=laws, verdicts=[verdict])
+    found = replace(held, name=HOSTILE, curves=curves, band=band, data=data, laws=laws, verdicts=[verdict])
     about = {**held.about, HOSTILE: HOSTILE}
     return replace(found, about=about, against=replace(held.against, name=HOSTILE))
 
@@ -157,17 +160,22 @@ def test_laws_thresholds_and_provenance_are_there(held, held_page):
     assert held.against.name in said
 
 
-def test_findings_of_the_initialisation_are_shown_where_there_are_some(held, held_page):
-    one = SimpleNamespace(
-        bug="norms at zero", kind="scale", pattern="h.*.ln_1", held="zeros", law="ones", p=0.0, why="W", mend="M <b>"
-    )
-    found = SimpleNamespace(summary="3 of 52 weights differ from the law", findings=(one,))
-    with_findings = replace(held)
-    object.__setattr__(with_findings, "initialisation", found)
-    said = Seen(page(with_findings)).said
-    assert "3 of 52 weights differ from the law" in said
-    assert "norms at zero h.*.ln_1 zeros ones 0 W M <b>" in said
-    assert "weight by weight" not in held_page
+def test_findings_of_the_initialisation_are_shown_where_there_are_some(held, held_page, law_page):
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES))
+    for block in model.transformer.h:
+        torch.nn.init.zeros_(block.ln_1.weight)
+    found = initialisation(model)
+    said = Seen(page(replace(held, initialisation=found))).said
+    assert found.findings
+    for one in found.findings:
+        assert one.bug
+        assert f"{one.bug} {one.pattern} {one.held} {one.law}" in said
+        assert f"{one.why} {one.mend}" in said
+    assert f"{held.name}: {found.summary}." in said
+    assert f"{held.name}: {held.initialisation.summary}." in Seen(held_page).said
+    assert "Findings on the weights" not in held_page
+    assert "weight by weight" not in law_page
 
 
 # That nothing from elsewhere gets in
@@ -341,7 +349,7 @@ def large(layers=127, tokens=200, heads=128):
         {"layer": range(layers), "block": range(1, layers), "weight": names},
     )
     shown = curves(data).assign_attrs(tokens=tokens)
-    return Report("large", False, shown, None, data, None, {"tokens": tokens}, [], THRESHOLDS)
+    return Report("large", False, shown, None, data, None, {"tokens": tokens}, thresholds=THRESHOLDS)
 
 
 def test_a_large_network_gives_a_page_below_three_megabytes():

@@ -14,6 +14,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from limitformer.checking.grids import DEPTHS, grids
+from limitformer.checking.initialisation_report import InitialisationReport
 from limitformer.checking.panels import gradients, loss, plots
 from limitformer.checking.svg import rows_as_html, say
 from limitformer.checking.verdicts import HEALTHY, Verdict
@@ -84,7 +85,7 @@ def paragraph(text: str) -> str:
 
 def verdicts(report: "Report") -> str:
     """A card for each."""
-    notes = "".join(paragraph(line.strip()) for line in report.notes() if line)
+    notes = "".join(paragraph(line.strip()) for line in report.notes() if line not in report.weights())
     return "".join(card(each, report.exists) for each in report.verdicts) + notes
 
 
@@ -180,17 +181,21 @@ def cells(report: "Report") -> str:
 
 
 def findings(report: "Report") -> str:
-    """What the weights hold beside their law, where that was looked at."""
-    found = getattr(report, "initialisation", None)
-    if found is None:
-        return ""
+    """What the weights hold beside their law, of networks that exist."""
+    reports = [report, report.against] if report.against is not None else [report]
+    parts = [weights(each.name, each.initialisation) for each in reports if each.initialisation is not None]
+    return section("Initialisation, weight by weight", "initialisation", "".join(parts))
+
+
+def weights(name: str, found: InitialisationReport) -> str:
+    """The summary, and a row for each finding."""
     head = ["looks like", "weights", "holds", "its law", "p", "why, and what mends it"]
     rows = [
         [each.bug or each.kind, each.pattern, each.held, each.law, say(each.p), f"{each.why} {each.mend}"]
         for each in found.findings
     ]
-    inner = paragraph(found.summary) + (region("Initialisation", rows_as_html(head, rows)) if rows else "")
-    return section("Initialisation, weight by weight", "initialisation", inner)
+    findings = region(f"Findings on the weights of {name}", rows_as_html(head, rows)) if rows else ""
+    return paragraph(f"{name}: {found.summary}.") + findings
 
 
 def laws(report: "Report") -> str:
