@@ -1,8 +1,9 @@
 # Two commands do everything on a fresh machine with Python, make and git: `make demo` and `make test`.
 PYTHON ?= python3
 OUT ?= out
+APT = DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends -o Acquire::http::Timeout=20
 
-.PHONY: demo test lint bench faults laws bands alarms coverage clean
+.PHONY: demo test lint browser bench faults laws bands alarms coverage clean
 
 # The core alone: no torch.
 .venv/ready: pyproject.toml
@@ -28,12 +29,20 @@ lint: .venv-test/ready
 	.venv-test/bin/lint-imports
 	.venv-test/bin/mypy
 
-test: lint .venv/ready
+# A Chromium for the tests of the page that `limitformer check` writes; without one they are skipped.
+browser:
+	@for each in chromium-headless-shell chromium chromium-browser google-chrome google-chrome-stable; do \
+		command -v $$each > /dev/null && exit 0; done; \
+	[ "$$(id -u)" = 0 ] && { $(APT) update && $(APT) install chromium-headless-shell || $(APT) install chromium; } \
+		> /dev/null 2>&1 \
+	|| echo "No Chromium, so the tests of the page are skipped: install the package chromium, or name one in CHROMIUM."
+
+test: lint .venv/ready browser
 	.venv/bin/python tests/core_alone.py
 	.venv-test/bin/python -m pytest -n 2 --dist loadgroup
 
 # Faults of one line that the tests must catch, about an hour; some of them: make faults ONLY="sweep nn".
-faults: .venv-test/ready
+faults: .venv-test/ready browser
 	.venv-test/bin/python tests/faults.py $(if $(ONLY),--only $(ONLY))
 
 # Weightless networks of every family against the models that transformers draws; FAMILIES="llama t5" takes some.

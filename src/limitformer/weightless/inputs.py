@@ -67,7 +67,8 @@ def inputs_of(given: Any, blueprint: Blueprint) -> Inputs:
     if blueprint.transformer is not None:
         from limitformer.models import as_start
 
-        return Inputs({}, {}, 1, tokens=TokenLaw(as_start(given), blueprint.transformer))
+        start = as_start(given)
+        return Inputs({}, {}, 1, start.labels or (), TokenLaw(start, blueprint.transformer))
     if isinstance(given, Mapping):
         fixed = {name: torch.as_tensor(value) for name, value in given.items() if value is not None}
         require(bool(fixed), "inputs must name at least one tensor; got none.")
