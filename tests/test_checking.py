@@ -17,7 +17,7 @@ from limitformer.checking.band import band, inside, surprises
 from limitformer.checking.curves import by_kind, curves, place_of
 from limitformer.checking.existing import measured
 from limitformer.checking.thresholds import thresholds_with
-from limitformer.checking.verdicts import NAMES, verdicts
+from limitformer.checking.verdicts import NAMES, shown, verdicts
 from limitformer.cli.app import app
 from limitformer.weightless.inputs import default_loss, inputs_of
 from limitformer.weightless.models import blueprint_of
@@ -497,3 +497,21 @@ def test_what_has_no_gradient_is_said():
     with pytest.raises(lf.InputError, match="no weight of GPT2LMHeadModel has a gradient"):
         lf.check(model, tokens=6, progress=False)
     assert "gradient" not in lf.check(model, tokens=6, gradients=False, law=False, progress=False).curves
+
+
+def test_a_decoder_is_not_given_what_it_must_say():
+    """An untrained network is no better than chance; T5, whose head is its embedding, is if it is told the token."""
+    ids = torch.arange(3, 23)[None]
+    found = lf.check(CONFIGS["t5"](), ids, samples=12, progress=False)
+    assert float(found.curves["loss"].mean()) > 0.95 * np.log(40)
+    told = {"input_ids": ids, "decoder_input_ids": ids}
+    assert float(lf.check(CONFIGS["t5"](), told, samples=12, progress=False).curves["loss"].mean()) < 0.9 * np.log(40)
+
+
+def test_numbers_are_written_as_people_do():
+    assert [shown(value) for value in (0.01234, 12.34, 3456.7, 2.1e7)] == ["0.0123", "12.3", "3,457", "2.1e+07"]
+    law = xr.Dataset({"size": (("sample", "layer"), [[1.0, 2.0], [1.1, 2.1]])})
+    gone = xr.Dataset({"size": (("sample", "layer"), [[np.nan, np.nan]])})
+    assert surprises(gone, band(law)) == {}
+    ranks = xr.Dataset({"stable_rank": (("sample", "layer"), [[1.01], [1.5], [1.2]])})
+    assert float(band(ranks)["stable_rank"].sel(edge="low")[0]) == 1.0

@@ -18,6 +18,7 @@ from scipy import stats
 CORRELATIONS = ("correlation", "correlation_abs", "correlation_95")
 ANY_SIGN = ("logits_mean", "largest_logit")
 LEVEL = 0.9
+LEAST = {"stable_rank": 1.0, "effective_rank": 1.0, "effective_tokens": 1.0, "correlation_abs": 0.0}
 
 
 def band(curves: xr.Dataset) -> xr.Dataset:
@@ -36,7 +37,7 @@ def edges(values: xr.DataArray, name: str) -> xr.DataArray:
         reach = xr.apply_ufunc(lambda n: stats.t.ppf((1 + LEVEL) / 2, n - 1), count.where(count > 1))
         half = reach * spread * np.sqrt(1 + 1 / count)
         found = xr.concat([middle - half, middle, middle + half], xr.Variable("edge", ["low", "middle", "high"]))
-        return back(found)
+        return back(found).clip(min=LEAST.get(name))
 
 
 def scale_of(name: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
@@ -75,6 +76,8 @@ def surprises(curves: xr.Dataset, law: xr.Dataset) -> dict[str, float]:
             low, middle, high = (there(law[name].sel(edge=edge, drop=True)) for edge in ("low", "middle", "high"))
             spread = (high - low) / 2 + 1e-9 * abs(middle) + 1e-12  # of numbers that chance has no part in
             t = reach * abs(there(each.isel(sample=0)) - middle) / spread
-            points += int(t.notnull().sum())
-            worst[str(name)] = 2 * float(stats.t.sf(float(t.max()), freedom))
+            known = t.values[np.isfinite(t.values)]
+            if known.size:  # a kind of weight that the law has not is not compared
+                points += known.size
+                worst[str(name)] = 2 * float(stats.t.sf(known.max(), freedom))
     return {name: min(1.0, p * points) for name, p in worst.items()}

@@ -74,7 +74,7 @@ class Rule:
     name: str
     find: Callable[[xr.Dataset, Limits], Finding | None]
     threshold: str
-    said: str  # with {value}, {threshold}, {layer}
+    said: str  # with {value} and {layer}
     why: str
     mends: str
 
@@ -98,11 +98,16 @@ def judged(rule: Rule, curves: xr.Dataset, thresholds: Mapping[str, Threshold]) 
     if share < AGREE or not hit.any():
         return []
     value, layer = float(np.median(finding.value[hit])), int(np.median(finding.layer[hit]))
-    said = rule.said.format(value=value, threshold=threshold.value, layer=layer)
+    said = rule.said.format(value=shown(value), layer=layer)
     where = None if layer < 0 else layer
     return [
         Verdict(rule.name, said, value, threshold.value, threshold.source, where, share, rule.why, rule.mends)
     ]  # fmt: skip
+
+
+def shown(value: float) -> str:
+    """Three digits; thousands as one writes them."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def nowhere(values: Array) -> Array:
@@ -239,49 +244,49 @@ RULES = (
         "The stream holds NaN or ∞ there.", "Look at what this layer divides by, and at its weights.",
     ),
     Rule(
-        "collapsed", collapsed, "collapse", "rank collapse from layer {layer}: mean correlation {value:.3g} at the end",
+        "collapsed", collapsed, "collapse", "rank collapse from layer {layer}: mean correlation {value} at the end",
         "Attention averages tokens in every layer; alike tokens give queries and keys no gradient.",
         "A smaller residual strength, a norm before the branch, shaped attention, or fewer layers.",
     ),
     Rule(
-        "grows", grows, "stream", "the stream grows {value:.3g} times after the first block",
+        "grows", grows, "stream", "the stream grows {value} times after the first block",
         "Branches multiply the stream; in pre-norm networks late layers then do nothing.",
         "Output projections divided by √(2·layers), or λ² + γ² = 1.",
     ),
     Rule(
-        "dies", dies, "stream", "the stream falls to {value:.3g} of what it is after the first block",
+        "dies", dies, "stream", "the stream falls to {value} of what it is after the first block",
         "The skip connection takes away more than the branches give.", "A larger λ or γ.",
     ),
     Rule(
-        "frozen", frozen, "frozen", "attention frozen from block {layer}: logits have deviation {value:.3g}",
+        "frozen", frozen, "frozen", "attention frozen from block {layer}: logits have deviation {value}",
         "Softmax over unrelated tokens picks one, and its gradient is zero.",
         "A smaller initializer_range of queries and keys, norms of queries and keys, or a larger temperature.",
     ),
     Rule(
-        "uniform", uniform, "uniform", "attention uniform from block {layer}: logits have deviation {value:.2g}",
+        "uniform", uniform, "uniform", "attention uniform from block {layer}: logits have deviation {value}",
         "Every head takes the mean of what it sees, whatever queries and keys are.",
         "A larger initializer_range of queries and keys, a smaller temperature; first see whether tokens collapse.",
     ),
     Rule(
-        "vanishing", vanishing, "gradient", "gradients differ {value:.2g} times between layers, least in block {layer}",
+        "vanishing", vanishing, "gradient", "gradients differ {value} times between layers, least in block {layer}",
         "One learning rate cannot serve layers whose gradients differ that much.",
         "A norm before the branch in the place of one after it, shaped attention, a smaller γ.",
     ),
     Rule(
-        "exploding", exploding, "gradient", "the gradient of the stream grows {value:.2g} times towards the input",
+        "exploding", exploding, "gradient", "the gradient of the stream grows {value} times towards the input",
         "Errors grow on their way back through the layers.", "A smaller γ, or a norm before the branch.",
     ),
     Rule(
-        "swamped", swamped, "swamped", "the first block's branch is {value:.3g} times the embedding",
+        "swamped", swamped, "swamped", "the first block's branch is {value} times the embedding",
         "What the embedding says is forgotten at once; rates tuned for one of them are wrong for the other.",
         "An embedding of standard deviation 1 or times √width, or output projections divided by √(2·layers).",
     ),
     Rule(
-        "range", massive, "activation", "largest activation {value:.3g} in layer {layer}",
+        "range", massive, "activation", "largest activation {value} in layer {layer}",
         "Sixteen bits round what is small beside it; float16 ends at 65,504.", "bfloat16 with a norm, or a smaller γ.",
     ),
     Rule(
-        "range", large_logits, "logit", "largest logit {value:.3g} in block {layer}",
+        "range", large_logits, "logit", "largest logit {value} in block {layer}",
         "Logits of this size saturate attention and have been seen before divergence.",
         "Norms of queries and keys, or a larger temperature.",
     ),

@@ -81,7 +81,8 @@ def inputs_of(given: Any, blueprint: Blueprint) -> Inputs:
     ids, labels = ids_of(given, blueprint.config)
     fixed = {"input_ids": ids}
     if blueprint.task == "seq2seq":
-        fixed["decoder_input_ids"] = ids
+        first = torch.full_like(ids[:, :1], getattr(blueprint.config, "decoder_start_token_id", None) or 0)
+        fixed["decoder_input_ids"] = torch.cat([first, ids[:, :-1]], 1)  # what comes before the token to be said
     return Inputs(fixed, options_of(blueprint), len(ids), labels)
 
 
