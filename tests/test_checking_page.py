@@ -21,11 +21,12 @@ import transformers
 import xarray as xr
 
 import limitformer as lf
-from limitformer.checking import check, grids, panels, svg
-from limitformer.checking import page as pages
+from limitformer.checking import check
 from limitformer.checking.curves import curves
-from limitformer.checking.initialisation import initialisation
-from limitformer.checking.page import page
+from limitformer.checking.initialisation.weight_by_weight import initialisation
+from limitformer.checking.page import grids, panels, svg
+from limitformer.checking.page import page as pages
+from limitformer.checking.page.page import page
 from limitformer.checking.report import Report
 from limitformer.checking.thresholds import THRESHOLDS
 from limitformer.checking.verdicts import Verdict

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from limitformer.checking.band import band
 from limitformer.checking.curves import curves
 from limitformer.checking.existing import measured
-from limitformer.checking.initialisation import check_initialisation, initialisation
-from limitformer.checking.initialisation_report import InitialisationReport
+from limitformer.checking.initialisation.report import InitialisationReport
+from limitformer.checking.initialisation.weight_by_weight import check_initialisation, initialisation
 from limitformer.checking.report import Report
 from limitformer.checking.subject import Subject, subject_of, task_and_config
 from limitformer.checking.thresholds import thresholds_with

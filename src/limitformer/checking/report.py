@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from limitformer.checking.band import inside, surprises
-from limitformer.checking.initialisation_report import InitialisationReport
+from limitformer.checking.initialisation.report import InitialisationReport
 from limitformer.checking.thresholds import Threshold
 from limitformer.checking.verdicts import HEALTHY, Verdict, names_in
 from limitformer.results import check_writable, save, write_whole
@@ -159,7 +159,7 @@ class Report:
         Raises:
             InputError: the folder cannot be written.
         """
-        from limitformer.checking.page import page
+        from limitformer.checking.page.page import page
         from limitformer.checking.picture import draw
         from limitformer.plot import style
 
@@ -178,7 +178,7 @@ class Report:
         """In a notebook the page shows itself."""
         from html import escape
 
-        from limitformer.checking.page import page
+        from limitformer.checking.page.page import page
 
         return f'<iframe srcdoc="{escape(page(self))}" width="100%" height="900" style="border:0"></iframe>'
 

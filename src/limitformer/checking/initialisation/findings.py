@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from limitformer.checking.held import Held
-from limitformer.checking.initialisation_bugs import BUGS, Bug
-from limitformer.checking.like_layers import pattern
-from limitformer.checking.sharing import Sharing
+from limitformer.checking.initialisation.bugs import BUGS, Bug
+from limitformer.checking.initialisation.held import Held
+from limitformer.checking.initialisation.like_layers import pattern
+from limitformer.checking.initialisation.sharing import Sharing
 from limitformer.weightless.laws import Law
 
 NAMED = {bug.key: bug for bug in BUGS}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
-from limitformer.checking.findings import Finding
+from limitformer.checking.initialisation.findings import Finding
 
 SHOWN = 5  # findings in the text
 COLUMNS = ("law", "count", "mean", "std", "kurtosis", "ks", "p")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from limitformer.checking.held import Held
+from limitformer.checking.initialisation.held import Held
 from limitformer.weightless.law import LawTable
 
 LEAST = 16  # entries; fewer may agree by chance where numbers are coarse

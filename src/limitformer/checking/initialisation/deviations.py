@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor, nn
 
-from limitformer.checking import findings as found_as
-from limitformer.checking.findings import Deviation
-from limitformer.checking.held import LONG, Held
-from limitformer.checking.initialisation_bugs import recognised
-from limitformer.checking.initialisation_subject import NONE, Subject, evidence
-from limitformer.checking.like_layers import outliers
-from limitformer.checking.sharing import broken_ties, copies, new_ties
-from limitformer.checking.weight_tests import SMALLEST, p_values
+from limitformer.checking.initialisation import findings as found_as
+from limitformer.checking.initialisation.bugs import recognised
+from limitformer.checking.initialisation.findings import Deviation
+from limitformer.checking.initialisation.held import LONG, Held
+from limitformer.checking.initialisation.like_layers import outliers
+from limitformer.checking.initialisation.sharing import broken_ties, copies, new_ties
+from limitformer.checking.initialisation.subject import NONE, Subject, evidence
+from limitformer.checking.initialisation.weight_tests import SMALLEST, p_values
 from limitformer.weightless import laws
 
 

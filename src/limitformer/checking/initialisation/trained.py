@@ -3,9 +3,9 @@
 import math
 from dataclasses import replace
 
-from limitformer.checking import findings as found_as
-from limitformer.checking.findings import Deviation
-from limitformer.checking.initialisation_subject import Subject
+from limitformer.checking.initialisation import findings as found_as
+from limitformer.checking.initialisation.findings import Deviation
+from limitformer.checking.initialisation.subject import Subject
 from limitformer.weightless import laws
 
 MOST = 0.8  # of the weights deviate, and known bugs explain less than half of them

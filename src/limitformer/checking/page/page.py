@@ -13,10 +13,10 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from limitformer.checking.grids import DEPTHS, grids
-from limitformer.checking.initialisation_report import InitialisationReport
-from limitformer.checking.panels import gradients, loss, plots
-from limitformer.checking.svg import rows_as_html, say
+from limitformer.checking.initialisation.report import InitialisationReport
+from limitformer.checking.page.grids import DEPTHS, grids
+from limitformer.checking.page.panels import gradients, loss, plots
+from limitformer.checking.page.svg import rows_as_html, say
 from limitformer.checking.verdicts import HEALTHY, Verdict
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def page(report: "Report") -> str:
 
 def asset(name: str) -> str:
     """A file of the package."""
-    return files("limitformer.checking").joinpath(name).read_text(encoding="utf-8")
+    return files("limitformer.checking.page").joinpath(name).read_text(encoding="utf-8")
 
 
 def policy(script: str) -> str:

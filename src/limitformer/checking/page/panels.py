@@ -6,8 +6,8 @@ import numpy as np
 import xarray as xr
 
 from limitformer.checking.band import inside
+from limitformer.checking.page.svg import Line, Panel, plot, strip
 from limitformer.checking.picture import over_heads, places, typical
-from limitformer.checking.svg import Line, Panel, plot, strip
 
 if TYPE_CHECKING:
     from limitformer.checking.report import Report

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from limitformer.checking.held import Held, held
-from limitformer.checking.initialisation_bugs import Evidence
-from limitformer.checking.like_layers import pattern
-from limitformer.checking.sharing import memory
+from limitformer.checking.initialisation.bugs import Evidence
+from limitformer.checking.initialisation.held import Held, held
+from limitformer.checking.initialisation.like_layers import pattern
+from limitformer.checking.initialisation.sharing import memory
 from limitformer.errors import InputError, require
 from limitformer.weightless import laws
 from limitformer.weightless.law import LawTable

@@ -13,12 +13,19 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from limitformer.checking.deviations import deviation, law_free, of_buffers, of_like_layers, of_sharing, tested
-from limitformer.checking.findings import Deviation, folded
-from limitformer.checking.initialisation_report import InitialisationReport, Weight
-from limitformer.checking.initialisation_subject import Subject, subject_of
-from limitformer.checking.trained import in_one_line, without_training
-from limitformer.checking.weight_tests import distance, holm
+from limitformer.checking.initialisation.deviations import (
+    deviation,
+    law_free,
+    of_buffers,
+    of_like_layers,
+    of_sharing,
+    tested,
+)
+from limitformer.checking.initialisation.findings import Deviation, folded
+from limitformer.checking.initialisation.report import InitialisationReport, Weight
+from limitformer.checking.initialisation.subject import Subject, subject_of
+from limitformer.checking.initialisation.trained import in_one_line, without_training
+from limitformer.checking.initialisation.weight_tests import distance, holm
 from limitformer.errors import require, require_real
 from limitformer.weightless.law import LawTable, make, table_of
 from limitformer.weightless.models import blueprint_of
