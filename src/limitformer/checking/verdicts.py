@@ -157,7 +157,7 @@ def frozen(curves: xr.Dataset, limits: Limits) -> Finding | None:
     relative = spread / np.sqrt(2 * np.log(max(2, int(curves.attrs["tokens"]))))
     hits = relative >= limits["frozen"]
     most = np.nanmax(np.where(np.isnan(relative), -np.inf, relative), 1)
-    return Finding(np.nanmax(spread, 1), most / limits["frozen"], first_of(hits) + 1)
+    return Finding(most, most / limits["frozen"], first_of(hits) + 1)
 
 
 def uniform(curves: xr.Dataset, limits: Limits) -> Finding | None:
@@ -258,7 +258,7 @@ RULES = (
         "The skip connection takes away more than the branches give.", "A larger λ or γ.",
     ),
     Rule(
-        "frozen", frozen, "frozen", "attention frozen from block {layer}: logits have deviation {value}",
+        "frozen", frozen, "frozen", "attention frozen from block {layer}: logits spread {value} times √(2 ln m)",
         "Softmax over unrelated tokens picks one, and its gradient is zero.",
         "A smaller initializer_range of queries and keys, norms of queries and keys, or a larger temperature.",
     ),

@@ -96,6 +96,8 @@ def of_factory(given: Any) -> Inputs:
     if isinstance(given, int | str | Path | list | tuple) and not has_numbers(given):
         given = ids_of(given, None)[0]
     tensor = torch.as_tensor(given)
+    if tensor.dim() == 1 and not tensor.is_floating_point():
+        tensor = tensor[None]  # ids of one sequence
     return Inputs({"": tensor}, {}, len(tensor))
 
 
