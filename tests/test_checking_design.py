@@ -135,13 +135,15 @@ def test_networks_without_the_patch_miss_the_objective_as_often_as_it_says(found
 
 
 def test_each_weight_has_the_deviation_that_the_patch_says(found):
-    """Of the lines' own drawn weights; and the others that of the code at the new field. The twin is another factor."""
+    """By the chosen setting: the code's at the new field, times the factor for outputs alone. The twin is another."""
     patch, model = found.patch(), drawn(small(), 0, found.python())
     laws = lf.weightless.law(small(**patch["settings"]))
     assert patch["settings"] or patch["overrides"]
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
-            wanted = next((std for key, std in patch["overrides"].items() if fnmatchcase(name, key)), laws[name].std)
+            said = next((std for key, std in patch["overrides"].items() if fnmatchcase(name, key)), laws[name].std)
+            wanted = laws[name].std * (found.best["output"] if "c_proj" in name else 1.0)
+            assert abs(said / wanted - 1) < 1e-12
             ratio, error = float(parameter.detach().std()) / wanted, 1 / np.sqrt(2 * parameter.numel())
             assert abs(ratio - 1) < 5 * error < abs(ratio - 2**0.5), name
 
