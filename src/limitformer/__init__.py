@@ -48,7 +48,7 @@ __version__ = package_version()
 
 def __getattr__(name: str) -> object:
     """What stands on torch is imported when it is first asked for: it is heavy and optional."""
-    home = {"shapes": "weightless", "check": "checking"}.get(name, name)
+    home = {"shapes": "weightless", "check": "checking", "design": "checking"}.get(name, name)
     if home in ("nn", "hf", "train", "weightless", "checking"):
         import importlib
 

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from limitformer.cli.check import check
+from limitformer.cli.design import design
 from limitformer.cli.figure import figure
 from limitformer.cli.overlap import overlap
 from limitformer.cli.phase import phase
@@ -62,6 +63,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command()(check)
+app.command()(design)
 app.command()(figure)
 app.command()(simulate)
 app.command()(phase)

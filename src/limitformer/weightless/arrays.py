@@ -14,7 +14,7 @@ from limitformer.weightless.measure import Measure
 
 Arrays = dict[str, NDArray[Any]]
 
-BY_HEAD = ("entropy", "effective_tokens", "logit_std", "largest_logit")
+BY_HEAD = ("entropy", "effective_tokens", "tokens_seen", "logit_std", "largest_logit")
 
 
 def stream_arrays(measure: Measure) -> Arrays:

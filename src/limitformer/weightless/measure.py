@@ -11,6 +11,7 @@ is attention: its logits and weights are summed up by head, and not kept.
   step         |X' − X|/|X| from block to block (S, layers),
   largest      largest |x| of the stream, and typical: its median (S, layers + 1),
   entropy      of a row of attention, mean over those that see two tokens or more (S, layers, heads),
+  seen         how many tokens such a row sees,
   spread       √ of the mean variance of a row's logits, and the largest logit of a visible pair.
 
 S samples, T tokens of all sequences of a sample that are no padding.
@@ -172,6 +173,7 @@ class Measure(TorchFunctionMode):
         return {
             "entropy": over_rows(entropy),
             "effective_tokens": over_rows(entropy.exp()),
+            "tokens_seen": over_rows(seen.double()),
             "logit_std": over_rows(square).sqrt(),
             "largest_logit": largest.unflatten(0, (self.samples, -1)).amax(1),
         }

@@ -68,8 +68,8 @@ def simulate(
     Returns:
         By sample: `covariance` of the stream before each block and after the last (layer, token, token_),
         `covariance_inside` after each sublayer, `branch` sizes, `step`, `largest` and `typical` coordinate, `entropy`,
-        `effective_tokens`, `logit_std`, `largest_logit` by head, `logits_mean` and `logits_std` of the output; with
-        gradients `loss`, `weight_gradient` (weight) and `stream_gradient` (layer), as norms.
+        `effective_tokens`, `tokens_seen`, `logit_std`, `largest_logit` by head, `logits_mean` and `logits_std` of the
+        output; with gradients `loss`, `weight_gradient` (weight) and `stream_gradient` (layer), as norms.
 
     Raises:
         InputError: an argument that cannot be used, or a module whose code cannot run.

@@ -1,0 +1,211 @@
+"""`design`: what to set before training, from the law at initialisation alone."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from math import log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from limitformer.checking.designed import Design, Outcome
+from limitformer.checking.knobs import SHAPED, NoKnobError, axes_of
+from limitformer.checking.objective import Objective, Risk, Values
+from limitformer.checking.search import Region, chosen, search
+from limitformer.checking.subject import changed, holds_weights, subject_of
+from limitformer.checking.trials import Setting, ShapedTrials, StockTrials, Trials
+from limitformer.errors import InputError, MadeOf, require, require_count, require_real
+from limitformer.models import Transformer, from_json
+from limitformer.models.serial import json_object
+from limitformer.models.text import read_text
+from limitformer.results import stamp
+
+SURE = 0.05  # probability that a setting is called safe which is not
+SCANNED = {StockTrials: 16, ShapedTrials: 200}  # networks of a cell, at the most
+CONFIRMED = {StockTrials: 64, ShapedTrials: 1000}
+
+
+class DesignInterrupted(MadeOf, KeyboardInterrupt):
+    """Ctrl-C during `design`; `partial` holds the region so far, NaN where it was not looked at."""
+
+    def __init__(self, partial: xr.Dataset) -> None:
+        looked = int((partial["samples"] > 0).sum())
+        super().__init__(f"interrupted after {looked} settings of {partial['samples'].size}")
+        self.partial, self.made_of = partial, (partial,)
+
+
+def design(
+    what: Any,
+    text: Any = None,
+    *,
+    knobs: Iterable[str] | None = None,
+    objective: Objective | Mapping[str, Any] | None = None,
+    risk: float = 0.1,
+    tokens: int = 32,
+    samples: int | None = None,
+    scan: int | None = None,
+    grid: Mapping[str, Iterable[float]] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> Design:
+    """What to set so that a network at initialisation meets an objective with probability 1 − risk.
+
+    A grid over the knobs is looked at with the same random numbers everywhere (`search`); the present setting and the
+    one chosen are then judged by networks of a fresh seed, so that being chosen does not flatter. A setting is called
+    safe if the upper end of its risk's interval (Clopper and Pearson, 90 %) is at most `risk`: a setting that is not
+    safe is called so with probability 5 % or less. A present setting that is safe is kept.
+
+    All of this is about networks before training; it says nothing about what training makes of them.
+
+    Args:
+        what: the name of a public shape (`limitformer.shapes()`), a configuration of transformers, its JSON or folder,
+            or a `limitformer.Transformer` or its JSON.
+        text: one or several texts, ids, images or named tensors; a start for a `Transformer`. None: unrelated tokens.
+        knobs: one or two of initializer_range, embedding, output, logits and patterns of weights' names (`knobs`);
+            gamma and tau0 for a `Transformer`. None: initializer_range, and output where it is a knob; gamma and tau0.
+        objective: what is asked; None: `Objective()`, of a `Transformer` its correlation and stream alone. A mapping
+            changes some of these bands.
+        risk: probability that a network misses the objective, in (0, 1).
+        tokens: how many.
+        samples: networks that judge a setting; None: 64, of a `Transformer` 1,000.
+        scan: networks of a cell of the grid at the most; None: 16, of a `Transformer` 200.
+        grid: values of a knob, in the place of its present one times 1/16, 1/4, 1, 4, 16.
+        settings: fields of the configuration to change first, such as its depth.
+        seed: the same seed gives the same design.
+        progress: whether work of more than two seconds shows on the terminal.
+
+    Raises:
+        InputError: an argument that cannot be used, a knob that the family has not, or a network that cannot run.
+        DesignInterrupted: Ctrl-C, with the region so far.
+    """
+    risk = require_real("risk", risk)
+    require(0 < risk < 1, f"risk must lie in (0, 1); got {risk}.")
+    trials, asked = trials_of(what, text, knobs, objective, settings, require_count("tokens", tokens, least=2))
+    count = CONFIRMED[type(trials)] if samples is None else require_count("samples", samples)
+    least = int(np.ceil(log(SURE) / log(1 - risk)))
+    require(count >= least, f"samples must be at least {least} to be sure of a risk of {risk:g}; got {count}.")
+    looked = SCANNED[type(trials)] if scan is None else require_count("scan", scan)
+    region = Region.over(axes_of(trials.knobs, grid))
+    present = {knob.name: knob.present for knob in trials.knobs}
+    about = {
+        **stamp("float64" if isinstance(trials, ShapedTrials) else "float32"),
+        "model": trials.name,
+        "objective": str(asked),
+        "risk": risk,
+        "scan": looked,
+    }
+    try:
+        search(region, trials, asked, risk, looked, seed, progress)
+        best = region.setting(chosen(region, present))
+        before = judged(trials, present, asked, count, seed + 1)
+        keep = before.risk.interval[1] <= risk
+        after = before if keep or best == present else judged(trials, best, asked, count, seed + 1)
+    except KeyboardInterrupt as interrupt:
+        raise DesignInterrupted(region.dataset(about)) from interrupt
+    chart = region.dataset({**about, "seed": seed, "tokens": tokens, "judged_by": count})
+    return Design(
+        name=trials.name,
+        objective=asked,
+        allowed=risk,
+        knobs=trials.knobs,
+        present=before,
+        chosen=after,
+        region=chart,
+        changes=trials.patch(after.setting),
+        kind="Transformer" if isinstance(trials, ShapedTrials) else "configuration",
+    )
+
+
+def judged(trials: Trials, setting: Setting, objective: Objective, samples: int, seed: int) -> Outcome:
+    """By networks of a fresh seed, with the report of eight more."""
+    values = trials.values(setting, seed, range(samples))
+    misses = int((objective.distance(values) > 0).sum())
+    parts = {name: int(each.sum()) for name, each in objective.missed(values).items()}
+    report = trials.report(setting, seed + 1)
+    return Outcome(dict(setting), Risk(misses, samples), parts, spread(values), report, trials.beside(setting))
+
+
+def spread(values: Values) -> dict[str, tuple[float, float, float]]:
+    """5 %, median and 95 % of each value over networks; where there are a least and a most, of their middle."""
+    middles = {name: (low + high) / 2 for name, (low, high) in values.items()}
+    return {name: tuple(np.quantile(each, (0.05, 0.5, 0.95)).tolist()) for name, each in middles.items()}
+
+
+def trials_of(
+    what: Any,
+    text: Any,
+    knobs: Any,
+    objective: Objective | Mapping[str, Any] | None,
+    settings: Mapping[str, Any] | None,
+    tokens: int,
+) -> tuple[StockTrials | ShapedTrials, Objective]:
+    """Of a configuration or a Transformer, and what is asked of it.
+
+    Raises:
+        InputError: it is neither.
+    """
+    model = transformer_of(what)
+    if model is not None:
+        model = changed(model, settings) if settings else model
+        asked = objective_of(objective, Objective(effective=None, gradient=None))
+        return ShapedTrials(model, SHAPED if knobs is None else knobs, text, tokens, asked), asked
+    require(not holds_weights(what), f"{what} holds weights; a design is for a configuration: its config.json.")
+    subject = subject_of(what, settings)
+    if subject.module is not None or subject.blueprint is None or subject.blueprint.config is None:
+        raise InputError(
+            "design takes a configuration of transformers, its JSON or folder, the name of a public shape, or a "
+            f"limitformer.Transformer; got {type(what).__name__}."
+        )
+    asked = objective_of(objective, Objective())
+    if knobs is not None:
+        return StockTrials(subject, knobs, text, tokens, asked), asked
+    try:
+        return StockTrials(subject, ("initializer_range", "output"), text, tokens, asked), asked
+    except NoKnobError:  # its outputs are normalised, or of names that are not known
+        return StockTrials(subject, ("initializer_range",), text, tokens, asked), asked
+
+
+def objective_of(given: Objective | Mapping[str, Any] | None, usual: Objective) -> Objective:
+    """The usual one, or that with some bands changed, or the user's own.
+
+    Raises:
+        InputError: it is nothing of the kind, or names no band.
+    """
+    if given is None or isinstance(given, Objective):
+        return given or usual
+    require(isinstance(given, Mapping), f"objective must be an Objective or {{name: band}}; got {given!r}.")
+    names = [field.name for field in fields(Objective)]
+    strange = [name for name in given if name not in names]
+    require(not strange, f"an objective has {', '.join(names)}; got {strange[:1]}.")
+    return replace(usual, **given)
+
+
+def transformer_of(what: Any) -> Transformer | None:
+    """A Transformer, from its JSON too; None if it is something else."""
+    if isinstance(what, Transformer):
+        return what
+    record = record_in(what)
+    if record is None or "kind" not in record:
+        return None
+    import json
+
+    model = from_json(json.dumps(record))
+    require(isinstance(model, Transformer), f"a Transformer can be designed; got a {type(model).__name__}.")
+    return replace(model)
+
+
+def record_in(what: Any) -> dict[str, Any] | None:
+    """The object in JSON, or in a file of it."""
+    if isinstance(what, dict):
+        return what
+    if not isinstance(what, str | Path):
+        return None
+    if str(what).lstrip().startswith("{"):
+        return json_object(str(what), "A configuration")
+    try:
+        is_file = Path(what).is_file()
+    except (OSError, ValueError):
+        return None
+    return json_object(read_text(Path(what)), str(what)) if is_file else None

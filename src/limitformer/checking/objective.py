@@ -1,0 +1,162 @@
+r"""What a design asks of a network at initialisation: numbers of one network, each within its band.
+
+  correlation   mean correlation ρ of different tokens after the last block
+  stream        size of the stream after the last block over that before the first, √(tr V_L/tr V_0)
+  effective     effective tokens over tokens seen, mean over heads: the least and the most of all blocks
+  gradient      largest over smallest gradient of like weights by block, of the kind that is worst
+
+A network meets the objective or not; how far it is from that, its distance, is 0 where it does. Distances are
+differences of artanh ρ, and of logarithms of the others: on these scales curves are close to normal (`band`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+from scipy import stats
+
+from limitformer.errors import InputError, keep, require, require_real
+
+Array = NDArray[np.float64]
+Band = tuple[float, float]
+Values = Mapping[str, tuple[Array, Array]]  # by name: the least and the most (sample,) of one network
+
+LEVEL = 0.9  # of the interval of a risk: its upper end is exceeded with 5 % probability at the most
+LARGEST = 1e6  # a distance that is no number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """Bands for what a network does at initialisation; None asks nothing.
+
+    The numbers are choices of limitformer's, well inside those at which `check` calls a thing a fault.
+
+    Attributes:
+        correlation: of different tokens after the last block, in [−1, 1].
+        stream: size at the end over that at the start, positive.
+        effective: effective tokens over tokens seen, in every block, in [0, 1].
+        gradient: the most that gradients of like weights may differ between blocks; at least 1.
+
+    Raises:
+        InputError: a band whose ends are in the wrong order or out of range, or no band at all.
+
+    >>> Objective(correlation=(0.5, 0.1))
+    Traceback (most recent call last):
+    limitformer.errors.InputError: correlation must be two numbers in ascending order in [-1, 1]; got (0.5, 0.1).
+    """
+
+    correlation: Band | None = (-0.5, 0.5)
+    stream: Band | None = (0.5, 30.0)
+    effective: Band | None = (0.5, 0.995)
+    gradient: float | None = 100.0
+
+    def __post_init__(self) -> None:
+        for name, least, most in (("correlation", -1.0, 1.0), ("stream", 0.0, np.inf), ("effective", 0.0, 1.0)):
+            keep(self, **{name: checked_band(name, getattr(self, name), least, most)})
+        if self.gradient is not None:
+            keep(self, gradient=require_real("gradient", self.gradient))
+            require(self.gradient >= 1, f"gradient, largest over smallest, must be at least 1; got {self.gradient}.")
+        require(bool(self.bands), "an objective must ask something; got None for everything.")
+
+    @property
+    def bands(self) -> dict[str, Band]:
+        """Those that are asked, by name."""
+        found = {name: band for name, band in asdict(self).items() if band is not None}
+        return {name: (1.0, band) if name == "gradient" else band for name, band in found.items()}
+
+    def distance(self, values: Values) -> Array:
+        """How far each network is from meeting it (sample,); 0 where it does."""
+        found = [outside(name, *values[name], band) for name, band in self.bands.items()]
+        return np.nan_to_num(np.max(found, 0), nan=LARGEST, posinf=LARGEST)
+
+    def missed(self, values: Values) -> dict[str, NDArray[np.bool_]]:
+        """By name: whether each network (sample,) is outside that band."""
+        return {name: ~(outside(name, *values[name], band) <= 0) for name, band in self.bands.items()}
+
+    def __str__(self) -> str:
+        """Such as `correlation in [−0.5, 0.5], gradient at most 100`."""
+        parts = [f"{name} in [{low:g}, {high:g}]" for name, (low, high) in self.bands.items() if name != "gradient"]
+        return ", ".join([*parts, *([] if self.gradient is None else [f"gradient ratio at most {self.gradient:g}"])])
+
+
+def checked_band(name: str, band: Any, least: float, most: float) -> Band | None:
+    """Two numbers in order."""
+    if band is None:
+        return None
+    kind = f"{name} must be two numbers in ascending order in [{least:g}, {most:g}]; got {band!r}."
+    try:
+        low, high = (float(end) for end in band)
+    except (TypeError, ValueError) as error:
+        raise InputError(kind) from error
+    require(least <= low < high <= most, kind)
+    return low, high
+
+
+def outside(name: str, low: Array, high: Array, band: Band) -> Array:
+    """How far values from `low` to `high` reach out of the band; NaN where they are no numbers."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale = (lambda x: np.arctanh(np.clip(x, -1 + 1e-15, 1 - 1e-15))) if name == "correlation" else np.log
+        below, above = scale(band[0]) - scale(low), scale(high) - scale(band[1])
+        below, above = np.where(low == band[0], 0.0, below), np.where(high == band[1], 0.0, above)
+        return np.maximum(np.maximum(below, above), 0.0) + 0.0 * (low + high)  # NaN where one of them is not finite
+
+
+def values_of(curves: xr.Dataset, data: xr.Dataset) -> dict[str, tuple[Array, Array]]:
+    """What an objective can ask of these curves and of the data that they are of, by sample."""
+    found: dict[str, tuple[Array, Array]] = {}
+    if "correlation" in curves:
+        found["correlation"] = twice(curves["correlation"].values[:, -1])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found["stream"] = twice(curves["size"].values[:, -1] / curves["size"].values[:, 0])
+    if "effective_tokens" in data:
+        part = (data["effective_tokens"] / data["tokens_seen"]).mean("head").values
+        found["effective"] = np.nanmin(part, 1), np.minimum(np.nanmax(part, 1), 1.0)  # but for rounding
+    if "gradient" in curves and curves.sizes["block"] > 1:
+        found["gradient"] = twice(gradient_ratio(curves["gradient"].values))
+    return found
+
+
+def twice(values: Array) -> tuple[Array, Array]:
+    """Of one number the least and the most are the same."""
+    return values, values
+
+
+def gradient_ratio(norms: Array) -> Array:
+    """Largest over smallest by block, of the kind that is worst: of norms (sample, kind, block) (sample,)."""
+    largest, smallest = np.nanmax(norms, 2), np.nanmin(norms, 2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(largest > 0, largest / smallest, 1.0)  # a weight that nothing depends on does not vanish
+    return np.asarray(np.where(np.isfinite(norms).any((1, 2)), np.nanmax(ratio, 1), np.nan))
+
+
+@dataclass(frozen=True)
+class Risk:
+    """How often networks miss an objective, from independent ones.
+
+    The interval is that of Clopper and Pearson [Biometrika 26, 1934]: it holds the probability with 90 % or more, and
+    what exceeds its upper end has 5 % or less.
+    """
+
+    misses: int
+    samples: int
+
+    @property
+    def estimate(self) -> float:
+        """The part that misses."""
+        return self.misses / self.samples
+
+    @property
+    def interval(self) -> Band:
+        """Ends of the interval of 90 %."""
+        k, n, tail = self.misses, self.samples, (1 - LEVEL) / 2
+        low = 0.0 if k == 0 else float(stats.beta.ppf(tail, k, n - k + 1))
+        high = 1.0 if k == n else float(stats.beta.ppf(1 - tail, k + 1, n - k))
+        return low, high
+
+    def __str__(self) -> str:
+        """Such as `3 of 64 miss, risk 0.047 (0.013 to 0.12)`."""
+        low, high = self.interval
+        return f"{self.misses} of {self.samples} networks miss it: risk {self.estimate:.2g} ({low:.2g} to {high:.2g})"

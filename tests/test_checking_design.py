@@ -1,0 +1,606 @@
+"""`limitformer.design`: its patch on networks that transformers draws, its region, risk and knobs."""
+
+import json
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+import numpy as np
+import pytest
+import torch
+import transformers
+import xarray as xr
+from scipy.stats import binom, binomtest, fisher_exact
+from typer.testing import CliRunner
+
+import limitformer as lf
+from drawn_networks import attentions_of, blocks, first, first_tokens
+from limitformer.checking import Objective
+from limitformer.checking.design import trials_of
+from limitformer.checking.designed import PYTHON, block
+from limitformer.checking.knobs import factor_knob, patterns_of
+from limitformer.checking.objective import Risk, outside
+from limitformer.checking.search import Region, chosen, finer, look, search
+from limitformer.cli.app import app
+from limitformer.weightless.law import LawTable
+from limitformer.weightless.laws import normal
+from limitformer.weightless.models import blueprint_of
+from limitformer.weightless.network import Weightless
+from weightless_families import CONFIGS
+
+GPT2 = {"vocab_size": 60, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 24, "initializer_range": 0.2}
+GPT2 |= {"bos_token_id": 1, "eos_token_id": 2, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+BANDS = {"correlation": (-0.5, 0.3), "stream": (1.03, 4.0), "effective": (0.6, 0.999), "gradient": 3.0}
+TOKENS = 7
+ALPHA = 1e-3  # probability that a right design fails a test of it
+
+
+def small(**changes):
+    return transformers.GPT2Config(**(GPT2 | changes))
+
+
+@pytest.fixture(scope="module")
+def found():
+    grid = {"initializer_range": [0.05, 0.2], "output": [0.5, 1.0, 2.0]}
+    return lf.design(small(), tokens=TOKENS, objective=BANDS, grid=grid, samples=100, progress=False)
+
+
+def drawn(config, seed, patch):
+    """By transformers, with the lines that the design gives to paste; None leaves it as it is."""
+    namespace = {}
+    if patch is not None:
+        exec(patch, namespace)
+        namespace["change_fields"](config)
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    if patch is not None:
+        namespace["scale_weights"](model)
+    return model
+
+
+def measured(model):
+    """What an objective asks, from the model's own outputs and torch's gradients: nothing of limitformer."""
+    states, last = [], len(blocks(model)) - 1
+    for k, part in enumerate(blocks(model)):
+        part.register_forward_pre_hook(lambda m, a, k: states.append(first_tokens(a, k)[0].detach()), with_kwargs=True)
+        if k == last:
+            part.register_forward_hook(lambda m, a, out: states.append(first(out)[0].detach()))
+    ids = torch.arange(3, 3 + TOKENS)[None]
+    out = model(input_ids=ids, output_attentions=True, use_cache=False)
+    torch.nn.functional.cross_entropy(out.logits[0, :-1], ids[0, 1:]).backward()
+    unit = torch.nn.functional.normalize(states[-1].double(), dim=1)
+    rho = (unit @ unit.T)[np.triu_indices(TOKENS, 1)].mean()
+    spread = [effective(a[0].detach().double()) for a in attentions_of(out)]
+    return {
+        "correlation": (float(rho),) * 2,
+        "stream": (float(states[-1].norm() / states[0].norm()),) * 2,
+        "effective": (min(spread), max(spread)),
+        "gradient": (1.0, worst_ratio(model)),
+    }
+
+
+def effective(a):
+    """exp of the entropy over what a row sees, means over rows that see two tokens or more (heads, m, m)."""
+    entropy = -(a * a.clamp(min=1e-300).log()).sum(-1)[:, 1:]
+    return float(entropy.exp().mean()) / np.mean(np.arange(2, TOKENS + 1))
+
+
+def worst_ratio(model):
+    """Of like matrices, largest over smallest gradient by block."""
+    kinds = {}
+    for name, parameter in model.named_parameters():
+        block = [part for part in name.split(".") if part.isdigit()]
+        if block and parameter.dim() > 1:
+            kinds.setdefault(name.replace(f".{block[0]}.", ".*."), []).append(float(parameter.grad.norm()))
+    return max(max(norms) / min(norms) for norms in kinds.values())
+
+
+def meets(values, bands):
+    bands = bands | {"gradient": (1.0, bands["gradient"])}
+    return all(bands[name][0] <= low and high <= bands[name][1] for name, (low, high) in values.items())
+
+
+@pytest.fixture(scope="module")
+def networks(found):
+    """What 60 networks of transformers do: with the lines pasted, and as they were."""
+    patches = {"chosen": found.python(), "present": None}
+    return {name: [measured(drawn(small(), seed, patch)) for seed in range(60)] for name, patch in patches.items()}
+
+
+def misses(every):
+    return sum(not meets(values, BANDS) for values in every)
+
+
+def same_risk(first, second):
+    """p of two counts (misses, networks) having one probability: Fisher's exact test."""
+    return fisher_exact([[first[0], first[1] - first[0]], [second[0], second[1] - second[0]]]).pvalue
+
+
+def test_the_patch_holds_on_networks_that_transformers_draws(found, networks):
+    assert found.found
+    assert found.best != {"initializer_range": 0.2, "output": 1.0}
+    count = misses(networks["chosen"])
+    assert binomtest(count, 60, found.risk.interval[1], alternative="greater").pvalue > ALPHA
+    assert same_risk((count, 60), (found.risk.misses, found.risk.samples)) > ALPHA
+    assert found.allowed == 0.1
+    assert binom.cdf(count, 60, 0.5) < ALPHA
+
+
+def test_networks_without_the_patch_miss_the_objective_as_often_as_it_says(found, networks):
+    """The wrong twin: what the patch is for."""
+    count = misses(networks["present"])
+    present = found.present.risk
+    assert binomtest(count, 60, found.allowed, alternative="greater").pvalue < ALPHA
+    assert same_risk((count, 60), (present.misses, present.samples)) > ALPHA
+    assert same_risk((count, 60), (found.risk.misses, found.risk.samples)) < ALPHA
+
+
+def test_each_weight_has_the_deviation_that_the_patch_says(found):
+    """By the chosen setting: the code's at the new field, times the factor for outputs alone. The twin is another."""
+    patch, model = found.patch(), drawn(small(), 0, found.python())
+    laws = lf.weightless.law(small(**patch["settings"]))
+    assert patch["settings"] or patch["overrides"]
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            said = next((std for key, std in patch["overrides"].items() if fnmatchcase(name, key)), laws[name].std)
+            wanted = laws[name].std * (found.best["output"] if "c_proj" in name else 1.0)
+            assert abs(said / wanted - 1) < 1e-12
+            ratio, error = float(parameter.detach().std()) / wanted, 1 / np.sqrt(2 * parameter.numel())
+            assert abs(ratio - 1) < 5 * error < abs(ratio - 2**0.5), name
+
+
+def test_what_each_part_says_is_what_drawn_networks_do(found, networks):
+    """Medians of the parts that have one number, before and after: within 4.5 standard errors of a median."""
+    for name, outcome in (("present", found.present), ("chosen", found.chosen)):
+        for part in ("correlation", "stream"):
+            values = np.array([one[part][0] for one in networks[name]])
+            low, middle, high = outcome.values[part]
+            error = 1.2533 * (high - low) / 3.29 * np.sqrt(1 / 60 + 1 / 100)
+            assert abs(np.median(values) - middle) < 4.5 * error, part
+            other = found.chosen if name == "present" else found.present
+            assert abs(np.median(values) - other.values[part][1]) > 4.5 * error, part
+
+
+def test_the_patch_can_be_given_to_check(found):
+    report = lf.check(small(), tokens=TOKENS, samples=4, progress=False, **found.patch())
+    ratio = report.curves["size"][:, -1] / report.curves["size"][:, 0]
+    assert BANDS["stream"][0] < float(ratio.median()) < BANDS["stream"][1]
+    unpatched = found.before.curves["size"]
+    assert float((unpatched[:, -1] / unpatched[:, 0]).median()) > float(ratio.median())
+
+
+def test_files_tell_the_same(found, tmp_path):
+    paths = found.save(tmp_path)
+    assert [path.name for path in paths] == ["design.json", "design.png", "design.nc"]
+    record = json.loads(paths[0].read_text())
+    assert record["found"] is True
+    assert record["patch"] == found.patch()
+    assert record["python"] == found.python()
+    assert Objective(**record["objective"]) == found.objective
+    with xr.open_dataset(paths[2]) as region:
+        assert np.array_equal(region["probability"].values, found.region["probability"].values)
+    assert paths[1].stat().st_size > 20_000
+    assert "says nothing about what training makes of it" in record["about"]
+
+
+def test_the_summary_says_what_to_set_first_and_fits_a_screen(found):
+    lines = str(found).splitlines()
+    assert lines[0].startswith("gpt2: set initializer_range = ")
+    assert len(lines) <= 30
+    assert max(map(len, lines)) <= 120
+    assert "at initialisation" in lines[-1]
+
+
+def test_when_nothing_is_safe_the_best_is_shown_and_that_it_is_not(found):
+    """Tokens that are alike at the end and a stream that has not moved: the two exclude each other."""
+    bands = {"correlation": (0.9, 1.0), "stream": (0.99, 1.01), "effective": None, "gradient": None}
+    none = lf.design(small(), tokens=5, objective=bands, grid={"output": [0.25, 4.0]}, knobs="output", progress=False)
+    assert not none.found
+    assert none.risk.interval[1] > 0.1
+    assert str(none).splitlines()[0].startswith("gpt2: NOT SAFE. No setting of the grid meets the objective")
+    assert not bool(none.region["safe"].any())
+    assert none.best["output"] in none.region["output"].values
+
+
+def test_a_present_setting_that_is_safe_is_kept():
+    bands = {"stream": (0.5, 30.0), "correlation": None, "effective": None, "gradient": None}
+    kept = lf.design(small(), tokens=5, objective=bands, grid={"output": [0.5, 1.0]}, knobs="output", progress=False)
+    assert kept.found
+    assert kept.best == {"output": 1.0}
+    assert kept.patch() == {"settings": {}, "overrides": {}}
+    assert "keep what you have" in str(kept)
+    assert kept.chosen is kept.present
+
+
+# Knobs
+
+
+def knobs(config, *names):
+    trials, _ = trials_of(config, None, names, Objective(gradient=None, effective=None), None, 5)
+    return trials.knobs
+
+
+def weights_of(name, family):
+    found = Weightless(blueprint_of(CONFIGS[family]()), torch.float32, torch.device("cpu"))
+    return factor_knob(name, found).weights
+
+
+FAMILIES = {  # matrices whose product is added to the stream, one kind each
+    "gpt2": ("attn.c_proj", "mlp.c_proj"),
+    "bert": ("attention.output.dense", "output.dense"),
+    "modernbert": ("attn.Wo", "mlp.Wo"),
+    "llama": ("self_attn.o_proj", "mlp.down_proj"),
+    "gemma2": ("self_attn.o_proj", "mlp.down_proj"),
+    "gpt_neox": ("attention.dense", "mlp.dense_4h_to_h"),
+    "vit": ("attention.o_proj", "mlp.fc2"),
+    "mixtral": ("self_attn.o_proj", "mlp.experts.down_proj"),
+    "deepseek_v3": ("self_attn.o_proj", "mlp.experts.down_proj", "mlp.down_proj", "mlp.shared_experts.down_proj"),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_outputs_are_what_is_added_to_the_stream(family):
+    """By the names of each family; and by gradients: with these at 0 the stream is not moved."""
+    weights = weights_of("output", family)
+    kinds = {".".join(name.removesuffix(".weight").split(".")[-3:]) for name in weights}
+    ends = {end for end in FAMILIES[family] if any(f".{kind}".endswith(f".{end}") for kind in kinds)}
+    assert ends == set(FAMILIES[family])
+    assert all(any(f".{kind}".endswith(f".{end}") for end in FAMILIES[family]) for kind in kinds)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gpt_neox", "mixtral", "qwen3"])
+def test_without_its_outputs_a_pre_norm_network_does_nothing(family):
+    """Second route: the drawn network, with these weights at zero, gives back what it was given."""
+    config = CONFIGS[family]()
+    weights = weights_of("output", family)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.mul_(0.0 if name in weights else 1.0)
+        hidden = []
+        for part in (blocks(model)[0], blocks(model)[-1]):
+            part.register_forward_pre_hook(lambda m, a, kw: hidden.append(first_tokens(a, kw)), with_kwargs=True)
+            part.register_forward_hook(lambda m, a, out: hidden.append(first(out)))
+        model(input_ids=torch.tensor([[3, 7, 9, 5]]))
+    assert torch.equal(hidden[0], hidden[-1])
+
+
+def test_the_logits_knob_multiplies_the_deviation_of_logits():
+    """In the first block, to which nothing else leads: by the factor itself, not its square."""
+    config = CONFIGS["llama"]()
+    trials, _ = trials_of(config, None, ["logits"], Objective(gradient=None), None, 6)
+    deviations = [float(trials.report({"logits": value}, 3).curves["logit_std"][:, 0].mean()) for value in (1.0, 0.5)]
+    assert abs(deviations[1] / deviations[0] - 0.5) < 1e-4
+
+
+def test_a_knob_that_a_family_has_not_is_named():
+    with pytest.raises(lf.InputError, match=r"gpt2 has no knob logits: .* no matrices of their own"):
+        knobs(CONFIGS["gpt2"](), "logits")
+    with pytest.raises(lf.InputError, match="has no knob embedding"):
+        knobs(CONFIGS["vit"](), "embedding")
+
+
+@pytest.mark.parametrize(("family", "name"), [("qwen3", "logits"), ("gemma2", "output"), ("bert", "embedding")])
+def test_what_is_normalised_at_once_is_no_knob(family, name):
+    assert weights_of(name, family)  # they are there
+    with pytest.raises(lf.InputError, match=f"has no knob {name}: what it multiplies is normalised at once"):
+        knobs(CONFIGS[family](), name)
+
+
+def test_the_usual_knobs_are_those_that_a_family_has():
+    usual = [trials_of(CONFIGS[name](), None, None, None, None, 5)[0].knobs for name in ("llama", "gemma2")]
+    assert [[knob.name for knob in each] for each in usual] == [["initializer_range", "output"], ["initializer_range"]]
+
+
+def test_embeddings_are_tables_outside_the_blocks():
+    weights = weights_of("embedding", "bert")
+    tables = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+    assert sorted(weights) == sorted(f"bert.embeddings.{name}.weight" for name in tables)
+
+
+def test_padding_rows_stay_zero_when_embeddings_are_scaled():
+    """In the lines to paste and in the law: an override by a standard deviation alone would draw them."""
+    namespace = {}
+    exec(PYTHON.format(fields=block("FIELDS", []), factors='FACTORS = {"bert.embeddings.*.weight": 4.0}'), namespace)
+    model = transformers.BertForMaskedLM(CONFIGS["bert"]())
+    namespace["scale_weights"](model)
+    table = model.bert.embeddings.word_embeddings.weight.detach()
+    assert float(table[0].abs().max()) == 0
+    assert 0.7 < float(table[1:].std()) < 0.9
+    trials, _ = trials_of(CONFIGS["gemma"](), None, ["embedding"], Objective(gradient=None), None, 5)
+    laws = [weight.law for weight in trials.network({"embedding": 4.0}).weights if "embed_tokens" in weight.name]
+    assert [law.rows for law in laws] == [{0: 0.0}]
+    assert abs(laws[0].std - 0.8) < 1e-12
+
+
+def test_patterns_are_full_names_where_short_ones_would_match_more():
+    """`layer.*.output.dense` matches `layer.0.attention.output.dense` too."""
+    law = normal(0.02)
+    every = ["layer.0.output.dense", "layer.0.attention.output.dense", "layer.1.output.dense"]
+    table = LawTable("", dict.fromkeys(every, law), {}, {})
+    some = patterns_of({every[0]: 0.5, every[2]: 0.5}, table)
+    assert set(some) == {every[0], every[2]}
+    whole = patterns_of(dict.fromkeys(every, 0.5), table)
+    assert set(whole) == {"layer.*.output.dense", "layer.*.attention.output.dense"}
+
+
+# Risk, region, choice
+
+
+@pytest.mark.parametrize(("misses", "samples"), [(0, 64), (3, 64), (64, 64)])
+def test_the_interval_of_a_risk_is_that_of_clopper_and_pearson(misses, samples):
+    """By the binomial's own tails: 5 % beyond each end."""
+    low, high = Risk(misses, samples).interval
+    assert low == 0 if misses == 0 else abs(binom.sf(misses - 1, samples, low) - 0.05) < 1e-9
+    assert high == 1 if misses == samples else abs(binom.cdf(misses, samples, high) - 0.05) < 1e-9
+
+
+def test_distances_are_zero_inside_and_infinite_for_no_number():
+    low, high = np.array([1.0, 2.0, 0.5, np.nan, 2.0]), np.array([1.0, 2.0, 0.5, 1.0, np.inf])
+    got = outside("stream", low, high, (1.0, 1.5))
+    assert np.allclose(got[:3], [0, np.log(2 / 1.5), np.log(2)])
+    assert not (got[3:] <= 0).any()
+    objective = Objective(stream=(1.0, 1.5), correlation=None, effective=None, gradient=None)
+    assert objective.missed({"stream": (low, high)})["stream"].tolist() == [False, True, True, True, True]
+    assert (objective.distance({"stream": (low, high)}) > 0).tolist() == [False, True, True, True, True]
+
+
+class Plane:
+    """Settings that meet the objective where x y ≤ 1, in every network; how many were looked at is counted."""
+
+    chunk, looked = 4, 0
+
+    def values(self, setting, seed, samples):
+        self.looked += len(samples)
+        product = np.full(len(samples), setting["x"] * setting["y"])
+        return {"stream": (product, product)}
+
+    def beside(self, setting):
+        return {}
+
+
+def test_the_region_is_found_and_the_choice_is_far_from_its_edge():
+    axes = {"x": [1 / 16, 1 / 4, 1.0, 4.0, 16.0], "y": [1 / 4, 1.0, 4.0]}
+    region, plane = Region.over(axes), Plane()
+    objective = Objective(stream=(1e-9, 1.0001), correlation=None, effective=None, gradient=None)
+    search(region, plane, objective, 0.1, 16, 0, False)
+    x, y = np.meshgrid(region.axes["x"], region.axes["y"], indexing="ij")
+    assert np.array_equal(region.safe, x * y <= 1.0001)
+    assert np.array_equal(region.probability, (x * y <= 1.0001).astype(float))
+    assert plane.looked < 16 * region.safe.size / 2  # cells end early, and those between cells of one kind are read
+    place = chosen(region, {"x": 1.0, "y": 1.0})
+    padded = np.pad(region.safe, 1)
+    unsafe = np.argwhere(~padded) - 1
+    depth = [np.min(np.linalg.norm(unsafe - np.array(one), axis=1)) for one in np.argwhere(region.safe)]
+    assert np.min(np.linalg.norm(unsafe - np.array(place), axis=1)) == max(depth)
+
+
+def test_samples_are_the_same_in_pieces_and_settings_share_their_numbers():
+    trials, _ = trials_of(small(), None, ["output"], Objective(gradient=None), None, 5)
+    whole = trials.values({"output": 1.0}, 3, range(6))
+    parts = [trials.values({"output": 1.0}, 3, part) for part in (range(4), range(4, 6))]
+    for name, ends in whole.items():
+        for k in (0, 1):
+            assert np.allclose(ends[k], np.concatenate([part[name][k] for part in parts]), rtol=1e-4)
+    near = trials.values({"output": 1.001}, 3, range(6))["correlation"][0]
+    other = trials.values({"output": 1.001}, 4, range(6))["correlation"][0]
+    here = whole["correlation"][0]
+    assert np.abs(near - here).max() < 0.01 < np.abs(other - here).max()
+
+
+@pytest.mark.parametrize(("family", "window"), [("mistral", 3), ("llama", 6)])
+def test_tokens_seen_are_those_of_the_mask(family, window):
+    """Mean over rows that see two tokens or more, of 6: sliding windows see fewer."""
+    data = lf.weightless.simulate(CONFIGS[family](), 6, samples=1, seed=0, progress=False)
+    assert np.allclose(data["tokens_seen"], np.mean([min(k, window) for k in range(2, 7)]))
+
+
+def test_a_cell_ends_when_it_cannot_be_safe_any_more():
+    region, plane = Region.over({"x": [1.0, 4.0], "y": [1.0, 4.0]}), Plane()
+    objective = Objective(stream=(0.5, 1.5), correlation=None, effective=None, gradient=None)
+    look(region, (2, 2), plane, objective, 0.1, 16, 0)
+    look(region, (0, 0), plane, objective, 0.1, 16, 0)
+    assert region.samples[2, 2] == 4
+    assert region.samples[0, 0] == 16
+    assert finer([1.0, 4.0]) == [1.0, 2.0, 4.0]
+
+
+def test_a_field_that_the_code_does_not_heed_is_no_knob(monkeypatch):
+    from limitformer.checking import trials
+
+    config = small()
+    monkeypatch.setattr(trials, "subject_at", lambda what, fields: blueprint_of(what))
+    with pytest.raises(lf.InputError, match="draws the same weights whatever its initializer_range"):
+        knobs(config, "initializer_range")
+
+
+# Shaped networks
+
+SHAPED = lf.Transformer(width=128, depth=32, gamma=0.9, attention=lf.ShapedAttention(tau0=0.5))
+START = [[1.0, 0.2], [0.2, 1.5]]
+
+
+@pytest.fixture(scope="module")
+def shaped():
+    grid = {"gamma": [0.1, 0.3, 0.9], "tau0": [0.5, 2.0]}
+    bands = {"correlation": (-0.5, 0.6), "stream": (0.6, 1.6)}
+    return lf.design(SHAPED, START, objective=bands, grid=grid, samples=400, scan=100, progress=False)
+
+
+def test_a_shaped_choice_holds_in_an_independent_larger_simulation(shaped):
+    assert shaped.found
+    safe, n = risk_of(shaped.best), 4000
+    _low, high = shaped.risk.interval
+    assert binomtest(safe, n, high, alternative="greater").pvalue > ALPHA
+    assert same_risk((safe, n), (shaped.risk.misses, shaped.risk.samples)) > ALPHA
+    assert same_risk((risk_of({"gamma": 0.9, "tau0": 0.5}), n), (shaped.risk.misses, shaped.risk.samples)) < ALPHA
+
+
+def risk_of(setting, n=4000):
+    """Misses of n samples, by hand."""
+    net = lf.Transformer(
+        width=128, depth=32, gamma=setting["gamma"], attention=lf.ShapedAttention(tau0=setting["tau0"])
+    )
+    v = lf.simulate(net, START, samples=n, seed=987, record=[0, 32], progress=False).covariance.values[:, -1]
+    rho = v[:, 0, 1] / np.sqrt(v[:, 0, 0] * v[:, 1, 1])
+    size = np.sqrt((v[:, 0, 0] + v[:, 1, 1]) / 2.5)
+    return int(n - ((rho >= -0.5) & (rho <= 0.6) & (size >= 0.6) & (size <= 1.6)).sum())
+
+
+def test_the_probability_of_an_explosion_is_that_of_the_theorem(shaped):
+    """By Feller's integral, summed here; γ² ≥ ½ never explodes."""
+    for gamma, tau0 in ((0.3, 0.5), (0.1, 2.0)):
+        k2, d0 = 8 * tau0**2 * (2 - gamma**2) / gamma**2, 1.0 + 1.5 - 0.4
+        u = np.arcsinh(np.sqrt(d0**2 / k2))
+        grid, far = np.linspace(0, u, 20001), np.linspace(0, 60, 600001)
+        p = 1 / (2 * gamma**2) - 1
+        exact = np.trapezoid(np.cosh(grid) ** -p, grid) / np.trapezoid(np.cosh(far) ** -p, far)
+        got = float(shaped.region["explosion"].sel(gamma=gamma, tau0=tau0))
+        assert abs(got - exact) < 1e-6
+    assert float(shaped.region["explosion"].sel(gamma=0.9, tau0=0.5)) == 0
+    assert "explode by this depth" in str(shaped)
+
+
+def test_a_chosen_shaped_setting_keeps_tokens_apart_as_the_closed_form_says(shaped):
+    """P(d reaches a radius by the depth) by the limit's PDE, against a wide chain at the chosen γ and τ₀.
+
+    A chain is seen at its layers alone, which moves the radius by exp(0.5826 σ), σ the deviation of log d in a layer
+    [Broadie, Glasserman and Kou, Math. Finance 7, 1997]. The twin is the present γ.
+    """
+    gamma, tau0, radius, n = shaped.best["gamma"], shaped.best["tau0"], 2.6, 4000
+    net = lf.Transformer(width=512, depth=128, gamma=gamma, attention=lf.ShapedAttention(tau0=tau0))
+    v = lf.simulate(net, START, samples=n, seed=5, progress=False).covariance.values
+    reached = int(((v[..., 0, 0] + v[..., 1, 1] - 2 * v[..., 0, 1]).max(1) >= radius).sum())
+    seen = radius * np.exp(0.5826 * np.sqrt(2 * gamma**2 * (2 - gamma**2) / 512))
+
+    def exact(net, radius):
+        return lf.limit(net).explosion_probability(START, time=0.25, radius=radius)
+
+    assert 0.02 < exact(net, seen) < 0.6
+    assert binomtest(reached, n, exact(net, seen)).pvalue > ALPHA
+    assert binomtest(reached, n, exact(replace(net, gamma=0.9), seen)).pvalue < ALPHA
+
+
+def test_a_shaped_patch_is_its_python(shaped):
+    namespace = {"model": SHAPED}
+    exec(shaped.python(), namespace)
+    assert namespace["model"] == replace(
+        SHAPED, gamma=shaped.best["gamma"], attention=lf.ShapedAttention(tau0=shaped.best["tau0"])
+    )
+
+
+def test_no_theorem_for_more_tokens_or_other_parts():
+    three = lf.Transformer(width=64, depth=4, gamma=0.3, attention=lf.ShapedAttention(tau0=1.0), mask="causal")
+    trials, _ = trials_of(three, START, None, None, None, 2)
+    assert trials.beside({"gamma": 0.3, "tau0": 1.0}) == {}
+    trials, _ = trials_of(SHAPED, None, None, None, None, 3)
+    assert trials.beside({"gamma": 0.3, "tau0": 1.0}) == {}
+
+
+# Bad input and the command
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"risk": 0.0}, "risk must lie in"),
+        ({"risk": 0.01}, "samples must be at least 299"),
+        ({"knobs": ("output", "embedding", "logits")}, "one or two names; got 3"),
+        ({"knobs": "outputs"}, "there is no knob 'outputs'.*Nearest: output"),
+        ({"knobs": "*.nothing.weight"}, "no random weight has such a name"),
+        ({"knobs": ("output", "*.c_proj.weight")}, "both set transformer.h.0.attn.c_proj.weight"),
+        ({"grid": {"embedding": [1.0, 2.0]}}, "no knob of this design"),
+        ({"grid": {"output": [0.0, 2.0]}}, "two or more positive numbers"),
+        ({"objective": {"corelation": (0, 1)}}, "an objective has correlation, stream"),
+        ({"objective": {"stream": (3.0, 1.0)}}, "stream must be two numbers in ascending order"),
+        ({"objective": {"gradient": 0.5}}, "must be at least 1"),
+        ({"settings": {"n_layers": 3}}, "has no field 'n_layers'"),
+        ({"tokens": 1}, "tokens must be"),
+    ],
+)
+def test_bad_input_is_one_line(options, says):
+    with pytest.raises(lf.InputError, match=says) as caught:
+        lf.design(small(), **({"tokens": 5, "progress": False} | options))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_designed_is_refused(tmp_path):
+    with pytest.raises(lf.InputError, match="design takes a configuration"):
+        lf.design(drawn(small(), 0, None))
+    with pytest.raises(lf.InputError, match="design takes a configuration"):
+        lf.design(lambda: torch.nn.Linear(2, 2))
+    with pytest.raises(lf.InputError, match=r"no public shape.*Nearest: gpt2"):
+        lf.design("gpt22")
+    with pytest.raises(lf.InputError, match="a Transformer can be designed; got a ShapedAttention"):
+        lf.design('{"kind": "ShapedAttention", "tau0": 1.0}')
+    with pytest.raises(lf.InputError, match="does not know effective"):
+        lf.design(SHAPED, START, objective=Objective(gradient=None))
+    small().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(lf.InputError, match="holds weights"):
+        lf.design(str(tmp_path))
+
+
+def test_ctrl_c_gives_the_region_so_far(monkeypatch):
+    from limitformer.checking import DesignInterrupted, trials
+
+    calls = []
+
+    def values(self, setting, seed, samples):
+        calls.append(setting)
+        if len(calls) > 3:
+            raise KeyboardInterrupt
+        return {"stream": (np.ones(len(samples)),) * 2, "correlation": (np.zeros(len(samples)),) * 2}
+
+    monkeypatch.setattr(trials.ShapedTrials, "values", values)
+    with pytest.raises(DesignInterrupted, match="interrupted after 3 settings of") as caught:
+        lf.design(SHAPED, START, progress=False)
+    assert int((caught.value.partial["samples"] > 0).sum()) == 3
+
+
+def test_ctrl_c_in_the_command_keeps_the_region_so_far(monkeypatch, tmp_path):
+    from limitformer.checking import trials
+
+    def values(self, setting, seed, samples):
+        if setting["gamma"] > 0.2:
+            raise KeyboardInterrupt
+        return {"stream": (np.ones(len(samples)),) * 2, "correlation": (np.zeros(len(samples)),) * 2}
+
+    monkeypatch.setattr(trials.ShapedTrials, "values", values)
+    result = CliRunner().invoke(app, ["design", lf.to_json(SHAPED), "--tokens", "2", "--out", str(tmp_path)])
+    assert result.exit_code == 130
+    assert "interrupted after 10 settings of 81" in result.stderr
+    with xr.open_dataset(tmp_path / "design.nc") as partial:
+        assert int((partial["samples"] > 0).sum()) == 10
+
+
+def test_the_command_writes_what_it_says(tmp_path):
+    model = lf.to_json(replace(SHAPED, width=16, depth=6))
+    arguments = ["design", model, "--tokens", "2", "--knobs", "gamma", "--grid", "gamma=0.1,0.4"]
+    arguments += ["--samples", "60"]
+    arguments += ["--stream", "0.5,2", "--correlation", "-0.6,0.6", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("Transformer: ")
+    assert "model = replace(model" in result.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["design.json", "design.nc", "design.png"]
+    record = json.loads((tmp_path / "design.json").read_text())
+    assert record["objective"]["stream"] == [0.5, 2.0]
+    assert record["objective"]["effective"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["gpt2", "--correlation", "low,high"], "--correlation takes numbers, or none; got 'low,high'."),
+        (["gpt2", "--stream", "3"], "--stream takes LOW,HIGH; got '3'."),
+        (["gpt2", "--grid", "output"], "--grid takes KEY=VALUE; got 'output'."),
+        (["gtp2"], "there is no public shape, file or folder 'gtp2'. Nearest: gpt2."),
+        (["gpt2", "--risk", "2"], "risk must lie in (0, 1); got 2.0."),
+    ],
+)
+def test_the_command_refuses_in_one_line(arguments, says):
+    result = CliRunner().invoke(app, ["design", *arguments])
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert result.stderr.count("\n") == 1
