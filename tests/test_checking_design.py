@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 import limitformer as lf
 from drawn_networks import attentions_of, blocks, first, first_tokens
 from limitformer.checking import Objective
-from limitformer.checking.design import trials_of
-from limitformer.checking.designed import PYTHON, block
-from limitformer.checking.knobs import factor_knob, patterns_of
-from limitformer.checking.objective import Risk, outside
-from limitformer.checking.search import Region, chosen, finer, look, search
+from limitformer.checking.designing.design import trials_of
+from limitformer.checking.designing.designed import PYTHON, block
+from limitformer.checking.designing.knobs import factor_knob, patterns_of
+from limitformer.checking.designing.objective import Risk, outside
+from limitformer.checking.designing.search import Region, chosen, finer, look, search
 from limitformer.cli.app import app
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.laws import normal
@@ -406,7 +406,7 @@ def test_a_cell_ends_when_it_cannot_be_safe_any_more():
 
 
 def test_a_field_that_the_code_does_not_heed_is_no_knob(monkeypatch):
-    from limitformer.checking import trials
+    from limitformer.checking.designing import trials
 
     config = small()
     monkeypatch.setattr(trials, "subject_at", lambda what, fields: blueprint_of(what))
@@ -559,7 +559,7 @@ def test_ctrl_c_gives_the_region_so_far(monkeypatch):
 
 
 def test_ctrl_c_in_the_command_keeps_the_region_so_far(monkeypatch, tmp_path):
-    from limitformer.checking import trials
+    from limitformer.checking.designing import trials
 
     def values(self, setting, seed, samples):
         if setting["gamma"] > 0.2:

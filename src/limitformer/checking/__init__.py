@@ -9,10 +9,10 @@ except ModuleNotFoundError as error:
     raise MissingExtraError(str(error.name), "hf") from error
 
 from limitformer.checking.check import check as check
-from limitformer.checking.design import DesignInterrupted as DesignInterrupted
-from limitformer.checking.design import design as design
-from limitformer.checking.designed import Design as Design
-from limitformer.checking.objective import Objective as Objective
+from limitformer.checking.designing.design import DesignInterrupted as DesignInterrupted
+from limitformer.checking.designing.design import design as design
+from limitformer.checking.designing.designed import Design as Design
+from limitformer.checking.designing.objective import Objective as Objective
 from limitformer.checking.report import Report as Report
 from limitformer.checking.thresholds import THRESHOLDS as THRESHOLDS
 from limitformer.checking.thresholds import Threshold as Threshold

@@ -8,8 +8,8 @@ from typing import Any
 
 import xarray as xr
 
-from limitformer.checking.knobs import Knob
-from limitformer.checking.objective import Objective, Risk
+from limitformer.checking.designing.knobs import Knob
+from limitformer.checking.designing.objective import Objective, Risk
 from limitformer.checking.report import Report
 from limitformer.results import check_writable, save, write_whole
 
@@ -180,7 +180,7 @@ class Design:
         Raises:
             InputError: the folder cannot be written.
         """
-        from limitformer.checking.design_picture import draw
+        from limitformer.checking.designing.picture import draw
         from limitformer.plot import style
 
         place = Path(folder)

@@ -21,8 +21,8 @@ import xarray as xr
 from numpy.typing import NDArray
 from scipy.ndimage import distance_transform_edt
 
-from limitformer.checking.objective import Objective
-from limitformer.checking.trials import Trials
+from limitformer.checking.designing.objective import Objective
+from limitformer.checking.designing.trials import Trials
 from limitformer.progress import advance, bar
 
 Array = NDArray[np.float64]

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from limitformer.checking.designed import Design, Outcome
-from limitformer.checking.knobs import SHAPED, NoKnobError, axes_of
-from limitformer.checking.objective import Objective, Risk, Values
-from limitformer.checking.search import Region, chosen, search
+from limitformer.checking.designing.designed import Design, Outcome
+from limitformer.checking.designing.knobs import SHAPED, NoKnobError, axes_of
+from limitformer.checking.designing.objective import Objective, Risk, Values
+from limitformer.checking.designing.search import Region, chosen, search
+from limitformer.checking.designing.trials import Setting, ShapedTrials, StockTrials, Trials
 from limitformer.checking.subject import changed, holds_weights, subject_of
-from limitformer.checking.trials import Setting, ShapedTrials, StockTrials, Trials
 from limitformer.errors import InputError, MadeOf, require, require_count, require_real
 from limitformer.models import Transformer, from_json
 from limitformer.models.serial import json_object

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from limitformer.checking.check import check, inputs_for
 from limitformer.checking.curves import curves
-from limitformer.checking.knobs import (
+from limitformer.checking.designing.knobs import (
     SCALES,
     Knob,
     NoKnobError,
@@ -28,7 +28,7 @@ from limitformer.checking.knobs import (
     scale_laws,
     shaped_knobs,
 )
-from limitformer.checking.objective import Objective, Values, values_of
+from limitformer.checking.designing.objective import Objective, Values, values_of
 from limitformer.checking.report import Report
 from limitformer.checking.subject import Subject, changed
 from limitformer.engine import simulate as simulate_chain

@@ -1,0 +1,1 @@
+"""What to set before training, from the law alone."""
