@@ -542,7 +542,8 @@ def test_what_cannot_be_designed_is_refused(tmp_path):
 
 
 def test_ctrl_c_gives_the_region_so_far(monkeypatch):
-    from limitformer.checking import DesignInterrupted, trials
+    from limitformer.checking import DesignInterrupted
+    from limitformer.checking.designing import trials
 
     calls = []
 

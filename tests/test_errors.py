@@ -11,6 +11,7 @@ import pytest
 import xarray as xr
 
 import limitformer as lf
+from limitformer.checking import DesignInterrupted
 from limitformer.errors import MadeOf
 from limitformer.lock import CannotLockError
 from limitformer.sweep import SweepInterrupted
@@ -18,6 +19,7 @@ from limitformer.train.interrupts import TrainingInterrupted
 from limitformer.weightless.run import KeepWeightError
 
 PART = xr.Dataset({"exit": ("sample", [1.0, 2.0])})
+REGION = xr.Dataset({"samples": ("gamma", [0, 16])})
 # Exceptions that are made of something else than a message, each with a part that has to arrive.
 MADE = {
     lf.MissingExtraError: (lambda: lf.MissingExtraError("torch", "hf"), lambda error: (error.package, error.extra)),
@@ -25,6 +27,7 @@ MADE = {
         lambda: CannotLockError("it", OSError(28, "No space left on device", "/a/lock")), lambda error: error.reason
     ),
     lf.Interrupted: (lambda: lf.Interrupted(PART), lambda error: error.partial.to_dict()),
+    DesignInterrupted: (lambda: DesignInterrupted(REGION), lambda error: error.partial.to_dict()),
     KeepWeightError: (lambda: KeepWeightError("a.weight", "used twice"), lambda error: (error.name, error.reason)),
     SweepInterrupted: (lambda: SweepInterrupted(Path("a.zarr"), 1, 3), lambda error: error.resumes),
     TrainingInterrupted: (lambda: TrainingInterrupted(Path("run"), 2, 9), lambda error: error.resumes),
