@@ -17,6 +17,7 @@ LONG = ("test_train", "test_figure", "test_sweep")  # begun first, so that no wo
 OF_FIGURES = ("test_figures", "test_figure_looks")  # share what takes long to make
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config, items):
     """`pytest -n 2`: a file's tests share kernels and samples, and stay in one process."""
     if not config.pluginmanager.hasplugin("xdist"):
@@ -24,6 +25,13 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         item.add_marker(pytest.mark.xdist_group("figures" if item.path.stem in OF_FIGURES else str(item.path)))
     items.sort(key=lambda item: not item.path.stem.startswith(LONG))
+
+
+def pytest_collection_finish(session):
+    """Without groups every process makes every fixture again, and nobody sees why tests take twice as long."""
+    grouped = getattr(session.config.option, "loadgroup", False)
+    if grouped and session.items and "@" not in session.items[0].nodeid:
+        raise pytest.UsageError("pytest-xdist does not group tests with this version of pytest; 9.1 and 3.8 do.")
 
 
 @pytest.fixture(scope="session")

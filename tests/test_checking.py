@@ -434,7 +434,9 @@ def test_the_command_fails_a_build_where_it_is_told_to(command):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--fail-on", "colapsed"), "no verdict colapsed"),
+        (("--fail-on", ""), "no verdict ''"),
+        (("--set", "n_embd=abc"), "n_embd"),
+        (("--fail-on", "colapsed"), "no verdict 'colapsed'"),
         (("--set", "n_layer"), "--set takes KEY=VALUE"),
         (("--shaped", "gama=1"), "There are gamma, tau0"),
         (("--text", "/nowhere/a.txt"), "Cannot read the text"),
@@ -515,3 +517,42 @@ def test_numbers_are_written_as_people_do():
     assert surprises(gone, band(law)) == {}
     ranks = xr.Dataset({"stable_rank": (("sample", "layer"), [[1.01], [1.5], [1.2]])})
     assert float(band(ranks)["stable_rank"].sel(edge="low")[0]) == 1.0
+
+
+class Stock(nn.Module):
+    """torch's own attention of several heads, with logits that are far too large."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.attention, self.norm = nn.MultiheadAttention(24, 3, batch_first=True, bias=False), nn.LayerNorm(24)
+        self.weights = weights
+        with torch.no_grad():
+            self.attention.in_proj_weight.mul_(8.0)
+
+    def forward(self, x):
+        y = self.norm(x)
+        return x + self.attention(y, y, y, need_weights=self.weights)[0]
+
+
+@pytest.mark.parametrize("weights", [True, False])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_torchs_own_attention_is_seen(weights, gradients):
+    torch.manual_seed(0)
+    blocks = nn.Sequential(Stock(weights), Stock(weights))
+    x = torch.randn(2, 7, 24)
+    found = lf.check(blocks, x, law=False, gradients=gradients, progress=False)
+    first = blocks[0]
+    q, k, _ = (first.norm(x) @ first.attention.in_proj_weight.T).chunk(3, -1)
+    q, k = (each.view(2, 7, 3, 8).transpose(1, 2) for each in (q, k))
+    logits = (q @ k.mT / 8**0.5).detach().double()
+    direct = logits.var(-1, correction=0).mean((0, 2)).sqrt()
+    np.testing.assert_allclose(found.curves["logit_std"][0, 0], direct, rtol=1e-3)
+    np.testing.assert_allclose(found.curves["largest_logit"][0, 0], logits.amax((0, 2, 3)), rtol=1e-4)
+    assert [one.name for one in found.failed("frozen")] == ["frozen"]
+    assert torch.nn.functional.softmax.__module__ == "torch.nn.functional"
+
+
+def test_what_was_not_seen_is_not_called_healthy():
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)))
+    found = lf.check(blocks, torch.randn(1, 4, 8), law=False, progress=False)
+    assert "no attention was seen" in str(found.verdicts[0])

@@ -458,3 +458,14 @@ def test_parameters_of_any_shape_and_type_are_read():
 def test_errors_say_what_came(call, message):
     with pytest.raises(InputError, match=message):
         call()
+
+
+def test_biases_of_experts_may_be_zero_without_a_law():
+    class Experts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate_up_proj_bias = torch.nn.Parameter(torch.zeros(4, 6))
+            self.gate_up_proj = torch.nn.Parameter(torch.zeros(4, 6))
+
+    names = [name for each in check_initialisation(Experts(), None).findings for name in each.names]
+    assert names == ["gate_up_proj"]

@@ -232,8 +232,11 @@ def test_arguments_that_cannot_be_used(settings, message):
         ({"record": [-1, 2]}, "Layers to record must lie in 0 … 12; got [-1  2]."),
         ({"record": [2, 13]}, "Layers to record must lie in 0 … 12; got [ 2 13]."),
         ({"record": [np.inf]}, "Layers to record must"),
-        ({"dt": 0.1}, "A chain has no option dt; it has radius, keep, pairs, dtype."),
-        ({"step": "factor", "dt": 0.1}, "A chain has no option dt, step; it has radius, keep, pairs, dtype."),
+        ({"dt": 0.1}, "A chain has no option dt; it has radius, gradients, keep, pairs, dtype."),
+        (
+            {"step": "factor", "dt": 0.1},
+            "A chain has no option dt, step; it has radius, gradients, keep, pairs, dtype.",
+        ),
     ],
 )
 def test_records_and_options_that_a_chain_refuses(settings, message):

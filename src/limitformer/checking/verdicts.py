@@ -83,7 +83,8 @@ def verdicts(curves: xr.Dataset, thresholds: Mapping[str, Threshold], without: t
     """Of all rules but those named in `without`; the serious ones first."""
     found = [one for rule in RULES if rule.name not in without for one in judged(rule, curves, thresholds)]
     if not found:
-        return [Verdict(HEALTHY, "healthy: no threshold is reached", np.nan, np.nan, "", None, 1.0, "", "")]
+        unseen = "" if "logit_std" in curves else ", but no attention was seen"
+        return [Verdict(HEALTHY, f"healthy: no threshold is reached{unseen}", np.nan, np.nan, "", None, 1.0, "", "")]
     return sorted(found, key=lambda verdict: not verdict.serious)
 
 
@@ -303,7 +304,7 @@ def names_in(text: str | None) -> tuple[str, ...]:
     """
     if text == "any":
         return NAMES
-    names = tuple(name.strip() for name in text.split(",")) if text else ()
+    names = () if text is None else tuple(name.strip() for name in text.split(","))
     strange = [name for name in names if name not in NAMES]
-    require(not strange, f"there is no verdict {', '.join(strange)}; there are {', '.join(NAMES)}, or any.")
+    require(not strange, f"there is no verdict {', '.join(map(repr, strange))}; there are {', '.join(NAMES)}, or any.")
     return names

@@ -52,10 +52,13 @@ def check(
         if what == "list":
             show_shapes()
             return
+        from transformers.utils import logging
+
         from limitformer.checking import check as checked
         from limitformer.checking.verdicts import names_in
         from limitformer.results import check_writable
 
+        logging.set_verbosity_error()  # what is wrong is said in one line
         names = names_in(fail_on)
         if out is not None:
             check_writable(out)
@@ -72,6 +75,8 @@ def check(
             seed=seed,
         )
         say(str(report))
+        blind = {"frozen", "uniform"} & set(names) if fail_on != "any" and "logit_std" not in report.curves else ()
+        require(not blind, f"--fail-on {', '.join(blind)}: no attention was seen in {report.name}.")
         if report.against is not None:
             say(str(report.against))
         if out is not None:

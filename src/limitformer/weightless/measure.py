@@ -17,6 +17,8 @@ is attention: its logits and weights are summed up by head, and not kept.
 S samples, T tokens of all sequences of a sample that are no padding.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 SCALINGS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
 SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
+FUSED = functional.scaled_dot_product_attention
 MASK = 1e3  # logits that much below their row's largest are masked
 NORMS = ("norm", "ln")
 
@@ -70,8 +73,11 @@ class Measure(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run it and look at sums and softmaxes."""
         kwargs = kwargs or {}
-        if func is functional.scaled_dot_product_attention and self.layer >= 0:
+        if func is FUSED and self.layer >= 0:
             return self.dot_product_attention(*args, **kwargs)
+        if func is functional.multi_head_attention_forward and self.layer >= 0:
+            with self.inside_multi_head_attention(args[4]):
+                return func(*args, **kwargs)
         out = func(*args, **kwargs)
         if self.layer >= 0 and isinstance(out, Tensor):
             if func in ADDITIONS:
@@ -187,13 +193,29 @@ class Measure(TorchFunctionMode):
         is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
     ) -> Tensor:  # fmt: skip
         """Torch's fused attention, as its formula."""
-        out = functional.scaled_dot_product_attention(
-            q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
+        out = FUSED(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if q.dim() == 4 and q.shape[0] % self.samples == 0:
             with torch.no_grad():
                 self.attended(*formula(q, k, attn_mask, is_causal, scale))
         return out
+
+    @contextmanager
+    def inside_multi_head_attention(self, heads: int) -> Iterator[None]:
+        """Look at what torch's own attention of several heads calls, where no mode sees it."""
+        plain = functional.softmax
+
+        def softmax(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            out = plain(x, *args, **kwargs)
+            if x.dim() == 3 and x.shape[0] % (heads * self.samples) == 0:
+                self.attended(*(each.unflatten(0, (-1, heads)) for each in (x, out)))
+            return out
+
+        replaced: Any = functional
+        replaced.softmax, replaced.scaled_dot_product_attention = softmax, self.dot_product_attention
+        try:
+            yield
+        finally:
+            replaced.softmax, replaced.scaled_dot_product_attention = plain, FUSED
 
     def by_sample(self, x: Tensor) -> Tensor:
         """(S·B, M, n) as (S, T, n)."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from limitformer.errors import InputError, first_line
+from limitformer.errors import InputError
 from limitformer.models import Transformer
 from limitformer.models.serial import from_record, json_object
 from limitformer.models.text import read_text
@@ -125,7 +125,8 @@ def config_from(values: dict[str, Any]) -> Any:
     try:
         return AutoConfig.for_model(**values)
     except Exception as error:  # whatever their own checks raise
-        raise InputError(f"the configuration of {kind} cannot be made: {first_line(error)}") from error
+        why = " ".join(str(error).split())
+        raise InputError(f"the configuration of {kind} cannot be made: {why:.300}") from error
 
 
 def eager(config: Any) -> Any:

@@ -53,7 +53,8 @@ class InitialisationReport:
             return f"{most} of {number} differ from the law: a trained model, or another initialisation"
         if self.findings:
             bugs = list(dict.fromkeys(each.bug for each in self.findings if each.bug))
-            where = f"{self.differing} of {number} differ from the law" if self.lawful else f"findings in {number}"
+            found = max(self.differing, len({name for each in self.findings for name in each.names}))
+            where = f"{found} of {number} differ from the law" if self.lawful else f"findings in {number}"
             return ": ".join([where, ", ".join(bugs)]) if bugs else where
         return f"all {number} as the law says" if self.lawful else f"nothing found in {number}, without a law"
 
