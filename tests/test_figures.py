@@ -360,7 +360,8 @@ def test_ks_claim_tells_one_law_from_another():
 
 def test_unknown_figure_before_any_work(tmp_path, no_work):
     with pytest.raises(
-        InputError, match=r"Unknown figure 'st-fig9'; there are st-fig1, .*lifetimes-spread, st-lr, .*ct-fig2\."
+        InputError,
+        match=r"Unknown figure 'st-fig9'; there are st-fig1, .*lifetimes-spread, stock-models, st-lr, .*ct-fig2\.",
     ):
         make("st-fig9", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from limitformer.figures.claims import Claim, Run
-from limitformer.plot import PALETTE, panels
+from limitformer.plot import MARKERS, PALETTE, panels
 from limitformer.progress import tracked
 from limitformer.results import correlation
 from limitformer.weightless import shapes, simulate
@@ -168,4 +168,16 @@ def draw_panel(axes: Axes, data: xr.Dataset, key: str) -> None:
         curve = curve.dropna(curve.dims[0])
         part = np.linspace(0, 1, curve.size)
         line = ("-", "--")[place // len(PALETTE)]
-        axes.plot(part, curve, color=PALETTE[place % len(PALETTE)], linestyle=line, label=str(name), linewidth=1.4)
+        every = (place / 14 / 5, 0.2)  # of the curve's length, apart from the others' marks
+        colour, mark = PALETTE[place % len(PALETTE)], MARKERS[place % len(MARKERS)]
+        axes.plot(
+            part,
+            curve,
+            color=colour,
+            linestyle=line,
+            marker=mark,
+            markevery=every,
+            markersize=4,
+            label=str(name),
+            linewidth=1.4,
+        )
