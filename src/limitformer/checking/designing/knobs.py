@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from limitformer.errors import InputError, require, require_real
-from limitformer.models import ShapedAttention, SoftmaxAttention, Transformer
+from limitformer.models import Transformer
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.network import Weightless
 
@@ -184,7 +184,7 @@ def shaped_knobs(names: Iterable[str], model: Transformer) -> list[Knob]:
         require(name in SHAPED, f"a Transformer has the knobs gamma and tau0; got {name!r}.")
         attention = model.attention
         if name == "tau0":
-            require(isinstance(attention, ShapedAttention | SoftmaxAttention), "there is no attention to have a tau0.")
+            require(hasattr(attention, "tau0"), "there is no attention to have a tau0.")
         present = model.gamma if attention is None or name == "gamma" else attention.tau0
         found.append(Knob(name, float(present), name, most=1.0 if name == "gamma" else inf))
     return found
