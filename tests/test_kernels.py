@@ -1,10 +1,14 @@
 """Cached kernels: an edited source never runs yesterday's mathematics."""
 
+import ast
+import inspect
 import re
+from pathlib import Path
 
 import numba
+import pytest
 
-from limitformer import kernels
+from limitformer import kernel_sources, kernels
 
 
 def test_every_file_with_kernels_is_watched():
@@ -13,27 +17,79 @@ def test_every_file_with_kernels_is_watched():
     What kernels are made of counts too: the types and functions that other files add to the compiler.
     """
     sign = re.compile(r"^(from limitformer\.kernels import|from numba|import numba)", re.MULTILINE)
-    defining = {path for path in kernels.PACKAGE.glob("**/*.py") if sign.search(path.read_text())}
-    watched = {path for pattern in kernels.KERNEL_SOURCES for path in kernels.PACKAGE.glob(pattern)}
+    defining = {path for path in kernel_sources.PACKAGE.glob("**/*.py") if sign.search(path.read_text())}
+    watched = kernel_sources.kernel_files()
     assert {"random.py", "factor.py", "lanes.py", "elementary.py", "recording.py"} <= {path.name for path in defining}
     assert defining <= watched, sorted(path.name for path in defining - watched)
 
 
-def test_an_edit_of_any_kernel_source_changes_the_cache(tmp_path, monkeypatch):
-    """One byte in one file: another fingerprint; back again: the same."""
-    for pattern in kernels.KERNEL_SOURCES:
-        for path in kernels.PACKAGE.glob(pattern):
-            copy = tmp_path / path.relative_to(kernels.PACKAGE)
-            copy.parent.mkdir(exist_ok=True)
-            copy.write_bytes(path.read_bytes())
-    monkeypatch.setattr(kernels, "PACKAGE", tmp_path)
-    before = kernels.fingerprint()
-    for path in sorted(tmp_path.glob("**/*.py")):
+@pytest.fixture
+def copied(tmp_path, monkeypatch):
+    """The sources of kernels in another place, where they can be edited."""
+    for path in kernel_sources.kernel_files():
+        copy = tmp_path / path.relative_to(kernel_sources.PACKAGE)
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    monkeypatch.setattr(kernel_sources, "PACKAGE", tmp_path)
+    forget()
+    yield tmp_path
+    forget()
+
+
+def forget():
+    for remembered in (kernel_sources.kernel_files, kernel_sources.imports_of, kernel_sources.fingerprint):
+        remembered.cache_clear()
+
+
+def fingerprints(folder):
+    """Of every file, as it is now."""
+    forget()
+    return {path: kernel_sources.fingerprint(path) for path in sorted(folder.glob("**/*.py"))}
+
+
+def test_an_edit_renews_what_is_made_of_it_and_nothing_else(copied):
+    """What is made of it: by Python's own reading of the imports, of which the quick one may not miss any."""
+    before = fingerprints(copied)
+    importers = imported_from(copied)
+    for path in before:
         text = path.read_bytes()
         path.write_bytes(text + b"#")
-        assert kernels.fingerprint() != before, path.name
+        after = fingerprints(copied)
+        assert {one for one in before if after[one] != before[one]} == importers[path], path.name
         path.write_bytes(text)
-    assert kernels.fingerprint() == before
+    assert fingerprints(copied) == before
+
+
+def imported_from(folder):
+    """{file: the files that import it, or what imports it, and itself}."""
+    files = sorted(folder.glob("**/*.py"))
+    direct = {path: set(modules_of(path, folder)) & set(files) for path in files}
+    reached = {path: {path} for path in files}
+    for _ in files:
+        reached = {path: found.union(*(direct[one] for one in found)) for path, found in reached.items()}
+    return {path: {one for one in files if path in reached[one]} for path in files}
+
+
+def modules_of(path, folder):
+    """Files that a file imports from."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("limitformer"):
+            assert node.level == 0
+            place = folder.joinpath(*node.module.split(".")[1:])
+            yield from (place.with_suffix(".py"), place / "__init__.py")
+            yield from (place / f"{name.name}.py" for name in node.names)
+        elif isinstance(node, ast.Import):
+            assert not any(name.name.startswith("limitformer") for name in node.names), path
+
+
+def test_the_sphere_and_the_covariance_chain_are_kept_apart(copied):
+    before = fingerprints(copied)
+    (copied / "sphere" / "pair.py").write_text("#")
+    (copied / "chains" / "norm.py").write_text("#")
+    after = fingerprints(copied)
+    changed = {path.relative_to(copied).as_posix() for path in before if after[path] != before[path]}
+    assert {"sphere/pair.py", "chains/norm.py", "chains/transformer.py"} <= changed
+    assert not {"sphere/values.py", "chains/attention.py", "limits/path.py"} & changed
 
 
 def test_kernels_are_cached_in_the_folder_of_their_fingerprint():
@@ -41,8 +97,9 @@ def test_kernels_are_cached_in_the_folder_of_their_fingerprint():
     from limitformer.random import next_normal
 
     for compiled in (gram, next_normal):
-        assert str(kernels.CACHE) in compiled.stats.cache_path
-    assert kernels.CACHE.name == f"kernels-{kernels.fingerprint()}"
+        path = Path(inspect.getfile(compiled.py_func))
+        name = f"{path.stem}-{kernel_sources.fingerprint(path)}"
+        assert Path(compiled.stats.cache_path).parent == kernels.CACHE / name
 
 
 def test_numbas_own_setting_is_left_as_it_was():

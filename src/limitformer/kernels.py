@@ -1,12 +1,11 @@
 """How the numerical kernels are compiled: with Numba, once a machine, cached on disk.
 
-Numba renews a cached kernel when the kernel's own file changes but not when a kernel that it calls does. So the cache
-lives in a folder named after a fingerprint of all kernel sources: an edited checkout never runs yesterday's
-mathematics, and two versions never share a cache. Which folder it lies in says `caches`.
+Numba renews a cached kernel when the kernel's own file changes but not when a kernel that it calls does. So the kernels
+of a file are kept in a folder named after a fingerprint of all that they are made of (`kernel_sources`): an edited
+checkout never runs yesterday's mathematics, and two versions never share a cache. Where that folder lies says `caches`.
 """
 
-import hashlib
-import sys
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,43 +17,18 @@ from numba.core.caching import FunctionCache
 
 from limitformer import caches
 from limitformer.errors import InputError
+from limitformer.kernel_sources import PACKAGE, fingerprint
 
 # Numba's annotations leave out the option `_nrt`, which its own documentation of extensions uses.
 njit: Any = numba.njit
 config: Any = numba.config
-
-PACKAGE = Path(__file__).parent
-KERNEL_SOURCES = (
-    "kernels.py",
-    "lanes.py",
-    "elementary.py",
-    "random.py",
-    "factor.py",
-    "records.py",
-    "recording.py",
-    "writing.py",
-    "watch.py",
-    "sphere/*.py",
-    "chains/*.py",
-    "limits/*.py",
-    "weightless/numbers.py",
-)
 
 # Sums may be regrouped (so that they vectorise), but infinities and NaN keep their meaning: explosions are
 # recognised by them.
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 
 
-def fingerprint() -> str:
-    """A name for the present state of all kernel sources."""
-    digest = hashlib.sha256(f"{sys.version} {numba.__version__}".encode())
-    for pattern in KERNEL_SOURCES:
-        for path in sorted(PACKAGE.glob(pattern)):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-CACHE = caches.folder(config.CACHE_DIR, PACKAGE, f"kernels-{fingerprint()}")
+CACHE = caches.folder(config.CACHE_DIR, PACKAGE, "kernels")
 HOW_OFTEN = caches.how_often(CACHE, config.CACHE_DIR)
 
 
@@ -64,13 +38,19 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
         return refuse_to_run
     made = njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function)
     before = config.CACHE_DIR
-    config.CACHE_DIR = str(CACHE)  # Numba reads it here, when it makes the function's cache
     try:
         if CACHE is not None:
+            config.CACHE_DIR = str(CACHE / folder_of(function))  # Numba reads it when it makes the function's cache
             made._cache = KernelCache(function)  # as `njit(cache=True)` does with a cache of Numba's own
         return made
     finally:
         config.CACHE_DIR = before
+
+
+def folder_of(function: Callable[..., Any]) -> str:
+    """Named after the file of `function` and the state of all that its kernels are made of."""
+    path = Path(inspect.getfile(function))
+    return f"{path.stem}-{fingerprint(path)}"
 
 
 class KernelCache(FunctionCache):
