@@ -3,13 +3,13 @@
 import json
 import re
 import time
-from concurrent.futures import Future
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import xarray as xr
 
+from interruptions import InterruptAfter, interrupt, pool_that_runs
 from limitformer import engine, memory, progress, replicas
 from limitformer.engine import Interrupted, simulate
 from limitformer.errors import InputError
@@ -362,21 +362,6 @@ def test_a_container_without_a_limit_has_the_memory_of_the_system(monkeypatch, t
     assert memory.available_memory() == GIB
 
 
-class InterruptAfter:
-    """Stands in for `wait`: Ctrl-C comes while the engine waits, once `calls` chunks have been seen."""
-
-    def __init__(self, calls):
-        self.calls = calls
-
-    def __call__(self, pending, **settings):
-        if self.calls == 0:
-            raise KeyboardInterrupt
-        self.calls -= 1
-        first = next(iter(pending))
-        first.result()
-        return {first}, set(pending) - {first}
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 @every_simulation
 def test_ctrl_c_keeps_what_is_finished(monkeypatch, model, options, threads):
@@ -407,37 +392,6 @@ def slow_down(monkeypatch, model):
         return quick(self, *arguments)
 
     monkeypatch.setattr(kind, "run", slow)
-
-
-def interrupt(*arguments, **settings):
-    raise KeyboardInterrupt
-
-
-def pool_that_runs(*firsts):
-    """A pool that runs the chunks at `firsts` when they are handed in; the others are never run."""
-
-    class Pool:
-        def __init__(self, threads):
-            self.futures = []
-
-        def submit(self, call, part, watch):
-            future = Future()
-            if part.start in firsts:
-                future.set_result(call(part, watch))
-            self.futures.append(future)
-            return future
-
-        def shutdown(self, **settings):
-            for future in self.futures:
-                future.cancel()
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            self.shutdown()
-
-    return Pool
 
 
 @pytest.mark.parametrize(("chunks", "finished"), [((), 0), ((0, 14), 7), ((7, 14), 0), ((0, 7, 21), 14)])

@@ -21,6 +21,7 @@ from limitformer.random import (
     replica_normals,
     rewind,
 )
+from philox import plain_philox
 
 ALPHA = 1e-4
 WORD = 0xFFFFFFFF
@@ -35,17 +36,6 @@ KNOWN_ANSWERS = [
         (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
     ),
 ]
-
-
-def plain_philox(counter, key_words, rounds=10, multipliers=(0xD2511F53, 0xCD9E8D57)):
-    """Philox 4x32 on Python integers, straight from the paper."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key_words
-    for _ in range(rounds):
-        p0, p1 = multipliers[0] * c0, multipliers[1] * c2
-        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & WORD, (p0 >> 32) ^ c3 ^ k1, p0 & WORD
-        k0, k1 = (k0 + 0x9E3779B9) & WORD, (k1 + 0xBB67AE85) & WORD
-    return c0, c1, c2, c3
 
 
 @numba.njit

@@ -16,8 +16,8 @@ from limitformer.sphere.pair import advance_hybrid, advance_stochastic, open_pai
 from limitformer.sphere.process import methods_of
 from limitformer.sphere.values import LAWS
 from limitformer.watch import new_watch
+from sphere_naive import gaps_of, naive_chain, naive_layer, normalised, overlaps_of, tokens_at
 from statistics_checks import ALPHA, assert_same_law
-from test_sphere_naive import gaps_of, naive_chain, naive_layer, normalised, overlaps_of, tokens_at
 
 SAMPLES = 20_000
 LAYERS = 10

@@ -12,6 +12,7 @@ import pytest
 import xarray as xr
 
 import limitformer as lf
+from interruptions import InterruptAfter, interrupt, pool_that_runs
 from limitformer import replicas
 from limitformer.engine import Interrupted, process_of
 from limitformer.lanes import LANES
@@ -19,8 +20,7 @@ from limitformer.sphere.outcome import LABELS
 from limitformer.sphere.pair import BLOCK
 from limitformer.sphere.process import PreparedSphere
 from limitformer.watch import new_watch
-from test_engine import InterruptAfter, interrupt, pool_that_runs
-from test_sphere_naive import tokens_at
+from sphere_naive import tokens_at
 
 PAIR = {"tokens": 2, "dim": 4, "beta": 2.0, "layers_per_unit_time": 10}
 QUERY_KEY = np.random.default_rng(0).standard_normal((2, 3, 4))

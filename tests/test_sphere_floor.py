@@ -11,9 +11,8 @@ from limitformer.lanes import LANES
 from limitformer.random import key
 from limitformer.sphere.relations import GAP_FLOOR
 from limitformer.sphere.values import LAWS, fill
+from sphere_naive import gaps_of, naive_chain, naive_layer, near_plus
 from statistics_checks import STANDARD_ERRORS, assert_same_law
-from test_sphere_naive import gaps_of, naive_chain, naive_layer
-from test_sphere_precision import near_plus
 
 exactly = np.vectorize(Decimal, otypes=[object])
 exponential = np.vectorize(Decimal.exp, otypes=[object])

@@ -10,9 +10,8 @@ from scipy.integrate import solve_ivp
 
 import limitformer as lf
 from limitformer.sphere.values import LAWS
+from sphere_naive import draw, euler_maruyama, naive_attention, naive_layer, tokens_at
 from statistics_checks import STANDARD_ERRORS, assert_same_law, least_p, standard_errors
-from test_sphere_naive import draw, naive_attention, naive_layer, tokens_at
-from test_sphere_precision import euler_maruyama
 
 SAMPLES = 10_000
 SIZE = {"beta": 1.7, "layers_per_unit_time": 1}

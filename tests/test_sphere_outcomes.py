@@ -15,7 +15,7 @@ from limitformer.results import tokens_of
 from limitformer.sphere.forest import open_forest
 from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps
 from limitformer.sphere.record import Record, record_workspace, write_point
-from test_sphere_naive import gaps_of, normalised, overlaps_of
+from sphere_naive import gaps_of, normalised, overlaps_of
 
 TOLERANCE = 0.1
 

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 import limitformer as lf
+from sphere_naive import euler_maruyama, gaps_of, naive_chain, normalised, overlaps_of, tokens_at
 from statistics_checks import ALPHA, assert_same_law
-from test_sphere_naive import gaps_of, naive_attention, naive_chain, normalised, overlaps_of, tokens_at
 
 SAMPLES = 10_000
 E = np.finfo(float).eps
@@ -33,26 +33,6 @@ def test_tokens_stay_on_the_sphere(model, of):
     assert x.shape == (9, 101, model.tokens, model.dim)
     assert np.abs(np.linalg.norm(x, axis=-1) - 1).max() < 1e-12
     assert np.abs(x[:, -1] - x[:, 0]).max(axis=(1, 2)).min() > 0.1
-
-
-def euler_maruyama(model, start, dt, steps, samples, seed, drift=1.0):
-    """[CT, eq. 6] or, for the hybrid, eq. 8, step by step as printed; tokens (samples, N, d)."""
-    rng = np.random.default_rng(seed)
-    y = np.broadcast_to(start, (samples, *start.shape)).copy()
-    for _ in range(steps):
-        a = naive_attention(y, model)
-        squared, along = (a * a).sum(-1, keepdims=True), (y * a).sum(-1, keepdims=True)
-        if isinstance(model, lf.HybridTransformer):
-            tangent = a - along * y
-            second = 1.5 * along**2 * y - 0.5 * squared * y - along * a
-            noise = rng.standard_normal((samples, 1, 1)) * dt**0.5
-            y = y + (model.epsilon**2 * drift * second + tangent) * dt + model.epsilon * tangent * noise
-        else:
-            w = rng.standard_normal((samples, model.dim, model.dim)) * dt**0.5
-            noise = a @ np.swapaxes(w, -1, -2)
-            noise -= (noise * y).sum(-1, keepdims=True) * y
-            y = y + drift * (1 - model.dim) / 2 * model.sigma**2 * squared * y * dt + model.sigma * noise
-    return y
 
 
 @pytest.mark.parametrize("model", [ON_THE_SPHERE[0], ON_THE_SPHERE[2]], ids=["stochastic", "hybrid"])

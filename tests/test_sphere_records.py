@@ -14,7 +14,7 @@ from limitformer.outcomes import labels_of
 from limitformer.records import all_pairs, bytes_of, checked_dtype, checked_pairs, pairs_of
 from limitformer.results import tokens_of
 from limitformer.sphere.outcome import outcomes_of_overlaps
-from test_sphere_naive import tokens_at
+from sphere_naive import tokens_at
 
 SIZE = {"dim": 4, "beta": 2.0, "layers_per_unit_time": 10}
 FIVE = lf.StochasticTransformer(tokens=5, **SIZE)

@@ -9,8 +9,8 @@ from limitformer.lanes import LANES
 from limitformer.random import key
 from limitformer.sphere.chi import LARGEST_PRODUCT, blocks_needed, chi_squares
 from limitformer.sphere.values import CUT_DEVIATION, CUT_MASS, LAWS, fill, fill_listed, normal_quantile
+from philox import plain_philox
 from statistics_checks import ALPHA, STANDARD_ERRORS, standard_errors
-from test_random import plain_philox
 
 EXACT = {
     "gaussian": stats.norm(),

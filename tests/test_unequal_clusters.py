@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import limitformer as lf
+from sphere_naive import naive_attention, naive_layer, tokens_at
 from statistics_checks import STANDARD_ERRORS
-from test_sphere_naive import naive_attention, naive_layer, tokens_at
 
 QUERY_KEY = tuple(np.random.default_rng(6).standard_normal((2, 3, 4)) / 3)
 SPLITS = [(2, 1), (1, 3), (4, 2)]

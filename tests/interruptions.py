@@ -1,0 +1,49 @@
+"""Stand-ins that bring Ctrl-C at a known moment."""
+
+from concurrent.futures import Future
+
+
+class InterruptAfter:
+    """Stands in for `wait`: Ctrl-C comes while the engine waits, once `calls` chunks have been seen."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def __call__(self, pending, **settings):
+        if self.calls == 0:
+            raise KeyboardInterrupt
+        self.calls -= 1
+        first = next(iter(pending))
+        first.result()
+        return {first}, set(pending) - {first}
+
+
+def interrupt(*arguments, **settings):
+    raise KeyboardInterrupt
+
+
+def pool_that_runs(*firsts):
+    """A pool that runs the chunks at `firsts` when they are handed in; the others are never run."""
+
+    class Pool:
+        def __init__(self, threads):
+            self.futures = []
+
+        def submit(self, call, part, watch):
+            future = Future()
+            if part.start in firsts:
+                future.set_result(call(part, watch))
+            self.futures.append(future)
+            return future
+
+        def shutdown(self, **settings):
+            for future in self.futures:
+                future.cancel()
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            self.shutdown()
+
+    return Pool
