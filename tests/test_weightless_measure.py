@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import limitformer as lf
+from limitformer.weightless.measure import median
 
 WIDTH, HEADS, TOKENS, LAYERS, SAMPLES = 24, 3, 7, 3, 4
 SEEN = []
@@ -128,6 +129,12 @@ def test_every_measure_is_that_of_the_modules_own_numbers(passes):
     assert not np.allclose(data["step"], found["step"] * (1 - 1 / WIDTH), rtol=1e-3)
     np.testing.assert_allclose(data.logits_mean, output.mean(1), rtol=1e-6)
     np.testing.assert_allclose(data.logits_std, output.std(1, ddof=1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("entries", [1, 2, 7, 8])
+def test_the_median_is_torchs(entries):
+    x = torch.randn(3, entries, generator=torch.Generator().manual_seed(entries))
+    assert torch.equal(median(x), x.median(1).values)
 
 
 def test_floating_inputs_have_the_first_gradient_of_the_stream():
