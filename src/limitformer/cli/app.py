@@ -24,12 +24,14 @@ def described(error: Any) -> str:
 
 # What the list of commands says of each; a test holds it against the commands' own help.
 COMMANDS = {
-    "check": "Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.",
-    "design": "Find what to set so that a network at initialisation is sound, how sure that is, and the lines to paste.",
+    "check": "Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a "
+    "checkpoint.",
+    "design": "Find what to set so that a network at initialisation is sound, how sure that is, and the lines to "
+    "paste.",
     "figure": "Make a figure of a paper: picture, data, and the claims that it checks.",
     "simulate": "Simulate a Transformer at initialisation: its exact chain, its limit, or the network itself.",
     "phase": "Draw a phase diagram: do tokens on the sphere end in one cluster, or as antipodal pairs?",
-    "overlap": "Tell whether two tokens end at antipodes: the exact probability, thresholds and times, at infinite depth.",
+    "overlap": "Tell whether two tokens end at antipodes: exact probabilities, thresholds and times at infinite depth.",
     "sweep": "Run grids of simulations that can be stopped, resumed, extended and moved to a cluster.",
     "train": "Train the networks of both papers. A run that was stopped goes on when it is started again.",
 }

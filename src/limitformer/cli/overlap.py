@@ -44,7 +44,7 @@ def overlap(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=QUESTION)] = False,
 ) -> None:
-    """Tell whether two tokens end at antipodes: the exact probability, thresholds and times, at infinite depth.
+    """Tell whether two tokens end at antipodes: exact probabilities, thresholds and times at infinite depth.
 
     For example: limitformer overlap --dim 4 --beta 2 --clusters 2,1 --start -1 --target 0.9
     """

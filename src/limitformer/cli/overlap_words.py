@@ -11,9 +11,10 @@ def words_of(summary: dict[str, Any]) -> str:
 
     >>> import limitformer as lf
     >>> model = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=1)
-    >>> print(words_of(lf.overlap(model).summary()))
-    Two tokens in dimension 4 at β = 1 end at antipodes with probability 0.1199, else in one cluster; orthogonal tokens with
-    probability 0.08442. Antipodes are possible where |β| > 0.6585.
+    >>> for sentence in words_of(lf.overlap(model).summary()).split("; "):
+    ...     print(sentence)
+    Two tokens in dimension 4 at β = 1 end at antipodes with probability 0.1199, else in one cluster
+    orthogonal tokens with probability 0.08443. Antipodes are possible where |β| > 0.6585.
     """
     sentences = (f"{who(summary)} {where(summary)}.", what_it_takes(summary), how_long(summary))
     return " ".join(sentence for sentence in sentences if sentence)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from limitformer.errors import InputError, require
+from limitformer.models.display import shown
 
 Kind = TypeVar("Kind", bound=type)
 T = TypeVar("T")
@@ -19,12 +20,12 @@ FAMILIES: dict[str, list[type]] = {}
 
 
 def known(family: str) -> Callable[[Kind], Kind]:
-    """Enter the decorated class into the list of what is known, under its family."""
+    """Enter the decorated class into the list of what is known, under its family; it is shown as `display` says."""
 
     def enter(kind: Kind) -> Kind:
         KINDS[kind.__name__] = kind
         FAMILIES.setdefault(family, []).append(kind)
-        return kind
+        return shown(kind)
 
     return enter
 
