@@ -120,7 +120,7 @@ class Sweep:
     base: Any
     over: Mapping[str, Sequence[Any]]
     simulate: Mapping[str, Any]
-    reduce: Mapping[str, Any] = field(default_factory=lambda: {"moments": True})
+    reduce: Mapping[str, Any] = field(default_factory=lambda: {"moments": {}})
     settings: Settings = field(init=False, repr=False)
     unchecked: InitVar[bool] = False  # for a store, whose cells were checked when it was made
 
