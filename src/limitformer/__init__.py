@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from limitformer import plot as plot
     from limitformer import train as train
     from limitformer import weightless as weightless
-    from limitformer.checking import check as check
     from limitformer.checking import design as design
+    from limitformer.checking.check import check as check
     from limitformer.engine import Interrupted as Interrupted
     from limitformer.engine import recording_size as recording_size
     from limitformer.engine import simulate as simulate
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from limitformer.limits import CovarianceFlow as CovarianceFlow
     from limitformer.limits import CovarianceLimit as CovarianceLimit
     from limitformer.limits import TokenLimit as TokenLimit
-    from limitformer.limits import limit as limit
+    from limitformer.limits.limit import limit as limit
     from limitformer.limits.overlap import OverlapDiffusion as OverlapDiffusion
     from limitformer.limits.overlap import overlap as overlap
     from limitformer.models import GELU as GELU
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from limitformer.sweep import load_sweep as load_sweep
     from limitformer.sweep import read_sweep as read_sweep
     from limitformer.sweep import run_sweep as run_sweep
-    from limitformer.weightless import shapes as shapes
+    from limitformer.weightless.shapes import shapes as shapes
 
     __version__: str
 
@@ -113,7 +113,8 @@ __all__ = [
 HOMES = {
     "engine": ("Interrupted", "recording_size", "simulate"),
     "errors": ("InputError", "MissingExtraError", "NoLimitError"),
-    "limits": ("CovarianceFlow", "CovarianceLimit", "TokenLimit", "limit"),
+    "limits": ("CovarianceFlow", "CovarianceLimit", "TokenLimit"),
+    "limits.limit": ("limit",),  # of the name of its module: named in full, for checkers
     "limits.overlap": ("OverlapDiffusion", "overlap"),
     "models": (
         *("GELU", "HybridTransformer", "LayerNorm", "OneMatrix", "ReLU", "RMSNorm", "ShapedAttention", "ShapedReLU"),
@@ -125,8 +126,9 @@ HOMES = {
     "readouts": ("outputs",),
     "results": ("correlation", "load", "save"),
     "sweep": ("Sweep", "compute_sweep", "load_sweep", "read_sweep", "run_sweep"),
-    "checking": ("check", "design"),  # these, and four of the modules below, need an extra
-    "weightless": ("shapes",),
+    "checking": ("design",),  # these, and five of the modules below, need an extra
+    "checking.check": ("check",),
+    "weightless.shapes": ("shapes",),
 }
 MODULES = ("checking", "figures", "hf", "models", "nn", "plot", "train", "weightless")
 
