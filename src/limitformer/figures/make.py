@@ -16,7 +16,8 @@ from limitformer.figures.claims import Claim, Run
 from limitformer.figures.page import renew
 from limitformer.lock import only_one
 from limitformer.plot import style
-from limitformer.results import check_writable, package_version, save, write_whole
+from limitformer.results import check_writable, save, write_whole
+from limitformer.version import package_version
 
 # Name → what it shows. The module of `st-fig1` is `limitformer.figures.st_fig1`.
 FIGURES = {
