@@ -7,7 +7,7 @@ from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from limitformer.cli.check import check
 from limitformer.cli.design import design
@@ -56,14 +56,26 @@ class Commands(TyperGroup):
         return result
 
 
+class Once(TyperCommand):
+    """A command whose options are given once: of two folders the first would be lost without a word."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse what is given twice and is no list."""
+        order = [] if ctx.resilient_parsing else self.make_parser(ctx).parse_args(args=list(args))[2]
+        for option in order:
+            if order.count(option) > 1 and not getattr(option, "multiple", True):
+                raise typer.BadParameter(f"{max(option.opts, key=len)} is given twice", ctx)
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
     name="limitformer",
     cls=Commands,
     pretty_exceptions_show_locals=False,
     rich_markup_mode="rich",
 )
-app.command()(check)
-app.command()(design)
+app.command(cls=Once)(check)
+app.command(cls=Once)(design)
 app.command()(figure)
 app.command()(simulate)
 app.command()(phase)

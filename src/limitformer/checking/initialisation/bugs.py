@@ -172,20 +172,25 @@ def large_block(e: Evidence) -> str:
     return ""
 
 
+def scalings(e: Evidence) -> list[tuple[int, str]]:
+    """What output projections are divided by the root of, where that is a number to be told from 1."""
+    return [(number, text) for number, text in ((2 * e.layers, "√(2L)"), (e.layers, "√L")) if number > 2]
+
+
 def residual_scaled(e: Evidence) -> str:
     """1/√(2L) or 1/√L where the law has none."""
-    for number, text in ((2 * e.layers, "√(2L)"), (e.layers, "√L")):
-        if e.layers > 1 and e.near(number**-0.5) and number > 2:
+    for number, text in scalings(e):
+        if e.near(number**-0.5):
             return f"divided by {text} = {math.sqrt(number):.3g}, which the law does not do here"
     return ""
 
 
 def residual_missing(e: Evidence) -> str:
     """The law divides by √(2L), what is held is not divided."""
-    for number, text in ((2 * e.layers, "√(2L)"), (e.layers, "√L")):
+    for number, text in scalings(e):
         base = e.law.std * math.sqrt(number)
         known = any(math.isclose(base, std, rel_tol=1e-3) for std in e.stds)
-        if number > 2 and known and e.near(math.sqrt(number)):
+        if known and e.near(math.sqrt(number)):
             return f"not divided by {text} = {math.sqrt(number):.3g}, as the law does"
     return ""
 
