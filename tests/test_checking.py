@@ -50,7 +50,7 @@ def module():
 
 @pytest.fixture(scope="module")
 def report(module):
-    return lf.check(module, sequences(), samples=3, progress=False)
+    return lf.check(module, sequences(), samples=2, progress=False)
 
 
 def tokens_of(x, k):
@@ -211,7 +211,7 @@ def test_a_shaped_transformer_is_healthy(unshaped):
     shaped = lf.Transformer(
         width=100, depth=50, gamma=8**-0.5, attention=lf.ShapedAttention(tau0=1.0), feedforward=unshaped.feedforward
     )
-    found = lf.check(shaped, lf.equicorrelated(4, 0.2), samples=8, progress=False)
+    found = lf.check(shaped, lf.equicorrelated(4, 0.2), samples=2, progress=False)
     assert found.healthy, str(found)
     assert "healthy" in str(found)
 
@@ -224,10 +224,10 @@ def test_queries_vanish_in_post_norm():
         "feedforward": lf.ShapedReLU(c_plus=0.0, c_minus=-1.0),
     }
     post = lf.Transformer(width=64, depth=40, norm="post", mask="causal", **stock)
-    found = lf.check(post, lf.equicorrelated(6, 0.2), samples=3, progress=False)
+    found = lf.check(post, lf.equicorrelated(6, 0.2), samples=2, progress=False)
     assert "vanishing" in [verdict.name for verdict in found.verdicts], str(found)
     pre = lf.Transformer(width=64, depth=40, norm="pre", mask="causal", **stock)
-    found = lf.check(pre, lf.equicorrelated(6, 0.2), samples=3, progress=False)
+    found = lf.check(pre, lf.equicorrelated(6, 0.2), samples=2, progress=False)
     assert "vanishing" not in [verdict.name for verdict in found.verdicts], str(found)
 
 
@@ -237,14 +237,14 @@ def names_of(what, **options):
 
 def test_attention_is_frozen_by_width_or_by_scale():
     wide = transformers.LlamaConfig(
-        hidden_size=16384, num_attention_heads=128, num_key_value_heads=8, intermediate_size=64, num_hidden_layers=2
+        hidden_size=16384, num_attention_heads=128, num_key_value_heads=8, intermediate_size=64, num_hidden_layers=1
     )
     assert "frozen" in names_of(wide, tokens=64)
     assert "frozen" not in names_of(wide, tokens=64, settings={"initializer_range": 0.005})
     normed = {
         "head_dim": 256,
         "hidden_size": 512,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": 1,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
     }
