@@ -106,7 +106,7 @@ def by_kind(gradient: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
     return inside, rest
 
 
-def gradient_ratio(norms: Array) -> tuple[Array, NDArray[np.int64]]:
+def gradient_ratio(norms: Array) -> tuple[Array, NDArray[Any]]:
     """Of norms (sample, kind, block): largest over smallest by block, of the kind that is worst, and its least block.
 
     Both (sample,). NaN where no norm is a number; 1 where nothing depends on a weight, which does not vanish by depth.
