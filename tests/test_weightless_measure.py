@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import limitformer as lf
 from limitformer.weightless.measure import median
+from weightless_families import Step
 
 WIDTH, HEADS, TOKENS, LAYERS, SAMPLES = 24, 3, 7, 3, 4
 SEEN = []
@@ -147,18 +148,6 @@ def test_floating_inputs_have_the_first_gradient_of_the_stream():
         progress=False,
     )
     assert np.isfinite(data.stream_gradient).all()
-
-
-class Step(nn.Module):
-    """x + xW."""
-
-    def __init__(self):
-        super().__init__()
-        self.map = nn.Linear(8, 8, bias=False)
-        nn.init.normal_(self.map.weight, std=0.5)
-
-    def forward(self, x):
-        return x + self.map(x)
 
 
 class Readout(nn.Module):

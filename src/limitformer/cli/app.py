@@ -8,7 +8,7 @@ from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 # Typer re-exports its subclass alone, and where the class itself lives depends on the version.
 UsageError: Any = typer.BadParameter.__base__
@@ -37,6 +37,18 @@ COMMANDS = {
 }
 
 
+class Once(TyperCommand):
+    """A command whose options are given once: of two folders the first would be lost without a word."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse what is given twice and is no list."""
+        order = [] if ctx.resilient_parsing else self.make_parser(ctx).parse_args(args=list(args))[2]
+        for option in order:
+            if order.count(option) > 1 and not getattr(option, "multiple", True):
+                raise typer.BadParameter(f"{max(option.opts, key=len)} is given twice", ctx)
+        return super().parse_args(ctx, args)
+
+
 def command_of(name: str) -> Any:
     """The command `name` itself, or the group of commands; imports its module."""
     found = getattr(import_module(f"limitformer.cli.{name}"), name)
@@ -44,7 +56,7 @@ def command_of(name: str) -> Any:
     if isinstance(found, typer.Typer):
         holder.add_typer(found, name=name)
     else:
-        holder.command(name)(found)
+        holder.command(name, cls=Once)(found)
     return typer.main.get_group(holder).commands[name]
 
 
