@@ -154,9 +154,9 @@ def rho_of(data: xr.Dataset, name: str, groups: str = "all") -> float:
 
 
 def chosen(data: xr.Dataset, names: list[str], groups: str = "all") -> str:
-    """Of these, the one of the largest |ρ| in the half to choose with; one without a ρ is not chosen."""
+    """Of these, the one of the largest |ρ| in the half to choose with."""
     there = half(data, CHOOSE)
-    return max(names, key=lambda name: np.nan_to_num(abs(rho_of(there, name, groups))))
+    return max(names, key=lambda name: abs(rho_of(there, name, groups)))
 
 
 def predictors(data: xr.Dataset) -> list[str]:

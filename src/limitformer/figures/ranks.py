@@ -13,8 +13,6 @@ The interval of ρ is between the percentiles of pairs drawn with replacement [E
 small, and p does not rest on it.
 """
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
@@ -31,21 +29,21 @@ def ranks(values: ArrayLike) -> Array:
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
-    """ρ of x and y (n,); NaN where all of one are the same."""
+    """ρ of x and y (n,); 0 where all of one are the same, which says nothing of the other."""
     return float(correlations(ranks(x), ranks(y)))
 
 
-def correlations(r: Array, s: Array) -> Any:
+def correlations(r: Array, s: Array) -> Array:
     """Of r and s (…, n): (…)."""
     a, b = (each - each.mean(-1, keepdims=True) for each in (r, s))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return (a * b).sum(-1) / np.sqrt((a**2).sum(-1) * (b**2).sum(-1))
+    size = np.sqrt((a**2).sum(-1) * (b**2).sum(-1))
+    return np.asarray((a * b).sum(-1) / np.where(size > 0, size, 1.0))
 
 
 def within(x: ArrayLike, y: ArrayLike, groups: ArrayLike) -> float:
-    """The mean of ρ over the groups (n,); a group without one counts as 0."""
+    """The mean of ρ over the groups (n,)."""
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    return float(np.mean([np.nan_to_num(spearman(x[part], y[part])) for part in parts_of(groups)]))
+    return float(np.mean([spearman(x[part], y[part]) for part in parts_of(groups)]))
 
 
 def parts_of(groups: ArrayLike) -> list[NDArray[np.intp]]:
@@ -60,18 +58,16 @@ def p_value(x: ArrayLike, y: ArrayLike, groups: ArrayLike, seed: int, draws: int
     random, drawn = generator(seed), np.zeros(draws)
     for part in parts:
         shuffled = random.permuted(np.tile(ranks(y[part]), (draws, 1)), axis=1)
-        drawn += np.nan_to_num(correlations(ranks(x[part]), shuffled)) / len(parts)
+        drawn += correlations(ranks(x[part]), shuffled) / len(parts)
     reached = np.abs(drawn) >= abs(within(x, y, groups)) - ROUNDING
     return (1 + int(reached.sum())) / (1 + draws)
 
 
 def interval(x: ArrayLike, y: ArrayLike, seed: int, draws: int = DRAWS) -> tuple[float, float]:
-    """The ends of the 95 % interval of ρ; NaN without ρ. Draws of which all are the same have none and are left out."""
+    """The ends of the 95 % interval of ρ of x and y (n,)."""
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    if not np.isfinite(spearman(x, y)):
-        return float("nan"), float("nan")
     chosen = generator(seed).integers(0, len(x), (draws, len(x)))
-    low, high = np.nanquantile(correlations(ranks(x[chosen]), ranks(y[chosen])), (0.025, 0.975))
+    low, high = np.quantile(correlations(ranks(x[chosen]), ranks(y[chosen])), (0.025, 0.975))
     return float(low), float(high)
 
 
