@@ -1,6 +1,7 @@
 """Does the law foretell training? The statistic finds what was planted and nothing else; the halves never meet."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -122,7 +123,8 @@ def study(outcome, seed=0):
     along["half"] = ("cell", np.where(held_out, TEST, CHOOSE))
     names = ["a", "b", foretells.START]
     parts = {"foretold": (("predictor", "cell"), said), "loss": (("seed", "cell"), loss)}
-    return xr.Dataset(parts | {"first": (("seed", "cell"), said[[2, 2]])}, {"predictor": names, **along})
+    parts |= {"first": (("seed", "cell"), said[[2, 2]]), "frequencies": 0.5}
+    return xr.Dataset(parts, {"predictor": names, **along})
 
 
 def judged(data):
@@ -156,7 +158,7 @@ def test_the_held_out_half_has_no_part_in_the_choice():
 
 def test_few_networks_are_not_judged():
     data = study(lambda x: x)
-    few = xr.concat([foretells.half(data, side).isel(cell=slice(9)) for side in (CHOOSE, TEST)], "cell")
+    few = data.isel(cell=np.concatenate([np.flatnonzero(data["half"] == side)[:9] for side in (CHOOSE, TEST)]))
     assert set(judged(few).values()) == {None}
 
 
@@ -238,6 +240,16 @@ def sees_ahead(torch, kind, **changes):
     other[0, -1] = 77
     with torch.no_grad():
         return bool((model(ids).logits - model(other).logits)[0, :-1].abs().max() > 1e-6)
+
+
+def test_loss_of_the_frequencies(data):
+    """Of the text that it was counted in: the entropy of its tokens, which no other law of them comes below."""
+    own = replace(data, evaluation=data.train)
+    part = np.bincount(np.concatenate([data.train[k]["input_ids"][1:] for k in range(len(data.train))]))
+    entropy = -np.sum(part[part > 0] / part.sum() * np.log(part[part > 0] / part.sum()))
+    found = tiny_networks.loss_of_frequencies(own, replace(quick().sizes, evaluated=10**6))
+    assert entropy <= found < entropy + 0.02
+    assert found < np.log(quick().sizes.vocabulary) - 0.5  # the wrong twin: all tokens alike
 
 
 def test_folders_are_of_one_grid_and_seed(tmp_path):

@@ -18,6 +18,9 @@ holds by chance with probability 5 % at the most:
 Beside them, and not what decides: ρ of all predictors; the two knobs, s and depth, as predictors; ρ within kinds; and ρ
 between the two seeds, above which no predictor could be expected to get by much. That the law is of the networks that
 were trained is seen in ρ of the law's loss at the start and the loss of the first step.
+
+Added when the first runs had been seen, for the figure and one count: the held-out loss of the frequencies of tokens,
+which a network reaches that has learnt no context. The order of such networks is noise.
 """
 
 import json
@@ -38,16 +41,17 @@ from numpy.typing import NDArray
 
 from limitformer.figures.claims import Claim, Run
 from limitformer.figures.ranks import generator, interval, p_value, spearman, within
-from limitformer.figures.tiny_networks import KINDS, Cell, Sizes, foretold, trained
+from limitformer.figures.tiny_networks import KINDS, Cell, Sizes, foretold, loss_of_frequencies, trained
 from limitformer.plot import BLACK, BLUE, GREEN, MARKERS, ORANGE, RED, legend_below, panels
 from limitformer.progress import tracked
-from limitformer.train.text_data import text_data
+from limitformer.train.text_data import TextData, text_data
 
 CHOOSE, TEST = "choosing", "held-out"
 START = "loss at the start"
 KNOBS = {"initializer_range": "scale", "depth": "depth"}
 LEVEL = 0.025  # of each of the two hypotheses
 FEWEST = 10  # of a half from which something is judged
+NEAR = 0.1  # nats from the loss of the frequencies
 SOURCE = "stdlib"
 COLOURS = dict(zip(KINDS, (BLUE, RED, GREEN, ORANGE), strict=True))
 
@@ -77,7 +81,7 @@ def paper() -> Config:
 def quick() -> Config:
     """For tests."""
     sizes = Sizes(width=16, heads=2, vocabulary=300, length=8, batch=4, steps=6, warmup=1, evaluated=8, documents=30)
-    return Config(kinds=("pre", "post"), depths=(2,), scales=(0.03, 0.3, 0.6, 1.0), sizes=sizes, samples=2)
+    return Config(kinds=("shaped",), depths=(2,), scales=(0.03, 0.3, 0.6, 1.0), sizes=sizes, samples=1)
 
 
 def cells_of(config: Config) -> list[Cell]:
@@ -95,17 +99,19 @@ def halves(config: Config, seed: int) -> tuple[NDArray[np.bool_], NDArray[np.boo
 
 
 def compute(config: Config, run: Run) -> xr.Dataset:
-    """`foretold` (predictor, cell), `loss` (seed, cell), NaN where it was not trained, and `first` likewise."""
+    """`foretold` (predictor, cell); `loss` and `first` (seed, cell), NaN where it was not trained; `frequencies`."""
     cells = cells_of(config)
     said = [foretold(cell, config.sizes, config.samples, run.seed) for cell in tracked(cells, "checks")]
     held_out, again = halves(config, run.seed)
     with place_of(config, run) as out:
-        first, loss = outcomes(config, run.seed, again, out)
+        data = text_data(SOURCE, config.sizes.vocabulary, config.sizes.length, out / "data", config.sizes.documents)
+        first, loss = outcomes(config, run.seed, again, data, out)
     names = list(said[0])
     parts: dict[str, Any] = {
         "foretold": (("predictor", "cell"), [[one[name] for one in said] for name in names]),
         "loss": (("seed", "cell"), loss),
         "first": (("seed", "cell"), first),
+        "frequencies": loss_of_frequencies(data, config.sizes),
     }
     along: dict[str, Any] = {name: [getattr(cell, name) for cell in cells] for name in ("kind", "depth", "scale")}
     along["half"] = np.where(held_out, TEST, CHOOSE)
@@ -124,15 +130,14 @@ def place_of(config: Config, run: Run) -> Iterator[Path]:
 
 
 def outcomes(
-    config: Config, seed: int, again: NDArray[np.bool_], out: Path
+    config: Config, seed: int, again: NDArray[np.bool_], data: TextData, out: Path
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Losses of the first step and at the end (seed, cell); the second seed of those that are trained again."""
-    sizes, cells = config.sizes, cells_of(config)
-    data = text_data(SOURCE, sizes.vocabulary, sizes.length, out / "data", sizes.documents)
+    cells = cells_of(config)
     found = np.full((2, 2, len(cells)), np.nan)
     todo = [(0, k) for k in range(len(cells))] + [(1, int(k)) for k in np.flatnonzero(again)]
     for which, k in tracked(todo, "networks"):
-        found[:, which, k] = trained(cells[k], sizes, data, 2 * seed + which, out)
+        found[:, which, k] = trained(cells[k], config.sizes, data, 2 * seed + which, out)
     return found[0], found[1]
 
 
@@ -201,9 +206,19 @@ def beside(data: xr.Dataset) -> list[Claim]:
         Claim(f"mean ρ within kinds, {TEST} half", rho_of(kept, best, "kind")),
         Claim(f"ρ of the knob chosen likewise, {knob}, {TEST} half", rho_of(kept, knob)),
         Claim("ρ of two seeds of the same networks", between_seeds(data)),
+        Claim(
+            f"networks of {data.sizes['cell']} that learnt no context: {NEAR:g} below the frequencies' loss or above",
+            float(no_context(data).sum()),
+        ),
+        Claim("held-out loss of the frequencies", float(data["frequencies"])),
         Claim("runs that diverged", float(np.isinf(data["loss"].values).sum())),
         Claim("ρ of the law's loss at the start and the loss of the first step: above 0.9", same, bool(same > 0.9)),
     ]
+
+
+def no_context(data: xr.Dataset) -> NDArray[np.bool_]:
+    """Which networks (cell,) are not clearly better than the frequencies of tokens."""
+    return np.asarray(data["loss"].values[0] > float(data["frequencies"]) - NEAR)
 
 
 def between_seeds(data: xr.Dataset) -> float:

@@ -160,6 +160,14 @@ def plan_of(sizes: Sizes, seed: int, folder: Path) -> Plan:
     )  # fmt: skip
 
 
+def loss_of_frequencies(data: TextData, sizes: Sizes) -> float:
+    """The held-out loss, in nats, of a model that knows the frequencies of the training text's tokens alone."""
+    counts = np.bincount(np.asarray(data.train.tokens), minlength=sizes.vocabulary) + 1
+    kept = spread(data.evaluation, sizes.evaluated)
+    targets = np.concatenate([kept[k]["input_ids"][1:].numpy() for k in range(len(kept))])
+    return float(-np.log(counts[targets] / counts.sum()).mean())
+
+
 def next_tokens(examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Examples {"input_ids"} of one length as a batch; the models themselves shift the labels."""
     ids = torch.stack([one["input_ids"] for one in examples])
