@@ -121,7 +121,7 @@ def study(outcome, seed=0):
     loss = np.array([outcome(said[0]), np.where(again, outcome(said[0]), np.nan)])
     along = {name: ("cell", [getattr(cell, name) for cell in cells]) for name in ("kind", "depth", "scale")}
     along["half"] = ("cell", np.where(held_out, TEST, CHOOSE))
-    names = ["a", "b", foretells.START]
+    names = ["a", foretells.DISTANCE, foretells.START]
     parts = {"foretold": (("predictor", "cell"), said), "loss": (("seed", "cell"), loss)}
     parts |= {"first": (("seed", "cell"), said[[2, 2]]), "frequencies": 0.5}
     return xr.Dataset(parts, {"predictor": names, **along})

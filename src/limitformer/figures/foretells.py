@@ -19,8 +19,9 @@ Beside them, and not what decides: ρ of all predictors; the two knobs, s and de
 between the two seeds, above which no predictor could be expected to get by much. That the law is of the networks that
 were trained is seen in ρ of the law's loss at the start and the loss of the first step.
 
-Added when the first runs had been seen, for the figure and one count: the held-out loss of the frequencies of tokens,
-which a network reaches that has learnt no context. The order of such networks is noise.
+Added when the losses had been seen, and not what decides either: ρ within depths; the held-out loss of the
+frequencies of tokens, which a network reaches that has learnt no context (the order of such networks is noise); and how
+many of those did that meet the objective.
 """
 
 import json
@@ -40,14 +41,14 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from limitformer.figures.claims import Claim, Run
-from limitformer.figures.ranks import generator, interval, p_value, spearman, within
+from limitformer.figures.ranks import generator, interval, p_value, ranks, spearman, within
 from limitformer.figures.tiny_networks import KINDS, Cell, Sizes, foretold, loss_of_frequencies, trained
 from limitformer.plot import BLACK, BLUE, GREEN, MARKERS, ORANGE, RED, legend_below, panels
 from limitformer.progress import tracked
 from limitformer.train.text_data import TextData, text_data
 
 CHOOSE, TEST = "choosing", "held-out"
-START = "loss at the start"
+START, DISTANCE = "loss at the start", "distance of the objective"
 KNOBS = {"initializer_range": "scale", "depth": "depth"}
 LEVEL = 0.025  # of each of the two hypotheses
 FEWEST = 10  # of a half from which something is judged
@@ -204,15 +205,27 @@ def beside(data: xr.Dataset) -> list[Claim]:
         Claim("over all: lower end of the 95 % interval", low),
         Claim("over all: upper end of the 95 % interval", high),
         Claim(f"mean ρ within kinds, {TEST} half", rho_of(kept, best, "kind")),
+        Claim(f"mean ρ within depths, {TEST} half (added when the losses had been seen)", rho_of(kept, best, "depth")),
         Claim(f"ρ of the knob chosen likewise, {knob}, {TEST} half", rho_of(kept, knob)),
         Claim("ρ of two seeds of the same networks", between_seeds(data)),
         Claim(
             f"networks of {data.sizes['cell']} that learnt no context: {NEAR:g} below the frequencies' loss or above",
             float(no_context(data).sum()),
         ),
+        *of_the_objective(data),
         Claim("held-out loss of the frequencies", float(data["frequencies"])),
         Claim("runs that diverged", float(np.isinf(data["loss"].values).sum())),
         Claim("ρ of the law's loss at the start and the loss of the first step: above 0.9", same, bool(same > 0.9)),
+    ]
+
+
+def of_the_objective(data: xr.Dataset) -> list[Claim]:
+    """Added when the losses had been seen: networks inside all its bands, and how many of them learnt context."""
+    met, learnt = data["foretold"].sel(predictor=DISTANCE).values == 0, ~no_context(data)
+    return [
+        Claim("networks that meet the default objective", float(met.sum())),
+        Claim("of these learnt context", float((met & learnt).sum())),
+        Claim("of the others learnt context", float((~met & learnt).sum())),
     ]
 
 
@@ -242,22 +255,23 @@ def draw(data: xr.Dataset) -> Figure:
         Line2D([], [], color=BLACK, marker="o", linestyle="", markerfacecolor="none", label=f"{CHOOSE} half"),
         Line2D([], [], color=BLACK, marker="o", linestyle="", label=f"{TEST} half"),
     ]
-    legend_below(figure, 6, handles=[*marks, *sides])
+    line = Line2D([], [], color=BLACK, linestyle=":", label="frequencies of tokens alone")
+    legend_below(figure, 7, handles=[*marks, *sides, line])
     return figure
 
 
 def scatter(axes: Axes, data: xr.Dataset, best: str) -> None:
     """One mark a network, hollow if it was chosen with; what diverged is at the upper edge."""
     x, loss = relation(data, best)
-    top = 1.05 * float(np.max(loss[np.isfinite(loss)], initial=1.0))
+    place, top = ranks(x), 1.05 * float(np.max(loss[np.isfinite(loss)], initial=1.0))
     for at, (kind, side) in enumerate(zip(data["kind"].values, data["half"].values, strict=True)):
         colour, mark = COLOURS[str(kind)], MARKERS[KINDS.index(str(kind))]
         face = "none" if side == CHOOSE else colour
-        axes.plot(x[at], min(loss[at], top), mark, color=colour, markerfacecolor=face, markersize=6)
-    spread = bool((x > 0).all()) and np.nanmax(x) > 30 * np.nanmin(x)
-    told = [f"{rho_of(half(data, side), best):.2f} in the {side} half" for side in (CHOOSE, TEST)]
-    axes.set(xlabel=f"{best}, before training", ylabel="held-out loss after training (nats)")
-    axes.set(xscale="log" if spread else "linear", title=f"ρ = {told[0]}, {told[1]}")
+        axes.plot(place[at], min(loss[at], top), mark, color=colour, markerfacecolor=face, markersize=6)
+    axes.axhline(float(data["frequencies"]), color=BLACK, linestyle=":", linewidth=1)
+    told = [f"{rho_of(half(data, side), best):.2f} {side}" for side in (CHOOSE, TEST)]
+    axes.set(xlabel=f"rank of the {best}, before training", ylabel="held-out loss after training (nats)")
+    axes.set(title=f"ρ = {told[0]}, {told[1]}")
 
 
 def strengths(axes: Axes, data: xr.Dataset, best: str) -> None:
