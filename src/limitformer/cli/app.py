@@ -37,6 +37,9 @@ COMMANDS = {
 }
 
 
+ONCE = ("check", "design")  # they write several files; elsewhere the last of two counts, as it is usual
+
+
 class Once(TyperCommand):
     """A command whose options are given once: of two folders the first would be lost without a word."""
 
@@ -56,7 +59,7 @@ def command_of(name: str) -> Any:
     if isinstance(found, typer.Typer):
         holder.add_typer(found, name=name)
     else:
-        holder.command(name, cls=Once)(found)
+        holder.command(name, cls=Once if name in ONCE else TyperCommand)(found)
     return typer.main.get_group(holder).commands[name]
 
 
