@@ -153,7 +153,7 @@ def trained(cell: Cell, sizes: Sizes, data: TextData, seed: int, out: Path) -> t
 
 def plan_of(sizes: Sizes, seed: int, folder: Path) -> Plan:
     """One core whatever the machine has: the same bits everywhere."""
-    every = {"save_every": sizes.steps, "log_every": sizes.steps, "evaluate_every": sizes.steps}
+    every: dict[str, Any] = {"save_every": sizes.steps, "log_every": sizes.steps, "evaluate_every": sizes.steps}
     return Plan(
         folder=folder, steps=sizes.steps, batch=sizes.batch, learning_rate=sizes.learning_rate, warmup=sizes.warmup,
         seed=seed, tensorboard=False, threads=1, keep_checkpoints=1, **every,
