@@ -18,7 +18,8 @@ from limitformer.chains.transformer import subtracts_mean
 from limitformer.engine import Interrupted, Record, recorded_layers
 from limitformer.errors import InputError, require, require_count
 from limitformer.memory import check_recording, check_scratch
-from limitformer.models import Start, Transformer, as_start, to_json
+from limitformer.models import Start, Transformer, as_start
+from limitformer.models.serial import described
 from limitformer.nn.network import Layer
 from limitformer.nn.weights import draw_weights
 from limitformer.progress import tracked
@@ -86,7 +87,7 @@ def simulate(
 
     def dataset(finished: int) -> xr.Dataset:
         provenance = {
-            "model": to_json(model),
+            "model": described(model),
             "description": "network",
             "start": start.description,
             "seed": seed,
@@ -118,7 +119,7 @@ def with_gradients(model: Transformer, start: Start, layers: np.ndarray, options
     from limitformer.weightless import simulate as simulate_weightless  # which stands on this package
 
     def laid_out(found: xr.Dataset) -> xr.Dataset:
-        return found.rename(layer="depth").sel(depth=layers).assign_attrs(model=to_json(model))
+        return found.rename(layer="depth").sel(depth=layers).assign_attrs(model=described(model))
 
     try:
         return laid_out(simulate_weightless(model, start, gradients=True, **options))
@@ -204,6 +205,7 @@ def run_batch(
     for depth in range(model.depth + 1):
         if depth > 0:
             draw_weights(layer, generator)
+            layer.place = depth - 1
             x = layer(x)
         v = gram(x)
         inside &= v.isfinite().all((-1, -2))
