@@ -33,12 +33,12 @@ def logistic(x):
 
 
 def sigmoid_attention(logits, visible):
-    weights = visible / (1.0 + np.exp(-logits))
-    return weights / visible.sum(1).reshape(-1, 1)
+    """σ(Y − log m) [Ramapuram et al., 2024]."""
+    return visible / (1.0 + len(logits) * np.exp(-logits))
 
 
 def torch_sigmoid_attention(logits, visible):
-    return torch.sigmoid(logits) * visible / visible.sum(1, keepdim=True)
+    return torch.sigmoid(logits - math.log(len(visible))) * visible
 
 
 def linear_attention(logits, visible):

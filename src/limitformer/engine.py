@@ -276,8 +276,8 @@ def chain_kind(model: Transformer, gradients: bool) -> type[TransformerChain]:
     one_matrix = type(model.feedforward) is OneMatrix
     for part in (model.attention, model.feedforward, model.norm):
         without = type(part) in WITHOUT_GRADIENTS and gradients
-        name = f"a {type(part).__name__}"
-        require(not without, f"The chain of {name} has no gradients. Nearest: lf.nn.simulate(…, gradients=True).")
+        name = type(part).__name__
+        require(not without, f"The chain with {name} has no gradients. Nearest: lf.nn.simulate(…, gradients=True).")
     return GradientChain if gradients else OneMatrixChain if one_matrix else TransformerChain
 
 

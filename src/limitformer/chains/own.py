@@ -79,28 +79,39 @@ def named_errors(function: Function, compile_it: Callable[[Any], Any]) -> Any:
 
 
 def compiled_elementwise(scalar: Any) -> Any:
-    """The loop of `ELEMENTWISE`."""
+    """The loop of `ELEMENTWISE`; numbers for which σ raises something become NaN, which stops a path."""
 
-    def loop(values, count, gain):  # type: ignore[no-untyped-def]
+    def loop(values, count, gain):
         row = carray(values, count)
-        for k in range(count):
-            row[k] = gain * scalar(row[k])
+        try:
+            for k in range(count):
+                row[k] = gain * scalar(row[k])
+        except Exception:  # noqa: BLE001  compiled: there is no other
+            row[:] = np.nan
 
     return cfunc(ELEMENTWISE, error_model="numpy")(loop)
 
 
 def compiled_mixing(rule: Any) -> Any:
-    """The rule of `MIXING`; a matrix of another shape becomes NaN, which stops a path."""
+    """The rule of `MIXING`; a matrix of another shape, or none, becomes NaN, which stops a path."""
 
-    def mix(matrix, visible, tokens, inverse_temperature):  # type: ignore[no-untyped-def]
+    def mix(matrix, visible, tokens, inverse_temperature):
         entries = carray(matrix, (tokens, tokens, LANES))
-        seen = carray(visible, (tokens, tokens), np.bool_)
+        shown = carray(visible, (tokens, tokens), np.bool_)
         for lane in range(LANES):
-            a = rule(inverse_temperature * entries[:, :, lane], seen.copy())
-            fits = a.shape[0] == tokens and a.shape[1] == tokens
+            logits, seen = np.empty((tokens, tokens)), np.empty((tokens, tokens), np.bool_)
             for i in range(tokens):
                 for j in range(tokens):
-                    entries[i, j, lane] = a[i, j] if fits else np.nan
+                    logits[i, j], seen[i, j] = inverse_temperature * entries[i, j, lane], shown[i, j]
+                    entries[i, j, lane] = np.nan
+            try:
+                a = rule(logits, seen)
+                if a.shape[0] == tokens and a.shape[1] == tokens:
+                    for i in range(tokens):
+                        for j in range(tokens):
+                            entries[i, j, lane] = a[i, j]
+            except Exception:  # noqa: BLE001  compiled: there is no other
+                pass
 
     return cfunc(MIXING, error_model="numpy")(mix)
 

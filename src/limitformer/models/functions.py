@@ -75,9 +75,8 @@ def module_named(name: str) -> Any:
     try:
         return import_module(name)
     except Exception as error:
-        raise InputError(
-            f"The module {name} cannot be imported: {type(error).__name__}: {first_line(error)}"
-        ) from error
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise InputError(f"The module {name} cannot be imported: {what}") from error
 
 
 def checked(name: str, function: Any) -> Function:
@@ -88,10 +87,8 @@ def checked(name: str, function: Any) -> Function:
     """
     found = imported(function) if isinstance(function, str) else function
     python = isinstance(plain(found), FunctionType)
-    require(
-        python,
-        f"{name} must be a function of Python or Numba, or its path; got {found!r}. Nearest: a def that calls it.",
-    )
+    wanted = "a function of Python or Numba, or its path"
+    require(python, f"{name} must be {wanted}; got {found!r}. Nearest: a def that calls it.")
     return found
 
 

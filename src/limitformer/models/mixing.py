@@ -98,11 +98,8 @@ def try_rule(function: Function, visible: Visible) -> None:
     a = matrix_of(function, tried_logits(tokens), visible)
     shape, kind = np.shape(a), np.asarray(a).dtype
     real = isinstance(a, np.ndarray) and shape == visible.shape and kind.kind in "fiub"
-    require(
-        real, f"function must give a real matrix {visible.shape}; {name} gave {type(a).__name__} {shape} of {kind}."
-    )
+    got = f"{type(a).__name__} {shape} of {kind}"
+    require(real, f"function must give a real matrix {visible.shape}; {name} gave {got}.")
     require(bool(np.isfinite(a).all()), f"function must give a finite matrix; {name} gave {a.tolist()}.")
     leak = bool(np.any(a[~visible]))
-    require(
-        not leak, f"Under a mask A must be 0 where a row sees nothing; {name} ignores visible. Nearest: A * visible."
-    )
+    require(not leak, f"Under a mask A must be 0 where nothing is seen; {name} ignores visible. Nearest: A * visible.")

@@ -102,16 +102,14 @@ def function_of(given: Function | str) -> Function:
         return imported(given)
     found = next(functions_named(given), None)
     if found is None:
-        raise InputError(
-            f"torch and torch.nn.functional have no function {given!r}. Nearest: torch='package.module:name'."
-        )
+        raise InputError(f"torch has no function {given!r}. Nearest: its path, such as 'package.module:name'.")
     return found
 
 
 def difference(call: Callable[[], Any], wanted: NDArray[Any]) -> str | None:
     """Why what `call` gives is not `wanted`; None if it is."""
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), torch.device("cpu"):
             found = call()
     except Exception as error:  # noqa: BLE001  somebody's own code
         return f"it raised {type(error).__name__}: {first_line(error)}"
