@@ -183,7 +183,7 @@ def test_heads_that_do_not_divide_name_the_nearest_that_do(heads, width, nearest
         ),
         (
             {"feedforward": SHAPED},
-            "feedforward must be one of ShapedReLU, ReLU, GELU, Elementwise, Gated, OneMatrix or None; got ShapedAttention(",
+            "feedforward must be one of ShapedReLU, ReLU, GELU, Elementwise, Gated, OneMatrix or None; got ShapedAtt",
         ),
         ({"norm": "mid"}, 'norm must be one of LayerNorm, RMSNorm, RadialNorm, "pre", "post" or None; got \'mid\'.'),
         ({"norm": True}, 'norm must be one of LayerNorm, RMSNorm, RadialNorm, "pre", "post" or None; got True.'),
