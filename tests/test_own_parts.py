@@ -128,7 +128,7 @@ def test_gradients_with_strengths_of_each_place():
 def test_a_network_that_trains_has_the_strengths_of_its_places():
     model = replace(lf.Transformer(**BOTH, gamma=GAMMAS, lam=LAMS), attention=lf.SoftmaxAttention(heads=2))
     blocks = lf.nn.stack_of(model).blocks
-    found = [[(float(r.lam), float(r.gamma)) for r in block.residual.values()] for block in blocks]
+    found = [[(r.lam.item(), r.gamma.item()) for r in block.residual.values()] for block in blocks]
     np.testing.assert_allclose(found, model.strengths, rtol=1e-7)
 
 

@@ -85,7 +85,7 @@ def feedforward_part(chosen: dict[str, Any]) -> Any:
     kinds = {"shaped-relu": ShapedReLU, "relu": ReLU, "gelu": GELU, "none": None}
     name = chosen["feedforward"]
     if name in kinds:
-        kind = kinds[name]
+        kind: Any = kinds[name]
         part = None if kind is None else kind(**fields_among(chosen, kind))
     else:
         listed = ", ".join([*kinds, *OWN])

@@ -12,19 +12,29 @@ from limitformer.nn.norm import Norm
 from limitformer.nn.weights import draw_weights
 
 
+Strengths = list[tuple[float, float]]
+
+
+def strengths_of(model: models.Transformer) -> list[Strengths]:
+    """λ and γ of each sublayer, for each layer."""
+    rows = [[(skip, gamma) for skip, gamma in row] for row in model.strengths.tolist()]
+    return rows if len(rows) == model.depth else rows * model.depth
+
+
 class Layer(nn.Module):
     """One layer: attention, then feed-forward; `forward` maps (*networks, tokens, width) to the same shape.
 
     Args:
         model: the Transformer.
         networks: leading dimensions of the weights; () for one trainable network.
-        place: which of the layers it is, from 0; it has the λ and γ of that one.
+        strengths: λ and γ of each sublayer; None takes those of the first layer.
     """
 
-    def __init__(self, model: models.Transformer, networks: tuple[int, ...] = (), place: int = 0) -> None:
+    def __init__(
+        self, model: models.Transformer, networks: tuple[int, ...] = (), strengths: Strengths | None = None
+    ) -> None:
         super().__init__()
-        self.table = [[(row[0], row[1]) for row in layer] for layer in model.strengths.tolist()]
-        self.place = place
+        self.strengths: Strengths = model.strengths[0].tolist() if strengths is None else strengths
         self.causal = model.mask == "causal"
         norm = model.normalisation
         self.pre = Norm(norm) if norm is not None and norm.placement == "pre" else nn.Identity()
@@ -43,11 +53,6 @@ class Layer(nn.Module):
             x = self.add(x, self.feedforward, *self.strengths[-1])
         return x
 
-    @property
-    def strengths(self) -> list[tuple[float, float]]:
-        """λ and γ of each sublayer."""
-        return self.table[self.place % len(self.table)]
-
     def add(self, x: Tensor, branch: Callable[[Tensor], Tensor], skip: float, gamma: float) -> Tensor:
         """post(λX + γ f(pre(X)))."""
         result: Tensor = self.post(skip * x + gamma * branch(self.pre(x)))
@@ -64,7 +69,7 @@ class Network(nn.Module):
 
     def __init__(self, model: models.Transformer, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer(model, place=place) for place in range(model.depth))
+        self.layers = nn.ModuleList(Layer(model, strengths=row) for row in strengths_of(model))
         draw_weights(self, generator)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from limitformer.errors import InputError, require, require_count
 from limitformer.memory import check_recording, check_scratch
 from limitformer.models import Start, Transformer, as_start
 from limitformer.models.serial import described
-from limitformer.nn.network import Layer
+from limitformer.nn.network import Layer, strengths_of
 from limitformer.nn.weights import draw_weights
 from limitformer.progress import tracked
 from limitformer.random import key
@@ -200,12 +200,13 @@ def run_batch(
     x = draw.tokens(networks, generator)
     held, x = gram(x).to(dtype), x.to(dtype)
     layer = Layer(model, (networks,)).to(device=generator.device, dtype=dtype)
+    strengths = strengths_of(model)
     recorded: list[Tensor] = []
     inside, exits = torch.ones(networks, dtype=torch.bool, device=x.device), torch.full((networks,), torch.inf)
     for depth in range(model.depth + 1):
         if depth > 0:
             draw_weights(layer, generator)
-            layer.place = depth - 1
+            layer.strengths = strengths[depth - 1]
             x = layer(x)
         v = gram(x)
         inside &= v.isfinite().all((-1, -2))
