@@ -112,10 +112,10 @@ def test_what_numba_takes_for_another_function_is_refused(monkeypatch):
 
 def test_a_function_that_raises_somewhere_stops_the_path_and_no_more():
     """Not one sample of those that stay has met a number that was left as it was: their variances are those of x."""
-    model = lf.Transformer(width=8, depth=2, gamma=1.0, feedforward=lf.Elementwise(raises_far_out, hidden=4))
+    model = lf.Transformer(width=8, depth=2, gamma=1.0, feedforward=lf.Elementwise(raises_far_out, hidden=4, gain=1))
     options = {"samples": 200, "seed": 0, "progress": False}
     found = lf.simulate(model, [[80.0]], **options)
-    straight = lf.Transformer(width=8, depth=2, gamma=1.0, feedforward=lf.Elementwise(lambda x: x, hidden=4))
+    straight = lf.Transformer(width=8, depth=2, gamma=1.0, feedforward=lf.Elementwise(lambda x: x, hidden=4, gain=1))
     wanted = lf.simulate(straight, [[80.0]], **options)
     left = np.isfinite(found["exit"].values)
     assert 5 < left.sum() < 195

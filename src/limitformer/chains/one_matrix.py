@@ -105,7 +105,7 @@ def run_one_matrix_lanes(constants, layers, radius, record, work, watch):
         copy(work.factor, work.previous)
         if layer > 0:
             active_coordinates(constants, work)
-            row = (layer - 1) % constants.strengths.shape[0]
+            row = min(layer, constants.strengths.shape[0]) - 1
             move_coordinates(constants.strengths[row, 0, 0], constants.strengths[row, 0, 1], work)
         check_factor(work.factor, work.previous, layer, radius, work.ledger)
         write_factor(work.factor, layers, layer, record, work.ledger)

@@ -17,7 +17,7 @@ import numpy as np
 from llvmlite import ir
 from numba import carray, types
 from numba.core import cgutils
-from numba.core.errors import NumbaError, TypingError
+from numba.core.errors import TypingError
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
@@ -70,7 +70,7 @@ def named_errors(function: Function, compile_it: Callable[[Any], Any]) -> Any:
     """The C function; what Numba says of one that it cannot compile, in one line."""
     try:
         return compile_it(njit(error_model="numpy")(plain(function)))
-    except NumbaError as error:
+    except Exception as error:  # some that Numba raises are no NumbaError
         lines = [line.strip() for line in str(error).splitlines()]
         said = next((line for line in lines if line and not line.startswith(("Failed in", "During:"))), "no reason")
         raise InputError(

@@ -140,7 +140,7 @@ def run_lanes(constants, sublayers, visible, layers, radius, record, work, watch
 @kernel
 def residual_at(constants, layer, place):
     """λ and γ/√n of a sublayer, layers counted from 1, and what all residuals share."""
-    row, shared = (layer - 1) % constants.strengths.shape[0], constants.residual
+    row, shared = min(layer, constants.strengths.shape[0]) - 1, constants.residual
     return ResidualConstants(
         constants.strengths[row, place, 0],
         constants.strengths[row, place, 1],

@@ -84,8 +84,9 @@ def feedforward_part(chosen: dict[str, Any]) -> Any:
 
     kinds = {"shaped-relu": ShapedReLU, "relu": ReLU, "gelu": GELU, "none": None}
     name = chosen["feedforward"]
+    part: Any = None
     if name in kinds:
-        kind: Any = kinds[name]
+        kind = kinds[name]
         part = None if kind is None else kind(**fields_among(chosen, kind))
     else:
         listed = ", ".join([*kinds, *OWN])
