@@ -11,7 +11,6 @@ from limitformer.nn.feedforward import feedforward_of
 from limitformer.nn.norm import Norm
 from limitformer.nn.weights import draw_weights
 
-
 Strengths = list[tuple[float, float]]
 
 
