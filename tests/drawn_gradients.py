@@ -113,4 +113,4 @@ def feedforward(model, x, linear, name):
     else:
         positive, negative = part.slopes(model.width)
         active = torch.where(units > 0, positive * units, negative * units)
-    return part.gain(model.width) ** 0.5 * linear(active, name + "post", hidden, model.width)
+    return part.gain_at(model.width) ** 0.5 * linear(active, name + "post", hidden, model.width)

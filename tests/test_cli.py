@@ -310,7 +310,7 @@ def test_a_short_text_is_taken_whole(simulate, tmp_path):
         (("--tau0", "0"), "tau0 must be positive"),
         (("--heads", "3"), "heads must divide width; got width=200, heads=3. Nearest: 2 or 4"),
         (("--attention", "sparse"), "--attention must be one of shaped, softmax, none; got 'sparse'"),
-        (("--feedforward", "silu"), "--feedforward must be one of shaped-relu, relu, gelu, none; got 'silu'"),
+        (("--feedforward", "sillu"), "--feedforward must be one of shaped-relu, relu, gelu, none, silu, .*'sillu'"),
         (("--norm", "pre"), "--norm must be one of none, pre-layer, post-layer, pre-rms, post-rms; got 'pre'"),
         (("--mask", "window"), "--mask must be none or causal; got 'window'"),
         (("--attention", "none", "--feedforward", "none"), "needs attention, feedforward or both"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import limitformer as lf
+import own_parts_example as own
 from limitformer.chains import feedforward as chain_feedforward
 from limitformer.errors import InputError
 from limitformer.limits import dual
@@ -17,6 +18,7 @@ from limitformer.limits.overlap import motion
 from limitformer.models import Attention, Feedforward, Norm, SphereModel
 from limitformer.models.kinds import FAMILIES, KINDS, of_kind
 from limitformer.models.sphere_start import SphereStart
+from limitformer.nn import attention as nn_attention
 from limitformer.nn import blocks
 from limitformer.nn import feedforward as nn_feedforward
 from limitformer.nn.norm import Norm as NormModule
@@ -31,7 +33,7 @@ SPHERE = {"tokens": 2, "dim": 4, "beta": 1.0, "layers_per_unit_time": 10}
 class SiLU(Feedforward):
     """A layer of one's own: all that a declaration has, and no kernel."""
 
-    def gain(self, width):
+    def gain_at(self, width):
         return 1 / 0.3558
 
     def slopes(self, width):
@@ -41,7 +43,7 @@ class SiLU(Feedforward):
 class WideGELU(lf.GELU):
     """A concrete part with one method changed."""
 
-    def gain(self, width):
+    def gain_at(self, width):
         return 3.0
 
 
@@ -70,9 +72,9 @@ UNKNOWN = {
 }
 PARTS = [(family, part) for family, parts in UNKNOWN.items() for part in parts]
 NAMES = {
-    "feedforward": "ShapedReLU, ReLU, GELU, OneMatrix or None",
-    "attention": "ShapedAttention, SoftmaxAttention or None",
-    "norm": 'LayerNorm, RMSNorm, "pre", "post" or None',
+    "feedforward": "ShapedReLU, ReLU, GELU, Elementwise, Gated, OneMatrix or None",
+    "attention": "ShapedAttention, SoftmaxAttention, Mixing or None",
+    "norm": 'LayerNorm, RMSNorm, RadialNorm, "pre", "post" or None',
 }
 by_type = [type(part).__name__ for _, part in PARTS]
 
@@ -142,7 +144,8 @@ def test_classes_derived_from_limits_and_starts_on_the_sphere_are_refused(value)
 
 
 TABLES = {
-    "feedforward": (chain_feedforward.KERNELS, nn_feedforward.SLOPES, blocks.ACTIVATIONS),
+    "feedforward": (chain_feedforward.KERNELS, nn_feedforward.ACTIVATIONS),
+    "attention": (nn_attention.KINDS,),
     "norm": (blocks.NORMS,),
     "sphere model": (
         process.LAYERS,
@@ -161,7 +164,9 @@ def test_every_table_has_every_kind_of_its_family(family):
     kinds = set(FAMILIES[family]) - {lf.OneMatrix}
     for table in TABLES[family]:
         assert set(table) == kinds
-    assert set(dual.DUAL_KERNELS) == set(FAMILIES["feedforward"])
+    # What trains has no gates, and limits have no parts of one's own: both say so before they look into a table.
+    assert set(blocks.ACTIVATIONS) == set(FAMILIES["feedforward"]) - {lf.OneMatrix, lf.Gated}
+    assert set(dual.DUAL_KERNELS) == set(FAMILIES["feedforward"]) - {lf.Elementwise, lf.Gated}
 
 
 def test_every_kind_belongs_to_one_family():
@@ -185,9 +190,10 @@ def test_who_takes_parts_without_a_model_refuses_unknown_ones_too(look_up):
 
 
 def test_abstract_norms_say_so():
-    with pytest.raises(TypeError, match="Norm is abstract: use LayerNorm or RMSNorm"):
+    with pytest.raises(TypeError, match="Norm is abstract: use LayerNorm, RMSNorm or RadialNorm"):
         NormModule(Norm(placement="pre"))
-    assert [kind(placement="pre").subtracts_mean for kind in FAMILIES["norm"]] == [True, False]
+    made = lf.LayerNorm(placement="pre"), lf.RMSNorm(placement="pre"), lf.RadialNorm(own.bounded, placement="pre")
+    assert [norm.subtracts_mean for norm in made] == [True, False, False]
 
 
 def test_a_table_knows_classes_and_not_what_is_derived_from_them():

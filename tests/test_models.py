@@ -11,11 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
+import own_parts_example as own
 from limitformer.errors import InputError
 from limitformer.models import (
     GELU,
+    Elementwise,
+    Gated,
     LayerNorm,
+    Mixing,
     OneMatrix,
+    RadialNorm,
     ReLU,
     RMSNorm,
     ShapedAttention,
@@ -54,6 +59,9 @@ MODELS = {
     "rms": transformer(norm=RMSNorm(placement="pre", eps=0.0)),
     "layer norm": transformer(norm=LayerNorm(placement="post", eps=1e-3)),
     "causal": transformer(mask="causal"),
+    "own parts": transformer(attention=Mixing(own.sigmoid_attention, heads=2), feedforward=Elementwise(own.silu)),
+    "gated": transformer(feedforward=Gated(own.silu, gain=2.0), norm=RadialNorm(own.bounded, placement="post")),
+    "strengths": transformer(gamma=(0.1, (0.2, 0.3), 0.4, 0.5, 1.6), lam=(1.0, 0.9, (0.8, 0.7), 0.6, 0.5)),
     "lam": transformer(lam=1.0),
     "gamma 0": transformer(gamma=0.0),
     "gamma 1": transformer(gamma=1),
@@ -167,18 +175,18 @@ def test_heads_that_do_not_divide_name_the_nearest_that_do(heads, width, nearest
         ),
         (
             {"attention": RELU},
-            "attention must be one of ShapedAttention, SoftmaxAttention or None; got ShapedReLU(",
+            "attention must be one of ShapedAttention, SoftmaxAttention, Mixing or None; got ShapedReLU(",
         ),
         (
             {"attention": "softmax"},
-            "attention must be one of ShapedAttention, SoftmaxAttention or None; got 'softmax'.",
+            "attention must be one of ShapedAttention, SoftmaxAttention, Mixing or None; got 'softmax'.",
         ),
         (
             {"feedforward": SHAPED},
-            "feedforward must be one of ShapedReLU, ReLU, GELU, OneMatrix or None; got ShapedAttention(",
+            "feedforward must be one of ShapedReLU, ReLU, GELU, Elementwise, Gated, OneMatrix or None; got ShapedAtt",
         ),
-        ({"norm": "mid"}, 'norm must be one of LayerNorm, RMSNorm, "pre", "post" or None; got \'mid\'.'),
-        ({"norm": True}, 'norm must be one of LayerNorm, RMSNorm, "pre", "post" or None; got True.'),
+        ({"norm": "mid"}, 'norm must be one of LayerNorm, RMSNorm, RadialNorm, "pre", "post" or None; got \'mid\'.'),
+        ({"norm": True}, 'norm must be one of LayerNorm, RMSNorm, RadialNorm, "pre", "post" or None; got True.'),
         ({"mask": "future"}, "mask must be None or \"causal\"; got 'future'."),
     ],
 )
@@ -254,9 +262,9 @@ def test_gains_keep_a_variance_of_one(width):
         GELU(): lambda x: x * stats.norm.cdf(x),
     }
     for part, activation in activations.items():
-        assert part.gain(width) * second_moment(activation) == pytest.approx(1, abs=1e-7)
+        assert part.gain_at(width) * second_moment(activation) == pytest.approx(1, abs=1e-7)
     turned = second_moment(lambda x: negative * max(x, 0) + 2 * positive * min(x, 0))
-    assert abs(RELU.gain(width) * turned - 1) > 1e-3
+    assert abs(RELU.gain_at(width) * turned - 1) > 1e-3
 
 
 def test_relu_has_slopes_one_and_zero():
@@ -374,10 +382,10 @@ def test_json_that_is_no_model_is_refused_in_one_line(value):
         ("[" * 10**5, "A model must be JSON: maximum recursion depth exceeded"),
         ('{"kind": "ReLU", "hidden": ' * 5 * 10**2 + "1" + "}" * 5 * 10**2, "A model has a few levels; got more"),
         ('{"kind": ' + "9" * 5000 + "}", "A model must be JSON: Exceeds the limit"),
-        ("{}", '"kind" must be one of ShapedAttention, SoftmaxAttention,'),
+        ("{}", '"kind" must be one of ShapedReLU, ReLU, GELU,'),
         ('{"kind": "Perceptron"}', "got 'Perceptron'."),
-        ('{"kind": ["ReLU"]}', '"kind" must be one of ShapedAttention, SoftmaxAttention,'),
-        ('{"kind": {"kind": "ReLU"}}', '"kind" must be one of ShapedAttention, SoftmaxAttention,'),
+        ('{"kind": ["ReLU"]}', '"kind" must be one of ShapedReLU, ReLU, GELU,'),
+        ('{"kind": {"kind": "ReLU"}}', '"kind" must be one of ShapedReLU, ReLU, GELU,'),
         ('{"kind": "ReLU", "hiden": 3, "a": 1}', "ReLU has no field a, hiden; it has hidden."),
         ('{"kind": "ShapedReLU", "c_plus": 1.0}', "ShapedReLU: "),
         ('{"kind": "ReLU", "hidden": 0}', "hidden must be at least 1; got 0."),

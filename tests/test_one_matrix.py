@@ -101,13 +101,13 @@ def test_the_network_that_trains_has_the_same_layers():
     drawn = lf.nn.Network(model, torch.Generator().manual_seed(0)).double()
     stack = lf.nn.stack_of(model, torch.Generator().manual_seed(0)).double()
     x = torch.randn(2, 3, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    deviation = sqrt(model.feedforward.gain(16) / 16)
+    deviation = sqrt(model.feedforward.gain_at(16) / 16)
     with torch.no_grad():
         for layer, block in zip(drawn.layers, stack.blocks, strict=True):
             block.feedforward.post.weight.copy_(deviation * layer.feedforward.post.mT)
         assert (stack(x) - drawn(x)).abs().max() < 1e-12
         for block in stack.blocks:
-            block.feedforward.post.weight /= sqrt(model.feedforward.gain(16))
+            block.feedforward.post.weight /= sqrt(model.feedforward.gain_at(16))
         assert (stack(x) - drawn(x)).abs().max() > 1e-3
 
 

@@ -132,7 +132,7 @@ def precise_layer(x, weights, model):
     x = precise_norm(x + a * x * value / scale)
     positive, negative = map(mp.mpf, model.feedforward.slopes(n))
     hidden = (x * pre / scale).apply(lambda z: positive * z if z > 0 else negative * z)
-    return precise_norm(x + mp.sqrt(mp.mpf(model.feedforward.gain(n))) * hidden * post / scale)
+    return precise_norm(x + mp.sqrt(mp.mpf(model.feedforward.gain_at(n))) * hidden * post / scale)
 
 
 def precise_norm(x):

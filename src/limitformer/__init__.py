@@ -30,16 +30,25 @@ if TYPE_CHECKING:
     from limitformer.limits.overlap import OverlapDiffusion as OverlapDiffusion
     from limitformer.limits.overlap import overlap as overlap
     from limitformer.models import GELU as GELU
+    from limitformer.models import Elementwise as Elementwise
+    from limitformer.models import Gated as Gated
+    from limitformer.models import GeGLU as GeGLU
     from limitformer.models import HybridTransformer as HybridTransformer
     from limitformer.models import LayerNorm as LayerNorm
+    from limitformer.models import Mixing as Mixing
     from limitformer.models import OneMatrix as OneMatrix
+    from limitformer.models import RadialNorm as RadialNorm
     from limitformer.models import ReLU as ReLU
     from limitformer.models import RMSNorm as RMSNorm
     from limitformer.models import ShapedAttention as ShapedAttention
     from limitformer.models import ShapedReLU as ShapedReLU
+    from limitformer.models import SiLU as SiLU
     from limitformer.models import SoftmaxAttention as SoftmaxAttention
+    from limitformer.models import SquaredReLU as SquaredReLU
     from limitformer.models import Start as Start
     from limitformer.models import StochasticTransformer as StochasticTransformer
+    from limitformer.models import SwiGLU as SwiGLU
+    from limitformer.models import Tanh as Tanh
     from limitformer.models import Transformer as Transformer
     from limitformer.models import equicorrelated as equicorrelated
     from limitformer.models import from_covariance as from_covariance
@@ -67,22 +76,31 @@ __all__ = [
     "GELU",
     "CovarianceFlow",
     "CovarianceLimit",
+    "Elementwise",
+    "Gated",
+    "GeGLU",
     "HybridTransformer",
     "InputError",
     "Interrupted",
     "LayerNorm",
     "MissingExtraError",
+    "Mixing",
     "NoLimitError",
     "OneMatrix",
     "OverlapDiffusion",
     "RMSNorm",
+    "RadialNorm",
     "ReLU",
     "ShapedAttention",
     "ShapedReLU",
+    "SiLU",
     "SoftmaxAttention",
+    "SquaredReLU",
     "Start",
     "StochasticTransformer",
     "Sweep",
+    "SwiGLU",
+    "Tanh",
     "TokenLimit",
     "Transformer",
     "__version__",
@@ -117,6 +135,7 @@ HOMES = {
     "limits.limit": ("limit",),  # of the name of its module: named in full, for checkers
     "limits.overlap": ("OverlapDiffusion", "overlap"),
     "models": (
+        *("Elementwise", "Gated", "GeGLU", "Mixing", "RadialNorm", "SiLU", "SquaredReLU", "SwiGLU", "Tanh"),
         *("GELU", "HybridTransformer", "LayerNorm", "OneMatrix", "ReLU", "RMSNorm", "ShapedAttention", "ShapedReLU"),
         *("SoftmaxAttention", "Start", "StochasticTransformer", "Transformer", "equicorrelated", "from_covariance"),
         *("from_json", "from_text", "from_tokens", "to_json"),

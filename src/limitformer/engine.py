@@ -20,15 +20,19 @@ from limitformer.errors import InputError, MadeOf, require, require_count, requi
 from limitformer.limits import CovarianceFlow, CovarianceLimit, CovariancePaths, FlowPath, TokenLimit, token_paths
 from limitformer.memory import check_list, readable
 from limitformer.models import (
+    Elementwise,
+    Gated,
     HybridTransformer,
+    Mixing,
     OneMatrix,
+    RadialNorm,
     SphereModel,
     Start,
     StochasticTransformer,
     Transformer,
     as_start,
-    to_json,
 )
+from limitformer.models.serial import described
 from limitformer.models.sphere_start import SphereStart, as_sphere_start
 from limitformer.progress import advance, announcement, bar
 from limitformer.records import Shapes, bytes_of
@@ -38,6 +42,7 @@ from limitformer.sphere.process import SphereOptions, SpherePaths
 from limitformer.watch import Watch, new_watch
 from limitformer.writing import Recording
 
+WITHOUT_GRADIENTS = (OneMatrix, Elementwise, Gated, Mixing, RadialNorm)
 Record = Sequence[float] | NDArray[Any] | None
 KEEPING = tuple(field.name for field in fields(Recording))
 
@@ -157,7 +162,7 @@ def simulate(
 
     def dataset(finished: int) -> xr.Dataset:
         provenance = {
-            "model": to_json(model),
+            "model": described(model),
             "description": process.description,
             "seed": seed,
             "samples": finished,
@@ -269,8 +274,10 @@ def _(model: Transformer, start: Any, record: Record, options: dict[str, Any]) -
 def chain_kind(model: Transformer, gradients: bool) -> type[TransformerChain]:
     """The chain of a Transformer; `InputError` where it has no gradients."""
     one_matrix = type(model.feedforward) is OneMatrix
-    message = "The chain of a OneMatrix has no gradients. Nearest: lf.nn.simulate(…, gradients=True)."
-    require(not (one_matrix and gradients), message)
+    for part in (model.attention, model.feedforward, model.norm):
+        without = type(part) in WITHOUT_GRADIENTS and gradients
+        name = type(part).__name__
+        require(not without, f"The chain with {name} has no gradients. Nearest: lf.nn.simulate(…, gradients=True).")
     return GradientChain if gradients else OneMatrixChain if one_matrix else TransformerChain
 
 

@@ -33,6 +33,10 @@ class MissingExtraError(MadeOf, ImportError):
         self.package, self.extra = self.made_of = package, extra
 
 
+class NotImportedError(InputError):
+    """A function of one's own whose module nobody has imported: a file of unknown origin names it, so it stays so."""
+
+
 def require(condition: bool, message: str) -> None:
     """Raise `InputError(message)` unless `condition` holds."""
     if not condition:

@@ -2,7 +2,7 @@ r"""The attention sublayer's output factor: U = A R, from the factor R of the to
 
 Logits: Y = X W_Q W_Kᵀ Xᵀ/n = R (T G) Rᵀ with T = bartlett(r, n_k) and G standard normal [design of `factor`].
 Attention [ST, eq. 9], each part on or off: A = identity·I + softmax(Y/τ) − center·p, where row α of the softmax and
-of p runs over the m_α tokens that α sees, p = 1/m_α there.
+of p runs over the m_α tokens that α sees, p = 1/m_α there. Or A is what a rule of one's own makes of Y/τ (`own`).
 
 Several heads with an output projection: S_h = A_h R T_h with T_h = bartlett(r, n_k) for the head's values. The
 outputs side by side, [S_1 | … | S_H]/√(H n_k), meet one Gaussian matrix, so only their lower triangular factor
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from limitformer.chains.own import NOTHING, call_mixing
 from limitformer.elementary import exponentials
 from limitformer.factor import (
     FIRST,
@@ -28,13 +29,14 @@ from limitformer.watch import halted
 
 
 class AttentionConstants(NamedTuple):
-    """What the kernels need to know of an attention layer. `heads` counts from 1."""
+    """What the kernels need to know of an attention layer. `heads` counts from 1; `address` is that of a rule."""
 
     identity: float
     center: float
     inverse_temperature: float
     heads: int
     key_dim: int
+    address: int
 
 
 class AttentionWorkspace(NamedTuple):
@@ -80,6 +82,9 @@ def draw_logits(stream, factor, key_dim, work):
 @kernel
 def attention_matrix(visible, constants, work):
     """Logits to A, in place; `visible` (m, m) says which tokens a row sees."""
+    if constants.address != NOTHING:
+        call_mixing(constants.address, work.matrix, visible, constants.inverse_temperature)
+        return
     for i in range(visible.shape[0]):
         shift_logits(work.matrix, i, visible, constants.inverse_temperature)
     exponentials(work.flat)

@@ -60,7 +60,7 @@ from limitformer.chains.norm import normalise, pull_through_norm
 from limitformer.chains.residual import POST_NORM, PRE_NORM
 from limitformer.chains.scratch import Scratch, matrix, matrix_of, open_scratch
 from limitformer.chains.start import turn_at_random
-from limitformer.chains.transformer import ATTENTION, HEADS
+from limitformer.chains.transformer import ATTENTION, HEADS, residual_at
 from limitformer.factor import FIRST, copy, put, trace_of_gram
 from limitformer.kernels import driver, inlined, kernel
 from limitformer.lanes import LANES, load, square_root, store
@@ -141,7 +141,8 @@ def go_up(constants, sublayers, visible, layers, radius, record, ledger, work, w
             for place in range(len(sublayers)):
                 k = (layer - 1) * len(sublayers) + place
                 save_checkpoint(work.stream, factor, k, work.places, work.scratch)
-                apply_reversibly(work.stream, sublayers[place], constants, visible, work.scratch, watch)
+                residual = residual_at(constants, layer, place)
+                apply_reversibly(work.stream, sublayers[place], residual, constants, visible, work.scratch, watch)
         check_factor(factor, previous, layer, radius, ledger)
         write_factor(factor, layers, layer, record, ledger)
 
@@ -151,7 +152,6 @@ def go_down(constants, sublayers, visible, layers, rows, exits, work, watch):
     """The gradients, from the last layer to the first."""
     begin_at_the_top(constants, rows, exits, work.scratch)
     column = rows.weights.shape[1]
-    gamma = np.sqrt(constants.width) * constants.residual.branch
     for layer in range(constants.depth, -1, -1):
         if not goes_on(watch, len(rows.loss), (3.0 * constants.depth - 2.0 * layer) / (3.0 * constants.depth + 1.0)):
             return
@@ -160,7 +160,11 @@ def go_down(constants, sublayers, visible, layers, rows, exits, work, watch):
             for place in range(len(sublayers) - 1, -1, -1):
                 k, sublayer = (layer - 1) * len(sublayers) + place, sublayers[place]
                 restore_checkpoint(work.stream, matrix(work.scratch, FACTOR), k, work.places, work.scratch)
-                pull_through_sublayer(work.stream, work.fresh, sublayer, constants, visible, work.scratch, watch)
+                residual = residual_at(constants, layer, place)
+                gamma = np.sqrt(constants.width) * residual.branch
+                pull_through_sublayer(
+                    work.stream, work.fresh, sublayer, residual, constants, visible, work.scratch, watch
+                )
                 column -= WEIGHTS[sublayer]
                 write_weights(column, WEIGHTS[sublayer], gamma, rows, exits, work.scratch)
 
@@ -180,11 +184,11 @@ def begin_at_the_top(constants, rows, exits, scratch):
 
 
 @inlined
-def apply_reversibly(stream, sublayer, constants, visible, scratch, watch):
+def apply_reversibly(stream, sublayer, residual, constants, visible, scratch, watch):
     """As `transformer.apply_sublayer`; what the way down needs stays in `scratch`."""
-    residual, factor, source = constants.residual, matrix(scratch, FACTOR), matrix(scratch, NORMAL)
+    factor, source = matrix(scratch, FACTOR), matrix(scratch, NORMAL)
     if residual.placement == PRE_NORM:
-        normalise(factor, residual.mean_columns, residual.eps, source)
+        normalise(factor, residual.mean_columns, residual.eps, residual.address, source)
     else:
         copy(factor, source)
     total = SQUARE
@@ -199,21 +203,16 @@ def apply_reversibly(stream, sublayer, constants, visible, scratch, watch):
     add_branch_reversibly(stream, factor, residual, scratch, total)
     if residual.placement == POST_NORM:
         copy(factor, matrix(scratch, SUMMED))
-        normalise(matrix(scratch, SUMMED), residual.mean_columns, residual.eps, factor)
+        normalise(matrix(scratch, SUMMED), residual.mean_columns, residual.eps, residual.address, factor)
 
 
 @inlined
-def pull_through_sublayer(stream, fresh, sublayer, constants, visible, scratch, watch):
+def pull_through_sublayer(stream, fresh, sublayer, residual, constants, visible, scratch, watch):
     """(P, T) from after a sublayer to before it, and its weights' squared norms over γ²."""
-    residual, source, pulled, spread = (
-        constants.residual,
-        matrix(scratch, NORMAL),
-        matrix(scratch, PULLED),
-        matrix(scratch, SPREAD),
-    )
+    source, pulled, spread = matrix(scratch, NORMAL), matrix(scratch, PULLED), matrix(scratch, SPREAD)
     mean, eps = residual.mean_columns, residual.eps
     copy(matrix(scratch, FACTOR), matrix(scratch, PREVIOUS))
-    apply_reversibly(stream, sublayer, constants, visible, scratch, watch)
+    apply_reversibly(stream, sublayer, residual, constants, visible, scratch, watch)
     if residual.placement == POST_NORM:
         pull_through_norm(matrix(scratch, SUMMED), mean, eps, matrix(scratch, INSIDE), matrix(scratch, OUTSIDE))
     clear_matrix(pulled)

@@ -76,7 +76,8 @@ def mix_reversibly(stream, factor, visible, constants, h, scratch):
         matrix(scratch, SIDE_BY_SIDE),
     )
     draw_logits(stream, factor, constants.key_dim, work)
-    softmax = AttentionConstants(0.0, 0.0, constants.inverse_temperature, constants.heads, constants.key_dim)
+    shared = constants.inverse_temperature, constants.heads, constants.key_dim, constants.address
+    softmax = AttentionConstants(0.0, 0.0, *shared)
     attention_matrix(visible, softmax, work)
     shape_weights(weights, visible, constants, turned)
     multiply(turned, factor, mixed)

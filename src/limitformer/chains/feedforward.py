@@ -1,7 +1,8 @@
 r"""The feed-forward sublayer's output factor: U Uᵀ = (c/n_h) Σⱼ σ(hⱼ) σ(hⱼ)ᵀ.
 
 The columns hⱼ of the pre-activation X W_pre/√n = R (Q W_pre) are i.i.d. N(0, R Rᵀ), one for each of the n_h hidden
-units; what follows them is Gaussian, so only the lower triangular factor of √(c/n_h) σ(h) (m × n_h) matters.
+units; what follows them is Gaussian, so only the lower triangular factor of √(c/n_h) σ(h) (m × n_h) matters. In a gated
+pair σ(hⱼ) is multiplied by another such column, X W_gate/√n.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,32 +11,44 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from limitformer.chains.own import NOTHING, call_elementwise, elementwise_address
 from limitformer.factor import FIRST, copy, multiply_into, triangularise
 from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, lane_matrix, larger, load, smaller, store
-from limitformer.models import GELU, Feedforward, ReLU, ShapedReLU
+from limitformer.lanes import LANES, everywhere, lane_matrix, larger, load, smaller, store
+from limitformer.models import GELU, Elementwise, Feedforward, Gated, ReLU, ShapedReLU
 from limitformer.models.kinds import of_kind
 from limitformer.random import next_normal
 from limitformer.watch import halted
 
 TILE = 64  # hidden units taken at a time: what they need stays in cache, however many there are
 
-PIECEWISE_LINEAR, GAUSSIAN_ERROR = 0, 1
+PIECEWISE_LINEAR, GAUSSIAN_ERROR, OWN = 0, 1, 2
 
-Kernel = tuple[int, float, float]  # the activation, and its slopes s₊ and s₋
+Kernel = tuple[int, float, float, int, bool]  # the activation, its slopes s₊ and s₋, its address, whether it is gated
 
 
 def piecewise(part: ShapedReLU | ReLU, width: int) -> Kernel:
     """Two slopes."""
-    return PIECEWISE_LINEAR, *part.slopes(width)
+    return PIECEWISE_LINEAR, *part.slopes(width), NOTHING, False
 
 
 def smooth(part: GELU, width: int) -> Kernel:
     """No slopes are read."""
-    return GAUSSIAN_ERROR, 1.0, 1.0
+    return GAUSSIAN_ERROR, 1.0, 1.0, NOTHING, False
 
 
-KERNELS: Mapping[type, Callable[[Any, int], Kernel]] = {ShapedReLU: piecewise, ReLU: piecewise, GELU: smooth}
+def own(part: Elementwise | Gated, width: int) -> Kernel:
+    """A function of one's own."""
+    return OWN, 1.0, 1.0, elementwise_address(part.scalar), type(part) is Gated
+
+
+KERNELS: Mapping[type, Callable[[Any, int], Kernel]] = {
+    ShapedReLU: piecewise,
+    ReLU: piecewise,
+    GELU: smooth,
+    Elementwise: own,
+    Gated: own,
+}
 
 
 def kernel_of(part: Feedforward, width: int) -> Kernel:
@@ -44,13 +57,15 @@ def kernel_of(part: Feedforward, width: int) -> Kernel:
 
 
 class FeedforwardConstants(NamedTuple):
-    """What the kernels need to know of a feed-forward layer: √(c/n_h), the activation, and its slopes s₊, s₋."""
+    """What the kernels need to know of a feed-forward layer: √(c/n_h), and the activation as of `kernel_of`."""
 
     hidden: int
     gain: float
     activation: int
     positive: float
     negative: float
+    address: int
+    gated: bool
 
 
 class FeedforwardWorkspace(NamedTuple):
@@ -77,6 +92,8 @@ def hidden_units(stream, factor, constants, work, out, watch):
             copy(out, work.rows)
         draw_units(stream, factor, size, work)
         activate(work.rows, m, m + size, constants)
+        if constants.gated:
+            open_gates(stream, factor, size, work)
         triangularise(work.rows, FIRST if begin > 0 else m, m + size, out, FIRST)
 
 
@@ -90,10 +107,28 @@ def draw_units(stream, factor, size, work):
 
 
 @kernel
+def open_gates(stream, factor, size, work):
+    """Each unit in `work.rows` times R g for a g of its own."""
+    m = factor.shape[0]
+    for k in range(factor.shape[1]):
+        for j in range(size):
+            store(work.normals, k, j, next_normal(stream))
+    for i in range(m):
+        for j in range(size):
+            gate = everywhere(0.0)
+            for k in range(factor.shape[1]):
+                gate = gate + load(factor, i, k) * load(work.normals, k, j)
+            store(work.rows, i, m + j, gate * load(work.rows, i, m + j))
+
+
+@kernel
 def activate(rows, first, last, constants):
     """√(c/n_h) σ of columns first … last − 1, in place."""
     if constants.activation == GAUSSIAN_ERROR:
         gaussian_error(rows, first, last, constants.gain)
+    elif constants.activation == OWN:
+        for i in range(rows.shape[0]):
+            call_elementwise(constants.address, rows, i, first, last, constants.gain)
     else:
         piecewise_linear(rows, first, last, constants.gain * constants.positive, constants.gain * constants.negative)
 

@@ -1,9 +1,11 @@
 r"""Normalisation of a factor's rows.
 
 The factor's first `mean_columns` columns (0 or 1) belong to the direction of the vector of ones, e = 1/√n: the
-entry there is the token's mean over its coordinates. LayerNorm sets it to zero; RMSNorm has no such column.
+entry there is the token's mean over its coordinates. LayerNorm sets it to zero; RMSNorm has no such column. A norm of
+one's own multiplies by s(variance + eps), s at `address` (`own`), in the place of 1/√(variance + eps).
 """
 
+from limitformer.chains.own import NOTHING, call_elementwise
 from limitformer.factor import inner
 from limitformer.kernels import kernel
 from limitformer.lanes import load, square_root, store
@@ -16,11 +18,16 @@ def scale_of(factor, i, mean_columns, eps):
 
 
 @kernel
-def normalise(factor, mean_columns, eps, out):
-    """out = rows of `factor` (m, r) without their mean, divided by √(variance + eps)."""
+def normalise(factor, mean_columns, eps, address, out):
+    """out = rows of `factor` (m, r) without their mean, divided by √(variance + eps) or times s."""
     columns = factor.shape[1]
     for i in range(factor.shape[0]):
-        scale = scale_of(factor, i, mean_columns, eps)
+        if address == NOTHING:
+            scale = scale_of(factor, i, mean_columns, eps)
+        else:
+            store(out, i, 0, inner(factor, i, factor, i, mean_columns, columns) + eps)
+            call_elementwise(address, out, i, 0, 1, 1.0)
+            scale = load(out, i, 0)
         for k in range(mean_columns):
             store(out, i, k, 0.0)
         for k in range(mean_columns, columns):

@@ -17,7 +17,7 @@ import numpy as np
 
 from limitformer.chains.feedforward import TILE, FeedforwardConstants, activate
 from limitformer.chains.start import start_factor
-from limitformer.chains.transformer import TransformerChain, feedforward_constants
+from limitformer.chains.transformer import TransformerChain, feedforward_constants, kernel_strengths
 from limitformer.factor import FIRST, copy, multiply, put, triangularise
 from limitformer.kernels import driver, kernel
 from limitformer.lanes import LANES, everywhere, lane_matrix, load, store
@@ -29,11 +29,10 @@ from limitformer.writing import Outputs, replicas_of, rows_of, write_factor
 
 
 class OneMatrixConstants(NamedTuple):
-    """d, λ, γ/√n, √n, and σ with its gain √(c/n)."""
+    """d, λ and γ/√n of each layer, √n, and σ with its gain √(c/n)."""
 
     depth: int
-    skip: float
-    branch: float
+    strengths: np.ndarray  # (depth or 1, 1, 2)
     scale: float
     activation: FeedforwardConstants
 
@@ -106,7 +105,8 @@ def run_one_matrix_lanes(constants, layers, radius, record, work, watch):
         copy(work.factor, work.previous)
         if layer > 0:
             active_coordinates(constants, work)
-            move_coordinates(constants, work)
+            row = min(layer, constants.strengths.shape[0]) - 1
+            move_coordinates(constants.strengths[row, 0, 0], constants.strengths[row, 0, 1], work)
         check_factor(work.factor, work.previous, layer, radius, work.ledger)
         write_factor(work.factor, layers, layer, record, work.ledger)
 
@@ -127,7 +127,7 @@ def active_coordinates(constants, work):
 
 
 @kernel
-def move_coordinates(constants, work):
+def move_coordinates(skip, branch, work):
     """xⱼ ← λ xⱼ + γ U gⱼ for every coordinate j."""
     m = work.factor.shape[0]
     for j in range(work.factor.shape[1]):
@@ -137,7 +137,7 @@ def move_coordinates(constants, work):
             total = everywhere(0.0)
             for k in range(i + 1):
                 total = total + load(work.branch, i, k) * load(work.normals, k, 0)
-            store(work.factor, i, j, constants.skip * load(work.factor, i, j) + constants.branch * total)
+            store(work.factor, i, j, skip * load(work.factor, i, j) + branch * total)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -181,8 +181,7 @@ def one_matrix_constants(model: Transformer) -> OneMatrixConstants:
     assert type(part) is OneMatrix
     return OneMatrixConstants(
         depth=model.depth,
-        skip=float(model.skip),
-        branch=float(model.gamma) / np.sqrt(model.width),
+        strengths=kernel_strengths(model),
         scale=float(np.sqrt(model.width)),
         activation=feedforward_constants(replace(model, feedforward=part.activation)),
     )

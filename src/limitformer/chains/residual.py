@@ -21,7 +21,7 @@ NO_NORM, PRE_NORM, POST_NORM = 0, 1, 2
 
 
 class ResidualConstants(NamedTuple):
-    """λ, γ/√n, n − r, and where a normalisation stands; `mean_columns` as in `norm`."""
+    """λ, γ/√n, n − r, and where a normalisation stands; the others as in `norm`."""
 
     skip: float
     branch: float
@@ -29,6 +29,7 @@ class ResidualConstants(NamedTuple):
     placement: int
     mean_columns: int
     eps: float
+    address: int
 
 
 class ResidualWorkspace(NamedTuple):

@@ -1,7 +1,8 @@
 r"""The exact law of a finite Transformer's token covariance, with no n × n weight ever drawn.
 
 The chain carries a factor R (m × r) of V = R Rᵀ, r = min(m, n), or min(m + 1, n) under a LayerNorm. A layer is a
-list of sublayers; each makes its output factor U from R (`attention`, `feedforward`) and adds it (`residual`). It
+list of sublayers; each makes its output factor U from R (`attention`, `feedforward`) and adds it (`residual`), with
+the λ and γ of its place. It
 is exact in law at every width, for Gaussian weights; the cost of a layer does not depend on n, but for the hidden
 units, which are n_h Gaussian vectors.
 """
@@ -28,6 +29,7 @@ from limitformer.chains.feedforward import (
     kernel_of,
 )
 from limitformer.chains.norm import normalise
+from limitformer.chains.own import NOTHING, elementwise_address, mixing_address
 from limitformer.chains.residual import (
     NO_NORM,
     POST_NORM,
@@ -41,7 +43,8 @@ from limitformer.chains.start import start_factor, turn_at_random
 from limitformer.factor import copy, put
 from limitformer.kernels import driver, kernel
 from limitformer.lanes import LANES, lane_matrix
-from limitformer.models import Start, Transformer
+from limitformer.models import Mixing, RadialNorm, Start, Transformer
+from limitformer.models.norm import POSITIVE
 from limitformer.random import Stream, key, open_stream, rewind
 from limitformer.recording import (
     Ledger,
@@ -63,9 +66,10 @@ class Constants(NamedTuple):
 
     depth: int
     width: int
-    residual: ResidualConstants
+    residual: ResidualConstants  # of the first sublayer
     attention: AttentionConstants
     feedforward: FeedforwardConstants
+    strengths: np.ndarray  # (depth or 1, sublayers, 2): λ and γ/√n
 
 
 class Workspace(NamedTuple):
@@ -127,19 +131,33 @@ def run_lanes(constants, sublayers, visible, layers, radius, record, work, watch
             return
         copy(work.factor, work.previous)
         if layer > 0:
-            for sublayer in sublayers:
-                apply_sublayer(sublayer, constants, visible, work, watch)
+            for place in range(len(sublayers)):
+                apply_sublayer(sublayers[place], residual_at(constants, layer, place), constants, visible, work, watch)
         check_factor(work.factor, work.previous, layer, radius, work.ledger)
         write_factor(work.factor, layers, layer, record, work.ledger)
 
 
 @kernel
-def apply_sublayer(sublayer, constants, visible, work, watch):
+def residual_at(constants, layer, place):
+    """λ and γ/√n of a sublayer, layers counted from 1, and what all residuals share."""
+    row, shared = min(layer, constants.strengths.shape[0]) - 1, constants.residual
+    return ResidualConstants(
+        constants.strengths[row, place, 0],
+        constants.strengths[row, place, 1],
+        shared.outside,
+        shared.placement,
+        shared.mean_columns,
+        shared.eps,
+        shared.address,
+    )
+
+
+@kernel
+def apply_sublayer(sublayer, residual, constants, visible, work, watch):
     """X ← λX + γ·branch, with the normalisation where it stands."""
-    residual = constants.residual
     source = work.factor
     if residual.placement == PRE_NORM:
-        normalise(work.factor, residual.mean_columns, residual.eps, work.normal)
+        normalise(work.factor, residual.mean_columns, residual.eps, residual.address, work.normal)
         source = work.normal
     if sublayer == ATTENTION:
         mix_tokens(work.stream, source, visible, constants.attention, work.attention, work.wide.branch)
@@ -151,7 +169,7 @@ def apply_sublayer(sublayer, constants, visible, work, watch):
         hidden_units(work.stream, source, constants.feedforward, work.feedforward, work.square.branch, watch)
         add_branch(work.stream, work.factor, residual, work.square)
     if residual.placement == POST_NORM:
-        normalise(work.factor, residual.mean_columns, residual.eps, work.normal)
+        normalise(work.factor, residual.mean_columns, residual.eps, residual.address, work.normal)
         copy(work.normal, work.factor)
 
 
@@ -246,21 +264,29 @@ def subtracts_mean(model: Transformer) -> bool:
 def constants_of(model: Transformer, rank: int) -> Constants:
     """The kernel's constants for a model whose start factor has `rank` columns."""
     norm = model.normalisation
+    strengths = kernel_strengths(model)
     residual = ResidualConstants(
-        skip=float(model.skip),
-        branch=float(model.gamma) / np.sqrt(model.width),
+        skip=float(strengths[0, 0, 0]),
+        branch=float(strengths[0, 0, 1]),
         outside=model.width - rank,
         placement=PLACEMENTS[None if norm is None else norm.placement],
         mean_columns=int(subtracts_mean(model)),
         eps=0.0 if norm is None else float(norm.eps),
+        address=elementwise_address(norm.scale, POSITIVE) if type(norm) is RadialNorm else NOTHING,
     )
-    return Constants(model.depth, model.width, residual, attention_constants(model), feedforward_constants(model))
+    parts = attention_constants(model), feedforward_constants(model)
+    return Constants(model.depth, model.width, residual, *parts, strengths)
+
+
+def kernel_strengths(model: Transformer) -> NDArray[np.float64]:
+    """(depth or 1, sublayers, 2): λ and γ/√n."""
+    return model.strengths / np.array([1.0, np.sqrt(model.width)])
 
 
 def attention_constants(model: Transformer) -> AttentionConstants:
     """Constants of the attention sublayer; an absent one gets the smallest that the workspace allows."""
     if model.attention is None:
-        return AttentionConstants(0.0, 0.0, 0.0, 1, 1)
+        return AttentionConstants(0.0, 0.0, 0.0, 1, 1, NOTHING)
     identity, center, _ = model.attention.interventions
     return AttentionConstants(
         identity=float(identity),
@@ -268,6 +294,7 @@ def attention_constants(model: Transformer) -> AttentionConstants:
         inverse_temperature=1 / model.attention.temperature_at(model.width),
         heads=model.attention.heads or 1,
         key_dim=model.attention.key_dim(model.width),
+        address=mixing_address(model.attention.rule) if type(model.attention) is Mixing else NOTHING,
     )
 
 
@@ -275,9 +302,9 @@ def feedforward_constants(model: Transformer) -> FeedforwardConstants:
     """Constants of the feed-forward sublayer; an absent one has one hidden unit that is never used."""
     part = model.feedforward
     if part is None:
-        return FeedforwardConstants(1, 0.0, PIECEWISE_LINEAR, 1.0, 1.0)
+        return FeedforwardConstants(1, 0.0, PIECEWISE_LINEAR, 1.0, 1.0, NOTHING, False)
     hidden = part.hidden_at(model.width)
-    gain = float(np.sqrt(part.gain(model.width) / hidden))
+    gain = float(np.sqrt(part.gain_at(model.width) / hidden))
     return FeedforwardConstants(hidden, gain, *kernel_of(part, model.width))
 
 

@@ -1,5 +1,6 @@
 """A model and a start from the options of `limitformer simulate`, or from files."""
 
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ LONGEST_TEXT = 64  # tokens that are taken without being asked for
 
 ATTENTION_OPTIONS = ("tau0", "heads", "head_dim")
 INTERVENTIONS = ("identity", "center", "temperature")
+OWN = {name.lower(): name for name in ("SiLU", "Tanh", "SwiGLU", "GeGLU")} | {"squared-relu": "SquaredReLU"}
 SHAPED_RELU_OPTIONS = ("c_plus", "c_minus")
 MODEL_OPTIONS = (
     *("width", "depth", "gamma", "lam", "attention", "feedforward", "hidden", "one_matrix", "norm", "mask"),
@@ -44,9 +46,11 @@ def refuse_idle(given: set[str], chosen: dict[str, Any]) -> None:
 
 
 def model_of(chosen: dict[str, Any]) -> "Transformer":
-    """The Transformer in the JSON file, or the one that the options declare."""
+    """The Transformer in the JSON file, or the one that the options declare; functions may be in this folder."""
     from limitformer.models import Transformer
 
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
     if chosen["model_file"] is not None:
         return read_model(chosen["model_file"])
     require(chosen["mask"] in ("none", "causal"), f"--mask must be none or causal; got {chosen['mask']!r}.")
@@ -61,11 +65,14 @@ def model_of(chosen: dict[str, Any]) -> "Transformer":
 
 def attention_part(chosen: dict[str, Any]) -> Any:
     """The attention sublayer that the options declare."""
-    from limitformer.models import ShapedAttention, SoftmaxAttention
+    from limitformer.models import Mixing, ShapedAttention, SoftmaxAttention
+    from limitformer.models.functions import is_path
 
     kinds = {"shaped": ShapedAttention, "softmax": SoftmaxAttention, "none": None}
     name = chosen["attention"]
-    require(name in kinds, f"--attention must be one of {', '.join(kinds)}; got {name!r}.")
+    if is_path(name):
+        return Mixing(name, **{option: chosen[option] for option in ATTENTION_OPTIONS})
+    require(name in kinds, f"--attention must be one of {', '.join(kinds)}, or package.module:function; got {name!r}.")
     kind = kinds[name]
     return None if kind is None else kind(**fields_among(chosen, kind))
 
@@ -73,15 +80,27 @@ def attention_part(chosen: dict[str, Any]) -> Any:
 def feedforward_part(chosen: dict[str, Any]) -> Any:
     """The feed-forward sublayer that the options declare."""
     from limitformer.models import GELU, OneMatrix, ReLU, ShapedReLU
+    from limitformer.models.functions import is_path
 
     kinds = {"shaped-relu": ShapedReLU, "relu": ReLU, "gelu": GELU, "none": None}
     name = chosen["feedforward"]
-    require(name in kinds, f"--feedforward must be one of {', '.join(kinds)}; got {name!r}.")
-    kind = kinds[name]
-    if kind is None:
-        return None
-    part = kind(**fields_among(chosen, kind))
+    part: Any = None
+    if name in kinds:
+        kind = kinds[name]
+        part = None if kind is None else kind(**fields_among(chosen, kind))
+    else:
+        listed = ", ".join([*kinds, *OWN])
+        known = name in OWN or is_path(name)
+        require(known, f"--feedforward must be one of {listed}, or package.module:function; got {name!r}.")
+        part = own_layer(name, chosen["hidden"])
     return OneMatrix(activation=part) if chosen["one_matrix"] else part
+
+
+def own_layer(name: str, hidden: int | None) -> Any:
+    """A layer by its name in the package, or of the function with that path."""
+    from limitformer import models
+
+    return getattr(models, OWN[name])(hidden=hidden) if name in OWN else models.Elementwise(name, hidden=hidden)
 
 
 def fields_among(chosen: dict[str, Any], kind: Any) -> dict[str, Any]:

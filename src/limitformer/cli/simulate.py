@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ROWS = 9  # of the table, at most
 ALL_CORES = "all cores"
+LAYERS = "shaped-relu, relu, gelu, silu, tanh, squared-relu, swiglu, geglu"
+PATH = "package.module:function"
 
 
 def option(panel: str, *names: str, help: str, default: str | bool = True) -> Any:  # noqa: A002
@@ -41,7 +43,7 @@ def simulate(
     depth: Annotated[int, option(MODEL, help="Depth d: number of layers.")] = 150,
     gamma: Annotated[float, option(MODEL, help="Residual strength γ, 0 to 1.", default="1/sqrt(8)")] = 8**-0.5,
     lam: Annotated[float | None, option(MODEL, help="Skip strength λ.", default="sqrt(1 - γ²)")] = None,
-    attention: Annotated[str, option(MODEL, help="shaped, softmax or none.")] = "shaped",
+    attention: Annotated[str, option(MODEL, help=f"shaped, softmax, none, or {PATH}, a rule of your own.")] = "shaped",
     tau0: Annotated[float, option(MODEL, help="Temperature τ₀ of the attention.")] = 1.0,
     identity: Annotated[
         bool, option(MODEL, "--identity/--no-identity", help="Shaped attention: add the identity.")
@@ -59,7 +61,7 @@ def simulate(
     head_dim: Annotated[
         int | None, option(MODEL, help="n_k: coordinates of a query and a key.", default="width/heads")
     ] = None,
-    feedforward: Annotated[str, option(MODEL, help="shaped-relu, relu, gelu or none.")] = "shaped-relu",
+    feedforward: Annotated[str, option(MODEL, help=f"{LAYERS}, none, or {PATH}.")] = "shaped-relu",
     c_plus: Annotated[float, option(MODEL, help="c₊: the shaped ReLU has slope 1 + c₊/√n above 0.")] = 0.0,
     c_minus: Annotated[float, option(MODEL, help="c₋: the shaped ReLU has slope 1 + c₋/√n below 0.")] = -1.0,
     hidden: Annotated[int | None, option(MODEL, help="Hidden units of the feed-forward.", default="width")] = None,

@@ -47,11 +47,13 @@ def check(network: Network) -> None:
     for layer in network.layers:
         assert isinstance(layer, Layer)
         attention, feedforward = layer.attention, layer.feedforward
+        plain = attention is None or type(attention) is Attention
+        require(plain, "Leader and differences need shaped or softmax attention; got a rule of one's own.")
         alone = attention is None or (attention.output is None and attention.identity == attention.center)
         require(alone, "Leader and differences need one head, and rows of A that sum to 1: identity and center alike.")
         two_matrices = feedforward is None or isinstance(feedforward, Feedforward)
         require(two_matrices, "Leader and differences need a feed-forward layer of two matrices; got OneMatrix.")
-        linear_pieces = feedforward is None or feedforward.slopes is not None
+        linear_pieces = feedforward is None or not callable(feedforward.activation)
         require(linear_pieces, "Leader and differences need ReLU or ShapedReLU, which are piecewise linear.")
 
 
@@ -68,17 +70,18 @@ def run_layer(layer: Layer, tokens: Tokens) -> Tokens:
     """Attention, then feed-forward, each with its residual and its normalisation."""
     if layer.attention is not None:
         branch = attended(layer.attention, normalised(layer.pre, tokens), layer.visible(tokens.difference))
-        tokens = normalised(layer.post, added(layer, tokens, branch))
+        tokens = normalised(layer.post, added(layer.strengths[0], tokens, branch))
     if layer.feedforward is not None:
         assert isinstance(layer.feedforward, Feedforward)
         branch = fed_forward(layer.feedforward, normalised(layer.pre, tokens))
-        tokens = normalised(layer.post, added(layer, tokens, branch))
+        tokens = normalised(layer.post, added(layer.strengths[-1], tokens, branch))
     return tokens
 
 
-def added(layer: Layer, tokens: Tokens, branch: Tokens) -> Tokens:
+def added(strengths: tuple[float, float], tokens: Tokens, branch: Tokens) -> Tokens:
     """λX + γf."""
-    return Tokens(*(layer.skip * x + layer.gamma * f for x, f in zip(tokens, branch, strict=True)))
+    skip, gamma = strengths
+    return Tokens(*(skip * x + gamma * f for x, f in zip(tokens, branch, strict=True)))
 
 
 def attended(part: Attention, tokens: Tokens, visible: Tensor) -> Tokens:
@@ -95,8 +98,8 @@ def attended(part: Attention, tokens: Tokens, visible: Tensor) -> Tokens:
 
 def fed_forward(part: Feedforward, tokens: Tokens) -> Tokens:
     """√(c/n_h) σ(X W_pre/√n) W_post."""
-    assert part.slopes is not None
-    positive, negative = part.slopes
+    assert not callable(part.activation)
+    positive, negative = part.activation
     z, change = linear(tokens.leader, part.pre), linear(tokens.difference, part.pre)
     # Of max(z + ζ, 0) − max(z, 0); the rest of ζ is that of the other slope.
     above = torch.where(z > 0, torch.maximum(change, -z), (z + change).clamp(min=0))
@@ -110,6 +113,7 @@ def normalised(part: object, tokens: Tokens) -> Tokens:
     if isinstance(part, nn.Identity):
         return tokens
     assert isinstance(part, Norm)
+    assert part.scale is None
     c, e = (centred(x) for x in tokens) if part.subtract_mean else tokens
     more = (2 * c * e + e.square()).mean(-1, keepdim=True)
     variance = c.square().mean(-1, keepdim=True) + part.eps

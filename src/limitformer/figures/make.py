@@ -74,6 +74,7 @@ def make(
     seed: int = 0,
     threads: int | None = None,
     runs: str | Path | None = None,
+    module: Any = None,
 ) -> Made:
     """Make the figure `name` at `scale` ("paper" or "quick") and write NAME.png, NAME.nc and NAME.json into `out`.
 
@@ -81,19 +82,25 @@ def make(
     figure of `RUN_FIGURES` is drawn from the finished runs in `runs`; their scale is its own. Where a page NAME.md in
     `out` has the marks of `figures.page`, the table of the claims between them is renewed.
 
+    A figure of one's own has a new name and a `module`, or whatever has what the modules of figures have: `paper` and
+    `quick`, which give a dataclass; `compute(config, run)`; `claims(data)`; `draw(data)`; a docstring.
+
     Raises:
         InputError: an unknown figure or scale, runs that are missing or would change nothing, a folder that cannot
             be written, or one in which another process makes the same figure, before any work is done.
     """
-    require(name in FIGURES | RUN_FIGURES, f"Unknown figure {name!r}; there are {', '.join(FIGURES | RUN_FIGURES)}.")
+    own, names = module is not None, [*FIGURES, *RUN_FIGURES]
+    require(not (own and name in names), f"{name} is a figure of the package; give your own another name.")
+    require(own or name in names, f"Unknown figure {name!r}; there are {', '.join(names)}.")
     require(scale in SCALES, f"Unknown scale {scale!r}; there are {', '.join(SCALES)}.")
-    require(name in FIGURES or runs is not None, f"{name} is drawn from finished runs: give their folder (--runs).")
-    require(name in RUN_FIGURES or runs is None, f"{name} is not drawn from runs; without --runs.")
+    missing = name in RUN_FIGURES and runs is None
+    require(not missing, f"{name} is drawn from finished runs: give their folder (--runs).")
+    require(own or name in RUN_FIGURES or runs is None, f"{name} is not drawn from runs; without --runs.")
     folder = Path(out)
     check_writable(folder)
     if name in NEED_TRAINING:
         import_module("limitformer.train")  # says which extra is missing, before another import fails
-    module = import_module(f"limitformer.figures.{name.replace('-', '_')}")
+    module = module if own else import_module(f"limitformer.figures.{name.replace('-', '_')}")
     stores = folder / f".{name}.sweeps"
     run = Run(seed=seed, threads=threads, stores=stores, runs=None if runs is None else Path(runs))
     with only_one(folder / f".{name}.lock", f"Figure {name} in {folder}"):
@@ -107,7 +114,7 @@ def made(name: str, scale: str, module: Any, run: Run, folder: Path) -> Made:
     data = module.compute(config, run)
     data.attrs |= {
         "figure": name,
-        "scale": scale if name in FIGURES else "as the runs were",
+        "scale": scale if name not in RUN_FIGURES else "as the runs were",
         "seed": run.seed,
         "config": json.dumps(asdict(config)),
         "limitformer_version": package_version(),
@@ -128,7 +135,7 @@ def write(name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[C
     numbers = save(data, folder / f"{name}.nc")
     report = {
         "figure": name,
-        "shows": (FIGURES | RUN_FIGURES)[name],
+        "shows": (FIGURES | RUN_FIGURES).get(name) or (module.__doc__ or "").strip().partition("\n")[0],
         "scale": data.attrs["scale"],
         "seed": data.attrs["seed"],
         "limitformer_version": data.attrs["limitformer_version"],

@@ -18,6 +18,7 @@ from limitformer.errors import NoLimitError, keep, require, require_real
 from limitformer.lanes import LANES
 from limitformer.limits.coefficients import LimitConstants, Mask, drift, drift_workspace
 from limitformer.limits.explosion import explosion_probability
+from limitformer.limits.refusals import refuse_own
 from limitformer.models import OneMatrix, ShapedReLU, Start, Transformer, as_start
 from limitformer.models.kinds import known, require_itself
 
@@ -189,10 +190,11 @@ def covariance_limit(model: Transformer) -> CovarianceLimit:
     0.75
     """
     attention, feedforward = model.attention, model.feedforward
-    if not np.isclose(model.skip**2 + model.gamma**2, 1, atol=1e-12, rtol=0):
+    refuse_own(model)
+    if not np.isclose(model.skip**2 + model.branch**2, 1, atol=1e-12, rtol=0):
         raise NoLimitError(
             f"No limit: lam**2 + gamma**2 must be 1, else the variance changes by that factor in every layer; got "
-            f"lam={model.skip:g}, gamma={model.gamma:g}. Leave lam out, or take lam=1 with "
+            f"lam={model.skip:g}, gamma={model.branch:g}. Leave lam out, or take lam=1 with "
             f"gamma=1/sqrt(depth)={model.depth**-0.5:g}, whose limit is an ODE [Hayou and Yang, 2023]."
         )
     if model.norm is not None:
@@ -210,7 +212,7 @@ def covariance_limit(model: Transformer) -> CovarianceLimit:
             "approach 1 like 1/sqrt(width). Use ShapedReLU(c_plus, c_minus)."
         )
     return CovarianceLimit(
-        gamma=model.gamma,
+        gamma=model.branch,
         tau0=None if attention is None else attention.tau0,
         kink=None if shaped is None else shaped.c_plus - shaped.c_minus,
         hidden_ratio=None if one_matrix else 1.0 if shaped is None else shaped.hidden_at(model.width) / model.width,

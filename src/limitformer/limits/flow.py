@@ -26,6 +26,7 @@ from scipy.integrate import solve_ivp
 
 from limitformer.errors import NoLimitError, require
 from limitformer.limits.dual import dual_kernel
+from limitformer.limits.refusals import refuse_own
 from limitformer.models import Start, Transformer, as_start
 from limitformer.models.kinds import known, require_itself
 from limitformer.random import key
@@ -39,7 +40,7 @@ RELATIVE_ERROR, ABSOLUTE_ERROR = 1e-10, 1e-13  # of the solver; the second times
 
 def flows(model: Transformer) -> bool:
     """Whether λ = 1 and γ = 1/√depth, up to rounding."""
-    return model.skip == 1 and isclose(model.gamma * model.depth**0.5, 1, rel_tol=1e-9)
+    return model.uniform and model.skip == 1 and isclose(model.branch * model.depth**0.5, 1, rel_tol=1e-9)
 
 
 @known("limit")
@@ -58,6 +59,7 @@ class CovarianceFlow:
         require_itself(self, CovarianceFlow)
         flowing = type(model) is Transformer and flows(model)
         require(flowing, f"model must be a Transformer with lam=1 and gamma=1/sqrt(depth); got {model!r}.")
+        refuse_own(model)
         if model.norm is not None:
             raise NoLimitError("No limit is proven with normalisation layers; norm must be None.")
         if model.attention is not None and model.attention.interventions[2] != "shaped":

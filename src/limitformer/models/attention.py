@@ -22,7 +22,7 @@ Temperature = Literal["shaped", "standard"]
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """What shaped and softmax attention share. Not made directly: use one of the two below.
+    """What all attention shares. Not made directly: use one of the two below, or `Mixing`.
 
     Attributes:
         tau0: τ₀ > 0.
@@ -38,7 +38,7 @@ class Attention:
     @property
     def interventions(self) -> tuple[bool, bool, Temperature]:
         """(identity, center, temperature): which of the modifications of [ST, eq. 9] are made."""
-        raise TypeError("Attention is abstract: use ShapedAttention or SoftmaxAttention.")
+        raise TypeError("Attention is abstract: use ShapedAttention, SoftmaxAttention or Mixing.")
 
     def __post_init__(self) -> None:
         keep(self, tau0=require_real("tau0", self.tau0))
@@ -46,6 +46,9 @@ class Attention:
         for name in ("heads", "head_dim"):
             if getattr(self, name) is not None:
                 keep(self, **{name: require_count(name, getattr(self, name))})
+
+    def require_mask(self, mask: str | None) -> None:
+        """Raise `InputError` if A cannot be made under that mask."""
 
     def key_dim(self, width: int) -> int:
         """n_k at this width."""
@@ -65,6 +68,12 @@ class Attention:
         """τ at this width."""
         scale = {"shaped": width, "standard": 1}[self.interventions[2]]
         return self.tau0 * (scale * self.key_dim(width)) ** 0.5
+
+
+def require_temperature(temperature: object) -> None:
+    """Raise `InputError` unless it is one of the two."""
+    known = temperature in ("shaped", "standard")
+    require(known, f'temperature must be "shaped" or "standard"; got {temperature!r}.')
 
 
 @known("attention")
@@ -87,8 +96,7 @@ class ShapedAttention(Attention):
         for name in ("identity", "center"):
             value = getattr(self, name)
             require(isinstance(value, bool), f"{name} must be True or False; got {value!r}.")
-        known = self.temperature in ("shaped", "standard")
-        require(known, f'temperature must be "shaped" or "standard"; got {self.temperature!r}.')
+        require_temperature(self.temperature)
 
     @property
     def interventions(self) -> tuple[bool, bool, Temperature]:

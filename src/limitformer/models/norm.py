@@ -1,18 +1,22 @@
 r"""Normalisation of each token over its coordinates, before the branch ("pre") or after the sum ("post").
 
 * pre:  X ← λX + γ f(norm(X));   post: X ← norm(λX + γ f(X)).
-* RMSNorm: x/√(|x|²/n + ε);   LayerNorm: (x − x̄)/√(|x − x̄|²/n + ε), x̄ the mean of the coordinates of x.
+* RMSNorm: x/√(|x|²/n + ε);   LayerNorm: (x − x̄)/√(|x − x̄|²/n + ε), x̄ the mean of the coordinates of x;
+* of one's own: s(|x|²/n + ε) x, or s(|x − x̄|²/n + ε) (x − x̄), for any function s.
 
 Gains are 1 and biases 0, as at initialisation.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import isfinite
 from typing import Literal
 
 from limitformer.errors import keep, require, require_real
+from limitformer.models.functions import Function, checked, checked_torch, name_of, value_at
 from limitformer.models.kinds import known
 
 Placement = Literal["pre", "post"]
+POSITIVE = (1e-5, 0.1, 1.0, 3.0, 1e3)  # where s is tried
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +35,7 @@ class Norm:
     @property
     def subtracts_mean(self) -> bool:
         """Whether the mean over the coordinates is taken off first."""
-        raise TypeError("Norm is abstract: use LayerNorm or RMSNorm.")
+        raise TypeError("Norm is abstract: use LayerNorm, RMSNorm or RadialNorm.")
 
 
 @known("norm")
@@ -52,3 +56,53 @@ class RMSNorm(Norm):
     @property
     def subtracts_mean(self) -> bool:
         return False
+
+
+@known("norm")
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RadialNorm(Norm):
+    """Multiply each token by any function s of its mean square.
+
+    Attributes:
+        function: s, from |x|²/n + ε > 0 to a float; of Python, of Numba, or its path. `lambda v: v**-0.5` is RMSNorm.
+        centred: whether the mean of the coordinates is taken off first, as by LayerNorm.
+        torch: the same s on tensors; as of `Elementwise`.
+
+    Raises:
+        InputError: no function, or one that is not finite.
+
+    >>> def bounded(square):
+    ...     return 1 / max(1.0, square) ** 0.5
+    >>> RadialNorm(bounded, placement="pre").subtracts_mean
+    False
+    """
+
+    function: Function | str = field(kw_only=False)
+    centred: bool = False
+    torch: Function | str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(isinstance(self.centred, bool), f"centred must be True or False; got {self.centred!r}.")
+        keep(self, function=checked("function", self.function), torch=checked_torch(self.torch))
+        for square in POSITIVE:
+            y = value_at(self.scale, square)
+            require(isfinite(y), f"function must be finite; {name_of(self.scale)}({square:g}) gave {y}.")
+
+    @property
+    def scale(self) -> Function:
+        """s itself."""
+        assert not isinstance(self.function, str)
+        return self.function
+
+    @property
+    def name(self) -> str:
+        """Of the part, for messages."""
+        return f"RadialNorm({name_of(self.scale)})"
+
+    def __repr__(self) -> str:
+        return f"{self.name[:-1]}, placement={self.placement!r}, eps={self.eps:g}, centred={self.centred})"
+
+    @property
+    def subtracts_mean(self) -> bool:
+        return self.centred

@@ -1,15 +1,23 @@
-"""Models to JSON and back: `{"kind": "Transformer", "width": 200, …}`, parts nested the same way."""
+"""Models to JSON and back: `{"kind": "Transformer", "width": 200, …}`, parts nested the same way.
+
+Functions of one's own are written as the paths by which they are imported, "package.module:function".
+"""
 
 import json
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from limitformer.errors import InputError, first_line, require
+from limitformer.models.functions import Function, imported, is_path, name_of, path_of
 from limitformer.models.kinds import KINDS, all_kinds, kind_named
 
 
 def to_json(model: Any, indent: int | None = None) -> str:
     """The model as JSON text, every field written out.
+
+    Raises:
+        InputError: not a model or part, or one with a function that cannot be imported, such as a lambda.
 
     >>> from limitformer.models import ReLU
     >>> to_json(ReLU(hidden=8))
@@ -18,22 +26,41 @@ def to_json(model: Any, indent: int | None = None) -> str:
     return json.dumps(as_record(model), indent=indent)
 
 
-def as_record(part: Any) -> Any:
-    """`part` as nested dicts of plain values."""
+def described(model: Any) -> str:
+    """The same as a record of what was simulated: a function that cannot be imported is named, "<module:name>"."""
+    return json.dumps(as_record(model, lambda function: path_of(function) or f"<{name_of(function)}>"))
+
+
+def path_or_refusal(function: Function) -> str:
+    """The path of a function; `InputError` where it has none."""
+    path = path_of(function)
+    if path is None:
+        raise InputError(
+            f"JSON names a function by the path that imports it, which {name_of(function)} does not have. "
+            "Nearest: a function at the top level of a module that can be imported."
+        )
+    return path
+
+
+def as_record(part: Any, written: Callable[[Function], str] = path_or_refusal) -> Any:
+    """`part` as nested dicts of plain values, functions as `written`."""
     if not is_dataclass(part):
-        return part
+        return written(part) if callable(part) else part
     kind = type(part).__name__
     if KINDS.get(kind) is not type(part):
         raise InputError(f"JSON knows {', '.join(all_kinds())} alone; got {part!r}.")
-    values = {field.name: as_record(getattr(part, field.name)) for field in fields(part)}
+    values = {field.name: as_record(getattr(part, field.name), written) for field in fields(part)}
     return {"kind": kind, **values}
 
 
 def from_json(text: str) -> Any:
     """The model that `text` describes; fields left out take their defaults.
 
+    Functions of one's own are imported from the modules that it names, whose code runs: read what you trust.
+
     Raises:
-        InputError: not JSON, an unknown kind or field, or a value that the model refuses.
+        InputError: not JSON, an unknown kind or field, a value that the model refuses, or a function that cannot be
+            imported.
 
     >>> from_json('{"kind": "ReLU", "hidden": 8}')
     ReLU(hidden=8)
@@ -58,13 +85,18 @@ def json_object(text: str, what: str) -> dict[str, Any]:
     return record
 
 
-def from_record(record: Any) -> Any:
-    """The part that `record` describes; plain values stand for themselves."""
+def from_record(record: Any, *, imports: bool = True) -> Any:
+    """The part that `record` describes; plain values stand for themselves.
+
+    With `imports=False` no module is imported: a function must be of one that has been already, or of this package.
+    """
     if not isinstance(record, dict):
         return record
     kind = str(record.get("kind"))
     make = kind_named(kind)
-    values = {name: from_record(value) for name, value in record.items() if name != "kind"}
+    values = {name: from_record(value, imports=imports) for name, value in record.items() if name != "kind"}
+    if is_path(values.get("function")):
+        values["function"] = imported(values["function"], imports=imports)
     known = {field.name for field in fields(make)}
     strange = sorted(values.keys() - known)
     require(not strange, f"{kind} has no field {', '.join(strange)}; it has {', '.join(sorted(known))}.")

@@ -2,19 +2,25 @@ r"""The Transformer of [ST, eq. 11]: `depth` layers, each an attention and a fee
 
   Z = λX + γ A X W_V/√n,   X′ = λZ + γ √(c/n_h) σ(Z W_pre/√n) W_post,   all weights i.i.d. N(0, 1).
 
+λ and γ may differ from layer to layer and from sublayer to sublayer (`strengths`).
+
 Without attention it is the ResNet of [ST, eq. 4], without feed-forward the attention model of [ST, eq. 1]. A layer of
 one matrix (`OneMatrix`) stands alone: X′ = λX + γ √(c/n) σ(X) W.
 """
 
 from dataclasses import dataclass
-from math import sqrt
 from typing import Literal
 
-from limitformer.errors import keep, require, require_count, require_real
+import numpy as np
+from numpy.typing import NDArray
+
+from limitformer.errors import keep, require, require_count
 from limitformer.models.attention import Attention
-from limitformer.models.feedforward import Feedforward, OneMatrix
+from limitformer.models.feedforward import Feedforward
 from limitformer.models.kinds import known, require_itself, require_kind
 from limitformer.models.norm import LayerNorm, Norm
+from limitformer.models.one_matrix import OneMatrix
+from limitformer.models.strengths import Given, check_strengths, checked_strength, strengths_of
 
 
 @known("transformer")
@@ -25,12 +31,13 @@ class Transformer:
     Attributes:
         width: n, coordinates of a token.
         depth: d, number of layers.
-        gamma: γ in [0, 1], strength of the residual branches.
+        gamma: γ in [0, 1], strength of the residual branches; any number from 0 on where `lam` is given. A sequence has
+            an entry for each layer: a number, or a pair for its attention and its feed-forward sublayer.
         attention: the attention sublayer; None leaves it out.
         feedforward: the feed-forward sublayer; None leaves it out.
         norm: `LayerNorm` or `RMSNorm` with their placement; "pre" and "post" stand for LayerNorm there.
         mask: "causal" lets token α see the tokens up to α; None lets it see all.
-        lam: λ ≥ 0; None means √(1 − γ²), which keeps the variance of the tokens.
+        lam: λ ≥ 0, or such a sequence; None means √(1 − γ²), which keeps the variance of the tokens.
 
     Raises:
         InputError: a value out of range, or neither sublayer.
@@ -42,23 +49,26 @@ class Transformer:
 
     width: int
     depth: int
-    gamma: float
+    gamma: Given
     attention: Attention | None = None
     feedforward: Feedforward | None = None
     norm: Norm | Literal["pre", "post"] | None = None
     mask: Literal["causal"] | None = None
-    lam: float | None = None
+    lam: Given | None = None
 
     def __post_init__(self) -> None:
         require_itself(self, Transformer)
         keep(self, width=require_count("width", self.width), depth=require_count("depth", self.depth))
-        keep(self, gamma=require_real("gamma", self.gamma))
-        require(0 <= self.gamma <= 1, f"gamma must lie in [0, 1]; got {self.gamma}. [ST] uses 1/sqrt(8).")
         self._check_parts()
+        self._check_strengths()
         if isinstance(self.norm, str):
             keep(self, norm=LayerNorm(placement=self.norm))
-        keep(self, lam=None if self.lam is None else require_real("lam", self.lam))
-        require(self.skip >= 0, f"lam must be at least 0; got {self.lam}.")
+
+    def _check_strengths(self) -> None:
+        gamma = checked_strength("gamma", self.gamma, self.depth, self.sublayers)
+        lam = None if self.lam is None else checked_strength("lam", self.lam, self.depth, self.sublayers)
+        check_strengths(gamma, lam, self.sublayers)
+        keep(self, gamma=gamma, lam=lam)
 
     def _check_parts(self) -> None:
         present = self.attention is not None or self.feedforward is not None
@@ -77,13 +87,39 @@ class Transformer:
         )
         if self.attention is not None:
             self.attention.key_dim(self.width)
+            self.attention.require_mask(self.mask)
         if self.feedforward is not None:
-            self.feedforward.gain(self.width)
+            self.feedforward.gain_at(self.width)
+
+    @property
+    def sublayers(self) -> int:
+        """Of a layer: 1 or 2."""
+        return (self.attention is not None) + (self.feedforward is not None)
+
+    @property
+    def strengths(self) -> NDArray[np.float64]:
+        """(depth, sublayers, 2): λ and γ of every sublayer; a single row where these are two numbers for all layers."""
+        return strengths_of(self.gamma, self.lam, self.sublayers)  # type: ignore[arg-type]  # checked to be `Strength`s
+
+    @property
+    def uniform(self) -> bool:
+        """Whether γ and λ are one number each, for all layers and sublayers."""
+        return isinstance(self.gamma, float) and not isinstance(self.lam, tuple)
+
+    @property
+    def branch(self) -> float:
+        """γ as a number; `InputError` where it differs."""
+        return float(self._only_strengths()[1])
 
     @property
     def skip(self) -> float:
-        """λ as a number."""
-        return sqrt(1 - self.gamma**2) if self.lam is None else self.lam
+        """λ as a number; `InputError` where it differs."""
+        return float(self._only_strengths()[0])
+
+    def _only_strengths(self) -> NDArray[np.float64]:
+        require(self.uniform, "This takes one gamma and one lam for all layers and sublayers; got sequences.")
+        only: NDArray[np.float64] = self.strengths[0, 0]
+        return only
 
     @property
     def normalisation(self) -> Norm | None:

@@ -3,10 +3,15 @@ r"""Attention [ST, eqs. 1, 2, 9]; letters and the case of several heads in `limi
 In shapes: m tokens, n width, h heads, k head_dim, * any number of networks.
 """
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from limitformer import models
+from limitformer.models.kinds import of_kind
+from limitformer.nn.own import torch_mixing
 from limitformer.nn.weights import linear, weight
 
 
@@ -38,8 +43,7 @@ class Attention(nn.Module):
 
     def matrix(self, x: Tensor, visible: Tensor) -> Tensor:
         """A (*, h, m, m)."""
-        queries, keys = self.split(linear(x, self.query)), self.split(linear(x, self.key))
-        logits = queries @ keys.mT / self.temperature
+        logits = self.logits(x)
         a = torch.softmax(logits.masked_fill(~visible, -torch.inf), dim=-1)
         if self.center:
             seen = visible.to(a.dtype)
@@ -48,6 +52,11 @@ class Attention(nn.Module):
             a = a + torch.eye(x.shape[-2], dtype=x.dtype, device=x.device)
         return a
 
+    def logits(self, x: Tensor) -> Tensor:
+        """Y/τ (*, h, m, m)."""
+        queries, keys = self.split(linear(x, self.query)), self.split(linear(x, self.key))
+        return queries @ keys.mT / self.temperature
+
     def split(self, x: Tensor) -> Tensor:
         """(*, m, h k) to (*, h, m, k)."""
         return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
@@ -55,3 +64,27 @@ class Attention(nn.Module):
     def join(self, x: Tensor) -> Tensor:
         """(*, h, m, k) to (*, m, h k)."""
         return x.transpose(-2, -3).flatten(-2)
+
+
+class Mixing(Attention):
+    """The same with A made by a rule of one's own."""
+
+    def __init__(self, part: models.Mixing, width: int, networks: tuple[int, ...] = ()) -> None:
+        super().__init__(part, width, networks)
+        self.rule = torch_mixing(part)
+
+    def matrix(self, x: Tensor, visible: Tensor) -> Tensor:
+        """A (*, h, m, m)."""
+        return self.rule(self.logits(x), visible)
+
+
+KINDS: Mapping[type, Callable[[Any, int, tuple[int, ...]], Attention]] = {
+    models.ShapedAttention: Attention,
+    models.SoftmaxAttention: Attention,
+    models.Mixing: Mixing,
+}
+
+
+def attention_of(part: models.Attention, width: int, networks: tuple[int, ...] = ()) -> Attention:
+    """The sublayer of a declaration."""
+    return of_kind(part, KINDS)(part, width, networks)

@@ -20,6 +20,8 @@ from limitformer.models.kinds import of_kind
 from limitformer.nn.float32 import lowered
 from limitformer.nn.gains import Gain
 from limitformer.nn.initialisation import InitialVariances, draw
+from limitformer.nn.norm import Norm
+from limitformer.nn.own import torch_elementwise
 from limitformer.nn.residual import Residual, Sum
 from limitformer.nn.self_attention import ShapedSelfAttention
 from limitformer.nn.shaped_relu import ShapedReLU
@@ -181,9 +183,11 @@ def stack_of(model: models.Transformer, generator: torch.Generator | None = None
     """The network that trains of a declaration, drawn from its law; `trained` says whether gains, λ and γ are.
 
     Raises:
-        InputError: attention without `heads`, which has no output projection.
+        InputError: attention without `heads`, which has no output projection; a rule of one's own; a gated pair.
     """
-    stack = Stack([block_of(model, trained) for _ in range(model.depth)], is_causal=model.mask == "causal")
+    strengths = model.strengths.tolist()
+    blocks = [block_of(model, trained, strengths[layer % len(strengths)]) for layer in range(model.depth)]
+    stack = Stack(blocks, is_causal=model.mask == "causal")
     draw(stack, variances_of(model), generator)
     return stack
 
@@ -194,25 +198,28 @@ def variances_of(model: models.Transformer) -> InitialVariances:
     shaped = part is not None and part.interventions[2] == "shaped"
     joined = None if part is None else (part.heads or 1) * part.key_dim(model.width)
     hidden = None if feedforward is None else feedforward.hidden_at(model.width)
-    gain = 1.0 if feedforward is None else feedforward.gain(model.width)
+    gain = 1.0 if feedforward is None else feedforward.gain_at(model.width)
     law = InitialVariances.shaped if shaped else InitialVariances.standard
     return law(model.width, joined=joined, hidden=hidden, gain=gain)
 
 
-def block_of(model: models.Transformer, trained: bool) -> Block:
-    """One block of a declaration, not drawn yet."""
+def block_of(model: models.Transformer, trained: bool, strengths: list[list[float]]) -> Block:
+    """One block of a declaration, not drawn yet; `strengths` are λ and γ of its sublayers."""
+    left = iter(strengths)  # a block makes its residuals in this order
     norm = model.normalisation
     places = {} if norm is None else {norm.placement: lambda: norm_of(norm, model.width)}
     return Block(
         None if model.attention is None else attention_of(model.attention, model.width, trained),
         None if model.feedforward is None else feedforward_of(model.feedforward, model.width, trained),
-        residual=lambda: Residual(model.gamma, model.skip, trained=trained),
+        residual=lambda: Residual(*reversed(next(left)), trained=trained),
         **places,
     )
 
 
 def attention_of(part: models.Attention, width: int, trained: bool) -> ShapedSelfAttention:
     """The attention of a declaration."""
+    if type(part) is models.Mixing:
+        raise InputError(f"Networks that train have shaped or softmax attention; got {part!r}. Nearest: nn.Network.")
     if part.heads is None:
         raise InputError("A network that trains has an output projection; got heads=None. Nearest: heads=1.")
     identity, center, _ = part.interventions
@@ -231,12 +238,26 @@ def feedforward_of(part: models.Feedforward, width: int, trained: bool) -> FeedF
     """The feed-forward layer of a declaration."""
     if type(part) is models.OneMatrix:
         return ActivatedLinear(width, activation_of(part.activation, width, trained))
+    if type(part) is models.Gated:
+        raise InputError(f"Networks that train have no gated pairs yet; got {part!r}. Nearest: nn.Network.")
     return FeedForward(width, part.hidden_at(width), activation_of(part, width, trained))
 
 
 def activation_of(part: models.Feedforward, width: int, trained: bool) -> nn.Module:
     """σ of a declaration; `trained` says whether the negative slope of a shaped ReLU is."""
     return of_kind(part, ACTIVATIONS)(part, width, trained)
+
+
+class Pointwise(nn.Module):
+    """A function of one's own, entry by entry."""
+
+    def __init__(self, part: models.Elementwise) -> None:
+        super().__init__()
+        self.function = torch_elementwise(part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """σ(x)."""
+        return self.function(x)
 
 
 def shaped_relu_of(part: models.ShapedReLU, width: int, trained: bool) -> nn.Module:
@@ -249,13 +270,18 @@ ACTIVATIONS: Mapping[type, Callable[[Any, int, bool], nn.Module]] = {
     models.ShapedReLU: shaped_relu_of,
     models.ReLU: lambda part, width, trained: nn.ReLU(),
     models.GELU: lambda part, width, trained: nn.GELU(),
+    models.Elementwise: lambda part, width, trained: Pointwise(part),
 }
-NORMS: Mapping[type, Callable[..., nn.Module]] = {models.LayerNorm: nn.LayerNorm, models.RMSNorm: nn.RMSNorm}
+NORMS: Mapping[type, Callable[[Any, int], nn.Module]] = {
+    models.LayerNorm: lambda part, width: nn.LayerNorm(width, eps=part.eps),
+    models.RMSNorm: lambda part, width: nn.RMSNorm(width, eps=part.eps),
+    models.RadialNorm: lambda part, width: Norm(part),
+}
 
 
 def norm_of(part: models.Norm, width: int) -> nn.Module:
     """The normalisation of a declaration."""
-    return of_kind(part, NORMS)(width, eps=part.eps)
+    return of_kind(part, NORMS)(part, width)
 
 
 def without_decay(model: nn.Module) -> list[str]:

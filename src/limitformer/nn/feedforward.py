@@ -8,13 +8,18 @@ from torch.nn import functional
 
 from limitformer import models
 from limitformer.models.kinds import of_kind
+from limitformer.nn.own import torch_elementwise
 from limitformer.nn.weights import linear, weight
 
-# Of a piecewise linear activation; None stands for GELU, which has none.
-SLOPES: Mapping[type, Callable[[Any, int], tuple[float, float] | None]] = {
+Slopes = tuple[float, float]
+
+# σ itself, or the slopes s₊ and s₋ of one that is piecewise linear.
+ACTIVATIONS: Mapping[type, Callable[[Any, int], Slopes | Callable[[Tensor], Tensor]]] = {
     models.ShapedReLU: models.ShapedReLU.slopes,
     models.ReLU: models.ReLU.slopes,
-    models.GELU: lambda part, width: None,
+    models.GELU: lambda part, width: functional.gelu,
+    models.Elementwise: lambda part, width: torch_elementwise(part),
+    models.Gated: lambda part, width: torch_elementwise(part),
 }
 
 
@@ -24,14 +29,18 @@ class Feedforward(nn.Module):
     def __init__(self, part: models.Feedforward, width: int, networks: tuple[int, ...] = ()) -> None:
         super().__init__()
         hidden = part.hidden_at(width)
-        self.gain = part.gain(width) ** 0.5
-        self.slopes = slopes_of(part, width)
+        self.gain = part.gain_at(width) ** 0.5
+        self.activation = activation_of(part, width)
         self.pre = weight(networks, width, hidden)
+        self.gate = weight(networks, width, hidden) if type(part) is models.Gated else None
         self.post = weight(networks, hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """√(c/n_h) σ(X W_pre/√n) W_post."""
-        return self.gain * linear(activate(linear(x, self.pre), self.slopes), self.post)
+        """√(c/n_h) σ(X W_pre/√n) W_post; of a gated pair σ(…) ∘ X W_gate/√n."""
+        active = activate(linear(x, self.pre), self.activation)
+        if self.gate is not None:
+            active = active * linear(x, self.gate)
+        return self.gain * linear(active, self.post)
 
 
 class OneMatrix(nn.Module):
@@ -39,13 +48,13 @@ class OneMatrix(nn.Module):
 
     def __init__(self, part: models.OneMatrix, width: int, networks: tuple[int, ...] = ()) -> None:
         super().__init__()
-        self.gain = part.gain(width) ** 0.5
-        self.slopes = slopes_of(part.activation, width)
+        self.gain = part.gain_at(width) ** 0.5
+        self.activation = activation_of(part.activation, width)
         self.post = weight(networks, width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """√(c/n) σ(X) W."""
-        return self.gain * linear(activate(x, self.slopes), self.post)
+        return self.gain * linear(activate(x, self.activation), self.post)
 
 
 def feedforward_of(part: models.Feedforward, width: int, networks: tuple[int, ...] = ()) -> Feedforward | OneMatrix:
@@ -55,14 +64,14 @@ def feedforward_of(part: models.Feedforward, width: int, networks: tuple[int, ..
     return Feedforward(part, width, networks)
 
 
-def slopes_of(part: models.Feedforward, width: int) -> tuple[float, float] | None:
-    """s₊ and s₋ of a piecewise-linear σ; None of GELU."""
-    return of_kind(part, SLOPES)(part, width)
+def activation_of(part: models.Feedforward, width: int) -> Slopes | Callable[[Tensor], Tensor]:
+    """s₊ and s₋ of a piecewise-linear σ; σ itself of others."""
+    return of_kind(part, ACTIVATIONS)(part, width)
 
 
-def activate(x: Tensor, slopes: tuple[float, float] | None) -> Tensor:
+def activate(x: Tensor, activation: Slopes | Callable[[Tensor], Tensor]) -> Tensor:
     """σ entry by entry."""
-    if slopes is None:
-        return functional.gelu(x)
-    positive, negative = slopes
+    if callable(activation):
+        return activation(x)
+    positive, negative = activation
     return positive * x.clamp(min=0) + negative * x.clamp(max=0)

@@ -6,10 +6,18 @@ import torch
 from torch import Tensor, nn
 
 from limitformer import models
-from limitformer.nn.attention import Attention
+from limitformer.nn.attention import attention_of
 from limitformer.nn.feedforward import feedforward_of
 from limitformer.nn.norm import Norm
 from limitformer.nn.weights import draw_weights
+
+Strengths = list[tuple[float, float]]
+
+
+def strengths_of(model: models.Transformer) -> list[Strengths]:
+    """λ and γ of each sublayer, for each layer."""
+    rows = [[(skip, gamma) for skip, gamma in row] for row in model.strengths.tolist()]
+    return rows if len(rows) == model.depth else rows * model.depth
 
 
 class Layer(nn.Module):
@@ -18,16 +26,19 @@ class Layer(nn.Module):
     Args:
         model: the Transformer.
         networks: leading dimensions of the weights; () for one trainable network.
+        strengths: λ and γ of each sublayer; None takes those of the first layer.
     """
 
-    def __init__(self, model: models.Transformer, networks: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, model: models.Transformer, networks: tuple[int, ...] = (), strengths: Strengths | None = None
+    ) -> None:
         super().__init__()
-        self.skip, self.gamma = model.skip, model.gamma
+        self.strengths: Strengths = model.strengths[0].tolist() if strengths is None else strengths
         self.causal = model.mask == "causal"
         norm = model.normalisation
         self.pre = Norm(norm) if norm is not None and norm.placement == "pre" else nn.Identity()
         self.post = Norm(norm) if norm is not None and norm.placement == "post" else nn.Identity()
-        self.attention = None if model.attention is None else Attention(model.attention, model.width, networks)
+        self.attention = None if model.attention is None else attention_of(model.attention, model.width, networks)
         self.feedforward = (
             None if model.feedforward is None else feedforward_of(model.feedforward, model.width, networks)
         )
@@ -36,14 +47,14 @@ class Layer(nn.Module):
         """The layer's output."""
         if self.attention is not None:
             attention, visible = self.attention, self.visible(x)
-            x = self.add(x, lambda tokens: attention(tokens, visible))
+            x = self.add(x, lambda tokens: attention(tokens, visible), *self.strengths[0])
         if self.feedforward is not None:
-            x = self.add(x, self.feedforward)
+            x = self.add(x, self.feedforward, *self.strengths[-1])
         return x
 
-    def add(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+    def add(self, x: Tensor, branch: Callable[[Tensor], Tensor], skip: float, gamma: float) -> Tensor:
         """post(λX + γ f(pre(X)))."""
-        result: Tensor = self.post(self.skip * x + self.gamma * branch(self.pre(x)))
+        result: Tensor = self.post(skip * x + gamma * branch(self.pre(x)))
         return result
 
     def visible(self, x: Tensor) -> Tensor:
@@ -57,7 +68,7 @@ class Network(nn.Module):
 
     def __init__(self, model: models.Transformer, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer(model) for _ in range(model.depth))
+        self.layers = nn.ModuleList(Layer(model, strengths=row) for row in strengths_of(model))
         draw_weights(self, generator)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""LayerNorm and RMSNorm with gain 1 and bias 0, as at initialisation."""
+"""Normalisation as at initialisation, with gain 1 and bias 0."""
 
 from torch import Tensor, nn
 
 from limitformer import models
+from limitformer.nn.own import torch_scale
 
 
 class Norm(nn.Module):
@@ -12,9 +13,11 @@ class Norm(nn.Module):
         super().__init__()
         self.eps = part.eps
         self.subtract_mean = part.subtracts_mean
+        self.scale = torch_scale(part) if type(part) is models.RadialNorm else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(x − x̄)/√(variance + ε), or without the mean."""
+        """(x − x̄)/√(variance + ε), or without the mean; of one's own (x − x̄) s(variance + ε)."""
         if self.subtract_mean:
             x = x - x.mean(-1, keepdim=True)
-        return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
+        variance = x.square().mean(-1, keepdim=True) + self.eps
+        return x / variance.sqrt() if self.scale is None else x * self.scale(variance)

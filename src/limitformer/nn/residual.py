@@ -15,7 +15,7 @@ class Residual(Strengths):
     The sum is computed in float32 and has the finer dtype of the two: tokens in float32 stay so.
 
     Args:
-        gamma: γ in [0, 1] at the start; [ST, App. D] tries 0.05, 0.1 and 0.2.
+        gamma: γ at the start, in [0, 1] unless `lam` is given; [ST, App. D] tries 0.05, 0.1 and 0.2.
         lam: λ at the start; None means √(1 − γ²).
         trained: whether they have gradients.
     """
@@ -23,7 +23,8 @@ class Residual(Strengths):
     def __init__(self, gamma: float, lam: float | None = None, *, trained: bool = True) -> None:
         super().__init__()
         gamma = require_real("gamma", gamma)
-        require(0 <= gamma <= 1, f"gamma must lie in [0, 1]; got {gamma}. [ST, App. D] takes 0.05, 0.1 or 0.2.")
+        inside = gamma >= 0 and (gamma <= 1 or lam is not None)
+        require(inside, f"gamma must lie in [0, 1]; got {gamma}. [ST, App. D] takes 0.05, 0.1 or 0.2.")
         lam = sqrt(1 - gamma**2) if lam is None else require_real("lam", lam)
         require(lam >= 0, f"lam must be at least 0; got {lam}.")
         self.add("lam", lam, 1, trained)

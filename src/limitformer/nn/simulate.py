@@ -18,8 +18,9 @@ from limitformer.chains.transformer import subtracts_mean
 from limitformer.engine import Interrupted, Record, recorded_layers
 from limitformer.errors import InputError, require, require_count
 from limitformer.memory import check_recording, check_scratch
-from limitformer.models import Start, Transformer, as_start, to_json
-from limitformer.nn.network import Layer
+from limitformer.models import Start, Transformer, as_start
+from limitformer.models.serial import described
+from limitformer.nn.network import Layer, strengths_of
 from limitformer.nn.weights import draw_weights
 from limitformer.progress import tracked
 from limitformer.random import key
@@ -86,7 +87,7 @@ def simulate(
 
     def dataset(finished: int) -> xr.Dataset:
         provenance = {
-            "model": to_json(model),
+            "model": described(model),
             "description": "network",
             "start": start.description,
             "seed": seed,
@@ -118,7 +119,7 @@ def with_gradients(model: Transformer, start: Start, layers: np.ndarray, options
     from limitformer.weightless import simulate as simulate_weightless  # which stands on this package
 
     def laid_out(found: xr.Dataset) -> xr.Dataset:
-        return found.rename(layer="depth").sel(depth=layers).assign_attrs(model=to_json(model))
+        return found.rename(layer="depth").sel(depth=layers).assign_attrs(model=described(model))
 
     try:
         return laid_out(simulate_weightless(model, start, gradients=True, **options))
@@ -199,11 +200,13 @@ def run_batch(
     x = draw.tokens(networks, generator)
     held, x = gram(x).to(dtype), x.to(dtype)
     layer = Layer(model, (networks,)).to(device=generator.device, dtype=dtype)
+    strengths = strengths_of(model)
     recorded: list[Tensor] = []
     inside, exits = torch.ones(networks, dtype=torch.bool, device=x.device), torch.full((networks,), torch.inf)
     for depth in range(model.depth + 1):
         if depth > 0:
             draw_weights(layer, generator)
+            layer.strengths = strengths[depth - 1]
             x = layer(x)
         v = gram(x)
         inside &= v.isfinite().all((-1, -2))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from limitformer.errors import InputError, printable, require
+from limitformer.errors import InputError, NotImportedError, printable, require
 from limitformer.lock import CannotLockError, only_one
 from limitformer.models.serial import from_record
 from limitformer.results import check_writable, local_path
@@ -49,8 +49,8 @@ def store_path(given: str | Path) -> Path:
     return path
 
 
-def open_store(path: Path) -> Store:
-    """The store in a folder, from whomever it comes.
+def open_store(path: Path, *, imports: bool = False) -> Store:
+    """The store in a folder, from whomever it comes; `imports` as of `from_record`.
 
     Raises:
         InputError: there is none, or what it says of itself makes no sense.
@@ -58,12 +58,14 @@ def open_store(path: Path) -> Store:
     kept = description_of(path)
     try:
         base, over, simulate, reduce = (kept[name] for name in ("base", "over", "simulate", "keep"))
-        sweep = Sweep(from_record(base), over=over, simulate=simulate, reduce=reduce, unchecked=True)
+        sweep = Sweep(from_record(base, imports=imports), over=over, simulate=simulate, reduce=reduce, unchecked=True)
         check_axes(sweep.base, sweep.over)
         layout = layout_from(kept["layout"])
         lengths = checked_lengths(kept["block"], sweep.shape)
         store = Store(path, sweep, layout, lengths, checked_codes(kept["codes"]))
         check_sizes(store)
+    except NotImportedError:
+        raise
     except InputError as error:
         raise InputError(f"{path} is damaged: {printable(str(error))}") from error
     except Exception as error:  # whatever a stranger has written

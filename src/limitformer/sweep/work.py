@@ -66,7 +66,7 @@ def store_at(path: str, stamp: int, any_version: bool) -> Store:
         StoreError: the worker's code is none of those that began or went on with the store.
     """
     try:
-        store = open_store(Path(path))
+        store = open_store(Path(path), imports=True)  # somebody runs it
         check_code(store.path, store.codes.values(), any_version)
     except InputError as error:
         raise StoreError(str(error)) from error

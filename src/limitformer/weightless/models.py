@@ -113,7 +113,7 @@ def config_from(values: dict[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if "kind" in values:
-        return from_record(values)
+        return from_record(values, imports=False)
     kind = values.get("model_type")
     if kind not in CONFIG_MAPPING:
         hint = nearest(kind, CONFIG_MAPPING.keys())

@@ -181,9 +181,11 @@ def shaped_knobs(names: Iterable[str], model: Transformer) -> list[Knob]:
     for name in distinct(names):
         require(name in SHAPED, f"a Transformer has the knobs gamma and tau0; got {name!r}.")
         attention = model.attention
+        if name == "gamma":
+            require(model.uniform, "gamma differs by layer or sublayer here; the knob gamma needs it to be a number.")
         if name == "tau0":
             require(hasattr(attention, "tau0"), "there is no attention to have a tau0.")
-        present = model.gamma if attention is None or name == "gamma" else attention.tau0
+        present = model.branch if attention is None or name == "gamma" else attention.tau0
         found.append(Knob(name, float(present), name, most=1.0 if name == "gamma" else inf))
     return found
 

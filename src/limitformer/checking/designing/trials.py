@@ -199,8 +199,14 @@ class ShapedTrials:
     def beside(self, setting: Setting) -> dict[str, float]:
         """The probability that two tokens ever explode in the limit, where the theorem holds (theory, `explosion`)."""
         model = self.at(setting)
-        theorem = model.feedforward is None and model.mask is None and model.norm is None and model.lam is None
-        if not theorem or len(self.start.covariance) != 2 or model.gamma == 0:
+        theorem = (
+            model.feedforward is None
+            and model.mask is None
+            and model.norm is None
+            and model.lam is None
+            and model.uniform
+        )
+        if not theorem or len(self.start.covariance) != 2 or model.branch == 0:
             return {}
         limit = limit_of(model)
         if limit is None:

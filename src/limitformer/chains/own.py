@@ -1,0 +1,183 @@
+r"""Functions of one's own in kernels, called by their addresses.
+
+A user's scalar σ, or a rule that makes a matrix of logits, is compiled once into a small C function, and the kernels of
+the chains call whatever lies at the address that their constants have: so they are compiled once, not once for each
+function. The functions are pure and hold no lock of Python: any number of threads may call them.
+
+* σ:     values (count,), in place: x ← gain σ(x);
+* rule:  logits (m, m, LANES) of eight replicas, in place: Y/τ to A, one replica after the other.
+"""
+
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import carray, types
+from numba.core import cgutils
+from numba.core.errors import TypingError
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array
+
+from limitformer.errors import InputError, require
+from limitformer.lanes import LANES, require_matrix
+from limitformer.models.elementwise import TRIED
+from limitformer.models.functions import Function, name_of, plain, value_at
+from limitformer.models.mixing import matrix_of, tried_logits
+
+# Numba passes the typing context first, which its annotations leave out.
+extension: Any = intrinsic
+njit: Any = numba.njit
+cfunc: Any = numba.cfunc
+
+NOTHING = 0  # the address of no function
+
+NUMBER, WHOLE, MEMORY = ir.DoubleType(), ir.IntType(64), ir.IntType(8).as_pointer()
+ELEMENTWISE = types.void(types.CPointer(types.float64), types.int64, types.float64)
+MIXING = types.void(types.CPointer(types.float64), types.voidptr, types.int64, types.float64)
+
+KEPT: dict[Function, Any] = {}  # a compiled function must live as long as a kernel may call it
+LOCK = Lock()
+
+
+def elementwise_address(function: Function, tried: Sequence[float] = TRIED) -> int:
+    """Where the compiled loop of σ lies, which is checked at the numbers that are tried.
+
+    Raises:
+        InputError: Numba cannot compile it, or what it makes of it is another function.
+    """
+    return address_of(function, compiled_elementwise, lambda made: check_elementwise(function, made, tried))
+
+
+def mixing_address(function: Function) -> int:
+    """Where the compiled rule lies; raises as above."""
+    return address_of(function, compiled_mixing, lambda made: check_mixing(function, made))
+
+
+def address_of(function: Function, compile_it: Callable[[Any], Any], check: Callable[[Any], None]) -> int:
+    """Of a function that is compiled when it is first asked for."""
+    with LOCK:
+        if function not in KEPT:
+            made = named_errors(function, compile_it)
+            check(made)
+            KEPT[function] = made
+        return int(KEPT[function].address)
+
+
+def named_errors(function: Function, compile_it: Callable[[Any], Any]) -> Any:
+    """The C function; what Numba says of one that it cannot compile, in one line."""
+    try:
+        return compile_it(njit(error_model="numpy")(plain(function)))
+    except Exception as error:  # some that Numba raises are no NumbaError
+        lines = [line.strip() for line in str(error).splitlines()]
+        said = next((line for line in lines if line and not line.startswith(("Failed in", "During:"))), "no reason")
+        raise InputError(
+            f"Numba cannot compile {name_of(function)}: {said} Nearest: arithmetic, math and numpy on floats."
+        ) from error
+
+
+def compiled_elementwise(scalar: Any) -> Any:
+    """The loop of `ELEMENTWISE`; numbers for which σ raises something become NaN, which stops a path."""
+
+    def loop(values, count, gain):
+        row = carray(values, count)
+        try:
+            for k in range(count):
+                row[k] = gain * scalar(row[k])
+        except Exception:  # noqa: BLE001  compiled: there is no other
+            row[:] = np.nan
+
+    return cfunc(ELEMENTWISE, error_model="numpy")(loop)
+
+
+def compiled_mixing(rule: Any) -> Any:
+    """The rule of `MIXING`; a matrix of another shape, or none, becomes NaN, which stops a path."""
+
+    def mix(matrix, visible, tokens, inverse_temperature):
+        entries = carray(matrix, (tokens, tokens, LANES))
+        shown = carray(visible, (tokens, tokens), np.bool_)
+        for lane in range(LANES):
+            logits, seen = np.empty((tokens, tokens)), np.empty((tokens, tokens), np.bool_)
+            for i in range(tokens):
+                for j in range(tokens):
+                    logits[i, j], seen[i, j] = inverse_temperature * entries[i, j, lane], shown[i, j]
+                    entries[i, j, lane] = np.nan
+            try:
+                a = rule(logits, seen)
+                if a.shape[0] == tokens and a.shape[1] == tokens:
+                    for i in range(tokens):
+                        for j in range(tokens):
+                            entries[i, j, lane] = a[i, j]
+            except Exception:  # noqa: BLE001  compiled: there is no other
+                pass
+
+    return cfunc(MIXING, error_model="numpy")(mix)
+
+
+def check_elementwise(function: Function, made: Any, tried: Sequence[float]) -> None:
+    """Raise `InputError` unless the compiled σ is that of Python."""
+    values = np.array(tried)
+    made.ctypes(values.ctypes.data_as(made.ctypes.argtypes[0]), len(values), 1.0)
+    wanted = np.array([value_at(function, x) for x in tried])
+    require_same(function, values, wanted)
+
+
+def check_mixing(function: Function, made: Any) -> None:
+    """Raise `InputError` unless the compiled rule is that of Python."""
+    logits, seen = tried_logits(3), np.tril(np.ones((3, 3), bool))
+    entries = np.repeat(2 * logits[..., None], LANES, -1)
+    made.ctypes(entries.ctypes.data_as(made.ctypes.argtypes[0]), seen.ctypes.data, 3, 0.5)
+    require_same(function, entries, np.repeat(matrix_of(function, logits, seen)[..., None], LANES, -1))
+
+
+def require_same(function: Function, found: Any, wanted: Any) -> None:
+    """Raise `InputError` unless these are the same numbers but for rounding."""
+    alike = np.allclose(found, wanted, rtol=1e-9, atol=1e-12)
+    require(alike, f"Numba and Python do not agree about {name_of(function)}: whole numbers in the place of floats?")
+
+
+def called(builder: Any, address: Any, arguments: list[Any]) -> None:
+    """Call the C function at an address."""
+    kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
+    builder.call(builder.inttoptr(address, kind.as_pointer()), arguments)
+
+
+def require_contiguous(array: Any) -> None:
+    """Refuse, when a kernel is compiled, matrices whose memory is not in one row."""
+    require_matrix(array)
+    if array.layout != "C":
+        raise TypingError(f"a function of one's own needs an array in C order; got {array}.")
+
+
+@extension
+def call_elementwise(typing_context: Any, address: Any, array: Any, i: Any, first: Any, last: Any, gain: Any) -> Any:
+    """array[i, first:last, :] = gain σ(…), for σ at that address."""
+    require_contiguous(array)
+
+    def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
+        where, whole, row, begin, end, factor = arguments
+        entries = make_array(array)(context, builder, whole)
+        zero = context.get_constant(types.intp, 0)
+        pointer = cgutils.get_item_pointer(context, builder, array, entries, [row, begin, zero], wraparound=False)
+        count = builder.mul(builder.sub(end, begin), ir.Constant(WHOLE, LANES))
+        called(builder, where, [pointer, count, factor])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, array, types.int64, types.int64, types.int64, types.float64), generate
+
+
+@extension
+def call_mixing(typing_context: Any, address: Any, array: Any, visible: Any, inverse_temperature: Any) -> Any:
+    """array (m, m, LANES) of logits Y to A = rule(Y · inverse_temperature, visible), for the rule at that address."""
+    require_contiguous(array)
+
+    def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
+        where, whole, seen, factor = arguments
+        entries, mask = make_array(array)(context, builder, whole), make_array(visible)(context, builder, seen)
+        tokens = builder.extract_value(entries.shape, 0)
+        called(builder, where, [entries.data, builder.bitcast(mask.data, MEMORY), tokens, factor])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, array, visible, types.float64), generate

@@ -1,0 +1,117 @@
+r"""Feed-forward layers with any scalar function σ, and gated pairs.
+
+* elementwise: X ← λX + γ √(c/n_h) σ(X W_pre/√n) W_post;
+* gated:       X ← λX + γ √(c/n_h) (σ(X W_pre/√n) ∘ X W_gate/√n) W_post, whose second factor has no σ.
+
+The gain is c = 1/E σ(g)², g ~ N(0, 1), in both, since the gate is independent of g and its variance is 1. It is found
+by adaptive quadrature of σ(x)² φ(x), piece after piece, unless it is given. σ need not have mean zero, nor be smooth.
+"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+from math import exp, isfinite, pi, sqrt
+
+from limitformer.errors import keep, require, require_real
+from limitformer.models.feedforward import Feedforward
+from limitformer.models.functions import Function, checked, checked_torch, name_of, value_at
+from limitformer.models.kinds import known
+
+TRIED = (-10.0, -3.0, -1.0, -0.5, 0.0, 0.5, 1.0, 3.0, 10.0)
+PIECES = (-38.0, -16.0, -8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 38.0)  # φ is 0 in float64 beyond
+PRECISION = 1e-10  # of the gain, relative
+
+
+@known("feedforward")
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Elementwise(Feedforward):
+    """A layer whose activation is any scalar function.
+
+    Attributes:
+        function: σ, from a float to a float, of Python (as Numba can compile it) or of Numba; or its path,
+            "package.module:function".
+        gain: c; None finds 1/E σ(g)².
+        torch: the same σ on tensors, for networks: a function, its path, or its name in torch or torch.nn.functional.
+            None looks there for a function of σ's name, and then tries σ itself on a tensor. What it gives must agree
+            with σ.
+
+    Raises:
+        InputError: no function, one that is not finite at some number of ordinary size, or whose gain cannot be found.
+
+    >>> from math import tanh
+    >>> def damped(x):
+    ...     return x * tanh(x)
+    >>> round(Elementwise(damped).gain_at(100), 6)
+    2.122345
+    """
+
+    function: Function | str = field(kw_only=False)
+    gain: float | None = None
+    torch: Function | str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        keep(self, function=checked("function", self.function), torch=checked_torch(self.torch))
+        try_elementwise(self.scalar)
+        if self.gain is not None:
+            keep(self, gain=require_real("gain", self.gain))
+            require(self.gain > 0, f"gain must be positive; got {self.gain}. None finds it.")
+
+    @property
+    def scalar(self) -> Function:
+        """σ itself."""
+        assert not isinstance(self.function, str)
+        return self.function
+
+    @property
+    def name(self) -> str:
+        """Of the part, for messages."""
+        return f"{type(self).__name__}({name_of(self.scalar)})"
+
+    def __repr__(self) -> str:
+        given = [(key, getattr(self, key)) for key in ("hidden", "gain")]
+        return f"{self.name[:-1]}{''.join(f', {key}={value}' for key, value in given if value is not None)})"
+
+    def gain_at(self, width: int) -> float:
+        return 1 / second_moment(self.scalar) if self.gain is None else self.gain
+
+
+@known("feedforward")
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Gated(Elementwise):
+    """A gated pair: σ of one half of the pre-activations, times the other half: SwiGLU, GeGLU, GLU, …
+
+    Attributes as of `Elementwise`; `hidden` counts pairs, so that there are three matrices of n × n_h entries.
+    """
+
+
+def try_elementwise(function: Function) -> None:
+    """Raise `InputError` unless σ is finite at some numbers."""
+    for x in TRIED:
+        y = value_at(function, x)
+        require(isfinite(y), f"function must be finite everywhere; {name_of(function)}({x:g}) gave {y}.")
+
+
+@lru_cache(maxsize=1024)
+def second_moment(function: Function) -> float:
+    """E σ(g)², g ~ N(0, 1).
+
+    Raises:
+        InputError: it is 0 or infinite, or not found to `PRECISION`.
+    """
+    from scipy.integrate import quad
+
+    def integrand(x: float) -> float:
+        return value_at(function, x) ** 2 * exp(-x * x / 2) / sqrt(2 * pi)
+
+    try:
+        found = [
+            quad(integrand, *piece, epsabs=0, epsrel=1e-12, limit=200, full_output=1) for piece in pairwise(PIECES)
+        ]
+    except OverflowError:
+        found = [(float("inf"), 0.0)]
+    total, error = sum(part[0] for part in found), sum(part[1] for part in found)
+    require(total > 0, f"function must not vanish; E {name_of(function)}(g)² is {total}.")
+    precise = isfinite(total) and error < PRECISION * total
+    require(precise, f"E {name_of(function)}(g)², g ~ N(0, 1), is {total:g}, known to {error:.2g} alone: give gain.")
+    return total

@@ -1,0 +1,105 @@
+r"""Attention by a rule of one's own: any function from logits and visibility to a mixing matrix.
+
+X ← λX + γ A X W_V/√n with A = rule(Y/τ, visible), for the logits Y and temperatures of `attention`; with several heads
+each has its own A. Sigmoid attention, linear attention, softmax with a skip of the values (A = I + …), windows, decays:
+whatever is a matrix (tokens, tokens) made of one (tokens, tokens).
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from limitformer.errors import InputError, first_line, keep, require
+from limitformer.models.attention import Attention, Temperature, require_temperature
+from limitformer.models.functions import Function, checked, checked_torch, name_of, plain
+from limitformer.models.kinds import known
+
+Logits = NDArray[np.float64]
+Visible = NDArray[np.bool_]
+
+
+@known("attention")
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Mixing(Attention):
+    """Attention whose matrix A is made by a rule.
+
+    Attributes:
+        function: the rule, from the logits Y/τ (tokens, tokens) of one head, float64, and `visible` (tokens, tokens),
+            True where the row's token sees the column's, to A (tokens, tokens). Of Python (as Numba can compile it) or
+            of Numba; or its path. Under a mask A must be 0 where nothing is seen.
+        temperature: "standard" for τ = τ₀ √n_k, "shaped" for τ₀ √(n n_k).
+        torch: the same rule on tensors, for networks, from logits (…, tokens, tokens) to A of that shape: a function or
+            its path; None tries the rule itself on tensors. What it gives must agree with the rule.
+
+    Raises:
+        InputError: no function, or one that does not give a finite matrix of that shape.
+
+    >>> def linear(logits, visible):
+    ...     return logits * visible / visible.sum()
+    >>> Mixing(linear, heads=4).heads
+    4
+    """
+
+    function: Function | str = field(kw_only=False)
+    tau0: float = 1.0
+    temperature: Temperature = "standard"
+    torch: Function | str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_temperature(self.temperature)
+        keep(self, function=checked("function", self.function), torch=checked_torch(self.torch))
+        for tokens in (1, 4):
+            try_rule(self.rule, np.ones((tokens, tokens), bool))
+
+    @property
+    def rule(self) -> Function:
+        """The function itself."""
+        assert not isinstance(self.function, str)
+        return self.function
+
+    @property
+    def name(self) -> str:
+        """Of the part, for messages."""
+        return f"Mixing({name_of(self.rule)})"
+
+    def __repr__(self) -> str:
+        values = [f"{key}={getattr(self, key)!r}" for key in ("tau0", "heads", "head_dim") if getattr(self, key)]
+        return f"{self.name[:-1]}, {', '.join(values)})"
+
+    @property
+    def interventions(self) -> tuple[bool, bool, Temperature]:
+        return False, False, self.temperature
+
+    def require_mask(self, mask: str | None) -> None:
+        if mask == "causal":
+            try_rule(self.rule, np.tril(np.ones((4, 4), bool)))
+
+
+def tried_logits(tokens: int) -> Logits:
+    """Asymmetric ones of ordinary size."""
+    return np.sin(1 + np.arange(tokens**2, dtype=np.float64)).reshape(tokens, tokens) * 2
+
+
+def matrix_of(function: Function, logits: Logits, visible: Visible) -> Any:
+    """What the rule makes of them in Python; `InputError` with what it raises."""
+    try:
+        return plain(function)(logits.copy(), visible.copy())
+    except Exception as error:
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise InputError(f"function must take (logits, visible); {name_of(function)} raised {what}.") from error
+
+
+def try_rule(function: Function, visible: Visible) -> None:
+    """Raise `InputError` unless the rule gives a finite matrix of the logits' shape, 0 where nothing is seen."""
+    name, tokens = name_of(function), len(visible)
+    a = matrix_of(function, tried_logits(tokens), visible)
+    shape, kind = np.shape(a), np.asarray(a).dtype
+    real = isinstance(a, np.ndarray) and shape == visible.shape and kind.kind in "fiub"
+    got = f"{type(a).__name__} {shape} of {kind}"
+    require(real, f"function must give a real matrix {visible.shape}; {name} gave {got}.")
+    require(bool(np.isfinite(a).all()), f"function must give a finite matrix; {name} gave {a.tolist()}.")
+    leak = bool(np.any(a[~visible]))
+    require(not leak, f"Under a mask A must be 0 where nothing is seen; {name} ignores visible. Nearest: A * visible.")

@@ -1,0 +1,127 @@
+r"""Functions of one's own on tensors: found by what a part says of them, and tried against the part's function.
+
+σ of an `Elementwise` and the rule of a `Mixing` are functions of numbers; a network needs the same on tensors, with
+gradients. It is what `torch` names; else torch's own function of that name; else the function itself, where it takes
+tensors. Whatever it is must give the numbers of the part's function: two different functions would be two models.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from limitformer import models
+from limitformer.errors import InputError, first_line, require
+from limitformer.models.elementwise import TRIED
+from limitformer.models.functions import Function, imported, is_path, plain, value_at
+from limitformer.models.mixing import matrix_of, tried_logits
+from limitformer.models.norm import POSITIVE
+
+Part = models.Elementwise | models.Mixing | models.RadialNorm
+AGREEMENT = 1e-6
+
+
+@lru_cache(maxsize=1024)
+def torch_elementwise(part: models.Elementwise) -> Callable[[Tensor], Tensor]:
+    """σ on tensors, entry by entry.
+
+    Raises:
+        InputError: there is none, or it is another function.
+    """
+    return scalar_on_tensors(part, part.scalar, [*TRIED, 0.3, -0.7, 2.2])
+
+
+@lru_cache(maxsize=1024)
+def torch_scale(part: models.RadialNorm) -> Callable[[Tensor], Tensor]:
+    """s on tensors, entry by entry; raises as above."""
+    return scalar_on_tensors(part, part.scale, [*POSITIVE, 0.7, 2.2])
+
+
+def scalar_on_tensors(part: Part, function: Function, tried: list[float]) -> Callable[[Tensor], Tensor]:
+    """A function of numbers, entry by entry."""
+    points, wanted = np.array(tried), np.array([value_at(function, x) for x in tried])
+    return agreeing(part, named_candidates(function), lambda found: found(tensor_of(points)), wanted)
+
+
+@lru_cache(maxsize=1024)
+def torch_mixing(part: models.Mixing) -> Callable[[Tensor, Tensor], Tensor]:
+    """The rule on tensors, from logits (*, tokens, tokens) and `visible` (tokens, tokens); raises as above."""
+    logits = np.stack([tried_logits(4), tried_logits(4).T - 1])[:, None]
+    visible = np.ones((4, 4), bool)
+    wanted = np.stack([[matrix_of(part.rule, y, visible) for y in batch] for batch in logits])
+    seen = torch.ones(4, 4, dtype=torch.bool, device="cpu")
+    return agreeing(part, (plain(part.rule),), lambda found: found(tensor_of(logits), seen), wanted)
+
+
+def agreeing(
+    part: Part,
+    otherwise: tuple[Function, ...],
+    tried: Callable[[Function], Any],
+    wanted: NDArray[Any],
+) -> Function:
+    """What `torch` of the part names, or the first of the others that gives what is `wanted`."""
+    if part.torch is not None:
+        found = function_of(part.torch)
+        why = difference(lambda: tried(found), wanted)
+        require(why is None, f"torch of {part.name} is another function: {why}.")
+        return found
+    for found in otherwise:
+        if difference(lambda found=found: tried(found), wanted) is None:  # type: ignore[misc]
+            return found
+    raise InputError(f"{part.name} is not known on tensors. Nearest: torch=, the same function written with torch.")
+
+
+def named_candidates(function: Function) -> tuple[Function, ...]:
+    """torch's functions of that name, and the function itself."""
+    own = plain(function)
+    return *functions_named(own.__name__), own
+
+
+def functions_named(name: str) -> Iterator[Function]:
+    """Of torch.nn.functional and of torch."""
+    for home in (functional, torch):
+        found = getattr(home, name, None)
+        if callable(found):
+            yield found
+
+
+def function_of(given: Function | str) -> Function:
+    """The function itself, of a path, or of a name in torch.
+
+    Raises:
+        InputError: nothing is there.
+    """
+    if not isinstance(given, str):
+        return given
+    if is_path(given):
+        return imported(given)
+    found = next(functions_named(given), None)
+    if found is None:
+        raise InputError(f"torch has no function {given!r}. Nearest: its path, such as 'package.module:name'.")
+    return found
+
+
+def difference(call: Callable[[], Any], wanted: NDArray[Any]) -> str | None:
+    """Why what `call` gives is not `wanted`; None if it is."""
+    try:
+        with torch.enable_grad(), torch.device("cpu"):
+            found = call()
+    except Exception as error:  # noqa: BLE001  somebody's own code
+        return f"it raised {type(error).__name__}: {first_line(error)}"
+    if not isinstance(found, Tensor) or found.shape != wanted.shape:
+        return f"it gave no tensor of shape {wanted.shape}"
+    values = found.detach().double().numpy()
+    if np.allclose(values, wanted, rtol=AGREEMENT, atol=AGREEMENT * np.abs(wanted).max()):
+        return None
+    k = np.unravel_index(np.argmax(np.abs(values - wanted)), wanted.shape)
+    return f"{values[k]:.7g} in the place of {wanted[k]:.7g}"
+
+
+def tensor_of(values: NDArray[Any]) -> Tensor:
+    """In float64, with a gradient, so that a function that leaves torch is none."""
+    return torch.tensor(values, dtype=torch.float64, device="cpu", requires_grad=True)

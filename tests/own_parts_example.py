@@ -1,0 +1,62 @@
+"""Parts as a user writes them, in a file of their own that knows nothing of the package."""
+
+import math
+
+import numpy as np
+import torch
+
+# --- activations ---
+
+
+def silu(x):
+    return x / (1.0 + math.exp(-x))
+
+
+def x_tanh(x):
+    return x * math.tanh(x)
+
+
+def torch_x_tanh(x):
+    return x * torch.tanh(x)
+
+
+def bent(x):
+    """Not of mean zero, with a kink, of operators alone: it takes numbers and tensors."""
+    return abs(x + 0.5) - 0.25 * x
+
+
+def logistic(x):
+    return 1.0 / (1.0 + math.exp(-x))
+
+
+# --- attention ---
+
+
+def sigmoid_attention(logits, visible):
+    """σ(Y − log m) [Ramapuram et al., 2024]."""
+    return visible / (1.0 + len(logits) * np.exp(-logits))
+
+
+def torch_sigmoid_attention(logits, visible):
+    return torch.sigmoid(logits - math.log(len(visible))) * visible
+
+
+def linear_attention(logits, visible):
+    """1 + Y in the place of exp Y, and the token itself: operators alone."""
+    return (1.0 + logits) * visible / len(visible) + np.eye(len(visible))
+
+
+def torch_linear_attention(logits, visible):
+    return (1.0 + logits) * visible / len(visible) + torch.eye(len(visible), dtype=logits.dtype)
+
+
+# --- norm ---
+
+
+def bounded(square):
+    """Tokens longer than √n are brought back to that; shorter ones are left."""
+    return 1.0 / math.sqrt(max(square, 1.0))
+
+
+def torch_bounded(square):
+    return square.clamp(min=1.0).rsqrt()

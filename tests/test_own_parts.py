@@ -1,0 +1,230 @@
+"""Parts of one's own, from a file outside the package: the chain has the law of the network, a wrong twin does not."""
+
+import inspect
+from dataclasses import replace
+from math import erf, pi, sqrt
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import roots_hermitenorm
+
+import limitformer as lf
+import own_parts_example as own
+from limitformer.chains.own import elementwise_address, mixing_address
+from limitformer.chains.transformer import constants_of
+from limitformer.models import activations
+from limitformer.nn.own import torch_elementwise, torch_mixing, torch_scale
+from statistics_checks import assert_same_law
+
+SAMPLES = 12_000
+V0 = np.array([[1.0, 0.3, -0.4], [0.3, 1.6, 0.2], [-0.4, 0.2, 0.7]])
+SIZE = {"width": 12, "depth": 3, "gamma": 0.8}
+
+SILU = lf.Elementwise(own.silu)
+X_TANH = lf.Elementwise(own.x_tanh, torch=own.torch_x_tanh)
+BENT = lf.Elementwise(own.bent, hidden=70)  # more than a tile of units, and another after it
+SWIGLU = lf.Gated(own.silu, hidden=70)
+SIGMOID = lf.Mixing(own.sigmoid_attention, tau0=0.3, torch=own.torch_sigmoid_attention)
+LINEAR = lf.Mixing(own.linear_attention, tau0=0.5, heads=2, torch=own.torch_linear_attention)
+BOUNDED = lf.RadialNorm(own.bounded, placement="pre", torch=own.torch_bounded)
+
+# Each with a twin that differs in its own part alone.
+PAIRS = {
+    "SiLU": ({"feedforward": SILU}, {"feedforward": lf.GELU()}),
+    "x tanh x": ({"feedforward": X_TANH}, {"feedforward": SILU}),
+    "not of mean zero": ({"feedforward": BENT}, {"feedforward": replace(BENT, gain=1.0)}),
+    "gated": ({"feedforward": SWIGLU}, {"feedforward": replace(SILU, hidden=70)}),
+    "one matrix": (
+        {"feedforward": lf.OneMatrix(activation=X_TANH)},
+        {"feedforward": lf.OneMatrix(activation=lf.Tanh())},
+    ),
+    "sigmoid attention": ({"attention": SIGMOID, "mask": "causal"}, {"attention": SIGMOID}),
+    "linear attention, heads": (
+        {"attention": LINEAR, "feedforward": SILU, "norm": "pre"},
+        {"attention": replace(LINEAR, tau0=2.0), "feedforward": SILU, "norm": "pre"},
+    ),
+    "bounded norm": (
+        {"attention": lf.SoftmaxAttention(), "feedforward": lf.ReLU(), "norm": BOUNDED},
+        {"attention": lf.SoftmaxAttention(), "feedforward": lf.ReLU(), "norm": lf.RMSNorm(placement="pre")},
+    ),
+}
+
+
+def summary(dataset):
+    """Correlations, variances and log det V at the last layer: (samples,) each."""
+    v, rho = dataset["covariance"].values[:, -1], lf.correlation(dataset).values[:, -1]
+    found = {f"ρ_{a}{b}": rho[:, a, b] for a, b in ((0, 1), (1, 2))} | {f"V_{a}": v[:, a, a] for a in (0, 2)}
+    return {**found, "log det V": np.linalg.slogdet(v)[1]}
+
+
+def chain(model):
+    return summary(lf.simulate(model, V0, samples=SAMPLES, seed=1, record=[model.depth], progress=False))
+
+
+def network(model):
+    found = lf.nn.simulate(
+        model, V0, samples=SAMPLES, seed=2, record=[model.depth], dtype=torch.float64, device="cpu", progress=False
+    )
+    return summary(found)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_chain_and_network_share_one_law(name):
+    right, wrong = (lf.Transformer(**SIZE, **parts) for parts in PAIRS[name])
+    assert_same_law(chain(right), network(right), wrong=chain(wrong))
+
+
+def test_how_little_a_user_writes():
+    """Lines of each function, its line of def and its docstring included."""
+    parts = {"silu": 2, "x_tanh": 2, "torch_x_tanh": 2, "sigmoid_attention": 3, "torch_sigmoid_attention": 2}
+    for name, lines in parts.items():
+        assert len(inspect.getsource(getattr(own, name)).strip().splitlines()) == lines
+
+
+# --- strengths ------------------------------------------------------------------------------------------------------
+
+BOTH = {"width": 12, "depth": 3, "attention": lf.ShapedAttention(tau0=0.5), "feedforward": lf.ReLU()}
+GAMMAS, LAMS = [(0.2, 0.9), 0.7, (0.8, 0.1)], [1.0, (0.5, 1.3), (1.1, 0.2)]
+
+
+def test_strengths_of_each_layer_and_sublayer():
+    """The twin has the same strengths, of layers in the opposite order."""
+    right = lf.Transformer(**BOTH, gamma=GAMMAS, lam=LAMS)
+    assert_same_law(chain(right), network(right), wrong=chain(replace(right, gamma=GAMMAS[::-1], lam=LAMS[::-1])))
+
+
+def test_strengths_of_sublayers_are_not_exchanged():
+    right = lf.Transformer(**BOTH, gamma=[(0.2, 1.4)] * 3, lam=0.6)
+    assert_same_law(chain(right), network(right), wrong=chain(replace(right, gamma=[(1.4, 0.2)] * 3)))
+
+
+def test_strengths_of_one_matrix():
+    model = {"width": 12, "depth": 3, "feedforward": lf.OneMatrix(activation=lf.ReLU())}
+    right = lf.Transformer(**model, gamma=[0.1, 0.5, 1.5], lam=[1.0, 1.0, 0.2])
+    assert_same_law(chain(right), network(right), wrong=chain(replace(right, gamma=[1.5, 0.5, 0.1])))
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_equal_strengths_written_out_are_the_same_bits(gradients):
+    options = {"samples": 9, "seed": 3, "gradients": gradients, "progress": False}
+    numbers = lf.simulate(lf.Transformer(**BOTH, gamma=0.6), V0, **options)
+    written = lf.simulate(lf.Transformer(**BOTH, gamma=np.full((3, 2), 0.6)), V0, **options)
+    for name in numbers.data_vars:
+        np.testing.assert_array_equal(numbers[name], written[name])
+
+
+def test_gradients_with_strengths_of_each_place():
+    """Chain against weightless networks, whose layers are the torch ones: medians of every weight's gradient."""
+    model = lf.Transformer(**BOTH, gamma=GAMMAS, lam=LAMS)
+    options = {"samples": 1500, "gradients": True, "progress": False}
+    finite = lf.simulate(model, V0, seed=1, **options)["weight_gradient"].values
+    real = lf.nn.simulate(model, V0, seed=2, dtype=torch.float64, **options)["weight_gradient"].values
+    wrong = lf.simulate(replace(model, gamma=GAMMAS[::-1]), V0, seed=1, **options)["weight_gradient"].values
+    x, y, twin = ({str(k): values[:, k] for k in range(values.shape[1])} for values in (finite, real, wrong))
+    assert_same_law(x, y, wrong=twin)
+
+
+def test_a_network_that_trains_has_the_strengths_of_its_places():
+    model = replace(lf.Transformer(**BOTH, gamma=GAMMAS, lam=LAMS), attention=lf.SoftmaxAttention(heads=2))
+    blocks = lf.nn.stack_of(model).blocks
+    found = [[(r.lam.item(), r.gamma.item()) for r in block.residual.values()] for block in blocks]
+    np.testing.assert_allclose(found, model.strengths, rtol=1e-7)
+
+
+# --- gains ----------------------------------------------------------------------------------------------------------
+
+CLOSED = {
+    "ReLU": (lambda x: max(x, 0.0), 2.0),
+    "squared ReLU": (activations.squared_relu, 2 / 3),
+    "GELU": (activations.gelu, lf.GELU().gain_at(1)),
+    "x": (lambda x: x, 1.0),
+    "step off 0": (lambda x: 1.0 if x > 0.37 else 0.0, 2 / (1 - erf(0.37 / sqrt(2)))),
+    "|x + ½| − x/4": (own.bent, None),
+    "tanh": (activations.hyperbolic_tangent, None),
+    "SiLU": (own.silu, None),
+    "e^(x/2)": (lambda x: np.exp(x / 2), np.exp(-0.5)),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_gains_by_a_second_route(name):
+    """Closed forms; else Gauss-Hermite, split at the kink by |x + ½|² = (x + ½)² where there is one."""
+    function, exact = CLOSED[name]
+    if name.startswith("|"):
+        shifted = exp_absolute_times(0.5)
+        exact = 1 / (1 + 0.25 + 1 / 16 - 0.5 * shifted)
+    if exact is None:
+        nodes, weights = roots_hermitenorm(180)
+        exact = sqrt(2 * pi) / (weights @ np.array([function(float(x)) ** 2 for x in nodes]))
+    found = lf.Elementwise(function).gain_at(64)
+    assert found == pytest.approx(exact, rel=1e-9)
+    assert found != pytest.approx(exact * (1 + 1e-6), rel=1e-9)
+
+
+def exp_absolute_times(a):
+    """E |g + a| g = 2Φ(a) − 1: Stein's identity, since the derivative of |x + a| is its sign."""
+    return erf(a / sqrt(2))
+
+
+def test_a_gated_pair_has_the_gain_of_its_function():
+    """E (σ(g) h)² = E σ(g)²; and a gain that is given is taken."""
+    rng = np.random.default_rng(0)
+    g, h = rng.standard_normal((2, 400_000))
+    squares = (g / (1 + np.exp(-g)) * h) ** 2
+    error = squares.std() / sqrt(len(squares))
+    assert abs(squares.mean() - 1 / SWIGLU.gain_at(8)) < 4 * error
+    assert replace(SWIGLU, gain=3).gain_at(8) == 3.0
+
+
+# --- three functions that are one -----------------------------------------------------------------------------------
+
+POINTS = np.linspace(-6, 6, 41)
+LAYERS = [SILU, X_TANH, BENT, lf.SiLU(), lf.Tanh(), lf.SquaredReLU(), lf.SwiGLU(), lf.GeGLU()]
+
+
+@pytest.mark.parametrize("part", LAYERS, ids=repr)
+def test_python_numba_and_torch_agree(part):
+    elementwise_address(part.scalar)  # which compares Numba with Python
+    wanted = [part.scalar(float(x)) for x in POINTS]
+    found = torch_elementwise(part)(torch.tensor(POINTS))
+    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("part", [SIGMOID, LINEAR], ids=repr)
+def test_rules_agree_for_many_matrices_at_once(part):
+    logits = np.random.default_rng(3).standard_normal((2, 5, 3, 3))
+    seen = np.tril(np.ones((3, 3), bool))
+    found = torch_mixing(part)(torch.tensor(logits), torch.tensor(seen))
+    wanted = [[part.rule(y, seen) for y in batch] for batch in logits]
+    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
+    assert mixing_address(part.rule) == mixing_address(part.rule)  # compiled once
+
+
+def test_a_norm_on_tensors():
+    np.testing.assert_allclose(torch_scale(BOUNDED)(torch.tensor([0.5, 4.0])), [1.0, 0.5], rtol=1e-12)
+
+
+# --- as any other chain ---------------------------------------------------------------------------------------------
+
+OWN_ALL = lf.Transformer(**SIZE, attention=SIGMOID, feedforward=SWIGLU, norm=BOUNDED)
+
+
+def test_the_same_bits_whatever_the_threads():
+    one, two = (lf.simulate(OWN_ALL, V0, samples=70, seed=5, threads=k, progress=False) for k in (1, 2))
+    np.testing.assert_array_equal(one["covariance"], two["covariance"])
+
+
+def test_kernels_are_not_compiled_again_for_another_function():
+    """Constants of two functions have one type: the address is a number."""
+    other = replace(OWN_ALL, attention=LINEAR, feedforward=lf.Gated(own.silu))
+    types = [[type(x) for x in constants_of(model, 3).feedforward] for model in (OWN_ALL, other)]
+    assert types[0] == types[1]
+
+
+def test_gradients_of_networks_with_own_parts():
+    """Weightless networks take them, since what they have of torch is differentiated: against drawn weights."""
+    found = lf.nn.simulate(OWN_ALL, V0, samples=4, seed=1, gradients=True, dtype=torch.float64, progress=False)
+    assert np.isfinite(found["weight_gradient"]).all()
+    names = {str(name).split(".", 2)[2] for name in found["weight"].values}
+    assert {"feedforward.gate", "attention.value"} <= names

@@ -1,0 +1,422 @@
+"""What cannot be a part of one's own is one line; JSON and the command line have functions by their paths."""
+
+import json
+import math
+import pickle
+import sys
+from dataclasses import replace
+
+import numba
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import limitformer as lf
+import own_parts_example as own
+from limitformer.chains.own import elementwise_address, mixing_address
+from limitformer.cli.app import app
+from limitformer.errors import InputError, NotImportedError
+from limitformer.models.functions import imported, is_path, path_of
+from limitformer.models.serial import described, from_record
+from limitformer.nn.own import torch_elementwise, torch_mixing
+
+START = {"tokens": 2, "correlation": 0.2}
+V0 = np.array([[1.0, 0.3], [0.3, 1.5]])
+SIZE = {"width": 8, "depth": 2, "gamma": 0.5}
+RUN = {"samples": 3, "seed": 0, "progress": False}
+
+
+def refuses(message, make, *arguments, **options):
+    with pytest.raises(InputError, match=message) as caught:
+        make(*arguments, **options)
+    assert "\n" not in str(caught.value)
+
+
+# --- functions ------------------------------------------------------------------------------------------------------
+
+
+def logarithm(x):
+    return math.log(x)
+
+
+def hole(x):
+    return x if x != 0 else math.nan
+
+
+def words(x):
+    return f"{x}"
+
+
+def interpreted(x):
+    return float(eval(f"{x!r} * 2"))
+
+
+def raises_far_out(x):
+    if x > 20.0:
+        raise ValueError
+    return x
+
+
+def by_whole_numbers(x):
+    return x * (2**-1 if x > 0 else 1)
+
+
+@numba.njit
+def compiled_cube(x):
+    return x * x * x
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (logarithm, r"function must take any number; .*:logarithm\(-10\) raised ValueError: .*"),
+        (hole, r"function must be finite everywhere; .*:hole\(0\) gave nan\."),
+        (words, r"function must give a real number; .*:words\(-10\) gave '-10.0'\."),
+        (lambda: 1.0, r"function must take any number; .*<lambda>\(-10\) raised TypeError: .*"),
+        (math.tanh, r"function must be a function of Python or Numba, or its path; got <built-in .*: a def|def that"),
+        (3.0, r"function must be a function of Python or Numba, or its path; got 3.0\."),
+        ("silu", r"A function is named by its path, \"package.module:function\"; got 'silu'\."),
+        ("no_such_module_here:silu", r"The module no_such_module_here cannot be imported: ModuleNotFoundError: .*"),
+        ("own_parts_example:sillu", r"own_parts_example has no function sillu"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", [lf.Elementwise, lf.Gated])
+def test_functions_that_are_no_activation(kind, function, message):
+    refuses(message, kind, function)
+
+
+def test_gains_that_cannot_be_found():
+    refuses("function must not vanish", lf.Transformer, **SIZE, feedforward=lf.Elementwise(lambda x: 0.0 * x))
+    refuses(r"is inf.*: give gain\.", lf.Elementwise(lambda x: math.exp(x * x / 3)).gain_at, 8)
+    refuses("gain must be positive; got -1.0", lf.Elementwise, own.silu, gain=-1)
+    refuses("hidden must be at least 1", lf.Elementwise, own.silu, hidden=0)
+
+
+def test_what_numba_cannot_compile_is_said_with_its_first_line():
+    model = lf.Transformer(**SIZE, feedforward=lf.Elementwise(interpreted))
+    refuses(
+        r"Numba cannot compile \S+:interpreted: .+ Nearest: arithmetic, math and numpy", lf.simulate, model, V0, **RUN
+    )
+
+
+def test_what_numba_takes_for_another_function_is_refused(monkeypatch):
+    """Its addresses are compared with Python: a compiled loop of another function is found out."""
+    from limitformer.chains import own as chains_own
+
+    wrong = chains_own.compiled_elementwise(numba.njit(own.x_tanh))
+    monkeypatch.setattr(chains_own, "compiled_elementwise", lambda scalar: wrong)
+    refuses("Numba and Python do not agree about .*:bent", elementwise_address, own.bent)
+
+
+def test_a_function_that_raises_somewhere_stops_the_path_and_no_more():
+    """Not one sample of those that stay has met a number that was left as it was: their variances are those of x."""
+    model = lf.Transformer(width=8, depth=2, gamma=1.0, feedforward=lf.Elementwise(raises_far_out, hidden=4, gain=1))
+    options = {"samples": 200, "seed": 0, "progress": False}
+    found = lf.simulate(model, [[80.0]], **options)
+    straight = lf.Transformer(width=8, depth=2, gamma=1.0, feedforward=lf.Elementwise(lambda x: x, hidden=4, gain=1))
+    wanted = lf.simulate(straight, [[80.0]], **options)
+    left = np.isfinite(found["exit"].values)
+    assert 5 < left.sum() < 195
+    np.testing.assert_allclose(found["covariance"][~left], wanted["covariance"][~left], rtol=1e-12)
+
+
+def test_functions_of_numba_are_taken():
+    assert lf.Elementwise(compiled_cube).gain_at(5) == pytest.approx(1 / 15, rel=1e-9)
+    found = lf.simulate(lf.Transformer(**SIZE, feedforward=lf.Elementwise(compiled_cube)), V0, **RUN)
+    assert np.isfinite(found["covariance"]).all()
+    assert json.loads(lf.to_json(lf.Elementwise(own.silu)))["function"] == "own_parts_example:silu"
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (lambda logits, visible: logits.sum(), r"must give a real matrix \(1, 1\); .* gave float64 \(\) of float64"),
+        (lambda logits, visible: logits[:1], r"must give a real matrix \(4, 4\); .* gave ndarray \(1, 4\)"),
+        (lambda logits, visible: logits * 1j, r"must give a real matrix"),
+        (lambda logits, visible: logits / 0.0, r"must give a finite matrix"),
+        (lambda logits: logits, r"function must take \(logits, visible\); .* raised TypeError"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:divide by zero")
+def test_rules_that_are_no_mixing(rule, message):
+    refuses(message, lf.Mixing, rule)
+
+
+def no_mask(logits, visible):
+    return logits * 0.1
+
+
+def test_a_rule_that_ignores_the_mask_is_refused_under_one():
+    part = lf.Mixing(no_mask)
+    lf.Transformer(**SIZE, attention=part)
+    message = "A must be 0 where nothing is seen; .*:no_mask ignores visible"
+    refuses(message, lf.Transformer, **SIZE, attention=part, mask="causal")
+    refuses("tau0 must be positive", lf.Mixing, no_mask, tau0=0)
+    refuses('temperature must be "shaped" or "standard"', lf.Mixing, no_mask, temperature="hot")
+
+
+def grows(logits, visible):
+    return np.ones((min(len(logits), 4), min(len(logits), 4)))
+
+
+def test_a_rule_of_another_shape_for_more_tokens_stops_the_paths():
+    """Tried with 1, 3 and 4 tokens; with 5 it is no matrix of theirs, which is never read beyond its end."""
+    model = lf.Transformer(**SIZE, attention=lf.Mixing(grows))
+    found = lf.simulate(model, np.eye(5), **RUN)
+    assert (found["exit"] == 1).all()
+
+
+# --- torch ----------------------------------------------------------------------------------------------------------
+
+
+def gelu(x):
+    """Another function than torch's of this name, of operators alone."""
+    return x * abs(x)
+
+
+def test_functions_on_tensors_must_be_the_same():
+    wrong = lf.Elementwise(own.silu, torch="tanh")
+    refuses(
+        r"torch of Elementwise\(own_parts_example:silu\) is another function: .* in the place of",
+        torch_elementwise,
+        wrong,
+    )
+    refuses("Nearest: torch=", torch_elementwise, lf.Elementwise(own.x_tanh))
+    refuses("torch has no function 'sillu'", torch_elementwise, lf.Elementwise(own.silu, torch="sillu"))
+    refuses("torch must be a function of tensors", lf.Elementwise, own.silu, torch=3)
+    other = lf.Mixing(own.linear_attention, torch=own.torch_sigmoid_attention)
+    refuses(r"torch of Mixing\(own_parts_example:linear_attention\) is another function", torch_mixing, other)
+    refuses("gave no tensor of shape", torch_elementwise, lf.Elementwise(own.silu, torch=torch.sum))
+    assert torch_elementwise(lf.Elementwise(gelu)) is gelu
+    assert torch_elementwise(lf.Elementwise(own.silu)) is torch.nn.functional.silu
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------
+
+PARTS = {
+    "Elementwise": {"feedforward": lf.SiLU()},
+    "Gated": {"feedforward": lf.SwiGLU()},
+    "Mixing": {"attention": lf.Mixing(own.linear_attention, torch=own.torch_linear_attention)},
+    "RadialNorm": {"feedforward": lf.ReLU(), "norm": lf.RadialNorm(own.bounded, placement="pre")},
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_without_a_theorem_have_no_limit(name):
+    for lam in (None, 1.0):
+        gamma = 2**-0.5 if lam else 0.5
+        model = lf.Transformer(**{**SIZE, "gamma": gamma}, lam=lam, **PARTS[name])
+        with pytest.raises(lf.NoLimitError, match="No limit is proven"):
+            lf.limit(model)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_chains_of_own_parts_have_no_gradients(name):
+    model = lf.Transformer(**SIZE, **PARTS[name])
+    message = rf"The chain with {name} has no gradients\. Nearest: lf\.nn\.simulate"
+    refuses(message, lf.simulate, model, V0, gradients=True, **RUN)
+
+
+def test_what_trains_has_no_rules_and_no_gates():
+    build = lf.nn.stack_of
+    refuses("shaped or softmax attention; got Mixing", build, lf.Transformer(**SIZE, **PARTS["Mixing"]))
+    refuses("no gated pairs yet", build, lf.Transformer(**SIZE, **PARTS["Gated"]))
+    block = build(lf.Transformer(**SIZE, **PARTS["Elementwise"])).blocks[0]
+    x = torch.linspace(-2, 2, 5)
+    torch.testing.assert_close(block.feedforward.activation(x), torch.nn.functional.silu(x))
+
+
+def test_one_matrix_takes_one_activation_and_no_gates():
+    refuses("activation must be one of ShapedReLU, ReLU, GELU, Elementwise", lf.OneMatrix, activation=lf.SwiGLU())
+    refuses("hidden must be None; got 5", lf.OneMatrix, activation=lf.SiLU(hidden=5))
+
+
+def test_classes_derived_from_own_parts_are_refused():
+    derived = type("Mine", (lf.Elementwise,), {})
+    refuses("kernels know these classes alone", lf.Transformer, **SIZE, feedforward=derived(own.silu))
+
+
+# --- strengths ------------------------------------------------------------------------------------------------------
+
+BOTH = {"width": 8, "attention": lf.ShapedAttention(tau0=1.0), "feedforward": lf.ReLU()}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"gamma": [0.1, 0.2]}, r"gamma must be a number, or have one entry a layer, 3; got 2\."),
+        ({"gamma": [0.1, 0.2, 1.5]}, r"gamma must lie in \[0, 1\]; got 0.1 to 1.5\..*above 1 give lam too"),
+        ({"gamma": [0.1, 0.2, -0.5], "lam": 1.0}, "gamma must be at least 0; got -0.5"),
+        ({"gamma": 1.5}, r"gamma must lie in \[0, 1\]; got 1.5"),
+        ({"gamma": 0.5, "lam": [1.0, 1.0, -1.0]}, "lam must be at least 0; got -1.0"),
+        ({"gamma": [0.1, (0.2, 0.3, 0.4), 0.5]}, r"gamma\[1\] must be a number or a pair \(attention, feed-forward\)"),
+        ({"gamma": [0.1, "x", 0.5]}, r"gamma\[1\] must be a number"),
+        ({"gamma": [0.1, math.nan, 0.5]}, r"gamma\[1\] must be finite"),
+        ({"gamma": "0.5"}, "gamma must be a number; got '0.5'"),
+    ],
+)
+def test_strengths_that_do_not_fit(values, message):
+    refuses(message, lf.Transformer, depth=3, **BOTH, **values)
+
+
+def test_layers_of_one_sublayer_have_no_pairs():
+    refuses(
+        r"gamma\[0\] must be a number, for its only sublayer; got \(0.1, 0.2\)",
+        lf.Transformer, width=8, depth=1, gamma=[(0.1, 0.2)], feedforward=lf.ReLU(),
+    )  # fmt: skip
+
+
+def test_strengths_are_kept_as_plain_tuples():
+    model = lf.Transformer(depth=3, **BOTH, gamma=np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]), lam=[1, 2, (0, 1.5)])
+    assert model.gamma == ((0.1, 0.2), (0.3, 0.4), (0.5, 0.6))
+    assert model.lam == (1.0, 2.0, (0.0, 1.5))
+    assert lf.from_json(lf.to_json(model)) == model
+    assert hash(model) == hash(lf.from_json(lf.to_json(model)))
+    np.testing.assert_array_equal(model.strengths[2], [[0.0, 0.5], [1.5, 0.6]])
+    np.testing.assert_allclose((replace(model, lam=None).strengths ** 2).sum(-1), 1, rtol=1e-15)
+
+
+def test_json_of_models_that_there_were_is_unchanged():
+    text = (
+        '{"kind": "Transformer", "width": 8, "depth": 3, "gamma": 0.5, "attention": {"kind": "ShapedAttention", '
+        '"tau0": 1.0, "heads": null, "head_dim": null, "identity": true, "center": true, "temperature": "shaped"}, '
+        '"feedforward": {"kind": "ReLU", "hidden": null}, "norm": null, "mask": null, "lam": null}'
+    )
+    assert lf.to_json(lf.Transformer(depth=3, gamma=0.5, **BOTH)) == text
+
+
+def test_what_needs_one_number_says_so():
+    model = lf.Transformer(depth=3, **BOTH, gamma=[0.1, 0.2, 0.3])
+    with pytest.raises(lf.NoLimitError, match="strengths differ by layer or sublayer; gamma and lam must be numbers"):
+        lf.limit(model)
+    refuses("the knob gamma needs it to be a number", lf.design, model, knobs=("gamma",), progress=False)
+    refuses("This takes one gamma and one lam", lambda: model.skip)
+    axes = {"over": {"depth": [3, 4]}, "simulate": {"samples": 2, "seed": 0, "start": START}}
+    refuses("Cell depth = 4: gamma must be a number, or have one entry a layer, 4; got 3", lf.Sweep, model, **axes)
+
+
+def test_a_gamma_above_one_explodes_as_it_must():
+    """E V grows by λ² + γ² a layer, exactly, for a ReLU network."""
+    model = lf.Transformer(width=64, depth=3, gamma=1.5, lam=0.5, feedforward=lf.ReLU())
+    v = lf.simulate(model, [[1.0]], samples=4000, seed=0, progress=False)["covariance"].values[:, :, 0, 0]
+    for layer in range(4):
+        x, exact = v[:, layer], 2.5**layer
+        assert abs(x.mean() - exact) <= 4 * x.std() / len(x) ** 0.5 + 1e-12
+    assert abs(v[:, 3].mean() - 1) > 10 * v[:, 3].std() / len(v) ** 0.5
+
+
+# --- JSON, provenance, command line ---------------------------------------------------------------------------------
+
+WHOLE = lf.Transformer(
+    **SIZE,
+    attention=lf.Mixing(own.sigmoid_attention, heads=2, torch=own.torch_sigmoid_attention),
+    feedforward=lf.Gated(own.silu, hidden=5, gain=2.5),
+    norm=lf.RadialNorm(own.bounded, placement="post", centred=True),
+    mask="causal",
+)
+
+
+def test_json_has_functions_by_their_paths():
+    record = json.loads(lf.to_json(WHOLE))
+    assert record["feedforward"]["function"] == "own_parts_example:silu"
+    assert record["attention"]["torch"] == "own_parts_example:torch_sigmoid_attention"
+    assert lf.from_json(lf.to_json(WHOLE)) == WHOLE
+    assert pickle.loads(pickle.dumps(WHOLE)) == WHOLE
+    assert all(map(is_path, ("a:b", "a.b:c.d")))
+    assert not any(map(is_path, ("a", "a:b:c", "a b:c", ":b", "a:", None)))
+
+
+def test_functions_that_cannot_be_imported_have_no_json_but_a_record():
+    part = lf.Elementwise(lambda x: 0.5 * x)
+    refuses("which .*<lambda> does not have. Nearest: a function at the top level", lf.to_json, part)
+    found = lf.simulate(lf.Transformer(**SIZE, feedforward=part), V0, **RUN)
+    written = json.loads(found.attrs["model"])["feedforward"]["function"]
+    assert written.startswith("<")
+    assert "lambda" in written
+    refuses("A function is named by its path", lf.from_json, found.attrs["model"])
+    assert described(WHOLE) == lf.to_json(WHOLE)
+    assert path_of(own.silu) == "own_parts_example:silu"
+    assert path_of(replace) is not None
+    assert path_of(lambda x: x) is None
+
+
+def test_files_of_others_import_nothing(tmp_path, monkeypatch):
+    """A store's or a folder's model names a module that would leave a mark if it ran."""
+    (tmp_path / "stranger.py").write_text("import pathlib\npathlib.Path('mark').touch()\ndef f(x):\n    return x\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    record = {"kind": "Elementwise", "function": "stranger:f"}
+    with pytest.raises(NotImportedError, match="stranger:f is not imported because a file names it"):
+        from_record(record, imports=False)
+    (tmp_path / "config.json").write_text(json.dumps({"kind": "Transformer", **SIZE, "feedforward": record}))
+    with pytest.raises(NotImportedError):
+        lf.weightless.simulate(tmp_path, V0, samples=1, seed=0, progress=False)
+    assert not (tmp_path / "mark").exists()
+    assert "stranger" not in sys.modules
+    assert from_record(record).gain_at(3) == pytest.approx(1)
+    assert (tmp_path / "mark").exists()
+    assert from_record(record, imports=False) == from_record(record)
+    assert imported("limitformer.models.activations:silu", imports=False)
+
+
+def test_a_sweep_over_own_parts(tmp_path):
+    """Computed in a store by workers, and read again; axes are γ, and the gain of one's own layer."""
+    model = lf.Transformer(**SIZE, feedforward=lf.Elementwise(own.silu, gain=1.0))
+    over = {"gamma": [0.1, 0.6], "feedforward.gain": [1.0, 2.0]}
+    sweep = lf.Sweep(model, over=over, simulate={"samples": 8, "seed": 0, "start": START})
+    lf.run_sweep(sweep, tmp_path / "own.zarr", workers=1, progress=False)
+    read = lf.load_sweep(tmp_path / "own.zarr")
+    assert (read["status"] == 1).all()
+    assert read.sizes["feedforward.gain"] == 2
+
+
+def command(*arguments):
+    result = CliRunner().invoke(app, ["simulate", "--width", "8", "--depth", "2", *arguments])
+    return result.exit_code, result.stdout or result.stderr
+
+
+def test_the_command_line_takes_functions_of_the_folder(tmp_path, monkeypatch):
+    (tmp_path / "parts_of_mine.py").write_text(
+        "def leaky(x):\n    return max(x, 0.1 * x)\n\ndef flat(logits, visible):\n    return visible / len(visible)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    own_parts = ("--feedforward", "parts_of_mine:leaky", "--attention", "parts_of_mine:flat", "--hidden", "9")
+    code, shown = command(*own_parts, "--show-model")
+    assert code == 0
+    model = lf.from_json(shown)
+    assert model.feedforward.function.__name__ == "leaky"
+    assert model.feedforward.hidden == 9
+    assert type(model.attention) is lf.Mixing
+    assert model.attention.tau0 == 1.0
+    (tmp_path / "model.json").write_text(shown)
+    assert command("--feedforward", "swiglu", "--samples", "8", "--tokens", "2")[0] == 0
+    (tmp_path / "strengths.json").write_text(lf.to_json(replace(model, gamma=[0.1, 0.9])))
+    result = CliRunner().invoke(app, ["simulate", "--model", "strengths.json", "--samples", "8"])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--feedforward", "sillu"), "or package.module:function; got 'sillu'"),
+        (("--feedforward", "own_parts_example:nothing"), "has no function nothing"),
+        (("--attention", "own_parts_example:sigmoid_attention", "--no-center"), "the attention is not shaped"),
+        (("--attention", "own_parts_example:sigmoid_attention", "--as", "limit"), "No limit is proven"),
+        (("--attention", "none", "--feedforward", "silu", "--gradients"), "with Elementwise has no gradients"),
+    ],
+)
+def test_the_command_line_refuses_in_one_line(arguments, message):
+    code, shown = command(*arguments)
+    assert code == 2
+    assert message in " ".join(shown.split())
+
+
+def test_rules_are_compiled_once_and_threads_may_ask_together():
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(4) as pool:
+        found = set(pool.map(lambda _: mixing_address(own.linear_attention), range(8)))
+    assert len(found) == 1
