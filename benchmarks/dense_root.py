@@ -7,7 +7,7 @@ V C V C V/m², and the root is taken by a batched eigendecomposition (Cholesky f
 import torch
 from torch import Tensor
 
-from limitformer.limits import CovarianceLimit
+from limitformer.covariance.limit import CovarianceLimit
 
 
 def dense_root_step(limit: CovarianceLimit, v: Tensor, dt: float) -> Tensor:

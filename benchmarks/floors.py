@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from limitformer.factor import draw_bartlett, draw_gaussian_product
-from limitformer.kernels import driver
-from limitformer.lanes import LANES, lane_matrix
-from limitformer.random import draw_normals, open_stream, rewind
+from limitformer.numerics.factor import draw_bartlett, draw_gaussian_product
+from limitformer.numerics.kernels import driver
+from limitformer.numerics.lanes import LANES, lane_matrix
+from limitformer.numerics.random import draw_normals, open_stream, rewind
 
 
 @driver

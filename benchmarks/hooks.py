@@ -34,7 +34,8 @@ def measure() -> list[tuple[str, float, str]]:
     def looked() -> None:
         measured(model, inputs, loss)
 
-    plain(), looked()
+    plain()
+    looked()
     pairs = [(seconds(plain), seconds(looked)) for _ in range(REPEATS)]
     bare, both = (median(column) for column in zip(*pairs, strict=True))
     return [

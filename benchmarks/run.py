@@ -26,7 +26,7 @@ from benchmarks.dense_root import dense_root_step
 from benchmarks.sphere_loop import run_layers, uniform_tokens
 from limitformer.figures import FIGURES
 from limitformer.models import Transformer
-from limitformer.nn import simulate as simulate_networks
+from limitformer.nn.drawn import simulate as simulate_networks
 
 TURNS = 5
 # Least ratios, seconds and megabytes that the project asks of itself.

@@ -27,7 +27,7 @@ from transformers.masking_utils import eager_mask
 import limitformer as lf
 from limitformer.hf import ShapedTransformerConfig, ShapedTransformerModel, Shaping, shape_model
 from limitformer.nn import Residual, gains
-from limitformer.nn.simulate import TokenLaw, gram
+from limitformer.nn.drawn.simulate import TokenLaw, gram
 
 BATCH, TOKENS, WIDTH, HEADS, KV_HEADS, LAYERS, VOCABULARY, POSITIONS = 3, 10, 16, 4, 2, 2, 50, 40
 SIZES = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}

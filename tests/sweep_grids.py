@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 
 import limitformer as lf
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 from limitformer.sweep.metadata import description_of, digest
 from limitformer.sweep.opening import open_store
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import limitformer as lf
 import limitformer.sweep.run as running
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 from sweep_grids import (
     assert_complete,
     assert_same_bits,

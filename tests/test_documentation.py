@@ -111,7 +111,10 @@ def test_every_page_is_in_the_navigation():
 
 def test_errata_and_their_tests_name_each_other():
     page = (ROOT / "docs/errata.md").read_text(encoding="utf-8")
-    tests = "".join((ROOT / f"tests/test_errata_{paper}.py").read_text(encoding="utf-8") for paper in ("st", "ct"))
+    tests = "".join(
+        (ROOT / f"tests/{folder}/test_errata_{paper}.py").read_text(encoding="utf-8")
+        for folder, paper in (("covariance", "st"), ("sphere", "ct"))
+    )
     assert set(re.findall(r"`(test_\w+)`", page)) == set(re.findall(r"^def (test_\w+)", tests, re.MULTILINE))
     for section in re.split(r"^### ", page, flags=re.MULTILINE)[1:]:
         assert re.search(r"`test_\w+`", section), f"no test: {section.splitlines()[0]}"
@@ -119,5 +122,5 @@ def test_errata_and_their_tests_name_each_other():
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_named_test_files_exist(page):
-    named = re.findall(r"\btests/test_\w+\.py\b", page.read_text(encoding="utf-8"))
+    named = re.findall(r"\btests/(?:\w+/)?test_\w+\.py\b", page.read_text(encoding="utf-8"))
     assert not [name for name in named if not (ROOT / name).exists()]

@@ -4,7 +4,7 @@ import tomllib
 from pathlib import Path
 
 import faults
-from limitformer.kernels import PACKAGE
+from limitformer.numerics.kernels import PACKAGE
 
 TABLE = tomllib.loads((Path(faults.__file__).parent / "faults.toml").read_text())["fault"]
 

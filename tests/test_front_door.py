@@ -95,8 +95,8 @@ def test_no_name_is_hidden_by_a_module():
 
 
 def test_parts_of_the_package_are_there_without_an_import():
-    assert imported_by("import limitformer; limitformer.errors.InputError") == set()
-    assert lf.results is importlib.import_module("limitformer.results")
+    assert imported_by("import limitformer; limitformer.base.errors.InputError") == set()
+    assert lf.results is importlib.import_module("limitformer.running.results")
 
 
 @pytest.mark.parametrize(("name", "near"), [("Transfomer", "Transformer"), ("simulat", "simulate"), ("ploot", "plot")])

@@ -15,20 +15,13 @@ if TYPE_CHECKING:
     from limitformer import plot as plot
     from limitformer import train as train
     from limitformer import weightless as weightless
+    from limitformer.base.errors import InputError as InputError
+    from limitformer.base.errors import MissingExtraError as MissingExtraError
+    from limitformer.base.errors import NoLimitError as NoLimitError
     from limitformer.checking import design as design
     from limitformer.checking.check import check as check
-    from limitformer.engine import Interrupted as Interrupted
-    from limitformer.engine import recording_size as recording_size
-    from limitformer.engine import simulate as simulate
-    from limitformer.errors import InputError as InputError
-    from limitformer.errors import MissingExtraError as MissingExtraError
-    from limitformer.errors import NoLimitError as NoLimitError
-    from limitformer.limits import CovarianceFlow as CovarianceFlow
-    from limitformer.limits import CovarianceLimit as CovarianceLimit
-    from limitformer.limits import TokenLimit as TokenLimit
-    from limitformer.limits.limit import limit as limit
-    from limitformer.limits.overlap import OverlapDiffusion as OverlapDiffusion
-    from limitformer.limits.overlap import overlap as overlap
+    from limitformer.covariance.limit import CovarianceFlow as CovarianceFlow
+    from limitformer.covariance.limit import CovarianceLimit as CovarianceLimit
     from limitformer.models import GELU as GELU
     from limitformer.models import Elementwise as Elementwise
     from limitformer.models import Gated as Gated
@@ -56,17 +49,24 @@ if TYPE_CHECKING:
     from limitformer.models import from_text as from_text
     from limitformer.models import from_tokens as from_tokens
     from limitformer.models import to_json as to_json
-    from limitformer.outcome_probabilities import outcomes as outcomes
-    from limitformer.phase import phase_diagram as phase_diagram
-    from limitformer.readouts import outputs as outputs
-    from limitformer.results import correlation as correlation
-    from limitformer.results import load as load
-    from limitformer.results import save as save
+    from limitformer.running.engine import Interrupted as Interrupted
+    from limitformer.running.engine import recording_size as recording_size
+    from limitformer.running.engine import simulate as simulate
+    from limitformer.running.limit import limit as limit
+    from limitformer.running.outcomes import outcomes as outcomes
+    from limitformer.running.outputs import outputs as outputs
+    from limitformer.running.results import correlation as correlation
+    from limitformer.running.results import load as load
+    from limitformer.running.results import save as save
+    from limitformer.sphere.limit import TokenLimit as TokenLimit
+    from limitformer.sphere.overlap import OverlapDiffusion as OverlapDiffusion
+    from limitformer.sphere.overlap import overlap as overlap
     from limitformer.sweep import Sweep as Sweep
     from limitformer.sweep import compute_sweep as compute_sweep
     from limitformer.sweep import load_sweep as load_sweep
     from limitformer.sweep import read_sweep as read_sweep
     from limitformer.sweep import run_sweep as run_sweep
+    from limitformer.sweep.phase import phase_diagram as phase_diagram
     from limitformer.weightless.shapes import shapes as shapes
 
     __version__: str
@@ -129,21 +129,22 @@ __all__ = [
 
 # Where names are defined; a test holds this against the imports above.
 HOMES = {
-    "engine": ("Interrupted", "recording_size", "simulate"),
-    "errors": ("InputError", "MissingExtraError", "NoLimitError"),
-    "limits": ("CovarianceFlow", "CovarianceLimit", "TokenLimit"),
-    "limits.limit": ("limit",),  # of the name of its module: named in full, for checkers
-    "limits.overlap": ("OverlapDiffusion", "overlap"),
+    "running.engine": ("Interrupted", "recording_size", "simulate"),
+    "base.errors": ("InputError", "MissingExtraError", "NoLimitError"),
+    "covariance.limit": ("CovarianceFlow", "CovarianceLimit"),
+    "sphere.limit": ("TokenLimit",),
+    "running.limit": ("limit",),  # of the name of its module: named in full, for checkers
+    "sphere.overlap": ("OverlapDiffusion", "overlap"),
     "models": (
         *("Elementwise", "Gated", "GeGLU", "Mixing", "RadialNorm", "SiLU", "SquaredReLU", "SwiGLU", "Tanh"),
         *("GELU", "HybridTransformer", "LayerNorm", "OneMatrix", "ReLU", "RMSNorm", "ShapedAttention", "ShapedReLU"),
         *("SoftmaxAttention", "Start", "StochasticTransformer", "Transformer", "equicorrelated", "from_covariance"),
         *("from_json", "from_text", "from_tokens", "to_json"),
     ),
-    "outcome_probabilities": ("outcomes",),
-    "phase": ("phase_diagram",),
-    "readouts": ("outputs",),
-    "results": ("correlation", "load", "save"),
+    "running.outcomes": ("outcomes",),
+    "sweep.phase": ("phase_diagram",),
+    "running.outputs": ("outputs",),
+    "running.results": ("correlation", "load", "save"),
     "sweep": ("Sweep", "compute_sweep", "load_sweep", "read_sweep", "run_sweep"),
     "checking": ("design",),  # these, and five of the modules below, need an extra
     "checking.check": ("check",),
@@ -173,7 +174,7 @@ def _found(name: str) -> object:
     """The module of this name, or what one of ours defines; `AttributeError` if an extra is missing."""
     import importlib
 
-    from limitformer.errors import MissingExtraError
+    from limitformer.base.errors import MissingExtraError
 
     home = _homes().get(name, name)
     if home == name and not _is_module(name):
@@ -186,7 +187,7 @@ def _found(name: str) -> object:
 
 
 def _is_module(name: str) -> bool:
-    """Whether it is a module of the package; its own parts are reached as `limitformer.results` is, imported or not."""
+    """Whether it is a module of the package; its own parts are reached, imported or not."""
     from importlib.util import find_spec
 
     return not name.startswith("_") and find_spec(f"limitformer.{name}") is not None
@@ -201,6 +202,6 @@ def _unknown(name: str) -> str:
 
 
 def _version() -> str:
-    from limitformer.version import package_version
+    from limitformer.base.version import package_version
 
     return package_version()

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from numpy.typing import ArrayLike, NDArray
 
-from limitformer.by_depth import Curve, Measure, Results, correlations_of, curves_of, sizes_of
+from limitformer.running.by_depth import Curve, Measure, Results, correlations_of, curves_of, sizes_of
 
 Array = NDArray[np.float64]
 

@@ -11,9 +11,9 @@ import pytest
 import xarray as xr
 
 import limitformer as lf
+from limitformer.base.errors import MadeOf
+from limitformer.base.lock import CannotLockError
 from limitformer.checking import DesignInterrupted
-from limitformer.errors import MadeOf
-from limitformer.lock import CannotLockError
 from limitformer.sweep import SweepInterrupted
 from limitformer.train.interrupts import TrainingInterrupted
 from limitformer.weightless.run import KeepWeightError

@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from limitformer import progress
+from limitformer.base import progress
 
 
 class Handle:

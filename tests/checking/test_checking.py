@@ -467,7 +467,7 @@ def test_bad_options_are_one_line(command, options, message):
 
 
 def test_the_readme_shows_what_the_command_prints():
-    page = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
     shown = next(line for line in page.splitlines() if line.strip().startswith("correlation  "))
     found = lf.check("bert-large", samples=2, gradients=False, progress=False)
     row = found.row("correlation", "correlation", [0, 1, 6, 12, 18, 24])

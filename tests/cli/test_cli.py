@@ -16,9 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 import limitformer as lf
+from limitformer.base.errors import MissingExtraError
 from limitformer.cli.app import app
 from limitformer.cli.report import say_error
-from limitformer.errors import MissingExtraError
 from limitformer.figures import FIGURES
 
 SMALL = ("--width", "16", "--depth", "4", "--samples", "6", "--threads", "1")
@@ -543,7 +543,7 @@ def test_interruption_keeps_the_samples_that_were_finished(run, tmp_path, monkey
 
 
 def test_interrupted_figure_writes_nothing(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("limitformer.figures.st_fig7.compute", interrupt(KeyboardInterrupt()))
+    monkeypatch.setattr("limitformer.figures.shaped_transformer.st_fig7.compute", interrupt(KeyboardInterrupt()))
     result = run("figure", "st-fig7", "--out", tmp_path)
     assert (result.exit_code, result.stdout) == (130, "")
     assert result.stderr == "Interrupted; nothing was written.\n"
@@ -551,7 +551,7 @@ def test_interrupted_figure_writes_nothing(run, tmp_path, monkeypatch):
 
 
 TELLING = """
-import limitformer.engine as engine
+import limitformer.running.engine as engine
 from limitformer.cli import main
 
 def run_all(*arguments, run=engine.run_all):

@@ -22,11 +22,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import limitformer as lf
+from limitformer.base.errors import InputError
 from limitformer.cli.app import app, command_of
 from limitformer.cli.phase import ROWS
 from limitformer.cli.sphere_options import LARGEST_COUNT, MOST_CELLS, MOST_VALUES, parse_counts, parse_grid
-from limitformer.errors import InputError
-from limitformer.phase import phase_diagram
+from limitformer.sweep.phase import phase_diagram
 
 SMALL = ("--layers", "20", "--horizon", "2", "--samples", "40", "--threads", "1")
 

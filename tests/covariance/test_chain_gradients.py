@@ -8,9 +8,10 @@ import torch
 
 import limitformer as lf
 from drawn_gradients import gradients_of
-from limitformer import memory, replicas
-from limitformer.engine import process_of
-from limitformer.watch import DONE, WHOLE, halt, new_watch
+from limitformer.base import memory
+from limitformer.numerics.watch import DONE, WHOLE, halt, new_watch
+from limitformer.running import replicas
+from limitformer.running.engine import process_of
 from statistics_checks import ALPHA, least_p
 
 SAMPLES, DRAWN, WEIGHTLESS = 12_000, 4_000, 768

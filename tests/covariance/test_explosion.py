@@ -12,8 +12,8 @@ from scipy.integrate import simpson
 from scipy.linalg import solve_banded
 
 import limitformer as lf
-from limitformer.limits.explosion import PairDistance
-from limitformer.recording import INSIDE, LEFT_BALL, LEFT_CONE, LOST
+from limitformer.covariance.limit.explosion import PairDistance
+from limitformer.recording.exits import INSIDE, LEFT_BALL, LEFT_CONE, LOST
 
 CRITICAL = sqrt(0.5)
 

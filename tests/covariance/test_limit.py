@@ -8,12 +8,12 @@ import pytest
 from scipy.stats import ks_2samp
 
 import limitformer as lf
-from limitformer.factor import put
-from limitformer.lanes import LANES, everywhere
-from limitformer.limits.coefficients import centre_rows
-from limitformer.limits.pace import measure
-from limitformer.limits.path import path_workspace
-from limitformer.limits.steps import carry, covariance_of, factor_step
+from limitformer.covariance.limit.coefficients import centre_rows
+from limitformer.covariance.limit.pace import measure
+from limitformer.covariance.limit.path import path_workspace
+from limitformer.covariance.limit.steps import carry, covariance_of, factor_step
+from limitformer.numerics.factor import put
+from limitformer.numerics.lanes import LANES, everywhere
 from statistics_checks import STANDARD_ERRORS, assert_same_law, covariance_standard_errors, standard_errors
 
 V4 = np.array([[1.0, 0.4, -0.3, 0.2], [0.4, 1.7, 0.5, -0.1], [-0.3, 0.5, 0.8, 0.3], [0.2, -0.1, 0.3, 1.3]])

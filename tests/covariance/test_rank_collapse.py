@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 from scipy.stats import ks_2samp
 
-from limitformer.engine import simulate
-from limitformer.limits import limit
 from limitformer.models import (
     GELU,
     ReLU,
@@ -18,7 +16,9 @@ from limitformer.models import (
     from_text,
     from_tokens,
 )
-from limitformer.results import correlation
+from limitformer.running.engine import simulate
+from limitformer.running.limit import limit
+from limitformer.running.results import correlation
 
 SHAPED = {"attention": ShapedAttention(tau0=1.0), "feedforward": ShapedReLU(c_plus=0.2, c_minus=-1.0)}
 BLOCKS = {

@@ -16,9 +16,9 @@ import pytest
 from PIL import Image
 
 from limitformer.figures import FIGURES
-from limitformer.figures.page import BEGIN, END, renew, table, with_table
+from limitformer.figures.common.page import BEGIN, END, renew, table, with_table
 
-PAGES = Path(__file__).resolve().parents[1] / "docs" / "figures"
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "figures"
 # Its page has no record: it is of a smaller run.
 SMALLER = {"ct-fig6"}
 NAMES = [name for name in FIGURES if name not in SMALLER]

@@ -10,10 +10,10 @@ from PIL import Image
 from scipy.stats import sem
 
 import limitformer as lf
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 from limitformer.figures import FIGURES, make
-from limitformer.figures.claims import Run, ks_claim, ks_noise
-from limitformer.figures.lifetimes import mean_and_error
+from limitformer.figures.beyond.lifetimes import mean_and_error
+from limitformer.figures.common.claims import Run, ks_claim, ks_noise
 from limitformer.figures.make import SCALES
 from limitformer.plot import style
 
@@ -131,7 +131,7 @@ def test_panels_of_the_text_are_titled_and_name_the_words(made):
 
 def test_the_diagram_has_its_boxes():
     """Attention once, across all tokens; the other boxes once for each; the residual connections alone are dashed."""
-    module = importlib.import_module("limitformer.figures.ct_fig5")
+    module = importlib.import_module("limitformer.figures.clustering.ct_fig5")
     with style():
         drawing = module.draw(None)
     (axes,) = drawing.axes
@@ -145,7 +145,7 @@ def test_the_diagram_has_its_boxes():
 
 def test_a_diagram_without_a_box_is_another_layer(monkeypatch):
     """Without 1/√L, or with the normalisation before the sum, the boxes do not make the chain's layer."""
-    module = importlib.import_module("limitformer.figures.ct_fig5")
+    module = importlib.import_module("limitformer.figures.clustering.ct_fig5")
     a, v, scale, add, norm = module.BOXES
     for boxes in ((a, v, add, norm), (a, v, scale, norm, add)):
         monkeypatch.setattr(module, "BOXES", boxes)

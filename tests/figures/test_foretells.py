@@ -8,11 +8,11 @@ import pytest
 import xarray as xr
 from scipy.stats import binom, rankdata, spearmanr
 
-from limitformer.figures import foretells, ranks, tiny_networks
-from limitformer.figures.claims import Run
-from limitformer.figures.foretells import CHOOSE, TEST, cells_of, halves, paper, quick
-from limitformer.figures.tiny_networks import KINDS, Cell
-from limitformer.train.text_data import text_data
+from limitformer.figures.beyond import foretells, ranks, tiny_networks
+from limitformer.figures.beyond.foretells import CHOOSE, TEST, cells_of, halves, paper, quick
+from limitformer.figures.beyond.tiny_networks import KINDS, Cell
+from limitformer.figures.common.claims import Run
+from limitformer.train.data.text_data import text_data
 
 N = 24
 TIED = [3.0, 1.0, 1.0, 2.0, 5.0, 8.0, 8.0, -1.0]

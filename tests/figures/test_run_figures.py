@@ -15,9 +15,10 @@ from PIL import Image
 from scipy.stats import t
 
 import limitformer as lf
-from limitformer.errors import InputError, MissingExtraError
-from limitformer.figures import RUN_FIGURES, language_runs, make
-from limitformer.figures.claims import Run
+from limitformer.base.errors import InputError, MissingExtraError
+from limitformer.figures import RUN_FIGURES, make
+from limitformer.figures.common.claims import Run
+from limitformer.figures.shaped_transformer import language_runs
 from limitformer.plot import style
 from limitformer.train.log import FILE, Log
 from limitformer.train.runs import RUN, SUMMARY, write_json
@@ -774,8 +775,8 @@ def test_a_log_that_is_missing_or_damaged(name, tmp_path):
 
 
 def test_gradients_without_torch_name_the_extra(monkeypatch):
-    for module in ("limitformer.figures.st_fig2", "limitformer.nn"):
+    for module in ("limitformer.figures.shaped_transformer.st_fig2", "limitformer.nn"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'limitformer\[torch\]'"):
-        importlib.import_module("limitformer.figures.st_fig2")
+        importlib.import_module("limitformer.figures.shaped_transformer.st_fig2")

@@ -525,7 +525,7 @@ def test_compiled_it_is_the_same(family, mask):
 
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_by_inductor_it_is_the_same():
-    """Forward; its backward is that of tests/test_nn_blocks.py. Not Llama, which has parts in float32."""
+    """Forward; its backward is that of tests/nn/test_nn_blocks.py. Not Llama, which has parts in float32."""
     model, inputs = ours(causal=True, num_hidden_layers=1), given("ours") | MASKS["left padding"]
     with torch.no_grad():
         out = compiled(model, "inductor", **inputs, use_cache=False).last_hidden_state

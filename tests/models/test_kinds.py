@@ -10,19 +10,19 @@ import pytest
 
 import limitformer as lf
 import own_parts_example as own
-from limitformer.chains import feedforward as chain_feedforward
-from limitformer.errors import InputError
-from limitformer.limits import dual
-from limitformer.limits import tokens as limit_tokens
-from limitformer.limits.overlap import motion
+from limitformer.base.errors import InputError
+from limitformer.covariance.chain import feedforward as chain_feedforward
+from limitformer.covariance.limit import dual
 from limitformer.models import Attention, Feedforward, Norm, SphereModel
 from limitformer.models.kinds import FAMILIES, KINDS, of_kind
 from limitformer.models.sphere_start import SphereStart
-from limitformer.nn import attention as nn_attention
 from limitformer.nn import blocks
-from limitformer.nn import feedforward as nn_feedforward
-from limitformer.nn.norm import Norm as NormModule
+from limitformer.nn.drawn import attention as nn_attention
+from limitformer.nn.drawn import feedforward as nn_feedforward
+from limitformer.nn.drawn.norm import Norm as NormModule
+from limitformer.sphere import limit as limit_tokens
 from limitformer.sphere import process
+from limitformer.sphere.overlap import motion
 
 SOURCE = Path(lf.__file__).parent
 SIZE = {"width": 8, "depth": 2, "gamma": 0.5}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 import own_parts_example as own
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 from limitformer.models import (
     GELU,
     Elementwise,

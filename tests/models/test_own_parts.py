@@ -11,10 +11,10 @@ from scipy.special import roots_hermitenorm
 
 import limitformer as lf
 import own_parts_example as own
-from limitformer.chains.own import elementwise_address, mixing_address
-from limitformer.chains.transformer import constants_of
+from limitformer.covariance.chain.own import elementwise_address, mixing_address
+from limitformer.covariance.chain.transformer import constants_of
 from limitformer.models import activations
-from limitformer.nn.own import torch_elementwise, torch_mixing, torch_scale
+from limitformer.nn.drawn.own import torch_elementwise, torch_mixing, torch_scale
 from statistics_checks import assert_same_law
 
 SAMPLES = 12_000

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 import limitformer as lf
 import own_parts_example as own
-from limitformer.chains.own import elementwise_address, mixing_address
+from limitformer.base.errors import InputError, NotImportedError
 from limitformer.cli.app import app
-from limitformer.errors import InputError, NotImportedError
+from limitformer.covariance.chain.own import elementwise_address, mixing_address
 from limitformer.models.functions import imported, is_path, path_of
 from limitformer.models.serial import described, from_record
-from limitformer.nn.own import torch_elementwise, torch_mixing
+from limitformer.nn.drawn.own import torch_elementwise, torch_mixing
 
 START = {"tokens": 2, "correlation": 0.2}
 V0 = np.array([[1.0, 0.3], [0.3, 1.5]])
@@ -103,7 +103,7 @@ def test_what_numba_cannot_compile_is_said_with_its_first_line():
 
 def test_what_numba_takes_for_another_function_is_refused(monkeypatch):
     """Its addresses are compared with Python: a compiled loop of another function is found out."""
-    from limitformer.chains import own as chains_own
+    from limitformer.covariance.chain import own as chains_own
 
     wrong = chains_own.compiled_elementwise(numba.njit(own.x_tanh))
     monkeypatch.setattr(chains_own, "compiled_elementwise", lambda scalar: wrong)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 from limitformer.models import Start, StochasticTransformer, as_start, equicorrelated, from_covariance, from_tokens
 from limitformer.models.sphere_start import as_sphere_start
 

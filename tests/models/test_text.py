@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 from limitformer.models import from_text
 from limitformer.models.text import embed, sinusoids
 

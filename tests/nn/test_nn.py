@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import limitformer as lf
-from limitformer import memory
-from limitformer.nn.attention import Attention
-from limitformer.nn.simulate import networks_in_batch
+from limitformer.base import memory
+from limitformer.nn.drawn.attention import Attention
+from limitformer.nn.drawn.simulate import networks_in_batch
 
-nn_simulate = sys.modules["limitformer.nn.simulate"]  # the package has a function of this name
+nn_simulate = sys.modules["limitformer.nn.drawn.simulate"]  # the package has a function of this name
 
 ATTENTION = lf.ShapedAttention(tau0=1.0)
 MODEL = lf.Transformer(

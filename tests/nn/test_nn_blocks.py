@@ -19,12 +19,12 @@ from limitformer.nn.blocks import (
     variances_of,
     without_decay,
 )
+from limitformer.nn.drawn.simulate import TokenLaw, gram
 from limitformer.nn.gains import Gain, Learn, Recover, gains
 from limitformer.nn.initialisation import InitialVariances, draw
 from limitformer.nn.residual import Residual
 from limitformer.nn.self_attention import ShapedSelfAttention
 from limitformer.nn.shaped_relu import ShapedReLU
-from limitformer.nn.simulate import TokenLaw, gram
 from statistics_checks import assert_same_law
 
 SHAPED_RELU = lf.ShapedReLU(c_plus=0.2, c_minus=-1.0)

@@ -8,8 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from limitformer import caches, engine, kernels, progress
+from limitformer.base import progress
 from limitformer.models import ShapedAttention, Transformer
+from limitformer.numerics import caches, kernels
+from limitformer.running import engine
 
 AS_ROOT = pytest.mark.skipif(caches.user() != 0, reason="files of other users are made by root")
 STRANGER = 4242
@@ -109,7 +111,7 @@ def test_where_nothing_can_be_written_kernels_stay_in_memory():
     code = """
 def readonly(**_): raise OSError
 tempfile.TemporaryFile = readonly
-from limitformer import kernels
+from limitformer.numerics import kernels
 print(kernels.CACHE, kernels.driver(lambda x: x + 1)(1), kernels.HOW_OFTEN)
 """
     assert program(code) == (

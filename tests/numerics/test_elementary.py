@@ -6,8 +6,8 @@ import numba
 import numpy as np
 import pytest
 
-import limitformer.elementary
-from limitformer.elementary import (
+import limitformer.numerics.elementary
+from limitformer.numerics.elementary import (
     as_bits,
     as_float,
     exponential,
@@ -79,7 +79,7 @@ def claimed_errors():
     """The relative errors of logarithm and exponential, and of sine and cosine, that the module promises."""
     claim = re.search(
         r"Relative errors: below (\S+) for\s+`logarithm` and `exponential`, below (\S+) for\s+`sine_cosine`",
-        limitformer.elementary.__doc__,
+        limitformer.numerics.elementary.__doc__,
     )
     first, second = map(float, claim.groups())
     assert max(first, second) < 1e-15

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from limitformer.factor import (
+from limitformer.numerics.factor import (
     copy,
     draw_bartlett,
     draw_gaussian_product,
@@ -24,8 +24,8 @@ from limitformer.factor import (
     trace_of_gram,
     triangularise,
 )
-from limitformer.lanes import LANES, store
-from limitformer.random import key, open_stream, rewind
+from limitformer.numerics.lanes import LANES, store
+from limitformer.numerics.random import key, open_stream, rewind
 
 ALPHA = 1e-4
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numba
 import pytest
 
-from limitformer import kernel_sources, kernels
+from limitformer.numerics import kernel_sources, kernels
 
 
 def test_every_file_with_kernels_is_watched():
@@ -19,7 +19,7 @@ def test_every_file_with_kernels_is_watched():
     sign = re.compile(r"^(from limitformer\.kernels import|from numba|import numba)", re.MULTILINE)
     defining = {path for path in kernel_sources.PACKAGE.glob("**/*.py") if sign.search(path.read_text())}
     watched = kernel_sources.kernel_files()
-    assert {"random.py", "factor.py", "lanes.py", "elementary.py", "recording.py"} <= {path.name for path in defining}
+    assert {"random.py", "factor.py", "lanes.py", "elementary.py", "exits.py"} <= {path.name for path in defining}
     assert defining <= watched, sorted(path.name for path in defining - watched)
 
 
@@ -28,7 +28,7 @@ def copied(tmp_path, monkeypatch):
     """The sources of kernels in another place, where they can be edited."""
     for path in kernel_sources.kernel_files():
         copy = tmp_path / path.relative_to(kernel_sources.PACKAGE)
-        copy.parent.mkdir(exist_ok=True)
+        copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
     monkeypatch.setattr(kernel_sources, "PACKAGE", tmp_path)
     forget()
@@ -85,16 +85,16 @@ def modules_of(path, folder):
 def test_the_sphere_and_the_covariance_chain_are_kept_apart(copied):
     before = fingerprints(copied)
     (copied / "sphere" / "pair.py").write_text("#")
-    (copied / "chains" / "norm.py").write_text("#")
+    (copied / "covariance" / "chain" / "norm.py").write_text("#")
     after = fingerprints(copied)
     changed = {path.relative_to(copied).as_posix() for path in before if after[path] != before[path]}
-    assert {"sphere/pair.py", "chains/norm.py", "chains/transformer.py"} <= changed
-    assert not {"sphere/values.py", "chains/attention.py", "limits/path.py"} & changed
+    assert {"sphere/pair.py", "covariance/chain/norm.py", "covariance/chain/transformer.py"} <= changed
+    assert not {"sphere/values.py", "covariance/chain/attention.py", "covariance/limit/path.py"} & changed
 
 
 def test_kernels_are_cached_in_the_folder_of_their_fingerprint():
-    from limitformer.factor import gram
-    from limitformer.random import next_normal
+    from limitformer.numerics.factor import gram
+    from limitformer.numerics.random import next_normal
 
     for compiled in (gram, next_normal):
         path = Path(inspect.getfile(compiled.py_func))

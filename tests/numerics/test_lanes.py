@@ -6,9 +6,21 @@ import numba
 import numpy as np
 import pytest
 
-from limitformer.chains.transformer import TransformerChain, run_lanes, workspace
-from limitformer.engine import process_of, simulate
-from limitformer.factor import (
+from limitformer.covariance.chain.transformer import TransformerChain, run_lanes, workspace
+from limitformer.covariance.limit.euler import cholesky
+from limitformer.covariance.limit.path import begin_paths, euler_paths, factor_paths, path_workspace
+from limitformer.models import (
+    GELU,
+    LayerNorm,
+    ReLU,
+    RMSNorm,
+    ShapedAttention,
+    ShapedReLU,
+    SoftmaxAttention,
+    Transformer,
+    as_start,
+)
+from limitformer.numerics.factor import (
     copy,
     draw_bartlett,
     gram,
@@ -19,7 +31,7 @@ from limitformer.factor import (
     trace_of_gram,
     triangularise,
 )
-from limitformer.lanes import (
+from limitformer.numerics.lanes import (
     LANES,
     all_below,
     choose,
@@ -32,22 +44,10 @@ from limitformer.lanes import (
     store,
     where_positive,
 )
-from limitformer.limits import limit
-from limitformer.limits.euler import cholesky
-from limitformer.limits.path import begin_paths, euler_paths, factor_paths, path_workspace
-from limitformer.models import (
-    GELU,
-    LayerNorm,
-    ReLU,
-    RMSNorm,
-    ShapedAttention,
-    ShapedReLU,
-    SoftmaxAttention,
-    Transformer,
-    as_start,
-)
-from limitformer.random import key, open_stream, rewind
-from limitformer.watch import new_watch
+from limitformer.numerics.random import key, open_stream, rewind
+from limitformer.numerics.watch import new_watch
+from limitformer.running.engine import process_of, simulate
+from limitformer.running.limit import limit
 
 EPS = np.finfo(float).eps
 BAD = [np.nan, np.inf, -np.inf]

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from limitformer.errors import InputError
-from limitformer.lanes import LANES, store
-from limitformer.random import (
+from limitformer.base.errors import InputError
+from limitformer.numerics.lanes import LANES, store
+from limitformer.numerics.random import (
     BUFFER,
     FIRST_RETRY,
     box_muller,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import limitformer as lf
-from limitformer import replicas
-from limitformer.engine import process_of
+from limitformer.numerics.watch import DONE, HALT, WHOLE, halt, new_watch
+from limitformer.running import replicas
+from limitformer.running.engine import process_of
 from limitformer.sphere.pair import BLOCK
-from limitformer.watch import DONE, HALT, WHOLE, halt, new_watch
 
 ENDLESS = 10**15  # layers
 START = np.array([[1.0, 0.2], [0.2, 1.0]])

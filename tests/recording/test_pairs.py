@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import limitformer as lf
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 
 START = np.array([[1.0, -0.4, 0.1, 0.3], [-0.4, 2.0, 0.3, 0.0], [0.1, 0.3, 0.7, 0.2], [0.3, 0.0, 0.2, 1.5]])
 SHAPED = {"attention": lf.ShapedAttention(tau0=1.0), "feedforward": lf.ShapedReLU(c_plus=0.2, c_minus=-1.0)}

@@ -5,12 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from limitformer.engine import simulate
-from limitformer.lanes import LANES
-from limitformer.limits import limit
-from limitformer.limits.path import check_cone
+from limitformer.covariance.limit.path import check_cone
 from limitformer.models import GELU, ShapedAttention, ShapedReLU, SoftmaxAttention, Transformer
-from limitformer.recording import (
+from limitformer.numerics.lanes import LANES
+from limitformer.recording.exits import (
     CAUSES,
     INSIDE,
     LEFT_BALL,
@@ -24,7 +22,9 @@ from limitformer.recording import (
     leave,
     open_ledger,
 )
-from limitformer.writing import Record, write, write_factor
+from limitformer.recording.writing import Record, write, write_factor
+from limitformer.running.engine import simulate
+from limitformer.running.limit import limit
 
 START = np.array([[1.0, 0.3, -0.2], [0.3, 2.0, 0.1], [-0.2, 0.1, 0.5]])
 MODEL = Transformer(

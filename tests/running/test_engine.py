@@ -10,11 +10,8 @@ import pytest
 import xarray as xr
 
 from interruptions import InterruptAfter, interrupt, pool_that_runs
-from limitformer import engine, memory, progress, replicas
-from limitformer.engine import Interrupted, simulate
-from limitformer.errors import InputError
-from limitformer.lanes import LANES
-from limitformer.limits import limit
+from limitformer.base import memory, progress
+from limitformer.base.errors import InputError
 from limitformer.models import (
     GELU,
     LayerNorm,
@@ -30,7 +27,11 @@ from limitformer.models import (
     from_tokens,
     to_json,
 )
-from limitformer.results import load, save
+from limitformer.numerics.lanes import LANES
+from limitformer.running import engine, replicas
+from limitformer.running.engine import Interrupted, simulate
+from limitformer.running.limit import limit
+from limitformer.running.results import load, save
 
 START = np.array([[1.0, 0.3, -0.2], [0.3, 2.0, 0.1], [-0.2, 0.1, 0.5]])
 MODEL = Transformer(

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from limitformer import results
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
+from limitformer.base.version import package_version
 from limitformer.models import Start
-from limitformer.results import correlation, covariance_dataset, load, save
-from limitformer.version import package_version
+from limitformer.running import results
+from limitformer.running.results import correlation, covariance_dataset, load, save
 
 ENDINGS = [".nc", ".zarr"]
 SHAPE = (3, 4, 2, 2)

@@ -307,7 +307,7 @@ def test_what_c4_proves_is_proposition_1():
         # log s(±(1 − δ)) has slope ∓δ (log s)′ in log δ; above −1 it can be integrated.
         exponents = [-sign * delta * hybrid_log_slope(sign * (1 - delta), beta, epsilon, 2) for sign in (1, -1)]
         assert [bool(e > -1) for e in exponents] == [plus_attracts, not plus_attracts]
-    folder = Path(__file__).resolve().parents[1] / "src/limitformer/limits/overlap"
+    folder = Path(__file__).resolve().parents[2] / "src/limitformer/sphere/overlap"
     text = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py")))
     assert "Lemma 1]" not in text
     assert "Lemmas 1" not in text

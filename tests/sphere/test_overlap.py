@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy.special import betainc
 
-from limitformer.errors import InputError, NoLimitError
-from limitformer.limits.overlap import overlap
+from limitformer.base.errors import InputError, NoLimitError
 from limitformer.models.sphere import HybridTransformer, StochasticTransformer
+from limitformer.sphere.overlap import overlap
 
 STANDARD_ERRORS = 4.0
 LAYERS = 1e6

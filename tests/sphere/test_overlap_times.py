@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.integrate import quad, solve_ivp
 
-from limitformer.errors import InputError
-from limitformer.limits.overlap import OverlapDiffusion, overlap
+from limitformer.base.errors import InputError
 from limitformer.models.sphere import HybridTransformer, StochasticTransformer
+from limitformer.sphere.overlap import OverlapDiffusion, overlap
 
 STANDARD_ERRORS = 4.0
 

@@ -9,13 +9,13 @@ import pytest
 from scipy import stats
 
 import limitformer as lf
-from limitformer.engine import process_of
-from limitformer.random import box_muller, key, words_of
+from limitformer.numerics.random import box_muller, key, words_of
+from limitformer.numerics.watch import new_watch
+from limitformer.running.engine import process_of
 from limitformer.sphere.chi import blocks_needed
 from limitformer.sphere.pair import advance_hybrid, advance_stochastic, open_pairs
 from limitformer.sphere.process import methods_of
 from limitformer.sphere.values import LAWS
-from limitformer.watch import new_watch
 from sphere_naive import gaps_of, naive_chain, naive_layer, normalised, overlaps_of, tokens_at
 from statistics_checks import ALPHA, assert_same_law
 

@@ -13,13 +13,13 @@ import xarray as xr
 
 import limitformer as lf
 from interruptions import InterruptAfter, interrupt, pool_that_runs
-from limitformer import replicas
-from limitformer.engine import Interrupted, process_of
-from limitformer.lanes import LANES
+from limitformer.numerics.lanes import LANES
+from limitformer.numerics.watch import new_watch
+from limitformer.running import replicas
+from limitformer.running.engine import Interrupted, process_of
 from limitformer.sphere.outcome import LABELS
 from limitformer.sphere.pair import BLOCK
 from limitformer.sphere.process import PreparedSphere
-from limitformer.watch import new_watch
 from sphere_naive import tokens_at
 
 PAIR = {"tokens": 2, "dim": 4, "beta": 2.0, "layers_per_unit_time": 10}
@@ -37,7 +37,7 @@ TRIPLE = lf.HybridTransformer(**{**PAIR, "tokens": 3}, epsilon=1.5, values="rade
 @pytest.fixture(autouse=True)
 def long_steps_are_allowed(monkeypatch):
     """These tests are about how steps are run, not about what they resolve."""
-    monkeypatch.setattr(import_module("limitformer.limits.token_paths"), "COARSEST", np.inf)
+    monkeypatch.setattr(import_module("limitformer.sphere.limit_paths"), "COARSEST", np.inf)
 
 
 # Name → what is simulated, from where, how.

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import limitformer as lf
-from limitformer.lanes import LANES
-from limitformer.random import key
+from limitformer.numerics.lanes import LANES
+from limitformer.numerics.random import key
 from limitformer.sphere.relations import GAP_FLOOR
 from limitformer.sphere.values import LAWS, fill
 from sphere_naive import gaps_of, naive_chain, naive_layer, near_plus

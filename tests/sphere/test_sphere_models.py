@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import limitformer as lf
-from limitformer import memory
-from limitformer.errors import InputError
+from limitformer.base import memory
+from limitformer.base.errors import InputError
 from limitformer.models.sphere_start import SphereStart
 
 SIZE = {"tokens": 3, "dim": 4, "beta": 1.5, "layers_per_unit_time": 10}

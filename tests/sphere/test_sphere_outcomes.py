@@ -7,11 +7,11 @@ from scipy.sparse.csgraph import connected_components
 from scipy.stats import binomtest
 
 import limitformer as lf
-from limitformer.errors import InputError
-from limitformer.lanes import LANES
-from limitformer.outcome_probabilities import OUTCOMES, wilson
-from limitformer.records import all_pairs
-from limitformer.results import tokens_of
+from limitformer.base.errors import InputError
+from limitformer.numerics.lanes import LANES
+from limitformer.recording.records import all_pairs
+from limitformer.running.outcomes import OUTCOMES, wilson
+from limitformer.running.results import tokens_of
 from limitformer.sphere.forest import open_forest
 from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps
 from limitformer.sphere.record import Record, record_workspace, write_point

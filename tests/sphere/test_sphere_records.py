@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import limitformer as lf
-from limitformer import memory
-from limitformer.engine import process_of
-from limitformer.errors import InputError
-from limitformer.outcome_probabilities import labels_of
-from limitformer.records import all_pairs, bytes_of, checked_dtype, checked_pairs, pairs_of
-from limitformer.results import tokens_of
+from limitformer.base import memory
+from limitformer.base.errors import InputError
+from limitformer.recording.records import all_pairs, bytes_of, checked_dtype, checked_pairs, pairs_of
+from limitformer.running.engine import process_of
+from limitformer.running.outcomes import labels_of
+from limitformer.running.results import tokens_of
 from limitformer.sphere.outcome import outcomes_of_overlaps
 from sphere_naive import tokens_at
 

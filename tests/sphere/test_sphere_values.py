@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from limitformer.lanes import LANES
-from limitformer.random import key
+from limitformer.numerics.lanes import LANES
+from limitformer.numerics.random import key
 from limitformer.sphere.chi import LARGEST_PRODUCT, blocks_needed, chi_squares
 from limitformer.sphere.values import CUT_DEVIATION, CUT_MASS, LAWS, fill, fill_listed, normal_quantile
 from philox import plain_philox

@@ -4,11 +4,11 @@ Runs are in this process, for speed; `test_sweep_processes.py` has Ctrl-C.
 """
 
 import csv
-import os
 import re
 import subprocess
 import sys
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -256,7 +256,7 @@ def test_status_of_a_finished_sweep(run, store):
 
 def test_status_of_a_sweep_that_runs_in_another_process(run, tmp_path):
     """And its data, from here; the rate is that of the clock."""
-    path, program = tmp_path / "s.zarr", os.path.join(os.path.dirname(__file__), "sweep_program.py")
+    path, program = tmp_path / "s.zarr", str(Path(__file__).parents[1] / "sweep_program.py")
     process = subprocess.Popen([sys.executable, program, str(path), "600", "4000"], env=environment())
     try:
         wait_until(lambda: done_cells(path) >= 20)

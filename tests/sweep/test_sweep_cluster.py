@@ -17,7 +17,7 @@ import pytest
 from dask.distributed import Client
 
 import limitformer as lf
-from limitformer.errors import InputError, MissingExtraError
+from limitformer.base.errors import InputError, MissingExtraError
 from limitformer.sweep import cluster as cluster_module
 from limitformer.sweep.cluster import batches_of, local_cluster, slurm_cluster
 from limitformer.sweep.origin import code

@@ -14,7 +14,7 @@ import pytest
 import xarray as xr
 
 import limitformer as lf
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 from limitformer.sweep import OtherSweepError, opening, origin
 from limitformer.sweep import files as files_module
 from limitformer.sweep import layout as layout_module

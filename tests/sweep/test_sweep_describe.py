@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import limitformer as lf
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 from limitformer.models import equicorrelated
 from limitformer.sweep.describe import seed_of, start_of
 from limitformer.sweep.run import compute_sweep

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import limitformer as lf
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 from limitformer.sweep.file import read_sweep
 from sweep_grids import PAIR
 

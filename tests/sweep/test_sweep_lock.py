@@ -16,11 +16,11 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 import limitformer as lf
-from limitformer import lock
+from limitformer.base import lock
+from limitformer.base.errors import InputError
+from limitformer.base.lock import CannotLockError, only_one
 from limitformer.cli.app import app
-from limitformer.errors import InputError
-from limitformer.figures.grids import on_grid
-from limitformer.lock import CannotLockError, only_one
+from limitformer.figures.common.grids import on_grid
 from limitformer.sweep import opening
 from limitformer.sweep import work as work_module
 from sweep_grids import (

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import limitformer as lf
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 from limitformer.sweep import SweepInterrupted, processes
 from limitformer.sweep.processes import Workers, deaf_to_interrupts
 from limitformer.sweep.work import Job
@@ -112,7 +112,7 @@ def test_a_killed_parent_takes_its_workers_along_and_the_store_goes_on(whole, tm
         sys.executable,
         "-W",
         "error",
-        str(Path(__file__).parent / "sweep_program.py"),
+        str(Path(__file__).parents[1] / "sweep_program.py"),
         str(path),
         str(CELLS),
         "4000",

@@ -8,10 +8,10 @@ from scipy.stats import beta as beta_law
 from scipy.stats import binomtest, ks_2samp
 
 import limitformer as lf
-from limitformer.errors import InputError
-from limitformer.figures.stopping import LARGEST, SMALLEST
+from limitformer.base.errors import InputError
+from limitformer.figures.shaped_transformer.stopping import LARGEST, SMALLEST
 from limitformer.models import equicorrelated
-from limitformer.outcome_probabilities import OUTCOMES
+from limitformer.running.outcomes import OUTCOMES
 from limitformer.sweep.describe import seed_of
 from limitformer.sweep.run import compute_sweep
 from sweep_grids import NETWORK, PAIR, sweep, values_equal

@@ -16,7 +16,7 @@ import xarray as xr
 import zarr
 
 import limitformer as lf
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 from limitformer.sweep import OtherSweepError, SweepInterrupted, opening, origin, trial
 from limitformer.sweep import layout as layout_module
 from limitformer.sweep import run as run_module
@@ -523,12 +523,18 @@ def test_the_fingerprint_is_that_of_the_sources_that_make_numbers(tmp_path, monk
     def fingerprint():
         return origin.sources()
 
-    for name in ("engine.py", "sphere/pair.py", "cli/app.py", "plot.py"):
+    for name in ("running/engine.py", "sphere/pair.py", "cli/app.py", "plot.py", "base/lock.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("1")
     monkeypatch.setattr(origin, "PACKAGE", tmp_path)
     first = fingerprint()
-    for name, matters in {"cli/app.py": False, "plot.py": False, "engine.py": True, "sphere/pair.py": True}.items():
+    for name, matters in {
+        "cli/app.py": False,
+        "plot.py": False,
+        "base/lock.py": False,
+        "running/engine.py": True,
+        "sphere/pair.py": True,
+    }.items():
         before = fingerprint()
         (tmp_path / name).write_text("2")
         assert (fingerprint() != before) == matters, name

@@ -15,8 +15,8 @@ import zarr
 from typer.testing import CliRunner
 
 import limitformer as lf
+from limitformer.base.errors import InputError
 from limitformer.cli.app import app
-from limitformer.errors import InputError
 from limitformer.sweep import OtherSweepError
 from limitformer.sweep.metadata import description_of, digest
 from limitformer.sweep.show import progress_of

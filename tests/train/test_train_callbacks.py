@@ -6,7 +6,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, TrainerControl, TrainerState
 
 from limitformer import hf
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 from limitformer.nn import Learn, Logits, Recover, Stack, attention_matrix, entropy, gains, shaped_block, visibility
 from limitformer.train import Correlation, Entropy, Gains, GradientNorms, Log, ShapingSchedule
 from limitformer.train.callbacks import mean_correlation

@@ -18,14 +18,21 @@ from scipy.stats import binom
 from sklearn import metrics as sk
 from torch.utils.data import DataLoader
 
-from limitformer.errors import InputError
-from limitformer.train import sources, text_data
-from limitformer.train.corpus import Chained, Selected, hash_of, is_evaluation, read_corpus
-from limitformer.train.glue_data import Example, read_glue
-from limitformer.train.glue_metrics import score
-from limitformer.train.masking import IGNORED, MaskedCollator, uniforms
-from limitformer.train.sequences import packed, read_packed, separate, write_packed
-from limitformer.train.tokenizer import LEAST, SPECIAL, ids_of, load_tokenizer, save_tokenizer, train_tokenizer
+from limitformer.base.errors import InputError
+from limitformer.train.data import sources, text_data
+from limitformer.train.data.corpus import Chained, Selected, hash_of, is_evaluation, read_corpus
+from limitformer.train.data.glue_data import Example, read_glue
+from limitformer.train.data.masking import IGNORED, MaskedCollator, uniforms
+from limitformer.train.data.sequences import packed, read_packed, separate, write_packed
+from limitformer.train.data.tokenizer import (
+    LEAST,
+    SPECIAL,
+    ids_of,
+    load_tokenizer,
+    save_tokenizer,
+    train_tokenizer,
+)
+from limitformer.train.tasks.glue_metrics import score
 
 VOCABULARY = 400
 
@@ -345,7 +352,7 @@ def test_packing_loses_fewer_tokens_than_one_sequence(programs, tokenizer, seque
 
 
 def test_a_file_of_packed_documents_has_the_same_sequences(programs, tokenizer, sequences, tmp_path, monkeypatch):
-    monkeypatch.setattr("limitformer.train.sequences.BATCH", 5)
+    monkeypatch.setattr("limitformer.train.data.sequences.BATCH", 5)
     write_packed(tmp_path / "tokens.npy", programs, tokenizer, 128)
     found = read_packed(tmp_path / "tokens.npy", 128)
     assert isinstance(found.tokens, np.memmap)  # not in memory before they are asked for

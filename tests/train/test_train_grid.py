@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from limitformer import progress
-from limitformer.errors import InputError
+from limitformer.base import progress
+from limitformer.base.errors import InputError
 from limitformer.train import grid, interrupts
 from limitformer.train.grid import GridInterrupted, gpus, run_all
 from limitformer.train.interrupts import Interrupt, TrainingInterrupted

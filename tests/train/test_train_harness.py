@@ -21,12 +21,12 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import limitformer.train
-from limitformer.errors import InputError, MissingExtraError
+from limitformer.base.errors import InputError, MissingExtraError
 from limitformer.nn import Gain, Residual
 from limitformer.nn.strengths import ENDING
 from limitformer.train import checkpoints
 from limitformer.train.arguments import arguments
-from limitformer.train.batches import Batches
+from limitformer.train.data.batches import Batches
 from limitformer.train.evaluation import evaluate
 from limitformer.train.harness import Plan, read_runs, train
 from limitformer.train.interrupts import TrainingInterrupted
@@ -34,7 +34,7 @@ from limitformer.train.log import Log, curve, read_log, read_table
 from limitformer.train.trainer import Run
 from train_program import BATCH, EXAMPLES, STEPS, At, Small, accuracy, collate, items, masked_run, plan_of, small_run
 
-PROGRAM = Path(__file__).parent / "train_program.py"
+PROGRAM = Path(__file__).parents[1] / "train_program.py"
 
 
 @pytest.fixture(autouse=True)

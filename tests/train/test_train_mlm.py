@@ -16,18 +16,18 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
+from limitformer.base.errors import InputError
 from limitformer.cli.app import app
 from limitformer.cli.train_mlm import place_of
 from limitformer.cli.train_parts import table_over_seeds
-from limitformer.errors import InputError
 from limitformer.figures import make
 from limitformer.hf import ShapedTransformerForMaskedLM
 from limitformer.nn import gains
+from limitformer.train.data.masking import MaskedCollator
+from limitformer.train.data.text_data import text_data
 from limitformer.train.grid import run_all
 from limitformer.train.log import curve, read_log
-from limitformer.train.masking import MaskedCollator
-from limitformer.train.mlm import PRESETS, VARIANTS, MlmRun, grid, model_of, preset, run_mlm
-from limitformer.train.text_data import text_data
+from limitformer.train.tasks.mlm import PRESETS, VARIANTS, MlmRun, grid, model_of, preset, run_mlm
 
 SMALL = {"width": 32, "depth": 2, "heads": 2, "hidden": 64, "length": 16, "batch": 8, "vocabulary": 300, "steps": 12}
 
@@ -118,7 +118,7 @@ def test_held_out_loss_is_over_spread_sequences_with_masks_of_their_own(finished
     for run, summary in results[:4]:
         assert held_out_loss(run, out, range, 2**63) == pytest.approx(summary["eval_loss"], abs=1e-5)
         assert abs(held_out_loss(run, out, range, run.seed) - summary["eval_loss"]) > 1e-3
-    monkeypatch.setattr("limitformer.train.mlm.EVALUATED", 5)
+    monkeypatch.setattr("limitformer.train.tasks.mlm.EVALUATED", 5)
     run = one(corpus)
     found = run_mlm(run, tmp_path, threads=1)["eval_loss"]
     every = held_out_loss(run, tmp_path, lambda n: [k * n // 5 for k in range(5)], 2**63)
@@ -154,14 +154,14 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from test_train_mlm import one
-from limitformer.train.mlm import run_mlm
+from limitformer.train.tasks.mlm import run_mlm
 run_mlm(one(Path(sys.argv[1]), sys.argv[3], steps=40, save_every=3), Path(sys.argv[2]), threads=1)
 """
 
 
 def started(corpus, out, variant):
     here = Path(__file__).parent
-    environment = os.environ | {"PYTHONPATH": f"{here}:{here.parent / 'src'}", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": f"{here}:{here.parent}:{here.parents[1] / 'src'}", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen([sys.executable, "-c", PROGRAM, str(corpus), str(out), variant], env=environment)
 
 
@@ -200,7 +200,7 @@ def test_two_processes_are_one(corpus, tmp_path):
     for number in (1, 2):
         out = tmp_path / str(number)
         launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={number}", "--master-port=0", "--standalone"]
-        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1] / "src"), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, *(launcher if number > 1 else []), "-m", "limitformer", "train", "mlm", *options]
         subprocess.run([*command, "--out", str(out)], check=True, env=environment, capture_output=True, timeout=170)
         (folder,) = out.glob("shaped-*")
@@ -306,7 +306,7 @@ def cola(folder: Path, number: int = 200) -> Path:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_glue_learns_a_word(finished, tmp_path, variant):
-    from limitformer.train.glue import GlueRun, run_glue
+    from limitformer.train.tasks.glue import GlueRun, run_glue
 
     out, results = finished
     run = next(run for run, _ in results if run.variant == variant and run.learning_rate == 1e-2)
@@ -324,7 +324,7 @@ def test_glue_learns_a_word(finished, tmp_path, variant):
 
 
 def test_glue_refuses(finished, tmp_path):
-    from limitformer.train.glue import GlueRun, run_glue
+    from limitformer.train.tasks.glue import GlueRun, run_glue
 
     out, results = finished
     with pytest.raises(InputError, match="holds no finished masked-language run"):
@@ -341,7 +341,7 @@ def limitformer_here(*arguments: object) -> Result:
 
 
 def limitformer(*arguments: object) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1] / "src"), "COLUMNS": "300"}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src"), "COLUMNS": "300"}
     command = [sys.executable, "-m", "limitformer", "train", *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170)
 

@@ -10,9 +10,9 @@ from scipy.stats import ks_2samp
 from torch import nn
 
 import limitformer as lf
-from limitformer.nn.network import Network
-from limitformer.nn.simulate import TokenLaw
-from limitformer.nn.weights import draw_weights
+from limitformer.nn.drawn.network import Network
+from limitformer.nn.drawn.simulate import TokenLaw
+from limitformer.nn.drawn.weights import draw_weights
 from limitformer.weightless import numbers
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.numbers import normals

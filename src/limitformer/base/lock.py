@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from limitformer.errors import InputError, MadeOf, printable
-from limitformer.progress import say
+from limitformer.base.errors import InputError, MadeOf, printable
+from limitformer.base.progress import say
 
 try:
     import fcntl

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from limitformer.errors import InputError, require
+from limitformer.base.errors import InputError, require
 
 SHARE = 0.75  # of the free memory that a recording may take
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from limitformer.errors import MissingExtraError
+from limitformer.base.errors import MissingExtraError
 
 try:
     import torch as _torch  # noqa: F401

@@ -10,6 +10,7 @@ import torch
 import xarray as xr
 from torch import Tensor, nn
 
+from limitformer.base.errors import require, require_count
 from limitformer.checking.band import band
 from limitformer.checking.curves import curves
 from limitformer.checking.existing import measured
@@ -19,10 +20,9 @@ from limitformer.checking.report import Report
 from limitformer.checking.subject import Subject, subject_of, task_and_config
 from limitformer.checking.thresholds import thresholds_with
 from limitformer.checking.verdicts import verdicts
-from limitformer.errors import require, require_count
 from limitformer.hf import Shaping
 from limitformer.models import equicorrelated, from_text
-from limitformer.nn.simulate import known_device, torch_seed
+from limitformer.nn.drawn.simulate import known_device, torch_seed
 from limitformer.weightless.inputs import Inputs, Loss, default_loss, inputs_of
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.models import Blueprint

@@ -19,7 +19,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.results import correlation
+from limitformer.running.results import correlation
 
 AS_THEY_ARE = (
     "branch", "step", "largest", "typical", "entropy", "effective_tokens", "logit_std", "largest_logit",

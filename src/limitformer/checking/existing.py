@@ -9,7 +9,7 @@ import torch
 import xarray as xr
 from torch import Tensor, nn
 
-from limitformer.errors import InputError, first_line, require
+from limitformer.base.errors import InputError, first_line, require
 from limitformer.weightless.arrays import Arrays, dataset, output_arrays, stream_arrays
 from limitformer.weightless.inputs import Inputs, Loss
 from limitformer.weightless.measure import Measure, blocks_of

@@ -13,7 +13,7 @@ from limitformer.checking.band import inside, surprises
 from limitformer.checking.initialisation.report import InitialisationReport
 from limitformer.checking.thresholds import Threshold
 from limitformer.checking.verdicts import HEALTHY, Verdict, names_in
-from limitformer.results import check_writable, save, write_whole
+from limitformer.running.results import check_writable, save, write_whole
 from limitformer.weightless.law import LawTable
 
 UNLIKELY = 0.01

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from limitformer.errors import InputError, first_line, nearest, require
+from limitformer.base.errors import InputError, first_line, nearest, require
 from limitformer.hf import Shaping, load_shaped, shape_model
 from limitformer.models import Transformer
 from limitformer.models.serial import from_record

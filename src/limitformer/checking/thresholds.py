@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
-from limitformer.errors import nearest, require, require_real
+from limitformer.base.errors import nearest, require, require_real
 
 OURS = "a choice of limitformer's"
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from limitformer.base.errors import require_count
 from limitformer.checking.training import Looks
-from limitformer.errors import require_count
 
 
 class CheckTraining(TrainerCallback):

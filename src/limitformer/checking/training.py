@@ -13,10 +13,10 @@ import numpy as np
 import xarray as xr
 from torch import nn
 
+from limitformer.base.errors import require_count
 from limitformer.checking.check import check
 from limitformer.checking.report import Report
-from limitformer.errors import require_count
-from limitformer.results import check_writable, save
+from limitformer.running.results import check_writable, save
 
 
 class Looks:

@@ -13,9 +13,9 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from limitformer.base.errors import require
 from limitformer.checking.curves import gradient_ratio
 from limitformer.checking.thresholds import Threshold
-from limitformer.errors import require
 
 Array = NDArray[np.float64]
 Limits = Mapping[str, float]

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
+from limitformer.base.errors import InputError, require
 from limitformer.cli.check_options import Settings, Text, Tokens, assignments, say
 from limitformer.cli.report import clear_endings
-from limitformer.errors import InputError, require
 
 FAILED = 1
 
@@ -52,7 +52,7 @@ def check(
 
         from limitformer.checking import check as checked
         from limitformer.checking.verdicts import names_in
-        from limitformer.results import check_writable
+        from limitformer.running.results import check_writable
 
         logging.set_verbosity_error()  # what is wrong is said in one line
         names = names_in(fail_on)

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from limitformer.base.errors import require
 from limitformer.cli.report import screen
-from limitformer.errors import require
 
 Text = Annotated[Path | None, typer.Option(help="File whose words are the tokens.", show_default="unrelated tokens")]
 Tokens = Annotated[int, typer.Option(help="How many tokens.")]

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
+from limitformer.base.errors import InputError, require
 from limitformer.cli.check_options import Settings, Text, Tokens, assignments, say
 from limitformer.cli.report import clear_endings
-from limitformer.errors import InputError, require
 
 Asked = Annotated[str | None, typer.Option(metavar="LOW,HIGH", help="Band that is asked, or none to ask nothing.")]
 
@@ -59,7 +59,7 @@ def design(
     with clear_endings():
         from limitformer.checking import DesignInterrupted
         from limitformer.checking import design as designed
-        from limitformer.results import check_writable
+        from limitformer.running.results import check_writable
 
         asked = {"correlation": correlation, "stream": stream, "effective": effective, "gradient": gradient}
         objective = {name: band_of(name, given) for name, given in asked.items() if given is not None}
@@ -111,7 +111,7 @@ def values_of(name: str, given: Any) -> list[float]:
 
 def keep_partial(interrupt: Any, out: Path | None) -> None:
     """The region so far, in the folder that was asked for."""
-    from limitformer.results import save
+    from limitformer.running.results import save
 
     if out is not None:
         say(f"Wrote {save(interrupt.partial, out / 'design.nc')}: the region so far.")

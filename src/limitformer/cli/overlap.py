@@ -12,7 +12,7 @@ from limitformer.cli.report import clear_endings, screen
 from limitformer.cli.sphere_options import parse_clusters, sphere_model
 
 if TYPE_CHECKING:
-    from limitformer.limits.overlap import OverlapDiffusion
+    from limitformer.sphere.overlap import OverlapDiffusion
 
 MODEL, QUESTION = "Model", "Question"
 
@@ -49,7 +49,7 @@ def overlap(
     For example: limitformer overlap --dim 4 --beta 2 --clusters 2,1 --start -1 --target 0.9
     """
     with clear_endings():
-        from limitformer.limits.overlap import overlap as overlap_of
+        from limitformer.sphere.overlap import overlap as overlap_of
 
         sizes = parse_clusters(clusters)
         fields = {"tokens": sum(sizes) if sizes else 2, "dim": dim, "beta": beta}
@@ -68,7 +68,7 @@ def overlap(
 
 def asked(diffusion: "OverlapDiffusion", start: float | None, target: float | None) -> dict[str, Any]:
     """What depends on --start and --target."""
-    from limitformer.errors import require
+    from limitformer.base.errors import require
 
     require(target is None or start is not None, "--target needs --start: the mean time is from there.")
     if start is None:

@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from limitformer.errors import InputError, require
+from limitformer.base.errors import InputError, require
 
 if TYPE_CHECKING:
     from limitformer.models import Start, Transformer

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from limitformer.base.errors import require
 from limitformer.cli.report import clear_endings, screen
 from limitformer.cli.sphere_options import MOST_CELLS, parse_counts, parse_grid, sphere_model
-from limitformer.errors import require
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -74,8 +74,8 @@ def phase(
     For example: limitformer phase --dim 4:10:1 --beta 0:4:0.25 --out out
     """
     with clear_endings():
-        from limitformer.phase import phase_diagram
-        from limitformer.results import check_writable
+        from limitformer.running.results import check_writable
+        from limitformer.sweep.phase import phase_diagram
 
         check_run(layers_per_unit_time, early_stop)
         over = grid_of(dim, beta, epsilon, tokens)
@@ -145,9 +145,9 @@ def table_of(data: "xr.Dataset") -> Table:
 
 def write(data: "xr.Dataset", out: Path) -> None:
     """Data and picture."""
-    from limitformer.figures.phase import draw
+    from limitformer.figures.clustering.phase import draw
     from limitformer.plot import style
-    from limitformer.results import save, write_whole
+    from limitformer.running.results import save, write_whole
 
     numbers, picture = save(data, out / "phase.nc"), out / "phase.png"
     with style():

@@ -8,10 +8,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from limitformer.errors import InputError, MissingExtraError
+from limitformer.base.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
-    from limitformer.figures.claims import Claim
+    from limitformer.figures.common.claims import Claim
 
 BAD_INPUT, INTERRUPTED = 2, 130  # 130 is 128 + SIGINT, as shells have it
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from limitformer.base.errors import require
 from limitformer.cli.parts import model_of, refuse_idle, start_of
 from limitformer.cli.report import INTERRUPTED, clear_endings, errors, screen
-from limitformer.errors import require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -173,7 +173,7 @@ def run(
     described = lf.limit(model) if kind == "limit" else model
     points = spread(kind, described, options) if record is None else record
     if kind == "network":
-        from limitformer.nn import simulate as simulate_network
+        from limitformer.nn.drawn import simulate as simulate_network
 
         require(not options, f"The network has no option {', '.join(options)}; it has samples, record and seed.")
         work: Callable[..., xr.Dataset] = partial(simulate_network, model)
@@ -191,7 +191,7 @@ def spread(kind: str, described: Any, options: dict[str, Any]) -> "np.ndarray":
     """At most `ROWS` layers or times, evenly from 0 to the last; times are those of steps."""
     import numpy as np
 
-    from limitformer.limits import whole_steps
+    from limitformer.recording.times import whole_steps
 
     if kind != "limit":
         return np.unique(np.rint(np.linspace(0, described.depth, ROWS)))
@@ -202,7 +202,7 @@ def spread(kind: str, described: Any, options: dict[str, Any]) -> "np.ndarray":
 def check_out(out: Path | None) -> None:
     """Raise `InputError` now if the data could not be written later."""
     if out is not None:
-        from limitformer.results import check_target
+        from limitformer.running.results import check_target
 
         check_target(out)
 
@@ -210,7 +210,7 @@ def check_out(out: Path | None) -> None:
 def write(dataset: "xr.Dataset", out: Path | None) -> None:
     """Save the data if asked to."""
     if out is not None:
-        from limitformer.results import save
+        from limitformer.running.results import save
 
         screen.print(f"Wrote {save(dataset, out)}", markup=False, highlight=False, soft_wrap=True)
 
@@ -219,7 +219,7 @@ def table_of(dataset: "xr.Dataset") -> Table:
     """By layer or time: correlations over all pairs and samples, and variances."""
     import numpy as np
 
-    from limitformer.results import correlation
+    from limitformer.running.results import correlation
 
     axis = str(dataset["covariance"].dims[1])
     tokens = dataset.sizes["token"]
@@ -276,7 +276,7 @@ def caption(dataset: "xr.Dataset", tokens: int) -> str | None:
     """What the table's numbers are taken over, and how many samples left, and what."""
     import numpy as np
 
-    from limitformer.recording import CAUSES
+    from limitformer.recording.exits import CAUSES
 
     lines = ["ρ over all samples and pairs of tokens"] if tokens > 2 else []
     lines += weight_lines(dataset)

@@ -4,7 +4,7 @@ from decimal import Decimal
 from math import isfinite
 from typing import Any
 
-from limitformer.errors import InputError, require
+from limitformer.base.errors import InputError, require
 
 MOST_VALUES = 10_000  # of one range
 MOST_CELLS = 100_000

@@ -8,8 +8,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from limitformer.base.errors import printable, require
 from limitformer.cli.report import clear_endings, errors, screen
-from limitformer.errors import printable, require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,7 +87,7 @@ def cluster_of(
     require(own or workers is None, "--workers would change nothing: the cluster has its own.")
     if address is None and slurm is None:
         return nullcontext(None)
-    from limitformer.replicas import usable_cores
+    from limitformer.running.replicas import usable_cores
     from limitformer.sweep.cluster import local_cluster, slurm_cluster
 
     if slurm is not None:

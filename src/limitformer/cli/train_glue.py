@@ -20,7 +20,7 @@ from limitformer.cli.train_parts import (
 )
 
 if TYPE_CHECKING:
-    from limitformer.train.glue import GlueRun
+    from limitformer.train.tasks.glue import GlueRun
 
 
 def glue(
@@ -41,7 +41,7 @@ def glue(
     """
     with clear_endings():
         be_quiet()
-        from limitformer.train.glue import GlueRun, Task, run_glue
+        from limitformer.train.tasks.glue import GlueRun, Task, run_glue
 
         tasks: Any = names_of("task", task, get_args(Task))
         course: Any = {"epochs": epochs, "learning_rate": learning_rate, "batch": batch}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from limitformer.base.errors import require
 from limitformer.cli.report import clear_endings, screen
 from limitformer.cli.sphere_options import parse_counts, parse_grid
 from limitformer.cli.train_parts import (
@@ -19,10 +20,9 @@ from limitformer.cli.train_parts import (
     table_over_seeds,
     threads_of,
 )
-from limitformer.errors import require
 
 if TYPE_CHECKING:
-    from limitformer.train.mlm import MlmConfig, MlmRun
+    from limitformer.train.tasks.mlm import MlmConfig, MlmRun
 
 PRESETS = "preset's"
 
@@ -70,8 +70,8 @@ def mlm(
     """
     with clear_endings():
         be_quiet()
-        from limitformer.train.mlm import preset as preset_of
-        from limitformer.train.mlm import run_mlm
+        from limitformer.train.tasks.mlm import preset as preset_of
+        from limitformer.train.tasks.mlm import run_mlm
 
         sizes = {"depth": depth, "width": width, "heads": heads, "hidden": hidden, "length": length, "bf16": bf16}
         config = preset_of(preset, steps=steps, batch=batch, vocabulary=vocabulary, **sizes)
@@ -87,8 +87,8 @@ def chosen_runs(
     config: "MlmConfig", source: str, grid: bool, variant: str, rate: str, gamma: str, seed: str
 ) -> "list[MlmRun]":
     """What the options ask for; with `grid`, what they leave open is the preset's."""
-    from limitformer.train.mlm import VARIANTS
-    from limitformer.train.mlm import grid as grid_of
+    from limitformer.train.tasks.mlm import VARIANTS
+    from limitformer.train.tasks.mlm import grid as grid_of
 
     variants: Any = tuple(names_of("variant", variant, VARIANTS)) if variant else VARIANTS
     shaped = any(name.startswith("shaped") for name in variants)

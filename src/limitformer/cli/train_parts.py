@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Column, Table
 
+from limitformer.base.errors import InputError, require, require_count
 from limitformer.cli.report import errors, screen
-from limitformer.errors import InputError, require, require_count
 
 OUT = Annotated[Path, typer.Option(help="Folder of the runs, one folder each.")]
 WORKERS = Annotated[int, typer.Option(help="Runs at a time.")]

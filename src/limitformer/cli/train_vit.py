@@ -43,7 +43,7 @@ def vit(
     """
     with clear_endings():
         be_quiet()
-        from limitformer.train.vit import Variant
+        from limitformer.train.tasks.vit import Variant
 
         variants = names_of("variant", variant, get_args(Variant)) if variant else list(get_args(Variant))
         runs = [(name, one) for one in parse_counts("seed", seed) for name in variants]
@@ -58,7 +58,7 @@ def vit(
 
 def one_run(run: Place, *, preset: str, **options: Any) -> Any:
     """One run of the preset."""
-    from limitformer.train.vit import run_vit
+    from limitformer.train.tasks.vit import run_vit
 
     variant: Any = run[0]
     return run_vit(preset, variant=variant, seed=run[1], **options)

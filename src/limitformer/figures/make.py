@@ -11,15 +11,15 @@ from typing import Any
 
 import xarray as xr
 
-from limitformer.errors import require
-from limitformer.figures.claims import Claim, Run
-from limitformer.figures.page import renew
-from limitformer.lock import only_one
+from limitformer.base.errors import require
+from limitformer.base.lock import only_one
+from limitformer.base.version import package_version
+from limitformer.figures.common.claims import Claim, Run
+from limitformer.figures.common.page import renew
 from limitformer.plot import style
-from limitformer.results import check_writable, save, write_whole
-from limitformer.version import package_version
+from limitformer.running.results import check_writable, save, write_whole
 
-# Name → what it shows. The module of `st-fig1` is `limitformer.figures.st_fig1`.
+# Name → what it shows. `module_of` says where each is.
 FIGURES = {
     "st-fig1": "[ST, Fig. 1] mean correlation by layer, shaped against unshaped; density, SDE against network",
     "st-fig2": "[ST, Fig. 2] norms of value and query gradients by layer: shaped, Pre-LN, Post-LN",
@@ -52,6 +52,7 @@ RUN_FIGURES = {
     "st-table2": "[ST, Table 2] scores on CoLA, MRPC and RTE after fine-tuning, shaped against Pre-LN",
     "ct-fig2": "[CT, Fig. 2] validation accuracy, independent random values against one identity",
 }
+FOLDERS = {"st": "shaped_transformer", "ct": "clustering"}  # of figures named so; all others are in `beyond`
 SCALES = ("paper", "quick")
 NEED_TRAINING = ("st-fig2", "foretells", *RUN_FIGURES)  # the extra `train`
 
@@ -100,11 +101,17 @@ def make(
     check_writable(folder)
     if name in NEED_TRAINING:
         import_module("limitformer.train")  # says which extra is missing, before another import fails
-    module = module if own else import_module(f"limitformer.figures.{name.replace('-', '_')}")
+    module = module if own else module_of(name)
     stores = folder / f".{name}.sweeps"
     run = Run(seed=seed, threads=threads, stores=stores, runs=None if runs is None else Path(runs))
     with only_one(folder / f".{name}.lock", f"Figure {name} in {folder}"):
         return made(name, scale, module, run, folder)
+
+
+def module_of(name: str) -> Any:
+    """The module of `st-fig1` is `figures.shaped_transformer.st_fig1`."""
+    folder = FOLDERS.get(name.split("-")[0], "beyond")
+    return import_module(f"limitformer.figures.{folder}.{name.replace('-', '_')}")
 
 
 def made(name: str, scale: str, module: Any, run: Run, folder: Path) -> Made:

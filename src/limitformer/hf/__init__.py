@@ -1,6 +1,6 @@
 """Shaped attention for Hugging Face models: stock ones, and the paper's own architecture with Auto classes."""
 
-from limitformer.errors import MissingExtraError
+from limitformer.base.errors import MissingExtraError
 
 try:
     import transformers as _transformers  # noqa: F401

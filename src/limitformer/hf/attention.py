@@ -24,7 +24,7 @@ from transformers.masking_utils import (
 )
 from transformers.utils import is_tracing
 
-from limitformer.errors import InputError, require
+from limitformer.base.errors import InputError, require
 from limitformer.hf.families import FAMILIES
 from limitformer.hf.marks import WISH
 from limitformer.nn import Gain, Visibility, shaped_attention, visibility

@@ -12,7 +12,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from limitformer.errors import InputError, first_line, require
+from limitformer.base.errors import InputError, first_line, require
 from limitformer.hf.attention import ATTENTION
 from limitformer.hf.families import FAMILIES
 from limitformer.hf.marks import WISH, recorded_class, unmark

@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from limitformer.errors import require, require_count, require_real
+from limitformer.base.errors import require, require_count, require_real
 from limitformer.nn.initialisation import dim_of_heads
 
 Kind = Literal["shaped", "pre_ln", "post_ln"]

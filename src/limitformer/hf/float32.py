@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 from limitformer.hf.families import Family
 from limitformer.nn.float32 import Float32Linear, lowered
 from limitformer.nn.rounding import without_autocast

@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput, SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
-from limitformer.errors import require
+from limitformer.base.errors import require
 from limitformer.hf.attention import masks_for_generate
 from limitformer.hf.configuration import ShapedTransformerConfig
 from limitformer.hf.initial import ShapedTransformerPreTrainedModel

@@ -15,7 +15,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 from limitformer.hf.families import FAMILIES
 
 SENTENCE = (

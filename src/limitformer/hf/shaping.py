@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from limitformer.errors import InputError, require, require_real
+from limitformer.base.errors import InputError, require, require_real
 from limitformer.hf.attention import (
     ATTENTION,
     AttentionShaping,

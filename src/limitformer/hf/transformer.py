@@ -15,7 +15,7 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from limitformer.errors import InputError, require
+from limitformer.base.errors import InputError, require
 from limitformer.hf.attention import places_of, refuse_packed, wished
 from limitformer.hf.configuration import ShapedTransformerConfig
 from limitformer.hf.initial import ShapedTransformerPreTrainedModel, block_of

@@ -14,7 +14,7 @@ its own n × n_k queries, keys and values; the heads' outputs are laid side by s
 from dataclasses import dataclass
 from typing import Literal
 
-from limitformer.errors import InputError, keep, require, require_count, require_real
+from limitformer.base.errors import InputError, keep, require, require_count, require_real
 from limitformer.models.kinds import known
 
 Temperature = Literal["shaped", "standard"]

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import pairwise
 from math import exp, isfinite, pi, sqrt
 
-from limitformer.errors import keep, require, require_real
+from limitformer.base.errors import keep, require, require_real
 from limitformer.models.feedforward import Feedforward
 from limitformer.models.functions import Function, checked, checked_torch, name_of, value_at
 from limitformer.models.kinds import known

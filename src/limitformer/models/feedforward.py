@@ -9,7 +9,7 @@ layers of one matrix in `one_matrix`.
 from dataclasses import dataclass
 from math import pi, sqrt
 
-from limitformer.errors import keep, require, require_count, require_real
+from limitformer.base.errors import keep, require, require_count, require_real
 from limitformer.models.kinds import known
 
 # E (g Φ(g))²: Φ(g)² is the chance that two more normals h, h' lie below g, so this is E g² 1{g > h, g > h'}, the

@@ -12,7 +12,7 @@ from numbers import Real
 from types import FunctionType
 from typing import Any
 
-from limitformer.errors import InputError, NotImportedError, first_line, require
+from limitformer.base.errors import InputError, NotImportedError, first_line, require
 
 Function = Callable[..., Any]
 

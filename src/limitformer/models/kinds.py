@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from limitformer.errors import InputError, require
+from limitformer.base.errors import InputError, require
 from limitformer.models.display import shown
 
 Kind = TypeVar("Kind", bound=type)
@@ -53,7 +53,7 @@ def of_kind(part: object, table: Mapping[type, T]) -> T:
 
     >>> of_kind(True, {int: "a number"})
     Traceback (most recent call last):
-    limitformer.errors.InputError: Known here are int; got True, a bool.
+    limitformer.base.errors.InputError: Known here are int; got True, a bool.
     """
     if type(part) not in table:
         names = ", ".join(kind.__name__ for kind in table)
@@ -63,7 +63,8 @@ def of_kind(part: object, table: Mapping[type, T]) -> T:
 
 def all_kinds() -> dict[str, type]:
     """Every kind by its name, limits too, whose modules are heavy: they enter themselves when they are imported."""
-    importlib.import_module("limitformer.limits")
+    for home in ("covariance.limit", "sphere.limit"):
+        importlib.import_module(f"limitformer.{home}")
     return KINDS
 
 

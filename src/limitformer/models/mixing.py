@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.errors import InputError, first_line, keep, require
+from limitformer.base.errors import InputError, first_line, keep, require
 from limitformer.models.attention import Attention, Temperature, require_temperature
 from limitformer.models.functions import Function, checked, checked_torch, name_of, plain
 from limitformer.models.kinds import known

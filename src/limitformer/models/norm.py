@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal
 
-from limitformer.errors import keep, require, require_real
+from limitformer.base.errors import keep, require, require_real
 from limitformer.models.functions import Function, checked, checked_torch, name_of, value_at
 from limitformer.models.kinds import known
 

@@ -5,7 +5,7 @@ This is [ST, eq. 19] at λ = 0, γ = 1, whose limit is [ST, eq. 3]; c = 1/E σ(g
 
 from dataclasses import dataclass
 
-from limitformer.errors import require
+from limitformer.base.errors import require
 from limitformer.models.elementwise import Elementwise
 from limitformer.models.feedforward import GELU, Feedforward, ReLU, ShapedReLU
 from limitformer.models.kinds import known

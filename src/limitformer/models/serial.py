@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from limitformer.errors import InputError, first_line, require
+from limitformer.base.errors import InputError, first_line, require
 from limitformer.models.functions import Function, imported, is_path, name_of, path_of
 from limitformer.models.kinds import KINDS, all_kinds, kind_named
 

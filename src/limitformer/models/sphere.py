@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.errors import keep, require, require_count, require_real
+from limitformer.base.errors import keep, require, require_count, require_real
 from limitformer.models.kinds import known, require_kind
 from limitformer.models.start import real_array
 
@@ -122,7 +122,7 @@ class StochasticTransformer(SphereModel):
 
     >>> StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=100, sigma=0.0)
     Traceback (most recent call last):
-    limitformer.errors.InputError: sigma must be positive; got 0.0.
+    limitformer.base.errors.InputError: sigma must be positive; got 0.0.
     """
 
     sigma: float = 1.0
@@ -151,7 +151,7 @@ class HybridTransformer(SphereModel):
 
     >>> HybridTransformer(tokens=2, dim=3, beta=1.0, layers_per_unit_time=100, epsilon=-0.5)
     Traceback (most recent call last):
-    limitformer.errors.InputError: epsilon must be at least 0; got -0.5.
+    limitformer.base.errors.InputError: epsilon must be at least 0; got -0.5.
     """
 
     values: ValueLaw = "uniform"

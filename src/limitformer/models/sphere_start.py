@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from limitformer.errors import require, require_real
+from limitformer.base.errors import require, require_real
 from limitformer.models.kinds import require_itself
 from limitformer.models.sphere import SphereModel
 from limitformer.models.start import real_array

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from limitformer.errors import InputError, require, require_count, require_real
-from limitformer.memory import check_scratch
+from limitformer.base.errors import InputError, require, require_count, require_real
+from limitformer.base.memory import check_scratch
 from limitformer.models.display import table
 from limitformer.models.kinds import require_itself
 
@@ -101,7 +101,7 @@ def from_covariance(covariance: ArrayLike) -> Start:
 
     >>> from_covariance([[1.0, 2.0], [2.0, 1.0]])
     Traceback (most recent call last):
-    limitformer.errors.InputError: The start must be positive semi-definite; its smallest eigenvalue is -1.
+    limitformer.base.errors.InputError: The start must be positive semi-definite; its smallest eigenvalue is -1.
     """
     return Start(covariance=covariance)  # type: ignore[arg-type]  # made an array, and checked, there
 

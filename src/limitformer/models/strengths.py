@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.errors import require, require_real
+from limitformer.base.errors import require, require_real
 
 Pair = tuple[float, float]
 Strength = float | tuple[float | Pair, ...]

@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.errors import InputError, require, require_count
-from limitformer.memory import check_scratch
+from limitformer.base.errors import InputError, require, require_count
+from limitformer.base.memory import check_scratch
 from limitformer.models.start import Start, from_tokens
 
 Positions = Literal["sinusoidal"]

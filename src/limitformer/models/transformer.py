@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.errors import keep, require, require_count
+from limitformer.base.errors import keep, require, require_count
 from limitformer.models.attention import Attention
 from limitformer.models.feedforward import Feedforward
 from limitformer.models.kinds import known, require_itself, require_kind
@@ -44,7 +44,7 @@ class Transformer:
 
     >>> Transformer(width=200, depth=150, gamma=0.6, attention=None, feedforward=None)
     Traceback (most recent call last):
-    limitformer.errors.InputError: A Transformer needs attention, feedforward or both; got neither.
+    limitformer.base.errors.InputError: A Transformer needs attention, feedforward or both; got neither.
     """
 
     width: int

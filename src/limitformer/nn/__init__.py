@@ -1,13 +1,12 @@
 """The network itself, in torch: the reference that the chain is tested against, and what one trains."""
 
-from limitformer.errors import MissingExtraError
+from limitformer.base.errors import MissingExtraError
 
 try:
     import torch as _torch  # noqa: F401
 except ModuleNotFoundError as error:
     raise MissingExtraError("torch", "torch") from error
 
-from limitformer.nn.attention import Attention as Attention
 from limitformer.nn.attention_matrix import attention_matrix as attention_matrix
 from limitformer.nn.blocks import Block as Block
 from limitformer.nn.blocks import FeedForward as FeedForward
@@ -17,8 +16,13 @@ from limitformer.nn.blocks import pre_ln_block as pre_ln_block
 from limitformer.nn.blocks import shaped_block as shaped_block
 from limitformer.nn.blocks import stack_of as stack_of
 from limitformer.nn.blocks import without_decay as without_decay
-from limitformer.nn.feedforward import Feedforward as Feedforward
-from limitformer.nn.feedforward import OneMatrix as OneMatrix
+from limitformer.nn.drawn.attention import Attention as Attention
+from limitformer.nn.drawn.feedforward import Feedforward as Feedforward
+from limitformer.nn.drawn.feedforward import OneMatrix as OneMatrix
+from limitformer.nn.drawn.network import Layer as Layer
+from limitformer.nn.drawn.network import Network as Network
+from limitformer.nn.drawn.norm import Norm as Norm
+from limitformer.nn.drawn.simulate import simulate as simulate
 from limitformer.nn.gains import Gain as Gain
 from limitformer.nn.gains import Learn as Learn
 from limitformer.nn.gains import Recover as Recover
@@ -27,14 +31,10 @@ from limitformer.nn.initialisation import InitialVariances as InitialVariances
 from limitformer.nn.initialisation import draw as draw
 from limitformer.nn.logits import Logits as Logits
 from limitformer.nn.logits import entropy as entropy
-from limitformer.nn.network import Layer as Layer
-from limitformer.nn.network import Network as Network
-from limitformer.nn.norm import Norm as Norm
 from limitformer.nn.residual import Residual as Residual
 from limitformer.nn.rounding import RoundingWarning as RoundingWarning
 from limitformer.nn.self_attention import ShapedSelfAttention as ShapedSelfAttention
 from limitformer.nn.shaped_attention import shaped_attention as shaped_attention
 from limitformer.nn.shaped_relu import ShapedReLU as ShapedReLU
-from limitformer.nn.simulate import simulate as simulate
 from limitformer.nn.visibility import Visibility as Visibility
 from limitformer.nn.visibility import visibility as visibility

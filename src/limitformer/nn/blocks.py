@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from limitformer import models
-from limitformer.errors import InputError, require, require_count
+from limitformer.base.errors import InputError, require, require_count
 from limitformer.models.kinds import of_kind
+from limitformer.nn.drawn.norm import Norm
+from limitformer.nn.drawn.own import torch_elementwise
 from limitformer.nn.float32 import lowered
 from limitformer.nn.gains import Gain
 from limitformer.nn.initialisation import InitialVariances, draw
-from limitformer.nn.norm import Norm
-from limitformer.nn.own import torch_elementwise
 from limitformer.nn.residual import Residual, Sum
 from limitformer.nn.self_attention import ShapedSelfAttention
 from limitformer.nn.shaped_relu import ShapedReLU

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from limitformer.errors import require, require_count, require_real
+from limitformer.base.errors import require, require_count, require_real
 from limitformer.nn.strengths import Strengths
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import nn
 
-from limitformer.errors import InputError, keep, require, require_count, require_real
+from limitformer.base.errors import InputError, keep, require, require_count, require_real
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from limitformer.errors import require, require_real
+from limitformer.base.errors import require, require_real
 from limitformer.nn.strengths import Strengths
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 from limitformer.nn.strengths import at_least_float32
 from limitformer.nn.visibility import Visibility
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from limitformer.errors import require, require_count, require_real
+from limitformer.base.errors import require, require_count, require_real
 from limitformer.nn.attention_matrix import attention_matrix, shown_matrix
 from limitformer.nn.float32 import Float32Linear, lowered
 from limitformer.nn.gains import Gain

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from limitformer.errors import require
+from limitformer.base.errors import require
 from limitformer.nn.rest import Gain, Places, grouped, rest_of_a
 from limitformer.nn.rounding import without_autocast
 from limitformer.nn.strengths import at_least_float32

@@ -7,7 +7,7 @@ padded tokens are exact zeros.
 import torch
 from torch import Tensor, nn
 
-from limitformer.errors import require_real
+from limitformer.base.errors import require_real
 from limitformer.nn.gains import Gain
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from limitformer.errors import InputError, require
+from limitformer.base.errors import InputError, require
 
 BLOCK = 16  # tokens
 

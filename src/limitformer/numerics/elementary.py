@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from limitformer.kernels import inlined, strict_kernel
+from limitformer.numerics.kernels import inlined, strict_kernel
 
 U64 = np.uint64
 

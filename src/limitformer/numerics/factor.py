@@ -15,10 +15,10 @@ a difference. Matrices of kernels are (rows, columns, LANES), eight replicas sid
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.kernels import kernel
-from limitformer.lanes import everywhere, load, square_root, store, where_positive
 from limitformer.models.start import correlations_of
-from limitformer.random import draw_normals, next_chi, next_normal
+from limitformer.numerics.kernels import kernel
+from limitformer.numerics.lanes import everywhere, load, square_root, store, where_positive
+from limitformer.numerics.random import draw_normals, next_chi, next_normal
 
 # Column 0. A plain 0 would be compiled in, and every kernel that takes it once more.
 FIRST = np.int64(0)

@@ -13,21 +13,12 @@ from pathlib import Path
 
 import numba
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
 KERNEL_SOURCES = (
-    "kernels.py",
-    "kernel_sources.py",
-    "lanes.py",
-    "elementary.py",
-    "random.py",
-    "factor.py",
-    "records.py",
-    "recording.py",
-    "writing.py",
-    "watch.py",
+    "numerics/*.py",
+    "recording/*.py",
+    "covariance/*/*.py",
     "sphere/*.py",
-    "chains/*.py",
-    "limits/*.py",
     "weightless/numbers.py",
 )
 IMPORT = re.compile(r"^\s*from (limitformer[\w.]*) import ([^(\n]+|\([^)]*\))", re.MULTILINE)

@@ -15,9 +15,9 @@ import numba
 from numba.core import event
 from numba.core.caching import FunctionCache
 
-from limitformer import caches
-from limitformer.errors import InputError
-from limitformer.kernel_sources import PACKAGE, fingerprint
+from limitformer.base.errors import InputError
+from limitformer.numerics import caches
+from limitformer.numerics.kernel_sources import PACKAGE, fingerprint
 
 # Numba's annotations leave out the option `_nrt`, which its own documentation of extensions uses.
 njit: Any = numba.njit

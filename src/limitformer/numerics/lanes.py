@@ -22,7 +22,7 @@ from numba.core.typing.templates import ConcreteTemplate, infer_global, signatur
 from numba.extending import intrinsic, models, register_model
 from numba.np.arrayobj import make_array
 
-from limitformer.kernels import driver
+from limitformer.numerics.kernels import driver
 
 LANES = 8
 FLAGS = ("contract", "reassoc", "nsz", "arcp")  # as kernels.FASTMATH

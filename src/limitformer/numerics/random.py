@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.elementary import (
+from limitformer.base.errors import require
+from limitformer.numerics.elementary import (
     INTEGER_EXPONENT,
     ONE_BITS,
     TWO_52,
@@ -27,9 +28,8 @@ from limitformer.elementary import (
     logarithm,
     sine_cosine,
 )
-from limitformer.errors import require
-from limitformer.kernels import driver, inlined, kernel, strict_kernel
-from limitformer.lanes import LANES, everywhere, lane_matrix, load, square_root, store
+from limitformer.numerics.kernels import driver, inlined, kernel, strict_kernel
+from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, load, square_root, store
 
 LOW_32 = U64(0xFFFFFFFF)
 SHIFT_32 = U64(32)

@@ -7,7 +7,7 @@ goes on for long after Ctrl-C, however large the model is.
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.kernels import kernel
+from limitformer.numerics.kernels import kernel
 
 # Places in a watch: whether to halt, how many replicas are whole, and how many are done, those under way in part.
 HALT, WHOLE, DONE = 0, 1, 2

@@ -8,10 +8,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.factor import copy, gram, trace_of_gram
-from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, all_below, everywhere, lane_matrix, load, square_root, store
-from limitformer.records import TILE
+from limitformer.numerics.factor import copy, gram, trace_of_gram
+from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.lanes import (
+    LANES,
+    all_below,
+    everywhere,
+    lane_matrix,
+    load,
+    square_root,
+    store,
+)
+from limitformer.recording.records import TILE
 
 INSIDE, LEFT_BALL, LEFT_CONE, LOST = 0, 1, 2, 3
 CAUSES = ("inside", "left the ball", "left the cone of covariance matrices", "lost their resolution in time")

@@ -7,9 +7,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.errors import InputError, require
-from limitformer.kernels import kernel
-from limitformer.memory import check_bytes
+from limitformer.base.errors import InputError, require
+from limitformer.base.memory import check_bytes
+from limitformer.numerics.kernels import kernel
 
 Dtype = Literal["float64", "float32"]
 Pairs = tuple[tuple[int, int], ...]

@@ -14,13 +14,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.errors import keep, require
-from limitformer.factor import FIRST, gram, inner
-from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, everywhere, load, store
+from limitformer.base.errors import keep, require
 from limitformer.models.sphere import require_known
-from limitformer.recording import INSIDE, LARGEST_RADIUS, first_at
-from limitformer.records import (
+from limitformer.numerics.factor import FIRST, gram, inner
+from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.lanes import LANES, everywhere, load, store
+from limitformer.recording.exits import INSIDE, LARGEST_RADIUS, first_at
+from limitformer.recording.records import (
     TILE,
     Dtype,
     Pairs,

@@ -8,8 +8,8 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.errors import InputError, require
-from limitformer.results import correlation
+from limitformer.base.errors import InputError, require
+from limitformer.running.results import correlation
 
 Array = NDArray[np.float64]
 Results = xr.Dataset | Mapping[str, xr.Dataset] | Sequence[xr.Dataset]

@@ -14,11 +14,12 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
-from limitformer import kernels
-from limitformer.chains import GradientChain, OneMatrixChain, TransformerChain, sphere_chain, weights_of
-from limitformer.errors import InputError, MadeOf, require, require_count, require_real
-from limitformer.limits import CovarianceFlow, CovarianceLimit, CovariancePaths, FlowPath, TokenLimit, token_paths
-from limitformer.memory import check_list, readable
+from limitformer.base.errors import InputError, MadeOf, require, require_count, require_real
+from limitformer.base.memory import check_list, readable
+from limitformer.base.progress import advance, announcement, bar
+from limitformer.covariance.chain import OneMatrixChain, TransformerChain
+from limitformer.covariance.gradients import GradientChain, weights_of
+from limitformer.covariance.limit import CovarianceFlow, CovarianceLimit, CovariancePaths, FlowPath
 from limitformer.models import (
     Elementwise,
     Gated,
@@ -34,13 +35,21 @@ from limitformer.models import (
 )
 from limitformer.models.serial import described
 from limitformer.models.sphere_start import SphereStart, as_sphere_start
-from limitformer.progress import advance, announcement, bar
-from limitformer.records import Shapes, bytes_of
-from limitformer.replicas import run_all, usable_cores
-from limitformer.results import covariance_dataset, pairs_dataset, sphere_dataset, with_gradients
+from limitformer.numerics import kernels
+from limitformer.numerics.watch import Watch, new_watch
+from limitformer.recording.records import Shapes, bytes_of
+from limitformer.recording.writing import Recording
+from limitformer.running.replicas import run_all, usable_cores
+from limitformer.running.results import (
+    covariance_dataset,
+    pairs_dataset,
+    sphere_dataset,
+    with_gradients,
+)
+from limitformer.sphere.chain import sphere_chain
+from limitformer.sphere.limit import TokenLimit
+from limitformer.sphere.limit_paths import token_paths
 from limitformer.sphere.process import SphereOptions, SpherePaths
-from limitformer.watch import Watch, new_watch
-from limitformer.writing import Recording
 
 WITHOUT_GRADIENTS = (OneMatrix, Elementwise, Gated, Mixing, RadialNorm)
 Record = Sequence[float] | NDArray[Any] | None
@@ -125,7 +134,7 @@ def simulate(
         chunk: replicas handed to a thread at a time, best a multiple of 8 (`lanes`); None chooses.
         progress: whether work of more than two seconds shows on the terminal.
         gradients: of a `Transformer` whose weights its chain never draws: whether ½|x|² of the last tokens, mean over
-            tokens, is differentiated, as in `limitformer.nn.simulate`.
+            tokens, is differentiated, as in `limitformer.nn.drawn.simulate`.
         options: of a `Transformer` and its limit, `radius`: paths whose |V| (Frobenius) reaches it stop and are marked;
             on the sphere, the fields of `SphereOptions`: `horizon` (needed), `method`, `keep`, `tolerance`,
             `early_stop`; of a limit, `dt` (default 0.01 for covariances, on the sphere what resolves the model), and

@@ -2,11 +2,11 @@
 
 from typing import overload
 
-from limitformer.errors import InputError
-from limitformer.limits.covariance import CovarianceLimit, covariance_limit
-from limitformer.limits.flow import CovarianceFlow, flows
-from limitformer.limits.tokens import TokenLimit
+from limitformer.base.errors import InputError
+from limitformer.covariance.limit.covariance import CovarianceLimit, covariance_limit
+from limitformer.covariance.limit.flow import CovarianceFlow, flows
 from limitformer.models import SphereModel, Transformer
+from limitformer.sphere.limit import TokenLimit
 
 
 @overload

@@ -17,8 +17,8 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
-from limitformer.errors import require, require_real
-from limitformer.results import tokens_of
+from limitformer.base.errors import require, require_real
+from limitformer.running.results import tokens_of
 from limitformer.sphere.outcome import ANTIPODAL, CLUSTERS, LABELS, UNRESOLVED, outcomes_of_overlaps
 
 OUTCOMES = ("single cluster", "antipodal pair", "unresolved")

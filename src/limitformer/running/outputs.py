@@ -10,9 +10,9 @@ process.
 import numpy as np
 import xarray as xr
 
-from limitformer.errors import require, require_count
-from limitformer.factor import root
-from limitformer.random import key, replica_normals
+from limitformer.base.errors import require, require_count
+from limitformer.numerics.factor import root
+from limitformer.numerics.random import key, replica_normals
 
 
 def outputs(paths: xr.Dataset, *, units: int, seed: int, at: float | None = None) -> xr.DataArray:

@@ -13,8 +13,8 @@ from math import ceil
 
 import numpy as np
 
-from limitformer.lanes import LANES
-from limitformer.watch import DONE, HALT, WHOLE, Watch
+from limitformer.numerics.lanes import LANES
+from limitformer.numerics.watch import DONE, HALT, WHOLE, Watch
 
 CHUNKS_PER_THREAD = 8
 CHUNK_SECONDS = 0.3

@@ -24,12 +24,12 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.errors import InputError, first_line, printable, require
-from limitformer.memory import check_scratch
+from limitformer.base.errors import InputError, first_line, printable, require
+from limitformer.base.memory import check_scratch
+from limitformer.base.version import package_version
 from limitformer.models import Start
 from limitformer.models.sphere_start import SphereStart
 from limitformer.sphere.outcome import LABELS
-from limitformer.version import package_version
 
 NETCDF3_LIMIT = 2**32 - 4  # bytes of one variable
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a path has lost the second /; one letter is a drive

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.elementary import exponential, exponential_less_one
-from limitformer.kernels import driver, kernel, strict_kernel
-from limitformer.lanes import LANES
+from limitformer.numerics.elementary import exponential, exponential_less_one
+from limitformer.numerics.kernels import driver, kernel, strict_kernel
+from limitformer.numerics.lanes import LANES
 from limitformer.sphere.gathered import NOW, SIGN
 
 # Rows of `Antipodes.numbers`, of each token: σ, e^λ − 1, e^{−λ} − 1, the weight of d;

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.elementary import exponentials
-from limitformer.factor import FIRST, mirror, multiply, multiply_transposed, transposed_block
-from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, everywhere, lane_matrix, larger, load, store
+from limitformer.numerics.elementary import exponentials
+from limitformer.numerics.factor import FIRST, mirror, multiply, multiply_transposed, transposed_block
+from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, larger, load, store
 
 
 class AttentionConstants(NamedTuple):

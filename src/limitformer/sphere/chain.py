@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.errors import require
+from limitformer.base.errors import require
 from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
 from limitformer.models.sphere_start import SphereStart
 from limitformer.sphere.process import SphereOptions, SpherePaths, chosen_method, layer_of

@@ -9,9 +9,9 @@ A replica's numbers come from blocks `block`, `block` + 1, … of its stream; `b
 
 import numpy as np
 
-from limitformer.elementary import U64, logarithm
-from limitformer.kernels import inlined, kernel, strict_kernel
-from limitformer.random import FIRST_RETRY, box_muller, uniform, words_of
+from limitformer.numerics.elementary import U64, logarithm
+from limitformer.numerics.kernels import inlined, kernel, strict_kernel
+from limitformer.numerics.random import FIRST_RETRY, box_muller, uniform, words_of
 
 LARGEST_PRODUCT = 8
 MOST_RETRIES = U64(64)  # blocks kept for one variable's retries; an attempt fails with probability below 0.05

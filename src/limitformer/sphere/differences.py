@@ -21,10 +21,19 @@ Replicas in which token i is a root pass by unchanged, to the bit: they run besi
 
 import numpy as np
 
-from limitformer.elementary import exponentials_less_one
-from limitformer.factor import FIRST, inner, multiply, transposed_block
-from limitformer.kernels import inlined, kernel
-from limitformer.lanes import LANES, all_below, choose, everywhere, larger, load, square_root, store
+from limitformer.numerics.elementary import exponentials_less_one
+from limitformer.numerics.factor import FIRST, inner, multiply, transposed_block
+from limitformer.numerics.kernels import inlined, kernel
+from limitformer.numerics.lanes import (
+    LANES,
+    all_below,
+    choose,
+    everywhere,
+    larger,
+    load,
+    square_root,
+    store,
+)
 from limitformer.sphere.forest import release, settle
 from limitformer.sphere.gathered import LENGTH, SIGN, note_gathered
 

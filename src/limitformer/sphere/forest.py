@@ -21,9 +21,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.factor import FIRST, transposed_block
-from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, choose, everywhere, lane_matrix, larger, load, magnitude, store
+from limitformer.numerics.factor import FIRST, transposed_block
+from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.lanes import (
+    LANES,
+    choose,
+    everywhere,
+    lane_matrix,
+    larger,
+    load,
+    magnitude,
+    store,
+)
 from limitformer.sphere.gathered import LENGTH, NOW, SIGN, SINGLE, STATES, weigh_tree
 
 CLOSER = 1e-3

@@ -12,10 +12,10 @@ that depend on the tree alone. All else in `differences` is of the order β|D|²
 
 import numpy as np
 
-from limitformer.elementary import exponential
-from limitformer.factor import FIRST
-from limitformer.kernels import kernel, strict_kernel
-from limitformer.lanes import all_below, choose, everywhere, load, store
+from limitformer.numerics.elementary import exponential
+from limitformer.numerics.factor import FIRST
+from limitformer.numerics.kernels import kernel, strict_kernel
+from limitformer.numerics.lanes import all_below, choose, everywhere, load, store
 
 NEGLIGIBLE = 1e-10  # of |D| beside 1, and so of what is left out beside D
 

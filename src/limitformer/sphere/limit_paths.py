@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.errors import require, require_real
-from limitformer.limits.path import whole_steps
-from limitformer.limits.tokens import TokenLimit
+from limitformer.base.errors import require, require_real
 from limitformer.models import HybridTransformer, StochasticTransformer
 from limitformer.models.kinds import of_kind
 from limitformer.models.sphere_start import SphereStart
+from limitformer.recording.times import whole_steps
+from limitformer.sphere.limit import TokenLimit
 from limitformer.sphere.process import SphereOptions, SpherePaths, chosen_method, layer_of
 
 LONGEST_STEP = 0.01

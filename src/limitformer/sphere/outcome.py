@@ -8,9 +8,9 @@ clusters, the tokens of the largest one, the antipodal pairs and the unresolved 
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.factor import FIRST
-from limitformer.kernels import kernel
-from limitformer.lanes import LANES, everywhere, load, store
+from limitformer.numerics.factor import FIRST
+from limitformer.numerics.kernels import kernel
+from limitformer.numerics.lanes import LANES, everywhere, load, store
 from limitformer.sphere.forest import any_related, gaps, relation
 
 CLUSTERS, LARGEST, ANTIPODAL, UNRESOLVED = 0, 1, 2, 3

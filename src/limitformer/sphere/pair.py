@@ -33,13 +33,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.elementary import U64, exponential
-from limitformer.kernels import driver, inlined, kernel, strict_kernel
-from limitformer.lanes import LANES, lane_matrix, magnitude, square_root, store
-from limitformer.random import box_muller, next_chi, next_normal, open_stream, rewind, words_of
+from limitformer.numerics.elementary import U64, exponential
+from limitformer.numerics.kernels import driver, inlined, kernel, strict_kernel
+from limitformer.numerics.lanes import LANES, lane_matrix, magnitude, square_root, store
+from limitformer.numerics.random import (
+    box_muller,
+    next_chi,
+    next_normal,
+    open_stream,
+    rewind,
+    words_of,
+)
+from limitformer.numerics.watch import count_whole, goes_on, halted
 from limitformer.sphere.chi import blocks_needed, chi_squares
 from limitformer.sphere.values import fill_listed
-from limitformer.watch import count_whole, goes_on, halted
 
 BLOCK = 256  # replicas side by side: their state stays in the first cache
 CHECK = 16  # layers between two looks at which replicas have stopped

@@ -14,15 +14,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.errors import keep, require, require_real
-from limitformer.lanes import LANES
-from limitformer.memory import check_scratch
+from limitformer.base.errors import keep, require, require_real
+from limitformer.base.memory import check_scratch
 from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
 from limitformer.models.kinds import of_kind
 from limitformer.models.sphere import require_known
 from limitformer.models.sphere_start import SphereStart
-from limitformer.random import key
-from limitformer.records import (
+from limitformer.numerics.lanes import LANES
+from limitformer.numerics.random import key
+from limitformer.numerics.watch import WHOLE, Watch
+from limitformer.recording.records import (
     Dtype,
     Pairs,
     Shapes,
@@ -51,7 +52,6 @@ from limitformer.sphere.tokens import (
     TokenConstants,
 )
 from limitformer.sphere.values import LAWS
-from limitformer.watch import WHOLE, Watch
 
 Method = Literal["overlap", "gram", "coordinates"]
 Keep = Literal["overlap", "outcome", "tokens"]

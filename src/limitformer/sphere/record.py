@@ -4,10 +4,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.factor import FIRST
-from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, everywhere, lane_matrix, load, smaller, store, where_positive
-from limitformer.records import TILE, spill_row
+from limitformer.numerics.factor import FIRST
+from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.lanes import (
+    LANES,
+    everywhere,
+    lane_matrix,
+    load,
+    smaller,
+    store,
+    where_positive,
+)
+from limitformer.recording.records import TILE, spill_row
 from limitformer.sphere.outcome import count_clusters, measure, sort_replica
 
 

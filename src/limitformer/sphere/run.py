@@ -2,14 +2,14 @@ r"""Replicas of N tokens, layer by layer."""
 
 import numpy as np
 
-from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES
-from limitformer.random import rewind
-from limitformer.recording import first_at
+from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.lanes import LANES
+from limitformer.numerics.random import rewind
+from limitformer.numerics.watch import count_whole, goes_on, halted
+from limitformer.recording.exits import first_at
 from limitformer.sphere.forest import look, plant
 from limitformer.sphere.record import part_of, record_workspace, write_point
 from limitformer.sphere.tokens import GRAM, advance_tokens, begin_tokens, open_relations, token_workspace
-from limitformer.watch import count_whole, goes_on, halted
 
 
 @driver

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.elementary import U64
-from limitformer.factor import (
+from limitformer.numerics.elementary import U64
+from limitformer.numerics.factor import (
     FIRST,
     draw_bartlett,
     inner,
@@ -27,9 +27,9 @@ from limitformer.factor import (
     put,
     triangularise,
 )
-from limitformer.kernels import driver, inlined, kernel
-from limitformer.lanes import LANES, lane_matrix, load, square_root, store
-from limitformer.random import Stream, draw_normals, open_stream, rewind
+from limitformer.numerics.kernels import driver, inlined, kernel
+from limitformer.numerics.lanes import LANES, lane_matrix, load, square_root, store
+from limitformer.numerics.random import Stream, draw_normals, open_stream, rewind
 from limitformer.sphere.antipodes import Antipodes, add_antipodes, open_antipodes
 from limitformer.sphere.attention import AttentionConstants, AttentionWorkspace, attention_workspace, mix, weigh
 from limitformer.sphere.differences import difference_rows, part, rejoin, set_aside

@@ -12,10 +12,10 @@ neighbouring replicas, `fill_listed` any replicas, one value each.
 
 import numpy as np
 
-from limitformer.elementary import U64, logarithm
-from limitformer.kernels import inlined, kernel, strict_kernel
-from limitformer.lanes import LANES
-from limitformer.random import box_muller, fill_normals, uniform, words_of
+from limitformer.numerics.elementary import U64, logarithm
+from limitformer.numerics.kernels import inlined, kernel, strict_kernel
+from limitformer.numerics.lanes import LANES
+from limitformer.numerics.random import box_muller, fill_normals, uniform, words_of
 
 GAUSSIAN, UNIFORM, RADEMACHER, TRUNCATED_NORMAL = 0, 1, 2, 3
 LAWS = {

@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from limitformer.errors import InputError, MissingExtraError, require
-from limitformer.progress import announced
+from limitformer.base.errors import InputError, MissingExtraError, require
+from limitformer.base.progress import announced
 from limitformer.sweep.files import CELLS, UNFINISHED
 from limitformer.sweep.layout import Index
 from limitformer.sweep.work import Finished, Job, Results, given_up, run_cell, store_of

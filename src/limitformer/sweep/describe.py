@@ -15,12 +15,14 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.engine import Process, process_of, simulate
-from limitformer.errors import InputError, keep, require, require_count
-from limitformer.limits import CovarianceFlow, CovarianceLimit, TokenLimit, limit
+from limitformer.base.errors import InputError, keep, require, require_count
+from limitformer.base.progress import announced
+from limitformer.covariance.limit import CovarianceFlow, CovarianceLimit
 from limitformer.models import SphereModel, Transformer, equicorrelated, to_json
 from limitformer.models.display import shown
-from limitformer.progress import announced
+from limitformer.running.engine import Process, process_of, simulate
+from limitformer.running.limit import limit
+from limitformer.sphere.limit import TokenLimit
 from limitformer.sweep.grid import SEED, START, Cell, cells, check_axes, name_of
 from limitformer.sweep.reduce import Reduced, Work, checked_keep, reduced
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from limitformer.errors import InputError, require
+from limitformer.base.errors import InputError, require
 from limitformer.models.serial import from_record
 from limitformer.sweep.describe import Sweep
 from limitformer.sweep.grid import unknown_field

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 
 CELLS = "cells"  # of a store: finished cells that are not in the arrays yet, and files that are being written
 UNFINISHED = ".unfinished"  # the ending of what a killed writer leaves behind

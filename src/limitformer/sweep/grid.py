@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from limitformer.errors import InputError, require
+from limitformer.base.errors import InputError, require
 
 SEED, START = "seed", "start."  # axes that are no fields of the model
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.errors import InputError, require
+from limitformer.base.errors import InputError, require
 from limitformer.sweep.reduce import Reduced
 
 Kind = tuple[tuple[str, ...], tuple[int, ...], np.dtype[Any]]  # own dimensions, their sizes, type

@@ -17,7 +17,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 from limitformer.sweep.files import CELLS, keep_names, read_inside, readable, write_whole
 from limitformer.sweep.layout import OWN, Field, Index, checked_lengths
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from limitformer.errors import InputError, NotImportedError, printable, require
-from limitformer.lock import CannotLockError, only_one
+from limitformer.base.errors import InputError, NotImportedError, printable, require
+from limitformer.base.lock import CannotLockError, only_one
 from limitformer.models.serial import from_record
-from limitformer.results import check_writable, local_path
+from limitformer.running.results import check_writable, local_path
 from limitformer.sweep.describe import Sweep, check_rest
 from limitformer.sweep.files import CELLS, is_own_folder, remove_unfinished
 from limitformer.sweep.grid import check_axes

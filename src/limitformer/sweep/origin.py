@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from limitformer.errors import require
-from limitformer.version import package_version
+from limitformer.base.errors import require
+from limitformer.base.version import package_version
 
 Code = dict[str, str]
 
 PACKAGE = Path(__file__).parents[1]
 NO_NUMBERS = (  # parts without effect on a sweep's numbers
-    "cli", "figures", "nn", "hf", "train", "plot.py", "progress.py", "lock.py", "phase.py",
+    "cli", "figures", "nn", "hf", "train", "checking", "weightless", "plot.py",
+    "base/progress.py", "base/lock.py", "sweep/phase.py",
 )  # fmt: skip
 MOST_CODES, LONGEST = 10_000, 200
 NAMES = ("version", "sources", "numpy", "numba", "processor")
@@ -39,7 +40,8 @@ def sources() -> str:
     """A fingerprint of the sources that make the numbers."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
-        if path.relative_to(PACKAGE).parts[0] not in NO_NUMBERS:
+        place = path.relative_to(PACKAGE)
+        if place.parts[0] not in NO_NUMBERS and place.as_posix() not in NO_NUMBERS:
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

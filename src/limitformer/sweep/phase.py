@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from limitformer.errors import InputError, require, require_count, require_real
-from limitformer.limits.overlap import overlap
+from limitformer.base.errors import InputError, require, require_count, require_real
 from limitformer.models import HybridTransformer, StochasticTransformer, to_json
-from limitformer.results import stamp
+from limitformer.running.results import stamp
+from limitformer.sphere.overlap import overlap
 from limitformer.sphere.process import SphereOptions
 from limitformer.sweep import Sweep, compute_sweep, load_sweep, run_sweep
 

@@ -16,7 +16,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from limitformer.errors import require
+from limitformer.base.errors import require
 from limitformer.sweep.layout import Index
 from limitformer.sweep.work import Finished, Job, Results, StoreError, given_up, run_cell, store_of
 

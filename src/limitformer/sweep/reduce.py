@@ -13,11 +13,12 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.engine import simulate
-from limitformer.errors import InputError, require
-from limitformer.limits import TokenLimit, limit
-from limitformer.outcome_probabilities import OUTCOMES, labels_of, outcomes
-from limitformer.results import correlation
+from limitformer.base.errors import InputError, require
+from limitformer.running.engine import simulate
+from limitformer.running.limit import limit
+from limitformer.running.outcomes import OUTCOMES, labels_of, outcomes
+from limitformer.running.results import correlation
+from limitformer.sphere.limit import TokenLimit
 from limitformer.sphere.outcome import ANTIPODAL, CLUSTERS, LARGEST
 from limitformer.sweep.grid import unknown_field
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from limitformer.errors import InputError, MadeOf, require, require_count
-from limitformer.progress import advance, bar, tracked
-from limitformer.replicas import usable_cores
+from limitformer.base.errors import InputError, MadeOf, require, require_count
+from limitformer.base.progress import advance, bar, tracked
+from limitformer.running.replicas import usable_cores
 from limitformer.sweep.describe import Sweep, check_rest, compute
 from limitformer.sweep.layout import Index
 from limitformer.sweep.opening import open_store, ready, store_path

@@ -9,9 +9,9 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from limitformer.errors import InputError, printable, require
+from limitformer.base.errors import InputError, printable, require
 from limitformer.plot import PALETTE, panels, style
-from limitformer.results import check_target, check_writable, save, write_whole
+from limitformer.running.results import check_target, check_writable, save, write_whole
 from limitformer.sweep.grid import unknown_field
 from limitformer.sweep.opening import open_store, store_path
 from limitformer.sweep.origin import mixture

@@ -24,8 +24,8 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.errors import require
-from limitformer.memory import SHARE, available_memory
+from limitformer.base.errors import require
+from limitformer.base.memory import SHARE, available_memory
 from limitformer.sweep.describe import Sweep, points_of
 from limitformer.sweep.files import CELLS, loose_names, read_inside, readable, write_whole
 from limitformer.sweep.layout import ERROR_LENGTH, Block, Field, Index, Layout, Rows, block_at, blocks

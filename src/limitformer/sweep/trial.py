@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 from limitformer.sweep.describe import Sweep, check_memory, compute, where
 from limitformer.sweep.grid import Cell
 from limitformer.sweep.layout import Kind, Layout, layout_from

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 from limitformer.sweep.describe import compute
 from limitformer.sweep.layout import Index
 from limitformer.sweep.metadata import GROUP

@@ -3,7 +3,7 @@
 import torch
 from transformers import TrainingArguments
 
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 from limitformer.train.plan import Plan, processes
 
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}

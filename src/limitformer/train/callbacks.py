@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from limitformer.errors import require_count
+from limitformer.base.errors import require_count
 from limitformer.nn import Gain, Learn, Logits, Recover, Residual, entropy
 from limitformer.train.log import Log
 from limitformer.train.parts import blocks_of, probes_of, weights_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 
 MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"

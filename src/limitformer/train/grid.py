@@ -21,8 +21,8 @@ import datasets
 import torch
 from transformers.utils import logging
 
-from limitformer import progress
-from limitformer.errors import InputError, MissingExtraError, require, require_count
+from limitformer.base import progress
+from limitformer.base.errors import InputError, MissingExtraError, require, require_count
 from limitformer.sweep.processes import deaf_to_interrupts
 from limitformer.train.interrupts import TrainingInterrupted, obey, tell
 from limitformer.train.plan import processes

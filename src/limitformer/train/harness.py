@@ -29,11 +29,11 @@ from torch import nn
 from transformers import TrainerCallback
 from transformers.utils import logging
 
-from limitformer.errors import InputError, require
-from limitformer.progress import say
-from limitformer.results import check_writable
+from limitformer.base.errors import InputError, require
+from limitformer.base.progress import say
+from limitformer.running.results import check_writable
 from limitformer.train import runs
-from limitformer.train.batches import steps_per_epoch
+from limitformer.train.data.batches import steps_per_epoch
 from limitformer.train.evaluation import Metrics
 from limitformer.train.interrupts import deferred
 from limitformer.train.plan import Plan, processes, rank

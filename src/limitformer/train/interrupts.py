@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from limitformer.errors import MadeOf
+from limitformer.base.errors import MadeOf
 from limitformer.train.plan import rank
 
 ORDERS: list[Callable[[], bool]] = []  # in a worker of a grid: whether its parent wants it to stop

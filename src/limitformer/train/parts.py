@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
 from limitformer.hf.attention import AttentionShaping
 from limitformer.hf.families import FAMILIES
 from limitformer.nn import Block, ShapedSelfAttention

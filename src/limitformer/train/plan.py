@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from limitformer.errors import keep, require, require_count, require_real
+from limitformer.base.errors import keep, require, require_count, require_real
 
 Schedule = Literal["constant", "linear", "cosine"]
 # These say where a run goes and what is kept of it, not what comes out: a run may go on with others.

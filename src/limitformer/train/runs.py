@@ -10,10 +10,10 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
-from limitformer.errors import InputError, require
-from limitformer.results import write_whole
+from limitformer.base.errors import InputError, require
+from limitformer.base.version import package_version
+from limitformer.running.results import write_whole
 from limitformer.train.plan import FREE, Plan, processes
-from limitformer.version import package_version
 
 RUN, SUMMARY = "run.json", "summary.json"
 

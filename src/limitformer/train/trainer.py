@@ -14,14 +14,14 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
-from limitformer.errors import InputError
+from limitformer.base.errors import InputError
+from limitformer.base.progress import say
 from limitformer.nn import without_decay
-from limitformer.progress import say
-from limitformer.results import write_whole
+from limitformer.running.results import write_whole
 from limitformer.train import checkpoints, runs
 from limitformer.train.arguments import arguments
-from limitformer.train.batches import Batches
 from limitformer.train.checkpoints import Checkpoint
+from limitformer.train.data.batches import Batches
 from limitformer.train.evaluation import Metrics, evaluate
 from limitformer.train.interrupts import TrainingInterrupted
 from limitformer.train.log import FILE, Log, curve, read_table

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from limitformer.progress import advance, bar, say
+from limitformer.base.progress import advance, bar, say
 from limitformer.train.interrupts import Interrupt
 from limitformer.train.log import Log
 from limitformer.train.plan import Plan

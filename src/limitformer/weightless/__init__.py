@@ -1,6 +1,6 @@
 """Weightless networks: anybody's architecture, forward and backward, exact in law, with no weight drawn."""
 
-from limitformer.errors import MissingExtraError
+from limitformer.base.errors import MissingExtraError
 
 try:
     import torch as _torch  # noqa: F401

@@ -8,7 +8,7 @@ import xarray as xr
 from numpy.typing import NDArray
 from torch import Tensor
 
-from limitformer.errors import require
+from limitformer.base.errors import require
 from limitformer.weightless.inputs import Inputs
 from limitformer.weightless.measure import Measure
 

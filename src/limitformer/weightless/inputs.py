@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from limitformer.errors import InputError, require
+from limitformer.base.errors import InputError, require
 from limitformer.models.text import words_of
-from limitformer.nn.simulate import TokenLaw, torch_seed
+from limitformer.nn.drawn.simulate import TokenLaw, torch_seed
 from limitformer.weightless.models import Blueprint
 
 Loss = Callable[[Any, Mapping[str, Tensor]], Tensor]

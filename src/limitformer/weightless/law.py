@@ -8,7 +8,7 @@ import torch
 import xarray as xr
 from torch import nn
 
-from limitformer.errors import InputError, first_line, require_real
+from limitformer.base.errors import InputError, first_line, require_real
 from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
 from limitformer.weightless.models import Blueprint, blueprint_of

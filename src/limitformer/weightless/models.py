@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from limitformer.errors import InputError, nearest
+from limitformer.base.errors import InputError, nearest
 from limitformer.models import Transformer
 from limitformer.models.serial import from_record, json_object
 from limitformer.models.text import read_text
-from limitformer.nn.network import Network
+from limitformer.nn.drawn.network import Network
 from limitformer.weightless.shapes import configuration_of
 
 AUTO_CLASSES = (  # what a configuration alone stands for: the first task that its family has

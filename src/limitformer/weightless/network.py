@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from limitformer.errors import InputError, require
+from limitformer.base.errors import InputError, require
 from limitformer.weightless.arrays import Arrays, output_arrays, stream_arrays
 from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.inputs import Inputs, Loss

@@ -1,7 +1,7 @@
 r"""The numbers that take the place of weights: a function of (seed, purpose, sample, row, column) alone.
 
 Purposes are names such as `model.layers.3.mlp.up_proj.weight: forward`. A row of n numbers is ⌈n/4⌉ blocks of Philox
-(`limitformer.random`); its row number and the sample are the counter, so that any rows of a matrix can be drawn again,
+(`numerics.random`); its row number and the sample are the counter, so that any rows of a matrix can be drawn again,
 in any order, by any number of threads, with the same result.
 """
 
@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from limitformer.elementary import U64
-from limitformer.kernels import driver, strict_kernel
-from limitformer.random import box_muller, key, words_of
-from limitformer.replicas import usable_cores
+from limitformer.numerics.elementary import U64
+from limitformer.numerics.kernels import driver, strict_kernel
+from limitformer.numerics.random import box_muller, key, words_of
+from limitformer.running.replicas import usable_cores
 
 PIECE = 2**18  # numbers that a thread draws at a time
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from limitformer.errors import InputError, MadeOf
+from limitformer.base.errors import InputError, MadeOf
 from limitformer.weightless.laws import Law
 from limitformer.weightless.numbers import normals
 from limitformer.weightless.roots import Root, root_of

@@ -5,7 +5,7 @@ What is not named here is the default of the installed transformers for that fam
 
 from typing import Any
 
-from limitformer.errors import InputError, nearest
+from limitformer.base.errors import InputError, nearest
 
 GPT2 = "Radford et al., Language Models are Unsupervised Multitask Learners, 2019; openai-community/gpt2"
 BERT = "Devlin et al., arXiv 1810.04805; google-bert"

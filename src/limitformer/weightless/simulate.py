@@ -13,12 +13,12 @@ import torch
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.engine import Interrupted
-from limitformer.errors import InputError, first_line, require, require_count
-from limitformer.memory import check_scratch
-from limitformer.nn.simulate import known_device
-from limitformer.progress import advance, bar
-from limitformer.results import stamp
+from limitformer.base.errors import InputError, first_line, require, require_count
+from limitformer.base.memory import check_scratch
+from limitformer.base.progress import advance, bar
+from limitformer.nn.drawn.simulate import known_device
+from limitformer.running.engine import Interrupted
+from limitformer.running.results import stamp
 from limitformer.weightless.arrays import Arrays, dataset
 from limitformer.weightless.inputs import Inputs, Loss, default_loss, inputs_of
 from limitformer.weightless.models import Blueprint, blueprint_of

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from limitformer.errors import require
+from limitformer.base.errors import require
 from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
 

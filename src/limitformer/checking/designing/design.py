@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from limitformer.base.errors import InputError, MadeOf, require, require_count, require_real
 from limitformer.checking.designing.designed import Design, Outcome
 from limitformer.checking.designing.knobs import SHAPED, NoKnobError, axes_of
 from limitformer.checking.designing.objective import Objective, Risk, Values
 from limitformer.checking.designing.search import Region, chosen, search
 from limitformer.checking.designing.trials import Setting, ShapedTrials, StockTrials, Trials
 from limitformer.checking.subject import holds_weights, subject_of
-from limitformer.errors import InputError, MadeOf, require, require_count, require_real
-from limitformer.results import stamp
+from limitformer.running.results import stamp
 
 SURE = 0.05  # probability that a setting is called safe which is not
 SCANNED = {StockTrials: 16, ShapedTrials: 200}  # networks of a cell, at the most

@@ -11,7 +11,7 @@ import xarray as xr
 from limitformer.checking.designing.knobs import Knob
 from limitformer.checking.designing.objective import Objective, Risk
 from limitformer.checking.report import Report
-from limitformer.results import check_writable, save, write_whole
+from limitformer.running.results import check_writable, save, write_whole
 
 LIMITS = "This is about the network at initialisation; it says nothing about what training makes of it."
 

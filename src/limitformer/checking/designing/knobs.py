@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import nn
 
-from limitformer.errors import InputError, nearest, require, require_real
+from limitformer.base.errors import InputError, nearest, require, require_real
 from limitformer.models import Transformer
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.network import Weightless

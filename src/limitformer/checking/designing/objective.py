@@ -18,8 +18,8 @@ import xarray as xr
 from numpy.typing import NDArray
 from scipy import special
 
+from limitformer.base.errors import InputError, keep, require, require_real
 from limitformer.checking.curves import gradient_ratio
-from limitformer.errors import InputError, keep, require, require_real
 
 Array = NDArray[np.float64]
 Band = tuple[float, float]
@@ -46,7 +46,7 @@ class Objective:
 
     >>> Objective(correlation=(0.5, 0.1))
     Traceback (most recent call last):
-    limitformer.errors.InputError: correlation must be two numbers in ascending order in [-1, 1]; got (0.5, 0.1).
+    limitformer.base.errors.InputError: correlation must be two numbers in ascending order in [-1, 1]; got (0.5, 0.1).
     """
 
     correlation: Band | None = (-0.5, 0.5)

@@ -21,9 +21,9 @@ import xarray as xr
 from numpy.typing import NDArray
 from scipy.ndimage import distance_transform_edt
 
+from limitformer.base.progress import advance, bar
 from limitformer.checking.designing.objective import Objective
 from limitformer.checking.designing.trials import Trials
-from limitformer.progress import advance, bar
 
 Array = NDArray[np.float64]
 Place = tuple[int, ...]

@@ -14,6 +14,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from limitformer.base.errors import require, require_count
 from limitformer.checking.check import check, inputs_for, loss_of, weightless_of
 from limitformer.checking.curves import curves
 from limitformer.checking.designing.knobs import (
@@ -29,11 +30,10 @@ from limitformer.checking.designing.knobs import (
 from limitformer.checking.designing.objective import Objective, Values, values_of
 from limitformer.checking.report import Report
 from limitformer.checking.subject import Subject, changed
-from limitformer.engine import simulate as simulate_chain
-from limitformer.errors import require, require_count
-from limitformer.limits import CovarianceLimit
+from limitformer.covariance.limit import CovarianceLimit
 from limitformer.models import Start, Transformer, equicorrelated, from_text
 from limitformer.models.start import as_start
+from limitformer.running.engine import simulate as simulate_chain
 from limitformer.weightless.arrays import Arrays, dataset
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import OneSampleOnlyError
@@ -227,8 +227,8 @@ def start_of(text: Any, model: Transformer, tokens: int) -> Start:
 
 def limit_of(model: Transformer) -> CovarianceLimit | None:
     """Its SDE, if it has one."""
-    from limitformer.errors import NoLimitError
-    from limitformer.limits import limit
+    from limitformer.base.errors import NoLimitError
+    from limitformer.running.limit import limit
 
     try:
         found = limit(model)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from limitformer.base.errors import InputError, require
 from limitformer.checking.initialisation.bugs import Evidence
 from limitformer.checking.initialisation.held import Held, held
 from limitformer.checking.initialisation.like_layers import pattern
 from limitformer.checking.initialisation.sharing import memory
-from limitformer.errors import InputError, require
 from limitformer.weightless import laws
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.laws import Law

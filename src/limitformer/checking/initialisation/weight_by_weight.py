@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from limitformer.base.errors import require, require_real
 from limitformer.checking.initialisation.deviations import (
     deviation,
     law_free,
@@ -26,7 +27,6 @@ from limitformer.checking.initialisation.report import InitialisationReport, Wei
 from limitformer.checking.initialisation.subject import Subject, subject_of
 from limitformer.checking.initialisation.trained import in_one_line, without_training
 from limitformer.checking.initialisation.weight_tests import distance, holm
-from limitformer.errors import require, require_real
 from limitformer.weightless.law import LawTable, make, table_of
 from limitformer.weightless.models import blueprint_of
 

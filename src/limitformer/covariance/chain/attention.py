@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.chains.own import NOTHING, call_mixing
-from limitformer.elementary import exponentials
-from limitformer.factor import (
+from limitformer.covariance.chain.own import NOTHING, call_mixing
+from limitformer.numerics.elementary import exponentials
+from limitformer.numerics.factor import (
     FIRST,
     draw_bartlett,
     draw_gaussian_product,
@@ -23,9 +23,9 @@ from limitformer.factor import (
     multiply_transposed,
     triangularise,
 )
-from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, everywhere, lane_matrix, larger, load, store
-from limitformer.watch import halted
+from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, larger, load, store
+from limitformer.numerics.watch import halted
 
 
 class AttentionConstants(NamedTuple):

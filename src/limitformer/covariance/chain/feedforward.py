@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from limitformer.chains.own import NOTHING, call_elementwise, elementwise_address
-from limitformer.factor import FIRST, copy, multiply_into, triangularise
-from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, everywhere, lane_matrix, larger, load, smaller, store
+from limitformer.covariance.chain.own import NOTHING, call_elementwise, elementwise_address
 from limitformer.models import GELU, Elementwise, Feedforward, Gated, ReLU, ShapedReLU
 from limitformer.models.kinds import of_kind
-from limitformer.random import next_normal
-from limitformer.watch import halted
+from limitformer.numerics.factor import FIRST, copy, multiply_into, triangularise
+from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, larger, load, smaller, store
+from limitformer.numerics.random import next_normal
+from limitformer.numerics.watch import halted
 
 TILE = 64  # hidden units taken at a time: what they need stays in cache, however many there are
 

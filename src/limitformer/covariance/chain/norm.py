@@ -5,10 +5,10 @@ entry there is the token's mean over its coordinates. LayerNorm sets it to zero;
 one's own multiplies by s(variance + eps), s at `address` (`own`), in the place of 1/√(variance + eps).
 """
 
-from limitformer.chains.own import NOTHING, call_elementwise
-from limitformer.factor import inner
-from limitformer.kernels import kernel
-from limitformer.lanes import load, square_root, store
+from limitformer.covariance.chain.own import NOTHING, call_elementwise
+from limitformer.numerics.factor import inner
+from limitformer.numerics.kernels import kernel
+from limitformer.numerics.lanes import load, square_root, store
 
 
 @kernel

@@ -15,17 +15,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.chains.feedforward import TILE, FeedforwardConstants, activate
-from limitformer.chains.start import start_factor
-from limitformer.chains.transformer import TransformerChain, feedforward_constants, kernel_strengths
-from limitformer.factor import FIRST, copy, multiply, put, triangularise
-from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, everywhere, lane_matrix, load, store
+from limitformer.covariance.chain.feedforward import TILE, FeedforwardConstants, activate
+from limitformer.covariance.chain.start import start_factor
+from limitformer.covariance.chain.transformer import (
+    TransformerChain,
+    feedforward_constants,
+    kernel_strengths,
+)
 from limitformer.models import OneMatrix, Transformer
-from limitformer.random import Stream, draw_normals, key, next_normal, open_stream, rewind
-from limitformer.recording import Ledger, check_factor, clear, open_ledger, report
-from limitformer.watch import Watch, count_whole, goes_on, halted
-from limitformer.writing import Outputs, replicas_of, rows_of, write_factor
+from limitformer.numerics.factor import FIRST, copy, multiply, put, triangularise
+from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, load, store
+from limitformer.numerics.random import Stream, draw_normals, key, next_normal, open_stream, rewind
+from limitformer.numerics.watch import Watch, count_whole, goes_on, halted
+from limitformer.recording.exits import Ledger, check_factor, clear, open_ledger, report
+from limitformer.recording.writing import Outputs, replicas_of, rows_of, write_factor
 
 
 class OneMatrixConstants(NamedTuple):

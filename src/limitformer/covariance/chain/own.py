@@ -21,11 +21,11 @@ from numba.core.errors import TypingError
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
-from limitformer.errors import InputError, require
-from limitformer.lanes import LANES, require_matrix
+from limitformer.base.errors import InputError, require
 from limitformer.models.elementwise import TRIED
 from limitformer.models.functions import Function, name_of, plain, value_at
 from limitformer.models.mixing import matrix_of, tried_logits
+from limitformer.numerics.lanes import LANES, require_matrix
 
 # Numba passes the typing context first, which its annotations leave out.
 extension: Any = intrinsic

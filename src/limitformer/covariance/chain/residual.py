@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.factor import copy, draw_bartlett, multiply, triangularise
-from limitformer.kernels import driver, kernel
-from limitformer.lanes import lane_matrix, load, store
-from limitformer.random import draw_normals
+from limitformer.numerics.factor import copy, draw_bartlett, multiply, triangularise
+from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.lanes import lane_matrix, load, store
+from limitformer.numerics.random import draw_normals
 
 NO_NORM, PRE_NORM, POST_NORM = 0, 1, 2
 

@@ -8,13 +8,13 @@ of R^n, drawn for each sample, and a reflection makes it the first coordinate.
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.errors import require
-from limitformer.factor import root
-from limitformer.kernels import kernel
-from limitformer.lanes import everywhere, load, square_root, store, where_positive
+from limitformer.base.errors import require
 from limitformer.models import Start
 from limitformer.models.start import rank_of
-from limitformer.random import next_chi, next_normal
+from limitformer.numerics.factor import root
+from limitformer.numerics.kernels import kernel
+from limitformer.numerics.lanes import everywhere, load, square_root, store, where_positive
+from limitformer.numerics.random import next_chi, next_normal
 
 
 def start_factor(start: Start, width: int, with_means: bool) -> tuple[NDArray[np.float64], bool]:

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.chains.attention import (
+from limitformer.covariance.chain.attention import (
     AttentionConstants,
     AttentionWorkspace,
     attention_workspace,
     mix_heads,
     mix_tokens,
 )
-from limitformer.chains.feedforward import (
+from limitformer.covariance.chain.feedforward import (
     PIECEWISE_LINEAR,
     FeedforwardConstants,
     FeedforwardWorkspace,
@@ -28,9 +28,9 @@ from limitformer.chains.feedforward import (
     hidden_units,
     kernel_of,
 )
-from limitformer.chains.norm import normalise
-from limitformer.chains.own import NOTHING, elementwise_address, mixing_address
-from limitformer.chains.residual import (
+from limitformer.covariance.chain.norm import normalise
+from limitformer.covariance.chain.own import NOTHING, elementwise_address, mixing_address
+from limitformer.covariance.chain.residual import (
     NO_NORM,
     POST_NORM,
     PRE_NORM,
@@ -39,23 +39,25 @@ from limitformer.chains.residual import (
     add_branch,
     residual_workspace,
 )
-from limitformer.chains.start import start_factor, turn_at_random
-from limitformer.factor import copy, put
-from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, lane_matrix
+from limitformer.covariance.chain.start import start_factor, turn_at_random
 from limitformer.models import Mixing, RadialNorm, Start, Transformer
 from limitformer.models.norm import POSITIVE
-from limitformer.random import Stream, key, open_stream, rewind
-from limitformer.recording import (
-    Ledger,
-    check_factor,
-    clear,
-    open_ledger,
-    report,
+from limitformer.numerics.factor import copy, put
+from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.lanes import LANES, lane_matrix
+from limitformer.numerics.random import Stream, key, open_stream, rewind
+from limitformer.numerics.watch import Watch, count_whole, goes_on, halted
+from limitformer.recording.exits import Ledger, check_factor, clear, open_ledger, report
+from limitformer.recording.records import Shapes
+from limitformer.recording.writing import (
+    ALL_OF_V,
+    FACTOR_FLOOR,
+    Outputs,
+    Recording,
+    replicas_of,
+    rows_of,
+    write_factor,
 )
-from limitformer.records import Shapes
-from limitformer.watch import Watch, count_whole, goes_on, halted
-from limitformer.writing import ALL_OF_V, FACTOR_FLOOR, Outputs, Recording, replicas_of, rows_of, write_factor
 
 ATTENTION, HEADS, FEEDFORWARD = 0, 1, 2
 PLACEMENTS = {None: NO_NORM, "pre": PRE_NORM, "post": POST_NORM}

@@ -21,9 +21,13 @@ and what head h has outside the coordinates of S_h = A_h R T_h is S bartlett(m, 
 
 import numpy as np
 
-from limitformer.chains.attention import AttentionConstants, AttentionWorkspace, attention_matrix, draw_logits
-from limitformer.chains.backward_residual import draw_bartlett_into, draw_normals_into, find_root, place
-from limitformer.chains.layout import (
+from limitformer.covariance.chain.attention import (
+    AttentionConstants,
+    AttentionWorkspace,
+    attention_matrix,
+    draw_logits,
+)
+from limitformer.covariance.gradients.layout import (
     BRANCH,
     EXTRA,
     FACING,
@@ -50,12 +54,25 @@ from limitformer.chains.layout import (
     UPDATE,
     VALUES,
 )
-from limitformer.chains.reflections import reflect, turn_back
-from limitformer.chains.scratch import flat_of, matrix, matrix_of
-from limitformer.factor import FIRST, draw_bartlett, multiply, multiply_into, multiply_transposed, triangularise
-from limitformer.kernels import kernel
-from limitformer.lanes import everywhere, load, store
-from limitformer.watch import halted
+from limitformer.covariance.gradients.reflections import reflect, turn_back
+from limitformer.covariance.gradients.residual import (
+    draw_bartlett_into,
+    draw_normals_into,
+    find_root,
+    place,
+)
+from limitformer.covariance.gradients.scratch import flat_of, matrix, matrix_of
+from limitformer.numerics.factor import (
+    FIRST,
+    draw_bartlett,
+    multiply,
+    multiply_into,
+    multiply_transposed,
+    triangularise,
+)
+from limitformer.numerics.kernels import kernel
+from limitformer.numerics.lanes import everywhere, load, store
+from limitformer.numerics.watch import halted
 
 QUERY, KEY, VALUE, OUTPUT = np.arange(4)  # places of the weights' norms
 

@@ -29,16 +29,28 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.chains.backward_attention import (
+from limitformer.covariance.chain.norm import normalise, pull_through_norm
+from limitformer.covariance.chain.residual import POST_NORM, PRE_NORM
+from limitformer.covariance.chain.start import turn_at_random
+from limitformer.covariance.chain.transformer import ATTENTION, HEADS, residual_at
+from limitformer.covariance.gradients.attention import (
     join_reversibly,
     mix_reversibly,
     pull_through_head,
     pull_through_heads,
 )
-from limitformer.chains.backward_feedforward import activate_reversibly, clear_matrix, pull_through_units
-from limitformer.chains.backward_residual import add_branch_reversibly, fold, unfold
-from limitformer.chains.checkpoints import Places, open_places, restore_checkpoint, save_checkpoint
-from limitformer.chains.layout import (
+from limitformer.covariance.gradients.checkpoints import (
+    Places,
+    open_places,
+    restore_checkpoint,
+    save_checkpoint,
+)
+from limitformer.covariance.gradients.feedforward import (
+    activate_reversibly,
+    clear_matrix,
+    pull_through_units,
+)
+from limitformer.covariance.gradients.layout import (
     BRANCH,
     DIRECTION,
     FACTOR,
@@ -56,18 +68,15 @@ from limitformer.chains.layout import (
     SUMMED,
     WIDE,
 )
-from limitformer.chains.norm import normalise, pull_through_norm
-from limitformer.chains.residual import POST_NORM, PRE_NORM
-from limitformer.chains.scratch import Scratch, matrix, matrix_of, open_scratch
-from limitformer.chains.start import turn_at_random
-from limitformer.chains.transformer import ATTENTION, HEADS, residual_at
-from limitformer.factor import FIRST, copy, put, trace_of_gram
-from limitformer.kernels import driver, inlined, kernel
-from limitformer.lanes import LANES, load, square_root, store
-from limitformer.random import Stream, open_stream, rewind
-from limitformer.recording import check_factor, clear, first_at, open_ledger, report
-from limitformer.watch import count_whole, goes_on, halted
-from limitformer.writing import replicas_of, rows_of, write_factor
+from limitformer.covariance.gradients.residual import add_branch_reversibly, fold, unfold
+from limitformer.covariance.gradients.scratch import Scratch, matrix, matrix_of, open_scratch
+from limitformer.numerics.factor import FIRST, copy, put, trace_of_gram
+from limitformer.numerics.kernels import driver, inlined, kernel
+from limitformer.numerics.lanes import LANES, load, square_root, store
+from limitformer.numerics.random import Stream, open_stream, rewind
+from limitformer.numerics.watch import count_whole, goes_on, halted
+from limitformer.recording.exits import check_factor, clear, first_at, open_ledger, report
+from limitformer.recording.writing import replicas_of, rows_of, write_factor
 
 WEIGHTS = np.array([3, 4, 2])  # of the sublayers ATTENTION, HEADS, FEEDFORWARD
 

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.chains.backward import Gradients, run_replicas_with_gradients
-from limitformer.chains.layout import layout
-from limitformer.chains.transformer import (
+from limitformer.base.memory import check_bytes, check_scratch
+from limitformer.covariance.chain.transformer import (
     ATTENTION,
     FEEDFORWARD,
     HEADS,
@@ -19,13 +18,14 @@ from limitformer.chains.transformer import (
     sublayers_of,
     subtracts_mean,
 )
-from limitformer.lanes import LANES
-from limitformer.memory import check_bytes, check_scratch
+from limitformer.covariance.gradients.backward import Gradients, run_replicas_with_gradients
+from limitformer.covariance.gradients.layout import layout
 from limitformer.models import Transformer
-from limitformer.random import key
-from limitformer.records import Shapes, bytes_of
-from limitformer.watch import Watch
-from limitformer.writing import Outputs
+from limitformer.numerics.lanes import LANES
+from limitformer.numerics.random import key
+from limitformer.numerics.watch import Watch
+from limitformer.recording.records import Shapes, bytes_of
+from limitformer.recording.writing import Outputs
 
 # In the order in which networks of torch name them (`nn.network`), and in which `backward` writes them down.
 WEIGHTS_OF = {

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.chains.layout import CHECKPOINT
-from limitformer.chains.scratch import matrix_of
-from limitformer.factor import copy
-from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES
-from limitformer.random import BUFFER, U64, refill
+from limitformer.covariance.gradients.layout import CHECKPOINT
+from limitformer.covariance.gradients.scratch import matrix_of
+from limitformer.numerics.factor import copy
+from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.lanes import LANES
+from limitformer.numerics.random import BUFFER, U64, refill
 
 
 class Places(NamedTuple):

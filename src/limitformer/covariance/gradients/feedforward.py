@@ -19,10 +19,15 @@ from math import erf, exp
 
 import numpy as np
 
-from limitformer.chains.backward_attention import add_to_norm, squared_product
-from limitformer.chains.backward_residual import find_root, place
-from limitformer.chains.feedforward import GAUSSIAN_ERROR, TILE, FeedforwardWorkspace, activate, draw_units
-from limitformer.chains.layout import (
+from limitformer.covariance.chain.feedforward import (
+    GAUSSIAN_ERROR,
+    TILE,
+    FeedforwardWorkspace,
+    activate,
+    draw_units,
+)
+from limitformer.covariance.gradients.attention import add_to_norm, squared_product
+from limitformer.covariance.gradients.layout import (
     BRANCH,
     GRADIENT,
     PULLED,
@@ -37,13 +42,14 @@ from limitformer.chains.layout import (
     UNIT_STACKED,
     UNITS,
 )
-from limitformer.chains.reflections import reflect, turn_back
-from limitformer.chains.scratch import matrix, matrix_of
-from limitformer.factor import FIRST, multiply_into, triangularise
-from limitformer.kernels import kernel
-from limitformer.lanes import LANES, choose, everywhere, load, store
-from limitformer.random import next_normal
-from limitformer.watch import halted
+from limitformer.covariance.gradients.reflections import reflect, turn_back
+from limitformer.covariance.gradients.residual import find_root, place
+from limitformer.covariance.gradients.scratch import matrix, matrix_of
+from limitformer.numerics.factor import FIRST, multiply_into, triangularise
+from limitformer.numerics.kernels import kernel
+from limitformer.numerics.lanes import LANES, choose, everywhere, load, store
+from limitformer.numerics.random import next_normal
+from limitformer.numerics.watch import halted
 
 PRE, POST = np.arange(2)  # places of the weights' norms
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.chains.feedforward import TILE
-from limitformer.chains.scratch import table_of
+from limitformer.covariance.chain.feedforward import TILE
+from limitformer.covariance.gradients.scratch import table_of
 
 
 def names(count: int, first: int = 0) -> list[np.int64]:

@@ -7,9 +7,9 @@ rows, and Y Ω of other rows Y takes Y from the coordinates that L has to those 
 rounding whatever the rows are; a direction of their Gram-Schmidt is not where tokens are identical or nearly so.
 """
 
-from limitformer.factor import inner
-from limitformer.kernels import kernel
-from limitformer.lanes import choose, load, square_root, store, where_positive
+from limitformer.numerics.factor import inner
+from limitformer.numerics.kernels import kernel
+from limitformer.numerics.lanes import choose, load, square_root, store, where_positive
 
 LEAST_SQUARE = 1e-280  # of a vector that is reflected: below, its square has lost its digits
 

@@ -15,7 +15,7 @@ directions Q⊥ and E₂ and in new ones, where its factor is bartlett(m, n − 
   P = λ Γ_Q + (γ/√n) pulled,   T = factor of [ λ Γ_(Q⊥, E₂) + (γ/√n) C Z | (γ/√n) C bartlett ].
 """
 
-from limitformer.chains.layout import (
+from limitformer.covariance.gradients.layout import (
     BRANCH,
     COPIED,
     FRAME,
@@ -31,12 +31,12 @@ from limitformer.chains.layout import (
     SEEN,
     SPREAD,
 )
-from limitformer.chains.reflections import reflect, turn_back
-from limitformer.chains.scratch import matrix
-from limitformer.factor import FIRST, copy, multiply_into, multiply_transposed, triangularise
-from limitformer.kernels import kernel
-from limitformer.lanes import load, store
-from limitformer.random import next_chi, next_normal
+from limitformer.covariance.gradients.reflections import reflect, turn_back
+from limitformer.covariance.gradients.scratch import matrix
+from limitformer.numerics.factor import FIRST, copy, multiply_into, multiply_transposed, triangularise
+from limitformer.numerics.kernels import kernel
+from limitformer.numerics.lanes import load, store
+from limitformer.numerics.random import next_chi, next_normal
 
 
 @kernel

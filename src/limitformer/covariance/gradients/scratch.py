@@ -15,8 +15,8 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
 from numpy.typing import NDArray
 
-from limitformer.kernels import driver
-from limitformer.lanes import LANES, lane_matrix
+from limitformer.numerics.kernels import driver
+from limitformer.numerics.lanes import LANES, lane_matrix
 
 # Numba passes the typing context first, which its annotations leave out.
 extension: Any = intrinsic

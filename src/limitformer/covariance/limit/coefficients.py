@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.factor import FIRST, inner, multiply
-from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, everywhere, lane_matrix, load, store
+from limitformer.numerics.factor import FIRST, inner, multiply
+from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, load, store
 
 
 class LimitConstants(NamedTuple):

@@ -14,13 +14,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from limitformer.errors import NoLimitError, keep, require, require_real
-from limitformer.lanes import LANES
-from limitformer.limits.coefficients import LimitConstants, Mask, drift, drift_workspace
-from limitformer.limits.explosion import explosion_probability
-from limitformer.limits.refusals import refuse_own
+from limitformer.base.errors import NoLimitError, keep, require, require_real
+from limitformer.covariance.limit.coefficients import LimitConstants, Mask, drift, drift_workspace
+from limitformer.covariance.limit.explosion import explosion_probability
+from limitformer.covariance.limit.refusals import refuse_own
 from limitformer.models import OneMatrix, ShapedReLU, Start, Transformer, as_start
 from limitformer.models.kinds import known, require_itself
+from limitformer.numerics.lanes import LANES
 
 Matrix = NDArray[np.float64]
 

@@ -4,9 +4,9 @@ Tokens may align until their differences are 10¹⁶ times shorter than they are
 digits. In a lower triangular factor x⁰ has one entry only, so that y and x differ in the first column alone.
 """
 
-from limitformer.factor import FIRST, copy, inner
-from limitformer.kernels import kernel
-from limitformer.lanes import everywhere, load, store
+from limitformer.numerics.factor import FIRST, copy, inner
+from limitformer.numerics.kernels import kernel
+from limitformer.numerics.lanes import everywhere, load, store
 
 
 @kernel

@@ -5,12 +5,12 @@ It can leave the cone of covariance matrices; the root of V then does not exist 
 
 import numpy as np
 
-from limitformer.factor import multiply, multiply_by_lower_transposed, multiply_lower
-from limitformer.kernels import kernel
-from limitformer.lanes import everywhere, load, magnitude, square_root, store, where_positive
-from limitformer.limits.coefficients import drift
-from limitformer.limits.masked_step import draw_mixing
-from limitformer.random import draw_normals
+from limitformer.covariance.limit.coefficients import drift
+from limitformer.covariance.limit.masked_step import draw_mixing
+from limitformer.numerics.factor import multiply, multiply_by_lower_transposed, multiply_lower
+from limitformer.numerics.kernels import kernel
+from limitformer.numerics.lanes import everywhere, load, magnitude, square_root, store, where_positive
+from limitformer.numerics.random import draw_normals
 
 CONE_ROUNDING = 1e-10  # how negative a pivot may be, relative to the trace, and still count as rounding
 

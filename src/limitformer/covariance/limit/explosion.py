@@ -28,7 +28,7 @@ from scipy.integrate import quad
 from scipy.linalg import solve_banded
 from scipy.special import betainc
 
-from limitformer.errors import require, require_real
+from limitformer.base.errors import require, require_real
 
 Array = NDArray[np.float64]
 

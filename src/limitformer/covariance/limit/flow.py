@@ -24,15 +24,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.integrate import solve_ivp
 
-from limitformer.errors import NoLimitError, require
-from limitformer.limits.dual import dual_kernel
-from limitformer.limits.refusals import refuse_own
+from limitformer.base.errors import NoLimitError, require
+from limitformer.covariance.limit.dual import dual_kernel
+from limitformer.covariance.limit.refusals import refuse_own
 from limitformer.models import Start, Transformer, as_start
 from limitformer.models.kinds import known, require_itself
-from limitformer.random import key
-from limitformer.records import Shapes
-from limitformer.watch import DONE, WHOLE, Watch
-from limitformer.writing import ALL_OF_V, VALUE_FLOOR, Outputs, Recording
+from limitformer.numerics.random import key
+from limitformer.numerics.watch import DONE, WHOLE, Watch
+from limitformer.recording.records import Shapes
+from limitformer.recording.writing import ALL_OF_V, VALUE_FLOOR, Outputs, Recording
 
 Matrix = NDArray[np.float64]
 RELATIVE_ERROR, ABSOLUTE_ERROR = 1e-10, 1e-13  # of the solver; the second times the largest variance of the start

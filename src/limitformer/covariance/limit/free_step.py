@@ -7,11 +7,11 @@ difference are (xᵅ − x⁰) G (C L)ᵀ: every difference is moved by a part o
 tokens that align by 10¹⁶ to one would lose it. K = I + dt γ²/(2τ₀²m) diag(V) sᵀ, in the row of a difference V_αα − V₀₀.
 """
 
-from limitformer.factor import multiply_by_lower, multiply_by_lower_transposed, multiply_lower
-from limitformer.kernels import kernel
-from limitformer.lanes import everywhere, load, magnitude, square_root, store, where_positive
-from limitformer.limits.step_parts import draw_linear, rest_of_mixing
-from limitformer.random import draw_normals, next_normal
+from limitformer.covariance.limit.step_parts import draw_linear, rest_of_mixing
+from limitformer.numerics.factor import multiply_by_lower, multiply_by_lower_transposed, multiply_lower
+from limitformer.numerics.kernels import kernel
+from limitformer.numerics.lanes import everywhere, load, magnitude, square_root, store, where_positive
+from limitformer.numerics.random import draw_normals, next_normal
 
 
 @kernel

@@ -6,12 +6,18 @@ with the letters of `steps`. A token's row of B depends on what it sees, so E BV
 block adds the γ²λ²/τ₀² part of it, and K = I + dt γ²/(2τ₀²) W has a full matrix W.
 """
 
-from limitformer.factor import FIRST, multiply_by_lower, multiply_by_lower_transposed, multiply_into, multiply_lower
-from limitformer.kernels import kernel
-from limitformer.lanes import everywhere, load, magnitude, square_root, store
-from limitformer.limits.coefficients import centre_rows
-from limitformer.limits.step_parts import draw_linear, rest_of_mixing
-from limitformer.random import draw_normals, next_normal
+from limitformer.covariance.limit.coefficients import centre_rows
+from limitformer.covariance.limit.step_parts import draw_linear, rest_of_mixing
+from limitformer.numerics.factor import (
+    FIRST,
+    multiply_by_lower,
+    multiply_by_lower_transposed,
+    multiply_into,
+    multiply_lower,
+)
+from limitformer.numerics.kernels import kernel
+from limitformer.numerics.lanes import everywhere, load, magnitude, square_root, store
+from limitformer.numerics.random import draw_normals, next_normal
 
 
 @kernel

@@ -13,15 +13,15 @@ A step is short enough where the pace, the largest of 4 (γ²/τ₀)² P, 2 (γ�
 is at most the resolution of the step. Without attention the pace is 0.
 """
 
-from limitformer.factor import gram, gram_of_lower
-from limitformer.kernels import kernel
-from limitformer.lanes import everywhere, larger, load, square_root, store, where_positive
-from limitformer.limits.coefficients import (
+from limitformer.covariance.limit.coefficients import (
     second_order_row,
     second_order_weights,
     spread_without_mask,
 )
-from limitformer.limits.differences import centre, variance_beyond_first
+from limitformer.covariance.limit.differences import centre, variance_beyond_first
+from limitformer.numerics.factor import gram, gram_of_lower
+from limitformer.numerics.kernels import kernel
+from limitformer.numerics.lanes import everywhere, larger, load, square_root, store, where_positive
 
 FACTOR_RESOLUTION = 0.05
 EULER_RESOLUTION = 0.02  # V takes the noise whole: beyond 7 standard deviations it would leave the cone

@@ -1,20 +1,16 @@
 """Paths of the covariance SDE from a start, step by step, written down at chosen times."""
 
 from dataclasses import dataclass, field
-from math import ceil
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.errors import keep, require, require_real
-from limitformer.factor import gram, lower_root, put
-from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, all_below, everywhere, lane_matrix, load
-from limitformer.limits.covariance import CovarianceLimit, largest_step
-from limitformer.limits.euler import cholesky, euler_maruyama_step
-from limitformer.limits.pace import EULER_RESOLUTION, FACTOR_RESOLUTION, measure
-from limitformer.limits.short_steps import (
+from limitformer.base.errors import keep, require, require_real
+from limitformer.covariance.limit.covariance import CovarianceLimit, largest_step
+from limitformer.covariance.limit.euler import cholesky, euler_maruyama_step
+from limitformer.covariance.limit.pace import EULER_RESOLUTION, FACTOR_RESOLUTION, measure
+from limitformer.covariance.limit.short_steps import (
     MOST_STEPS,
     ShortSteps,
     measure_root,
@@ -23,11 +19,15 @@ from limitformer.limits.short_steps import (
     shorten_factor_step,
     too_coarse,
 )
-from limitformer.limits.step_parts import StepWorkspace, step_workspace
-from limitformer.limits.steps import carry, covariance_of, factor_step, tokens_of, trace_of
+from limitformer.covariance.limit.step_parts import StepWorkspace, step_workspace
+from limitformer.covariance.limit.steps import carry, covariance_of, factor_step, tokens_of, trace_of
 from limitformer.models import Start
-from limitformer.random import Stream, key, open_stream, rewind
-from limitformer.recording import (
+from limitformer.numerics.factor import gram, lower_root, put
+from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.lanes import LANES, all_below, everywhere, lane_matrix, load
+from limitformer.numerics.random import Stream, key, open_stream, rewind
+from limitformer.numerics.watch import Watch, count_whole, goes_on, halted
+from limitformer.recording.exits import (
     LEFT_CONE,
     Ledger,
     check_ball,
@@ -38,9 +38,9 @@ from limitformer.recording import (
     open_ledger,
     report,
 )
-from limitformer.records import Shapes
-from limitformer.watch import Watch, count_whole, goes_on, halted
-from limitformer.writing import (
+from limitformer.recording.records import Shapes
+from limitformer.recording.times import whole_steps
+from limitformer.recording.writing import (
     ALL_OF_V,
     FACTOR_FLOOR,
     VALUE_FLOOR,
@@ -190,14 +190,6 @@ def check_cone(step, failed, ledger):
     for lane in range(LANES):
         if ledger.exits[lane] == np.inf and failed[0, 0, lane] > 0.0:
             leave(lane, step, LEFT_CONE, ledger.before, ledger)
-
-
-def whole_steps(horizon: float, dt: float) -> int:
-    """The least number of equal steps of at most `dt`, up to rounding, that make the horizon."""
-    dt = require_real("dt", dt)
-    require(dt > 0, f"dt must be positive; got {dt}.")
-    require(horizon / dt <= 2**53, f"dt must be at least {horizon / 2**53:.3g} for this horizon; got {dt}.")
-    return max(1, ceil(horizon / dt - 1e-9))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

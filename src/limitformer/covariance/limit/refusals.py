@@ -1,6 +1,6 @@
 """What no theorem speaks of, whichever limit is asked for."""
 
-from limitformer.errors import NoLimitError
+from limitformer.base.errors import NoLimitError
 from limitformer.models import Elementwise, Gated, Mixing, OneMatrix, Transformer
 
 

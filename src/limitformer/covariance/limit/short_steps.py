@@ -15,15 +15,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.elementary import U64
-from limitformer.factor import copy
-from limitformer.kernels import driver, kernel
-from limitformer.lanes import LANES, all_below, choose, everywhere, lane_matrix, load, smaller, store
-from limitformer.limits.euler import cholesky, euler_maruyama_step
-from limitformer.limits.pace import EULER_RESOLUTION, FACTOR_RESOLUTION, measure
-from limitformer.limits.steps import carry, covariance_of, factor_step, trace_of
-from limitformer.random import Stream, open_stream, seek
-from limitformer.recording import LEFT_BALL, LOST, leave, norm_of
+from limitformer.covariance.limit.euler import cholesky, euler_maruyama_step
+from limitformer.covariance.limit.pace import EULER_RESOLUTION, FACTOR_RESOLUTION, measure
+from limitformer.covariance.limit.steps import carry, covariance_of, factor_step, trace_of
+from limitformer.numerics.elementary import U64
+from limitformer.numerics.factor import copy
+from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.lanes import (
+    LANES,
+    all_below,
+    choose,
+    everywhere,
+    lane_matrix,
+    load,
+    smaller,
+    store,
+)
+from limitformer.numerics.random import Stream, open_stream, seek
+from limitformer.recording.exits import LEFT_BALL, LOST, leave, norm_of
 
 MOST_SHORT_STEPS = 2**21  # in one step: ten times what a path takes at the threshold of explosion to come back or go
 BLOCKS_OF_STEP = U64(32)  # a step has 2³² blocks of its own

@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.factor import multiply_lower_by_lower
-from limitformer.kernels import driver, kernel
-from limitformer.lanes import lane_matrix, square_root, store
-from limitformer.limits.coefficients import DriftWorkspace, drift_workspace
-from limitformer.random import next_normal
+from limitformer.covariance.limit.coefficients import DriftWorkspace, drift_workspace
+from limitformer.numerics.factor import multiply_lower_by_lower
+from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.lanes import lane_matrix, square_root, store
+from limitformer.numerics.random import next_normal
 
 
 class StepWorkspace(NamedTuple):

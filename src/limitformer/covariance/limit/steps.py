@@ -27,11 +27,17 @@ A step takes its own dt in every lane, and what `pace.measure` has left in the w
 The paper's step is in `euler`.
 """
 
-from limitformer.factor import FIRST, copy, gram, trace_of_gram, triangularise
-from limitformer.kernels import kernel
-from limitformer.limits.differences import join_twins, keep_opposite, to_differences, to_tokens, trace_of_tokens
-from limitformer.limits.free_step import free_rows
-from limitformer.limits.masked_step import masked_rows
+from limitformer.covariance.limit.differences import (
+    join_twins,
+    keep_opposite,
+    to_differences,
+    to_tokens,
+    trace_of_tokens,
+)
+from limitformer.covariance.limit.free_step import free_rows
+from limitformer.covariance.limit.masked_step import masked_rows
+from limitformer.numerics.factor import FIRST, copy, gram, trace_of_gram, triangularise
+from limitformer.numerics.kernels import kernel
 
 
 @kernel

@@ -40,12 +40,19 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from limitformer.figures.claims import Claim, Run
-from limitformer.figures.ranks import generator, interval, p_value, ranks, spearman, within
-from limitformer.figures.tiny_networks import KINDS, Cell, Sizes, foretold, loss_of_frequencies, trained
+from limitformer.base.progress import tracked
+from limitformer.figures.beyond.ranks import generator, interval, p_value, ranks, spearman, within
+from limitformer.figures.beyond.tiny_networks import (
+    KINDS,
+    Cell,
+    Sizes,
+    foretold,
+    loss_of_frequencies,
+    trained,
+)
+from limitformer.figures.common.claims import Claim, Run
 from limitformer.plot import BLACK, BLUE, GREEN, MARKERS, ORANGE, RED, legend_below, panels
-from limitformer.progress import tracked
-from limitformer.train.text_data import TextData, text_data
+from limitformer.train.data.text_data import TextData, text_data
 
 CHOOSE, TEST = "choosing", "held-out"
 START, DISTANCE = "loss at the start", "distance of the objective"

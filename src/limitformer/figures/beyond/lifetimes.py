@@ -15,12 +15,12 @@ import xarray as xr
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from limitformer.figures.claims import Claim, Run
-from limitformer.figures.sphere import tokens_chain
-from limitformer.limits.overlap import overlap
+from limitformer.base.progress import tracked
+from limitformer.figures.clustering.sphere import tokens_chain
+from limitformer.figures.common.claims import Claim, Run
 from limitformer.models import StochasticTransformer
 from limitformer.plot import PALETTE, legend_below, panels
-from limitformer.progress import tracked
+from limitformer.sphere.overlap import overlap
 
 SOFTMAX, UNNORMALIZED = "softmax", "unnormalized"
 LINES = ("-", "--", "-.")

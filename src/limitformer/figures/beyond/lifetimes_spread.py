@@ -16,13 +16,13 @@ import xarray as xr
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from limitformer.engine import simulate
-from limitformer.figures.claims import Claim, Run
-from limitformer.figures.lifetimes import LINES, times_of
-from limitformer.limits.overlap import OverlapDiffusion, overlap
+from limitformer.base.progress import tracked
+from limitformer.figures.beyond.lifetimes import LINES, times_of
+from limitformer.figures.common.claims import Claim, Run
 from limitformer.models import StochasticTransformer
 from limitformer.plot import PALETTE, legend_below, panels
-from limitformer.progress import tracked
+from limitformer.running.engine import simulate
+from limitformer.sphere.overlap import OverlapDiffusion, overlap
 from limitformer.sweep.describe import model_seed
 
 CLUSTERS = (2, 1)

@@ -15,10 +15,10 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from limitformer.figures.claims import Claim, Run
+from limitformer.base.progress import tracked
+from limitformer.figures.common.claims import Claim, Run
 from limitformer.plot import MARKERS, PALETTE, panels
-from limitformer.progress import tracked
-from limitformer.results import correlation
+from limitformer.running.results import correlation
 from limitformer.weightless import shapes, simulate
 
 PATCHES = ("vit",)  # whose tokens are patches of one image, not ids

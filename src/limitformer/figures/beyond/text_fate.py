@@ -12,11 +12,11 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import limitformer
-from limitformer.figures.claims import Claim, Run, chain
+from limitformer.base.progress import tracked
+from limitformer.figures.common.claims import Claim, Run, chain
 from limitformer.models import ShapedAttention, ShapedReLU, SoftmaxAttention, Start, Transformer, from_text
 from limitformer.plot import heatmap, panels
-from limitformer.progress import tracked
-from limitformer.results import correlation
+from limitformer.running.results import correlation
 
 WORDS = 7.5  # points: so many words fit beside a panel
 ZEN = Path(limitformer.__file__).parent / "data" / "zen-of-python.txt"

@@ -28,10 +28,10 @@ from limitformer.checking.report import Report
 from limitformer.checking.subject import subject_of
 from limitformer.checking.verdicts import HEALTHY
 from limitformer.hf import Shaping
+from limitformer.train.data.text_data import TextData
 from limitformer.train.log import curve, read_log
-from limitformer.train.mlm import spread
 from limitformer.train.plan import Plan
-from limitformer.train.text_data import TextData
+from limitformer.train.tasks.mlm import spread
 
 KINDS = ("pre", "post", "none", "shaped")
 

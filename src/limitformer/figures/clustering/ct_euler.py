@@ -22,11 +22,12 @@ import xarray as xr
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from limitformer.figures.claims import Claim, Run
-from limitformer.figures.sphere import tokens_chain
-from limitformer.limits import TokenLimit, limit
+from limitformer.figures.clustering.sphere import tokens_chain
+from limitformer.figures.common.claims import Claim, Run
 from limitformer.models import StochasticTransformer
 from limitformer.plot import BLACK, BLUE, ORANGE, RED, legend_below, panels
+from limitformer.running.limit import limit
+from limitformer.sphere.limit import TokenLimit
 
 Array = NDArray[np.float64]
 NAIVE, EULER, NORMALISED = "naive", "Euler", "normalised"

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
-from limitformer.figures.claims import Claim, Run
+from limitformer.figures.common.claims import Claim, Run
 from limitformer.plot import BLUE, GREEN, ORANGE, RED, legend_below, panels
 
 Array = NDArray[np.float64]

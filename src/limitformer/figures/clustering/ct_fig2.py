@@ -1,6 +1,6 @@
 r"""[CT, Fig. 2]: random values train better than constant ones.
 
-A vision Transformer of attention alone on the sphere (`limitformer.train.vit` has its equation and what the paper
+A vision Transformer of attention alone on the sphere (`limitformer.train.tasks.vit` has its equation and what the paper
 leaves open), trained from V that is the identity and shared by all layers (constant) or Gaussian and independent
 (random): mean validation accuracy by epoch, with its range over seeds. The data are finished runs of
 `limitformer train vit`.
@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.stats import t
 
-from limitformer.errors import require
-from limitformer.figures.claims import Claim, Run
-from limitformer.figures.language_runs import check_alike, runs_of, student
+from limitformer.base.errors import require
+from limitformer.figures.common.claims import Claim, Run
+from limitformer.figures.shaped_transformer.language_runs import check_alike, runs_of, student
 from limitformer.plot import legend_below, panels
 from limitformer.train.log import curve, read_log
 

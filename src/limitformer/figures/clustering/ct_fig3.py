@@ -18,14 +18,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from limitformer.figures.claims import Claim, Run
-from limitformer.figures.grids import resumable
-from limitformer.figures.sphere import exact_shares, standard_error, text_of
-from limitformer.limits.overlap import overlap
+from limitformer.figures.clustering.sphere import exact_shares, standard_error, text_of
+from limitformer.figures.common.claims import Claim, Run
+from limitformer.figures.common.grids import resumable
 from limitformer.models import StochasticTransformer
-from limitformer.outcome_probabilities import OUTCOMES
-from limitformer.phase import phase_diagram
 from limitformer.plot import BLUE, MARKERS, RED, legend_below, panels, sequence
+from limitformer.running.outcomes import OUTCOMES
+from limitformer.sphere.overlap import overlap
+from limitformer.sweep.phase import phase_diagram
 
 SINGLE, ANTIPODAL, UNRESOLVED = OUTCOMES
 

@@ -29,13 +29,13 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
-from limitformer.figures.claims import Claim, Run
-from limitformer.figures.grids import resumable
-from limitformer.figures.sphere import OUTCOME_COLOURS, standard_error
+from limitformer.figures.clustering.sphere import OUTCOME_COLOURS, standard_error
+from limitformer.figures.common.claims import Claim, Run
+from limitformer.figures.common.grids import resumable
 from limitformer.models import HybridTransformer
-from limitformer.outcome_probabilities import OUTCOMES
-from limitformer.phase import phase_diagram
 from limitformer.plot import legend_below, panels
+from limitformer.running.outcomes import OUTCOMES
+from limitformer.sweep.phase import phase_diagram
 
 SINGLE, ANTIPODAL, UNRESOLVED = OUTCOMES
 ATTENTIONS: tuple[Literal["unnormalized", "softmax"], ...] = ("unnormalized", "softmax")

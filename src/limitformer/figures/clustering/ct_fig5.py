@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyBboxPatch
 from numpy.typing import NDArray
 
-from limitformer.figures.claims import Claim, Run, ks_distance, ks_noise
-from limitformer.figures.sphere import tokens_chain
+from limitformer.figures.clustering.sphere import tokens_chain
+from limitformer.figures.common.claims import Claim, Run, ks_distance, ks_noise
 from limitformer.models import StochasticTransformer
 from limitformer.plot import BLUE, GREEN, ORANGE, PURPLE, SKY, legend_below, panels
 

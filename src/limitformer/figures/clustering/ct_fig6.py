@@ -19,12 +19,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from limitformer.figures.claims import Claim, Run
-from limitformer.figures.grids import on_grid
-from limitformer.figures.sphere import standard_error
-from limitformer.limits.overlap import overlap
+from limitformer.figures.clustering.sphere import standard_error
+from limitformer.figures.common.claims import Claim, Run
+from limitformer.figures.common.grids import on_grid
 from limitformer.models import StochasticTransformer
 from limitformer.plot import MARKERS, legend_below, panels, sequence
+from limitformer.sphere.overlap import overlap
 from limitformer.sweep import Sweep
 
 TOLD = (1.0, 2.0, 3.0, 4.0, 8.0)  # β at which the shares are among the claims

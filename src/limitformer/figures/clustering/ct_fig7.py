@@ -12,8 +12,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from limitformer.figures.claims import Claim, Run
-from limitformer.figures.sphere import (
+from limitformer.figures.clustering.sphere import (
     ANTIPODAL_COLOUR,
     SINGLE_COLOUR,
     UNRESOLVED_COLOUR,
@@ -22,9 +21,10 @@ from limitformer.figures.sphere import (
     standard_error,
     tokens_chain,
 )
-from limitformer.limits.overlap import overlap
+from limitformer.figures.common.claims import Claim, Run
 from limitformer.models import StochasticTransformer
 from limitformer.plot import BLUE, SKY, legend_below, panels
+from limitformer.sphere.overlap import overlap
 
 NEARLY_ALL = 0.95
 APART = 0.9  # overlap of the two clusters at which the antipodal state is over

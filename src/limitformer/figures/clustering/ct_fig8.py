@@ -16,12 +16,18 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from limitformer.figures.claims import Claim, Run
-from limitformer.figures.sphere import exact_shares, shares, standard_error, text_of, tokens_chain
-from limitformer.limits.overlap import overlap
+from limitformer.base.progress import tracked
+from limitformer.figures.clustering.sphere import (
+    exact_shares,
+    shares,
+    standard_error,
+    text_of,
+    tokens_chain,
+)
+from limitformer.figures.common.claims import Claim, Run
 from limitformer.models import StochasticTransformer
 from limitformer.plot import MARKERS, legend_below, panels, sequence
-from limitformer.progress import tracked
+from limitformer.sphere.overlap import overlap
 
 FIRST = 0.2  # the first time after 0
 EVERY = 6  # every so many times the chain is drawn

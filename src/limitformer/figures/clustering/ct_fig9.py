@@ -13,11 +13,11 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from limitformer.figures.claims import Claim, Run
-from limitformer.figures.sphere import evenly, shares, tokens_chain
+from limitformer.base.progress import tracked
+from limitformer.figures.clustering.sphere import evenly, shares, tokens_chain
+from limitformer.figures.common.claims import Claim, Run
 from limitformer.models import HybridTransformer, StochasticTransformer
 from limitformer.plot import BLUE, RED, legend_below, panels
-from limitformer.progress import tracked
 
 STOCHASTIC, DETERMINISTIC = "stochastic", "deterministic"
 COMPARABLE, FASTER = 1.6, 3.0  # ratios of median times that are called so

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import kstest
 
-from limitformer.figures.claims import Claim, Run
+from limitformer.base.progress import tracked
+from limitformer.figures.common.claims import Claim, Run
 from limitformer.plot import RED, legend_below, panels, sequence
-from limitformer.progress import tracked
 
 Array = NDArray[np.float64]
 SCALES = ("1/L", "1/√L")

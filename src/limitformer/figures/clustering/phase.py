@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from limitformer.models import from_json
-from limitformer.phase import exact_probability
 from limitformer.plot import MARKERS, PALETTE, SMALL, panels
 from limitformer.sweep.grid import cells
+from limitformer.sweep.phase import exact_probability
 
 LABELS = {
     "beta": "inverse temperature β",

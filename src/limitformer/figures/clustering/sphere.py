@@ -8,10 +8,10 @@ import xarray as xr
 from matplotlib.colors import LinearSegmentedColormap
 from numpy.typing import ArrayLike, NDArray
 
-from limitformer.engine import simulate
-from limitformer.figures.claims import Run
-from limitformer.limits.overlap import overlap
+from limitformer.figures.common.claims import Run
 from limitformer.models import HybridTransformer, StochasticTransformer
+from limitformer.running.engine import simulate
+from limitformer.sphere.overlap import overlap
 from limitformer.sweep.describe import model_seed
 
 SphereKind = StochasticTransformer | HybridTransformer

@@ -9,10 +9,10 @@ import xarray as xr
 from numpy.typing import ArrayLike
 from scipy.stats import ks_2samp
 
-from limitformer.engine import simulate
-from limitformer.limits import limit
 from limitformer.models import Start, Transformer
-from limitformer.results import correlation
+from limitformer.running.engine import simulate
+from limitformer.running.limit import limit
+from limitformer.running.results import correlation
 
 
 class Run(NamedTuple):

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import xarray as xr
 
-from limitformer.errors import require
-from limitformer.figures.claims import Run
+from limitformer.base.errors import require
+from limitformer.figures.common.claims import Run
 from limitformer.sweep import OtherSweepError, Sweep, compute_sweep, load_sweep, run_sweep
 
 T = TypeVar("T")

@@ -23,8 +23,8 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from scipy.stats import t
 
-from limitformer.errors import require
-from limitformer.figures.claims import Run
+from limitformer.base.errors import require
+from limitformer.figures.common.claims import Run
 from limitformer.plot import sequence
 from limitformer.train.harness import FinishedRun, read_runs
 from limitformer.train.log import curve, read_log

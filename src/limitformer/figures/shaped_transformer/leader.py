@@ -21,9 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from limitformer.errors import require
+from limitformer.base.errors import require
 from limitformer.nn import Attention, Feedforward, Layer, Network, Norm
-from limitformer.nn.weights import linear
+from limitformer.nn.drawn.weights import linear
 
 
 class Tokens(NamedTuple):

@@ -16,7 +16,15 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from limitformer.figures.claims import Claim, Run, chain, ks_claim, pair_correlation, sde_at_horizon
+from limitformer.base.progress import tracked
+from limitformer.figures.common.claims import (
+    Claim,
+    Run,
+    chain,
+    ks_claim,
+    pair_correlation,
+    sde_at_horizon,
+)
 from limitformer.models import ShapedAttention, ShapedReLU, SoftmaxAttention, Transformer, equicorrelated
 from limitformer.plot import (
     BLACK,
@@ -29,7 +37,6 @@ from limitformer.plot import (
     legend_below,
     panels,
 )
-from limitformer.progress import tracked
 
 COLLAPSED = 0.99
 SHAPED, UNSHAPED, PRE_LN, VANILLA = "shaped", "unshaped", "unshaped + Pre-LN", "unshaped + Pre-LN, λ = γ = 1"

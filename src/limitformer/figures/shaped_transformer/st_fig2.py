@@ -12,7 +12,7 @@ What the caption leaves open:
 * data: Python's standard library, a byte-level BPE of 1024 tokens, sequences of 64 at random.
 
 ‖∂L/∂W‖ is the Frobenius norm. All is float64, and tokens are carried as differences from the first one
-(`limitformer.figures.leader`): token by token, the query gradients of Post-LN are rounding from layer 80 on.
+(`leader`): token by token, the query gradients of Post-LN are rounding from layer 80 on.
 """
 
 from dataclasses import dataclass
@@ -32,15 +32,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from limitformer.figures.claims import Claim, Run
-from limitformer.figures.leader import apart, run
+from limitformer.base.progress import tracked
+from limitformer.figures.common.claims import Claim, Run
+from limitformer.figures.shaped_transformer.leader import apart, run
 from limitformer.models import ShapedAttention, ShapedReLU, SoftmaxAttention, Transformer
 from limitformer.plot import BLUE, GREEN, ORANGE, RED, legend_below, panels
-from limitformer.progress import tracked
-from limitformer.train.corpus import read_corpus
+from limitformer.train.data.corpus import read_corpus
+from limitformer.train.data.sequences import Sequences, packed
+from limitformer.train.data.tokenizer import train_tokenizer
 from limitformer.train.harness import threads
-from limitformer.train.sequences import Sequences, packed
-from limitformer.train.tokenizer import train_tokenizer
 
 SHAPED, PRE_LN, POST_LN, UNSHAPED = "shaped", "Pre-LN", "Post-LN", "unshaped, no norm"
 WEIGHTS = ("value", "query")

@@ -15,7 +15,8 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from limitformer.figures.claims import (
+from limitformer.base.progress import tracked
+from limitformer.figures.common.claims import (
     Claim,
     Run,
     chain,
@@ -26,7 +27,6 @@ from limitformer.figures.claims import (
 )
 from limitformer.models import ShapedReLU, Transformer, equicorrelated
 from limitformer.plot import correlation_density, correlations, legend_below, panels, sequence
-from limitformer.progress import tracked
 
 
 @dataclass(frozen=True, kw_only=True)

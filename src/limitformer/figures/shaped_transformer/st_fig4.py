@@ -19,11 +19,11 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from limitformer.figures.claims import Claim, Run, chain, pair_correlation
+from limitformer.base.progress import tracked
+from limitformer.figures.common.claims import Claim, Run, chain, pair_correlation
 from limitformer.models import ShapedAttention, Transformer, equicorrelated
 from limitformer.models.attention import Temperature
 from limitformer.plot import PALETTE, legend_below, panels
-from limitformer.progress import tracked
 
 # Name → (identity, center, temperature); all, one removed, two removed.
 CASES: dict[str, tuple[bool, bool, Temperature]] = {

@@ -14,8 +14,13 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from limitformer.figures.claims import Claim, Run
-from limitformer.figures.stopping import LARGEST, Adversarial, spectrum, stopping_times
+from limitformer.figures.common.claims import Claim, Run
+from limitformer.figures.shaped_transformer.stopping import (
+    LARGEST,
+    Adversarial,
+    spectrum,
+    stopping_times,
+)
 from limitformer.plot import GREEN, legend_below, panels, sequence
 
 

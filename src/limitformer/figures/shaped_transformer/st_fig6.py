@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from limitformer.figures.claims import Claim, Run
-from limitformer.figures.language_runs import (
+from limitformer.figures.common.claims import Claim, Run
+from limitformer.figures.shaped_transformer.language_runs import (
     VARIANTS,
     below,
     best_gamma,

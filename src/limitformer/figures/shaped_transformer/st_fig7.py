@@ -11,7 +11,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from limitformer.figures.claims import Claim, Run, chain, ks_claim, sde_at_horizon
+from limitformer.figures.common.claims import Claim, Run, chain, ks_claim, sde_at_horizon
 from limitformer.models import ShapedAttention, Transformer, equicorrelated
 from limitformer.plot import density, draw_densities, legend_below, panels
 

@@ -10,8 +10,8 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from limitformer.figures.claims import Claim, Run
-from limitformer.figures.stopping import Adversarial, stopping_times
+from limitformer.figures.common.claims import Claim, Run
+from limitformer.figures.shaped_transformer.stopping import Adversarial, stopping_times
 from limitformer.plot import panels
 
 WARM = 16.0  # τ₀

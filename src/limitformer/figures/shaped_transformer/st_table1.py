@@ -23,8 +23,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from limitformer.figures.claims import Claim, Run
-from limitformer.figures.language_runs import (
+from limitformer.figures.common.claims import Claim, Run
+from limitformer.figures.shaped_transformer.language_runs import (
     VARIANTS,
     along,
     final,

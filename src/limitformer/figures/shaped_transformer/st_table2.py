@@ -22,9 +22,9 @@ import xarray as xr
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from limitformer.errors import require
-from limitformer.figures.claims import Claim, Run
-from limitformer.figures.language_runs import (
+from limitformer.base.errors import require
+from limitformer.figures.common.claims import Claim, Run
+from limitformer.figures.shaped_transformer.language_runs import (
     PLACE,
     VARIANTS,
     along,
@@ -35,10 +35,18 @@ from limitformer.figures.language_runs import (
     setting,
     student,
 )
-from limitformer.figures.st_table1 import COLOURS, SEEDS, is_shaped, key_of, label, order, point
+from limitformer.figures.shaped_transformer.st_table1 import (
+    COLOURS,
+    SEEDS,
+    is_shaped,
+    key_of,
+    label,
+    order,
+    point,
+)
 from limitformer.plot import panels
-from limitformer.train.glue_metrics import METRICS
 from limitformer.train.harness import FinishedRun
+from limitformer.train.tasks.glue_metrics import METRICS
 
 Key = tuple[int, str, float]  # depth, variant, γ
 PLACE_OF_TUNING = ("pretrained", "variant", "weights", "seed")  # all else is the same within a task

@@ -13,8 +13,8 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.figures.claims import Run, chain
-from limitformer.figures.grids import on_grid
+from limitformer.figures.common.claims import Run, chain
+from limitformer.figures.common.grids import on_grid
 from limitformer.models import ShapedAttention, Transformer, equicorrelated
 from limitformer.sweep import Sweep
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from limitformer import models
 from limitformer.models.kinds import of_kind
-from limitformer.nn.own import torch_mixing
-from limitformer.nn.weights import linear, weight
+from limitformer.nn.drawn.own import torch_mixing
+from limitformer.nn.drawn.weights import linear, weight
 
 
 class Attention(nn.Module):

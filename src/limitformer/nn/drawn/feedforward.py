@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from limitformer import models
 from limitformer.models.kinds import of_kind
-from limitformer.nn.own import torch_elementwise
-from limitformer.nn.weights import linear, weight
+from limitformer.nn.drawn.own import torch_elementwise
+from limitformer.nn.drawn.weights import linear, weight
 
 Slopes = tuple[float, float]
 

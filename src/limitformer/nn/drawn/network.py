@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from limitformer import models
-from limitformer.nn.attention import attention_of
-from limitformer.nn.feedforward import feedforward_of
-from limitformer.nn.norm import Norm
-from limitformer.nn.weights import draw_weights
+from limitformer.nn.drawn.attention import attention_of
+from limitformer.nn.drawn.feedforward import feedforward_of
+from limitformer.nn.drawn.norm import Norm
+from limitformer.nn.drawn.weights import draw_weights
 
 Strengths = list[tuple[float, float]]
 

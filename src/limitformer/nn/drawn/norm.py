@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from limitformer import models
-from limitformer.nn.own import torch_scale
+from limitformer.nn.drawn.own import torch_scale
 
 
 class Norm(nn.Module):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from limitformer import models
-from limitformer.errors import InputError, first_line, require
+from limitformer.base.errors import InputError, first_line, require
 from limitformer.models.elementwise import TRIED
 from limitformer.models.functions import Function, imported, is_path, plain, value_at
 from limitformer.models.mixing import matrix_of, tried_logits

@@ -13,20 +13,20 @@ import xarray as xr
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from limitformer.chains.start import start_factor
-from limitformer.chains.transformer import subtracts_mean
-from limitformer.engine import Interrupted, Record, recorded_layers
-from limitformer.errors import InputError, require, require_count
-from limitformer.memory import check_recording, check_scratch
+from limitformer.base.errors import InputError, require, require_count
+from limitformer.base.memory import check_recording, check_scratch
+from limitformer.base.progress import tracked
+from limitformer.covariance.chain.start import start_factor
+from limitformer.covariance.chain.transformer import subtracts_mean
 from limitformer.models import Start, Transformer, as_start
 from limitformer.models.serial import described
-from limitformer.nn.network import Layer, strengths_of
-from limitformer.nn.weights import draw_weights
-from limitformer.progress import tracked
-from limitformer.random import key
-from limitformer.recording import INSIDE, LEFT_BALL
-from limitformer.replicas import slices
-from limitformer.results import covariance_dataset
+from limitformer.nn.drawn.network import Layer, strengths_of
+from limitformer.nn.drawn.weights import draw_weights
+from limitformer.numerics.random import key
+from limitformer.recording.exits import INSIDE, LEFT_BALL
+from limitformer.running.engine import Interrupted, Record, recorded_layers
+from limitformer.running.replicas import slices
+from limitformer.running.results import covariance_dataset
 
 BATCH_BYTES = 2**27  # of one layer's weights
 

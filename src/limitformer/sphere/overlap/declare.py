@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from limitformer.errors import NoLimitError, require, require_count
-from limitformer.limits.overlap.diffusion import OverlapDiffusion
+from limitformer.base.errors import NoLimitError, require, require_count
 from limitformer.models.sphere import HybridTransformer, SphereModel, StochasticTransformer
+from limitformer.sphere.overlap.diffusion import OverlapDiffusion
 
 LARGEST_BETA = 150.0  # e^{4β} is still a double: the noise between clusters far apart is e^{−4β}
 

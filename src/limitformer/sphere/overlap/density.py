@@ -4,10 +4,10 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike
 
-from limitformer.errors import require, require_real
-from limitformer.limits.overlap.motion import Motion
-from limitformer.limits.overlap.position import Array, artanh, at_artanh
-from limitformer.limits.overlap.transport import (
+from limitformer.base.errors import require, require_real
+from limitformer.sphere.overlap.motion import Motion
+from limitformer.sphere.overlap.position import Array, artanh, at_artanh
+from limitformer.sphere.overlap.transport import (
     Chain,
     cell_width,
     chain,

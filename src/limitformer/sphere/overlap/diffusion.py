@@ -15,14 +15,22 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike
 
-from limitformer.errors import InputError, require, require_count
-from limitformer.limits.overlap import hitting, thresholds
-from limitformer.limits.overlap.density import density_of
-from limitformer.limits.overlap.ends import Boundaries, Rates, boundaries_of
-from limitformer.limits.overlap.gap import MetastableGap, metastable_gap
-from limitformer.limits.overlap.lifetime import leading_lifetime
-from limitformer.limits.overlap.motion import FlowMotion, HybridMotion, Motion, StochasticMotion, motion_of
-from limitformer.limits.overlap.position import (
+from limitformer.base.errors import InputError, require, require_count
+from limitformer.models.display import shown
+from limitformer.models.sphere import SphereModel, StochasticTransformer
+from limitformer.sphere.overlap import hitting, thresholds
+from limitformer.sphere.overlap.density import density_of
+from limitformer.sphere.overlap.ends import Boundaries, Rates, boundaries_of
+from limitformer.sphere.overlap.gap import MetastableGap, metastable_gap
+from limitformer.sphere.overlap.lifetime import leading_lifetime
+from limitformer.sphere.overlap.motion import (
+    FlowMotion,
+    HybridMotion,
+    Motion,
+    StochasticMotion,
+    motion_of,
+)
+from limitformer.sphere.overlap.position import (
     Array,
     artanh,
     at_artanh,
@@ -31,10 +39,8 @@ from limitformer.limits.overlap.position import (
     require_overlap,
     require_overlaps,
 )
-from limitformer.limits.overlap.scale import FlowScale, Scale
-from limitformer.limits.overlap.summary import summary_of
-from limitformer.models.display import shown
-from limitformer.models.sphere import SphereModel, StochasticTransformer
+from limitformer.sphere.overlap.scale import FlowScale, Scale
+from limitformer.sphere.overlap.summary import summary_of
 
 
 @shown
@@ -48,7 +54,7 @@ class OverlapDiffusion:
         beta: βc if QᵀK = cI, so β itself without Q and K; it may be negative. For the stochastic model its sign
             changes nothing with softmax, and without normalisation the clock alone.
 
-    >>> from limitformer.limits.overlap import overlap
+    >>> from limitformer.sphere.overlap import overlap
     >>> pair = overlap(StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=100))
     >>> round(float(pair.antipodal_probability()), 4), round(float(pair.antipodal_probability(start=0.0)), 4)
     (0.1199, 0.0844)
@@ -129,7 +135,7 @@ class OverlapDiffusion:
     def log_antipodal_probability(self, start: ArrayLike | None = None) -> Array:
         """log P(Z → −1); as `antipodal_probability`, but does not underflow.
 
-        >>> from limitformer.limits.overlap import overlap
+        >>> from limitformer.sphere.overlap import overlap
         >>> pair = overlap(StochasticTransformer(tokens=2, dim=4096, beta=4.6, layers_per_unit_time=100))
         >>> round(float(pair.log_antipodal_probability(start=0.9)), 3)
         -2434.53
@@ -234,7 +240,7 @@ class OverlapDiffusion:
         Raises:
             InputError: a target out of range, equal clusters, the hybrid model, or unnormalized attention.
 
-        >>> from limitformer.limits.overlap import overlap
+        >>> from limitformer.sphere.overlap import overlap
         >>> three = overlap(StochasticTransformer(tokens=3, dim=4, beta=8.0, layers_per_unit_time=100), (2, 1))
         >>> round(three.mean_hitting_time(0.9, start=-1.0) / three.lifetime_asymptote(0.9), 3)
         0.963

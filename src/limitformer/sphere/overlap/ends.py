@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from limitformer.limits.overlap.motion import FlowMotion, Motion, StochasticMotion
+from limitformer.sphere.overlap.motion import FlowMotion, Motion, StochasticMotion
 
 Kind = Literal["attracting", "non-attracting", "entrance", "reflecting"]
 

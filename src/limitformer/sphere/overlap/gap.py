@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
-from limitformer.errors import InputError
-from limitformer.limits.overlap.motion import Motion, log_speed, slope_at
-from limitformer.limits.overlap.panels import WEIGHTS, Panels, panels, separate
-from limitformer.limits.overlap.position import Array, artanh, at_artanh
-from limitformer.limits.overlap.scale import Scale
+from limitformer.base.errors import InputError
+from limitformer.sphere.overlap.motion import Motion, log_speed, slope_at
+from limitformer.sphere.overlap.panels import WEIGHTS, Panels, panels, separate
+from limitformer.sphere.overlap.position import Array, artanh, at_artanh
+from limitformer.sphere.overlap.scale import Scale
 
 
 @dataclass(frozen=True)

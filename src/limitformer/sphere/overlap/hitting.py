@@ -18,10 +18,10 @@ The mean time to leave (a, b) from x, with S(x, y) = ∫_x^y s, is a sum of posi
 import numpy as np
 from scipy.special import logsumexp
 
-from limitformer.limits.overlap.motion import FlowMotion, Motion, log_speed, slope_at
-from limitformer.limits.overlap.panels import POINTS, WEIGHTS, Panels, cells, on_edges, panels
-from limitformer.limits.overlap.position import Array, at_artanh
-from limitformer.limits.overlap.scale import Scale, log_slope_growth
+from limitformer.sphere.overlap.motion import FlowMotion, Motion, log_speed, slope_at
+from limitformer.sphere.overlap.panels import POINTS, WEIGHTS, Panels, cells, on_edges, panels
+from limitformer.sphere.overlap.position import Array, at_artanh
+from limitformer.sphere.overlap.scale import Scale, log_slope_growth
 
 
 def rising_time(scale: Scale, start: float, target: float) -> float:

@@ -24,10 +24,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from limitformer.limits.overlap.position import Array, Position, at_artanh, at_overlap
-from limitformer.limits.overlap.weights import Weights, weights_of
 from limitformer.models.kinds import of_kind
 from limitformer.models.sphere import HybridTransformer, SphereModel, StochasticTransformer
+from limitformer.sphere.overlap.position import Array, Position, at_artanh, at_overlap
+from limitformer.sphere.overlap.weights import Weights, weights_of
 
 REACH = 19.0  # every double z has |artanh z| < 18.8; corrections to the exponential tails are of order e^{−2·19}
 

@@ -13,9 +13,9 @@ from functools import cached_property
 import numpy as np
 from numpy.polynomial import legendre
 
-from limitformer.errors import require
-from limitformer.limits.overlap.motion import Motion, log_speed, slope_at
-from limitformer.limits.overlap.position import Array
+from limitformer.base.errors import require
+from limitformer.sphere.overlap.motion import Motion, log_speed, slope_at
+from limitformer.sphere.overlap.position import Array
 
 NODES = 12
 WIDEST = 0.25

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
-from limitformer.errors import require
+from limitformer.base.errors import require
 
 Array = NDArray[np.float64]
 

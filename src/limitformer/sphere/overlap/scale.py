@@ -18,10 +18,18 @@ from functools import cached_property
 import numpy as np
 from scipy.special import betainc, betaln, logsumexp
 
-from limitformer.errors import InputError, require
-from limitformer.limits.overlap.motion import Motion, slope_at
-from limitformer.limits.overlap.panels import WEIGHTS, Panels, cells, on_edges, refined, separate, thirds
-from limitformer.limits.overlap.position import Array, at_artanh, log_cosh
+from limitformer.base.errors import InputError, require
+from limitformer.sphere.overlap.motion import Motion, slope_at
+from limitformer.sphere.overlap.panels import (
+    WEIGHTS,
+    Panels,
+    cells,
+    on_edges,
+    refined,
+    separate,
+    thirds,
+)
+from limitformer.sphere.overlap.position import Array, at_artanh, log_cosh
 
 STEEP = 1e5
 

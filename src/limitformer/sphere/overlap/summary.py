@@ -5,9 +5,9 @@ from dataclasses import asdict
 from math import isnan
 from typing import Any
 
-from limitformer.errors import InputError
-from limitformer.limits.overlap.motion import HybridMotion
+from limitformer.base.errors import InputError
 from limitformer.models.serial import as_record
+from limitformer.sphere.overlap.motion import HybridMotion
 
 LIFETIME_TARGET = 0.9
 

@@ -13,9 +13,9 @@ neither end attracts.
 
 from math import acosh, inf, log, sqrt
 
-from limitformer.errors import InputError
-from limitformer.limits.overlap.motion import HybridMotion, Motion, StochasticMotion
-from limitformer.limits.overlap.position import at_overlap
+from limitformer.base.errors import InputError
+from limitformer.sphere.overlap.motion import HybridMotion, Motion, StochasticMotion
+from limitformer.sphere.overlap.position import at_overlap
 
 
 def stochastic_critical_beta(motion: StochasticMotion) -> float:

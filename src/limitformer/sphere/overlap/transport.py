@@ -26,11 +26,11 @@ from math import log, sqrt
 import numpy as np
 from scipy.linalg import solve_banded
 
-from limitformer.errors import require
-from limitformer.limits.overlap.motion import End, Motion, log_speed, slope_at
-from limitformer.limits.overlap.panels import on_edges
-from limitformer.limits.overlap.position import Array, at_artanh
-from limitformer.limits.overlap.scale import uniform_below
+from limitformer.base.errors import require
+from limitformer.sphere.overlap.motion import End, Motion, log_speed, slope_at
+from limitformer.sphere.overlap.panels import on_edges
+from limitformer.sphere.overlap.position import Array, at_artanh
+from limitformer.sphere.overlap.scale import uniform_below
 
 MOST_CELLS = 200_000
 WIDEST_CELL = 0.05

@@ -20,8 +20,8 @@ from functools import partial
 import numpy as np
 from scipy.special import exprel
 
-from limitformer.limits.overlap.position import Array, Position
 from limitformer.models.sphere import SphereModel
+from limitformer.sphere.overlap.position import Array, Position
 
 LARGEST_LOGIT = 650.0  # e^{−650} is still a normal double
 

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from torch.utils.data import Sampler
 
-from limitformer.errors import require
+from limitformer.base.errors import require
 
 
 @runtime_checkable

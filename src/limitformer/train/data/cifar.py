@@ -1,6 +1,6 @@
 """CIFAR-10 in the layout of torchvision: `cifar-10-batches-py` with five training batches, a test batch and the names.
 
-The files are pickles. They are read as data, without Python's reader of pickles (`limitformer.train.inert_pickle`): of
+The files are pickles. They are read as data, without Python's reader of pickles (`inert_pickle`): of
 an array the bytes are taken, if its shape and type are those of CIFAR-10.
 """
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.errors import InputError, first_line, require
-from limitformer.train.inert_pickle import Made, Named, read
+from limitformer.base.errors import InputError, first_line, require
+from limitformer.train.data.inert_pickle import Made, Named, read
 
 FOLDER, META = "cifar-10-batches-py", "batches.meta"
 TRAINING = tuple(f"data_batch_{k}" for k in range(1, 6))

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from limitformer.errors import InputError, require, require_count, require_real
-from limitformer.train.sources import read_source
+from limitformer.base.errors import InputError, require, require_count, require_real
+from limitformer.train.data.sources import read_source
 
 HASH_BYTES = 8
 
@@ -61,7 +61,7 @@ def read_corpus(source: str, *, share: float = 0.05, documents: int | None = Non
     """Read and split a corpus.
 
     Args:
-        source: one of those in `limitformer.train.sources`, or several joined by "+".
+        source: one of those in `limitformer.train.data.sources`, or several joined by "+".
         share: of the documents that are for evaluation, about.
         documents: take so many from the beginning of each source; None takes all.
 

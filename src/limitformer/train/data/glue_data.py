@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from limitformer.errors import InputError, require
+from limitformer.base.errors import InputError, require
 from limitformer.models.text import read_text
 
 Task = Literal["CoLA", "MRPC", "RTE"]

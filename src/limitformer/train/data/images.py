@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from limitformer.errors import require
-from limitformer.train.autoaugment import augmented
-from limitformer.train.cifar import Arrays, read_cifar10
+from limitformer.base.errors import require
+from limitformer.train.data.autoaugment import augmented
+from limitformer.train.data.cifar import Arrays, read_cifar10
 
 Source = Literal["digits", "cifar10"]
 HELD_OUT = 5  # one in so many digits

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from limitformer.errors import require, require_real
+from limitformer.base.errors import require, require_real
 from limitformer.train.evaluation import IGNORED as IGNORED
 
 SHARE = 0.15

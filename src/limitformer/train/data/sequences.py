@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast
 
-from limitformer.errors import InputError, require, require_count
-from limitformer.results import write_whole
-from limitformer.train.tokenizer import BATCH, ids_of
+from limitformer.base.errors import InputError, require, require_count
+from limitformer.running.results import write_whole
+from limitformer.train.data.tokenizer import BATCH, ids_of
 
 
 class Sequences(Dataset[dict[str, Any]]):

@@ -22,7 +22,7 @@ from pathlib import Path
 import datasets
 from datasets.exceptions import DatasetsError
 
-from limitformer.errors import InputError, require
+from limitformer.base.errors import InputError, require
 from limitformer.models.text import read_text
 
 ENDINGS = (".txt", ".py", ".md")

@@ -12,13 +12,13 @@ from typing import Any
 from filelock import FileLock
 from transformers import PreTrainedTokenizerFast
 
-from limitformer.errors import InputError
-from limitformer.progress import announced
-from limitformer.results import check_writable
-from limitformer.train.corpus import Corpus, read_corpus
+from limitformer.base.errors import InputError
+from limitformer.base.progress import announced
+from limitformer.running.results import check_writable
+from limitformer.train.data.corpus import Corpus, read_corpus
+from limitformer.train.data.sequences import Sequences, read_packed, write_packed
+from limitformer.train.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from limitformer.train.plan import rank
-from limitformer.train.sequences import Sequences, read_packed, write_packed
-from limitformer.train.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 
 LAST = "evaluation.npy"  # of the files that are written
 LONGEST = 3600.0  # seconds in which the main process makes them

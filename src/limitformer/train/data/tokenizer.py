@@ -11,8 +11,8 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from limitformer.errors import InputError, require, require_count
-from limitformer.results import write_whole
+from limitformer.base.errors import InputError, require, require_count
+from limitformer.running.results import write_whole
 
 SPECIAL = {
     "pad_token": "[PAD]",

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
-from limitformer.errors import InputError, require, require_count, require_real
+from limitformer.base.errors import InputError, require, require_count, require_real
 from limitformer.nn import Recover, gains
-from limitformer.train.batches import steps_per_epoch
-from limitformer.train.glue_data import Example, Task, read_glue
-from limitformer.train.glue_metrics import score
+from limitformer.train.data.batches import steps_per_epoch
+from limitformer.train.data.glue_data import Example, Task, read_glue
+from limitformer.train.data.tokenizer import load_tokenizer
 from limitformer.train.harness import train
-from limitformer.train.mlm import TOKENIZER
 from limitformer.train.plan import Plan
 from limitformer.train.runs import RUN, SUMMARY, read_json
-from limitformer.train.tokenizer import load_tokenizer
+from limitformer.train.tasks.glue_metrics import score
+from limitformer.train.tasks.mlm import TOKENIZER
 
 MODEL = "model"  # in the folder of a run
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from limitformer.errors import require
-from limitformer.train.glue_data import Task
+from limitformer.base.errors import require
+from limitformer.train.data.glue_data import Task
 
 
 class Counts(NamedTuple):

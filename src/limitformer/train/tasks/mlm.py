@@ -18,17 +18,17 @@ from typing import Any, Literal, get_args
 import torch
 from transformers import TrainerCallback
 
-from limitformer.errors import require, require_count, require_real
+from limitformer.base.errors import require, require_count, require_real
 from limitformer.hf import ShapedTransformerConfig, ShapedTransformerForMaskedLM
 from limitformer.hf.configuration import Kind
 from limitformer.nn import Learn, Recover
 from limitformer.train.callbacks import Correlation, Entropy, Gains, GradientNorms, ShapingSchedule
+from limitformer.train.data.masking import MaskedCollator
+from limitformer.train.data.text_data import TextData, text_data
+from limitformer.train.data.tokenizer import save_tokenizer
 from limitformer.train.harness import train
 from limitformer.train.log import Log
-from limitformer.train.masking import MaskedCollator
 from limitformer.train.plan import Plan, rank
-from limitformer.train.text_data import TextData, text_data
-from limitformer.train.tokenizer import save_tokenizer
 
 Variant = Literal["shaped-learn", "shaped-recover", "pre-ln", "post-ln"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)

@@ -36,13 +36,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import EvalPrediction
 
-from limitformer.errors import require, require_count
-from limitformer.train.batches import steps_per_epoch
+from limitformer.base.errors import require, require_count
+from limitformer.train.data.batches import steps_per_epoch
+from limitformer.train.data.images import Images, collate, read_images
 from limitformer.train.harness import train
-from limitformer.train.images import Images, collate, read_images
 from limitformer.train.plan import Plan
-from limitformer.train.vit_config import PRESETS as PRESETS
-from limitformer.train.vit_config import VitConfig as VitConfig
+from limitformer.train.tasks.vit_config import PRESETS as PRESETS
+from limitformer.train.tasks.vit_config import VitConfig as VitConfig
 
 Variant = Literal["constant", "random"]
 CLASSES = 10

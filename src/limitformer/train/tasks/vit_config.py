@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from limitformer.errors import keep, require, require_count, require_real
-from limitformer.train.images import Source
+from limitformer.base.errors import keep, require, require_count, require_real
+from limitformer.train.data.images import Source
 from limitformer.train.plan import Schedule
 
 COUNTS = ("layers", "dim", "patch", "epochs", "batch")

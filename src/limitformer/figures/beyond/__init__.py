@@ -1,0 +1,1 @@
+"""Figures of what neither paper has, one file each."""

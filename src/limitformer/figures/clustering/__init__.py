@@ -1,0 +1,1 @@
+"""Figures of [CT], one file each."""

@@ -1,0 +1,1 @@
+"""Figures of [ST], one file each."""

@@ -1,0 +1,1 @@
+"""Compiled kernels that know no Transformer: lanes, random streams, elementary functions, factors."""

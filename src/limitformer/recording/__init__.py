@@ -1,0 +1,1 @@
+"""What kernels write down of their paths, and when paths end."""

@@ -1,0 +1,1 @@
+"""`simulate`: chains and limits over many replicas, and what comes out."""

@@ -1,0 +1,1 @@
+"""The experiments: masked language models, GLUE, vision."""
