@@ -3,7 +3,7 @@ PYTHON ?= python3
 OUT ?= out
 APT = DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends -o Acquire::http::Timeout=20
 
-.PHONY: demo test lint browser bench faults laws bands alarms coverage clean
+.PHONY: demo test check lint browser bench faults laws bands alarms coverage clean
 
 # The core alone: no torch.
 .venv/ready: pyproject.toml
@@ -40,6 +40,15 @@ browser:
 test: lint .venv/ready browser
 	.venv/bin/python tests/core_alone.py
 	.venv-test/bin/python -m pytest -n 2 --dist loadgroup
+
+# For every edit, a minute: format, imports, and the tests that are quick; `make test` before a commit.
+check: .venv-test/ready
+	.venv-test/bin/ruff check .
+	.venv-test/bin/ruff format --check .
+	.venv-test/bin/lint-imports > /dev/null || .venv-test/bin/lint-imports
+	.venv-test/bin/python -m pytest -q -m fast -n 2 --dist loadgroup tests/models tests/base tests/numerics/test_kernels.py \
+		tests/covariance/test_limit.py tests/sphere tests/running tests/figures/test_figure_pages.py tests/test_faults.py \
+		src/limitformer/models
 
 # Faults of one line that the tests must catch, about an hour; some of them: make faults ONLY="sweep nn".
 faults: .venv-test/ready browser

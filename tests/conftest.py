@@ -14,12 +14,31 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 LONG = ("test_train", "test_figure", "test_sweep")  # begun first, so that no worker is left alone with them
+# `make check`, for every edit: what is said in a minute, kernels of an edited file included.
+FAST = (
+    "tests/models",
+    "tests/base/test_errors.py",
+    "tests/numerics/test_kernels.py",
+    "tests/covariance/test_limit.py::test_theorem",
+    "tests/covariance/test_limit.py::test_corollary",
+    "tests/covariance/test_limit.py::test_what_has_no_limit",
+    "tests/sphere/test_overlap.py",
+    "tests/sphere/test_sphere_models.py",
+    "tests/running/test_results.py",
+    "tests/figures/test_figure_pages.py",
+    "tests/test_faults.py",
+    "src/limitformer/models",
+)
+COMPILING = ("test_own_parts",)  # of models, but they compile and train
 OF_FIGURES = ("test_figures", "test_figure_looks")  # share what takes long to make
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups, and pytest what is asked for
 def pytest_collection_modifyitems(config, items):
-    """`pytest -n 2`: a file's tests share kernels and samples, and stay in one process."""
+    """`pytest -n 2`: a file's tests share kernels and samples, and stay in one process; `-m fast`: the fast tier."""
+    for item in items:
+        if item.nodeid.startswith(FAST) and not item.path.stem.startswith(COMPILING):
+            item.add_marker(pytest.mark.fast)
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:

@@ -115,7 +115,7 @@ def diffusion_by_sums(v, gamma, tau0):
     return sigma
 
 
-def test_drift_is_the_theorems():
+def test_theorem_4_2_drift():
     """To 1e-12; with the sign of the second-order term turned it is another drift."""
     limit = lf.limit(model("Theorem 4.2"))
     exact = drift_by_sums(V4, GAMMA, TAU0)
@@ -123,13 +123,13 @@ def test_drift_is_the_theorems():
     assert np.abs(limit.drift(V4) - drift_by_sums(V4, GAMMA, TAU0, sign=-1.0)).max() > 0.1
 
 
-def test_drift_of_the_resnet_is_the_theorems():
+def test_theorem_3_2_drift():
     limit = lf.limit(model("Theorem 3.2"))
     exact = relu_drift_by_sums(V4, GAMMA, 3.0)
     assert np.abs(limit.drift(V4) - exact).max() < 1e-12 * np.abs(exact).max()
 
 
-def test_drift_of_the_corollary_is_the_sum():
+def test_corollary_4_3_drift():
     both = lf.limit(model("Corollary 4.3")).drift(V4)
     parts = lf.limit(model("Theorem 3.2")).drift(V4) + lf.limit(model("Theorem 4.2")).drift(V4)
     assert np.abs(both - parts).max() < 1e-12
@@ -151,7 +151,7 @@ def test_drift_at_a_large_and_singular_covariance():
     assert np.abs(lf.limit(model("Theorem 4.2")).drift(v) - exact).max() < 1e-12 * np.abs(exact).max()
 
 
-def test_dense_diffusion_is_the_theorems():
+def test_theorem_4_2_diffusion():
     limit = lf.limit(model("Theorem 4.2"))
     exact = diffusion_by_sums(V4, GAMMA, TAU0)
     assert np.abs(limit.diffusion(V4) - exact).max() < 1e-12 * exact.max()
