@@ -107,7 +107,7 @@ def test_what_numba_takes_for_another_function_is_refused(monkeypatch):
 
     wrong = chains_own.compiled_elementwise(numba.njit(own.x_tanh))
     monkeypatch.setattr(chains_own, "compiled_elementwise", lambda scalar: wrong)
-    refuses("Numba and Python do not agree about .*:bent", elementwise_address, own.bent)
+    refuses("Numba and Python do not agree about .*:by_whole_numbers", elementwise_address, by_whole_numbers)
 
 
 def test_a_function_that_raises_somewhere_stops_the_path_and_no_more():
