@@ -92,3 +92,14 @@ def euler_maruyama(model, start, dt, steps, samples, seed, drift=1.0):
             noise -= (noise * y).sum(-1, keepdims=True) * y
             y = y + drift * (1 - model.dim) / 2 * model.sigma**2 * squared * y * dt + model.sigma * noise
     return y
+
+
+def near_plus(model, layers, rng, samples=10_000):
+    """log w_n/w_0 of two tokens next to +1, where attention is all on their sum: independent factors."""
+    c = model.sigma / model.layers_per_unit_time**0.5
+    total = np.zeros(samples)
+    for _ in range(layers):
+        h, h_ = rng.standard_normal((2, samples))
+        u = (1 + c * h) ** 2 + c * c * rng.chisquare(model.dim - 2, samples)
+        total += np.log(u) - 2 * np.log(u + c * c * h_**2)
+    return total

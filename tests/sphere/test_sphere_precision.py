@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 import limitformer as lf
-from sphere_naive import euler_maruyama, gaps_of, naive_chain, normalised, overlaps_of, tokens_at
+from sphere_naive import euler_maruyama, gaps_of, naive_chain, near_plus, normalised, overlaps_of, tokens_at
 from statistics_checks import ALPHA, assert_same_law
 
 SAMPLES = 10_000
@@ -46,17 +46,6 @@ def test_plain_euler_leaves_the_sphere(model):
 
 
 # --- next to ±1 -------------------------------------------------------------------------------------------------------
-
-
-def near_plus(model, layers, rng):
-    """log w_n/w_0 of two tokens next to +1, where attention is all on their sum: independent factors."""
-    c = model.sigma / model.layers_per_unit_time**0.5
-    total = np.zeros(SAMPLES)
-    for _ in range(layers):
-        h, h_ = rng.standard_normal((2, SAMPLES))
-        u = (1 + c * h) ** 2 + c * c * rng.chisquare(model.dim - 2, SAMPLES)
-        total += np.log(u) - 2 * np.log(u + c * c * h_**2)
-    return total
 
 
 def near_minus(model, layers, rng):

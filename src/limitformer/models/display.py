@@ -35,7 +35,9 @@ def is_default(one: "Field[Any]", part: Any) -> bool:
 
 
 def short(value: Any) -> str:
-    """The value; of a long list, table or array only how it begins and ends, or its shape."""
+    """The value; a function by its name; of a long list, table or array only how it begins and ends, or its shape."""
+    if callable(value) and hasattr(value, "__name__"):
+        return str(value.__name__)
     whole = repr(value)
     if len(whole) <= LONGEST or hasattr(value, "_repr_html_"):
         return whole
