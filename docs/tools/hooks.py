@@ -1,0 +1,34 @@
+"""What MkDocs does beside building pages: mathematics, and links to files that are not part of the site.
+
+`$…$` and `$$…$$` become MathML, which browsers set by themselves: no script, no font, no picture. What cannot be read ends
+the build.
+"""
+
+import html
+import re
+
+from latex2mathml.converter import convert
+
+FILES = "https://github.com/limitformer/limitformer/blob/main/"
+FORMULA = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<source>.*?)\\[)\]]</(?P=tag)>', re.DOTALL)
+OUTSIDE = re.compile(r"\]\((?:\.\./)+(?=examples/|tests/|benchmarks/|CHANGELOG|CONTRIBUTING)")
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Links out of the folder of pages lead to the repository."""
+    return OUTSIDE.sub(f"]({FILES}", markdown)
+
+
+def on_page_content(content: str, **_: object) -> str:
+    """Formulas as MathML, each with its source for those who copy it."""
+    return FORMULA.sub(mathml, content)
+
+
+def mathml(found: re.Match[str]) -> str:
+    """One formula; a display can be scrolled where it is wider than the page, by keys too."""
+    source = html.unescape(found["source"]).strip()
+    if found["tag"] == "span":
+        return convert(source)
+    label = html.escape(source, quote=True)
+    formula = convert(source, display="block")
+    return f'<div class="formula" tabindex="0" role="group" aria-label="formula" title="{label}">{formula}</div>'
