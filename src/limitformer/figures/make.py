@@ -111,13 +111,15 @@ def made(name: str, scale: str, module: Any, run: Run, folder: Path) -> Made:
         "limitformer_version": package_version(),
     }
     claims = module.claims(data)
-    paths = write(name, folder, module, data, claims)
+    paths = write(name, folder, module, data, claims, seconds=time.perf_counter() - began)
     if run.stores is not None:
         shutil.rmtree(run.stores, ignore_errors=True)
     return Made(data, claims, paths, time.perf_counter() - began)
 
 
-def write(name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[Claim]) -> list[Path]:
+def write(
+    name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[Claim], seconds: float
+) -> list[Path]:
     """Write the three files, and the table of the claims into a page that waits for it; their paths."""
     picture, record = folder / f"{name}.png", folder / f"{name}.json"
     with style():
@@ -130,6 +132,7 @@ def write(name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[C
         "scale": data.attrs["scale"],
         "seed": data.attrs["seed"],
         "limitformer_version": data.attrs["limitformer_version"],
+        "seconds": round(seconds, 1),  # since it was begun or gone on with, on whatever machine
         "config": json.loads(data.attrs["config"]),
         "claims": [asdict(claim) | {"value": plain(claim.value)} for claim in claims],
     }
