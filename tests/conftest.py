@@ -14,7 +14,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 LONG = ("test_train", "test_figure", "test_sweep")  # begun first, so that no worker is left alone with them
-OF_FIGURES = ("test_figures", "test_figure_looks")  # share what takes long to make
+OF_FIGURES = ("test_figures", "test_figure_looks", "test_gallery")  # share what takes long to make
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
