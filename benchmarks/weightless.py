@@ -1,53 +1,83 @@
-"""A weightless GPT-2 (width 768, 12 layers, 128 tokens) against one whose weights are drawn anew for each sample."""
+"""A weightless GPT-2 (width 768, 12 layers, 128 tokens) against one whose weights are drawn anew for each sample.
 
+Both give loss or states, and logits of the whole vocabulary; the weightless one its measures too (covariances, heads).
+They take turns in one process and are compared in seconds of the processor, which other work disturbs least.
+"""
+
+import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import transformers
 
-from limitformer.weightless import simulate
+from limitformer.weightless.inputs import default_loss, inputs_of
+from limitformer.weightless.models import blueprint_of
+from limitformer.weightless.network import Weightless
 
-TOKENS, SAMPLES = 128, 8
+TOKENS, SAMPLES = 128, 5
 
 
 def measure() -> list[tuple[str, float, str]]:
     """Seconds a sample, and how many times longer the drawn network takes."""
     rows = []
     for gradients in (False, True):
-        less, drawn = weightless(gradients), drawn_anew(gradients)
         what = "GPT-2, states and gradients" if gradients else "GPT-2, states"
-        rows += [(f"{what}: weightless", less, "s"), (f"{what}: drawn anew", drawn, "s")]
-        rows.append((f"{what}: drawn over weightless", drawn / less, ""))
+        found = taking_turns(ways(gradients))
+        for name, seconds in found.items():
+            rows.append((f"{what}: {name}", statistics.median(seconds), "s"))
+        for name in list(found)[1:]:
+            ratios = [drawn / less for drawn, less in zip(found[name], found["weightless"], strict=True)]
+            rows.append((f"{what}: {name} over weightless", statistics.median(ratios), ""))
     return rows
 
 
-def weightless(gradients: bool) -> float:
-    """Of the package."""
-    options: dict[str, Any] = {"seed": 0, "gradients": gradients, "progress": False}
-    simulate("gpt2", TOKENS, samples=1, **options)
-    data = simulate("gpt2", TOKENS, samples=SAMPLES, **options)
-    return float(data.attrs["wall_seconds"]) / SAMPLES
+def ways(gradients: bool) -> dict[str, Callable[[int], None]]:
+    """What takes the number of a sample and computes it."""
+    blueprint = blueprint_of("gpt2")
+    network, given = Weightless(blueprint, torch.float32, torch.device("cpu")), inputs_of(TOKENS, blueprint)
+    loss, ids = default_loss(blueprint.task) if gradients else None, given.fixed["input_ids"]
 
+    def made() -> Any:
+        return transformers.AutoModelForCausalLM.from_config(blueprint.config).eval()
 
-def drawn_anew(gradients: bool) -> float:
-    """Of transformers: every weight by torch's generator, then the same measures' hidden states."""
-    config = transformers.GPT2Config()
-    model: Any = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    ids = torch.arange(TOKENS)[None]
-    seconds = []
-    for _ in range(SAMPLES):
-        began = time.perf_counter()
+    kept = made()
+
+    def weightless(sample: int) -> None:
+        network.run(0, range(sample, sample + 1), given, "auto", loss)
+
+    def filled(sample: int) -> None:
         with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.normal_(std=0.02)
-        with torch.set_grad_enabled(gradients):
-            out = model(input_ids=ids, labels=ids, use_cache=False, output_hidden_states=True)
-        if gradients:
-            model.zero_grad(set_to_none=True)
-            out.loss.backward()
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
+            for parameter in kept.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(std=0.02)
+        run(kept, ids, gradients)
+
+    def initialised(sample: int) -> None:
+        run(made(), ids, gradients)
+
+    return {"weightless": weightless, "drawn in place": filled, "drawn by its initialisation": initialised}
+
+
+def run(model: Any, ids: torch.Tensor, gradients: bool) -> None:
+    """Forward, and backward if asked for."""
+    model.zero_grad(set_to_none=True)
+    with torch.set_grad_enabled(gradients):
+        out = model(input_ids=ids, labels=ids, use_cache=False, output_hidden_states=True)
+    if gradients:
+        out.loss.backward()
+
+
+def taking_turns(calls: dict[str, Callable[[int], None]]) -> dict[str, list[float]]:
+    """Seconds of the processor of each, by sample, after one that does not count."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for sample in range(SAMPLES + 1):
+        for name, call in calls.items():
+            began = time.process_time()
+            call(sample)
+            found[name].append(time.process_time() - began)
+    return {name: seconds[1:] for name, seconds in found.items()}
 
 
 def table() -> list[dict[str, Any]]:

@@ -3,6 +3,8 @@
 Nothing here is of `limitformer` but the declarations. S networks side by side, m tokens, n width, h heads, k head_dim.
 """
 
+from functools import partial
+
 import numpy as np
 import torch
 
@@ -48,9 +50,9 @@ def gradients_of(model, v0, samples, seed, fresh=()):
 
     for layer in range(model.depth):
         if model.attention is not None:
-            x = add(model, x, lambda y: attention(model, y, linear, f"layers.{layer}.attention."))  # noqa: B023
+            x = add(model, x, partial(attention, model, linear=linear, name=f"layers.{layer}.attention."))
         if model.feedforward is not None:
-            x = add(model, x, lambda y: feedforward(model, y, linear, f"layers.{layer}.feedforward."))  # noqa: B023
+            x = add(model, x, partial(feedforward, model, linear=linear, name=f"layers.{layer}.feedforward."))
         x.retain_grad()
         stream.append(x)
     loss = x.square().sum((1, 2)) / (2 * m)

@@ -50,7 +50,7 @@ def module():
 
 @pytest.fixture(scope="module")
 def report(module):
-    return lf.check(module, sequences(), samples=3, progress=False)
+    return lf.check(module, sequences(), samples=2, progress=False)
 
 
 def tokens_of(x, k):
@@ -180,11 +180,11 @@ def test_a_sound_network_is_seldom_unlike_its_law_and_a_broken_one_is():
         x[:, 12:] += shift
         return xr.Dataset({"size": (("sample", "layer"), np.exp(x)), "step": (("sample", "block"), np.exp(x))})
 
-    def alarms(shift):
-        return sum(min(surprises(curve(1, shift), band(curve(8))).values()) < 0.01 for _ in range(400))
+    def alarms(shift, number):
+        return sum(min(surprises(curve(1, shift), band(curve(8))).values()) < 0.01 for _ in range(number))
 
-    assert alarms(0.0) <= 12  # 4 expected at the most
-    assert alarms(4.0) > 390
+    assert alarms(0.0, 200) <= 8  # 2 expected at the most: once in 4,000 seeds
+    assert alarms(4.0, 40) > 37
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +211,7 @@ def test_a_shaped_transformer_is_healthy(unshaped):
     shaped = lf.Transformer(
         width=100, depth=50, gamma=8**-0.5, attention=lf.ShapedAttention(tau0=1.0), feedforward=unshaped.feedforward
     )
-    found = lf.check(shaped, lf.equicorrelated(4, 0.2), samples=8, progress=False)
+    found = lf.check(shaped, lf.equicorrelated(4, 0.2), samples=2, progress=False)
     assert found.healthy, str(found)
     assert "healthy" in str(found)
 
@@ -224,10 +224,10 @@ def test_queries_vanish_in_post_norm():
         "feedforward": lf.ShapedReLU(c_plus=0.0, c_minus=-1.0),
     }
     post = lf.Transformer(width=64, depth=40, norm="post", mask="causal", **stock)
-    found = lf.check(post, lf.equicorrelated(6, 0.2), samples=3, progress=False)
+    found = lf.check(post, lf.equicorrelated(6, 0.2), samples=2, progress=False)
     assert "vanishing" in [verdict.name for verdict in found.verdicts], str(found)
     pre = lf.Transformer(width=64, depth=40, norm="pre", mask="causal", **stock)
-    found = lf.check(pre, lf.equicorrelated(6, 0.2), samples=3, progress=False)
+    found = lf.check(pre, lf.equicorrelated(6, 0.2), samples=2, progress=False)
     assert "vanishing" not in [verdict.name for verdict in found.verdicts], str(found)
 
 
@@ -237,14 +237,14 @@ def names_of(what, **options):
 
 def test_attention_is_frozen_by_width_or_by_scale():
     wide = transformers.LlamaConfig(
-        hidden_size=16384, num_attention_heads=128, num_key_value_heads=8, intermediate_size=64, num_hidden_layers=2
+        hidden_size=16384, num_attention_heads=128, num_key_value_heads=8, intermediate_size=64, num_hidden_layers=1
     )
     assert "frozen" in names_of(wide, tokens=64)
     assert "frozen" not in names_of(wide, tokens=64, settings={"initializer_range": 0.005})
     normed = {
         "head_dim": 256,
         "hidden_size": 512,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": 1,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
     }
@@ -309,6 +309,16 @@ def test_each_verdict_is_given_where_it_should_and_nowhere_else(name):
     assert found[name].source
     assert found[name].why
     assert found[name].mends
+
+
+def test_what_a_verdict_shows_are_the_two_numbers_that_are_compared():
+    """Above its threshold what grows, below it what falls or is too small."""
+    for name, (data, _) in SICK.items():
+        (one,) = [each for each in verdicts(data, THRESHOLDS) if each.name == name][:1]
+        if name != "not finite":
+            assert (one.value < one.threshold) is (name in ("dies", "uniform")), name
+    (dies,) = verdicts(SICK["dies"][0], THRESHOLDS)
+    assert (dies.value, dies.threshold) == (0.002, 0.01)
 
 
 def test_every_rule_has_a_case():
@@ -393,6 +403,12 @@ class Poisoned(nn.Module):
         ("gpt2", {"text": "one"}, "two tokens or more; got 1"),
         ("gpt2", {"settings": {"n_layers": 2}}, "no field 'n_layers'. Nearest: n_layer"),
         ("gpt2", {"thresholds": {"collapse": "a"}}, "must be a number"),
+        ("gpt2", {"thresholds": {"collapse": 1.5}}, "must be above 0 and at most 1; got 1.5"),
+        ("gpt2", {"thresholds": {"uniform": -1}}, "must be above 0; got -1"),
+        ("gpt2", {"thresholds": {"stream": 0.5}}, "must be above 1; got 0.5"),
+        ("gpt2", {"thresholds": {"logit": np.inf}}, "must be finite"),
+        ({"kind": "ShapedAttention", "tau0": 1.0}, {}, "got ShapedAttention"),
+        ({"kind": "ShapedAttention", "tau0": 1.0}, {"settings": {"tau0": 1}}, "settings are for configurations"),
         (Poisoned(), {"settings": {"a": 1}}, "has its weights already"),
         (small_gpt2(), {"text": {"input_ids": torch.full((1, 4), 99)}}, "cannot run with these inputs"),
     ],
@@ -424,7 +440,7 @@ def test_the_command_says_the_verdict_and_writes_its_files(command, tmp_path):
 
 
 def test_the_command_fails_a_build_where_it_is_told_to(command):
-    options = ("--no-gradients", "--threshold", "collapse=-1")
+    options = ("--no-gradients", "--threshold", "collapse=0.001")
     assert command(*options).exit_code == 0
     assert command(*options, "--fail-on", "frozen").exit_code == 0
     assert command(*options, "--fail-on", "frozen,collapsed").exit_code == 1
@@ -435,6 +451,7 @@ def test_the_command_fails_a_build_where_it_is_told_to(command):
     ("options", "message"),
     [
         (("--fail-on", ""), "no verdict ''"),
+        (("--seed", "1", "--no-gradients", "--seed", "2"), "--seed is given twice"),
         (("--set", "n_embd=abc"), "n_embd"),
         (("--fail-on", "colapsed"), "no verdict 'colapsed'"),
         (("--set", "n_layer"), "--set takes KEY=VALUE"),

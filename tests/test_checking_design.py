@@ -1,4 +1,4 @@
-"""`limitformer.design`: its patch on networks that transformers draws, its region, risk and knobs."""
+"""`limitformer.design`: its patch on networks that transformers draws, its region and risk."""
 
 import json
 from dataclasses import replace
@@ -15,16 +15,12 @@ from typer.testing import CliRunner
 import limitformer as lf
 from drawn_networks import attentions_of, blocks, first, first_tokens
 from limitformer.checking import Objective
+from limitformer.checking.curves import gradient_ratio
 from limitformer.checking.designing.design import trials_of
-from limitformer.checking.designing.designed import PYTHON, block
-from limitformer.checking.designing.knobs import factor_knob, patterns_of
 from limitformer.checking.designing.objective import Risk, outside
 from limitformer.checking.designing.search import Region, chosen, finer, look, search
 from limitformer.cli.app import app
-from limitformer.weightless.law import LawTable
-from limitformer.weightless.laws import normal
-from limitformer.weightless.models import blueprint_of
-from limitformer.weightless.network import Weightless
+from limitformer.weightless.inputs import default_loss
 from weightless_families import CONFIGS
 
 GPT2 = {"vocab_size": 60, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 24, "initializer_range": 0.2}
@@ -211,119 +207,6 @@ def test_a_present_setting_that_is_safe_is_kept():
     assert kept.chosen is kept.present
 
 
-# Knobs
-
-
-def knobs(config, *names):
-    trials, _ = trials_of(config, None, names, Objective(gradient=None, effective=None), None, 5)
-    return trials.knobs
-
-
-def weights_of(name, family):
-    found = Weightless(blueprint_of(CONFIGS[family]()), torch.float32, torch.device("cpu"))
-    return factor_knob(name, found).weights
-
-
-FAMILIES = {  # matrices whose product is added to the stream, one kind each
-    "gpt2": ("attn.c_proj", "mlp.c_proj"),
-    "bert": ("attention.output.dense", "output.dense"),
-    "modernbert": ("attn.Wo", "mlp.Wo"),
-    "llama": ("self_attn.o_proj", "mlp.down_proj"),
-    "gemma2": ("self_attn.o_proj", "mlp.down_proj"),
-    "gpt_neox": ("attention.dense", "mlp.dense_4h_to_h"),
-    "vit": ("attention.o_proj", "mlp.fc2"),
-    "mixtral": ("self_attn.o_proj", "mlp.experts.down_proj"),
-    "deepseek_v3": ("self_attn.o_proj", "mlp.experts.down_proj", "mlp.down_proj", "mlp.shared_experts.down_proj"),
-}
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_outputs_are_what_is_added_to_the_stream(family):
-    """By the names of each family; and by gradients: with these at 0 the stream is not moved."""
-    weights = weights_of("output", family)
-    kinds = {".".join(name.removesuffix(".weight").split(".")[-3:]) for name in weights}
-    ends = {end for end in FAMILIES[family] if any(f".{kind}".endswith(f".{end}") for kind in kinds)}
-    assert ends == set(FAMILIES[family])
-    assert all(any(f".{kind}".endswith(f".{end}") for end in FAMILIES[family]) for kind in kinds)
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama", "gpt_neox", "mixtral", "qwen3"])
-def test_without_its_outputs_a_pre_norm_network_does_nothing(family):
-    """Second route: the drawn network, with these weights at zero, gives back what it was given."""
-    config = CONFIGS[family]()
-    weights = weights_of("output", family)
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.mul_(0.0 if name in weights else 1.0)
-        hidden = []
-        for part in (blocks(model)[0], blocks(model)[-1]):
-            part.register_forward_pre_hook(lambda m, a, kw: hidden.append(first_tokens(a, kw)), with_kwargs=True)
-            part.register_forward_hook(lambda m, a, out: hidden.append(first(out)))
-        model(input_ids=torch.tensor([[3, 7, 9, 5]]))
-    assert torch.equal(hidden[0], hidden[-1])
-
-
-def test_the_logits_knob_multiplies_the_deviation_of_logits():
-    """In the first block, to which nothing else leads: by the factor itself, not its square."""
-    config = CONFIGS["llama"]()
-    trials, _ = trials_of(config, None, ["logits"], Objective(gradient=None), None, 6)
-    deviations = [float(trials.report({"logits": value}, 3).curves["logit_std"][:, 0].mean()) for value in (1.0, 0.5)]
-    assert abs(deviations[1] / deviations[0] - 0.5) < 1e-4
-
-
-def test_a_knob_that_a_family_has_not_is_named():
-    with pytest.raises(lf.InputError, match=r"gpt2 has no knob logits: .* no matrices of their own"):
-        knobs(CONFIGS["gpt2"](), "logits")
-    with pytest.raises(lf.InputError, match="has no knob embedding"):
-        knobs(CONFIGS["vit"](), "embedding")
-
-
-@pytest.mark.parametrize(("family", "name"), [("qwen3", "logits"), ("gemma2", "output"), ("bert", "embedding")])
-def test_what_is_normalised_at_once_is_no_knob(family, name):
-    assert weights_of(name, family)  # they are there
-    with pytest.raises(lf.InputError, match=f"has no knob {name}: what it multiplies is normalised at once"):
-        knobs(CONFIGS[family](), name)
-
-
-def test_the_usual_knobs_are_those_that_a_family_has():
-    usual = [trials_of(CONFIGS[name](), None, None, None, None, 5)[0].knobs for name in ("llama", "gemma2")]
-    assert [[knob.name for knob in each] for each in usual] == [["initializer_range", "output"], ["initializer_range"]]
-
-
-def test_embeddings_are_tables_outside_the_blocks():
-    weights = weights_of("embedding", "bert")
-    tables = ("word_embeddings", "position_embeddings", "token_type_embeddings")
-    assert sorted(weights) == sorted(f"bert.embeddings.{name}.weight" for name in tables)
-
-
-def test_padding_rows_stay_zero_when_embeddings_are_scaled():
-    """In the lines to paste and in the law: an override by a standard deviation alone would draw them."""
-    namespace = {}
-    exec(PYTHON.format(fields=block("FIELDS", []), factors='FACTORS = {"bert.embeddings.*.weight": 4.0}'), namespace)
-    model = transformers.BertForMaskedLM(CONFIGS["bert"]())
-    namespace["scale_weights"](model)
-    table = model.bert.embeddings.word_embeddings.weight.detach()
-    assert float(table[0].abs().max()) == 0
-    assert 0.7 < float(table[1:].std()) < 0.9
-    trials, _ = trials_of(CONFIGS["gemma"](), None, ["embedding"], Objective(gradient=None), None, 5)
-    laws = [weight.law for weight in trials.network({"embedding": 4.0}).weights if "embed_tokens" in weight.name]
-    assert [law.rows for law in laws] == [{0: 0.0}]
-    assert abs(laws[0].std - 0.8) < 1e-12
-
-
-def test_patterns_are_full_names_where_short_ones_would_match_more():
-    """`layer.*.output.dense` matches `layer.0.attention.output.dense` too."""
-    law = normal(0.02)
-    every = ["layer.0.output.dense", "layer.0.attention.output.dense", "layer.1.output.dense"]
-    table = LawTable("", dict.fromkeys(every, law), {}, {})
-    some = patterns_of({every[0]: 0.5, every[2]: 0.5}, table)
-    assert set(some) == {every[0], every[2]}
-    whole = patterns_of(dict.fromkeys(every, 0.5), table)
-    assert set(whole) == {"layer.*.output.dense", "layer.*.attention.output.dense"}
-
-
 # Risk, region, choice
 
 
@@ -388,6 +271,20 @@ def test_samples_are_the_same_in_pieces_and_settings_share_their_numbers():
     assert np.abs(near - here).max() < 0.01 < np.abs(other - here).max()
 
 
+def test_without_a_task_a_design_differentiates_what_a_check_does():
+    """Its last norm makes ½|x|² a constant, whose gradients are rounding, and so are their ratios."""
+    config = transformers.BertConfig(
+        hidden_size=24, num_hidden_layers=3, num_attention_heads=2, intermediate_size=48, vocab_size=60,
+        architectures=["BertModel"], initializer_range=0.2,
+    )  # fmt: skip
+    trials, _ = trials_of(config, None, ["initializer_range"], None, None, 5)
+    found = trials.values({"initializer_range": 0.2}, 7, range(4))["gradient"][0]
+    checked, _ = gradient_ratio(lf.check(config, tokens=5, samples=4, seed=7, progress=False).curves["gradient"].values)
+    assert np.allclose(found, checked, rtol=1e-3)
+    norms = lf.check(config, tokens=5, samples=4, seed=7, progress=False, loss=default_loss("hidden")).curves
+    assert not np.allclose(found, gradient_ratio(norms["gradient"].values)[0], rtol=0.1)
+
+
 @pytest.mark.parametrize(("family", "window"), [("mistral", 3), ("llama", 6)])
 def test_tokens_seen_are_those_of_the_mask(family, window):
     """Mean over rows that see two tokens or more, of 6: sliding windows see fewer."""
@@ -403,15 +300,6 @@ def test_a_cell_ends_when_it_cannot_be_safe_any_more():
     assert region.samples[2, 2] == 4
     assert region.samples[0, 0] == 16
     assert finer([1.0, 4.0]) == [1.0, 2.0, 4.0]
-
-
-def test_a_field_that_the_code_does_not_heed_is_no_knob(monkeypatch):
-    from limitformer.checking.designing import trials
-
-    config = small()
-    monkeypatch.setattr(trials, "subject_at", lambda what, fields: blueprint_of(what))
-    with pytest.raises(lf.InputError, match="draws the same weights whatever its initializer_range"):
-        knobs(config, "initializer_range")
 
 
 # Shaped networks
@@ -489,6 +377,19 @@ def test_a_shaped_patch_is_its_python(shaped):
     )
 
 
+def test_settings_change_a_transformer_and_its_json(tmp_path):
+    """Given as it is, as text, as an object and in a file; parts are given as JSON has them."""
+    path = tmp_path / "net.json"
+    path.write_text(lf.to_json(SHAPED), encoding="utf-8")
+    settings = {"width": 64, "attention": {"kind": "ShapedAttention", "tau0": 2.0}}
+    wanted = replace(SHAPED, width=64, attention=lf.ShapedAttention(tau0=2.0))
+    for what in (SHAPED, lf.to_json(SHAPED), json.loads(lf.to_json(SHAPED)), path, str(path)):
+        assert trials_of(what, START, None, None, settings, 2)[0].model == wanted
+        assert trials_of(what, START, None, None, None, 2)[0].model == SHAPED
+        with pytest.raises(lf.InputError, match=r"Transformer has no field 'gama'\. Nearest: gamma\."):
+            trials_of(what, START, None, None, {"gama": 0.1}, 2)
+
+
 def test_no_theorem_for_more_tokens_or_other_parts():
     three = lf.Transformer(width=64, depth=4, gamma=0.3, attention=lf.ShapedAttention(tau0=1.0), mask="causal")
     trials, _ = trials_of(three, START, None, None, None, 2)
@@ -511,6 +412,7 @@ def test_no_theorem_for_more_tokens_or_other_parts():
         ({"knobs": ("output", "*.c_proj.weight")}, "both set transformer.h.0.attn.c_proj.weight"),
         ({"grid": {"embedding": [1.0, 2.0]}}, "no knob of this design"),
         ({"grid": {"output": [0.0, 2.0]}}, "two or more positive numbers"),
+        ({"grid": {"output": [0.0, 2.0]}, "samples": 3}, "two or more positive numbers"),
         ({"objective": {"corelation": (0, 1)}}, "an objective has correlation, stream"),
         ({"objective": {"stream": (3.0, 1.0)}}, "stream must be two numbers in ascending order"),
         ({"objective": {"gradient": 0.5}}, "must be at least 1"),
@@ -531,7 +433,7 @@ def test_what_cannot_be_designed_is_refused(tmp_path):
         lf.design(lambda: torch.nn.Linear(2, 2))
     with pytest.raises(lf.InputError, match=r"no public shape.*Nearest: gpt2"):
         lf.design("gpt22")
-    with pytest.raises(lf.InputError, match="a Transformer can be designed; got a ShapedAttention"):
+    with pytest.raises(lf.InputError, match=r"or a limitformer\.Transformer; got ShapedAttention"):
         lf.design('{"kind": "ShapedAttention", "tau0": 1.0}')
     with pytest.raises(lf.InputError, match="does not know effective"):
         lf.design(SHAPED, START, objective=Objective(gradient=None))

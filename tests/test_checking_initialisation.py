@@ -14,6 +14,7 @@ from initialisation_alarms import alarms, law_and_reference
 from limitformer.checking.initialisation.bugs import BUGS
 from limitformer.checking.initialisation.held import held
 from limitformer.checking.initialisation.like_layers import outliers
+from limitformer.checking.initialisation.lines import p_of_lines
 from limitformer.checking.initialisation.weight_by_weight import check_initialisation, initialisation
 from limitformer.checking.initialisation.weight_tests import distance, even_moments, holm, p_values, pearson_tails
 from limitformer.errors import InputError
@@ -225,6 +226,45 @@ def test_dead_rows_and_an_overwritten_padding_row():
     with torch.no_grad():
         embedding.weight[3] = 0.1
     assert [finding.kind for finding in initialisation(embedding, padded).findings] == ["fixed rows"]
+
+
+def equal_heads(weight):
+    """The first head's queries in the place of the second's, of rows (out, in)."""
+    weight[12:24] = weight[:12]
+
+
+def half_rank(weight):
+    """A product of two Gaussian matrices, with the std that the law says."""
+    out, into = weight.shape
+    weight.copy_(torch.randn(out, min(out, into) // 2) @ torch.randn(min(out, into) // 2, into))
+    weight.mul_(0.02 / weight.std())
+
+
+@pytest.mark.parametrize("planted", [equal_heads, half_rank])
+def test_equal_heads_and_a_low_rank_are_found(planted):
+    """Every entry by itself is as the law says; the twin is the same model before."""
+    model, name = built("llama"), "model.layers.2.self_attn.q_proj.weight"
+    assert not checked("llama", model).findings
+    change(model, name, planted)
+    (finding,) = checked("llama", model).findings
+    assert (finding.kind, finding.names) == ("lines", (name,))
+
+
+def test_lines_of_independent_entries_have_their_level_and_others_none_of_it():
+    """Normal and lopsided entries at two shapes: of 200 no level is exceeded by 3.5 standard errors."""
+    generator = np.random.default_rng(3)
+    for name, shape in (("normal", (40, 30)), ("lopsided", (30, 300)), ("uniform", (64, 48))):
+        law = LAWS[name]
+        p = np.array([p_of_lines(entries(law, shape, generator), law) for _ in range(200)])
+        for level in (0.5, 0.1, 0.02):
+            assert (p <= level).mean() <= level + 3.5 * math.sqrt(level * (1 - level) / len(p)), (name, level)
+        assert (p <= 0.5).mean() > 0.14  # rows and columns see much the same, and are counted as two
+        twin = entries(law, shape, generator) - law.mean
+        twin[: shape[0] // 2] += twin[shape[0] // 2 :]  # rows by two are alike, and none is equal
+        assert p_of_lines(twin + law.mean, law) < 1e-3
+    exact = entries(LAWS["uniform"], (64, 48), generator)
+    exact[:, 7] = exact[:, 40]
+    assert p_of_lines(exact, LAWS["uniform"]) == 0
 
 
 def test_one_layer_of_many_is_named_with_and_without_a_law():

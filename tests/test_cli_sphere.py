@@ -15,7 +15,6 @@ from math import isfinite
 
 import numpy as np
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -23,7 +22,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import limitformer as lf
-from limitformer.cli.app import app
+from limitformer.cli.app import app, command_of
 from limitformer.cli.phase import ROWS
 from limitformer.cli.sphere_options import LARGEST_COUNT, MOST_CELLS, MOST_VALUES, parse_counts, parse_grid
 from limitformer.errors import InputError
@@ -86,7 +85,7 @@ def test_help_fits_80_columns_and_explains_every_option(run, monkeypatch, comman
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert "…" not in result.stdout
     assert "For example: limitformer " + command in result.stdout
-    options = typer.main.get_command(app).commands[command].params
+    options = command_of(command).params
     assert len(options) > 8
     for option in options:
         assert option.help

@@ -17,6 +17,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHOWN = re.compile(r"^```python\n((?:(?!```).*\n)*)```\n\n```text\n((?:(?!```).*\n)*)```$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+HERE = re.compile(r"https://(github\.com|raw\.githubusercontent\.com)/limitformer/limitformer/(blob/)?main/")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -31,9 +32,20 @@ def python_blocks(page: Path) -> list[tuple[int, str]]:
 
 
 def links(page: Path) -> list[str]:
-    """Targets of links and images that are not addresses of the web."""
+    """Targets of links and images that are not addresses of the web, or are those of files of this repository."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    return [target for target in LINK.findall(text) if not re.match(r"[a-z]+:", target)]
+    return [target for target in map(from_here, LINK.findall(text)) if not re.match(r"[a-z]+:", target)]
+
+
+def from_here(target: str) -> str:
+    """The README stands on package indexes too, where nothing lies beside it: it names its files in full."""
+    return HERE.sub("", target)
+
+
+def test_the_readme_needs_no_file_beside_it():
+    targets = LINK.findall(FENCE.sub("", FRONT[0].read_text(encoding="utf-8")))
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
+    assert len(links(FRONT[0])) > 10  # and these are looked up below
 
 
 def anchors(page: Path) -> set[str]:

@@ -22,6 +22,8 @@ PAGES = Path(__file__).resolve().parents[1] / "docs" / "figures"
 # Its page has no record: it is of a smaller run.
 SMALLER = {"ct-fig6"}
 NAMES = [name for name in FIGURES if name not in SMALLER]
+# Hypotheses of a study, which its page says were not borne out.
+REFUTED = {"foretells": ["at one s: ρ in the held-out half of 24; the hypothesis: the same sign, p < 0.025"]}
 
 
 class Number(float):
@@ -144,6 +146,23 @@ SENTENCES = {
         ("bert-large: mean correlation at the end", "mean correlation of {:.2f}."),
         ("t5-large: mean correlation at the end", "mean correlation of {:.2f}."),
     ],
+    "foretells": [
+        ("over all: chosen in the choosing half is the distance", "ρ = {:.2f} in the choosing half"),
+        ("over all: ρ in the held-out", "and {:.2f} in the held-out half"),
+        ("over all: lower end", "(95 % interval {:.2f} to"),
+        ("over all: upper end", "to {:.2f},"),
+        ("over all: p of that", "p = {:.4f})"),
+        ("ρ of two seeds", "agree with ρ = {:.2f}"),
+        ("ρ of the knob chosen", "ρ is {:.2f} in the held-out half"),
+        ("mean ρ within depths", "within depths its ρ is {:.2f}"),
+        ("mean ρ within kinds", "within kinds {:.2f}"),
+        ("at one s: chosen", "it falls from {:.2f} in the choosing half"),
+        ("at one s: ρ in the held-out", "to {:.2f} in the held-out one"),
+        ("at one s: p", "(p = {:.2f})"),
+        ("networks of 48 that learnt no context", "* **{:.0f} of the 48 networks"),
+        ("networks that meet", "all {:.0f} networks that meet"),
+        ("of the others learnt", "against {:.0f} of the other 39"),
+    ],
     "lifetimes-spread": [
         ("spread 0.3: share of pairs that are ever", "At s = 0.3, {:.0c} of the pairs are apart"),
         ("spread 0.3: share of pairs that split", "In {:.0c} one token comes nearer"),
@@ -212,7 +231,7 @@ def test_the_record_is_of_the_papers_size(name):
     paper = importlib.import_module(f"limitformer.figures.{name.replace('-', '_')}").paper()
     assert record["config"] == json.loads(json.dumps(asdict(paper)))
     assert (record["figure"], record["scale"], record["seed"]) == (name, "paper", 0)
-    assert [claim["name"] for claim in record["claims"] if claim["holds"] is False] == []
+    assert [claim["name"] for claim in record["claims"] if claim["holds"] is False] == REFUTED.get(name, [])
 
 
 @pytest.mark.parametrize("name", NAMES)

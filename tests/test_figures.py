@@ -309,6 +309,11 @@ TWINS = {
         "of the first logits",
     ),
     "stock-models, no first block": ("stock-models", lambda d: d.assign(size=d["size"] * 0 + 1), "the stream"),
+    "foretells, losses of other networks": (
+        "foretells",
+        lambda d: d.assign(first=reversed_along(d["first"], "cell")),
+        "the first step",
+    ),
     "lifetimes, β backwards": ("lifetimes", lambda d: reversed_along(d, "beta"), "growth"),
     "lifetimes, another limit": ("lifetimes", lambda d: d.assign(fine=d["fine"] * [2.0, 1.0, 1.0]), "the chain's"),
     "lifetimes, clusters that part": ("lifetimes", lambda d: d.assign(spread=d["spread"] + 1e-9), "one cluster"),
@@ -361,7 +366,7 @@ def test_ks_claim_tells_one_law_from_another():
 def test_unknown_figure_before_any_work(tmp_path, no_work):
     with pytest.raises(
         InputError,
-        match=r"Unknown figure 'st-fig9'; there are st-fig1, .*lifetimes-spread, stock-models, st-lr, .*ct-fig2\.",
+        match=r"Unknown figure 'st-fig9'; there are st-fig1, .*stock-models, foretells, st-lr, .*ct-fig2\.",
     ):
         make("st-fig9", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()

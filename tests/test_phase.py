@@ -16,7 +16,7 @@ import limitformer as lf
 from limitformer.errors import InputError
 from limitformer.figures.phase import FINE, MOST_CURVES, draw
 from limitformer.models import from_json
-from limitformer.outcomes import OUTCOMES
+from limitformer.outcome_probabilities import OUTCOMES
 from limitformer.phase import phase_diagram
 from limitformer.plot import style
 from limitformer.sweep.describe import model_seed as cell_seed

@@ -13,6 +13,7 @@ from limitformer import results
 from limitformer.errors import InputError
 from limitformer.models import Start
 from limitformer.results import correlation, covariance_dataset, load, save
+from limitformer.version import package_version
 
 ENDINGS = [".nc", ".zarr"]
 SHAPE = (3, 4, 2, 2)
@@ -317,7 +318,7 @@ def test_the_dataset_says_what_it_is():
     assert data["time"].attrs["units"] == "depth/width"
     assert dataset()["depth"].attrs["units"] == dataset()["exit"].attrs["units"] == "layer"
     assert data.attrs["dtype"] == "float64"
-    assert data.attrs["limitformer_version"] == results.package_version()
+    assert data.attrs["limitformer_version"] == package_version()
     assert np.datetime64(data.attrs["created"][:19]) <= np.datetime64("now")
 
 

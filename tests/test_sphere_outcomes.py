@@ -9,7 +9,7 @@ from scipy.stats import binomtest
 import limitformer as lf
 from limitformer.errors import InputError
 from limitformer.lanes import LANES
-from limitformer.outcomes import OUTCOMES, wilson
+from limitformer.outcome_probabilities import OUTCOMES, wilson
 from limitformer.records import all_pairs
 from limitformer.results import tokens_of
 from limitformer.sphere.forest import open_forest

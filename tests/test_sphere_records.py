@@ -10,7 +10,7 @@ import limitformer as lf
 from limitformer import memory
 from limitformer.engine import process_of
 from limitformer.errors import InputError
-from limitformer.outcomes import labels_of
+from limitformer.outcome_probabilities import labels_of
 from limitformer.records import all_pairs, bytes_of, checked_dtype, checked_pairs, pairs_of
 from limitformer.results import tokens_of
 from limitformer.sphere.outcome import outcomes_of_overlaps

@@ -11,7 +11,7 @@ import limitformer as lf
 from limitformer.errors import InputError
 from limitformer.figures.stopping import LARGEST, SMALLEST
 from limitformer.models import equicorrelated
-from limitformer.outcomes import OUTCOMES
+from limitformer.outcome_probabilities import OUTCOMES
 from limitformer.sweep.describe import seed_of
 from limitformer.sweep.run import compute_sweep
 from sweep_grids import NETWORK, PAIR, sweep, values_equal

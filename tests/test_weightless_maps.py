@@ -6,7 +6,7 @@ import torch
 from scipy.stats import ks_2samp
 
 from limitformer.weightless.maps import Drawn, Unseen
-from limitformer.weightless.roots import gram_root, householder_root, root_of
+from limitformer.weightless.roots import gram_root, householder_root, root_of, size_of
 
 SAMPLES, TOKENS, INPUTS, OUTPUTS, STD = 4000, 3, 7, 5, 0.4
 
@@ -95,6 +95,24 @@ def test_roots_rebuild_the_tokens_and_keep_equal_ones_equal(root):
     assert torch.equal(found.factor[:, 0], found.factor[:, 3])
     f = torch.randn(2, 4, INPUTS, dtype=z.dtype, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(found.onto(f), f @ basis.mT, atol=1e-12)
+
+
+def test_without_a_backward_pass_there_is_the_same_factor_and_no_inverse():
+    z = tokens(torch.float32)[:2].detach()
+    with torch.no_grad():
+        found = gram_root(z)
+    assert found.inverse is None
+    assert torch.equal(found.factor, gram_root(z).factor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_gradient_of_the_weight_needs_only_a_root_of_what_came_back(dtype):
+    z, d = (torch.randn(2, 5, n, dtype=dtype, generator=torch.Generator().manual_seed(n)) for n in (9, 12))
+    d[:, 2] = d[:, 4]  # of less than full rank
+    true = (z.mT @ d).double().square().sum((-1, -2))
+    found = (root_of(z).factor.mT @ size_of(d)).double().square().sum((-1, -2))
+    assert torch.allclose(found, true, rtol=1e-5 if dtype == torch.float32 else 1e-13)
+    assert not torch.allclose((root_of(z).factor @ size_of(d)).double().square().sum((-1, -2)), true, rtol=1e-2)
 
 
 def test_householder_roots_keep_the_digits_of_small_differences():

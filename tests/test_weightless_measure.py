@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 import limitformer as lf
+from limitformer.weightless.measure import median
+from weightless_families import Step
 
 WIDTH, HEADS, TOKENS, LAYERS, SAMPLES = 24, 3, 7, 3, 4
 SEEN = []
@@ -130,6 +132,12 @@ def test_every_measure_is_that_of_the_modules_own_numbers(passes):
     np.testing.assert_allclose(data.logits_std, output.std(1, ddof=1), rtol=1e-6)
 
 
+@pytest.mark.parametrize("entries", [1, 2, 7, 8])
+def test_the_median_is_torchs(entries):
+    x = torch.randn(3, entries, generator=torch.Generator().manual_seed(entries))
+    assert torch.equal(median(x), x.median(1).values)
+
+
 def test_floating_inputs_have_the_first_gradient_of_the_stream():
     data = lf.weightless.simulate(
         lambda: nn.Sequential(Block(), Block()),
@@ -140,18 +148,6 @@ def test_floating_inputs_have_the_first_gradient_of_the_stream():
         progress=False,
     )
     assert np.isfinite(data.stream_gradient).all()
-
-
-class Step(nn.Module):
-    """x + xW."""
-
-    def __init__(self):
-        super().__init__()
-        self.map = nn.Linear(8, 8, bias=False)
-        nn.init.normal_(self.map.weight, std=0.5)
-
-    def forward(self, x):
-        return x + self.map(x)
 
 
 class Readout(nn.Module):

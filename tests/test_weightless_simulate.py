@@ -16,7 +16,7 @@ from limitformer.nn.weights import draw_weights
 from limitformer.weightless import numbers
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.numbers import normals
-from weightless_families import CONFIGS, INPUTS, weightless
+from weightless_families import CONFIGS, INPUTS, Step, weightless
 
 
 def test_samples_side_by_side_are_those_alone():
@@ -56,18 +56,6 @@ def test_drawing_always_has_the_same_law_as_never():
     for name in ("loss", "logits_std"):
         assert ks_2samp(never[name], always[name]).pvalue > 1e-4
     assert ks_2samp(never.weight_gradient[:, 3], always.weight_gradient[:, 3]).pvalue > 1e-4
-
-
-class Step(nn.Module):
-    """x + x W."""
-
-    def __init__(self):
-        super().__init__()
-        self.map = nn.Linear(8, 8, bias=False)
-        nn.init.normal_(self.map.weight, std=0.5)
-
-    def forward(self, x):
-        return x + self.map(x)
 
 
 class Twice(nn.Module):

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 import transformers
 from scipy.stats import ks_2samp
+from torch import nn
 
 import limitformer as lf
 from drawn_networks import statistics
@@ -142,3 +143,15 @@ def p_values(pairs):
         if len(mine) and np.ptp(mine) > 1e-9 * abs(mine[0]):
             found[name] = float(ks_2samp(mine, theirs).pvalue)
     return found
+
+
+class Step(nn.Module):
+    """x + x W."""
+
+    def __init__(self):
+        super().__init__()
+        self.map = nn.Linear(8, 8, bias=False)
+        nn.init.normal_(self.map.weight, std=0.5)
+
+    def forward(self, x):
+        return x + self.map(x)

@@ -14,6 +14,7 @@ SECTIONS = {
     "The Shaped Transformer": ("st-", "text-fate"),
     "Clustering in Deep Stochastic Transformers": ("ct-", "lifetimes"),
     "Stock models": ("stock-models",),
+    "Studies": ("foretells",),
 }
 OPENING = """# Gallery
 

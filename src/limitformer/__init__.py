@@ -1,60 +1,187 @@
-"""limitformer: what a Transformer does at depth, before you train it."""
+"""limitformer: what a Transformer does at depth, before you train it.
 
-from limitformer.engine import Interrupted as Interrupted
-from limitformer.engine import recording_size as recording_size
-from limitformer.engine import simulate as simulate
-from limitformer.errors import InputError as InputError
-from limitformer.errors import MissingExtraError as MissingExtraError
-from limitformer.errors import NoLimitError as NoLimitError
-from limitformer.limits import CovarianceFlow as CovarianceFlow
-from limitformer.limits import CovarianceLimit as CovarianceLimit
-from limitformer.limits import TokenLimit as TokenLimit
-from limitformer.limits import limit as limit
-from limitformer.limits.overlap import OverlapDiffusion as OverlapDiffusion
-from limitformer.limits.overlap import overlap as overlap
-from limitformer.models import GELU as GELU
-from limitformer.models import HybridTransformer as HybridTransformer
-from limitformer.models import LayerNorm as LayerNorm
-from limitformer.models import OneMatrix as OneMatrix
-from limitformer.models import ReLU as ReLU
-from limitformer.models import RMSNorm as RMSNorm
-from limitformer.models import ShapedAttention as ShapedAttention
-from limitformer.models import ShapedReLU as ShapedReLU
-from limitformer.models import SoftmaxAttention as SoftmaxAttention
-from limitformer.models import Start as Start
-from limitformer.models import StochasticTransformer as StochasticTransformer
-from limitformer.models import Transformer as Transformer
-from limitformer.models import equicorrelated as equicorrelated
-from limitformer.models import from_covariance as from_covariance
-from limitformer.models import from_json as from_json
-from limitformer.models import from_text as from_text
-from limitformer.models import from_tokens as from_tokens
-from limitformer.models import to_json as to_json
-from limitformer.outcomes import outcomes as outcomes
-from limitformer.outputs import outputs as outputs
-from limitformer.phase import phase_diagram as phase_diagram
-from limitformer.results import correlation as correlation
-from limitformer.results import load as load
-from limitformer.results import package_version
-from limitformer.results import save as save
-from limitformer.sweep import Sweep as Sweep
-from limitformer.sweep import compute_sweep as compute_sweep
-from limitformer.sweep import load_sweep as load_sweep
-from limitformer.sweep import read_sweep as read_sweep
-from limitformer.sweep import run_sweep as run_sweep
+Names are looked up where they are defined when they are first asked for, so that a model is declared without loading
+what simulates it, and torch is loaded by what stands on torch alone.
+"""
 
-__version__ = package_version()
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from limitformer import checking as checking
+    from limitformer import figures as figures
+    from limitformer import hf as hf
+    from limitformer import models as models
+    from limitformer import nn as nn
+    from limitformer import plot as plot
+    from limitformer import train as train
+    from limitformer import weightless as weightless
+    from limitformer.checking import design as design
+    from limitformer.checking.check import check as check
+    from limitformer.engine import Interrupted as Interrupted
+    from limitformer.engine import recording_size as recording_size
+    from limitformer.engine import simulate as simulate
+    from limitformer.errors import InputError as InputError
+    from limitformer.errors import MissingExtraError as MissingExtraError
+    from limitformer.errors import NoLimitError as NoLimitError
+    from limitformer.limits import CovarianceFlow as CovarianceFlow
+    from limitformer.limits import CovarianceLimit as CovarianceLimit
+    from limitformer.limits import TokenLimit as TokenLimit
+    from limitformer.limits.limit import limit as limit
+    from limitformer.limits.overlap import OverlapDiffusion as OverlapDiffusion
+    from limitformer.limits.overlap import overlap as overlap
+    from limitformer.models import GELU as GELU
+    from limitformer.models import HybridTransformer as HybridTransformer
+    from limitformer.models import LayerNorm as LayerNorm
+    from limitformer.models import OneMatrix as OneMatrix
+    from limitformer.models import ReLU as ReLU
+    from limitformer.models import RMSNorm as RMSNorm
+    from limitformer.models import ShapedAttention as ShapedAttention
+    from limitformer.models import ShapedReLU as ShapedReLU
+    from limitformer.models import SoftmaxAttention as SoftmaxAttention
+    from limitformer.models import Start as Start
+    from limitformer.models import StochasticTransformer as StochasticTransformer
+    from limitformer.models import Transformer as Transformer
+    from limitformer.models import equicorrelated as equicorrelated
+    from limitformer.models import from_covariance as from_covariance
+    from limitformer.models import from_json as from_json
+    from limitformer.models import from_text as from_text
+    from limitformer.models import from_tokens as from_tokens
+    from limitformer.models import to_json as to_json
+    from limitformer.outcome_probabilities import outcomes as outcomes
+    from limitformer.phase import phase_diagram as phase_diagram
+    from limitformer.readouts import outputs as outputs
+    from limitformer.results import correlation as correlation
+    from limitformer.results import load as load
+    from limitformer.results import save as save
+    from limitformer.sweep import Sweep as Sweep
+    from limitformer.sweep import compute_sweep as compute_sweep
+    from limitformer.sweep import load_sweep as load_sweep
+    from limitformer.sweep import read_sweep as read_sweep
+    from limitformer.sweep import run_sweep as run_sweep
+    from limitformer.weightless.shapes import shapes as shapes
+
+    __version__: str
+
+# What the core has; `from limitformer import *` needs no extra.
+__all__ = [
+    "GELU",
+    "CovarianceFlow",
+    "CovarianceLimit",
+    "HybridTransformer",
+    "InputError",
+    "Interrupted",
+    "LayerNorm",
+    "MissingExtraError",
+    "NoLimitError",
+    "OneMatrix",
+    "OverlapDiffusion",
+    "RMSNorm",
+    "ReLU",
+    "ShapedAttention",
+    "ShapedReLU",
+    "SoftmaxAttention",
+    "Start",
+    "StochasticTransformer",
+    "Sweep",
+    "TokenLimit",
+    "Transformer",
+    "__version__",
+    "compute_sweep",
+    "correlation",
+    "equicorrelated",
+    "from_covariance",
+    "from_json",
+    "from_text",
+    "from_tokens",
+    "limit",
+    "load",
+    "load_sweep",
+    "outcomes",
+    "outputs",
+    "overlap",
+    "phase_diagram",
+    "plot",
+    "read_sweep",
+    "recording_size",
+    "run_sweep",
+    "save",
+    "simulate",
+    "to_json",
+]
+
+# Where names are defined; a test holds this against the imports above.
+HOMES = {
+    "engine": ("Interrupted", "recording_size", "simulate"),
+    "errors": ("InputError", "MissingExtraError", "NoLimitError"),
+    "limits": ("CovarianceFlow", "CovarianceLimit", "TokenLimit"),
+    "limits.limit": ("limit",),  # of the name of its module: named in full, for checkers
+    "limits.overlap": ("OverlapDiffusion", "overlap"),
+    "models": (
+        *("GELU", "HybridTransformer", "LayerNorm", "OneMatrix", "ReLU", "RMSNorm", "ShapedAttention", "ShapedReLU"),
+        *("SoftmaxAttention", "Start", "StochasticTransformer", "Transformer", "equicorrelated", "from_covariance"),
+        *("from_json", "from_text", "from_tokens", "to_json"),
+    ),
+    "outcome_probabilities": ("outcomes",),
+    "phase": ("phase_diagram",),
+    "readouts": ("outputs",),
+    "results": ("correlation", "load", "save"),
+    "sweep": ("Sweep", "compute_sweep", "load_sweep", "read_sweep", "run_sweep"),
+    "checking": ("design",),  # these, and five of the modules below, need an extra
+    "checking.check": ("check",),
+    "weightless.shapes": ("shapes",),
+}
+MODULES = ("checking", "figures", "hf", "models", "nn", "plot", "train", "weightless")
+
+if not TYPE_CHECKING:  # a checker should know the names above alone
+
+    def __getattr__(name: str) -> object:
+        """What the name stands for, kept from then on."""
+        found = globals()[name] = _version() if name == "__version__" else _found(name)
+        return found
 
 
-def __getattr__(name: str) -> object:
-    """What stands on torch is imported when it is first asked for: it is heavy and optional."""
-    home = {"shapes": "weightless", "check": "checking", "design": "checking"}.get(name, name)
-    if home in ("nn", "hf", "train", "weightless", "checking"):
-        import importlib
+def __dir__() -> list[str]:
+    """Names for users."""
+    return sorted({*__all__, *_homes(), *MODULES, *(name for name in globals() if name.startswith("__"))})
 
-        try:
-            module = importlib.import_module(f"limitformer.{home}")
-        except MissingExtraError as error:
-            raise AttributeError(str(error)) from error  # so that `hasattr` says no
-        return module if home == name else getattr(module, name)
-    raise AttributeError(f"module 'limitformer' has no attribute {name!r}")
+
+def _homes() -> dict[str, str]:
+    """The module of each name."""
+    return {name: home for home, names in HOMES.items() for name in names}
+
+
+def _found(name: str) -> object:
+    """The module of this name, or what one of ours defines; `AttributeError` if an extra is missing."""
+    import importlib
+
+    from limitformer.errors import MissingExtraError
+
+    home = _homes().get(name, name)
+    if home == name and not _is_module(name):
+        raise AttributeError(_unknown(name))
+    try:
+        module = importlib.import_module(f"limitformer.{home}")
+    except MissingExtraError as error:
+        raise AttributeError(str(error)) from error  # so that `hasattr` says no
+    return module if home == name else getattr(module, name)
+
+
+def _is_module(name: str) -> bool:
+    """Whether it is a module of the package; its own parts are reached as `limitformer.results` is, imported or not."""
+    from importlib.util import find_spec
+
+    return not name.startswith("_") and find_spec(f"limitformer.{name}") is not None
+
+
+def _unknown(name: str) -> str:
+    """That there is no such name, and the nearest that there is."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, __dir__(), n=1)
+    return f"module 'limitformer' has no attribute {name!r}" + (f"; nearest: {near[0]}" if near else "")
+
+
+def _version() -> str:
+    from limitformer.version import package_version
+
+    return package_version()

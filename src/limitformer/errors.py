@@ -3,6 +3,7 @@
 import math
 import numbers
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -59,6 +60,14 @@ def require_real(name: str, value: object) -> float:
     require(number, f"{name} must be a number; got {value!r}.")
     require(math.isfinite(value), f"{name} must be finite; got {value}.")  # type: ignore[arg-type]
     return float(value)  # type: ignore[arg-type]
+
+
+def nearest(name: object, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """` Nearest: …` with that of the names which is most like this one; empty if none is."""
+    from difflib import get_close_matches
+
+    found = get_close_matches(str(name), list(names), 1, cutoff)
+    return f" Nearest: {found[0]}." if found else ""
 
 
 def first_line(error: Exception) -> str:

@@ -1,7 +1,7 @@
-"""House style and the few drawing helpers that figures share."""
+"""House style, the few drawing helpers that figures share, and the two curves by depth for results of one's own."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import matplotlib as mpl
@@ -12,6 +12,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from numpy.typing import ArrayLike, NDArray
+
+from limitformer.by_depth import Curve, Measure, Results, correlations_of, curves_of, sizes_of
 
 Array = NDArray[np.float64]
 
@@ -28,6 +30,8 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK = (
 PALETTE = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, BLACK)
 # In grey some of them are alike: with these beside the colour, curves are told apart there too.
 MARKERS = "os^Dv"
+DASHES = ("-", "--", "-.", ":")
+LARGE = 30  # a span that needs a logarithm
 
 WIDTH = 9.6  # inches, of a figure of several panels: all of them have the same width, and so the same type on a page
 ALONE = 5.6  # of one panel
@@ -143,3 +147,65 @@ def heatmap(axes: Axes, values: ArrayLike, **options: Any) -> Any:
     """An image without a grid, first row on top."""
     axes.grid(False)
     return axes.imshow(np.asarray(values), **options)
+
+
+def correlation(paths: Results, ax: Axes | None = None) -> Axes:
+    """Draw correlations of the tokens by depth: the mean over samples and pairs, and the band from 5 to 95 % of them.
+
+    Args:
+        paths: what `lf.simulate` returns, or several of them: a dict by label, or a list. On the sphere overlaps are
+            drawn. Chains beside a limit are drawn over its time.
+        ax: where to draw; None makes a figure in the house style with pyplot, which notebooks show.
+
+    Returns:
+        The axes.
+
+    Raises:
+        InputError: no result of a simulation, none with correlations, or results that share no axis.
+    """
+    axes, _ = draw_bands(paths, correlations_of, ax)
+    axes.set(ylabel="correlation of two tokens", ylim=(axes.get_ylim()[0], 1.03))
+    return axes
+
+
+def spread(paths: Results, ax: Axes | None = None) -> Axes:
+    """Draw how sizes of networks spread by depth: q, the mean over tokens of |x|²/width, its mean and 5 to 95 % band.
+
+    Both are over samples, on a logarithmic axis if they span more than a factor of 30: covariances can explode, and
+    then a few samples are the mean. Arguments, result and errors are those of `correlation`; tokens on the sphere,
+    which have one size, are refused.
+    """
+    axes, curves = draw_bands(paths, sizes_of, ax)
+    low, high = min(each.low.min() for each in curves), max(each.high.max() for each in curves)
+    axes.set(ylabel="size of the tokens, |x|²/width")
+    if 0 < low * LARGE < high:
+        axes.set_yscale("log")
+    return axes
+
+
+def draw_bands(paths: Results, measure: Measure, ax: Axes | None) -> tuple[Axes, list[Curve]]:
+    """Every result as a line over its band; colours and dashes tell them apart."""
+    unit, curves = curves_of(paths, measure)
+    with style() if ax is None else nullcontext():
+        axes = new_axes() if ax is None else ax
+        for k, each in enumerate(curves):
+            draw_band(axes, each, {"color": PALETTE[k % len(PALETTE)], "linestyle": DASHES[k % len(DASHES)]})
+        axes.set(xlabel="layer" if unit == "layer" else f"time, {unit}")
+        if len(curves) > 1:
+            axes.legend()
+    return axes, curves
+
+
+def draw_band(axes: Axes, one: Curve, look: dict[str, Any]) -> None:
+    """The mean over its band, whose edges are dashed as the mean is: in grey, colours are alike."""
+    axes.fill_between(one.at, one.low, one.high, color=look["color"], alpha=0.15, linewidth=0)
+    for edge in (one.low, one.high):
+        axes.plot(one.at, edge, **look, linewidth=0.7, alpha=0.6)
+    axes.plot(one.at, one.mean, label=one.label, **look)
+
+
+def new_axes() -> Axes:
+    """Of a new figure, of pyplot."""
+    from matplotlib import pyplot
+
+    return pyplot.subplots(figsize=(ALONE, 3.6), layout="constrained")[1]

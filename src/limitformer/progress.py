@@ -1,6 +1,8 @@
 """What is shown of long work: nothing for two seconds, then a bar with the time that is left, or a line a minute where
-there is no terminal; and a word before a first compilation."""
+there is no terminal; and a word before a first compilation. In a notebook the bar is HTML that is renewed in its place:
+Rich's own wants ipywidgets there, and warns."""
 
+import html
 import math
 import threading
 import time
@@ -14,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 PATIENCE = 2.0  # seconds before progress is shown
 MINUTE = 60.0  # seconds between lines where there is no terminal
+MOMENT = 0.5  # seconds between pictures of a bar in a notebook
 
 T = TypeVar("T")
 
@@ -78,10 +81,49 @@ class Bar:
         if now - self.said < MINUTE or math.isinf(PATIENCE):
             return
         self.said = now
-        task = self.progress.tasks[0]
+        say(self.line(done, now))
+
+    def line(self, done: float, now: float) -> str:
+        """What is done, of what, and the time that is left."""
+        task, first = self.progress.tasks[0], self.first or 0.0
         total = task.total or 0.0
-        left = time_left(done - self.first, total - self.first, now - self.began)
-        say(f"{task.description}: {int(done):,} of {int(total):,}{left}")
+        left = time_left(done - first, total - first, now - self.began)
+        return f"{task.description}: {int(done):,} of {int(total):,}{left}"
+
+    def close(self) -> None:
+        """The bar goes."""
+        self.progress.stop()
+
+
+@dataclass
+class NotebookBar(Bar):
+    """The same in a notebook."""
+
+    handle: Any = None
+
+    def show(self, done: float) -> None:
+        """The bar, renewed in its place."""
+        now = time.perf_counter()
+        self.first = done if self.first is None else self.first
+        self.progress.update(self.task, completed=done)
+        if now - self.began <= PATIENCE or (self.visible and now - self.said < MOMENT):
+            return
+        self.said, line = now, self.line(done, now)
+        share = f'<progress value="{done}" max="{self.progress.tasks[0].total or 0}"></progress>'
+        self.put({"text/plain": line, "text/html": f"<div>{share} {html.escape(line)}</div>"})
+
+    def put(self, picture: dict[str, str]) -> None:
+        """The picture in the place of the one before."""
+        if self.handle is not None:
+            self.handle.update(picture, raw=True)
+            return
+        from IPython.display import display
+
+        self.visible, self.handle = True, display(picture, raw=True, display_id=True)
+
+    def close(self) -> None:
+        """Nothing is left of it."""
+        self.put({"text/plain": "", "text/html": ""})
 
 
 def time_left(done: float, total: float, seconds: float) -> str:
@@ -99,7 +141,8 @@ def bar(description: str, total: int) -> Bar:
     unseen = not (console.is_interactive or console.is_jupyter)  # where a bar would leave an empty line and no more
     progress = Progress(*columns, console=console, transient=True, disable=unseen)
     now = time.perf_counter()
-    return Bar(progress, progress.add_task(description, total=total), now, now)
+    kind = NotebookBar if console.is_jupyter else Bar
+    return kind(progress, progress.add_task(description, total=total), now, now)
 
 
 def advance(shown: Bar | None, done: float) -> None:
@@ -109,7 +152,7 @@ def advance(shown: Bar | None, done: float) -> None:
     if done >= 0:
         (shown.tell if shown.progress.disable else shown.show)(done)
     elif shown.visible:
-        shown.progress.stop()
+        shown.close()
 
 
 def tracked(items: Sequence[T], description: str) -> Iterator[T]:

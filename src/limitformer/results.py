@@ -15,8 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -30,18 +29,10 @@ from limitformer.memory import check_scratch
 from limitformer.models import Start
 from limitformer.models.sphere_start import SphereStart
 from limitformer.sphere.outcome import LABELS
+from limitformer.version import package_version
 
 NETCDF3_LIMIT = 2**32 - 4  # bytes of one variable
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a path has lost the second /; one letter is a drive
-
-
-@cache
-def package_version() -> str:
-    """The installed version of limitformer; to look it up takes longer than a small simulation."""
-    try:
-        return version("limitformer")
-    except PackageNotFoundError:
-        return "not installed"
 
 
 CAUSE_CODES = "0 inside, 1 left the ball, 2 left the cone, 3 lost its resolution"

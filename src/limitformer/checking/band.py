@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from scipy import stats
+from scipy import special  # its `stats` takes a second to import
 
 CORRELATIONS = ("correlation", "correlation_abs", "correlation_95")
 ANY_SIGN = ("logits_mean", "largest_logit")
@@ -34,7 +34,7 @@ def edges(values: xr.DataArray, name: str) -> xr.DataArray:
         x = there(values.transpose("sample", ...).astype(float))
         count = x.notnull().sum("sample")
         middle, spread = x.mean("sample"), x.std("sample", ddof=1)
-        reach = xr.apply_ufunc(lambda n: stats.t.ppf((1 + LEVEL) / 2, n - 1), count.where(count > 1))
+        reach = xr.apply_ufunc(lambda n: special.stdtrit(n - 1, (1 + LEVEL) / 2), count.where(count > 1))
         half = reach * spread * np.sqrt(1 + 1 / count)
         found = xr.concat([middle - half, middle, middle + half], xr.Variable("edge", ["low", "middle", "high"]))
         return back(found).clip(min=LEAST.get(name))
@@ -68,7 +68,7 @@ def surprises(curves: xr.Dataset, law: xr.Dataset) -> dict[str, float]:
     counted (Bonferroni), so that a sound network has a p below 0.01 in some curve with probability 0.01 at the most.
     """
     freedom = int(law.attrs["samples"]) - 1
-    reach = stats.t.ppf((1 + LEVEL) / 2, freedom)
+    reach = special.stdtrit(freedom, (1 + LEVEL) / 2)
     worst, points = {}, 0
     for name, each in curves.items():
         if name in law and bool(law[name].notnull().any()):
@@ -79,5 +79,5 @@ def surprises(curves: xr.Dataset, law: xr.Dataset) -> dict[str, float]:
             known = t.values[np.isfinite(t.values)]
             if known.size:  # a kind of weight that the law has not is not compared
                 points += known.size
-                worst[str(name)] = 2 * float(stats.t.sf(known.max(), freedom))
+                worst[str(name)] = 2 * float(special.stdtr(freedom, -known.max()))
     return {name: min(1.0, p * points) for name, p in worst.items()}

@@ -14,12 +14,12 @@ from limitformer.checking.band import band
 from limitformer.checking.curves import curves
 from limitformer.checking.existing import measured
 from limitformer.checking.initialisation.report import InitialisationReport
-from limitformer.checking.initialisation.weight_by_weight import check_initialisation, initialisation
+from limitformer.checking.initialisation.weight_by_weight import check_initialisation
 from limitformer.checking.report import Report
 from limitformer.checking.subject import Subject, subject_of, task_and_config
 from limitformer.checking.thresholds import thresholds_with
 from limitformer.checking.verdicts import verdicts
-from limitformer.errors import InputError, require, require_count
+from limitformer.errors import require, require_count
 from limitformer.hf import Shaping
 from limitformer.models import equicorrelated, from_text
 from limitformer.nn.simulate import known_device, torch_seed
@@ -106,25 +106,34 @@ def looked_at(subject: Subject, text: Any, tokens: int, samples: int, options: d
     loss = (options["loss"] or loss_of(blueprint, options["seed"])) if options["gradients"] else None
     held = None if subject.module is None else measured(subject.module, inputs, loss)
     if subject.blueprint is None or not (held is None or options["law"]):
-        return report_of(subject, blueprint, held, None, None)
-    found = Weightless(subject.blueprint, torch.float32, torch.device(known_device(None)), options["overrides"])
+        return report_of(subject, blueprint, held, None, None, weights_of(subject.module, None))
+    found = weightless_of(subject.blueprint, options["overrides"])
+    weights = weights_of(subject.module, found)  # before any pass: a module may change its buffers as it runs
     lawful = passes(found, inputs, loss, samples, options["seed"], progress=options["progress"])
-    return report_of(subject, blueprint, held, lawful, found.table)
+    return report_of(subject, blueprint, held, lawful, found.table, weights)
+
+
+def weightless_of(blueprint: Blueprint, overrides: Mapping[str, Any] | None = None) -> Weightless:
+    """The network without weights, on a GPU where there is one."""
+    return Weightless(blueprint, torch.float32, torch.device(known_device(None)), dict(overrides or {}))
 
 
 def report_of(
-    subject: Subject, blueprint: Any, held: xr.Dataset | None, lawful: xr.Dataset | None, laws: LawTable | None
+    subject: Subject,
+    blueprint: Blueprint,
+    held: xr.Dataset | None,
+    lawful: xr.Dataset | None,
+    laws: LawTable | None,
+    weights: InitialisationReport | None,
 ) -> Report:
     """Of both, or of one."""
     shown = held if held is not None else lawful
-    if shown is None:
-        raise InputError(f"{subject.name} is nothing that can be measured.")
+    assert shown is not None  # a subject has a module or a blueprint
     sequences = len(np.unique(shown["sequence"])) if "sequence" in shown.coords else 1
     about: dict[str, Any] = {"tokens": shown.sizes["token"] // sequences, "sequences": sequences}
     vocabulary = getattr(blueprint.config, "vocab_size", None)
     if vocabulary and blueprint.task in ("causal", "masked", "seq2seq"):
         about["chance"] = float(np.log(vocabulary))
-    weights = None if subject.module is None else weights_of(subject.module, laws is not None)
     return Report(
         name=subject.name,
         initialisation=weights,
@@ -137,9 +146,11 @@ def report_of(
     )
 
 
-def weights_of(module: nn.Module, lawful: bool) -> InitialisationReport:
+def weights_of(module: nn.Module | None, law: Weightless | None) -> InitialisationReport | None:
     """The weights of a module that exists, beside their law where that is known."""
-    return initialisation(module) if lawful else check_initialisation(module, None)
+    if module is None or law is None:
+        return None if module is None else check_initialisation(module, None)
+    return check_initialisation(module, law.table, reference=law.module)
 
 
 def inputs_for(subject: Subject, text: Any, tokens: int) -> Inputs:

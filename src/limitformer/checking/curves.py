@@ -106,6 +106,20 @@ def by_kind(gradient: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
     return inside, rest
 
 
+def gradient_ratio(norms: Array) -> tuple[Array, NDArray[Any]]:
+    """Of norms (sample, kind, block): largest over smallest by block, of the kind that is worst, and its least block.
+
+    Both (sample,). NaN where no norm is a number; 1 where nothing depends on a weight, which does not vanish by depth.
+    """
+    largest, smallest = np.fmax.reduce(norms, 2), np.fmin.reduce(norms, 2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(largest > 0, largest / smallest, 1.0)
+    worst = np.argmax(np.where(np.isnan(ratio), 0.0, ratio), 1)
+    least = np.argmin(np.where(np.isnan(norms), np.inf, norms), 2)
+    known, samples = np.isfinite(norms).any((1, 2)), np.arange(len(norms))
+    return np.where(known, ratio[samples, worst], np.nan), least[samples, worst]
+
+
 def place_of(name: str) -> tuple[str, int]:
     """The kind and the block of a weight: `h.3.attn.c_proj.weight` is `h.*.attn.c_proj.weight` of block 3."""
     parts = name.split(".")

@@ -1,15 +1,16 @@
 """What is checked: how it is made, so that its law is known, and the module itself where it exists."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from limitformer.errors import InputError, first_line, require
+from limitformer.errors import InputError, first_line, nearest, require
 from limitformer.hf import Shaping, load_shaped, shape_model
 from limitformer.models import Transformer
+from limitformer.models.serial import from_record
 from limitformer.weightless.models import Blueprint, blueprint_of, config_from, config_of, task_of
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -80,40 +81,27 @@ def holds_weights(what: Any) -> bool:
 
 
 def changed(what: Any, settings: Mapping[str, Any]) -> Any:
-    """The configuration with some of its fields changed."""
+    """The configuration, or the Transformer, with some of its fields changed."""
+    what = config_of(what) if isinstance(what, str | Path | dict) else what
     if isinstance(what, Transformer):
         return replaced(what, settings)
-    config = what if hasattr(what, "to_dict") else None
-    if config is None and isinstance(what, str | Path | dict):
-        config = config_of(what)
-    if config is None:
+    if not hasattr(what, "to_dict"):
         raise InputError(f"settings are for configurations; got {type(what).__name__}. Nearest: change the factory.")
-    values = config.to_dict()
-    strange = [key for key in settings if key not in values]
-    if strange:
-        raise InputError(
-            f"the configuration of {config.model_type} has no field {strange[0]!r}.{near(strange[0], values)}"
-        )
-    for rope in ("layer_types",):  # lists as long as the depth, which the class fills again
-        if rope not in settings and "num_hidden_layers" in settings:
-            values.pop(rope, None)
+    values = what.to_dict()
+    for name in settings:
+        known = f"the configuration of {what.model_type} has no field {name!r}.{nearest(name, values)}"
+        require(name in values, known)
+    if "num_hidden_layers" in settings and "layer_types" not in settings:
+        values.pop("layer_types", None)  # as long as the depth; the class fills it again
     return config_from(values | dict(settings))
-
-
-def near(name: str, names: Mapping[str, Any]) -> str:
-    """A hint."""
-    from difflib import get_close_matches
-
-    found = get_close_matches(name, list(names), 1)
-    return f" Nearest: {found[0]}." if found else ""
 
 
 def replaced(model: Transformer, settings: Mapping[str, Any]) -> Transformer:
     """A Transformer with other fields."""
-    try:
-        return replace(model, **settings)
-    except TypeError as error:
-        raise InputError(f"Transformer: {first_line(error)}.") from error
+    known = [field.name for field in fields(model)]
+    for name in settings:
+        require(name in known, f"Transformer has no field {name!r}.{nearest(name, known)}")
+    return replace(model, **{name: from_record(value) for name, value in settings.items()})
 
 
 def shaped(blueprint: Blueprint, shaping: Shaping) -> Blueprint:

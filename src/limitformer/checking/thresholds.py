@@ -5,9 +5,9 @@ Where no published number exists the source says so: such a threshold is a choic
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
+from math import inf
 
-from limitformer.errors import InputError, require_real
+from limitformer.errors import nearest, require, require_real
 
 OURS = "a choice of limitformer's"
 
@@ -44,19 +44,20 @@ THRESHOLDS: Mapping[str, Threshold] = {
     "logit": Threshold(100.0, "largest logit of a head: the level of QK-clip (Kimi K2, arXiv 2507.20534)"),
     "half": Threshold(65504.0, "largest number of float16"),
 }
+RANGES = {"collapse": (0.0, 1.0), "stream": (1.0, inf), "gradient": (1.0, inf), "massive": (1.0, inf)}  # else above 0
 
 
 def thresholds_with(changes: Mapping[str, float] | None) -> dict[str, Threshold]:
     """The thresholds, some of them the user's own.
 
     Raises:
-        InputError: there is none of a name.
+        InputError: there is none of a name, or a value that nothing or everything would reach.
     """
     found = dict(THRESHOLDS)
     for name, value in (changes or {}).items():
-        if name not in found:
-            near = get_close_matches(name, found, 1)
-            hint = f" Nearest: {near[0]}." if near else ""
-            raise InputError(f"thresholds has no {name!r}; there are {', '.join(found)}.{hint}")
-        found[name] = Threshold(require_real(f"thresholds[{name!r}]", value), "the user's own")
+        require(name in found, f"thresholds has no {name!r}; there are {', '.join(found)}.{nearest(name, found)}")
+        number, (low, high) = require_real(f"thresholds[{name!r}]", value), RANGES.get(name, (0.0, inf))
+        upper = "" if high == inf else f" and at most {high:g}"
+        require(low < number <= high, f"thresholds[{name!r}] must be above {low:g}{upper}; got {number:g}.")
+        found[name] = Threshold(number, "the user's own")
     return found

@@ -13,6 +13,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from limitformer.checking.curves import gradient_ratio
 from limitformer.checking.thresholds import Threshold
 from limitformer.errors import require
 
@@ -77,6 +78,7 @@ class Rule:
     said: str  # with {value} and {layer}
     why: str
     mends: str
+    falls: bool = False  # whether the value is compared with one over the threshold
 
 
 def verdicts(curves: xr.Dataset, thresholds: Mapping[str, Threshold], without: tuple[str, ...] = ()) -> list[Verdict]:
@@ -101,9 +103,8 @@ def judged(rule: Rule, curves: xr.Dataset, thresholds: Mapping[str, Threshold]) 
     value, layer = float(np.median(finding.value[hit])), int(np.median(finding.layer[hit]))
     said = rule.said.format(value=shown(value), layer=layer)
     where = None if layer < 0 else layer
-    return [
-        Verdict(rule.name, said, value, threshold.value, threshold.source, where, share, rule.why, rule.mends)
-    ]  # fmt: skip
+    level = 1 / threshold.value if rule.falls else threshold.value
+    return [Verdict(rule.name, said, value, level, threshold.source, where, share, rule.why, rule.mends)]
 
 
 def shown(value: float) -> str:
@@ -194,15 +195,8 @@ def vanishing(curves: xr.Dataset, limits: Limits) -> Finding | None:
     """Of the kind of weight that is worst: largest over smallest gradient of its layers, smallest where it vanishes."""
     if "gradient" not in curves or curves.sizes["block"] < 2:
         return None
-    norms = curves["gradient"].values
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.nanmax(norms, 2) / np.nanmin(norms, 2)
-    ratio = np.where(np.nanmax(norms, 2) > 0, ratio, 1.0)  # a weight that nothing depends on does not vanish by depth
-    worst = np.nanargmax(ratio, 1)
-    samples = np.arange(len(ratio))
-    return Finding(
-        ratio[samples, worst], ratio[samples, worst] / limits["gradient"], np.nanargmin(norms[samples, worst], 1) + 1
-    )
+    ratio, least = gradient_ratio(curves["gradient"].values)
+    return Finding(ratio, ratio / limits["gradient"], least + 1)
 
 
 def exploding(curves: xr.Dataset, limits: Limits) -> Finding | None:
@@ -256,7 +250,7 @@ RULES = (
     ),
     Rule(
         "dies", dies, "stream", "the stream falls to {value} of what it is after the first block",
-        "The skip connection takes away more than the branches give.", "A larger λ or γ.",
+        "The skip connection takes away more than the branches give.", "A larger λ or γ.", falls=True,
     ),
     Rule(
         "frozen", frozen, "frozen", "attention frozen from block {layer}: logits spread {value} times √(2 ln m)",

@@ -1,23 +1,14 @@
-"""The commands, put together. Each lives in a file of its own and imports the heavy parts when it runs."""
+"""The commands, put together. Each lives in a file of its own, which is imported when that command runs: the list of
+commands is known without."""
 
 import sys
-from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
-
-from limitformer.cli.check import check
-from limitformer.cli.design import design
-from limitformer.cli.figure import figure
-from limitformer.cli.overlap import overlap
-from limitformer.cli.phase import phase
-from limitformer.cli.report import BAD_INPUT, say_error
-from limitformer.cli.simulate import simulate
-from limitformer.cli.sweep import sweep
-from limitformer.cli.train import train
+from typer.core import TyperCommand, TyperGroup
 
 # Typer re-exports its subclass alone, and where the class itself lives depends on the version.
 UsageError: Any = typer.BadParameter.__base__
@@ -27,11 +18,60 @@ def described(error: Any) -> str:
     """The message about a wrong option, with what was given where typer leaves it out."""
     causes: list[Any] = getattr(error.__cause__, "errors", list)()
     given = f"; got {causes[0]['input']!r}" if causes else ""
-    return f"{error.format_message().rstrip('.')}{given}."
+    message = error.format_message().rstrip(".")
+    return message if message.endswith("?") and not given else f"{message}{given}."
+
+
+# What the list of commands says of each; a test holds it against the commands' own help.
+COMMANDS = {
+    "check": "Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a "
+    "checkpoint.",
+    "design": "Find what to set so that a network at initialisation is sound, how sure that is, and the lines to "
+    "paste.",
+    "figure": "Make a figure of a paper: picture, data, and the claims that it checks.",
+    "simulate": "Simulate a Transformer at initialisation: its exact chain, its limit, or the network itself.",
+    "phase": "Draw a phase diagram: do tokens on the sphere end in one cluster, or as antipodal pairs?",
+    "overlap": "Tell whether two tokens end at antipodes: exact probabilities, thresholds and times at infinite depth.",
+    "sweep": "Run grids of simulations that can be stopped, resumed, extended and moved to a cluster.",
+    "train": "Train the networks of both papers. A run that was stopped goes on when it is started again.",
+}
+
+
+class Once(TyperCommand):
+    """A command whose options are given once: of two folders the first would be lost without a word."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse what is given twice and is no list."""
+        order = [] if ctx.resilient_parsing else self.make_parser(ctx).parse_args(args=list(args))[2]
+        for option in order:
+            if order.count(option) > 1 and not getattr(option, "multiple", True):
+                raise typer.BadParameter(f"{max(option.opts, key=len)} is given twice", ctx)
+        return super().parse_args(ctx, args)
+
+
+def command_of(name: str) -> Any:
+    """The command `name` itself, or the group of commands; imports its module."""
+    found = getattr(import_module(f"limitformer.cli.{name}"), name)
+    holder = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    if isinstance(found, typer.Typer):
+        holder.add_typer(found, name=name)
+    else:
+        holder.command(name, cls=Once)(found)
+    return typer.main.get_group(holder).commands[name]
 
 
 class Commands(TyperGroup):
-    """The commands, with one line for a wrong option, as for any other bad input."""
+    """The commands, imported when they run, with one line for a wrong option, as for any other bad input."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is called, in the place of its line in the list."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and command_of(str(name)), rest
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Every command with its whole line, on several where it is long."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.help) for name, command in self.commands.items()])
 
     def main(
         self,
@@ -48,6 +88,8 @@ class Commands(TyperGroup):
         except UsageError as error:
             if not standalone_mode:
                 raise
+            from limitformer.cli.report import BAD_INPUT, say_error
+
             command = error.ctx.command_path if error.ctx else self.name
             say_error(f"{described(error)} See '{command} --help'.")
             result = BAD_INPUT
@@ -56,25 +98,34 @@ class Commands(TyperGroup):
         return result
 
 
+# The list of commands is plain text: what Rich needs for Markdown takes longer than everything else in it.
 app = typer.Typer(
     name="limitformer",
     cls=Commands,
     pretty_exceptions_show_locals=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},  # of all commands
 )
-app.command()(check)
-app.command()(design)
-app.command()(figure)
-app.command()(simulate)
-app.command()(phase)
-app.command()(overlap)
-app.add_typer(sweep, name="sweep")
-app.add_typer(train, name="train")
+
+
+def line_of(name: str) -> Callable[[], None]:
+    """What stands for a command in the list, and is never run."""
+
+    def stand_in() -> None:
+        raise NotImplementedError(name)
+
+    return stand_in
+
+
+for each, says in COMMANDS.items():
+    app.command(each, help=says)(line_of(each))
 
 
 def show_version(asked: bool) -> None:
     """Print the version and end."""
     if asked:
+        from importlib.metadata import PackageNotFoundError, version
+
         try:
             typer.echo(f"limitformer {version('limitformer')}")
         except PackageNotFoundError:

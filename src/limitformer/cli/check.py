@@ -1,12 +1,12 @@
 """`limitformer check`: will this Transformer collapse? A verdict, curves, and a page."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from limitformer.cli.report import clear_endings, screen
+from limitformer.cli.check_options import Settings, Text, Tokens, assignments, say
+from limitformer.cli.report import clear_endings
 from limitformer.errors import InputError, require
 
 FAILED = 1
@@ -20,14 +20,10 @@ def check(
             help="A public shape ('list' shows them), a configuration's JSON or folder, or a checkpoint.",
         ),
     ],
-    text: Annotated[
-        Path | None, typer.Option(help="File whose words are the tokens.", show_default="unrelated tokens")
-    ] = None,
-    tokens: Annotated[int, typer.Option(help="How many tokens.")] = 128,
+    text: Text = None,
+    tokens: Tokens = 128,
     samples: Annotated[int, typer.Option(help="Networks of the law.")] = 8,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the configuration.")
-    ] = None,
+    settings: Settings = None,
     shaped: Annotated[
         str | None, typer.Option(metavar="gamma=…,tau0=…", help="Shape it first, as limitformer.hf.shape_model does.")
     ] = None,
@@ -85,30 +81,12 @@ def check(
             raise typer.Exit(FAILED)
 
 
-def say(text: str) -> None:
-    """As it is."""
-    screen.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
 def show_shapes() -> None:
     """The names of the public shapes, and where their numbers are published."""
     from limitformer.weightless import shapes
 
     for name, numbers in shapes().items():
         say(f"{name:18} {numbers['source']}")
-
-
-def assignments(given: list[str] | None, option: str) -> dict[str, Any]:
-    """KEY=VALUE by key; values as JSON has them, or as text."""
-    found = {}
-    for one in given or []:
-        key, equals, value = one.partition("=")
-        require(bool(equals and key), f"{option} takes KEY=VALUE; got {one!r}.")
-        try:
-            found[key] = json.loads(value)
-        except ValueError:
-            found[key] = value
-    return found
 
 
 def shaping_of(given: str | None) -> Any:

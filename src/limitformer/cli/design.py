@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from limitformer.cli.check import assignments, say
+from limitformer.cli.check_options import Settings, Text, Tokens, assignments, say
 from limitformer.cli.report import clear_endings
 from limitformer.errors import InputError, require
 
@@ -21,9 +21,7 @@ def design(
             "JSON of a Transformer ('limitformer simulate --show-model' prints it).",
         ),
     ],
-    text: Annotated[
-        Path | None, typer.Option(help="File whose words are the tokens.", show_default="unrelated tokens")
-    ] = None,
+    text: Text = None,
     knobs: Annotated[
         str | None,
         typer.Option(
@@ -40,16 +38,14 @@ def design(
         str | None, typer.Option(metavar="MOST", help="Largest over smallest gradient by block, or none.")
     ] = None,
     risk: Annotated[float, typer.Option(help="Probability that a network may miss it.")] = 0.1,
-    tokens: Annotated[int, typer.Option(help="How many tokens.")] = 32,
+    tokens: Tokens = 32,
     samples: Annotated[
         int | None, typer.Option(help="Networks that judge a setting.", show_default="64, or 1000 by the chain")
     ] = None,
     scan: Annotated[
         int | None, typer.Option(help="Networks of a cell of the grid at most.", show_default="16, or 200 by the chain")
     ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the configuration first.")
-    ] = None,
+    settings: Settings = None,
     grid: Annotated[
         list[str] | None, typer.Option(metavar="KNOB=V1,V2,…", help="Values of a knob in the place of the usual ones.")
     ] = None,

@@ -1,4 +1,5 @@
-"""`limitformer overlap`: all exact quantities of the overlap of two tokens or clusters, as a table or as JSON."""
+"""`limitformer overlap`: where two tokens or clusters end, in words, and all exact quantities of their overlap, as a
+table or as JSON."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from limitformer.cli.overlap_words import words_of
 from limitformer.cli.report import clear_endings, screen
 from limitformer.cli.sphere_options import parse_clusters, sphere_model
 
@@ -42,7 +44,7 @@ def overlap(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=QUESTION)] = False,
 ) -> None:
-    """Print the exact quantities of the overlap's diffusion in the limit of infinite depth.
+    """Tell whether two tokens end at antipodes: exact probabilities, thresholds and times at infinite depth.
 
     For example: limitformer overlap --dim 4 --beta 2 --clusters 2,1 --start -1 --target 0.9
     """
@@ -60,6 +62,7 @@ def overlap(
         if as_json:
             typer.echo(json.dumps(summary, indent=2, allow_nan=False))
         else:
+            screen.print(words_of(summary), markup=False, highlight=False)
             screen.print(table_of(summary))
 
 

@@ -23,7 +23,7 @@ from limitformer.figures.grids import resumable
 from limitformer.figures.sphere import exact_shares, standard_error, text_of
 from limitformer.limits.overlap import overlap
 from limitformer.models import StochasticTransformer
-from limitformer.outcomes import OUTCOMES
+from limitformer.outcome_probabilities import OUTCOMES
 from limitformer.phase import phase_diagram
 from limitformer.plot import BLUE, MARKERS, RED, legend_below, panels, sequence
 

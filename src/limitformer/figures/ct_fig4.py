@@ -33,7 +33,7 @@ from limitformer.figures.claims import Claim, Run
 from limitformer.figures.grids import resumable
 from limitformer.figures.sphere import OUTCOME_COLOURS, standard_error
 from limitformer.models import HybridTransformer
-from limitformer.outcomes import OUTCOMES
+from limitformer.outcome_probabilities import OUTCOMES
 from limitformer.phase import phase_diagram
 from limitformer.plot import legend_below, panels
 

@@ -16,7 +16,8 @@ from limitformer.figures.claims import Claim, Run
 from limitformer.figures.page import renew
 from limitformer.lock import only_one
 from limitformer.plot import style
-from limitformer.results import check_writable, package_version, save, write_whole
+from limitformer.results import check_writable, save, write_whole
+from limitformer.version import package_version
 
 # Name → what it shows. The module of `st-fig1` is `limitformer.figures.st_fig1`.
 FIGURES = {
@@ -41,6 +42,7 @@ FIGURES = {
     "lifetimes": "mean lifetime of unequal antipodal clusters, exact against simulated",
     "lifetimes-spread": "mean lifetime of unequal antipodal clusters whose tokens are not together, and how many split",
     "stock-models": "what transformers draws for stock models at their real shapes: stream, heads, gradients by depth",
+    "foretells": "does the law at initialisation foretell training? 48 tiny networks, half of them held out",
 }
 # Of finished runs of `limitformer train`, at whatever scale those were.
 RUN_FIGURES = {
@@ -51,7 +53,7 @@ RUN_FIGURES = {
     "ct-fig2": "[CT, Fig. 2] validation accuracy, independent random values against one identity",
 }
 SCALES = ("paper", "quick")
-NEED_TRAINING = ("st-fig2", *RUN_FIGURES)  # the extra `train`
+NEED_TRAINING = ("st-fig2", "foretells", *RUN_FIGURES)  # the extra `train`
 
 
 @dataclass(frozen=True)

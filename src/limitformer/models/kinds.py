@@ -5,10 +5,12 @@ from it. A model refuses parts of other kinds when it is made; whoever then does
 up in a table over exact classes (`of_kind`), which has no `else`.
 """
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from limitformer.errors import InputError, require
+from limitformer.models.display import shown
 
 Kind = TypeVar("Kind", bound=type)
 T = TypeVar("T")
@@ -18,12 +20,12 @@ FAMILIES: dict[str, list[type]] = {}
 
 
 def known(family: str) -> Callable[[Kind], Kind]:
-    """Enter the decorated class into the list of what is known, under its family."""
+    """Enter the decorated class into the list of what is known, under its family; it is shown as `display` says."""
 
     def enter(kind: Kind) -> Kind:
         KINDS[kind.__name__] = kind
         FAMILIES.setdefault(family, []).append(kind)
-        return kind
+        return shown(kind)
 
     return enter
 
@@ -59,7 +61,14 @@ def of_kind(part: object, table: Mapping[type, T]) -> T:
     return table[type(part)]
 
 
+def all_kinds() -> dict[str, type]:
+    """Every kind by its name, limits too, whose modules are heavy: they enter themselves when they are imported."""
+    importlib.import_module("limitformer.limits")
+    return KINDS
+
+
 def kind_named(name: Any) -> type:
     """The kind of this name, or `InputError` with all names."""
-    require(name in KINDS, f'"kind" must be one of {", ".join(KINDS)}; got {name!r}.')
+    if name not in KINDS and name not in all_kinds():
+        raise InputError(f'"kind" must be one of {", ".join(KINDS)}; got {name!r}.')
     return KINDS[name]

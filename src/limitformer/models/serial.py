@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from limitformer.errors import InputError, first_line, require
-from limitformer.models.kinds import KINDS, kind_named
+from limitformer.models.kinds import KINDS, all_kinds, kind_named
 
 
 def to_json(model: Any, indent: int | None = None) -> str:
@@ -23,7 +23,8 @@ def as_record(part: Any) -> Any:
     if not is_dataclass(part):
         return part
     kind = type(part).__name__
-    require(KINDS.get(kind) is type(part), f"JSON knows {', '.join(KINDS)} alone; got {part!r}.")
+    if KINDS.get(kind) is not type(part):
+        raise InputError(f"JSON knows {', '.join(all_kinds())} alone; got {part!r}.")
     values = {field.name: as_record(getattr(part, field.name)) for field in fields(part)}
     return {"kind": kind, **values}
 

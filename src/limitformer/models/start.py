@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from limitformer.errors import InputError, require, require_count, require_real
 from limitformer.memory import check_scratch
+from limitformer.models.display import table
 from limitformer.models.kinds import require_itself
 
 WHILE_CHECKED = 5  # matrices of its size there are while a covariance is made and checked
@@ -44,6 +45,13 @@ class Start:
             value = getattr(self, name)
             fits = value is None or len(value) == self.tokens
             require(fits, f"{name} must have one entry for each of the {self.tokens} tokens; got {value!r}.")
+
+    def __repr__(self) -> str:
+        return f"<Start of {self.tokens} tokens: {self.description}>"
+
+    def _repr_html_(self) -> str:
+        labels = [] if self.labels is None else [("labels", ", ".join(self.labels[:20]))]
+        return table("Start", [("tokens", str(self.tokens)), ("from", self.description), *labels])
 
     @property
     def tokens(self) -> int:

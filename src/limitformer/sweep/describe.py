@@ -19,6 +19,7 @@ from limitformer.engine import Process, process_of, simulate
 from limitformer.errors import InputError, keep, require, require_count
 from limitformer.limits import CovarianceFlow, CovarianceLimit, TokenLimit, limit
 from limitformer.models import SphereModel, Transformer, equicorrelated, to_json
+from limitformer.models.display import shown
 from limitformer.progress import announced
 from limitformer.sweep.grid import SEED, START, Cell, cells, check_axes, name_of
 from limitformer.sweep.reduce import Reduced, Work, checked_keep, reduced
@@ -94,6 +95,7 @@ def plain(value: Any) -> Any:
     return [plain(inner) for inner in value] if isinstance(value, list | tuple | range) else value
 
 
+@shown
 @dataclass(frozen=True)
 class Sweep:
     """A grid of simulations.
@@ -118,7 +120,7 @@ class Sweep:
     base: Any
     over: Mapping[str, Sequence[Any]]
     simulate: Mapping[str, Any]
-    reduce: Mapping[str, Any] = field(default_factory=lambda: {"moments": True})
+    reduce: Mapping[str, Any] = field(default_factory=lambda: {"moments": {}})
     settings: Settings = field(init=False, repr=False)
     unchecked: InitVar[bool] = False  # for a store, whose cells were checked when it was made
 

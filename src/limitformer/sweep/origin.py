@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from limitformer.errors import require
-from limitformer.results import package_version
+from limitformer.version import package_version
 
 Code = dict[str, str]
 

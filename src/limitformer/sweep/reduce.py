@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from limitformer.engine import simulate
 from limitformer.errors import InputError, require
 from limitformer.limits import TokenLimit, limit
-from limitformer.outcomes import OUTCOMES, labels_of, outcomes
+from limitformer.outcome_probabilities import OUTCOMES, labels_of, outcomes
 from limitformer.results import correlation
 from limitformer.sphere.outcome import ANTIPODAL, CLUSTERS, LARGEST
 from limitformer.sweep.grid import unknown_field

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from limitformer.errors import InputError, require
-from limitformer.results import package_version, write_whole
+from limitformer.results import write_whole
 from limitformer.train.plan import FREE, Plan, processes
+from limitformer.version import package_version
 
 RUN, SUMMARY = "run.json", "summary.json"
 

@@ -187,7 +187,7 @@ def apply_once(x: Tensor, z: Tensor, source: Source, columns: int) -> Tensor:
     else:
         run.use(source.name, DRAWN_AGAIN, weight)
         out = Drawn.apply(z, run.anchor, source)
-    return out if known is None else out.index_copy(-1, known[0], z @ known[1].mT)
+    return out if known is None else out.index_copy_(-1, known[0], z @ known[1].mT)
 
 
 def never_drawn(tokens: int, inputs: int, columns: int, source: Source) -> bool:
@@ -211,9 +211,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
 
 
 def add_bias(out: Tensor, bias: Tensor) -> Tensor:
-    """out + b, b perhaps a random vector, one for each sample."""
+    """out + b in the place of out, b perhaps a random vector, one for each sample."""
     if not isinstance(bias, Implicit):
-        return out + bias
+        return out.add_(bias)
     run = bias.weight.run
     values = run.whole(bias.weight) if bias.part is None else run.whole(bias.weight)[:, bias.part]
     return (run.by_sample(out) + values[:, None]).reshape(out.shape)

@@ -6,7 +6,7 @@ alone. With D = S P, P of orthonormal rows, P W̃ᵀ ~ N(0, s²) is fresh and
 
   D Wᵀ = D Nᵀ Q + F (I − QᵀQ),   F = S G,   G ~ N(0, s²).
 
-The weight's gradient is Zᵀ D, |Zᵀ D|² = |Rᵀ D|². The page `weightless` proves this.
+The weight's gradient is Zᵀ D, |Zᵀ D|² = |Rᵀ D|² = |Rᵀ S|². The page `weightless` proves this.
 """
 
 from typing import Any, Protocol
@@ -51,11 +51,11 @@ class Unseen(torch.autograd.Function):
         """D Wᵀ (S, M, n), and |∂W|²."""
         n, *tensors = ctx.saved_tensors
         numbers, root = ctx.numbers, ctx.kind(*tensors)
-        numbers.leave((root.factor.mT @ d).double().square().sum((-1, -2)))
+        size = size_of(d)
+        numbers.leave((root.factor.mT @ size).double().square().sum((-1, -2)))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None, None
-        size = numbers.scale * size_of(d)
-        fresh = size @ numbers.gaussian("backward", size.shape[-1], root.width)
+        fresh = (numbers.scale * size) @ numbers.gaussian("backward", size.shape[-1], root.width)
         back = root.along(numbers.scale * (d @ n.mT) - root.onto(fresh)).add_(fresh)
         return back, None, None, None, None
 

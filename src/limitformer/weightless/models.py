@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from limitformer.errors import InputError
+from limitformer.errors import InputError, nearest
 from limitformer.models import Transformer
 from limitformer.models.serial import from_record, json_object
 from limitformer.models.text import read_text
@@ -46,8 +46,7 @@ def blueprint_of(model: Any) -> Blueprint:
     if isinstance(model, Transformer):
         return Blueprint(lambda: Network(model), "Transformer", "hidden", transformer=model)
     if isinstance(model, str | Path | dict):
-        found = config_of(model)
-        return blueprint_of(found) if isinstance(found, Transformer) else of_config(found)
+        return blueprint_of(config_of(model))
     if isinstance(model, nn.Module):
         return of_module(model)
     if hasattr(model, "model_type") and hasattr(model, "to_dict"):
@@ -111,16 +110,13 @@ def config_of(model: str | Path | dict[str, Any]) -> Any:
 
 def config_from(values: dict[str, Any]) -> Any:
     """A configuration of transformers from its JSON."""
-    from difflib import get_close_matches
-
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if "kind" in values:
         return from_record(values)
     kind = values.get("model_type")
     if kind not in CONFIG_MAPPING:
-        near = get_close_matches(str(kind), list(CONFIG_MAPPING.keys()), 1)
-        hint = f" Nearest: {near[0]}." if near else ""
+        hint = nearest(kind, CONFIG_MAPPING.keys())
         raise InputError(f"model_type must be one that the installed transformers has; got {kind!r}.{hint}")
     try:
         return AutoConfig.for_model(**values)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.linalg.lapack import dpstrf, dtrtri
 from torch import Tensor
 
@@ -45,7 +46,7 @@ class GramRoot(NamedTuple):
     """Of float32 tokens Z (S, M, n); r = M, with columns of zeros where directions are lost."""
 
     factor: Tensor  # R (S, M, r)
-    inverse: Tensor  # in float64 (S, M, r): Q = inverseᵀ Z
+    inverse: Tensor | None  # in float64 (S, M, r): Q = inverseᵀ Z; None where there is no backward pass
     z: Tensor
 
     @property
@@ -55,10 +56,12 @@ class GramRoot(NamedTuple):
 
     def onto(self, rows: Tensor) -> Tensor:
         """F Qᵀ (S, k, r) of rows F (S, k, n)."""
+        assert self.inverse is not None
         return ((rows @ self.z.mT).double() @ self.inverse).to(rows.dtype)
 
     def along(self, coefficients: Tensor) -> Tensor:
         """C Q (S, k, n) of C (S, k, r)."""
+        assert self.inverse is not None
         return (coefficients.double() @ self.inverse.mT).to(coefficients.dtype) @ self.z
 
 
@@ -73,19 +76,34 @@ def householder_root(z: Tensor) -> HouseholderRoot:
 
 def gram_root(z: Tensor) -> GramRoot:
     """By the pivoted Cholesky factorisation of Z Zᵀ (LAPACK's `pstrf`)."""
-    factor, inverse = zip(*map(pivoted, gram(z)), strict=True)
-    return GramRoot(same_for_same(z, torch.stack(factor).to(z.dtype)), torch.stack(inverse), z)
+    found = [pivoted(g) for g in gram(z).cpu().numpy()]
+    factor = torch.from_numpy(np.stack([factor_of(*each) for each in found])).to(z.device, z.dtype)
+    inverse = None
+    if torch.is_grad_enabled():
+        inverse = torch.from_numpy(np.stack([inverse_of(*each) for each in found])).to(z.device)
+    return GramRoot(same_for_same(z, factor), inverse, z)
 
 
-def pivoted(g: Tensor) -> tuple[Tensor, Tensor]:
-    """R with R Rᵀ = G, and its `inverse` (M, M): zeros beyond the rank."""
-    lower, order, rank, _ = dpstrf(g.cpu().numpy(), tol=LOST * float(g.diagonal().max()), lower=1)
-    lower, order = np.tril(lower)[:, :rank], order - 1
-    factor, inverse = np.zeros(g.shape), np.zeros(g.shape)
-    factor[order, :rank] = lower
+def pivoted(g: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """L (M, rank) and the order of rows with L Lᵀ = G[order][:, order]."""
+    lower, order, rank, _ = dpstrf(g, tol=LOST * g.diagonal().max(), lower=1)
+    return np.tril(lower)[:, :rank], order - 1
+
+
+def factor_of(lower: NDArray[np.float64], order: NDArray[np.int64]) -> NDArray[np.float64]:
+    """R (M, M) with R Rᵀ = G: zeros beyond the rank."""
+    factor = np.zeros((len(order), len(order)))
+    factor[order, : lower.shape[1]] = lower
+    return factor
+
+
+def inverse_of(lower: NDArray[np.float64], order: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Its `inverse` (M, M): zeros beyond the rank."""
+    rank = lower.shape[1]
+    inverse = np.zeros((len(order), len(order)))
     if rank:
         inverse[order[:rank], :rank] = dtrtri(lower[:rank], lower=1)[0].T
-    return torch.tensor(factor, device=g.device), torch.tensor(inverse, device=g.device)
+    return inverse
 
 
 def root_of(z: Tensor) -> Root:
@@ -97,17 +115,23 @@ def size_of(d: Tensor) -> Tensor:
     """S of D = S P (S, M, r): a root of D Dᵀ."""
     if d.dtype == torch.float64:
         return torch.linalg.qr(d.mT, mode="r").R.mT
-    return torch.stack([pivoted(g)[0] for g in gram(d)]).to(d.dtype)
+    factors = [factor_of(*pivoted(g)) for g in gram(d).cpu().numpy()]
+    return torch.from_numpy(np.stack(factors)).to(d.device, d.dtype)
 
 
 def gram(z: Tensor) -> Tensor:
-    """Z Zᵀ in float64."""
-    wide = z.double()
+    """Z Zᵀ (S, M, M) in float64."""
+    wide = z.detach().double()
+    if wide.is_cpu:  # numpy computes one half of a symmetric product, torch both
+        return torch.from_numpy(np.stack([each @ each.T for each in wide.numpy()]))
     return wide @ wide.mT
 
 
 def same_for_same(z: Tensor, factor: Tensor) -> Tensor:
     """`factor`, with the row of the first of identical rows of `z` for all of them."""
+    first = z[..., 0].sort(-1).values
+    if not (first[..., 1:] == first[..., :-1]).any():
+        return factor  # no two rows begin with the same number
     scale = factor.norm(dim=-1)
     near = torch.cdist(factor, factor) <= NEAR * (scale[..., :, None] + scale[..., None, :])
     sample, row, earlier = torch.nonzero(near.tril(-1), as_tuple=True)

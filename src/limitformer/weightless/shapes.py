@@ -3,10 +3,9 @@
 What is not named here is the default of the installed transformers for that family; weights are never loaded.
 """
 
-from difflib import get_close_matches
 from typing import Any
 
-from limitformer.errors import InputError
+from limitformer.errors import InputError, nearest
 
 GPT2 = "Radford et al., Language Models are Unsupervised Multitask Learners, 2019; openai-community/gpt2"
 BERT = "Devlin et al., arXiv 1810.04805; google-bert"
@@ -151,7 +150,6 @@ def configuration_of(name: str) -> Any:
     from limitformer.weightless.models import config_from
 
     if name not in SHAPES:
-        near = get_close_matches(name.lower(), SHAPES, 1, cutoff=0.3)
-        hint = f" Nearest: {near[0]}." if near else ""
+        hint = nearest(name.lower(), SHAPES, cutoff=0.3)
         raise InputError(f"there is no public shape, file or folder {name!r}.{hint} All: limitformer.shapes().")
     return config_from(SHAPES[name][0])

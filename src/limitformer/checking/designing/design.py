@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from math import log
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,8 @@ from limitformer.checking.designing.knobs import SHAPED, NoKnobError, axes_of
 from limitformer.checking.designing.objective import Objective, Risk, Values
 from limitformer.checking.designing.search import Region, chosen, search
 from limitformer.checking.designing.trials import Setting, ShapedTrials, StockTrials, Trials
-from limitformer.checking.subject import changed, holds_weights, subject_of
+from limitformer.checking.subject import holds_weights, subject_of
 from limitformer.errors import InputError, MadeOf, require, require_count, require_real
-from limitformer.models import Transformer, from_json
-from limitformer.models.serial import json_object
-from limitformer.models.text import read_text
 from limitformer.results import stamp
 
 SURE = 0.05  # probability that a setting is called safe which is not
@@ -83,11 +79,11 @@ def design(
     risk = require_real("risk", risk)
     require(0 < risk < 1, f"risk must lie in (0, 1); got {risk}.")
     trials, asked = trials_of(what, text, knobs, objective, settings, require_count("tokens", tokens, least=2))
+    region = Region.over(axes_of(trials.knobs, grid))
     count = CONFIRMED[type(trials)] if samples is None else require_count("samples", samples)
     least = int(np.ceil(log(SURE) / log(1 - risk)))
     require(count >= least, f"samples must be at least {least} to be sure of a risk of {risk:g}; got {count}.")
     looked = SCANNED[type(trials)] if scan is None else require_count("scan", scan)
-    region = Region.over(axes_of(trials.knobs, grid))
     present = {knob.name: knob.present for knob in trials.knobs}
     about = {
         **stamp("float64" if isinstance(trials, ShapedTrials) else "float32"),
@@ -146,13 +142,12 @@ def trials_of(
     Raises:
         InputError: it is neither.
     """
-    model = transformer_of(what)
-    if model is not None:
-        model = changed(model, settings) if settings else model
-        asked = objective_of(objective, Objective(effective=None, gradient=None))
-        return ShapedTrials(model, SHAPED if knobs is None else knobs, text, tokens, asked), asked
     require(not holds_weights(what), f"{what} holds weights; a design is for a configuration: its config.json.")
     subject = subject_of(what, settings)
+    model = subject.blueprint.transformer if subject.blueprint is not None else None
+    if model is not None:
+        asked = objective_of(objective, Objective(effective=None, gradient=None))
+        return ShapedTrials(model, SHAPED if knobs is None else knobs, text, tokens, asked), asked
     if subject.module is not None or subject.blueprint is None or subject.blueprint.config is None:
         raise InputError(
             "design takes a configuration of transformers, its JSON or folder, the name of a public shape, or a "
@@ -180,32 +175,3 @@ def objective_of(given: Objective | Mapping[str, Any] | None, usual: Objective) 
     strange = [name for name in given if name not in names]
     require(not strange, f"an objective has {', '.join(names)}; got {strange[:1]}.")
     return replace(usual, **given)
-
-
-def transformer_of(what: Any) -> Transformer | None:
-    """A Transformer, from its JSON too; None if it is something else."""
-    if isinstance(what, Transformer):
-        return what
-    record = record_in(what)
-    if record is None or "kind" not in record:
-        return None
-    import json
-
-    model = from_json(json.dumps(record))
-    require(isinstance(model, Transformer), f"a Transformer can be designed; got a {type(model).__name__}.")
-    return replace(model)
-
-
-def record_in(what: Any) -> dict[str, Any] | None:
-    """The object in JSON, or in a file of it."""
-    if isinstance(what, dict):
-        return what
-    if not isinstance(what, str | Path):
-        return None
-    if str(what).lstrip().startswith("{"):
-        return json_object(str(what), "A configuration")
-    try:
-        is_file = Path(what).is_file()
-    except (OSError, ValueError):
-        return None
-    return json_object(read_text(Path(what)), str(what)) if is_file else None

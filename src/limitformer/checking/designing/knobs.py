@@ -16,15 +16,13 @@ outputs of Gemma 2, embeddings of BERT. Factors are on what the code draws at th
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from math import inf
 from typing import Any
 
-import torch
 from torch import nn
 
-from limitformer.errors import InputError, require, require_real
+from limitformer.errors import InputError, nearest, require, require_real
 from limitformer.models import Transformer
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.network import Weightless
@@ -98,9 +96,9 @@ def knob_of(name: str, found: Weightless) -> Knob:
     if name in SCALES or "*" in name or "." in name:
         return factor_knob(name, found)
     known = ("initializer_range", *SCALES)
-    near = get_close_matches(name, known, 1)
-    hint = f" Nearest: {near[0]}." if near else ""
-    raise InputError(f"there is no knob {name!r}; there are {', '.join(known)}, and patterns of names.{hint}")
+    raise InputError(
+        f"there is no knob {name!r}; there are {', '.join(known)}, and patterns of names.{nearest(name, known)}"
+    )
 
 
 def field_knob(found: Weightless) -> Knob:
@@ -238,10 +236,3 @@ def scale_laws(found: Weightless, factors: Mapping[str, float]) -> None:
     """Let the network's weights have these factors on what its code draws."""
     for weight in found.weights:
         weight.law = found.laws[weight.name].times(factors.get(weight.name, 1.0))
-
-
-def device_of() -> torch.device:
-    """Where passes run: a GPU where there is one."""
-    from limitformer.nn.simulate import known_device
-
-    return torch.device(known_device(None))

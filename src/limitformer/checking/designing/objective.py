@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special
 
+from limitformer.checking.curves import gradient_ratio
 from limitformer.errors import InputError, keep, require, require_real
 
 Array = NDArray[np.float64]
@@ -115,21 +116,13 @@ def values_of(curves: xr.Dataset, data: xr.Dataset) -> dict[str, tuple[Array, Ar
         part = (data["effective_tokens"] / data["tokens_seen"]).mean("head").values
         found["effective"] = np.nanmin(part, 1), np.minimum(np.nanmax(part, 1), 1.0)  # but for rounding
     if "gradient" in curves and curves.sizes["block"] > 1:
-        found["gradient"] = twice(gradient_ratio(curves["gradient"].values))
+        found["gradient"] = twice(gradient_ratio(curves["gradient"].values)[0])
     return found
 
 
 def twice(values: Array) -> tuple[Array, Array]:
     """Of one number the least and the most are the same."""
     return values, values
-
-
-def gradient_ratio(norms: Array) -> Array:
-    """Largest over smallest by block, of the kind that is worst: of norms (sample, kind, block) (sample,)."""
-    largest, smallest = np.nanmax(norms, 2), np.nanmin(norms, 2)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(largest > 0, largest / smallest, 1.0)  # a weight that nothing depends on does not vanish
-    return np.asarray(np.where(np.isfinite(norms).any((1, 2)), np.nanmax(ratio, 1), np.nan))
 
 
 @dataclass(frozen=True)
@@ -152,8 +145,8 @@ class Risk:
     def interval(self) -> Band:
         """Ends of the interval of 90 %."""
         k, n, tail = self.misses, self.samples, (1 - LEVEL) / 2
-        low = 0.0 if k == 0 else float(stats.beta.ppf(tail, k, n - k + 1))
-        high = 1.0 if k == n else float(stats.beta.ppf(1 - tail, k + 1, n - k))
+        low = 0.0 if k == 0 else float(special.betaincinv(k, n - k + 1, tail))
+        high = 1.0 if k == n else float(special.betaincinv(k + 1, n - k, 1 - tail))
         return low, high
 
     def __str__(self) -> str:

@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.checking.check import check, inputs_for
+from limitformer.checking.check import check, inputs_for, loss_of, weightless_of
 from limitformer.checking.curves import curves
 from limitformer.checking.designing.knobs import (
     SCALES,
     Knob,
     NoKnobError,
-    device_of,
     factors_at,
     knobs_of,
     patterns_of,
@@ -37,7 +35,6 @@ from limitformer.limits import CovarianceLimit
 from limitformer.models import Start, Transformer, equicorrelated, from_text
 from limitformer.models.start import as_start
 from limitformer.weightless.arrays import Arrays, dataset
-from limitformer.weightless.inputs import default_loss
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import OneSampleOnlyError
 from limitformer.weightless.simulate import (
@@ -82,10 +79,9 @@ class StockTrials:
         self.name, self.what, self.text, self.tokens = subject.name, subject.blueprint.config, text, tokens
         self.inputs = inputs_for(subject, text, tokens)
         self.gradients = objective.gradient is not None
-        self.loss = default_loss(subject.blueprint.task) if self.gradients else None
         self.built: dict[float | None, Weightless] = {}
         self.steps: dict[float | None, int] = {}
-        first = Weightless(subject.blueprint, torch.float32, device_of())
+        first = weightless_of(subject.blueprint)
         self.knobs = knobs_of(knobs, first)
         self.field = next((knob for knob in self.knobs if knob.field), None)
         self.built[self.field.present if self.field else None] = first
@@ -101,8 +97,7 @@ class StockTrials:
         value = setting[self.field.name] if self.field else None
         if value not in self.built:
             assert self.field is not None
-            blueprint = subject_at(self.what, {str(self.field.field): value})
-            self.built[value] = Weightless(blueprint, torch.float32, device_of())
+            self.built[value] = weightless_of(subject_at(self.what, {str(self.field.field): value}))
         found = self.built[value]
         scale_laws(found, factors_at(self.knobs, setting))
         return found
@@ -111,9 +106,10 @@ class StockTrials:
         """By passes of several samples side by side, where that gives the same numbers."""
         found = self.network(setting)
         key = setting[self.field.name] if self.field else None
+        loss = loss_of(found.blueprint, seed) if self.gradients else None
 
         def one(part: range) -> Arrays:
-            return named_errors(lambda: found.run(seed, part, self.inputs, "auto", self.loss), found.blueprint)
+            return named_errors(lambda: found.run(seed, part, self.inputs, "auto", loss), found.blueprint)
 
         if key not in self.steps:
             tokens = self.inputs.rows * token_count(self.inputs)

@@ -16,7 +16,8 @@ from limitformer.checking.initialisation.held import Held
 from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
 
-CUT = Law(laws.TRUNCATED, 1.0, low=-2.0, high=2.0).std  # 0.8796, of a normal truncated at two standard deviations
+# 0.8796, the std of a normal truncated at two: by parts, its variance is 1 − 2·2φ(2)/(2Φ(2) − 1).
+CUT = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(2)))
 QUERY = re.compile(r"(^|[._])(q|query|queries|q_proj|q_lin|wq|q_b_proj|to_q)([._]|$)", re.IGNORECASE)
 FUSED = re.compile(r"qkv|query_key_value|c_attn|in_proj", re.IGNORECASE)
 NORM = re.compile(r"norm|(^|\.)ln_?\w*\.", re.IGNORECASE)
@@ -172,20 +173,25 @@ def large_block(e: Evidence) -> str:
     return ""
 
 
+def scalings(e: Evidence) -> list[tuple[int, str]]:
+    """What output projections are divided by the root of, where that is a number to be told from 1."""
+    return [(number, text) for number, text in ((2 * e.layers, "√(2L)"), (e.layers, "√L")) if number > 2]
+
+
 def residual_scaled(e: Evidence) -> str:
     """1/√(2L) or 1/√L where the law has none."""
-    for number, text in ((2 * e.layers, "√(2L)"), (e.layers, "√L")):
-        if e.layers > 1 and e.near(number**-0.5) and number > 2:
+    for number, text in scalings(e):
+        if e.near(number**-0.5):
             return f"divided by {text} = {math.sqrt(number):.3g}, which the law does not do here"
     return ""
 
 
 def residual_missing(e: Evidence) -> str:
     """The law divides by √(2L), what is held is not divided."""
-    for number, text in ((2 * e.layers, "√(2L)"), (e.layers, "√L")):
+    for number, text in scalings(e):
         base = e.law.std * math.sqrt(number)
         known = any(math.isclose(base, std, rel_tol=1e-3) for std in e.stds)
-        if number > 2 and known and e.near(math.sqrt(number)):
+        if known and e.near(math.sqrt(number)):
             return f"not divided by {text} = {math.sqrt(number):.3g}, as the law does"
     return ""
 

@@ -8,6 +8,7 @@ from limitformer.checking.initialisation.bugs import recognised
 from limitformer.checking.initialisation.findings import Deviation
 from limitformer.checking.initialisation.held import LONG, Held
 from limitformer.checking.initialisation.like_layers import outliers
+from limitformer.checking.initialisation.lines import p_of_lines
 from limitformer.checking.initialisation.sharing import broken_ties, copies, new_ties
 from limitformer.checking.initialisation.subject import NONE, Subject, evidence
 from limitformer.checking.initialisation.weight_tests import SMALLEST, p_values
@@ -27,7 +28,7 @@ def tested(name: str, subject: Subject) -> dict[str, float]:
     if law.std == 0:
         off = max(abs(each.low - law.shift), abs(each.high - law.shift))
         return {} if off <= near_zero(each.spacing, law.shift) else {"constant": 0.0}
-    found = p_values(each, law)
+    found = p_values(each, law) | {"lines": p_of_lines(parameter, law)}
     if each.constant and each.count >= LONG:
         found["constant"] = 0.0
     if any(lines_dead(each)):

@@ -27,6 +27,10 @@ UNNAMED = {  # why it matters, and what usually mends it
     "values": ("Its computed values are not those of the code.", "Compute them again after loading."),
     "fixed rows": ("A row that the code fixes, as the padding's, was overwritten.", "Write it after the last draw."),
     "dead rows": ("Outputs or inputs that are zero carry nothing.", "Draw them, unless they pad a vocabulary."),
+    "lines": (
+        "Its rows or columns repeat each other or span too little: heads that begin equal stay equal.",
+        "Draw every row by itself; see what copies or multiplies within it.",
+    ),
     "statistics": ("Running statistics have seen data, or another network's.", "Reset them, if training is to begin."),
     "new tie": ("Two weights are one memory that the code keeps apart.", "Copy instead of assigning."),
     "copies": ("Weights that should be independent begin equal.", "Draw each layer; do not deepcopy one."),

@@ -33,9 +33,11 @@ from limitformer.limits.overlap.position import (
 )
 from limitformer.limits.overlap.scale import FlowScale, Scale
 from limitformer.limits.overlap.summary import summary_of
+from limitformer.models.display import shown
 from limitformer.models.sphere import SphereModel, StochasticTransformer
 
 
+@shown
 @dataclass(frozen=True)
 class OverlapDiffusion:
     """The diffusion of the overlap z ∈ (−1, 1); made by `overlap(model)`.

@@ -1,0 +1,136 @@
+"""Knobs of `limitformer.design`: which weights they find in each family, and that these do what the knob says."""
+
+import pytest
+import torch
+import transformers
+
+import limitformer as lf
+from drawn_networks import blocks, first, first_tokens
+from limitformer.checking import Objective
+from limitformer.checking.designing.design import trials_of
+from limitformer.checking.designing.designed import PYTHON, block
+from limitformer.checking.designing.knobs import factor_knob, patterns_of
+from limitformer.weightless.law import LawTable
+from limitformer.weightless.laws import normal
+from limitformer.weightless.models import blueprint_of
+from limitformer.weightless.network import Weightless
+from weightless_families import CONFIGS
+
+
+def knobs(config, *names):
+    trials, _ = trials_of(config, None, names, Objective(gradient=None, effective=None), None, 5)
+    return trials.knobs
+
+
+def weights_of(name, family):
+    found = Weightless(blueprint_of(CONFIGS[family]()), torch.float32, torch.device("cpu"))
+    return factor_knob(name, found).weights
+
+
+FAMILIES = {  # matrices whose product is added to the stream, one kind each
+    "gpt2": ("attn.c_proj", "mlp.c_proj"),
+    "bert": ("attention.output.dense", "output.dense"),
+    "modernbert": ("attn.Wo", "mlp.Wo"),
+    "llama": ("self_attn.o_proj", "mlp.down_proj"),
+    "gemma2": ("self_attn.o_proj", "mlp.down_proj"),
+    "gpt_neox": ("attention.dense", "mlp.dense_4h_to_h"),
+    "vit": ("attention.o_proj", "mlp.fc2"),
+    "mixtral": ("self_attn.o_proj", "mlp.experts.down_proj"),
+    "deepseek_v3": ("self_attn.o_proj", "mlp.experts.down_proj", "mlp.down_proj", "mlp.shared_experts.down_proj"),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_outputs_are_what_is_added_to_the_stream(family):
+    """By the names of each family; and by gradients: with these at 0 the stream is not moved."""
+    weights = weights_of("output", family)
+    kinds = {".".join(name.removesuffix(".weight").split(".")[-3:]) for name in weights}
+    ends = {end for end in FAMILIES[family] if any(f".{kind}".endswith(f".{end}") for kind in kinds)}
+    assert ends == set(FAMILIES[family])
+    assert all(any(f".{kind}".endswith(f".{end}") for end in FAMILIES[family]) for kind in kinds)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gpt_neox", "mixtral", "qwen3"])
+def test_without_its_outputs_a_pre_norm_network_does_nothing(family):
+    """Second route: the drawn network, with these weights at zero, gives back what it was given."""
+    config = CONFIGS[family]()
+    weights = weights_of("output", family)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.mul_(0.0 if name in weights else 1.0)
+        hidden = []
+        for part in (blocks(model)[0], blocks(model)[-1]):
+            part.register_forward_pre_hook(lambda m, a, kw: hidden.append(first_tokens(a, kw)), with_kwargs=True)
+            part.register_forward_hook(lambda m, a, out: hidden.append(first(out)))
+        model(input_ids=torch.tensor([[3, 7, 9, 5]]))
+    assert torch.equal(hidden[0], hidden[-1])
+
+
+def test_the_logits_knob_multiplies_the_deviation_of_logits():
+    """In the first block, to which nothing else leads: by the factor itself, not its square."""
+    config = CONFIGS["llama"]()
+    trials, _ = trials_of(config, None, ["logits"], Objective(gradient=None), None, 6)
+    deviations = [float(trials.report({"logits": value}, 3).curves["logit_std"][:, 0].mean()) for value in (1.0, 0.5)]
+    assert abs(deviations[1] / deviations[0] - 0.5) < 1e-4
+
+
+def test_a_knob_that_a_family_has_not_is_named():
+    with pytest.raises(lf.InputError, match=r"gpt2 has no knob logits: .* no matrices of their own"):
+        knobs(CONFIGS["gpt2"](), "logits")
+    with pytest.raises(lf.InputError, match="has no knob embedding"):
+        knobs(CONFIGS["vit"](), "embedding")
+
+
+@pytest.mark.parametrize(("family", "name"), [("qwen3", "logits"), ("gemma2", "output"), ("bert", "embedding")])
+def test_what_is_normalised_at_once_is_no_knob(family, name):
+    assert weights_of(name, family)  # they are there
+    with pytest.raises(lf.InputError, match=f"has no knob {name}: what it multiplies is normalised at once"):
+        knobs(CONFIGS[family](), name)
+
+
+def test_the_usual_knobs_are_those_that_a_family_has():
+    usual = [trials_of(CONFIGS[name](), None, None, None, None, 5)[0].knobs for name in ("llama", "gemma2")]
+    assert [[knob.name for knob in each] for each in usual] == [["initializer_range", "output"], ["initializer_range"]]
+
+
+def test_embeddings_are_tables_outside_the_blocks():
+    weights = weights_of("embedding", "bert")
+    tables = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+    assert sorted(weights) == sorted(f"bert.embeddings.{name}.weight" for name in tables)
+
+
+def test_padding_rows_stay_zero_when_embeddings_are_scaled():
+    """In the lines to paste and in the law: an override by a standard deviation alone would draw them."""
+    namespace = {}
+    exec(PYTHON.format(fields=block("FIELDS", []), factors='FACTORS = {"bert.embeddings.*.weight": 4.0}'), namespace)
+    model = transformers.BertForMaskedLM(CONFIGS["bert"]())
+    namespace["scale_weights"](model)
+    table = model.bert.embeddings.word_embeddings.weight.detach()
+    assert float(table[0].abs().max()) == 0
+    assert 0.7 < float(table[1:].std()) < 0.9
+    trials, _ = trials_of(CONFIGS["gemma"](), None, ["embedding"], Objective(gradient=None), None, 5)
+    laws = [weight.law for weight in trials.network({"embedding": 4.0}).weights if "embed_tokens" in weight.name]
+    assert [law.rows for law in laws] == [{0: 0.0}]
+    assert abs(laws[0].std - 0.8) < 1e-12
+
+
+def test_patterns_are_full_names_where_short_ones_would_match_more():
+    """`layer.*.output.dense` matches `layer.0.attention.output.dense` too."""
+    law = normal(0.02)
+    every = ["layer.0.output.dense", "layer.0.attention.output.dense", "layer.1.output.dense"]
+    table = LawTable("", dict.fromkeys(every, law), {}, {})
+    some = patterns_of({every[0]: 0.5, every[2]: 0.5}, table)
+    assert set(some) == {every[0], every[2]}
+    whole = patterns_of(dict.fromkeys(every, 0.5), table)
+    assert set(whole) == {"layer.*.output.dense", "layer.*.attention.output.dense"}
+
+
+def test_a_field_that_the_code_does_not_heed_is_no_knob(monkeypatch):
+    from limitformer.checking.designing import trials
+
+    config = CONFIGS["gpt2"]()
+    monkeypatch.setattr(trials, "subject_at", lambda what, fields: blueprint_of(what))
+    with pytest.raises(lf.InputError, match="draws the same weights whatever its initializer_range"):
+        knobs(config, "initializer_range")

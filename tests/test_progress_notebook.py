@@ -1,0 +1,80 @@
+"""Progress where Rich takes the place for a notebook: HTML that is renewed in its place, without ipywidgets."""
+
+import builtins
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from limitformer import progress
+
+
+class Handle:
+    """What IPython gives for a display that can be renewed: here it keeps what was shown."""
+
+    def __init__(self, pictures):
+        self.pictures = pictures
+
+    def update(self, picture, raw):
+        assert raw
+        self.pictures.append(picture)
+
+
+@pytest.fixture
+def pictures(monkeypatch):
+    """What a notebook shows; a display more than one is a failure."""
+    shown = []
+
+    def display(picture, raw, display_id):
+        assert raw
+        assert display_id
+        assert shown == []
+        shown.append(picture)
+        return Handle(shown)
+
+    package, module = ModuleType("IPython"), ModuleType("IPython.display")
+    module.display = display
+    monkeypatch.setitem(sys.modules, "IPython", package)
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    monkeypatch.setattr(builtins, "get_ipython", type("ZMQInteractiveShell", (), {}), raising=False)
+    return shown
+
+
+def at(monkeypatch, *seconds):
+    """The clock of the module."""
+    clock = iter(seconds)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+
+
+def test_a_bar_in_a_notebook_is_renewed_in_its_place(monkeypatch, pictures, capsys):
+    """After two seconds, at most twice a second, with the time that is left; in the end nothing is left of it."""
+    at(monkeypatch, 0.0, 1.0, 4.0, 4.3, 8.0)
+    bar = progress.bar("chains & <samples>", 10_000)
+    for done in (0, 2500, 2600, 5000):
+        progress.advance(bar, done)
+    progress.advance(bar, -1)
+    lines = [picture["text/plain"] for picture in pictures]
+    assert lines == [
+        "chains & <samples>: 2,500 of 10,000, about 12 s left",
+        "chains & <samples>: 5,000 of 10,000, about 8 s left",
+        "",
+    ]
+    assert 'value="5000" max="10000"' in pictures[1]["text/html"]
+    assert "chains &amp; &lt;samples&gt;: 5,000" in pictures[1]["text/html"]
+    assert pictures[-1]["text/html"] == ""
+    assert capsys.readouterr() == ("", "")
+
+
+def test_short_work_shows_nothing_in_a_notebook(monkeypatch, pictures):
+    monkeypatch.setattr(progress, "PATIENCE", 1000.0)
+    assert list(progress.tracked([1, 2, 3], "pieces")) == [1, 2, 3]
+    assert pictures == []
+
+
+def test_rich_alone_would_warn(monkeypatch, pictures):
+    """The reason for all this; warnings are errors here."""
+    monkeypatch.setattr(sys.modules["IPython.display"], "display", lambda *_: None)
+    bar = progress.bar("samples", 3)
+    with pytest.raises(UserWarning, match="ipywidgets"):
+        bar.progress.start()
