@@ -2,9 +2,10 @@
 
     python tests/release.py [version] [build] [wheel] [site] [sdist]
 
-version: one version, with its entry in the changelog and in CITATION.cff. build: wheel and sdist, and what the registry asks of
-them. wheel: it is installed in a clean environment for each extra, and what the extra is for is imported. site: built strictly.
-sdist: unpacked, its two commands are run, and with them every test, which follow the links of all pages.
+version: one version, with its entry in the changelog and in CITATION.cff. build: wheel and sdist, and what the
+registry asks of them. wheel: it is installed in a clean environment for each extra, and what the extra is for is
+imported. site: built strictly. sdist: unpacked, its two commands are run, and with them every test, which follow the
+links of all pages.
 """
 
 import os

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-
 from docs.tools import cards
+
 from limitformer.figures import FIGURES, RUN_FIGURES, gallery, make
 from limitformer.figures.claims import Claim
 

@@ -1,6 +1,7 @@
 """The documentation as a site: built strictly, asking nothing of another host, with an entry for every public name.
 
-`LIMITFORMER_SCREENSHOTS=folder` keeps pictures of six pages at two widths. Without a Chromium the tests of the browser are skipped.
+`LIMITFORMER_SCREENSHOTS=folder` keeps pictures of six pages at two widths. Without a Chromium the tests of the
+browser are skipped.
 """
 
 import functools
@@ -16,10 +17,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from docs.tools import command_line, hooks
 
 import limitformer as lf
 from chromium import launched
-from docs.tools import command_line, hooks
 
 ROOT = Path(__file__).resolve().parents[1]
 API = sorted((ROOT / "docs/api").glob("*.md"))
@@ -62,7 +63,7 @@ def public_names():
     doors = {"": lf} | {package: importlib.import_module(f"limitformer.{package}") for package in PACKAGES}
     for where, door in doors.items():
         for name in getattr(door, "__all__", None) or vars(door):
-            if not name.startswith("_") and not inspect.ismodule(getattr(door, name)):
+            if not name.startswith("_") and name != "TYPE_CHECKING" and not inspect.ismodule(getattr(door, name)):
                 yield where, name
 
 
@@ -94,7 +95,9 @@ def test_entries_are_of_functions_and_not_of_the_files_they_are_in(site):
         built = (site / page.relative_to(ROOT / "docs").with_suffix(".html")).read_text(encoding="utf-8")
         for name in ENTRY.findall(page.read_text(encoding="utf-8")):
             assert f'<h2 id="limitformer.{name}" class="doc doc-heading">' in built, name
-            kind = re.search(rf'href="#limitformer\.{re.escape(name)}".*?doc-symbol-toc doc-symbol-(\w+)', built, re.DOTALL)
+            kind = re.search(
+                rf'href="#limitformer\.{re.escape(name)}".*?doc-symbol-toc doc-symbol-(\w+)', built, re.DOTALL
+            )
             assert (kind[1] == "module") == inspect.ismodule(object_of(name)), name
 
 
@@ -106,10 +109,11 @@ def test_the_page_of_the_command_line_is_that_of_the_commands():
 # Pages.
 
 
+LOADS = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src", "use": "href"}
+
+
 class Page(HTMLParser):
     """What a page loads and shows."""
-
-    LOADS = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src", "use": "href"}
 
     def __init__(self, text):
         super().__init__()
@@ -118,8 +122,8 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         attributes = dict(attrs)
-        if tag in self.LOADS and attributes.get("rel") not in ("next", "prev", "canonical"):
-            self.loads.append(attributes.get(self.LOADS[tag]) or "")
+        if tag in LOADS and attributes.get("rel") not in ("next", "prev", "canonical"):
+            self.loads.append(attributes.get(LOADS[tag]) or "")
         if tag == "img":
             self.pictures.append((attributes.get("src"), attributes.get("alt")))
 
@@ -152,7 +156,24 @@ def test_formulas_are_mathml_and_nothing_is_left_of_their_source(site):
 
 def test_a_formula_that_cannot_be_read_ends_the_build():
     with pytest.raises(ValueError, match="No such command"):
-        hooks.on_page_content(r'<span class="arithmatex">\(\nosuchcommand x\)</span>')
+        hooks.FORMULA.sub(hooks.mathml, r'<span class="arithmatex">\(\nosuchcommand x\)</span>')
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("V_αβ P_αβ", "V<sub>αβ</sub> P<sub>αβ</sub>"),
+        ("S₂^αν, x^(−1/(2γ²))", "S₂<sup>αν</sup>, x<sup>(−1/(2γ²))</sup>"),
+        ("∫_{−1}^b s", "∫<sub>−1</sub><sup>b</sup> s"),
+        ("(S^{d−1})^N", "(S<sup>d−1</sup>)<sup>N</sup>"),
+        ("A_ℓX_ℓ, W_kj^pre", "A<sub>ℓ</sub>X<sub>ℓ</sub>, W<sub>kj</sub><sup>pre</sup>"),
+        ("early_stop", "early_stop"),
+        ("<code>a_b</code><math>x_y</math>", "<code>a_b</code><math>x_y</math>"),
+        ('<a href="V_1">', '<a href="V_1">'),
+    ],
+)
+def test_indices_of_sentences_are_lowered(written, shown):
+    assert hooks.in_text(written) == shown
 
 
 # In a browser.
@@ -189,7 +210,9 @@ def opened(browser, address):
         contexts.append(context)
         page = context.new_page()
         page.troubles = []
-        page.on("request", lambda each: each.url.startswith((address, "data:", "blob:")) or page.troubles.append(each.url))
+        page.on(
+            "request", lambda each: each.url.startswith((address, "data:", "blob:")) or page.troubles.append(each.url)
+        )
         page.on("response", lambda each: each.status < 400 or page.troubles.append(f"{each.status} {each.url}"))
         page.on("pageerror", lambda error: page.troubles.append(str(error)))
         page.goto(f"{address}/{name}.html", wait_until="networkidle")

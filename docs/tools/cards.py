@@ -1,6 +1,6 @@
 """The gallery's page: a card for every figure, written from the records beside the pictures.
 
-    python docs/tools/cards.py     # writes docs/gallery.md; tests/test_gallery.py says when that is due
+python docs/tools/cards.py     # writes docs/gallery.md; tests/test_gallery.py says when that is due
 """
 
 import json
@@ -18,15 +18,15 @@ SECTIONS = {
 }
 OPENING = """# Gallery
 
-Every figure of the two papers that can be made here, and a few that they do not have. A card says what the figure claims, whether
-the numbers bear it out, the command that makes it, its time and its data; the page behind it has the caption, all parameters and
-where it differs from the paper. *Holds* counts the statements of the paper that were tested; numbers about which the paper says
-nothing are in the record.
+Every figure of the two papers that can be made here, and a few that they do not have. A card says what the figure
+claims, whether the numbers bear it out, the command that makes it, its time and its data; the page behind it has the
+caption, all parameters and where it differs from the paper. *Holds* counts the statements of the paper that were
+tested; numbers about which the paper says nothing are in the record.
 
-`make gallery` makes all of them again from a clean state, but for figures of trained networks, which are drawn from runs
-([training](training.md)), and Figure 6 of [CT], which takes six hours. Stopped, the same command goes on. Each record keeps version
-and seed, and what the same figure gives at a small scale: a test computes that again and names the figures whose numbers have moved
-since the picture was made.
+`make gallery` makes all of them again from a clean state, but for figures of trained networks, which are drawn from
+runs ([training](training.md)), and Figure 6 of [CT], which takes six hours. Stopped, the same command goes on. Each
+record keeps version and seed, and what the same figure gives at a small scale: a test computes that again and names
+the figures whose numbers have moved since the picture was made.
 """
 CARD = """-   **[{title}](figures/{name}.md)**
 

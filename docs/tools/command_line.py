@@ -1,6 +1,6 @@
 """The page of the command line, written from the commands themselves.
 
-    python docs/tools/command_line.py     # writes docs/api/command-line.md; tests/test_site.py says when that is due
+python docs/tools/command_line.py     # writes docs/api/command-line.md; tests/test_site.py says when that is due
 """
 
 import inspect
@@ -11,8 +11,8 @@ from typing import Any
 PAGE = Path(__file__).resolve().parents[1] / "api" / "command-line.md"
 OPENING = """# Command line
 
-`limitformer COMMAND --help` says the same. Exit codes: 0 done, 1 a check that fails, 2 bad input (one line that says what came, what
-was needed, and the nearest repair), 130 after Ctrl-C.
+`limitformer COMMAND --help` says the same. Exit codes: 0 done, 1 a check that fails, 2 bad input (one line that says
+what came, what was needed, and the nearest repair), 130 after Ctrl-C.
 """
 
 

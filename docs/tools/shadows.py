@@ -1,7 +1,10 @@
 """Functions that have the name of their file: `limitformer.limits.limit` is the function, as it is after an import.
 
-Python gives the name to what the package imports last, the reader of sources (griffe) to the file. Here the function comes back.
+Python gives the name to what the package imports last, the reader of sources (griffe) to the file. Here the function
+comes back.
 """
+
+from typing import Any
 
 from griffe import Alias, Extension, GriffeLoader, Module
 
@@ -17,7 +20,12 @@ class Shadows(Extension):
             place.members[name] = Alias(name, file.members[name], parent=place)
         for place in packages(pkg):
             for name, member in place.members.items():
-                if member.is_alias and member.resolved and member.target.is_module and name in member.target.members:
+                if (
+                    member.is_alias
+                    and member.resolved
+                    and is_file_of(name, member.target)
+                    and not is_own(place, member)
+                ):
                     place.members[name] = Alias(name, member.target.members[name], parent=place)
 
 
@@ -28,9 +36,20 @@ def packages(place: Module) -> list[Module]:
 
 
 def shadowing(place: Module) -> list[tuple[str, Module]]:
-    """Names that the package imports and that its files have."""
+    """Names that the package imports and that its files have; a file that is imported as such is what it is."""
+    own = {name for name, source in place.imports.items() if source == f"{place.path}.{name}"}
     return [
         (name, member)
         for name, member in place.members.items()
-        if not member.is_alias and member.is_module and name in place.imports and name in member.members
+        if not member.is_alias and is_file_of(name, member) and name in place.imports and name not in own
     ]
+
+
+def is_file_of(name: str, member: Any) -> bool:
+    """Whether it is a file that has something of its own name."""
+    return member.is_module and name in member.members
+
+
+def is_own(place: Module, member: Any) -> bool:
+    """Whether it is a file of this package."""
+    return member.target.path == f"{place.path}.{member.name}"

@@ -2,12 +2,14 @@
 
     python -m limitformer.figures.gallery docs/figures
 
-Beside each picture its record (`figures.make`) keeps a *stamp*: what the figure's claims were at quick scale, seed 11, when the
-picture was made. That takes seconds, so a test computes it again and finds the figures whose numbers have moved since.
+Beside each picture its record (`figures.make`) keeps a *stamp*: what the figure's claims were at quick scale, seed
+11, when the picture was made. That takes seconds, so a test computes it again and finds the figures whose numbers
+have moved since.
 
-What a stamp sees: whatever changes a claim, from random numbers to the formula of a claim. What it does not see: a change
-that shows at the size of the paper alone, in what no claim measures, or in the drawing. Two processors may differ in a last digit,
-so numbers count as moved from a thousandth of themselves on; a share of few samples can jump by more.
+What a stamp sees: whatever changes a claim, from random numbers to the formula of a claim. What it does not see: a
+change that shows at the size of the paper alone, in what no claim measures, or in the drawing. Two processors may
+differ in a last digit, so numbers count as moved from a thousandth of themselves on; a share of few samples can jump
+by more.
 """
 
 import json

@@ -119,9 +119,7 @@ def made(name: str, scale: str, module: Any, run: Run, folder: Path) -> Made:
     return Made(data, claims, paths, time.perf_counter() - began)
 
 
-def write(
-    name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[Claim], seconds: float
-) -> list[Path]:
+def write(name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[Claim], seconds: float) -> list[Path]:
     """Write the three files, and the table of the claims into a page that waits for it; their paths."""
     picture, record = folder / f"{name}.png", folder / f"{name}.json"
     with style():
