@@ -3,7 +3,7 @@ PYTHON ?= python3
 OUT ?= out
 APT = DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends -o Acquire::http::Timeout=20
 
-.PHONY: demo test check lint browser bench faults laws bands alarms coverage clean
+.PHONY: demo test check lint browser site gallery bench faults laws bands alarms coverage release-check clean
 
 # The core alone: no torch.
 .venv/ready: pyproject.toml
@@ -50,6 +50,15 @@ check: .venv-test/ready
 		tests/covariance/test_limit.py tests/sphere tests/running tests/figures/test_figure_pages.py tests/test_faults.py \
 		src/limitformer/models
 
+# The documentation as a site, strictly: whatever leads nowhere ends the build. `make test` builds it too, and looks at it.
+site: .venv-test/ready
+	NO_MKDOCS_2_WARNING=1 .venv-test/bin/python -m mkdocs build --strict --site-dir $(OUT)/site
+
+# Every figure that needs no training, from a clean state or from where it was stopped, about two hours; ONLY="ct-fig6" takes some.
+gallery: .venv-test/ready
+	.venv-test/bin/python -m limitformer.figures.gallery docs/figures $(ONLY)
+	.venv-test/bin/python docs/tools/cards.py
+
 # Faults of one line that the tests must catch, about an hour; some of them: make faults ONLY="sweep nn".
 faults: .venv-test/ready browser
 	.venv-test/bin/python tests/faults.py $(if $(ONLY),--only $(ONLY))
@@ -69,6 +78,11 @@ alarms: .venv-test/ready
 # Which lines the tests run; compiled kernels and other processes cannot be seen and are left out.
 coverage: .venv-test/ready
 	.venv-test/bin/python -m pytest --cov --cov-report=term
+
+# What a release must pass, hours: distributions, each extra from the wheel, both commands from the sdist; ONLY="build site".
+release-check: .venv-test/ready
+	.venv-test/bin/pip install --quiet --group release
+	.venv-test/bin/python tests/release.py $(ONLY)
 
 bench: .venv-test/ready
 	.venv-test/bin/python -m benchmarks.run $(OUT)

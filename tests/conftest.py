@@ -30,7 +30,7 @@ FAST = (
     "src/limitformer/models",
 )
 COMPILING = ("test_own_parts",)  # of models, but they compile and train
-OF_FIGURES = ("test_figures", "test_figure_looks")  # share what takes long to make
+OF_FIGURES = ("test_figures", "test_figure_looks", "test_gallery")  # share what takes long to make
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups, and pytest what is asked for

@@ -1,9 +1,13 @@
 """The documentation does what it says: its Python runs, its links lead somewhere, its tests exist."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+import typer
+
+from limitformer.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[1]
 FRONT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
@@ -51,7 +55,12 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[\s-]+", "-", heading).strip("-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=relative)
+SHOWN_IN_DOCS = ("start-engineer", "start-researcher", "sphere", "unequal-clusters", "sweeps", "check-initialisation")
+SHOWING = ["README.md", *(f"docs/{page}.md" for page in SHOWN_IN_DOCS)]
+ONLY_RUN = [page for page in PAGES if python_blocks(page) and relative(page) not in SHOWING]
+
+
+@pytest.mark.parametrize("page", ONLY_RUN, ids=relative)
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     """All blocks of a page, one after the other, in one namespace and an empty folder."""
     monkeypatch.chdir(tmp_path)
@@ -71,16 +80,12 @@ def printed_after(page: Path, capsys: pytest.CaptureFixture[str]) -> list[tuple[
     shown = dict(SHOWN.findall(page.read_text(encoding="utf-8")))
     namespace: dict[str, object] = {"__name__": "documentation"}
     pairs = []
-    for _, code in python_blocks(page):
+    for line, code in python_blocks(page):
         capsys.readouterr()
-        exec(code, namespace)
+        exec(compile("\n" * line + code, page, "exec"), namespace)
         if code in shown:
             pairs.append((capsys.readouterr().out, shown[code]))
     return pairs
-
-
-SHOWN_IN_DOCS = ("sphere", "unequal-clusters", "sweeps", "check-initialisation")
-SHOWING = ["README.md", *(f"docs/{page}.md" for page in SHOWN_IN_DOCS)]
 
 
 @pytest.mark.parametrize("name", SHOWING)
@@ -104,9 +109,43 @@ def test_links_lead_somewhere(page):
 
 
 def test_every_page_is_in_the_navigation():
-    named = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    named = re.findall(r"(?:: |- )(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     present = [page.relative_to(ROOT / "docs").as_posix() for page in PAGES if ROOT / "docs" in page.parents]
     assert sorted(named) == sorted(present)
+
+
+SHELL = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+OPERATOR = re.compile(r"[|;&<>]|\$\(")  # what ends a command for a shell
+
+
+def shell_commands(page: Path) -> list[str]:
+    """Lines of the page's shell blocks that begin with `limitformer`, as far as they are one command."""
+    lines = [line.strip() for block in SHELL.findall(page.read_text(encoding="utf-8")) for line in block.splitlines()]
+    return [OPERATOR.split(line.split("  #")[0])[0].strip() for line in lines if line.startswith("limitformer ")]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if shell_commands(page)], ids=relative)
+def test_commands_of_a_page_are_understood(page):
+    """Each is parsed by the command line itself, up to the point at which it would begin: names, options and types."""
+    for line in shell_commands(page):
+        parse(shlex.split(line)[1:])
+
+
+def parse(words: list[str]) -> None:
+    """As `limitformer` reads them; it raises for a command, an option or a type that there is not."""
+    command, name = typer.main.get_command(app), "limitformer"
+    while hasattr(command, "get_command"):
+        with command.make_context(name, [], resilient_parsing=True) as context:
+            context.resilient_parsing = False  # so that a command that there is not is an error
+            name, command, words = command.resolve_command(context, words)
+    with command.make_context(name, list(words)):
+        pass
+
+
+@pytest.mark.parametrize("line", ["figur list", "figure st-fig1 --sede 1", "check gpt2 --tokens many", "phase --dim"])
+def test_a_command_that_there_is_not_is_found(line):
+    with pytest.raises(typer.BadParameter.__base__):
+        parse(line.split())
 
 
 def test_errata_and_their_tests_name_each_other():

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -21,6 +20,7 @@ import transformers
 import xarray as xr
 
 import limitformer as lf
+from chromium import launched
 from limitformer.checking import check
 from limitformer.checking.curves import curves
 from limitformer.checking.initialisation.weight_by_weight import initialisation
@@ -36,7 +36,6 @@ SIZES |= {"eos_token_id": 2, "initializer_range": 0.15}
 LLAMA = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 5, "num_attention_heads": 4, "intermediate_size": 48}
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\"'&<!--"
 TEXT = "the cat sat on the mat and the cat </script> <b> sat"
-CHROMIUMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 @pytest.fixture(scope="module")
@@ -394,24 +393,11 @@ def test_a_notebook_shows_the_page(law, law_page):
 # In a browser
 
 
-def executable(playwright):
-    """A Chromium of this machine; None if there is none."""
-    own = playwright.chromium.executable_path
-    found = [os.environ.get("CHROMIUM"), *map(shutil.which, CHROMIUMS), own if Path(own).exists() else None]
-    return next(filter(None, found), None)
-
-
 @pytest.fixture(scope="module")
 def browser():
     """Headless, for all tests."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        path = executable(driver)
-        if path is None:
-            pytest.skip("no Chromium was found: install one, or name it in CHROMIUM")
-        found = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    with launched() as found:
         yield found
-        found.close()
 
 
 @contextmanager

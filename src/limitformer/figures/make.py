@@ -81,7 +81,7 @@ def make(
 
     A figure of a grid that is interrupted leaves `.NAME.sweeps` there, and goes on from it when it is made again. A
     figure of `RUN_FIGURES` is drawn from the finished runs in `runs`; their scale is its own. Where a page NAME.md in
-    `out` has the marks of `figures.page`, the table of the claims between them is renewed.
+    `out` has the marks of `figures.common.page`, the table of the claims between them is renewed.
 
     A figure of one's own has a new name and a `module`, or whatever has what the modules of figures have: `paper` and
     `quick`, which give a dataclass; `compute(config, run)`; `claims(data)`; `draw(data)`; a docstring.
@@ -127,13 +127,13 @@ def made(name: str, scale: str, module: Any, run: Run, folder: Path) -> Made:
         "limitformer_version": package_version(),
     }
     claims = module.claims(data)
-    paths = write(name, folder, module, data, claims)
+    paths = write(name, folder, module, data, claims, seconds=time.perf_counter() - began)
     if run.stores is not None:
         shutil.rmtree(run.stores, ignore_errors=True)
     return Made(data, claims, paths, time.perf_counter() - began)
 
 
-def write(name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[Claim]) -> list[Path]:
+def write(name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[Claim], seconds: float) -> list[Path]:
     """Write the three files, and the table of the claims into a page that waits for it; their paths."""
     picture, record = folder / f"{name}.png", folder / f"{name}.json"
     with style():
@@ -146,6 +146,7 @@ def write(name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[C
         "scale": data.attrs["scale"],
         "seed": data.attrs["seed"],
         "limitformer_version": data.attrs["limitformer_version"],
+        "seconds": round(seconds, 1),  # since it was begun or gone on with, on whatever machine
         "config": json.loads(data.attrs["config"]),
         "claims": [asdict(claim) | {"value": plain(claim.value)} for claim in claims],
     }

@@ -1,0 +1,73 @@
+"""The page of the command line, written from the commands themselves.
+
+python docs/tools/command_line.py     # writes docs/api/command-line.md; tests/test_site.py says when that is due
+"""
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).resolve().parents[1] / "api" / "command-line.md"
+OPENING = """# Command line
+
+`limitformer COMMAND --help` says the same. Exit codes: 0 done, 1 a check that fails, 2 bad input (one line that says
+what came, what was needed, and the nearest repair), 130 after Ctrl-C.
+"""
+
+
+def page() -> str:
+    """All commands, in the order of `limitformer --help`."""
+    import typer
+
+    from limitformer.cli.app import app
+
+    found = commands("limitformer", typer.main.get_command(app))
+    return OPENING + "".join(section(name, command) for name, command in found)
+
+
+def commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """Leaves of the tree of commands, with their full names."""
+    if not hasattr(command, "list_commands"):
+        yield name, command
+        return
+    context = command.make_context(name, [], resilient_parsing=True)
+    for word in command.list_commands(context):
+        yield from commands(f"{name} {word}", command.get_command(context, word))
+
+
+def section(name: str, command: Any) -> str:
+    """One command: what it does, and a row for each argument and option."""
+    shown = [each for each in command.params if not getattr(each, "hidden", False) and each.name != "help"]
+    rows = "".join(row(parameter) for parameter in shown)
+    return f"\n## {name}\n\n{inspect.cleandoc(command.help or '')}\n\n| | meaning | default |\n|---|---|---|\n{rows}"
+
+
+def row(parameter: Any) -> str:
+    """One argument or option."""
+    names = ", ".join(f"`{each}`" for each in [*parameter.opts, *parameter.secondary_opts])
+    if parameter.metavar:
+        names += f" `{parameter.metavar}`"
+    if parameter.param_type_name == "argument":
+        names = f"`{parameter.metavar or parameter.name.upper()}`"
+    return f"| {names} | {cell(getattr(parameter, 'help', '') or '')} | {default(parameter)} |\n"
+
+
+def default(parameter: Any) -> str:
+    """As the help shows it."""
+    if parameter.required:
+        return "needed"
+    shown = getattr(parameter, "show_default", None)
+    if isinstance(shown, str):
+        return cell(shown)
+    value = parameter.default
+    return "" if value is None or callable(value) or value in ((), []) else f"`{cell(str(value))}`"
+
+
+def cell(text: str) -> str:
+    """Without what would end a cell or begin HTML."""
+    return " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

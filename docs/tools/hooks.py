@@ -1,0 +1,70 @@
+"""What MkDocs does beside building pages: mathematics, and links to files that are not part of the site.
+
+`$…$` and `$$…$$` become MathML, which browsers set by themselves: no script, no font, no picture. What cannot be read
+ends the build.
+"""
+
+import html
+import re
+from typing import Any
+
+from latex2mathml.converter import convert
+
+FILES = "https://github.com/limitformer/limitformer/blob/main/"
+FORMULA = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<source>.*?)\\[)\]]</(?P=tag)>', re.DOTALL)
+# What is not a sentence: code, formulas, and tags with their attributes.
+LITERAL = re.compile(r"(<(?:pre|code|math)\b.*?</(?:pre|code|math)>|<[^>]+>)", re.DOTALL)
+INSIDE = r"\{(?:[^{}]|\{[^{}]*\})*\}|\((?:[^()]|\((?:[^()])*\))*\)|ℓ|[−-]?(?:[α-ωΑ-Ω]+|[A-Za-z0-9]+|∞)[′±₀]?|½"
+SCRIPT = re.compile(
+    r"(?<=[\wα-ωΑ-Ω∫Σ)\]|′₀-₉⁰-⁹⊥}])(?<![a-z]{2})(?P<mark>[_^])"
+    rf"(?P<inside>{INSIDE})(?:\^(?P<above>{INSIDE}))?"
+)
+OUTSIDE = re.compile(r"\]\((?:\.\./)+(?=examples/|tests/|benchmarks/|CHANGELOG|CONTRIBUTING|README)")
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Links out of the folder of pages lead to the repository."""
+    return OUTSIDE.sub(f"]({FILES}", markdown)
+
+
+def on_page_content(content: str, page: Any, **_: object) -> str:
+    """Formulas as MathML; indices of sentences lowered, exponents raised, but in the API: names there are Python's."""
+    content = FORMULA.sub(mathml, content)
+    return content if page.file.src_uri.startswith("api/") else in_text(content)
+
+
+def in_text(content: str) -> str:
+    """V_αβ and e^{ru} of sentences with a subscript and a superscript; code and formulas stay as they are."""
+    pieces = LITERAL.split(content)
+    return "".join(piece if k % 2 else SCRIPT.sub(script, piece) for k, piece in enumerate(pieces))
+
+
+def script(found: re.Match[str]) -> str:
+    """One index or exponent, or both."""
+    first = raised("sub" if found["mark"] == "_" else "sup", found["inside"])
+    return first + (raised("sup", found["above"]) if found["above"] else "")
+
+
+def raised(tag: str, inside: str) -> str:
+    """In its tag, without its braces."""
+    inside = inside[1:-1] if inside.startswith("{") else inside
+    return f"<{tag}>{SCRIPT.sub(script, inside)}</{tag}>"
+
+
+def mathml(found: re.Match[str]) -> str:
+    """One formula; a display can be scrolled where it is wider than the page, by keys too."""
+    source = html.unescape(found["source"]).strip()
+    if found["tag"] == "span":
+        return read(source, "inline")
+    label = html.escape(source, quote=True)
+    formula = read(source, "block")
+    return f'<div class="formula" tabindex="0" role="group" aria-label="formula" title="{label}">{formula}</div>'
+
+
+def read(source: str, display: str) -> str:
+    """The formula in MathML; what the converter would have passed over is an error."""
+    # The converter knows `align*` alone, which readers of the source on other sites do not take inside of `$$`.
+    formula = convert(source.replace("{aligned}", "{align*}"), display=display)
+    if left := re.findall(r"\\[A-Za-z]+", html.unescape(formula)):
+        raise ValueError(f"No such command in a formula: {', '.join(left)}, in {source}")
+    return formula

@@ -1,0 +1,55 @@
+"""Functions that have the name of their file: `limitformer.limits.limit` is the function, as it is after an import.
+
+Python gives the name to what the package imports last, the reader of sources (griffe) to the file. Here the function
+comes back.
+"""
+
+from typing import Any
+
+from griffe import Alias, Extension, GriffeLoader, Module
+
+
+class Shadows(Extension):
+    """Every name that a package imports from a file of that name stands for what was imported."""
+
+    def on_package(self, *, pkg: Module, loader: GriffeLoader, **_: object) -> None:
+        """Called once, when all files are read."""
+        loader.resolve_aliases(implicit=True, external=False)
+        found = [(place, name, file) for place in packages(pkg) for name, file in shadowing(place)]
+        for place, name, file in found:
+            place.members[name] = Alias(name, file.members[name], parent=place)
+        for place in packages(pkg):
+            for name, member in place.members.items():
+                if (
+                    member.is_alias
+                    and member.resolved
+                    and is_file_of(name, member.target)
+                    and not is_own(place, member)
+                ):
+                    place.members[name] = Alias(name, member.target.members[name], parent=place)
+
+
+def packages(place: Module) -> list[Module]:
+    """It and the packages in it."""
+    inner = [each for each in place.members.values() if not each.is_alias and each.is_module and each.is_init_module]
+    return [place, *(found for each in inner for found in packages(each))]
+
+
+def shadowing(place: Module) -> list[tuple[str, Module]]:
+    """Names that the package imports and that its files have; a file that is imported as such is what it is."""
+    own = {name for name, source in place.imports.items() if source == f"{place.path}.{name}"}
+    return [
+        (name, member)
+        for name, member in place.members.items()
+        if not member.is_alias and is_file_of(name, member) and name in place.imports and name not in own
+    ]
+
+
+def is_file_of(name: str, member: Any) -> bool:
+    """Whether it is a file that has something of its own name."""
+    return member.is_module and name in member.members
+
+
+def is_own(place: Module, member: Any) -> bool:
+    """Whether it is a file of this package."""
+    return member.target.path == f"{place.path}.{member.name}"

@@ -1,0 +1,32 @@
+"""A headless Chromium for the tests that look at pages; without one they are skipped."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def executable(playwright: Any) -> str | None:
+    """A Chromium of this machine; None if there is none."""
+    own = playwright.chromium.executable_path
+    found = [os.environ.get("CHROMIUM"), *map(shutil.which, NAMES), own if Path(own).exists() else None]
+    return next(filter(None, found), None)
+
+
+@contextmanager
+def launched() -> Iterator[Any]:
+    """The browser; the test is skipped where there is none."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as driver:
+        path = executable(driver)
+        if path is None:
+            pytest.skip("no Chromium was found: install one, or name it in CHROMIUM")
+        found = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield found
+        found.close()

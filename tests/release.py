@@ -1,0 +1,94 @@
+"""What must hold before a release: `make release-check`, or parts of it by name.
+
+    python tests/release.py [version] [build] [wheel] [site] [sdist]
+
+version: one version, with its entry in the changelog and in CITATION.cff. build: wheel and sdist, and what the
+registry asks of them. wheel: it is installed in a clean environment for each extra, and what the extra is for is
+imported. site: built strictly. sdist: unpacked, its two commands are run, and with them every test, which follow the
+links of all pages.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# Extra → what is imported with it; without any, torch must not be there.
+EXTRAS = {
+    "": "import limitformer as lf, importlib.util as u; assert u.find_spec('torch') is None; lf.limit",
+    "torch": "import limitformer as lf; lf.nn.simulate",
+    "hf": "import limitformer as lf; lf.hf.shape_model; lf.weightless.shapes; lf.check; lf.design",
+    "train": "import limitformer as lf; lf.train.train",
+    "cluster": "import limitformer, distributed, dask_jobqueue",
+    "all": "import limitformer as lf; lf.train.train; lf.check; import distributed",
+}
+
+
+def run(*command: str | Path, cwd: Path = ROOT) -> None:
+    """Run it or end here; without the variables by which this environment would reach into a clean one."""
+    print("$", *command, flush=True)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    subprocess.run([str(part) for part in command], cwd=cwd, env=clean, check=True)
+
+
+def version(_: Path) -> None:
+    """One version everywhere; it comes from pyproject.toml, and the installed package reads it from there."""
+    said = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    citation = re.findall(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    newest = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[0]
+    if citation != [said] or newest != said:
+        sys.exit(f"pyproject.toml has {said}, CITATION.cff {citation}, the top of CHANGELOG.md {newest!r}.")
+
+
+def build(folder: Path) -> None:
+    """Both distributions, in `folder`."""
+    run(sys.executable, "-m", "build", "--outdir", folder)
+    run(sys.executable, "-m", "twine", "check", "--strict", *folder.glob("limitformer-*"))
+
+
+def built(folder: Path, ending: str) -> Path:
+    """The distribution with this ending, built now if it was not."""
+    if not list(folder.glob(f"*{ending}")):
+        build(folder)
+    return next(folder.glob(f"*{ending}"))
+
+
+def wheel(folder: Path) -> None:
+    """An environment for each extra, one after the other."""
+    file = built(folder, ".whl")
+    for extra, code in EXTRAS.items():
+        place = folder / "environment"
+        shutil.rmtree(place, ignore_errors=True)
+        run(sys.executable, "-m", "venv", place)
+        run(place / "bin/pip", "install", "--quiet", f"{file}[{extra}]" if extra else file)
+        run(place / "bin/python", "-W", "error::ImportWarning", "-c", code, cwd=folder)
+        run(place / "bin/limitformer", "figure", "list", cwd=folder)
+
+
+def site(folder: Path) -> None:
+    """The documentation, strictly."""
+    run(sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder / "site")
+
+
+def sdist(folder: Path) -> None:
+    """The two commands, as one runs them who has nothing but the archive."""
+    with tarfile.open(built(folder, ".tar.gz")) as archive:
+        archive.extractall(folder, filter="data")
+    place = next(path for path in folder.glob("limitformer-*") if path.is_dir())
+    run("make", "demo", cwd=place)
+    run("make", "test", cwd=place)
+
+
+CHECKS = {check.__name__: check for check in (version, build, wheel, site, sdist)}
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as aside:
+        for name in sys.argv[1:] or CHECKS:
+            CHECKS[name](Path(aside))
+            print(name, "passed", flush=True)

@@ -1,0 +1,100 @@
+"""The gallery: a card for every figure, made from the records; and the figures whose numbers have moved since."""
+
+import importlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+from docs.tools import cards
+
+from limitformer.figures import FIGURES, RUN_FIGURES, gallery, make
+from limitformer.figures.common.claims import Claim
+
+PICTURES = Path(__file__).resolve().parents[1] / "docs" / "figures"
+RECORDED = [name for name in FIGURES if (PICTURES / f"{name}.json").is_file()]
+
+
+def record_of(name, folder=PICTURES):
+    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def test_the_page_is_that_of_the_records():
+    """If not: python docs/tools/cards.py"""
+    assert cards.PAGE.read_text(encoding="utf-8") == cards.cards()
+
+
+def test_every_figure_has_a_card():
+    linked = re.findall(r"^-   \*\*\[.*\]\(figures/(.*)\.md\)\*\*$", cards.cards(), re.MULTILINE)
+    assert sorted(linked) == sorted(FIGURES | RUN_FIGURES)
+
+
+def test_a_card_says_what_its_record_says():
+    record = {"claims": [{"holds": True}, {"holds": False}, {"holds": None}], "seed": 3, "scale": "paper"}
+    record |= {"limitformer_version": "9.8.7", "seconds": 1234.5}
+    assert cards.verdict(record) == '<span class="not-held">Holds: 1 of 2</span>, 3 numbers'
+    assert cards.stamp(record) == "Version 9.8.7, seed 3, paper scale, 1,234 s"
+    del record["seconds"]
+    assert cards.stamp(record).endswith("time not recorded")
+
+
+def test_only_the_long_figures_have_no_record():
+    assert set(FIGURES) - set(RECORDED) == set(gallery.LONG)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_numbers_have_not_moved_since_the_picture_was_made(figures, name):
+    """If they have: `make gallery` makes the figure again, and tests/test_figure_pages.py says what its page must say.
+
+    On another processor a share of few samples may jump without a fault: compare on the one that made the stamp.
+    """
+    assert gallery.moved(record_of(name), figures[name].claims) == []
+
+
+# What a stamp finds.
+
+CLAIMS = [Claim("share", 0.25, True), Claim("lifetime", float("inf")), Claim("rounding", 2e-16)]
+
+
+def test_a_stamp_finds_what_has_moved():
+    record = {"stamp": gallery.stamp(CLAIMS)}
+    assert gallery.moved(record, CLAIMS) == []
+    assert gallery.moved(record, [Claim("share", 0.2501, True), *CLAIMS[1:2], Claim("rounding", 5e-16)]) == []
+    assert gallery.moved(record, [Claim("share", 0.26, True), *CLAIMS[1:]]) == ["share"]
+    assert gallery.moved(record, [CLAIMS[0], Claim("lifetime", 3.0), CLAIMS[2]]) == ["lifetime"]
+    assert gallery.moved(record, [Claim("part", 0.25), *CLAIMS[1:]]) == ["share", "part"]
+    assert gallery.moved({}, CLAIMS) == ["share", "lifetime", "rounding"]
+
+
+@pytest.fixture
+def small_paper(monkeypatch):
+    """The paper's size is the quick one; the scales that were asked for."""
+    module, asked = importlib.import_module("limitformer.figures.clustering.ct_fig5"), []
+
+    def made(name, *, scale="paper", **options):
+        asked.append(scale)
+        return make(name, scale=scale, **options)
+
+    monkeypatch.setattr(module, "paper", module.quick)
+    monkeypatch.setattr(gallery, "make", made)
+    return asked
+
+
+def test_the_gallery_is_remade_where_it_is_due(tmp_path, small_paper, monkeypatch, capsys):
+    """From a clean state; then nothing; then a figure that has lost its picture, has another version, or has moved."""
+    gallery.main(str(tmp_path), "ct-fig5")
+    assert small_paper == ["quick", "paper"]
+    assert record_of("ct-fig5", tmp_path)["seconds"] > 0
+    gallery.main(str(tmp_path), "ct-fig5")
+    assert small_paper[2:] == ["quick"]
+    assert capsys.readouterr().out == "ct-fig5 made\nct-fig5 is current\n"
+    (tmp_path / "ct-fig5.png").unlink()
+    assert gallery.remake("ct-fig5", tmp_path)
+    changed = record_of("ct-fig5", tmp_path) | {"limitformer_version": "0.0.1"}
+    (tmp_path / "ct-fig5.json").write_text(json.dumps(changed), encoding="utf-8")
+    assert gallery.remake("ct-fig5", tmp_path)
+    changed = record_of("ct-fig5", tmp_path)
+    changed["stamp"]["claims"][next(iter(changed["stamp"]["claims"]))] = 0.5
+    (tmp_path / "ct-fig5.json").write_text(json.dumps(changed), encoding="utf-8")
+    assert gallery.remake("ct-fig5", tmp_path)
+    assert not gallery.remake("ct-fig5", tmp_path)

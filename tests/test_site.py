@@ -1,0 +1,297 @@
+"""The documentation as a site: built strictly, asking nothing of another host, with an entry for every public name.
+
+`LIMITFORMER_SCREENSHOTS=folder` keeps pictures of six pages at two widths. Without a Chromium the tests of the
+browser are skipped.
+"""
+
+import functools
+import http.server
+import importlib
+import inspect
+import os
+import re
+import subprocess
+import sys
+import threading
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from docs.tools import command_line, hooks
+
+import limitformer as lf
+from chromium import launched
+
+ROOT = Path(__file__).resolve().parents[1]
+API = sorted((ROOT / "docs/api").glob("*.md"))
+ENTRY = re.compile(r"^::: limitformer\.(\S+)$", re.MULTILINE)
+PACKAGES = ("nn", "hf", "weightless", "checking", "train", "figures")
+SEEN = ("index", "start-engineer", "gallery", "theory", "api/simulate", "known-limits")
+WIDTHS = (1280, 390)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built once. A warning ends it; not with `--quiet`, by which MkDocs counts none."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+# Entries of public names.
+
+
+def entries():
+    return [name for page in API for name in ENTRY.findall(page.read_text(encoding="utf-8"))]
+
+
+def object_of(name):
+    """What `limitformer.NAME` is after an import."""
+    found = lf
+    for part in name.split("."):
+        if not hasattr(found, part):
+            importlib.import_module(f"{found.__name__}.{part}")
+        found = getattr(found, part)
+    return found
+
+
+def public_names():
+    """(where, name) of all that the public doors have, modules left out."""
+    doors = {"": lf} | {package: importlib.import_module(f"limitformer.{package}") for package in PACKAGES}
+    for where, door in doors.items():
+        for name in getattr(door, "__all__", None) or vars(door):
+            if not name.startswith("_") and name != "TYPE_CHECKING" and not inspect.ismodule(getattr(door, name)):
+                yield where, name
+
+
+def test_every_public_name_has_an_entry():
+    documented = [object_of(name) for name in entries()]
+    left_out = {"package_version"}  # `__version__` is what it gives
+    missing = [
+        f"{where}.{name}"
+        for where, name in public_names()
+        if name not in left_out and not any(object_of(f"{where}.{name}".strip(".")) is each for each in documented)
+    ]
+    assert missing == []
+
+
+def test_no_name_has_two_entries():
+    assert len(set(entries())) == len(entries())
+
+
+@pytest.mark.parametrize("name", entries())
+def test_an_entry_says_what_it_is_for(name):
+    found = object_of(name)
+    if inspect.isclass(found) or inspect.isroutine(found):
+        assert inspect.getdoc(found)
+
+
+def test_entries_are_of_functions_and_not_of_the_files_they_are_in(site):
+    """`limitformer.limit` is a function in a file of the same name."""
+    for page in API:
+        built = (site / page.relative_to(ROOT / "docs").with_suffix(".html")).read_text(encoding="utf-8")
+        for name in ENTRY.findall(page.read_text(encoding="utf-8")):
+            assert f'<h2 id="limitformer.{name}" class="doc doc-heading">' in built, name
+            kind = re.search(
+                rf'href="#limitformer\.{re.escape(name)}".*?doc-symbol-toc doc-symbol-(\w+)', built, re.DOTALL
+            )
+            assert (kind[1] == "module") == inspect.ismodule(object_of(name)), name
+
+
+def test_the_page_of_the_command_line_is_that_of_the_commands():
+    """If not: python docs/tools/command_line.py"""
+    assert command_line.PAGE.read_text(encoding="utf-8") == command_line.page()
+
+
+# Pages.
+
+
+LOADS = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src", "use": "href"}
+
+
+class Page(HTMLParser):
+    """What a page loads and shows."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.loads, self.pictures = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        if tag in LOADS and attributes.get("rel") not in ("next", "prev", "canonical"):
+            self.loads.append(attributes.get(LOADS[tag]) or "")
+        if tag == "img":
+            self.pictures.append((attributes.get("src"), attributes.get("alt")))
+
+
+def pages(site):
+    return {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+
+
+def test_pages_load_files_of_the_site_alone(site):
+    for path, text in pages(site).items():
+        assert not [address for address in Page(text).loads if re.match(r"(?:[a-z]+:)?//", address)], path
+    styles = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.css"))
+    assert not re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", styles)
+
+
+def test_pictures_have_a_description(site):
+    found = [picture for text in pages(site).values() for picture in Page(text).pictures]
+    assert len(found) > 40
+    assert [source for source, description in found if not description or len(description) < 15] == []
+
+
+def test_formulas_are_mathml_and_nothing_is_left_of_their_source(site):
+    texts = {path.relative_to(site).as_posix(): text for path, text in pages(site).items()}
+    assert texts["theory.html"].count('<math xmlns="http://www.w3.org/1998/Math/MathML" display="block"') > 20
+    assert [name for name, text in texts.items() if "arithmatex" in text] == []
+    for text in texts.values():
+        for formula in re.findall(r"<math.*?</math>", text, re.DOTALL):
+            assert not re.search(r"[\\&](?![#\w]+;)", formula), formula
+
+
+def test_a_formula_that_cannot_be_read_ends_the_build():
+    with pytest.raises(ValueError, match="No such command"):
+        hooks.FORMULA.sub(hooks.mathml, r'<span class="arithmatex">\(\nosuchcommand x\)</span>')
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("V_αβ P_αβ", "V<sub>αβ</sub> P<sub>αβ</sub>"),
+        ("S₂^αν, x^(−1/(2γ²))", "S₂<sup>αν</sup>, x<sup>(−1/(2γ²))</sup>"),
+        ("∫_{−1}^b s", "∫<sub>−1</sub><sup>b</sup> s"),
+        ("(S^{d−1})^N", "(S<sup>d−1</sup>)<sup>N</sup>"),
+        ("A_ℓX_ℓ, W_kj^pre", "A<sub>ℓ</sub>X<sub>ℓ</sub>, W<sub>kj</sub><sup>pre</sup>"),
+        ("early_stop", "early_stop"),
+        ("<code>a_b</code><math>x_y</math>", "<code>a_b</code><math>x_y</math>"),
+        ('<a href="V_1">', '<a href="V_1">'),
+    ],
+)
+def test_indices_of_sentences_are_lowered(written, shown):
+    assert hooks.in_text(written) == shown
+
+
+# In a browser.
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with launched() as found:
+        yield found
+
+
+class Silent(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        """Nothing."""
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    """The site, served to this machine alone."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Silent, directory=str(site)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def opened(browser, address):
+    """Opens a page; `.troubles` has requests to other hosts, failed ones, and errors of scripts."""
+    contexts = []
+
+    def open_(name, width=1280, scheme="light"):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.troubles = []
+        page.on(
+            "request", lambda each: each.url.startswith((address, "data:", "blob:")) or page.troubles.append(each.url)
+        )
+        page.on("response", lambda each: each.status < 400 or page.troubles.append(f"{each.status} {each.url}"))
+        page.on("pageerror", lambda error: page.troubles.append(str(error)))
+        page.goto(f"{address}/{name}.html", wait_until="networkidle")
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", SEEN)
+def test_pages_ask_no_other_host_and_fit_their_width(opened, name, width):
+    page = opened(name, width)
+    if folder := os.environ.get("LIMITFORMER_SCREENSHOTS"):
+        page.screenshot(path=Path(folder) / f"site-{name.replace('/', '-')}-{width}.png")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert page.troubles == []
+
+
+CONTRASTS = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const rgba = (colour) => {
+    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+    return canvas.getImageData(0, 0, 1, 1).data;
+  };
+  const light = (c) => c.slice(0, 3).reduce((sum, v, k) => {
+    v /= 255;
+    return sum + [0.2126, 0.7152, 0.0722][k] * (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  }, 0);
+  const behind = (node) => {
+    for (let at = node; at; at = at.parentElement) {
+      const colour = rgba(getComputedStyle(at).backgroundColor);
+      if (colour[3] > 250) return Array.from(colour);
+    }
+    return [255, 255, 255];
+  };
+  const found = {};
+  for (const node of document.querySelectorAll(".md-content *, .md-header__title, .md-tabs__link, .md-nav__link")) {
+    const own = Array.from(node.childNodes).some((child) => child.nodeType === 3 && child.data.trim());
+    if (!own || !node.getClientRects().length || node.closest("button, .headerlink, [hidden]")) continue;
+    const back = behind(node), colour = rgba(getComputedStyle(node).color), a = colour[3] / 255;
+    const front = [0, 1, 2].map((k) => a * colour[k] + (1 - a) * back[k]);
+    const [high, low] = [light(front), light(back)].sort((x, y) => y - x);
+    const ratio = (high + 0.05) / (low + 0.05);
+    if (ratio < 4.5) found[node.tagName + "." + node.className] = ratio;
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["theory", "gallery", "api/simulate"])
+def test_text_stands_out_from_what_is_behind_it(opened, name, scheme):
+    """A contrast of 4.5, as WCAG 2 asks of text (level AA)."""
+    assert opened(name, scheme=scheme).evaluate(CONTRASTS) == {}
+
+
+def test_keys_reach_content_search_and_wide_formulas(opened):
+    page = opened("theory", width=390)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.classList.contains('md-skip')")
+    page.keyboard.press("/")
+    page.wait_for_function("document.activeElement.className.includes('md-search__input')")
+    wide = "[...document.querySelectorAll('.formula')].filter((each) => each.scrollWidth > each.clientWidth)"
+    assert page.evaluate(f"{wide}.length") > 5
+    assert page.evaluate(f"{wide}.every((each) => each.tabIndex === 0)")
+
+
+def test_search_finds_a_name(opened):
+    page = opened("index")
+    page.keyboard.press("/")
+    page.keyboard.type("equicorrelated")
+    page.wait_for_selector(".md-search-result__link")
+    assert "equicorrelated" in page.inner_text(".md-search-result__list")
+    assert page.troubles == []
+
+
+def test_code_can_be_copied(opened):
+    page = opened("start-engineer")
+    assert page.locator(".highlight pre .k, .highlight pre .kn").count() > 0
+    assert page.locator("button[data-clipboard-target], .md-code__button, .md-clipboard").count() > 3
