@@ -3,6 +3,7 @@
 import re
 import shlex
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 import typer
@@ -68,6 +69,25 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
     for line, code in python_blocks(page):
         # Empty lines first, so that a traceback names the line of the page.
         exec(compile("\n" * line + code, page, "exec"), namespace)
+
+
+HEAD = "# The README's code, for mypy (`test_documentation.py` holds it against the page).\nimport limitformer as lf"
+
+
+def typed_readme() -> str:
+    """The README's code as a module for mypy, which `make lint` runs; each block in a function of its own."""
+    blocks = [code for _, code in python_blocks(ROOT / "README.md")]
+    bodies = [f"def block_{k}() -> None:\n{indent(code, '    ')}" for k, code in enumerate(blocks)]
+    return "\n\n".join([HEAD, *bodies])
+
+
+def test_the_readmes_code_is_what_mypy_checks():
+    """As a user's: completely annotated calls, no `Any` that leaks from the package."""
+    kept = ROOT / "tests" / "typed" / "readme.py"
+    ours = re.sub(r"\s+", "", typed_readme())
+    assert re.sub(r"\s+", "", kept.read_text(encoding="utf-8")) == ours, (
+        "write typed_readme() into tests/typed/readme.py"
+    )
 
 
 def test_the_readme_has_its_example():

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import singledispatch
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack, overload
 
 import numpy as np
 import xarray as xr
@@ -39,6 +39,12 @@ from limitformer.numerics import kernels
 from limitformer.numerics.watch import Watch, new_watch
 from limitformer.recording.records import Shapes, bytes_of
 from limitformer.recording.writing import Recording
+from limitformer.running.options import (
+    ChainOptions,
+    CovarianceLimitOptions,
+    SphereChainOptions,
+    SphereLimitOptions,
+)
 from limitformer.running.replicas import run_all, usable_cores
 from limitformer.running.results import (
     covariance_dataset,
@@ -105,6 +111,67 @@ class Interrupted(MadeOf, KeyboardInterrupt):
     def __init__(self, partial: xr.Dataset) -> None:
         super().__init__(f"interrupted after {partial.sizes['sample']} samples")
         self.partial, self.made_of = partial, (partial,)
+
+
+@overload
+def simulate(
+    model: Transformer,
+    start: Start | ArrayLike,
+    *,
+    samples: int,
+    seed: int,
+    record: Record = None,
+    threads: int | None = None,
+    chunk: int | None = None,
+    progress: bool = True,
+    gradients: bool = False,
+    **options: Unpack[ChainOptions],
+) -> xr.Dataset: ...
+
+
+@overload
+def simulate(
+    model: CovarianceLimit | CovarianceFlow,
+    start: Start | ArrayLike,
+    *,
+    samples: int,
+    seed: int,
+    record: Record = None,
+    threads: int | None = None,
+    chunk: int | None = None,
+    progress: bool = True,
+    **options: Unpack[CovarianceLimitOptions],
+) -> xr.Dataset: ...
+
+
+@overload
+def simulate(
+    model: SphereModel,
+    start: SphereStart | ArrayLike | None = None,
+    *,
+    samples: int,
+    seed: int,
+    record: Record = None,
+    threads: int | None = None,
+    chunk: int | None = None,
+    progress: bool = True,
+    **options: Unpack[SphereChainOptions],
+) -> xr.Dataset: ...
+
+
+@overload
+def simulate(
+    model: TokenLimit,
+    start: SphereStart | ArrayLike | None = None,
+    *,
+    samples: int,
+    seed: int,
+    record: Record = None,
+    threads: int | None = None,
+    chunk: int | None = None,
+    progress: bool = True,
+    **options: Unpack[SphereLimitOptions],
+) -> xr.Dataset: ...
 
 
 def simulate(

@@ -11,7 +11,7 @@ from docs.tools import cards
 from limitformer.figures import FIGURES, RUN_FIGURES, gallery, make
 from limitformer.figures.common.claims import Claim
 
-PICTURES = Path(__file__).resolve().parents[1] / "docs" / "figures"
+PICTURES = Path(__file__).resolve().parents[2] / "docs" / "figures"
 RECORDED = [name for name in FIGURES if (PICTURES / f"{name}.json").is_file()]
 
 
@@ -44,7 +44,7 @@ def test_only_the_long_figures_have_no_record():
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_numbers_have_not_moved_since_the_picture_was_made(figures, name):
-    """If they have: `make gallery` makes the figure again, and tests/test_figure_pages.py says what its page must say.
+    """If they have: `make gallery` makes the figure again, and `test_figure_pages` says what its page must say.
 
     On another processor a share of few samples may jump without a fault: compare on the one that made the stamp.
     """

@@ -1,0 +1,48 @@
+"""What `simulate` takes beside what all runs have: a record for each kind of run, for completion and for checkers."""
+
+from collections.abc import Sequence
+from typing import Required, TypedDict
+
+from limitformer.covariance.limit.path import Step
+from limitformer.recording import writing
+from limitformer.recording.records import Dtype
+from limitformer.sphere import process
+
+
+class CovarianceOptions(TypedDict, total=False):
+    """Of runs that record covariances: what is kept (`recording.writing.Recording`)."""
+
+    keep: writing.Keep
+    pairs: Sequence[tuple[int, int]] | None
+    dtype: Dtype
+
+
+class ChainOptions(CovarianceOptions, total=False):
+    """Of the chain of a `Transformer`: `radius`, at which paths stop (|V|, Frobenius)."""
+
+    radius: float
+
+
+class CovarianceLimitOptions(ChainOptions, total=False):
+    """Of `limit(transformer)`: its step `dt`, 0.01 if none is given, and which step it is."""
+
+    dt: float
+    step: Step
+
+
+class SphereChainOptions(TypedDict, total=False):
+    """Of tokens on the sphere (`sphere.process.SphereOptions`)."""
+
+    horizon: Required[float]
+    method: process.Method | None
+    keep: process.Keep
+    tolerance: float
+    early_stop: float | None
+    pairs: Sequence[tuple[int, int]] | None
+    dtype: Dtype
+
+
+class SphereLimitOptions(SphereChainOptions, total=False):
+    """Of the limit of tokens on the sphere: its step too; None resolves the model."""
+
+    dt: float | None
