@@ -14,12 +14,12 @@ def test_every_fault_has_its_place_and_its_tests():
         assert (PACKAGE / fault["file"]).read_text().count(fault["text"]) == 1, fault["name"]
         for test in fault["tests"]:
             path, _, name = test.partition("::")
-            assert f"def {name}" in (Path(faults.__file__).parents[1] / path).read_text(), test
+            assert f"def {name.partition('[')[0]}" in (Path(faults.__file__).parents[1] / path).read_text(), test
 
 
 def test_there_are_faults_in_every_package():
-    packages = {path.parent.relative_to(PACKAGE) for path in PACKAGE.rglob("__init__.py")}
-    assert {Path(fault["file"]).parent for fault in TABLE} >= packages - {Path("data")}
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert {Path(fault["file"]).parts[0] for fault in TABLE} >= packages - {"data"}
     assert len(TABLE) >= 40
 
 
