@@ -12,7 +12,7 @@ from mpmath import mp
 from limitformer.base.errors import InputError
 from limitformer.figures.common.claims import Run
 from limitformer.figures.shaped_transformer import st_fig2
-from limitformer.figures.shaped_transformer.leader import apart, check, run
+from limitformer.figures.shaped_transformer.differences_of_tokens import apart, check, run
 from limitformer.models import (
     GELU,
     LayerNorm,
@@ -84,7 +84,7 @@ def test_leader_and_differences_are_the_network(model):
 
 def test_a_leader_whose_layers_forget_a_term_is_caught(monkeypatch):
     """The wrong twin: LayerNorm of the differences by the leader's deviation."""
-    from limitformer.figures.shaped_transformer import leader
+    from limitformer.figures.shaped_transformer import differences_of_tokens as leader
 
     right = leader.normalised
 

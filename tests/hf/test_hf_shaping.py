@@ -29,7 +29,7 @@ from limitformer.nn import (
     Recover,
     Residual,
     RoundingWarning,
-    ShapedReLU,
+    TrainableShapedReLU,
     gains,
     rounding,
     shaped_attention,
@@ -183,7 +183,7 @@ def test_dropout_is_of_the_branch_alone(family):
 @pytest.mark.parametrize("family", UNGATED)
 def test_the_activation_is_a_shaped_relu(family):
     model = shaped(family, shaping=Shaping(shaped_relu=True))
-    activations = [module for module in model.modules() if isinstance(module, ShapedReLU)]
+    activations = [module for module in model.modules() if isinstance(module, TrainableShapedReLU)]
     assert len(activations) == LAYERS
     wanted = run(model, family)
     for activation in activations:

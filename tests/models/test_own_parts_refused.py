@@ -80,7 +80,7 @@ def compiled_cube(x):
         ("no_such_module_here:silu", r"The module no_such_module_here cannot be imported: ModuleNotFoundError: .*"),
         ("own_parts_example:sillu", r"own_parts_example has no function sillu"),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),  # an address would be another one in each worker
 )
 @pytest.mark.parametrize("kind", [lf.Elementwise, lf.Gated])
 def test_functions_that_are_no_activation(kind, function, message):

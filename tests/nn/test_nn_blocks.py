@@ -24,7 +24,7 @@ from limitformer.nn.gains import Gain, Learn, Recover, gains
 from limitformer.nn.initialisation import InitialVariances, draw
 from limitformer.nn.residual import Residual
 from limitformer.nn.self_attention import ShapedSelfAttention
-from limitformer.nn.shaped_relu import ShapedReLU
+from limitformer.nn.shaped_relu import TrainableShapedReLU
 from statistics_checks import assert_same_law
 
 SHAPED_RELU = lf.ShapedReLU(c_plus=0.2, c_minus=-1.0)
@@ -232,7 +232,7 @@ def test_compiled_by_inductor_it_is_the_same():
 
 
 def test_the_slope_of_the_relu_trains_and_zero_has_one_slope():
-    relu = ShapedReLU(negative=0.75, positive=1.05).double()
+    relu = TrainableShapedReLU(negative=0.75, positive=1.05).double()
     x = torch.tensor([-2.0, -0.5, 0.0, 3.0], dtype=torch.float64, requires_grad=True)
     out = relu(x)
     out.sum().backward()

@@ -15,7 +15,7 @@ from limitformer.hf import (
     Shaping,
     shape_model,
 )
-from limitformer.nn import Gain, Residual, ShapedReLU, gains, shaped_attention, shaped_block
+from limitformer.nn import Gain, Residual, TrainableShapedReLU, gains, shaped_attention, shaped_block
 from limitformer.nn.strengths import ENDING
 
 SIXTEEN = {
@@ -194,7 +194,7 @@ def test_a_step_that_16_bits_have_no_number_for_is_felt():
 def test_slope_and_residual_are_rounded_once():
     """Half a unit of the result, whatever λ, γ and s₋ are; each rounded before would add its own."""
     x, f = torch.randn(2, 5000, generator=torch.Generator().manual_seed(0)).bfloat16()
-    residual, activation = Residual(0.2).bfloat16(), ShapedReLU(negative=0.9779).bfloat16()
+    residual, activation = Residual(0.2).bfloat16(), TrainableShapedReLU(negative=0.9779).bfloat16()
     exact = residual.lam.double() * x.double() + residual.gamma.double() * f.double()
     assert residual(x, f).dtype == torch.bfloat16
     assert ((residual(x, f).double() - exact).abs() <= exact.abs() * 2**-8 * 1.0001).all()

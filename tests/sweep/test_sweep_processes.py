@@ -15,7 +15,7 @@ import pytest
 import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer.sweep import SweepInterrupted, processes
-from limitformer.sweep.processes import Workers, deaf_to_interrupts
+from limitformer.sweep.processes import Workers, interrupts_wait
 from limitformer.sweep.work import Job
 from sweep_grids import (
     CELLS,
@@ -252,7 +252,7 @@ def test_ctrl_c_while_a_worker_starts_waits(elsewhere):
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
     def block():
-        with deaf_to_interrupts():
+        with interrupts_wait():
             started.set()
             thread.join() if elsewhere else os.kill(os.getpid(), signal.SIGINT)
             steps.append("to the end")

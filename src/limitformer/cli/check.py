@@ -7,7 +7,7 @@ import typer
 
 from limitformer.base.errors import InputError, require
 from limitformer.cli.check_options import Settings, Text, Tokens, assignments, say
-from limitformer.cli.report import clear_endings
+from limitformer.cli.report import errors_in_one_line
 
 FAILED = 1
 
@@ -44,7 +44,7 @@ def check(
 
     For example: limitformer check llama-3-8b --set initializer_range=0.006 --against llama-3-8b
     """
-    with clear_endings():
+    with errors_in_one_line():
         if what == "list":
             show_shapes()
             return

@@ -7,7 +7,7 @@ import typer
 
 from limitformer.base.errors import InputError, require
 from limitformer.cli.check_options import Settings, Text, Tokens, assignments, say
-from limitformer.cli.report import clear_endings
+from limitformer.cli.report import errors_in_one_line
 
 Asked = Annotated[str | None, typer.Option(metavar="LOW,HIGH", help="Band that is asked, or none to ask nothing.")]
 
@@ -56,7 +56,7 @@ def design(
 
     For example: limitformer design gpt2 --set n_layer=48 --correlation -0.2,0.4 --out gpt2-48
     """
-    with clear_endings():
+    with errors_in_one_line():
         from limitformer.checking import DesignInterrupted
         from limitformer.checking import design as designed
         from limitformer.running.results import check_writable

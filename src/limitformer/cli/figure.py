@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from limitformer.cli.report import claims_table, clear_endings, screen
+from limitformer.cli.report import claims_table, errors_in_one_line, screen
 
 
 def figure(
@@ -22,7 +22,7 @@ def figure(
     ] = None,
 ) -> None:
     """Make a figure of a paper: picture, data, and the claims that it checks."""
-    with clear_endings():
+    with errors_in_one_line():
         from limitformer.figures import FIGURES, RUN_FIGURES, make
 
         if name == "list":

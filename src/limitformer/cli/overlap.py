@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from limitformer.cli.overlap_words import words_of
-from limitformer.cli.report import clear_endings, screen
+from limitformer.cli.report import errors_in_one_line, screen
 from limitformer.cli.sphere_options import parse_clusters, sphere_model
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def overlap(
 
     For example: limitformer overlap --dim 4 --beta 2 --clusters 2,1 --start -1 --target 0.9
     """
-    with clear_endings():
+    with errors_in_one_line():
         from limitformer.sphere.overlap import overlap as overlap_of
 
         sizes = parse_clusters(clusters)

@@ -24,7 +24,7 @@ MODEL_OPTIONS = (
 )
 
 
-def refuse_idle(given: set[str], chosen: dict[str, Any]) -> None:
+def refuse_options_without_effect(given: set[str], chosen: dict[str, Any]) -> None:
     """Raise `InputError` if an option that was `given` would change nothing beside what was `chosen`."""
     idle = (
         (chosen["model_file"] is not None, MODEL_OPTIONS, "--model describes the whole model"),

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from limitformer.base.errors import require
-from limitformer.cli.report import clear_endings, screen
+from limitformer.cli.report import errors_in_one_line, screen
 from limitformer.cli.sphere_options import MOST_CELLS, parse_counts, parse_grid, sphere_model
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def phase(
 
     For example: limitformer phase --dim 4:10:1 --beta 0:4:0.25 --out out
     """
-    with clear_endings():
+    with errors_in_one_line():
         from limitformer.running.results import check_writable
         from limitformer.sweep.phase import phase_diagram
 

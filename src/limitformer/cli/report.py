@@ -26,7 +26,7 @@ def say_error(message: str) -> None:
 
 
 @contextmanager
-def clear_endings() -> Iterator[None]:
+def errors_in_one_line() -> Iterator[None]:
     """Bad input ends with one line and exit code 2, Ctrl-C with one line and 130."""
     try:
         yield

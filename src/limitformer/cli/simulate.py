@@ -10,8 +10,8 @@ import typer
 from rich.table import Table
 
 from limitformer.base.errors import require
-from limitformer.cli.parts import model_of, refuse_idle, start_of
-from limitformer.cli.report import INTERRUPTED, clear_endings, errors, screen
+from limitformer.cli.parts import model_of, refuse_options_without_effect, start_of
+from limitformer.cli.report import INTERRUPTED, errors, errors_in_one_line, screen
 
 if TYPE_CHECKING:
     import numpy as np
@@ -111,11 +111,11 @@ def simulate(
 
     For example: limitformer simulate --attention softmax --text README.md --tokens 32 --record 0,50,150
     """
-    with clear_endings():
+    with errors_in_one_line():
         from limitformer.models import to_json
 
         chosen = context.params
-        refuse_idle({name for name in chosen if was_given(context, name)}, chosen)
+        refuse_options_without_effect({name for name in chosen if was_given(context, name)}, chosen)
         model = model_of(chosen)
         if show_model:
             typer.echo(to_json(model, indent=2))

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from limitformer.base.errors import printable, require
-from limitformer.cli.report import clear_endings, errors, screen
+from limitformer.cli.report import errors, errors_in_one_line, screen
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +48,7 @@ def run(
 
     For example: limitformer sweep run sweep.toml --store sweep.zarr --workers 8
     """
-    with clear_endings():
+    with errors_in_one_line():
         from limitformer.sweep import read_sweep, run_sweep
 
         description = read_sweep(file)
@@ -112,7 +112,7 @@ def say(report: "Report") -> None:
 @sweep.command("status")
 def status(store: STORE) -> None:
     """Print how far a sweep is: also while it runs, from anywhere."""
-    with clear_endings():
+    with errors_in_one_line():
         from limitformer.sweep.show import progress_of
 
         table = Table("", "", show_header=False)
@@ -133,7 +133,7 @@ def show(
     ] = None,
 ) -> None:
     """Print a result as a table, and draw it."""
-    with clear_endings():
+    with errors_in_one_line():
         from limitformer.sweep import load_sweep
         from limitformer.sweep.show import doubts, picture, selected, written
 
@@ -152,7 +152,7 @@ def export(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write: .nc (NetCDF), .zarr or .csv.")],
 ) -> None:
     """Write all results as one dataset (.nc, .zarr) or as a table (.csv)."""
-    with clear_endings():
+    with errors_in_one_line():
         from limitformer.sweep.show import exported
 
         lines = exported(store, out)

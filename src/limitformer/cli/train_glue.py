@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from limitformer.cli.report import clear_endings, screen
+from limitformer.cli.report import errors_in_one_line, screen
 from limitformer.cli.sphere_options import parse_counts
 from limitformer.cli.train_parts import (
     OUT,
@@ -39,7 +39,7 @@ def glue(
 
     For example: limitformer train glue runs/shaped-learn-d18-gamma0.2-lr0.001-seed0 --task CoLA --data glue/CoLA
     """
-    with clear_endings():
+    with errors_in_one_line():
         be_quiet()
         from limitformer.train.tasks.glue import GlueRun, Task, run_glue
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limitformer.base.errors import require
-from limitformer.cli.report import clear_endings, screen
+from limitformer.cli.report import errors_in_one_line, screen
 from limitformer.cli.sphere_options import parse_counts, parse_grid
 from limitformer.cli.train_parts import (
     OUT,
@@ -68,7 +68,7 @@ def mlm(
     The whole grid: limitformer train mlm --preset tiny --grid --workers 2
     Several GPUs: torchrun --nproc-per-node 8 -m limitformer train mlm --preset paper --variant shaped-learn
     """
-    with clear_endings():
+    with errors_in_one_line():
         be_quiet()
         from limitformer.train.tasks.mlm import preset as preset_of
         from limitformer.train.tasks.mlm import run_mlm

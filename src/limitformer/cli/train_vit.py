@@ -6,7 +6,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from limitformer.cli.report import clear_endings, screen
+from limitformer.cli.report import errors_in_one_line, screen
 from limitformer.cli.sphere_options import parse_counts
 from limitformer.cli.train_parts import (
     OUT,
@@ -41,7 +41,7 @@ def vit(
     For example: limitformer train vit --preset tiny --variant random
     The figure's runs: limitformer train vit --preset tiny --seed 0:4:1 --workers 2
     """
-    with clear_endings():
+    with errors_in_one_line():
         be_quiet()
         from limitformer.train.tasks.vit import Variant
 

@@ -34,7 +34,7 @@ from limitformer.hf.attention import (
 from limitformer.hf.families import FAMILIES, Family
 from limitformer.hf.float32 import keep_float32
 from limitformer.hf.marks import mark
-from limitformer.nn import InitialVariances, Residual, ShapedReLU
+from limitformer.nn import InitialVariances, Residual, TrainableShapedReLU
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(101)
@@ -177,7 +177,7 @@ def shape_residuals(block: nn.Module, family: Family, shaping: Shaping) -> None:
 
 def shape_activation(block: nn.Module, family: Family, shaping: Shaping, width: int) -> None:
     """A shaped ReLU."""
-    activation = ShapedReLU(negative=1 - 1 / sqrt(width), trained=shaping.trained)
+    activation = TrainableShapedReLU(negative=1 - 1 / sqrt(width), trained=shaping.trained)
     replace(block, family.activation, activation.to(next(block.parameters())))
 
 

@@ -7,6 +7,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("torch", "torch") from error
 
+from limitformer.nn import drawn as drawn
 from limitformer.nn.attention_matrix import attention_matrix as attention_matrix
 from limitformer.nn.blocks import Block as Block
 from limitformer.nn.blocks import FeedForward as FeedForward
@@ -16,12 +17,8 @@ from limitformer.nn.blocks import pre_ln_block as pre_ln_block
 from limitformer.nn.blocks import shaped_block as shaped_block
 from limitformer.nn.blocks import stack_of as stack_of
 from limitformer.nn.blocks import without_decay as without_decay
-from limitformer.nn.drawn.attention import Attention as Attention
-from limitformer.nn.drawn.feedforward import Feedforward as Feedforward
-from limitformer.nn.drawn.feedforward import OneMatrix as OneMatrix
 from limitformer.nn.drawn.network import Layer as Layer
 from limitformer.nn.drawn.network import Network as Network
-from limitformer.nn.drawn.norm import Norm as Norm
 from limitformer.nn.drawn.simulate import simulate as simulate
 from limitformer.nn.gains import Gain as Gain
 from limitformer.nn.gains import Learn as Learn
@@ -35,6 +32,6 @@ from limitformer.nn.residual import Residual as Residual
 from limitformer.nn.rounding import RoundingWarning as RoundingWarning
 from limitformer.nn.self_attention import ShapedSelfAttention as ShapedSelfAttention
 from limitformer.nn.shaped_attention import shaped_attention as shaped_attention
-from limitformer.nn.shaped_relu import ShapedReLU as ShapedReLU
+from limitformer.nn.shaped_relu import TrainableShapedReLU as TrainableShapedReLU
 from limitformer.nn.visibility import Visibility as Visibility
 from limitformer.nn.visibility import visibility as visibility

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from limitformer.nn.rest import Gain
+from limitformer.nn.identity_and_mean import Strength
 from limitformer.nn.rounding import without_autocast
 from limitformer.nn.strengths import at_least_float32
 from limitformer.nn.visibility import Visibility, causal_mask
@@ -16,8 +16,8 @@ def attention_matrix(
     query: Tensor,
     key: Tensor,
     *,
-    gamma1: Gain,
-    gamma2: Gain,
+    gamma1: Strength,
+    gamma2: Strength,
     scale: float,
     mask: Tensor | Visibility | None = None,
     is_causal: bool = False,

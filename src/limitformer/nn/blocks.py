@@ -24,7 +24,7 @@ from limitformer.nn.gains import Gain
 from limitformer.nn.initialisation import InitialVariances, draw
 from limitformer.nn.residual import Residual, Sum
 from limitformer.nn.self_attention import ShapedSelfAttention
-from limitformer.nn.shaped_relu import ShapedReLU
+from limitformer.nn.shaped_relu import TrainableShapedReLU
 from limitformer.nn.visibility import Visibility, visibility
 
 Make = Callable[[], nn.Module]
@@ -129,7 +129,7 @@ def shaped_block(
     slope = 1 - 1 / sqrt(width)
     block = Block(
         ShapedSelfAttention(width, heads, kv_heads=kv_heads, tau0=tau0, per_head=per_head, bias=bias, float32=float32),
-        FeedForward(width, hidden, ShapedReLU(negative=slope), bias=bias),
+        FeedForward(width, hidden, TrainableShapedReLU(negative=slope), bias=bias),
         residual=lambda: Residual(gamma),
     )
     draw(block, InitialVariances.shaped(width, hidden=hidden, gain=2 / (1 + slope**2)))
@@ -263,7 +263,7 @@ class Pointwise(nn.Module):
 def shaped_relu_of(part: models.ShapedReLU, width: int, trained: bool) -> nn.Module:
     """With the slopes of this width."""
     positive, negative = part.slopes(width)
-    return ShapedReLU(positive=positive, negative=negative, trained=trained)
+    return TrainableShapedReLU(positive=positive, negative=negative, trained=trained)
 
 
 ACTIVATIONS: Mapping[type, Callable[[Any, int, bool], nn.Module]] = {

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from limitformer.base.errors import require
-from limitformer.nn.rest import Gain, Places, grouped, rest_of_a
+from limitformer.nn.identity_and_mean import Places, Strength, grouped, rest_of_a
 from limitformer.nn.rounding import without_autocast
 from limitformer.nn.strengths import at_least_float32
 from limitformer.nn.visibility import Visibility, visibility
@@ -31,8 +31,8 @@ def shaped_attention(
     key: Tensor,
     value: Tensor,
     *,
-    gamma1: Gain,
-    gamma2: Gain,
+    gamma1: Strength,
+    gamma2: Strength,
     scale: float,
     mask: Tensor | Visibility | None = None,
     is_causal: bool = False,

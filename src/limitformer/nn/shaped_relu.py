@@ -11,7 +11,7 @@ from limitformer.base.errors import require_real
 from limitformer.nn.gains import Gain
 
 
-class ShapedReLU(nn.Module):
+class TrainableShapedReLU(nn.Module):
     """σ entry by entry, any shape.
 
     Args:

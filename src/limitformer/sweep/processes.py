@@ -66,7 +66,7 @@ class Worker:
 
 
 @contextmanager
-def deaf_to_interrupts() -> Iterator[None]:
+def interrupts_wait() -> Iterator[None]:
     """Ctrl-C waits until the end of the block, and processes that start in it never hear it."""
     resource_tracker.ensure_running()  # multiprocessing's own helper, which would let Ctrl-C in when it starts
     waiting: list[int] = []
@@ -97,7 +97,7 @@ class Workers:
         """A new process."""
         ours, theirs = spawning.Pipe()
         process = spawning.Process(target=serve, args=(theirs, self.job), daemon=True)
-        with deaf_to_interrupts():  # which the process inherits: also before it can say so itself
+        with interrupts_wait():  # which the process inherits: also before it can say so itself
             process.start()
         theirs.close()
         return Worker(process, ours)

@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from limitformer.base import progress
 from limitformer.base.errors import InputError, MissingExtraError, require, require_count
-from limitformer.sweep.processes import deaf_to_interrupts
+from limitformer.sweep.processes import interrupts_wait
 from limitformer.train.interrupts import TrainingInterrupted, obey, tell
 from limitformer.train.plan import processes
 
@@ -182,7 +182,7 @@ class Crew(Generic[Run]):
 
     def employ(self, place: int, worker: Worker | None = None) -> None:
         """Give the next run to a worker, or to a new one; if there is none, the worker ends."""
-        with deaf_to_interrupts():  # which a new process inherits: also before it can say so itself
+        with interrupts_wait():  # which a new process inherits: also before it can say so itself
             if self.heard or not self.waiting:
                 if worker is not None:
                     worker.tell(None)

@@ -233,7 +233,7 @@ class Run(Trainer):
         names = {name for name in log["name"].to_pylist() if name.startswith("eval_")}
         found = {name: float(curve(log, name)[1][-1]) for name in sorted(names)}
         last = float(np.mean(losses[-ceil(LAST * self.plan.steps) :]))
-        # A step before it is no number the loss of a lost run may still be one, a hundred thousand times too large.
+        # A step before NaN, the loss of a lost run may still be a number, a hundred thousand times too large.
         diverged = not isfinite(last) or last > LOST * losses[0] or not isfinite(found.get("eval_loss", 0.0))
         return {
             "train_loss": nan if diverged else last,

@@ -12,7 +12,7 @@ What the caption leaves open:
 * data: Python's standard library, a byte-level BPE of 1024 tokens, sequences of 64 at random.
 
 ‖∂L/∂W‖ is the Frobenius norm. All is float64, and tokens are carried as differences from the first one
-(`leader`): token by token, the query gradients of Post-LN are rounding from layer 80 on.
+(`differences_of_tokens`): token by token, the query gradients of Post-LN are rounding from layer 80 on.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from limitformer.nn import Network, Norm  # first: without torch it names the extra that has it
+from limitformer.nn.drawn import Network, Norm  # first: without torch it names the extra that has it
 
 # isort: split
 import torch
@@ -34,7 +34,7 @@ from torch.nn import functional
 
 from limitformer.base.progress import tracked
 from limitformer.figures.common.claims import Claim, Run
-from limitformer.figures.shaped_transformer.leader import apart, run
+from limitformer.figures.shaped_transformer.differences_of_tokens import apart, run
 from limitformer.models import ShapedAttention, ShapedReLU, SoftmaxAttention, Transformer
 from limitformer.plot import BLUE, GREEN, ORANGE, RED, legend_below, panels
 from limitformer.train.data.corpus import read_corpus

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from limitformer.base.errors import require
-from limitformer.nn import Attention, Feedforward, Layer, Network, Norm
+from limitformer.nn.drawn import Attention, Feedforward, Layer, Network, Norm
 from limitformer.nn.drawn.weights import linear
 
 

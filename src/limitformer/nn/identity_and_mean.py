@@ -16,7 +16,7 @@ from limitformer.base.errors import InputError
 from limitformer.nn.strengths import at_least_float32
 from limitformer.nn.visibility import Visibility
 
-Gain = float | Tensor
+Strength = float | Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +51,8 @@ def rest_of_a(
     value: Tensor,
     mask: Visibility,
     seen: Tensor | None,
-    gamma1: Gain,
-    gamma2: Gain,
+    gamma1: Strength,
+    gamma2: Strength,
     groups: tuple[int, int],
     places: Places,
 ) -> Tensor | None:
@@ -139,7 +139,7 @@ def grouped(x: Tensor, groups: tuple[int, int]) -> Tensor:
     return x.unflatten(1, groups) if x.shape[1] == groups[0] * groups[1] else x[:, :, None]
 
 
-def by_group(gain: Gain, groups: tuple[int, int], like: Tensor) -> Tensor:
+def by_group(gain: Strength, groups: tuple[int, int], like: Tensor) -> Tensor:
     """A gain in float32, or finer where `like` is: one number as (1,), (h,) as (g, h/g, 1, 1)."""
     dtype = at_least_float32(like.dtype)
     if not isinstance(gain, Tensor):
@@ -151,6 +151,6 @@ def by_group(gain: Gain, groups: tuple[int, int], like: Tensor) -> Tensor:
     return gain.view(*groups, 1, 1) if gain.numel() == heads else gain.view(1)
 
 
-def used(gain: Gain) -> bool:
+def used(gain: Strength) -> bool:
     """Whether a term is computed: not if its gain is the number 0."""
     return isinstance(gain, Tensor) or gain != 0.0
