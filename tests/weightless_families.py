@@ -89,13 +89,16 @@ def drawn(family, samples, seed=0, inputs=None):
 
 
 def draw_again(model):
-    """Run the model's own initialisation."""
+    """Run the model's own initialisation; a head is tied to the embedding after it, and so the embedding's law counts."""
     for part in (*model.modules(), *model.parameters(), *model.buffers()):
         part.__dict__.pop("_is_hf_initialized", None)
-    model.initialize_weights()
+    embeddings = [part for part in model.modules() if isinstance(part, torch.nn.Embedding)]
+    tables = {id(part.weight) for part in embeddings}
     for part in model.modules():
-        if isinstance(part, torch.nn.Embedding) and part.padding_idx is not None:
-            part.weight.data[part.padding_idx] = 0  # at first it is so; a tied head, drawn after it, would overwrite it
+        if part not in embeddings and id(getattr(part, "weight", None)) in tables:
+            part.weight = torch.nn.Parameter(torch.empty_like(part.weight))
+    model.initialize_weights()
+    model.tie_weights()
     model.zero_grad(set_to_none=True)
 
 
