@@ -15,6 +15,7 @@ from limitformer.base.errors import InputError, first_line, keep, require
 from limitformer.models.attention import Attention, Temperature, require_temperature
 from limitformer.models.functions import Function, checked, checked_torch, name_of, plain
 from limitformer.models.kinds import known
+from limitformer.models.readings import reading_of, unchanged
 
 Logits = NDArray[np.float64]
 Visible = NDArray[np.bool_]
@@ -51,19 +52,20 @@ class Mixing(Attention):
         super().__post_init__()
         require_temperature(self.temperature)
         keep(self, function=checked("function", self.function), torch=checked_torch(self.torch))
+        keep(self, _read=reading_of(self.function))  # type: ignore[arg-type]  # checked
         for tokens in (1, 4):
             try_rule(self.rule, np.ones((tokens, tokens), bool))
 
     @property
     def rule(self) -> Function:
-        """The function itself."""
+        """The function itself; `InputError` where it reads what has changed since the part was made."""
         assert not isinstance(self.function, str)
-        return self.function
+        return unchanged(self.function, self._read)  # type: ignore[attr-defined]  # no field: it is in no JSON
 
     @property
     def name(self) -> str:
         """Of the part, for messages."""
-        return f"Mixing({name_of(self.rule)})"
+        return f"Mixing({name_of(self.function)})"
 
     def __repr__(self) -> str:
         values = [f"{key}={getattr(self, key)!r}" for key in ("tau0", "heads", "head_dim") if getattr(self, key)]

@@ -25,6 +25,7 @@ from limitformer.base.errors import InputError, require
 from limitformer.models.elementwise import TRIED
 from limitformer.models.functions import Function, name_of, plain, value_at
 from limitformer.models.mixing import matrix_of, tried_logits
+from limitformer.models.readings import Reading, reading_of
 from limitformer.numerics.lanes import LANES, require_matrix
 
 # Numba passes the typing context first, which its annotations leave out.
@@ -38,7 +39,8 @@ NUMBER, WHOLE, MEMORY = ir.DoubleType(), ir.IntType(64), ir.IntType(8).as_pointe
 ELEMENTWISE = types.void(types.CPointer(types.float64), types.int64, types.float64)
 MIXING = types.void(types.CPointer(types.float64), types.voidptr, types.int64, types.float64)
 
-KEPT: dict[Function, Any] = {}  # a compiled function must live as long as a kernel may call it
+# A compiled function must live as long as a kernel may call it; it has the values that it read.
+KEPT: dict[tuple[Function, Reading], Any] = {}
 LOCK = Lock()
 
 
@@ -59,11 +61,12 @@ def mixing_address(function: Function) -> int:
 def address_of(function: Function, compile_it: Callable[[Any], Any], check: Callable[[Any], None]) -> int:
     """Of a function that is compiled when it is first asked for."""
     with LOCK:
-        if function not in KEPT:
+        now = function, reading_of(function)
+        if now not in KEPT:
             made = named_errors(function, compile_it)
             check(made)
-            KEPT[function] = made
-        return int(KEPT[function].address)
+            KEPT[now] = made
+        return int(KEPT[now].address)
 
 
 def named_errors(function: Function, compile_it: Callable[[Any], Any]) -> Any:
