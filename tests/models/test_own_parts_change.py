@@ -1,4 +1,4 @@
-"""Functions of one's own that read what changes: one model or a refusal, never three; the wrong twin is the stale one."""
+"""Functions of one's own that read what changes: one model or a refusal; the wrong twin is the stale one."""
 
 import pickle
 

@@ -79,29 +79,47 @@ class Mixing(Attention):
         if mask == "causal":
             try_rule(self.rule, np.tril(np.ones((4, 4), bool)))
 
+    def require_tokens(self, visible: Visible) -> None:
+        """Raise `InputError` unless it gives matrices of these tokens; tried when a simulation is prepared."""
+        try_rule(self.rule, visible)
+
 
 def tried_logits(tokens: int) -> Logits:
     """Asymmetric ones of ordinary size."""
     return np.sin(1 + np.arange(tokens**2, dtype=np.float64)).reshape(tokens, tokens) * 2
 
 
+def several_logits(tokens: int) -> tuple[Logits, ...]:
+    """Of ordinary size, of both signs and of one, small ones and large ones."""
+    y = tried_logits(tokens)
+    return y, -y, np.abs(y), -np.abs(y), 0.01 * y, 10 * y
+
+
 def matrix_of(function: Function, logits: Logits, visible: Visible) -> Any:
     """What the rule makes of them in Python; `InputError` with what it raises."""
     try:
-        return plain(function)(logits.copy(), visible.copy())
+        with np.errstate(all="ignore"):  # what is not finite is refused in one line
+            return plain(function)(logits.copy(), visible.copy())
     except Exception as error:
         what = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(f"function must take (logits, visible); {name_of(function)} raised {what}.") from error
 
 
 def try_rule(function: Function, visible: Visible) -> None:
-    """Raise `InputError` unless the rule gives a finite matrix of the logits' shape, 0 where nothing is seen."""
-    name, tokens = name_of(function), len(visible)
-    a = matrix_of(function, tried_logits(tokens), visible)
+    """Raise `InputError` unless the rule gives finite matrices of the logits' shape, 0 where nothing is seen."""
+    for logits in several_logits(len(visible)):
+        try_logits(function, logits, visible)
+
+
+def try_logits(function: Function, logits: Logits, visible: Visible) -> None:
+    """The same for some logits."""
+    name, a = name_of(function), matrix_of(function, logits, visible)
     shape, kind = np.shape(a), np.asarray(a).dtype
     real = isinstance(a, np.ndarray) and shape == visible.shape and kind.kind in "fiub"
     got = f"{type(a).__name__} {shape} of {kind}"
     require(real, f"function must give a real matrix {visible.shape}; {name} gave {got}.")
-    require(bool(np.isfinite(a).all()), f"function must give a finite matrix; {name} gave {a.tolist()}.")
+    finite = np.isfinite(a)
+    some = "" if finite.all() else f"{a[~finite][0]} at logits of {np.abs(logits).max():.3g} at most"
+    require(not some, f"function must give a finite matrix; {name} gave {some}.")
     leak = bool(np.any(a[~visible]))
     require(not leak, f"Under a mask A must be 0 where nothing is seen; {name} ignores visible. Nearest: A * visible.")

@@ -70,6 +70,16 @@ def entries(function: Any, before: str, seen: set[int]) -> Iterator[tuple[str, s
         yield from entries_of(value, before + name, names, seen)
 
 
+def plain_helpers(function: Function) -> list[str]:
+    """The names of the functions of plain Python, none of a library's, that it calls."""
+    python = plain(function)
+    names = names_in(python.__code__)
+    found = {name: python.__globals__.get(name) for name in sorted(names)} | cells_of(python)
+    return [
+        name for name, value in found.items() if isinstance(value, FunctionType) and not is_library(value.__module__)
+    ]
+
+
 def entries_of(value: Any, name: str, names: list[str], seen: set[int]) -> Iterator[tuple[str, str]]:
     """Of what stands under a name: of a module those of its own `names` that are read."""
     if isinstance(plain(value), FunctionType):
