@@ -172,14 +172,21 @@ def test_a_function_that_has_no_number_is_a_cause_of_its_own():
         return torch.where(x > 12.0, math.nan, x)
 
     options = {"samples": 50, "seed": 0, "progress": False}
-    for part in ({"hidden": 4, "gain": 1}, {}):
-        layer = lf.Elementwise(root, torch=torch_root, gain=1)
-        model = lf.Transformer(width=8, depth=2, gamma=1.0, feedforward=replace(layer, **part))
-        for run in (lf.simulate, lf.nn.simulate):
-            assert set(run(model, [[80.0]], **options)["exit_cause"].values) >= {NO_NUMBER}
-            assert LEFT_BALL not in run(model, [[80.0]], **options)["exit_cause"].values
+    layer = lf.Elementwise(root, torch=torch_root, gain=1)
+    model = lf.Transformer(width=8, depth=2, gamma=1.0, feedforward=layer)
+    for run in (lf.simulate, lf.nn.simulate):
+        assert set(run(model, [[80.0]], **options)["exit_cause"].values) <= {INSIDE, NO_NUMBER}
+        assert NO_NUMBER in run(model, [[80.0]], **options)["exit_cause"].values
     boom = lf.Transformer(width=8, depth=40, gamma=1.0, feedforward=lf.SquaredReLU())
-    assert set(lf.simulate(boom, [[80.0]], **options)["exit_cause"].values) == {LEFT_BALL}
+    assert set(lf.simulate(boom, [[80.0]], **options)["exit_cause"].values) == {INSIDE, LEFT_BALL}
+    strong = lf.Transformer(width=8, depth=2, gamma=0.0, lam=1e200, feedforward=lf.SiLU())
+    assert set(lf.simulate(strong, [[1.0]], **options)["exit_cause"].values) == {LEFT_BALL}
+
+
+def test_what_is_refused_is_shown_by_its_name():
+    """No address of memory, by which no two runs say the same."""
+    refuses("feedforward must be one of .*; got <lambda>", lf.Transformer, **SIZE, feedforward=lambda x: x)
+    refuses(r"got Gated\(function=<lambda>\)", lf.OneMatrix, activation=lf.Gated(lambda x: x))
 
 
 def test_functions_of_numba_are_taken():

@@ -233,7 +233,7 @@ def mark_own_exits(model: Transformer, outputs: Outputs, last: float) -> None:
     Such a path keeps V before that layer. Paths that left behind the `last` recorded layer are not told apart.
     """
     kept = outputs["covariance"] if outputs["covariance"].size else outputs["variance"]
-    if not has_own_parts(model) or not kept.size:
+    if not (has_own_parts(model) and is_ordinary(model) and kept.size):
         return
     largest = np.abs(kept[:, -1].reshape(len(kept), -1)).max(-1)
     outputs["causes"][(outputs["causes"] == LEFT_BALL) & (outputs["exits"] <= last) & (largest < TAME)] = NO_NUMBER
@@ -243,3 +243,9 @@ def has_own_parts(model: Transformer) -> bool:
     """Whether a function of somebody's is in it."""
     activation = getattr(model.feedforward, "activation", model.feedforward)
     return any(hasattr(part, "function") for part in (model.attention, activation, model.norm))
+
+
+def is_ordinary(model: Transformer) -> bool:
+    """Whether neither strengths nor gain alone take V beyond all bounds."""
+    gain = 0.0 if model.feedforward is None else model.feedforward.gain_at(model.width)
+    return bool(max(gain, model.strengths.max()) < TAME)
