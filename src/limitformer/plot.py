@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from numpy.typing import ArrayLike, NDArray
 
+from limitformer.base.errors import require
 from limitformer.running.by_depth import Curve, Measure, Results, correlations_of, curves_of, sizes_of
 
 Array = NDArray[np.float64]
@@ -185,6 +186,7 @@ def spread(paths: Results, ax: Axes | None = None) -> Axes:
 
 def draw_bands(paths: Results, measure: Measure, ax: Axes | None) -> tuple[Axes, list[Curve]]:
     """Every result as a line over its band; colours and dashes tell them apart."""
+    require(ax is None or hasattr(ax, "fill_between"), f"ax must be Axes of matplotlib, or None; got {ax!r}.")
     unit, curves = curves_of(paths, measure)
     with style() if ax is None else nullcontext():
         axes = new_axes() if ax is None else ax

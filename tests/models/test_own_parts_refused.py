@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import limitformer as lf
+import limitformer.covariance.chain.own as own_chain
 import own_parts_example as own
 from limitformer.base.errors import InputError, NotImportedError
 from limitformer.cli.app import app
@@ -20,6 +21,7 @@ from limitformer.covariance.chain.own import elementwise_address, mixing_address
 from limitformer.models.functions import imported, is_path, path_of
 from limitformer.models.serial import described, from_record
 from limitformer.nn.drawn.own import torch_elementwise, torch_mixing
+from limitformer.recording.exits import INSIDE, LEFT_BALL, NO_NUMBER
 
 START = {"tokens": 2, "correlation": 0.2}
 V0 = np.array([[1.0, 0.3], [0.3, 1.5]])
@@ -101,6 +103,28 @@ def test_what_numba_cannot_compile_is_said_with_its_first_line():
     )
 
 
+def helper(x):
+    return 2.0 * x
+
+
+def with_helper(x):
+    return helper(x)
+
+
+def calls_itself(x):
+    return calls_itself(x - 1.0) if x > 1.0 else x
+
+
+def keeps_dims(logits, visible):
+    return logits * visible / (10.0 + np.sum(logits, axis=1, keepdims=True))
+
+
+def test_numbas_failures_say_what_to_do():
+    refuses(r"Untyped global name 'helper'.* Nearest: @numba.njit on helper, which", elementwise_address, with_helper)
+    refuses(r"Nearest: a loop; a function cannot call itself", elementwise_address, calls_itself)
+    refuses(r"got an unexpected keyword argument 'keepdims'\. Nearest", mixing_address, keeps_dims)
+
+
 def test_what_numba_takes_for_another_function_is_refused(monkeypatch):
     """Its addresses are compared with Python: a compiled loop of another function is found out."""
     from limitformer.covariance.chain import own as chains_own
@@ -120,6 +144,49 @@ def test_a_function_that_raises_somewhere_stops_the_path_and_no_more():
     left = np.isfinite(found["exit"].values)
     assert 5 < left.sum() < 195
     np.testing.assert_allclose(found["covariance"][~left], wanted["covariance"][~left], rtol=1e-12)
+    assert set(found["exit_cause"].values) == {INSIDE, NO_NUMBER}
+
+
+def test_one_replica_that_raises_takes_none_with_it():
+    """Paths leave alone: a group of eight all of whose paths leave is rare where one in four does."""
+    part = lf.Elementwise(raises_far_out, hidden=2, gain=1)
+    model = lf.Transformer(width=8, depth=1, gamma=1.0, feedforward=part)
+    found = lf.simulate(model, [[100.0]], samples=800, seed=0, progress=False)
+    left = np.isfinite(found["exit"].values)
+    share = 1 - (0.5 + math.erf(2 / math.sqrt(2)) / 2) ** 2  # neither of two N(0, 100) above 20
+    assert abs(left.mean() - share) < 4 * math.sqrt(share * (1 - share) / 800)
+    assert not left.reshape(100, 8).all(1).any()
+    values = np.array([1.0, 30.0, -3.0])
+    loop = own_chain.compiled_elementwise(numba.njit(raises_far_out))
+    loop.ctypes(values.ctypes.data_as(loop.ctypes.argtypes[0]), 3, 2.0)
+    np.testing.assert_array_equal(values, [2.0, math.nan, -6.0])
+
+
+def test_a_function_that_has_no_number_is_a_cause_of_its_own():
+    """In chain and network; the twin of the same size that explodes has left the ball."""
+
+    def root(x):
+        return math.nan if x > 12.0 else x
+
+    def torch_root(x):
+        return torch.where(x > 12.0, math.nan, x)
+
+    options = {"samples": 50, "seed": 0, "progress": False}
+    layer = lf.Elementwise(root, torch=torch_root, gain=1)
+    model = lf.Transformer(width=8, depth=2, gamma=1.0, feedforward=layer)
+    for run in (lf.simulate, lf.nn.simulate):
+        assert set(run(model, [[80.0]], **options)["exit_cause"].values) <= {INSIDE, NO_NUMBER}
+        assert NO_NUMBER in run(model, [[80.0]], **options)["exit_cause"].values
+    boom = lf.Transformer(width=8, depth=40, gamma=1.0, feedforward=lf.SquaredReLU())
+    assert set(lf.simulate(boom, [[80.0]], **options)["exit_cause"].values) == {INSIDE, LEFT_BALL}
+    strong = lf.Transformer(width=8, depth=2, gamma=0.0, lam=1e200, feedforward=lf.SiLU())
+    assert set(lf.simulate(strong, [[1.0]], **options)["exit_cause"].values) == {LEFT_BALL}
+
+
+def test_what_is_refused_is_shown_by_its_name():
+    """No address of memory, by which no two runs say the same."""
+    refuses("feedforward must be one of .*; got <lambda>", lf.Transformer, **SIZE, feedforward=lambda x: x)
+    refuses(r"got Gated\(function=<lambda>\)", lf.OneMatrix, activation=lf.Gated(lambda x: x))
 
 
 def test_functions_of_numba_are_taken():
@@ -154,6 +221,7 @@ def test_a_rule_that_ignores_the_mask_is_refused_under_one():
     message = "A must be 0 where nothing is seen; .*:no_mask ignores visible"
     refuses(message, lf.Transformer, **SIZE, attention=part, mask="causal")
     refuses("tau0 must be positive", lf.Mixing, no_mask, tau0=0)
+    refuses("tau0 must be below 1.8e308", lf.Mixing, no_mask, tau0=10**400)
     refuses('temperature must be "shaped" or "standard"', lf.Mixing, no_mask, temperature="hot")
 
 
@@ -161,11 +229,33 @@ def grows(logits, visible):
     return np.ones((min(len(logits), 4), min(len(logits), 4)))
 
 
-def test_a_rule_of_another_shape_for_more_tokens_stops_the_paths():
-    """Tried with 1, 3 and 4 tokens; with 5 it is no matrix of theirs, which is never read beyond its end."""
+def test_a_rule_of_another_shape_for_more_tokens_is_refused():
+    """Tried with 1 and 4 tokens when it is made, and with 5 before a run of 5."""
     model = lf.Transformer(**SIZE, attention=lf.Mixing(grows))
-    found = lf.simulate(model, np.eye(5), **RUN)
-    assert (found["exit"] == 1).all()
+    for run in (lf.simulate, lf.nn.simulate):
+        refuses(r"must give a real matrix \(5, 5\); .*:grows gave ndarray \(4, 4\)", run, model, np.eye(5), **RUN)
+
+
+def leaks_when_negative(logits, visible):
+    return np.where(logits > 0.0, logits * visible, 0.1)
+
+
+def leaks_far(logits, visible):
+    return np.ones_like(logits) if len(logits) > 4 else logits * visible
+
+
+def normalises(logits, visible):
+    positive = np.maximum(logits, 0.0) * visible
+    return positive / np.sum(positive)
+
+
+def test_rules_are_tried_at_several_logits_and_with_the_tokens_of_the_run():
+    part = lf.Mixing(leaks_when_negative)
+    refuses("leaks_when_negative ignores visible", lf.Transformer, **SIZE, attention=part, mask="causal")
+    model = lf.Transformer(**SIZE, attention=lf.Mixing(leaks_far), mask="causal")
+    for run in (lf.simulate, lf.nn.simulate):
+        refuses("leaks_far ignores visible", run, model, np.eye(5), **RUN)
+    refuses("must give a finite matrix; .*:normalises gave nan at logits of", lf.Mixing, normalises)
 
 
 # --- torch ----------------------------------------------------------------------------------------------------------
@@ -255,6 +345,10 @@ BOTH = {"width": 8, "attention": lf.ShapedAttention(tau0=1.0), "feedforward": lf
         ({"gamma": [0.1, "x", 0.5]}, r"gamma\[1\] must be a number"),
         ({"gamma": [0.1, math.nan, 0.5]}, r"gamma\[1\] must be finite"),
         ({"gamma": "0.5"}, "gamma must be a number; got '0.5'"),
+        ({"gamma": b"abc"}, "gamma must be a number; got b'abc'"),
+        ({"gamma": [b"ab", 0.1, 0.2]}, r"gamma\[0\] must be a number; got b'ab'"),
+        ({"gamma": 10**400}, r"gamma must be below 1.8e308 in size; got more\."),
+        ({"gamma": 0.5, "lam": 10**400}, r"lam must be below 1.8e308 in size; got more\."),
     ],
 )
 def test_strengths_that_do_not_fit(values, message):
@@ -335,7 +429,11 @@ def test_functions_that_cannot_be_imported_have_no_json_but_a_record():
     written = json.loads(found.attrs["model"])["feedforward"]["function"]
     assert written.startswith("<")
     assert "lambda" in written
-    refuses("A function is named by its path", lf.from_json, found.attrs["model"])
+    refuses(
+        "function of Elementwise was .*<lambda>, a function that cannot be imported, and cannot be restored",
+        lf.from_json,
+        found.attrs["model"],
+    )
     assert described(WHOLE) == lf.to_json(WHOLE)
     assert path_of(own.silu) == "own_parts_example:silu"
     assert path_of(replace) is not None

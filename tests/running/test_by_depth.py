@@ -163,6 +163,8 @@ def test_what_cannot_be_drawn_is_one_line(chain, limit, sphere, ax):
     curves = lf.plot.correlation
     refused(curves, 3, "dict or list of such; got int", ax)
     refused(curves, "run.nc", "dict or list of such; got str", ax)
+    with pytest.raises(lf.InputError, match=r"ax must be Axes of matplotlib, or None; got 3\."):
+        lf.plot.spread(chain, ax=3)
     refused(curves, [], "got none", ax)
     refused(curves, {"a": chain["covariance"]}, "got one of DataArray", ax)
     counts = sphere.rename(overlap="clusters")

@@ -62,8 +62,12 @@ def require_real(name: str, value: object) -> float:
     """`value` as a plain float, or `InputError` unless it is a finite number."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     require(number, f"{name} must be a number; got {value!r}.")
-    require(math.isfinite(value), f"{name} must be finite; got {value}.")  # type: ignore[arg-type]
-    return float(value)  # type: ignore[arg-type]
+    try:
+        real = float(value)  # type: ignore[arg-type]
+    except OverflowError:  # of a whole number or a fraction, whose digits Python may not write
+        raise InputError(f"{name} must be below 1.8e308 in size; got more.") from None
+    require(math.isfinite(real), f"{name} must be finite; got {value}.")
+    return real
 
 
 def nearest(name: object, names: Iterable[str], cutoff: float = 0.6) -> str:

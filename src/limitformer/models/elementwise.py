@@ -16,6 +16,7 @@ from limitformer.base.errors import keep, require, require_real
 from limitformer.models.feedforward import Feedforward
 from limitformer.models.functions import Function, checked, checked_torch, name_of, value_at
 from limitformer.models.kinds import known
+from limitformer.models.readings import Reading, reading_of, unchanged
 
 TRIED = (-10.0, -3.0, -1.0, -0.5, 0.0, 0.5, 1.0, 3.0, 10.0)
 PIECES = (-38.0, -16.0, -8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 38.0)  # φ is 0 in float64 beyond
@@ -52,6 +53,7 @@ class Elementwise(Feedforward):
     def __post_init__(self) -> None:
         super().__post_init__()
         keep(self, function=checked("function", self.function), torch=checked_torch(self.torch))
+        keep(self, _read=reading_of(self.function))  # type: ignore[arg-type]  # checked
         try_elementwise(self.scalar)
         if self.gain is not None:
             keep(self, gain=require_real("gain", self.gain))
@@ -59,21 +61,21 @@ class Elementwise(Feedforward):
 
     @property
     def scalar(self) -> Function:
-        """σ itself."""
+        """σ itself; `InputError` where it reads what has changed since the part was made."""
         assert not isinstance(self.function, str)
-        return self.function
+        return unchanged(self.function, self._read)  # type: ignore[attr-defined]  # no field: it is in no JSON
 
     @property
     def name(self) -> str:
         """Of the part, for messages."""
-        return f"{type(self).__name__}({name_of(self.scalar)})"
+        return f"{type(self).__name__}({name_of(self.function)})"
 
     def __repr__(self) -> str:
         given = [(key, getattr(self, key)) for key in ("hidden", "gain")]
         return f"{self.name[:-1]}{''.join(f', {key}={value}' for key, value in given if value is not None)})"
 
     def gain_at(self, width: int) -> float:
-        return 1 / second_moment(self.scalar) if self.gain is None else self.gain
+        return 1 / gaussian_square(self.scalar) if self.gain is None else self.gain
 
 
 @known("feedforward")
@@ -92,9 +94,14 @@ def try_elementwise(function: Function) -> None:
         require(isfinite(y), f"function must be finite everywhere; {name_of(function)}({x:g}) gave {y}.")
 
 
+def gaussian_square(function: Function) -> float:
+    """`second_moment` of the function as it is now."""
+    return second_moment(function, reading_of(function))
+
+
 @lru_cache(maxsize=1024)
-def second_moment(function: Function) -> float:
-    """E σ(g)², g ~ N(0, 1).
+def second_moment(function: Function, reading: Reading) -> float:
+    """E σ(g)², g ~ N(0, 1), kept under what the function reads.
 
     Raises:
         InputError: it is 0 or infinite, or not found to `PRECISION`.

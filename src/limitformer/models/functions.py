@@ -24,12 +24,12 @@ def is_path(text: object) -> bool:
     return isinstance(text, str) and re.fullmatch(rf"{DOTTED}:{DOTTED}", text) is not None
 
 
-def plain(function: Function) -> Function:
+def plain(function: Any) -> Any:
     """The Python function of one that Numba has compiled; others as they are."""
     return getattr(function, "py_func", function)
 
 
-def name_of(function: Function) -> str:
+def name_of(function: Function | str) -> str:
     """What to call it in messages.
 
     >>> name_of(is_path)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from limitformer.base.errors import InputError, require
-from limitformer.models.display import shown
+from limitformer.models.display import short, shown
 
 Kind = TypeVar("Kind", bound=type)
 T = TypeVar("T")
@@ -36,7 +36,7 @@ def require_kind(name: str, part: object, family: str, *words: str) -> None:
     listed = ", ".join(choices[:-1]) + " or " + choices[-1] if len(choices) > 1 else choices[0]
     derived = any(isinstance(part, base) for kind in FAMILIES[family] for base in kind.__mro__[:-1])
     why = ": kernels know these classes alone, not what is derived from them" if derived else ""
-    require(type(part) in FAMILIES[family], f"{name} must be one of {listed}; got {part!r}{why}.")
+    require(type(part) in FAMILIES[family], f"{name} must be one of {listed}; got {short(part)}{why}.")
 
 
 def require_itself(value: object, kind: type) -> None:

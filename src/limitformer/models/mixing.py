@@ -15,6 +15,7 @@ from limitformer.base.errors import InputError, first_line, keep, require
 from limitformer.models.attention import Attention, Temperature, require_temperature
 from limitformer.models.functions import Function, checked, checked_torch, name_of, plain
 from limitformer.models.kinds import known
+from limitformer.models.readings import reading_of, unchanged
 
 Logits = NDArray[np.float64]
 Visible = NDArray[np.bool_]
@@ -51,19 +52,20 @@ class Mixing(Attention):
         super().__post_init__()
         require_temperature(self.temperature)
         keep(self, function=checked("function", self.function), torch=checked_torch(self.torch))
+        keep(self, _read=reading_of(self.function))  # type: ignore[arg-type]  # checked
         for tokens in (1, 4):
             try_rule(self.rule, np.ones((tokens, tokens), bool))
 
     @property
     def rule(self) -> Function:
-        """The function itself."""
+        """The function itself; `InputError` where it reads what has changed since the part was made."""
         assert not isinstance(self.function, str)
-        return self.function
+        return unchanged(self.function, self._read)  # type: ignore[attr-defined]  # no field: it is in no JSON
 
     @property
     def name(self) -> str:
         """Of the part, for messages."""
-        return f"Mixing({name_of(self.rule)})"
+        return f"Mixing({name_of(self.function)})"
 
     def __repr__(self) -> str:
         values = [f"{key}={getattr(self, key)!r}" for key in ("tau0", "heads", "head_dim") if getattr(self, key)]
@@ -77,29 +79,47 @@ class Mixing(Attention):
         if mask == "causal":
             try_rule(self.rule, np.tril(np.ones((4, 4), bool)))
 
+    def require_tokens(self, visible: Visible) -> None:
+        """Raise `InputError` unless it gives matrices of these tokens; tried when a simulation is prepared."""
+        try_rule(self.rule, visible)
+
 
 def tried_logits(tokens: int) -> Logits:
     """Asymmetric ones of ordinary size."""
     return np.sin(1 + np.arange(tokens**2, dtype=np.float64)).reshape(tokens, tokens) * 2
 
 
+def several_logits(tokens: int) -> tuple[Logits, ...]:
+    """Of ordinary size, of both signs and of one, small ones and large ones."""
+    y = tried_logits(tokens)
+    return y, -y, np.abs(y), -np.abs(y), 0.01 * y, 10 * y
+
+
 def matrix_of(function: Function, logits: Logits, visible: Visible) -> Any:
     """What the rule makes of them in Python; `InputError` with what it raises."""
     try:
-        return plain(function)(logits.copy(), visible.copy())
+        with np.errstate(all="ignore"):  # what is not finite is refused in one line
+            return plain(function)(logits.copy(), visible.copy())
     except Exception as error:
         what = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(f"function must take (logits, visible); {name_of(function)} raised {what}.") from error
 
 
 def try_rule(function: Function, visible: Visible) -> None:
-    """Raise `InputError` unless the rule gives a finite matrix of the logits' shape, 0 where nothing is seen."""
-    name, tokens = name_of(function), len(visible)
-    a = matrix_of(function, tried_logits(tokens), visible)
+    """Raise `InputError` unless the rule gives finite matrices of the logits' shape, 0 where nothing is seen."""
+    for logits in several_logits(len(visible)):
+        try_logits(function, logits, visible)
+
+
+def try_logits(function: Function, logits: Logits, visible: Visible) -> None:
+    """The same for some logits."""
+    name, a = name_of(function), matrix_of(function, logits, visible)
     shape, kind = np.shape(a), np.asarray(a).dtype
     real = isinstance(a, np.ndarray) and shape == visible.shape and kind.kind in "fiub"
     got = f"{type(a).__name__} {shape} of {kind}"
     require(real, f"function must give a real matrix {visible.shape}; {name} gave {got}.")
-    require(bool(np.isfinite(a).all()), f"function must give a finite matrix; {name} gave {a.tolist()}.")
+    finite = np.isfinite(a)
+    some = "" if finite.all() else f"{a[~finite][0]} at logits of {np.abs(logits).max():.3g} at most"
+    require(not some, f"function must give a finite matrix; {name} gave {some}.")
     leak = bool(np.any(a[~visible]))
     require(not leak, f"Under a mask A must be 0 where nothing is seen; {name} ignores visible. Nearest: A * visible.")

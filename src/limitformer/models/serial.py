@@ -95,6 +95,8 @@ def from_record(record: Any, *, imports: bool = True) -> Any:
     kind = str(record.get("kind"))
     make = kind_named(kind)
     values = {name: from_record(value, imports=imports) for name, value in record.items() if name != "kind"}
+    for name in ("function", "torch"):
+        require_importable(kind, name, values.get(name))
     if is_path(values.get("function")):
         values["function"] = imported(values["function"], imports=imports)
     known = {field.name for field in fields(make)}
@@ -104,3 +106,13 @@ def from_record(record: Any, *, imports: bool = True) -> Any:
         return make(**values)
     except TypeError as error:
         raise InputError(f"{kind}: {error}.") from error
+
+
+def require_importable(kind: str, name: str, written: Any) -> None:
+    """Refuse the mark of a function that had no path when its results were written (`described`)."""
+    marked = isinstance(written, str) and written.startswith("<") and written.endswith(">")
+    require(
+        not marked,
+        f"{name} of {kind} was {str(written)[1:-1]}, a function that cannot be imported, and cannot be restored from "
+        "JSON. Nearest: the model made again from its source.",
+    )

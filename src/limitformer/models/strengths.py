@@ -30,7 +30,7 @@ def checked_strength(name: str, value: Any, depth: int, sublayers: int) -> Stren
     """
     if isinstance(value, np.ndarray) and value.ndim > 0:
         value = value.tolist()
-    if not isinstance(value, Sequence) or isinstance(value, str):
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray):
         return require_real(name, value)
     require(len(value) == depth, f"{name} must be a number, or have one entry a layer, {depth}; got {len(value)}.")
     return tuple(checked_entry(f"{name}[{layer}]", entry, sublayers) for layer, entry in enumerate(value))
@@ -38,7 +38,7 @@ def checked_strength(name: str, value: Any, depth: int, sublayers: int) -> Stren
 
 def checked_entry(name: str, entry: Any, sublayers: int) -> float | Pair:
     """A number, or a pair where there are two sublayers."""
-    if isinstance(entry, Real) or not isinstance(entry, Sequence):
+    if isinstance(entry, Real) or not isinstance(entry, Sequence) or isinstance(entry, str | bytes | bytearray):
         return require_real(name, entry)
     pair = sublayers == 2 and len(entry) == 2
     wanted = "a number or a pair (attention, feed-forward)" if sublayers == 2 else "a number, for its only sublayer"

@@ -21,8 +21,14 @@ from limitformer.numerics.lanes import (
 )
 from limitformer.recording.records import TILE
 
-INSIDE, LEFT_BALL, LEFT_CONE, LOST = 0, 1, 2, 3
-CAUSES = ("inside", "left the ball", "left the cone of covariance matrices", "lost their resolution in time")
+INSIDE, LEFT_BALL, LEFT_CONE, LOST, NO_NUMBER = 0, 1, 2, 3, 4
+CAUSES = (
+    "inside",
+    "left the ball",
+    "left the cone of covariance matrices",
+    "lost their resolution in time",
+    "met no finite number of a function of one's own",
+)
 
 LARGEST_RADIUS = 1e100  # the default: beyond, a cubic drift overflows within a few steps
 OVERFLOW_RADIUS = 1e120  # an exit beyond this is an artefact of the step: the path keeps the value before it

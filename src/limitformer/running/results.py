@@ -35,7 +35,7 @@ NETCDF3_LIMIT = 2**32 - 4  # bytes of one variable
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a path has lost the second /; one letter is a drive
 
 
-CAUSE_CODES = "0 inside, 1 left the ball, 2 left the cone, 3 lost its resolution"
+CAUSE_CODES = "0 inside, 1 left the ball, 2 left the cone, 3 lost its resolution, 4 no number of an own function"
 
 
 def covariance_dataset(

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from limitformer.covariance.chain.feedforward import TILE, FeedforwardConstants, activate
+from limitformer.covariance.chain.own import mark_own_exits
 from limitformer.covariance.chain.start import start_factor
 from limitformer.covariance.chain.transformer import (
     TransformerChain,
@@ -177,6 +178,7 @@ class PreparedOneMatrix:
             outputs["causes"],
             watch,
         )
+        mark_own_exits(self.chain.model, outputs, self.chain.points[-1])
 
 
 def one_matrix_constants(model: Transformer) -> OneMatrixConstants:

@@ -8,6 +8,7 @@ function. The functions are pure and hold no lock of Python: any number of threa
 * rule:  logits (m, m, LANES) of eight replicas, in place: Y/τ to A, one replica after the other.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
@@ -21,11 +22,15 @@ from numba.core.errors import TypingError
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
-from limitformer.base.errors import InputError, require
+from limitformer.base.errors import InputError, printable, require
+from limitformer.models import Transformer
 from limitformer.models.elementwise import TRIED
 from limitformer.models.functions import Function, name_of, plain, value_at
 from limitformer.models.mixing import matrix_of, tried_logits
+from limitformer.models.readings import Reading, plain_helpers, reading_of
 from limitformer.numerics.lanes import LANES, require_matrix
+from limitformer.recording.exits import LEFT_BALL, NO_NUMBER
+from limitformer.recording.writing import Outputs
 
 # Numba passes the typing context first, which its annotations leave out.
 extension: Any = intrinsic
@@ -33,12 +38,29 @@ njit: Any = numba.njit
 cfunc: Any = numba.cfunc
 
 NOTHING = 0  # the address of no function
+TAME = 1e10  # |V|: no layer that gives numbers takes it beyond all bounds from there
+
+# Of what Numba says of a function that it cannot compile: what is told first, and what never.
+TELLING = ("got an unexpected keyword", "unexpected keyword", "missing a required argument", "too many positional",
+           "unknown attribute", "untyped global name", "not supported", "unsupported", "cannot unify",
+           "no implementation", "invalid use")  # fmt: skip
+NOISE = (
+    "Failed in",
+    "During:",
+    "Resolution failure",
+    "There are",
+    "Overload",
+    "Enable logging",
+    "File ",
+    "raised from",
+)
 
 NUMBER, WHOLE, MEMORY = ir.DoubleType(), ir.IntType(64), ir.IntType(8).as_pointer()
 ELEMENTWISE = types.void(types.CPointer(types.float64), types.int64, types.float64)
 MIXING = types.void(types.CPointer(types.float64), types.voidptr, types.int64, types.float64)
 
-KEPT: dict[Function, Any] = {}  # a compiled function must live as long as a kernel may call it
+# A compiled function must live as long as a kernel may call it; it has the values that it read.
+KEPT: dict[tuple[Function, Reading], Any] = {}
 LOCK = Lock()
 
 
@@ -59,11 +81,12 @@ def mixing_address(function: Function) -> int:
 def address_of(function: Function, compile_it: Callable[[Any], Any], check: Callable[[Any], None]) -> int:
     """Of a function that is compiled when it is first asked for."""
     with LOCK:
-        if function not in KEPT:
+        now = function, reading_of(function)
+        if now not in KEPT:
             made = named_errors(function, compile_it)
             check(made)
-            KEPT[function] = made
-        return int(KEPT[function].address)
+            KEPT[now] = made
+        return int(KEPT[now].address)
 
 
 def named_errors(function: Function, compile_it: Callable[[Any], Any]) -> Any:
@@ -71,23 +94,44 @@ def named_errors(function: Function, compile_it: Callable[[Any], Any]) -> Any:
     try:
         return compile_it(njit(error_model="numpy")(plain(function)))
     except Exception as error:  # some that Numba raises are no NumbaError
-        lines = [line.strip() for line in str(error).splitlines()]
-        said = next((line for line in lines if line and not line.startswith(("Failed in", "During:"))), "no reason")
-        raise InputError(
-            f"Numba cannot compile {name_of(function)}: {said} Nearest: arithmetic, math and numpy on floats."
-        ) from error
+        said, cure = telling_line(str(error)), cure_of(function)
+        raise InputError(f"Numba cannot compile {name_of(function)}: {said} Nearest: {cure}.") from error
+
+
+def telling_line(text: str) -> str:
+    """The line of Numba's pages that says most."""
+    lines = [line.strip().lstrip("->.* ") for line in re.sub(r"\x1b\[\d*m", "", text).splitlines()]
+    said = [line for line in lines if any(map(str.isalpha, line)) and not line.startswith(NOISE)]
+    telling = (line for word in TELLING for line in said if word in line.lower())
+    return printable(next(telling, next(iter(said), "it says no reason"))).rstrip(".:")[:300] + "."
+
+
+def cure_of(function: Function) -> str:
+    """What a user may try: helpers that are plain Python are the common case."""
+    helpers = plain_helpers(function)
+    if plain(function).__name__ in helpers:
+        return "a loop; a function cannot call itself"
+    if helpers:
+        return f"@numba.njit on {', '.join(helpers)}, which it calls"
+    return "arithmetic, math and numpy on floats"
 
 
 def compiled_elementwise(scalar: Any) -> Any:
-    """The loop of `ELEMENTWISE`; numbers for which σ raises something become NaN, which stops a path."""
+    """The loop of `ELEMENTWISE`; a number for which σ raises something becomes NaN, which stops its own path."""
+
+    @njit(error_model="numpy")
+    def value(x, gain):
+        y = np.nan
+        try:
+            y = gain * scalar(x)
+        except Exception:  # noqa: BLE001  compiled: there is no other
+            y = np.nan
+        return y
 
     def loop(values, count, gain):
         row = carray(values, count)
-        try:
-            for k in range(count):
-                row[k] = gain * scalar(row[k])
-        except Exception:  # noqa: BLE001  compiled: there is no other
-            row[:] = np.nan
+        for k in range(count):
+            row[k] = value(row[k], gain)
 
     return cfunc(ELEMENTWISE, error_model="numpy")(loop)
 
@@ -181,3 +225,27 @@ def call_mixing(typing_context: Any, address: Any, array: Any, visible: Any, inv
         return context.get_dummy_value()
 
     return types.void(types.int64, array, visible, types.float64), generate
+
+
+def mark_own_exits(model: Transformer, outputs: Outputs, last: float) -> None:
+    """Give paths that one layer took from a tame V to no finite one `NO_NUMBER` as their cause, where a part is own.
+
+    Such a path keeps V before that layer. Paths that left behind the `last` recorded layer are not told apart.
+    """
+    kept = outputs["covariance"] if outputs["covariance"].size else outputs["variance"]
+    if not (has_own_parts(model) and is_ordinary(model) and kept.size):
+        return
+    largest = np.abs(kept[:, -1].reshape(len(kept), -1)).max(-1)
+    outputs["causes"][(outputs["causes"] == LEFT_BALL) & (outputs["exits"] <= last) & (largest < TAME)] = NO_NUMBER
+
+
+def has_own_parts(model: Transformer) -> bool:
+    """Whether a function of somebody's is in it."""
+    activation = getattr(model.feedforward, "activation", model.feedforward)
+    return any(hasattr(part, "function") for part in (model.attention, activation, model.norm))
+
+
+def is_ordinary(model: Transformer) -> bool:
+    """Whether neither strengths nor gain alone take V beyond all bounds."""
+    gain = 0.0 if model.feedforward is None else model.feedforward.gain_at(model.width)
+    return bool(max(gain, model.strengths.max()) < TAME)

@@ -29,7 +29,7 @@ from limitformer.covariance.chain.feedforward import (
     kernel_of,
 )
 from limitformer.covariance.chain.norm import normalise
-from limitformer.covariance.chain.own import NOTHING, elementwise_address, mixing_address
+from limitformer.covariance.chain.own import NOTHING, elementwise_address, mark_own_exits, mixing_address
 from limitformer.covariance.chain.residual import (
     NO_NORM,
     POST_NORM,
@@ -237,6 +237,8 @@ class PreparedChain:
         self.constants = constants_of(chain.model, factor.shape[1])
         self.sublayers = np.array(sublayers_of(chain.model), np.int64)
         self.visible = visibility(chain.model, chain.start.tokens)
+        if type(chain.model.attention) is Mixing:
+            chain.model.attention.require_tokens(self.visible)
 
     def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
         """Replicas `first` … into what is kept, `exits` (∞ if none) and `causes`, unless it is halted."""
@@ -256,6 +258,7 @@ class PreparedChain:
             outputs["causes"],
             watch,
         )
+        mark_own_exits(self.chain.model, outputs, self.chain.points[-1])
 
 
 def subtracts_mean(model: Transformer) -> bool:

@@ -2,11 +2,13 @@ r"""Functions of one's own on tensors: found by what a part says of them, and tr
 
 σ of an `Elementwise` and the rule of a `Mixing` are functions of numbers; a network needs the same on tensors, with
 gradients. It is what `torch` names; else torch's own function of that name; else the function itself, where it takes
-tensors. Whatever it is must give the numbers of the part's function: two different functions would be two models.
+tensors. Whatever it is must give the numbers of the part's function: two different functions would be two models. They
+are compared again when either reads something else than before (`models.readings`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from math import isclose, isfinite, nan
 from typing import Any
 
 import numpy as np
@@ -21,36 +23,73 @@ from limitformer.models.elementwise import TRIED
 from limitformer.models.functions import Function, imported, is_path, plain, value_at
 from limitformer.models.mixing import matrix_of, tried_logits
 from limitformer.models.norm import POSITIVE
+from limitformer.models.readings import Reading, reading_of
 
 Part = models.Elementwise | models.Mixing | models.RadialNorm
 AGREEMENT = 1e-6
+FAR = (-1000.0, -100.0, -30.0, 30.0, 100.0, 1000.0)
 
 
-@lru_cache(maxsize=1024)
 def torch_elementwise(part: models.Elementwise) -> Callable[[Tensor], Tensor]:
     """σ on tensors, entry by entry.
 
     Raises:
         InputError: there is none, or it is another function.
     """
-    return scalar_on_tensors(part, part.scalar, [*TRIED, 0.3, -0.7, 2.2])
+    return kept_elementwise(part, *readings_of(part, part.scalar))
 
 
-@lru_cache(maxsize=1024)
 def torch_scale(part: models.RadialNorm) -> Callable[[Tensor], Tensor]:
     """s on tensors, entry by entry; raises as above."""
-    return scalar_on_tensors(part, part.scale, [*POSITIVE, 0.7, 2.2])
+    return kept_scale(part, *readings_of(part, part.scale))
 
 
-def scalar_on_tensors(part: Part, function: Function, tried: list[float]) -> Callable[[Tensor], Tensor]:
-    """A function of numbers, entry by entry."""
-    points, wanted = np.array(tried), np.array([value_at(function, x) for x in tried])
-    return agreeing(part, named_candidates(function), lambda found: found(tensor_of(points)), wanted)
+def torch_mixing(part: models.Mixing) -> Callable[[Tensor, Tensor], Tensor]:
+    """The rule on tensors, from logits (*, tokens, tokens) and `visible` (tokens, tokens); raises as above."""
+    return kept_mixing(part, *readings_of(part, part.rule))
+
+
+def readings_of(part: Part, function: Function) -> tuple[Reading, Reading]:
+    """What the function, and that on tensors, read now."""
+    return reading_of(function), () if part.torch is None else reading_of(function_of(part.torch))
 
 
 @lru_cache(maxsize=1024)
-def torch_mixing(part: models.Mixing) -> Callable[[Tensor, Tensor], Tensor]:
-    """The rule on tensors, from logits (*, tokens, tokens) and `visible` (tokens, tokens); raises as above."""
+def kept_elementwise(part: models.Elementwise, *readings: Reading) -> Callable[[Tensor], Tensor]:
+    """σ, compared once for what both functions read."""
+    return scalar_on_tensors(part, part.scalar, [*TRIED, 0.3, -0.7, 2.2], FAR)
+
+
+@lru_cache(maxsize=1024)
+def kept_scale(part: models.RadialNorm, *readings: Reading) -> Callable[[Tensor], Tensor]:
+    """s, in the same way."""
+    return scalar_on_tensors(part, part.scale, [*POSITIVE, 0.7, 2.2], [x for x in FAR if x > 0])
+
+
+def scalar_on_tensors(part: Part, function: Function, tried: list[float], far: Sequence[float]) -> Function:
+    """A function of numbers, entry by entry; `far` out it is compared where both are finite."""
+    points, wanted = np.array(tried), np.array([value_at(function, x) for x in tried])
+    found = agreeing(part, named_candidates(function), lambda found: found(tensor_of(points)), wanted)
+    for x in far:
+        on_tensors, number = found(tensor_of(np.array([x]))).item(), number_at(function, x)
+        both = isfinite(on_tensors) and isfinite(number)
+        same = not both or isclose(on_tensors, number, rel_tol=AGREEMENT, abs_tol=AGREEMENT * np.abs(wanted).max())
+        where = f"{on_tensors:.7g} in the place of {number:.7g} at {x:g}"
+        require(same, f"{part.name} is another function on tensors: {where}. Nearest: torch=, the same function.")
+    return found
+
+
+def number_at(function: Function, x: float) -> float:
+    """Its value, NaN where it has none: far out it may overflow."""
+    try:
+        return value_at(function, x)
+    except InputError:
+        return nan
+
+
+@lru_cache(maxsize=1024)
+def kept_mixing(part: models.Mixing, *readings: Reading) -> Callable[[Tensor, Tensor], Tensor]:
+    """The rule, in the same way."""
     logits = np.stack([tried_logits(4), tried_logits(4).T - 1])[:, None]
     visible = np.ones((4, 4), bool)
     wanted = np.stack([[matrix_of(part.rule, y, visible) for y in batch] for batch in logits])

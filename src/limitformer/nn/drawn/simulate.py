@@ -16,9 +16,10 @@ from torch import Tensor
 from limitformer.base.errors import InputError, require, require_count
 from limitformer.base.memory import check_recording, check_scratch
 from limitformer.base.progress import tracked
+from limitformer.covariance.chain.own import mark_own_exits
 from limitformer.covariance.chain.start import start_factor
-from limitformer.covariance.chain.transformer import subtracts_mean
-from limitformer.models import Start, Transformer, as_start
+from limitformer.covariance.chain.transformer import subtracts_mean, visibility
+from limitformer.models import Mixing, Start, Transformer, as_start
 from limitformer.models.serial import described
 from limitformer.nn.drawn.network import Layer, strengths_of
 from limitformer.nn.drawn.weights import draw_weights
@@ -69,6 +70,8 @@ def simulate(
     real = isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1
     require(real, f"dtype must be a real one of torch with 16 bits or more, such as torch.float32; got {dtype!r}.")
     start = as_start(start)
+    if isinstance(model.attention, Mixing):
+        model.attention.require_tokens(visibility(model, start.tokens))
     samples = require_count("samples", samples)
     layers = recorded_layers(model, record)
     check_recording(samples, len(layers), start.tokens, "depth")
@@ -108,6 +111,8 @@ def simulate(
             covariance[part] = v
             exits[part] = exit_layers
             causes[part] = np.where(np.isfinite(exit_layers), LEFT_BALL, INSIDE)
+            outputs = {"covariance": v, "exits": exit_layers, "causes": causes[part]}
+            mark_own_exits(model, outputs, layers[-1])
             finished = part.stop
     except KeyboardInterrupt as interrupt:
         raise Interrupted(dataset(finished)) from interrupt
