@@ -96,7 +96,7 @@ def test_no_name_is_hidden_by_a_module():
 
 def test_parts_of_the_package_are_there_without_an_import():
     assert imported_by("import limitformer; limitformer.base.errors.InputError") == set()
-    assert lf.results is importlib.import_module("limitformer.running.results")
+    assert lf.running is importlib.import_module("limitformer.running")
 
 
 @pytest.mark.parametrize(("name", "near"), [("Transfomer", "Transformer"), ("simulat", "simulate"), ("ploot", "plot")])

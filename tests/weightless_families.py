@@ -89,7 +89,7 @@ def drawn(family, samples, seed=0, inputs=None):
 
 
 def draw_again(model):
-    """Run the model's own initialisation; a head is tied to the embedding after it, and so the embedding's law counts."""
+    """Run the model's own initialisation. A head is tied to the embedding after it: the embedding's law counts."""
     for part in (*model.modules(), *model.parameters(), *model.buffers()):
         part.__dict__.pop("_is_hf_initialized", None)
     embeddings = [part for part in model.modules() if isinstance(part, torch.nn.Embedding)]

@@ -227,7 +227,7 @@ def test_slurm_is_asked_for_what_the_options_say(run, monkeypatch):
 
     def run_sweep(*_, cluster, **__):
         asked.append(cluster)
-        raise lf.errors.InputError("stop here")
+        raise lf.InputError("stop here")
 
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     slurm_is(monkeypatch, lambda **options: asked.append(options) or Made())
