@@ -3,7 +3,6 @@
 Each rule is a function of a drawing, which must find fault with a bad one too.
 """
 
-import importlib
 from itertools import combinations
 
 import numpy as np
@@ -14,6 +13,7 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.lines import Line2D
 
 from limitformer.figures import FIGURES
+from limitformer.figures.make import module_of
 from limitformer.figures.shaped_transformer.st_fig4 import CASES, COVARIANCE_ONLY
 from limitformer.plot import ALONE, BLUE, RED, STYLE, WIDTH, legend_below, panels, style
 
@@ -34,7 +34,7 @@ TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 
 
 def draw(name, data):
     with style():
-        drawing = importlib.import_module(f"limitformer.figures.{name.replace('-', '_')}").draw(data)
+        drawing = module_of(name).draw(data)
         FigureCanvasAgg(drawing).draw()
     return drawing
 

@@ -6,7 +6,6 @@ A figure that is made again (`limitformer figure NAME --out docs/figures`) renew
 sentences must then say is told here.
 """
 
-import importlib
 import json
 import re
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from PIL import Image
 
 from limitformer.figures import FIGURES
 from limitformer.figures.common.page import BEGIN, END, renew, table, with_table
+from limitformer.figures.make import module_of
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "figures"
 # Its page has no record: it is of a smaller run.
@@ -228,7 +228,7 @@ def test_every_figure_has_a_record():
 @pytest.mark.parametrize("name", NAMES)
 def test_the_record_is_of_the_papers_size(name):
     record = json.loads((PAGES / f"{name}.json").read_text(encoding="utf-8"))
-    paper = importlib.import_module(f"limitformer.figures.{name.replace('-', '_')}").paper()
+    paper = module_of(name).paper()
     assert record["config"] == json.loads(json.dumps(asdict(paper)))
     assert (record["figure"], record["scale"], record["seed"]) == (name, "paper", 0)
     assert [claim["name"] for claim in record["claims"] if claim["holds"] is False] == REFUTED.get(name, [])

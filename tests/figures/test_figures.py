@@ -14,15 +14,11 @@ from limitformer.base.errors import InputError
 from limitformer.figures import FIGURES, make
 from limitformer.figures.beyond.lifetimes import mean_and_error
 from limitformer.figures.common.claims import Run, ks_claim, ks_noise
-from limitformer.figures.make import SCALES
+from limitformer.figures.make import SCALES, module_of
 from limitformer.plot import style
 
 NAMES = list(FIGURES)
 SEED = 11
-
-
-def module_of(name):
-    return importlib.import_module(f"limitformer.figures.{name.replace('-', '_')}")
 
 
 @pytest.fixture(scope="module")

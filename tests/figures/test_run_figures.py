@@ -18,6 +18,7 @@ import limitformer as lf
 from limitformer.base.errors import InputError, MissingExtraError
 from limitformer.figures import RUN_FIGURES, make
 from limitformer.figures.common.claims import Run
+from limitformer.figures.make import module_of
 from limitformer.figures.shaped_transformer import language_runs
 from limitformer.plot import style
 from limitformer.train.log import FILE, Log
@@ -27,10 +28,6 @@ STEPS, LOOK, HEADS, LENGTH = 20, 5, 2, 16
 SHAPED, LEARN, PRE, POST = "shaped-recover", "shaped-learn", "pre-ln", "post-ln"
 LANGUAGE = ["st-lr", "st-fig6", "st-table1"]  # of `train mlm` alone
 TASKS = {"CoLA": ("matthews",), "MRPC": ("accuracy", "f1"), "RTE": ("accuracy",)}
-
-
-def module_of(name):
-    return importlib.import_module(f"limitformer.figures.{name.replace('-', '_')}")
 
 
 def written(folder, about, plan, summary, log):
