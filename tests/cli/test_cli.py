@@ -309,7 +309,10 @@ def test_a_short_text_is_taken_whole(simulate, tmp_path):
         (("--lam", "-1"), "lam must be at least 0"),
         (("--tau0", "0"), "tau0 must be positive"),
         (("--heads", "3"), "heads must divide width; got width=200, heads=3. Nearest: 2 or 4"),
-        (("--attention", "sparse"), "--attention must be one of shaped, softmax, none; got 'sparse'"),
+        (
+            ("--attention", "sparse"),
+            "--attention must be one of shaped, softmax, none, or package.module:function; got 'sparse'",
+        ),
         (("--feedforward", "sillu"), "--feedforward must be one of shaped-relu, relu, gelu, none, silu, .*'sillu'"),
         (("--norm", "pre"), "--norm must be one of none, pre-layer, post-layer, pre-rms, post-rms; got 'pre'"),
         (("--mask", "window"), "--mask must be none or causal; got 'window'"),

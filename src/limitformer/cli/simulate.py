@@ -173,7 +173,7 @@ def run(
     described = lf.limit(model) if kind == "limit" else model
     points = spread(kind, described, options) if record is None else record
     if kind == "network":
-        from limitformer.nn.drawn import simulate as simulate_network
+        from limitformer.nn import simulate as simulate_network
 
         require(not options, f"The network has no option {', '.join(options)}; it has samples, record and seed.")
         work: Callable[..., xr.Dataset] = partial(simulate_network, model)
