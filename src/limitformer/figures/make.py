@@ -146,7 +146,7 @@ def write(name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[C
         "scale": data.attrs["scale"],
         "seed": data.attrs["seed"],
         "limitformer_version": data.attrs["limitformer_version"],
-        "seconds": round(seconds, 1),  # since it was begun or gone on with, on whatever machine
+        "seconds": round(seconds, 3),  # since it was begun or gone on with, on whatever machine
         "config": json.loads(data.attrs["config"]),
         "claims": [asdict(claim) | {"value": plain(claim.value)} for claim in claims],
     }

@@ -25,7 +25,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from limitformer.nn.drawn import Network, Norm  # first: without torch it names the extra that has it
+from limitformer.nn import Network  # first: without torch it names the extra that has it
 
 # isort: split
 import torch
@@ -36,6 +36,7 @@ from limitformer.base.progress import tracked
 from limitformer.figures.common.claims import Claim, Run
 from limitformer.figures.shaped_transformer.differences_of_tokens import apart, run
 from limitformer.models import ShapedAttention, ShapedReLU, SoftmaxAttention, Transformer
+from limitformer.nn.drawn import Norm
 from limitformer.plot import BLUE, GREEN, ORANGE, RED, legend_below, panels
 from limitformer.train.data.corpus import read_corpus
 from limitformer.train.data.sequences import Sequences, packed
