@@ -122,7 +122,7 @@ def test_share_is_the_share_of_evaluation(tmp_path):
 
 def test_digest_is_the_same_in_another_process_and_follows_the_text(texts):
     read = f"read_corpus({str(texts)!r}, share=0.3)"
-    code = f"from limitformer.train.corpus import read_corpus; print({read}.digest, end='')"
+    code = f"from limitformer.train.data.corpus import read_corpus; print({read}.digest, end='')"
     command = [sys.executable, "-c", code]
     elsewhere = subprocess.run(
         command, capture_output=True, check=True, text=True, env=os.environ | {"PYTHONHASHSEED": "7"}
@@ -294,7 +294,7 @@ def apply_merge(word, token):
 def test_the_same_corpus_gives_the_same_tokenizer_to_the_last_bit(programs, tokenizer, tmp_path):
     (tmp_path / "programs.json").write_text(json.dumps(programs))
     code = (
-        "import json, sys; from limitformer.train.tokenizer import train_tokenizer; "
+        "import json, sys; from limitformer.train.data.tokenizer import train_tokenizer; "
         f"documents = json.load(open({str(tmp_path / 'programs.json')!r})); "
         f"sys.stdout.write(train_tokenizer(documents, {VOCABULARY}).backend_tokenizer.to_str())"
     )

@@ -123,7 +123,8 @@ def gram(z: Tensor) -> Tensor:
     """Z Zᵀ (S, M, M) in float64."""
     wide = z.detach().double()
     if wide.is_cpu:  # numpy computes one half of a symmetric product, torch both
-        return torch.from_numpy(np.stack([each @ each.T for each in wide.numpy()]))
+        with np.errstate(all="ignore"):  # what is not finite is said with its layer, by whoever measures it
+            return torch.from_numpy(np.stack([each @ each.T for each in wide.numpy()]))
     return wide @ wide.mT
 
 
