@@ -70,7 +70,7 @@ def simulate(
     real = isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1
     require(real, f"dtype must be a real one of torch with 16 bits or more, such as torch.float32; got {dtype!r}.")
     start = as_start(start)
-    if isinstance(model.attention, Mixing):
+    if type(model.attention) is Mixing:
         model.attention.require_tokens(visibility(model, start.tokens))
     samples = require_count("samples", samples)
     layers = recorded_layers(model, record)
