@@ -101,7 +101,7 @@ def program(code, **environment):
 
 
 def test_import_without_a_passwd_entry_and_with_a_cache_folder_that_cannot_be_made():
-    code = "from limitformer import kernels; print(kernels.CACHE.name, kernels.HOW_OFTEN)"
+    code = "from limitformer.numerics import kernels; print(kernels.CACHE.name, kernels.HOW_OFTEN)"
     printed = program(code, NUMBA_CACHE_DIR="/dev/null/kernels")
     assert printed.startswith(f"{kernels.CACHE.name} the first time only; kept in /")
     assert printed.endswith(", as NUMBA_CACHE_DIR=/dev/null/kernels is no safe folder to write\n")
