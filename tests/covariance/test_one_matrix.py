@@ -186,7 +186,7 @@ def test_it_stands_alone(parts, says):
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"activation": None}, "activation must be one of ShapedReLU, ReLU, GELU; got None"),
+        ({"activation": None}, "activation must be one of ShapedReLU, ReLU, GELU, Elementwise; got None"),
         ({"activation": lf.OneMatrix(activation=SHAPED)}, "activation must be one of"),
         ({"activation": lf.ReLU(hidden=8)}, "has no hidden units, hidden must be None; got 8"),
         ({"activation": lf.ReLU(), "hidden": 9}, "has no hidden units, hidden must be None; got 9"),
