@@ -16,7 +16,7 @@ def test_every_file_with_kernels_is_watched():
 
     What kernels are made of counts too: the types and functions that other files add to the compiler.
     """
-    sign = re.compile(r"^(from limitformer\.kernels import|from numba|import numba)", re.MULTILINE)
+    sign = re.compile(r"^(from limitformer\.numerics\.kernels import|from numba|import numba)", re.MULTILINE)
     defining = {path for path in kernel_sources.PACKAGE.glob("**/*.py") if sign.search(path.read_text())}
     watched = kernel_sources.kernel_files()
     assert {"random.py", "factor.py", "lanes.py", "elementary.py", "exits.py"} <= {path.name for path in defining}

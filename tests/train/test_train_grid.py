@@ -50,7 +50,10 @@ def begun(folder: Path) -> subprocess.Popen[str]:
     """A grid of three runs on two workers, in a group of its own, as a terminal has it."""
     program = folder / "program.py"
     program.write_text(PROGRAM)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+    }
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     command = [sys.executable, str(program), str(folder)]
     return subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
