@@ -34,7 +34,7 @@ def kernel_files() -> frozenset[Path]:
 def imports_of(path: Path) -> frozenset[Path]:
     """The files of kernels that `path` imports from.
 
-    >>> sorted(path.name for path in imports_of(PACKAGE / "records.py"))
+    >>> sorted(path.name for path in imports_of(PACKAGE / "recording" / "records.py"))
     ['kernels.py']
     """
     found = set()
