@@ -14,6 +14,7 @@ import own_parts_example as own
 from limitformer.covariance.chain.own import elementwise_address, mixing_address
 from limitformer.covariance.chain.transformer import constants_of
 from limitformer.models import activations
+from limitformer.models.own_function import function_of
 from limitformer.nn.drawn.own import torch_elementwise, torch_mixing, torch_scale
 from statistics_checks import assert_same_law
 
@@ -185,8 +186,8 @@ LAYERS = [SILU, X_TANH, BENT, lf.SiLU(), lf.Tanh(), lf.SquaredReLU(), lf.SwiGLU(
 
 @pytest.mark.parametrize("part", LAYERS, ids=repr)
 def test_python_numba_and_torch_agree(part):
-    elementwise_address(part.scalar)  # which compares Numba with Python
-    wanted = [part.scalar(float(x)) for x in POINTS]
+    elementwise_address(function_of(part))  # which compares Numba with Python
+    wanted = [function_of(part)(float(x)) for x in POINTS]
     found = torch_elementwise(part)(torch.tensor(POINTS))
     np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
 
@@ -196,9 +197,9 @@ def test_rules_agree_for_many_matrices_at_once(part):
     logits = np.random.default_rng(3).standard_normal((2, 5, 3, 3))
     seen = np.tril(np.ones((3, 3), bool))
     found = torch_mixing(part)(torch.tensor(logits), torch.tensor(seen))
-    wanted = [[part.rule(y, seen) for y in batch] for batch in logits]
+    wanted = [[function_of(part)(y, seen) for y in batch] for batch in logits]
     np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
-    assert mixing_address(part.rule) == mixing_address(part.rule)  # compiled once
+    assert mixing_address(function_of(part)) == mixing_address(function_of(part))  # compiled once
 
 
 def test_a_norm_on_tensors():

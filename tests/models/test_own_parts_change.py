@@ -9,6 +9,7 @@ import torch
 import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer.covariance.chain.own import elementwise_address
+from limitformer.models.own_function import function_of
 from limitformer.models.readings import reading_of
 from limitformer.nn.drawn.own import torch_elementwise
 
@@ -46,18 +47,18 @@ def in_closure(k):
 def test_a_changed_number_is_refused_and_a_part_made_again_is_right(monkeypatch):
     old = lf.Elementwise(bent)
     assert old.gain_at(8) == pytest.approx(1 / 5, rel=1e-9)
-    address, tensors = elementwise_address(old.scalar), torch_elementwise(old)
+    address, tensors = elementwise_address(function_of(old)), torch_elementwise(old)
     monkeypatch.setitem(globals(), "K", 5.0)
     message = r":bent reads K, which was 2\.0 when the part was made and is 5\.0 now\. Nearest: make the part again\.$"
-    for use in (old.gain_at, lambda _: elementwise_address(old.scalar), lambda _: torch_elementwise(old)):
+    for use in (old.gain_at, lambda _: elementwise_address(function_of(old)), lambda _: torch_elementwise(old)):
         with pytest.raises(InputError, match=message):
             use(8)
     new = lf.Elementwise(bent)
     assert new.gain_at(8) == pytest.approx(1 / 26, rel=1e-9)
-    assert elementwise_address(new.scalar) != address
+    assert elementwise_address(function_of(new)) != address
     torch.testing.assert_close(torch_elementwise(new)(torch.tensor([1.0])), torch.tensor([6.0]))
     monkeypatch.setitem(globals(), "K", 2.0)
-    assert elementwise_address(old.scalar) == address
+    assert elementwise_address(function_of(old)) == address
     assert torch_elementwise(old) is tensors
     assert repr(old)  # by name, whatever it reads
 
@@ -100,14 +101,14 @@ def test_rules_and_norms_are_compared_too(monkeypatch):
     rule = lf.Mixing(lambda logits, visible: K * visible / len(visible))
     norm = lf.RadialNorm(lambda square: K / square, placement="pre")
     monkeypatch.setitem(globals(), "K", 3.0)
-    for use in (lambda: rule.rule, lambda: norm.scale):
+    for use in (lambda: function_of(rule), lambda: function_of(norm)):
         with pytest.raises(InputError, match="reads K"):
             use()
 
 
 def test_what_is_read_travels_between_processes(monkeypatch):
     part = pickle.loads(pickle.dumps(lf.Elementwise(bent)))
-    assert part.scalar is bent
+    assert function_of(part) is bent
     monkeypatch.setitem(globals(), "K", 3.0)
     with pytest.raises(InputError, match="reads K"):
         pickle.loads(pickle.dumps(part)).gain_at(8)
@@ -126,7 +127,7 @@ def test_the_function_on_tensors_is_compared_again(monkeypatch):
 
 
 def test_functions_of_the_package_read_nothing_that_changes():
-    assert [name for name, _ in reading_of(lf.SiLU().scalar)] == ["()", "exp"]
+    assert [name for name, _ in reading_of(function_of(lf.SiLU()))] == ["()", "exp"]
 
 
 # --- far out --------------------------------------------------------------------------------------------------------

@@ -60,10 +60,10 @@ def require_count(name: str, value: object, least: int = 1) -> int:
 
 def require_real(name: str, value: object) -> float:
     """`value` as a plain float, or `InputError` unless it is a finite number."""
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    require(number, f"{name} must be a number; got {value!r}.")
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise InputError(f"{name} must be a number; got {value!r}.")
     try:
-        real = float(value)  # type: ignore[arg-type]
+        real = float(value)
     except OverflowError:  # of a whole number or a fraction, whose digits Python may not write
         raise InputError(f"{name} must be below 1.8e308 in size; got more.") from None
     require(math.isfinite(real), f"{name} must be finite; got {value}.")

@@ -11,8 +11,9 @@ LONGEST = 200  # characters of a value that are shown whole
 
 def shown(kind: Kind) -> Kind:
     """Give the decorated dataclass the short repr, and the table."""
-    kind.__repr__ = short_repr  # type: ignore[assignment]
-    kind._repr_html_ = html_table  # type: ignore[attr-defined]
+    # Not by a common base: what is derived from a kind is no kind (`kinds`).
+    kind.__repr__ = short_repr  # type: ignore[assignment]  # of the class, not of one object
+    kind._repr_html_ = html_table  # type: ignore[attr-defined]  # what notebooks look for
     return kind
 
 

@@ -14,9 +14,10 @@ from math import exp, isfinite, pi, sqrt
 
 from limitformer.base.errors import keep, require, require_real
 from limitformer.models.feedforward import Feedforward
-from limitformer.models.functions import Function, checked, checked_torch, name_of, value_at
+from limitformer.models.functions import Function, name_of, value_at
 from limitformer.models.kinds import known
-from limitformer.models.readings import Reading, reading_of, unchanged
+from limitformer.models.own_function import function_of, keep_functions
+from limitformer.models.readings import Reading, reading_of
 
 TRIED = (-10.0, -3.0, -1.0, -0.5, 0.0, 0.5, 1.0, 3.0, 10.0)
 PIECES = (-38.0, -16.0, -8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 38.0)  # φ is 0 in float64 beyond
@@ -24,7 +25,7 @@ PRECISION = 1e-10  # of the gain, relative
 
 
 @known("feedforward")
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class Elementwise(Feedforward):
     """A layer whose activation is any scalar function.
 
@@ -52,34 +53,18 @@ class Elementwise(Feedforward):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        keep(self, function=checked("function", self.function), torch=checked_torch(self.torch))
-        keep(self, _read=reading_of(self.function))  # type: ignore[arg-type]  # checked
-        try_elementwise(self.scalar)
+        keep_functions(self)
+        try_elementwise(function_of(self))
         if self.gain is not None:
             keep(self, gain=require_real("gain", self.gain))
             require(self.gain > 0, f"gain must be positive; got {self.gain}. None finds it.")
 
-    @property
-    def scalar(self) -> Function:
-        """σ itself; `InputError` where it reads what has changed since the part was made."""
-        assert not isinstance(self.function, str)
-        return unchanged(self.function, self._read)  # type: ignore[attr-defined]  # no field: it is in no JSON
-
-    @property
-    def name(self) -> str:
-        """Of the part, for messages."""
-        return f"{type(self).__name__}({name_of(self.function)})"
-
-    def __repr__(self) -> str:
-        given = [(key, getattr(self, key)) for key in ("hidden", "gain")]
-        return f"{self.name[:-1]}{''.join(f', {key}={value}' for key, value in given if value is not None)})"
-
     def gain_at(self, width: int) -> float:
-        return 1 / gaussian_square(self.scalar) if self.gain is None else self.gain
+        return 1 / gaussian_square(function_of(self)) if self.gain is None else self.gain
 
 
 @known("feedforward")
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class Gated(Elementwise):
     """A gated pair: σ of one half of the pre-activations, times the other half: SwiGLU, GeGLU, GLU, …
 

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.base.errors import InputError, first_line, keep, require
+from limitformer.base.errors import InputError, first_line, require
 from limitformer.models.attention import Attention, Temperature, require_temperature
-from limitformer.models.functions import Function, checked, checked_torch, name_of, plain
+from limitformer.models.functions import Function, name_of, plain
 from limitformer.models.kinds import known
-from limitformer.models.readings import reading_of, unchanged
+from limitformer.models.own_function import function_of, keep_functions
 
 Logits = NDArray[np.float64]
 Visible = NDArray[np.bool_]
 
 
 @known("attention")
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class Mixing(Attention):
     """Attention whose matrix A is made by a rule.
 
@@ -51,25 +51,9 @@ class Mixing(Attention):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_temperature(self.temperature)
-        keep(self, function=checked("function", self.function), torch=checked_torch(self.torch))
-        keep(self, _read=reading_of(self.function))  # type: ignore[arg-type]  # checked
+        keep_functions(self)
         for tokens in (1, 4):
-            try_rule(self.rule, np.ones((tokens, tokens), bool))
-
-    @property
-    def rule(self) -> Function:
-        """The function itself; `InputError` where it reads what has changed since the part was made."""
-        assert not isinstance(self.function, str)
-        return unchanged(self.function, self._read)  # type: ignore[attr-defined]  # no field: it is in no JSON
-
-    @property
-    def name(self) -> str:
-        """Of the part, for messages."""
-        return f"Mixing({name_of(self.function)})"
-
-    def __repr__(self) -> str:
-        values = [f"{key}={getattr(self, key)!r}" for key in ("tau0", "heads", "head_dim") if getattr(self, key)]
-        return f"{self.name[:-1]}, {', '.join(values)})"
+            try_rule(function_of(self), np.ones((tokens, tokens), bool))
 
     @property
     def interventions(self) -> tuple[bool, bool, Temperature]:
@@ -77,11 +61,11 @@ class Mixing(Attention):
 
     def require_mask(self, mask: str | None) -> None:
         if mask == "causal":
-            try_rule(self.rule, np.tril(np.ones((4, 4), bool)))
+            try_rule(function_of(self), np.tril(np.ones((4, 4), bool)))
 
     def require_tokens(self, visible: Visible) -> None:
         """Raise `InputError` unless it gives matrices of these tokens; tried when a simulation is prepared."""
-        try_rule(self.rule, visible)
+        try_rule(function_of(self), visible)
 
 
 def tried_logits(tokens: int) -> Logits:

@@ -12,9 +12,9 @@ from math import isfinite
 from typing import Literal
 
 from limitformer.base.errors import keep, require, require_real
-from limitformer.models.functions import Function, checked, checked_torch, name_of, value_at
+from limitformer.models.functions import Function, name_of, value_at
 from limitformer.models.kinds import known
-from limitformer.models.readings import reading_of, unchanged
+from limitformer.models.own_function import function_of, keep_functions
 
 Placement = Literal["pre", "post"]
 POSITIVE = (1e-5, 0.1, 1.0, 3.0, 1e3)  # where s is tried
@@ -60,7 +60,7 @@ class RMSNorm(Norm):
 
 
 @known("norm")
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class RadialNorm(Norm):
     """Multiply each token by any function s of its mean square.
 
@@ -85,25 +85,10 @@ class RadialNorm(Norm):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(isinstance(self.centred, bool), f"centred must be True or False; got {self.centred!r}.")
-        keep(self, function=checked("function", self.function), torch=checked_torch(self.torch))
-        keep(self, _read=reading_of(self.function))  # type: ignore[arg-type]  # checked
+        keep_functions(self)
         for square in POSITIVE:
-            y = value_at(self.scale, square)
-            require(isfinite(y), f"function must be finite; {name_of(self.scale)}({square:g}) gave {y}.")
-
-    @property
-    def scale(self) -> Function:
-        """s itself; `InputError` where it reads what has changed since the part was made."""
-        assert not isinstance(self.function, str)
-        return unchanged(self.function, self._read)  # type: ignore[attr-defined]  # no field: it is in no JSON
-
-    @property
-    def name(self) -> str:
-        """Of the part, for messages."""
-        return f"RadialNorm({name_of(self.function)})"
-
-    def __repr__(self) -> str:
-        return f"{self.name[:-1]}, placement={self.placement!r}, eps={self.eps:g}, centred={self.centred})"
+            y = value_at(function_of(self), square)
+            require(isfinite(y), f"function must be finite; {name_of(function_of(self))}({square:g}) gave {y}.")
 
     @property
     def subtracts_mean(self) -> bool:

@@ -49,10 +49,10 @@ def by_label(results: object) -> dict[str, xr.Dataset]:
     """The results by label; those of a list are called by what they describe, numbered if that is not enough."""
     if isinstance(results, xr.Dataset):
         results = [results]
-    several = isinstance(results, Mapping | Sequence) and not isinstance(results, str)
     what = "This draws what lf.simulate returns, or a dict or list of such"
-    require(several, f"{what}; got {type(results).__name__}.")
-    values = list(results.values() if isinstance(results, Mapping) else results)  # type: ignore[call-overload]
+    if not isinstance(results, Mapping | Sequence) or isinstance(results, str):
+        raise InputError(f"{what}; got {type(results).__name__}.")
+    values = list(results.values() if isinstance(results, Mapping) else results)
     strange = next((type(one).__name__ for one in values if not isinstance(one, xr.Dataset)), None)
     require(strange is None, f"{what}; got one of {strange}.")
     require(len(values) > 0, f"{what}; got none.")

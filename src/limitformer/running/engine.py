@@ -5,7 +5,6 @@ any chunking.
 """
 
 import time
-from collections.abc import Sequence
 from dataclasses import fields
 from functools import singledispatch
 from typing import Any, Protocol, Unpack, overload
@@ -42,6 +41,7 @@ from limitformer.recording.writing import Recording
 from limitformer.running.options import (
     ChainOptions,
     CovarianceLimitOptions,
+    Record,
     SphereChainOptions,
     SphereLimitOptions,
 )
@@ -58,7 +58,6 @@ from limitformer.sphere.limit_paths import token_paths
 from limitformer.sphere.process import SphereOptions, SpherePaths
 
 WITHOUT_GRADIENTS = (OneMatrix, Elementwise, Gated, Mixing, RadialNorm)
-Record = Sequence[float] | NDArray[Any] | None
 KEEPING = tuple(field.name for field in fields(Recording))
 
 
@@ -114,63 +113,24 @@ class Interrupted(MadeOf, KeyboardInterrupt):
 
 
 @overload
+def simulate(model: Transformer, start: Start | ArrayLike, **options: Unpack[ChainOptions]) -> xr.Dataset: ...
+
+
+@overload
 def simulate(
-    model: Transformer,
-    start: Start | ArrayLike,
-    *,
-    samples: int,
-    seed: int,
-    record: Record = None,
-    threads: int | None = None,
-    chunk: int | None = None,
-    progress: bool = True,
-    gradients: bool = False,
-    **options: Unpack[ChainOptions],
+    model: CovarianceLimit | CovarianceFlow, start: Start | ArrayLike, **options: Unpack[CovarianceLimitOptions]
 ) -> xr.Dataset: ...
 
 
 @overload
 def simulate(
-    model: CovarianceLimit | CovarianceFlow,
-    start: Start | ArrayLike,
-    *,
-    samples: int,
-    seed: int,
-    record: Record = None,
-    threads: int | None = None,
-    chunk: int | None = None,
-    progress: bool = True,
-    **options: Unpack[CovarianceLimitOptions],
+    model: SphereModel, start: SphereStart | ArrayLike | None = None, **options: Unpack[SphereChainOptions]
 ) -> xr.Dataset: ...
 
 
 @overload
 def simulate(
-    model: SphereModel,
-    start: SphereStart | ArrayLike | None = None,
-    *,
-    samples: int,
-    seed: int,
-    record: Record = None,
-    threads: int | None = None,
-    chunk: int | None = None,
-    progress: bool = True,
-    **options: Unpack[SphereChainOptions],
-) -> xr.Dataset: ...
-
-
-@overload
-def simulate(
-    model: TokenLimit,
-    start: SphereStart | ArrayLike | None = None,
-    *,
-    samples: int,
-    seed: int,
-    record: Record = None,
-    threads: int | None = None,
-    chunk: int | None = None,
-    progress: bool = True,
-    **options: Unpack[SphereLimitOptions],
+    model: TokenLimit, start: SphereStart | ArrayLike | None = None, **options: Unpack[SphereLimitOptions]
 ) -> xr.Dataset: ...
 
 

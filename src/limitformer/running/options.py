@@ -1,15 +1,30 @@
-"""What `simulate` takes beside what all runs have: a record for each kind of run, for completion and for checkers."""
+"""What `simulate` takes: a record of options for each kind of run, for completion and for checkers."""
 
 from collections.abc import Sequence
-from typing import Required, TypedDict
+from typing import Any, Required, TypedDict
+
+from numpy.typing import NDArray
 
 from limitformer.covariance.limit.path import Step
 from limitformer.recording import writing
 from limitformer.recording.records import Dtype
 from limitformer.sphere import process
 
+Record = Sequence[float] | NDArray[Any] | None
 
-class CovarianceOptions(TypedDict, total=False):
+
+class RunOptions(TypedDict, total=False):
+    """Of every run; their meaning in `simulate`."""
+
+    samples: Required[int]
+    seed: Required[int]
+    record: Record
+    threads: int | None
+    chunk: int | None
+    progress: bool
+
+
+class CovarianceOptions(RunOptions, total=False):
     """Of runs that record covariances: what is kept (`recording.writing.Recording`)."""
 
     keep: writing.Keep
@@ -18,19 +33,21 @@ class CovarianceOptions(TypedDict, total=False):
 
 
 class ChainOptions(CovarianceOptions, total=False):
-    """Of the chain of a `Transformer`: `radius`, at which paths stop (|V|, Frobenius)."""
+    """Of the chain of a `Transformer`: `radius`, at which paths stop (|V|, Frobenius), and whether it has gradients."""
 
     radius: float
+    gradients: bool
 
 
-class CovarianceLimitOptions(ChainOptions, total=False):
+class CovarianceLimitOptions(CovarianceOptions, total=False):
     """Of `limit(transformer)`: its step `dt`, 0.01 if none is given, and which step it is."""
 
+    radius: float
     dt: float
     step: Step
 
 
-class SphereChainOptions(TypedDict, total=False):
+class SphereChainOptions(RunOptions, total=False):
     """Of tokens on the sphere (`sphere.process.SphereOptions`)."""
 
     horizon: Required[float]

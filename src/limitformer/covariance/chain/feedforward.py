@@ -14,6 +14,7 @@ import numpy as np
 from limitformer.covariance.chain.own import NOTHING, call_elementwise, elementwise_address
 from limitformer.models import GELU, Elementwise, Feedforward, Gated, ReLU, ShapedReLU
 from limitformer.models.kinds import of_kind
+from limitformer.models.own_function import function_of
 from limitformer.numerics.factor import FIRST, copy, multiply_into, triangularise
 from limitformer.numerics.kernels import driver, kernel
 from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, larger, load, smaller, store
@@ -39,7 +40,7 @@ def smooth(part: GELU, width: int) -> Kernel:
 
 def own(part: Elementwise | Gated, width: int) -> Kernel:
     """A function of one's own."""
-    return OWN, 1.0, 1.0, elementwise_address(part.scalar), type(part) is Gated
+    return OWN, 1.0, 1.0, elementwise_address(function_of(part)), type(part) is Gated
 
 
 KERNELS: Mapping[type, Callable[[Any, int], Kernel]] = {

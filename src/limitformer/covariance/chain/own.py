@@ -27,6 +27,7 @@ from limitformer.models import Transformer
 from limitformer.models.elementwise import TRIED
 from limitformer.models.functions import Function, name_of, plain, value_at
 from limitformer.models.mixing import matrix_of, tried_logits
+from limitformer.models.own_function import has_function
 from limitformer.models.readings import Reading, plain_helpers, reading_of
 from limitformer.numerics.lanes import LANES, require_matrix
 from limitformer.recording.exits import LEFT_BALL, NO_NUMBER
@@ -242,7 +243,7 @@ def mark_own_exits(model: Transformer, outputs: Outputs, last: float) -> None:
 def has_own_parts(model: Transformer) -> bool:
     """Whether a function of somebody's is in it."""
     activation = getattr(model.feedforward, "activation", model.feedforward)
-    return any(hasattr(part, "function") for part in (model.attention, activation, model.norm))
+    return any(has_function(part) for part in (model.attention, activation, model.norm))
 
 
 def is_ordinary(model: Transformer) -> bool:

@@ -42,6 +42,7 @@ from limitformer.covariance.chain.residual import (
 from limitformer.covariance.chain.start import start_factor, turn_at_random
 from limitformer.models import Mixing, RadialNorm, Start, Transformer
 from limitformer.models.norm import POSITIVE
+from limitformer.models.own_function import function_of
 from limitformer.numerics.factor import copy, put
 from limitformer.numerics.kernels import driver, kernel
 from limitformer.numerics.lanes import LANES, lane_matrix
@@ -277,7 +278,7 @@ def constants_of(model: Transformer, rank: int) -> Constants:
         placement=PLACEMENTS[None if norm is None else norm.placement],
         mean_columns=int(subtracts_mean(model)),
         eps=0.0 if norm is None else float(norm.eps),
-        address=elementwise_address(norm.scale, POSITIVE) if type(norm) is RadialNorm else NOTHING,
+        address=elementwise_address(function_of(norm), POSITIVE) if type(norm) is RadialNorm else NOTHING,
     )
     parts = attention_constants(model), feedforward_constants(model)
     return Constants(model.depth, model.width, residual, *parts, strengths)
@@ -299,7 +300,7 @@ def attention_constants(model: Transformer) -> AttentionConstants:
         inverse_temperature=1 / model.attention.temperature_at(model.width),
         heads=model.attention.heads or 1,
         key_dim=model.attention.key_dim(model.width),
-        address=mixing_address(model.attention.rule) if type(model.attention) is Mixing else NOTHING,
+        address=mixing_address(function_of(model.attention)) if type(model.attention) is Mixing else NOTHING,
     )
 
 

@@ -7,7 +7,7 @@ are compared again when either reads something else than before (`models.reading
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import isclose, isfinite, nan
 from typing import Any
 
@@ -23,6 +23,7 @@ from limitformer.models.elementwise import TRIED
 from limitformer.models.functions import Function, imported, is_path, plain, value_at
 from limitformer.models.mixing import matrix_of, tried_logits
 from limitformer.models.norm import POSITIVE
+from limitformer.models.own_function import function_of, name_of_part
 from limitformer.models.readings import Reading, reading_of
 
 Part = models.Elementwise | models.Mixing | models.RadialNorm
@@ -36,34 +37,34 @@ def torch_elementwise(part: models.Elementwise) -> Callable[[Tensor], Tensor]:
     Raises:
         InputError: there is none, or it is another function.
     """
-    return kept_elementwise(part, *readings_of(part, part.scalar))
+    return kept_elementwise(part, *readings_of(part, function_of(part)))
 
 
 def torch_scale(part: models.RadialNorm) -> Callable[[Tensor], Tensor]:
     """s on tensors, entry by entry; raises as above."""
-    return kept_scale(part, *readings_of(part, part.scale))
+    return kept_scale(part, *readings_of(part, function_of(part)))
 
 
 def torch_mixing(part: models.Mixing) -> Callable[[Tensor, Tensor], Tensor]:
     """The rule on tensors, from logits (*, tokens, tokens) and `visible` (tokens, tokens); raises as above."""
-    return kept_mixing(part, *readings_of(part, part.rule))
+    return kept_mixing(part, *readings_of(part, function_of(part)))
 
 
 def readings_of(part: Part, function: Function) -> tuple[Reading, Reading]:
     """What the function, and that on tensors, read now."""
-    return reading_of(function), () if part.torch is None else reading_of(function_of(part.torch))
+    return reading_of(function), () if part.torch is None else reading_of(tensor_function(part.torch))
 
 
 @lru_cache(maxsize=1024)
 def kept_elementwise(part: models.Elementwise, *readings: Reading) -> Callable[[Tensor], Tensor]:
     """σ, compared once for what both functions read."""
-    return scalar_on_tensors(part, part.scalar, [*TRIED, 0.3, -0.7, 2.2], FAR)
+    return scalar_on_tensors(part, function_of(part), [*TRIED, 0.3, -0.7, 2.2], FAR)
 
 
 @lru_cache(maxsize=1024)
 def kept_scale(part: models.RadialNorm, *readings: Reading) -> Callable[[Tensor], Tensor]:
     """s, in the same way."""
-    return scalar_on_tensors(part, part.scale, [*POSITIVE, 0.7, 2.2], [x for x in FAR if x > 0])
+    return scalar_on_tensors(part, function_of(part), [*POSITIVE, 0.7, 2.2], [x for x in FAR if x > 0])
 
 
 def scalar_on_tensors(part: Part, function: Function, tried: list[float], far: Sequence[float]) -> Function:
@@ -75,7 +76,9 @@ def scalar_on_tensors(part: Part, function: Function, tried: list[float], far: S
         both = isfinite(on_tensors) and isfinite(number)
         same = not both or isclose(on_tensors, number, rel_tol=AGREEMENT, abs_tol=AGREEMENT * np.abs(wanted).max())
         where = f"{on_tensors:.7g} in the place of {number:.7g} at {x:g}"
-        require(same, f"{part.name} is another function on tensors: {where}. Nearest: torch=, the same function.")
+        require(
+            same, f"{name_of_part(part)} is another function on tensors: {where}. Nearest: torch=, the same function."
+        )
     return found
 
 
@@ -92,9 +95,9 @@ def kept_mixing(part: models.Mixing, *readings: Reading) -> Callable[[Tensor, Te
     """The rule, in the same way."""
     logits = np.stack([tried_logits(4), tried_logits(4).T - 1])[:, None]
     visible = np.ones((4, 4), bool)
-    wanted = np.stack([[matrix_of(part.rule, y, visible) for y in batch] for batch in logits])
+    wanted = np.stack([[matrix_of(function_of(part), y, visible) for y in batch] for batch in logits])
     seen = torch.ones(4, 4, dtype=torch.bool, device="cpu")
-    return agreeing(part, (plain(part.rule),), lambda found: found(tensor_of(logits), seen), wanted)
+    return agreeing(part, (plain(function_of(part)),), lambda found: found(tensor_of(logits), seen), wanted)
 
 
 def agreeing(
@@ -105,14 +108,16 @@ def agreeing(
 ) -> Function:
     """What `torch` of the part names, or the first of the others that gives what is `wanted`."""
     if part.torch is not None:
-        found = function_of(part.torch)
-        why = difference(lambda: tried(found), wanted)
-        require(why is None, f"torch of {part.name} is another function: {why}.")
+        found = tensor_function(part.torch)
+        why = difference(partial(tried, found), wanted)
+        require(why is None, f"torch of {name_of_part(part)} is another function: {why}.")
         return found
     for found in otherwise:
-        if difference(lambda found=found: tried(found), wanted) is None:  # type: ignore[misc]
+        if difference(partial(tried, found), wanted) is None:
             return found
-    raise InputError(f"{part.name} is not known on tensors. Nearest: torch=, the same function written with torch.")
+    raise InputError(
+        f"{name_of_part(part)} is not known on tensors. Nearest: torch=, the same function written with torch."
+    )
 
 
 def named_candidates(function: Function) -> tuple[Function, ...]:
@@ -129,7 +134,7 @@ def functions_named(name: str) -> Iterator[Function]:
             yield found
 
 
-def function_of(given: Function | str) -> Function:
+def tensor_function(given: Function | str) -> Function:
     """The function itself, of a path, or of a name in torch.
 
     Raises:

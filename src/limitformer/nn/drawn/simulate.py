@@ -25,7 +25,8 @@ from limitformer.nn.drawn.network import Layer, strengths_of
 from limitformer.nn.drawn.weights import draw_weights
 from limitformer.numerics.random import key
 from limitformer.recording.exits import INSIDE, LEFT_BALL
-from limitformer.running.engine import Interrupted, Record, recorded_layers
+from limitformer.running.engine import Interrupted, recorded_layers
+from limitformer.running.options import Record
 from limitformer.running.replicas import slices
 from limitformer.running.results import covariance_dataset
 
