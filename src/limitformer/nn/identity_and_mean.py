@@ -86,7 +86,7 @@ def rest(
 
 
 class Rest(torch.autograd.Function):
-    """`rest`, which keeps nothing but the values: sums are cheaper to take again than to hold."""
+    """γ₁ v − γ₂ C̄ v; keeps nothing but the values: sums are cheaper to take again than to hold."""
 
     generate_vmap_rule = True
 

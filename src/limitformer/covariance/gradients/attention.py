@@ -1,5 +1,5 @@
 r"""Attention, forward with what the backward pass needs, and backward. Letters in `backward` and
-`attention`, names in `layout`.
+`chain.attention`, names in `layout`.
 
 One head with values M = A R N, N the seen part of its value matrix. What comes back is ∂S (m × any), the gradient of
 M's rows in orthonormal coordinates, and ∂U = ∂S Nᵀ, that of A R. With W the softmax, Q_h = R T and K_h = R [Gᵀ | B],
@@ -11,7 +11,7 @@ The three weights were seen as N, T and [Gᵀ | B] from R. So they pull back A�
 tokens' span a Gaussian matrix whose rows have the covariance of [δ | ∂Q | ∂K]. Squared norms of the weights' gradients
 are |Rᵀδ|², |Rᵀ∂Q|² and |Rᵀ∂K|².
 
-Without heads N = [H | T] is the branch's last matrix (`backward_residual`), ∂S = Γ, ∂U = Γ Nᵀ. With heads the outputs
+Without heads N = [H | T] is the branch's last matrix (`residual`), ∂S = Γ, ∂U = Γ Nᵀ. With heads the outputs
 side by side are J = [S_1 | … | S_H]/√(H n_k) = [U 0] Ω_J, and U Q_J W_O follows. Q_J W_O = [H | T] is known, so
 
   ∂J = [Γ Nᵀ | S Z] Ω_J,   S Sᵀ = Γ Γᵀ,   Z Gaussian,

@@ -18,7 +18,7 @@ N has to be the same as on the way up. So the way up leaves a checkpoint before 
 place in the stream of random numbers; on the way down each sublayer is computed once more from there
 (`add_branch_reversibly`, `join_reversibly`, `activate_reversibly`), which leaves N, the attention and the reflections
 in memory, and then backward: G′ as Γ in the directions that the sublayer knows (`backward_residual.unfold`), through
-the branch (`backward_attention`, `backward_feedforward`) to its `pulled` part in Q and the factor C, `spread`, of its
+the branch (`attention`, `feedforward`) to its `pulled` part in Q and the factor C, `spread`, of its
 Gaussian part outside, through the norm, and together again (`backward_residual.fold`). What is fresh on the way down
 comes from a stream of its own.
 
