@@ -9,7 +9,7 @@ from rich.table import Table
 
 from limitformer.cli.overlap_words import words_of
 from limitformer.cli.report import errors_in_one_line, screen
-from limitformer.cli.sphere_options import parse_clusters, sphere_model
+from limitformer.cli.sphere_options import HeadDim, Heads, Mask, QueryKey, Tau, parse_clusters, sphere_model
 
 if TYPE_CHECKING:
     from limitformer.sphere.overlap import OverlapDiffusion
@@ -31,6 +31,11 @@ def overlap(
     sigma: Annotated[
         float | None, typer.Option(help="Deviation σ of the values.", rich_help_panel=MODEL, show_default="1")
     ] = None,
+    query_key: QueryKey = None,
+    tau: Tau = None,
+    head_dim: HeadDim = None,
+    heads: Heads = None,
+    mask: Mask = None,
     clusters: Annotated[
         str | None,
         typer.Option(help="Sizes p,q of two clusters.", rich_help_panel=QUESTION, show_default="1,1: two tokens"),

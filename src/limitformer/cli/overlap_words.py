@@ -26,7 +26,22 @@ def who(summary: dict[str, Any]) -> str:
     these = "Two tokens" if (p, q) == (1, 1) else f"Clusters of {p} and {q} tokens"
     epsilon = summary["model"].get("epsilon")
     noise = "" if epsilon is None else f", ε = {epsilon:.6g}"
-    return f"{these} in dimension {summary['model']['dim']} at β = {summary['beta']:.6g}{noise}"
+    strength = "βτ" if is_drawn(summary) else "β"
+    return (
+        f"{these} in dimension {summary['model']['dim']} at {strength} = {summary['beta']:.6g}{noise}{beyond(summary)}"
+    )
+
+
+def is_drawn(summary: dict[str, Any]) -> bool:
+    """Whether each layer has queries and keys of its own."""
+    return summary["model"].get("query_key") == "gaussian"
+
+
+def beyond(summary: dict[str, Any]) -> str:
+    """What of the model [CT] does not have."""
+    parts = ["with queries and keys drawn in each layer"] * is_drawn(summary)
+    parts += ["behind a causal mask"] * (summary["model"].get("mask") == "causal")
+    return "".join(f", {part}" for part in parts) + "," * bool(parts)
 
 
 def where(summary: dict[str, Any]) -> str:
@@ -72,11 +87,15 @@ def what_it_takes(summary: dict[str, Any]) -> str:
     if summary["model"]["kind"] == "HybridTransformer":
         possible, certain = summary["critical_epsilon"], summary["certain_epsilon"]
         return f"Antipodes are possible where ε > {shown(possible)}, and certain where ε > {shown(certain)}."
+    if summary["model"].get("mask") == "causal":
+        return "Behind a causal mask antipodes attract at no β: the first token sees itself alone."
     if summary["metastable"] is not None:
         return "Antipodal clusters of unequal size are metastable only."
     critical = summary["critical_beta"]
     if critical == 0.0:
         return "Antipodes are possible at every β" + ("." if summary["model"]["dim"] == 2 else " but 0.")
+    if is_drawn(summary):
+        return "With drawn queries and keys antipodes attract in dimensions 2 and 3 alone."
     return f"Antipodes are possible where |β| > {shown(critical)}."
 
 

@@ -9,7 +9,17 @@ from rich.table import Table
 
 from limitformer.base.errors import require
 from limitformer.cli.report import errors_in_one_line, screen
-from limitformer.cli.sphere_options import MOST_CELLS, parse_counts, parse_grid, sphere_model
+from limitformer.cli.sphere_options import (
+    MOST_CELLS,
+    HeadDim,
+    Heads,
+    Mask,
+    QueryKey,
+    Tau,
+    parse_counts,
+    parse_grid,
+    sphere_model,
+)
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -44,6 +54,11 @@ def phase(
             show_default="gaussian; hybrid: uniform",
         ),
     ] = None,
+    query_key: QueryKey = None,
+    tau: Tau = None,
+    head_dim: HeadDim = None,
+    heads: Heads = None,
+    mask: Mask = None,
     horizon: Annotated[float, typer.Option(help="Units of time T: L·T layers.", rich_help_panel=RUN)] = 100.0,
     samples: Annotated[int, typer.Option(help="Independent networks in a cell.", rich_help_panel=RUN)] = 2000,
     tolerance: Annotated[

@@ -2,9 +2,28 @@
 
 from decimal import Decimal
 from math import isfinite
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from limitformer.base.errors import InputError, require
+
+BEYOND = "Beyond [CT]: attention as people build it"
+QueryKey = Annotated[
+    str | None,
+    typer.Option(help="gaussian: queries and keys drawn in each layer.", rich_help_panel=BEYOND, show_default="fixed"),
+]
+Tau = Annotated[
+    float | None,
+    typer.Option(help="Deviation τ of the entries of a drawn QᵀK.", rich_help_panel=BEYOND, show_default="1"),
+]
+HeadDim = Annotated[
+    int | None,
+    typer.Option(help="Rows of drawn Q and K.", rich_help_panel=BEYOND, show_default="none: QᵀK itself is normal"),
+]
+Heads = Annotated[int | None, typer.Option(help="Heads, each drawn.", rich_help_panel=BEYOND, show_default="1")]
+Mask = Annotated[str | None, typer.Option(help="none or causal.", rich_help_panel=BEYOND, show_default="none")]
+LATER = ("query_key", "tau", "head_dim", "heads", "mask")
 
 MOST_VALUES = 10_000  # of one range
 MOST_CELLS = 100_000
@@ -62,11 +81,14 @@ def sphere_model(chosen: dict[str, Any], **first: Any) -> Any:
     common: dict[str, Any] = {name: chosen[name] for name in ("layers_per_unit_time", "attention") if name in chosen}
     if chosen["values"] is not None:
         common["values"] = chosen["values"]
+    more = {name: chosen[name] for name in LATER if chosen.get(name) is not None}
     if "epsilon" in first:
+        strange = ", ".join(f"--{name.replace('_', '-')}" for name in more)
+        require(not more, f"{strange} would change nothing: the hybrid model is that of [CT]. Nearest: no --epsilon.")
         require(chosen["sigma"] is None, "--sigma would change nothing: a hybrid model has --epsilon instead.")
         return HybridTransformer(**common, **first)
     sigma = 1.0 if chosen["sigma"] is None else chosen["sigma"]
-    return StochasticTransformer(**common, **first, sigma=sigma)
+    return StochasticTransformer(**common, **first, **more, sigma=sigma)
 
 
 def parse_clusters(text: str | None) -> tuple[int, int] | None:

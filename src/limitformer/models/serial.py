@@ -5,12 +5,15 @@ Functions of one's own are written as the paths by which they are imported, "pac
 
 import json
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
 from limitformer.base.errors import InputError, first_line, require
 from limitformer.models.functions import Function, imported, is_path, name_of, path_of
 from limitformer.models.kinds import KINDS, all_kinds, kind_named
+
+# Metadata of fields that came after models had been written down: at its default one is left out, as in older records.
+LATER = {"later": True}
 
 
 def to_json(model: Any, indent: int | None = None) -> str:
@@ -49,8 +52,13 @@ def as_record(part: Any, written: Callable[[Function], str] = path_or_refusal) -
     kind = type(part).__name__
     if KINDS.get(kind) is not type(part):
         raise InputError(f"JSON knows {', '.join(all_kinds())} alone; got {part!r}.")
-    values = {field.name: as_record(getattr(part, field.name), written) for field in fields(part)}
+    values = {one.name: as_record(getattr(part, one.name), written) for one in fields(part) if is_written(one, part)}
     return {"kind": kind, **values}
+
+
+def is_written(one: "Field[Any]", part: Any) -> bool:
+    """Whether a record of `part` names the field."""
+    return one.metadata != LATER or getattr(part, one.name) != one.default
 
 
 def from_json(text: str) -> Any:
@@ -99,7 +107,7 @@ def from_record(record: Any, *, imports: bool = True) -> Any:
         require_importable(kind, name, values.get(name))
     if is_path(values.get("function")):
         values["function"] = imported(values["function"], imports=imports)
-    known = {field.name for field in fields(make)}
+    known = {one.name for one in fields(make)}
     strange = sorted(values.keys() - known)
     require(not strange, f"{kind} has no field {', '.join(strange)}; it has {', '.join(sorted(known))}.")
     try:

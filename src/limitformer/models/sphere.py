@@ -8,28 +8,40 @@ Attention mixes tokens, A(Xⁱ) = Σ_j w_ij Xʲ, with weights from exp(β⟨QX�
 
 One V, or v, is drawn a layer and is common to all tokens. Q, K and β act through βQᵀK alone: β < 0 is −β with −K,
 attention to what is unlike. [CT] calls β an inverse temperature; what it derives holds for any real number.
+
+[CT] fixes Q and K. Layers as people build them draw them anew: with `query_key="gaussian"` QᵀK is, in each layer, a
+matrix with i.i.d. N(0, τ²) entries, or the product of two Gaussian ones with head_dim rows, whose entries have the same
+variance; β and τ act through βτ alone. h heads with queries, keys and values of their own are added up as a Transformer
+does, (1/√h) Σ_h V_h A_h(Xⁱ), where V_h stands for the head's share of the output matrix times its values. Behind a
+causal mask a token sees itself and what comes before it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from math import copysign, log
+from math import copysign, log, sqrt
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from limitformer.base.errors import keep, require, require_count, require_real
+from limitformer.models.display import short
 from limitformer.models.kinds import known, require_kind
+from limitformer.models.serial import LATER
 from limitformer.models.start import real_array
 
 AttentionForm = Literal["softmax", "unnormalized"]
 ValueLaw = Literal["gaussian", "uniform", "rademacher", "truncated normal"]
+TokenMask = Literal["none", "causal"]
 Rows = tuple[tuple[float, ...], ...]
 
 LARGEST_DIM, LARGEST_BETA, LARGEST_NOISE = 2**31, 1e6, 1e50
 LEAST_BETA = -300.0  # weights are taken relative to a token's own: exp(2|β|) is still a double
 LARGEST_LOGIT = 150.0  # a layer's step is of the order exp(150), and its fourth power is still a double
+FARTHEST_NORMAL = 9.0  # what no normal of a simulation exceeds
+LARGEST_TAU = 1e6
+WITHOUT: Mapping[str, Any] = {"tau": 1.0, "head_dim": None, "heads": 1}  # where queries and keys are fixed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +55,21 @@ class SphereModel:
     attention: AttentionForm = "softmax"
     query_key: Any = None
     values: ValueLaw = "gaussian"
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether each layer has a QᵀK of its own."""
+        return isinstance(self.query_key, str)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a token sees itself and earlier ones alone."""
+        return False
+
+    @property
+    def moves_alike(self) -> bool:
+        """Whether all tokens attend by one rule that is the same in all layers, as [CT] has it."""
+        return not (self.is_fresh or self.is_causal)
 
     def __post_init__(self) -> None:
         require_kind("A model on the sphere", self, "sphere model")
@@ -62,7 +89,7 @@ class SphereModel:
         if self.attention == "softmax":
             return
         noise = log(max(1.0, getattr(self, "sigma", 1.0), getattr(self, "epsilon", 1.0)))
-        size = 1.0 if self.is_isotropic else float(np.linalg.norm(self.bilinear(), 2))
+        size = self.largest_bilinear
         largest = abs(self.beta) * size
         nearest = copysign((LARGEST_LOGIT - noise) / max(size, 1e-300), self.beta)
         require(
@@ -71,8 +98,18 @@ class SphereModel:
             f'range of doubles. Nearest: beta = {nearest * 0.999:.4g}, or attention="softmax".',
         )
 
+    @property
+    def largest_bilinear(self) -> float:
+        """‖QᵀK‖, or what the entries of one that is drawn hardly exceed."""
+        return 1.0 if self.is_isotropic else float(np.linalg.norm(self.bilinear(), 2))
+
     def bilinear(self) -> NDArray[np.float64]:
-        """QᵀK (dim, dim)."""
+        """QᵀK (dim, dim).
+
+        Raises:
+            InputError: it is drawn anew in each layer.
+        """
+        require(not self.is_fresh, 'With query_key="gaussian" QᵀK is another matrix in each layer.')
         if self.query_key is None:
             return np.eye(self.dim)
         query, key = (np.array(matrix) for matrix in self.query_key)
@@ -81,11 +118,11 @@ class SphereModel:
     @cached_property
     def is_isotropic(self) -> bool:
         """Whether QᵀK = I [CT, Assumption 2]: then the overlaps of the tokens are a Markov chain by themselves."""
-        return self.query_key is None or is_multiple(self.bilinear(), 1.0)
+        return self.query_key is None or (not self.is_fresh and is_multiple(self.bilinear(), 1.0))
 
     @cached_property
     def isotropic_beta(self) -> float | None:
-        """βc if QᵀK = cI: the β that gives the same attention with QᵀK = I; None for any other Q and K.
+        """βc if QᵀK = cI: the β that gives the same attention with QᵀK = I; None for any other Q and K, or fresh ones.
 
         >>> turn = np.eye(3)[[1, 2, 0]]
         >>> model = StochasticTransformer(
@@ -96,6 +133,8 @@ class SphereModel:
         """
         if self.is_isotropic:
             return self.beta
+        if self.is_fresh:
+            return None
         matrix = self.bilinear()
         factor = float(np.trace(matrix)) / self.dim
         return self.beta * factor if is_multiple(matrix, factor) else None
@@ -112,13 +151,18 @@ class StochasticTransformer(SphereModel):
         beta: β, inverse temperature; at least −300.
         layers_per_unit_time: L; a layer moves the tokens by a step of 1/√L.
         attention: "softmax" [CT, eq. 2] or "unnormalized" [CT, eq. 3].
-        query_key: None for Q = K = identity, or the pair (Q, K), each (head_dim, dim).
+        query_key: None for Q = K = identity, the pair (Q, K), each (rows, dim), or "gaussian": drawn in each layer.
         values: law of the entries of V: "gaussian", "uniform", "rademacher" (±σ) or "truncated normal" (cut at two
             deviations of the normal it is cut from, and scaled); each with mean 0 and standard deviation σ.
         sigma: σ > 0.
+        tau: τ > 0, standard deviation of the entries of a QᵀK that is drawn.
+        head_dim: rows of Q and K that are drawn, QᵀK having their product's law; None: its entries are normal.
+        heads: h, each with values of its own, and with queries and keys of its own that are drawn.
+        mask: "none", or "causal".
 
     Raises:
-        InputError: a value out of range, Q and K of shapes that do not fit, weights that would overflow.
+        InputError: a value out of range, Q and K of shapes that do not fit, weights that would overflow, an option
+            without effect.
 
     >>> StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=100, sigma=0.0)
     Traceback (most recent call last):
@@ -126,14 +170,48 @@ class StochasticTransformer(SphereModel):
     """
 
     sigma: float = 1.0
+    tau: float = field(default=1.0, metadata=LATER)
+    head_dim: int | None = field(default=None, metadata=LATER)
+    heads: int = field(default=1, metadata=LATER)
+    mask: TokenMask = field(default="none", metadata=LATER)
+
+    @property
+    def is_causal(self) -> bool:
+        return self.mask == "causal"
+
+    @property
+    def largest_bilinear(self) -> float:
+        if not self.is_fresh:
+            return super().largest_bilinear
+        rows = self.head_dim or FARTHEST_NORMAL**2
+        return self.tau * FARTHEST_NORMAL * max(1.0, FARTHEST_NORMAL / sqrt(rows))
+
+    @property
+    def logit_scale(self) -> float:
+        """|β|τ, the standard deviation of a logit where queries and keys are drawn."""
+        return abs(self.beta) * self.tau
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_queries()
         keep(self, sigma=require_real("sigma", self.sigma))
         require(self.sigma > 0, f"sigma must be positive; got {self.sigma}.")
         in_range = 1 / LARGEST_NOISE <= self.sigma <= LARGEST_NOISE
         require(in_range, f"sigma must lie in [{1 / LARGEST_NOISE:g}, {LARGEST_NOISE:g}]; got {self.sigma}.")
         self._check_overflow()
+
+    def _check_queries(self) -> None:
+        """What is drawn anew in a layer, and the mask."""
+        keep(self, tau=require_real("tau", self.tau), heads=require_count("heads", self.heads))
+        require(0 < self.tau <= LARGEST_TAU, f"tau must lie in (0, {LARGEST_TAU:g}]; got {self.tau}.")
+        if self.head_dim is not None:
+            keep(self, head_dim=require_count("head_dim", self.head_dim))
+        require_known("mask", self.mask, TokenMask)
+        given = [name for name in ("tau", "head_dim", "heads") if getattr(self, name) != WITHOUT[name]]
+        idle = f'{" and ".join(given)} would change nothing: queries and keys are fixed. Nearest: query_key="gaussian".'
+        require(self.is_fresh or not given, idle)
+        gaussian = self.heads == 1 or self.values == "gaussian"
+        require(gaussian, f'{self.heads} heads need values="gaussian", of which their sum is one; got {self.values!r}.')
 
 
 @known("sphere model")
@@ -178,12 +256,15 @@ def require_known(name: str, value: object, literal: Any) -> None:
     require(value in words, f"{name} must be one of {', '.join(map(repr, words))}; got {value!r}.")
 
 
-def checked_pair(pair: Any, dim: int) -> tuple[Rows, Rows] | None:
-    """(Q, K) as tuples of rows, which compare and go to JSON."""
+def checked_pair(pair: Any, dim: int) -> tuple[Rows, Rows] | Literal["gaussian"] | None:
+    """(Q, K) as tuples of rows, which compare and go to JSON; "gaussian" stays."""
+    if isinstance(pair, str) and pair == "gaussian":
+        return "gaussian"
     if pair is None:
         return None
     two = isinstance(pair, Sequence | np.ndarray) and len(pair) == 2
-    require(two, "query_key must be None or the pair (Q, K).")
+    two = two and not isinstance(pair, str)
+    require(two, f'query_key must be None, the pair (Q, K) or "gaussian"; got {short(pair)}.')
     query, key = real_array("Q", pair[0], 2), real_array("K", pair[1], 2)
     fits = query.shape == key.shape and query.shape[1] == dim
     require(fits, f"Q and K must both be (head_dim, dim = {dim}); got {query.shape} and {key.shape}.")

@@ -86,7 +86,7 @@ def turn(x, p, lane, constants, bilinear, work):
             continue
         work.turned[k] = 0.0
         for m in range(x.shape[1]):
-            work.turned[k] += constants.beta * x[p, m, lane] * bilinear[m, k, 0]
+            work.turned[k] += constants.beta * x[p, m, lane] * bilinear[m, k, lane]
 
 
 @strict_kernel

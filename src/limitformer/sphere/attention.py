@@ -4,9 +4,9 @@ r"""Attention between tokens on the sphere: A X for N tokens in rows.
   no maximum is needed.
 * any QᵀK: the logits |β| xⁱᵀ (±QᵀK) xʲ, from which softmax takes the row's maximum.
 
-Rows are then divided by their sum (softmax, [CT, eq. 2]) or scaled to exp(logit)/N (unnormalized, [CT, eq. 3]). In
-between, those of tokens that have a parent become those of differences (`differences`). Matrices have LANES behind
-(`lanes`).
+Behind a causal mask the weights of later tokens are zero. Rows are then divided by their sum (softmax, [CT, eq. 2]) or
+scaled to exp(logit)/N (unnormalized, [CT, eq. 3]). In between, those of tokens that have a parent become those of
+differences (`differences`). Matrices have LANES behind (`lanes`).
 """
 
 from typing import NamedTuple
@@ -25,6 +25,7 @@ class AttentionConstants(NamedTuple):
     beta: float
     fixed: float
     isotropic: bool
+    causal: bool
 
 
 class AttentionWorkspace(NamedTuple):
@@ -53,10 +54,12 @@ def weigh(x, constants, work):
     """Weights of the tokens `x` (N, r), and what their rows are to be multiplied by."""
     if constants.isotropic:
         symmetric_weights(x, constants.beta, work)
+        if constants.causal:
+            hide_later(work.weights)
     else:
         multiply(x, work.bilinear, work.turned)
         multiply_transposed(work.turned, x, work.weights)
-        general_weights(constants.beta, constants.fixed > 0.0, work)
+        general_weights(constants.beta, constants.fixed > 0.0, constants.causal, work)
     for i in range(x.shape[0]):
         scale_of_row(i, constants.fixed, work)
 
@@ -85,18 +88,28 @@ def symmetric_weights(x, beta, work):
 
 
 @kernel
-def general_weights(beta, unshifted, work):
-    """exp(β·logit), less its row's maximum unless `unshifted`."""
+def hide_later(weights):
+    """A token has no weight for what comes after it."""
+    for i in range(weights.shape[0]):
+        for j in range(i + 1, weights.shape[0]):
+            store(weights, i, j, everywhere(0.0))
+
+
+@kernel
+def general_weights(beta, unshifted, causal, work):
+    """exp(β·logit), less the maximum of what its row sees unless `unshifted`."""
     n = work.weights.shape[0]
     for i in range(n):
-        top = everywhere(0.0)
+        top, seen = everywhere(0.0), i + 1 if causal else n
         if not unshifted:
             top = load(work.weights, i, FIRST)
-            for j in range(1, n):
+            for j in range(1, seen):
                 top = larger(top, load(work.weights, i, j))
-        for j in range(n):
+        for j in range(seen):
             store(work.weights, i, j, beta * (load(work.weights, i, j) - top))
     exponentials(work.flat)
+    if causal:
+        hide_later(work.weights)
 
 
 @kernel

@@ -2,6 +2,7 @@ r"""The infinite-depth limit of tokens on the sphere: L to infinity, layers/L �
 
 * stochastic [CT, Thm 1, eq. 6]:  dYⁱ = −(d − 1)σ²/2 |Aⁱ|² Yⁱ dt + σ P⊥ⁱ dW Aⁱ,  the same for every law of the values
   (proven there for bounded ones; the Gaussian law is tested here);
+* drawn queries and keys, or heads: the same with E⟨Aⁱ, Aʲ⟩ over their draws in the place of ⟨Aⁱ, Aʲ⟩;
 * hybrid [CT, Lemma 3, eq. 8]:    dYⁱ = [ε² F(Yⁱ, Aⁱ) + P⊥ⁱ Aⁱ] dt + ε P⊥ⁱ Aⁱ dB,
   F(x, a) = (3/2)⟨x, a⟩² x − |a|² x/2 − ⟨x, a⟩ a.
 
@@ -10,7 +11,7 @@ Euler leaves the sphere; the step of `simulate` is the layer itself with L = 1/d
 normalised, and whose weak error is of order dt times the rate at which a layer moves tokens (`fastest_rate`):
 
 * stochastic: a layer turns a token by an angle of mean square (d − 1) σ²|A|² dt, and attention changes with the overlap
-  on the scale 1/β, so σ² max|A|² (d − 1 + |β|‖QᵀK‖);
+  on the scale 1/β, so σ² max|A|² (d − 1 + |β|‖QᵀK‖), with |β|τ√d in the place of |β|‖QᵀK‖ for drawn QᵀK;
 * hybrid: a layer multiplies by 1 + w (dt + ε dB), w an attention weight, so max w + ε² max w²;
 
 with max|A| = max w = 1 for softmax and e^{|β|‖QᵀK‖} for unnormalized attention. A step that does not resolve this rate
@@ -19,15 +20,20 @@ is no step of the limit but a chain of few layers.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import exp
+from math import exp, sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from limitformer.base.errors import NoLimitError
 from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
 from limitformer.models.kinds import known, of_kind, require_itself, require_kind
 from limitformer.models.sphere_start import at_tokens
+from limitformer.sphere.overlap.drawn import Drawn
+from limitformer.sphere.overlap.position import at_overlap
+
+LARGEST_EXPONENT = 300.0  # its square is still a double
 
 Matrix = NDArray[np.float64]
 Tensor = NDArray[np.float64]
@@ -63,8 +69,15 @@ class TokenLimit:
                [0.5, 0.5]])
         """
         y = self._checked(tokens)
+        if self.model.is_fresh:
+            raise NoLimitError(
+                'With query_key="gaussian" attention is random at every depth; the limit has its averages in `drift` '
+                "and `diffusion`, for two tokens."
+            )
         keys = y if self.model.query_key is None else y @ self.model.bilinear()
         logits = self.model.beta * (keys @ y.T)
+        if self.model.is_causal:
+            logits = np.where(np.tri(len(y), dtype=bool), logits, -np.inf)
         if self.model.attention == "unnormalized":
             return np.asarray(np.exp(logits) @ y / len(y))
         weights = np.exp(logits - logits.max(1, keepdims=True))
@@ -72,13 +85,18 @@ class TokenLimit:
 
     def drift(self, tokens: ArrayLike) -> Matrix:
         """Of dY (tokens, dim) at Y = `tokens` (tokens, dim)."""
-        y, a = self._checked(tokens), self.attention(tokens)
-        return of_kind(self.model, DRIFTS)(self.model, y, a)
+        y = self._checked(tokens)
+        if self.model.is_fresh:
+            return spherical_drift(self.model, y, averaged_products(self.model, y))
+        return of_kind(self.model, DRIFTS)(self.model, y, self.attention(tokens))
 
     def diffusion(self, tokens: ArrayLike) -> Tensor:
         """Cov(dYⁱ_k, dYʲ_l)/dt (tokens, dim, tokens, dim) at Y = `tokens` (tokens, dim), dense, for checks."""
-        y, a = self._checked(tokens), self.attention(tokens)
+        y = self._checked(tokens)
         tangent = np.eye(y.shape[1]) - y[:, :, None] * y[:, None, :]
+        if self.model.is_fresh:
+            return common_noise(self.model, tangent, averaged_products(self.model, y))
+        a = self.attention(tokens)
         return of_kind(self.model, DIFFUSIONS)(self.model, tangent, a)
 
     def _checked(self, tokens: ArrayLike) -> Matrix:
@@ -89,8 +107,13 @@ class TokenLimit:
 
 def stochastic_drift(model: StochasticTransformer, y: Matrix, a: Matrix) -> Matrix:
     """−(d − 1)σ²/2 |Aⁱ|² Yⁱ (tokens, dim), `a` (tokens, dim) being attention at `y` (tokens, dim)."""
-    squared = (a * a).sum(1, keepdims=True)
-    return np.asarray((1 - model.dim) / 2 * model.sigma**2 * squared * y)
+    return spherical_drift(model, y, a @ a.T)
+
+
+def spherical_drift(model: SphereModel, y: Matrix, products: Matrix) -> Matrix:
+    """The same from ⟨Aⁱ, Aʲ⟩ (tokens, tokens), or their averages."""
+    assert isinstance(model, StochasticTransformer)
+    return np.asarray((1 - model.dim) / 2 * model.sigma**2 * np.diag(products)[:, None] * y)
 
 
 def hybrid_drift(model: HybridTransformer, y: Matrix, a: Matrix) -> Matrix:
@@ -102,7 +125,13 @@ def hybrid_drift(model: HybridTransformer, y: Matrix, a: Matrix) -> Matrix:
 
 def stochastic_diffusion(model: StochasticTransformer, tangent: Tensor, a: Matrix) -> Tensor:
     """σ² ⟨Aⁱ, Aʲ⟩ P⊥ⁱ P⊥ʲ (tokens, dim, tokens, dim), `tangent` (tokens, dim, dim) being the projections."""
-    common = model.sigma**2 * (a @ a.T)
+    return common_noise(model, tangent, a @ a.T)
+
+
+def common_noise(model: SphereModel, tangent: Tensor, products: Matrix) -> Tensor:
+    """The same from ⟨Aⁱ, Aʲ⟩ (tokens, tokens), or their averages."""
+    assert isinstance(model, StochasticTransformer)
+    common = model.sigma**2 * products
     return np.asarray(np.einsum("ij,ikx,jxl->ikjl", common, tangent, tangent))
 
 
@@ -112,14 +141,33 @@ def hybrid_diffusion(model: HybridTransformer, tangent: Tensor, a: Matrix) -> Te
     return np.einsum("ik,jl->ikjl", noise, noise)
 
 
+def averaged_products(model: SphereModel, y: Matrix) -> Matrix:
+    """E⟨Aⁱ, Aʲ⟩ (tokens, tokens) over drawn queries and keys, for one or two tokens `y` (tokens, dim)."""
+    if len(y) == 1:
+        return np.ones((1, 1))
+    if len(y) > 2 or model.attention != "softmax" or model.is_causal:
+        raise NoLimitError(
+            "With drawn queries and keys the averages over attention are known for two tokens, softmax and no mask "
+            "alone. Nearest: `simulate`, whose steps draw them."
+        )
+    assert isinstance(model, StochasticTransformer)
+    at = at_overlap(float(y[0] @ y[1]))
+    mix = Drawn(model.logit_scale, head_dim=model.head_dim).averages(at)
+    across = float(mix.crossed + at.z * mix.aligned)
+    along = float(1 - at.below * (mix.crossed - mix.spread / 2))
+    return np.array([[along, across], [across, along]])
+
+
 def largest_logit(model: SphereModel) -> float:
-    """|β|‖QᵀK‖."""
-    return abs(model.beta) * (1.0 if model.query_key is None else float(np.linalg.norm(model.bilinear(), 2)))
+    """|β|‖QᵀK‖, of a drawn QᵀK |β|τ√d."""
+    if isinstance(model, StochasticTransformer) and model.is_fresh:
+        return model.logit_scale * sqrt(model.dim)
+    return abs(model.beta) * model.largest_bilinear
 
 
 def largest_weight(model: SphereModel) -> float:
     """max|A|, for unit tokens."""
-    return {"softmax": 1.0, "unnormalized": exp(largest_logit(model))}[model.attention]
+    return {"softmax": 1.0, "unnormalized": exp(min(largest_logit(model), LARGEST_EXPONENT))}[model.attention]
 
 
 def stochastic_rate(model: StochasticTransformer) -> float:

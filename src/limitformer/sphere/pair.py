@@ -24,6 +24,8 @@ the squares of small′ along big′ and across it. With S = S∥ + S⊥, normal
 
 and big and small change places if S > Q. Nothing cancels, at either end.
 
+**Drawn queries, causal mask**: the two weights differ; `unlike_pair`.
+
 **Hybrid** [CT, eq. 7]: s and d keep their directions; ω = 1/L + ε v/√L multiplies them by 1 + ω(a ± b).
 
 Replicas run side by side in blocks; those that have stopped leave, so that no work is lost on them.
@@ -46,6 +48,7 @@ from limitformer.numerics.random import (
 )
 from limitformer.numerics.watch import count_whole, goes_on, halted
 from limitformer.sphere.chi import blocks_needed, chi_squares
+from limitformer.sphere.unlike_pair import advance_unlike
 from limitformer.sphere.values import fill_listed
 
 BLOCK = 256  # replicas side by side: their state stays in the first cache
@@ -61,6 +64,9 @@ class PairConstants(NamedTuple):
     """What the kernels know of a model; `fixed` is 0 for softmax, else exp(β)/2, the weight of a token on itself."""
 
     hybrid: bool
+    fresh: bool  # queries and keys are drawn in each layer
+    causal: bool
+    head_dim: int  # of those that are drawn, 0 for normal entries
     dim: int
     beta: float
     fixed: float
@@ -83,6 +89,8 @@ class Pairs(NamedTuple):
     first: np.ndarray
     second: np.ndarray
     folds: np.ndarray  # k
+    scale: np.ndarray  # χ² of the queries
+    unused: np.ndarray
 
 
 @driver
@@ -91,6 +99,8 @@ def open_pairs():
         np.zeros(1, np.int64),
         np.zeros(BLOCK, np.uint64),
         np.zeros(BLOCK, np.int64),
+        np.zeros(BLOCK),
+        np.zeros(BLOCK),
         np.zeros(BLOCK),
         np.zeros(BLOCK),
         np.zeros(BLOCK),
@@ -232,6 +242,8 @@ def advance(constants, k0, k1, layer, pairs):
     """One layer for all running replicas."""
     if constants.hybrid:
         advance_hybrid(constants, k0, k1, layer, pairs)
+    elif constants.fresh or constants.causal:
+        advance_unlike(constants, k0, k1, layer, pairs)
     else:
         advance_stochastic(constants, k0, k1, layer, pairs)
 

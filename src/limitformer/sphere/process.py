@@ -37,6 +37,7 @@ from limitformer.recording.records import (
 from limitformer.sphere.attention import AttentionConstants
 from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps
 from limitformer.sphere.pair import PairConstants, run_pairs
+from limitformer.sphere.queries import QueryConstants
 from limitformer.sphere.record import Record
 from limitformer.sphere.relations import GAP_FLOOR, alone, nearness, related, related_pair
 from limitformer.sphere.run import run_tokens
@@ -95,13 +96,18 @@ ONE_NUMBER: Mapping[type, bool] = {StochasticTransformer: False, HybridTransform
 
 def methods_of(model: SphereModel, law: str) -> list[Method]:
     """What the model and the law of its values allow, the cheapest first."""
-    invariant = of_kind(model, ONE_NUMBER) or law == "gaussian"
+    invariant = (of_kind(model, ONE_NUMBER) or law == "gaussian") and (model.is_isotropic or model.is_fresh)
     methods: list[Method] = ["coordinates"]
-    if model.is_isotropic and invariant and model.tokens < model.dim:
+    if invariant and model.tokens < model.dim:
         methods.insert(0, "gram")
-    if model.is_isotropic and invariant and model.tokens == 2:
+    if invariant and model.tokens == 2 and query_constants(model).heads == 1 and has_overlap_chain(model):
         methods.insert(0, "overlap")
     return methods
+
+
+def has_overlap_chain(model: SphereModel) -> bool:
+    """Whether two tokens have a chain of their overlap alone; a mixture without normalisation is not worth one."""
+    return model.moves_alike or model.attention == "softmax"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +121,8 @@ class SphereOptions:
         keep: "overlap" (z and 1 − |z| of all pairs), "outcome" (clusters and antipodal pairs) or "tokens".
         tolerance: how near to ±1 an overlap counts as arrived.
         early_stop: replicas of two tokens stop once the chance that they ever leave the tolerance again is at most
-            this (`stopping`), and keep their last overlap; None: none stops. Other methods than "overlap" have no such
-            bound and never stop, which `stop_gaps` = (0, 0) in the results says.
+            this (`stopping`), and keep their last overlap; None: none stops. Other methods than "overlap", drawn
+            queries and a causal mask have no such bound and never stop, which `stop_gaps` = (0, 0) in the results says.
         pairs: the pairs whose overlaps are kept, such as [(0, 1), (0, 2)]; None: all of them.
         dtype: in which overlaps, gaps and tokens are kept, "float64" or "float32". The simulation runs in float64
             whatever it is; a gap below 1e-45 is 0 in float32.
@@ -169,8 +175,9 @@ def chosen_method(model: SphereModel, law: str, options: SphereOptions) -> Metho
     if method is None:
         return allowed[0]
     needs = {
-        "overlap": "two tokens, Q and K with QᵀK = I, and Gaussian values or a hybrid model",
-        "gram": "tokens < dim, Q and K with QᵀK = I, and Gaussian values or a hybrid model",
+        "overlap": 'two tokens, one head, QᵀK = I (or softmax and query_key="gaussian"), and Gaussian values or a '
+        "hybrid model",
+        "gram": 'tokens < dim, QᵀK = I or query_key="gaussian", and Gaussian values or a hybrid model',
         "coordinates": "nothing",
     }
     require(
@@ -262,7 +269,7 @@ class SpherePaths:
 
     def stops(self) -> tuple[float, float]:
         """1 − |z| at +1 and at −1 below which a replica stops; 0: never."""
-        if self.options.early_stop is None or self.method != "overlap":
+        if self.options.early_stop is None or self.method != "overlap" or not self.model.moves_alike:
             return 0.0, 0.0
         plus, minus = stops(self.pair_constants(), self.options.tolerance, self.options.early_stop)
         return 2 * plus / (1 + plus), 2 * minus / (1 + minus)
@@ -275,8 +282,8 @@ class SpherePaths:
         """
         n, points = self.model.tokens, len(self.step_numbers)
         if self.method != "overlap":
-            columns = max(self.coordinates, n)
-            rows = max(self.model.dim if self.drawn() == FULL else 0, n)
+            columns = max(self.coordinates * query_constants(self.model).heads, n)
+            rows = max(self.model.dim if self.drawn() == FULL else 0, self.coordinates if self.model.is_fresh else 0, n)
             what = f"A layer of eight replicas ({rows} × {columns} numbers each)"
             check_scratch(8 * LANES * rows * columns, what, "Gaussian values, a smaller dim, or fewer tokens")
         smaller = [*smaller_recordings(self.options.dtype, self.pair_count), 'keep="outcome"']
@@ -315,10 +322,14 @@ class SpherePaths:
         """For the kernels of two tokens; `plus` and `minus` are the w at which replicas stop."""
         fixed = exp(self.model.beta) / 2 if self.model.attention == "unnormalized" else 0.0
         layer = self.layer
+        queries = query_constants(self.model)
         return PairConstants(
             of_kind(self.model, ONE_NUMBER),
+            queries.fresh,
+            self.model.is_causal,
+            queries.head_dim,
             self.model.dim,
-            self.model.beta,
+            signed_beta(self.model),
             fixed,
             self.steps,
             layer.step,
@@ -333,8 +344,7 @@ class SpherePaths:
         model, fixed = self.model, 0.0
         if model.attention == "unnormalized":
             fixed = (exp(model.beta) if model.is_isotropic else 1.0) / model.tokens
-        beta = model.beta if model.is_isotropic else abs(model.beta)
-        attention = AttentionConstants(beta, fixed, model.is_isotropic)
+        attention = AttentionConstants(signed_beta(model), fixed, model.is_isotropic, model.is_causal)
         layer = self.layer
         return TokenConstants(
             attention,
@@ -344,7 +354,8 @@ class SpherePaths:
             layer.drift,
             LAWS[layer.law],
             self.drawn(),
-            *nearness(model, layer.step, layer.drift),
+            *nearness(model, layer.step, layer.drift, self.coordinates),
+            query_constants(model),
         )
 
     def drawn(self) -> int:
@@ -353,7 +364,8 @@ class SpherePaths:
             return SCALAR
         if self.method == "gram":
             return GRAM
-        return SKETCHED if self.layer.law == "gaussian" and self.model.tokens < self.model.dim else FULL
+        fewer = self.model.tokens < self.model.dim or query_constants(self.model).heads > 1
+        return SKETCHED if self.layer.law == "gaussian" and fewer else FULL
 
     @property
     def coordinates(self) -> int:
@@ -361,9 +373,28 @@ class SpherePaths:
         return self.model.tokens if self.method == "gram" else self.model.dim
 
 
-def signed_bilinear(model: SphereModel) -> NDArray[np.float64]:
-    """QᵀK with the sign of β: the kernels take |β|, so that the largest logit has the largest weight."""
-    return copysign(1.0, model.beta) * model.bilinear()
+def signed_beta(model: SphereModel) -> float:
+    """β, or |β| where `signed_bilinear` has its sign; times τ where QᵀK/τ is drawn."""
+    if isinstance(model, StochasticTransformer) and model.is_fresh:
+        return model.logit_scale
+    return model.beta if model.is_isotropic else abs(model.beta)
+
+
+def signed_bilinear(model: SphereModel, coordinates: int) -> NDArray[np.float64]:
+    """QᵀK with the sign of β: the kernels take |β|, so that the largest logit has the largest weight.
+
+    Empty where it is the identity; room for (coordinates, coordinates) where it is drawn.
+    """
+    if model.is_fresh:
+        return np.zeros((coordinates, coordinates))
+    return np.zeros((0, 0)) if model.is_isotropic else copysign(1.0, model.beta) * model.bilinear()
+
+
+def query_constants(model: SphereModel) -> QueryConstants:
+    """What a layer draws for its queries and keys."""
+    if isinstance(model, StochasticTransformer) and model.is_fresh:
+        return QueryConstants(True, model.head_dim or 0, model.heads)
+    return QueryConstants(False, 0, 1)
 
 
 class PreparedSphere:
@@ -373,13 +404,14 @@ class PreparedSphere:
         self.paths = paths
         self.key_words = np.array(key(seed, f"{paths.description} {paths.method}"), np.uint64)
         self.start_key = np.array(key(seed, f"{paths.description} start {paths.method}"), np.uint64)
+        self.query_key = np.array(key(seed, f"{paths.description} queries {paths.method}"), np.uint64)
         if paths.method == "overlap":
             plus, minus = paths.stops()
             self.pair_constants = paths.pair_constants(plus / (2 - plus), minus / (2 - minus))
         else:
             self.token_constants = paths.token_constants()
             self.first = self.first_tokens()
-            self.bilinear = np.zeros((0, 0)) if paths.model.is_isotropic else signed_bilinear(paths.model)
+            self.bilinear = signed_bilinear(paths.model, paths.coordinates)
 
     def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
         """Replicas `first` … into `outputs`, unless it is halted."""
@@ -429,6 +461,7 @@ class PreparedSphere:
             self.bilinear,
             self.key_words,
             self.start_key,
+            self.query_key,
             paths.step_numbers,
             first,
             paths.coordinates,

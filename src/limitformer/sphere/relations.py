@@ -6,12 +6,12 @@ r"""How near tokens must be to be carried as differences (`forest`), how often t
   e² times smaller from one look to the next and loses no digits that matter on the way.
 """
 
-from math import exp
+from math import exp, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.models import SphereModel
+from limitformer.models import SphereModel, StochasticTransformer
 
 RADIUS = 1e-2
 LARGEST_CHANGE = 0.05  # of a logit over the radius
@@ -24,20 +24,29 @@ CHANGE_FALL = 16.0  # and between two changes of parents, of one gap beside anot
 Rows = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]
 
 
-def nearness(model: SphereModel, step: float, drift: float) -> tuple[float, int, int]:
+def nearness(model: SphereModel, step: float, drift: float, coordinates: int) -> tuple[float, int, int]:
     """The square of the radius, and layers between two looks and between two changes of parents.
 
-    The radius is 0, and no differences are carried, for logits beyond LARGEST_LOGIT unless QᵀK = I.
+    The radius is 0, and no differences are carried, for logits beyond LARGEST_LOGIT unless QᵀK = I, and behind a causal
+    mask: prefixes differ, and so does what tokens next to each other receive.
     """
-    size = 1.0 if model.is_isotropic else float(np.linalg.norm(model.bilinear(), 2))
-    largest = abs(model.beta) * size
-    if largest > LARGEST_LOGIT and not model.is_isotropic:
+    largest = abs(model.beta) * (drawn_norm(model, coordinates) if model.is_fresh else model.largest_bilinear)
+    if model.is_causal or (largest > LARGEST_LOGIT and not model.is_isotropic):
         return 0.0, RAREST, RAREST
     radius = min(RADIUS, LARGEST_CHANGE / max(largest, 1e-300))
-    weights = exp(largest) if model.attention == "unnormalized" else 1.0
+    weights = exp(min(largest, LARGEST_LOGIT)) if model.attention == "unnormalized" else 1.0
     rate = max(model.dim - 1, 4) * (step * weights) ** 2 + 2 * drift * weights
     look = int(min(max(FALL / max(rate, 1e-300), 1), RAREST))
     return radius**2, look, look * int(min(max(CHANGE_FALL / max(rate * look, 1e-300), 1), 1000))
+
+
+def drawn_norm(model: SphereModel, coordinates: int) -> float:
+    """What the norm of a drawn QᵀK (coordinates, coordinates) hardly exceeds: 2√r in the mean, with a margin of 6."""
+    assert isinstance(model, StochasticTransformer)
+    if model.head_dim is None:
+        return model.tau * (2 * sqrt(coordinates) + 6)
+    side = sqrt(coordinates) + sqrt(model.head_dim) + 4
+    return model.tau * side * side / sqrt(model.head_dim)
 
 
 def alone(rows: NDArray[np.float64]) -> Rows:

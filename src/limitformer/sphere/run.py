@@ -22,6 +22,7 @@ def run_tokens(
     bilinear,
     key_words,
     start_key,
+    query_key,
     points,
     first,
     coordinates,
@@ -38,7 +39,7 @@ def run_tokens(
     for begin in range(0, replicas, LANES):
         rows = part_of(record, begin, min(begin + LANES, replicas))
         replica = np.uint64(first + begin)
-        begin_tokens(start, how, constants, start_key, replica, work)
+        begin_tokens(start, how, constants, start_key, query_key, replica, work)
         plant(start_parent, start_sign, constants.attention, work.x, relations.forest)
         run_lanes(constants, key_words, replica, points, rows, record_work, work, relations, watch)
         if halted(watch):

@@ -4,8 +4,10 @@ A layer of [CT, eq. 4] adds (σ/√L) A X Vᵀ and normalises the rows. If the v
 rows of A X = F O alone (F lower triangular, O orthonormal rows): V Oᵀ is a d × N standard normal matrix, and the d × d
 one is never drawn. The hybrid [CT, eq. 7] adds ω A X with one number ω for all tokens.
 
-With QᵀK = I and Gaussian values the law does not change when all tokens turn together, so that N < d tokens have a
-Gram chain: `gram`.
+Heads, whose joined rows may be more than d, have V act on their factor whatever N is (`queries`).
+
+With QᵀK = I, or one that is drawn in each layer, and Gaussian values the law does not change when all tokens turn
+together, so that N < d tokens have a Gram chain: `gram`.
 
 A token that is next to an earlier one or to its antipode goes through a layer as their difference (`forest`,
 `differences`, `antipodes`): a row like the others, for all that a layer does before it normalises is linear, and every
@@ -19,6 +21,7 @@ import numpy as np
 from limitformer.numerics.elementary import U64
 from limitformer.numerics.factor import (
     FIRST,
+    copy,
     draw_bartlett,
     inner,
     multiply,
@@ -35,6 +38,15 @@ from limitformer.sphere.attention import AttentionConstants, AttentionWorkspace,
 from limitformer.sphere.differences import difference_rows, part, rejoin, set_aside
 from limitformer.sphere.forest import Forest, any_related, open_forest
 from limitformer.sphere.gathered import all_gathered, attend_gathered
+from limitformer.sphere.queries import (
+    QueryConstants,
+    QueryWorkspace,
+    begin_queries,
+    draw_queries,
+    factor_of_heads,
+    join_head,
+    query_workspace,
+)
 from limitformer.sphere.values import fill
 
 AT_TOKENS, UNIFORM, AT_OVERLAP = 0, 1, 2  # how replicas start
@@ -54,6 +66,7 @@ class TokenConstants(NamedTuple):
     near: float  # |D|² below which a token is carried as a difference
     look: int  # layers between two looks at which tokens are
     change: int  # layers between two at which tokens may change their parents, a multiple of `look`
+    queries: QueryConstants
 
 
 class Relations(NamedTuple):
@@ -77,6 +90,7 @@ class TokenWorkspace(NamedTuple):
     outside: np.ndarray  # (N, t), t = min(N, d − N), for the Gram chain
     added: np.ndarray  # (N, t)
     rows: np.ndarray  # (N, N + t)
+    queries: QueryWorkspace
 
 
 @driver
@@ -98,6 +112,7 @@ def token_workspace(tokens, coordinates, constants, bilinear):
         lane_matrix(tokens, t),
         lane_matrix(tokens, t),
         lane_matrix(tokens, tokens + t),
+        query_workspace(tokens, coordinates, constants.queries),
     )
 
 
@@ -117,9 +132,10 @@ def value_shape(tokens, coordinates, constants):
 
 
 @kernel
-def begin_tokens(start, how, constants, start_key, replica, work):
+def begin_tokens(start, how, constants, start_key, query_key, replica, work):
     """The first tokens of the replicas that run side by side; `start` has D's in place of those with a parent."""
     rewind(work.stream, start_key, replica)
+    begin_queries(query_key, replica, work.queries)
     if how == AT_TOKENS:
         put(start, work.x)
     elif work.x.shape[1] < constants.dim:  # the factor of N < d uniform tokens
@@ -146,15 +162,16 @@ def lean(along, across, x):
 @inlined
 def advance_tokens(layer, constants, key_words, replica, work, relations):
     """One layer, in place."""
-    forest = relations.forest
+    forest, heads = relations.forest, constants.queries.heads
     related = any_related(forest.children)
-    if not (related and all_gathered(forest.state)):
-        weigh(work.x, constants.attention, work.attention)
-        if related:
-            difference_rows(work.x, constants.attention, work.attention, forest)
-        mix(work.x, work.attention, work.mixed)
-        if related:
-            add_antipodes(work.x, constants.attention, work.attention.bilinear, forest, relations.antipodes, work.mixed)
+    if constants.queries.fresh:
+        for head in range(heads):
+            draw_queries(constants.queries.head_dim, work.queries, work.attention.bilinear)
+            attend(related, constants, work, relations)
+            if heads > 1:
+                join_head(head, heads, work.mixed, work.queries.joined)
+    elif not (related and all_gathered(forest.state)):
+        attend(related, constants, work, relations)
     if related:
         attend_gathered(work.x, forest, work.mixed)
         part(work.x, forest)
@@ -164,6 +181,18 @@ def advance_tokens(layer, constants, key_words, replica, work, relations):
     normalise_rows(work.x)
     if related:
         rejoin(4.0 * constants.near, constants.attention, work.x, forest)
+
+
+@inlined
+def attend(related, constants, work, relations):
+    """What one head makes of the tokens, `mixed`: differences where tokens are carried so."""
+    weigh(work.x, constants.attention, work.attention)
+    if related:
+        difference_rows(work.x, constants.attention, work.attention, relations.forest)
+    mix(work.x, work.attention, work.mixed)
+    if related:
+        bilinear = work.attention.bilinear
+        add_antipodes(work.x, constants.attention, bilinear, relations.forest, relations.antipodes, work.mixed)
 
 
 @inlined
@@ -187,6 +216,9 @@ def add_values(constants, work):
         return
     if constants.draw == FULL:
         multiply_transposed(work.mixed, work.values, work.moved)
+    elif constants.queries.heads > 1:
+        factor_of_heads(work.queries)
+        multiply_lower(work.queries.factor, work.values, work.moved)
     else:
         triangularise(work.mixed, FIRST, work.mixed.shape[1], work.factor, FIRST)
         multiply_lower(work.factor, work.values, work.moved)
@@ -199,6 +231,9 @@ def add_gram(constants, work):
     n, t = work.x.shape[0], work.added.shape[1]
     draw_normals(work.stream, work.values)
     draw_bartlett(work.stream, constants.dim - n, work.outside)
+    if constants.queries.heads > 1:  # any rows with their Gram matrix will do
+        factor_of_heads(work.queries)
+        copy(work.queries.factor, work.mixed)
     multiply(work.mixed, work.values, work.moved)
     multiply(work.mixed, work.outside, work.added)
     for i in range(n):

@@ -91,7 +91,7 @@ def check_run(options: Mapping[str, Any], *, samples: int, level: float, threads
 
 def exact_probability(model: SphereKind) -> float:
     """Of the antipodal state, from a uniform start; NaN where it is not known."""
-    if model.tokens != 2 or model.isotropic_beta is None:
+    if model.tokens != 2:
         return nan
     try:
         return float(overlap(model).antipodal_probability())

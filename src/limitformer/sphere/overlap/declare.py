@@ -14,10 +14,12 @@ LARGEST_BETA = 150.0  # e^{4β} is still a double: the noise between clusters fa
 def overlap(model: SphereModel, clusters: Sequence[int] | None = None) -> OverlapDiffusion:
     """The diffusion of the overlap of two tokens of `model`, or of two `clusters` (p, q) of p + q = model.tokens.
 
-    QᵀK may be any multiple c of the identity, which makes βc of β; β may be negative.
+    QᵀK may be any multiple c of the identity, which makes βc of β, or drawn anew in each layer; β may be negative.
+    Depth averages over heads: however many they are, the limit is that of one.
 
     Raises:
-        NoLimitError: QᵀK is no multiple of the identity, so that the overlap is no diffusion by itself.
+        NoLimitError: QᵀK is fixed and no multiple of the identity, so that the overlap is no diffusion by itself; or a
+            case that is not known.
         InputError: not a model on the sphere, more than two tokens without clusters, clusters that do not fit.
 
     >>> from limitformer.models.sphere import StochasticTransformer
@@ -28,17 +30,31 @@ def overlap(model: SphereModel, clusters: Sequence[int] | None = None) -> Overla
     kinds = StochasticTransformer, HybridTransformer
     known = isinstance(model, kinds)
     require(known, f"overlap needs a StochasticTransformer or HybridTransformer; got {type(model).__name__}.")
-    beta = model.isotropic_beta
-    if beta is None:
-        raise NoLimitError(
-            "No limit for the overlap alone: it needs Q^T K = c times the identity [CT, Assumption 2], else attention "
-            "depends on where the tokens are. Leave query_key out."
-        )
     sizes = checked_clusters(model, clusters)
+    require_limit(model, sizes)
+    beta = model.isotropic_beta or 0.0
     plain = isinstance(model, StochasticTransformer) and sizes[0] == sizes[1]
     fits = plain or abs(beta) <= LARGEST_BETA
     require(fits, f"Unequal clusters and the hybrid model need |beta| <= {LARGEST_BETA:g} here; got {beta:g}.")
     return OverlapDiffusion(model, sizes)
+
+
+def require_limit(model: SphereModel, sizes: tuple[int, int]) -> None:
+    """Raise `NoLimitError` unless the overlap is a diffusion by itself, with known coefficients."""
+    if model.isotropic_beta is None and not model.is_fresh:
+        raise NoLimitError(
+            "No limit for the overlap alone: it needs Q^T K = c times the identity [CT, Assumption 2], or drawn in "
+            "each layer, else attention depends on where the tokens are. Leave query_key out."
+        )
+    if not model.moves_alike and model.attention != "softmax":
+        raise NoLimitError(
+            f"With {'drawn queries and keys' if model.is_fresh else 'a causal mask'} the coefficients are known for "
+            'softmax attention alone; got "unnormalized". Nearest: a simulation.'
+        )
+    if model.is_causal and sizes != (1, 1):
+        raise NoLimitError(
+            "Behind a causal mask tokens of one cluster see different things: clusters do not stay together."
+        )
 
 
 def checked_clusters(model: SphereModel, clusters: Sequence[int] | None) -> tuple[int, int]:

@@ -22,14 +22,14 @@ from limitformer.sphere.overlap import hitting, thresholds
 from limitformer.sphere.overlap.density import density_of
 from limitformer.sphere.overlap.ends import Boundaries, Rates, boundaries_of
 from limitformer.sphere.overlap.gap import MetastableGap, metastable_gap
-from limitformer.sphere.overlap.lifetime import leading_lifetime
+from limitformer.sphere.overlap.lifetime import inverse_push, leading_lifetime
 from limitformer.sphere.overlap.motion import (
     FlowMotion,
     HybridMotion,
     Motion,
     StochasticMotion,
-    motion_of,
 )
+from limitformer.sphere.overlap.motions import motion_of
 from limitformer.sphere.overlap.position import (
     Array,
     artanh,
@@ -52,7 +52,7 @@ class OverlapDiffusion:
         model: of the tokens.
         clusters: (p, q): p tokens at one point, q at the other; (1, 1) for two tokens.
         beta: βc if QᵀK = cI, so β itself without Q and K; it may be negative. For the stochastic model its sign
-            changes nothing with softmax, and without normalisation the clock alone.
+            changes nothing with softmax, and without normalisation the clock alone. |β|τ where QᵀK is drawn.
 
     >>> from limitformer.sphere.overlap import overlap
     >>> pair = overlap(StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=100))
@@ -67,7 +67,9 @@ class OverlapDiffusion:
 
     @property
     def beta(self) -> float:
-        """βc for QᵀK = cI."""
+        """βc for QᵀK = cI, |β|τ where queries and keys are drawn."""
+        if isinstance(self.model, StochasticTransformer) and self.model.is_fresh:
+            return self.model.logit_scale
         beta = self.model.isotropic_beta
         assert beta is not None
         return beta
@@ -184,7 +186,8 @@ class OverlapDiffusion:
         """The value of `beta` above which the tokens may end antipodal; infinite if none.
 
         Stochastic: that of |beta|, arccosh(dim − 2)/2 [CT, Theorem 2]; 0 for dim ≤ 3, where every β ≠ 0 will do (in
-        dim 2, β = 0 too). Hybrid: log(2/ε²) for unnormalized attention [CT, Prop. 1], ε² = 1 + e^{−2β} for softmax;
+        dim 2, β = 0 too); infinite with drawn queries and keys for dim ≥ 4, and behind a causal mask. Hybrid:
+        log(2/ε²) for unnormalized attention [CT, Prop. 1], ε² = 1 + e^{−2β} for softmax;
         negative for ε² > 2.
 
         Raises:
@@ -235,7 +238,8 @@ class OverlapDiffusion:
         """What the mean lifetime `mean_hitting_time(target, start=-1.0)` of unequal clusters tends to as |β| grows.
 
         (π/2 + arcsin b) · B(½, (dim − 1)/2)/(2√2) · pq/|p² − q²| · e^{2|β|}/σ² for b = `target` in (−1, 1), with
-        softmax attention; too long by a part of the order (dim − 2) e^{−|β|(1 − b)}/β² (see `lifetime`).
+        softmax attention, and 1 in the place of pq/|p² − q²| for two tokens behind a causal mask; too long by a part of
+        the order (dim − 2) e^{−|β|(1 − b)}/β² (see `lifetime`).
 
         Raises:
             InputError: a target out of range, equal clusters, the hybrid model, or unnormalized attention.
@@ -248,7 +252,13 @@ class OverlapDiffusion:
         b = require_inside("target", target)
         require(
             self._leaves,
-            "Only unequal clusters of the stochastic model have a lifetime; two others that are antipodal stay.",
+            "Only unequal clusters of the stochastic model, and tokens behind a causal mask, have a lifetime; two "
+            "others that are antipodal stay.",
+        )
+        require(
+            not self.model.is_fresh,
+            "With drawn queries and keys lifetimes do not grow like e^{2|beta|}: nothing holds tokens at antipodes. "
+            f"Use mean_hitting_time({b:g}, start=-1.0).",
         )
         require(
             self.model.attention == "softmax",
@@ -256,7 +266,10 @@ class OverlapDiffusion:
             f"mean_hitting_time({b:g}, start=-1.0).",
         )
         assert isinstance(self.model, StochasticTransformer)
-        return leading_lifetime(self.clusters, self.model.dim, self.beta, self.model.sigma, b)
+        if self.model.is_causal:
+            require(self.beta > 0, f"Behind a causal mask the lifetime grows with beta > 0 alone; got {self.beta:g}.")
+            return leading_lifetime(1.0, self.model.dim, self.beta, self.model.sigma, b)
+        return leading_lifetime(inverse_push(*self.clusters), self.model.dim, self.beta, self.model.sigma, b)
 
     def mean_exit_time(self, low: float, high: float, start: float) -> float:
         """Mean time until the overlap leaves (`low`, `high`) from `start` in between; always finite."""

@@ -22,9 +22,13 @@ from math import asin, exp, pi, sqrt
 from scipy.special import beta as euler_beta
 
 
-def leading_lifetime(clusters: tuple[int, int], dim: int, beta: float, sigma: float, target: float) -> float:
-    """The right-hand side, for `clusters` (p, q) of unequal size and b = `target` in (−1, 1)."""
-    p, q = clusters
+def inverse_push(p: int, q: int) -> float:
+    """2e^{−2|β|}/δ = pq/|p² − q²|, of clusters of unequal size."""
+    return p * q / abs(p * p - q * q)
+
+
+def leading_lifetime(inverse: float, dim: int, beta: float, sigma: float, target: float) -> float:
+    """The right-hand side, with `inverse` in the place of pq/|p² − q²| and b = `target` in (−1, 1)."""
     way = pi / 2 + asin(target)
     bottom = float(euler_beta(0.5, (dim - 1) / 2)) / (2 * sqrt(2))
-    return way * bottom * p * q / abs(p * p - q * q) * exp(2 * abs(beta)) / sigma**2
+    return way * bottom * inverse * exp(2 * abs(beta)) / sigma**2

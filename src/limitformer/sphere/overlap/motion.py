@@ -16,18 +16,15 @@ The scale density s solves (log s)′ = −2μ/g², the *slope*:
 At −1 the slope tends to 1 − (d − 2)/cosh 2β for p = q, to 3 − d for p ≠ q (there g² ~ 1/(1 + z)); at +1 to 1 − d.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp, expm1, log, log1p
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from limitformer.models.kinds import of_kind
-from limitformer.models.sphere import HybridTransformer, SphereModel, StochasticTransformer
 from limitformer.sphere.overlap.position import Array, Position, at_artanh, at_overlap
-from limitformer.sphere.overlap.weights import Weights, weights_of
+from limitformer.sphere.overlap.weights import Averaging, Weights
 
 REACH = 19.0  # every double z has |artanh z| < 18.8; corrections to the exponential tails are of order e^{−2·19}
 
@@ -47,6 +44,10 @@ class Motion(Protocol):
     @property
     def beta(self) -> float:
         """|β|: how fast the coefficients vary. Its sign is in the weights."""
+
+    @property
+    def widest(self) -> float:
+        """The widest panel in u on which the coefficients are polynomials to 15 digits."""
 
     def drift(self, at: Position) -> Array:
         """μ."""
@@ -76,10 +77,14 @@ class Motion(Protocol):
 class StochasticMotion:
     """Common noise of all directions [CT, eq. 4]."""
 
-    weights: Weights
+    weights: Averaging
     beta: float
     dim: int
     sigma: float
+
+    @property
+    def widest(self) -> float:
+        return widest_panel(self.beta)
 
     def drift(self, at: Position) -> Array:
         mix = self.weights(at)
@@ -136,6 +141,10 @@ class HybridMotion:
     beta: float
     epsilon: float
 
+    @property
+    def widest(self) -> float:
+        return widest_panel(self.beta)
+
     def drift(self, at: Position) -> Array:
         c = self.weights(at).toward
         return c * (1 - self.epsilon**2 * self.brake(at))
@@ -185,6 +194,11 @@ def ratio(spread: Array, at: Position, aligned: Array) -> Array:
     return share + 2 * aligned
 
 
+def widest_panel(beta: float) -> float:
+    """log g² changes by at most 2β per unit of u."""
+    return 4 / max(beta, 1e-9)
+
+
 def reach(beta: float) -> float:
     """The |u| from which the slope is that of the end: it differs from it by O((1 + β) e^{−2|u|})."""
     return REACH + log1p(beta) / 2
@@ -198,24 +212,3 @@ def log_speed(motion: Motion, u: Array) -> Array:
 def slope_at(motion: Motion, u: Array) -> Array:
     """(log s)′ at u."""
     return motion.slope(at_artanh(u))
-
-
-def stochastic_motion(model: StochasticTransformer, weights: Weights, size: float) -> Motion:
-    """Of [CT, eq. 4]."""
-    return StochasticMotion(weights, size, model.dim, model.sigma)
-
-
-def hybrid_motion(model: HybridTransformer, weights: Weights, size: float) -> Motion:
-    """Of [CT, eq. 7]; without noise it is a flow."""
-    return HybridMotion(weights, size, model.epsilon) if model.epsilon > 0 else FlowMotion(weights, size)
-
-
-MOTIONS: Mapping[type, Callable[[Any, Weights, float], Motion]] = {
-    StochasticTransformer: stochastic_motion,
-    HybridTransformer: hybrid_motion,
-}
-
-
-def motion_of(model: SphereModel, clusters: tuple[int, int], beta: float) -> Motion:
-    """The diffusion of the overlap of two clusters of `model`, with `beta` for its β."""
-    return of_kind(model, MOTIONS)(model, weights_of(model, clusters, beta), abs(beta))

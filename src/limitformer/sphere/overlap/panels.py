@@ -79,8 +79,8 @@ def panels(motion: Motion, cuts: Array) -> Panels:
 
 
 def cells(motion: Motion, cuts: Array) -> Array:
-    """Edges no more than `WIDEST` apart, or 4/β where that is less: log g² changes by at most 2β per unit of u."""
-    widest = min(WIDEST, 4 / max(motion.beta, 1e-9))
+    """Edges no more than `WIDEST` apart, or the motion's own widest panel."""
+    widest = min(WIDEST, motion.widest)
     return split(cuts, np.ceil(np.diff(cuts) / widest))
 
 

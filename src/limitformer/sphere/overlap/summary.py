@@ -7,7 +7,6 @@ from typing import Any
 
 from limitformer.base.errors import InputError
 from limitformer.models.serial import as_record
-from limitformer.sphere.overlap.motion import HybridMotion
 
 LIFETIME_TARGET = 0.9
 
@@ -32,8 +31,8 @@ def summary_of(diffusion: Any) -> dict[str, Any]:
 
 
 def metastable(diffusion: Any) -> dict[str, Any] | None:
-    """Lifetime from −1 and law of the gap of unequal clusters."""
-    if isinstance(diffusion.motion, HybridMotion) or diffusion.clusters[0] == diffusion.clusters[1]:
+    """Lifetime from −1 and law of the gap of clusters that leave it: unequal ones, and tokens behind a causal mask."""
+    if diffusion.motion.minus.growth == 0:
         return None
     lifetime = plain(diffusion.mean_hitting_time(LIFETIME_TARGET, start=-1.0))
     asymptote = known(lambda: diffusion.lifetime_asymptote(LIFETIME_TARGET))

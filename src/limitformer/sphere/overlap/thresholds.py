@@ -14,13 +14,14 @@ neither end attracts.
 from math import acosh, inf, log, sqrt
 
 from limitformer.base.errors import InputError
+from limitformer.sphere.overlap.drawn_motion import DrawnMotion
 from limitformer.sphere.overlap.motion import HybridMotion, Motion, StochasticMotion
 from limitformer.sphere.overlap.position import at_overlap
 
 
 def stochastic_critical_beta(motion: StochasticMotion) -> float:
-    """arccosh(d − 2)/2, 0 for d ≤ 3; infinite for unequal clusters. It bounds |β|."""
-    if motion.minus.growth < 0:
+    """arccosh(d − 2)/2, 0 for d ≤ 3; infinite for unequal clusters, and with drawn queries for d ≥ 4. It bounds |β|."""
+    if motion.minus.growth < 0 or (isinstance(motion, DrawnMotion) and motion.dim > 3):
         return inf
     return acosh(motion.dim - 2) / 2 if motion.dim > 3 else 0.0
 

@@ -16,6 +16,7 @@ Without normalisation it exchanges them too, and multiplies both by e^{−β(1+z
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 from scipy.special import exprel
@@ -52,7 +53,24 @@ class Mixing:
         return self.other_first + self.other_second
 
 
+class Mixtures(Protocol):
+    """What the stochastic model's motion needs of two mixtures, or of their averages."""
+
+    @property
+    def spread(self) -> Array:
+        """D."""
+
+    @property
+    def aligned(self) -> Array:
+        """G."""
+
+    @property
+    def crossed(self) -> Array:
+        """X."""
+
+
 Weights = Callable[[Position], Mixing]
+Averaging = Callable[[Position], Mixtures]
 
 
 def softmax(p: int, q: int, beta: float, at: Position) -> Mixing:

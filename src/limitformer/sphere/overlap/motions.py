@@ -1,0 +1,48 @@
+"""Which diffusion the overlap of a model's tokens or clusters is."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from limitformer.models.kinds import of_kind
+from limitformer.models.sphere import HybridTransformer, SphereModel, StochasticTransformer
+from limitformer.sphere.overlap.causal import averaged_causal_motion, causal_motion
+from limitformer.sphere.overlap.drawn import Drawn, log_odds
+from limitformer.sphere.overlap.drawn_motion import AveragedMotion, DrawnMotion
+from limitformer.sphere.overlap.motion import FlowMotion, HybridMotion, Motion, StochasticMotion
+from limitformer.sphere.overlap.weights import weights_of
+
+Clusters = tuple[int, int]
+
+
+def stochastic_motion(model: StochasticTransformer, clusters: Clusters, beta: float) -> Motion:
+    """Of [CT, eq. 4], and of what goes beyond it."""
+    if model.is_fresh:
+        drawn = Drawn(model.logit_scale, log_odds(clusters), model.head_dim)
+        return (averaged_causal_motion if model.is_causal else drawn_motion)(drawn, model.dim, model.sigma)
+    if model.is_causal:
+        return causal_motion(beta, model.dim, model.sigma)
+    return StochasticMotion(weights_of(model, clusters, beta), abs(beta), model.dim, model.sigma)
+
+
+def drawn_motion(drawn: Drawn, dim: int, sigma: float) -> Motion:
+    """Queries and keys drawn in each layer, every token sees all others."""
+    if drawn.odds:
+        return AveragedMotion(drawn.averages, drawn.near_ends, dim, sigma)
+    return DrawnMotion(drawn.averages, drawn.near_ends, dim, sigma, drawn)
+
+
+def hybrid_motion(model: HybridTransformer, clusters: Clusters, beta: float) -> Motion:
+    """Of [CT, eq. 7]; without noise it is a flow."""
+    weights, size = weights_of(model, clusters, beta), abs(beta)
+    return HybridMotion(weights, size, model.epsilon) if model.epsilon > 0 else FlowMotion(weights, size)
+
+
+MOTIONS: Mapping[type, Callable[[Any, Clusters, float], Motion]] = {
+    StochasticTransformer: stochastic_motion,
+    HybridTransformer: hybrid_motion,
+}
+
+
+def motion_of(model: SphereModel, clusters: Clusters, beta: float) -> Motion:
+    """The diffusion of the overlap of two clusters of `model`, with `beta` for its β."""
+    return of_kind(model, MOTIONS)(model, clusters, beta)

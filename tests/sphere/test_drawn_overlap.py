@@ -1,0 +1,281 @@
+"""The diffusion of two tokens with drawn queries, heads or a causal mask: its averages against attention written out,
+the theorem on antipodes, lifetimes against simulation."""
+
+from math import asin, exp, inf, pi
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.special import beta as euler_beta
+
+import limitformer as lf
+from limitformer.sphere.overlap.drawn import Drawn, at_antipodes, both_at_once, x_first
+from limitformer.sphere.overlap.position import at_overlap
+from sphere_naive import tokens_at
+from statistics_checks import STANDARD_ERRORS, standard_errors
+
+SAMPLES = 40_000
+
+
+def stochastic(tokens=2, dim=4, **more):
+    defaults = {"beta": 1.0, "layers_per_unit_time": 100, "query_key": "gaussian"}
+    return lf.StochasticTransformer(**{**defaults, "tokens": tokens, "dim": dim, **more})
+
+
+def pair_at(z, dim):
+    first, second = np.eye(dim)[0], z * np.eye(dim)[0] + np.sqrt(1 - z * z) * np.eye(dim)[1]
+    return np.array([first, second])
+
+
+def products(x, model, samples, seed):
+    """(N₁ + N₂, κ) (samples, 2) of two tokens or clusters, attention with every QᵀK drawn in full."""
+    rng, shape = np.random.default_rng(seed), (samples, model.dim, model.dim)
+    if model.head_dim is None:
+        bilinear = model.tau * rng.standard_normal(shape)
+    else:
+        query, key = rng.standard_normal((2, samples, model.head_dim, model.dim))
+        bilinear = model.tau / model.head_dim**0.5 * np.swapaxes(query, -1, -2) @ key
+    logits = model.beta * x @ bilinear @ x.T
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    if model.mask == "causal":
+        weights = weights * np.tri(len(x))
+    a = weights / weights.sum(-1, keepdims=True) @ x
+    first, second = a[:, 0], a[:, -1]
+    return np.stack([(first**2).sum(1) + (second**2).sum(1), (first * second).sum(1)], 1)
+
+
+def coefficients(sums, kappa, z, model):
+    """Drift and variance of z from N₁ + N₂ and κ [CT, eq. 23], which are linear in them."""
+    drift = (1 - model.dim) / 2 * z * sums + (z * z + model.dim - 2) * kappa
+    return model.sigma**2 * np.stack([drift, (1 - z * z) * (sums - 2 * z * kappa)], -1)
+
+
+POINTS = [
+    (dim, tau, z, head_dim, clusters, mask)
+    for dim, tau, z in [(2, 0.7, -0.6), (3, 2.0, 0.3), (4, 5.0, -0.95), (6, 1.0, 0.8), (9, 12.0, -0.2)]
+    for head_dim, clusters, mask in [(None, (1, 1), "none"), (None, (3, 1), "none"), (None, (1, 1), "causal")]
+] + [(3, 2.0, 0.3, 2, (1, 1), "none"), (4, 0.7, -0.8, 5, (1, 2), "none")]
+
+
+@pytest.mark.parametrize(("dim", "tau", "z", "head_dim", "clusters", "mask"), POINTS)
+def test_averages_are_those_of_attention_written_out(dim, tau, z, head_dim, clusters, mask):
+    model = stochastic(sum(clusters), dim, tau=tau, head_dim=head_dim, mask=mask, sigma=1.3)
+    pair = pair_at(z, dim)
+    x = np.repeat(pair, clusters, axis=0)
+    drawn = products(x, model, SAMPLES, seed=dim)
+    found = coefficients(*drawn.T, z, model)
+    diffusion = lf.overlap(model, clusters)
+    exact = np.array([float(diffusion.drift(z)), float(diffusion.diffusion(z)) ** 2])
+    assert np.abs(standard_errors(found, exact)).max() < STANDARD_ERRORS
+    other = lf.overlap(stochastic(sum(clusters), dim, tau=tau * 1.3, head_dim=head_dim, mask=mask, sigma=1.3), clusters)
+    if tau < 5:
+        wrong = np.array([float(other.drift(z)), float(other.diffusion(z)) ** 2])
+        assert np.abs(standard_errors(found, wrong)).max() > STANDARD_ERRORS
+
+
+def test_the_limit_knows_the_averages_of_two_tokens():
+    model = stochastic(2, 5, tau=2.0, head_dim=3, sigma=1.2)
+    x = tokens_at(3, 2, 5)
+    drawn = products(x, model, SAMPLES, seed=1)
+    noise = lf.limit(model).diffusion(x)
+    drift = lf.limit(model).drift(x)
+    sums = -2 * (drift * x).sum() / ((model.dim - 1) * model.sigma**2)
+    along = np.einsum("kk->", noise[0, :, 1, :]) / model.sigma**2
+    z = float(x[0] @ x[1])
+    exact = np.array([sums, along / (model.dim - 2 + z * z)])
+    assert np.abs(standard_errors(drawn, exact)).max() < STANDARD_ERRORS
+    with pytest.raises(lf.NoLimitError, match="known for two tokens"):
+        lf.limit(stochastic(3, 5)).drift(tokens_at(3, 3, 5))
+    with pytest.raises(lf.NoLimitError, match="attention is random"):
+        lf.limit(model).attention(x)
+
+
+@pytest.mark.parametrize(("wide", "mean", "deviation"), [(5.0, 0.0, 7.0), (9.0, 0.7, 7.0), (30.0, -1.2, 12.0)])
+def test_two_orders_of_integration_agree(wide, mean, deviation):
+    np.testing.assert_allclose(x_first(wide, mean, deviation), both_at_once(wide, mean, deviation), rtol=1e-11)
+    assert abs(x_first(wide, mean, deviation)[0] / x_first(wide * 1.01, mean, deviation)[0] - 1) > 1e-4
+
+
+@pytest.mark.parametrize("b", [0.05, 1.0, 4.0, 40.0])
+def test_tables_are_what_they_tabulate(b):
+    drawn = Drawn(b)
+    for z in (-0.999, -0.4, 0.6, 0.99):
+        c, bend = drawn(at_overlap(z))
+        less, spread = (x_first if b > 9 else both_at_once)(b * (1 - z), 0.0, b * (1 - z * z) ** 0.5)
+        np.testing.assert_allclose([float(1 - c), float(bend) * (1 + z)], [less, spread], rtol=1e-9)
+
+
+# The theorem: antipodes attract if and only if (d − 1)m > (d − 3)(1 + q).
+
+
+def gaussian_mean(function):
+    return quad(lambda s: function(s) * exp(-s * s / 2) / (2 * pi) ** 0.5, -12, 12, limit=400, points=[0.0])[0]
+
+
+@pytest.mark.parametrize("b", [1e-3, 0.3, 1.0, 1.75, 3.0, 10.0, 100.0])
+def test_at_antipodes_the_averages_are_plain_integrals(b):
+    m, q = at_antipodes(b)
+    assert m == pytest.approx(gaussian_mean(lambda s: np.tanh(b * s) ** 2), rel=1e-8)
+    assert q == pytest.approx(b * b * gaussian_mean(lambda s: np.cosh(min(abs(b * s), 300.0)) ** -4), rel=1e-6)
+
+
+@pytest.mark.parametrize("head_dim", [None, 1, 6])
+def test_theorem_no_antipodes_from_dimension_four_on(head_dim):
+    for b in np.geomspace(1e-3, 1e5, 25 if head_dim is None else 7):
+        m, q = at_antipodes(float(b), head_dim)
+        assert 1 + q > 3 * m
+
+
+def test_both_halves_of_the_proof_are_needed_and_hold():
+    """1 + q − 3m ≥ 1 − 2c², and ≥ 2√2 c − 2, c = E s tanh(bs): each fails to be positive somewhere."""
+    signs = []
+    for b in (0.2, 1.0, 1.75, 5.0, 50.0):
+        m, q = at_antipodes(b)
+        c = b * (1 - m)
+        assert 1 + q - 3 * m >= 1 - 2 * c * c - 1e-9
+        assert 1 + q - 3 * m >= 8**0.5 * c - 2 - 1e-9
+        signs.append((1 - 2 * c * c > 0, 8**0.5 * c - 2 > 0))
+        assert any(signs[-1])
+    assert (True, False) in signs
+    assert (False, True) in signs
+
+
+@pytest.mark.parametrize(
+    ("dim", "b", "kind", "critical"),
+    [
+        (2, 0.0001, "attracting", 0.0),
+        (2, 3.0, "attracting", 0.0),
+        (3, 0.01, "attracting", 0.0),
+        (3, 50.0, "attracting", 0.0),
+        (4, 1.75, "non-attracting", inf),
+        (7, 9.0, "non-attracting", inf),
+    ],
+)
+def test_antipodes_attract_in_two_and_three_dimensions_alone(dim, b, kind, critical):
+    diffusion = lf.overlap(stochastic(2, dim, tau=b))
+    assert diffusion.boundaries.minus.kind == kind
+    assert diffusion.boundaries.plus.kind == "attracting"
+    assert diffusion.critical_beta == critical
+    # The transition of [CT, Theorem 2], which has another answer in dimension 4.
+    fixed = lf.overlap(stochastic(2, dim, beta=b, query_key=None))
+    assert (fixed.boundaries.minus.kind == kind) == (dim < 4)
+
+
+@pytest.mark.parametrize(("dim", "b", "rate"), [(3, 1.0, -0.394), (4, 1.0, 0.141), (4, 1.75, 0.054), (5, 1.0, 0.676)])
+def test_rate_at_antipodes_is_that_of_a_linearised_simulation(dim, b, rate):
+    """D = X¹ + X², tiny, at a pair of antipodes: every matrix drawn in full."""
+    diffusion = lf.overlap(stochastic(2, dim, tau=b))
+    exact = float(diffusion.artanh_drift(-300.0))
+    assert exact == pytest.approx(rate, abs=1e-3)
+    found = linearised_rates(dim, b, layers=500, per_unit=300, samples=6000, seed=4)
+    assert abs(found.mean() - exact) < STANDARD_ERRORS * found.std() / len(found) ** 0.5 + 3e-3
+    fixed = float(lf.overlap(stochastic(2, dim, beta=b, query_key=None)).artanh_drift(-300.0))
+    assert abs(found.mean() - fixed) > STANDARD_ERRORS * found.std() / len(found) ** 0.5 or dim == 4
+
+
+def linearised_rates(dim, b, layers, per_unit, samples, seed):
+    """d log|D|/dt (samples,) of D = X¹ + X² to first order: A(x) + A(−x + D) = D + b(1 − tanh²(b xᵀGx)) (DᵀGx) x."""
+    rng = np.random.default_rng(seed)
+    x = np.tile(np.eye(dim)[0], (samples, 1))
+    d = np.tile(np.eye(dim)[1], (samples, 1))
+    total = np.zeros(samples)
+    for _ in range(layers):
+        g, v = rng.standard_normal((2, samples, dim, dim))
+        keyed = (g @ x[:, :, None])[:, :, 0]
+        t = np.tanh(b * (keyed * x).sum(1))[:, None]
+        of_sum = d + b * (1 - t**2) * (keyed * d).sum(1)[:, None] * x
+        total += step(x, d, t, of_sum, v, per_unit)
+    return total * per_unit / layers
+
+
+def step(x, d, t, of_sum, v, per_unit):
+    """Move the pair in place; log of how much longer D is."""
+    c = per_unit**-0.5
+    y = x + c * t * (v @ x[:, :, None])[:, :, 0]
+    e = d + c * (v @ of_sum[:, :, None])[:, :, 0]
+    length = np.linalg.norm(y, axis=1, keepdims=True)
+    x[:] = y / length
+    e = (e - (e * x).sum(1, keepdims=True) * x) / length
+    size = np.linalg.norm(e, axis=1)
+    d[:] = e / size[:, None]
+    return np.log(size)
+
+
+# Causal masks: no antipodes, and how long they last.
+
+
+@pytest.mark.parametrize(("beta", "lifetime"), [(1.0, 6.77), (2.0, 61.6)])
+def test_lifetime_of_antipodes_behind_a_causal_mask(beta, lifetime):
+    model = stochastic(2, 4, beta=beta, query_key=None, mask="causal")
+    diffusion = lf.overlap(model)
+    assert diffusion.mean_hitting_time(0.9, start=-1.0) == pytest.approx(lifetime, rel=1e-3)
+    assert diffusion.boundaries.minus.kind == "entrance"
+    assert diffusion.antipodal_probability(start=-1.0) == 0
+    times = first_passages(model, 0.9, horizon=6 * lifetime)
+    assert abs(times.mean() - lifetime) < STANDARD_ERRORS * times.std() / len(times) ** 0.5 + 0.01 * lifetime
+
+
+def first_passages(model, target, horizon):
+    """Times at which replicas from −1 first are above the target; those that never are count to the horizon."""
+    paths = lf.simulate(
+        lf.limit(model),
+        -1.0,
+        samples=3000,
+        seed=6,
+        horizon=horizon,
+        record=np.linspace(0, horizon, 1501),
+        progress=False,
+    )
+    above = paths.overlap.values[:, :, 0] > target
+    assert above.any(1).mean() > 0.99
+    return paths.time.values[np.where(above.any(1), above.argmax(1), -1)]
+
+
+@pytest.mark.parametrize(("dim", "target"), [(2, 0.0), (4, 0.9), (7, -0.3)])
+def test_lifetime_behind_a_causal_mask_has_its_leading_constant(dim, target):
+    found = [
+        diffusion.mean_hitting_time(target, start=-1.0) / diffusion.lifetime_asymptote(target)
+        for beta in (10.0, 20.0, 60.0)
+        for diffusion in [lf.overlap(stochastic(2, dim, beta=beta, query_key=None, mask="causal", sigma=0.8))]
+    ]
+    assert abs(found[-1] - 1) < min(1e-3, abs(found[0] - 1) + 1e-6)
+    by_hand = (pi / 2 + asin(target)) * euler_beta(0.5, (dim - 1) / 2) / 8**0.5 * exp(20) / 0.64
+    assert lf.overlap(stochastic(2, dim, beta=10.0, query_key=None, mask="causal", sigma=0.8)).lifetime_asymptote(
+        target
+    ) == pytest.approx(by_hand)
+
+
+def test_probability_in_three_dimensions_against_simulated_tokens():
+    """P(antipodal) against paths of the limit, by coordinates too; that of fixed queries is rejected."""
+    for tau, method, horizon in (
+        (0.5, "overlap", 60.0),
+        (1.0, "coordinates", 25.0),
+        (2.0, "overlap", 16.0),
+        (4.0, "overlap", 16.0),
+    ):
+        model = stochastic(2, 3, tau=tau)
+        exact = float(lf.overlap(model).antipodal_probability(start=0.0))
+        paths = lf.simulate(lf.limit(model), 0.0, samples=3000, seed=3, horizon=horizon, method=method, progress=False)
+        share, error = (paths.overlap.values[:, -1] < 0).mean(), (exact * (1 - exact) / 3000) ** 0.5
+        assert abs(share - exact) < STANDARD_ERRORS * error
+    fixed = float(lf.overlap(stochastic(2, 3, beta=4.0, query_key=None)).antipodal_probability(start=0.0))
+    assert abs(share - fixed) > STANDARD_ERRORS * error
+
+
+@pytest.mark.parametrize(
+    ("fields", "clusters", "says"),
+    [
+        ({"attention": "unnormalized"}, None, "softmax attention alone"),
+        ({"mask": "causal", "tokens": 3}, (2, 1), "Behind a causal mask"),
+    ],
+)
+def test_what_has_no_diffusion_is_refused(fields, clusters, says):
+    with pytest.raises(lf.NoLimitError, match=says):
+        lf.overlap(stochastic(**fields), clusters)
+
+
+def test_lifetimes_that_do_not_grow_have_no_asymptote():
+    with pytest.raises(lf.InputError, match="drawn queries"):
+        lf.overlap(stochastic(3, 4), (2, 1)).lifetime_asymptote(0.5)
+    with pytest.raises(lf.InputError, match="beta > 0 alone"):
+        lf.overlap(stochastic(2, 4, beta=-2.0, query_key=None, mask="causal")).lifetime_asymptote(0.5)

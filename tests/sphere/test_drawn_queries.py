@@ -1,0 +1,214 @@
+"""Drawn queries and keys, heads and causal masks: chains have the law of layers written with n × n loops of our own."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+import limitformer as lf
+from limitformer.models import from_json, to_json
+from limitformer.sphere.process import methods_of
+from sphere_naive import normalised, overlaps_of, tokens_at
+from statistics_checks import assert_same_law
+
+SAMPLES, LAYERS = 12_000, 8
+BASE = {"beta": 3.0, "layers_per_unit_time": 4}
+FRESH = {"query_key": "gaussian", "tau": 0.8}
+TAU = {"tau": 0.2}
+
+
+def stochastic(tokens, dim, **more):
+    return lf.StochasticTransformer(**{**BASE, "tokens": tokens, "dim": dim, "sigma": 1.1, **more})
+
+
+# Name → the model, and what its wrong twins have instead.
+CASES = {
+    "2 in 2": (stochastic(2, 2, **FRESH), [TAU]),
+    "2 in 3": (stochastic(2, 3, **FRESH), [TAU, {"query_key": None, "tau": 1.0}]),
+    "2 in 6, rows": (stochastic(2, 6, **FRESH, head_dim=1), [TAU]),
+    "3 in 5": (stochastic(3, 5, **FRESH), [TAU, {"mask": "causal"}]),
+    "3 in 5, rows": (stochastic(3, 5, **FRESH, head_dim=2), [TAU]),
+    "4 in 3, heads": (stochastic(4, 3, **FRESH, heads=3), [TAU]),
+    "2 in 3, heads": (stochastic(2, 3, **FRESH, heads=2), [TAU]),
+    "3 in 4, heads, rows, causal": (stochastic(3, 4, **FRESH, heads=2, head_dim=2, mask="causal"), [{"mask": "none"}]),
+    "2 in 4, causal, drawn": (stochastic(2, 4, **FRESH, mask="causal"), [TAU, {"query_key": None, "tau": 1.0}]),
+    "2 in 4, causal": (stochastic(2, 4, mask="causal"), [{"mask": "none"}, {"beta": 1.0}]),
+    "4 in 5, causal": (stochastic(4, 5, mask="causal"), [{"mask": "none"}, {"beta": 1.0}]),
+    "3 in 4, unnormalized": (stochastic(3, 4, beta=1.0, **FRESH, attention="unnormalized"), [TAU]),
+    "3 in 4, unnormalized, causal": (
+        stochastic(3, 4, beta=0.8, mask="causal", attention="unnormalized"),
+        [{"mask": "none"}],
+    ),
+}
+
+
+def naive_queries(model, rng, samples):
+    """QᵀK (samples, dim, dim) of one head."""
+    if model.query_key is None:
+        return np.eye(model.dim)
+    if model.head_dim is None:
+        return model.tau * rng.standard_normal((samples, model.dim, model.dim))
+    query, key = rng.standard_normal((2, samples, model.head_dim, model.dim))
+    return model.tau / model.head_dim**0.5 * np.swapaxes(query, -1, -2) @ key
+
+
+def naive_attention(x, model, bilinear, shift=0):
+    """A(Xⁱ) (samples, N, d), token by token; `shift` moves the mask."""
+    out = np.empty_like(x)
+    for i in range(model.tokens):
+        seen = min(i + 1 + shift, model.tokens) if model.mask == "causal" else model.tokens
+        keyed = x[:, i, None] @ bilinear  # (samples, 1, d)
+        logits = model.beta * (keyed @ np.swapaxes(x[:, :seen], -1, -2))[:, 0]
+        weights = np.exp(logits)
+        weights /= weights.sum(1, keepdims=True) if model.attention == "softmax" else model.tokens
+        out[:, i] = np.einsum("nj,nja->na", weights, x[:, :seen])
+    return out
+
+
+def naive_run(model, start, samples, seed, *, shared_values=False, shift=0):
+    """Tokens (samples, N, d) after LAYERS layers: every matrix drawn in full."""
+    rng = np.random.default_rng(seed)
+    x = np.broadcast_to(start, (samples, *start.shape)).copy()
+    for _ in range(LAYERS):
+        update, values = np.zeros_like(x), rng.standard_normal((samples, model.dim, model.dim))
+        for _ in range(model.heads):
+            a = naive_attention(x, model, naive_queries(model, rng, samples), shift)
+            update += np.einsum("nab,nib->nia", values, a) / model.heads**0.5
+            values = values if shared_values else rng.standard_normal(values.shape)
+        x = normalised(x + model.sigma / model.layers_per_unit_time**0.5 * update)
+    return x
+
+
+def statistics(overlaps):
+    """What is compared: all pairs, their mean and their largest."""
+    named = {f"pair {k}": overlaps[:, k] for k in range(overlaps.shape[1])}
+    return named | {"mean": overlaps.mean(1), "largest": overlaps.max(1)}
+
+
+def start_of(model):
+    return tokens_at(model.tokens + model.dim, model.tokens, model.dim)
+
+
+@cache
+def reference(name):
+    model = CASES[name][0]
+    return statistics(overlaps_of(naive_run(model, start_of(model), SAMPLES, seed=3)))
+
+
+def by_chain(model, method, seed=5):
+    paths = lf.simulate(
+        model, start_of(model), samples=SAMPLES, seed=seed, horizon=LAYERS / 4, method=method, progress=False
+    )
+    return statistics(paths.overlap.values[:, -1].reshape(SAMPLES, -1))
+
+
+def changed(model, twin):
+    record = {name: getattr(model, name) for name in model.__dataclass_fields__}
+    return lf.StochasticTransformer(**{**record, **twin})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_chains_have_the_law_of_layers_with_every_matrix_drawn(name):
+    model, twins = CASES[name]
+    methods = methods_of(model, "gaussian")
+    for method in methods:
+        assert_same_law(by_chain(model, method), reference(name), by_chain(changed(model, twins[0]), "coordinates"))
+    for twin in twins[1:]:
+        wrong = changed(model, twin)
+        assert_same_law(by_chain(model, methods[0]), reference(name), by_chain(wrong, methods_of(wrong, "gaussian")[0]))
+
+
+def test_heads_have_values_of_their_own():
+    model = CASES["4 in 3, heads"][0]
+    shared = naive_run(model, start_of(model), SAMPLES, seed=3, shared_values=True)
+    assert_same_law(by_chain(model, "coordinates"), reference("4 in 3, heads"), statistics(overlaps_of(shared)))
+
+
+def test_a_token_behind_a_causal_mask_sees_itself():
+    model = CASES["4 in 5, causal"][0]
+    off_by_one = naive_run(model, start_of(model), SAMPLES, seed=3, shift=1)
+    assert_same_law(by_chain(model, "gram"), reference("4 in 5, causal"), statistics(overlaps_of(off_by_one)))
+
+
+def test_what_comes_later_changes_nothing_behind_a_causal_mask():
+    options = {"samples": 50, "seed": 1, "horizon": 2.0, "method": "coordinates", "progress": False, "pairs": [(0, 1)]}
+    start = tokens_at(9, 5, 3)
+    other = np.concatenate([start[:3], -start[3:]])
+    model = stochastic(5, 3, mask="causal")
+    first, second = (lf.simulate(model, x, **options).overlap.values for x in (start, other))
+    np.testing.assert_allclose(first, second, rtol=0, atol=1e-12)
+    unmasked = [lf.simulate(stochastic(5, 3), x, **options).overlap.values for x in (start, other)]
+    assert np.abs(unmasked[0] - unmasked[1]).max() > 0.1
+
+
+@pytest.mark.parametrize("method", ["overlap", "gram", "coordinates"])
+def test_gaps_at_antipodes_keep_their_digits(method):
+    """In dimension 3 antipodes attract: log(1 + z) falls at its exact rate, far below what coordinates can tell."""
+    model = lf.StochasticTransformer(
+        tokens=2, dim=4 if method == "gram" else 3, beta=1.0, layers_per_unit_time=200, query_key="gaussian", tau=2.0
+    )
+
+    paths = lf.simulate(model, -1 + 2e-16, samples=400, seed=2, horizon=8.0, method=method, progress=False)
+    logs = np.log(paths.gap.values)
+    expected = 2 * float(lf.overlap(model).artanh_drift(-300.0)) * 8.0
+    change = logs[:, -1] - logs[:, 0]
+    # The mean of what stays at −1: nothing does in dimension 4, where the gap grows until the tokens part.
+    if model.dim == 4:
+        assert (change > 0).mean() > 0.5
+        return
+    error = change.std() / len(change) ** 0.5
+    assert abs(change.mean() - expected) < 4 * error + 0.02 * abs(expected)
+    assert logs[:, -1].min() < -45
+
+
+def test_identical_and_antipodal_tokens_stay_unless_a_mask_parts_them():
+    options = {"samples": 16, "seed": 1, "horizon": 3.0, "progress": False}
+    for start in (1.0, -1.0):
+        drawn = lf.simulate(stochastic(2, 3, **FRESH), start, **options)
+        assert (drawn.overlap.values == start).all()
+    for more in ({}, FRESH):
+        causal = lf.simulate(stochastic(2, 3, mask="causal", **more), -1.0, **options)
+        assert (causal.overlap.values[:, 0] == -1).all()
+        assert (causal.gap.values[:, 1:] > 0).all()
+
+
+def test_the_limit_takes_the_mean_over_heads_and_draws():
+    """However many heads, the limit is that of one: only the mean of ⟨Aⁱ, Aʲ⟩ survives."""
+    model = lf.StochasticTransformer(tokens=2, dim=4, beta=2.0, layers_per_unit_time=1, query_key="gaussian")
+    joined = lf.StochasticTransformer(tokens=2, dim=4, beta=2.0, layers_per_unit_time=1, query_key="gaussian", heads=5)
+    options = {"samples": 6000, "horizon": 1.0, "progress": False, "method": "gram"}
+    one, five = (
+        {"z": lf.simulate(lf.limit(each), -0.4, seed=seed, **options).overlap.values[:, -1, 0]}
+        for seed, each in ((1, model), (2, joined))
+    )
+    shallow = lf.StochasticTransformer(tokens=2, dim=4, beta=2.0, layers_per_unit_time=3)
+    chain = {"z": lf.simulate(shallow, -0.4, seed=3, **options).overlap.values[:, -1, 0]}
+    assert_same_law(one, five, chain)
+
+
+def test_records_of_older_models_are_as_they_were():
+    plain = stochastic(2, 4)
+    assert "tau" not in to_json(plain)
+    assert from_json(to_json(plain)) == plain
+    model = CASES["3 in 4, heads, rows, causal"][0]
+    assert from_json(to_json(model)) == model
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"query_key": "normal"}, 'query_key must be None, the pair \\(Q, K\\) or "gaussian"'),
+        ({"tau": 2.0}, 'tau would change nothing.*query_key="gaussian"'),
+        ({"heads": 2, "head_dim": 3}, "head_dim and heads would change nothing"),
+        ({**FRESH, "tau": 0.0}, "tau must lie in"),
+        ({**FRESH, "heads": 0}, "heads must be"),
+        ({**FRESH, "head_dim": 0}, "head_dim must be"),
+        ({**FRESH, "heads": 2, "values": "uniform"}, '2 heads need values="gaussian"'),
+        ({"mask": "future"}, "mask must be one of 'none', 'causal'"),
+        ({**FRESH, "attention": "unnormalized", "beta": 100.0}, "Unnormalized attention overflows"),
+    ],
+)
+def test_bad_input_is_one_line(fields, says):
+    with pytest.raises(lf.InputError, match=says) as error:
+        stochastic(2, 4, **fields)
+    assert "\n" not in str(error.value)
