@@ -27,11 +27,21 @@ from benchmarks.sphere_loop import run_layers, uniform_tokens
 from limitformer.figures import FIGURES
 from limitformer.models import Transformer
 from limitformer.nn.drawn import simulate as simulate_networks
+from limitformer.numerics.random import replica_normals
 
 TURNS = 5
 # Least ratios, seconds and megabytes that the project asks of itself.
 WANTED = {"attention": 250, "attention + feed-forward": 100, "8 tokens": 20, "16 tokens": 1000}
-WANTED_SPHERE = {(2, 4): 8, (8, 16): 2, (8, 96): 10, (50, 4): 3}  # (tokens, dim)
+FIXED, DRAWN = None, "gaussian"
+WANTED_SPHERE = {  # (tokens, dim, query_key)
+    (2, 4, FIXED): 8,
+    (8, 16, FIXED): 2,
+    (8, 96, FIXED): 10,
+    (50, 4, FIXED): 3,
+    (2, 4, DRAWN): 8,
+    (8, 64, DRAWN): 10,
+}
+WANTED_UNLIKE = 2.0  # of a layer of two tokens, without its random numbers, over the plain one
 WANTED_COLD, WANTED_WARM, WANTED_FIGURE, WANTED_MEMORY = 45, 15, 120, 1000
 WANTED_FIG3 = 600
 LONG = ("ct-fig4", "ct-fig6", "lifetimes")  # minutes to hours; their pages say how long
@@ -156,8 +166,10 @@ def sphere_against_loop() -> list[dict[str, Any]]:
     before, rows = torch.get_num_threads(), []
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
-    for (tokens, dim), wanted in WANTED_SPHERE.items():
-        model = lf.StochasticTransformer(tokens=tokens, dim=dim, beta=1.0, layers_per_unit_time=100)
+    for (tokens, dim, query_key), wanted in WANTED_SPHERE.items():
+        model = lf.StochasticTransformer(
+            tokens=tokens, dim=dim, beta=1.0, layers_per_unit_time=100, query_key=query_key
+        )
         replicas = best_replicas(model, generator)
         x, layers = uniform_tokens(replicas, model, generator), max(2, 20_000 // (replicas * tokens))
         samples, time_ = (20_000, 10.0) if tokens == 2 else (128, 10.0)
@@ -171,9 +183,37 @@ def sphere_against_loop() -> list[dict[str, Any]]:
             return run_layers(x, model, layers, generator)
 
         row = compared(chain, loop, samples * round(time_ * 100), replicas * layers)
-        what = f"{tokens} tokens, dim {dim} ({chain().attrs['method']})"  # type: ignore[attr-defined]
+        drawn = ", drawn queries" if query_key else ""
+        what = f"{tokens} tokens, dim {dim}{drawn} ({chain().attrs['method']})"  # type: ignore[attr-defined]
         rows.append({"what": what, "wanted": wanted, **row, "loop_batch": replicas})
     torch.set_num_threads(before)
+    return rows
+
+
+def unlike_pairs() -> list[dict[str, Any]]:
+    """A layer of two tokens that attention moves by different rules, over the plain one; and four more normals."""
+    common: dict[str, Any] = {"tokens": 2, "dim": 4, "beta": 1.0, "layers_per_unit_time": 100}
+    samples, units, rows = 20_000, 20_000 * 1000, []
+
+    def chain(model: Any) -> Callable[[], object]:
+        options: dict[str, Any] = {
+            "horizon": 10.0,
+            "record": [10.0],
+            "threads": 1,
+            "progress": False,
+            "keep": "outcome",
+        }
+        return lambda: lf.simulate(model, samples=samples, seed=0, **options)
+
+    plain = chain(lf.StochasticTransformer(**common))
+    normals = alone(lambda: replica_normals((1, 2), 800, 1000), 200_000)
+    kinds: dict[str, dict[str, Any]] = {"causal": {"mask": "causal"}, "drawn": {"query_key": "gaussian"}}
+    for name, more in kinds.items():
+        row = compared(plain, chain(lf.StochasticTransformer(**common, **more)), units, units)
+        row["slow_ns"] -= normals
+        ratio = row["slow_ns"] / row["fast_ns"]
+        what = f"{name}, less four normals ({normals:.0f} ns)"
+        rows.append({**row, "what": what, "ratio": ratio, "at_most": WANTED_UNLIKE})
     return rows
 
 
@@ -299,6 +339,7 @@ def main() -> None:
             "Tokens on the sphere: chain against a loop (torch, float32), one thread: ns a layer and trajectory",
             sphere_against_loop,
         ),
+        ("unlike", "Two tokens in dimension 4, one thread: causal mask or drawn queries over plain", unlike_pairs),
         (
             "gradients",
             "Gradients of the chain, one thread (networks in torch, float32): ns a layer and sample",

@@ -15,11 +15,12 @@ def uniform_tokens(replicas: int, model: StochasticTransformer, generator: torch
 
 
 def run_layers(x: Tensor, model: StochasticTransformer, layers: int, generator: torch.Generator) -> Tensor:
-    """Move `x` (replicas, tokens, dim) through so many layers, with Q = K = I."""
+    """Move `x` (replicas, tokens, dim) through so many layers, with Q = K = I, or drawn in each layer."""
     step = model.sigma / sqrt(model.layers_per_unit_time)
     with torch.inference_mode():
         for _ in range(layers):
-            mixed = torch.softmax(model.beta * (x @ x.mT), dim=-1) @ x
+            keyed = x @ torch.randn(len(x), model.dim, model.dim, generator=generator) if model.is_fresh else x
+            mixed = torch.softmax(model.beta * model.tau * (keyed @ x.mT), dim=-1) @ x
             values = torch.randn(len(x), model.dim, model.dim, generator=generator)
             x = torch.nn.functional.normalize(x + step * (mixed @ values.mT), dim=-1)
     return x

@@ -204,6 +204,12 @@ def test_table_is_the_data(phase, tmp_path):
         (("--sigma", "0.5", "--values", "rademacher"), {"sigma": 0.5, "values": "rademacher"}, {}),
         (("--attention", "unnormalized", "--tokens", "3"), {"attention": "unnormalized"}, {"tokens": [3]}),
         (("--epsilon", "0.5,1.5"), {}, {"epsilon": [0.5, 1.5]}),
+        (
+            ("--query-key", "gaussian", "--tau", "2", "--head-dim", "3", "--heads", "2"),
+            {"query_key": "gaussian", "tau": 2.0, "head_dim": 3, "heads": 2},
+            {},
+        ),
+        (("--mask", "causal"), {"mask": "causal"}, {}),
         (("--early-stop", "0", "--tolerance", "0.1", "--horizon", "4"), {}, {}),
     ],
     ids=words,
@@ -291,6 +297,12 @@ OVERLAPS = {
     "flow": (("--epsilon", "0"), {"epsilon": 0.0}, None),
     "negative": (("--beta", "-1.5", "--epsilon", "1.4"), {"beta": -1.5, "epsilon": 1.4}, None),
     "negative clusters": (("--beta", "-2", "--clusters", "2,1"), {"beta": -2.0, "tokens": 3}, (2, 1)),
+    "drawn": (
+        ("--query-key", "gaussian", "--tau", "2", "--dim", "3"),
+        {"query_key": "gaussian", "tau": 2.0, "dim": 3},
+        None,
+    ),
+    "causal": (("--mask", "causal", "--beta", "2"), {"mask": "causal", "beta": 2.0}, None),
     "hybrid clusters": (("--epsilon", "1", "--clusters", "2,1"), {"epsilon": 1.0, "tokens": 3}, (2, 1)),
 }
 
@@ -483,6 +495,11 @@ def test_bad_phase(refused, options, says):
             ("--clusters", "2,1", "--beta", "151"),
             "Unequal clusters and the hybrid model need |beta| <= 150 here; got 151.",
         ),
+        (("--query-key", "normal"), "query_key must be None, the pair (Q, K) or \"gaussian\"; got 'normal'."),
+        (("--tau", "2"), "tau would change nothing: queries and keys are fixed."),
+        (("--epsilon", "1", "--heads", "2", "--mask", "causal"), "--heads, --mask would change nothing: the hybrid"),
+        (("--mask", "causal", "--clusters", "2,1"), "Behind a causal mask tokens of one cluster see different things"),
+        (("--query-key", "gaussian", "--attention", "unnormalized"), "With drawn queries and keys the coefficients"),
         (("--target", "0.5"), "--target needs --start: the mean time is from there."),
         (("--start", "2"), "start must lie in [-1, 1]; got 2.0."),
         (("--start", "-1.5"), "start must lie in [-1, 1]; got -1.5."),

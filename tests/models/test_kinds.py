@@ -22,7 +22,7 @@ from limitformer.nn.drawn import feedforward as nn_feedforward
 from limitformer.nn.drawn.norm import Norm as NormModule
 from limitformer.sphere import limit as limit_tokens
 from limitformer.sphere import process
-from limitformer.sphere.overlap import motion
+from limitformer.sphere.overlap import motions
 
 SOURCE = Path(lf.__file__).parent
 SIZE = {"width": 8, "depth": 2, "gamma": 0.5}
@@ -152,7 +152,7 @@ TABLES = {
         process.ONE_NUMBER,
         limit_tokens.DRIFTS,
         limit_tokens.DIFFUSIONS,
-        motion.MOTIONS,
+        motions.MOTIONS,
     ),
 }
 

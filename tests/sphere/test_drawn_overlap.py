@@ -73,6 +73,24 @@ def test_averages_are_those_of_attention_written_out(dim, tau, z, head_dim, clus
         assert np.abs(standard_errors(found, wrong)).max() > STANDARD_ERRORS
 
 
+@pytest.mark.parametrize("more", [{"tau": 2.0}, {"tau": 0.5, "dim": 7}, {"tau": 2.0, "mask": "causal"}])
+def test_both_variables_agree(more):
+    """z = tanh U: dZ = (1 − z²)(μ − z g²) dt + (1 − z²) g dB for dU = μ dt + g dB; and the slope is −2μ/g²."""
+    diffusion = lf.overlap(stochastic(**more))
+    z = np.array([-0.9, -0.3, 0.0, 0.4, 0.95])
+    u, rest = np.arctanh(z), 1 - z * z
+    drift, noise = diffusion.artanh_drift(u), diffusion.artanh_diffusion(u)
+    np.testing.assert_allclose(diffusion.drift(z), rest * (drift - z * noise**2), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(diffusion.diffusion(z), rest * noise, rtol=1e-9)
+    slope = np.gradient(
+        np.log(diffusion.scale_density(np.tanh(np.array([0.3, 0.301]))))
+        + np.log(1 - np.tanh(np.array([0.3, 0.301])) ** 2),
+        0.001,
+    )[0]
+    at = -2 * diffusion.artanh_drift(0.3005) / diffusion.artanh_diffusion(0.3005) ** 2
+    assert slope == pytest.approx(float(at), rel=1e-4)
+
+
 def test_the_limit_knows_the_averages_of_two_tokens():
     model = stochastic(2, 5, tau=2.0, head_dim=3, sigma=1.2)
     x = tokens_at(3, 2, 5)

@@ -167,6 +167,8 @@ def test_identical_and_antipodal_tokens_stay_unless_a_mask_parts_them():
         drawn = lf.simulate(stochastic(2, 3, **FRESH), start, **options)
         assert (drawn.overlap.values == start).all()
     for more in ({}, FRESH):
+        together = lf.simulate(stochastic(2, 3, mask="causal", **more), 1.0, **options)
+        assert (together.overlap.values == 1).all()
         causal = lf.simulate(stochastic(2, 3, mask="causal", **more), -1.0, **options)
         assert (causal.overlap.values[:, 0] == -1).all()
         assert (causal.gap.values[:, 1:] > 0).all()

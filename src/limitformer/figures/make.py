@@ -41,6 +41,7 @@ FIGURES = {
     "ct-euler": "[CT, Sec. 4.1] tangential noise leaves the sphere: naive Euler, Euler, a normalised layer",
     "lifetimes": "mean lifetime of unequal antipodal clusters, exact against simulated",
     "lifetimes-spread": "mean lifetime of unequal antipodal clusters whose tokens are not together, and how many split",
+    "transition": "what becomes of the transition of [CT, Fig. 3] with drawn queries and keys, heads and a causal mask",
     "stock-models": "what transformers draws for stock models at their real shapes: stream, heads, gradients by depth",
     "foretells": "does the law at initialisation foretell training? 48 tiny networks, half of them held out",
 }

@@ -83,19 +83,19 @@ def move_unlike(constants, k0, k1, block, pairs):
         w = max(w, LEAST_START) if causal and not positive else w
         ratio = np.sqrt(w)
         below = (2.0 * w if positive else 2.0) / (1.0 + w)
-        t, u, theta = 1.0, 0.0, 0.0
+        t, u, lean = 1.0, 0.0, 0.0  # T₁, T₂, θ|d|/|s|
         if fresh:
             scale = np.sqrt(pairs.scale[i] / constants.head_dim) if constants.head_dim > 0 else 1.0
             p, q = drawn_logits(beta, below, w, scale, zeta, eta)
             u = hyperbolic_tangent(p - ratio * q)
             t = 1.0 if causal else hyperbolic_tangent(p + ratio * q)
-            theta = 0.5 * tangent_over(ratio, q) * (1.0 - t * u)
+            lean = 0.5 * tangent_over(ratio, q) * (1.0 - t * u) * (w if positive else 1.0)
         else:
             u = hyperbolic_tangent(0.5 * beta * below)
         if causal:
-            theta = 0.5 * (1.0 - u) / ratio
+            lean = 0.5 * (1.0 - u) * (ratio if positive else 1.0 / ratio)
         phi = step * 0.5 * (t + u)
-        lean = step * (theta * w if positive else theta)  # θ|d|/|s|, `theta` being θ/ratio
+        lean *= step
         rho = np.sqrt(pairs.first[i] + of_rho * of_rho) if dim > 2 else 0.0
         g3 = g3 if dim > 2 else 0.0
         d1, d2, d3 = 1.0 + phi * h, phi * h_, phi * rho
