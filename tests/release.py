@@ -2,10 +2,10 @@
 
     python tests/release.py [version] [build] [wheel] [site] [sdist]
 
-version: one version, with its entry in the changelog and in CITATION.cff. build: wheel and sdist, and what the
-registry asks of them. wheel: it is installed in a clean environment for each extra, and what the extra is for is
-imported. site: built strictly. sdist: unpacked, its two commands are run, and with them every test, which follow the
-links of all pages.
+version: one version and one date in pyproject.toml, CITATION.cff and the changelog, and nothing under *Unreleased*.
+build: wheel and sdist, and what the registry asks of them. wheel: it is installed in a clean environment for each
+extra, and what the extra is for is imported. site: built strictly. sdist: unpacked, its two commands are run, and with
+them every test, which follow the links of all pages.
 """
 
 import os
@@ -38,12 +38,26 @@ def run(*command: str | Path, cwd: Path = ROOT) -> None:
 
 
 def version(_: Path) -> None:
-    """One version everywhere; it comes from pyproject.toml, and the installed package reads it from there."""
-    said = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-    citation = re.findall(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
-    newest = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[0]
-    if citation != [said] or newest != said:
-        sys.exit(f"pyproject.toml has {said}, CITATION.cff {citation}, the top of CHANGELOG.md {newest!r}.")
+    """One version and date everywhere; the installed package has the version from pyproject.toml."""
+    said = tomllib.loads(text_of("pyproject.toml"))["project"]["version"]
+    cited = dict(re.findall(r"^(version|date-released): (\S+)$", text_of("CITATION.cff"), re.MULTILINE))
+    released, day = newest_release(text_of("CHANGELOG.md"))
+    if cited != {"version": said, "date-released": day} or released != said:
+        sys.exit(f"pyproject.toml has {said}, CITATION.cff {cited}, CHANGELOG.md {released} of {day}.")
+
+
+def text_of(name: str) -> str:
+    """A file of the repository's root."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def newest_release(changelog: str) -> tuple[str, str]:
+    """Version and date of the newest release; it ends here if something is unreleased, which a tag would leave out."""
+    _, unreleased, newest, *_ = re.split(r"^## ", changelog, flags=re.MULTILINE)
+    if unreleased.split() != ["Unreleased"]:
+        sys.exit("CHANGELOG.md must begin with an empty section Unreleased.")
+    version, day = newest.splitlines()[0].split(", ")
+    return version, day
 
 
 def build(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """The documentation as a site: built strictly, asking nothing of another host, with an entry for every public name.
 
-`LIMITFORMER_SCREENSHOTS=folder` keeps pictures of six pages at two widths. Without a Chromium the tests of the
+`LIMITFORMER_SCREENSHOTS=folder` keeps pictures of seven pages at two widths. Without a Chromium the tests of the
 browser are skipped.
 """
 
@@ -8,6 +8,7 @@ import functools
 import http.server
 import importlib
 import inspect
+import itertools
 import os
 import re
 import subprocess
@@ -26,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 API = sorted((ROOT / "docs/api").glob("*.md"))
 ENTRY = re.compile(r"^::: limitformer\.(\S+)$", re.MULTILINE)
 PACKAGES = ("nn", "hf", "weightless", "checking", "train", "figures")
-SEEN = ("index", "start-engineer", "gallery", "theory", "api/simulate", "known-limits")
+SEEN = ("index", "start-engineer", "notebooks", "gallery", "theory", "api/simulate", "known-limits")
 WIDTHS = (1280, 390)
 
 
@@ -143,6 +144,30 @@ def test_pictures_have_a_description(site):
     found = [picture for text in pages(site).values() for picture in Page(text).pictures]
     assert len(found) > 40
     assert [source for source, description in found if not description or len(description) < 15] == []
+
+
+def test_pages_are_named_headed_and_sized_for_readers_of_all_kinds(site):
+    """As Lighthouse asks: a language, a title of its own, one main heading, no level left out, room to enlarge."""
+    titles = []
+    for path, text in pages(site).items():
+        if path.name == "404.html":
+            continue
+        levels = [int(level) for level in re.findall(r"<h([1-6])\b", text)]
+        assert levels.count(1) == 1, path
+        assert all(after <= before + 1 for before, after in itertools.pairwise(levels)), (path, levels)
+        assert '<html lang="en"' in text, path
+        assert 'name="viewport"' in text, path
+        assert "user-scalable=no" not in text, path
+        titles += re.findall(r"<title>(.+?)</title>", text)
+    assert len(set(titles)) == len(titles) > 40
+
+
+def test_links_have_a_name(site):
+    """Text, a picture's description, or a label: what a screen reader says of a link."""
+    for path, text in pages(site).items():
+        for attributes, inside in re.findall(r"<a\b([^>]*)>(.*?)</a>", text, re.DOTALL):
+            named = re.search(r'(?:title|aria-label|alt)="[^"]+"', attributes + inside)
+            assert named or re.sub(r"<[^>]+>", "", inside).strip() or " id=" in attributes, (path, attributes)
 
 
 def test_formulas_are_mathml_and_nothing_is_left_of_their_source(site):
@@ -265,7 +290,7 @@ CONTRASTS = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["theory", "gallery", "api/simulate"])
+@pytest.mark.parametrize("name", ["theory", "gallery", "api/simulate", "check"])
 def test_text_stands_out_from_what_is_behind_it(opened, name, scheme):
     """A contrast of 4.5, as WCAG 2 asks of text (level AA)."""
     assert opened(name, scheme=scheme).evaluate(CONTRASTS) == {}

@@ -1,4 +1,4 @@
-"""Functions that have the name of their file: `limitformer.limits.limit` is the function, as it is after an import.
+"""Functions that have the name of their file: `limitformer.checking.check` is the function, as it is after an import.
 
 Python gives the name to what the package imports last, the reader of sources (griffe) to the file. Here the function
 comes back.
