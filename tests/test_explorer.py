@@ -320,7 +320,7 @@ def test_the_sphere_is_turned_by_keys_and_by_the_pointer(browser, tmp_path):
         tab.mouse.up()
         assert tab.evaluate(SHAPES) != by_keys
         assert tab.locator(".said").first.text_content() == said  # overlaps do not turn
-        tab.get_by_label("Kind").select_option(label="hybrid: noise ε on attention")
+        tab.get_by_label("Kind").select_option(label="hybrid (ε)")
         assert tab.get_by_role("slider", name="Noise ε").is_visible()
         assert not tab.get_by_role("slider", name="Noise σ").is_visible()
         assert tab.evaluate(UNDRAWN) == []

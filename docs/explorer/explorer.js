@@ -67,13 +67,12 @@ function redraw() {
 
 // Controls
 
-function controls() {
-  const groups = [...new Set(data.axes.map((axis) => axis.group))];
+function controls(groups) {
   const sets = groups.map((group) => {
     const inner = data.axes.filter((axis) => axis.group === group).map(control);
     return html("fieldset", {}, html("legend", {}, group), ...inner);
   });
-  return html("form", { "aria-label": "What is shown" }, ...sets);
+  return html("form", { "aria-label": groups.join(", ") }, ...sets);
 }
 
 function control(axis) {
@@ -306,13 +305,13 @@ const TRAIL = 0.4; // of the time before, drawn strongly; what is older is faint
 const KEYS = { ArrowLeft: ["yaw", -10], ArrowRight: ["yaw", 10], ArrowUp: ["tilt", 10], ArrowDown: ["tilt", -10] };
 
 class Sphere {
-  constructor({ times, sets }) {
+  constructor({ group, times, sets }) {
     Object.assign(this, { times, sets });
     this.drawing = svg("svg", { class: "sphere", viewBox: `0 0 ${SIDE} ${SIDE}`, role: "img", tabindex: 0 });
     this.said = html("output", { class: "said" });
     const hint = html("span", { class: "legend" }, "Turn it by dragging, or by the arrow keys. Rings: the start.");
     const caption = html("figcaption", {}, html("strong", {}, "Trajectories, dim 3"), " ", hint);
-    this.figure = html("figure", {}, caption, this.drawing, this.said);
+    this.figure = html("figure", { class: "ball" }, caption, this.drawing, this.said, controls([group]));
     this.listen();
     redraws.push(() => this.draw());
   }
@@ -402,7 +401,8 @@ function graticule() {
 
 readAddress();
 const figures = [...(data.sphere ? [new Sphere(data.sphere)] : []), ...data.plots.map((plot) => new Plot(plot))];
-root.replaceChildren(controls(), facts(), html("div", { class: "plots" }, ...figures.map(({ figure }) => figure)), about());
+const groups = [...new Set(data.axes.map((axis) => axis.group))].filter((group) => group !== data.sphere?.group);
+root.replaceChildren(controls(groups), facts(), html("div", { class: "plots" }, ...figures.map(({ figure }) => figure)), about());
 redraw();
 addEventListener("hashchange", () => {
   readAddress();

@@ -19,12 +19,13 @@ from limitformer.models import HybridTransformer, SphereModel, StochasticTransfo
 from limitformer.running.engine import simulate
 from limitformer.sphere.overlap import overlap
 
-MODELS = {"stochastic": "stochastic: random values, σ", "hybrid": "hybrid: noise ε on attention"}
+MODELS = {"stochastic": "stochastic (σ)", "hybrid": "hybrid (ε)"}
 STOCHASTIC, HYBRID = {"model": "stochastic"}, {"model": "hybrid"}
 KINDS = ("law", "own", "other")  # of lines
 INWARD = 0.9  # |z| at which two tokens count as together or opposite
 DRAWN = 3  # dimensions of the sphere that is drawn
 THOUSANDTHS = 1000
+GROUP = "On the sphere"  # of the axes that choose what is drawn there
 FATE, WAIT = "Probability that two tokens end opposite", f"Mean time from overlap 0 to |z| = {INWARD:g}"
 LIVED = f"Mean lifetime of unequal opposite clusters, z from −1 to {INWARD:g}"
 FATES = [curve("from a uniform start", "law", 0), curve("from overlap z = 0", "own", 1)]
@@ -57,7 +58,7 @@ def compute(config: Config, seed: int, folder: Path | None) -> dict[str, Any]:
         "axes": axes(config),
         "plots": [*of_stochastic(config), *of_hybrid(config)],
         "facts": thresholds(config),
-        "sphere": {"times": list(config.times), "sets": [paths(config, name, seed) for name in MODELS]},
+        "sphere": {"group": GROUP, "times": list(config.times), "sets": [paths(config, name, seed) for name in MODELS]},
         "settings": asdict(config),
         "samples": f"exact; trajectories: {config.runs} runs for dim {DRAWN}, "
         f"{config.layers_per_unit_time} layers a unit of time",
@@ -66,7 +67,7 @@ def compute(config: Config, seed: int, folder: Path | None) -> dict[str, Any]:
 
 def axes(config: Config) -> list[dict[str, Any]]:
     """What one chooses."""
-    model, drawn, middle = "Model", "Sphere (dim 3)", len(config.betas) // 2
+    model, drawn, middle = "Model", GROUP, len(config.betas) // 2
     runs = [k + 1 for k in range(config.runs)]
     return [
         choice("model", "Kind", MODELS, "stochastic", model),
