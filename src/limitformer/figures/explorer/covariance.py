@@ -2,14 +2,16 @@ r"""Covariance of a shaped Transformer's tokens in the limit [ST, Thm 4.2], over
 
 Every cell is `samples` paths of the limit's SDE (`lf.limit`), from equicorrelated tokens of variance 1, up to
 depth/width = 2. A path stops where |V| reaches `radius` and keeps the value of its exit, as in local convergence [ST,
-Def. 4.1]: that is what the page counts as an explosion. For two tokens and attention alone the probability that the SDE
-explodes is known (`covariance.limit.explosion`) and stands beside the count.
+Def. 4.1]: that is what is counted. For two tokens and attention alone the probabilities that their squared distance
+gets there, and that it explodes, are known (`covariance.limit.explosion`): for γ² ≥ ½ nothing explodes, but a little
+gets there.
 """
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -120,23 +122,24 @@ def stacked(found: list[xr.Dataset], name: str) -> np.ndarray:
 
 
 def explosion(config: Config, found: list[xr.Dataset], kept: Kept) -> dict[str, Any]:
-    """The share of paths that left the ball, with its standard error, and the closed form where there is one."""
+    """The share of paths that left the ball, with its standard error, and both closed forms where there are some."""
     left, error = (np.stack([each[name].values for each in found]) for name in ("left", "left_error"))
     measured = [column.reshape(-1, len(config.ratios)) for column in (left - error, left, left + error)]
     exact = [kept.get([list(cell), list(config.ratios)], partial(known, config, *cell)) for cell in grid(config)]
-    cells = np.stack([*measured, np.array(exact, float)], axis=1)
-    return plot(
-        "Probability of an explosion",
-        "depth/width",
-        "P",
-        BY,
-        cells,
-        at=list(config.ratios),
-        marker="ratio",
-        range=[0, 1],
-        curves=[curve(f"share with |V| ≥ {config.radius:,.0f}", "law", 1), curve("exact, of two tokens", "own", 3)],
-        band={"label": "one standard error", "low": 0, "high": 2},
-    )
+    cells = np.concatenate([np.stack(measured, axis=1), np.array(exact, float)], axis=1)
+    band, lines = {"label": "one standard error", "low": 0, "high": 2}, lines_of(config)
+    title, shared = "Probability of an explosion", {"at": list(config.ratios), "marker": "ratio"}
+    return plot(title, "depth/width", "P", BY, cells, **shared, curves=lines, band=band)
+
+
+def lines_of(config: Config) -> list[dict[str, Any]]:
+    """What is drawn of it."""
+    size = f"{config.radius:.0e}".replace("e+0", "e")
+    return [
+        curve(f"share with |V| ≥ {size}", "law", 1),
+        curve("exact, two tokens: explodes", "own", 3),
+        curve(f"exact, two tokens: distance² ≥ {size}", "other", 4),
+    ]
 
 
 def grid(config: Config) -> Iterator[tuple[str, float, float, int]]:
@@ -144,20 +147,20 @@ def grid(config: Config) -> Iterator[tuple[str, float, float, int]]:
     return product(config.layers, config.gammas, config.tau0s, config.tokens)
 
 
-def known(config: Config, layer: str, gamma: float, tau0: float, tokens: int) -> list[Any]:
-    """P(explosion by each depth/width); null where no closed form is known."""
+def known(config: Config, layer: str, gamma: float, tau0: float, tokens: int) -> list[list[Any]]:
+    """P(explosion), and P(squared distance at the radius), by each depth/width; null where nothing is known."""
     if layer != "attention" or tokens != PAIR:
-        return [None] * len(config.ratios)
-    return [probability(config, gamma, tau0, time) for time in config.ratios]
+        return [[None] * len(config.ratios)] * 2
+    return [[probability(config, gamma, tau0, t, radius) for t in config.ratios] for radius in (inf, config.radius)]
 
 
-def probability(config: Config, gamma: float, tau0: float, time: float | None) -> float:
-    """That the squared distance of two tokens explodes by a time, or ever."""
+def probability(config: Config, gamma: float, tau0: float, time: float | None, radius: float = inf) -> float:
+    """That the squared distance of two tokens reaches a radius, which may be infinite, by a time, or ever."""
     if time == 0:
         return 0.0
     sde = limit(Transformer(width=config.width, depth=1, gamma=gamma, attention=ShapedAttention(tau0=tau0)))
     assert isinstance(sde, CovarianceLimit)
-    return sde.explosion_probability(equicorrelated(PAIR, config.correlation), time=time)
+    return sde.explosion_probability(equicorrelated(PAIR, config.correlation), time=time, radius=radius)
 
 
 def ever(config: Config) -> dict[str, Any]:

@@ -9,8 +9,8 @@ A page's JSON has
   and `band` ({label, low, high}, two columns), and `cells`: for every cell of the axes in `by`, the last of which runs
   fastest, its columns of numbers, null where there is none;
 * `facts`: `label`, `by`, and `cells` of text or numbers;
-* `sphere`, where there is one: `times`, the `group` of its axes, and `sets` of trajectories: `by`, and `cells` of thousandths of
-  coordinates (time, token, coordinate), one after the other;
+* `sphere`, where there is one: `times`, the `group` of its axes, and `sets` of trajectories: `by`, and `cells` of
+  thousandths of coordinates (time, token, coordinate), one after the other;
 * `about`: what made them.
 
 An axis, a plot or a fact with `only` = {axis: value} is shown where that axis has that value.
