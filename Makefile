@@ -3,7 +3,7 @@ PYTHON ?= python3
 OUT ?= out
 APT = DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends -o Acquire::http::Timeout=20
 
-.PHONY: demo test check lint browser site gallery bench faults laws bands alarms coverage release-check clean
+.PHONY: demo test check lint browser site gallery explorer bench faults laws bands alarms coverage release-check clean
 
 # The core alone: no torch.
 .venv/ready: pyproject.toml
@@ -58,6 +58,10 @@ site: .venv-test/ready
 gallery: .venv-test/ready
 	.venv-test/bin/python -m limitformer.figures.gallery docs/figures $(ONLY)
 	.venv-test/bin/python docs/tools/cards.py
+
+# The numbers of the explorer's pages, where they are due, ten minutes; stopped, it goes on; ONLY="sphere stock" takes some.
+explorer: .venv-test/ready
+	.venv-test/bin/python -m limitformer.figures.explorer.make docs/explorer $(ONLY)
 
 # Faults of one line that the tests must catch, about an hour; some of them: make faults ONLY="sweep nn".
 faults: .venv-test/ready browser

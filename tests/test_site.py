@@ -1,6 +1,6 @@
 """The documentation as a site: built strictly, asking nothing of another host, with an entry for every public name.
 
-`LIMITFORMER_SCREENSHOTS=folder` keeps pictures of seven pages at two widths. Without a Chromium the tests of the
+`LIMITFORMER_SCREENSHOTS=folder` keeps pictures of some pages at two widths. Without a Chromium the tests of the
 browser are skipped.
 """
 
@@ -18,7 +18,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from docs.tools import command_line, hooks
+from docs.tools import command_line, explorer, hooks
 
 import limitformer as lf
 from chromium import launched
@@ -27,7 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 API = sorted((ROOT / "docs/api").glob("*.md"))
 ENTRY = re.compile(r"^::: limitformer\.(\S+)$", re.MULTILINE)
 PACKAGES = ("nn", "hf", "weightless", "checking", "train", "figures")
-SEEN = ("index", "start-engineer", "notebooks", "gallery", "theory", "api/simulate", "known-limits")
+EXPLORER = ("explorer/covariance", "explorer/sphere", "explorer/stock")
+SEEN = ("index", "start-engineer", "notebooks", "gallery", "theory", "api/simulate", "known-limits", *EXPLORER)
 WIDTHS = (1280, 390)
 
 
@@ -290,7 +291,7 @@ CONTRASTS = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["theory", "gallery", "api/simulate", "check"])
+@pytest.mark.parametrize("name", ["theory", "gallery", "api/simulate", "check", "explorer/sphere"])
 def test_text_stands_out_from_what_is_behind_it(opened, name, scheme):
     """A contrast of 4.5, as WCAG 2 asks of text (level AA)."""
     assert opened(name, scheme=scheme).evaluate(CONTRASTS) == {}
@@ -305,6 +306,15 @@ def test_keys_reach_content_search_and_wide_formulas(opened):
     wide = "[...document.querySelectorAll('.formula')].filter((each) => each.scrollWidth > each.clientWidth)"
     assert page.evaluate(f"{wide}.length") > 5
     assert page.evaluate(f"{wide}.every((each) => each.tabIndex === 0)")
+
+
+def test_the_site_has_every_explorer_as_one_file_too(opened, site):
+    """Its link is followed: the file lies there, and is what `docs/tools/explorer.py` makes."""
+    for name in EXPLORER:
+        page = opened(name)
+        (link,) = page.locator(".about a[href$='-alone.html']").evaluate_all("all => all.map((one) => one.href)")
+        file = site / "explorer" / link.rpartition("/")[2]
+        assert file.read_text(encoding="utf-8") == explorer.alone(name.partition("/")[2])
 
 
 def test_search_finds_a_name(opened):

@@ -251,6 +251,20 @@ def test_several_reductions_are_those_of_each_alone():
             assert values_equal(alone[result], together[result]), result
 
 
+def test_exits_are_counted_by_every_point():
+    """Each path by itself; a chain's points are layers, a limit's are times."""
+    hot = {"samples": 40, "start": {"tokens": 3, "variance": 3.0}, "radius": 7.0}
+    for described, record in (("chain", [0, 2, 6]), ("limit", [0.0, 0.15, 0.3])):
+        data, samples = networks({"exits": True}, **hot, **{"as": described}, record=record)
+        exits = samples["exit"].values
+        counted = [[sum(each <= point for each in paths) / 40 for point in record] for paths in exits]
+        assert data["left"].values == pytest.approx(np.array(counted))
+        spread = [[np.std([each <= point for each in paths]) / np.sqrt(40) for point in record] for paths in exits]
+        assert data["left_error"].values == pytest.approx(np.array(spread))
+        assert (np.diff(counted) >= 0).all()
+        assert 0 < np.max(counted) < 1
+
+
 def test_wilson_is_not_clopper_and_pearson():
     """The wrong twin of the intervals."""
     data, _ = both({"outcomes": {"level": 0.9}}, PAIR, {"beta": [3.0]}, samples=40, horizon=12.0, tolerance=0.2)
@@ -264,6 +278,7 @@ def test_wilson_is_not_clopper_and_pearson():
     [
         ({"stopping_times": True}, PAIR, {"horizon": 1.0}, "keep stopping_times: Stopping times are those of a cov"),
         ({"stopping_times": True}, NETWORK, {"start": TABLE}, "keep stopping_times: Stopping times need more than"),
+        ({"exits": True}, PAIR, {"horizon": 1.0}, "keep exits: Exits are those of a covariance"),
         ({"outcomes": True}, NETWORK, {"start": TABLE}, "keep outcomes: outcomes needs overlaps or outcomes"),
         ({"ks": True}, PAIR, {"horizon": 1.0, "as": "limit"}, "keep ks: limit needs a model; got TokenLimit."),
     ],

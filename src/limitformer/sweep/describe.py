@@ -106,7 +106,8 @@ class Sweep:
         base: the model whose fields are varied.
         over: values of each field; dotted names for fields of parts (`attention.tau0`), `seed`, and `start.…`.
         simulate: what `simulate` takes (`samples` is needed), `as` = "limit" for the SDE, `common_seed`.
-        reduce: what to keep of each cell (`sweep.reduce`): samples, moments, quantiles, outcomes, stopping_times, ks.
+        reduce: what to keep of each cell (`sweep.reduce`): samples, moments, quantiles, outcomes, stopping_times,
+            exits, ks.
 
     Raises:
         InputError: what some cell could not be run with, before the first one runs; the message names the cell. Of a

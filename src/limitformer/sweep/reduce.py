@@ -108,6 +108,15 @@ def stopping_times(work: Work, largest: float, smallest: float) -> dict[str, Red
     return {"stopping_time": Reduced(work.samples[axis].values[first] / unit, ("sample",))}
 
 
+def exits(work: Work) -> dict[str, Reduced]:
+    """Share of the paths that have left the ball by each point, and its standard error √(p(1 − p)/n)."""
+    require("exit" in work.samples, "Exits are those of a covariance.")
+    axis = str(work.samples["covariance"].dims[1])
+    share = (work.samples["exit"].values[:, None] <= work.samples[axis].values).mean(0)
+    error = np.sqrt(share * (1 - share) / work.samples.sizes["sample"])
+    return {"left": Reduced(share, ("point",)), "left_error": Reduced(error, ("point",))}
+
+
 def ks_against_limit(work: Work) -> dict[str, Reduced]:
     """Kolmogorov-Smirnov distance of each statistic from that of the limit, at the last point."""
     from scipy.stats import ks_2samp  # it takes half a second, which no other command should wait for
@@ -129,6 +138,7 @@ REDUCTIONS: dict[str, Callable[..., dict[str, Reduced]]] = {
     "quantiles": quantiles,
     "outcomes": outcome_counts,
     "stopping_times": stopping_times,
+    "exits": exits,
     "ks": ks_against_limit,
 }
 DEFAULT_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)

@@ -1,0 +1,73 @@
+r"""What the data of a page are made of: axes to choose on, plots, and facts in words.
+
+A page's JSON has
+
+* `axes`: `name`, `label`, `values`, `start` (the index that is chosen first), `group` (the heading that it stands
+  under), `kind` ("slider" or "choice"), `texts` where the values are not shown as they are;
+* `plots`: `title`, `x`, `y` and whether these are logarithmic, `range` of y (null: what the curves need), `at` (places
+  on x; null: 0, 1, …), `by` (axes), `marker` (the axis whose value is a place on x), `curves` ({label, kind, column})
+  and `band` ({label, low, high}, two columns), and `cells`: for every cell of the axes in `by`, the last of which runs
+  fastest, its columns of numbers, null where there is none;
+* `facts`: `label`, `by`, and `cells` of text or numbers;
+* `sphere`, where there is one: `times`, the `group` of its axes, and `sets` of trajectories: `by`, and `cells` of
+  thousandths of coordinates (time, token, coordinate), one after the other;
+* `about`: what made them.
+
+An axis, a plot or a fact with `only` = {axis: value} is shown where that axis has that value.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+DIGITS = 4
+
+
+def axis(name: str, label: str, values: Sequence[Any], start: Any, group: str, **more: Any) -> dict[str, Any]:
+    """A slider over `values` that begins at `start`."""
+    found = {"name": name, "label": label, "values": list(values), "start": list(values).index(start)}
+    return found | {"group": group, "kind": "slider"} | more
+
+
+def choice(name: str, label: str, texts: dict[str, str], start: str, group: str, **more: Any) -> dict[str, Any]:
+    """A list of words to choose from: value → what is shown."""
+    return axis(name, label, list(texts), start, group, kind="choice", texts=list(texts.values()), **more)
+
+
+def curve(label: str, kind: str, column: int) -> dict[str, Any]:
+    """One line of a plot; `kind` is law, own, other or fourth."""
+    return {"label": label, "kind": kind, "column": column}
+
+
+def plot(title: str, x: str, y: str, by: Sequence[str], cells: Iterable[Any], **more: Any) -> dict[str, Any]:
+    """A plot of `cells`, each (columns, places)."""
+    usual: dict[str, Any] = {"log": False, "range": None, "at": None, "marker": None, "band": None, "curves": []}
+    return {"title": title, "x": x, "y": y, "by": list(by), **usual, **more, "cells": [plain(each) for each in cells]}
+
+
+def plain(values: ArrayLike) -> Any:
+    """Lists of short numbers; null for what is no number or has no end.
+
+    >>> plain([[0.123456, 2.0], [float("nan"), float("inf")]])
+    [[0.1235, 2], [None, None]]
+    """
+    return short(np.asarray(values, np.float64).tolist())
+
+
+def short(values: Any) -> Any:
+    """Of nested lists."""
+    if isinstance(values, list):
+        return [short(each) for each in values]
+    if not math.isfinite(values):
+        return None
+    found = float(f"{values:.{DIGITS}g}")
+    return int(found) if found.is_integer() and abs(found) < 10**DIGITS else found
+
+
+def as_json(data: Any) -> str:
+    """On one line, without spaces."""
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"

@@ -1,0 +1,369 @@
+"""The explorer: its numbers are those of the library; its pages show them offline, by keys and on a telephone.
+
+`LIMITFORMER_SCREENSHOTS=folder` keeps pictures of the pages at two widths. Without a Chromium the tests of the browser
+are skipped.
+"""
+
+import functools
+import json
+import os
+import re
+from contextlib import contextmanager
+from dataclasses import replace
+from math import prod, sqrt
+from pathlib import Path
+
+import numpy as np
+import pytest
+from docs.tools import explorer
+
+from chromium import launched
+from limitformer.base.errors import InputError
+from limitformer.figures.explorer import covariance, kept, make, parts, sphere, stock
+
+MOST = 8 * 2**20  # bytes of all pages with their numbers
+NEAR = 2e-3  # two processors may differ in a last digit, of which four are kept
+
+
+@functools.cache
+def page(name):
+    """The numbers of a page as they are kept."""
+    return json.loads(explorer.read(f"{name}.json"))
+
+
+def axis(data, name):
+    return next(each for each in data["axes"] if each["name"] == name)
+
+
+def cell_of(data, part, **values):
+    """The cell of a plot or a fact where the axes have these values."""
+    index = 0
+    for name in part["by"]:
+        known = axis(data, name)["values"]
+        index = index * len(known) + known.index(values[name])
+    return part["cells"][index]
+
+
+def plot_of(data, title, **only):
+    (found,) = [each for each in data["plots"] if each["title"] == title and each.get("only", {}) == only]
+    return found
+
+
+# What the files hold.
+
+
+@pytest.mark.parametrize("name", make.PAGES)
+def test_numbers_are_by_this_version_and_of_these_settings(name):
+    """If not: make explorer"""
+    assert make.is_current(explorer.FOLDER / f"{name}.json", make.module_of(name).Config())
+    assert page(name)["page"] == name
+    assert set(page(name)["about"]) == {"limitformer_version", "seed", "samples", "command", "settings"}
+
+
+@pytest.mark.parametrize("name", make.PAGES)
+def test_every_part_has_a_cell_for_every_choice(name):
+    data = page(name)
+    sizes = {each["name"]: len(each["values"]) for each in data["axes"]}
+    assert len(sizes) == len(data["axes"])
+    for each in data["axes"]:
+        assert 0 <= each["start"] < len(each["values"]) == len(set(each["values"]))
+        assert len(each.get("texts", each["values"])) == len(each["values"])
+    for part in [*data["plots"], *data["facts"], *data.get("sphere", {}).get("sets", [])]:
+        assert len(part["cells"]) == prod(sizes[each] for each in part["by"])
+        assert all(value in axis(data, each)["values"] for each, value in part.get("only", {}).items())
+
+
+@pytest.mark.parametrize("name", make.PAGES)
+def test_plots_hold_numbers_at_their_places_and_markers_stand_on_them(name):
+    data = page(name)
+    for plot in data["plots"]:
+        columns = {each["column"] for each in plot["curves"]} | {
+            plot["band"][end] for end in ("low", "high") if plot["band"]
+        }
+        for cell in plot["cells"]:
+            assert columns == set(range(len(cell)))
+            assert len({len(column) for column in cell}) == 1
+            assert plot["at"] is None or len(cell[0]) == len(plot["at"])
+            assert all(value is None or isinstance(value, int | float) for column in cell for value in column)
+            assert any(value is not None for value in cell[0])
+        if plot["marker"]:
+            assert set(axis(data, plot["marker"])["values"]) <= set(plot["at"])
+
+
+def test_trajectories_stay_on_the_sphere():
+    data = page("sphere")
+    times = len(data["sphere"]["times"])
+    assert axis(data, "time")["values"] == data["sphere"]["times"]
+    for paths in data["sphere"]["sets"]:
+        for cell in paths["cells"]:
+            points = np.array(cell).reshape(times, -1, 3) / 1000
+            assert points.shape[1] in axis(data, "tokens")["values"]
+            assert np.abs(np.linalg.norm(points, axis=2) - 1).max() < 2e-3
+
+
+def test_all_pages_together_are_small(tmp_path):
+    explorer.write(tmp_path)
+    files = [*explorer.FOLDER.glob("*.*"), *tmp_path.iterdir()]
+    assert sum(path.stat().st_size for path in files) <= MOST
+
+
+# What the library says.
+
+
+def parts_of(data, small):
+    """Pairs of a cell as it is kept and as it was computed for a part of the grid."""
+    by_name = {each["name"]: each["values"] for each in small["axes"]}
+    for place, plot in enumerate(small["plots"]):
+        stored = data["plots"][place]
+        assert stored["title"] == plot["title"]
+        for index, cell in enumerate(plot["cells"]):
+            places = np.unravel_index(index, [len(by_name[each]) for each in plot["by"]])
+            values = {each: by_name[each][k] for each, k in zip(plot["by"], places, strict=True)}
+            yield cell_of(data, stored, **values), cell
+
+
+def same(stored, found):
+    """NaN for null."""
+    return np.allclose(np.array(stored, float), np.array(found, float), rtol=NEAR, atol=NEAR, equal_nan=True)
+
+
+def test_covariances_are_those_of_a_sweep_made_again():
+    """Of a part of the grid: a cell's numbers do not depend on the others."""
+    part = {"gammas": (0.6, 0.9), "tau0s": (0.5, 1.0), "tokens": (2, 4), "layers": ("attention",)}
+    found = covariance.compute(replace(covariance.Config(), **part), make.SEED, None)
+    pairs = list(parts_of(page("covariance"), found))
+    assert len(pairs) == 3 * 8
+    assert all(same(*pair) for pair in pairs)
+    assert not same(pairs[0][0], pairs[2][1])
+
+
+def test_counted_explosions_are_those_of_the_closed_form():
+    """Two tokens and attention alone, as far as paths are followed; the closed form of another τ₀ is a wrong twin."""
+    data = page("covariance")
+    plot = plot_of(data, "Probability of an explosion")
+    n = data["about"]["settings"]["samples"]
+    for tau0, other, fits in ((0.5, 0.5, True), (1.0, 1.0, True), (2.0, 2.0, True), (0.5, 2.0, False)):
+        worst = 0.0
+        for gamma in axis(data, "gamma")["values"]:
+            share = cell_of(data, plot, layer="attention", gamma=gamma, tau0=tau0, tokens=2)[1]
+            exact = cell_of(data, plot, layer="attention", gamma=gamma, tau0=other, tokens=2)[4]
+            errors = [sqrt(p * (1 - p) / n) + 1 / n for p in exact]
+            worst = max(worst, *(abs(a - p) / error for a, p, error in zip(share, exact, errors, strict=True)))
+        assert (worst < 4) == fits, worst
+
+
+def test_fates_on_the_sphere_are_those_of_the_overlap():
+    part = {"dims": (4,), "betas": (2.0,), "sigmas": (2.0,), "epsilons": (0.9, 1.2), "tokens": (2,)}
+    found = sphere.compute(replace(sphere.Config(), **part), make.SEED, None)
+    assert all(same(*pair) for pair in parts_of(page("sphere"), found))
+    fate = plot_of(page("sphere"), sphere.FATE, **sphere.STOCHASTIC)
+    at = fate["at"].index(2.0)
+    assert cell_of(page("sphere"), fate, dim=4)[0][at] == 0.2811  # docs/api: lf.phase_diagram
+
+
+def test_trajectories_are_those_of_the_chain():
+    data, config = page("sphere"), replace(sphere.Config(), betas=(2.0,), sigmas=(2.0,), tokens=(2,))
+    (model,) = sphere.models(config, "stochastic")
+    for run, tokens in enumerate(sphere.trajectories(config, model, make.SEED)):
+        stored = cell_of(data, data["sphere"]["sets"][0], beta=2.0, sigma=2.0, tokens=2, run=run + 1)
+        assert np.abs(np.array(stored) - np.array(sphere.whole(tokens))).max() <= 1
+
+
+def test_stock_shapes_are_those_of_check():
+    config = replace(stock.Config(), families=("llama",), widths=(128,), depths=(6,), ranges=(0.02,))
+    found = stock.compute(config, make.SEED, None)
+    assert all(same(*pair) for pair in parts_of(page("stock"), found))
+    chosen = {"family": "llama", "width": 128, "depth": 6, "range": 0.02}
+    assert cell_of(page("stock"), page("stock")["facts"][0], **chosen) == found["facts"][0]["cells"][0]
+
+
+# How they are made.
+
+
+def test_what_has_no_number_is_null_and_others_are_short():
+    assert parts.plain([[np.inf, np.nan, -np.inf], [123456.0, 0.000123456, -3.0]]) == [
+        [None] * 3,
+        [123500.0, 0.0001235, -3],
+    ]
+
+
+def test_finished_cells_are_not_computed_again(tmp_path):
+    """Another key is another cell; so is another version."""
+    asked = []
+    cells = kept.Kept(tmp_path)
+    for key in ([1, "a"], [1, "a"], [2, "a"]):
+        assert cells.get(key, lambda key=key: asked.append(key) or {"is": key}) == {"is": key}
+    assert asked == [[1, "a"], [2, "a"]]
+    assert kept.Kept(None).get([1, "a"], lambda: "anew") == "anew"
+
+
+def test_a_page_is_made_where_it_is_due(tmp_path):
+    config = replace(
+        sphere.Config(), dims=(3, 4, 6), betas=(1.0,), fine_betas=(1.0,), sigmas=(1.0,), epsilons=(0.5, 1.0)
+    )
+    config = replace(config, fine_epsilons=(0.5, 1.0), tokens=(2,), runs=1, times=(0.0, 1.0))
+    assert make.made("sphere", tmp_path, config)
+    assert not make.made("sphere", tmp_path, config)
+    assert make.made("sphere", tmp_path, replace(config, betas=(1.5,), fine_betas=(1.5,)))
+    assert [path.name for path in tmp_path.iterdir()] == ["sphere.json"]
+    with pytest.raises(InputError, match="no page 'spere'"):
+        make.module_of("spere")
+
+
+# In a browser.
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with launched() as found:
+        yield found
+
+
+@contextmanager
+def opened(browser, name, folder, text=None, view="", **options):
+    """The page as one file, without a network; what it complains of and asks for is in `.troubles`."""
+    place = folder / f"{name}.html"
+    place.write_text(explorer.alone(name) if text is None else text, encoding="utf-8")
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, "offline": True, **options})
+    tab = context.new_page()
+    tab.troubles = []
+    tab.on("console", lambda message: tab.troubles.append(message.text))
+    tab.on("pageerror", lambda error: tab.troubles.append(str(error)))
+    tab.on(
+        "request",
+        lambda request: tab.troubles.append(request.url) if not request.url.startswith(place.as_uri()) else None,
+    )
+    tab.goto(place.as_uri() + view)
+    yield tab
+    context.close()
+
+
+UNDRAWN = """() => [...document.querySelectorAll("figure:not([hidden]) > svg")].filter((plot) => {
+  const shapes = [...plot.querySelectorAll(".line, .path")].map((each) => each.getBoundingClientRect());
+  return !shapes.some((box) => box.width + box.height > 20);
+}).map((plot) => plot.getAttribute("aria-label"))"""
+SHAPES = "[...document.querySelectorAll('figure:not([hidden]) path')].map((each) => each.getAttribute('d')).join()"
+SLIDERS = {"covariance": "Residual strength γ", "sphere": "Inverse temperature β", "stock": "initializer_range"}
+
+
+@pytest.mark.parametrize("name", make.PAGES)
+def test_every_curve_is_drawn_without_a_word_or_a_request(browser, name, tmp_path):
+    with opened(browser, name, tmp_path) as tab:
+        assert tab.troubles == []
+        assert tab.evaluate(UNDRAWN) == []
+        shown = len([plot for plot in page(name)["plots"] if plot.get("only") != sphere.HYBRID]) + (name == "sphere")
+        assert tab.locator("figure:visible").count() == shown
+        assert page(name)["about"]["samples"] in tab.locator(".about").inner_text()
+
+
+def test_a_script_that_fails_is_seen(browser, tmp_path):
+    text = explorer.alone("covariance")
+    broken = text.replace("path(run, `line ${kind}`)", "nothing(run)")
+    assert broken != text
+    with opened(browser, "covariance", tmp_path, broken) as tab:
+        assert tab.troubles
+        assert tab.evaluate(UNDRAWN)
+
+
+@pytest.mark.parametrize("name", make.PAGES)
+def test_a_slider_moves_the_picture_by_keys_and_its_address_brings_it_back(browser, name, tmp_path):
+    with opened(browser, name, tmp_path) as tab:
+        slider = tab.get_by_role("slider", name=SLIDERS[name])
+        first = tab.evaluate(SHAPES)
+        slider.focus()
+        tab.keyboard.press("ArrowRight")
+        moved, view = tab.evaluate(SHAPES), tab.evaluate("location.hash")
+        assert moved != first
+        tab.keyboard.press("ArrowLeft")
+        assert tab.evaluate(SHAPES) == first
+        assert tab.troubles == []
+    with opened(browser, name, tmp_path, view=view) as tab:
+        assert tab.evaluate(SHAPES) == moved
+        assert tab.troubles == []
+
+
+def test_what_is_said_is_what_was_computed(browser, tmp_path):
+    data, chosen = page("covariance"), {"layer": "both", "gamma": 0.8, "tau0": 0.5, "tokens": 8}
+    low, middle, high = (each[30] for each in cell_of(data, data["plots"][0], **chosen))
+    view = "#" + "&".join(f"{name}={value}" for name, value in (chosen | {"ratio": 1.5}).items())
+    with opened(browser, "covariance", tmp_path, view=view) as tab:
+        said = tab.locator(".said").first.text_content().replace("−", "-")
+        assert said == f"depth/width 1.5: median {middle}, 5 to 95 % of paths {low} to {high}"
+        tab.locator("summary").first.click()
+        row = tab.locator("details tbody tr").nth(30).inner_text().replace("−", "-").split()
+        assert row == [str(each) for each in (1.5, middle, low, high)]
+
+
+def test_keys_read_a_plot_off(browser, tmp_path):
+    """Stock shapes have no slider over layers."""
+    with opened(browser, "stock", tmp_path) as tab:
+        plot = tab.locator("figure > svg").first
+        plot.focus()
+        tab.keyboard.press("ArrowRight")
+        tab.keyboard.press("ArrowRight")
+        assert tab.locator(".said").first.text_content().startswith("layer 1: middle of the law ")
+
+
+def test_the_sphere_is_turned_by_keys_and_by_the_pointer(browser, tmp_path):
+    with opened(browser, "sphere", tmp_path) as tab:
+        ball, before = tab.locator("svg.sphere"), tab.evaluate(SHAPES)
+        said = tab.locator(".said").first.text_content()
+        ball.focus()
+        tab.keyboard.press("ArrowLeft")
+        by_keys = tab.evaluate(SHAPES)
+        assert by_keys != before
+        assert "turn=20%2C20" in tab.evaluate("location.hash")
+        box = ball.bounding_box()
+        tab.mouse.move(box["x"] + 100, box["y"] + 100)
+        tab.mouse.down()
+        tab.mouse.move(box["x"] + 160, box["y"] + 120, steps=4)
+        tab.mouse.up()
+        assert tab.evaluate(SHAPES) != by_keys
+        assert tab.locator(".said").first.text_content() == said  # overlaps do not turn
+        tab.get_by_label("Kind").select_option(label="hybrid (ε)")
+        assert tab.get_by_role("slider", name="Noise ε").is_visible()
+        assert not tab.get_by_role("slider", name="Noise σ").is_visible()
+        assert tab.evaluate(UNDRAWN) == []
+        assert tab.troubles == []
+
+
+CONTRAST = """() => {
+  const light = (text) => {
+    const parts = text.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255);
+    const [r, g, b] = parts.map((part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (each) => {
+    const colour = getComputedStyle(each).backgroundColor;
+    return colour === "rgba(0, 0, 0, 0)" ? behind(each.parentElement) : colour;
+  };
+  const read = "h1, p, a, legend, label, output, dt, dd, strong, .legend span, summary, figure > svg text:not(.name)";
+  return Math.min(...[...document.querySelectorAll(read)].map((each) => {
+    const style = getComputedStyle(each);
+    const [a, b] = [light(each.namespaceURI.endsWith("svg") ? style.fill : style.color), light(behind(each))];
+    return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  }));
+}"""
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+@pytest.mark.parametrize("name", make.PAGES)
+def test_it_fits_the_screen_and_can_be_read(browser, name, width, scheme, tmp_path):
+    size = {"width": width, "height": 844}
+    with opened(browser, name, tmp_path, viewport=size, color_scheme=scheme, has_touch=width < 400) as tab:
+        assert tab.evaluate("document.documentElement.scrollWidth") == width
+        assert tab.evaluate(CONTRAST) >= 4.5
+        controls = tab.locator("input:visible, select:visible").evaluate_all(
+            "all => all.map((one) => one.labels.length)"
+        )
+        assert controls == [1] * len(controls)
+        assert tab.troubles == []
+        if folder := os.environ.get("LIMITFORMER_SCREENSHOTS"):
+            tab.screenshot(path=Path(folder) / f"explorer-{name}-{width}-{scheme}.png", full_page=True)
+
+
+def test_nothing_is_loaded_by_a_page_of_its_own():
+    for name in make.PAGES:
+        text = explorer.alone(name)
+        assert not re.search(r'<(?:script|img|link|iframe)[^>]+(?:src|href)="(?!data:)', text)
+        assert text.count("<script") == 2
