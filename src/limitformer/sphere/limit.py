@@ -20,7 +20,7 @@ is no step of the limit but a chain of few layers.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import exp
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,6 +31,8 @@ from limitformer.models.sphere_start import at_tokens
 
 Matrix = NDArray[np.float64]
 Tensor = NDArray[np.float64]
+Tokens = Annotated[Matrix, "tokens dim"]
+TokensLike = Annotated[ArrayLike, "tokens dim"]
 
 
 @known("limit")
@@ -53,7 +55,7 @@ class TokenLimit:
         """The largest rate at which a step can move the tokens, in 1/time."""
         return of_kind(self.model, RATES)(self.model)
 
-    def attention(self, tokens: ArrayLike) -> Matrix:
+    def attention(self, tokens: TokensLike) -> Tokens:
         """A(Yⁱ) (tokens, dim) at Y = `tokens` (tokens, dim) [CT, eqs 2, 3].
 
         >>> import limitformer as lf
@@ -70,12 +72,12 @@ class TokenLimit:
         weights = np.exp(logits - logits.max(1, keepdims=True))
         return np.asarray(weights / weights.sum(1, keepdims=True) @ y)
 
-    def drift(self, tokens: ArrayLike) -> Matrix:
+    def drift(self, tokens: TokensLike) -> Tokens:
         """Of dY (tokens, dim) at Y = `tokens` (tokens, dim)."""
         y, a = self._checked(tokens), self.attention(tokens)
         return of_kind(self.model, DRIFTS)(self.model, y, a)
 
-    def diffusion(self, tokens: ArrayLike) -> Tensor:
+    def diffusion(self, tokens: TokensLike) -> Annotated[Tensor, "tokens dim tokens dim"]:
         """Cov(dYⁱ_k, dYʲ_l)/dt (tokens, dim, tokens, dim) at Y = `tokens` (tokens, dim), dense, for checks."""
         y, a = self._checked(tokens), self.attention(tokens)
         tangent = np.eye(y.shape[1]) - y[:, :, None] * y[:, None, :]

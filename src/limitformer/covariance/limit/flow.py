@@ -18,7 +18,7 @@ The error at finite depth and width is of order 1/d + n^{-1/2} on a path, 1/d + 
 
 from dataclasses import dataclass, field
 from math import isclose
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -73,8 +73,8 @@ class CovarianceFlow:
         """1: the time of a layer is layer/depth."""
         return 1.0
 
-    def drift(self, covariance: ArrayLike) -> Matrix:
-        """dV/dt (tokens, tokens), at V = `covariance` (tokens, tokens).
+    def drift(self, covariance: Annotated[ArrayLike, "tokens tokens"]) -> Annotated[Matrix, "tokens tokens"]:
+        """dV/dt, at V = `covariance`.
 
         >>> import limitformer as lf
         >>> net = lf.Transformer(width=9, depth=4, gamma=0.5, lam=1.0, feedforward=lf.ReLU())
@@ -102,8 +102,12 @@ class CovarianceFlow:
         seen = np.tril(seen) if self.model.mask == "causal" else seen
         return identity * np.eye(tokens) + (1 - center) * seen / seen.sum(1, keepdims=True)
 
-    def solve(self, start: Start | ArrayLike, times: ArrayLike = (1.0,)) -> Matrix:
-        """V at `times` (k,), ascending in [0, 1], from a start or a covariance matrix: (k, tokens, tokens).
+    def solve(
+        self,
+        start: Start | Annotated[ArrayLike, "tokens tokens"],
+        times: Annotated[ArrayLike, "times"] = (1.0,),
+    ) -> Annotated[Matrix, "times tokens tokens"]:
+        """V at `times`, ascending in [0, 1], from a start or a covariance matrix.
 
         Raises:
             InputError: not a start, or times that are not ascending in [0, 1].
