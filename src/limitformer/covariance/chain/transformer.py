@@ -49,7 +49,7 @@ from limitformer.numerics.lanes import LANES, lane_matrix
 from limitformer.numerics.random import Stream, key, open_stream, rewind
 from limitformer.numerics.watch import Watch, count_whole, goes_on, halted
 from limitformer.recording.exits import Ledger, check_factor, clear, open_ledger, report
-from limitformer.recording.records import Shapes
+from limitformer.recording.kept import Kept
 from limitformer.recording.writing import (
     ALL_OF_V,
     FACTOR_FLOOR,
@@ -177,7 +177,7 @@ def apply_sublayer(sublayer, residual, constants, visible, work, watch):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TransformerChain:
+class TransformerChain(Kept):
     """The chain of one model and start, ready to run.
 
     Attributes:
@@ -198,28 +198,10 @@ class TransformerChain:
     unit: str = field(default="layer", init=False)
 
     @property
-    def tokens(self) -> int:
-        """m."""
-        return self.start.tokens
-
-    @property
     def settings(self) -> dict[str, Any]:
         """Where it starts and where it stops, and what is kept."""
         kept = self.recording.settings(FACTOR_FLOOR)
         return {"start": self.start.description, "radius": self.radius, **kept}
-
-    def shapes(self, samples: int) -> Shapes:
-        """Of what is kept of so many samples."""
-        return self.recording.shapes(samples, len(self.points), self.start.tokens)
-
-    @property
-    def once(self) -> Shapes:
-        """Of what the results have once, whatever the samples."""
-        return self.recording.once(len(self.points), self.start.tokens)
-
-    def outputs(self, samples: int) -> Outputs:
-        """Arrays for the results of so many samples."""
-        return self.recording.outputs(samples, len(self.points), self.start.tokens, self.axis)
 
     def prepare(self, seed: int) -> "PreparedChain":
         """Everything that all replicas share."""

@@ -31,7 +31,7 @@ from limitformer.models import Start, Transformer, as_start
 from limitformer.models.kinds import known, require_itself
 from limitformer.numerics.random import key
 from limitformer.numerics.watch import DONE, WHOLE, Watch
-from limitformer.recording.records import Shapes
+from limitformer.recording.kept import Kept
 from limitformer.recording.writing import ALL_OF_V, VALUE_FLOOR, Outputs, Recording
 
 Matrix = NDArray[np.float64]
@@ -143,7 +143,7 @@ def checked_times(times: ArrayLike) -> Matrix:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FlowPath:
+class FlowPath(Kept):
     """The solution from one start at chosen times, as `simulate` runs it: all samples are the same.
 
     Attributes:
@@ -171,27 +171,9 @@ class FlowPath:
         return checked_times(np.arange(depth + 1) / depth if self.times is None else self.times)
 
     @property
-    def tokens(self) -> int:
-        """m."""
-        return self.start.tokens
-
-    @property
     def settings(self) -> dict[str, Any]:
         """Where it starts, and what is kept."""
         return {"start": self.start.description, **self.recording.settings(VALUE_FLOOR)}
-
-    def shapes(self, samples: int) -> Shapes:
-        """Of what is kept of so many samples."""
-        return self.recording.shapes(samples, len(self.points), self.start.tokens)
-
-    @property
-    def once(self) -> Shapes:
-        """Of what the results have once, whatever the samples."""
-        return self.recording.once(len(self.points), self.start.tokens)
-
-    def outputs(self, samples: int) -> Outputs:
-        """Arrays for the results of so many samples."""
-        return self.recording.outputs(samples, len(self.points), self.start.tokens, self.axis)
 
     def prepare(self, seed: int) -> "SolvedPath":
         """The solution; nothing is random, but a seed that others refuse is refused."""

@@ -38,7 +38,7 @@ from limitformer.recording.exits import (
     open_ledger,
     report,
 )
-from limitformer.recording.records import Shapes
+from limitformer.recording.kept import Kept
 from limitformer.recording.times import whole_steps
 from limitformer.recording.writing import (
     ALL_OF_V,
@@ -193,7 +193,7 @@ def check_cone(step, failed, ledger):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CovariancePaths:
+class CovariancePaths(Kept):
     """Paths of one limit and start, ready to run.
 
     Attributes:
@@ -255,29 +255,11 @@ class CovariancePaths:
         return np.asarray(self.step_numbers * self.actual_dt, dtype=np.float64)
 
     @property
-    def tokens(self) -> int:
-        """m."""
-        return self.start.tokens
-
-    @property
     def settings(self) -> dict[str, Any]:
         """Where it starts and stops, the step, its length as it was asked for and as it is."""
         start = {"start": self.start.description, "radius": self.radius}
         kept = self.recording.settings(FACTOR_FLOOR if self.step == "factor" else VALUE_FLOOR)
         return {**start, "step": self.step, "dt": self.dt, "actual_dt": self.actual_dt, **kept}
-
-    def shapes(self, samples: int) -> Shapes:
-        """Of what is kept of so many samples."""
-        return self.recording.shapes(samples, len(self.points), self.start.tokens)
-
-    @property
-    def once(self) -> Shapes:
-        """Of what the results have once, whatever the samples."""
-        return self.recording.once(len(self.points), self.start.tokens)
-
-    def outputs(self, samples: int) -> Outputs:
-        """Arrays for the results of so many samples."""
-        return self.recording.outputs(samples, len(self.points), self.start.tokens, self.axis)
 
     def prepare(self, seed: int) -> "PreparedPaths":
         """Everything that all replicas share."""
