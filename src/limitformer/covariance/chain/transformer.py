@@ -107,22 +107,21 @@ def workspace(tokens, rank, constants):
 
 
 @driver
-def run_replicas(
-    start, turned, constants, sublayers, visible, layers, key_words, first, radius, record, exits, causes, watch
-):
-    """Replicas `first`, `first` + 1, …: what is kept of them (`writing`), the layer of their exit, its cause."""
+def run_replicas(start, turned, constants, sublayers, visible, share, watch):
+    """The replicas of a share: what is kept of them (`writing`), the layer of their exit, its cause."""
     work = workspace(start.shape[0], start.shape[1], constants)
-    for begin in range(0, len(exits), LANES):
-        rewind(work.stream, key_words, np.uint64(first + begin))
+    for begin in range(0, len(share.exits), LANES):
+        rewind(work.stream, share.key_words, np.uint64(share.first + begin))
         put(start, work.factor)
         if turned:
             spread = min(start.shape[0], constants.width)
             turn_at_random(work.stream, work.factor, work.direction, spread, constants.width)
-        run_lanes(constants, sublayers, visible, layers, radius, rows_of(record, begin), work, watch)
+        record = rows_of(share.record, begin)
+        run_lanes(constants, sublayers, visible, share.points, share.radius, record, work, watch)
         if halted(watch):
             return
-        report(work.ledger, begin, exits, causes)
-        count_whole(watch, min(LANES, len(exits) - begin))
+        report(work.ledger, begin, share.exits, share.causes)
+        count_whole(watch, min(LANES, len(share.exits) - begin))
 
 
 @kernel
@@ -225,22 +224,8 @@ class PreparedChain:
 
     def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
         """Replicas `first` … into what is kept, `exits` (∞ if none) and `causes`, unless it is halted."""
-        recording = self.chain.recording
-        run_replicas(
-            self.factor,
-            self.turned,
-            self.constants,
-            self.sublayers,
-            self.visible,
-            self.chain.points,
-            self.key_words,
-            first,
-            self.chain.radius,
-            recording.record(outputs, self.chain.start.tokens),
-            outputs["exits"],
-            outputs["causes"],
-            watch,
-        )
+        share = self.chain.share(outputs, first, self.key_words, self.chain.points)
+        run_replicas(self.factor, self.turned, self.constants, self.sublayers, self.visible, share, watch)
         mark_own_exits(self.chain.model, outputs, self.chain.points[-1])
 
 
