@@ -1,10 +1,13 @@
-"""A few small results of every kind, as numbers and as hashes of their bits, which no change of the kernels may change.
+"""A few small results of every kind, as numbers and as hashes of their bits, which no change of the code may change.
 
-`python tests/published_bits.py` prints the hashes; run it before and after, on one machine. Which bits a kernel makes
-depends on the processor, so what the tests keep are the numbers (`test_published_bits.py`).
+`python tests/published_bits.py` prints a table of the hashes, of networks in torch and of the figures' records too; run
+it before and after, on one machine. Which bits a kernel makes depends on the processor, so what the tests keep are the
+numbers (`test_published_bits.py`).
 """
 
 import hashlib
+import json
+from pathlib import Path
 
 import numpy as np
 
@@ -29,6 +32,15 @@ MODELS = {
     ),
     "one matrix": lf.Transformer(**SIZE, feedforward=lf.OneMatrix(activation=lf.GELU())),
 }
+SPHERE = {"tokens": 3, "beta": 2.0, "layers_per_unit_time": 20}
+ON_SPHERE = {
+    "pair": lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=100),
+    "sphere, Gram matrix": lf.StochasticTransformer(**SPHERE, dim=7),
+    "sphere, coordinates": lf.StochasticTransformer(**SPHERE, dim=5, values="rademacher"),
+    "hybrid": lf.HybridTransformer(**SPHERE, dim=4, epsilon=0.5),
+    "sphere limit": lf.limit(lf.StochasticTransformer(**SPHERE, dim=5)),
+}
+MADE_BY = ("limitformer_version", "stamp")
 WITH_GRADIENTS = ("shaped", "GELU, 4 heads, Pre-LN", "causal, Post-LN")
 
 
@@ -41,9 +53,26 @@ def results():
         found = lf.simulate(MODELS[name], START, gradients=True, **common)
         yield f"{name}, gradients", [found[key].values for key in ("loss", "stream_gradient", "weight_gradient")]
     limit = lf.limit(MODELS["attention alone"])
-    yield "limit", [lf.simulate(limit, START, **common).covariance.values]
-    pair = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=100)
-    yield "pair", [lf.simulate(pair, horizon=2.0, **common).overlap.values]
+    for step, name in {"factor": "limit", "euler-maruyama": "limit, Euler-Maruyama"}.items():
+        yield name, [lf.simulate(limit, START, step=step, **common).covariance.values]
+    for name, model in ON_SPHERE.items():
+        yield name, [lf.simulate(model, horizon=2.0, **common).overlap.values]
+
+
+def in_torch():
+    """(name, arrays) of networks, drawn and weightless."""
+    common = {"samples": 4, "seed": 7, "progress": False, "device": "cpu"}
+    model = MODELS["shaped"]
+    yield "network", [lf.nn.simulate(model, START, **common).covariance.values]
+    found = lf.weightless.simulate(model, START, gradients=True, **common)
+    yield "weightless", [found[key].values for key in ("covariance", "weight_gradient")]
+
+
+def records():
+    """(name, text as bytes) of each figure's record in docs, without version and stamp."""
+    for path in sorted((Path(__file__).parents[1] / "docs" / "figures").glob("*.json")):
+        kept = {key: value for key, value in json.loads(path.read_text()).items() if key not in MADE_BY}
+        yield path.stem, [np.frombuffer(json.dumps(kept, sort_keys=True).encode(), np.uint8)]
 
 
 def numbers_of(arrays):
@@ -61,5 +90,6 @@ def digest_of(arrays):
 
 
 if __name__ == "__main__":
-    for name, arrays in results():
-        print(f"{digest_of(arrays)[:32]}  {name}: {numbers_of(arrays)!r}", flush=True)
+    for kind in (results, in_torch, records):
+        for name, arrays in kind():
+            print(f"{digest_of(arrays)[:32]}  {name}", flush=True)

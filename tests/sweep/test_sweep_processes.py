@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 import limitformer as lf
+from limitformer.base import pool
 from limitformer.base.errors import InputError
+from limitformer.base.interrupts import interrupts_wait
 from limitformer.sweep import SweepInterrupted, processes
-from limitformer.sweep.processes import Workers, interrupts_wait
+from limitformer.sweep.processes import pool_of
 from limitformer.sweep.work import Job
 from sweep_grids import (
     CELLS,
@@ -145,7 +147,7 @@ def test_a_cell_that_kills_its_worker_or_fails_is_given_up_and_the_rest_goes_on(
     path = tmp_path / "s.zarr"
     with monkeypatch.context() as patch:
         set_trap(tmp_path, patch, exit=0.5, **{"raise": 1.0})
-        patch.setattr(Workers, "patience", 2)
+        patch.setattr(processes, "PATIENCE", 0)
         report = on_two(sweep(BETAS), path)
     assert (report.done, report.failed) == (1, 2)
     assert report.errors == {(1,): "the worker died 2 times in this cell (exit code 3)", (2,): "RuntimeError: a trap"}
@@ -158,15 +160,14 @@ def test_a_cell_that_kills_its_worker_or_fails_is_given_up_and_the_rest_goes_on(
 
 def test_patience_outlasts_random_kills_and_ends():
     """At least twice the tries of an ordinary failure, and not forever."""
-    group = Workers.__new__(Workers)
-    group.job = Job("", 0, threads=1, tries=2, any_version=False)
-    assert 4 <= group.patience <= 10
+    job = Job("", 0, threads=1, tries=2, any_version=False)
+    assert 4 <= pool_of(job, 2).patience <= 10
 
 
 def test_workers_that_cannot_start_are_one_error(tmp_path, monkeypatch):
     """As in a script without a guard, whose workers would run it again."""
     set_trap(tmp_path, monkeypatch, start="each")
-    monkeypatch.setattr(processes, "MOST_STILLBORN", 3)
+    monkeypatch.setattr(pool, "MOST_STILLBORN", 3)
     with pytest.raises(InputError, match=r"^The workers end as they start \(exit code 3\)\. In a script, ") as raised:
         on_two(sweep(BETAS), tmp_path / "s.zarr")
     assert "\n" not in str(raised.value)
@@ -230,9 +231,9 @@ def test_ctrl_c_ends_the_workers_and_the_store_goes_on(whole, tmp_path):
 def test_workers_are_deaf_to_ctrl_c_from_the_start(tmp_path):
     """A terminal sends it to them as well; they would say so in many lines."""
     run(sweep(BETAS), tmp_path / "s.zarr")
-    group = Workers(Job(str(tmp_path / "s.zarr"), 0, threads=1, tries=1, any_version=False), 1)
+    group = pool_of(Job(str(tmp_path / "s.zarr"), 0, threads=1, tries=1, any_version=False), 1)
     try:
-        pid = group.workers[0].process.pid
+        pid = group.start(0).process.pid
         facts = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         assert int(facts["SigBlk"], 16) >> (signal.SIGINT - 1) & 1
         assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, []), "we still hear it"

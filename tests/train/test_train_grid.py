@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from limitformer.base import progress
+from limitformer.base import pool, progress
 from limitformer.base.errors import InputError
 from limitformer.train import grid, interrupts
 from limitformer.train.grid import GridInterrupted, gpus, run_all
@@ -126,11 +126,12 @@ def assert_goes_on_to_the_last_bit(folder: Path, seed: int) -> None:
 
 
 def test_a_worker_whose_parent_is_gone_saves_its_run(tmp_path):
-    ours, theirs = grid.spawning.Pipe()
-    worker = grid.spawning.Process(target=grid.serve, args=(theirs, partial(slow, out=tmp_path), None), daemon=True)
+    ours, theirs = pool.spawning.Pipe()
+    begin = partial(grid.begin, partial(slow, out=tmp_path), [])
+    worker = pool.spawning.Process(target=pool.serve, args=(theirs, begin, 0), daemon=True)
     worker.start()
     theirs.close()
-    ours.send((0,))
+    ours.send([0])
     until(lambda: (tmp_path / "0" / "run.json").exists())
     ours.close()
     worker.join(60)
@@ -163,7 +164,7 @@ def test_no_run_ends_the_others(capfd, monkeypatch):
     words = as_words(found.items())
     assert words["bad"] == "got 0, at least 1"
     assert words["bug"] == "ZeroDivisionError: by nothing"
-    assert "was killed by SIGKILL (out of memory?" in words["killed"]
+    assert words["killed"].startswith("The worker died in this run (killed by SIGKILL; out of memory? ")
     said = capfd.readouterr().err
     assert "this is good" in said
     assert 'raise ZeroDivisionError("by nothing")' in said
@@ -219,4 +220,3 @@ def test_each_worker_has_a_gpu_of_its_own(monkeypatch):
     assert gpus() == ["4", "6"]
     monkeypatch.setenv(grid.DEVICES, "")
     assert gpus() == []
-    assert grid.Crew([], of_all_kinds).devices == []

@@ -6,7 +6,7 @@ whatever is a matrix (tokens, tokens) made of one (tokens, tokens).
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from limitformer.models.kinds import known
 from limitformer.models.own_function import function_of, keep_functions
 
 Logits = NDArray[np.float64]
-Visible = NDArray[np.bool_]
+Visible = Annotated[NDArray[np.bool_], "tokens tokens"]
 
 
 @known("attention")

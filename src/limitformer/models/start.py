@@ -6,7 +6,7 @@ tokens' means over their coordinates. Where those are not given, the tokens lie 
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,14 +25,14 @@ class Start:
     """The input tokens, as the network's law sees them.
 
     Attributes:
-        covariance: V₀ (tokens, tokens), symmetric positive semi-definite; it may be singular.
-        means: (tokens,) the tokens' means over their coordinates, or None for a random position.
+        covariance: V₀, symmetric positive semi-definite; it may be singular.
+        means: the tokens' means over their coordinates, or None for a random position.
         labels: what each token is, for pictures and tables; None numbers them.
         description: where it comes from, kept with the results.
     """
 
-    covariance: NDArray[np.float64]
-    means: NDArray[np.float64] | None = None
+    covariance: Annotated[NDArray[np.float64], "tokens tokens"]
+    means: Annotated[NDArray[np.float64], "tokens"] | None = None
     labels: tuple[str, ...] | None = None
     description: str = "covariance"
 
@@ -93,8 +93,8 @@ def real_array(name: str, value: ArrayLike, dimensions: int) -> NDArray[np.float
     return array
 
 
-def from_covariance(covariance: ArrayLike) -> Start:
-    """Start from any covariance matrix V₀ (tokens, tokens).
+def from_covariance(covariance: Annotated[ArrayLike, "tokens tokens"]) -> Start:
+    """Start from any covariance matrix V₀.
 
     Raises:
         InputError: not square, not symmetric, not positive semi-definite, not finite, or a token of variance 0.
@@ -158,8 +158,8 @@ def equicorrelated(tokens: int, correlation: float, variance: float = 1.0) -> St
     return Start(covariance=v, description=description)
 
 
-def from_tokens(tokens: ArrayLike) -> Start:
-    """Start from the tokens themselves, X₀ (tokens, width): covariance and means as they are.
+def from_tokens(tokens: Annotated[ArrayLike, "tokens width"]) -> Start:
+    """Start from the tokens themselves, X₀: covariance and means as they are.
 
     No more is kept of the tokens: differences of less than 1e-7 of their length are rounding in V.
     """

@@ -9,7 +9,7 @@ one matrix (`OneMatrix`) stands alone: X′ = λX + γ √(c/n) σ(X) W.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,8 +97,8 @@ class Transformer:
         return (self.attention is not None) + (self.feedforward is not None)
 
     @property
-    def strengths(self) -> NDArray[np.float64]:
-        """(depth, sublayers, 2): λ and γ of every sublayer; a single row where these are two numbers for all layers."""
+    def strengths(self) -> Annotated[NDArray[np.float64], "layers sublayers 2"]:
+        """λ and γ of every sublayer; a single row where these are two numbers for all layers."""
         return strengths_of(self.gamma, self.lam, self.sublayers)  # type: ignore[arg-type]  # checked to be `Strength`s
 
     @property

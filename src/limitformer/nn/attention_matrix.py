@@ -1,6 +1,6 @@
 r"""A itself, γ₁ I + softmax(QKᵀ/τ) − γ₂ C̄ [ST, eq. 33], term by term as written: to look at, and to test against."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -9,21 +9,21 @@ from torch.nn import functional
 from limitformer.nn.identity_and_mean import Strength
 from limitformer.nn.rounding import without_autocast
 from limitformer.nn.strengths import at_least_float32
-from limitformer.nn.visibility import Visibility, causal_mask
+from limitformer.nn.visibility import Keys, Mask, Positions, Queries, Visibility, causal_mask
 
 
 def attention_matrix(
-    query: Tensor,
-    key: Tensor,
+    query: Queries,
+    key: Keys,
     *,
     gamma1: Strength,
     gamma2: Strength,
     scale: float,
-    mask: Tensor | Visibility | None = None,
+    mask: Mask | Visibility | None = None,
     is_causal: bool = False,
-    positions: Tensor | None = None,
-) -> Tensor:
-    """A (b, h, q, k) itself, term by term as written; arguments as for `shaped_attention`."""
+    positions: Positions | None = None,
+) -> Annotated[Tensor, "b h q k"]:
+    """A itself, term by term as written; arguments as for `shaped_attention`."""
     if isinstance(mask, Visibility):
         is_causal, mask = mask.causal, mask.as_mask()
     batch, heads, queries, _ = query.shape

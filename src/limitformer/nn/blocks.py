@@ -5,11 +5,13 @@ r"""Blocks of a Transformer that trains, and whole stacks of them.
 * Post-LN: X ← LN(X + f(X)), the same.
 
 `stack_of` builds what `limitformer.Transformer` declares: untrained, it has the law that the exact chain simulates.
+
+In shapes: b batch, m tokens, n width.
 """
 
 from collections.abc import Callable, Mapping
 from math import sqrt
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +27,11 @@ from limitformer.nn.initialisation import InitialVariances, draw
 from limitformer.nn.residual import Residual, Sum
 from limitformer.nn.self_attention import ShapedSelfAttention
 from limitformer.nn.shaped_relu import TrainableShapedReLU
-from limitformer.nn.visibility import Visibility, visibility
+from limitformer.nn.visibility import Mask, Visibility, visibility
 
 Make = Callable[[], nn.Module]
+Tokens = Annotated[Tensor, "b m n"]
+AnyTokens = Annotated[Tensor, "... n"]
 
 
 class FeedForward(nn.Module):
@@ -46,7 +50,7 @@ class FeedForward(nn.Module):
         self.activation = activation
         self.post = nn.Linear(hidden, width, bias=bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: AnyTokens) -> AnyTokens:
         """σ(X W_pre) W_post."""
         result: Tensor = self.post(self.activation(self.pre(lowered(x, self.pre.weight))))
         return result
@@ -94,8 +98,8 @@ class Block(nn.Module):
         self.post = nn.ModuleDict({name: post() for name in parts})
 
     def forward(
-        self, x: Tensor, mask: Tensor | Visibility | None = None, is_causal: bool = False, **cache: Any
-    ) -> Tensor:
+        self, x: Tokens, mask: Mask | Visibility | None = None, is_causal: bool = False, **cache: Any
+    ) -> Tokens:
         """The block's output; the mask as for `shaped_attention`, and what else the attention takes."""
         if self.attention is not None:
             x = self.add("attention", x, self.attention(self.pre["attention"](x), mask, is_causal, **cache))
@@ -103,7 +107,7 @@ class Block(nn.Module):
             x = self.add("feedforward", x, self.feedforward(self.pre["feedforward"](x)))
         return x
 
-    def add(self, name: str, x: Tensor, branch: Tensor) -> Tensor:
+    def add(self, name: str, x: Tokens, branch: Tokens) -> Tokens:
         """post(residual(X, f))."""
         result: Tensor = self.post[name](self.residual[name](x, branch))
         return result
@@ -170,7 +174,7 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.is_causal = is_causal
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tokens, mask: Mask | None = None) -> Tokens:
         """The last block's output, in the dtype of `x`; a mask as for `shaped_attention`."""
         tokens, dtype = x.shape[-2], x.dtype
         seen = visibility(mask, is_causal=self.is_causal, queries=tokens, keys=tokens, device=x.device)

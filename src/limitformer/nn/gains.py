@@ -12,6 +12,7 @@ goes on as if it had not stopped. λ and γ of the residuals are trained in both
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ class Gain(Strengths):
         """The parameter."""
         return self.strength("value")
 
-    def forward(self) -> Tensor:
+    def forward(self) -> Annotated[Tensor, "heads", "1"]:
         """The value."""
         return self.value
 

@@ -7,7 +7,7 @@ In shapes: b batch, h heads, g key/value heads, q queries, k keys, d head_dim.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from limitformer.base.errors import InputError
 from limitformer.nn.strengths import at_least_float32
 from limitformer.nn.visibility import Visibility
 
-Strength = float | Tensor
+Strength = float | Annotated[Tensor, "h", "1", ""]
 
 
 @dataclass(frozen=True, eq=False)

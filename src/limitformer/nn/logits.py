@@ -7,11 +7,12 @@ In shapes: b batch, h heads, g key/value heads, q queries, k keys, d head_dim.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from limitformer.nn.visibility import Visibility, causal_mask, hidden_where
+from limitformer.nn.visibility import Keys, Mask, Positions, Queries, Visibility, causal_mask, hidden_where
 
 ROWS = 64  # queries at a time
 
@@ -20,15 +21,15 @@ ROWS = 64  # queries at a time
 class Logits:
     """y = QKᵀ scale under a mask; arguments as for `shaped_attention`."""
 
-    query: Tensor
-    key: Tensor
+    query: Queries
+    key: Keys
     scale: float
-    mask: Tensor | Visibility | None = None
+    mask: Mask | Visibility | None = None
     is_causal: bool = False
-    positions: Tensor | None = None
+    positions: Positions | None = None
 
-    def rows(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """(logits (b, h, rows, k), whether each of those queries sees itself (b, h, rows)), in double precision."""
+    def rows(self) -> Iterator[tuple[Annotated[Tensor, "b h rows k"], Annotated[Tensor, "b h rows"]]]:
+        """(logits, whether each of those queries sees itself), in double precision."""
         seen = self.visible()
         key = self.key.double().repeat_interleave(self.query.shape[1] // self.key.shape[1], 1)
         for begin in range(0, self.query.shape[-2], ROWS):
@@ -39,15 +40,15 @@ class Logits:
             own = self.places()[..., part, None].expand(*logits.shape[:-1], 1)
             yield logits, logits.gather(-1, own).squeeze(-1) > -torch.inf
 
-    def places(self) -> Tensor:
-        """Where the queries stand: (b|1, 1, q)."""
+    def places(self) -> Annotated[Tensor, "#b 1 q"]:
+        """Where the queries stand."""
         queries, keys = self.query.shape[-2], self.key.shape[-2]
         places = torch.arange(keys - queries, keys, device=self.query.device)
         places = places if self.positions is None else self.positions
         return places[None, None] if places.dim() == 1 else places[:, None]
 
-    def visible(self) -> Tensor:
-        """The mask as one that is boolean, or added: (b|1, h|1, q|1, k)."""
+    def visible(self) -> Annotated[Tensor, "#b #h #q k"]:
+        """The mask as one that is boolean, or added."""
         causal = self.mask.causal if isinstance(self.mask, Visibility) else self.is_causal
         mask = self.mask.as_mask() if isinstance(self.mask, Visibility) else self.mask
         queries, keys = self.query.shape[-2], self.key.shape[-2]
@@ -63,8 +64,8 @@ Probe = Callable[[Logits], None]
 
 
 @torch.no_grad()
-def entropy(logits: Logits) -> Tensor:
-    """The mean entropy of the softmax by head, (h,), in nats, over queries that see themselves (padding does not)."""
+def entropy(logits: Logits) -> Annotated[Tensor, "h"]:
+    """The mean entropy of the softmax by head, in nats, over queries that see themselves (padding does not)."""
     total = torch.zeros(logits.query.shape[1], dtype=torch.float64, device=logits.query.device)
     counted = torch.zeros_like(total)
     for rows, sees_itself in logits.rows():

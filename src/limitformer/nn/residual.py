@@ -1,12 +1,15 @@
 r"""Residuals with trainable strengths: X ← λX + γ f(X) [ST, eq. 1]; λ² + γ² = 1 at the start, and only there."""
 
 from math import sqrt
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from limitformer.base.errors import require, require_real
 from limitformer.nn.strengths import Strengths
+
+Tokens = Annotated[Tensor, "*shape"]
 
 
 class Residual(Strengths):
@@ -40,7 +43,7 @@ class Residual(Strengths):
         """γ (1,)."""
         return self.strength("gamma")
 
-    def forward(self, x: Tensor, branch: Tensor) -> Tensor:
+    def forward(self, x: Tokens, branch: Tokens) -> Tokens:
         """λx + γf."""
         dtype = torch.promote_types(x.dtype, branch.dtype)
         return (self.lam * x + self.gamma * branch).to(dtype)

@@ -8,7 +8,7 @@ In shapes: b batch, m tokens, n width, h heads, g key/value heads, d head_dim.
 
 from collections.abc import Callable
 from math import sqrt
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,12 @@ from limitformer.nn.initialisation import InitialVariances, dim_of_heads, draw
 from limitformer.nn.logits import Logits, Probe
 from limitformer.nn.rounding import warn_of_rounding
 from limitformer.nn.shaped_attention import shaped_attention
-from limitformer.nn.visibility import Visibility
+from limitformer.nn.visibility import Keys, Mask, Positions, Visibility
 
-Past = tuple[Tensor, Tensor]
+Tokens = Annotated[Tensor, "b m n"]
+OfHeads = Annotated[Tensor, "b g m d"]
+Past = tuple[Keys, Keys]
+Grown = tuple[Annotated[Tensor, "b g grown d"], Annotated[Tensor, "b g grown d"]]
 Cache = Callable[[Tensor, Tensor], Past]  # takes new keys and values, gives all of them
 
 
@@ -87,13 +90,13 @@ class ShapedSelfAttention(nn.Module):
 
     def forward(
         self,
-        x: Tensor,
-        mask: Tensor | Visibility | None = None,
+        x: Tokens,
+        mask: Mask | Visibility | None = None,
         is_causal: bool = False,
         *,
         cache: Cache | None = None,
-        positions: Tensor | None = None,
-    ) -> Tensor:
+        positions: Positions | None = None,
+    ) -> Tokens:
         """Attention among the tokens, and those in `cache`; mask and positions as for `shaped_attention`."""
         query, key, value = self.projections(x)
         if cache is not None:
@@ -117,14 +120,14 @@ class ShapedSelfAttention(nn.Module):
             "gamma2": 0.0 if self.gamma2 is None else self.gamma2(),
         }
 
-    def projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (b, h, m, d), keys and values (b, g, m, d)."""
+    def projections(self, x: Tokens) -> tuple[Annotated[Tensor, "b h m d"], OfHeads, OfHeads]:
+        """Queries, keys and values."""
         x = lowered(x, self.query.weight)
         return self.split(self.query(x)), self.split(self.key(x)), self.split(self.value(x))
 
     def step(
-        self, x: Tensor, past: Past | None = None, mask: Tensor | Visibility | None = None, is_causal: bool = True
-    ) -> tuple[Tensor, Past]:
+        self, x: Tokens, past: Past | None = None, mask: Mask | Visibility | None = None, is_causal: bool = True
+    ) -> tuple[Tokens, Grown]:
         """(output, keys and values so far), for new tokens that come after those of `past`; the mask spans all."""
         grown: list[Past] = []
 
@@ -135,11 +138,11 @@ class ShapedSelfAttention(nn.Module):
 
         return self(x, mask, is_causal, cache=append), grown[0]
 
-    def matrix(self, x: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """A (b, h, m, m), to look at."""
+    def matrix(self, x: Tokens, mask: Mask | None = None, is_causal: bool = False) -> Annotated[Tensor, "b h m m"]:
+        """A, to look at."""
         query, key, _ = self.projections(x)
         return attention_matrix(query, key, **self.gains(), scale=self.scale, mask=mask, is_causal=is_causal)
 
-    def split(self, x: Tensor) -> Tensor:
-        """(b, m, heads d) to (b, heads, m, d)."""
+    def split(self, x: Annotated[Tensor, "b m n"]) -> Annotated[Tensor, "b h m d"]:
+        """The heads apart."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)

@@ -23,23 +23,23 @@ from limitformer.base.errors import require
 from limitformer.nn.identity_and_mean import Places, Strength, grouped, rest_of_a
 from limitformer.nn.rounding import without_autocast
 from limitformer.nn.strengths import at_least_float32
-from limitformer.nn.visibility import Visibility, visibility
+from limitformer.nn.visibility import Keys, Mask, Positions, Queries, Visibility, visibility
 
 
 def shaped_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    query: Queries,
+    key: Keys,
+    value: Keys,
     *,
     gamma1: Strength,
     gamma2: Strength,
     scale: float,
-    mask: Tensor | Visibility | None = None,
+    mask: Mask | Visibility | None = None,
     is_causal: bool = False,
-    positions: Tensor | None = None,
+    positions: Positions | None = None,
     dropout: float = 0.0,
     float32: bool = False,
-) -> Tensor:
+) -> Queries:
     """A V (b, h, q, d) without forming A.
 
     Args:

@@ -4,6 +4,8 @@ r"""The shaped ReLU σ(x) = s₊ max(x, 0) + s₋ min(x, 0) [ST, after eq. 4], w
 padded tokens are exact zeros.
 """
 
+from typing import Annotated
+
 import torch
 from torch import Tensor, nn
 
@@ -25,7 +27,7 @@ class TrainableShapedReLU(nn.Module):
         self.positive = require_real("positive", positive)
         self.negative = Gain(require_real("negative", negative), trained=trained)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Annotated[Tensor, "*shape"]) -> Annotated[Tensor, "*shape"]:
         """σ(x)."""
         return torch.where(x > 0, self.positive * x, (self.negative() * x).to(x.dtype))
 

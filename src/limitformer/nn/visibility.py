@@ -12,11 +12,11 @@ Rules, for every kind of mask:
 * A query that sees nothing has a row of zeros in the softmax and in C̄: what is left of it is γ₁ v.
 * Causal alignment is at the bottom right: the queries are the last of the keys, or stand at `positions`.
 
-In shapes: b batch, h heads, g key/value heads, q queries, k keys, d head_dim.
+In shapes: b batch, h heads, g key/value heads, q queries, k keys, d head_dim; # says that it may be 1 instead.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -25,6 +25,11 @@ from torch.nn import functional
 from limitformer.base.errors import InputError, require
 
 BLOCK = 16  # tokens
+Queries = Annotated[Tensor, "b h q d"]
+Keys = Annotated[Tensor, "b g k d"]
+Mask = Annotated[Tensor, "q k", "#b #h #q k"]
+Positions = Annotated[Tensor, "q", "b q"]
+OfQueries = Annotated[Tensor, "#b #h #q 1"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,21 +37,21 @@ class Visibility:
     """A mask made ready once; `shaped_attention` takes it in place of a mask, so that layers can share it.
 
     Attributes:
-        mask: what the fused kernel adds or selects by, (b|1, h|1, q|1, k), where no row is empty; None shows all.
+        mask: what the fused kernel adds or selects by, where no row is empty; None shows all.
         causal: whether the kernel's own causal flag stands for the mask.
         seen: (b|1, h|1, q|1, 1), whether a query sees anything; None if all do.
         mean: how C̄ v is computed.
-        padding: for "causal", the keys that are seen at all, (b|1, 1, k, 1); None if all are.
+        padding: for "causal", the keys that are seen at all; None if all are.
     """
 
-    mask: Tensor | None = None
+    mask: Annotated[Tensor, "#b #h #q k"] | None = None
     causal: bool = False
-    seen: Tensor | None = None
+    seen: OfQueries | None = None
     mean: Literal["all", "causal", "rows"] = "all"
-    padding: Tensor | None = None
+    padding: Annotated[Tensor, "#b 1 k 1"] | None = None
 
-    def sums(self, value: Tensor) -> Tensor:
-        """Σ over the keys seen of values (b, g, k, d): (b, g|h, q|1, d), h where the mask has heads.
+    def sums(self, value: Keys) -> Annotated[Tensor, "b g #q d", "b h #q d"]:
+        """Σ over the keys seen of values, for h heads where the mask has them.
 
         C̄ v is this over `counts`; they come apart because callers have a factor of their own to bring in.
         """
@@ -56,8 +61,8 @@ class Visibility:
             return causal_sum(value if self.padding is None else value * self.padding)
         return weighted_sum(self.weights(value), value)
 
-    def adjoint(self, gradient: Tensor, keys: int) -> Tensor:
-        """The adjoint of `sums`: (b, g, h/g, q|1, d) to (b, g, k|1, d)."""
+    def adjoint(self, gradient: Annotated[Tensor, "b g r #q d"], keys: int) -> Annotated[Tensor, "b g #k d"]:
+        """The adjoint of `sums`; r = h/g."""
         if self.mean == "all":
             return gradient.sum((2, 3)).unsqueeze(2) / keys
         if self.mean == "causal":
@@ -65,7 +70,7 @@ class Visibility:
             return whole if self.padding is None else whole.mul_(self.padding)
         return weighted_adjoint(self.weights(gradient), gradient)
 
-    def counts(self, value: Tensor) -> Tensor | None:
+    def counts(self, value: Keys) -> OfQueries | None:
         """How many keys each query sees, at least 1: (b|1, h|1, q|1, 1); None for ones."""
         exact = torch.promote_types(value.dtype, torch.float32)  # bfloat16 counts to 256 only
         if self.mean == "causal" and self.padding is not None:
@@ -75,14 +80,14 @@ class Visibility:
         boolean = self.mask is not None and self.mask.dtype == torch.bool
         return self.mask.sum(-1, keepdim=True).to(exact) if boolean and self.mask is not None else None
 
-    def as_mask(self) -> Tensor | None:
+    def as_mask(self) -> Mask | None:
         """A mask again, for `attention_matrix`; `causal` is said beside it."""
         if self.mask is None or self.seen is None:
             return self.mask
         return self.mask & self.seen if self.mask.dtype == torch.bool else hidden_where(self.mask, ~self.seen)
 
-    def weights(self, value: Tensor) -> Tensor:
-        """What `sums` weighs keys by, of the mask's shape: zeros and ones, or the softmax of an additive mask."""
+    def weights(self, value: Annotated[Tensor, "..."]) -> Annotated[Tensor, "#b #h #q k"]:
+        """What `sums` weighs keys by: zeros and ones, or the softmax of an additive mask."""
         assert self.mask is not None
         if self.mask.dtype == torch.bool:
             return self.mask.to(value.dtype)
@@ -91,12 +96,12 @@ class Visibility:
 
 
 def visibility(
-    mask: Tensor | None,
+    mask: Mask | None,
     *,
     is_causal: bool = False,
     queries: int,
     keys: int,
-    positions: Tensor | None = None,
+    positions: Positions | None = None,
     device: torch.device | str | None = None,
 ) -> Visibility:
     """Make a mask ready.

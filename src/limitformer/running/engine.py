@@ -7,7 +7,7 @@ any chunking.
 import time
 from dataclasses import fields
 from functools import singledispatch
-from typing import Any, Protocol, Unpack, overload
+from typing import Annotated, Any, Protocol, Unpack, overload
 
 import numpy as np
 import xarray as xr
@@ -60,8 +60,9 @@ from limitformer.sphere.process import SphereOptions, SpherePaths
 WITHOUT_GRADIENTS = (OneMatrix, Elementwise, Gated, Mixing, RadialNorm)
 KEEPING = tuple(field.name for field in fields(Recording))
 
-
 Outputs = dict[str, NDArray[Any]]
+SquareLike = Annotated[ArrayLike, "tokens tokens"]
+TokensLike = Annotated[ArrayLike, "tokens dim", ""]  # or the overlap of two
 
 
 class Prepared(Protocol):
@@ -113,30 +114,30 @@ class Interrupted(MadeOf, KeyboardInterrupt):
 
 
 @overload
-def simulate(model: Transformer, start: Start | ArrayLike, **options: Unpack[ChainOptions]) -> xr.Dataset: ...
+def simulate(model: Transformer, start: Start | SquareLike, **options: Unpack[ChainOptions]) -> xr.Dataset: ...
 
 
 @overload
 def simulate(
-    model: CovarianceLimit | CovarianceFlow, start: Start | ArrayLike, **options: Unpack[CovarianceLimitOptions]
+    model: CovarianceLimit | CovarianceFlow, start: Start | SquareLike, **options: Unpack[CovarianceLimitOptions]
 ) -> xr.Dataset: ...
 
 
 @overload
 def simulate(
-    model: SphereModel, start: SphereStart | ArrayLike | None = None, **options: Unpack[SphereChainOptions]
+    model: SphereModel, start: SphereStart | TokensLike | None = None, **options: Unpack[SphereChainOptions]
 ) -> xr.Dataset: ...
 
 
 @overload
 def simulate(
-    model: TokenLimit, start: SphereStart | ArrayLike | None = None, **options: Unpack[SphereLimitOptions]
+    model: TokenLimit, start: SphereStart | TokensLike | None = None, **options: Unpack[SphereLimitOptions]
 ) -> xr.Dataset: ...
 
 
 def simulate(
     model: Transformer | CovarianceLimit | CovarianceFlow | SphereModel | TokenLimit,
-    start: Start | SphereStart | ArrayLike | None = None,
+    start: Start | SquareLike | SphereStart | TokensLike | None = None,
     *,
     samples: int,
     seed: int,

@@ -1,7 +1,7 @@
 """What `simulate` takes: a record of options for each kind of run, for completion and for checkers."""
 
 from collections.abc import Sequence
-from typing import Any, Required, TypedDict
+from typing import Annotated, Any, Required, TypedDict
 
 from numpy.typing import NDArray
 
@@ -10,7 +10,7 @@ from limitformer.recording import writing
 from limitformer.recording.records import Dtype
 from limitformer.sphere import process
 
-Record = Sequence[float] | NDArray[Any] | None
+Record = Annotated[Sequence[float] | NDArray[Any], "points"] | None
 
 
 class RunOptions(TypedDict, total=False):

@@ -7,6 +7,8 @@ one token E x⁴ = 3 E V², not 3 (E V)². In an infinitely wide network V_T is 
 process.
 """
 
+from typing import Annotated
+
 import numpy as np
 import xarray as xr
 
@@ -15,7 +17,9 @@ from limitformer.numerics.factor import root
 from limitformer.numerics.random import key, replica_normals
 
 
-def outputs(paths: xr.Dataset, *, units: int, seed: int, at: float | None = None) -> xr.DataArray:
+def outputs(
+    paths: xr.Dataset, *, units: int, seed: int, at: float | None = None
+) -> Annotated[xr.DataArray, "sample token units"]:
     """Draw the outputs of every sample, given its covariance.
 
     Args:
@@ -25,7 +29,7 @@ def outputs(paths: xr.Dataset, *, units: int, seed: int, at: float | None = None
         at: the layer or time that is read out, one of those recorded; None for the last.
 
     Returns:
-        (sample, token, unit). A path that left the ball is read out as it left.
+        Dims (sample, token, unit). A path that left the ball is read out as it left.
 
     Raises:
         InputError: other data, or a layer or time that was not recorded.

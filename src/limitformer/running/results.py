@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from functools import partial
 from math import isqrt
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import xarray as xr
@@ -182,7 +182,7 @@ def stamp(dtype: str = "float64") -> dict[str, str]:
     return {"limitformer_version": package_version(), "created": created, "dtype": dtype}
 
 
-def correlation(dataset: xr.Dataset) -> xr.DataArray:
+def correlation(dataset: xr.Dataset) -> Annotated[xr.DataArray, "sample layer token token", "sample layer pair"]:
     """ρ = V_αβ/√(V_αα V_ββ): same dims as `covariance`, or those of `pair_covariance` where pairs are kept.
 
     A token of variance 0, or below the least normal number of its type (1e-38 in float32), has no correlation. It

@@ -21,7 +21,7 @@ is no step of the limit but a chain of few layers.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import exp, sqrt
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -37,6 +37,8 @@ LARGEST_EXPONENT = 300.0  # its square is still a double
 
 Matrix = NDArray[np.float64]
 Tensor = NDArray[np.float64]
+Tokens = Annotated[Matrix, "tokens dim"]
+TokensLike = Annotated[ArrayLike, "tokens dim"]
 
 
 @known("limit")
@@ -59,7 +61,7 @@ class TokenLimit:
         """The largest rate at which a step can move the tokens, in 1/time."""
         return of_kind(self.model, RATES)(self.model)
 
-    def attention(self, tokens: ArrayLike) -> Matrix:
+    def attention(self, tokens: TokensLike) -> Tokens:
         """A(Yⁱ) (tokens, dim) at Y = `tokens` (tokens, dim) [CT, eqs 2, 3].
 
         >>> import limitformer as lf
@@ -83,14 +85,14 @@ class TokenLimit:
         weights = np.exp(logits - logits.max(1, keepdims=True))
         return np.asarray(weights / weights.sum(1, keepdims=True) @ y)
 
-    def drift(self, tokens: ArrayLike) -> Matrix:
+    def drift(self, tokens: TokensLike) -> Tokens:
         """Of dY (tokens, dim) at Y = `tokens` (tokens, dim)."""
         y = self._checked(tokens)
         if self.model.is_fresh:
             return spherical_drift(self.model, y, averaged_products(self.model, y))
         return of_kind(self.model, DRIFTS)(self.model, y, self.attention(tokens))
 
-    def diffusion(self, tokens: ArrayLike) -> Tensor:
+    def diffusion(self, tokens: TokensLike) -> Annotated[Tensor, "tokens dim tokens dim"]:
         """Cov(dYⁱ_k, dYʲ_l)/dt (tokens, dim, tokens, dim) at Y = `tokens` (tokens, dim), dense, for checks."""
         y = self._checked(tokens)
         tangent = np.eye(y.shape[1]) - y[:, :, None] * y[:, None, :]

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from limitformer.base.errors import InputError, MissingExtraError, require
+from limitformer.base.errors import InputError, MissingExtraError, first_line, require
 from limitformer.base.progress import announced
 from limitformer.sweep.files import CELLS, UNFINISHED
 from limitformer.sweep.layout import Index
@@ -54,7 +54,7 @@ def connected(cluster: Any) -> Iterator[Any]:
         spoken_to(package, cluster)
         client = package.Client(cluster, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
-        raise InputError(f"No Dask scheduler answers at {cluster}: {first_line(error)}.") from error
+        raise InputError(f"No Dask scheduler answers at {cluster}: {first_line(error).rstrip('.')}.") from error
     with client:
         yield client
 
@@ -78,11 +78,6 @@ def spoken_to(package: Any, address: str) -> None:
 
     with ThreadPoolExecutor(1) as pool:  # a notebook has a loop of its own in this thread
         pool.submit(asyncio.run, in_time()).result()
-
-
-def first_line(error: Exception) -> str:
-    """What is wrong, in one line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def local_cluster(workers: int) -> Any:
@@ -169,8 +164,9 @@ def collected(package: Any, client: Any, job: Job, cells: Sequence[Index]) -> Re
                 else:
                     yield given_up(store_of(job), batch[0], f"workers died in this cell: {first_line(error)}")
             except package.CancelledError as error:
+                reason = first_line(error).rstrip(".")
                 raise InputError(
-                    f"The cluster has dropped the work ({first_line(error)}). What is finished stays; start it again."
+                    f"The cluster has dropped the work ({reason}). What is finished stays; start it again."
                 ) from error
             if not batches and suspects:
                 arriving.add(submit([suspects.popleft()]))

@@ -1,21 +1,15 @@
 """Many runs of an experiment, one after the other or on several processes; each goes on where it stopped.
 
-A run that fails does not end the others: its error is its outcome. Each worker has a pipe of its own. It gets its runs
-through it, and stops its run at the next step, with a checkpoint, when anything else comes: the word of its parent that
-heard Ctrl-C, or the end of the pipe, if the parent was killed.
+A run that fails does not end the others: its error is its outcome. On processes (`base/pool.py`) runs are tasks that
+save: a run stops at its next step, with a checkpoint, when its parent hears Ctrl-C, or is gone.
 """
 
 import os
-import signal
-import threading
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
-from typing import Any, Generic, TypeVar
+from contextlib import closing
+from functools import partial
+from typing import Any, TypeVar
 
 import datasets
 import torch
@@ -23,15 +17,14 @@ from transformers.utils import logging
 
 from limitformer.base import progress
 from limitformer.base.errors import InputError, MissingExtraError, require, require_count
-from limitformer.sweep.processes import interrupts_wait
-from limitformer.train.interrupts import TrainingInterrupted, obey, tell
+from limitformer.base.pool import Asked, Lost, Pool
+from limitformer.train.interrupts import TrainingInterrupted, obey
 from limitformer.train.plan import processes
 
 Run = TypeVar("Run")
 Summary = Mapping[str, float]
+Told = Summary | InputError | TrainingInterrupted  # by a worker
 DEVICES = "CUDA_VISIBLE_DEVICES"
-# A new interpreter for each worker: a fork of a process with threads may never wake up.
-spawning: Any = get_context("spawn")
 
 
 class GridInterrupted(KeyboardInterrupt):
@@ -60,10 +53,8 @@ def run_all(
     require(workers == 1 or processes() == 1, "With torchrun each run has all processes; workers must be 1.")
     if min(workers, len(runs)) <= 1:
         yield from one_by_one(runs, function)
-        return
-    crew = Crew(runs, function)
-    with crew.at_work(min(workers, len(runs))):
-        yield from crew.outcomes()
+    else:
+        yield from on_processes(runs, function, workers)
 
 
 def one_by_one(runs: Sequence[Run], function: Callable[[Run], Summary]) -> Iterator[tuple[Run, Summary | InputError]]:
@@ -90,21 +81,42 @@ def outcome_of(function: Callable[[Run], Summary], run: Run) -> Summary | InputE
         return InputError(f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
-def serve(connection: Connection, function: Callable[[Any], Summary], device: str | None) -> None:
-    """A worker: runs come in, what became of them goes out. It shows no bars, but what else it says is seen."""
-    obey(connection.poll)  # between a run and its outcome, nothing comes but the word to stop, or the pipe's end
-    if device is not None:
-        os.environ[DEVICES] = device
+def on_processes(
+    runs: Sequence[Run], function: Callable[[Run], Summary], workers: int
+) -> Iterator[tuple[Run, Summary | InputError]]:
+    """All runs, so many at a time."""
+    pool = Pool[Run, Told](partial(begin, function, gpus()), workers, caller="run_all", saves=True)
+    saved = lost = 0
+    with closing(pool.outcomes(runs)) as outcomes:
+        for run, found in outcomes:
+            if isinstance(found, TrainingInterrupted):
+                saved += 1
+            elif isinstance(found, Lost) and pool.heard > 1:
+                lost += 1
+            elif isinstance(found, Lost):
+                line = f"{found.within('run')}. Started again, it goes on from its last checkpoint."
+                yield run, InputError(line[0].upper() + line[1:])
+            else:
+                yield run, found
+    if pool.heard:
+        raise GridInterrupted(account(saved, lost, len(pool.pending)))
+
+
+def begin(
+    function: Callable[[Run], Summary], devices: Sequence[str], place: int, asked: Asked
+) -> Callable[[Run], Told]:
+    """What a worker does with a run. It has its GPU and shows no bars, but what else it says is seen."""
+    obey(asked)
+    if devices:
+        os.environ[DEVICES] = devices[place % len(devices)]
     progress.hide()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    with suppress(EOFError, OSError):  # the parent is gone
-        while (message := connection.recv()) is not None:
-            connection.send(reply_to(function, *message))
+    return partial(reply_to, function)
 
 
-def reply_to(function: Callable[[Any], Summary], run: Any) -> Summary | InputError | TrainingInterrupted:
+def reply_to(function: Callable[[Any], Summary], run: Any) -> Told:
     """The outcome of a run, or that it was stopped and saved."""
     try:
         return outcome_of(function, run)
@@ -120,130 +132,12 @@ def gpus() -> list[str]:
     return [str(k) for k in range(torch.cuda.device_count())]
 
 
-@dataclass
-class Worker:
-    """A process, its place among the workers, its pipe, and the run that it has."""
-
-    place: int
-    process: Any
-    connection: Connection
-    run: Any
-
-    def tell(self, message: Any) -> None:
-        """Send; one that has just died will be noticed where it is listened to."""
-        with suppress(OSError):
-            self.connection.send(message)
-
-
-class Crew(Generic[Run]):
-    """The workers of a grid, the runs that wait for one, and how often Ctrl-C was heard.
-
-    Attributes:
-        everyone, workers: all workers, and those with a run.
-        saved, lost: runs that Ctrl-C stopped at a step, and those that it ended at once.
-    """
-
-    def __init__(self, runs: Sequence[Run], function: Callable[[Run], Summary]) -> None:
-        self.waiting, self.function, self.devices = deque(runs), function, gpus()
-        self.everyone: list[Worker] = []
-        self.workers: list[Worker] = []
-        self.heard = self.saved = self.lost = 0
-
-    @contextmanager
-    def at_work(self, count: int) -> Iterator[None]:
-        """So many workers; all have ended at the end of the block, and saved what they had in work."""
-        ours = threading.current_thread() is threading.main_thread()  # no other has a handler
-        before = signal.signal(signal.SIGINT, self.hear) if ours else None
-        try:
-            for place in range(count):
-                self.employ(place)
-            yield
-        finally:
-            self.stop()
-            for worker in self.everyone:
-                worker.process.join()
-            if ours:
-                signal.signal(signal.SIGINT, before)
-
-    def hear(self, number: int, frame: Any) -> None:
-        """Ctrl-C: stop at the next step; a second one: at once."""
-        self.heard += 1
-        if self.heard == 1:
-            tell("Finishing the steps in work; Ctrl-C again to stop at once.")
-            self.stop()
-        else:
-            for worker in self.everyone:
-                worker.process.terminate()
-
-    def stop(self) -> None:
-        """Ask all workers to save their runs and to end."""
-        for worker in self.everyone:
-            worker.tell(None)
-
-    def employ(self, place: int, worker: Worker | None = None) -> None:
-        """Give the next run to a worker, or to a new one; if there is none, the worker ends."""
-        with interrupts_wait():  # which a new process inherits: also before it can say so itself
-            if self.heard or not self.waiting:
-                if worker is not None:
-                    worker.tell(None)
-                return
-            run = self.waiting.popleft()
-            worker = self.start(place, run) if worker is None else worker
-            worker.run = run
-            self.workers.append(worker)
-            worker.tell((run,))
-
-    def start(self, place: int, run: Run) -> Worker:
-        """A new process."""
-        ours, theirs = spawning.Pipe()
-        device = self.devices[place % len(self.devices)] if self.devices else None
-        process = spawning.Process(target=serve, args=(theirs, self.function, device), daemon=True)
-        process.start()
-        theirs.close()
-        self.everyone.append(Worker(place, process, ours, run))
-        return self.everyone[-1]
-
-    def outcomes(self) -> Iterator[tuple[Run, Summary | InputError]]:
-        """What becomes of the runs, as they end."""
-        while self.workers:
-            ready = wait([worker.connection for worker in self.workers])
-            for worker in [one for one in self.workers if one.connection in ready]:
-                run, outcome = worker.run, self.outcome(worker)
-                if outcome is not None:
-                    yield run, outcome
-        if self.heard:
-            raise GridInterrupted(self.account())
-
-    def outcome(self, worker: Worker) -> Summary | InputError | None:
-        """What a worker has to say, None if its run was interrupted; then it gets the next one."""
-        self.workers.remove(worker)
-        try:
-            found = worker.connection.recv()
-        except (EOFError, OSError):
-            worker.process.join()
-            self.lost += self.heard > 1
-            self.employ(worker.place)
-            return None if self.heard > 1 else InputError(died(worker.process.exitcode))
-        self.employ(worker.place, worker)
-        stopped = isinstance(found, TrainingInterrupted)
-        self.saved += stopped
-        return None if stopped else found
-
-    def account(self) -> str:
-        """What Ctrl-C has left."""
-        parts = [
-            f"{self.saved} stopped and saved" if self.saved else "",
-            f"{self.lost} ended at once, which go on from their last checkpoints" if self.lost else "",
-            f"{len(self.waiting)} not begun" if self.waiting else "",
-        ]
-        told = ", ".join(part for part in parts if part)
-        return f"Interrupted{f'; runs: {told}' if told else ''}. Start it again to go on."
-
-
-def died(code: int) -> str:
-    """Why a worker is no more."""
-    if code < 0:
-        reason = f"was killed by {signal.Signals(-code).name} (out of memory? fewer workers need less)"
-    else:
-        reason = f"ended with code {code} (in a script, run_all belongs below `if __name__ == '__main__':`)"
-    return f"Its process {reason}. Started again, it goes on from its last checkpoint."
+def account(saved: int, lost: int, waiting: int) -> str:
+    """What Ctrl-C has left: runs that stopped at a step, that it ended at once, and that nobody had."""
+    parts = [
+        f"{saved} stopped and saved" if saved else "",
+        f"{lost} ended at once, which go on from their last checkpoints" if lost else "",
+        f"{waiting} not begun" if waiting else "",
+    ]
+    told = ", ".join(part for part in parts if part)
+    return f"Interrupted{f'; runs: {told}' if told else ''}. Start it again to go on."

@@ -1,8 +1,6 @@
 """Ctrl-C between two steps: the step in work is finished and saved first; a second Ctrl-C ends it at once."""
 
-import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from limitformer.base.errors import MadeOf
+from limitformer.base.interrupts import heard_by, tell
 from limitformer.train.plan import rank
 
 ORDERS: list[Callable[[], bool]] = []  # in a worker of a grid: whether its parent wants it to stop
@@ -43,24 +42,17 @@ class Interrupt:
 
 
 def obey(asked: Callable[[], bool]) -> None:
-    """Make this process a worker: it does not hear Ctrl-C, and its runs stop when `asked` says so."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Make this process a worker: its runs stop when `asked` says so."""
     ORDERS[:] = [asked]
-
-
-def tell(line: str) -> None:
-    """One line on stderr from within a handler of signals, where a stream may be in the middle of a write."""
-    os.write(2, f"\n{line}\n".encode())
 
 
 @contextmanager
 def deferred() -> Iterator[Interrupt]:
     """In the block, a first Ctrl-C is only noted; in a thread or a worker, which hear none, nothing changes."""
     interrupt = Interrupt()
-    if ORDERS or threading.current_thread() is not threading.main_thread():
+    if ORDERS:
         yield interrupt
         return
-    before = signal.getsignal(signal.SIGINT)
 
     def note(number: int, frame: Any) -> None:
         interrupt.noted = True
@@ -68,8 +60,5 @@ def deferred() -> Iterator[Interrupt]:
         if rank() == 0:
             tell("Finishing the step in work; Ctrl-C again to stop at once.")
 
-    signal.signal(signal.SIGINT, note)
-    try:
+    with heard_by(note) as before:
         yield interrupt
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -74,18 +74,18 @@ def one_matrix_workspace(tokens, rank, width):
 
 
 @driver
-def run_one_matrix(root, width, constants, layers, key_words, first, radius, record, exits, causes, watch):
-    """Replicas `first`, `first` + 1, …: what is kept of them (`writing`), the layer of their exit, its cause."""
+def run_one_matrix(root, width, constants, share, watch):
+    """The replicas of a share: what is kept of them (`writing`), the layer of their exit, its cause."""
     work = one_matrix_workspace(root.shape[0], root.shape[1], width)
     put(root, work.root)
-    for begin in range(0, len(exits), LANES):
-        rewind(work.stream, key_words, np.uint64(first + begin))
+    for begin in range(0, len(share.exits), LANES):
+        rewind(work.stream, share.key_words, np.uint64(share.first + begin))
         place_tokens(work)
-        run_one_matrix_lanes(constants, layers, radius, rows_of(record, begin), work, watch)
+        run_one_matrix_lanes(constants, share.points, share.radius, rows_of(share.record, begin), work, watch)
         if halted(watch):
             return
-        report(work.ledger, begin, exits, causes)
-        count_whole(watch, min(LANES, len(exits) - begin))
+        report(work.ledger, begin, share.exits, share.causes)
+        count_whole(watch, min(LANES, len(share.exits) - begin))
 
 
 @kernel
@@ -165,19 +165,8 @@ class PreparedOneMatrix:
 
     def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
         """Replicas `first` … into what is kept, `exits` (∞ if none) and `causes`, unless it is halted."""
-        run_one_matrix(
-            self.root,
-            self.chain.model.width,
-            self.constants,
-            self.chain.points,
-            self.key_words,
-            first,
-            self.chain.radius,
-            self.chain.recording.record(outputs, self.chain.start.tokens),
-            outputs["exits"],
-            outputs["causes"],
-            watch,
-        )
+        share = self.chain.share(outputs, first, self.key_words, self.chain.points)
+        run_one_matrix(self.root, self.chain.model.width, self.constants, share, watch)
         mark_own_exits(self.chain.model, outputs, self.chain.points[-1])
 
 

@@ -49,7 +49,7 @@ from limitformer.numerics.lanes import LANES, lane_matrix
 from limitformer.numerics.random import Stream, key, open_stream, rewind
 from limitformer.numerics.watch import Watch, count_whole, goes_on, halted
 from limitformer.recording.exits import Ledger, check_factor, clear, open_ledger, report
-from limitformer.recording.records import Shapes
+from limitformer.recording.kept import Kept
 from limitformer.recording.writing import (
     ALL_OF_V,
     FACTOR_FLOOR,
@@ -107,22 +107,21 @@ def workspace(tokens, rank, constants):
 
 
 @driver
-def run_replicas(
-    start, turned, constants, sublayers, visible, layers, key_words, first, radius, record, exits, causes, watch
-):
-    """Replicas `first`, `first` + 1, …: what is kept of them (`writing`), the layer of their exit, its cause."""
+def run_replicas(start, turned, constants, sublayers, visible, share, watch):
+    """The replicas of a share: what is kept of them (`writing`), the layer of their exit, its cause."""
     work = workspace(start.shape[0], start.shape[1], constants)
-    for begin in range(0, len(exits), LANES):
-        rewind(work.stream, key_words, np.uint64(first + begin))
+    for begin in range(0, len(share.exits), LANES):
+        rewind(work.stream, share.key_words, np.uint64(share.first + begin))
         put(start, work.factor)
         if turned:
             spread = min(start.shape[0], constants.width)
             turn_at_random(work.stream, work.factor, work.direction, spread, constants.width)
-        run_lanes(constants, sublayers, visible, layers, radius, rows_of(record, begin), work, watch)
+        record = rows_of(share.record, begin)
+        run_lanes(constants, sublayers, visible, share.points, share.radius, record, work, watch)
         if halted(watch):
             return
-        report(work.ledger, begin, exits, causes)
-        count_whole(watch, min(LANES, len(exits) - begin))
+        report(work.ledger, begin, share.exits, share.causes)
+        count_whole(watch, min(LANES, len(share.exits) - begin))
 
 
 @kernel
@@ -177,7 +176,7 @@ def apply_sublayer(sublayer, residual, constants, visible, work, watch):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TransformerChain:
+class TransformerChain(Kept):
     """The chain of one model and start, ready to run.
 
     Attributes:
@@ -198,28 +197,10 @@ class TransformerChain:
     unit: str = field(default="layer", init=False)
 
     @property
-    def tokens(self) -> int:
-        """m."""
-        return self.start.tokens
-
-    @property
     def settings(self) -> dict[str, Any]:
         """Where it starts and where it stops, and what is kept."""
         kept = self.recording.settings(FACTOR_FLOOR)
         return {"start": self.start.description, "radius": self.radius, **kept}
-
-    def shapes(self, samples: int) -> Shapes:
-        """Of what is kept of so many samples."""
-        return self.recording.shapes(samples, len(self.points), self.start.tokens)
-
-    @property
-    def once(self) -> Shapes:
-        """Of what the results have once, whatever the samples."""
-        return self.recording.once(len(self.points), self.start.tokens)
-
-    def outputs(self, samples: int) -> Outputs:
-        """Arrays for the results of so many samples."""
-        return self.recording.outputs(samples, len(self.points), self.start.tokens, self.axis)
 
     def prepare(self, seed: int) -> "PreparedChain":
         """Everything that all replicas share."""
@@ -243,22 +224,8 @@ class PreparedChain:
 
     def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
         """Replicas `first` … into what is kept, `exits` (∞ if none) and `causes`, unless it is halted."""
-        recording = self.chain.recording
-        run_replicas(
-            self.factor,
-            self.turned,
-            self.constants,
-            self.sublayers,
-            self.visible,
-            self.chain.points,
-            self.key_words,
-            first,
-            self.chain.radius,
-            recording.record(outputs, self.chain.start.tokens),
-            outputs["exits"],
-            outputs["causes"],
-            watch,
-        )
+        share = self.chain.share(outputs, first, self.key_words, self.chain.points)
+        run_replicas(self.factor, self.turned, self.constants, self.sublayers, self.visible, share, watch)
         mark_own_exits(self.chain.model, outputs, self.chain.points[-1])
 
 

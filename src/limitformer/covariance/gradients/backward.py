@@ -104,25 +104,23 @@ def open_work(table, count):
 
 
 @driver
-def run_replicas_with_gradients(
-    start, turned, constants, table, sublayers, visible, layers, keys, first, radius, record, gradients, exits, causes,
-    watch,
-):  # fmt: skip
+def run_replicas_with_gradients(start, turned, constants, table, sublayers, visible, share, gradients, watch):
     """As `transformer.run_replicas`, from the same numbers, and their `gradients`."""
     work, ledger = open_work(table, constants.depth * len(sublayers)), open_ledger(start.shape[0])
-    for begin in range(0, len(exits), LANES):
-        begin_at(start, turned, constants, keys, np.uint64(first + begin), work)
-        go_up(constants, sublayers, visible, layers, radius, rows_of(record, begin), ledger, work, watch)
+    for begin in range(0, len(share.exits), LANES):
+        begin_at(start, turned, constants, share.key_words, np.uint64(share.first + begin), work)
+        record = rows_of(share.record, begin)
+        go_up(constants, sublayers, visible, share.points, share.radius, record, ledger, work, watch)
         rows = Gradients(
             gradients.loss[begin : begin + LANES],
             gradients.stream[begin : begin + LANES],
             gradients.weights[begin : begin + LANES],
         )
-        go_down(constants, sublayers, visible, layers, rows, ledger.exits, work, watch)
+        go_down(constants, sublayers, visible, share.points, rows, ledger.exits, work, watch)
         if halted(watch):
             return
-        report(ledger, begin, exits, causes)
-        count_whole(watch, min(LANES, len(exits) - begin))
+        report(ledger, begin, share.exits, share.causes)
+        count_whole(watch, min(LANES, len(share.exits) - begin))
 
 
 @kernel

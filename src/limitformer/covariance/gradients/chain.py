@@ -93,14 +93,8 @@ class PreparedGradients:
             self.table,
             prepared.sublayers,
             prepared.visible,
-            chain.points,
-            self.keys,
-            first,
-            chain.radius,
-            chain.recording.record(outputs, chain.start.tokens),
+            chain.share(outputs, first, self.keys, chain.points),
             Gradients(outputs["loss"], outputs["stream_gradient"], outputs["weight_gradient"]),
-            outputs["exits"],
-            outputs["causes"],
             watch,
         )
 

@@ -9,7 +9,7 @@ r"""The infinite-depth limit of a Transformer's covariance: depth and width to i
 
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,6 +23,8 @@ from limitformer.models.kinds import known, require_itself
 from limitformer.numerics.lanes import LANES
 
 Matrix = NDArray[np.float64]
+Square = Annotated[Matrix, "tokens tokens"]
+SquareLike = Annotated[ArrayLike, "tokens tokens"]
 
 
 @known("limit")
@@ -89,7 +91,7 @@ class CovarianceLimit:
         odd = self.constants().kink == 0  # then −x moves as x does
         return mask._replace(twins=twins_of(start.covariance), opposite=odd and are_antipodes(start.covariance))
 
-    def drift(self, covariance: ArrayLike) -> Matrix:
+    def drift(self, covariance: SquareLike) -> Square:
         """b(V) (tokens, tokens), at V = `covariance` (tokens, tokens).
 
         >>> import limitformer as lf
@@ -104,8 +106,8 @@ class CovarianceLimit:
         drift(in_lanes, self.constants(), self.mask_for(len(v)), drift_workspace(len(v)), out)
         return out[:, :, 0]
 
-    def diffusion(self, covariance: ArrayLike) -> Matrix:
-        """Σ(V) (pairs, pairs), dense, over the pairs α ≤ β in the order of `numpy.triu_indices`; for checks.
+    def diffusion(self, covariance: SquareLike) -> Annotated[Matrix, "pairs pairs"]:
+        """Σ(V), dense, over the pairs α ≤ β in the order of `numpy.triu_indices`; for checks.
 
         Cov(dV_αβ, dV_δω)/dt = 2a²(V_αδ V_βω + V_αω V_βδ) + the four terms of Cov((BV)_αβ, (BV)_δω) =
         V_αδ (V K^{αδ} V)_βω, K^{αδ} = C_α V C_δᵀ/(m_α m_δ).
@@ -121,7 +123,7 @@ class CovarianceLimit:
         return both[rows[:, None], columns[:, None], rows[None], columns[None]]
 
     def explosion_probability(
-        self, start: Start | ArrayLike, *, time: float | None = None, radius: float = inf
+        self, start: Start | Annotated[ArrayLike, "2 2"], *, time: float | None = None, radius: float = inf
     ) -> float:
         """Probability that the squared distance d = V₀₀ + V₁₁ − 2V₀₁ of two tokens reaches `radius`, or explodes.
 
@@ -131,7 +133,7 @@ class CovarianceLimit:
         they grow; it explodes when d does.
 
         Args:
-            start: of two tokens, or V₀ (2, 2).
+            start: of two tokens, or V₀.
             time: None for ever; `horizon` is what `simulate` goes to.
             radius: of d.
 

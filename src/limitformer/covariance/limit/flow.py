@@ -18,7 +18,7 @@ The error at finite depth and width is of order 1/d + n^{-1/2} on a path, 1/d + 
 
 from dataclasses import dataclass, field
 from math import isclose
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,7 +31,7 @@ from limitformer.models import Start, Transformer, as_start
 from limitformer.models.kinds import known, require_itself
 from limitformer.numerics.random import key
 from limitformer.numerics.watch import DONE, WHOLE, Watch
-from limitformer.recording.records import Shapes
+from limitformer.recording.kept import Kept
 from limitformer.recording.writing import ALL_OF_V, VALUE_FLOOR, Outputs, Recording
 
 Matrix = NDArray[np.float64]
@@ -73,8 +73,8 @@ class CovarianceFlow:
         """1: the time of a layer is layer/depth."""
         return 1.0
 
-    def drift(self, covariance: ArrayLike) -> Matrix:
-        """dV/dt (tokens, tokens), at V = `covariance` (tokens, tokens).
+    def drift(self, covariance: Annotated[ArrayLike, "tokens tokens"]) -> Annotated[Matrix, "tokens tokens"]:
+        """dV/dt, at V = `covariance`.
 
         >>> import limitformer as lf
         >>> net = lf.Transformer(width=9, depth=4, gamma=0.5, lam=1.0, feedforward=lf.ReLU())
@@ -102,8 +102,12 @@ class CovarianceFlow:
         seen = np.tril(seen) if self.model.mask == "causal" else seen
         return identity * np.eye(tokens) + (1 - center) * seen / seen.sum(1, keepdims=True)
 
-    def solve(self, start: Start | ArrayLike, times: ArrayLike = (1.0,)) -> Matrix:
-        """V at `times` (k,), ascending in [0, 1], from a start or a covariance matrix: (k, tokens, tokens).
+    def solve(
+        self,
+        start: Start | Annotated[ArrayLike, "tokens tokens"],
+        times: Annotated[ArrayLike, "times"] = (1.0,),
+    ) -> Annotated[Matrix, "times tokens tokens"]:
+        """V at `times`, ascending in [0, 1], from a start or a covariance matrix.
 
         Raises:
             InputError: not a start, or times that are not ascending in [0, 1].
@@ -139,7 +143,7 @@ def checked_times(times: ArrayLike) -> Matrix:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FlowPath:
+class FlowPath(Kept):
     """The solution from one start at chosen times, as `simulate` runs it: all samples are the same.
 
     Attributes:
@@ -167,27 +171,9 @@ class FlowPath:
         return checked_times(np.arange(depth + 1) / depth if self.times is None else self.times)
 
     @property
-    def tokens(self) -> int:
-        """m."""
-        return self.start.tokens
-
-    @property
     def settings(self) -> dict[str, Any]:
         """Where it starts, and what is kept."""
         return {"start": self.start.description, **self.recording.settings(VALUE_FLOOR)}
-
-    def shapes(self, samples: int) -> Shapes:
-        """Of what is kept of so many samples."""
-        return self.recording.shapes(samples, len(self.points), self.start.tokens)
-
-    @property
-    def once(self) -> Shapes:
-        """Of what the results have once, whatever the samples."""
-        return self.recording.once(len(self.points), self.start.tokens)
-
-    def outputs(self, samples: int) -> Outputs:
-        """Arrays for the results of so many samples."""
-        return self.recording.outputs(samples, len(self.points), self.start.tokens, self.axis)
 
     def prepare(self, seed: int) -> "SolvedPath":
         """The solution; nothing is random, but a seed that others refuse is refused."""

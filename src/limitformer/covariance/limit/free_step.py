@@ -7,8 +7,8 @@ difference are (xᵅ − x⁰) G (C L)ᵀ: every difference is moved by a part o
 tokens that align by 10¹⁶ to one would lose it. K = I + dt γ²/(2τ₀²m) diag(V) sᵀ, in the row of a difference V_αα − V₀₀.
 """
 
-from limitformer.covariance.limit.step_parts import draw_linear, rest_of_mixing
-from limitformer.numerics.factor import multiply_by_lower, multiply_by_lower_transposed, multiply_lower
+from limitformer.covariance.limit.step_parts import add_mixing, draw_linear, rest_of_mixing
+from limitformer.numerics.factor import multiply_by_lower_transposed, multiply_lower
 from limitformer.numerics.kernels import kernel
 from limitformer.numerics.lanes import everywhere, load, magnitude, square_root, store, where_positive
 from limitformer.numerics.random import draw_normals, next_normal
@@ -40,16 +40,11 @@ def growth(dt, constants, spread):
 @kernel
 def mix(stream, dt, constants, factor, work):
     """Add (γ²/τ₀)√dt B R to `work.rows`."""
-    m = factor.shape[0]
     draw_normals(stream, work.normals)
     multiply_lower(factor, work.normals, work.turned)
     multiply_by_lower_transposed(work.turned, factor, work.normals)
     centre_differences(work.normals)
-    multiply_by_lower(work.normals, factor, work.turned)
-    scale = square_root(dt) * constants.mixing
-    for i in range(m):
-        for k in range(m):
-            store(work.rows, i, k, load(work.rows, i, k) + scale * load(work.turned, i, k))
+    add_mixing(dt, constants, factor, work)
 
 
 @kernel

@@ -7,10 +7,9 @@ block adds the γ²λ²/τ₀² part of it, and K = I + dt γ²/(2τ₀²) W has
 """
 
 from limitformer.covariance.limit.coefficients import centre_rows
-from limitformer.covariance.limit.step_parts import draw_linear, rest_of_mixing
+from limitformer.covariance.limit.step_parts import add_mixing, draw_linear, rest_of_mixing
 from limitformer.numerics.factor import (
     FIRST,
-    multiply_by_lower,
     multiply_by_lower_transposed,
     multiply_into,
     multiply_lower,
@@ -44,13 +43,8 @@ def draw_mixing(stream, factor, mask, work):
 @kernel
 def mix(stream, dt, constants, mask, factor, work):
     """Add (γ²/τ₀)√dt B R to the first block of `work.rows`; B R stays in `work.turned`."""
-    m = factor.shape[0]
     draw_mixing(stream, factor, mask, work)
-    multiply_by_lower(work.normals, factor, work.turned)
-    scale = square_root(dt) * constants.mixing
-    for i in range(m):
-        for k in range(m):
-            store(work.rows, i, k, load(work.rows, i, k) + scale * load(work.turned, i, k))
+    add_mixing(dt, constants, factor, work)
 
 
 @kernel

@@ -38,7 +38,7 @@ from limitformer.recording.exits import (
     open_ledger,
     report,
 )
-from limitformer.recording.records import Shapes
+from limitformer.recording.kept import Kept
 from limitformer.recording.times import whole_steps
 from limitformer.recording.writing import (
     ALL_OF_V,
@@ -88,16 +88,17 @@ def begin_paths(start, key_words, replica, work):
 
 
 @driver
-def run_factor_paths(start, constants, mask, dt, steps, points, key_words, first, radius, record, exits, causes, watch):
-    """Replicas `first`, …: what is kept of them (`writing`), step of the exit and its cause."""
+def run_factor_paths(start, constants, mask, dt, steps, share, watch):
+    """The replicas of a share: what is kept of them (`writing`), step of the exit and its cause."""
     work = path_workspace(start.shape[0], constants, mask)
-    for begin in range(0, len(exits), LANES):
-        begin_paths(start, key_words, np.uint64(first + begin), work)
-        factor_paths(constants, mask, dt, steps, points, radius, rows_of(record, begin), work, watch)
+    for begin in range(0, len(share.exits), LANES):
+        begin_paths(start, share.key_words, np.uint64(share.first + begin), work)
+        record = rows_of(share.record, begin)
+        factor_paths(constants, mask, dt, steps, share.points, share.radius, record, work, watch)
         if halted(watch):
             return
-        report(work.ledger, begin, exits, causes)
-        count_whole(watch, min(LANES, len(exits) - begin))
+        report(work.ledger, begin, share.exits, share.causes)
+        count_whole(watch, min(LANES, len(share.exits) - begin))
 
 
 @kernel
@@ -143,17 +144,18 @@ def write_factor(factor, points, step, record, mask, work):
 
 
 @driver
-def run_euler_paths(start, constants, mask, dt, steps, points, key_words, first, radius, record, exits, causes, watch):
+def run_euler_paths(start, constants, mask, dt, steps, share, watch):
     """As `run_factor_paths`, by Euler-Maruyama."""
     work = path_workspace(start.shape[0], constants, mask)
-    for begin in range(0, len(exits), LANES):
-        begin_paths(start, key_words, np.uint64(first + begin), work)
+    for begin in range(0, len(share.exits), LANES):
+        begin_paths(start, share.key_words, np.uint64(share.first + begin), work)
         gram(work.moved, work.ledger.now)
-        euler_paths(constants, mask, dt, steps, points, radius, rows_of(record, begin), work, watch)
+        record = rows_of(share.record, begin)
+        euler_paths(constants, mask, dt, steps, share.points, share.radius, record, work, watch)
         if halted(watch):
             return
-        report(work.ledger, begin, exits, causes)
-        count_whole(watch, min(LANES, len(exits) - begin))
+        report(work.ledger, begin, share.exits, share.causes)
+        count_whole(watch, min(LANES, len(share.exits) - begin))
 
 
 @kernel
@@ -193,7 +195,7 @@ def check_cone(step, failed, ledger):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CovariancePaths:
+class CovariancePaths(Kept):
     """Paths of one limit and start, ready to run.
 
     Attributes:
@@ -255,29 +257,11 @@ class CovariancePaths:
         return np.asarray(self.step_numbers * self.actual_dt, dtype=np.float64)
 
     @property
-    def tokens(self) -> int:
-        """m."""
-        return self.start.tokens
-
-    @property
     def settings(self) -> dict[str, Any]:
         """Where it starts and stops, the step, its length as it was asked for and as it is."""
         start = {"start": self.start.description, "radius": self.radius}
         kept = self.recording.settings(FACTOR_FLOOR if self.step == "factor" else VALUE_FLOOR)
         return {**start, "step": self.step, "dt": self.dt, "actual_dt": self.actual_dt, **kept}
-
-    def shapes(self, samples: int) -> Shapes:
-        """Of what is kept of so many samples."""
-        return self.recording.shapes(samples, len(self.points), self.start.tokens)
-
-    @property
-    def once(self) -> Shapes:
-        """Of what the results have once, whatever the samples."""
-        return self.recording.once(len(self.points), self.start.tokens)
-
-    def outputs(self, samples: int) -> Outputs:
-        """Arrays for the results of so many samples."""
-        return self.recording.outputs(samples, len(self.points), self.start.tokens, self.axis)
 
     def prepare(self, seed: int) -> "PreparedPaths":
         """Everything that all replicas share."""
@@ -297,19 +281,7 @@ class PreparedPaths:
     def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
         """Replicas `first` … into what is kept, `exits` (∞ if none) and `causes`, unless it is halted."""
         paths = self.paths
-        self.kernel(
-            self.factor,
-            paths.model.constants(),
-            paths.model.mask_from(paths.start),
-            paths.actual_dt,
-            paths.steps,
-            paths.step_numbers,
-            self.key_words,
-            first,
-            paths.radius,
-            paths.recording.record(outputs, paths.start.tokens),
-            outputs["exits"],
-            outputs["causes"],
-            watch,
-        )
+        constants, mask = paths.model.constants(), paths.model.mask_from(paths.start)
+        share = paths.share(outputs, first, self.key_words, paths.step_numbers)
+        self.kernel(self.factor, constants, mask, paths.actual_dt, paths.steps, share, watch)
         outputs["exits"] *= paths.actual_dt

@@ -1,13 +1,13 @@
-r"""What the steps of the covariance SDE share: scratch, and R (C + √dt A) of the factor step (`steps`)."""
+r"""What the steps of the covariance SDE share: scratch, and R (C + √dt A) and B R of the factor step (`steps`)."""
 
 from typing import NamedTuple
 
 import numpy as np
 
 from limitformer.covariance.limit.coefficients import DriftWorkspace, drift_workspace
-from limitformer.numerics.factor import multiply_lower_by_lower
+from limitformer.numerics.factor import multiply_by_lower, multiply_lower_by_lower
 from limitformer.numerics.kernels import driver, kernel
-from limitformer.numerics.lanes import lane_matrix, square_root, store
+from limitformer.numerics.lanes import lane_matrix, load, square_root, store
 from limitformer.numerics.random import next_normal
 
 
@@ -64,3 +64,13 @@ def draw_linear(stream, dt, constants, growth, factor, work):
             store(work.normals, i, j, 0.0)
             store(work.rows, i, j, 0.0)
     multiply_lower_by_lower(factor, work.normals, work.rows)
+
+
+@kernel
+def add_mixing(dt, constants, factor, work):
+    """Add (γ²/τ₀)√dt B R to the first block of `work.rows`, B in `work.normals`; B R stays in `work.turned`."""
+    m, scale = factor.shape[0], square_root(dt) * constants.mixing
+    multiply_by_lower(work.normals, factor, work.turned)
+    for i in range(m):
+        for k in range(m):
+            store(work.rows, i, k, load(work.rows, i, k) + scale * load(work.turned, i, k))

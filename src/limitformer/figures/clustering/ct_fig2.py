@@ -6,7 +6,6 @@ leaves open), trained from V that is the identity and shared by all layers (cons
 `limitformer train vit`.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,9 @@ from scipy.stats import t
 
 from limitformer.base.errors import require
 from limitformer.figures.common.claims import Claim, Run
+from limitformer.figures.common.of_runs import Config as Config
+from limitformer.figures.common.of_runs import paper as paper
+from limitformer.figures.common.of_runs import quick as quick
 from limitformer.figures.shaped_transformer.language_runs import check_alike, runs_of, student
 from limitformer.plot import legend_below, panels
 from limitformer.train.log import curve, read_log
@@ -26,19 +28,6 @@ COLOURS = {"constant": "#CC2A8F", "random": "#6A3D9A"}  # magenta and violet, as
 LINES = {"constant": "--", "random": "-"}
 VARIANTS = ("constant", "random")
 PLACE = ("variant", "seed", "preset")  # of a run; all else must be the same, whatever the preset is called
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """Nothing: the runs have their settings, and their scale."""
-
-
-def paper() -> Config:
-    """The only one."""
-    return Config()
-
-
-quick = paper
 
 
 def compute(config: Config, run: Run) -> xr.Dataset:

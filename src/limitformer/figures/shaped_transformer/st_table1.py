@@ -14,7 +14,6 @@ so noise makes it undecided, never true. The rows that are compared were chosen 
 with more γ and rates to choose from; the claim says so.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from limitformer.figures.common.claims import Claim, Run
+from limitformer.figures.common.of_runs import Config as Config
+from limitformer.figures.common.of_runs import paper as paper
+from limitformer.figures.common.of_runs import quick as quick
 from limitformer.figures.shaped_transformer.language_runs import (
     VARIANTS,
     along,
@@ -41,19 +43,6 @@ COLOURS = {"shaped-recover": BLUE, "shaped-learn": GREEN, "pre-ln": RED, "post-l
 LOSSES = ("train_loss", "eval_loss")
 COMPARABLE = 0.05  # nats: exp(0.05), 5 % of the perplexity
 SEEDS = 3  # with two, Student's interval is 13 standard errors wide
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """Nothing: the runs have the scale."""
-
-
-def paper() -> Config:
-    """The only one."""
-    return Config()
-
-
-quick = paper
 
 
 def compute(config: Config, run: Run) -> xr.Dataset:

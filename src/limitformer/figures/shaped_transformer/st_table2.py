@@ -24,6 +24,9 @@ from numpy.typing import NDArray
 
 from limitformer.base.errors import require
 from limitformer.figures.common.claims import Claim, Run
+from limitformer.figures.common.of_runs import Config as Config
+from limitformer.figures.common.of_runs import paper as paper
+from limitformer.figures.common.of_runs import quick as quick
 from limitformer.figures.shaped_transformer.language_runs import (
     PLACE,
     VARIANTS,
@@ -68,19 +71,6 @@ class Tuned:
     def rate(self) -> float:
         """Of pretraining."""
         return float(setting(self.pretrained, "rate"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """Nothing: the runs have the scale."""
-
-
-def paper() -> Config:
-    """The only one."""
-    return Config()
-
-
-quick = paper
 
 
 def compute(config: Config, run: Run) -> xr.Dataset:

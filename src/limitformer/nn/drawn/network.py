@@ -1,6 +1,7 @@
 r"""A Transformer [ST, eq. 11] put together: sublayers X ← λX + γ f(X), with the normalisation where it stands."""
 
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from limitformer.nn.drawn.norm import Norm
 from limitformer.nn.drawn.weights import draw_weights
 
 Strengths = list[tuple[float, float]]
+Tokens = Annotated[Tensor, "*networks tokens width"]
 
 
 def strengths_of(model: models.Transformer) -> list[Strengths]:
@@ -43,7 +45,7 @@ class Layer(nn.Module):
             None if model.feedforward is None else feedforward_of(model.feedforward, model.width, networks)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tokens) -> Tokens:
         """The layer's output."""
         if self.attention is not None:
             attention, visible = self.attention, self.visible(x)
@@ -52,13 +54,13 @@ class Layer(nn.Module):
             x = self.add(x, self.feedforward, *self.strengths[-1])
         return x
 
-    def add(self, x: Tensor, branch: Callable[[Tensor], Tensor], skip: float, gamma: float) -> Tensor:
+    def add(self, x: Tokens, branch: Callable[[Tensor], Tensor], skip: float, gamma: float) -> Tokens:
         """post(λX + γ f(pre(X)))."""
         result: Tensor = self.post(skip * x + gamma * branch(self.pre(x)))
         return result
 
-    def visible(self, x: Tensor) -> Tensor:
-        """(tokens, tokens): whether the row's token sees the column's."""
+    def visible(self, x: Tokens) -> Annotated[Tensor, "tokens tokens"]:
+        """Whether the row's token sees the column's."""
         everything = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool, device=x.device)
         return everything.tril() if self.causal else everything
 
@@ -71,7 +73,7 @@ class Network(nn.Module):
         self.layers = nn.ModuleList(Layer(model, strengths=row) for row in strengths_of(model))
         draw_weights(self, generator)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tokens) -> Tokens:
         """(*, tokens, width) to the same shape."""
         for layer in self.layers:
             x = layer(x)

@@ -5,7 +5,7 @@ depth. Tokens start at X₀ = √n R₀ Q with R₀R₀ᵀ = V₀ and Q in a uni
 """
 
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ BATCH_BYTES = 2**27  # of one layer's weights
 
 def simulate(
     model: Transformer,
-    start: Start | ArrayLike,
+    start: Start | Annotated[ArrayLike, "tokens tokens"],
     *,
     samples: int,
     seed: int,
@@ -50,7 +50,7 @@ def simulate(
 
     Args:
         model: the Transformer.
-        start: a start, or a covariance matrix V₀ (tokens, tokens).
+        start: a start, or a covariance matrix V₀.
         samples: number of networks.
         seed: the same seed, batch, device and dtype give the same numbers.
         record: layers to keep, ascending; None keeps all.

@@ -9,7 +9,7 @@ clock; where two tokens of the stochastic model go depends on β and dim alone [
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, nan
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import xarray as xr
@@ -41,6 +41,9 @@ from limitformer.sphere.overlap.position import (
 )
 from limitformer.sphere.overlap.scale import FlowScale, Scale
 from limitformer.sphere.overlap.summary import summary_of
+
+Numbers = Annotated[Array, "*shape"]  # one for each of what is given, in the same shape
+NumbersLike = Annotated[ArrayLike, "*shape"]
 
 
 @shown
@@ -90,23 +93,23 @@ class OverlapDiffusion:
 
     # Coefficients.
 
-    def drift(self, z: ArrayLike) -> Array:
+    def drift(self, z: NumbersLike) -> Numbers:
         """μ(z) of dZ = μ dt + g dB; `z` in [−1, 1], any shape."""
         return self.motion.overlap_drift(at_overlap(require_overlaps("z", z)))
 
-    def diffusion(self, z: ArrayLike) -> Array:
+    def diffusion(self, z: NumbersLike) -> Numbers:
         """g(z) ≥ 0 of dZ = μ dt + g dB; `z` in [−1, 1], any shape."""
         return np.sqrt(self.motion.overlap_variance(at_overlap(require_overlaps("z", z))))
 
-    def artanh_drift(self, u: ArrayLike) -> Array:
+    def artanh_drift(self, u: NumbersLike) -> Numbers:
         """μ(u) of dU = μ dt + g dB, U = artanh Z; `u` real, any shape."""
         return self.motion.drift(at_artanh(u))
 
-    def artanh_diffusion(self, u: ArrayLike) -> Array:
+    def artanh_diffusion(self, u: NumbersLike) -> Numbers:
         """g(u) ≥ 0 of dU = μ dt + g dB, U = artanh Z; `u` real, any shape."""
         return np.sqrt(self.motion.variance(at_artanh(u)))
 
-    def scale_density(self, z: ArrayLike) -> Array:
+    def scale_density(self, z: NumbersLike) -> Numbers:
         """s(z) = exp(−∫₀^z 2μ/g²), s(0) = 1; `z` strictly inside (−1, 1), any shape. Infinite where it overflows.
 
         Raises:
@@ -134,7 +137,7 @@ class OverlapDiffusion:
     def _rate(self, z: float) -> float:
         return 2 * abs(float(self.motion.drift(at_overlap(z))))
 
-    def log_antipodal_probability(self, start: ArrayLike | None = None) -> Array:
+    def log_antipodal_probability(self, start: NumbersLike | None = None) -> Numbers:
         """log P(Z → −1); as `antipodal_probability`, but does not underflow.
 
         >>> from limitformer.sphere.overlap import overlap
@@ -150,7 +153,7 @@ class OverlapDiffusion:
             return log_p
         return np.where(z == -1, 0.0, np.where(z == 1, -inf, log_p))
 
-    def antipodal_probability(self, start: ArrayLike | None = None) -> Array:
+    def antipodal_probability(self, start: NumbersLike | None = None) -> Numbers:
         """P(Z → −1 as t → ∞) from the overlap(s) `start` in [−1, 1], any shape; None: uniform on the sphere.
 
         (S(1) − S(z₀))/(S(1) − S(−1)) with the scale function S [CT, App. C.3]. 0 at or below the threshold, and for
@@ -159,14 +162,16 @@ class OverlapDiffusion:
         """
         return np.exp(self.log_antipodal_probability(start))
 
-    def single_cluster_probability(self, start: ArrayLike | None = None) -> Array:
+    def single_cluster_probability(self, start: NumbersLike | None = None) -> Numbers:
         """P(Z → +1 as t → ∞): 1 − `antipodal_probability`, except where neither end attracts: then both are 0."""
         antipodal = self.log_antipodal_probability(start)
         if self.motion.plus.slope < 0 or self.motion.minus.slope > 0:
             return 0.0 - np.expm1(antipodal)
         return np.where(np.asarray(start, float) == 1, 1.0, 0.0) if start is not None else np.zeros(())
 
-    def return_probability(self, level: ArrayLike, start: ArrayLike) -> Array:
+    def return_probability(
+        self, level: Annotated[ArrayLike, "*#shape"], start: Annotated[ArrayLike, "*#shape"]
+    ) -> Annotated[Array, "*#shape"]:
         """P(Z is ever at `level`) from `start`; shapes broadcast, 1 where the end beyond `start` does not attract.
 
         For `start` beyond `level` near an attracting end it is the ratio of the tails of the scale function: what
@@ -301,12 +306,17 @@ class OverlapDiffusion:
         return z
 
     def density(
-        self, times: ArrayLike, start: float | None = None, *, spacing: float | None = None, steps: int = 400
+        self,
+        times: Annotated[ArrayLike, "times"],
+        start: float | None = None,
+        *,
+        spacing: float | None = None,
+        steps: int = 400,
     ) -> xr.Dataset:
         """The law of the overlap at `times`, by the Fokker-Planck equation (see `transport`).
 
         Args:
-            times: (n,) increasing, at least 0.
+            times: increasing, at least 0.
             start: overlap; None for tokens uniform on the sphere.
             spacing: width of a cell in artanh z; None for 0.05, or less where the scale density is steep. Where log s
                 changes by x in a cell, the noise g² is about 1 + x²/12 times too large.
