@@ -511,7 +511,7 @@ def test_bad_phase(refused, options, says):
         (("--start", "0", "--target", "2"), "target must lie in [-1, 1]; got 2.0."),
         (("--start", "0", "--target", "1"), "target must lie strictly between -1 and 1; got 1."),
         (("--start", "0", "--target", "nan"), "target must lie in [-1, 1]; got nan."),
-        (("--seed", "1"), "No such option: --seed. See 'limitformer overlap --help'."),
+        (("--samples", "1"), "No such option: --samples. See 'limitformer overlap --help'."),
     ],
     ids=words,
 )

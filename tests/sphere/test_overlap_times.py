@@ -354,7 +354,7 @@ def test_both_densities_hold_the_same_mass():
         (lambda: overlap(hybrid(3), (2, 1)).metastable_gap(), "Only unequal clusters of the stochastic model"),
         (
             lambda: overlap(stochastic(4), (2, 2)).lifetime_asymptote(0.9),
-            "Only unequal clusters of the stochastic model have a lifetime",
+            "Only unequal clusters of the stochastic model, and tokens behind a causal mask",
         ),
         (lambda: overlap(hybrid(3), (2, 1)).lifetime_asymptote(0.9), "Only unequal clusters of the stochastic model"),
         (

@@ -115,9 +115,9 @@ def test_a_multiple_of_the_identity_is_another_beta():
         ({"attention": None}, "attention must be one of 'softmax', 'unnormalized'; got None."),
         ({"values": "normal"}, "values must be one of 'gaussian', 'uniform', 'rademacher', 'truncated normal';"),
         ({"query_key": QUERY}, "Q must have 2 dimensions; got shape (4,)."),
-        ({"query_key": (QUERY,)}, "query_key must be None or the pair (Q, K)."),
-        ({"query_key": 3}, "query_key must be None or the pair (Q, K)."),
-        ({"query_key": (QUERY, KEY, KEY)}, "query_key must be None or the pair (Q, K)."),
+        ({"query_key": (QUERY,)}, "query_key must be None, the pair (Q, K)"),
+        ({"query_key": 3}, "query_key must be None, the pair (Q, K)"),
+        ({"query_key": (QUERY, KEY, KEY)}, "query_key must be None, the pair (Q, K)"),
         ({"query_key": (QUERY, KEY[:1])}, "Q and K must both be (head_dim, dim = 4); got (2, 4) and (1, 4)."),
         ({"query_key": (QUERY.T, KEY.T)}, "Q and K must both be (head_dim, dim = 4); got (4, 2) and (4, 2)."),
         ({"query_key": (QUERY, [["a"] * 4] * 2)}, "K must be an array of numbers; got list."),
@@ -347,8 +347,11 @@ def test_a_chain_has_no_dt(monkeypatch):
 
 
 TURN = np.diag([1.0, 2.0, 1.0, 1.0])
-NEEDS_OVERLAP = "method 'overlap' needs two tokens, Q and K with QᵀK = I, and Gaussian values or a hybrid model"
-NEEDS_GRAM = "method 'gram' needs tokens < dim, Q and K with QᵀK = I, and Gaussian values or a hybrid model"
+NEEDS_OVERLAP = (
+    "method 'overlap' needs two tokens, QᵀK = I (or one head, drawn queries and softmax), and Gaussian values or a "
+    "hybrid model"
+)
+NEEDS_GRAM = "method 'gram' needs tokens < dim, QᵀK = I or drawn, and Gaussian values or a hybrid model"
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,10 @@ class HybridTransformer(SphereModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(
+            not self.is_fresh,
+            'query_key="gaussian" belongs to the StochasticTransformer; the hybrid model has fixed Q and K.',
+        )
         keep(self, epsilon=require_real("epsilon", self.epsilon))
         require(self.epsilon >= 0, f"epsilon must be at least 0; got {self.epsilon}.")
         in_range = self.epsilon == 0 or 1 / LARGEST_NOISE <= self.epsilon <= LARGEST_NOISE

@@ -175,9 +175,9 @@ def chosen_method(model: SphereModel, law: str, options: SphereOptions) -> Metho
     if method is None:
         return allowed[0]
     needs = {
-        "overlap": 'two tokens, one head, QᵀK = I (or softmax and query_key="gaussian"), and Gaussian values or a '
-        "hybrid model",
-        "gram": 'tokens < dim, QᵀK = I or query_key="gaussian", and Gaussian values or a hybrid model',
+        "overlap": "two tokens, QᵀK = I (or one head, drawn queries and softmax), and Gaussian values or a hybrid "
+        "model",
+        "gram": "tokens < dim, QᵀK = I or drawn, and Gaussian values or a hybrid model",
         "coordinates": "nothing",
     }
     require(
