@@ -15,6 +15,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from numpy.typing import NDArray
 from scipy.stats import chisquare
 
 from limitformer.figures.beyond.splits import Array, coin_shares, limiting_lifetimes, still_apart
@@ -70,7 +71,7 @@ def counted(config: Config, run: Run) -> Array:
     return np.array([counted_of(config, n, run) for n in config.tokens], float)
 
 
-def counted_of(config: Config, tokens: int, run: Run) -> Array:
+def counted_of(config: Config, tokens: int, run: Run) -> NDArray[np.intp]:
     """Of one number of tokens; trajectories that are still on their way are left out."""
     model = model_of(config.coin_beta, config.coin_dim, config.coin_layers, tokens)
     times = [config.coin_time]
