@@ -56,7 +56,10 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[\s-]+", "-", heading).strip("-") for heading in headings}
 
 
-SHOWN_IN_DOCS = ("start-engineer", "start-researcher", "sphere", "unequal-clusters", "sweeps", "check-initialisation")
+SHOWN_IN_DOCS = (
+    *("start-engineer", "start-researcher", "sphere", "unequal-clusters", "many-tokens"),
+    *("sweeps", "check-initialisation"),
+)
 SHOWING = ["README.md", *(f"docs/{page}.md" for page in SHOWN_IN_DOCS)]
 ONLY_RUN = [page for page in PAGES if python_blocks(page) and relative(page) not in SHOWING]
 

@@ -167,6 +167,22 @@ SENTENCES = {
         ("spread 0.3: share of pairs that are ever", "At s = 0.3, {:.0c} of the pairs are apart"),
         ("spread 0.3: share of pairs that split", "In {:.0c} one token comes nearer"),
     ],
+    "large-beta": [
+        ("N = 5: share of 3 + 2", "five tokens {:.3f} of 4,000"),
+        ("N = 5: share of 4 + 1", "as 3 + 2, {:.3f} as 4 + 1"),
+        ("N = 5: share of 5 + 0", "and {:.3f} as 5 + 0"),
+        ("β = 2.5: largest", "at β = 2.5 within {:.3f} at all times"),
+        ("β = 1.5: largest", "at β = 1.5 within {:.3f}."),
+        ("N = 3: share not in one", "{:.2f} of the trajectories of three"),
+        ("N = 9: share not in one", "not one cluster, and {:.2f} of nine"),
+    ],
+    "many-tokens": [
+        ("β = 1e+06: growth", "at β = 10⁶ by {:.2f} ± 0.14 per"),
+        ("β = 3: growth", "and grows by {:.2f} ± 0.05"),
+        ("β = 3: mean time to gather", "shorter, {:.1f} for 1,000 tokens"),
+        ("β = 2: mean of simulated", "with 20 tokens: {:.2f} (β = 2)"),
+        ("β = 3: mean of simulated", "and {:.2f} (β = 3)"),
+    ],
     "ct-fig1": [
         ("largest difference", "the two differ by {:.4f} h"),
         ("share of the field's", "* {:.0c} of the field's mean square"),

@@ -42,6 +42,8 @@ FIGURES = {
     "lifetimes": "mean lifetime of unequal antipodal clusters, exact against simulated",
     "lifetimes-spread": "mean lifetime of unequal antipodal clusters whose tokens are not together, and how many split",
     "transition": "what becomes of the transition of [CT, Fig. 3] with drawn queries and keys, heads and a causal mask",
+    "large-beta": "tokens at large β: fair coins say where they go; unequal sides end on the time scale e^{2β}",
+    "many-tokens": "clusters of up to 1,000 tokens in time, times to come together, lifetimes by the larger share",
     "stock-models": "what transformers draws for stock models at their real shapes: stream, heads, gradients by depth",
     "foretells": "does the law at initialisation foretell training? 48 tiny networks, half of them held out",
 }
