@@ -251,7 +251,9 @@ def test_every_curve_is_drawn_without_a_word_or_a_request(browser, name, tmp_pat
     with opened(browser, name, tmp_path) as tab:
         assert tab.troubles == []
         assert tab.evaluate(UNDRAWN) == []
-        shown = len([plot for plot in page(name)["plots"] if plot.get("only") != sphere.HYBRID]) + (name == "sphere")
+        shown = len([plot for plot in page(name)["plots"] if plot.get("only") in (None, sphere.STOCHASTIC)]) + (
+            name == "sphere"
+        )
         assert tab.locator("figure:visible").count() == shown
         assert page(name)["about"]["samples"] in tab.locator(".about").inner_text()
 

@@ -108,6 +108,23 @@ def test_the_limit_knows_the_averages_of_two_tokens():
         lf.limit(model).attention(x)
 
 
+def test_heads_that_share_their_values_divide_the_averages():
+    """A is then the mean over heads: C/h and q̃/h in the place of C and q̃; those of one head are rejected."""
+    z, heads, model = -0.4, 3, stochastic(2, 4, tau=2.0)
+    rng, x = np.random.default_rng(2), pair_at(z, 4)
+    logits = 2.0 * x @ rng.standard_normal((SAMPLES, heads, 4, 4)) @ x.T
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    a = (weights / weights.sum(-1, keepdims=True) @ x).mean(1)
+    found = np.stack([(a**2).sum((1, 2)), (a[:, 0] * a[:, 1]).sum(1)], 1)
+    c, bend = (float(value) for value in Drawn(model.logit_scale)(at_overlap(z)))
+
+    def expected(n):
+        return np.array([1 + z + (c + bend * (1 + z)) / n * (1 - z), (1 + z - c / n * (1 - z)) / 2])
+
+    assert np.abs(standard_errors(found, expected(heads))).max() < STANDARD_ERRORS
+    assert np.abs(standard_errors(found, expected(1))).max() > STANDARD_ERRORS
+
+
 @pytest.mark.parametrize(("wide", "mean", "deviation"), [(5.0, 0.0, 7.0), (9.0, 0.7, 7.0), (30.0, -1.2, 12.0)])
 def test_two_orders_of_integration_agree(wide, mean, deviation):
     np.testing.assert_allclose(x_first(wide, mean, deviation), both_at_once(wide, mean, deviation), rtol=1e-11)

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from limitformer.figures.explorer import sphere_beyond
 from limitformer.figures.explorer.parts import axis, choice, curve, plot, short
 from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
 from limitformer.running.engine import simulate
 from limitformer.sphere.overlap import overlap
 
-MODELS = {"stochastic": "stochastic (σ)", "hybrid": "hybrid (ε)"}
+MODELS = {"stochastic": "stochastic (σ)", "hybrid": "hybrid (ε)", **sphere_beyond.MODELS}
 STOCHASTIC, HYBRID = {"model": "stochastic"}, {"model": "hybrid"}
 KINDS = ("law", "own", "other")  # of lines
 INWARD = 0.9  # |z| at which two tokens count as together or opposite
@@ -56,7 +57,7 @@ def compute(config: Config, seed: int, folder: Path | None) -> dict[str, Any]:
     del folder
     return {
         "axes": axes(config),
-        "plots": [*of_stochastic(config), *of_hybrid(config)],
+        "plots": [*of_stochastic(config), *of_hybrid(config), *of_beyond(config)],
         "facts": thresholds(config),
         "sphere": {"group": GROUP, "times": list(config.times), "sets": [paths(config, name, seed) for name in MODELS]},
         "settings": asdict(config),
@@ -158,6 +159,18 @@ def of_hybrid(config: Config) -> list[dict[str, Any]]:
     ]
 
 
+def of_beyond(config: Config) -> list[dict[str, Any]]:
+    """Drawn queries and keys, and a causal mask."""
+    betas = config.fine_betas
+    drawn, causal = (
+        [[sphere_beyond.beyond(stochastic(config, dim, beta), name) for beta in betas] for dim in config.dims]
+        for name in sphere_beyond.MODELS
+    )
+    shown = FATE, WAIT, FATES
+    plots = sphere_beyond.drawn_plots(map(fates, drawn), map(waits, drawn), betas, shown)
+    return [*plots, sphere_beyond.causal_plot(causal, betas)]
+
+
 def by_start(
     config: Config, by: tuple[str, str], only: dict[str, str], models: Iterable[SphereModel]
 ) -> dict[str, Any]:
@@ -191,16 +204,24 @@ def thresholds(config: Config) -> list[dict[str, Any]]:
 
 def paths(config: Config, name: str, seed: int) -> dict[str, Any]:
     """Positions of all tokens at all times in thousandths, (run, time, token, coordinate) one after the other."""
-    noise = "sigma" if name == "stochastic" else "epsilon"
+    noise = {"stochastic": ["sigma"], "hybrid": ["epsilon"]}.get(name, [])
     cells = [whole(tokens) for model in models(config, name) for tokens in trajectories(config, model, seed)]
-    return {"only": {"model": name}, "by": ["beta", noise, "tokens", "run"], "cells": cells}
+    return {"only": {"model": name}, "by": ["beta", *noise, "tokens", "run"], "cells": cells}
 
 
 def models(config: Config, name: str) -> Iterator[SphereModel]:
     """Over β, noise and tokens, the last fastest."""
-    make, noises = (stochastic, config.sigmas) if name == "stochastic" else (hybrid, config.epsilons)
-    for beta, noise, tokens in product(config.betas, noises, config.tokens):
-        yield replace(make(config, DRAWN, beta, noise), tokens=tokens)
+    for beta, noise, tokens in product(config.betas, noises(config, name), config.tokens):
+        if name == "hybrid":
+            yield replace(hybrid(config, DRAWN, beta, noise), tokens=tokens)
+        else:
+            model = replace(stochastic(config, DRAWN, beta, noise), tokens=tokens)
+            yield model if name == "stochastic" else sphere_beyond.beyond(model, name)
+
+
+def noises(config: Config, name: str) -> tuple[float, ...]:
+    """σ or ε; beyond [CT] σ = 1 alone."""
+    return {"stochastic": config.sigmas, "hybrid": config.epsilons}.get(name, (1.0,))
 
 
 def trajectories(config: Config, model: SphereModel, seed: int) -> Array:
