@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limitformer.base.errors import keep, require, require_count, require_real
-from limitformer.models.display import short
 from limitformer.models.kinds import known, require_kind
 from limitformer.models.serial import LATER
 from limitformer.models.start import real_array
@@ -267,8 +266,9 @@ def checked_pair(pair: Any, dim: int) -> tuple[Rows, Rows] | Literal["gaussian"]
     if pair is None:
         return None
     two = isinstance(pair, Sequence | np.ndarray) and len(pair) == 2
+    came = repr(pair) if isinstance(pair, str) else type(pair).__name__
     two = two and not isinstance(pair, str)
-    require(two, f'query_key must be None, the pair (Q, K) or "gaussian"; got {short(pair)}.')
+    require(two, f'query_key must be None, the pair (Q, K) or "gaussian"; got {came}.')
     query, key = real_array("Q", pair[0], 2), real_array("K", pair[1], 2)
     fits = query.shape == key.shape and query.shape[1] == dim
     require(fits, f"Q and K must both be (head_dim, dim = {dim}); got {query.shape} and {key.shape}.")
