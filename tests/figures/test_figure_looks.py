@@ -20,7 +20,7 @@ from limitformer.plot import ALONE, BLUE, RED, STYLE, WIDTH, legend_below, panel
 NAMES = list(FIGURES)
 ONE_LEGEND = (
     *("st-fig2", "st-fig4", "ct-fig1", "ct-fig4", "ct-fig5", "ct-fig6", "ct-fig8", "ct-fig9", "ct-table1", "ct-euler"),
-    "lifetimes",
+    *("lifetimes", "transition"),
 )
 APART = 10.0  # of 100 steps of lightness, or of colour as those see it who lack a cone
 
