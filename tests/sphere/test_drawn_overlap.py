@@ -12,7 +12,7 @@ import limitformer as lf
 from limitformer.sphere.overlap.drawn import Drawn, at_antipodes, both_at_once, x_first
 from limitformer.sphere.overlap.position import at_overlap
 from sphere_naive import tokens_at
-from statistics_checks import STANDARD_ERRORS, standard_errors
+from statistics_checks import STANDARD_ERRORS, assert_same_law, standard_errors
 
 SAMPLES = 40_000
 
@@ -297,6 +297,31 @@ def test_probability_in_three_dimensions_against_simulated_tokens():
         assert abs(share - exact) < STANDARD_ERRORS * error
     fixed = float(lf.overlap(stochastic(2, 3, beta=4.0, query_key=None)).antipodal_probability(start=0.0))
     assert abs(share - fixed) > STANDARD_ERRORS * error
+
+
+@pytest.mark.parametrize(("dim", "b", "horizon", "start"), [(3, 30.0, 5.0, 0.0), (5, 20.0, 3.0, -0.99)])
+def test_steps_of_the_limit_average_what_a_layer_draws(dim, b, horizon, start):
+    """At large b a layer is far from the limit for all L that are not much above b²; the limit's steps are not."""
+    model = stochastic(2, dim, tau=b, layers_per_unit_time=100)
+    law = lf.overlap(model).density([horizon], start=start)
+    below = float(law.below[0]) + float(law.density[0, law.artanh_overlap < 0].sum()) * law.attrs["spacing"]
+    options = {"samples": 4000, "seed": 2, "horizon": horizon, "record": [horizon], "progress": False}
+    paths, chain = (lf.simulate(each, start, **options).overlap.values for each in (lf.limit(model), model))
+    error = (below * (1 - below) / 4000) ** 0.5
+    assert abs((paths < 0).mean() - below) < STANDARD_ERRORS * error
+    assert abs((chain < 0).mean() - below) > STANDARD_ERRORS * error
+
+
+def test_two_routes_of_the_limit_agree():
+    """Averaged attention, against attention drawn in steps that resolve it."""
+    model = stochastic(2, 3, tau=3.0, head_dim=4)
+    options = {"samples": 4000, "horizon": 1.5, "record": [1.5], "progress": False}
+    averaged, drawn = (
+        {"z": lf.simulate(lf.limit(model), -0.6, method=method, seed=3, **options).overlap.values.ravel()}
+        for method in ("overlap", "coordinates")
+    )
+    other = lf.simulate(lf.limit(stochastic(2, 3, tau=1.0)), -0.6, seed=4, **options)
+    assert_same_law(averaged, drawn, {"z": other.overlap.values.ravel()})
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,8 @@ def test_records_of_older_models_are_as_they_were():
         ({**FRESH, "heads": 0}, "heads must be"),
         ({**FRESH, "head_dim": 0}, "head_dim must be"),
         ({**FRESH, "heads": 2, "values": "uniform"}, '2 heads need values="gaussian"'),
+        ({"mask": np.tril(np.ones((3, 3)))}, "mask must be one of"),
+        ({**FRESH, "heads": 10**9}, "heads must be at most 10,000"),
         ({"mask": "future"}, "mask must be one of 'none', 'causal'"),
         ({**FRESH, "attention": "unnormalized", "beta": 100.0}, "Unnormalized attention overflows"),
     ],

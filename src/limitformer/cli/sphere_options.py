@@ -82,6 +82,8 @@ def sphere_model(chosen: dict[str, Any], **first: Any) -> Any:
     if chosen["values"] is not None:
         common["values"] = chosen["values"]
     more = {name: chosen[name] for name in LATER if chosen.get(name) is not None}
+    if more.get("query_key") == "fixed":
+        del more["query_key"]
     if "epsilon" in first:
         strange = ", ".join(f"--{name.replace('_', '-')}" for name in more)
         require(not more, f"{strange} would change nothing: the hybrid model is that of [CT]. Nearest: no --epsilon.")

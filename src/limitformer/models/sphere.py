@@ -39,7 +39,7 @@ LARGEST_DIM, LARGEST_BETA, LARGEST_NOISE = 2**31, 1e6, 1e50
 LEAST_BETA = -300.0  # weights are taken relative to a token's own: exp(2|β|) is still a double
 LARGEST_LOGIT = 150.0  # a layer's step is of the order exp(150), and its fourth power is still a double
 FARTHEST_NORMAL = 9.0  # what no normal of a simulation exceeds
-LARGEST_TAU = 1e6
+LARGEST_TAU, MOST_HEADS, MOST_ROWS = 1e6, 10_000, 1_000_000
 WITHOUT: Mapping[str, Any] = {"tau": 1.0, "head_dim": None, "heads": 1}  # where queries and keys are fixed
 
 
@@ -203,8 +203,10 @@ class StochasticTransformer(SphereModel):
         """What is drawn anew in a layer, and the mask."""
         keep(self, tau=require_real("tau", self.tau), heads=require_count("heads", self.heads))
         require(0 < self.tau <= LARGEST_TAU, f"tau must lie in (0, {LARGEST_TAU:g}]; got {self.tau}.")
+        require(self.heads <= MOST_HEADS, f"heads must be at most {MOST_HEADS:,}; got {self.heads}.")
         if self.head_dim is not None:
             keep(self, head_dim=require_count("head_dim", self.head_dim))
+            require(self.head_dim <= MOST_ROWS, f"head_dim must be at most {MOST_ROWS:,}; got {self.head_dim}.")
         require_known("mask", self.mask, TokenMask)
         given = [name for name in ("tau", "head_dim", "heads") if getattr(self, name) != WITHOUT[name]]
         idle = f'{" and ".join(given)} would change nothing: queries and keys are fixed. Nearest: query_key="gaussian".'
@@ -256,7 +258,10 @@ def is_multiple(matrix: NDArray[np.float64], factor: float) -> bool:
 def require_known(name: str, value: object, literal: Any) -> None:
     """Raise `InputError` unless `value` is one of the words of `literal`."""
     words = get_args(literal)
-    require(value in words, f"{name} must be one of {', '.join(map(repr, words))}; got {value!r}.")
+    came = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
+    require(
+        isinstance(value, str) and value in words, f"{name} must be one of {', '.join(map(repr, words))}; got {came}."
+    )
 
 
 def checked_pair(pair: Any, dim: int) -> tuple[Rows, Rows] | Literal["gaussian"] | None:

@@ -11,7 +11,10 @@ Euler leaves the sphere; the step of `simulate` is the layer itself with L = 1/d
 normalised, and whose weak error is of order dt times the rate at which a layer moves tokens (`fastest_rate`):
 
 * stochastic: a layer turns a token by an angle of mean square (d − 1) σ²|A|² dt, and attention changes with the overlap
-  on the scale 1/β, so σ² max|A|² (d − 1 + |β|‖QᵀK‖), with |β|τ√d in the place of |β|‖QᵀK‖ for drawn QᵀK;
+  on the scale 1/β, so σ² max|A|² (d − 1 + |β|‖QᵀK‖);
+* drawn QᵀK, b = |β|τ: attention averaged over its draws has the rate σ²(d − 1)(1 + b); but a
+  step that draws QᵀK itself moves antipodes apart by b of their distance with a probability of the order 1/b, and must
+  resolve b²: σ² max|A|² (d − 1 + b² + b√d);
 * hybrid: a layer multiplies by 1 + w (dt + ε dB), w an attention weight, so max w + ε² max w²;
 
 with max|A| = max w = 1 for softmax and e^{|β|‖QᵀK‖} for unnormalized attention. A step that does not resolve this rate
@@ -161,20 +164,28 @@ def averaged_products(model: SphereModel, y: Matrix) -> Matrix:
 
 
 def largest_logit(model: SphereModel) -> float:
-    """|β|‖QᵀK‖, of a drawn QᵀK |β|τ√d."""
+    """|β|‖QᵀK‖; of a drawn QᵀK b² + b√d."""
     if isinstance(model, StochasticTransformer) and model.is_fresh:
-        return model.logit_scale * sqrt(model.dim)
+        return model.logit_scale**2 + model.logit_scale * sqrt(model.dim)
     return abs(model.beta) * model.largest_bilinear
 
 
 def largest_weight(model: SphereModel) -> float:
     """max|A|, for unit tokens."""
-    return {"softmax": 1.0, "unnormalized": exp(min(largest_logit(model), LARGEST_EXPONENT))}[model.attention]
+    return {"softmax": 1.0, "unnormalized": exp(min(abs(model.beta) * model.largest_bilinear, LARGEST_EXPONENT))}[
+        model.attention
+    ]
 
 
 def stochastic_rate(model: StochasticTransformer) -> float:
     """σ² max|A|² (d − 1 + |β|‖QᵀK‖)."""
     return model.sigma**2 * largest_weight(model) ** 2 * (model.dim - 1 + largest_logit(model))
+
+
+def averaged_rate(model: SphereModel) -> float:
+    """σ²(d − 1)(1 + b), of steps with attention averaged over drawn queries and keys."""
+    assert isinstance(model, StochasticTransformer)
+    return model.sigma**2 * (model.dim - 1) * (1 + model.logit_scale)
 
 
 def hybrid_rate(model: HybridTransformer) -> float:

@@ -11,8 +11,8 @@ from limitformer.models import HybridTransformer, StochasticTransformer
 from limitformer.models.kinds import of_kind
 from limitformer.models.sphere_start import SphereStart
 from limitformer.recording.times import whole_steps
-from limitformer.sphere.limit import TokenLimit
-from limitformer.sphere.process import SphereOptions, SpherePaths, chosen_method, layer_of
+from limitformer.sphere.limit import TokenLimit, averaged_rate
+from limitformer.sphere.process import SphereOptions, SpherePaths, chosen_method, has_averages, layer_of
 
 LONGEST_STEP = 0.01
 COARSEST = 0.5  # product of a step that is asked for and the fastest rate; beyond, it is another model
@@ -35,13 +35,14 @@ RESOLUTIONS: Mapping[type, Callable[[Any], float]] = {
 }
 
 
-def chosen_step(limit: TokenLimit, dt: float | None) -> float:
-    """dt, or what resolves the model where it is None.
+def chosen_step(limit: TokenLimit, dt: float | None, method: str = "gram") -> float:
+    """dt, or what resolves the model where it is None; steps with averages need not resolve the draws.
 
     Raises:
         InputError: a dt that is no positive number, or too long for the model.
     """
-    rate = limit.fastest_rate
+    averaged = method == "overlap" and has_averages(limit.model)
+    rate = averaged_rate(limit.model) if averaged else limit.fastest_rate
     enough = min(LONGEST_STEP, of_kind(limit.model, RESOLUTIONS)(limit.model) / rate)
     if dt is None:
         return enough
@@ -59,7 +60,8 @@ def token_paths(
     Raises:
         InputError: a dt that cannot be used, or times outside [0, horizon].
     """
-    dt = chosen_step(limit, dt)
+    method = chosen_method(limit.model, "gaussian", options, limit=True)
+    dt = chosen_step(limit, dt, method)
     steps = whole_steps(options.horizon, dt)
     actual = options.horizon / steps
     recorded = options.default_points(steps)
@@ -75,7 +77,7 @@ def token_paths(
         steps=steps,
         time_of_step=actual,
         step_numbers=recorded,
-        method=chosen_method(limit.model, "gaussian", options),
+        method=method,
         options=options,
         extra={"dt": float(dt), "actual_dt": actual},
     )

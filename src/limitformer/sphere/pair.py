@@ -47,6 +47,7 @@ from limitformer.numerics.random import (
     words_of,
 )
 from limitformer.numerics.watch import count_whole, goes_on, halted
+from limitformer.sphere.averaged_pair import averaged_weights
 from limitformer.sphere.chi import blocks_needed, chi_squares
 from limitformer.sphere.unlike_pair import advance_unlike
 from limitformer.sphere.values import fill_listed
@@ -67,6 +68,7 @@ class PairConstants(NamedTuple):
     fresh: bool  # queries and keys are drawn in each layer
     causal: bool
     head_dim: int  # of those that are drawn, 0 for normal entries
+    averaged: float  # last u of a table of averages that takes the place of the draws, 0 for none
     dim: int
     beta: float
     fixed: float
@@ -110,10 +112,12 @@ def open_pairs():
 
 
 @driver
-def run_pairs(start, uniform_start, constants, key_words, start_key, points, first, overlap, gap, stopped, watch):
+def run_pairs(
+    start, uniform_start, constants, table, key_words, start_key, points, first, overlap, gap, stopped, watch
+):
     """Replicas `first`, …: `overlap` and `gap` = 1 − |overlap| (replicas, points), layer of the stop (∞ if none).
 
-    `start` (2,) is w and the sign, unless it is uniform.
+    `start` (2,) is w and the sign, unless it is uniform; `table` (2, points) as in `averaged_pair`, or empty.
     """
     pairs, stream, scratch = open_pairs(), open_stream(), lane_matrix(2, 1)
     for begin in range(0, len(stopped), BLOCK):
@@ -124,7 +128,8 @@ def run_pairs(start, uniform_start, constants, key_words, start_key, points, fir
             pairs.w[i], pairs.folds[i], pairs.sign[i] = start[0], 0.0, start[1]
         if uniform_start:
             draw_pairs(stream, start_key, constants.dim, scratch, pairs)
-        run_block(constants, key_words, points, overlap[begin:end], gap[begin:end], stopped[begin:end], pairs, watch)
+        rows = overlap[begin:end], gap[begin:end], stopped[begin:end]
+        run_block(constants, table, key_words, points, rows[0], rows[1], rows[2], pairs, watch)
         if halted(watch):
             return
         count_whole(watch, end - begin)
@@ -146,14 +151,14 @@ def draw_pairs(stream, start_key, dim, scratch, pairs):
 
 
 @kernel
-def run_block(constants, key_words, points, overlap, gap, stopped, pairs, watch):
+def run_block(constants, table, key_words, points, overlap, gap, stopped, pairs, watch):
     """All layers of one block of replicas."""
     for i in range(len(stopped)):
         stopped[i] = np.inf
     k, often = 0, 1 if is_long(constants) else CHECK
     for layer in range(constants.layers + 1):
         if layer > 0:
-            advance(constants, key_words[0], key_words[1], U64(layer), pairs)
+            advance(constants, table, key_words[0], key_words[1], U64(layer), pairs)
         if layer % often == 0:
             fold(pairs)
         while k < len(points) and points[k] == layer:
@@ -238,10 +243,12 @@ def weights(w, positive, beta, fixed):
 
 
 @kernel
-def advance(constants, k0, k1, layer, pairs):
+def advance(constants, table, k0, k1, layer, pairs):
     """One layer for all running replicas."""
     if constants.hybrid:
         advance_hybrid(constants, k0, k1, layer, pairs)
+    elif constants.averaged > 0.0:
+        advance_averaged(constants, table, k0, k1, layer, pairs)
     elif constants.fresh or constants.causal:
         advance_unlike(constants, k0, k1, layer, pairs)
     else:
@@ -258,28 +265,52 @@ def advance_stochastic(constants, k0, k1, layer, pairs):
 
 
 @strict_kernel
+def advance_averaged(constants, table, k0, k1, layer, pairs):
+    """One step of the limit with drawn queries and keys for all running replicas."""
+    degrees = constants.dim - 2
+    block = layer * U64(1 + blocks_needed(degrees))
+    chi_squares(degrees, k0, k1, pairs.replica, block + U64(1), pairs.running[0], pairs.first, pairs.second)
+    move_averaged(constants.averaged, constants.step, table, k0, k1, block, pairs)
+
+
+@strict_kernel
+def move_averaged(last, step, table, k0, k1, block, pairs):
+    """The step, given ρ² and χ²: as `move_pairs`, with other weights."""
+    for i in range(pairs.running[0]):
+        positive = pairs.sign[i] > 0.0
+        of_sum, of_difference = averaged_weights(pairs.w[i], positive, last, table)
+        move_pair(i, positive, step * of_sum, step * of_difference, k0, k1, block, pairs)
+
+
+@strict_kernel
 def move_pairs(beta, fixed, step, k0, k1, block, pairs):
     """The step, given ρ² (`first`) and χ² (`second`)."""
-    replica, w, sign, rho, chi = pairs.replica, pairs.w, pairs.sign, pairs.first, pairs.second
     for i in range(pairs.running[0]):
-        w0, w1, w2, w3 = words_of(block, replica[i], k0, k1)
-        h, h_ = box_muller(w0, w1)
-        g, g_ = box_muller(w2, w3)
-        positive = sign[i] > 0.0
-        of_sum, of_difference = weights(w[i], positive, beta, fixed)
-        big = step * (of_sum if positive else of_difference)
-        small = step * (of_difference if positive else of_sum)
-        radial = 1.0 + big * h
-        q = radial * radial + big * big * (h_ * h_ + rho[i])
-        m = big * h_ / np.sqrt(q)
-        along = m + small * g
-        across = np.sqrt((radial * radial + big * big * rho[i]) / q) + small * g_  # √(1 − m²), which would cancel
-        s_across = across * across + small * small * chi[i]  # over w
-        difference = q - w[i] * (along * along + s_across)
-        product = 4.0 * q * s_across
-        longer = np.sqrt(difference * difference + w[i] * product) + abs(difference)
-        w[i] *= max(product / (longer * longer), LEAST_FACTOR)
-        sign[i] = sign[i] if difference >= 0.0 else -sign[i]
+        positive = pairs.sign[i] > 0.0
+        of_sum, of_difference = weights(pairs.w[i], positive, beta, fixed)
+        move_pair(i, positive, step * of_sum, step * of_difference, k0, k1, block, pairs)
+
+
+@inlined
+def move_pair(i, positive, of_sum, of_difference, k0, k1, block, pairs):
+    """One replica, with c₊ and c₋."""
+    w, rho, chi = pairs.w[i], pairs.first[i], pairs.second[i]
+    w0, w1, w2, w3 = words_of(block, pairs.replica[i], k0, k1)
+    h, h_ = box_muller(w0, w1)
+    g, g_ = box_muller(w2, w3)
+    big = of_sum if positive else of_difference
+    small = of_difference if positive else of_sum
+    radial = 1.0 + big * h
+    q = radial * radial + big * big * (h_ * h_ + rho)
+    m = big * h_ / np.sqrt(q)
+    along = m + small * g
+    across = np.sqrt((radial * radial + big * big * rho) / q) + small * g_  # √(1 − m²), which would cancel
+    s_across = across * across + small * small * chi  # over w
+    difference = q - w * (along * along + s_across)
+    product = 4.0 * q * s_across
+    longer = np.sqrt(difference * difference + w * product) + abs(difference)
+    pairs.w[i] = w * max(product / (longer * longer), LEAST_FACTOR)
+    pairs.sign[i] = pairs.sign[i] if difference >= 0.0 else -pairs.sign[i]
 
 
 @strict_kernel

@@ -35,7 +35,9 @@ from limitformer.recording.records import (
     smaller_recordings,
 )
 from limitformer.sphere.attention import AttentionConstants
+from limitformer.sphere.averaged_pair import averages_table
 from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps
+from limitformer.sphere.overlap.drawn import Drawn
 from limitformer.sphere.pair import PairConstants, run_pairs
 from limitformer.sphere.queries import QueryConstants
 from limitformer.sphere.record import Record
@@ -94,15 +96,21 @@ LAYERS: Mapping[type, Callable[[Any, float, str], Layer]] = {
 ONE_NUMBER: Mapping[type, bool] = {StochasticTransformer: False, HybridTransformer: True}
 
 
-def methods_of(model: SphereModel, law: str) -> list[Method]:
-    """What the model and the law of its values allow, the cheapest first."""
+def methods_of(model: SphereModel, law: str, *, limit: bool = False) -> list[Method]:
+    """What the model and the law of its values allow, as a chain or as a limit, the cheapest first."""
     invariant = (of_kind(model, ONE_NUMBER) or law == "gaussian") and (model.is_isotropic or model.is_fresh)
     methods: list[Method] = ["coordinates"]
     if invariant and model.tokens < model.dim:
         methods.insert(0, "gram")
-    if invariant and model.tokens == 2 and query_constants(model).heads == 1 and has_overlap_chain(model):
+    one_head = query_constants(model).heads == 1 or (limit and has_averages(model))
+    if invariant and model.tokens == 2 and one_head and has_overlap_chain(model):
         methods.insert(0, "overlap")
     return methods
+
+
+def has_averages(model: SphereModel) -> bool:
+    """Whether the limit of two tokens is stepped with attention averaged over its draws (`averaged_pair`)."""
+    return model.is_fresh and model.tokens == 2 and model.attention == "softmax" and not model.is_causal
 
 
 def has_overlap_chain(model: SphereModel) -> bool:
@@ -161,9 +169,9 @@ class SphereOptions:
         return np.unique(np.rint(np.linspace(0, steps, DEFAULT_POINTS)).astype(np.int64))
 
 
-def chosen_method(model: SphereModel, law: str, options: SphereOptions) -> Method:
+def chosen_method(model: SphereModel, law: str, options: SphereOptions, *, limit: bool = False) -> Method:
     """The method asked for, or the cheapest one; `InputError` if the model does not allow it."""
-    allowed, method, what = methods_of(model, law), options.method, options.keep
+    allowed, method, what = methods_of(model, law, limit=limit), options.method, options.keep
     require(
         what != "overlap" or model.tokens > 1,
         'One token has no overlap with another. Nearest: keep="outcome" or keep="tokens".',
@@ -328,6 +336,7 @@ class SpherePaths:
             queries.fresh,
             self.model.is_causal,
             queries.head_dim,
+            self.drawn_limit.last if self.drawn_limit else 0.0,
             self.model.dim,
             signed_beta(self.model),
             fixed,
@@ -338,6 +347,15 @@ class SpherePaths:
             plus,
             minus,
         )
+
+    @property
+    def drawn_limit(self) -> Drawn | None:
+        """The averages with which the limit of two tokens is stepped, if it has them."""
+        model = self.model
+        averaged = self.description == "limit" and self.method == "overlap" and has_averages(model)
+        if not (averaged and isinstance(model, StochasticTransformer)):
+            return None
+        return Drawn(model.logit_scale, head_dim=model.head_dim)
 
     def token_constants(self) -> TokenConstants:
         """For the kernels of any number of tokens."""
@@ -407,6 +425,7 @@ class PreparedSphere:
         self.query_key = np.array(key(seed, f"{paths.description} queries {paths.method}"), np.uint64)
         if paths.method == "overlap":
             plus, minus = paths.stops()
+            self.table = np.zeros((2, 0)) if paths.drawn_limit is None else averages_table(paths.drawn_limit)
             self.pair_constants = paths.pair_constants(plus / (2 - plus), minus / (2 - minus))
         else:
             self.token_constants = paths.token_constants()
@@ -427,6 +446,7 @@ class PreparedSphere:
             self.first_pair(),
             paths.start.is_uniform,
             self.pair_constants,
+            self.table,
             self.key_words,
             self.start_key,
             paths.step_numbers,

@@ -217,7 +217,7 @@ def draw_probability(axes: Axes, one: xr.Dataset) -> None:
         axes.plot(one["beta"], here["exact"], **look, label=f"d = {dim}")
         error = 2 * standard_error(here["share"].values, int(one.attrs["samples"]))
         axes.errorbar(one["simulated"], here["share"], error, color=PALETTE[k], marker=MARKERS[k], **bars)
-    axes.set(ylim=(-0.02, 0.55))
+    axes.set(ylim=(-0.02, 0.6))
 
 
 def draw_rates(axes: Axes, data: xr.Dataset) -> None:

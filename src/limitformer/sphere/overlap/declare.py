@@ -11,6 +11,9 @@ from limitformer.sphere.overlap.diffusion import OverlapDiffusion
 LARGEST_BETA = 150.0  # e^{4β} is still a double: the noise between clusters far apart is e^{−4β}
 
 
+LARGEST_DRAWN = 1e4  # beyond, the noise next to antipodes asks for more cells than a density should have
+
+
 def overlap(model: SphereModel, clusters: Sequence[int] | None = None) -> OverlapDiffusion:
     """The diffusion of the overlap of two tokens of `model`, or of two `clusters` (p, q) of p + q = model.tokens.
 
@@ -34,6 +37,8 @@ def overlap(model: SphereModel, clusters: Sequence[int] | None = None) -> Overla
     require_limit(model, sizes)
     beta = model.isotropic_beta or 0.0
     plain = isinstance(model, StochasticTransformer) and sizes[0] == sizes[1]
+    drawn = model.logit_scale if isinstance(model, StochasticTransformer) and model.is_fresh else 0.0
+    require(drawn <= LARGEST_DRAWN, f"Drawn queries need beta * tau <= {LARGEST_DRAWN:g} here; got {drawn:g}.")
     fits = plain or abs(beta) <= LARGEST_BETA
     require(fits, f"Unequal clusters and the hybrid model need |beta| <= {LARGEST_BETA:g} here; got {beta:g}.")
     return OverlapDiffusion(model, sizes)
