@@ -20,8 +20,8 @@ from limitformer.nn import blocks
 from limitformer.nn.drawn import attention as nn_attention
 from limitformer.nn.drawn import feedforward as nn_feedforward
 from limitformer.nn.drawn.norm import Norm as NormModule
+from limitformer.sphere import layer
 from limitformer.sphere import limit as limit_tokens
-from limitformer.sphere import process
 from limitformer.sphere.overlap import motions
 
 SOURCE = Path(lf.__file__).parent
@@ -148,8 +148,8 @@ TABLES = {
     "attention": (nn_attention.KINDS,),
     "norm": (blocks.NORMS,),
     "sphere model": (
-        process.LAYERS,
-        process.ONE_NUMBER,
+        layer.LAYERS,
+        layer.ONE_NUMBER,
         limit_tokens.DRIFTS,
         limit_tokens.DIFFUSIONS,
         motions.MOTIONS,

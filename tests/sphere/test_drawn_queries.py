@@ -7,7 +7,7 @@ import pytest
 
 import limitformer as lf
 from limitformer.models import from_json, to_json
-from limitformer.sphere.process import methods_of
+from limitformer.sphere.methods import methods_of
 from sphere_naive import normalised, overlaps_of, tokens_at
 from statistics_checks import assert_same_law
 

@@ -55,7 +55,8 @@ from limitformer.running.results import (
 from limitformer.sphere.chain import sphere_chain
 from limitformer.sphere.limit import TokenLimit
 from limitformer.sphere.limit_paths import token_paths
-from limitformer.sphere.process import SphereOptions, SpherePaths
+from limitformer.sphere.options import SphereOptions
+from limitformer.sphere.process import SpherePaths
 
 WITHOUT_GRADIENTS = (OneMatrix, Elementwise, Gated, Mixing, RadialNorm)
 KEEPING = tuple(field.name for field in fields(Recording))

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from limitformer.covariance.limit.path import Step
 from limitformer.recording import writing
 from limitformer.recording.records import Dtype
-from limitformer.sphere import process
+from limitformer.sphere import options as sphere_options
 
 Record = Annotated[Sequence[float] | NDArray[Any], "points"] | None
 
@@ -48,11 +48,11 @@ class CovarianceLimitOptions(CovarianceOptions, total=False):
 
 
 class SphereChainOptions(RunOptions, total=False):
-    """Of tokens on the sphere (`sphere.process.SphereOptions`)."""
+    """Of tokens on the sphere (`sphere.options.SphereOptions`)."""
 
     horizon: Required[float]
-    method: process.Method | None
-    keep: process.Keep
+    method: sphere_options.Method | None
+    keep: sphere_options.Keep
     tolerance: float
     early_stop: float | None
     pairs: Sequence[tuple[int, int]] | None

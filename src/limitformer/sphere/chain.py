@@ -6,7 +6,10 @@ from numpy.typing import NDArray
 from limitformer.base.errors import require
 from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
 from limitformer.models.sphere_start import SphereStart
-from limitformer.sphere.process import SphereOptions, SpherePaths, chosen_method, layer_of
+from limitformer.sphere.layer import layer_of
+from limitformer.sphere.methods import chosen_method
+from limitformer.sphere.options import SphereOptions
+from limitformer.sphere.process import SpherePaths
 
 
 def sphere_chain(

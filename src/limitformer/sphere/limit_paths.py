@@ -11,8 +11,11 @@ from limitformer.models import HybridTransformer, StochasticTransformer
 from limitformer.models.kinds import of_kind
 from limitformer.models.sphere_start import SphereStart
 from limitformer.recording.times import whole_steps
+from limitformer.sphere.layer import layer_of
 from limitformer.sphere.limit import TokenLimit, averaged_rate
-from limitformer.sphere.process import SphereOptions, SpherePaths, chosen_method, has_averages, layer_of
+from limitformer.sphere.methods import chosen_method, has_averages
+from limitformer.sphere.options import SphereOptions
+from limitformer.sphere.process import SpherePaths
 
 LONGEST_STEP = 0.01
 COARSEST = 0.5  # product of a step that is asked for and the fastest rate; beyond, it is another model

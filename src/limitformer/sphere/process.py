@@ -5,30 +5,23 @@ and 1/dt layers per unit of time, which is a step of the SDE that stays on the s
 """
 
 import json
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import copysign, exp, sqrt
-from typing import Any, Literal
+from math import exp
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.base.errors import keep, require, require_real
 from limitformer.base.memory import check_scratch
-from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
+from limitformer.models import SphereModel, StochasticTransformer
 from limitformer.models.kinds import of_kind
-from limitformer.models.sphere import require_known
 from limitformer.models.sphere_start import SphereStart
 from limitformer.numerics.lanes import LANES
 from limitformer.numerics.random import key
 from limitformer.numerics.watch import WHOLE, Watch
 from limitformer.recording.records import (
-    Dtype,
-    Pairs,
     Shapes,
-    checked_dtype,
-    checked_pairs,
     coordinate_shapes,
     new_outputs,
     pairs_of,
@@ -36,10 +29,13 @@ from limitformer.recording.records import (
 )
 from limitformer.sphere.attention import AttentionConstants
 from limitformer.sphere.averaged_pair import averages_table
+from limitformer.sphere.layer import ONE_NUMBER, Layer
+from limitformer.sphere.logits import query_constants, signed_beta, signed_bilinear
+from limitformer.sphere.methods import has_averages
+from limitformer.sphere.options import Method, SphereOptions
 from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps
 from limitformer.sphere.overlap.drawn import Drawn
 from limitformer.sphere.pair import PairConstants, run_pairs
-from limitformer.sphere.queries import QueryConstants
 from limitformer.sphere.record import Record
 from limitformer.sphere.relations import GAP_FLOOR, alone, nearness, related, related_pair
 from limitformer.sphere.run import run_tokens
@@ -56,145 +52,7 @@ from limitformer.sphere.tokens import (
 )
 from limitformer.sphere.values import LAWS
 
-Method = Literal["overlap", "gram", "coordinates"]
-Keep = Literal["overlap", "outcome", "tokens"]
 Outputs = dict[str, NDArray[Any]]
-
-DEFAULT_POINTS = 101
-LONGEST = 1e9  # units of time
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layer:
-    """One layer, or one step of a limit: `step` in front of the random values, `drift` in front of attention."""
-
-    step: float
-    drift: float
-    law: str
-
-
-def layer_of(model: SphereModel, per_unit_time: float, law: str) -> Layer:
-    """With `per_unit_time` layers in a unit of time and values of the law."""
-    return of_kind(model, LAYERS)(model, per_unit_time, law)
-
-
-def stochastic_layer(model: StochasticTransformer, per_unit_time: float, law: str) -> Layer:
-    """[CT, eq. 4]."""
-    return Layer(step=model.sigma / sqrt(per_unit_time), drift=0.0, law=law)
-
-
-def hybrid_layer(model: HybridTransformer, per_unit_time: float, law: str) -> Layer:
-    """[CT, eq. 7]."""
-    return Layer(step=model.epsilon / sqrt(per_unit_time), drift=1 / per_unit_time, law=law)
-
-
-LAYERS: Mapping[type, Callable[[Any, float, str], Layer]] = {
-    StochasticTransformer: stochastic_layer,
-    HybridTransformer: hybrid_layer,
-}
-# Whether one number stands in the place of V.
-ONE_NUMBER: Mapping[type, bool] = {StochasticTransformer: False, HybridTransformer: True}
-
-
-def methods_of(model: SphereModel, law: str, *, limit: bool = False) -> list[Method]:
-    """What the model and the law of its values allow, as a chain or as a limit, the cheapest first."""
-    invariant = (of_kind(model, ONE_NUMBER) or law == "gaussian") and (model.is_isotropic or model.is_fresh)
-    methods: list[Method] = ["coordinates"]
-    if invariant and model.tokens < model.dim:
-        methods.insert(0, "gram")
-    one_head = query_constants(model).heads == 1 or (limit and has_averages(model))
-    if invariant and model.tokens == 2 and one_head and has_overlap_chain(model):
-        methods.insert(0, "overlap")
-    return methods
-
-
-def has_averages(model: SphereModel) -> bool:
-    """Whether the limit of two tokens is stepped with attention averaged over its draws (`averaged_pair`)."""
-    return model.is_fresh and model.tokens == 2 and model.attention == "softmax" and not model.is_causal
-
-
-def has_overlap_chain(model: SphereModel) -> bool:
-    """Whether two tokens have a chain of their overlap alone; a mixture without normalisation is not worth one."""
-    return model.moves_alike or model.attention == "softmax"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SphereOptions:
-    """What `simulate` takes for tokens on the sphere.
-
-    Attributes:
-        horizon: T, in units of time.
-        method: "overlap" (two tokens, by artanh z), "gram" (the tokens' Gram matrix) or "coordinates"; None: the
-            cheapest that the model allows.
-        keep: "overlap" (z and 1 − |z| of all pairs), "outcome" (clusters and antipodal pairs) or "tokens".
-        tolerance: how near to ±1 an overlap counts as arrived.
-        early_stop: replicas of two tokens stop once the chance that they ever leave the tolerance again is at most
-            this (`stopping`), and keep their last overlap; None: none stops. Other methods than "overlap", drawn
-            queries and a causal mask have no such bound and never stop, which `stop_gaps` = (0, 0) in the results says.
-        pairs: the pairs whose overlaps are kept, such as [(0, 1), (0, 2)]; None: all of them.
-        dtype: in which overlaps, gaps and tokens are kept, "float64" or "float32". The simulation runs in float64
-            whatever it is; a gap below 1e-45 is 0 in float32.
-
-    Raises:
-        InputError: a value out of range.
-    """
-
-    horizon: float
-    method: Method | None = None
-    keep: Keep = "overlap"
-    tolerance: float = 1e-3
-    early_stop: float | None = None
-    pairs: Pairs | None = None
-    dtype: Dtype = "float64"
-
-    def __post_init__(self) -> None:
-        for name in ("horizon", "tolerance"):
-            keep(self, **{name: require_real(name, getattr(self, name))})
-        require(self.horizon > 0, f"horizon must be positive; got {self.horizon}.")
-        require(self.horizon <= LONGEST, f"horizon must be at most {LONGEST:g}; got {self.horizon:g}.")
-        require(0 < self.tolerance < 0.5, f"tolerance must lie in (0, 0.5); got {self.tolerance}.")
-        require_known("keep", self.keep, Keep)
-        if self.early_stop is not None:
-            keep(self, early_stop=require_real("early_stop", self.early_stop))
-            require(0 < self.early_stop < 1, f"early_stop must lie in (0, 1) or be None; got {self.early_stop}.")
-        if self.method is not None:
-            require_known("method", self.method, Method)
-        keep(self, pairs=checked_pairs(self.pairs), dtype=checked_dtype(self.dtype))
-        chosen = f'would change nothing beside keep="{self.keep}"; '
-        require(self.pairs is None or self.keep == "overlap", f"pairs {chosen}leave it out, or keep overlaps.")
-        require(self.dtype == "float64" or self.keep != "outcome", f"dtype {chosen}outcomes are whole numbers.")
-
-    def default_points(self, steps: int) -> NDArray[np.int64]:
-        """About a hundred steps, evenly spaced, with the first and the last."""
-        return np.unique(np.rint(np.linspace(0, steps, DEFAULT_POINTS)).astype(np.int64))
-
-
-def chosen_method(model: SphereModel, law: str, options: SphereOptions, *, limit: bool = False) -> Method:
-    """The method asked for, or the cheapest one; `InputError` if the model does not allow it."""
-    allowed, method, what = methods_of(model, law, limit=limit), options.method, options.keep
-    require(
-        what != "overlap" or model.tokens > 1,
-        'One token has no overlap with another. Nearest: keep="outcome" or keep="tokens".',
-    )
-    if options.pairs is not None:
-        pairs_of(options.pairs, model.tokens)
-    if what == "tokens":
-        allowed = [m for m in allowed if m == "coordinates"]
-    if method is None:
-        return allowed[0]
-    needs = {
-        "overlap": "two tokens, QᵀK = I (or one head, drawn queries and softmax), and Gaussian values or a hybrid "
-        "model",
-        "gram": "tokens < dim, QᵀK = I or drawn, and Gaussian values or a hybrid model",
-        "coordinates": "nothing",
-    }
-    require(
-        method in allowed,
-        f"method {method!r} needs {needs[method]}"
-        + (", and cannot keep tokens" if what == "tokens" else "")
-        + f"; this model allows {', '.join(map(repr, allowed))}.",
-    )
-    return method
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -389,30 +247,6 @@ class SpherePaths:
     def coordinates(self) -> int:
         """That are carried of a token."""
         return self.model.tokens if self.method == "gram" else self.model.dim
-
-
-def signed_beta(model: SphereModel) -> float:
-    """β, or |β| where `signed_bilinear` has its sign; times τ where QᵀK/τ is drawn."""
-    if isinstance(model, StochasticTransformer) and model.is_fresh:
-        return model.logit_scale
-    return model.beta if model.is_isotropic else abs(model.beta)
-
-
-def signed_bilinear(model: SphereModel, coordinates: int) -> NDArray[np.float64]:
-    """QᵀK with the sign of β: the kernels take |β|, so that the largest logit has the largest weight.
-
-    Empty where it is the identity; room for (coordinates, coordinates) where it is drawn.
-    """
-    if model.is_fresh:
-        return np.zeros((coordinates, coordinates))
-    return np.zeros((0, 0)) if model.is_isotropic else copysign(1.0, model.beta) * model.bilinear()
-
-
-def query_constants(model: SphereModel) -> QueryConstants:
-    """What a layer draws for its queries and keys."""
-    if isinstance(model, StochasticTransformer) and model.is_fresh:
-        return QueryConstants(True, model.head_dim or 0, model.heads)
-    return QueryConstants(False, 0, 1)
 
 
 class PreparedSphere:

@@ -1,0 +1,59 @@
+"""Which methods a model on the sphere allows, and which one is taken."""
+
+from limitformer.base.errors import require
+from limitformer.models import SphereModel
+from limitformer.models.kinds import of_kind
+from limitformer.recording.records import pairs_of
+from limitformer.sphere.layer import ONE_NUMBER
+from limitformer.sphere.logits import query_constants
+from limitformer.sphere.options import Method, SphereOptions
+
+
+def methods_of(model: SphereModel, law: str, *, limit: bool = False) -> list[Method]:
+    """What the model and the law of its values allow, as a chain or as a limit, the cheapest first."""
+    invariant = (of_kind(model, ONE_NUMBER) or law == "gaussian") and (model.is_isotropic or model.is_fresh)
+    methods: list[Method] = ["coordinates"]
+    if invariant and model.tokens < model.dim:
+        methods.insert(0, "gram")
+    one_head = query_constants(model).heads == 1 or (limit and has_averages(model))
+    if invariant and model.tokens == 2 and one_head and has_overlap_chain(model):
+        methods.insert(0, "overlap")
+    return methods
+
+
+def has_averages(model: SphereModel) -> bool:
+    """Whether the limit of two tokens is stepped with attention averaged over its draws (`averaged_pair`)."""
+    return model.is_fresh and model.tokens == 2 and model.attention == "softmax" and not model.is_causal
+
+
+def has_overlap_chain(model: SphereModel) -> bool:
+    """Whether two tokens have a chain of their overlap alone; a mixture without normalisation is not worth one."""
+    return model.moves_alike or model.attention == "softmax"
+
+
+def chosen_method(model: SphereModel, law: str, options: SphereOptions, *, limit: bool = False) -> Method:
+    """The method asked for, or the cheapest one; `InputError` if the model does not allow it."""
+    allowed, method, what = methods_of(model, law, limit=limit), options.method, options.keep
+    require(
+        what != "overlap" or model.tokens > 1,
+        'One token has no overlap with another. Nearest: keep="outcome" or keep="tokens".',
+    )
+    if options.pairs is not None:
+        pairs_of(options.pairs, model.tokens)
+    if what == "tokens":
+        allowed = [m for m in allowed if m == "coordinates"]
+    if method is None:
+        return allowed[0]
+    needs = {
+        "overlap": "two tokens, QᵀK = I (or one head, drawn queries and softmax), and Gaussian values or a hybrid "
+        "model",
+        "gram": "tokens < dim, QᵀK = I or drawn, and Gaussian values or a hybrid model",
+        "coordinates": "nothing",
+    }
+    require(
+        method in allowed,
+        f"method {method!r} needs {needs[method]}"
+        + (", and cannot keep tokens" if what == "tokens" else "")
+        + f"; this model allows {', '.join(map(repr, allowed))}.",
+    )
+    return method
