@@ -305,6 +305,17 @@ TWINS = {
         "of the first logits",
     ),
     "stock-models, no first block": ("stock-models", lambda d: d.assign(size=d["size"] * 0 + 1), "the stream"),
+    "transition, drawn for fixed": ("transition", lambda d: swapped(d, "kind", "fixed", "drawn"), "drawn, d ≥ 4"),
+    "transition, dimensions backwards": (
+        "transition",
+        lambda d: d.assign(rate=reversed_along(d["rate"], "dim")),
+        "rate",
+    ),
+    "transition, other lifetimes": ("transition", lambda d: d.assign(lived=d["lived"] * 1.5), "lifetime, in standard"),
+    "large-beta, biased coins": ("large-beta", lambda d: d.assign(count=swapped(d["count"], "few", 0, 1)), "p-value"),
+    "large-beta, another limit": ("large-beta", lambda d: d.assign(limit=d["limit"] * 0 + 1), "largest |share"),
+    "many-tokens, that stay apart": ("many-tokens", lambda d: d.assign(rest=d["rest"] * 0 + 0.2), "odd N"),
+    "many-tokens, half as long": ("many-tokens", lambda d: d.assign(lifetime=d["lifetime"] * 0.5), "simulated over"),
     "foretells, losses of other networks": (
         "foretells",
         lambda d: d.assign(first=reversed_along(d["first"], "cell")),

@@ -51,8 +51,9 @@ def short(value: Any) -> str:
 
 
 def html_table(part: Any) -> str:
-    """Every field in a row, defaults too."""
-    return table(type(part).__name__, [(one.name, short(getattr(part, one.name))) for one in fields(part) if one.repr])
+    """Every field in a row, defaults too, but for what records leave out."""
+    shown = [one for one in fields(part) if one.repr and not (one.metadata and is_default(one, part))]
+    return table(type(part).__name__, [(one.name, short(getattr(part, one.name))) for one in shown])
 
 
 def table(title: str, rows: Iterable[tuple[str, str]]) -> str:
