@@ -28,6 +28,7 @@ from limitformer.figures import FIGURES
 from limitformer.models import Transformer
 from limitformer.nn.drawn import simulate as simulate_networks
 from limitformer.numerics.random import replica_normals
+from limitformer.sphere.methods import methods_of
 
 TURNS = 5
 # Least ratios, seconds and megabytes that the project asks of itself.
@@ -184,7 +185,7 @@ def sphere_against_loop() -> list[dict[str, Any]]:
 
         row = compared(chain, loop, samples * round(time_ * 100), replicas * layers)
         drawn = ", drawn queries" if query_key else ""
-        what = f"{tokens} tokens, dim {dim}{drawn} ({chain().attrs['method']})"  # type: ignore[attr-defined]
+        what = f"{tokens} tokens, dim {dim}{drawn} ({methods_of(model, 'gaussian')[0]})"
         rows.append({"what": what, "wanted": wanted, **row, "loop_batch": replicas})
     torch.set_num_threads(before)
     return rows

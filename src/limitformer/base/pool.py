@@ -115,9 +115,11 @@ class Pool(Generic[Task, Outcome]):
             try:
                 for place in range(min(self.count, len(tasks))):
                     self.refill(self.start(place))
-                while busy := {worker.connection: worker for worker in self.workers if worker.tasks}:
-                    for connection in wait(list(busy)):
-                        yield from self.listen(busy[connection])  # type: ignore[index]
+                while busy := [worker for worker in self.workers if worker.tasks]:
+                    spoke = wait([worker.connection for worker in busy])
+                    for worker in busy:
+                        if worker.connection in spoke:
+                            yield from self.listen(worker)
             finally:
                 self.close()
 

@@ -17,13 +17,16 @@ normalised, and whose weak error is of order dt times the rate at which a layer 
   resolve b²: σ² max|A|² (d − 1 + b² + b√d);
 * hybrid: a layer multiplies by 1 + w (dt + ε dB), w an attention weight, so max w + ε² max w²;
 
-with max|A| = max w = 1 for softmax and e^{|β|‖QᵀK‖} for unnormalized attention. A step that does not resolve this rate
+with max|A| = max w = 1 for softmax and e^{|β|‖QᵀK‖} for unnormalized attention. With drawn queries √E w² takes the
+place of that, which is e^{b²} for normal entries, and (1 − 4b²/k)^{−k/4} for a product, infinite from 4b² = k on.
+
+A step that does not resolve this rate
 is no step of the limit but a chain of few layers.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import exp, sqrt
+from math import exp, inf, isinf, log1p, sqrt
 from typing import Annotated, Any
 
 import numpy as np
@@ -58,6 +61,13 @@ class TokenLimit:
     def __post_init__(self) -> None:
         require_itself(self, TokenLimit)
         require_kind("model", self.model, "sphere model")
+        if self.model.attention == "unnormalized" and isinf(log_weight(self.model)):
+            assert isinstance(self.model, StochasticTransformer)
+            raise NoLimitError(
+                f"Without normalisation, head_dim={self.model.head_dim} and βτ = {self.model.logit_scale:g} give "
+                "weights of infinite variance, and layers no limit. Nearest: head_dim above "
+                f'4(βτ)² = {4 * self.model.logit_scale**2:g}, or attention="softmax".'
+            )
 
     @property
     def fastest_rate(self) -> float:
@@ -171,10 +181,23 @@ def largest_logit(model: SphereModel) -> float:
 
 
 def largest_weight(model: SphereModel) -> float:
-    """max|A|, for unit tokens."""
-    return {"softmax": 1.0, "unnormalized": exp(min(abs(model.beta) * model.largest_bilinear, LARGEST_EXPONENT))}[
-        model.attention
-    ]
+    """max|A|, for unit tokens; its root mean square over drawn queries and keys."""
+    return WEIGHTS[model.attention](model)
+
+
+def largest_exponential(model: SphereModel) -> float:
+    """Of attention without normalisation."""
+    return exp(min(log_weight(model), LARGEST_EXPONENT))
+
+
+def log_weight(model: SphereModel) -> float:
+    """log max w, or log √E w²."""
+    if not (isinstance(model, StochasticTransformer) and model.is_fresh):
+        return abs(model.beta) * model.largest_bilinear
+    b, k = model.logit_scale, model.head_dim
+    if k is None:
+        return b**2
+    return -k / 4 * log1p(-4 * b**2 / k) if 4 * b**2 < k else inf
 
 
 def stochastic_rate(model: StochasticTransformer) -> float:
@@ -193,6 +216,10 @@ def hybrid_rate(model: HybridTransformer) -> float:
     return largest_weight(model) + (model.epsilon * largest_weight(model)) ** 2
 
 
+WEIGHTS: Mapping[str, Callable[[SphereModel], float]] = {
+    "softmax": lambda _: 1.0,
+    "unnormalized": largest_exponential,
+}
 RATES: Mapping[type, Callable[[Any], float]] = {
     StochasticTransformer: stochastic_rate,
     HybridTransformer: hybrid_rate,

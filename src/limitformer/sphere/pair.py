@@ -92,7 +92,7 @@ class Pairs(NamedTuple):
     second: np.ndarray
     folds: np.ndarray  # k
     scale: np.ndarray  # χ² of the queries
-    unused: np.ndarray
+    unused: np.ndarray  # what is drawn beside `scale`
 
 
 @driver
@@ -206,9 +206,9 @@ def unfolded(pairs, i):
     return max(w, LEAST)
 
 
-@kernel
+@strict_kernel
 def write_pair(row, k, w, sign, overlap, gap):
-    """z and 1 − |z|, which is 0 for w = 0 alone."""
+    """z and 1 − |z|, which is 0 for w = 0 alone; strict, for the same bits wherever it is called from."""
     overlap[row, k] = sign * (1.0 - w) / (1.0 + w)
     gap[row, k] = 2.0 * w / (1.0 + w)
 
@@ -258,19 +258,23 @@ def advance(constants, table, k0, k1, layer, pairs):
 @strict_kernel
 def advance_stochastic(constants, k0, k1, layer, pairs):
     """One layer of [CT, eq. 4] for all running replicas."""
-    degrees = constants.dim - 2
-    block = layer * U64(1 + blocks_needed(degrees))
-    chi_squares(degrees, k0, k1, pairs.replica, block + U64(1), pairs.running[0], pairs.first, pairs.second)
+    block = draw_chi_squares(constants.dim - 2, k0, k1, layer, pairs)
     move_pairs(constants.beta, constants.fixed, constants.step, k0, k1, block, pairs)
 
 
 @strict_kernel
 def advance_averaged(constants, table, k0, k1, layer, pairs):
     """One step of the limit with drawn queries and keys for all running replicas."""
-    degrees = constants.dim - 2
+    block = draw_chi_squares(constants.dim - 2, k0, k1, layer, pairs)
+    move_averaged(constants.averaged, constants.step, table, k0, k1, block, pairs)
+
+
+@strict_kernel
+def draw_chi_squares(degrees, k0, k1, layer, pairs):
+    """ρ² (`first`) and χ² (`second`) of a layer; the block of its normals."""
     block = layer * U64(1 + blocks_needed(degrees))
     chi_squares(degrees, k0, k1, pairs.replica, block + U64(1), pairs.running[0], pairs.first, pairs.second)
-    move_averaged(constants.averaged, constants.step, table, k0, k1, block, pairs)
+    return block
 
 
 @strict_kernel

@@ -21,7 +21,6 @@ import numpy as np
 from limitformer.numerics.elementary import U64
 from limitformer.numerics.factor import (
     FIRST,
-    copy,
     draw_bartlett,
     inner,
     multiply,
@@ -43,7 +42,6 @@ from limitformer.sphere.queries import (
     QueryWorkspace,
     begin_queries,
     draw_queries,
-    factor_of_heads,
     join_head,
     query_workspace,
 )
@@ -164,14 +162,13 @@ def advance_tokens(layer, constants, key_words, replica, work, relations):
     """One layer, in place."""
     forest, heads = relations.forest, constants.queries.heads
     related = any_related(forest.children)
-    if constants.queries.fresh:
+    if constants.queries.fresh or not (related and all_gathered(forest.state)):
         for head in range(heads):
-            draw_queries(constants.queries.head_dim, work.queries, work.attention.bilinear)
+            if constants.queries.fresh:
+                draw_queries(constants.queries.head_dim, work.queries, work.attention.bilinear)
             attend(related, constants, work, relations)
             if heads > 1:
                 join_head(head, heads, work.mixed, work.queries.joined)
-    elif not (related and all_gathered(forest.state)):
-        attend(related, constants, work, relations)
     if related:
         attend_gathered(work.x, forest, work.mixed)
         part(work.x, forest)
@@ -216,11 +213,9 @@ def add_values(constants, work):
         return
     if constants.draw == FULL:
         multiply_transposed(work.mixed, work.values, work.moved)
-    elif constants.queries.heads > 1:
-        factor_of_heads(work.queries)
-        multiply_lower(work.queries.factor, work.values, work.moved)
     else:
-        triangularise(work.mixed, FIRST, work.mixed.shape[1], work.factor, FIRST)
+        rows = work.queries.joined if constants.queries.heads > 1 else work.mixed
+        triangularise(rows, FIRST, rows.shape[1], work.factor, FIRST)
         multiply_lower(work.factor, work.values, work.moved)
     add_multiple(constants.step, work.moved, work.x)
 
@@ -232,8 +227,8 @@ def add_gram(constants, work):
     draw_normals(work.stream, work.values)
     draw_bartlett(work.stream, constants.dim - n, work.outside)
     if constants.queries.heads > 1:  # any rows with their Gram matrix will do
-        factor_of_heads(work.queries)
-        copy(work.queries.factor, work.mixed)
+        rows = work.queries.joined
+        triangularise(rows, FIRST, rows.shape[1], work.mixed, FIRST)
     multiply(work.mixed, work.values, work.moved)
     multiply(work.mixed, work.outside, work.added)
     for i in range(n):

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limitformer.figures.explorer import sphere_beyond
+from limitformer.figures.explorer.fates import FATE, FATES, INWARD, WAIT, antipodal, fates, waits
 from limitformer.figures.explorer.parts import axis, choice, curve, plot, short
 from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
 from limitformer.running.engine import simulate
@@ -23,13 +24,10 @@ from limitformer.sphere.overlap import overlap
 MODELS = {"stochastic": "stochastic (σ)", "hybrid": "hybrid (ε)", **sphere_beyond.MODELS}
 STOCHASTIC, HYBRID = {"model": "stochastic"}, {"model": "hybrid"}
 KINDS = ("law", "own", "other")  # of lines
-INWARD = 0.9  # |z| at which two tokens count as together or opposite
 DRAWN = 3  # dimensions of the sphere that is drawn
 THOUSANDTHS = 1000
 GROUP = "On the sphere"  # of the axes that choose what is drawn there
-FATE, WAIT = "Probability that two tokens end opposite", f"Mean time from overlap 0 to |z| = {INWARD:g}"
 LIVED = f"Mean lifetime of unequal opposite clusters, z from −1 to {INWARD:g}"
-FATES = [curve("from a uniform start", "law", 0), curve("from overlap z = 0", "own", 1)]
 
 Array = NDArray[np.float64]
 
@@ -94,30 +92,10 @@ def hybrid(config: Config, dim: int, beta: float, epsilon: float, tokens: int = 
     return HybridTransformer(tokens=tokens, dim=dim, beta=beta, epsilon=epsilon, layers_per_unit_time=layers)
 
 
-def antipodal(model: SphereModel, start: Any = None) -> Any:
-    """P(two tokens end opposite), from a uniform start or from overlaps."""
-    return overlap(model).antipodal_probability(start=start)
-
-
-def apart(model: SphereModel) -> float:
-    """Mean time until two tokens of overlap 0 are nearly together or opposite."""
-    return overlap(model).mean_exit_time(-INWARD, INWARD, start=0.0)
-
-
 def lifetime(config: Config, clusters: tuple[int, int], dim: int, beta: float, sigma: float) -> float:
     """Mean time from −1 to 0.9 of two unequal clusters."""
     model = stochastic(config, dim, beta, sigma, sum(clusters))
     return overlap(model, clusters=clusters).mean_hitting_time(INWARD, start=-1.0)
-
-
-def fates(models: Iterable[SphereModel]) -> Array:
-    """(2, models): P(opposite) from a uniform start, and from overlap 0."""
-    return np.array([[float(antipodal(each)), float(antipodal(each, 0.0))] for each in models]).T
-
-
-def waits(models: Iterable[SphereModel]) -> Array:
-    """(1, models): how long two tokens take to decide."""
-    return np.array([[apart(each) for each in models]])
 
 
 def lifetimes(config: Config, dim: int, sigma: float) -> Array:
@@ -166,9 +144,7 @@ def of_beyond(config: Config) -> list[dict[str, Any]]:
         [[sphere_beyond.beyond(stochastic(config, dim, beta), name) for beta in betas] for dim in config.dims]
         for name in sphere_beyond.MODELS
     )
-    shown = FATE, WAIT, FATES
-    plots = sphere_beyond.drawn_plots(map(fates, drawn), map(waits, drawn), betas, shown)
-    return [*plots, sphere_beyond.causal_plot(causal, betas)]
+    return [*sphere_beyond.drawn_plots(drawn, betas), sphere_beyond.causal_plot(causal, betas)]
 
 
 def by_start(

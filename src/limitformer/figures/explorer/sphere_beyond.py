@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from limitformer.figures.explorer.fates import FATE, FATES, INWARD, WAIT, fates, waits
 from limitformer.figures.explorer.parts import curve, plot
 from limitformer.models import StochasticTransformer
 from limitformer.sphere.overlap import overlap
 
 MODELS = {"drawn": "queries and keys drawn in each layer", "causal": "causal mask"}
 FIELDS: dict[str, dict[str, Any]] = {"drawn": {"query_key": "gaussian"}, "causal": {"mask": "causal"}}
-PARTED = "Mean time from opposite to z = 0.9: opposite is left"
+PARTED = f"Mean time from opposite to z = {INWARD:g}: opposite is left"
 
 
 def beyond(model: StochasticTransformer, name: str) -> StochasticTransformer:
@@ -20,21 +21,22 @@ def beyond(model: StochasticTransformer, name: str) -> StochasticTransformer:
     return replace(model, **FIELDS[name])
 
 
-def drawn_plots(
-    fates: Iterable[Any], waits: Iterable[Any], betas: tuple[float, ...], shown: Any
-) -> list[dict[str, Any]]:
-    """Fate and mean time over b; `shown` has the titles and curves of the page."""
+Rows = Iterable[Iterable[StochasticTransformer]]  # over b or β, one for each dimension
+
+
+def drawn_plots(models: Rows, betas: tuple[float, ...]) -> list[dict[str, Any]]:
+    """Fate and mean time over b."""
     shared: dict[str, Any] = {"at": list(betas), "marker": "beta", "only": {"model": "drawn"}}
-    fate, wait, curves = shown
+    fate, wait = [fates(row) for row in models], [waits(row) for row in models]
     return [
-        plot(fate, "b = βτ", "P", ("dim",), list(fates), **shared, range=[0, 1], curves=curves),
-        plot(wait, "b = βτ", "time", ("dim",), list(waits), **shared, log=True, curves=[curve("mean time", "law", 0)]),
+        plot(FATE, "b = βτ", "P", ("dim",), fate, **shared, range=[0, 1], curves=FATES),
+        plot(WAIT, "b = βτ", "time", ("dim",), wait, **shared, log=True, curves=[curve("mean time", "law", 0)]),
     ]
 
 
-def causal_plot(models: Iterable[Iterable[StochasticTransformer]], betas: tuple[float, ...]) -> dict[str, Any]:
+def causal_plot(models: Rows, betas: tuple[float, ...]) -> dict[str, Any]:
     """How long opposite tokens last behind a mask, over β."""
-    lived = [np.array([[overlap(each).mean_hitting_time(0.9, start=-1.0) for each in row]]) for row in models]
+    lived = [np.array([[overlap(each).mean_hitting_time(INWARD, start=-1.0) for each in row]]) for row in models]
     shared: dict[str, Any] = {"at": list(betas), "marker": "beta", "only": {"model": "causal"}}
     lines = [curve("mean time", "law", 0)]
     return plot(PARTED, "inverse temperature β", "time", ("dim",), lived, **shared, log=True, curves=lines)

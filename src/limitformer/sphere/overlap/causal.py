@@ -24,7 +24,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from limitformer.sphere.overlap.drawn import Averages, Drawn
-from limitformer.sphere.overlap.motion import End, StochasticMotion, reach
+from limitformer.sphere.overlap.motion import End, StochasticMotion, reach, widest_panel
 from limitformer.sphere.overlap.position import Position, at_overlap
 
 
@@ -37,23 +37,14 @@ class CausalMotion(StochasticMotion):
         return End(float(self.slope(at_overlap(1.0))), 0.0, reach(self.beta))
 
 
-@dataclass(frozen=True)
-class AveragedCausalMotion(CausalMotion):
-    """The same with drawn queries and keys; `beta` as in `AveragedMotion`."""
-
-    @property
-    def widest(self) -> float:
-        return np.inf
-
-
 def causal_motion(beta: float, dim: int, sigma: float) -> CausalMotion:
     """With QᵀK = I."""
-    return CausalMotion(partial(fixed_averages, beta), abs(beta), dim, sigma)
+    return CausalMotion(partial(fixed_averages, beta), abs(beta), dim, sigma, widest_panel(beta))
 
 
 def averaged_causal_motion(drawn: Drawn, dim: int, sigma: float) -> CausalMotion:
     """With queries and keys that are drawn in each layer."""
-    return AveragedCausalMotion(partial(drawn_averages, drawn), drawn.near_ends, dim, sigma)
+    return CausalMotion(partial(drawn_averages, drawn), drawn.near_ends, dim, sigma, np.inf)
 
 
 def fixed_averages(beta: float, at: Position) -> Averages:

@@ -42,13 +42,8 @@ TURN = np.array([0.0, 1.25, 2.5, 5.0, 10.0, 20.0])  # edges of panels where func
 BEYOND = 38.0  # where e^{−x} is nothing beside 1
 FINE, WIDE = 0.6, 6.0  # a step of the lattice; a deviation that makes it long
 FALLEN, LONGEST_STEP = 25.0, 0.2  # e^{−25} of a mixture is left out; a step of its logarithm
-WIDTH, MIXED_WIDTH, TAIL_WIDTH, TAIL, LAST = (
-    0.5,
-    1.0,
-    2.0,
-    9.0,
-    19.0,
-)  # of panels in u; where the tail begins and ends, plus log(1 + b)
+WIDTH, MIXED_WIDTH, TAIL_WIDTH = 0.5, 1.0, 2.0  # of panels in u
+TAIL, LAST = 9.0, 19.0  # where the tail begins and ends, plus log(1 + b)
 DEGREE = 12
 
 

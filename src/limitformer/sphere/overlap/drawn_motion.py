@@ -31,17 +31,8 @@ from limitformer.sphere.overlap.position import Array, Position
 
 
 @dataclass(frozen=True)
-class AveragedMotion(StochasticMotion):
-    """Attention averaged over queries and keys, of clusters of two sizes too; `beta` is (1 + b)² − 1, see `reach`."""
-
-    @property
-    def widest(self) -> float:
-        return np.inf
-
-
-@dataclass(frozen=True)
-class DrawnMotion(AveragedMotion):
-    """The same of clusters of one size, whose D vanishes at −1."""
+class DrawnMotion(StochasticMotion):
+    """Attention averaged over queries and keys, clusters of one size, whose D vanishes at −1."""
 
     drawn: Drawn
 

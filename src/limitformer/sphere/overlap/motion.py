@@ -81,10 +81,7 @@ class StochasticMotion:
     beta: float
     dim: int
     sigma: float
-
-    @property
-    def widest(self) -> float:
-        return widest_panel(self.beta)
+    widest: float
 
     def drift(self, at: Position) -> Array:
         mix = self.weights(at)
@@ -196,7 +193,7 @@ def ratio(spread: Array, at: Position, aligned: Array) -> Array:
 
 def widest_panel(beta: float) -> float:
     """log g² changes by at most 2β per unit of u."""
-    return 4 / max(beta, 1e-9)
+    return 4 / max(abs(beta), 1e-9)
 
 
 def reach(beta: float) -> float:

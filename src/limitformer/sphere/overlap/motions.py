@@ -3,12 +3,14 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from limitformer.models.kinds import of_kind
 from limitformer.models.sphere import HybridTransformer, SphereModel, StochasticTransformer
 from limitformer.sphere.overlap.causal import averaged_causal_motion, causal_motion
 from limitformer.sphere.overlap.drawn import Drawn, log_odds
-from limitformer.sphere.overlap.drawn_motion import AveragedMotion, DrawnMotion
-from limitformer.sphere.overlap.motion import FlowMotion, HybridMotion, Motion, StochasticMotion
+from limitformer.sphere.overlap.drawn_motion import DrawnMotion
+from limitformer.sphere.overlap.motion import FlowMotion, HybridMotion, Motion, StochasticMotion, widest_panel
 from limitformer.sphere.overlap.weights import weights_of
 
 Clusters = tuple[int, int]
@@ -21,14 +23,15 @@ def stochastic_motion(model: StochasticTransformer, clusters: Clusters, beta: fl
         return (averaged_causal_motion if model.is_causal else drawn_motion)(drawn, model.dim, model.sigma)
     if model.is_causal:
         return causal_motion(beta, model.dim, model.sigma)
-    return StochasticMotion(weights_of(model, clusters, beta), abs(beta), model.dim, model.sigma)
+    weights = weights_of(model, clusters, beta)
+    return StochasticMotion(weights, abs(beta), model.dim, model.sigma, widest_panel(beta))
 
 
 def drawn_motion(drawn: Drawn, dim: int, sigma: float) -> Motion:
-    """Queries and keys drawn in each layer, every token sees all others."""
+    """Queries and keys drawn in each layer, every token sees all others; averages vary slowly whatever b is."""
     if drawn.odds:
-        return AveragedMotion(drawn.averages, drawn.near_ends, dim, sigma)
-    return DrawnMotion(drawn.averages, drawn.near_ends, dim, sigma, drawn)
+        return StochasticMotion(drawn.averages, drawn.near_ends, dim, sigma, np.inf)
+    return DrawnMotion(drawn.averages, drawn.near_ends, dim, sigma, np.inf, drawn)
 
 
 def hybrid_motion(model: HybridTransformer, clusters: Clusters, beta: float) -> Motion:
