@@ -37,9 +37,14 @@ browser:
 		> /dev/null 2>&1 \
 	|| echo "No Chromium, so the tests of the page are skipped: install the package chromium, or name one in CHROMIUM."
 
-test: lint .venv/ready browser
+# Kernels are compiled before the tests, each once: two workers with cold caches would both compile most of them.
+test: .venv-test/ready .venv/ready browser
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target kernels-of-covariances kernels-of-others lint
 	.venv/bin/python tests/core_alone.py
 	.venv-test/bin/python -m pytest -n 2 --dist loadgroup
+
+kernels-of-%: .venv-test/ready
+	.venv-test/bin/python tests/compile_kernels.py $*
 
 # For every edit, a minute: format, imports, and the tests that are quick; `make test` before a commit.
 check: .venv-test/ready

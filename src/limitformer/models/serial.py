@@ -14,6 +14,7 @@ from limitformer.models.kinds import KINDS, all_kinds, kind_named
 
 # Metadata of fields that came after models had been written down: at its default one is left out, as in older records.
 LATER = {"later": True}
+MOST_LEVELS = 32  # of parts within parts
 
 
 def to_json(model: Any, indent: int | None = None) -> str:
@@ -73,11 +74,7 @@ def from_json(text: str) -> Any:
     >>> from_json('{"kind": "ReLU", "hidden": 8}')
     ReLU(hidden=8)
     """
-    record = json_object(text, "A model")
-    try:
-        return from_record(record)
-    except RecursionError as error:
-        raise InputError("A model has a few levels; got more than can be read.") from error
+    return from_record(json_object(text, "A model"))
 
 
 def json_object(text: str, what: str) -> dict[str, Any]:
@@ -93,16 +90,18 @@ def json_object(text: str, what: str) -> dict[str, Any]:
     return record
 
 
-def from_record(record: Any, *, imports: bool = True) -> Any:
-    """The part that `record` describes; plain values stand for themselves.
+def from_record(record: Any, *, imports: bool = True, level: int = 1) -> Any:
+    """The part that `record` describes, `level` deep in a model; plain values stand for themselves.
 
     With `imports=False` no module is imported: a function must be of one that has been already, or of this package.
     """
     if not isinstance(record, dict):
         return record
+    require(level <= MOST_LEVELS, f"A model has a few levels; got more than {MOST_LEVELS}.")
     kind = str(record.get("kind"))
     make = kind_named(kind)
-    values = {name: from_record(value, imports=imports) for name, value in record.items() if name != "kind"}
+    inner = {name: value for name, value in record.items() if name != "kind"}
+    values = {name: from_record(value, imports=imports, level=level + 1) for name, value in inner.items()}
     for name in ("function", "torch"):
         require_importable(kind, name, values.get(name))
     if is_path(values.get("function")):

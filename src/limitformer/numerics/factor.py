@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from limitformer.models.start import correlations_of
 from limitformer.numerics.kernels import kernel
-from limitformer.numerics.lanes import everywhere, load, square_root, store, where_positive
+from limitformer.numerics.lanes import everywhere, load, product, square_root, store, where_positive
 from limitformer.numerics.random import draw_normals, next_chi, next_normal
 
 # Column 0. A plain 0 would be compiled in, and every kernel that takes it once more.
@@ -248,7 +248,7 @@ def take_out_of_one(rows, i, j, inverse, first, last, out, offset):
     """Take the part along row i, whose norm has this inverse, out of row j, and note its length."""
     length = inner(rows, i, rows, j, first, last) * inverse
     store(out, j, offset + i, length)
-    share = length * inverse
+    share = product(length, inverse)
     for k in range(first, last):
         store(rows, j, k, load(rows, j, k) - share * load(rows, i, k))
 
@@ -272,7 +272,7 @@ def take_out_of_four(rows, i, j, inverse, first, last, out, offset):
     store(out, j + 1, offset + i, s1)
     store(out, j + 2, offset + i, s2)
     store(out, j + 3, offset + i, s3)
-    s0, s1, s2, s3 = s0 * inverse, s1 * inverse, s2 * inverse, s3 * inverse
+    s0, s1, s2, s3 = product(s0, inverse), product(s1, inverse), product(s2, inverse), product(s3, inverse)
     for k in range(first, last):
         x = load(rows, i, k)
         store(rows, j, k, load(rows, j, k) - s0 * x)

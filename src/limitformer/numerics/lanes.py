@@ -22,7 +22,7 @@ from numba.core.typing.templates import ConcreteTemplate, infer_global, signatur
 from numba.extending import intrinsic, models, register_model
 from numba.np.arrayobj import make_array
 
-from limitformer.numerics.kernels import driver
+from limitformer.numerics.kernels import driver, strict_kernel
 
 LANES = 8
 FLAGS = ("contract", "reassoc", "nsz", "arcp")  # as kernels.FASTMATH
@@ -152,6 +152,25 @@ def everywhere(typing_context: Any, number: Any) -> Any:
         return spread(builder, arguments[0])
 
     return lanes(types.float64), generate
+
+
+@extension
+def multiplied(typing_context: Any, left: Any, right: Any) -> Any:
+    """left × right, with no leave but what the kernel around it has."""
+
+    def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
+        return builder.fmul(*arguments)
+
+    return lanes(lanes, lanes), generate
+
+
+@strict_kernel
+def product(left, right):
+    """left × right, as it is written.
+
+    Of (x a) a, `*` may make x a²: whether it does, the processor decides. Where a² could overflow, it must not.
+    """
+    return multiplied(left, right)
 
 
 def unary(name: str, documentation: str) -> Any:
