@@ -8,7 +8,7 @@ import limitformer as lf
 from registry import HALF_WIDTH, MODELS, SHAPED_RELU, SOFTMAX
 from statistics_checks import assert_same_law
 
-SAMPLES = 30_000
+SAMPLES = 15_000
 V0 = np.array([[1.0, 0.3, -0.4], [0.3, 1.6, 0.2], [-0.4, 0.2, 0.7]])
 
 

@@ -265,7 +265,7 @@ def test_the_default_step_resolves_the_model(model, monkeypatch):
     horizon = (2.0 if isinstance(model, lf.StochasticTransformer) else 3.0) / rate
     run = {"samples": 20_000, "seed": 1, "progress": False}
     found = lf.simulate(lf.limit(model), 0.3, **run, horizon=horizon, record=[horizon])
-    law = lf.overlap(model).density([horizon], start=0.3, steps=800)
+    law = lf.overlap(model).density([horizon], start=0.3, steps=200)
     z, weights = np.tanh(law["artanh_overlap"].values), law["density"].values[0] * law.attrs["spacing"]
     ends = float(law["above"].values[0]), float(law["below"].values[0])
     monkeypatch.setattr(import_module("limitformer.sphere.limit_paths"), "COARSEST", np.inf)

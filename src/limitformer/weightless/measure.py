@@ -45,6 +45,7 @@ class Measure(TorchFunctionMode):
         self.blocks, self.samples, self.counted = blocks, samples, counted
         self.layer = -1  # of the block that is running
         self.stream: list[Tensor] = []  # which tensors of the block are the stream
+        self.sum: tuple[Tensor, int, Tensor] | None = None  # the last one, its version, and its covariance
         self.covariance: list[Tensor] = []
         self.size: dict[str, list[Tensor]] = {"step": [], "largest": [], "typical": []}
         self.before: Tensor | None = None  # the stream a block ago
@@ -113,13 +114,14 @@ class Measure(TorchFunctionMode):
     def finish(self) -> None:
         """The stream after the last block."""
         self.look_at_stream(self.last)
-        self.before = None
+        self.before = self.sum = None
         del self.last
 
     def look_at_stream(self, x: Tensor) -> None:
         """V, and the gradient's norm once it comes back."""
         place = len(self.covariance)
-        self.covariance.append(self.gram(x))
+        known = self.sum is not None and self.sum[0] is x and self.sum[1] == x._version
+        self.covariance.append(self.sum[2] if known and self.sum else self.gram(x))
         tokens = self.by_sample(x).flatten(1)
         if self.before is not None and self.before.shape == tokens.shape:
             self.size["step"].append(norm(tokens - self.before) / norm(self.before))
@@ -143,9 +145,10 @@ class Measure(TorchFunctionMode):
         if stream is None or args[0].shape != args[1].shape:
             return
         branch = args[1] if stream is args[0] else args[0]
-        self.branch[-1].append(self.by_sample(branch).double().square().mean((-1, -2)).sqrt())
-        self.inside[-1].append(self.gram(out))
-        self.stream = [out]
+        f, covariance = self.by_sample(branch).flatten(1), self.gram(out)
+        self.branch[-1].append(norm(f) / f.shape[1] ** 0.5)
+        self.inside[-1].append(covariance)
+        self.stream, self.sum = [out], (out, out._version, covariance)
 
     def scaled(self, args: Any, out: Tensor) -> None:
         """A multiple of the stream is the stream: λx."""

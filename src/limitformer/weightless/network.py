@@ -21,6 +21,8 @@ from limitformer.weightless.models import Blueprint
 from limitformer.weightless.run import KeepWeightError, OneSampleOnlyError, Run, Weight
 from limitformer.weightless.watching import put_parameters
 
+BETWEEN_TIDYING = 4  # blocks
+
 
 class Weightless:
     """A module whose random weights have laws and no entries, ready for passes."""
@@ -73,6 +75,11 @@ class Weightless:
     def width_of_activations(self) -> int:
         """Numbers that a token leaves behind in a pass, as the outputs of its linear maps."""
         return sum(min(weight.shape[0], 10**6) for weight in self.weights if len(weight.shape) >= 2)
+
+    def tidy(self) -> None:
+        """Give memory back on the way: what stays of a layer would break up what the next ones could use again."""
+        for block in self.blocks[::BETWEEN_TIDYING]:
+            block.register_forward_pre_hook(lambda *_: give_back_memory())
 
     def recompute(self) -> None:
         """Blocks run again in the backward pass rather than keep what they computed."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.linalg.lapack import dpstrf, dtrtri
 from torch import Tensor
 
+IN_CACHE = 4096  # columns that are in float64 at a time
 LOST = 1e-12  # of the largest entry of a Gram matrix of float32 tokens
 NEAR = 1e-5  # of their lengths: rows of R that may be of identical tokens
 
@@ -120,12 +121,12 @@ def size_of(d: Tensor) -> Tensor:
 
 
 def gram(z: Tensor) -> Tensor:
-    """Z Zᵀ (S, M, M) in float64."""
-    wide = z.detach().double()
-    if wide.is_cpu:  # numpy computes one half of a symmetric product, torch both
-        with np.errstate(all="ignore"):  # what is not finite is said with its layer, by whoever measures it
-            return torch.from_numpy(np.stack([each @ each.T for each in wide.numpy()]))
-    return wide @ wide.mT
+    """Z Zᵀ (S, M, M) in float64, symmetric; by torch alone, whose threads and numpy's would wait for each other."""
+    found = torch.zeros(*z.shape[:-1], z.shape[-2], dtype=torch.float64, device=z.device)
+    for part in z.detach().split(IN_CACHE, dim=-1):
+        wide = part.double()
+        found.baddbmm_(wide, wide.mT)
+    return found.tril() + found.tril(-1).mT
 
 
 def same_for_same(z: Tensor, factor: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ from limitformer.weightless.roots import Root, root_of
 AUTO, NEVER, ALWAYS = "auto", "never", "always"  # whether weights are drawn
 ROOTS_KEPT = 2
 
+Marks = tuple[int, float]
+
 
 class KeepWeightError(MadeOf, Exception):
     """The pass must begin again, with this weight kept."""
@@ -59,7 +61,7 @@ class Run:
     squared: dict[str, Tensor] = field(default_factory=dict)  # |∂W|² (S,)
     leaves: dict[str, list[Tensor]] = field(default_factory=dict)  # what was drawn and is kept
     rows: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of embeddings: which, and (S, rows, columns)
-    roots: list[tuple[Tensor, Tensor, Root]] = field(default_factory=list)
+    roots: list[tuple[Tensor, Marks, Root]] = field(default_factory=list)
     found: dict[str, str] = field(default_factory=dict)  # how each weight was used, for the result
     reasons: dict[str, str] = field(default_factory=dict)  # operations in which weights had to be kept
 
@@ -81,7 +83,7 @@ class Run:
         """The root of `z`, which is `x` by sample; one for all maps of the same tensor."""
         now = marks(z)
         for tensor, then, root in self.roots:
-            if same_memory(tensor, x) and torch.equal(now, then):
+            if same_memory(tensor, x) and now == then:
                 return root
         root = root_of(z.detach())
         self.roots = [*self.roots[1 - ROOTS_KEPT :], (x.detach(), now, root)]
@@ -173,9 +175,9 @@ def add_to(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
     sums[name] = sums[name] + value if name in sums else value
 
 
-def marks(z: Tensor) -> Tensor:
-    """Two sums by which a tensor that was changed is known, in whatever way."""
-    return torch.stack([z.detach().sum(), torch.linalg.vector_norm(z.detach())])
+def marks(z: Tensor) -> Marks:
+    """By which a tensor that was changed is known: torch counts the changes it sees, and the norm tells of others."""
+    return z._version, float(torch.linalg.vector_norm(z.detach()))
 
 
 def same_memory(a: Tensor, b: Tensor) -> bool:
