@@ -98,7 +98,9 @@ class Report:
     def heading(self) -> str:
         """Of what it is a report."""
         blocks, tokens = self.curves.sizes["layer"] - 1, self.about["tokens"]
-        kind = "this network" if self.exists else f"law at initialisation, {self.curves.sizes['sample']} samples"
+        samples = self.curves.sizes["sample"]
+        law = f"law at initialisation, {samples} sample{'' if samples == 1 else 's'}"
+        kind = "this network" if self.exists else law
         return f"{blocks} blocks, {tokens} tokens, {kind}"
 
     def rows(self) -> list[str]:

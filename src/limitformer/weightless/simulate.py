@@ -5,7 +5,8 @@ that is tried with two of them before it is done.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -116,17 +117,12 @@ def passes(
 
     parts: list[Arrays] = []
     shown = bar("networks without weights", samples) if progress else None
-    step, done = 1, 0
+    done = 0
     try:
-        while done < samples:
-            if done == 0 and samples > 2:
-                step = side_by_side(one, found, samples, size)
-            try:
-                parts.append(one(range(done, min(samples, done + step))))
-            except OneSampleOnlyError:  # what goes through the module has come to depend on the sample
-                step = 1
-                parts.append(one(range(done, done + 1)))
-            done = min(samples, done + step)
+        together = SideBySide(one, side_by_side(one, found, samples, size) if samples > 2 else 1)
+        for part, arrays in together.parts(range(samples)):
+            parts.append(arrays)
+            done = part.stop
             advance(shown, done)
     except KeyboardInterrupt as interrupt:
         if not parts:
@@ -135,6 +131,29 @@ def passes(
     finally:
         advance(shown, -1)
     return result(samples)
+
+
+@dataclass
+class SideBySide:
+    """Passes of `step` samples each; of one, from where what goes through the module depends on the sample."""
+
+    one: Callable[[range], Arrays]
+    step: int
+
+    def parts(self, samples: range) -> Iterator[tuple[range, Arrays]]:
+        """Which samples, and what came of them."""
+        at = samples.start
+        while at < samples.stop:
+            part = range(at, min(at + self.step, samples.stop))
+            try:
+                found = self.one(part)
+            except OneSampleOnlyError:
+                if self.step == 1:
+                    raise
+                self.step = 1
+                continue
+            yield part, found
+            at = part.stop
 
 
 def side_by_side(one: Callable[[range], Arrays], found: Weightless, samples: int, size: int) -> int:

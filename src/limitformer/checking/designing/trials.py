@@ -36,9 +36,9 @@ from limitformer.models.start import as_start
 from limitformer.running.engine import simulate as simulate_chain
 from limitformer.weightless.arrays import Arrays, dataset
 from limitformer.weightless.network import Weightless
-from limitformer.weightless.run import OneSampleOnlyError
 from limitformer.weightless.simulate import (
     MOST_SIDE_BY_SIDE,
+    SideBySide,
     check_scratch,
     largest_layer,
     named_errors,
@@ -116,15 +116,9 @@ class StockTrials:
             check_scratch(largest_layer(found, tokens, self.gradients), "One layer of it", "fewer tokens")
             size = found.width_of_activations() * tokens * found.dtype.itemsize
             self.steps[key] = side_by_side(one, found, MOST_SIDE_BY_SIDE, size)
-        parts, done = [], samples.start
-        while done < samples.stop:
-            step = min(self.steps[key], samples.stop - done)
-            try:
-                parts.append(one(range(done, done + step)))
-            except OneSampleOnlyError:
-                self.steps[key] = step = 1
-                parts.append(one(range(done, done + 1)))
-            done += step
+        together = SideBySide(one, self.steps[key])
+        parts = [arrays for _, arrays in together.parts(samples)]
+        self.steps[key] = together.step
         data = dataset(parts, [weight.name for weight in found.weights], self.inputs, {})
         return values_of(curves(data), data)
 
