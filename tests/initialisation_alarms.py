@@ -70,7 +70,8 @@ def main(names):
             print(f"{name:16s} {str(dtype)[6:]:9s} {len(found)} of {SEEDS} {first}", flush=True)
     number = SEEDS * len(exact)
     print(f"alarms: {sum(exact)} of {number} models, {sum(exact) / number:.2%}; rounded: {sum(rounded)}")
-    return max(exact + rounded) > binom.isf(SURE, SEEDS, LEVEL) or sum(exact) > binom.isf(SURE, number, LEVEL)
+    too_many = max(exact + rounded) > binom.isf(SURE, SEEDS, LEVEL) or sum(exact) > binom.isf(SURE, number, LEVEL)
+    return int(too_many)
 
 
 if __name__ == "__main__":
