@@ -39,7 +39,7 @@ browser:
 
 # Kernels are compiled before the tests, each once: two workers with cold caches would both compile most of them.
 test: .venv-test/ready .venv/ready browser
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target kernels-of-covariances kernels-of-others lint
+	@$(MAKE) --no-print-directory --jobs 2 kernels-of-covariances kernels-of-others lint
 	.venv/bin/python tests/core_alone.py
 	.venv-test/bin/python -m pytest -n 2 --dist loadgroup
 

@@ -1,5 +1,6 @@
 """What passes through a module report, against what the module's own code saw while it ran."""
 
+from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -232,3 +233,88 @@ def test_a_list_of_heads_is_not_the_streams_end():
     plain = run(nn.init.zeros_, lambda model, x: x)
     np.testing.assert_allclose(data.covariance[:, :3], plain.covariance[:, :3])
     assert data.sizes["layer"] == 3
+
+
+class Changed(nn.Module):
+    """A sublayer x + f that ends in a way of its own."""
+
+    def __init__(self, end):
+        super().__init__()
+        self.linear, self.end = nn.Linear(WIDTH, WIDTH, bias=False), end
+
+    def forward(self, x):
+        return self.end(x, self.linear(x))
+
+
+def halved_unseen(x, f):
+    h = x + f
+    h.data.mul_(0.5)  # which torch does not count
+    return h
+
+
+def onto_the_branch(x, f):
+    f += x
+    return f
+
+
+def measured(end):
+    """The states of three blocks."""
+
+    def stack():
+        return nn.Sequential(*(nn.Sequential(nn.Identity(), Changed(end)) for _ in range(3)))
+
+    options = {"samples": 2, "seed": 1, "dtype": torch.float64, "progress": False}
+    return lf.weightless.simulate(stack, {"input": torch.randn(1, 5, WIDTH, generator=torch.Generator())}, **options)
+
+
+@pytest.mark.parametrize(
+    ("end", "plain"),
+    [
+        (halved_unseen, lambda x, f: 0.5 * (x + f)),
+        (onto_the_branch, lambda x, f: x + f),
+        (lambda x, f: x + (f > 0), lambda x, f: x + (f > 0).double()),
+    ],
+    ids=["halved unseen", "onto the branch", "a branch of truth values"],
+)
+def test_a_stream_is_measured_however_it_is_changed(end, plain):
+    found, wanted = measured(end), measured(plain)
+    for key in ("covariance", "covariance_inside", "branch", "step"):
+        np.testing.assert_allclose(found[key].values, wanted[key].values, rtol=1e-12)
+    assert (
+        np.abs(found["covariance"].values[:, 1] / measured(lambda x, f: x - 2 * f)["covariance"].values[:, 1]).min()
+        < 0.9
+    )
+
+
+def test_inference_mode_changes_nothing():
+    outside = measured(lambda x, f: x + f)
+    with torch.inference_mode():
+        inside = measured(lambda x, f: x + f)
+    assert (inside["covariance"].values == outside["covariance"].values).all()
+
+
+def test_memory_is_given_back_on_the_way_and_no_hook_stays(monkeypatch):
+    blocks = nn.ModuleList([Changed(lambda x, f: x + f) for _ in range(5)])
+
+    class Owner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.blocks = nn.Embedding(20, WIDTH), blocks
+
+        def forward(self, ids):
+            x = self.embed(ids)
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    given = {"samples": 1, "seed": 1, "progress": False}
+    law = import_module("limitformer.weightless.network")
+    returned = []
+    monkeypatch.setattr(law, "give_back_memory", lambda: returned.append(True))
+    plain = lf.weightless.simulate(Owner, torch.arange(5)[None], **given)
+    assert not returned
+    monkeypatch.setattr(import_module("limitformer.weightless.simulate"), "RECOMPUTE_BYTES", 0)
+    tidied = lf.weightless.simulate(Owner, torch.arange(5)[None], **given)
+    assert len(returned) >= 2
+    assert (tidied["covariance"].values == plain["covariance"].values).all()
+    assert not any(block._forward_pre_hooks or block._forward_hooks for block in blocks)

@@ -19,9 +19,7 @@ normalised, and whose weak error is of order dt times the rate at which a layer 
 
 with max|A| = max w = 1 for softmax and e^{|β|‖QᵀK‖} for unnormalized attention. With drawn queries √E w² takes the
 place of that, which is e^{b²} for normal entries, and (1 − 4b²/k)^{−k/4} for a product, infinite from 4b² = k on.
-
-A step that does not resolve this rate
-is no step of the limit but a chain of few layers.
+A step that does not resolve this rate is no step of the limit but a chain of few layers.
 """
 
 from collections.abc import Callable, Mapping

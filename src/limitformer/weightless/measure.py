@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from limitformer.weightless.marks import Marks, marks
 from limitformer.weightless.roots import gram
 
 ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
@@ -45,7 +46,7 @@ class Measure(TorchFunctionMode):
         self.blocks, self.samples, self.counted = blocks, samples, counted
         self.layer = -1  # of the block that is running
         self.stream: list[Tensor] = []  # which tensors of the block are the stream
-        self.sum: tuple[Tensor, int, Tensor] | None = None  # the last one, its version, and its covariance
+        self.sum: tuple[Tensor, Marks, Tensor] | None = None  # the last one, its marks, and its covariance
         self.covariance: list[Tensor] = []
         self.size: dict[str, list[Tensor]] = {"step": [], "largest": [], "typical": []}
         self.before: Tensor | None = None  # the stream a block ago
@@ -120,8 +121,8 @@ class Measure(TorchFunctionMode):
     def look_at_stream(self, x: Tensor) -> None:
         """V, and the gradient's norm once it comes back."""
         place = len(self.covariance)
-        known = self.sum is not None and self.sum[0] is x and self.sum[1] == x._version
-        self.covariance.append(self.sum[2] if known and self.sum else self.gram(x))
+        known = self.sum[2] if self.sum and self.sum[0] is x and self.sum[1] == marks(x) else None
+        self.covariance.append(self.gram(x) if known is None else known)
         tokens = self.by_sample(x).flatten(1)
         if self.before is not None and self.before.shape == tokens.shape:
             self.size["step"].append(norm(tokens - self.before) / norm(self.before))
@@ -145,10 +146,11 @@ class Measure(TorchFunctionMode):
         if stream is None or args[0].shape != args[1].shape:
             return
         branch = args[1] if stream is args[0] else args[0]
+        branch = out - stream if branch is out else branch  # f += x
         f, covariance = self.by_sample(branch).flatten(1), self.gram(out)
         self.branch[-1].append(norm(f) / f.shape[1] ** 0.5)
         self.inside[-1].append(covariance)
-        self.stream, self.sum = [out], (out, out._version, covariance)
+        self.stream, self.sum = [out], (out, marks(out), covariance)
 
     def scaled(self, args: Any, out: Tensor) -> None:
         """A multiple of the stream is the stream: λx."""
@@ -260,6 +262,7 @@ def median(x: Tensor) -> Tensor:
 
 def norm(x: Tensor) -> Tensor:
     """|x| of each sample (S, ·)."""
+    x = x if x.is_floating_point() else x.double()
     return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
 
 

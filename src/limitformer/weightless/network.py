@@ -2,7 +2,8 @@
 
 import ctypes
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,7 @@ class Weightless:
         self.module = module.eval()
         self.blocks = blocks_of(module)
         require(bool(self.blocks), f"{blueprint.name} has no list of blocks (ModuleList or Sequential) to look at.")
+        self.tidies = False  # whether a pass is so large that memory is given back on the way
         self.uses: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
 
@@ -76,10 +78,16 @@ class Weightless:
         """Numbers that a token leaves behind in a pass, as the outputs of its linear maps."""
         return sum(min(weight.shape[0], 10**6) for weight in self.weights if len(weight.shape) >= 2)
 
-    def tidy(self) -> None:
+    @contextmanager
+    def tidying(self) -> Iterator[None]:
         """Give memory back on the way: what stays of a layer would break up what the next ones could use again."""
-        for block in self.blocks[::BETWEEN_TIDYING]:
-            block.register_forward_pre_hook(lambda *_: give_back_memory())
+        tidied = self.blocks[::BETWEEN_TIDYING] if self.tidies else []
+        hooks = [block.register_forward_pre_hook(lambda *_: give_back_memory()) for block in tidied]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def recompute(self) -> None:
         """Blocks run again in the backward pass rather than keep what they computed."""
@@ -127,7 +135,7 @@ class Weightless:
         measure = Measure(self.blocks, len(run.samples), inputs.counted)
         chance = torch.get_rng_state()
         with torch.set_grad_enabled(loss is not None):
-            with measure:
+            with self.tidying(), measure:
                 out = self.call(arguments)
             measure.finish()
             if not torch.equal(chance, torch.get_rng_state()):

@@ -126,7 +126,7 @@ def gram(z: Tensor) -> Tensor:
     for part in z.detach().split(IN_CACHE, dim=-1):
         wide = part.double()
         found.baddbmm_(wide, wide.mT)
-    return found.tril() + found.tril(-1).mT
+    return found.tril_().add_(found.tril(-1).mT)
 
 
 def same_for_same(z: Tensor, factor: Tensor) -> Tensor:

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from limitformer.base.errors import InputError, MadeOf
 from limitformer.weightless.laws import Law
+from limitformer.weightless.marks import Marks, marks
 from limitformer.weightless.numbers import normals
 from limitformer.weightless.roots import Root, root_of
 
 AUTO, NEVER, ALWAYS = "auto", "never", "always"  # whether weights are drawn
 ROOTS_KEPT = 2
-
-Marks = tuple[int, float]
 
 
 class KeepWeightError(MadeOf, Exception):
@@ -173,11 +172,6 @@ class Run:
 def add_to(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
     """sums[name] += value."""
     sums[name] = sums[name] + value if name in sums else value
-
-
-def marks(z: Tensor) -> Marks:
-    """By which a tensor that was changed is known: torch counts the changes it sees, and the norm tells of others."""
-    return z._version, float(torch.linalg.vector_norm(z.detach()))
 
 
 def same_memory(a: Tensor, b: Tensor) -> bool:

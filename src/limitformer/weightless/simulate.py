@@ -101,8 +101,7 @@ def passes(
     size = found.width_of_activations() * tokens * found.dtype.itemsize
     if recompute or (recompute is None and loss is not None and size > RECOMPUTE_BYTES):
         found.recompute()
-    elif size > RECOMPUTE_BYTES:
-        found.tidy()
+    found.tidies = size > RECOMPUTE_BYTES
     check_scratch(largest_layer(found, tokens, loss is not None), "One layer of it", "fewer tokens")
 
     began = time.perf_counter()
