@@ -133,9 +133,13 @@ def same(stored, found):
     return close(stored, found, NEAR).all()
 
 
-def of_the_same_paths(stored, found):
-    """Of 512 paths one in a hundred takes other steps on another processor, where rounding decides on their length."""
-    return close(stored, found, NEAR).mean() > 0.9 and close(stored, found, OTHER_STEPS).all()
+def of_the_same_paths(pairs):
+    """Of 512 paths one in a hundred takes other steps on another processor, where rounding decides on their length.
+
+    It moves quantiles here and there: 3 of 2,952 of them, by one hundredth.
+    """
+    near = np.concatenate([close(*pair, NEAR).ravel() for pair in pairs])
+    return near.mean() > 0.995 and all(close(*pair, OTHER_STEPS).all() for pair in pairs)
 
 
 def test_covariances_are_those_of_a_sweep_made_again():
@@ -144,8 +148,8 @@ def test_covariances_are_those_of_a_sweep_made_again():
     found = covariance.compute(replace(covariance.Config(), **part), make.SEED, None)
     pairs = list(parts_of(page("covariance"), found))
     assert len(pairs) == 3 * 8
-    assert all(of_the_same_paths(*pair) for pair in pairs)
-    assert not of_the_same_paths(pairs[0][0], pairs[2][1])
+    assert of_the_same_paths(pairs)
+    assert not of_the_same_paths([*pairs[1:], (pairs[0][0], pairs[2][1])])
 
 
 def test_counted_explosions_are_those_of_the_closed_form():

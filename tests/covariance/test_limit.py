@@ -334,7 +334,7 @@ def test_the_factor_steps_error_is_of_second_order():
 
 
 def last_correlations(process, start, **options):
-    found = lf.simulate(process, start, samples=6_000, seed=6, progress=False, **options)
+    found = lf.simulate(process, start, samples=10_000, seed=6, progress=False, **options)
     rho = lf.correlation(found).values[:, -1]
     return {"ρ_01": rho[:, 0, 1], "ρ_02": rho[:, 0, 2], "V_00": found["covariance"].values[:, -1, 0, 0]}
 

@@ -1,12 +1,15 @@
 """Drawn queries and keys, heads and causal masks: chains have the law of layers written with n × n loops of our own."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 
 import limitformer as lf
+from limitformer.base.errors import NoLimitError
 from limitformer.models import from_json, to_json
+from limitformer.sphere.limit import largest_weight
 from limitformer.sphere.methods import methods_of
 from sphere_naive import normalised, overlaps_of, tokens_at
 from statistics_checks import assert_same_law
@@ -209,3 +212,24 @@ def test_bad_input_is_one_line(fields, says):
     with pytest.raises(lf.InputError, match=says) as error:
         stochastic(2, 4, **fields)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("head_dim", [None, 9, 30])
+def test_without_normalisation_the_step_follows_the_mean_square_of_the_weights(head_dim):
+    """E w² of a logit with itself, each matrix drawn in full, against the largest weight of the rate."""
+    model = stochastic(2, 4, tau=0.4, attention="unnormalized", query_key="gaussian", head_dim=head_dim)
+    rng, shape = np.random.default_rng(3), (200_000, head_dim or 1)
+    product = (rng.standard_normal(shape) * rng.standard_normal(shape)).sum(1) / shape[1] ** 0.5
+    logits = model.logit_scale * (rng.standard_normal(shape[0]) if head_dim is None else product)
+    squares, exact = np.exp(2 * logits), largest_weight(model) ** 2
+    assert abs(squares.mean() - exact) < 4 * squares.std() / len(squares) ** 0.5
+    wrong = largest_weight(replace(model, tau=1.1 * model.tau)) ** 2
+    assert abs(squares.mean() - wrong) > 4 * squares.std() / len(squares) ** 0.5
+
+
+def test_weights_of_infinite_variance_have_no_limit():
+    common = {"attention": "unnormalized", "query_key": "gaussian", "tau": 0.5, "beta": 2.0}
+    with pytest.raises(NoLimitError, match=r"Nearest: head_dim above 4\(βτ\)² = 4, or attention"):
+        lf.limit(stochastic(2, 4, head_dim=4, **common))
+    assert np.isfinite(lf.limit(stochastic(2, 4, head_dim=5, **common)).fastest_rate)
+    assert np.isfinite(lf.limit(stochastic(2, 4, head_dim=4, **{**common, "attention": "softmax"})).fastest_rate)

@@ -280,10 +280,8 @@ def test_a_stream_is_measured_however_it_is_changed(end, plain):
     found, wanted = measured(end), measured(plain)
     for key in ("covariance", "covariance_inside", "branch", "step"):
         np.testing.assert_allclose(found[key].values, wanted[key].values, rtol=1e-12)
-    assert (
-        np.abs(found["covariance"].values[:, 1] / measured(lambda x, f: x - 2 * f)["covariance"].values[:, 1]).min()
-        < 0.9
-    )
+    other = measured(lambda x, f: x - 2 * f)
+    assert np.abs(found["covariance"].values[:, 1] - other["covariance"].values[:, 1]).max() > 0.1
 
 
 def test_inference_mode_changes_nothing():
