@@ -67,12 +67,11 @@ def inputs_for(family):
 
 
 def weightless(family, samples, seed=1, inputs=None, **options):
-    """By the package, in float64."""
+    """By the package, in float64 if nothing else is said."""
     given = inputs_for(family) if inputs is None else inputs
     config = CONFIGS[family]()
-    return lf.weightless.simulate(
-        config, given, samples=samples, seed=seed, gradients=True, dtype=torch.float64, progress=False, **options
-    )
+    options = {"gradients": True, "dtype": torch.float64, "progress": False} | options
+    return lf.weightless.simulate(config, given, samples=samples, seed=seed, **options)
 
 
 def drawn(family, samples, seed=0, inputs=None):

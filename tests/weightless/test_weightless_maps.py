@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from scipy.linalg.lapack import dpstrf
 from scipy.stats import ks_2samp
 
 from limitformer.weightless.maps import Drawn, Unseen
-from limitformer.weightless.roots import gram_root, householder_root, root_of, size_of
+from limitformer.weightless.roots import gram, gram_root, householder_root, root_of, size_of
 
 SAMPLES, TOKENS, INPUTS, OUTPUTS, STD = 4000, 3, 7, 5, 0.4
 
@@ -95,6 +96,41 @@ def test_roots_rebuild_the_tokens_and_keep_equal_ones_equal(root):
     assert torch.equal(found.factor[:, 0], found.factor[:, 3])
     f = torch.randn(2, 4, INPUTS, dtype=z.dtype, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(found.onto(f), f @ basis.mT, atol=1e-12)
+
+
+def pivoted_root(z):
+    """The largest token first."""
+    g = gram(z).numpy()[0]
+    lower, order, _, _ = dpstrf(g, lower=1)
+    root = np.zeros_like(g)
+    root[order - 1] = np.tril(lower)
+    return root
+
+
+def test_rounding_does_not_decide_which_root_it_is():
+    z = torch.randn(1, 24, 96, generator=torch.Generator().manual_seed(1))
+    z = z / z.norm(dim=-1, keepdim=True)  # as behind a norm
+    z[:, 5], z[:, 9] = z[:, 2], 0.0
+
+    digit = 1e-7 * torch.randn(z.shape[:-1], generator=torch.Generator().manual_seed(2))[..., None]
+    digit[:, 5] = digit[:, 2]
+
+    def moved(root):
+        return np.abs(np.asarray(root(z)) - np.asarray(root(z * (1 + digit)))).max()
+
+    assert moved(lambda z: gram_root(z).factor) < 1e-6
+    assert moved(pivoted_root) > 0.1
+    assert gram_root(z).factor[0].diagonal().nonzero().flatten().tolist() == [*range(5), *range(6, 9), *range(10, 24)]
+
+
+def test_both_precisions_have_the_same_root():
+    z = torch.randn(2, 9, 6, generator=torch.Generator().manual_seed(1))  # some depend on the others
+    z[1, 3], z[1, 4] = z[1, 0], 0.0
+    single, double = gram_root(z), householder_root(z.double())
+    assert torch.allclose(single.factor.double(), double.factor, atol=1e-6)
+    assert single.factor[1].diagonal().nonzero().flatten().tolist() == [0, 1, 2, 5, 6, 7]
+    assert torch.allclose(size_of(z).double(), size_of(z.double()), atol=1e-6)
+    assert (torch.linalg.qr(z.double().mT).R.diagonal(dim1=-2, dim2=-1) < 0).any()  # so the signs had to be mended
 
 
 def test_without_a_backward_pass_there_is_the_same_factor_and_no_inverse():

@@ -43,6 +43,13 @@ def test_numbers_do_not_depend_on_threads_or_on_the_rows_beside_them(monkeypatch
     assert not torch.equal(normals(3, "q", range(2), range(40), 1000, torch.float64), whole)
 
 
+def test_both_precisions_give_the_same_sample():
+    single, double = (weightless("llama", 2, dtype=dtype) for dtype in (torch.float32, torch.float64))
+    for name in ("loss", "covariance", "stream_gradient"):
+        assert np.allclose(single[name], double[name], rtol=1e-4, equal_nan=True), name
+    assert not np.allclose(single.loss[0], double.loss[1], rtol=1e-4)
+
+
 def test_running_blocks_again_gives_the_same_gradients():
     kept, again = weightless("gemma2", 2), weightless("gemma2", 2, recompute=True)
     assert np.array_equal(kept.weight_gradient, again.weight_gradient)

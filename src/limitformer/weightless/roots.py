@@ -3,9 +3,14 @@ r"""Roots of tokens: Z = R Q with orthonormal rows of Q, so that Z W = R N with 
 Only R is needed to draw Z W. Q is needed in the backward pass, by its products alone. Letters: S samples, M tokens
 (rows of Z), n entries of each, r = min(M, n) rows of Q.
 
+R is lower triangular with a positive diagonal. Tokens that do not depend on each other have but one such root, and it
+moves little with them, so that a seed gives the same sample on every machine and in both precisions. (To begin with
+the largest token is as good for the law; but of tokens behind a norm rounding decides which one that is.)
+
 Two ways. In float64, Householder's factorisation of Zᵀ: differences of tokens keep their digits down to 1e-16 of the
 tokens. In float32, Cholesky's of the Gram matrix Z Zᵀ, summed in float64: several times as fast at large n, and its
-1e-8 is less than the rounding of the tokens. Directions below `LOST` of the largest are rounding, and count as none.
+1e-8 is less than the rounding of the tokens. What a token has beyond those before it is rounding below the root of
+`LOST`, and counts as none.
 
 Identical rows of Z get identical rows of R, to the last bit.
 """
@@ -15,12 +20,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.linalg.lapack import dpstrf, dtrtri
+from scipy.linalg.lapack import dpotrf, dtrtri, dtrtrs
 from torch import Tensor
 
 IN_CACHE = 4096  # columns that are in float64 at a time
-LOST = 1e-12  # of the largest entry of a Gram matrix of float32 tokens
-NEAR = 1e-5  # of their lengths: rows of R that may be of identical tokens
+LOST = 1e-12  # of a float32 token's entry of the Gram matrix
+COMPARED = 16  # entries of two tokens, before all of them
 
 
 class HouseholderRoot(NamedTuple):
@@ -46,8 +51,8 @@ class HouseholderRoot(NamedTuple):
 class GramRoot(NamedTuple):
     """Of float32 tokens Z (S, M, n); r = M, with columns of zeros where directions are lost."""
 
-    factor: Tensor  # R (S, M, r)
-    inverse: Tensor | None  # in float64 (S, M, r): Q = inverseᵀ Z; None where there is no backward pass
+    factor: Tensor  # R (S, M, M)
+    inverse: Tensor | None  # in float64 (S, M, M): Q = inverseᵀ Z; None where there is no backward pass
     z: Tensor
 
     @property
@@ -70,40 +75,73 @@ Root = HouseholderRoot | GramRoot
 
 
 def householder_root(z: Tensor) -> HouseholderRoot:
-    """By Householder's factorisation of Zᵀ."""
+    """By Householder's factorisation of Zᵀ; repeated tokens and zeros are put aside, in directions of their own."""
+    first, n = first_of(z), z.shape[-1]
+    new = z.any(-1) & (first == torch.arange(z.shape[-2], device=z.device))
+    if new.all():
+        return householder(z)
+    aside = torch.diag_embed((~new).to(z.dtype))
+    factor, basis = householder(torch.cat([z * new[..., None], aside], dim=-1))
+    return HouseholderRoot(rows_of(factor * new[..., None], first), basis[..., :n])
+
+
+def householder(z: Tensor) -> HouseholderRoot:
+    """The same of tokens that differ."""
     q, r = torch.linalg.qr(z.mT)
-    return HouseholderRoot(same_for_same(z, r.mT), q.mT)
+    signs = signs_of(r)
+    return HouseholderRoot((signs * r).mT, signs * q.mT)
+
+
+def signs_of(r: Tensor) -> Tensor:
+    """±1 (S, r, 1) by which Householder's rows have a positive diagonal."""
+    return torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(r.dtype)[..., None]
 
 
 def gram_root(z: Tensor) -> GramRoot:
-    """By the pivoted Cholesky factorisation of Z Zᵀ (LAPACK's `pstrf`)."""
-    found = [pivoted(g) for g in gram(z).cpu().numpy()]
-    factor = torch.from_numpy(np.stack([factor_of(*each) for each in found])).to(z.device, z.dtype)
+    """By Cholesky's factorisation of Z Zᵀ."""
+    found = [triangular(g) for g in gram(z).cpu().numpy()]
     inverse = None
     if torch.is_grad_enabled():
-        inverse = torch.from_numpy(np.stack([inverse_of(*each) for each in found])).to(z.device)
-    return GramRoot(same_for_same(z, factor), inverse, z)
+        inverse = torch.from_numpy(np.stack([inverse_of(root) for root in found])).to(z.device)
+    factor = torch.from_numpy(np.stack(found)).to(z.device, z.dtype)
+    return GramRoot(rows_of(factor, first_of(z)), inverse, z)
 
 
-def pivoted(g: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """L (M, rank) and the order of rows with L Lᵀ = G[order][:, order]."""
-    lower, order, rank, _ = dpstrf(g, tol=LOST * g.diagonal().max(), lower=1)
-    return np.tril(lower)[:, :rank], order - 1
+def triangular(g: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Lower triangular R (M, M) with R Rᵀ = G; a token that depends on those before it has a column of zeros."""
+    root, lost = np.zeros_like(g), LOST * g.diagonal()
+    rows = np.flatnonzero(lost)
+    left = g[np.ix_(rows, rows)]
+    while len(rows):
+        lower = leading(left, lost[rows])
+        end = len(lower)
+        taken, rows = rows[:end], rows[end:]
+        root[np.ix_(taken, taken)] = lower
+        if len(rows):
+            below = dtrtrs(lower, left[:end, end:], lower=1)[0].T
+            root[np.ix_(rows, taken)] = below
+            left = left[end:, end:] - below @ below.T
+            new = left.diagonal() > lost[rows]
+            rows, left = rows[new], left[np.ix_(new, new)]
+    return root
 
 
-def factor_of(lower: NDArray[np.float64], order: NDArray[np.int64]) -> NDArray[np.float64]:
-    """R (M, M) with R Rᵀ = G: zeros beyond the rank."""
-    factor = np.zeros((len(order), len(order)))
-    factor[order, : lower.shape[1]] = lower
-    return factor
+def leading(g: NDArray[np.float64], lost: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Cholesky's factor of the rows before the first that depends on those before it."""
+    lower, failed = dpotrf(g, lower=1)
+    tiny = lower.diagonal() ** 2 <= lost
+    if failed:
+        tiny[failed - 1] = True
+    end = int(np.argmax(tiny)) if tiny.any() else len(g)
+    return lower[:end, :end]
 
 
-def inverse_of(lower: NDArray[np.float64], order: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Its `inverse` (M, M): zeros beyond the rank."""
-    rank = lower.shape[1]
-    inverse = np.zeros((len(order), len(order)))
-    if rank:
-        inverse[order[:rank], :rank] = dtrtri(lower[:rank], lower=1)[0].T
+def inverse_of(root: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The `inverse` of a triangular root."""
+    kept = np.flatnonzero(root.diagonal())
+    inverse = np.zeros_like(root)
+    if len(kept):
+        inverse[np.ix_(kept, kept)] = dtrtri(root[np.ix_(kept, kept)], lower=1)[0].T
     return inverse
 
 
@@ -115,9 +153,8 @@ def root_of(z: Tensor) -> Root:
 def size_of(d: Tensor) -> Tensor:
     """S of D = S P (S, M, r): a root of D Dᵀ."""
     if d.dtype == torch.float64:
-        return torch.linalg.qr(d.mT, mode="r").R.mT
-    factors = [factor_of(*pivoted(g)) for g in gram(d).cpu().numpy()]
-    return torch.from_numpy(np.stack(factors)).to(d.device, d.dtype)
+        return householder_root(d).factor
+    return torch.from_numpy(np.stack([triangular(g) for g in gram(d).cpu().numpy()])).to(d.device, d.dtype)
 
 
 def gram(z: Tensor) -> Tensor:
@@ -129,17 +166,20 @@ def gram(z: Tensor) -> Tensor:
     return found.tril_().add_(found.tril(-1).mT)
 
 
-def same_for_same(z: Tensor, factor: Tensor) -> Tensor:
-    """`factor`, with the row of the first of identical rows of `z` for all of them."""
-    first = z[..., 0].sort(-1).values
-    if not (first[..., 1:] == first[..., :-1]).any():
-        return factor  # no two rows begin with the same number
-    scale = factor.norm(dim=-1)
-    near = torch.cdist(factor, factor) <= NEAR * (scale[..., :, None] + scale[..., None, :])
-    sample, row, earlier = torch.nonzero(near.tril(-1), as_tuple=True)
-    if not len(row):
-        return factor
-    same = (z[sample, row] == z[sample, earlier]).all(-1)
+def first_of(z: Tensor) -> Tensor:
+    """(S, M): the first token that is identical to this one, to the last bit."""
     first = torch.arange(z.shape[-2], device=z.device).repeat(len(z), 1)
+    begins = z[..., 0].sort(-1).values
+    if not (begins[..., 1:] == begins[..., :-1]).any():
+        return first
+    some = z[..., :: -(-z.shape[-1] // COMPARED)]
+    alike = (some[:, :, None] == some[:, None]).all(-1).tril(-1)
+    sample, row, earlier = torch.nonzero(alike, as_tuple=True)
+    same = (z[sample, row] == z[sample, earlier]).all(-1)
     first.index_put_((sample[same].flip(0), row[same].flip(0)), earlier[same].flip(0))  # the earliest is written last
+    return first
+
+
+def rows_of(factor: Tensor, first: Tensor) -> Tensor:
+    """The first row for all of those that are identical."""
     return torch.take_along_dim(factor, first[..., None], dim=-2)
