@@ -1,8 +1,7 @@
 """How a design looks at one setting: networks of its law, and what an objective can ask of them.
 
-Every setting is looked at with the same random numbers. Without weights they stand for the same weights as long as the
-tokens' factors are taken in the same order (`roots`); where a setting changes that order, a sample of a later layer is
-another one of the same law.
+Every setting is looked at with the same random numbers, and so with the same sample: with or without weights, what is
+seen changes little where a setting does.
 """
 
 from collections.abc import Mapping
