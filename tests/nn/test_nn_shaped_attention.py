@@ -121,9 +121,10 @@ def test_at_zero_logits_a_is_the_identity(mask, causal):
     assert (found - value.repeat_interleave(HEADS // KV_HEADS, 1)).abs().max() < 1e-13
 
 
+@pytest.mark.parametrize("kv_heads", [KV_HEADS, HEADS], ids=["groups", "alone"])
 @cases
-def test_gradients_are_those_of_a_times_values(mask, causal):
-    query, key, value, options = made()
+def test_gradients_are_those_of_a_times_values(mask, causal, kv_heads):
+    query, key, value, options = made(kv_heads=kv_heads)
     leaves = [query, key, value, options["gamma1"], options["gamma2"]]
     weights = torch.randn(query.shape, generator=torch.Generator().manual_seed(5), dtype=query.dtype)
     for leaf in leaves:
@@ -133,6 +134,29 @@ def test_gradients_are_those_of_a_times_values(mask, causal):
     for one, other in zip(torch.autograd.grad(found, leaves), torch.autograd.grad(wanted, leaves), strict=True):
         assert one.isfinite().all()
         assert (one - other).abs().max() < 1e-12 * max(1.0, float(other.abs().max()))
+
+
+@pytest.mark.parametrize("kv_heads", [KV_HEADS, HEADS], ids=["groups", "alone"])
+@pytest.mark.parametrize("mask", [None, padded(left=True), arbitrary()], ids=["none", "padding", "any"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_in_bfloat16(mask, causal, kv_heads):
+    """To 2 %, the gains' too, which are of float32; without γ₂ they are others."""
+    *inputs, options = made(kv_heads=kv_heads)
+
+    def gradients(dtype, **changed):
+        given = {**options, **changed}
+        gains = [given[name].to(torch.promote_types(dtype, torch.float32)) for name in ("gamma1", "gamma2")]
+        leaves = [x.detach().to(dtype).requires_grad_() for x in inputs]
+        leaves += [gain.detach().requires_grad_() for gain in gains]
+        a = dict(zip(("gamma1", "gamma2"), leaves[3:], strict=True))
+        found = shaped_attention(*leaves[:3], **a, scale=SCALE, mask=mask, is_causal=causal)
+        return torch.autograd.grad(found.double().square().sum(), leaves[2:])
+
+    def error(found):
+        return max(float((a - b).norm() / b.norm()) for a, b in zip(found, gradients(torch.float64), strict=True))
+
+    assert error(gradients(torch.bfloat16)) < 0.02
+    assert error(gradients(torch.float64, gamma2=torch.zeros(HEADS))) > 0.1
 
 
 def test_a_bias_that_trains_has_the_gradient_of_both_softmaxes():

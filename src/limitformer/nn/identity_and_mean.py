@@ -48,22 +48,11 @@ class Places:
 
 
 def rest_of_a(
-    value: Tensor,
-    mask: Visibility,
-    seen: Tensor | None,
-    gamma1: Strength,
-    gamma2: Strength,
-    groups: tuple[int, int],
-    places: Places,
+    value: Tensor, mask: Visibility, gamma1: Strength, gamma2: Strength, groups: tuple[int, int], places: Places
 ) -> Tensor | None:
     """γ₁ v − γ₂ C̄ v (b, g, h/g, q, d), in float32 at least; None if both gains are the number 0."""
     u = by_group(gamma1, groups, value) if used(gamma1) else None
-    w = None
-    if used(gamma2):
-        counts = mask.counts(value)
-        w = -by_group(gamma2, groups, value)
-        w = w if counts is None else w / grouped(counts, groups)
-        w = w if seen is None else w * seen
+    w = -by_group(gamma2, groups, value) if used(gamma2) else None
     if u is None and w is None:
         return None
     if u is None:
@@ -78,15 +67,15 @@ def rest_of_a(
 def rest(
     value: Tensor, u: Tensor, w: Tensor | None, mask: Visibility, groups: tuple[int, int], places: Places
 ) -> Tensor:
-    """u v + w Σ v, the sum over what is seen; w is −γ₂ over the counts."""
+    """u v + w C̄ v; w is −γ₂."""
     own = places.own(value)[:, :, None].expand(-1, -1, groups[1], -1, -1)
     if w is None:
         return u * own
-    return torch.addcmul(u * own, w, grouped(mask.sums(value), groups))
+    return torch.addcmul(w * grouped(mask.means(value), groups), u, own)
 
 
 class Rest(torch.autograd.Function):
-    """γ₁ v − γ₂ C̄ v; keeps nothing but the values: sums are cheaper to take again than to hold."""
+    """γ₁ v − γ₂ C̄ v; keeps nothing but the values: means are cheaper to take again than to hold."""
 
     generate_vmap_rule = True
 
@@ -107,17 +96,31 @@ class Rest(torch.autograd.Function):
         wanted = ctx.needs_input_grad
         of_u = of_w = of_value = None
         if wanted[1]:
-            of_u = (gradient * ctx.places.own(value)[:, :, None]).sum_to_size(u.shape)
+            of_u = inner(gradient, ctx.places.own(value)).sum_to_size(u.shape)
         if w is not None:
-            sums = grouped(ctx.mask.sums(value), ctx.groups) if wanted[2] else None
-            one = ctx.mask.mean == "all" or (ctx.mask.mean == "rows" and ctx.mask.mask.shape[-2] == 1)
-            through = gradient.sum(-2, keepdim=True) if one else gradient  # all queries have one mean
-            of_w = None if sums is None else (through * sums).sum_to_size(w.shape)
-            del sums
-            of_value = ctx.mask.adjoint(through * w, value.shape[-2])
+            of_w, of_value = through_means(value, gradient, w, ctx.mask, ctx.groups)
         if not wanted[0]:
             return None, of_u, of_w, None, None, None
         return value_gradient(value, gradient, u, of_value, ctx.places), of_u, of_w, None, None, None
+
+
+def through_means(
+    value: Tensor, gradient: Tensor, w: Tensor, mask: Visibility, groups: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """The gradients of w C̄ v by w and by v."""
+    keys = value.shape[-2]
+    one = mask.mean == "all" or (mask.mask is not None and mask.mean == "rows" and mask.mask.shape[-2] == 1)
+    if groups[1] == 1 and not one:  # ⟨D, C̄ v⟩ = ⟨C̄ᵀ D, v⟩, and C̄ᵀ D is needed anyway
+        back = mask.adjoint(gradient, keys)[:, :, None]
+        return inner(back, value).sum_to_size(w.shape), (back * w).squeeze(2)
+    through = gradient.sum(-2, keepdim=True) if one else gradient  # all queries have one mean
+    of_w = (through * grouped(mask.means(value), groups)).sum_to_size(w.shape)
+    return of_w, mask.adjoint(through * w, keys)
+
+
+def inner(x: Tensor, value: Tensor) -> Tensor:
+    """Inner products (b, g, r, q, 1) of (b, g, r, q, d) and values (b, g, q, d)."""
+    return torch.linalg.vecdot(x, value[:, :, None].to(x.dtype))[..., None]
 
 
 def value_gradient(value: Tensor, gradient: Tensor, u: Tensor, rest: Tensor | None, places: Places) -> Tensor:

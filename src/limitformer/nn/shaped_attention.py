@@ -75,7 +75,7 @@ def shaped_attention(
     groups = (key.shape[1], query.shape[1] // key.shape[1])
     seen = None if mask.seen is None else grouped(mask.seen, groups).to(value.dtype)
     # Before the kernel, so that autograd comes to it after the kernel's backward has freed its memory.
-    rest = rest_of_a(value, mask, seen, gamma1, gamma2, groups, Places(queries, positions))
+    rest = rest_of_a(value, mask, gamma1, gamma2, groups, Places(queries, positions))
     mixed = fused(query, key, value, mask, scale, dropout).unflatten(1, groups)
     if rest is None:
         return (mixed if seen is None else mixed * seen).flatten(1, 2)

@@ -50,35 +50,30 @@ class Visibility:
     mean: Literal["all", "causal", "rows"] = "all"
     padding: Annotated[Tensor, "#b 1 k 1"] | None = None
 
-    def sums(self, value: Keys) -> Annotated[Tensor, "b g #q d", "b h #q d"]:
-        """Σ over the keys seen of values, for h heads where the mask has them.
-
-        C̄ v is this over `counts`; they come apart because callers have a factor of their own to bring in.
-        """
+    def means(self, value: Keys) -> Annotated[Tensor, "b g #q d", "b h #q d"]:
+        """C̄ v, for h heads where the mask has them."""
         if self.mean == "all":
             return value.mean(-2, keepdim=True)
         if self.mean == "causal":
-            return causal_sum(value if self.padding is None else value * self.padding)
+            return causal_sum(value, self.shares(value), self.padding)
         return weighted_sum(self.weights(value), value)
 
     def adjoint(self, gradient: Annotated[Tensor, "b g r #q d"], keys: int) -> Annotated[Tensor, "b g #k d"]:
-        """The adjoint of `sums`; r = h/g."""
+        """The adjoint of `means`; r = h/g."""
         if self.mean == "all":
             return gradient.sum((2, 3)).unsqueeze(2) / keys
         if self.mean == "causal":
-            whole = causal_sum(gradient.sum(2) if gradient.shape[2] > 1 else gradient.squeeze(2), backward=True)
-            return whole if self.padding is None else whole.mul_(self.padding)
+            single = gradient.sum(2) if gradient.shape[2] > 1 else gradient.squeeze(2)
+            return causal_sum(single, self.padding, self.shares(gradient), backward=True)
         return weighted_adjoint(self.weights(gradient), gradient)
 
-    def counts(self, value: Keys) -> OfQueries | None:
-        """How many keys each query sees, at least 1: (b|1, h|1, q|1, 1); None for ones."""
-        exact = torch.promote_types(value.dtype, torch.float32)  # bfloat16 counts to 256 only
-        if self.mean == "causal" and self.padding is not None:
-            return self.padding.cumsum(-2).clamp(min=1).to(exact)
-        if self.mean == "causal":
-            return torch.arange(1, value.shape[-2] + 1, device=value.device, dtype=exact)[None, None, :, None]
-        boolean = self.mask is not None and self.mask.dtype == torch.bool
-        return self.mask.sum(-1, keepdim=True).to(exact) if boolean and self.mask is not None else None
+    def shares(self, like: Annotated[Tensor, "..."]) -> OfQueries:
+        """1/mᵢ of a causal mask, 0 where nothing is seen."""
+        exact = torch.promote_types(like.dtype, torch.float32)  # bfloat16 counts to 256 only
+        if self.padding is None:
+            return 1 / torch.arange(1, like.shape[-2] + 1, device=like.device, dtype=exact)[None, None, :, None]
+        counts = self.padding.cumsum(-2)
+        return (counts > 0) / counts.clamp(min=1).to(exact)
 
     def as_mask(self) -> Mask | None:
         """A mask again, for `attention_matrix`; `causal` is said beside it."""
@@ -86,13 +81,15 @@ class Visibility:
             return self.mask
         return self.mask & self.seen if self.mask.dtype == torch.bool else hidden_where(self.mask, ~self.seen)
 
-    def weights(self, value: Annotated[Tensor, "..."]) -> Annotated[Tensor, "#b #h #q k"]:
-        """What `sums` weighs keys by: zeros and ones, or the softmax of an additive mask."""
+    def weights(self, like: Annotated[Tensor, "..."]) -> Annotated[Tensor, "#b #h #q k"]:
+        """The rows of C̄, of zeros where nothing is seen."""
         assert self.mask is not None
+        exact = torch.promote_types(like.dtype, torch.float32)
         if self.mask.dtype == torch.bool:
-            return self.mask.to(value.dtype)
-        exact = torch.promote_types(value.dtype, torch.float32)
-        return torch.softmax(self.mask, -1, dtype=exact).to(value.dtype)
+            rows = self.mask / self.mask.sum(-1, keepdim=True).to(exact)
+        else:
+            rows = torch.softmax(self.mask, -1, dtype=exact)
+        return (rows if self.seen is None else rows * self.seen).to(like.dtype)
 
 
 def visibility(
@@ -176,24 +173,33 @@ def causal_mask(queries: int, keys: int, positions: Tensor | None, device: torch
     return torch.arange(keys, device=positions.device) <= rows[:, None, :, None]
 
 
-def causal_sum(value: Tensor, backward: bool = False) -> Tensor:
-    """Sums of the values up to each token, or from it on: (b, g, k, d) to the same shape.
+def causal_sum(value: Tensor, rows: Tensor | None, columns: Tensor | None, backward: bool = False) -> Tensor:
+    """rᵢ Σₖ cₖ vₖ over the tokens k up to i, or from i on: (b, g, k, d) to the same; r, c (b|1, 1, k, 1), or ones.
 
-    In blocks of `BLOCK` tokens: a triangle within each, and what came before it. Tokens before heads, the layout of
+    In blocks of `BLOCK` tokens: a triangle within each, and what the others have. Tokens before heads, the layout of
     projections, makes it one product for all heads; `cumsum` takes twice the time.
     """
     heads, keys = value.shape[1:3]
-    rows = value.transpose(1, 2).flatten(2)  # (b, k, g d)
-    rows = functional.pad(rows, (0, 0, 0, -keys % BLOCK)) if keys % BLOCK else rows
-    blocks = rows.unflatten(1, (-1, BLOCK))
-    totals = blocks.sum(2)
+    blocks = in_blocks(value.transpose(1, 2).flatten(2))
+    r, c = (in_blocks(factors_of(x, value)) for x in (rows, columns))  # (b|1, blocks, BLOCK, 1)
+    totals = (c.mT @ blocks).squeeze(2)
     past = totals.cumsum(1)
-    outside = (past[:, -1:] - past if backward else past - totals).flatten(0, 1)[:, None]
-    triangle = torch.ones(BLOCK, BLOCK, dtype=rows.dtype, device=rows.device)
-    triangle = triangle.triu() if backward else triangle.tril()
-    flat = blocks.flatten(0, 1)
-    sums = torch.baddbmm(outside.expand_as(flat), triangle.expand(len(flat), -1, -1), flat)
-    return sums.unflatten(0, (len(value), -1)).flatten(1, 2)[:, :keys].unflatten(2, (heads, -1)).transpose(1, 2)
+    others = (past[:, -1:] - past if backward else past - totals)[:, :, None]
+    triangle = torch.ones(BLOCK, BLOCK, dtype=value.dtype, device=value.device)
+    triangle = r * (triangle.triu() if backward else triangle.tril()) * c.mT
+    sums = torch.addcmul(triangle @ blocks, r, others)
+    return sums.flatten(1, 2)[:, :keys].unflatten(2, (heads, -1)).transpose(1, 2)
+
+
+def in_blocks(x: Tensor) -> Tensor:
+    """(b, k, n) as (b, blocks, BLOCK, n), with zeros at the end."""
+    keys = x.shape[1]
+    return (functional.pad(x, (0, 0, 0, -keys % BLOCK)) if keys % BLOCK else x).unflatten(1, (-1, BLOCK))
+
+
+def factors_of(x: Tensor | None, value: Tensor) -> Tensor:
+    """(b|1, k, 1), for each token of the values."""
+    return value.new_ones(1, value.shape[2], 1) if x is None else x[:, 0].to(value.dtype)
 
 
 def weighted_sum(weights: Tensor, value: Tensor) -> Tensor:
