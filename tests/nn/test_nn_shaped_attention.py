@@ -315,6 +315,18 @@ def test_compiled_whole_it_is_the_same(mask, causal):
         assert (one - other).abs().max() < 1e-12 * other.abs().max()
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch, that traces are of the past, and shapes are fixed in them
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_trace_is_the_same(causal):
+    query, key, value, options = made()
+
+    def call(query, key, value):
+        return shaped_attention(query, key, value, is_causal=causal, **options)
+
+    traced = torch.jit.trace(call, (query, key, value))
+    assert torch.allclose(traced(key=key, value=2 * value, query=-query), call(-query, key, 2 * value), atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -326,14 +338,30 @@ def test_compiled_whole_it_is_the_same(mask, causal):
         ({"gamma1": torch.ones(4)}, "must be numbers, \\(\\) or \\(6,\\); got \\(4,\\)"),
         ({"positions": torch.arange(3)}, "positions must be \\(19,\\) or \\(3, 19\\); got \\(3,\\)"),
         (
-            {"key": torch.ones(3, 4, TOKENS, DIM), "value": torch.ones(3, 4, TOKENS, DIM)},
+            {"key": torch.ones(3, 4, TOKENS, DIM).double(), "value": torch.ones(3, 4, TOKENS, DIM).double()},
             "must divide heads; got 4 and 6",
         ),
         (
-            {"key": torch.ones(3, 2, 7, DIM), "value": torch.ones(3, 2, 7, DIM)},
+            {"key": torch.ones(3, 2, 7, DIM).double(), "value": torch.ones(3, 2, 7, DIM).double()},
             "19 queries cannot be the last of 7 keys",
         ),
-        ({"value": torch.ones(3, 2, TOKENS, 4)}, "query must be"),
+        ({"value": torch.ones(3, 2, TOKENS, 4).double()}, "query must be"),
+        ({"query": [[1.0]]}, "query must be a tensor; got list. Nearest: torch.as_tensor"),
+        (
+            {"key": torch.ones(3, 2, TOKENS, DIM)},
+            "one dtype and device; got torch.float64 on cpu, torch.float32",
+        ),
+        ({"query": torch.ones(3, 6, TOKENS, DIM).long()}, "query must be of real numbers; got torch.int64"),
+        ({"query": torch.ones(3, 0, TOKENS, DIM).double()}, "must divide heads; got 2 and 0"),
+        ({"gamma1": [1.0, 2.0]}, "gamma1 must be a number; got"),
+        ({"gamma2": float("nan")}, "gamma2 must be finite; got nan"),
+        ({"gamma2": torch.ones(6, device="meta")}, "gamma2 is on meta, query on cpu"),
+        ({"scale": None}, "scale must be a number; got None"),
+        ({"dropout": 2.0}, "dropout must be a probability; got 2.0"),
+        ({"is_causal": "no"}, "is_causal must be True or False; got 'no'"),
+        ({"mask": [[True]]}, "mask must be a tensor, a Visibility or None; got list"),
+        ({"mask": torch.ones(TOKENS, TOKENS, device="meta")}, "mask is on meta, query on cpu"),
+        ({"positions": torch.arange(19.0)}, "positions must be whole numbers; got torch.float32"),
     ],
     ids=lambda x: x[:20] if isinstance(x, str) else "",
 )

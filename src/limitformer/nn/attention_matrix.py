@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from limitformer.nn.attention_inputs import check_inputs
 from limitformer.nn.identity_and_mean import Strength
 from limitformer.nn.rounding import without_autocast
 from limitformer.nn.strengths import at_least_float32
@@ -23,7 +24,10 @@ def attention_matrix(
     is_causal: bool = False,
     positions: Positions | None = None,
 ) -> Annotated[Tensor, "b h q k"]:
-    """A itself, term by term as written; arguments as for `shaped_attention`."""
+    """A itself, term by term as written; arguments and errors as of `shaped_attention`."""
+    check_inputs(
+        query, key, key, gamma1=gamma1, gamma2=gamma2, scale=scale, mask=mask, is_causal=is_causal, positions=positions
+    )
     if isinstance(mask, Visibility):
         is_causal, mask = mask.causal, mask.as_mask()
     batch, heads, queries, _ = query.shape

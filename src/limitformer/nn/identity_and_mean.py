@@ -58,7 +58,7 @@ def rest_of_a(
     if u is None:
         u = value.new_zeros(1, dtype=at_least_float32(value.dtype))
     trained_mask = mask.mask is not None and mask.mask.requires_grad
-    if torch.compiler.is_compiling() or trained_mask:
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or trained_mask:
         return rest(value, u, w, mask, groups, places)
     result: Tensor = Rest.apply(value, u, w, mask, groups, places)
     return result

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from limitformer.base.errors import require
+from limitformer.nn.attention_inputs import check_inputs
 from limitformer.nn.identity_and_mean import Places, Strength, grouped, rest_of_a
 from limitformer.nn.rounding import without_autocast
 from limitformer.nn.strengths import at_least_float32
@@ -56,8 +56,12 @@ def shaped_attention(
             result has the values' dtype.
 
     Raises:
-        InputError: shapes that do not fit.
+        InputError: arguments of another kind, or shapes that do not fit.
     """
+    check_inputs(
+        query, key, value, gamma1=gamma1, gamma2=gamma2, scale=scale, mask=mask, is_causal=is_causal,
+        positions=positions, dropout=dropout, float32=float32,
+    )  # fmt: skip
     if float32:
         with without_autocast(query.device.type):
             raised = [x.to(at_least_float32(x.dtype)) for x in (query, key, value)]
@@ -65,10 +69,8 @@ def shaped_attention(
                 *raised, gamma1=gamma1, gamma2=gamma2, scale=scale, mask=mask, is_causal=is_causal,
                 positions=positions, dropout=dropout,
             )  # fmt: skip
-    check_shapes(query, key, value, positions)
     queries, keys = query.shape[-2], key.shape[-2]
     if not isinstance(mask, Visibility):
-        check_mask_batch(mask, query)
         mask = visibility(
             mask, is_causal=is_causal, queries=queries, keys=keys, positions=positions, device=query.device
         )
@@ -91,7 +93,7 @@ def total(rest: Tensor, mixed: Tensor, seen: Tensor | None) -> Tensor:
 
 def fused(query: Tensor, key: Tensor, value: Tensor, seen: Visibility, scale: float, dropout: float) -> Tensor:
     """Softmax attention (b, h, q, d) by the fused kernel."""
-    shared = query.shape[1] != key.shape[1]
+    shared = bool(query.shape[1] != key.shape[1])  # a tensor in torch.jit.trace
     mask = seen.mask
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(query.dtype)
@@ -101,33 +103,3 @@ def fused(query: Tensor, key: Tensor, value: Tensor, seen: Visibility, scale: fl
     return functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=seen.causal, scale=scale, enable_gqa=shared
     )
-
-
-def check_shapes(query: Tensor, key: Tensor, value: Tensor, positions: Tensor | None) -> None:
-    """`InputError` unless queries, keys, values and positions fit each other."""
-    shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
-    fits = query.dim() == key.dim() == 4 and key.shape == value.shape
-    fits = fits and (query.shape[0], query.shape[3]) == (key.shape[0], key.shape[3])
-    require(
-        fits,
-        "query must be (batch, heads, queries, head_dim), key and value (batch, kv_heads, keys, head_dim); "
-        f"got {shapes}.",
-    )
-    divides = query.shape[1] % key.shape[1] == 0
-    require(divides, f"kv_heads must divide heads; got {key.shape[1]} and {query.shape[1]}.")
-    queries, keys = query.shape[-2], key.shape[-2]
-    if positions is None:
-        message = f"{queries} queries cannot be the last of {keys} keys: A has an identity. Give positions."
-        require(queries <= keys, message)
-        return
-    placed = positions.shape in ((queries,), (query.shape[0], queries))
-    require(placed, f"positions must be ({queries},) or ({query.shape[0]}, {queries}); got {tuple(positions.shape)}.")
-
-
-def check_mask_batch(mask: Tensor | None, query: Tensor) -> None:
-    """`InputError` unless the batch and heads of a mask are those of the queries, or 1."""
-    if mask is None or mask.dim() != 4:
-        return
-    fits = mask.shape[0] in (1, query.shape[0]) and mask.shape[1] in (1, query.shape[1])
-    wanted = f"({query.shape[0]} or 1, {query.shape[1]} or 1, …)"
-    require(fits, f"mask must have the shape {wanted}; got {tuple(mask.shape)}.")
