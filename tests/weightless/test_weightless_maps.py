@@ -133,6 +133,17 @@ def test_both_precisions_have_the_same_root():
     assert (torch.linalg.qr(z.double().mT).R.diagonal(dim1=-2, dim2=-1) < 0).any()  # so the signs had to be mended
 
 
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_token_that_is_no_number_stays_none_and_leaves_the_others_alone(broken):
+    z = torch.randn(1, 5, INPUTS, generator=torch.Generator().manual_seed(1))
+    others = [0, 2, 3, 4]
+    alone = gram_root(z[:, others]).factor
+    z[0, 1, 2] = broken
+    factor = gram_root(z).factor
+    assert factor[0, 1].isnan().all()
+    assert torch.equal(factor[:, others][..., others], alone)
+
+
 def test_without_a_backward_pass_there_is_the_same_factor_and_no_inverse():
     z = tokens(torch.float32)[:2].detach()
     with torch.no_grad():

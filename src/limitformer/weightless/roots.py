@@ -108,9 +108,13 @@ def gram_root(z: Tensor) -> GramRoot:
 
 
 def triangular(g: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Lower triangular R (M, M) with R Rᵀ = G; a token that depends on those before it has a column of zeros."""
+    """Lower triangular R (M, M) with R Rᵀ = G; a token that depends on those before it has a column of zeros.
+
+    A token that is infinite or NaN has a row of NaN.
+    """
     root, lost = np.zeros_like(g), LOST * g.diagonal()
-    rows = np.flatnonzero(lost)
+    root[~np.isfinite(lost)] = np.nan
+    rows = np.flatnonzero(g.diagonal() > lost)
     left = g[np.ix_(rows, rows)]
     while len(rows):
         lower = leading(left, lost[rows])
