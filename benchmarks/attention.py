@@ -23,7 +23,8 @@ from limitformer.nn.visibility import Visibility, visibility
 BATCH, LENGTH, WIDTH, HEADS = 8, 256, 512, 8
 LONG = 4096
 MASKS = ("none", "causal", "padding", "padding and causal")
-WANTED_ATTENTION, WANTED_STEP, WANTED_MEMORY = 1.2, 1.04, 1.1
+OF_MODULES = (*MASKS, "ones", "ones and causal")
+WANTED_ATTENTION, WANTED_MODULE, WANTED_STEP, WANTED_MEMORY = 1.2, 1.2, 1.04, 1.1
 Work = Callable[[], object]
 
 
@@ -42,8 +43,10 @@ def padding_mask(batch: int, length: int) -> Tensor:
 
 
 def prepared(kind: str, batch: int, length: int) -> Visibility:
-    """One of `MASKS`, made ready as a model does once for all layers."""
+    """One of `OF_MODULES`, made ready as a model does once for all layers."""
     mask = padding_mask(batch, length) if kind.startswith("padding") else None
+    if kind.startswith("ones"):
+        mask = torch.ones(batch, 1, 1, length, dtype=torch.bool)
     return visibility(mask, is_causal=kind.endswith("causal"), queries=length, keys=length)
 
 
@@ -77,29 +80,43 @@ def seconds(work: Work) -> float:
     return time.perf_counter() - began
 
 
-def time_ratio(kind: str, turns: int = 30) -> dict[str, float]:
+def ratio(shaped: Work, plain: Work, turns: int) -> dict[str, float]:
     """Median milliseconds of both, and the median ratio over turns."""
-    shaped, plain = steps(kind)
     for work in (shaped, plain) * 3:
         work()
     times = np.array([(seconds(shaped), seconds(plain)) for _ in range(turns)])
-    shaped_ms, plain_ms = 1e3 * np.median(times, axis=0)
-    ratio = float(np.median(times[:, 0] / times[:, 1]))
-    return {"shaped_ms": float(shaped_ms), "sdpa_ms": float(plain_ms), "ratio": ratio}
+    shaped_ms, plain_ms = (float(x) for x in 1e3 * np.median(times, axis=0))
+    return {"shaped_ms": shaped_ms, "sdpa_ms": plain_ms, "ratio": float(np.median(times[:, 0] / times[:, 1]))}
 
 
-def step_ratio(kind: str = "none", depth: int = 4, turns: int = 10) -> dict[str, float]:
-    """The same of a whole training step of a stack of shaped blocks, against the stack without gains."""
-    shaped, plain = (training_step(kind, depth, gains) for gains in (True, False))
-    for work in (shaped, plain) * 2:
-        work()
-    times = np.array([(seconds(shaped), seconds(plain)) for _ in range(turns)])
-    shaped_ms, plain_ms = 1e3 * np.median(times, axis=0)
-    return {
-        "shaped_ms": float(shaped_ms),
-        "sdpa_ms": float(plain_ms),
-        "ratio": float(np.median(times[:, 0] / times[:, 1])),
-    }
+def time_ratio(kind: str) -> dict[str, float]:
+    """Of the call alone."""
+    return ratio(*steps(kind), turns=30)
+
+
+def module_ratio(kind: str) -> dict[str, float]:
+    """Of the module, projections and all, against itself without gains."""
+    return ratio(module_step(kind, True), module_step(kind, False), turns=30)
+
+
+def step_ratio(kind: str = "none", depth: int = 4) -> dict[str, float]:
+    """Of a whole training step of a stack of shaped blocks, against the stack without gains."""
+    return ratio(training_step(kind, depth, True), training_step(kind, depth, False), turns=10)
+
+
+def module_step(kind: str, gains: bool) -> Work:
+    """Forward and backward of shaped self-attention, or of plain."""
+    module = made_block(gains).attention
+    assert isinstance(module, ShapedSelfAttention)
+    x, gradient = torch.randn(BATCH, LENGTH, WIDTH, requires_grad=True), torch.randn(BATCH, LENGTH, WIDTH)
+    seen = prepared(kind, BATCH, LENGTH)
+
+    def step() -> None:
+        module(x, seen).backward(gradient)
+        module.zero_grad()
+        x.grad = None
+
+    return step
 
 
 def made_block(gains: bool) -> Block:
@@ -156,15 +173,9 @@ def memory_ratio(kind: str, what: str = "block") -> dict[str, float]:
     return {"shaped_MB": shaped / 1e6, "sdpa_MB": plain / 1e6, "ratio": shaped / plain}
 
 
-def bert_ratio(turns: int = 10) -> dict[str, float]:
-    """A training step of a stock BERT of two layers, shaped by `hf.shape_model`, against itself with sdpa."""
-    shaped, plain = bert_step(True), bert_step(False)
-    for work in (shaped, plain) * 2:
-        work()
-    times = np.array([(seconds(shaped), seconds(plain)) for _ in range(turns)])
-    shaped_ms, plain_ms = 1e3 * np.median(times, axis=0)
-    ratio = float(np.median(times[:, 0] / times[:, 1]))
-    return {"shaped_ms": float(shaped_ms), "sdpa_ms": float(plain_ms), "ratio": ratio}
+def bert_ratio() -> dict[str, float]:
+    """Of a training step of a stock BERT of two layers, shaped by `hf.shape_model`, against itself with sdpa."""
+    return ratio(bert_step(True), bert_step(False), turns=10)
 
 
 def bert_step(shaped: bool) -> Work:
@@ -190,7 +201,10 @@ def table() -> list[dict[str, Any]]:
     for count in sorted({1, threads}):
         torch.set_num_threads(count)
         at = f"{count} thread{'s' if count > 1 else ''}"
-        rows += [{"what": f"attention, {kind}, {at}", "wanted": WANTED_ATTENTION, **time_ratio(kind)} for kind in MASKS]
+        rows += [{"what": f"call, {kind}, {at}", "wanted": WANTED_ATTENTION, **time_ratio(kind)} for kind in MASKS]
+        rows += [
+            {"what": f"module, {kind}, {at}", "wanted": WANTED_MODULE, **module_ratio(kind)} for kind in OF_MODULES
+        ]
         rows += [{"what": f"model step, {kind}, {at}", "wanted": WANTED_STEP, **step_ratio(kind)} for kind in MASKS[:3]]
         rows.append({"what": f"BERT step, padding, {at}", "wanted": WANTED_STEP, **bert_ratio()})
     torch.set_num_threads(threads)

@@ -315,6 +315,32 @@ def test_compiled_whole_it_is_the_same(mask, causal):
         assert (one - other).abs().max() < 1e-12 * other.abs().max()
 
 
+def test_compiled_for_any_sizes_it_is_the_same():
+    _, _, _, options = made()
+
+    def call(query, key):
+        return shaped_attention(query, key, key, is_causal=True, **options)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    for kv_heads in (KV_HEADS, HEADS):
+        query, key, _, _ = made(kv_heads=kv_heads)
+        assert (compiled(query, key) - call(query, key)).abs().max() < 1e-12
+
+
+class Values(torch.Tensor):
+    """Of a user."""
+
+
+def test_a_subclass_of_tensors_has_gradients():
+    query, key, value, options = made(kv_heads=HEADS)
+    given = value.detach().as_subclass(Values).requires_grad_()
+    (gradient,) = torch.autograd.grad(shaped_attention(query, key, given, **options).sum(), [given])
+    plain = value.detach().requires_grad_()
+    (wanted,) = torch.autograd.grad(shaped_attention(query, key, plain, **options).sum(), [plain])
+    assert (gradient - wanted).abs().max() < 1e-12
+
+
 @pytest.mark.filterwarnings("ignore")  # of torch, that traces are of the past, and shapes are fixed in them
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_trace_is_the_same(causal):
@@ -358,6 +384,7 @@ def test_a_trace_is_the_same(causal):
         ({"gamma2": torch.ones(6, device="meta")}, "gamma2 is on meta, query on cpu"),
         ({"scale": None}, "scale must be a number; got None"),
         ({"dropout": 2.0}, "dropout must be a probability; got 2.0"),
+        ({"mask": visibility(None, queries=TOKENS, keys=TOKENS), "is_causal": True}, "A Visibility says itself"),
         ({"is_causal": "no"}, "is_causal must be True or False; got 'no'"),
         ({"mask": [[True]]}, "mask must be a tensor, a Visibility or None; got list"),
         ({"mask": torch.ones(TOKENS, TOKENS, device="meta")}, "mask is on meta, query on cpu"),

@@ -39,6 +39,8 @@ def check_inputs(
     check_shapes(query, key, value, positions)
     if isinstance(mask, Tensor):
         check_mask_batch(mask, query)
+    both = isinstance(mask, Visibility) and is_causal
+    require(not both, "A Visibility says itself whether it is causal: give is_causal to limitformer.nn.visibility.")
 
 
 def check_tensors(given: dict[str, Any]) -> None:
@@ -78,7 +80,7 @@ def check_numbers(scale: Any, dropout: Any) -> None:
 
 def check_switch(name: str, value: Any) -> None:
     """True or False: a word would count as True."""
-    if value not in (True, False):
+    if str(value) not in ("True", "False", "1", "0"):
         raise InputError(f"{name} must be True or False; got {value!r}.")
 
 

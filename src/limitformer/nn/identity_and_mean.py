@@ -146,7 +146,7 @@ def by_group(gain: Strength, groups: tuple[int, int], like: Tensor) -> Tensor:
     """A gain in float32, or finer where `like` is: one number as (1,), (h,) as (g, h/g, 1, 1)."""
     dtype = at_least_float32(like.dtype)
     if not isinstance(gain, Tensor):
-        return like.new_full((1,), gain, dtype=dtype)
+        return like.new_full((1,), float(gain), dtype=dtype)
     heads = groups[0] * groups[1]
     if gain.dim() > 1 or gain.numel() not in (1, heads):
         raise InputError(f"gamma1 and gamma2 must be numbers, () or ({heads},); got {tuple(gain.shape)}.")

@@ -86,14 +86,17 @@ def shaped_attention(
 
 def total(rest: Tensor, mixed: Tensor, seen: Tensor | None) -> Tensor:
     """The rest and the softmax's part, where queries see anything; in place where that can be."""
-    if torch.compiler.is_compiling() or rest.dtype != mixed.dtype or rest.shape != mixed.shape:
+    plain = type(rest) is type(mixed) is Tensor
+    if torch.compiler.is_compiling() or not plain or rest.dtype != mixed.dtype or rest.shape != mixed.shape:
         return rest + (mixed if seen is None else mixed * seen)
     return rest.add_(mixed) if seen is None else rest.addcmul_(mixed, seen)
 
 
 def fused(query: Tensor, key: Tensor, value: Tensor, seen: Visibility, scale: float, dropout: float) -> Tensor:
     """Softmax attention (b, h, q, d) by the fused kernel."""
-    shared = bool(query.shape[1] != key.shape[1])  # a tensor in torch.jit.trace
+    shared = False
+    if query.shape[1] != key.shape[1]:  # for torch, which has tensors and symbols for sizes where it looks on
+        shared = True
     mask = seen.mask
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(query.dtype)

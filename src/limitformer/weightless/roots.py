@@ -1,7 +1,7 @@
 r"""Roots of tokens: Z = R Q with orthonormal rows of Q, so that Z W = R N with N = Q W ~ N(0, s²).
 
 Only R is needed to draw Z W. Q is needed in the backward pass, by its products alone. Letters: S samples, M tokens
-(rows of Z), n entries of each, r = min(M, n) rows of Q.
+(rows of Z and of Q), n entries of each. A token that depends on others has a column of zeros in R, and one in Qᵀ.
 
 R is lower triangular with a positive diagonal. Tokens that do not depend on each other have but one such root, and it
 moves little with them, so that a seed gives the same sample on every machine and in both precisions. (To begin with
@@ -10,7 +10,8 @@ the largest token is as good for the law; but of tokens behind a norm rounding d
 Two ways. In float64, Householder's factorisation of Zᵀ: differences of tokens keep their digits down to 1e-16 of the
 tokens. In float32, Cholesky's of the Gram matrix Z Zᵀ, summed in float64: several times as fast at large n, and its
 1e-8 is less than the rounding of the tokens. What a token has beyond those before it is rounding below the root of
-`LOST`, and counts as none.
+`LOST`, and counts as none. Between `LOST` and `CLEAR` it may be rounding that has grown: then, as where tokens collapse
+or are more than n, the tokens of which most is new come first after all, and rounding may decide which sample it is.
 
 Identical rows of Z get identical rows of R, to the last bit.
 """
@@ -20,19 +21,25 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.linalg.lapack import dpotrf, dtrtri, dtrtrs
+from scipy.linalg.lapack import dpotrf, dpstrf, dtrtri, dtrtrs
 from torch import Tensor
+from torch.nn.functional import pad
 
 IN_CACHE = 4096  # columns that are in float64 at a time
 LOST = 1e-12  # of a float32 token's entry of the Gram matrix
+CLEAR = 1e-6  # the same
+PREFERENCE = 1e-3
 COMPARED = 16  # entries of two tokens, before all of them
+
+Matrix = NDArray[np.float64]
+Rows = NDArray[np.int64]
 
 
 class HouseholderRoot(NamedTuple):
     """Of float64 tokens Z (S, M, n)."""
 
-    factor: Tensor  # R (S, M, r)
-    basis: Tensor  # Q (S, r, n)
+    factor: Tensor  # R (S, M, M)
+    basis: Tensor  # Q (S, M, n)
 
     @property
     def width(self) -> int:
@@ -89,7 +96,8 @@ def householder(z: Tensor) -> HouseholderRoot:
     """The same of tokens that differ."""
     q, r = torch.linalg.qr(z.mT)
     signs = signs_of(r)
-    return HouseholderRoot((signs * r).mT, signs * q.mT)
+    spare = (0, 0, 0, z.shape[-2] - r.shape[-2])  # tokens beyond n add no direction
+    return HouseholderRoot(pad(signs * r, spare).mT, pad(signs * q.mT, spare))
 
 
 def signs_of(r: Tensor) -> Tensor:
@@ -99,23 +107,33 @@ def signs_of(r: Tensor) -> Tensor:
 
 def gram_root(z: Tensor) -> GramRoot:
     """By Cholesky's factorisation of Z Zᵀ."""
-    found = [triangular(g) for g in gram(z).cpu().numpy()]
+    found = [factor(g) for g in gram(z).cpu().numpy()]
     inverse = None
     if torch.is_grad_enabled():
-        inverse = torch.from_numpy(np.stack([inverse_of(root) for root in found])).to(z.device)
-    factor = torch.from_numpy(np.stack(found)).to(z.device, z.dtype)
-    return GramRoot(rows_of(factor, first_of(z)), inverse, z)
+        inverse = torch.from_numpy(np.stack([inverse_of(*each) for each in found])).to(z.device)
+    roots = torch.from_numpy(np.stack([root for root, _ in found])).to(z.device, z.dtype)
+    return GramRoot(rows_of(roots, first_of(z)), inverse, z)
 
 
-def triangular(g: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Lower triangular R (M, M) with R Rᵀ = G; a token that depends on those before it has a column of zeros.
+def factor(g: Matrix) -> tuple[Matrix, Rows]:
+    """R (M, M) with R Rᵀ = G, and the tokens in whose order R is triangular; others have columns of zeros.
 
     A token that is infinite or NaN has a row of NaN.
     """
-    root, lost = np.zeros_like(g), LOST * g.diagonal()
-    root[~np.isfinite(lost)] = np.nan
-    rows = np.flatnonzero(g.diagonal() > lost)
-    left = g[np.ix_(rows, rows)]
+    with np.errstate(invalid="ignore"):
+        sound = np.flatnonzero(np.isfinite(g.diagonal()) & (g.diagonal() > 0))
+    part = g[np.ix_(sound, sound)]
+    found = in_order(part)
+    root, kept = found if clear(*found) else largest_first(part)
+    whole = np.zeros_like(g)
+    whole[~np.isfinite(g.diagonal())] = np.nan
+    whole[np.ix_(sound, sound)] = root
+    return whole, sound[kept]
+
+
+def in_order(g: Matrix) -> tuple[Matrix, Rows]:
+    """Of tokens in their order, without those that depend on earlier ones."""
+    root, lost, rows, left = np.zeros_like(g), LOST * g.diagonal(), np.arange(len(g)), g
     while len(rows):
         lower = leading(left, lost[rows])
         end = len(lower)
@@ -127,10 +145,10 @@ def triangular(g: NDArray[np.float64]) -> NDArray[np.float64]:
             left = left[end:, end:] - below @ below.T
             new = left.diagonal() > lost[rows]
             rows, left = rows[new], left[np.ix_(new, new)]
-    return root
+    return root, np.flatnonzero(root.diagonal())
 
 
-def leading(g: NDArray[np.float64], lost: NDArray[np.float64]) -> NDArray[np.float64]:
+def leading(g: Matrix, lost: NDArray[np.float64]) -> Matrix:
     """Cholesky's factor of the rows before the first that depends on those before it."""
     lower, failed = dpotrf(g, lower=1)
     tiny = lower.diagonal() ** 2 <= lost
@@ -140,9 +158,22 @@ def leading(g: NDArray[np.float64], lost: NDArray[np.float64]) -> NDArray[np.flo
     return lower[:end, :end]
 
 
-def inverse_of(root: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The `inverse` of a triangular root."""
-    kept = np.flatnonzero(root.diagonal())
+def clear(root: Matrix, kept: Rows) -> bool:
+    """Whether each token that was kept is far from those before it, so that rounding has not grown into directions."""
+    return bool((root.diagonal()[kept] ** 2 > CLEAR * np.square(root[kept]).sum(-1)).all())
+
+
+def largest_first(g: Matrix) -> tuple[Matrix, Rows]:
+    """Of tokens by how much of them is new, which keeps rounding small; of two alike, the earlier one."""
+    scale = (1 - PREFERENCE * np.arange(len(g)) / len(g)) / np.sqrt(g.diagonal())
+    lower, order, rank, _ = dpstrf(g * scale * scale[:, None], tol=LOST, lower=1)
+    root, kept = np.zeros_like(g), order[:rank] - 1
+    root[np.ix_(order - 1, kept)] = np.tril(lower)[:, :rank]
+    return root / scale[:, None], kept
+
+
+def inverse_of(root: Matrix, kept: Rows) -> Matrix:
+    """The `inverse` of a root that is triangular in this order."""
     inverse = np.zeros_like(root)
     if len(kept):
         inverse[np.ix_(kept, kept)] = dtrtri(root[np.ix_(kept, kept)], lower=1)[0].T
@@ -158,7 +189,7 @@ def size_of(d: Tensor) -> Tensor:
     """S of D = S P (S, M, r): a root of D Dᵀ."""
     if d.dtype == torch.float64:
         return householder_root(d).factor
-    return torch.from_numpy(np.stack([triangular(g) for g in gram(d).cpu().numpy()])).to(d.device, d.dtype)
+    return torch.from_numpy(np.stack([factor(g)[0] for g in gram(d).cpu().numpy()])).to(d.device, d.dtype)
 
 
 def gram(z: Tensor) -> Tensor:
