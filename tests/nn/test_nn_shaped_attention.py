@@ -328,6 +328,33 @@ def test_compiled_for_any_sizes_it_is_the_same():
         assert (compiled(query, key) - call(query, key)).abs().max() < 1e-12
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of the fused kernel, which maps by a loop
+@pytest.mark.parametrize("mask", [padded(True), arbitrary(HEADS), biased(HEADS)], ids=["padding", "any", "bias"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_several_values_at_once(mask, causal):
+    query, key, value, options = made(kv_heads=HEADS)
+
+    def gradient(v):
+        call = {"mask": mask, "is_causal": causal, **options}
+        return torch.func.grad(lambda v: shaped_attention(query, key, v, **call).square().sum())(v)
+
+    values = torch.stack([value, 2 * value, value.flip(0)])
+    found = torch.vmap(gradient)(values)
+    for one, v in zip(found, values, strict=True):
+        assert (one - gradient(v)).abs().max() < 1e-11
+
+
+@pytest.mark.parametrize("what", ["mask", "positions"])
+def test_what_is_changed_before_the_backward_pass_is_refused(what):
+    query, key, value, options = made(kv_heads=HEADS)
+    given = {"mask": padded(True), "positions": torch.arange(TOKENS).roll(3)}[what]
+    call = {what: given, "is_causal": what == "mask", **options}
+    found = shaped_attention(query, key, value.requires_grad_(), **call)
+    given.fill_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        found.sum().backward()
+
+
 class Values(torch.Tensor):
     """Of a user."""
 

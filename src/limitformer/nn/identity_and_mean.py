@@ -6,7 +6,7 @@ finer, and so is the result: a gain of 16 bits would move in steps of 1/256.
 In shapes: b batch, h heads, g key/value heads, q queries, k keys, d head_dim.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
@@ -60,7 +60,8 @@ def rest_of_a(
     trained_mask = mask.mask is not None and mask.mask.requires_grad
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or trained_mask:
         return rest(value, u, w, mask, groups, places)
-    result: Tensor = Rest.apply(value, u, w, mask, groups, places)
+    beside = (mask.mask, mask.seen, mask.padding, places.positions)
+    result: Tensor = Rest.apply(value, u, w, *beside, Visibility(mean=mask.mean), groups, places.queries)
     return result
 
 
@@ -75,33 +76,42 @@ def rest(
 
 
 class Rest(torch.autograd.Function):
-    """γ₁ v − γ₂ C̄ v; keeps nothing but the values: means are cheaper to take again than to hold."""
+    """γ₁ v − γ₂ C̄ v; keeps nothing but the values: means are cheaper to take again than to hold.
+
+    Tensors of the mask and positions are arguments of their own: PyTorch sees when somebody changes or maps them.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        value: Tensor, u: Tensor, w: Tensor | None, mask: Visibility, groups: tuple[int, int], places: Places
-    ) -> Tensor:
-        return rest(value, u, w, mask, groups, places)
+    def forward(value: Tensor, u: Tensor, w: Tensor | None, *others: Any) -> Tensor:
+        return rest(value, u, w, *described(*others))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:3])
-        ctx.mask, ctx.groups, ctx.places = inputs[3:]
+        ctx.save_for_backward(*inputs[:7])
+        ctx.rest = inputs[7:]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        value, u, w = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
+        value, u, w, *beside = ctx.saved_tensors
+        mask, groups, places = described(*beside, *ctx.rest)
         of_u = of_w = of_value = None
-        if wanted[1]:
-            of_u = inner(gradient, ctx.places.own(value)).sum_to_size(u.shape)
+        if ctx.needs_input_grad[1]:
+            of_u = inner(gradient, places.own(value)).sum_to_size(u.shape)
         if w is not None:
-            of_w, of_value = through_means(value, gradient, w, ctx.mask, ctx.groups)
-        if not wanted[0]:
-            return None, of_u, of_w, None, None, None
-        return value_gradient(value, gradient, u, of_value, ctx.places), of_u, of_w, None, None, None
+            of_w, of_value = through_means(value, gradient, w, mask, groups)
+        if ctx.needs_input_grad[0]:
+            of_value = value_gradient(value, gradient, u, of_value, places)
+        return of_value if ctx.needs_input_grad[0] else None, of_u, of_w, *[None] * 7
+
+
+def described(
+    mask: Tensor | None, seen: Tensor | None, padding: Tensor | None, positions: Tensor | None,
+    kind: Visibility, groups: tuple[int, int], queries: int,
+) -> tuple[Visibility, tuple[int, int], Places]:  # fmt: skip
+    """What `rest` takes, of what `Rest` does."""
+    return replace(kind, mask=mask, seen=seen, padding=padding), groups, Places(queries, positions)
 
 
 def through_means(
