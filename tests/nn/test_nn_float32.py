@@ -58,6 +58,16 @@ def test_the_call_keeps_it_in_float32_alone(inputs, causal, autocast):
     assert bracket_error(inputs, **options) > 0.5
 
 
+def test_it_takes_inputs_of_several_dtypes():
+    """As stock models have them, whose rotations leave queries and keys in float32."""
+    query, key, value = torch.randn(3, 1, 2, 5, 4, generator=torch.Generator().manual_seed(0))
+    options = {"gamma1": 1.0, "gamma2": 1.0, "scale": 0.5}
+    mixed = shaped_attention(query, key, value.bfloat16(), float32=True, **options)
+    assert torch.equal(mixed, shaped_attention(query, key, value.bfloat16().float(), **options))
+    with pytest.raises(InputError, match="must have one dtype and device"):
+        shaped_attention(query, key, value.bfloat16(), **options)
+
+
 def test_its_dtypes(inputs):
     options = {"gamma1": 1.0, "gamma2": 1.0, "scale": 0.1}
     for dtype, wanted in ((torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float64,) * 2):

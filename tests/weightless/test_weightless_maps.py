@@ -8,7 +8,7 @@ from scipy.stats import ks_2samp
 
 from limitformer.weightless.maps import Drawn, Unseen
 from limitformer.weightless.roots import (
-    factor,
+    cholesky,
     gram,
     gram_root,
     householder_root,
@@ -141,12 +141,12 @@ def test_rounding_does_not_grow_into_directions(m, n):
         q = inverse_of(root, kept).T @ z.double().numpy()[0]
         return np.abs(q[kept] @ q[kept].T - np.eye(len(kept))).max()
 
-    largest = {factor: 0.0, in_order: 0.0}
+    largest = {cholesky: 0.0, in_order: 0.0}
     for seed in range(200 if m < 100 else 20):
         z = torch.randn(1, m, n, generator=torch.Generator().manual_seed(seed)) * torch.logspace(0, -4, n)
         g = gram(z).numpy()[0]
         largest = {way: max(worst(way(g)), error) for way, error in largest.items()}
-    assert largest[factor] < 0.02
+    assert largest[cholesky] < 0.02
     assert m == n or largest[in_order] > 0.5
 
 

@@ -30,6 +30,8 @@ def check_inputs(
     """`InputError` unless the arguments of `shaped_attention` are of their kinds and fit each other."""
     if not torch.compiler.is_compiling():  # which has numbers of its own, and has seen the call before
         check_tensors({"query": query, "key": key, "value": value})
+        if not float32:  # which makes them alike
+            check_alike(query, key, value)
         check_gain("gamma1", gamma1, query)
         check_gain("gamma2", gamma2, query)
         check_numbers(scale, dropout)
@@ -44,7 +46,7 @@ def check_inputs(
 
 
 def check_tensors(given: dict[str, Any]) -> None:
-    """Floating tensors of one dtype, unless autocast chooses it, on one device."""
+    """Floating tensors."""
     for name, x in given.items():
         if not isinstance(x, Tensor):
             raise InputError(f"{name} must be a tensor; got {type(x).__name__}. Nearest: torch.as_tensor({name}).")
@@ -52,10 +54,13 @@ def check_tensors(given: dict[str, Any]) -> None:
             raise InputError(f"{name} must not be nested: pad it, and give a mask.")
         if not x.is_floating_point():
             raise InputError(f"{name} must be of real numbers; got {x.dtype}. Nearest: {name}.float().")
-    query, *others = given.values()
-    same = all(x.dtype == query.dtype for x in others) or torch.is_autocast_enabled(query.device.type)
-    if not same or any(x.device != query.device for x in others):
-        found = ", ".join(f"{x.dtype} on {x.device}" for x in given.values())
+
+
+def check_alike(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """One dtype, unless autocast chooses it, and one device."""
+    same = query.dtype == key.dtype == value.dtype or torch.is_autocast_enabled(query.device.type)
+    if not same or not query.device == key.device == value.device:
+        found = ", ".join(f"{x.dtype} on {x.device}" for x in (query, key, value))
         raise InputError(f"query, key and value must have one dtype and device; got {found}.")
 
 

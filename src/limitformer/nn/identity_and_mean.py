@@ -1,6 +1,6 @@
 r"""What shaped attention adds to the softmax: γ₁ v − γ₂ C̄ v, forward and backward, at the cost of a sum.
 
-Autograd would keep the sums, and a product for each head; here nothing is kept but the values. Gains are in float32 or
+Autograd would keep the means, and a product for each head; here nothing is kept but the values. Gains are in float32 or
 finer, and so is the result: a gain of 16 bits would move in steps of 1/256.
 
 In shapes: b batch, h heads, g key/value heads, q queries, k keys, d head_dim.
@@ -101,9 +101,8 @@ class Rest(torch.autograd.Function):
             of_u = inner(gradient, places.own(value)).sum_to_size(u.shape)
         if w is not None:
             of_w, of_value = through_means(value, gradient, w, mask, groups)
-        if ctx.needs_input_grad[0]:
-            of_value = value_gradient(value, gradient, u, of_value, places)
-        return of_value if ctx.needs_input_grad[0] else None, of_u, of_w, *[None] * 7
+        whole = value_gradient(value, gradient, u, of_value, places) if ctx.needs_input_grad[0] else None
+        return whole, of_u, of_w, *[None] * 7
 
 
 def described(

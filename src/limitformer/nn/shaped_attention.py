@@ -48,7 +48,8 @@ def shaped_attention(
         gamma1, gamma2: γ₁, γ₂: numbers, or tensors (), (1,) or (h,); the number 0 leaves its term out.
         scale: 1/τ.
         mask: None, boolean (True is seen) or additive, broadcastable to (b, h, q, k), or a `Visibility`.
-        is_causal: besides the mask, a query sees no key after its own position; a `Visibility` says so itself.
+        is_causal: besides the mask, a query sees no key after its own position; not with a `Visibility`, which says so
+            itself.
         positions: (q,) or (b, q), where the queries stand among the keys; None: they are the last q, as in decoding
             with a growing cache. A cache of fixed length needs them.
         dropout: probability that an entry of the softmax is dropped.

@@ -9,9 +9,10 @@ the largest token is as good for the law; but of tokens behind a norm rounding d
 
 Two ways. In float64, Householder's factorisation of Zᵀ: differences of tokens keep their digits down to 1e-16 of the
 tokens. In float32, Cholesky's of the Gram matrix Z Zᵀ, summed in float64: several times as fast at large n, and its
-1e-8 is less than the rounding of the tokens. What a token has beyond those before it is rounding below the root of
-`LOST`, and counts as none. Between `LOST` and `CLEAR` it may be rounding that has grown: then, as where tokens collapse
-or are more than n, the tokens of which most is new come first after all, and rounding may decide which sample it is.
+1e-8 is less than the rounding of the tokens. What is new in a token, beyond those before it, counts as nothing below
+`LOST`. Between `LOST` and `CLEAR` it may be rounding that has grown, as where tokens collapse or are more than n. Then
+the token with most that is new comes next, instead of the next one, which keeps rounding small; R is triangular in
+that order, and rounding may decide which sample it is.
 
 Identical rows of Z get identical rows of R, to the last bit.
 """
@@ -26,9 +27,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 IN_CACHE = 4096  # columns that are in float64 at a time
-LOST = 1e-12  # of a float32 token's entry of the Gram matrix
-CLEAR = 1e-6  # the same
-PREFERENCE = 1e-3
+LOST, CLEAR = 1e-12, 1e-6  # squares, of what is new in a float32 token over all of it
+PREFERENCE = 1e-3  # for the first token over the last, of two with as much that is new
 COMPARED = 16  # entries of two tokens, before all of them
 
 Matrix = NDArray[np.float64]
@@ -47,16 +47,16 @@ class HouseholderRoot(NamedTuple):
         return self.basis.shape[-1]
 
     def onto(self, rows: Tensor) -> Tensor:
-        """F Qᵀ (S, k, r) of rows F (S, k, n)."""
+        """F Qᵀ (S, k, M) of rows F (S, k, n)."""
         return rows @ self.basis.mT
 
     def along(self, coefficients: Tensor) -> Tensor:
-        """C Q (S, k, n) of C (S, k, r)."""
+        """C Q (S, k, n) of C (S, k, M)."""
         return coefficients @ self.basis
 
 
 class GramRoot(NamedTuple):
-    """Of float32 tokens Z (S, M, n); r = M, with columns of zeros where directions are lost."""
+    """Of float32 tokens Z (S, M, n)."""
 
     factor: Tensor  # R (S, M, M)
     inverse: Tensor | None  # in float64 (S, M, M): Q = inverseᵀ Z; None where there is no backward pass
@@ -68,12 +68,12 @@ class GramRoot(NamedTuple):
         return self.z.shape[-1]
 
     def onto(self, rows: Tensor) -> Tensor:
-        """F Qᵀ (S, k, r) of rows F (S, k, n)."""
+        """F Qᵀ (S, k, M) of rows F (S, k, n)."""
         assert self.inverse is not None
         return ((rows @ self.z.mT).double() @ self.inverse).to(rows.dtype)
 
     def along(self, coefficients: Tensor) -> Tensor:
-        """C Q (S, k, n) of C (S, k, r)."""
+        """C Q (S, k, n) of C (S, k, M)."""
         assert self.inverse is not None
         return (coefficients.double() @ self.inverse.mT).to(coefficients.dtype) @ self.z
 
@@ -101,13 +101,13 @@ def householder(z: Tensor) -> HouseholderRoot:
 
 
 def signs_of(r: Tensor) -> Tensor:
-    """±1 (S, r, 1) by which Householder's rows have a positive diagonal."""
+    """±1 (S, min(M, n), 1) by which Householder's rows have a positive diagonal."""
     return torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(r.dtype)[..., None]
 
 
 def gram_root(z: Tensor) -> GramRoot:
     """By Cholesky's factorisation of Z Zᵀ."""
-    found = [factor(g) for g in gram(z).cpu().numpy()]
+    found = [cholesky(g) for g in gram(z).cpu().numpy()]
     inverse = None
     if torch.is_grad_enabled():
         inverse = torch.from_numpy(np.stack([inverse_of(*each) for each in found])).to(z.device)
@@ -115,24 +115,24 @@ def gram_root(z: Tensor) -> GramRoot:
     return GramRoot(rows_of(roots, first_of(z)), inverse, z)
 
 
-def factor(g: Matrix) -> tuple[Matrix, Rows]:
+def cholesky(g: Matrix) -> tuple[Matrix, Rows]:
     """R (M, M) with R Rᵀ = G, and the tokens in whose order R is triangular; others have columns of zeros.
 
     A token that is infinite or NaN has a row of NaN.
     """
-    with np.errstate(invalid="ignore"):
-        sound = np.flatnonzero(np.isfinite(g.diagonal()) & (g.diagonal() > 0))
+    finite = np.isfinite(g.diagonal())
+    sound = np.flatnonzero(finite & (g.diagonal() > 0))
     part = g[np.ix_(sound, sound)]
     found = in_order(part)
-    root, kept = found if clear(*found) else largest_first(part)
+    root, kept = found if clear(*found) else newest_first(part)
     whole = np.zeros_like(g)
-    whole[~np.isfinite(g.diagonal())] = np.nan
+    whole[~finite] = np.nan
     whole[np.ix_(sound, sound)] = root
     return whole, sound[kept]
 
 
 def in_order(g: Matrix) -> tuple[Matrix, Rows]:
-    """Of tokens in their order, without those that depend on earlier ones."""
+    """The same of tokens in their order, without those that depend on earlier ones."""
     root, lost, rows, left = np.zeros_like(g), LOST * g.diagonal(), np.arange(len(g)), g
     while len(rows):
         lower = leading(left, lost[rows])
@@ -159,12 +159,12 @@ def leading(g: Matrix, lost: NDArray[np.float64]) -> Matrix:
 
 
 def clear(root: Matrix, kept: Rows) -> bool:
-    """Whether each token that was kept is far from those before it, so that rounding has not grown into directions."""
+    """Whether so much is new in each token that was kept that it cannot be rounding."""
     return bool((root.diagonal()[kept] ** 2 > CLEAR * np.square(root[kept]).sum(-1)).all())
 
 
-def largest_first(g: Matrix) -> tuple[Matrix, Rows]:
-    """Of tokens by how much of them is new, which keeps rounding small; of two alike, the earlier one."""
+def newest_first(g: Matrix) -> tuple[Matrix, Rows]:
+    """The same, next the token with most that is new; of two alike, the earlier one."""
     scale = (1 - PREFERENCE * np.arange(len(g)) / len(g)) / np.sqrt(g.diagonal())
     lower, order, rank, _ = dpstrf(g * scale * scale[:, None], tol=LOST, lower=1)
     root, kept = np.zeros_like(g), order[:rank] - 1
@@ -186,10 +186,10 @@ def root_of(z: Tensor) -> Root:
 
 
 def size_of(d: Tensor) -> Tensor:
-    """S of D = S P (S, M, r): a root of D Dᵀ."""
+    """S of D = S P (S, M, M): a root of D Dᵀ."""
     if d.dtype == torch.float64:
         return householder_root(d).factor
-    return torch.from_numpy(np.stack([factor(g)[0] for g in gram(d).cpu().numpy()])).to(d.device, d.dtype)
+    return torch.from_numpy(np.stack([cholesky(g)[0] for g in gram(d).cpu().numpy()])).to(d.device, d.dtype)
 
 
 def gram(z: Tensor) -> Tensor:
