@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
@@ -26,6 +27,7 @@ PAIR = {"tokens": 2, "dim": 4, "beta": 2.0, "layers_per_unit_time": 10}
 QUERY_KEY = np.random.default_rng(0).standard_normal((2, 3, 4))
 TWO = lf.StochasticTransformer(**PAIR, sigma=1.3)
 THREE = lf.StochasticTransformer(**{**PAIR, "tokens": 3})
+FINE = lf.StochasticTransformer(**{**PAIR, "tokens": 3, "layers_per_unit_time": 50})
 MANY = lf.StochasticTransformer(**{**PAIR, "tokens": 5, "dim": 3}, values="truncated normal", attention="unnormalized")
 GENERAL = lf.StochasticTransformer(**{**PAIR, "tokens": 3}, query_key=QUERY_KEY)
 # dim − 2 = 9 and dim − 1 = 10 degrees of freedom: by rejection, so that replicas need second attempts
@@ -59,6 +61,13 @@ RUNS = {
     # Some replicas are next to ±1, some gathered, some loose: those side by side go different ways through a layer.
     "gram, near": (lf.StochasticTransformer(**{**PAIR, "tokens": 3}), None, {"horizon": 40.0}),
     "coordinates, near": (lf.StochasticTransformer(**{**PAIR, "tokens": 4}), None, {"horizon": 40.0}),
+    # Some go on as two points, some arrive, some do neither.
+    "gram, early stop": (FINE, None, {"horizon": 60.0, "early_stop": 0.5, "tolerance": 0.2, "keep": "outcome"}),
+    "coordinates, early stop": (
+        replace(FINE, tokens=4),
+        None,
+        {"horizon": 60.0, "early_stop": 0.5, "tolerance": 0.2, "keep": "outcome"},
+    ),
     "limit, overlap": (lf.limit(TWO), None, {"dt": 0.07, "early_stop": 0.05, "tolerance": 0.2}),
     "limit, gram": (lf.limit(THREE), None, {"dt": 0.07}),
     "limit, tokens": (lf.limit(MANY), None, {"dt": 0.07, "keep": "tokens"}),

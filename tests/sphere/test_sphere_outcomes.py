@@ -43,7 +43,9 @@ def recorded(x, tolerance=TOLERANCE, pairs=None, outcome=True, dtype=np.float64)
         lanes = np.zeros((*x.shape[1:], LANES))
         lanes[..., : len(part)] = np.moveaxis(part, 0, -1)
         nothing = np.empty((len(part), 1, 0), dtype)
-        write_point(lanes, forest, 0, Record(pairs, tolerance, overlap[rows], gap[rows], out[rows], nothing), work)
+        stopped = np.empty(len(part))
+        record = Record(pairs, tolerance, overlap[rows], gap[rows], out[rows], nothing, stopped)
+        write_point(lanes, forest, 0, record, work)
     return out[:, 0] if outcome else (overlap[:, 0], gap[:, 0])
 
 

@@ -66,7 +66,7 @@ def phase(
     ] = 1e-3,
     early_stop: Annotated[
         float,
-        typer.Option(help="Chance of a return at which two tokens stop; 0: they never stop.", rich_help_panel=RUN),
+        typer.Option(help="Chance of a return at which a replica stops; 0: none stops.", rich_help_panel=RUN),
     ] = 1e-9,
     seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same numbers.", rich_help_panel=RUN)] = 0,
     threads: Annotated[int | None, typer.Option(help="Threads.", rich_help_panel=RUN, show_default="all cores")] = None,

@@ -194,7 +194,7 @@ def relate(x, near, change_over, lane, forest):
             cost = min(minus, ACROSS * ACROSS * plus)
             if j == parent:
                 limit = cost
-            elif cost < least and 2.0 * min(minus, plus) <= near:
+            elif (cost < least or (cost == least and minus == cost)) and 2.0 * min(minus, plus) <= near:
                 best, sign, least = j, 1.0 if cost == minus else -1.0, cost
         if parent >= 0 and sign <= forest.numbers[i, SIGN, lane]:
             limit *= CLOSER * CLOSER

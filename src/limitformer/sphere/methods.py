@@ -5,7 +5,7 @@ from limitformer.models import SphereModel
 from limitformer.models.kinds import of_kind
 from limitformer.recording.records import pairs_of
 from limitformer.sphere.layer import ONE_NUMBER
-from limitformer.sphere.logits import query_constants
+from limitformer.sphere.logits import query_constants, signed_beta
 from limitformer.sphere.options import Method, SphereOptions
 
 
@@ -29,6 +29,13 @@ def has_averages(model: SphereModel) -> bool:
 def has_overlap_chain(model: SphereModel) -> bool:
     """Whether two tokens have a chain of their overlap alone; a mixture without normalisation is not worth one."""
     return model.moves_alike or model.attention == "softmax"
+
+
+def can_merge(model: SphereModel, law: str) -> bool:
+    """Whether tokens that have become one or two points go on as a pair (`merging`, `two_clusters`)."""
+    own_values = law == "gaussian" and not of_kind(model, ONE_NUMBER)
+    plain = model.attention == "softmax" and model.is_isotropic and not (model.is_fresh or model.is_causal)
+    return own_values and plain and signed_beta(model) >= 0
 
 
 def chosen_method(model: SphereModel, law: str, options: SphereOptions, *, limit: bool = False) -> Method:

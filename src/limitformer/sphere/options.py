@@ -27,9 +27,11 @@ class SphereOptions:
             cheapest that the model allows.
         keep: "overlap" (z and 1 − |z| of all pairs), "outcome" (clusters and antipodal pairs) or "tokens".
         tolerance: how near to ±1 an overlap counts as arrived.
-        early_stop: replicas of two tokens stop once the chance that they ever leave the tolerance again is at most
-            this (`stopping`), and keep their last overlap; None: none stops. Other methods than "overlap", drawn
-            queries and a causal mask have no such bound and never stop, which `stop_gaps` = (0, 0) in the results says.
+        early_stop: replicas stop once the chance that they ever leave the tolerance again is at most this, and keep
+            what they have; None: none stops. Two tokens by their overlap (`stopping`). More tokens, or another method,
+            with keep="outcome" alone, for softmax with QᵀK = I, β ≥ 0 and Gaussian values: tokens that have become two
+            points go on as such, and stop as one or as antipodes (`merging`). Elsewhere there is no such bound and none
+            stops, which `stop_gaps` = (0, 0) in the results says.
         pairs: the pairs whose overlaps are kept, such as [(0, 1), (0, 2)]; None: all of them.
         dtype: in which overlaps, gaps and tokens are kept, "float64" or "float32". The simulation runs in float64
             whatever it is; a gap below 1e-45 is 0 in float32.

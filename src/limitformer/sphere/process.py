@@ -31,7 +31,8 @@ from limitformer.sphere.attention import AttentionConstants
 from limitformer.sphere.averaged_pair import averages_table
 from limitformer.sphere.layer import ONE_NUMBER, Layer
 from limitformer.sphere.logits import query_constants, signed_beta, signed_bilinear
-from limitformer.sphere.methods import has_averages
+from limitformer.sphere.merging import NEVER, Merging, merging
+from limitformer.sphere.methods import can_merge, has_averages
 from limitformer.sphere.options import Method, SphereOptions
 from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps
 from limitformer.sphere.overlap.drawn import Drawn
@@ -50,6 +51,7 @@ from limitformer.sphere.tokens import (
     UNIFORM,
     TokenConstants,
 )
+from limitformer.sphere.two_clusters import Continuation
 from limitformer.sphere.values import LAWS
 
 Outputs = dict[str, NDArray[Any]]
@@ -135,10 +137,23 @@ class SpherePaths:
 
     def stops(self) -> tuple[float, float]:
         """1 − |z| at +1 and at −1 below which a replica stops; 0: never."""
-        if self.options.early_stop is None or self.method != "overlap" or not self.model.moves_alike:
+        if self.options.early_stop is None:
+            return 0.0, 0.0
+        if self.method != "overlap":
+            return stop_gap(self.merging.stop_plus), stop_gap(self.merging.stop_minus)
+        if not self.model.moves_alike:
             return 0.0, 0.0
         plus, minus = stops(self.pair_constants(), self.options.tolerance, self.options.early_stop)
-        return 2 * plus / (1 + plus), 2 * minus / (1 + minus)
+        return stop_gap(plus), stop_gap(minus)
+
+    @property
+    def merging(self) -> Merging:
+        """When tokens count as one."""
+        asked = self.options.early_stop is not None and self.options.keep == "outcome" and self.method != "overlap"
+        if not (asked and can_merge(self.model, self.layer.law)):
+            return NEVER
+        assert self.options.early_stop is not None
+        return merging(self.pair_constants(), self.tokens, self.options.tolerance, self.options.early_stop)
 
     def outputs(self, samples: int) -> Outputs:
         """Empty arrays for the results of so many samples.
@@ -177,7 +192,7 @@ class SpherePaths:
 
     def record(self, outputs: Outputs) -> Record:
         """`outputs` as the kernels take them."""
-        arrays = (outputs[name] for name in ("overlap", "gap", "outcome", "tokens"))
+        arrays = (outputs[name] for name in ("overlap", "gap", "outcome", "tokens", "stopped"))
         return Record(self.pairs, self.options.tolerance, *arrays)
 
     def prepare(self, seed: int) -> "PreparedSphere":
@@ -249,6 +264,11 @@ class SpherePaths:
         return self.model.tokens if self.method == "gram" else self.model.dim
 
 
+def stop_gap(w: float) -> float:
+    """1 − |z|."""
+    return 2 * w / (1 + w)
+
+
 class PreparedSphere:
     """Paths with their keys; `run` may be called from several threads."""
 
@@ -263,6 +283,8 @@ class PreparedSphere:
             self.pair_constants = paths.pair_constants(plus / (2 - plus), minus / (2 - minus))
         else:
             self.token_constants = paths.token_constants()
+            cluster_key = np.array(key(seed, f"{paths.description} clusters {paths.method}"), np.uint64)
+            self.follow = Continuation(paths.merging, paths.pair_constants(), cluster_key)
             self.first = self.first_tokens()
             self.bilinear = signed_bilinear(paths.model, paths.coordinates)
 
@@ -316,12 +338,14 @@ class PreparedSphere:
             self.key_words,
             self.start_key,
             self.query_key,
+            self.follow,
             paths.step_numbers,
             first,
             paths.coordinates,
             paths.record(outputs),
             watch,
         )
+        outputs["stopped"] *= paths.time_of_step
 
     def first_tokens(self) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64], int]:
         """(tokens, coordinates), parents and signs (tokens,) (`relations`), and how to read them."""

@@ -28,6 +28,7 @@ class Record(NamedTuple):
     gap: np.ndarray  # (replicas, points, pairs)
     outcome: np.ndarray  # (replicas, points, 4)
     positions: np.ndarray  # (replicas, points, N r)
+    stopped: np.ndarray  # (replicas,): the layer of an early stop
 
 
 class RecordWorkspace(NamedTuple):
@@ -55,6 +56,7 @@ def part_of(record, begin, end):
         record.gap[begin:end],
         record.outcome[begin:end],
         record.positions[begin:end],
+        record.stopped[begin:end],
     )
 
 

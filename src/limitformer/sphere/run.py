@@ -8,8 +8,11 @@ from limitformer.numerics.random import rewind
 from limitformer.numerics.watch import count_whole, goes_on, halted
 from limitformer.recording.exits import first_at
 from limitformer.sphere.forest import look, plant
+from limitformer.sphere.merging import NOT_YET, all_merged, open_merged
+from limitformer.sphere.pair import CHECK
 from limitformer.sphere.record import part_of, record_workspace, write_point
 from limitformer.sphere.tokens import GRAM, advance_tokens, begin_tokens, open_relations, token_workspace
+from limitformer.sphere.two_clusters import open_two_clusters, run_two_clusters
 
 
 @driver
@@ -23,6 +26,7 @@ def run_tokens(
     key_words,
     start_key,
     query_key,
+    follow,
     points,
     first,
     coordinates,
@@ -32,30 +36,37 @@ def run_tokens(
     """Replicas `first`, … of N tokens, `record` as in `record`.
 
     `start` (N, r) is as `how` says, with differences where `start_parent` and `start_sign` (N,) say so (`relations`).
+    Replicas that merge (`merging`) go on as `follow` says, a `two_clusters.Continuation`.
     """
     tokens, replicas = start.shape[0], record.overlap.shape[0]
     work = token_workspace(tokens, coordinates, constants, bilinear)
     relations, record_work = open_relations(tokens, coordinates), record_workspace(tokens)
+    merged, two = open_merged(tokens), open_two_clusters()
     for begin in range(0, replicas, LANES):
         rows = part_of(record, begin, min(begin + LANES, replicas))
         replica = np.uint64(first + begin)
         begin_tokens(start, how, constants, start_key, query_key, replica, work)
         plant(start_parent, start_sign, constants.attention, work.x, relations.forest)
-        run_lanes(constants, key_words, replica, points, rows, record_work, work, relations, watch)
+        merged.since[:] = NOT_YET
+        last = run_lanes(
+            constants, key_words, replica, follow.bounds, points, rows, record_work, work, relations, merged, watch
+        )
+        if follow.bounds.together > 0.0 and not halted(watch):
+            run_two_clusters(follow, tokens, replica, points, rows, merged, last, two, watch)
         if halted(watch):
             return
         count_whole(watch, min(LANES, replicas - begin))
 
 
 @kernel
-def run_lanes(constants, key_words, replica, points, record, record_work, work, relations, watch):
-    """All layers of the replicas that run side by side."""
-    forest = relations.forest
+def run_lanes(constants, key_words, replica, bounds, points, record, record_work, work, relations, merged, watch):
+    """All layers of the replicas that run side by side, or those until all have merged; the last one."""
+    forest, replicas = relations.forest, record.overlap.shape[0]
     if constants.draw == GRAM:
         rewind(work.stream, key_words, replica)
     for layer in range(constants.layers + 1):
-        if not goes_on(watch, record.overlap.shape[0], layer / (constants.layers + 1)):
-            return
+        if not goes_on(watch, replicas, layer / (constants.layers + 1)):
+            return layer
         if layer > 0:
             advance_tokens(layer, constants, key_words, replica, work, relations)
         if constants.near > 0.0 and layer % constants.look == 0:
@@ -64,3 +75,6 @@ def run_lanes(constants, key_words, replica, points, record, record_work, work, 
         while k < len(points) and points[k] == layer:
             write_point(work.x, forest, k, record, record_work)
             k += 1
+        if bounds.together > 0.0 and layer % CHECK == 0 and all_merged(layer, replicas, work.x, forest, bounds, merged):
+            return layer
+    return constants.layers

@@ -129,10 +129,15 @@ def coefficients(constants: PairConstants, positive: bool, w: Array) -> tuple[Ar
 
 def stochastic_ratios(constants: PairConstants, positive: bool, edge: float, order: int) -> tuple[Array, Array]:
     """log(w′/w) (places, nodes) of `pair.move_pairs`, and weights."""
-    normal, chi = normal_rule(order), chi_square_rule(constants.dim - 2, order - 1)
-    (h, h_, g, g_, rho, chi_), weights = combined([normal, normal, normal, normal, chi, chi])
     w = places(edge)
     big, small = (constants.step * c for c in coefficients(constants, positive, w))
+    return log_ratios(constants.dim, order, w, big, small)
+
+
+def log_ratios(dim: int, order: int, w: Array, big: Array, small: Array) -> tuple[Array, Array]:
+    """log(w′/w) (places, nodes) and weights, of two vectors with the coefficients c_b, c_s, (places, 1) as w."""
+    normal, chi = normal_rule(order), chi_square_rule(dim - 2, order - 1)
+    (h, h_, g, g_, rho, chi_), weights = combined([normal, normal, normal, normal, chi, chi])
     q = (1 + big * h) ** 2 + big**2 * (h_**2 + rho)
     m = big * h_ / np.sqrt(q)
     along = w * (m + small * g) ** 2

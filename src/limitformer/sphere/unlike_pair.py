@@ -96,17 +96,24 @@ def move_unlike(constants, k0, k1, block, pairs):
             lean = 0.5 * (1.0 - u) * (ratio if positive else 1.0 / ratio)
         phi = step * 0.5 * (t + u)
         lean *= step
-        rho = np.sqrt(pairs.first[i] + of_rho * of_rho) if dim > 2 else 0.0
-        g3 = g3 if dim > 2 else 0.0
-        d1, d2, d3 = 1.0 + phi * h, phi * h_, phi * rho
-        s1, s2, s3 = step * g1 + lean * h, 1.0 + step * g2 + lean * h_, step * g3 + lean * rho
+        rho, g3 = (np.sqrt(pairs.first[i] + of_rho * of_rho), g3) if dim > 2 else (0.0, 0.0)
         rest = step * step * pairs.second[i]
-        of_d, of_s = d1 * d1 + d2 * d2 + d3 * d3, s1 * s1 + s2 * s2 + s3 * s3 + rest
-        product = d1 * s1 + d2 * s2 + d3 * s3
-        c1, c2, c3 = d2 * s3 - d3 * s2, d3 * s1 - d1 * s3, d1 * s2 - d2 * s1
-        area = c1 * c1 + c2 * c2 + c3 * c3 + rest * of_d
-        big = of_s if positive else of_d
-        difference = big - w * ((product * product + area) / big)
-        longer = np.sqrt(difference * difference + 4.0 * w * area) + abs(difference)
-        pairs.w[i] = w * max(4.0 * area / (longer * longer), LEAST_FACTOR)
-        pairs.sign[i] = pairs.sign[i] if difference >= 0.0 else -pairs.sign[i]
+        turn_unlike(i, positive, w, phi, lean, step, (h, h_, rho), (g1, g2, g3), rest, pairs)
+
+
+@inlined
+def turn_unlike(i, positive, w, phi, lean, step, of_d, of_s, rest, pairs):
+    """w and the sign of replica i, given cφ, cϑ, and the normals of d and of s with c²χ²."""
+    h, h_, rho = of_d
+    g1, g2, g3 = of_s
+    d1, d2, d3 = 1.0 + phi * h, phi * h_, phi * rho
+    s1, s2, s3 = step * g1 + lean * h, 1.0 + step * g2 + lean * h_, step * g3 + lean * rho
+    square_d, square_s = d1 * d1 + d2 * d2 + d3 * d3, s1 * s1 + s2 * s2 + s3 * s3 + rest
+    product = d1 * s1 + d2 * s2 + d3 * s3
+    c1, c2, c3 = d2 * s3 - d3 * s2, d3 * s1 - d1 * s3, d1 * s2 - d2 * s1
+    area = c1 * c1 + c2 * c2 + c3 * c3 + rest * square_d
+    big = square_s if positive else square_d
+    difference = big - w * ((product * product + area) / big)
+    longer = np.sqrt(difference * difference + 4.0 * w * area) + abs(difference)
+    pairs.w[i] = w * max(4.0 * area / (longer * longer), LEAST_FACTOR)
+    pairs.sign[i] = pairs.sign[i] if difference >= 0.0 else -pairs.sign[i]

@@ -1,0 +1,175 @@
+r"""Two clusters as two points: p tokens at X¹ and q at X², softmax with QᵀK = I.
+
+Tokens that have become one (`merging`) move as one. With e = exp(β(z − 1)), a token of the first cluster gives it the
+weight p/(p + qe) and the other one qe/(p + qe), and the other way round. In the words of `unlike_pair`
+
+  φ = (T₁ + T₂)/2 = pq (1 − e²) / ((p + qe)(q + pe)),    θ = (T₁ − T₂)/2 = (p² − q²) e / ((p + qe)(q + pe)):
+
+clusters of one size, θ = 0, are a pair as in `pair`; others are driven from −1, even from w = 0.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from limitformer.numerics.elementary import U64, exponential
+from limitformer.numerics.kernels import driver, inlined, kernel, strict_kernel
+from limitformer.numerics.random import box_muller, words_of
+from limitformer.numerics.watch import goes_on
+from limitformer.recording.exits import first_at
+from limitformer.sphere.chi import blocks_needed, chi_squares
+from limitformer.sphere.merging import NOT_YET, Merging
+from limitformer.sphere.outcome import ANTIPODAL, CLUSTERS, LARGEST, UNRESOLVED
+from limitformer.sphere.pair import BLOCK, CHECK, PairConstants, Pairs, fold, open_pairs, unfolded
+from limitformer.sphere.unlike_pair import LEAST_START, NORMALS, turn_unlike
+
+LAST = 2**62
+
+
+class Continuation(NamedTuple):
+    """How replicas whose tokens have merged go on."""
+
+    bounds: Merging
+    pair: PairConstants
+    key_words: np.ndarray  # (2,)
+
+
+class TwoClusters(NamedTuple):
+    """The replicas of a group that run as two points."""
+
+    pairs: Pairs
+    size: np.ndarray  # (BLOCK,): p
+
+
+@driver
+def open_two_clusters():
+    return TwoClusters(open_pairs(), np.zeros(BLOCK))
+
+
+@kernel
+def run_two_clusters(follow, tokens, replica, points, record, merged, last, two, watch):
+    """All layers from those at which the replicas have merged; outcomes and stops into `record`.
+
+    `last` is the layer by which all of them had.
+    """
+    constants, key_words, replicas = follow.pair, follow.key_words, len(record.stopped)
+    two.pairs.running[0] = 0
+    for layer in range(first_merged(replicas, merged.since), constants.layers + 1):
+        advance_clusters(constants, tokens, key_words[0], key_words[1], U64(layer), two)
+        k = first_at(points, layer)
+        while k < len(points) and points[k] == layer:
+            write_running(k, tokens, record, two)
+            k += 1
+        if layer % CHECK == 0:
+            fold(two.pairs)
+            admit(layer, replica, len(record.stopped), merged, two)
+            retire(layer, k, tokens, follow.bounds, record, two)
+            over = two.pairs.running[0] == 0 and layer >= last
+            if over or not goes_on(watch, replicas, max(layer, last) / (constants.layers + 1)):
+                return
+
+
+@kernel
+def first_merged(replicas, since):
+    """The first layer at which one has; one more than any if none has."""
+    first = LAST
+    for lane in range(replicas):
+        if since[lane] != NOT_YET:
+            first = min(first, since[lane])
+    return first
+
+
+@kernel
+def admit(layer, replica, replicas, merged, two):
+    """Take in the replicas that merged at this layer."""
+    pairs = two.pairs
+    for lane in range(replicas):
+        if merged.since[lane] == layer:
+            i = pairs.running[0]
+            pairs.replica[i], pairs.row[i] = replica + U64(lane), lane
+            pairs.w[i], pairs.sign[i], pairs.folds[i] = merged.w[lane], merged.sign[lane], 0.0
+            two.size[i] = merged.size[lane]
+            pairs.running[0] += 1
+
+
+@kernel
+def retire(layer, next_point, tokens, bounds, record, two):
+    """Let the replicas leave that have arrived; their last outcome stands at all later points."""
+    pairs, i = two.pairs, 0
+    while i < pairs.running[0]:
+        if not has_arrived(i, tokens, bounds, two):
+            i += 1
+            continue
+        record.stopped[pairs.row[i]] = layer
+        for k in range(next_point, record.outcome.shape[1]):
+            write_outcome(i, k, tokens, record, two)
+        pairs.running[0] -= 1
+        last = pairs.running[0]
+        pairs.replica[i], pairs.row[i], two.size[i] = pairs.replica[last], pairs.row[last], two.size[last]
+        pairs.w[i], pairs.folds[i], pairs.sign[i] = pairs.w[last], pairs.folds[last], pairs.sign[last]
+
+
+@kernel
+def has_arrived(i, tokens, bounds, two):
+    """Whether a replica is one cluster, or two of one size at antipodes, for good."""
+    if two.pairs.sign[i] > 0.0:
+        return two.size[i] == tokens or unfolded(two.pairs, i) < bounds.stop_plus
+    return 2.0 * two.size[i] == tokens and unfolded(two.pairs, i) < bounds.stop_minus
+
+
+@kernel
+def write_running(k, tokens, record, two):
+    for i in range(two.pairs.running[0]):
+        write_outcome(i, k, tokens, record, two)
+
+
+@kernel
+def write_outcome(i, k, tokens, record, two):
+    """What one replica is at point k (`outcome`)."""
+    w, p = unfolded(two.pairs, i), np.int64(two.size[i])
+    near, pairs = 2.0 * w / (1.0 + w) <= record.tolerance, p * (tokens - p)
+    one, antipodal = near and two.pairs.sign[i] > 0.0, near and two.pairs.sign[i] < 0.0
+    found = record.outcome[two.pairs.row[i], k]
+    found[CLUSTERS] = 1 if one else 2
+    found[LARGEST] = tokens if one else max(p, tokens - p)
+    found[ANTIPODAL] = pairs if antipodal else 0
+    found[UNRESOLVED] = 0 if near else pairs
+
+
+@kernel
+def advance_clusters(constants, tokens, k0, k1, layer, two):
+    """One layer for all running replicas."""
+    degrees, pairs = max(constants.dim - 3, 0), two.pairs
+    block = layer * U64(NORMALS + blocks_needed(degrees))
+    after = block + U64(NORMALS)
+    chi_squares(degrees, k0, k1, pairs.replica, after, pairs.running[0], pairs.first, pairs.second)
+    move_clusters(constants, tokens, k0, k1, block, two)
+
+
+@inlined
+def cluster_weights(p, q, beta, positive, w):
+    """φ, and θ|d|/|s| over |small|/|big|."""
+    e = exponential(-2.0 * beta * (w if positive else 1.0) / (1.0 + w))
+    both = (p + q * e) * (q + p * e)
+    return p * q * (1.0 - e * e) / both, (p - q) * (p + q) * e / both
+
+
+@strict_kernel
+def move_clusters(constants, tokens, k0, k1, block, two):
+    """The step, given the χ²."""
+    beta, step, dim, pairs = constants.beta, constants.step, constants.dim, two.pairs
+    for i in range(pairs.running[0]):
+        w0, w1, w2, w3 = words_of(block, pairs.replica[i], k0, k1)
+        h, h_ = box_muller(w0, w1)
+        g1, g2 = box_muller(w2, w3)
+        w0, w1, _, _ = words_of(block + U64(1), pairs.replica[i], k0, k1)
+        g3, of_rho = box_muller(w0, w1)
+        positive, p, w = pairs.sign[i] > 0.0, two.size[i], pairs.w[i]
+        driven = p + p != tokens and not positive
+        w = max(w, LEAST_START) if driven else w
+        phi, theta = cluster_weights(p, tokens - p, beta, positive, w)
+        ratio = np.sqrt(w)
+        lean = theta * (ratio if positive else 1.0 / ratio) if p + p != tokens else 0.0
+        rho, g3 = (np.sqrt(pairs.first[i] + of_rho * of_rho), g3) if dim > 2 else (0.0, 0.0)
+        rest = step * step * pairs.second[i]
+        turn_unlike(i, positive, w, step * phi, step * lean, step, (h, h_, rho), (g1, g2, g3), rest, pairs)

@@ -1,0 +1,268 @@
+"""Early stops of many tokens: tokens that have become one stay one, two clusters go on as two points, one law."""
+
+import importlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import limitformer as lf
+from limitformer.running.engine import process_of
+from limitformer.sphere.merging import SHARES, TRANSIT, TURN, Merging, walk_exponent
+from limitformer.sphere.pair import open_pairs
+from limitformer.sphere.stopping import MARGIN, ORDERS
+from limitformer.sphere.two_clusters import TwoClusters, advance_clusters
+from sphere_naive import naive_attention, naive_layer, normalised, overlaps_of
+from statistics_checks import ALPHA, STANDARD_ERRORS, assert_same_law
+
+LEVEL = 0.05
+TOLERANCE = 1e-2
+NAMES = ("clusters", "largest_cluster", "antipodal_pairs", "unresolved_pairs")
+
+
+def model_of(tokens, dim, layers=50, beta=1.5, **more):
+    return lf.StochasticTransformer(tokens=tokens, dim=dim, beta=beta, layers_per_unit_time=layers, **more)
+
+
+def process_with(model, level=LEVEL, tolerance=TOLERANCE, keep="outcome"):
+    options = {"horizon": 1.0, "early_stop": level, "tolerance": tolerance, "keep": keep}
+    return process_of(model, None, None, options)
+
+
+# --- the step of two clusters -----------------------------------------------------------------------------------------
+
+
+def moved(model, p, z, samples):
+    """Overlaps after one layer of p tokens at X¹ and the others at X², by the kernel."""
+    constants, found = process_with(model).pair_constants(), np.empty(samples)
+    for begin in range(0, samples, 256):
+        pairs, count = open_pairs(), min(256, samples - begin)
+        pairs.running[0] = count
+        pairs.replica[:] = np.arange(begin, begin + 256)
+        pairs.w[:], pairs.sign[:] = (1 - abs(z)) / (1 + abs(z)), np.sign(z)
+        two = TwoClusters(pairs, np.full(256, float(p)))
+        advance_clusters(constants, model.tokens, np.uint64(3), np.uint64(4), np.uint64(1), two)
+        found[begin : begin + count] = (pairs.sign * (1 - pairs.w) / (1 + pairs.w))[:count]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "dim", "beta", "z"),
+    [(2, 1, 4, 1.0, -0.3), (1, 2, 4, 1.0, -0.999), (3, 3, 3, 0.7, 0.4), (5, 1, 2, 2.0, -0.4), (1, 7, 6, 0.5, -0.9)],
+)
+def test_a_layer_of_two_clusters_is_a_layer_of_their_tokens(p, q, dim, beta, z):
+    """Against every token and every matrix of [CT, eq. 4]; clusters of other sizes do not fit."""
+    model = model_of(p + q, dim, layers=4, beta=beta)
+    x = np.zeros((p + q, dim))
+    x[:p, 0], x[p:, 0], x[p:, 1] = 1.0, z, (1 - z * z) ** 0.5
+    value = np.random.default_rng(0).standard_normal((20_000, dim, dim))
+    naive = overlaps_of(naive_layer(x, model, value)[:, [0, -1]])[:, 0]
+    other = model_of(p + q + 6, dim, layers=4, beta=beta)
+    assert_same_law({"z": moved(model, p, z, 20_000)}, {"z": naive}, {"z": moved(other, p + 6, z, 20_000)})
+
+
+@pytest.mark.parametrize("keep_end", [1e-3, 1e-9])
+def test_unequal_clusters_are_driven_from_antipodes_and_equal_ones_are_not(keep_end):
+    """From z = −1 itself, w = 0: 1 + z after a layer is c²(T₁ − T₂)²(…)/2 for p ≠ q, and 0 for p = q."""
+    model = model_of(3, 4, beta=2.0)
+    e, c = np.exp(-2 * model.beta), model.layers_per_unit_time**-0.5
+    drive = 3 * e / ((2 + e) * (1 + 2 * e))  # θ
+    found = 1 + moved(model, 2, -1 + 1e-14, 4000)
+    wanted = 3 * (2 * c * drive) ** 2 / 2  # three directions across, |d| = 2
+    assert found.mean() == pytest.approx(wanted, rel=0.15)
+    assert (1 + moved(model_of(4, 4, beta=2.0), 2, -1 + 1e-14, 4000)).max() < 1e-12
+
+
+def test_two_against_one_live_as_long_as_the_formula_says():
+    """β = 2, d = 4: 32.66 to z = 0.9, as by their three tokens (`test_sphere_clusters`)."""
+    model = model_of(3, 4, layers=100, beta=2.0)
+    start = np.array([[1.0, 0, 0, 0], [1, 0, 0, 0], [-1, 0, 0, 0]])
+    times = np.arange(0, 400.25, 0.25)
+    run = {"samples": 1600, "seed": 1, "horizon": 400.0, "record": times, "progress": False, "tolerance": 0.1}
+    data = lf.simulate(model, start, keep="outcome", early_stop=1e-9, **run)
+    assert np.isfinite(data["stopped"].values).all()
+    alone = data["clusters"].values == 1
+    lives = times[alone.argmax(1)] - 0.125
+    exact = lf.overlap(model, clusters=(2, 1)).mean_hitting_time(0.9, start=-1.0)
+    assert abs(lives.mean() - exact) < 3 * lives.std() / 40
+    assert abs(lives.mean() - 17.19) > 10 * lives.std() / 40  # three against one
+
+
+# --- outcomes ---------------------------------------------------------------------------------------------------------
+
+LAWS = {
+    "gram, N = 3": (model_of(3, 4, beta=3.0), {"horizon": 64.0}),
+    "coordinates, N = 4": (model_of(4, 4, beta=2.0), {"horizon": 48.0}),
+    "dim 2, N = 5": (model_of(5, 2, beta=1.0), {"horizon": 100.0}),
+    "limit": (lf.limit(model_of(3, 5, 7, 2.5)), {"horizon": 48.0, "dt": 0.02}),
+}
+
+
+def kinds(data):
+    """Of each time, how many samples have each outcome."""
+    return np.stack([data[name].values for name in NAMES], -1)
+
+
+def least_p(one, other):
+    """Of the chi-square tests of the outcomes at each time; rare ones together."""
+    ps = []
+    for x, y in zip(np.swapaxes(kinds(one), 0, 1), np.swapaxes(kinds(other), 0, 1), strict=True):
+        _, which = np.unique(np.concatenate([x, y]), axis=0, return_inverse=True)
+        table = np.stack([np.bincount(part, minlength=which.max() + 1) for part in np.split(which.ravel(), 2)])
+        often = table.sum(0) >= 20
+        table = np.concatenate([table[:, often], table[:, ~often].sum(1, keepdims=True)], 1)
+        table = table[:, table.sum(0) > 0]
+        ps.append(stats.chi2_contingency(table).pvalue if table.shape[1] > 1 else 1.0)
+    return min(ps)
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_outcomes_have_the_law_of_those_without_a_stop(name, monkeypatch):
+    """Who stops where two clusters are only on their way counts some wrongly."""
+    model, options = LAWS[name]
+    times = [options["horizon"] * share for share in (0.25, 0.5, 1.0)]
+    run = {"record": times, "keep": "outcome", "tolerance": TOLERANCE, "progress": False, **options}
+    free = lf.simulate(model, samples=3000, seed=0, **run)
+    held = lf.simulate(model, samples=3000, seed=1, early_stop=1e-9, **run)
+    assert np.isfinite(held["stopped"].values).mean() > 0.2
+    assert least_p(free, held) > ALPHA
+    module = importlib.import_module("limitformer.sphere.process")
+    monkeypatch.setattr(module, "merging", lambda *_: Merging(1e-6, 1e-6, 1.0, 0.3, 0.3))
+    bold = lf.simulate(model, samples=3000, seed=2, early_stop=1e-9, **run)
+    assert least_p(free, bold) < ALPHA
+
+
+def test_most_of_a_long_run_is_saved():
+    """Of five tokens all are in one or two clusters long before the end, and those that stop do so well before."""
+    model = model_of(5, 4, beta=3.0)
+    run = {"samples": 400, "seed": 0, "horizon": 160.0, "record": [160.0], "keep": "outcome", "progress": False}
+    stopped = lf.simulate(model, early_stop=1e-9, **run)["stopped"].values
+    assert np.isfinite(stopped).mean() > 0.3
+    assert np.median(stopped[np.isfinite(stopped)]) < 80
+
+
+@pytest.mark.parametrize(
+    ("model", "start", "outcome"),
+    [
+        (model_of(3, 4), [[1.0, 0, 0, 0]] * 3, (1, 3, 0, 0)),
+        (model_of(4, 3), [[1.0, 0, 0], [1, 0, 0], [-1, 0, 0], [-1, 0, 0]], (2, 2, 4, 0)),
+        (model_of(2, 3), [[1.0, 0, 0], [1, 0, 0]], (1, 2, 0, 0)),
+    ],
+)
+def test_tokens_that_coincide_from_the_start_stop_at_once(model, start, outcome):
+    """Where nothing can happen any more; the outcome stands at every time."""
+    run = {"horizon": 2.0, "samples": 9, "seed": 0, "keep": "outcome", "progress": False}
+    data = lf.simulate(model, np.array(start), early_stop=1e-6, method="coordinates", **run)
+    assert (data["stopped"].values == 0).all()
+    assert (kinds(data) == outcome).all()
+
+
+NO_STOPS = {
+    "overlaps": (model_of(3, 4), {"keep": "overlap"}),
+    "causal": (model_of(3, 4, mask="causal"), {}),
+    "drawn queries": (model_of(3, 4, query_key="gaussian"), {}),
+    "Q and K": (model_of(3, 4, query_key=np.random.default_rng(0).standard_normal((2, 4, 4))), {}),
+    "unnormalized": (model_of(3, 4, beta=0.3, attention="unnormalized"), {}),
+    "other values": (model_of(3, 4, values="rademacher"), {}),
+    "hybrid": (lf.HybridTransformer(tokens=3, dim=4, beta=1.0, layers_per_unit_time=50, epsilon=0.5), {}),
+    "long steps": (model_of(3, 4, layers=10), {}),
+    "negative β": (model_of(3, 4, beta=-1.0), {}),
+}
+
+
+@pytest.mark.parametrize("name", NO_STOPS)
+def test_where_there_is_no_bound_nothing_changes(name):
+    model, options = NO_STOPS[name]
+    run = {"horizon": 3.0, "samples": 9, "seed": 0, "keep": "outcome", "tolerance": 0.1, "progress": False} | options
+    free, held = lf.simulate(model, **run), lf.simulate(model, early_stop=0.5, **run)
+    assert held.attrs["stop_gaps"] == [0.0, 0.0]
+    assert np.isinf(held["stopped"].values).all()
+    for variable in free.data_vars:
+        np.testing.assert_array_equal(free[variable], held[variable])
+
+
+# --- the bounds -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dim", [2, 4, 9])
+@pytest.mark.parametrize("share", SHARES)
+def test_distances_in_a_cluster_fall_by_the_exponent_of_the_bound(dim, share):
+    """E (|D′|/|D|)^r = 1 at r near dim − 1 whatever |A|, by vectors; the exponent of the library is not above it."""
+    c = 0.1 * share
+    g = np.random.default_rng(5).standard_normal((400_000, dim))
+    y = np.eye(dim)[0] + c * g  # xᵖ + c V A
+    length = np.linalg.norm(y, axis=1)
+    along = y[:, 1] / length  # D along the second axis
+    ratio = np.sqrt(1 - along**2) / length
+    r = walk_exponent(process_with(model_of(3, dim, layers=100)).pair_constants(), 1e-9, ORDERS[-1])
+    assert r == pytest.approx(dim - 1, rel=0.05)
+    mean, error = (ratio**r).mean(), (ratio**r).std() / len(ratio) ** 0.5
+    assert mean < 1 + STANDARD_ERRORS * error
+    assert (ratio ** (1.5 * r)).mean() > 1
+
+
+@pytest.mark.parametrize(("tokens", "dim"), [(3, 2), (5, 3), (3, 4)])
+def test_one_cluster_is_one_for_good(tokens, dim):
+    """From the edge of the bound at most 5 % ever leave the tolerance; of one with twice the exponent far more do."""
+    model = model_of(tokens, dim)
+    w = process_with(model).merging.stop_plus
+    edge = TOLERANCE / (2 - TOLERANCE)
+    r = 2 * np.log(LEVEL / tokens) / np.log(w / min(edge, (TURN / 3) ** 2)) / MARGIN
+    assert 0.8 * (dim - 1) < r < dim - 1 + 0.3
+    assert share_that_parts(model, w) < LEVEL
+    assert share_that_parts(model, 0.2 * edge) > LEVEL
+
+
+def share_that_parts(model, w):
+    """Of replicas with all tokens but the first so far from it, those of which one ever leaves the tolerance."""
+    direction = np.zeros((model.tokens, model.dim))
+    direction[1:] = np.random.default_rng(0).standard_normal((model.tokens - 1, model.dim))
+    direction[:, 0] = 0.0
+    length = np.linalg.norm(direction, axis=1, keepdims=True)
+    start = np.eye(model.dim)[0] + 2 * w**0.5 * direction / np.where(length > 0, length, 1)
+    run = {"samples": 2000, "seed": 1, "horizon": 20.0, "keep": "outcome", "tolerance": TOLERANCE, "progress": False}
+    data = lf.simulate(model, normalised(start), record=np.arange(1001) / 50, **run)
+    return float((data["clusters"].values > 1).any(1).mean())
+
+
+def test_a_way_from_antipodes_to_one_point_hardly_parts_the_tokens_of_a_cluster():
+    """Two of a cluster and one across: |D| over its value at the start, by first order beside every layer of [CT].
+
+    `TRANSIT` allows a growth of 1e20.
+    """
+    growths = [growth(beta, larger) for beta in (0.5, 2.0, 6.0) for larger in (2, 12)]
+    assert 2 < max(growths) < 100
+    assert TRANSIT == 1e-20
+
+
+def growth(beta, larger, samples=200, seconds=30):
+    """The largest |D| of any time and sample over that at the start, z = −.9; D is held at 1e-8 of tokens' size."""
+    model = model_of(larger + 1, 4, layers=50, beta=beta)
+    rng = np.random.default_rng(2)
+    x = np.zeros((samples, larger + 1, 4))
+    x[:, :larger, 0], x[:, larger, 0], x[:, larger, 1] = 1.0, -0.9, 0.19**0.5
+    logs, largest = np.zeros(samples), np.zeros(samples)
+    d = normalised(rng.standard_normal((samples, 4)) * [0, 1, 1, 1]) * 1e-8
+    for _ in range(50 * seconds):
+        x[:, larger - 1] = x[:, 0] + d
+        value = rng.standard_normal((samples, 4, 4))
+        a = naive_attention(x, model)
+        y = x + 50**-0.5 * a @ np.swapaxes(value, -1, -2)
+        length = np.linalg.norm(y[:, 0], axis=-1, keepdims=True)
+        u, difference = y[:, 0] / length, y[:, larger - 1] - y[:, 0]
+        d = (difference - (difference * u).sum(-1, keepdims=True) * u) / length
+        x = normalised(y)
+        size = np.linalg.norm(d, axis=-1)
+        logs += np.log(size / 1e-8)
+        d *= (1e-8 / size)[:, None]
+        largest = np.maximum(largest, logs)
+    return float(np.exp(largest.max()))
+
+
+def test_the_limit_merges_by_its_own_step():
+    """As a chain of 1/dt layers, whatever the law of its values."""
+    chain = process_with(model_of(3, 4)).merging
+    options = {"horizon": 1.0, "early_stop": LEVEL, "tolerance": TOLERANCE, "keep": "outcome", "dt": 1 / 50}
+    limit = process_of(lf.limit(replace(model_of(3, 4), values="rademacher")), None, None, options).merging
+    np.testing.assert_allclose(limit, chain, rtol=1e-9)
