@@ -59,7 +59,7 @@ check: .venv-test/ready
 site: .venv-test/ready
 	NO_MKDOCS_2_WARNING=1 .venv-test/bin/python -m mkdocs build --strict --site-dir $(OUT)/site
 
-# Every figure that needs no training, from a clean state or from where it was stopped, about two hours; ONLY="ct-fig6" takes some.
+# Every figure that needs no training, from a clean state or from where it was stopped, about three hours; ONLY="ct-fig6" takes one.
 gallery: .venv-test/ready
 	.venv-test/bin/python -m limitformer.figures.gallery docs/figures $(ONLY)
 	.venv-test/bin/python docs/tools/cards.py

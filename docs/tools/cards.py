@@ -24,7 +24,7 @@ caption, all parameters and where it differs from the paper. *Holds* counts the 
 tested; numbers about which the paper says nothing are in the record.
 
 `make gallery` makes all of them again from a clean state, but for figures of trained networks, which are drawn from
-runs ([training](training.md)), and Figure 6 of [CT], which takes six hours. Stopped, the same command goes on. Each
+runs ([training](training.md)). Stopped, the same command goes on. Each
 record keeps version and seed, and what the same figure gives at a small scale: a test computes that again and names
 the figures whose numbers have moved since the picture was made.
 """

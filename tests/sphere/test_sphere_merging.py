@@ -202,6 +202,64 @@ def test_distances_in_a_cluster_fall_by_the_exponent_of_the_bound(dim, share):
     assert (ratio ** (1.5 * r)).mean() > 1
 
 
+@pytest.mark.parametrize("layers", [16, 20, 25, 30])
+@pytest.mark.parametrize("dim", [3, 5, 6, 7, 8])
+def test_no_exponent_of_long_steps_is_above_the_true_one(dim, layers):
+    """E (|D′|/|D|)^r by an integral over the length and the direction of xᵖ + cVA, at the r that is used.
+
+    At c = .25 quadratures of both orders agree on too large ones.
+    """
+    c, edge = layers**-0.5, TOLERANCE / (2 - TOLERANCE)
+    model = model_of(3, dim, layers, beta=0.1)
+    w = process_with(model).merging.stop_plus
+    if w == 0:
+        return
+    assert layers >= 25
+    r = 2 * np.log(LEVEL / 3) / np.log(w / min(edge, TURN**2))
+    assert integral(dim, c, r) < 1
+    assert integral(dim, c, 1.2 * r) > 1
+
+
+def integral(dim, c, r):
+    """Of |y|^{−r} (1 − ⟨y/|y|, e₂⟩²)^{r/2}, y = e₁ + cg: given |y₁|, y₂ by Gauss-Hermite, the rest is a χ²."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    weights = weights / weights.sum()
+    others, of_others = (np.zeros(1), np.ones(1))
+    if dim > 2:
+        q = (np.arange(1000) + 0.5) / 1000
+        others, of_others = stats.chi2(dim - 2).ppf(q), np.full(1000, 1 / 1000)
+    first, second, rest = np.meshgrid(1 + c * nodes, c * nodes, c * c * others, indexing="ij", sparse=True)
+    square = first**2 + second**2 + rest
+    values = square ** (-r / 2) * (1 - second**2 / square) ** (r / 2)
+    return np.einsum("abc,a,b,c", values, weights, weights, of_others)
+
+
+@pytest.mark.parametrize("step", [1e-50, 1e-20, 1e-8])
+def test_steps_too_small_to_be_seen_have_no_bound(step):
+    model = model_of(3, 4, layers=1, sigma=step)
+    assert process_with(model).merging.together == 0
+    assert process_with(replace(model, tokens=2)).stops() == (0, 0)
+
+
+def test_clusters_that_nothing_holds_at_antipodes_have_no_stop_there():
+    assert process_with(model_of(3, 4)).stops()[1] == 0 < process_with(model_of(4, 4)).stops()[1]
+
+
+def test_a_gap_near_the_smallest_number_opens_as_without_a_stop():
+    """Where a layer may multiply it by anything: 1 + z from 1e-292 to 1, in 48 layers and not in 81, was wrong."""
+    layers = 40
+    model = model_of(4, 100_000, layers, beta=0.0, sigma=0.199 * layers**0.5)
+    start = np.zeros((4, model.dim))
+    start[:, 0], start[2:, 1] = [1, 1, -1, -1], 1e-146
+    run = {"horizon": 4.0, "samples": 24, "record": np.arange(161) / 40, "keep": "outcome", "progress": False}
+    opened = [
+        (lf.simulate(model, start, seed=1, method="gram", **run, **more)["antipodal_pairs"].values == 0).argmax(1)
+        for more in ({}, {"early_stop": 1e-9})
+    ]
+    assert abs(opened[0].mean() - opened[1].mean()) < 2
+    assert opened[0].mean() > 60
+
+
 @pytest.mark.parametrize(("tokens", "dim"), [(3, 2), (5, 3), (3, 4)])
 def test_one_cluster_is_one_for_good(tokens, dim):
     """From the edge of the bound at most 5 % ever leave the tolerance; of one with twice the exponent far more do."""

@@ -26,7 +26,6 @@ from limitformer.running.results import package_version, write_whole
 from limitformer.sweep.origin import processor
 
 QUICK_SEED = 11
-LONG = {"ct-fig6": "six hours on two cores; what is shown is a smaller run"}  # made when it is asked for by name
 NEAR, NOTHING = 1e-3, 1e-12  # relative; and what counts as rounding alone
 
 
@@ -81,8 +80,8 @@ def remake(name: str, folder: Path) -> bool:
 
 
 def main(folder: str, *names: str) -> None:
-    """Make the figures of these names, or all but the long ones; a line for each."""
-    for name in names or [name for name in FIGURES if name not in LONG]:
+    """Make the figures of these names, or all; a line for each."""
+    for name in names or FIGURES:
         print(name, "made" if remake(name, Path(folder)) else "is current", flush=True)
 
 

@@ -78,6 +78,6 @@ def at_tokens(value: ArrayLike, model: SphereModel) -> SphereStart:
     worst = lengths[np.abs(lengths - 1).argmax()]
     require(
         abs(worst - 1) <= OFF_SPHERE,
-        f"Tokens must lie on the unit sphere; one has length {worst:.6g}. Repair: X / norm(X, axis=1, keepdims=True).",
+        f"Tokens must lie on the unit sphere; one has length {worst:.12g}. Repair: X / norm(X, axis=1, keepdims=True).",
     )
     return SphereStart(tokens=x / lengths[:, None])

@@ -11,7 +11,7 @@ dim − 1, the same for all |A|. As in `stopping`, |D| ever comes back to D_tol 
 * **One cluster**: all tokens within `together`, where that chance is small enough for all: it has arrived.
 * **Two clusters**, wherever they are: all tokens within `close` of one of two. On the way from antipodes to one point
   attention tells tokens of a cluster apart in the first order of D, and distances may grow while it lasts. That is not
-  bounded here: they have been seen to grow tenfold, and `close` allows for a growth of 1/`TRANSIT`. What the points
+  bounded here: they were seen to grow a hundredfold, and `close` allows for a growth of 1/`TRANSIT`. What the points
   ignore, |D| beside |X¹ ± X²|, is less than the level asked for.
 """
 
@@ -25,7 +25,7 @@ from limitformer.numerics.lanes import LANES
 from limitformer.sphere.forest import gaps
 from limitformer.sphere.gathered import SIGN
 from limitformer.sphere.pair import PairConstants
-from limitformer.sphere.stopping import LONGEST_STEP, MARGIN, ORDERS, exponent, log_ratios, stops
+from limitformer.sphere.stopping import LONGEST_STEP, MARGIN, ORDERS, SHORTEST_STEP, agree, exponent, log_ratios, stops
 
 NOT_YET = -1
 SHARES = (0.1, 0.5, 1.0)  # of |A|, at which the exponent is looked for
@@ -62,14 +62,13 @@ def merging(constants: PairConstants, tokens: int, tolerance: float, level: floa
     """The bounds for outcomes that change with a chance of at most `level`; `NEVER` where there is none."""
     edge = min(tolerance / (2 - tolerance), (TURN / max(2 * abs(constants.beta), 1.0)) ** 2)
     coarse, fine = (walk_exponent(constants, edge, order) for order in ORDERS)
-    if constants.step > LONGEST_STEP or min(coarse, fine) <= 0 or abs(coarse / fine - 1) > 0.01:
+    if not (SHORTEST_STEP <= constants.step <= LONGEST_STEP and agree(coarse, fine)):
         return NEVER
     w = edge * (level / tokens) ** (2 / (MARGIN * fine))
     together = 4 * w / tokens**2  # a token may be at the end of a chain of parents
     close = together * TRANSIT**2
-    return (
-        Merging(together, close, level**2, w, stops(constants, tolerance, level)[1]) if close > LEAST_SQUARE else NEVER
-    )
+    minus = stops(constants, tolerance, level)[1] if tokens % 2 == 0 else 0.0  # halves alone stay antipodes
+    return Merging(together, close, level**2, w, minus) if close > LEAST_SQUARE else NEVER
 
 
 def walk_exponent(constants: PairConstants, edge: float, order: int) -> float:

@@ -27,7 +27,7 @@ Rule = tuple[Array, Array]  # nodes and weights that sum to 1
 
 LARGEST_EXPONENT = 10.0  # a larger one is not needed, and its moments would ask more of the quadrature
 MARGIN = 0.98
-LONGEST_STEP = 0.25
+SHORTEST_STEP, LONGEST_STEP = 1e-4, 0.2  # below, the ratios are rounding; above, quadratures may agree by accident
 LONGEST_BOUNDED_STEP = 0.45  # where |v| ≤ 2.28, so that 1 + ω(a ± b) cannot vanish
 FRACTIONS = (0.0, 0.01, 0.1, 0.35, 0.7, 1.0)  # of w at the edge, where Λ is looked at
 ORDERS = (4, 6)
@@ -44,17 +44,26 @@ def stops(constants: PairConstants, tolerance: float, level: float) -> tuple[flo
     bounds = []
     for positive in (True, False):
         coarse, fine = (exponent(ratios(constants, positive, edge, order)) for order in ORDERS)
-        agree = is_short(constants, positive, edge) and min(coarse, fine) > 0 and abs(coarse / fine - 1) < 0.01
-        w = edge * level ** (2 / (MARGIN * fine)) if agree else 0.0
+        w = (
+            edge * level ** (2 / (MARGIN * fine))
+            if is_short(constants, positive, edge) and agree(coarse, fine)
+            else 0.0
+        )
         bounds.append(w if w > LEAST * 1e6 else 0.0)
     return bounds[0], bounds[1]
 
 
 def is_short(constants: PairConstants, positive: bool, edge: float) -> bool:
-    """Whether a layer moves the tokens so little that the quadratures can be relied on."""
+    """Whether a layer moves the tokens so little that the quadratures can be relied on, and not less than they see."""
     largest = max(float(c.max()) for c in coefficients(constants, positive, places(edge)))
     bounded = constants.hybrid and constants.law != GAUSSIAN
-    return largest * (constants.step + constants.drift) <= (LONGEST_BOUNDED_STEP if bounded else LONGEST_STEP)
+    longest = LONGEST_BOUNDED_STEP if bounded else LONGEST_STEP
+    return SHORTEST_STEP <= largest * (constants.step + constants.drift) <= longest
+
+
+def agree(coarse: float, fine: float) -> bool:
+    """Whether there is an exponent, and quadratures of both orders have found it."""
+    return min(coarse, fine) > 0 and abs(coarse / fine - 1) < 0.01
 
 
 def exponent(law: tuple[Array, Array]) -> float:

@@ -20,7 +20,7 @@ from limitformer.recording.exits import first_at
 from limitformer.sphere.chi import blocks_needed, chi_squares
 from limitformer.sphere.merging import NOT_YET, Merging
 from limitformer.sphere.outcome import ANTIPODAL, CLUSTERS, LARGEST, UNRESOLVED
-from limitformer.sphere.pair import BLOCK, CHECK, PairConstants, Pairs, fold, open_pairs, unfolded
+from limitformer.sphere.pair import BLOCK, CHECK, PairConstants, Pairs, fold, is_long, open_pairs, unfolded
 from limitformer.sphere.unlike_pair import LEAST_START, NORMALS, turn_unlike
 
 LAST = 2**62
@@ -53,15 +53,16 @@ def run_two_clusters(follow, tokens, replica, points, record, merged, last, two,
     `last` is the layer by which all of them had.
     """
     constants, key_words, replicas = follow.pair, follow.key_words, len(record.stopped)
-    two.pairs.running[0] = 0
+    two.pairs.running[0], often = 0, 1 if is_long(constants) else CHECK
     for layer in range(first_merged(replicas, merged.since), constants.layers + 1):
         advance_clusters(constants, tokens, key_words[0], key_words[1], U64(layer), two)
+        if layer % often == 0:
+            fold(two.pairs)
         k = first_at(points, layer)
         while k < len(points) and points[k] == layer:
             write_running(k, tokens, record, two)
             k += 1
         if layer % CHECK == 0:
-            fold(two.pairs)
             admit(layer, replica, len(record.stopped), merged, two)
             retire(layer, k, tokens, follow.bounds, record, two)
             over = two.pairs.running[0] == 0 and layer >= last
