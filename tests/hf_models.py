@@ -28,6 +28,7 @@ import limitformer as lf
 from limitformer.hf import ShapedTransformerConfig, ShapedTransformerModel, Shaping, shape_model
 from limitformer.nn import Residual, gains
 from limitformer.nn.drawn.simulate import TokenLaw, gram
+from many_networks import many
 
 BATCH, TOKENS, WIDTH, HEADS, KV_HEADS, LAYERS, VOCABULARY, POSITIONS = 3, 10, 16, 4, 2, 2, 50, 40
 SIZES = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
@@ -258,12 +259,9 @@ def chain(width, causal=False):
 @torch.no_grad()
 def network(blocks, draw, samples, width, seed=2):
     """The same statistics of `samples` networks, whose weights `draw(generator)` draws in place."""
-    generator, copies = torch.Generator().manual_seed(seed), []
+    generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
-    for _ in range(samples):
-        draw(generator)
-        copies.append({name: value.clone() for name, value in blocks.named_parameters()})
-    weights = {name: torch.stack([one[name] for one in copies]) for name in copies[0]}
+    weights = many(blocks, lambda: draw(generator), samples)
     x = TokenLaw(lf.models.as_start(V0), declared(width, 1, width)).tokens(samples, generator)
     with sdpa_kernel(SDPBackend.MATH):  # the only kernel with a rule for vmap
         found = vmap(lambda w, one: functional_call(blocks, w, (one[None],))[0])(weights, x.double())

@@ -25,6 +25,7 @@ from limitformer.nn.initialisation import InitialVariances, draw
 from limitformer.nn.residual import Residual
 from limitformer.nn.self_attention import ShapedSelfAttention
 from limitformer.nn.shaped_relu import TrainableShapedReLU
+from many_networks import many
 from statistics_checks import assert_same_law
 
 SHAPED_RELU = lf.ShapedReLU(c_plus=0.2, c_minus=-1.0)
@@ -109,11 +110,8 @@ def test_lam_completes_gamma_to_a_variance_of_one():
 def last_covariances(model, samples, seed):
     """V (samples, m, m) after the last layer of as many networks, each drawn by `draw`, with random positions."""
     stack = stack_of(model, trained=False).double().eval()
-    generator, copies = seeded(seed), []
-    for _ in range(samples):
-        draw(stack, variances_of(model), generator)
-        copies.append({name: value.clone() for name, value in stack.named_parameters()})
-    weights = {name: torch.stack([one[name] for one in copies]) for name in copies[0]}
+    generator, variances = seeded(seed), variances_of(model)
+    weights = many(stack, lambda: draw(stack, variances, generator), samples)
     x = TokenLaw(lf.models.as_start(V0), model).tokens(samples, generator)
     with sdpa_kernel(SDPBackend.MATH):  # the only kernel with a rule for vmap
         found = vmap(lambda w, one: functional_call(stack, w, (one[None],))[0])(weights, x)

@@ -72,9 +72,9 @@ def merging(constants: PairConstants, tokens: int, tolerance: float, level: floa
 
 
 def walk_exponent(constants: PairConstants, edge: float, order: int) -> float:
-    """The largest r with E (|D′|/|D|)^r ≤ 1 for all |A|."""
-    w, turn = np.array([[1e-200], [edge], [edge]]), np.array([[0.0], [0.0], [TURN]])
-    laws = (log_ratios(constants.dim, order, w, constants.step * a + 0 * w, constants.step * turn) for a in SHARES)
+    """The largest r with E (|D′|/|D|)^r ≤ 1 for all |A|: where it is least, at the edge."""
+    w, turn = np.array([[edge]]), np.array([[constants.step * TURN]])
+    laws = (log_ratios(constants.dim, order, w, np.array([[constants.step * a]]), turn) for a in SHARES)
     return min(exponent(law) for law in laws)
 
 
