@@ -31,7 +31,7 @@ NOT_YET = -1
 SHARES = (0.1, 0.5, 1.0)  # of |A|, at which the exponent is looked for
 TURN = 0.01  # β|D| at most: by what part of |D| attention tells tokens of one cluster apart
 TRANSIT = 1e-20  # of |D|
-LEAST_SQUARE = 1e-280
+LEAST_SQUARE = 1e-280  # of a |D| that is not held up (`differences`)
 
 
 class Merging(NamedTuple):

@@ -23,7 +23,7 @@ from limitformer.sphere.outcome import ANTIPODAL, CLUSTERS, LARGEST, UNRESOLVED
 from limitformer.sphere.pair import BLOCK, CHECK, PairConstants, Pairs, fold, is_long, open_pairs, unfolded
 from limitformer.sphere.unlike_pair import LEAST_START, NORMALS, turn_unlike
 
-LAST = 2**62
+LAST = 2**62  # more layers than there ever are
 
 
 class Continuation(NamedTuple):
@@ -63,7 +63,7 @@ def run_two_clusters(follow, tokens, replica, points, record, merged, last, two,
             write_running(k, tokens, record, two)
             k += 1
         if layer % CHECK == 0:
-            admit(layer, replica, len(record.stopped), merged, two)
+            admit(layer, replica, replicas, merged, two)
             retire(layer, k, tokens, follow.bounds, record, two)
             over = two.pairs.running[0] == 0 and layer >= last
             if over or not goes_on(watch, replicas, max(layer, last) / (constants.layers + 1)):
@@ -72,7 +72,7 @@ def run_two_clusters(follow, tokens, replica, points, record, merged, last, two,
 
 @kernel
 def first_merged(replicas, since):
-    """The first layer at which one has; one more than any if none has."""
+    """The first layer at which one has; LAST if none has."""
     first = LAST
     for lane in range(replicas):
         if since[lane] != NOT_YET:
