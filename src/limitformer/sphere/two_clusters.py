@@ -14,14 +14,13 @@ import numpy as np
 
 from limitformer.numerics.elementary import U64, exponential
 from limitformer.numerics.kernels import driver, inlined, kernel, strict_kernel
-from limitformer.numerics.random import box_muller, words_of
 from limitformer.numerics.watch import goes_on
 from limitformer.recording.exits import first_at
 from limitformer.sphere.chi import blocks_needed, chi_squares
 from limitformer.sphere.merging import NOT_YET, Merging
 from limitformer.sphere.outcome import ANTIPODAL, CLUSTERS, LARGEST, UNRESOLVED
 from limitformer.sphere.pair import BLOCK, CHECK, PairConstants, Pairs, fold, is_long, open_pairs, unfolded
-from limitformer.sphere.unlike_pair import LEAST_START, NORMALS, turn_unlike
+from limitformer.sphere.unlike_pair import LEAST_START, NORMALS, normals_of, turn_unlike
 
 LAST = 2**62  # more layers than there ever are
 
@@ -160,17 +159,11 @@ def move_clusters(constants, tokens, k0, k1, block, two):
     """The step, given the χ²."""
     beta, step, dim, pairs = constants.beta, constants.step, constants.dim, two.pairs
     for i in range(pairs.running[0]):
-        w0, w1, w2, w3 = words_of(block, pairs.replica[i], k0, k1)
-        h, h_ = box_muller(w0, w1)
-        g1, g2 = box_muller(w2, w3)
-        w0, w1, _, _ = words_of(block + U64(1), pairs.replica[i], k0, k1)
-        g3, of_rho = box_muller(w0, w1)
+        of_layer, _, _ = normals_of(block, pairs.replica[i], k0, k1)
         positive, p, w = pairs.sign[i] > 0.0, two.size[i], pairs.w[i]
         driven = p + p != tokens and not positive
         w = max(w, LEAST_START) if driven else w
         phi, theta = cluster_weights(p, tokens - p, beta, positive, w)
         ratio = np.sqrt(w)
         lean = theta * (ratio if positive else 1.0 / ratio) if p + p != tokens else 0.0
-        rho, g3 = (np.sqrt(pairs.first[i] + of_rho * of_rho), g3) if dim > 2 else (0.0, 0.0)
-        rest = step * step * pairs.second[i]
-        turn_unlike(i, positive, w, step * phi, step * lean, step, (h, h_, rho), (g1, g2, g3), rest, pairs)
+        turn_unlike(i, positive, w, step * phi, step * lean, step, dim, of_layer, pairs)

@@ -73,12 +73,7 @@ def move_unlike(constants, k0, k1, block, pairs):
     beta, step, dim = constants.beta, constants.step, constants.dim
     fresh, causal = constants.fresh, constants.causal
     for i in range(pairs.running[0]):
-        w0, w1, w2, w3 = words_of(block, pairs.replica[i], k0, k1)
-        h, h_ = box_muller(w0, w1)
-        g1, g2 = box_muller(w2, w3)
-        w0, w1, w2, w3 = words_of(block + U64(1), pairs.replica[i], k0, k1)
-        g3, of_rho = box_muller(w0, w1)
-        zeta, eta = box_muller(w2, w3)
+        of_layer, zeta, eta = normals_of(block, pairs.replica[i], k0, k1)
         positive, w = pairs.sign[i] > 0.0, pairs.w[i]
         w = max(w, LEAST_START) if causal and not positive else w
         ratio = np.sqrt(w)
@@ -96,16 +91,27 @@ def move_unlike(constants, k0, k1, block, pairs):
             lean = 0.5 * (1.0 - u) * (ratio if positive else 1.0 / ratio)
         phi = step * 0.5 * (t + u)
         lean *= step
-        rho, g3 = (np.sqrt(pairs.first[i] + of_rho * of_rho), g3) if dim > 2 else (0.0, 0.0)
-        rest = step * step * pairs.second[i]
-        turn_unlike(i, positive, w, phi, lean, step, (h, h_, rho), (g1, g2, g3), rest, pairs)
+        turn_unlike(i, positive, w, phi, lean, step, dim, of_layer, pairs)
 
 
 @inlined
-def turn_unlike(i, positive, w, phi, lean, step, of_d, of_s, rest, pairs):
-    """w and the sign of replica i, given cφ, cϑ, and the normals of d and of s with c²χ²."""
-    h, h_, rho = of_d
-    g1, g2, g3 = of_s
+def normals_of(block, replica, k0, k1):
+    """Those of V d̂ and V ŝ, and two of the queries."""
+    w0, w1, w2, w3 = words_of(block, replica, k0, k1)
+    h, h_ = box_muller(w0, w1)
+    g1, g2 = box_muller(w2, w3)
+    w0, w1, w2, w3 = words_of(block + U64(1), replica, k0, k1)
+    g3, of_rho = box_muller(w0, w1)
+    zeta, eta = box_muller(w2, w3)
+    return (h, h_, of_rho, g1, g2, g3), zeta, eta
+
+
+@inlined
+def turn_unlike(i, positive, w, phi, lean, step, dim, of_layer, pairs):
+    """w and the sign of replica i, given cφ and cϑ."""
+    h, h_, of_rho, g1, g2, g3 = of_layer
+    rho, g3 = (np.sqrt(pairs.first[i] + of_rho * of_rho), g3) if dim > 2 else (0.0, 0.0)
+    rest = step * step * pairs.second[i]
     d1, d2, d3 = 1.0 + phi * h, phi * h_, phi * rho
     s1, s2, s3 = step * g1 + lean * h, 1.0 + step * g2 + lean * h_, step * g3 + lean * rho
     square_d, square_s = d1 * d1 + d2 * d2 + d3 * d3, s1 * s1 + s2 * s2 + s3 * s3 + rest
