@@ -110,7 +110,8 @@ def normals_of(block, replica, k0, k1):
 def turn_unlike(i, positive, w, phi, lean, step, dim, of_layer, pairs):
     """w and the sign of replica i, given cφ and cϑ."""
     h, h_, of_rho, g1, g2, g3 = of_layer
-    rho, g3 = (np.sqrt(pairs.first[i] + of_rho * of_rho), g3) if dim > 2 else (0.0, 0.0)
+    rho = np.sqrt(pairs.first[i] + of_rho * of_rho) if dim > 2 else 0.0
+    g3 = g3 if dim > 2 else 0.0
     rest = step * step * pairs.second[i]
     d1, d2, d3 = 1.0 + phi * h, phi * h_, phi * rho
     s1, s2, s3 = step * g1 + lean * h, 1.0 + step * g2 + lean * h_, step * g3 + lean * rho
