@@ -34,6 +34,7 @@ FAST = (
     "tests/test_faults.py",
     "src/limitformer/models",
 )
+BEGUN = set()  # files whose tests have
 COMPILING = ("test_own_parts",)  # of models, but they compile and train
 OF_FIGURES = ("test_figures", "test_figure_looks", "test_gallery")  # share what takes long to make
 
@@ -58,6 +59,15 @@ def pytest_collection_finish(session):
         raise pytest.UsageError("pytest-xdist does not group tests with this version of pytest; 9.1 and 3.8 do.")
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """What a file's tests have imported and made for all of them is no garbage either."""
+    if item.path not in BEGUN:
+        BEGUN.add(item.path)
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")
