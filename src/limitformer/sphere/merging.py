@@ -58,7 +58,7 @@ NEVER = Merging(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @cache
-def merging(constants: PairConstants, tokens: int, tolerance: float, level: float) -> Merging:
+def merging_bounds(constants: PairConstants, tokens: int, tolerance: float, level: float) -> Merging:
     """The bounds for outcomes that change with a chance of at most `level`; `NEVER` where there is none."""
     edge = min(tolerance / (2 - tolerance), (TURN / max(2 * abs(constants.beta), 1.0)) ** 2)
     coarse, fine = (walk_exponent(constants, edge, order) for order in ORDERS)

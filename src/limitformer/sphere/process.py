@@ -31,7 +31,7 @@ from limitformer.sphere.attention import AttentionConstants
 from limitformer.sphere.averaged_pair import averages_table
 from limitformer.sphere.layer import ONE_NUMBER, Layer
 from limitformer.sphere.logits import query_constants, signed_beta, signed_bilinear
-from limitformer.sphere.merging import NEVER, Merging, merging
+from limitformer.sphere.merging import NEVER, Merging, merging_bounds
 from limitformer.sphere.methods import can_merge, has_averages
 from limitformer.sphere.options import Method, SphereOptions
 from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps
@@ -153,7 +153,7 @@ class SpherePaths:
         if not (asked and can_merge(self.model, self.layer.law)):
             return NEVER
         assert self.options.early_stop is not None
-        return merging(self.pair_constants(), self.tokens, self.options.tolerance, self.options.early_stop)
+        return merging_bounds(self.pair_constants(), self.tokens, self.options.tolerance, self.options.early_stop)
 
     def outputs(self, samples: int) -> Outputs:
         """Empty arrays for the results of so many samples.
