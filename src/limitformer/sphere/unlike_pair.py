@@ -1,4 +1,4 @@
-r"""Two tokens that attention moves by different rules: drawn queries and keys, a causal mask.
+r"""Two tokens that attention moves by different rules: drawn queries and keys, a causal mask; clusters (`two_clusters`).
 
 Their overlap is a Markov chain still. With weights (1 + Tᵢ)/2 of token i on itself and (1 − Tᵢ)/2 on the other, sum s
 and difference d of the tokens (`pair`) receive
