@@ -1,4 +1,4 @@
-r"""Two tokens that attention moves by different rules: drawn queries and keys, a causal mask; clusters (`two_clusters`).
+r"""Two tokens that attention moves by different rules: drawn queries and keys, a causal mask, unequal clusters.
 
 Their overlap is a Markov chain still. With weights (1 + Tᵢ)/2 of token i on itself and (1 − Tᵢ)/2 on the other, sum s
 and difference d of the tokens (`pair`) receive
@@ -8,6 +8,7 @@ and difference d of the tokens (`pair`) receive
 * **Drawn queries**, G = QᵀK: Tᵢ = tanh(P ± Q) with P = (β/4) dᵀGd, Q = (β/4) sᵀGd. For i.i.d. N(0, τ²) entries these
   are independent normals with deviations b(1 − z)/2 and b√(1 − z²)/2, b = βτ; for a product of two matrices with k
   rows both are also multiplied by the same √(χ²_k/k). And θ = ½ tanh(2Q)(1 − T₁T₂), which keeps its digits near ±1.
+* **Clusters** of unlike sizes: `two_clusters`.
 * **Causal mask**: the first token sees itself alone, T₁ = 1; the second has T₂ = tanh(β(1 − z)/2), or tanh(P − Q).
 
 **The step.** In the basis of the unit vectors d̂ and ŝ, the direction e in which V d̂ leaves their plane, and the rest,

@@ -6,9 +6,9 @@ Other times are recorded on the way: what is there at T = 50 and gone at T = 500
 unequal clusters (`lifetimes`); an odd number of tokens has no other antipodal state. For N = 3 all are 2 + 1, and the
 share at T is predicted from that at t = 50 by the exact mean lifetime m: times exp(−(T − 50)/m).
 
-Trajectories that have become one cluster stop, and those that have become two go on as two points, where this changes an
-outcome with a chance of 10⁻⁹ at most: by a bound, but for the way from antipodes to one point, where a wide margin stands
-in for one (`sphere.merging`).
+Trajectories that have become one cluster stop, and those that have become two go on as two points, where this changes
+an outcome with a chance of 10⁻⁹ at most: by a bound, but for the way from antipodes to one point, where a wide margin
+stands in for one (`sphere.merging`).
 """
 
 from dataclasses import dataclass
