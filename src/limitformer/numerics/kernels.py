@@ -5,6 +5,7 @@ of a file are kept in a folder named after a fingerprint of all that they are ma
 checkout never runs yesterday's mathematics, and two versions never share a cache. Where that folder lies says `caches`.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -14,6 +15,7 @@ from typing import Any
 import numba
 from numba.core import event
 from numba.core.caching import FunctionCache
+from numba.core.registry import CPUDispatcher
 
 from limitformer.base.errors import InputError
 from limitformer.numerics import caches
@@ -109,12 +111,37 @@ def kernel(function: Callable[..., Any]) -> Any:
     It is compiled without the counting of references to arrays, whose atomic instructions took 20 of the 25 ns of
     every call on small matrices. Workspaces come from a `driver`.
     """
-    return compiled(function, fastmath=FASTMATH, _nrt=False)
+    return called_by_kernels(compiled(function, fastmath=FASTMATH, _nrt=False, no_cpython_wrapper=True))
 
 
 def strict_kernel(function: Callable[..., Any]) -> Any:
     """A `kernel` whose sums stay in the order they are written, for arithmetic on the bits of a number."""
-    return compiled(function, fastmath={"contract"}, _nrt=False)
+    return called_by_kernels(compiled(function, fastmath={"contract"}, _nrt=False, no_cpython_wrapper=True))
+
+
+def called_by_kernels(made: Any) -> Any:
+    """`made` without what Python needs to call it, which took a fifth of the time of compilation."""
+    if not config.DISABLE_JIT:
+        made.__class__ = Kernel
+    return made
+
+
+class Kernel(CPUDispatcher):
+    """A function that compiled code calls. Python may, too, by way of a driver that is compiled when it is needed."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        """As compiled code calls it."""
+        return self.of_python(*arguments)
+
+    @functools.cached_property
+    def of_python(self) -> Any:
+        """What calls the kernel and nothing else."""
+        made = self
+
+        def call(*arguments: Any) -> Any:
+            return made(*arguments)
+
+        return njit(nogil=True, error_model="numpy", _nrt=False)(call)
 
 
 def driver(function: Callable[..., Any]) -> Any:
