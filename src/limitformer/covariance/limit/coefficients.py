@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.numerics.factor import FIRST, inner, multiply
+from limitformer.numerics.factor import FIRST, inner, multiply, put
 from limitformer.numerics.kernels import driver, kernel
 from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, load, store
 
@@ -186,6 +186,16 @@ def drift(v, constants, mask, work, out):
             for lane in range(LANES):
                 mixed = out[i, j, lane] if constants.mixing_drift > 0.0 else 0.0
                 out[i, j, lane] = mixed + constants.kink * kink_drift(v, i, j, lane)
+
+
+@driver
+def drift_at(v, constants, mask):
+    """b(V) of one V (m, m)."""
+    m = v.shape[0]
+    in_lanes, out = lane_matrix(m, m), lane_matrix(m, m)
+    put(v, in_lanes)
+    drift(in_lanes, constants, mask, drift_workspace(m), out)
+    return out[:, :, 0].copy()
 
 
 @kernel

@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from limitformer.base.errors import NoLimitError, keep, require, require_real
-from limitformer.covariance.limit.coefficients import LimitConstants, Mask, drift, drift_workspace
+from limitformer.covariance.limit.coefficients import LimitConstants, Mask, drift_at
 from limitformer.covariance.limit.explosion import explosion_probability
 from limitformer.covariance.limit.refusals import refuse_own
 from limitformer.models import OneMatrix, ShapedReLU, Start, Transformer, as_start
 from limitformer.models.kinds import known, require_itself
-from limitformer.numerics.lanes import LANES
 
 Matrix = NDArray[np.float64]
 Square = Annotated[Matrix, "tokens tokens"]
@@ -101,10 +100,8 @@ class CovarianceLimit:
                [0.159155, 0.      ]])
         """
         v = as_start(covariance).covariance
-        in_lanes = np.repeat(v[:, :, None], LANES, axis=2)
-        out = np.empty_like(in_lanes)
-        drift(in_lanes, self.constants(), self.mask_for(len(v)), drift_workspace(len(v)), out)
-        return out[:, :, 0]
+        at: Square = drift_at(v, self.constants(), self.mask_for(len(v)))
+        return at
 
     def diffusion(self, covariance: SquareLike) -> Annotated[Matrix, "pairs pairs"]:
         """Σ(V), dense, over the pairs α ≤ β in the order of `numpy.triu_indices`; for checks.
