@@ -36,7 +36,9 @@ FAST = (
 )
 BEGUN = set()  # files whose tests have
 COMPILING = ("test_own_parts",)  # of models, but they compile and train
-OF_FIGURES = ("test_figures", "test_figure_looks", "test_gallery")  # share what takes long to make
+# Tests of several files who share what takes long to make: figures, and what torch's compiler asks of a machine.
+OF_FIGURES = ("test_figures", "test_figure_looks", "test_gallery")
+BY_INDUCTOR = "test_compiled_by_inductor_it_is_the_same"
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups, and pytest what is asked for
@@ -48,8 +50,15 @@ def pytest_collection_modifyitems(config, items):
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("figures" if item.path.stem in OF_FIGURES else str(item.path)))
+        item.add_marker(pytest.mark.xdist_group(group_of(item)))
     items.sort(key=lambda item: not item.path.stem.startswith(LONG))
+
+
+def group_of(item):
+    """Those who stay in one process: a file's tests, and those who share what takes long to make."""
+    if item.path.stem in OF_FIGURES:
+        return "figures"
+    return "inductor" if item.name == BY_INDUCTOR else str(item.path)
 
 
 def pytest_collection_finish(session):

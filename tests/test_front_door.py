@@ -62,9 +62,9 @@ def test_nothing_is_imported_before_it_is_needed(code, needs):
     assert found - {"pandas", "dask"} == needs  # xarray brings these where it finds them
 
 
-def imports_for_checkers():
+def imports_for_checkers(package=PACKAGE):
     """name: module, of the imports that type checkers alone see."""
-    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    tree = ast.parse((package / "__init__.py").read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     found = [node for node in block.body if isinstance(node, ast.ImportFrom)]
     assert all(each.asname == each.name for node in found for each in node.names)  # re-exported, as PEP 484 has it
@@ -74,6 +74,20 @@ def imports_for_checkers():
 def test_checkers_see_what_is_there():
     homes = {name: f"limitformer.{home}" for home, names in lf.HOMES.items() for name in names}
     assert imports_for_checkers() == homes | dict.fromkeys(lf.MODULES, "limitformer")
+
+
+def test_checkers_see_what_is_there_for_training():
+    train = importlib.import_module("limitformer.train")
+    homes = {name: f"limitformer.train.{home}" for home, names in train.HOMES.items() for name in names}
+    assert imports_for_checkers(PACKAGE / "train") == homes
+    assert set(homes) <= set(dir(train))
+    assert all(getattr(train, name).__name__ == name for name in homes)
+    with pytest.raises(AttributeError, match=r"'limitformer\.train' has no attribute 'trains'"):
+        _ = train.trains
+
+
+def test_what_reads_a_corpus_needs_no_trainer():
+    assert imported_by("from limitformer.train.data.corpus import read_corpus") & {"torch", "transformers"} == set()
 
 
 def test_every_name_is_found_and_listed():

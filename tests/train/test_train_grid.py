@@ -14,7 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from limitformer.base import pool, progress
+from grid_program import of_all_kinds
+from limitformer.base import pool
 from limitformer.base.errors import InputError
 from limitformer.train import grid, interrupts
 from limitformer.train.grid import GridInterrupted, gpus, run_all
@@ -136,18 +137,6 @@ def test_a_worker_whose_parent_is_gone_saves_its_run(tmp_path):
     worker.join(60)
     assert worker.exitcode == 0
     assert 0 < checkpoint(tmp_path / "0") < STEPS
-
-
-def of_all_kinds(kind: str) -> dict[str, float]:
-    """What a run may do; what it says of its process."""
-    if kind == "bad":
-        raise InputError("got 0, at least 1")
-    if kind == "bug":
-        raise ZeroDivisionError("by nothing")
-    if kind == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    print(f"this is {kind}", file=sys.stderr)
-    return {"value": float(len(kind)), "patience": progress.PATIENCE, "device": float(os.environ[grid.DEVICES])}
 
 
 def as_words(outcomes) -> dict[str, str]:

@@ -1,6 +1,12 @@
-"""Experiments of both papers that train networks, on the Trainer of Hugging Face."""
+"""Experiments of both papers that train networks, on the Trainer of Hugging Face.
 
+Names are looked up where they are defined when they are first asked for: what reads a corpus needs no Trainer, which
+takes seconds to import.
+"""
+
+from importlib import import_module as _import_module
 from importlib.util import find_spec as _find_spec
+from typing import TYPE_CHECKING
 
 from limitformer.base.errors import MissingExtraError
 
@@ -23,14 +29,39 @@ if _missing := [
 ]:
     raise MissingExtraError(_missing[0], "train")
 
-from limitformer.train.callbacks import Correlation as Correlation
-from limitformer.train.callbacks import Entropy as Entropy
-from limitformer.train.callbacks import Gains as Gains
-from limitformer.train.callbacks import GradientNorms as GradientNorms
-from limitformer.train.callbacks import ShapingSchedule as ShapingSchedule
-from limitformer.train.data.masking import MaskedCollator as MaskedCollator
-from limitformer.train.harness import read_runs as read_runs
-from limitformer.train.harness import train as train
-from limitformer.train.log import Log as Log
-from limitformer.train.log import read_log as read_log
-from limitformer.train.plan import Plan as Plan
+if TYPE_CHECKING:
+    from limitformer.train.callbacks import Correlation as Correlation
+    from limitformer.train.callbacks import Entropy as Entropy
+    from limitformer.train.callbacks import Gains as Gains
+    from limitformer.train.callbacks import GradientNorms as GradientNorms
+    from limitformer.train.callbacks import ShapingSchedule as ShapingSchedule
+    from limitformer.train.data.masking import MaskedCollator as MaskedCollator
+    from limitformer.train.harness import read_runs as read_runs
+    from limitformer.train.harness import train as train
+    from limitformer.train.log import Log as Log
+    from limitformer.train.log import read_log as read_log
+    from limitformer.train.plan import Plan as Plan
+
+# Where names are defined; a test holds this against the imports above.
+HOMES = {
+    "callbacks": ("Correlation", "Entropy", "Gains", "GradientNorms", "ShapingSchedule"),
+    "data.masking": ("MaskedCollator",),
+    "harness": ("read_runs", "train"),
+    "log": ("Log", "read_log"),
+    "plan": ("Plan",),
+}
+
+if not TYPE_CHECKING:  # a checker should know the names above alone
+
+    def __getattr__(name: str) -> object:
+        """What the name stands for, kept from then on."""
+        for home, names in HOMES.items():
+            if name in names:
+                found = globals()[name] = getattr(_import_module(f"{__name__}.{home}"), name)
+                return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Names for users."""
+    return sorted({*(name for names in HOMES.values() for name in names), *globals()})
