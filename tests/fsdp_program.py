@@ -1,10 +1,8 @@
-"""Train shaped models for a few steps on one process, or on several with `fully_shard`; print their strengths.
+"""Train shaped models for a few steps on one process, or on several with `fully_shard`; write down their strengths."""
 
-python fsdp_program.py <rank> <processes> <file that they meet at>
-"""
-
-import sys
+import json
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -71,19 +69,13 @@ def strengths_of(model):
     return torch.cat([x.full_tensor() if hasattr(x, "full_tensor") else x for x in found])
 
 
-def main(rank, processes, place):
+def main(rank, processes, folder):
+    """One of several processes, which meet in `folder`; the first one writes what all have found."""
     torch.set_num_threads(1)
-    mesh = None
-    if processes > 1:
-        dist.init_process_group("gloo", f"file://{place}", timedelta(seconds=300), processes, rank)
-        mesh = init_device_mesh("cpu", (processes,))
-    for kind in ("own", "float32", "bfloat16"):
-        numbers = trained(kind, rank, processes, mesh).double().tolist()
-        if rank == 0:
-            print(kind, *(f"{x:.10f}" for x in numbers), flush=True)
-    if processes > 1:
-        dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    dist.init_process_group("gloo", f"file://{folder}/meet", timedelta(seconds=300), processes, rank)
+    mesh = init_device_mesh("cpu", (processes,))
+    kinds = ("own", "float32", "bfloat16")
+    found = {kind: trained(kind, rank, processes, mesh).double().tolist() for kind in kinds}
+    if rank == 0:
+        (Path(folder) / "strengths.json").write_text(json.dumps(found))
+    dist.destroy_process_group()

@@ -1,32 +1,24 @@
 """Shaped models sharded over two processes by `fully_shard`: the numbers of one process."""
 
-import subprocess
-import sys
-from pathlib import Path
+import json
 
 import pytest
 import torch
 
 import fsdp_program
-
-PROGRAM = Path(fsdp_program.__file__)
+from forks import forked
 
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory):
-    """{kind: strengths at the end}, as two processes print them."""
-    place = tmp_path_factory.mktemp("fsdp") / "meet"
-    command = [sys.executable, "-W", "ignore", str(PROGRAM)]
-    both = [
-        subprocess.Popen(
-            [*command, str(rank), "2", str(place)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for rank in (0, 1)
-    ]
-    said = [process.communicate(timeout=600) for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    lines = [line.split() for line in said[0][0].splitlines()]
-    return {kind: torch.tensor([float(x) for x in numbers], dtype=torch.float64) for kind, *numbers in lines}
+    """{kind: strengths at the end}, as the first of two processes has them."""
+    folder = tmp_path_factory.mktemp("fsdp")
+    both = [forked(fsdp_program.main, rank, 2, str(folder)) for rank in (0, 1)]
+    for process in both:
+        process.join(600)
+    assert [process.exitcode for process in both] == [0, 0]
+    found = json.loads((folder / "strengths.json").read_text())
+    return {kind: torch.tensor(numbers, dtype=torch.float64) for kind, numbers in found.items()}
 
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("own", 1e-6), ("float32", 1e-6), ("bfloat16", 1e-3)])

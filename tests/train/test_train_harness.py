@@ -21,6 +21,8 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import limitformer.train
+import train_program
+from forks import forked
 from limitformer.base.errors import InputError, MissingExtraError
 from limitformer.nn import Gain, Residual
 from limitformer.nn.strengths import ENDING
@@ -33,8 +35,6 @@ from limitformer.train.interrupts import TrainingInterrupted
 from limitformer.train.log import Log, curve, read_log, read_table
 from limitformer.train.trainer import Run
 from train_program import BATCH, EXAMPLES, STEPS, At, Small, accuracy, collate, items, masked_run, plan_of, small_run
-
-PROGRAM = Path(__file__).parents[1] / "train_program.py"
 
 
 @pytest.fixture(autouse=True)
@@ -157,17 +157,11 @@ def test_a_second_ctrl_c_ends_at_once_and_the_run_goes_on(unbroken, tmp_path):
     assert_same_run(tmp_path / "run", unbroken)
 
 
-def program(*words: object, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """The program in processes of its own."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, *launcher, str(PROGRAM), *map(str, words)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-
-
 @pytest.mark.parametrize(("how", "step", "left"), [("step", 37, 30), ("save", 30, 20), ("step", 8, None)])
 def test_killed_runs_lose_and_double_nothing(how, step, left, unbroken, tmp_path):
-    killed = program(tmp_path / "run", how, step)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    killed = forked(train_program.main, str(tmp_path / "run"), how, str(step))
+    killed.join(300)
+    assert killed.exitcode == -signal.SIGKILL
     found, damaged = checkpoints.newest(tmp_path / "run" / "checkpoints")
     assert (found and found.step, damaged) == (left, [])
     small_run(tmp_path / "run")
@@ -234,8 +228,10 @@ def test_a_full_disk_loses_no_checkpoint(error, unbroken, tmp_path):
 
 
 def test_two_processes_equal_one(tmp_path):
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    ended = program(tmp_path / "two", "many", launcher=launcher)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, train_program.__file__, str(tmp_path / "two"), "many"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
     for kind, run in (("plain", partial(small_run, dropout=0.0)), ("masked", masked_run)):
         run(tmp_path / kind)

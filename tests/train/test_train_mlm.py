@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
+from forks import forked
 from limitformer.base.errors import InputError
 from limitformer.cli.app import app
 from limitformer.cli.train_mlm import place_of
@@ -150,21 +150,6 @@ def rows_without_time(folder: Path):
     return [row for row in read_log(folder).to_pylist() if "seconds" not in row["name"]]
 
 
-PROGRAM = """
-import sys
-from pathlib import Path
-from test_train_mlm import one
-from limitformer.train.tasks.mlm import run_mlm
-run_mlm(one(Path(sys.argv[1]), sys.argv[3], steps=40, save_every=3), Path(sys.argv[2]), threads=1)
-"""
-
-
-def started(corpus, out, variant):
-    here = Path(__file__).parent
-    environment = os.environ | {"PYTHONPATH": f"{here}:{here.parent}:{here.parents[1] / 'src'}", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, str(corpus), str(out), variant], env=environment)
-
-
 @pytest.mark.parametrize("variant", ["shaped-recover", "shaped-learn"])
 def test_killed_at_random_steps_it_ends_as_if_nothing_had_been(corpus, tmp_path, variant):
     """Killed twice with SIGKILL between checkpoints: the same weights and the same log, to the last bit."""
@@ -173,12 +158,12 @@ def test_killed_at_random_steps_it_ends_as_if_nothing_had_been(corpus, tmp_path,
     run_mlm(run, whole, threads=1)
     rng = np.random.default_rng(5)
     for _ in range(2):
-        process = started(corpus, broken, variant)
+        process = forked(run_mlm, run, broken, threads=1)
         wanted = newest(broken / run.name) + 3 * rng.integers(1, 3)
-        while process.poll() is None and newest(broken / run.name) < wanted:
+        while process.is_alive() and newest(broken / run.name) < wanted:
             time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
     assert newest(broken / run.name) > 0
     run_mlm(run, broken, threads=1)
     first, second = state_of(whole / run.name), state_of(broken / run.name)
