@@ -114,6 +114,11 @@ def kernel(function: Callable[..., Any]) -> Any:
     return called_by_kernels(compiled(function, fastmath=FASTMATH, _nrt=False, no_cpython_wrapper=True))
 
 
+def entry(function: Callable[..., Any]) -> Any:
+    """A `kernel` that Python calls as well as a driver does."""
+    return compiled(function, fastmath=FASTMATH, _nrt=False)
+
+
 def strict_kernel(function: Callable[..., Any]) -> Any:
     """A `kernel` whose sums stay in the order they are written, for arithmetic on the bits of a number."""
     return called_by_kernels(compiled(function, fastmath={"contract"}, _nrt=False, no_cpython_wrapper=True))
