@@ -78,8 +78,9 @@ def test_checkers_see_what_is_there():
 
 def test_checkers_see_what_is_there_for_training():
     train = importlib.import_module("limitformer.train")
-    homes = {name: f"limitformer.train.{home}" for home, names in train.HOMES.items() for name in names}
+    homes = {name: f"limitformer.train.{home}" for home, names in train._HOMES.items() for name in names}
     assert imports_for_checkers(PACKAGE / "train") == homes
+    assert sorted(homes) == train.__all__
     assert set(homes) <= set(dir(train))
     assert all(getattr(train, name).__name__ == name for name in homes)
     with pytest.raises(AttributeError, match=r"'limitformer\.train' has no attribute 'trains'"):

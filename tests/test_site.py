@@ -30,6 +30,7 @@ PACKAGES = ("nn", "hf", "weightless", "checking", "train", "figures")
 EXPLORER = ("explorer/covariance", "explorer/sphere", "explorer/stock")
 SEEN = ("index", "start-engineer", "notebooks", "gallery", "theory", "api/simulate", "known-limits", *EXPLORER)
 WIDTHS = (1280, 390)
+LOOKS = ((1280, "light"), (390, "light"), (1280, "dark"))
 
 
 @pytest.fixture(scope="module")
@@ -226,22 +227,34 @@ def address(site):
     server.server_close()
 
 
-@pytest.fixture
-def opened(browser, address):
-    """Opens a page; `.troubles` has requests to other hosts, failed ones, and errors of scripts."""
-    contexts = []
+@pytest.fixture(scope="module")
+def begun(browser, address):
+    """Begins to open a page; `.troubles` has requests to other hosts, failed ones, and errors of scripts."""
 
-    def open_(name, width=1280, scheme="light"):
+    def begin(name, width=1280, scheme="light"):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        contexts.append(context)
         page = context.new_page()
-        page.troubles = []
+        page.name, page.troubles = name, []
         page.on(
             "request", lambda each: each.url.startswith((address, "data:", "blob:")) or page.troubles.append(each.url)
         )
         page.on("response", lambda each: each.status < 400 or page.troubles.append(f"{each.status} {each.url}"))
         page.on("pageerror", lambda error: page.troubles.append(str(error)))
-        page.goto(f"{address}/{name}.html", wait_until="networkidle")
+        page.goto(f"{address}/{name}.html", wait_until="commit")
+        return page
+
+    return begin
+
+
+@pytest.fixture
+def opened(begun):
+    """Opens a page, and waits until it has been quiet for half a second."""
+    contexts = []
+
+    def open_(name, **look):
+        page = begun(name, **look)
+        contexts.append(page.context)
+        page.wait_for_load_state("networkidle")
         return page
 
     yield open_
@@ -249,12 +262,23 @@ def opened(browser, address):
         context.close()
 
 
+@pytest.fixture(scope="module")
+def looks(begun, request):
+    """A page in every look, opened side by side: quiet they are together."""
+    pages = {look: begun(request.param, *look) for look in LOOKS}
+    for page in pages.values():
+        page.wait_for_load_state("networkidle")
+    yield pages
+    for page in pages.values():
+        page.context.close()
+
+
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", SEEN)
-def test_pages_ask_no_other_host_and_fit_their_width(opened, name, width):
-    page = opened(name, width)
+@pytest.mark.parametrize("looks", SEEN, indirect=True)
+def test_pages_ask_no_other_host_and_fit_their_width(looks, width):
+    page = looks[width, "light"]
     if folder := os.environ.get("LIMITFORMER_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"site-{name.replace('/', '-')}-{width}.png")
+        page.screenshot(path=Path(folder) / f"site-{page.name.replace('/', '-')}-{width}.png")
     assert page.evaluate("document.documentElement.scrollWidth") == width
     assert page.troubles == []
 
@@ -291,10 +315,10 @@ CONTRASTS = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["theory", "gallery", "api/simulate", "check", "explorer/sphere"])
-def test_text_stands_out_from_what_is_behind_it(opened, name, scheme):
+@pytest.mark.parametrize("looks", ["theory", "gallery", "api/simulate", "check", "explorer/sphere"], indirect=True)
+def test_text_stands_out_from_what_is_behind_it(looks, scheme):
     """A contrast of 4.5, as WCAG 2 asks of text (level AA)."""
-    assert opened(name, scheme=scheme).evaluate(CONTRASTS) == {}
+    assert looks[1280, scheme].evaluate(CONTRASTS) == {}
 
 
 def test_keys_reach_content_search_and_wide_formulas(opened):

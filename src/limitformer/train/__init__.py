@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from limitformer.train.plan import Plan as Plan
 
 # Where names are defined; a test holds this against the imports above.
-HOMES = {
+_HOMES = {
     "callbacks": ("Correlation", "Entropy", "Gains", "GradientNorms", "ShapingSchedule"),
     "data.masking": ("MaskedCollator",),
     "harness": ("read_runs", "train"),
@@ -51,11 +51,13 @@ HOMES = {
     "plan": ("Plan",),
 }
 
+__all__ = sorted(name for names in _HOMES.values() for name in names)
+
 if not TYPE_CHECKING:  # a checker should know the names above alone
 
     def __getattr__(name: str) -> object:
         """What the name stands for, kept from then on."""
-        for home, names in HOMES.items():
+        for home, names in _HOMES.items():
             if name in names:
                 found = globals()[name] = getattr(_import_module(f"{__name__}.{home}"), name)
                 return found
@@ -64,4 +66,4 @@ if not TYPE_CHECKING:  # a checker should know the names above alone
 
 def __dir__() -> list[str]:
     """Names for users."""
-    return sorted({*(name for names in HOMES.values() for name in names), *globals()})
+    return sorted({*__all__, *globals()})
