@@ -234,7 +234,7 @@ def test_euler_maruyama_does_not_hide_explosions():
     """Paths that attention carries away end in the ball's exit or as lost, as many as explode, not in the cone's."""
     limit = limit_of(0.4, 0.5, 0.5)
     start = lf.equicorrelated(2, -0.4, 3.0)
-    causes = causes_of(limit, start, 1000, step="euler-maruyama")
+    causes = causes_of(limit, start, 1000, step="euler-maruyama", radius=1e30)
     probability = limit.explosion_probability(start, time=0.5)
     gone = np.isin(causes, (LEFT_BALL, LOST)).mean()
     assert abs(gone - probability) < 4 * sqrt(probability * (1 - probability) / 1000)
