@@ -1,8 +1,7 @@
-"""A small run for tests of the harness; as a program, one that kills itself, or one of two processes."""
+"""A small run for tests of the harness: also one that kills itself, or is one of two processes."""
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import torch
@@ -110,16 +109,20 @@ def die_in_save(step: int) -> None:
     )
 
 
-def main(folder: str, how: str, step: str = "0") -> None:
+def run_and_die(folder: str, how: str, step: int) -> None:
+    """Be killed at a step, or as its checkpoint is saved."""
     torch.set_num_threads(1)
     if how == "save":
-        die_in_save(int(step))
-    if how == "many":
-        small_run(Path(folder) / "plain", dropout=0.0)
-        masked_run(Path(folder) / "masked")
-    else:
-        small_run(folder, [At(int(step), die)] if how == "step" else [])
+        die_in_save(step)
+    small_run(folder, [At(step, die)] if how == "step" else [])
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def one_of_two(rank: int, port: int, folder: str) -> None:
+    """Both kinds of runs, as `torchrun` would have them made by two processes."""
+    torch.set_num_threads(1)
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    os.environ |= {name: str(value) for name, value in ranks.items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    small_run(Path(folder) / "plain", dropout=0.0)
+    masked_run(Path(folder) / "masked")
+    assert torch.distributed.get_world_size() == 2

@@ -3,11 +3,9 @@
 import importlib
 import importlib.util
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
+import socket
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +19,6 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import limitformer.train
-import train_program
 from forks import forked
 from limitformer.base.errors import InputError, MissingExtraError
 from limitformer.nn import Gain, Residual
@@ -34,7 +31,21 @@ from limitformer.train.harness import Plan, read_runs, train
 from limitformer.train.interrupts import TrainingInterrupted
 from limitformer.train.log import Log, curve, read_log, read_table
 from limitformer.train.trainer import Run
-from train_program import BATCH, EXAMPLES, STEPS, At, Small, accuracy, collate, items, masked_run, plan_of, small_run
+from train_program import (
+    BATCH,
+    EXAMPLES,
+    STEPS,
+    At,
+    Small,
+    accuracy,
+    collate,
+    items,
+    masked_run,
+    one_of_two,
+    plan_of,
+    run_and_die,
+    small_run,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +170,7 @@ def test_a_second_ctrl_c_ends_at_once_and_the_run_goes_on(unbroken, tmp_path):
 
 @pytest.mark.parametrize(("how", "step", "left"), [("step", 37, 30), ("save", 30, 20), ("step", 8, None)])
 def test_killed_runs_lose_and_double_nothing(how, step, left, unbroken, tmp_path):
-    killed = forked(train_program.main, str(tmp_path / "run"), how, str(step))
+    killed = forked(run_and_die, str(tmp_path / "run"), how, step)
     killed.join(300)
     assert killed.exitcode == -signal.SIGKILL
     found, damaged = checkpoints.newest(tmp_path / "run" / "checkpoints")
@@ -228,11 +239,12 @@ def test_a_full_disk_loses_no_checkpoint(error, unbroken, tmp_path):
 
 
 def test_two_processes_equal_one(tmp_path):
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, train_program.__file__, str(tmp_path / "two"), "many"]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 0, ended.stderr
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    both = [forked(one_of_two, rank, port, str(tmp_path / "two")) for rank in (0, 1)]
+    for process in both:
+        process.join(300)
+    assert [process.exitcode for process in both] == [0, 0]
     for kind, run in (("plain", partial(small_run, dropout=0.0)), ("masked", masked_run)):
         run(tmp_path / kind)
         run(tmp_path / "other" / kind, seed=1)
