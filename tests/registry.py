@@ -2,8 +2,8 @@
 
 import limitformer as lf
 
-SMALL = {"width": 16, "depth": 12, "gamma": 0.5}
-HALF = {"width": 8, "depth": 12, "gamma": 0.5}
+SMALL = {"width": 16, "depth": 8, "gamma": 0.5}
+HALF = {"width": 8, "depth": 8, "gamma": 0.5}
 
 SHAPED = lf.ShapedAttention(tau0=1.0)
 SOFTMAX = lf.SoftmaxAttention()

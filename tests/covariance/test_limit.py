@@ -207,9 +207,9 @@ def one_step(process, samples, start=V4, **options):
 CHAIN_SAMPLES = {
     "Theorem 3.2": 200_000,
     "Theorem 4.2": 1_500_000,
-    "Corollary 4.3": 300_000,
+    "Corollary 4.3": 200_000,
     "causal": 1_500_000,
-    "causal, both": 300_000,
+    "causal, both": 200_000,
     "hidden width 3n": 80_000,
 }
 
