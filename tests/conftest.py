@@ -6,8 +6,7 @@ import signal
 
 import pytest
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # one of several, each with a core
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.pop("COLUMNS", None)  # which would fix the width of consoles for good
 
 # Modules and tests are no garbage, and are not to be looked through again and again, which took a fifth of the time:
@@ -39,6 +38,12 @@ COMPILING = ("test_own_parts",)  # of models, but they compile and train
 # Tests of several files who share what takes long to make: figures, and what torch's compiler asks of a machine.
 OF_FIGURES = ("test_figures", "test_figure_looks", "test_gallery")
 BY_INDUCTOR = "test_compiled_by_inductor_it_is_the_same"
+
+
+def pytest_configure(config):
+    """Each of several processes has a core, and is told so before it imports NumPy: its threads would wait for others."""
+    if getattr(config.option, "numprocesses", None):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups, and pytest what is asked for

@@ -146,7 +146,7 @@ class SpherePaths:
         plus, minus = stops(self.pair_constants(), self.options.tolerance, self.options.early_stop)
         return stop_gap(plus), stop_gap(minus)
 
-    @cached_property
+    @property
     def merging(self) -> Merging:
         """When tokens count as one."""
         asked = self.options.early_stop is not None and self.options.keep == "outcome" and self.method != "overlap"
