@@ -41,7 +41,7 @@ BY_INDUCTOR = "test_compiled_by_inductor_it_is_the_same"
 
 
 def pytest_configure(config):
-    """Each of several processes has a core, and is told so before it imports NumPy: its threads would wait for others."""
+    """Each of several processes has a core, and is told so before it imports NumPy, whose threads would wait."""
     if getattr(config.option, "numprocesses", None):
         os.environ.setdefault("OMP_NUM_THREADS", "1")
 
