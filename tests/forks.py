@@ -1,7 +1,7 @@
 """Processes that tests kill or that meet: forks of one that has imported what they need, which takes five seconds.
 
-That one is of `multiprocessing` ("forkserver"): it has no threads and has run nothing, so a fork of it is as good as a
-new interpreter.
+That one is of `multiprocessing` ("forkserver"): it has run nothing, and its one thread beside is of Arrow's allocator,
+which knows of forks, so a fork of it is as good as a new interpreter.
 """
 
 import multiprocessing
