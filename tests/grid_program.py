@@ -1,4 +1,4 @@
-"""Runs of a grid that train nothing: a process that makes them imports no Trainer, for seconds."""
+"""Runs of a grid that train nothing: processes that make them need not import the Trainer, which takes seconds."""
 
 import os
 import signal

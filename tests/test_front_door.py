@@ -87,6 +87,11 @@ def test_checkers_see_what_is_there_for_training():
         _ = train.trains
 
 
+def test_parts_of_training_are_there_without_an_import():
+    asked = "from limitformer import train\nassert train.log.Log is train.Log and train.tasks and train.callbacks"
+    assert "transformers" in imported_by(asked)
+
+
 def test_what_reads_a_corpus_needs_no_trainer():
     assert imported_by("from limitformer.train.data.corpus import read_corpus") & {"torch", "transformers"} == set()
 

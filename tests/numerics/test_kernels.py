@@ -1,8 +1,11 @@
 """Cached kernels: an edited source never runs yesterday's mathematics."""
 
 import ast
+import dis
+import importlib
 import inspect
 import re
+import types
 from pathlib import Path
 
 import numba
@@ -106,3 +109,43 @@ def test_numbas_own_setting_is_left_as_it_was():
     before = numba.config.CACHE_DIR
     kernels.kernel(lambda: None)
     assert before == numba.config.CACHE_DIR
+
+
+def test_no_python_of_the_package_calls_a_kernel():
+    """It would be compiled again in every process: what Python calls is a driver or an entry."""
+    found = {
+        f"{module.__name__}: {function.__qualname__} calls {', '.join(called)}"
+        for module in map(importlib.import_module, modules_with_kernels())
+        for function in functions_of(module)
+        if (called := sorted(names_in(function.__code__) & kernels_of(module)))
+    }
+    assert found == set()
+
+
+def modules_with_kernels():
+    """By their full names."""
+    folder = kernel_sources.PACKAGE
+    for path in kernel_sources.kernel_files():
+        yield ".".join(path.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def kernels_of(module):
+    """Names that the module has for kernels, its own and imported ones."""
+    return {name for name, value in vars(module).items() if isinstance(value, kernels.Kernel)}
+
+
+def functions_of(module):
+    """All that the interpreter runs: functions, methods, and what computes properties."""
+    own = [each for each in vars(module).values() if getattr(each, "__module__", None) == module.__name__]
+    members = [member for each in own if inspect.isclass(each) for member in vars(each).values()]
+    for each in (*own, *members):
+        function = getattr(each, "fget", None) or getattr(each, "func", None) or each
+        if isinstance(function, types.FunctionType):
+            yield function
+
+
+def names_in(code):
+    """Of globals that it reads, in functions within it too."""
+    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    own = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+    return own.union(*map(names_in, inner))

@@ -21,6 +21,7 @@ from limitformer.base.errors import InputError, MissingExtraError
 from limitformer.sweep import cluster as cluster_module
 from limitformer.sweep.cluster import batches_of, local_cluster, slurm_cluster
 from limitformer.sweep.origin import code
+from ports import free_port
 from sweep_grids import (
     CELLS,
     alive,
@@ -250,12 +251,6 @@ def test_workers_must_see_the_store(cluster, tmp_path, monkeypatch, nobody_may_w
 
 
 # Schedulers that cannot be reached.
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:{port}", "127.0.0.1:{port}", "nonsense://a:1", "tcp://a b"])

@@ -5,7 +5,6 @@ import importlib.util
 import json
 import shutil
 import signal
-import socket
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ from limitformer.train.harness import Plan, read_runs, train
 from limitformer.train.interrupts import TrainingInterrupted
 from limitformer.train.log import Log, curve, read_log, read_table
 from limitformer.train.trainer import Run
+from ports import free_port
 from train_program import (
     BATCH,
     EXAMPLES,
@@ -239,8 +239,7 @@ def test_a_full_disk_loses_no_checkpoint(error, unbroken, tmp_path):
 
 
 def test_two_processes_equal_one(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     both = [forked(one_of_two, rank, port, str(tmp_path / "two")) for rank in (0, 1)]
     for process in both:
         process.join(300)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -156,7 +157,7 @@ def test_killed_at_random_steps_it_ends_as_if_nothing_had_been(corpus, tmp_path,
     run = one(corpus, variant, steps=40, save_every=3)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     run_mlm(run, whole, threads=1)
-    rng = np.random.default_rng(5)
+    rng, ends = np.random.default_rng(5), []
     for _ in range(2):
         process = forked(run_mlm, run, broken, threads=1)
         wanted = newest(broken / run.name) + 3 * rng.integers(1, 3)
@@ -164,6 +165,8 @@ def test_killed_at_random_steps_it_ends_as_if_nothing_had_been(corpus, tmp_path,
             time.sleep(0.02)
         process.kill()
         process.join()
+        ends.append(process.exitcode)
+    assert -signal.SIGKILL in ends
     assert newest(broken / run.name) > 0
     run_mlm(run, broken, threads=1)
     first, second = state_of(whole / run.name), state_of(broken / run.name)

@@ -56,12 +56,15 @@ __all__ = sorted(name for names in _HOMES.values() for name in names)
 if not TYPE_CHECKING:  # a checker should know the names above alone
 
     def __getattr__(name: str) -> object:
-        """What the name stands for, kept from then on."""
-        for home, names in _HOMES.items():
-            if name in names:
-                found = globals()[name] = getattr(_import_module(f"{__name__}.{home}"), name)
-                return found
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        """What the name stands for, or the module of this name, kept from then on."""
+        from limitformer import _is_module
+
+        home = next((home for home, names in _HOMES.items() if name in names), name)
+        if home == name and not _is_module(f"train.{name}"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = _import_module(f"{__name__}.{home}")
+        found = globals()[name] = module if home == name else getattr(module, name)
+        return found
 
 
 def __dir__() -> list[str]:
