@@ -57,10 +57,8 @@ if not TYPE_CHECKING:  # a checker should know the names above alone
 
     def __getattr__(name: str) -> object:
         """What the name stands for, or the module of this name, kept from then on."""
-        from limitformer import _is_module
-
         home = next((home for home, names in _HOMES.items() if name in names), name)
-        if home == name and not _is_module(f"train.{name}"):
+        if home == name and (name.startswith("_") or _find_spec(f"{__name__}.{name}") is None):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = _import_module(f"{__name__}.{home}")
         found = globals()[name] = module if home == name else getattr(module, name)
