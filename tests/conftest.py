@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,12 @@ gc.disable()
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-LONG = ("test_train", "test_figure", "test_sweep")  # begun first, so that no worker is left alone with them
+# Groups of tests that are begun first, the longest before the others, so that no worker is left alone with one of them.
+LONG = (
+    *("figures", "test_train_mlm", "test_limit", "test_chain_network", "test_train_grid", "test_sweep_processes"),
+    *("test_drawn_overlap", "test_site", "test_weightless_families", "test_hf_attention", "test_sweep_cluster"),
+    *("inductor", "test_sphere_merging", "test_sphere_clusters", "test_sphere_chains", "test_documentation"),
+)
 # `make check`, for every edit: what is said in a minute, kernels of an edited file included.
 FAST = (
     "tests/models",
@@ -43,6 +49,7 @@ BY_INDUCTOR = "test_compiled_by_inductor_it_is_the_same"
 def pytest_configure(config):
     """Each of several processes has a core, and is told so before it imports NumPy, whose threads would wait."""
     if getattr(config.option, "numprocesses", None):
+        config.option.loadscopereorder = False  # in the order below, rather than by their number
         os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
@@ -56,7 +63,7 @@ def pytest_collection_modifyitems(config, items):
         return
     for item in items:
         item.add_marker(pytest.mark.xdist_group(group_of(item)))
-    items.sort(key=lambda item: not item.path.stem.startswith(LONG))
+    items.sort(key=lambda item: turn_of(group_of(item)))
 
 
 def group_of(item):
@@ -64,6 +71,12 @@ def group_of(item):
     if item.path.stem in OF_FIGURES:
         return "figures"
     return "inductor" if item.name == BY_INDUCTOR else str(item.path)
+
+
+def turn_of(group):
+    """Its place among the long ones; all others come after them."""
+    name = Path(group).stem
+    return LONG.index(name) if name in LONG else len(LONG)
 
 
 def pytest_collection_finish(session):

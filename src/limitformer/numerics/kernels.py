@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from llvmlite import ir
+from llvmlite.binding import parse_assembly
 from numba.core import event
 from numba.core.caching import FunctionCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 from numba.core.registry import CPUDispatcher
 
 from limitformer.base.errors import InputError
@@ -111,7 +115,7 @@ def kernel(function: Callable[..., Any]) -> Any:
     It is compiled without the counting of references to arrays, whose atomic instructions took 20 of the 25 ns of
     every call on small matrices. Workspaces come from a `driver`.
     """
-    return called_by_kernels(compiled(function, fastmath=FASTMATH, _nrt=False, no_cpython_wrapper=True))
+    return called_by_kernels(function, FASTMATH)
 
 
 def entry(function: Callable[..., Any]) -> Any:
@@ -121,14 +125,46 @@ def entry(function: Callable[..., Any]) -> Any:
 
 def strict_kernel(function: Callable[..., Any]) -> Any:
     """A `kernel` whose sums stay in the order they are written, for arithmetic on the bits of a number."""
-    return called_by_kernels(compiled(function, fastmath={"contract"}, _nrt=False, no_cpython_wrapper=True))
+    return called_by_kernels(function, {"contract"})
 
 
-def called_by_kernels(made: Any) -> Any:
-    """`made` without what Python needs to call it, which took a fifth of the time of compilation."""
+def called_by_kernels(function: Callable[..., Any], fastmath: set[str]) -> Any:
+    """Compiled without what only Python needs to call it, which took a third of the time of compilation."""
+    made = compiled(function, fastmath=fastmath, _nrt=False, no_cpython_wrapper=True, pipeline_class=KernelCompiler)
     if not config.DISABLE_JIT:
         made.__class__ = Kernel
     return made
+
+
+class KernelCompiler(Compiler):
+    """Numba's own, with a library of another kind."""
+
+    def compile_extra(self, func: Callable[..., Any]) -> Any:
+        """Compile `func`."""
+        self.state.library = KernelLibrary(self.state.targetctx.codegen(), func.__qualname__)
+        self.state.library.enable_object_caching()
+        return super().compile_extra(func)
+
+
+class KernelLibrary(JITCodeLibrary):
+    """What callers link, without machine code of its own: theirs has a copy, inlined or not."""
+
+    def _finalize_final_module(self) -> None:
+        """Numba hands its module to the machine: for the time being one without functions."""
+        whole = self._final_module
+        self._final_module = without_functions(whole)
+        super()._finalize_final_module()
+        self._final_module = whole
+
+
+def without_functions(module: Any) -> Any:
+    """Places of Python's objects alone, which Numba fills for all that it compiles."""
+    places, pointer = ir.Module(), ir.IntType(8).as_pointer()
+    for each in module.global_variables:
+        if each.name.startswith("_ZN08NumbaEnv"):
+            place = ir.GlobalVariable(places, pointer, each.name)
+            place.linkage, place.initializer = "common", ir.Constant(pointer, None)
+    return parse_assembly(str(places))
 
 
 class Kernel(CPUDispatcher):
