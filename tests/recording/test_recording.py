@@ -22,6 +22,7 @@ from limitformer.recording.exits import (
     leave,
     open_ledger,
 )
+from limitformer.recording.records import as_kept
 from limitformer.recording.writing import Record, write, write_factor
 from limitformer.running.engine import simulate
 from limitformer.running.limit import limit
@@ -242,8 +243,8 @@ def ledger_of(factor=None, previous=None, tokens=2):
 
 def record_of(covariance):
     """That V is to be kept, in `covariance` (replicas, points, 2, 2)."""
-    nothing = np.empty((len(covariance), 0, 0))
-    return Record(np.empty((0, 2), np.int64), np.inf, covariance.reshape(*covariance.shape[:2], 4), *[nothing] * 3)
+    nothing, kept = np.empty((len(covariance), 0, 0)), covariance.reshape(*covariance.shape[:2], 4)
+    return Record(np.empty((0, 2), np.int64), np.inf, as_kept(kept), *[as_kept(nothing)] * 3)
 
 
 def check(factor, radius, previous=None, step=3, ledger=None):

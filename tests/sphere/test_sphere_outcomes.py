@@ -9,7 +9,7 @@ from scipy.stats import binomtest
 import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer.numerics.lanes import LANES
-from limitformer.recording.records import all_pairs
+from limitformer.recording.records import all_pairs, as_kept
 from limitformer.running.outcomes import OUTCOMES, wilson
 from limitformer.running.results import tokens_of
 from limitformer.sphere.forest import open_forest
@@ -44,7 +44,9 @@ def recorded(x, tolerance=TOLERANCE, pairs=None, outcome=True, dtype=np.float64)
         lanes[..., : len(part)] = np.moveaxis(part, 0, -1)
         nothing = np.empty((len(part), 1, 0), dtype)
         stopped = np.empty(len(part))
-        record = Record(pairs, tolerance, overlap[rows], gap[rows], out[rows], nothing, stopped)
+        record = Record(
+            pairs, tolerance, as_kept(overlap[rows]), as_kept(gap[rows]), out[rows], as_kept(nothing), stopped
+        )
         write_point(lanes, forest, 0, record, work)
     return out[:, 0] if outcome else (overlap[:, 0], gap[:, 0])
 

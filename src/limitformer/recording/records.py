@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from math import prod
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from limitformer.base.errors import InputError, require
 from limitformer.base.memory import check_bytes
-from limitformer.numerics.kernels import kernel
+from limitformer.numerics.kernels import driver, kernel
 
 Dtype = Literal["float64", "float32"]
 Pairs = tuple[tuple[int, int], ...]
@@ -18,9 +18,65 @@ Shapes = Mapping[str, tuple[tuple[int, ...], Any]]  # of arrays: name → shape 
 TILE = 64  # entries that are turned from lanes to rows at a time: both stay in the first cache
 
 
+class Kept(NamedTuple):
+    """An array of results (replicas, points, entries) of one type, and one without points of the other.
+
+    So a kernel is compiled once, for both.
+    """
+
+    double: np.ndarray
+    single: np.ndarray
+
+
+def as_kept(array: NDArray[Any]) -> Kept:
+    """`array` (replicas, points, entries) as kernels fill it."""
+    replicas, _, entries = array.shape
+    of_type = {np.dtype(kind): np.empty((replicas, 0, entries), kind) for kind in (np.float64, np.float32)}
+    of_type[array.dtype] = array
+    return Kept(of_type[np.dtype(np.float64)], of_type[np.dtype(np.float32)])
+
+
+@driver
+def replicas_between(kept, begin, end):
+    """Those of the replicas begin … end − 1."""
+    return Kept(kept.double[begin:end], kept.single[begin:end])
+
+
 @kernel
-def spill_row(source, i, count, begin, k, out):
-    """Row i of `source` (rows, ≥ count, LANES) to columns begin … of point k in `out` (replicas ≤ LANES, points, …)."""
+def replicas_in(kept):
+    return kept.double.shape[0]
+
+
+@kernel
+def points_in(kept):
+    return kept.double.shape[1] + kept.single.shape[1]
+
+
+@kernel
+def entries_in(kept):
+    return kept.double.shape[2]
+
+
+@kernel
+def write_number(kept, replica, k, j, value):
+    """Entry j at point k of one replica."""
+    if kept.double.shape[1] > 0:
+        kept.double[replica, k, j] = value
+    else:
+        kept.single[replica, k, j] = value
+
+
+@kernel
+def spill_row(source, i, count, begin, k, kept):
+    """Row i of `source` (rows, ≥ count, LANES) to entries begin … of point k in `kept`, of at most LANES replicas."""
+    if kept.double.shape[1] > 0:
+        spill(source, i, count, begin, k, kept.double)
+    else:
+        spill(source, i, count, begin, k, kept.single)
+
+
+@kernel
+def spill(source, i, count, begin, k, out):
     for lane in range(out.shape[0]):
         for j in range(count):
             out[lane, k, begin + j] = source[i, j, lane]

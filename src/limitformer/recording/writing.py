@@ -23,15 +23,21 @@ from limitformer.recording.exits import INSIDE, LARGEST_RADIUS, first_at
 from limitformer.recording.records import (
     TILE,
     Dtype,
+    Kept,
     Pairs,
     Shapes,
+    as_kept,
     checked_dtype,
     checked_pairs,
     coordinate_shapes,
     new_outputs,
     pairs_of,
+    points_in,
+    replicas_between,
+    replicas_in,
     smaller_recordings,
     spill_row,
+    write_number,
 )
 
 Keep = Literal["covariance", "pairs"]
@@ -48,10 +54,10 @@ class Record(NamedTuple):
 
     pairs: np.ndarray  # (pairs, 2)
     largest: float  # what the type can hold of a path that has left
-    covariance: np.ndarray  # (replicas, points, m m): V
-    variance: np.ndarray  # (replicas, points, m): diag V
-    pair_covariance: np.ndarray  # (replicas, points, pairs)
-    distance: np.ndarray  # (replicas, points, pairs)
+    covariance: Kept  # m m entries: V
+    variance: Kept  # m entries: diag V
+    pair_covariance: Kept  # an entry a pair
+    distance: Kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +123,7 @@ class Recording:
     def record(self, outputs: Outputs, tokens: int) -> "Record":
         """`outputs` as the kernels take them."""
         names = ("covariance", "variance", "pair_covariance", "distance")
-        arrays = (outputs[name] for name in names)
-        return Record(self.pairs_among(tokens), LARGEST[self.dtype], *arrays)
+        return Record(self.pairs_among(tokens), LARGEST[self.dtype], *(as_kept(outputs[name]) for name in names))
 
     def put(self, covariance: NDArray[np.float64], outputs: Outputs) -> None:
         """What is kept of one path V (points, m, m) to every sample of `outputs`."""
@@ -154,17 +159,17 @@ def rows_of(record, begin):
     return Record(
         record.pairs,
         record.largest,
-        record.covariance[begin:end],
-        record.variance[begin:end],
-        record.pair_covariance[begin:end],
-        record.distance[begin:end],
+        replicas_between(record.covariance, begin, end),
+        replicas_between(record.variance, begin, end),
+        replicas_between(record.pair_covariance, begin, end),
+        replicas_between(record.distance, begin, end),
     )
 
 
 @kernel
 def replicas_of(record):
     """How many replicas are written down, at most LANES."""
-    return record.covariance.shape[0]
+    return replicas_in(record.covariance)
 
 
 @kernel
@@ -192,30 +197,31 @@ def scale_of(v, lane, largest):
 @kernel
 def write_value(v, lane, scale, k, record):
     """V of one path, or its pairs, at point k."""
-    if record.covariance.shape[1] > 0:
-        write_covariance(v, lane, scale, record.covariance[lane, k])
+    if points_in(record.covariance) > 0:
+        write_covariance(v, lane, scale, k, record.covariance)
     else:
         write_pairs(v, lane, scale, k, record)
 
 
 @kernel
-def write_covariance(v, lane, scale, out):
-    """V of one path into `out` (m m,)."""
+def write_covariance(v, lane, scale, k, kept):
+    """V of one path at point k."""
     m = v.shape[0]
     for i in range(m):
         for j in range(m):
-            out[i * m + j] = scale * v[i, j, lane]
+            write_number(kept, lane, k, i * m + j, scale * v[i, j, lane])
 
 
 @kernel
 def write_pairs(v, lane, scale, k, record):
     """Variances and pairs of one path, of V alone."""
     for i in range(v.shape[0]):
-        record.variance[lane, k, i] = scale * v[i, i, lane]
+        write_number(record.variance, lane, k, i, scale * v[i, i, lane])
     for q in range(len(record.pairs)):
         i, j = record.pairs[q, 0], record.pairs[q, 1]
-        record.pair_covariance[lane, k, q] = scale * v[i, j, lane]
-        record.distance[lane, k, q] = scale * max(0.0, v[i, i, lane] + v[j, j, lane] - 2.0 * v[i, j, lane])
+        write_number(record.pair_covariance, lane, k, q, scale * v[i, j, lane])
+        squared = max(0.0, v[i, i, lane] + v[j, j, lane] - 2.0 * v[i, j, lane])
+        write_number(record.distance, lane, k, q, scale * squared)
 
 
 @kernel
@@ -224,7 +230,7 @@ def write_factor(factor, points, step, record, ledger):
     k = first_at(points, step)
     if k == len(points) or points[k] != step:
         return
-    if record.covariance.shape[1] > 0:
+    if points_in(record.covariance) > 0:
         gram(factor, ledger.now)
         write(points, step, record, ledger)
     else:
@@ -238,7 +244,7 @@ def write_rows(tokens, rows, relative, points, step, record, ledger):
     while k < len(points) and points[k] == step:
         write_variances(tokens, k, record, ledger.tiles)
         write_pairs_of_rows(tokens, rows, relative, k, record, ledger.tiles)
-        for lane in range(record.variance.shape[0]):
+        for lane in range(replicas_of(record)):
             if ledger.exits[lane] != np.inf:
                 write_pairs(ledger.kept, lane, scale_of(ledger.kept, lane, record.largest), k, record)
         k += 1

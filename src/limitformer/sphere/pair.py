@@ -47,6 +47,7 @@ from limitformer.numerics.random import (
     words_of,
 )
 from limitformer.numerics.watch import count_whole, goes_on, halted
+from limitformer.recording.records import points_in, replicas_between, write_number
 from limitformer.sphere.averaged_pair import averaged_weights
 from limitformer.sphere.chi import blocks_needed, chi_squares
 from limitformer.sphere.unlike_pair import advance_unlike
@@ -115,7 +116,7 @@ def open_pairs():
 def run_pairs(
     start, uniform_start, constants, table, key_words, start_key, points, first, overlap, gap, stopped, watch
 ):
-    """Replicas `first`, …: `overlap` and `gap` = 1 − |overlap| (replicas, points), layer of the stop (∞ if none).
+    """Replicas `first`, …: `overlap` and `gap` = 1 − |overlap|, layer of the stop (∞ if none).
 
     `start` (2,) is w and the sign, unless it is uniform; `table` (2, points) as in `averaged_pair`, or empty.
     """
@@ -128,8 +129,8 @@ def run_pairs(
             pairs.w[i], pairs.folds[i], pairs.sign[i] = start[0], 0.0, start[1]
         if uniform_start:
             draw_pairs(stream, start_key, constants.dim, scratch, pairs)
-        rows = overlap[begin:end], gap[begin:end], stopped[begin:end]
-        run_block(constants, table, key_words, points, rows[0], rows[1], rows[2], pairs, watch)
+        overlaps, gaps = replicas_between(overlap, begin, end), replicas_between(gap, begin, end)
+        run_block(constants, table, key_words, points, overlaps, gaps, stopped[begin:end], pairs, watch)
         if halted(watch):
             return
         count_whole(watch, end - begin)
@@ -209,8 +210,8 @@ def unfolded(pairs, i):
 @strict_kernel
 def write_pair(row, k, w, sign, overlap, gap):
     """z and 1 − |z|, which is 0 for w = 0 alone; strict, for the same bits wherever it is called from."""
-    overlap[row, k] = sign * (1.0 - w) / (1.0 + w)
-    gap[row, k] = 2.0 * w / (1.0 + w)
+    write_number(overlap, row, k, 0, sign * (1.0 - w) / (1.0 + w))
+    write_number(gap, row, k, 0, 2.0 * w / (1.0 + w))
 
 
 @kernel
@@ -226,7 +227,7 @@ def retire(constants, layer, next_point, overlap, gap, stopped, pairs):
             i += 1
             continue
         stopped[pairs.row[i]] = layer
-        for k in range(next_point, overlap.shape[1]):
+        for k in range(next_point, points_in(overlap)):
             write_pair(pairs.row[i], k, w, pairs.sign[i], overlap, gap)
         pairs.running[0] -= 1
         last = pairs.running[0]

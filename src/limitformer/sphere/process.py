@@ -22,6 +22,7 @@ from limitformer.numerics.random import key
 from limitformer.numerics.watch import WHOLE, Watch
 from limitformer.recording.records import (
     Shapes,
+    as_kept,
     coordinate_shapes,
     new_outputs,
     pairs_of,
@@ -192,8 +193,8 @@ class SpherePaths:
 
     def record(self, outputs: Outputs) -> Record:
         """`outputs` as the kernels take them."""
-        arrays = (outputs[name] for name in ("overlap", "gap", "outcome", "tokens", "stopped"))
-        return Record(self.pairs, self.options.tolerance, *arrays)
+        overlap, gap, tokens = (as_kept(outputs[name]) for name in ("overlap", "gap", "tokens"))
+        return Record(self.pairs, self.options.tolerance, overlap, gap, outputs["outcome"], tokens, outputs["stopped"])
 
     def prepare(self, seed: int) -> "PreparedSphere":
         """Everything that all replicas share."""
@@ -296,8 +297,8 @@ class PreparedSphere:
     def run_two(self, first: int, outputs: Outputs, watch: Watch) -> None:
         """Two tokens, by their overlap."""
         paths, count = self.paths, len(outputs["stopped"])
-        kept, shape = paths.options.keep == "overlap", (count, len(paths.step_numbers))
-        overlap, gap = (outputs[name].reshape(shape) if kept else np.empty(shape) for name in ("overlap", "gap"))
+        kept, shape = paths.options.keep == "overlap", (count, len(paths.step_numbers), 1)
+        overlap, gap = (outputs[name] if kept else np.empty(shape) for name in ("overlap", "gap"))
         run_pairs(
             self.first_pair(),
             paths.start.is_uniform,
@@ -307,16 +308,15 @@ class PreparedSphere:
             self.start_key,
             paths.step_numbers,
             first,
-            overlap,
-            gap,
+            as_kept(overlap),
+            as_kept(gap),
             outputs["stopped"],
             watch,
         )
         outputs["stopped"] *= paths.time_of_step
         if not kept:
             whole = slice(int(watch[WHOLE]))
-            pairs = overlap[whole, :, None], gap[whole, :, None]
-            outputs["outcome"][whole] = outcomes_of_overlaps(*pairs, 2, paths.options.tolerance)
+            outputs["outcome"][whole] = outcomes_of_overlaps(overlap[whole], gap[whole], 2, paths.options.tolerance)
 
     def first_pair(self) -> NDArray[np.float64]:
         """w and the sign of the overlap of two tokens, which are not read if the start is uniform."""

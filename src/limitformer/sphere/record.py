@@ -15,7 +15,7 @@ from limitformer.numerics.lanes import (
     store,
     where_positive,
 )
-from limitformer.recording.records import TILE, spill_row
+from limitformer.recording.records import TILE, Kept, entries_in, replicas_between, spill_row
 from limitformer.sphere.outcome import count_clusters, measure, sort_replica
 
 
@@ -24,10 +24,10 @@ class Record(NamedTuple):
 
     pairs: np.ndarray  # (pairs, 2), all of them for outcomes
     tolerance: float
-    overlap: np.ndarray  # (replicas, points, pairs)
-    gap: np.ndarray  # (replicas, points, pairs)
+    overlap: Kept  # an entry a pair
+    gap: Kept
     outcome: np.ndarray  # (replicas, points, 4)
-    positions: np.ndarray  # (replicas, points, N r)
+    positions: Kept  # N r entries
     stopped: np.ndarray  # (replicas,): the layer of an early stop
 
 
@@ -52,10 +52,10 @@ def part_of(record, begin, end):
     return Record(
         record.pairs,
         record.tolerance,
-        record.overlap[begin:end],
-        record.gap[begin:end],
+        replicas_between(record.overlap, begin, end),
+        replicas_between(record.gap, begin, end),
         record.outcome[begin:end],
-        record.positions[begin:end],
+        replicas_between(record.positions, begin, end),
         record.stopped[begin:end],
     )
 
@@ -63,11 +63,11 @@ def part_of(record, begin, end):
 @kernel
 def write_point(x, forest, k, record, work):
     """Point k of the replicas whose tokens are `x` (N, r, LANES), related as `forest` says."""
-    if record.overlap.shape[2] > 0:
+    if entries_in(record.overlap) > 0:
         write_overlaps(x, forest, k, record, work)
     if record.outcome.shape[2] > 0:
         write_outcomes(x, forest, k, record, work)
-    if record.positions.shape[2] > 0:
+    if entries_in(record.positions) > 0:
         for i in range(x.shape[0]):
             spill_row(x, i, x.shape[1], i * x.shape[1], k, record.positions)
 

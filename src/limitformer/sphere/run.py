@@ -38,7 +38,7 @@ def run_tokens(
     `start` (N, r) is as `how` says, with differences where `start_parent` and `start_sign` (N,) say so (`relations`).
     Replicas that merge (`merging`) go on as `follow` says, a `two_clusters.Continuation`.
     """
-    tokens, replicas = start.shape[0], record.overlap.shape[0]
+    tokens, replicas = start.shape[0], len(record.stopped)
     work = token_workspace(tokens, coordinates, constants, bilinear)
     relations, record_work = open_relations(tokens, coordinates), record_workspace(tokens)
     merged, two = open_merged(tokens), open_two_clusters()
@@ -61,7 +61,7 @@ def run_tokens(
 @kernel
 def run_lanes(constants, key_words, replica, bounds, points, record, record_work, work, relations, merged, watch):
     """All layers of the replicas that run side by side, or those until all have merged; the last one."""
-    forest, replicas = relations.forest, record.overlap.shape[0]
+    forest, replicas = relations.forest, len(record.stopped)
     if constants.draw == GRAM:
         rewind(work.stream, key_words, replica)
     for layer in range(constants.layers + 1):

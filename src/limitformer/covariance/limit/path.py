@@ -39,6 +39,7 @@ from limitformer.recording.exits import (
     report,
 )
 from limitformer.recording.kept import Kept
+from limitformer.recording.records import points_in
 from limitformer.recording.times import whole_steps
 from limitformer.recording.writing import (
     ALL_OF_V,
@@ -135,7 +136,7 @@ def write_factor(factor, points, step, record, mask, work):
     k = first_at(points, step)
     if k == len(points) or points[k] != step:
         return
-    if record.covariance.shape[1] > 0:
+    if points_in(record.covariance) > 0:
         covariance_of(factor, mask, work.short.trial, work.ledger.now)
         write(points, step, record, work.ledger)
     else:
