@@ -1,9 +1,11 @@
 # Two commands do everything on a fresh machine with Python, make and git: `make demo` and `make test`.
 PYTHON ?= python3
 OUT ?= out
+# Bytecode is kept, whatever the shell says: a hundred processes of the tests import the package.
+unexport PYTHONDONTWRITEBYTECODE
 APT = DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends -o Acquire::http::Timeout=20
 
-.PHONY: demo test check lint browser site gallery explorer bench faults laws bands alarms coverage release-check clean
+.PHONY: demo test tests check lint style types core-alone browser site gallery explorer bench faults laws bands alarms coverage release-check clean
 
 # The core alone: no torch.
 .venv/ready: pyproject.toml
@@ -23,11 +25,15 @@ demo: .venv/ready
 	.venv/bin/limitformer figure text-fate --out $(OUT)
 	.venv/bin/limitformer phase --dim 4,6,8 --beta 0:2:0.125 --samples 4000 --out $(OUT)
 
-lint: .venv-test/ready
+lint: style types
+
+style: .venv-test/ready
 	.venv-test/bin/ruff check .
 	.venv-test/bin/ruff format --check .
 	.venv-test/bin/lint-imports
-	.venv-test/bin/mypy
+
+types: .venv-test/ready
+	nice -n 19 .venv-test/bin/mypy
 
 # A Chromium for the tests of the page that `limitformer check` writes; without one they are skipped.
 browser:
@@ -37,11 +43,16 @@ browser:
 		> /dev/null 2>&1 \
 	|| echo "No Chromium, so the tests of the page are skipped: install the package chromium, or name one in CHROMIUM."
 
-# Kernels are compiled before the tests, each once: two workers with cold caches would both compile most of them.
+# What is nice runs where the tests wait for something.
 test: .venv-test/ready .venv/ready browser
-	@$(MAKE) --no-print-directory --jobs 2 kernels-of-covariances kernels-of-others lint
-	.venv/bin/python tests/core_alone.py
+	@$(MAKE) --no-print-directory --jobs 4 style types tests core-alone
+
+# Kernels are compiled before the tests, each once: two workers with cold caches would both compile most of them.
+tests: kernels-of-covariances kernels-of-others
 	.venv-test/bin/python -m pytest -n 2 --dist loadgroup
+
+core-alone: .venv/ready kernels-of-covariances
+	nice -n 19 .venv/bin/python tests/core_alone.py
 
 kernels-of-%: .venv-test/ready
 	.venv-test/bin/python tests/compile_kernels.py $*
