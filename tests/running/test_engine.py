@@ -434,26 +434,52 @@ def test_slices_hold_every_replica_once_and_in_order(first, samples, chunk):
 
 @pytest.mark.parametrize("threads", [1, 2, 64])
 @pytest.mark.parametrize("samples", [1, 7, 8, 9, 1000, 100_003])
-@pytest.mark.parametrize("seconds", [0.0, 1e-3, 1e3])
-def test_the_trial_and_the_parts_after_it_hold_every_replica_once(monkeypatch, samples, threads, seconds):
-    """However long the trial took; the parts begin and end on whole batches, but for the last."""
-    clock = iter([10.0, 10.0 + seconds])
-    monkeypatch.setattr(replicas, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    ran = []
+@pytest.mark.parametrize("seconds", [0.0, 1e-7, 1e-3, 1e3])
+def test_trials_and_the_parts_after_them_hold_every_replica_once(monkeypatch, samples, threads, seconds):
+    """However long a replica takes; all parts begin and end on whole batches, but for the last."""
+    clock, ran = SimpleNamespace(now=10.0), []
 
     def run_parts(run, parts, threads, show):
         ran.append(parts)
-        return sum(part.stop - part.start for part in parts), False
+        done = sum(part.stop - part.start for part in parts)
+        clock.now += done * seconds
+        return done, False
 
+    monkeypatch.setattr(replicas, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     monkeypatch.setattr(replicas, "run_parts", run_parts)
     assert replicas.run_all(None, samples, threads, None, None) == (samples, False)
-    trial, parts = ran
-    assert trial == [slice(0, min(LANES, samples))]
-    sizes = [part.stop - part.start for part in parts]
-    assert [part.start for part in parts] == [min(LANES, samples) + sum(sizes[:k]) for k in range(len(parts))]
-    assert min(LANES, samples) + sum(sizes) == samples
-    assert all(size % LANES == 0 for size in sizes[:-1])
-    assert seconds < 1 or max(sizes, default=LANES) <= LANES
+    *trials, parts = ran
+    assert_whole([part for parts in ran for part in parts], samples)
+    assert [len(trial) for trial in trials] == [1] * len(trials)
+    took = [seconds * (trial.stop - trial.start) for (trial,) in trials]
+    assert all(each < replicas.TRIAL_SECONDS for each in took[:-1])
+    assert not parts or took[-1] >= replicas.TRIAL_SECONDS
+    assert all(part.stop - part.start <= max(LANES, 2 * replicas.CHUNK_SECONDS / seconds) for part in parts)
+
+
+def assert_whole(parts, samples):
+    assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])]
+    assert parts[-1].stop == samples
+    assert all((part.stop - part.start) % LANES == 0 for part in parts[:-1])
+
+
+def test_no_more_parts_wait_than_threads_will_soon_take(monkeypatch):
+    """Of all that wait the thread that shows progress looks at each, each time: at hours of parts, nothing else."""
+    waiting, wait = [], replicas.wait
+
+    def counted(pending, **options):
+        waiting.append(len(pending))
+        return wait(pending, **options)
+
+    monkeypatch.setattr(replicas, "wait", counted)
+    ran = []
+    whole, interrupted = replicas.run_parts(
+        lambda part, watch: ran.append(part), replicas.slices(0, 100, 1), 2, lambda done: None
+    )
+    assert not interrupted
+    assert whole == 0  # nobody counted any
+    assert sorted(part.start for part in ran) == list(range(100))
+    assert max(waiting) == 8
 
 
 def test_announcements_come_after_a_second(capsys):

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from itertools import islice
 from math import ceil
 
 import numpy as np
@@ -18,6 +19,7 @@ from limitformer.numerics.watch import DONE, HALT, WHOLE, Watch
 
 CHUNKS_PER_THREAD = 8
 CHUNK_SECONDS = 0.3
+TRIAL_SECONDS = 0.01  # what takes less says little of the time that replicas take
 
 Run = Callable[[slice, Watch], None]
 Show = Callable[[float], None]
@@ -43,33 +45,52 @@ def usable_cores() -> int:
 
 
 def run_all(run: Run, samples: int, threads: int, chunk: int | None, show: Show) -> tuple[int, bool]:
-    """Call `run` on every replica, `chunk` at a time, or so many as the first group's time suggests.
+    """Call `run` on every replica, `chunk` at a time, or so many as the first ones' time suggests.
 
     Returns:
         How many replicas are whole, from the first on, and whether Ctrl-C came.
     """
     if chunk:
-        return run_parts(run, slices(0, samples, chunk), threads, show)
-    began = time.perf_counter()
-    first, interrupted = run_parts(run, slices(0, min(LANES, samples), LANES), threads, show)
+        return run_on(run, 0, samples, chunk, threads, show)
+    done, seconds, interrupted = try_out(run, samples, show)
     if interrupted:
-        return first, True
-    parts = slices(first, samples, chunk_of(time.perf_counter() - began, samples, threads))
-    others, interrupted = run_parts(run, parts, threads, lambda done: show(first + done))
-    return first + others, interrupted
+        return done, True
+    return run_on(run, done, samples, chunk_of(seconds, samples, threads), threads, show)
+
+
+def try_out(run: Run, samples: int, show: Show) -> tuple[int, float, bool]:
+    """The first replicas, ever more at a time until that takes long enough to be timed.
+
+    Returns:
+        How many are whole, seconds for a group of `LANES`, and whether Ctrl-C came.
+    """
+    done, groups, seconds, interrupted = 0, 1, 0.0, False
+    while seconds < TRIAL_SECONDS and done < samples and not interrupted:
+        began, size = time.perf_counter(), LANES * groups
+        done, interrupted = run_on(run, done, min(done + size, samples), size, 1, show)
+        seconds, groups = time.perf_counter() - began, 8 * groups
+    return done, 8 * seconds / groups, interrupted
+
+
+def run_on(run: Run, done: int, samples: int, chunk: int, threads: int, show: Show) -> tuple[int, bool]:
+    """As `run_all` where so many replicas are done."""
+    parts = slices(done, samples, chunk)
+    others, interrupted = run_parts(run, parts, threads, lambda of_these: show(done + of_these))
+    return done + others, interrupted
 
 
 def run_parts(run: Run, parts: Sequence[slice], threads: int, show: Show) -> tuple[int, bool]:
     """Call `run` on every part with a watch of its own; as `run_all`."""
     watches = np.zeros((len(parts), 3))
+    waiting = zip(parts, watches, strict=True)
     with ThreadPoolExecutor(threads) as pool:
-        pending = dict.fromkeys(pool.submit(run, part, watch) for part, watch in zip(parts, watches, strict=True))
         try:
+            pending = {pool.submit(run, *each) for each in islice(waiting, 4 * threads)}
             while pending:
-                finished, _ = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+                finished, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
                 for future in finished:
                     future.result()
-                    del pending[future]
+                pending |= {pool.submit(run, *each) for each in islice(waiting, len(finished))}
                 show(float(watches[:, DONE].sum()))
         except BaseException as error:
             watches[:, HALT] = 1.0
