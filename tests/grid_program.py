@@ -1,12 +1,30 @@
-"""Runs of a grid that train nothing: processes that make them need not import the Trainer, which takes seconds."""
+"""Runs of a grid. Those that train import the Trainer, which takes seconds; who hands them out need not."""
 
 import os
 import signal
 import sys
+import time
+from functools import partial
+from pathlib import Path
 
 from limitformer.base import progress
 from limitformer.base.errors import InputError
 from limitformer.train import grid
+
+ONE_THREAD = {"threads": 1, "save_every": 1000}
+
+
+def slow(seed: int, out: Path, pause: float = 0.1) -> dict[str, float]:
+    """A run with pauses, which change nothing."""
+    from train_program import STEPS, At, small_run
+
+    pauses = [At(step, partial(time.sleep, pause)) for step in range(1, STEPS + 1)]
+    return dict(small_run(Path(out) / str(seed), pauses, seed=seed, **ONE_THREAD))
+
+
+def mixed(seed: int, out: Path) -> dict[str, float]:
+    """Number 1 is stuck in its first step."""
+    return slow(seed, out, 1000.0 if seed == 1 else 0.1)
 
 
 def of_all_kinds(kind: str) -> dict[str, float]:

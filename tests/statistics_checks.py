@@ -28,8 +28,11 @@ def standard_errors(samples: NDArray[np.float64], exact: NDArray[np.float64]) ->
 
 def covariance_standard_errors(samples: NDArray[np.float64], exact: NDArray[np.float64]) -> NDArray[np.float64]:
     """The same for the covariance matrix of samples (n, k), whose entries have the error of a mean of products."""
-    centred = samples - samples.mean(0)
-    size = len(samples)
-    mean = centred.T @ centred / size
-    squares = (centred**2).T @ centred**2 / size
+    centre, size = samples.mean(0), len(samples)
+    mean, squares = np.zeros((2, *exact.shape))
+    for begin in range(0, size, 10_000):  # which stay in the cache
+        centred = samples[begin : begin + 10_000] - centre
+        mean += centred.T @ centred / size
+        centred *= centred
+        squares += centred.T @ centred / size
     return (mean - exact) / np.sqrt((squares - mean**2) / size)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grid_program import of_all_kinds
+from grid_program import mixed, of_all_kinds, slow
 from limitformer.base import pool
 from limitformer.base.errors import InputError
 from limitformer.train import grid, interrupts
@@ -23,24 +23,12 @@ from limitformer.train.interrupts import Interrupt, TrainingInterrupted
 from limitformer.train.log import read_log
 from train_program import STEPS, At, small_run
 
-ONE_THREAD = {"threads": 1, "save_every": 1000}
-
-
-def slow(seed: int, out: Path, pause: float = 0.1) -> dict[str, float]:
-    """A run with pauses, which change nothing."""
-    pauses = [At(step, partial(time.sleep, pause)) for step in range(1, STEPS + 1)]
-    return dict(small_run(Path(out) / str(seed), pauses, seed=seed, **ONE_THREAD))
-
-
-def mixed(seed: int, out: Path) -> dict[str, float]:
-    """Number 1 is stuck in its first step."""
-    return slow(seed, out, 1000.0 if seed == 1 else 0.1)
-
-
 PROGRAM = """
 import sys
 from functools import partial
-from test_train_grid import pool, run_all, slow
+from grid_program import slow
+from limitformer.base import pool
+from limitformer.train.grid import run_all
 
 def refill(self, worker, refill=pool.Pool.refill):
     refill(self, worker)
