@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from forks import forking
 from grid_program import mixed, of_all_kinds, slow
 from limitformer.base import pool
 from limitformer.base.errors import InputError
@@ -26,6 +27,7 @@ from train_program import STEPS, At, small_run
 PROGRAM = """
 import sys
 from functools import partial
+from forks import forking
 from grid_program import slow
 from limitformer.base import pool
 from limitformer.train.grid import run_all
@@ -84,7 +86,9 @@ def interrupt_all() -> None:
         os.kill(process, signal.SIGINT)
 
 
-def test_ctrl_c_saves_the_runs_and_a_second_one_ends_what_is_stuck(tmp_path):
+def test_ctrl_c_saves_the_runs_and_a_second_one_ends_what_is_stuck(tmp_path, monkeypatch):
+    monkeypatch.setattr(pool, "spawning", forking)
+
     def twice() -> None:
         until(lambda: all((tmp_path / str(seed) / "run.json").exists() for seed in (0, 1)))
         interrupt_all()
@@ -114,9 +118,9 @@ def assert_goes_on_to_the_last_bit(folder: Path, seed: int) -> None:
 
 
 def test_a_worker_whose_parent_is_gone_saves_its_run(tmp_path):
-    ours, theirs = pool.spawning.Pipe()
+    ours, theirs = forking.Pipe()
     begin = partial(grid.begin, partial(slow, out=tmp_path), [])
-    worker = pool.spawning.Process(target=pool.serve, args=(theirs, begin, 0), daemon=True)
+    worker = forking.Process(target=pool.serve, args=(theirs, begin, 0), daemon=True)
     worker.start()
     theirs.close()
     ours.send([0])

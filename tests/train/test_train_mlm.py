@@ -16,7 +16,8 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
-from forks import forked
+from forks import forked, forking
+from limitformer.base import pool
 from limitformer.base.errors import InputError
 from limitformer.cli.app import app
 from limitformer.cli.train_mlm import place_of
@@ -201,9 +202,9 @@ def test_two_processes_are_one(corpus, tmp_path):
     assert max(float((first[name] - second[name]).abs().max()) for name in first) < 1e-5
 
 
-def test_grids_on_workers_are_the_same(finished, corpus, tmp_path):
+def test_grids_on_workers_are_the_same(finished, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(pool, "spawning", forking)
     _, results = finished
-
     chosen = [run for run, _ in results if run.seed == 0 and run.learning_rate == 1e-3][:2]
     found = dict(run_all(chosen, partial(run_mlm, out=tmp_path, threads=1), workers=2))
     for run in chosen:
