@@ -82,14 +82,23 @@ Root = HouseholderRoot | GramRoot
 
 
 def householder_root(z: Tensor) -> HouseholderRoot:
-    """By Householder's factorisation of Zᵀ; repeated tokens and zeros are put aside, in directions of their own."""
-    first, n = first_of(z), z.shape[-1]
+    """By Householder's factorisation of Zᵀ; samples beside one do not change how it is done."""
+    first = first_of(z)
     new = z.any(-1) & (first == torch.arange(z.shape[-2], device=z.device))
-    if new.all():
+    some = ~new.all(-1)
+    if not some.any():
         return householder(z)
+    factor, basis = z.new_empty(*z.shape[:-1], z.shape[-2]), torch.empty_like(z)
+    factor[~some], basis[~some] = householder(z[~some])
+    factor[some], basis[some] = householder_of_new(z[some], new[some], first[some])
+    return HouseholderRoot(factor, basis)
+
+
+def householder_of_new(z: Tensor, new: Tensor, first: Tensor) -> HouseholderRoot:
+    """The same of tokens with repeats and zeros, which are put aside, in directions of their own."""
     aside = torch.diag_embed((~new).to(z.dtype))
     factor, basis = householder(torch.cat([z * new[..., None], aside], dim=-1))
-    return HouseholderRoot(rows_of(factor * new[..., None], first), basis[..., :n])
+    return HouseholderRoot(rows_of(factor * new[..., None], first), basis[..., : z.shape[-1]])
 
 
 def householder(z: Tensor) -> HouseholderRoot:
