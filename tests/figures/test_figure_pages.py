@@ -144,11 +144,13 @@ SENTENCES = {
         ("t5-large: mean correlation at the end", "mean correlation of {:.2f}."),
     ],
     "foretells": [
-        ("over all: chosen in the choosing half is the distance", "ρ = {:.2f} in the choosing half"),
+        ("over all: chosen in the choosing half is the gradients", "ρ = {:.2f} in the choosing half"),
         ("over all: ρ in the held-out", "and {:.2f} in the held-out half"),
         ("over all: lower end", "(95 % interval {:.2f} to"),
         ("over all: upper end", "to {:.2f},"),
         ("over all: p of that", "p = {:.4f})"),
+        ("ρ of distance of the objective and the loss, choosing", "has {:.2f} there"),
+        ("ρ of distance of the objective and the loss, held-out", "and {:.2f} here"),
         ("ρ of two seeds", "agree with ρ = {:.2f}"),
         ("ρ of the knob chosen", "ρ is {:.2f} in the held-out half"),
         ("mean ρ within depths", "within depths its ρ is {:.2f}"),
@@ -158,7 +160,7 @@ SENTENCES = {
         ("at one s: p", "(p = {:.2f})"),
         ("networks of 48 that learnt no context", "* **{:.0f} of the 48 networks"),
         ("networks that meet", "all {:.0f} networks that meet"),
-        ("of the others learnt", "against {:.0f} of the other 39"),
+        ("of the others learnt", "against {:.0f} of the other 40"),
     ],
     "lifetimes-spread": [
         ("spread 0.3: share of pairs that are ever", "At s = 0.3, {:.0c} of the pairs are apart"),
