@@ -7,13 +7,16 @@ import importlib.util
 import tempfile
 from pathlib import Path
 
+from typer.testing import CliRunner
+
 import limitformer as lf
+from limitformer.cli.app import app
 from limitformer.figures import RUN_FIGURES, make
 from limitformer.figures.make import NEED_TRAINING
 
 
 def main() -> None:
-    """Chain, limit, save, load and a figure work; `lf.nn` names the extra that it needs."""
+    """Chain, limit, save, load and a figure work; `lf.nn` and commands name the extra that they need."""
     assert importlib.util.find_spec("torch") is None, "this check needs an environment without torch"
     net = lf.Transformer(width=64, depth=16, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))
     start = lf.equicorrelated(tokens=3, correlation=0.2)
@@ -27,6 +30,10 @@ def main() -> None:
     assert "limitformer[torch]" in refusal_of_torch()
     for name in NEED_TRAINING:
         assert "limitformer[train]" in refusal_of(name), name
+    for command in (["check", "gpt2"], ["design", "gpt2"]):
+        result = CliRunner().invoke(app, command)
+        assert isinstance(result.exception, SystemExit), result.exception
+        assert "limitformer[hf]" in result.output, result.output
     print("The core works without torch.")
 
 

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import roots_hermitenorm
+from scipy.stats import norm
 
 import limitformer as lf
 import own_parts_example as own
 from limitformer.covariance.chain.own import elementwise_address, mixing_address
 from limitformer.covariance.chain.transformer import constants_of
 from limitformer.models import activations
+from limitformer.models.elementwise import PIECES, quadrature
 from limitformer.models.own_function import function_of
 from limitformer.nn.drawn.own import torch_elementwise, torch_mixing, torch_scale
 from statistics_checks import assert_same_law
@@ -161,6 +163,19 @@ def test_gains_by_a_second_route(name):
     found = lf.Elementwise(function).gain_at(64)
     assert found == pytest.approx(exact, rel=1e-9)
     assert found != pytest.approx(exact * (1 + 1e-6), rel=1e-9)
+
+
+def peak(x):
+    return 1.0 if 0.5 < x < 0.51 else 0.1 * x
+
+
+def test_the_gain_sees_what_is_narrow():
+    """The closed form; the twin is a quadrature that passes over the peak."""
+    (low, high), (at_low, at_high) = norm.cdf([0.5, 0.51]), norm.pdf([0.5, 0.51])
+    squares_inside = high - low - (0.51 * at_high - 0.5 * at_low)
+    exact = 1 / (high - low + 0.01 * (1 - squares_inside))
+    assert lf.Elementwise(peak).gain_at(64) == pytest.approx(exact, rel=1e-9)
+    assert 1 / quadrature(peak, PIECES)[0] > 1.3 * exact
 
 
 def exp_absolute_times(a):

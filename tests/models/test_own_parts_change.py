@@ -1,7 +1,10 @@
 """Functions of one's own that read what changes: one model or a refusal; the wrong twin is the stale one."""
 
+import ctypes
 import pickle
+from types import ModuleType
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -15,6 +18,8 @@ from limitformer.nn.drawn.own import torch_elementwise
 
 K = 2.0
 TABLE = np.array([1.0, 2.0])
+NUMBERS = ModuleType("numbers_of_ones_own")
+NUMBERS.one, NUMBERS.two = 1.0, 2.0
 
 
 def bent(x):
@@ -31,6 +36,39 @@ def by_helper(x):
 
 def of_table(x):
     return TABLE[1] * x
+
+
+@numba.njit
+def times_k(x):
+    return K * x
+
+
+@numba.njit(fastmath=True)
+def bent_by_numba(x):
+    return abs(x) + times_k(x)
+
+
+NUMBERS.bent = bent_by_numba
+
+
+def by_numba(x):
+    return bent_by_numba(x)
+
+
+def by_module(x):
+    return NUMBERS.bent(x)
+
+
+def endless(x):
+    return times_k(x) if x < np.inf else endless(x)
+
+
+def of_first(x):
+    return NUMBERS.one * x
+
+
+def of_both(x):
+    return of_first(x) + NUMBERS.two * abs(x)
 
 
 def in_closure(k):
@@ -95,6 +133,56 @@ def test_closures_arrays_helpers_and_codes_are_read(monkeypatch):
     monkeypatch.setitem(globals(), "K", 3.0)
     with pytest.raises(InputError, match=r"reads bent\.K, which was 2\.0"):
         helped.gain_at(8)
+
+
+def in_cell():
+    helper = bent_by_numba
+
+    def function(x):
+        return helper(x)
+
+    return function
+
+
+def loop_of(part):
+    """σ as kernels have it."""
+    address = elementwise_address(function_of(part))
+    loop = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_double), ctypes.c_int64, ctypes.c_double)(address)
+
+    def at(x):
+        value = ctypes.c_double(x)
+        loop(ctypes.pointer(value), 1, 1.0)
+        return value.value
+
+    return at
+
+
+@pytest.mark.parametrize("make", [lambda: by_numba, lambda: by_module, in_cell], ids=["global", "module", "closure"])
+def test_helpers_that_numba_has_compiled_are_made_again(monkeypatch, make):
+    """The wrong twin is what Numba has kept."""
+    function = make()
+    old = lf.Elementwise(function)
+    assert function(1.0) == 3.0
+    monkeypatch.setitem(globals(), "K", 5.0)
+    assert function(1.0) == 3.0
+    with pytest.raises(InputError, match=r"times_k\.K, which was 2\.0"):
+        old.gain_at(8)
+    new = lf.Elementwise(function)
+    assert new.gain_at(8) == pytest.approx(1 / 26, rel=1e-9)
+    assert loop_of(new)(1.0) == 6.0
+    assert function_of(new) is function_of(lf.Elementwise(function))
+    assert function_of(new).__globals__["K"] == 5.0
+
+
+def test_a_function_that_calls_itself_is_made_again_once():
+    assert function_of(lf.Elementwise(endless))(3.0) == 6.0
+
+
+def test_every_name_of_a_module_is_read(monkeypatch):
+    part = lf.Elementwise(of_both)
+    monkeypatch.setattr(NUMBERS, "two", 3.0)
+    with pytest.raises(InputError, match=r"reads NUMBERS\.two, which was 2\.0"):
+        part.gain_at(8)
 
 
 def test_rules_and_norms_are_compared_too(monkeypatch):

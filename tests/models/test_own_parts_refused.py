@@ -119,6 +119,15 @@ def keeps_dims(logits, visible):
     return logits * visible / (10.0 + np.sum(logits, axis=1, keepdims=True))
 
 
+def shrinks(logits, visible):
+    return np.zeros((2, 2)) if len(logits) == 3 else logits * visible
+
+
+def test_a_rule_of_another_shape_at_the_runs_tokens_is_refused():
+    model = lf.Transformer(**SIZE, attention=lf.Mixing(shrinks))
+    refuses(r"real matrix \(3, 3\); \S+:shrinks gave ndarray \(2, 2\)", lf.simulate, model, np.eye(3), **RUN)
+
+
 def test_numbas_failures_say_what_to_do():
     refuses(r"Untyped global name 'helper'.* Nearest: @numba.njit on helper, which", elementwise_address, with_helper)
     refuses(r"Nearest: a loop; a function cannot call itself", elementwise_address, calls_itself)
@@ -420,6 +429,12 @@ def test_json_has_functions_by_their_paths():
     assert pickle.loads(pickle.dumps(WHOLE)) == WHOLE
     assert all(map(is_path, ("a:b", "a.b:c.d")))
     assert not any(map(is_path, ("a", "a:b:c", "a b:c", ":b", "a:", None)))
+
+
+def test_a_module_that_exits_is_one_line_too(monkeypatch, tmp_path):
+    (tmp_path / "module_that_exits.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    refuses("The module module_that_exits cannot be imported: SystemExit: 3", imported, "module_that_exits:silu")
 
 
 def test_functions_that_cannot_be_imported_have_no_json_but_a_record():

@@ -78,7 +78,7 @@ def nearest(name: object, names: Iterable[str], cutoff: float = 0.6) -> str:
     return f" Nearest: {found[0]}." if found else ""
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Of what an error says; its name if it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 

@@ -48,11 +48,12 @@ def check(
         if what == "list":
             show_shapes()
             return
-        from transformers.utils import logging
-
-        from limitformer.checking import check as checked
+        from limitformer.checking import check as checked  # first: without an extra it names the one that has it
         from limitformer.checking.verdicts import names_in
         from limitformer.running.results import check_writable
+
+        # isort: split
+        from transformers.utils import logging
 
         logging.set_verbosity_error()  # what is wrong is said in one line
         names = names_in(fail_on)

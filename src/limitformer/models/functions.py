@@ -74,7 +74,7 @@ def module_named(name: str) -> Any:
     """The imported module; whatever its code raises, as one line."""
     try:
         return import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         what = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(f"The module {name} cannot be imported: {what}") from error
 

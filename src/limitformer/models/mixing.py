@@ -80,13 +80,19 @@ def several_logits(tokens: int) -> tuple[Logits, ...]:
 
 
 def matrix_of(function: Function, logits: Logits, visible: Visible) -> Any:
-    """What the rule makes of them in Python; `InputError` with what it raises."""
+    """The real matrix that the rule makes of them in Python; `InputError` with what it raises or gives instead."""
+    name = name_of(function)
     try:
         with np.errstate(all="ignore"):  # what is not finite is refused in one line
-            return plain(function)(logits.copy(), visible.copy())
+            a = plain(function)(logits.copy(), visible.copy())
     except Exception as error:
         what = f"{type(error).__name__}: {first_line(error)}"
-        raise InputError(f"function must take (logits, visible); {name_of(function)} raised {what}.") from error
+        raise InputError(f"function must take (logits, visible); {name} raised {what}.") from error
+    shape, kind = np.shape(a), np.asarray(a).dtype
+    real = isinstance(a, np.ndarray) and shape == visible.shape and kind.kind in "fiub"
+    got = f"{type(a).__name__} {shape} of {kind}"
+    require(real, f"function must give a real matrix {visible.shape}; {name} gave {got}.")
+    return a
 
 
 def try_rule(function: Function, visible: Visible) -> None:
@@ -98,10 +104,6 @@ def try_rule(function: Function, visible: Visible) -> None:
 def try_logits(function: Function, logits: Logits, visible: Visible) -> None:
     """The same for some logits."""
     name, a = name_of(function), matrix_of(function, logits, visible)
-    shape, kind = np.shape(a), np.asarray(a).dtype
-    real = isinstance(a, np.ndarray) and shape == visible.shape and kind.kind in "fiub"
-    got = f"{type(a).__name__} {shape} of {kind}"
-    require(real, f"function must give a real matrix {visible.shape}; {name} gave {got}.")
     finite = np.isfinite(a)
     some = "" if finite.all() else f"{a[~finite][0]} at logits of {np.abs(logits).max():.3g} at most"
     require(not some, f"function must give a finite matrix; {name} gave {some}.")

@@ -4,7 +4,8 @@ from typing import Any
 
 from limitformer.base.errors import keep
 from limitformer.models.functions import Function, checked, checked_torch, name_of
-from limitformer.models.readings import reading_of, unchanged
+from limitformer.models.readings import reading_of, require_unchanged
+from limitformer.models.renewed import renewed
 
 
 def keep_functions(part: Any) -> None:
@@ -18,8 +19,9 @@ def keep_functions(part: Any) -> None:
 
 
 def function_of(part: Any) -> Function:
-    """The function of a part; `InputError` where it reads what has changed since the part was made."""
-    return unchanged(part.function, part._read)
+    """The function of a part, its helpers made again; `InputError` where it reads what has changed since then."""
+    require_unchanged(part.function, part._read)
+    return renewed(part.function, part._read)
 
 
 def has_function(part: object) -> bool:

@@ -34,16 +34,11 @@ def reading_of(function: Function) -> Reading:
     return tuple(entries(plain(function), "", set()))
 
 
-def unchanged(function: Function, then: Reading) -> Function:
-    """The function.
-
-    Raises:
-        InputError: it reads something else than it did.
-    """
+def require_unchanged(function: Function, then: Reading) -> None:
+    """Raise `InputError` if it reads something else than it did."""
     now = reading_of(function)
     if now != then:
         raise InputError(f"{name_of(function)} {difference(dict(then), dict(now))}. Nearest: make the part again.")
-    return function
 
 
 def difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
@@ -56,7 +51,7 @@ def difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     return f"reads {name}, which was {was} when the part was made and is {is_} now"
 
 
-def entries(function: Any, before: str, seen: set[int]) -> Iterator[tuple[str, str]]:
+def entries(function: Any, before: str, seen: set[Any]) -> Iterator[tuple[str, str]]:
     """Of one function, whose names are written behind `before`."""
     if id(function) in seen or not isinstance(function, FunctionType):
         return
@@ -80,16 +75,16 @@ def plain_helpers(function: Function) -> list[str]:
     ]
 
 
-def entries_of(value: Any, name: str, names: list[str], seen: set[int]) -> Iterator[tuple[str, str]]:
+def entries_of(value: Any, name: str, names: list[str], seen: set[Any]) -> Iterator[tuple[str, str]]:
     """Of what stands under a name: of a module those of its own `names` that are read."""
     if isinstance(plain(value), FunctionType):
         if not is_library(plain(value).__module__):
             yield from entries(plain(value), f"{name}.", seen)
     elif not isinstance(value, ModuleType):
         yield name, shown(value)
-    elif not is_library(value.__name__) and id(value) not in seen:
-        seen.add(id(value))
-        for inner in (inner for inner in names if inner in vars(value)):
+    elif not is_library(value.__name__):
+        for inner in (inner for inner in names if inner in vars(value) and (id(value), inner) not in seen):
+            seen.add((id(value), inner))
             yield from entries_of(vars(value)[inner], f"{name}.{inner}", names, seen)
 
 

@@ -67,8 +67,9 @@ class Recording:
     Attributes:
         keep: "covariance" for V; "pairs" for variances, covariances and distances of pairs of tokens.
         pairs: the pairs of tokens, such as [(0, 1), (0, 2)]; None: all of them.
-        dtype: in which it is kept, "float64" or "float32", which has numbers from 1e-38 to 3e38: what is less is 0, and
-            the ball has radius 3e37 if none is given. Paths run in float64 whatever it is.
+        dtype: in which it is kept, "float64" or "float32", which has seven digits from 1e-38 to 3e38, fewer below and
+            0 below 1e-45. The ball then has radius 3e37 if none is given, and of a path that has left it a V with
+            larger entries is scaled down to 3e37, as a whole. Paths run in float64 whatever it is.
 
     Raises:
         InputError: a value out of range.

@@ -164,11 +164,11 @@ def simulate(
         progress: whether work of more than two seconds shows on the terminal.
         gradients: of a `Transformer` whose weights its chain never draws: whether ½|x|² of the last tokens, mean over
             tokens, is differentiated, as in `limitformer.nn.drawn.simulate`.
-        options: of a `Transformer` and its limit, `radius`: paths whose |V| (Frobenius) reaches it stop and are marked;
-            on the sphere, the fields of `SphereOptions`: `horizon` (needed), `method`, `keep`, `tolerance`,
-            `early_stop`; of a limit, `dt` (default 0.01 for covariances, on the sphere what resolves the model), and
-            of a covariance limit `step`, "factor" (default) or
-            "euler-maruyama".
+        options: what is kept: `keep` ("covariance" or "pairs"; on the sphere "overlap", "outcome" or "tokens"),
+            `pairs`, a list of two tokens each, and `dtype` ("float64" or "float32"). Of a `Transformer` and its limit,
+            `radius`: paths whose |V| (Frobenius) reaches it stop and are marked. On the sphere, `horizon` (needed),
+            `method`, `tolerance`, `early_stop`. Of a limit, `dt` (default 0.01 for covariances, on the sphere what
+            resolves the model), and of a covariance limit `step`, "factor" (default) or "euler-maruyama".
 
     Returns:
         Dataset of `covariance` (sample, depth or time, token, token_), `exit` and `exit_cause` (sample,); or, on the
