@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -119,7 +120,7 @@ def assert_goes_on_to_the_last_bit(folder: Path, seed: int) -> None:
 
 def test_a_worker_whose_parent_is_gone_saves_its_run(tmp_path):
     ours, theirs = forking.Pipe()
-    begin = partial(grid.begin, partial(slow, out=tmp_path), [])
+    begin = pickle.dumps(partial(grid.begin, partial(slow, out=tmp_path), []))
     worker = forking.Process(target=pool.serve, args=(theirs, begin, 0), daemon=True)
     worker.start()
     theirs.close()

@@ -9,6 +9,7 @@ stop. The first Ctrl-C sends that word to every worker; a second one ends them a
 """
 
 import multiprocessing
+import pickle
 import signal
 import time
 from collections import Counter, deque
@@ -19,6 +20,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar
 
 from limitformer.base.errors import require
+from limitformer.base.extras import loading
 from limitformer.base.interrupts import heard_by, interrupts_wait, tell
 
 Task = TypeVar("Task")
@@ -52,11 +54,12 @@ def ending(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}; out of memory? fewer workers need less"
 
 
-def serve(connection: Connection, begin: Callable[[int, Asked], Callable[[Any], Any]], place: int) -> None:
+def serve(connection: Connection, begin: bytes, place: int) -> None:
     """A worker: tasks come in, what became of them and the seconds that each took go out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
-        work = begin(place, connection.poll)
+        with loading():
+            work = pickle.loads(begin)(place, connection.poll)
         connection.send(None)  # I am here
         while (tasks := connection.recv()) is not None:
             for task in tasks:
@@ -125,8 +128,9 @@ class Pool(Generic[Task, Outcome]):
 
     def start(self, place: int) -> Worker:
         """A new process."""
+        begin = pickle.dumps(self.begin)  # which the worker reads once it has begun: what it imports takes long
         ours, theirs = spawning.Pipe()
-        worker = Worker(place, spawning.Process(target=serve, args=(theirs, self.begin, place), daemon=True), ours)
+        worker = Worker(place, spawning.Process(target=serve, args=(theirs, begin, place), daemon=True), ours)
         with interrupts_wait():  # which the process inherits: also before it can say so itself
             worker.process.start()
             self.workers.append(worker)

@@ -2,24 +2,22 @@
 
 from typing import TYPE_CHECKING
 
-from limitformer.base.errors import MissingExtraError
+from limitformer.base.extras import of_extra
 
-try:
+with of_extra("hf"):
     import torch as _torch  # noqa: F401
     import transformers as _transformers  # noqa: F401
-except ModuleNotFoundError as error:
-    raise MissingExtraError(str(error.name), "hf") from error
 
-from limitformer.checking.check import check as check
-from limitformer.checking.designing.design import DesignInterrupted as DesignInterrupted
-from limitformer.checking.designing.design import design as design
-from limitformer.checking.designing.designed import Design as Design
-from limitformer.checking.designing.objective import Objective as Objective
-from limitformer.checking.report import Report as Report
-from limitformer.checking.thresholds import THRESHOLDS as THRESHOLDS
-from limitformer.checking.thresholds import Threshold as Threshold
-from limitformer.checking.training import Looks as Looks
-from limitformer.checking.verdicts import Verdict as Verdict
+    from limitformer.checking.check import check as check
+    from limitformer.checking.designing.design import DesignInterrupted as DesignInterrupted
+    from limitformer.checking.designing.design import design as design
+    from limitformer.checking.designing.designed import Design as Design
+    from limitformer.checking.designing.objective import Objective as Objective
+    from limitformer.checking.report import Report as Report
+    from limitformer.checking.thresholds import THRESHOLDS as THRESHOLDS
+    from limitformer.checking.thresholds import Threshold as Threshold
+    from limitformer.checking.training import Looks as Looks
+    from limitformer.checking.verdicts import Verdict as Verdict
 
 if TYPE_CHECKING:
     from limitformer.checking.trainer import CheckTraining as CheckTraining

@@ -1,20 +1,18 @@
 """Shaped attention for Hugging Face models: stock ones, and the paper's own architecture with Auto classes."""
 
-from limitformer.base.errors import MissingExtraError
+from limitformer.base.extras import of_extra
 
-try:
+with of_extra("hf"):
     import transformers as _transformers  # noqa: F401
-except ModuleNotFoundError as error:
-    raise MissingExtraError("transformers", "hf") from error
 
-from limitformer.hf.attention import ATTENTION as ATTENTION
-from limitformer.hf.checkpoint import load_shaped as load_shaped
-from limitformer.hf.configuration import ShapedTransformerConfig as ShapedTransformerConfig
-from limitformer.hf.heads import ShapedTransformerForCausalLM as ShapedTransformerForCausalLM
-from limitformer.hf.heads import ShapedTransformerForMaskedLM as ShapedTransformerForMaskedLM
-from limitformer.hf.heads import (
-    ShapedTransformerForSequenceClassification as ShapedTransformerForSequenceClassification,
-)
-from limitformer.hf.shaping import Shaping as Shaping
-from limitformer.hf.shaping import shape_model as shape_model
-from limitformer.hf.transformer import ShapedTransformerModel as ShapedTransformerModel
+    from limitformer.hf.attention import ATTENTION as ATTENTION
+    from limitformer.hf.checkpoint import load_shaped as load_shaped
+    from limitformer.hf.configuration import ShapedTransformerConfig as ShapedTransformerConfig
+    from limitformer.hf.heads import ShapedTransformerForCausalLM as ShapedTransformerForCausalLM
+    from limitformer.hf.heads import ShapedTransformerForMaskedLM as ShapedTransformerForMaskedLM
+    from limitformer.hf.heads import (
+        ShapedTransformerForSequenceClassification as ShapedTransformerForSequenceClassification,
+    )
+    from limitformer.hf.shaping import Shaping as Shaping
+    from limitformer.hf.shaping import shape_model as shape_model
+    from limitformer.hf.transformer import ShapedTransformerModel as ShapedTransformerModel

@@ -24,7 +24,6 @@ from math import asinh, exp, inf, log, log1p, pi, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.integrate import quad
 from scipy.linalg import solve_banded
 from scipy.special import betainc
 
@@ -78,6 +77,8 @@ class PairDistance:
 
     def log_scale(self, near: float, far: float) -> float:
         """log ∫ cosh^{−p} between two distances, the further of which may be infinite if p > 0."""
+        from scipy.integrate import quad  # it takes a while, and workers of sweeps do without
+
         p, low, high = self.decay, asinh(near / self.scale_length), asinh(far / self.scale_length)
         top = -p * log_cosh(high if p < 0 else low)
         # Beyond some 40/|p| from where it is largest the integrand is below 1e-17 of that.

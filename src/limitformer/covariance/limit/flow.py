@@ -22,7 +22,6 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.integrate import solve_ivp
 
 from limitformer.base.errors import NoLimitError, require
 from limitformer.covariance.limit.dual import dual_kernel
@@ -117,6 +116,8 @@ class CovarianceFlow:
         >>> lf.limit(net).solve([[1.0]]).round(6)
         array([[[2.718282]]])
         """
+        from scipy.integrate import solve_ivp  # it takes a while, and workers of sweeps do without
+
         v = as_start(start).covariance
         at = checked_times(times)
         found = solve_ivp(

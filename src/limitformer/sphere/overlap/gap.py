@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq
 
 from limitformer.base.errors import InputError
 from limitformer.sphere.overlap.motion import Motion, log_speed, slope_at
@@ -75,12 +74,16 @@ def barrier(scale: Scale) -> float:
             "No metastable state: nothing keeps the clusters antipodal, the scale density falls all the way from -1 "
             "to 1. Nearest: a larger beta or a smaller dim."
         )
+    from scipy.optimize import brentq  # it takes a while, and workers of sweeps do without
+
     last = int(rising[-1])
     return float(brentq(lambda x: float(slope_at(scale.motion, np.array(x))), u[last], u[last + 1], xtol=1e-14))
 
 
 def median(motion: Motion, inner: Panels, log_share: Array) -> float:
     """Gap with half of the mass below it; `log_share` (n + 1): of what lies before all panels, and of each panel."""
+    from scipy.optimize import brentq
+
     below = np.cumsum(np.exp(log_share))
     panel = int(np.searchsorted(below, 0.5)) - 1
     missing, whole = 0.5 - below[panel], below[panel + 1] - below[panel]
