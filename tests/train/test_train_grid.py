@@ -28,10 +28,11 @@ from train_program import STEPS, At, small_run
 PROGRAM = """
 import sys
 from functools import partial
-from forks import forking
-from grid_program import slow
 from limitformer.base import pool
-from limitformer.train.grid import run_all
+from limitformer.base.extras import loading
+with loading():
+    from grid_program import slow
+    from limitformer.train.grid import run_all
 
 def refill(self, worker, refill=pool.Pool.refill):
     refill(self, worker)
