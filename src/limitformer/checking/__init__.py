@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from limitformer.base.extras import of_extra
+from limitformer.base.extras import of_extra as _of_extra
 
-with of_extra("hf"):
+with _of_extra("hf"):
     import torch as _torch  # noqa: F401
     import transformers as _transformers  # noqa: F401
 

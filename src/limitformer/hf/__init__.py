@@ -1,8 +1,8 @@
 """Shaped attention for Hugging Face models: stock ones, and the paper's own architecture with Auto classes."""
 
-from limitformer.base.extras import of_extra
+from limitformer.base.extras import of_extra as _of_extra
 
-with of_extra("hf"):
+with _of_extra("hf"):
     import transformers as _transformers  # noqa: F401
 
     from limitformer.hf.attention import ATTENTION as ATTENTION

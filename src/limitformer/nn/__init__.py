@@ -1,8 +1,8 @@
 """The network itself, in torch: the reference that the chain is tested against, and what one trains."""
 
-from limitformer.base.extras import of_extra
+from limitformer.base.extras import of_extra as _of_extra
 
-with of_extra("torch"):
+with _of_extra("torch"):
     import torch as _torch  # noqa: F401
 
     from limitformer.nn import drawn as drawn

@@ -1,8 +1,8 @@
 """Weightless networks: anybody's architecture, forward and backward, exact in law, with no weight drawn."""
 
-from limitformer.base.extras import of_extra
+from limitformer.base.extras import of_extra as _of_extra
 
-with of_extra("torch"):
+with _of_extra("torch"):
     import torch as _torch  # noqa: F401
 
     from limitformer.weightless.law import LawTable as LawTable
