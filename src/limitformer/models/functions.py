@@ -25,8 +25,8 @@ def is_path(text: object) -> bool:
 
 
 def plain(function: Any) -> Any:
-    """The Python function of one that Numba has compiled; others as they are."""
-    return getattr(function, "py_func", function)
+    """The Python function of one that Numba has compiled, by `njit` or `vectorize`; others as they are."""
+    return getattr(getattr(function, "_dispatcher", function), "py_func", function)
 
 
 def name_of(function: Function | str) -> str:

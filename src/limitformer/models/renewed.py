@@ -68,4 +68,5 @@ def compiled_again(function: Any, copy: FunctionType) -> Any:
         return copy
     import numba  # here it has long been imported
 
-    return numba.jit(**function.targetoptions)(copy)
+    again = numba.jit if hasattr(function, "py_func") else numba.vectorize
+    return again(**function.targetoptions)(copy)
