@@ -149,6 +149,12 @@ class KernelCompiler(Compiler):
 class KernelLibrary(JITCodeLibrary):
     """What callers link, without machine code of its own: theirs has a copy, inlined or not."""
 
+    def _optimize_final_module(self) -> None:
+        """Nothing: Numba optimises what is called again in every caller, and what Python calls contains all it calls.
+
+        That took a third of the time of compilation, and for slower kernels: inlined late, they vectorised less.
+        """
+
     def _finalize_final_module(self) -> None:
         """Numba hands its module to the machine: for the time being one without functions."""
         whole = self._final_module
