@@ -153,11 +153,8 @@ def both_at_once(wide: float, mean: float, deviation: float) -> tuple[float, flo
     """E (1 − T₁T₂) and D on a lattice in x and y."""
     y, of_y = even_points(mean, deviation)
     x, of_x = even_points(0.0, wide, last=float(np.abs(y).max()) + BEYOND)
-    apart, together = np.exp(-np.abs(x - np.abs(y)[:, None])), np.exp(-x - np.abs(y)[:, None])
-    # 1 − T₁T₂ = 2 cosh y/(cosh x + cosh y); each factor relative to its larger exponential.
-    scale = np.exp(np.minimum(np.abs(y)[:, None] - x, 0.0))
-    less = 2 * scale * (1 + np.exp(-2 * np.abs(y)))[:, None] / ((1 + apart) * (1 + together))
-    return float(of_y @ less @ of_x), float(of_y @ (np.tanh(y)[:, None] * less) ** 2 @ of_x / 2)
+    inverse = 1 / (np.cosh(x) + np.cosh(y)[:, None])  # no cosh overflows: the lattice ends long before
+    return float((of_y * 2 * np.cosh(y)) @ inverse @ of_x), float((of_y * 2 * np.sinh(y) ** 2) @ inverse**2 @ of_x)
 
 
 def x_first(wide: float, mean: float, deviation: float) -> tuple[float, float]:
