@@ -14,6 +14,8 @@ from limitformer.weightless.roots import (
     householder_root,
     in_order,
     inverse_of,
+    of_any,
+    of_new,
     root_of,
     size_of,
 )
@@ -159,6 +161,20 @@ def test_both_precisions_have_the_same_root():
     assert single.factor[1].diagonal().nonzero().flatten().tolist() == [0, 1, 2, 5, 6, 7]
     assert torch.allclose(size_of(z).double(), size_of(z.double()), atol=1e-6)
     assert (torch.linalg.qr(z.double().mT).R.diagonal(dim1=-2, dim2=-1) < 0).any()  # so the signs had to be mended
+
+
+def test_tokens_that_are_clearly_new_have_the_root_of_any():
+    """To the last bit, the short way; one that repeats another, is zero, no number or hardly new goes the long one."""
+    *z, new = np.random.default_rng(0).standard_normal((9, 20))
+    z = np.array(z)
+    (short, rows), (long, kept) = of_new(z @ z.T), of_any(z @ z.T)
+    np.testing.assert_array_equal(short, long)
+    np.testing.assert_array_equal(rows, kept)
+    np.testing.assert_allclose(inverse_of(short, rows), np.linalg.inv(long).T, rtol=0, atol=1e-12)
+    for token in (z[2], 0 * z[2], np.nan * z[2], z[2] + 1e-4 * new):
+        other = z.copy()
+        other[5] = token
+        assert of_new(other @ other.T) is None
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
