@@ -12,19 +12,19 @@ ONCE = {"samples": 8, "seed": 0, "threads": 1, "progress": False}
 
 
 def covariances():
-    """Chain and limits."""
+    """Chain, its gradients, and limits."""
     model = network()
     lf.simulate(model, START, **ONCE)
+    lf.simulate(model, START, **ONCE, gradients=True)
     lf.simulate(lf.limit(model), START, **ONCE, record=[0.1])
     lf.simulate(lf.limit(model), START, **ONCE, record=[0.1], step="euler-maruyama")
 
 
 def others():
-    """Tokens on the sphere, the chain's gradients."""
+    """Tokens on the sphere."""
     for tokens in (2, 4):
         model = lf.StochasticTransformer(tokens=tokens, dim=5, beta=1.0, layers_per_unit_time=10)
         lf.simulate(model, **ONCE, horizon=1.0)
-    lf.simulate(network(), START, **ONCE, gradients=True)
 
 
 def network():

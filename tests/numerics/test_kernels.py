@@ -129,7 +129,7 @@ def has_code_for_the_machine(made):
 
 
 def test_no_python_of_the_package_calls_a_kernel():
-    """It would be compiled again in every process: what Python calls is a driver or an entry."""
+    """It would be compiled again in every process: what Python calls is a driver."""
     found = {
         f"{module.__name__}: {function.__qualname__} calls {', '.join(called)}"
         for module in map(importlib.import_module, modules_with_kernels())

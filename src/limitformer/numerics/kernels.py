@@ -113,24 +113,19 @@ def kernel(function: Callable[..., Any]) -> Any:
     """Compile a `function` that does not allocate.
 
     It is compiled without the counting of references to arrays, whose atomic instructions took 20 of the 25 ns of
-    every call on small matrices. Workspaces come from a `driver`.
+    every call on small matrices. Workspaces come from an `allocator`.
     """
-    return called_by_kernels(function, FASTMATH)
-
-
-def entry(function: Callable[..., Any]) -> Any:
-    """A `kernel` that Python calls as well as a driver does."""
-    return compiled(function, fastmath=FASTMATH, _nrt=False)
+    return without_python(function, fastmath=FASTMATH, _nrt=False)
 
 
 def strict_kernel(function: Callable[..., Any]) -> Any:
     """A `kernel` whose sums stay in the order they are written, for arithmetic on the bits of a number."""
-    return called_by_kernels(function, {"contract"})
+    return without_python(function, fastmath={"contract"}, _nrt=False)
 
 
-def called_by_kernels(function: Callable[..., Any], fastmath: set[str]) -> Any:
+def without_python(function: Callable[..., Any], **options: Any) -> Any:
     """Compiled without what only Python needs to call it, which took a third of the time of compilation."""
-    made = compiled(function, fastmath=fastmath, _nrt=False, no_cpython_wrapper=True, pipeline_class=KernelCompiler)
+    made = compiled(function, no_cpython_wrapper=True, pipeline_class=KernelCompiler, **options)
     if not config.DISABLE_JIT:
         made.__class__ = Kernel
     return made
@@ -188,12 +183,17 @@ class Kernel(CPUDispatcher):
         def call(*arguments: Any) -> Any:
             return made(*arguments)
 
-        return njit(nogil=True, error_model="numpy", _nrt=False)(call)
+        return njit(nogil=True, error_model="numpy", _nrt=self.targetoptions.get("_nrt", True))(call)
 
 
 def driver(function: Callable[..., Any]) -> Any:
     """Compile a `function` that allocates workspaces and hands them to kernels."""
     return compiled(function)
+
+
+def allocator(function: Callable[..., Any]) -> Any:
+    """Compile a `function` that allocates, for drivers alone: what they hand to kernels."""
+    return without_python(function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:

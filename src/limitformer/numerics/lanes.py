@@ -22,7 +22,7 @@ from numba.core.typing.templates import ConcreteTemplate, infer_global, signatur
 from numba.extending import intrinsic, models, register_model
 from numba.np.arrayobj import make_array
 
-from limitformer.numerics.kernels import driver, strict_kernel
+from limitformer.numerics.kernels import allocator, strict_kernel
 
 LANES = 8
 FLAGS = ("contract", "reassoc", "nsz", "arcp")  # as kernels.FASTMATH
@@ -50,7 +50,7 @@ class LanesModel(models.PrimitiveModel):
         super().__init__(data_models, numba_type, VECTOR)
 
 
-@driver
+@allocator
 def lane_matrix(rows, columns):
     """A new matrix (rows, columns, LANES) of zeros, whose entries begin at multiples of their size in memory.
 

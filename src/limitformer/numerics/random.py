@@ -28,7 +28,7 @@ from limitformer.numerics.elementary import (
     logarithm,
     sine_cosine,
 )
-from limitformer.numerics.kernels import driver, inlined, kernel, strict_kernel
+from limitformer.numerics.kernels import allocator, driver, inlined, kernel, strict_kernel
 from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, load, square_root, store
 
 LOW_32 = U64(0xFFFFFFFF)
@@ -113,7 +113,7 @@ def fill_normals(k0, k1, replica, block, flat):
         c[i], d[i] = box_muller(w2, w3)
 
 
-@driver
+@allocator
 def open_stream():
     """A stream with its buffer; `rewind` it to a replica before use."""
     buffer = lane_matrix(BUFFER, 1)

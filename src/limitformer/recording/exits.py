@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from limitformer.numerics.factor import copy, gram, trace_of_gram
-from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.kernels import allocator, kernel
 from limitformer.numerics.lanes import (
     LANES,
     all_below,
@@ -46,7 +46,7 @@ class Ledger(NamedTuple):
     causes: np.ndarray  # (LANES,)
 
 
-@driver
+@allocator
 def open_ledger(tokens):
     return Ledger(
         lane_matrix(tokens, tokens),

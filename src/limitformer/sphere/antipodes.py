@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from limitformer.numerics.elementary import exponential, exponential_less_one
-from limitformer.numerics.kernels import driver, kernel, strict_kernel
+from limitformer.numerics.kernels import allocator, kernel, strict_kernel
 from limitformer.numerics.lanes import LANES
 from limitformer.sphere.gathered import NOW, SIGN
 
@@ -36,7 +36,7 @@ class Antipodes(NamedTuple):
     turned: np.ndarray  # (r,): β QᵀKᵀ x
 
 
-@driver
+@allocator
 def open_antipodes(tokens, coordinates):
     return Antipodes(
         np.zeros(tokens, np.int64),

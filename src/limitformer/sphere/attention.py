@@ -15,7 +15,7 @@ import numpy as np
 
 from limitformer.numerics.elementary import exponentials
 from limitformer.numerics.factor import FIRST, mirror, multiply, multiply_transposed, transposed_block
-from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.kernels import allocator, kernel
 from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, larger, load, store
 
 
@@ -38,7 +38,7 @@ class AttentionWorkspace(NamedTuple):
     turned: np.ndarray  # (N, r), X QᵀK
 
 
-@driver
+@allocator
 def attention_workspace(tokens, coordinates, bilinear):
     weights = lane_matrix(tokens, tokens)
     spread = lane_matrix(bilinear.shape[0], bilinear.shape[1])

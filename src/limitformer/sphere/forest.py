@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from limitformer.numerics.factor import FIRST, transposed_block
-from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.kernels import allocator, kernel
 from limitformer.numerics.lanes import (
     LANES,
     choose,
@@ -52,7 +52,7 @@ class Forest(NamedTuple):
     state: np.ndarray  # (STATES, 1), of `gathered`
 
 
-@driver
+@allocator
 def open_forest(tokens, coordinates):
     """No relations."""
     change = lane_matrix(tokens, tokens)

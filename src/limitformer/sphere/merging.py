@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.kernels import allocator, kernel
 from limitformer.numerics.lanes import LANES
 from limitformer.sphere.forest import gaps
 from limitformer.sphere.gathered import SIGN
@@ -78,7 +78,7 @@ def walk_exponent(constants: PairConstants, edge: float, order: int) -> float:
     return min(exponent(law) for law in laws)
 
 
-@driver
+@allocator
 def open_merged(tokens):
     since, size = np.zeros(LANES, np.int64), np.zeros(LANES, np.int64)
     return Merged(since, size, np.zeros(LANES), np.zeros(LANES), np.zeros(tokens, np.int64))

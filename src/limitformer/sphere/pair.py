@@ -36,7 +36,7 @@ from typing import NamedTuple
 import numpy as np
 
 from limitformer.numerics.elementary import U64, exponential
-from limitformer.numerics.kernels import driver, inlined, kernel, strict_kernel
+from limitformer.numerics.kernels import allocator, driver, inlined, kernel, strict_kernel
 from limitformer.numerics.lanes import LANES, lane_matrix, magnitude, square_root, store
 from limitformer.numerics.random import (
     box_muller,
@@ -96,7 +96,7 @@ class Pairs(NamedTuple):
     unused: np.ndarray  # what is drawn beside `scale`
 
 
-@driver
+@allocator
 def open_pairs():
     return Pairs(
         np.zeros(1, np.int64),

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from limitformer.numerics.factor import draw_gaussian_product, multiply
-from limitformer.numerics.kernels import driver, inlined, kernel
+from limitformer.numerics.kernels import allocator, inlined, kernel
 from limitformer.numerics.lanes import everywhere, lane_matrix, load, store
 from limitformer.numerics.random import Stream, draw_normals, open_stream, rewind
 
@@ -38,7 +38,7 @@ class QueryWorkspace(NamedTuple):
     joined: np.ndarray  # (N, h r): [A_1 | … | A_h]/√h, empty for one head
 
 
-@driver
+@allocator
 def query_workspace(tokens, coordinates, constants):
     rank = min(coordinates, constants.head_dim)
     wide = constants.heads * coordinates if constants.heads > 1 else 0

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from limitformer.numerics.factor import FIRST
-from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import (
     LANES,
     everywhere,
@@ -40,7 +40,7 @@ class RecordWorkspace(NamedTuple):
     size: np.ndarray  # (N,): tokens of a cluster
 
 
-@driver
+@allocator
 def record_workspace(tokens):
     parent, size = np.empty((LANES, tokens), np.int64), np.empty(tokens, np.int64)
     return RecordWorkspace(lane_matrix(1, TILE), lane_matrix(1, TILE), parent, size)

@@ -29,7 +29,7 @@ from limitformer.numerics.factor import (
     put,
     triangularise,
 )
-from limitformer.numerics.kernels import driver, inlined, kernel
+from limitformer.numerics.kernels import allocator, inlined, kernel
 from limitformer.numerics.lanes import LANES, lane_matrix, load, square_root, store
 from limitformer.numerics.random import Stream, draw_normals, open_stream, rewind
 from limitformer.sphere.antipodes import Antipodes, add_antipodes, open_antipodes
@@ -91,7 +91,7 @@ class TokenWorkspace(NamedTuple):
     queries: QueryWorkspace
 
 
-@driver
+@allocator
 def token_workspace(tokens, coordinates, constants, bilinear):
     shape = value_shape(tokens, coordinates, constants)
     size = (shape[0] * shape[1] + 3) // 4 * 4
@@ -114,7 +114,7 @@ def token_workspace(tokens, coordinates, constants, bilinear):
     )
 
 
-@driver
+@allocator
 def open_relations(tokens, coordinates):
     return Relations(open_forest(tokens, coordinates), open_antipodes(tokens, coordinates))
 

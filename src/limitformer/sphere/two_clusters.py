@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from limitformer.numerics.elementary import U64, exponential
-from limitformer.numerics.kernels import driver, inlined, kernel, strict_kernel
+from limitformer.numerics.kernels import allocator, inlined, kernel, strict_kernel
 from limitformer.numerics.watch import goes_on
 from limitformer.recording.exits import first_at
 from limitformer.sphere.chi import blocks_needed, chi_squares
@@ -40,7 +40,7 @@ class TwoClusters(NamedTuple):
     size: np.ndarray  # (BLOCK,): p
 
 
-@driver
+@allocator
 def open_two_clusters():
     return TwoClusters(open_pairs(), np.zeros(BLOCK))
 

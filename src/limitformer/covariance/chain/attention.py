@@ -23,7 +23,7 @@ from limitformer.numerics.factor import (
     multiply_transposed,
     triangularise,
 )
-from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.kernels import allocator, kernel
 from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, larger, load, store
 from limitformer.numerics.watch import halted
 
@@ -53,7 +53,7 @@ class AttentionWorkspace(NamedTuple):
     side_by_side: np.ndarray  # (m, heads q)
 
 
-@driver
+@allocator
 def attention_workspace(tokens, rank, constants):
     q = min(rank, constants.key_dim)
     matrix = lane_matrix(tokens, tokens)

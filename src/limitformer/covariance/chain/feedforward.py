@@ -16,7 +16,7 @@ from limitformer.models import GELU, Elementwise, Feedforward, Gated, ReLU, Shap
 from limitformer.models.kinds import of_kind
 from limitformer.models.own_function import function_of
 from limitformer.numerics.factor import FIRST, copy, multiply_into, triangularise
-from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.kernels import allocator, kernel
 from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, larger, load, smaller, store
 from limitformer.numerics.random import next_normal
 from limitformer.numerics.watch import halted
@@ -76,7 +76,7 @@ class FeedforwardWorkspace(NamedTuple):
     rows: np.ndarray  # (m, m + TILE): the factor of the units so far, and the next units
 
 
-@driver
+@allocator
 def feedforward_workspace(tokens, rank):
     return FeedforwardWorkspace(lane_matrix(rank, TILE), lane_matrix(tokens, tokens + TILE))
 

@@ -25,7 +25,7 @@ from limitformer.covariance.chain.transformer import (
 )
 from limitformer.models import OneMatrix, Transformer
 from limitformer.numerics.factor import FIRST, copy, multiply, put, triangularise
-from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, load, store
 from limitformer.numerics.random import Stream, draw_normals, key, next_normal, open_stream, rewind
 from limitformer.numerics.watch import Watch, count_whole, goes_on, halted
@@ -57,7 +57,7 @@ class OneMatrixWorkspace(NamedTuple):
     normals: np.ndarray  # (m, 1): gⱼ
 
 
-@driver
+@allocator
 def one_matrix_workspace(tokens, rank, width):
     return OneMatrixWorkspace(
         open_stream(),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from limitformer.numerics.factor import copy, draw_bartlett, multiply, triangularise
-from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.kernels import allocator, kernel
 from limitformer.numerics.lanes import lane_matrix, load, store
 from limitformer.numerics.random import draw_normals
 
@@ -43,7 +43,7 @@ class ResidualWorkspace(NamedTuple):
     rows: np.ndarray  # (m, r + t)
 
 
-@driver
+@allocator
 def residual_workspace(tokens, rank, columns, constants):
     t = min(columns, constants.outside)
     return ResidualWorkspace(

@@ -44,7 +44,7 @@ from limitformer.models import Mixing, RadialNorm, Start, Transformer
 from limitformer.models.norm import POSITIVE
 from limitformer.models.own_function import function_of
 from limitformer.numerics.factor import copy, put
-from limitformer.numerics.kernels import driver, entry, kernel
+from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import LANES, lane_matrix
 from limitformer.numerics.random import Stream, key, open_stream, rewind
 from limitformer.numerics.watch import Watch, count_whole, goes_on, halted
@@ -90,7 +90,7 @@ class Workspace(NamedTuple):
     direction: np.ndarray  # (r, 1)
 
 
-@driver
+@allocator
 def workspace(tokens, rank, constants):
     return Workspace(
         open_stream(),
@@ -124,7 +124,7 @@ def run_replicas(start, turned, constants, sublayers, visible, share, watch):
         count_whole(watch, min(LANES, len(share.exits) - begin))
 
 
-@entry
+@kernel
 def run_lanes(constants, sublayers, visible, layers, radius, record, work, watch):
     """All layers of the replicas that run side by side."""
     clear(work.ledger)

@@ -71,7 +71,7 @@ from limitformer.covariance.gradients.layout import (
 from limitformer.covariance.gradients.residual import add_branch_reversibly, fold, unfold
 from limitformer.covariance.gradients.scratch import Scratch, matrix, matrix_of, open_scratch
 from limitformer.numerics.factor import FIRST, copy, put, trace_of_gram
-from limitformer.numerics.kernels import driver, inlined, kernel
+from limitformer.numerics.kernels import allocator, driver, inlined, kernel
 from limitformer.numerics.lanes import LANES, load, square_root, store
 from limitformer.numerics.random import Stream, open_stream, rewind
 from limitformer.numerics.watch import count_whole, goes_on, halted
@@ -98,7 +98,7 @@ class Work(NamedTuple):
     scratch: Scratch
 
 
-@driver
+@allocator
 def open_work(table, count):
     return Work(open_stream(), open_stream(), open_places(count), open_scratch(table))
 

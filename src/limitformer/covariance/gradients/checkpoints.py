@@ -11,7 +11,7 @@ import numpy as np
 from limitformer.covariance.gradients.layout import CHECKPOINT
 from limitformer.covariance.gradients.scratch import matrix_of
 from limitformer.numerics.factor import copy
-from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.kernels import allocator, kernel
 from limitformer.numerics.lanes import LANES
 from limitformer.numerics.random import BUFFER, U64, refill
 
@@ -24,7 +24,7 @@ class Places(NamedTuple):
     retries: np.ndarray  # (sublayers, LANES)
 
 
-@driver
+@allocator
 def open_places(count):
     return Places(np.zeros(count, np.uint64), np.zeros(count, np.int64), np.zeros((count, LANES), np.uint64))
 

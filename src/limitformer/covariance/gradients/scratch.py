@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
 from numpy.typing import NDArray
 
-from limitformer.numerics.kernels import driver
+from limitformer.numerics.kernels import allocator
 from limitformer.numerics.lanes import LANES, lane_matrix
 
 # Numba passes the typing context first, which its annotations leave out.
@@ -36,7 +36,7 @@ def table_of(shapes: Sequence[tuple[int, int, int]]) -> NDArray[np.int64]:
     return np.array([[f, *shape[1:]] for f, shape in zip(first, [*shapes, (0, 0, 0)], strict=True)], np.int64)
 
 
-@driver
+@allocator
 def open_scratch(table):
     """Zeros."""
     return Scratch(lane_matrix(table[-1, 0], 1), table)

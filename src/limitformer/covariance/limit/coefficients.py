@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from limitformer.numerics.factor import FIRST, inner, multiply, put
-from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, load, store
 
 
@@ -51,7 +51,7 @@ class DriftWorkspace(NamedTuple):
     spread: np.ndarray
 
 
-@driver
+@allocator
 def drift_workspace(tokens):
     return DriftWorkspace(
         lane_matrix(tokens, tokens),

@@ -23,7 +23,7 @@ from limitformer.covariance.limit.step_parts import StepWorkspace, step_workspac
 from limitformer.covariance.limit.steps import carry, covariance_of, factor_step, tokens_of, trace_of
 from limitformer.models import Start
 from limitformer.numerics.factor import gram, lower_root, put
-from limitformer.numerics.kernels import driver, entry, kernel
+from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import LANES, all_below, everywhere, lane_matrix, load
 from limitformer.numerics.random import Stream, key, open_stream, rewind
 from limitformer.numerics.watch import Watch, count_whole, goes_on, halted
@@ -67,7 +67,7 @@ class PathWorkspace(NamedTuple):
     moved: np.ndarray  # (m, m, LANES): the start's factor; where the factor step goes, in turn with `factor`
 
 
-@driver
+@allocator
 def path_workspace(tokens, constants, mask):
     return PathWorkspace(
         open_stream(),
@@ -102,7 +102,7 @@ def run_factor_paths(start, constants, mask, dt, steps, share, watch):
         count_whole(watch, min(LANES, len(share.exits) - begin))
 
 
-@entry
+@kernel
 def factor_paths(constants, mask, dt, steps, points, radius, record, work, watch):
     """The paths that run side by side, by the factor step."""
     carry(work.moved, mask, work.factor)
@@ -159,7 +159,7 @@ def run_euler_paths(start, constants, mask, dt, steps, share, watch):
         count_whole(watch, min(LANES, len(share.exits) - begin))
 
 
-@entry
+@kernel
 def euler_paths(constants, mask, dt, steps, points, radius, record, work, watch):
     """The paths that run side by side, by Euler-Maruyama; each keeps the last V that was a covariance."""
     keep_before(work.ledger)

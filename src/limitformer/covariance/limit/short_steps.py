@@ -20,7 +20,7 @@ from limitformer.covariance.limit.pace import EULER_RESOLUTION, FACTOR_RESOLUTIO
 from limitformer.covariance.limit.steps import carry, covariance_of, factor_step, trace_of
 from limitformer.numerics.elementary import U64
 from limitformer.numerics.factor import copy
-from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.kernels import allocator, kernel
 from limitformer.numerics.lanes import (
     LANES,
     all_below,
@@ -54,7 +54,7 @@ class ShortSteps(NamedTuple):
 TAKING, LEFT, SHORT = 0, 1, 2
 
 
-@driver
+@allocator
 def open_short_steps(tokens):
     return ShortSteps(
         open_stream(),

@@ -6,7 +6,7 @@ import numpy as np
 
 from limitformer.covariance.limit.coefficients import DriftWorkspace, drift_workspace
 from limitformer.numerics.factor import multiply_by_lower, multiply_lower_by_lower
-from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.kernels import allocator, kernel
 from limitformer.numerics.lanes import lane_matrix, load, square_root, store
 from limitformer.numerics.random import next_normal
 
@@ -26,7 +26,7 @@ class StepWorkspace(NamedTuple):
     rows: np.ndarray  # the blocks of the factor step that there are: m columns, m more with a mask, one with a kink
 
 
-@driver
+@allocator
 def step_workspace(tokens, constants, mask):
     masked = constants.mixing > 0.0 and not mask.full
     columns = tokens + (tokens if masked else 0) + (1 if constants.kink > 0.0 else 0)
