@@ -21,17 +21,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Groups of tests that are begun first, the longest before the others, so that no worker is left alone with one of them.
 LONG = (
-    *(
-        "test_site",
-        "figures",
-        "test_train_mlm",
-        "test_limit",
-        "test_chain_network",
-        "test_train_grid",
-        "test_sweep_processes",
-    ),
-    *("test_drawn_overlap", "test_weightless_families", "test_hf_attention", "test_sweep_cluster"),
-    *("inductor", "test_sphere_merging", "test_sphere_clusters", "test_sphere_chains", "test_documentation"),
+    *("test_site", "figures", "test_train_mlm", "test_limit", "test_chain_network", "test_train_grid"),
+    *("test_sweep_processes", "test_drawn_overlap", "test_weightless_families", "test_hf_attention"),
+    *("test_sweep_cluster", "inductor", "test_sphere_merging", "test_sphere_clusters", "test_sphere_chains"),
+    "test_documentation",
 )
 # `make check`, for every edit: what is said in a minute, kernels of an edited file included.
 FAST = (

@@ -13,7 +13,7 @@ from limitformer.covariance.limit.pace import measure
 from limitformer.covariance.limit.path import path_workspace
 from limitformer.covariance.limit.steps import carry, covariance_of, factor_step
 from limitformer.numerics.factor import put
-from limitformer.numerics.lanes import LANES, everywhere
+from limitformer.numerics.lanes import LANES, everywhere, in_lanes
 from statistics_checks import STANDARD_ERRORS, assert_same_law, covariance_standard_errors, standard_errors
 
 V4 = np.array([[1.0, 0.4, -0.3, 0.2], [0.4, 1.7, 0.5, -0.1], [-0.3, 0.5, 0.8, 0.3], [0.2, -0.1, 0.3, 1.3]])
@@ -166,11 +166,6 @@ def test_dense_diffusion_of_hidden_units(name, ratio):
     skip, branch = 2 * (1 - GAMMA**2) * GAMMA**2, GAMMA**4
     assert np.abs(sigma - (skip + branch * (1 + 1 / ratio)) * linear_diffusion(V4)).max() < 1e-12 * sigma.max()
     assert np.abs(sigma - (skip + branch) * linear_diffusion(V4)).max() > 1e-3 * sigma.max()
-
-
-def in_lanes(matrix):
-    """A matrix as kernels have it: eight replicas side by side."""
-    return np.repeat(matrix[:, :, None], LANES, axis=2)
 
 
 @pytest.mark.parametrize("name", ["Theorem 3.2", "Theorem 4.2", "Corollary 4.3", "causal", "causal, both"])

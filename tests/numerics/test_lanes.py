@@ -6,9 +6,8 @@ import numba
 import numpy as np
 import pytest
 
-from limitformer.covariance.chain.transformer import TransformerChain, run_lanes, workspace
+from limitformer.covariance.chain.transformer import TransformerChain, run_replicas
 from limitformer.covariance.limit.euler import cholesky
-from limitformer.covariance.limit.path import begin_paths, euler_paths, factor_paths, path_workspace
 from limitformer.models import (
     GELU,
     LayerNorm,
@@ -27,7 +26,6 @@ from limitformer.numerics.factor import (
     multiply,
     multiply_into,
     multiply_transposed,
-    put,
     trace_of_gram,
     triangularise,
 )
@@ -36,6 +34,7 @@ from limitformer.numerics.lanes import (
     all_below,
     choose,
     everywhere,
+    in_lanes,
     larger,
     load,
     magnitude,
@@ -331,6 +330,13 @@ def test_indices_may_be_integers_of_any_kind(kind):
     assert not out[1].any()
 
 
+def test_a_plain_matrix_stands_in_all_lanes():
+    matrix = np.arange(12.0).reshape(3, 4)
+    assert in_lanes(matrix).shape == (3, 4, LANES)
+    for lane in range(LANES):
+        np.testing.assert_array_equal(in_lanes(matrix)[:, :, lane], matrix)
+
+
 def test_entries_may_be_parts_of_larger_arrays():
     """Rows and columns of any stride: the lanes are what must be neighbours."""
     source = random_lanes(6, 9)
@@ -526,19 +532,17 @@ def test_the_simulations_that_end_do_so_at_different_times():
 
 
 def chain_paths(model):
-    """A function from a factor (m, r, LANES) to all that its eight replicas record."""
+    """A function from what is done to the start (m, r, LANES) to all that its eight replicas record."""
     chain = TransformerChain(model=model, start=as_start(START), points=np.arange(model.depth + 1), radius=1e100)
     prepared = chain.prepare(2)
 
     def paths(spoil):
-        work = workspace(*prepared.factor.shape, prepared.constants)
-        rewind(work.stream, prepared.key_words, np.uint64(0))
-        put(prepared.factor, work.factor)
-        spoil(work.factor)
-        outputs = chain.outputs(LANES)
-        arguments = (prepared.sublayers, prepared.visible, chain.points, chain.radius)
-        run_lanes(prepared.constants, *arguments, chain.recording.record(outputs, 3), work, new_watch())
-        return outputs["covariance"], work.ledger.exits, work.ledger.causes
+        start, outputs = prepared.factor.copy(), chain.outputs(LANES)
+        spoil(start)
+        share = chain.share(outputs, 0, prepared.key_words, chain.points)
+        arguments = (prepared.turned, prepared.constants, prepared.sublayers, prepared.visible)
+        run_replicas(start, *arguments, share, new_watch())
+        return outputs["covariance"], outputs["exits"], outputs["causes"]
 
     return paths
 
@@ -547,19 +551,14 @@ def limit_paths(step):
     """The same for the limit."""
     process = process_of(limit(SHAPED), START, None, {"dt": 0.02, "step": step})
     prepared = process.prepare(2)
-    constants, mask = process.model.constants(), process.model.mask_for(3)
+    arguments = process.model.constants(), process.model.mask_for(3), process.actual_dt, process.steps
 
     def paths(spoil):
-        work = path_workspace(3, constants, mask)
-        begin_paths(prepared.factor, prepared.key_words, np.uint64(0), work)
-        spoil(work.moved)
-        gram(work.moved, work.ledger.now)
-        kernel = factor_paths if step == "factor" else euler_paths
-        outputs = process.outputs(LANES)
-        record = process.recording.record(outputs, 3)
-        arguments = process.actual_dt, process.steps, process.step_numbers, 1e100, record, work, new_watch()
-        kernel(constants, mask, *arguments)
-        return outputs["covariance"], work.ledger.exits, work.ledger.causes
+        start, outputs = prepared.factor.copy(), process.outputs(LANES)
+        spoil(start)
+        share = process.share(outputs, 0, prepared.key_words, process.step_numbers)
+        prepared.kernel(start, *arguments, share, new_watch())
+        return outputs["covariance"], outputs["exits"], outputs["causes"]
 
     return paths
 

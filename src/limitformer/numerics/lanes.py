@@ -21,6 +21,7 @@ from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import intrinsic, models, register_model
 from numba.np.arrayobj import make_array
+from numpy.typing import NDArray
 
 from limitformer.numerics.kernels import allocator, strict_kernel
 
@@ -48,6 +49,11 @@ class LanesModel(models.PrimitiveModel):
 
     def __init__(self, data_models: Any, numba_type: Any) -> None:
         super().__init__(data_models, numba_type, VECTOR)
+
+
+def in_lanes(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The same `matrix` (rows, columns) in all lanes: (rows, columns, LANES)."""
+    return np.repeat(matrix[:, :, np.newaxis], LANES, axis=2)
 
 
 @allocator

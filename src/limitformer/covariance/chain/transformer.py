@@ -43,9 +43,9 @@ from limitformer.covariance.chain.start import start_factor, turn_at_random
 from limitformer.models import Mixing, RadialNorm, Start, Transformer
 from limitformer.models.norm import POSITIVE
 from limitformer.models.own_function import function_of
-from limitformer.numerics.factor import copy, put
+from limitformer.numerics.factor import copy
 from limitformer.numerics.kernels import allocator, driver, kernel
-from limitformer.numerics.lanes import LANES, lane_matrix
+from limitformer.numerics.lanes import LANES, in_lanes, lane_matrix
 from limitformer.numerics.random import Stream, key, open_stream, rewind
 from limitformer.numerics.watch import Watch, count_whole, goes_on, halted
 from limitformer.recording.exits import Ledger, check_factor, clear, open_ledger, report
@@ -108,11 +108,11 @@ def workspace(tokens, rank, constants):
 
 @driver
 def run_replicas(start, turned, constants, sublayers, visible, share, watch):
-    """The replicas of a share: what is kept of them (`writing`), the layer of their exit, its cause."""
+    """The replicas of a share from `start` (m, r, LANES): what is kept (`writing`), layer of the exit and its cause."""
     work = workspace(start.shape[0], start.shape[1], constants)
     for begin in range(0, len(share.exits), LANES):
         rewind(work.stream, share.key_words, np.uint64(share.first + begin))
-        put(start, work.factor)
+        copy(start, work.factor)
         if turned:
             spread = min(start.shape[0], constants.width)
             turn_at_random(work.stream, work.factor, work.direction, spread, constants.width)
@@ -213,7 +213,7 @@ class PreparedChain:
 
     def __init__(self, chain: TransformerChain, factor: NDArray[np.float64], turned: bool, seed: int) -> None:
         self.chain = chain
-        self.factor = factor
+        self.factor = in_lanes(factor)
         self.turned = turned
         self.key_words = np.array(key(seed, "chain"), np.uint64)
         self.constants = constants_of(chain.model, factor.shape[1])

@@ -70,7 +70,7 @@ from limitformer.covariance.gradients.layout import (
 )
 from limitformer.covariance.gradients.residual import add_branch_reversibly, fold, unfold
 from limitformer.covariance.gradients.scratch import Scratch, matrix, matrix_of, open_scratch
-from limitformer.numerics.factor import FIRST, copy, put, trace_of_gram
+from limitformer.numerics.factor import FIRST, copy, trace_of_gram
 from limitformer.numerics.kernels import allocator, driver, inlined, kernel
 from limitformer.numerics.lanes import LANES, load, square_root, store
 from limitformer.numerics.random import Stream, open_stream, rewind
@@ -129,7 +129,7 @@ def begin_at(start, turned, constants, keys, replica, work):
     rewind(work.stream, keys[0], replica)
     rewind(work.fresh, keys[1], replica)
     factor = matrix(work.scratch, FACTOR)
-    put(start, factor)
+    copy(start, factor)
     if turned:
         spread = min(start.shape[0], constants.width)
         turn_at_random(work.stream, factor, matrix(work.scratch, DIRECTION), spread, constants.width)

@@ -22,9 +22,9 @@ from limitformer.covariance.limit.short_steps import (
 from limitformer.covariance.limit.step_parts import StepWorkspace, step_workspace
 from limitformer.covariance.limit.steps import carry, covariance_of, factor_step, tokens_of, trace_of
 from limitformer.models import Start
-from limitformer.numerics.factor import gram, lower_root, put
+from limitformer.numerics.factor import copy, gram, lower_root
 from limitformer.numerics.kernels import allocator, driver, kernel
-from limitformer.numerics.lanes import LANES, all_below, everywhere, lane_matrix, load
+from limitformer.numerics.lanes import LANES, all_below, everywhere, in_lanes, lane_matrix, load
 from limitformer.numerics.random import Stream, key, open_stream, rewind
 from limitformer.numerics.watch import Watch, count_whole, goes_on, halted
 from limitformer.recording.exits import (
@@ -84,13 +84,13 @@ def begin_paths(start, key_words, replica, work):
     """The paths of `replica`, `replica` + 1, … at their start; `key_words` (4,) for the steps and the short ones."""
     rewind(work.stream, key_words[:2], replica)
     rewind(work.short.stream, key_words[2:], replica)
-    put(start, work.moved)
+    copy(start, work.moved)
     clear(work.ledger)
 
 
 @driver
 def run_factor_paths(start, constants, mask, dt, steps, share, watch):
-    """The replicas of a share: what is kept of them (`writing`), step of the exit and its cause."""
+    """The replicas of a share from `start` (m, m, LANES): what is kept (`writing`), step of the exit and its cause."""
     work = path_workspace(start.shape[0], constants, mask)
     for begin in range(0, len(share.exits), LANES):
         begin_paths(start, share.key_words, np.uint64(share.first + begin), work)
@@ -274,7 +274,7 @@ class PreparedPaths:
 
     def __init__(self, paths: CovariancePaths, seed: int) -> None:
         self.paths = paths
-        self.factor = lower_root(paths.start.covariance)
+        self.factor = in_lanes(lower_root(paths.start.covariance))
         words = *key(seed, f"limit {paths.step}"), *key(seed, f"limit {paths.step}, short steps")
         self.key_words = np.array(words, np.uint64)
         self.kernel = run_factor_paths if paths.step == "factor" else run_euler_paths
