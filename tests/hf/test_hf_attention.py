@@ -40,7 +40,8 @@ from hf_models import (
 )
 from limitformer import InputError
 from limitformer.hf import ShapedTransformerConfig, ShapedTransformerForCausalLM, Shaping, load_shaped, shape_model
-from limitformer.hf.attention import shaped_attention_forward, shaped_mask
+from limitformer.hf.attention import check_packing, shaped_attention_forward, shaped_mask
+from limitformer.hf.caches import NAME
 from limitformer.nn import shaped_attention
 
 FAMILIES = {
@@ -247,7 +248,7 @@ def in_chunks(model, ids, cache, chunks, mask=None):
     for chunk in chunks:
         past = slice(first, first + chunk)
         options = {} if mask is None else {"attention_mask": mask[:, : past.stop], "position_ids": positions[:, past]}
-        out = model(input_ids=ids[:, past], past_key_values=cache, use_cache=True, **options)
+        out = model(input_ids=ids[:, past], **{NAME: cache}, use_cache=True, **options)
         parts.append(out.logits)
         first += chunk
     return torch.cat(parts, 1)
@@ -275,6 +276,22 @@ def test_with_a_cache_and_padding_it_is_the_whole(name, cache, chunks):
     found = in_chunks(model, ids, CACHES[cache](model), CHUNKS[chunks], mask)
     seen = mask.bool()
     assert largest(found[seen], whole[seen]) < 1e-12 * max(1.0, float(whole.detach().abs().max()))
+
+
+@torch.no_grad()
+def test_a_cache_has_either_of_two_names():
+    """Of our model; and a hook sees a cache that a model of the library is given, whatever its version calls it."""
+    model, ids = language_model("ours"), text()
+    whole = model(input_ids=ids, use_cache=False).logits
+    for name in ("cache", "past_key_values"):
+        cache = CACHES["dynamic"](model)
+        parts = [model(ids[:, part], **{name: cache}) for part in (slice(0, 6), slice(6, TOKENS))]
+        assert largest(torch.cat([part.logits for part in parts], 1), whole) < 1e-12 * float(whole.abs().max())
+        assert parts[1][NAME] is cache
+        with pytest.raises(InputError, match=r"Packed sequences and a cache exclude each other"):
+            check_packing(language_model("llama").model, (), {"position_ids": restarting(), name: cache})
+    with pytest.raises(InputError, match=r"two names of one argument; got both\. Nearest: cache alone"):
+        model(ids, cache=cache, past_key_values=cache)
 
 
 def test_without_the_hook_a_cache_of_fixed_length_is_wrong():
@@ -383,7 +400,7 @@ def test_so_it_does_without_causality(monkeypatch):
 def test_packed_sequences_and_a_cache_are_refused(name, how):
     """A cache knows nothing of packing, and tokens saw the sequences before theirs."""
     model, ids = language_model(name), text()
-    options = {"use_cache": {"use_cache": True}, "a cache": {"past_key_values": CACHES["dynamic"](model)}}.get(how, {})
+    options = {"use_cache": {"use_cache": True}, "a cache": {NAME: CACHES["dynamic"](model)}}.get(how, {})
     model.config.use_cache = how == "by the configuration"
     with pytest.raises(InputError, match=r"Packed sequences and a cache exclude each other: .* use_cache=False"):
         model(input_ids=ids, position_ids=restarting(), **options)
@@ -489,8 +506,8 @@ def test_attentions_with_a_cache(tmp_path):
         model, ids = language_model(name), text()
         whole = model(input_ids=ids, use_cache=False, output_attentions=True).attentions
         cache = CACHES["dynamic"](model)
-        model(input_ids=ids[:, :6], past_key_values=cache, use_cache=True)
-        rest = model(input_ids=ids[:, 6:], past_key_values=cache, use_cache=True, output_attentions=True).attentions
+        model(input_ids=ids[:, :6], **{NAME: cache}, use_cache=True)
+        rest = model(input_ids=ids[:, 6:], **{NAME: cache}, use_cache=True, output_attentions=True).attentions
         assert all(largest(one, other[:, :, 6:]) < 1e-13 for one, other in zip(rest, whole, strict=True))
 
 
@@ -541,15 +558,14 @@ def test_compiled_decoding_with_a_cache_of_fixed_length(name):
     model, ids = language_model(name), text()
     whole = model(input_ids=ids, use_cache=False).logits
     cache = CACHES["static"](model)
-    parts = [model(input_ids=ids[:, :4], past_key_values=cache, use_cache=True).logits]
+    parts = [model(input_ids=ids[:, :4], **{NAME: cache}, use_cache=True).logits]
     torch._dynamo.reset()
     step = torch.compile(model, fullgraph=True, backend="aot_eager")
     for place in range(4, TOKENS):
         positions = torch.full((BATCH, 1), place)
         with torch._dynamo.config.patch(error_on_recompile=place > 5):
-            out = step(
-                input_ids=ids[:, place : place + 1], position_ids=positions, past_key_values=cache, use_cache=True
-            )
+            token = ids[:, place : place + 1]
+            out = step(input_ids=token, position_ids=positions, **{NAME: cache}, use_cache=True)
         parts.append(out.logits)
     assert largest(torch.cat(parts, 1), whole) < 1e-12 * max(1.0, float(whole.detach().abs().max()))
 

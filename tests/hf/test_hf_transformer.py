@@ -277,9 +277,9 @@ def test_too_long_a_text_is_refused():
     with pytest.raises(InputError, match=rf"The model has {POSITIONS} positions .*; got position {POSITIONS}"):
         model(long, position_ids=torch.arange(POSITIONS + 1)[None])
     cache = DynamicCache(config=model.config)
-    model(long[:, :-1], past_key_values=cache)
+    model(long[:, :-1], cache=cache)
     with pytest.raises(InputError, match=message):
-        model(long[:, :1], past_key_values=cache)
+        model(long[:, :1], cache=cache)
     with pytest.raises(InputError, match=rf"The model has {POSITIONS} positions"):
         model.generate(long[:, :-2], max_new_tokens=8, attention_mask=torch.ones_like(long[:, :-2]), pad_token_id=0)
 

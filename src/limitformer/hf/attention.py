@@ -25,6 +25,7 @@ from transformers.masking_utils import (
 from transformers.utils import is_tracing
 
 from limitformer.base.errors import InputError, require
+from limitformer.hf.caches import cache_among
 from limitformer.hf.families import FAMILIES
 from limitformer.hf.marks import WISH
 from limitformer.nn import Gain, Visibility, shaped_attention, visibility
@@ -153,17 +154,6 @@ def positions(offset: int | Tensor | None, query: Tensor, key: Tensor) -> Tensor
     return torch.arange(queries, device=query.device) + offset
 
 
-def places_of(cache: Any, queries: int) -> Tensor | None:
-    """The same before a cache takes the new keys; it must be asked before any layer of it grows."""
-    if cache is None:
-        return None
-    offset = cache.get_query_offset(0)
-    if isinstance(offset, int) and cache.get_mask_sizes(queries, 0)[0] == offset + queries:
-        return None
-    places = torch.arange(queries, device=offset.device if isinstance(offset, Tensor) else None)
-    return places + offset
-
-
 def shaped_mask(
     batch_size: int,
     q_length: int,
@@ -228,7 +218,7 @@ def check_packing(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     use_cache = getattr(module.config, "use_cache", False) if use_cache is None else use_cache
     if not FAMILIES[module.config.model_type].packs:
         refuse_packed(kwargs.get("position_ids"), UNPACKED)
-    elif use_cache or kwargs.get("past_key_values") is not None:
+    elif use_cache or cache_among(kwargs) is not None:
         refuse_packed(kwargs.get("position_ids"))
 
 
@@ -252,10 +242,10 @@ def note_offset(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     """A hook before an attention: where its queries will stand in the cache."""
     kind = module.config._attn_implementation
     require(kind == ATTENTION, f"This model is shaped: its attention is {ATTENTION!r} and cannot become {kind!r}.")
-    past = kwargs.get("past_key_values")
-    if past is None:
+    cache = cache_among(kwargs)
+    if cache is None:
         return None
-    offset = past.get_query_offset(module.layer_idx)
+    offset = cache.get_query_offset(module.layer_idx)
     # A cache of fixed length counts in place, so that its number would move on under our hands.
     return args, kwargs | {"query_offset": offset.clone() if isinstance(offset, Tensor) else offset}
 

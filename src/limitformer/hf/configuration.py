@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 from transformers import AutoConfig, PreTrainedConfig
 
 from limitformer.base.errors import require, require_count, require_real
+from limitformer.hf.caches import NAME
 from limitformer.nn.initialisation import dim_of_heads
 
 Kind = Literal["shaped", "pre_ln", "post_ln"]
@@ -35,7 +36,7 @@ class ShapedTransformerConfig(PreTrainedConfig):
     """
 
     model_type = "shaped_transformer"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = (NAME,)
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ from transformers.utils.generic import can_return_tuple
 
 from limitformer.base.errors import require
 from limitformer.hf.attention import masks_for_generate
+from limitformer.hf.caches import NAME, takes_either_name
 from limitformer.hf.configuration import ShapedTransformerConfig
 from limitformer.hf.initial import ShapedTransformerPreTrainedModel
 from limitformer.hf.transformer import ShapedTransformerModel
@@ -93,13 +94,14 @@ class ShapedTransformerForCausalLM(LanguageModel, GenerationMixin):
         require(bool(config.causal), message)
         super().__init__(config)
 
+    @takes_either_name
     @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
@@ -112,7 +114,7 @@ class ShapedTransformerForCausalLM(LanguageModel, GenerationMixin):
             input_ids,
             attention_mask,
             position_ids,
-            past_key_values,
+            cache,
             inputs_embeds,
             use_cache,
             return_dict=True,
@@ -121,9 +123,9 @@ class ShapedTransformerForCausalLM(LanguageModel, GenerationMixin):
         places = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.head(states.last_hidden_state[:, places])
         loss = self.loss_of(logits, labels, counted)
+        named: dict[str, Any] = {NAME: getattr(states, NAME)}
         return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=states.past_key_values, hidden_states=states.hidden_states,
-            attentions=states.attentions,
+            loss=loss, logits=logits, hidden_states=states.hidden_states, attentions=states.attentions, **named
         )  # fmt: skip
 
 

@@ -16,7 +16,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from limitformer.base.errors import InputError, require
-from limitformer.hf.attention import places_of, refuse_packed, wished
+from limitformer.hf.attention import refuse_packed, wished
+from limitformer.hf.caches import NAME, places_of, takes_either_name
 from limitformer.hf.configuration import ShapedTransformerConfig
 from limitformer.hf.initial import ShapedTransformerPreTrainedModel, block_of
 
@@ -41,13 +42,14 @@ class ShapedTransformerModel(ShapedTransformerPreTrainedModel):
         """Put another in its place."""
         self.tokens = value
 
+    @takes_either_name
     @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
@@ -63,7 +65,7 @@ class ShapedTransformerModel(ShapedTransformerPreTrainedModel):
             attention_mask: (b, keys), 1 where a token is seen, or (b, 1, m, keys).
             position_ids: (b, m); None: counted on from what is in the cache. Without a mask and a cache, numbers that
                 start again at 0 begin another sequence, which sees nothing of those before.
-            past_key_values: a cache, of growing or of fixed length; not with positions that start again.
+            cache: of growing or of fixed length, also as `past_key_values`; not with positions that start again.
             use_cache: whether to make one where none is given.
             output_attentions: whether A of all layers is formed and given, or a list of the layers whose A is.
         """
@@ -74,13 +76,13 @@ class ShapedTransformerModel(ShapedTransformerPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise InputError("Give input_ids or inputs_embeds, one of the two.")
         x = self.tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        if past_key_values is not None and attention_mask is None:
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
+        if cache is not None and attention_mask is None:
             refuse_packed(position_ids)
-        position_ids = self.checked_positions(x, position_ids, past_key_values)
-        mask = self.mask_of(x, attention_mask, past_key_values, position_ids)
-        places = places_of(past_key_values, x.shape[1])
+        position_ids = self.checked_positions(x, position_ids, cache)
+        mask = self.mask_of(x, attention_mask, cache, position_ids)
+        places = places_of(cache, x.shape[1])
         x = x + self.positions(position_ids)
         attentions: list[Tensor] = []
         states, dtype = [x], x.dtype
@@ -88,15 +90,16 @@ class ShapedTransformerModel(ShapedTransformerPreTrainedModel):
             attention: Any = block.attention
             wish = wished(output_attentions, layer, len(self.blocks))
             attention.shown = attentions.append if wish else None
-            x = self.through(block, layer, x, mask, past_key_values, places)
+            x = self.through(block, layer, x, mask, cache, places)
             states += [x] if output_hidden_states else []
             attention.shown = None
         x = self.norm(x.to(dtype))
+        named: dict[str, Any] = {NAME: cache}
         return BaseModelOutputWithPast(
             last_hidden_state=x,
-            past_key_values=past_key_values,
             hidden_states=(*states[:-1], x) if output_hidden_states else None,
             attentions=tuple(attentions) if output_attentions else None,
+            **named,
         )
 
     def through(self, block: Any, layer: int, x: Tensor, mask: Any, past: Cache | None, places: Any) -> Tensor:
