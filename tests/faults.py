@@ -7,6 +7,7 @@ A fault in a kernel costs a compilation, so that the whole table takes about an 
 
 import argparse
 import importlib
+import importlib.util
 import os
 import shutil
 import sys
@@ -68,10 +69,16 @@ def verdict(folder, fault, healthy):
     if healthy[tests] != 0:
         return "the tests fail without it"
     try:
-        path.write_text(text.replace(fault["text"], fault["replacement"]))
+        write(path, text.replace(fault["text"], fault["replacement"]))
         return VERDICTS.get(ending(folder, tests), "the tests did not run")
     finally:
-        path.write_text(text)
+        write(path, text)
+
+
+def write(path, text):
+    """Also away with its bytecode: of a text as long, written in the same second, Python would take the old one."""
+    path.write_text(text)
+    Path(importlib.util.cache_from_source(path)).unlink(missing_ok=True)
 
 
 def main():
