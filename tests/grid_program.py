@@ -9,7 +9,7 @@ from pathlib import Path
 
 from limitformer.base import progress
 from limitformer.base.errors import InputError
-from limitformer.train import grid
+from limitformer.train import grid, interrupts
 
 ONE_THREAD = {"threads": 1, "save_every": 1000}
 
@@ -25,6 +25,18 @@ def slow(seed: int, out: Path, pause: float = 0.1) -> dict[str, float]:
 def mixed(seed: int, out: Path) -> dict[str, float]:
     """Number 1 is stuck in its first step."""
     return slow(seed, out, 1000.0 if seed == 1 else 0.1)
+
+
+def patient(seed: int, out: Path) -> dict[str, float]:
+    """A run of many steps that stops after one if it is asked to, as all that train do, with no Trainer to import."""
+    folder, steps = Path(out) / str(seed), 600
+    with interrupts.deferred() as interrupt:
+        for step in range(1, steps + 1):
+            time.sleep(0.1)
+            if interrupt.heard:
+                (folder / "checkpoints" / f"checkpoint-{step}").mkdir(parents=True)
+                raise interrupts.TrainingInterrupted(folder, step, steps)
+    return {}
 
 
 def of_all_kinds(kind: str) -> dict[str, float]:

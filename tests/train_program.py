@@ -117,6 +117,18 @@ def run_and_die(folder: str, how: str, step: int) -> None:
     small_run(folder, [At(step, die)] if how == "step" else [])
 
 
+def command_line(arguments: list[str], processes: int = 1) -> None:
+    """`limitformer` of these, in one of so many processes that share the run."""
+    from typer.testing import CliRunner
+
+    from limitformer.cli.app import app
+
+    torch.set_num_threads(1)
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert (torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1) == processes
+
+
 def one_of_two(rank: int, port: int, folder: str) -> None:
     """Both kinds of runs, as `torchrun` would have them made by two processes."""
     torch.set_num_threads(1)

@@ -31,7 +31,7 @@ from functools import partial
 from limitformer.base import pool
 from limitformer.base.extras import loading
 with loading():
-    from grid_program import slow
+    from grid_program import patient
     from limitformer.train.grid import run_all
 
 def refill(self, worker, refill=pool.Pool.refill):
@@ -40,7 +40,7 @@ def refill(self, worker, refill=pool.Pool.refill):
 
 if __name__ == "__main__":
     pool.Pool.refill = refill
-    for run, outcome in run_all(range(3), partial(slow, out=sys.argv[1]), workers=2):
+    for run, outcome in run_all(range(3), partial(patient, out=sys.argv[1]), workers=2):
         print(run, outcome, flush=True)
 """
 

@@ -30,6 +30,7 @@ from limitformer.train.data.text_data import text_data
 from limitformer.train.grid import run_all
 from limitformer.train.log import curve, read_log
 from limitformer.train.tasks.mlm import PRESETS, VARIANTS, MlmRun, grid, model_of, preset, run_mlm
+from train_program import command_line
 
 SMALL = {"width": 32, "depth": 2, "heads": 2, "hidden": 64, "length": 16, "batch": 8, "vocabulary": 300, "steps": 12}
 
@@ -180,21 +181,23 @@ def newest(folder: Path) -> int:
     return max(steps, default=0)
 
 
-def test_two_processes_are_one(corpus, tmp_path):
+def by_torchrun(arguments):
+    """What `torchrun --standalone --nproc-per-node=2 -m limitformer` does, but that its processes are forks."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    at = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "two", "max_restarts": 0}
+    elastic_launch(LaunchConfig(1, 1, 2, start_method="forkserver", **at), command_line)(arguments, 2)
+
+
+def test_two_processes_are_one(corpus, tmp_path, monkeypatch):
     """`torchrun` with two processes at the same global batch: the same losses and weights to 1e-5."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the launcher would keep Ctrl-C for good
     options = ["--variant", "shaped-learn", "--learning-rate", "3e-3", "--gamma", "0.2", "--data", str(corpus)]
     for name, value in SMALL.items():
         options += [f"--{name}", str(value)]
     results = []
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone"]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"}
-    command = ["train", "mlm", *options, "--out"]
-    for out in (tmp_path / "one", tmp_path / "two"):
-        if out.name == "one":
-            assert CliRunner().invoke(app, [*command, str(out)]).exit_code == 0
-        else:
-            program = [sys.executable, *launcher, "-m", "limitformer", *command, str(out)]
-            subprocess.run(program, check=True, env=environment, capture_output=True, timeout=170)
+    for out, run in ((tmp_path / "one", command_line), (tmp_path / "two", by_torchrun)):
+        run(["train", "mlm", *options, "--out", str(out)])
         (folder,) = out.glob("shaped-*")
         results.append((curve(read_log(folder), "loss")[1], state_of(folder)))
     np.testing.assert_allclose(*(losses for losses, _ in results), atol=1e-5)
