@@ -19,12 +19,13 @@ gc.set_threshold(20_000, 10, 10)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Groups of tests that are begun first, the longest before the others, so that no worker is left alone with one of them.
+# Groups of tests that are begun first, so that no worker is left alone with a long one; and those that wait for pages,
+# processes and disks take turns with those that compute on both cores.
 LONG = (
-    *("test_site", "figures", "test_train_mlm", "test_limit", "test_chain_network", "test_train_grid"),
-    *("test_sweep_processes", "test_drawn_overlap", "test_weightless_families", "test_hf_attention"),
-    *("test_sweep_cluster", "inductor", "test_sphere_merging", "test_sphere_clusters", "test_sphere_chains"),
-    "test_documentation",
+    *("test_site", "figures", "training", "test_limit", "test_sweep_processes", "test_sphere_clusters"),
+    *("test_sweep_cluster", "test_sphere_merging", "test_sweep_damage", "test_explosion", "test_sweep_cli", "inductor"),
+    *("test_sweep_store", "test_sphere_limits", "test_chain_network", "test_drawn_overlap", "test_weightless_families"),
+    *("test_hf_attention", "test_sphere_chains", "test_phase", "test_cli", "test_documentation"),
 )
 # `make check`, for every edit: what is said in a minute, kernels of an edited file included.
 FAST = (
@@ -43,8 +44,12 @@ FAST = (
 )
 BEGUN = set()  # files whose tests have
 COMPILING = ("test_own_parts",)  # of models, but they compile and train
-# Tests of several files who share what takes long to make: figures, and what torch's compiler asks of a machine.
-OF_FIGURES = ("test_figures", "test_figure_looks", "test_gallery")
+# Tests of several files who share what takes long to make: figures, a process to fork, what torch's compiler asks of a
+# machine.
+TOGETHER = {
+    "figures": ("test_figures", "test_figure_looks", "test_gallery"),
+    "training": ("test_train_mlm", "test_train_grid", "test_train_harness", "test_hf_fsdp"),
+}
 BY_INDUCTOR = "test_compiled_by_inductor_it_is_the_same"
 
 
@@ -53,6 +58,8 @@ def pytest_configure(config):
     if getattr(config.option, "numprocesses", None):
         config.option.loadscopereorder = False  # in the order below, rather than by their number
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Torch's compiler need not try out what this processor can do, in builds of its own: the test of it would fail.
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups, and pytest what is asked for
@@ -70,9 +77,10 @@ def pytest_collection_modifyitems(config, items):
 
 def group_of(item):
     """Those who stay in one process: a file's tests, and those who share what takes long to make."""
-    if item.path.stem in OF_FIGURES:
-        return "figures"
-    return "inductor" if item.name == BY_INDUCTOR else str(item.path)
+    shared = [group for group, files in TOGETHER.items() if item.path.stem in files]
+    if item.name == BY_INDUCTOR:
+        return "inductor"
+    return shared[0] if shared else str(item.path)
 
 
 def turn_of(group):
