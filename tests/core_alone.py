@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import limitformer as lf
 from limitformer.cli.app import app
 from limitformer.figures import RUN_FIGURES, make
-from limitformer.figures.make import NEED_TRAINING
+from limitformer.figures.making import NEED_TRAINING
 
 
 def main() -> None:

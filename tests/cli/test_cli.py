@@ -608,9 +608,10 @@ def test_characters_that_the_terminal_lacks_are_replaced(encoding):
     assert done.stdout.count(b"limitformer") >= 1
 
 
-def test_help_does_not_wait_for_the_heavy_imports():
-    code = "import sys; from limitformer.cli.app import app; app(['simulate', '--help'], standalone_mode=False); "
-    heavy = "print([name for name in ('torch', 'scipy.stats', 'matplotlib') if name in sys.modules])"
+def test_help_and_lists_do_not_wait_for_the_heavy_imports():
+    commands = "for c in (['simulate', '--help'], ['figure', 'list']): app(c, standalone_mode=False)\n"
+    code = f"import sys; from limitformer.cli.app import app\n{commands}"
+    heavy = "print([name for name in ('torch', 'scipy.stats', 'matplotlib', 'xarray') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code + heavy], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.splitlines()[-1] == "[]"
 

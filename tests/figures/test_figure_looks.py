@@ -13,7 +13,7 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.lines import Line2D
 
 from limitformer.figures import FIGURES
-from limitformer.figures.make import module_of
+from limitformer.figures.making import module_of
 from limitformer.figures.shaped_transformer.st_fig4 import CASES, COVARIANCE_ONLY
 from limitformer.plot import ALONE, BLUE, RED, STYLE, WIDTH, legend_below, panels, style
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from limitformer.figures import FIGURES
 from limitformer.figures.common.page import BEGIN, END, renew, table, with_table
-from limitformer.figures.make import module_of
+from limitformer.figures.making import module_of
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "figures"
 # Hypotheses of a study, which its page says were not borne out.

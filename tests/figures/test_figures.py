@@ -14,7 +14,7 @@ from limitformer.base.errors import InputError
 from limitformer.figures import FIGURES, make
 from limitformer.figures.beyond.lifetimes import mean_and_error
 from limitformer.figures.common.claims import Run, ks_claim, ks_noise
-from limitformer.figures.make import SCALES, module_of
+from limitformer.figures.making import SCALES, module_of
 from limitformer.plot import style
 
 NAMES = list(FIGURES)
@@ -413,7 +413,7 @@ def test_nothing_is_written_if_a_stage_ends_early(tmp_path, monkeypatch, stage, 
 
 
 def test_an_interruption_while_saving_leaves_whole_files_only(tmp_path, monkeypatch):
-    maker = importlib.import_module("limitformer.figures.make")
+    maker = importlib.import_module("limitformer.figures.making")
     monkeypatch.setattr(maker, "save", fail_with(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         make("st-fig7", scale="quick", out=tmp_path, seed=1, threads=1)

@@ -18,7 +18,7 @@ import limitformer as lf
 from limitformer.base.errors import InputError, MissingExtraError
 from limitformer.figures import RUN_FIGURES, make
 from limitformer.figures.common.claims import Run
-from limitformer.figures.make import module_of
+from limitformer.figures.making import module_of
 from limitformer.figures.shaped_transformer import language_runs
 from limitformer.plot import style
 from limitformer.train.log import FILE, Log

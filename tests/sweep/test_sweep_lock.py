@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import socket
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +19,7 @@ from limitformer.base import lock
 from limitformer.base.errors import InputError
 from limitformer.base.lock import CannotLockError, only_one
 from limitformer.cli.app import app
+from limitformer.figures import making
 from limitformer.figures.common.grids import on_grid
 from limitformer.sweep import opening
 from limitformer.sweep import work as work_module
@@ -29,7 +29,6 @@ from sweep_grids import (
     sweep,
 )
 
-make_module = import_module("limitformer.figures.make")  # the package has a function of this name
 NEAREST = "Nearest: wait until it has ended, or another folder."
 
 
@@ -281,13 +280,13 @@ def figure(monkeypatch):
         return xr.Dataset({"mean": (("beta",), found["overlap_mean"].values[:, 0])})
 
     module = SimpleNamespace(
-        quick=lambda: make_module.Claim("the configuration", 1.0),
-        paper=lambda: make_module.Claim("the configuration", 2.0),
+        quick=lambda: making.Claim("the configuration", 1.0),
+        paper=lambda: making.Claim("the configuration", 2.0),
         compute=compute,
         claims=lambda data: [],
         draw=lambda data: Figure(),
     )
-    monkeypatch.setattr(make_module, "import_module", lambda name: module)
+    monkeypatch.setattr(making, "import_module", lambda name: module)
     return meanwhile
 
 
@@ -298,13 +297,13 @@ def test_a_figure_is_made_by_one_process_in_a_folder(tmp_path, figure):
     def again():
         figure.clear()
         with pytest.raises(InputError) as raised:
-            make_module.make("ct-fig6", scale="quick", out=tmp_path, seed=7)
+            making.make("ct-fig6", scale="quick", out=tmp_path, seed=7)
         said.append(str(raised.value))
-        make_module.make("ct-fig4", scale="quick", out=tmp_path)
-        make_module.make("ct-fig6", scale="quick", out=tmp_path / "other")
+        making.make("ct-fig4", scale="quick", out=tmp_path)
+        making.make("ct-fig6", scale="quick", out=tmp_path / "other")
 
     figure.append(again)
-    made = make_module.make("ct-fig6", scale="quick", out=tmp_path)
+    made = making.make("ct-fig6", scale="quick", out=tmp_path)
     assert re.match(ours(f"Figure ct-fig6 in {tmp_path}") + rf".* {NEAREST}$", said[0])
     assert made.data.attrs["seed"] == 0
     names = {"ct-fig6.png", "ct-fig6.nc", "ct-fig6.json", "ct-fig4.png", "ct-fig4.nc", "ct-fig4.json", "other"}
@@ -318,10 +317,10 @@ def test_a_figure_that_was_interrupted_goes_on_and_leaves_no_lock(tmp_path, figu
 
     figure.append(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        make_module.make("ct-fig6", scale="quick", out=tmp_path)
+        making.make("ct-fig6", scale="quick", out=tmp_path)
     assert [one.name for one in tmp_path.iterdir()] == [".ct-fig6.sweeps"]
     monkeypatch.setattr(work_module, "compute", lambda *_, **__: pytest.fail("work was done"))
-    made = make_module.make("ct-fig6", scale="quick", out=tmp_path)
+    made = making.make("ct-fig6", scale="quick", out=tmp_path)
     assert np.isfinite(made.data["mean"]).all()
     assert not (tmp_path / ".ct-fig6.sweeps").exists()
 
@@ -340,5 +339,5 @@ def test_a_store_of_an_older_format_is_made_anew_by_a_figure(tmp_path, figure):
     (store / "zarr.json").write_text('{"attributes": {"sweep": {"format": 1}}}')
     with pytest.raises(opening.OtherSweepError, match="has the format 1 of a sweep's store; this version reads 2"):
         run(sweep(), store)
-    make_module.make("ct-fig6", scale="quick", out=tmp_path)
+    making.make("ct-fig6", scale="quick", out=tmp_path)
     assert not store.exists()

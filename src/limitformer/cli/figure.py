@@ -23,14 +23,16 @@ def figure(
 ) -> None:
     """Make a figure of a paper: picture, data, and the claims that it checks."""
     with errors_in_one_line():
-        from limitformer.figures import FIGURES, RUN_FIGURES, make
-
         if name == "list":
+            from limitformer.figures import FIGURES, RUN_FIGURES
+
             table = Table("figure", "shows", box=None)
             for known, shows in (FIGURES | RUN_FIGURES).items():
                 table.add_row(known, shows)
             screen.print(table, markup=False)
             return
+        from limitformer.figures import make
+
         made = make(name, scale=scale, out=out, seed=seed, threads=threads, runs=runs)
         size = f"{scale} scale" if runs is None else f"runs in {runs}"
         screen.print(claims_table(f"{name}, {size}, {made.seconds:.1f} s", made.claims))

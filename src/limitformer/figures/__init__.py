@@ -1,6 +1,29 @@
-"""Figures of the papers: one file each, `compute(config, run)` to data and `draw(data)` to a picture."""
+"""Figures of the papers: one file each, `compute(config, run)` to data and `draw(data)` to a picture.
 
-from limitformer.figures.make import FIGURES as FIGURES
-from limitformer.figures.make import RUN_FIGURES as RUN_FIGURES
-from limitformer.figures.make import Made as Made
-from limitformer.figures.make import make as make
+What makes them, and all that computes and draws, is imported when it is first asked for: a list needs none of it.
+"""
+
+from typing import TYPE_CHECKING
+
+from limitformer.figures.names import FIGURES as FIGURES
+from limitformer.figures.names import RUN_FIGURES as RUN_FIGURES
+
+if TYPE_CHECKING:
+    from limitformer.figures.making import Made as Made
+    from limitformer.figures.making import make as make
+
+__all__ = ["FIGURES", "RUN_FIGURES", "Made", "make"]
+
+
+def __getattr__(name: str) -> object:
+    """`make`, and what it gives."""
+    if name not in ("Made", "make"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from limitformer.figures import making
+
+    return getattr(making, name)
+
+
+def __dir__() -> list[str]:
+    """The public names, for completion."""
+    return __all__

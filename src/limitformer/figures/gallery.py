@@ -2,7 +2,7 @@
 
     python -m limitformer.figures.gallery docs/figures
 
-Beside each picture its record (`figures.make`) keeps a *stamp*: what the figure's claims were at quick scale, seed
+Beside each picture its record (`figures.making`) keeps a *stamp*: what the figure's claims were at quick scale, seed
 11, when the picture was made. That takes seconds, so a test computes it again and finds the figures whose numbers
 have moved since.
 
@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from limitformer.figures.common.claims import Claim
-from limitformer.figures.make import FIGURES, make, plain
+from limitformer.figures.making import make, plain
+from limitformer.figures.names import FIGURES
 from limitformer.running.results import package_version, write_whole
 from limitformer.sweep.origin import processor
 
