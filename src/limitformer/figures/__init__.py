@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 __all__ = ["FIGURES", "RUN_FIGURES", "Made", "make"]
 
 
-def __getattr__(name: str) -> object:
-    """`make`, and what it gives."""
-    if name not in ("Made", "make"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from limitformer.figures import making
+if not TYPE_CHECKING:  # a checker should know the names above alone
 
-    return getattr(making, name)
+    def __getattr__(name: str) -> object:
+        """`make`, and what it gives."""
+        if name not in ("Made", "make"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from limitformer.figures import making
+
+        return getattr(making, name)
 
 
 def __dir__() -> list[str]:
