@@ -10,6 +10,7 @@ import limitformer as lf
 from drawn_networks import statistics
 from limitformer.weightless.inputs import default_loss, inputs_of
 from limitformer.weightless.models import blueprint_of
+from many_networks import parts_found_once
 
 SIZE = {
     "vocab_size": 40,
@@ -81,9 +82,10 @@ def drawn(family, samples, seed=0, inputs=None):
     arguments = inputs_of(inputs_for(family) if inputs is None else inputs, blueprint)
     model = blueprint.factory().double().eval()
     found = []
-    for _ in range(samples):
-        draw_again(model)
-        found.append(statistics(model, arguments.of(0, range(1), torch.float64), default_loss(blueprint.task)))
+    with parts_found_once():
+        for _ in range(samples):
+            draw_again(model)
+            found.append(statistics(model, arguments.of(0, range(1), torch.float64), default_loss(blueprint.task)))
     return found
 
 
