@@ -226,18 +226,23 @@ def linearised_rates(dim, b, layers, per_unit, samples, seed):
     total = np.zeros(samples)
     for _ in range(layers):
         g, v = rng.standard_normal((2, samples, dim, dim))
-        keyed = (g @ x[:, :, None])[:, :, 0]
+        keyed = each_times(g, x)
         t = np.tanh(b * (keyed * x).sum(1))[:, None]
         of_sum = d + b * (1 - t**2) * (keyed * d).sum(1)[:, None] * x
         total += step(x, d, t, of_sum, v, per_unit)
     return total * per_unit / layers
 
 
+def each_times(matrices, vectors):
+    """Of many small ones, in half the time that `@` takes."""
+    return np.einsum("sij,sj->si", matrices, vectors)
+
+
 def step(x, d, t, of_sum, v, per_unit):
     """Move the pair in place; log of how much longer D is."""
     c = per_unit**-0.5
-    y = x + c * t * (v @ x[:, :, None])[:, :, 0]
-    e = d + c * (v @ of_sum[:, :, None])[:, :, 0]
+    y = x + c * t * each_times(v, x)
+    e = d + c * each_times(v, of_sum)
     length = np.linalg.norm(y, axis=1, keepdims=True)
     x[:] = y / length
     e = (e - (e * x).sum(1, keepdims=True) * x) / length

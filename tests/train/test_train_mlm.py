@@ -289,13 +289,13 @@ def test_runs_that_cannot_be_compared_are_refused(finished, corpus, tmp_path):
     assert not (tmp_path / "out" / "st-lr.png").exists()
 
 
-def cola(folder: Path, number: int = 200) -> Path:
+def cola(folder: Path) -> Path:
     """Sentences that are acceptable if they have a cat."""
     rng, words = np.random.default_rng(0), ["the", "cat", "dog", "runs", "eats", "big", "house"]
     folder.mkdir(exist_ok=True)
-    for name in ("in_domain_train.tsv", "in_domain_dev.tsv", "out_of_domain_dev.tsv"):
+    for name, number in (("in_domain_train", 200), ("in_domain_dev", 50), ("out_of_domain_dev", 50)):
         rows = [" ".join(rng.choice(words, 5)) for _ in range(number)]
-        (folder / name).write_text("".join(f"x\t{int('cat' in row)}\t\t{row}\n" for row in rows))
+        (folder / f"{name}.tsv").write_text("".join(f"x\t{int('cat' in row)}\t\t{row}\n" for row in rows))
     return folder
 
 
