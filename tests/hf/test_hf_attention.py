@@ -11,6 +11,7 @@ from transformers import (
     AttentionMaskInterface,
     BertLMHeadModel,
     DynamicCache,
+    EncoderDecoderCache,
     GPT2LMHeadModel,
     LlamaForCausalLM,
     StaticCache,
@@ -290,8 +291,15 @@ def test_a_cache_has_either_of_two_names():
         assert parts[1][NAME] is cache
         with pytest.raises(InputError, match=r"Packed sequences and a cache exclude each other"):
             check_packing(language_model("llama").model, (), {"position_ids": restarting(), name: cache})
-    with pytest.raises(InputError, match=r"two names of one argument; got both\. Nearest: cache alone"):
+    with pytest.raises(
+        InputError, match=r"two names of one argument; got both\. Nearest: (cache|past_key_values) alone"
+    ):
         model(ids, cache=cache, past_key_values=cache)
+    for other in (((),), "cache", EncoderDecoderCache(DynamicCache(), DynamicCache())):
+        with pytest.raises(
+            InputError, match=r"cache must be a cache of transformers, such as DynamicCache; got \w+\.$"
+        ):
+            model(ids, None, None, other)
 
 
 def test_without_the_hook_a_cache_of_fixed_length_is_wrong():

@@ -477,6 +477,19 @@ def test_the_trainer_trains_and_resumes(tmp_path):
     assert all((gain.value != gain.start).all() for gain in gains(whole))
 
 
+@pytest.mark.parametrize("head", ["masked", "causal"])
+def test_the_trainer_evaluates_and_predicts(head, tmp_path):
+    """Logits alone, whatever else a model gives, such as a cache."""
+    model, texts = HEADS_OF[head][0](configuration()), Texts()
+    trainer = Trainer(model, arguments(tmp_path))
+    with torch.no_grad():
+        wanted = model.eval()(input_ids=torch.stack([texts[k]["input_ids"] for k in range(16)]), use_cache=False).logits
+    found = trainer.predict(texts)
+    assert found.predictions.shape == wanted.shape
+    assert np.abs(found.predictions - wanted.numpy()).max() < 1e-5
+    assert trainer.evaluate(texts)["eval_loss"] == pytest.approx(found.metrics["test_loss"])
+
+
 def test_classes_are_trained_with_the_mean_loss_whatever_is_accumulated(tmp_path):
     """A loss that ignores how many texts are accumulated must be divided by the Trainer."""
     model = ShapedTransformerForSequenceClassification(configuration(num_labels=2))

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from limitformer.base.errors import require
@@ -24,8 +25,14 @@ Forward = TypeVar("Forward", bound=Callable[..., Any])
 def cache_among(arguments: Mapping[str, Any]) -> Any:
     """The cache among a call's named arguments, under either name, or None."""
     given = [arguments[name] for name in ("cache", OLD) if arguments.get(name) is not None]
-    require(len(given) < 2, f"cache and {OLD} are two names of one argument; got both. Nearest: cache alone.")
+    require(len(given) < 2, f"cache and {OLD} are two names of one argument; got both. Nearest: {NAME} alone.")
     return given[0] if given else None
+
+
+def require_cache(cache: Any) -> None:
+    """Raise `InputError` unless it is None or a cache that a decoder alone has."""
+    fits = cache is None or (isinstance(cache, Cache) and not isinstance(cache, EncoderDecoderCache))
+    require(fits, f"cache must be a cache of transformers, such as DynamicCache; got {type(cache).__name__}.")
 
 
 def takes_either_name(forward: Forward) -> Forward:

@@ -1,7 +1,7 @@
 """The configuration of the paper's architecture, in the names that `transformers` uses."""
 
 import copy
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from transformers import AutoConfig, PreTrainedConfig
 
@@ -36,7 +36,7 @@ class ShapedTransformerConfig(PreTrainedConfig):
     """
 
     model_type = "shaped_transformer"
-    keys_to_ignore_at_inference = (NAME,)
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [NAME]  # a list, to which the Trainer adds
 
     def __init__(
         self,

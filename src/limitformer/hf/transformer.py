@@ -17,7 +17,7 @@ from transformers.utils.generic import can_return_tuple
 
 from limitformer.base.errors import InputError, require
 from limitformer.hf.attention import refuse_packed, wished
-from limitformer.hf.caches import NAME, places_of, takes_either_name
+from limitformer.hf.caches import NAME, places_of, require_cache, takes_either_name
 from limitformer.hf.configuration import ShapedTransformerConfig
 from limitformer.hf.initial import ShapedTransformerPreTrainedModel, block_of
 
@@ -75,6 +75,7 @@ class ShapedTransformerModel(ShapedTransformerPreTrainedModel):
             output_attentions = self.config.output_attentions
         if (input_ids is None) == (inputs_embeds is None):
             raise InputError("Give input_ids or inputs_embeds, one of the two.")
+        require_cache(cache)
         x = self.tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
