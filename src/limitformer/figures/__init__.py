@@ -27,5 +27,5 @@ if not TYPE_CHECKING:  # a checker should know the names above alone
 
 
 def __dir__() -> list[str]:
-    """The public names, for completion."""
-    return __all__
+    """Names for users."""
+    return sorted({*__all__, *globals()})
