@@ -101,6 +101,7 @@ alarms: .venv-test/ready
 
 # Which lines the tests run; compiled kernels and other processes cannot be seen and are left out.
 coverage: .venv-test/ready
+	.venv-test/bin/pip install --quiet --group coverage
 	.venv-test/bin/python -m pytest --cov --cov-report=term
 
 # What a release must pass, hours: distributions, each extra from the wheel, both commands from the sdist; ONLY="build site".

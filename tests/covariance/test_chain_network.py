@@ -60,8 +60,8 @@ def network(model, start, **options):
 
 
 def shallow(model):
-    """Of five layers where it is to be drawn in double precision, which takes three times as long."""
-    return replace(model, depth=5) if is_double(model) else model
+    """Five layers that do what the eight of the registry do: γ² d is the same."""
+    return replace(model, depth=5, gamma=model.gamma * (model.depth / 5) ** 0.5)
 
 
 @cache
@@ -80,7 +80,7 @@ def test_chain_and_network_share_one_law(name):
 def test_an_intervention_is_another_law(part):
     """The wrong twin is the model without the intervention, at the same width."""
     name = {"identity": "no identity", "center": "no centring", "temperature": "standard temperature"}[part]
-    assert_same_law(chain(MODELS[name], V0), network_named(name), wrong=chain(MODELS["both"], V0))
+    assert_same_law(chain(shallow(MODELS[name]), V0), network_named(name), wrong=chain(shallow(MODELS["both"]), V0))
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,11 @@ THEOREMS = {
     "Corollary 4.3": {"attention": ATTENTION, "feedforward": KINK},
     "causal": {"attention": ATTENTION, "mask": "causal"},
     "causal, both": {"attention": ATTENTION, "feedforward": KINK, "mask": "causal"},
-    "hidden width 3n": {"feedforward": lf.ShapedReLU(c_plus=1.5, c_minus=-1.5, hidden=6000)},
+    "hidden width 3n": {"feedforward": lf.ShapedReLU(c_plus=1.5, c_minus=-1.5, hidden=3000)},
 }
 
 
-def model(name, width=2000, depth=1, gamma=GAMMA):
+def model(name, width=1000, depth=1, gamma=GAMMA):
     return lf.Transformer(width=width, depth=depth, gamma=gamma, **THEOREMS[name])
 
 
@@ -195,22 +195,12 @@ def one_step(process, samples, start=V4, **options):
     return found["covariance"].values[:, -1][:, PAIRS[0], PAIRS[1]] - start[PAIRS]
 
 
-CHAIN_SAMPLES = {
-    "Theorem 3.2": 200_000,
-    "Theorem 4.2": 1_500_000,
-    "Corollary 4.3": 200_000,
-    "causal": 1_500_000,
-    "causal, both": 200_000,
-    "hidden width 3n": 80_000,
-}
-
-
 @pytest.mark.parametrize("name", THEOREMS)
 def test_one_layer_has_the_drift_and_covariance_of_the_limit(name):
-    """At width 2000, times n; b with its sign turned and Σ without the attention's (or the hidden units') part fail."""
+    """At width 1000, times n; b with its sign turned and Σ without the attention's (or the hidden units') part fail."""
     chain = model(name)
     limit, n = lf.limit(chain), chain.width
-    moved = one_step(chain, CHAIN_SAMPLES[name], record=[1])
+    moved = one_step(chain, 750_000 if name in ("Theorem 4.2", "causal") else 80_000, record=[1])
     b, sigma = limit.drift(V4)[PAIRS], limit.diffusion(V4)
     assert np.abs(standard_errors(n * moved, b)).max() < STANDARD_ERRORS
     assert np.abs(standard_errors(n * moved, -b)).max() > STANDARD_ERRORS
@@ -225,77 +215,93 @@ def linear_diffusion(v):
     return v[a, d] * v[b, o] + v[a, o] * v[b, d]
 
 
-@pytest.mark.parametrize("step", ["factor", "euler-maruyama"])
-@pytest.mark.parametrize("name", ["Theorem 3.2", "Theorem 4.2", "Corollary 4.3", "causal", "causal, both"])
+def moments(limit, start, step):
+    """(E ΔV/dt, Cov ΔV/dt) of one step over the pairs, not sampled.
+
+    V′ is at most quadratic in its normals, which the seed gives: twice as many paths as coefficients determine it to
+    rounding. 1, g_i, g_i g_j and (g_i² − 1)/√2 are orthonormal, so that the first coefficient is the mean, and the
+    squares of all others are the covariance.
+    """
+    count = len(start) ** 2 + (len(start) ** 2 if step == "euler-maruyama" else len(start) * (len(start) + 1) // 2)
+    i, j = np.triu_indices(count)
+    paths = 2 * (1 + count + len(i))
+    normals = replica_normals(key(4, f"limit {step}"), paths, count)
+    squares = (normals[:, i] * normals[:, j] - (i == j)) / np.where(i == j, sqrt(2), 1)
+    design = np.hstack([np.ones((paths, 1)), normals, squares])
+    moved = one_step(limit, paths, start, record=[limit.horizon], dt=limit.horizon, step=step) / sqrt(limit.horizon)
+    fitted = np.linalg.lstsq(design, moved)[0]
+    assert np.abs(design @ fitted - moved).max() < 1e-7 * np.abs(moved).max(), "it is not quadratic in these numbers"
+    return fitted[0] / sqrt(limit.horizon), fitted[1:].T @ fitted[1:]
+
+
+def nearly(found, exact):
+    """To a millionth of the largest."""
+    return bool(np.abs(found - exact).max() < 1e-6 * np.abs(exact).max())
+
+
+# The kink of a ReLU is drawn in the factor step, and a number in the paper's.
+QUADRATIC = [("Theorem 4.2", "factor"), ("causal", "factor")]
+LINEAR = [(name, "euler-maruyama") for name in ("Theorem 3.2", "Theorem 4.2", "Corollary 4.3", "causal", "causal, both")]
+
+
+@pytest.mark.parametrize(("name", "step"), QUADRATIC + LINEAR)
 def test_one_step_has_the_drift_and_covariance_of_the_limit(name, step):
-    """At dt = 0.0005, over dt."""
-    dt = 0.0005
-    limit = lf.limit(model(name))
-    moved = one_step(limit, 1_000_000, record=[limit.horizon], dt=dt, step=step)
+    """As dt → 0; a drift or a covariance that is off by 1e-5 is another one."""
+    limit = lf.limit(model(name, width=10**7))
     b, sigma = limit.drift(V4)[PAIRS], limit.diffusion(V4)
-    assert limit.horizon == dt
-    assert np.abs(standard_errors(moved / dt, b)).max() < STANDARD_ERRORS
-    assert np.abs(standard_errors(moved / dt, -b)).max() > STANDARD_ERRORS
-    assert np.abs(covariance_standard_errors(moved / sqrt(dt), sigma)).max() < STANDARD_ERRORS
-    assert np.abs(covariance_standard_errors(moved / sqrt(dt), 1.02 * sigma)).max() > STANDARD_ERRORS
+    drift, covariance = moments(limit, V4, step)
+    assert nearly(drift, b) and not nearly(drift, (1 + 1e-5) * b)
+    assert nearly(covariance, sigma) and not nearly(covariance, (1 + 1e-5) * sigma)
+
+
+@pytest.mark.parametrize("name", ["Theorem 3.2", "Corollary 4.3", "causal, both"])
+def test_one_step_with_a_drawn_kink_has_the_drift_and_covariance_of_the_limit(name):
+    """At dt = 0.0005, over dt."""
+    limit = lf.limit(model(name, width=2000))
+    moved = one_step(limit, 1_000_000, record=[limit.horizon], dt=limit.horizon)
+    b, sigma = limit.drift(V4)[PAIRS], limit.diffusion(V4)
+    assert np.abs(standard_errors(moved / limit.horizon, b)).max() < STANDARD_ERRORS
+    assert np.abs(standard_errors(moved / limit.horizon, -b)).max() > STANDARD_ERRORS
+    assert np.abs(covariance_standard_errors(moved / sqrt(limit.horizon), sigma)).max() < STANDARD_ERRORS
+    assert np.abs(covariance_standard_errors(moved / sqrt(limit.horizon), 1.02 * sigma)).max() > STANDARD_ERRORS
 
 
 @pytest.mark.parametrize("step", ["factor", "euler-maruyama"])
 @pytest.mark.parametrize("mask", [None, "causal"])
-def test_the_drift_of_attention_to_a_few_percent(mask, step):
-    """γ and τ₀ small, so that the drift γ²/τ₀² is large beside the noise γ²/τ₀: b that is off by 3 % fails.
-
-    The variances are very unequal, so that the second-order term, which needs that, is half of the drift; the last
-    token, which a causal mask lets see all, has the largest.
-    """
-    dt = 1e-4
+def test_the_drift_of_attention_where_its_second_order_is_half_of_it(mask, step):
+    """γ and τ₀ small, so that the drift γ²/τ₀² is large beside the noise γ²/τ₀, and the variances very unequal, which
+    the second order needs; the last token, which a causal mask lets see all, has the largest."""
     attention = lf.ShapedAttention(tau0=0.02)
-    limit = lf.limit(lf.Transformer(width=10_000, depth=1, gamma=0.1, attention=attention, mask=mask))
+    limit = lf.limit(lf.Transformer(width=10**8, depth=1, gamma=0.1, attention=attention, mask=mask))
     deviation = np.sqrt([0.2, 0.1, 0.5, 2.0])
     start = np.outer(deviation, deviation) * (0.4 * np.eye(4) + 0.6)
-    moved = one_step(limit, 1_000_000, start, record=[limit.horizon], dt=dt, step=step)
+    drift, _ = moments(limit, start, step)
     b = limit.drift(start)[PAIRS]
-    assert limit.horizon == dt
-    assert np.abs(standard_errors(moved / dt, b)).max() < STANDARD_ERRORS
-    for wrong in (0.97, 1.03):
-        assert np.abs(standard_errors(moved / dt, wrong * b)).max() > STANDARD_ERRORS
-
-
-def mean_drift(name):
-    """(E V′ − V)/dt of one factor step, not sampled: V′ is quadratic in its 26 normals, which the seed gives, so that
-    512 paths determine it to rounding; E 1 = E g² = 1, and all other terms have mean 0."""
-    limit = lf.limit(model(name, width=10**7))
-    moved = one_step(limit, 512, record=[limit.horizon], dt=limit.horizon) / limit.horizon
-    normals = replica_normals(key(4, "limit factor"), 512, 4 * 5 // 2 + 4**2)
-    i, j = np.triu_indices(normals.shape[1])
-    design = np.hstack([np.ones((512, 1)), normals, normals[:, i] * normals[:, j] - (i == j)])
-    fitted = np.linalg.lstsq(design, moved)[0]
-    assert np.abs(design @ fitted - moved).max() < 1e-7 * np.abs(moved).max(), "it is not quadratic in these numbers"
-    return fitted[0]
+    assert nearly(drift, b) and not nearly(drift, (1 + 1e-5) * b)
 
 
 def test_theorem_4_2_drift_of_the_default_step():
     """Against the printed sum; a coefficient that is off by a thousandth is rejected, and so is a turned sign."""
-    found, exact = mean_drift("Theorem 4.2"), drift_by_sums(V4, GAMMA, TAU0)[PAIRS]
-    assert np.abs(found - exact).max() < 1e-6 * np.abs(exact).max()
-    assert np.abs(found - drift_by_sums(V4, GAMMA, TAU0, sign=0.999)[PAIRS]).max() > 1e-5 * np.abs(exact).max()
+    found, _ = moments(lf.limit(model("Theorem 4.2", width=10**7)), V4, "factor")
+    assert nearly(found, drift_by_sums(V4, GAMMA, TAU0)[PAIRS])
+    assert not nearly(found, drift_by_sums(V4, GAMMA, TAU0, sign=0.999)[PAIRS])
 
 
 def test_causal_drift_of_the_default_step():
-    found, exact = mean_drift("causal"), causal_drift_by_sums(V4, GAMMA, TAU0)[PAIRS]
-    assert np.abs(found - exact).max() < 1e-6 * np.abs(exact).max()
+    found, _ = moments(lf.limit(model("causal", width=10**7)), V4, "factor")
+    assert nearly(found, causal_drift_by_sums(V4, GAMMA, TAU0)[PAIRS])
 
 
 def test_the_factor_steps_error_is_of_second_order():
-    """Over dt, halving the step halves the error of its covariance; the random numbers are the same, only dt differs.
+    """Over dt, halving the step halves the error of its covariance. An error of order 3/2 would leave a ratio of 1.41.
 
-    An error of order 3/2 would leave a ratio of 1.41. τ₀ = 1, where a step of 0.1 is short enough to be one step.
+    τ₀ = 1, where a step of 0.1 is short enough to be one step.
     """
     attention = lf.ShapedAttention(tau0=1.0)
 
     def covariance(dt):
-        limit = lf.limit(lf.Transformer(width=1000, depth=round(1000 * dt), gamma=GAMMA, attention=attention))
-        return np.cov(one_step(limit, 400_000, record=[limit.horizon], dt=dt).T) / dt
+        limit = lf.limit(lf.Transformer(width=10_000, depth=round(10_000 * dt), gamma=GAMMA, attention=attention))
+        return moments(limit, V4, "factor")[1]
 
     long, middle, short = map(covariance, (0.1, 0.05, 0.025))
     first, second = long - middle, middle - short
@@ -333,9 +339,9 @@ def test_parallel_tokens_of_any_variance_feel_no_attention(scale):
 
 @pytest.mark.parametrize("parts", ["attention", "both", "causal"])
 def test_a_deep_chain_has_the_law_of_the_limit(parts):
-    """Width 200, depth 100; the limit of a third less time fails.
+    """Width 100, depth 50; the limit of a third less time fails.
 
-    Width bias and step stay below the noise: 30,000 chains against 100,000 paths show none, even at half the width.
+    Width bias and step stay below the noise: 30,000 chains against 100,000 paths show none.
     """
     feedforward = lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)
     chosen = {
@@ -344,12 +350,12 @@ def test_a_deep_chain_has_the_law_of_the_limit(parts):
         "causal": {"mask": "causal"},
     }[parts]
     attention = lf.ShapedAttention(tau0=1.0)
-    chain = lf.Transformer(width=200, depth=100, gamma=0.5, attention=attention, **chosen)
-    shorter = lf.Transformer(width=200, depth=66, gamma=0.5, attention=attention, **chosen)
+    chain = lf.Transformer(width=100, depth=50, gamma=0.5, attention=attention, **chosen)
+    shorter = lf.Transformer(width=100, depth=33, gamma=0.5, attention=attention, **chosen)
     limit, wrong = lf.limit(chain), lf.limit(shorter)
     samples = {"samples": 30_000, "dt": 0.005}  # a limit's cost less
     assert_same_law(
-        last_correlations(chain, V3, record=[100], samples=10_000),
+        last_correlations(chain, V3, record=[50], samples=10_000),
         last_correlations(limit, V3, record=[limit.horizon], **samples),
         wrong=last_correlations(wrong, V3, record=[wrong.horizon], **samples),
     )

@@ -13,7 +13,10 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from numpy.typing import NDArray
 from scipy import special  # its `stats` takes a second to import
+
+Array = NDArray[np.float64]
 
 CORRELATIONS = ("correlation", "correlation_abs", "correlation_95")
 ANY_SIGN = ("logits_mean", "largest_logit")
@@ -30,14 +33,25 @@ def band(curves: xr.Dataset) -> xr.Dataset:
 def edges(values: xr.DataArray, name: str) -> xr.DataArray:
     """(edge, …) of low, middle, high."""
     there, back = scale_of(name)
+    axis, one = values.dims.index("sample"), values.isel(sample=0, drop=True)
     with np.errstate(all="ignore"):
-        x = there(values.transpose("sample", ...).astype(float))
-        count = x.notnull().sum("sample")
-        middle, spread = x.mean("sample"), x.std("sample", ddof=1)
-        reach = xr.apply_ufunc(lambda n: special.stdtrit(n - 1, (1 + LEVEL) / 2), count.where(count > 1))
-        half = reach * spread * np.sqrt(1 + 1 / count)
-        found = xr.concat([middle - half, middle, middle + half], xr.Variable("edge", ["low", "middle", "high"]))
-        return back(found).clip(min=LEAST.get(name))
+        found = back(three(there(np.moveaxis(values.values.astype(float), axis, 0))))
+    found = np.clip(found, LEAST[name], None) if name in LEAST else found
+    return xr.DataArray(
+        found, dims=("edge", *one.dims), coords={"edge": ["low", "middle", "high"], **one.coords}, attrs=one.attrs
+    )
+
+
+def three(x: Array) -> Array:
+    """Low, middle and high (3, …) of x (sample, …); what is NaN is left out."""
+    known = ~np.isnan(x)
+    count = known.sum(0)
+    middle = np.where(known, x, 0).sum(0) / count
+    apart = np.where(known, x - middle, 0)
+    spread = np.sqrt((apart * apart).sum(0) / (count - 1))
+    reach = special.stdtrit(np.where(count > 1, count - 1, np.nan), (1 + LEVEL) / 2)
+    half = reach * spread * np.sqrt(1 + 1 / count)
+    return np.stack([middle - half, middle, middle + half])
 
 
 def scale_of(name: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
@@ -46,7 +60,7 @@ def scale_of(name: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
         return lambda x: np.arctanh(x.clip(-1 + 1e-15, 1 - 1e-15)), np.tanh
     if name in ANY_SIGN:
         return lambda x: x, lambda x: x
-    return lambda x: np.log(x.where(x > 0)), np.exp
+    return lambda x: np.log(x / (x > 0)), np.exp  # NaN at 0 and below
 
 
 def inside(curves: xr.Dataset, law: xr.Dataset) -> xr.Dataset:
@@ -73,9 +87,10 @@ def surprises(curves: xr.Dataset, law: xr.Dataset) -> dict[str, float]:
     for name, each in curves.items():
         if name in law and bool(law[name].notnull().any()):
             there, _ = scale_of(str(name))
-            low, middle, high = (there(law[name].sel(edge=edge, drop=True)) for edge in ("low", "middle", "high"))
-            spread = (high - low) / 2 + 1e-9 * abs(middle) + 1e-12  # of numbers that chance has no part in
-            t = reach * abs(there(each.isel(sample=0)) - middle) / spread
+            with np.errstate(all="ignore"):
+                low, middle, high = (there(law[name].sel(edge=edge, drop=True)) for edge in ("low", "middle", "high"))
+                spread = (high - low) / 2 + 1e-9 * abs(middle) + 1e-12  # of numbers that chance has no part in
+                t = reach * abs(there(each.isel(sample=0)) - middle) / spread
             known = t.values[np.isfinite(t.values)]
             if known.size:  # a kind of weight that the law has not is not compared
                 points += known.size
