@@ -14,6 +14,7 @@ from statistics_checks import STANDARD_ERRORS, assert_same_law, covariance_stand
 
 V4 = np.array([[1.0, 0.4, -0.3, 0.2], [0.4, 1.7, 0.5, -0.1], [-0.3, 0.5, 0.8, 0.3], [0.2, -0.1, 0.3, 1.3]])
 PAIRS = np.triu_indices(4)
+PAPER = "euler-maruyama"  # its step
 GAMMA, TAU0 = 0.8, 0.5
 ATTENTION = lf.ShapedAttention(tau0=TAU0)
 # Slopes that differ a lot but whose mean is 1, so that the kink is large and the next order small.
@@ -222,7 +223,7 @@ def moments(limit, start, step):
     rounding. 1, g_i, g_i g_j and (g_i² − 1)/√2 are orthonormal, so that the first coefficient is the mean, and the
     squares of all others are the covariance.
     """
-    count = len(start) ** 2 + (len(start) ** 2 if step == "euler-maruyama" else len(start) * (len(start) + 1) // 2)
+    count = len(start) ** 2 + (len(start) ** 2 if step == PAPER else len(start) * (len(start) + 1) // 2)
     i, j = np.triu_indices(count)
     paths = 2 * (1 + count + len(i))
     normals = replica_normals(key(4, f"limit {step}"), paths, count)
@@ -240,18 +241,21 @@ def nearly(found, exact):
 
 
 # The kink of a ReLU is drawn in the factor step, and a number in the paper's.
-QUADRATIC = [("Theorem 4.2", "factor"), ("causal", "factor")]
-LINEAR = [(name, "euler-maruyama") for name in ("Theorem 3.2", "Theorem 4.2", "Corollary 4.3", "causal", "causal, both")]
+EXACT = [
+    *[(name, "factor") for name in ("Theorem 4.2", "causal")],
+    *[(name, PAPER) for name in ("Theorem 3.2", "Theorem 4.2", "Corollary 4.3", "causal", "causal, both")],
+]
 
 
-@pytest.mark.parametrize(("name", "step"), QUADRATIC + LINEAR)
+@pytest.mark.parametrize(("name", "step"), EXACT)
 def test_one_step_has_the_drift_and_covariance_of_the_limit(name, step):
     """As dt → 0; a drift or a covariance that is off by 1e-5 is another one."""
     limit = lf.limit(model(name, width=10**7))
     b, sigma = limit.drift(V4)[PAIRS], limit.diffusion(V4)
     drift, covariance = moments(limit, V4, step)
-    assert nearly(drift, b) and not nearly(drift, (1 + 1e-5) * b)
-    assert nearly(covariance, sigma) and not nearly(covariance, (1 + 1e-5) * sigma)
+    for found, exact in ((drift, b), (covariance, sigma)):
+        assert nearly(found, exact)
+        assert not nearly(found, (1 + 1e-5) * exact)
 
 
 @pytest.mark.parametrize("name", ["Theorem 3.2", "Corollary 4.3", "causal, both"])
@@ -266,7 +270,7 @@ def test_one_step_with_a_drawn_kink_has_the_drift_and_covariance_of_the_limit(na
     assert np.abs(covariance_standard_errors(moved / sqrt(limit.horizon), 1.02 * sigma)).max() > STANDARD_ERRORS
 
 
-@pytest.mark.parametrize("step", ["factor", "euler-maruyama"])
+@pytest.mark.parametrize("step", ["factor", PAPER])
 @pytest.mark.parametrize("mask", [None, "causal"])
 def test_the_drift_of_attention_where_its_second_order_is_half_of_it(mask, step):
     """γ and τ₀ small, so that the drift γ²/τ₀² is large beside the noise γ²/τ₀, and the variances very unequal, which
@@ -277,7 +281,8 @@ def test_the_drift_of_attention_where_its_second_order_is_half_of_it(mask, step)
     start = np.outer(deviation, deviation) * (0.4 * np.eye(4) + 0.6)
     drift, _ = moments(limit, start, step)
     b = limit.drift(start)[PAIRS]
-    assert nearly(drift, b) and not nearly(drift, (1 + 1e-5) * b)
+    assert nearly(drift, b)
+    assert not nearly(drift, (1 + 1e-5) * b)
 
 
 def test_theorem_4_2_drift_of_the_default_step():
@@ -368,7 +373,7 @@ def test_both_steps_have_one_law():
     last = {"record": [0.5], "dt": 0.005}
     assert_same_law(
         last_correlations(limit, V3, **last),
-        last_correlations(limit, V3, step="euler-maruyama", **last),
+        last_correlations(limit, V3, step=PAPER, **last),
         wrong=last_correlations(other, V3, **last),
     )
 

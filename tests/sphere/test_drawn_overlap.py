@@ -314,10 +314,10 @@ def test_probability_in_three_dimensions_against_simulated_tokens():
     assert abs(share - fixed) > STANDARD_ERRORS * error
 
 
-@pytest.mark.parametrize(("dim", "b", "horizon", "start"), [(3, 30.0, 5.0, 0.0), (5, 20.0, 1.0, -0.99)])
-def test_steps_of_the_limit_average_what_a_layer_draws(dim, b, horizon, start):
-    """At large b a layer is far from the limit for all L that are not much above b²; the limit's steps are not."""
-    model = stochastic(2, dim, tau=b, layers_per_unit_time=100)
+@pytest.mark.parametrize(("dim", "layers", "horizon", "start"), [(3, 4, 5.0, 0.0), (5, 40, 1.0, -0.99)])
+def test_steps_of_the_limit_average_what_a_layer_draws(dim, layers, horizon, start):
+    """At b = 12 a layer is far from the limit for all L that are not much above b²; the limit's steps are not."""
+    model = stochastic(2, dim, tau=12.0, layers_per_unit_time=layers)
     law = lf.overlap(model).density([horizon], start=start)
     share = np.heaviside(-law.artanh_overlap.values, 0.5)  # of a cell that lies below 0
     below = float(law.below[0]) + float((law.density[0].values * share).sum()) * law.attrs["spacing"]

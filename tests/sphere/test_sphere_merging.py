@@ -93,7 +93,7 @@ def test_two_against_one_live_as_long_as_the_formula_says():
 LAWS = {
     "gram, N = 3": (model_of(3, 4, beta=3.0), {"horizon": 64.0}),
     "coordinates, N = 4": (model_of(4, 4, beta=2.0), {"horizon": 48.0}),
-    "dim 2, N = 5": (model_of(5, 2, beta=1.0), {"horizon": 100.0}),
+    "dim 2, N = 5": (model_of(5, 2, layers=25, beta=1.0), {"horizon": 100.0}),
     "limit": (lf.limit(model_of(3, 5, 7, 2.5)), {"horizon": 48.0, "dt": 0.02}),
 }
 

@@ -8,6 +8,7 @@ save (`saves`) are handed out one at a time: while a worker has one, all that it
 stop. The first Ctrl-C sends that word to every worker; a second one ends them at once.
 """
 
+import gc
 import multiprocessing
 import pickle
 import signal
@@ -60,6 +61,7 @@ def serve(connection: Connection, begin: bytes, place: int) -> None:
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         with loading():
             work = pickle.loads(begin)(place, connection.poll)
+        gc.freeze()  # modules are no garbage: trainers look for it after every run, and Python at the end
         connection.send(None)  # I am here
         while (tasks := connection.recv()) is not None:
             for task in tasks:

@@ -1,6 +1,8 @@
 """The commands, put together. Each lives in a file of its own, which is imported when that command runs: the list of
 commands is known without."""
 
+import atexit
+import gc
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -151,6 +153,9 @@ def options(
 
 def main() -> None:
     """Run the command line; what the terminal's encoding lacks is replaced."""
+    atexit.register(
+        gc.freeze
+    )  # what is there at the end is not looked through for garbage: with torch it took a second
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
