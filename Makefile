@@ -102,7 +102,8 @@ alarms: .venv-test/ready
 # Which lines the tests run; compiled kernels and other processes cannot be seen and are left out.
 coverage: .venv-test/ready
 	.venv-test/bin/pip install --quiet --group coverage
-	.venv-test/bin/python -m pytest --cov --cov-report=term
+	.venv-test/bin/python -m pytest --cov --cov-report=term; found=$$?; \
+		.venv-test/bin/pip uninstall --quiet --yes pytest-cov coverage; exit $$found
 
 # What a release must pass, hours: distributions, each extra from the wheel, both commands from the sdist; ONLY="build site".
 release-check: .venv-test/ready

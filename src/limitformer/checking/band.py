@@ -33,13 +33,13 @@ def band(curves: xr.Dataset) -> xr.Dataset:
 def edges(values: xr.DataArray, name: str) -> xr.DataArray:
     """(edge, …) of low, middle, high."""
     there, back = scale_of(name)
-    axis, one = values.dims.index("sample"), values.isel(sample=0, drop=True)
+    values = values.transpose("sample", ...)
     with np.errstate(all="ignore"):
-        found = back(three(there(np.moveaxis(values.values.astype(float), axis, 0))))
+        found = back(three(there(values.values.astype(float))))
     found = np.clip(found, LEAST[name], None) if name in LEAST else found
-    return xr.DataArray(
-        found, dims=("edge", *one.dims), coords={"edge": ["low", "middle", "high"], **one.coords}, attrs=one.attrs
-    )
+    kept = {label: each for label, each in values.coords.items() if "sample" not in each.dims}
+    kept["edge"] = ["low", "middle", "high"]
+    return xr.DataArray(found, dims=("edge", *values.dims[1:]), coords=kept, attrs=values.attrs)
 
 
 def three(x: Array) -> Array:
