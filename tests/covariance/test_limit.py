@@ -1,9 +1,10 @@
 """Drift and noise of the limit: against nested sums, against the chain at a large width, and along whole paths."""
 
-from math import acos, pi, sqrt
+from math import acos, exp, log, pi, sqrt
 
 import numpy as np
 import pytest
+from scipy.integrate import quad
 from scipy.stats import ks_2samp
 
 import limitformer as lf
@@ -191,9 +192,10 @@ def test_structured_noise_has_the_dense_covariance(name):
 
 
 def one_step(process, samples, start=V4, **options):
-    """ΔV over the pairs α ≤ β after the last recorded point: (samples, 10)."""
+    """ΔV over the pairs α ≤ β after the last recorded point: (samples, pairs)."""
     found = lf.simulate(process, start, samples=samples, seed=4, progress=False, **options)
-    return found["covariance"].values[:, -1][:, PAIRS[0], PAIRS[1]] - start[PAIRS]
+    pairs = np.triu_indices(len(start))
+    return found["covariance"].values[:, -1][:, pairs[0], pairs[1]] - start[pairs]
 
 
 @pytest.mark.parametrize("name", THEOREMS)
@@ -310,6 +312,25 @@ def test_the_factor_steps_error_is_of_second_order():
     long, middle, short = map(covariance, (0.1, 0.05, 0.025))
     first, second = long - middle, middle - short
     assert 1.9 < (first * second).sum() / (second**2).sum() < 2.1
+
+
+def test_the_factor_step_keeps_the_mean_log_of_a_distance():
+    """Mixing turns d into d (C + √x g)²; with C² as a step's own mean has it, E log (C + √x g)² is (ρ − 1) x, as in
+    the SDE, up to O(x⁴). A hundredth of C²'s second order more is rejected."""
+    gamma, start = 0.6, lf.equicorrelated(2, -0.2, 3.0).covariance  # of equal tokens, whose second order vanishes
+    limit = lf.limit(lf.Transformer(width=10_000, depth=100, gamma=gamma, attention=lf.ShapedAttention(tau0=1.0)))
+    distance, rho = 2 * (start[0, 0] - start[0, 1]), (1 - gamma**2) / gamma**2
+    x = gamma**4 * distance**2 / 16 * limit.horizon
+    grown = moments(limit, start, "factor")[0] @ [1, -2, 1] * limit.horizon / distance  # E d′/d − 1 = C² − 1 + x
+
+    def excess(squared):
+        def weighed(g):
+            return 2 * log(sqrt(squared) + sqrt(x) * g) * exp(-g * g / 2) / sqrt(2 * pi)
+
+        return quad(weighed, -8, 8, epsabs=1e-13, limit=200)[0] - (rho - 1) * x
+
+    assert abs(excess(1 + grown - x)) < 20 * x**4
+    assert abs(excess(1 + grown - x + 0.01 * (rho**2 / 2 - rho + 1.5) * x**2)) > 100 * x**4
 
 
 # ---------------------------------------------------------------- whole paths
