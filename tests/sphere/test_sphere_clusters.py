@@ -25,7 +25,7 @@ def test_two_against_one_live_as_long_as_the_formula_says():
     model = lf.StochasticTransformer(tokens=3, dim=4, beta=2.0, layers_per_unit_time=100)
     step = 0.25
     times = np.arange(0, 400 + step, step)
-    data = lf.simulate(model, antipodal(2, 1, 4), samples=800, seed=1, horizon=400.0, record=times, progress=False)
+    data = lf.simulate(model, antipodal(2, 1, 4), samples=1600, seed=1, horizon=400.0, record=times, progress=False)
     apart = int(np.flatnonzero((data["first"].values == 0) & (data["second"].values == 2))[0])
     reached = data["overlap"].values[:, :, apart] >= 0.9
     lives = times[reached.argmax(1)] - step / 2
@@ -54,19 +54,19 @@ def test_tokens_of_a_cluster_come_together_at_the_rate_of_first_order():
 
 @pytest.mark.parametrize(("dim", "beta"), [(4, 1.5), (7, 2.0)])
 def test_probability_at_the_size_of_the_paper(dim, beta):
-    """20,000 trajectories at L = 1000 within four standard errors of the exact probability; that of dim + 1 is not.
+    """40,000 trajectories at L = 1000 within four standard errors of the exact probability; that of dim + 1 is not.
 
-    They stop early, as those of the figure do, with a chance of 1e-4 to be wrong: a thirtieth of the error.
+    They stop early, as those of the figure do, with a chance of 1e-4 to be wrong: a twentieth of the error.
     """
     base = lf.StochasticTransformer(tokens=2, dim=dim, beta=beta, layers_per_unit_time=1000)
-    options = {"horizon": 100.0, "samples": 20_000, "seed": 0, "early_stop": 1e-4, "progress": False}
+    options = {"horizon": 100.0, "samples": 40_000, "seed": 0, "early_stop": 1e-4, "progress": False}
     grid = lf.phase_diagram(base, {"beta": [beta]}, **options)
     found = float(grid["probability"].sel(outcome="antipodal pair")[0])
     assert float(grid["probability"].sel(outcome="unresolved")[0]) < 1e-3
     for right, model_dim in ((True, dim), (False, dim + 1)):
         other = lf.StochasticTransformer(tokens=2, dim=model_dim, beta=beta, layers_per_unit_time=1)
         exact = lf.overlap(other).antipodal_probability()
-        deviation = abs(found - exact) / np.sqrt(exact * (1 - exact) / 20_000)
+        deviation = abs(found - exact) / np.sqrt(exact * (1 - exact) / 40_000)
         assert bool(deviation < STANDARD_ERRORS) is right
 
 

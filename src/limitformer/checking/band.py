@@ -35,15 +35,15 @@ def edges(values: xr.DataArray, name: str) -> xr.DataArray:
     there, back = scale_of(name)
     values = values.transpose("sample", ...)
     with np.errstate(all="ignore"):
-        found = back(three(there(values.values.astype(float))))
+        found = back(low_middle_high(there(values.values.astype(float))))
     found = np.clip(found, LEAST[name], None) if name in LEAST else found
     kept = {label: each for label, each in values.coords.items() if "sample" not in each.dims}
     kept["edge"] = ["low", "middle", "high"]
     return xr.DataArray(found, dims=("edge", *values.dims[1:]), coords=kept, attrs=values.attrs)
 
 
-def three(x: Array) -> Array:
-    """Low, middle and high (3, …) of x (sample, …); what is NaN is left out."""
+def low_middle_high(x: Array) -> Array:
+    """The three of x (sample, …), one after the other: (3, …); what is NaN is left out."""
     known = ~np.isnan(x)
     count = known.sum(0)
     middle = np.where(known, x, 0).sum(0) / count
