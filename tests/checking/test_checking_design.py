@@ -279,7 +279,9 @@ def test_without_a_task_a_design_differentiates_what_a_check_does():
     )  # fmt: skip
     trials, _ = trials_of(config, None, ["initializer_range"], None, None, 5)
     found = trials.values({"initializer_range": 0.2}, 7, range(4))["gradient"][0]
-    checked, _ = gradient_ratio(lf.check(config, tokens=5, samples=4, seed=7, progress=False).curves["gradient"].values)
+    checked, _, _ = gradient_ratio(
+        lf.check(config, tokens=5, samples=4, seed=7, progress=False).curves["gradient"].values
+    )
     assert np.allclose(found, checked, rtol=1e-3)
     norms = lf.check(config, tokens=5, samples=4, seed=7, progress=False, loss=default_loss("hidden")).curves
     assert not np.allclose(found, gradient_ratio(norms["gradient"].values)[0], rtol=0.1)

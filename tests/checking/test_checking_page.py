@@ -122,25 +122,23 @@ def data_of(text):
 def test_verdicts_come_first_with_their_reasons(law, law_page):
     text = law_page
     said = Seen(text).said
-    serious = [verdict for verdict in law.verdicts if verdict.serious]
-    assert serious
+    broken = [verdict for verdict in law.verdicts if verdict.grade == "broken"]
+    assert broken
     assert text.index('id="verdict"') < text.index('id="curves"') < text.index('id="matrix"')
     for verdict in law.verdicts:
         for part in (verdict.said, verdict.why, verdict.mends, verdict.source, f"{verdict.share:.0%} of them"):
             assert " ".join(part.split()) in said
-    assert text.count('class="card serious"') == len(serious)
-    assert said.count("✗ serious") == len(serious)
+    assert text.count('class="card broken"') == len(broken)
+    assert said.count("✗ broken") == len(broken)
 
 
 def test_each_kind_of_verdict_is_told_in_words_too(law):
-    healthy = Verdict("healthy", "healthy: no threshold is reached", np.nan, np.nan, "", None, 1.0, "", "")
-    warning = replace(law.verdicts[0], name="uniform")
-    text = page(replace(law, verdicts=[healthy]))
-    assert "✓ healthy no threshold is reached" in Seen(text).said
-    assert 'class="card serious"' not in text
-    text = page(replace(law, verdicts=[warning]))
-    assert "! warning" in Seen(text).said
-    assert 'class="card warning"' in text
+    text = page(replace(law, verdicts=[Verdict("fine", "fine", "fine: no threshold is reached")]))
+    assert "✓ fine no threshold is reached" in Seen(text).said
+    assert 'class="card broken"' not in text
+    text = page(replace(law, verdicts=[replace(law.verdicts[0], grade="watch")]))
+    assert "! watch" in Seen(text).said
+    assert 'class="card watch"' in text
 
 
 def test_what_is_about_initialisation_says_so(law_page, held_page):
@@ -154,7 +152,8 @@ def test_laws_thresholds_and_provenance_are_there(held, held_page):
     for name, (number, shape, weight, _) in held.laws.alike().items():
         assert f"{name} {number} {shape} {weight}" in said
     for name, threshold in held.thresholds.items():
-        assert f"{name} {threshold.value:g} {threshold.source}" in said
+        numbers = " ".join(f"{each:g}" for each in (threshold.watch, threshold.broken) if each is not None)
+        assert f"{name} {numbers} {threshold.source}" in said
     for name in ("seed", "samples", "dtype", "limitformer_version", "torch", "weights"):
         assert f"{name} {held.about[name]}" in said
     assert held.against.name in said

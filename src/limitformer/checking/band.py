@@ -21,12 +21,14 @@ Array = NDArray[np.float64]
 CORRELATIONS = ("correlation", "correlation_abs", "correlation_95")
 ANY_SIGN = ("logits_mean", "largest_logit")
 LEVEL = 0.9
+WITHOUT_BAND = ("tokens_seen",)  # chance has no part in it
 LEAST = {"stable_rank": 1.0, "effective_rank": 1.0, "effective_tokens": 1.0, "correlation_abs": 0.0}
 
 
 def band(curves: xr.Dataset) -> xr.Dataset:
     """`middle`, `low` and `high` (edge) of each curve: the mean on its scale, and the band of one more network."""
-    found = xr.Dataset({name: edges(each, str(name)) for name, each in curves.items() if "sample" in each.dims})
+    lawful = {name: each for name, each in curves.items() if "sample" in each.dims and name not in WITHOUT_BAND}
+    found = xr.Dataset({name: edges(each, str(name)) for name, each in lawful.items()})
     return found.assign_attrs(samples=curves.sizes["sample"])
 
 

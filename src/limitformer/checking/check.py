@@ -12,22 +12,26 @@ from torch import Tensor, nn
 
 from limitformer.base.errors import require, require_count
 from limitformer.checking.band import band
-from limitformer.checking.curves import curves
+from limitformer.checking.curves import curves, place_of
 from limitformer.checking.existing import measured
 from limitformer.checking.initialisation.report import InitialisationReport
 from limitformer.checking.initialisation.weight_by_weight import check_initialisation
-from limitformer.checking.report import Report
+from limitformer.checking.report import READOUT, Report
 from limitformer.checking.subject import Subject, subject_of, task_and_config
-from limitformer.checking.thresholds import thresholds_with
-from limitformer.checking.verdicts import verdicts
+from limitformer.checking.thresholds import FINE, Threshold, thresholds_with
+from limitformer.checking.verdicts import TRAINED, Verdict, verdicts
 from limitformer.hf import Shaping
 from limitformer.models import equicorrelated, from_text
 from limitformer.nn.drawn.simulate import known_device, torch_seed
 from limitformer.weightless.inputs import Inputs, Loss, default_loss, inputs_of
 from limitformer.weightless.law import LawTable
+from limitformer.weightless.laws import CONSTANT
 from limitformer.weightless.models import Blueprint
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.simulate import passes
+
+ZEROS = ("zero_weights", "behind_zero")
+MOVED = 0.02  # standard deviation of a weight that started at zero, once it has moved
 
 
 def check(
@@ -41,7 +45,7 @@ def check(
     overrides: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     shaping: Shaping | None = None,
-    thresholds: Mapping[str, float] | None = None,
+    thresholds: Mapping[str, float | tuple[float, float]] | None = None,
     loss: Loss | None = None,
     law: bool = True,
     seed: int = 0,
@@ -62,7 +66,7 @@ def check(
         overrides: laws in the place of the model's own: {pattern of weights' names: standard deviation or `Law`}.
         settings: fields of the configuration to change: {"initializer_range": 0.01}.
         shaping: what `limitformer.hf.shape_model` is given; None: not shaped.
-        thresholds: some of `limitformer.checking.THRESHOLDS`, changed.
+        thresholds: some of `limitformer.checking.THRESHOLDS`, changed: a number, or (watch, broken).
         loss: from the output and the inputs to one number a sequence; None: that of the model's task, or of a module
             without one a random linear readout of its last tokens.
         law: whether a module that exists is held against its law, which takes longer than to measure it.
@@ -86,31 +90,93 @@ def check(
         "progress": progress,
         "loss": loss,
     }
-    found = looked_at(subject, text, tokens, samples, options)
-    report = replace(found, verdicts=judged(found, subject, limits), thresholds=limits)
+    report = with_verdicts(measure(subject, text, tokens, samples, options), subject, limits)
+    if settings:
+        report = replace(report, name=f"{report.name} with {', '.join(f'{k}={v}' for k, v in settings.items())}")
     if other is None:
         return report
-    beside = looked_at(other, text, tokens, samples, options | {"overrides": None})
-    return replace(report, against=replace(beside, verdicts=judged(beside, other, limits), thresholds=limits))
+    beside = with_verdicts(measure(other, text, tokens, samples, options | {"overrides": None}), other, limits)
+    return replace(report, against=told_apart(report, beside, what, against))
 
 
-def judged(report: Report, subject: Subject, limits: Any) -> list[Any]:
-    """A softmax that is uniform is no fault of shaped attention."""
-    return verdicts(report.curves, limits, ("uniform",) if subject.shaped else ())
+def told_apart(report: Report, beside: Report, what: Any, against: Any) -> Report:
+    """The second report, under a name that the first does not have."""
+    if beside.name != report.name:
+        return beside
+    paths = all(isinstance(each, str | Path) for each in (what, against)) and str(what) != str(against)
+    return replace(beside, name=str(against) if paths and str(against) != report.name else f"{beside.name} (against)")
 
 
-def looked_at(subject: Subject, text: Any, tokens: int, samples: int, options: dict[str, Any]) -> Report:
+def with_verdicts(report: Report, subject: Subject, limits: Mapping[str, Threshold]) -> Report:
+    """The report with its verdicts; those on initialisation are not given of a trained network."""
+    if report.trained:
+        weights = report.initialisation
+        assert weights is not None
+        said = (
+            f"trained: {weights.differing} of {len(weights.weights)} weights differ from the initial law; what follows "
+            "describes the network and does not judge it"
+        )
+        return replace(report, verdicts=[Verdict(TRAINED, FINE, said)], thresholds=limits)
+    # Shaped attention takes the mean of its softmax away, so that a uniform one is what it should be.
+    return replace(
+        report, verdicts=verdicts(report.curves, limits, ("uniform",) if subject.shaped else ()), thresholds=limits
+    )
+
+
+def measure(subject: Subject, text: Any, tokens: int, samples: int, options: dict[str, Any]) -> Report:
     """The curves of the network that exists, if one does, and of its law, if that is known."""
     blueprint = task_and_config(subject)
     inputs = inputs_for(subject, text, tokens)
     loss = (options["loss"] or loss_of(blueprint, options["seed"])) if options["gradients"] else None
     held = None if subject.module is None else measured(subject.module, inputs, loss)
+    about: dict[str, Any] = {}
+    if loss is not None:
+        about = {"loss": "the user's"} if options["loss"] is not None else about_loss(blueprint)
     if subject.blueprint is None or not (held is None or options["law"]):
-        return report_of(subject, blueprint, held, None, None, weights_of(subject.module, None))
+        return report_of(subject, held, None, None, weights_of(subject.module, None), about)
     found = weightless_of(subject.blueprint, options["overrides"])
     weights = weights_of(subject.module, found)  # before any pass: a module may change its buffers as it runs
     lawful = passes(found, inputs, loss, samples, options["seed"], progress=options["progress"])
-    return report_of(subject, blueprint, held, lawful, found.table, weights)
+    lawful = lawful.assign_attrs(zeros_of(found, lawful, inputs, loss, options))
+    return report_of(subject, held, lawful, found.table, weights, about)
+
+
+def zeros_of(
+    found: Weightless, lawful: xr.Dataset, inputs: Inputs, loss: Loss | None, options: Mapping[str, Any]
+) -> dict[str, str]:
+    """The kinds of weight that start at zero, and those that have no gradient because of that, a line for each.
+
+    A kind waits for them if it has a gradient in a network in which they are not zero.
+    """
+    if loss is None:
+        return {}
+    norms = dict(zip(lawful["weight"].values.tolist(), lawful["weight_gradient"].values[0].tolist(), strict=True))
+    zeros = [
+        name
+        for name, law in found.laws.items()
+        if law.kind == CONSTANT and law.shift == 0 and not name.endswith("bias") and norms.get(name, 0.0) > 0
+    ]
+    silent = {place_of(name)[0] for name, norm in norms.items() if norm == 0}
+    if not zeros or not silent:
+        return {}
+    moved = weightless_of(found.blueprint, {**(options["overrides"] or {}), **dict.fromkeys(zeros, MOVED)})
+    after = passes(moved, inputs, loss, 1, options["seed"], progress=False)
+    alive = {
+        place_of(str(name))[0]
+        for name, norm in zip(after["weight"].values, after["weight_gradient"].values[0], strict=True)
+        if norm > 0
+    }
+    kinds = list(dict.fromkeys(place_of(name)[0] for name in zeros))
+    return {"zero_weights": ", ".join(kinds), "behind_zero": "\n".join(sorted(silent & alive))}
+
+
+def about_loss(blueprint: Blueprint) -> dict[str, Any]:
+    """What the default loss of a model is, and the loss of a uniform guess among its tokens or classes."""
+    if blueprint.task == "hidden":
+        return {"loss": READOUT}
+    count = getattr(blueprint.config, "num_labels" if blueprint.task == "image" else "vocab_size", None)
+    chance = {"chance": float(np.log(count))} if isinstance(count, int) and count > 0 else {}
+    return {"loss": "cross-entropy", **chance}
 
 
 def weightless_of(blueprint: Blueprint, overrides: Mapping[str, Any] | None = None) -> Weightless:
@@ -120,20 +186,18 @@ def weightless_of(blueprint: Blueprint, overrides: Mapping[str, Any] | None = No
 
 def report_of(
     subject: Subject,
-    blueprint: Blueprint,
     held: xr.Dataset | None,
     lawful: xr.Dataset | None,
     laws: LawTable | None,
     weights: InitialisationReport | None,
+    loss: Mapping[str, Any],
 ) -> Report:
-    """Of both, or of one."""
+    """The report of the network that exists, of its law, or of both."""
     shown = held if held is not None else lawful
     assert shown is not None  # a subject has a module or a blueprint
     sequences = len(np.unique(shown["sequence"])) if "sequence" in shown.coords else 1
-    about: dict[str, Any] = {"tokens": shown.sizes["token"] // sequences, "sequences": sequences}
-    vocabulary = getattr(blueprint.config, "vocab_size", None)
-    if vocabulary and blueprint.task in ("causal", "masked", "seq2seq"):
-        about["chance"] = float(np.log(vocabulary))
+    about: dict[str, Any] = {"tokens": shown.sizes["token"] // sequences, "sequences": sequences, **loss}
+    about |= {name: lawful.attrs[name] for name in ZEROS if lawful is not None and name in lawful.attrs}
     return Report(
         name=subject.name,
         initialisation=weights,

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from limitformer.running.results import correlation
 
 AS_THEY_ARE = (
-    "branch", "step", "largest", "typical", "entropy", "effective_tokens", "logit_std", "largest_logit",
-    "stream_gradient", "loss", "logits_mean", "logits_std",
+    "branch", "step", "largest", "typical", "entropy", "effective_tokens", "tokens_seen", "logit_std",
+    "largest_logit", "stream_gradient", "loss", "logits_mean", "logits_std",
 )  # fmt: skip
 Array = NDArray[np.float64]
 
@@ -101,23 +101,32 @@ def by_kind(gradient: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
             squared[at] = np.where(np.isnan(squared[at]), 0.0, squared[at]) + column
     outside = [k for k, (_, block) in enumerate(places) if block < 0]
     coordinates: dict[str, Any] = {"kind": kinds, "block": np.arange(1, blocks + 1)}
+    if "matrix" in gradient.coords:
+        matrices = {kind for (kind, _), matrix in zip(places, gradient["matrix"].values, strict=True) if matrix}
+        coordinates["matrix"] = ("kind", [kind in matrices for kind in kinds])
     inside = xr.DataArray(np.sqrt(squared), coordinates, ("sample", "kind", "block"))
-    rest = gradient.isel(weight=outside).rename(weight="outside")
+    rest = gradient.drop_vars("matrix", errors="ignore").isel(weight=outside).rename(weight="outside")
     return inside, rest
 
 
-def gradient_ratio(norms: Array) -> tuple[Array, NDArray[Any]]:
-    """Of norms (sample, kind, block): largest over smallest by block, of the kind that is worst, and its least block.
+def gradient_of_matrices(curves: xr.Dataset) -> xr.DataArray:
+    """The gradient by kind without gains and biases, whose size by block follows other rules."""
+    gradient = curves["gradient"]
+    return gradient.isel(kind=gradient["matrix"].values) if "matrix" in gradient.coords else gradient
 
-    Both (sample,). NaN where no norm is a number; 1 where nothing depends on a weight, which does not vanish by depth.
+
+def gradient_ratio(norms: Array) -> tuple[Array, NDArray[Any], NDArray[Any]]:
+    """The ratio of largest to smallest norm (sample, kind, block) over blocks, the worst kind, its weakest block.
+
+    Each is (sample,). The ratio is NaN where no norm is a number, and 1 where all norms of a kind are 0.
     """
     largest, smallest = np.fmax.reduce(norms, 2), np.fmin.reduce(norms, 2)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(largest > 0, largest / smallest, 1.0)
     worst = np.argmax(np.where(np.isnan(ratio), 0.0, ratio), 1)
-    least = np.argmin(np.where(np.isnan(norms), np.inf, norms), 2)
     known, samples = np.isfinite(norms).any((1, 2)), np.arange(len(norms))
-    return np.where(known, ratio[samples, worst], np.nan), least[samples, worst]
+    least = np.argmin(np.where(np.isnan(norms), np.inf, norms)[samples, worst], 1)
+    return np.where(known, ratio[samples, worst], np.nan), worst, least
 
 
 def place_of(name: str) -> tuple[str, int]:
@@ -127,3 +136,8 @@ def place_of(name: str) -> tuple[str, int]:
     if not numbers:
         return name, -1
     return ".".join("*" if k in numbers else part for k, part in enumerate(parts)), int(parts[numbers[0]])
+
+
+def over_heads(curve: xr.DataArray) -> xr.DataArray:
+    """The mean over heads, where a curve has heads."""
+    return curve.mean("head") if "head" in curve.dims else curve

@@ -7,6 +7,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from limitformer.checking.curves import over_heads
 from limitformer.plot import BLUE, ORANGE, RED, panels
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ PANELS = {
     "correlation": ("mean correlation of tokens", "linear"),
     "size": ("root mean square of the stream", "log"),
     "effective_rank": ("effective rank of the tokens", "log"),
-    "logit_std": ("standard deviation of logits, by head", "log"),
-    "effective_tokens": ("effective tokens, by head", "log"),
+    "logit_std": ("standard deviation of logits, mean of heads", "log"),
+    "effective_tokens": ("effective tokens, mean of heads", "log"),
     "stream_gradient": ("gradient of the stream", "log"),
 }
 
@@ -63,13 +64,8 @@ def places(curve: xr.DataArray) -> Any:
     return curve[name].values if name in curve.coords else np.arange(curve.sizes[name])
 
 
-def over_heads(curve: xr.DataArray) -> xr.DataArray:
-    """The median head."""
-    return curve.median("head") if "head" in curve.dims else curve
-
-
 def typical(curve: xr.DataArray) -> Any:
-    """The median over samples and heads."""
+    """The median over samples of the mean over heads."""
     return over_heads(curve).median("sample").values
 
 

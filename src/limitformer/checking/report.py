@@ -1,6 +1,7 @@
-"""What a check found: verdicts first, then curves; as text, a page, a picture, data."""
+"""The result of a check: verdicts first, then curves; as text, a page, a picture, data."""
 
 import json
+import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,14 +11,19 @@ import numpy as np
 import xarray as xr
 
 from limitformer.checking.band import inside, surprises
+from limitformer.checking.changes import Change, changes_of
+from limitformer.checking.curves import over_heads
 from limitformer.checking.initialisation.report import InitialisationReport
 from limitformer.checking.thresholds import Threshold
-from limitformer.checking.verdicts import HEALTHY, Verdict, names_in
+from limitformer.checking.verdicts import FINE, TRAINED, Verdict, failed, failing, grade_of, shown
 from limitformer.running.results import check_writable, save, write_whole
 from limitformer.weightless.law import LawTable
+from limitformer.weightless.laws import CONSTANT
 
 UNLIKELY = 0.01
 MOST = 4  # findings on weights, in the summary
+COLUMNS = 80  # of the summary
+READOUT = "loss of a random readout"
 FEW = 3  # points, of which one may lie outside by chance
 SHOWN = {  # in the summary
     "size": "stream",
@@ -42,7 +48,7 @@ class Report:
         laws: the law of every weight.
         about: provenance.
         initialisation: of a network that exists, its weights beside their law.
-        verdicts: what is wrong, serious things first, or one that says healthy.
+        verdicts: what is wrong, broken things first, or one that says fine, or that the network is trained.
         thresholds: where verdicts begin.
         against: the report of another network, for the same tokens.
     """
@@ -60,18 +66,36 @@ class Report:
     against: "Report | None" = None
 
     @property
-    def healthy(self) -> bool:
-        """Whether no threshold is reached."""
-        return [verdict.name for verdict in self.verdicts] == [HEALTHY]
+    def trained(self) -> bool:
+        """Whether this network's weights clearly differ from the law of its initialisation, and were trained.
+
+        Training moves what starts constant, gains of norms and biases. Where nearly all random weights differ and these
+        are still constant, it is another initialisation, which has verdicts.
+        """
+        found = self.initialisation
+        if not self.exists or found is None or self.laws is None or not found.trained:
+            return False
+        constant = [each for each in found.weights if self.laws[each.name].kind == CONSTANT]
+        moved = sum(each.std > 0 or each.mean != self.laws[each.name].shift for each in constant)
+        return 2 * moved >= len(constant)
+
+    @property
+    def grade(self) -> str | None:
+        """fine, watch or broken, the worst of all verdicts; None for a trained network, which is not judged."""
+        return None if self.trained else grade_of(self.verdicts)
 
     def failed(self, names: str | None = "any") -> list[Verdict]:
-        """The verdicts of these names, such as "collapsed,frozen", or "any".
+        """The verdicts that fail a check for `names`.
+
+        Args:
+            names: verdicts and grades with commas between. A verdict fails at its worst grade: `collapsed` at broken,
+                `swamped`, which is never broken, at watch. `broken` is any verdict of that grade, `watch` or `any` is
+                every verdict.
 
         Raises:
-            InputError: there is no verdict of a name.
+            InputError: there is no verdict or grade of a name.
         """
-        chosen = names_in(names)
-        return [verdict for verdict in self.verdicts if verdict.name in chosen]
+        return failed(self.verdicts, failing(names))
 
     @property
     def within_law(self) -> dict[str, float]:
@@ -89,45 +113,80 @@ class Report:
         found = sorted(surprises(self.curves, self.band).items(), key=lambda pair: pair[1])
         return {name: p for name, p in found if p < UNLIKELY}
 
+    def changes(self) -> list[Change]:
+        """What differs from a network at initialisation, for a trained one: curves at their ends, and weights."""
+        return changes_of(self)
+
     def __str__(self) -> str:
-        """Verdicts, and the curves at a few layers."""
-        lines = [f"{self.name}: {self.heading}", *(f"  {sign(one)} {one}{sure(one, self)}" for one in self.verdicts)]
+        """Verdicts with their reasons, and the curves at a few layers, on lines of at most 80 characters."""
+        lines = folded(f"{self.name}: {self.heading}", "")
+        for one in self.verdicts:
+            lines += folded(f"  {one.sign} {title_of(one)}{share_text(one, self)}", "    ")
+            lines += folded(f"    why: {one.why}", "      ") if one.why else []
+            lines += folded(f"    fix: {one.mends}", "      ") if one.mends else []
+        if self.trained:
+            lines += ["", *self.changed_rows()]
         return "\n".join([*lines, "", *self.rows(), *self.notes()])
 
     @property
     def heading(self) -> str:
-        """Of what it is a report."""
+        """The first line after the name: depth, tokens, and what was measured."""
         blocks, tokens = self.curves.sizes["layer"] - 1, self.about["tokens"]
         samples = self.curves.sizes["sample"]
         law = f"law at initialisation, {samples} sample{'' if samples == 1 else 's'}"
         kind = "this network" if self.exists else law
         return f"{blocks} blocks, {tokens} tokens, {kind}"
 
+    def changed_rows(self) -> list[str]:
+        head = f"{'differs from initialisation':>38}{'this network':>14}{'a new one, 90 %':>24}"
+        return [head, *(f"{each.name:>38}{each.now:>14}{each.new:>24}" for each in self.changes())]
+
     def rows(self) -> list[str]:
-        """A line of each shown curve, at layers from the start to the end."""
+        """A line for each shown curve, at layers from the start to the end. Block k stands under layer k, its end."""
         last = self.curves.sizes["layer"] - 1
         layers = sorted({0, min(1, last), last // 4, last // 2, 3 * last // 4, last})
-        head = f"{'layer':>14}" + "".join(f"{layer:>10}" for layer in layers)
+        head = f"{'layer':>13}" + "".join(f"{layer:>9}" for layer in layers)
         return [head, *(self.row(name, title, layers) for name, title in SHOWN.items() if name in self.curves)]
 
     def row(self, name: str, title: str, layers: list[int]) -> str:
-        """Median over samples and heads; what belongs to a block stands under the layer before it."""
-        values = self.curves[name].median([dim for dim in ("sample", "head") if dim in self.curves[name].dims]).values
-        at = [values[layer] if layer < len(values) else np.nan for layer in layers]
-        return (f"{title:>14}" + "".join(f"{'' if np.isnan(value) else f'{value:.3g}':>10}" for value in at)).rstrip()
+        """Medians over samples of the mean over heads, and what the numbers are out of."""
+        curve = self.curves[name]
+        values = over_heads(curve).median("sample").values
+        shift = 0 if "layer" in curve.dims else 1
+        at = [values[layer - shift] if 0 <= layer - shift < len(values) else np.nan for layer in layers]
+        cells = [cell(name, value) for value in at]
+        of = self.whole(name)
+        return (f"{title:>13}" + "".join(f"{each:>9}" for each in cells) + (f" of {of}" if of else "")).rstrip()
+
+    def whole(self, name: str) -> str:
+        """The largest number that a curve could have: tokens, or those that a row of attention sees."""
+        if name == "effective_rank":
+            return str(self.about["tokens"])
+        if name == "effective_tokens" and "tokens_seen" in self.curves:
+            return f"{float(self.curves['tokens_seen'].median()):.3g}"
+        return ""
 
     def notes(self) -> list[str]:
-        """The loss beside that of chance, and the curves that leave the law's band."""
-        lines = [] if "logit_std" in self.curves else ["  no attention was seen: neither a softmax nor torch's own"]
-        if "loss" in self.curves:
-            chance = f", chance {self.about['chance']:.3g}" if "chance" in self.about else ""
-            lines.append(f"  loss {float(self.curves['loss'].median()):.4g}{chance}")
-        unlike = [f"{name} (p {p:.0e})" for name, p in self.unlike_law.items()]
-        if unlike:
-            lines.append(f"  unlike its law: {', '.join(unlike[:MOST])}{' and more' if len(unlike) > MOST else ''}")
-        if self.initialisation is not None:
-            lines += [f"  weights: {self.initialisation.summary}", *self.weights()]
+        """The remarks, and the first findings on the weights."""
+        lines = [part for line in self.remarks() for part in folded(f"  {line}", "    ")]
+        lines += [part for line in self.weights() for part in folded(line, "      ")]
         return ["", *lines] if lines else []
+
+    def remarks(self) -> list[str]:
+        """The loss beside that of a uniform guess, the curves that leave the law's band, and a word on the weights."""
+        lines = [] if "logit_std" in self.curves else ["no attention was seen: neither a softmax nor torch's own"]
+        if "loss" in self.curves:
+            beside = f", of a uniform guess {self.about['chance']:.4g}" if "chance" in self.about else ""
+            name = "loss" if self.about.get("loss") != READOUT else f"{READOUT}, as the model has no task:"
+            lines.append(f"{name} {float(self.curves['loss'].median()):.4g}{beside}")
+        unlike = [] if self.trained else [f"{name} (p {p:.0e})" for name, p in self.unlike_law.items()]
+        if unlike:
+            lines.append(f"unlike its law: {', '.join(unlike[:MOST])}{' and more' if len(unlike) > MOST else ''}")
+        if self.exists and self.laws is None:
+            lines.append("no law is known of this network: the verdicts take it for one that is not trained")
+        if self.initialisation is not None:
+            lines.append(f"weights: {self.initialisation.summary}")
+        return lines
 
     def weights(self) -> list[str]:
         """The first findings on the weights."""
@@ -136,10 +195,12 @@ class Report:
         return [*(f"    {str(finding).splitlines()[0]}" for finding in found[:MOST]), *more]
 
     def record(self) -> dict[str, Any]:
-        """What JSON holds."""
+        """The report as JSON."""
         return {
             "name": self.name,
-            "healthy": self.healthy,
+            "grade": self.grade,
+            "trained": self.trained,
+            "changes": [asdict(each) for each in self.changes()] if self.trained else [],
             "verdicts": [plain(asdict(verdict)) for verdict in self.verdicts],
             "within_law": self.within_law,
             "unlike_law": self.unlike_law,
@@ -185,16 +246,28 @@ class Report:
         return f'<iframe srcdoc="{escape(page(self))}" width="100%" height="900" style="border:0"></iframe>'
 
 
-def sign(verdict: Verdict) -> str:
-    """For the eye."""
-    return "✓" if verdict.name == HEALTHY else "✗" if verdict.serious else "!"
+def title_of(verdict: Verdict) -> str:
+    """The grade and the sentence."""
+    return verdict.said if verdict.name in (FINE, TRAINED) else f"{verdict.grade}: {verdict.said}"
 
 
-def sure(verdict: Verdict, report: Report) -> str:
-    """In how many samples, where there are several."""
-    if report.exists or verdict.name == HEALTHY:
+def share_text(verdict: Verdict, report: Report) -> str:
+    """The share of samples that show the verdict, where there are several."""
+    if report.exists or verdict.name == FINE or report.curves.sizes["sample"] == 1:
         return ""
     return f" ({verdict.share:.0%} of samples)"
+
+
+def folded(line: str, indent: str) -> list[str]:
+    """The line, on several where it is longer than the summary is wide."""
+    return textwrap.wrap(line, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def cell(name: str, value: float) -> str:
+    """A number of the table; a correlation has three decimals, as what is below a thousandth of 1 is nothing."""
+    if np.isnan(value):
+        return ""
+    return f"{value + 0.0:.3f}".replace("-0.000", "0.000") if name == "correlation" else shown(value)
 
 
 def plain(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,63 +1,120 @@
-"""Where a verdict begins: numbers that a user may change, and where each comes from.
+"""The numbers at which a verdict begins, with their sources. `check` and `design` read the same table.
 
-Where no published number exists the source says so: such a threshold is a choice, and the verdict names it as one.
+`watch` is where a network leaves the range that `design` calls safe; `broken` is where training is known, or expected,
+to suffer. Where no published number exists the source says so.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
-from limitformer.base.errors import nearest, require, require_real
+from limitformer.base.errors import InputError, nearest, require, require_real
 
+FINE, WATCH, BROKEN = "fine", "watch", "broken"
+GRADES = (FINE, WATCH, BROKEN)
 OURS = "a choice of limitformer's"
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """A number and its source."""
+    """The numbers at which a verdict of each grade begins, and their source.
 
-    value: float
+    Attributes:
+        watch: the number for the grade watch; None: there is no such verdict.
+        broken: the number for the grade broken; None: there is no such verdict.
+        source: where the numbers come from.
+    """
+
+    watch: float | None
+    broken: float | None
     source: str
+
+    def at(self, grade: str) -> float | None:
+        """The number for a grade."""
+        return self.watch if grade == WATCH else self.broken
 
 
 THRESHOLDS: Mapping[str, Threshold] = {
+    "loss": Threshold(
+        1.0, 10.0, f"nats between the loss and ln(vocabulary), the loss of a uniform guess; both are {OURS}"
+    ),
+    "dead": Threshold(1e-6, 1e-6, f"gradient of a kind of weight over that of the median kind; {OURS}"),
     "collapse": Threshold(
-        0.9, f"mean correlation of tokens; rank collapse is ρ → 1 [ST; arXiv 2206.03126], where it counts is {OURS}"
+        0.5, 0.9, f"mean correlation of tokens; rank collapse is ρ → 1 [ST; arXiv 2206.03126], both numbers are {OURS}"
     ),
     "frozen": Threshold(
-        1.0, "standard deviation of a row's logits over √(2 ln m): entropy collapses above 1 (arXiv 2505.24333)"
+        None, 1.0, "standard deviation of a row's logits over √(2 ln m): entropy collapses above 1 (arXiv 2505.24333)"
     ),
-    "uniform": Threshold(
-        0.05, f"standard deviation of a row's logits; entropy is then ln m − σ²/2, within 0.2 % of the mean ({OURS})"
-    ),
+    "narrow": Threshold(0.5, None, f"effective tokens over tokens seen, least of all blocks; {OURS}"),
+    "uniform": Threshold(0.995, None, f"effective tokens over tokens seen, most of all blocks; {OURS}"),
     "stream": Threshold(
-        100.0, f"stream at the end over that after the first block; growth: arXiv 2502.05795, the number is {OURS}"
+        None,
+        100.0,
+        f"stream at the end over that after the first block; growth: arXiv 2502.05795, the number is {OURS}",
     ),
+    "growth": Threshold(30.0, None, f"stream at the end over that before the first block; {OURS}"),
+    "decay": Threshold(0.5, None, f"stream at the end over that before the first block; {OURS}"),
     "swamped": Threshold(
-        10.0, f"first branch over the embedding; small branches, large shortcut: arXiv 2312.16903, the number is {OURS}"
+        10.0,
+        None,
+        f"first branch over the embedding; small branches, large shortcut: arXiv 2312.16903, the number is {OURS}",
     ),
     "gradient": Threshold(
-        1e3, f"largest over smallest gradient of like weights by layer [ST, Fig. 2], the number is {OURS}"
+        100.0, 1e3, f"largest over smallest gradient of like weights by layer [ST, Fig. 2], the numbers are {OURS}"
     ),
-    "activation": Threshold(1e2, "largest |x| of the stream: massive activations (arXiv 2402.17762)"),
-    "massive": Threshold(1e3, "largest over median |x| of the stream: massive activations (arXiv 2402.17762)"),
-    "logit": Threshold(100.0, "largest logit of a head: the level of QK-clip (Kimi K2, arXiv 2507.20534)"),
-    "half": Threshold(65504.0, "largest number of float16"),
+    "activation": Threshold(1e2, None, "largest |x| of the stream: massive activations (arXiv 2402.17762)"),
+    "massive": Threshold(1e3, None, "largest over median |x| of the stream: massive activations (arXiv 2402.17762)"),
+    "logit": Threshold(100.0, None, "largest logit of a head: the level of QK-clip (Kimi K2, arXiv 2507.20534)"),
+    "half": Threshold(65504.0, None, "largest number of float16"),
 }
-RANGES = {"collapse": (0.0, 1.0), "stream": (1.0, inf), "gradient": (1.0, inf), "massive": (1.0, inf)}  # else above 0
+SHARES = ("collapse", "narrow", "uniform", "dead", "decay")  # in (0, 1]
+RATIOS = ("stream", "growth", "gradient", "massive")  # above 1
+FALLING = ("narrow", "decay", "dead")  # the verdict begins below the number
 
 
-def thresholds_with(changes: Mapping[str, float] | None) -> dict[str, Threshold]:
-    """The thresholds, some of them the user's own.
+def thresholds_with(changes: Mapping[str, Any] | None) -> dict[str, Threshold]:
+    """The thresholds, some of them changed by the user.
+
+    Args:
+        changes: by name one number, which is that of `broken` where there is one and else that of `watch`; or two, of
+            `watch` and `broken`.
 
     Raises:
-        InputError: there is none of a name, or a value that nothing or everything would reach.
+        InputError: there is no threshold of that name, or a value is out of range.
     """
     found = dict(THRESHOLDS)
-    for name, value in (changes or {}).items():
+    for name, given in (changes or {}).items():
         require(name in found, f"thresholds has no {name!r}; there are {', '.join(found)}.{nearest(name, found)}")
-        number, (low, high) = require_real(f"thresholds[{name!r}]", value), RANGES.get(name, (0.0, inf))
-        upper = "" if high == inf else f" and at most {high:g}"
-        require(low < number <= high, f"thresholds[{name!r}] must be above {low:g}{upper}; got {number:g}.")
-        found[name] = Threshold(number, "the user's own")
+        found[name] = replace(found[name], **changed_numbers(name, given, found[name]), source="set by the user")
     return found
+
+
+def changed_numbers(name: str, given: Any, before: Threshold) -> dict[str, float]:
+    both = before.watch is not None and before.broken is not None
+    if isinstance(given, list | tuple) or (isinstance(given, str) and "," in given):
+        parts = given.split(",") if isinstance(given, str) else given
+        require(both and len(parts) == 2, f"thresholds[{name!r}] takes {'two numbers' if both else 'one number'}.")
+        watch, broken = (checked(name, part) for part in parts)
+        in_order = watch >= broken if name in FALLING else watch <= broken
+        require(in_order, f"thresholds[{name!r}] must be watch, then broken; got {watch:g}, {broken:g}.")
+        return {WATCH: watch, BROKEN: broken}
+    number = checked(name, given)
+    if before.broken is None:
+        return {WATCH: number}
+    # One number moves the verdict's worst grade; the milder one never begins after it.
+    limit = max if name in FALLING else min
+    return {BROKEN: number} | ({WATCH: limit(number, before.watch)} if before.watch is not None else {})
+
+
+def checked(name: str, given: Any) -> float:
+    if isinstance(given, str):
+        try:
+            given = float(given)
+        except ValueError as error:
+            raise InputError(f"thresholds[{name!r}] must be a number; got {given!r}.") from error
+    number = require_real(f"thresholds[{name!r}]", given)
+    low, high = (1.0, inf) if name in RATIOS else (0.0, 1.0) if name in SHARES else (0.0, inf)
+    upper = "" if high == inf else f" and at most {high:g}"
+    require(low < number <= high, f"thresholds[{name!r}] must be above {low:g}{upper}; got {number:g}.")
+    return number

@@ -1,8 +1,9 @@
-r"""What the curves mean: verdicts, each by one rule, with its value, its threshold and where it begins.
+r"""What the curves mean: verdicts, each by one rule, with its grade, its value, its threshold and where it begins.
 
-A rule takes the curves of all samples and says for each sample how far it is (its severity is 1 at the threshold) and
-in which layer it begins. A verdict is given where the severity is 1 or more in at least half of the samples; how sure
-it is, is the part of the samples in which it is. m tokens a sequence, L blocks.
+A rule takes the curves of all samples and returns, by sample, what was measured, how far that is (the severity, 1 at
+the threshold) and the layer where it begins. There is a verdict where the median severity over the samples is 1 or
+more, and its value is the median over the samples, which is the number in the tables and plots. Its share is the part
+of the samples whose severity is 1 or more. m tokens a sequence, L blocks.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,106 +15,135 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.base.errors import require
-from limitformer.checking.curves import gradient_ratio
-from limitformer.checking.thresholds import Threshold
+from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
+from limitformer.checking.thresholds import BROKEN, FINE, GRADES, WATCH, Threshold
 
 Array = NDArray[np.float64]
 Limits = Mapping[str, float]
-HEALTHY = "healthy"
-AGREE = 0.5  # part of the samples that a verdict needs
-SERIOUS = ("collapsed", "frozen", "grows", "dies", "vanishing", "exploding", "not finite")
+TRAINED = "trained"
+SIGNS = {FINE: "✓", WATCH: "!", BROKEN: "✗"}
+MOST_NAMED = 3  # kinds of weight that a verdict names
 
 
 class Finding(NamedTuple):
-    """Of one rule: by sample what was measured, how far it is, and the layer where it begins (-1: nowhere)."""
+    """The result of one rule, by sample: the value, the severity (1 at the threshold), the first layer (-1: none)."""
 
     value: Array
     severity: Array
     layer: Array
+    details: str = ""  # for the sentence
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One thing that is wrong, or that nothing is.
+    """One statement about a network.
 
     Attributes:
-        name: collapsed, grows, dies, frozen, uniform, swamped, vanishing, exploding, range, not finite or healthy.
-        said: in words.
+        name: fine, or of what is wrong: loss, dead, collapsed, grows, dies, frozen, uniform, swamped, vanishing,
+            exploding, range, not finite; or trained, for a network whose weights are no longer its initial ones.
+        grade: fine, watch (outside what `design` calls safe) or broken.
+        said: the sentence.
         value: the median over samples of what was measured.
-        threshold: where it begins.
-        source: of the threshold.
-        layer: the first layer or block concerned; None where it has none.
-        share: part of the samples in which it is so.
-        why: one sentence.
+        threshold: where the verdict begins; NaN where there is no number.
+        source: the source of the threshold.
+        layer: the first layer or block concerned; None where there is none.
+        share: the part of the samples in which it is so.
+        why: why it matters, in one sentence.
         mends: what usually mends it.
     """
 
     name: str
+    grade: str
     said: str
-    value: float
-    threshold: float
-    source: str
-    layer: int | None
-    share: float
-    why: str
-    mends: str
+    value: float = np.nan
+    threshold: float = np.nan
+    source: str = ""
+    layer: int | None = None
+    share: float = 1.0
+    why: str = ""
+    mends: str = ""
 
     @property
     def serious(self) -> bool:
-        """Whether it concerns the network's life, not only its ease."""
-        return self.name in SERIOUS
+        """Whether the grade is broken."""
+        return self.grade == BROKEN
+
+    @property
+    def sign(self) -> str:
+        """✓ for fine, ! for watch, ✗ for broken, · for a network that is not judged."""
+        return "·" if self.name == TRAINED else SIGNS[self.grade]
 
     def __str__(self) -> str:
-        """One line."""
         return self.said
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How one verdict is reached, and what is said of it."""
+    """How a verdict of one grade is reached, and its sentence, with {value}, {layer} and {details}."""
 
     name: str
+    grade: str
     find: Callable[[xr.Dataset, Limits], Finding | None]
-    threshold: str
-    said: str  # with {value} and {layer}
-    why: str
-    mends: str
-    falls: bool = False  # whether the value is compared with one over the threshold
+    threshold: str | None
+    said: str
 
 
 def verdicts(curves: xr.Dataset, thresholds: Mapping[str, Threshold], without: tuple[str, ...] = ()) -> list[Verdict]:
-    """Of all rules but those named in `without`; the serious ones first."""
-    found = [one for rule in RULES if rule.name not in without for one in judged(rule, curves, thresholds)]
-    if not found:
-        unseen = "" if "logit_std" in curves else ", but no attention was seen"
-        return [Verdict(HEALTHY, f"healthy: no threshold is reached{unseen}", np.nan, np.nan, "", None, 1.0, "", "")]
-    return sorted(found, key=lambda verdict: not verdict.serious)
+    """The verdicts of all rules but those named in `without`, broken ones first; or one that says fine."""
+    found: list[Verdict] = []
+    for rule in RULES:
+        milder = rule.grade == WATCH and rule.find is not waiting
+        covered = milder and any(one.name == rule.name and one.grade == BROKEN for one in found)
+        if rule.name not in without and not covered:
+            found += verdict_of(rule, curves, thresholds)
+    if found:
+        return sorted(found, key=lambda verdict: -GRADES.index(verdict.grade))
+    unseen = "" if "logit_std" in curves else ", but no attention was seen"
+    return [Verdict(FINE, FINE, f"fine: no threshold is reached{unseen}")]
 
 
-def judged(rule: Rule, curves: xr.Dataset, thresholds: Mapping[str, Threshold]) -> list[Verdict]:
-    """The verdict of a rule, if there is one."""
-    threshold = thresholds[rule.threshold]
-    finding = rule.find(curves, {name: each.value for name, each in thresholds.items()})
+def verdict_of(rule: Rule, curves: xr.Dataset, thresholds: Mapping[str, Threshold]) -> list[Verdict]:
+    limits = {name: number for name, each in thresholds.items() if (number := each.at(rule.grade)) is not None}
+    finding = rule.find(curves, limits)
     if finding is None:
         return []
-    hit = finding.severity >= 1
-    share = float(hit.mean())
-    if share < AGREE or not hit.any():
+    severity = np.nan_to_num(finding.severity, nan=0.0, posinf=np.inf)
+    hit = severity >= 1
+    if not np.median(severity) >= 1:
         return []
-    value, layer = float(np.median(finding.value[hit])), int(np.median(finding.layer[hit]))
-    said = rule.said.format(value=shown(value), layer=layer)
-    where = None if layer < 0 else layer
-    level = 1 / threshold.value if rule.falls else threshold.value
-    return [Verdict(rule.name, said, value, level, threshold.source, where, share, rule.why, rule.mends)]
+    value, layer = float(np.median(finding.value)), int(np.median(finding.layer[hit]))
+    said = rule.said.format(value=shown(value), layer=layer, details=finding.details)
+    number, source = (limits[rule.threshold], thresholds[rule.threshold].source) if rule.threshold else (np.nan, "")
+    why, mends = WORDS[rule.name]
+    return [
+        Verdict(
+            rule.name,
+            rule.grade,
+            said,
+            value,
+            1 / number if rule.find is dies else number,
+            source,
+            None if layer < 0 else layer,
+            float(hit.mean()),
+            why,
+            mends,
+        )
+    ]
+
+
+def grade_of(found: list[Verdict]) -> str:
+    """The worst grade."""
+    return max((one.grade for one in found), key=GRADES.index)
 
 
 def shown(value: float) -> str:
-    """Three digits; thousands as one writes them."""
+    """Three digits; thousands as people write them."""
+    if np.isinf(value):
+        return "∞"
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def nowhere(values: Array) -> Array:
-    """No layer."""
     return np.full(len(values), -1)
 
 
@@ -123,63 +153,93 @@ def first_of(hits: Array) -> Array:
 
 
 def collapsed(curves: xr.Dataset, limits: Limits) -> Finding | None:
-    """Tokens alike at the end; from the layer after which they stay so."""
+    """Mean correlation at the end; the layer after which it stays above the threshold."""
     if "correlation" not in curves:
         return None
     rho = curves["correlation"].values
     below = ~(rho >= limits["collapse"])
     since = np.where(below.any(1), rho.shape[1] - below[:, ::-1].argmax(1), 0)
-    return Finding(rho[:, -1], (rho[:, -1] >= limits["collapse"]).astype(float), since)
+    return Finding(rho[:, -1], rho[:, -1] / limits["collapse"], since)
 
 
 def grows(curves: xr.Dataset, limits: Limits) -> Finding:
-    """The stream at the end over that after the first block."""
-    ratio = end_over_first(curves)
+    """The stream at the end over that after the first block, which may do to the embedding what it likes."""
+    ratio = end_over(curves, min(1, curves.sizes["layer"] - 1))
     return Finding(ratio, ratio / limits["stream"], nowhere(ratio))
 
 
 def dies(curves: xr.Dataset, limits: Limits) -> Finding:
-    """The same, the other way."""
-    ratio = end_over_first(curves)
+    """The inverse of `grows`."""
+    ratio = end_over(curves, min(1, curves.sizes["layer"] - 1))
     with np.errstate(divide="ignore"):
         return Finding(ratio, 1 / ratio / limits["stream"], nowhere(ratio))
 
 
-def end_over_first(curves: xr.Dataset) -> Array:
-    """Size of the stream, last layer over layer 1: what the first block does to the embedding is another verdict."""
+def grows_from_start(curves: xr.Dataset, limits: Limits) -> Finding:
+    """The stream at the end over that before the first block, as `design` asks."""
+    ratio = end_over(curves, 0)
+    return Finding(ratio, ratio / limits["growth"], nowhere(ratio))
+
+
+def dies_from_start(curves: xr.Dataset, limits: Limits) -> Finding:
+    """The stream at the end over that before the first block, as `design` asks."""
+    ratio = end_over(curves, 0)
+    with np.errstate(divide="ignore"):
+        return Finding(ratio, limits["decay"] / ratio, nowhere(ratio))
+
+
+def end_over(curves: xr.Dataset, layer: int) -> Array:
     size = curves["size"].values
-    return np.asarray(size[:, -1] / size[:, min(1, size.shape[1] - 1)])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(size[:, -1] / size[:, layer])
 
 
 def frozen(curves: xr.Dataset, limits: Limits) -> Finding | None:
-    """Logits' standard deviation, mean over heads, over √(2 ln m), in the first block where that is reached."""
-    spread = spread_of_logits(curves)
-    if spread is None:
+    """Standard deviation of logits, mean over heads, over √(2 ln m), and the first block that reaches the threshold."""
+    if "logit_std" not in curves:
         return None
-    relative = spread / np.sqrt(2 * np.log(max(2, int(curves.attrs["tokens"]))))
-    hits = relative >= limits["frozen"]
-    most = np.nanmax(np.where(np.isnan(relative), -np.inf, relative), 1)
-    return Finding(most, most / limits["frozen"], first_of(hits) + 1)
+    spread = mean_over_heads(curves["logit_std"])
+    unit = np.sqrt(2 * np.log(max(2, int(curves.attrs["tokens"]))))
+    most = np.nanmax(np.where(np.isnan(spread), -np.inf, spread), 1)
+    typical = np.where(np.isnan(spread), -np.inf, spread)
+    block = int(np.median(typical, 0).argmax())
+    there, times = (shown(float(np.median(each))) for each in (typical[:, block], most / unit))
+    details = f"{there} in block {block + 1}, {times} times √(2 ln m)"
+    return Finding(
+        most / unit, most / unit / limits["frozen"], first_of(spread / unit >= limits["frozen"]) + 1, details
+    )
+
+
+def narrow(curves: xr.Dataset, limits: Limits) -> Finding | None:
+    """The least share of effective tokens, mean over heads, and the first block where it is below the threshold."""
+    share = share_of_tokens(curves)
+    if share is None:
+        return None
+    least = np.nanmin(np.where(np.isnan(share), np.inf, share), 1)
+    return Finding(least, limits["narrow"] / least, first_of(share < limits["narrow"]) + 1)
 
 
 def uniform(curves: xr.Dataset, limits: Limits) -> Finding | None:
-    """The largest spread of logits of any head in a block below the threshold, from some block to the end."""
-    if "logit_std" not in curves:
+    """The largest share of effective tokens, mean over heads, and the first block where it is above the threshold."""
+    share = share_of_tokens(curves)
+    if share is None:
         return None
-    spread = np.nanmax(np.where(np.isnan(curves["logit_std"]), -np.inf, curves["logit_std"]), 2)
-    spread = spread[:, np.isfinite(spread).all(0)]
-    above = ~(spread < limits["uniform"])
-    since = np.where(above.any(1), spread.shape[1] - above[:, ::-1].argmax(1), 0)
-    return Finding(spread[:, -1], (spread[:, -1] < limits["uniform"]).astype(float), since + 1)
+    most = np.minimum(np.nanmax(np.where(np.isnan(share), -np.inf, share), 1), 1.0)
+    return Finding(most, most / limits["uniform"], first_of(share > limits["uniform"]) + 1)
 
 
-def spread_of_logits(curves: xr.Dataset) -> Array | None:
-    """Mean over heads (sample, block); None where no attention was seen."""
-    if "logit_std" not in curves:
+def share_of_tokens(curves: xr.Dataset) -> Array | None:
+    """Effective tokens over tokens seen, mean over heads (sample, block); None where no attention was seen."""
+    if "tokens_seen" not in curves:
         return None
+    return mean_over_heads(curves["effective_tokens"] / curves["tokens_seen"])
+
+
+def mean_over_heads(curve: xr.DataArray) -> Array:
+    """(sample, block), NaN in blocks without attention."""
+    values = curve.transpose("sample", "block", "head").values
+    seen = ~np.isnan(values)
     with np.errstate(invalid="ignore"):
-        values = curves["logit_std"].values
-        seen = ~np.isnan(values)
         return np.asarray(np.where(seen, values, 0).sum(2) / np.where(seen.any(2), seen.sum(2), np.nan))
 
 
@@ -187,40 +247,55 @@ def swamped(curves: xr.Dataset, limits: Limits) -> Finding | None:
     """The largest branch of the first block over the stream before it."""
     if "relative_branch" not in curves:
         return None
-    ratio = np.nanmax(curves["relative_branch"].values[:, 0], 1)
+    first = curves["relative_branch"].values[:, 0]
+    ratio = np.where(np.isnan(first), -np.inf, first).max(1)
     return Finding(ratio, ratio / limits["swamped"], np.ones(len(ratio), int))
 
 
 def vanishing(curves: xr.Dataset, limits: Limits) -> Finding | None:
-    """Of the kind of weight that is worst: largest over smallest gradient of its layers, smallest where it vanishes."""
+    """Largest over smallest gradient between blocks, of the kind of weight that is worst, and its weakest block."""
     if "gradient" not in curves or curves.sizes["block"] < 2:
         return None
-    ratio, least = gradient_ratio(curves["gradient"].values)
-    return Finding(ratio, ratio / limits["gradient"], least + 1)
+    gradient = gradient_of_matrices(curves)
+    if not gradient.size:
+        return None
+    ratio, worst, least = gradient_ratio(gradient.values)
+    kind, block = (int(np.bincount(each).argmax()) for each in (worst, least))
+    times = float(np.median(ratio))
+    details = f"differ {shown(times)} times between blocks, least in block {block + 1}"
+    details = details if np.isfinite(times) else f"are zero in block {block + 1} and not in all others"
+    return Finding(ratio, ratio / limits["gradient"], least + 1, f"{gradient['kind'].values[kind]} {details}")
 
 
 def exploding(curves: xr.Dataset, limits: Limits) -> Finding | None:
-    """Gradient of the stream after the first block over that at the end."""
+    """Gradient of the stream after the first block over that at the last layer that the loss reaches.
+
+    There is no ratio where no gradient comes back, as behind a head that starts at zero.
+    """
     if "stream_gradient" not in curves or curves.sizes["layer"] < 3:
         return None
     gradient = curves["stream_gradient"].values
-    ratio = gradient[:, 1] / gradient[:, -1]
-    return Finding(ratio, np.where(np.isfinite(ratio), ratio, np.inf) / limits["gradient"], np.ones(len(ratio), int))
+    reached = gradient > 0
+    last = gradient.shape[1] - 1 - reached[:, ::-1].argmax(1)
+    end = gradient[np.arange(len(gradient)), last]
+    known = reached.any(1) & (last > 1)
+    ratio = np.where(known, gradient[:, 1] / np.where(known, end, 1.0), 1.0)
+    return Finding(ratio, ratio / limits["gradient"], np.ones(len(ratio), int))
 
 
 def massive(curves: xr.Dataset, limits: Limits) -> Finding | None:
-    """Largest |x| where it is also far above the median, or above what float16 holds."""
+    """The largest |x| where it is also far above the median, or above what float16 holds."""
     if "largest" not in curves:
         return None
     largest, typical = curves["largest"].values, curves["typical"].values
     with np.errstate(divide="ignore", invalid="ignore"):
-        how_far = np.fmin(largest / limits["activation"], largest / typical / limits["massive"])
-    over = np.fmax(how_far, largest / limits["half"])
+        distance = np.fmin(largest / limits["activation"], largest / typical / limits["massive"])
+    over = np.fmax(distance, largest / limits["half"])
     return Finding(largest.max(1), over.max(1), over.argmax(1))
 
 
 def large_logits(curves: xr.Dataset, limits: Limits) -> Finding | None:
-    """Largest logit of any head."""
+    """The largest logit of any head."""
     if "largest_logit" not in curves:
         return None
     most = np.nanmax(np.where(np.isnan(curves["largest_logit"]), -np.inf, curves["largest_logit"]), 2)
@@ -233,72 +308,227 @@ def not_finite(curves: xr.Dataset, limits: Limits) -> Finding:
     return Finding(bad.sum(1).astype(float), bad.any(1).astype(float), first_of(bad))
 
 
+def gradient_not_finite(curves: xr.Dataset, limits: Limits) -> Finding | None:
+    """A loss that is NaN or ∞, or a gradient of a finite loss that is ∞."""
+    if "loss" not in curves:
+        return None
+    loss = ~np.isfinite(curves["loss"].values)
+    gradient = np.zeros_like(loss)
+    for name in ("gradient", "outside_gradient", "stream_gradient"):
+        if name in curves:
+            gradient |= np.isinf(curves[name].values).reshape(len(loss), -1).any(1)
+    bad = loss | gradient
+    return Finding(bad.astype(float), bad.astype(float), nowhere(bad), "the loss" if loss.any() else "a gradient")
+
+
+def far_loss(curves: xr.Dataset, limits: Limits) -> Finding | None:
+    """The distance of the loss from ln(vocabulary), in nats."""
+    if "loss" not in curves or "chance" not in curves.attrs:
+        return None
+    loss, chance = curves["loss"].values, float(curves.attrs["chance"])
+    away = np.abs(loss - chance)
+    middle = float(np.median(loss))
+    side = "above" if middle > chance else "below"
+    details = f"loss {middle:.4g} is {shown(abs(middle - chance))} nats {side} that of a uniform guess, {chance:.4g}"
+    return Finding(away, away / limits["loss"], nowhere(away), details)
+
+
+def dead(curves: xr.Dataset, limits: Limits) -> Finding | None:
+    """Kinds of weight without a gradient, for which no weight that starts at zero is to blame."""
+    return without_gradient(curves, limits["dead"], waiting=False)
+
+
+def waiting(curves: xr.Dataset, limits: Limits) -> Finding | None:
+    """Kinds of weight without a gradient until another weight, which has one, moves off zero."""
+    return without_gradient(curves, limits["dead"], waiting=True)
+
+
+def without_gradient(curves: xr.Dataset, limit: float, waiting: bool) -> Finding | None:
+    norms = norms_by_kind(curves)
+    if norms is None:
+        return None
+    kinds, values = norms
+    middle = np.nanmedian(values, 1)[:, None]
+    with np.errstate(invalid="ignore"):
+        hits = (values == 0) | (values < limit * middle)
+    hits &= ~redundant(kinds, hits)
+    behind = [kind in str(curves.attrs.get("behind_zero", "")).split("\n") for kind in kinds]
+    hits &= np.array(behind) if waiting else ~np.array(behind)
+    common = [kind for kind, share in zip(kinds, hits.mean(0), strict=True) if share >= 0.5]
+    count = hits.sum(1).astype(float)
+    return Finding(count, count, nowhere(count), said_of(common, len(kinds), curves, waiting))
+
+
+def said_of(kinds: list[str], every: int, curves: xr.Dataset, waiting: bool) -> str:
+    more = f" and {len(kinds) - MOST_NAMED} more" if len(kinds) > MOST_NAMED else ""
+    named = ", ".join(kinds[:MOST_NAMED]) + more
+    zeros = str(curves.attrs.get("zero_weights", ""))
+    if waiting:
+        return (
+            f"{len(kinds)} of {every} kinds of weight have no gradient until {zeros}, zero at first, has moved: {named}"
+        )
+    cause = f"; all zero: {zeros}" if zeros else ""
+    return f"{len(kinds)} of {every} kinds of weight have no gradient: {named}{cause}"
+
+
+def norms_by_kind(curves: xr.Dataset) -> tuple[list[str], Array] | None:
+    """Kinds of weight, and |∂L/∂W| (sample, kind) over all blocks; kinds that take no part in the loss are left out."""
+    if "gradient" not in curves and "outside_gradient" not in curves:
+        return None
+    kinds: list[str] = []
+    parts = []
+    if "gradient" in curves:
+        each = curves["gradient"].transpose("sample", "kind", "block").values
+        kinds += [str(kind) for kind in curves["kind"].values]
+        parts.append(np.where(np.isnan(each).all(2), np.nan, np.sqrt(np.nansum(each**2, 2))))
+    if "outside_gradient" in curves:
+        kinds += [str(name) for name in curves["outside"].values]
+        parts.append(curves["outside_gradient"].transpose("sample", "outside").values)
+    values = np.concatenate(parts, 1)
+    known = ~np.isnan(values).any(0)
+    if not known.any():
+        return None
+    return [kind for kind, each in zip(kinds, known, strict=True) if each], values[:, known]
+
+
+def redundant(kinds: list[str], hits: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Biases without a gradient beside a weight that has one (sample, kind).
+
+    A key's bias moves all logits of a row alike, which softmax ignores: the layer learns all the same.
+    """
+    place = {kind: k for k, kind in enumerate(kinds)}
+    found = np.zeros_like(hits)
+    for kind, k in place.items():
+        weight = place.get(f"{kind.removesuffix('bias')}weight")
+        if kind.endswith("bias") and weight is not None:
+            found[:, k] = ~hits[:, weight]
+    return found
+
+
 RULES = (
+    Rule("not finite", BROKEN, not_finite, None, "the stream is NaN or infinite from layer {layer} on"),
+    Rule("not finite", BROKEN, gradient_not_finite, None, "{details} is NaN or infinite"),
+    Rule("loss", BROKEN, far_loss, "loss", "{details}"),
+    Rule("loss", WATCH, far_loss, "loss", "{details}"),
+    Rule("dead", BROKEN, dead, "dead", "{details}"),
+    Rule("dead", WATCH, waiting, "dead", "{details}"),
     Rule(
-        "not finite", not_finite, "half", "not finite from layer {layer} on",
-        "The stream holds NaN or ∞ there.", "Look at what this layer divides by, and at its weights.",
+        "collapsed", BROKEN, collapsed, "collapse",
+        "rank collapse from layer {layer}: mean correlation {value} at the end",
     ),
     Rule(
-        "collapsed", collapsed, "collapse", "rank collapse from layer {layer}: mean correlation {value} at the end",
-        "Attention averages tokens in every layer; alike tokens give queries and keys no gradient.",
+        "collapsed", WATCH, collapsed, "collapse",
+        "tokens grow alike from layer {layer}: mean correlation {value} at the end",
+    ),
+    Rule("grows", BROKEN, grows, "stream", "the stream grows {value} times after the first block"),
+    Rule("grows", WATCH, grows_from_start, "growth", "the stream at the end is {value} times the embedding"),
+    Rule("dies", BROKEN, dies, "stream", "the stream falls to {value} of what it is after the first block"),
+    Rule("dies", WATCH, dies_from_start, "decay", "the stream at the end is {value} of the embedding"),
+    Rule("frozen", BROKEN, frozen, "frozen", "attention frozen from block {layer}: logits spread {details}"),
+    Rule(
+        "frozen", WATCH, narrow, "narrow",
+        "attention is narrow from block {layer}: it takes in {value} of the tokens it sees",
+    ),
+    Rule(
+        "uniform", WATCH, uniform, "uniform",
+        "attention is uniform from block {layer}: it takes in {value} of the tokens it sees",
+    ),
+    Rule("vanishing", BROKEN, vanishing, "gradient", "gradients of {details}"),
+    Rule("vanishing", WATCH, vanishing, "gradient", "gradients of {details}"),
+    Rule(
+        "exploding", BROKEN, exploding, "gradient",
+        "the gradient of the stream grows {value} times towards the input",
+    ),
+    Rule(
+        "exploding", WATCH, exploding, "gradient",
+        "the gradient of the stream grows {value} times towards the input",
+    ),
+    Rule("swamped", WATCH, swamped, "swamped", "the first block's branch is {value} times the embedding"),
+    Rule("range", WATCH, massive, "activation", "largest activation {value} in layer {layer}"),
+    Rule("range", WATCH, large_logits, "logit", "largest logit {value} in block {layer}"),
+)  # fmt: skip
+
+WORDS = {  # by name: why it matters, and what usually mends it
+    "not finite": (
+        "A number there is NaN or ∞.",
+        "Look at what that layer divides by, and at its weights.",
+    ),
+    "loss": (
+        "Before training a network knows no more than a uniform guess; a larger loss means that its logits are too "
+        "large.",
+        "A smaller standard deviation of the output head, or of the embedding that it is tied to; muP and T5 divide by "
+        "the width or its root.",
+    ),
+    "dead": (
+        "What has no gradient does not learn.",
+        "See whether a factor in front of it is zero, constant or cancelled; a weight that starts at zero on purpose "
+        "needs no repair.",
+    ),
+    "collapsed": (
+        "Attention averages tokens in every layer; tokens that are alike give queries and keys no gradient.",
         "A smaller residual strength, a norm before the branch, shaped attention, or fewer layers.",
     ),
-    Rule(
-        "grows", grows, "stream", "the stream grows {value} times after the first block",
-        "Branches multiply the stream; in pre-norm networks late layers then do nothing.",
-        "Output projections divided by √(2·layers), or λ² + γ² = 1.",
+    "grows": (
+        "Branches multiply the stream; in pre-norm networks late layers then do little.",
+        "Output projections divided by √(2·layers), a larger embedding, or λ² + γ² = 1.",
     ),
-    Rule(
-        "dies", dies, "stream", "the stream falls to {value} of what it is after the first block",
-        "The skip connection takes away more than the branches give.", "A larger λ or γ.", falls=True,
-    ),
-    Rule(
-        "frozen", frozen, "frozen", "attention frozen from block {layer}: logits spread {value} times √(2 ln m)",
-        "Softmax over unrelated tokens picks one, and its gradient is zero.",
+    "dies": ("The skip connection takes away more than the branches give.", "A larger λ or γ."),
+    "frozen": (
+        "Softmax picks few of the tokens, and its gradient is near zero.",
         "A smaller initializer_range of queries and keys, norms of queries and keys, or a larger temperature.",
     ),
-    Rule(
-        "uniform", uniform, "uniform", "attention uniform from block {layer}: logits have deviation {value}",
+    "uniform": (
         "Every head takes the mean of what it sees, whatever queries and keys are.",
         "A larger initializer_range of queries and keys, a smaller temperature; first see whether tokens collapse.",
     ),
-    Rule(
-        "vanishing", vanishing, "gradient", "gradients differ {value} times between layers, least in block {layer}",
+    "vanishing": (
         "One learning rate cannot serve layers whose gradients differ that much.",
-        "A norm before the branch in the place of one after it, shaped attention, a smaller γ.",
+        "A norm before the branch instead of after it, shaped attention, a smaller γ.",
     ),
-    Rule(
-        "exploding", exploding, "gradient", "the gradient of the stream grows {value} times towards the input",
-        "Errors grow on their way back through the layers.", "A smaller γ, or a norm before the branch.",
+    "exploding": (
+        "Errors grow on their way back through the layers.",
+        "A smaller γ, or a norm before the branch.",
     ),
-    Rule(
-        "swamped", swamped, "swamped", "the first block's branch is {value} times the embedding",
-        "What the embedding says is forgotten at once; rates tuned for one of them are wrong for the other.",
+    "swamped": (
+        "The first block overwrites the embedding; a rate tuned for one of them is wrong for the other.",
         "An embedding of standard deviation 1 or times √width, or output projections divided by √(2·layers).",
     ),
-    Rule(
-        "range", massive, "activation", "largest activation {value} in layer {layer}",
-        "Sixteen bits round what is small beside it; float16 ends at 65,504.", "bfloat16 with a norm, or a smaller γ.",
+    "range": (
+        "Sixteen bits round away what is small beside it, float16 ends at 65,504, and such logits saturate attention.",
+        "bfloat16 with a norm, norms of queries and keys, a larger temperature, or a smaller γ.",
     ),
-    Rule(
-        "range", large_logits, "logit", "largest logit {value} in block {layer}",
-        "Logits of this size saturate attention and have been seen before divergence.",
-        "Norms of queries and keys, or a larger temperature.",
-    ),
-)  # fmt: skip
+}
 
 NAMES = tuple(dict.fromkeys(rule.name for rule in RULES))
 
 
-def names_in(text: str | None) -> tuple[str, ...]:
-    """Of verdicts, from "collapsed,frozen" or "any".
+def failing(text: str | None) -> tuple[str, ...]:
+    """The names in "collapsed,frozen", "broken", "watch" or "any", for `failed`.
 
     Raises:
-        InputError: there is none of a name.
+        InputError: there is no verdict or grade of a name.
     """
-    if text == "any":
-        return NAMES
     names = () if text is None else tuple(name.strip() for name in text.split(","))
-    strange = [name for name in names if name not in NAMES]
-    require(not strange, f"there is no verdict {', '.join(map(repr, strange))}; there are {', '.join(NAMES)}, or any.")
+    known = (*NAMES, WATCH, BROKEN, "any")
+    strange = [name for name in names if name not in known]
+    require(not strange, f"there is no verdict {', '.join(map(repr, strange))}; there are {', '.join(known)}.")
     return names
+
+
+def failed(found: list[Verdict], names: tuple[str, ...]) -> list[Verdict]:
+    """The verdicts that fail a check for these names.
+
+    A verdict's name asks for its worst grade: collapsed fails at broken, swamped, which is never broken, at watch.
+    `broken` asks for any verdict of that grade, `watch` and `any` for every verdict.
+    """
+    worst = {name: BROKEN if any(r.grade == BROKEN for r in RULES if r.name == name) else WATCH for name in NAMES}
+
+    def fails(one: Verdict) -> bool:
+        if one.name not in worst:
+            return False
+        every = WATCH in names or "any" in names
+        return (
+            every or (one.grade == BROKEN and BROKEN in names) or (one.name in names and one.grade == worst[one.name])
+        )
+
+    return [one for one in found if fails(one)]

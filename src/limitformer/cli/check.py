@@ -32,7 +32,10 @@ def check(
         bool, typer.Option("--gradients/--no-gradients", help="Whether a loss is differentiated.")
     ] = True,
     fail_on: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Verdicts that end with exit code 1: collapsed,frozen or any.")
+        str | None,
+        typer.Option(
+            metavar="NAMES", help="Verdicts that end with exit code 1: collapsed,frozen, or broken, watch, any."
+        ),
     ] = None,
     threshold: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Another threshold, such as collapse=0.99.")
@@ -49,14 +52,14 @@ def check(
             show_shapes()
             return
         from limitformer.checking import check as checked  # first: without an extra it names the one that has it
-        from limitformer.checking.verdicts import names_in
+        from limitformer.checking.verdicts import failing
         from limitformer.running.results import check_writable
 
         # isort: split
         from transformers.utils import logging
 
         logging.set_verbosity_error()  # what is wrong is said in one line
-        names = names_in(fail_on)
+        names = failing(fail_on)  # before any work is done
         if out is not None:
             check_writable(out)
         report = checked(
@@ -78,7 +81,9 @@ def check(
             say(str(report.against))
         if out is not None:
             say("Wrote " + ", ".join(map(str, report.save(out))))
-        if [one for one in report.verdicts if one.name in names]:
+        judged = not (fail_on and report.trained)
+        require(judged, f"--fail-on: {report.name} is trained, so that no verdict on its initialisation is given.")
+        if report.failed(fail_on):
             raise typer.Exit(FAILED)
 
 

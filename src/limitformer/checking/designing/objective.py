@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 from scipy import special
 
 from limitformer.base.errors import InputError, keep, require, require_real
-from limitformer.checking.curves import gradient_ratio
+from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
+from limitformer.checking.thresholds import THRESHOLDS
 
 Array = NDArray[np.float64]
 Band = tuple[float, float]
 Values = Mapping[str, tuple[Array, Array]]  # by name: the least and the most (sample,) of one network
 
+SAFE = {name: each.watch for name, each in THRESHOLDS.items() if each.watch is not None}
 LEVEL = 0.9  # of the interval of a risk: its upper end is exceeded with 5 % probability at the most
 LARGEST = 1e6  # a distance that is no number
 
@@ -33,7 +35,7 @@ LARGEST = 1e6  # a distance that is no number
 class Objective:
     """Bands for what a network does at initialisation; None asks nothing.
 
-    The numbers are choices of limitformer's, well inside those at which `check` calls a thing a fault.
+    The defaults are the numbers at which `check` says watch (`limitformer.checking.THRESHOLDS`), and −0.5.
 
     Attributes:
         correlation: of different tokens after the last block, in [−1, 1].
@@ -49,10 +51,10 @@ class Objective:
     limitformer.base.errors.InputError: correlation must be two numbers in ascending order in [-1, 1]; got (0.5, 0.1).
     """
 
-    correlation: Band | None = (-0.5, 0.5)
-    stream: Band | None = (0.5, 30.0)
-    effective: Band | None = (0.5, 0.995)
-    gradient: float | None = 100.0
+    correlation: Band | None = (-0.5, SAFE["collapse"])
+    stream: Band | None = (SAFE["decay"], SAFE["growth"])
+    effective: Band | None = (SAFE["narrow"], SAFE["uniform"])
+    gradient: float | None = SAFE["gradient"]
 
     def __post_init__(self) -> None:
         for name, least, most in (("correlation", -1.0, 1.0), ("stream", 0.0, np.inf), ("effective", 0.0, 1.0)):
@@ -115,8 +117,8 @@ def values_of(curves: xr.Dataset, data: xr.Dataset) -> dict[str, tuple[Array, Ar
     if "effective_tokens" in data:
         part = (data["effective_tokens"] / data["tokens_seen"]).mean("head").values
         found["effective"] = np.nanmin(part, 1), np.minimum(np.nanmax(part, 1), 1.0)  # but for rounding
-    if "gradient" in curves and curves.sizes["block"] > 1:
-        found["gradient"] = twice(gradient_ratio(curves["gradient"].values)[0])
+    if "gradient" in curves and curves.sizes["block"] > 1 and gradient_of_matrices(curves).size:
+        found["gradient"] = twice(gradient_ratio(gradient_of_matrices(curves).values)[0])
     return found
 
 

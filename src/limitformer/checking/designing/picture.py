@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from limitformer.checking.band import band
+from limitformer.checking.curves import over_heads
 from limitformer.checking.designing.designed import Design
-from limitformer.checking.picture import over_heads, places
+from limitformer.checking.picture import places
 from limitformer.checking.report import Report
 from limitformer.plot import BLACK, BLUE, GREEN, RED, panels
 

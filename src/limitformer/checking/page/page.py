@@ -13,11 +13,14 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from limitformer.checking.initialisation.report import InitialisationReport
 from limitformer.checking.page.grids import DEPTHS, grids
 from limitformer.checking.page.panels import gradients, loss, plots
 from limitformer.checking.page.svg import rows_as_html, say
-from limitformer.checking.verdicts import HEALTHY, Verdict
+from limitformer.checking.thresholds import BROKEN, WATCH
+from limitformer.checking.verdicts import FINE, TRAINED, Verdict
 
 if TYPE_CHECKING:
     from limitformer.checking.report import Report
@@ -85,32 +88,34 @@ def paragraph(text: str) -> str:
 
 def verdicts(report: "Report") -> str:
     """A card for each."""
-    notes = "".join(paragraph(line.strip()) for line in report.notes() if line not in report.weights())
-    return "".join(card(each, report.exists) for each in report.verdicts) + notes
+    notes = "".join(paragraph(line) for line in report.remarks())
+    return "".join(card(each, report.exists) for each in report.verdicts) + changed(report) + notes
+
+
+def changed(report: "Report") -> str:
+    """What differs from initialisation, of a trained network."""
+    if not report.trained:
+        return ""
+    head = ["differs from initialisation", "this network", "a new one, 90 %"]
+    rows = [[each.name, each.now, each.new] for each in report.changes()]
+    return region(f"What differs from initialisation in {report.name}", rows_as_html(head, rows))
 
 
 def card(verdict: Verdict, exists: bool) -> str:
-    """Its kind in words, sign and colour; then the numbers, why and what mends it."""
-    kind, sign = kind_of(verdict)
+    """Its grade in words, sign and colour; then the numbers, the reason and the fix."""
     facts = {
         "value": say(verdict.value),
-        "threshold": f"{verdict.threshold:g}: {verdict.source}",
+        "threshold": "" if np.isnan(verdict.threshold) else f"{verdict.threshold:g}: {verdict.source}",
         "layer": "" if verdict.layer is None else str(verdict.layer),
         "samples": "" if exists else f"{verdict.share:.0%} of them",
         "why": verdict.why,
-        "what mends it": verdict.mends,
+        "fix": verdict.mends,
     }
-    inner = "" if verdict.name == HEALTHY else pairs(facts)
-    said = escape(verdict.said.removeprefix(f"{HEALTHY}: "))
-    title = f'<h3><span class="kind"><span aria-hidden="true">{sign}</span> {kind}</span> {said}</h3>'
-    return f'<article class="card {kind}">{title}{inner}</article>'
-
-
-def kind_of(verdict: Verdict) -> tuple[str, str]:
-    """And its sign."""
-    if verdict.name == HEALTHY:
-        return "healthy", "✓"
-    return ("serious", "✗") if verdict.serious else ("warning", "!")
+    plain = verdict.name in (FINE, TRAINED)
+    word = TRAINED if verdict.name == TRAINED else verdict.grade
+    said = escape(verdict.said.removeprefix(f"{word}: "))
+    title = f'<h3><span class="kind"><span aria-hidden="true">{verdict.sign}</span> {word}</span> {said}</h3>'
+    return f'<article class="card {word}">{title}{"" if plain else pairs(facts)}</article>'
 
 
 def pairs(facts: Mapping[str, Any]) -> str:
@@ -216,8 +221,11 @@ def region(label: str, inner: str) -> str:
 def sources(report: "Report") -> str:
     """Laws, thresholds, provenance."""
     reports = [report, report.against] if report.against is not None else [report]
-    rows = [[name, f"{each.value:g}", each.source] for name, each in report.thresholds.items()]
-    limits = region("Thresholds", rows_as_html(["threshold", "value", "source"], rows)) if rows else ""
+    rows = [
+        [name, *("" if (number := each.at(grade)) is None else f"{number:g}" for grade in (WATCH, BROKEN)), each.source]
+        for name, each in report.thresholds.items()
+    ]
+    limits = region("Thresholds", rows_as_html(["threshold", WATCH, BROKEN, "source"], rows)) if rows else ""
     parts = {
         "Law of the weights": "".join(laws(each) for each in reports),
         "Thresholds": limits,

@@ -6,8 +6,9 @@ import numpy as np
 import xarray as xr
 
 from limitformer.checking.band import inside
+from limitformer.checking.curves import over_heads
 from limitformer.checking.page.svg import Line, Panel, plot, strip
-from limitformer.checking.picture import over_heads, places, typical
+from limitformer.checking.picture import places, typical
 
 if TYPE_CHECKING:
     from limitformer.checking.report import Report
@@ -23,9 +24,9 @@ CURVES = {  # title, note
     "effective_rank": ("Effective rank of the tokens", "directions that matter, by entropy"),
     "largest": ("Largest activation", "largest |x| of the stream"),
     "typical": ("Typical activation", "median |x| of the stream"),
-    "logit_std": ("Logits of attention", "standard deviation in a row, median head"),
-    "effective_tokens": ("Effective tokens", "that a row of attention takes in, median head"),
-    "largest_logit": ("Largest logit", "median head"),
+    "logit_std": ("Logits of attention", "standard deviation in a row, mean of heads"),
+    "effective_tokens": ("Effective tokens", "that a row of attention takes in, mean of heads"),
+    "largest_logit": ("Largest logit", "mean of heads"),
     "stream_gradient": ("Gradient of the stream", "norm of the loss's derivative"),
 }
 Pick = dict[str, Any]
