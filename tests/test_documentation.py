@@ -7,6 +7,7 @@ from textwrap import indent
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from limitformer.cli.app import app
 
@@ -169,6 +170,41 @@ def parse(words: list[str]) -> None:
 def test_a_command_that_there_is_not_is_found(line):
     with pytest.raises(typer.BadParameter.__base__):
         parse(line.split())
+
+
+PRINTED = re.compile(r"^```sh\n(limitformer .*)\n```\n\n```text\n((?:(?!```).*\n)*)```$", re.MULTILINE)
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
+WITH_OUTPUT = [page for page in PAGES if PRINTED.search(page.read_text(encoding="utf-8"))]
+
+
+def same_output(printed: str, shown: str) -> bool:
+    """Whether the words are equal, and the numbers up to the rounding of another processor: 1 %, or 0.005."""
+    if NUMBER.sub("#", printed) != NUMBER.sub("#", shown):
+        return False
+    numbers = [[float(each.replace(",", "")) for each in NUMBER.findall(text)] for text in (printed, shown)]
+    return all(abs(a - b) <= max(0.01 * abs(b), 0.005) for a, b in zip(*numbers, strict=True))
+
+
+@pytest.mark.parametrize("page", WITH_OUTPUT, ids=relative)
+def test_commands_print_what_a_page_shows(page, tmp_path, monkeypatch):
+    """Each block with one command that is followed by its output."""
+    monkeypatch.chdir(tmp_path)
+    for command, shown in PRINTED.findall(page.read_text(encoding="utf-8")):
+        done = CliRunner().invoke(app, shlex.split(command)[1:])
+        assert done.exit_code == 0, done.output
+        assert same_output(done.stdout, shown), done.stdout
+
+
+def test_the_first_command_of_the_readme_is_followed_by_its_output():
+    assert "limitformer check bert-large" in PRINTED.findall(FRONT[0].read_text(encoding="utf-8"))[0][0]
+
+
+@pytest.mark.parametrize(
+    ("printed", "same"),
+    [("rank  1.48", True), ("rank  1.50", False), ("rank 1.48", False), ("size 1.48", False), ("rank  1.48 2", False)],
+)
+def test_outputs_that_differ_are_found(printed, same):
+    assert same_output(printed, "rank  1.48") is same
 
 
 def test_errata_and_their_tests_name_each_other():

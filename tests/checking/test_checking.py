@@ -1,7 +1,6 @@
 """`limitformer.check`: what it measures against direct computations, its bands against drawn networks, its verdicts."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -547,17 +546,6 @@ def test_bad_options_are_one_line(command, options, message):
     assert done.exit_code == 2
     assert message in done.output
     assert len(done.output.strip().splitlines()) == 1
-
-
-def test_the_readme_shows_what_the_command_prints():
-    page = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-    shown = next(line for line in page.splitlines() if line.strip().startswith("correlation  "))
-    found = lf.check("bert-large", samples=2, gradients=False, progress=False)
-    row = found.row("correlation", "correlation", [0, 1, 6, 12, 18, 24])
-    np.testing.assert_allclose([float(x) for x in shown.split()[1:]], [float(x) for x in row.split()[1:]], atol=0.04)
-    assert "rank collapse from layer 19" in page
-    assert found.verdicts[0].name == "collapsed"
-    assert abs(found.verdicts[0].layer - 19) <= 1
 
 
 def test_shapes_are_listed(command):

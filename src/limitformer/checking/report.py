@@ -252,8 +252,8 @@ def title_of(verdict: Verdict) -> str:
 
 
 def share_text(verdict: Verdict, report: Report) -> str:
-    """The share of samples that show the verdict, where there are several."""
-    if report.exists or verdict.name == FINE or report.curves.sizes["sample"] == 1:
+    """The share of samples that show the verdict, where it is not all of them."""
+    if report.exists or verdict.share == 1:
         return ""
     return f" ({verdict.share:.0%} of samples)"
 

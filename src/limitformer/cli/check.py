@@ -7,6 +7,7 @@ import typer
 
 from limitformer.base.errors import InputError, require
 from limitformer.cli.check_options import Settings, Text, Tokens, assignments, say
+from limitformer.cli.check_report import next_command, print_report
 from limitformer.cli.report import errors_in_one_line
 
 FAILED = 1
@@ -74,13 +75,14 @@ def check(
             thresholds=assignments(threshold, "--threshold"),
             seed=seed,
         )
-        say(str(report))
+        print_report(report)
         blind = {"frozen", "uniform"} & set(names) if fail_on != "any" and "logit_std" not in report.curves else ()
         require(not blind, f"--fail-on {', '.join(blind)}: no attention was seen in {report.name}.")
         if report.against is not None:
-            say(str(report.against))
+            print_report(report.against)
         if out is not None:
             say("Wrote " + ", ".join(map(str, report.save(out))))
+        say("\n" + next_command(report, what, settings, shaped is not None, out))
         judged = not (fail_on and report.trained)
         require(judged, f"--fail-on: {report.name} is trained, so that no verdict on its initialisation is given.")
         if report.failed(fail_on):

@@ -1,0 +1,37 @@
+"""A report of `limitformer check` on the terminal: coloured signs, and the command to run next."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from limitformer.cli.report import screen
+
+if TYPE_CHECKING:
+    from limitformer.checking import Report
+
+COLOURS = {"✓": "bold green", "!": "bold yellow", "✗": "bold red", "·": "bold cyan"}
+DESIGNED = ("collapsed", "grows", "dies", "frozen", "uniform", "vanishing")  # verdicts that `design` can mend
+
+
+def print_report(report: "Report") -> None:
+    """Print the report; the sign and the grade of each verdict have a colour where the terminal has colours."""
+    text = Text()
+    for line in str(report).splitlines():
+        sign = line[2:3] if line.startswith("  ") else ""
+        length = line.find(":") + 1 if sign in COLOURS and ":" in line else 3
+        text.append(line[:length], COLOURS.get(sign, ""))
+        text.append(line[length:] + "\n")
+    screen.print(text, soft_wrap=True, end="")
+
+
+def next_command(report: "Report", what: str, settings: list[str] | None, shaped: bool, out: Path | None) -> str:
+    """The line that suggests what to run next."""
+    if not shaped and any(one.name in DESIGNED for one in report.verdicts):
+        source = str(Path(what) / "config.json") if report.exists else what
+        changes = [word for setting in settings or [] for word in ("--set", setting)]
+        return f"Next: {shlex.join(['limitformer', 'design', source, *changes])}  (what to set)"
+    if out is None:
+        return f"Next: {shlex.join(['limitformer', 'check', what, '--out', 'report'])}  (a page with every curve)"
+    return f"Next: open {out / 'check.html'}"
