@@ -12,6 +12,7 @@ from torch import Tensor
 
 from limitformer.base.errors import InputError, MadeOf
 from limitformer.weightless.laws import Law
+from limitformer.weightless.maps import squared_norm
 from limitformer.weightless.marks import Marks, marks
 from limitformer.weightless.numbers import entries, normals
 from limitformer.weightless.roots import Root, root_of
@@ -165,7 +166,7 @@ class Run:
         for name, leaves in self.leaves.items():
             for leaf in leaves:
                 if leaf.grad is not None:
-                    add_to(squared, name, leaf.grad.double().flatten(1).square().sum(1))
+                    add_to(squared, name, squared_norm(leaf.grad))
         return {name: value.sqrt() for name, value in squared.items()}
 
 
