@@ -17,6 +17,7 @@ BOUNDS = {
     "two": (-2.0, 2.0),
     "narrow": (-0.5, 0.5),
     "none": (-100.0, 100.0),
+    "uneven": (-1.0, 5.0),
     "one-sided": (0.0, math.inf),
     "beside": (1.0, 1.5),
     "tail": (-math.inf, -3.0),
@@ -91,6 +92,12 @@ def test_neighbouring_entries_are_independent(law):
     places.append(entries[..., run : 2 * run] * entries[..., :run])
     for products in places:
         assert abs(products.mean()) * math.sqrt(products.size) < 5
+
+
+def test_no_two_entries_are_equal():
+    """Of 32 bits, hardly two are; a block of words that is used twice makes many pairs."""
+    entries = drawn(laws.uniform(0.0, 1.0), shape=(2, 20, 103))
+    assert len(torch.unique(entries)) >= entries.numel() - 1
 
 
 def test_a_law_that_is_turned_over_has_its_entries_turned_over():
