@@ -364,7 +364,8 @@ def convolved_unseen(x: Tensor, source: Source, how: Convolution) -> bool:
 def patches_of(x: Tensor, kernel: Sequence[int], how: Convolution) -> Tensor:
     """What the kernel sees of x (B, channels, …) at each of its positions (B, *positions, channels · kernel)."""
     sides = len(kernel)
-    x = functional.pad(x, [width for width in reversed(how.padding) for _ in range(2)])
+    if any(how.padding):
+        x = functional.pad(x, [width for width in reversed(how.padding) for _ in range(2)])
     for side, (size, stride, dilation) in enumerate(zip(kernel, how.stride, how.dilation, strict=True)):
         x = x.unfold(2 + side, dilation * (size - 1) + 1, stride)[..., ::dilation]
     return x.movedim(1, sides + 1).flatten(sides + 1)

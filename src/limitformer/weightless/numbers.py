@@ -34,7 +34,7 @@ def key_words(seed: int, purpose: str) -> NDArray[np.uint64]:
     return np.array(key(seed, f"weightless {purpose}"), np.uint64)
 
 
-Rows = Sequence[int] | Tensor
+Rows = Sequence[int] | Tensor  # their numbers
 Fill = Callable[[NDArray[np.uint64], np.uint64, NDArray[np.uint64], NDArray[Any]], None]
 
 
@@ -47,7 +47,7 @@ def entries(law: Law, seed: int, purpose: str, samples: range, rows: Rows, colum
     """Independent entries of a random law (samples, rows, columns), one word of Philox for each that is not normal."""
     where = seed, purpose, samples, rows, columns
     if law.kind == UNIFORM:
-        return fill_all(functools.partial(fill_uniform_rows, law.shift, law.scale), *where, dtype)
+        return fill_all(functools.partial(fill_uniform_rows, float(law.shift), float(law.scale)), *where, dtype)
     if law.kind == TRUNCATED:
         below, mass, above = law.probabilities()
         if min(below, above) + mass * LEAST_UNIFORM < LEAST_TAIL:
