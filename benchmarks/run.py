@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import limitformer as lf
-from benchmarks import attention, floors, gradients, hooks, sweep_overhead, weightless
+from benchmarks import attention, floors, gradients, hooks, sweep_overhead, weightless, weightless_drawn
 from benchmarks.dense_root import dense_root_step
 from benchmarks.sphere_loop import run_layers, uniform_tokens
 from limitformer.figures import FIGURES
@@ -352,6 +352,11 @@ def main() -> None:
         ("memory", f"Shaped attention against sdpa: peak memory at length {attention.LONG:,}", attention.memory_table),
         ("efficiency", "Sweeps: parallel efficiency", lambda: sweep_overhead.efficiency(40, THREADS)),
         ("weightless", "Weightless GPT-2 against the drawn network, a sample", weightless.table),
+        (
+            "drawn",
+            "Weightless networks whose weights must be drawn, against drawn ones: ms a sample",
+            weightless_drawn.table,
+        ),
         ("hooks", "A module that exists, measured: over its plain pass forward and backward", hooks.table),
         ("first", "Figures at paper scale, each in a new process", first_result),
     ):

@@ -177,6 +177,14 @@ def test_tokens_that_are_clearly_new_have_the_root_of_any():
         assert of_new(other @ other.T) is None
 
 
+@pytest.mark.parametrize(("m", "n"), [(5, 7), (600, 9), (3, 5000)])
+def test_gram_matrices_are_products_and_symmetric_to_the_last_bit(m, n):
+    z = torch.randn(2, m, n, generator=torch.Generator().manual_seed(1))
+    found = gram(z)
+    assert torch.equal(found, found.mT)
+    torch.testing.assert_close(found, z.double() @ z.double().mT, rtol=1e-12, atol=1e-12 * n)
+
+
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_a_token_that_is_no_number_stays_none_and_leaves_the_others_alone(broken):
     z = torch.randn(1, 5, INPUTS, generator=torch.Generator().manual_seed(1))

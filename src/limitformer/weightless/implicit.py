@@ -4,7 +4,8 @@ It answers the operations by which models use their weights: linear maps in ever
 slices of stacked experts, transposition, casts. For any other operation its entries are drawn and kept (`run`).
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from limitformer.weightless.maps import Drawn, Unseen
+from limitformer.base.errors import InputError
+from limitformer.weightless.maps import Convolution, Drawn, DrawnConvolution, Unseen
 from limitformer.weightless.run import ALWAYS, NEVER, KeepWeightError, OneSampleOnlyError, Run, Weight, add_to
 
 NEVER_DRAWN, DRAWN_AGAIN = "never drawn", "drawn when needed"
@@ -102,6 +104,10 @@ class Source:
         """The matrix (S, n, p)."""
         return as_matrix(entries(self.tensor), self.turned)
 
+    def stored(self) -> Tensor:
+        """The weight as the module has it (S, *shape)."""
+        return entries(self.tensor)
+
     def leave(self, squared: Tensor) -> None:
         """|∂W|²."""
         if not self.tensor.frozen:
@@ -158,17 +164,27 @@ def explicit(tensor: Implicit) -> Tensor:
 
 def apply(x: Tensor, tensor: Implicit, turned: bool) -> Tensor:
     """x W (…, p); the stored matrix is p × n if `turned`."""
-    weight, run = tensor.weight, tensor.weight.run
-    z = run.by_sample(x)
+    z = tensor.weight.run.by_sample(x)
     columns = tensor.shape[0] if turned else tensor.shape[-1]
-    if weight.name in run.kept or (weight.name in run.leaves and weight.name not in run.rows):
-        kept = run.whole(weight)
-        kept = kept if tensor.part is None else kept[:, tensor.part]
-        kept = kept.detach() if tensor.frozen else kept
-        out = z @ as_matrix(kept, turned != tensor.turned)
+    if z.shape[-1] * columns != tensor.shape.numel():  # which only a product with the entries would notice
+        shape, inputs = tuple(tensor.shape), tensor.shape.numel() // columns
+        raise InputError(f"{tensor.weight.name} {shape} takes {inputs} entries a token; got {tuple(x.shape)}.")
+    known = kept(tensor)
+    if known is not None:
+        out = z @ as_matrix(known, turned != tensor.turned)
     else:
         out = apply_once(x, z, Source(tensor, turned != tensor.turned), columns)
     return out.reshape(*x.shape[:-1], columns)
+
+
+def kept(tensor: Implicit) -> Tensor | None:
+    """The entries (S, *shape) of a weight that is kept for the pass."""
+    weight, run = tensor.weight, tensor.weight.run
+    if weight.name not in run.kept and (weight.name not in run.leaves or weight.name in run.rows):
+        return None
+    whole = run.whole(weight)
+    part = whole if tensor.part is None else whole[:, tensor.part]
+    return part.detach() if tensor.frozen else part
 
 
 def apply_once(x: Tensor, z: Tensor, source: Source, columns: int) -> Tensor:
@@ -270,7 +286,7 @@ def side_by_side(rows: Tensor, one_sample: Tensor, ids: Tensor, run: Run) -> Ten
     return rows[:, 0].repeat_interleave(run.sequences, 0)
 
 
-def conv2d(
+def convolution(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -279,17 +295,90 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    """`functional.conv2d` as a linear map of unfolded patches."""
-    if not isinstance(weight, Implicit) or groups != 1 or isinstance(padding, str):
+    """`functional.conv1d`, `conv2d` and `conv3d`."""
+    if not isinstance(weight, Implicit) or not convolves(input, weight):
         return NotImplemented
-    x, kernel = input, tuple(weight.shape[2:])
-    patches = functional.unfold(x, kernel, dilation=dilation, padding=padding, stride=stride).mT  # (B, patches, C·h·w)
-    out = apply(patches, weight, turned=True)
-    out = (out if bias is None else add_bias(out, bias)).mT
-    sizes = [
-        positions(*each) for each in zip(x.shape[2:], kernel, *map(pair, (stride, padding, dilation)), strict=True)
-    ]
-    return out.unflatten(-1, sizes)
+    sides = len(weight.shape) - 2
+    x, dilations = input, each_side(dilation, sides)
+    if padding == "same":
+        if each_side(stride, sides) != (1,) * sides:
+            return NotImplemented  # torch says what is wrong
+        x, padding = functional.pad(x, margins(weight.shape[2:], dilations)), 0
+    padding = 0 if padding == "valid" else padding
+    none = (0,) * sides
+    how = Convolution(each_side(stride, sides), each_side(padding, sides), dilations, False, none, groups)
+    return convolve(x, weight, bias, how)
+
+
+def transposed_convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
+    """`functional.conv_transpose1d`, `conv_transpose2d` and `conv_transpose3d`."""
+    if not isinstance(weight, Implicit) or not convolves(input, weight):
+        return NotImplemented
+    sides = len(weight.shape) - 2
+    steps, widths, dilations, more = (each_side(each, sides) for each in (stride, padding, dilation, output_padding))
+    return convolve(input, weight, bias, Convolution(steps, widths, dilations, True, more, groups))
+
+
+def convolves(x: Tensor, kernel: Implicit) -> bool:
+    """Whether a kernel can convolve x, which has a dimension for samples or none."""
+    return not isinstance(x, Implicit) and x.dim() in (len(kernel.shape), len(kernel.shape) - 1)
+
+
+def convolve(input: Tensor, tensor: Implicit, bias: Tensor | None, how: Convolution) -> Tensor:
+    """The convolution of x (B, channels, …), or (channels, …), with a kernel and a bias for each sample."""
+    run, sides = tensor.weight.run, len(tensor.shape) - 2
+    if input.dim() == sides + 1:  # without a dimension for samples
+        if run.side_by_side > 1:
+            raise OneSampleOnlyError
+        return convolve(input[None], tensor, bias, how)[0]
+    if input.shape[0] % run.side_by_side:
+        raise OneSampleOnlyError
+    x, source, known = input.unflatten(0, (run.side_by_side, -1)), Source(tensor, turned=True), kept(tensor)
+    if known is not None:
+        out = how.of(x, known).flatten(0, 1)
+    elif how.groups == 1 and not how.transposed and convolved_unseen(x, source, how):
+        patches = patches_of(input, tensor.shape[2:], how)  # (B, *positions, channels · kernel)
+        out = apply(patches, tensor, turned=True).movedim(-1, 1).contiguous()  # as a module may view it
+    else:
+        run.use(source.name, DRAWN_AGAIN, tensor.weight)
+        out = DrawnConvolution.apply(x, run.anchor, source, how).flatten(0, 1)
+    return out if bias is None else add_channel_bias(out, bias)
+
+
+def convolved_unseen(x: Tensor, source: Source, how: Convolution) -> bool:
+    """Whether the map of patches of x (S, B, channels, …) goes without its kernel."""
+    columns, channels, *kernel = source.tensor.shape
+    sizes = map(positions, x.shape[3:], kernel, how.stride, how.padding, how.dilation)
+    return never_drawn(x.shape[1] * math.prod(sizes), channels * math.prod(kernel), columns, source)
+
+
+def patches_of(x: Tensor, kernel: Sequence[int], how: Convolution) -> Tensor:
+    """What the kernel sees of x (B, channels, …) at each of its positions (B, *positions, channels · kernel)."""
+    sides = len(kernel)
+    if any(how.padding):
+        x = functional.pad(x, [width for width in reversed(how.padding) for _ in range(2)])
+    for side, (size, stride, dilation) in enumerate(zip(kernel, how.stride, how.dilation, strict=True)):
+        x = x.unfold(2 + side, dilation * (size - 1) + 1, stride)[..., ::dilation]
+    return x.movedim(1, sides + 1).flatten(sides + 1)
+
+
+def add_channel_bias(out: Tensor, bias: Tensor) -> Tensor:
+    """out + b in the place of out (B, channels, …), b perhaps a random vector, one for each sample."""
+    values = bias
+    if isinstance(bias, Implicit):
+        run = bias.weight.run
+        whole = run.whole(bias.weight) if bias.part is None else run.whole(bias.weight)[:, bias.part]
+        values = whole.repeat_interleave(len(out) // run.side_by_side, 0)
+    return out.add_(values.unflatten(-1, (-1, *[1] * (out.dim() - 2))))
 
 
 def positions(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
@@ -297,9 +386,16 @@ def positions(size: int, kernel: int, stride: int, padding: int, dilation: int) 
     return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
-def pair(value: Any) -> tuple[int, int]:
-    """One number for both sides, or two."""
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+def each_side(value: Any, sides: int) -> tuple[int, ...]:
+    """One number for all sides, or one for each."""
+    values = (value,) if isinstance(value, int) else tuple(int(each) for each in value)
+    return values * sides if len(values) == 1 else values
+
+
+def margins(kernel: Sequence[int], dilation: Sequence[int]) -> list[int]:
+    """The padding before and after each side, the last side first, that keeps sizes as they are."""
+    whole = [step * (size - 1) for size, step in zip(kernel, dilation, strict=True)]
+    return [margin for each in reversed(whole) for margin in (each // 2, each - each // 2)]
 
 
 def item(tensor: Any, index: Any) -> Any:
@@ -347,8 +443,12 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     Tensor.__matmul__: matmul,
     torch.addmm: addmm,
     functional.embedding: embedding,
-    functional.conv2d: conv2d,
-    torch.conv2d: conv2d,
+    torch.conv1d: convolution,
+    torch.conv2d: convolution,
+    torch.conv3d: convolution,
+    torch.conv_transpose1d: transposed_convolution,
+    torch.conv_transpose2d: transposed_convolution,
+    torch.conv_transpose3d: transposed_convolution,
     Tensor.__getitem__: item,
     Tensor.t: turn,
     torch.t: turn,

@@ -4,9 +4,9 @@ import functools
 import math
 from dataclasses import dataclass, field, replace
 
-import torch
 from scipy.special import ndtr
-from torch import Tensor
+
+from limitformer.base.errors import require
 
 CONSTANT = "constant"
 NORMAL = "normal"
@@ -14,6 +14,8 @@ UNIFORM = "uniform"
 TRUNCATED = "truncated normal"
 GIVEN = "given"  # values that a computation gave, not chance
 UNKNOWN = "unknown"
+
+FARTHEST = 36.0  # standard deviations: the normal law has 1e-284 beyond
 
 
 @dataclass(frozen=True)
@@ -69,15 +71,11 @@ class Law:
         rows = {row: value + number for row, value in self.rows.items()}
         return replace(self, shift=self.shift + number, rows=rows)
 
-    def entries(self, g: Tensor) -> Tensor:
-        """Entries from N(0, 1) numbers, which give the others through their distribution function."""
-        if self.kind == NORMAL:
-            return g.mul_(self.scale).add_(self.shift) if self.shift else g.mul_(self.scale)
-        u = torch.special.ndtr(g.double())
-        if self.kind == TRUNCATED:
-            low, high = ndtr(self.low), ndtr(self.high)
-            u = torch.special.ndtri(low + (high - low) * u)
-        return (self.scale * u + self.shift).to(g.dtype)
+    def probabilities(self) -> tuple[float, float, float]:
+        """P(g < low), P(low < g < high) and P(g > high) of g ~ N(0, 1), each to the last digit."""
+        below, above = float(ndtr(self.low)), float(ndtr(-self.high))
+        mass = float(ndtr(-self.low)) - above if self.low > 0 else float(ndtr(self.high)) - below
+        return below, mass, above
 
     def __str__(self) -> str:
         """Such as `normal, 0.02`."""
@@ -101,7 +99,17 @@ def uniform(low: float, high: float) -> Law:
 
 
 def truncated_normal(mean: float, std: float, low: float, high: float) -> Law:
-    """N(mean, std²) given that it is between `low` and `high`."""
+    """N(mean, std²) given that it is between `low` and `high`; unknown where that is less likely than doubles can say.
+
+    Raises:
+        InputError: there is no such law.
+    """
+    require(std > 0, f"a truncated normal law needs a positive standard deviation; got {std!r}.")
+    require(low < high, f"the bounds of a truncated normal law must ascend; got {low!r} and {high!r}.")
+    if (low - mean) / std > FARTHEST or (high - mean) / std < -FARTHEST:
+        return Law(
+            UNKNOWN, reason=f"its bounds {low:g} and {high:g} are more than {FARTHEST:g} std from its mean {mean:g}"
+        )
     return Law(TRUNCATED, scale=std, shift=mean, low=(low - mean) / std, high=(high - mean) / std)
 
 

@@ -1,5 +1,7 @@
 r"""Linear maps Z → Z W whose Gaussian W (n × p, entries N(0, s²)) is never drawn, or drawn anew whenever it is needed.
 
+Convolutions whose kernels are drawn are here too.
+
 A weight that is used once: with Z = R Q and N = Q W ~ N(0, s²) (`roots`), forward is Z W = R N. What is then known of
 W is N alone, W = QᵀN + (I − QᵀQ) W̃ with W̃ fresh. The gradient D (M × p) that comes back depends on W through N
 alone. With D = S P, P of orthonormal rows, P W̃ᵀ ~ N(0, s²) is fresh and
@@ -9,12 +11,13 @@ alone. With D = S P, P of orthonormal rows, P W̃ᵀ ~ N(0, s²) is fresh and
 The weight's gradient is Zᵀ D, |Zᵀ D|² = |Rᵀ D|² = |Rᵀ S|². The page `weightless` proves this.
 """
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from limitformer.weightless.roots import Root, size_of
+from limitformer.weightless.roots import Root, gram, size_of
 
 
 class Numbers(Protocol):
@@ -29,6 +32,9 @@ class Numbers(Protocol):
 
     def whole(self) -> Tensor:
         """The weight itself, drawn (S, n, p)."""
+
+    def stored(self) -> Tensor:
+        """The weight as the module has it, drawn (S, …)."""
 
     def leave(self, squared: Tensor) -> None:
         """|∂W|² (S,)."""
@@ -73,7 +79,73 @@ class Drawn(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, None, None]:
-        """D Wᵀ, and |∂W|² = tr(Z Zᵀ D Dᵀ)."""
+        """D Wᵀ, and |∂W|² = |Zᵀ D|²."""
         (z,), numbers = ctx.saved_tensors, ctx.numbers
-        numbers.leave(((z @ z.mT).double() * (d @ d.mT).double()).sum((-1, -2)))
+        numbers.leave(squared_product(z, d))
         return (d @ numbers.whole().mT if ctx.needs_input_grad[0] else None), None, None
+
+
+def squared_product(z: Tensor, d: Tensor) -> Tensor:
+    """|Zᵀ D|² (S,) of Z (S, M, n) and D (S, M, p): from Zᵀ D, or as tr(Z Zᵀ · D Dᵀ) where M is much smaller.
+
+    In float32 the Gram matrices are summed in float64, where no square is too large or too small. In float64 they would
+    lose half of the digits where the tokens' gradients cancel.
+    """
+    m, n, p = *z.shape[-2:], d.shape[-1]
+    if z.dtype == torch.float64 or n * p <= 2 * m * (n + p):
+        return squared_norm(z.mT @ d)
+    return (gram(z) * gram(d)).sum((-1, -2)).clamp(min=0.0)
+
+
+def squared_norm(x: Tensor) -> Tensor:
+    """|X|² (S,) of X (S, …), in float64."""
+    return torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64).square()
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """How a kernel moves over its input, in the terms of torch, one number for each side."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The arguments of `torch.convolution` after the bias."""
+        return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
+
+    def of(self, x: Tensor, kernels: Tensor) -> Tensor:
+        """Convolve each sample of x (S, B, channels, …) with its own kernel."""
+        return torch.stack(
+            [torch.convolution(each, w, None, *self.arguments) for each, w in zip(x, kernels, strict=True)]
+        )
+
+
+class DrawnConvolution(torch.autograd.Function):
+    """A convolution whose kernel is drawn when it is needed, from its key, and not kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, numbers: Numbers, how: Convolution) -> Tensor:
+        """The outputs (S, B, channels, …)."""
+        ctx.numbers, ctx.how = numbers, how
+        ctx.save_for_backward(x)
+        return how.of(x, numbers.stored())
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, None, None, None]:
+        """The gradient of the input, and |∂W|²."""
+        (x,), numbers, wanted = ctx.saved_tensors, ctx.numbers, ctx.needs_input_grad[0]
+        back, squared = [], []
+        for each, w, out in zip(x, numbers.stored(), d, strict=True):
+            of_input, of_kernel, _ = torch.ops.aten.convolution_backward(
+                out, each, w, None, *ctx.how.arguments, [wanted, True, False]
+            )
+            back.append(of_input)
+            squared.append(squared_norm(of_kernel[None]))
+        numbers.leave(torch.cat(squared))
+        return (torch.stack(back) if wanted else None), None, None, None

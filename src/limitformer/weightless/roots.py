@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 IN_CACHE = 4096  # columns that are in float64 at a time
+MIRRORED = 256  # rows of a symmetric matrix that are copied at a time
 LOST, CLEAR = 1e-12, 1e-6  # squares, of what is new in a float32 token over all of it
 PREFERENCE = 1e-3  # for the first token over the last, of two with as much that is new
 COMPARED = 16  # entries of two tokens, before all of them
@@ -219,11 +220,21 @@ def size_of(d: Tensor) -> Tensor:
 
 def gram(z: Tensor) -> Tensor:
     """Z Zᵀ (S, M, M) in float64, symmetric; by torch alone, whose threads and numpy's would wait for each other."""
-    found = torch.zeros(*z.shape[:-1], z.shape[-2], dtype=torch.float64, device=z.device)
+    found: Tensor | None = None
     for part in z.detach().split(IN_CACHE, dim=-1):
         wide = part.double()
-        found.baddbmm_(wide, wide.mT)
-    return found.tril_().add_(found.tril(-1).mT)
+        found = wide @ wide.mT if found is None else found.baddbmm_(wide, wide.mT)
+    assert found is not None
+    return mirror(found)
+
+
+def mirror(lower: Tensor) -> Tensor:
+    """What is below the diagonal (S, M, M) above it, too; in place, by blocks, as M may be thousands."""
+    for at in range(0, lower.shape[-1], MIRRORED):
+        block = lower[:, at : at + MIRRORED, at : at + MIRRORED]
+        block.tril_().add_(block.tril(-1).mT)
+        lower[:, at : at + MIRRORED, at + MIRRORED :] = lower[:, at + MIRRORED :, at : at + MIRRORED].mT
+    return lower
 
 
 def first_of(z: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from limitformer.base.errors import InputError, MadeOf
 from limitformer.weightless.laws import Law
+from limitformer.weightless.maps import squared_norm
 from limitformer.weightless.marks import Marks, marks
-from limitformer.weightless.numbers import normals
+from limitformer.weightless.numbers import entries, normals
 from limitformer.weightless.roots import Root, root_of
 
 AUTO, NEVER, ALWAYS = "auto", "never", "always"  # whether weights are drawn
@@ -106,12 +107,12 @@ class Run:
         columns = 1
         for size in weight.shape[1:]:
             columns *= size
-        g = self.normals(f"{weight.numbers or weight.name}: entries", rows, columns)
-        entries = weight.law.entries(g)
+        purpose = f"{weight.numbers or weight.name}: entries"
+        drawn = entries(weight.law, self.seed, purpose, self.samples, rows, columns, self.dtype).to(self.device)
         for row, value in weight.law.rows.items():
             numbers = torch.as_tensor(rows) if isinstance(rows, Tensor) else torch.arange(rows.start, rows.stop)
-            entries[:, numbers.to(entries.device) == row] = value
-        return entries.reshape(self.side_by_side, len(rows), *weight.shape[1:])
+            drawn[:, numbers.to(drawn.device) == row] = value
+        return drawn.reshape(self.side_by_side, len(rows), *weight.shape[1:])
 
     def normals(self, purpose: str, rows: range | Tensor, columns: int) -> Tensor:
         """N(0, 1) (S, rows, columns)."""
@@ -165,7 +166,7 @@ class Run:
         for name, leaves in self.leaves.items():
             for leaf in leaves:
                 if leaf.grad is not None:
-                    add_to(squared, name, leaf.grad.double().flatten(1).square().sum(1))
+                    add_to(squared, name, squared_norm(leaf.grad))
         return {name: value.sqrt() for name, value in squared.items()}
 
 

@@ -1,0 +1,270 @@
+"""Convolutions whose kernels are drawn when they are needed, kept, or never drawn, against those of torch."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import ks_2samp
+from torch import nn
+from torch.nn import functional
+
+import limitformer as lf
+from limitformer.weightless import laws, maps
+from limitformer.weightless.implicit import Implicit
+from limitformer.weightless.maps import squared_product
+from limitformer.weightless.run import ALWAYS, AUTO, NEVER, OneSampleOnlyError, Run, Weight
+
+LEVEL = 1e-4
+DRAWN, UNSEEN = "drawn when needed", "never drawn"
+
+# Function, shape of x, shape of the kernel, options.
+WAYS = {
+    "one side": (functional.conv1d, (6, 3, 11), (4, 3, 5), {"stride": 2, "padding": 3, "dilation": 2}),
+    "two sides": (functional.conv2d, (6, 3, 9, 7), (4, 3, 3, 2), {"stride": (2, 1), "padding": (1, 2)}),
+    "three sides": (functional.conv3d, (2, 3, 4, 6, 5), (4, 3, 2, 3, 1), {"stride": (2, 3, 1), "padding": (0, 1, 2)}),
+    "same": (functional.conv2d, (4, 3, 6, 5), (4, 3, 4, 3), {"padding": "same", "dilation": (1, 2)}),
+    "valid": (functional.conv1d, (4, 3, 6), (4, 3, 4), {"padding": "valid"}),
+    "groups": (functional.conv1d, (4, 6, 8), (9, 2, 3), {"groups": 3, "padding": 1}),
+    "by channel": (functional.conv2d, (4, 5, 6, 6), (5, 1, 3, 3), {"groups": 5, "padding": "same"}),
+    "transposed, one side": (functional.conv_transpose1d, (4, 3, 7), (3, 4, 5), {"stride": 3, "output_padding": 2}),
+    "transposed": (
+        functional.conv_transpose2d,
+        (4, 6, 5, 4),
+        (6, 2, 3, 2),
+        {"stride": (2, 1), "padding": (1, 0), "groups": 2, "dilation": (1, 2)},
+    ),
+    "transposed, three sides": (functional.conv_transpose3d, (2, 3, 2, 3, 2), (3, 4, 2, 2, 2), {"stride": 2}),
+}
+
+
+def implicit(shape, law=None, samples=2, name="kernel", gradients=True, **options):
+    """A parameter and the pass that it takes part in."""
+    run = options.pop("run", None) or Run(
+        3, range(samples), 1, torch.float64, torch.device("cpu"), gradients=gradients, **options
+    )
+    return Implicit(Weight(name, law or laws.uniform(-1.0, 2.0), shape, run)), run
+
+
+def entries(tensor):
+    """What is drawn for it."""
+    return tensor.weight.run.entries(tensor.weight, range(tensor.shape[0]))
+
+
+def values(shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def by_torch(function, x, kernels, biases, **options):
+    """Outputs, gradients of x, and of the kernels and biases by sample, of a loss that is not linear."""
+    x, parts = x.clone().requires_grad_(), []
+    kernels, biases = kernels.clone().requires_grad_(), biases.clone().requires_grad_()
+    for each, w, b in zip(x.chunk(len(kernels)), kernels, biases, strict=True):
+        parts.append(function(each, w, b, **options))
+    out = torch.cat(parts)
+    loss(out).backward()
+    return out, x.grad, kernels.grad.flatten(1).norm(dim=1), biases.grad.norm(dim=1)
+
+
+def loss(out):
+    return (out.sin() * torch.linspace(-1.0, 1.0, out.numel(), dtype=out.dtype).view(out.shape)).sum()
+
+
+def compare(way, kept=None, sliced=False):
+    function, size, shape, options = WAYS[way]
+    stacked = (3, *shape) if sliced else shape
+    whole, run = implicit(stacked, samples=1 if sliced else 2, kept={"kernel": "for the test"} if kept else {})
+    columns = functional_columns(function, shape, options)
+    bias, _ = implicit((columns,), run=run, name="bias")
+    x = values(size).requires_grad_()
+    tensor = whole[1] if sliced else whole
+    out = function(x, tensor, bias, **options)
+    loss(out).backward()
+    norms = run.gradient_norms()
+    kernels = entries(whole)[:, 1] if sliced else entries(whole)
+    theirs = by_torch(function, x.detach(), kernels, entries(bias), **options)
+    for mine, their in zip((out, x.grad, norms["kernel"], norms["bias"]), theirs, strict=True):
+        torch.testing.assert_close(mine, their, rtol=1e-10, atol=1e-12)
+    assert run.found["kernel"] == ("kept" if kept else DRAWN)
+    assert out.is_contiguous()
+
+
+def functional_columns(function, shape, options):
+    return shape[1] * options.get("groups", 1) if "transpose" in function.__name__ else shape[0]
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("way", WAYS)
+def test_drawn_kernels_give_torchs_outputs_and_gradients(way):
+    compare(way)
+
+
+@pytest.mark.parametrize("way", ["one side", "groups", "transposed"])
+def test_kept_kernels_give_torchs_outputs_and_gradients(way):
+    compare(way, kept=True)
+
+
+def test_kernels_of_a_stack_give_torchs_outputs_and_gradients():
+    compare("two sides", sliced=True)
+
+
+def test_gradients_of_other_kernels_differ():
+    """The twin of the comparison: each sample's kernel convolves the other sample's input."""
+    function, size, shape, options = WAYS["two sides"]
+    tensor, run = implicit(shape)
+    x = values(size)
+    loss(function(x, tensor, **options)).backward()
+    none = torch.zeros(2, shape[0], dtype=torch.float64)
+    theirs = by_torch(function, x, entries(tensor).flip(0), none, **options)[2]
+    assert not torch.allclose(run.gradient_norms()["kernel"], theirs, rtol=1e-3)
+
+
+def test_an_input_without_samples_goes_alone():
+    tensor, _ = implicit((4, 3, 5), samples=1)
+    x = values((3, 12))
+    found = functional.conv1d(x, tensor, stride=2)
+    torch.testing.assert_close(found, functional.conv1d(x, entries(tensor)[0], stride=2))
+    with pytest.raises(OneSampleOnlyError):
+        functional.conv1d(x, implicit((4, 3, 5), samples=2)[0])
+    with pytest.raises(OneSampleOnlyError):
+        functional.conv1d(values((3, 3, 12)), implicit((4, 3, 5), samples=2)[0])
+
+
+@pytest.mark.parametrize(
+    ("size", "shape", "options"),
+    [((2, 3), (4, 3, 5), {}), ((2, 4, 12), (4, 3, 5), {}), ((2, 3, 12), (4, 3, 5), {"padding": "same", "stride": 2})],
+)
+@pytest.mark.parametrize("draw", [AUTO, NEVER])
+def test_what_torch_refuses_is_refused(size, shape, options, draw):
+    tensor, _ = implicit(shape, law=laws.normal(1.0), samples=1, draw=draw)
+    with pytest.raises((RuntimeError, lf.InputError)):
+        functional.conv1d(values(size), tensor, **options)
+
+
+def test_a_map_of_another_width_is_refused_though_its_weight_is_never_drawn():
+    tensor, _ = implicit((64, 64), law=laws.normal(1.0), samples=1)
+    with pytest.raises(lf.InputError, match=r"kernel \(64, 64\) takes 64 entries a token; got \(1, 3, 60\)"):
+        functional.linear(values((1, 3, 60)), tensor)
+
+
+PATCHES = {
+    "one side": (functional.conv1d, (1, 3, 12), (50, 3, 4), {"stride": 4}),
+    "two sides": (functional.conv2d, (2, 3, 4, 5), (40, 3, 3, 3), {"stride": (2, 3), "padding": (1, 2)}),
+    "three sides": (functional.conv3d, (1, 2, 4, 6, 2), (40, 2, 2, 3, 2), {"stride": (2, 3, 2), "dilation": (2, 1, 1)}),
+}
+
+
+def kernel_statistics(function, x, tensor, run, options):
+    x = x.repeat(run.side_by_side, *[1] * (x.dim() - 1)).requires_grad_()
+    out = function(x, tensor, **options)
+    (torch.tanh(out).square() * torch.linspace(0.1, 1.0, out.shape[-1], dtype=out.dtype)).sum().backward()
+    by_sample, back = out.detach().unflatten(0, (run.side_by_side, -1)), x.grad.unflatten(0, (run.side_by_side, -1))
+    return {
+        "output": by_sample.flatten(1)[:, 5],
+        "size": by_sample.flatten(1).square().sum(1),
+        "of the input": back.flatten(1)[:, 2],
+        "size of the input's": back.flatten(1).square().sum(1),
+        "of the weight": run.gradient_norms()["kernel"],
+    }
+
+
+@pytest.mark.parametrize("way", PATCHES)
+def test_kernels_that_are_never_drawn_have_the_law_of_drawn_ones(way):
+    function, size, shape, options = PATCHES[way]
+    found = {}
+    for draw, name, std in ((AUTO, "kernel", 0.5), (ALWAYS, "kernel", 0.5), (ALWAYS, "twin", 0.56)):
+        tensor, run = implicit(shape, law=laws.normal(std), samples=1500, draw=draw)
+        run.seed += len(found)
+        found[draw, name] = kernel_statistics(function, values(size), tensor, run, options)
+        assert run.found["kernel"] == (UNSEEN if draw == AUTO else DRAWN)
+    mine, theirs, twin = found.values()
+    assert min(ks_2samp(mine[key], theirs[key]).pvalue for key in mine) > LEVEL
+    assert min(ks_2samp(mine[key], twin[key]).pvalue for key in mine) < 1e-10
+
+
+class Stem(nn.Module):
+    """Convolutions of every kind before a stream of tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.by_channel = nn.Conv2d(8, 8, 3, padding="same", groups=8)
+        self.back = nn.ConvTranspose2d(8, 6, 2, stride=2, bias=False)
+        self.along = nn.Conv1d(6, 8, 5, stride=4)
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(8, 8)) for _ in range(2)])
+        nn.init.normal_(self.first.weight, std=0.3)
+
+    def forward(self, x):
+        x = self.back(self.by_channel(torch.relu(self.first(x))))
+        x = self.along(x.view(len(x), 6, -1)).mT
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def drawn_statistics(samples, make=Stem):
+    torch.manual_seed(5)
+    rows = []
+    for _ in range(samples):
+        net = make().double()
+        out = net(IMAGES)
+        value = (out.flatten(1).square().sum(1) / 2 / out.shape[1]).mean()
+        value.backward()
+        rows.append([value.item(), *(p.grad.norm().item() for p in net.parameters() if p.dim() > 2)])
+    return np.array(rows)
+
+
+IMAGES = torch.rand(2, 3, 6, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def test_networks_of_convolutions_have_the_law_of_drawn_ones():
+    def mean_square(out, inputs):
+        return out.flatten(1).square().sum(1) / 2 / out.shape[1]
+
+    options = {"seed": 0, "gradients": True, "dtype": torch.float64, "progress": False, "loss": mean_square}
+    data = lf.weightless.simulate(Stem, IMAGES, samples=1000, **options)
+    assert data.attrs["weights"] == "6 drawn when needed, 5 kept"  # the kept ones are vectors
+    assert data.attrs["kept"] == ""
+    kernels = ["first.weight", "by_channel.weight", "back.weight", "along.weight"]
+    mine = np.column_stack([data.loss, *(data.weight_gradient.sel(weight=name) for name in kernels)])
+    theirs = drawn_statistics(500)
+    assert min(ks_2samp(a, b).pvalue for a, b in zip(mine.T, theirs.T, strict=True)) > LEVEL
+    wrong = lf.weightless.simulate(Stem, IMAGES, samples=1000, overrides={"along.weight": 0.3}, **options)
+    assert ks_2samp(wrong.loss, theirs[:, 0]).pvalue < 1e-6
+    alone = lf.weightless.simulate(Stem, IMAGES, samples=2, **options)
+    np.testing.assert_allclose(alone.weight_gradient, data.weight_gradient[:2], rtol=1e-9)
+
+
+@pytest.mark.parametrize(("m", "n", "p"), [(3, 40, 50), (60, 7, 5), (30, 40, 50)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_both_forms_of_the_weights_gradient_agree(m, n, p, dtype):
+    z, d = values((2, m, n)), values((2, m, p), seed=1)
+    true = (z.mT @ d).square().sum((1, 2))
+    torch.testing.assert_close(squared_product(z.to(dtype), d.to(dtype)), true, rtol=1e-5, atol=0)
+    assert not torch.allclose(squared_product(z.flip(1).to(dtype), d.to(dtype)), true, rtol=1e-2)
+
+
+@pytest.mark.parametrize("size", [1e-25, 1.0, 1e25])
+@pytest.mark.parametrize("m", [3, 60])
+def test_gradients_of_any_size_have_a_norm(size, m):
+    """Squares of float32 numbers would be 0 or infinite."""
+    z, d = values((1, m, 20)).float(), (size * values((1, m, 30), seed=1)).float()
+    true = (z.double().mT @ d.double()).square().sum((1, 2))
+    torch.testing.assert_close(squared_product(z, d), true, rtol=1e-5, atol=0)
+
+
+def test_gradients_that_cancel_are_zero_and_no_nan():
+    z = values((1, 1, 40)).repeat(1, 4, 1)
+    d = values((1, 4, 50), seed=1)
+    d[:, -1] = -d[:, :-1].sum(1)
+    for dtype in (torch.float32, torch.float64):
+        size = (z.norm() * d.norm()).item()
+        norm = squared_product(z.to(dtype), d.to(dtype)).sqrt().item()
+        assert 0.0 <= norm < (1e-6 if dtype == torch.float32 else 1e-14) * size
+
+
+def test_many_tokens_make_no_gram_matrix(monkeypatch):
+    def refused(z):
+        raise AssertionError("a Gram matrix of all tokens")
+
+    monkeypatch.setattr(maps, "gram", refused)
+    z, d = values((1, 5000, 8)).float(), values((1, 5000, 6)).float()
+    assert squared_product(z, d) > 0
