@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 import torch
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 from torch import Tensor
 
 CONSTANT = "constant"
@@ -14,6 +14,8 @@ UNIFORM = "uniform"
 TRUNCATED = "truncated normal"
 GIVEN = "given"  # values that a computation gave, not chance
 UNKNOWN = "unknown"
+
+ROUNDING = 1e-4  # of a standard deviation, by which the written ends of a law may differ
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,21 @@ class Law:
         """The law of such an entry and a number."""
         rows = {row: value + number for row, value in self.rows.items()}
         return replace(self, shift=self.shift + number, rows=rows)
+
+    def erfinv(self) -> "Law":
+        """The law of erf⁻¹ of a uniform entry: a normal one of variance ½, truncated."""
+        low, high = (float(ndtri((1 + end) / 2)) for end in sorted((self.shift, self.shift + self.scale)))
+        return replace(self, kind=TRUNCATED, scale=math.sqrt(0.5), shift=0.0, low=low, high=high)
+
+    def within(self, least: float, most: float) -> bool:
+        """Whether all entries are between both, but for what rounding of the ends may add."""
+        ends = sorted({UNIFORM: (self.shift, self.shift + self.scale)}.get(self.kind, self.truncated_ends()))
+        slack = ROUNDING * self.std
+        return self.random and not self.rows and least - slack <= ends[0] and ends[1] <= most + slack
+
+    def truncated_ends(self) -> tuple[float, float]:
+        """The entries of the ends of a truncated normal law."""
+        return self.scale * self.low + self.shift, self.scale * self.high + self.shift
 
     def entries(self, g: Tensor) -> Tensor:
         """Entries from N(0, 1) numbers, which give the others through their distribution function."""

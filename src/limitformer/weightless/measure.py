@@ -78,6 +78,8 @@ class Measure(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run it and look at sums and softmaxes."""
         kwargs = kwargs or {}
+        check_entries(func, args)
+        check_entries(func, kwargs.values())
         if func is FUSED and self.layer >= 0:
             return self.dot_product_attention(*args, **kwargs)
         if func is functional.multi_head_attention_forward and self.layer >= 0:
@@ -239,6 +241,20 @@ class Measure(TorchFunctionMode):
     def gram(self, x: Tensor) -> Tensor:
         """X Xᵀ/n (S, T, T)."""
         return gram(self.by_sample(x)) / x.shape[-1]
+
+
+class NoEntriesError(Exception):
+    """A tensor without entries is read."""
+
+
+def check_entries(func: Any, values: Any) -> None:
+    """`NoEntriesError` if a tensor is on the meta device: torch would return memory as it is."""
+    for each in values:
+        if isinstance(each, Tensor):
+            if each.is_meta:
+                raise NoEntriesError(f"reads a matrix without entries in {getattr(func, '__name__', func)}")
+        elif isinstance(each, list | tuple):
+            check_entries(func, each)
 
 
 def formula(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,10 @@
 """A module whose random weights have laws and no entries, ready for passes forward and backward."""
 
 import ctypes
+import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,45 +12,133 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from limitformer.base.errors import InputError, require
+from limitformer.base.errors import InputError, first_line, require
+from limitformer.base.memory import SHARE, available_memory, readable
+from limitformer.nn.drawn.simulate import torch_seed
 from limitformer.weightless.arrays import Arrays, output_arrays, stream_arrays
 from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.inputs import Inputs, Loss
-from limitformer.weightless.law import make, table_of, with_overrides
-from limitformer.weightless.laws import CONSTANT, UNKNOWN
-from limitformer.weightless.measure import Measure, blocks_of
+from limitformer.weightless.law import cannot_be_made, table_of, with_overrides
+from limitformer.weightless.laws import CONSTANT, UNKNOWN, Law
+from limitformer.weightless.measure import Measure, NoEntriesError, blocks_of
 from limitformer.weightless.models import Blueprint
+from limitformer.weightless.reachable import State, strays
 from limitformer.weightless.run import KeepWeightError, OneSampleOnlyError, Run, Weight
-from limitformer.weightless.watching import put_parameters
+from limitformer.weightless.shared import Shared
+from limitformer.weightless.watching import Built, Limited, built, drawn_module, put_parameters
 
 BETWEEN_TIDYING = 4  # blocks
+COPIES = 2  # of a whole network: its weights and their gradients
+DRAWN_WHOLE = "drawn by the model's own code"
 
 
 class Weightless:
-    """A module whose random weights have laws and no entries, ready for passes."""
+    """A module whose random weights have laws and no entries, ready for passes.
+
+    Where something that a pass could read is not understood (a law, a random buffer, a matrix in a list), each sample
+    is a whole network instead, drawn by the model's own code from (seed, sample): slower, and as exact.
+    """
 
     def __init__(
         self, blueprint: Blueprint, dtype: torch.dtype, device: torch.device, overrides: dict[str, Any] | None = None
     ) -> None:
         self.blueprint, self.dtype, self.device = blueprint, dtype, device
-        module, found = make(blueprint, dtype)
+        self.limit: int | None = None  # bytes that a network of unknown size may take
+        module, found, doubts = self.read()
         self.laws = with_overrides(found, overrides)
+        self.overridden = [name for name, law in self.laws.items() if law is not found[name]]
         self.table = table_of(blueprint, module, self.laws)
-        unknown = {name: law for name, law in self.laws.items() if law.kind == UNKNOWN}
-        for name, law in unknown.items():
-            raise InputError(
-                f"the law of {name} is not understood: {law.reason}. Nearest: overrides={{{name!r}: std}}."
-            )
-        for name, buffer in module.named_buffers():
-            require(not buffer.is_meta, f"the buffer {name} has no values: it was made by an operation on matrices.")
-        self.kept: dict[str, str] = {}
-        self.weights = self.replace(module)
         self.module = module.eval()
         self.blocks = blocks_of(module)
         require(bool(self.blocks), f"{blueprint.name} has no list of blocks (ModuleList or Sequential) to look at.")
+        self.kept: dict[str, str] = {}
+        self.weights: list[Weight] = []
+        self.drawn: dict[str, str] = {}  # why whole networks are drawn, by what is not understood
+        self.sample: tuple[int, int] | None = None  # of which seed and sample the module is
+        self.state: State | None = None
+        self.recomputes = False
         self.tidies = False  # whether a pass is so large that memory is given back on the way
         self.uses: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
+        self.trained = [name for name, one in module.named_parameters() if one.requires_grad or self.laws[name].random]
+        unknown = {name: law.reason for name, law in self.laws.items() if law.kind == UNKNOWN}
+        if unknown or doubts:
+            self.draw_whole(unknown | doubts)
+        else:
+            self.weights = self.replace(module)
+
+    def read(self) -> Built:
+        """The module and its laws; of a factory that cannot be watched, a network that is drawn."""
+        try:
+            return built(self.blueprint.factory, self.dtype)
+        except (InputError, MemoryError):
+            raise
+        except Exception as error:  # the user's own code, which may raise anything on the meta device
+            free = available_memory()
+            self.limit = None if free is None else int(SHARE * free / COPIES)
+            reason = f"the code that makes it cannot be watched: {type(error).__name__}: {first_line(error)}"
+            module = self.whole(0)
+            return Built(module, {name: Law(UNKNOWN, reason=reason) for name, _ in module.named_parameters()}, {})
+
+    def draw_whole(self, reasons: dict[str, str]) -> None:
+        """Let each sample be a network that the model's own code draws.
+
+        Raises:
+            InputError: it does not fit the memory that is free.
+        """
+        self.drawn, self.weights, self.kept, self.sample, self.state = reasons, [], {}, None, None
+        needed, free, name = COPIES * self.table.count * self.dtype.itemsize, available_memory(), next(iter(reasons))
+        if free is not None and needed > SHARE * free:
+            law = "the law of " if name in self.laws else ""
+            nearest = f"overrides={{{name!r}: std}}" if name in self.laws else "make it a parameter"
+            raise InputError(
+                f"{law}{name} is not understood: {reasons[name]}. A network that is drawn whole takes "
+                f"{readable(needed)}, more than is free. Nearest: {nearest}."
+            )
+
+    def whole(self, seed: int) -> nn.Module:
+        """A network that the model's own code draws."""
+        limited = nullcontext() if self.limit is None else Limited(self.limit, self.blueprint.name)
+        try:
+            with limited:
+                return drawn_module(self.blueprint.factory, self.dtype, seed)
+        except (InputError, MemoryError):
+            raise
+        except Exception as error:  # the user's own code, which may raise anything
+            raise cannot_be_made(self.blueprint, error) from error
+
+    def take(self, run: Run) -> None:
+        """Make the whole network of the run's sample ready, if it is not."""
+        sample = (run.seed, run.samples.start)
+        if sample == self.sample:
+            return
+        self.sample = self.state = None
+        self.module, self.blocks = nn.Module(), []  # so that no two networks are held at once
+        module = self.whole(torch_seed(run.seed, f"weightless build {run.samples.start}"))
+        shapes = {name: tuple(one.shape) for name, one in module.named_parameters()}
+        alike = shapes == self.table.shapes
+        require(alike, f"{self.blueprint.name} has other parameters each time it is made.")
+        self.override(module, run)
+        with torch.no_grad():
+            for each in (*module.parameters(), *module.buffers()):
+                each.data = self.on_device(each.data)
+        for name, value in [*module.named_parameters(), *module.named_buffers(), *strays(module)]:
+            missing = isinstance(value, Tensor) and value.is_meta
+            require(not missing, f"{name} of {self.blueprint.name} is on the meta device and has no values.")
+        self.module, self.blocks, self.sample = module.eval(), blocks_of(module), sample
+        self.run_again()
+
+    def override(self, module: nn.Module, run: Run) -> None:
+        """Draw the parameters of a whole network whose laws were given."""
+        laws = {name: self.laws[name] for name in self.overridden}
+        found = {name: one for name, one in module.named_parameters() if name in laws}
+        drawn = [Weight(name, laws[name], tuple(one.shape), run) for name, one in found.items() if laws[name].random]
+        copies(drawn)
+        for weight in drawn:
+            found[weight.name].data.copy_(run.entries(weight, weight.rows)[0])
+        for name, one in found.items():
+            if laws[name].kind == CONSTANT:
+                one.data.fill_(laws[name].shift)
 
     def replace(self, module: nn.Module) -> list[Weight]:
         """Put implicit weights in the place of random parameters, and overridden constants."""
@@ -76,7 +165,12 @@ class Weightless:
 
     def width_of_activations(self) -> int:
         """Numbers that a token leaves behind in a pass, as the outputs of its linear maps."""
-        return sum(min(weight.shape[0], 10**6) for weight in self.weights if len(weight.shape) >= 2)
+        return sum(min(shape[0], 10**6) for shape in self.matrices())
+
+    def matrices(self) -> list[tuple[int, ...]]:
+        """The shapes of the random weights of two dimensions or more; of a whole network, those of all."""
+        shapes = list(self.table.shapes.values()) if self.drawn else [weight.shape for weight in self.weights]
+        return [shape for shape in shapes if len(shape) >= 2]
 
     @contextmanager
     def tidying(self) -> Iterator[None]:
@@ -91,11 +185,16 @@ class Weightless:
 
     def recompute(self) -> None:
         """Blocks run again in the backward pass rather than keep what they computed."""
+        self.recomputes = True
+        self.run_again()
+
+    def run_again(self) -> None:
+        """Let the module's blocks run again in the backward pass, if they are to."""
         owners: dict[str, int] = {}
-        for block in self.blocks:
+        for block in self.blocks if self.recomputes else []:
             for name in names_in(block):
                 owners[name] = owners.get(name, 0) + 1
-        for block in self.blocks:
+        for block in self.blocks if self.recomputes else []:
             names = names_in(block)
             if all(owners[name] == 1 for name in names):
                 block.forward = self.running_again(block.forward, names)
@@ -105,8 +204,12 @@ class Weightless:
 
         def again(*args: Any, **kwargs: Any) -> Any:
             give_back_memory()
-            self.weights[0].run.forget(names)
-            return forward(*args, **kwargs)
+            if not self.weights:
+                return forward(*args, **kwargs)
+            run = self.weights[0].run
+            run.forget(names)
+            with self.by_sample(run):
+                return forward(*args, **kwargs)
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
@@ -117,31 +220,45 @@ class Weightless:
         """One pass, with its weights kept where that turns out to be needed."""
         while True:
             run = Run(seed, samples, inputs.rows, self.dtype, self.device, draw, loss is not None, dict(self.kept))
+            if self.drawn and len(samples) > 1:
+                raise OneSampleOnlyError
+            if self.drawn:
+                self.take(run)
             for weight in self.weights:
                 weight.run = run
             for parameter in self.module.parameters():
                 parameter.grad = None
+            self.state = self.state or State(self.module)
+            self.state.restore()
             try:
                 return self.attempt(run, inputs, loss)
             except KeepWeightError as needed:
                 self.kept[needed.name] = needed.reason
+            except NoEntriesError as read:
+                if self.drawn:
+                    raise InputError(f"{self.blueprint.name} {read}") from read
+                self.draw_whole({"a tensor": f"the model {read}"})
 
     def attempt(self, run: Run, inputs: Inputs, loss: Loss | None) -> Arrays:
         """One pass; `KeepWeightError` or `OneSampleOnlyError` if it cannot be as `run` has it."""
+        assert self.state is not None  # taken before the first pass
         arguments = {
             name: value.to(self.device) if isinstance(value, Tensor) else value
             for name, value in inputs.of(run.seed, run.samples, self.dtype).items()
         }
         measure = Measure(self.blocks, len(run.samples), inputs.counted)
-        chance = torch.get_rng_state()
+        before = chance()
         with torch.set_grad_enabled(loss is not None):
-            with self.tidying(), measure:
+            with self.tidying(), self.by_sample(run), measure:
                 out = self.call(arguments)
             measure.finish()
-            if not torch.equal(chance, torch.get_rng_state()):
-                raise InputError(f"{self.blueprint.name} draws random numbers of its own when it runs.")
+            require(chance() == before, f"{self.blueprint.name} draws random numbers of its own when it runs.")
+            changed = self.state.changed_weight()
+            require(changed is None, f"{self.blueprint.name} changes its parameter {changed} when it runs.")
             found = stream_arrays(measure) | output_arrays(out, len(run.samples))
             self.uses, self.reasons = run.found, {**run.reasons, **self.kept}
+            if self.drawn:
+                self.uses, self.reasons = dict.fromkeys(self.table.laws, DRAWN_WHOLE), self.drawn
             if loss is not None:
                 found |= self.backward(out, arguments, loss, run, measure)
         return found
@@ -159,16 +276,27 @@ class Weightless:
         if value.dim() == 0 and len(run.samples) > 1:
             raise OneSampleOnlyError
         by_sample = value.reshape(len(run.samples), -1).mean(1)
+        if self.recomputes and self.state is not None:
+            self.state.restore()  # blocks run again as they ran first
         by_sample.sum().backward()
-        norms = run.gradient_norms()
+        norms = run.gradient_norms() | (self.constant_norms() if run.side_by_side == 1 else {})
         places = range(len(measure.covariance))
         none = torch.full((len(run.samples),), torch.nan)
-        names = [weight.name for weight in self.weights]
         return {
             "loss": by_sample.detach().double().cpu().numpy(),
-            "weight_gradient": np.stack([norms.get(name, none).cpu().numpy() for name in names], -1),
+            "weight_gradient": np.stack([norms.get(name, none).cpu().numpy() for name in self.trained], -1),
             "stream_gradient": np.stack([measure.gradient.get(place, none).cpu().numpy() for place in places], -1),
         }
+
+    def by_sample(self, run: Run) -> AbstractContextManager[Any]:
+        """Keep the gradients of shared parameters apart by sample."""
+        return Shared(self.module, run) if run.gradients and run.side_by_side > 1 else nullcontext()
+
+    def constant_norms(self) -> dict[str, Tensor]:
+        """|∂W| (1,) of the parameters with entries that a gradient came back to."""
+        every = self.module.named_parameters()
+        found = {name: one.grad for name, one in every if not isinstance(one, Implicit) and one.grad is not None}
+        return {name: torch.linalg.vector_norm(each, dtype=torch.float64)[None] for name, each in found.items()}
 
 
 def copies(weights: list[Weight]) -> dict[str, str]:
@@ -181,6 +309,12 @@ def copies(weights: list[Weight]) -> dict[str, str]:
             weight.numbers = original.name
             kept |= {original.name: f"{weight.name} is a copy of it", weight.name: f"a copy of {original.name}"}
     return kept
+
+
+def chance() -> tuple[Any, ...]:
+    """The states of the global generators of torch, NumPy and Python."""
+    _, words, place, *rest = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), words.tobytes(), place, *rest, random.getstate()
 
 
 def give_back_memory() -> None:

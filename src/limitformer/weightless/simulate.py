@@ -112,7 +112,7 @@ def passes(
     def result(done: int) -> xr.Dataset:
         about = {**provenance(found), "seed": seed, "samples": done, "sequences": given.rows, "draw": draw}
         about["wall_seconds"] = time.perf_counter() - began
-        return dataset(parts, [weight.name for weight in found.weights], given, about)
+        return dataset(parts, found.trained, given, about)
 
     parts: list[Arrays] = []
     shown = bar("networks without weights", samples) if progress else None
@@ -211,7 +211,7 @@ def token_count(inputs: Inputs) -> int:
 
 def largest_layer(found: Weightless, tokens: int, gradients: bool) -> int:
     """Bytes that the widest part of a pass needs."""
-    widest = max((sum(weight.shape[-2:]) for weight in found.weights if len(weight.shape) > 1), default=1)
+    widest = max((sum(shape[-2:]) for shape in found.matrices()), default=1)
     return (6 if gradients else 3) * tokens * widest * found.dtype.itemsize + 16 * tokens**2
 
 
