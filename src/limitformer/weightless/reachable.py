@@ -17,6 +17,9 @@ from limitformer.weightless.implicit import Implicit
 
 OPAQUE = ("limitformer.weightless", "logging", "threading", "weakref", "_thread")  # whose objects hold no numbers
 CLASSES = (type, types.ModuleType, Implicit, str, bytes, torch.dtype, torch.device)  # which are not looked into
+WITHOUT = {type(None), str, type, types.BuiltinFunctionType, types.ModuleType}  # the frequent ones of them
+OF_MODULES = set(vars(nn.Module()))  # hooks, mostly
+LEAVES = {bool, int, float, complex}
 NUMBERS = bool | int | float | complex | np.generic | np.ndarray
 REGISTERS = ("_parameters", "_buffers", "_modules")  # of a module, which are no part of a path
 WHOLE_COPIES = 2  # dimensions from which on a parameter is watched and not copied
@@ -37,15 +40,18 @@ def reachable(module: nn.Module) -> Iterator[Place]:
     waiting: list[Place] = [Place("", module, False)]
     while waiting:
         place = waiting.pop()
-        value = place.value
-        if isinstance(value, CLASSES) or type(value).__module__.startswith(OPAQUE):
+        value, kind = place.value, type(place.value)
+        if kind in LEAVES:
+            yield place
             continue
-        if not isinstance(value, Tensor | bool | int | float | complex | None):
+        if isinstance(value, CLASSES) or kind.__module__.startswith(OPAQUE):
+            continue
+        if not isinstance(value, Tensor):
             if id(value) in seen:
                 continue
             seen.add(id(value))
         yield place
-        waiting.extend(inside(place, owned))
+        waiting.extend(one for one in inside(place, owned) if type(one.value) not in WITHOUT)
 
 
 def inside(place: Place, owned: set[int]) -> Iterator[Place]:
@@ -66,6 +72,8 @@ def inside(place: Place, owned: set[int]) -> Iterator[Place]:
         yield Place(f"{path}()", value.__defaults__, False)
     elif not isinstance(value, NUMBERS):
         for name, each in fields_of(value).items():
+            if name in OF_MODULES and not each and isinstance(value, nn.Module):
+                continue
             if isinstance(value, nn.Module) and name in REGISTERS:
                 registered = id(value) in owned
                 yield from (Place(joined(path, key), one, registered) for key, one in each.items())
@@ -108,23 +116,25 @@ class State:
         self.holders: list[tuple[Any, Any]] = []
         self.tensors: list[tuple[Tensor, Tensor]] = []
         self.weights: list[tuple[str, Tensor, int]] = []
-        self.alive = [place.value for place in reachable(module)]  # so that no address is used twice
         for place in reachable(module):
             value = place.value
-            if isinstance(value, nn.Parameter) and value.dim() >= WHOLE_COPIES:
-                if not value.is_inference():
-                    self.weights.append((place.path, value, value._version))
-            elif isinstance(value, Tensor):
-                if not value.is_meta:
-                    self.tensors.append((value, value.detach().clone()))
-            elif isinstance(value, np.ndarray):
+            if isinstance(value, Tensor):
+                self.keep(place.path, value)
+            elif isinstance(value, np.ndarray | list | dict | set):
                 self.holders.append((value, value.copy()))
-            elif isinstance(value, list | dict | set):
-                self.holders.append((value, value.copy()))
-            if isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, Tensor):
-                self.holders.append((vars(value), dict(vars(value))))
-                held = [each for name, each in vars(value).items() if name in REGISTERS]
-                self.holders.extend((each, dict(each)) for each in held if isinstance(each, dict))
+            elif type(value) not in LEAVES and isinstance(getattr(value, "__dict__", None), dict):
+                fields = vars(value)
+                self.holders.append((fields, dict(fields)))
+                registers = [fields[name] for name in REGISTERS if name in fields]
+                self.holders.extend((each, each.copy()) for each in registers if isinstance(each, dict))
+
+    def keep(self, name: str, tensor: Tensor) -> None:
+        """Copy a tensor's entries; of a large parameter, remember how often it was changed."""
+        if isinstance(tensor, nn.Parameter) and tensor.dim() >= WHOLE_COPIES:
+            if not tensor.is_inference():
+                self.weights.append((name, tensor, tensor._version))
+        elif not tensor.is_meta:
+            self.tensors.append((tensor, tensor.detach().clone()))
 
     def restore(self) -> None:
         """Put everything back as it was."""
