@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,20 @@ from torch import Tensor, nn
 from limitformer.base.errors import InputError, first_line, require
 from limitformer.weightless.arrays import Arrays, dataset, output_arrays, stream_arrays
 from limitformer.weightless.inputs import Inputs, Loss
-from limitformer.weightless.measure import Measure, blocks_of
+from limitformer.weightless.measure import (
+    Measure,
+    NoEntriesError,
+    UnclearAxisError,
+    blocks_of,
+    grown_axis,
+    mixed_sequences,
+    stream_axis,
+    stream_shapes,
+)
+from limitformer.weightless.network import chance
+from limitformer.weightless.reachable import State, strays
+
+REPEATS = 1e-4  # of the covariance of the last layer, between two calls
 
 
 def measured(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset:
@@ -28,25 +42,88 @@ def measured(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset
     """
     blocks = blocks_of(module)
     require(bool(blocks), f"{type(module).__name__} has no list of blocks (ModuleList or Sequential) to look at.")
+    every = [*module.named_parameters(), *module.named_buffers(), *strays(module)]
+    missing = [name for name, each in every if isinstance(each, Tensor) and each.is_meta]
+    require(not missing, f"{''.join(missing[:1])} of {type(module).__name__} is on the meta device and has no values.")
     weights = {name: each for name, each in module.named_parameters() if each.requires_grad}
     frozen = loss is not None and not weights
     require(not frozen, f"no weight of {type(module).__name__} has a gradient. Nearest: gradients=False.")
-    some = next(module.parameters())
-    arguments = placed(inputs, some.device, some.dtype)
-    measure = Measure(blocks, 1, inputs.counted)
-    with evaluating(module), torch.set_grad_enabled(loss is not None):
-        out = called(module, arguments, measure)
-        found = stream_arrays(measure) | output_arrays(out, 1)
-        check_finite(found)
-        if loss is not None:
-            found |= gradients(loss(out, arguments), weights, measure)
+    arguments = placed(inputs, module)
+    with evaluating(module):
+        looks = Looks(module, blocks, State(module))
+        try:
+            axis = looks.axis_of(inputs)
+            if not hasattr(getattr(module, "config", None), "model_type"):
+                looks.check(inputs, axis)
+            out, measure = looks.one(inputs, arguments, axis, gradients=loss is not None)
+            with torch.set_grad_enabled(loss is not None):
+                found = stream_arrays(measure) | output_arrays(out, 1)
+                check_finite(found)
+                if loss is not None:
+                    found |= gradients(loss(out, arguments), weights, measure)
+        finally:
+            looks.state.restore()
     return dataset([found], list(weights), inputs, {"description": "a module that exists", "samples": 1})
 
 
-def placed(inputs: Inputs, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Looks:
+    """Passes through a module that exists, which is put back before each."""
+
+    module: nn.Module
+    blocks: list[nn.Module]
+    state: State
+
+    def one(self, inputs: Inputs, arguments: dict[str, Any], axis: int | None, gradients: bool) -> tuple[Any, Measure]:
+        """The output, and what was seen."""
+        self.state.restore()
+        measure, before, name = Measure(self.blocks, 1, inputs.rows, inputs.counted, axis), chance(), self.name
+        with torch.set_grad_enabled(gradients):
+            out = called(self.module, arguments, measure)
+        require(chance() == before, f"{name} draws random numbers of its own when it runs.")
+        changed = self.state.changed_weight()
+        require(changed is None, f"{name} changes its parameter {changed} when it runs.")
+        return out, measure
+
+    @property
+    def name(self) -> str:
+        """Of the module's class."""
+        return type(self.module).__name__
+
+    def axis_of(self, inputs: Inputs) -> int | None:
+        """The dimension of the stream in which sequences lie, None where its sizes say it."""
+        if inputs.rows == 1:
+            return None
+        with stream_shapes(self.blocks) as shapes:
+            self.one(inputs, placed(inputs, self.module), 0, gradients=False)
+        try:
+            return stream_axis(shapes[0], inputs.rows, 1) if shapes else None
+        except UnclearAxisError:
+            double = inputs.repeated(2)
+            with stream_shapes(self.blocks) as more:
+                self.one(double, placed(double, self.module), 0, gradients=False)
+            return grown_axis(shapes, more)
+
+    def check(self, inputs: Inputs, axis: int | None) -> None:
+        """Two calls, with gradients where sequences could influence each other.
+
+        Raises:
+            InputError: they do, or the calls differ.
+        """
+        several = inputs.rows > 1
+        _, first = self.one(inputs, placed(inputs, self.module), axis, gradients=several)
+        if several and first.mixes():
+            raise mixed_sequences(self.name, inputs.batch_dim)
+        _, again = self.one(inputs, placed(inputs, self.module), axis, gradients=False)
+        alike = torch.allclose(first.covariance[-1], again.covariance[-1], rtol=REPEATS, equal_nan=True)
+        require(alike, f"{self.name} gives other numbers when it is called again with the same inputs.")
+
+
+def placed(inputs: Inputs, module: nn.Module) -> dict[str, Any]:
     """The arguments, on the module's device."""
-    given = inputs.of(0, range(1), dtype)
-    return {name: each.to(device) if isinstance(each, Tensor) else each for name, each in given.items()}
+    some = next((one for one in module.parameters() if one.is_floating_point()), torch.zeros(()))
+    given = inputs.of(0, range(1), some.dtype)
+    return {name: each.to(some.device) if isinstance(each, Tensor) else each for name, each in given.items()}
 
 
 @contextmanager
@@ -71,6 +148,8 @@ def called(module: nn.Module, arguments: dict[str, Any], measure: Measure) -> An
         measure.finish()
     except (InputError, MemoryError):
         raise
+    except NoEntriesError as error:
+        raise InputError(f"{type(module).__name__} {error}.") from error
     except Exception as error:  # the user's own code, which may raise anything
         what = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(f"{type(module).__name__} cannot run with these inputs: {what}") from error

@@ -17,10 +17,18 @@ from limitformer.base.memory import SHARE, available_memory, readable
 from limitformer.nn.drawn.simulate import torch_seed
 from limitformer.weightless.arrays import Arrays, output_arrays, stream_arrays
 from limitformer.weightless.implicit import Implicit
-from limitformer.weightless.inputs import Inputs, Loss
+from limitformer.weightless.inputs import Inputs, Loss, square
 from limitformer.weightless.law import cannot_be_made, table_of, with_overrides
 from limitformer.weightless.laws import CONSTANT, UNKNOWN, Law
-from limitformer.weightless.measure import Measure, NoEntriesError, blocks_of
+from limitformer.weightless.measure import (
+    Measure,
+    NoEntriesError,
+    UnclearAxisError,
+    blocks_of,
+    grown_axis,
+    mixed_sequences,
+    stream_shapes,
+)
 from limitformer.weightless.models import Blueprint
 from limitformer.weightless.reachable import State, strays
 from limitformer.weightless.run import KeepWeightError, OneSampleOnlyError, Run, Weight
@@ -56,6 +64,7 @@ class Weightless:
         self.drawn: dict[str, str] = {}  # why whole networks are drawn, by what is not understood
         self.sample: tuple[int, int] | None = None  # of which seed and sample the module is
         self.state: State | None = None
+        self.axis: tuple[Inputs, int] | None = None  # in which dimension of the stream sequences lie, for these inputs
         self.recomputes = False
         self.tidies = False  # whether a pass is so large that memory is given back on the way
         self.uses: dict[str, str] = {}
@@ -73,7 +82,7 @@ class Weightless:
             return built(self.blueprint.factory, self.dtype)
         except (InputError, MemoryError):
             raise
-        except Exception as error:  # the user's own code, which may raise anything on the meta device
+        except Exception as error:  # the user's own code, which may raise anything  # noqa: BLE001
             free = available_memory()
             self.limit = None if free is None else int(SHARE * free / COPIES)
             reason = f"the code that makes it cannot be watched: {type(error).__name__}: {first_line(error)}"
@@ -218,6 +227,47 @@ class Weightless:
 
     def run(self, seed: int, samples: range, inputs: Inputs, draw: str, loss: Loss | None) -> Arrays:
         """One pass, with its weights kept where that turns out to be needed."""
+        try:
+            return self.until_it_runs(seed, samples, inputs, draw, loss)
+        except UnclearAxisError:
+            shapes = [self.shapes(seed, samples.start, inputs.repeated(times), draw) for times in (1, 2)]
+            self.axis = inputs, grown_axis(*shapes)
+            return self.until_it_runs(seed, samples, inputs, draw, loss)
+
+    def shapes(self, seed: int, sample: int, inputs: Inputs, draw: str) -> list[torch.Size]:
+        """The shapes of what enters the blocks in a pass of one sample."""
+
+        def call(run: Run) -> list[torch.Size]:
+            with torch.no_grad(), stream_shapes(self.blocks) as found:
+                self.call(self.arguments(run, inputs))
+            return list(found)
+
+        return self.until_it_runs(seed, range(sample, sample + 1), inputs, draw, None, call)
+
+    def first(self, seed: int, inputs: Inputs, draw: str) -> Arrays:
+        """The first sample's pass without gradients; its sequences must not influence each other.
+
+        Raises:
+            InputError: they do.
+        """
+
+        def call(run: Run) -> bool:
+            measure = Measure(self.blocks, 1, inputs.rows, inputs.counted, self.axis_of(inputs))
+            with torch.enable_grad(), measure:
+                self.call(self.arguments(run, inputs))
+            measure.finish()
+            return measure.mixes()
+
+        found = self.run(seed, range(1), inputs, draw, None)
+        if inputs.rows > 1 and self.until_it_runs(seed, range(1), inputs, draw, square, call):
+            raise mixed_sequences(self.blueprint.name, inputs.batch_dim)
+        return found
+
+    def until_it_runs(
+        self, seed: int, samples: range, inputs: Inputs, draw: str, loss: Loss | None,
+        call: Callable[[Run], Any] | None = None,
+    ) -> Any:  # fmt: skip
+        """What `call`, or a pass, gives of a run that keeps the weights which it needs."""
         while True:
             run = Run(seed, samples, inputs.rows, self.dtype, self.device, draw, loss is not None, dict(self.kept))
             if self.drawn and len(samples) > 1:
@@ -231,7 +281,7 @@ class Weightless:
             self.state = self.state or State(self.module)
             self.state.restore()
             try:
-                return self.attempt(run, inputs, loss)
+                return self.attempt(run, inputs, loss) if call is None else call(run)
             except KeepWeightError as needed:
                 self.kept[needed.name] = needed.reason
             except NoEntriesError as read:
@@ -242,11 +292,8 @@ class Weightless:
     def attempt(self, run: Run, inputs: Inputs, loss: Loss | None) -> Arrays:
         """One pass; `KeepWeightError` or `OneSampleOnlyError` if it cannot be as `run` has it."""
         assert self.state is not None  # taken before the first pass
-        arguments = {
-            name: value.to(self.device) if isinstance(value, Tensor) else value
-            for name, value in inputs.of(run.seed, run.samples, self.dtype).items()
-        }
-        measure = Measure(self.blocks, len(run.samples), inputs.counted)
+        arguments = self.arguments(run, inputs)
+        measure = Measure(self.blocks, len(run.samples), inputs.rows, inputs.counted, self.axis_of(inputs))
         before = chance()
         with torch.set_grad_enabled(loss is not None):
             with self.tidying(), self.by_sample(run), measure:
@@ -262,6 +309,15 @@ class Weightless:
             if loss is not None:
                 found |= self.backward(out, arguments, loss, run, measure)
         return found
+
+    def arguments(self, run: Run, inputs: Inputs) -> dict[str, Any]:
+        """What the module is called with."""
+        given = inputs.of(run.seed, run.samples, self.dtype)
+        return {name: each.to(self.device) if isinstance(each, Tensor) else each for name, each in given.items()}
+
+    def axis_of(self, inputs: Inputs) -> int | None:
+        """The dimension of the stream in which the sequences lie, if its sizes do not say it."""
+        return self.axis[1] if self.axis is not None and self.axis[0] is inputs else None
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
         """The module's output; what has no name is its first argument."""
@@ -313,8 +369,13 @@ def copies(weights: list[Weight]) -> dict[str, str]:
 
 def chance() -> tuple[Any, ...]:
     """The states of the global generators of torch, NumPy and Python."""
-    _, words, place, *rest = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), words.tobytes(), place, *rest, random.getstate()
+    numpys: Any = np.random.get_state(legacy=False)
+    return (
+        torch.get_rng_state().numpy().tobytes(),
+        numpys["state"]["key"].tobytes(),
+        numpys["state"]["pos"],
+        random.getstate(),
+    )
 
 
 def give_back_memory() -> None:

@@ -117,8 +117,7 @@ class Run:
         for row, value in weight.law.rows.items():
             numbers = torch.as_tensor(rows) if isinstance(rows, Tensor) else torch.arange(rows.start, rows.stop)
             entries[:, numbers.to(entries.device) == row] = value
-        size = (len(rows), *weight.shape[1:]) if weight.shape else ()
-        return entries.reshape(self.side_by_side, *size)
+        return entries.reshape(self.side_by_side, *((len(rows), *weight.shape[1:]) if weight.shape else ()))
 
     def normals(self, purpose: str, rows: range | Tensor, columns: int) -> Tensor:
         """N(0, 1) (S, rows, columns)."""

@@ -1,4 +1,4 @@
-r"""Gradients, by sample, of parameters that samples side by side share: norm gains, biases, matrices that start at zero.
+r"""Gradients, by sample, of parameters with entries, such as norm gains, biases and matrices that start at zero.
 
 A parameter p with entries is one tensor for all S samples, and torch would sum its gradient over them. Each operation
 y = f(x, p) gets p without its gradient instead, so that y and the gradient of x stay as they are, to the last bit. When
@@ -73,9 +73,7 @@ class Shared(TorchFunctionMode):
         return id(value) in self.leaves or id(value) in self.made
 
     def has_shared(self, values: Any) -> bool:
-        return any(
-            self.has_shared(each) if isinstance(each, list | tuple) else self.is_shared(each) for each in values
-        )
+        return any(self.has_shared(each) if isinstance(each, list | tuple) else self.is_shared(each) for each in values)
 
     def plain(self, value: Any) -> Any:
         """A shared tensor without its gradient."""
@@ -201,7 +199,9 @@ def multiplied(mode: Shared, func: Any, input: Any, other: Any) -> Leave:
     return lambda g: mode.add(p, mode.by_sample(g * x, p.shape))
 
 
-def convolved(mode: Shared, func: Any, input: Tensor, weight: Tensor, bias: Any = None, *more: Any, **named: Any) -> Leave:
+def convolved(
+    mode: Shared, func: Any, input: Tensor, weight: Tensor, bias: Any = None, *more: Any, **named: Any
+) -> Leave:
     """A convolution's bias."""
     if mode.is_shared(weight) or mode.is_shared(input):
         raise OneSampleOnlyError

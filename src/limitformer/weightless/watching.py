@@ -126,7 +126,7 @@ class Watch(TorchDispatchMode):
             self.note(made, after)
 
     def note(self, tensor: Tensor, law: Law) -> None:
-        """This is the law of its storage; numbers that are not understood have a source, too, by which copies are known."""
+        """Note the law of a storage; one that is not understood gets a source, too, by which copies are known."""
         if tensor.layout != torch.strided:
             return
         self.alive.append(tensor.untyped_storage())
@@ -289,7 +289,7 @@ class Built(NamedTuple):
 
 
 def built(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
-    """Build a module twice, from two seeds: what differs and was not understood is random in a way that is not known."""
+    """Build a module from two seeds: what differs, and was not understood, is random in a way that is not known."""
     module, watch = build(factory, dtype, 0)
     other, watch_of_other = build(factory, dtype, 1)
     twins = dict(other.named_parameters())
