@@ -23,10 +23,12 @@ from limitformer.weightless.measure import (
     stream_axis,
     stream_shapes,
 )
-from limitformer.weightless.network import chance
+from limitformer.weightless.network import chance, output_sizes
 from limitformer.weightless.reachable import State, strays
+from limitformer.weightless.run import gradient_norm
+from limitformer.weightless.simulate import close
 
-REPEATS = 1e-4  # of the covariance of the last layer, between two calls
+REPEATS = 1e-4  # between two calls
 
 
 def measured(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset:
@@ -111,12 +113,13 @@ class Looks:
             InputError: they do, or the calls differ.
         """
         several = inputs.rows > 1
-        _, first = self.one(inputs, placed(inputs, self.module), axis, gradients=several)
+        out, first = self.one(inputs, placed(inputs, self.module), axis, gradients=several)
         if several and first.mixes():
             raise mixed_sequences(self.name, inputs.batch_dim)
-        _, again = self.one(inputs, placed(inputs, self.module), axis, gradients=False)
-        alike = torch.allclose(first.covariance[-1], again.covariance[-1], rtol=REPEATS, equal_nan=True)
-        require(alike, f"{self.name} gives other numbers when it is called again with the same inputs.")
+        out_again, again = self.one(inputs, placed(inputs, self.module), axis, gradients=False)
+        before, after = ([*one.covariance, output_sizes(each)] for each, one in ((out, first), (out_again, again)))
+        alike = [close(a.cpu().numpy(), b.cpu().numpy(), REPEATS) for a, b in zip(before, after, strict=True)]
+        require(all(alike), f"{self.name} gives other numbers when it is called again with the same inputs.")
 
 
 def placed(inputs: Inputs, module: nn.Module) -> dict[str, Any]:
@@ -170,7 +173,7 @@ def gradients(value: Tensor, weights: dict[str, nn.Parameter], measure: Measure)
     require(known, "the loss must be a tensor that depends on the module's output.")
     whole = value.mean()
     found = torch.autograd.grad(whole, list(weights.values()), allow_unused=True)
-    norms = [torch.nan if each is None else float(torch.linalg.vector_norm(each.double())) for each in found]
+    norms = [torch.nan if each is None else float(gradient_norm(each)) for each in found]
     none = torch.full((1,), torch.nan)
     stream = [float(measure.gradient.get(place, none)) for place in range(len(measure.covariance))]
     return {

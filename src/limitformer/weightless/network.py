@@ -31,9 +31,9 @@ from limitformer.weightless.measure import (
 )
 from limitformer.weightless.models import Blueprint
 from limitformer.weightless.reachable import State, strays
-from limitformer.weightless.run import KeepWeightError, OneSampleOnlyError, Run, Weight
+from limitformer.weightless.run import KeepWeightError, OneSampleOnlyError, Run, Weight, gradient_norm
 from limitformer.weightless.shared import Shared
-from limitformer.weightless.watching import Built, Limited, built, drawn_module, put_parameters
+from limitformer.weightless.watching import Built, Limited, built, drawn_module, put_parameters, tensors_in
 
 BETWEEN_TIDYING = 4  # blocks
 COPIES = 2  # of a whole network: its weights and their gradients
@@ -67,6 +67,7 @@ class Weightless:
         self.axis: tuple[Inputs, int] | None = None  # in which dimension of the stream sequences lie, for these inputs
         self.recomputes = False
         self.tidies = False  # whether a pass is so large that memory is given back on the way
+        self.outputs: Arrays = {}  # sizes of what the last pass of a foreign module gave
         self.uses: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
         self.trained = [name for name, one in module.named_parameters() if one.requires_grad or self.laws[name].random]
@@ -75,6 +76,11 @@ class Weightless:
             self.draw_whole(unknown | doubts)
         else:
             self.weights = self.replace(module)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the module is of code that nobody has looked at: not of transformers, nor of this package."""
+        return self.blueprint.config is None and self.blueprint.transformer is None
 
     def read(self) -> Built:
         """The module and its laws; of a factory that cannot be watched, a network that is drawn."""
@@ -96,7 +102,9 @@ class Weightless:
             InputError: it does not fit the memory that is free.
         """
         self.drawn, self.weights, self.kept, self.sample, self.state = reasons, [], {}, None, None
-        needed, free, name = COPIES * self.table.count * self.dtype.itemsize, available_memory(), next(iter(reasons))
+        hidden = sum(each.numel() for _, each in strays(self.module) if isinstance(each, Tensor) and each.is_meta)
+        needed, free = COPIES * (self.table.count + hidden) * self.dtype.itemsize, available_memory()
+        name = next(iter(reasons))
         if free is not None and needed > SHARE * free:
             law = "the law of " if name in self.laws else ""
             nearest = f"overrides={{{name!r}: std}}" if name in self.laws else "make it a parameter"
@@ -261,7 +269,7 @@ class Weightless:
         found = self.run(seed, range(1), inputs, draw, None)
         if inputs.rows > 1 and self.until_it_runs(seed, range(1), inputs, draw, square, call):
             raise mixed_sequences(self.blueprint.name, inputs.batch_dim)
-        return found
+        return found | self.outputs
 
     def until_it_runs(
         self, seed: int, samples: range, inputs: Inputs, draw: str, loss: Loss | None,
@@ -304,6 +312,8 @@ class Weightless:
             require(changed is None, f"{self.blueprint.name} changes its parameter {changed} when it runs.")
             found = stream_arrays(measure) | output_arrays(out, len(run.samples))
             self.uses, self.reasons = run.found, {**run.reasons, **self.kept}
+            if self.foreign:
+                self.outputs = {"output": output_sizes(out)[None].cpu().numpy()}
             if self.drawn:
                 self.uses, self.reasons = dict.fromkeys(self.table.laws, DRAWN_WHOLE), self.drawn
             if loss is not None:
@@ -352,7 +362,7 @@ class Weightless:
         """|∂W| (1,) of the parameters with entries that a gradient came back to."""
         every = self.module.named_parameters()
         found = {name: one.grad for name, one in every if not isinstance(one, Implicit) and one.grad is not None}
-        return {name: torch.linalg.vector_norm(each, dtype=torch.float64)[None] for name, each in found.items()}
+        return {name: gradient_norm(each)[None] for name, each in found.items()}
 
 
 def copies(weights: list[Weight]) -> dict[str, str]:
@@ -376,6 +386,11 @@ def chance() -> tuple[Any, ...]:
         numpys["state"]["pos"],
         random.getstate(),
     )
+
+
+def output_sizes(out: Any) -> Tensor:
+    """The norm of each tensor in a module's output."""
+    return torch.tensor([float(gradient_norm(each.detach())) for each in tensors_in(out)], dtype=torch.float64)
 
 
 def give_back_memory() -> None:

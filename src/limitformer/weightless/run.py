@@ -177,6 +177,11 @@ class Run:
         return {name: value.sqrt() for name, value in squared.items()}
 
 
+def gradient_norm(gradient: Tensor) -> Tensor:
+    """|∂W|, of complex entries too."""
+    return torch.linalg.vector_norm((gradient.abs() if gradient.is_complex() else gradient).double())
+
+
 def add_to(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
     """sums[name] += value."""
     sums[name] = sums[name] + value if name in sums else value

@@ -85,7 +85,8 @@ class Shared(TorchFunctionMode):
             raise OneSampleOnlyError
         inner = [self.made.get(id(each), each) for each in args]
         graph = func(*inner, **{name: self.made.get(id(each), each) for name, each in kwargs.items()})
-        if not isinstance(graph, Tensor) or getattr(func, "__name__", "").rstrip("_") != getattr(func, "__name__", ""):
+        name = getattr(func, "__name__", "")
+        if not isinstance(graph, Tensor) or (name.endswith("_") and not name.endswith("__")):
             raise OneSampleOnlyError
         if self.is_shared(graph) or not graph.requires_grad:
             return graph

@@ -108,13 +108,12 @@ def passes(
     check_scratch(largest_layer(found, tokens, loss is not None), "One layer of it", "fewer tokens")
 
     began = time.perf_counter()
-    foreign = found.blueprint.config is None and found.blueprint.transformer is None
-    first = named_errors(lambda: found.first(seed, given, draw), found.blueprint) if foreign else {}
+    first = named_errors(lambda: found.first(seed, given, draw), found.blueprint) if found.foreign else {}
 
     def one(part: range) -> Arrays:
         arrays = named_errors(lambda: found.run(seed, part, given, draw, loss), found.blueprint)
         if part == range(1):
-            check_repeats(first, arrays, found)
+            check_repeats(first, arrays | found.outputs, found)
         return arrays
 
     def result(done: int) -> xr.Dataset:
