@@ -192,7 +192,7 @@ def check_repeats(first: Arrays, again: Arrays, found: Weightless) -> None:
 
 def close(a: NDArray[Any], b: NDArray[Any], tolerance: float) -> bool:
     """Whether they are the same numbers, but for rounding."""
-    scale = np.nanmax(np.abs(b), initial=0.0)
+    scale = np.max(np.abs(b[np.isfinite(b)]), initial=0.0)
     return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance * 1e-3 * scale, equal_nan=True))
 
 
