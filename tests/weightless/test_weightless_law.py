@@ -12,7 +12,7 @@ from torch import nn
 
 import limitformer as lf
 from architectures import CHEAP, logits
-from limitformer.weightless import Law, laws
+from limitformer.weightless import Law, laws, network
 from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.numbers import entries as draw_entries
 from weightless_families import CONFIGS
@@ -98,8 +98,7 @@ def test_what_is_not_understood_is_named_and_can_be_given():
 
     assert str(lf.weightless.law(made)["layers.0.weight"]) == "unknown: its entries depend on each other"
     assert nn.init.orthogonal_(torch.empty(2, 2)).det().abs() == pytest.approx(1.0)  # torch's own is back
-    with pytest.raises(lf.InputError, match=r"the law of layers\.0\.weight is not understood"):
-        lf.weightless.simulate(made, [[1, 2]], samples=1, seed=0)
+    assert nn.init.dirac_(torch.empty(2, 2, 1)).sum() == 2.0
 
 
 def test_the_global_generator_is_left_alone():
@@ -203,6 +202,23 @@ def test_copies_have_the_same_numbers(factory):
     assert ks_2samp(size, drawn(shared=False)).pvalue < 1e-6
 
 
+@pytest.mark.parametrize("std", [0.3, laws.uniform(-1.0, 1.0)])
+def test_copies_with_another_law_stay_copies(std):
+    x = np.random.Generator(np.random.Philox(1)).standard_normal((1, 3, 8))
+    options = {"samples": 1500, "seed": 0, "dtype": torch.float64, "progress": False}
+    data = lf.weightless.simulate(deep_copies, x, overrides={"*.map.weight": std}, **options)
+    size = data.covariance[:, -1].values.trace(axis1=1, axis2=2) * 8
+    generator, one = torch.Generator().manual_seed(1), torch.eye(8, dtype=torch.float64)
+    w = torch.empty(2, 1500, 8, 8, dtype=torch.float64)
+    w = w.normal_(generator=generator) * 0.3 if std == 0.3 else w.uniform_(-1.0, 1.0, generator=generator)
+
+    def drawn(shared):
+        return (torch.tensor(x) @ (one + w[0]) @ (one + w[0 if shared else 1])).square().sum((1, 2)).numpy()
+
+    assert ks_2samp(size, drawn(shared=True)).pvalue > 1e-4
+    assert ks_2samp(size, drawn(shared=False)).pvalue < 1e-4
+
+
 def from_numpy():
     made = linear()
     made.weight = nn.Parameter(torch.tensor(np.random.standard_normal((8, 8))))
@@ -249,9 +265,32 @@ def alpha():
 
 
 @pytest.mark.parametrize("factory", [from_numpy, half_a_row, repeated, orthogonal_zeros, foreach, eye, alpha])
-def test_no_law_is_guessed(factory):
-    with pytest.raises(lf.InputError, match=r"the law of layers\.0\.map\.weight is not understood"):
+def test_no_law_is_guessed(factory, monkeypatch):
+    assert lf.weightless.law(factory)["layers.0.map.weight"].kind == "unknown"
+    monkeypatch.setattr(network, "available_memory", lambda: 100)
+    with pytest.raises(lf.InputError, match=r"the law of layers\.0\.map\.weight is not understood.* takes 512 bytes"):
         lf.weightless.simulate(factory, np.ones((1, 2, 8)), samples=1, seed=0)
+    named = {"layers.0.map.weight": 0.5}
+    data = lf.weightless.simulate(factory, np.ones((1, 2, 8)), samples=1, seed=0, overrides=named, progress=False)
+    assert data.attrs["weights"] in ("1 never drawn", "1 drawn when needed")
+
+
+@pytest.mark.parametrize("factory", [from_numpy, half_a_row, repeated, orthogonal_zeros, foreach, eye, alpha])
+def test_a_law_that_is_not_understood_is_that_of_the_modules_own_code(factory):
+    x = np.random.Generator(np.random.Philox(1)).standard_normal((1, 3, 8))
+    data = lf.weightless.simulate(factory, x, samples=800, seed=0, dtype=torch.float64, progress=False)
+    assert data.attrs["weights"] == "1 drawn by the model's own code"
+    size = data.covariance[:, -1].values.trace(axis1=1, axis2=2) * 8
+    drawn = []
+    with torch.random.fork_rng(), torch.no_grad():
+        for k in range(800):
+            torch.manual_seed(k)
+            drawn.append(float(factory().double()(torch.tensor(x)).square().sum()))
+    if np.ptp(drawn) < 1e-9:
+        np.testing.assert_allclose(size, drawn, rtol=1e-6)
+    else:
+        assert ks_2samp(size, drawn).pvalue > 1e-4
+        assert ks_2samp(size, 1.3 * np.array(drawn)).pvalue < 1e-6  # the twin: weights that are larger
 
 
 def test_freed_memory_is_not_taken_for_what_it_held():
@@ -263,7 +302,7 @@ def test_freed_memory_is_not_taken_for_what_it_held():
     assert [str(lf.weightless.law(made)[f"b.{k}"]) for k in range(4)] == ["ones"] * 4
 
 
-def test_random_buffers_and_random_passes_are_refused():
+def test_random_passes_are_refused_and_random_buffers_are_not():
     class Noisy(Stack):
         def forward(self, x):
             return super().forward(x) + torch.randn_like(x)
@@ -276,8 +315,8 @@ def test_random_buffers_and_random_passes_are_refused():
     x = np.ones((1, 2, 8))
     with pytest.raises(lf.InputError, match="draws random numbers of its own"):
         lf.weightless.simulate(lambda: Noisy(Residual(linear())), x, samples=1, seed=0)
-    with pytest.raises(lf.InputError, match="the buffer b is random"):
-        lf.weightless.simulate(lambda: Buffered(Residual(linear())), x, samples=1, seed=0)
+    data = lf.weightless.simulate(lambda: Buffered(Residual(linear())), x, samples=1, seed=0, progress=False)
+    assert data.attrs["kept"] == "b: it is random"
 
 
 @pytest.mark.parametrize("family", CHEAP)

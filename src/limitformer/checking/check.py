@@ -49,6 +49,7 @@ def check(
     loss: Loss | None = None,
     law: bool = True,
     seed: int = 0,
+    batch_dim: int = 0,
     progress: bool = True,
 ) -> Report:
     """Measure a Transformer by layer, hold it against its law at initialisation, and say what is wrong.
@@ -71,6 +72,7 @@ def check(
             without one a random linear readout of its last tokens.
         law: whether a module that exists is held against its law, which takes longer than to measure it.
         seed: the same seed gives the same report.
+        batch_dim: the dimension of the inputs in which sequences lie: 1 for a module that takes (tokens, sequences, …).
         progress: whether work of more than two seconds shows on the terminal.
 
     Raises:
@@ -89,6 +91,7 @@ def check(
         "seed": seed,
         "progress": progress,
         "loss": loss,
+        "batch_dim": batch_dim,
     }
     report = with_verdicts(measure(subject, text, tokens, samples, options), subject, limits)
     if settings:
@@ -126,7 +129,7 @@ def with_verdicts(report: Report, subject: Subject, limits: Mapping[str, Thresho
 def measure(subject: Subject, text: Any, tokens: int, samples: int, options: dict[str, Any]) -> Report:
     """The curves of the network that exists, if one does, and of its law, if that is known."""
     blueprint = task_and_config(subject)
-    inputs = inputs_for(subject, text, tokens)
+    inputs = inputs_for(subject, text, tokens).with_batch_dim(options["batch_dim"])
     loss = (options["loss"] or loss_of(blueprint, options["seed"])) if options["gradients"] else None
     held = None if subject.module is None else measured(subject.module, inputs, loss)
     about: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,22 @@ from torch import Tensor, nn
 from limitformer.base.errors import InputError, first_line, require
 from limitformer.weightless.arrays import Arrays, dataset, output_arrays, stream_arrays
 from limitformer.weightless.inputs import Inputs, Loss
-from limitformer.weightless.measure import Measure, blocks_of
+from limitformer.weightless.measure import (
+    Measure,
+    NoEntriesError,
+    UnclearAxisError,
+    blocks_of,
+    grown_axis,
+    mixed_sequences,
+    stream_axis,
+    stream_shapes,
+)
+from limitformer.weightless.network import chance, output_sizes
+from limitformer.weightless.reachable import State, strays
+from limitformer.weightless.run import gradient_norm
+from limitformer.weightless.simulate import close
+
+REPEATS = 1e-4  # between two calls
 
 
 def measured(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset:
@@ -28,25 +44,89 @@ def measured(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset
     """
     blocks = blocks_of(module)
     require(bool(blocks), f"{type(module).__name__} has no list of blocks (ModuleList or Sequential) to look at.")
+    every = [*module.named_parameters(), *module.named_buffers(), *strays(module)]
+    missing = [name for name, each in every if isinstance(each, Tensor) and each.is_meta]
+    require(not missing, f"{''.join(missing[:1])} of {type(module).__name__} is on the meta device and has no values.")
     weights = {name: each for name, each in module.named_parameters() if each.requires_grad}
     frozen = loss is not None and not weights
     require(not frozen, f"no weight of {type(module).__name__} has a gradient. Nearest: gradients=False.")
-    some = next(module.parameters())
-    arguments = placed(inputs, some.device, some.dtype)
-    measure = Measure(blocks, 1, inputs.counted)
-    with evaluating(module), torch.set_grad_enabled(loss is not None):
-        out = called(module, arguments, measure)
-        found = stream_arrays(measure) | output_arrays(out, 1)
-        check_finite(found)
-        if loss is not None:
-            found |= gradients(loss(out, arguments), weights, measure)
+    arguments = placed(inputs, module)
+    with evaluating(module):
+        looks = Looks(module, blocks, State(module))
+        try:
+            axis = looks.axis_of(inputs)
+            if not hasattr(getattr(module, "config", None), "model_type"):
+                looks.check(inputs, axis)
+            out, measure = looks.one(inputs, arguments, axis, gradients=loss is not None)
+            with torch.set_grad_enabled(loss is not None):
+                found = stream_arrays(measure) | output_arrays(out, 1)
+                check_finite(found)
+                if loss is not None:
+                    found |= gradients(loss(out, arguments), weights, measure)
+        finally:
+            looks.state.restore()
     return dataset([found], list(weights), inputs, {"description": "a module that exists", "samples": 1})
 
 
-def placed(inputs: Inputs, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Looks:
+    """Passes through a module that exists, which is put back before each."""
+
+    module: nn.Module
+    blocks: list[nn.Module]
+    state: State
+
+    def one(self, inputs: Inputs, arguments: dict[str, Any], axis: int | None, gradients: bool) -> tuple[Any, Measure]:
+        """The output, and what was seen."""
+        self.state.restore()
+        measure, before, name = Measure(self.blocks, 1, inputs.rows, inputs.counted, axis), chance(), self.name
+        with torch.set_grad_enabled(gradients):
+            out = called(self.module, arguments, measure)
+        require(chance() == before, f"{name} draws random numbers of its own when it runs.")
+        changed = self.state.changed_weight()
+        require(changed is None, f"{name} changes its parameter {changed} when it runs.")
+        return out, measure
+
+    @property
+    def name(self) -> str:
+        """Of the module's class."""
+        return type(self.module).__name__
+
+    def axis_of(self, inputs: Inputs) -> int | None:
+        """The dimension of the stream in which sequences lie, None where its sizes say it."""
+        if inputs.rows == 1:
+            return None
+        with stream_shapes(self.blocks) as shapes:
+            self.one(inputs, placed(inputs, self.module), 0, gradients=False)
+        try:
+            return stream_axis(shapes[0], inputs.rows, 1) if shapes else None
+        except UnclearAxisError:
+            double = inputs.repeated(2)
+            with stream_shapes(self.blocks) as more:
+                self.one(double, placed(double, self.module), 0, gradients=False)
+            return grown_axis(shapes, more)
+
+    def check(self, inputs: Inputs, axis: int | None) -> None:
+        """Two calls, with gradients where sequences could influence each other.
+
+        Raises:
+            InputError: they do, or the calls differ.
+        """
+        several = inputs.rows > 1
+        out, first = self.one(inputs, placed(inputs, self.module), axis, gradients=several)
+        if several and first.mixes():
+            raise mixed_sequences(self.name, inputs.batch_dim)
+        out_again, again = self.one(inputs, placed(inputs, self.module), axis, gradients=False)
+        before, after = ([*one.covariance, output_sizes(each)] for each, one in ((out, first), (out_again, again)))
+        alike = [close(a.cpu().numpy(), b.cpu().numpy(), REPEATS) for a, b in zip(before, after, strict=True)]
+        require(all(alike), f"{self.name} gives other numbers when it is called again with the same inputs.")
+
+
+def placed(inputs: Inputs, module: nn.Module) -> dict[str, Any]:
     """The arguments, on the module's device."""
-    given = inputs.of(0, range(1), dtype)
-    return {name: each.to(device) if isinstance(each, Tensor) else each for name, each in given.items()}
+    some = next((one for one in module.parameters() if one.is_floating_point()), torch.zeros(()))
+    given = inputs.of(0, range(1), some.dtype)
+    return {name: each.to(some.device) if isinstance(each, Tensor) else each for name, each in given.items()}
 
 
 @contextmanager
@@ -71,6 +151,8 @@ def called(module: nn.Module, arguments: dict[str, Any], measure: Measure) -> An
         measure.finish()
     except (InputError, MemoryError):
         raise
+    except NoEntriesError as error:
+        raise InputError(f"{type(module).__name__} {error}.") from error
     except Exception as error:  # the user's own code, which may raise anything
         what = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(f"{type(module).__name__} cannot run with these inputs: {what}") from error
@@ -91,7 +173,7 @@ def gradients(value: Tensor, weights: dict[str, nn.Parameter], measure: Measure)
     require(known, "the loss must be a tensor that depends on the module's output.")
     whole = value.mean()
     found = torch.autograd.grad(whole, list(weights.values()), allow_unused=True)
-    norms = [torch.nan if each is None else float(torch.linalg.vector_norm(each.double())) for each in found]
+    norms = [torch.nan if each is None else float(gradient_norm(each)) for each in found]
     none = torch.full((1,), torch.nan)
     stream = [float(measure.gradient.get(place, none)) for place in range(len(measure.covariance))]
     return {

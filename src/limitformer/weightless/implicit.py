@@ -117,7 +117,7 @@ class Source:
 def entries(tensor: Implicit) -> Tensor:
     """As stored (S, *shape), drawn."""
     weight, index = tensor.weight, tensor.part
-    rows = range(weight.shape[0]) if index is None else range(index, index + 1)
+    rows = weight.rows if index is None else range(index, index + 1)
     found = weight.run.entries(weight, rows)
     return found if index is None else found[:, 0]
 
@@ -157,7 +157,7 @@ def explicit(tensor: Implicit) -> Tensor:
     values = values.detach() if tensor.frozen else values
     if run.side_by_side == 1:
         return values[0]
-    if tensor.shape[0] != 1:
+    if tensor.shape[:1] != (1,):
         raise OneSampleOnlyError
     return values[:, 0].repeat_interleave(run.sequences, 0)
 

@@ -1,7 +1,7 @@
 """What goes into a module: texts, ids, images, tokens of a given covariance; and the loss that comes back."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,40 @@ Loss = Callable[[Any, Mapping[str, Tensor]], Tensor]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one sample's pass is called with; `rows` sequences lie in the first dimension of every tensor."""
+    """What one sample's pass is called with; `rows` sequences lie in dimension `batch_dim` of every tensor."""
 
     fixed: dict[str, Tensor]
     options: dict[str, Any]
     rows: int
     labels: tuple[str, ...] = ()
     tokens: TokenLaw | None = None  # drawn anew for each sample
+    batch_dim: int = 0
 
     @property
     def counted(self) -> Tensor | None:
         """Which tokens (B, M) are no padding, where the inputs say."""
         mask = self.fixed.get("attention_mask")
-        return mask.bool() if mask is not None and mask.dim() == 2 else None
+        if mask is None or mask.dim() != 2:
+            return None
+        return mask.bool().movedim(self.batch_dim, 0)
+
+    def with_batch_dim(self, batch_dim: int) -> "Inputs":
+        """The same inputs, whose sequences lie in this dimension.
+
+        Raises:
+            InputError: it is neither 0 nor 1, or the inputs have no second dimension.
+        """
+        require(batch_dim in (0, 1) and not isinstance(batch_dim, bool), f"batch_dim must be 0 or 1; got {batch_dim}.")
+        if batch_dim == 0:
+            return self
+        fits = self.tokens is None and all(each.dim() > 1 for each in self.fixed.values())
+        require(fits, "batch_dim=1 needs inputs of two dimensions or more. Nearest: batch_dim=0.")
+        return replace(self, rows=next(iter(self.fixed.values())).shape[1], batch_dim=1)
+
+    def repeated(self, times: int) -> "Inputs":
+        """The same inputs, with each sequence so many times."""
+        fixed = {name: torch.cat([each] * times, self.batch_dim) for name, each in self.fixed.items()}
+        return replace(self, fixed=fixed, rows=times * self.rows)
 
     def sequence_of(self, tokens: int) -> Tensor:
         """Which sequence each of the tokens that are counted belongs to."""

@@ -1,6 +1,6 @@
 """The law of every parameter of a module, as a table."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -91,12 +91,17 @@ def law(model: Any) -> LawTable:
 def make(blueprint: Blueprint, dtype: torch.dtype) -> tuple[nn.Module, dict[str, Law]]:
     """The module without its random weights, and their laws; one error for whatever its code raises."""
     try:
-        module, found = built(blueprint.factory, dtype)
-    except InputError:
+        module, found, _ = built(blueprint.factory, dtype)
+    except (InputError, MemoryError):
         raise
     except Exception as error:  # the user's own code, which may raise anything
-        raise InputError(f"{blueprint.name} cannot be made: {type(error).__name__}: {first_line(error)}") from error
+        raise cannot_be_made(blueprint, error) from error
     return module, found
+
+
+def cannot_be_made(blueprint: Blueprint, error: BaseException) -> InputError:
+    """The error of a factory that fails."""
+    return InputError(f"{blueprint.name} cannot be made: {type(error).__name__}: {first_line(error)}")
 
 
 def table_of(blueprint: Blueprint, module: nn.Module, found: dict[str, Law]) -> LawTable:
@@ -112,12 +117,15 @@ def table_of(blueprint: Blueprint, module: nn.Module, found: dict[str, Law]) -> 
 
 
 def with_overrides(table: dict[str, Law], overrides: dict[str, Any] | None) -> dict[str, Law]:
-    """The laws, with those whose names match a pattern replaced: by a standard deviation, or a `Law`."""
+    """The laws, with those whose names match a pattern replaced: by a standard deviation, or a `Law`.
+
+    Parameters that are copies of each other stay copies.
+    """
     found = dict(table)
     for pattern, given in (overrides or {}).items():
         names = [name for name in found if fnmatchcase(name, pattern) and found[name].kind != laws.GIVEN]
         if not names:
             raise InputError(f"overrides: no weight is named {pattern!r}. Such as: {', '.join(list(found)[:3])}.")
         law = given if isinstance(given, Law) else laws.normal(require_real(f"overrides[{pattern!r}]", given))
-        found.update(dict.fromkeys(names, law))
+        found.update({name: replace(law, source=found[name].source) for name in names})  # copies stay copies
     return found

@@ -4,7 +4,7 @@ import functools
 import math
 from dataclasses import dataclass, field, replace
 
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 
 from limitformer.base.errors import require
 
@@ -16,6 +16,7 @@ GIVEN = "given"  # values that a computation gave, not chance
 UNKNOWN = "unknown"
 
 FARTHEST = 36.0  # standard deviations: the normal law has 1e-284 beyond
+ROUNDING = 1e-4  # of a standard deviation, by which the written ends of a law may differ
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,21 @@ class Law:
         below, above = float(ndtr(self.low)), float(ndtr(-self.high))
         mass = float(ndtr(-self.low)) - above if self.low > 0 else float(ndtr(self.high)) - below
         return below, mass, above
+
+    def erfinv(self) -> "Law":
+        """The law of erf⁻¹ of a uniform entry: a normal one of variance ½, truncated."""
+        low, high = (float(ndtri((1 + end) / 2)) for end in sorted((self.shift, self.shift + self.scale)))
+        return replace(self, kind=TRUNCATED, scale=math.sqrt(0.5), shift=0.0, low=low, high=high)
+
+    def within(self, least: float, most: float) -> bool:
+        """Whether all entries are between both, but for what rounding of the ends may add."""
+        ends = sorted({UNIFORM: (self.shift, self.shift + self.scale)}.get(self.kind, self.truncated_ends()))
+        slack = ROUNDING * self.std
+        return self.random and not self.rows and least - slack <= ends[0] and ends[1] <= most + slack
+
+    def truncated_ends(self) -> tuple[float, float]:
+        """The entries of the ends of a truncated normal law."""
+        return self.scale * self.low + self.shift, self.scale * self.high + self.shift
 
     def __str__(self) -> str:
         """Such as `normal, 0.02`."""

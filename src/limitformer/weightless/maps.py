@@ -99,7 +99,7 @@ def squared_product(z: Tensor, d: Tensor) -> Tensor:
 
 def squared_norm(x: Tensor) -> Tensor:
     """|X|² (S,) of X (S, …), in float64."""
-    return torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64).square()
+    return torch.linalg.vector_norm(x.reshape(len(x), -1), dim=1, dtype=torch.float64).square()
 
 
 @dataclass(frozen=True)

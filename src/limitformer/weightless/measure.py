@@ -14,7 +14,8 @@ is attention: its logits and weights are summed up by head, and not kept.
   seen         how many tokens such a row sees,
   spread       √ of the mean variance of a row's logits, and the largest logit of a visible pair.
 
-S samples, T tokens of all sequences of a sample that are no padding.
+S samples, T tokens of all sequences of a sample that are no padding. A stream (M, B, n), of sequences in the second
+dimension, is turned first.
 """
 
 from collections.abc import Iterator
@@ -27,8 +28,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from limitformer.base.errors import InputError
 from limitformer.weightless.marks import Marks, marks
 from limitformer.weightless.roots import gram
+from limitformer.weightless.run import OneSampleOnlyError
 
 ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 SCALINGS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
@@ -39,11 +42,20 @@ NORMS = ("norm", "ln")
 
 
 class Measure(TorchFunctionMode):
-    """Looks at one pass of `samples` samples through a module's blocks; `counted` (B, M) says which are no padding."""
+    """Looks at one pass of `samples` samples, of `rows` sequences each, through a module's blocks.
 
-    def __init__(self, blocks: list[nn.Module], samples: int, counted: Tensor | None = None) -> None:
+    Args:
+        counted: which tokens (B, M) are no padding; None: all.
+        axis: the dimension of the stream in which the sequences lie; None: by its sizes.
+    """
+
+    def __init__(
+        self, blocks: list[nn.Module], samples: int, rows: int = 1, counted: Tensor | None = None,
+        axis: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.blocks, self.samples, self.counted = blocks, samples, counted
+        self.blocks, self.samples, self.rows, self.counted, self.axis = blocks, samples, rows, counted, axis
+        self.ends: list[Tensor] = []  # the stream before the first block and after the last, until they were looked at
         self.layer = -1  # of the block that is running
         self.stream: list[Tensor] = []  # which tensors of the block are the stream
         self.sum: tuple[Tensor, Marks, Tensor] | None = None  # the last one, its marks, and its covariance
@@ -78,6 +90,8 @@ class Measure(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run it and look at sums and softmaxes."""
         kwargs = kwargs or {}
+        check_entries(func, args)
+        check_entries(func, kwargs.values())
         if func is FUSED and self.layer >= 0:
             return self.dot_product_attention(*args, **kwargs)
         if func is functional.multi_head_attention_forward and self.layer >= 0:
@@ -98,6 +112,11 @@ class Measure(TorchFunctionMode):
         x = tokens_among(args, kwargs)
         if x is None:
             return
+        if self.axis is None:
+            self.axis = stream_axis(x.shape, self.rows, self.samples)
+        if self.axis == 1 and self.samples > 1:
+            raise OneSampleOnlyError
+        self.ends = self.ends or [x]
         self.look_at_stream(x)
         self.layer = len(self.covariance) - 1
         self.stream = [x]
@@ -115,8 +134,21 @@ class Measure(TorchFunctionMode):
     def finish(self) -> None:
         """The stream after the last block."""
         self.look_at_stream(self.last)
+        self.ends.append(self.last)
         self.before = self.sum = None
         del self.last
+
+    def mixes(self) -> bool:
+        """Whether the last token depends on other sequences than its own; needs a pass with gradients."""
+        first, last = self.ends
+        if not last.requires_grad or not first.requires_grad or first.dim() != 3 or last.dim() != 3:
+            return False
+        direction = torch.linspace(-1.0, 2.0, last.shape[-1], dtype=last.dtype, device=last.device)
+        (found,) = torch.autograd.grad(last[-1, -1] @ direction, first, allow_unused=True)
+        if found is None:
+            return False
+        own = found.shape[self.axis or 0] // self.rows  # places along the dimension that are of one sequence
+        return bool((found.movedim(self.axis or 0, 0)[:-own] != 0).any())
 
     def look_at_stream(self, x: Tensor) -> None:
         """V, and the gradient's norm once it comes back."""
@@ -231,7 +263,8 @@ class Measure(TorchFunctionMode):
 
     def by_sample(self, x: Tensor) -> Tensor:
         """(S·B, M, n) as (S, T, n)."""
-        tokens = x.detach().reshape(self.samples, -1, x.shape[-1])
+        x = x.detach().transpose(0, 1) if self.axis == 1 and x.dim() == 3 else x.detach()
+        tokens = x.reshape(self.samples, -1, x.shape[-1])
         if self.counted is None or self.counted.numel() != tokens.shape[1]:
             return tokens
         return tokens[:, self.counted.flatten()]
@@ -239,6 +272,82 @@ class Measure(TorchFunctionMode):
     def gram(self, x: Tensor) -> Tensor:
         """X Xᵀ/n (S, T, T)."""
         return gram(self.by_sample(x)) / x.shape[-1]
+
+
+class UnclearAxisError(Exception):
+    """The sizes of the stream do not say in which of its dimensions the sequences lie."""
+
+
+def stream_axis(shape: torch.Size, rows: int, samples: int) -> int | None:
+    """The dimension of a stream (·, ·, n) in which the sequences of all samples lie, by its sizes.
+
+    Raises:
+        UnclearAxisError: they do not say it.
+    """
+    first, second, every = *shape[:2], rows * samples
+    if every == 1:
+        return None  # either order gives the same tokens in the same order
+    if first == every != second:
+        return 0
+    if second == every and first % every:
+        return 1
+    raise UnclearAxisError
+
+
+def grown_axis(before: list[torch.Size], after: list[torch.Size]) -> int:
+    """The dimension in which streams grow when each sequence is there twice.
+
+    Raises:
+        InputError: there is none.
+    """
+    for axis in (0, 1):
+        doubled = [(*a[:axis], 2 * a[axis], *a[axis + 1 :]) for a in before]
+        if doubled == [tuple(b) for b in after] and before:
+            return axis
+    raise InputError(
+        f"the sequences lie in no dimension of the stream {tuple(before[0]) if before else ()} alone. "
+        "Nearest: one sequence at a time."
+    )
+
+
+@contextmanager
+def stream_shapes(blocks: list[nn.Module]) -> Iterator[list[torch.Size]]:
+    """The shapes of what enters the blocks inside the block."""
+    shapes: list[torch.Size] = []
+
+    def entered(block: nn.Module, args: Any, kwargs: Any) -> None:
+        x = tokens_among(args, kwargs)
+        if x is not None:
+            shapes.append(x.shape)
+
+    hooks = [block.register_forward_pre_hook(entered, with_kwargs=True) for block in blocks]
+    try:
+        yield shapes
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def mixed_sequences(name: str, batch_dim: int) -> InputError:
+    """The error for sequences that influence each other."""
+    return InputError(
+        f"sequences lie in dimension {batch_dim} of the inputs, and those of {name} influence each other. "
+        f"Nearest: batch_dim={1 - batch_dim} if they lie in dimension {1 - batch_dim}."
+    )
+
+
+class NoEntriesError(Exception):
+    """A tensor without entries is read."""
+
+
+def check_entries(func: Any, values: Any) -> None:
+    """`NoEntriesError` if a tensor is on the meta device: torch would return memory as it is."""
+    for each in values:
+        if isinstance(each, Tensor):
+            if each.is_meta:
+                raise NoEntriesError(f"reads a matrix without entries in {getattr(func, '__name__', func)}")
+        elif isinstance(each, list | tuple):
+            check_entries(func, each)
 
 
 def formula(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:

@@ -44,6 +44,11 @@ class Weight:
     numbers: str = ""  # the name its numbers are drawn by: that of the weight it is a copy of, or its own
     trained: bool = True  # whether it has a gradient
 
+    @property
+    def rows(self) -> range:
+        """Its rows; of a single number, one."""
+        return range(self.shape[0] if self.shape else 1)
+
 
 @dataclass(eq=False)
 class Run:
@@ -59,6 +64,7 @@ class Run:
     kept: dict[str, str] = field(default_factory=dict)  # names of weights that are kept, and why
     used: dict[str, str] = field(default_factory=dict)  # uses so far: never drawn, or drawn
     squared: dict[str, Tensor] = field(default_factory=dict)  # |∂W|² (S,)
+    constants: dict[str, Tensor] = field(default_factory=dict)  # ∂ of shared parameters (S, *shape)
     leaves: dict[str, list[Tensor]] = field(default_factory=dict)  # what was drawn and is kept
     rows: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of embeddings: which, and (S, rows, columns)
     roots: list[tuple[Tensor, Marks, Root]] = field(default_factory=list)
@@ -112,7 +118,7 @@ class Run:
         for row, value in weight.law.rows.items():
             numbers = torch.as_tensor(rows) if isinstance(rows, Tensor) else torch.arange(rows.start, rows.stop)
             drawn[:, numbers.to(drawn.device) == row] = value
-        return drawn.reshape(self.side_by_side, len(rows), *weight.shape[1:])
+        return drawn.reshape(self.side_by_side, *((len(rows), *weight.shape[1:]) if weight.shape else ()))
 
     def normals(self, purpose: str, rows: range | Tensor, columns: int) -> Tensor:
         """N(0, 1) (S, rows, columns)."""
@@ -131,7 +137,7 @@ class Run:
         if weight.name in self.leaves:
             return self.leaves[weight.name][0]
         self.found[weight.name] = "kept"
-        return self.leaf(weight, range(weight.shape[0]))
+        return self.leaf(weight, weight.rows)
 
     def embed(self, weight: Weight, ids: Tensor) -> Tensor:
         """Rows of the weight (S, *ids.shape, columns): one for each distinct number."""
@@ -163,11 +169,18 @@ class Run:
     def gradient_norms(self) -> dict[str, Tensor]:
         """|∂W| (S,) of every weight that a gradient came back to."""
         squared = dict(self.squared)
+        for name, each in self.constants.items():
+            add_to(squared, name, each.double().reshape(len(each), -1).square().sum(1))
         for name, leaves in self.leaves.items():
             for leaf in leaves:
                 if leaf.grad is not None:
                     add_to(squared, name, squared_norm(leaf.grad))
         return {name: value.sqrt() for name, value in squared.items()}
+
+
+def gradient_norm(gradient: Tensor) -> Tensor:
+    """|∂W|, of complex entries too."""
+    return torch.linalg.vector_norm((gradient.abs() if gradient.is_complex() else gradient).double())
 
 
 def add_to(sums: dict[str, Tensor], name: str, value: Tensor) -> None:

@@ -7,7 +7,7 @@ that is tried with two of them before it is done.
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from limitformer.weightless.run import ALWAYS, AUTO, NEVER, OneSampleOnlyError
 SIDE_BY_SIDE_BYTES = 2**25  # of activations that a pass of several samples may have
 MOST_SIDE_BY_SIDE = 256
 RECOMPUTE_BYTES = 2**30  # of activations, beyond which blocks run again in the backward pass
+T = TypeVar("T")
 AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-2}  # between samples side by side and alone
 
 
@@ -45,6 +46,7 @@ def simulate(
     recompute: bool | None = None,
     device: str | None = None,
     dtype: torch.dtype = torch.float32,
+    batch_dim: int = 0,
     progress: bool = True,
 ) -> xr.Dataset:
     """The exact law of a network at initialisation, forward and backward, with no weight drawn that need not be.
@@ -64,6 +66,7 @@ def simulate(
         recompute: whether blocks run again in the backward pass to save memory; None decides by their size.
         device: of torch; None takes a GPU where there is one.
         dtype: torch.float32, or torch.float64 where tokens may collapse.
+        batch_dim: the dimension of the inputs in which sequences lie: 1 for a module that takes (tokens, sequences, …).
         progress: whether work of more than two seconds shows on the terminal.
 
     Returns:
@@ -80,7 +83,7 @@ def simulate(
     require(draw in (AUTO, NEVER, ALWAYS), f'draw must be "auto", "never" or "always"; got {draw!r}.')
     require(dtype in (torch.float32, torch.float64), f"dtype must be torch.float32 or torch.float64; got {dtype}.")
     blueprint = blueprint_of(model)
-    given = inputs_of(inputs, blueprint)
+    given = inputs_of(inputs, blueprint).with_batch_dim(batch_dim)
     found = Weightless(blueprint, dtype, torch.device(known_device(device)), overrides)
     differentiated = (loss or default_loss(blueprint.task)) if gradients else None
     return passes(found, given, differentiated, samples, seed, draw, recompute, progress)
@@ -105,14 +108,18 @@ def passes(
     check_scratch(largest_layer(found, tokens, loss is not None), "One layer of it", "fewer tokens")
 
     began = time.perf_counter()
+    first = named_errors(lambda: found.first(seed, given, draw), found.blueprint) if found.foreign else {}
 
     def one(part: range) -> Arrays:
-        return named_errors(lambda: found.run(seed, part, given, draw, loss), found.blueprint)
+        arrays = named_errors(lambda: found.run(seed, part, given, draw, loss), found.blueprint)
+        if part == range(1):
+            check_repeats(first, arrays | found.outputs, found)
+        return arrays
 
     def result(done: int) -> xr.Dataset:
         about = {**provenance(found), "seed": seed, "samples": done, "sequences": given.rows, "draw": draw}
         about["wall_seconds"] = time.perf_counter() - began
-        return dataset(parts, [weight.name for weight in found.weights], given, about)
+        return dataset(parts, found.trained, given, about)
 
     parts: list[Arrays] = []
     shown = bar("networks without weights", samples) if progress else None
@@ -172,13 +179,24 @@ def side_by_side(one: Callable[[range], Arrays], found: Weightless, samples: int
     return step if alike else 1
 
 
+def check_repeats(first: Arrays, again: Arrays, found: Weightless) -> None:
+    """`InputError` if a module gave other numbers when it was called again with the same inputs."""
+    tolerance = AGREEMENT[found.dtype] / 100
+    other = next((key for key in first if key in again and not close(first[key], again[key], tolerance)), None)
+    require(
+        other is None,
+        f"{found.blueprint.name} gives another {other} when it is called again with the same inputs. "
+        "Nearest: a forward that changes nothing outside of the module.",
+    )
+
+
 def close(a: NDArray[Any], b: NDArray[Any], tolerance: float) -> bool:
     """Whether they are the same numbers, but for rounding."""
-    scale = np.nanmax(np.abs(b), initial=0.0)
+    scale = np.max(np.abs(b[np.isfinite(b)]), initial=0.0)
     return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance * 1e-3 * scale, equal_nan=True))
 
 
-def named_errors(call: Callable[[], Arrays], blueprint: Blueprint) -> Arrays:
+def named_errors(call: Callable[[], T], blueprint: Blueprint) -> T:
     """What the module's own code raises, as one line."""
     try:
         return call()
@@ -206,12 +224,12 @@ def token_count(inputs: Inputs) -> int:
     if inputs.tokens is not None:
         return int(inputs.tokens.factor.shape[0])
     first = next(iter(inputs.fixed.values()))
-    return int(first.shape[1]) if first.dim() == 2 else 256
+    return int(first.shape[1 - inputs.batch_dim]) if first.dim() == 2 else 256
 
 
 def largest_layer(found: Weightless, tokens: int, gradients: bool) -> int:
     """Bytes that the widest part of a pass needs."""
-    widest = max((sum(weight.shape[-2:]) for weight in found.weights if len(weight.shape) > 1), default=1)
+    widest = max((sum(shape[-2:]) for shape in found.matrices()), default=1)
     return (6 if gradients else 3) * tokens * widest * found.dtype.itemsize + 16 * tokens**2
 
 

@@ -118,7 +118,7 @@ class StockTrials:
         together = SideBySide(one, self.steps[key])
         parts = [arrays for _, arrays in together.parts(samples)]
         self.steps[key] = together.step
-        data = dataset(parts, [weight.name for weight in found.weights], self.inputs, {})
+        data = dataset(parts, found.trained, self.inputs, {})
         return values_of(curves(data), data)
 
     def report(self, setting: Setting, seed: int) -> Report:

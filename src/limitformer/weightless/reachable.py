@@ -1,0 +1,187 @@
+"""Everything that a module can read when it runs: its parts, attributes, lists, dictionaries and closures.
+
+A forward pass may use tensors that are neither parameters nor buffers, and may change what it finds. So they are walked
+by their paths, such as `blocks.0.extra[1].weight`: to compare two builds, and to put a module back as it was.
+"""
+
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from limitformer.weightless.implicit import Implicit
+
+OPAQUE = ("limitformer.weightless", "logging", "threading", "weakref", "_thread")  # whose objects hold no numbers
+CLASSES = (type, types.ModuleType, Implicit, str, bytes, torch.dtype, torch.device)  # which are not looked into
+WITHOUT = {type(None), str, type, types.BuiltinFunctionType, types.ModuleType}  # the frequent ones of them
+OF_MODULES = set(vars(nn.Module()))  # hooks, mostly
+LEAVES = {bool, int, float, complex}
+NUMBERS = bool | int | float | complex | np.generic | np.ndarray
+REGISTERS = ("_parameters", "_buffers", "_modules")  # of a module, which are no part of a path
+WHOLE_COPIES = 2  # dimensions from which on a parameter is watched and not copied
+
+
+class Place(NamedTuple):
+    """An object that a module can reach."""
+
+    path: str
+    value: Any
+    registered: bool  # whether it is a parameter or a buffer, at its own place
+
+
+def reachable(module: nn.Module) -> Iterator[Place]:
+    """Every tensor at each of its places, and every other object once."""
+    seen: set[int] = set()
+    owned = {id(part) for part in module.modules()}
+    waiting: list[Place] = [Place("", module, False)]
+    while waiting:
+        place = waiting.pop()
+        value, kind = place.value, type(place.value)
+        if kind in LEAVES:
+            yield place
+            continue
+        if isinstance(value, CLASSES) or kind.__module__.startswith(OPAQUE):
+            continue
+        if not isinstance(value, Tensor):
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+        yield place
+        waiting.extend(one for one in inside(place, owned) if type(one.value) not in WITHOUT)
+
+
+def inside(place: Place, owned: set[int]) -> Iterator[Place]:
+    """What an object holds; the modules in `owned` register their parameters."""
+    path, value = place.path, place.value
+    if isinstance(value, dict):
+        named = enumerate(value.items())
+        yield from (Place(f"{path}[{key if isinstance(key, str) else k}]", each, False) for k, (key, each) in named)
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from (Place(f"{path}[{k}]", each, False) for k, each in enumerate(value))
+    elif isinstance(value, functools.partial):
+        yield from (Place(f"{path}()", each, False) for each in (value.func, value.args, value.keywords))
+    elif isinstance(value, types.MethodType):
+        yield Place(f"{path}()", value.__self__, False)
+    elif isinstance(value, types.FunctionType):
+        cells = dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=True))
+        yield from (Place(f"{path}()[{name}]", content(cell), False) for name, cell in cells.items())
+        yield Place(f"{path}()", value.__defaults__, False)
+    elif not isinstance(value, NUMBERS):
+        for name, each in fields_of(value).items():
+            if name in OF_MODULES and not each and isinstance(value, nn.Module):
+                continue
+            if isinstance(value, nn.Module) and name in REGISTERS:
+                registered = id(value) in owned
+                yield from (Place(joined(path, key), one, registered) for key, one in each.items())
+            else:
+                yield Place(joined(path, name), each, False)
+
+
+def joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def content(cell: Any) -> Any:
+    """The value of a closure's cell, None while it is empty."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """The attributes of an object, those in slots among them."""
+    if hasattr(value, "__dict__"):
+        return dict(vars(value))
+    slots = [kind.__dict__.get("__slots__", ()) for kind in type(value).__mro__]
+    names = [name for each in slots for name in ((each,) if isinstance(each, str) else each)]
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
+
+
+def strays(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Tensors and numbers that are neither a parameter nor a buffer, by path."""
+    for place in reachable(module):
+        if isinstance(place.value, Tensor | NUMBERS) and not place.registered:
+            yield place.path, place.value
+
+
+class State:
+    """What a module holds, so that a pass which changes it can be undone."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.holders: list[tuple[Any, Any]] = []
+        self.tensors: list[tuple[Tensor, Tensor]] = []
+        self.weights: list[tuple[str, Tensor, int]] = []
+        for place in reachable(module):
+            value = place.value
+            if isinstance(value, Tensor):
+                self.keep(place.path, value)
+            elif isinstance(value, np.ndarray | list | dict | set):
+                self.holders.append((value, value.copy()))
+            elif type(value) not in LEAVES and isinstance(getattr(value, "__dict__", None), dict):
+                fields = vars(value)
+                self.holders.append((fields, dict(fields)))
+                registers = [fields[name] for name in REGISTERS if name in fields]
+                self.holders.extend((each, each.copy()) for each in registers if isinstance(each, dict))
+
+    def keep(self, name: str, tensor: Tensor) -> None:
+        """Copy a tensor's entries; of a large parameter, remember how often it was changed."""
+        if isinstance(tensor, nn.Parameter) and tensor.dim() >= WHOLE_COPIES:
+            if not tensor.is_inference():
+                self.weights.append((name, tensor, tensor._version))
+        elif not tensor.is_meta:
+            self.tensors.append((tensor, tensor.detach().clone()))
+
+    def restore(self) -> None:
+        """Put everything back as it was."""
+        for holder, before in self.holders:
+            put_back(holder, before)
+        with torch.no_grad():
+            for tensor, before in self.tensors:
+                if not same_tensors(tensor, before):
+                    tensor.detach().copy_(before)
+
+    def changed_weight(self) -> str | None:
+        """The name of a parameter whose entries were changed."""
+        return next((name for name, weight, version in self.weights if weight._version != version), None)
+
+
+def put_back(holder: Any, before: Any) -> None:
+    """Restore an array, a list, a dictionary or a set in place."""
+    if isinstance(holder, np.ndarray):
+        holder[...] = before
+    elif isinstance(holder, dict):
+        if len(holder) != len(before) or any(holder.get(key, holder) is not each for key, each in before.items()):
+            holder.clear()
+            holder.update(before)
+    elif isinstance(holder, list):
+        if len(holder) != len(before) or any(a is not b for a, b in zip(holder, before, strict=True)):
+            holder[:] = before
+    elif holder != before:
+        holder.clear()
+        holder.update(before)
+
+
+def same_tensors(a: Tensor, b: Tensor) -> bool:
+    """Whether both have the same shape, type and entries; NaN equals NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype or a.layout != b.layout or a.is_meta != b.is_meta:
+        return False
+    if a.is_meta or a.layout != torch.strided:
+        return a.is_meta or same_tensors(a.detach().to_dense(), b.detach().to_dense())
+    return bool(torch.equal(a.detach(), b.detach())) or bool(
+        ((a.detach() == b.detach()) | (a.detach().isnan() & b.detach().isnan())).all()
+    )
+
+
+def same_numbers(a: Any, b: Any) -> bool:
+    """Whether two tensors, arrays or numbers are the same."""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return isinstance(a, Tensor) and isinstance(b, Tensor) and same_tensors(a, b)
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        alike = type(a) is type(b) and a.shape == b.shape and a.dtype == b.dtype
+        return alike and (a.dtype == object or bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")))
+    return type(a) is type(b) and (a == b or (a != a and b != b))

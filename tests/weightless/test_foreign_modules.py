@@ -1,0 +1,460 @@
+"""Modules of other code bases: what they draw, keep and change in ways of their own is exact, or refused by name."""
+
+import functools
+import random
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import ks_2samp
+from torch import nn
+
+import limitformer as lf
+from limitformer.weightless import network, watching
+
+WIDTH, LEVEL = 8, 1e-4
+IDS = torch.tensor([[3, 7, 3, 9, 5], [1, 2, 3, 4, 4]])
+OPTIONS = {"seed": 0, "dtype": torch.float64, "progress": False}
+
+
+class Block(nn.Module):
+    """A hidden layer behind a norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 12), nn.Linear(12, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    """An embedding, two blocks and a head."""
+
+    def __init__(self, block=Block):
+        super().__init__()
+        self.embed = nn.Embedding(12, WIDTH)
+        self.blocks = nn.ModuleList([block(), block()])
+        self.head = nn.Linear(WIDTH, WIDTH)
+
+    def stream(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def forward(self, ids):
+        return self.head(self.stream(self.embed(ids)))
+
+
+class Rotated(Net):
+    """A random rotation that is an attribute, and no buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.rotation = torch.empty(WIDTH, WIDTH)
+        nn.init.orthogonal_(self.rotation)
+
+    def stream(self, x):
+        return super().stream(x @ self.rotation * 1.5)
+
+
+class Listed(Net):
+    """Layers in a Python list."""
+
+    def __init__(self):
+        super().__init__()
+        self.extra = [nn.Linear(WIDTH, WIDTH) for _ in range(2)]
+
+    def stream(self, x):
+        for block, extra in zip(self.blocks, self.extra, strict=True):
+            x = x + extra(block(x))
+        return x
+
+
+class Closed(Net):
+    """A matrix in a closure, in an object, in a dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        one, two, three = (torch.randn(WIDTH, WIDTH) for _ in range(3))
+        self.first = lambda x: x @ one
+        self.second = functools.partial(torch.matmul, other=two)
+        self.third = {"deep": [Holder(three)]}
+
+    def stream(self, x):
+        return super().stream(self.first(x) + self.second(x) + x @ self.third["deep"][0].matrix)
+
+
+class Holder:
+    """An object with one slot."""
+
+    __slots__ = ("matrix",)
+
+    def __init__(self, matrix):
+        self.matrix = matrix
+
+
+class Noted(Net):
+    """The weight is read through a list that holds it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = [self.head.weight]
+
+    def stream(self, x):
+        return super().stream(x @ self.weights[0])
+
+
+class Numpy(Net):
+    """Entries from NumPy, copied into a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.head.weight.data.copy_(torch.from_numpy(np.random.randn(WIDTH, WIDTH)))
+
+    def stream(self, x):
+        return super().stream(self.head(x))
+
+
+class Normal(Numpy):
+    """Entries of `torch.normal`."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.no_grad():
+            self.head.weight.copy_(torch.normal(0.0, 1.0, (WIDTH, WIDTH)))
+
+
+class Scaled(Net):
+    """Random numbers as attributes, and a scale of the initialisation that is random."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain, self.factor = torch.rand(WIDTH) + 0.5, random.random()
+        nn.init.normal_(self.head.weight, std=float(torch.rand(())))
+
+    def stream(self, x):
+        return super().stream(self.head(x) * self.gain * (0.5 + self.factor))
+
+
+class Complex(Net):
+    """A complex parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.waves = nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=torch.cfloat))
+
+    def stream(self, x):
+        return super().stream((x.to(self.waves.dtype) @ self.waves).real.to(x.dtype))
+
+
+class Rearranged(Net):
+    """A weight that is another one's transpose: both are of one draw."""
+
+    def __init__(self):
+        super().__init__()
+        self.back = nn.Parameter(self.head.weight.detach().T.clone())
+
+    def stream(self, x):
+        return super().stream(x @ self.back @ self.head.weight.T * 3)
+
+
+class Asked(Net):
+    """Its code asks for the entries while it is made."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.no_grad():
+            self.head.weight /= float(self.head.weight.norm())
+
+    def stream(self, x):
+        return super().stream(self.head(x))
+
+
+class Summed(Net):
+    """A constant and a random matrix."""
+
+    def __init__(self):
+        super().__init__()
+        self.head.weight = nn.Parameter(torch.eye(WIDTH) + 0.3 * torch.randn(WIDTH, WIDTH))
+
+    def stream(self, x):
+        return super().stream(self.head(x))
+
+
+GLOBAL = {}
+
+
+class Global(Net):
+    """A matrix in a dictionary of the file."""
+
+    def __init__(self):
+        super().__init__()
+        GLOBAL["matrix"] = torch.randn(WIDTH, WIDTH)
+
+    def stream(self, x):
+        return super().stream(x @ GLOBAL["matrix"])
+
+
+STRANGE = [Rotated, Listed, Closed, Noted, Numpy, Normal, Scaled, Complex, Rearranged, Asked, Summed, Global]
+
+
+def drawn(factory, count):
+    """Log sizes of the stream's end, and the norm of the first norm's gradient, of modules made by their own code."""
+    found = []
+    with torch.random.fork_rng():
+        for k in range(count):
+            torch.manual_seed(k), np.random.seed(k), random.seed(k)
+            torch.set_default_dtype(torch.float64)
+            module = factory().double() if factory is not Complex else factory()
+            torch.set_default_dtype(torch.float32)
+            end = []
+            hook = module.blocks[-1].register_forward_hook(lambda part, given, out, end=end: end.append(out.detach()))
+            (module(IDS).square().sum(-1).mean() / 2).backward()
+            hook.remove()
+            found.append((float(end[0].square().mean().log()), float(module.blocks[0].norm.weight.grad.norm())))
+    return np.array(found).T
+
+
+def sizes(data):
+    """Log sizes of the stream's end, by sample."""
+    return np.log(np.einsum("sii->s", data.covariance.values[:, -1]) / data.sizes["token"])
+
+
+@pytest.mark.parametrize("factory", STRANGE)
+def test_whole_networks_have_the_law_of_the_modules_own_code(factory):
+    samples = 300
+    data = lf.weightless.simulate(factory, IDS, samples=samples, gradients=True, **OPTIONS)
+    assert "drawn by the model's own code" in data.attrs["weights"]
+    size, gradient = drawn(factory, samples)
+    mine = data.weight_gradient.sel(weight="blocks.0.norm.weight").values
+    assert ks_2samp(sizes(data), size).pvalue > LEVEL
+    assert ks_2samp(mine, gradient).pvalue > LEVEL
+    assert (
+        ks_2samp(sizes(data), size + np.log(1.5) * 2).pvalue < LEVEL
+    )  # the twins: a stream and a gradient that differ
+    assert ks_2samp(mine, 4 * gradient).pvalue < LEVEL
+
+
+def test_whole_networks_are_the_same_for_any_number_of_samples():
+    several, alone = (lf.weightless.simulate(Listed, IDS, samples=n, gradients=True, **OPTIONS) for n in (4, 1))
+    other = lf.weightless.simulate(Listed, IDS, samples=1, gradients=True, **OPTIONS | {"seed": 1})
+    for name in several.data_vars:
+        np.testing.assert_array_equal(several[name][:1], alone[name])
+    assert len(np.unique(several.loss)) == 4
+    assert other.loss[0] != alone.loss[0]
+
+
+def test_networks_are_made_twice_where_everything_is_understood():
+    calls = []
+
+    def factory():
+        calls.append(1)
+        return Net()
+
+    lf.weightless.simulate(factory, IDS, samples=4, **OPTIONS)
+    assert len(calls) == 2
+
+
+def test_the_global_generators_are_left_alone():
+    np.random.seed(3)
+    before = network.chance()
+    lf.weightless.simulate(Numpy, IDS, samples=2, **OPTIONS)
+    assert network.chance() == before
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (Listed, r"extra\[\d\]\.(weight|bias) is not understood: .*takes 11\.8 KiB.*Nearest: make it a parameter"),
+        (
+            Numpy,
+            r"the law of head\.weight is not understood: it is random\. .*Nearest: overrides=\{'head\.weight': std\}",
+        ),
+        (Scaled, "is not understood: it is random"),
+    ],
+)
+def test_whole_networks_that_do_not_fit_the_memory_are_refused_by_name(factory, message, monkeypatch):
+    monkeypatch.setattr(network, "available_memory", lambda: 10**4)
+    with pytest.raises(lf.InputError, match=message):
+        lf.weightless.simulate(factory, IDS, samples=1, **OPTIONS)
+
+
+def test_code_that_cannot_be_watched_stops_when_it_takes_more_than_the_memory(monkeypatch):
+    monkeypatch.setattr(network, "available_memory", lambda: 6000)
+    with pytest.raises(lf.InputError, match=r"Asked takes more than .* which is what is free"):
+        lf.weightless.simulate(Asked, IDS, samples=1, **OPTIONS)
+
+
+CACHE = {}
+
+
+class Cached(Net):
+    """A matrix that is made once, wherever that happens."""
+
+    def stream(self, x):
+        return super().stream(x @ CACHE["matrix"])
+
+
+def cached():
+    CACHE.setdefault("matrix", torch.randn(WIDTH, WIDTH))
+    return Cached()
+
+
+def test_a_matrix_without_entries_is_refused_when_it_is_read():
+    CACHE.clear()
+    with pytest.raises(lf.InputError, match="Cached reads a matrix without entries in"):
+        lf.weightless.simulate(cached, IDS, samples=1, **OPTIONS)
+    with pytest.raises(lf.InputError, match="reads a matrix without entries"):
+        lf.check(Cached(), IDS, progress=False)
+    with pytest.raises(lf.InputError, match=r"embed\.weight of Net is on the meta device"):
+        lf.check(Net().to("meta"), IDS, progress=False)
+
+
+def truncated(weight, edge):
+    """The truncated normal that timm and many others carry along."""
+    with torch.no_grad():
+        weight.uniform_(-0.9545, 0.9545).erfinv_().mul_(0.02 * 2**0.5).add_(0.1).clamp_(min=0.1 - edge, max=0.1 + edge)
+
+
+def test_a_truncated_normal_in_four_steps_is_one():
+    def made(edge):
+        layer = nn.Linear(500, 400)
+        truncated(layer.weight, edge)
+        return layer
+
+    law = lf.weightless.law(lambda: made(0.04))["weight"]
+    assert law.kind == "truncated normal"
+    assert (law.mean, law.std) == pytest.approx((0.1, 0.02 * 0.87962566), rel=1e-4)
+    assert float(made(0.04).weight.detach().std()) == pytest.approx(law.std, rel=0.01)
+    assert lf.weightless.law(lambda: made(0.03))["weight"].kind == "unknown"  # which cuts more off
+
+
+def test_a_module_may_be_sent_to_a_device_while_it_is_made():
+    sent = lf.weightless.simulate(lambda: Net().to("cpu"), IDS, samples=2, **OPTIONS)
+    plain = lf.weightless.simulate(Net, IDS, samples=2, **OPTIONS)
+    np.testing.assert_array_equal(sent.covariance, plain.covariance)
+
+
+def test_attributes_of_parameters_are_kept():
+    class Marked(Net):
+        def __init__(self):
+            super().__init__()
+            self.head.weight.mult = self.head.bias.mult = 2.0
+
+        def stream(self, x):
+            return super().stream(x * self.head.weight.mult * self.head.bias.mult)
+
+    data, plain = (lf.weightless.simulate(net, IDS, samples=1, **OPTIONS) for net in (Marked, Net))
+    np.testing.assert_allclose(data.covariance[:, 0], 16 * plain.covariance[:, 0], rtol=1e-12)
+
+
+class Counting(Net):
+    """A counter that multiplies what comes out, and is kept in one of several ways."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.number, self.calls, self.seen = kind, 0, [], {}
+        self.register_buffer("buffer", torch.zeros(()))
+
+    def count(self):
+        self.buffer += 1
+        self.number += 1
+        self.calls.append(1)
+        self.seen[len(self.seen)] = torch.ones(())
+        GLOBAL["calls"] = GLOBAL.get("calls", 0) + 1
+        kinds = {"buffer": float(self.buffer), "number": self.number, "list": len(self.calls), "dict": len(self.seen)}
+        return (kinds | {"global": GLOBAL["calls"]})[self.kind]
+
+    def forward(self, ids):
+        return super().forward(ids) * self.count()
+
+    def stream(self, x):
+        return super().stream(x) * (1 + 0.01 * self.number)
+
+
+@pytest.mark.parametrize("kind", ["buffer", "number", "list", "dict"])
+@pytest.mark.parametrize("samples", [1, 5])
+def test_what_a_pass_changes_is_put_back_before_the_next(kind, samples):
+    counting = lf.weightless.simulate(lambda: Counting(kind), IDS, samples=samples, gradients=True, **OPTIONS)
+    plain = lf.weightless.simulate(Net, IDS, samples=samples, gradients=True, **OPTIONS)
+    assert list(counting.covariance.dims) == list(plain.covariance.dims)
+    np.testing.assert_allclose(counting.covariance[:, 1], plain.covariance[:, 1], rtol=1e-9)
+    again = lf.weightless.simulate(lambda: Counting(kind), IDS, samples=samples, gradients=True, **OPTIONS)
+    np.testing.assert_array_equal(counting.loss, again.loss)
+
+
+def test_counters_do_not_grow_from_sample_to_sample():
+    def loss(out, inputs):
+        return out.square().sum(-1).mean(-1) / 2
+
+    counting = lf.weightless.simulate(lambda: Counting("buffer"), IDS, samples=5, gradients=True, loss=loss, **OPTIONS)
+    plain = lf.weightless.simulate(Net, IDS, samples=5, gradients=True, loss=loss, **OPTIONS)
+    np.testing.assert_allclose(counting.covariance, plain.covariance, rtol=1e-9)
+
+
+def test_a_module_that_exists_is_as_it_was():
+    module = Counting("buffer").train()
+    lf.check(module, IDS, progress=False)
+    assert (float(module.buffer), module.number, module.calls, module.seen) == (0.0, 0, [], {})
+    assert module.training
+    assert module.blocks[0].norm.training
+
+
+def test_calls_that_differ_are_refused():
+    for given in (lambda: Counting("global"), Counting("global")):
+        with pytest.raises(lf.InputError, match="when it is called again with the same inputs"):
+            lf.check(given, IDS, samples=4, progress=False)
+
+
+class Noisy(Net):
+    """Its passes draw numbers of NumPy or of Python."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def stream(self, x):
+        return super().stream(x * (1 + self.draw()))
+
+
+@pytest.mark.parametrize("draw", [np.random.rand, random.random, lambda: torch.rand(())])
+def test_passes_that_draw_random_numbers_are_refused(draw):
+    for given in (lambda: Noisy(draw), Noisy(draw)):
+        with pytest.raises(lf.InputError, match="draws random numbers of its own when it runs"):
+            lf.check(given, IDS, samples=4, progress=False)
+
+
+def test_a_pass_that_changes_a_matrix_is_refused():
+    class Learning(Net):
+        def stream(self, x):
+            self.zeros.data.add_(1.0)
+            with torch.no_grad():
+                self.zeros.mul_(2.0)
+            return super().stream(x)
+
+        def __init__(self):
+            super().__init__()
+            self.zeros = nn.Parameter(torch.zeros(3, 3))
+
+    for given in (Learning, Learning()):
+        with pytest.raises(lf.InputError, match="Learning changes its parameter zeros when it runs"):
+            lf.check(given, IDS, samples=1, progress=False)
+
+
+def test_parameters_that_differ_between_builds_are_refused():
+    def made():
+        net = Rotated()
+        net.more = nn.ModuleList(nn.Linear(2, 2) for _ in range(random.randrange(1, 10**6) % 7))
+        return net
+
+    with pytest.raises(lf.InputError, match="has other parameters each time it is made"):
+        lf.weightless.simulate(made, IDS, samples=8, **OPTIONS)
+
+
+def test_the_watch_leaves_torchs_functions_as_they_were():
+    with watching.watching():
+        pass
+    w = nn.init.orthogonal_(torch.empty(3, 3))
+    assert torch.allclose(w @ w.T, torch.eye(3), atol=1e-5)
+    assert nn.init.dirac_(torch.empty(2, 2, 1)).unique().tolist() == [0.0, 1.0]

@@ -1,0 +1,143 @@
+"""Tokens are grouped by their sequences, in whichever dimension of the stream and of the inputs these lie."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import limitformer as lf
+from limitformer.checking.existing import measured
+from limitformer.weightless.inputs import inputs_of, square
+from limitformer.weightless.measure import UnclearAxisError, grown_axis, stream_axis
+from limitformer.weightless.models import blueprint_of
+
+WIDTH = 8
+
+
+def encoder(batch_first):
+    """Torch's own encoder."""
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=batch_first, dropout=0.0)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+class Words(nn.Module):
+    """Ids (sequences, tokens) into an encoder that may want the tokens first; padding is masked."""
+
+    def __init__(self, batch_first):
+        super().__init__()
+        self.batch_first, self.embed, self.encoder = batch_first, nn.Embedding(30, WIDTH), encoder(batch_first)
+
+    def forward(self, input_ids, attention_mask=None):
+        padding = None if attention_mask is None else attention_mask == 0
+        x = self.embed(input_ids)
+        x = x if self.batch_first else x.transpose(0, 1)
+        x = self.encoder(x, src_key_padding_mask=padding)
+        return x if self.batch_first else x.transpose(0, 1)
+
+
+def within(data):
+    """Correlations of the tokens of one sequence, and of different ones, at the end."""
+    v, sequence = data.covariance.values[:, -1], data.sequence.values
+    size = np.sqrt(np.einsum("sii->si", v))
+    rho = v / size[:, :, None] / size[:, None]
+    same = sequence[:, None] == sequence
+    return rho[:, same], rho[:, ~same]
+
+
+def both(module, given, batch_dim=0):
+    """By the law, and of a module that exists."""
+    law = lf.weightless.simulate(
+        module, given, samples=4, seed=0, batch_dim=batch_dim, gradients=True, dtype=torch.float64, progress=False
+    )
+    torch.manual_seed(0)
+    module = module()
+    inputs = inputs_of(given, blueprint_of(lambda: module)).with_batch_dim(batch_dim)
+    return law, measured(module, inputs, square)
+
+
+@pytest.mark.parametrize("tokens", [9, 8, 4])  # the sizes say it; a multiple of the sequences; as many as these
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_sequences_of_identical_words_have_correlation_one(batch_first, tokens):
+    same = torch.arange(4)[:, None].repeat(1, tokens)
+    for data in both(lambda: Words(batch_first), same):
+        alike, apart = within(data)
+        assert alike.min() > 1 - 1e-5
+        assert apart.mean() < 0.9
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_padding_is_left_out_of_its_own_sequence(batch_first):
+    ids = torch.arange(4)[:, None].repeat(1, 6)
+    mask = torch.ones(4, 6, dtype=torch.long)
+    mask[1, 3:], mask[2, 5:] = 0, 0
+    ids[mask == 0] = 29
+    for data in both(lambda: Words(batch_first), {"input_ids": ids, "attention_mask": mask}):
+        assert np.bincount(data.sequence.values).tolist() == [6, 3, 5, 6]
+        alike, apart = within(data)
+        assert alike.min() > 1 - 1e-5
+        assert apart.mean() < 0.9
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_inputs_of_both_orders_give_the_same_numbers_or_are_refused(batch_first):
+    x = torch.randn(3, 1, WIDTH, generator=torch.Generator().manual_seed(0)).repeat(1, 5, 1)
+    given = x if batch_first else x.transpose(0, 1)
+    right = 0 if batch_first else 1
+    for data in both(lambda: encoder(batch_first), given, right):
+        assert within(data)[0].min() > 1 - 1e-5
+        assert np.bincount(data.sequence.values).tolist() == [5, 5, 5]
+    module = encoder(batch_first)
+    for network in (lambda: encoder(batch_first), module):
+        with pytest.raises(lf.InputError, match=f"influence each other. Nearest: batch_dim={right} if"):
+            lf.check(network, given, samples=2, batch_dim=1 - right, progress=False)
+
+
+def test_samples_side_by_side_are_those_alone_in_both_orders():
+    ids = torch.tensor([[3, 7, 3, 9, 5], [1, 2, 3, 4, 4]])
+    options = {"seed": 0, "dtype": torch.float64, "progress": False}
+    for module in (partial(Words, True), partial(Words, False)):
+        several, alone = (lf.weightless.simulate(module, ids, samples=n, **options) for n in (6, 1))
+        np.testing.assert_allclose(several.covariance[:1], alone.covariance, rtol=1e-9)
+
+
+@pytest.mark.parametrize("batch_dim", [2, -1, True, None])
+def test_other_dimensions_are_refused(batch_dim):
+    with pytest.raises(lf.InputError, match="batch_dim must be 0 or 1"):
+        lf.weightless.simulate(lambda: encoder(True), torch.ones(2, 3, 8), samples=1, seed=0, batch_dim=batch_dim)
+
+
+def test_sizes_say_the_dimension_or_nothing_is_guessed():
+    assert stream_axis(torch.Size((4, 9, 8)), 4, 1) == 0
+    assert stream_axis(torch.Size((9, 4, 8)), 4, 1) == 1
+    assert stream_axis(torch.Size((8, 9, 8)), 2, 4) == 0
+    assert stream_axis(torch.Size((1, 9, 8)), 1, 1) is None
+    for shape in ((4, 4, 8), (8, 4, 8), (3, 5, 8)):
+        with pytest.raises(UnclearAxisError):
+            stream_axis(torch.Size(shape), 4, 1)
+    assert grown_axis([torch.Size((4, 4, 8))], [torch.Size((4, 8, 8))]) == 1
+    with pytest.raises(lf.InputError, match=r"in no dimension of the stream \(4, 4, 8\) alone"):
+        grown_axis([torch.Size((4, 4, 8))], [torch.Size((4, 4, 8))])
+
+
+def test_a_stream_that_mixes_sequences_is_found_by_its_gradient():
+    class Mixing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.blocks = nn.Embedding(30, WIDTH), nn.ModuleList([Mean(), Mean()])
+
+        def forward(self, ids):
+            x = self.embed(ids)
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    class Mean(nn.Module):
+        def forward(self, x):
+            return x + x.mean(0, keepdim=True)
+
+    ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    for network in (Mixing, Mixing()):
+        with pytest.raises(lf.InputError, match="those of Mixing influence each other"):
+            lf.check(network, ids, samples=2, progress=False)

@@ -1,0 +1,250 @@
+"""Gradients of weights that start constant: those of autograd, by sample, however the weight is used."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from scipy.stats import ks_2samp
+from torch import nn
+from torch.nn import functional
+
+import limitformer as lf
+from limitformer.weightless import network, shared
+from limitformer.weightless.inputs import default_loss, inputs_of
+from limitformer.weightless.models import blueprint_of
+from weightless_families import CONFIGS, INPUTS
+
+WIDTH, SAMPLES = 6, 5
+OPTIONS = {"gradients": True, "dtype": torch.float64, "progress": False}
+
+
+def constants(*shape, start=0.0):
+    """A parameter whose entries are given numbers."""
+    count = int(np.prod(shape))
+    return nn.Parameter(start + torch.linspace(-1.0, 1.0, count).reshape(shape).contiguous())
+
+
+def gain(p, x):
+    return x * p["gain"]
+
+
+def gain_from_the_right(p, x):
+    return p["gain"] * x
+
+
+def one_and_gain(p, x):
+    return x * (1.0 + p["gain"].float().to(x.dtype))
+
+
+def part(p, x):
+    return x + p["long"][2 : 2 + WIDTH]
+
+
+def row(p, x):
+    return x + p["matrix"][1]
+
+
+def positions(p, x):
+    return x + p["positions"][:, : x.shape[1]]
+
+
+def bias_in_place(p, x):
+    return (x * 1.0).add_(p["gain"])
+
+
+def two_at_once(p, x):
+    return x * (p["gain"] + p["long"][:WIDTH])
+
+
+def twice(p, x):
+    return x * p["gain"] + p["gain"]
+
+
+def layer_norm(p, x):
+    return functional.layer_norm(x, (WIDTH,), p["gain"], p["long"][:WIDTH], 1e-3)
+
+
+def rms_norm(p, x):
+    return functional.rms_norm(x, (WIDTH,), weight=p["gain"])
+
+
+def linear(p, x):
+    return functional.linear(x, p["matrix"], p["gain"])
+
+
+def matmul(p, x):
+    return x @ p["matrix"].T
+
+
+def addmm(p, x):
+    return torch.addmm(p["gain"], x.flatten(0, 1), p["matrix"]).view_as(x)
+
+
+def convolution(p, x):
+    kernel = torch.ones(WIDTH, WIDTH, 1, dtype=x.dtype)
+    return functional.conv1d(x.mT, kernel, p["gain"]).mT
+
+
+def difference(p, x):
+    return x - p["gain"]
+
+
+def joined(p, x):
+    return torch.cat([x[..., 1:], p["gain"][:1].expand(*x.shape[:-1], 1)], -1)
+
+
+ONE_PASS = [gain, gain_from_the_right, one_and_gain, part, row, positions, bias_in_place, two_at_once, twice]
+ONE_PASS += [layer_norm, rms_norm, linear, matmul, addmm, convolution]
+ONE_AT_A_TIME = [difference, joined]
+
+
+class Used(nn.Module):
+    """Blocks that use constants in one way, behind a random map."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.use = use
+        self.blocks = nn.ModuleList([nn.Module(), nn.Module()])
+        for k, block in enumerate(self.blocks):
+            block.p = nn.ParameterDict(
+                {
+                    "gain": constants(WIDTH, start=0.3 * k),
+                    "long": constants(WIDTH + 3),
+                    "matrix": constants(WIDTH, WIDTH),
+                    "positions": constants(1, 7, WIDTH),
+                    "frozen": nn.Parameter(torch.ones(2), requires_grad=False),
+                }
+            )
+            block.map = nn.Linear(WIDTH, WIDTH)
+            block.forward = lambda x, block=block: x + torch.tanh(block.map(self.use(block.p, torch.tanh(x))))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def inputs():
+    return torch.randn(2, 4, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+
+def steps(monkeypatch):
+    """The numbers of samples side by side that passes choose."""
+    module, found = sys.modules["limitformer.weightless.simulate"], []
+    plain = module.side_by_side
+
+    def noted(*arguments):
+        found.append(plain(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(module, "side_by_side", noted)
+    return found
+
+
+@pytest.mark.parametrize("use", ONE_PASS + ONE_AT_A_TIME)
+def test_gradients_side_by_side_are_those_of_autograd(use, monkeypatch):
+    found = steps(monkeypatch)
+    several = lf.weightless.simulate(lambda: Used(use), inputs(), samples=SAMPLES, seed=0, **OPTIONS)
+    assert found == [SAMPLES if use in ONE_PASS else 1]
+    monkeypatch.setattr(network, "Shared", None)  # samples alone have torch's own gradients
+    for k in range(SAMPLES):
+        alone = autograd(use, k)
+        for name in several.weight.values:
+            mine = float(several.weight_gradient.sel(weight=name)[k])
+            assert mine == pytest.approx(alone[name], rel=1e-9, nan_ok=True), (k, name)
+    names = [str(name) for name in several.weight.values]
+    assert "blocks.0.p.frozen" not in names
+    assert {"blocks.0.p.gain", "blocks.1.p.matrix", "blocks.0.map.bias"} < set(names)
+    used = several.weight_gradient.sel(
+        weight="blocks.0.p.gain" if use not in (part, row, matmul, positions) else names[0]
+    )
+    assert len(np.unique(used)) == SAMPLES or np.isnan(used).all()
+
+
+def autograd(use, sample):
+    """Norms of torch's gradients of the same sample, alone."""
+    blueprint = blueprint_of(lambda: Used(use))
+    found = network.Weightless(blueprint, torch.float64, torch.device("cpu"))
+    given = inputs_of(inputs(), blueprint)
+    arrays = found.run(0, range(sample, sample + 1), given, "auto", default_loss("hidden"))
+    return dict(zip(found.trained, arrays["weight_gradient"][0], strict=True))
+
+
+def test_a_network_without_chance_has_autograds_gradients_exactly():
+    class Fixed(Used):
+        def __init__(self):
+            super().__init__(layer_norm)
+            for block in self.blocks:
+                nn.init.zeros_(block.map.weight), nn.init.ones_(block.map.bias)
+
+    data = lf.weightless.simulate(Fixed, inputs(), samples=4, seed=0, **OPTIONS)
+    torch.set_default_dtype(torch.float64)
+    try:
+        module = Fixed()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    (module(inputs()).square().sum(-1).mean() / 2).backward()
+    norms = {name: float(p.grad.norm()) for name, p in module.named_parameters() if p.grad is not None}
+    assert norms["blocks.1.map.weight"] > 0
+    for name, norm in norms.items():
+        np.testing.assert_allclose(data.weight_gradient.sel(weight=name), norm, rtol=1e-12, atol=1e-15)
+
+
+def test_every_trained_weight_of_a_stock_model_is_there():
+    config = transformers.GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=16)
+    data = lf.weightless.simulate(config, INPUTS, samples=3, seed=0, gradients=True, progress=False)
+    names = [name for name, one in transformers.GPT2LMHeadModel(config).named_parameters() if one.requires_grad]
+    assert list(data.weight.values) == names
+    assert np.isfinite(data.weight_gradient.sel(weight=[n for n in names if "wpe" not in n])).all()
+
+
+def gradients_of_drawn(config, samples):
+    """{name: norms} of models that transformers draws."""
+    found = []
+    with torch.random.fork_rng():
+        for k in range(samples):
+            torch.manual_seed(k)
+            model = transformers.GPT2LMHeadModel(config).double().eval()
+            ids = torch.tensor([INPUTS])
+            logits = model(ids).logits
+            functional.cross_entropy(logits[0, :-1], ids[0, 1:]).backward()
+            found.append({name: float(p.grad.norm()) for name, p in model.named_parameters()})
+    return {name: np.array([each[name] for each in found]) for name in found[0]}
+
+
+def test_gradients_of_constants_have_the_law_of_drawn_models():
+    config = transformers.GPT2Config(
+        vocab_size=40,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        n_positions=8,
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    config._attn_implementation = "eager"
+    data = lf.weightless.simulate(config, INPUTS, samples=600, seed=0, **OPTIONS)
+    theirs = gradients_of_drawn(config, 300)
+    names = [name for name in theirs if name.endswith("bias") or ".ln_" in name]
+    assert len(names) == 18
+    p_values = [ks_2samp(data.weight_gradient.sel(weight=name), theirs[name]).pvalue for name in names]
+    assert min(p_values) > 1e-4 / len(names)
+    twin = [ks_2samp(data.weight_gradient.sel(weight=name) * 2**0.5, theirs[name]).pvalue for name in names]
+    assert max(twin) < 1e-4  # the twin: the gradients of two samples in one
+
+
+def test_states_and_their_gradients_keep_their_bits(monkeypatch):
+    def arrays():
+        blueprint = blueprint_of(CONFIGS["bert"]())
+        found = network.Weightless(blueprint, torch.float64, torch.device("cpu"))
+        return found.run(0, range(4), inputs_of(INPUTS, blueprint), "auto", default_loss("masked"))
+
+    apart = arrays()
+    monkeypatch.setattr(shared.Shared, "has_shared", lambda self, values: False)  # one gradient for all samples
+    summed = arrays()
+    for name in ("covariance", "stream_gradient", "loss"):
+        np.testing.assert_array_equal(apart[name], summed[name])
+    assert np.isfinite(apart["weight_gradient"]).sum() > np.isfinite(summed["weight_gradient"]).sum()
