@@ -1,6 +1,7 @@
 """`check`: will this Transformer collapse? Its curves by layer, the law's band, and verdicts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from limitformer.weightless.models import Blueprint
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.simulate import passes
 
-ZEROS = ("zero_weights", "behind_zero")
 MOVED = 0.02  # standard deviation of a weight that started at zero, once it has moved
 
 
@@ -135,42 +135,73 @@ def measure(subject: Subject, text: Any, tokens: int, samples: int, options: dic
     about: dict[str, Any] = {}
     if loss is not None:
         about = {"loss": "the user's"} if options["loss"] is not None else about_loss(blueprint)
+    if held is not None and subject.module is not None:
+        about |= zeros_of_module(subject.module, held, inputs, loss)
     if subject.blueprint is None or not (held is None or options["law"]):
         return report_of(subject, held, None, None, weights_of(subject.module, None), about)
     found = weightless_of(subject.blueprint, options["overrides"])
     weights = weights_of(subject.module, found)  # before any pass: a module may change its buffers as it runs
     lawful = passes(found, inputs, loss, samples, options["seed"], progress=options["progress"])
-    lawful = lawful.assign_attrs(zeros_of(found, lawful, inputs, loss, options))
+    if held is None:
+        about |= zeros_of_law(found, lawful, inputs, loss, options)
     return report_of(subject, held, lawful, found.table, weights, about)
 
 
-def zeros_of(
-    found: Weightless, lawful: xr.Dataset, inputs: Inputs, loss: Loss | None, options: Mapping[str, Any]
-) -> dict[str, str]:
+def zeros_of(data: xr.Dataset, zeros: list[str], measure_moved: Callable[[list[str]], xr.Dataset]) -> dict[str, str]:
     """The kinds of weight that start at zero, and those that have no gradient because of that, a line for each.
 
-    A kind waits for them if it has a gradient in a network in which they are not zero.
+    A kind waits for the zeros if it has a gradient once they have moved.
+
+    Args:
+        data: what was measured, with gradients.
+        zeros: names of the parameters that are zero.
+        measure_moved: measures a network in which these parameters are not zero.
     """
+    norms = norms_by_name(data)
+    alive = [name for name in zeros if not name.endswith("bias") and norms.get(name, 0.0) > 0]
+    silent = {place_of(name)[0] for name, norm in norms.items() if norm == 0}
+    if not alive or not silent:
+        return {}
+    after = norms_by_name(measure_moved(alive))
+    woken = {place_of(name)[0] for name, norm in after.items() if norm > 0}
+    kinds = list(dict.fromkeys(place_of(name)[0] for name in alive))
+    return {"zero_weights": ", ".join(kinds), "behind_zero": "\n".join(sorted(silent & woken))}
+
+
+def norms_by_name(data: xr.Dataset) -> dict[str, float]:
+    return dict(zip(data["weight"].values.tolist(), data["weight_gradient"].values[0].tolist(), strict=True))
+
+
+def zeros_of_law(
+    found: Weightless, lawful: xr.Dataset, inputs: Inputs, loss: Loss | None, options: Mapping[str, Any]
+) -> dict[str, str]:
+    """`zeros_of` a network without weights, by one sample in which zeros have another law."""
     if loss is None:
         return {}
-    norms = dict(zip(lawful["weight"].values.tolist(), lawful["weight_gradient"].values[0].tolist(), strict=True))
-    zeros = [
-        name
-        for name, law in found.laws.items()
-        if law.kind == CONSTANT and law.shift == 0 and not name.endswith("bias") and norms.get(name, 0.0) > 0
-    ]
-    silent = {place_of(name)[0] for name, norm in norms.items() if norm == 0}
-    if not zeros or not silent:
+
+    def moved(names: list[str]) -> xr.Dataset:
+        other = weightless_of(found.blueprint, {**(options["overrides"] or {}), **dict.fromkeys(names, MOVED)})
+        return passes(other, inputs, loss, 1, options["seed"], progress=False)
+
+    zeros = [name for name, law in found.laws.items() if law.kind == CONSTANT and law.shift == 0]
+    return zeros_of(lawful, zeros, moved)
+
+
+def zeros_of_module(module: nn.Module, held: xr.Dataset, inputs: Inputs, loss: Loss | None) -> dict[str, str]:
+    """`zeros_of` a module that exists, by a copy of it."""
+    if loss is None:
         return {}
-    moved = weightless_of(found.blueprint, {**(options["overrides"] or {}), **dict.fromkeys(zeros, MOVED)})
-    after = passes(moved, inputs, loss, 1, options["seed"], progress=False)
-    alive = {
-        place_of(str(name))[0]
-        for name, norm in zip(after["weight"].values, after["weight_gradient"].values[0], strict=True)
-        if norm > 0
-    }
-    kinds = list(dict.fromkeys(place_of(name)[0] for name in zeros))
-    return {"zero_weights": ", ".join(kinds), "behind_zero": "\n".join(sorted(silent & alive))}
+
+    def moved(names: list[str]) -> xr.Dataset:
+        other = deepcopy(module)
+        chance = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for name in names:
+                one = other.get_parameter(name)
+                one.copy_(MOVED * torch.randn(one.shape, generator=chance))
+        return measured(other, inputs, loss)
+
+    return zeros_of(held, [name for name, one in module.named_parameters() if not one.detach().any()], moved)
 
 
 def about_loss(blueprint: Blueprint) -> dict[str, Any]:
@@ -193,14 +224,13 @@ def report_of(
     lawful: xr.Dataset | None,
     laws: LawTable | None,
     weights: InitialisationReport | None,
-    loss: Mapping[str, Any],
+    more: Mapping[str, Any],
 ) -> Report:
     """The report of the network that exists, of its law, or of both."""
     shown = held if held is not None else lawful
     assert shown is not None  # a subject has a module or a blueprint
     sequences = len(np.unique(shown["sequence"])) if "sequence" in shown.coords else 1
-    about: dict[str, Any] = {"tokens": shown.sizes["token"] // sequences, "sequences": sequences, **loss}
-    about |= {name: lawful.attrs[name] for name in ZEROS if lawful is not None and name in lawful.attrs}
+    about: dict[str, Any] = {"tokens": shown.sizes["token"] // sequences, "sequences": sequences, **more}
     return Report(
         name=subject.name,
         initialisation=weights,

@@ -65,7 +65,12 @@ def measured(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset
                     found |= gradients(loss(out, arguments), weights, measure)
         finally:
             looks.state.restore()
-    return dataset([found], list(weights), inputs, {"description": "a module that exists", "samples": 1})
+    return dataset(
+        [found],
+        {name: each.dim() for name, each in weights.items()},
+        inputs,
+        {"description": "a module that exists", "samples": 1},
+    )
 
 
 @dataclass(frozen=True)

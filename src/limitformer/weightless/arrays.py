@@ -1,5 +1,6 @@
 """What passes through a module give, as arrays by sample and as one Dataset."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -64,8 +65,8 @@ def output_arrays(out: Any, samples: int) -> Arrays:
     return {"logits_mean": mean.cpu().numpy(), "logits_std": std.cpu().numpy()}
 
 
-def dataset(parts: list[Arrays], weights: list[str], inputs: Inputs, about: dict[str, Any]) -> xr.Dataset:
-    """The finished samples, with what they are."""
+def dataset(parts: list[Arrays], weights: Mapping[str, int], inputs: Inputs, about: dict[str, Any]) -> xr.Dataset:
+    """The finished samples, with what they are; `weights` are the dimensions of trained parameters by name."""
     arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]} if parts else {}
     dims = {
         "covariance": ("sample", "layer", "token", "token_"),
@@ -83,7 +84,8 @@ def dataset(parts: list[Arrays], weights: list[str], inputs: Inputs, about: dict
     if "block" in data.dims:
         coordinates["block"] = np.arange(1, data.sizes["block"] + 1)
     if "weight" in data.dims:
-        coordinates["weight"] = weights
+        coordinates["weight"] = list(weights)
+        coordinates["matrix"] = ("weight", [dimensions >= 2 for dimensions in weights.values()])
     tokens = data.sizes.get("token", 0)
     if len(inputs.sequence_of(tokens)) == tokens:
         coordinates["sequence"] = ("token", inputs.sequence_of(tokens).numpy())

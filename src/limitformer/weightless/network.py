@@ -70,7 +70,9 @@ class Weightless:
         self.outputs: Arrays = {}  # sizes of what the last pass of a foreign module gave
         self.uses: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
-        self.trained = [name for name, one in module.named_parameters() if one.requires_grad or self.laws[name].random]
+        self.trained = {  # dimensions by name
+            name: one.dim() for name, one in module.named_parameters() if one.requires_grad or self.laws[name].random
+        }
         unknown = {name: law.reason for name, law in self.laws.items() if law.kind == UNKNOWN}
         if unknown or doubts:
             self.draw_whole(unknown | doubts)

@@ -1,0 +1,250 @@
+"""Verdicts on whole models: faults that people met, and sound models that must not be called faulty."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import limitformer as lf
+from limitformer.checking.thresholds import THRESHOLDS
+
+WIDTH, WORDS = 16, 50
+IDS = torch.arange(20).reshape(2, 10)
+T5_V1_1 = {
+    "model_type": "t5", "d_model": 256, "d_kv": 32, "d_ff": 256, "num_layers": 2, "num_decoder_layers": 2,
+    "num_heads": 8, "vocab_size": 1000, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+}  # fmt: skip
+SMALL = {"vocab_size": 60, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 24, "bos_token_id": 1}
+SMALL |= {"eos_token_id": 2}
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    """Embedding, three blocks, a norm and a head."""
+
+    def __init__(self, block=Block):
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(block() for _ in range(3))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class Router(nn.Module):
+    """One expert a token, whose weight is normalised by itself: w/w = 1."""
+
+    def __init__(self, normalised=True):
+        super().__init__()
+        self.norm, self.gate = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.normalised = normalised
+
+    def forward(self, x):
+        y = self.norm(x)
+        weight, place = self.gate(y).softmax(-1).max(-1, keepdim=True)
+        weight = weight / (weight.sum(-1, keepdim=True) + 1e-20) if self.normalised else weight
+        every = torch.stack([expert(y) for expert in self.experts], -1)
+        return x + weight * every.gather(-1, place[..., None, :].expand(*y.shape, 1))[..., 0]
+
+
+def zero(*names):
+    """A model in which these weights start at zero."""
+
+    def make():
+        model = Model()
+        for name in names:
+            nn.init.zeros_(model.get_parameter(name))
+        return model
+
+    return make
+
+
+def found(what, inputs=IDS, **options):
+    """Verdicts by name."""
+    report = lf.check(what, inputs, samples=3, progress=False, **options)
+    return {one.name: one for one in report.verdicts}
+
+
+def test_t5_whose_head_is_too_large_is_broken_by_its_loss():
+    report = lf.check(T5_V1_1, tokens=16, samples=4, progress=False)
+    (loss,) = [one for one in report.verdicts if one.name == "loss"]
+    assert (loss.grade, report.grade) == ("broken", "broken")
+    drawn = float(report.curves["loss"].median())
+    assert loss.value == pytest.approx(drawn - np.log(1000))
+    assert f"loss {drawn:.4g} is" in str(loss)
+    assert "above that of a uniform guess, 6.908" in str(loss)
+    sound = lf.check(T5_V1_1, tokens=16, samples=4, progress=False, overrides={"shared.weight": 256**-0.5})
+    assert "loss" not in {one.name for one in sound.verdicts}
+
+
+def test_a_users_own_loss_is_not_held_against_a_uniform_guess():
+    config = transformers.GPT2Config(**SMALL)
+    report = lf.check(
+        config, tokens=8, samples=2, progress=False, loss=lambda out, given: out.logits.square().sum((1, 2))
+    )
+    assert "chance" not in report.about
+    assert "loss" not in {one.name for one in report.verdicts}
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_router_that_is_constant_is_dead(made):
+    def model(normalised=True):
+        return Model(lambda: Router(normalised))
+
+    torch.manual_seed(0)
+    verdicts = found(model() if made else model)
+    assert verdicts["dead"].grade == "broken"
+    assert "1 of " in str(verdicts["dead"])
+    assert "blocks.*.gate.weight" in str(verdicts["dead"])
+    assert "dead" not in found(model(False) if made else lambda: model(False))
+
+
+@pytest.mark.parametrize("name", ["head.weight", "norm.weight"])
+def test_weights_behind_a_factor_that_starts_at_zero_wait_for_it(name):
+    """A zero head, as in DiT, and a last gain of zero: nothing explodes, and the factor is named."""
+    verdicts = found(zero(name))
+    assert set(verdicts) & {"exploding", "vanishing", "not finite"} == set()
+    assert verdicts["dead"].grade == "watch"
+    assert f"have no gradient until {name}, zero at first, has moved" in str(verdicts["dead"])
+
+
+def test_weights_behind_two_zero_factors_in_a_row_never_move():
+    """The second factor of 0·0 has no gradient either, so that neither ever moves."""
+
+    class Twice(Block):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.zeros(WIDTH, WIDTH)), nn.Parameter(torch.zeros(WIDTH, WIDTH))
+
+        def forward(self, x):
+            return x + self.down(torch.relu(self.up(self.norm(x)))) @ self.a @ self.b
+
+    dead = found(lambda: Model(Twice))["dead"]
+    assert dead.grade == "broken"
+    assert "blocks.*.a" in str(dead)
+    assert "blocks.*.b" in str(dead)
+
+
+def test_a_loss_that_misses_the_last_block_does_not_explode():
+    class Skips(Model):
+        def forward(self, ids):
+            x = self.embed(ids)
+            for block in self.blocks[:-1]:
+                x = block(x)
+            self.blocks[-1](x)
+            return self.head(self.norm(x))
+
+    assert set(found(Skips)) & {"exploding", "vanishing", "not finite"} == set()
+
+
+def trained_gpt2(steps, seed=0):
+    torch.manual_seed(seed)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SMALL))
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(steps):
+        ids = torch.randint(3, 60, (4, 12)).sort().values
+        optimiser.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimiser.step()
+    return model
+
+
+def test_a_trained_network_is_described_and_not_judged():
+    model = trained_gpt2(60)
+    report = lf.check(model, tokens=12, samples=4, progress=False)
+    assert (report.trained, report.grade, report.failed("any")) == (True, None, [])
+    text = str(report)
+    assert "· trained: " in text
+    assert "✗" not in text
+    changes = {each.name: each for each in report.changes()}
+    loss = changes["loss"]
+    low, high = (float(edge) for edge in loss.new.split(" to "))
+    assert low < np.log(60) < high
+    assert not low < float(loss.now) < high
+    record = report.record()
+    assert (record["grade"], record["trained"]) == (None, True)
+    assert len(record["changes"]) == len(changes) > 4
+    assert "differs from initialisation" in report._repr_html_()
+
+
+def test_a_new_network_and_one_of_another_initialisation_are_judged():
+    assert not lf.check(trained_gpt2(0), tokens=12, samples=3, progress=False).trained
+    other = trained_gpt2(0)
+    with torch.no_grad():
+        for k, each in enumerate(each for each in other.parameters() if each.dim() == 2):
+            each.exponential_(1.0).mul_((torch.rand_like(each) - 0.5).sign() * 0.01 * 1.3**k)
+    report = lf.check(other, tokens=12, samples=3, progress=False)
+    assert report.initialisation.trained
+    assert not report.trained
+    assert report.grade in ("watch", "broken")
+
+
+def test_a_module_without_a_law_says_so():
+    torch.manual_seed(0)
+    assert "no law is known of this network" in str(lf.check(Model(), IDS, progress=False))
+
+
+def test_two_networks_side_by_side_have_names_of_their_own(tmp_path):
+    from pathlib import Path
+
+    config = transformers.GPT2Config(**SMALL)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text(config.to_json_string(), encoding="utf-8")
+    one, other = (tmp_path / folder / "config.json" for folder in ("a", "b"))
+    options = {"tokens": 6, "samples": 2, "gradients": False, "progress": False}
+    report = lf.check(str(one), against=str(one), settings={"n_layer": 2}, **options)
+    assert (report.name, report.against.name) == ("config.json with n_layer=2", "config.json")
+    report = lf.check(str(one), against=str(other), **options)
+    assert (report.name, Path(report.against.name)) == ("config.json", other)
+    report = lf.check(config, against=config, **options)
+    assert (report.name, report.against.name) == ("gpt2", "gpt2 (against)")
+
+
+def test_the_table_says_what_numbers_are_out_of_and_blocks_stand_under_their_layer():
+    report = lf.check(transformers.GPT2Config(**SMALL), tokens=12, samples=3, progress=False)
+    lines = {line[:13].strip(): line for line in report.rows()}
+    assert lines["rank"].endswith(" of 12")
+    seen = float(report.curves["tokens_seen"].median())
+    assert seen == 7.0  # rows of a causal mask that see two tokens or more: 2, 3, …, 12
+    assert lines["eff. tokens"].endswith(" of 7")
+    assert lines["logit std"][13:22].strip() == ""  # no block ends at layer 0
+    first = float(report.curves["logit_std"].isel(block=0).mean("head").median("sample"))
+    assert float(lines["logit std"][22:31]) == pytest.approx(first, rel=5e-3)
+    assert all(len(line) <= 80 for line in str(report).splitlines())
+
+
+def test_a_correlation_of_nothing_is_printed_as_zero():
+    report = lf.check(transformers.GPT2Config(**SMALL), tokens=12, samples=3, progress=False)
+    for value in (-6.68e-5, 6.68e-5, -0.0):
+        report.curves["correlation"].values[:, 0] = value
+        assert report.row("correlation", "correlation", [0]).split() == ["correlation", "0.000"]
+
+
+def test_a_correlation_of_076_is_watch_in_check_and_unsafe_in_design():
+    """The same network and number: qwen3 at 32 tokens."""
+    report = lf.check("qwen3-0.6b", tokens=24, samples=2, gradients=False, progress=False)
+    rho = float(report.curves["correlation"].isel(layer=-1).median())
+    assert THRESHOLDS["collapse"].watch < rho < THRESHOLDS["collapse"].broken
+    assert {one.name: one.grade for one in report.verdicts}["collapsed"] == "watch"
+    assert lf.checking.Objective().missed({"correlation": (np.array([rho]),) * 2, **SAFE_VALUES})["correlation"].all()
+
+
+SAFE_VALUES = {
+    name: (np.array([value]),) * 2 for name, value in {"stream": 1.0, "effective": 0.9, "gradient": 2.0}.items()
+}
