@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 import hostile_folders as hostile
 import limitformer as lf
-from hostile_folders import CASES, SAFE, small
+from hostile_folders import CASES, GPT2, SAFE, small
 from limitformer.checking.folder import load
 from limitformer.hf import ShapedTransformerConfig, ShapedTransformerForMaskedLM, Shaping, shape_model
 
@@ -341,3 +341,147 @@ def test_the_command_ends_with_one_line_and_exit_code_2(name, folder, tmp_path):
     assert COMMANDS[name] in done.stderr
     assert done.stderr.count("\n") == 1
     assert not list(tmp_path.glob("**/pwned"))
+
+
+# What does not fit.
+
+
+def test_recordings_are_refused_before_they_begin(monkeypatch):
+    """The covariances of 8 networks of 2 blocks with 64 tokens take 6.3 MB in four copies, those of 2 networks less."""
+    config = small(n_positions=64, vocab_size=100).config
+    monkeypatch.setattr("limitformer.base.memory.available_memory", lambda: 5 * 2**20)
+    options = {"tokens": 64, "gradients": False, "progress": False}
+    with pytest.raises(lf.InputError, match=r"Recording 8 networks of 2 blocks with 64 tokens takes 6\.0 MiB"):
+        lf.check(config, samples=8, **options)
+    assert lf.check(config, samples=2, **options).curves.sizes["sample"] == 2
+    with pytest.raises(lf.InputError, match="Recording 64 networks of 2 blocks with 32 tokens"):
+        lf.design(config, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"n_layer": 10_000}, "n_layer of gpt2 must be at most 4,096"),
+        ({"n_embd": 10**9, "n_head": 1}, "gpt2 cannot be made"),
+        ({"n_embd": 10**8, "n_head": 1}, "without its matrices"),
+        ({"n_head": 10**9}, "gpt2 cannot be made"),
+        ({"n_layer": 10**9}, "must be at most 4,096"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("command", [lf.check, lf.design, lf.weightless.law])
+def test_a_configuration_that_does_not_fit_is_refused_at_once(command, fields, message, monkeypatch):
+    monkeypatch.setattr("limitformer.weightless.sizes.available_memory", lambda: 2**34)
+    with pytest.raises(lf.InputError, match=message):
+        command(GPT2 | {"model_type": "gpt2"} | fields)
+
+
+def test_many_experts_are_counted_while_they_are_made(monkeypatch):
+    monkeypatch.setattr("limitformer.weightless.sizes.MOST_MODULES", 100)
+    with pytest.raises(lf.InputError, match="gpt2 has more than 100 modules"):
+        lf.weightless.law(GPT2 | {"model_type": "gpt2", "n_layer": 50})
+
+
+def test_of_a_long_text_only_the_beginning_is_read(folder, tmp_path):
+    """A file that ends in bytes that are no text, behind a hole: reading it whole fails."""
+    path = tmp_path / "text.txt"
+    path.write_text("to be or not to be that is the question " * 100)
+    with path.open("r+b") as file:
+        file.seek(2**24)
+        file.write(b"\xff")
+    labels = ("to", "be", "or", "not", "to", "be")
+    assert lf.from_text(path, width=4, tokens=6).labels == labels
+    assert checked(folder, path).data["word"].values.tolist() == list(labels)
+    with_tokenizer(folder)
+    assert checked(folder, path).exists
+    with pytest.raises(lf.InputError, match="cannot be decoded"):
+        lf.from_text(path, width=4)
+    longer = "to be or not to be " * 10_000
+    assert lf.from_text(longer, width=4, tokens=6).labels == labels
+    several = checked(folder, [longer, longer]).data
+    assert several.sizes["token"] == 12
+
+
+# Configurations in other words.
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 24, "bias": False, "dropout": 0.0},
+            "sizes of nanoGPT",
+        ),
+        (
+            {"args": {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 24}},
+            "under 'args' it has the sizes of nanoGPT",
+        ),
+        ({"dim": 64, "n_layers": 2, "n_heads": 2, "multiple_of": 32}, "Meta's Llama"),
+        ({"architectures": ["LlamaForCausalLM"]}, '"model_type": "llama", the family of LlamaForCausalLM'),
+        ({"config": {"model_type": "gpt2"}}, "what stands under 'config', alone"),
+        ({"Model_Type": "gpt2"}, "got 'Model_Type'"),
+        ({}, 'such as "model_type": "gpt2"; got none'),
+        ({"model_type": ["gpt2"]}, "must be one word"),
+        ({"model_type": "GPT-2"}, "Nearest: gpt2"),
+        ({"model_type": "llama3"}, "Nearest: llama"),
+        ({"model_type": "google/t5-small"}, "Nearest: t5"),
+        ({"model_type": "bert-base-uncased"}, "Nearest: bert"),
+        ({"model_type": "llama", "n_layer": 2}, "llama has no field ['n_layer'] and would take its default"),
+        ({"model_type": "t5", "d_model": 16, "n_layers": 2}, "Nearest: 'num_layers'"),
+        ({"model_type": "t5", "num_hidden_layers": 2}, "leaves num_decoder_layers as it is"),
+        ({"model_type": "gpt2", "n_embd": 16, "hidden_size": 32}, "are one field of gpt2, and differ"),
+    ],
+    ids=str,
+)
+def test_a_configuration_in_other_words_is_named(values, message):
+    with pytest.raises(lf.InputError) as caught:
+        lf.weightless.law(values)
+    assert message in str(caught.value)
+    assert "exaone" not in str(caught.value)
+
+
+def shown_json(values):
+    """The configuration that the message shows."""
+    with pytest.raises(lf.InputError) as caught:
+        lf.weightless.law(values)
+    message = str(caught.value)
+    return json.loads(message[message.index("{") : message.index("}") + 1])
+
+
+def test_what_is_shown_for_nanogpt_has_its_laws():
+    """karpathy/nanoGPT, model.py: normal of 0.02, divided by √(2 n_layer) where a branch ends."""
+    shown = shown_json({"n_layer": 8, "n_head": 2, "n_embd": 16, "block_size": 24, "vocab_size": 60, "bias": True})
+    table = lf.weightless.law(shown)
+    assert table["transformer.wte.weight"].std == pytest.approx(0.02)
+    assert table["transformer.h.3.attn.c_proj.weight"].std == pytest.approx(0.02 / 4)
+    assert table["transformer.h.3.mlp.c_proj.weight"].std == pytest.approx(0.02 / 4)
+    assert shown["activation_function"] == "gelu"
+    assert (shown["n_positions"], shown["vocab_size"]) == (24, 60)
+
+
+def test_what_is_shown_for_metas_llama_has_its_sizes():
+    """Llama 3 8B, params.json and the published configuration."""
+    shown = shown_json(
+        {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "vocab_size": 128256}
+        | {"multiple_of": 1024, "ffn_dim_multiplier": 1.3, "norm_eps": 1e-05, "rope_theta": 500000.0}
+    )
+    assert (shown["intermediate_size"], shown["num_key_value_heads"], shown["hidden_size"]) == (14336, 8, 4096)
+
+
+def test_a_family_that_reads_an_old_name_is_not_refused():
+    table = lf.weightless.law({"model_type": "bloom", "n_embed": 16, "n_head": 2, "n_layer": 2, "vocab_size": 60})
+    assert table.shapes["transformer.word_embeddings.weight"] == (60, 16)
+
+
+@pytest.mark.parametrize("name", [SAFE, "weights.gguf", "ckpt.pt"])
+def test_a_file_of_weights_names_its_folder(name, folder):
+    (folder / name).touch()
+    with pytest.raises(lf.InputError, match=r"is a file of weights\. Nearest: its folder"):
+        checked(str(folder / name))
+
+
+def test_a_folder_of_checkpoints_names_the_last(folder, tmp_path):
+    for step in (900, 1000):
+        shutil.copytree(folder, tmp_path / "run" / f"checkpoint-{step}")
+    with pytest.raises(lf.InputError, match=r"There is no config\.json in .*/run. Nearest: .*/run/checkpoint-1000\."):
+        checked(tmp_path / "run")
