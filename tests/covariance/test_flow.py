@@ -228,7 +228,10 @@ def test_times_must_ascend_within_the_horizon(times):
     ("changes", "says"),
     [
         ({"norm": "pre"}, "normalisation layers"),
-        ({"attention": lf.SoftmaxAttention()}, 'needs temperature="shaped"'),
+        (
+            {"attention": lf.SoftmaxAttention()},
+            'softmax attention, has no limit at lam=1.*because.*needs temperature="shaped"',
+        ),
         ({"gamma": 0.3}, r"lam\*\*2 \+ gamma\*\*2 must be 1.*gamma=1/sqrt\(depth\)=0\.25, whose limit is an ODE"),
         ({"lam": 0.9}, r"lam\*\*2 \+ gamma\*\*2 must be 1"),
     ],

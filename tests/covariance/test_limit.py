@@ -443,7 +443,8 @@ WHOLE = {"width": 64, "depth": 32, "gamma": 0.5, "attention": lf.ShapedAttention
     [
         ({"lam": 1.0}, r"lam\*\*2 \+ gamma\*\*2"),
         ({"norm": "pre"}, "norm must be None"),
-        ({"attention": lf.SoftmaxAttention()}, "identity=True"),
+        ({"attention": lf.SoftmaxAttention()}, "Softmax attention has no limit, because"),
+        ({"attention": lf.ShapedAttention(tau0=1.0, identity=False)}, "identity=True"),
         ({"attention": lf.ShapedAttention(tau0=1.0, center=False)}, "center=True"),
         ({"attention": lf.ShapedAttention(tau0=1.0, temperature="standard")}, 'temperature="shaped"'),
         ({"attention": lf.ShapedAttention(tau0=1.0, heads=4)}, "heads must be None"),
@@ -472,3 +473,9 @@ def test_bad_options_of_a_limit(options, needs):
     limit = lf.limit(lf.Transformer(width=10, depth=400, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0)))
     with pytest.raises(lf.InputError, match=needs):
         lf.simulate(limit, V4, samples=2, seed=0, **options)
+
+
+@pytest.mark.parametrize("given", ["gpt2", {"model_type": "gpt2"}])
+def test_a_configuration_has_no_limit_but_a_check(given):
+    with pytest.raises(lf.InputError, match=r"limit needs a model; got \w+\. Nearest: limitformer\.check"):
+        lf.limit(given)

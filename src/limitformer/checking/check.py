@@ -23,6 +23,7 @@ from limitformer.checking.thresholds import FINE, Threshold, thresholds_with
 from limitformer.checking.verdicts import TRAINED, Verdict, verdicts
 from limitformer.hf import Shaping
 from limitformer.models import equicorrelated, from_text
+from limitformer.models.text import words_of
 from limitformer.nn.drawn.simulate import known_device, torch_seed
 from limitformer.weightless.inputs import Inputs, Loss, default_loss, inputs_of
 from limitformer.weightless.law import LawTable
@@ -261,8 +262,8 @@ def inputs_for(subject: Subject, text: Any, tokens: int) -> Inputs:
         return inputs_of(start_of(text, tokens, blueprint.transformer.width), blueprint)
     if text is None:
         return inputs_of(1 if blueprint.task == "image" else tokens, blueprint)
-    if subject.tokenizer is not None and is_text(text):
-        text = encoded(subject.tokenizer, text, tokens)
+    if is_text(text):
+        text = first_words(text, tokens) if subject.tokenizer is None else encoded(subject.tokenizer, text, tokens)
     found = inputs_of(text, blueprint)
     ids = found.fixed.get("input_ids")
     if ids is None or found.counted is not None:
@@ -297,11 +298,18 @@ def loss_of(blueprint: Blueprint, seed: int) -> Loss:
 
 def is_text(text: Any) -> bool:
     """One or several."""
-    return isinstance(text, str) or (isinstance(text, list | tuple) and all(isinstance(one, str) for one in text))
+    several = isinstance(text, list | tuple) and all(isinstance(one, str | Path) for one in text)
+    return isinstance(text, str | Path) or (several and bool(text))
+
+
+def first_words(text: Any, tokens: int) -> list[str]:
+    """The first words of each text, so that a long one is neither read whole nor numbered whole."""
+    every = [text] if isinstance(text, str | Path) else text
+    return [" ".join(words_of(one, tokens)) for one in every]
 
 
 def encoded(tokenizer: Any, text: Any, tokens: int) -> Any:
     """Ids by the checkpoint's own tokenizer, as many of each text as the shortest has."""
-    every = [tokenizer(one)["input_ids"][:tokens] for one in ([text] if isinstance(text, str) else text)]
+    every = [tokenizer.ids(one, tokens) for one in ([text] if isinstance(text, str | Path) else text)]
     shortest = min(map(len, every))
     return [one[:shortest] for one in every]

@@ -7,13 +7,15 @@ from typing import Any
 
 from torch import nn
 
-from limitformer.base.errors import InputError, first_line, nearest, require
-from limitformer.hf import Shaping, load_shaped, shape_model
+from limitformer.base.errors import InputError, nearest, require
+from limitformer.base.foreign import readable_name
+from limitformer.checking.folder import load
+from limitformer.checking.tokenizer import FolderTokenizer, folder_tokenizer
+from limitformer.checking.weights import holds_weights as holds_weights
+from limitformer.hf import Shaping, shape_model
 from limitformer.models import Transformer
 from limitformer.models.serial import from_record
 from limitformer.weightless.models import Blueprint, blueprint_of, config_from, config_of, task_of
-
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Subject:
     name: str
     blueprint: Blueprint | None
     module: nn.Module | None = None
-    tokenizer: Any = None
+    tokenizer: FolderTokenizer | None = None
     shaped: bool = False
 
 
@@ -48,7 +50,9 @@ def subject_of(what: Any, settings: Mapping[str, Any] | None = None, shaping: Sh
         return existing(what) if isinstance(what, nn.Module) else loaded(Path(what))
     blueprint = blueprint_of(changed(what, settings) if settings else what)
     if isinstance(what, str):
-        blueprint = replace(blueprint, name=Path(what).name if not what.lstrip().startswith("{") else blueprint.name)
+        blueprint = replace(
+            blueprint, name=readable_name(Path(what)) if not what.lstrip().startswith("{") else blueprint.name
+        )
     if shaping is not None:
         blueprint = shaped(blueprint, shaping)
     return Subject(blueprint.name, blueprint, shaped=shaping is not None or centred(blueprint.transformer))
@@ -68,16 +72,6 @@ def unwrapped(what: Any) -> Any:
 def centred(model: Transformer | None) -> bool:
     """Whether a Transformer's attention takes the mean away."""
     return model is not None and model.attention is not None and bool(model.attention.interventions[1])
-
-
-def holds_weights(what: Any) -> bool:
-    """Whether it is a folder with a checkpoint of transformers."""
-    if not isinstance(what, str | Path):
-        return False
-    try:
-        return any((Path(what) / name).is_file() for name in WEIGHTS)
-    except (OSError, ValueError):
-        return False
 
 
 def changed(what: Any, settings: Mapping[str, Any]) -> Any:
@@ -124,28 +118,8 @@ def existing(module: nn.Module) -> Subject:
 
 def loaded(folder: Path) -> Subject:
     """A checkpoint from its folder, with its tokenizer if it has one."""
-    import transformers
-
-    config = config_of(folder)
-    try:
-        if getattr(config, "shaping", None) is not None:
-            module: Any = load_shaped(folder)
-        else:
-            named = getattr(transformers, (config.architectures or [""])[0], None)
-            module = (named or transformers.AutoModel).from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"{folder} cannot be loaded: {first_line(error)}") from error
-    subject = existing(module)
-    return replace(subject, name=folder.name, tokenizer=tokenizer_of(folder))
-
-
-def tokenizer_of(folder: Path) -> Any:
-    """Of a checkpoint's folder, None if there is none in it."""
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt")):
-        return None
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    subject = existing(load(folder))
+    return replace(subject, name=readable_name(folder.absolute()), tokenizer=folder_tokenizer(folder))
 
 
 def task_and_config(subject: Subject) -> Blueprint:

@@ -156,7 +156,7 @@ def text_start(path: Path, width: int, tokens: int | None, positions: Any, seed:
     from limitformer.models.text import words_of
 
     if tokens is None:
-        found = len(words_of(path))
-        few = found <= LONGEST_TEXT
-        require(few, f"{path} has {found} tokens; say how many to take, e.g. --tokens {LONGEST_TEXT}.")
+        few = len(words_of(path, LONGEST_TEXT + 1)) <= LONGEST_TEXT
+        message = f"{path} has more than {LONGEST_TEXT} tokens; say how many to take, e.g. --tokens {LONGEST_TEXT}."
+        require(few, message)
     return from_text(path, width=width, tokens=tokens, positions=positions, seed=seed)

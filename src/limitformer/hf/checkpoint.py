@@ -27,7 +27,16 @@ NO_CONFIGURATION = (*UNREADABLE, TypeError, AttributeError, StrictDataclassError
 # What `from_pretrained` takes for itself, though configurations have a word of that name.
 FOR_WEIGHTS = ("dtype", "torch_dtype", "quantization_config")
 # Where a hub's files are found: both the configuration and the weights need it.
-FOR_BOTH = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+FOR_BOTH = (
+    "cache_dir",
+    "force_download",
+    "local_files_only",
+    "proxies",
+    "revision",
+    "subfolder",
+    "token",
+    "trust_remote_code",
+)
 KINDS = ("missing_keys", "unexpected_keys", "mismatched_keys")
 Report = dict[str, Any]
 
@@ -51,7 +60,7 @@ def load_shaped(
         InputError: no such folder, a model that is not shaped, or weights that are missing, left over or do not fit;
             of another head, or with `ignore_mismatched_sizes`, those of the head may.
     """
-    config, options = read_config(folder, options)
+    config, options = read_config(folder, {"trust_remote_code": False} | options)
     kept = getattr(config, "shaping", None)
     if not isinstance(kept, dict):
         raise InputError(f"{folder} holds no shaped model. Load it with from_pretrained, then shape_model.")

@@ -80,13 +80,24 @@ def from_json(text: str) -> Any:
 def json_object(text: str, what: str) -> dict[str, Any]:
     """The object that `text` is; `InputError` about `what` if it is none."""
     try:
-        record = json.loads(text)
+        record = json.loads(text, object_pairs_hook=distinct)
+    except InputError as error:
+        raise InputError(f"{what} must be JSON: {error}") from error
     except json.JSONDecodeError as error:
         raise InputError(f"{what} must be JSON; line {error.lineno} is not: {error.msg}.") from error
     except (TypeError, ValueError, RecursionError) as error:  # no text, endless digits, endless brackets
         raise InputError(f"{what} must be JSON: {first_line(error)}.") from error
     if not isinstance(record, dict):
         raise InputError(f"{what} must be a JSON object; got {type(record).__name__}.")
+    return record
+
+
+def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, each of whose names stands in it once."""
+    record: dict[str, Any] = {}
+    for name, value in pairs:
+        require(name not in record, f"{name!r:.80} is given twice.")
+        record[name] = value
     return record
 
 

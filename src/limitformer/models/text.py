@@ -5,8 +5,10 @@ sinusoids of *Attention is all you need* (Vaswani et al., 2017, Sec. 3.5), whose
   PE(p, 2i) = sin(p/10000^{2i/n}),  PE(p, 2i + 1) = cos(p/10000^{2i/n}).
 """
 
+import codecs
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +19,8 @@ from limitformer.base.errors import InputError, require, require_count
 from limitformer.base.memory import check_scratch
 from limitformer.models.start import Start, from_tokens
 
+LONGER = 4  # times
+CHARACTERS = 16  # of a text that are read first for each token that is wanted
 Positions = Literal["sinusoidal"]
 
 
@@ -46,9 +50,8 @@ def from_text(
     require_count("width", width)
     require_count("seed", seed, least=0)
     require(positions in (None, "sinusoidal"), f'positions must be None or "sinusoidal"; got {positions!r}.')
-    words = words_of(source)
+    words = words_of(source, None if tokens is None else require_count("tokens", tokens))
     if tokens is not None:
-        require_count("tokens", tokens)
         name = str(source) if isinstance(source, Path) else "the text"
         require(tokens <= len(words), f"{name} has {len(words)} tokens; {tokens} were asked for.")
         words = words[:tokens]
@@ -65,13 +68,43 @@ def from_text(
     )
 
 
-def words_of(source: str | Path) -> list[str]:
-    """Words and punctuation marks of a text (str) or of the file it is in (Path), in lower case."""
-    text = read_text(source) if isinstance(source, Path) else checked_text(source)
-    words = re.findall(r"\w+|[^\w\s]", text.lower())
+def words_of(source: str | Path, most: int | None = None) -> list[str]:
+    """Words and punctuation marks of a text (str) or of the file it is in (Path), in lower case; `most` of the first.
+
+    Of a long text no more is read than holds them.
+    """
+    words: list[str] = []
+    for text, whole in beginnings(source, None if most is None else CHARACTERS * most):
+        words = re.findall(r"\w+|[^\w\s]", text.lower())
+        if whole or len(words) > (most or 0):  # the last one may be cut
+            break
     name = str(source) if isinstance(source, Path) else "the text"
     require(bool(words), f"A text must hold at least one word; {name} holds none.")
-    return words
+    return words[:most]
+
+
+def beginnings(source: str | Path, size: int | None) -> Iterator[tuple[str, bool]]:
+    """Longer and longer beginnings of a text (str) or of the file it is in (Path), and whether that is all of it.
+
+    The first has so many characters, or bytes of a file; None gives the whole text at once.
+    """
+    if not isinstance(source, Path):
+        text, end = checked_text(source), size
+        while end is not None and end < len(text):
+            yield text[:end], False
+            end *= LONGER
+        yield text, True
+        return
+    try:
+        with source.open("rb") as file:
+            data = file.read(-1 if size is None else size)
+            while size is not None and len(data) == size:
+                yield decoded(source, data, False), False
+                size *= LONGER
+                data += file.read(size - len(data))
+            yield decoded(source, data, True), True
+    except OSError as error:
+        raise InputError(f"Cannot read the text {source}: {error.strerror}.") from error
 
 
 def checked_text(text: str) -> str:
@@ -84,12 +117,13 @@ def checked_text(text: str) -> str:
 
 def read_text(path: Path) -> str:
     """The text of a file, or one line that says why it has none."""
+    return next(beginnings(path, None))[0]
+
+
+def decoded(path: Path, data: bytes, whole: bool) -> str:
+    """The text that these bytes of a file are; the last character may be cut unless they are the whole file."""
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"Cannot read the text {path}: {error.strerror}.") from error
-    try:
-        text = data.decode("utf-8")
+        text = codecs.getincrementaldecoder("utf-8")().decode(data, whole)
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text: byte {error.start} cannot be decoded.") from error
     require("\0" not in text, f"{path} is a binary file, not a text: it holds NUL bytes.")

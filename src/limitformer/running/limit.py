@@ -36,4 +36,6 @@ def limit(model: Transformer | SphereModel) -> CovarianceLimit | CovarianceFlow 
         return CovarianceFlow(model=model) if flows(model) else covariance_limit(model)
     if isinstance(model, SphereModel):
         return TokenLimit(model=model)
-    raise InputError(f"limit needs a model; got {type(model).__name__}.")
+    stock = isinstance(model, str | dict) or hasattr(model, "model_type")
+    hint = " Nearest: limitformer.check, for a configuration of transformers." if stock else ""
+    raise InputError(f"limit needs a model; got {type(model).__name__}.{hint}")

@@ -9,19 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from limitformer.base.errors import InputError, nearest
+from limitformer.base.errors import InputError
 from limitformer.models import Transformer
-from limitformer.models.serial import from_record, json_object
-from limitformer.models.text import read_text
 from limitformer.nn.drawn.network import Network
-from limitformer.weightless.shapes import configuration_of
-
-AUTO_CLASSES = (  # what a configuration alone stands for: the first task that its family has
-    ("seq2seq", "AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING"),
-    ("masked", "AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING"),
-    ("causal", "AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
-    ("image", "AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING"),
-)
+from limitformer.weightless.configurations import config_from as config_from
+from limitformer.weightless.configurations import config_of as config_of
+from limitformer.weightless.sizes import KEPT_VECTORS, require_room, size_of
 
 
 @dataclass(frozen=True)
@@ -61,15 +54,14 @@ def blueprint_of(model: Any) -> Blueprint:
 
 def of_config(config: Any) -> Blueprint:
     """Of a configuration of transformers."""
-    import transformers
+    from limitformer.weightless.classes import auto_class, named_class
 
     config = eager(deepcopy(config))
-    known = [getattr(transformers, name, None) for name in config.architectures or ()]
-    if known and known[0] is not None:
-        return Blueprint(partial(known[0], config), config.model_type, task_of(known[0].__name__), config)
-    fitting = [(task, auto) for task, auto, mapping in AUTO_CLASSES if type(config) in getattr(transformers, mapping)]
-    task, auto = fitting[0] if fitting else ("hidden", "AutoModel")
-    return Blueprint(partial(getattr(transformers, auto).from_config, config), config.model_type, task, config)
+    kind = named_class(config)
+    task, make = auto_class(config) if kind is None else (task_of(kind.__name__), partial(kind, config))
+    size = size_of(make, config.model_type)
+    require_room(KEPT_VECTORS * size.vectors, f"{config.model_type} of these sizes, without its matrices,")
+    return Blueprint(make, config.model_type, task, config)
 
 
 def task_of(name: str) -> str:
@@ -89,40 +81,6 @@ def of_module(model: nn.Module) -> Blueprint:
         )
     config, kind = eager(deepcopy(config)), type(model)
     return Blueprint(partial(kind, config), config.model_type, task_of(kind.__name__), config)
-
-
-def config_of(model: str | Path | dict[str, Any]) -> Any:
-    """Of JSON, its file or folder, or the name of a public shape; JSON with a `kind` is a limitformer.Transformer."""
-    if isinstance(model, dict):
-        return config_from(model)
-    path = Path(model)
-    try:
-        exists = path.exists()
-    except (OSError, ValueError):
-        exists = False
-    if exists:
-        file = path / "config.json" if path.is_dir() else path
-        return config_from(json_object(read_text(file), str(file)))
-    if str(model).lstrip().startswith("{"):
-        return config_from(json_object(str(model), "A configuration"))
-    return configuration_of(str(model))
-
-
-def config_from(values: dict[str, Any]) -> Any:
-    """A configuration of transformers from its JSON."""
-    from transformers import CONFIG_MAPPING, AutoConfig
-
-    if "kind" in values:
-        return from_record(values, imports=False)
-    kind = values.get("model_type")
-    if kind not in CONFIG_MAPPING:
-        hint = nearest(kind, CONFIG_MAPPING.keys())
-        raise InputError(f"model_type must be one that the installed transformers has; got {kind!r}.{hint}")
-    try:
-        return AutoConfig.for_model(**values)
-    except Exception as error:  # whatever their own checks raise
-        why = " ".join(str(error).split())
-        raise InputError(f"the configuration of {kind} cannot be made: {why:.300}") from error
 
 
 def eager(config: Any) -> Any:

@@ -29,6 +29,7 @@ from limitformer.weightless.run import ALWAYS, AUTO, NEVER, OneSampleOnlyError
 SIDE_BY_SIDE_BYTES = 2**25  # of activations that a pass of several samples may have
 MOST_SIDE_BY_SIDE = 256
 RECOMPUTE_BYTES = 2**30  # of activations, beyond which blocks run again in the backward pass
+PLACES, COPIES = 3, 4  # covariances of a block, and how often each is in memory at the most, as was measured
 T = TypeVar("T")
 AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-2}  # between samples side by side and alone
 
@@ -106,6 +107,7 @@ def passes(
         found.recompute()
     found.tidies = size > RECOMPUTE_BYTES
     check_scratch(largest_layer(found, tokens, loss is not None), "One layer of it", "fewer tokens")
+    require_recordings(found, tokens, samples)
 
     began = time.perf_counter()
     first = named_errors(lambda: found.first(seed, given, draw), found.blueprint) if found.foreign else {}
@@ -231,6 +233,13 @@ def largest_layer(found: Weightless, tokens: int, gradients: bool) -> int:
     """Bytes that the widest part of a pass needs."""
     widest = max((sum(shape[-2:]) for shape in found.matrices()), default=1)
     return (6 if gradients else 3) * tokens * widest * found.dtype.itemsize + 16 * tokens**2
+
+
+def require_recordings(found: Weightless, tokens: int, samples: int) -> None:
+    """Raise `InputError` unless the covariances of all samples, and what curves make of them, fit the memory."""
+    needed = COPIES * samples * PLACES * len(found.blocks) * 8 * tokens**2
+    what = f"Recording {samples} networks of {len(found.blocks):,} blocks with {tokens:,} tokens"
+    check_scratch(needed, what, "fewer tokens, samples or layers")
 
 
 def provenance(found: Weightless) -> dict[str, Any]:

@@ -84,6 +84,8 @@ def design(
     least = int(np.ceil(log(SURE) / log(1 - risk)))
     require(count >= least, f"samples must be at least {least} to be sure of a risk of {risk:g}; got {count}.")
     looked = SCANNED[type(trials)] if scan is None else require_count("scan", scan)
+    if isinstance(trials, StockTrials):
+        trials.require_room(max(count, looked))
     present = {knob.name: knob.present for knob in trials.knobs}
     about = {
         **stamp("float64" if isinstance(trials, ShapedTrials) else "float32"),

@@ -41,6 +41,7 @@ from limitformer.weightless.simulate import (
     check_scratch,
     largest_layer,
     named_errors,
+    require_recordings,
     side_by_side,
     token_count,
 )
@@ -120,6 +121,10 @@ class StockTrials:
         self.steps[key] = together.step
         data = dataset(parts, found.trained, self.inputs, {})
         return values_of(curves(data), data)
+
+    def require_room(self, samples: int) -> None:
+        """Raise `InputError` unless what so many networks leave behind fits the memory."""
+        require_recordings(next(iter(self.built.values())), self.inputs.rows * token_count(self.inputs), samples)
 
     def report(self, setting: Setting, seed: int) -> Report:
         """At its fields, with its laws."""

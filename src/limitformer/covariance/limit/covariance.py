@@ -18,8 +18,13 @@ from limitformer.base.errors import NoLimitError, keep, require, require_real
 from limitformer.covariance.limit.coefficients import LimitConstants, Mask, drift_at
 from limitformer.covariance.limit.explosion import explosion_probability
 from limitformer.covariance.limit.refusals import refuse_own
-from limitformer.models import OneMatrix, ShapedReLU, Start, Transformer, as_start
+from limitformer.models import OneMatrix, ShapedReLU, SoftmaxAttention, Start, Transformer, as_start
 from limitformer.models.kinds import known, require_itself
+
+SOFTMAX = (
+    "Softmax attention has no limit, because each layer mixes all tokens at once, by an amount that does not shrink as "
+    "width and depth grow. Nearest: ShapedAttention(tau0=1.0), or limitformer.simulate, which needs no limit."
+)
 
 Matrix = NDArray[np.float64]
 Square = Annotated[Matrix, "tokens tokens"]
@@ -190,6 +195,8 @@ def covariance_limit(model: Transformer) -> CovarianceLimit:
     """
     attention, feedforward = model.attention, model.feedforward
     refuse_own(model)
+    if type(attention) is SoftmaxAttention:
+        raise NoLimitError(SOFTMAX)
     if not np.isclose(model.skip**2 + model.branch**2, 1, atol=1e-12, rtol=0):
         raise NoLimitError(
             f"No limit: lam**2 + gamma**2 must be 1, else the variance changes by that factor in every layer; got "

@@ -63,8 +63,9 @@ class CovarianceFlow:
             raise NoLimitError("No limit is proven with normalisation layers; norm must be None.")
         if model.attention is not None and model.attention.interventions[2] != "shaped":
             raise NoLimitError(
-                'No closed form: the attention of lam=1, gamma=1/sqrt(depth) needs temperature="shaped", else its '
-                "logits stay random as the width grows, and the mean of A V A^T over them is not known."
+                "Attention that is not shaped, such as softmax attention, has no limit at lam=1, gamma=1/sqrt(depth) "
+                "that is known, because its logits stay random as the width grows, and the mean of A V A^T over them "
+                'is not known; it needs temperature="shaped". Nearest: ShapedAttention(tau0=1.0).'
             )
 
     @property

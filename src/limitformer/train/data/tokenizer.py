@@ -101,6 +101,6 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     missing = [name for name in ("tokenizer.json", "tokenizer_config.json") if not (Path(folder) / name).is_file()]
     require(not missing, f"No tokenizer in {folder}: {' and '.join(missing)} missing.")
     try:
-        return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+        return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the Rust side raises bare Exception
         raise InputError(f"{folder} is not a tokenizer that limitformer saved: {error}.") from error

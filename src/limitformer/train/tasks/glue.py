@@ -94,7 +94,9 @@ def classifier(folder: Path, seed: int, variant: str) -> Any:
     """The pretrained model with a new head, drawn from the seed."""
     torch.manual_seed(seed)
     try:
-        model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            folder, num_labels=2, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"The model in {folder} cannot be read: {str(error).splitlines()[0]}") from error
     if variant == "shaped-recover":

@@ -1,0 +1,65 @@
+"""Folders and files from elsewhere: no name leads out of a folder, and whatever they make others raise is one line.
+
+Files may be links within their folder, or into the `blobs` of Hugging Face's cache, whose snapshots are made of links.
+Other links out of the folder are refused: a downloaded folder must not choose which of the user's files are read.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from limitformer.base.errors import InputError, MissingExtraError, printable, require
+
+MOST_JSON = 2**25  # bytes of a configuration or an index
+LONGEST = 240  # characters of somebody else's message
+OURS = (InputError, MissingExtraError, MemoryError, KeyboardInterrupt, SystemExit, GeneratorExit)
+
+
+@contextmanager
+def one_line(what: str) -> Iterator[None]:
+    """Raise `InputError`, beginning with `what`, for whatever a package raises about a foreign file."""
+    try:
+        yield
+    except OURS:
+        raise
+    except BaseException as error:  # Rust's panics are no Exceptions
+        raise InputError(f"{what}: {message_of(error)}") from error
+
+
+def message_of(error: BaseException) -> str:
+    """The beginning of a foreign message behind the name of its kind, without control characters."""
+    text = printable(" ".join(f"{type(error).__name__}: {error}".split())).removesuffix(":")
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def readable_name(path: Path) -> str:
+    """The name of a file or folder as text that can be printed and written, whatever its bytes are."""
+    return printable(path.name.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+
+
+def file_in(folder: Path, name: object) -> Path:
+    """The regular file of this name in `folder`.
+
+    Raises:
+        InputError: a name that is a path, a file that is missing or not a regular one, or a link out of the folder.
+    """
+    is_name = isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
+    require(is_name, f"{folder} names the file {name!r}; only names of files in the folder itself are read.")
+    path, home = folder / str(name), folder.resolve()
+    target = path.resolve()
+    homes = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
+    inside = any(target.is_relative_to(one) for one in homes)
+    require(inside, f"{name!r} in {folder} is a link to {target}, outside the folder. Nearest: a copy of that file.")
+    if target.is_dir():
+        raise InputError(f"{name!r} in {folder} is a folder; it must be a file.")
+    require(target.exists(), f"There is no {printable(str(name))} in {folder}.")
+    require(target.is_file(), f"{name!r} in {folder} is not a regular file.")
+    return path
+
+
+def small_file_in(folder: Path, name: object) -> Path:
+    """The same, of at most `MOST_JSON` bytes."""
+    path = file_in(folder, name)
+    size = path.stat().st_size
+    require(size <= MOST_JSON, f"{name!r} in {folder} has {size:,} bytes; at most {MOST_JSON:,} are read.")
+    return path

@@ -1,0 +1,218 @@
+"""A checkpoint from its folder: every weight of its class, each from the files, none drawn and none left over.
+
+Transformers builds the class and puts the weights in; it is given tensors and a configuration, and never the folder, so
+that nothing in there chooses code, kernels, adapters or other files. A folder that lacks a weight would otherwise be
+measured with weights that transformers draws, and one in whole numbers with these as they are.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from limitformer.base.errors import InputError, require
+from limitformer.base.foreign import one_line, readable_name
+from limitformer.checking.weights import check_numbers, weights_in
+from limitformer.hf import load_shaped
+from limitformer.hf.attention import ATTENTION
+from limitformer.hf.marks import recorded_class, unmark
+from limitformer.weightless.classes import family_classes, named_class
+from limitformer.weightless.configurations import config_from, values_in
+from limitformer.weightless.models import eager
+from limitformer.weightless.sizes import Size, require_room, size_of
+
+SHOWN = 3  # names in a message
+LARGE = 2**26  # entries, from which on weights are not drawn only to be named as missing
+NAMES_CODE = (
+    "auto_map",
+    "_attn_implementation",
+    "attn_implementation",
+    "experts_implementation",
+    "_experts_implementation",
+    "fusion_config",
+    "transformers_weights",
+)
+
+
+def load(folder: Path) -> nn.Module:
+    """The network in a checkpoint's folder.
+
+    Raises:
+        InputError: the folder does not hold one network whole, in real numbers, of a class of transformers.
+    """
+    values = values_in(folder)
+    with one_line(f"config.json in {readable_name(folder)} cannot be read"):
+        refuse_parts(folder, values)
+    if values.get("shaping") is not None:
+        return shaped_in(folder, values)
+    config = config_from(values)
+    require(
+        hasattr(config, "model_type"),
+        f"{folder / 'config.json'} declares a {type(config).__name__}, which has no weights.",
+    )
+    kind, tensors = named_class(config), weights_in(folder)
+    if kind is None:
+        names = fitting_class(config, None, tensors) or ", ".join(list(family_classes(config))[:SHOWN])
+        raise InputError(f"config.json in {folder} must name the class under 'architectures', such as {names}.")
+    config = eager(config)
+    size = size_of(lambda: kind(config), kind.__name__)
+    check_numbers(tensors, size.names)
+    check_room(size, tensors, folder)
+    module, report = filled(kind, config, tensors, folder)
+    check_whole(report, kind, config, tensors, folder)
+    matrices = [each for each in module.parameters() if each.dim() > 1]
+    zero = bool(matrices) and not any(bool(each.any()) for each in matrices)
+    require(not zero, f"every matrix in {folder} is 0: the files were never written to their end, or hold no network.")
+    return module
+
+
+def refuse_parts(folder: Path, values: dict[str, Any]) -> None:
+    """Raise `InputError` for quantised weights and for adapters beside the weights."""
+    for quantised in found_under("quantization_config", values):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+        raise InputError(
+            f"The weights in {folder} are quantised ({method!r:.60}); real numbers are measured. Nearest: the "
+            f"checkpoint in bfloat16, or {folder / 'config.json'} for its law."
+        )
+    adapters = sorted(each.name for each in folder.iterdir() if each.name.startswith("adapter_"))
+    require(
+        not adapters,
+        f"{folder} holds an adapter, {', '.join(adapters[:1])!r}. Nearest: merge_and_unload, then save_pretrained.",
+    )
+
+
+def found_under(name: str, values: Any) -> Iterable[Any]:
+    """What stands under this name, at any level of a configuration; nulls do not count."""
+    for key, value in values.items() if isinstance(values, dict) else ():
+        if key == name and value is not None:
+            yield value
+        yield from found_under(name, value)
+
+
+def shaped_in(folder: Path, values: dict[str, Any]) -> nn.Module:
+    """A model that `limitformer.hf.shape_model` shaped; its files and sizes are looked at before it is loaded."""
+    kept = values["shaping"]
+    require(
+        isinstance(kept, dict), f"'shaping' in config.json in {folder} must hold what Shaping takes; got {kept!r:.80}."
+    )
+    for name in NAMES_CODE:
+        strange = [each for each in found_under(name, values) if each != ATTENTION]
+        require(
+            not strange, f"config.json in {folder} names code under {name!r}, {strange[:1]!r:.80}, which is not run."
+        )
+    config = config_from(values)
+    kind, tensors = recorded_class(config), weights_in(folder)
+    unmark(config)
+    check_numbers(tensors, tensors)
+    check_room(size_of(lambda: kind(eager(config)), kind.__name__), tensors, folder)
+    with quiet(), one_line(f"{readable_name(folder)} cannot be loaded"):
+        module: nn.Module = load_shaped(folder, local_files_only=True, dtype=type_of(tensors))
+    return module
+
+
+def check_room(size: Size, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Raise `InputError` for a network that does not fit the memory, or is far larger than its files."""
+    require_room(size.whole, f"The network in {folder}", type_of(tensors).itemsize)
+    stored = sum(each.numel() for each in tensors.values())
+    lacks = size.whole > LARGE and sum(map(entries, size.names.values())) > 2 * stored  # tied ones count twice there
+    missing = [name for name in size.names if name not in tensors][:SHOWN]
+    require(
+        not lacks,
+        f"config.json in {folder} describes {size.whole:,} entries, its files hold {stored:,}; such as "
+        f"{', '.join(missing)} is missing.",
+    )
+
+
+def entries(shape: tuple[int, ...]) -> int:
+    """How many numbers an array of this shape has."""
+    return torch.Size(shape).numel()
+
+
+def filled(kind: Any, config: Any, tensors: dict[str, Tensor], folder: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """The class with these weights, and the report of what was missing, unexpected or of another shape."""
+    with quiet(), one_line(f"{readable_name(folder)} cannot be loaded"):
+        module, report = kind.from_pretrained(
+            None,
+            config=config,
+            state_dict=dict(tensors),
+            dtype=type_of(tensors),
+            attn_implementation="eager",
+            ignore_mismatched_sizes=True,  # the report has them
+            local_files_only=True,
+            output_loading_info=True,
+            trust_remote_code=False,
+        )
+    return module, report
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers silent within the block: what is wrong is raised in one line."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def type_of(tensors: dict[str, Tensor]) -> torch.dtype:
+    """The type in which the network is measured: float32, in which sixteen bits lose nothing, or float64."""
+    return torch.float64 if any(each.dtype == torch.float64 for each in tensors.values()) else torch.float32
+
+
+def check_whole(report: dict[str, Any], kind: Any, config: Any, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Raise `InputError` that names the weights that are missing, left over or of another shape."""
+    said = []
+    if missing := sorted(report["missing_keys"]):
+        said.append(f"lacks {listed(missing)}")
+    if unexpected := sorted(report["unexpected_keys"]):
+        said.append(f"holds {listed(unexpected)} that {kind.__name__} does not have")
+    shapes = {name: f"{name} {tuple(there)} for {tuple(wanted)}" for name, there, wanted in report["mismatched_keys"]}
+    if shapes:
+        said.append(f"holds other shapes, {listed([shapes[name] for name in sorted(shapes)])}")
+    if report["error_msgs"]:
+        said.append(f"cannot be put in: {report['error_msgs'][0]!s:.200}")
+    if said:
+        better = fitting_class(config, kind, tensors)
+        repair = f' Nearest: "architectures": ["{better}"] in config.json.' if better else ""
+        raise InputError(f"{folder} does not hold a {kind.__name__} whole: it {'; it '.join(said)}.{repair}")
+
+
+def listed(names: list[str]) -> str:
+    """The first names, and how many there are."""
+    shown = ", ".join(f"{name:.100}" for name in names[:SHOWN])
+    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more weights"
+
+
+def fitting_class(config: Any, kind: Any, tensors: dict[str, Tensor]) -> str:
+    """The class of the family whose weights are those of the files, if there is one."""
+    for name, other in family_classes(config).items():
+        if other is kind:
+            continue
+        try:
+            module = on_meta(other, config)
+        except InputError:
+            continue
+        distinct = {key: tuple(each.shape) for key, each in module.named_parameters()}
+        every = {key: tuple(each.shape) for key, each in module.named_parameters(remove_duplicate=False)}
+        buffers = {key for key, _ in module.named_buffers()}
+        shapes = {key: tuple(each.shape) for key, each in tensors.items() if key not in buffers}
+        if distinct.items() <= shapes.items() <= every.items():
+            return name
+    return ""
+
+
+def on_meta(kind: Any, config: Any) -> nn.Module:
+    """A class of the family on no memory."""
+    with quiet(), one_line(kind.__name__), torch.device("meta"):
+        module: nn.Module = kind(config)
+    return module

@@ -1,0 +1,181 @@
+"""Configurations of transformers from JSON, files and folders: data alone, and nothing that they say twice or in vain.
+
+What names code or other files in a configuration (`auto_map`, kernels, fusions, paths) is left out before transformers
+sees it. Sizes that the family does not read are refused: it would take its defaults for them without a word.
+"""
+
+from collections.abc import Iterator
+from dataclasses import fields
+from inspect import signature
+from math import inf, isnan
+from pathlib import Path
+from typing import Any
+
+from limitformer.base.errors import InputError, nearest, require
+from limitformer.base.foreign import one_line, readable_name, small_file_in
+from limitformer.models.serial import from_record, json_object
+from limitformer.models.text import read_text
+from limitformer.weightless.hints import without_family
+from limitformer.weightless.shapes import configuration_of
+
+# What would name code, kernels or files elsewhere; none of it changes what a network is.
+LEFT_OUT = {"auto_map", "custom_pipelines", "custom_generate", "transformers_weights", "_commit_hash"}
+LEFT_OUT |= {"_name_or_path", "name_or_path", "fusion_config", "distributed_config", "use_kernels", "kernel_config"}
+LEFT_OUT |= {"attn_implementation", "_attn_implementation", "_attn_implementation_internal", "attn_implementation_auto"}
+LEFT_OUT |= {"experts_implementation", "_experts_implementation", "_experts_implementation_internal"}
+
+WEIGHTS_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".npz")
+MOST_LAYERS, MOST_LABELS = 4096, 10**6  # a configuration makes a list of them before anything is built
+MOST_LEVELS = 32  # of objects within objects
+
+# One size under the names that families have for it.
+SIZES = (
+    ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "n_blocks", "num_blocks", "depth"),
+    ("hidden_size", "n_embd", "d_model", "dim", "n_embed", "embed_dim", "width", "model_dim"),
+    ("num_attention_heads", "n_head", "n_heads", "num_heads", "heads"),
+    ("num_key_value_heads", "n_kv_heads", "n_kv_head", "num_kv_heads", "n_query_groups"),
+    ("intermediate_size", "n_inner", "d_ff", "ffn_dim", "ffn_hidden_size", "hidden_dim", "mlp_dim"),
+    ("vocab_size", "padded_vocab_size", "n_vocab", "vocabulary_size"),
+    ("max_position_embeddings", "n_positions", "block_size", "max_seq_len", "context_length", "n_ctx"),
+)
+
+
+def config_of(model: str | Path | dict[str, Any]) -> Any:
+    """Of JSON, its file or folder, or the name of a public shape; JSON with a `kind` is a limitformer.Transformer."""
+    if isinstance(model, dict):
+        return config_from(model)
+    path = Path(model)
+    try:
+        exists = path.exists()
+    except (OSError, ValueError):
+        exists = False
+    if exists:
+        return config_from(values_in(path))
+    if str(model).lstrip().startswith("{"):
+        return config_from(json_object(str(model), "A configuration"))
+    return configuration_of(str(model))
+
+
+def values_in(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, or in the config.json of a folder."""
+    if not path.is_dir():
+        is_weights = path.suffix in WEIGHTS_ENDINGS
+        require(not is_weights, f"{path} is a file of weights. Nearest: its folder, with a config.json in it.")
+        return json_object(read_text(path), str(path))
+    with one_line(f"the folder {readable_name(path)} cannot be read"):
+        names = sorted(each.name for each in path.iterdir())
+    require("config.json" in names, f"There is no config.json in {path}.{instead(path, names)}")
+    with one_line(f"config.json in {readable_name(path)} cannot be read"):
+        file = small_file_in(path, "config.json")
+    return json_object(read_text(file), str(file))
+
+
+def instead(folder: Path, names: list[str]) -> str:
+    """What a folder without a configuration holds, and what can be done with it."""
+    inner = [name for name in names if (folder / name / "config.json").is_file()]
+    if "adapter_config.json" in names:
+        return " It holds an adapter. Nearest: its base model with the adapter merged into it (merge_and_unload)."
+    if inner:
+        latest = max(inner, key=lambda name: (len(name), name))  # checkpoint-900 before checkpoint-1000
+        return f" Nearest: {folder / latest}."
+    if "params.json" in names:
+        return f" Nearest: {folder / 'params.json'}, whose error says how transformers writes it."
+    if "model_index.json" in names:
+        return " It holds a pipeline of diffusers. Nearest: a module that you load from it, given to limitformer.check."
+    weights = [name for name in names if name.endswith(WEIGHTS_ENDINGS)]
+    return f" It holds weights, {weights[0]!r}, but not what they are of." if weights else ""
+
+
+def config_from(values: dict[str, Any]) -> Any:
+    """A configuration of transformers from its JSON."""
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    if "kind" in values and "model_type" not in values:
+        return from_record(values, imports=False)
+    with one_line("the configuration cannot be read"):
+        values = data_of(values)
+    kind = values.get("model_type")
+    if not isinstance(kind, str):
+        raise InputError(without_family(values))
+    if kind not in CONFIG_MAPPING:
+        raise InputError(
+            f"model_type must be one that the installed transformers has; got {kind!r}.{family_like(kind)}"
+        )
+    for name, most in long_lists(values):
+        raise InputError(f"{name} of {kind} must be at most {most:,}; got more.")
+    with one_line(f"the configuration of {kind} cannot be made"):
+        config = AutoConfig.for_model(**values)
+        refuse_unread(config, values)
+        check_dtype(config)
+    return config
+
+
+def family_like(kind: str) -> str:
+    """` Nearest: …` with the family that a word such as GPT-2, llama3 or bert-base-uncased means."""
+    from transformers import CONFIG_MAPPING
+
+    plain = kind.lower().rpartition("/")[2]
+    known = list(CONFIG_MAPPING.keys())
+    squeezed = plain.replace("-", "").replace("_", "")
+    same = [name for name in known if name.replace("-", "").replace("_", "") == squeezed]
+    begins = [name for name in known if plain.startswith(name)]
+    found = same or sorted(begins, key=len)[-1:]
+    return f" Nearest: {found[0]}." if found else nearest(plain, known)
+
+
+def data_of(values: Any, level: int = 1) -> Any:
+    """The same without what names code or files, numbers as transformers writes them, and neither NaN nor ∞."""
+    require(level <= MOST_LEVELS, f"A configuration has a few levels; got more than {MOST_LEVELS}.")
+    if isinstance(values, dict):
+        if values.keys() == {"__float__"}:  # transformers writes ∞ so
+            return float(values["__float__"])
+        kept = {name: data_of(value, level + 1) for name, value in values.items() if name not in LEFT_OUT}
+        for name, value in kept.items():
+            finite = not isinstance(value, float) or abs(value) < inf
+            require(finite, f"{name} in a configuration must be a finite number; got {value}.")
+        return kept
+    if isinstance(values, list | tuple):
+        listed = [data_of(value, level + 1) for value in values]
+        bad = any(isinstance(value, float) and isnan(value) for value in listed)
+        require(not bad, "a list in a configuration holds NaN; it must hold numbers.")
+        return listed  # ∞ is an end of an interval there
+    return values
+
+
+def long_lists(values: Any) -> Iterator[tuple[str, int]]:
+    """Names of numbers of layers and labels that are too large to be listed, at any level, and the most they may be."""
+    for key, value in values.items() if isinstance(values, dict) else ():
+        name = str(key)
+        most = MOST_LAYERS if "layer" in name or name in SIZES[0] else MOST_LABELS if name == "num_labels" else None
+        if most is not None and isinstance(value, int) and value > most:
+            yield name, most
+        yield from long_lists(value)
+
+
+def refuse_unread(config: Any, values: dict[str, Any]) -> None:
+    """Raise `InputError` for a size under another family's name, and for one that is given twice, or half."""
+    kind, family = type(config), values["model_type"]
+    aliases = dict(kind.attribute_map)
+    known = {field.name for field in fields(kind)} | set(signature(kind).parameters) | aliases.keys()
+    for names in SIZES:
+        read = [name for name in names if name in known]
+        if not read or any(name in values for name in read):
+            continue
+        repair = aliases.get(read[0], read[0])
+        unread = [name for name in names if name in values and getattr(config, repair, None) != values[name]]
+        require(not unread, f"{family} has no field {unread[:1]} and would take its default. Nearest: {repair!r}.")
+    for alias, name in aliases.items():
+        twice = alias in values and name in values and values[alias] != values[name]
+        require(not twice, f"{alias!r} and {name!r} are one field of {family}, and differ.")
+    halved = "num_decoder_layers" in known and "num_hidden_layers" in values
+    if halved and not values.keys() & {"num_layers", "num_decoder_layers"}:
+        raise InputError(f"num_hidden_layers of {family} leaves num_decoder_layers as it is. Nearest: 'num_layers'.")
+
+
+def check_dtype(config: Any) -> None:
+    """Raise `InputError` unless the configuration's type of numbers is one that a network can have."""
+    import torch
+
+    known = (None, "auto", torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    found = getattr(config, "dtype", None)
+    require(found in known, f"dtype must be float32, float16, bfloat16 or float64; got {found!s:.60}.")

@@ -1,0 +1,487 @@
+"""Folders of checkpoints: sound ones are measured as they are, hostile ones end in one line and run nothing."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import hostile_folders as hostile
+import limitformer as lf
+from hostile_folders import CASES, GPT2, SAFE, small
+from limitformer.checking.folder import load
+from limitformer.hf import ShapedTransformerConfig, ShapedTransformerForMaskedLM, Shaping, shape_model
+
+SRC = Path(lf.__file__).parents[1]
+TESTS = Path(hostile.__file__).parent
+
+
+@pytest.fixture(scope="session")
+def sound(tmp_path_factory):
+    """A small GPT-2, as `save_pretrained` writes it."""
+    folder = tmp_path_factory.mktemp("sound") / "model"
+    small().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(sound, tmp_path):
+    """A copy of it."""
+    return Path(shutil.copytree(sound, tmp_path / "model"))
+
+
+def checked(what, text=None, **options):
+    return lf.check(what, text, **({"tokens": 6, "samples": 2, "law": False, "progress": False} | options))
+
+
+def test_there_are_many_hostile_folders():
+    assert len(CASES) >= 80
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_hostile_folder_is_one_line_and_runs_nothing(name, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    change, says = CASES[name]
+    change(folder)
+    with pytest.raises(lf.InputError) as caught:
+        checked(str(folder))
+    message = str(caught.value)
+    assert says in message
+    assert "\n" not in message
+    assert len(message) < 600
+    assert not list(tmp_path.glob("**/pwned"))
+
+
+def same_numbers(folder, module):
+    """Whether the folder's curves are those of the module."""
+    one, other = checked(folder).curves, checked(module).curves
+    return all(np.allclose(one[name], other[name], rtol=1e-5, atol=1e-7, equal_nan=True) for name in one)
+
+
+SOUND = {
+    "GPT-2 with tied weights": lambda: small(),
+    "GPT-2 without a head": lambda: small(transformers.GPT2Model),
+    "BERT": lambda: small(transformers.BertForMaskedLM),
+    "BERT with two heads": lambda: small(transformers.BertForPreTraining),
+    "BERT without a head": lambda: small(transformers.BertModel),
+    "Llama": lambda: small(transformers.LlamaForCausalLM),
+    "Llama with tied weights": lambda: small(transformers.LlamaForCausalLM, tie_word_embeddings=True),
+    "a classifier": lambda: small(transformers.BertForSequenceClassification, num_labels=3),
+    "T5": lambda: small(transformers.T5ForConditionalGeneration),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_folder_holds_the_module_that_was_saved(name, tmp_path):
+    module = SOUND[name]().eval()
+    module.save_pretrained(tmp_path)
+    found = load(tmp_path)
+    assert type(found) is type(module)
+    for key, each in module.state_dict().items():
+        assert torch.equal(found.state_dict()[key], each), key
+    assert same_numbers(tmp_path, module)
+
+
+def test_parts_and_files_of_torch_hold_the_same(folder):
+    module = small()
+    whole = load(folder).state_dict()
+    module.save_pretrained(folder / "parts", max_shard_size="8KB")
+    assert len(list((folder / "parts").glob("*.safetensors"))) > 2
+    hostile.as_bin(shutil.copytree(folder, folder / "torch"))
+    old = Path(shutil.copytree(folder, folder / "old", ignore=shutil.ignore_patterns("parts", "torch")))
+    torch.save(load_file(old / SAFE), old / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    (old / SAFE).unlink()
+    for name in ("parts", "torch", "old"):
+        found = load(folder / name).state_dict()
+        assert all(torch.equal(found[key], each) for key, each in whole.items()), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_of_other_real_types_lose_nothing(dtype, folder):
+    module = small().to(dtype)
+    module.save_pretrained(folder)
+    found = load(folder)
+    wanted = torch.float64 if dtype == torch.float64 else torch.float32
+    for key, each in module.state_dict().items():
+        assert found.state_dict()[key].dtype == wanted
+        assert torch.equal(found.state_dict()[key], each.to(wanted)), key
+    assert np.isfinite(checked(folder).curves["loss"]).all()
+
+
+def test_shaped_models_are_loaded(folder):
+    shape_model(small(), Shaping()).save_pretrained(folder)
+    assert checked(folder).exists
+    sizes = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    own = ShapedTransformerForMaskedLM(ShapedTransformerConfig(**sizes, intermediate_size=32))
+    own.save_pretrained(folder / "own")
+    assert type(load(folder / "own")) is ShapedTransformerForMaskedLM
+
+
+def test_buffers_that_older_versions_wrote_are_no_weights(folder):
+    found = hostile.tensors(folder) | {"transformer.h.0.attn.bias": torch.ones(1, 1, 24, 24, dtype=torch.bool)}
+    hostile.save(folder, found)
+    assert checked(folder).exists
+
+
+def test_links_into_the_cache_of_the_hub_are_followed(folder, tmp_path):
+    snapshot, blobs = tmp_path / "models--a" / "snapshots" / "1234", tmp_path / "models--a" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for file in folder.iterdir():
+        shutil.copy(file, blobs / f"0{file.name}")
+        (snapshot / file.name).symlink_to(f"../../blobs/0{file.name}")
+    assert checked(snapshot).exists
+
+
+def test_a_name_that_is_not_utf8_is_printed_and_written(folder, tmp_path):
+    strange = os.fsdecode(os.fsencode(tmp_path) + b"/mod\xffel")
+    shutil.copytree(folder, strange)
+    report = checked(strange)
+    report.save(tmp_path / "out")
+    assert report.name == "mod�el"
+
+
+# What names code.
+
+CODE = {"auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M", "AutoTokenizer": ["evil.T", None]}}
+SILENT = {  # fields of config.json that must change nothing
+    "code": CODE,
+    "code of a repository": {"auto_map": {name: f"a/b--{code}" for name, code in {"AutoModel": "evil.M"}.items()}},
+    "a kernel": {"_attn_implementation": "evil/kernel", "attn_implementation": "evil/kernel@main:f"},
+    "kernels": {"experts_implementation": "evil", "use_kernels": True, "kernel_config": {"RMSNorm": "evil/kernel"}},
+    "fusions": {"fusion_config": {"patch_embeddings": True}},
+    "other weights": {"transformers_weights": "../outside/model.safetensors"},
+    "names": {"_name_or_path": "/etc", "name_or_path": "evil/model", "_commit_hash": "1"},
+    "generation": {"custom_generate": "evil", "custom_pipelines": {"evil": {"impl": "evil.P"}}},
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_what_names_code_changes_nothing(name, folder):
+    (folder / "evil.py").write_text("import pathlib; pathlib.Path('pwned').touch()")
+    hostile.config(folder, **SILENT[name])
+    assert same_numbers(folder, small())
+    law = lf.check(str(folder / "config.json"), tokens=6, samples=2, progress=False)
+    plain = lf.check(small().config, tokens=6, samples=2, progress=False)
+    np.testing.assert_array_equal(law.curves["correlation"], plain.curves["correlation"])
+
+
+def with_tokenizer(folder, **about):
+    """A tokenizer of words in the folder, whose configuration says more."""
+    words = {word: number for number, word in enumerate(["[UNK]", "to", "be", "or", "not"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | about))
+
+
+ESCAPES = {
+    "code": CODE,
+    "old code": {"auto_map": ["evil.T", None]},
+    "files": {"tokenizer_file": "../outside/a", "vocab_file": "/etc/passwd", "special_tokens_map_file": "/etc/passwd"},
+    "versions": {"fast_tokenizer_files": ["../outside/tokenizer.4.0.0.json"]},
+    "templates": {"chat_template": "{{ ''.__class__.__mro__[1].__subclasses__() }}", "processor_class": "os.system"},
+    "arguments": {"init_inputs": ["/etc/passwd"], "gguf_file": "/etc/passwd"},
+    "names": {"name_or_path": "mistralai/x", "fix_mistral_regex": True},
+}
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_a_tokenizer_is_its_data_alone(name, folder):
+    with_tokenizer(folder, **ESCAPES[name])
+    found = checked(folder, "to be or not to be", tokens=6)
+    same = checked(small(), [[1, 2, 3, 4, 1, 2]])
+    np.testing.assert_allclose(found.curves["correlation"], same.curves["correlation"], rtol=1e-5)
+
+
+def test_a_file_is_read_by_the_tokenizer_of_the_folder(folder, tmp_path):
+    with_tokenizer(folder)
+    (tmp_path / "text.txt").write_text("to be or not to be " * 1000)
+    found, same = checked(folder, tmp_path / "text.txt"), checked(small(), [[1, 2, 3, 4, 1, 2]])
+    np.testing.assert_allclose(found.curves["correlation"], same.curves["correlation"], rtol=1e-5)
+
+
+BROKEN = {
+    "no JSON": ("tokenizer.json", b"{"),
+    "no tokenizer": ("tokenizer.json", b'{"model": 5}'),
+    "not UTF-8": ("tokenizer_config.json", b"\xff\xfe"),
+    "a list": ("tokenizer_config.json", b"[]"),
+    "a class of numbers": ("tokenizer_config.json", b'{"tokenizer_class": 5}'),
+    "a function": ("tokenizer_config.json", b'{"tokenizer_class": "pipeline"}'),
+    "twice": ("tokenizer_config.json", b'{"a": 1, "a": 2}'),
+    "tokens": ("tokenizer_config.json", b'{"added_tokens_decoder": {"a": 5}}'),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_tokenizer_is_one_line_and_only_where_a_text_is_given(name, folder):
+    with_tokenizer(folder)
+    file, content = BROKEN[name]
+    (folder / file).write_bytes(content)
+    assert checked(folder).exists
+    with pytest.raises(lf.InputError, match="tokenizer") as caught:
+        checked(folder, "to be or not to be")
+    assert "\n" not in str(caught.value)
+
+
+# In a process of its own: what is opened, imported, run and asked.
+
+AUDITED = """
+import json, os, sys
+from pathlib import Path
+import limitformer as lf
+import limitformer.checking, limitformer.hf, transformers, tokenizers, torch, safetensors.torch
+root, folders = Path(sys.argv[1]).resolve(), sys.argv[2:]
+def run(folder, text):
+    try:
+        lf.check(folder, text, tokens=6, samples=2, law=False, progress=False)
+        return "measured"
+    except lf.InputError as error:
+        return str(error)
+run(str(root / "sound"), "to be or not to be")  # what is imported late is imported now
+seen, watching = [], False
+BAD = ("subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.", "builtins.input", "urllib.")
+def hook(event, arguments):
+    if not watching:
+        return
+    if event == "open" and isinstance(arguments[0], (str, bytes)):
+        path = Path(os.path.realpath(os.fsdecode(arguments[0])))
+        if path.is_relative_to(root / "outside") or str(path) == "/etc/passwd":
+            seen.append(f"opened {path}")
+    elif event == "import" and "evil" in str(arguments[0]):
+        seen.append(f"imported {arguments[0]}")
+    elif event in ("exec", "compile") and "evil" in str(arguments):
+        seen.append(f"{event} {arguments}")
+    elif event.startswith(BAD):
+        seen.append(event)
+sys.addaudithook(hook)
+watching = True
+said = {folder: run(folder, "to be or not to be") for folder in folders}
+watching = False
+print(json.dumps({"seen": seen, "said": said, "left": sys.stdin.read()}))
+"""
+
+
+def environment(**more):
+    paths = os.pathsep.join([str(SRC), str(TESTS)])
+    return os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "0", "OMP_NUM_THREADS": "1"} | more
+
+
+def test_nothing_outside_is_opened_and_no_code_is_run(sound, tmp_path):
+    """By what folders say: the audit hook sees each file that is opened, each import, process and connection."""
+    (tmp_path / "outside").mkdir()
+    shutil.copy(sound / SAFE, tmp_path / "outside" / SAFE)
+    shutil.copy(sound / SAFE, tmp_path / "outside" / "a.safetensors")
+    for name in ("a", "tokenizer.4.0.0.json"):
+        (tmp_path / "outside" / name).write_text("{}")
+    folders, measured = [], []
+    escapes = {f"config {name}": (fields, {}) for name, fields in SILENT.items()}
+    escapes |= {f"tokenizer {name}": ({}, fields) for name, fields in ESCAPES.items()}
+    for name, (fields, about) in {"sound": ({}, {}), **escapes}.items():
+        place = Path(shutil.copytree(sound, tmp_path / name))
+        hostile.config(place, **fields)
+        with_tokenizer(place, **about)
+        measured.append(str(place))
+    refused = [
+        name for name in CASES if any(word in name for word in ("index", "link", "runs code", "adapter", "no archive"))
+    ]
+    for number, name in enumerate(refused):
+        place = Path(shutil.copytree(sound, tmp_path / f"refused{number}"))
+        CASES[name][0](place)
+        if name.startswith("an index that leads out"):
+            hostile.shutil.copy(tmp_path / "outside" / SAFE, tmp_path / "other.safetensors")
+        folders.append(str(place))
+    for place in [*measured, *folders]:
+        (Path(place) / "evil.py").write_text(f"open({str(tmp_path / 'pwned')!r}, 'w')")
+    command = [sys.executable, "-c", AUDITED, str(tmp_path), *measured, *folders]
+    done = subprocess.run(
+        command, input="y\n" * 50, text=True, capture_output=True, cwd=tmp_path, env=environment(), check=True
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["seen"] == []
+    assert found["left"] == "y\n" * 50  # nobody asked
+    assert not list(tmp_path.glob("**/pwned"))
+    assert {found["said"][place] for place in measured} == {"measured"}
+    assert all(found["said"][place] != "measured" for place in folders)
+
+
+COMMANDS = {
+    "three weights of 28": "lacks lm_head.weight",
+    "an archive that runs code": "not a file of tensors alone",
+    "the class of another family": "a class of llama",
+    "a missing family": "must name its family",
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_ends_with_one_line_and_exit_code_2(name, folder, tmp_path):
+    CASES[name][0](folder)
+    code = "from limitformer.cli.app import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "check", str(folder), "--tokens", "6"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("Error: ")
+    assert COMMANDS[name] in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.glob("**/pwned"))
+
+
+# What does not fit.
+
+
+def test_recordings_are_refused_before_they_begin(monkeypatch):
+    """The covariances of 8 networks of 2 blocks with 64 tokens take 6.3 MB in four copies, those of 2 networks less."""
+    config = small(n_positions=64, vocab_size=100).config
+    monkeypatch.setattr("limitformer.base.memory.available_memory", lambda: 5 * 2**20)
+    options = {"tokens": 64, "gradients": False, "progress": False}
+    with pytest.raises(lf.InputError, match=r"Recording 8 networks of 2 blocks with 64 tokens takes 6\.0 MiB"):
+        lf.check(config, samples=8, **options)
+    assert lf.check(config, samples=2, **options).curves.sizes["sample"] == 2
+    with pytest.raises(lf.InputError, match="Recording 64 networks of 2 blocks with 32 tokens"):
+        lf.design(config, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"n_layer": 10_000}, "n_layer of gpt2 must be at most 4,096"),
+        ({"n_embd": 10**9, "n_head": 1}, "gpt2 cannot be made"),
+        ({"n_embd": 10**8, "n_head": 1}, "without its matrices"),
+        ({"n_head": 10**9}, "gpt2 cannot be made"),
+        ({"n_layer": 10**9}, "must be at most 4,096"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("command", [lf.check, lf.design, lf.weightless.law])
+def test_a_configuration_that_does_not_fit_is_refused_at_once(command, fields, message, monkeypatch):
+    monkeypatch.setattr("limitformer.weightless.sizes.available_memory", lambda: 2**34)
+    with pytest.raises(lf.InputError, match=message):
+        command(GPT2 | {"model_type": "gpt2"} | fields)
+
+
+def test_many_experts_are_counted_while_they_are_made(monkeypatch):
+    monkeypatch.setattr("limitformer.weightless.sizes.MOST_MODULES", 100)
+    with pytest.raises(lf.InputError, match="gpt2 has more than 100 modules"):
+        lf.weightless.law(GPT2 | {"model_type": "gpt2", "n_layer": 50})
+
+
+def test_of_a_long_text_only_the_beginning_is_read(folder, tmp_path):
+    """A file that ends in bytes that are no text, behind a hole: reading it whole fails."""
+    path = tmp_path / "text.txt"
+    path.write_text("to be or not to be that is the question " * 100)
+    with path.open("r+b") as file:
+        file.seek(2**24)
+        file.write(b"\xff")
+    labels = ("to", "be", "or", "not", "to", "be")
+    assert lf.from_text(path, width=4, tokens=6).labels == labels
+    assert checked(folder, path).data["word"].values.tolist() == list(labels)
+    with_tokenizer(folder)
+    assert checked(folder, path).exists
+    with pytest.raises(lf.InputError, match="cannot be decoded"):
+        lf.from_text(path, width=4)
+    longer = "to be or not to be " * 10_000
+    assert lf.from_text(longer, width=4, tokens=6).labels == labels
+    several = checked(folder, [longer, longer]).data
+    assert several.sizes["token"] == 12
+
+
+# Configurations in other words.
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 24, "bias": False, "dropout": 0.0},
+            "sizes of nanoGPT",
+        ),
+        (
+            {"args": {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 24}},
+            "under 'args' it has the sizes of nanoGPT",
+        ),
+        ({"dim": 64, "n_layers": 2, "n_heads": 2, "multiple_of": 32}, "Meta's Llama"),
+        ({"architectures": ["LlamaForCausalLM"]}, '"model_type": "llama", the family of LlamaForCausalLM'),
+        ({"config": {"model_type": "gpt2"}}, "what stands under 'config', alone"),
+        ({"Model_Type": "gpt2"}, "got 'Model_Type'"),
+        ({}, 'such as "model_type": "gpt2"; got none'),
+        ({"model_type": ["gpt2"]}, "must be one word"),
+        ({"model_type": "GPT-2"}, "Nearest: gpt2"),
+        ({"model_type": "llama3"}, "Nearest: llama"),
+        ({"model_type": "google/t5-small"}, "Nearest: t5"),
+        ({"model_type": "bert-base-uncased"}, "Nearest: bert"),
+        ({"model_type": "llama", "n_layer": 2}, "llama has no field ['n_layer'] and would take its default"),
+        ({"model_type": "t5", "d_model": 16, "n_layers": 2}, "Nearest: 'num_layers'"),
+        ({"model_type": "t5", "num_hidden_layers": 2}, "leaves num_decoder_layers as it is"),
+        ({"model_type": "gpt2", "n_embd": 16, "hidden_size": 32}, "are one field of gpt2, and differ"),
+    ],
+    ids=str,
+)
+def test_a_configuration_in_other_words_is_named(values, message):
+    with pytest.raises(lf.InputError) as caught:
+        lf.weightless.law(values)
+    assert message in str(caught.value)
+    assert "exaone" not in str(caught.value)
+
+
+def shown_json(values):
+    """The configuration that the message shows."""
+    with pytest.raises(lf.InputError) as caught:
+        lf.weightless.law(values)
+    message = str(caught.value)
+    return json.loads(message[message.index("{") : message.index("}") + 1])
+
+
+def test_what_is_shown_for_nanogpt_has_its_laws():
+    """karpathy/nanoGPT, model.py: normal of 0.02, divided by √(2 n_layer) where a branch ends."""
+    shown = shown_json({"n_layer": 8, "n_head": 2, "n_embd": 16, "block_size": 24, "vocab_size": 60, "bias": True})
+    table = lf.weightless.law(shown)
+    assert table["transformer.wte.weight"].std == pytest.approx(0.02)
+    assert table["transformer.h.3.attn.c_proj.weight"].std == pytest.approx(0.02 / 4)
+    assert table["transformer.h.3.mlp.c_proj.weight"].std == pytest.approx(0.02 / 4)
+    assert shown["activation_function"] == "gelu"
+    assert (shown["n_positions"], shown["vocab_size"]) == (24, 60)
+
+
+def test_what_is_shown_for_metas_llama_has_its_sizes():
+    """Llama 3 8B, params.json and the published configuration."""
+    shown = shown_json(
+        {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "vocab_size": 128256}
+        | {"multiple_of": 1024, "ffn_dim_multiplier": 1.3, "norm_eps": 1e-05, "rope_theta": 500000.0}
+    )
+    assert (shown["intermediate_size"], shown["num_key_value_heads"], shown["hidden_size"]) == (14336, 8, 4096)
+
+
+def test_a_family_that_reads_an_old_name_is_not_refused():
+    table = lf.weightless.law({"model_type": "bloom", "n_embed": 16, "n_head": 2, "n_layer": 2, "vocab_size": 60})
+    assert table.shapes["transformer.word_embeddings.weight"] == (60, 16)
+
+
+@pytest.mark.parametrize("name", [SAFE, "weights.gguf", "ckpt.pt"])
+def test_a_file_of_weights_names_its_folder(name, folder):
+    (folder / name).touch()
+    with pytest.raises(lf.InputError, match=r"is a file of weights\. Nearest: its folder"):
+        checked(str(folder / name))
+
+
+def test_a_folder_of_checkpoints_names_the_last(folder, tmp_path):
+    for step in (900, 1000):
+        shutil.copytree(folder, tmp_path / "run" / f"checkpoint-{step}")
+    with pytest.raises(lf.InputError, match=r"There is no config\.json in .*/run. Nearest: .*/run/checkpoint-1000\."):
+        checked(tmp_path / "run")
