@@ -1,8 +1,6 @@
 """The commands, put together. Each lives in a file of its own, which is imported when that command runs: the list of
 commands is known without."""
 
-import atexit
-import gc
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -153,9 +151,6 @@ def options(
 
 def main() -> None:
     """Run the command line; what the terminal's encoding lacks is replaced."""
-    # Modules are no garbage: to look through them took a third of a short command, and a second at the end with torch.
-    gc.set_threshold(100_000, 50, 100)
-    atexit.register(gc.freeze)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -6,7 +6,6 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from limitformer.base.extras import loading
 from limitformer.cli.report import errors_in_one_line, screen
 from limitformer.cli.sphere_options import parse_counts
 from limitformer.cli.train_parts import (
@@ -44,8 +43,7 @@ def vit(
     """
     with errors_in_one_line():
         be_quiet()
-        with loading():
-            from limitformer.train.tasks.vit import Variant
+        from limitformer.train.tasks.vit import Variant
 
         variants = names_of("variant", variant, get_args(Variant)) if variant else list(get_args(Variant))
         runs = [(name, one) for one in parse_counts("seed", seed) for name in variants]
