@@ -455,7 +455,7 @@ def test_the_command_fails_a_build_where_it_is_told_to(command):
         (("--set", "n_embd=abc"), "n_embd"),
         (("--fail-on", "colapsed"), "no verdict 'colapsed'"),
         (("--set", "n_layer"), "--set takes KEY=VALUE"),
-        (("--shaped", "gama=1"), "There are gamma, tau0"),
+        (("--shaped", "gama=1"), "there are gamma, tau0"),
         (("--text", "/nowhere/a.txt"), "Cannot read the text"),
     ],
 )

@@ -13,6 +13,7 @@ from limitformer.base.errors import InputError, first_line, require
 from limitformer.weightless.arrays import Arrays, dataset, output_arrays, stream_arrays
 from limitformer.weightless.inputs import Inputs, Loss
 from limitformer.weightless.measure import Measure, blocks_of
+from limitformer.weightless.threads import one_thread
 
 
 def measured(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset:
@@ -34,7 +35,7 @@ def measured(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset
     some = next(module.parameters())
     arguments = placed(inputs, some.device, some.dtype)
     measure = Measure(blocks, 1, inputs.counted)
-    with evaluating(module), torch.set_grad_enabled(loss is not None):
+    with one_thread(), evaluating(module), torch.set_grad_enabled(loss is not None):
         out = called(module, arguments, measure)
         found = stream_arrays(measure) | output_arrays(out, 1)
         check_finite(found)

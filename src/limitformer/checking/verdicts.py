@@ -13,8 +13,8 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.base.errors import require
 from limitformer.checking.curves import gradient_ratio
+from limitformer.checking.names import names_in as names_in
 from limitformer.checking.thresholds import Threshold
 
 Array = NDArray[np.float64]
@@ -288,17 +288,3 @@ RULES = (
 )  # fmt: skip
 
 NAMES = tuple(dict.fromkeys(rule.name for rule in RULES))
-
-
-def names_in(text: str | None) -> tuple[str, ...]:
-    """Of verdicts, from "collapsed,frozen" or "any".
-
-    Raises:
-        InputError: there is none of a name.
-    """
-    if text == "any":
-        return NAMES
-    names = () if text is None else tuple(name.strip() for name in text.split(","))
-    strange = [name for name in names if name not in NAMES]
-    require(not strange, f"there is no verdict {', '.join(map(repr, strange))}; there are {', '.join(NAMES)}, or any.")
-    return names

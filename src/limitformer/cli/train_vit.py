@@ -6,6 +6,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from limitformer.cli.endings import begin_work
 from limitformer.cli.report import errors_in_one_line, screen
 from limitformer.cli.sphere_options import parse_counts
 from limitformer.cli.train_parts import (
@@ -45,6 +46,7 @@ def vit(
         be_quiet()
         from limitformer.train.tasks.vit import Variant
 
+        begin_work()
         variants = names_of("variant", variant, get_args(Variant)) if variant else list(get_args(Variant))
         runs = [(name, one) for one in parse_counts("seed", seed) for name in variants]
         named = {"epochs": epochs, "layers": layers, "learning_rate": learning_rate}

@@ -20,6 +20,7 @@ from limitformer.weightless.laws import CONSTANT, UNKNOWN
 from limitformer.weightless.measure import Measure, blocks_of
 from limitformer.weightless.models import Blueprint
 from limitformer.weightless.run import KeepWeightError, OneSampleOnlyError, Run, Weight
+from limitformer.weightless.threads import one_thread
 from limitformer.weightless.watching import put_parameters
 
 BETWEEN_TIDYING = 4  # blocks
@@ -122,7 +123,8 @@ class Weightless:
             for parameter in self.module.parameters():
                 parameter.grad = None
             try:
-                return self.attempt(run, inputs, loss)
+                with one_thread():
+                    return self.attempt(run, inputs, loss)
             except KeepWeightError as needed:
                 self.kept[needed.name] = needed.reason
 
