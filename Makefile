@@ -47,10 +47,6 @@ browser:
 test: .venv-test/ready .venv/ready browser
 	@$(MAKE) --no-print-directory --jobs 4 style types tests core-alone
 
-# What is freed stays with the process, up to 1 GB: pages that the system clears anew took a twentieth of the tests' time.
-tests: export MALLOC_TRIM_THRESHOLD_ = 1073741824
-tests: export MALLOC_MMAP_THRESHOLD_ = 268435456
-tests: export MALLOC_TOP_PAD_ = 16777216
 # Kernels are compiled before the tests, each once: two workers with cold caches would both compile most of them.
 tests: kernels-of-covariances kernels-of-others
 	.venv-test/bin/python -m pytest -n 2 --dist loadgroup

@@ -1,6 +1,5 @@
 """Compile kernels that tests share: `python tests/compile_kernels.py covariances` for one half of them, or `others`."""
 
-import gc
 import sys
 
 import numpy as np
@@ -34,5 +33,4 @@ def network():
 
 
 if __name__ == "__main__":
-    gc.disable()  # a tenth of the time, for half a gigabyte
     {"covariances": covariances, "others": others}[sys.argv[1]]()

@@ -1,6 +1,5 @@
 """What all tests share."""
 
-import gc
 import os
 import signal
 from pathlib import Path
@@ -9,11 +8,6 @@ import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.pop("COLUMNS", None)  # which would fix the width of consoles for good
-
-# Modules and tests are no garbage, and are not to be looked through again and again, which took a fifth of the time:
-# nothing is while they are collected, and then they are set aside. What is young is looked through more seldom.
-gc.disable()
-gc.set_threshold(20_000, 10, 10)
 
 # A shell switches Ctrl-C off for what runs in the background; tests send it, and what they start must hear it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -42,7 +36,6 @@ FAST = (
     "tests/test_faults.py",
     "src/limitformer/models",
 )
-BEGUN = set()  # files whose tests have
 COMPILING = ("test_own_parts",)  # of models, but they compile and train
 # Tests of several files who share what takes long to make: figures, a process to fork, what torch's compiler asks of a
 # machine.
@@ -94,17 +87,6 @@ def pytest_collection_finish(session):
     grouped = getattr(session.config.option, "loadgroup", False)
     if grouped and session.items and "@" not in session.items[0].nodeid:
         raise pytest.UsageError("pytest-xdist does not group tests with this version of pytest; 9.1 and 3.8 do.")
-    gc.freeze()
-    gc.enable()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item):
-    """What a file's tests have imported and made for all of them is no garbage either."""
-    if item.path not in BEGUN:
-        BEGUN.add(item.path)
-        gc.collect()
-        gc.freeze()
 
 
 @pytest.fixture(scope="session")

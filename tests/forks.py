@@ -4,7 +4,6 @@ That one is of `multiprocessing` ("forkserver"): it has run nothing, and its one
 which knows of forks, so a fork of it is as good as a new interpreter.
 """
 
-import gc
 import multiprocessing
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +14,6 @@ forking.set_forkserver_preload(["limitformer.train.tasks.mlm", "torch.distribute
 
 def forked(function: Callable[..., object], *arguments: object, **named: object) -> Any:
     """`function` of these arguments in a process of its own, which has started; all goes there by pickle."""
-    process = forking.Process(target=begun, args=(function, arguments, named), daemon=True)
+    process = forking.Process(target=function, args=arguments, kwargs=named, daemon=True)
     process.start()
     return process
-
-
-def begun(function: Callable[..., object], arguments: Any, named: Any) -> None:
-    """In the fork: what it was born with is no garbage, for which trainers look after every run."""
-    gc.freeze()
-    function(*arguments, **named)

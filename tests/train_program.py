@@ -1,6 +1,5 @@
 """A small run for tests of the harness: also one that kills itself, or is one of two processes."""
 
-import gc
 import os
 import signal
 from pathlib import Path
@@ -124,7 +123,6 @@ def command_line(arguments: list[str], processes: int = 1) -> None:
 
     from limitformer.cli.app import app
 
-    gc.freeze()  # as in `forks`
     torch.set_num_threads(1)
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output

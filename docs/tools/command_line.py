@@ -12,17 +12,17 @@ PAGE = Path(__file__).resolve().parents[1] / "api" / "command-line.md"
 OPENING = """# Command line
 
 `limitformer COMMAND --help` says the same. Exit codes: 0 done, 1 a check that fails, 2 bad input (one line that says
-what came, what was needed, and the nearest repair), 130 after Ctrl-C.
+what came, what was needed, and the nearest repair), 74 where standard output cannot be written (files are saved first),
+130 after Ctrl-C, 141 where a pipe was closed.
 """
 
 
 def page() -> str:
     """All commands, in the order of `limitformer --help`."""
-    import typer
+    from limitformer.cli.app import COMMANDS, command_of
 
-    from limitformer.cli.app import app
-
-    found = commands("limitformer", typer.main.get_command(app))
+    # The list of `limitformer --help` holds stand-ins without options; each command is imported here.
+    found = [each for name in COMMANDS for each in commands(f"limitformer {name}", command_of(name))]
     return OPENING + "".join(section(name, command) for name, command in found)
 
 

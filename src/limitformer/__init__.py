@@ -175,14 +175,12 @@ def _found(name: str) -> object:
     import importlib
 
     from limitformer.base.errors import MissingExtraError
-    from limitformer.base.extras import loading
 
     home = _homes().get(name, name)
     if home == name and not _is_module(name):
         raise AttributeError(_unknown(name))
     try:
-        with loading():
-            module = importlib.import_module(f"limitformer.{home}")
+        module = importlib.import_module(f"limitformer.{home}")
     except MissingExtraError as error:
         raise AttributeError(str(error)) from error  # so that `hasattr` says no
     return module if home == name else getattr(module, name)

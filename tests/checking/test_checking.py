@@ -15,8 +15,9 @@ from limitformer.checking import THRESHOLDS
 from limitformer.checking.band import band, inside, surprises
 from limitformer.checking.curves import by_kind, curves, place_of
 from limitformer.checking.existing import measured
+from limitformer.checking.names import VERDICTS, failing
 from limitformer.checking.thresholds import thresholds_with
-from limitformer.checking.verdicts import NAMES, RULES, WORDS, failed, failing, shown, verdicts
+from limitformer.checking.verdicts import RULES, WORDS, failed, shown, verdicts
 from limitformer.cli.app import app
 from limitformer.weightless.inputs import default_loss, inputs_of
 from limitformer.weightless.models import blueprint_of
@@ -338,7 +339,7 @@ def test_a_verdict_shows_the_two_numbers_that_are_compared():
 
 def test_every_rule_has_a_case():
     assert set(SICK) == {(rule.name, rule.grade) for rule in RULES}
-    assert {name for name, _ in SICK} == set(NAMES) == set(WORDS)
+    assert {name for name, _ in SICK} == set(VERDICTS) == set(WORDS)
 
 
 def test_a_verdict_needs_the_median_sample_and_says_how_many_samples_have_it():
@@ -537,7 +538,7 @@ def test_the_command_fails_a_build_where_it_is_told_to(command):
         (("--set", "n_embd=abc"), "n_embd"),
         (("--fail-on", "colapsed"), "no verdict 'colapsed'"),
         (("--set", "n_layer"), "--set takes KEY=VALUE"),
-        (("--shaped", "gama=1"), "There are gamma, tau0"),
+        (("--shaped", "gama=1"), "there are gamma, tau0"),
         (("--text", "/nowhere/a.txt"), "Cannot read the text"),
     ],
 )

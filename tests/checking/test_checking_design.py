@@ -479,6 +479,106 @@ def test_ctrl_c_in_the_command_keeps_the_region_so_far(monkeypatch, tmp_path):
         assert int((partial["samples"] > 0).sum()) == 10
 
 
+class Interrupting:
+    """Stands in for a method of trials: Ctrl-C comes at a call, once."""
+
+    def __init__(self, honest, at):
+        self.honest, self.calls, self.at = honest, 0, at
+
+    def __get__(self, trials, kind=None):
+        return lambda *arguments: self.call(trials, *arguments)
+
+    def call(self, trials, *arguments):
+        self.calls += 1
+        if self.calls == self.at:
+            raise KeyboardInterrupt
+        return self.honest(trials, *arguments)
+
+
+RESUMED = {
+    "chain": (
+        replace(SHAPED, width=16, depth=6),
+        {"tokens": 2, "scan": 60, "samples": 60, "grid": {"gamma": [0.1, 0.4], "tau0": [0.5, 1.0]}},
+    ),
+    "network": (
+        {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 32},
+        {
+            "tokens": 4,
+            "scan": 6,
+            "samples": 60,
+            "knobs": "initializer_range",
+            "grid": {"initializer_range": [0.01, 0.9]},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", RESUMED)
+def test_an_interrupted_design_resumes_with_the_same_bits(monkeypatch, tmp_path, kind):
+    """At every call: among the coarse cells, among the finer ones, and while the settings are judged."""
+    from limitformer.checking import DesignInterrupted
+    from limitformer.checking.designing import trials
+
+    what, options = RESUMED[kind]
+    part = trials.ShapedTrials if kind == "chain" else trials.StockTrials
+    count = Interrupting(part.values, None)
+    monkeypatch.setattr(part, "values", count)
+    whole = lf.design(what, **options, progress=False)
+    assert count.calls > 4
+    for at in (2, count.calls // 2, count.calls):
+        monkeypatch.setattr(part, "values", Interrupting(count.honest, at))
+        with pytest.raises(DesignInterrupted) as caught:
+            lf.design(what, **options, progress=False)
+        partial = lf.load(lf.save(caught.value.partial, tmp_path / f"{at}.nc"))
+        again = Interrupting(count.honest, None)
+        monkeypatch.setattr(part, "values", again)
+        resumed = lf.design(what, **options, partial=partial, progress=False)
+        assert again.calls < count.calls
+        xr.testing.assert_equal(resumed.region, whole.region)
+        assert (resumed.chosen.setting, resumed.chosen.values) == (whole.chosen.setting, whole.chosen.values)
+
+
+@pytest.mark.parametrize("changes", [{"seed": 1}, {"tokens": 3}, {"scan": 50}, {"risk": 0.2}], ids=str)
+def test_the_region_of_another_design_is_refused(monkeypatch, changes):
+    from limitformer.checking import DesignInterrupted
+    from limitformer.checking.designing import trials
+
+    what, options = RESUMED["chain"]
+    honest = trials.ShapedTrials.values
+    monkeypatch.setattr(trials.ShapedTrials, "values", Interrupting(honest, 2))
+    with pytest.raises(DesignInterrupted) as caught:
+        lf.design(what, **options, progress=False)
+    monkeypatch.setattr(trials.ShapedTrials, "values", honest)
+    with pytest.raises(lf.InputError, match="The interrupted design is another one: "):
+        lf.design(what, **options | changes, partial=caught.value.partial, progress=False)
+
+
+def test_the_command_resumes_what_its_folder_keeps(monkeypatch, tmp_path):
+    from limitformer.checking.designing import trials
+
+    what, _ = RESUMED["chain"]
+    arguments = ["design", lf.to_json(what), "--tokens", "2", "--knobs", "gamma", "--grid", "gamma=0.1,0.4"]
+    arguments += ["--samples", "60", "--scan", "60"]
+    plain = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "whole")])
+    honest = trials.ShapedTrials.values
+    monkeypatch.setattr(trials.ShapedTrials, "values", Interrupting(honest, 2))
+    unkept = CliRunner().invoke(app, arguments)
+    assert unkept.exit_code == 130
+    assert "nothing was written. With --out FOLDER they are kept." in unkept.stderr
+    monkeypatch.setattr(trials.ShapedTrials, "values", Interrupting(honest, 2))
+    stopped = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
+    assert stopped.exit_code == 130
+    assert "interrupted after 1 settings of 3" in stopped.stderr
+    monkeypatch.setattr(trials.ShapedTrials, "values", honest)
+    other = CliRunner().invoke(app, [*arguments, "--seed", "5", "--out", str(tmp_path / "out")])
+    assert other.exit_code == 2
+    assert "another one: seed was 0, and is 5 now. Nearest: another folder." in other.stderr
+    resumed = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
+    assert resumed.exit_code == 0
+    assert "has 1 settings of an interrupted design, which goes on." in resumed.stderr
+    assert resumed.stdout.replace(str(tmp_path / "out"), "") == plain.stdout.replace(str(tmp_path / "whole"), "")
+
+
 def test_the_command_writes_what_it_says(tmp_path):
     model = lf.to_json(replace(SHAPED, width=16, depth=6))
     arguments = ["design", model, "--tokens", "2", "--knobs", "gamma", "--grid", "gamma=0.1,0.4"]
@@ -501,7 +601,7 @@ def test_the_command_writes_what_it_says(tmp_path):
         (["gpt2", "--stream", "3"], "--stream takes LOW,HIGH; got '3'."),
         (["gpt2", "--grid", "output"], "--grid takes KEY=VALUE; got 'output'."),
         (["gtp2"], "there is no public shape, file or folder 'gtp2'. Nearest: gpt2."),
-        (["gpt2", "--risk", "2"], "risk must lie in (0, 1); got 2.0."),
+        (["gpt2", "--risk", "2"], "--risk must lie in (0, 1); got 2."),
     ],
 )
 def test_the_command_refuses_in_one_line(arguments, says):

@@ -719,13 +719,9 @@ def collecting(honest):
 
 @pytest.fixture
 def collected(monkeypatch):
-    """Before each cell and each block; what is there already is not looked at again."""
+    """Before each cell and each block."""
     monkeypatch.setattr(work_module, "compute", collecting(work_module.compute))
     monkeypatch.setattr(store_module.Store, "part", collecting(store_module.Store.part))
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def test_memory_does_not_grow_with_the_cells(tmp_path, monkeypatch, collected):

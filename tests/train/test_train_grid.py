@@ -29,10 +29,8 @@ PROGRAM = """
 import sys
 from functools import partial
 from limitformer.base import pool
-from limitformer.base.extras import loading
-with loading():
-    from grid_program import patient
-    from limitformer.train.grid import run_all
+from grid_program import patient
+from limitformer.train.grid import run_all
 
 def refill(self, worker, refill=pool.Pool.refill):
     refill(self, worker)

@@ -1,40 +1,55 @@
-"""Imports that take long, and those that need an extra.
+"""Imports that need an extra, and packages whose names are imported when they are first asked for."""
 
-Modules are no garbage: that Python looks through them for it, again and again while more are loaded, is a fifth of the
-time that torch, transformers and all that stands on them take.
-"""
-
-import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 
 from limitformer.base.errors import MissingExtraError
 
 
 @contextmanager
-def loading() -> Iterator[None]:
-    """No collection of garbage in the block, and then as before."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
-
-
-@contextmanager
 def of_extra(extra: str) -> Iterator[None]:
-    """The same for what an extra brings.
+    """Name the extra that brings a package which is imported in the block.
 
     Raises:
-        MissingExtraError: a package that is imported in the block is not there.
+        MissingExtraError: such a package is not installed.
     """
     try:
-        with loading():
-            yield
+        yield
     except ModuleNotFoundError as error:
         package = str(error.name).split(".")[0]
         if package == "limitformer":
             raise
         raise MissingExtraError(package, extra) from error
+
+
+def require_packages(extra: str, *packages: str) -> None:
+    """Raise MissingExtraError unless these packages are installed; none of them is imported."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise MissingExtraError(package, extra)
+
+
+class LazyPackage(ModuleType):
+    """A package whose public names are imported when they are first asked for: its `HOMES` are {name: submodule}.
+
+    The import of a submodule makes it an attribute of its package. Where a public name is also that of a submodule,
+    as `check` of `checking.check`, the attribute stays what is public.
+    """
+
+    HOMES: Mapping[str, str]
+
+    def __getattr__(self, name: str) -> object:
+        """Import what the name stands for, or the submodule of this name."""
+        home = self.HOMES.get(name, name) if not name.startswith("_") else ""
+        if not home or find_spec(f"{self.__name__}.{home}") is None:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        module = import_module(f"{self.__name__}.{home}")
+        return self.__dict__.setdefault(name, getattr(module, name) if name in self.HOMES else module)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute, except where a submodule would hide a public name."""
+        if not (isinstance(value, ModuleType) and name in self.__dict__.get("HOMES", ())):
+            super().__setattr__(name, value)

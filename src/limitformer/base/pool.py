@@ -8,7 +8,6 @@ save (`saves`) are handed out one at a time: while a worker has one, all that it
 stop. The first Ctrl-C sends that word to every worker; a second one ends them at once.
 """
 
-import gc
 import multiprocessing
 import pickle
 import signal
@@ -21,7 +20,6 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar
 
 from limitformer.base.errors import require
-from limitformer.base.extras import loading
 from limitformer.base.interrupts import heard_by, interrupts_wait, tell
 
 Task = TypeVar("Task")
@@ -59,10 +57,8 @@ def serve(connection: Connection, begin: bytes, place: int) -> None:
     """A worker: tasks come in, what became of them and the seconds that each took go out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
-        with loading():
-            work = pickle.loads(begin)(place, connection.poll)
-        gc.freeze()  # modules are no garbage: trainers look for it after every run, and Python at the end
-        connection.send(None)  # I am here
+        work = pickle.loads(begin)(place, connection.poll)
+        connection.send(None)  # tell the parent that start-up has finished
         while (tasks := connection.recv()) is not None:
             for task in tasks:
                 began = time.perf_counter()

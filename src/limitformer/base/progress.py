@@ -7,18 +7,31 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 PATIENCE = 2.0  # seconds before progress is shown
 MINUTE = 60.0  # seconds between lines where there is no terminal
 MOMENT = 0.5  # seconds between pictures of a bar in a notebook
+LONG = 20.0  # seconds from which on a command estimates its time and names a quicker setting
 
 T = TypeVar("T")
+SUGGESTION = ""  # the quicker setting of the command that runs
+
+
+@contextmanager
+def suggestion(quicker: str) -> Iterator[None]:
+    """Print the first estimate of long work in the block, with a quicker setting; "" prints none."""
+    global SUGGESTION
+    SUGGESTION = quicker
+    try:
+        yield
+    finally:
+        SUGGESTION = ""
 
 
 def hide() -> None:
@@ -28,8 +41,9 @@ def hide() -> None:
 
 
 def say(line: str) -> None:
-    """One line on stderr, as it is."""
-    Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
+    """Print one line on stderr as it is; a stderr that cannot be written ends no work."""
+    with suppress(OSError):
+        Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -66,29 +80,49 @@ class Bar:
     said: float
     first: float | None = None  # done when it began: a run that goes on does not begin at 0
     visible: bool = False
+    estimated: bool = False
 
     def show(self, done: float) -> None:
-        """The bar."""
-        if not self.visible and time.perf_counter() - self.began > PATIENCE:
+        """Show the bar, with the time that is left."""
+        now = time.perf_counter()
+        self.estimate(done, now)
+        if not self.visible and now - self.began > PATIENCE:
             self.visible = True
             self.progress.start()
-        self.progress.update(self.task, completed=done)
+        self.progress.update(self.task, completed=done, left=self.left(done, now).removeprefix(", "))
 
     def tell(self, done: float) -> None:
         """A line, if a minute has passed."""
         now = time.perf_counter()
-        self.first = done if self.first is None else self.first
+        self.estimate(done, now)
+        left = self.left(done, now)
         if now - self.said < MINUTE or math.isinf(PATIENCE):
             return
         self.said = now
-        say(self.line(done, now))
+        say(self.line(done, left))
 
-    def line(self, done: float, now: float) -> str:
-        """What is done, of what, and the time that is left."""
-        task, first = self.progress.tasks[0], self.first or 0.0
-        total = task.total or 0.0
-        left = time_left(done - first, total - first, now - self.began)
-        return f"{task.description}: {int(done):,} of {int(total):,}{left}"
+    @property
+    def total(self) -> float:
+        """The number of pieces of work."""
+        return self.progress.tasks[0].total or 0.0
+
+    def left(self, done: float, now: float) -> str:
+        """Return the time that is left, from all that was done since the bar began."""
+        self.first = done if self.first is None else self.first
+        return time_left(done - self.first, self.total - self.first, now - self.began)
+
+    def estimate(self, done: float, now: float) -> None:
+        """Print once how long the work takes and what would be quicker, if it takes more than `LONG` seconds."""
+        seconds, first = now - self.began, self.first
+        if not SUGGESTION or self.estimated or first is None or done <= first or seconds < PATIENCE:
+            return
+        self.estimated, whole = True, seconds * (self.total - first) / (done - first)
+        if whole > LONG:
+            say(f"{self.progress.tasks[0].description}: {duration(whole)} in all; {SUGGESTION}")
+
+    def line(self, done: float, left: str) -> str:
+        """Return what is done, of what, and the time that is left."""
+        return f"{self.progress.tasks[0].description}: {int(done):,} of {int(self.total):,}{left}"
 
     def close(self) -> None:
         """The bar goes."""
@@ -104,12 +138,12 @@ class NotebookBar(Bar):
     def show(self, done: float) -> None:
         """The bar, renewed in its place."""
         now = time.perf_counter()
-        self.first = done if self.first is None else self.first
+        left = self.left(done, now)
         self.progress.update(self.task, completed=done)
         if now - self.began <= PATIENCE or (self.visible and now - self.said < MOMENT):
             return
-        self.said, line = now, self.line(done, now)
-        share = f'<progress value="{done}" max="{self.progress.tasks[0].total or 0}"></progress>'
+        self.said, line = now, self.line(done, left)
+        share = f'<progress value="{done}" max="{self.total or 0}"></progress>'
         self.put({"text/plain": line, "text/html": f"<div>{share} {html.escape(line)}</div>"})
 
     def put(self, picture: dict[str, str]) -> None:
@@ -127,22 +161,31 @@ class NotebookBar(Bar):
 
 
 def time_left(done: float, total: float, seconds: float) -> str:
-    """What is said of the time that is left, if this much was done in so many seconds."""
-    if done <= 0:
-        return ""
-    left = seconds * (total / done - 1)
-    return f", about {left / 60:.0f} min left" if left > 90 else f", about {left:.0f} s left"
+    """Return ", about 5 min left", if this much was done in so many seconds; "" if nothing was done."""
+    return f", {duration(seconds * (total / done - 1))} left" if done > 0 else ""
 
 
-def bar(description: str, total: int) -> Bar:
-    """A bar for `total` pieces of work."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+def duration(seconds: float) -> str:
+    """Return such as "about 5 min".
+
+    >>> duration(91), duration(90)
+    ('about 2 min', 'about 90 s')
+    """
+    return f"about {seconds / 60:.0f} min" if seconds > 90 else f"about {seconds:.0f} s"
+
+
+def bar(description: str, total: int, first: float | None = None) -> Bar:
+    """Make a bar for `total` pieces of work, `first` of which are done; None: as many as are at first shown.
+
+    The time that is left is our own estimate: that of Rich forgets what is more than 30 seconds old.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
     console = Console(stderr=True)
     unseen = not (console.is_interactive or console.is_jupyter)  # where a bar would leave an empty line and no more
     progress = Progress(*columns, console=console, transient=True, disable=unseen)
     now = time.perf_counter()
     kind = NotebookBar if console.is_jupyter else Bar
-    return kind(progress, progress.add_task(description, total=total), now, now)
+    return kind(progress, progress.add_task(description, total=total, left=""), now, now, first)
 
 
 def advance(shown: Bar | None, done: float) -> None:
@@ -157,7 +200,7 @@ def advance(shown: Bar | None, done: float) -> None:
 
 def tracked(items: Sequence[T], description: str) -> Iterator[T]:
     """The items one after the other, with a bar if they take more than `PATIENCE` seconds together."""
-    shown = bar(description, len(items))
+    shown = bar(description, len(items), 0.0)
     try:
         for done, item in enumerate(items, 1):
             yield item

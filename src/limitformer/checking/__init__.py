@@ -1,13 +1,18 @@
-"""`limitformer.check`: what a Transformer does at depth, held against its law, with a verdict."""
+"""`limitformer.check`: what a Transformer does at depth, held against its law, with a verdict.
 
+Names are imported when they are first asked for: options are checked before torch and transformers are loaded, and the
+Trainer's callback brings peft and more, for a second.
+"""
+
+import sys as _sys
 from typing import TYPE_CHECKING
 
-from limitformer.base.extras import of_extra as _of_extra
+from limitformer.base.extras import LazyPackage as _LazyPackage
+from limitformer.base.extras import require_packages as _require_packages
 
-with _of_extra("hf"):
-    import torch as _torch  # noqa: F401
-    import transformers as _transformers  # noqa: F401
+_require_packages("hf", "torch", "transformers")
 
+if TYPE_CHECKING:
     from limitformer.checking.check import check as check
     from limitformer.checking.designing.design import DesignInterrupted as DesignInterrupted
     from limitformer.checking.designing.design import design as design
@@ -16,17 +21,21 @@ with _of_extra("hf"):
     from limitformer.checking.report import Report as Report
     from limitformer.checking.thresholds import THRESHOLDS as THRESHOLDS
     from limitformer.checking.thresholds import Threshold as Threshold
+    from limitformer.checking.trainer import CheckTraining as CheckTraining
     from limitformer.checking.training import Looks as Looks
     from limitformer.checking.verdicts import Verdict as Verdict
 
-if TYPE_CHECKING:
-    from limitformer.checking.trainer import CheckTraining as CheckTraining
-
-
-def __getattr__(name: str) -> object:
-    """The Trainer's callback is imported when it is first asked for: with it come peft and more, for a second."""
-    if name != "CheckTraining":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from limitformer.checking.trainer import CheckTraining
-
-    return CheckTraining
+HOMES = {
+    "CheckTraining": "trainer",
+    "Design": "designing.designed",
+    "DesignInterrupted": "designing.design",
+    "Looks": "training",
+    "Objective": "designing.objective",
+    "Report": "report",
+    "THRESHOLDS": "thresholds",
+    "Threshold": "thresholds",
+    "Verdict": "verdicts",
+    "check": "check",
+    "design": "designing.design",
+}
+_sys.modules[__name__].__class__ = _LazyPackage

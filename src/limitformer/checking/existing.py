@@ -27,6 +27,7 @@ from limitformer.weightless.network import chance, output_sizes
 from limitformer.weightless.reachable import State, strays
 from limitformer.weightless.run import gradient_norm
 from limitformer.weightless.simulate import close
+from limitformer.weightless.threads import one_thread
 
 REPEATS = 1e-4  # between two calls
 
@@ -51,7 +52,7 @@ def measured(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset
     frozen = loss is not None and not weights
     require(not frozen, f"no weight of {type(module).__name__} has a gradient. Nearest: gradients=False.")
     arguments = placed(inputs, module)
-    with evaluating(module):
+    with one_thread(), evaluating(module):
         looks = Looks(module, blocks, State(module))
         try:
             axis = looks.axis_of(inputs)
@@ -65,12 +66,8 @@ def measured(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset
                     found |= gradients(loss(out, arguments), weights, measure)
         finally:
             looks.state.restore()
-    return dataset(
-        [found],
-        {name: each.dim() for name, each in weights.items()},
-        inputs,
-        {"description": "a module that exists", "samples": 1},
-    )
+    dimensions = {name: each.dim() for name, each in weights.items()}
+    return dataset([found], dimensions, inputs, {"description": "a module that exists", "samples": 1})
 
 
 @dataclass(frozen=True)

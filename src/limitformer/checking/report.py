@@ -14,8 +14,9 @@ from limitformer.checking.band import inside, surprises
 from limitformer.checking.changes import Change, changes_of
 from limitformer.checking.curves import over_heads
 from limitformer.checking.initialisation.report import InitialisationReport
+from limitformer.checking.names import failing
 from limitformer.checking.thresholds import Threshold
-from limitformer.checking.verdicts import FINE, TRAINED, Verdict, failed, failing, grade_of, shown
+from limitformer.checking.verdicts import FINE, TRAINED, Verdict, failed, grade_of, shown
 from limitformer.running.results import check_writable, save, write_whole
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.laws import CONSTANT

@@ -8,14 +8,14 @@ of the samples whose severity is 1 or more. m tokens a sequence, L blocks.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.base.errors import require
 from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
+from limitformer.checking.names import VERDICTS
 from limitformer.checking.thresholds import BROKEN, FINE, GRADES, WATCH, Threshold
 
 Array = NDArray[np.float64]
@@ -147,7 +147,7 @@ def nowhere(values: Array) -> Array:
     return np.full(len(values), -1)
 
 
-def first_of(hits: Array) -> Array:
+def first_of(hits: NDArray[Any]) -> Array:
     """The first place (sample, place) that is hit, -1 if none."""
     return np.where(hits.any(1), hits.argmax(1), -1)
 
@@ -499,21 +499,6 @@ WORDS = {  # by name: why it matters, and what usually mends it
     ),
 }
 
-NAMES = tuple(dict.fromkeys(rule.name for rule in RULES))
-
-
-def failing(text: str | None) -> tuple[str, ...]:
-    """The names in "collapsed,frozen", "broken", "watch" or "any", for `failed`.
-
-    Raises:
-        InputError: there is no verdict or grade of a name.
-    """
-    names = () if text is None else tuple(name.strip() for name in text.split(","))
-    known = (*NAMES, WATCH, BROKEN, "any")
-    strange = [name for name in names if name not in known]
-    require(not strange, f"there is no verdict {', '.join(map(repr, strange))}; there are {', '.join(known)}.")
-    return names
-
 
 def failed(found: list[Verdict], names: tuple[str, ...]) -> list[Verdict]:
     """The verdicts that fail a check for these names.
@@ -521,7 +506,7 @@ def failed(found: list[Verdict], names: tuple[str, ...]) -> list[Verdict]:
     A verdict's name asks for its worst grade: collapsed fails at broken, swamped, which is never broken, at watch.
     `broken` asks for any verdict of that grade, `watch` and `any` for every verdict.
     """
-    worst = {name: BROKEN if any(r.grade == BROKEN for r in RULES if r.name == name) else WATCH for name in NAMES}
+    worst = {name: BROKEN if any(r.grade == BROKEN for r in RULES if r.name == name) else WATCH for name in VERDICTS}
 
     def fails(one: Verdict) -> bool:
         if one.name not in worst:

@@ -1,3 +1,11 @@
 """The command line: `limitformer …`."""
 
-from limitformer.cli.app import main as main
+
+def main() -> None:
+    """Run the command line; until a command begins its work, Ctrl-C ends the process at once."""
+    from limitformer.cli.endings import end_at_once_on_interrupt
+
+    end_at_once_on_interrupt()  # before anything large is imported
+    from limitformer.cli.app import run
+
+    run()

@@ -1,8 +1,8 @@
 """The commands, put together. Each lives in a file of its own, which is imported when that command runs: the list of
 commands is known without."""
 
-import atexit
-import gc
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from limitformer.cli.endings import BAD_INPUT, CLOSED_PIPE, finish_streams
 
 # Typer re-exports its subclass alone, and where the class itself lives depends on the version.
 UsageError: Any = typer.BadParameter.__base__
@@ -93,11 +95,13 @@ class Commands(TyperGroup):
         except UsageError as error:
             if not standalone_mode:
                 raise
-            from limitformer.cli.report import BAD_INPUT, say_error
+            from limitformer.cli.report import say_error
 
             command = error.ctx.command_path if error.ctx else self.name
             say_error(f"{described(error)} See '{command} --help'.")
             result = BAD_INPUT
+        except SystemExit:  # typer's answer to a closed pipe, with the code of a failed check
+            result = CLOSED_PIPE
         if standalone_mode:
             sys.exit(result if isinstance(result, int) else 0)
         return result
@@ -151,12 +155,24 @@ def options(
         typer.echo(context.get_help())
 
 
-def main() -> None:
+def run() -> None:
     """Run the command line; what the terminal's encoding lacks is replaced."""
-    # Modules are no garbage: to look through them took a third of a short command, and a second at the end with torch.
-    gc.set_threshold(100_000, 50, 100)
-    atexit.register(gc.freeze)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        code = end.code
+    except OSError as error:  # of the help or the version; commands handle their own
+        if error.filename is not None:
+            raise
+        from limitformer.cli.report import say_output_error
+
+        code = say_output_error(error)
+    failure = finish_streams()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(code or failure)

@@ -5,12 +5,25 @@ from typing import Annotated, Any
 
 import typer
 
-from limitformer.base.errors import InputError, require
-from limitformer.cli.check_options import Settings, Text, Tokens, assignments, say
+from limitformer.base.errors import InputError, require, require_count
+from limitformer.cli.check_options import (
+    Settings,
+    Text,
+    Tokens,
+    assignments,
+    numbers,
+    one_of,
+    quicker,
+    require_known,
+    require_readable,
+)
 from limitformer.cli.check_report import next_command, print_report
-from limitformer.cli.report import errors_in_one_line
+from limitformer.cli.endings import begin_work
+from limitformer.cli.report import errors_in_one_line, say
 
 FAILED = 1
+SHAPED = ("gamma", "tau0", "gamma1", "gamma2", "shaped_relu", "per_head", "trained", "float32")  # of hf.Shaping
+SWITCHES = ("shaped_relu", "per_head", "trained", "float32")
 
 
 def check(
@@ -52,36 +65,33 @@ def check(
         if what == "list":
             show_shapes()
             return
-        from limitformer.checking import check as checked  # first: without an extra it names the one that has it
-        from limitformer.checking.verdicts import failing
+        names, options = checked_options(fail_on, tokens, samples, settings, shaped, threshold)
+        for one in (what, *([] if against is None else [against])):
+            require_known(one)
+        require_readable(text)
+        from limitformer.base.progress import suggestion
+        from limitformer.checking import check as run_check
         from limitformer.running.results import check_writable
 
         # isort: split
         from transformers.utils import logging
 
         logging.set_verbosity_error()  # what is wrong is said in one line
-        names = failing(fail_on)  # before any work is done
         if out is not None:
             check_writable(out)
-        report = checked(
-            what,
-            text,
-            tokens=tokens,
-            samples=samples,
-            gradients=gradients,
-            against=against,
-            settings=assignments(settings, "--set"),
-            shaping=shaping_of(shaped),
-            thresholds=assignments(threshold, "--threshold"),
-            seed=seed,
-        )
+        if options["shaping"] is not None:
+            options["shaping"] = shaping_of(options["shaping"])
+        begin_work()
+        with suggestion(quicker("--samples", samples)):
+            report = run_check(what, text, gradients=gradients, against=against, seed=seed, **options)
+        written = [] if out is None else report.save(out)
         print_report(report)
         blind = {"frozen", "uniform"} & set(names) if fail_on != "any" and "logit_std" not in report.curves else ()
         require(not blind, f"--fail-on {', '.join(blind)}: no attention was seen in {report.name}.")
         if report.against is not None:
             print_report(report.against)
-        if out is not None:
-            say("Wrote " + ", ".join(map(str, report.save(out))))
+        if written:
+            say("Wrote " + ", ".join(map(str, written)))
         say("\n" + next_command(report, what, settings, shaped is not None, out))
         judged = not (fail_on and report.trained)
         require(judged, f"--fail-on: {report.name} is trained, so that no verdict on its initialisation is given.")
@@ -89,24 +99,63 @@ def check(
             raise typer.Exit(FAILED)
 
 
+def checked_options(
+    fail_on: str | None,
+    tokens: int,
+    samples: int,
+    settings: list[str] | None,
+    shaped: str | None,
+    threshold: list[str] | None,
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return the verdicts that fail, and options of `limitformer.check`; a wrong one raises `InputError` at once."""
+    from limitformer.checking.names import failing
+    from limitformer.checking.thresholds import thresholds_with
+
+    try:
+        names = failing(fail_on)
+    except InputError as error:
+        raise InputError(f"--fail-on: {error}") from error
+    thresholds = assignments(threshold, "--threshold")
+    try:
+        thresholds_with(thresholds)
+    except InputError as error:
+        raise InputError(f"--threshold: {error}") from error
+    return names, {
+        "tokens": require_count("--tokens", tokens, least=2),
+        "samples": require_count("--samples", samples),
+        "settings": assignments(settings, "--set"),
+        "shaping": shaping_options(shaped),
+        "thresholds": thresholds,
+    }
+
+
 def show_shapes() -> None:
     """The names of the public shapes, and where their numbers are published."""
-    from limitformer.weightless import shapes
+    from limitformer.weightless.shapes import shapes
 
-    for name, numbers in shapes().items():
-        say(f"{name:18} {numbers['source']}")
+    for name, shape in shapes().items():
+        say(f"{name:18} {shape['source']}")
 
 
-def shaping_of(given: str | None) -> Any:
-    """gamma=…,tau0=… as a `Shaping`; gamma is its residual_gamma."""
+def shaping_options(given: str | None) -> dict[str, Any] | None:
+    """Read gamma=…,tau0=… as the options of `limitformer.hf.Shaping`; gamma is its residual_gamma."""
     if given is None:
         return None
+    values = assignments(given.split(","), "--shaped")
+    for name, value in values.items():
+        one_of(name, SHAPED, "--shaped has no option")
+        if name in SWITCHES:
+            require(isinstance(value, bool), f"--shaped {name} is true or false; got {value!r}.")
+        elif value is not None or name == "tau0":
+            numbers({name: value}, "--shaped")
+    return {{"gamma": "residual_gamma"}.get(name, name): value for name, value in values.items()}
+
+
+def shaping_of(values: dict[str, Any]) -> Any:
+    """Make the `limitformer.hf.Shaping` of these options."""
     from limitformer.hf import Shaping
 
-    values = assignments(given.split(","), "--shaped")
-    if "gamma" in values:
-        values["residual_gamma"] = values.pop("gamma")
     try:
         return Shaping(**values)
-    except TypeError as error:
-        raise InputError(f"--shaped: {error}. There are gamma, tau0, gamma1, gamma2, shaped_relu, per_head.") from error
+    except InputError as error:
+        raise InputError(f"--shaped: {str(error).replace('residual_gamma', 'gamma')}") from error

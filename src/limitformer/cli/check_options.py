@@ -1,4 +1,4 @@
-"""What `limitformer check` and `limitformer design` have in common: options, and how they speak."""
+"""What `limitformer check` and `limitformer design` have in common: options, and checks of them that need no torch."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from limitformer.base.errors import require
-from limitformer.cli.report import screen
+from limitformer.base.errors import nearest, require
 
 Text = Annotated[Path | None, typer.Option(help="File whose words are the tokens.", show_default="unrelated tokens")]
 Tokens = Annotated[int, typer.Option(help="How many tokens.")]
@@ -16,19 +15,50 @@ Settings = Annotated[
 ]
 
 
-def say(text: str) -> None:
-    """As it is."""
-    screen.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
 def assignments(given: list[str] | None, option: str) -> dict[str, Any]:
-    """KEY=VALUE by key; values as JSON has them, or as text."""
+    """Read KEY=VALUE by key; values are JSON, or text."""
     found = {}
     for one in given or []:
         key, equals, value = one.partition("=")
         require(bool(equals and key), f"{option} takes KEY=VALUE; got {one!r}.")
+        require(key not in found, f"{option} gives {key} twice; got {one!r}.")
         try:
             found[key] = json.loads(value)
         except ValueError:
             found[key] = value
     return found
+
+
+def numbers(given: dict[str, Any], option: str) -> dict[str, Any]:
+    """Return the assignments, or raise `InputError` for a value that is not a number."""
+    for name, value in given.items():
+        known = isinstance(value, int | float) and not isinstance(value, bool)
+        require(known, f"{option} {name} takes a number; got {value!r}.")
+    return given
+
+
+def require_known(what: str) -> None:
+    """Raise `InputError` unless `what` is a file, a folder, JSON or the name of a public shape."""
+    from limitformer.weightless.shapes import require_shape
+
+    try:
+        exists = Path(what).exists()
+    except (OSError, ValueError):
+        exists = False
+    if not exists and not what.lstrip().startswith("{"):
+        require_shape(what)
+
+
+def require_readable(text: Path | None) -> None:
+    """Raise `InputError` unless the file of the text is there."""
+    require(text is None or text.exists(), f"Cannot read the text {text}: there is no such file.")
+
+
+def one_of(name: str, known: tuple[str, ...], what: str) -> None:
+    """Raise `InputError` unless the name is known."""
+    require(name in known, f"{what} {name!r}; there are {', '.join(known)}.{nearest(name, known)}")
+
+
+def quicker(option: str, samples: int) -> str:
+    """Return the suggestion to take half of the samples; none for a single one."""
+    return f"{option} {samples // 2} takes about half." if samples > 1 else ""

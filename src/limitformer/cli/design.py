@@ -5,9 +5,21 @@ from typing import Annotated, Any
 
 import typer
 
-from limitformer.base.errors import InputError, require
-from limitformer.cli.check_options import Settings, Text, Tokens, assignments, say
-from limitformer.cli.report import errors_in_one_line
+from limitformer.base.errors import InputError, require, require_count
+from limitformer.cli.check_options import (
+    Settings,
+    Text,
+    Tokens,
+    assignments,
+    one_of,
+    require_known,
+    require_readable,
+)
+from limitformer.cli.endings import begin_work
+from limitformer.cli.report import errors, errors_in_one_line, say
+
+REGION = "design.nc"
+USUAL = ("initializer_range", "output", "gamma", "tau0")  # without --knobs
 
 Asked = Annotated[str | None, typer.Option(metavar="LOW,HIGH", help="Band that is asked, or none to ask nothing.")]
 
@@ -57,35 +69,53 @@ def design(
     For example: limitformer design gpt2 --set n_layer=48 --correlation -0.2,0.4 --out gpt2-48
     """
     with errors_in_one_line():
-        from limitformer.checking import DesignInterrupted
-        from limitformer.checking import design as designed
-        from limitformer.running.results import check_writable
-
         asked = {"correlation": correlation, "stream": stream, "effective": effective, "gradient": gradient}
         objective = {name: band_of(name, given) for name, given in asked.items() if given is not None}
+        names = None if knobs is None else knobs_of(knobs)
+        values = {name: values_of(name, given) for name, given in assignments(grid, "--grid").items()}
+        for name in values:
+            one_of(name, tuple(names or USUAL), "--grid has no knob")
+        require(0 < risk < 1, f"--risk must lie in (0, 1); got {risk:g}.")
+        options: dict[str, Any] = {
+            "tokens": require_count("--tokens", tokens, least=2),
+            "samples": None if samples is None else require_count("--samples", samples),
+            "scan": None if scan is None else require_count("--scan", scan),
+            "settings": assignments(settings, "--set"),
+        }
+        require_known(what)
+        require_readable(text)
+        from limitformer.base.progress import suggestion
+        from limitformer.checking import DesignInterrupted
+        from limitformer.checking import design as run_design
+        from limitformer.running.results import check_writable
+
         if out is not None:
             check_writable(out)
+        begin_work()
+        partial = None if out is None else unfinished(out)
+        options |= {"knobs": names, "objective": objective, "risk": risk, "grid": values, "seed": seed}
         try:
-            found = designed(
-                what,
-                text,
-                knobs=None if knobs is None else knobs.split(","),
-                objective=objective,
-                risk=risk,
-                tokens=tokens,
-                samples=samples,
-                scan=scan,
-                grid={name: values_of(name, given) for name, given in assignments(grid, "--grid").items()},
-                settings=assignments(settings, "--set"),
-                seed=seed,
-            )
+            with suggestion("a --grid of fewer values, or fewer --tokens, is quicker."):
+                found = run_design(what, text, partial=partial, **options)
         except DesignInterrupted as interrupt:
             keep_partial(interrupt, out)
             raise
+        written = [] if out is None else found.save(out)
         say(str(found))
         say(f"\n{found.python()}")
-        if out is not None:
-            say("Wrote " + ", ".join(map(str, found.save(out))))
+        if written:
+            say("Wrote " + ", ".join(map(str, written)))
+
+
+def knobs_of(text: str) -> list[str]:
+    """The names of --knobs, or `InputError` for one that no family has."""
+    from limitformer.checking.designing.names import FIELD, SCALES, SHAPED, distinct, is_pattern, no_knob
+
+    names = distinct(name.strip() for name in text.split(","))
+    for name in names:
+        if not (is_pattern(name) or name in (FIELD, *SCALES, *SHAPED)):
+            raise no_knob(name, (FIELD, *SCALES, *SHAPED))
+    return names
 
 
 def band_of(name: str, given: str) -> Any:
@@ -109,10 +139,30 @@ def values_of(name: str, given: Any) -> list[float]:
         raise InputError(f"--grid {name} takes numbers; got {given!r}.") from error
 
 
+def unfinished(out: Path) -> Any:
+    """The region of an interrupted design in the folder, None if there is none."""
+    import xarray as xr
+
+    from limitformer.running.results import load
+
+    path = out / REGION
+    if not path.is_file():
+        return None
+    found: xr.Dataset = load(path)
+    if "unfinished" not in found.attrs:
+        return None
+    number = int((found["samples"] > 0).sum())
+    errors.print(f"{path} has {number} settings of an interrupted design, which goes on.", markup=False, soft_wrap=True)
+    return found
+
+
 def keep_partial(interrupt: Any, out: Path | None) -> None:
-    """The region so far, in the folder that was asked for."""
+    """Keep the region so far in the folder that was asked for, if one was."""
     from limitformer.running.results import save
 
-    if out is not None:
-        say(f"Wrote {save(interrupt.partial, out / 'design.nc')}: the region so far.")
-        interrupt.resumes = True  # so that the last line says how far it came
+    interrupt.resumes = True  # so that the last line says how far it came
+    if out is None:
+        interrupt.args = (f"{interrupt}; nothing was written. With --out FOLDER they are kept.",)
+        return
+    path = save(interrupt.partial, out / REGION)
+    interrupt.args = (f"{interrupt}, which {path} keeps. The same command goes on with them.",)

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from limitformer.cli.report import claims_table, errors_in_one_line, screen
+from limitformer.cli.endings import begin_work
+from limitformer.cli.report import claims_table, errors_in_one_line, say, screen
 
 
 def figure(
@@ -31,9 +32,12 @@ def figure(
                 table.add_row(known, shows)
             screen.print(table, markup=False)
             return
+        from limitformer.base.progress import suggestion
         from limitformer.figures import make
 
-        made = make(name, scale=scale, out=out, seed=seed, threads=threads, runs=runs)
+        begin_work()
+        with suggestion("--scale quick is for a first look." if scale == "paper" and runs is None else ""):
+            made = make(name, scale=scale, out=out, seed=seed, threads=threads, runs=runs)
         size = f"{scale} scale" if runs is None else f"runs in {runs}"
         screen.print(claims_table(f"{name}, {size}, {made.seconds:.1f} s", made.claims))
-        screen.print("Wrote " + ", ".join(map(str, made.paths)), markup=False, highlight=False, soft_wrap=True)
+        say("Wrote " + ", ".join(map(str, made.paths)))

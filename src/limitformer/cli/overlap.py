@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from limitformer.cli.endings import begin_work
 from limitformer.cli.overlap_words import words_of
-from limitformer.cli.report import errors_in_one_line, screen
+from limitformer.cli.report import errors_in_one_line, say, screen
 from limitformer.cli.sphere_options import HeadDim, Heads, Mask, QueryKey, Tau, parse_clusters, sphere_model
 
 if TYPE_CHECKING:
@@ -61,11 +62,12 @@ def overlap(
         if epsilon is not None:
             fields["epsilon"] = epsilon
         model = sphere_model({**context.params, "values": None, "layers_per_unit_time": 1}, **fields)
+        begin_work()
         diffusion = overlap_of(model, clusters=sizes)
         answer = asked(diffusion, start, target)
         summary = diffusion.summary() | answer
         if as_json:
-            typer.echo(json.dumps(summary, indent=2, allow_nan=False))
+            say(json.dumps(summary, indent=2, allow_nan=False))
         else:
             screen.print(words_of(summary), markup=False, highlight=False)
             screen.print(table_of(summary))

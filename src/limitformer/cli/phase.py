@@ -8,7 +8,8 @@ import typer
 from rich.table import Table
 
 from limitformer.base.errors import require
-from limitformer.cli.report import errors_in_one_line, screen
+from limitformer.cli.endings import begin_work
+from limitformer.cli.report import errors_in_one_line, say, screen
 from limitformer.cli.sphere_options import (
     MOST_CELLS,
     HeadDim,
@@ -89,6 +90,7 @@ def phase(
     For example: limitformer phase --dim 4:10:1 --beta 0:4:0.25 --out out
     """
     with errors_in_one_line():
+        from limitformer.base.progress import suggestion
         from limitformer.running.results import check_writable
         from limitformer.sweep.phase import phase_diagram
 
@@ -97,20 +99,23 @@ def phase(
         base = sphere_model(context.params, **{name: axis[0] for name, axis in over.items()})
         if out is not None:
             check_writable(out)
-        data = phase_diagram(
-            base,
-            over,
-            horizon=horizon,
-            samples=samples,
-            seed=seed,
-            tolerance=tolerance,
-            early_stop=early_stop or None,
-            threads=threads,
-            store=store,
-        )
+        begin_work()
+        with suggestion(f"--samples {max(1, samples // 2)} takes about half."):
+            data = phase_diagram(
+                base,
+                over,
+                horizon=horizon,
+                samples=samples,
+                seed=seed,
+                tolerance=tolerance,
+                early_stop=early_stop or None,
+                threads=threads,
+                store=store,
+            )
+        written = [] if out is None else write(data, out)
         screen.print(table_of(data), crop=False)
-        if out is not None:
-            write(data, out)
+        if written:
+            say("Wrote " + ", ".join(map(str, written)))
 
 
 def check_run(layers: int, early_stop: float) -> None:
@@ -158,8 +163,8 @@ def table_of(data: "xr.Dataset") -> Table:
     return table
 
 
-def write(data: "xr.Dataset", out: Path) -> None:
-    """Data and picture."""
+def write(data: "xr.Dataset", out: Path) -> list[Path]:
+    """Save data and picture, and return where."""
     from limitformer.figures.clustering.phase import draw
     from limitformer.plot import style
     from limitformer.running.results import save, write_whole
@@ -168,4 +173,4 @@ def write(data: "xr.Dataset", out: Path) -> None:
     with style():
         drawing = draw(data)
         write_whole(picture, lambda path: drawing.savefig(path))
-    screen.print(f"Wrote {picture}, {numbers}", markup=False, highlight=False, soft_wrap=True)
+    return [picture, numbers]

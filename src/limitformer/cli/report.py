@@ -1,22 +1,59 @@
 """What the commands share: clear endings, and tables."""
 
+import errno
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from limitformer.base.errors import InputError, MissingExtraError
+from limitformer.cli.endings import BAD_INPUT, CLOSED_PIPE, INTERRUPTED, NOTHING_WRITTEN, OutputError, code_of
 
 if TYPE_CHECKING:
     from limitformer.figures.common.claims import Claim
 
-BAD_INPUT, INTERRUPTED = 2, 130  # 130 is 128 + SIGINT, as shells have it
 
-screen = Console()
-errors = Console(stderr=True)
+class Screen(Console):
+    """Standard output; what cannot be written there raises OutputError, after files have been saved."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as Rich does."""
+        try:
+            super().print(*objects, **options)
+        except OutputError:
+            raise
+        except OSError as error:
+            raise OutputError(error.errno, error.strerror or str(error)) from error
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Raise OutputError, where Rich ends the process with the exit code of a failed check."""
+        raise OutputError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+class Errors(Console):
+    """Standard error, whose loss ends nothing."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as Rich does, if that is possible."""
+        with suppress(OSError):
+            super().print(*objects, **options)
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Raise BrokenPipeError, which `print` drops."""
+        raise BrokenPipeError
+
+
+screen = Screen()
+errors = Errors(stderr=True)
+
+
+def say(text: str) -> None:
+    """Print text on standard output as it is."""
+    screen.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def say_error(message: str) -> None:
@@ -25,9 +62,17 @@ def say_error(message: str) -> None:
     errors.print(line, style="bold red", markup=False, highlight=False, soft_wrap=True)
 
 
+def say_output_error(error: OSError) -> int:
+    """Print one line about a stream that cannot be written, none for a closed pipe, and return the exit code."""
+    code = code_of(error)
+    if code != CLOSED_PIPE:
+        say_error(f"Standard output cannot be written: {error.strerror or error}.")
+    return code
+
+
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """Bad input ends with one line and exit code 2, Ctrl-C with one line and 130."""
+    """Bad input ends with one line and exit code 2, Ctrl-C with one line and 130, a full disk behind stdout with 74."""
     try:
         yield
     except (InputError, MissingExtraError) as error:
@@ -36,9 +81,11 @@ def errors_in_one_line() -> Iterator[None]:
     except MemoryError as error:
         say_error("This does not fit the memory: take fewer tokens, layers or samples, or a smaller width.")
         raise typer.Exit(BAD_INPUT) from error
+    except OutputError as error:
+        raise typer.Exit(say_output_error(error)) from error
     except KeyboardInterrupt as error:
         resumes = getattr(error, "resumes", False)  # a sweep's store has what was finished
-        message = str(error) if resumes else "Interrupted; nothing was written."
+        message = str(error) if resumes else NOTHING_WRITTEN
         errors.print(message, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from error
 

@@ -10,8 +10,9 @@ import typer
 from rich.table import Table
 
 from limitformer.base.errors import require
+from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.parts import model_of, refuse_options_without_effect, start_of
-from limitformer.cli.report import INTERRUPTED, errors, errors_in_one_line, screen
+from limitformer.cli.report import errors, errors_in_one_line, say, screen
 
 if TYPE_CHECKING:
     import numpy as np
@@ -118,21 +119,16 @@ def simulate(
         refuse_options_without_effect({name for name in chosen if was_given(context, name)}, chosen)
         model = model_of(chosen)
         if show_model:
-            typer.echo(to_json(model, indent=2))
+            say(to_json(model, indent=2))
             return
         check_out(out)
         options = {name: chosen[name] for name in ("threads", "radius", "dt", "step") if chosen[name] is not None}
         settings = {"samples": samples, "seed": seed, **({"gradients": True} if gradients else {})}
-        dataset, complete = run(
-            kind,
-            model,
-            start_of(chosen, model.width),
-            parse_record(record),
-            settings,
-            options,
-        )
+        dataset, complete = run(kind, model, start_of(chosen, model.width), parse_record(record), settings, options)
+        written = write(dataset, out)
         screen.print(table_of(dataset))
-        write(dataset, out)
+        if written is not None:
+            say(f"Wrote {written}")
         if not complete:
             finished = dataset.sizes["sample"]
             errors.print(f"Interrupted; these are the {finished} samples that were finished.", markup=False)
@@ -179,8 +175,12 @@ def run(
         work: Callable[..., xr.Dataset] = partial(simulate_network, model)
     else:
         work = partial(lf.simulate, described, **options)
+    from limitformer.base.progress import suggestion
+
+    begin_work()
     try:
-        return work(start, record=points, **settings), True
+        with suggestion(f"--samples {max(1, settings['samples'] // 2)} takes about half."):
+            return work(start, record=points, **settings), True
     except lf.Interrupted as interrupted:
         if interrupted.partial.sizes["sample"] == 0:
             raise
@@ -207,12 +207,13 @@ def check_out(out: Path | None) -> None:
         check_target(out)
 
 
-def write(dataset: "xr.Dataset", out: Path | None) -> None:
-    """Save the data if asked to."""
-    if out is not None:
-        from limitformer.running.results import save
+def write(dataset: "xr.Dataset", out: Path | None) -> Path | None:
+    """Save the data if asked to, and return where."""
+    if out is None:
+        return None
+    from limitformer.running.results import save
 
-        screen.print(f"Wrote {save(dataset, out)}", markup=False, highlight=False, soft_wrap=True)
+    return save(dataset, out)
 
 
 def table_of(dataset: "xr.Dataset") -> Table:

@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from limitformer.base.errors import printable, require
-from limitformer.cli.report import errors, errors_in_one_line, screen
+from limitformer.cli.endings import begin_work
+from limitformer.cli.report import errors, errors_in_one_line, say, screen
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,10 +50,14 @@ def run(
     For example: limitformer sweep run sweep.toml --store sweep.zarr --workers 8
     """
     with errors_in_one_line():
+        from limitformer.base.progress import suggestion
         from limitformer.sweep import read_sweep, run_sweep
 
+        begin_work()
         description = read_sweep(file)
-        with cluster_of(cluster, slurm, workers, (cores, memory, walltime, queue)) as address:
+        job = (cores, memory, walltime, queue)
+        hint = "fewer samples in simulate, or values in over, are quicker."
+        with cluster_of(cluster, slurm, workers, job) as address, suggestion(hint):
             report = run_sweep(
                 description,
                 store,
@@ -62,7 +67,7 @@ def run(
                 retry_failed=retry_failed,
                 any_version=any_version,
             )
-        say(report)
+        say_report(report)
 
 
 class Cluster(AbstractContextManager[str]):
@@ -96,7 +101,7 @@ def cluster_of(
     return Cluster(local_cluster(workers or usable_cores())) if address == "local" else nullcontext(address)
 
 
-def say(report: "Report") -> None:
+def say_report(report: "Report") -> None:
     """What the run did; exit code 1 if cells have failed."""
     before = f", {report.skipped} of them before" if report.skipped else ""
     screen.print(
@@ -115,6 +120,7 @@ def status(store: STORE) -> None:
     with errors_in_one_line():
         from limitformer.sweep.show import progress_of
 
+        begin_work()
         table = Table("", "", show_header=False)
         for name, value in progress_of(store):
             table.add_row(name, Text(value))  # an error may have brackets
@@ -137,13 +143,15 @@ def show(
         from limitformer.sweep import load_sweep
         from limitformer.sweep.show import doubts, picture, selected, written
 
+        begin_work()
         data = load_sweep(store)
         chosen = selected(data, variable, at or [])
+        if out is not None:
+            written(picture(chosen), out)
         screen.print(table_of(chosen))
         warn(doubts(data))
         if out is not None:
-            written(picture(chosen), out)
-            screen.print(f"Wrote {out}", markup=False, highlight=False, soft_wrap=True)
+            say(f"Wrote {out}")
 
 
 @sweep.command("export")
@@ -155,8 +163,9 @@ def export(
     with errors_in_one_line():
         from limitformer.sweep.show import exported
 
+        begin_work()
         lines = exported(store, out)
-        screen.print(f"Wrote {out}", markup=False, highlight=False, soft_wrap=True)
+        say(f"Wrote {out}")
         warn(lines)
 
 

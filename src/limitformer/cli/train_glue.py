@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from limitformer.base.extras import loading
+from limitformer.cli.endings import begin_work
 from limitformer.cli.report import errors_in_one_line, screen
 from limitformer.cli.sphere_options import parse_counts
 from limitformer.cli.train_parts import (
@@ -42,9 +42,9 @@ def glue(
     """
     with errors_in_one_line():
         be_quiet()
-        with loading():
-            from limitformer.train.tasks.glue import GlueRun, Task, run_glue
+        from limitformer.train.tasks.glue import GlueRun, Task, run_glue
 
+        begin_work()
         tasks: Any = names_of("task", task, get_args(Task))
         course: Any = {"epochs": epochs, "learning_rate": learning_rate, "batch": batch}
         seeds = parse_counts("seed", seed)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limitformer.base.errors import require
-from limitformer.base.extras import loading
+from limitformer.cli.endings import begin_work
 from limitformer.cli.report import errors_in_one_line, screen
 from limitformer.cli.sphere_options import parse_counts, parse_grid
 from limitformer.cli.train_parts import (
@@ -71,10 +71,10 @@ def mlm(
     """
     with errors_in_one_line():
         be_quiet()
-        with loading():
-            from limitformer.train.tasks.mlm import preset as preset_of
-            from limitformer.train.tasks.mlm import run_mlm
+        from limitformer.train.tasks.mlm import preset as preset_of
+        from limitformer.train.tasks.mlm import run_mlm
 
+        begin_work()
         sizes = {"depth": depth, "width": width, "heads": heads, "hidden": hidden, "length": length, "bf16": bf16}
         config = preset_of(preset, steps=steps, batch=batch, vocabulary=vocabulary, **sizes)
         runs = chosen_runs(config, data, grid, variant, learning_rate, gamma, seed)

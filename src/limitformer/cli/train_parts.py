@@ -49,6 +49,18 @@ def followed(
     Raises:
         InputError: some failed; the others are done.
     """
+    from limitformer.base.progress import suggestion
+
+    with suggestion("--preset tiny or fewer steps or epochs are quicker."):
+        finished, failed = outcomes(runs, make, workers, line)
+    require(not failed, failed_message(failed, len(runs)))
+    return finished
+
+
+def outcomes(
+    runs: Sequence[Any], make: Callable[[Any], Summary], workers: int, line: Callable[[Any, Summary], str]
+) -> tuple[list[tuple[Any, Summary]], list[InputError]]:
+    """Make all runs, print how each ended, and return those that finished and the errors of those that failed."""
     from limitformer.train.grid import run_all
 
     finished: list[tuple[Any, Summary]] = []
@@ -62,8 +74,7 @@ def followed(
             said = line(run, outcome)
         if len(runs) > 1:
             errors.print(f"{number}/{len(runs)} {said}", highlight=False, soft_wrap=True, markup=False)
-    require(not failed, failed_message(failed, len(runs)))
-    return finished
+    return finished, failed
 
 
 def failed_message(failed: Sequence[InputError], number: int) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from limitformer.base.extras import loading
+from limitformer.cli.endings import begin_work
 from limitformer.cli.report import errors_in_one_line, screen
 from limitformer.cli.sphere_options import parse_counts
 from limitformer.cli.train_parts import (
@@ -44,9 +44,9 @@ def vit(
     """
     with errors_in_one_line():
         be_quiet()
-        with loading():
-            from limitformer.train.tasks.vit import Variant
+        from limitformer.train.tasks.vit import Variant
 
+        begin_work()
         variants = names_of("variant", variant, get_args(Variant)) if variant else list(get_args(Variant))
         runs = [(name, one) for one in parse_counts("seed", seed) for name in variants]
         named = {"epochs": epochs, "layers": layers, "learning_rate": learning_rate}

@@ -127,7 +127,7 @@ def completed(kept: Store, engine: Engine, job: Job, *, retry_failed: bool, shuf
 
 def tracked_cells(finished: Iterable[Finished], cells: int, before: int, progress: bool) -> Iterator[Finished]:
     """The cells as they finish, on a bar that begins with those that were there before."""
-    shown = bar("cells", cells) if progress else None
+    shown = bar("cells", cells, before) if progress else None
     try:
         for count, one in enumerate(finished, before + 1):
             yield one

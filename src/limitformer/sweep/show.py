@@ -157,6 +157,8 @@ def exported(path: Path, out: Path) -> list[str]:
     Raises:
         InputError: another ending than .nc, .zarr or .csv, or a folder that cannot be written.
     """
+    known = out.suffix in (".nc", ".zarr", ".csv")
+    require(known, f"A sweep is exported as .nc (NetCDF), .zarr or .csv (a table); got {out.name!r}.")
     if out.suffix != ".csv":
         check_target(out)
         data = load_sweep(path)

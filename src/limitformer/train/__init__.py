@@ -9,7 +9,6 @@ from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING
 
 from limitformer.base.errors import MissingExtraError
-from limitformer.base.extras import loading as _loading
 
 # All of the extra, by the names that `import` and `pip` have for them: some are imported late, in the middle of a run.
 if _missing := [
@@ -61,8 +60,7 @@ if not TYPE_CHECKING:  # a checker should know the names above alone
         home = next((home for home, names in _HOMES.items() if name in names), name)
         if home == name and (name.startswith("_") or _find_spec(f"{__name__}.{name}") is None):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        with _loading():
-            module = _import_module(f"{__name__}.{home}")
+        module = _import_module(f"{__name__}.{home}")
         found = globals()[name] = module if home == name else getattr(module, name)
         return found
 

@@ -1,12 +1,22 @@
-"""Weightless networks: anybody's architecture, forward and backward, exact in law, with no weight drawn."""
+"""Weightless networks: anybody's architecture, forward and backward, exact in law, with no weight drawn.
 
-from limitformer.base.extras import of_extra as _of_extra
+Names are imported when they are first asked for: the table of public shapes needs no torch.
+"""
 
-with _of_extra("torch"):
-    import torch as _torch  # noqa: F401
+import sys as _sys
+from typing import TYPE_CHECKING
 
+from limitformer.base.extras import LazyPackage as _LazyPackage
+from limitformer.base.extras import require_packages as _require_packages
+
+_require_packages("torch", "torch")
+
+if TYPE_CHECKING:
     from limitformer.weightless.law import LawTable as LawTable
     from limitformer.weightless.law import law as law
     from limitformer.weightless.laws import Law as Law
     from limitformer.weightless.shapes import shapes as shapes
     from limitformer.weightless.simulate import simulate as simulate
+
+HOMES = {"Law": "laws", "LawTable": "law", "law": "law", "shapes": "shapes", "simulate": "simulate"}
+_sys.modules[__name__].__class__ = _LazyPackage

@@ -33,6 +33,7 @@ from limitformer.weightless.models import Blueprint
 from limitformer.weightless.reachable import State, strays
 from limitformer.weightless.run import KeepWeightError, OneSampleOnlyError, Run, Weight, gradient_norm
 from limitformer.weightless.shared import Shared
+from limitformer.weightless.threads import one_thread
 from limitformer.weightless.watching import Built, Limited, built, drawn_module, put_parameters, tensors_in
 
 BETWEEN_TIDYING = 4  # blocks
@@ -291,7 +292,8 @@ class Weightless:
             self.state = self.state or State(self.module)
             self.state.restore()
             try:
-                return self.attempt(run, inputs, loss) if call is None else call(run)
+                with one_thread():
+                    return self.attempt(run, inputs, loss) if call is None else call(run)
             except KeepWeightError as needed:
                 self.kept[needed.name] = needed.reason
             except NoEntriesError as read:

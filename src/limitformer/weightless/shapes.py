@@ -147,9 +147,14 @@ def configuration_of(name: str) -> Any:
     Raises:
         InputError: there is none of that name.
     """
+    require_shape(name)
     from limitformer.weightless.models import config_from
 
+    return config_from(SHAPES[name][0])
+
+
+def require_shape(name: str) -> None:
+    """Raise `InputError` unless there is a public shape of that name."""
     if name not in SHAPES:
         hint = nearest(name.lower(), SHAPES, cutoff=0.3)
         raise InputError(f"there is no public shape, file or folder {name!r}.{hint} All: limitformer.shapes().")
-    return config_from(SHAPES[name][0])

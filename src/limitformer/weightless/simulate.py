@@ -124,7 +124,7 @@ def passes(
         return dataset(parts, found.trained, given, about)
 
     parts: list[Arrays] = []
-    shown = bar("networks without weights", samples) if progress else None
+    shown = bar("networks without weights", samples, 0.0) if progress else None
     done = 0
     try:
         together = SideBySide(one, side_by_side(one, found, samples, size) if samples > 2 else 1)

@@ -1,7 +1,9 @@
 """`design`: what to set before training, from the law at initialisation alone."""
 
+import json
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
+from hashlib import sha256
 from math import log
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from limitformer.base.errors import InputError, MadeOf, require, require_count, require_real
+from limitformer.base.version import package_version
 from limitformer.checking.designing.designed import Design, Outcome
 from limitformer.checking.designing.knobs import SHAPED, NoKnobError, axes_of
 from limitformer.checking.designing.objective import Objective, Risk, Values
@@ -44,6 +47,7 @@ def design(
     grid: Mapping[str, Iterable[float]] | None = None,
     settings: Mapping[str, Any] | None = None,
     seed: int = 0,
+    partial: xr.Dataset | None = None,
     progress: bool = True,
 ) -> Design:
     """What to set so that a network at initialisation meets an objective with probability 1 − risk.
@@ -70,10 +74,13 @@ def design(
         grid: values of a knob, in the place of its present one times 1/16, 1/4, 1, 4, 16.
         settings: fields of the configuration to change first, such as its depth.
         seed: the same seed gives the same design.
+        partial: `DesignInterrupted.partial` of the same design: what it looked at is not looked at again, and the
+            design is the same as without the interruption.
         progress: whether work of more than two seconds shows on the terminal.
 
     Raises:
-        InputError: an argument that cannot be used, a knob that the family has not, or a network that cannot run.
+        InputError: an argument that cannot be used, a knob that the family has not, a network that cannot run, or the
+            region of another design.
         DesignInterrupted: Ctrl-C, with the region so far.
     """
     risk = require_real("risk", risk)
@@ -93,7 +100,13 @@ def design(
         "objective": str(asked),
         "risk": risk,
         "scan": looked,
+        "seed": seed,
+        "question": question_of(trials, region, asked, risk, looked, seed),
     }
+    if partial is not None:
+        check_same(partial, about)
+        region.resume(partial)
+        trials.steps.update((key, step) for key, step in json.loads(partial.attrs["steps"]))
     try:
         search(region, trials, asked, risk, looked, seed, progress)
         best = region.setting(chosen(region, present))
@@ -101,8 +114,9 @@ def design(
         keep = before.risk.interval[1] <= risk
         after = before if keep or best == present else judged(trials, best, asked, count, seed + 1)
     except KeyboardInterrupt as interrupt:
-        raise DesignInterrupted(region.dataset(about)) from interrupt
-    chart = region.dataset({**about, "seed": seed, "tokens": tokens, "judged_by": count})
+        steps = json.dumps(list(trials.steps.items()))
+        raise DesignInterrupted(region.dataset({**about, "unfinished": 1, "steps": steps})) from interrupt
+    chart = region.dataset({**about, "tokens": tokens, "judged_by": count})
     return Design(
         name=trials.name,
         objective=asked,
@@ -114,6 +128,21 @@ def design(
         changes=trials.patch(after.setting),
         kind="Transformer" if isinstance(trials, ShapedTrials) else "configuration",
     )
+
+
+def question_of(trials: Trials, region: Region, objective: Objective, risk: float, scan: int, seed: int) -> str:
+    """Return a digest of all that the region depends on."""
+    knobs = [asdict(knob) for knob in trials.knobs]
+    asked = [trials.question(), knobs, region.axes, str(objective), risk, scan, seed, package_version()]
+    return sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def check_same(partial: xr.Dataset, about: Mapping[str, Any]) -> None:
+    """Raise `InputError` unless `partial` is of the design that `about` describes."""
+    for name in ("model", "objective", "risk", "scan", "seed", "question"):
+        then, now = partial.attrs.get(name), about[name]
+        what = f"{name} was {then}, and is {now} now" if name != "question" else "tokens, knobs or the version differ"
+        require(then == now, f"The interrupted design is another one: {what}. Nearest: another folder.")
 
 
 def judged(trials: Trials, setting: Setting, objective: Objective, samples: int, seed: int) -> Outcome:

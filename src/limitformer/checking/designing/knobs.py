@@ -22,14 +22,13 @@ from typing import Any
 
 from torch import nn
 
-from limitformer.base.errors import InputError, nearest, require, require_real
+from limitformer.base.errors import InputError, require, require_real
+from limitformer.checking.designing.names import FIELD, SCALES, SHAPED, distinct, is_pattern, no_knob
 from limitformer.models import Transformer
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.network import Weightless
 
 FIELDS = ("initializer_range", "initializer_factor", "init_std")  # as families call it
-SCALES = ("embedding", "output", "logits")
-SHAPED = ("gamma", "tau0")
 OUTPUT = re.compile(
     r"(^|\.)(o_proj|out_proj|c_proj|down_proj|dense_4h_to_h|fc2|fc_out|w2|Wo|wo|o|out_lin|lin2|linear2|"
     r"output\.dense|(attention|self_attn|self_attention)\.dense)(\.weight)?$"
@@ -81,24 +80,13 @@ def knobs_of(names: Iterable[str], found: Weightless) -> list[Knob]:
     return every
 
 
-def distinct(names: Iterable[str]) -> list[str]:
-    """One or two of them."""
-    given = [names] if isinstance(names, str) else list(names)
-    require(len(given) in (1, 2), f"knobs must be one or two names; got {len(given)}.")
-    require(len(set(given)) == len(given), f"knobs must differ; got {', '.join(given)}.")
-    return given
-
-
 def knob_of(name: str, found: Weightless) -> Knob:
     """One knob of a network of a configuration."""
-    if name == "initializer_range":
+    if name == FIELD:
         return field_knob(found)
-    if name in SCALES or "*" in name or "." in name:
+    if name in SCALES or is_pattern(name):
         return factor_knob(name, found)
-    known = ("initializer_range", *SCALES)
-    raise InputError(
-        f"there is no knob {name!r}; there are {', '.join(known)}, and patterns of names.{nearest(name, known)}"
-    )
+    raise no_knob(name, (FIELD, *SCALES))
 
 
 def field_knob(found: Weightless) -> Knob:

@@ -55,6 +55,16 @@ class Region:
         unknown = np.full(shape, np.nan)
         return cls(axes, unknown, unknown.copy(), np.zeros(shape, int), np.zeros(shape, bool))
 
+    def resume(self, partial: xr.Dataset) -> None:
+        """Take over the cells that an interrupted search of the same question looked at."""
+        seen = partial["samples"].values > 0
+        self.samples[seen] = partial["samples"].values[seen]
+        self.safe[seen] = partial["safe"].values.astype(bool)[seen]
+        self.probability[seen] = partial["probability"].values[seen]
+        self.distance[seen] = partial["distance"].values[seen]
+        for name in set(partial.data_vars) - {"probability", "distance", "samples", "safe"}:
+            self.beside[str(name)] = np.where(seen, partial[name].values, np.nan)
+
     def setting(self, place: Place) -> dict[str, float]:
         """The knobs at a cell."""
         return {name: values[k] for (name, values), k in zip(self.axes.items(), place, strict=True)}
@@ -70,9 +80,11 @@ class Region:
 
     def undecided(self) -> list[Place]:
         """Finer cells to be looked at."""
-        fresh = [place for place in np.ndindex(self.probability.shape) if self.samples[place] == 0]
-        nearest = None if self.safe.any() else min(self.coarse, key=lambda place: self.distance[place])
-        return [place for place in fresh if nearest in self.neighbours(place) or not self.alike(place)]
+        coarse = set(self.coarse)
+        finer = [place for place in np.ndindex(self.probability.shape) if place not in coarse]
+        safe = any(self.safe[place] for place in coarse)
+        nearest = None if safe else min(self.coarse, key=lambda place: self.distance[place])
+        return [place for place in finer if nearest in self.neighbours(place) or not self.alike(place)]
 
     def alike(self, place: Place) -> bool:
         """Whether the coarse cells around it are all safe, or all missed by every network."""
@@ -107,9 +119,11 @@ def search(
 ) -> None:
     """Look at the coarse cells, and then at the finer ones at the edge; what is known stays in `region`."""
     for description, places in stages(region):
-        shown = bar(description, len(places)) if progress else None
+        new = [place for place in places if region.samples[place] == 0]
+        before = len(places) - len(new)
+        shown = bar(description, len(places), before) if progress else None
         try:
-            for done, place in enumerate(places, 1):
+            for done, place in enumerate(new, before + 1):
                 look(region, place, trials, objective, risk, samples, seed)
                 advance(shown, done)
         finally:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 import xarray as xr
 from numpy.typing import NDArray
 
@@ -57,6 +58,7 @@ class Trials(Protocol):
     name: str
     knobs: list[Knob]
     chunk: int  # samples that are looked at before it is asked whether more are needed
+    steps: dict[float | None, int]  # samples of a pass, by the value of the field
 
     def values(self, setting: Setting, seed: int, samples: range) -> Values:
         """Of these samples (sample,)."""
@@ -69,6 +71,9 @@ class Trials(Protocol):
 
     def beside(self, setting: Setting) -> dict[str, float]:
         """Exact numbers that are known of a setting."""
+
+    def question(self) -> list[Any]:
+        """What its numbers depend on, apart from settings, seeds and samples."""
 
 
 class StockTrials:
@@ -155,6 +160,12 @@ class StockTrials:
         """Nothing is known in closed form."""
         return {}
 
+    def question(self) -> list[Any]:
+        """The configuration, what the network is called with, and whether there are gradients."""
+        called = self.inputs.of(0, range(1), torch.float32)
+        arguments = {name: one.tolist() if isinstance(one, torch.Tensor) else repr(one) for name, one in called.items()}
+        return [self.what.to_dict(), arguments, self.gradients, torch.__version__]
+
 
 class ShapedTrials:
     """Of a `limitformer.Transformer`, by the exact chain of its covariance."""
@@ -164,7 +175,7 @@ class ShapedTrials:
         require(not strange, f"a Transformer's chain does not know {' and '.join(strange)}; set that to None.")
         require_count("tokens", tokens, least=2)
         self.name, self.model, self.knobs, self.tokens = "Transformer", model, shaped_knobs(knobs, model), tokens
-        self.start = start_of(text, model, tokens)
+        self.start, self.steps = start_of(text, model, tokens), dict[float | None, int]()
         self.chunk = 10**6  # the chain runs all at once
 
     def at(self, setting: Setting) -> Transformer:
@@ -214,6 +225,10 @@ class ShapedTrials:
             "explosion": limit.explosion_probability(self.start),
             "explosion_by_depth": limit.explosion_probability(self.start, time=time),
         }
+
+    def question(self) -> list[Any]:
+        """The Transformer and its start."""
+        return [repr(self.model), self.start.covariance.tolist()]
 
 
 def start_of(text: Any, model: Transformer, tokens: int) -> Start:
