@@ -183,7 +183,7 @@ TYPOS = {
     "a second shape": (("check", "gpt2", "--against", "gpt3"), "no public shape, file or folder 'gpt3'"),
     "a verdict": (("check", "gpt2", "--fail-on", "collapst"), "--fail-on: there is no verdict 'collapst'"),
     "a threshold": (("check", "gpt2", "--threshold", "colapse=1"), "--threshold: thresholds has no 'colapse'"),
-    "a threshold's value": (("check", "gpt2", "--threshold", "collapse=x"), "--threshold collapse takes a number"),
+    "a threshold's value": (("check", "gpt2", "--threshold", "collapse=x"), "must be a number; got 'x'"),
     "a threshold's range": (("check", "gpt2", "--threshold", "collapse=7"), "--threshold: thresholds['collapse'] must"),
     "no value": (("check", "gpt2", "--set", "n_layer"), "--set takes KEY=VALUE; got 'n_layer'."),
     "twice": (("check", "gpt2", "--set", "n_layer=1", "--set", "n_layer=2"), "--set gives n_layer twice"),
