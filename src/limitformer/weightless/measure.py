@@ -29,6 +29,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from limitformer.base.errors import InputError
+from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.marks import Marks, marks
 from limitformer.weightless.roots import gram
 from limitformer.weightless.run import OneSampleOnlyError
@@ -91,7 +92,8 @@ class Measure(TorchFunctionMode):
         """Run it and look at sums and softmaxes."""
         kwargs = kwargs or {}
         check_entries(func, args)
-        check_entries(func, kwargs.values())
+        if kwargs:
+            check_entries(func, kwargs.values())
         if func is FUSED and self.layer >= 0:
             return self.dot_product_attention(*args, **kwargs)
         if func is functional.multi_head_attention_forward and self.layer >= 0:
@@ -344,7 +346,7 @@ def check_entries(func: Any, values: Any) -> None:
     """`NoEntriesError` if a tensor is on the meta device: torch would return memory as it is."""
     for each in values:
         if isinstance(each, Tensor):
-            if each.is_meta:
+            if not isinstance(each, Implicit) and each.is_meta:
                 raise NoEntriesError(f"reads a matrix without entries in {getattr(func, '__name__', func)}")
         elif isinstance(each, list | tuple):
             check_entries(func, each)

@@ -308,7 +308,7 @@ class Weightless:
         measure = Measure(self.blocks, len(run.samples), inputs.rows, inputs.counted, self.axis_of(inputs))
         before = chance()
         with torch.set_grad_enabled(loss is not None):
-            with self.tidying(), self.by_sample(run), measure:
+            with self.tidying(), measure, self.by_sample(run):
                 out = self.call(arguments)
             measure.finish()
             require(chance() == before, f"{self.blueprint.name} draws random numbers of its own when it runs.")

@@ -50,7 +50,9 @@ class Shared(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run it, with the gradients of shared parameters by sample."""
         kwargs = kwargs or {}
-        if not torch.is_grad_enabled() or not self.has_shared((*args, *kwargs.values())):
+        if not self.has_shared(args) and not (kwargs and self.has_shared(kwargs.values())):
+            return func(*args, **kwargs)
+        if not torch.is_grad_enabled():
             return func(*args, **kwargs)
         if getattr(func, "__name__", "") in METADATA:
             out = func(*args, **kwargs)
@@ -73,7 +75,13 @@ class Shared(TorchFunctionMode):
         return id(value) in self.leaves or id(value) in self.made
 
     def has_shared(self, values: Any) -> bool:
-        return any(self.has_shared(each) if isinstance(each, list | tuple) else self.is_shared(each) for each in values)
+        """Whether one is a shared tensor, or in a list with one."""
+        for each in values:
+            if id(each) in self.leaves or id(each) in self.made:
+                return True
+            if isinstance(each, list | tuple) and self.has_shared(each):
+                return True
+        return False
 
     def plain(self, value: Any) -> Any:
         """A shared tensor without its gradient."""

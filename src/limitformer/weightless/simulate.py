@@ -74,7 +74,9 @@ def simulate(
         By sample: `covariance` of the stream before each block and after the last (layer, token, token_),
         `covariance_inside` after each sublayer, `branch` sizes, `step`, `largest` and `typical` coordinate, `entropy`,
         `effective_tokens`, `tokens_seen`, `logit_std`, `largest_logit` by head, `logits_mean` and `logits_std` of the
-        output; with gradients `loss`, `weight_gradient` (weight) and `stream_gradient` (layer), as norms.
+        output; with gradients `loss`, `weight_gradient` (weight: every trained parameter) and `stream_gradient`
+        (layer), as norms. Where something random is not understood, each sample is a network that the model's own code
+        draws; the attributes `weights` and `kept` say so.
 
     Raises:
         InputError: an argument that cannot be used, or a module whose code cannot run.

@@ -223,6 +223,12 @@ def patterns_of(factors: Mapping[str, float], table: LawTable) -> dict[str, tupl
 
 
 def scale_laws(found: Weightless, factors: Mapping[str, float]) -> None:
-    """Let the network's weights have these factors on what its code draws."""
+    """Let the network's weights have these factors on what its code draws.
+
+    Raises:
+        InputError: its laws are not understood.
+    """
+    name = found.blueprint.name
+    require(not found.drawn, f"the laws of {name} are not all understood: {next(iter(found.drawn.items()), None)}.")
     for weight in found.weights:
         weight.law = found.laws[weight.name].times(factors.get(weight.name, 1.0))
