@@ -19,7 +19,8 @@ import hostile_folders as hostile
 import limitformer as lf
 from hostile_folders import CASES, GPT2, SAFE, small
 from limitformer.checking.folder import load
-from limitformer.hf import ShapedTransformerConfig, ShapedTransformerForMaskedLM, Shaping, shape_model
+from limitformer.hf import ShapedTransformerConfig, ShapedTransformerForMaskedLM, Shaping, load_shaped, shape_model
+from limitformer.weightless.models import config_from
 
 SRC = Path(lf.__file__).parents[1]
 TESTS = Path(hostile.__file__).parent
@@ -126,6 +127,15 @@ def test_shaped_models_are_loaded(folder):
     assert type(load(folder / "own")) is ShapedTransformerForMaskedLM
 
 
+def test_code_beside_a_shaped_model_is_not_run(folder, monkeypatch):
+    """`load_shaped` itself, which refuses nothing here: the class is the library's."""
+    shape_model(small(), Shaping()).save_pretrained(folder)
+    hostile.config(folder, **CODE)
+    (folder / "evil.py").write_text("raise SystemError")
+    monkeypatch.setattr("sys.stdin", None)  # which nobody asks
+    assert type(load_shaped(folder)) is transformers.GPT2LMHeadModel
+
+
 def test_buffers_that_older_versions_wrote_are_no_weights(folder):
     found = hostile.tensors(folder) | {"transformer.h.0.attn.bias": torch.ones(1, 1, 24, 24, dtype=torch.bool)}
     hostile.save(folder, found)
@@ -170,6 +180,8 @@ def test_what_names_code_changes_nothing(name, folder):
     (folder / "evil.py").write_text("import pathlib; pathlib.Path('pwned').touch()")
     hostile.config(folder, **SILENT[name])
     assert same_numbers(folder, small())
+    config = config_from(json.loads((folder / "config.json").read_text()))
+    assert all(getattr(config, key, None) != value for key, value in SILENT[name].items())
     law = lf.check(str(folder / "config.json"), tokens=6, samples=2, progress=False)
     plain = lf.check(small().config, tokens=6, samples=2, progress=False)
     np.testing.assert_array_equal(law.curves["correlation"], plain.curves["correlation"])
@@ -471,6 +483,17 @@ def test_what_is_shown_for_metas_llama_has_its_sizes():
 def test_a_family_that_reads_an_old_name_is_not_refused():
     table = lf.weightless.law({"model_type": "bloom", "n_embed": 16, "n_head": 2, "n_layer": 2, "vocab_size": 60})
     assert table.shapes["transformer.word_embeddings.weight"] == (60, 16)
+
+
+def test_a_configuration_of_two_texts_is_one_line():
+    with pytest.raises(lf.InputError, match="musicgen cannot be read: ValueError: Multiple valid text configs"):
+        lf.weightless.law({"model_type": "musicgen", "text_encoder": {"model_type": "t5"}, "audio_encoder": {}})
+
+
+def test_a_size_by_layer_is_no_number_of_layers():
+    config = transformers.AutoConfig.for_model("gemma3n_text")
+    assert config.vocab_size_per_layer_input > 4096
+    assert config_from(config.to_dict()).vocab_size_per_layer_input == config.vocab_size_per_layer_input
 
 
 @pytest.mark.parametrize("name", [SAFE, "weights.gguf", "ckpt.pt"])

@@ -146,7 +146,8 @@ def long_lists(values: Any) -> Iterator[tuple[str, int]]:
     """Names of numbers of layers and labels that are too large to be listed, at any level, and the most they may be."""
     for key, value in values.items() if isinstance(values, dict) else ():
         name = str(key)
-        most = MOST_LAYERS if "layer" in name or name in SIZES[0] else MOST_LABELS if name == "num_labels" else None
+        layers = name in SIZES[0] or name.split("_")[-1] == "layers"
+        most = MOST_LAYERS if layers else MOST_LABELS if name == "num_labels" else None
         if most is not None and isinstance(value, int) and value > most:
             yield name, most
         yield from long_lists(value)

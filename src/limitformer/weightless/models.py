@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from limitformer.base.errors import InputError
+from limitformer.base.foreign import one_line
 from limitformer.models import Transformer
 from limitformer.nn.drawn.network import Network
 from limitformer.weightless.configurations import config_from as config_from
@@ -56,7 +57,8 @@ def of_config(config: Any) -> Blueprint:
     """Of a configuration of transformers."""
     from limitformer.weightless.classes import auto_class, named_class
 
-    config = eager(deepcopy(config))
+    with one_line(f"{config.model_type} cannot be read"):
+        config = eager(deepcopy(config))
     kind = named_class(config)
     task, make = auto_class(config) if kind is None else (task_of(kind.__name__), partial(kind, config))
     size = size_of(make, config.model_type)
