@@ -140,6 +140,27 @@ def test_weights_behind_two_zero_factors_in_a_row_never_move():
     assert "blocks.*.b" in str(dead)
 
 
+@pytest.mark.parametrize("made", [True, False])
+def test_a_zero_that_is_not_to_blame_excuses_nothing(made):
+    """A gate of zero that moves, beside a matrix whose branch is cut off for good."""
+
+    class CutOff(Block):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.lost = nn.Parameter(torch.zeros(WIDTH)), nn.Linear(WIDTH, WIDTH, bias=False)
+
+        def forward(self, x):
+            return x + self.down(torch.relu(self.up(self.norm(x)))) * self.gate + 0.0 * self.lost(x)
+
+    torch.manual_seed(0)
+    report = lf.check((lambda: Model(CutOff))() if made else lambda: Model(CutOff), IDS, samples=2, progress=False)
+    dead = {one.grade: str(one) for one in report.verdicts if one.name == "dead"}
+    assert "blocks.*.lost.weight" in dead["broken"]
+    assert "up.weight" not in dead["broken"]
+    assert "until blocks.*.gate, zero at first, has moved" in dead["watch"]
+    assert "lost" not in dead["watch"]
+
+
 def test_a_loss_that_misses_the_last_block_does_not_explode():
     class Skips(Model):
         def forward(self, ids):
