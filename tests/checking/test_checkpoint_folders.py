@@ -414,6 +414,21 @@ def test_of_a_long_text_only_the_beginning_is_read(folder, tmp_path):
     assert several.sizes["token"] == 12
 
 
+def test_a_device_without_end_is_refused_for_its_first_bytes():
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))"  # else it ends the machine
+    code = f"{limit}\nimport pathlib\nfrom limitformer.models.text import read_text\n"
+    code += "read_text(pathlib.Path('/dev/zero'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=False)
+    assert done.stderr.splitlines()[-1].endswith("/dev/zero is a binary file, not a text: it holds NUL bytes.")
+
+
+def test_a_file_too_long_for_a_configuration_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("limitformer.weightless.configurations.MOST_JSON", 2**10)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"' + " " * 2**11 + "}")
+    with pytest.raises(lf.InputError, match=r"has more than 1,024 bytes"):
+        checked(str(tmp_path / "config.json"))
+
+
 # Configurations in other words.
 
 

@@ -20,6 +20,7 @@ from limitformer.base.memory import check_scratch
 from limitformer.models.start import Start, from_tokens
 
 LONGER = 4  # times
+PIECE = 2**20  # bytes
 CHARACTERS = 16  # of a text that are read first for each token that is wanted
 Positions = Literal["sinusoidal"]
 
@@ -115,9 +116,16 @@ def checked_text(text: str) -> str:
     return text
 
 
-def read_text(path: Path) -> str:
-    """The text of a file, or one line that says why it has none."""
-    return next(beginnings(path, None))[0]
+def read_text(path: Path, most: int | None = None) -> str:
+    """The text of a file of at most so many bytes, or one line that says why it has none.
+
+    It is looked at while it is read, so that a device without end is refused for its first bytes.
+    """
+    text = ""
+    for text, whole in beginnings(path, PIECE if most is None else min(PIECE, most)):
+        if most is not None and not whole and len(text) >= most:
+            raise InputError(f"{path} has more than {most:,} bytes.")
+    return text
 
 
 def decoded(path: Path, data: bytes, whole: bool) -> str:

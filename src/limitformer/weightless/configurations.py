@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from limitformer.base.errors import InputError, nearest, require
-from limitformer.base.foreign import one_line, readable_name, small_file_in
+from limitformer.base.foreign import MOST_JSON, one_line, readable_name, small_file_in
 from limitformer.models.serial import from_record, json_object
 from limitformer.models.text import read_text
 from limitformer.weightless.hints import without_family
@@ -61,7 +61,7 @@ def values_in(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         is_weights = path.suffix in WEIGHTS_ENDINGS
         require(not is_weights, f"{path} is a file of weights. Nearest: its folder, with a config.json in it.")
-        return json_object(read_text(path), str(path))
+        return json_object(read_text(path, MOST_JSON), str(path))
     with one_line(f"the folder {readable_name(path)} cannot be read"):
         names = sorted(each.name for each in path.iterdir())
     require("config.json" in names, f"There is no config.json in {path}.{instead(path, names)}")

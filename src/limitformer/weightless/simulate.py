@@ -109,7 +109,7 @@ def passes(
         found.recompute()
     found.tidies = size > RECOMPUTE_BYTES
     check_scratch(largest_layer(found, tokens, loss is not None), "One layer of it", "fewer tokens")
-    require_recordings(found, tokens, samples)
+    require_recordings(found, given, samples)
 
     began = time.perf_counter()
     first = named_errors(lambda: found.first(seed, given, draw), found.blueprint) if found.foreign else {}
@@ -237,8 +237,15 @@ def largest_layer(found: Weightless, tokens: int, gradients: bool) -> int:
     return (6 if gradients else 3) * tokens * widest * found.dtype.itemsize + 16 * tokens**2
 
 
-def require_recordings(found: Weightless, tokens: int, samples: int) -> None:
-    """Raise `InputError` unless the covariances of all samples, and what curves make of them, fit the memory."""
+def require_recordings(found: Weightless, inputs: Inputs, samples: int) -> None:
+    """Raise `InputError` unless the covariances of all samples, and what curves make of them, fit the memory.
+
+    Ids and rows of vectors say how many tokens there are; of other inputs it is known when they have run.
+    """
+    first = next(iter(inputs.fixed.values()), None)
+    if first is not None and first.dim() != (3 if first.is_floating_point() else 2):
+        return
+    tokens = inputs.rows * (token_count(inputs) if first is None else int(first.shape[1]))
     needed = COPIES * samples * PLACES * len(found.blocks) * 8 * tokens**2
     what = f"Recording {samples} networks of {len(found.blocks):,} blocks with {tokens:,} tokens"
     check_scratch(needed, what, "fewer tokens, samples or layers")

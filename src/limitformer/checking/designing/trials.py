@@ -129,7 +129,7 @@ class StockTrials:
 
     def require_room(self, samples: int) -> None:
         """Raise `InputError` unless what so many networks leave behind fits the memory."""
-        require_recordings(next(iter(self.built.values())), self.inputs.rows * token_count(self.inputs), samples)
+        require_recordings(next(iter(self.built.values())), self.inputs, samples)
 
     def report(self, setting: Setting, seed: int) -> Report:
         """At its fields, with its laws."""
