@@ -420,7 +420,7 @@ def test_export_as_a_table(run, tmp_path):
 
 @pytest.mark.parametrize("name", ["out.txt", "out"])
 def test_export_refuses_other_endings(refused, store, name):
-    refused("export", store, name, says=rf"exported as .nc \(NetCDF\), .zarr or .csv \(a table\); got '{name}'")
+    refused("export", store, name, says=f"exported as .nc (NetCDF), .zarr or .csv (a table); got '{name}'.")
 
 
 def test_export_refuses_what_netcdf_cannot_hold(refused, run, tmp_path):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from limitformer.base.extras import LazyPackage as _LazyPackage
 from limitformer.base.extras import require_packages as _require_packages
 
-_require_packages("torch", "torch")
+_require_packages("torch", "torch", "threadpoolctl")
 
 if TYPE_CHECKING:
     from limitformer.weightless.law import LawTable as LawTable

@@ -1,0 +1,72 @@
+"""The time that is left, and the estimate of a command with a quicker setting."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from limitformer.base import progress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that tests set."""
+    time = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: time.now))
+    return time
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Standard error passes for one."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def test_the_bar_knows_the_time_left_however_long_a_piece_takes(clock, terminal, capsys):
+    """Rich's own estimate shows -:--:-- where a piece takes more than 30 s."""
+    bar = progress.bar("networks", 8, 0.0)
+    for done in range(1, 5):
+        clock.now = 60.0 * done
+        progress.advance(bar, done)
+    assert bar.progress.tasks[0].fields["left"] == "about 4 min left"
+    progress.advance(bar, -1)
+    assert "-:--:--" not in capsys.readouterr().err
+
+
+def test_what_was_done_before_is_not_counted_as_speed(clock, terminal):
+    bar = progress.bar("cells", 100, 90)
+    clock.now = 50.0
+    progress.advance(bar, 95)
+    assert bar.progress.tasks[0].fields["left"] == "about 50 s left"
+    progress.advance(bar, -1)
+
+
+@pytest.mark.parametrize(("second", "says"), [(10.0, "networks: about 80 s in all; fewer samples.\n"), (2.4, "")])
+def test_long_work_is_estimated_once_with_a_quicker_setting(clock, capsys, second, says):
+    """After the first piece; 19.2 s in all are not long."""
+    with progress.suggestion("fewer samples."):
+        bar = progress.bar("networks", 8, 0.0)
+        for done in (1, 2, 3):
+            clock.now = second * done
+            progress.advance(bar, done)
+    assert capsys.readouterr().err == says
+
+
+def test_without_a_suggestion_there_is_no_estimate(clock, capsys):
+    with pytest.raises(ZeroDivisionError), progress.suggestion("fewer samples."):
+        raise ZeroDivisionError
+    bar = progress.bar("networks", 8, 0.0)
+    clock.now = 30.0
+    progress.advance(bar, 1)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_process_that_shows_nothing_estimates_nothing(clock, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE", math.inf)
+    with progress.suggestion("fewer samples."):
+        bar = progress.bar("networks", 8, 0.0)
+        clock.now = 30.0
+        progress.advance(bar, 1)
+    assert capsys.readouterr().err == ""
