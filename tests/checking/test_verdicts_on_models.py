@@ -1,5 +1,7 @@
 """Verdicts on whole models: faults that people met, and sound models that must not be called faulty."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -185,7 +187,7 @@ def trained_gpt2(steps, seed=0):
     return model
 
 
-def test_a_trained_network_is_described_and_not_judged():
+def test_a_trained_network_is_described_and_not_judged(tmp_path):
     model = trained_gpt2(60)
     report = lf.check(model, tokens=12, samples=4, progress=False)
     assert (report.trained, report.grade, report.failed("any")) == (True, None, [])
@@ -201,6 +203,9 @@ def test_a_trained_network_is_described_and_not_judged():
     assert (record["grade"], record["trained"]) == (None, True)
     assert len(record["changes"]) == len(changes) > 4
     assert "differs from initialisation" in report._repr_html_()
+    report.save(tmp_path)
+    kept = json.loads((tmp_path / "check.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert kept["trained"] is True
 
 
 def test_a_new_network_and_one_of_another_initialisation_are_judged():

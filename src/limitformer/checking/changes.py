@@ -74,4 +74,9 @@ def weight_changes(report: "Report") -> list[Change]:
 
 
 def short(name: str, length: int) -> str:
-    return name if len(name) <= length else f"…{name[1 - length :]}"
+    """The last parts of a dotted name that fit."""
+    parts = name.split(".")
+    while len(name) > length and len(parts) > 1:
+        parts = parts[1:]
+        name = f"…{'.'.join(parts)}"
+    return name

@@ -78,7 +78,7 @@ class Report:
             return False
         constant = [each for each in found.weights if self.laws[each.name].kind == CONSTANT]
         moved = sum(each.std > 0 or each.mean != self.laws[each.name].shift for each in constant)
-        return 2 * moved >= len(constant)
+        return bool(2 * moved >= len(constant))
 
     @property
     def grade(self) -> str | None:
@@ -234,7 +234,7 @@ class Report:
         with style():
             drawing = draw(self)
             write_whole(picture, lambda path: drawing.savefig(path))
-        text = json.dumps(self.record(), indent=2, ensure_ascii=False)
+        text = json.dumps(self.record(), indent=2, ensure_ascii=False, allow_nan=False)
         write_whole(record, lambda path: path.write_text(text, encoding="utf-8"))
         return [html, picture, save(self.dataset(), place / "check.nc"), record]
 
@@ -272,6 +272,7 @@ def cell(name: str, value: float) -> str:
 
 
 def plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Numbers and texts as JSON and NetCDF have them."""
+    """Numbers and texts as JSON and NetCDF have them; what is not a finite number is left out."""
     found = {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
-    return {name: value for name, value in found.items() if value == value and value is not None}
+    infinite = {name for name, value in found.items() if isinstance(value, float) and not np.isfinite(value)}
+    return {name: value for name, value in found.items() if name not in infinite and value is not None}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from limitformer.checking import Report
 
 COLOURS = {"✓": "bold green", "!": "bold yellow", "✗": "bold red", "·": "bold cyan"}
-DESIGNED = ("collapsed", "grows", "dies", "frozen", "uniform", "vanishing")  # verdicts that `design` can mend
+DESIGNED = ("collapsed", "grows", "dies", "frozen", "uniform", "vanishing")  # verdicts that `design` may mend
 
 
 def print_report(report: "Report") -> None:
@@ -28,7 +28,7 @@ def print_report(report: "Report") -> None:
 
 def next_command(report: "Report", what: str, settings: list[str] | None, shaped: bool, out: Path | None) -> str:
     """The line that suggests what to run next."""
-    if not shaped and any(one.name in DESIGNED for one in report.verdicts):
+    if not shaped and report.verdicts[0].name in DESIGNED:
         source = str(Path(what) / "config.json") if report.exists else what
         changes = [word for setting in settings or [] for word in ("--set", setting)]
         return f"Next: {shlex.join(['limitformer', 'design', source, *changes])}  (what to set)"
