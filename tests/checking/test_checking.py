@@ -549,6 +549,19 @@ def test_bad_options_are_one_line(command, options, message):
     assert len(done.output.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("config", "tokens", "says"),
+    [
+        ("gpt2", 5000, r"at most 1024 tokens, .* got 5000\. Nearest: 1024 tokens\."),
+        ("bert-base", 600, r"Nearest: fewer tokens; its max_position_embeddings is 512\."),
+        ("roberta-base", 600, r"Nearest: fewer tokens; its max_position_embeddings is 514\."),
+    ],
+)
+def test_too_many_tokens_are_refused_in_the_terms_of_the_user(config, tokens, says):
+    with pytest.raises(lf.InputError, match=says):
+        lf.check(config, tokens=tokens, samples=1, gradients=False, progress=False)
+
+
 def test_shapes_are_listed(command):
     done = command(what="list")
     assert "llama-3-405b" in done.output

@@ -5,6 +5,7 @@ drawn for the pass, an ordinary leaf of torch's graph. A pass begins with no wei
 that needs it (a second time, or in an operation that is not a linear map) the pass begins again with it kept.
 """
 
+import re
 from dataclasses import dataclass, field
 
 import torch
@@ -19,6 +20,7 @@ from limitformer.weightless.roots import Root, root_of
 
 AUTO, NEVER, ALWAYS = "auto", "never", "always"  # whether weights are drawn
 ROOTS_KEPT = 2
+POSITIONS = re.compile(r"(^|[._])(wpe|embed_positions|position_embeddings?|pos_emb\w*)(\.|$)")  # tables of positions
 
 
 class KeepWeightError(MadeOf, Exception):
@@ -143,10 +145,7 @@ class Run:
         """Rows of the weight (S, *ids.shape, columns): one for each distinct number."""
         distinct, place = torch.unique(ids, return_inverse=True)
         if int(distinct[-1]) >= weight.shape[0] or int(distinct[0]) < 0:
-            raise InputError(
-                f"{weight.name} has rows 0 to {weight.shape[0] - 1}; got the number {int(distinct[-1])}. "
-                "Nearest: shorter inputs, or smaller ids."
-            )
+            raise row_error(weight, int(distinct[0]), int(distinct[-1]))
         if weight.name in self.kept:
             return self.whole(weight)[:, distinct][:, place]
         known, rows = self.draw_rows(weight, distinct)
@@ -181,6 +180,20 @@ class Run:
 def gradient_norm(gradient: Tensor) -> Tensor:
     """|∂W|, of complex entries too."""
     return torch.linalg.vector_norm((gradient.abs() if gradient.is_complex() else gradient).double())
+
+
+def row_error(weight: Weight, least: int, most: int) -> InputError:
+    """Return the error about rows that a table does not have: too many tokens, where it is one of positions."""
+    rows = weight.shape[0]
+    if least >= 0 and POSITIONS.search(weight.name):
+        fitting = rows - least
+        return InputError(
+            f"the network reads at most {fitting} tokens, as many as {weight.name} has positions for; got "
+            f"{most - least + 1}. Nearest: {fitting} tokens."
+        )
+    return InputError(
+        f"{weight.name} has rows 0 to {rows - 1}; got the number {most}. Nearest: shorter inputs, or smaller ids."
+    )
 
 
 def add_to(sums: dict[str, Tensor], name: str, value: Tensor) -> None:

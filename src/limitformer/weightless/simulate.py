@@ -4,6 +4,7 @@ Each pass has some samples side by side in the first dimension, where that gives
 that is tried with two of them before it is done.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -208,7 +209,14 @@ def named_errors(call: Callable[[], T], blueprint: Blueprint) -> T:
         raise
     except Exception as error:  # the user's own code, which may raise anything
         what = f"{type(error).__name__}: {first_line(error)}{place_of(error)}"
-        raise InputError(f"{blueprint.name} cannot run with these inputs: {what}") from error
+        raise InputError(f"{blueprint.name} cannot run with these inputs: {what}{longest(blueprint, what)}") from error
+
+
+def longest(blueprint: Blueprint, what: str) -> str:
+    """Return the hint that inputs are too long, if what went wrong names the number of positions."""
+    positions = getattr(blueprint.config, "max_position_embeddings", None)
+    named = positions is not None and str(positions) in re.findall(r"\d+", what)
+    return f". Nearest: fewer tokens; its max_position_embeddings is {positions}." if named else ""
 
 
 def place_of(error: BaseException) -> str:
