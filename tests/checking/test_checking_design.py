@@ -538,6 +538,19 @@ def test_an_interrupted_design_resumes_with_the_same_bits(monkeypatch, tmp_path,
         assert (resumed.chosen.setting, resumed.chosen.values) == (whole.chosen.setting, whole.chosen.values)
 
 
+def test_finer_cells_that_were_looked_at_change_none_of_those_to_be_looked_at():
+    """Where no coarse cell is safe and a finer one is: a resumed search must look at the same cells."""
+    from limitformer.checking.designing.search import Region
+
+    region = Region.over({"gamma": [0.1, 0.2, 0.4, 0.8]})
+    for distance, place in enumerate(region.coarse, 1):
+        region.samples[place], region.probability[place], region.distance[place] = 5, 0.0, 1 / distance
+    wanted = region.undecided()
+    assert wanted == [(5,)]
+    region.samples[5], region.probability[5], region.safe[5] = 5, 1.0, True
+    assert region.undecided() == wanted
+
+
 @pytest.mark.parametrize("changes", [{"seed": 1}, {"tokens": 3}, {"scan": 50}, {"risk": 0.2}], ids=str)
 def test_the_region_of_another_design_is_refused(monkeypatch, changes):
     from limitformer.checking import DesignInterrupted
