@@ -66,7 +66,7 @@ def public_names():
     """(where, name) of all that the public doors have, modules left out."""
     doors = {"": lf} | {package: importlib.import_module(f"limitformer.{package}") for package in PACKAGES}
     for where, door in doors.items():
-        for name in getattr(door, "__all__", None) or vars(door):
+        for name in getattr(door, "__all__", None) or getattr(door, "_HOMES", None) or vars(door):
             if not name.startswith("_") and name != "TYPE_CHECKING" and not inspect.ismodule(getattr(door, name)):
                 yield where, name
 
