@@ -225,7 +225,8 @@ def uniform(curves: xr.Dataset, limits: Limits) -> Finding | None:
     if share is None:
         return None
     most = np.minimum(np.nanmax(np.where(np.isnan(share), -np.inf, share), 1), 1.0)
-    return Finding(most, most / limits["uniform"], first_of(share > limits["uniform"]) + 1)
+    since = first_of(share > limits["uniform"]) + 1
+    return Finding(most, most / limits["uniform"], since, f"{float(np.median(most)):.4f}")
 
 
 def share_of_tokens(curves: xr.Dataset) -> Array | None:
@@ -431,7 +432,7 @@ RULES = (
     ),
     Rule(
         "uniform", WATCH, uniform, "uniform",
-        "attention is uniform from block {layer}: it takes in {value} of the tokens it sees",
+        "attention is uniform from block {layer}: it takes in {details} of the tokens it sees",
     ),
     Rule("vanishing", BROKEN, vanishing, "gradient", "gradients of {details}"),
     Rule("vanishing", WATCH, vanishing, "gradient", "gradients of {details}"),
