@@ -33,23 +33,23 @@ def require_packages(extra: str, *packages: str) -> None:
 
 
 class LazyPackage(ModuleType):
-    """A package whose public names are imported when they are first asked for: its `HOMES` are {name: submodule}.
+    """A package whose public names are imported when they are first asked for: its `_HOMES` are {name: submodule}.
 
     The import of a submodule makes it an attribute of its package. Where a public name is also that of a submodule,
     as `check` of `checking.check`, the attribute stays what is public.
     """
 
-    HOMES: Mapping[str, str]
+    _HOMES: Mapping[str, str]
 
     def __getattr__(self, name: str) -> object:
         """Import what the name stands for, or the submodule of this name."""
-        home = self.HOMES.get(name, name) if not name.startswith("_") else ""
+        home = self._HOMES.get(name, name) if not name.startswith("_") else ""
         if not home or find_spec(f"{self.__name__}.{home}") is None:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         module = import_module(f"{self.__name__}.{home}")
-        return self.__dict__.setdefault(name, getattr(module, name) if name in self.HOMES else module)
+        return self.__dict__.setdefault(name, getattr(module, name) if name in self._HOMES else module)
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set an attribute, except where a submodule would hide a public name."""
-        if not (isinstance(value, ModuleType) and name in self.__dict__.get("HOMES", ())):
+        if not (isinstance(value, ModuleType) and name in self.__dict__.get("_HOMES", ())):
             super().__setattr__(name, value)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from limitformer.checking.training import Looks as Looks
     from limitformer.checking.verdicts import Verdict as Verdict
 
-HOMES = {
+_HOMES = {
     "CheckTraining": "trainer",
     "Design": "designing.designed",
     "DesignInterrupted": "designing.design",

@@ -18,5 +18,5 @@ if TYPE_CHECKING:
     from limitformer.weightless.shapes import shapes as shapes
     from limitformer.weightless.simulate import simulate as simulate
 
-HOMES = {"Law": "laws", "LawTable": "law", "law": "law", "shapes": "shapes", "simulate": "simulate"}
+_HOMES = {"Law": "laws", "LawTable": "law", "law": "law", "shapes": "shapes", "simulate": "simulate"}
 _sys.modules[__name__].__class__ = _LazyPackage
