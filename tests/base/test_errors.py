@@ -51,7 +51,7 @@ def test_the_table_has_every_exception_that_is_made_of_more_than_a_message():
 
 def plain_beginnings():
     """What begins an exception with a message alone."""
-    return {kind.__init__ for kind in (BaseException, Exception, ValueError, UserWarning, KeyboardInterrupt)}
+    return {kind.__init__ for kind in (BaseException, Exception, ValueError, OSError, UserWarning, KeyboardInterrupt)}
 
 
 @pytest.mark.parametrize("through", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy])

@@ -250,9 +250,7 @@ def test_bad_input_is_one_line(model, inputs, options, message):
 
 
 def test_positions_beyond_the_table_are_refused():
-    with pytest.raises(
-        lf.InputError, match=r"at most 16 tokens, as many as .*wpe\.weight has .*; got 20"
-    ):
+    with pytest.raises(lf.InputError, match=r"at most 16 tokens, as many as .*wpe\.weight has .*; got 20"):
         weightless("gpt2", 1, inputs=[3] * 20)
 
 
