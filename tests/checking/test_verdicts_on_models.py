@@ -175,6 +175,63 @@ def test_a_loss_that_misses_the_last_block_does_not_explode():
     assert set(found(Skips)) & {"exploding", "vanishing", "not finite"} == set()
 
 
+class CutBranch(Block):
+    """The way this branch is cut off: `detach`, or torch.no_grad."""
+
+    way = "detach"
+
+    def forward(self, x):
+        if self.way == "detach":
+            return x + self.down(torch.relu(self.up(self.norm(x)))).detach()
+        with torch.no_grad():
+            y = self.down(torch.relu(self.up(self.norm(x))))
+        return x + y
+
+
+@pytest.mark.parametrize("way", ["detach", "no_grad"])
+@pytest.mark.parametrize("made", [True, False])
+def test_a_branch_that_is_cut_off_is_dead(way, made):
+    class Cut(CutBranch):
+        pass
+
+    Cut.way = way
+    torch.manual_seed(0)
+    dead = found(Model(Cut) if made else lambda: Model(Cut))["dead"]
+    assert dead.grade == "broken"
+    assert dead.value == 6
+    assert "blocks.*.up.weight" in str(dead)
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_an_embedding_that_is_cut_off_is_dead(made):
+    class Cut(Model):
+        def forward(self, ids):
+            x = self.embed(ids).detach()
+            for block in self.blocks:
+                x = block(x)
+            return self.head(self.norm(x))
+
+    torch.manual_seed(0)
+    dead = found(Cut() if made else Cut)["dead"]
+    assert (dead.grade, dead.value) == ("broken", 1)
+    assert "embed.weight" in str(dead)
+
+
+def test_weights_that_are_read_after_the_blocks_or_never_are_not_dead():
+    """A pooler beside the output that the loss reads, and a token that is kept for another task."""
+    config = transformers.BertConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, vocab_size=60,
+        architectures=["BertModel"],
+    )  # fmt: skip
+    report = lf.check(config, tokens=6, samples=3, progress=False)
+    assert np.isnan(report.curves["outside_gradient"].sel(outside="pooler.dense.weight")).all()
+    assert "dead" not in {one.name for one in report.verdicts}
+    vit = transformers.ViTConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, image_size=16, patch_size=8,
+    )  # fmt: skip
+    assert "dead" not in {one.name for one in lf.check(vit, samples=3, progress=False).verdicts}
+
+
 def trained_gpt2(steps, seed=0):
     torch.manual_seed(seed)
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SMALL))

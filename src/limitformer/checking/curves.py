@@ -20,6 +20,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.running.results import correlation
+from limitformer.weightless.measure import BEFORE
 
 AS_THEY_ARE = (
     "branch", "step", "largest", "typical", "entropy", "effective_tokens", "tokens_seen", "logit_std",
@@ -104,8 +105,13 @@ def by_kind(gradient: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
     if "matrix" in gradient.coords:
         matrices = {kind for (kind, _), matrix in zip(places, gradient["matrix"].values, strict=True) if matrix}
         coordinates["matrix"] = ("kind", [kind in matrices for kind in kinds])
+    if "read" in gradient.coords:
+        read = {kind for (kind, _), where in zip(places, gradient["read"].values, strict=True) if where}
+        coordinates["read"] = ("kind", [kind in read for kind in kinds])
     inside = xr.DataArray(np.sqrt(squared), coordinates, ("sample", "kind", "block"))
-    rest = gradient.drop_vars("matrix", errors="ignore").isel(weight=outside).rename(weight="outside")
+    rest = gradient.drop_vars(["matrix", "read"], errors="ignore").isel(weight=outside).rename(weight="outside")
+    if "read" in gradient.coords:  # by a name of its own, as kinds have the other
+        rest = rest.assign_coords(read_first=("outside", gradient["read"].values[outside] == BEFORE))
     return inside, rest
 
 

@@ -20,6 +20,7 @@ from limitformer.weightless.measure import (
     blocks_of,
     grown_axis,
     mixed_sequences,
+    read_where,
     stream_axis,
     stream_shapes,
 )
@@ -67,7 +68,9 @@ def measured(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset
         finally:
             looks.state.restore()
     dimensions = {name: each.dim() for name, each in weights.items()}
-    return dataset([found], dimensions, inputs, {"description": "a module that exists", "samples": 1})
+    return dataset(
+        [found], dimensions, read_where(module, measure), inputs, {"description": "a module that exists", "samples": 1}
+    )
 
 
 @dataclass(frozen=True)

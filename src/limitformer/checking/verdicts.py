@@ -373,19 +373,34 @@ def said_of(kinds: list[str], every: int, curves: xr.Dataset, waiting: bool) -> 
 
 
 def norms_by_kind(curves: xr.Dataset) -> tuple[list[str], Array] | None:
-    """Kinds of weight, and |∂L/∂W| (sample, kind) over all blocks; kinds that take no part in the loss are left out."""
-    if "gradient" not in curves and "outside_gradient" not in curves:
-        return None
+    """Kinds of weight, and |∂L/∂W| (sample, kind) over all blocks; kinds that take no part in the loss are left out.
+
+    A kind that the pass read on the way through the blocks, and to which no gradient comes back, has the gradient 0: it
+    is cut off. It takes no part where the loss reaches no weight of its stack, as that of another tower.
+    """
     kinds: list[str] = []
-    parts = []
+    parts, read = [], []
     if "gradient" in curves:
         each = curves["gradient"].transpose("sample", "kind", "block").values
         kinds += [str(kind) for kind in curves["kind"].values]
         parts.append(np.where(np.isnan(each).all(2), np.nan, np.sqrt(np.nansum(each**2, 2))))
+        read += curves["read"].values.tolist() if "read" in curves.coords else [False] * len(curves["kind"])
     if "outside_gradient" in curves:
         kinds += [str(name) for name in curves["outside"].values]
         parts.append(curves["outside_gradient"].transpose("sample", "outside").values)
+        first = curves["read_first"].values.tolist() if "read_first" in curves.coords else []
+        read += first or [False] * curves.sizes["outside"]
+    if not kinds:
+        return None
     values = np.concatenate(parts, 1)
+    missing = np.isnan(values).all(0)
+    stacks = [kind.partition("*")[0] if "*" in kind else "" for kind in kinds]
+    reached = {stack for stack, none in zip(stacks, missing, strict=True) if stack and not none}
+    cut = [
+        none and was_read and (not stack or stack in reached or not reached)
+        for none, was_read, stack in zip(missing, read, stacks, strict=True)
+    ]
+    values = np.where(np.isnan(values) & np.array(cut), 0.0, values)
     known = ~np.isnan(values).any(0)
     if not known.any():
         return None

@@ -65,8 +65,13 @@ def output_arrays(out: Any, samples: int) -> Arrays:
     return {"logits_mean": mean.cpu().numpy(), "logits_std": std.cpu().numpy()}
 
 
-def dataset(parts: list[Arrays], weights: Mapping[str, int], inputs: Inputs, about: dict[str, Any]) -> xr.Dataset:
-    """The finished samples, with what they are; `weights` are the dimensions of trained parameters by name."""
+def dataset(
+    parts: list[Arrays], weights: Mapping[str, int], read: Mapping[str, str], inputs: Inputs, about: dict[str, Any]
+) -> xr.Dataset:
+    """The finished samples, with what they are.
+
+    `weights` are the dimensions of trained parameters by name, `read` where the pass read parameters.
+    """
     arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]} if parts else {}
     dims = {
         "covariance": ("sample", "layer", "token", "token_"),
@@ -85,6 +90,7 @@ def dataset(parts: list[Arrays], weights: Mapping[str, int], inputs: Inputs, abo
         coordinates["block"] = np.arange(1, data.sizes["block"] + 1)
     if "weight" in data.dims:
         coordinates["weight"] = list(weights)
+        coordinates["read"] = ("weight", [read.get(name, "") for name in weights])
         coordinates["matrix"] = ("weight", [dimensions >= 2 for dimensions in weights.values()])
     tokens = data.sizes.get("token", 0)
     if len(inputs.sequence_of(tokens)) == tokens:

@@ -15,6 +15,7 @@ from limitformer.models.text import words_of
 from limitformer.nn.drawn.simulate import TokenLaw, torch_seed
 from limitformer.weightless.models import Blueprint
 
+OTHER_INPUTS = ("decoder_", "pixel_", "labels", "encoder_")  # of lengths of their own
 Loss = Callable[[Any, Mapping[str, Tensor]], Tensor]
 
 
@@ -44,11 +45,30 @@ class Inputs:
             InputError: it is neither 0 nor 1, or the inputs have no second dimension.
         """
         require(batch_dim in (0, 1) and not isinstance(batch_dim, bool), f"batch_dim must be 0 or 1; got {batch_dim}.")
-        if batch_dim == 0:
-            return self
-        fits = self.tokens is None and all(each.dim() > 1 for each in self.fixed.values())
-        require(fits, "batch_dim=1 needs inputs of two dimensions or more. Nearest: batch_dim=0.")
-        return replace(self, rows=next(iter(self.fixed.values())).shape[1], batch_dim=1)
+        found = self
+        if batch_dim == 1:
+            fits = self.tokens is None and all(each.dim() > 1 for each in self.fixed.values())
+            require(fits, "batch_dim=1 needs inputs of two dimensions or more. Nearest: batch_dim=0.")
+            found = replace(self, rows=next(iter(self.fixed.values())).shape[1], batch_dim=1)
+        found.check_mask()
+        return found
+
+    def check_mask(self) -> None:
+        """Raise `InputError` unless an attention_mask has the first two sizes of the inputs and leaves tokens."""
+        mask, counted = self.fixed.get("attention_mask"), self.counted
+        if mask is None or counted is None:
+            return
+        kind = ("sequences", "tokens") if self.batch_dim == 0 else ("tokens", "sequences")
+        for name, each in self.fixed.items():
+            fits = name == "attention_mask" or each.dim() < 2 or each.shape[:2] == mask.shape
+            alone = each.dim() == 2 and each.is_floating_point()  # no tokens, but one vector a sequence
+            require(
+                fits or alone or each.dim() > 3 or name.startswith(OTHER_INPUTS),
+                f"attention_mask must be ({', '.join(kind)}) as {name or 'the input'}, {tuple(each.shape[:2])}; got "
+                f"{tuple(mask.shape)}.",
+            )
+        empty = (~counted.any(1)).nonzero().flatten().tolist()
+        require(not empty, f"attention_mask leaves out every token of sequence {''.join(map(str, empty[:1]))}.")
 
     def repeated(self, times: int) -> "Inputs":
         """The same inputs, with each sequence so many times."""

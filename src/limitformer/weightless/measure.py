@@ -29,7 +29,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from limitformer.base.errors import InputError
-from limitformer.weightless.implicit import Implicit
+from limitformer.weightless.implicit import METADATA, Implicit
 from limitformer.weightless.marks import Marks, marks
 from limitformer.weightless.roots import gram
 from limitformer.weightless.run import OneSampleOnlyError
@@ -40,6 +40,7 @@ SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
 FUSED = functional.scaled_dot_product_attention
 MASK = 1e3  # logits that much below their row's largest are masked
 NORMS = ("norm", "ln")
+BEFORE, INSIDE = "before the blocks", "inside the blocks"  # where a parameter was read
 
 
 class Measure(TorchFunctionMode):
@@ -68,6 +69,9 @@ class Measure(TorchFunctionMode):
         self.heads: list[dict[str, Tensor]] = []
         self.gradient: dict[int, Tensor] = {}
         self.hooks: list[Any] = []
+        self.used: set[Any] = set()  # parameters that were read: ids, and names of those without entries
+        self.before_blocks: frozenset[Any] = frozenset()  # those that were read before the first block
+        self.inside_blocks: frozenset[Any] = frozenset()  # those that were read up to the end of the last block
 
     def __enter__(self) -> "Measure":
         """Begin to look."""
@@ -91,9 +95,10 @@ class Measure(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run it and look at sums and softmaxes."""
         kwargs = kwargs or {}
-        check_entries(func, args)
+        read = self.used if getattr(func, "__name__", "") not in METADATA else None
+        check_entries(func, args, read)
         if kwargs:
-            check_entries(func, kwargs.values())
+            check_entries(func, kwargs.values(), read)
         if func is FUSED and self.layer >= 0:
             return self.dot_product_attention(*args, **kwargs)
         if func is functional.multi_head_attention_forward and self.layer >= 0:
@@ -114,6 +119,7 @@ class Measure(TorchFunctionMode):
         x = tokens_among(args, kwargs)
         if x is None:
             return
+        self.before_blocks = self.before_blocks or frozenset(self.used)
         if self.axis is None:
             self.axis = stream_axis(x.shape, self.rows, self.samples)
         if self.axis == 1 and self.samples > 1:
@@ -131,6 +137,7 @@ class Measure(TorchFunctionMode):
         if self.layer < 0:  # what began without tokens is no block
             return
         self.last = out if isinstance(out, Tensor) else out[0]
+        self.inside_blocks = frozenset(self.used)
         self.layer, self.stream = -1, []
 
     def finish(self) -> None:
@@ -342,14 +349,33 @@ class NoEntriesError(Exception):
     """A tensor without entries is read."""
 
 
-def check_entries(func: Any, values: Any) -> None:
-    """`NoEntriesError` if a tensor is on the meta device: torch would return memory as it is."""
+def check_entries(func: Any, values: Any, read: set[Any] | None) -> None:
+    """Add the parameters among the values to those that were read.
+
+    Raises:
+        NoEntriesError: a tensor is on the meta device; torch would return memory as it is.
+    """
     for each in values:
-        if isinstance(each, Tensor):
-            if not isinstance(each, Implicit) and each.is_meta:
+        if isinstance(each, Implicit):
+            if read is not None:
+                read.add(each.weight.name)
+        elif isinstance(each, Tensor):
+            if each.is_meta:
                 raise NoEntriesError(f"reads a matrix without entries in {getattr(func, '__name__', func)}")
+            if read is not None and isinstance(each, nn.Parameter):
+                read.add(id(each))
         elif isinstance(each, list | tuple):
-            check_entries(func, each)
+            check_entries(func, each, read)
+
+
+def read_where(module: nn.Module, measure: Measure) -> dict[str, str]:
+    """Where parameters were read, by name: before the first block, or inside the blocks."""
+    found = {}
+    for name, parameter in module.named_parameters():
+        keys = {name, id(parameter)}
+        if keys & measure.inside_blocks:
+            found[name] = BEFORE if keys & measure.before_blocks else INSIDE
+    return found
 
 
 def formula(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:

@@ -27,6 +27,7 @@ from limitformer.weightless.measure import (
     blocks_of,
     grown_axis,
     mixed_sequences,
+    read_where,
     stream_shapes,
 )
 from limitformer.weightless.models import Blueprint
@@ -70,6 +71,7 @@ class Weightless:
         self.tidies = False  # whether a pass is so large that memory is given back on the way
         self.outputs: Arrays = {}  # sizes of what the last pass of a foreign module gave
         self.uses: dict[str, str] = {}
+        self.read_where: dict[str, str] = {}  # where the last pass read parameters
         self.reasons: dict[str, str] = {}
         self.trained = {  # dimensions by name
             name: one.dim() for name, one in module.named_parameters() if one.requires_grad or self.laws[name].random
@@ -308,7 +310,7 @@ class Weightless:
         measure = Measure(self.blocks, len(run.samples), inputs.rows, inputs.counted, self.axis_of(inputs))
         before = chance()
         with torch.set_grad_enabled(loss is not None):
-            with self.tidying(), measure, self.by_sample(run):
+            with self.tidying(), measure, self.by_sample(run, measure):
                 out = self.call(arguments)
             measure.finish()
             require(chance() == before, f"{self.blueprint.name} draws random numbers of its own when it runs.")
@@ -316,6 +318,7 @@ class Weightless:
             require(changed is None, f"{self.blueprint.name} changes its parameter {changed} when it runs.")
             found = stream_arrays(measure) | output_arrays(out, len(run.samples))
             self.uses, self.reasons = run.found, {**run.reasons, **self.kept}
+            self.read_where = read_where(self.module, measure)
             if self.foreign:
                 self.outputs = {"output": output_sizes(out)[None].cpu().numpy()}
             if self.drawn:
@@ -358,9 +361,9 @@ class Weightless:
             "stream_gradient": np.stack([measure.gradient.get(place, none).cpu().numpy() for place in places], -1),
         }
 
-    def by_sample(self, run: Run) -> AbstractContextManager[Any]:
+    def by_sample(self, run: Run, measure: Measure) -> AbstractContextManager[Any]:
         """Keep the gradients of shared parameters apart by sample."""
-        return Shared(self.module, run) if run.gradients and run.side_by_side > 1 else nullcontext()
+        return Shared(self.module, run, measure.used) if run.gradients and run.side_by_side > 1 else nullcontext()
 
     def constant_norms(self) -> dict[str, Tensor]:
         """|∂W| (1,) of the parameters with entries that a gradient came back to."""

@@ -124,7 +124,7 @@ def passes(
     def result(done: int) -> xr.Dataset:
         about = {**provenance(found), "seed": seed, "samples": done, "sequences": given.rows, "draw": draw}
         about["wall_seconds"] = time.perf_counter() - began
-        return dataset(parts, found.trained, given, about)
+        return dataset(parts, found.trained, found.read_where, given, about)
 
     parts: list[Arrays] = []
     shown = bar("networks without weights", samples, 0.0) if progress else None
@@ -236,7 +236,7 @@ def token_count(inputs: Inputs) -> int:
     if inputs.tokens is not None:
         return int(inputs.tokens.factor.shape[0])
     first = next(iter(inputs.fixed.values()))
-    return int(first.shape[1 - inputs.batch_dim]) if first.dim() == 2 else 256
+    return int(first.shape[1 - inputs.batch_dim]) if first.dim() in (2, 3) else 256
 
 
 def largest_layer(found: Weightless, tokens: int, gradients: bool) -> int:

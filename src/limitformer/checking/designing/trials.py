@@ -124,7 +124,7 @@ class StockTrials:
         together = SideBySide(one, self.steps[key])
         parts = [arrays for _, arrays in together.parts(samples)]
         self.steps[key] = together.step
-        data = dataset(parts, found.trained, self.inputs, {})
+        data = dataset(parts, found.trained, found.read_where, self.inputs, {})
         return values_of(curves(data), data)
 
     def require_room(self, samples: int) -> None:
