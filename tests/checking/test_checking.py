@@ -478,7 +478,6 @@ class Poisoned(nn.Module):
 @pytest.mark.parametrize(
     ("what", "options", "message"),
     [
-        (Poisoned(), {}, "NaN or infinite from layer 3"),
         (nn.Linear(3, 3), {}, "no list of blocks"),
         ("gpt3", {}, "Nearest: gpt2"),
         (3, {}, "got int"),
@@ -494,12 +493,34 @@ class Poisoned(nn.Module):
         ({"kind": "ShapedAttention", "tau0": 1.0}, {"settings": {"tau0": 1}}, "settings are for configurations"),
         (Poisoned(), {"settings": {"a": 1}}, "has its weights already"),
         (small_gpt2(), {"text": {"input_ids": torch.full((1, 4), 99)}}, "cannot run with these inputs"),
+        (
+            small_gpt2(),
+            {"text": {"input_ids": torch.ones(2, 4).long(), "attention_mask": torch.ones(2, 3)}},
+            r"\(2, 4\)",
+        ),
+        (
+            small_gpt2(),
+            {"text": {"input_ids": torch.ones(1, 4).long(), "attention_mask": torch.zeros(1, 4)}},
+            "every token",
+        ),
     ],
 )
 def test_bad_input_is_one_line(what, options, message):
     with pytest.raises(lf.InputError, match=message) as caught:
         lf.check(what, progress=False, samples=2, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_a_network_that_is_not_finite_has_a_verdict():
+    found = lf.check(Poisoned(), progress=False)
+    assert (found.grade, found.verdicts[0].name, found.verdicts[0].layer) == ("broken", "not finite", 3)
+    assert "NaN or infinite from layer 3" in str(found)
+    model = small_gpt2()
+    with lf.checking.Looks(model, tokens=6, samples=2, every=1) as looks:
+        with torch.no_grad():
+            model.transformer.h[1].mlp.c_fc.weight.fill_(torch.nan)
+        looks.step()
+    assert looks.last.verdicts[0].name == "not finite"
 
 
 @pytest.fixture

@@ -120,7 +120,8 @@ def with_verdicts(report: Report, subject: Subject, limits: Mapping[str, Thresho
             f"trained: {weights.differing} of {len(weights.weights)} weights differ from the initial law; what follows "
             "describes the network and does not judge it"
         )
-        return replace(report, verdicts=[Verdict(TRAINED, FINE, said)], thresholds=limits)
+        broken = [one for one in verdicts(report.curves, limits) if one.name == "not finite"]  # at any age
+        return replace(report, verdicts=[*broken, Verdict(TRAINED, FINE, said)], thresholds=limits)
     # Shaped attention takes the mean of its softmax away, so that a uniform one is what it should be.
     return replace(
         report, verdicts=verdicts(report.curves, limits, ("uniform",) if subject.shaped else ()), thresholds=limits

@@ -43,7 +43,8 @@ def curves(data: xr.Dataset) -> xr.Dataset:
 def of_covariance(data: xr.Dataset) -> dict[str, xr.DataArray]:
     """Correlations and ranks, by sample and layer."""
     covariance = data["covariance"]
-    rho = correlation(data).values
+    with np.errstate(invalid="ignore"):  # a stream that is NaN or infinite has a verdict
+        rho = correlation(data).values
     sequence = data["sequence"].values if "sequence" in data.coords else np.zeros(data.sizes["token"], int)
     parts = [np.flatnonzero(sequence == k) for k in np.unique(sequence)]
     each = [of_one(covariance.values[..., at[:, None], at], rho[..., at[:, None], at]) for at in parts]

@@ -42,7 +42,7 @@ def measured(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset
         loss: from its output and its inputs to one number a sequence; None: no gradients.
 
     Raises:
-        InputError: it has no list of blocks, it cannot run, or what it computes is NaN or ∞.
+        InputError: it has no list of blocks, or it cannot run.
     """
     blocks = blocks_of(module)
     require(bool(blocks), f"{type(module).__name__} has no list of blocks (ModuleList or Sequential) to look at.")
@@ -62,7 +62,6 @@ def measured(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset
             out, measure = looks.one(inputs, arguments, axis, gradients=loss is not None)
             with torch.set_grad_enabled(loss is not None):
                 found = stream_arrays(measure) | output_arrays(out, 1)
-                check_finite(found)
                 if loss is not None:
                     found |= gradients(loss(out, arguments), weights, measure)
         finally:
@@ -162,14 +161,6 @@ def called(module: nn.Module, arguments: dict[str, Any], measure: Measure) -> An
         what = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(f"{type(module).__name__} cannot run with these inputs: {what}") from error
     return out
-
-
-def check_finite(found: Arrays) -> None:
-    """`InputError` that names the first layer whose tokens are NaN or ∞."""
-    bad = ~np.isfinite(found["covariance"][0]).all((-1, -2))
-    require(
-        not bad.any(), f"the stream is NaN or infinite from layer {int(bad.argmax())} on (0: before the first block)."
-    )
 
 
 def gradients(value: Tensor, weights: dict[str, nn.Parameter], measure: Measure) -> Arrays:

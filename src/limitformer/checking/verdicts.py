@@ -195,19 +195,17 @@ def end_over(curves: xr.Dataset, layer: int) -> Array:
 
 
 def frozen(curves: xr.Dataset, limits: Limits) -> Finding | None:
-    """Standard deviation of logits, mean over heads, over √(2 ln m), and the first block that reaches the threshold."""
+    """Spread of logits, mean over heads, over √(2 ln m) in the widest block; the first block at the threshold."""
     if "logit_std" not in curves:
         return None
     spread = mean_over_heads(curves["logit_std"])
     unit = np.sqrt(2 * np.log(max(2, int(curves.attrs["tokens"]))))
-    most = np.nanmax(np.where(np.isnan(spread), -np.inf, spread), 1)
     typical = np.where(np.isnan(spread), -np.inf, spread)
     block = int(np.median(typical, 0).argmax())
-    there, times = (shown(float(np.median(each))) for each in (typical[:, block], most / unit))
-    details = f"{there} in block {block + 1}, {times} times √(2 ln m)"
-    return Finding(
-        most / unit, most / unit / limits["frozen"], first_of(spread / unit >= limits["frozen"]) + 1, details
-    )
+    there = float(np.median(typical[:, block]))
+    details = f"{shown(there)} in block {block + 1}, {shown(there / unit)} times √(2 ln m)"
+    ratio = typical[:, block] / unit
+    return Finding(ratio, ratio / limits["frozen"], first_of(spread / unit >= limits["frozen"]) + 1, details)
 
 
 def narrow(curves: xr.Dataset, limits: Limits) -> Finding | None:
@@ -379,7 +377,8 @@ def norms_by_kind(curves: xr.Dataset) -> tuple[list[str], Array] | None:
     is cut off. It takes no part where the loss reaches no weight of its stack, as that of another tower.
     """
     kinds: list[str] = []
-    parts, read = [], []
+    parts: list[Array] = []
+    read: list[bool] = []
     if "gradient" in curves:
         each = curves["gradient"].transpose("sample", "kind", "block").values
         kinds += [str(kind) for kind in curves["kind"].values]
@@ -393,7 +392,7 @@ def norms_by_kind(curves: xr.Dataset) -> tuple[list[str], Array] | None:
     if not kinds:
         return None
     values = np.concatenate(parts, 1)
-    missing = np.isnan(values).all(0)
+    missing: list[bool] = np.isnan(values).all(0).tolist()
     stacks = [kind.partition("*")[0] if "*" in kind else "" for kind in kinds]
     reached = {stack for stack, none in zip(stacks, missing, strict=True) if stack and not none}
     cut = [

@@ -308,9 +308,10 @@ class Weightless:
         assert self.state is not None  # taken before the first pass
         arguments = self.arguments(run, inputs)
         measure = Measure(self.blocks, len(run.samples), inputs.rows, inputs.counted, self.axis_of(inputs))
+        measure.used = run.read
         before = chance()
         with torch.set_grad_enabled(loss is not None):
-            with self.tidying(), measure, self.by_sample(run, measure):
+            with self.tidying(), measure, self.by_sample(run):
                 out = self.call(arguments)
             measure.finish()
             require(chance() == before, f"{self.blueprint.name} draws random numbers of its own when it runs.")
@@ -361,9 +362,9 @@ class Weightless:
             "stream_gradient": np.stack([measure.gradient.get(place, none).cpu().numpy() for place in places], -1),
         }
 
-    def by_sample(self, run: Run, measure: Measure) -> AbstractContextManager[Any]:
+    def by_sample(self, run: Run) -> AbstractContextManager[Any]:
         """Keep the gradients of shared parameters apart by sample."""
-        return Shared(self.module, run, measure.used) if run.gradients and run.side_by_side > 1 else nullcontext()
+        return Shared(self.module, run) if run.gradients and run.side_by_side > 1 else nullcontext()
 
     def constant_norms(self) -> dict[str, Tensor]:
         """|∂W| (1,) of the parameters with entries that a gradient came back to."""

@@ -7,6 +7,7 @@ that needs it (a second time, or in an operation that is not a linear map) the p
 
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,6 +68,7 @@ class Run:
     used: dict[str, str] = field(default_factory=dict)  # uses so far: never drawn, or drawn
     squared: dict[str, Tensor] = field(default_factory=dict)  # |∂W|² (S,)
     constants: dict[str, Tensor] = field(default_factory=dict)  # ∂ of shared parameters (S, *shape)
+    read: set[Any] = field(default_factory=set)  # parameters that were read: ids, and names of those without entries
     leaves: dict[str, list[Tensor]] = field(default_factory=dict)  # what was drawn and is kept
     rows: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of embeddings: which, and (S, rows, columns)
     roots: list[tuple[Tensor, Marks, Root]] = field(default_factory=list)

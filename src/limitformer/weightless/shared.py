@@ -38,9 +38,9 @@ CONVOLUTIONS = {functional.conv1d, functional.conv2d, functional.conv3d}
 class Shared(TorchFunctionMode):
     """Leaves the gradients of constant parameters with the run, by sample."""
 
-    def __init__(self, module: nn.Module, run: Run, read: set[Any]) -> None:
+    def __init__(self, module: nn.Module, run: Run) -> None:
         super().__init__()
-        self.run, self.read = run, read  # ids of parameters that were read
+        self.run = run
         self.leaves: dict[int, tuple[str, Tensor]] = {}  # by the id of what stands for a parameter
         self.made: dict[int, Tensor] = {}  # computed from parameters alone, with its graph
         self.alive: list[Tensor] = []
@@ -54,7 +54,7 @@ class Shared(TorchFunctionMode):
         if not self.has_shared(args) and not (kwargs and self.has_shared(kwargs.values())):
             return func(*args, **kwargs)
         if getattr(func, "__name__", "") not in METADATA:
-            self.read.update(id(each) for each in tensors_in((args, kwargs)) if id(each) in self.leaves)
+            self.run.read.update(id(each) for each in tensors_in((args, kwargs)) if id(each) in self.leaves)
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
         if getattr(func, "__name__", "") in METADATA:

@@ -25,7 +25,7 @@ from limitformer.weightless.arrays import Arrays, dataset
 from limitformer.weightless.inputs import Inputs, Loss, default_loss, inputs_of
 from limitformer.weightless.models import Blueprint, blueprint_of
 from limitformer.weightless.network import Weightless
-from limitformer.weightless.run import ALWAYS, AUTO, NEVER, OneSampleOnlyError
+from limitformer.weightless.run import ALWAYS, AUTO, NEVER, POSITIONS, OneSampleOnlyError, row_error
 
 SIDE_BY_SIDE_BYTES = 2**25  # of activations that a pass of several samples may have
 MOST_SIDE_BY_SIDE = 256
@@ -253,10 +253,17 @@ def require_recordings(found: Weightless, inputs: Inputs, samples: int) -> None:
     first = next(iter(inputs.fixed.values()), None)
     if first is not None and first.dim() != (3 if first.is_floating_point() else 2):
         return
-    tokens = inputs.rows * (token_count(inputs) if first is None else int(first.shape[1]))
+    tokens = inputs.rows * token_count(inputs)
     needed = COPIES * samples * PLACES * len(found.blocks) * 8 * tokens**2
     what = f"Recording {samples} networks of {len(found.blocks):,} blocks with {tokens:,} tokens"
-    check_scratch(needed, what, "fewer tokens, samples or layers")
+    try:
+        check_scratch(needed, what, "fewer tokens, samples or layers")
+    except InputError:
+        tables = [each for each in found.weights if POSITIONS.search(each.name) and len(each.shape) == 2]
+        short = [each for each in tables if first is not None and token_count(inputs) > each.shape[0]]
+        if short:  # what the user should know first
+            raise row_error(short[0], 0, token_count(inputs) - 1) from None
+        raise
 
 
 def provenance(found: Weightless) -> dict[str, Any]:
