@@ -392,7 +392,7 @@ def norms_by_kind(curves: xr.Dataset) -> tuple[list[str], Array] | None:
     if not kinds:
         return None
     values = np.concatenate(parts, 1)
-    missing: list[bool] = np.isnan(values).all(0).tolist()
+    missing = [bool(np.isnan(column).all()) for column in values.T]
     stacks = [kind.partition("*")[0] if "*" in kind else "" for kind in kinds]
     reached = {stack for stack, none in zip(stacks, missing, strict=True) if stack and not none}
     cut = [
