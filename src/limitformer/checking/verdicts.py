@@ -400,10 +400,8 @@ def norms_by_kind(curves: xr.Dataset) -> tuple[list[str], Array] | None:
         for none, was_read, stack in zip(missing, read, stacks, strict=True)
     ]
     values = np.where(np.isnan(values) & np.array(cut), 0.0, values)
-    known = ~np.isnan(values).any(0)
-    if not known.any():
-        return None
-    return [kind for kind, each in zip(kinds, known, strict=True) if each], values[:, known]
+    known = [k for k, column in enumerate(values.T) if not np.isnan(column).any()]
+    return ([kinds[k] for k in known], values[:, known]) if known else None
 
 
 def redundant(kinds: list[str], hits: NDArray[np.bool_]) -> NDArray[np.bool_]:
