@@ -31,6 +31,7 @@ from torch.overrides import TorchFunctionMode
 from limitformer.base.errors import InputError
 from limitformer.weightless.implicit import METADATA, Implicit
 from limitformer.weightless.marks import Marks, marks
+from limitformer.weightless.masks import VIEWS, Visible, visible_by_size, visible_in
 from limitformer.weightless.roots import gram
 from limitformer.weightless.run import OneSampleOnlyError
 
@@ -38,7 +39,6 @@ ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_
 SCALINGS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
 SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
 FUSED = functional.scaled_dot_product_attention
-MASK = 1e3  # logits that much below their row's largest are masked
 NORMS = ("norm", "ln")
 BEFORE, INSIDE = "before the blocks", "inside the blocks"  # where a parameter was read
 
@@ -72,6 +72,7 @@ class Measure(TorchFunctionMode):
         self.used: set[Any] = set()  # parameters that were read: ids, and names of those without entries
         self.before_blocks: frozenset[Any] = frozenset()  # those that were read before the first block
         self.inside_blocks: frozenset[Any] = frozenset()  # those that were read up to the end of the last block
+        self.visible = Visible()
 
     def __enter__(self) -> "Measure":
         """Begin to look."""
@@ -102,16 +103,20 @@ class Measure(TorchFunctionMode):
         if func is FUSED and self.layer >= 0:
             return self.dot_product_attention(*args, **kwargs)
         if func is functional.multi_head_attention_forward and self.layer >= 0:
-            with self.inside_multi_head_attention(args[4]):
+            with self.inside_multi_head_attention(args, kwargs):
                 return func(*args, **kwargs)
+        visible = self.visible.before(func, args, kwargs) if self.layer >= 0 else None
         out = func(*args, **kwargs)
+        if visible is not None:
+            self.visible.keep(out, visible, func in VIEWS)
         if self.layer >= 0 and isinstance(out, Tensor):
             if func in ADDITIONS:
                 self.added(args, out)
             elif func in SCALINGS:
                 self.scaled(args, out)
             elif func in SOFTMAX and out.dim() == 4 and out.shape[0] % self.samples == 0:
-                self.attended(args[0] if args else kwargs["input"], out)
+                logits = args[0] if args else kwargs["input"]
+                self.attended(logits, out, self.visible.of(logits))
         return out
 
     def entered(self, block: nn.Module, args: Any, kwargs: Any) -> None:
@@ -204,26 +209,27 @@ class Measure(TorchFunctionMode):
         if self.layer >= 0 and args and any(args[0] is x for x in self.stream) and self.inside[-1]:
             self.stream.append(out)
 
-    def attended(self, logits: Tensor, weights: Tensor) -> None:
-        """Attention of a block: what is kept is by head."""
-        found = self.by_head(logits.detach().float(), weights.detach().float())
+    def attended(self, logits: Tensor, weights: Tensor, visible: Tensor | None) -> None:
+        """Attention of a block: what is kept is by head. What is visible is told by size where it is not known."""
         if not self.heads[-1]:
-            self.heads[-1] = found
+            logits = logits.detach().float()
+            visible = visible_by_size(logits) if visible is None else visible & (logits > -torch.inf)
+            self.heads[-1] = self.by_head(logits, weights.detach().float(), visible)
 
-    def by_head(self, logits: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    def by_head(self, logits: Tensor, weights: Tensor, visible: Tensor) -> dict[str, Tensor]:
         """Of logits (S·B, h, M, ·): each (S, h)."""
         most = logits.amax(-1, keepdim=True)
-        visible = logits > most.clamp(min=-MASK) - MASK
         seen = visible.sum(-1)
         rows = (seen > 1).double()
         if self.counted is not None and self.counted.shape[-1] == rows.shape[-1]:
             rows = rows * self.counted.repeat(self.samples, 1)[:, None]
         shown = visible.to(logits.dtype)
-        held = (logits - most).clamp_(min=-2 * MASK).mul_(shown)  # log(weight/largest weight), 0 where masked
+        held = (logits - most).clamp_(min=torch.finfo(logits.dtype).min)  # log(weight/largest weight)
         entropy = -((weights * held).sum(-1) + weights.sum(-1) * weights.amax(-1).log()).double()
+        held.mul_(shown)
         mean = held.sum(-1, keepdim=True) / seen[..., None].clamp(min=1)
         square = torch.linalg.vector_norm((held - mean).mul_(shown), dim=-1).double().square() / seen.clamp(min=1)
-        largest = most[..., 0].amax(-1).double()
+        largest = logits.masked_fill(~visible, -torch.inf).amax((-1, -2)).double()
 
         def over_rows(values: Tensor) -> Tensor:
             counted = torch.where(rows > 0, values, 0.0)  # a row that sees nothing has no entropy
@@ -249,18 +255,24 @@ class Measure(TorchFunctionMode):
         out = FUSED(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if q.dim() == 4 and q.shape[0] % self.samples == 0:
             with torch.no_grad():
-                self.attended(*formula(q, k, attn_mask, is_causal, scale))
+                visible = None if attn_mask is None else self.visible.of(attn_mask)
+                self.attended(*formula(q, k, attn_mask, is_causal, scale, visible))
         return out
 
     @contextmanager
-    def inside_multi_head_attention(self, heads: int) -> Iterator[None]:
+    def inside_multi_head_attention(self, args: Any, kwargs: Any) -> Iterator[None]:
         """Look at what torch's own attention of several heads calls, where no mode sees it."""
-        plain = functional.softmax
+        plain, heads = functional.softmax, args[4]
+        padding, attention = (
+            args[place] if len(args) > place else kwargs.get(name)
+            for place, name in ((14, "key_padding_mask"), (16, "attn_mask"))
+        )
 
         def softmax(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             out = plain(x, *args, **kwargs)
             if x.dim() == 3 and x.shape[0] % (heads * self.samples) == 0:
-                self.attended(*(each.unflatten(0, (-1, heads)) for each in (x, out)))
+                logits, weights = (each.unflatten(0, (-1, heads)) for each in (x, out))
+                self.attended(logits, weights, visible_by_masks(logits, attention, padding))
             return out
 
         replaced: Any = functional
@@ -378,17 +390,38 @@ def read_where(module: nn.Module, measure: Measure) -> dict[str, str]:
     return found
 
 
-def formula(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-    """Logits and weights of torch's fused attention, whose heads may share keys."""
+def formula(
+    q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None, shown: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits and weights of torch's fused attention, whose heads may share keys, and what its mask lets see."""
     if k.shape[-3] != q.shape[-3]:
         k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
     logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    visible = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device)
     if causal:
-        hidden = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril().logical_not()
-        logits = logits.masked_fill(hidden, -torch.inf)
+        visible = visible.tril()
+        logits = logits.masked_fill(~visible, -torch.inf)
     if mask is not None:
+        if shown is None:
+            shown = mask if mask.dtype == torch.bool else visible_in(mask, q.shape[-3])
+        visible = visible & shown
         logits = logits + mask if mask.dtype != torch.bool else logits.masked_fill(~mask, -torch.inf)
-    return logits, logits.softmax(-1)
+    return logits, logits.softmax(-1), visible
+
+
+def visible_by_masks(logits: Tensor, attention: Tensor | None, padding: Tensor | None) -> Tensor:
+    """What the masks of torch's attention of several heads let see; they are true where they hide."""
+    batch, heads, tokens, others = logits.shape
+    visible = torch.ones((batch, 1, tokens, others), dtype=torch.bool, device=logits.device)
+    for mask in (attention, padding):
+        if mask is None:
+            continue
+        mask = mask[:, None, None] if mask is padding and mask.dim() == 2 else mask
+        mask = mask.unflatten(0, (batch, heads)) if mask.dim() == 3 and len(mask) == batch * heads else mask
+        shown = ~mask if mask.dtype == torch.bool else visible_in(mask, heads)
+        more = others - shown.shape[-1]  # keys that torch appends
+        visible = visible & (functional.pad(shown, (0, more), value=True) if more else shown)
+    return visible
 
 
 def median(x: Tensor) -> Tensor:

@@ -1,0 +1,228 @@
+"""Masks are known by how they act, and logits are none however large they are."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import limitformer as lf
+
+WIDTH, HEADS, TOKENS, SAMPLES = 16, 2, 6, 3
+MEASURES = ("entropy", "effective_tokens", "tokens_seen", "logit_std", "largest_logit")
+HIDDEN = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
+PADDED = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
+BIAS = torch.randn(1, HEADS, TOKENS, TOKENS, generator=torch.Generator().manual_seed(0))
+
+
+def additive(hidden, low):
+    return torch.zeros(hidden.shape).masked_fill(hidden, low)
+
+
+def by_row(x, low):
+    """Causal, and the last two tokens of every second sequence are hidden."""
+    hidden = HIDDEN | PADDED.repeat(len(x) // 2, 1)[:, None, None]
+    return x + additive(hidden, low)
+
+
+def in_place(x, low):
+    x += additive(HIDDEN, low)
+    return x
+
+
+def filled_in_place(x, low):
+    x.masked_fill_(HIDDEN, low)
+    return x
+
+
+def by_flat_heads(x, low):
+    return (x.flatten(0, 1).view(x.shape) + additive(HIDDEN, low)).double().float().clone() * 1.0
+
+
+WAYS = {
+    "+": lambda x, low: x + additive(HIDDEN, low),
+    "+=": in_place,
+    "-": lambda x, low: x - additive(HIDDEN, -low),
+    "add": lambda x, low: torch.add(input=x, other=additive(HIDDEN, low)),
+    "alpha": lambda x, low: torch.add(x, additive(HIDDEN, low / 2), alpha=2),
+    "all heads": lambda x, low: additive(HIDDEN, low).expand(x.shape) + x,
+    "masked_fill": lambda x, low: x.masked_fill(HIDDEN, low),
+    "masked_fill_": filled_in_place,
+    "where": lambda x, low: torch.where(HIDDEN, low, x),
+    "where, a method": lambda x, low: x.where(~HIDDEN, torch.full_like(x, low)),
+    "flat": by_flat_heads,
+    "twice": lambda x, low: x + additive(HIDDEN, low) + additive(HIDDEN, low),
+}
+
+
+def split(x, linear):
+    b, m, _ = x.shape
+    return (t.view(b, m, HEADS, -1).transpose(1, 2) for t in linear(x).chunk(3, -1))
+
+
+class Block(nn.Module):
+    """Attention whose weights `attend` makes of queries and keys, or its outcome of the values too."""
+
+    def __init__(self, attend, fused=False):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        nn.init.normal_(self.qkv.weight, std=0.4)
+        self.attend, self.fused = attend, fused
+
+    def forward(self, x):
+        q, k, v = split(x, self.qkv)
+        mixed = self.attend(q, k, v) if self.fused else self.attend(q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+        return x + self.out(mixed.transpose(1, 2).reshape(x.shape))
+
+
+class Torchs(nn.Module):
+    """Torch's own attention of several heads."""
+
+    def __init__(self, need_weights, **masks):
+        super().__init__()
+        self.attention, self.masks, self.need_weights = (
+            nn.MultiheadAttention(WIDTH, HEADS, batch_first=True),
+            masks,
+            need_weights,
+        )
+        nn.init.normal_(self.attention.in_proj_weight, std=0.4)
+
+    def forward(self, x):
+        masks = dict(self.masks)
+        if "key_padding_mask" in masks:
+            masks["key_padding_mask"] = masks["key_padding_mask"].repeat(len(x) // 2, 1)
+        return x + self.attention(x, x, x, need_weights=self.need_weights, **masks)[0]
+
+
+def measured(make, sequences=2):
+    x = torch.randn(sequences, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1))
+    data = lf.weightless.simulate(
+        lambda: nn.Sequential(make(), make()), x, samples=SAMPLES, seed=0, dtype=torch.float32, progress=False
+    )
+    return {key: data[key].values for key in MEASURES}
+
+
+def assert_same(found, wanted):
+    for key in MEASURES:
+        np.testing.assert_allclose(found[key], wanted[key], rtol=2e-5, err_msg=key)
+
+
+@pytest.fixture(scope="module")
+def causal():
+    """With −∞ where a pair is hidden."""
+    found = measured(lambda: Block(lambda x: x.masked_fill(HIDDEN, -torch.inf)))
+    assert (found["tokens_seen"] == (TOKENS + 2) / 2).all()
+    assert not np.allclose(found["logit_std"], measured(lambda: Block(lambda x: x))["logit_std"], rtol=1e-2)
+    return found
+
+
+@pytest.mark.parametrize("low", [-50.0, -100.0, -1e3, -1e4, -1e9, torch.finfo(torch.float32).min, -torch.inf])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_mask_of_any_size_is_one(causal, way, low):
+    if low < -1e38 and way in ("twice", "alpha"):
+        low = -1e30
+    assert_same(measured(lambda: Block(lambda x: WAYS[way](x, low))), causal)
+
+
+@pytest.mark.parametrize("low", [-50.0, -1e3, -1e9])
+def test_a_mask_of_torchs_fused_attention_is_one(causal, low):
+    def fused(**masks):
+        return measured(
+            lambda: Block(lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, **masks), fused=True)
+        )
+
+    assert_same(fused(attn_mask=additive(HIDDEN, low)), causal)
+    assert_same(fused(attn_mask=additive(HIDDEN, low).expand(1, HEADS, -1, -1)), causal)
+    assert_same(fused(attn_mask=~HIDDEN), causal)
+    assert_same(fused(is_causal=True), causal)
+
+
+@pytest.mark.parametrize("low", [-50.0, -100.0, -1e9, -torch.inf])
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_a_mask_of_torchs_attention_of_several_heads_is_one(need_weights, low):
+    def run(attention, padding):
+        return measured(lambda: Torchs(need_weights, attn_mask=attention, key_padding_mask=padding))
+
+    wanted = run(HIDDEN, PADDED)
+    assert_same(run(additive(HIDDEN, low), additive(PADDED, low)), wanted)
+    rows = np.concatenate([np.arange(2, 7), [2, 3, 4, 4, 4]])  # seen by the rows that see two tokens or more
+    np.testing.assert_allclose(wanted["tokens_seen"], rows.mean())
+    assert_same(measured(lambda: Torchs(need_weights, attn_mask=additive(HIDDEN, low))), run(HIDDEN, PADDED & False))
+
+
+@pytest.mark.parametrize("low", [-50.0, -100.0, -1e3, -1e9])
+def test_a_mask_by_sequence_is_one(low):
+    wanted = measured(lambda: Block(lambda x: by_row(x, -torch.inf)))
+    assert_same(measured(lambda: Block(lambda x: by_row(x, low))), wanted)
+    np.testing.assert_allclose(wanted["tokens_seen"], np.mean([2, 3, 4, 5, 6, 2, 3, 4, 4, 4]))
+
+
+@pytest.mark.parametrize("low", [-50.0, -100.0, -1e3, -1e9])
+def test_a_mask_beside_a_bias_by_head_is_one(low):
+    def both(low):
+        return lambda x: x + (BIAS + additive(HIDDEN, low)[None, None])
+
+    wanted = measured(lambda: Block(lambda x: (x + BIAS).masked_fill(HIDDEN, -torch.inf)))
+    assert_same(measured(lambda: Block(both(low))), wanted)
+    assert_same(measured(lambda: Block(lambda x: x + BIAS + additive(HIDDEN, low))), wanted)
+
+
+@pytest.mark.parametrize("low", [-1e4, -1e9, -torch.inf])
+def test_a_mask_that_cannot_be_followed_is_known_by_its_size(causal, low):
+    def written(x, low):
+        x[..., HIDDEN] = low
+        return x
+
+    assert_same(measured(lambda: Block(lambda x: written(x, low))), causal)
+
+
+def test_a_row_that_sees_nothing_does_not_count():
+    nothing = HIDDEN.clone()
+    nothing[3] = True
+    for low in (-50.0, -1e9):
+        found = measured(lambda low=low: Block(lambda x: x + additive(nothing, low)))
+        np.testing.assert_allclose(found["tokens_seen"], np.mean([2, 3, 5, 6]))
+
+
+@pytest.mark.parametrize("attend", [lambda x: 1e6 * x, lambda x: 1e6 * x + 0 * HIDDEN.float()])
+def test_logits_are_no_masks_however_large(attend):
+    found, plain = measured(lambda: Block(attend)), measured(lambda: Block(lambda x: x))
+    assert (found["tokens_seen"] == TOKENS).all()
+    np.testing.assert_allclose(found["logit_std"][:, 0], 1e6 * plain["logit_std"][:, 0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("scale", [5.0, 10.0, 100.0])
+def test_large_logits_of_gpt2_have_the_spread_of_drawn_ones(scale, implementation):
+    transformers = pytest.importorskip("transformers")
+    samples, heads, tokens, layers = 32, 4, 16, 4
+    sizes = {"n_layer": layers, "n_embd": 32, "n_head": heads, "vocab_size": 50, "n_positions": 32}
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+
+    def make():
+        return transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(**sizes, **ends, initializer_range=scale, attn_implementation=implementation)
+        )
+
+    ids = torch.arange(tokens)[None]
+    data = lf.weightless.simulate(make, ids, samples=samples, seed=0, progress=False)
+    assert (data["tokens_seen"] == (tokens + 2) / 2).all()
+    assert (data["effective_tokens"] >= 1 - 1e-6).all()
+    drawn = []
+    for seed in range(samples):
+        torch.manual_seed(seed)
+        model, seen = make().eval(), []
+        for layer in model.transformer.h:
+            layer.attn.c_attn.register_forward_hook(lambda part, given, out, seen=seen: seen.append(out[0].double()))
+        with torch.no_grad():
+            model(ids)
+        for out in seen:
+            q, k, _ = (t.view(tokens, heads, -1).transpose(0, 1) for t in out.chunk(3, -1))
+            logits = q @ k.mT / q.shape[-1] ** 0.5
+            spread = [logits[:, i, : i + 1].var(-1, correction=0) for i in range(1, tokens)]
+            drawn.append(torch.stack(spread).mean(0).sqrt().mean())
+    drawn = torch.stack(drawn).view(samples, layers).numpy()
+    found = data["logit_std"].values.mean(-1)
+    error = np.sqrt((drawn.var(0, ddof=1) + found.var(0, ddof=1)) / samples)
+    assert (np.abs(found.mean(0) - drawn.mean(0)) < 4 * error).all()
+    assert (np.abs(0.6 * found.mean(0) - drawn.mean(0)) > 4 * error).all()
