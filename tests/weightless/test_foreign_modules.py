@@ -303,7 +303,7 @@ def cached():
 
 def test_a_matrix_without_entries_is_refused_when_it_is_read():
     CACHE.clear()
-    with pytest.raises(lf.InputError, match="Cached reads a matrix without entries in"):
+    with pytest.raises(lf.InputError, match="cached reads a matrix without entries in"):
         lf.weightless.simulate(cached, IDS, samples=1, **OPTIONS)
     with pytest.raises(lf.InputError, match="reads a matrix without entries"):
         lf.check(Cached(), IDS, progress=False)

@@ -5,6 +5,7 @@ by their paths, such as `blocks.0.extra[1].weight`: to compare two builds, and t
 """
 
 import functools
+import random
 import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ WITHOUT = {type(None), str, type, types.BuiltinFunctionType, types.ModuleType}  
 OF_MODULES = set(vars(nn.Module()))  # hooks, mostly
 LEAVES = {bool, int, float, complex}
 NUMBERS = bool | int | float | complex | np.generic | np.ndarray
+GENERATORS = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 REGISTERS = ("_parameters", "_buffers", "_modules")  # of a module, which are no part of a path
 WHOLE_COPIES = 2  # dimensions from which on a parameter is watched and not copied
 
@@ -103,9 +105,9 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 def strays(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Tensors and numbers that are neither a parameter nor a buffer, by path."""
+    """Tensors, numbers and generators that are neither a parameter nor a buffer, by path."""
     for place in reachable(module):
-        if isinstance(place.value, Tensor | NUMBERS) and not place.registered:
+        if isinstance(place.value, Tensor | NUMBERS | GENERATORS) and not place.registered:
             yield place.path, place.value
 
 

@@ -7,6 +7,9 @@ architectures is believed, and a model of any size can be read.
 
 Four of torch's initialisations do nothing on the meta device. They are watched by themselves, under whatever name they
 were imported: the truncated normal; the orthogonal and the sparse one, whose entries depend on each other; and Dirac's.
+
+Chance may also enter where no law describes it: a number that is read while the module is built, a seed that the code
+sets itself, another generator. The watch notes each of these as a doubt.
 """
 
 import contextlib
@@ -19,22 +22,33 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from limitformer.base.errors import require
 from limitformer.base.memory import readable
 from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
-from limitformer.weightless.reachable import same_numbers, strays
+from limitformer.weightless.reachable import GENERATORS, same_numbers, strays
 
 ALLOCATIONS = ("empty", "new_empty", "empty_strided", "new_empty_strided")
 RANDOM = {"randn": laws.normal(1.0), "rand": laws.uniform(0.0, 1.0)}
 RANDOM |= {"randn_like": laws.normal(1.0), "rand_like": laws.uniform(0.0, 1.0)}
+ZEROS, ONES, FULL = ({f"{way}_like", f"new_{way}"} for way in ("zeros", "ones", "full"))
 NEW = {*ALLOCATIONS, *RANDOM, "empty_like", "zeros", "ones", "full", "randn_like"}
 KEEPING = {"clone", "detach", "_to_copy", "alias", "lift_fresh", "contiguous"}  # of the whole tensor, entry by entry
 VIEWS = {"view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "t", "transpose", "permute", "select", "slice"}
 VIEWS |= {"detach", "alias", "as_strided", "expand", "_reshape_alias", "unbind", "split", "chunk", "lift_fresh"}
 FILLING = {"zero_", "fill_", "normal_", "uniform_", "copy_"}  # what was there before does not matter
+ENTRIES = {"tolist", "numpy", "__array__", "__dlpack__"}  # methods that read a tensor's memory
+OWN_GENERATOR = "it draws from a generator of its own"
+OWN_STATE = "it sets the state of torch's generator"
+READS = "it reads a random number while it builds the module"
+OTHER_CHANCE = "it draws from the generators of NumPy or Python"
+RENORMALISES = "it changes its weight when it runs (max_norm)"
+RANDOM_VALUE = "it is random"
+VIEW = "it is a view, or a copy in another form, of a random matrix"
 DEPENDENT = Law(laws.UNKNOWN, reason="its entries depend on each other")
 
 
@@ -47,19 +61,66 @@ class Watch(TorchDispatchMode):
         self.values: dict[int, Tensor] = {}  # what was copied from a computed tensor
         self.alive: list[Any] = []  # storages, so that no address is used twice
         self.draws = 0
+        self.widths: dict[int, int] = {}  # of the rows of `Law.rows`, by the law's source
+        self.doubts: set[str] = set()  # what the code does with chance that no law describes
+        self.state: Tensor | None = None  # of torch's generator after the last draw
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run it, and write down what it does."""
         name, kwargs = func.overloadpacket.__name__, dict(kwargs or {})
+        if any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
+            self.doubts.add(OWN_GENERATOR)
+        if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags):
+            self.read((args, kwargs))
+        seeded = torch.Tag.nondeterministic_seeded in func.tags
+        if seeded:
+            self.check_state()
+        out = self.followed(name, func, args, kwargs, seeded)
+        if seeded:
+            self.move_state()
+        return out
+
+    def begin(self) -> None:
+        """Take the state of torch's generator as the one that the code finds."""
+        self.state = torch.get_rng_state()
+
+    def check_state(self) -> None:
+        """Note a doubt if anything but a draw has changed the state of torch's generator."""
+        if self.state is not None and not torch.equal(self.state, torch.get_rng_state()):
+            self.doubts.add(OWN_STATE)
+
+    def move_state(self) -> None:
+        """Move torch's generator, which stays where it is when entries are drawn on the meta device."""
+        if self.state is not None and torch.equal(self.state, torch.get_rng_state()):
+            torch.rand(1)
+        self.state = torch.get_rng_state()
+
+    def read(self, values: Any) -> None:
+        """Note a doubt if the code reads entries that are random."""
+        if self.chance(values):
+            self.doubts.add(READS)
+
+    def chance(self, values: Any) -> bool:
+        """Whether chance has a part in one of the tensors."""
+        laws_of_all = [self.law_of(tensor) for tensor in tensors_in(values)]
+        return any(law is not None and (law.random or law.kind == laws.UNKNOWN) for law in laws_of_all)
+
+    def followed(self, name: str, func: Any, args: Any, kwargs: dict[str, Any], seeded: bool) -> Any:
+        """Run an operation and note the laws of what it makes or changes."""
         if name in ALLOCATIONS or name in RANDOM:
             return self.made(name, func, args, kwargs)
         if name == "_to_copy" and args[0].is_meta:  # a matrix that is sent to a device stays without entries
             kwargs["device"] = args[0].device
+        before = self.chance((args, kwargs))
         out = func(*args, **kwargs)
         if name.rstrip("_") != name and args:
-            self.written(name, args, kwargs)
+            self.written(name, args, kwargs, before or seeded)
         elif "out" in kwargs:
-            self.note(kwargs["out"], Law(laws.UNKNOWN, reason=f"it was written by {name}"))
+            if before or seeded or kwargs["out"].is_meta:
+                self.note(kwargs["out"], Law(laws.UNKNOWN, reason=f"it was written by {name}"))
+        elif seeded:
+            for made in tensors_in(out):
+                self.note(made, Law(laws.UNKNOWN, reason=f"it was made by {name}"))
         elif name == "_to_copy" and out.is_meta and not args[0].is_meta:  # sent to where the matrices are
             self.copied(out, args[0])
         elif name not in VIEWS:
@@ -73,8 +134,9 @@ class Watch(TorchDispatchMode):
         if len(size) >= 2 and (kwargs.get("dtype") or like).is_floating_point:
             kwargs["device"] = torch.device("meta")
         out: Tensor = func(*args, **kwargs)
-        if name in RANDOM and out.is_floating_point():
-            self.note(out, self.drawn(RANDOM[name]))
+        if name in RANDOM:
+            unknown = Law(laws.UNKNOWN, reason=f"it was made by {name}")
+            self.note(out, self.drawn(RANDOM[name]) if out.is_floating_point() else unknown)
         return out
 
     def drawn(self, law: Law) -> Law:
@@ -82,36 +144,49 @@ class Watch(TorchDispatchMode):
         self.draws += law.random
         return replace(law, source=self.draws if law.random else -1)
 
-    def written(self, name: str, args: Any, kwargs: dict[str, Any]) -> None:
-        """An operation in place, on one tensor or on several."""
+    def written(self, name: str, args: Any, kwargs: dict[str, Any], chance: bool) -> None:
+        """Note an operation in place, on one tensor or on several."""
         if not isinstance(args[0], Tensor):
             for tensor in tensors_in(args[0]):
-                self.note(tensor, Law(laws.UNKNOWN, reason=f"it was changed by {name}"))
+                if chance or tensor.is_meta:
+                    self.note(tensor, Law(laws.UNKNOWN, reason=f"it was changed by {name}"))
+        elif not chance and not args[0].is_meta:
+            self.note(args[0], Law(laws.GIVEN))
         elif name == "copy_" and isinstance(args[1], Tensor):
             self.copied(args[0], args[1])
-        elif args[0].is_floating_point():
+        else:
             before, tensor = self.law_of(args[0]), args[0]
             after = after_writing(name, before, args[1:], kwargs)
             after = self.drawn(after) if name in FILLING else after
-            self.note(tensor, after if covers(tensor) else with_part(before, tensor, after))
+            if not tensor.is_floating_point() and after.kind != laws.CONSTANT:
+                after = Law(laws.UNKNOWN, reason=f"it was changed by {name}")
+            self.note(tensor, after if covers(tensor) else self.with_part(before, tensor, after))
 
     def copied(self, tensor: Tensor, source: Tensor) -> None:
-        """`tensor` takes the entries of `source`."""
-        law = self.law_of(source)
-        if law is None and not source.is_meta:
+        """Note that `tensor` takes the entries of `source`."""
+        law, rearranged = self.law_of(source), not (plain(tensor) and source.shape == tensor.shape)
+        if not source.is_meta and not self.chance(source):
+            law = Law(laws.GIVEN) if plain(tensor) else Law(laws.UNKNOWN, reason="a part of it was overwritten")
             self.values[storage(tensor)] = source.detach().expand(tensor.shape).clone()
-            law = Law(laws.GIVEN)
-        elif law is not None and law.kind == laws.GIVEN and plain(source) and source.shape == tensor.shape:
+        elif law is not None and law.kind == laws.GIVEN and plain(source) and not rearranged:
             self.values[storage(tensor)] = self.values[storage(source)]
         elif law is not None and law.kind == laws.GIVEN:
             law = Law(laws.UNKNOWN, reason="it repeats or rearranges given numbers")
         law = law or Law(laws.UNKNOWN, reason="a copy of something that was computed")
-        if law.random and not (plain(source) and plain(tensor) and source.shape == tensor.shape):
+        if law.random and not (
+            plain(source) and not rearranged and source.is_floating_point() and tensor.is_floating_point()
+        ):
             law = Law(laws.UNKNOWN, reason="it repeats or rearranges random numbers")
-        self.note(tensor, law if covers(tensor) else with_part(self.law_of(tensor), tensor, law))
+        self.note(tensor, law if covers(tensor) else self.with_part(self.law_of(tensor), tensor, law))
 
     def derived(self, name: str, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         """Tensors made from ones whose law is known: from one by an operation with numbers, or not understood."""
+        if name in ZEROS | ONES | FULL:
+            after = after_writing(f"{name}_", None, args[2 if "new" in name else 1 :], {})
+            self.note(out, after if out.is_meta else Law(laws.GIVEN))
+            return
+        if name == "empty_like" and not out.is_meta:
+            return
         sources = [(t, law) for t in tensors_in((args, kwargs)) if (law := self.law_of(t)) is not None]
         if not sources or not any(law.random or law.kind == laws.UNKNOWN or t.is_meta for t, law in sources):
             return
@@ -119,11 +194,23 @@ class Watch(TorchDispatchMode):
         alone = len(sources) == 1 and tensor is args[0] and len(tensors_in((args, kwargs))) == 1
         for made in tensors_in(out):
             after = Law(laws.UNKNOWN, reason=f"it was made by {name}")
-            if alone and plain(tensor) and plain(made) and made.shape == tensor.shape:
+            same = plain(tensor) and plain(made) and made.shape == tensor.shape
+            if alone and same and tensor.is_floating_point() and made.is_floating_point():
                 after = law if name in KEEPING else after_writing(f"{name}_", law, args[1:], kwargs)
                 if after is law and storage(tensor) in self.values:
                     self.values[storage(made)] = self.values[storage(tensor)]
             self.note(made, after)
+
+    def with_part(self, before: Law | None, part: Tensor, after: Law) -> Law:
+        """The law of a random matrix whose row `part` was overwritten by a constant; unknown for any other part."""
+        base = part._base if part._base is not None else part
+        row = base.stride(0) if base.dim() else 0
+        whole_row = row and part.numel() == row and part.is_contiguous() and part.storage_offset() % row == 0
+        if before is None or not before.random or not whole_row or after.kind != laws.CONSTANT:
+            return Law(laws.UNKNOWN, reason="a part of it was overwritten")
+        if self.widths.setdefault(before.source, row) != row:
+            return Law(laws.UNKNOWN, reason="parts of it were overwritten")
+        return replace(before, rows=before.rows | {part.storage_offset() // row: after.shift})
 
     def note(self, tensor: Tensor, law: Law) -> None:
         """Note the law of a storage; one that is not understood gets a source, too, by which copies are known."""
@@ -143,9 +230,26 @@ class Watch(TorchDispatchMode):
         self, tensor: Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
     ) -> Tensor:
         """In the place of torch's function."""
+        torch.rand(1)  # which is watched: it moves torch's generator, as this draw does
+        if generator is not None:
+            self.doubts.add(OWN_GENERATOR)
         law = self.drawn(laws.truncated_normal(mean, std, a, b))
-        self.note(tensor, law if covers(tensor) else with_part(self.law_of(tensor), tensor, law))
+        self.note(tensor, law if covers(tensor) else self.with_part(self.law_of(tensor), tensor, law))
         return tensor
+
+
+class Readings(TorchFunctionMode):
+    """Notes where the code reads random entries past torch's operations, such as by `tolist`."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run it, and note a doubt if it reads random entries."""
+        if getattr(func, "__name__", "") in ENTRIES:
+            self.watch.read(args[:1])
+        return func(*args, **(kwargs or {}))
 
 
 class Limited(TorchDispatchMode):
@@ -185,8 +289,13 @@ def storage(tensor: Tensor) -> int:
 
 
 def covers(tensor: Tensor) -> bool:
-    """Whether it is all of its storage."""
-    return tensor.numel() * tensor.element_size() >= tensor.untyped_storage().nbytes()
+    """Whether it is all of its storage, and has each entry once."""
+    entries = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if tensor.numel() and size > 1 and stride != entries:
+            return False
+        entries *= size
+    return entries * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
 def after_writing(name: str, before: Law | None, args: Any, kwargs: dict[str, Any]) -> Law:
@@ -199,8 +308,8 @@ def after_writing(name: str, before: Law | None, args: Any, kwargs: dict[str, An
         return laws.normal(*normal_arguments(args, kwargs)[::-1])
     if name == "uniform_":
         return laws.uniform(*uniform_arguments(args, kwargs))
-    if name in ("zero_", "fill_", "zeros_like_", "ones_like_", "full_like_"):
-        value = {"zero_": 0.0, "zeros_like_": 0.0, "ones_like_": 1.0}.get(name, number)
+    if name in ("zero_", "fill_") or name[:-1] in ZEROS | ONES | FULL:
+        value = 0.0 if name == "zero_" or name[:-1] in ZEROS else 1.0 if name[:-1] in ONES else number
         return Law(laws.UNKNOWN, reason=name) if value is None else laws.constant(value)
     if name in ("requires_grad_", "detach_"):
         return before or Law(laws.GIVEN)
@@ -237,17 +346,6 @@ def clamp_arguments(args: Any, kwargs: dict[str, Any]) -> tuple[float, float]:
     return -math.inf if least is None else float(least), math.inf if most is None else float(most)
 
 
-def with_part(before: Law | None, part: Tensor, after: Law) -> Law:
-    """The law of a random matrix whose row `part` was overwritten by a constant; unknown for any other part."""
-    base = part._base if part._base is not None else part
-    row = base.stride(0) if base.dim() else 0
-    whole_row = row and part.numel() == row and part.is_contiguous() and part.storage_offset() % row == 0
-    if before is None or not before.random or not whole_row or after.kind != laws.CONSTANT:
-        return Law(laws.UNKNOWN, reason="a part of it was overwritten")
-    rows = before.rows | {part.storage_offset() // row: after.shift}
-    return replace(before, rows=rows)
-
-
 @contextlib.contextmanager
 def watching() -> Iterator[Watch]:
     """Watch what is built in the block."""
@@ -260,7 +358,7 @@ def watching() -> Iterator[Watch]:
     for function in silent:  # the function itself, for others have imported it by name
         function.__code__, function.__defaults__ = dependent_entries.__code__, None
     try:
-        with watch:
+        with watch, Readings(watch):
             yield watch
     finally:
         WATCHES.pop()
@@ -293,40 +391,93 @@ def built(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
     module, watch = build(factory, dtype, 0)
     other, watch_of_other = build(factory, dtype, 1)
     twins = dict(other.named_parameters())
-    found = {}
+    laws_found = {}
+    explains = False  # whether a parameter shows where numbers of NumPy or Python went
     for name, parameter in module.named_parameters():
-        found[name] = law_of(parameter, watch)
-        if name not in twins or not alike(parameter, found[name], watch, twins[name], watch_of_other):
-            seen = watch.law_of(parameter) or found[name]
-            found[name] = Law(laws.UNKNOWN, reason=seen.reason or "it is random", source=seen.source)
-    settle(module, watch, found)
-    settle(other, watch_of_other, found)
-    return Built(module, found, doubts(module, other, watch))
+        law = law_of(parameter, watch)
+        if name not in twins or not alike(parameter, law, watch, twins[name], watch_of_other):
+            seen = watch.law_of(parameter) or law
+            explains = explains or seen.kind != laws.UNKNOWN
+            law = Law(laws.UNKNOWN, reason=seen.reason or RANDOM_VALUE, source=seen.source)
+        laws_found[name] = law
+    laws_found |= views(module, laws_found, watch)
+    settle(module, watch, laws_found)
+    settle(other, watch_of_other, laws_found)
+    reasons = watch.doubts | watch_of_other.doubts
+    reasons -= {OTHER_CHANCE} if explains else set()
+    own = {"the code that makes it": "; ".join(sorted(reasons))} if reasons else {}
+    return Built(module, laws_found, doubts(module, other, watch) | own)
+
+
+def views(module: nn.Module, known: dict[str, Law], watch: Watch) -> dict[str, Law]:
+    """Unknown laws for the parameters that hold a random matrix in part, or in another form than other parameters."""
+    forms: dict[int, dict[Any, list[str]]] = {}
+    odd = set()
+    for name, parameter in module.named_parameters():
+        law = known[name]
+        if parameter.layout != torch.strided or law.source < 0:
+            continue
+        form = (parameter.shape, parameter.stride(), parameter.storage_offset(), parameter.dtype)
+        form += (law.kind, law.low, law.high)
+        forms.setdefault(law.source, {}).setdefault(form, []).append(name)
+        rows = not law.rows or (plain(parameter) and parameter.stride(0) == watch.widths[law.source])
+        if not covers(parameter) or not rows:
+            odd.add(law.source)
+    unknown = {}
+    for source, names in forms.items():
+        for same in names.values() if source in odd or len(names) > 1 else ():
+            watch.draws += 1  # a source of their own, so that laws that are given do not make them copies
+            reasons = {name: known[name].reason or VIEW for name in same}
+            unknown |= {name: Law(laws.UNKNOWN, reason=reasons[name], source=watch.draws) for name in same}
+    return unknown
 
 
 def doubts(module: nn.Module, other: nn.Module, watch: Watch) -> dict[str, str]:
-    """What a pass through `module` could read, is no parameter, and has no values or others in another build."""
-    found, twins = {}, dict(other.named_buffers())
+    """What a pass through `module` could read, is not a parameter, and has no values or others in another build."""
+    reasons, twins = {}, dict(other.named_buffers())
     for name, buffer in module.named_buffers():
-        law = watch.law_of(buffer)
         if buffer.is_meta:
-            found[name] = "it was made by an operation on matrices"
-        elif (law is not None and law.random) or name not in twins or not same_numbers(buffer, twins[name]):
-            found[name] = "it is random"
+            reasons[name] = "it was made by an operation on matrices"
+        elif watch.chance(buffer) or name not in twins or not same_numbers(buffer, twins[name]):
+            reasons[name] = RANDOM_VALUE
     own = {id(parameter) for parameter in module.parameters()}
-    elsewhere = dict(strays(other))
-    for name, value in strays(module):
+    elsewhere, here = dict(strays(other)), dict(strays(module))
+    for name, value in here.items():
         if isinstance(value, Tensor) and (value.is_meta or id(value) in own):
-            found[name] = "it is a matrix that is neither a parameter nor a buffer"
-        elif name not in elsewhere or not same_numbers(value, elsewhere[name]):
-            found[name] = "it is random, and neither a parameter nor a buffer"
-    return found
+            reasons[name] = "it is a matrix that is neither a parameter nor a buffer"
+        elif isinstance(value, GENERATORS):
+            reasons[name] = "it is a generator of random numbers"
+        elif watch.chance(value) or name not in elsewhere or not same_numbers(value, elsewhere[name]):
+            reasons[name] = "it is random, and neither a parameter nor a buffer"
+    reasons |= {name: "only some of the modules have it" for name in elsewhere if name not in here}
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
+            reasons[name] = RENORMALISES
+    return reasons
 
 
 def build(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int) -> tuple[nn.Module, Watch]:
     """Run the factory from these global seeds, and watch it."""
+
+    def watched() -> nn.Module:
+        watch.begin()
+        before = random.getstate(), np.random.get_state(legacy=False)
+        module = factory()
+        if not same_state(before, (random.getstate(), np.random.get_state(legacy=False))):
+            watch.doubts.add(OTHER_CHANCE)
+        return module
+
     with watching() as watch:
-        return drawn_module(factory, dtype, seed), watch
+        return drawn_module(watched, dtype, seed), watch
+
+
+def same_state(a: Any, b: Any) -> bool:
+    """Whether Python's and NumPy's generators are in the same states."""
+    return (
+        bool(a[0] == b[0])
+        and a[1]["state"]["pos"] == b[1]["state"]["pos"]
+        and same_numbers(a[1]["state"]["key"], b[1]["state"]["key"])
+    )
 
 
 def drawn_module(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int) -> nn.Module:
@@ -344,13 +495,25 @@ def drawn_module(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int
         np.random.set_state(numpys)
         random.setstate(own)
     require(isinstance(module, nn.Module), f"the function must return a torch.nn.Module; got {type(module).__name__}.")
+    lazy = next((name for name, each in named_tensors(module) if is_lazy(each)), None)
+    require(
+        lazy is None,
+        f"{lazy} of {type(module).__name__} is of a lazy layer, and has no shape before the module has run. "
+        "Nearest: the layer with its sizes, such as nn.Linear for nn.LazyLinear.",
+    )
     return module
 
 
+def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
 def law_of(parameter: Tensor, watch: Watch) -> Law:
-    """As watched; of what nothing random wrote to, its values."""
+    """The law as watched; where nothing random wrote to a parameter, its values."""
     law = watch.law_of(parameter)
-    if law is not None and (parameter.is_meta or law.random or law.reason == DEPENDENT.reason):
+    if law is not None and parameter.is_meta and law.kind == laws.GIVEN and not plain(parameter):
+        return Law(laws.UNKNOWN, reason="it repeats or rearranges given numbers")
+    if law is not None and (parameter.is_meta or watch.chance(parameter)):
         return law
     if parameter.is_meta:
         return Law(laws.UNKNOWN, reason="nothing was seen to write to it")
@@ -394,7 +557,7 @@ def value_of(tensor: Tensor, law: Law, watch: Watch) -> Tensor | None:
         return tensor.detach()
     if law.kind == laws.CONSTANT:
         return torch.full(tensor.shape, law.shift, dtype=tensor.dtype)
-    if law.kind == laws.GIVEN and storage(tensor) in watch.values:
+    if law.kind == laws.GIVEN and plain(tensor) and storage(tensor) in watch.values:
         return watch.values[storage(tensor)].to(tensor.dtype).reshape(tensor.shape)
     return None
 
