@@ -196,7 +196,97 @@ class Global(Net):
         return super().stream(x @ GLOBAL["matrix"])
 
 
+class Unbound(Net):
+    """Two matrices that are parts of one: they are independent."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = (nn.Parameter(each) for each in torch.randn(2, WIDTH, WIDTH).unbind())
+
+    def stream(self, x):
+        return super().stream(x @ (self.q - self.k))
+
+
+class Expanded(Net):
+    """A matrix whose rows are one row."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(1, WIDTH).expand(WIDTH, WIDTH))
+
+    def stream(self, x):
+        return super().stream(x @ self.rows)
+
+
+class Overlapping(Net):
+    """A vector and a part of it."""
+
+    def __init__(self):
+        super().__init__()
+        vector = torch.randn(2 * WIDTH)
+        self.part, self.all = nn.Parameter(vector[:WIDTH]), nn.Parameter(vector)
+
+    def stream(self, x):
+        return super().stream(x * (1 + self.part * self.all[:WIDTH]))
+
+
+class Transposed(Net):
+    """A matrix and its transpose, which share their memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.two = nn.Parameter(self.one.data.T)
+
+    def stream(self, x):
+        return super().stream(x @ self.one @ self.two)
+
+
+class Tossed(Net):
+    """A coin that is tossed while the module is made, one of whose sides is likely to come in both builds."""
+
+    def __init__(self, toss):
+        super().__init__()
+        toss(self)
+
+    def stream(self, x):
+        return super().stream(x * (20.0 if self.side() else 1.0))
+
+    def side(self):
+        return bool(self.coin) if isinstance(self.coin, torch.Tensor) else self.coin == "heads"
+
+
+def by_bool(net):
+    net.coin = "heads" if torch.rand(()) < 0.5 else None
+
+
+def by_list(net):
+    net.coin = "heads" if torch.rand(1).tolist()[0] < 0.5 else None
+
+
+def by_comparison(net):
+    net.register_buffer("coin", torch.rand(1) < 0.25)
+
+
+def by_whole_number(net):
+    net.register_buffer("coin", torch.randint(0, 5, (1,)) // 4)
+
+
+def by_choice(net):
+    net.coin = random.choice(["heads", "tails"])
+
+
+def by_numpy(net):
+    net.coin = "heads" if np.random.rand() < 0.5 else "tails"
+
+
+def by_parameter(net):
+    net.coin = nn.Parameter((torch.rand(1) < 0.25).to(torch.get_default_dtype()), requires_grad=False)
+
+
+TOSSES = [by_bool, by_list, by_comparison, by_whole_number, by_choice, by_numpy, by_parameter]
 STRANGE = [Rotated, Listed, Closed, Noted, Numpy, Normal, Scaled, Complex, Rearranged, Asked, Summed, Global]
+STRANGE += [Unbound, Expanded, Overlapping, Transposed, *(functools.partial(Tossed, toss) for toss in TOSSES)]
 
 
 def drawn(factory, count):
@@ -221,7 +311,11 @@ def sizes(data):
     return np.log(np.einsum("sii->s", data.covariance.values[:, -1]) / data.sizes["token"])
 
 
-@pytest.mark.parametrize("factory", STRANGE)
+def name_of(factory):
+    return factory.args[0].__name__ if isinstance(factory, functools.partial) else factory.__name__
+
+
+@pytest.mark.parametrize("factory", STRANGE, ids=name_of)
 def test_whole_networks_have_the_law_of_the_modules_own_code(factory):
     samples = 300
     data = lf.weightless.simulate(factory, IDS, samples=samples, gradients=True, **OPTIONS)
@@ -458,3 +552,123 @@ def test_the_watch_leaves_torchs_functions_as_they_were():
     w = nn.init.orthogonal_(torch.empty(3, 3))
     assert torch.allclose(w @ w.T, torch.eye(3), atol=1e-5)
     assert nn.init.dirac_(torch.empty(2, 2, 1)).unique().tolist() == [0.0, 1.0]
+
+
+def seeded(net):
+    torch.manual_seed(0)
+    nn.init.normal_(net.head.weight)
+
+
+def seeded_by_the_generator_itself(net):
+    torch.default_generator.manual_seed(3)
+    nn.init.normal_(net.head.weight)
+
+
+def forked(net):
+    with torch.random.fork_rng():
+        nn.init.normal_(net.head.weight)
+    nn.init.normal_(net.blocks[0].up.weight)
+
+
+def forked_and_truncated(net):
+    with torch.random.fork_rng():
+        nn.init.trunc_normal_(net.head.weight)
+    nn.init.trunc_normal_(net.blocks[0].up.weight)
+
+
+def another_generator(net):
+    net.head.weight.data.normal_(generator=torch.Generator().manual_seed(3))
+
+
+def another_generator_of_an_initialisation(net):
+    nn.init.xavier_uniform_(net.head.weight, generator=torch.Generator().manual_seed(3))
+
+
+def another_generator_of_a_truncated_normal(net):
+    nn.init.trunc_normal_(net.head.weight, generator=torch.Generator().manual_seed(3))
+
+
+def net_with(change):
+    """A factory of networks that `change` changes."""
+
+    def factory():
+        net = Net()
+        change(net)
+        return net
+
+    return factory
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (seeded, "sets the state of torch's generator"),
+        (seeded_by_the_generator_itself, "sets the state"),
+        (forked, "sets the state"),
+        (forked_and_truncated, "sets the state"),
+        (another_generator, "draws from a generator of its own"),
+        (another_generator_of_an_initialisation, "draws from a generator of its own"),
+        (another_generator_of_a_truncated_normal, "draws from a generator of its own"),
+    ],
+)
+def test_seeds_that_the_code_sets_are_those_of_each_network(change, reason):
+    data = lf.weightless.simulate(net_with(change), IDS, samples=3, **OPTIONS)
+    assert "drawn by the model's own code" in data.attrs["weights"]
+    assert reason in data.attrs["kept"]
+
+
+def test_a_factory_that_seeds_all_of_its_draws_has_one_network():
+    def factory():
+        torch.manual_seed(5)
+        return Net()
+
+    data = lf.weightless.simulate(factory, IDS, samples=3, **OPTIONS)
+    with torch.random.fork_rng():
+        torch.set_default_dtype(torch.float64)
+        net = factory()
+        torch.set_default_dtype(torch.float32)
+    end = net.stream(net.embed(IDS)).square().mean().log().item()
+    np.testing.assert_allclose(sizes(data), [end] * 3, rtol=1e-9)
+    assert np.ptp(sizes(lf.weightless.simulate(Net, IDS, samples=3, **OPTIONS))) > 0.01  # the twin: no seed is set
+
+
+@pytest.mark.parametrize("generator", [torch.Generator, np.random.default_rng, random.Random])
+def test_a_generator_among_the_attributes_is_not_understood(generator):
+    data = lf.weightless.simulate(net_with(lambda net: setattr(net, "source", generator())), IDS, samples=1, **OPTIONS)
+    assert data.attrs["kept"] == "source: it is a generator of random numbers"
+
+
+def test_fixed_numbers_that_the_code_computes_or_reads_are_understood():
+    def change(net):
+        table = torch.zeros(WIDTH)
+        table[0] = 3
+        table.mul_(torch.arange(WIDTH)).clamp_(0, 2)
+        net.register_buffer("table", table)
+        net.register_buffer("positions", torch.arange(5).expand(1, -1))
+        net.scale = nn.Parameter(torch.linspace(0, 1, WIDTH))
+        assert bool((table < 4).all())
+        assert table.tolist()[0] == 0
+
+    plain, changed = (
+        lf.weightless.simulate(net_with(each), IDS, samples=2, **OPTIONS) for each in (lambda net: None, change)
+    )
+    assert "drawn by" not in changed.attrs["weights"]
+    np.testing.assert_array_equal(changed.covariance, plain.covariance)
+
+
+def test_a_lazy_layer_is_refused_in_one_line():
+    def factory():
+        return nn.Sequential(nn.LazyLinear(4))
+
+    message = r"0\.weight of Sequential is of a lazy layer, and has no shape .* Nearest: the layer with its sizes"
+    for call in (lf.weightless.law, lambda made: lf.weightless.simulate(made, np.ones((1, 2, 8)), samples=1, seed=0)):
+        with pytest.raises(lf.InputError, match=message):
+            call(factory)
+
+
+def test_an_embedding_that_renormalises_its_weight_is_refused_by_name():
+    def change(net):
+        net.embed = nn.Embedding(12, WIDTH, max_norm=1.0)
+
+    with pytest.raises(lf.InputError, match=r"changes its parameter embed\.weight when it runs"):
+        lf.weightless.simulate(net_with(change), IDS, samples=1, gradients=True, **OPTIONS)

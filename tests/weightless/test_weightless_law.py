@@ -324,3 +324,74 @@ def test_logits_of_stock_models_are_those_of_their_formula(family):
     """The rest of the table is in `make laws`."""
     seen, expected = logits(family)
     assert abs(seen / expected - 1) < 0.06
+
+
+def holding(make):
+    """A factory of modules with the parameters that `make` gives."""
+    return lambda: nn.ParameterList([nn.Parameter(each) for each in make()])
+
+
+def views_of(make):
+    """A matrix and views of it."""
+
+    def made():
+        matrix = torch.randn(8, 8)
+        return [matrix, *make(matrix)]
+
+    return made
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(3, 8, 8).unbind(),
+        lambda: torch.randn(8, 16).chunk(2, -1),
+        lambda: torch.randn(16).split(8),
+        lambda: (lambda both: [both[:, ::2], both[:, 1::2]])(torch.randn(8, 16)),
+        lambda: [torch.randn(16)[:8]],
+        lambda: [torch.randn(1, 8).expand(8, 8)],
+        lambda: [torch.randn(8, 8).as_strided((8, 8), (1, 1))],
+        views_of(lambda matrix: [matrix.T]),
+        views_of(lambda matrix: [matrix[:4]]),
+        views_of(lambda matrix: [matrix.view(4, 16)]),
+        views_of(lambda matrix: [matrix.clone().view(4, 16)]),
+        lambda: (lambda matrix: [matrix, matrix.erfinv()])(torch.rand(8, 8) * 0.9),
+    ],
+)
+def test_parameters_that_share_numbers_in_several_forms_are_not_understood(make):
+    table = lf.weightless.law(holding(make))
+    assert {law.kind for law in table.laws.values()} == {"unknown"}
+    sources = [law.source for law in table.laws.values()]
+    assert len(set(sources)) == len(sources)  # so that laws that are given do not make them copies
+
+
+def test_a_whole_matrix_that_is_transposed_is_understood():
+    assert str(lf.weightless.law(holding(lambda: [torch.randn(8, 6).T]))["0"]) == "normal, std 1"
+
+
+def written(rows):
+    matrix = torch.randn(8, 8)
+    rows(matrix.detach()).zero_()
+    return [matrix]
+
+
+def test_only_rows_of_the_parameter_itself_are_rows_of_its_law():
+    assert lf.weightless.law(holding(lambda: written(lambda m: m[3])))["0"].rows == {3: 0.0}
+    assert lf.weightless.law(holding(lambda: written(lambda m: m.view(4, 16).detach()[1])))["0"].kind == "unknown"
+
+
+def test_whole_numbers_do_not_keep_the_law_of_what_they_are_rounded_from():
+    assert lf.weightless.law(holding(lambda: [(3 * torch.rand(8, 8)).int().float()]))["0"].kind == "unknown"
+
+
+def given(view):
+    numbers, matrix = torch.arange(64.0).view(8, 8), torch.empty(8, 8)
+    (matrix.T if view == "written" else matrix).copy_(numbers)
+    return [matrix.T if view == "read" else matrix]
+
+
+def test_given_numbers_are_read_in_the_order_in_which_they_were_written():
+    kinds = {
+        view: lf.weightless.law(holding(lambda view=view: given(view)))["0"].kind for view in ("", "read", "written")
+    }
+    assert kinds == {"": "given", "read": "unknown", "written": "unknown"}

@@ -71,7 +71,7 @@ class Watch(TorchDispatchMode):
         if any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
             self.doubts.add(OWN_GENERATOR)
         if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags):
-            self.read((args, kwargs))
+            self.check_reading((args, kwargs))
         seeded = torch.Tag.nondeterministic_seeded in func.tags
         if seeded:
             self.check_state()
@@ -95,12 +95,12 @@ class Watch(TorchDispatchMode):
             torch.rand(1)
         self.state = torch.get_rng_state()
 
-    def read(self, values: Any) -> None:
+    def check_reading(self, values: Any) -> None:
         """Note a doubt if the code reads entries that are random."""
-        if self.chance(values):
+        if self.has_chance(values):
             self.doubts.add(READS)
 
-    def chance(self, values: Any) -> bool:
+    def has_chance(self, values: Any) -> bool:
         """Whether chance has a part in one of the tensors."""
         laws_of_all = [self.law_of(tensor) for tensor in tensors_in(values)]
         return any(law is not None and (law.random or law.kind == laws.UNKNOWN) for law in laws_of_all)
@@ -111,7 +111,7 @@ class Watch(TorchDispatchMode):
             return self.made(name, func, args, kwargs)
         if name == "_to_copy" and args[0].is_meta:  # a matrix that is sent to a device stays without entries
             kwargs["device"] = args[0].device
-        before = self.chance((args, kwargs))
+        before = self.has_chance((args, kwargs))
         out = func(*args, **kwargs)
         if name.rstrip("_") != name and args:
             self.written(name, args, kwargs, before or seeded)
@@ -165,7 +165,7 @@ class Watch(TorchDispatchMode):
     def copied(self, tensor: Tensor, source: Tensor) -> None:
         """Note that `tensor` takes the entries of `source`."""
         law, rearranged = self.law_of(source), not (plain(tensor) and source.shape == tensor.shape)
-        if not source.is_meta and not self.chance(source):
+        if not source.is_meta and not self.has_chance(source):
             law = Law(laws.GIVEN) if plain(tensor) else Law(laws.UNKNOWN, reason="a part of it was overwritten")
             self.values[storage(tensor)] = source.detach().expand(tensor.shape).clone()
         elif law is not None and law.kind == laws.GIVEN and plain(source) and not rearranged:
@@ -248,7 +248,7 @@ class Readings(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run it, and note a doubt if it reads random entries."""
         if getattr(func, "__name__", "") in ENTRIES:
-            self.watch.read(args[:1])
+            self.watch.check_reading(args[:1])
         return func(*args, **(kwargs or {}))
 
 
@@ -417,13 +417,13 @@ def views(module: nn.Module, known: dict[str, Law], watch: Watch) -> dict[str, L
         law = known[name]
         if parameter.layout != torch.strided or law.source < 0:
             continue
-        form = (parameter.shape, parameter.stride(), parameter.storage_offset(), parameter.dtype)
-        form += (law.kind, law.low, law.high)
+        geometry = (parameter.shape, parameter.stride(), parameter.storage_offset(), parameter.dtype)
+        form = (*geometry, law.kind, law.low, law.high)
         forms.setdefault(law.source, {}).setdefault(form, []).append(name)
         rows = not law.rows or (plain(parameter) and parameter.stride(0) == watch.widths[law.source])
         if not covers(parameter) or not rows:
             odd.add(law.source)
-    unknown = {}
+    unknown: dict[str, Law] = {}
     for source, names in forms.items():
         for same in names.values() if source in odd or len(names) > 1 else ():
             watch.draws += 1  # a source of their own, so that laws that are given do not make them copies
@@ -438,7 +438,7 @@ def doubts(module: nn.Module, other: nn.Module, watch: Watch) -> dict[str, str]:
     for name, buffer in module.named_buffers():
         if buffer.is_meta:
             reasons[name] = "it was made by an operation on matrices"
-        elif watch.chance(buffer) or name not in twins or not same_numbers(buffer, twins[name]):
+        elif watch.has_chance(buffer) or name not in twins or not same_numbers(buffer, twins[name]):
             reasons[name] = RANDOM_VALUE
     own = {id(parameter) for parameter in module.parameters()}
     elsewhere, here = dict(strays(other)), dict(strays(module))
@@ -447,7 +447,7 @@ def doubts(module: nn.Module, other: nn.Module, watch: Watch) -> dict[str, str]:
             reasons[name] = "it is a matrix that is neither a parameter nor a buffer"
         elif isinstance(value, GENERATORS):
             reasons[name] = "it is a generator of random numbers"
-        elif watch.chance(value) or name not in elsewhere or not same_numbers(value, elsewhere[name]):
+        elif watch.has_chance(value) or name not in elsewhere or not same_numbers(value, elsewhere[name]):
             reasons[name] = "it is random, and neither a parameter nor a buffer"
     reasons |= {name: "only some of the modules have it" for name in elsewhere if name not in here}
     for name, part in module.named_modules():
@@ -461,9 +461,9 @@ def build(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int) -> tu
 
     def watched() -> nn.Module:
         watch.begin()
-        before = random.getstate(), np.random.get_state(legacy=False)
+        before = other_chance()
         module = factory()
-        if not same_state(before, (random.getstate(), np.random.get_state(legacy=False))):
+        if other_chance() != before:
             watch.doubts.add(OTHER_CHANCE)
         return module
 
@@ -471,13 +471,10 @@ def build(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int) -> tu
         return drawn_module(watched, dtype, seed), watch
 
 
-def same_state(a: Any, b: Any) -> bool:
-    """Whether Python's and NumPy's generators are in the same states."""
-    return (
-        bool(a[0] == b[0])
-        and a[1]["state"]["pos"] == b[1]["state"]["pos"]
-        and same_numbers(a[1]["state"]["key"], b[1]["state"]["key"])
-    )
+def other_chance() -> tuple[Any, ...]:
+    """The states of the global generators of NumPy and Python."""
+    numpys: Any = np.random.get_state(legacy=False)
+    return numpys["state"]["key"].tobytes(), numpys["state"]["pos"], random.getstate()
 
 
 def drawn_module(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int) -> nn.Module:
@@ -513,7 +510,7 @@ def law_of(parameter: Tensor, watch: Watch) -> Law:
     law = watch.law_of(parameter)
     if law is not None and parameter.is_meta and law.kind == laws.GIVEN and not plain(parameter):
         return Law(laws.UNKNOWN, reason="it repeats or rearranges given numbers")
-    if law is not None and (parameter.is_meta or watch.chance(parameter)):
+    if law is not None and (parameter.is_meta or watch.has_chance(parameter)):
         return law
     if parameter.is_meta:
         return Law(laws.UNKNOWN, reason="nothing was seen to write to it")
