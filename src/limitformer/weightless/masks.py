@@ -188,23 +188,20 @@ ARGUMENTS = ("condition", "self", "input", "equation", "other", "mat2", "mask", 
 Rule = Callable[..., Tensor | None]
 VIEWS: Any = (torch.reshape, Tensor.reshape, Tensor.view, torch.unflatten, Tensor.unflatten, torch.flatten,
               Tensor.flatten, torch.squeeze, Tensor.squeeze, torch.unsqueeze, Tensor.unsqueeze)  # fmt: skip
-RULES: dict[Any, Rule] = {
-    func: rule
-    for rule, functions in {
-        sum_of: (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__),
-        difference_of: (torch.sub, torch.subtract, Tensor.sub, Tensor.subtract, Tensor.sub_, Tensor.__sub__,
-                        Tensor.__isub__),
-        filled: (torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_),
-        chosen: (torch.where, Tensor.where),
-        product: (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm),
-        contraction: (torch.einsum,),
-        multiple: (torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.mul_, Tensor.__mul__,
-                   Tensor.__rmul__, Tensor.__imul__, torch.div, torch.divide, torch.true_divide, Tensor.div,
-                   Tensor.divide, Tensor.true_divide, Tensor.div_, Tensor.__truediv__, Tensor.__itruediv__),
-        same: (Tensor.to, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16, Tensor.type, Tensor.type_as,
-               Tensor.contiguous, Tensor.clone, torch.clone, Tensor.detach, torch.clamp, Tensor.clamp, torch.max,
-               torch.maximum, Tensor.maximum, torch.nan_to_num, Tensor.nan_to_num, functional.dropout),
-        viewed: VIEWS,
-    }.items()
-    for func in functions
+FUNCTIONS: dict[Rule, Any] = {
+    sum_of: (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__),
+    difference_of: (torch.sub, torch.subtract, Tensor.sub, Tensor.subtract, Tensor.sub_, Tensor.__sub__,
+                    Tensor.__isub__),
+    filled: (torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_),
+    chosen: (torch.where, Tensor.where),
+    product: (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm),
+    contraction: (torch.einsum,),
+    multiple: (torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.mul_, Tensor.__mul__,
+               Tensor.__rmul__, Tensor.__imul__, torch.div, torch.divide, torch.true_divide, Tensor.div,
+               Tensor.divide, Tensor.true_divide, Tensor.div_, Tensor.__truediv__, Tensor.__itruediv__),
+    same: (Tensor.to, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16, Tensor.type, Tensor.type_as,
+           Tensor.contiguous, Tensor.clone, torch.clone, Tensor.detach, torch.clamp, Tensor.clamp, torch.max,
+           torch.maximum, Tensor.maximum, torch.nan_to_num, Tensor.nan_to_num, functional.dropout),
+    viewed: VIEWS,
 }  # fmt: skip
+RULES: dict[Any, Rule] = {func: rule for rule, functions in FUNCTIONS.items() for func in functions}
