@@ -351,10 +351,10 @@ def a_part_that_is_a_link_out_of_the_folder(folder):
     (folder / "a.safetensors").symlink_to("../outside.safetensors")
 
 
-@case("cannot be read")
-def a_link_to_itself(folder):
-    (folder / "config.json").unlink()
-    (folder / "config.json").symlink_to("config.json")
+@case("cannot be read", SAFE, BIN, f"{SAFE}.index.json", "config.json")
+def a_link_to_itself(folder, name):
+    (folder / (name if name == "config.json" else SAFE)).unlink()
+    (folder / name).symlink_to(name)
 
 
 # Files of torch.

@@ -127,6 +127,40 @@ def test_shaped_models_are_loaded(folder):
     assert type(load(folder / "own")) is ShapedTransformerForMaskedLM
 
 
+@pytest.mark.parametrize("kind", [transformers.GPT2LMHeadModel, transformers.BertForMaskedLM])
+def test_a_shaped_folder_has_the_loss_of_its_class(kind, tmp_path):
+    """And not of its own name, whatever that is."""
+    folder = tmp_path / "MaskedLM" / "good"
+    shape_model(small(kind), Shaping()).save_pretrained(folder)
+    found, same = checked(str(folder)), checked(load_shaped(folder))
+    assert found.about["loss"] == same.about["loss"] == "cross-entropy"
+    assert float(found.curves["loss"].squeeze()) == float(same.curves["loss"].squeeze())
+
+
+UNTIED = {  # a weight that the class ties, stored with other values
+    "GPT-2": (transformers.GPT2LMHeadModel, "lm_head.weight"),
+    "Llama": (lambda: small(transformers.LlamaForCausalLM, tie_word_embeddings=True), "lm_head.weight"),
+    "BERT": (transformers.BertForMaskedLM, "cls.predictions.decoder.weight"),
+    "T5": (transformers.T5ForConditionalGeneration, "lm_head.weight"),
+}
+
+
+@pytest.mark.parametrize("name", UNTIED)
+def test_a_trained_network_may_hold_apart_what_its_law_ties(name, tmp_path):
+    kind, key = UNTIED[name]
+    module = small(kind) if isinstance(kind, type) else kind()
+    with torch.no_grad():
+        for each in module.parameters():
+            each.add_(0.3 * torch.randn_like(each))
+    module.save_pretrained(tmp_path)
+    hostile.save(tmp_path, hostile.tensors(tmp_path) | {key: torch.randn(60, 16)})
+    report = lf.check(str(tmp_path), tokens=6, samples=2, progress=False)
+    assert report.trained
+    assert key in {each.name for each in report.initialisation.weights}
+    assert report.laws is not None
+    assert key not in report.laws.laws
+
+
 def test_code_beside_a_shaped_model_is_not_run(folder, monkeypatch):
     """`load_shaped` itself, which refuses nothing here: the class is the library's."""
     shape_model(small(), Shaping()).save_pretrained(folder)

@@ -76,8 +76,9 @@ class Report:
         found = self.initialisation
         if not self.exists or found is None or self.laws is None or not found.trained:
             return False
-        constant = [each for each in found.weights if self.laws[each.name].kind == CONSTANT]
-        moved = sum(each.std > 0 or each.mean != self.laws[each.name].shift for each in constant)
+        laws = self.laws.laws  # a weight that its law ties, and this network does not, has none of its own
+        constant = [each for each in found.weights if each.name in laws and laws[each.name].kind == CONSTANT]
+        moved = sum(each.std > 0 or each.mean != laws[each.name].shift for each in constant)
         return bool(2 * moved >= len(constant))
 
     @property

@@ -128,5 +128,5 @@ def task_and_config(subject: Subject) -> Blueprint:
         return subject.blueprint
     config = getattr(subject.module, "config", None)
     config = config if hasattr(config, "model_type") else None
-    task = task_of(subject.name) if config is not None else "hidden"
+    task = task_of(type(subject.module).__name__) if config is not None else "hidden"
     return Blueprint(nn.Module, subject.name, task, config)
