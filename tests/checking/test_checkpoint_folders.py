@@ -19,6 +19,7 @@ import hostile_folders as hostile
 import limitformer as lf
 from hostile_folders import CASES, GPT2, SAFE, small
 from limitformer.checking.folder import load
+from limitformer.checking.tokenizer import FolderTokenizer
 from limitformer.hf import ShapedTransformerConfig, ShapedTransformerForMaskedLM, Shaping, load_shaped, shape_model
 from limitformer.weightless.models import config_from
 
@@ -222,13 +223,14 @@ def test_what_names_code_changes_nothing(name, folder):
 
 
 def with_tokenizer(folder, **about):
-    """A tokenizer of words in the folder, whose configuration says more."""
+    """A tokenizer of words in the folder, whose configuration says more, and its map of special tokens too."""
     words = {word: number for number, word in enumerate(["[UNK]", "to", "be", "or", "not"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | about))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"unk_token": "[UNK]"} | about))
 
 
 ESCAPES = {
@@ -239,6 +241,15 @@ ESCAPES = {
     "templates": {"chat_template": "{{ ''.__class__.__mro__[1].__subclasses__() }}", "processor_class": "os.system"},
     "arguments": {"init_inputs": ["/etc/passwd"], "gguf_file": "/etc/passwd"},
     "names": {"name_or_path": "mistralai/x", "fix_mistral_regex": True},
+    "vocabularies": {
+        "vocab": "../outside/a",
+        "merges": "/etc/passwd",
+        "spm_file": "/etc/passwd",
+        "vocab_file": "/etc/passwd",
+    },
+    "sentencepiece": {"sp_model_kwargs": {"model_file": "/etc/passwd"}, "language_codes": "/etc/passwd"},
+    "tokens": {"extra_special_tokens": {"vocab_file": "/etc/passwd", "tokenizer_file": "/etc/passwd"}},
+    "languages": {"src_lang": "../outside/a", "mecab_kwargs": {"mecab_dic": "/etc"}},
 }
 
 
@@ -278,6 +289,45 @@ def test_a_broken_tokenizer_is_one_line_and_only_where_a_text_is_given(name, fol
     with pytest.raises(lf.InputError, match="tokenizer") as caught:
         checked(folder, "to be or not to be")
     assert "\n" not in str(caught.value)
+
+
+FILES_OF_WORDS = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "to": 5, "be": 6, "or": 7, "not": 8}
+
+
+@pytest.mark.parametrize("about", [{}, {"do_lower_case": True, "tokenizer_class": "BertTokenizer"}], ids=str)
+def test_known_options_of_a_tokenizer_are_kept(about, tmp_path):
+    small(transformers.BertForMaskedLM).save_pretrained(tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join(FILES_OF_WORDS))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about | {"vocab_file": "/etc/passwd"}))
+    (tmp_path / "special_tokens_map.json").write_text('{"tokenizer_file": "/etc/passwd", "unk_token": "[UNK]"}')
+    ids = FolderTokenizer(tmp_path).ids("to be OR not", 6)
+    assert ids == [2, 5, 6, 7, 8, 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "files", "says"),
+    [
+        (transformers.BertForMaskedLM, "BertTokenizer", (), "has no vocabulary: there is no tokenizer.json"),
+        (transformers.T5ForConditionalGeneration, "T5Tokenizer", (), "has no vocabulary"),
+        (transformers.GPT2LMHeadModel, "GPT2Tokenizer", (), "has no vocabulary"),
+        (transformers.GPT2LMHeadModel, "GPT2Tokenizer", ("vocab.json",), "but neither merges.txt nor tokenizer.json"),
+        (transformers.GPT2LMHeadModel, "GPT2Tokenizer", ("merges.txt",), "but neither vocab.json nor tokenizer.json"),
+    ],
+)
+def test_a_tokenizer_without_its_vocabulary_is_refused_where_a_text_is_given(kind, name, files, says, tmp_path):
+    small(kind).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+    for file in files:
+        (tmp_path / file).write_text("{}")
+    assert checked(str(tmp_path)).exists
+    with pytest.raises(lf.InputError, match=says):
+        checked(str(tmp_path), "to be or not to be")
+
+
+def test_a_tokenizer_of_bytes_needs_no_vocabulary(tmp_path):
+    small(transformers.T5ForConditionalGeneration, vocab_size=384).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
+    assert FolderTokenizer(tmp_path).ids("abc", 3) == [100, 101, 102]
 
 
 # In a process of its own: what is opened, imported, run and asked.
