@@ -574,12 +574,24 @@ def a_type_that_is_none(folder, name):
     config(folder, dtype=name)
 
 
-@case("must be at most", {"n_layer": 10**9}, {"n_layer": 10_000}, {"num_labels": 10**9}, {"n_layer": 10**400})
+@case(
+    "must be at most",
+    {"n_layer": 10**9},
+    {"n_layer": 10_000},
+    {"num_labels": 10**9},
+    {"n_layer": 10**400},
+    {"n_positions": 10**10},
+)
 def a_size_that_cannot_be_listed(folder, values):
     config(folder, **values)
 
 
-@case("are free. Nearest: smaller sizes", {"vocab_size": 10**12}, {"n_positions": 10**10})
+@case("must be at least 0 and below 1,000,000", 1e300, 1e30, 1e6, -0.02, -1)
+def a_standard_deviation_that_is_none(folder, value):
+    config(folder, initializer_range=value)
+
+
+@case("are free. Nearest: smaller sizes", {"vocab_size": 10**12})
 def a_size_that_does_not_fit(folder, values):
     config(folder, **values)
 

@@ -472,6 +472,35 @@ def test_a_configuration_that_does_not_fit_is_refused_at_once(command, fields, m
         command(GPT2 | {"model_type": "gpt2"} | fields)
 
 
+@pytest.mark.parametrize("value", [1e300, 1e30, -0.02])
+@pytest.mark.parametrize("command", [lf.check, lf.design, lf.weightless.law])
+@pytest.mark.parametrize("given", [dict, lambda values: transformers.GPT2Config(**values)], ids=["JSON", "object"])
+def test_a_standard_deviation_that_cannot_be_is_refused(given, command, value):
+    with pytest.raises(lf.InputError, match="initializer_range of gpt2 must be at least 0 and below 1,000,000"):
+        command(given(GPT2 | {"model_type": "gpt2", "initializer_range": value}))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model_type": "distilbert", "max_position_embeddings": 10**8, "sinusoidal_pos_embds": True},
+        {"model_type": "xlm", "max_position_embeddings": 10**8, "sinusoidal_embeddings": True},
+        {"model_type": "gptj", "n_positions": 10**10},
+        {"model_type": "ctrl", "n_positions": 10**10},
+        {"model_type": "gpt_neo", "num_layers": 2, "attention_types": [[["global"], 10**9]]},
+        {"model_type": "swin", "depths": [2, 10**9]},
+    ],
+    ids=str,
+)
+def test_what_a_class_would_list_is_refused_before_it_does(values):
+    with pytest.raises(lf.InputError, match="must be at most"):
+        lf.weightless.law(values)
+
+
+def test_the_longest_published_context_is_none_of_them():
+    assert config_from({"model_type": "llama", "max_position_embeddings": 10_485_760}).max_position_embeddings > 10**7
+
+
 def test_many_experts_are_counted_while_they_are_made(monkeypatch):
     monkeypatch.setattr("limitformer.weightless.sizes.MOST_MODULES", 100)
     with pytest.raises(lf.InputError, match="gpt2 has more than 100 modules"):

@@ -1,8 +1,8 @@
 """The tokenizer in a checkpoint's folder: its data alone, copied to a folder of our own before transformers reads them.
 
-A tokenizer's configuration can name code (`auto_map`) and other files (`tokenizer_file`, `vocab`), and so can its map of
-special tokens, as transformers takes the entries of both for arguments. Of both, the copy holds the tokens and the plain
-options that are known here, and nothing else; classes are those of the installed transformers.
+A tokenizer's configuration can name code (`auto_map`) and other files (`tokenizer_file`, `vocab`), and so can its map
+of special tokens, as transformers takes the entries of both for arguments. Of both, the copy holds the tokens and the
+plain options that are known here, and nothing else; classes are those of the installed transformers.
 """
 
 import json
