@@ -26,6 +26,17 @@ def one_line(what: str) -> Iterator[None]:
         raise InputError(f"{what}: {message_of(error)}") from error
 
 
+@contextmanager
+def printed() -> Iterator[None]:
+    """Raise each `InputError` with a message that a terminal shows as it is, whatever names of others stand in it."""
+    try:
+        yield
+    except InputError as error:
+        if str(error).isprintable():
+            raise
+        raise InputError(printable(str(error))) from error
+
+
 def message_of(error: BaseException) -> str:
     """The beginning of a foreign message behind the name of its kind, without control characters."""
     text = printable(" ".join(f"{type(error).__name__}: {error}".split())).removesuffix(":")

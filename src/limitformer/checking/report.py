@@ -186,6 +186,8 @@ class Report:
             lines.append(f"unlike its law: {', '.join(unlike[:MOST])}{' and more' if len(unlike) > MOST else ''}")
         if self.exists and self.laws is None:
             lines.append("no law is known of this network: the verdicts take it for one that is not trained")
+        if "unread" in self.about:
+            lines.append(f"not read, as the class of the network does not have them: {self.about['unread']}")
         if self.initialisation is not None:
             lines.append(f"weights: {self.initialisation.summary}")
         return lines

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from limitformer.base.errors import InputError, require
-from limitformer.base.foreign import file_in, one_line, readable_name, small_file_in
+from limitformer.base.foreign import file_in, one_line, printed, readable_name, small_file_in
 from limitformer.models.serial import json_object
 from limitformer.models.text import beginnings, read_text
 
@@ -88,6 +88,7 @@ def folder_tokenizer(folder: Path) -> FolderTokenizer | None:
     return FolderTokenizer(folder) if any((folder / name).exists() for name in (*DATA, CONFIGURATION)) else None
 
 
+@printed()
 def tokenizer_in(folder: Path) -> Any:
     """The tokenizer itself.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from limitformer.base.errors import InputError, nearest, require
-from limitformer.base.foreign import MOST_JSON, one_line, readable_name, small_file_in
+from limitformer.base.foreign import MOST_JSON, one_line, printed, readable_name, small_file_in
 from limitformer.models.serial import from_record, json_object
 from limitformer.models.text import read_text
 from limitformer.weightless.hints import without_family
@@ -25,7 +25,7 @@ LEFT_OUT |= {"_name_or_path", "name_or_path", "fusion_config", "distributed_conf
 LEFT_OUT |= {"attn_implementation", "_attn_implementation", "_attn_implementation_internal", "attn_implementation_auto"}
 LEFT_OUT |= {"experts_implementation", "_experts_implementation", "_experts_implementation_internal"}
 
-WEIGHTS_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".npz")
+WEIGHTS_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".npz", ".onnx")
 MOST_LAYERS, MOST_LABELS = 4096, 10**6  # a configuration makes a list of them before anything is built
 MOST_POSITIONS = 2**24  # one has been published with 10,485,760
 MOST_TABLED = 2**20  # where a class computes a table of them as it is made, on no memory too
@@ -47,6 +47,7 @@ SIZES = (
 )
 
 
+@printed()
 def config_of(model: str | Path | dict[str, Any]) -> Any:
     """Of JSON, its file or folder, or the name of a public shape; JSON with a `kind` is a limitformer.Transformer."""
     if isinstance(model, dict):
@@ -93,6 +94,7 @@ def instead(folder: Path, names: list[str]) -> str:
     return f" It holds weights, {weights[0]!r}, but not what they are of." if weights else ""
 
 
+@printed()
 def config_from(values: dict[str, Any]) -> Any:
     """A configuration of transformers from its JSON."""
     from transformers import CONFIG_MAPPING, AutoConfig

@@ -77,7 +77,7 @@ def task_of(name: str) -> str:
 
 def of_module(model: nn.Module) -> Blueprint:
     """Of a module that exists: made again from its configuration, if it has one."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if not hasattr(config, "model_type"):
         raise InputError(
             f"a module has its weights already; got {type(model).__name__}. "
