@@ -195,6 +195,7 @@ def test_a_trained_network_may_hold_apart_what_its_law_ties(name, tmp_path):
     assert key in {each.name for each in report.initialisation.weights}
     assert report.laws is not None
     assert key not in report.laws.laws
+    assert f"held apart, though the law ties them to others: {key}" in report.remarks()
 
 
 def test_code_beside_a_shaped_model_is_not_run(folder, monkeypatch):

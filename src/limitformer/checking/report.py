@@ -82,6 +82,14 @@ class Report:
         return bool(2 * moved >= len(constant))
 
     @property
+    def apart(self) -> list[str]:
+        """The weights that this network holds by themselves and its law as copies of others."""
+        if self.initialisation is None or self.laws is None:
+            return []
+        tied = {name for names in self.laws.tied.values() for name in names}
+        return [each.name for each in self.initialisation.weights if each.name in tied]
+
+    @property
     def grade(self) -> str | None:
         """fine, watch or broken, the worst of all verdicts; None for a trained network, which is not judged."""
         return None if self.trained else grade_of(self.verdicts)
@@ -188,6 +196,8 @@ class Report:
             lines.append("no law is known of this network: the verdicts take it for one that is not trained")
         if "unread" in self.about:
             lines.append(f"not read, as the class of the network does not have them: {self.about['unread']}")
+        if self.trained and (apart := self.apart):
+            lines.append(f"held apart, though the law ties them to others: {', '.join(apart[:MOST])}")
         if self.initialisation is not None:
             lines.append(f"weights: {self.initialisation.summary}")
         return lines
