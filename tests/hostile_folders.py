@@ -14,6 +14,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from limitformer.hf import Shaping, shape_model
+
 GPT2 = {"vocab_size": 60, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 24}
 GPT2 |= {"bos_token_id": 1, "eos_token_id": 2}
 BERT = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -181,11 +183,6 @@ def weights_that_are_all_zero(folder):
     save(folder, {name: torch.zeros_like(each) for name, each in tensors(folder).items()})
 
 
-@case("NaN or infinite")
-def weights_that_are_not_numbers(folder):
-    save(folder, {name: each * torch.nan for name, each in tensors(folder).items()})
-
-
 @case("a quantised weight without its scale", "int8", "uint8", "int32", "int64", "bool", "float8_e4m3fn", "float8_e5m2")
 def matrices_in_whole_numbers(folder, kind):
     found = tensors(folder)
@@ -220,6 +217,44 @@ def a_quantisation_that_is_a_word(folder):
 @case("are quantised")
 def a_quantisation_of_a_part(folder):
     config(folder, text_config={"quantization_config": {"quant_method": "awq"}})
+
+
+@case('Nearest: "architectures": ["BertForPreTraining"]')
+def two_heads_with_the_old_names_of_norms(folder):
+    """As bert-base-uncased is."""
+    two_heads_under_the_class_of_one(folder)
+    found = tensors(folder)
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    for new, name in old.items():
+        found = {key.replace(new, name): each for key, each in found.items()}
+    save(folder, found)
+
+
+@case("whole: it holds roberta.more, roberta.pooler")
+def a_roberta_with_something_else(folder):
+    as_roberta(folder)
+    save(folder, tensors(folder) | {"roberta.more": torch.ones(3)})
+
+
+@case("lacks lm_head.dense.weight")
+def a_roberta_without_a_part_of_its_head(folder):
+    as_roberta(folder)
+    save(folder, {name: each for name, each in tensors(folder).items() if name != "lm_head.dense.weight"})
+
+
+def as_roberta(folder):
+    """The file of roberta-base: a pooler beside the head of a language model."""
+    shutil.rmtree(folder)
+    torch.manual_seed(0)
+    module = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**BERT))
+    module.save_pretrained(folder)
+    found = tensors(folder)
+    found |= {
+        f"roberta.pooler.dense.{name}": torch.randn(shape) for name, shape in (("weight", (16, 16)), ("bias", 16))
+    }
+    found["lm_head.decoder.weight"] = found["roberta.embeddings.word_embeddings.weight"]
+    save(folder, found)
+    return module
 
 
 # Files.
@@ -269,6 +304,7 @@ def an_adapter_beside_the_weights(folder):
     "model.gguf",
     "ckpt.pt",
     "model-1.safetensors",
+    "model.onnx",
 )
 def weights_of_another_kind(folder, name):
     (folder / SAFE).rename(folder / name)
@@ -351,10 +387,10 @@ def a_part_that_is_a_link_out_of_the_folder(folder):
     (folder / "a.safetensors").symlink_to("../outside.safetensors")
 
 
-@case("cannot be read")
-def a_link_to_itself(folder):
-    (folder / "config.json").unlink()
-    (folder / "config.json").symlink_to("config.json")
+@case("cannot be read", SAFE, BIN, f"{SAFE}.index.json", "config.json")
+def a_link_to_itself(folder, name):
+    (folder / (name if name == "config.json" else SAFE)).unlink()
+    (folder / name).symlink_to(name)
 
 
 # Files of torch.
@@ -574,12 +610,24 @@ def a_type_that_is_none(folder, name):
     config(folder, dtype=name)
 
 
-@case("must be at most", {"n_layer": 10**9}, {"n_layer": 10_000}, {"num_labels": 10**9}, {"n_layer": 10**400})
+@case(
+    "must be at most",
+    {"n_layer": 10**9},
+    {"n_layer": 10_000},
+    {"num_labels": 10**9},
+    {"n_layer": 10**400},
+    {"n_positions": 10**10},
+)
 def a_size_that_cannot_be_listed(folder, values):
     config(folder, **values)
 
 
-@case("are free. Nearest: smaller sizes", {"vocab_size": 10**12}, {"n_positions": 10**10})
+@case("must be at least 0 and below 1,000,000", 1e300, 1e30, 1e6, -0.02, -1)
+def a_standard_deviation_that_is_none(folder, value):
+    config(folder, initializer_range=value)
+
+
+@case("are free. Nearest: smaller sizes", {"vocab_size": 10**12})
 def a_size_that_does_not_fit(folder, values):
     config(folder, **values)
 
@@ -608,7 +656,40 @@ def a_size_that_is_given_twice(folder):
     config(folder, hidden_size=32)
 
 
+@case("[31mevil  name that GPT2LMHeadModel does not have")
+def a_name_that_colours_the_terminal(folder):
+    save(folder, tensors(folder) | {"\x1b[31mevil\n\nname": torch.ones(2)})
+
+
+@case("must be at most")
+def a_field_that_colours_the_terminal(folder):
+    config(folder, **{"\x1b[31m_layers": 10**9})
+
+
+@case("[31m")
+def a_part_that_colours_the_terminal(folder):
+    reindex(folder, "more", "\x1b[31m.safetensors")
+    shutil.copy(folder / "b.safetensors", folder / "\x1b[31m.safetensors")
+
+
 # Shaped models.
+
+
+def shape(folder):
+    """The same model, shaped."""
+    shape_model(small(), Shaping()).save_pretrained(folder)
+
+
+@case("every matrix in")
+def a_shaped_model_of_zeros(folder):
+    shape(folder)
+    save(folder, {name: torch.zeros_like(each) for name, each in tensors(folder).items()})
+
+
+@case("holds other shapes, transformer.ln_f.weight (7,) for (16,)")
+def a_shaped_model_with_a_weight_of_another_shape(folder):
+    shape(folder)
+    save(folder, tensors(folder) | {"transformer.ln_f.weight": torch.ones(7)})
 
 
 @case("names code under", {"auto_map": {"AutoConfig": "code.C"}}, {"attn_implementation": "evil/kernel"})

@@ -14,11 +14,14 @@ import transformers
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
 
 import hostile_folders as hostile
 import limitformer as lf
 from hostile_folders import CASES, GPT2, SAFE, small
 from limitformer.checking.folder import load
+from limitformer.checking.tokenizer import FolderTokenizer
+from limitformer.cli.app import app
 from limitformer.hf import ShapedTransformerConfig, ShapedTransformerForMaskedLM, Shaping, load_shaped, shape_model
 from limitformer.weightless.models import config_from
 
@@ -40,6 +43,13 @@ def folder(sound, tmp_path):
     return Path(shutil.copytree(sound, tmp_path / "model"))
 
 
+def loaded_from(folder):
+    """The network alone, all of whose weights are read."""
+    module, unread = load(folder)
+    assert unread == ()
+    return module
+
+
 def checked(what, text=None, **options):
     return lf.check(what, text, **({"tokens": 6, "samples": 2, "law": False, "progress": False} | options))
 
@@ -57,7 +67,7 @@ def test_a_hostile_folder_is_one_line_and_runs_nothing(name, folder, tmp_path, m
         checked(str(folder))
     message = str(caught.value)
     assert says in message
-    assert "\n" not in message
+    assert message.isprintable()
     assert len(message) < 600
     assert not list(tmp_path.glob("**/pwned"))
 
@@ -81,11 +91,37 @@ SOUND = {
 }
 
 
+def test_a_pooler_beside_a_language_model_is_named_and_changes_nothing(folder):
+    """The file of roberta-base, which fits no class whole; every weight of the class is there."""
+    module = hostile.as_roberta(folder).eval()
+    found, unread = load(folder)
+    assert unread == ("roberta.pooler.dense.bias", "roberta.pooler.dense.weight")
+    for key, each in module.state_dict().items():
+        assert torch.equal(found.state_dict()[key], each), key
+    assert same_numbers(folder, module)
+    assert "not read, as the class" in str(checked(folder))
+    assert "roberta.pooler.dense.bias" in str(checked(folder))
+    assert "not read" not in str(checked(module))
+
+
+def test_weights_that_are_not_numbers_have_a_verdict(folder):
+    hostile.save(folder, {name: each * torch.nan for name, each in hostile.tensors(folder).items()})
+    report = checked(folder, gradients=False)
+    assert report.grade == "broken"
+    assert "not finite" in {one.name for one in report.verdicts}
+
+
+def test_a_folder_to_write_into_has_a_name(folder):
+    found = CliRunner().invoke(app, ["check", str(folder), "--out", ""])
+    assert found.exit_code == 2
+    assert "--out must be a folder" in found.output
+
+
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_folder_holds_the_module_that_was_saved(name, tmp_path):
     module = SOUND[name]().eval()
     module.save_pretrained(tmp_path)
-    found = load(tmp_path)
+    found = loaded_from(tmp_path)
     assert type(found) is type(module)
     for key, each in module.state_dict().items():
         assert torch.equal(found.state_dict()[key], each), key
@@ -94,7 +130,7 @@ def test_a_sound_folder_holds_the_module_that_was_saved(name, tmp_path):
 
 def test_parts_and_files_of_torch_hold_the_same(folder):
     module = small()
-    whole = load(folder).state_dict()
+    whole = loaded_from(folder).state_dict()
     module.save_pretrained(folder / "parts", max_shard_size="8KB")
     assert len(list((folder / "parts").glob("*.safetensors"))) > 2
     hostile.as_bin(shutil.copytree(folder, folder / "torch"))
@@ -102,7 +138,7 @@ def test_parts_and_files_of_torch_hold_the_same(folder):
     torch.save(load_file(old / SAFE), old / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     (old / SAFE).unlink()
     for name in ("parts", "torch", "old"):
-        found = load(folder / name).state_dict()
+        found = loaded_from(folder / name).state_dict()
         assert all(torch.equal(found[key], each) for key, each in whole.items()), name
 
 
@@ -110,7 +146,7 @@ def test_parts_and_files_of_torch_hold_the_same(folder):
 def test_weights_of_other_real_types_lose_nothing(dtype, folder):
     module = small().to(dtype)
     module.save_pretrained(folder)
-    found = load(folder)
+    found = loaded_from(folder)
     wanted = torch.float64 if dtype == torch.float64 else torch.float32
     for key, each in module.state_dict().items():
         assert found.state_dict()[key].dtype == wanted
@@ -124,7 +160,42 @@ def test_shaped_models_are_loaded(folder):
     sizes = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     own = ShapedTransformerForMaskedLM(ShapedTransformerConfig(**sizes, intermediate_size=32))
     own.save_pretrained(folder / "own")
-    assert type(load(folder / "own")) is ShapedTransformerForMaskedLM
+    assert type(loaded_from(folder / "own")) is ShapedTransformerForMaskedLM
+
+
+@pytest.mark.parametrize("kind", [transformers.GPT2LMHeadModel, transformers.BertForMaskedLM])
+def test_a_shaped_folder_has_the_loss_of_its_class(kind, tmp_path):
+    """And not of its own name, whatever that is."""
+    folder = tmp_path / "MaskedLM" / "good"
+    shape_model(small(kind), Shaping()).save_pretrained(folder)
+    found, same = checked(str(folder)), checked(load_shaped(folder))
+    assert found.about["loss"] == same.about["loss"] == "cross-entropy"
+    assert float(found.curves["loss"].squeeze()) == float(same.curves["loss"].squeeze())
+
+
+UNTIED = {  # a weight that the class ties, stored with other values
+    "GPT-2": (transformers.GPT2LMHeadModel, "lm_head.weight"),
+    "Llama": (lambda: small(transformers.LlamaForCausalLM, tie_word_embeddings=True), "lm_head.weight"),
+    "BERT": (transformers.BertForMaskedLM, "cls.predictions.decoder.weight"),
+    "T5": (transformers.T5ForConditionalGeneration, "lm_head.weight"),
+}
+
+
+@pytest.mark.parametrize("name", UNTIED)
+def test_a_trained_network_may_hold_apart_what_its_law_ties(name, tmp_path):
+    kind, key = UNTIED[name]
+    module = small(kind) if isinstance(kind, type) else kind()
+    with torch.no_grad():
+        for each in module.parameters():
+            each.add_(0.3 * torch.randn_like(each))
+    module.save_pretrained(tmp_path)
+    hostile.save(tmp_path, hostile.tensors(tmp_path) | {key: torch.randn(60, 16)})
+    report = lf.check(str(tmp_path), tokens=6, samples=2, progress=False)
+    assert report.trained
+    assert key in {each.name for each in report.initialisation.weights}
+    assert report.laws is not None
+    assert key not in report.laws.laws
+    assert f"held apart, though the law ties them to others: {key}" in report.remarks()
 
 
 def test_code_beside_a_shaped_model_is_not_run(folder, monkeypatch):
@@ -188,13 +259,14 @@ def test_what_names_code_changes_nothing(name, folder):
 
 
 def with_tokenizer(folder, **about):
-    """A tokenizer of words in the folder, whose configuration says more."""
+    """A tokenizer of words in the folder, whose configuration says more, and its map of special tokens too."""
     words = {word: number for number, word in enumerate(["[UNK]", "to", "be", "or", "not"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | about))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"unk_token": "[UNK]"} | about))
 
 
 ESCAPES = {
@@ -205,6 +277,15 @@ ESCAPES = {
     "templates": {"chat_template": "{{ ''.__class__.__mro__[1].__subclasses__() }}", "processor_class": "os.system"},
     "arguments": {"init_inputs": ["/etc/passwd"], "gguf_file": "/etc/passwd"},
     "names": {"name_or_path": "mistralai/x", "fix_mistral_regex": True},
+    "vocabularies": {
+        "vocab": "../outside/a",
+        "merges": "/etc/passwd",
+        "spm_file": "/etc/passwd",
+        "vocab_file": "/etc/passwd",
+    },
+    "sentencepiece": {"sp_model_kwargs": {"model_file": "/etc/passwd"}, "language_codes": "/etc/passwd"},
+    "tokens": {"extra_special_tokens": {"vocab_file": "/etc/passwd", "tokenizer_file": "/etc/passwd"}},
+    "languages": {"src_lang": "../outside/a", "mecab_kwargs": {"mecab_dic": "/etc"}},
 }
 
 
@@ -244,6 +325,45 @@ def test_a_broken_tokenizer_is_one_line_and_only_where_a_text_is_given(name, fol
     with pytest.raises(lf.InputError, match="tokenizer") as caught:
         checked(folder, "to be or not to be")
     assert "\n" not in str(caught.value)
+
+
+FILES_OF_WORDS = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "to": 5, "be": 6, "or": 7, "not": 8}
+
+
+@pytest.mark.parametrize("about", [{}, {"do_lower_case": True, "tokenizer_class": "BertTokenizer"}], ids=str)
+def test_known_options_of_a_tokenizer_are_kept(about, tmp_path):
+    small(transformers.BertForMaskedLM).save_pretrained(tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join(FILES_OF_WORDS))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about | {"vocab_file": "/etc/passwd"}))
+    (tmp_path / "special_tokens_map.json").write_text('{"tokenizer_file": "/etc/passwd", "unk_token": "[UNK]"}')
+    ids = FolderTokenizer(tmp_path).ids("to be OR not", 6)
+    assert ids == [2, 5, 6, 7, 8, 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "files", "says"),
+    [
+        (transformers.BertForMaskedLM, "BertTokenizer", (), "has no vocabulary: there is no tokenizer.json"),
+        (transformers.T5ForConditionalGeneration, "T5Tokenizer", (), "has no vocabulary"),
+        (transformers.GPT2LMHeadModel, "GPT2Tokenizer", (), "has no vocabulary"),
+        (transformers.GPT2LMHeadModel, "GPT2Tokenizer", ("vocab.json",), "but neither merges.txt nor tokenizer.json"),
+        (transformers.GPT2LMHeadModel, "GPT2Tokenizer", ("merges.txt",), "but neither vocab.json nor tokenizer.json"),
+    ],
+)
+def test_a_tokenizer_without_its_vocabulary_is_refused_where_a_text_is_given(kind, name, files, says, tmp_path):
+    small(kind).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+    for file in files:
+        (tmp_path / file).write_text("{}")
+    assert checked(str(tmp_path)).exists
+    with pytest.raises(lf.InputError, match=says):
+        checked(str(tmp_path), "to be or not to be")
+
+
+def test_a_tokenizer_of_bytes_needs_no_vocabulary(tmp_path):
+    small(transformers.T5ForConditionalGeneration, vocab_size=384).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
+    assert FolderTokenizer(tmp_path).ids("abc", 3) == [100, 101, 102]
 
 
 # In a process of its own: what is opened, imported, run and asked.
@@ -338,7 +458,7 @@ COMMANDS = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_command_ends_with_one_line_and_exit_code_2(name, folder, tmp_path):
     CASES[name][0](folder)
-    code = "from limitformer.cli.app import main; main()"
+    code = "from limitformer.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "check", str(folder), "--tokens", "6"],
         capture_output=True,
@@ -386,6 +506,35 @@ def test_a_configuration_that_does_not_fit_is_refused_at_once(command, fields, m
     monkeypatch.setattr("limitformer.weightless.sizes.available_memory", lambda: 2**34)
     with pytest.raises(lf.InputError, match=message):
         command(GPT2 | {"model_type": "gpt2"} | fields)
+
+
+@pytest.mark.parametrize("value", [1e300, 1e30, -0.02])
+@pytest.mark.parametrize("command", [lf.check, lf.design, lf.weightless.law])
+@pytest.mark.parametrize("given", [dict, lambda values: transformers.GPT2Config(**values)], ids=["JSON", "object"])
+def test_a_standard_deviation_that_cannot_be_is_refused(given, command, value):
+    with pytest.raises(lf.InputError, match="initializer_range of gpt2 must be at least 0 and below 1,000,000"):
+        command(given(GPT2 | {"model_type": "gpt2", "initializer_range": value}))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model_type": "distilbert", "max_position_embeddings": 10**8, "sinusoidal_pos_embds": True},
+        {"model_type": "xlm", "max_position_embeddings": 10**8, "sinusoidal_embeddings": True},
+        {"model_type": "gptj", "n_positions": 10**10},
+        {"model_type": "ctrl", "n_positions": 10**10},
+        {"model_type": "gpt_neo", "num_layers": 2, "attention_types": [[["global"], 10**9]]},
+        {"model_type": "swin", "depths": [2, 10**9]},
+    ],
+    ids=str,
+)
+def test_what_a_class_would_list_is_refused_before_it_does(values):
+    with pytest.raises(lf.InputError, match="must be at most"):
+        lf.weightless.law(values)
+
+
+def test_the_longest_published_context_is_none_of_them():
+    assert config_from({"model_type": "llama", "max_position_embeddings": 10_485_760}).max_position_embeddings > 10**7
 
 
 def test_many_experts_are_counted_while_they_are_made(monkeypatch):

@@ -26,6 +26,17 @@ def one_line(what: str) -> Iterator[None]:
         raise InputError(f"{what}: {message_of(error)}") from error
 
 
+@contextmanager
+def printed() -> Iterator[None]:
+    """Raise each `InputError` with a message that a terminal shows as it is, whatever names of others stand in it."""
+    try:
+        yield
+    except InputError as error:
+        if str(error).isprintable():
+            raise
+        raise InputError(printable(str(error))) from error
+
+
 def message_of(error: BaseException) -> str:
     """The beginning of a foreign message behind the name of its kind, without control characters."""
     text = printable(" ".join(f"{type(error).__name__}: {error}".split())).removesuffix(":")
@@ -46,7 +57,10 @@ def file_in(folder: Path, name: object) -> Path:
     is_name = isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
     require(is_name, f"{folder} names the file {name!r}; only names of files in the folder itself are read.")
     path, home = folder / str(name), folder.resolve()
-    target = path.resolve()
+    try:
+        target = path.resolve()
+    except (OSError, RuntimeError) as error:  # RuntimeError before Python 3.13
+        raise InputError(f"{name!r} in {folder} cannot be read: it is a link that leads back to itself.") from error
     homes = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
     inside = any(target.is_relative_to(one) for one in homes)
     require(inside, f"{name!r} in {folder} is a link to {target}, outside the folder. Nearest: a copy of that file.")

@@ -15,6 +15,7 @@ from limitformer.base.errors import require, require_count
 from limitformer.checking.band import band
 from limitformer.checking.curves import curves, place_of
 from limitformer.checking.existing import measured
+from limitformer.checking.folder import listed
 from limitformer.checking.initialisation.report import InitialisationReport
 from limitformer.checking.initialisation.weight_by_weight import check_initialisation
 from limitformer.checking.report import READOUT, Report
@@ -233,6 +234,8 @@ def report_of(
     assert shown is not None  # a subject has a module or a blueprint
     sequences = len(np.unique(shown["sequence"])) if "sequence" in shown.coords else 1
     about: dict[str, Any] = {"tokens": shown.sizes["token"] // sequences, "sequences": sequences, **more}
+    if subject.unread:
+        about["unread"] = listed(list(subject.unread))
     return Report(
         name=subject.name,
         initialisation=weights,

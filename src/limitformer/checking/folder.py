@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from limitformer.base.errors import InputError, require
-from limitformer.base.foreign import one_line, readable_name
+from limitformer.base.foreign import one_line, printed, readable_name
 from limitformer.checking.weights import check_numbers, weights_in
 from limitformer.hf import load_shaped
 from limitformer.hf.attention import ATTENTION
@@ -37,8 +37,11 @@ NAMES_CODE = (
 )
 
 
-def load(folder: Path) -> nn.Module:
-    """The network in a checkpoint's folder.
+@printed()
+def load(folder: Path) -> tuple[nn.Module, tuple[str, ...]]:
+    """The network in a checkpoint's folder, and the weights of its files that no class of this network reads.
+
+    These are of other heads and of poolers, which change nothing.
 
     Raises:
         InputError: the folder does not hold one network whole, in real numbers, of a class of transformers.
@@ -47,7 +50,7 @@ def load(folder: Path) -> nn.Module:
     with one_line(f"config.json in {readable_name(folder)} cannot be read"):
         refuse_parts(folder, values)
     if values.get("shaping") is not None:
-        return shaped_in(folder, values)
+        return shaped_in(folder, values), ()
     config = config_from(values)
     require(
         hasattr(config, "model_type"),
@@ -62,11 +65,16 @@ def load(folder: Path) -> nn.Module:
     check_numbers(tensors, size.names)
     check_room(size, tensors, folder)
     module, report = filled(kind, config, tensors, folder)
-    check_whole(report, kind, config, tensors, folder)
+    unread = unread_of(report, kind, config, tensors, folder)
+    check_written(module, folder)
+    return module, unread
+
+
+def check_written(module: nn.Module, folder: Path) -> None:
+    """Raise `InputError` where all matrices are 0."""
     matrices = [each for each in module.parameters() if each.dim() > 1]
     zero = bool(matrices) and not any(bool(each.any()) for each in matrices)
     require(not zero, f"every matrix in {folder} is 0: the files were never written to their end, or hold no network.")
-    return module
 
 
 def refuse_parts(folder: Path, values: dict[str, Any]) -> None:
@@ -107,9 +115,14 @@ def shaped_in(folder: Path, values: dict[str, Any]) -> nn.Module:
     kind, tensors = recorded_class(config), weights_in(folder)
     unmark(config)
     check_numbers(tensors, tensors)
-    check_room(size_of(lambda: kind(eager(config)), kind.__name__), tensors, folder)
+    size = size_of(lambda: kind(eager(config)), kind.__name__)
+    check_room(size, tensors, folder)
+    both = {name: (tuple(tensors[name].shape), shape) for name, shape in size.names.items() if name in tensors}
+    other = [f"{name} {there} for {wanted}" for name, (there, wanted) in sorted(both.items()) if there != wanted]
+    require(not other, f"{folder} does not hold a {kind.__name__} whole: it holds other shapes, {listed(other)}.")
     with quiet(), one_line(f"{readable_name(folder)} cannot be loaded"):
         module: nn.Module = load_shaped(folder, local_files_only=True, dtype=type_of(tensors))
+    check_written(module, folder)
     return module
 
 
@@ -169,8 +182,14 @@ def type_of(tensors: dict[str, Tensor]) -> torch.dtype:
     return torch.float64 if any(each.dtype == torch.float64 for each in tensors.values()) else torch.float32
 
 
-def check_whole(report: dict[str, Any], kind: Any, config: Any, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Raise `InputError` that names the weights that are missing, left over or of another shape."""
+def unread_of(
+    report: dict[str, Any], kind: Any, config: Any, tensors: dict[str, Tensor], folder: Path
+) -> tuple[str, ...]:
+    """The weights that are left over and belong to other heads of the family, where no class has all of the files.
+
+    Raises:
+        InputError: weights are missing, of another shape, or left over otherwise; it names them.
+    """
     said = []
     if missing := sorted(report["missing_keys"]):
         said.append(f"lacks {listed(missing)}")
@@ -183,8 +202,11 @@ def check_whole(report: dict[str, Any], kind: Any, config: Any, tensors: dict[st
         said.append(f"cannot be put in: {report['error_msgs'][0]!s:.200}")
     if said:
         better = fitting_class(config, kind, tensors)
+        if unexpected and len(said) == 1 and not better and not missing and set(unexpected) <= names_of_heads(config):
+            return tuple(unexpected)
         repair = f' Nearest: "architectures": ["{better}"] in config.json.' if better else ""
         raise InputError(f"{folder} does not hold a {kind.__name__} whole: it {'; it '.join(said)}.{repair}")
+    return ()
 
 
 def listed(names: list[str]) -> str:
@@ -205,10 +227,28 @@ def fitting_class(config: Any, kind: Any, tensors: dict[str, Tensor]) -> str:
         distinct = {key: tuple(each.shape) for key, each in module.named_parameters()}
         every = {key: tuple(each.shape) for key, each in module.named_parameters(remove_duplicate=False)}
         buffers = {key for key, _ in module.named_buffers()}
-        shapes = {key: tuple(each.shape) for key, each in tensors.items() if key not in buffers}
+        shapes = {present_name(key): tuple(each.shape) for key, each in tensors.items() if key not in buffers}
         if distinct.items() <= shapes.items() <= every.items():
             return name
     return ""
+
+
+def present_name(name: str) -> str:
+    """A weight's name today: norms once had a gamma and a beta."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+
+
+def names_of_heads(config: Any) -> set[str]:
+    """The weights of all classes of the family, those of the base model also under its name in the others."""
+    found: set[str] = set()
+    for kind in family_classes(config).values():
+        try:
+            names = [name for name, _ in on_meta(kind, config).named_parameters(remove_duplicate=False)]
+        except InputError:
+            continue
+        found.update(names)
+        found.update(f"{kind.base_model_prefix}.{name}" for name in names)
+    return found
 
 
 def on_meta(kind: Any, config: Any) -> nn.Module:

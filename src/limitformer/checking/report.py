@@ -76,9 +76,18 @@ class Report:
         found = self.initialisation
         if not self.exists or found is None or self.laws is None or not found.trained:
             return False
-        constant = [each for each in found.weights if self.laws[each.name].kind == CONSTANT]
-        moved = sum(each.std > 0 or each.mean != self.laws[each.name].shift for each in constant)
+        laws = self.laws.laws  # a weight that its law ties, and this network does not, has none of its own
+        constant = [each for each in found.weights if each.name in laws and laws[each.name].kind == CONSTANT]
+        moved = sum(each.std > 0 or each.mean != laws[each.name].shift for each in constant)
         return bool(2 * moved >= len(constant))
+
+    @property
+    def apart(self) -> list[str]:
+        """The weights that this network holds by themselves and its law as copies of others."""
+        if self.initialisation is None or self.laws is None:
+            return []
+        tied = {name for names in self.laws.tied.values() for name in names}
+        return [each.name for each in self.initialisation.weights if each.name in tied]
 
     @property
     def grade(self) -> str | None:
@@ -185,6 +194,10 @@ class Report:
             lines.append(f"unlike its law: {', '.join(unlike[:MOST])}{' and more' if len(unlike) > MOST else ''}")
         if self.exists and self.laws is None:
             lines.append("no law is known of this network: the verdicts take it for one that is not trained")
+        if "unread" in self.about:
+            lines.append(f"not read, as the class of the network does not have them: {self.about['unread']}")
+        if self.trained and (apart := self.apart):
+            lines.append(f"held apart, though the law ties them to others: {', '.join(apart[:MOST])}")
         if self.initialisation is not None:
             lines.append(f"weights: {self.initialisation.summary}")
         return lines

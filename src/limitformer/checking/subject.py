@@ -28,6 +28,7 @@ class Subject:
         module: the one that exists; None for a configuration or a factory.
         tokenizer: of its folder; None: a text is which of its words are equal.
         shaped: whether attention is shaped, so that a uniform softmax is what it should be.
+        unread: weights of its folder that its class does not have.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Subject:
     module: nn.Module | None = None
     tokenizer: FolderTokenizer | None = None
     shaped: bool = False
+    unread: tuple[str, ...] = ()
 
 
 def subject_of(what: Any, settings: Mapping[str, Any] | None = None, shaping: Shaping | None = None) -> Subject:
@@ -118,8 +120,9 @@ def existing(module: nn.Module) -> Subject:
 
 def loaded(folder: Path) -> Subject:
     """A checkpoint from its folder, with its tokenizer if it has one."""
-    subject = existing(load(folder))
-    return replace(subject, name=readable_name(folder.absolute()), tokenizer=folder_tokenizer(folder))
+    module, unread = load(folder)
+    name = readable_name(folder.absolute())
+    return replace(existing(module), name=name, tokenizer=folder_tokenizer(folder), unread=unread)
 
 
 def task_and_config(subject: Subject) -> Blueprint:
@@ -128,5 +131,5 @@ def task_and_config(subject: Subject) -> Blueprint:
         return subject.blueprint
     config = getattr(subject.module, "config", None)
     config = config if hasattr(config, "model_type") else None
-    task = task_of(subject.name) if config is not None else "hidden"
+    task = task_of(type(subject.module).__name__) if config is not None else "hidden"
     return Blueprint(nn.Module, subject.name, task, config)

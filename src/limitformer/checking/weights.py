@@ -22,7 +22,7 @@ from limitformer.models.text import read_text
 SAFE, SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
 TORCH, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 WHOLE = (SAFE, SAFE_INDEX, TORCH, TORCH_INDEX)  # the first that is there counts, as in transformers
-OTHER_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".distcp")
+OTHER_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".distcp", ".onnx")
 NOT_WEIGHTS = ("optimizer", "scheduler", "rng_state", "scaler", "training_args", "trainer_state", "global_step")
 REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 MOST_PICKLE = 2**26  # bytes of the part of an archive that names its tensors

@@ -54,7 +54,7 @@ def check(
     threshold: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Another threshold, such as collapse=0.99.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for check.html, .png, .nc and .json.")] = None,
+    out: Annotated[str | None, typer.Option(metavar="PATH", help="Folder for check.html, .png, .nc and .json.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the law's samples.")] = 0,
 ) -> None:
     """Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.
@@ -69,6 +69,8 @@ def check(
         for one in (what, *([] if against is None else [against])):
             require_known(one)
         require_readable(text)
+        require(out is None or bool(out.strip()), "--out must be a folder; got ''. Nearest: --out . for this one.")
+        place = None if out is None else Path(out)
         from limitformer.base.progress import suggestion
         from limitformer.checking import check as run_check
         from limitformer.running.results import check_writable
@@ -77,14 +79,14 @@ def check(
         from transformers.utils import logging
 
         logging.set_verbosity_error()  # what is wrong is said in one line
-        if out is not None:
-            check_writable(out)
+        if place is not None:
+            check_writable(place)
         if options["shaping"] is not None:
             options["shaping"] = shaping_of(options["shaping"])
         begin_work()
         with suggestion(quicker("--samples", samples)):
             report = run_check(what, text, gradients=gradients, against=against, seed=seed, **options)
-        written = [] if out is None else report.save(out)
+        written = [] if place is None else report.save(place)
         print_report(report)
         blind = {"frozen", "uniform"} & set(names) if fail_on != "any" and "logit_std" not in report.curves else ()
         require(not blind, f"--fail-on {', '.join(blind)}: no attention was seen in {report.name}.")
@@ -92,7 +94,7 @@ def check(
             print_report(report.against)
         if written:
             say("Wrote " + ", ".join(map(str, written)))
-        say("\n" + next_command(report, what, settings, shaped is not None, out))
+        say("\n" + next_command(report, what, settings, shaped is not None, place))
         judged = not (fail_on and report.trained)
         require(judged, f"--fail-on: {report.name} is trained, so that no verdict on its initialisation is given.")
         if report.failed(fail_on):

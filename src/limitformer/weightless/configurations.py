@@ -4,7 +4,8 @@ What names code or other files in a configuration (`auto_map`, kernels, fusions,
 sees it. Sizes that the family does not read are refused: it would take its defaults for them without a word.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from inspect import signature
 from math import inf, isnan
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from limitformer.base.errors import InputError, nearest, require
-from limitformer.base.foreign import MOST_JSON, one_line, readable_name, small_file_in
+from limitformer.base.foreign import MOST_JSON, one_line, printed, readable_name, small_file_in
 from limitformer.models.serial import from_record, json_object
 from limitformer.models.text import read_text
 from limitformer.weightless.hints import without_family
@@ -24,8 +25,14 @@ LEFT_OUT |= {"_name_or_path", "name_or_path", "fusion_config", "distributed_conf
 LEFT_OUT |= {"attn_implementation", "_attn_implementation", "_attn_implementation_internal", "attn_implementation_auto"}
 LEFT_OUT |= {"experts_implementation", "_experts_implementation", "_experts_implementation_internal"}
 
-WEIGHTS_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".npz")
+WEIGHTS_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".npz", ".onnx")
 MOST_LAYERS, MOST_LABELS = 4096, 10**6  # a configuration makes a list of them before anything is built
+MOST_POSITIONS = 2**24  # one has been published with 10,485,760
+MOST_TABLED = 2**20  # where a class computes a table of them as it is made, on no memory too
+TABLED = {"codegen", "ctrl", "distilbert", "flaubert", "gptj", "xlm"}
+LISTED = ("depths", "depth", "attention_types", "block_sizes", "block_repeats", "blocks_per_stage")
+SPREAD = re.compile(r"(^|_)(initializer_range|initializer_factor|init_range|variance_scale|std|std_dev)$")
+MOST_SPREAD = 1e6  # its sixth power, of which tests are made, is far from the largest number
 MOST_LEVELS = 32  # of objects within objects
 
 # One size under the names that families have for it.
@@ -40,6 +47,7 @@ SIZES = (
 )
 
 
+@printed()
 def config_of(model: str | Path | dict[str, Any]) -> Any:
     """Of JSON, its file or folder, or the name of a public shape; JSON with a `kind` is a limitformer.Transformer."""
     if isinstance(model, dict):
@@ -86,6 +94,7 @@ def instead(folder: Path, names: list[str]) -> str:
     return f" It holds weights, {weights[0]!r}, but not what they are of." if weights else ""
 
 
+@printed()
 def config_from(values: dict[str, Any]) -> Any:
     """A configuration of transformers from its JSON."""
     from transformers import CONFIG_MAPPING, AutoConfig
@@ -101,8 +110,7 @@ def config_from(values: dict[str, Any]) -> Any:
         raise InputError(
             f"model_type must be one that the installed transformers has; got {kind!r}.{family_like(kind)}"
         )
-    for name, most in long_lists(values):
-        raise InputError(f"{name} of {kind} must be at most {most:,}; got more.")
+    check_sizes(values, kind)
     with one_line(f"the configuration of {kind} cannot be made"):
         config = AutoConfig.for_model(**values)
         refuse_unread(config, values)
@@ -142,15 +150,38 @@ def data_of(values: Any, level: int = 1) -> Any:
     return values
 
 
-def long_lists(values: Any) -> Iterator[tuple[str, int]]:
-    """Names of numbers of layers and labels that are too large to be listed, at any level, and the most they may be."""
-    for key, value in values.items() if isinstance(values, dict) else ():
-        name = str(key)
-        layers = name in SIZES[0] or name.split("_")[-1] == "layers"
-        most = MOST_LAYERS if layers else MOST_LABELS if name == "num_labels" else None
-        if most is not None and isinstance(value, int) and value > most:
-            yield name, most
-        yield from long_lists(value)
+def check_sizes(values: Any, family: str) -> None:
+    """Raise `InputError` for numbers that are too large to be listed or drawn with, before a class sees them."""
+    for name, value in numbers_in(values):
+        most = most_of(name, family)
+        small = most is None or not isinstance(value, int) or value <= most
+        require(small, f"{name} of {family} must be at most {most or 0:,}; got more.")
+        if SPREAD.search(name):
+            what = f"{value:g}" if abs(value) < 1e300 else "more"
+            drawn = 0 <= value < MOST_SPREAD
+            require(drawn, f"{name} of {family} must be at least 0 and below {MOST_SPREAD:,.0f}; got {what}.")
+
+
+def most_of(name: str, family: str) -> int | None:
+    """The largest number of layers, labels or positions, if that is what is called so."""
+    if name in SIZES[0] or name in LISTED or name.split("_")[-1] == "layers":
+        return MOST_LAYERS
+    if name in SIZES[-1] or name.endswith(("_positions", "position_embeddings")):
+        return MOST_TABLED if family in TABLED else MOST_POSITIONS
+    return MOST_LABELS if name == "num_labels" else None
+
+
+def numbers_in(values: Any, name: str = "") -> Iterator[tuple[str, int | float]]:
+    """Every number at any level, under the last name above it."""
+    if isinstance(values, int | float) and not isinstance(values, bool):
+        yield name, values
+    parts: Iterable[tuple[str, Any]] = ()
+    if isinstance(values, dict):
+        parts = ((str(key), value) for key, value in values.items())
+    elif isinstance(values, list | tuple):
+        parts = ((name, value) for value in values)
+    for inner, value in parts:
+        yield from numbers_in(value, inner)
 
 
 def refuse_unread(config: Any, values: dict[str, Any]) -> None:

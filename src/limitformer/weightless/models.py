@@ -13,6 +13,7 @@ from limitformer.base.errors import InputError
 from limitformer.base.foreign import one_line
 from limitformer.models import Transformer
 from limitformer.nn.drawn.network import Network
+from limitformer.weightless.configurations import check_sizes
 from limitformer.weightless.configurations import config_from as config_from
 from limitformer.weightless.configurations import config_of as config_of
 from limitformer.weightless.sizes import KEPT_VECTORS, require_room, size_of
@@ -58,6 +59,7 @@ def of_config(config: Any) -> Blueprint:
     from limitformer.weightless.classes import auto_class, named_class
 
     with one_line(f"{config.model_type} cannot be read"):
+        check_sizes(config.to_dict(), config.model_type)
         config = eager(deepcopy(config))
     kind = named_class(config)
     task, make = auto_class(config) if kind is None else (task_of(kind.__name__), partial(kind, config))
@@ -75,12 +77,13 @@ def task_of(name: str) -> str:
 
 def of_module(model: nn.Module) -> Blueprint:
     """Of a module that exists: made again from its configuration, if it has one."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if not hasattr(config, "model_type"):
         raise InputError(
             f"a module has its weights already; got {type(model).__name__}. "
             f"Nearest: a function that makes it, such as lambda: {type(model).__name__}(…)."
         )
+    check_sizes(config.to_dict(), config.model_type)
     config, kind = eager(deepcopy(config)), type(model)
     return Blueprint(partial(kind, config), config.model_type, task_of(kind.__name__), config)
 
