@@ -331,3 +331,25 @@ def test_a_correlation_of_076_is_watch_in_check_and_unsafe_in_design():
 SAFE_VALUES = {
     name: (np.array([value]),) * 2 for name, value in {"stream": 1.0, "effective": 0.9, "gradient": 2.0}.items()
 }
+
+
+@pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning:transformers.modeling_utils"
+)
+def test_modules_that_are_not_made_from_a_configuration_have_no_law():
+    """A PEFT model, and a module of one's own with a configuration of its own."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    base = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SMALL))
+    adapted = get_peft_model(base, LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True))
+    report = lf.check(adapted, tokens=6, progress=False)
+    assert report.laws is None
+    assert {one.name: one.grade for one in report.verdicts}["dead"] == "watch"  # lora_A waits for lora_B
+
+    class Own(Model):
+        def __init__(self):
+            super().__init__()
+            self.config = type("Config", (), {"model_type": "gpt"})()
+
+    assert lf.check(Own(), IDS, progress=False).laws is None

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from limitformer.base.errors import InputError, nearest, require
 from limitformer.base.foreign import readable_name
@@ -112,7 +113,7 @@ def existing(module: nn.Module) -> Subject:
     """A module, with its law where its configuration gives one."""
     kind = type(module).__name__
     config = getattr(module, "config", None)
-    if not hasattr(config, "model_type"):
+    if not isinstance(module, PreTrainedModel):  # others, such as PEFT's, are not made from their configuration alone
         return Subject(kind, None, module)
     is_shaped = getattr(config, "shaping", None) is not None
     return Subject(kind, None if is_shaped else blueprint_of(module), module, shaped=is_shaped)
