@@ -57,7 +57,7 @@ def measured(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset
         looks = Looks(module, blocks, State(module))
         try:
             axis = looks.axis_of(inputs)
-            if not hasattr(getattr(module, "config", None), "model_type"):
+            if not hasattr(getattr(module, "config", None), "to_dict"):
                 looks.check(inputs, axis)
             out, measure = looks.one(inputs, arguments, axis, gradients=loss is not None)
             with torch.set_grad_enabled(loss is not None):

@@ -131,6 +131,6 @@ def task_and_config(subject: Subject) -> Blueprint:
     if subject.blueprint is not None:
         return subject.blueprint
     config = getattr(subject.module, "config", None)
-    config = config if hasattr(config, "model_type") else None
+    config = config if hasattr(config, "model_type") and hasattr(config, "to_dict") else None
     task = task_of(type(subject.module).__name__) if config is not None else "hidden"
     return Blueprint(nn.Module, subject.name, task, config)

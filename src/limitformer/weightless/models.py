@@ -78,7 +78,7 @@ def task_of(name: str) -> str:
 def of_module(model: nn.Module) -> Blueprint:
     """Of a module that exists: made again from its configuration, if it has one."""
     config: Any = getattr(model, "config", None)
-    if not hasattr(config, "model_type"):
+    if not (hasattr(config, "model_type") and hasattr(config, "to_dict")):
         raise InputError(
             f"a module has its weights already; got {type(model).__name__}. "
             f"Nearest: a function that makes it, such as lambda: {type(model).__name__}(…)."

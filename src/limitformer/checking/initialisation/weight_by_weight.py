@@ -45,7 +45,7 @@ def initialisation(
     Raises:
         InputError: the module holds no numbers, or the factory makes something else.
     """
-    if factory is None and not hasattr(getattr(module, "config", None), "model_type"):
+    if factory is None and not hasattr(getattr(module, "config", None), "to_dict"):
         return check_initialisation(module, None, level=level)
     blueprint = blueprint_of(module if factory is None else factory)
     reference, found = make(blueprint, torch.float32)
