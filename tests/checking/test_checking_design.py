@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import limitformer as lf
 from drawn_networks import attentions_of, blocks, first, first_tokens
 from limitformer.checking import Objective
-from limitformer.checking.curves import gradient_ratio
+from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
 from limitformer.checking.designing.design import trials_of
 from limitformer.checking.designing.objective import Risk, outside
 from limitformer.checking.designing.search import Region, chosen, finer, look, search
@@ -279,12 +279,11 @@ def test_without_a_task_a_design_differentiates_what_a_check_does():
     )  # fmt: skip
     trials, _ = trials_of(config, None, ["initializer_range"], None, None, 5)
     found = trials.values({"initializer_range": 0.2}, 7, range(4))["gradient"][0]
-    checked, _, _ = gradient_ratio(
-        lf.check(config, tokens=5, samples=4, seed=7, progress=False).curves["gradient"].values
-    )
+    report = lf.check(config, tokens=5, samples=4, seed=7, progress=False)
+    checked, _, _ = gradient_ratio(gradient_of_matrices(report.curves).values)
     assert np.allclose(found, checked, rtol=1e-3)
     norms = lf.check(config, tokens=5, samples=4, seed=7, progress=False, loss=default_loss("hidden")).curves
-    assert not np.allclose(found, gradient_ratio(norms["gradient"].values)[0], rtol=0.1)
+    assert not np.allclose(found, gradient_ratio(gradient_of_matrices(norms).values)[0], rtol=0.1)
 
 
 @pytest.mark.parametrize(("family", "window"), [("mistral", 3), ("llama", 6)])

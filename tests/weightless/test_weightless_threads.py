@@ -1,5 +1,7 @@
 """Threads in a pass: matrices have one, whatever the process has, and so the same bits everywhere."""
 
+from collections import deque
+
 import pytest
 import torch
 import transformers
@@ -54,7 +56,7 @@ def test_a_pass_has_the_same_bits_for_any_number_of_threads(several):
 
 
 def test_a_network_that_exists_is_measured_with_one_thread(several):
-    seen = []
+    seen = deque()  # a list that a hook holds is put back as it was
     model = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=64, bos_token_id=0, eos_token_id=0)
     )

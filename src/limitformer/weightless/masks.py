@@ -82,6 +82,7 @@ def is_mask(x: Tensor, heads: int) -> bool:
     """Whether an addend of logits is the same for all heads, or 0 at most; the first matrix tells most others apart."""
     if x.dim() < 3 or x.shape[-3] < heads:
         return True
+    x = x.detach()
     return x.numel() > 0 and not bool((x.flatten(0, -3)[0] > 0).any()) and float(x.amax()) == 0
 
 
