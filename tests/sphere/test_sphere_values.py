@@ -8,7 +8,7 @@ from scipy import special, stats
 from limitformer.numerics.lanes import LANES
 from limitformer.numerics.random import key
 from limitformer.sphere.chi import LARGEST_PRODUCT, blocks_needed, chi_squares
-from limitformer.sphere.values import CUT_DEVIATION, CUT_MASS, LAWS, fill, fill_listed, normal_quantile
+from limitformer.sphere.values import CUT_DEVIATION, CUT_MASS, LAWS, fill, fill_listed, quantile_above_half
 from philox import plain_philox
 from statistics_checks import ALPHA, STANDARD_ERRORS, standard_errors
 
@@ -25,7 +25,7 @@ ROWS = 4 * 8_000
 @numba.njit(error_model="numpy", fastmath={"contract"})
 def quantiles(q, out):
     for i in range(len(q)):
-        out[i] = normal_quantile(q[i])
+        out[i] = quantile_above_half(q[i])
 
 
 def words(seed, purpose):

@@ -10,11 +10,10 @@ Numbers belong to (key, replica, block): block b of a replica's numbers makes fo
 neighbouring replicas, `fill_listed` any replicas, one value each.
 """
 
-import numpy as np
-
-from limitformer.numerics.elementary import U64, logarithm
+from limitformer.numerics.elementary import U64
 from limitformer.numerics.kernels import inlined, kernel, strict_kernel
 from limitformer.numerics.lanes import LANES
+from limitformer.numerics.quantile import CENTRAL, central_quantile, tail_quantile
 from limitformer.numerics.random import box_muller, fill_normals, uniform, words_of
 
 GAUSSIAN, UNIFORM, RADEMACHER, TRUNCATED_NORMAL = 0, 1, 2, 3
@@ -42,49 +41,16 @@ def rademacher_value(word):
 
 @inlined
 def truncated_value(word):
-    return normal_quantile((uniform(word) - 0.5) * CUT_MASS) / CUT_DEVIATION
+    return quantile_above_half((uniform(word) - 0.5) * CUT_MASS) / CUT_DEVIATION
 
 
 @inlined
-def normal_quantile(q):
-    """Φ⁻¹(1/2 + q) for |q| < 0.4999: AS 241, its central and its middle region."""
-    r = 0.180625 - q * q
-    n = 2509.0809287301226727
-    n = n * r + 33430.575583588128105
-    n = n * r + 67265.770927008700853
-    n = n * r + 45921.953931549871457
-    n = n * r + 13731.693765509461125
-    n = n * r + 1971.5909503065514427
-    n = n * r + 133.14166789178437745
-    n = n * r + 3.387132872796366608
-    m = 5226.495278852854561
-    m = m * r + 28729.085735721942674
-    m = m * r + 39307.89580009271061
-    m = m * r + 21213.794301586595867
-    m = m * r + 5394.1960214247511077
-    m = m * r + 687.1870074920579083
-    m = m * r + 42.313330701600911252
-    m = m * r + 1.0
-    central = q * n / m
-    t = np.sqrt(-logarithm(0.5 - abs(q))) - 1.6
-    n = 7.7454501427834140764e-4
-    n = n * t + 0.0227238449892691845833
-    n = n * t + 0.24178072517745061177
-    n = n * t + 1.27045825245236838258
-    n = n * t + 3.64784832476320460504
-    n = n * t + 5.7694972214606914055
-    n = n * t + 4.6303378461565452959
-    n = n * t + 1.42343711074968357734
-    m = 1.05075007164441684324e-9
-    m = m * t + 5.475938084995344946e-4
-    m = m * t + 0.0151986665636164571966
-    m = m * t + 0.14810397642748007459
-    m = m * t + 0.68976733498510000455
-    m = m * t + 1.6763848301838038494
-    m = m * t + 2.05319162663775882187
-    m = m * t + 1.0
-    tail = n / m if q > 0.0 else -n / m
-    return central if abs(q) <= 0.425 else tail
+def quantile_above_half(q):
+    """Φ⁻¹(1/2 + q) for |q| < 0.4999."""
+    a, b = central_quantile(q)
+    c, d = tail_quantile(0.5 - abs(q))
+    tail = c / d if q > 0.0 else -c / d
+    return a / b if abs(q) <= CENTRAL else tail
 
 
 @strict_kernel
