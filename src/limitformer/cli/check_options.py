@@ -39,6 +39,9 @@ def numbers(given: dict[str, Any], option: str) -> dict[str, Any]:
 
 def require_known(what: str) -> None:
     """Raise `InputError` unless `what` is a file, a folder, JSON or the name of a public shape."""
+    import limitformer.checking  # noqa: F401  # first: without the packages it names the extra that has all of them
+
+    # isort: split
     from limitformer.weightless.shapes import require_shape
 
     try:
