@@ -72,12 +72,12 @@ site: .venv-test/ready
 
 # Every figure that needs no training, from a clean state or from where it was stopped, about three hours; ONLY="ct-fig6" takes one.
 gallery: .venv-test/ready
-	.venv-test/bin/python -m limitformer.figures.gallery docs/figures $(ONLY)
+	.venv-test/bin/python -m limitformer_papers.gallery docs/figures $(ONLY)
 	.venv-test/bin/python docs/tools/cards.py
 
 # The numbers of the explorer's pages, where they are due, ten minutes; stopped, it goes on; ONLY="sphere stock" takes some.
 explorer: .venv-test/ready
-	.venv-test/bin/python -m limitformer.figures.explorer.make docs/explorer $(ONLY)
+	.venv-test/bin/python -m limitformer_papers.explorer.make docs/explorer $(ONLY)
 
 # Faults of one line that the tests must catch, about an hour; some of them: make faults ONLY="sweep nn".
 faults: .venv-test/ready browser

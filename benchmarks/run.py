@@ -24,11 +24,11 @@ import limitformer as lf
 from benchmarks import attention, floors, gradients, hooks, sweep_overhead, weightless, weightless_drawn
 from benchmarks.dense_root import dense_root_step
 from benchmarks.sphere_loop import run_layers, uniform_tokens
-from limitformer.figures import FIGURES
 from limitformer.models import Transformer
 from limitformer.nn.drawn import simulate as simulate_networks
 from limitformer.numerics.random import replica_normals
 from limitformer.sphere.methods import methods_of
+from limitformer_papers import FIGURES
 
 TURNS = 5
 # Least ratios, seconds and megabytes that the project asks of itself.
@@ -299,7 +299,7 @@ def new_process(name: str, folder: str, environment: dict[str, str]) -> tuple[fl
     """Seconds and peak megabytes of making a figure at paper scale."""
     # The peak that a process reports of its child includes its own, from before the child became another program.
     code = (
-        "import sys; from limitformer.figures import make; make(sys.argv[1], out=sys.argv[2]);"
+        "import sys; from limitformer_papers import make; make(sys.argv[1], out=sys.argv[2]);"
         "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     )
     began = time.perf_counter()

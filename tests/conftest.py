@@ -98,7 +98,7 @@ def folder_of_figures(tmp_path_factory):
 @pytest.fixture(scope="session")
 def figures(folder_of_figures):
     """Every figure at quick scale, made once."""
-    from limitformer.figures import FIGURES, make
+    from limitformer_papers import FIGURES, make
 
     return {name: make(name, scale="quick", out=folder_of_figures, seed=11, threads=2) for name in FIGURES}
 

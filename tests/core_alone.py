@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 import limitformer as lf
 from limitformer.cli.app import app
-from limitformer.figures import RUN_FIGURES, make
-from limitformer.figures.making import NEED_TRAINING
+from limitformer_papers import RUN_FIGURES, make
+from limitformer_papers.making import NEED_TRAINING
 
 
 def main() -> None:

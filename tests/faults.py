@@ -60,7 +60,7 @@ def ending(folder, tests):
 
 def verdict(folder, fault, healthy):
     """What the tests say of the fault; `healthy` remembers which of them pass without it."""
-    path, tests = folder / "src" / "limitformer" / fault["file"], tuple(fault["tests"])
+    path, tests = folder / "src" / fault["file"], tuple(fault["tests"])
     text = path.read_text()
     if text.count(fault["text"]) != 1:
         return f"the text is there {text.count(fault['text'])} times"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 forking: Any = multiprocessing.get_context("forkserver")
-forking.set_forkserver_preload(["limitformer.train.tasks.mlm", "torch.distributed.fsdp"])
+forking.set_forkserver_preload(["limitformer_papers.training.tasks.mlm", "torch.distributed.fsdp"])
 
 
 def forked(function: Callable[..., object], *arguments: object, **named: object) -> Any:

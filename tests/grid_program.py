@@ -9,7 +9,7 @@ from pathlib import Path
 
 from limitformer.base import progress
 from limitformer.base.errors import InputError
-from limitformer.train import grid, interrupts
+from limitformer_papers.training import grid, interrupts
 
 ONE_THREAD = {"threads": 1, "save_every": 1000}
 

@@ -24,9 +24,9 @@ EXTRAS = {
     "": "import limitformer as lf, importlib.util as u; assert u.find_spec('torch') is None; lf.limit",
     "torch": "import limitformer as lf; lf.nn.simulate",
     "hf": "import limitformer as lf; lf.hf.shape_model; lf.weightless.shapes; lf.check; lf.design",
-    "train": "import limitformer as lf; lf.train.train",
+    "train": "import limitformer_papers.training as t; t.train",
     "cluster": "import limitformer, distributed, dask_jobqueue",
-    "all": "import limitformer as lf; lf.train.train; lf.check; import distributed",
+    "all": "import limitformer as lf; import limitformer_papers.training as t; t.train; lf.check; import distributed",
 }
 
 

@@ -19,7 +19,7 @@ from docs.tools import explorer
 
 from chromium import launched
 from limitformer.base.errors import InputError
-from limitformer.figures.explorer import covariance, kept, make, parts, sphere, stock
+from limitformer_papers.explorer import covariance, kept, make, parts, sphere, stock
 
 MOST = 8 * 2**20  # bytes of all pages with their numbers
 OTHER_STEPS = 0.02  # how far a quantile moves if some paths are others

@@ -11,7 +11,7 @@ TABLE = tomllib.loads((Path(faults.__file__).parent / "faults.toml").read_text()
 
 def test_every_fault_has_its_place_and_its_tests():
     for fault in TABLE:
-        assert (PACKAGE / fault["file"]).read_text().count(fault["text"]) == 1, fault["name"]
+        assert (PACKAGE.parent / fault["file"]).read_text().count(fault["text"]) == 1, fault["name"]
         for test in fault["tests"]:
             path, _, name = test.partition("::")
             assert f"def {name.partition('[')[0]}" in (Path(faults.__file__).parents[1] / path).read_text(), test
@@ -19,7 +19,7 @@ def test_every_fault_has_its_place_and_its_tests():
 
 def test_there_are_faults_in_every_package():
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert {Path(fault["file"]).parts[0] for fault in TABLE} >= packages - {"data"}
+    assert {Path(fault["file"]).parts[1] for fault in TABLE} >= packages
     assert len(TABLE) >= 40
 
 
@@ -28,7 +28,7 @@ def test_only_what_is_caught_is_called_so(tmp_path, monkeypatch):
     source = tmp_path / "src" / "limitformer" / "a.py"
     source.parent.mkdir(parents=True)
     source.write_text("x = 1\n")
-    fault = {"file": "a.py", "text": "x = 1", "replacement": "x = 2", "tests": ["t"]}
+    fault = {"file": "limitformer/a.py", "text": "x = 1", "replacement": "x = 2", "tests": ["t"]}
 
     def found(*endings, **changes):
         left = list(endings)

@@ -20,13 +20,15 @@ from pathlib import Path
 import pytest
 from docs.tools import command_line, explorer, hooks
 
-import limitformer as lf
 from chromium import launched
 
 ROOT = Path(__file__).resolve().parents[1]
 API = sorted((ROOT / "docs/api").glob("*.md"))
-ENTRY = re.compile(r"^::: limitformer\.(\S+)$", re.MULTILINE)
-PACKAGES = ("nn", "hf", "weightless", "checking", "train", "figures")
+ENTRY = re.compile(r"^::: (limitformer\S*)$", re.MULTILINE)
+DOORS = (
+    *("limitformer", "limitformer.nn", "limitformer.hf", "limitformer.weightless", "limitformer.checking"),
+    *("limitformer_papers", "limitformer_papers.training"),
+)
 EXPLORER = ("explorer/covariance", "explorer/sphere", "explorer/stock")
 # They come first in both lists: pytest opens a page once for the tests that have it at one place of theirs.
 CONTRASTED = ("theory", "gallery", "api/simulate", "check", "explorer/sphere")
@@ -53,9 +55,10 @@ def entries():
 
 
 def object_of(name):
-    """What `limitformer.NAME` is after an import."""
-    found = lf
-    for part in name.split("."):
+    """The object of this dotted name; its modules are imported."""
+    package, *parts = name.split(".")
+    found = importlib.import_module(package)
+    for part in parts:
         if not hasattr(found, part):
             importlib.import_module(f"{found.__name__}.{part}")
         found = getattr(found, part)
@@ -64,8 +67,8 @@ def object_of(name):
 
 def public_names():
     """(where, name) of all that the public doors have, modules left out."""
-    doors = {"": lf} | {package: importlib.import_module(f"limitformer.{package}") for package in PACKAGES}
-    for where, door in doors.items():
+    for where in DOORS:
+        door = importlib.import_module(where)
         for name in getattr(door, "__all__", None) or getattr(door, "_HOMES", None) or vars(door):
             if not name.startswith("_") and name != "TYPE_CHECKING" and not inspect.ismodule(getattr(door, name)):
                 yield where, name
@@ -77,7 +80,7 @@ def test_every_public_name_has_an_entry():
     missing = [
         f"{where}.{name}"
         for where, name in public_names()
-        if name not in left_out and not any(object_of(f"{where}.{name}".strip(".")) is each for each in documented)
+        if name not in left_out and not any(object_of(f"{where}.{name}") is each for each in documented)
     ]
     assert missing == []
 
@@ -98,10 +101,8 @@ def test_entries_are_of_functions_and_not_of_the_files_they_are_in(site):
     for page in API:
         built = (site / page.relative_to(ROOT / "docs").with_suffix(".html")).read_text(encoding="utf-8")
         for name in ENTRY.findall(page.read_text(encoding="utf-8")):
-            assert f'<h2 id="limitformer.{name}" class="doc doc-heading">' in built, name
-            kind = re.search(
-                rf'href="#limitformer\.{re.escape(name)}".*?doc-symbol-toc doc-symbol-(\w+)', built, re.DOTALL
-            )
+            assert f'<h2 id="{name}" class="doc doc-heading">' in built, name
+            kind = re.search(rf'href="#{re.escape(name)}".*?doc-symbol-toc doc-symbol-(\w+)', built, re.DOTALL)
             assert (kind[1] == "module") == inspect.ismodule(object_of(name)), name
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
-from limitformer.train import checkpoints
-from limitformer.train.harness import Plan, train
+from limitformer_papers.training import checkpoints
+from limitformer_papers.training.harness import Plan, train
 
 STEPS, BATCH, EXAMPLES = 50, 8, 100
 

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from limitformer import checking as checking
-    from limitformer import figures as figures
     from limitformer import hf as hf
     from limitformer import models as models
     from limitformer import nn as nn
     from limitformer import plot as plot
-    from limitformer import train as train
     from limitformer import weightless as weightless
     from limitformer.base.errors import InputError as InputError
     from limitformer.base.errors import MissingExtraError as MissingExtraError
@@ -146,11 +144,11 @@ HOMES = {
     "running.outputs": ("outputs",),
     "running.results": ("correlation", "load", "save"),
     "sweep": ("Sweep", "compute_sweep", "load_sweep", "read_sweep", "run_sweep"),
-    "checking": ("design",),  # these, and five of the modules below, need an extra
+    "checking": ("design",),  # these, and three of the modules below, need an extra
     "checking.check": ("check",),
     "weightless.shapes": ("shapes",),
 }
-MODULES = ("checking", "figures", "hf", "models", "nn", "plot", "train", "weightless")
+MODULES = ("checking", "hf", "models", "nn", "plot", "weightless")
 
 if not TYPE_CHECKING:  # a checker should know the names above alone
 

@@ -15,8 +15,8 @@ from limitformer.base.errors import MadeOf
 from limitformer.base.lock import CannotLockError
 from limitformer.checking import DesignInterrupted
 from limitformer.sweep import SweepInterrupted
-from limitformer.train.interrupts import TrainingInterrupted
 from limitformer.weightless.run import KeepWeightError
+from limitformer_papers.training.interrupts import TrainingInterrupted
 
 PART = xr.Dataset({"exit": ("sample", [1.0, 2.0])})
 REGION = xr.Dataset({"samples": ("gamma", [0, 16])})

@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 
 import limitformer as lf
+import limitformer_papers
 from limitformer.base.errors import MissingExtraError
 from limitformer.cli.report import say_error
-from limitformer.figures import FIGURES
+from limitformer_papers import FIGURES
 
 SMALL = ("--width", "16", "--depth", "4", "--samples", "6", "--threads", "1")
-ZEN = Path(lf.__file__).parent / "data" / "zen-of-python.txt"
+ZEN = Path(limitformer_papers.__file__).parent / "data" / "zen-of-python.txt"
 COMMAND = [sys.executable, "-m", "limitformer"]
 
 
@@ -516,7 +517,7 @@ def test_interruption_keeps_the_samples_that_were_finished(run, tmp_path, monkey
 
 
 def test_interrupted_figure_writes_nothing(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("limitformer.figures.shaped_transformer.st_fig7.compute", interrupt(KeyboardInterrupt()))
+    monkeypatch.setattr("limitformer_papers.shaped_transformer.st_fig7.compute", interrupt(KeyboardInterrupt()))
     result = run("figure", "st-fig7", "--out", tmp_path)
     assert (result.exit_code, result.stdout) == (130, "")
     assert result.stderr == "Interrupted; nothing was written.\n"

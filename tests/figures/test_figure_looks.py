@@ -12,10 +12,10 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.lines import Line2D
 
-from limitformer.figures import FIGURES
-from limitformer.figures.making import module_of
-from limitformer.figures.shaped_transformer.st_fig4 import CASES, COVARIANCE_ONLY
 from limitformer.plot import ALONE, BLUE, RED, STYLE, WIDTH, legend_below, panels, style
+from limitformer_papers import FIGURES
+from limitformer_papers.making import module_of
+from limitformer_papers.shaped_transformer.st_fig4 import CASES, COVARIANCE_ONLY
 
 NAMES = list(FIGURES)
 ONE_LEGEND = (

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from limitformer.figures import FIGURES
-from limitformer.figures.common.page import BEGIN, END, renew, table, with_table
-from limitformer.figures.making import module_of
+from limitformer_papers import FIGURES
+from limitformer_papers.common.page import BEGIN, END, renew, table, with_table
+from limitformer_papers.making import module_of
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "figures"
 # Hypotheses of a study, which its page says were not borne out.

@@ -11,11 +11,11 @@ from scipy.stats import sem
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer.figures import FIGURES, make
-from limitformer.figures.beyond.lifetimes import mean_and_error
-from limitformer.figures.common.claims import Run, ks_claim, ks_noise
-from limitformer.figures.making import SCALES, module_of
 from limitformer.plot import style
+from limitformer_papers import FIGURES, make
+from limitformer_papers.beyond.lifetimes import mean_and_error
+from limitformer_papers.common.claims import Run, ks_claim, ks_noise
+from limitformer_papers.making import SCALES, module_of
 
 NAMES = list(FIGURES)
 SEED = 11
@@ -128,7 +128,7 @@ def test_panels_of_the_text_are_titled_and_name_the_words(made):
 
 def test_the_diagram_has_its_boxes():
     """Attention once, across all tokens; the other boxes once for each; the residual connections alone are dashed."""
-    module = importlib.import_module("limitformer.figures.clustering.ct_fig5")
+    module = importlib.import_module("limitformer_papers.clustering.ct_fig5")
     with style():
         drawing = module.draw(None)
     (axes,) = drawing.axes
@@ -142,7 +142,7 @@ def test_the_diagram_has_its_boxes():
 
 def test_a_diagram_without_a_box_is_another_layer(monkeypatch):
     """Without 1/√L, or with the normalisation before the sum, the boxes do not make the chain's layer."""
-    module = importlib.import_module("limitformer.figures.clustering.ct_fig5")
+    module = importlib.import_module("limitformer_papers.clustering.ct_fig5")
     a, v, scale, add, norm = module.BOXES
     for boxes in ((a, v, add, norm), (a, v, scale, norm, add)):
         monkeypatch.setattr(module, "BOXES", boxes)
@@ -414,7 +414,7 @@ def test_nothing_is_written_if_a_stage_ends_early(tmp_path, monkeypatch, stage, 
 
 
 def test_an_interruption_while_saving_leaves_whole_files_only(tmp_path, monkeypatch):
-    maker = importlib.import_module("limitformer.figures.making")
+    maker = importlib.import_module("limitformer_papers.making")
     monkeypatch.setattr(maker, "save", fail_with(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         make("st-fig7", scale="quick", out=tmp_path, seed=1, threads=1)

@@ -8,11 +8,11 @@ import pytest
 import xarray as xr
 from scipy.stats import binom, rankdata, spearmanr
 
-from limitformer.figures.beyond import foretells, ranks, tiny_networks
-from limitformer.figures.beyond.foretells import CHOOSE, TEST, cells_of, halves, paper, quick
-from limitformer.figures.beyond.tiny_networks import KINDS, Cell
-from limitformer.figures.common.claims import Run
-from limitformer.train.data.text_data import text_data
+from limitformer_papers.beyond import foretells, ranks, tiny_networks
+from limitformer_papers.beyond.foretells import CHOOSE, TEST, cells_of, halves, paper, quick
+from limitformer_papers.beyond.tiny_networks import KINDS, Cell
+from limitformer_papers.common.claims import Run
+from limitformer_papers.training.data.text_data import text_data
 
 N = 24
 TIED = [3.0, 1.0, 1.0, 2.0, 5.0, 8.0, 8.0, -1.0]
@@ -191,7 +191,7 @@ def test_a_run_goes_on_where_it_was_and_is_the_same(data, tmp_path, monkeypatch)
     whole = tiny_networks.trained(cell, sizes, data, 4, tmp_path)
     assert whole == tiny_networks.trained(cell, sizes, data, 4, tmp_path / "elsewhere")
     assert whole != tiny_networks.trained(cell, sizes, data, 5, tmp_path)
-    monkeypatch.setattr("limitformer.train.harness.Run", lambda *_: pytest.fail("it was trained again"))
+    monkeypatch.setattr("limitformer_papers.training.harness.Run", lambda *_: pytest.fail("it was trained again"))
     assert whole == tiny_networks.trained(cell, sizes, data, 4, tmp_path)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from docs.tools import cards
 
-from limitformer.figures import FIGURES, RUN_FIGURES, gallery, make
-from limitformer.figures.common.claims import Claim
+from limitformer_papers import FIGURES, RUN_FIGURES, gallery, make
+from limitformer_papers.common.claims import Claim
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "figures"
 
@@ -72,7 +72,7 @@ def test_on_another_processor_a_number_may_jump_and_a_figure_may_not():
 @pytest.fixture
 def small_paper(monkeypatch):
     """The paper's size is the quick one; the scales that were asked for."""
-    module, asked = importlib.import_module("limitformer.figures.clustering.ct_fig5"), []
+    module, asked = importlib.import_module("limitformer_papers.clustering.ct_fig5"), []
 
     def made(name, *, scale="paper", **options):
         asked.append(scale)

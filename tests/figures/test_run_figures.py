@@ -16,13 +16,13 @@ from scipy.stats import t
 
 import limitformer as lf
 from limitformer.base.errors import InputError, MissingExtraError
-from limitformer.figures import RUN_FIGURES, make
-from limitformer.figures.common.claims import Run
-from limitformer.figures.making import module_of
-from limitformer.figures.shaped_transformer import language_runs
 from limitformer.plot import style
-from limitformer.train.log import FILE, Log
-from limitformer.train.runs import RUN, SUMMARY, write_json
+from limitformer_papers import RUN_FIGURES, make
+from limitformer_papers.common.claims import Run
+from limitformer_papers.making import module_of
+from limitformer_papers.shaped_transformer import language_runs
+from limitformer_papers.training.log import FILE, Log
+from limitformer_papers.training.runs import RUN, SUMMARY, write_json
 
 STEPS, LOOK, HEADS, LENGTH = 20, 5, 2, 16
 SHAPED, LEARN, PRE, POST = "shaped-recover", "shaped-learn", "pre-ln", "post-ln"
@@ -772,8 +772,8 @@ def test_a_log_that_is_missing_or_damaged(name, tmp_path):
 
 
 def test_gradients_without_torch_name_the_extra(monkeypatch):
-    for module in ("limitformer.figures.shaped_transformer.st_fig2", "limitformer.nn"):
+    for module in ("limitformer_papers.shaped_transformer.st_fig2", "limitformer.nn"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'limitformer\[torch\]'"):
-        importlib.import_module("limitformer.figures.shaped_transformer.st_fig2")
+        importlib.import_module("limitformer_papers.shaped_transformer.st_fig2")

@@ -10,9 +10,6 @@ import xarray as xr
 from mpmath import mp
 
 from limitformer.base.errors import InputError
-from limitformer.figures.common.claims import Run
-from limitformer.figures.shaped_transformer import st_fig2
-from limitformer.figures.shaped_transformer.differences_of_tokens import apart, check, run
 from limitformer.models import (
     GELU,
     LayerNorm,
@@ -24,6 +21,9 @@ from limitformer.models import (
     Transformer,
 )
 from limitformer.nn import Network
+from limitformer_papers.common.claims import Run
+from limitformer_papers.shaped_transformer import st_fig2
+from limitformer_papers.shaped_transformer.differences_of_tokens import apart, check, run
 
 SMALL = replace(st_fig2.quick(), width=16, depth=6, length=7, batch=3, vocabulary=300, documents=25, samples=3)
 MODELS = st_fig2.models(SMALL)
@@ -84,7 +84,7 @@ def test_leader_and_differences_are_the_network(model):
 
 def test_a_leader_whose_layers_forget_a_term_is_caught(monkeypatch):
     """The wrong twin: LayerNorm of the differences by the leader's deviation."""
-    from limitformer.figures.shaped_transformer import differences_of_tokens as leader
+    from limitformer_papers.shaped_transformer import differences_of_tokens as leader
 
     right = leader.normalised
 

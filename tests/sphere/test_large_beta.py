@@ -6,7 +6,7 @@ from scipy.special import erfcx
 from scipy.stats import chisquare, gamma, kstest
 
 import limitformer as lf
-from limitformer.figures.beyond.splits import coin_shares, limiting_lifetimes, still_apart
+from limitformer_papers.beyond.splits import coin_shares, limiting_lifetimes, still_apart
 from sphere_naive import naive_attention, naive_layer, normalised, overlaps_of, tokens_at
 from statistics_checks import ALPHA, STANDARD_ERRORS
 

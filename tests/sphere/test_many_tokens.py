@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import brentq
 
 import limitformer as lf
-from limitformer.figures.beyond.splits import limiting_lifetimes
+from limitformer_papers.beyond.splits import limiting_lifetimes
 from sphere_naive import gaps_of, naive_attention, naive_layer, normalised, tokens_at
 from statistics_checks import STANDARD_ERRORS
 

@@ -14,13 +14,13 @@ from PIL import Image
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer.figures.clustering.phase import FINE, MOST_CURVES, draw
 from limitformer.models import from_json
 from limitformer.plot import style
 from limitformer.running.outcomes import OUTCOMES
 from limitformer.sweep.describe import model_seed as cell_seed
 from limitformer.sweep.grid import cells
 from limitformer.sweep.phase import phase_diagram
+from limitformer.sweep.phase_picture import FINE, MOST_CURVES, draw
 
 BASE = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=20)
 HYBRID = lf.HybridTransformer(tokens=2, dim=4, beta=1.0, epsilon=1.2, layers_per_unit_time=20)

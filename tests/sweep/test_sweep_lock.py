@@ -19,10 +19,10 @@ from limitformer.base import lock
 from limitformer.base.errors import InputError
 from limitformer.base.lock import CannotLockError, only_one
 from limitformer.cli.app import app
-from limitformer.figures import making
-from limitformer.figures.common.grids import on_grid
 from limitformer.sweep import opening
 from limitformer.sweep import work as work_module
+from limitformer_papers import making
+from limitformer_papers.common.grids import on_grid
 from sweep_grids import (
     files,
     run,

@@ -9,11 +9,11 @@ from scipy.stats import binomtest, ks_2samp
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer.figures.shaped_transformer.stopping import LARGEST, SMALLEST
 from limitformer.models import equicorrelated
 from limitformer.running.outcomes import OUTCOMES
 from limitformer.sweep.describe import seed_of
 from limitformer.sweep.run import compute_sweep
+from limitformer_papers.shaped_transformer.stopping import LARGEST, SMALLEST
 from sweep_grids import NETWORK, PAIR, sweep, values_equal
 
 THREE = replace(PAIR, tokens=3)

@@ -8,8 +8,8 @@ from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausa
 from limitformer import hf
 from limitformer.base.errors import InputError
 from limitformer.nn import Learn, Logits, Recover, Stack, attention_matrix, entropy, gains, shaped_block, visibility
-from limitformer.train import Correlation, Entropy, Gains, GradientNorms, Log, ShapingSchedule
-from limitformer.train.callbacks import mean_correlation
+from limitformer_papers.training import Correlation, Entropy, Gains, GradientNorms, Log, ShapingSchedule
+from limitformer_papers.training.callbacks import mean_correlation
 
 VOCABULARY = 40
 SIZES = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 32}

@@ -19,12 +19,12 @@ from sklearn import metrics as sk
 from torch.utils.data import DataLoader
 
 from limitformer.base.errors import InputError
-from limitformer.train.data import sources, text_data
-from limitformer.train.data.corpus import Chained, Selected, hash_of, is_evaluation, read_corpus
-from limitformer.train.data.glue_data import Example, read_glue
-from limitformer.train.data.masking import IGNORED, MaskedCollator, uniforms
-from limitformer.train.data.sequences import packed, read_packed, separate, write_packed
-from limitformer.train.data.tokenizer import (
+from limitformer_papers.training.data import sources, text_data
+from limitformer_papers.training.data.corpus import Chained, Selected, hash_of, is_evaluation, read_corpus
+from limitformer_papers.training.data.glue_data import Example, read_glue
+from limitformer_papers.training.data.masking import IGNORED, MaskedCollator, uniforms
+from limitformer_papers.training.data.sequences import packed, read_packed, separate, write_packed
+from limitformer_papers.training.data.tokenizer import (
     LEAST,
     SPECIAL,
     ids_of,
@@ -32,7 +32,7 @@ from limitformer.train.data.tokenizer import (
     save_tokenizer,
     train_tokenizer,
 )
-from limitformer.train.tasks.glue_metrics import score
+from limitformer_papers.training.tasks.glue_metrics import score
 
 VOCABULARY = 400
 
@@ -122,7 +122,7 @@ def test_share_is_the_share_of_evaluation(tmp_path):
 
 def test_digest_is_the_same_in_another_process_and_follows_the_text(texts):
     read = f"read_corpus({str(texts)!r}, share=0.3)"
-    code = f"from limitformer.train.data.corpus import read_corpus; print({read}.digest, end='')"
+    code = f"from limitformer_papers.training.data.corpus import read_corpus; print({read}.digest, end='')"
     command = [sys.executable, "-c", code]
     elsewhere = subprocess.run(
         command, capture_output=True, check=True, text=True, env=os.environ | {"PYTHONHASHSEED": "7"}
@@ -294,7 +294,7 @@ def apply_merge(word, token):
 def test_the_same_corpus_gives_the_same_tokenizer_to_the_last_bit(programs, tokenizer, tmp_path):
     (tmp_path / "programs.json").write_text(json.dumps(programs))
     code = (
-        "import json, sys; from limitformer.train.data.tokenizer import train_tokenizer; "
+        "import json, sys; from limitformer_papers.training.data.tokenizer import train_tokenizer; "
         f"documents = json.load(open({str(tmp_path / 'programs.json')!r})); "
         f"sys.stdout.write(train_tokenizer(documents, {VOCABULARY}).backend_tokenizer.to_str())"
     )
@@ -352,7 +352,7 @@ def test_packing_loses_fewer_tokens_than_one_sequence(programs, tokenizer, seque
 
 
 def test_a_file_of_packed_documents_has_the_same_sequences(programs, tokenizer, sequences, tmp_path, monkeypatch):
-    monkeypatch.setattr("limitformer.train.data.sequences.BATCH", 5)
+    monkeypatch.setattr("limitformer_papers.training.data.sequences.BATCH", 5)
     write_packed(tmp_path / "tokens.npy", programs, tokenizer, 128)
     found = read_packed(tmp_path / "tokens.npy", 128)
     assert isinstance(found.tokens, np.memmap)  # not in memory before they are asked for

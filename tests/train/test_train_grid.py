@@ -19,10 +19,10 @@ from forks import forking
 from grid_program import mixed, of_all_kinds, slow
 from limitformer.base import pool
 from limitformer.base.errors import InputError
-from limitformer.train import grid, interrupts
-from limitformer.train.grid import GridInterrupted, gpus, run_all
-from limitformer.train.interrupts import Interrupt, TrainingInterrupted
-from limitformer.train.log import read_log
+from limitformer_papers.training import grid, interrupts
+from limitformer_papers.training.grid import GridInterrupted, gpus, run_all
+from limitformer_papers.training.interrupts import Interrupt, TrainingInterrupted
+from limitformer_papers.training.log import read_log
 from train_program import STEPS, At, small_run
 
 PROGRAM = """
@@ -30,7 +30,7 @@ import sys
 from functools import partial
 from limitformer.base import pool
 from grid_program import patient
-from limitformer.train.grid import run_all
+from limitformer_papers.training.grid import run_all
 
 def refill(self, worker, refill=pool.Pool.refill):
     refill(self, worker)

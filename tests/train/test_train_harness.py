@@ -17,19 +17,19 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
-import limitformer.train
+import limitformer_papers.training
 from forks import forked
 from limitformer.base.errors import InputError, MissingExtraError
 from limitformer.nn import Gain, Residual
 from limitformer.nn.strengths import ENDING
-from limitformer.train import checkpoints
-from limitformer.train.arguments import arguments
-from limitformer.train.data.batches import Batches
-from limitformer.train.evaluation import evaluate
-from limitformer.train.harness import Plan, read_runs, train
-from limitformer.train.interrupts import TrainingInterrupted
-from limitformer.train.log import Log, curve, read_log, read_table
-from limitformer.train.trainer import Run
+from limitformer_papers.training import checkpoints
+from limitformer_papers.training.arguments import arguments
+from limitformer_papers.training.data.batches import Batches
+from limitformer_papers.training.evaluation import evaluate
+from limitformer_papers.training.harness import Plan, read_runs, train
+from limitformer_papers.training.interrupts import TrainingInterrupted
+from limitformer_papers.training.log import Log, curve, read_log, read_table
+from limitformer_papers.training.trainer import Run
 from ports import free_port
 from train_program import (
     BATCH,
@@ -570,7 +570,7 @@ def test_a_package_that_is_missing_is_named(module, package, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else found(name))
     with pytest.raises(MissingExtraError, match=rf"needs {package}, .*pip install 'limitformer\[train\]'"):
-        importlib.reload(limitformer.train)
+        importlib.reload(limitformer_papers.training)
 
 
 def test_batches_are_permutations_shared_by_processes():

@@ -20,16 +20,16 @@ from forks import forked, forking
 from limitformer.base import pool
 from limitformer.base.errors import InputError
 from limitformer.cli.app import app
-from limitformer.cli.train_mlm import place_of
-from limitformer.cli.train_parts import table_over_seeds
-from limitformer.figures import make
 from limitformer.hf import ShapedTransformerForMaskedLM
 from limitformer.nn import gains
-from limitformer.train.data.masking import MaskedCollator
-from limitformer.train.data.text_data import text_data
-from limitformer.train.grid import run_all
-from limitformer.train.log import curve, read_log
-from limitformer.train.tasks.mlm import PRESETS, VARIANTS, MlmRun, grid, model_of, preset, run_mlm
+from limitformer_papers import make
+from limitformer_papers.commands.train_mlm import place_of
+from limitformer_papers.commands.train_parts import table_over_seeds
+from limitformer_papers.training.data.masking import MaskedCollator
+from limitformer_papers.training.data.text_data import text_data
+from limitformer_papers.training.grid import run_all
+from limitformer_papers.training.log import curve, read_log
+from limitformer_papers.training.tasks.mlm import PRESETS, VARIANTS, MlmRun, grid, model_of, preset, run_mlm
 from train_program import command_line
 
 SMALL = {"width": 32, "depth": 2, "heads": 2, "hidden": 64, "length": 16, "batch": 8, "vocabulary": 300, "steps": 12}
@@ -121,7 +121,7 @@ def test_held_out_loss_is_over_spread_sequences_with_masks_of_their_own(finished
     for run, summary in results[:4]:
         assert held_out_loss(run, out, range, 2**63) == pytest.approx(summary["eval_loss"], abs=1e-5)
         assert abs(held_out_loss(run, out, range, run.seed) - summary["eval_loss"]) > 1e-3
-    monkeypatch.setattr("limitformer.train.tasks.mlm.EVALUATED", 5)
+    monkeypatch.setattr("limitformer_papers.training.tasks.mlm.EVALUATED", 5)
     run = one(corpus)
     found = run_mlm(run, tmp_path, threads=1)["eval_loss"]
     every = held_out_loss(run, tmp_path, lambda n: [k * n // 5 for k in range(5)], 2**63)
@@ -219,7 +219,7 @@ def test_grids_on_workers_are_the_same(finished, corpus, tmp_path, monkeypatch):
 def test_finished_runs_are_read_at_once(finished, monkeypatch):
     out, results = finished
     run, summary = results[0]
-    monkeypatch.setattr("limitformer.train.harness.Run", lambda *_, **__: pytest.fail("it trained"))
+    monkeypatch.setattr("limitformer_papers.training.harness.Run", lambda *_, **__: pytest.fail("it trained"))
     assert run_mlm(run, out, threads=1) == summary
 
 
@@ -301,7 +301,7 @@ def cola(folder: Path) -> Path:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_glue_learns_a_word(finished, tmp_path, variant):
-    from limitformer.train.tasks.glue import GlueRun, run_glue
+    from limitformer_papers.training.tasks.glue import GlueRun, run_glue
 
     out, results = finished
     run = next(run for run, _ in results if run.variant == variant and run.learning_rate == 1e-2)
@@ -319,7 +319,7 @@ def test_glue_learns_a_word(finished, tmp_path, variant):
 
 
 def test_glue_refuses(finished, tmp_path):
-    from limitformer.train.tasks.glue import GlueRun, run_glue
+    from limitformer_papers.training.tasks.glue import GlueRun, run_glue
 
     out, results = finished
     with pytest.raises(InputError, match="holds no finished masked-language run"):

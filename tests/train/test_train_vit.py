@@ -13,16 +13,16 @@ from PIL import Image
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer.figures.clustering import ct_fig2
-from limitformer.figures.common.claims import Run
-from limitformer.train.data import cifar, inert_pickle
-from limitformer.train.data.autoaugment import OPERATIONS, POLICY, RANGES, augmented, by_policy
-from limitformer.train.data.batches import Batches
-from limitformer.train.data.images import read_images
-from limitformer.train.interrupts import TrainingInterrupted
-from limitformer.train.log import curve, read_log
-from limitformer.train.tasks import vit
-from limitformer.train.tasks.vit import PRESETS, SphereStack, VisionTransformer, VitConfig, run_vit
+from limitformer_papers.clustering import ct_fig2
+from limitformer_papers.common.claims import Run
+from limitformer_papers.training.data import cifar, inert_pickle
+from limitformer_papers.training.data.autoaugment import OPERATIONS, POLICY, RANGES, augmented, by_policy
+from limitformer_papers.training.data.batches import Batches
+from limitformer_papers.training.data.images import read_images
+from limitformer_papers.training.interrupts import TrainingInterrupted
+from limitformer_papers.training.log import curve, read_log
+from limitformer_papers.training.tasks import vit
+from limitformer_papers.training.tasks.vit import PRESETS, SphereStack, VisionTransformer, VitConfig, run_vit
 from statistics_checks import assert_same_law
 
 SMALL = {"layers": 3, "dim": 8, "epochs": 2, "warmup_epochs": 1, "batch": 256, "patch": 4, "tensorboard": False}
@@ -312,7 +312,9 @@ def test_each_sub_policy_is_drawn_equally_often_and_operations_with_their_probab
 
         return operation
 
-    monkeypatch.setattr("limitformer.train.data.autoaugment.OPERATIONS", {name: counted(name) for name in OPERATIONS})
+    monkeypatch.setattr(
+        "limitformer_papers.training.data.autoaugment.OPERATIONS", {name: counted(name) for name in OPERATIONS}
+    )
     generator, draws = np.random.default_rng(0), 20_000
     for _ in range(draws):
         by_policy(Image.fromarray(picture()), generator)

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from io import TextIOWrapper
 from typing import Annotated, Any
 
@@ -26,19 +27,37 @@ def described(error: Any) -> str:
     return message if message.endswith("?") and not given else f"{message}{given}."
 
 
-# What the list of commands says of each; a test holds it against the commands' own help.
+# Name → the object that the command is, and its line in the list of commands; a test holds the line against the
+# command's own help.
 COMMANDS = {
-    "check": "Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a "
-    "checkpoint.",
-    "design": "Find what to set so that a network at initialisation is sound, how sure that is, and the lines to "
-    "paste.",
-    "figure": "Make a figure of a paper: picture, data, and the claims that it checks.",
-    "simulate": "Simulate a Transformer at initialisation: its exact chain, its limit, or the network itself.",
-    "phase": "Draw a phase diagram: do tokens on the sphere end in one cluster, or as antipodal pairs?",
-    "overlap": "Tell whether two tokens end at antipodes: exact probabilities, thresholds and times at infinite depth.",
-    "sweep": "Run grids of simulations that can be stopped, resumed, extended and moved to a cluster.",
-    "train": "Train the networks of both papers. A run that was stopped goes on when it is started again.",
+    "check": (
+        "limitformer.cli.check:check",
+        "Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.",
+    ),
+    "design": (
+        "limitformer.cli.design:design",
+        "Find what to set so that a network at initialisation is sound, how sure that is, and the lines to paste.",
+    ),
+    "simulate": (
+        "limitformer.cli.simulate:simulate",
+        "Simulate a Transformer at initialisation: its exact chain, its limit, or the network itself.",
+    ),
+    "phase": (
+        "limitformer.cli.phase:phase",
+        "Draw a phase diagram: do tokens on the sphere end in one cluster, or as antipodal pairs?",
+    ),
+    "overlap": (
+        "limitformer.cli.overlap:overlap",
+        "Tell whether two tokens end at antipodes: exact probabilities, thresholds and times at infinite depth.",
+    ),
+    "sweep": (
+        "limitformer.cli.sweep:sweep",
+        "Run grids of simulations that can be stopped, resumed, extended and moved to a cluster.",
+    ),
 }
+# Commands of other packages; `limitformer_papers` has two.
+for entry in entry_points(group="limitformer.commands"):
+    COMMANDS |= entry.load()
 
 
 ONCE = ("check", "design")  # they write several files; elsewhere the last of two counts, as it is usual
@@ -58,7 +77,8 @@ class Once(TyperCommand):
 
 def command_of(name: str) -> Any:
     """The command `name` itself, or the group of commands; imports its module."""
-    found = getattr(import_module(f"limitformer.cli.{name}"), name)
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    found = getattr(import_module(module), attribute)
     holder = typer.Typer(add_completion=False, rich_markup_mode="rich")
     if isinstance(found, typer.Typer):
         holder.add_typer(found, name=name)
@@ -126,15 +146,13 @@ def line_of(name: str) -> Callable[[], None]:
     return stand_in
 
 
-for each, says in COMMANDS.items():
+for each, (_, says) in COMMANDS.items():
     app.command(each, help=says)(line_of(each))
 
 
 def show_version(asked: bool) -> None:
     """Print the version and end."""
     if asked:
-        from importlib.metadata import PackageNotFoundError, version
-
         try:
             typer.echo(f"limitformer {version('limitformer')}")
         except PackageNotFoundError:

@@ -165,9 +165,9 @@ def table_of(data: "xr.Dataset") -> Table:
 
 def write(data: "xr.Dataset", out: Path) -> list[Path]:
     """Save data and picture, and return where."""
-    from limitformer.figures.clustering.phase import draw
     from limitformer.plot import style
     from limitformer.running.results import save, write_whole
+    from limitformer.sweep.phase_picture import draw
 
     numbers, picture = save(data, out / "phase.nc"), out / "phase.png"
     with style():

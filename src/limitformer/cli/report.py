@@ -1,20 +1,16 @@
-"""What the commands share: clear endings, and tables."""
+"""What the commands share: printing, and clear endings."""
 
 import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from limitformer.base.errors import InputError, MissingExtraError
 from limitformer.cli.endings import BAD_INPUT, CLOSED_PIPE, INTERRUPTED, NOTHING_WRITTEN, OutputError, code_of
-
-if TYPE_CHECKING:
-    from limitformer.figures.common.claims import Claim
 
 
 class Screen(Console):
@@ -88,13 +84,3 @@ def errors_in_one_line() -> Iterator[None]:
         message = str(error) if resumes else NOTHING_WRITTEN
         errors.print(message, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from error
-
-
-def claims_table(title: str, claims: "list[Claim]") -> Table:
-    """One row for each claim: what, the number, and whether what the paper says holds."""
-    table = Table("claim", "value", "holds", title=title, title_justify="left")
-    table.columns[1].justify = "right"
-    marks = {True: "yes", False: "NO", None: ""}
-    for claim in claims:
-        table.add_row(claim.name, f"{claim.value:.6g}", marks[claim.holds])
-    return table

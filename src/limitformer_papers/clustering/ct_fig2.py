@@ -1,0 +1,146 @@
+r"""[CT, Fig. 2]: random values train better than constant ones.
+
+A vision Transformer of attention alone on the sphere (`limitformer_papers.training.tasks.vit` has its equation and
+what the paper leaves open), trained from V that is the identity and shared by all layers (constant) or Gaussian and
+independent (random): mean validation accuracy by epoch, with its range over seeds. The data are finished runs of
+`limitformer train vit`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from scipy.stats import t
+
+from limitformer.base.errors import require
+from limitformer.plot import legend_below, panels
+from limitformer_papers.common.claims import Claim, Run
+from limitformer_papers.common.of_runs import Config as Config
+from limitformer_papers.common.of_runs import paper as paper
+from limitformer_papers.common.of_runs import quick as quick
+from limitformer_papers.shaped_transformer.language_runs import check_alike, runs_of, student
+from limitformer_papers.training.log import curve, read_log
+
+COLOURS = {"constant": "#CC2A8F", "random": "#6A3D9A"}  # magenta and violet, as in the paper
+LINES = {"constant": "--", "random": "-"}
+VARIANTS = ("constant", "random")
+PLACE = ("variant", "seed", "preset")  # of a run; all else must be the same, whatever the preset is called
+
+
+def compute(config: Config, run: Run) -> xr.Dataset:
+    """`accuracy` and `loss` (variant, seed, epoch) on the held-out images, of the seeds that both variants have.
+
+    `diverged` (variant,) is how many runs did; a seed of which one did is left out.
+
+    Raises:
+        InputError: no finished runs of the experiment, one variant alone, or runs of different settings.
+    """
+    runs = runs_of("vit", run)
+    check_alike(runs, run.runs, PLACE)
+    whole = {(one.about["variant"], one.about["seed"]): one.path for one in runs if not one.summary["diverged"]}
+    found = {variant: sorted(seed for one, seed in whole if one == variant) for variant in VARIANTS}
+    gone = {
+        name: sum(bool(one.summary["diverged"]) for one in runs if one.about["variant"] == name) for name in VARIANTS
+    }
+    seeds = [seed for seed in found["random"] if seed in found["constant"]]
+    require(
+        bool(seeds),
+        f"The figure compares two variants with the same seed; {run.runs} has finished seeds {found['constant']} of "
+        f"constant and {found['random']} of random ({sum(gone.values())} diverged). Nearest: run the other variant.",
+    )
+    curves = np.array([[curves_of(whole[variant, seed]) for seed in seeds] for variant in VARIANTS])
+    return dataset(curves, seeds, runs[0].about, list(gone.values()))
+
+
+def from_runs(folder: str | Path) -> xr.Dataset:
+    """`compute` of the runs in `folder`."""
+    return compute(paper(), Run(seed=0, threads=None, runs=Path(folder)))
+
+
+def curves_of(path: Path) -> list[NDArray[np.float64]]:
+    """Accuracy and loss at the end of each epoch (2, epoch)."""
+    log = read_log(path)
+    return [curve(log, "eval_accuracy")[1], curve(log, "eval_loss")[1]]
+
+
+def dataset(curves: NDArray[np.float64], seeds: list[int], about: Any, diverged: list[int]) -> xr.Dataset:
+    """Curves (variant, seed, 2, epoch) as a Dataset, with what was run among its attributes."""
+    config, axes = about["config"], ("variant", "seed", "epoch")
+    kept = ("data", "layers", "dim", "patch", "beta", "sigma", "batch", "learning_rate", "epochs")
+    scale = {name: config[name] for name in kept} | {"preset": about["preset"]}
+    parts = {
+        "accuracy": (axes, curves[:, :, 0], {"units": "1"}),
+        "loss": (axes, curves[:, :, 1], {"units": "nat"}),
+        "diverged": ("variant", diverged),
+    }
+    epochs = np.arange(1, curves.shape[-1] + 1)
+    return xr.Dataset(
+        parts,
+        coords={"variant": list(VARIANTS), "seed": seeds, "epoch": epochs},
+        attrs={**scale, "training": about["examples"]["training"], "held_out": about["examples"]["held_out"]},
+    )
+
+
+def difference(data: xr.Dataset, name: str) -> tuple[float, float]:
+    """Random minus constant after the last epoch: its mean over seeds, and half the width of its 95 % interval.
+
+    The seeds of a pair share the order of the data and the initial patches, so what is averaged is the difference.
+    """
+    last = data[name].isel(epoch=-1)
+    return student(last.sel(variant="random").values, last.sel(variant="constant").values)
+
+
+def claims(data: xr.Dataset) -> list[Claim]:
+    """The paper's claim, as the mean of differences seed by seed; and what it is made of."""
+    last = data["accuracy"].isel(epoch=-1)
+    whole = data["accuracy"].mean(("seed", "epoch"))
+    return [
+        better(data),
+        *[Claim(f"mean final accuracy, {name}", float(last.sel(variant=name).mean())) for name in VARIANTS],
+        *[Claim(f"accuracy, mean over all epochs, {name}", float(whole.sel(variant=name))) for name in VARIANTS],
+        Claim("final loss, random minus constant", difference(data, "loss")[0]),
+        *[
+            Claim(f"{name} runs that diverged and are left out", float(data["diverged"].sel(variant=name)))
+            for name in VARIANTS
+        ],
+    ]
+
+
+def better(data: xr.Dataset) -> Claim:
+    """Whether random values are better than constant ones by more than the seeds differ; one seed cannot tell."""
+    seeds, (mean, half) = data.sizes["seed"], difference(data, "accuracy")
+    error = half / t.ppf(0.975, max(1, seeds - 1))
+    name = (
+        f"final accuracy, random minus constant, mean of {seeds} seed{'s' * (seeds > 1)} (standard error {error:.4f}); "
+        f"the paper: random is better; it holds if the 95 % interval, ± {half:.4f}, is above 0"
+    )
+    return Claim(name, mean, bool(mean > half) if seeds > 1 else None)
+
+
+def draw(data: xr.Dataset) -> Figure:
+    """Mean and range by epoch; the title says at what scale it was run."""
+    figure, (axes,) = panels(1, width=6.4, height=4.2)
+    for name, colour in COLOURS.items():
+        accuracy = 100 * data["accuracy"].sel(variant=name)
+        low, high = accuracy.min("seed"), accuracy.max("seed")
+        axes.fill_between(data["epoch"].values, low, high, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(
+            data["epoch"].values, accuracy.mean("seed"), color=colour, linestyle=LINES[name], label=f"{name} weights"
+        )
+    axes.set(xlabel="epoch", ylabel="validation accuracy, %")
+    axes.set_title(title(data))
+    legend_below(axes, 2)
+    return figure
+
+
+def title(data: xr.Dataset) -> str:
+    """What was run."""
+    names = {"digits": "digits of scikit-learn", "cifar10": "CIFAR-10"}
+    about, seeds, gone = data.attrs, data.sizes["seed"], int(data["diverged"].sum())
+    return (
+        f"{names[about['data']]}, {about['layers']} layers, d = {about['dim']}, β = {about['beta']:g}, "
+        f"{seeds} seed{'s' * (seeds > 1)}: mean and range" + (f"; {gone} diverged" if gone else "")
+    )

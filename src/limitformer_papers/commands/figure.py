@@ -1,0 +1,56 @@
+"""`limitformer figure`: list the papers' figures, or make one."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from limitformer.cli.endings import begin_work
+from limitformer.cli.report import errors_in_one_line, say, screen
+
+if TYPE_CHECKING:
+    from limitformer_papers.common.claims import Claim
+
+
+def figure(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The figure, or 'list' to see which there are.")],
+    scale: Annotated[str, typer.Option(help="'paper' for the paper's size, 'quick' for a small one.")] = "paper",
+    out: Annotated[Path, typer.Option(help="Folder for NAME.png, NAME.nc (data) and NAME.json (claims).")] = Path(
+        "out"
+    ),
+    seed: Annotated[int, typer.Option(help="Seed of all simulations.")] = 0,
+    threads: Annotated[int | None, typer.Option(help="Threads.", show_default="all cores")] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Folder of finished runs of `limitformer train`, for figures of those.")
+    ] = None,
+) -> None:
+    """Make a figure of a paper: picture, data, and the claims that it checks."""
+    with errors_in_one_line():
+        if name == "list":
+            from limitformer_papers import FIGURES, RUN_FIGURES
+
+            table = Table("figure", "shows", box=None)
+            for known, shows in (FIGURES | RUN_FIGURES).items():
+                table.add_row(known, shows)
+            screen.print(table, markup=False)
+            return
+        from limitformer.base.progress import suggestion
+        from limitformer_papers import make
+
+        begin_work()
+        with suggestion("--scale quick is for a first look." if scale == "paper" and runs is None else ""):
+            made = make(name, scale=scale, out=out, seed=seed, threads=threads, runs=runs)
+        size = f"{scale} scale" if runs is None else f"runs in {runs}"
+        screen.print(claims_table(f"{name}, {size}, {made.seconds:.1f} s", made.claims))
+        say("Wrote " + ", ".join(map(str, made.paths)))
+
+
+def claims_table(title: str, claims: "list[Claim]") -> Table:
+    """One row for each claim: what, the number, and whether what the paper says holds."""
+    table = Table("claim", "value", "holds", title=title, title_justify="left")
+    table.columns[1].justify = "right"
+    marks = {True: "yes", False: "NO", None: ""}
+    for claim in claims:
+        table.add_row(claim.name, f"{claim.value:.6g}", marks[claim.holds])
+    return table

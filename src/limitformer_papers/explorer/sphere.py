@@ -1,0 +1,221 @@
+r"""Two tokens on the sphere, exactly, and trajectories in three dimensions, over dim, β and σ or ε [CT].
+
+Probabilities and mean times are those of the overlap's diffusion (`lf.overlap`), no sample drawn. Trajectories are a
+few runs of the chain from tokens uniform on the sphere (`lf.simulate`), for dim = 3, where they can be drawn; all
+models have the same seed.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
+from limitformer.running.engine import simulate
+from limitformer.sphere.overlap import overlap
+from limitformer_papers.explorer import sphere_beyond
+from limitformer_papers.explorer.fates import FATE, FATES, INWARD, WAIT, antipodal, fates, waits
+from limitformer_papers.explorer.parts import axis, choice, curve, plot, short
+
+MODELS = {"stochastic": "stochastic (σ)", "hybrid": "hybrid (ε)", **sphere_beyond.MODELS}
+STOCHASTIC, HYBRID = {"model": "stochastic"}, {"model": "hybrid"}
+KINDS = ("law", "own", "other")  # of lines
+DRAWN = 3  # dimensions of the sphere that is drawn
+THOUSANDTHS = 1000
+GROUP = "On the sphere"  # of the axes that choose what is drawn there
+LIVED = f"Mean lifetime of unequal opposite clusters, z from −1 to {INWARD:g}"
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The grid, and what is drawn on the sphere."""
+
+    dims: tuple[int, ...] = (2, 3, 4, 6, 8, 16, 32)
+    betas: tuple[float, ...] = tuple(np.round(np.linspace(0, 4, 9), 2).tolist())
+    fine_betas: tuple[float, ...] = tuple(np.round(np.linspace(0, 4, 41), 2).tolist())
+    sigmas: tuple[float, ...] = (0.5, 1.0, 2.0)
+    epsilons: tuple[float, ...] = (0.0, 0.5, 0.9, 1.2, 1.6)
+    fine_epsilons: tuple[float, ...] = tuple(np.round(np.linspace(0, 2, 41), 2).tolist())
+    starts: tuple[float, ...] = tuple(np.round(np.linspace(-0.95, 0.95, 39), 2).tolist())
+    clusters: tuple[tuple[int, int], ...] = ((2, 1), (3, 1), (3, 2))
+    tokens: tuple[int, ...] = (2, 4)
+    runs: int = 2
+    times: tuple[float, ...] = tuple(np.round(np.linspace(0, 3, 76), 2).tolist())
+    layers_per_unit_time: int = 100
+
+
+def compute(config: Config, seed: int, folder: Path | None) -> dict[str, Any]:
+    """The page's axes, plots, facts and trajectories; so quick that nothing needs to be kept in `folder`."""
+    del folder
+    return {
+        "axes": axes(config),
+        "plots": [*of_stochastic(config), *of_hybrid(config), *of_beyond(config)],
+        "facts": thresholds(config),
+        "sphere": {"group": GROUP, "times": list(config.times), "sets": [paths(config, name, seed) for name in MODELS]},
+        "settings": asdict(config),
+        "samples": f"exact; trajectories: {config.runs} runs for dim {DRAWN}, "
+        f"{config.layers_per_unit_time} layers a unit of time",
+    }
+
+
+def axes(config: Config) -> list[dict[str, Any]]:
+    """What one chooses."""
+    model, drawn, middle = "Model", GROUP, len(config.betas) // 2
+    runs = [k + 1 for k in range(config.runs)]
+    return [
+        choice("model", "Kind", MODELS, "stochastic", model),
+        axis("dim", "Dimension", config.dims, config.dims[len(config.dims) // 3], model),
+        axis("beta", "Inverse temperature β", config.betas, config.betas[middle], model),
+        axis("sigma", "Noise σ", config.sigmas, config.sigmas[len(config.sigmas) // 2], model, only=STOCHASTIC),
+        axis("epsilon", "Noise ε", config.epsilons, config.epsilons[-2], model, only=HYBRID),
+        axis("tokens", "Tokens", config.tokens, config.tokens[-1], drawn),
+        axis("run", "Run", runs, runs[0], drawn),
+        axis("time", "Time", config.times, config.times[-1], drawn),
+    ]
+
+
+def stochastic(config: Config, dim: int, beta: float, sigma: float = 1.0, tokens: int = 2) -> StochasticTransformer:
+    """[CT, eq. 4]."""
+    layers = config.layers_per_unit_time
+    return StochasticTransformer(tokens=tokens, dim=dim, beta=beta, sigma=sigma, layers_per_unit_time=layers)
+
+
+def hybrid(config: Config, dim: int, beta: float, epsilon: float, tokens: int = 2) -> HybridTransformer:
+    """[CT, eq. 7]."""
+    layers = config.layers_per_unit_time
+    return HybridTransformer(tokens=tokens, dim=dim, beta=beta, epsilon=epsilon, layers_per_unit_time=layers)
+
+
+def lifetime(config: Config, clusters: tuple[int, int], dim: int, beta: float, sigma: float) -> float:
+    """Mean time from −1 to 0.9 of two unequal clusters."""
+    model = stochastic(config, dim, beta, sigma, sum(clusters))
+    return overlap(model, clusters=clusters).mean_hitting_time(INWARD, start=-1.0)
+
+
+def lifetimes(config: Config, dim: int, sigma: float) -> Array:
+    """(clusters, β)."""
+    return np.array(
+        [[lifetime(config, each, dim, beta, sigma) for beta in config.fine_betas] for each in config.clusters]
+    )
+
+
+def of_stochastic(config: Config) -> list[dict[str, Any]]:
+    """Fate over β and over the start, mean times over β."""
+    betas, noisy = config.fine_betas, list(product(config.dims, config.sigmas))
+    fate = [fates(stochastic(config, dim, beta) for beta in betas) for dim in config.dims]
+    wait = [waits(stochastic(config, dim, beta, sigma) for beta in betas) for dim, sigma in noisy]
+    starts = [stochastic(config, dim, beta) for dim, beta in product(config.dims, config.betas)]
+    shared: dict[str, Any] = {"at": list(betas), "marker": "beta", "only": STOCHASTIC}
+    x, by, lived = "inverse temperature β", ("dim", "sigma"), [lifetimes(config, *each) for each in noisy]
+    lines = [curve(f"{p} + {q} tokens", KINDS[k], k) for k, (p, q) in enumerate(config.clusters)]
+    return [
+        plot(FATE, x, "P", ("dim",), fate, **shared, range=[0, 1], curves=FATES),
+        by_start(config, ("dim", "beta"), STOCHASTIC, starts),
+        plot(WAIT, x, "time", by, wait, **shared, log=True, curves=[curve("mean time", "law", 0)]),
+        plot(LIVED, x, "time", by, lived, **shared, log=True, curves=lines),
+    ]
+
+
+def of_hybrid(config: Config) -> list[dict[str, Any]]:
+    """Fate over ε and over the start, mean time over ε."""
+    epsilons, cells = config.fine_epsilons, list(product(config.dims, config.betas))
+    fate = [fates(hybrid(config, dim, beta, epsilon) for epsilon in epsilons) for dim, beta in cells]
+    wait = [waits(hybrid(config, DRAWN, beta, epsilon) for epsilon in epsilons) for beta in config.betas]
+    starts = [hybrid(config, DRAWN, *each) for each in product(config.betas, config.epsilons)]
+    shared: dict[str, Any] = {"at": list(epsilons), "marker": "epsilon", "only": HYBRID}
+    x = "noise ε"
+    return [
+        plot(FATE, x, "P", ("dim", "beta"), fate, **shared, range=[0, 1], curves=FATES),
+        by_start(config, ("beta", "epsilon"), HYBRID, starts),
+        plot(WAIT, x, "time", ("beta",), wait, **shared, log=True, curves=[curve("mean time", "law", 0)]),
+    ]
+
+
+def of_beyond(config: Config) -> list[dict[str, Any]]:
+    """Drawn queries and keys, and a causal mask."""
+    betas = config.fine_betas
+    drawn, causal = (
+        [[sphere_beyond.beyond(stochastic(config, dim, beta), name) for beta in betas] for dim in config.dims]
+        for name in sphere_beyond.MODELS
+    )
+    return [*sphere_beyond.drawn_plots(drawn, betas), sphere_beyond.causal_plot(causal, betas)]
+
+
+def by_start(
+    config: Config, by: tuple[str, str], only: dict[str, str], models: Iterable[SphereModel]
+) -> dict[str, Any]:
+    """P(opposite) over the overlap that two tokens start with."""
+    at, lines = list(config.starts), [curve("probability", "law", 0)]
+    cells = [[antipodal(each, np.array(at))] for each in models]
+    title = "The same, by the overlap at the start"
+    return plot(title, "overlap z at the start", "P", by, cells, at=at, range=[0, 1], only=only, curves=lines)
+
+
+def thresholds(config: Config) -> list[dict[str, Any]]:
+    """Where the fate changes."""
+    above = [overlap(stochastic(config, dim, 1.0)).critical_beta for dim in config.dims]
+    edges = [overlap(hybrid(config, DRAWN, beta, 1.0)) for beta in config.betas]
+    return [
+        {"label": "Two tokens may end opposite above β =", "by": ["dim"], "only": STOCHASTIC, "cells": short(above)},
+        {
+            "label": "Two tokens may end opposite above ε =",
+            "by": ["beta"],
+            "only": HYBRID,
+            "cells": short([each.critical_epsilon for each in edges]),
+        },
+        {
+            "label": "They are certain to above ε =",
+            "by": ["beta"],
+            "only": HYBRID,
+            "cells": short([each.certain_epsilon for each in edges]),
+        },
+    ]
+
+
+def paths(config: Config, name: str, seed: int) -> dict[str, Any]:
+    """Positions of all tokens at all times in thousandths, (run, time, token, coordinate) one after the other."""
+    noise = {"stochastic": ["sigma"], "hybrid": ["epsilon"]}.get(name, [])
+    cells = [whole(tokens) for model in models(config, name) for tokens in trajectories(config, model, seed)]
+    return {"only": {"model": name}, "by": ["beta", *noise, "tokens", "run"], "cells": cells}
+
+
+def models(config: Config, name: str) -> Iterator[SphereModel]:
+    """Over β, noise and tokens, the last fastest."""
+    for beta, noise, tokens in product(config.betas, noises(config, name), config.tokens):
+        if name == "hybrid":
+            yield replace(hybrid(config, DRAWN, beta, noise), tokens=tokens)
+        else:
+            model = replace(stochastic(config, DRAWN, beta, noise), tokens=tokens)
+            yield model if name == "stochastic" else sphere_beyond.beyond(model, name)
+
+
+def noises(config: Config, name: str) -> tuple[float, ...]:
+    """σ or ε; beyond [CT] σ = 1 alone."""
+    return {"stochastic": config.sigmas, "hybrid": config.epsilons}.get(name, (1.0,))
+
+
+def trajectories(config: Config, model: SphereModel, seed: int) -> Array:
+    """(run, time, token, coordinate)."""
+    record = list(config.times)
+    found = simulate(
+        model,
+        horizon=record[-1],
+        samples=config.runs,
+        seed=seed,
+        keep="tokens",
+        record=record,
+        threads=1,
+        progress=False,
+    )
+    return np.asarray(found["tokens"].values, np.float64)
+
+
+def whole(tokens: Array) -> list[int]:
+    """Thousandths."""
+    return [int(each) for each in np.rint(tokens * THOUSANDTHS).ravel()]

@@ -1,0 +1,127 @@
+"""Make a figure: compute, check its claims, draw, and write PNG, NetCDF and JSON, each whole or not at all."""
+
+import json
+import math
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+
+from limitformer.base.errors import require
+from limitformer.base.lock import only_one
+from limitformer.base.version import package_version
+from limitformer.plot import style
+from limitformer.running.results import check_writable, save, write_whole
+from limitformer_papers.common.claims import Claim, Run
+from limitformer_papers.common.page import renew
+from limitformer_papers.names import FIGURES, FOLDERS, RUN_FIGURES
+
+SCALES = ("paper", "quick")
+NEED_TRAINING = ("st-fig2", "foretells", *RUN_FIGURES)  # the extra `train`
+
+
+@dataclass(frozen=True)
+class Made:
+    """What `make` made."""
+
+    data: xr.Dataset
+    claims: list[Claim]
+    paths: list[Path]
+    seconds: float
+
+
+def make(
+    name: str,
+    *,
+    scale: str = "paper",
+    out: str | Path = "out",
+    seed: int = 0,
+    threads: int | None = None,
+    runs: str | Path | None = None,
+    module: Any = None,
+) -> Made:
+    """Make the figure `name` at `scale` ("paper" or "quick") and write NAME.png, NAME.nc and NAME.json into `out`.
+
+    A figure of a grid that is interrupted leaves `.NAME.sweeps` there, and goes on from it when it is made again. A
+    figure of `RUN_FIGURES` is drawn from the finished runs in `runs`; their scale is its own. Where a page NAME.md in
+    `out` has the marks of `figures.common.page`, the table of the claims between them is renewed.
+
+    A figure of one's own has a new name and a `module`, or whatever has what the modules of figures have: `paper` and
+    `quick`, which give a dataclass; `compute(config, run)`; `claims(data)`; `draw(data)`; a docstring.
+
+    Raises:
+        InputError: an unknown figure or scale, runs that are missing or would change nothing, a folder that cannot
+            be written, or one in which another process makes the same figure, before any work is done.
+    """
+    own, names = module is not None, [*FIGURES, *RUN_FIGURES]
+    require(not (own and name in names), f"{name} is a figure of the package; give your own another name.")
+    require(own or name in names, f"Unknown figure {name!r}; there are {', '.join(names)}.")
+    require(scale in SCALES, f"Unknown scale {scale!r}; there are {', '.join(SCALES)}.")
+    missing = name in RUN_FIGURES and runs is None
+    require(not missing, f"{name} is drawn from finished runs: give their folder (--runs).")
+    require(own or name in RUN_FIGURES or runs is None, f"{name} is not drawn from runs; without --runs.")
+    folder = Path(out)
+    check_writable(folder)
+    if name in NEED_TRAINING:
+        import_module("limitformer_papers.training")  # says which extra is missing, before another import fails
+    module = module if own else module_of(name)
+    stores = folder / f".{name}.sweeps"
+    run = Run(seed=seed, threads=threads, stores=stores, runs=None if runs is None else Path(runs))
+    with only_one(folder / f".{name}.lock", f"Figure {name} in {folder}"):
+        return made(name, scale, module, run, folder)
+
+
+def module_of(name: str) -> Any:
+    """The module of `st-fig1` is `figures.shaped_transformer.st_fig1`."""
+    folder = FOLDERS.get(name.split("-")[0], "beyond")
+    return import_module(f"limitformer_papers.{folder}.{name.replace('-', '_')}")
+
+
+def made(name: str, scale: str, module: Any, run: Run, folder: Path) -> Made:
+    """The figure, by the one process that makes it there."""
+    began = time.perf_counter()
+    config = getattr(module, scale)()
+    data = module.compute(config, run)
+    data.attrs |= {
+        "figure": name,
+        "scale": scale if name not in RUN_FIGURES else "as the runs were",
+        "seed": run.seed,
+        "config": json.dumps(asdict(config)),
+        "limitformer_version": package_version(),
+    }
+    claims = module.claims(data)
+    paths = write(name, folder, module, data, claims, seconds=time.perf_counter() - began)
+    if run.stores is not None:
+        shutil.rmtree(run.stores, ignore_errors=True)
+    return Made(data, claims, paths, time.perf_counter() - began)
+
+
+def write(name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[Claim], seconds: float) -> list[Path]:
+    """Write the three files, and the table of the claims into a page that waits for it; their paths."""
+    picture, record = folder / f"{name}.png", folder / f"{name}.json"
+    with style():
+        drawing = module.draw(data)
+        write_whole(picture, lambda path: drawing.savefig(path))
+    numbers = save(data, folder / f"{name}.nc")
+    report = {
+        "figure": name,
+        "shows": (FIGURES | RUN_FIGURES).get(name) or (module.__doc__ or "").strip().partition("\n")[0],
+        "scale": data.attrs["scale"],
+        "seed": data.attrs["seed"],
+        "limitformer_version": data.attrs["limitformer_version"],
+        "seconds": round(seconds, 3),  # since it was begun or gone on with, on whatever machine
+        "config": json.loads(data.attrs["config"]),
+        "claims": [asdict(claim) | {"value": plain(claim.value)} for claim in claims],
+    }
+    text = json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    write_whole(record, lambda path: path.write_text(text, encoding="utf-8"))
+    return [picture, numbers, record, *renew(folder / f"{name}.md", report)]
+
+
+def plain(value: float) -> float | str:
+    """`value`, as text where it is not finite: JSON has no word for that."""
+    return value if math.isfinite(value) else str(value)

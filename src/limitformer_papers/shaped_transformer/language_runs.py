@@ -1,0 +1,261 @@
+r"""Finished runs as data: what the figures that are drawn from runs share.
+
+**Divergence** has one rule. A run diverged if its summary says so. Its losses at the end are ∞ (`final`): a mean over
+seeds is ∞ if one of them diverged, and what diverged is last when settings are compared. Its curves are what it logged,
+NaN from where that is no number.
+
+**Seeds** have one rule. A figure uses those that all its settings have (`with_all_seeds`): losses are then compared
+over the same seeds, and differences can be taken seed by seed.
+
+**γ** of the shaped variant, where a figure has room for one, is that of the least held-out loss (`best_gamma`).
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+from scipy.stats import t
+
+from limitformer.base.errors import require
+from limitformer.plot import sequence
+from limitformer_papers.common.claims import Run
+from limitformer_papers.training.harness import FinishedRun, read_runs
+from limitformer_papers.training.log import curve, read_log
+from limitformer_papers.training.plan import FREE
+
+VARIANTS = {
+    "shaped-recover": "shaped, Recover",
+    "shaped-learn": "shaped, Learn",
+    "pre-ln": "Pre-LN",
+    "post-ln": "Post-LN",
+}
+CROSS: Any = {"marker": "x", "markersize": 8, "markeredgewidth": 2, "linestyle": ""}
+PLACE = ("variant", "gamma", "depth", "learning_rate", "seed")  # of a run in a figure; all else must be the same
+
+
+def language_runs(run: Run, variants: Collection[str] = tuple(VARIANTS)) -> list[FinishedRun]:
+    """The finished runs of `limitformer train mlm` of these variants in the figure's folder, by path.
+
+    Raises:
+        InputError: there are none, or runs that cannot be compared.
+    """
+    found = runs_of("mlm", run)
+    chosen = [one for one in found if one.about["variant"] in variants]
+    there = ", ".join(sorted({str(one.about["variant"]) for one in found}))
+    require(
+        bool(chosen),
+        f"The figure is of {' and '.join(variants)}; the finished runs in {run.runs} are of {there}. "
+        f"Nearest: limitformer train mlm --variant {next(iter(variants))}.",
+    )
+    check_alike(chosen, run.runs, PLACE)
+    return chosen
+
+
+def runs_of(experiment: str, run: Run) -> list[FinishedRun]:
+    """The finished runs of `limitformer train EXPERIMENT` in the figure's folder, or `InputError`."""
+    command = f"`limitformer train {experiment}`"
+    require(run.runs is not None, f"The figure is drawn from finished runs of {command}: give their folder.")
+    assert run.runs is not None
+    found = [one for one in read_runs(run.runs) if one.about.get("experiment") == experiment]
+    require(bool(found), f"The finished runs in {run.runs} are of other experiments. Nearest: {command}.")
+    return found
+
+
+def check_alike(runs: Sequence[FinishedRun], folder: Path | None, place: Sequence[str]) -> None:
+    """`InputError` unless the runs differ in `place` alone, and no two are of the same place."""
+    alike: dict[str, FinishedRun] = {}
+    seen: dict[tuple[Any, ...], FinishedRun] = {}
+    for run in runs:
+        alike.setdefault(json.dumps(same(run, place), sort_keys=True), run)
+        settings = {**run.about, **run.plan}
+        other = seen.setdefault(tuple(settings.get(name) for name in place), run)
+        twice = f"{other.path} and {run.path} are the same run twice. Nearest: a folder with one of them."
+        require(other is run, twice)
+    require(len(alike) == 1, unlike(list(alike.values()), folder, place) if len(alike) > 1 else "")
+
+
+def same(run: FinishedRun, place: Sequence[str]) -> dict[str, Any]:
+    """What must be the same in all runs."""
+    return {name: value for name, value in flat({**run.about, **run.plan}) if name not in (*place, *FREE)}
+
+
+def flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings within settings with their full names, such as "data.source"."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def unlike(runs: Sequence[FinishedRun], folder: Path | None, place: Sequence[str]) -> str:
+    """How the first two of the runs, all of which differ, do."""
+    first, second = (same(run, place) for run in runs[:2])
+    name = next(n for n in {**first, **second} if first.get(n, "missing") != second.get(n, "missing"))
+    return (
+        f"The runs in {folder} have {len(runs)} different settings or data and cannot be compared: {name} is "
+        f"{first.get(name, 'missing')} in {runs[0].path}, {second.get(name, 'missing')} in {runs[1].path}. "
+        "Nearest: a folder for each."
+    )
+
+
+def setting(run: FinishedRun, name: str) -> Any:
+    """Where a run stands on an axis of a figure."""
+    return {**run.about, **run.plan}["learning_rate" if name == "rate" else name]
+
+
+def along(runs: Sequence[FinishedRun], name: str) -> list[Any]:
+    """The values of an axis; variants in the order of the papers."""
+    return sorted({setting(run, name) for run in runs}, key=list(VARIANTS).index if name == "variant" else None)
+
+
+def with_all_seeds(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
+    """The runs of those seeds that every variant, γ, depth and learning rate has which was run at all."""
+    seeds: dict[tuple[Any, ...], set[int]] = {}
+    for run in runs:
+        cell = tuple(setting(run, name) for name in ("depth", "variant", "gamma", "rate"))
+        seeds.setdefault(cell, set()).add(setting(run, "seed"))
+    common = set.intersection(*seeds.values())
+    fewest = min(seeds, key=lambda cell: len(seeds[cell]))
+    require(
+        bool(common),
+        f"No seed is finished for all settings that have begun; {VARIANTS[fewest[1]]} at learning rate {fewest[3]:g}, "
+        f"γ = {fewest[2]:g}, depth {fewest[0]} has {sorted(seeds[fewest])}. Nearest: finish the grid.",
+    )
+    return [run for run in runs if setting(run, "seed") in common]
+
+
+def scale_of(runs: Sequence[FinishedRun], found: Sequence[FinishedRun] = ()) -> str:
+    """One line: at what scale the runs were, and how many seeds of those that were found."""
+    about, plan = runs[0].about, runs[0].plan
+    depths = "/".join(str(depth) for depth in along(runs, "depth"))
+    used, there = len(along(runs, "seed")), len(along([*runs, *found], "seed"))
+    seeds = f"{used} seed{'s' * (used > 1)}" if used == there else f"{used} of {there} seeds"
+    return (
+        f"n = {about['width']}, d = {depths}, {about['heads']} heads, length {about['length']}, batch {plan['batch']}, "
+        f"{plan['steps']:,} steps, {about['data']['source']}, {seeds}"
+    )
+
+
+def final(run: FinishedRun, name: str) -> float:
+    """A loss at the end; ∞ of a run that diverged."""
+    return float("inf") if run.summary["diverged"] else float(run.summary[name])
+
+
+def best_gamma(runs: Sequence[FinishedRun]) -> float:
+    """γ of the least mean held-out loss over all learning rates and seeds; NaN only if there are no shaped runs.
+
+    Where that is ∞ for several: of those, with the fewest divergences, and then by the mean of what did not diverge.
+    Each γ counts with the rates and seeds that all of them have: others would favour the γ that was tried less.
+    """
+    losses: dict[float, dict[tuple[float, int], float]] = {}
+    for run in runs:
+        if run.about["variant"] == "shaped-recover":
+            cell = setting(run, "rate"), setting(run, "seed")
+            losses.setdefault(run.about["gamma"], {})[cell] = final(run, "eval_loss")
+    common = set.intersection(*map(set, losses.values())) if losses else set()
+    return min(losses, key=lambda gamma: (*badness(losses[gamma], common), gamma), default=float("nan"))
+
+
+def badness(losses: Mapping[tuple[float, int], float], common: set[tuple[float, int]]) -> tuple[float, int, float]:
+    """What `best_gamma` compares: the mean loss, divergences, the mean loss of runs without one."""
+    values = np.array([loss for cell, loss in losses.items() if cell in common or not common])
+    ended = values[np.isfinite(values)]
+    return float(values.mean()), len(values) - len(ended), float(ended.mean()) if len(ended) else float("inf")
+
+
+def with_gamma(runs: Sequence[FinishedRun], gamma: Mapping[int, float]) -> list[FinishedRun]:
+    """The runs without the shaped ones of another γ than that of their depth."""
+    return [r for r in runs if r.about["variant"] != "shaped-recover" or r.about["gamma"] == gamma[r.about["depth"]]]
+
+
+def logs(runs: Sequence[FinishedRun]) -> list[pa.Table]:
+    """Their logs, each read once."""
+    return [read_log(run.path) for run in runs]
+
+
+def curves(
+    tables: Sequence[pa.Table], name: str, layer: int = -1, head: int = -1
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """(steps (k,), values (run, k)) of one quantity in the logs; NaN where it is no number or the run had ended."""
+    found = [curve(table, name, layer, head) for table in tables]
+    steps = np.unique(np.concatenate([at for at, _ in found]))
+    values = np.full((len(tables), len(steps)), np.nan)
+    for row, (at, value) in zip(values, found, strict=True):
+        row[np.searchsorted(steps, at)] = np.where(np.isfinite(value), value, np.nan)
+    return steps, values
+
+
+def smoothed(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+    """Means of (…, k) over the last `window` steps, fewer at the beginning."""
+    sums = np.cumsum(values, axis=-1)
+    before = np.concatenate([np.zeros_like(sums[..., :window]), sums[..., :-window]], axis=-1)
+    return np.asarray((sums - before) / np.minimum(np.arange(values.shape[-1]) + 1, window))
+
+
+def on_grid(
+    runs: Sequence[FinishedRun], names: Sequence[str], values: Any, others: Mapping[str, Any] | None = None
+) -> xr.DataArray:
+    """Values (run, …) of runs as (*names, *others), NaN where there is no run; `others` are the coordinates of …"""
+    others, array = others or {}, np.asarray(values, np.float64)
+    axes = {name: along(runs, name) for name in names}
+    grid = np.full((*map(len, axes.values()), *array.shape[1:]), np.nan)
+    for run, value in zip(runs, array, strict=True):
+        grid[tuple(axis.index(setting(run, name)) for name, axis in axes.items())] = value
+    return xr.DataArray(grid, dims=(*axes, *others), coords={**axes, **others})
+
+
+def diverged(runs: Sequence[FinishedRun], names: Sequence[str]) -> xr.DataArray:
+    """1 where a run diverged, 0 where it did not, NaN where there is none; the last of `names` is the seed."""
+    return on_grid(runs, names, [one.summary["diverged"] for one in runs])
+
+
+def told(name: str, gone: xr.DataArray) -> str:
+    """A variant, and how many of its seeds diverged if some did; `gone` (seed,) is part of `diverged`."""
+    number, of = int(gone.sum()), int(gone.notnull().sum())
+    return VARIANTS[name] + (f" ({number} of {of} diverged)" if number else "")
+
+
+def below(value: float, bound: float) -> bool | None:
+    """Whether a number is below a bound; None of what is no number."""
+    return None if np.isnan(value) else bool(value < bound)
+
+
+def student(first: NDArray[np.float64], second: NDArray[np.float64]) -> tuple[float, float]:
+    """The mean of first − second (seed,), seed by seed, and half the width of its 95 % interval.
+
+    The half-width is q s/√n, q the 97.5 % quantile of Student's law with n − 1 degrees of freedom: with few seeds two
+    standard errors are far too narrow (q = 12.7 for two seeds, 4.3 for three, 2.8 for five). It is ∞ for one seed and
+    where a value is ∞; the mean is then ±∞, or NaN if both sides have one.
+    """
+    number = len(first)
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        both = np.isinf(first).any() and np.isinf(second).any()
+        return float("nan") if both else float(np.mean(first) - np.mean(second)), float("inf")
+    differences = first - second
+    error = differences.std(ddof=1) / number**0.5 if number > 1 else float("inf")
+    return float(differences.mean()), float(t.ppf(0.975, max(1, number - 1)) * error)
+
+
+def draw_curve(axes: Axes, line: xr.DataArray, gone: xr.DataArray, top: float, **style: Any) -> None:
+    """A curve (step,), and a cross where it ends, or first is above `top`, if a seed of `gone` (seed,) diverged."""
+    kept = line.dropna("step")
+    axes.plot(kept["step"], kept, **style)
+    inside = kept[: int((np.append(kept.values, np.inf) > top).argmax())]
+    if inside.size and bool((gone == 1).any()):
+        axes.plot(inside["step"][-1], inside[-1], color=style["color"], **CROSS)
+
+
+def keys(data: xr.Dataset, others: Sequence[Line2D], **style: Any) -> list[Line2D]:
+    """What colours and crosses mean, for a legend, with `others` between."""
+    rates = zip(sequence(data.sizes["rate"]), data["rate"].values, strict=True)
+    found = [Line2D([], [], color=colour, label=f"rate {rate:g}", **style) for colour, rate in rates]
+    crosses = [Line2D([], [], color="gray", label="a seed diverged", **CROSS)]
+    return [*found, *others, *(crosses if bool((data["diverged"] == 1).any()) else [])]

@@ -1,0 +1,98 @@
+r"""Images to train on: the digits of scikit-learn, which are always there, or CIFAR-10 where its files are.
+
+A pixel p of 0…255 becomes (p/255 − mean)/deviation, by the mean and deviation of its channel in the training images.
+Of the 1,797 digits (8 × 8, one channel) a fifth is held out, the same for any seed; of CIFAR-10, its test images.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from limitformer.base.errors import require
+from limitformer_papers.training.data.autoaugment import augmented
+from limitformer_papers.training.data.cifar import Arrays, read_cifar10
+
+Source = Literal["digits", "cifar10"]
+HELD_OUT = 5  # one in so many digits
+
+
+class Images(Dataset[dict[str, torch.Tensor]]):
+    """Images (n, height, width, channels) of bytes and labels (n,); an item is what the model takes.
+
+    Args:
+        images, labels: the data.
+        scale: means and deviations of the channels, 0…1.
+        augment: the seed of the augmentation, None for none.
+    """
+
+    def __init__(
+        self,
+        images: NDArray[np.uint8],
+        labels: NDArray[np.int64],
+        scale: tuple[NDArray[np.float64], NDArray[np.float64]],
+        augment: int | None = None,
+    ) -> None:
+        self.images, self.labels, self.scale, self.augment = images, labels, scale, augment
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Each epoch augments anew."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        image = self.images[index]
+        if self.augment is not None:
+            image = augmented(image, self.augment, self.epoch, index)
+        mean, deviation = self.scale
+        pixels = ((image / 255 - mean) / deviation).astype(np.float32).transpose(2, 0, 1)
+        return {
+            "pixel_values": torch.from_numpy(np.ascontiguousarray(pixels)),
+            "labels": torch.tensor(self.labels[index]),
+        }
+
+    def fingerprint(self) -> str:
+        """What tells data apart."""
+        return hashlib.sha256(self.images.tobytes() + self.labels.tobytes()).hexdigest()[:16]
+
+
+def collate(items: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
+    """A batch of items."""
+    return {name: torch.stack([item[name] for item in items]) for name in items[0]}
+
+
+def read_images(source: Source, folder: Path | None, augment: int | None = None) -> tuple[Images, Images]:
+    """Training and held-out images; the training ones augmented from a seed, if it is given.
+
+    Raises:
+        InputError: no folder where one is needed, one where none is, or files that are missing or damaged.
+    """
+    if source == "digits":
+        require(folder is None, f"The digits come with scikit-learn and take no folder of data; got {folder}.")
+        training, test = read_digits()
+    else:
+        require(folder is not None, "CIFAR-10 needs the folder that holds cifar-10-batches-py; got none.")
+        assert folder is not None
+        training, test = read_cifar10(folder)
+    pixels = training[0].astype(np.float64) / 255
+    scale = pixels.mean((0, 1, 2)), pixels.std((0, 1, 2))
+    return Images(*training, scale, augment), Images(*test, scale)
+
+
+def read_digits() -> tuple[Arrays, Arrays]:
+    """The digits, 0…16 of a pixel made 0…240, in an order that mixes writers."""
+    from sklearn.datasets import load_digits  # slow to import
+
+    digits = load_digits()
+    order = np.random.default_rng(0).permutation(len(digits.target))
+    images = (15 * digits.images[order]).astype(np.uint8)[..., None]
+    labels = digits.target[order].astype(np.int64)
+    held_out = len(labels) // HELD_OUT
+    return (images[held_out:], labels[held_out:]), (images[:held_out], labels[:held_out])

@@ -1,0 +1,213 @@
+r"""A vision Transformer of attention alone on the sphere, with random or constant values [CT, Sec. 6, Fig. 2].
+
+An image is cut into patches; each is mapped linearly to R^d and gets a trained position, a trained token for the class
+comes first, and all tokens are put on the unit sphere. Then come L layers [CT, eq. 4]
+
+    Xⁱ ← normalised( Xⁱ + V_l A(Xⁱ)/√L ),    A(Xⁱ) = Σ_j w_ij Xʲ,    w_i = softmax over j of β⟨QXⁱ, KXʲ⟩,
+
+with Q and K shared by all layers, and the class is a linear map of √d times the first token. Everything is trained.
+
+* **random**: V_l independent at the start, entries N(0, σ²);
+* **constant**: one V for all layers, the identity at the start.
+
+What [CT] says: L = 128, d = 96, one head, no feed-forward layer, σ = 1, cross-entropy, batch 128, 300 epochs, linear
+warm-up over 8, AutoAugment, 5 seeds, and that it starts from ViT-CIFAR (github.com/omihub777/ViT-CIFAR). What it leaves
+open, and what is taken here:
+
+* β: 1. Q and K at the start: the identity, as everywhere else in [CT].
+* The step of the constant variant: 1/√L, as of the random one ("other architectural choices … are fixed"). That is √L
+  units of time of the deterministic flow, whose own step is 1/L.
+* Patches: 8 × 8 of them (4 × 4 pixels of CIFAR-10), and the class token, as in ViT-CIFAR. The digits have 4 × 4.
+* Optimiser: AdamW (0.9, 0.999), learning rate 10⁻³ falling to 0 as a cosine, weight decay 5·10⁻⁵, no clipping, no
+  dropout, no label smoothing. ViT-CIFAR has Adam with such a course down to 10⁻⁵.
+* The positions and the class token start as N(0, 1), as in ViT-CIFAR, before the tokens are put on the sphere.
+* What Figure 2 calls validation: the test images.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from math import sqrt
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import EvalPrediction
+
+from limitformer.base.errors import require, require_count
+from limitformer_papers.training.data.batches import steps_per_epoch
+from limitformer_papers.training.data.images import Images, collate, read_images
+from limitformer_papers.training.harness import train
+from limitformer_papers.training.plan import Plan
+from limitformer_papers.training.tasks.vit_config import PRESETS as PRESETS
+from limitformer_papers.training.tasks.vit_config import VitConfig as VitConfig
+
+Variant = Literal["constant", "random"]
+CLASSES = 10
+
+
+class SphereStack(nn.Module):
+    """L layers [CT, eq. 4] with trained Q, K and V: tokens (b, n, d) on the unit sphere to the same.
+
+    Args:
+        layers, dim, beta: L, d, β.
+        variant: what V is.
+        sigma: σ of the random variant.
+        generator: draws V; None takes torch's own.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        dim: int,
+        beta: float,
+        variant: Variant,
+        *,
+        sigma: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.layers, self.beta = layers, beta
+        self.query, self.key = nn.Parameter(torch.eye(dim)), nn.Parameter(torch.eye(dim))
+        shared = variant == "constant"
+        drawn = torch.eye(dim)[None] if shared else sigma * torch.randn(layers, dim, dim, generator=generator)
+        self.values = nn.Parameter(drawn)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The tokens after all layers."""
+        form = self.beta * self.query.mT @ self.key
+        for value in self.values.expand(self.layers, -1, -1).unbind(0):
+            mixed = functional.scaled_dot_product_attention(x @ form, x, x, scale=1.0)
+            x = functional.normalize(x + mixed @ value.mT / sqrt(self.layers), dim=-1)
+        return x
+
+
+class VisionTransformer(nn.Module):
+    """Patches, the stack, and ten classes: images (b, channels, side, side) to logits (b, 10), and a loss.
+
+    Args:
+        config: the preset.
+        variant: what V is.
+        channels, side: of the images.
+        seed: of the initial weights.
+    """
+
+    def __init__(self, config: VitConfig, variant: Variant, *, channels: int, side: int, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        number, size = (side // config.patch) ** 2, channels * config.patch**2
+        self.patch, self.scale = config.patch, sqrt(config.dim)
+        self.embedding, self.head = nn.Linear(size, config.dim), nn.Linear(config.dim, CLASSES)
+        for linear in (self.embedding, self.head):
+            nn.init.normal_(linear.weight, std=1 / sqrt(linear.in_features), generator=generator)
+            nn.init.zeros_(linear.bias)
+        self.class_token = nn.Parameter(torch.randn(1, 1, config.dim, generator=generator))
+        self.positions = nn.Parameter(torch.randn(1, number + 1, config.dim, generator=generator))
+        shape = (config.layers, config.dim, config.beta, variant)
+        self.stack = SphereStack(*shape, sigma=config.sigma, generator=generator)
+
+    def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        """`logits`, and the mean cross-entropy `loss` where there are labels."""
+        logits = self.head(self.scale * self.stack(self.tokens(pixel_values))[:, 0])
+        loss = {} if labels is None else {"loss": functional.cross_entropy(logits.float(), labels)}
+        return {**loss, "logits": logits}
+
+    def tokens(self, pixel_values: Tensor) -> Tensor:
+        """The class and the patches on the sphere (b, n + 1, d)."""
+        patches = functional.unfold(pixel_values, self.patch, stride=self.patch).mT
+        words = torch.cat([self.class_token.expand(len(patches), -1, -1), self.embedding(patches)], dim=1)
+        return functional.normalize(words + self.positions, dim=-1)
+
+
+def accuracy(prediction: EvalPrediction) -> dict[str, float]:
+    """The share of images whose class is right."""
+    return {"accuracy": float((np.asarray(prediction.predictions).argmax(-1) == prediction.label_ids).mean())}
+
+
+def run_vit(
+    preset: str, *, variant: Variant, seed: int, out: Path, data: Path | None = None, **changes: Any
+) -> Mapping[str, float]:
+    """One run, in `out`/vit-preset/variant-seed; its summary. `eval_accuracy` is in the log at the end of each epoch.
+
+    Args:
+        preset: a name of `PRESETS`.
+        variant: "constant" or "random".
+        seed: of the weights, the order of the data and the augmentation.
+        out: the folder of all runs.
+        data: the folder of CIFAR-10.
+        changes: other values of the preset's fields, or of the plan's `threads`, `tensorboard`, `keep_checkpoints`.
+
+    Raises:
+        InputError: a name or value that is unknown, or data that are missing.
+    """
+    require(preset in PRESETS, f"preset must be one of {', '.join(PRESETS)}; got {preset!r}.")
+    require(variant in get_args(Variant), f"variant must be one of constant, random; got {variant!r}.")
+    seed = require_count("seed", seed, least=0)
+    config, options = changed(PRESETS[preset], changes)
+    training, held_out = read_images(config.data, data, seed if config.augment else None)
+    side, channels = training.images.shape[2:]
+    check_patches(config.patch, side)
+    plan = plan_of(config, training, Path(out) / f"vit-{preset}" / f"{variant}-{seed}", seed, options)
+    return train(
+        VisionTransformer(config, variant, channels=channels, side=side, seed=seed),
+        plan,
+        train_data=training,
+        eval_data=held_out,
+        collate=collate,
+        compute_metrics=accuracy,
+        about=described(config, preset, variant, seed, training, held_out),
+    )
+
+
+def changed(config: VitConfig, changes: Mapping[str, Any]) -> tuple[VitConfig, dict[str, Any]]:
+    """The preset with its changes, and those that are the plan's."""
+    ours, plans = {field.name for field in fields(VitConfig)}, ("threads", "tensorboard", "keep_checkpoints")
+    unknown = sorted(set(changes) - ours - set(plans))
+    require(not unknown, f"A preset has {', '.join(sorted(ours | set(plans)))}; got {', '.join(unknown)}.")
+    chosen = {name: value for name, value in changes.items() if name in ours}
+    return replace(config, **shorter(config, chosen)), {name: value for name, value in changes.items() if name in plans}
+
+
+def shorter(config: VitConfig, chosen: dict[str, Any]) -> dict[str, Any]:
+    """The changes, with a warm-up of at most a quarter of other epochs than the preset's."""
+    if "epochs" not in chosen or "warmup_epochs" in chosen:
+        return chosen
+    return chosen | {"warmup_epochs": min(config.warmup_epochs, require_count("epochs", chosen["epochs"]) // 4)}
+
+
+def check_patches(patch: int, side: int) -> None:
+    """Raise `InputError` unless patches tile an image."""
+    fitting = [k for k in range(1, side + 1) if side % k == 0]
+    nearest = min(fitting, key=lambda k: abs(k - patch))
+    require(patch in fitting, f"patch must divide the images' {side} pixels; got {patch}. Nearest: {nearest}.")
+
+
+def plan_of(config: VitConfig, training: Images, folder: Path, seed: int, options: Mapping[str, Any]) -> Plan:
+    """Epochs in steps; each ends with an evaluation and a checkpoint."""
+    epoch = steps_per_epoch(len(training), config.batch)
+    return Plan(
+        folder=folder,
+        steps=epoch * config.epochs,
+        batch=config.batch,
+        learning_rate=config.learning_rate,
+        warmup=epoch * config.warmup_epochs,
+        schedule=config.schedule,
+        weight_decay=config.weight_decay,
+        seed=seed,
+        save_every=epoch,
+        log_every=epoch,
+        evaluate_every=epoch,
+        bf16=config.bf16,
+        **options,
+    )
+
+
+def described(
+    config: VitConfig, preset: str, variant: Variant, seed: int, training: Images, held_out: Images
+) -> dict[str, Any]:
+    """What the run is; its figure reads this."""
+    examples = {"training": len(training), "held_out": len(held_out), "epoch": len(training) // config.batch}
+    told = {"experiment": "vit", "preset": preset, "variant": variant, "seed": seed, "config": asdict(config)}
+    return {**told, "examples": examples, "data": [training.fingerprint(), held_out.fingerprint()]}
