@@ -31,7 +31,7 @@ FAST = (
     "tests/covariance/test_limit.py::test_what_has_no_limit",
     "tests/sphere/test_overlap.py",
     "tests/sphere/test_sphere_models.py",
-    "tests/running/test_results.py",
+    "tests/simulation/test_results.py",
     "tests/figures/test_figure_pages.py",
     "tests/test_faults.py",
     "src/limitformer/models",

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import binom
 from torch import nn
 
-from limitformer.checking.initialisation.weight_by_weight import check_initialisation
+from limitformer.initialisation.weight_by_weight import check_initialisation
 from limitformer.weightless.law import make, table_of
 from limitformer.weightless.models import blueprint_of
 from weightless_families import CONFIGS

@@ -15,7 +15,7 @@ from limitformer.cli.app import COMMANDS, app, command_of
 
 PACKAGE = Path(lf.__file__).parent
 HEAVY = ("numba", "xarray", "zarr", "matplotlib", "scipy", "torch", "transformers", "rich", "typer", "dask", "pandas")
-EXTRAS = {"checking", "hf", "nn", "train", "weightless", "check", "design", "shapes"}
+EXTRAS = {"checking", "designing", "hf", "nn", "weightless", "check", "design", "shapes"}
 
 
 def imported_by(code):
@@ -133,7 +133,7 @@ def test_no_name_is_hidden_by_a_module():
 
 def test_parts_of_the_package_are_there_without_an_import():
     assert imported_by("import limitformer; limitformer.base.errors.InputError") == set()
-    assert lf.running is importlib.import_module("limitformer.running")
+    assert lf.simulation is importlib.import_module("limitformer.simulation")
 
 
 @pytest.mark.parametrize(("name", "near"), [("Transfomer", "Transformer"), ("simulat", "simulate"), ("ploot", "plot")])
@@ -160,14 +160,12 @@ def test_types_are_said_to_be_there():
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_list_says_what_a_command_says_of_itself(name):
     help_of = command_of(name).help
-    assert COMMANDS[name] == " ".join(help_of.split("\n\n")[0].split())
+    assert COMMANDS[name][1] == " ".join(help_of.split("\n\n")[0].split())
 
 
 def test_every_command_is_in_the_list(run_here):
-    modules = {path.stem for path in (PACKAGE / "cli").glob("*.py")}
-    assert set(COMMANDS) <= modules
     shown = " ".join(run_here("--help").stdout.split())
-    for name, says in COMMANDS.items():
+    for name, (_, says) in COMMANDS.items():
         assert f" {name} {says}" in shown
 
 

@@ -26,7 +26,14 @@ ROOT = Path(__file__).resolve().parents[1]
 API = sorted((ROOT / "docs/api").glob("*.md"))
 ENTRY = re.compile(r"^::: (limitformer\S*)$", re.MULTILINE)
 DOORS = (
-    *("limitformer", "limitformer.nn", "limitformer.hf", "limitformer.weightless", "limitformer.checking"),
+    *(
+        "limitformer",
+        "limitformer.nn",
+        "limitformer.hf",
+        "limitformer.weightless",
+        "limitformer.checking",
+        "limitformer.designing",
+    ),
     *("limitformer_papers", "limitformer_papers.training"),
 )
 EXPLORER = ("explorer/covariance", "explorer/sphere", "explorer/stock")

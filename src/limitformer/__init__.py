@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from limitformer import checking as checking
+    from limitformer import designing as designing
     from limitformer import hf as hf
     from limitformer import models as models
     from limitformer import nn as nn
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
     from limitformer.base.errors import InputError as InputError
     from limitformer.base.errors import MissingExtraError as MissingExtraError
     from limitformer.base.errors import NoLimitError as NoLimitError
-    from limitformer.checking import design as design
     from limitformer.checking.check import check as check
     from limitformer.covariance.limit import CovarianceFlow as CovarianceFlow
     from limitformer.covariance.limit import CovarianceLimit as CovarianceLimit
+    from limitformer.designing import design as design
     from limitformer.models import GELU as GELU
     from limitformer.models import Elementwise as Elementwise
     from limitformer.models import Gated as Gated
@@ -47,15 +48,15 @@ if TYPE_CHECKING:
     from limitformer.models import from_text as from_text
     from limitformer.models import from_tokens as from_tokens
     from limitformer.models import to_json as to_json
-    from limitformer.running.engine import Interrupted as Interrupted
-    from limitformer.running.engine import recording_size as recording_size
-    from limitformer.running.engine import simulate as simulate
-    from limitformer.running.limit import limit as limit
-    from limitformer.running.outcomes import outcomes as outcomes
-    from limitformer.running.outputs import outputs as outputs
-    from limitformer.running.results import correlation as correlation
-    from limitformer.running.results import load as load
-    from limitformer.running.results import save as save
+    from limitformer.results.correlation import correlation as correlation
+    from limitformer.results.outcomes import outcomes as outcomes
+    from limitformer.results.outputs import outputs as outputs
+    from limitformer.results.storage import load as load
+    from limitformer.results.storage import save as save
+    from limitformer.simulation.limit import limit as limit
+    from limitformer.simulation.simulate import Interrupted as Interrupted
+    from limitformer.simulation.simulate import recording_size as recording_size
+    from limitformer.simulation.simulate import simulate as simulate
     from limitformer.sphere.limit import TokenLimit as TokenLimit
     from limitformer.sphere.overlap import OverlapDiffusion as OverlapDiffusion
     from limitformer.sphere.overlap import overlap as overlap
@@ -127,11 +128,11 @@ __all__ = [
 
 # Where names are defined; a test holds this against the imports above.
 HOMES = {
-    "running.engine": ("Interrupted", "recording_size", "simulate"),
+    "simulation.simulate": ("Interrupted", "recording_size", "simulate"),
     "base.errors": ("InputError", "MissingExtraError", "NoLimitError"),
     "covariance.limit": ("CovarianceFlow", "CovarianceLimit"),
     "sphere.limit": ("TokenLimit",),
-    "running.limit": ("limit",),  # of the name of its module: named in full, for checkers
+    "simulation.limit": ("limit",),  # of the name of its module: named in full, for checkers
     "sphere.overlap": ("OverlapDiffusion", "overlap"),
     "models": (
         *("Elementwise", "Gated", "GeGLU", "Mixing", "RadialNorm", "SiLU", "SquaredReLU", "SwiGLU", "Tanh"),
@@ -139,16 +140,17 @@ HOMES = {
         *("SoftmaxAttention", "Start", "StochasticTransformer", "Transformer", "equicorrelated", "from_covariance"),
         *("from_json", "from_text", "from_tokens", "to_json"),
     ),
-    "running.outcomes": ("outcomes",),
+    "results.outcomes": ("outcomes",),
     "sweep.phase": ("phase_diagram",),
-    "running.outputs": ("outputs",),
-    "running.results": ("correlation", "load", "save"),
+    "results.outputs": ("outputs",),
+    "results.correlation": ("correlation",),
+    "results.storage": ("load", "save"),
     "sweep": ("Sweep", "compute_sweep", "load_sweep", "read_sweep", "run_sweep"),
-    "checking": ("design",),  # these, and three of the modules below, need an extra
+    "designing": ("design",),  # these, and three of the modules below, need an extra
     "checking.check": ("check",),
     "weightless.shapes": ("shapes",),
 }
-MODULES = ("checking", "hf", "models", "nn", "plot", "weightless")
+MODULES = ("checking", "designing", "hf", "models", "nn", "plot", "weightless")
 
 if not TYPE_CHECKING:  # a checker should know the names above alone
 

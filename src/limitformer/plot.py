@@ -14,7 +14,7 @@ from matplotlib.legend import Legend
 from numpy.typing import ArrayLike, NDArray
 
 from limitformer.base.errors import require
-from limitformer.running.by_depth import Curve, Measure, Results, correlations_of, curves_of, sizes_of
+from limitformer.results.by_depth import Curve, Measure, Results, correlations_of, curves_of, sizes_of
 
 Array = NDArray[np.float64]
 

@@ -20,7 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from limitformer.running.results import package_version, write_whole
+from limitformer.base.files import write_whole
+from limitformer.results.datasets import package_version
 from limitformer.sweep.origin import processor
 from limitformer_papers.common.claims import Claim
 from limitformer_papers.making import make, plain

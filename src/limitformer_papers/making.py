@@ -12,10 +12,11 @@ from typing import Any
 import xarray as xr
 
 from limitformer.base.errors import require
+from limitformer.base.files import check_writable, write_whole
 from limitformer.base.lock import only_one
 from limitformer.base.version import package_version
 from limitformer.plot import style
-from limitformer.running.results import check_writable, save, write_whole
+from limitformer.results.storage import save
 from limitformer_papers.common.claims import Claim, Run
 from limitformer_papers.common.page import renew
 from limitformer_papers.names import FIGURES, FOLDERS, RUN_FIGURES

@@ -11,9 +11,10 @@ import pytest
 import xarray as xr
 
 import limitformer as lf
+import limitformer_papers
 from limitformer.base.errors import MadeOf
 from limitformer.base.lock import CannotLockError
-from limitformer.checking import DesignInterrupted
+from limitformer.designing import DesignInterrupted
 from limitformer.sweep import SweepInterrupted
 from limitformer.weightless.run import KeepWeightError
 from limitformer_papers.training.interrupts import TrainingInterrupted
@@ -37,10 +38,13 @@ LEFT_OUT = "limitformer.__main__"  # importing it runs the command line
 
 def exceptions():
     """Every class of exceptions that the package defines."""
-    names = {module.name for module in pkgutil.walk_packages(lf.__path__, "limitformer.")} - {LEFT_OUT}
+    packages = (lf, limitformer_papers)
+    names = {m.name for each in packages for m in pkgutil.walk_packages(each.__path__, f"{each.__name__}.")} - {
+        LEFT_OUT
+    }
     found = [value for name in names for value in vars(importlib.import_module(name)).values()]
     classes = {value for value in found if isinstance(value, type) and issubclass(value, BaseException)}
-    ours = {kind for kind in classes if kind.__module__.startswith("limitformer.")} - {MadeOf}
+    ours = {kind for kind in classes if kind.__module__.startswith(("limitformer.", "limitformer_papers."))} - {MadeOf}
     return sorted(ours, key=lambda kind: kind.__qualname__)
 
 

@@ -398,7 +398,7 @@ def test_check_fails_at_the_worst_grade_of_a_name():
 
 
 def test_the_range_that_design_calls_safe_is_where_check_says_fine():
-    from limitformer.checking import Objective
+    from limitformer.designing import Objective
 
     bands = Objective().bands
     assert bands["correlation"][1] == THRESHOLDS["collapse"].watch

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 import limitformer as lf
 from drawn_networks import attentions_of, blocks, first, first_tokens
-from limitformer.checking import Objective
 from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
-from limitformer.checking.designing.design import trials_of
-from limitformer.checking.designing.objective import Risk, outside
-from limitformer.checking.designing.search import Region, chosen, finer, look, search
 from limitformer.cli.app import app
+from limitformer.designing import Objective
+from limitformer.designing.design import trials_of
+from limitformer.designing.objective import Risk, outside
+from limitformer.designing.search import Region, chosen, finer, look, search
 from limitformer.weightless.inputs import default_loss
 from weightless_families import CONFIGS
 
@@ -445,8 +445,7 @@ def test_what_cannot_be_designed_is_refused(tmp_path):
 
 
 def test_ctrl_c_gives_the_region_so_far(monkeypatch):
-    from limitformer.checking import DesignInterrupted
-    from limitformer.checking.designing import trials
+    from limitformer.designing import DesignInterrupted, trials
 
     calls = []
 
@@ -463,7 +462,7 @@ def test_ctrl_c_gives_the_region_so_far(monkeypatch):
 
 
 def test_ctrl_c_in_the_command_keeps_the_region_so_far(monkeypatch, tmp_path):
-    from limitformer.checking.designing import trials
+    from limitformer.designing import trials
 
     def values(self, setting, seed, samples):
         if setting["gamma"] > 0.2:
@@ -515,8 +514,7 @@ RESUMED = {
 @pytest.mark.parametrize("kind", RESUMED)
 def test_an_interrupted_design_resumes_with_the_same_bits(monkeypatch, tmp_path, kind):
     """At every call: among the coarse cells, among the finer ones, and while the settings are judged."""
-    from limitformer.checking import DesignInterrupted
-    from limitformer.checking.designing import trials
+    from limitformer.designing import DesignInterrupted, trials
 
     what, options = RESUMED[kind]
     part = trials.ShapedTrials if kind == "chain" else trials.StockTrials
@@ -539,7 +537,7 @@ def test_an_interrupted_design_resumes_with_the_same_bits(monkeypatch, tmp_path,
 
 def test_finer_cells_that_were_looked_at_change_none_of_those_to_be_looked_at():
     """Where no coarse cell is safe and a finer one is: a resumed search must look at the same cells."""
-    from limitformer.checking.designing.search import Region
+    from limitformer.designing.search import Region
 
     region = Region.over({"gamma": [0.1, 0.2, 0.4, 0.8]})
     for distance, place in enumerate(region.coarse, 1):
@@ -552,8 +550,7 @@ def test_finer_cells_that_were_looked_at_change_none_of_those_to_be_looked_at():
 
 @pytest.mark.parametrize("changes", [{"seed": 1}, {"tokens": 3}, {"scan": 50}, {"risk": 0.2}], ids=str)
 def test_the_region_of_another_design_is_refused(monkeypatch, changes):
-    from limitformer.checking import DesignInterrupted
-    from limitformer.checking.designing import trials
+    from limitformer.designing import DesignInterrupted, trials
 
     what, options = RESUMED["chain"]
     honest = trials.ShapedTrials.values
@@ -566,7 +563,7 @@ def test_the_region_of_another_design_is_refused(monkeypatch, changes):
 
 
 def test_the_command_resumes_what_its_folder_keeps(monkeypatch, tmp_path):
-    from limitformer.checking.designing import trials
+    from limitformer.designing import trials
 
     what, _ = RESUMED["chain"]
     arguments = ["design", lf.to_json(what), "--tokens", "2", "--knobs", "gamma", "--grid", "gamma=0.1,0.4"]

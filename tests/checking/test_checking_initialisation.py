@@ -12,12 +12,12 @@ from torch import nn
 
 from initialisation_alarms import alarms, law_and_reference
 from limitformer.base.errors import InputError
-from limitformer.checking.initialisation.bugs import BUGS
-from limitformer.checking.initialisation.held import held
-from limitformer.checking.initialisation.like_layers import outliers
-from limitformer.checking.initialisation.lines import p_of_lines
-from limitformer.checking.initialisation.weight_by_weight import check_initialisation, initialisation
-from limitformer.checking.initialisation.weight_tests import distance, even_moments, holm, p_values, pearson_tails
+from limitformer.initialisation.bugs import BUGS
+from limitformer.initialisation.held import held
+from limitformer.initialisation.like_layers import outliers
+from limitformer.initialisation.lines import p_of_lines
+from limitformer.initialisation.weight_by_weight import check_initialisation, initialisation
+from limitformer.initialisation.weight_tests import distance, even_moments, holm, p_values, pearson_tails
 from limitformer.weightless import laws
 from limitformer.weightless.law import make, table_of
 from limitformer.weightless.models import blueprint_of

@@ -6,10 +6,10 @@ import transformers
 
 import limitformer as lf
 from drawn_networks import blocks, first, first_tokens
-from limitformer.checking import Objective
-from limitformer.checking.designing.design import trials_of
-from limitformer.checking.designing.designed import PYTHON, block
-from limitformer.checking.designing.knobs import factor_knob, patterns_of
+from limitformer.designing import Objective
+from limitformer.designing.design import trials_of
+from limitformer.designing.designed import PYTHON, block
+from limitformer.designing.knobs import factor_knob, patterns_of
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.laws import normal
 from limitformer.weightless.models import blueprint_of
@@ -128,7 +128,7 @@ def test_patterns_are_full_names_where_short_ones_would_match_more():
 
 
 def test_a_field_that_the_code_does_not_heed_is_no_knob(monkeypatch):
-    from limitformer.checking.designing import trials
+    from limitformer.designing import trials
 
     config = CONFIGS["gpt2"]()
     monkeypatch.setattr(trials, "subject_at", lambda what, fields: blueprint_of(what))

@@ -23,13 +23,13 @@ import limitformer as lf
 from chromium import launched
 from limitformer.checking import check
 from limitformer.checking.curves import curves
-from limitformer.checking.initialisation.weight_by_weight import initialisation
 from limitformer.checking.page import grids, panels, svg
 from limitformer.checking.page import page as pages
 from limitformer.checking.page.page import page
 from limitformer.checking.report import Report
 from limitformer.checking.thresholds import THRESHOLDS
 from limitformer.checking.verdicts import Verdict
+from limitformer.initialisation.weight_by_weight import initialisation
 
 SIZES = {"vocab_size": 60, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 24, "bos_token_id": 1}
 SIZES |= {"eos_token_id": 2, "initializer_range": 0.15}

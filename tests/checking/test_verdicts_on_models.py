@@ -325,7 +325,7 @@ def test_a_correlation_of_076_is_watch_in_check_and_unsafe_in_design():
     rho = float(report.curves["correlation"].isel(layer=-1).median())
     assert THRESHOLDS["collapse"].watch < rho < THRESHOLDS["collapse"].broken
     assert {one.name: one.grade for one in report.verdicts}["collapsed"] == "watch"
-    assert lf.checking.Objective().missed({"correlation": (np.array([rho]),) * 2, **SAFE_VALUES})["correlation"].all()
+    assert lf.designing.Objective().missed({"correlation": (np.array([rho]),) * 2, **SAFE_VALUES})["correlation"].all()
 
 
 SAFE_VALUES = {

@@ -525,7 +525,7 @@ def test_interrupted_figure_writes_nothing(run, tmp_path, monkeypatch):
 
 
 TELLING = """
-import limitformer.running.engine as engine
+import limitformer.simulation.simulate as engine
 from limitformer.cli import main
 
 def run_all(*arguments, run=engine.run_all):

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import limitformer as lf
-from limitformer.checking.designing import names as knob_names
 from limitformer.checking.names import VERDICTS
 from limitformer.checking.verdicts import RULES
 from limitformer.cli import check as check_module
 from limitformer.cli.app import COMMANDS, command_of
+from limitformer.designing import names as knob_names
 from limitformer.hf import Shaping
 
 QUICK = ("simulate", "--width", "16", "--depth", "4", "--samples", "6", "--threads", "1")

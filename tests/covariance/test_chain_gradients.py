@@ -10,8 +10,8 @@ import limitformer as lf
 from drawn_gradients import gradients_of
 from limitformer.base import memory
 from limitformer.numerics.watch import DONE, WHOLE, halt, new_watch
-from limitformer.running import replicas
-from limitformer.running.engine import process_of
+from limitformer.paths import replicas
+from limitformer.simulation.processes import process_of
 from statistics_checks import ALPHA, least_p
 
 SAMPLES, DRAWN, WEIGHTLESS = 12_000, 4_000, 768

@@ -13,7 +13,7 @@ from scipy.linalg import solve_banded
 
 import limitformer as lf
 from limitformer.covariance.limit.explosion import PairDistance
-from limitformer.recording.exits import INSIDE, LEFT_BALL, LEFT_CONE, LOST
+from limitformer.paths.exits import INSIDE, LEFT_BALL, LEFT_CONE, LOST
 
 CRITICAL = sqrt(0.5)
 

@@ -21,7 +21,7 @@ from limitformer.covariance.chain.own import elementwise_address, mixing_address
 from limitformer.models.functions import imported, is_path, path_of
 from limitformer.models.serial import described, from_record
 from limitformer.nn.drawn.own import torch_elementwise, torch_mixing
-from limitformer.recording.exits import INSIDE, LEFT_BALL, NO_NUMBER
+from limitformer.paths.exits import INSIDE, LEFT_BALL, NO_NUMBER
 
 START = {"tokens": 2, "correlation": 0.2}
 V0 = np.array([[1.0, 0.3], [0.3, 1.5]])

@@ -11,7 +11,7 @@ import pytest
 from limitformer.base import progress
 from limitformer.models import ShapedAttention, Transformer
 from limitformer.numerics import caches, kernels
-from limitformer.running import engine
+from limitformer.simulation import simulate as engine
 
 AS_ROOT = pytest.mark.skipif(caches.user() != 0, reason="files of other users are made by root")
 STRANGER = 4242

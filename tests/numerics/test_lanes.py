@@ -45,8 +45,9 @@ from limitformer.numerics.lanes import (
 )
 from limitformer.numerics.random import key, open_stream, rewind
 from limitformer.numerics.watch import new_watch
-from limitformer.running.engine import process_of, simulate
-from limitformer.running.limit import limit
+from limitformer.simulation.limit import limit
+from limitformer.simulation.processes import process_of
+from limitformer.simulation.simulate import simulate
 
 EPS = np.finfo(float).eps
 BAD = [np.nan, np.inf, -np.inf]

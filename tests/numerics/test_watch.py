@@ -7,8 +7,8 @@ import pytest
 
 import limitformer as lf
 from limitformer.numerics.watch import DONE, HALT, WHOLE, halt, new_watch
-from limitformer.running import replicas
-from limitformer.running.engine import process_of
+from limitformer.paths import replicas
+from limitformer.simulation.processes import process_of
 from limitformer.sphere.pair import BLOCK
 
 ENDLESS = 10**15  # layers

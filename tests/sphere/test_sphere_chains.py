@@ -11,7 +11,7 @@ from scipy import stats
 import limitformer as lf
 from limitformer.numerics.random import box_muller, key, words_of
 from limitformer.numerics.watch import new_watch
-from limitformer.running.engine import process_of
+from limitformer.simulation.processes import process_of
 from limitformer.sphere.chi import blocks_needed
 from limitformer.sphere.methods import methods_of
 from limitformer.sphere.pair import advance_hybrid, advance_stochastic, open_pairs

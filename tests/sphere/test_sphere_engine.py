@@ -16,8 +16,9 @@ import limitformer as lf
 from interruptions import InterruptAfter, interrupt, pool_that_runs
 from limitformer.numerics.lanes import LANES
 from limitformer.numerics.watch import new_watch
-from limitformer.running import replicas
-from limitformer.running.engine import Interrupted, process_of
+from limitformer.paths import replicas
+from limitformer.simulation.processes import process_of
+from limitformer.simulation.simulate import Interrupted
 from limitformer.sphere.outcome import LABELS
 from limitformer.sphere.pair import BLOCK
 from limitformer.sphere.process import PreparedSphere

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 import limitformer as lf
-from limitformer.running.engine import process_of
+from limitformer.simulation.processes import process_of
 from limitformer.sphere.merging import SHARES, TRANSIT, TURN, Merging, walk_exponent
 from limitformer.sphere.pair import open_pairs
 from limitformer.sphere.stopping import MARGIN, ORDERS

@@ -10,7 +10,7 @@ import limitformer as lf
 from limitformer.base import memory
 from limitformer.base.errors import InputError
 from limitformer.models.sphere_start import SphereStart
-from limitformer.running import engine
+from limitformer.simulation import simulate as engine
 
 SIZE = {"tokens": 3, "dim": 4, "beta": 1.5, "layers_per_unit_time": 10}
 PAIR = {**SIZE, "tokens": 2}

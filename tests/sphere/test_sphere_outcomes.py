@@ -9,9 +9,9 @@ from scipy.stats import binomtest
 import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer.numerics.lanes import LANES
-from limitformer.recording.records import all_pairs, as_kept
-from limitformer.running.outcomes import OUTCOMES, wilson
-from limitformer.running.results import tokens_of
+from limitformer.paths.arrays import all_pairs, as_kept
+from limitformer.results.datasets import tokens_of
+from limitformer.results.outcomes import OUTCOMES, wilson
 from limitformer.sphere.forest import open_forest
 from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps
 from limitformer.sphere.record import Record, record_workspace, write_point

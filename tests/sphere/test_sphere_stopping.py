@@ -8,7 +8,7 @@ from scipy import stats
 from scipy.optimize import brentq
 
 import limitformer as lf
-from limitformer.running.engine import process_of
+from limitformer.simulation.processes import process_of
 from limitformer.sphere.stopping import MARGIN, ORDERS, exponent, hybrid_ratios, stochastic_ratios, stops
 from sphere_naive import draw, gaps_of, naive_layer, overlaps_of
 from statistics_checks import ALPHA

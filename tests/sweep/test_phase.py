@@ -16,7 +16,7 @@ import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer.models import from_json
 from limitformer.plot import style
-from limitformer.running.outcomes import OUTCOMES
+from limitformer.results.outcomes import OUTCOMES
 from limitformer.sweep.describe import model_seed as cell_seed
 from limitformer.sweep.grid import cells
 from limitformer.sweep.phase import phase_diagram

@@ -10,7 +10,7 @@ from scipy.stats import binomtest, ks_2samp
 import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer.models import equicorrelated
-from limitformer.running.outcomes import OUTCOMES
+from limitformer.results.outcomes import OUTCOMES
 from limitformer.sweep.describe import seed_of
 from limitformer.sweep.run import compute_sweep
 from limitformer_papers.shaped_transformer.stopping import LARGEST, SMALLEST

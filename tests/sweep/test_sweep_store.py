@@ -523,7 +523,7 @@ def test_the_fingerprint_is_that_of_the_sources_that_make_numbers(tmp_path, monk
     def fingerprint():
         return origin.sources()
 
-    for name in ("running/engine.py", "sphere/pair.py", "cli/app.py", "plot.py", "base/lock.py"):
+    for name in ("simulation/simulate.py", "sphere/pair.py", "cli/app.py", "plot.py", "base/lock.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("1")
     monkeypatch.setattr(origin, "PACKAGE", tmp_path)
@@ -532,7 +532,7 @@ def test_the_fingerprint_is_that_of_the_sources_that_make_numbers(tmp_path, monk
         "cli/app.py": False,
         "plot.py": False,
         "base/lock.py": False,
-        "running/engine.py": True,
+        "simulation/simulate.py": True,
         "sphere/pair.py": True,
     }.items():
         before = fingerprint()

@@ -14,10 +14,6 @@ _require_packages("hf", "torch", "transformers")
 
 if TYPE_CHECKING:
     from limitformer.checking.check import check as check
-    from limitformer.checking.designing.design import DesignInterrupted as DesignInterrupted
-    from limitformer.checking.designing.design import design as design
-    from limitformer.checking.designing.designed import Design as Design
-    from limitformer.checking.designing.objective import Objective as Objective
     from limitformer.checking.report import Report as Report
     from limitformer.checking.thresholds import THRESHOLDS as THRESHOLDS
     from limitformer.checking.thresholds import Threshold as Threshold
@@ -27,15 +23,11 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CheckTraining": "trainer",
-    "Design": "designing.designed",
-    "DesignInterrupted": "designing.design",
     "Looks": "training",
-    "Objective": "designing.objective",
     "Report": "report",
     "THRESHOLDS": "thresholds",
     "Threshold": "thresholds",
     "Verdict": "verdicts",
     "check": "check",
-    "design": "designing.design",
 }
 _sys.modules[__name__].__class__ = _LazyPackage

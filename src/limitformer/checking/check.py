@@ -16,13 +16,13 @@ from limitformer.checking.band import band
 from limitformer.checking.curves import curves, place_of
 from limitformer.checking.existing import measured
 from limitformer.checking.folder import listed
-from limitformer.checking.initialisation.report import InitialisationReport
-from limitformer.checking.initialisation.weight_by_weight import check_initialisation
 from limitformer.checking.report import READOUT, Report
 from limitformer.checking.subject import Subject, subject_of, task_and_config
 from limitformer.checking.thresholds import FINE, Threshold, thresholds_with
 from limitformer.checking.verdicts import TRAINED, Verdict, verdicts
 from limitformer.hf import Shaping
+from limitformer.initialisation.report import InitialisationReport
+from limitformer.initialisation.weight_by_weight import check_initialisation
 from limitformer.models import equicorrelated, from_text
 from limitformer.models.text import words_of
 from limitformer.nn.drawn.simulate import known_device, torch_seed

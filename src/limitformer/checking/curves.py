@@ -19,7 +19,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.running.results import correlation
+from limitformer.results.correlation import correlation
 from limitformer.weightless.measure import BEFORE
 
 AS_THEY_ARE = (

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from limitformer.base.files import check_writable, write_whole
 from limitformer.checking.band import inside, surprises
 from limitformer.checking.changes import Change, changes_of
 from limitformer.checking.curves import over_heads
-from limitformer.checking.initialisation.report import InitialisationReport
 from limitformer.checking.names import failing
 from limitformer.checking.thresholds import Threshold
 from limitformer.checking.verdicts import FINE, TRAINED, Verdict, failed, grade_of, shown
-from limitformer.running.results import check_writable, save, write_whole
+from limitformer.initialisation.report import InitialisationReport
+from limitformer.results.storage import save
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.laws import CONSTANT
 

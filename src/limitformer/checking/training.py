@@ -14,9 +14,10 @@ import xarray as xr
 from torch import nn
 
 from limitformer.base.errors import require_count
+from limitformer.base.files import check_writable
 from limitformer.checking.check import check
 from limitformer.checking.report import Report
-from limitformer.running.results import check_writable, save
+from limitformer.results.storage import save
 
 
 class Looks:

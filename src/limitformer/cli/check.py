@@ -71,9 +71,9 @@ def check(
         require_readable(text)
         require(out is None or bool(out.strip()), "--out must be a folder; got ''. Nearest: --out . for this one.")
         place = None if out is None else Path(out)
+        from limitformer.base.files import check_writable
         from limitformer.base.progress import suggestion
         from limitformer.checking import check as run_check
-        from limitformer.running.results import check_writable
 
         # isort: split
         from transformers.utils import logging

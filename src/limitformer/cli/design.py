@@ -84,10 +84,10 @@ def design(
         }
         require_known(what)
         require_readable(text)
+        from limitformer.base.files import check_writable
         from limitformer.base.progress import suggestion
-        from limitformer.checking import DesignInterrupted
-        from limitformer.checking import design as run_design
-        from limitformer.running.results import check_writable
+        from limitformer.designing import DesignInterrupted
+        from limitformer.designing import design as run_design
 
         if out is not None:
             check_writable(out)
@@ -109,7 +109,7 @@ def design(
 
 def knobs_of(text: str) -> list[str]:
     """The names of --knobs, or `InputError` for one that no family has."""
-    from limitformer.checking.designing.names import FIELD, SCALES, SHAPED, distinct, is_pattern, no_knob
+    from limitformer.designing.names import FIELD, SCALES, SHAPED, distinct, is_pattern, no_knob
 
     names = distinct(name.strip() for name in text.split(","))
     for name in names:
@@ -143,7 +143,7 @@ def unfinished(out: Path) -> Any:
     """The region of an interrupted design in the folder, None if there is none."""
     import xarray as xr
 
-    from limitformer.running.results import load
+    from limitformer.results.storage import load
 
     path = out / REGION
     if not path.is_file():
@@ -158,7 +158,7 @@ def unfinished(out: Path) -> Any:
 
 def keep_partial(interrupt: Any, out: Path | None) -> None:
     """Keep the region so far in the folder that was asked for, if one was."""
-    from limitformer.running.results import save
+    from limitformer.results.storage import save
 
     interrupt.resumes = True  # so that the last line says how far it came
     if out is None:

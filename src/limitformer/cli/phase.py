@@ -90,8 +90,8 @@ def phase(
     For example: limitformer phase --dim 4:10:1 --beta 0:4:0.25 --out out
     """
     with errors_in_one_line():
+        from limitformer.base.files import check_writable
         from limitformer.base.progress import suggestion
-        from limitformer.running.results import check_writable
         from limitformer.sweep.phase import phase_diagram
 
         check_run(layers_per_unit_time, early_stop)
@@ -165,8 +165,9 @@ def table_of(data: "xr.Dataset") -> Table:
 
 def write(data: "xr.Dataset", out: Path) -> list[Path]:
     """Save data and picture, and return where."""
+    from limitformer.base.files import write_whole
     from limitformer.plot import style
-    from limitformer.running.results import save, write_whole
+    from limitformer.results.storage import save
     from limitformer.sweep.phase_picture import draw
 
     numbers, picture = save(data, out / "phase.nc"), out / "phase.png"

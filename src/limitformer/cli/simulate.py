@@ -191,7 +191,7 @@ def spread(kind: str, described: Any, options: dict[str, Any]) -> "np.ndarray":
     """At most `ROWS` layers or times, evenly from 0 to the last; times are those of steps."""
     import numpy as np
 
-    from limitformer.recording.times import whole_steps
+    from limitformer.paths.times import whole_steps
 
     if kind != "limit":
         return np.unique(np.rint(np.linspace(0, described.depth, ROWS)))
@@ -202,7 +202,7 @@ def spread(kind: str, described: Any, options: dict[str, Any]) -> "np.ndarray":
 def check_out(out: Path | None) -> None:
     """Raise `InputError` now if the data could not be written later."""
     if out is not None:
-        from limitformer.running.results import check_target
+        from limitformer.results.storage import check_target
 
         check_target(out)
 
@@ -211,7 +211,7 @@ def write(dataset: "xr.Dataset", out: Path | None) -> Path | None:
     """Save the data if asked to, and return where."""
     if out is None:
         return None
-    from limitformer.running.results import save
+    from limitformer.results.storage import save
 
     return save(dataset, out)
 
@@ -220,7 +220,7 @@ def table_of(dataset: "xr.Dataset") -> Table:
     """By layer or time: correlations over all pairs and samples, and variances."""
     import numpy as np
 
-    from limitformer.running.results import correlation
+    from limitformer.results.correlation import correlation
 
     axis = str(dataset["covariance"].dims[1])
     tokens = dataset.sizes["token"]
@@ -277,7 +277,7 @@ def caption(dataset: "xr.Dataset", tokens: int) -> str | None:
     """What the table's numbers are taken over, and how many samples left, and what."""
     import numpy as np
 
-    from limitformer.recording.exits import CAUSES
+    from limitformer.paths.exits import CAUSES
 
     lines = ["ρ over all samples and pairs of tokens"] if tokens > 2 else []
     lines += weight_lines(dataset)

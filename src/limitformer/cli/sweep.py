@@ -92,7 +92,7 @@ def cluster_of(
     require(own or workers is None, "--workers would change nothing: the cluster has its own.")
     if address is None and slurm is None:
         return nullcontext(None)
-    from limitformer.running.replicas import usable_cores
+    from limitformer.paths.replicas import usable_cores
     from limitformer.sweep.cluster import local_cluster, slurm_cluster
 
     if slurm is not None:

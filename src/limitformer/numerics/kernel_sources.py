@@ -16,9 +16,9 @@ import numba
 PACKAGE = Path(__file__).parents[1]
 KERNEL_SOURCES = (
     "numerics/*.py",
-    "recording/*.py",
+    "paths/*.py",
     "covariance/*/*.py",
-    "sphere/*.py",
+    "sphere/**/*.py",
     "weightless/numbers.py",
 )
 IMPORT = re.compile(r"^\s*from (limitformer[\w.]*) import ([^(\n]+|\([^)]*\))", re.MULTILINE)
@@ -34,7 +34,7 @@ def kernel_files() -> frozenset[Path]:
 def imports_of(path: Path) -> frozenset[Path]:
     """The files of kernels that `path` imports from.
 
-    >>> sorted(path.name for path in imports_of(PACKAGE / "recording" / "records.py"))
+    >>> sorted(path.name for path in imports_of(PACKAGE / "paths" / "arrays.py"))
     ['kernels.py']
     """
     found = set()

@@ -3,7 +3,7 @@
 from limitformer.base.errors import require
 from limitformer.models import SphereModel
 from limitformer.models.kinds import of_kind
-from limitformer.recording.records import pairs_of
+from limitformer.paths.arrays import pairs_of
 from limitformer.sphere.layer import ONE_NUMBER
 from limitformer.sphere.logits import query_constants, signed_beta
 from limitformer.sphere.options import Method, SphereOptions

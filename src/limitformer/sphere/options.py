@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from limitformer.base.errors import keep, require, require_real
 from limitformer.models.sphere import require_known
-from limitformer.recording.records import Dtype, Pairs, checked_dtype, checked_pairs
+from limitformer.paths.arrays import Dtype, Pairs, checked_dtype, checked_pairs
 
 Method = Literal["overlap", "gram", "coordinates"]
 Keep = Literal["overlap", "outcome", "tokens"]

@@ -47,7 +47,7 @@ from limitformer.numerics.random import (
     words_of,
 )
 from limitformer.numerics.watch import count_whole, goes_on, halted
-from limitformer.recording.records import points_in, replicas_between, write_number
+from limitformer.paths.arrays import points_in, replicas_between, write_number
 from limitformer.sphere.averaged_pair import averaged_weights
 from limitformer.sphere.chi import blocks_needed, chi_squares
 from limitformer.sphere.unlike_pair import advance_unlike

@@ -20,7 +20,7 @@ from limitformer.models.sphere_start import SphereStart
 from limitformer.numerics.lanes import LANES
 from limitformer.numerics.random import key
 from limitformer.numerics.watch import WHOLE, Watch
-from limitformer.recording.records import (
+from limitformer.paths.arrays import (
     Shapes,
     as_kept,
     coordinate_shapes,

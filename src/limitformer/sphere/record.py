@@ -15,7 +15,7 @@ from limitformer.numerics.lanes import (
     store,
     where_positive,
 )
-from limitformer.recording.records import TILE, Kept, entries_in, replicas_between, spill_row
+from limitformer.paths.arrays import TILE, Kept, entries_in, replicas_between, spill_row
 from limitformer.sphere.outcome import count_clusters, measure, sort_replica
 
 

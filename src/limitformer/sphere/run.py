@@ -6,7 +6,7 @@ from limitformer.numerics.kernels import driver, kernel
 from limitformer.numerics.lanes import LANES
 from limitformer.numerics.random import rewind
 from limitformer.numerics.watch import count_whole, goes_on, halted
-from limitformer.recording.exits import first_at
+from limitformer.paths.exits import first_at
 from limitformer.sphere.forest import look, plant
 from limitformer.sphere.merging import NOT_YET, all_merged, open_merged
 from limitformer.sphere.pair import CHECK

@@ -15,7 +15,7 @@ import numpy as np
 from limitformer.numerics.elementary import U64, exponential
 from limitformer.numerics.kernels import allocator, inlined, kernel, strict_kernel
 from limitformer.numerics.watch import goes_on
-from limitformer.recording.exits import first_at
+from limitformer.paths.exits import first_at
 from limitformer.sphere.chi import blocks_needed, chi_squares
 from limitformer.sphere.merging import NOT_YET, Merging
 from limitformer.sphere.outcome import ANTIPODAL, CLUSTERS, LARGEST, UNRESOLVED

@@ -20,8 +20,10 @@ from limitformer.base.progress import announced
 from limitformer.covariance.limit import CovarianceFlow, CovarianceLimit
 from limitformer.models import SphereModel, Transformer, equicorrelated, to_json
 from limitformer.models.display import shown
-from limitformer.running.engine import Process, process_of, simulate
-from limitformer.running.limit import limit
+from limitformer.paths.process import Process
+from limitformer.simulation.limit import limit
+from limitformer.simulation.processes import process_of
+from limitformer.simulation.simulate import simulate
 from limitformer.sphere.limit import TokenLimit
 from limitformer.sweep.grid import SEED, START, Cell, cells, check_axes, name_of
 from limitformer.sweep.reduce import Reduced, Work, checked_keep, reduced

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from limitformer.base.errors import InputError, NotImportedError, printable, require
+from limitformer.base.files import check_writable, local_path
 from limitformer.base.lock import CannotLockError, only_one
 from limitformer.models.serial import from_record
-from limitformer.running.results import check_writable, local_path
 from limitformer.sweep.describe import Sweep, check_rest
 from limitformer.sweep.files import CELLS, is_own_folder, remove_unfinished
 from limitformer.sweep.grid import check_axes

@@ -20,7 +20,7 @@ Code = dict[str, str]
 
 PACKAGE = Path(__file__).parents[1]
 NO_NUMBERS = (  # parts without effect on a sweep's numbers
-    "cli", "nn", "hf", "checking", "weightless", "plot.py",
+    "cli", "nn", "hf", "checking", "designing", "initialisation", "weightless", "plot.py",
     "base/progress.py", "base/lock.py", "sweep/phase.py", "sweep/phase_picture.py",
 )  # fmt: skip
 MOST_CODES, LONGEST = 10_000, 200

@@ -14,10 +14,10 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.base.errors import InputError, require
-from limitformer.running.engine import simulate
-from limitformer.running.limit import limit
-from limitformer.running.outcomes import OUTCOMES, labels_of, outcomes
-from limitformer.running.results import correlation
+from limitformer.results.correlation import correlation
+from limitformer.results.outcomes import OUTCOMES, labels_of, outcomes
+from limitformer.simulation.limit import limit
+from limitformer.simulation.simulate import simulate
 from limitformer.sphere.limit import TokenLimit
 from limitformer.sphere.outcome import ANTIPODAL, CLUSTERS, LARGEST
 from limitformer.sweep.grid import unknown_field

@@ -15,7 +15,7 @@ import xarray as xr
 
 from limitformer.base.errors import InputError, MadeOf, require, require_count
 from limitformer.base.progress import advance, bar, tracked
-from limitformer.running.replicas import usable_cores
+from limitformer.paths.replicas import usable_cores
 from limitformer.sweep.describe import Sweep, check_rest, compute
 from limitformer.sweep.layout import Index
 from limitformer.sweep.opening import open_store, ready, store_path

@@ -10,8 +10,9 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from limitformer.base.errors import InputError, printable, require
+from limitformer.base.files import check_writable, write_whole
 from limitformer.plot import PALETTE, panels, style
-from limitformer.running.results import check_target, check_writable, save, write_whole
+from limitformer.results.storage import check_target, save
 from limitformer.sweep.grid import unknown_field
 from limitformer.sweep.opening import open_store, store_path
 from limitformer.sweep.origin import mixture

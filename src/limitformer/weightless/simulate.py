@@ -19,8 +19,8 @@ from limitformer.base.errors import InputError, first_line, require, require_cou
 from limitformer.base.memory import check_scratch
 from limitformer.base.progress import advance, bar
 from limitformer.nn.drawn.simulate import known_device
-from limitformer.running.engine import Interrupted
-from limitformer.running.results import stamp
+from limitformer.results.datasets import stamp
+from limitformer.simulation.simulate import Interrupted
 from limitformer.weightless.arrays import Arrays, dataset
 from limitformer.weightless.inputs import Inputs, Loss, default_loss, inputs_of
 from limitformer.weightless.models import Blueprint, blueprint_of

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from limitformer.base.progress import tracked
 from limitformer.models import StochasticTransformer
 from limitformer.plot import PALETTE, legend_below, panels
-from limitformer.running.engine import simulate
+from limitformer.simulation.simulate import simulate
 from limitformer.sphere.overlap import OverlapDiffusion, overlap
 from limitformer.sweep.describe import model_seed
 from limitformer_papers.beyond.lifetimes import LINES, times_of

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from limitformer.base.progress import tracked
 from limitformer.plot import MARKERS, PALETTE, panels
-from limitformer.running.results import correlation
+from limitformer.results.correlation import correlation
 from limitformer.weightless import shapes, simulate
 from limitformer_papers.common.claims import Claim, Run
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from limitformer.base.progress import tracked
 from limitformer.models import ShapedAttention, ShapedReLU, SoftmaxAttention, Start, Transformer, from_text
 from limitformer.plot import heatmap, panels
-from limitformer.running.results import correlation
+from limitformer.results.correlation import correlation
 from limitformer_papers.common.claims import Claim, Run, chain
 
 WORDS = 7.5  # points: so many words fit beside a panel

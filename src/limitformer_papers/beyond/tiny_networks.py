@@ -22,11 +22,12 @@ from limitformer_papers.training.harness import threads, train  # first: without
 import torch
 from transformers import BertConfig, GPT2Config, PreTrainedConfig
 
-from limitformer.checking import Objective, check
-from limitformer.checking.designing.objective import values_of
+from limitformer.checking import check
 from limitformer.checking.report import Report
 from limitformer.checking.subject import subject_of
 from limitformer.checking.thresholds import BROKEN
+from limitformer.designing import Objective
+from limitformer.designing.objective import values_of
 from limitformer.hf import Shaping
 from limitformer_papers.training.data.text_data import TextData
 from limitformer_papers.training.log import curve, read_log

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from limitformer.models import StochasticTransformer
 from limitformer.plot import BLUE, MARKERS, RED, legend_below, panels, sequence
-from limitformer.running.outcomes import OUTCOMES
+from limitformer.results.outcomes import OUTCOMES
 from limitformer.sphere.overlap import overlap
 from limitformer.sweep.phase import phase_diagram
 from limitformer_papers.clustering.sphere import exact_shares, standard_error, text_of

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from limitformer.models import HybridTransformer
 from limitformer.plot import legend_below, panels
-from limitformer.running.outcomes import OUTCOMES
+from limitformer.results.outcomes import OUTCOMES
 from limitformer.sweep.phase import phase_diagram
 from limitformer_papers.clustering.sphere import OUTCOME_COLOURS, standard_error
 from limitformer_papers.common.claims import Claim, Run

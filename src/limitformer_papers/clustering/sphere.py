@@ -9,7 +9,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from numpy.typing import ArrayLike, NDArray
 
 from limitformer.models import HybridTransformer, StochasticTransformer
-from limitformer.running.engine import simulate
+from limitformer.simulation.simulate import simulate
 from limitformer.sphere.overlap import overlap
 from limitformer.sweep.describe import model_seed
 from limitformer_papers.common.claims import Run

@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike
 from scipy.stats import ks_2samp
 
 from limitformer.models import Start, Transformer
-from limitformer.running.engine import simulate
-from limitformer.running.limit import limit
-from limitformer.running.results import correlation
+from limitformer.results.correlation import correlation
+from limitformer.simulation.limit import limit
+from limitformer.simulation.simulate import simulate
 
 
 class Run(NamedTuple):

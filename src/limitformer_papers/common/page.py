@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from limitformer.running.results import write_whole
+from limitformer.base.files import write_whole
 
 BEGIN, END = "<!-- claims -->", "<!-- end of claims -->"
 MARKS = {True: "yes", False: "**no**", None: ""}

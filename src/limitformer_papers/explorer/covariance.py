@@ -20,7 +20,7 @@ import xarray as xr
 
 from limitformer.covariance.limit import CovarianceLimit
 from limitformer.models import ShapedAttention, ShapedReLU, Transformer, equicorrelated
-from limitformer.running.limit import limit
+from limitformer.simulation.limit import limit
 from limitformer.sweep import Sweep
 from limitformer_papers.common.claims import Run
 from limitformer_papers.common.grids import on_grid

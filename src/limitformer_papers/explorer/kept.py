@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from limitformer.base.files import write_whole
 from limitformer.base.version import package_version
-from limitformer.running.results import write_whole
 
 
 class Kept:

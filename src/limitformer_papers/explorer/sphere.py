@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
-from limitformer.running.engine import simulate
+from limitformer.simulation.simulate import simulate
 from limitformer.sphere.overlap import overlap
 from limitformer_papers.explorer import sphere_beyond
 from limitformer_papers.explorer.fates import FATE, FATES, INWARD, WAIT, antipodal, fates, waits

@@ -30,8 +30,8 @@ from transformers import TrainerCallback
 from transformers.utils import logging
 
 from limitformer.base.errors import InputError, require
+from limitformer.base.files import check_writable
 from limitformer.base.progress import say
-from limitformer.running.results import check_writable
 from limitformer_papers.training import runs
 from limitformer_papers.training.data.batches import steps_per_epoch
 from limitformer_papers.training.evaluation import Metrics

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from transformers import TrainerCallback
 
 from limitformer.base.errors import InputError, require
-from limitformer.running.results import write_whole
+from limitformer.base.files import write_whole
 
 FILE = "log.parquet"
 TYPES = {"step": pa.int64(), "name": pa.string(), "layer": pa.int32(), "head": pa.int32(), "value": pa.float64()}

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from limitformer.base.errors import InputError, require
+from limitformer.base.files import write_whole
 from limitformer.base.version import package_version
-from limitformer.running.results import write_whole
 from limitformer_papers.training.plan import FREE, Plan, processes
 
 RUN, SUMMARY = "run.json", "summary.json"

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from limitformer.base.errors import InputError
+from limitformer.base.files import write_whole
 from limitformer.base.progress import say
 from limitformer.nn import without_decay
-from limitformer.running.results import write_whole
 from limitformer_papers.training import checkpoints, runs
 from limitformer_papers.training.arguments import arguments
 from limitformer_papers.training.checkpoints import Checkpoint

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.running.results import correlation
+from limitformer.results.correlation import correlation
 
 if TYPE_CHECKING:
     from limitformer.checking.report import Report

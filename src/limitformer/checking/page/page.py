@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from limitformer.checking.initialisation.report import InitialisationReport
 from limitformer.checking.page.grids import DEPTHS, grids
 from limitformer.checking.page.panels import gradients, loss, plots
 from limitformer.checking.page.svg import rows_as_html, say
 from limitformer.checking.thresholds import BROKEN, WATCH
 from limitformer.checking.verdicts import FINE, TRAINED, Verdict
+from limitformer.initialisation.report import InitialisationReport
 
 if TYPE_CHECKING:
     from limitformer.checking.report import Report

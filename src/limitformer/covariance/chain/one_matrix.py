@@ -29,8 +29,8 @@ from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, load, store
 from limitformer.numerics.random import Stream, draw_normals, key, next_normal, open_stream, rewind
 from limitformer.numerics.watch import Watch, count_whole, goes_on, halted
-from limitformer.recording.exits import Ledger, check_factor, clear, open_ledger, report
-from limitformer.recording.writing import Outputs, replicas_of, rows_of, write_factor
+from limitformer.paths.exits import Ledger, check_factor, clear, open_ledger, report
+from limitformer.paths.recording import Outputs, replicas_of, rows_of, write_factor
 
 
 class OneMatrixConstants(NamedTuple):

@@ -30,8 +30,8 @@ from limitformer.models.mixing import matrix_of, tried_logits
 from limitformer.models.own_function import has_function
 from limitformer.models.readings import Reading, plain_helpers, reading_of
 from limitformer.numerics.lanes import LANES, require_matrix
-from limitformer.recording.exits import LEFT_BALL, NO_NUMBER
-from limitformer.recording.writing import Outputs
+from limitformer.paths.exits import LEFT_BALL, NO_NUMBER
+from limitformer.paths.recording import Outputs
 
 # Numba passes the typing context first, which its annotations leave out.
 extension: Any = intrinsic

@@ -48,9 +48,9 @@ from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import LANES, in_lanes, lane_matrix
 from limitformer.numerics.random import Stream, key, open_stream, rewind
 from limitformer.numerics.watch import Watch, count_whole, goes_on, halted
-from limitformer.recording.exits import Ledger, check_factor, clear, open_ledger, report
-from limitformer.recording.kept import Kept
-from limitformer.recording.writing import (
+from limitformer.paths.exits import Ledger, check_factor, clear, open_ledger, report
+from limitformer.paths.recorder import Kept
+from limitformer.paths.recording import (
     ALL_OF_V,
     FACTOR_FLOOR,
     Outputs,

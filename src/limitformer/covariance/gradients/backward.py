@@ -75,8 +75,8 @@ from limitformer.numerics.kernels import allocator, driver, inlined, kernel
 from limitformer.numerics.lanes import LANES, load, square_root, store
 from limitformer.numerics.random import Stream, open_stream, rewind
 from limitformer.numerics.watch import count_whole, goes_on, halted
-from limitformer.recording.exits import check_factor, clear, first_at, open_ledger, report
-from limitformer.recording.writing import replicas_of, rows_of, write_factor
+from limitformer.paths.exits import check_factor, clear, first_at, open_ledger, report
+from limitformer.paths.recording import replicas_of, rows_of, write_factor
 
 WEIGHTS = np.array([3, 4, 2])  # of the sublayers ATTENTION, HEADS, FEEDFORWARD
 

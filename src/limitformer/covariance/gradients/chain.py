@@ -24,8 +24,8 @@ from limitformer.models import Transformer
 from limitformer.numerics.lanes import LANES
 from limitformer.numerics.random import key
 from limitformer.numerics.watch import Watch
-from limitformer.recording.records import Shapes, bytes_of
-from limitformer.recording.writing import Outputs
+from limitformer.paths.arrays import Shapes, bytes_of
+from limitformer.paths.recording import Outputs
 
 # In the order in which networks of torch name them (`nn.network`), and in which `backward` writes them down.
 WEIGHTS_OF = {

@@ -30,8 +30,8 @@ from limitformer.models import Start, Transformer, as_start
 from limitformer.models.kinds import known, require_itself
 from limitformer.numerics.random import key
 from limitformer.numerics.watch import DONE, WHOLE, Watch
-from limitformer.recording.kept import Kept
-from limitformer.recording.writing import ALL_OF_V, VALUE_FLOOR, Outputs, Recording
+from limitformer.paths.recorder import Kept
+from limitformer.paths.recording import ALL_OF_V, VALUE_FLOOR, Outputs, Recording
 
 Matrix = NDArray[np.float64]
 RELATIVE_ERROR, ABSOLUTE_ERROR = 1e-10, 1e-13  # of the solver; the second times the largest variance of the start

@@ -27,7 +27,8 @@ from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import LANES, all_below, everywhere, in_lanes, lane_matrix, load
 from limitformer.numerics.random import Stream, key, open_stream, rewind
 from limitformer.numerics.watch import Watch, count_whole, goes_on, halted
-from limitformer.recording.exits import (
+from limitformer.paths.arrays import points_in
+from limitformer.paths.exits import (
     LEFT_CONE,
     Ledger,
     check_ball,
@@ -38,10 +39,8 @@ from limitformer.recording.exits import (
     open_ledger,
     report,
 )
-from limitformer.recording.kept import Kept
-from limitformer.recording.records import points_in
-from limitformer.recording.times import whole_steps
-from limitformer.recording.writing import (
+from limitformer.paths.recorder import Kept
+from limitformer.paths.recording import (
     ALL_OF_V,
     FACTOR_FLOOR,
     VALUE_FLOOR,
@@ -52,6 +51,7 @@ from limitformer.recording.writing import (
     write,
     write_rows,
 )
+from limitformer.paths.times import whole_steps
 
 Step = Literal["factor", "euler-maruyama"]
 

@@ -32,7 +32,7 @@ from limitformer.numerics.lanes import (
     store,
 )
 from limitformer.numerics.random import Stream, open_stream, seek
-from limitformer.recording.exits import LEFT_BALL, LOST, leave, norm_of
+from limitformer.paths.exits import LEFT_BALL, LOST, leave, norm_of
 
 MOST_SHORT_STEPS = 2**21  # in one step: ten times what a path takes at the threshold of explosion to come back or go
 BLOCKS_OF_STEP = U64(32)  # a step has 2³² blocks of its own

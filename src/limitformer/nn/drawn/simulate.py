@@ -24,11 +24,12 @@ from limitformer.models.serial import described
 from limitformer.nn.drawn.network import Layer, strengths_of
 from limitformer.nn.drawn.weights import draw_weights
 from limitformer.numerics.random import key
-from limitformer.recording.exits import INSIDE, LEFT_BALL
-from limitformer.running.engine import Interrupted, recorded_layers
-from limitformer.running.options import Record
-from limitformer.running.replicas import slices
-from limitformer.running.results import covariance_dataset
+from limitformer.paths.exits import INSIDE, LEFT_BALL
+from limitformer.paths.replicas import slices
+from limitformer.results.datasets import covariance_dataset
+from limitformer.simulation.options import Record
+from limitformer.simulation.processes import recorded_layers
+from limitformer.simulation.simulate import Interrupted
 
 BATCH_BYTES = 2**27  # of one layer's weights
 

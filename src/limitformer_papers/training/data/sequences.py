@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast
 
 from limitformer.base.errors import InputError, require, require_count
-from limitformer.running.results import write_whole
+from limitformer.base.files import write_whole
 from limitformer_papers.training.data.tokenizer import BATCH, ids_of
 
 

@@ -13,8 +13,8 @@ from filelock import FileLock
 from transformers import PreTrainedTokenizerFast
 
 from limitformer.base.errors import InputError
+from limitformer.base.files import check_writable
 from limitformer.base.progress import announced
-from limitformer.running.results import check_writable
 from limitformer_papers.training.data.corpus import Corpus, read_corpus
 from limitformer_papers.training.data.sequences import Sequences, read_packed, write_packed
 from limitformer_papers.training.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer

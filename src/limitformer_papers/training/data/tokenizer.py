@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from limitformer.base.errors import InputError, require, require_count
-from limitformer.running.results import write_whole
+from limitformer.base.files import write_whole
 
 SPECIAL = {
     "pad_token": "[PAD]",

@@ -1,0 +1,71 @@
+"""Paths that users give, and files that are written whole or not at all."""
+
+import errno
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from limitformer.base.errors import InputError, require
+
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a path has lost the second /; one letter is a drive
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Call `write` on a temporary neighbour of `path`, then move it there: the file is whole or absent.
+
+    Raises:
+        InputError: the folder cannot be made or written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise InputError(f"Cannot write {path}: {error.strerror} ({error.filename}).") from error
+    try:
+        write(folder / path.name)
+        if path.is_dir():  # a folder cannot be replaced in one go: the old one waits until the new one is there
+            os.replace(path, folder / "old")
+        try:
+            os.replace(folder / path.name, path)
+        except OSError:
+            if (folder / "old").exists():
+                os.replace(folder / "old", path)
+            raise
+    except OSError as error:
+        raise InputError(f"Cannot write {path}: {error.strerror}.") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def local_path(given: str | Path) -> Path:
+    """A path of this machine; `InputError` of an address such as `s3://…`, which would become a folder."""
+    require(isinstance(given, str | os.PathLike), f"A path must be a text or a Path; got {type(given).__name__}.")
+    text = os.fsdecode(given)
+    local = ADDRESS.match(text) is None
+    require(local, f"{text} is an address, and only paths of this machine can be used. Nearest: a copy of it here.")
+    require("\0" not in text, f"{text!r} is no path.")
+    return Path(text)
+
+
+def file_path(given: str | Path) -> Path:
+    """The same, of a file; `InputError` of a name that is too long for one."""
+    path = local_path(given)
+    try:
+        os.lstat(path)
+    except OSError as error:
+        require(error.errno != errno.ENAMETOOLONG, f"Cannot use {path}: {error.strerror}.")
+    return path
+
+
+def check_writable(folder: Path) -> None:
+    """Make `folder`, and raise `InputError` unless a file can be written into it."""
+    local_path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"Cannot write into the folder {folder}: {error.strerror}.") from error

@@ -1,1 +1,0 @@
-"""What to set before training, from the law alone."""

@@ -1,5 +1,0 @@
-"""Initialisation, weight by weight: what a module holds beside the law that its code draws."""
-
-from limitformer.checking.initialisation.report import InitialisationReport as InitialisationReport
-from limitformer.checking.initialisation.weight_by_weight import check_initialisation as check_initialisation
-from limitformer.checking.initialisation.weight_by_weight import initialisation as initialisation

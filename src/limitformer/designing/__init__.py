@@ -1,0 +1,26 @@
+"""`limitformer.design`: what to set before training, from the law alone.
+
+Names are imported when they are first used, so that options are checked before torch is loaded.
+"""
+
+import sys as _sys
+from typing import TYPE_CHECKING
+
+from limitformer.base.extras import LazyPackage as _LazyPackage
+from limitformer.base.extras import require_packages as _require_packages
+
+_require_packages("hf", "torch", "transformers")
+
+if TYPE_CHECKING:
+    from limitformer.designing.design import DesignInterrupted as DesignInterrupted
+    from limitformer.designing.design import design as design
+    from limitformer.designing.designed import Design as Design
+    from limitformer.designing.objective import Objective as Objective
+
+_HOMES = {
+    "Design": "designed",
+    "DesignInterrupted": "design",
+    "Objective": "objective",
+    "design": "design",
+}
+_sys.modules[__name__].__class__ = _LazyPackage

@@ -1,0 +1,298 @@
+"""How a design looks at one setting: networks of its law, and what an objective can ask of them.
+
+Every setting is looked at with the same random numbers, and so with the same sample: with or without weights, what is
+seen changes little where a setting does.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import xarray as xr
+from numpy.typing import NDArray
+
+from limitformer.base.errors import require, require_count
+from limitformer.checking.check import check, inputs_for, loss_of, weightless_of
+from limitformer.checking.curves import curves
+from limitformer.checking.report import Report
+from limitformer.checking.subject import Subject, changed
+from limitformer.covariance.limit import CovarianceLimit
+from limitformer.designing.knobs import (
+    SCALES,
+    Knob,
+    NoKnobError,
+    factors_at,
+    knobs_of,
+    patterns_of,
+    scale_laws,
+    shaped_knobs,
+)
+from limitformer.designing.objective import Objective, Values, values_of
+from limitformer.models import Start, Transformer, equicorrelated, from_text
+from limitformer.models.start import as_start
+from limitformer.simulation.simulate import simulate as simulate_chain
+from limitformer.weightless.arrays import Arrays, dataset
+from limitformer.weightless.network import Weightless
+from limitformer.weightless.simulate import (
+    MOST_SIDE_BY_SIDE,
+    SideBySide,
+    check_scratch,
+    largest_layer,
+    named_errors,
+    require_recordings,
+    side_by_side,
+    token_count,
+)
+
+Setting = Mapping[str, float]
+REPORTED = 8  # networks in a report before and after
+LEAST_EFFECT = 0.1  # of half the standard deviation; what a norm's ε leaves is less
+
+
+class Trials(Protocol):
+    """What can be designed: the networks of one architecture at any setting of its knobs."""
+
+    name: str
+    knobs: list[Knob]
+    chunk: int  # samples that are looked at before it is asked whether more are needed
+    steps: dict[float | None, int]  # samples of a pass, by the value of the field
+
+    def values(self, setting: Setting, seed: int, samples: range) -> Values:
+        """Of these samples (sample,)."""
+
+    def report(self, setting: Setting, seed: int) -> Report:
+        """What `check` says of it."""
+
+    def patch(self, setting: Setting) -> dict[str, Any]:
+        """What differs from the present setting: fields, and weights as `patterns_of` has them."""
+
+    def beside(self, setting: Setting) -> dict[str, float]:
+        """Exact numbers that are known of a setting."""
+
+    def question(self) -> list[Any]:
+        """What its numbers depend on, apart from settings, seeds and samples."""
+
+
+class StockTrials:
+    """Of a configuration of transformers, without weights."""
+
+    def __init__(self, subject: Subject, knobs: Any, text: Any, tokens: int, objective: Objective) -> None:
+        assert subject.blueprint is not None
+        self.name, self.what, self.text, self.tokens = subject.name, subject.blueprint.config, text, tokens
+        self.inputs = inputs_for(subject, text, tokens)
+        self.gradients = objective.gradient is not None
+        self.built: dict[float | None, Weightless] = {}
+        self.steps: dict[float | None, int] = {}
+        first = weightless_of(subject.blueprint)
+        self.knobs = knobs_of(knobs, first)
+        self.field = next((knob for knob in self.knobs if knob.field), None)
+        self.built[self.field.present if self.field else None] = first
+        self.chunk = 4
+        if self.field is not None:
+            check_field(self, self.field, first)
+        for knob in self.knobs:
+            if knob.name in SCALES:
+                check_effect(self, knob)
+
+    def network(self, setting: Setting) -> Weightless:
+        """With the laws that its code has at that setting of the field, and their factors."""
+        value = setting[self.field.name] if self.field else None
+        if value not in self.built:
+            assert self.field is not None
+            self.built[value] = weightless_of(subject_at(self.what, {str(self.field.field): value}))
+        found = self.built[value]
+        scale_laws(found, factors_at(self.knobs, setting))
+        return found
+
+    def values(self, setting: Setting, seed: int, samples: range) -> Values:
+        """By passes of several samples side by side, where that gives the same numbers."""
+        found = self.network(setting)
+        key = setting[self.field.name] if self.field else None
+        loss = loss_of(found.blueprint, seed) if self.gradients else None
+
+        def one(part: range) -> Arrays:
+            return named_errors(lambda: found.run(seed, part, self.inputs, "auto", loss), found.blueprint)
+
+        if key not in self.steps:
+            tokens = self.inputs.rows * token_count(self.inputs)
+            check_scratch(largest_layer(found, tokens, self.gradients), "One layer of it", "fewer tokens")
+            size = found.width_of_activations() * tokens * found.dtype.itemsize
+            self.steps[key] = side_by_side(one, found, MOST_SIDE_BY_SIDE, size)
+        together = SideBySide(one, self.steps[key])
+        parts = [arrays for _, arrays in together.parts(samples)]
+        self.steps[key] = together.step
+        data = dataset(parts, found.trained, found.read_where, self.inputs, {})
+        return values_of(curves(data), data)
+
+    def require_room(self, samples: int) -> None:
+        """Raise `InputError` unless what so many networks leave behind fits the memory."""
+        require_recordings(next(iter(self.built.values())), self.inputs, samples)
+
+    def report(self, setting: Setting, seed: int) -> Report:
+        """At its fields, with its laws."""
+        found = self.network(setting)
+        factors = {name: factor for name, factor in factors_at(self.knobs, setting).items() if factor != 1}
+        laws = {name: found.laws[name].times(factor) for name, factor in factors.items()}
+        options: dict[str, Any] = {
+            "tokens": self.tokens,
+            "gradients": self.gradients,
+            "samples": REPORTED,
+            "progress": False,
+        }
+        report = check(self.what, self.text, settings=self.fields(setting), overrides=laws, seed=seed, **options)
+        return replace(report, name=self.name)
+
+    def fields(self, setting: Setting) -> dict[str, float]:
+        """Fields of the configuration that differ from the present."""
+        knob = self.field
+        return {} if knob is None or setting[knob.name] == knob.present else {str(knob.field): setting[knob.name]}
+
+    def patch(self, setting: Setting) -> dict[str, Any]:
+        """Fields, and weights by pattern of names."""
+        factors = {name: factor for name, factor in factors_at(self.knobs, setting).items() if factor != 1}
+        table = replace(self.network(setting).table, laws=self.network(setting).laws)
+        return {"settings": self.fields(setting), "weights": patterns_of(factors, table)}
+
+    def beside(self, setting: Setting) -> dict[str, float]:
+        """Nothing is known in closed form."""
+        return {}
+
+    def question(self) -> list[Any]:
+        """The configuration, what the network is called with, and whether there are gradients."""
+        called = self.inputs.of(0, range(1), torch.float32)
+        arguments = {name: one.tolist() if isinstance(one, torch.Tensor) else repr(one) for name, one in called.items()}
+        return [self.what.to_dict(), arguments, self.gradients, torch.__version__]
+
+
+class ShapedTrials:
+    """Of a `limitformer.Transformer`, by the exact chain of its covariance."""
+
+    def __init__(self, model: Transformer, knobs: Any, text: Any, tokens: int, objective: Objective) -> None:
+        strange = [name for name in ("effective", "gradient") if getattr(objective, name) is not None]
+        require(not strange, f"a Transformer's chain does not know {' and '.join(strange)}; set that to None.")
+        require_count("tokens", tokens, least=2)
+        self.name, self.model, self.knobs, self.tokens = "Transformer", model, shaped_knobs(knobs, model), tokens
+        self.start, self.steps = start_of(text, model, tokens), dict[float | None, int]()
+        self.chunk = 10**6  # the chain runs all at once
+
+    def at(self, setting: Setting) -> Transformer:
+        """The Transformer at that setting."""
+        model = self.model
+        if "tau0" in setting and model.attention is not None:
+            model = replace(model, attention=replace(model.attention, tau0=setting["tau0"]))
+        return replace(model, gamma=setting.get("gamma", model.gamma))
+
+    def data(self, setting: Setting, seed: int, samples: int) -> xr.Dataset:
+        """Covariances before the first layer and after the last."""
+        return simulate_chain(
+            self.at(setting), self.start, samples=samples, seed=seed, record=[0, self.model.depth], progress=False
+        )
+
+    def values(self, setting: Setting, seed: int, samples: range) -> Values:
+        """By the chain."""
+        data = self.data(setting, seed, samples.stop).isel(sample=slice(samples.start, None))
+        return values_of(curves(data), data)
+
+    def report(self, setting: Setting, seed: int) -> Report:
+        """Of the network without weights: its curves by layer."""
+        return check(self.at(setting), self.start, samples=REPORTED, gradients=False, seed=seed, progress=False)
+
+    def patch(self, setting: Setting) -> dict[str, Any]:
+        """Its fields."""
+        different = {knob.name: setting[knob.name] for knob in self.knobs if setting[knob.name] != knob.present}
+        return {"settings": different, "weights": {}}
+
+    def beside(self, setting: Setting) -> dict[str, float]:
+        """The probability that two tokens ever explode in the limit, where the theorem holds (theory, `explosion`)."""
+        model = self.at(setting)
+        theorem = (
+            model.feedforward is None
+            and model.mask is None
+            and model.norm is None
+            and model.lam is None
+            and model.uniform
+        )
+        if not theorem or len(self.start.covariance) != 2 or model.branch == 0:
+            return {}
+        limit = limit_of(model)
+        if limit is None:
+            return {}
+        time = model.depth / model.width
+        return {
+            "explosion": limit.explosion_probability(self.start),
+            "explosion_by_depth": limit.explosion_probability(self.start, time=time),
+        }
+
+    def question(self) -> list[Any]:
+        """The Transformer and its start."""
+        return [repr(self.model), self.start.covariance.tolist()]
+
+
+def start_of(text: Any, model: Transformer, tokens: int) -> Start:
+    """Of a text's first tokens, of unrelated ones, or what was given."""
+    if isinstance(text, str | Path):
+        return from_text(text, width=model.width, tokens=tokens)
+    return equicorrelated(tokens, 0.0) if text is None else as_start(text)
+
+
+def limit_of(model: Transformer) -> CovarianceLimit | None:
+    """Its SDE, if it has one."""
+    from limitformer.base.errors import NoLimitError
+    from limitformer.simulation.limit import limit
+
+    try:
+        found = limit(model)
+    except NoLimitError:
+        return None
+    return found if isinstance(found, CovarianceLimit) else None
+
+
+def subject_at(config: Any, fields: Mapping[str, Any]) -> Any:
+    """The blueprint of a configuration with other fields."""
+    from limitformer.weightless.models import blueprint_of
+
+    return blueprint_of(changed(config, fields))
+
+
+def check_field(trials: StockTrials, knob: Knob, first: Weightless) -> None:
+    """That the family's code heeds the field.
+
+    Raises:
+        InputError: it draws the same with another value.
+    """
+    other = trials.network({one.name: one.present * (0.5 if one is knob else 1.0) for one in trials.knobs})
+    alike = all(other.laws[name].std == law.std for name, law in first.laws.items())
+    require(not alike, f"{trials.name} draws the same weights whatever its {knob.field} is: it is no knob there.")
+    trials.built.pop(knob.present * 0.5)
+
+
+def check_effect(trials: StockTrials, knob: Knob) -> None:
+    """That what it multiplies is not normalised at once: seen where it first comes in, before other weights do.
+
+    Raises:
+        InputError: one network is the same there with half the factor.
+    """
+    present = {one.name: one.present for one in trials.knobs}
+    whole, half = (seen_first(trials, knob.name, present | {knob.name: factor}) for factor in (1.0, 0.5))
+    if np.nanmax(np.abs(half - whole)) < LEAST_EFFECT * np.nanmax(np.abs(whole)):
+        raise NoKnobError(
+            f"{trials.name} has no knob {knob.name}: what it multiplies is normalised at once, so that its size has no "
+            "effect."
+        )
+
+
+def seen_first(trials: StockTrials, knob: str, setting: Setting) -> NDArray[np.float64]:
+    """Of one network: the stream that enters, or the size of the first branch, or the first block's logits."""
+    found = trials.network(setting)
+    arrays = named_errors(lambda: found.run(0, range(1), trials.inputs, "auto", None), found.blueprint)
+    name, block = {
+        "embedding": ("covariance", 0),
+        "output": ("branch", 0),
+        "logits": ("logit_std", 0),
+    }[knob]
+    require(name in arrays, f"{trials.name} has no {name} to see the knob {knob} by.")
+    values = arrays[name][:, block]
+    return np.asarray(values[:, 0] if name == "branch" else values)

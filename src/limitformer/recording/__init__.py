@@ -1,1 +1,0 @@
-"""What kernels write down of their paths, and when paths end."""

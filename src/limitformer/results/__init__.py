@@ -1,0 +1,1 @@
+"""Datasets of finished simulations: how they are built, saved and read."""

@@ -1,0 +1,169 @@
+"""Results: an xarray Dataset with dims, units and provenance; saved whole or not at all.
+
+`covariance` (sample, depth or time, token, token_) is V; or `variance`, `pair_covariance` and `distance` are kept, of
+pairs of tokens (`pairs_dataset`). `exit` (sample,) is the layer or time at which a path left the ball (∞ if it did not)
+and `exit_cause` says why. `start_covariance`, `start_means` and the attributes (`model` as JSON, `seed`, `samples`,
+`radius`, and for a limit `dt` and `step`) are what it takes to get the same numbers again; `recorded_bytes` is the
+memory of what was kept, `dtype` its type. Results on the sphere have other variables (`sphere_dataset`) and the options
+of `simulate` among their attributes.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from math import isqrt
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from limitformer.base.version import package_version
+from limitformer.models import Start
+from limitformer.models.sphere_start import SphereStart
+from limitformer.sphere.outcome import LABELS
+
+CAUSE_CODES = "0 inside, 1 left the ball, 2 left the cone, 3 lost its resolution, 4 no number of an own function"
+
+
+def covariance_dataset(
+    covariance: NDArray[Any], exits: NDArray[np.float64], causes: NDArray[np.int8], *, axis: str, **about: Any
+) -> xr.Dataset:
+    """The Dataset of one simulation: `covariance` (samples, points, m, m), and what `path_dataset` takes."""
+    long = {"long_name": "V = X X^T / width", "units": "1"}
+    kept = {"covariance": (("sample", axis, "token", "token_"), covariance, long)}
+    return path_dataset(kept, exits, causes, axis=axis, **about)
+
+
+def pairs_dataset(
+    variance: NDArray[Any],
+    pair_covariance: NDArray[Any],
+    distance: NDArray[Any],
+    exits: NDArray[np.float64],
+    causes: NDArray[np.int8],
+    *,
+    pairs: NDArray[np.int64],
+    axis: str,
+    **about: Any,
+) -> xr.Dataset:
+    """The Dataset of one simulation that keeps `pairs` (pairs, 2), and what `path_dataset` takes.
+
+    * `variance` (sample, depth or time, token): V_αα;
+    * `pair_covariance` and `distance` (sample, depth or time, pair): V_αβ and |x_α − x_β|²/n of the tokens `first` and
+      `second`. What the rounding of one layer or step can add to a distance is the attribute `distance_floor` times the
+      larger variance.
+    """
+    dims, plain = ("sample", axis, "pair"), {"units": "1"}
+    kept = {
+        "variance": (("sample", axis, "token"), variance, {"long_name": "|x|^2 / width", **plain}),
+        "pair_covariance": (dims, pair_covariance, {"long_name": "<x_first, x_second> / width", **plain}),
+        "distance": (dims, distance, {"long_name": "|x_first - x_second|^2 / width", **plain}),
+    }
+    return path_dataset(kept, exits, causes, axis=axis, **about).assign_coords(pair_coordinates(pairs))
+
+
+def path_dataset(
+    kept: Mapping[str, Any],
+    exits: NDArray[np.float64],
+    causes: NDArray[np.int8],
+    *,
+    axis: str,
+    points: NDArray[Any],
+    start: Start,
+    provenance: dict[str, Any],
+    unit: str | None = None,
+) -> xr.Dataset:
+    """What is `kept` of the paths, with how they ended and where they began.
+
+    `exits` and `causes` (samples,); `points` (points,) along `axis`, in `unit` (None: layers, or depth/width).
+    """
+    names = np.array(start.labels or [str(k) for k in range(start.tokens)])
+    given = {} if start.means is None else {"start_means": ("token", start.means, {"units": "1"})}
+    unit = unit or {"depth": "layer", "time": "depth/width"}[axis]
+    return xr.Dataset(
+        {
+            **kept,
+            "exit": (("sample",), exits, {"long_name": f"{axis} at the exit, inf if none", "units": unit}),
+            "exit_cause": (("sample",), causes, {"long_name": CAUSE_CODES}),
+            "start_covariance": (("token", "token_"), start.covariance, {"long_name": "V_0", "units": "1"}),
+            **given,
+        },
+        coords={
+            axis: (axis, points, {"units": unit}),
+            "label": ("token", names, {"long_name": "what the token is"}),
+        },
+        attrs={
+            **provenance,
+            **stamp(provenance.get("dtype", "float64")),
+        },
+    )
+
+
+def sphere_dataset(
+    outputs: dict[str, NDArray[Any]],
+    *,
+    times: NDArray[np.float64],
+    pairs: NDArray[np.int64],
+    start: SphereStart,
+    provenance: dict[str, Any],
+) -> xr.Dataset:
+    """The Dataset of tokens on the sphere: what `provenance` says is kept.
+
+    * `overlap` and `gap` (sample, time, pair): z and 1 − |z|, which near ±1 has digits that z has not, of the tokens
+      `first` and `second` of `pairs` (pairs, 2);
+    * `clusters`, `largest_cluster`, `antipodal_pairs`, `unresolved_pairs` (sample, time);
+    * `tokens` (sample, time, token, coordinate);
+    * `stopped` (sample,): when a replica stopped early, ∞ if it did not; its last values stand at all later times.
+    """
+    variables: dict[str, Any] = {}
+    coordinates: dict[str, Any] = {"time": ("time", times, {"units": "layers/layers_per_unit_time"})}
+    if provenance["keep"] == "overlap":
+        variables["overlap"] = (("sample", "time", "pair"), outputs["overlap"], {"long_name": "z", "units": "1"})
+        variables["gap"] = (("sample", "time", "pair"), outputs["gap"], {"long_name": "1 - |z|", "units": "1"})
+        coordinates |= pair_coordinates(pairs)
+    if provenance["keep"] == "outcome":
+        for k, name in enumerate(LABELS):
+            variables[name] = (("sample", "time"), outputs["outcome"][..., k], {"units": "1"})
+    if provenance["keep"] == "tokens":
+        variables["tokens"] = (("sample", "time", "token", "coordinate"), outputs["tokens"], {"units": "1"})
+    if "early_stop" in provenance:
+        variables["stopped"] = (("sample",), outputs["stopped"], {"long_name": "time of an early stop"})
+    if start.tokens is not None:
+        variables["start_tokens"] = (("token", "coordinate"), start.tokens, {"units": "1"})
+    overlap = {} if start.overlap is None else {"start_overlap": start.overlap}
+    about = {**provenance, "start": start.description, **overlap, **stamp(provenance["dtype"])}
+    return xr.Dataset(variables, coordinates, about)
+
+
+def with_gradients(dataset: xr.Dataset, outputs: Mapping[str, NDArray[Any]], weights: list[str]) -> xr.Dataset:
+    """`dataset` with `loss` (sample,), `stream_gradient` (sample, depth) and `weight_gradient` (sample, weight)."""
+    plain = {"units": "1"}
+    added = {
+        "loss": (("sample",), outputs["loss"], {"long_name": "|x|^2 / 2 of the last tokens, mean", **plain}),
+        "stream_gradient": (
+            ("sample", "depth"),
+            outputs["stream_gradient"],
+            {"long_name": "|d loss / dX|", **plain},
+        ),
+        "weight_gradient": (
+            ("sample", "weight"),
+            outputs["weight_gradient"],
+            {"long_name": "|d loss / dW|", **plain},
+        ),
+    }
+    return dataset.assign(added).assign_coords(weight=weights)
+
+
+def pair_coordinates(pairs: NDArray[np.int64]) -> dict[str, Any]:
+    """The tokens of the pairs (pairs, 2)."""
+    return {"first": ("pair", pairs[:, 0]), "second": ("pair", pairs[:, 1])}
+
+
+def tokens_of(pairs: int) -> int:
+    """How many tokens make so many pairs."""
+    return (1 + isqrt(1 + 8 * pairs)) // 2
+
+
+def stamp(dtype: str = "float64") -> dict[str, str]:
+    """When and by what a result was made, and the type of its numbers."""
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"limitformer_version": package_version(), "created": created, "dtype": dtype}

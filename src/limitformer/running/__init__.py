@@ -1,1 +1,0 @@
-"""`simulate`: chains and limits over many replicas, and what comes out."""

@@ -1,0 +1,1 @@
+"""The public calls `simulate` and `limit`, and their options."""

@@ -1,0 +1,191 @@
+"""`simulate`: a chain or a limit over many replicas, on threads.
+
+Replica j's random numbers depend on (seed, j) alone, so the result has the same bits for any number of threads and
+any chunking.
+"""
+
+import time
+from typing import Annotated, Any, Unpack, overload
+
+import xarray as xr
+from numpy.typing import ArrayLike
+
+from limitformer.base.errors import MadeOf, require, require_count
+from limitformer.base.memory import readable
+from limitformer.base.progress import advance, announcement, bar
+from limitformer.covariance.limit import CovarianceFlow, CovarianceLimit
+from limitformer.models import (
+    SphereModel,
+    Start,
+    Transformer,
+)
+from limitformer.models.serial import described
+from limitformer.models.sphere_start import SphereStart
+from limitformer.numerics import kernels
+from limitformer.numerics.watch import Watch, new_watch
+from limitformer.paths.arrays import bytes_of
+from limitformer.paths.process import Outputs, Process
+from limitformer.paths.replicas import run_all, usable_cores
+from limitformer.simulation.options import (
+    ChainOptions,
+    CovarianceLimitOptions,
+    Record,
+    SphereChainOptions,
+    SphereLimitOptions,
+)
+from limitformer.simulation.processes import dataset_of, process_of
+from limitformer.sphere.limit import TokenLimit
+
+SquareLike = Annotated[ArrayLike, "tokens tokens"]
+TokensLike = Annotated[ArrayLike, "tokens dim", ""]  # or the overlap of two
+
+
+class Interrupted(MadeOf, KeyboardInterrupt):
+    """Ctrl-C during `simulate`; `partial` holds the replicas that were finished, from the first on."""
+
+    def __init__(self, partial: xr.Dataset) -> None:
+        super().__init__(f"interrupted after {partial.sizes['sample']} samples")
+        self.partial, self.made_of = partial, (partial,)
+
+
+@overload
+def simulate(model: Transformer, start: Start | SquareLike, **options: Unpack[ChainOptions]) -> xr.Dataset: ...
+
+
+@overload
+def simulate(
+    model: CovarianceLimit | CovarianceFlow, start: Start | SquareLike, **options: Unpack[CovarianceLimitOptions]
+) -> xr.Dataset: ...
+
+
+@overload
+def simulate(
+    model: SphereModel, start: SphereStart | TokensLike | None = None, **options: Unpack[SphereChainOptions]
+) -> xr.Dataset: ...
+
+
+@overload
+def simulate(
+    model: TokenLimit, start: SphereStart | TokensLike | None = None, **options: Unpack[SphereLimitOptions]
+) -> xr.Dataset: ...
+
+
+def simulate(
+    model: Transformer | CovarianceLimit | CovarianceFlow | SphereModel | TokenLimit,
+    start: Start | SquareLike | SphereStart | TokensLike | None = None,
+    *,
+    samples: int,
+    seed: int,
+    record: Record = None,
+    threads: int | None = None,
+    chunk: int | None = None,
+    progress: bool = True,
+    gradients: bool = False,
+    **options: Any,
+) -> xr.Dataset:
+    """Simulate the exact chain of a model, or its limit.
+
+    Args:
+        model: a `Transformer`, `StochasticTransformer` or `HybridTransformer` (its chain), or `limit(model)` (its
+            SDE, or its ODE, which gives the same to every sample).
+        start: of a `Transformer`, a start or a covariance matrix V₀ (tokens, tokens). On the sphere, None for tokens
+            that are uniform there, an array (tokens, dim) of unit vectors, or the overlap of two tokens.
+        samples: independent replicas.
+        seed: 0 to 2⁶³ − 1; the same seed gives the same bits, whatever the threads.
+        record: layers (chain of a `Transformer`) or times to keep, ascending; None keeps all, on the sphere about 100.
+        threads: None takes all cores.
+        chunk: replicas handed to a thread at a time, best a multiple of 8 (`lanes`); None chooses.
+        progress: whether work of more than two seconds shows on the terminal.
+        gradients: of a `Transformer` whose weights its chain never draws: whether ½|x|² of the last tokens, mean over
+            tokens, is differentiated, as in `limitformer.nn.drawn.simulate`.
+        options: what is kept: `keep` ("covariance" or "pairs"; on the sphere "overlap", "outcome" or "tokens"),
+            `pairs`, a list of two tokens each, and `dtype` ("float64" or "float32"). Of a `Transformer` and its limit,
+            `radius`: paths whose |V| (Frobenius) reaches it stop and are marked. On the sphere, `horizon` (needed),
+            `method`, `tolerance`, `early_stop`. Of a limit, `dt` (default 0.01 for covariances, on the sphere what
+            resolves the model), and of a covariance limit `step`, "factor" (default) or "euler-maruyama".
+
+    Returns:
+        Dataset of `covariance` (sample, depth or time, token, token_), `exit` and `exit_cause` (sample,); or, on the
+        sphere, of what `keep` names (`results.sphere_dataset`). With gradients also `loss` (sample,) and the norms
+        `stream_gradient` (sample, depth), of ∂loss/∂X of all tokens at once, and `weight_gradient` (sample, weight),
+        of ∂loss/∂W for weights with N(0, 1) entries; NaN of a path that left the ball.
+
+    Raises:
+        InputError: an argument that cannot be used, or a recording that does not fit the memory.
+        Interrupted: Ctrl-C, with the finished replicas.
+
+    >>> import limitformer as lf
+    >>> net = lf.Transformer(width=64, depth=8, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))
+    >>> lf.simulate(net, [[1.0, 0.2], [0.2, 1.0]], samples=10, seed=0).covariance.shape
+    (10, 9, 2, 2)
+    >>> pair = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=100)
+    >>> lf.simulate(pair, horizon=2.0, samples=10, seed=0, record=[0.0, 2.0]).overlap.shape
+    (10, 2, 1)
+    """
+    require_count("samples", samples)
+    threads = usable_cores() if threads is None else require_count("threads", threads)
+    if chunk is not None:
+        require_count("chunk", chunk)
+    require(isinstance(gradients, bool), f"gradients must be True or False; got {gradients!r}.")
+    process = process_of(model, start, record, options | ({"gradients": True} if gradients else {}))
+    outputs = process.outputs(samples)
+    prepared = process.prepare(seed)
+    began = time.perf_counter()
+
+    def dataset(finished: int) -> xr.Dataset:
+        provenance = {
+            "model": described(model),
+            "description": process.description,
+            "seed": seed,
+            "samples": finished,
+            "threads": threads,
+            **process.settings,
+            "recorded_bytes": bytes_kept(process, finished),
+            "wall_seconds": time.perf_counter() - began,
+        }
+        return dataset_of(process, part_of(outputs, slice(0, finished)), provenance)
+
+    def run(part: slice, watch: Watch) -> None:
+        prepared.run(part.start, part_of(outputs, part), watch)
+
+    compiling = f"Compiling the {process.description}'s kernels ({kernels.HOW_OFTEN})"
+    try:
+        with announcement(compiling) as begin, kernels.at_compilation(begin):
+            run(slice(0, 0), new_watch())
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted(dataset(0)) from interrupt
+    size = readable(bytes_kept(process, samples))
+    shown = bar(f"{process.description} samples ({size} to keep)", samples) if progress else None
+    try:
+        finished, interrupted = run_all(run, samples, threads, chunk, lambda done: advance(shown, done))
+    finally:
+        advance(shown, -1)
+    if interrupted:
+        raise Interrupted(dataset(finished))
+    return dataset(samples)
+
+
+def recording_size(model: Any, start: Any = None, *, samples: int, record: Record = None, **options: Any) -> int:
+    """Bytes that `simulate` with these arguments will keep, before any work; names and means of tokens aside.
+
+    Raises:
+        InputError: as `simulate`.
+
+    >>> import limitformer as lf
+    >>> many = lf.StochasticTransformer(tokens=50, dim=4, beta=1.0, layers_per_unit_time=100)
+    >>> lf.recording_size(many, horizon=10.0, samples=1000) // 2**20
+    1887
+    >>> lf.recording_size(many, horizon=10.0, samples=1000, pairs=[(0, 1), (0, 2)], dtype="float32") // 2**20
+    1
+    """
+    return bytes_kept(process_of(model, start, record, options), require_count("samples", samples))
+
+
+def bytes_kept(process: Process, samples: int) -> int:
+    """Of the results of so many samples."""
+    return bytes_of(process.shapes(samples)) + bytes_of(process.once)
+
+
+def part_of(outputs: Outputs, part: slice) -> Outputs:
+    """These samples of every array."""
+    return {name: array[part] for name, array in outputs.items()}

@@ -1,0 +1,409 @@
+"""Paths that stop: at the exit from a ball, from the cone of covariance matrices, or where they explode."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from limitformer.covariance.limit.path import check_cone
+from limitformer.models import GELU, ShapedAttention, ShapedReLU, SoftmaxAttention, Transformer
+from limitformer.numerics.lanes import LANES
+from limitformer.paths.arrays import as_kept
+from limitformer.paths.exits import (
+    CAUSES,
+    INSIDE,
+    LEFT_BALL,
+    LEFT_CONE,
+    OVERFLOW_RADIUS,
+    check_ball,
+    check_factor,
+    clear,
+    first_at,
+    keep_before,
+    leave,
+    open_ledger,
+)
+from limitformer.paths.recording import Record, write, write_factor
+from limitformer.simulation.limit import limit
+from limitformer.simulation.simulate import simulate
+
+START = np.array([[1.0, 0.3, -0.2], [0.3, 2.0, 0.1], [-0.2, 0.1, 0.5]])
+MODEL = Transformer(
+    width=30,
+    depth=30,
+    gamma=0.8,
+    attention=ShapedAttention(tau0=1.0),
+    feedforward=ShapedReLU(c_plus=0.0, c_minus=-1.0),
+)
+HEADS = Transformer(
+    width=30,
+    depth=20,
+    gamma=0.8,
+    attention=SoftmaxAttention(heads=2),
+    feedforward=GELU(),
+    norm="pre",
+    mask="causal",
+)
+# So warm that no path needs short steps, which can leave between two points and come back.
+WARM = limit(replace(MODEL, attention=ShapedAttention(tau0=4.0)))
+EULER = {"dt": 0.01, "step": "euler-maruyama"}
+PATHS = {
+    "chain": (MODEL, {}),
+    "chain with heads": (HEADS, {}),
+    "limit": (WARM, {"dt": 0.02}),
+    "limit, Euler-Maruyama": (WARM, EULER),
+}
+every_path = pytest.mark.parametrize(("model", "options"), PATHS.values(), ids=list(PATHS))
+
+
+def run(model, start=START, samples=60, **settings):
+    return simulate(model, start, samples=samples, seed=3, threads=1, **settings)
+
+
+def axis_of(data):
+    return "depth" if "depth" in data.dims else "time"
+
+
+def norms(data):
+    """|V| (sample, point)."""
+    return np.linalg.norm(data["covariance"].values, axis=(-2, -1))
+
+
+def stopped(full, radius):
+    """What a run with `radius` has to give, from one without: covariance, exits and causes."""
+    outside = norms(full) >= radius
+    left = outside.any(1)
+    last = np.where(left, outside.argmax(1), outside.shape[1] - 1)
+    points = np.minimum(np.arange(outside.shape[1]), last[:, None])
+    covariance = full["covariance"].values[np.arange(len(points))[:, None], points]
+    exits = np.where(left, full[axis_of(full)].values[last], np.inf)
+    return covariance, exits, np.where(left, LEFT_BALL, INSIDE)
+
+
+def middle_radius(full):
+    """A radius that half of the paths reach, not at the start, and none by a rounding error."""
+    radius = (1 - 1e-9) * float(np.median(norms(full).max(1)))
+    assert radius > norms(full)[:, 0].max()
+    return radius
+
+
+def unbroken(model, options):
+    """The paths of a run without a radius that stay in the cone, so that what follows an exit is known."""
+    full = run(model, **options)
+    inside = full["exit_cause"].values == INSIDE
+    assert inside.mean() > 0.5
+    return full.isel(sample=inside), inside
+
+
+@every_path
+def test_a_path_keeps_the_value_of_its_exit(model, options):
+    """Bits of the unstopped path up to the exit, the exit's value afterwards; half of the paths leave."""
+    full, inside = unbroken(model, options)
+    radius = middle_radius(full)
+    part = run(model, radius=radius, **options).isel(sample=inside)
+    covariance, exits, causes = stopped(full, radius)
+    np.testing.assert_array_equal(part["covariance"].values, covariance)
+    np.testing.assert_allclose(part["exit"].values, exits, rtol=1e-13)
+    np.testing.assert_array_equal(part["exit_cause"].values, causes)
+    assert 0 < (causes == LEFT_BALL).sum() < len(causes)
+
+
+@pytest.mark.parametrize("step", ["factor", "euler-maruyama"])
+def test_an_exit_in_a_short_step_has_its_own_time_and_value(step):
+    """|V| at the exit is just beyond the radius, where a step of 0.05 would jump far over it."""
+    model = limit(Transformer(width=20, depth=20, gamma=0.6, attention=ShapedAttention(tau0=0.2)))
+    left = run(model, dt=0.05, step=step, radius=1e6)
+    out = left["exit_cause"].values == LEFT_BALL
+    assert 10 < out.sum() < len(out)
+    assert (norms(left)[out, -1] >= 1e6).all()
+    assert (norms(left)[out, -1] < 2e6).all()
+    whole = left["exit"].values[out] / 0.05
+    assert (np.abs(whole - np.rint(whole)) > 1e-6).any()
+    points = left["time"].values >= left["exit"].values[:, None]
+    held = left["covariance"].values[:, -1][:, None]
+    assert (left["covariance"].values == held)[points & out[:, None]].all()
+
+
+@every_path
+def test_an_exit_between_recorded_points_is_kept_too(model, options):
+    """What is recorded does not move the exit, and the value held is the exit's, not the last recorded."""
+    full = run(model, **options)
+    points = full[axis_of(full)].values
+    kept = [0, len(points) // 2, len(points) - 1]
+    radius = middle_radius(full)
+    whole, part = (run(model, radius=radius, record=record, **options) for record in (None, points[kept]))
+    np.testing.assert_array_equal(part["covariance"].values, whole["covariance"].values[:, kept])
+    for name in ("exit", "exit_cause"):
+        np.testing.assert_array_equal(part[name].values, whole[name].values)
+
+
+@every_path
+def test_a_start_outside_the_ball_is_an_exit_at_zero(model, options):
+    """T_r = inf{t: |V_t| >= r} is 0, and the stopped process is the start."""
+    data = run(model, samples=3, radius=0.5, **options)
+    np.testing.assert_array_equal(data["exit"].values, 0)
+    np.testing.assert_array_equal(data["exit_cause"].values, LEFT_BALL)
+    np.testing.assert_allclose(data["covariance"].values, np.broadcast_to(START, data["covariance"].shape), atol=1e-14)
+
+
+def test_a_radius_that_nobody_reaches_changes_nothing():
+    full, part = run(MODEL), run(MODEL, radius=1e6)
+    np.testing.assert_array_equal(full["covariance"].values, part["covariance"].values)
+    assert np.isinf(part["exit"].values).all()
+
+
+def test_euler_maruyama_that_leaves_the_cone_keeps_the_last_covariance():
+    """Steps of 0.25 from tokens of correlation 0.94: many paths leave; all that is kept is a covariance."""
+    model = limit(Transformer(width=20, depth=20, gamma=1.0, attention=ShapedAttention(tau0=0.7)))
+    start = np.array([[1.0, 1.33], [1.33, 2.0]])
+    data = run(model, start, dt=0.25, step="euler-maruyama")
+    v, causes, exits = data["covariance"].values, data["exit_cause"].values, data["exit"].values
+    assert (causes == LEFT_CONE).sum() > 10
+    assert (causes == INSIDE).sum() > 10
+    assert np.isfinite(v).all()
+    traces = np.trace(v, axis1=-2, axis2=-1)
+    assert (np.linalg.eigvalsh(v)[..., 0] >= -1e-9 * traces).all()
+    for k in np.flatnonzero(causes == LEFT_CONE):
+        step = round(exits[k] / 0.25)
+        assert exits[k] == step * 0.25
+        np.testing.assert_array_equal(v[k, step:], np.broadcast_to(v[k, step - 1], v[k, step:].shape))
+        assert (v[k, 1:step] != v[k, : step - 1]).any((-1, -2)).all()
+
+
+def test_the_factor_step_stays_in_the_cone_where_euler_maruyama_does_not():
+    model = limit(Transformer(width=20, depth=20, gamma=1.0, attention=ShapedAttention(tau0=0.7)))
+    data = run(model, [[1.0, 1.33], [1.33, 2.0]], dt=0.25)
+    assert (data["exit_cause"].values != LEFT_CONE).all()
+    v = data["covariance"].values
+    assert (np.linalg.eigvalsh(v)[..., 0] >= -1e-12 * np.trace(v, axis1=-2, axis2=-1)).all()
+
+
+@pytest.mark.parametrize("step", ["factor", "euler-maruyama"])
+def test_an_explosion_is_marked_and_everything_stays_finite(step):
+    """The drift is cubic: from V of 300 every path leaves any ball, within a few steps."""
+    model = limit(Transformer(width=20, depth=40, gamma=0.8, attention=ShapedAttention(tau0=0.5)))
+    data = run(model, 300 * START, dt=0.05, step=step)
+    v, causes, exits = data["covariance"].values, data["exit_cause"].values, data["exit"].values
+    assert np.isfinite(v).all()
+    assert np.linalg.norm(v, axis=(-2, -1)).max() < 1e120
+    assert (causes != INSIDE).all()
+    assert (causes == LEFT_BALL).sum() > 10
+    assert ((exits > 0) & (exits <= model.horizon)).all()
+    assert step != "factor" or (causes == LEFT_BALL).all()
+
+
+def test_a_chain_that_grows_without_bound_is_stopped():
+    """lam = 10 multiplies V by 100 in each layer: |V| passes 1e100 near layer 50."""
+    model = Transformer(width=30, depth=200, gamma=0.0, lam=10.0, attention=SoftmaxAttention())
+    data = run(model, samples=2)
+    expected = np.ceil((100 - np.log10(np.linalg.norm(START))) / 2)
+    np.testing.assert_array_equal(data["exit"].values, expected)
+    assert np.isfinite(data["covariance"].values).all()
+    np.testing.assert_allclose(data["covariance"].values[:, -1] / 100.0**expected, [START, START], rtol=1e-12)
+
+
+def test_a_chain_that_overflows_in_one_layer_keeps_finite_values():
+    """lam = 1e200: V passes from 1 to beyond every double, and the last finite covariance is the start's."""
+    model = Transformer(width=30, depth=3, gamma=0.0, lam=1e200, attention=SoftmaxAttention())
+    data = run(model, samples=2)
+    np.testing.assert_array_equal(data["exit"].values, 1)
+    np.testing.assert_array_equal(data["exit_cause"].values, LEFT_BALL)
+    assert np.isfinite(data["covariance"].values).all()
+
+
+def test_causes_are_named_in_their_order():
+    assert CAUSES[INSIDE] == "inside"
+    assert "ball" in CAUSES[LEFT_BALL]
+    assert "cone" in CAUSES[LEFT_CONE]
+
+
+# --- the ledger -----------------------------------------------------------------------------------------------------
+
+FACTOR = np.array([[1.5, 0.0], [0.8, 0.6]])  # trace 3.25, |V| = 3: neither the trace nor the largest entry decides
+SIZES = 2.0 ** np.arange(LANES)  # V of lane k is 4**k that of lane 0
+
+
+def factors(sizes=SIZES):
+    return np.ascontiguousarray(FACTOR[..., None] * sizes)
+
+
+def gram_of(factor):
+    return np.einsum("ikl,jkl->ijl", factor, factor)
+
+
+def ledger_of(factor=None, previous=None, tokens=2):
+    ledger = open_ledger(tokens)
+    clear(ledger)
+    if factor is not None:
+        ledger.now[:] = gram_of(factor)
+    if previous is not None:
+        ledger.before[:] = gram_of(previous)
+    return ledger
+
+
+def record_of(covariance):
+    """That V is to be kept, in `covariance` (replicas, points, 2, 2)."""
+    nothing, kept = np.empty((len(covariance), 0, 0)), covariance.reshape(*covariance.shape[:2], 4)
+    return Record(np.empty((0, 2), np.int64), np.inf, as_kept(kept), *[as_kept(nothing)] * 3)
+
+
+def check(factor, radius, previous=None, step=3, ledger=None):
+    """The ledger after `check_factor`, and that `check_ball` agrees with it."""
+    previous = factors() / 2 if previous is None else previous
+    by_factor, by_value = ledger_of(), ledger_of(factor, previous)
+    check_factor(factor, previous, step, radius, by_factor)
+    check_ball(step, radius, by_value)
+    for ours, theirs in ((by_factor.exits, by_value.exits), (by_factor.causes, by_value.causes)):
+        np.testing.assert_array_equal(ours, theirs)
+    left = by_value.causes != INSIDE
+    np.testing.assert_allclose(by_factor.kept[..., left], by_value.kept[..., left], rtol=1e-14)
+    return by_factor
+
+
+def test_a_new_ledger_knows_of_no_exit():
+    ledger = open_ledger(3)
+    clear(ledger)
+    assert (ledger.exits == np.inf).all()
+    assert (ledger.causes == INSIDE).all()
+    assert ledger.now.shape == ledger.before.shape == ledger.kept.shape == (3, 3, LANES)
+    leave(2, 5, LEFT_CONE, ledger.now, ledger)
+    clear(ledger)
+    assert (ledger.exits == np.inf).all()
+    assert (ledger.causes == INSIDE).all()
+
+
+@pytest.mark.parametrize("lane", range(LANES))
+def test_leaving_is_noted_for_one_lane(lane):
+    ledger, value = ledger_of(), np.random.default_rng(0).standard_normal((2, 2, LANES))
+    leave(lane, 7, LEFT_CONE, value, ledger)
+    others = np.arange(LANES) != lane
+    assert (ledger.exits[lane], ledger.causes[lane]) == (7, LEFT_CONE)
+    np.testing.assert_array_equal(ledger.kept[..., lane], value[..., lane])
+    assert (ledger.exits[others] == np.inf).all()
+    assert (ledger.causes[others] == INSIDE).all()
+    assert not ledger.kept[..., others].any()
+
+
+def test_the_ball_is_that_of_the_frobenius_norm():
+    """In each lane on its own: a radius between the norms of two lanes, and next to one by a rounding."""
+    norms = np.linalg.norm(gram_of(factors()), axis=(0, 1))
+    assert norms[0] < np.trace(FACTOR @ FACTOR.T) - 0.1
+    for lane in range(LANES):
+        for radius, first_outside in ((norms[lane] * (1 + 1e-14), lane + 1), (norms[lane] * (1 - 1e-14), lane)):
+            ledger = check(factors(), radius)
+            outside = np.arange(LANES) >= first_outside
+            np.testing.assert_array_equal(ledger.exits, np.where(outside, 3, np.inf))
+            np.testing.assert_array_equal(ledger.causes, np.where(outside, LEFT_BALL, INSIDE))
+            np.testing.assert_allclose(ledger.kept[..., outside], gram_of(factors())[..., outside], rtol=1e-14)
+            assert not ledger.kept[..., ~outside].any()
+
+
+def test_the_boundary_is_outside():
+    """|V| ≥ radius, not >: a V of one entry 4 and a radius of 4."""
+    factor = np.zeros((2, 2, LANES))
+    factor[0, 0] = [2, 2, 1, 2, 1, 1, 2, 1]
+    ledger = check(factor, 4.0)
+    np.testing.assert_array_equal(ledger.causes, np.where(factor[0, 0] == 2, LEFT_BALL, INSIDE))
+
+
+@pytest.mark.parametrize("lane", range(LANES))
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e200, 1e61])
+def test_what_is_not_finite_is_outside_of_every_ball(value, lane):
+    """And what is kept is the value before, in that lane alone; the others stay inside with nothing kept."""
+    factor, previous = factors(), factors(1.1 * SIZES)
+    factor[1, 1, lane] = value
+    ledger = check(factor, 1e100, previous)
+    inside = np.arange(LANES) != lane
+    np.testing.assert_array_equal(ledger.exits, np.where(inside, np.inf, 3))
+    np.testing.assert_array_equal(ledger.causes, np.where(inside, INSIDE, LEFT_BALL))
+    np.testing.assert_allclose(ledger.kept[..., lane], gram_of(previous)[..., lane], rtol=1e-14)
+    assert not ledger.kept[..., inside].any()
+
+
+def test_an_exit_below_the_overflow_keeps_its_own_value():
+    """|V| of 1e119 is a value, of 1e121 an artefact of the step."""
+    assert OVERFLOW_RADIUS == 1e120
+    sizes = np.where(np.arange(LANES) % 2, 1e119, 1e121) ** 0.5
+    factor, previous = factors(sizes), factors(np.full(LANES, 3.0))
+    ledger = check(factor, 1e100, previous)
+    expected = np.where(np.arange(LANES) % 2, gram_of(factor), gram_of(previous))
+    np.testing.assert_allclose(ledger.kept, expected, rtol=1e-14)
+    assert (ledger.causes == LEFT_BALL).all()
+
+
+def test_a_path_leaves_once():
+    """Later steps, further out or back inside, change neither its exit nor what is kept."""
+    sizes = np.array([1.0, 4.0] * 4)
+    ledger, radius = ledger_of(), 9.0
+    for step, factor in enumerate((factors(sizes), factors(np.full(LANES, 8.0)), factors(np.full(LANES, 0.1)))):
+        check_factor(factor, factor, step, radius, ledger)
+    np.testing.assert_array_equal(ledger.exits, [1, 0] * 4)
+    expected = gram_of(factors(np.array([8.0, 4.0] * 4)))
+    np.testing.assert_allclose(ledger.kept, expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize("lane", range(LANES))
+def test_the_cone_is_left_lane_by_lane(lane):
+    """A path whose V has no root keeps the value before; one that has left the ball keeps that exit."""
+    ledger, failed = ledger_of(factors(), factors() / 2), np.zeros((1, 1, LANES))
+    failed[0, 0, lane] = 2.0
+    check_cone(4, failed, ledger)
+    others = np.arange(LANES) != lane
+    np.testing.assert_array_equal(ledger.exits, np.where(others, np.inf, 4))
+    np.testing.assert_array_equal(ledger.causes, np.where(others, INSIDE, LEFT_CONE))
+    np.testing.assert_array_equal(ledger.kept[..., lane], ledger.before[..., lane])
+    assert not ledger.kept[..., others].any()
+    ledger = ledger_of(factors(), factors() / 2)
+    check_ball(2, 1e-9, ledger)
+    kept = ledger.kept.copy()
+    check_cone(2, failed, ledger)
+    assert (ledger.causes == LEFT_BALL).all()
+    np.testing.assert_array_equal(ledger.kept, kept)
+
+
+def test_keep_before_copies_now():
+    ledger = ledger_of(factors(), factors() / 2)
+    keep_before(ledger)
+    np.testing.assert_array_equal(ledger.before, gram_of(factors()))
+    np.testing.assert_array_equal(ledger.now, gram_of(factors()))
+
+
+@pytest.mark.parametrize("points", [[], [0], [3], [0, 2, 5], [2, 2, 2, 7], [1, 1, 4, 4]])
+def test_first_at_is_numpys_search(points):
+    points = np.array(points, np.int64)
+    for step in range(9):
+        assert first_at(points, step) == np.searchsorted(points, step)
+
+
+@pytest.mark.parametrize("replicas", [1, 3, LANES])
+def test_what_is_asked_for_is_written_and_what_has_left_is_held(replicas):
+    """Lane k leaves at step k: before, the value of the step, from then on what was kept; no more lanes than asked."""
+    points = np.array([0, 2, 2, 5, 9])
+    memory = np.full((replicas + 1, 5, 2, 2), np.nan)
+    covariance = memory[:replicas]
+    ledger = ledger_of()
+    for step in range(7):
+        ledger.now[:] = gram_of(factors()) * (1 + step)
+        leave(step, step, LEFT_BALL, ledger.now, ledger)
+        write(points, step, record_of(covariance), ledger)
+    for lane in range(replicas):
+        for k, point in enumerate(points[:4]):
+            exit_step = lane if lane < 7 else np.inf
+            expected = gram_of(factors())[..., lane] * (1 + min(point, exit_step))
+            np.testing.assert_array_equal(covariance[lane, k], expected)
+    assert np.isnan(covariance[:, 4]).all()
+    assert np.isnan(memory[replicas]).all()
+
+
+def test_the_factors_gram_matrix_is_written_where_it_is_asked_for():
+    """And nowhere else: at other steps the ledger's V is not even formed."""
+    points, covariance, ledger = np.array([1, 4]), np.full((LANES, 2, 2, 2), np.nan), ledger_of()
+    leave(3, 0, LEFT_BALL, np.full((2, 2, LANES), 7.0), ledger)
+    for step in range(4):
+        write_factor(factors() * (1 + step), points, step, record_of(covariance), ledger)
+    expected = np.moveaxis(4 * gram_of(factors()), -1, 0)
+    expected[3] = 7
+    np.testing.assert_allclose(covariance[:, 0], expected, rtol=1e-14)
+    np.testing.assert_array_equal(covariance[:, 0], covariance[:, 0].swapaxes(1, 2))
+    assert np.isnan(covariance[:, 1]).all()
+    np.testing.assert_allclose(ledger.now, 4 * gram_of(factors()), rtol=1e-14)

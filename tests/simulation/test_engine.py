@@ -1,0 +1,575 @@
+"""`simulate`: one seed gives one set of bits, refusals in one line, Ctrl-C keeps what is finished."""
+
+import json
+import re
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from interruptions import InterruptAfter, interrupt, pool_that_runs
+from limitformer.base import memory, progress
+from limitformer.base.errors import InputError
+from limitformer.models import (
+    GELU,
+    LayerNorm,
+    ReLU,
+    ShapedAttention,
+    ShapedReLU,
+    SoftmaxAttention,
+    Start,
+    Transformer,
+    equicorrelated,
+    from_json,
+    from_text,
+    from_tokens,
+    to_json,
+)
+from limitformer.numerics.lanes import LANES
+from limitformer.paths import replicas
+from limitformer.results.storage import load, save
+from limitformer.simulation import simulate as engine
+from limitformer.simulation.limit import limit
+from limitformer.simulation.simulate import Interrupted, simulate
+
+START = np.array([[1.0, 0.3, -0.2], [0.3, 2.0, 0.1], [-0.2, 0.1, 0.5]])
+MODEL = Transformer(
+    width=40,
+    depth=12,
+    gamma=0.5,
+    attention=ShapedAttention(tau0=1.0),
+    feedforward=ShapedReLU(c_plus=0.0, c_minus=-1.0),
+)
+HEADS = Transformer(
+    width=12, depth=4, gamma=0.5, attention=SoftmaxAttention(heads=3), feedforward=GELU(hidden=9), norm="pre"
+)
+POST = Transformer(width=2, depth=4, gamma=0.5, feedforward=ReLU(), norm=LayerNorm(placement="post"), mask="causal")
+SIMULATIONS = {
+    "chain": (MODEL, {}),
+    "chain with heads": (HEADS, {}),
+    "chain narrower than its tokens": (POST, {}),
+    "limit": (limit(MODEL), {"dt": 0.02}),
+    "limit, Euler-Maruyama": (limit(MODEL), {"dt": 0.02, "step": "euler-maruyama"}),
+}
+every_simulation = pytest.mark.parametrize(("model", "options"), SIMULATIONS.values(), ids=list(SIMULATIONS))
+VARIABLES = ("covariance", "exit", "exit_cause")
+
+
+def start_for(model):
+    """Three tokens, or as many directions as the width has."""
+    x = np.random.default_rng(0).standard_normal((3, 2))
+    return x @ x.T if model is POST else START
+
+
+def run(model=MODEL, samples=20, seed=5, **settings):
+    return simulate(model, start_for(model), samples=samples, seed=seed, **{"threads": 1, **settings})
+
+
+def assert_same_bits(one, other):
+    for name in VARIABLES:
+        assert one[name].values.tobytes() == other[name].values.tobytes()
+
+
+def refuses(message, model=MODEL, start=START, **settings):
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
+        simulate(model, start, **{"samples": 4, "seed": 0, "threads": 1, **settings})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+@pytest.mark.parametrize("threads", [1, 2])
+@every_simulation
+def test_threads_and_chunks_do_not_change_a_bit(model, options, threads, chunk):
+    assert_same_bits(run(model, threads=threads, chunk=chunk, **options), run(model, **options))
+
+
+@every_simulation
+def test_threads_and_chunks_have_defaults(model, options):
+    assert_same_bits(run(model, threads=None, **options), run(model, **options))
+
+
+@every_simulation
+def test_more_samples_continue_the_same_stream(model, options):
+    whole = run(model, samples=20, **options)
+    assert_same_bits(run(model, samples=6, **options), whole.isel(sample=slice(6)))
+
+
+@every_simulation
+def test_replicas_and_seeds_differ(model, options):
+    first, second = run(model, **options), run(model, seed=6, **options)
+    last = np.concatenate([first["covariance"].values[:, -1, 0, 0], second["covariance"].values[:, -1, 0, 0]])
+    assert len(np.unique(last)) == len(last)
+
+
+@every_simulation
+def test_the_first_record_is_the_start(model, options):
+    """To rounding; and every value is finite and symmetric."""
+    v = run(model, **options)["covariance"].values
+    np.testing.assert_allclose(v[:, 0], np.broadcast_to(start_for(model), v[:, 0].shape), rtol=1e-13, atol=1e-14)
+    assert np.isfinite(v).all()
+    assert np.abs(v - v.swapaxes(-1, -2)).max() < 1e-14 * np.abs(v).max()
+
+
+@pytest.mark.parametrize("model", [MODEL, HEADS, POST])
+@pytest.mark.parametrize("record", [[0], [4], [0, 4], [1, 2, 3], (2.0, 3.0), np.array([1, 4], np.int32)], ids=str)
+def test_recorded_layers_are_slices_of_the_full_record(model, record):
+    part = run(model, record=record)
+    assert part["depth"].values.tolist() == list(record)
+    assert_same_bits(part, run(model).sel(depth=list(record)))
+
+
+@pytest.mark.parametrize("step", ["factor", "euler-maruyama"])
+@pytest.mark.parametrize("record", [[0.0], [0.3], [0.0, 0.1, 0.3], [0.02, 0.2]], ids=str)
+def test_recorded_times_are_slices_of_the_full_record(record, step):
+    settings = {"dt": 0.02, "step": step}
+    part = run(limit(MODEL), record=record, **settings)
+    np.testing.assert_allclose(part["time"], record, rtol=1e-12)
+    assert_same_bits(part, run(limit(MODEL), **settings).sel(time=part["time"], method="nearest"))
+
+
+@pytest.mark.parametrize("step", ["factor", "euler-maruyama"])
+def test_two_times_of_one_step_hold_its_covariance(step):
+    """Times are rounded to the nearest step: 0.101 and 0.102 are step 5, and what comes after is not lost."""
+    settings = {"dt": 0.02, "step": step}
+    part, full = (run(limit(MODEL), record=times, **settings) for times in ([0.101, 0.102, 0.2], None))
+    np.testing.assert_array_equal(part["covariance"].values, full["covariance"].values[:, [5, 5, 10]])
+
+
+def test_the_default_record_is_everything():
+    assert run()["depth"].values.tolist() == list(range(13))
+    times = run(limit(MODEL), dt=0.07)["time"].values
+    np.testing.assert_allclose(times, np.linspace(0, 0.3, 6), rtol=1e-13)
+    assert times[-1] == limit(MODEL).horizon
+
+
+def test_the_step_is_shortened_to_meet_the_horizon():
+    assert run(limit(MODEL), dt=0.01).sizes["time"] == 31
+    assert run(limit(MODEL)).sizes["time"] == 31
+    assert run(limit(MODEL), dt=5.0, step="euler-maruyama").sizes["time"] == 2
+
+
+@every_simulation
+def test_the_attributes_tell_how_to_repeat_it(model, options):
+    data = run(model, samples=3, radius=50.0, **options)
+    assert data.attrs["model"] == to_json(model)
+    assert json.loads(data.attrs["model"])["kind"] == type(model).__name__
+    assert (data.attrs["seed"], data.attrs["samples"], data.attrs["radius"]) == (5, 3, 50.0)
+    assert data.attrs["description"] == ("chain" if isinstance(model, Transformer) else "limit")
+    assert all(data.attrs[name] == value for name, value in options.items())
+    assert data.attrs["wall_seconds"] > 0
+
+
+@every_simulation
+def test_a_result_can_be_repeated_from_itself_alone(model, options, tmp_path):
+    """Saved and loaded: model, start, seed, recorded points and step are all in the file."""
+    data = load(save(run(model, samples=3, **options), tmp_path / "a.nc"))
+    start = Start(covariance=data["start_covariance"].values)
+    settings = {name: data.attrs[name] for name in ("seed", "samples", "radius")}
+    step = {name: data.attrs[name] for name in ("dt", "step") if name in data.attrs}
+    axis = data["covariance"].dims[1]
+    again = simulate(from_json(data.attrs["model"]), start, record=data[axis].values, **settings, **step)
+    assert_same_bits(again, data)
+
+
+def test_the_means_of_a_start_are_kept_too():
+    start = from_text("a b a", width=9)
+    np.testing.assert_array_equal(simulate(MODEL, start, samples=2, seed=0)["start_means"], start.means)
+
+
+def test_starts_and_covariances_are_one():
+    start = equicorrelated(tokens=3, correlation=0.2)
+    ours, theirs = (simulate(MODEL, v, samples=2, seed=0) for v in (start, start.covariance.tolist()))
+    assert_same_bits(ours, theirs)
+    assert ours.attrs["start"] == start.description
+    text = simulate(MODEL, from_text("a b a", width=9), samples=2, seed=0)
+    assert text["label"].values.tolist() == ["a", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"samples": 0}, "samples must be at least 1; got 0."),
+        ({"samples": 1.0}, "samples must be a whole number; got 1.0."),
+        ({"samples": True}, "samples must be a whole number; got True."),
+        ({"seed": -1}, "seed must be a whole number from 0 to 2**63 - 1; got -1."),
+        ({"seed": 2**63}, "seed must be a whole number from 0 to 2**63 - 1; got 9223372036854775808."),
+        ({"seed": 0.5}, "seed must be a whole number from 0 to 2**63 - 1; got 0.5."),
+        ({"seed": None}, "seed must be a whole number from 0 to 2**63 - 1; got None."),
+        ({"threads": 0}, "threads must be at least 1; got 0."),
+        ({"threads": 1.5}, "threads must be a whole number; got 1.5."),
+        ({"chunk": 0}, "chunk must be at least 1; got 0."),
+        ({"chunk": "7"}, "chunk must be a whole number; got '7'."),
+        ({"radius": 0}, "radius must lie in (0, 1e+100] for float64; got 0."),
+        ({"radius": -1.0}, "radius must lie in (0, 1e+100] for float64; got -1.0."),
+        ({"radius": np.nan}, "radius must be finite; got nan."),
+        ({"radius": np.inf}, "radius must be finite; got inf."),
+        ({"start": [[1.0, 2.0], [2.0, 1.0]]}, "The start must be positive semi-definite"),
+        ({"start": "covariance"}, "The start must be an array of numbers; got str."),
+        ({"model": limit}, "simulate needs a model or limit(model); got function."),
+        ({"model": None}, "simulate needs a model or limit(model); got NoneType."),
+        ({"model": MODEL.attention}, "simulate needs a model or limit(model); got ShapedAttention."),
+    ],
+)
+def test_arguments_that_cannot_be_used(settings, message):
+    refuses(message, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"record": []}, "record must be a list of layers or times; got []."),
+        ({"record": 3}, "record must be a list of layers or times; got 3."),
+        ({"record": [[1, 2]]}, "record must be a list of layers or times; got [[1, 2]]."),
+        ({"record": ["1"]}, "record must be a list of layers or times; got ['1']."),
+        ({"record": [True]}, "record must be a list of layers or times; got [True]."),
+        ({"record": [3, 2]}, "record must be strictly ascending; got [3, 2]."),
+        ({"record": [2, 2]}, "record must be strictly ascending; got [2, 2]."),
+        ({"record": np.array([3, 2], np.uint64)}, "record must be strictly ascending; got"),
+        ({"record": np.array([3, 2], np.uint8)}, "record must be strictly ascending; got"),
+        ({"record": [1, np.nan, 2]}, "record must be strictly ascending; got [1, nan, 2]."),
+        ({"record": [np.nan]}, "Layers to record must be whole numbers; got [nan]."),
+        ({"record": [0.5]}, "Layers to record must be whole numbers; got [0.5]."),
+        ({"record": [-1, 2]}, "Layers to record must lie in 0 … 12; got [-1  2]."),
+        ({"record": [2, 13]}, "Layers to record must lie in 0 … 12; got [ 2 13]."),
+        ({"record": [np.inf]}, "Layers to record must"),
+        ({"dt": 0.1}, "A chain has no option dt; it has radius, gradients, keep, pairs, dtype."),
+        (
+            {"step": "factor", "dt": 0.1},
+            "A chain has no option dt, step; it has radius, gradients, keep, pairs, dtype.",
+        ),
+    ],
+)
+def test_records_and_options_that_a_chain_refuses(settings, message):
+    refuses(message, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"record": [-0.1]}, "Times to record must lie in [0, 0.3]; got [-0.1]."),
+        ({"record": [0.1, 0.31]}, "Times to record must lie in [0, 0.3]; got [0.1  0.31]."),
+        ({"record": [np.nan]}, "Times to record must lie in [0, 0.3]; got [nan]."),
+        ({"record": [0.2, 0.1]}, "record must be strictly ascending; got [0.2, 0.1]."),
+        ({"dt": 0}, "dt must be positive; got 0.0."),
+        ({"dt": -0.1}, "dt must be positive; got -0.1."),
+        ({"dt": np.inf}, "dt must be finite; got inf."),
+        ({"dt": np.nan}, "dt must be finite; got nan."),
+        ({"step": "heun"}, 'step must be "factor" or "euler-maruyama"; got \'heun\'.'),
+        ({"steps": 3}, "A limit has no option steps; it has radius, dt, step, keep, pairs, dtype."),
+    ],
+)
+def test_records_and_options_that_a_limit_refuses(settings, message):
+    refuses(message, model=limit(MODEL), **settings)
+
+
+def test_a_step_too_long_for_the_factor_step_is_refused():
+    """At gamma = 1, (2m − 1) a² + eta = 5 (1/2 + 1) + 1/4 = 7.75, whose inverse is 0.129."""
+    strong = Transformer(
+        width=4,
+        depth=40,
+        gamma=1.0,
+        attention=ShapedAttention(tau0=1.0),
+        feedforward=ShapedReLU(c_plus=0, c_minus=-1),
+    )
+    refuses("dt must be below 0.129 for 3 tokens and this gamma; got 0.143.", model=limit(strong), dt=0.1429)
+    assert np.isfinite(run(limit(strong), dt=0.125, record=[10.0])["covariance"].values).all()
+
+
+def test_a_start_with_more_directions_than_the_width_is_refused():
+    narrow = Transformer(width=2, depth=3, gamma=0.5, feedforward=ReLU())
+    refuses("The start spreads in 3 directions, more than width=2 has. Nearest: width=3.", model=narrow)
+
+
+def test_known_means_take_one_of_the_directions():
+    """Tokens of a wider network: three directions and the known mean are four, more than 3."""
+    start = from_tokens(np.random.default_rng(0).standard_normal((3, 50)))
+    narrow = Transformer(width=3, depth=3, gamma=0.5, feedforward=ReLU(), norm="pre")
+    refuses("more than width=3 has", model=narrow, start=start)
+
+
+def test_a_record_that_does_not_fit_the_memory_is_refused(monkeypatch):
+    """20 samples, 13 layers, 9 doubles, how each ended, coordinates: 19,076 bytes, three quarters of what is free."""
+    monkeypatch.setattr(memory, "available_memory", lambda: 25_435)
+    assert run().sizes["depth"] == 13
+    monkeypatch.setattr(memory, "available_memory", lambda: 25_434)
+    with pytest.raises(InputError, match=re.escape("Nearest: record at most 12 depths, or dtype=")):
+        run()
+    assert run(record=list(range(12))).sizes["depth"] == 12
+    monkeypatch.setattr(memory, "available_memory", lambda: None)
+    assert run().sizes["depth"] == 13
+
+
+def test_the_memory_that_is_needed_and_free_is_named(monkeypatch):
+    monkeypatch.setattr(memory, "available_memory", lambda: 2**30)
+    large = "Recording 100000000 samples at 13 depths takes 88.0 GiB; 1.0 GiB are free. Nearest: take fewer"
+    refuses(large, samples=10**8)
+    many = "Recording 1000000 samples at 31 times takes 2.1 GiB; 1.0 GiB are free. Nearest: record at most 11"
+    refuses(many, model=limit(MODEL), samples=10**6)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [(Transformer(width=40, depth=10**15, gamma=0.5, feedforward=ReLU()), {}), (limit(MODEL), {"dt": 1e-15})],
+    ids=["chain", "limit"],
+)
+def test_a_list_of_layers_or_times_that_does_not_fit_the_memory_is_refused(model, options):
+    """Petabytes for the list alone: refused before it is made, with its size."""
+    says = (
+        "Nearest:"
+        if options
+        else "The list of all 1,000,000,000,000,001 depths takes 7,450,580.6 GiB, more than is free."
+    )
+    refuses(says, model=model, samples=1, **options)
+
+
+def test_a_step_below_the_smallest_double_is_refused():
+    refuses("dt must", model=limit(MODEL), dt=5e-324, record=[0.1])
+
+
+def test_available_memory_is_some_of_this_machines():
+    available = memory.available_memory()
+    assert available is None or 2**20 < available < 2**50
+
+
+GIB = 2**30
+GROUPS = {  # the files of a control group of 8 GiB with 3 GiB in use, 1 GiB of it files that may go
+    "version 2": {"memory.max": 8 * GIB, "memory.current": 3 * GIB, "memory.stat": f"anon 5\ninactive_file {GIB}\n"},
+    "version 1": {
+        "memory/memory.limit_in_bytes": 8 * GIB,
+        "memory/memory.usage_in_bytes": 3 * GIB,
+        "memory/memory.stat": f"inactive_file 7\ntotal_inactive_file {GIB}\n",
+    },
+}
+
+
+@pytest.mark.parametrize("version", GROUPS)
+def test_the_memory_of_a_container_counts(monkeypatch, tmp_path, version):
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "free_in_system", lambda: 64 * GIB)
+    assert memory.available_memory() == 64 * GIB
+    for name, content in GROUPS[version].items():
+        (tmp_path / name).write_text(f"{content}\n")
+    assert memory.available_memory() == 6 * GIB
+
+
+@pytest.mark.parametrize("limit", ["max", str(2**63 - 4096)])
+def test_a_container_without_a_limit_has_the_memory_of_the_system(monkeypatch, tmp_path, limit):
+    for name, content in {**GROUPS["version 2"], "memory.max": limit}.items():
+        (tmp_path / name).write_text(f"{content}\n")
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "free_in_system", lambda: GIB)
+    assert memory.available_memory() == GIB
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@every_simulation
+def test_ctrl_c_keeps_what_is_finished(monkeypatch, model, options, threads):
+    """At least the two chunks that were seen, whole chunks from the first on, with an unbroken run's bits."""
+    whole = run(model, samples=40, **options)
+    monkeypatch.setattr(replicas, "wait", InterruptAfter(2))
+    slow_down(monkeypatch, model)
+    with pytest.raises(Interrupted) as caught:
+        run(model, samples=40, chunk=3, threads=threads, **options)
+    partial = caught.value.partial
+    finished = partial.sizes["sample"]
+    assert 6 <= finished < 40
+    assert finished % 3 == 0
+    assert_same_bits(partial, whole.isel(sample=slice(finished)))
+    assert partial.attrs["samples"] == finished
+    assert str(caught.value) == f"interrupted after {finished} samples"
+    xr.testing.assert_identical(partial["label"], whole["label"])
+
+
+def slow_down(monkeypatch, model):
+    """Make chunks of the prepared process slow, so that Ctrl-C comes before the last of them has begun."""
+    process = engine.process_of(model, start_for(model), None, {})
+    kind = type(process.prepare(0))
+    quick = kind.run
+
+    def slow(self, *arguments):
+        time.sleep(0.05)
+        return quick(self, *arguments)
+
+    monkeypatch.setattr(kind, "run", slow)
+
+
+@pytest.mark.parametrize(("chunks", "finished"), [((), 0), ((0, 14), 7), ((7, 14), 0), ((0, 7, 21), 14)])
+def test_chunks_that_finish_out_of_order_are_cut_to_a_prefix(monkeypatch, chunks, finished):
+    """Nothing at all may be finished; a chunk after one that is missing does not count."""
+    whole = run(samples=25)
+    monkeypatch.setattr(replicas, "ThreadPoolExecutor", pool_that_runs(*chunks))
+    monkeypatch.setattr(replicas, "wait", interrupt)
+    with pytest.raises(Interrupted) as caught:
+        run(samples=25, chunk=7)
+    assert_same_bits(caught.value.partial, whole.isel(sample=slice(finished)))
+    assert caught.value.partial.sizes["sample"] == finished
+
+
+def test_ctrl_c_while_the_last_chunk_runs_is_not_lost(monkeypatch):
+    """Whoever pressed it wants the program to stop, not the next simulation."""
+    monkeypatch.setattr(replicas, "ThreadPoolExecutor", pool_that_runs(0, 7))
+    monkeypatch.setattr(replicas, "wait", interrupt)
+    with pytest.raises(Interrupted) as caught:
+        run(samples=10, chunk=7)
+    assert caught.value.partial.sizes["sample"] == 10
+    assert isinstance(caught.value, KeyboardInterrupt)
+
+
+def test_an_error_in_a_chunk_is_not_swallowed():
+    def fail(part, watch):
+        raise ZeroDivisionError(part)
+
+    with pytest.raises(ZeroDivisionError):
+        replicas.run_parts(fail, replicas.slices(0, 3, 1), 2, lambda done: None)
+
+
+@pytest.mark.parametrize(("first", "samples", "chunk"), [(0, 25, 7), (8, 25, 7), (0, 7, 7), (8, 8, 3), (0, 3, 1000)])
+def test_slices_hold_every_replica_once_and_in_order(first, samples, chunk):
+    parts = replicas.slices(first, samples, chunk)
+    assert [k for part in parts for k in range(part.start, part.stop)] == list(range(first, samples))
+    assert all(0 < part.stop - part.start <= chunk for part in parts)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 64])
+@pytest.mark.parametrize("samples", [1, 7, 8, 9, 1000, 100_003])
+@pytest.mark.parametrize("seconds", [0.0, 1e-7, 1e-3, 1e3])
+def test_trials_and_the_parts_after_them_hold_every_replica_once(monkeypatch, samples, threads, seconds):
+    """However long a replica takes; all parts begin and end on whole batches, but for the last."""
+    clock, ran = SimpleNamespace(now=10.0), []
+
+    def run_parts(run, parts, threads, show):
+        ran.append(parts)
+        done = sum(part.stop - part.start for part in parts)
+        clock.now += done * seconds
+        return done, False
+
+    monkeypatch.setattr(replicas, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(replicas, "run_parts", run_parts)
+    assert replicas.run_all(None, samples, threads, None, None) == (samples, False)
+    *trials, parts = ran
+    assert_whole([part for parts in ran for part in parts], samples)
+    assert [len(trial) for trial in trials] == [1] * len(trials)
+    took = [seconds * (trial.stop - trial.start) for (trial,) in trials]
+    assert all(each < replicas.TRIAL_SECONDS for each in took[:-1])
+    assert not parts or took[-1] >= replicas.TRIAL_SECONDS
+    assert all(part.stop - part.start <= max(LANES, 2 * replicas.CHUNK_SECONDS / seconds) for part in parts)
+
+
+def assert_whole(parts, samples):
+    assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])]
+    assert parts[-1].stop == samples
+    assert all((part.stop - part.start) % LANES == 0 for part in parts[:-1])
+
+
+def test_no_more_parts_wait_than_threads_will_soon_take(monkeypatch):
+    """Of all that wait the thread that shows progress looks at each, each time: at hours of parts, nothing else."""
+    waiting, wait = [], replicas.wait
+
+    def counted(pending, **options):
+        waiting.append(len(pending))
+        return wait(pending, **options)
+
+    monkeypatch.setattr(replicas, "wait", counted)
+    ran = []
+    whole, interrupted = replicas.run_parts(
+        lambda part, watch: ran.append(part), replicas.slices(0, 100, 1), 2, lambda done: None
+    )
+    assert not interrupted
+    assert whole == 0  # nobody counted any
+    assert sorted(part.start for part in ran) == list(range(100))
+    assert max(waiting) == 8
+
+
+def test_announcements_come_after_a_second(capsys):
+    with progress.announced("Compiling"):
+        time.sleep(1.3)
+    assert "Compiling …" in capsys.readouterr().err
+
+
+def test_announcements_do_not_come_before_a_second(capsys):
+    """Nor afterwards: the timer is cancelled, also where the block fails."""
+    with pytest.raises(ZeroDivisionError), progress.announced("Compiling"):
+        raise ZeroDivisionError
+    with progress.announced("Compiling"):
+        time.sleep(0.1)
+    time.sleep(1.1)
+    assert capsys.readouterr() == ("", "")
+
+
+def bars_of(monkeypatch, patience, **settings):
+    """The bar of one run, and whether it showed; `PATIENCE` seconds are `patience` here."""
+    made = []
+    make = engine.bar
+
+    def remember(*arguments):
+        made.append(make(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(engine, "bar", remember)
+    monkeypatch.setattr(progress, "PATIENCE", patience)
+    run(samples=10, chunk=7, **settings)
+    return made
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Standard error passes for one."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def test_where_there_is_no_terminal_a_bar_writes_nothing_for_a_minute(monkeypatch, capsys):
+    assert not bars_of(monkeypatch, 0.0)[0].visible
+    assert capsys.readouterr() == ("", "")
+
+
+def test_and_then_a_line_a_minute(monkeypatch, capsys):
+    """With the time that is left, from what was done since it began; in a process that shows nothing, none."""
+    clock = iter([100.0, 100.5, 130.0, 161.0, 170.0, 222.0, 500.0])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    shown = progress.bar("chain samples", 10_000)
+    for done in (4000, 4100.5, 5000.25, 5100, 9000):
+        progress.advance(shown, done)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "chain samples: 5,000 of 10,000, about 5 min left",
+        "chain samples: 9,000 of 10,000, about 24 s left",
+    ]
+    monkeypatch.setattr(progress, "PATIENCE", np.inf)
+    progress.advance(shown, 9500)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_bar_shows_only_after_a_while(monkeypatch, capsys, terminal):
+    quick, slow = (bars_of(monkeypatch, patience)[0] for patience in (1000.0, 0.0))
+    assert not quick.visible
+    assert slow.visible
+    assert not slow.progress.live.is_started
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "━" in err
+
+
+def test_without_progress_there_is_no_bar(monkeypatch, capsys):
+    assert bars_of(monkeypatch, 0.0, progress=False) == []
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_bar_never_counts_more_than_there_is(monkeypatch, capsys, terminal):
+    """Ten samples in chunks of seven are 7 and then 10, not 14."""
+    shown = bars_of(monkeypatch, 0.0)[0]
+    assert shown.progress.tasks[0].completed == 10
+
+
+def test_the_bar_is_closed_on_ctrl_c(monkeypatch, terminal):
+    made, make = [], engine.bar
+    monkeypatch.setattr(engine, "bar", lambda *arguments: made.append(make(*arguments)) or made[-1])
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    monkeypatch.setattr(replicas, "wait", InterruptAfter(1))
+    with pytest.raises(Interrupted):
+        run(samples=10, chunk=7)
+    assert made[0].visible
+    assert not made[0].progress.live.is_started

@@ -1,0 +1,355 @@
+"""Datasets: saved whole or not at all, and the same bits when they come back."""
+
+import errno
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from limitformer.base.errors import InputError
+from limitformer.base.version import package_version
+from limitformer.models import Start
+from limitformer.results import storage
+from limitformer.results.correlation import correlation
+from limitformer.results.datasets import covariance_dataset
+from limitformer.results.storage import load, save
+
+ENDINGS = [".nc", ".zarr"]
+SHAPE = (3, 4, 2, 2)
+
+
+def start(labels):
+    return Start(covariance=np.array([[1.0, 0.2], [0.2, 3.0]]), means=np.array([0.1, -0.2]), labels=labels)
+
+
+def dataset(seed=0, axis="depth", labels=("grüße", "你好!")):
+    """Not a simulation's: numbers of every magnitude, infinite exits, texts that are not ASCII."""
+    rng = np.random.default_rng(seed)
+    factors = rng.standard_normal(SHAPE) * 10.0 ** rng.integers(-150, 150, (3, 4, 1, 1))
+    points = np.array([0, 1, 5, 70_000]) if axis == "depth" else np.array([0.0, 0.1, 1 / 3, 2.0])
+    return covariance_dataset(
+        factors @ factors.transpose(0, 1, 3, 2),
+        np.array([np.inf, 3.0, 1 / 3]),
+        np.array([0, 1, 2], np.int8),
+        axis=axis,
+        points=points,
+        start=start(labels),
+        provenance={"model": '{"kind": "Größe"}', "seed": 7, "radius": 1e100, "wall_seconds": 1 / 3},
+    )
+
+
+def assert_bit_equal(one, other):
+    """Values, dims, coordinates and attributes; and bits, where -0.0 == 0.0 would do."""
+    xr.testing.assert_identical(one, other)
+    for name, variable in one.data_vars.items():
+        assert other[name].dtype == variable.dtype
+        assert other[name].values.tobytes() == variable.values.tobytes()
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("axis", ["depth", "time"])
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_save_and_load_give_the_same_bits(tmp_path, ending, axis):
+    saved = dataset(axis=axis)
+    path = tmp_path / "new" / "folders" / f"größe{ending}"
+    assert save(saved, str(path)) == path
+    assert_bit_equal(load(str(path)), saved)
+    assert names(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_dtypes_come_back(tmp_path, ending):
+    """A layer number is 64 bits wide before and after, and a label stays a label."""
+    loaded = load(save(dataset(), tmp_path / f"a{ending}"))
+    assert loaded["depth"].dtype.kind == "i"
+    assert loaded["label"].values.tolist() == ["grüße", "你好!"]
+    assert loaded["exit_cause"].dtype == np.int8
+    assert loaded.attrs["seed"] == 7
+
+
+@pytest.mark.parametrize("seed", [2**31, 2**40 + 1, 2**63 - 1])
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_every_seed_can_be_saved(tmp_path, ending, seed):
+    """NetCDF has no 64-bit attributes; the provenance must name the seed all the same."""
+    loaded = load(save(dataset().assign_attrs(seed=seed), tmp_path / f"a{ending}"))
+    assert int(loaded.attrs["seed"]) == seed
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_repeated_labels_and_none(tmp_path, ending):
+    repeated, numbered = dataset(labels=("be", "be")), dataset(labels=None)
+    assert load(save(repeated, tmp_path / f"a{ending}"))["label"].values.tolist() == ["be", "be"]
+    assert load(save(numbered, tmp_path / f"b{ending}"))["label"].values.tolist() == ["0", "1"]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_saving_again_replaces(tmp_path, ending):
+    path = tmp_path / f"a{ending}"
+    save(dataset(seed=1), path)
+    second = dataset(seed=2, axis="time").isel(sample=slice(1))
+    save(second, path)
+    assert_bit_equal(load(path), second)
+    assert names(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a", "a.nc.gz", ".nc"])
+def test_other_endings_are_refused(tmp_path, name):
+    message = f"Data are saved as .nc (NetCDF) or .zarr; got '{name}'."
+    for call in (lambda path: save(dataset(), path), load):
+        with pytest.raises(InputError, match=re.escape(message)):
+            call(tmp_path / name)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_folder_that_is_a_file_is_refused(tmp_path, ending):
+    (tmp_path / "folder").write_text("in the way")
+    for path in (tmp_path / "folder" / f"a{ending}", tmp_path / "folder" / "deeper" / f"a{ending}"):
+        with pytest.raises(InputError, match=re.escape(f"Cannot write into the folder {path.parent}: ")):
+            save(dataset(), path)
+    assert (tmp_path / "folder").read_text() == "in the way"
+    assert names(tmp_path) == ["folder"]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_folder_of_somebody_else_is_not_deleted(tmp_path, ending):
+    """A NetCDF file does not take the place of a folder, nor a store that of a folder that is no store."""
+    path = tmp_path / f"a{ending}"
+    path.mkdir()
+    (path / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match=re.escape(f"Cannot write {path}")):
+        save(dataset(), path)
+    assert (path / "thesis.tex").read_text() == "years of work"
+    assert names(tmp_path) == [path.name]
+
+
+def test_a_store_does_not_replace_a_file(tmp_path):
+    (tmp_path / "a.zarr").write_text("in the way")
+    with pytest.raises(InputError, match=re.escape(f"Cannot write {tmp_path / 'a.zarr'}: a file is in the way")):
+        save(dataset(), tmp_path / "a.zarr")
+    assert (tmp_path / "a.zarr").read_text() == "in the way"
+    assert names(tmp_path) == ["a.zarr"]
+
+
+def fail_half_way(error):
+    """A writer that leaves something behind and then fails."""
+
+    def write(self, path, *arguments, **settings):
+        path.write_bytes(b"half")
+        raise error
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), InputError),
+        (RuntimeError("something else"), RuntimeError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+)
+@pytest.mark.parametrize(("ending", "writer"), [(".nc", "to_netcdf"), (".zarr", "to_zarr")])
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, ending, writer, error, raised):
+    path = tmp_path / f"a{ending}"
+    old = dataset(seed=1)
+    save(old, path)
+    monkeypatch.setattr(xr.Dataset, writer, fail_half_way(error))
+    with pytest.raises(raised):
+        save(dataset(seed=2), path)
+    with pytest.raises(raised):
+        save(dataset(seed=2), tmp_path / "new" / f"b{ending}")
+    monkeypatch.undo()
+    assert_bit_equal(load(path), old)
+    assert names(tmp_path) == sorted([path.name, "new"])
+    assert names(tmp_path / "new") == []
+
+
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(xr.Dataset, "to_netcdf", fail_half_way(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    with pytest.raises(InputError, match=re.escape(f"Cannot write {tmp_path / 'a.nc'}: No space left on device.")):
+        save(dataset(), tmp_path / "a.nc")
+
+
+def test_a_variable_too_large_for_netcdf_names_zarr(tmp_path, monkeypatch):
+    size = dataset()["covariance"].nbytes
+    monkeypatch.setattr(storage, "NETCDF3_LIMIT", size)
+    save(dataset(), tmp_path / "a.nc")
+    monkeypatch.setattr(storage, "NETCDF3_LIMIT", size - 1)
+    with pytest.raises(InputError, match=f"A variable of {size} bytes does not fit NetCDF; save it as .zarr."):
+        save(dataset(), tmp_path / "b.nc")
+    assert names(tmp_path) == ["a.nc"]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_file_that_is_missing_is_named(tmp_path, ending):
+    with pytest.raises(InputError, match=re.escape(f"No such file: {tmp_path / 'a'}{ending}.")):
+        load(tmp_path / f"a{ending}")
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"CDF\x02garbage", b"\x89HDF\r\n\x1a\n" + bytes(100), b"{}"])
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_files_of_something_else_are_refused(tmp_path, ending, content):
+    path = tmp_path / f"a{ending}"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=re.escape(f"{path} is not a file that limitformer saved")):
+        load(path)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_folders_of_something_else_are_refused(tmp_path, ending):
+    path = tmp_path / f"a{ending}"
+    path.mkdir()
+    (path / ".zgroup").write_text("{")
+    with pytest.raises(InputError, match=re.escape(f"{path} is not a file that limitformer saved")):
+        load(path)
+
+
+@pytest.mark.parametrize("kept", [3, 4, 8, 30, 100, 400, 900, -8])
+def test_a_file_that_was_cut_is_refused(tmp_path, kept):
+    """An interrupted copy, cut in the magic number, the header or the data."""
+    path = save(dataset(), tmp_path / "a.nc")
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(InputError, match=re.escape(f"{path} is not a file that limitformer saved")):
+        load(path)
+
+
+def junk(path, rng):
+    """Noise, noise behind a header's first bytes, or a result of which three bytes of the header are others."""
+    whole = path.read_bytes()
+    for k in range(150):
+        content = bytearray(whole)
+        if k % 3 == 0:
+            content = bytearray(rng.bytes(rng.integers(200)))
+        elif k % 3 == 1:
+            content = bytearray(b"CDF\x02") + rng.bytes(rng.integers(300))
+        else:
+            for place in rng.integers(4, 1200, 3):
+                content[place] = rng.integers(256)
+        yield bytes(content)
+
+
+def test_junk_is_refused_in_one_line(tmp_path):
+    """Or it is read, where a byte of a name or a number is another; most of it cannot be."""
+    path, said = save(dataset(), tmp_path / "a.nc"), []
+    for content in junk(path, np.random.default_rng(0)):
+        (tmp_path / "b.nc").write_bytes(content)
+        try:
+            load(tmp_path / "b.nc")
+        except InputError as error:
+            said.append(str(error))
+    assert len(said) > 100
+    assert all("\n" not in line and len(line) < 500 for line in said)
+
+
+@pytest.mark.parametrize(
+    "given", [None, 3, b"a.nc", "a\0.nc", "s3://bucket/a.nc", "x" * 300 + ".nc", "y" * 300 + "/a.zarr"]
+)
+def test_what_is_no_path_is_refused(given):
+    for call in (load, lambda path: save(dataset(), path)):
+        with pytest.raises(InputError, match=r"^[^\n]+$"):
+            call(given)
+
+
+@pytest.mark.parametrize(
+    ("ending", "what"),
+    [
+        (".nc", {"attribute": None}),
+        (".nc", {"attribute": {"a": 1}}),
+        (".zarr", {"attribute": object()}),
+        (".nc", {"variable": [1j, 2j]}),
+        (".nc", {"variable": [2**40, 1]}),
+        (".nc", {"variable": [object(), 1]}),
+    ],
+)
+def test_what_a_format_has_no_place_for_is_refused(tmp_path, ending, what):
+    """And what lay there stays."""
+    path = save(dataset(), tmp_path / f"a{ending}")
+    data = dataset().assign_attrs(what if "attribute" in what else {})
+    data = data.assign(strange=("two", np.array(what["variable"]))) if "variable" in what else data
+    with pytest.raises(InputError, match=rf"^a\{ending} has no place for some of the data: [^\n]+$"):
+        save(data, path)
+    assert names(tmp_path) == [path.name]
+    assert set(load(path)) == set(dataset())
+
+
+def test_what_is_no_dataset_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"^A Dataset can be saved; got DataArray"):
+        save(dataset()["exit"], tmp_path / "a.nc")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"zarr_format": 2, "shape": [3]}', None])
+def test_a_store_that_has_lost_a_variable_is_damaged(tmp_path, content):
+    """Zarr itself leaves out what it cannot read."""
+    path = save(dataset(), tmp_path / "a.zarr")
+    about = path / "exit" / ".zarray"
+    about.unlink() if content is None else about.write_text(content)
+    with pytest.raises(InputError, match=r"^[^\n]+$"):
+        load(path)
+
+
+def test_a_name_of_an_unknown_encoding_is_refused(tmp_path):
+    """What netCDF's reader raises is then no error of files."""
+    path = save(dataset(), tmp_path / "a.nc")
+    path.write_bytes(path.read_bytes().replace(b"utf-8", b"ut2-8"))
+    with pytest.raises(InputError, match=r"a\.nc is not a file that limitformer saved: unknown encoding: ut2-8\.$"):
+        load(path)
+
+
+def test_a_file_that_claims_more_than_the_memory_is_refused(tmp_path):
+    path = save(dataset(), tmp_path / "a.zarr")
+    for name in ("exit", "exit_cause", "covariance"):
+        about = json.loads((path / name / ".zarray").read_text())
+        (path / name / ".zarray").write_text(json.dumps(about | {"shape": [10**13, *about["shape"][1:]]}))
+    with pytest.raises(
+        InputError, match=r"^What .*a\.zarr says that it holds takes [\d,.]+ GiB, more than is free\..*$"
+    ):
+        load(path)
+
+
+def test_the_dataset_says_what_it_is():
+    data = dataset(axis="time")
+    assert data["covariance"].dims == ("sample", "time", "token", "token_")
+    assert data["covariance"].attrs["units"] == "1"
+    assert data["time"].attrs["units"] == "depth/width"
+    assert dataset()["depth"].attrs["units"] == dataset()["exit"].attrs["units"] == "layer"
+    assert data.attrs["dtype"] == "float64"
+    assert data.attrs["limitformer_version"] == package_version()
+    assert np.datetime64(data.attrs["created"][:19]) <= np.datetime64("now")
+
+
+def plain_dataset(v, points):
+    none = np.zeros(1)
+    return covariance_dataset(
+        v, none, none.astype(np.int8), axis="depth", points=np.array(points), start=start(None), provenance={}
+    )
+
+
+def test_correlation_divides_by_both_deviations():
+    v = np.array([[[[4.0, 1.0], [1.0, 0.25]], [[1.0, -0.3], [-0.3, 9.0]]]])
+    empty = np.zeros(1)
+    data = covariance_dataset(
+        v, empty, empty.astype(np.int8), axis="depth", points=[0, 2], start=start(None), provenance={}
+    )
+    rho = correlation(data)
+    np.testing.assert_allclose(rho.values, [[[[1, 1], [1, 1]], [[1, -0.1], [-0.1, 1]]]], rtol=1e-15)
+    assert rho.dims == data["covariance"].dims
+    assert (rho.name, rho.attrs) == ("correlation", {"long_name": "correlation", "units": "1"})
+    np.testing.assert_array_equal(data["covariance"].values, v)
+
+
+@pytest.mark.parametrize("scale", [1e-150, 1e150])
+def test_correlation_does_not_leave_the_range_of_doubles(scale):
+    """Variances of 1e-300 and 1e300, whose product is neither."""
+    v = scale**2 * np.array([[[[4.0, 1.0], [1.0, 1.0]]]])
+    empty = np.zeros(1)
+    data = covariance_dataset(
+        v, empty, empty.astype(np.int8), axis="depth", points=[0], start=start(None), provenance={}
+    )
+    np.testing.assert_allclose(correlation(data).values[0, 0], [[1, 0.5], [0.5, 1]], rtol=1e-14)
