@@ -12,7 +12,7 @@ from scipy.stats import binom
 from torch import nn
 
 from limitformer.initialisation.weight_by_weight import check_initialisation
-from limitformer.weightless.law import make, table_of
+from limitformer.weightless.law import build_without_weights, table_of
 from limitformer.weightless.models import blueprint_of
 from weightless_families import CONFIGS
 
@@ -45,7 +45,7 @@ def law_and_reference(name):
     """Read once."""
     what = CONFIGS[name]() if name in CONFIGS else torchs_own
     blueprint = blueprint_of(what)
-    reference, found = make(blueprint, torch.float32)
+    reference, found = build_without_weights(blueprint, torch.float32)
     return table_of(blueprint, reference, found), reference
 
 

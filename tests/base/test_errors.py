@@ -12,7 +12,7 @@ import xarray as xr
 
 import limitformer as lf
 import limitformer_papers
-from limitformer.base.errors import MadeOf
+from limitformer.base.errors import PicklesArguments
 from limitformer.base.lock import CannotLockError
 from limitformer.designing import DesignInterrupted
 from limitformer.sweep import SweepInterrupted
@@ -44,7 +44,9 @@ def exceptions():
     }
     found = [value for name in names for value in vars(importlib.import_module(name)).values()]
     classes = {value for value in found if isinstance(value, type) and issubclass(value, BaseException)}
-    ours = {kind for kind in classes if kind.__module__.startswith(("limitformer.", "limitformer_papers."))} - {MadeOf}
+    ours = {kind for kind in classes if kind.__module__.startswith(("limitformer.", "limitformer_papers."))} - {
+        PicklesArguments
+    }
     return sorted(ours, key=lambda kind: kind.__qualname__)
 
 

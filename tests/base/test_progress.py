@@ -26,7 +26,7 @@ def terminal(monkeypatch):
 
 def test_the_bar_knows_the_time_left_however_long_a_piece_takes(clock, terminal, capsys):
     """Rich's own estimate shows -:--:-- where a piece takes more than 30 s."""
-    bar = progress.bar("networks", 8, 0.0)
+    bar = progress.progress_bar("networks", 8, 0.0)
     for done in range(1, 5):
         clock.now = 60.0 * done
         progress.advance(bar, done)
@@ -36,7 +36,7 @@ def test_the_bar_knows_the_time_left_however_long_a_piece_takes(clock, terminal,
 
 
 def test_what_was_done_before_is_not_counted_as_speed(clock, terminal):
-    bar = progress.bar("cells", 100, 90)
+    bar = progress.progress_bar("cells", 100, 90)
     clock.now = 50.0
     progress.advance(bar, 95)
     assert bar.progress.tasks[0].fields["left"] == "about 50 s left"
@@ -46,8 +46,8 @@ def test_what_was_done_before_is_not_counted_as_speed(clock, terminal):
 @pytest.mark.parametrize(("second", "says"), [(10.0, "networks: about 80 s in all; fewer samples.\n"), (2.4, "")])
 def test_long_work_is_estimated_once_with_a_quicker_setting(clock, capsys, second, says):
     """After the first piece; 19.2 s in all are not long."""
-    with progress.suggestion("fewer samples."):
-        bar = progress.bar("networks", 8, 0.0)
+    with progress.suggest_quicker("fewer samples."):
+        bar = progress.progress_bar("networks", 8, 0.0)
         for done in (1, 2, 3):
             clock.now = second * done
             progress.advance(bar, done)
@@ -55,9 +55,9 @@ def test_long_work_is_estimated_once_with_a_quicker_setting(clock, capsys, secon
 
 
 def test_without_a_suggestion_there_is_no_estimate(clock, capsys):
-    with pytest.raises(ZeroDivisionError), progress.suggestion("fewer samples."):
+    with pytest.raises(ZeroDivisionError), progress.suggest_quicker("fewer samples."):
         raise ZeroDivisionError
-    bar = progress.bar("networks", 8, 0.0)
+    bar = progress.progress_bar("networks", 8, 0.0)
     clock.now = 30.0
     progress.advance(bar, 1)
     assert capsys.readouterr().err == ""
@@ -65,8 +65,8 @@ def test_without_a_suggestion_there_is_no_estimate(clock, capsys):
 
 def test_a_process_that_shows_nothing_estimates_nothing(clock, capsys, monkeypatch):
     monkeypatch.setattr(progress, "PATIENCE", math.inf)
-    with progress.suggestion("fewer samples."):
-        bar = progress.bar("networks", 8, 0.0)
+    with progress.suggest_quicker("fewer samples."):
+        bar = progress.progress_bar("networks", 8, 0.0)
         clock.now = 30.0
         progress.advance(bar, 1)
     assert capsys.readouterr().err == ""

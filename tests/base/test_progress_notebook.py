@@ -50,7 +50,7 @@ def at(monkeypatch, *seconds):
 def test_a_bar_in_a_notebook_is_renewed_in_its_place(monkeypatch, pictures, capsys):
     """After two seconds, at most twice a second, with the time that is left; in the end nothing is left of it."""
     at(monkeypatch, 0.0, 1.0, 4.0, 4.3, 8.0)
-    bar = progress.bar("chains & <samples>", 10_000)
+    bar = progress.progress_bar("chains & <samples>", 10_000)
     for done in (0, 2500, 2600, 5000):
         progress.advance(bar, done)
     progress.advance(bar, -1)
@@ -68,13 +68,13 @@ def test_a_bar_in_a_notebook_is_renewed_in_its_place(monkeypatch, pictures, caps
 
 def test_short_work_shows_nothing_in_a_notebook(monkeypatch, pictures):
     monkeypatch.setattr(progress, "PATIENCE", 1000.0)
-    assert list(progress.tracked([1, 2, 3], "pieces")) == [1, 2, 3]
+    assert list(progress.track([1, 2, 3], "pieces")) == [1, 2, 3]
     assert pictures == []
 
 
 def test_rich_alone_would_warn(monkeypatch, pictures):
     """The reason for all this; warnings are errors here."""
     monkeypatch.setattr(sys.modules["IPython.display"], "display", lambda *_: None)
-    bar = progress.bar("samples", 3)
+    bar = progress.progress_bar("samples", 3)
     with pytest.raises(UserWarning, match="ipywidgets"):
         bar.progress.start()

@@ -19,7 +19,7 @@ from limitformer.initialisation.lines import p_of_lines
 from limitformer.initialisation.weight_by_weight import check_initialisation, initialisation
 from limitformer.initialisation.weight_tests import distance, even_moments, holm, p_values, pearson_tails
 from limitformer.weightless import laws
-from limitformer.weightless.law import make, table_of
+from limitformer.weightless.law import build_without_weights, table_of
 from limitformer.weightless.models import blueprint_of
 
 TITLES = {bug.key: bug.title for bug in BUGS}
@@ -40,7 +40,7 @@ FAMILIES = {
 def law_of(family):
     """Read before anything is planted."""
     blueprint = blueprint_of(FAMILIES[family]())
-    reference, found = make(blueprint, torch.float32)
+    reference, found = build_without_weights(blueprint, torch.float32)
     return table_of(blueprint, reference, found), reference
 
 

@@ -18,8 +18,8 @@ import own_parts_example as own
 from limitformer.base.errors import InputError, NotImportedError
 from limitformer.cli.app import app
 from limitformer.covariance.chain.own import elementwise_address, mixing_address
-from limitformer.models.functions import imported, is_path, path_of
-from limitformer.models.serial import described, from_record
+from limitformer.models.functions import import_function, is_path, path_of
+from limitformer.models.serial import describe, from_record
 from limitformer.nn.drawn.own import torch_elementwise, torch_mixing
 from limitformer.paths.exits import INSIDE, LEFT_BALL, NO_NUMBER
 
@@ -434,7 +434,7 @@ def test_json_has_functions_by_their_paths():
 def test_a_module_that_exits_is_one_line_too(monkeypatch, tmp_path):
     (tmp_path / "module_that_exits.py").write_text("raise SystemExit(3)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    refuses("The module module_that_exits cannot be imported: SystemExit: 3", imported, "module_that_exits:silu")
+    refuses("The module module_that_exits cannot be imported: SystemExit: 3", import_function, "module_that_exits:silu")
 
 
 def test_functions_that_cannot_be_imported_have_no_json_but_a_record():
@@ -449,7 +449,7 @@ def test_functions_that_cannot_be_imported_have_no_json_but_a_record():
         lf.from_json,
         found.attrs["model"],
     )
-    assert described(WHOLE) == lf.to_json(WHOLE)
+    assert describe(WHOLE) == lf.to_json(WHOLE)
     assert path_of(own.silu) == "own_parts_example:silu"
     assert path_of(replace) is not None
     assert path_of(lambda x: x) is None
@@ -471,7 +471,7 @@ def test_files_of_others_import_nothing(tmp_path, monkeypatch):
     assert from_record(record).gain_at(3) == pytest.approx(1)
     assert (tmp_path / "mark").exists()
     assert from_record(record, imports=False) == from_record(record)
-    assert imported("limitformer.models.activations:silu", imports=False)
+    assert import_function("limitformer.models.activations:silu", imports=False)
 
 
 def test_a_sweep_over_own_parts(tmp_path):

@@ -15,7 +15,7 @@ from limitformer.hf import ShapedTransformerConfig, ShapedTransformerForCausalLM
 from limitformer.hf.families import FAMILIES
 from limitformer.hf.float32 import Float32Conv1D, Float32LayerNorm
 from limitformer.nn import ShapedSelfAttention, Stack, gains, shaped_attention, shaped_block
-from limitformer.nn.attention_matrix import shown_matrix
+from limitformer.nn.attention_matrix import mixed_and_matrix
 from limitformer.nn.float32 import Float32Linear
 
 WIDTH, TOKENS, HEADS, DIM = 2048, 1024, 2, 64
@@ -76,7 +76,7 @@ def test_its_dtypes(inputs):
         assert shaped_attention(*small, **options).dtype == dtype
         for float32 in (False, True):
             mixed = shaped_attention(*small, **options, float32=float32)
-            shown, a = shown_matrix(mixed, *(x.requires_grad_() for x in small), **options)
+            shown, a = mixed_and_matrix(mixed, *(x.requires_grad_() for x in small), **options)
             assert torch.equal(shown, mixed)
             assert shown.dtype == mixed.dtype
             assert a.dtype == wanted

@@ -19,7 +19,7 @@ from limitformer.numerics.factor import (
     multiply_into,
     multiply_lower,
     multiply_transposed,
-    put,
+    put_in_lanes,
     root,
     trace_of_gram,
     triangularise,
@@ -247,7 +247,7 @@ def test_multiply_into_writes_the_columns_that_it_is_told(columns, offset):
 
 def test_put_fills_all_lanes():
     matrix, out = normals(3, 4, seed=10), np.full((3, 4, LANES), np.nan)
-    put(matrix, out)
+    put_in_lanes(matrix, out)
     np.testing.assert_array_equal(out, np.broadcast_to(matrix[..., None], out.shape))
 
 

@@ -8,7 +8,7 @@ import pytest
 from limitformer.covariance.limit.path import check_cone
 from limitformer.models import GELU, ShapedAttention, ShapedReLU, SoftmaxAttention, Transformer
 from limitformer.numerics.lanes import LANES
-from limitformer.paths.arrays import as_kept
+from limitformer.paths.arrays import as_result_array
 from limitformer.paths.exits import (
     CAUSES,
     INSIDE,
@@ -17,13 +17,13 @@ from limitformer.paths.exits import (
     OVERFLOW_RADIUS,
     check_ball,
     check_factor,
-    clear,
+    clear_exits,
     first_at,
-    keep_before,
-    leave,
+    keep_previous,
     open_ledger,
+    record_exit,
 )
-from limitformer.paths.recording import Record, write, write_factor
+from limitformer.paths.recording import RecordArrays, write, write_factor
 from limitformer.simulation.limit import limit
 from limitformer.simulation.simulate import simulate
 
@@ -233,7 +233,7 @@ def gram_of(factor):
 
 def ledger_of(factor=None, previous=None, tokens=2):
     ledger = open_ledger(tokens)
-    clear(ledger)
+    clear_exits(ledger)
     if factor is not None:
         ledger.now[:] = gram_of(factor)
     if previous is not None:
@@ -244,7 +244,7 @@ def ledger_of(factor=None, previous=None, tokens=2):
 def record_of(covariance):
     """That V is to be kept, in `covariance` (replicas, points, 2, 2)."""
     nothing, kept = np.empty((len(covariance), 0, 0)), covariance.reshape(*covariance.shape[:2], 4)
-    return Record(np.empty((0, 2), np.int64), np.inf, as_kept(kept), *[as_kept(nothing)] * 3)
+    return RecordArrays(np.empty((0, 2), np.int64), np.inf, as_result_array(kept), *[as_result_array(nothing)] * 3)
 
 
 def check(factor, radius, previous=None, step=3, ledger=None):
@@ -262,12 +262,12 @@ def check(factor, radius, previous=None, step=3, ledger=None):
 
 def test_a_new_ledger_knows_of_no_exit():
     ledger = open_ledger(3)
-    clear(ledger)
+    clear_exits(ledger)
     assert (ledger.exits == np.inf).all()
     assert (ledger.causes == INSIDE).all()
     assert ledger.now.shape == ledger.before.shape == ledger.kept.shape == (3, 3, LANES)
-    leave(2, 5, LEFT_CONE, ledger.now, ledger)
-    clear(ledger)
+    record_exit(2, 5, LEFT_CONE, ledger.now, ledger)
+    clear_exits(ledger)
     assert (ledger.exits == np.inf).all()
     assert (ledger.causes == INSIDE).all()
 
@@ -275,7 +275,7 @@ def test_a_new_ledger_knows_of_no_exit():
 @pytest.mark.parametrize("lane", range(LANES))
 def test_leaving_is_noted_for_one_lane(lane):
     ledger, value = ledger_of(), np.random.default_rng(0).standard_normal((2, 2, LANES))
-    leave(lane, 7, LEFT_CONE, value, ledger)
+    record_exit(lane, 7, LEFT_CONE, value, ledger)
     others = np.arange(LANES) != lane
     assert (ledger.exits[lane], ledger.causes[lane]) == (7, LEFT_CONE)
     np.testing.assert_array_equal(ledger.kept[..., lane], value[..., lane])
@@ -363,7 +363,7 @@ def test_the_cone_is_left_lane_by_lane(lane):
 
 def test_keep_before_copies_now():
     ledger = ledger_of(factors(), factors() / 2)
-    keep_before(ledger)
+    keep_previous(ledger)
     np.testing.assert_array_equal(ledger.before, gram_of(factors()))
     np.testing.assert_array_equal(ledger.now, gram_of(factors()))
 
@@ -384,7 +384,7 @@ def test_what_is_asked_for_is_written_and_what_has_left_is_held(replicas):
     ledger = ledger_of()
     for step in range(7):
         ledger.now[:] = gram_of(factors()) * (1 + step)
-        leave(step, step, LEFT_BALL, ledger.now, ledger)
+        record_exit(step, step, LEFT_BALL, ledger.now, ledger)
         write(points, step, record_of(covariance), ledger)
     for lane in range(replicas):
         for k, point in enumerate(points[:4]):
@@ -398,7 +398,7 @@ def test_what_is_asked_for_is_written_and_what_has_left_is_held(replicas):
 def test_the_factors_gram_matrix_is_written_where_it_is_asked_for():
     """And nowhere else: at other steps the ledger's V is not even formed."""
     points, covariance, ledger = np.array([1, 4]), np.full((LANES, 2, 2, 2), np.nan), ledger_of()
-    leave(3, 0, LEFT_BALL, np.full((2, 2, LANES), 7.0), ledger)
+    record_exit(3, 0, LEFT_BALL, np.full((2, 2, LANES), 7.0), ledger)
     for step in range(4):
         write_factor(factors() * (1 + step), points, step, record_of(covariance), ledger)
     expected = np.moveaxis(4 * gram_of(factors()), -1, 0)

@@ -484,16 +484,16 @@ def test_no_more_parts_wait_than_threads_will_soon_take(monkeypatch):
 
 
 def test_announcements_come_after_a_second(capsys):
-    with progress.announced("Compiling"):
+    with progress.notice_if_slow("Compiling"):
         time.sleep(1.3)
     assert "Compiling …" in capsys.readouterr().err
 
 
 def test_announcements_do_not_come_before_a_second(capsys):
     """Nor afterwards: the timer is cancelled, also where the block fails."""
-    with pytest.raises(ZeroDivisionError), progress.announced("Compiling"):
+    with pytest.raises(ZeroDivisionError), progress.notice_if_slow("Compiling"):
         raise ZeroDivisionError
-    with progress.announced("Compiling"):
+    with progress.notice_if_slow("Compiling"):
         time.sleep(0.1)
     time.sleep(1.1)
     assert capsys.readouterr() == ("", "")
@@ -530,7 +530,7 @@ def test_and_then_a_line_a_minute(monkeypatch, capsys):
     """With the time that is left, from what was done since it began; in a process that shows nothing, none."""
     clock = iter([100.0, 100.5, 130.0, 161.0, 170.0, 222.0, 500.0])
     monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    shown = progress.bar("chain samples", 10_000)
+    shown = progress.progress_bar("chain samples", 10_000)
     for done in (4000, 4100.5, 5000.25, 5100, 9000):
         progress.advance(shown, done)
     lines = capsys.readouterr().err.splitlines()

@@ -9,7 +9,7 @@ from scipy.stats import binomtest
 import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer.numerics.lanes import LANES
-from limitformer.paths.arrays import all_pairs, as_kept
+from limitformer.paths.arrays import all_pairs, as_result_array
 from limitformer.results.datasets import tokens_of
 from limitformer.results.outcomes import OUTCOMES, wilson
 from limitformer.sphere.forest import open_forest
@@ -45,7 +45,13 @@ def recorded(x, tolerance=TOLERANCE, pairs=None, outcome=True, dtype=np.float64)
         nothing = np.empty((len(part), 1, 0), dtype)
         stopped = np.empty(len(part))
         record = Record(
-            pairs, tolerance, as_kept(overlap[rows]), as_kept(gap[rows]), out[rows], as_kept(nothing), stopped
+            pairs,
+            tolerance,
+            as_result_array(overlap[rows]),
+            as_result_array(gap[rows]),
+            out[rows],
+            as_result_array(nothing),
+            stopped,
         )
         write_point(lanes, forest, 0, record, work)
     return out[:, 0] if outcome else (overlap[:, 0], gap[:, 0])

@@ -352,9 +352,9 @@ def test_networks_are_made_twice_where_everything_is_understood():
 
 def test_the_global_generators_are_left_alone():
     np.random.seed(3)
-    before = network.chance()
+    before = network.random_states()
     lf.weightless.simulate(Numpy, IDS, samples=2, **OPTIONS)
-    assert network.chance() == before
+    assert network.random_states() == before
 
 
 @pytest.mark.parametrize(

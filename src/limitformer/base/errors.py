@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from typing import Any
 
 
-class MadeOf(BaseException):
-    """An exception that is made of something else than its message, and is pickled as that: `made_of`."""
+class PicklesArguments(BaseException):
+    """An exception that is made of something else than its message, and is pickled as that: `pickled_arguments`."""
 
-    made_of: tuple[object, ...]
+    pickled_arguments: tuple[object, ...]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Exceptions go between processes; the message alone makes none of these."""
-        return type(self), self.made_of, vars(self)
+        return type(self), self.pickled_arguments, vars(self)
 
 
 class InputError(ValueError):
@@ -25,12 +25,12 @@ class NoLimitError(InputError):
     """The model has no infinite-depth limit that is known; the message names the scaling that is missing."""
 
 
-class MissingExtraError(MadeOf, ImportError):
+class MissingExtraError(PicklesArguments, ImportError):
     """An optional package that is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"This needs {package}, which is not installed: pip install 'limitformer[{extra}]'.")
-        self.package, self.extra = self.made_of = package, extra
+        self.package, self.extra = self.pickled_arguments = package, extra
 
 
 class NotImportedError(InputError):
@@ -88,7 +88,7 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text).strip()
 
 
-def keep(part: object, **values: object) -> None:
+def set_fields(part: object, **values: object) -> None:
     """Set fields of a frozen dataclass to the plain values that they were checked to be."""
     for name, value in values.items():
         object.__setattr__(part, name, value)

@@ -27,7 +27,7 @@ def one_line(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def printed() -> Iterator[None]:
+def escaped_errors() -> Iterator[None]:
     """Raise each `InputError` with a message that a terminal shows as it is, whatever names of others stand in it."""
     try:
         yield

@@ -12,7 +12,7 @@ Handler = Callable[[int, Any], object]
 
 
 @contextmanager
-def heard_by(handler: Handler) -> Iterator[Any]:
+def route_interrupts(handler: Handler) -> Iterator[Any]:
     """In the block Ctrl-C goes to `handler`; gives the one before. In another than the main thread, nothing changes."""
     ours = threading.current_thread() is threading.main_thread()  # no other has a handler
     before = signal.signal(signal.SIGINT, handler) if ours else None
@@ -29,7 +29,7 @@ def interrupts_wait() -> Iterator[None]:
     resource_tracker.ensure_running()  # multiprocessing's own helper, which would let Ctrl-C in when it starts
     waiting: list[int] = []
     try:
-        with heard_by(lambda number, _: waiting.append(number)):
+        with route_interrupts(lambda number, _: waiting.append(number)):
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 yield
@@ -40,6 +40,6 @@ def interrupts_wait() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def tell(line: str) -> None:
+def write_notice(line: str) -> None:
     """One line on stderr from within a handler of signals, where a stream may be in the middle of a write."""
     os.write(2, f"\n{line}\n".encode())

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from limitformer.base.errors import InputError, MadeOf, printable
-from limitformer.base.progress import say
+from limitformer.base.errors import InputError, PicklesArguments, printable
+from limitformer.base.progress import print_line
 
 try:
     import fcntl
@@ -26,12 +26,12 @@ LONGEST = 200  # characters of a holder's description
 NEAREST = "Nearest: wait until it has ended, or another folder."
 
 
-class CannotLockError(MadeOf, InputError):
+class CannotLockError(PicklesArguments, InputError):
     """The lock file cannot be made; the `reason` as the system numbers it."""
 
     def __init__(self, what: str, error: OSError) -> None:
         super().__init__(f"Cannot lock {what}: {error.strerror} ({error.filename}).")
-        self.reason, self.made_of = error.errno, (what, error)
+        self.reason, self.pickled_arguments = error.errno, (what, error)
 
 
 @contextmanager
@@ -76,13 +76,13 @@ def acquired(place: Path, what: str) -> int:
 def locked(file: int, what: str) -> bool:
     """Lock the file if it is free; where there are no locks, say so and go on."""
     if fcntl is None:
-        say(f"Nobody can lock {what} on this system: see to it that no other process works on it.")
+        print_line(f"Nobody can lock {what} on this system: see to it that no other process works on it.")
         return True
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in WITHOUT_LOCKS:
-            say(f"The file system of {what} has no locks: see to it that no other process works on it.")
+            print_line(f"The file system of {what} has no locks: see to it that no other process works on it.")
             return True
         if error.errno in (errno.EACCES, errno.EAGAIN):
             return False

@@ -20,11 +20,11 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar
 
 from limitformer.base.errors import require
-from limitformer.base.interrupts import heard_by, interrupts_wait, tell
+from limitformer.base.interrupts import interrupts_wait, route_interrupts, write_notice
 
 Task = TypeVar("Task")
 Outcome = TypeVar("Outcome")
-Asked = Callable[[], bool]  # in a worker whose task saves: whether it should, and stop
+StopRequested = Callable[[], bool]  # in a worker whose task saves: whether it should, and stop
 
 BATCH_SECONDS = 0.2  # of work that is handed out at a time
 LARGEST_BATCH = 64
@@ -34,7 +34,7 @@ spawning: Any = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostTask:
     """A task that is given up, as its worker died: how often, and the last exit code."""
 
     times: int
@@ -97,7 +97,7 @@ class Pool(Generic[Task, Outcome]):
         seconds: of a task, as far as is known.
     """
 
-    begin: Callable[[int, Asked], Callable[[Task], Outcome]]
+    begin: Callable[[int, StopRequested], Callable[[Task], Outcome]]
     count: int
     caller: str
     patience: int = 1
@@ -109,10 +109,10 @@ class Pool(Generic[Task, Outcome]):
     pending: deque[int] = field(default_factory=deque)
     deaths: Counter[int] = field(default_factory=Counter)
 
-    def outcomes(self, tasks: Sequence[Task]) -> Generator[tuple[Task, Outcome | Lost], None, None]:
+    def outcomes(self, tasks: Sequence[Task]) -> Generator[tuple[Task, Outcome | LostTask], None, None]:
         """(task, what it gave) of each, as they end; close the iterator to end the processes before."""
         self.tasks, self.pending = tasks, deque(range(len(tasks)))
-        with heard_by(self.hear) if self.saves else nullcontext():
+        with route_interrupts(self.hear) if self.saves else nullcontext():
             try:
                 for place in range(min(self.count, len(tasks))):
                     self.refill(self.start(place))
@@ -155,7 +155,7 @@ class Pool(Generic[Task, Outcome]):
         share = -(-len(self.pending) // (2 * self.count))
         return min(LARGEST_BATCH, max(1, int(BATCH_SECONDS / max(self.seconds, 1e-6))), share)
 
-    def listen(self, worker: Worker) -> Iterator[tuple[Task, Outcome | Lost]]:
+    def listen(self, worker: Worker) -> Iterator[tuple[Task, Outcome | LostTask]]:
         """What a worker has to say: that it has begun, an outcome, or that it has died."""
         try:
             message = worker.connection.recv()
@@ -171,7 +171,7 @@ class Pool(Generic[Task, Outcome]):
         self.refill(worker)
         yield self.tasks[number], outcome
 
-    def bury(self, worker: Worker) -> Iterator[tuple[Task, Outcome | Lost]]:
+    def bury(self, worker: Worker) -> Iterator[tuple[Task, Outcome | LostTask]]:
         """Replace a dead worker; its tasks are handed out again, but the one it died in only so often."""
         worker.process.join()
         self.workers.remove(worker)
@@ -186,7 +186,7 @@ class Pool(Generic[Task, Outcome]):
         if self.pending and not self.heard:
             self.refill(self.start(worker.place))
         if given_up:
-            yield self.tasks[first], Lost(self.deaths[first], code)
+            yield self.tasks[first], LostTask(self.deaths[first], code)
 
     def check_birth(self, code: int) -> None:
         """Raise `InputError` if one worker after the other has died before it could begin."""
@@ -201,7 +201,7 @@ class Pool(Generic[Task, Outcome]):
         """Ctrl-C: all save and stop; a second one: they end at once."""
         self.heard += 1
         if self.heard == 1:
-            tell("Finishing the steps in work; Ctrl-C again to stop at once.")
+            write_notice("Finishing the steps in work; Ctrl-C again to stop at once.")
         for worker in self.workers:
             worker.tell(None) if self.heard == 1 else worker.process.terminate()
 

@@ -24,7 +24,7 @@ SUGGESTION = ""  # the quicker setting of the command that runs
 
 
 @contextmanager
-def suggestion(quicker: str) -> Iterator[None]:
+def suggest_quicker(quicker: str) -> Iterator[None]:
     """Print the first estimate of long work in the block, with a quicker setting; "" prints none."""
     global SUGGESTION
     SUGGESTION = quicker
@@ -40,14 +40,14 @@ def hide() -> None:
     PATIENCE = math.inf
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print one line on stderr as it is; a stderr that cannot be written ends no work."""
     with suppress(OSError):
         Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
-def announcement(message: str) -> Iterator[Callable[[], None]]:
+def delayed_notice(message: str) -> Iterator[Callable[[], None]]:
     """Say `message` on the terminal if the block takes a second after the call of what it is given."""
     timer = threading.Timer(1.0, lambda: Console(stderr=True).print(f"{message} …", style="dim", highlight=False))
     timer.daemon = True
@@ -63,9 +63,9 @@ def announcement(message: str) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def announced(message: str) -> Iterator[None]:
+def notice_if_slow(message: str) -> Iterator[None]:
     """Say `message` on the terminal if the block takes more than a second."""
-    with announcement(message) as begin:
+    with delayed_notice(message) as begin:
         begin()
         yield
 
@@ -99,7 +99,7 @@ class Bar:
         if now - self.said < MINUTE or math.isinf(PATIENCE):
             return
         self.said = now
-        say(self.line(done, left))
+        print_line(self.line(done, left))
 
     @property
     def total(self) -> float:
@@ -118,7 +118,7 @@ class Bar:
             return
         self.estimated, whole = True, seconds * (self.total - first) / (done - first)
         if whole > LONG:
-            say(f"{self.progress.tasks[0].description}: {duration(whole)} in all; {SUGGESTION}")
+            print_line(f"{self.progress.tasks[0].description}: {duration(whole)} in all; {SUGGESTION}")
 
     def line(self, done: float, left: str) -> str:
         """Return what is done, of what, and the time that is left."""
@@ -174,7 +174,7 @@ def duration(seconds: float) -> str:
     return f"about {seconds / 60:.0f} min" if seconds > 90 else f"about {seconds:.0f} s"
 
 
-def bar(description: str, total: int, first: float | None = None) -> Bar:
+def progress_bar(description: str, total: int, first: float | None = None) -> Bar:
     """Make a bar for `total` pieces of work, `first` of which are done; None: as many as are at first shown.
 
     The time that is left is our own estimate: that of Rich forgets what is more than 30 seconds old.
@@ -198,9 +198,9 @@ def advance(shown: Bar | None, done: float) -> None:
         shown.close()
 
 
-def tracked(items: Sequence[T], description: str) -> Iterator[T]:
+def track(items: Sequence[T], description: str) -> Iterator[T]:
     """The items one after the other, with a bar if they take more than `PATIENCE` seconds together."""
-    shown = bar(description, len(items), 0.0)
+    shown = progress_bar(description, len(items), 0.0)
     try:
         for done, item in enumerate(items, 1):
             yield item

@@ -25,13 +25,13 @@ from limitformer.initialisation.report import InitialisationReport
 from limitformer.initialisation.weight_by_weight import check_initialisation
 from limitformer.models import equicorrelated, from_text
 from limitformer.models.text import words_of
-from limitformer.nn.drawn.simulate import known_device, torch_seed
+from limitformer.nn.drawn.simulate import resolve_device, torch_seed
 from limitformer.weightless.inputs import Inputs, Loss, default_loss, inputs_of
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.laws import CONSTANT
 from limitformer.weightless.models import Blueprint
 from limitformer.weightless.network import Weightless
-from limitformer.weightless.simulate import passes
+from limitformer.weightless.simulate import run_passes
 
 MOVED = 0.02  # standard deviation of a weight that started at zero, once it has moved
 
@@ -144,7 +144,7 @@ def measure(subject: Subject, text: Any, tokens: int, samples: int, options: dic
         return report_of(subject, held, None, None, weights_of(subject.module, None), about)
     found = weightless_of(subject.blueprint, options["overrides"])
     weights = weights_of(subject.module, found)  # before any pass: a module may change its buffers as it runs
-    lawful = passes(found, inputs, loss, samples, options["seed"], progress=options["progress"])
+    lawful = run_passes(found, inputs, loss, samples, options["seed"], progress=options["progress"])
     if held is None:
         about |= zeros_of_law(found, lawful, inputs, loss, options)
     return report_of(subject, held, lawful, found.table, weights, about)
@@ -184,7 +184,7 @@ def zeros_of_law(
 
     def moved(names: list[str]) -> xr.Dataset:
         other = weightless_of(found.blueprint, {**(options["overrides"] or {}), **dict.fromkeys(names, MOVED)})
-        return passes(other, inputs, loss, 1, options["seed"], progress=False)
+        return run_passes(other, inputs, loss, 1, options["seed"], progress=False)
 
     zeros = [name for name, law in found.laws.items() if law.kind == CONSTANT and law.shift == 0]
     return zeros_of(lawful, zeros, moved)
@@ -218,7 +218,7 @@ def about_loss(blueprint: Blueprint) -> dict[str, Any]:
 
 def weightless_of(blueprint: Blueprint, overrides: Mapping[str, Any] | None = None) -> Weightless:
     """The network without weights, on a GPU where there is one."""
-    return Weightless(blueprint, torch.float32, torch.device(known_device(None)), dict(overrides or {}))
+    return Weightless(blueprint, torch.float32, torch.device(resolve_device(None)), dict(overrides or {}))
 
 
 def report_of(

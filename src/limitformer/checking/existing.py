@@ -20,14 +20,14 @@ from limitformer.weightless.measure import (
     blocks_of,
     grown_axis,
     mixed_sequences,
-    read_where,
     stream_axis,
     stream_shapes,
+    where_parameters_are_read,
 )
-from limitformer.weightless.network import chance, output_sizes
-from limitformer.weightless.reachable import State, strays
+from limitformer.weightless.network import output_sizes, random_states
+from limitformer.weightless.reachable import State, stray_tensors
 from limitformer.weightless.run import gradient_norm
-from limitformer.weightless.simulate import close
+from limitformer.weightless.simulate import equal_up_to_rounding
 from limitformer.weightless.threads import one_thread
 
 REPEATS = 1e-4  # between two calls
@@ -46,7 +46,7 @@ def measured(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset
     """
     blocks = blocks_of(module)
     require(bool(blocks), f"{type(module).__name__} has no list of blocks (ModuleList or Sequential) to look at.")
-    every = [*module.named_parameters(), *module.named_buffers(), *strays(module)]
+    every = [*module.named_parameters(), *module.named_buffers(), *stray_tensors(module)]
     missing = [name for name, each in every if isinstance(each, Tensor) and each.is_meta]
     require(not missing, f"{''.join(missing[:1])} of {type(module).__name__} is on the meta device and has no values.")
     weights = {name: each for name, each in module.named_parameters() if each.requires_grad}
@@ -68,7 +68,11 @@ def measured(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset
             looks.state.restore()
     dimensions = {name: each.dim() for name, each in weights.items()}
     return dataset(
-        [found], dimensions, read_where(module, measure), inputs, {"description": "a module that exists", "samples": 1}
+        [found],
+        dimensions,
+        where_parameters_are_read(module, measure),
+        inputs,
+        {"description": "a module that exists", "samples": 1},
     )
 
 
@@ -83,10 +87,10 @@ class Looks:
     def one(self, inputs: Inputs, arguments: dict[str, Any], axis: int | None, gradients: bool) -> tuple[Any, Measure]:
         """The output, and what was seen."""
         self.state.restore()
-        measure, before, name = Measure(self.blocks, 1, inputs.rows, inputs.counted, axis), chance(), self.name
+        measure, before, name = Measure(self.blocks, 1, inputs.rows, inputs.counted, axis), random_states(), self.name
         with torch.set_grad_enabled(gradients):
             out = called(self.module, arguments, measure)
-        require(chance() == before, f"{name} draws random numbers of its own when it runs.")
+        require(random_states() == before, f"{name} draws random numbers of its own when it runs.")
         changed = self.state.changed_weight()
         require(changed is None, f"{name} changes its parameter {changed} when it runs.")
         return out, measure
@@ -122,7 +126,9 @@ class Looks:
             raise mixed_sequences(self.name, inputs.batch_dim)
         out_again, again = self.one(inputs, placed(inputs, self.module), axis, gradients=False)
         before, after = ([*one.covariance, output_sizes(each)] for each, one in ((out, first), (out_again, again)))
-        alike = [close(a.cpu().numpy(), b.cpu().numpy(), REPEATS) for a, b in zip(before, after, strict=True)]
+        alike = [
+            equal_up_to_rounding(a.cpu().numpy(), b.cpu().numpy(), REPEATS) for a, b in zip(before, after, strict=True)
+        ]
         require(all(alike), f"{self.name} gives other numbers when it is called again with the same inputs.")
 
 

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from limitformer.base.errors import InputError, require
-from limitformer.base.foreign import one_line, printed, readable_name
+from limitformer.base.foreign import escaped_errors, one_line, readable_name
 from limitformer.checking.weights import check_numbers, weights_in
 from limitformer.hf import load_shaped
 from limitformer.hf.attention import ATTENTION
 from limitformer.hf.marks import recorded_class, unmark
 from limitformer.weightless.classes import family_classes, named_class
 from limitformer.weightless.configurations import config_from, values_in
-from limitformer.weightless.models import eager
+from limitformer.weightless.models import as_plain_formulas
 from limitformer.weightless.sizes import Size, require_room, size_of
 
 SHOWN = 3  # names in a message
@@ -37,7 +37,7 @@ NAMES_CODE = (
 )
 
 
-@printed()
+@escaped_errors()
 def load(folder: Path) -> tuple[nn.Module, tuple[str, ...]]:
     """The network in a checkpoint's folder, and the weights of its files that no class of this network reads.
 
@@ -60,7 +60,7 @@ def load(folder: Path) -> tuple[nn.Module, tuple[str, ...]]:
     if kind is None:
         names = fitting_class(config, None, tensors) or ", ".join(list(family_classes(config))[:SHOWN])
         raise InputError(f"config.json in {folder} must name the class under 'architectures', such as {names}.")
-    config = eager(config)
+    config = as_plain_formulas(config)
     size = size_of(lambda: kind(config), kind.__name__)
     check_numbers(tensors, size.names)
     check_room(size, tensors, folder)
@@ -115,7 +115,7 @@ def shaped_in(folder: Path, values: dict[str, Any]) -> nn.Module:
     kind, tensors = recorded_class(config), weights_in(folder)
     unmark(config)
     check_numbers(tensors, tensors)
-    size = size_of(lambda: kind(eager(config)), kind.__name__)
+    size = size_of(lambda: kind(as_plain_formulas(config)), kind.__name__)
     check_room(size, tensors, folder)
     both = {name: (tuple(tensors[name].shape), shape) for name, shape in size.names.items() if name in tensors}
     other = [f"{name} {there} for {wanted}" for name, (there, wanted) in sorted(both.items()) if there != wanted]

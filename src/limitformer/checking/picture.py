@@ -44,7 +44,7 @@ def draw(report: "Report") -> Figure:
 
 def draw_one(axes: Axes, report: "Report", name: str) -> None:
     """The law's band, the network's curve or the law's middle, and the other network's."""
-    at = places(report.curves[name])
+    at = layer_numbers(report.curves[name])
     if report.band is not None and name in report.band:
         band = over_heads(report.band[name])
         low, middle, high = (band.sel(edge=edge).values for edge in ("low", "middle", "high"))
@@ -55,10 +55,10 @@ def draw_one(axes: Axes, report: "Report", name: str) -> None:
         axes.plot(at, typical(report.curves[name]), color=RED if report.exists else BLUE, label=label)
     if report.against is not None and name in report.against.curves:
         other = report.against.curves[name]
-        axes.plot(places(other), typical(other), color=ORANGE, linestyle="--", label=report.against.name)
+        axes.plot(layer_numbers(other), typical(other), color=ORANGE, linestyle="--", label=report.against.name)
 
 
-def places(curve: xr.DataArray) -> Any:
+def layer_numbers(curve: xr.DataArray) -> Any:
     """Layers from 0, or blocks from 1."""
     name = "layer" if "layer" in curve.dims else "block"
     return curve[name].values if name in curve.coords else np.arange(curve.sizes[name])

@@ -51,7 +51,7 @@ def subject_of(what: Any, settings: Mapping[str, Any] | None = None, shaping: Sh
         given = "settings" if settings else "shaping" if shaping else None
         require(given is None, f"{given} are for configurations; this network has its weights already.")
         return existing(what) if isinstance(what, nn.Module) else loaded(Path(what))
-    blueprint = blueprint_of(changed(what, settings) if settings else what)
+    blueprint = blueprint_of(with_fields(what, settings) if settings else what)
     if isinstance(what, str):
         blueprint = replace(
             blueprint, name=readable_name(Path(what)) if not what.lstrip().startswith("{") else blueprint.name
@@ -77,7 +77,7 @@ def centred(model: Transformer | None) -> bool:
     return model is not None and model.attention is not None and bool(model.attention.interventions[1])
 
 
-def changed(what: Any, settings: Mapping[str, Any]) -> Any:
+def with_fields(what: Any, settings: Mapping[str, Any]) -> Any:
     """The configuration, or the Transformer, with some of its fields changed."""
     what = config_of(what) if isinstance(what, str | Path | dict) else what
     if isinstance(what, Transformer):

@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from limitformer.base.errors import InputError, require
-from limitformer.base.foreign import file_in, one_line, printed, readable_name, small_file_in
+from limitformer.base.foreign import escaped_errors, file_in, one_line, readable_name, small_file_in
 from limitformer.models.serial import json_object
-from limitformer.models.text import beginnings, read_text
+from limitformer.models.text import prefixes, read_text
 
 CONFIGURATION, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 VOCABULARY = (
@@ -65,7 +65,7 @@ class FolderTokenizer:
             InputError: the folder holds no tokenizer that can be used, or the text cannot be read.
         """
         before: list[int] = []
-        for part, whole in beginnings(text, CHARACTERS * count):
+        for part, whole in prefixes(text, CHARACTERS * count):
             now = self.encoded(part)
             if whole or (len(before) > count and before[:count] == now[:count]):
                 break
@@ -88,7 +88,7 @@ def folder_tokenizer(folder: Path) -> FolderTokenizer | None:
     return FolderTokenizer(folder) if any((folder / name).exists() for name in (*DATA, CONFIGURATION)) else None
 
 
-@printed()
+@escaped_errors()
 def tokenizer_in(folder: Path) -> Any:
     """The tokenizer itself.
 

@@ -19,7 +19,7 @@ from limitformer.cli.check_options import (
 )
 from limitformer.cli.check_report import next_command, print_report
 from limitformer.cli.endings import begin_work
-from limitformer.cli.report import errors_in_one_line, say
+from limitformer.cli.report import errors_in_one_line, print_plain
 
 FAILED = 1
 SHAPED = ("gamma", "tau0", "gamma1", "gamma2", "shaped_relu", "per_head", "trained", "float32")  # of hf.Shaping
@@ -72,7 +72,7 @@ def check(
         require(out is None or bool(out.strip()), "--out must be a folder; got ''. Nearest: --out . for this one.")
         place = None if out is None else Path(out)
         from limitformer.base.files import check_writable
-        from limitformer.base.progress import suggestion
+        from limitformer.base.progress import suggest_quicker
         from limitformer.checking import check as run_check
 
         # isort: split
@@ -84,7 +84,7 @@ def check(
         if options["shaping"] is not None:
             options["shaping"] = shaping_of(options["shaping"])
         begin_work()
-        with suggestion(quicker("--samples", samples)):
+        with suggest_quicker(quicker("--samples", samples)):
             report = run_check(what, text, gradients=gradients, against=against, seed=seed, **options)
         written = [] if place is None else report.save(place)
         print_report(report)
@@ -93,8 +93,8 @@ def check(
         if report.against is not None:
             print_report(report.against)
         if written:
-            say("Wrote " + ", ".join(map(str, written)))
-        say("\n" + next_command(report, what, settings, shaped is not None, place))
+            print_plain("Wrote " + ", ".join(map(str, written)))
+        print_plain("\n" + next_command(report, what, settings, shaped is not None, place))
         judged = not (fail_on and report.trained)
         require(judged, f"--fail-on: {report.name} is trained, so that no verdict on its initialisation is given.")
         if report.failed(fail_on):
@@ -136,7 +136,7 @@ def show_shapes() -> None:
     from limitformer.weightless.shapes import shapes
 
     for name, shape in shapes().items():
-        say(f"{name:18} {shape['source']}")
+        print_plain(f"{name:18} {shape['source']}")
 
 
 def shaping_options(given: str | None) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from limitformer.cli.check_options import (
     require_readable,
 )
 from limitformer.cli.endings import begin_work
-from limitformer.cli.report import errors, errors_in_one_line, say
+from limitformer.cli.report import errors, errors_in_one_line, print_plain
 
 REGION = "design.nc"
 USUAL = ("initializer_range", "output", "gamma", "tau0")  # without --knobs
@@ -85,7 +85,7 @@ def design(
         require_known(what)
         require_readable(text)
         from limitformer.base.files import check_writable
-        from limitformer.base.progress import suggestion
+        from limitformer.base.progress import suggest_quicker
         from limitformer.designing import DesignInterrupted
         from limitformer.designing import design as run_design
 
@@ -95,16 +95,16 @@ def design(
         partial = None if out is None else unfinished(out)
         options |= {"knobs": names, "objective": objective, "risk": risk, "grid": values, "seed": seed}
         try:
-            with suggestion("a --grid of fewer values, or fewer --tokens, is quicker."):
+            with suggest_quicker("a --grid of fewer values, or fewer --tokens, is quicker."):
                 found = run_design(what, text, partial=partial, **options)
         except DesignInterrupted as interrupt:
             keep_partial(interrupt, out)
             raise
         written = [] if out is None else found.save(out)
-        say(str(found))
-        say(f"\n{found.python()}")
+        print_plain(str(found))
+        print_plain(f"\n{found.python()}")
         if written:
-            say("Wrote " + ", ".join(map(str, written)))
+            print_plain("Wrote " + ", ".join(map(str, written)))
 
 
 def knobs_of(text: str) -> list[str]:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from limitformer.cli.endings import begin_work
 from limitformer.cli.overlap_words import words_of
-from limitformer.cli.report import errors_in_one_line, say, screen
+from limitformer.cli.report import errors_in_one_line, print_plain, screen
 from limitformer.cli.sphere_options import HeadDim, Heads, Mask, QueryKey, Tau, parse_clusters, sphere_model
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def overlap(
         answer = asked(diffusion, start, target)
         summary = diffusion.summary() | answer
         if as_json:
-            say(json.dumps(summary, indent=2, allow_nan=False))
+            print_plain(json.dumps(summary, indent=2, allow_nan=False))
         else:
             screen.print(words_of(summary), markup=False, highlight=False)
             screen.print(table_of(summary))

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from limitformer.base.errors import require
 from limitformer.cli.endings import begin_work
-from limitformer.cli.report import errors_in_one_line, say, screen
+from limitformer.cli.report import errors_in_one_line, print_plain, screen
 from limitformer.cli.sphere_options import (
     MOST_CELLS,
     HeadDim,
@@ -91,7 +91,7 @@ def phase(
     """
     with errors_in_one_line():
         from limitformer.base.files import check_writable
-        from limitformer.base.progress import suggestion
+        from limitformer.base.progress import suggest_quicker
         from limitformer.sweep.phase import phase_diagram
 
         check_run(layers_per_unit_time, early_stop)
@@ -100,7 +100,7 @@ def phase(
         if out is not None:
             check_writable(out)
         begin_work()
-        with suggestion(f"--samples {max(1, samples // 2)} takes about half."):
+        with suggest_quicker(f"--samples {max(1, samples // 2)} takes about half."):
             data = phase_diagram(
                 base,
                 over,
@@ -115,7 +115,7 @@ def phase(
         written = [] if out is None else write(data, out)
         screen.print(table_of(data), crop=False)
         if written:
-            say("Wrote " + ", ".join(map(str, written)))
+            print_plain("Wrote " + ", ".join(map(str, written)))
 
 
 def check_run(layers: int, early_stop: float) -> None:

@@ -47,7 +47,7 @@ screen = Screen()
 errors = Errors(stderr=True)
 
 
-def say(text: str) -> None:
+def print_plain(text: str) -> None:
     """Print text on standard output as it is."""
     screen.print(text, markup=False, highlight=False, soft_wrap=True)
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from limitformer.base.errors import require
 from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.parts import model_of, refuse_options_without_effect, start_of
-from limitformer.cli.report import errors, errors_in_one_line, say, screen
+from limitformer.cli.report import errors, errors_in_one_line, print_plain, screen
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,7 +119,7 @@ def simulate(
         refuse_options_without_effect({name for name in chosen if was_given(context, name)}, chosen)
         model = model_of(chosen)
         if show_model:
-            say(to_json(model, indent=2))
+            print_plain(to_json(model, indent=2))
             return
         check_out(out)
         options = {name: chosen[name] for name in ("threads", "radius", "dt", "step") if chosen[name] is not None}
@@ -128,7 +128,7 @@ def simulate(
         written = write(dataset, out)
         screen.print(table_of(dataset))
         if written is not None:
-            say(f"Wrote {written}")
+            print_plain(f"Wrote {written}")
         if not complete:
             finished = dataset.sizes["sample"]
             errors.print(f"Interrupted; these are the {finished} samples that were finished.", markup=False)
@@ -175,11 +175,11 @@ def run(
         work: Callable[..., xr.Dataset] = partial(simulate_network, model)
     else:
         work = partial(lf.simulate, described, **options)
-    from limitformer.base.progress import suggestion
+    from limitformer.base.progress import suggest_quicker
 
     begin_work()
     try:
-        with suggestion(f"--samples {max(1, settings['samples'] // 2)} takes about half."):
+        with suggest_quicker(f"--samples {max(1, settings['samples'] // 2)} takes about half."):
             return work(start, record=points, **settings), True
     except lf.Interrupted as interrupted:
         if interrupted.partial.sizes["sample"] == 0:

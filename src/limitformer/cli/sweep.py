@@ -10,7 +10,7 @@ from rich.text import Text
 
 from limitformer.base.errors import printable, require
 from limitformer.cli.endings import begin_work
-from limitformer.cli.report import errors, errors_in_one_line, say, screen
+from limitformer.cli.report import errors, errors_in_one_line, print_plain, screen
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,14 +50,14 @@ def run(
     For example: limitformer sweep run sweep.toml --store sweep.zarr --workers 8
     """
     with errors_in_one_line():
-        from limitformer.base.progress import suggestion
+        from limitformer.base.progress import suggest_quicker
         from limitformer.sweep import read_sweep, run_sweep
 
         begin_work()
         description = read_sweep(file)
         job = (cores, memory, walltime, queue)
         hint = "fewer samples in simulate, or values in over, are quicker."
-        with cluster_of(cluster, slurm, workers, job) as address, suggestion(hint):
+        with cluster_of(cluster, slurm, workers, job) as address, suggest_quicker(hint):
             report = run_sweep(
                 description,
                 store,
@@ -151,7 +151,7 @@ def show(
         screen.print(table_of(chosen))
         warn(doubts(data))
         if out is not None:
-            say(f"Wrote {out}")
+            print_plain(f"Wrote {out}")
 
 
 @sweep.command("export")
@@ -165,7 +165,7 @@ def export(
 
         begin_work()
         lines = exported(store, out)
-        say(f"Wrote {out}")
+        print_plain(f"Wrote {out}")
         warn(lines)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from limitformer.base.errors import InputError, MadeOf, require, require_count, require_real
+from limitformer.base.errors import InputError, PicklesArguments, require, require_count, require_real
 from limitformer.base.version import package_version
 from limitformer.checking.subject import holds_weights, subject_of
 from limitformer.designing.designed import Design, Outcome
@@ -25,13 +25,13 @@ SCANNED = {StockTrials: 16, ShapedTrials: 200}  # networks of a cell, at the mos
 CONFIRMED = {StockTrials: 64, ShapedTrials: 1000}
 
 
-class DesignInterrupted(MadeOf, KeyboardInterrupt):
+class DesignInterrupted(PicklesArguments, KeyboardInterrupt):
     """Ctrl-C during `design`; `partial` holds the region so far, NaN where it was not looked at."""
 
     def __init__(self, partial: xr.Dataset) -> None:
         looked = int((partial["samples"] > 0).sum())
         super().__init__(f"interrupted after {looked} settings of {partial['samples'].size}")
-        self.partial, self.made_of = partial, (partial,)
+        self.partial, self.pickled_arguments = partial, (partial,)
 
 
 def design(

@@ -18,7 +18,7 @@ import xarray as xr
 from numpy.typing import NDArray
 from scipy import special
 
-from limitformer.base.errors import InputError, keep, require, require_real
+from limitformer.base.errors import InputError, require, require_real, set_fields
 from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
 from limitformer.checking.thresholds import THRESHOLDS
 
@@ -58,9 +58,9 @@ class Objective:
 
     def __post_init__(self) -> None:
         for name, least, most in (("correlation", -1.0, 1.0), ("stream", 0.0, np.inf), ("effective", 0.0, 1.0)):
-            keep(self, **{name: checked_band(name, getattr(self, name), least, most)})
+            set_fields(self, **{name: checked_band(name, getattr(self, name), least, most)})
         if self.gradient is not None:
-            keep(self, gradient=require_real("gradient", self.gradient))
+            set_fields(self, gradient=require_real("gradient", self.gradient))
             require(self.gradient >= 1, f"gradient, largest over smallest, must be at least 1; got {self.gradient}.")
         require(bool(self.bands), "an objective must ask something; got None for everything.")
 

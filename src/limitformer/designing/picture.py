@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from limitformer.checking.band import band
 from limitformer.checking.curves import over_heads
-from limitformer.checking.picture import places
+from limitformer.checking.picture import layer_numbers
 from limitformer.checking.report import Report
 from limitformer.designing.designed import Design
 from limitformer.plot import BLACK, BLUE, GREEN, RED, panels
@@ -110,7 +110,7 @@ def draw_law(panel: Axes, report: Report, name: str, color: str, label: str) -> 
         return
     law = over_heads((report.band if report.band is not None else band(report.curves))[name])
     low, middle, high = (law.sel(edge=edge).values for edge in ("low", "middle", "high"))
-    at = places(report.curves[name])
+    at = layer_numbers(report.curves[name])
     panel.fill_between(at, low, high, color=color, alpha=0.2, linewidth=0)
     panel.plot(at, middle, color=color, label=label)
 

@@ -21,7 +21,7 @@ import xarray as xr
 from numpy.typing import NDArray
 from scipy.ndimage import distance_transform_edt
 
-from limitformer.base.progress import advance, bar
+from limitformer.base.progress import advance, progress_bar
 from limitformer.designing.objective import Objective
 from limitformer.designing.trials import Trials
 
@@ -121,7 +121,7 @@ def search(
     for description, places in stages(region):
         new = [place for place in places if region.samples[place] == 0]
         before = len(places) - len(new)
-        shown = bar(description, len(places), before) if progress else None
+        shown = progress_bar(description, len(places), before) if progress else None
         try:
             for done, place in enumerate(new, before + 1):
                 look(region, place, trials, objective, risk, samples, seed)

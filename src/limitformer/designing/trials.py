@@ -18,7 +18,7 @@ from limitformer.base.errors import require, require_count
 from limitformer.checking.check import check, inputs_for, loss_of, weightless_of
 from limitformer.checking.curves import curves
 from limitformer.checking.report import Report
-from limitformer.checking.subject import Subject, changed
+from limitformer.checking.subject import Subject, with_fields
 from limitformer.covariance.limit import CovarianceLimit
 from limitformer.designing.knobs import (
     SCALES,
@@ -254,7 +254,7 @@ def subject_at(config: Any, fields: Mapping[str, Any]) -> Any:
     """The blueprint of a configuration with other fields."""
     from limitformer.weightless.models import blueprint_of
 
-    return blueprint_of(changed(config, fields))
+    return blueprint_of(with_fields(config, fields))
 
 
 def check_field(trials: StockTrials, knob: Knob, first: Weightless) -> None:

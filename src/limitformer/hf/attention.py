@@ -29,7 +29,7 @@ from limitformer.hf.caches import cache_among
 from limitformer.hf.families import FAMILIES
 from limitformer.hf.marks import WISH
 from limitformer.nn import Gain, Visibility, shaped_attention, visibility
-from limitformer.nn.attention_matrix import shown_matrix
+from limitformer.nn.attention_matrix import mixed_and_matrix
 from limitformer.nn.logits import Logits, Probe
 from limitformer.nn.rounding import warn_of_rounding
 
@@ -124,7 +124,7 @@ def shaped_attention_forward(
         shaping.probe(Logits(query, key, scale, attention_mask, arguments["is_causal"], places))
     mixed, a = shaped_attention(query, key, value, **arguments, float32=shaping.float32), None
     if shaping.shown:
-        mixed, a = shown_matrix(mixed, query, key, value, **arguments)
+        mixed, a = mixed_and_matrix(mixed, query, key, value, **arguments)
     return mixed.transpose(1, 2).contiguous(), a
 
 

@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from limitformer.base.errors import InputError
 from limitformer.hf.families import Family
-from limitformer.nn.float32 import Float32Linear, lowered
+from limitformer.nn.float32 import Float32Linear, to_half_dtype
 from limitformer.nn.rounding import without_autocast
 from limitformer.nn.strengths import at_least_float32
 
@@ -71,7 +71,7 @@ def raise_projection(module: nn.Module) -> None:
 
 def lower_input(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """A hook before a linear map."""
-    return lowered(args[0], module.weight), *args[1:]
+    return to_half_dtype(args[0], module.weight), *args[1:]
 
 
 def raise_tokens(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -86,5 +86,5 @@ def lower_output(module: nn.Module, args: Any, output: Any) -> Any:
     """A hook after the last block."""
     weight = next(part.weight for part in module.modules() if isinstance(part, Float32Linear | Float32Conv1D))
     if isinstance(output, tuple):
-        return lowered(output[0], weight), *output[1:]
-    return lowered(output, weight)
+        return to_half_dtype(output[0], weight), *output[1:]
+    return to_half_dtype(output, weight)

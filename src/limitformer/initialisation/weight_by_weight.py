@@ -27,7 +27,7 @@ from limitformer.initialisation.report import InitialisationReport, Weight
 from limitformer.initialisation.subject import Subject, subject_of
 from limitformer.initialisation.trained import in_one_line, without_training
 from limitformer.initialisation.weight_tests import distance, holm
-from limitformer.weightless.law import LawTable, make, table_of
+from limitformer.weightless.law import LawTable, build_without_weights, table_of
 from limitformer.weightless.models import blueprint_of
 
 
@@ -48,7 +48,7 @@ def initialisation(
     if factory is None and not hasattr(getattr(module, "config", None), "to_dict"):
         return check_initialisation(module, None, level=level)
     blueprint = blueprint_of(module if factory is None else factory)
-    reference, found = make(blueprint, torch.float32)
+    reference, found = build_without_weights(blueprint, torch.float32)
     return check_initialisation(module, table_of(blueprint, reference, found), reference=reference, level=level)
 
 

@@ -14,8 +14,8 @@ its own n × n_k queries, keys and values; the heads' outputs are laid side by s
 from dataclasses import dataclass
 from typing import Literal
 
-from limitformer.base.errors import InputError, keep, require, require_count, require_real
-from limitformer.models.kinds import known
+from limitformer.base.errors import InputError, require, require_count, require_real, set_fields
+from limitformer.models.kinds import register
 
 Temperature = Literal["shaped", "standard"]
 
@@ -41,11 +41,11 @@ class Attention:
         raise TypeError("Attention is abstract: use ShapedAttention, SoftmaxAttention or Mixing.")
 
     def __post_init__(self) -> None:
-        keep(self, tau0=require_real("tau0", self.tau0))
+        set_fields(self, tau0=require_real("tau0", self.tau0))
         require(self.tau0 > 0, f"tau0 must be positive; got {self.tau0}.")
         for name in ("heads", "head_dim"):
             if getattr(self, name) is not None:
-                keep(self, **{name: require_count(name, getattr(self, name))})
+                set_fields(self, **{name: require_count(name, getattr(self, name))})
 
     def require_mask(self, mask: str | None) -> None:
         """Raise `InputError` if A cannot be made under that mask."""
@@ -76,7 +76,7 @@ def require_temperature(temperature: object) -> None:
     require(known, f'temperature must be "shaped" or "standard"; got {temperature!r}.')
 
 
-@known("attention")
+@register("attention")
 @dataclass(frozen=True, kw_only=True)
 class ShapedAttention(Attention):
     """A = I + softmax(Y/τ) − 11ᵀ/m with τ = τ₀ √(n n_k) [ST, eq. 9], or any part of it [ST, Fig. 4].
@@ -103,7 +103,7 @@ class ShapedAttention(Attention):
         return self.identity, self.center, self.temperature
 
 
-@known("attention")
+@register("attention")
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxAttention(Attention):
     """A = softmax(Y/τ) with τ = τ₀ √n_k [ST, eq. 2]: the unshaped attention of every stock Transformer."""

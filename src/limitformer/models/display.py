@@ -9,7 +9,7 @@ Kind = TypeVar("Kind", bound=type)
 LONGEST = 200  # characters of a value that are shown whole
 
 
-def shown(kind: Kind) -> Kind:
+def with_display(kind: Kind) -> Kind:
     """Give the decorated dataclass the short repr, and the table."""
     # Not by a common base: what is derived from a kind is no kind (`kinds`).
     kind.__repr__ = short_repr  # type: ignore[assignment]  # of the class, not of one object

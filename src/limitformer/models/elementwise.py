@@ -14,10 +14,10 @@ from functools import lru_cache
 from itertools import pairwise
 from math import exp, isclose, isfinite, pi, sqrt
 
-from limitformer.base.errors import keep, require, require_real
+from limitformer.base.errors import require, require_real, set_fields
 from limitformer.models.feedforward import Feedforward
 from limitformer.models.functions import Function, name_of, value_at
-from limitformer.models.kinds import known
+from limitformer.models.kinds import register
 from limitformer.models.own_function import function_of, keep_functions
 from limitformer.models.readings import Reading, reading_of
 
@@ -27,7 +27,7 @@ SHORT_PIECES = (-38.0, -16.0, *(k / 16 for k in range(-128, 129)), 16.0, 38.0)  
 PRECISION = 1e-10  # of the gain, relative
 
 
-@known("feedforward")
+@register("feedforward")
 @dataclass(frozen=True, kw_only=True)
 class Elementwise(Feedforward):
     """A layer whose activation is any scalar function.
@@ -59,14 +59,14 @@ class Elementwise(Feedforward):
         keep_functions(self)
         try_elementwise(function_of(self))
         if self.gain is not None:
-            keep(self, gain=require_real("gain", self.gain))
+            set_fields(self, gain=require_real("gain", self.gain))
             require(self.gain > 0, f"gain must be positive; got {self.gain}. None finds it.")
 
     def gain_at(self, width: int) -> float:
         return 1 / gaussian_square(function_of(self)) if self.gain is None else self.gain
 
 
-@known("feedforward")
+@register("feedforward")
 @dataclass(frozen=True, kw_only=True)
 class Gated(Elementwise):
     """A gated pair: σ of one half of the pre-activations, times the other half: SwiGLU, GeGLU, GLU, …

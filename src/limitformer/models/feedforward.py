@@ -9,8 +9,8 @@ layers of one matrix in `one_matrix`.
 from dataclasses import dataclass
 from math import pi, sqrt
 
-from limitformer.base.errors import keep, require, require_count, require_real
-from limitformer.models.kinds import known
+from limitformer.base.errors import require, require_count, require_real, set_fields
+from limitformer.models.kinds import register
 
 # E (g Φ(g))²: Φ(g)² is the chance that two more normals h, h' lie below g, so this is E g² 1{g > h, g > h'}, the
 # second moment of the largest of three over 3: (1 + √3/(2π))/3.
@@ -25,7 +25,7 @@ class Feedforward:
 
     def __post_init__(self) -> None:
         if self.hidden is not None:
-            keep(self, hidden=require_count("hidden", self.hidden))
+            set_fields(self, hidden=require_count("hidden", self.hidden))
 
     def hidden_at(self, width: int) -> int:
         """n_h at this width."""
@@ -36,7 +36,7 @@ class Feedforward:
         raise TypeError("Feedforward is abstract: use ShapedReLU, ReLU, GELU, Elementwise, Gated or OneMatrix.")
 
 
-@known("feedforward")
+@register("feedforward")
 @dataclass(frozen=True, kw_only=True)
 class ShapedReLU(Feedforward):
     """σ(x) = s₊ max(x, 0) + s₋ min(x, 0) with slopes s± = 1 + c±/√n [ST, after eq. 4]."""
@@ -47,7 +47,7 @@ class ShapedReLU(Feedforward):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("c_plus", "c_minus"):
-            keep(self, **{name: require_real(name, getattr(self, name))})
+            set_fields(self, **{name: require_real(name, getattr(self, name))})
 
     def slopes(self, width: int) -> tuple[float, float]:
         """(s₊, s₋) at this width."""
@@ -60,7 +60,7 @@ class ShapedReLU(Feedforward):
         return 1 / second_moment
 
 
-@known("feedforward")
+@register("feedforward")
 @dataclass(frozen=True, kw_only=True)
 class ReLU(Feedforward):
     """σ(x) = max(x, 0)."""
@@ -73,7 +73,7 @@ class ReLU(Feedforward):
         return 2.0
 
 
-@known("feedforward")
+@register("feedforward")
 @dataclass(frozen=True, kw_only=True)
 class GELU(Feedforward):
     """σ(x) = x Φ(x), Φ the normal distribution function."""

@@ -24,7 +24,7 @@ def is_path(text: object) -> bool:
     return isinstance(text, str) and re.fullmatch(rf"{DOTTED}:{DOTTED}", text) is not None
 
 
-def plain(function: Any) -> Any:
+def python_function(function: Any) -> Any:
     """The Python function of one that Numba has compiled, by `njit` or `vectorize`; others as they are."""
     return getattr(getattr(function, "_dispatcher", function), "py_func", function)
 
@@ -35,7 +35,7 @@ def name_of(function: Function | str) -> str:
     >>> name_of(is_path)
     'limitformer.models.functions:is_path'
     """
-    python = plain(function)
+    python = python_function(function)
     return f"{getattr(python, '__module__', '?')}:{getattr(python, '__qualname__', type(python).__name__)}"
 
 
@@ -45,12 +45,12 @@ def path_of(function: Function) -> str | None:
     if not is_path(path) or path.startswith("__main__:"):
         return None
     try:
-        return path if imported(path) in (function, plain(function)) else None
+        return path if import_function(path) in (function, python_function(function)) else None
     except InputError:
         return None
 
 
-def imported(path: str, *, imports: bool = True) -> Function:
+def import_function(path: str, *, imports: bool = True) -> Function:
     """The function of that path, whose module is imported; with `imports=False` only if it has been already.
 
     Raises:
@@ -85,8 +85,8 @@ def checked(name: str, function: Any) -> Function:
     Raises:
         InputError: it is none.
     """
-    found = imported(function) if isinstance(function, str) else function
-    python = isinstance(plain(found), FunctionType)
+    found = import_function(function) if isinstance(function, str) else function
+    python = isinstance(python_function(found), FunctionType)
     wanted = "a function of Python or Numba, or its path"
     require(python, f"{name} must be {wanted}; got {found!r}. Nearest: a def that calls it.")
     return found
@@ -107,7 +107,7 @@ def value_at(function: Function, x: float) -> float:
         InputError: it raises something, or gives no number.
     """
     try:
-        y = plain(function)(x)
+        y = python_function(function)(x)
     except Exception as error:
         what = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(f"function must take any number; {name_of(function)}({x:g}) raised {what}.") from error

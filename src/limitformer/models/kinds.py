@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from limitformer.base.errors import InputError, require
-from limitformer.models.display import short, shown
+from limitformer.models.display import short, with_display
 
 Kind = TypeVar("Kind", bound=type)
 T = TypeVar("T")
@@ -19,13 +19,13 @@ KINDS: dict[str, type] = {}  # by the name that JSON has
 FAMILIES: dict[str, list[type]] = {}
 
 
-def known(family: str) -> Callable[[Kind], Kind]:
+def register(family: str) -> Callable[[Kind], Kind]:
     """Enter the decorated class into the list of what is known, under its family; it is shown as `display` says."""
 
     def enter(kind: Kind) -> Kind:
         KINDS[kind.__name__] = kind
         FAMILIES.setdefault(family, []).append(kind)
-        return shown(kind)
+        return with_display(kind)
 
     return enter
 
@@ -39,7 +39,7 @@ def require_kind(name: str, part: object, family: str, *words: str) -> None:
     require(type(part) in FAMILIES[family], f"{name} must be one of {listed}; got {short(part)}{why}.")
 
 
-def require_itself(value: object, kind: type) -> None:
+def require_exact_kind(value: object, kind: type) -> None:
     """Raise `InputError` if `value` belongs to a class derived from `kind`, of which nothing else would take notice."""
     name = kind.__name__
     require(type(value) is kind, f"Only {name} itself is known here; got {type(value).__name__}, derived from it.")

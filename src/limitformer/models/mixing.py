@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from limitformer.base.errors import InputError, first_line, require
 from limitformer.models.attention import Attention, Temperature, require_temperature
-from limitformer.models.functions import Function, name_of, plain
-from limitformer.models.kinds import known
+from limitformer.models.functions import Function, name_of, python_function
+from limitformer.models.kinds import register
 from limitformer.models.own_function import function_of, keep_functions
 
 Logits = NDArray[np.float64]
 Visible = Annotated[NDArray[np.bool_], "tokens tokens"]
 
 
-@known("attention")
+@register("attention")
 @dataclass(frozen=True, kw_only=True)
 class Mixing(Attention):
     """Attention whose matrix A is made by a rule.
@@ -84,7 +84,7 @@ def matrix_of(function: Function, logits: Logits, visible: Visible) -> Any:
     name = name_of(function)
     try:
         with np.errstate(all="ignore"):  # what is not finite is refused in one line
-            a = plain(function)(logits.copy(), visible.copy())
+            a = python_function(function)(logits.copy(), visible.copy())
     except Exception as error:
         what = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(f"function must take (logits, visible); {name} raised {what}.") from error

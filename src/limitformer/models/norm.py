@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal
 
-from limitformer.base.errors import keep, require, require_real
+from limitformer.base.errors import require, require_real, set_fields
 from limitformer.models.functions import Function, name_of, value_at
-from limitformer.models.kinds import known
+from limitformer.models.kinds import register
 from limitformer.models.own_function import function_of, keep_functions
 
 Placement = Literal["pre", "post"]
@@ -30,7 +30,7 @@ class Norm:
     def __post_init__(self) -> None:
         known = self.placement in ("pre", "post")
         require(known, f'placement must be "pre" or "post"; got {self.placement!r}.')
-        keep(self, eps=require_real("eps", self.eps))
+        set_fields(self, eps=require_real("eps", self.eps))
         require(self.eps >= 0, f"eps must be at least 0; got {self.eps}.")
 
     @property
@@ -39,7 +39,7 @@ class Norm:
         raise TypeError("Norm is abstract: use LayerNorm, RMSNorm or RadialNorm.")
 
 
-@known("norm")
+@register("norm")
 @dataclass(frozen=True, kw_only=True)
 class LayerNorm(Norm):
     """Subtract the mean of the coordinates, divide by their standard deviation."""
@@ -49,7 +49,7 @@ class LayerNorm(Norm):
         return True
 
 
-@known("norm")
+@register("norm")
 @dataclass(frozen=True, kw_only=True)
 class RMSNorm(Norm):
     """Divide by the root mean square of the coordinates."""
@@ -59,7 +59,7 @@ class RMSNorm(Norm):
         return False
 
 
-@known("norm")
+@register("norm")
 @dataclass(frozen=True, kw_only=True)
 class RadialNorm(Norm):
     """Multiply each token by any function s of its mean square.

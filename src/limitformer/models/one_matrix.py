@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from limitformer.base.errors import require
 from limitformer.models.elementwise import Elementwise
 from limitformer.models.feedforward import GELU, Feedforward, ReLU, ShapedReLU
-from limitformer.models.kinds import known
+from limitformer.models.kinds import register
 
 ACTIVATIONS = (ShapedReLU, ReLU, GELU, Elementwise)
 
 
-@known("feedforward")
+@register("feedforward")
 @dataclass(frozen=True, kw_only=True)
 class OneMatrix(Feedforward):
     """One matrix a layer, √(c/n) σ(X) W: with gamma=1 the MLP of [ST, eq. 19], with lam=1 a residual network.

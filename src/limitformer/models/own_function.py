@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from limitformer.base.errors import keep
+from limitformer.base.errors import set_fields
 from limitformer.models.functions import Function, checked, checked_torch, name_of
 from limitformer.models.readings import reading_of, require_unchanged
 from limitformer.models.renewed import renewed
@@ -15,7 +15,7 @@ def keep_functions(part: Any) -> None:
         InputError: `function` is none of Python or Numba, or `torch` names nothing that can be called.
     """
     function = checked("function", part.function)
-    keep(part, function=function, torch=checked_torch(part.torch), _read=reading_of(function))
+    set_fields(part, function=function, torch=checked_torch(part.torch), _read=reading_of(function))
 
 
 def function_of(part: Any) -> Function:

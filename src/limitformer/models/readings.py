@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from limitformer.base.errors import InputError
-from limitformer.models.functions import Function, name_of, plain
+from limitformer.models.functions import Function, name_of, python_function
 
 Reading = tuple[tuple[str, str], ...]  # names and what stood there, shown or as a digest
 
@@ -31,7 +31,7 @@ def reading_of(function: Function) -> Reading:
     >>> reading_of(lambda x: scale * x)[1:]
     (('scale', '2.0'),)
     """
-    return tuple(entries(plain(function), "", set()))
+    return tuple(entries(python_function(function), "", set()))
 
 
 def require_unchanged(function: Function, then: Reading) -> None:
@@ -67,7 +67,7 @@ def entries(function: Any, before: str, seen: set[Any]) -> Iterator[tuple[str, s
 
 def plain_helpers(function: Function) -> list[str]:
     """The names of the functions of plain Python, none of a library's, that it calls."""
-    python = plain(function)
+    python = python_function(function)
     names = names_in(python.__code__)
     found = {name: python.__globals__.get(name) for name in sorted(names)} | cells_of(python)
     return [
@@ -77,9 +77,9 @@ def plain_helpers(function: Function) -> list[str]:
 
 def entries_of(value: Any, name: str, names: list[str], seen: set[Any]) -> Iterator[tuple[str, str]]:
     """Of what stands under a name: of a module those of its own `names` that are read."""
-    if isinstance(plain(value), FunctionType):
-        if not is_library(plain(value).__module__):
-            yield from entries(plain(value), f"{name}.", seen)
+    if isinstance(python_function(value), FunctionType):
+        if not is_library(python_function(value).__module__):
+            yield from entries(python_function(value), f"{name}.", seen)
     elif not isinstance(value, ModuleType):
         yield name, shown(value)
     elif not is_library(value.__name__):
@@ -126,7 +126,7 @@ def shown(value: Any) -> str:
         return f"({', '.join(map(shown, value))})"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{shown(key)}: {shown(inner)}' for key, inner in value.items())}}}"
-    if isinstance(plain(value), FunctionType):
+    if isinstance(python_function(value), FunctionType):
         return name_of(value)
     return str(getattr(value, "__qualname__", f"a {type(value).__name__}"))
 

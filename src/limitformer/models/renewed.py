@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
-from limitformer.models.functions import Function, plain
+from limitformer.models.functions import Function, python_function
 from limitformer.models.readings import Reading, cells_of, is_library, names_in
 
 Copies = dict[tuple[Any, ...], Any]  # by what was copied
@@ -20,7 +20,7 @@ Copies = dict[tuple[Any, ...], Any]  # by what was copied
 def renewed(function: Function, reading: Reading) -> Function:
     """The copy, kept under what the function reads; the function itself where it calls nothing compiled."""
     copies: Copies = {}
-    copy = copy_of(plain(function), [], copies)
+    copy = copy_of(python_function(function), [], copies)
     return copy if any(map(is_compiled, copies.values())) else function
 
 
@@ -29,7 +29,7 @@ def copy_of(value: Any, names: list[str], copies: Copies) -> Any:
     if isinstance(value, ModuleType) and not is_library(value.__name__):
         key = (id(value), *names)
         return copies[key] if key in copies else copy_of_module(value, names, copies)
-    if isinstance(plain(value), FunctionType) and not is_library(plain(value).__module__):
+    if isinstance(python_function(value), FunctionType) and not is_library(python_function(value).__module__):
         return copies[id(value),] if (id(value),) in copies else copy_of_function(value, copies)
     return value
 
@@ -44,7 +44,7 @@ def copy_of_module(module: ModuleType, names: list[str], copies: Copies) -> Modu
 
 def copy_of_function(function: Any, copies: Copies) -> Any:
     """With copies under the names that it reads; compiled if it was."""
-    python = plain(function)
+    python = python_function(function)
     names, values, space = sorted(names_in(python.__code__)), cells_of(python), dict(python.__globals__)
     cells = {name: CellType() for name in python.__code__.co_freevars}
     copy = FunctionType(python.__code__, space, python.__name__, python.__defaults__, tuple(cells.values()))
@@ -59,7 +59,7 @@ def copy_of_function(function: Any, copies: Copies) -> Any:
 
 def is_compiled(value: Any) -> bool:
     """Whether Numba makes machine code of it."""
-    return plain(value) is not value
+    return python_function(value) is not value
 
 
 def compiled_again(function: Any, copy: FunctionType) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
 from limitformer.base.errors import InputError, first_line, require
-from limitformer.models.functions import Function, imported, is_path, name_of, path_of
+from limitformer.models.functions import Function, import_function, is_path, name_of, path_of
 from limitformer.models.kinds import KINDS, all_kinds, kind_named
 
 # Metadata of fields that came after models had been written down: at its default one is left out, as in older records.
@@ -30,7 +30,7 @@ def to_json(model: Any, indent: int | None = None) -> str:
     return json.dumps(as_record(model), indent=indent)
 
 
-def described(model: Any) -> str:
+def describe(model: Any) -> str:
     """The same as a record of what was simulated: a function that cannot be imported is named, "<module:name>"."""
     return json.dumps(as_record(model, lambda function: path_of(function) or f"<{name_of(function)}>"))
 
@@ -116,7 +116,7 @@ def from_record(record: Any, *, imports: bool = True, level: int = 1) -> Any:
     for name in ("function", "torch"):
         require_importable(kind, name, values.get(name))
     if is_path(values.get("function")):
-        values["function"] = imported(values["function"], imports=imports)
+        values["function"] = import_function(values["function"], imports=imports)
     known = {one.name for one in fields(make)}
     strange = sorted(values.keys() - known)
     require(not strange, f"{kind} has no field {', '.join(strange)}; it has {', '.join(sorted(known))}.")

@@ -25,8 +25,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.base.errors import keep, require, require_count, require_real
-from limitformer.models.kinds import known, require_kind
+from limitformer.base.errors import require, require_count, require_real, set_fields
+from limitformer.models.kinds import register, require_kind
 from limitformer.models.serial import LATER
 from limitformer.models.start import real_array
 
@@ -72,16 +72,16 @@ class SphereModel:
 
     def __post_init__(self) -> None:
         require_kind("A model on the sphere", self, "sphere model")
-        keep(self, tokens=require_count("tokens", self.tokens), dim=require_count("dim", self.dim, least=2))
-        keep(self, beta=require_real("beta", self.beta))
+        set_fields(self, tokens=require_count("tokens", self.tokens), dim=require_count("dim", self.dim, least=2))
+        set_fields(self, beta=require_real("beta", self.beta))
         require(self.beta >= LEAST_BETA, f"beta must be at least {LEAST_BETA:g}; got {self.beta:g}.")
         require(self.beta <= LARGEST_BETA, f"beta must be at most {LARGEST_BETA:g}; got {self.beta:g}.")
         require(self.dim <= LARGEST_DIM, f"dim must be at most {LARGEST_DIM:,}; got {self.dim}.")
         layers = require_count("layers_per_unit_time", self.layers_per_unit_time)
-        keep(self, layers_per_unit_time=layers)
+        set_fields(self, layers_per_unit_time=layers)
         require_known("attention", self.attention, AttentionForm)
         require_known("values", self.values, ValueLaw)
-        keep(self, query_key=checked_pair(self.query_key, self.dim))
+        set_fields(self, query_key=checked_pair(self.query_key, self.dim))
 
     def _check_overflow(self) -> None:
         """Softmax is shifted by its largest logit; the unnormalized weights are what they are."""
@@ -139,7 +139,7 @@ class SphereModel:
         return self.beta * factor if is_multiple(matrix, factor) else None
 
 
-@known("sphere model")
+@register("sphere model")
 @dataclass(frozen=True, kw_only=True)
 class StochasticTransformer(SphereModel):
     """The deep stochastic Transformer [CT, eq. 4].
@@ -193,7 +193,7 @@ class StochasticTransformer(SphereModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_queries()
-        keep(self, sigma=require_real("sigma", self.sigma))
+        set_fields(self, sigma=require_real("sigma", self.sigma))
         require(self.sigma > 0, f"sigma must be positive; got {self.sigma}.")
         in_range = 1 / LARGEST_NOISE <= self.sigma <= LARGEST_NOISE
         require(in_range, f"sigma must lie in [{1 / LARGEST_NOISE:g}, {LARGEST_NOISE:g}]; got {self.sigma}.")
@@ -201,11 +201,11 @@ class StochasticTransformer(SphereModel):
 
     def _check_queries(self) -> None:
         """What is drawn anew in a layer, and the mask."""
-        keep(self, tau=require_real("tau", self.tau), heads=require_count("heads", self.heads))
+        set_fields(self, tau=require_real("tau", self.tau), heads=require_count("heads", self.heads))
         require(0 < self.tau <= LARGEST_TAU, f"tau must lie in (0, {LARGEST_TAU:g}]; got {self.tau}.")
         require(self.heads <= MOST_HEADS, f"heads must be at most {MOST_HEADS:,}; got {self.heads}.")
         if self.head_dim is not None:
-            keep(self, head_dim=require_count("head_dim", self.head_dim))
+            set_fields(self, head_dim=require_count("head_dim", self.head_dim))
             require(self.head_dim <= MOST_ROWS, f"head_dim must be at most {MOST_ROWS:,}; got {self.head_dim}.")
         require_known("mask", self.mask, TokenMask)
         given = [name for name in ("tau", "head_dim", "heads") if getattr(self, name) != WITHOUT[name]]
@@ -215,7 +215,7 @@ class StochasticTransformer(SphereModel):
         require(gaussian, f'{self.heads} heads need values="gaussian", of which their sum is one; got {self.values!r}.')
 
 
-@known("sphere model")
+@register("sphere model")
 @dataclass(frozen=True, kw_only=True)
 class HybridTransformer(SphereModel):
     """Deterministic attention with noise on its strength [CT, eq. 7]; ε = 0 is the deterministic flow [CT, Lemma 2].
@@ -242,7 +242,7 @@ class HybridTransformer(SphereModel):
             not self.is_fresh,
             'query_key="gaussian" belongs to the StochasticTransformer; the hybrid model has fixed Q and K.',
         )
-        keep(self, epsilon=require_real("epsilon", self.epsilon))
+        set_fields(self, epsilon=require_real("epsilon", self.epsilon))
         require(self.epsilon >= 0, f"epsilon must be at least 0; got {self.epsilon}.")
         in_range = self.epsilon == 0 or 1 / LARGEST_NOISE <= self.epsilon <= LARGEST_NOISE
         require(in_range, f"epsilon must be 0 or lie in [1e-50, 1e+50]; got {self.epsilon}.")

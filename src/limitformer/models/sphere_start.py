@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from limitformer.base.errors import require, require_real
-from limitformer.models.kinds import require_itself
+from limitformer.models.kinds import require_exact_kind
 from limitformer.models.sphere import SphereModel
 from limitformer.models.start import real_array
 
@@ -27,7 +27,7 @@ class SphereStart:
     overlap: float | None = None
 
     def __post_init__(self) -> None:
-        require_itself(self, SphereStart)
+        require_exact_kind(self, SphereStart)
 
     @property
     def is_uniform(self) -> bool:
@@ -54,7 +54,7 @@ def as_sphere_start(start: Any, model: SphereModel) -> SphereStart:
         return SphereStart()
     if getattr(start, "ndim", None) == 0:  # of NumPy or torch
         start = start.item()
-    return at_overlap(start, model) if np.isscalar(start) else at_tokens(start, model)
+    return at_overlap(start, model) if np.isscalar(start) else start_at_tokens(start, model)
 
 
 def at_overlap(value: Any, model: SphereModel) -> SphereStart:
@@ -69,7 +69,7 @@ def at_overlap(value: Any, model: SphereModel) -> SphereStart:
     return SphereStart(overlap=overlap)
 
 
-def at_tokens(value: ArrayLike, model: SphereModel) -> SphereStart:
+def start_at_tokens(value: ArrayLike, model: SphereModel) -> SphereStart:
     """These tokens, made exactly unit vectors."""
     x = real_array("The start", value, 2)
     shape = (model.tokens, model.dim)

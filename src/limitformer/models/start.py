@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from limitformer.base.errors import InputError, require, require_count, require_real
 from limitformer.base.memory import check_scratch
 from limitformer.models.display import table
-from limitformer.models.kinds import require_itself
+from limitformer.models.kinds import require_exact_kind
 
 WHILE_CHECKED = 5  # matrices of its size there are while a covariance is made and checked
 ROUNDING = 1e-9  # how far a covariance may be from symmetric and positive, relative to its largest entry
@@ -37,7 +37,7 @@ class Start:
     description: str = "covariance"
 
     def __post_init__(self) -> None:
-        require_itself(self, Start)
+        require_exact_kind(self, Start)
         object.__setattr__(self, "covariance", checked_covariance(self.covariance))
         if self.means is not None:
             object.__setattr__(self, "means", real_array("means", self.means, 1))

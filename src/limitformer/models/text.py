@@ -75,7 +75,7 @@ def words_of(source: str | Path, most: int | None = None) -> list[str]:
     Of a long text no more is read than holds them.
     """
     words: list[str] = []
-    for text, whole in beginnings(source, None if most is None else CHARACTERS * most):
+    for text, whole in prefixes(source, None if most is None else CHARACTERS * most):
         words = re.findall(r"\w+|[^\w\s]", text.lower())
         if whole or len(words) > (most or 0):  # the last one may be cut
             break
@@ -84,7 +84,7 @@ def words_of(source: str | Path, most: int | None = None) -> list[str]:
     return words[:most]
 
 
-def beginnings(source: str | Path, size: int | None) -> Iterator[tuple[str, bool]]:
+def prefixes(source: str | Path, size: int | None) -> Iterator[tuple[str, bool]]:
     """Longer and longer beginnings of a text (str) or of the file it is in (Path), and whether that is all of it.
 
     The first has so many characters, or bytes of a file; None gives the whole text at once.
@@ -122,7 +122,7 @@ def read_text(path: Path, most: int | None = None) -> str:
     It is looked at while it is read, so that a device without end is refused for its first bytes.
     """
     text = ""
-    for text, whole in beginnings(path, PIECE if most is None else min(PIECE, most)):
+    for text, whole in prefixes(path, PIECE if most is None else min(PIECE, most)):
         if most is not None and not whole and len(text) >= most:
             raise InputError(f"{path} has more than {most:,} bytes.")
     return text

@@ -14,16 +14,16 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.base.errors import keep, require, require_count
+from limitformer.base.errors import require, require_count, set_fields
 from limitformer.models.attention import Attention
 from limitformer.models.feedforward import Feedforward
-from limitformer.models.kinds import known, require_itself, require_kind
+from limitformer.models.kinds import register, require_exact_kind, require_kind
 from limitformer.models.norm import LayerNorm, Norm
 from limitformer.models.one_matrix import OneMatrix
 from limitformer.models.strengths import Given, check_strengths, checked_strength, strengths_of
 
 
-@known("transformer")
+@register("transformer")
 @dataclass(frozen=True, kw_only=True)
 class Transformer:
     """A Transformer at initialisation [ST, eq. 11].
@@ -57,18 +57,18 @@ class Transformer:
     lam: Given | None = None
 
     def __post_init__(self) -> None:
-        require_itself(self, Transformer)
-        keep(self, width=require_count("width", self.width), depth=require_count("depth", self.depth))
+        require_exact_kind(self, Transformer)
+        set_fields(self, width=require_count("width", self.width), depth=require_count("depth", self.depth))
         self._check_parts()
         self._check_strengths()
         if isinstance(self.norm, str):
-            keep(self, norm=LayerNorm(placement=self.norm))
+            set_fields(self, norm=LayerNorm(placement=self.norm))
 
     def _check_strengths(self) -> None:
         gamma = checked_strength("gamma", self.gamma, self.depth, self.sublayers)
         lam = None if self.lam is None else checked_strength("lam", self.lam, self.depth, self.sublayers)
         check_strengths(gamma, lam, self.sublayers)
-        keep(self, gamma=gamma, lam=lam)
+        set_fields(self, gamma=gamma, lam=lam)
 
     def _check_parts(self) -> None:
         present = self.attention is not None or self.feedforward is not None

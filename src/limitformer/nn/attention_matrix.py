@@ -48,7 +48,7 @@ def attention_matrix(
     return first * identity + (softmax_of_seen(logits + bias) - second * softmax_of_seen(bias))
 
 
-def shown_matrix(
+def mixed_and_matrix(
     mixed: Tensor, query: Tensor, key: Tensor, value: Tensor, *, dropout: float = 0.0, **arguments: Any
 ) -> tuple[Tensor, Tensor]:
     """(A V, A), where `mixed` (b, h, q, d) is A V by the fused kernel; other arguments as for `attention_matrix`.

@@ -21,7 +21,7 @@ from limitformer.base.errors import InputError, require, require_count
 from limitformer.models.kinds import of_kind
 from limitformer.nn.drawn.norm import Norm
 from limitformer.nn.drawn.own import torch_elementwise
-from limitformer.nn.float32 import lowered
+from limitformer.nn.float32 import to_half_dtype
 from limitformer.nn.gains import Gain
 from limitformer.nn.initialisation import InitialVariances, draw
 from limitformer.nn.residual import Residual, Sum
@@ -52,7 +52,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: AnyTokens) -> AnyTokens:
         """σ(X W_pre) W_post."""
-        result: Tensor = self.post(self.activation(self.pre(lowered(x, self.pre.weight))))
+        result: Tensor = self.post(self.activation(self.pre(to_half_dtype(x, self.pre.weight))))
         return result
 
 

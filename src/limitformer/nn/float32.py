@@ -19,7 +19,7 @@ def has_16_bits(tensor: Tensor) -> bool:
     return tensor.dtype in (torch.bfloat16, torch.float16)
 
 
-def lowered(x: Tensor, weight: Tensor) -> Tensor:
+def to_half_dtype(x: Tensor, weight: Tensor) -> Tensor:
     """Tokens in the dtype of a weight of 16 bits; as they are before any other."""
     return x.to(weight.dtype) if has_16_bits(weight) else x
 

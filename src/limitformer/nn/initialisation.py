@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import nn
 
-from limitformer.base.errors import InputError, keep, require, require_count, require_real
+from limitformer.base.errors import InputError, require, require_count, require_real, set_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class InitialVariances:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            keep(self, **{field.name: require_real(field.name, getattr(self, field.name))})
+            set_fields(self, **{field.name: require_real(field.name, getattr(self, field.name))})
             message = f"{field.name} must be at least 0: it is a variance; got {getattr(self, field.name)}."
             require(getattr(self, field.name) >= 0, message)
 

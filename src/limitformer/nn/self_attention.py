@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from limitformer.base.errors import require, require_count, require_real
-from limitformer.nn.attention_matrix import attention_matrix, shown_matrix
-from limitformer.nn.float32 import Float32Linear, lowered
+from limitformer.nn.attention_matrix import attention_matrix, mixed_and_matrix
+from limitformer.nn.float32 import Float32Linear, to_half_dtype
 from limitformer.nn.gains import Gain
 from limitformer.nn.initialisation import InitialVariances, dim_of_heads, draw
 from limitformer.nn.logits import Logits, Probe
@@ -108,7 +108,7 @@ class ShapedSelfAttention(nn.Module):
         arguments |= {"dropout": self.dropout if self.training else 0.0}
         mixed = shaped_attention(query, key, value, **arguments, float32=self.float32)
         if self.shown is not None:
-            mixed, a = shown_matrix(mixed, query, key, value, **arguments)
+            mixed, a = mixed_and_matrix(mixed, query, key, value, **arguments)
             self.shown(a)
         result: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return result
@@ -122,7 +122,7 @@ class ShapedSelfAttention(nn.Module):
 
     def projections(self, x: Tokens) -> tuple[Annotated[Tensor, "b h m d"], OfHeads, OfHeads]:
         """Queries, keys and values."""
-        x = lowered(x, self.query.weight)
+        x = to_half_dtype(x, self.query.weight)
         return self.split(self.query(x)), self.split(self.key(x)), self.split(self.value(x))
 
     def step(

@@ -46,7 +46,7 @@ def lower_root(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @kernel
-def put(matrix, out):
+def put_in_lanes(matrix, out):
     """out = `matrix` (rows, columns), a plain one, in all lanes."""
     for i in range(matrix.shape[0]):
         for j in range(matrix.shape[1]):

@@ -26,13 +26,13 @@ def halt(watch: Watch) -> None:
 
 
 @kernel
-def halted(watch):
+def is_halted(watch):
     """Whether the kernel is to return."""
     return watch[HALT] != 0.0
 
 
 @kernel
-def goes_on(watch, replicas, share):
+def keep_going(watch, replicas, share):
     """Whether the `replicas` side by side, of whose layers a `share` is done, are to go on."""
     watch[DONE] = watch[WHOLE] + share * replicas
     return watch[HALT] == 0.0

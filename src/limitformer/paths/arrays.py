@@ -18,7 +18,7 @@ Shapes = Mapping[str, tuple[tuple[int, ...], Any]]  # of arrays: name → shape 
 TILE = 64  # entries that are turned from lanes to rows at a time: both stay in the first cache
 
 
-class Kept(NamedTuple):
+class ResultArray(NamedTuple):
     """An array of results (replicas, points, entries) of one type, and one without points of the other.
 
     So a kernel is compiled once, for both.
@@ -28,18 +28,18 @@ class Kept(NamedTuple):
     single: np.ndarray
 
 
-def as_kept(array: NDArray[Any]) -> Kept:
+def as_result_array(array: NDArray[Any]) -> ResultArray:
     """`array` (replicas, points, entries) as kernels fill it."""
     replicas, _, entries = array.shape
     of_type = {np.dtype(kind): np.empty((replicas, 0, entries), kind) for kind in (np.float64, np.float32)}
     of_type[array.dtype] = array
-    return Kept(of_type[np.dtype(np.float64)], of_type[np.dtype(np.float32)])
+    return ResultArray(of_type[np.dtype(np.float64)], of_type[np.dtype(np.float32)])
 
 
 @driver
 def replicas_between(kept, begin, end):
     """Those of the replicas begin … end − 1."""
-    return Kept(kept.double[begin:end], kept.single[begin:end])
+    return ResultArray(kept.double[begin:end], kept.single[begin:end])
 
 
 @kernel
@@ -67,7 +67,7 @@ def write_number(kept, replica, k, j, value):
 
 
 @kernel
-def spill_row(source, i, count, begin, k, kept):
+def write_lane_row(source, i, count, begin, k, kept):
     """Row i of `source` (rows, ≥ count, LANES) to entries begin … of point k in `kept`, of at most LANES replicas."""
     if kept.double.shape[1] > 0:
         spill(source, i, count, begin, k, kept.double)

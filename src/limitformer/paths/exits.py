@@ -60,7 +60,7 @@ def open_ledger(tokens):
 
 
 @kernel
-def clear(ledger):
+def clear_exits(ledger):
     """No path has left."""
     for lane in range(LANES):
         ledger.exits[lane] = np.inf
@@ -68,7 +68,7 @@ def clear(ledger):
 
 
 @kernel
-def report(ledger, begin, exits, causes):
+def copy_exits(ledger, begin, exits, causes):
     """Copy what is known of the paths `begin`, `begin` + 1, … to `exits` and `causes` (paths,)."""
     for lane in range(min(LANES, len(exits) - begin)):
         exits[begin + lane] = ledger.exits[lane]
@@ -76,7 +76,7 @@ def report(ledger, begin, exits, causes):
 
 
 @kernel
-def leave(lane, step, cause, value, ledger):
+def record_exit(lane, step, cause, value, ledger):
     """Note that a path left, and keep `value` (m, m, LANES) as its covariance from now on."""
     ledger.exits[lane] = step
     ledger.causes[lane] = cause
@@ -101,7 +101,7 @@ def check_ball(step, radius, ledger):
         norm_of_lane = ledger.norm[0, 0, lane]
         if ledger.exits[lane] == np.inf and not norm_of_lane < radius:  # NaN is outside
             good = norm_of_lane < OVERFLOW_RADIUS
-            leave(lane, step, LEFT_BALL, ledger.now if good else ledger.before, ledger)
+            record_exit(lane, step, LEFT_BALL, ledger.now if good else ledger.before, ledger)
 
 
 @kernel
@@ -137,6 +137,6 @@ def first_at(points, step):
 
 
 @kernel
-def keep_before(ledger):
+def keep_previous(ledger):
     """V one step ago is V now."""
     copy(ledger.now, ledger.before)

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.base.errors import keep, require
+from limitformer.base.errors import require, set_fields
 from limitformer.models.sphere import require_known
 from limitformer.numerics.factor import FIRST, gram, inner
 from limitformer.numerics.kernels import driver, kernel
@@ -22,10 +22,10 @@ from limitformer.numerics.lanes import LANES, everywhere, load, store
 from limitformer.paths.arrays import (
     TILE,
     Dtype,
-    Kept,
     Pairs,
+    ResultArray,
     Shapes,
-    as_kept,
+    as_result_array,
     checked_dtype,
     checked_pairs,
     coordinate_shapes,
@@ -35,7 +35,7 @@ from limitformer.paths.arrays import (
     replicas_between,
     replicas_in,
     smaller_recordings,
-    spill_row,
+    write_lane_row,
     write_number,
 )
 from limitformer.paths.exits import INSIDE, LARGEST_RADIUS, first_at
@@ -49,15 +49,15 @@ VALUE_FLOOR = 1e-14  # the same where a distance comes from V
 LARGEST: dict[str, float] = {"float64": np.inf, "float32": 3e37}
 
 
-class Record(NamedTuple):
+class RecordArrays(NamedTuple):
     """What is to be kept, and where; what is not has no points."""
 
     pairs: np.ndarray  # (pairs, 2)
     largest: float  # what the type can hold of a path that has left
-    covariance: Kept  # m m entries: V
-    variance: Kept  # m entries: diag V
-    pair_covariance: Kept  # an entry a pair
-    distance: Kept
+    covariance: ResultArray  # m m entries: V
+    variance: ResultArray  # m entries: diag V
+    pair_covariance: ResultArray  # an entry a pair
+    distance: ResultArray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Recording:
 
     def __post_init__(self) -> None:
         require_known("keep", self.keep, Keep)
-        keep(self, pairs=checked_pairs(self.pairs), dtype=checked_dtype(self.dtype))
+        set_fields(self, pairs=checked_pairs(self.pairs), dtype=checked_dtype(self.dtype))
         idle = self.pairs is not None and self.keep == "covariance"
         require(not idle, 'pairs would change nothing beside keep="covariance", which is all of V; use keep="pairs".')
 
@@ -121,10 +121,12 @@ class Recording:
         outputs["causes"].fill(INSIDE)
         return outputs
 
-    def record(self, outputs: Outputs, tokens: int) -> "Record":
+    def record(self, outputs: Outputs, tokens: int) -> "RecordArrays":
         """`outputs` as the kernels take them."""
         names = ("covariance", "variance", "pair_covariance", "distance")
-        return Record(self.pairs_among(tokens), LARGEST[self.dtype], *(as_kept(outputs[name]) for name in names))
+        return RecordArrays(
+            self.pairs_among(tokens), LARGEST[self.dtype], *(as_result_array(outputs[name]) for name in names)
+        )
 
     def put(self, covariance: NDArray[np.float64], outputs: Outputs) -> None:
         """What is kept of one path V (points, m, m) to every sample of `outputs`."""
@@ -157,7 +159,7 @@ ALL_OF_V = Recording()
 def rows_of(record, begin):
     """The rows of the replicas that run side by side, from `begin` on."""
     end = begin + LANES
-    return Record(
+    return RecordArrays(
         record.pairs,
         record.largest,
         replicas_between(record.covariance, begin, end),
@@ -259,7 +261,7 @@ def write_variances(tokens, k, record, tiles):
         for q in range(count):
             i = begin + q
             store(tiles, 0, q, inner(tokens, i, tokens, i, FIRST, tokens.shape[1]))
-        spill_row(tiles, 0, count, begin, k, record.variance)
+        write_lane_row(tiles, 0, count, begin, k, record.variance)
 
 
 @kernel
@@ -271,8 +273,8 @@ def write_pairs_of_rows(tokens, rows, relative, k, record, tiles):
             i, j = record.pairs[begin + q, 0], record.pairs[begin + q, 1]
             store(tiles, 0, q, inner(tokens, i, tokens, j, FIRST, tokens.shape[1]))
             store(tiles, 1, q, apart(rows, i, j, 0.0 if relative and i == 0 else 1.0))
-        spill_row(tiles, 0, count, begin, k, record.pair_covariance)
-        spill_row(tiles, 1, count, begin, k, record.distance)
+        write_lane_row(tiles, 0, count, begin, k, record.pair_covariance)
+        write_lane_row(tiles, 1, count, begin, k, record.distance)
 
 
 @kernel

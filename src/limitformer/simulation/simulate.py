@@ -10,16 +10,16 @@ from typing import Annotated, Any, Unpack, overload
 import xarray as xr
 from numpy.typing import ArrayLike
 
-from limitformer.base.errors import MadeOf, require, require_count
+from limitformer.base.errors import PicklesArguments, require, require_count
 from limitformer.base.memory import readable
-from limitformer.base.progress import advance, announcement, bar
+from limitformer.base.progress import advance, delayed_notice, progress_bar
 from limitformer.covariance.limit import CovarianceFlow, CovarianceLimit
 from limitformer.models import (
     SphereModel,
     Start,
     Transformer,
 )
-from limitformer.models.serial import described
+from limitformer.models.serial import describe
 from limitformer.models.sphere_start import SphereStart
 from limitformer.numerics import kernels
 from limitformer.numerics.watch import Watch, new_watch
@@ -40,12 +40,12 @@ SquareLike = Annotated[ArrayLike, "tokens tokens"]
 TokensLike = Annotated[ArrayLike, "tokens dim", ""]  # or the overlap of two
 
 
-class Interrupted(MadeOf, KeyboardInterrupt):
+class Interrupted(PicklesArguments, KeyboardInterrupt):
     """Ctrl-C during `simulate`; `partial` holds the replicas that were finished, from the first on."""
 
     def __init__(self, partial: xr.Dataset) -> None:
         super().__init__(f"interrupted after {partial.sizes['sample']} samples")
-        self.partial, self.made_of = partial, (partial,)
+        self.partial, self.pickled_arguments = partial, (partial,)
 
 
 @overload
@@ -134,7 +134,7 @@ def simulate(
 
     def dataset(finished: int) -> xr.Dataset:
         provenance = {
-            "model": described(model),
+            "model": describe(model),
             "description": process.description,
             "seed": seed,
             "samples": finished,
@@ -150,12 +150,12 @@ def simulate(
 
     compiling = f"Compiling the {process.description}'s kernels ({kernels.HOW_OFTEN})"
     try:
-        with announcement(compiling) as begin, kernels.at_compilation(begin):
+        with delayed_notice(compiling) as begin, kernels.at_compilation(begin):
             run(slice(0, 0), new_watch())
     except KeyboardInterrupt as interrupt:
         raise Interrupted(dataset(0)) from interrupt
     size = readable(bytes_kept(process, samples))
-    shown = bar(f"{process.description} samples ({size} to keep)", samples) if progress else None
+    shown = progress_bar(f"{process.description} samples ({size} to keep)", samples) if progress else None
     try:
         finished, interrupted = run_all(run, samples, threads, chunk, lambda done: advance(shown, done))
     finally:

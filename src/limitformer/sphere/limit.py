@@ -32,8 +32,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from limitformer.base.errors import NoLimitError
 from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
-from limitformer.models.kinds import known, of_kind, require_itself, require_kind
-from limitformer.models.sphere_start import at_tokens
+from limitformer.models.kinds import of_kind, register, require_exact_kind, require_kind
+from limitformer.models.sphere_start import start_at_tokens
 from limitformer.sphere.overlap.drawn import Drawn
 from limitformer.sphere.overlap.position import at_overlap
 
@@ -45,7 +45,7 @@ Tokens = Annotated[Matrix, "tokens dim"]
 TokensLike = Annotated[ArrayLike, "tokens dim"]
 
 
-@known("limit")
+@register("limit")
 @dataclass(frozen=True, kw_only=True)
 class TokenLimit:
     """The SDE of tokens on the sphere, made by `lf.limit(model)`.
@@ -57,7 +57,7 @@ class TokenLimit:
     model: SphereModel
 
     def __post_init__(self) -> None:
-        require_itself(self, TokenLimit)
+        require_exact_kind(self, TokenLimit)
         require_kind("model", self.model, "sphere model")
         if self.model.attention == "unnormalized" and isinf(log_weight(self.model)):
             assert isinstance(self.model, StochasticTransformer)
@@ -113,7 +113,7 @@ class TokenLimit:
         return of_kind(self.model, DIFFUSIONS)(self.model, tangent, a)
 
     def _checked(self, tokens: ArrayLike) -> Matrix:
-        found = at_tokens(tokens, self.model).tokens
+        found = start_at_tokens(tokens, self.model).tokens
         assert found is not None
         return found
 

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.base.errors import keep, require, require_real
+from limitformer.base.errors import require, require_real, set_fields
 from limitformer.models.sphere import require_known
 from limitformer.paths.arrays import Dtype, Pairs, checked_dtype, checked_pairs
 
@@ -50,17 +50,17 @@ class SphereOptions:
 
     def __post_init__(self) -> None:
         for name in ("horizon", "tolerance"):
-            keep(self, **{name: require_real(name, getattr(self, name))})
+            set_fields(self, **{name: require_real(name, getattr(self, name))})
         require(self.horizon > 0, f"horizon must be positive; got {self.horizon}.")
         require(self.horizon <= LONGEST, f"horizon must be at most {LONGEST:g}; got {self.horizon:g}.")
         require(0 < self.tolerance < 0.5, f"tolerance must lie in (0, 0.5); got {self.tolerance}.")
         require_known("keep", self.keep, Keep)
         if self.early_stop is not None:
-            keep(self, early_stop=require_real("early_stop", self.early_stop))
+            set_fields(self, early_stop=require_real("early_stop", self.early_stop))
             require(0 < self.early_stop < 1, f"early_stop must lie in (0, 1) or be None; got {self.early_stop}.")
         if self.method is not None:
             require_known("method", self.method, Method)
-        keep(self, pairs=checked_pairs(self.pairs), dtype=checked_dtype(self.dtype))
+        set_fields(self, pairs=checked_pairs(self.pairs), dtype=checked_dtype(self.dtype))
         chosen = f'would change nothing beside keep="{self.keep}"; '
         require(self.pairs is None or self.keep == "overlap", f"pairs {chosen}leave it out, or keep overlaps.")
         require(self.dtype == "float64" or self.keep != "outcome", f"dtype {chosen}outcomes are whole numbers.")

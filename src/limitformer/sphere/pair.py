@@ -46,7 +46,7 @@ from limitformer.numerics.random import (
     rewind,
     words_of,
 )
-from limitformer.numerics.watch import count_whole, goes_on, halted
+from limitformer.numerics.watch import count_whole, is_halted, keep_going
 from limitformer.paths.arrays import points_in, replicas_between, write_number
 from limitformer.sphere.averaged_pair import averaged_weights
 from limitformer.sphere.chi import blocks_needed, chi_squares
@@ -131,7 +131,7 @@ def run_pairs(
             draw_pairs(stream, start_key, constants.dim, scratch, pairs)
         overlaps, gaps = replicas_between(overlap, begin, end), replicas_between(gap, begin, end)
         run_block(constants, table, key_words, points, overlaps, gaps, stopped[begin:end], pairs, watch)
-        if halted(watch):
+        if is_halted(watch):
             return
         count_whole(watch, end - begin)
 
@@ -167,7 +167,7 @@ def run_block(constants, table, key_words, points, overlap, gap, stopped, pairs,
             k += 1
         if layer % CHECK == 0:
             retire(constants, layer, k, overlap, gap, stopped, pairs)
-            if pairs.running[0] == 0 or not goes_on(watch, len(stopped), layer / (constants.layers + 1)):
+            if pairs.running[0] == 0 or not keep_going(watch, len(stopped), layer / (constants.layers + 1)):
                 return
 
 

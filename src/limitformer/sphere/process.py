@@ -22,7 +22,7 @@ from limitformer.numerics.random import key
 from limitformer.numerics.watch import WHOLE, Watch
 from limitformer.paths.arrays import (
     Shapes,
-    as_kept,
+    as_result_array,
     coordinate_shapes,
     new_outputs,
     pairs_of,
@@ -193,7 +193,7 @@ class SpherePaths:
 
     def record(self, outputs: Outputs) -> Record:
         """`outputs` as the kernels take them."""
-        overlap, gap, tokens = (as_kept(outputs[name]) for name in ("overlap", "gap", "tokens"))
+        overlap, gap, tokens = (as_result_array(outputs[name]) for name in ("overlap", "gap", "tokens"))
         return Record(self.pairs, self.options.tolerance, overlap, gap, outputs["outcome"], tokens, outputs["stopped"])
 
     def prepare(self, seed: int) -> "PreparedSphere":
@@ -308,8 +308,8 @@ class PreparedSphere:
             self.start_key,
             paths.step_numbers,
             first,
-            as_kept(overlap),
-            as_kept(gap),
+            as_result_array(overlap),
+            as_result_array(gap),
             outputs["stopped"],
             watch,
         )

@@ -15,7 +15,7 @@ from limitformer.numerics.lanes import (
     store,
     where_positive,
 )
-from limitformer.paths.arrays import TILE, Kept, entries_in, replicas_between, spill_row
+from limitformer.paths.arrays import TILE, ResultArray, entries_in, replicas_between, write_lane_row
 from limitformer.sphere.outcome import count_clusters, measure, sort_replica
 
 
@@ -24,10 +24,10 @@ class Record(NamedTuple):
 
     pairs: np.ndarray  # (pairs, 2), all of them for outcomes
     tolerance: float
-    overlap: Kept  # an entry a pair
-    gap: Kept
+    overlap: ResultArray  # an entry a pair
+    gap: ResultArray
     outcome: np.ndarray  # (replicas, points, 4)
-    positions: Kept  # N r entries
+    positions: ResultArray  # N r entries
     stopped: np.ndarray  # (replicas,): the layer of an early stop
 
 
@@ -69,7 +69,7 @@ def write_point(x, forest, k, record, work):
         write_outcomes(x, forest, k, record, work)
     if entries_in(record.positions) > 0:
         for i in range(x.shape[0]):
-            spill_row(x, i, x.shape[1], i * x.shape[1], k, record.positions)
+            write_lane_row(x, i, x.shape[1], i * x.shape[1], k, record.positions)
 
 
 @kernel
@@ -79,8 +79,8 @@ def write_overlaps(x, forest, k, record, work):
         count = min(TILE, len(record.pairs) - begin)
         measure(x, forest, record.pairs, begin, count, work.minus, work.plus)
         take_overlaps(count, work.minus, work.plus)
-        spill_row(work.minus, FIRST, count, begin, k, record.overlap)
-        spill_row(work.plus, FIRST, count, begin, k, record.gap)
+        write_lane_row(work.minus, FIRST, count, begin, k, record.overlap)
+        write_lane_row(work.plus, FIRST, count, begin, k, record.gap)
 
 
 @kernel

@@ -5,7 +5,7 @@ import numpy as np
 from limitformer.numerics.kernels import driver, kernel
 from limitformer.numerics.lanes import LANES
 from limitformer.numerics.random import rewind
-from limitformer.numerics.watch import count_whole, goes_on, halted
+from limitformer.numerics.watch import count_whole, is_halted, keep_going
 from limitformer.paths.exits import first_at
 from limitformer.sphere.forest import look, plant
 from limitformer.sphere.merging import NOT_YET, all_merged, open_merged
@@ -51,9 +51,9 @@ def run_tokens(
         last = run_lanes(
             constants, key_words, replica, follow.bounds, points, rows, record_work, work, relations, merged, watch
         )
-        if follow.bounds.together > 0.0 and not halted(watch):
+        if follow.bounds.together > 0.0 and not is_halted(watch):
             run_two_clusters(follow, tokens, replica, points, rows, merged, last, two, watch)
-        if halted(watch):
+        if is_halted(watch):
             return
         count_whole(watch, min(LANES, replicas - begin))
 
@@ -65,7 +65,7 @@ def run_lanes(constants, key_words, replica, bounds, points, record, record_work
     if constants.draw == GRAM:
         rewind(work.stream, key_words, replica)
     for layer in range(constants.layers + 1):
-        if not goes_on(watch, replicas, layer / (constants.layers + 1)):
+        if not keep_going(watch, replicas, layer / (constants.layers + 1)):
             return layer
         if layer > 0:
             advance_tokens(layer, constants, key_words, replica, work, relations)

@@ -26,7 +26,7 @@ from limitformer.numerics.factor import (
     multiply,
     multiply_lower,
     multiply_transposed,
-    put,
+    put_in_lanes,
     triangularise,
 )
 from limitformer.numerics.kernels import allocator, inlined, kernel
@@ -135,7 +135,7 @@ def begin_tokens(start, how, constants, start_key, query_key, replica, work):
     rewind(work.stream, start_key, replica)
     begin_queries(query_key, replica, work.queries)
     if how == AT_TOKENS:
-        put(start, work.x)
+        put_in_lanes(start, work.x)
     elif work.x.shape[1] < constants.dim:  # the factor of N < d uniform tokens
         draw_bartlett(work.stream, constants.dim, work.x)
         normalise_rows(work.x)

@@ -14,7 +14,7 @@ import numpy as np
 
 from limitformer.numerics.elementary import U64, exponential
 from limitformer.numerics.kernels import allocator, inlined, kernel, strict_kernel
-from limitformer.numerics.watch import goes_on
+from limitformer.numerics.watch import keep_going
 from limitformer.paths.exits import first_at
 from limitformer.sphere.chi import blocks_needed, chi_squares
 from limitformer.sphere.merging import NOT_YET, Merging
@@ -65,7 +65,7 @@ def run_two_clusters(follow, tokens, replica, points, record, merged, last, two,
             admit(layer, replica, replicas, merged, two)
             retire(layer, k, tokens, follow.bounds, record, two)
             over = two.pairs.running[0] == 0 and layer >= last
-            if over or not goes_on(watch, replicas, max(layer, last) / (constants.layers + 1)):
+            if over or not keep_going(watch, replicas, max(layer, last) / (constants.layers + 1)):
                 return
 
 

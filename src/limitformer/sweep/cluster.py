@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from limitformer.base.errors import InputError, MissingExtraError, first_line, require
-from limitformer.base.progress import announced
+from limitformer.base.progress import notice_if_slow
 from limitformer.sweep.files import CELLS, UNFINISHED
 from limitformer.sweep.layout import Index
 from limitformer.sweep.work import Finished, Job, Results, given_up, run_cell, store_of
@@ -102,7 +102,7 @@ def slurm_cluster(jobs: int, cores: int, memory: str, walltime: str, queue: str 
     options: dict[str, Any] = {} if queue is None else {"queue": queue}
     made = SLURMCluster(cores=cores, processes=cores, memory=memory, walltime=walltime, **options)
     made.scale(jobs=jobs)
-    with announced("Waiting for the first SLURM job"):
+    with notice_if_slow("Waiting for the first SLURM job"):
         made.wait_for_workers(1)  # a job may be in the queue for hours
     return made
 

@@ -15,11 +15,11 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.base.errors import InputError, keep, require, require_count
-from limitformer.base.progress import announced
+from limitformer.base.errors import InputError, require, require_count, set_fields
+from limitformer.base.progress import notice_if_slow
 from limitformer.covariance.limit import CovarianceFlow, CovarianceLimit
 from limitformer.models import SphereModel, Transformer, equicorrelated, to_json
-from limitformer.models.display import shown
+from limitformer.models.display import with_display
 from limitformer.paths.process import Process
 from limitformer.simulation.limit import limit
 from limitformer.simulation.processes import process_of
@@ -99,7 +99,7 @@ def plain(value: Any) -> Any:
     return [plain(inner) for inner in value] if isinstance(value, list | tuple | range) else value
 
 
-@shown
+@with_display
 @dataclass(frozen=True)
 class Sweep:
     """A grid of simulations.
@@ -138,7 +138,7 @@ class Sweep:
             table = getattr(self, name)
             require(isinstance(table, Mapping), f"{name} of a sweep must be a mapping; got {table!r}.")
         over = {str(name): plain(list(values)) if is_list(values) else values for name, values in self.over.items()}
-        keep(self, over=over, reduce=checked_keep(self.reduce), settings=settings_of(self.simulate))
+        set_fields(self, over=over, reduce=checked_keep(self.reduce), settings=settings_of(self.simulate))
         if not unchecked:
             check_cells(self)
 
@@ -259,7 +259,7 @@ def check_cells(sweep: Sweep) -> None:
 def check_rest(sweep: Sweep) -> None:
     """`check_cells` of a large grid's cells, all of them: before a store is made of it."""
     if is_large(sweep):
-        with announced("Checking all cells of the grid"):
+        with notice_if_slow("Checking all cells of the grid"):
             check_grid(sweep, sweep.over)
 
 

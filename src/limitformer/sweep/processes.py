@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 
-from limitformer.base.pool import Asked, Lost, Pool
+from limitformer.base.pool import LostTask, Pool, StopRequested
 from limitformer.sweep.layout import Index
 from limitformer.sweep.work import Finished, Job, Results, StoreError, given_up, run_cell, store_of
 
 PATIENCE = 3  # deaths, beyond the tries of a cell: it is not the cell's fault if somebody kills workers at random
 
 
-def begin(job: Job, place: int, asked: Asked) -> Callable[[Index], Finished | StoreError]:
+def begin(job: Job, place: int, asked: StopRequested) -> Callable[[Index], Finished | StoreError]:
     """What a worker does with a cell."""
     return partial(attempt, job)
 
@@ -35,7 +35,7 @@ def on_processes(job: Job, cells: Sequence[Index], *, workers: int) -> Results:
         for index, found in outcomes:
             if isinstance(found, StoreError):
                 raise found
-            yield given_up(store_of(job), index, found.within("cell")) if isinstance(found, Lost) else found
+            yield given_up(store_of(job), index, found.within("cell")) if isinstance(found, LostTask) else found
 
 
 def in_this_process(job: Job, cells: Sequence[Index]) -> Results:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from limitformer.base.errors import InputError, MadeOf, require, require_count
-from limitformer.base.progress import advance, bar, tracked
+from limitformer.base.errors import InputError, PicklesArguments, require, require_count
+from limitformer.base.progress import advance, progress_bar, track
 from limitformer.paths.replicas import usable_cores
 from limitformer.sweep.describe import Sweep, check_rest, compute
 from limitformer.sweep.layout import Index
@@ -48,14 +48,14 @@ class Report:
     errors: dict[Index, str]
 
 
-class SweepInterrupted(MadeOf, KeyboardInterrupt):
+class SweepInterrupted(PicklesArguments, KeyboardInterrupt):
     """Ctrl-C during a sweep; what was finished is in the store."""
 
     resumes = True
 
     def __init__(self, path: Path, done: int, cells: int) -> None:
         super().__init__(f"Interrupted with {done} of {cells} cells done; start it again to go on: {path}")
-        self.made_of = path, done, cells
+        self.pickled_arguments = path, done, cells
 
 
 def run_sweep(
@@ -127,7 +127,7 @@ def completed(kept: Store, engine: Engine, job: Job, *, retry_failed: bool, shuf
 
 def tracked_cells(finished: Iterable[Finished], cells: int, before: int, progress: bool) -> Iterator[Finished]:
     """The cells as they finish, on a bar that begins with those that were there before."""
-    shown = bar("cells", cells, before) if progress else None
+    shown = progress_bar("cells", cells, before) if progress else None
     try:
         for count, one in enumerate(finished, before + 1):
             yield one
@@ -199,7 +199,7 @@ def compute_sweep(sweep: Sweep, *, threads: int | None = None, progress: bool = 
     """All cells, in this process and without a store; as `load_sweep` gives them, the same bits."""
     check_rest(sweep)
     cells = list(sweep.cells())
-    found = [compute(sweep, cell, threads=threads) for cell in (tracked(cells, "cells") if progress else cells)]
+    found = [compute(sweep, cell, threads=threads) for cell in (track(cells, "cells") if progress else cells)]
     axes, variables = tuple(sweep.over), {}
     for name, first in found[0].items():
         values = np.stack([np.asarray(one[name].values) for one in found])

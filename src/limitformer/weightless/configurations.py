@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from limitformer.base.errors import InputError, nearest, require
-from limitformer.base.foreign import MOST_JSON, one_line, printed, readable_name, small_file_in
+from limitformer.base.foreign import MOST_JSON, escaped_errors, one_line, readable_name, small_file_in
 from limitformer.models.serial import from_record, json_object
 from limitformer.models.text import read_text
 from limitformer.weightless.hints import without_family
@@ -47,7 +47,7 @@ SIZES = (
 )
 
 
-@printed()
+@escaped_errors()
 def config_of(model: str | Path | dict[str, Any]) -> Any:
     """Of JSON, its file or folder, or the name of a public shape; JSON with a `kind` is a limitformer.Transformer."""
     if isinstance(model, dict):
@@ -94,7 +94,7 @@ def instead(folder: Path, names: list[str]) -> str:
     return f" It holds weights, {weights[0]!r}, but not what they are of." if weights else ""
 
 
-@printed()
+@escaped_errors()
 def config_from(values: dict[str, Any]) -> Any:
     """A configuration of transformers from its JSON."""
     from transformers import CONFIG_MAPPING, AutoConfig

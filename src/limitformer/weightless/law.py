@@ -84,11 +84,11 @@ def law(model: Any) -> LawTable:
       weight  7×100  uniform, std 0.05774
     """
     blueprint = blueprint_of(model)
-    module, found = make(blueprint, torch.float32)
+    module, found = build_without_weights(blueprint, torch.float32)
     return table_of(blueprint, module, found)
 
 
-def make(blueprint: Blueprint, dtype: torch.dtype) -> tuple[nn.Module, dict[str, Law]]:
+def build_without_weights(blueprint: Blueprint, dtype: torch.dtype) -> tuple[nn.Module, dict[str, Law]]:
     """The module without its random weights, and their laws; one error for whatever its code raises."""
     try:
         module, found, _ = built(blueprint.factory, dtype)

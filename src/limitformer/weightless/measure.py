@@ -380,7 +380,7 @@ def check_entries(func: Any, values: Any, read: set[Any] | None) -> None:
             check_entries(func, each, read)
 
 
-def read_where(module: nn.Module, measure: Measure) -> dict[str, str]:
+def where_parameters_are_read(module: nn.Module, measure: Measure) -> dict[str, str]:
     """Where parameters were read, by name: before the first block, or inside the blocks."""
     found = {}
     for name, parameter in module.named_parameters():

@@ -60,7 +60,7 @@ def of_config(config: Any) -> Blueprint:
 
     with one_line(f"{config.model_type} cannot be read"):
         check_sizes(config.to_dict(), config.model_type)
-        config = eager(deepcopy(config))
+        config = as_plain_formulas(deepcopy(config))
     kind = named_class(config)
     task, make = auto_class(config) if kind is None else (task_of(kind.__name__), partial(kind, config))
     size = size_of(make, config.model_type)
@@ -84,11 +84,11 @@ def of_module(model: nn.Module) -> Blueprint:
             f"Nearest: a function that makes it, such as lambda: {type(model).__name__}(…)."
         )
     check_sizes(config.to_dict(), config.model_type)
-    config, kind = eager(deepcopy(config)), type(model)
+    config, kind = as_plain_formulas(deepcopy(config)), type(model)
     return Blueprint(partial(kind, config), config.model_type, task_of(kind.__name__), config)
 
 
-def eager(config: Any) -> Any:
+def as_plain_formulas(config: Any) -> Any:
     """With attention and experts as plain formulas, so that they can be watched."""
     for part in {id(c): c for c in (config, config.get_text_config())}.values():
         part._attn_implementation = "eager"

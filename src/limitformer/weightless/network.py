@@ -27,11 +27,11 @@ from limitformer.weightless.measure import (
     blocks_of,
     grown_axis,
     mixed_sequences,
-    read_where,
     stream_shapes,
+    where_parameters_are_read,
 )
 from limitformer.weightless.models import Blueprint
-from limitformer.weightless.reachable import State, strays
+from limitformer.weightless.reachable import State, stray_tensors
 from limitformer.weightless.run import KeepWeightError, OneSampleOnlyError, Run, Weight, gradient_norm
 from limitformer.weightless.shared import Shared
 from limitformer.weightless.threads import one_thread
@@ -107,7 +107,9 @@ class Weightless:
             InputError: it does not fit the memory that is free.
         """
         self.drawn, self.weights, self.kept, self.sample, self.state = reasons, [], {}, None, None
-        hidden = sum(each.numel() for _, each in strays(self.module) if isinstance(each, Tensor) and each.is_meta)
+        hidden = sum(
+            each.numel() for _, each in stray_tensors(self.module) if isinstance(each, Tensor) and each.is_meta
+        )
         needed, free = COPIES * (self.table.count + hidden) * self.dtype.itemsize, available_memory()
         name = next(iter(reasons))
         if free is not None and needed > SHARE * free:
@@ -144,7 +146,7 @@ class Weightless:
         with torch.no_grad():
             for each in (*module.parameters(), *module.buffers()):
                 each.data = self.on_device(each.data)
-        for name, value in [*module.named_parameters(), *module.named_buffers(), *strays(module)]:
+        for name, value in [*module.named_parameters(), *module.named_buffers(), *stray_tensors(module)]:
             missing = isinstance(value, Tensor) and value.is_meta
             require(not missing, f"{name} of {self.blueprint.name} is on the meta device and has no values.")
         self.module, self.blocks, self.sample = module.eval(), blocks_of(module), sample
@@ -309,17 +311,17 @@ class Weightless:
         arguments = self.arguments(run, inputs)
         measure = Measure(self.blocks, len(run.samples), inputs.rows, inputs.counted, self.axis_of(inputs))
         measure.used = run.read
-        before = chance()
+        before = random_states()
         with torch.set_grad_enabled(loss is not None):
             with self.tidying(), measure, self.by_sample(run):
                 out = self.call(arguments)
             measure.finish()
-            require(chance() == before, f"{self.blueprint.name} draws random numbers of its own when it runs.")
+            require(random_states() == before, f"{self.blueprint.name} draws random numbers of its own when it runs.")
             changed = self.state.changed_weight()
             require(changed is None, f"{self.blueprint.name} changes its parameter {changed} when it runs.")
             found = stream_arrays(measure) | output_arrays(out, len(run.samples))
             self.uses, self.reasons = run.found, {**run.reasons, **self.kept}
-            self.read_where = read_where(self.module, measure)
+            self.read_where = where_parameters_are_read(self.module, measure)
             if self.foreign:
                 self.outputs = {"output": output_sizes(out)[None].cpu().numpy()}
             if self.drawn:
@@ -385,7 +387,7 @@ def copies(weights: list[Weight]) -> dict[str, str]:
     return kept
 
 
-def chance() -> tuple[Any, ...]:
+def random_states() -> tuple[Any, ...]:
     """The states of the global generators of torch, NumPy and Python."""
     numpys: Any = np.random.get_state(legacy=False)
     return (

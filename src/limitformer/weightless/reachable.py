@@ -104,7 +104,7 @@ def fields_of(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
 
-def strays(module: nn.Module) -> Iterator[tuple[str, Any]]:
+def stray_tensors(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Tensors, numbers and generators that are neither a parameter nor a buffer, by path."""
     for place in reachable(module):
         if isinstance(place.value, Tensor | NUMBERS | GENERATORS) and not place.registered:

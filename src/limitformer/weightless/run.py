@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limitformer.base.errors import InputError, MadeOf
+from limitformer.base.errors import InputError, PicklesArguments
 from limitformer.weightless.laws import Law
 from limitformer.weightless.maps import squared_norm
 from limitformer.weightless.marks import Marks, marks
@@ -24,12 +24,12 @@ ROOTS_KEPT = 2
 POSITIONS = re.compile(r"(^|[._])(wpe|embed_positions|position_embeddings?|pos_emb\w*)(\.|$)")  # tables of positions
 
 
-class KeepWeightError(MadeOf, Exception):
+class KeepWeightError(PicklesArguments, Exception):
     """The pass must begin again, with this weight kept."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name}: {reason}")
-        self.name, self.reason = self.made_of = name, reason
+        self.name, self.reason = self.pickled_arguments = name, reason
 
 
 class OneSampleOnlyError(Exception):

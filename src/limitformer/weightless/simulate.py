@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from limitformer.base.errors import InputError, first_line, require, require_count
 from limitformer.base.memory import check_scratch
-from limitformer.base.progress import advance, bar
-from limitformer.nn.drawn.simulate import known_device
+from limitformer.base.progress import advance, progress_bar
+from limitformer.nn.drawn.simulate import resolve_device
 from limitformer.results.datasets import stamp
 from limitformer.simulation.simulate import Interrupted
 from limitformer.weightless.arrays import Arrays, dataset
@@ -88,12 +88,12 @@ def simulate(
     require(dtype in (torch.float32, torch.float64), f"dtype must be torch.float32 or torch.float64; got {dtype}.")
     blueprint = blueprint_of(model)
     given = inputs_of(inputs, blueprint).with_batch_dim(batch_dim)
-    found = Weightless(blueprint, dtype, torch.device(known_device(device)), overrides)
+    found = Weightless(blueprint, dtype, torch.device(resolve_device(device)), overrides)
     differentiated = (loss or default_loss(blueprint.task)) if gradients else None
-    return passes(found, given, differentiated, samples, seed, draw, recompute, progress)
+    return run_passes(found, given, differentiated, samples, seed, draw, recompute, progress)
 
 
-def passes(
+def run_passes(
     found: Weightless,
     given: Inputs,
     loss: Loss | None,
@@ -127,7 +127,7 @@ def passes(
         return dataset(parts, found.trained, found.read_where, given, about)
 
     parts: list[Arrays] = []
-    shown = bar("networks without weights", samples, 0.0) if progress else None
+    shown = progress_bar("networks without weights", samples, 0.0) if progress else None
     done = 0
     try:
         together = SideBySide(one, side_by_side(one, found, samples, size) if samples > 2 else 1)
@@ -179,7 +179,9 @@ def side_by_side(one: Callable[[range], Arrays], found: Weightless, samples: int
     first, second = one(range(1)), one(range(1, 2))
     tolerance = AGREEMENT[found.dtype]
     alike = all(
-        close(together[key][k], alone[key][0], tolerance) for k, alone in enumerate((first, second)) for key in first
+        equal_up_to_rounding(together[key][k], alone[key][0], tolerance)
+        for k, alone in enumerate((first, second))
+        for key in first
     )
     return step if alike else 1
 
@@ -187,7 +189,9 @@ def side_by_side(one: Callable[[range], Arrays], found: Weightless, samples: int
 def check_repeats(first: Arrays, again: Arrays, found: Weightless) -> None:
     """`InputError` if a module gave other numbers when it was called again with the same inputs."""
     tolerance = AGREEMENT[found.dtype] / 100
-    other = next((key for key in first if key in again and not close(first[key], again[key], tolerance)), None)
+    other = next(
+        (key for key in first if key in again and not equal_up_to_rounding(first[key], again[key], tolerance)), None
+    )
     require(
         other is None,
         f"{found.blueprint.name} gives another {other} when it is called again with the same inputs. "
@@ -195,7 +199,7 @@ def check_repeats(first: Arrays, again: Arrays, found: Weightless) -> None:
     )
 
 
-def close(a: NDArray[Any], b: NDArray[Any], tolerance: float) -> bool:
+def equal_up_to_rounding(a: NDArray[Any], b: NDArray[Any], tolerance: float) -> bool:
     """Whether they are the same numbers, but for rounding."""
     scale = np.max(np.abs(b[np.isfinite(b)]), initial=0.0)
     return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance * 1e-3 * scale, equal_nan=True))

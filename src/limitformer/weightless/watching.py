@@ -30,7 +30,7 @@ from limitformer.base.errors import require
 from limitformer.base.memory import readable
 from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
-from limitformer.weightless.reachable import GENERATORS, same_numbers, strays
+from limitformer.weightless.reachable import GENERATORS, same_numbers, stray_tensors
 
 ALLOCATIONS = ("empty", "new_empty", "empty_strided", "new_empty_strided")
 RANDOM = {"randn": laws.normal(1.0), "rand": laws.uniform(0.0, 1.0)}
@@ -441,7 +441,7 @@ def doubts(module: nn.Module, other: nn.Module, watch: Watch) -> dict[str, str]:
         elif watch.has_chance(buffer) or name not in twins or not same_numbers(buffer, twins[name]):
             reasons[name] = RANDOM_VALUE
     own = {id(parameter) for parameter in module.parameters()}
-    elsewhere, here = dict(strays(other)), dict(strays(module))
+    elsewhere, here = dict(stray_tensors(other)), dict(stray_tensors(module))
     for name, value in here.items():
         if isinstance(value, Tensor) and (value.is_meta or id(value) in own):
             reasons[name] = "it is a matrix that is neither a parameter nor a buffer"

@@ -40,7 +40,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from limitformer.base.progress import tracked
+from limitformer.base.progress import track
 from limitformer.plot import BLACK, BLUE, GREEN, MARKERS, ORANGE, RED, legend_below, panels
 from limitformer_papers.beyond.ranks import generator, interval, p_value, ranks, spearman, within
 from limitformer_papers.beyond.tiny_networks import (
@@ -109,7 +109,7 @@ def halves(config: Config, seed: int) -> tuple[NDArray[np.bool_], NDArray[np.boo
 def compute(config: Config, run: Run) -> xr.Dataset:
     """`foretold` (predictor, cell); `loss` and `first` (seed, cell), NaN where it was not trained; `frequencies`."""
     cells = cells_of(config)
-    said = [foretold(cell, config.sizes, config.samples, run.seed) for cell in tracked(cells, "checks")]
+    said = [foretold(cell, config.sizes, config.samples, run.seed) for cell in track(cells, "checks")]
     held_out, again = halves(config, run.seed)
     with place_of(config, run) as out:
         data = text_data(SOURCE, config.sizes.vocabulary, config.sizes.length, out / "data", config.sizes.documents)
@@ -144,7 +144,7 @@ def outcomes(
     cells = cells_of(config)
     found = np.full((2, 2, len(cells)), np.nan)
     todo = [(0, k) for k in range(len(cells))] + [(1, int(k)) for k in np.flatnonzero(again)]
-    for which, k in tracked(todo, "networks"):
+    for which, k in track(todo, "networks"):
         found[:, which, k] = trained(cells[k], config.sizes, data, 2 * seed + which, out)
     return found[0], found[1]
 

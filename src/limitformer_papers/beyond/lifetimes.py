@@ -15,7 +15,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from limitformer.base.progress import tracked
+from limitformer.base.progress import track
 from limitformer.models import StochasticTransformer
 from limitformer.plot import PALETTE, legend_below, panels
 from limitformer.sphere.overlap import overlap
@@ -122,7 +122,7 @@ def pairs_of(samples: xr.Dataset, clusters: tuple[int, int]) -> tuple[int, NDArr
 def compute(config: Config, run: Run) -> xr.Dataset:
     """`exact` (attention, split, beta); of the chain `lifetime`, `error`, `spread` (split, simulated), `fine`, …"""
     cells = [(clusters, beta) for clusters in config.clusters for beta in config.simulated]
-    found = np.array([lived(config, *cell, config.layers_per_unit_time, run) for cell in tracked(cells, "cells")])
+    found = np.array([lived(config, *cell, config.layers_per_unit_time, run) for cell in track(cells, "cells")])
     found = found.reshape(len(config.clusters), len(config.simulated), 3)
     first = config.clusters[0]
     fine = lived(config, first, config.fine_at, config.fine_layers, run)

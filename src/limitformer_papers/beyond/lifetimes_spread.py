@@ -16,7 +16,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from limitformer.base.progress import tracked
+from limitformer.base.progress import track
 from limitformer.models import StochasticTransformer
 from limitformer.plot import PALETTE, legend_below, panels
 from limitformer.simulation.simulate import simulate
@@ -117,7 +117,7 @@ def cell(config: Config, beta: float, spread: float, run: Run) -> NDArray[np.flo
 def compute(config: Config, run: Run) -> xr.Dataset:
     """`lifetime`, `error`, `centres`, `loose`, `split` (beta, spread); `tight` (beta,)."""
     cells = [(beta, spread) for beta in config.betas for spread in config.spreads]
-    found = np.array([cell(config, *one, run) for one in tracked(cells, "cells")])
+    found = np.array([cell(config, *one, run) for one in track(cells, "cells")])
     found = found.reshape(len(config.betas), len(config.spreads), 5)
     names = ("lifetime", "error", "centres", "loose", "split")
     tight = [overlap(model_of(config, beta), CLUSTERS).mean_hitting_time(TOGETHER, -1.0) for beta in config.betas]

@@ -15,7 +15,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from limitformer.base.progress import tracked
+from limitformer.base.progress import track
 from limitformer.models import StochasticTransformer
 from limitformer.plot import DASHES, MARKERS, PALETTE, legend_below, panels
 from limitformer.sphere.overlap import overlap
@@ -132,7 +132,7 @@ def still_two(config: Config, tokens: int, run: Run) -> float:
 def compute(config: Config, run: Run) -> xr.Dataset:
     """`clusters`, `gather` (beta, tokens …); `lifetime`, `exact`, `leading` (split_beta, share …); `rest` (odd,)."""
     cells = [(n, *each) for each in zip(config.betas, config.horizons, strict=True) for n in config.tokens]
-    found = [gathered(config, *cell, run) for cell in tracked(cells, "cells")]
+    found = [gathered(config, *cell, run) for cell in track(cells, "cells")]
     shape = len(config.betas), len(config.tokens)
     lives = [lived(config, *each, run) for each in zip(config.split_betas, config.split_horizons, strict=True)]
     few = np.arange(1, (config.split_tokens + 1) // 2)

@@ -15,7 +15,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from limitformer.base.progress import tracked
+from limitformer.base.progress import track
 from limitformer.plot import MARKERS, PALETTE, panels
 from limitformer.results.correlation import correlation
 from limitformer.weightless import shapes, simulate
@@ -67,7 +67,7 @@ def quick() -> Config:
 
 def compute(config: Config, run: Run) -> xr.Dataset:
     """The curves of each model by its part of the depth, 0 to 1, and what its configuration says."""
-    found = [curves(name, config, run.seed) for name in tracked(config.models, "models")]
+    found = [curves(name, config, run.seed) for name in track(config.models, "models")]
     return xr.concat(found, xr.Variable("model", list(config.models)), join="outer")
 
 

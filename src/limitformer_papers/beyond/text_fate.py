@@ -11,7 +11,7 @@ from pathlib import Path
 import xarray as xr
 from matplotlib.figure import Figure
 
-from limitformer.base.progress import tracked
+from limitformer.base.progress import track
 from limitformer.models import ShapedAttention, ShapedReLU, SoftmaxAttention, Start, Transformer, from_text
 from limitformer.plot import heatmap, panels
 from limitformer.results.correlation import correlation
@@ -58,7 +58,7 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     feedforward = ShapedReLU(c_plus=config.c_plus, c_minus=config.c_minus)
     attentions = {"shaped": ShapedAttention(tau0=config.tau0), "unshaped": SoftmaxAttention()}
     parts = []
-    for attention in tracked(list(attentions.values()), "models"):
+    for attention in track(list(attentions.values()), "models"):
         model = Transformer(
             width=config.width,
             depth=config.depth,

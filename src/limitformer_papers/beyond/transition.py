@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import limitformer as lf
-from limitformer.base.progress import tracked
+from limitformer.base.progress import track
 from limitformer.plot import MARKERS, PALETTE, legend_below, panels
 from limitformer.sphere.overlap.drawn import at_antipodes
 from limitformer_papers.clustering.sphere import standard_error
@@ -76,10 +76,10 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     """`exact` and `simulated` (kind, dim, …), `rate` (heads, dim, beta), `lifetime` … (kind, dim, …)."""
     grid = [[[exact(dim, b, kind) for b in config.betas] for dim in config.dims] for kind in KINDS]
     cells = [(kind, dim, b) for kind in KINDS for dim in config.dims for b in config.simulated]
-    shares = [share(config, *cell, run) for cell in tracked(cells, "cells")]
+    shares = [share(config, *cell, run) for cell in track(cells, "cells")]
     causal = [(dim, beta) for dim in config.causal_dims for beta in config.causal_simulated]
     means = [mean_life(*cell, "fixed") for cell in causal]
-    lived = [lifetime(config, *cell, run) for cell in tracked(causal, "lifetimes")]
+    lived = [lifetime(config, *cell, run) for cell in track(causal, "lifetimes")]
     size = (len(KINDS), len(config.dims), len(config.simulated))
     lifetimes = [[[mean_life(d, b, kind) for b in config.causal_betas] for d in config.causal_dims] for kind in KINDS]
     found = np.array(lived).reshape(len(config.causal_dims), len(config.causal_simulated), 2)

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from limitformer.base.progress import tracked
+from limitformer.base.progress import track
 from limitformer.models import StochasticTransformer
 from limitformer.plot import MARKERS, legend_below, panels, sequence
 from limitformer.sphere.overlap import overlap
@@ -70,7 +70,7 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     shape = (len(config.betas), len(config.dims))
     chain, limit = (np.empty((len(KINDS), *shape, len(times))) for _ in range(2))
     forever, threshold = np.empty(shape), np.empty(len(config.dims))
-    for cell in tracked(list(np.ndindex(*shape)), "cells"):
+    for cell in track(list(np.ndindex(*shape)), "cells"):
         model = StochasticTransformer(
             tokens=2,
             dim=config.dims[cell[1]],

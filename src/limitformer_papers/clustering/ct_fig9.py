@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from limitformer.base.progress import tracked
+from limitformer.base.progress import track
 from limitformer.models import HybridTransformer, StochasticTransformer
 from limitformer.plot import BLUE, RED, legend_below, panels
 from limitformer_papers.clustering.sphere import evenly, shares, tokens_chain
@@ -53,7 +53,7 @@ def compute(config: Config, run: Run) -> xr.Dataset:
         (beta, horizon, kind) for beta, horizon in zip(config.betas, config.horizons, strict=True) for kind in (0, 1)
     ]
     parts = []
-    for beta, horizon, deterministic in tracked(cells, "models"):
+    for beta, horizon, deterministic in track(cells, "models"):
         common: dict[str, Any] = {
             "tokens": config.tokens,
             "dim": config.dim,

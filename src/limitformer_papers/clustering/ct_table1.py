@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import kstest
 
-from limitformer.base.progress import tracked
+from limitformer.base.progress import track
 from limitformer.plot import RED, legend_below, panels, sequence
 from limitformer_papers.common.claims import Claim, Run
 
@@ -57,7 +57,7 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     `moved` (scale, law, layers, sample) is |X/|X_0| − u|² at the end.
     """
     cells = [(scale, law, layers) for scale in SCALES for law in LAWS for layers in config.layers]
-    found = [network(config, *cell, run.seed) for cell in tracked(cells, "networks")]
+    found = [network(config, *cell, run.seed) for cell in track(cells, "networks")]
     grid = (len(SCALES), len(LAWS), len(config.layers))
     log_length, moved = (np.stack(part).reshape(*grid, *part[0].shape) for part in zip(*found, strict=True))
     places = ("scale", "law", "layers")

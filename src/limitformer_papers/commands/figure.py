@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from limitformer.cli.endings import begin_work
-from limitformer.cli.report import errors_in_one_line, say, screen
+from limitformer.cli.report import errors_in_one_line, print_plain, screen
 
 if TYPE_CHECKING:
     from limitformer_papers.common.claims import Claim
@@ -35,15 +35,15 @@ def figure(
                 table.add_row(known, shows)
             screen.print(table, markup=False)
             return
-        from limitformer.base.progress import suggestion
+        from limitformer.base.progress import suggest_quicker
         from limitformer_papers import make
 
         begin_work()
-        with suggestion("--scale quick is for a first look." if scale == "paper" and runs is None else ""):
+        with suggest_quicker("--scale quick is for a first look." if scale == "paper" and runs is None else ""):
             made = make(name, scale=scale, out=out, seed=seed, threads=threads, runs=runs)
         size = f"{scale} scale" if runs is None else f"runs in {runs}"
         screen.print(claims_table(f"{name}, {size}, {made.seconds:.1f} s", made.claims))
-        say("Wrote " + ", ".join(map(str, made.paths)))
+        print_plain("Wrote " + ", ".join(map(str, made.paths)))
 
 
 def claims_table(title: str, claims: "list[Claim]") -> Table:

@@ -49,9 +49,9 @@ def followed(
     Raises:
         InputError: some failed; the others are done.
     """
-    from limitformer.base.progress import suggestion
+    from limitformer.base.progress import suggest_quicker
 
-    with suggestion("--preset tiny or fewer steps or epochs are quicker."):
+    with suggest_quicker("--preset tiny or fewer steps or epochs are quicker."):
         finished, failed = outcomes(runs, make, workers, line)
     require(not failed, failed_message(failed, len(runs)))
     return finished

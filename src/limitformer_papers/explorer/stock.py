@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from limitformer.base.progress import tracked
+from limitformer.base.progress import track
 from limitformer.checking.check import check
 from limitformer.weightless.shapes import decoder, encoder, gpt2
 from limitformer_papers.explorer.kept import Kept
@@ -68,7 +68,7 @@ def compute(config: Config, seed: int, folder: Path | None) -> dict[str, Any]:
     kept = Kept(folder)
     found = [
         kept.get([list(cell), config.tokens, config.samples, seed], partial(looked_at, config, seed, *cell))
-        for cell in tracked(list(grid(config)), "cells")
+        for cell in track(list(grid(config)), "cells")
     ]
     return {
         "axes": axes(config),

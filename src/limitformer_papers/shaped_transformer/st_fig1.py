@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from limitformer.base.progress import tracked
+from limitformer.base.progress import track
 from limitformer.models import ShapedAttention, ShapedReLU, SoftmaxAttention, Transformer, equicorrelated
 from limitformer.plot import (
     BLACK,
@@ -95,7 +95,7 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     """Means by layer of each model, and samples of ρ at the last layer of the attention network and its SDE."""
     start = equicorrelated(tokens=2, correlation=config.correlation)
     named = list(models(config).items())
-    rho = {name: pair_correlation(chain(model, start, config.samples, run)) for name, model in tracked(named, "models")}
+    rho = {name: pair_correlation(chain(model, start, config.samples, run)) for name, model in track(named, "models")}
     names = xr.DataArray(list(rho), dims="model")
     attention = Transformer(
         width=config.width,

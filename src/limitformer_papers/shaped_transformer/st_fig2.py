@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from limitformer.base.progress import tracked
+from limitformer.base.progress import track
 from limitformer.models import ShapedAttention, ShapedReLU, SoftmaxAttention, Transformer
 from limitformer.nn.drawn import Norm
 from limitformer.plot import BLUE, GREEN, ORANGE, RED, legend_below, panels
@@ -102,7 +102,7 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     with threads(1):  # its matrices are small, and sums over several threads would not be the same bits
         norms = [
             [gradient_norms(model, sequences, config, seed) for seed in seeds(run.seed, config.samples)]
-            for _, model in tracked(named, "models")
+            for _, model in track(named, "models")
         ]
     return xr.Dataset(
         {"norm": (("model", "weight", "sample", "layer"), np.moveaxis(np.array(norms), 2, 1), {"units": "1"})},

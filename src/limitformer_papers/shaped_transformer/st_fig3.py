@@ -15,7 +15,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from limitformer.base.progress import tracked
+from limitformer.base.progress import track
 from limitformer.models import ShapedReLU, Transformer, equicorrelated
 from limitformer.plot import correlation_density, correlations, legend_below, panels, sequence
 from limitformer_papers.common.claims import (
@@ -68,11 +68,11 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     models = [resnet(config, gamma) for gamma in gammas]
     network = [
         pair_correlation(chain(model, start, config.samples, run, last)).values[:, 0]
-        for model in tracked(models, "networks")
+        for model in track(models, "networks")
     ]
     sde = [
         pair_correlation(sde_at_horizon(m, start, config.samples, config.dt, run)).values[:, 0]
-        for m in tracked(models, "limits")
+        for m in track(models, "limits")
     ]
     unit = chain(resnet(config, 1 / sqrt(config.depth), lam=1.0), start, config.samples, run, last)
     return xr.Dataset(

@@ -19,7 +19,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from limitformer.base.progress import tracked
+from limitformer.base.progress import track
 from limitformer.models import ShapedAttention, Transformer, equicorrelated
 from limitformer.models.attention import Temperature
 from limitformer.plot import PALETTE, legend_below, panels
@@ -73,7 +73,7 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     """By case and layer mean |ρ|, mean and median |V_12|; by case what is `large` in the end, and what `ten` carry."""
     start = equicorrelated(tokens=2, correlation=config.correlation)
     parts = []
-    for case in tracked(list(CASES.values()), "cases"):
+    for case in track(list(CASES.values()), "cases"):
         simulated = chain(intervened(config, *case), start, config.samples, run)
         covariance = abs(simulated["covariance"][..., 0, 1]).drop_vars("label", errors="ignore")
         parts.append(

@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from limitformer.base import progress
 from limitformer.base.errors import InputError, MissingExtraError, require, require_count
-from limitformer.base.pool import Asked, Lost, Pool
+from limitformer.base.pool import LostTask, Pool, StopRequested
 from limitformer_papers.training.interrupts import TrainingInterrupted, obey
 from limitformer_papers.training.plan import processes
 
@@ -91,9 +91,9 @@ def on_processes(
         for run, found in outcomes:
             if isinstance(found, TrainingInterrupted):
                 saved += 1
-            elif isinstance(found, Lost) and pool.heard > 1:
+            elif isinstance(found, LostTask) and pool.heard > 1:
                 lost += 1
-            elif isinstance(found, Lost):
+            elif isinstance(found, LostTask):
                 line = f"{found.within('run')}. Started again, it goes on from its last checkpoint."
                 yield run, InputError(line[0].upper() + line[1:])
             else:
@@ -103,7 +103,7 @@ def on_processes(
 
 
 def begin(
-    function: Callable[[Run], Summary], devices: Sequence[str], place: int, asked: Asked
+    function: Callable[[Run], Summary], devices: Sequence[str], place: int, asked: StopRequested
 ) -> Callable[[Run], Told]:
     """What a worker does with a run. It has its GPU and shows no bars, but what else it says is seen."""
     obey(asked)

@@ -31,7 +31,7 @@ from transformers.utils import logging
 
 from limitformer.base.errors import InputError, require
 from limitformer.base.files import check_writable
-from limitformer.base.progress import say
+from limitformer.base.progress import print_line
 from limitformer_papers.training import runs
 from limitformer_papers.training.data.batches import steps_per_epoch
 from limitformer_papers.training.evaluation import Metrics
@@ -81,7 +81,7 @@ def train(
     known = runs.opened(plan, about)
     if known is not None:
         if rank() == 0:
-            say(f"Was finished before: {plan.folder}")
+            print_line(f"Was finished before: {plan.folder}")
         return known
     check_writable(plan.folder)
     with alone(plan.folder), quiet(), threads(plan.threads), deferred() as interrupt:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from limitformer.base.errors import MadeOf
-from limitformer.base.interrupts import heard_by, tell
+from limitformer.base.errors import PicklesArguments
+from limitformer.base.interrupts import route_interrupts, write_notice
 from limitformer_papers.training.plan import rank
 
 ORDERS: list[Callable[[], bool]] = []  # in a worker of a grid: whether its parent wants it to stop
 
 
-class TrainingInterrupted(MadeOf, KeyboardInterrupt):
+class TrainingInterrupted(PicklesArguments, KeyboardInterrupt):
     """Ctrl-C during training; what was done is in a checkpoint.
 
     Args:
@@ -26,7 +26,7 @@ class TrainingInterrupted(MadeOf, KeyboardInterrupt):
 
     def __init__(self, folder: Path, step: int, steps: int) -> None:
         super().__init__(f"Interrupted at step {step} of {steps}, which is saved; start it again to go on: {folder}")
-        self.made_of = folder, step, steps
+        self.pickled_arguments = folder, step, steps
 
 
 @dataclass
@@ -58,7 +58,7 @@ def deferred() -> Iterator[Interrupt]:
         interrupt.noted = True
         signal.signal(signal.SIGINT, before)
         if rank() == 0:
-            tell("Finishing the step in work; Ctrl-C again to stop at once.")
+            write_notice("Finishing the step in work; Ctrl-C again to stop at once.")
 
-    with heard_by(note) as before:
+    with route_interrupts(note) as before:
         yield interrupt

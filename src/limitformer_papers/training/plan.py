@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from limitformer.base.errors import keep, require, require_count, require_real
+from limitformer.base.errors import require, require_count, require_real, set_fields
 
 Schedule = Literal["constant", "linear", "cosine"]
 # These say where a run goes and what is kept of it, not what comes out: a run may go on with others.
@@ -55,10 +55,12 @@ class Plan:
 
     def __post_init__(self) -> None:
         counts = ("steps", "batch", "save_every", "log_every", "evaluate_every", "keep_checkpoints")
-        keep(self, folder=Path(self.folder), **{name: require_count(name, getattr(self, name)) for name in counts})
-        keep(self, **{name: require_count(name, getattr(self, name), least=0) for name in ("warmup", "seed")})
+        set_fields(
+            self, folder=Path(self.folder), **{name: require_count(name, getattr(self, name)) for name in counts}
+        )
+        set_fields(self, **{name: require_count(name, getattr(self, name), least=0) for name in ("warmup", "seed")})
         rates = {name: require_real(name, getattr(self, name)) for name in ("learning_rate", "weight_decay")}
-        keep(self, **rates)
+        set_fields(self, **rates)
         require(self.learning_rate > 0, f"learning_rate must be positive; got {self.learning_rate:g}.")
         require(self.weight_decay >= 0, f"weight_decay must be at least 0; got {self.weight_decay:g}.")
         words = get_args(Schedule)
@@ -72,10 +74,10 @@ class Plan:
             f"warmup must be at most steps = {self.steps}; got {self.warmup}. Nearest: {self.steps}.",
         )
         if self.clip is not None:
-            keep(self, clip=require_real("clip", self.clip))
+            set_fields(self, clip=require_real("clip", self.clip))
             require(self.clip > 0, f"clip must be positive, or None for no clipping; got {self.clip:g}.")
         if self.threads is not None:
-            keep(self, threads=require_count("threads", self.threads))
+            set_fields(self, threads=require_count("threads", self.threads))
 
     def described(self) -> dict[str, Any]:
         """All of it, for JSON."""

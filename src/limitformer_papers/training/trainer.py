@@ -16,7 +16,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from limitformer.base.errors import InputError
 from limitformer.base.files import write_whole
-from limitformer.base.progress import say
+from limitformer.base.progress import print_line
 from limitformer.nn import without_decay
 from limitformer_papers.training import checkpoints, runs
 from limitformer_papers.training.arguments import arguments
@@ -121,13 +121,15 @@ class Run(Trainer):
         if damaged:
             names = ", ".join(path.name for path in damaged)
             start = "the beginning" if found is None else found.folder.name
-            say(f"Damaged: {names} in {self.kept}. The run goes on from {start}.")
+            print_line(f"Damaged: {names} in {self.kept}. The run goes on from {start}.")
         if found is None:
             return
-        say(f"Goes on from step {found.step} of {self.plan.steps}: {self.plan.folder}")
+        print_line(f"Goes on from step {found.step} of {self.plan.steps}: {self.plan.folder}")
         before, now = runs.read_json(self.plan.folder / runs.RUN).get("processes", processes()), processes()
         if before != now:
-            say(f"It was begun with {before} processes and has {now} now: the same run, but not to the last bit.")
+            print_line(
+                f"It was begun with {before} processes and has {now} now: the same run, but not to the last bit."
+            )
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches in an order of our own, the same for any number of processes."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from limitformer.base.progress import advance, bar, say
+from limitformer.base.progress import advance, print_line, progress_bar
 from limitformer_papers.training.interrupts import Interrupt
 from limitformer_papers.training.log import Log
 from limitformer_papers.training.plan import Plan
@@ -37,7 +37,7 @@ class Watch(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Show a bar, in the main process."""
         if state.is_world_process_zero:
-            self.bar = bar("training", self.plan.steps)
+            self.bar = progress_bar("training", self.plan.steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Look at the step; the Trainer's own decisions have been made and may be overruled."""
@@ -70,7 +70,7 @@ class Watch(TrainerCallback):
     def say(self, state: Any, line: str) -> None:
         """One line, in the main process."""
         if state.is_world_process_zero:
-            say(line)
+            print_line(line)
 
     def close(self) -> None:
         """Take the bar away."""

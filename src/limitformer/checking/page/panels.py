@@ -8,7 +8,7 @@ import xarray as xr
 from limitformer.checking.band import inside
 from limitformer.checking.curves import over_heads
 from limitformer.checking.page.svg import Line, Panel, plot, strip
-from limitformer.checking.picture import places, typical
+from limitformer.checking.picture import layer_numbers, typical
 
 if TYPE_CHECKING:
     from limitformer.checking.report import Report
@@ -92,7 +92,7 @@ def lying(own: xr.DataArray | None, band: xr.DataArray | None) -> str:
 
 def positions(curve: xr.DataArray) -> Any:
     """Layers from 0 or blocks from 1, as floats."""
-    return places(curve).astype(float)
+    return layer_numbers(curve).astype(float)
 
 
 def part(curves: xr.Dataset | None, name: str, pick: Pick) -> xr.DataArray | None:

@@ -25,7 +25,7 @@ from limitformer.numerics.factor import (
 )
 from limitformer.numerics.kernels import allocator, kernel
 from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, larger, load, store
-from limitformer.numerics.watch import halted
+from limitformer.numerics.watch import is_halted
 
 
 class AttentionConstants(NamedTuple):
@@ -137,7 +137,7 @@ def mix_heads(stream, factor, visible, constants, work, out, watch):
     q = work.head.shape[1]
     scale = 1.0 / np.sqrt(constants.heads * constants.key_dim)
     for h in range(constants.heads):
-        if halted(watch):
+        if is_halted(watch):
             return
         mix_tokens(stream, factor, visible, constants, work, work.mixed)
         draw_bartlett(stream, constants.key_dim, work.trapezoid)

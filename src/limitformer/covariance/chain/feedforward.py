@@ -19,7 +19,7 @@ from limitformer.numerics.factor import FIRST, copy, multiply_into, triangularis
 from limitformer.numerics.kernels import allocator, kernel
 from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, larger, load, smaller, store
 from limitformer.numerics.random import next_normal
-from limitformer.numerics.watch import halted
+from limitformer.numerics.watch import is_halted
 
 TILE = 64  # hidden units taken at a time: what they need stays in cache, however many there are
 
@@ -86,7 +86,7 @@ def hidden_units(stream, factor, constants, work, out, watch):
     """The lower triangular factor of √(c/n_h) σ(h) into `out` (m, m), tile after tile."""
     m = factor.shape[0]
     for begin in range(0, constants.hidden, TILE):
-        if halted(watch):
+        if is_halted(watch):
             return
         size = min(TILE, constants.hidden - begin)
         if begin > 0:

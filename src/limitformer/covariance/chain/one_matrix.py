@@ -24,12 +24,12 @@ from limitformer.covariance.chain.transformer import (
     kernel_strengths,
 )
 from limitformer.models import OneMatrix, Transformer
-from limitformer.numerics.factor import FIRST, copy, multiply, put, triangularise
+from limitformer.numerics.factor import FIRST, copy, multiply, put_in_lanes, triangularise
 from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, load, store
 from limitformer.numerics.random import Stream, draw_normals, key, next_normal, open_stream, rewind
-from limitformer.numerics.watch import Watch, count_whole, goes_on, halted
-from limitformer.paths.exits import Ledger, check_factor, clear, open_ledger, report
+from limitformer.numerics.watch import Watch, count_whole, is_halted, keep_going
+from limitformer.paths.exits import Ledger, check_factor, clear_exits, copy_exits, open_ledger
 from limitformer.paths.recording import Outputs, replicas_of, rows_of, write_factor
 
 
@@ -77,14 +77,14 @@ def one_matrix_workspace(tokens, rank, width):
 def run_one_matrix(root, width, constants, share, watch):
     """The replicas of a share: what is kept of them (`writing`), the layer of their exit, its cause."""
     work = one_matrix_workspace(root.shape[0], root.shape[1], width)
-    put(root, work.root)
+    put_in_lanes(root, work.root)
     for begin in range(0, len(share.exits), LANES):
         rewind(work.stream, share.key_words, np.uint64(share.first + begin))
         place_tokens(work)
         run_one_matrix_lanes(constants, share.points, share.radius, rows_of(share.record, begin), work, watch)
-        if halted(watch):
+        if is_halted(watch):
             return
-        report(work.ledger, begin, share.exits, share.causes)
+        copy_exits(work.ledger, begin, share.exits, share.causes)
         count_whole(watch, min(LANES, len(share.exits) - begin))
 
 
@@ -103,9 +103,9 @@ def place_tokens(work):
 @kernel
 def run_one_matrix_lanes(constants, layers, radius, record, work, watch):
     """All layers of the replicas that run side by side."""
-    clear(work.ledger)
+    clear_exits(work.ledger)
     for layer in range(constants.depth + 1):
-        if not goes_on(watch, replicas_of(record), layer / (constants.depth + 1)):
+        if not keep_going(watch, replicas_of(record), layer / (constants.depth + 1)):
             return
         copy(work.factor, work.previous)
         if layer > 0:

@@ -25,7 +25,7 @@ from numba.np.arrayobj import make_array
 from limitformer.base.errors import InputError, printable, require
 from limitformer.models import Transformer
 from limitformer.models.elementwise import TRIED
-from limitformer.models.functions import Function, name_of, plain, value_at
+from limitformer.models.functions import Function, name_of, python_function, value_at
 from limitformer.models.mixing import matrix_of, tried_logits
 from limitformer.models.own_function import has_function
 from limitformer.models.readings import Reading, plain_helpers, reading_of
@@ -93,7 +93,7 @@ def address_of(function: Function, compile_it: Callable[[Any], Any], check: Call
 def named_errors(function: Function, compile_it: Callable[[Any], Any]) -> Any:
     """The C function; what Numba says of one that it cannot compile, in one line."""
     try:
-        return compile_it(njit(error_model="numpy")(plain(function)))
+        return compile_it(njit(error_model="numpy")(python_function(function)))
     except Exception as error:  # some that Numba raises are no NumbaError
         said, cure = telling_line(str(error)), cure_of(function)
         raise InputError(f"Numba cannot compile {name_of(function)}: {said} Nearest: {cure}.") from error
@@ -110,7 +110,7 @@ def telling_line(text: str) -> str:
 def cure_of(function: Function) -> str:
     """What a user may try: helpers that are plain Python are the common case."""
     helpers = plain_helpers(function)
-    if plain(function).__name__ in helpers:
+    if python_function(function).__name__ in helpers:
         return "a loop; a function cannot call itself"
     if helpers:
         return f"@numba.njit on {', '.join(helpers)}, which it calls"

@@ -47,9 +47,9 @@ from limitformer.numerics.factor import copy
 from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import LANES, in_lanes, lane_matrix
 from limitformer.numerics.random import Stream, key, open_stream, rewind
-from limitformer.numerics.watch import Watch, count_whole, goes_on, halted
-from limitformer.paths.exits import Ledger, check_factor, clear, open_ledger, report
-from limitformer.paths.recorder import Kept
+from limitformer.numerics.watch import Watch, count_whole, is_halted, keep_going
+from limitformer.paths.exits import Ledger, check_factor, clear_exits, copy_exits, open_ledger
+from limitformer.paths.recorder import Recorder
 from limitformer.paths.recording import (
     ALL_OF_V,
     FACTOR_FLOOR,
@@ -118,18 +118,18 @@ def run_replicas(start, turned, constants, sublayers, visible, share, watch):
             turn_at_random(work.stream, work.factor, work.direction, spread, constants.width)
         record = rows_of(share.record, begin)
         run_lanes(constants, sublayers, visible, share.points, share.radius, record, work, watch)
-        if halted(watch):
+        if is_halted(watch):
             return
-        report(work.ledger, begin, share.exits, share.causes)
+        copy_exits(work.ledger, begin, share.exits, share.causes)
         count_whole(watch, min(LANES, len(share.exits) - begin))
 
 
 @kernel
 def run_lanes(constants, sublayers, visible, layers, radius, record, work, watch):
     """All layers of the replicas that run side by side."""
-    clear(work.ledger)
+    clear_exits(work.ledger)
     for layer in range(constants.depth + 1):
-        if not goes_on(watch, replicas_of(record), layer / (constants.depth + 1)):
+        if not keep_going(watch, replicas_of(record), layer / (constants.depth + 1)):
             return
         copy(work.factor, work.previous)
         if layer > 0:
@@ -176,7 +176,7 @@ def apply_sublayer(sublayer, residual, constants, visible, work, watch):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TransformerChain(Kept):
+class TransformerChain(Recorder):
     """The chain of one model and start, ready to run.
 
     Attributes:

@@ -72,7 +72,7 @@ from limitformer.numerics.factor import (
 )
 from limitformer.numerics.kernels import kernel
 from limitformer.numerics.lanes import everywhere, load, store
-from limitformer.numerics.watch import halted
+from limitformer.numerics.watch import is_halted
 
 QUERY, KEY, VALUE, OUTPUT = np.arange(4)  # places of the weights' norms
 
@@ -120,7 +120,7 @@ def join_reversibly(stream, factor, visible, constants, scratch, watch):
     head, joined = matrix(scratch, HEAD), matrix(scratch, SIDE_BY_SIDE)
     scale = 1.0 / np.sqrt(constants.heads * constants.key_dim)
     for h in range(constants.heads):
-        if halted(watch):
+        if is_halted(watch):
             return
         mix_reversibly(stream, factor, visible, constants, h, scratch)
         draw_bartlett(stream, constants.key_dim, matrix_of(scratch, VALUES, h))
@@ -144,7 +144,7 @@ def pull_through_heads(stream, factor, visible, constants, scratch, watch):
     turn_back(matrix(scratch, SIDE_BY_SIDE), FIRST, joined.shape[1], joined)
     rescale(joined, 1.0 / np.sqrt(constants.heads * constants.key_dim))
     for h in range(constants.heads):
-        if halted(watch):
+        if is_halted(watch):
             return
         pull_through_values(stream, constants, h, scratch)
         pull_through_head(stream, factor, visible, constants, h, OUTCOME, UPDATE, scratch)

@@ -74,8 +74,8 @@ from limitformer.numerics.factor import FIRST, copy, trace_of_gram
 from limitformer.numerics.kernels import allocator, driver, inlined, kernel
 from limitformer.numerics.lanes import LANES, load, square_root, store
 from limitformer.numerics.random import Stream, open_stream, rewind
-from limitformer.numerics.watch import count_whole, goes_on, halted
-from limitformer.paths.exits import check_factor, clear, first_at, open_ledger, report
+from limitformer.numerics.watch import count_whole, is_halted, keep_going
+from limitformer.paths.exits import check_factor, clear_exits, copy_exits, first_at, open_ledger
 from limitformer.paths.recording import replicas_of, rows_of, write_factor
 
 WEIGHTS = np.array([3, 4, 2])  # of the sublayers ATTENTION, HEADS, FEEDFORWARD
@@ -117,9 +117,9 @@ def run_replicas_with_gradients(start, turned, constants, table, sublayers, visi
             gradients.weights[begin : begin + LANES],
         )
         go_down(constants, sublayers, visible, share.points, rows, ledger.exits, work, watch)
-        if halted(watch):
+        if is_halted(watch):
             return
-        report(ledger, begin, share.exits, share.causes)
+        copy_exits(ledger, begin, share.exits, share.causes)
         count_whole(watch, min(LANES, len(share.exits) - begin))
 
 
@@ -139,9 +139,9 @@ def begin_at(start, turned, constants, keys, replica, work):
 def go_up(constants, sublayers, visible, layers, radius, record, ledger, work, watch):
     """All layers of the replicas that run side by side, with a checkpoint before each sublayer."""
     factor, previous = matrix(work.scratch, FACTOR), matrix(work.scratch, PREVIOUS)
-    clear(ledger)
+    clear_exits(ledger)
     for layer in range(constants.depth + 1):
-        if not goes_on(watch, replicas_of(record), layer / (3.0 * constants.depth + 1.0)):
+        if not keep_going(watch, replicas_of(record), layer / (3.0 * constants.depth + 1.0)):
             return
         copy(factor, previous)
         if layer > 0:
@@ -160,7 +160,7 @@ def go_down(constants, sublayers, visible, layers, rows, exits, work, watch):
     begin_at_the_top(constants, rows, exits, work.scratch)
     column = rows.weights.shape[1]
     for layer in range(constants.depth, -1, -1):
-        if not goes_on(watch, len(rows.loss), (3.0 * constants.depth - 2.0 * layer) / (3.0 * constants.depth + 1.0)):
+        if not keep_going(watch, len(rows.loss), (3.0 * constants.depth - 2.0 * layer) / (3.0 * constants.depth + 1.0)):
             return
         write_stream(layers, layer, rows, exits, work.scratch)
         if layer > 0:

@@ -49,7 +49,7 @@ from limitformer.numerics.factor import FIRST, multiply_into, triangularise
 from limitformer.numerics.kernels import kernel
 from limitformer.numerics.lanes import LANES, choose, everywhere, load, store
 from limitformer.numerics.random import next_normal
-from limitformer.numerics.watch import halted
+from limitformer.numerics.watch import is_halted
 
 PRE, POST = np.arange(2)  # places of the weights' norms
 
@@ -68,7 +68,7 @@ def activate_reversibly(stream, factor, constants, scratch, watch):
     m, out = factor.shape[0], matrix(scratch, SQUARE + BRANCH)
     clear_matrix(out)
     for b in range((constants.hidden + TILE - 1) // TILE):
-        if halted(watch):
+        if is_halted(watch):
             return
         size, rows = min(TILE, constants.hidden - b * TILE), matrix_of(scratch, UNIT_ROWS, b)
         place(out, rows, FIRST)
@@ -86,7 +86,7 @@ def pull_through_units(stream, factor, constants, scratch, watch):
     find_root(total, scratch)
     place(matrix(scratch, SQUARE + SEEN), returned, FIRST)
     for b in range((constants.hidden + TILE - 1) // TILE - 1, -1, -1):
-        if halted(watch):
+        if is_halted(watch):
             return
         size, normals = min(TILE, constants.hidden - b * TILE), matrix_of(scratch, UNIT_NORMALS, b)
         for i in range(m):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.numerics.factor import FIRST, inner, multiply, put
+from limitformer.numerics.factor import FIRST, inner, multiply, put_in_lanes
 from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, load, store
 
@@ -193,7 +193,7 @@ def drift_at(v, constants, mask):
     """b(V) of one V (m, m)."""
     m = v.shape[0]
     in_lanes, out = lane_matrix(m, m), lane_matrix(m, m)
-    put(v, in_lanes)
+    put_in_lanes(v, in_lanes)
     drift(in_lanes, constants, mask, drift_workspace(m), out)
     return out[:, :, 0].copy()
 

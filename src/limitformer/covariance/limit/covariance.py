@@ -14,12 +14,12 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from limitformer.base.errors import NoLimitError, keep, require, require_real
+from limitformer.base.errors import NoLimitError, require, require_real, set_fields
 from limitformer.covariance.limit.coefficients import LimitConstants, Mask, drift_at
 from limitformer.covariance.limit.explosion import explosion_probability
 from limitformer.covariance.limit.refusals import refuse_own
 from limitformer.models import OneMatrix, ShapedReLU, SoftmaxAttention, Start, Transformer, as_start
-from limitformer.models.kinds import known, require_itself
+from limitformer.models.kinds import register, require_exact_kind
 
 SOFTMAX = (
     "Softmax attention has no limit, because each layer mixes all tokens at once, by an amount that does not shrink as "
@@ -31,7 +31,7 @@ Square = Annotated[Matrix, "tokens tokens"]
 SquareLike = Annotated[ArrayLike, "tokens tokens"]
 
 
-@known("limit")
+@register("limit")
 @dataclass(frozen=True, kw_only=True)
 class CovarianceLimit:
     """The covariance SDE of [ST], made by `lf.limit(model)`.
@@ -53,11 +53,11 @@ class CovarianceLimit:
     horizon: float
 
     def __post_init__(self) -> None:
-        require_itself(self, CovarianceLimit)
+        require_exact_kind(self, CovarianceLimit)
         for name in ("gamma", "horizon"):
-            keep(self, **{name: require_real(name, getattr(self, name))})
+            set_fields(self, **{name: require_real(name, getattr(self, name))})
         if self.hidden_ratio is not None:
-            keep(self, hidden_ratio=require_real("hidden_ratio", self.hidden_ratio))
+            set_fields(self, hidden_ratio=require_real("hidden_ratio", self.hidden_ratio))
             require(self.hidden_ratio > 0, f"hidden_ratio must be positive; got {self.hidden_ratio}.")
         require(0 <= self.gamma <= 1, f"gamma must lie in [0, 1]; got {self.gamma}.")
         require(self.horizon > 0, f"horizon must be positive; got {self.horizon}.")

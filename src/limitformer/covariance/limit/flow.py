@@ -27,10 +27,10 @@ from limitformer.base.errors import NoLimitError, require
 from limitformer.covariance.limit.dual import dual_kernel
 from limitformer.covariance.limit.refusals import refuse_own
 from limitformer.models import Start, Transformer, as_start
-from limitformer.models.kinds import known, require_itself
+from limitformer.models.kinds import register, require_exact_kind
 from limitformer.numerics.random import key
 from limitformer.numerics.watch import DONE, WHOLE, Watch
-from limitformer.paths.recorder import Kept
+from limitformer.paths.recorder import Recorder
 from limitformer.paths.recording import ALL_OF_V, VALUE_FLOOR, Outputs, Recording
 
 Matrix = NDArray[np.float64]
@@ -42,7 +42,7 @@ def flows(model: Transformer) -> bool:
     return model.uniform and model.skip == 1 and isclose(model.branch * model.depth**0.5, 1, rel_tol=1e-9)
 
 
-@known("limit")
+@register("limit")
 @dataclass(frozen=True, kw_only=True)
 class CovarianceFlow:
     """The covariance ODE of λ = 1, γ = 1/√depth, made by `lf.limit(model)`; its width and depth have no effect.
@@ -55,7 +55,7 @@ class CovarianceFlow:
 
     def __post_init__(self) -> None:
         model = self.model
-        require_itself(self, CovarianceFlow)
+        require_exact_kind(self, CovarianceFlow)
         flowing = type(model) is Transformer and flows(model)
         require(flowing, f"model must be a Transformer with lam=1 and gamma=1/sqrt(depth); got {model!r}.")
         refuse_own(model)
@@ -145,7 +145,7 @@ def checked_times(times: ArrayLike) -> Matrix:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FlowPath(Kept):
+class FlowPath(Recorder):
     """The solution from one start at chosen times, as `simulate` runs it: all samples are the same.
 
     Attributes:

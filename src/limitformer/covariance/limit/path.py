@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.base.errors import keep, require, require_real
+from limitformer.base.errors import require, require_real, set_fields
 from limitformer.covariance.limit.covariance import CovarianceLimit, largest_step
 from limitformer.covariance.limit.euler import cholesky, euler_maruyama_step
 from limitformer.covariance.limit.pace import EULER_RESOLUTION, FACTOR_RESOLUTION, measure
@@ -26,20 +26,20 @@ from limitformer.numerics.factor import copy, gram, lower_root
 from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import LANES, all_below, everywhere, in_lanes, lane_matrix, load
 from limitformer.numerics.random import Stream, key, open_stream, rewind
-from limitformer.numerics.watch import Watch, count_whole, goes_on, halted
+from limitformer.numerics.watch import Watch, count_whole, is_halted, keep_going
 from limitformer.paths.arrays import points_in
 from limitformer.paths.exits import (
     LEFT_CONE,
     Ledger,
     check_ball,
-    clear,
+    clear_exits,
+    copy_exits,
     first_at,
-    keep_before,
-    leave,
+    keep_previous,
     open_ledger,
-    report,
+    record_exit,
 )
-from limitformer.paths.recorder import Kept
+from limitformer.paths.recorder import Recorder
 from limitformer.paths.recording import (
     ALL_OF_V,
     FACTOR_FLOOR,
@@ -85,7 +85,7 @@ def begin_paths(start, key_words, replica, work):
     rewind(work.stream, key_words[:2], replica)
     rewind(work.short.stream, key_words[2:], replica)
     copy(start, work.moved)
-    clear(work.ledger)
+    clear_exits(work.ledger)
 
 
 @driver
@@ -96,9 +96,9 @@ def run_factor_paths(start, constants, mask, dt, steps, share, watch):
         begin_paths(start, share.key_words, np.uint64(share.first + begin), work)
         record = rows_of(share.record, begin)
         factor_paths(constants, mask, dt, steps, share.points, share.radius, record, work, watch)
-        if halted(watch):
+        if is_halted(watch):
             return
-        report(work.ledger, begin, share.exits, share.causes)
+        copy_exits(work.ledger, begin, share.exits, share.causes)
         count_whole(watch, min(LANES, len(share.exits) - begin))
 
 
@@ -110,7 +110,7 @@ def factor_paths(constants, mask, dt, steps, points, radius, record, work, watch
     write_factor(work.factor, points, 0, record, mask, work)
     factor, moved, long = work.factor, work.moved, everywhere(dt)
     for step in range(1, steps + 1):
-        if not goes_on(watch, replicas_of(record), step / (steps + 1)):
+        if not keep_going(watch, replicas_of(record), step / (steps + 1)):
             return
         measure(constants, mask, factor, work.step)
         factor_step(work.stream, long, constants, mask, factor, moved, work.step)
@@ -153,21 +153,21 @@ def run_euler_paths(start, constants, mask, dt, steps, share, watch):
         gram(work.moved, work.ledger.now)
         record = rows_of(share.record, begin)
         euler_paths(constants, mask, dt, steps, share.points, share.radius, record, work, watch)
-        if halted(watch):
+        if is_halted(watch):
             return
-        report(work.ledger, begin, share.exits, share.causes)
+        copy_exits(work.ledger, begin, share.exits, share.causes)
         count_whole(watch, min(LANES, len(share.exits) - begin))
 
 
 @kernel
 def euler_paths(constants, mask, dt, steps, points, radius, record, work, watch):
     """The paths that run side by side, by Euler-Maruyama; each keeps the last V that was a covariance."""
-    keep_before(work.ledger)
+    keep_previous(work.ledger)
     for step in range(steps + 1):
-        if not goes_on(watch, replicas_of(record), step / (steps + 1)):
+        if not keep_going(watch, replicas_of(record), step / (steps + 1)):
             return
         if step > 0:
-            keep_before(work.ledger)
+            keep_previous(work.ledger)
             move_by_euler(step, dt, constants, mask, radius, work)
         cholesky(work.ledger.now, work.factor, work.step.failed)
         check_cone(step, work.step.failed, work.ledger)  # before the ball: of what is no covariance |V| says nothing
@@ -192,11 +192,11 @@ def check_cone(step, failed, ledger):
         return
     for lane in range(LANES):
         if ledger.exits[lane] == np.inf and failed[0, 0, lane] > 0.0:
-            leave(lane, step, LEFT_CONE, ledger.before, ledger)
+            record_exit(lane, step, LEFT_CONE, ledger.before, ledger)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CovariancePaths(Kept):
+class CovariancePaths(Recorder):
     """Paths of one limit and start, ready to run.
 
     Attributes:
@@ -225,7 +225,7 @@ class CovariancePaths(Kept):
             self.step in ("factor", "euler-maruyama"),
             f'step must be "factor" or "euler-maruyama"; got {self.step!r}.',
         )
-        keep(self, dt=require_real("dt", self.dt))
+        set_fields(self, dt=require_real("dt", self.dt))
         least = self.model.horizon / MOST_STEPS
         enough = whole_steps(self.model.horizon, self.dt) <= MOST_STEPS
         require(enough, f"dt must be at least {least:.3g} for this horizon; got {self.dt}. Nearest: {least:.3g}.")

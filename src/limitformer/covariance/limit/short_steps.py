@@ -32,7 +32,7 @@ from limitformer.numerics.lanes import (
     store,
 )
 from limitformer.numerics.random import Stream, open_stream, seek
-from limitformer.paths.exits import LEFT_BALL, LOST, leave, norm_of
+from limitformer.paths.exits import LEFT_BALL, LOST, norm_of, record_exit
 
 MOST_SHORT_STEPS = 2**21  # in one step: ten times what a path takes at the threshold of explosion to come back or go
 BLOCKS_OF_STEP = U64(32)  # a step has 2³² blocks of its own
@@ -132,7 +132,7 @@ def pass_time(short):
 def stop(lane, step, dt, cause, value, ledger, short):
     """The path leaves at the end of its short step, `value` its covariance from now on."""
     passed = short.lanes[LEFT, 0, lane] - short.lanes[SHORT, 0, lane]
-    leave(lane, step - min(1.0, max(0.0, passed / dt)), cause, value, ledger)
+    record_exit(lane, step - min(1.0, max(0.0, passed / dt)), cause, value, ledger)
     short.lanes[LEFT, 0, lane] = 0.0
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 from limitformer import models
 from limitformer.base.errors import InputError, first_line, require
 from limitformer.models.elementwise import TRIED
-from limitformer.models.functions import Function, imported, is_path, plain, value_at
+from limitformer.models.functions import Function, import_function, is_path, python_function, value_at
 from limitformer.models.mixing import matrix_of, tried_logits
 from limitformer.models.norm import POSITIVE
 from limitformer.models.own_function import function_of, name_of_part
@@ -97,7 +97,7 @@ def kept_mixing(part: models.Mixing, *readings: Reading) -> Callable[[Tensor, Te
     visible = np.ones((4, 4), bool)
     wanted = np.stack([[matrix_of(function_of(part), y, visible) for y in batch] for batch in logits])
     seen = torch.ones(4, 4, dtype=torch.bool, device="cpu")
-    return agreeing(part, (plain(function_of(part)),), lambda found: found(tensor_of(logits), seen), wanted)
+    return agreeing(part, (python_function(function_of(part)),), lambda found: found(tensor_of(logits), seen), wanted)
 
 
 def agreeing(
@@ -122,7 +122,7 @@ def agreeing(
 
 def named_candidates(function: Function) -> tuple[Function, ...]:
     """torch's functions of that name, and the function itself."""
-    own = plain(function)
+    own = python_function(function)
     return *functions_named(own.__name__), own
 
 
@@ -143,7 +143,7 @@ def tensor_function(given: Function | str) -> Function:
     if not isinstance(given, str):
         return given
     if is_path(given):
-        return imported(given)
+        return import_function(given)
     found = next(functions_named(given), None)
     if found is None:
         raise InputError(f"torch has no function {given!r}. Nearest: its path, such as 'package.module:name'.")

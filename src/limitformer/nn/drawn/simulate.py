@@ -15,12 +15,12 @@ from torch import Tensor
 
 from limitformer.base.errors import InputError, require, require_count
 from limitformer.base.memory import check_recording, check_scratch
-from limitformer.base.progress import tracked
+from limitformer.base.progress import track
 from limitformer.covariance.chain.own import mark_own_exits
 from limitformer.covariance.chain.start import start_factor
 from limitformer.covariance.chain.transformer import subtracts_mean, visibility
 from limitformer.models import Mixing, Start, Transformer, as_start
-from limitformer.models.serial import described
+from limitformer.models.serial import describe
 from limitformer.nn.drawn.network import Layer, strengths_of
 from limitformer.nn.drawn.weights import draw_weights
 from limitformer.numerics.random import key
@@ -82,7 +82,7 @@ def simulate(
         options = {"samples": samples, "seed": seed, "device": device, "dtype": dtype, "progress": progress}
         return with_gradients(model, start, layers, options)
     draw = TokenLaw(start, model)
-    device = known_device(device)
+    device = resolve_device(device)
     batch = networks_in_batch(model, start.tokens, dtype) if batch is None else require_count("batch", batch)
     batch = min(samples, batch)
 
@@ -92,7 +92,7 @@ def simulate(
 
     def dataset(finished: int) -> xr.Dataset:
         provenance = {
-            "model": described(model),
+            "model": describe(model),
             "description": "network",
             "start": start.description,
             "seed": seed,
@@ -107,7 +107,7 @@ def simulate(
 
     finished, parts = 0, slices(0, samples, batch)
     try:
-        for part in tracked(parts, "batches of networks") if progress else parts:
+        for part in track(parts, "batches of networks") if progress else parts:
             generator = torch.Generator(device).manual_seed(torch_seed(seed, f"network {part.start}"))
             v, exit_layers = run_batch(model, draw, part.stop - part.start, layers, generator, dtype)
             covariance[part] = v
@@ -126,7 +126,7 @@ def with_gradients(model: Transformer, start: Start, layers: np.ndarray, options
     from limitformer.weightless import simulate as simulate_weightless  # which stands on this package
 
     def laid_out(found: xr.Dataset) -> xr.Dataset:
-        return found.rename(layer="depth").sel(depth=layers).assign_attrs(model=described(model))
+        return found.rename(layer="depth").sel(depth=layers).assign_attrs(model=describe(model))
 
     try:
         return laid_out(simulate_weightless(model, start, gradients=True, **options))
@@ -157,7 +157,7 @@ class TokenLaw:
         return self.width**0.5 * torch.tensor(self.factor, **options) @ orthonormal(directions).mT
 
 
-def known_device(device: str | None) -> str:
+def resolve_device(device: str | None) -> str:
     """`device`, or the fastest that there is; `InputError` for one that torch does not have."""
     if device is None:
         return "cuda" if torch.cuda.is_available() else "cpu"

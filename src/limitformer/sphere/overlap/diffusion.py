@@ -16,7 +16,7 @@ import xarray as xr
 from numpy.typing import ArrayLike
 
 from limitformer.base.errors import InputError, require, require_count
-from limitformer.models.display import shown
+from limitformer.models.display import with_display
 from limitformer.models.sphere import SphereModel, StochasticTransformer
 from limitformer.sphere.overlap import hitting, thresholds
 from limitformer.sphere.overlap.density import density_of
@@ -46,7 +46,7 @@ Numbers = Annotated[Array, "*shape"]  # one for each of what is given, in the sa
 NumbersLike = Annotated[ArrayLike, "*shape"]
 
 
-@shown
+@with_display
 @dataclass(frozen=True)
 class OverlapDiffusion:
     """The diffusion of the overlap z ∈ (−1, 1); made by `overlap(model)`.

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from limitformer.base.errors import InputError
 from limitformer.base.files import check_writable
-from limitformer.base.progress import announced
+from limitformer.base.progress import notice_if_slow
 from limitformer_papers.training.data.corpus import Corpus, read_corpus
 from limitformer_papers.training.data.sequences import Sequences, read_packed, write_packed
 from limitformer_papers.training.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
@@ -41,7 +41,7 @@ def text_data(source: str, vocabulary: int, length: int, kept: Path, documents: 
         InputError: a source that cannot be read, a vocabulary that it does not allow, or nothing to read on this
             machine, where another one should have written.
     """
-    with announced(f"Reading {source}"):
+    with notice_if_slow(f"Reading {source}"):
         corpus = read_corpus(source, documents=documents)
     folder = Path(kept) / f"text-{corpus.digest[:16]}-{vocabulary}-{length}"
     if rank() > 0:
@@ -72,7 +72,7 @@ def wait_for(path: Path) -> None:
 def make_alone(corpus: Corpus, vocabulary: int, length: int, folder: Path) -> None:
     """Make the files, unless another run is doing so: then wait until it has."""
     check_writable(folder)
-    with FileLock(folder / ".lock"), announced("Training the tokenizer"):
+    with FileLock(folder / ".lock"), notice_if_slow("Training the tokenizer"):
         if not (folder / LAST).exists():
             made(corpus, vocabulary, length, folder)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from limitformer.base.errors import keep, require, require_count, require_real
+from limitformer.base.errors import require, require_count, require_real, set_fields
 from limitformer_papers.training.data.images import Source
 from limitformer_papers.training.plan import Schedule
 
@@ -42,9 +42,9 @@ class VitConfig:
 
     def __post_init__(self) -> None:
         require(self.data in get_args(Source), f"data must be one of {', '.join(get_args(Source))}; got {self.data!r}.")
-        keep(self, **{name: require_count(name, getattr(self, name)) for name in COUNTS})
-        keep(self, warmup_epochs=require_count("warmup_epochs", self.warmup_epochs, least=0))
-        keep(self, **{name: require_real(name, getattr(self, name)) for name in REALS})
+        set_fields(self, **{name: require_count(name, getattr(self, name)) for name in COUNTS})
+        set_fields(self, warmup_epochs=require_count("warmup_epochs", self.warmup_epochs, least=0))
+        set_fields(self, **{name: require_real(name, getattr(self, name)) for name in REALS})
         require(
             self.warmup_epochs <= self.epochs,
             f"warmup_epochs must be at most epochs = {self.epochs}; got {self.warmup_epochs}. Nearest: {self.epochs}.",
