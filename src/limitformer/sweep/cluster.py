@@ -19,8 +19,8 @@ from typing import Any
 from limitformer.base.errors import InputError, MissingExtraError, first_line, require
 from limitformer.base.progress import notice_if_slow
 from limitformer.sweep.files import CELLS, UNFINISHED
-from limitformer.sweep.layout import Index
-from limitformer.sweep.work import Finished, Job, Results, given_up, run_cell, store_of
+from limitformer.sweep.grid import Index
+from limitformer.sweep.work import Finished, Job, Results, record_failure, run_cell, store_of
 
 BATCHES_PER_WORKER = 8
 LARGEST_BATCH = 64
@@ -162,7 +162,7 @@ def collected(package: Any, client: Any, job: Job, cells: Sequence[Index]) -> Re
                 if deaths[batch[0]] < LOST_ALONE:
                     suspects.extend(batch)
                 else:
-                    yield given_up(store_of(job), batch[0], f"workers died in this cell: {first_line(error)}")
+                    yield record_failure(store_of(job), batch[0], f"workers died in this cell: {first_line(error)}")
             except package.CancelledError as error:
                 reason = first_line(error).rstrip(".")
                 raise InputError(

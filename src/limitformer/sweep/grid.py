@@ -14,6 +14,8 @@ import numpy as np
 
 from limitformer.base.errors import InputError, require
 
+Index = tuple[int, ...]  # the place of a cell on each axis
+
 SEED, START = "seed", "start."  # axes that are no fields of the model
 
 

@@ -13,11 +13,12 @@ from limitformer.base.errors import InputError, printable, require
 from limitformer.base.files import check_writable, write_whole
 from limitformer.plot import PALETTE, panels, style
 from limitformer.results.storage import check_target, save
+from limitformer.sweep.cells import DAMAGED, DONE, FAILED
 from limitformer.sweep.grid import unknown_field
 from limitformer.sweep.opening import open_store, store_path
 from limitformer.sweep.origin import mixture
 from limitformer.sweep.run import load_sweep
-from limitformer.sweep.store import DAMAGED, DONE, FAILED, Store, Survey
+from limitformer.sweep.store import Store, Survey
 
 MOST_CURVES = 7
 PICTURES = (".png", ".pdf", ".svg")
