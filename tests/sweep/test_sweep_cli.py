@@ -242,7 +242,7 @@ def test_slurm_is_asked_for_what_the_options_say(run, monkeypatch):
 
 def test_without_slurm_there_is_one_line(refused, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda _: None)
-    refused("run", "sweep.toml", "--store", "s.sweep", "--slurm", 1, says="There is no sbatch here: SLURM ")
+    refused("run", "sweep.toml", "--store", "s.sweep", "--slurm", 1, says="There is no sbatch here. Nearest: ")
 
 
 # status.

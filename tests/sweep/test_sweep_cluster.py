@@ -202,7 +202,7 @@ def test_a_scheduler_that_is_killed_is_one_error_and_the_store_goes_on(whole, tm
     thread = threading.Thread(target=kill)
     thread.start()
     try:
-        with pytest.raises(InputError, match=r"^The cluster has dropped the work .*start it again\.$") as raised:
+        with pytest.raises(InputError, match=r"^The cluster has cancelled the work .*start it again\.$") as raised:
             run(slow_sweep(CELLS), path, cluster=address)
     finally:
         thread.join()
@@ -274,7 +274,7 @@ def test_a_scheduler_that_accepts_and_never_speaks_is_one_error_before_any_work(
         address = f"tcp://127.0.0.1:{mute.getsockname()[1]}"
         with pytest.raises(InputError) as raised:
             run(sweep(), tmp_path / "s.sweep", cluster=address)
-    assert str(raised.value) == f"No Dask scheduler answers at {address}: nothing was said in 0.5 s."
+    assert str(raised.value) == f"No Dask scheduler answers at {address}: no answer in 0.5 s."
     assert list(tmp_path.iterdir()) == []
 
 
