@@ -41,7 +41,7 @@ if "SWEEP_DEATHS" in os.environ:
     store.LASTING_SECONDS = 0.0  # every cell is flushed
     deaths, chance = os.environ["SWEEP_DEATHS"], random.Random(os.urandom(8))
     worker = multiprocessing.parent_process() is not None or "SWEEP_PARENT" not in os.environ
-    mortality = 0.06 if worker else 0.01
+    mortality = 0.06 if worker else 0.15  # the parent writes only the description
     os.environ.pop("SWEEP_PARENT", None)
 
     def die(what):

@@ -297,7 +297,8 @@ def test_commands_name_the_codes_of_mixed_cells(store, monkeypatch):
     with pytest.raises(OtherSweepError):
         run(wider, store, extend=True)
     run(wider, store, extend=True, any_version=True)
-    line = f"Careful: 2 different codes made the cells (numpy 1.0 and {np.__version__}); `code` has the number of each cell's.\n"
+    mixed = f"2 different codes made the cells (numpy 1.0 and {np.__version__})"
+    line = f"Careful: {mixed}; `code` has the number of each cell's.\n"
     assert CliRunner().invoke(app, ["sweep", "show", str(store)]).stderr == line
     status = CliRunner().invoke(app, ["sweep", "status", str(store)]).stdout
     assert re.search(r"numpy 1\.0,.*: 2 cells", status)

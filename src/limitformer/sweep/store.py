@@ -109,7 +109,7 @@ class Store:
         return encoded(self.names.of(index), facts, code(), data)
 
     def write(self, index: Index, file: bytes, seconds: float) -> None:
-        """Write the file of a cell that took so many seconds."""
+        """Write the file of a cell that took `seconds` to compute."""
         place = f"{CELLS}/{place_of(self.names.of(index))}"
         write_whole(self.path, place, file, durable=seconds > LASTING_SECONDS)
 
@@ -138,7 +138,7 @@ class Store:
         """Read the state of each cell.
 
         Raises:
-            InputError: the memory has no room for so many cells, or a file cannot be read.
+            InputError: the grid does not fit into memory, or a file cannot be read.
         """
         shape = self.sweep.shape
         check_room(prod(shape) * 100, f"The cells of {self.path}")

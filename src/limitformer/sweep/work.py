@@ -30,7 +30,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker needs.
+    """The task of all workers of a run.
 
     Attributes:
         path: the store.
