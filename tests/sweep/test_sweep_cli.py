@@ -1,6 +1,6 @@
-"""`limitformer sweep`: what it computes, prints and writes, and how it refuses.
+"""`limitformer sweep`: results, printed tables, files and refusals.
 
-Runs are in this process, for speed; `test_sweep_processes.py` has Ctrl-C.
+Runs are in this process, for speed; `test_sweep_processes.py` tests Ctrl-C.
 """
 
 import csv
@@ -78,7 +78,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def refused(run, tmp_path):
-    """What must be refused: exit code 2, one line on stderr, nothing on stdout, nothing written."""
+    """Check a refusal: exit code 2, one line on stderr, nothing on stdout, no file changed."""
 
     def check(*arguments, says):
         before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
@@ -93,7 +93,7 @@ def refused(run, tmp_path):
 
 
 def rows(output):
-    """The cells of a table, as text, its head first."""
+    """Return the cells of a table as text, its head first."""
     lines = [line for line in output.splitlines() if line[:1] in "│┃"]
     return [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in lines if line]
 
@@ -101,7 +101,7 @@ def rows(output):
 # run.
 
 
-def test_run_computes_what_python_computes(run, store):
+def test_run_gives_the_bits_of_python(run, store):
     result = run("run", "sweep.toml", "--store", "s.sweep", "--workers", 1)
     assert (result.exit_code, result.stdout) == (0, "6 of 6 cells are done: s.sweep\n")
     assert_same_bits("s.sweep", store)
@@ -109,7 +109,7 @@ def test_run_computes_what_python_computes(run, store):
     assert (result.exit_code, result.stdout) == (0, "6 of 6 cells are done, 6 of them before: s.sweep\n")
 
 
-def test_run_extends_if_it_is_asked_to(run, refused, tmp_path):
+def test_run_extends_with_the_option_extend(run, refused, tmp_path):
     run("run", "sweep.toml", "--store", "s.sweep", "--workers", 1)
     (tmp_path / "sweep.toml").write_text(TEXT.replace("[4, 6]", "[4, 6, 8]"))
     refused(
@@ -119,7 +119,7 @@ def test_run_extends_if_it_is_asked_to(run, refused, tmp_path):
     assert (result.exit_code, result.stdout) == (0, "9 of 9 cells are done, 6 of them before: s.sweep\n")
 
 
-def test_failed_cells_are_listed_and_the_exit_code_is_one(run, store, tmp_path, monkeypatch):
+def test_run_lists_failed_cells_and_exits_with_one(run, store, tmp_path, monkeypatch):
     honest = work_module.compute
 
     def compute(description, cell, **options):
@@ -179,12 +179,12 @@ def test_run_refuses_in_one_line(refused, arguments, says):
     ],
     ids=str,
 )
-def test_a_bad_file_is_refused_in_one_line(refused, tmp_path, run, old, new, says):
+def test_run_refuses_a_bad_file_in_one_line(refused, tmp_path, run, old, new, says):
     (tmp_path / "sweep.toml").write_text(TEXT.replace(old, new))
     refused("run", "sweep.toml", "--store", "s.sweep", says=says)
 
 
-def test_a_scheduler_that_does_not_answer_is_one_line_and_no_store(refused, monkeypatch):
+def test_run_refuses_a_silent_scheduler_and_makes_no_store(refused, monkeypatch):
     monkeypatch.setattr(cluster_module, "CONNECT_SECONDS", 0.2)
     address = "tcp://127.0.0.1:9"
     refused(
@@ -192,8 +192,8 @@ def test_a_scheduler_that_does_not_answer_is_one_line_and_no_store(refused, monk
     )
 
 
-def test_a_cluster_of_its_own_is_made_and_closed(run, store, monkeypatch):
-    """The engine itself is tested in `test_sweep_cluster.py`."""
+def test_run_starts_and_closes_a_local_cluster(run, store, monkeypatch):
+    """`test_sweep_cluster.py` tests the engine itself."""
     asked = []
 
     def made(workers):
@@ -211,7 +211,7 @@ def test_a_cluster_of_its_own_is_made_and_closed(run, store, monkeypatch):
     assert asked == [3, "tcp://a:1", "closed"]
 
 
-def test_slurm_is_asked_for_what_the_options_say(run, monkeypatch):
+def test_run_passes_its_options_to_slurm(run, monkeypatch):
     asked = []
 
     class Made(SimpleNamespace):
@@ -240,7 +240,7 @@ def test_slurm_is_asked_for_what_the_options_say(run, monkeypatch):
     assert asked == [expected, {"jobs": 4}, 1, "tcp://a:1", "closed"]
 
 
-def test_without_slurm_there_is_one_line(refused, monkeypatch):
+def test_run_without_slurm_is_one_line(refused, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda _: None)
     refused("run", "sweep.toml", "--store", "s.sweep", "--slurm", 1, says="There is no sbatch here. Nearest: ")
 
@@ -248,15 +248,15 @@ def test_without_slurm_there_is_one_line(refused, monkeypatch):
 # status.
 
 
-def test_status_of_a_finished_sweep(run, store):
+def test_status_counts_the_cells_of_a_finished_sweep(run, store):
     found = dict(rows(run("status", store).stdout))
     assert (found["cells"], found["done"], found["failed"], found["left"]) == ("6", "6 (100.0%)", "0", "0")
     assert re.fullmatch(r".* cells a second", found["rate"])
     assert found["time left, at this rate"] == "0 s"
 
 
-def test_status_of_a_sweep_that_runs_in_another_process(run, tmp_path):
-    """And its data, from here; the rate is that of the clock."""
+def test_status_follows_a_sweep_that_runs_in_another_process(run, tmp_path):
+    """The data can be loaded meanwhile; the rate is that of the clock."""
     path, program = tmp_path / "s.sweep", str(Path(__file__).parents[1] / "sweep_program.py")
     process = subprocess.Popen([sys.executable, program, str(path), "600", "4000"], env=environment())
     try:
@@ -282,16 +282,10 @@ def test_status_of_a_sweep_that_runs_in_another_process(run, tmp_path):
     assert values_equal(loaded["overlap_mean"].values[:10][finished[:10]], expected[finished[:10]])
 
 
-def test_durations_are_for_people():
+def test_duration_is_in_seconds_minutes_or_hours():
     assert [duration(seconds) for seconds in (0.4, 89, 120, 5000, 7200, 4e6)] == [
         "0 s", "89 s", "2 min", "83 min", "2 h 0 min", "1,111 h 7 min"
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("command", [("status",), ("show",), ("export", "out.nc")], ids=str)
-@pytest.mark.parametrize("path", ["nothing.sweep", "sweep.toml", "."])
-def test_what_is_no_store_is_refused_in_one_line(refused, command, path):
-    refused(command[0], path, *command[1:], says=f"{path} is not the store of a sweep.")
 
 
 # show.
@@ -305,7 +299,7 @@ def test_show_prints_the_data(run, store):
     assert found == expected
 
 
-def test_show_at_a_place(run, store):
+def test_show_selects_places(run, store):
     head, *found = rows(
         run("show", store, "--variable", "probability", "--at", "dim=6", "--at", "outcome=unresolved").stdout
     )
@@ -316,7 +310,7 @@ def test_show_at_a_place(run, store):
     assert one == [["status"], ["1"]]
 
 
-def test_a_long_table_is_thinned_out(run, tmp_path):
+def test_show_thins_a_long_table(run, tmp_path):
     run_here(sweep({"seed": list(range(100))}, keep={"moments": True}), tmp_path / "s.sweep")
     output = run("show", "s.sweep").stdout
     found = rows(output)[1:]
@@ -346,7 +340,7 @@ def test_show_refuses_in_one_line(refused, store, arguments, says):
 
 
 def drawn(path):
-    """Colours of a picture."""
+    """Return the number of colours in a picture."""
     with Image.open(path) as image:
         return len(image.convert("RGB").getcolors(maxcolors=2**24))
 
@@ -378,7 +372,7 @@ def test_show_draws_curves_and_maps(run, store, tmp_path):
     ],
     ids=str,
 )
-def test_pictures_that_cannot_be_drawn_are_one_line(run, store, tmp_path, arguments, says):
+def test_show_refuses_impossible_pictures_in_one_line(run, store, tmp_path, arguments, says):
     result = run("show", store, *arguments)
     assert result.exit_code == 2
     assert re.fullmatch(r"Error: .*\n", result.stderr)
@@ -401,7 +395,7 @@ def test_export_has_all_arrays(run, store, name):
     assert data.attrs["sweep"] == ours.attrs["sweep"]
 
 
-def test_export_as_a_table(run, tmp_path):
+def test_export_writes_a_table(run, tmp_path):
     path = tmp_path / "s.sweep"
     run_here(sweep(keep={"moments": True}), path)
     assert run("export", path, "out.csv").exit_code == 0
@@ -421,14 +415,14 @@ def test_export_refuses_other_endings(refused, store, name):
     refused("export", store, name, says=f"exported as .nc (NetCDF), .zarr or .csv (a table); got '{name}'.")
 
 
-def test_export_refuses_what_netcdf_cannot_hold(refused, run, tmp_path):
+def test_export_refuses_numbers_that_netcdf_cannot_hold(refused, run, tmp_path):
     run_here(sweep({"seed": [1, 2**62]}, keep={"moments": True}), tmp_path / "s.sweep")
     refused("export", "s.sweep", "out.nc", says="seed does not fit NetCDF's whole numbers; use .zarr.")
     assert run("export", "s.sweep", "out.zarr").exit_code == 0
     assert lf.load("out.zarr")["seed"].values.tolist() == [1, 2**62]
 
 
-def test_export_of_a_sweep_with_dotted_axes_and_words(run, tmp_path):
+def test_export_writes_dotted_axes_and_words(run, tmp_path):
     description = sweep({"start.overlap": [0.1, 0.2], "values": ["gaussian", "uniform"]}, keep={"moments": True})
     run_here(description, tmp_path / "s.sweep")
     for name in ("out.nc", "out.zarr", "out.csv"):
@@ -438,6 +432,6 @@ def test_export_of_a_sweep_with_dotted_axes_and_words(run, tmp_path):
     assert values_equal(data["overlap_mean"], lf.load_sweep("s.sweep")["overlap_mean"])
 
 
-def test_help_has_every_command(run):
+def test_help_names_every_command(run):
     output = run("--help").stdout
     assert all(f" {command} " in output for command in ("run", "status", "show", "export"))

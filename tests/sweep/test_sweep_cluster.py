@@ -1,4 +1,4 @@
-"""Sweeps on Dask: a real cluster of worker processes on loopback gives the bits of one process, whoever is killed."""
+"""Sweeps on Dask: a real cluster of processes on loopback gives the bits of one process after any kill."""
 
 import os
 import random
@@ -58,7 +58,7 @@ def cluster():
 
 
 @pytest.fixture
-def nobody_may_work(monkeypatch):
+def no_work(monkeypatch):
     monkeypatch.setattr(cluster_module, "run_batch", lambda *_: pytest.fail("work was handed out"))
 
 
@@ -67,7 +67,7 @@ def on(cluster, description, path, **options):
 
 
 def pids(cluster):
-    """Of the workers that are there now, and that compute."""
+    """Return the process numbers of the workers."""
     with Client(cluster.scheduler_address, set_as_default=False) as client:
         return list(client.run(os.getpid).values())
 
@@ -75,7 +75,7 @@ def pids(cluster):
 # Bits.
 
 
-def test_a_cluster_gives_the_bits_of_one_process(cluster, tmp_path):
+def test_cluster_gives_the_bits_of_one_process(cluster, tmp_path):
     run(sweep(), tmp_path / "one.sweep")
     report = on(cluster, sweep(), tmp_path / "cluster.sweep", shuffle=True)
     assert (report.done, report.failed, report.skipped) == (6, 0, 0)
@@ -89,13 +89,13 @@ def test_a_cluster_gives_the_bits_of_one_process(cluster, tmp_path):
 
 
 def stores_opened():
-    """On a worker: how many stores it has opened."""
+    """Return how many stores a worker has opened."""
     from limitformer.sweep.work import store_at
 
     return store_at.cache_info().misses
 
 
-def test_the_cells_are_computed_by_both_workers_and_not_here(cluster, tmp_path, monkeypatch):
+def test_both_workers_compute_the_cells(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr("limitformer.sweep.work.compute", lambda *_, **__: pytest.fail("computed here"))
     with Client(cluster.scheduler_address, set_as_default=False) as client:
         before = client.run(stores_opened)
@@ -106,8 +106,8 @@ def test_the_cells_are_computed_by_both_workers_and_not_here(cluster, tmp_path, 
         wait_until(lambda: not client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)))
 
 
-def test_a_sweep_moves_between_engines(cluster, whole, tmp_path):
-    """Begun in this process, on a cluster, on processes, and extended each time: the bits of one process."""
+def test_sweep_moves_between_engines(cluster, whole, tmp_path):
+    """The sweep runs here, on a cluster and on processes, and is extended each time."""
     path, seeds = tmp_path / "s.sweep", list(range(CELLS))
 
     def part(count):
@@ -120,7 +120,7 @@ def test_a_sweep_moves_between_engines(cluster, whole, tmp_path):
 
 
 def test_killed_workers_change_nothing(cluster, whole, tmp_path):
-    """Dask replaces them; their cells are handed out again."""
+    """Dask replaces the workers, and their cells are submitted again."""
     path, killed, over, chance = tmp_path / "s.sweep", [], threading.Event(), random.Random(0)
 
     def kill():
@@ -146,22 +146,22 @@ def test_killed_workers_change_nothing(cluster, whole, tmp_path):
 
 
 def nannies(cluster):
-    """Those who start the workers again."""
+    """Return the processes that restart the workers."""
     return list(cluster.workers.values())
 
 
 # Failures.
 
 
-def test_cells_that_fail_are_recorded_and_the_others_go_on(cluster, tmp_path):
-    """A value that only the run refuses: too large for the memory."""
+def test_failed_cell_is_recorded_and_others_continue(cluster, tmp_path):
+    """A cell that is too large for the memory is refused only when it runs."""
     description = sweep({"tokens": [2, 10**7, 3]}, keep={"moments": True})
     report = on(cluster, description, tmp_path / "s.sweep")
     assert (report.done, report.failed, list(report.errors)) == (2, 1, [(1,)])
     assert "GiB, more than is free" in report.errors[(1,)]
 
 
-def test_a_cell_that_kills_its_worker_is_given_up_and_the_rest_goes_on(tmp_path, monkeypatch):
+def test_cell_that_kills_its_worker_is_recorded_and_others_continue(tmp_path, monkeypatch):
     path = tmp_path / "s.sweep"
     with monkeypatch.context() as patch, dask.config.set({"distributed.scheduler.allowed-failures": 0}):
         set_trap(tmp_path, patch, exit=0.5)
@@ -178,8 +178,8 @@ def test_a_cell_that_kills_its_worker_is_given_up_and_the_rest_goes_on(tmp_path,
     assert_same_bits(path, tmp_path / "whole.sweep")
 
 
-def test_a_scheduler_that_is_killed_is_one_error_and_the_store_goes_on(whole, tmp_path, capfd):
-    """One that somebody else has started, at an address."""
+def test_killed_scheduler_is_one_error_and_the_store_resumes(whole, tmp_path, capfd):
+    """The scheduler and its worker are separate programs."""
     path, port = tmp_path / "s.sweep", free_port()
     address, quiet = f"tcp://127.0.0.1:{port}", {"env": environment(), "stderr": subprocess.DEVNULL}
     start = [sys.executable, "-m"]
@@ -214,7 +214,7 @@ def test_a_scheduler_that_is_killed_is_one_error_and_the_store_goes_on(whole, tm
     assert_same_bits(path, whole)
 
 
-def test_a_folder_that_is_gone_is_one_error(cluster, tmp_path):
+def test_renamed_folder_is_one_error(cluster, tmp_path):
     path = tmp_path / "s.sweep"
 
     def remove():
@@ -232,8 +232,8 @@ def test_a_folder_that_is_gone_is_one_error(cluster, tmp_path):
     assert_complete(path, CELLS)
 
 
-def test_workers_that_run_other_code_refuse(cluster, tmp_path, monkeypatch):
-    """The store is as if other code had begun it: its workers must not add to it."""
+def test_workers_with_other_code_refuse_to_work(cluster, tmp_path, monkeypatch):
+    """The store was begun by other code, so that workers must not add to it."""
     monkeypatch.setattr("limitformer.sweep.opening.code", lambda: {**code(), "version": "9.9", "sources": "0" * 16})
     says = r"begun by other code \(version 9\.9 there, .* here; sources 0000000000000000"
     with pytest.raises(InputError, match=says):
@@ -241,8 +241,8 @@ def test_workers_that_run_other_code_refuse(cluster, tmp_path, monkeypatch):
     assert done_cells(tmp_path / "s.sweep") == 0
 
 
-def test_workers_must_see_the_store(cluster, tmp_path, monkeypatch, nobody_may_work):
-    """As on a machine with another disk: what the workers look at is not ours."""
+def test_workers_must_see_the_store(cluster, tmp_path, monkeypatch, no_work):
+    """Workers on a machine with another disk do not see the store."""
     monkeypatch.setattr(cluster_module, "sees", lambda path, word: Path(path, "other disk", word).exists())
     with pytest.raises(InputError) as raised:
         on(cluster, sweep(BETAS), tmp_path / "s.sweep")
@@ -255,7 +255,7 @@ def test_workers_must_see_the_store(cluster, tmp_path, monkeypatch, nobody_may_w
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:{port}", "127.0.0.1:{port}", "nonsense://a:1", "tcp://a b"])
-def test_a_scheduler_that_cannot_be_reached_is_one_error_before_any_work(tmp_path, monkeypatch, address):
+def test_unreachable_scheduler_is_one_error_before_any_work(tmp_path, monkeypatch, address):
     monkeypatch.setattr(cluster_module, "CONNECT_SECONDS", 0.3)
     address = address.format(port=free_port())
     with pytest.raises(InputError) as raised:
@@ -265,8 +265,8 @@ def test_a_scheduler_that_cannot_be_reached_is_one_error_before_any_work(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_scheduler_that_accepts_and_never_speaks_is_one_error_before_any_work(tmp_path, monkeypatch):
-    """It hears us; a client of Dask's own would wait forever."""
+def test_scheduler_that_accepts_and_never_answers_is_one_error_before_any_work(tmp_path, monkeypatch):
+    """A client of Dask would wait forever."""
     monkeypatch.setattr(cluster_module, "CONNECT_SECONDS", 0.5)
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))
@@ -278,7 +278,7 @@ def test_a_scheduler_that_accepts_and_never_speaks_is_one_error_before_any_work(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_scheduler_without_workers_is_one_error(tmp_path, monkeypatch):
+def test_scheduler_without_workers_is_one_error(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster_module, "CONNECT_SECONDS", 0.1)
     with dask.config.set({"distributed.logging.distributed": "critical"}):
         made = local_cluster(0)
@@ -290,8 +290,8 @@ def test_a_scheduler_without_workers_is_one_error(tmp_path, monkeypatch):
         made.close()
 
 
-def test_clients_are_closed_whatever_happens(cluster, tmp_path):
-    """Also if nothing was to be done, and if the store was refused."""
+def test_clients_are_closed_after_runs_and_refusals(cluster, tmp_path):
+    """The cases are a complete store and a refused one."""
 
     def clients():
         with Client(cluster.scheduler_address, set_as_default=False) as client:
@@ -305,7 +305,7 @@ def test_clients_are_closed_whatever_happens(cluster, tmp_path):
     assert clients() == before
 
 
-def test_without_the_extra_the_message_names_it(tmp_path, monkeypatch):
+def test_missing_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'limitformer\[cluster\]'"):
         run(sweep(), tmp_path / "s.sweep", cluster="tcp://127.0.0.1:8786")
@@ -327,7 +327,7 @@ def test_batches_have_every_cell_once_and_are_enough_for_all_workers(cells, work
     assert len(batches) >= min(cells, 8 * workers)
 
 
-def test_slurm_is_asked_for_jobs_of_single_threaded_workers(monkeypatch):
+def test_slurm_cluster_requests_jobs_of_single_threaded_workers(monkeypatch):
     asked = []
 
     class Made(SimpleNamespace):

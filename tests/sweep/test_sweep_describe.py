@@ -1,4 +1,4 @@
-"""`Sweep`: which cells a description has, what their seeds are, and what is refused before any work."""
+"""`Sweep`: its cells, their seeds, and refusals before any work."""
 
 from dataclasses import replace
 from itertools import product
@@ -42,7 +42,7 @@ def test_cells_are_the_product_of_the_axes_the_last_one_fastest():
     assert all(replace(cell.model, dim=PAIR.dim, beta=PAIR.beta) == PAIR for cell in cells)
 
 
-def test_one_cell_is_that_of_the_list():
+def test_cell_at_an_index_is_that_of_the_list():
     description = sweep({**GRID, "seed": [5, 6], "start.overlap": [0.1, -0.3]})
     for cell in description.cells():
         assert description.cell(cell.index) == cell
@@ -65,7 +65,7 @@ def test_axes_may_be_arrays_and_tuples(values):
 # Seeds.
 
 
-def test_a_cell_does_not_depend_on_the_grid_around_it():
+def test_cell_does_not_depend_on_the_grid():
     whole = computed()
     for dim, beta in product(*GRID.values()):
         alone = computed({"beta": [beta], "dim": [dim]}, replace(PAIR, dim=9, beta=7.0))
@@ -83,7 +83,7 @@ def test_a_cell_does_not_depend_on_the_grid_around_it():
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_nor_on_other_starts_and_seeds(base, over, simulate):
+def test_cell_does_not_depend_on_other_starts_and_seeds(base, over, simulate):
     (name, values), settings = *over.items(), {"samples": 6, **simulate}
     whole = compute_sweep(lf.Sweep(base, over=over, simulate=settings), threads=1, progress=False)
     for k, value in enumerate(values):
@@ -93,20 +93,20 @@ def test_nor_on_other_starts_and_seeds(base, over, simulate):
             assert values_equal(alone[result][0], whole[result][k])
 
 
-def test_every_cell_has_a_seed_of_its_own():
+def test_seeds_of_cells_differ():
     found = seeds(sweep({**GRID, "seed": [1, 2], "start.overlap": [0.1, 0.2]}))
     assert len(set(found)) == len(found) == 24
     assert all(0 <= seed < 2**63 for seed in found)
     assert set(seeds(sweep(seed=2))).isdisjoint(seeds(sweep(seed=3)))
 
 
-def test_a_common_seed_is_the_seed_itself_of_all_cells():
+def test_common_seed_is_the_seed_of_all_cells():
     assert seeds(sweep(common_seed=True, seed=7)) == [7] * 6
     assert seeds(sweep({"beta": [0.0, 1.0], "seed": [4, 5]}, common_seed=True)) == [4, 5, 4, 5]
 
 
-def test_what_a_common_seed_is_good_for():
-    """Differences between close cells are less noisy: the same starts and the same values of the layers."""
+def test_common_seed_cancels_noise_between_cells():
+    """Close cells share starts and weights, so that their difference is less noisy."""
     over, noise = {"beta": [0.5, 0.5001]}, []
     for common in (True, False):
         data = computed(over, keep={"samples": True}, common_seed=common, samples=200)
@@ -122,7 +122,7 @@ def test_the_seed_as_an_axis_is_the_seed_of_the_sweep():
             assert values_equal(whole[name].sel(seed=seed), one[name])
 
 
-def test_a_table_for_the_start_has_no_order():
+def test_seed_does_not_depend_on_the_order_of_the_start():
     turned = dict(reversed(TABLE.items()))
     assert seeds(network({"gamma": [0.1]}, start=TABLE)) == seeds(network({"gamma": [0.1]}, start=turned))
     assert seeds(network({"gamma": [0.1]})) != seeds(network({"gamma": [0.1]}, start={**TABLE, "variance": 3.0}))
@@ -146,7 +146,7 @@ def test_overlap_of_the_start_is_an_axis():
     assert (data["overlap"].sel(point=1.0).values.std(axis=1) > 0.01).all()
 
 
-def test_as_limit_simulates_the_limit():
+def test_option_as_limit_simulates_the_limit():
     description = sweep({"beta": [0.5, 1.0]}, keep={"samples": True}, **{"as": "limit"}, dt=0.05)
     data = compute_sweep(description, threads=1, progress=False)
     for k, cell in enumerate(description.cells()):
@@ -158,7 +158,7 @@ def test_as_limit_simulates_the_limit():
 
 
 @pytest.mark.parametrize(("record", "points"), [("last", [6]), ("all", [0, 1, 2, 3, 4, 5, 6]), ([0, 2], [0, 2])])
-def test_record_says_which_layers_are_kept(record, points):
+def test_option_record_selects_the_layers(record, points):
     settings = {"samples": 4, "seed": 2, "start": TABLE, "record": record}
     description = lf.Sweep(NETWORK, over={"gamma": [0.1, 0.4]}, simulate=settings, reduce={"samples": True})
     data = compute_sweep(description, threads=1, progress=False)
@@ -168,7 +168,7 @@ def test_record_says_which_layers_are_kept(record, points):
         assert values_equal(data["covariance"][k], direct["covariance"])
 
 
-# What is refused, before any work.
+# Refusals before any work.
 
 
 @pytest.fixture
@@ -255,14 +255,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("make", "says"), REFUSED.values(), ids=list(REFUSED))
-def test_refused_before_any_work(no_work, make, says):
+def test_sweep_is_refused_before_any_work(no_work, make, says):
     with pytest.raises(InputError) as raised:
         make()
     assert str(raised.value).startswith(says)
     assert "\n" not in str(raised.value)
 
 
-def test_reductions_of_different_shapes_are_fine():
+def test_cells_of_different_shapes_fit_after_reduction():
     data = computed({"tokens": [2, 3, 5]}, keep=MOMENTS)
     assert data["overlap_mean"].shape == (3, 1)
     assert np.isfinite(data["overlap_mean"]).all()

@@ -1,4 +1,4 @@
-"""Sweeps from TOML: what a file means, and what is refused in one line."""
+"""Sweeps from TOML files, and refusals in one line."""
 
 import re
 
@@ -54,7 +54,7 @@ def read(tmp_path):
     return reads
 
 
-def test_the_example_of_the_documentation(read):
+def test_example_of_the_documentation_is_read(read):
     description = read(ISSUE)
     assert description.base == lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=100)
     assert description.over == {"dim": [4, 6, 8], "beta": [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0]}
@@ -64,11 +64,11 @@ def test_the_example_of_the_documentation(read):
     assert list(description.over) == ["dim", "beta"]
 
 
-def test_without_keep_it_is_the_moments(read):
+def test_file_without_keep_keeps_the_moments(read):
     assert read(ISSUE[: ISSUE.index("[keep]")]).reduce == {"moments": {}}
 
 
-def test_everything_that_python_takes(read):
+def test_file_has_all_options_of_python(read):
     text = ISSUE.replace(
         "horizon = 20.0", 'horizon = 2.0\nas = "limit"\ndt = 0.02\nrecord = [1.0, 2.0]\ncommon_seed = true'
     )
@@ -101,13 +101,13 @@ AXES = {
 
 
 @pytest.mark.parametrize("axis", AXES)
-def test_axes(read, axis):
+def test_axis_has_the_values_of_its_range(read, axis):
     found = read(ISSUE.replace("{ start = 0.0, stop = 2.0, step = 0.25 }", axis)).over["beta"]
     assert found == AXES[axis]
     assert [type(value) for value in found] == [type(value) for value in AXES[axis]]
 
 
-def test_ranges_cross_zero_without_a_sign(read):
+def test_range_crosses_zero_without_a_sign(read):
     text = ISSUE.replace("beta = {", '"start.overlap" = {').replace(
         "start = 0.0, stop = 2.0", "start = -0.5, stop = 0.5"
     )
@@ -116,7 +116,7 @@ def test_ranges_cross_zero_without_a_sign(read):
     assert not np.signbit(found[2])
 
 
-def test_step_ranges_have_no_dust(read):
+def test_range_with_a_step_is_rounded(read):
     text = ISSUE.replace("{ start = 0.0, stop = 2.0, step = 0.25 }", "{ start = 0.0, stop = 10.0, step = 0.1 }")
     assert read(text).over["beta"] == [k / 10 for k in range(101)]
 
@@ -138,7 +138,7 @@ def test_dotted_names_are_fields_of_parts_and_of_the_start(read, over):
 
 
 def without(section):
-    """The example, but for one of its tables."""
+    """Return the example without one of its tables."""
     return re.sub(rf"\n\[{section}\][^[]*(\[4[^[]*)?", "\n", ISSUE)
 
 
@@ -230,7 +230,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("text", "says"), REFUSED.values(), ids=list(REFUSED))
-def test_refused_in_one_line(read, tmp_path, monkeypatch, text, says):
+def test_bad_file_is_refused_in_one_line(read, tmp_path, monkeypatch, text, says):
     monkeypatch.setattr("limitformer.sweep.describe.simulate", lambda *_, **__: pytest.fail("work was done"))
     with pytest.raises(InputError) as raised:
         read(text)
@@ -239,12 +239,12 @@ def test_refused_in_one_line(read, tmp_path, monkeypatch, text, says):
 
 
 @pytest.mark.parametrize(("name", "reason"), [("none.toml", "No such file"), (".", "Is a directory")])
-def test_files_that_cannot_be_read(tmp_path, name, reason):
+def test_unreadable_file_is_refused(tmp_path, name, reason):
     with pytest.raises(InputError, match=f"^Cannot read .*: {reason}"):
         read_sweep(tmp_path / name)
 
 
-def test_the_model_may_be_any_kind(read):
+def test_file_may_have_any_kind_of_model(read):
     text = ISSUE.replace("StochasticTransformer", "HybridTransformer").replace(
         "beta = 1.0", "beta = 1.0\nepsilon = 0.5"
     )

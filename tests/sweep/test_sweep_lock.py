@@ -1,4 +1,4 @@
-"""One process at a time: on a sweep's store, and on a figure in a folder; and the places where a store can be."""
+"""One process at a time on a sweep's store and on a figure in a folder, and the places of a store."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ NEAREST = "Nearest: wait until it has ended, or another folder."
 
 
 def ours(what):
-    """What is said of this process."""
+    """Return a pattern for the refusal that names this process."""
     who = re.escape(f"process {os.getpid()} on {socket.gethostname()}")
     return rf"{re.escape(str(what))} is in use by {who} since \d{{4}}-"
 
@@ -37,7 +37,7 @@ def ours(what):
 # The lock itself.
 
 
-def test_who_comes_second_is_told_who_is_first(tmp_path):
+def test_second_lock_is_refused_with_the_name_of_the_holder(tmp_path):
     place = tmp_path / "lock"
     with only_one(place, "the thing"):
         with (
@@ -51,7 +51,7 @@ def test_who_comes_second_is_told_who_is_first(tmp_path):
         assert place.exists()
 
 
-def test_a_lock_is_free_again_whatever_ends_the_block(tmp_path):
+def test_lock_is_free_after_an_interrupt_or_a_deleted_folder(tmp_path):
     with pytest.raises(KeyboardInterrupt), only_one(tmp_path / "lock", "it"):
         raise KeyboardInterrupt
     with only_one(tmp_path / "lock", "it"):
@@ -61,8 +61,8 @@ def test_a_lock_is_free_again_whatever_ends_the_block(tmp_path):
         pass
 
 
-def test_a_file_that_its_holder_has_removed_is_no_lock(tmp_path, monkeypatch):
-    """The holder ends between our opening of its file and our lock on it; a third one comes."""
+def test_lock_file_removed_by_its_holder_is_not_used(tmp_path, monkeypatch):
+    """The holder ends after we have opened its file and before we lock it; then another process comes."""
     place, honest, seen = tmp_path / "lock", lock.locked, []
 
     def locked(file, what):
@@ -81,7 +81,7 @@ def test_a_file_that_its_holder_has_removed_is_no_lock(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "says"), [(b"", "another process"), (b"\x1b[31m\nme\0\xff\n", "[31m me \ufffd"), (9999 * b"x", 200 * "x")]
 )
-def test_whatever_is_in_a_lock_one_line_is_said(tmp_path, text, says):
+def test_any_content_of_a_lock_gives_one_line(tmp_path, text, says):
     with only_one(tmp_path / "lock", "it"):
         (tmp_path / "lock").write_bytes(text)
         with pytest.raises(InputError) as raised, only_one(tmp_path / "lock", "it"):
@@ -90,7 +90,7 @@ def test_whatever_is_in_a_lock_one_line_is_said(tmp_path, text, says):
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, None], ids=["no locks here", "none at all", "no module"])
-def test_without_locks_one_line_says_so_and_work_goes_on(tmp_path, monkeypatch, capfd, code):
+def test_system_without_locks_gives_a_warning_and_the_block_runs(tmp_path, monkeypatch, capfd, code):
     def refuse(*_):
         raise OSError(code, os.strerror(code))
 
@@ -101,7 +101,7 @@ def test_without_locks_one_line_says_so_and_work_goes_on(tmp_path, monkeypatch, 
     assert re.fullmatch(r"(The file system of it has no locks|Nobody can lock it on this system): see to it .*\n", line)
 
 
-def test_a_lock_that_cannot_be_made_is_one_line(tmp_path):
+def test_lock_that_cannot_be_made_is_one_line(tmp_path):
     says = r"^Cannot lock it: No such file or directory \(.*/none/lock\)\.$"
     with pytest.raises(CannotLockError, match=says), only_one(tmp_path / "none" / "lock", "it"):
         pass
@@ -114,8 +114,8 @@ def test_a_lock_that_cannot_be_made_is_one_line(tmp_path):
 # A store.
 
 
-def test_a_second_run_is_refused_and_touches_nothing(tmp_path, monkeypatch):
-    """Whatever it wants to do: also to a store that is complete."""
+def test_second_run_is_refused_and_changes_nothing(tmp_path, monkeypatch):
+    """A complete store is refused too."""
     path = tmp_path / "s.sweep"
     run(sweep(), path)
     (path / "cells" / "0123456789abcdef.unfinished").write_bytes(b"a cell that the first one is writing")
@@ -153,7 +153,7 @@ def test_two_runs_that_begin_a_store_at_the_same_time_share_it(tmp_path, monkeyp
 
 
 def refuse_to_write(monkeypatch, code):
-    """As on a disk that is mounted for reading alone; nothing is patched that reads."""
+    """Refuse locks with this error, as a read-only disk does, and fail if a file is written."""
 
     def refuse(*_):
         raise OSError(code, os.strerror(code), "lock")
@@ -163,7 +163,7 @@ def refuse_to_write(monkeypatch, code):
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC], ids=errno.errorcode.get)
-def test_a_complete_store_needs_no_writing(tmp_path, monkeypatch, code):
+def test_complete_store_on_a_read_only_disk_is_complete(tmp_path, monkeypatch, code):
     run(sweep({"beta": [0.0, 1.0]}), tmp_path / "s.sweep")
     before = files(tmp_path / "s.sweep")
     refuse_to_write(monkeypatch, code)
@@ -176,8 +176,8 @@ def test_a_complete_store_needs_no_writing(tmp_path, monkeypatch, code):
     assert files(tmp_path / "s.sweep") == before
 
 
-def test_a_store_that_the_system_keeps_from_writing(tmp_path):
-    """Through permissions, which root does not feel: then it is simply complete."""
+def test_complete_store_without_write_permission_is_complete(tmp_path):
+    """Root has no such limits; for root this is an ordinary complete store."""
     path = tmp_path / "s.sweep"
     run(sweep({"beta": [0.0]}), path)
     folders = [path, *(one for one in path.rglob("*") if one.is_dir())]
@@ -201,7 +201,7 @@ ADDRESSES = [
 
 
 @pytest.mark.parametrize("address", ADDRESSES, ids=str)
-def test_an_address_is_refused_and_no_folder_of_its_name_is_made(tmp_path, monkeypatch, address):
+def test_address_is_refused_and_no_folder_is_made(tmp_path, monkeypatch, address):
     monkeypatch.chdir(tmp_path)
     says = f"{address} is an address, and only paths of this machine can be used. Nearest: a copy of it here."
     for use in (lambda: run(sweep(), address), lambda: lf.load_sweep(address)):
@@ -212,7 +212,7 @@ def test_an_address_is_refused_and_no_folder_of_its_name_is_made(tmp_path, monke
 
 
 @pytest.mark.parametrize("command", ["run", "status", "show", "export", "out"])
-def test_an_address_on_the_command_line_is_one_line(tmp_path, monkeypatch, command):
+def test_address_on_the_command_line_is_one_line(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     run(sweep({"beta": [0.0]}), "s.sweep")
     (tmp_path / "sweep.toml").write_text(
@@ -235,7 +235,7 @@ def test_an_address_on_the_command_line_is_one_line(tmp_path, monkeypatch, comma
     assert files(tmp_path) == before
 
 
-def test_names_as_long_as_a_name_can_be(tmp_path):
+def test_longest_possible_name_is_accepted_and_longer_ones_are_refused(tmp_path):
     path = tmp_path / ("s" * 255)
     run(sweep({"beta": [0.0]}), path)
     assert (lf.load_sweep(path)["status"] == 1).all()
@@ -246,8 +246,8 @@ def test_names_as_long_as_a_name_can_be(tmp_path):
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
 
 
-def test_links(tmp_path):
-    """A store behind a link is the store: one lock, also if it is made through the link."""
+def test_store_behind_a_link_is_the_same_store(tmp_path):
+    """The store is made through the link, and there is one lock."""
     (tmp_path / "link").symlink_to(tmp_path / "deep" / "s.sweep")
     run(sweep({"beta": [0.0]}), tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
@@ -265,7 +265,7 @@ def test_links(tmp_path):
 
 @pytest.fixture
 def figure(monkeypatch):
-    """A figure of a small grid in the place of one that takes long; what is done while it computes can be set."""
+    """Replace a slow figure by one of a small grid; tests append functions that run while it computes."""
     meanwhile = []
 
     def compute(config, run):
@@ -285,8 +285,8 @@ def figure(monkeypatch):
     return meanwhile
 
 
-def test_a_figure_is_made_by_one_process_in_a_folder(tmp_path, figure):
-    """A second one would take the first one's grids away; another figure, or another folder, is no trouble."""
+def test_second_run_of_a_figure_in_a_folder_is_refused(tmp_path, figure):
+    """A second run would delete the grids of the first; other figures and other folders are independent."""
     said = []
 
     def again():
@@ -305,7 +305,7 @@ def test_a_figure_is_made_by_one_process_in_a_folder(tmp_path, figure):
     assert {one.name for one in tmp_path.iterdir()} == names
 
 
-def test_a_figure_that_was_interrupted_goes_on_and_leaves_no_lock(tmp_path, figure, monkeypatch):
+def test_interrupted_figure_resumes_and_leaves_no_lock(tmp_path, figure, monkeypatch):
     def interrupt():
         figure.clear()
         raise KeyboardInterrupt
@@ -320,7 +320,7 @@ def test_a_figure_that_was_interrupted_goes_on_and_leaves_no_lock(tmp_path, figu
     assert not (tmp_path / ".ct-fig6.sweeps").exists()
 
 
-def test_the_line_on_the_command_line(tmp_path):
+def test_locked_figure_on_the_command_line_is_one_line(tmp_path):
     with only_one(tmp_path / ".ct-fig6.lock", f"Figure ct-fig6 in {tmp_path}"):
         result = CliRunner().invoke(app, ["figure", "ct-fig6", "--scale", "quick", "--out", str(tmp_path)])
     assert result.exit_code == 2

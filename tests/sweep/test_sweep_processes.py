@@ -1,4 +1,4 @@
-"""Sweeps on processes: the same bits as in one, whoever is killed, and nobody left behind."""
+"""Sweeps on processes: the bits of one process after any kill, and no worker that remains."""
 
 import os
 import random
@@ -44,8 +44,8 @@ BETAS = {"beta": [0.0, 0.5, 1.0]}
 
 
 @pytest.fixture(autouse=True)
-def nobody_is_left():
-    """Every test ends its workers."""
+def no_worker_remains():
+    """Fail if a worker of the test is alive at its end."""
     before = workers_of(os.getpid())
     yield
     assert [pid for pid in workers_of(os.getpid()) if pid not in before and alive(pid)] == []
@@ -57,7 +57,7 @@ def on_two(description, path, **options):
 
 @contextmanager
 def killer(path, at):
-    """Kill -9 a worker, whichever, each time that so many cells are done; yields who was killed."""
+    """Kill -9 a random worker each time that a number of cells in `at` is done; yield the list of those killed."""
     killed, over, chance = [], threading.Event(), random.Random(0)
 
     def kill():
@@ -82,7 +82,7 @@ def killer(path, at):
 
 
 def test_two_processes_in_random_order_give_the_bits_of_one(tmp_path):
-    """With several reductions and axes; then one chunk is damaged, and its cell alone is computed again."""
+    """A damaged cell is computed again on two processes, and no other."""
     run(sweep(), tmp_path / "one.sweep")
     report = on_two(sweep(), tmp_path / "two.sweep", shuffle=True)
     assert (report.done, report.failed, report.skipped) == (6, 0, 0)
@@ -108,8 +108,8 @@ def test_killed_workers_change_nothing(whole, tmp_path):
     assert_same_bits(path, whole)
 
 
-def test_a_killed_parent_takes_its_workers_along_and_the_store_goes_on(whole, tmp_path):
-    """And while it lives, nobody else may: the line names it."""
+def test_killed_parent_ends_its_workers_and_the_store_resumes(whole, tmp_path):
+    """While the parent runs, a second run is refused in a line that names it."""
     path = tmp_path / "s.sweep"
     program = [
         sys.executable,
@@ -143,8 +143,8 @@ def test_a_killed_parent_takes_its_workers_along_and_the_store_goes_on(whole, tm
     assert_same_bits(path, whole)
 
 
-def test_a_cell_that_kills_its_worker_or_fails_is_given_up_and_the_rest_goes_on(tmp_path, monkeypatch):
-    """With `exit`, as a crash in a library would; after that it is an ordinary failed cell."""
+def test_cell_that_kills_its_worker_or_fails_is_recorded_and_others_continue(tmp_path, monkeypatch):
+    """A worker exits like after a crash in a library; the cell is then an ordinary failed cell."""
     path = tmp_path / "s.sweep"
     with monkeypatch.context() as patch:
         set_trap(tmp_path, patch, exit=0.5, **{"raise": 1.0})
@@ -160,13 +160,13 @@ def test_a_cell_that_kills_its_worker_or_fails_is_given_up_and_the_rest_goes_on(
 
 
 def test_patience_outlasts_random_kills_and_ends():
-    """At least twice the tries of an ordinary failure, and not forever."""
+    """A cell gets at least twice the tries of an ordinary failure, and a finite number."""
     job = Job("", 0, threads=1, tries=2, any_version=False)
     assert 4 <= pool_of(job, 2).patience <= 10
 
 
-def test_workers_that_cannot_start_are_one_error(tmp_path, monkeypatch):
-    """As in a script without a guard, whose workers would run it again."""
+def test_worker_that_cannot_start_is_one_error(tmp_path, monkeypatch):
+    """Workers of a script without a guard would run it again."""
     set_trap(tmp_path, monkeypatch, start="each")
     monkeypatch.setattr(pool, "MOST_STILLBORN", 3)
     with pytest.raises(InputError, match=r"^The workers end as they start \(exit code 3\)\. In a script, ") as raised:
@@ -182,7 +182,7 @@ def test_workers_that_cannot_start_are_one_error(tmp_path, monkeypatch):
 
 @contextmanager
 def file_size_limit(size):
-    """Files cannot grow beyond it, here and in processes that start here."""
+    """Limit the size of files, here and in processes that start here."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -191,8 +191,8 @@ def file_size_limit(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_file_that_cannot_be_written_is_one_error_and_the_store_resumes(tmp_path):
-    """The system itself refuses here: the covariances of a cell are larger than a file may be."""
+def test_file_that_cannot_be_written_is_one_error_and_the_store_resumes(tmp_path):
+    """The covariances of a cell are larger than the system's limit for files."""
     settings = {"samples": 5000, "seed": 1, "start": {"tokens": 3}}
     description = lf.Sweep(NETWORK, over={"gamma": [0.1, 0.2, 0.3, 0.4]}, simulate=settings, reduce={"samples": True})
     path = tmp_path / "s.sweep"
@@ -210,7 +210,7 @@ def test_a_file_that_cannot_be_written_is_one_error_and_the_store_resumes(tmp_pa
 # Ctrl-C.
 
 
-def test_ctrl_c_ends_the_workers_and_the_store_goes_on(whole, tmp_path):
+def test_ctrl_c_ends_the_workers_and_the_store_resumes(whole, tmp_path):
     path = tmp_path / "s.sweep"
 
     def interrupt():
@@ -229,15 +229,15 @@ def test_ctrl_c_ends_the_workers_and_the_store_goes_on(whole, tmp_path):
     assert_same_bits(path, whole)
 
 
-def test_workers_are_deaf_to_ctrl_c_from_the_start(tmp_path):
-    """A terminal sends it to them as well; they would say so in many lines."""
+def test_workers_ignore_ctrl_c_from_the_start(tmp_path):
+    """A terminal sends Ctrl-C to workers too; they would print tracebacks."""
     run(sweep(BETAS), tmp_path / "s.sweep")
     group = pool_of(Job(str(tmp_path / "s.sweep"), 0, threads=1, tries=1, any_version=False), 1)
     try:
         pid = group.start(0).process.pid
         facts = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         assert int(facts["SigBlk"], 16) >> (signal.SIGINT - 1) & 1
-        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, []), "we still hear it"
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, []), "Ctrl-C is blocked here"
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         group.close()
@@ -245,8 +245,8 @@ def test_workers_are_deaf_to_ctrl_c_from_the_start(tmp_path):
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["heard here", "heard by another thread"])
-def test_ctrl_c_while_a_worker_starts_waits(elsewhere):
-    """Whichever thread the system gives it to; a worker that is half started would complain."""
+def test_ctrl_c_waits_while_a_worker_starts(elsewhere):
+    """The signal may reach any thread; a worker that has not started completely would print an error."""
     started, steps = threading.Event(), []
 
     def interrupt_oneself():
@@ -268,7 +268,7 @@ def test_ctrl_c_while_a_worker_starts_waits(elsewhere):
 
 
 @pytest.mark.parametrize("cells", [0, 8], ids=["as they start", "as they work"])
-def test_ctrl_c_on_the_command_line_is_one_line_and_130(tmp_path, cells):
+def test_ctrl_c_on_the_command_line_is_one_line_and_exit_code_130(tmp_path, cells):
     file = tmp_path / "sweep.toml"
     file.write_text(
         '[model]\nkind = "StochasticTransformer"\ntokens = 2\ndim = 4\nbeta = 1.0\nlayers_per_unit_time = 20\n'

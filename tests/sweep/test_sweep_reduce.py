@@ -1,4 +1,4 @@
-"""What a sweep keeps of a cell, each against a computation of its own from the samples of the same cell."""
+"""The reductions of a sweep, each compared with a separate computation from the samples of the same cell."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ LEVELS = [0.1, 0.5, 0.9]
 
 
 def both(keep, base=THREE, over=None, **simulate):
-    """The reduced sweep, and the samples of the same one."""
+    """Return the reduced sweep, and the same sweep with its samples."""
     over = over or {"beta": [0.5, 2.0]}
     return tuple(
         compute_sweep(sweep(over, base, kept, **simulate), threads=1, progress=False)
@@ -31,7 +31,7 @@ def both(keep, base=THREE, over=None, **simulate):
 
 
 def networks(keep, **simulate):
-    """The same for a network: settings of the start instead of the horizon."""
+    """Return the two for a network, which has a start instead of a horizon."""
     found = []
     for kept in (keep, {"samples": True}):
         settings = {"samples": 30, "seed": 4, "start": TABLE, "record": "all", **simulate}
@@ -41,12 +41,12 @@ def networks(keep, **simulate):
 
 
 def overlaps(samples):
-    """Mean over the pairs of a sample: (cell, sample, point)."""
+    """Return the mean over the pairs of a sample, (cell, sample, point)."""
     return samples["overlap"].transpose(..., "pair").values.mean(-1)
 
 
 def correlations(samples):
-    """Mean over the pairs (cell, sample, point), one pair after the other."""
+    """Return the mean over the pairs, (cell, sample, point), from a sum over pairs."""
     v = samples["covariance"].values
     rho = [v[..., i, j] / np.sqrt(v[..., i, i] * v[..., j, j]) for i, j in ((0, 1), (0, 2), (1, 2))]
     return sum(rho) / 3
@@ -66,7 +66,7 @@ def test_samples_are_those_of_simulate():
     assert data["point"].values.tolist() == points
 
 
-def test_moments():
+def test_moments_of_overlaps():
     data, samples = both({"moments": True}, record=[0.5, 1.0])
     x = overlaps(samples)
     assert data["overlap_mean"].dims == ("beta", "point")
@@ -96,7 +96,7 @@ def test_moments_of_one_sample_have_no_spread():
 
 
 def quantile(x, level):
-    """Linear between the order statistics."""
+    """Return a quantile, linear between the order statistics."""
     x = np.sort(x)
     place = level * (len(x) - 1)
     low = min(int(place), len(x) - 2)
@@ -113,7 +113,7 @@ def test_quantiles():
 
 
 def labelled(samples, tolerance):
-    """The outcomes of three tokens by brute force, from their overlaps: (cell, sample, point)."""
+    """Return the outcomes of three tokens from their overlaps, (cell, sample, point)."""
     z = samples["overlap"].transpose(..., "pair").values
     together, opposed = z > 1 - tolerance, z < tolerance - 1
     single = together.all(-1)
@@ -158,7 +158,7 @@ def test_outcomes_of_any_number_of_tokens_fit_one_array():
 
 
 def first_outside(matrices, largest, smallest):
-    """The first layer with an eigenvalue outside, the last one if there is none: one matrix after the other."""
+    """Return the first layer with an eigenvalue outside, or the last layer, from a loop over matrices."""
     for layer, v in enumerate(matrices):
         least, *_, most = np.linalg.eigvalsh(v)
         if most > largest or least < smallest:
@@ -166,8 +166,8 @@ def first_outside(matrices, largest, smallest):
     return len(matrices) - 1
 
 
-def test_stopping_times_end_where_the_figures_do():
-    """[ST, Fig. 5, 8]: from an adversarially large start, so that some samples stop and others do not."""
+def test_stopping_times_have_the_ends_of_the_figures():
+    """Some samples stop and others do not, as the start is large [ST, Fig. 5, 8]."""
     attention, found = replace(NETWORK, depth=20, attention=lf.ShapedAttention(tau0=0.5)), []
     for keep in ({"stopping_times": True}, {"samples": True}):
         settings = {"samples": 60, "record": "all", "seed": 8, "start": {**TABLE, "variance": 100.0}}
@@ -182,7 +182,7 @@ def test_stopping_times_end_where_the_figures_do():
 
 
 @pytest.mark.parametrize("ends", [{"largest": 4.5, "smallest": 0.5}, {"largest": 4.5}, {"smallest": 1.2}], ids=str)
-def test_stopping_times_have_ends_of_ones_own(ends):
+def test_stopping_times_have_user_defined_ends(ends):
     data, samples = networks({"stopping_times": ends})
     ends = {"largest": 1e4, "smallest": 1e-4, **ends}
     for cell, sample in np.ndindex(2, 30):
@@ -202,7 +202,7 @@ def test_stopping_times_of_the_limit_are_times():
     assert len(np.unique(expected)) > 2, "the case is too easy"
 
 
-def test_ks_is_the_distance_from_the_limit_simulated_separately():
+def test_ks_is_the_distance_from_a_separate_simulation_of_the_limit():
     over, settings = {"beta": [0.5, 2.0]}, {"samples": 50, "record": [0.5, 1.0]}
     data, samples = both({"ks": True}, THREE, over, **settings)
     description = sweep(over, THREE, **settings)
@@ -234,7 +234,7 @@ def test_ks_of_a_network_is_at_the_same_depth_over_width():
 
 
 def test_ks_falls_with_the_layers():
-    """At L = 2 chain and limit differ, at L = 400 hardly: the level is that of Kolmogorov's law at 1e-4."""
+    """Chain and limit differ at L = 2 and not at L = 400; the level is that of Kolmogorov's law at 1e-4."""
     over = {"layers_per_unit_time": [2, 400]}
     data = compute_sweep(sweep(over, keep={"ks": True}, samples=2000, seed=3), threads=1, progress=False)
     critical = np.sqrt(-np.log(1e-4 / 2) / 2) * np.sqrt(2 / 2000)
@@ -242,7 +242,7 @@ def test_ks_falls_with_the_layers():
     assert fine < critical < coarse
 
 
-def test_several_reductions_are_those_of_each_alone():
+def test_several_reductions_equal_each_one_alone():
     keep = {"samples": True, "moments": True, "quantiles": LEVELS, "outcomes": True, "ks": True}
     together = compute_sweep(sweep({"beta": [0.5, 2.0]}, THREE, keep), threads=1, progress=False)
     for name, options in keep.items():
@@ -252,7 +252,7 @@ def test_several_reductions_are_those_of_each_alone():
 
 
 def test_exits_are_counted_by_every_point():
-    """Each path by itself; a chain's points are layers, a limit's are times."""
+    """The points of a chain are layers, those of a limit are times."""
     hot = {"samples": 40, "start": {"tokens": 3, "variance": 3.0}, "radius": 7.0}
     for described, record in (("chain", [0, 2, 6]), ("limit", [0.0, 0.15, 0.3])):
         data, samples = networks({"exits": True}, **hot, **{"as": described}, record=record)
@@ -265,8 +265,7 @@ def test_exits_are_counted_by_every_point():
         assert 0 < np.max(counted) < 1
 
 
-def test_wilson_is_not_clopper_and_pearson():
-    """The wrong twin of the intervals."""
+def test_wrong_twin_clopper_pearson_is_not_wilson():
     data, _ = both({"outcomes": {"level": 0.9}}, PAIR, {"beta": [3.0]}, samples=40, horizon=12.0, tolerance=0.2)
     p = data["probability"].values.ravel()
     low = beta_law.ppf(0.05, 40 * p, 40 * (1 - p) + 1)
@@ -284,7 +283,7 @@ def test_wilson_is_not_clopper_and_pearson():
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_reduction_that_does_not_fit_is_refused_before_a_store_is_made(tmp_path, keep, base, simulate, says):
+def test_reduction_that_does_not_fit_is_refused_before_a_store_is_made(tmp_path, keep, base, simulate, says):
     field = "beta" if base is PAIR else "gamma"
     description = lf.Sweep(base, over={field: [0.1]}, simulate={"samples": 4, **simulate}, reduce=keep)
     with pytest.raises(InputError) as raised:

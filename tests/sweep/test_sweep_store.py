@@ -146,7 +146,7 @@ def test_subfolders_have_less_than_a_thousand_of_a_hundred_thousand_cells():
 
 
 def test_slow_cells_are_flushed_to_the_disk_before_they_are_renamed(tmp_path, monkeypatch):
-    """And so is the description. A quick cell costs less to compute again than to flush."""
+    """The description is flushed too. A quick cell costs less to compute again than to flush."""
     events, fsync, replace = [], store_module.os.fsync, Path.replace
     monkeypatch.setattr(store_module.os, "fsync", lambda file: (events.append("fsync"), fsync(file)))
     monkeypatch.setattr(Path, "replace", lambda path, target: (events.append(target.name), replace(path, target)))
@@ -163,7 +163,7 @@ def test_slow_cells_are_flushed_to_the_disk_before_they_are_renamed(tmp_path, mo
 # Extension.
 
 
-def test_extended_it_keeps_what_is_there(store, tmp_path):
+def test_extension_keeps_all_cells(store, tmp_path):
     before = written(store)
     larger = sweep({"dim": [4, 6, 8], "beta": [0.0, 0.5, 1.0, 2.0]})
     report = run(larger, store, extend=True)
@@ -176,7 +176,7 @@ def test_extended_it_keeps_what_is_there(store, tmp_path):
     assert_complete(store, 12)
 
 
-def test_extended_several_times_new_values_come_last_in_any_order(tmp_path):
+def test_repeated_extension_appends_new_values(tmp_path):
     path = tmp_path / "s.sweep"
     steps = [([0.5], [4]), ([0.0, 0.5], [4]), ([0.0, 0.5], [6, 4]), ([2.0, 0.0, 1.0, 0.5], [4, 6, 3])]
     for betas, dims in steps:
@@ -193,7 +193,7 @@ def test_extended_several_times_new_values_come_last_in_any_order(tmp_path):
     assert run(sweep(sorted_grid), path).skipped == 12
 
 
-def test_words_and_seeds_can_be_added(tmp_path):
+def test_extension_adds_words_and_seeds(tmp_path):
     path = tmp_path / "s.sweep"
     run(sweep({"values": ["gaussian"], "seed": [1]}), path)
     run(sweep({"values": ["gaussian", "uniform"], "seed": [1, 2**62]}), path, extend=True)
@@ -215,7 +215,7 @@ def test_values_in_another_order_are_the_same_sweep(store):
 
 
 def seconds_to_start(path, seeds):
-    """Of the processor, for a store that has as many cells, none of them done."""
+    """Return the CPU seconds to open a store with `seeds` cells, none of them done."""
     description = sweep({"seed": list(range(seeds))}, keep=MOMENTS)
     with opening.ready(path, description, extend=True, any_version=False):
         began = time.process_time()
@@ -224,8 +224,8 @@ def seconds_to_start(path, seeds):
     return time.process_time() - began
 
 
-def test_starting_again_takes_a_time_that_grows_with_the_cells_and_not_their_square(tmp_path):
-    """Eight times as many values on an axis: 64 times as long if each is looked for among the others."""
+def test_time_to_resume_is_linear_in_the_cells(tmp_path):
+    """A quadratic search would take 64 times as long for eight times the values."""
     seconds_to_start(tmp_path / "first", 10)
     few, many = (seconds_to_start(tmp_path / str(seeds), seeds) for seeds in (5_000, 40_000))
     assert many < 24 * few
@@ -235,7 +235,7 @@ def test_starting_again_takes_a_time_that_grows_with_the_cells_and_not_their_squ
 
 
 def other_code(path, **changes):
-    """As if other code had begun the store, and made none of its cells yet."""
+    """Change the code that began the store."""
     described_as(path, lambda kept: kept.update(codes=[kept["codes"][0] | changes]))
 
 
@@ -277,7 +277,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(("make", "options", "says"), REFUSALS.values(), ids=list(REFUSALS))
-def test_a_store_of_another_sweep_is_refused_with_the_difference(store, whole, make, options, says):
+def test_store_of_another_sweep_is_refused_with_the_difference(store, whole, make, options, says):
     before = files(store)
     with pytest.raises(OtherSweepError) as raised:
         run(make(), store, **options)
@@ -298,7 +298,7 @@ CODES = [
 
 @pytest.fixture
 def elsewhere(monkeypatch):
-    """Make everything that is computed in the block come from other code."""
+    """Return a context in which this process has other code."""
 
     @contextmanager
     def other(**changes):
@@ -314,8 +314,8 @@ def elsewhere(monkeypatch):
 
 
 @pytest.mark.parametrize("changes", CODES, ids=lambda changes: next(iter(changes)))
-def test_a_store_of_other_code_is_refused_unless_that_does_not_matter(whole, tmp_path, elsewhere, changes):
-    """And then each cell says what made it."""
+def test_store_of_other_code_is_refused_unless_any_version_is_allowed(whole, tmp_path, elsewhere, changes):
+    """A mixed store records the code of each cell."""
     path = tmp_path / "s.sweep"
     with elsewhere(**changes) as theirs:
         run(sweep({"dim": [4, 6], "beta": [0.0]}), path)
@@ -327,7 +327,7 @@ def test_a_store_of_other_code_is_refused_unless_that_does_not_matter(whole, tmp
     assert files(path) == before
     report = run(sweep(), path, extend=True, any_version=True)
     assert (report.done, report.skipped) == (CELLS, 2)
-    assert run(sweep(), path).skipped == CELLS, "accepted once, it goes on"
+    assert run(sweep(), path).skipped == CELLS, "it is accepted without the option now"
     data = lf.load_sweep(path)
     numbers = json.loads(data.attrs["codes"])
     found = [[numbers[str(number)] for number in row] for row in data["code"].values.tolist()]
@@ -340,19 +340,18 @@ def test_a_store_of_other_code_is_refused_unless_that_does_not_matter(whole, tmp
 
 
 def assert_same_values(path, other):
-    """The results are the same, whatever made them."""
+    """The results are equal; their code may differ."""
     one, two = lf.load_sweep(path), lf.load_sweep(other)
     for name in two.data_vars:
         assert name in ("code", "seconds") or values_equal(one[name], two[name]), name
 
 
-def test_a_worker_of_other_code_is_refused_or_marked(whole, tmp_path, monkeypatch):
-    """As on a cluster of unequal machines: the store was begun here, and the worker computes elsewhere."""
+def test_worker_with_other_code_is_refused_or_recorded(whole, tmp_path, monkeypatch):
+    """The store was begun here, and the worker runs on a machine with another processor."""
     here = origin.code()
     theirs = {**here, "processor": "skylake-1"}
 
     def checked(path, codes, accepted):
-        """The worker's check."""
         with monkeypatch.context() as patch:
             patch.setattr(opening, "code", lambda: theirs)
             opening.check_code(path, codes, accepted)
@@ -377,8 +376,8 @@ def test_a_worker_of_other_code_is_refused_or_marked(whole, tmp_path, monkeypatc
     assert_same_values(tmp_path / "s.sweep", whole)
 
 
-def test_the_processor_is_what_numba_compiles_for(tmp_path):
-    """And not only what the machine calls itself: a target that is set by hand makes other bits."""
+def test_processor_is_the_target_of_numba(tmp_path):
+    """A target that is set by hand gives other bits than the processor of the machine."""
     program = "from limitformer.sweep.origin import code; print(code()['processor'])"
     options = {"env": {**environment(), "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2"}, "text": True}
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, **options).stdout.strip()
@@ -386,7 +385,7 @@ def test_the_processor_is_what_numba_compiles_for(tmp_path):
     assert found != origin.code()["processor"]
 
 
-def test_the_fingerprint_is_that_of_the_sources_that_make_numbers(tmp_path, monkeypatch):
+def test_fingerprint_covers_the_sources_that_make_numbers(tmp_path, monkeypatch):
     def fingerprint():
         return origin.sources()
 
@@ -409,7 +408,7 @@ def test_the_fingerprint_is_that_of_the_sources_that_make_numbers(tmp_path, monk
 
 
 def foreign(path, kind):
-    """Put something else in the place of a store."""
+    """Make a file or folder that is not a store."""
     path.mkdir()
     if kind == "folder":
         (path / "thesis.tex").write_text("all my work")
@@ -467,7 +466,7 @@ def test_stores_of_other_versions_are_refused_and_left_alone(tmp_path):
     assert contents(tmp_path) == before
 
 
-def test_an_empty_folder_is_a_place_for_a_store(tmp_path, whole):
+def test_empty_folder_becomes_a_store(tmp_path, whole):
     run(sweep(), tmp_path)
     assert_same_bits(tmp_path, whole)
 
@@ -499,7 +498,7 @@ def test_options_are_checked_before_a_store_is_made(tmp_path, options, says):
 
 
 class Trouble:
-    """`compute` that fails in some cells, the first times that it is asked."""
+    """A `compute` that fails the first `times` times in some cells."""
 
     def __init__(self, monkeypatch, cells, times, error):
         self.calls, self.honest = {}, work_module.compute
@@ -515,7 +514,7 @@ class Trouble:
 
 
 @pytest.mark.parametrize("tries", [1, 2, 5])
-def test_a_cell_that_fails_is_tried_again_then_recorded_and_the_others_go_on(whole, tmp_path, tries):
+def test_failing_cell_is_retried_then_recorded_and_others_continue(whole, tmp_path, tries):
     path, bad = tmp_path / "s.sweep", (1, 1)
     with pytest.MonkeyPatch.context() as patch:
         trouble = Trouble(patch, {bad}, 100, RuntimeError("the ärray\nfell over " + 400 * "ä"))
@@ -537,7 +536,7 @@ def test_a_cell_that_fails_is_tried_again_then_recorded_and_the_others_go_on(who
     assert_complete(path, CELLS)
 
 
-def test_a_cell_that_succeeds_the_second_time_is_like_any_other(whole, tmp_path):
+def test_cell_that_succeeds_at_the_second_try_has_the_same_bits(whole, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         trouble = Trouble(patch, {(0, 1), (1, 2)}, 1, MemoryError())
         report = run(sweep(), tmp_path / "s.sweep")
@@ -546,14 +545,14 @@ def test_a_cell_that_succeeds_the_second_time_is_like_any_other(whole, tmp_path)
     assert_same_bits(tmp_path / "s.sweep", whole)
 
 
-def test_bad_input_is_not_tried_again(tmp_path, monkeypatch):
+def test_bad_input_is_not_retried(tmp_path, monkeypatch):
     trouble = Trouble(monkeypatch, {(1, 2)}, 100, InputError("no"))
     report = run(sweep(), tmp_path / "s.sweep", tries=5)
     assert trouble.calls[(1, 2)] == 1
     assert report.errors == {(1, 2): "no"}
 
 
-def test_without_retries_failed_cells_stay_and_are_not_among_the_finished(tmp_path, monkeypatch):
+def test_failed_cells_stay_without_retry_failed(tmp_path, monkeypatch):
     Trouble(monkeypatch, {(0, 1)}, 100, RuntimeError("no"))
     run(sweep(), tmp_path / "s.sweep")
     before = files(tmp_path / "s.sweep")
@@ -563,8 +562,8 @@ def test_without_retries_failed_cells_stay_and_are_not_among_the_finished(tmp_pa
     assert files(tmp_path / "s.sweep") == before
 
 
-def test_the_first_cell_may_fail(whole, tmp_path):
-    """The shapes are those of another one."""
+def test_first_cell_may_fail(whole, tmp_path):
+    """The shapes are those of another cell."""
     with pytest.MonkeyPatch.context() as patch:
         Trouble(patch, {(0, 0)}, 100, RuntimeError("no"))
         report = run(sweep(), tmp_path / "s.sweep")
@@ -573,7 +572,7 @@ def test_the_first_cell_may_fail(whole, tmp_path):
     assert_same_bits(tmp_path / "s.sweep", whole)
 
 
-def test_if_all_cells_fail_there_is_one_error(tmp_path, monkeypatch):
+def test_grid_whose_cells_all_fail_is_one_error(tmp_path, monkeypatch):
     Trouble(monkeypatch, set(np.ndindex(2, 3)), 100, RuntimeError("no"))
     says = r"^No cell of the grid can run\. Cell dim = 6, beta = 1\.0: RuntimeError: no$"
     with pytest.raises(InputError, match=says):
@@ -585,7 +584,7 @@ def test_if_all_cells_fail_there_is_one_error(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("tokens", [[10**7], [10**7, 2 * 10**7]])
-def test_a_grid_none_of_whose_cells_fits_the_memory_is_refused_before_anything_is_made(tmp_path, monkeypatch, tokens):
+def test_grid_without_a_cell_that_fits_the_memory_is_refused_before_a_store_is_made(tmp_path, monkeypatch, tokens):
     monkeypatch.setattr(trial, "compute", lambda *_, **__: pytest.fail("work was done"))
     says = r"^No cell of the grid can run\. Cell .* GiB.* free\. Nearest: "
     for description in (sweep({"tokens": tokens}, keep=MOMENTS), sweep({"beta": [0.0, 1.0]}, samples=10**12)):
@@ -595,8 +594,8 @@ def test_a_grid_none_of_whose_cells_fits_the_memory_is_refused_before_anything_i
     assert list(tmp_path.iterdir()) == []
 
 
-def test_cells_that_do_not_fit_the_memory_fail_alone(tmp_path):
-    """Nothing is patched here: a value that only the run refuses, wherever it stands."""
+def test_cell_that_does_not_fit_the_memory_fails_and_others_continue(tmp_path):
+    """A model that is too large is refused only when it runs, in the first cell too."""
     for place, tokens in enumerate([[10**7, 2], [2, 10**7]]):
         report = run(sweep({"tokens": tokens}, keep={"moments": True}), tmp_path / f"{place}.sweep")
         assert (report.done, report.failed) == (1, 1)
@@ -607,7 +606,7 @@ def test_cells_that_do_not_fit_the_memory_fail_alone(tmp_path):
 
 
 def collecting(honest):
-    """Garbage is collected first: until then the interpreter keeps thousands of freed tuples."""
+    """Collect garbage before each call: the interpreter may keep thousands of freed tuples."""
 
     def collected(*arguments, **options):
         gc.collect()
