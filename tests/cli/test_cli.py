@@ -311,7 +311,7 @@ def test_bad_model_or_start(refused, options, says):
 @pytest.mark.parametrize(
     ("record", "says"),
     [
-        ("a,b", "--record must be numbers with commas between, e.g. 0,50,150; got 'a,b'"),
+        ("a,b", "--record must be numbers separated by commas, e.g. 0,50,150; got 'a,b'"),
         ("", "--record must be numbers"),
         ("1,", "--record must be numbers"),
         ("0,nan", "--record must be numbers"),
@@ -394,7 +394,7 @@ def test_text_that_is_missing_or_a_folder(refused, tmp_path):
 
 
 def test_long_text_asks_how_much_of_it(refused):
-    refused("simulate", "--text", ZEN, says=r"has more than 64 tokens; say how many to take, e\.g\. --tokens 64")
+    refused("simulate", "--text", ZEN, says=r"has more than 64 tokens; give a number, e\.g\. --tokens 64")
 
 
 MODELS = {
@@ -512,7 +512,7 @@ def test_interruption_keeps_the_samples_that_were_finished(run, tmp_path, monkey
     result = run("simulate", *SMALL[:-2], "--as", kind, "--out", tmp_path / "data.nc")
     assert result.exit_code == 130
     assert "chain, 4 samples" in result.stdout
-    assert result.stderr == "Interrupted; these are the 4 samples that were finished.\n"
+    assert result.stderr == "Interrupted; the table shows the 4 finished samples.\n"
     assert lf.load(tmp_path / "data.nc").sizes["sample"] == 4
 
 
@@ -559,7 +559,7 @@ def check_interrupted(path, out, err):
     data = lf.load(path)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     assert 0 < data.sizes["sample"] == data.attrs["samples"] < 500_000
-    assert f"Interrupted; these are the {data.sizes['sample']} samples that were finished." in err
+    assert f"Interrupted; the table shows the {data.sizes['sample']} finished samples." in err
     assert f"chain, {data.sizes['sample']} samples, 2 tokens" in out
     assert bool((data["covariance"][:, 0] == data["covariance"][0, 0]).all())
 
@@ -631,7 +631,7 @@ def test_interventions_need_shaped_attention(refused):
 def test_a_radius_stops_paths_and_the_table_says_why(run):
     found = run("simulate", "--as", "limit", "--radius", "2", "--samples", "50", "--gamma", "0.9")
     assert found.exit_code == 0
-    assert "samples left the ball and stay as they left" in found.stdout
+    assert "samples left the ball and keep their last values" in found.stdout
 
 
 def test_times_of_a_short_limit_are_distinct(run):

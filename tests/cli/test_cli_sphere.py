@@ -395,7 +395,7 @@ def test_table_fits_the_terminal(run, monkeypatch, columns):
 # What is refused.
 
 
-NUMBERS = "must be finite numbers or ranges start:stop:step with commas between; got "
+NUMBERS = "must be finite numbers or ranges start:stop:step, separated by commas; got "
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ NUMBERS = "must be finite numbers or ranges start:stop:step with commas between;
         (("--epsilon", "1,nan"), f"--epsilon {NUMBERS}'nan' in '1,nan'."),
         (("--beta", "0:inf:1"), f"--beta {NUMBERS}'0:inf:1'."),
         (("--beta", "1e999"), f"--beta {NUMBERS}'1e999'."),
-        (("--beta", "1:0:0.5"), "--beta has no value: a range must not end before it begins; got '1:0:0.5'."),
+        (("--beta", "1:0:0.5"), "--beta has no value: the range ends before it begins; got '1:0:0.5'."),
         (("--beta", "0:1:0"), "--beta needs a positive step in start:stop:step; got '0:1:0'."),
         (("--beta", "0:1:-1"), "--beta needs a positive step in start:stop:step; got '0:1:-1'."),
         (("--beta", "2,0:1:1e-9"), f"--beta takes at most {MOST_VALUES:,} values in a range; got '0:1:1e-9' in "),
@@ -497,7 +497,7 @@ def test_bad_phase(refused, options, says):
         ),
         (("--query-key", "normal"), "query_key must be None, the pair (Q, K) or \"gaussian\"; got 'normal'."),
         (("--tau", "2"), "tau would change nothing: queries and keys are fixed."),
-        (("--epsilon", "1", "--heads", "2", "--mask", "causal"), "--heads, --mask would change nothing: the hybrid"),
+        (("--epsilon", "1", "--heads", "2", "--mask", "causal"), "--heads, --mask would change nothing: only the"),
         (("--mask", "causal", "--clusters", "2,1"), "Behind a causal mask tokens of one cluster see different things"),
         (("--query-key", "gaussian", "--attention", "unnormalized"), "With drawn queries and keys the coefficients"),
         (("--target", "0.5"), "--target needs --start: the mean time is from there."),
