@@ -1,4 +1,4 @@
-"""Every public array says its shape, and has it: `array_shapes`."""
+"""Every public array states its shape and has it (`array_shapes`)."""
 
 import inspect
 from functools import partial
@@ -106,7 +106,7 @@ PARTS = [lf.from_tokens(TOKENS), SEEN, LOGITS]
 
 
 def public():
-    """Functions and dataclasses of the public names, each once."""
+    """Return the functions and dataclasses among the public names, each once."""
     names = [*((lf, name) for name in lf.__all__), *((nn, name) for name in dir(nn))]
     found = [member for module, name in names for member in members_of(getattr(module, name))]
     return [member for member in dict.fromkeys(found) if member.__module__.startswith("limitformer")]
@@ -138,7 +138,7 @@ def test_fields_have_their_shapes(part):
 
 
 def outer(x: Annotated[ArrayLike, "tokens"], y: Annotated[ArrayLike, "dim"]) -> Annotated[NDArray, "dim tokens"]:
-    """It gives (tokens, dim)."""
+    """Return an outer product (tokens, dim)."""
     return np.outer(x, y)
 
 

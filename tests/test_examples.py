@@ -1,4 +1,4 @@
-"""The notebooks under `examples` run, print what they show, and their sentences name no other numbers.
+"""The notebooks under `examples` run, print what they show, and name only those numbers in their text.
 
 They are small enough to run whole. A picture that one keeps is drawn again, not compared.
 """
@@ -26,7 +26,7 @@ NEAR, NOTHING = 0.05, 0.011  # another processor sums in another order, and trai
 
 
 def cells(path, kind):
-    """Of the notebook, those of one kind."""
+    """Return the notebook's cells of one kind."""
     return [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == kind]
 
 
@@ -35,12 +35,12 @@ def source(cell):
 
 
 def shown(cell):
-    """What a cell of code is said to have printed."""
+    """Return the stored output of a code cell."""
     return "".join("".join(out.get("text", "")) for out in cell["outputs"])
 
 
 def same_text(one, other):
-    """Whether two texts are one but for the last digits of numbers, and how they are aligned."""
+    """Whether two texts agree up to the last digits of numbers and their alignment."""
     words = [re.sub(r"\s+", " ", NUMBER.sub("#", text)).strip() for text in (one, other)]
     numbers = [[float(found.replace(",", "")) for found in NUMBER.findall(text)] for text in (one, other)]
     return words[0] == words[1] and numbers[0] == pytest.approx(numbers[1], rel=NEAR, abs=NOTHING)

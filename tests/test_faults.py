@@ -1,4 +1,4 @@
-"""The table of faults fits the source; what it finds is a matter of `make faults`."""
+"""The table of faults matches the source; `make faults` applies it."""
 
 import tomllib
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_there_are_faults_in_every_package():
 
 
 def test_only_what_is_caught_is_called_so(tmp_path, monkeypatch):
-    """A text that is not there, tests that fail anyway, tests that do not run: none of it is a caught fault."""
+    """A missing text, tests that fail anyway and tests that do not run are not caught faults."""
     source = tmp_path / "src" / "limitformer" / "a.py"
     source.parent.mkdir(parents=True)
     source.write_text("x = 1\n")

@@ -1,4 +1,4 @@
-"""The front door: which names there are, where they are defined, and what is imported before they are asked for."""
+"""The public door: its names, where they are defined, and which packages are imported for them."""
 
 import ast
 import importlib
@@ -19,14 +19,14 @@ EXTRAS = {"checking", "designing", "hf", "nn", "weightless", "check", "design", 
 
 
 def imported_by(code):
-    """Which of the heavy packages, and NumPy, a fresh process has imported after `code`."""
+    """Return the heavy packages (and NumPy) that a fresh process has imported after `code`."""
     asked = f"import sys\n{code}\nprint([name for name in {('numpy', *HEAVY)!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, encoding="utf-8", check=True)
     return set(ast.literal_eval(done.stdout.splitlines()[-1]))
 
 
 def command_line(*arguments):
-    """Code that runs the command line and goes on."""
+    """Return code that runs the command line and continues."""
     return f"""
 from limitformer.cli import main
 sys.argv = ["limitformer", *{arguments!r}]
@@ -75,7 +75,7 @@ def test_no_code_tunes_the_garbage_collector():
 
 
 def imports_for_checkers(package=PACKAGE):
-    """name: module, of the imports that type checkers alone see."""
+    """Return {name: module} of the imports that only type checkers see."""
     tree = ast.parse((package / "__init__.py").read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     found = [node for node in block.body if isinstance(node, ast.ImportFrom)]
@@ -126,7 +126,7 @@ def test_a_star_needs_no_extra():
 
 
 def test_no_name_is_hidden_by_a_module():
-    """The import of `limitformer.x` sets the attribute `x` of the package, over anything of that name."""
+    """The import of `limitformer.x` sets the attribute `x` of the package and replaces any object of that name."""
     modules = {module.name for module in pkgutil.iter_modules(lf.__path__)}
     assert {name for names in lf.HOMES.values() for name in names} & modules == set()
 

@@ -1,4 +1,4 @@
-"""The documentation as a site: built strictly, asking nothing of another host, with an entry for every public name.
+"""The documentation as a site: it builds strictly, loads nothing from other hosts, and lists every public name.
 
 `LIMITFORMER_SCREENSHOTS=folder` keeps pictures of some pages at two widths. Without a Chromium the tests of the
 browser are skipped.
@@ -45,7 +45,7 @@ WIDTHS = (1280, 390)
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The site, built once. A warning ends it; not with `--quiet`, by which MkDocs counts none."""
+    """Build the site once. A warning fails the build (with `--quiet` MkDocs would not count warnings)."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
@@ -73,7 +73,7 @@ def object_of(name):
 
 
 def public_names():
-    """(where, name) of all that the public doors have, modules left out."""
+    """Yield (module, name) of all objects that the public doors export."""
     for where in DOORS:
         door = importlib.import_module(where)
         for name in getattr(door, "__all__", None) or getattr(door, "_HOMES", None) or vars(door):
@@ -114,7 +114,7 @@ def test_entries_are_of_functions_and_not_of_the_files_they_are_in(site):
 
 
 def test_the_page_of_the_command_line_is_that_of_the_commands():
-    """If not: python docs/tools/command_line.py"""
+    """If this fails, run python docs/tools/command_line.py."""
     assert command_line.PAGE.read_text(encoding="utf-8") == command_line.page()
 
 
@@ -125,7 +125,7 @@ LOADS = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source
 
 
 class Page(HTMLParser):
-    """What a page loads and shows."""
+    """The files that a page loads, and its pictures."""
 
     def __init__(self, text):
         super().__init__()
@@ -158,7 +158,7 @@ def test_pictures_have_a_description(site):
 
 
 def test_pages_are_named_headed_and_sized_for_readers_of_all_kinds(site):
-    """As Lighthouse asks: a language, a title of its own, one main heading, no level left out, room to enlarge."""
+    """The page has a language, its own title, one main heading, no skipped level, and can be enlarged."""
     titles = []
     for path, text in pages(site).items():
         if path.name == "404.html":
@@ -174,7 +174,7 @@ def test_pages_are_named_headed_and_sized_for_readers_of_all_kinds(site):
 
 
 def test_links_have_a_name(site):
-    """Text, a picture's description, or a label: what a screen reader says of a link."""
+    """A link has text, a picture's description or a label for screen readers."""
     for path, text in pages(site).items():
         for attributes, inside in re.findall(r"<a\b([^>]*)>(.*?)</a>", text, re.DOTALL):
             named = re.search(r'(?:title|aria-label|alt)="[^"]+"', attributes + inside)
@@ -223,12 +223,12 @@ def browser():
 
 class Silent(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_):
-        """Nothing."""
+        pass
 
 
 @pytest.fixture(scope="module")
 def address(site):
-    """The site, served to this machine alone."""
+    """Serve the site to this machine and return its address."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Silent, directory=str(site)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -238,7 +238,7 @@ def address(site):
 
 @pytest.fixture(scope="module")
 def begun(browser, address):
-    """Begins to open a page; `.troubles` has requests to other hosts, failed ones, and errors of scripts."""
+    """Start to open a page. `.troubles` lists requests to other hosts, failed requests and script errors."""
 
     def begin(name, width=1280, scheme="light"):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
@@ -257,7 +257,7 @@ def begun(browser, address):
 
 @pytest.fixture
 def opened(begun):
-    """Opens a page, and waits until it has been quiet for half a second."""
+    """Open a page and wait until it has been quiet for half a second."""
     contexts = []
 
     def open_(name, **look):
@@ -273,7 +273,7 @@ def opened(begun):
 
 @pytest.fixture(scope="module")
 def looks(begun, request):
-    """{(width, scheme): a page}, opened side by side: they are quiet together."""
+    """Open pages together and return {(width, scheme): page}."""
     shown = [(width, "light") for width in WIDTHS] + [(1280, "dark")] * (request.param in CONTRASTED)
     pages = {look: begun(request.param, *look) for look in shown}
     for page in pages.values():
@@ -327,7 +327,7 @@ CONTRASTS = """() => {
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("looks", CONTRASTED, indirect=True)
 def test_text_stands_out_from_what_is_behind_it(looks, scheme):
-    """A contrast of 4.5, as WCAG 2 asks of text (level AA)."""
+    """WCAG 2 (level AA) requires a contrast of 4.5 for text."""
     assert looks[1280, scheme].evaluate(CONTRASTS) == {}
 
 
@@ -343,7 +343,7 @@ def test_keys_reach_content_search_and_wide_formulas(opened):
 
 
 def test_the_site_has_every_explorer_as_one_file_too(opened, site):
-    """Its link is followed: the file lies there, and is what `docs/tools/explorer.py` makes."""
+    """The page links to the file, which equals the output of `docs/tools/explorer.py`."""
     for name in EXPLORER:
         page = opened(name)
         (link,) = page.locator(".about a[href$='-alone.html']").evaluate_all("all => all.map((one) => one.href)")

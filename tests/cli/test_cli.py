@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it writes, and how it ends.
+"""The command line: its output, its files, and its exit codes.
 
 Most runs are in this process, for speed; those that need a process of their own (Ctrl-C, `python -m`) get one.
 """
@@ -31,14 +31,14 @@ def simulate(run):
 
 
 def spawn(*arguments, command=COMMAND, **options):
-    """The command line in a process of its own."""
+    """Start the command line in a new process."""
     environment = {**os.environ, "COLUMNS": "160", "PYTHONIOENCODING": "utf-8"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
     return subprocess.Popen([*command, *map(str, arguments)], env=environment, **pipes, **options)
 
 
 def finished(process):
-    """Exit code, stdout and stderr, once it has ended."""
+    """Return exit code, stdout and stderr at the end."""
     with process:
         try:
             out, err = process.communicate(timeout=300)
@@ -108,7 +108,7 @@ def test_figure_takes_the_seed(run, tmp_path):
 
 
 def rows_of(table):
-    """The numbers in the first column of a table."""
+    """Return the numbers in the first column of a table."""
     return [float(value) for value in re.findall(r"^│\s*([\d.]+) │", table, flags=re.MULTILINE)]
 
 
@@ -223,7 +223,7 @@ def test_options_reach_the_model(run):
 
 
 def test_the_limit_of_lambda_one_is_the_same_in_every_sample(run):
-    """An ODE: no option of an SDE, and 5 % to 95 % of the correlation are one number."""
+    """The limit is an ODE: it has no options of an SDE, and all quantiles of the correlation are equal."""
     options = (
         "--as",
         "limit",
@@ -492,7 +492,7 @@ def interrupt(error):
 
 
 def partial(samples):
-    """What `simulate` raises on Ctrl-C after this many samples."""
+    """Return the exception that `simulate` raises on Ctrl-C after this many samples."""
     model = lf.Transformer(width=16, depth=4, gamma=0.5, feedforward=lf.ReLU())
     data = lf.simulate(model, lf.equicorrelated(2, 0.2), samples=6, seed=0, threads=1)
     return lf.Interrupted(data.isel(sample=slice(0, samples)))
@@ -538,7 +538,7 @@ main()
 
 
 def test_sigint_ends_a_long_simulation_with_a_whole_file_or_none(tmp_path):
-    """The signal comes at an unknown moment of the work, so either ending is right, but no other."""
+    """The signal arrives at an unknown moment, so both endings are correct."""
     path = tmp_path / "data.nc"
     long = ("--width", 64, "--depth", 100, "--samples", 500_000, "--record", "0,100", "--threads", 1)
     process = spawn("simulate", *long, "--out", path, command=[sys.executable, "-c", TELLING])
@@ -552,7 +552,7 @@ def test_sigint_ends_a_long_simulation_with_a_whole_file_or_none(tmp_path):
 
 
 def check_interrupted(path, out, err):
-    """Either nothing was finished and nothing written, or what was finished lies in a whole file."""
+    """Assert that nothing was finished and written, or that a whole file holds the finished samples."""
     if "Interrupted; nothing was written." in err:
         assert list(path.parent.iterdir()) == []
         return
@@ -601,7 +601,7 @@ for arguments in ("overlap --help", "overlap --dim 4 --beta 1", "figure list"):
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_characters_that_the_terminal_lacks_are_replaced(encoding):
-    """β and the lines of tables; no traceback."""
+    """β and the lines of tables give no traceback."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG", "PYTHONIO"))}
     environment = {**kept, "COLUMNS": "160", **ENCODINGS[encoding]}
     done = subprocess.run([sys.executable, "-c", SEVERAL_COMMANDS], env=environment, capture_output=True, check=False)
@@ -635,6 +635,6 @@ def test_a_radius_stops_paths_and_the_table_says_why(run):
 
 
 def test_times_of_a_short_limit_are_distinct(run):
-    """Four layers of width 200 are two steps: three times, not nine that round to them."""
+    """Four layers of width 200 are two steps, which have three times."""
     found = run("simulate", "--as", "limit", "--depth", "4", "--samples", "20")
     assert re.findall(r"^│ +([0-9.]+) │", found.stdout, re.MULTILINE) == ["0", "0.01", "0.02"]

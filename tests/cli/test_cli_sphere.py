@@ -1,4 +1,4 @@
-"""`limitformer phase` and `limitformer overlap`: what they print and write, and how they refuse.
+"""`limitformer phase` and `limitformer overlap`: output, files and refusals.
 
 Runs are in this process, for speed; Ctrl-C and a pipe get a process of their own.
 """
@@ -32,25 +32,25 @@ SMALL = ("--layers", "20", "--horizon", "2", "--samples", "40", "--threads", "1"
 
 @pytest.fixture
 def phase(run):
-    """A cheap phase diagram; what is given comes last and counts."""
+    """Run a cheap phase diagram; the given options come last and override."""
     return lambda *arguments: run("phase", *SMALL, *arguments)
 
 
 @pytest.fixture
 def refused(refused, monkeypatch):
-    """The same, with no work done; `says` is in the line as it stands."""
+    """Assert that the command is refused before any work; `says` is part of the line."""
     monkeypatch.setattr("limitformer.sweep.describe.simulate", lambda *_, **__: pytest.fail("work was done"))
     monkeypatch.setattr(lf.OverlapDiffusion, "summary", lambda _: pytest.fail("work was done"))
     return lambda *arguments, says: refused(*arguments, says=re.escape(says))
 
 
 def words(options):
-    """A readable name of a case."""
+    """Return a readable name of a case."""
     return " ".join(options) if isinstance(options, tuple) else ""
 
 
 def rows(table):
-    """The cells of a table's rows, as text."""
+    """Return the cells of a table's rows as text."""
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in table.splitlines() if line[:1] == "│"]
 
 
@@ -96,7 +96,7 @@ def test_the_example_of_the_help_runs(run, tmp_path, monkeypatch, example):
 
 @st.composite
 def ranges(draw):
-    """(start, count, step, what the end is beyond the last value), in decimals."""
+    """Draw (start, count, step, distance of the end beyond the last value) in decimals."""
     unit = Decimal(1).scaleb(-draw(st.integers(0, 6)))
     start, step = draw(st.integers(-1000, 1000)) * unit, draw(st.integers(1, 500)) * unit
     return start, draw(st.integers(1, 40)), step, step * draw(st.integers(0, 9)) / 10
@@ -139,7 +139,7 @@ def test_whole_numbers_come_back_as_whole_numbers(values):
 
 
 def parsed(text):
-    """The values, or the message."""
+    """Return the values, or the error message."""
     try:
         return parse_grid("beta", text), None
     except InputError as error:
@@ -160,7 +160,7 @@ def test_any_text_is_finite_numbers_or_refused_in_one_line(text):
 
 
 def test_tenths_are_tenths():
-    """In doubles 3·0.1 is not 0.3; a cell's seed would not be that of 0.3."""
+    """In doubles 3·0.1 is not 0.3, and the cell would have another seed."""
     assert parse_grid("beta", "0:0.5:0.1") == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
     assert parse_grid("epsilon", "0:4e-15:1e-15") == [0.0, 1e-15, 2e-15, 3e-15, 4e-15]
     assert parse_counts("dim", "4:10:3,11,1e3") == [4, 7, 10, 11, 1000]
@@ -260,7 +260,7 @@ def test_values_keep_ten_digits(phase):
 
 
 def test_a_long_table_is_thinned_out_over_all_values(phase):
-    """200 cells, 20 β for each dim: rows that were every fourth cell would show five β alone."""
+    """The grid has 200 cells, 20 β for each dim; every fourth row would show only five β."""
     result = phase("--tokens", 3, "--dim", "4:13:1", "--beta", "0:1.9:0.1", "--samples", 8, "--horizon", "0.1")
     found = rows(result.stdout)
     assert len(found) == ROWS
@@ -314,7 +314,7 @@ def diffusion(fields, clusters):
 
 
 def strict_json(text):
-    """As a strict reader reads it: NaN and Infinity are no JSON."""
+    """Parse strict JSON, without NaN and Infinity."""
     return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
 
 
@@ -530,7 +530,7 @@ def test_out_that_cannot_be_written_before_any_work(refused, tmp_path):
 
 
 def partial():
-    """What `simulate` raises on Ctrl-C."""
+    """Return the exception that `simulate` raises on Ctrl-C."""
     model = lf.StochasticTransformer(tokens=2, dim=3, beta=1.0, layers_per_unit_time=10)
     return lf.Interrupted(lf.simulate(model, horizon=1.0, samples=8, seed=0, threads=1))
 
@@ -550,7 +550,7 @@ def test_interruption_writes_nothing(phase, tmp_path, monkeypatch, error):
 
 
 def spawn(*arguments):
-    """The command line in a process of its own."""
+    """Start the command line in a new process."""
     environment = {**os.environ, "COLUMNS": "160", "PYTHONIOENCODING": "utf-8"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
     command = [sys.executable, "-m", "limitformer", *map(str, arguments)]
@@ -558,7 +558,7 @@ def spawn(*arguments):
 
 
 def test_sigint_ends_a_long_diagram_in_one_line(tmp_path):
-    """The folder is made before the first cell, which takes minutes: the signal comes during the work."""
+    """The folder exists before the first cell, which takes minutes, so the signal arrives during work."""
     out = tmp_path / "out"
     process = spawn("phase", "--samples", 500_000, "--early-stop", 0, "--threads", 1, "--out", out)
     try:
