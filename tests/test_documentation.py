@@ -44,7 +44,7 @@ def from_here(target: str) -> str:
     return HERE.sub("", target)
 
 
-def test_the_readme_needs_no_file_beside_it():
+def test_readme_links_are_complete_addresses():
     targets = LINK.findall(FENCE.sub("", FRONT[0].read_text(encoding="utf-8")))
     assert [target for target in targets if not target.startswith(("https://", "#"))] == []
     assert len(links(FRONT[0])) > 10  # and these are looked up below
@@ -85,7 +85,7 @@ def typed_readme() -> str:
     return "\n\n".join([HEAD, *bodies])
 
 
-def test_the_readmes_code_is_what_mypy_checks():
+def test_mypy_checks_the_readmes_code():
     """`make lint` checks it as a user's code: annotated calls, and no `Any` from the package."""
     kept = ROOT / "tests" / "typed" / "readme.py"
     ours = re.sub(r"\s+", "", typed_readme())
@@ -94,7 +94,7 @@ def test_the_readmes_code_is_what_mypy_checks():
     )
 
 
-def test_the_readme_has_its_example():
+def test_readme_has_code_blocks():
     """A page whose blocks the pattern misses would pass silently."""
     assert python_blocks(ROOT / "README.md")
 
@@ -113,7 +113,7 @@ def printed_after(page: Path, capsys: pytest.CaptureFixture[str]) -> list[tuple[
 
 
 @pytest.mark.parametrize("name", SHOWING)
-def test_pages_print_what_they_show(name, capsys, tmp_path, monkeypatch):
+def test_code_on_pages_prints_the_shown_output(name, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pairs = printed_after(ROOT / name, capsys)
     assert pairs
@@ -122,7 +122,7 @@ def test_pages_print_what_they_show(name, capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if links(page)], ids=relative)
-def test_links_lead_somewhere(page):
+def test_links_of_pages_lead_somewhere(page):
     broken = []
     for target in links(page):
         name, _, anchor = target.partition("#")
@@ -149,7 +149,7 @@ def shell_commands(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if shell_commands(page)], ids=relative)
-def test_commands_of_a_page_are_understood(page):
+def test_commands_on_pages_parse(page):
     """The command line parses each command's names, options and types, without running it."""
     for line in shell_commands(page):
         parse(shlex.split(line)[1:])
@@ -167,7 +167,7 @@ def parse(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("line", ["figur list", "figure st-fig1 --sede 1", "check gpt2 --tokens many", "phase --dim"])
-def test_a_command_that_there_is_not_is_found(line):
+def test_unknown_command_on_a_page_is_detected(line):
     with pytest.raises(typer.BadParameter.__base__):
         parse(line.split())
 
@@ -186,7 +186,7 @@ def same_output(printed: str, shown: str) -> bool:
 
 
 @pytest.mark.parametrize("page", WITH_OUTPUT, ids=relative)
-def test_commands_print_what_a_page_shows(page, tmp_path, monkeypatch):
+def test_commands_on_pages_print_the_shown_output(page, tmp_path, monkeypatch):
     """Each block with one command that is followed by its output is run."""
     monkeypatch.chdir(tmp_path)
     for command, shown in PRINTED.findall(page.read_text(encoding="utf-8")):
@@ -195,7 +195,7 @@ def test_commands_print_what_a_page_shows(page, tmp_path, monkeypatch):
         assert same_output(done.stdout, shown), done.stdout
 
 
-def test_the_first_command_of_the_readme_is_followed_by_its_output():
+def test_readme_shows_the_output_of_its_first_command():
     assert "limitformer check bert-large" in PRINTED.findall(FRONT[0].read_text(encoding="utf-8"))[0][0]
 
 
@@ -203,7 +203,7 @@ def test_the_first_command_of_the_readme_is_followed_by_its_output():
     ("printed", "same"),
     [("rank  1.48", True), ("rank  1.50", False), ("rank 1.48", False), ("size 1.48", False), ("rank  1.48 2", False)],
 )
-def test_outputs_that_differ_are_found(printed, same):
+def test_differing_outputs_are_detected(printed, same):
     assert same_output(printed, "rank  1.48") is same
 
 

@@ -47,7 +47,7 @@ def same_text(one, other):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_prints_what_it_shows(path, capsys, tmp_path, monkeypatch):
+def test_notebooks_print_their_stored_output(path, capsys, tmp_path, monkeypatch):
     from matplotlib import pyplot
 
     monkeypatch.chdir(tmp_path)
@@ -64,24 +64,24 @@ def test_a_notebook_prints_what_it_shows(path, capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_numbers_of_its_sentences_are_printed_or_given(path):
+def test_numbers_in_the_text_are_printed_or_given(path):
     known = set(DECIMAL.findall("\n".join(source(cell) + shown(cell) for cell in cells(path, "code"))))
     sentences = ADDRESS.sub("", "\n".join(map(source, cells(path, "markdown"))))
     assert [number for number in DECIMAL.findall(sentences) if number not in known] == []
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_links_of_a_notebook_lead_somewhere(path):
+def test_links_of_notebooks_lead_somewhere(path):
     targets = re.findall(r"\]\(([^)#]+)", "\n".join(map(source, cells(path, "markdown"))))
     assert [each for each in targets if not each.startswith("https:") and not (path.parent / each).exists()] == []
 
 
-def test_other_numbers_and_other_words_are_found():
+def test_changed_numbers_and_words_are_detected():
     assert same_text("mean 0.958, ±  2e-03\n", "mean 0.960, ± 2e-03")
     assert not same_text("mean 0.85", "mean 0.96")
     assert not same_text("healthy: 0.9", "frozen: 0.9")
     assert not same_text("one 0.9", "one 0.9 0.9")
 
 
-def test_there_are_notebooks():
+def test_examples_have_notebooks():
     assert [path.stem for path in NOTEBOOKS] == NAMES

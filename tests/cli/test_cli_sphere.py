@@ -72,7 +72,7 @@ def test_help_fits_80_columns_and_explains_every_option(run, monkeypatch, comman
         assert option.opts[0] in result.stdout
 
 
-def test_help_says_what_the_defaults_are(run):
+def test_help_shows_the_defaults(run):
     text = run("phase", "--help").stdout
     for default in ("4,6,8", "0:2:0.25", "none: stochastic model", "gaussian; hybrid: uniform", "all cores", "1e-09"):
         assert f"[default: {default}]" in text or f"[default: ({default})]" in text
