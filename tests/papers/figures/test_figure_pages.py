@@ -18,7 +18,7 @@ from limitformer_papers import FIGURES
 from limitformer_papers.common.page import BEGIN, END, renew, table, with_table
 from limitformer_papers.making import module_of
 
-PAGES = Path(__file__).resolve().parents[2] / "docs" / "figures"
+PAGES = Path(__file__).resolve().parents[3] / "docs" / "figures"
 # Hypotheses of a study, which its page says were not borne out.
 REFUTED = {"foretells": ["at one s: ρ in the held-out half of 24; the hypothesis: the same sign, p < 0.025"]}
 

@@ -11,7 +11,7 @@ from docs.tools import cards
 from limitformer_papers import FIGURES, RUN_FIGURES, gallery, make
 from limitformer_papers.common.claims import Claim
 
-PICTURES = Path(__file__).resolve().parents[2] / "docs" / "figures"
+PICTURES = Path(__file__).resolve().parents[3] / "docs" / "figures"
 
 
 def record_of(name, folder=PICTURES):

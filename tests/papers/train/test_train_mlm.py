@@ -336,7 +336,7 @@ def limitformer_here(*arguments: object) -> Result:
 
 
 def limitformer(*arguments: object) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src"), "COLUMNS": "300"}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3] / "src"), "COLUMNS": "300"}
     command = [sys.executable, "-m", "limitformer", "train", *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170)
 
