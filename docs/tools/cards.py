@@ -80,7 +80,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def shown(text: str, name: str) -> str:
     """What the figure shows, as `limitformer figure list` says it, without the paper's number."""
-    from limitformer_papers.names import FIGURES, RUN_FIGURES
+    from limitformer_papers import FIGURES, RUN_FIGURES
 
     said = re.sub(r"^\[[^\]]*\] ", "", (FIGURES | RUN_FIGURES)[name])
     return said[0].upper() + said[1:]

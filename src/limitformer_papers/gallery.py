@@ -23,9 +23,9 @@ from typing import Any
 from limitformer.base.files import write_whole
 from limitformer.results.datasets import package_version
 from limitformer.sweep.origin import processor
+from limitformer_papers import FIGURES
 from limitformer_papers.common.claims import Claim
 from limitformer_papers.making import make, plain
-from limitformer_papers.names import FIGURES
 
 QUICK_SEED = 11
 NEAR, NOTHING = 1e-3, 1e-12  # relative; and what counts as rounding alone

@@ -17,11 +17,12 @@ from limitformer.base.lock import only_one
 from limitformer.base.version import package_version
 from limitformer.plot import style
 from limitformer.results.storage import save
+from limitformer_papers import FIGURES, FOLDERS, RUN_FIGURES
 from limitformer_papers.common.claims import Claim, Run
-from limitformer_papers.common.page import renew
-from limitformer_papers.names import FIGURES, FOLDERS, RUN_FIGURES
 
 SCALES = ("paper", "quick")
+BEGIN, END = "<!-- claims -->", "<!-- end of claims -->"
+MARKS = {True: "yes", False: "**no**", None: ""}
 NEED_TRAINING = ("st-fig2", "foretells", *RUN_FIGURES)  # the extra `train`
 
 
@@ -49,7 +50,7 @@ def make(
 
     A figure of a grid that is interrupted leaves `.NAME.sweeps` there, and goes on from it when it is made again. A
     figure of `RUN_FIGURES` is drawn from the finished runs in `runs`; their scale is its own. Where a page NAME.md in
-    `out` has the marks of `figures.common.page`, the table of the claims between them is renewed.
+    `out` has the marks of this module, the table of the claims between them is renewed.
 
     A figure of one's own has a new name and a `module`, or whatever has what the modules of figures have: `paper` and
     `quick`, which give a dataclass; `compute(config, run)`; `claims(data)`; `draw(data)`; a docstring.
@@ -126,3 +127,37 @@ def write(name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[C
 def plain(value: float) -> float | str:
     """`value`, as text where it is not finite: JSON has no word for that."""
     return value if math.isfinite(value) else str(value)
+
+
+def table(record: dict[str, Any]) -> str:
+    """The claims of a record, as NAME.json has it, in Markdown."""
+    rows = [f"| {escaped(one['name'])} | {short(one['value'])} | {MARKS[one['holds']]} |" for one in record["claims"]]
+    return "\n".join(["| claim | value | holds |", "|---|---|---|", *rows])
+
+
+def escaped(name: str) -> str:
+    """A name without what would end a cell."""
+    return name.replace("|", r"\|")
+
+
+def short(value: float | str) -> str:
+    """Four digits; what is not finite is a text already."""
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def with_table(text: str, record: dict[str, Any]) -> str:
+    """The text of a page with the record's table between the two marks."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{table(record)}\n\n{END}{after}"
+
+
+def renew(page: Path, record: dict[str, Any]) -> list[Path]:
+    """Write the table into the page, if there is one and it has the marks; what was written."""
+    if not page.is_file():
+        return []
+    text = page.read_text(encoding="utf-8")
+    if BEGIN not in text or END not in text:
+        return []
+    write_whole(page, lambda path: path.write_text(with_table(text, record), encoding="utf-8"))
+    return [page]

@@ -17,10 +17,7 @@ from scipy.stats import t
 
 from limitformer.base.errors import require
 from limitformer.plot import legend_below, panels
-from limitformer_papers.common.claims import Claim, Run
-from limitformer_papers.common.of_runs import Config as Config
-from limitformer_papers.common.of_runs import paper as paper
-from limitformer_papers.common.of_runs import quick as quick
+from limitformer_papers.common.claims import Claim, NoConfig, Run
 from limitformer_papers.shaped_transformer.language_runs import check_alike, runs_of, student
 from limitformer_papers.training.log import curve, read_log
 
@@ -28,9 +25,10 @@ COLOURS = {"constant": "#CC2A8F", "random": "#6A3D9A"}  # magenta and violet, as
 LINES = {"constant": "--", "random": "-"}
 VARIANTS = ("constant", "random")
 PLACE = ("variant", "seed", "preset")  # of a run; all else must be the same, whatever the preset is called
+paper = quick = NoConfig
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
+def compute(config: NoConfig, run: Run) -> xr.Dataset:
     """`accuracy` and `loss` (variant, seed, epoch) on the held-out images, of the seeds that both variants have.
 
     `diverged` (variant,) is how many runs did; a seed of which one did is left out.

@@ -32,6 +32,11 @@ class Run(NamedTuple):
 
 
 @dataclass(frozen=True)
+class NoConfig:
+    """The configuration of figures of finished training runs: empty, as the runs have their own."""
+
+
+@dataclass(frozen=True)
 class Claim:
     """One number, what it is, and whether what the paper says of it holds (None: it says nothing)."""
 

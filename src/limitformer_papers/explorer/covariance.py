@@ -24,7 +24,7 @@ from limitformer.simulation.limit import limit
 from limitformer.sweep import Sweep
 from limitformer_papers.common.claims import Run
 from limitformer_papers.common.grids import on_grid
-from limitformer_papers.explorer.kept import Kept
+from limitformer_papers.explorer.cache import Kept
 from limitformer_papers.explorer.parts import axis, choice, curve, plain, plot
 
 LEVELS = (0.05, 0.5, 0.95)

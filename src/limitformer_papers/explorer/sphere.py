@@ -17,11 +17,15 @@ from numpy.typing import NDArray
 from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
 from limitformer.simulation.simulate import simulate
 from limitformer.sphere.overlap import overlap
-from limitformer_papers.explorer import sphere_beyond
-from limitformer_papers.explorer.fates import FATE, FATES, INWARD, WAIT, antipodal, fates, waits
 from limitformer_papers.explorer.parts import axis, choice, curve, plot, short
 
-MODELS = {"stochastic": "stochastic (σ)", "hybrid": "hybrid (ε)", **sphere_beyond.MODELS}
+INWARD = 0.9  # |z| at which two tokens count as together or opposite
+FATE, WAIT = "Probability that two tokens end opposite", f"Mean time from overlap 0 to |z| = {INWARD:g}"
+FATES = [curve("from a uniform start", "law", 0), curve("from overlap z = 0", "own", 1)]
+BEYOND = {"drawn": "queries and keys drawn in each layer", "causal": "causal mask"}
+FIELDS: dict[str, dict[str, Any]] = {"drawn": {"query_key": "gaussian"}, "causal": {"mask": "causal"}}
+PARTED = f"Mean time from opposite to z = {INWARD:g}: opposite is left"
+MODELS = {"stochastic": "stochastic (σ)", "hybrid": "hybrid (ε)", **BEYOND}
 STOCHASTIC, HYBRID = {"model": "stochastic"}, {"model": "hybrid"}
 KINDS = ("law", "own", "other")  # of lines
 DRAWN = 3  # dimensions of the sphere that is drawn
@@ -30,6 +34,7 @@ GROUP = "On the sphere"  # of the axes that choose what is drawn there
 LIVED = f"Mean lifetime of unequal opposite clusters, z from −1 to {INWARD:g}"
 
 Array = NDArray[np.float64]
+Rows = Iterable[Iterable[StochasticTransformer]]  # over b or β, one for each dimension
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,10 +146,9 @@ def of_beyond(config: Config) -> list[dict[str, Any]]:
     """Drawn queries and keys, and a causal mask."""
     betas = config.fine_betas
     drawn, causal = (
-        [[sphere_beyond.beyond(stochastic(config, dim, beta), name) for beta in betas] for dim in config.dims]
-        for name in sphere_beyond.MODELS
+        [[beyond(stochastic(config, dim, beta), name) for beta in betas] for dim in config.dims] for name in BEYOND
     )
-    return [*sphere_beyond.drawn_plots(drawn, betas), sphere_beyond.causal_plot(causal, betas)]
+    return [*drawn_plots(drawn, betas), causal_plot(causal, betas)]
 
 
 def by_start(
@@ -192,7 +196,7 @@ def models(config: Config, name: str) -> Iterator[SphereModel]:
             yield replace(hybrid(config, DRAWN, beta, noise), tokens=tokens)
         else:
             model = replace(stochastic(config, DRAWN, beta, noise), tokens=tokens)
-            yield model if name == "stochastic" else sphere_beyond.beyond(model, name)
+            yield model if name == "stochastic" else beyond(model, name)
 
 
 def noises(config: Config, name: str) -> tuple[float, ...]:
@@ -219,3 +223,46 @@ def trajectories(config: Config, model: SphereModel, seed: int) -> Array:
 def whole(tokens: Array) -> list[int]:
     """Thousandths."""
     return [int(each) for each in np.rint(tokens * THOUSANDTHS).ravel()]
+
+
+def antipodal(model: SphereModel, start: Any = None) -> Any:
+    """P(two tokens end opposite), from a uniform start or from overlaps."""
+    return overlap(model).antipodal_probability(start=start)
+
+
+def apart(model: SphereModel) -> float:
+    """Mean time until two tokens of overlap 0 are nearly together or opposite."""
+    return overlap(model).mean_exit_time(-INWARD, INWARD, start=0.0)
+
+
+def fates(models: Iterable[SphereModel]) -> Array:
+    """(2, models): P(opposite) from a uniform start, and from overlap 0."""
+    return np.array([[float(antipodal(each)), float(antipodal(each, 0.0))] for each in models]).T
+
+
+def waits(models: Iterable[SphereModel]) -> Array:
+    """(1, models): how long two tokens take to decide."""
+    return np.array([[apart(each) for each in models]])
+
+
+def beyond(model: StochasticTransformer, name: str) -> StochasticTransformer:
+    """The same model with drawn queries and keys, or behind a mask."""
+    return replace(model, **FIELDS[name])
+
+
+def drawn_plots(models: Rows, betas: tuple[float, ...]) -> list[dict[str, Any]]:
+    """Fate and mean time over b."""
+    shared: dict[str, Any] = {"at": list(betas), "marker": "beta", "only": {"model": "drawn"}}
+    fate, wait = [fates(row) for row in models], [waits(row) for row in models]
+    return [
+        plot(FATE, "b = βτ", "P", ("dim",), fate, **shared, range=[0, 1], curves=FATES),
+        plot(WAIT, "b = βτ", "time", ("dim",), wait, **shared, log=True, curves=[curve("mean time", "law", 0)]),
+    ]
+
+
+def causal_plot(models: Rows, betas: tuple[float, ...]) -> dict[str, Any]:
+    """How long opposite tokens last behind a mask, over β."""
+    lived = [np.array([[overlap(each).mean_hitting_time(INWARD, start=-1.0) for each in row]]) for row in models]
+    shared: dict[str, Any] = {"at": list(betas), "marker": "beta", "only": {"model": "causal"}}
+    lines = [curve("mean time", "law", 0)]
+    return plot(PARTED, "inverse temperature β", "time", ("dim",), lived, **shared, log=True, curves=lines)

@@ -16,7 +16,7 @@ import numpy as np
 from limitformer.base.progress import track
 from limitformer.checking.check import check
 from limitformer.weightless.shapes import decoder, encoder, gpt2
-from limitformer_papers.explorer.kept import Kept
+from limitformer_papers.explorer.cache import Kept
 from limitformer_papers.explorer.parts import axis, choice, curve, plain, plot
 
 FAMILIES = {

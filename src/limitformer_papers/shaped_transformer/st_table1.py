@@ -23,10 +23,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from limitformer.plot import BLUE, GREEN, ORANGE, RED, panels
-from limitformer_papers.common.claims import Claim, Run
-from limitformer_papers.common.of_runs import Config as Config
-from limitformer_papers.common.of_runs import paper as paper
-from limitformer_papers.common.of_runs import quick as quick
+from limitformer_papers.common.claims import Claim, NoConfig, Run
 from limitformer_papers.shaped_transformer.language_runs import (
     VARIANTS,
     along,
@@ -43,9 +40,10 @@ COLOURS = {"shaped-recover": BLUE, "shaped-learn": GREEN, "pre-ln": RED, "post-l
 LOSSES = ("train_loss", "eval_loss")
 COMPARABLE = 0.05  # nats: exp(0.05), 5 % of the perplexity
 SEEDS = 3  # with two, Student's interval is 13 standard errors wide
+paper = quick = NoConfig
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
+def compute(config: NoConfig, run: Run) -> xr.Dataset:
     """`train_loss` and `eval_loss` (row, seed) at `rate` (row,), `diverged` (row,) runs of all rates.
 
     A row is a depth, variant and γ; the losses of runs that diverged are ∞.

@@ -24,10 +24,7 @@ from numpy.typing import NDArray
 
 from limitformer.base.errors import require
 from limitformer.plot import panels
-from limitformer_papers.common.claims import Claim, Run
-from limitformer_papers.common.of_runs import Config as Config
-from limitformer_papers.common.of_runs import paper as paper
-from limitformer_papers.common.of_runs import quick as quick
+from limitformer_papers.common.claims import Claim, NoConfig, Run
 from limitformer_papers.shaped_transformer.language_runs import (
     PLACE,
     VARIANTS,
@@ -53,6 +50,7 @@ from limitformer_papers.training.tasks.glue_metrics import METRICS
 
 Key = tuple[int, str, float]  # depth, variant, γ
 PLACE_OF_TUNING = ("pretrained", "variant", "weights", "seed")  # all else is the same within a task
+paper = quick = NoConfig
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class Tuned:
         return float(setting(self.pretrained, "rate"))
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
+def compute(config: NoConfig, run: Run) -> xr.Dataset:
     """`score` (row, metric, seed, tuning) at the pretraining rate `rate` (row,); a row is a depth, variant and γ."""
     found = tuned_runs(run)
     keys = sorted({key_of(one.pretrained) for one in found}, key=order)

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from limitformer.base.errors import require_count
-from limitformer.nn import Gain, Learn, Logits, Recover, Residual, entropy
+from limitformer.base.errors import InputError, require_count
+from limitformer.hf.attention import AttentionShaping
+from limitformer.hf.families import FAMILIES
+from limitformer.nn import Block, Gain, Learn, Logits, Recover, Residual, ShapedSelfAttention, entropy
 from limitformer_papers.training.log import Log
-from limitformer_papers.training.parts import blocks_of, probes_of, weights_of
 
 Batch = Mapping[str, Tensor]
 
@@ -233,3 +234,31 @@ class ShapingSchedule(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         """Those of the step that comes next."""
         self.schedule.apply(model, state.global_step)
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks, first to last.
+
+    Raises:
+        InputError: a model with none that is known.
+    """
+    own = [module for module in model.modules() if isinstance(module, Block)]
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    if own or kind not in FAMILIES:
+        if not own:
+            raise InputError(f"{type(model).__name__} has no blocks that are known; shape it with hf.shape_model.")
+        return list(own)
+    base: Any = model.base_model
+    return FAMILIES[kind].blocks_of(base)
+
+
+def probes_of(block: nn.Module) -> list[Any]:
+    """The modules of a block whose `probe` is called with its `Logits`."""
+    return [module for module in block.modules() if isinstance(module, ShapedSelfAttention | AttentionShaping)]
+
+
+def weights_of(block: nn.Module, name: str) -> list[nn.Parameter]:
+    """A block's weights of queries, keys, values, …, by their name in `nn.InitialVariances`; [] if it has none."""
+    found = [module for path, module in block.named_modules() if path.rpartition(".")[2] == name]
+    weights: list[Any] = [module.weight for module in found if isinstance(module, nn.Linear)]
+    return weights

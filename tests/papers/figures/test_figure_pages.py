@@ -15,8 +15,7 @@ import pytest
 from PIL import Image
 
 from limitformer_papers import FIGURES
-from limitformer_papers.common.page import BEGIN, END, renew, table, with_table
-from limitformer_papers.making import module_of
+from limitformer_papers.making import BEGIN, END, module_of, renew, table, with_table
 
 PAGES = Path(__file__).resolve().parents[3] / "docs" / "figures"
 # Hypotheses of a study, which its page says were not borne out.

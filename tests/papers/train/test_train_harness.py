@@ -23,13 +23,12 @@ from limitformer.base.errors import InputError, MissingExtraError
 from limitformer.nn import Gain, Residual
 from limitformer.nn.strengths import ENDING
 from limitformer_papers.training import checkpoints
-from limitformer_papers.training.arguments import arguments
 from limitformer_papers.training.data.batches import Batches
 from limitformer_papers.training.evaluation import evaluate
 from limitformer_papers.training.harness import Plan, read_runs, train
 from limitformer_papers.training.interrupts import TrainingInterrupted
 from limitformer_papers.training.log import Log, curve, read_log, read_table
-from limitformer_papers.training.trainer import Run
+from limitformer_papers.training.trainer import Run, arguments
 from ports import free_port
 from train_program import (
     BATCH,
