@@ -19,7 +19,7 @@ from docs.tools import explorer
 
 from chromium import launched
 from limitformer.base.errors import InputError
-from limitformer_papers.explorer import covariance, kept, make, parts, sphere, stock
+from limitformer_papers.explorer import cache, covariance, make, parts, sphere, stock
 
 MOST = 8 * 2**20  # bytes of all pages with their numbers
 OTHER_STEPS = 0.02  # how far a quantile moves if some paths are others
@@ -205,11 +205,11 @@ def test_what_has_no_number_is_null_and_others_are_short():
 def test_finished_cells_are_not_computed_again(tmp_path):
     """Another key is another cell; so is another version."""
     asked = []
-    cells = kept.Kept(tmp_path)
+    cells = cache.CellCache(tmp_path)
     for key in ([1, "a"], [1, "a"], [2, "a"]):
         assert cells.get(key, lambda key=key: asked.append(key) or {"is": key}) == {"is": key}
     assert asked == [[1, "a"], [2, "a"]]
-    assert kept.Kept(None).get([1, "a"], lambda: "anew") == "anew"
+    assert cache.CellCache(None).get([1, "a"], lambda: "anew") == "anew"
 
 
 def test_a_page_is_made_where_it_is_due(tmp_path):

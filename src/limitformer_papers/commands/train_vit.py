@@ -29,7 +29,9 @@ def vit(
     ] = "tiny",
     variant: Annotated[str, typer.Option(help="constant or random.", show_default="both")] = "",
     seed: Annotated[str, typer.Option(help="Seeds, with commas or as 0:4:1.")] = "0",
-    data: Annotated[Path | None, typer.Option(help="Folder that holds CIFAR-10's cifar-10-batches-py.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder that holds CIFAR-10's binary version, cifar-10-batches-bin.")
+    ] = None,
     out: OUT = Path("runs"),
     workers: WORKERS = 1,
     threads: THREADS = None,

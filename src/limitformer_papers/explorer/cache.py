@@ -10,7 +10,7 @@ from limitformer.base.files import write_whole
 from limitformer.base.version import package_version
 
 
-class Kept:
+class CellCache:
     """Results as JSON, in a folder (None: nowhere), by what they are of and the version that made them."""
 
     def __init__(self, folder: Path | None) -> None:

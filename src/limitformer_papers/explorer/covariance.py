@@ -24,7 +24,7 @@ from limitformer.simulation.limit import limit
 from limitformer.sweep import Sweep
 from limitformer_papers.common.claims import Run
 from limitformer_papers.common.grids import on_grid
-from limitformer_papers.explorer.cache import Kept
+from limitformer_papers.explorer.cache import CellCache
 from limitformer_papers.explorer.parts import axis, choice, curve, plain, plot
 
 LEVELS = (0.05, 0.5, 0.95)
@@ -55,7 +55,7 @@ def compute(config: Config, seed: int, folder: Path | None) -> dict[str, Any]:
     found = [on_grid(sweep_of(config, layer, seed), Run(seed, 1, folder), layer) for layer in config.layers]
     return {
         "axes": axes(config),
-        "plots": [*curves(config, found), explosion(config, found, Kept(folder))],
+        "plots": [*curves(config, found), explosion(config, found, CellCache(folder))],
         "facts": [ever(config)],
         "settings": asdict(config),
         "samples": f"{config.samples} paths of the limit's SDE in every cell",
@@ -121,7 +121,7 @@ def stacked(found: list[xr.Dataset], name: str) -> np.ndarray:
     return values.reshape(-1, *values.shape[-2:])
 
 
-def explosion(config: Config, found: list[xr.Dataset], kept: Kept) -> dict[str, Any]:
+def explosion(config: Config, found: list[xr.Dataset], kept: CellCache) -> dict[str, Any]:
     """The share of paths that left the ball, with its standard error, and both closed forms where there are some."""
     left, error = (np.stack([each[name].values for each in found]) for name in ("left", "left_error"))
     measured = [column.reshape(-1, len(config.ratios)) for column in (left - error, left, left + error)]

@@ -16,7 +16,7 @@ import numpy as np
 from limitformer.base.progress import track
 from limitformer.checking.check import check
 from limitformer.weightless.shapes import decoder, encoder, gpt2
-from limitformer_papers.explorer.cache import Kept
+from limitformer_papers.explorer.cache import CellCache
 from limitformer_papers.explorer.parts import axis, choice, curve, plain, plot
 
 FAMILIES = {
@@ -65,7 +65,7 @@ class Config:
 
 def compute(config: Config, seed: int, folder: Path | None) -> dict[str, Any]:
     """The page's axes, plots and facts."""
-    kept = Kept(folder)
+    kept = CellCache(folder)
     found = [
         kept.get([list(cell), config.tokens, config.samples, seed], partial(looked_at, config, seed, *cell))
         for cell in track(list(grid(config)), "cells")

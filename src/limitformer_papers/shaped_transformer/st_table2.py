@@ -46,7 +46,7 @@ from limitformer_papers.shaped_transformer.st_table1 import (
     point,
 )
 from limitformer_papers.training.harness import FinishedRun
-from limitformer_papers.training.tasks.glue_metrics import METRICS
+from limitformer_papers.training.tasks.glue import METRICS
 
 Key = tuple[int, str, float]  # depth, variant, γ
 PLACE_OF_TUNING = ("pretrained", "variant", "weights", "seed")  # all else is the same within a task

@@ -1,8 +1,5 @@
 """The vision experiment: the network has the law of the chain, data are read safely, the figure says what was run."""
 
-import codecs
-import os
-import pickle
 import shutil
 import signal
 
@@ -15,7 +12,7 @@ import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer_papers.clustering import ct_fig2
 from limitformer_papers.common.claims import Run
-from limitformer_papers.training.data import cifar, inert_pickle
+from limitformer_papers.training.data import cifar
 from limitformer_papers.training.data.autoaugment import OPERATIONS, POLICY, RANGES, augmented, by_policy
 from limitformer_papers.training.data.batches import Batches
 from limitformer_papers.training.data.images import read_images
@@ -135,159 +132,62 @@ def test_held_out_digits_are_no_training_digits():
     assert float(pixels.std()) == pytest.approx(1, abs=1e-3)
 
 
-def written_cifar(folder, images: int = 20):
-    """A small set in CIFAR-10's format, as Python 2 wrote it."""
+def write_cifar(folder, images: int = 20):
+    """Write a small set in CIFAR-10's binary format."""
     inner = folder / cifar.FOLDER
     inner.mkdir()
     generator = np.random.default_rng(0)
     for name in (*cifar.TRAINING, cifar.TEST):
-        labels = generator.integers(10, size=images).tolist()
-        content = {"data": generator.integers(256, size=(images, 3072), dtype=np.uint8), "labels": labels}
-        (inner / name).write_bytes(pickle.dumps(content, protocol=2))
-    names = [f"class {k}" for k in range(10)]
-    (inner / cifar.META).write_bytes(pickle.dumps({"label_names": names}, protocol=2))
+        records = generator.integers(256, size=(images, cifar.RECORD), dtype=np.uint8)
+        records[:, 0] %= 10
+        (inner / name).write_bytes(records.tobytes())
     return inner
 
 
 def test_cifar_is_read_as_it_was_written(tmp_path):
-    inner = written_cifar(tmp_path)
+    inner = write_cifar(tmp_path)
     training, held_out = read_images("cifar10", tmp_path)
     assert training.images.shape == (100, 32, 32, 3)
-    content = pickle.loads((inner / "data_batch_2").read_bytes())
-    assert training.labels[23] == content["labels"][3]
-    assert training.images[23, 5, 7, 2] == content["data"][3, 2 * 1024 + 5 * 32 + 7]
+    record = (inner / "data_batch_2.bin").read_bytes()[3 * 3073 : 4 * 3073]
+    assert training.labels[23] == record[0]
+    assert training.images[23, 5, 7, 2] == record[1 + 2 * 1024 + 5 * 32 + 7]
     assert read_images("cifar10", inner)[1].fingerprint() == held_out.fingerprint() != training.fingerprint()
 
 
-class Attack:
-    """A pickle that would run a command."""
-
-    def __reduce__(self):
-        return os.system, ("exit 1",)
-
-
-def damaged(inner, how: str) -> None:
-    file = inner / "data_batch_3"
-    content = pickle.loads(file.read_bytes())
+def damage(inner, how: str) -> None:
+    file = inner / "data_batch_3.bin"
+    content = file.read_bytes()
     if how == "missing":
         file.unlink()
     elif how == "truncated":
-        file.write_bytes(file.read_bytes()[:-1000])
-    elif how == "attack":
-        file.write_bytes(pickle.dumps({"data": Attack()}))
+        file.write_bytes(content[:-1000])
+    elif how == "empty":
+        file.write_bytes(b"")
     elif how == "labels":
-        file.write_bytes(pickle.dumps(content | {"labels": [10, *content["labels"][1:]]}, protocol=2))
-    elif how == "shape":
-        file.write_bytes(pickle.dumps(content | {"data": content["data"][:, 1:]}, protocol=2))
-    elif how == "list":
-        file.write_bytes(pickle.dumps([]))
+        file.write_bytes(b"\x0a" + content[1:])
     elif how == "folder":
         shutil.rmtree(inner)
-    elif how == "names":
-        (inner / cifar.META).write_bytes(pickle.dumps({}))
+    elif how == "python":
+        inner.rename(inner.parent / "cifar-10-batches-py")
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("missing", "lacks data_batch_3"),
-        ("truncated", "data_batch_3 is not a file of CIFAR-10"),
-        ("attack", r"system, which no such file needs"),
-        ("labels", "n labels of 0 to 9"),
-        ("shape", r"bytes \(n, 3072\)"),
-        ("list", "holds no dictionary"),
-        ("folder", "there is no folder cifar-10-batches-py"),
-        ("names", "no ten names"),
+        ("missing", r"lacks data_batch_3\.bin\. Nearest: unpack cifar-10-binary\.tar\.gz again"),
+        ("truncated", r"data_batch_3\.bin is not a file of CIFAR-10: it needs records of 3,073 bytes"),
+        ("empty", r"data_batch_3\.bin is not a file of CIFAR-10"),
+        ("labels", "a label of 0 to 9"),
+        ("folder", "there is no folder cifar-10-batches-bin"),
+        ("python", r"cifar-10-batches-py is the Python version.* Nearest: unpack cifar-10-binary\.tar\.gz"),
     ],
 )
 def test_damaged_data_are_refused_before_any_work(how, message, tmp_path):
-    damaged(written_cifar(tmp_path), how)
+    damage(write_cifar(tmp_path), how)
     with pytest.raises(InputError, match=message) as refused:
         run_vit("paper", variant="random", seed=0, out=tmp_path / "out", data=tmp_path)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
-
-
-class Claim:
-    """An object of a pickle, made by `function(*arguments)` and given a state."""
-
-    def __init__(self, function, arguments, state=None):
-        self.made = (function, arguments) if state is None else (function, arguments, state)
-
-    def __reduce__(self):
-        return self.made
-
-
-def claimed_bytes():
-    """Arrays of 3,072 bytes a picture of which the pickle holds one: Python's reader gives what lies behind it."""
-    text = Claim(codecs.encode, ("x", "latin1"))
-    wide = Claim(np.dtype, ("V1", False, True), (3, "|", (np.dtype("u1"), (3072,)), None, None, 1, 1, 0))
-    pointer = Claim(np.dtype, ("V8", False, True), (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0))
-    reconstruct, byte = np.array([0]).__reduce__()[0], np.dtype("u1")
-    empty = (np.ndarray, (0,), b"b")
-    return {
-        "a type wider than it says": Claim(np.ndarray, ((1,), wide, text)),
-        "the same in a state": Claim(reconstruct, empty, (1, (1, 3072), wide, False, text)),
-        "a pointer": Claim(reconstruct, empty, (1, (1, 384), pointer, False, b"x" * 3072)),
-        "too few bytes": Claim(reconstruct, empty, (1, (1, 3072), byte, False, text)),
-        "a negative shape": Claim(reconstruct, empty, (1, (-1, -3072), byte, False, b"x" * 3072)),
-        "strides": Claim(np.ndarray, ((1, 3072), byte, text, 0, (2**40, 2**40))),
-    }
-
-
-@pytest.mark.parametrize("how", claimed_bytes())
-def test_no_byte_is_read_that_the_file_does_not_hold(how, tmp_path):
-    path = tmp_path / "data_batch_1"
-    path.write_bytes(pickle.dumps({"data": claimed_bytes()[how], "labels": [1]}, protocol=2))
-    with pytest.raises(InputError, match=r"data_batch_1 is not a file of CIFAR-10: it needs data, bytes \(n, 3072\)"):
-        cifar.read_batch(path, 10)
-
-
-@pytest.mark.parametrize("protocol", [2, 3, 4])
-def test_plain_data_are_read_as_python_reads_them(protocol):
-    content = {
-        "text": "é",
-        "numbers": [0, 255, 256, -1, 2**31, True, None],
-        "nested": ({"a": []}, (1,), (), (1, 2, 3, 4)),
-    }
-    content["again"] = content["nested"]
-    raw = pickle.dumps(content, protocol)
-    assert inert_pickle.read(raw, frozenset()) == pickle.loads(raw) == content
-    images = np.arange(2 * 3072).astype(np.uint8).reshape(2, 3072)
-    found = cifar.array_of(inert_pickle.read(pickle.dumps(images, protocol), cifar.KNOWN))
-    np.testing.assert_array_equal(found, images)
-
-
-def test_an_array_of_python_2_is_read():
-    """Its strings are bytes, and its NumPy has another name."""
-    raw = (
-        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85q\x03U\x01bq\x04\x87q\x05Rq\x06"
-        b"(K\x01K\x02K\x03\x86q\x07cnumpy\ndtype\nq\x08U\x02u1q\tK\x00K\x01\x87q\nRq\x0b(K\x03U\x01|q\x0cNNNJ\xff\xff\xff\xff"
-        b"J\xff\xff\xff\xffK\x00tb\x89U\x06\x00\x01\x02\xfd\xfe\xfftb."
-    )
-    found = cifar.array_of(inert_pickle.read(raw, cifar.KNOWN))
-    np.testing.assert_array_equal(found, [[0, 1, 2], [253, 254, 255]])
-    np.testing.assert_array_equal(found, pickle.loads(raw, encoding="latin1"))
-
-
-def test_noise_is_no_file_of_cifar(tmp_path):
-    """Bytes of a true file changed, cut or made up: one line, or the data with another byte."""
-    rng, path, said = np.random.default_rng(0), tmp_path / "data_batch_1", []
-    whole = pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "labels": [1], "names": ["a"]}, protocol=2)
-    for k in range(300):
-        content = bytearray(whole if k % 3 else rng.bytes(rng.integers(100)))
-        if k % 3 == 1:
-            content = content[: rng.integers(len(content))]
-        if k % 3 == 2:
-            content[rng.integers(2, 250)] = rng.integers(256)
-        path.write_bytes(bytes(content))
-        try:
-            images, _ = cifar.read_batch(path, 10)
-            assert images.shape == (1, 32, 32, 3)
-        except InputError as error:
-            said.append(str(error))
-    assert len(said) > 250
-    assert not any("\n" in line for line in said)
 
 
 def picture() -> np.ndarray:
@@ -347,7 +247,7 @@ def test_the_policy_has_25_sub_policies_of_known_operations():
 
 
 def test_an_augmented_run_goes_on_to_the_last_bit(tmp_path):
-    written_cifar(tmp_path)
+    write_cifar(tmp_path)
     changes = {**SMALL, "patch": 16, "batch": 50, "epochs": 4, "data": tmp_path}
     whole = run_vit("paper", variant="random", seed=0, out=tmp_path / "whole", **changes)
     with pytest.MonkeyPatch.context() as patch:
@@ -367,7 +267,7 @@ def test_an_augmented_run_goes_on_to_the_last_bit(tmp_path):
 
 
 def test_the_batches_tell_the_images_their_epoch(tmp_path):
-    written_cifar(tmp_path)
+    write_cifar(tmp_path)
     training, _ = read_images("cifar10", tmp_path, augment=5)
     seen = [training[batch[0]]["pixel_values"] for batch in Batches(training, 100, 3, seed=0)]
     assert training.epoch == 2

@@ -78,7 +78,7 @@ def read_images(source: Source, folder: Path | None, augment: int | None = None)
         require(folder is None, f"The digits come with scikit-learn and take no folder of data; got {folder}.")
         training, test = read_digits()
     else:
-        require(folder is not None, "CIFAR-10 needs the folder that holds cifar-10-batches-py; got none.")
+        require(folder is not None, "CIFAR-10 needs the folder that holds cifar-10-batches-bin; got none.")
         assert folder is not None
         training, test = read_cifar10(folder)
     pixels = training[0].astype(np.float64) / 255

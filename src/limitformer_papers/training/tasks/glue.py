@@ -7,14 +7,17 @@ the rate rises over the first tenth of the steps, then falls linearly to 0.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import torch
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
+from transformers import AutoModelForSequenceClassification, EvalPrediction, PreTrainedTokenizerFast
 
 from limitformer.base.errors import InputError, require, require_count, require_real
 from limitformer.nn import Recover, gains
@@ -24,10 +27,15 @@ from limitformer_papers.training.data.tokenizer import load_tokenizer
 from limitformer_papers.training.harness import train
 from limitformer_papers.training.plan import Plan
 from limitformer_papers.training.runs import RUN, SUMMARY, read_json
-from limitformer_papers.training.tasks.glue_metrics import score
 from limitformer_papers.training.tasks.mlm import TOKENIZER
 
 MODEL = "model"  # in the folder of a run
+# Scores of a task: functions of true and predicted labels (n,). [ST, Table 2] does not say which score of MRPC it has.
+METRICS: dict[Task, dict[str, Callable[..., float]]] = {
+    "CoLA": {"matthews": matthews_corrcoef},
+    "MRPC": {"accuracy": accuracy_score, "f1": partial(f1_score, zero_division=0.0)},
+    "RTE": {"accuracy": accuracy_score},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +81,7 @@ def run_glue(run: GlueRun, data: Path, out: Path, *, threads: int | None = None)
         train_data=encoded["train"],
         eval_data=encoded["dev"],
         collate=Padding(int(tokenizer.pad_token_id)),
-        compute_metrics=scorer(run.task),
+        compute_metrics=partial(score, run.task),
         about=about(run, variant, sides),
     )
 
@@ -172,10 +180,7 @@ class Padding:
         return {"input_ids": ids, "attention_mask": seen, "labels": torch.tensor([item["label"] for item in items])}
 
 
-def scorer(task: Task) -> Any:
-    """The task's metrics, as the Trainer takes them."""
-
-    def scores(predicted: Any) -> dict[str, float]:
-        return score(task, predicted.predictions.argmax(-1), predicted.label_ids)
-
-    return scores
+def score(task: Task, predicted: EvalPrediction) -> dict[str, float]:
+    """Return the scores of a task by name, from logits (n, 2) and labels (n,)."""
+    classes = np.asarray(predicted.predictions).argmax(-1)
+    return {name: float(metric(predicted.label_ids, classes)) for name, metric in METRICS[task].items()}
