@@ -18,7 +18,7 @@ from limitformer.base.version import package_version
 from limitformer.plot import style
 from limitformer.results.storage import save
 from limitformer_papers import FIGURES, FOLDERS, RUN_FIGURES
-from limitformer_papers.common.claims import Claim, Run
+from limitformer_papers.common.claims import Claim, FigureRun
 
 SCALES = ("paper", "quick")
 BEGIN, END = "<!-- claims -->", "<!-- end of claims -->"
@@ -72,7 +72,7 @@ def make(
         import_module("limitformer_papers.training")  # says which extra is missing, before another import fails
     module = module if own else module_of(name)
     stores = folder / f".{name}.sweeps"
-    run = Run(seed=seed, threads=threads, stores=stores, runs=None if runs is None else Path(runs))
+    run = FigureRun(seed=seed, threads=threads, stores=stores, runs=None if runs is None else Path(runs))
     with only_one(folder / f".{name}.lock", f"Figure {name} in {folder}"):
         return made(name, scale, module, run, folder)
 
@@ -83,7 +83,7 @@ def module_of(name: str) -> Any:
     return import_module(f"limitformer_papers.{folder}.{name.replace('-', '_')}")
 
 
-def made(name: str, scale: str, module: Any, run: Run, folder: Path) -> Made:
+def made(name: str, scale: str, module: Any, run: FigureRun, folder: Path) -> Made:
     """The figure, by the one process that makes it there."""
     began = time.perf_counter()
     config = getattr(module, scale)()

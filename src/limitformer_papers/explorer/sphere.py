@@ -39,7 +39,7 @@ Rows = Iterable[Iterable[StochasticTransformer]]  # over b or β, one for each d
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The grid, and what is drawn on the sphere."""
+    """The grid, and the trajectories drawn on the sphere."""
 
     dims: tuple[int, ...] = (2, 3, 4, 6, 8, 16, 32)
     betas: tuple[float, ...] = tuple(np.round(np.linspace(0, 4, 9), 2).tolist())
@@ -56,7 +56,7 @@ class Config:
 
 
 def compute(config: Config, seed: int, folder: Path | None) -> dict[str, Any]:
-    """The page's axes, plots, facts and trajectories; so quick that nothing needs to be kept in `folder`."""
+    """Return the page's axes, plots, facts and trajectories; `folder` is not used, as this takes seconds."""
     del folder
     return {
         "axes": axes(config),
@@ -70,7 +70,6 @@ def compute(config: Config, seed: int, folder: Path | None) -> dict[str, Any]:
 
 
 def axes(config: Config) -> list[dict[str, Any]]:
-    """What one chooses."""
     model, drawn, middle = "Model", GROUP, len(config.betas) // 2
     runs = [k + 1 for k in range(config.runs)]
     return [
@@ -86,32 +85,28 @@ def axes(config: Config) -> list[dict[str, Any]]:
 
 
 def stochastic(config: Config, dim: int, beta: float, sigma: float = 1.0, tokens: int = 2) -> StochasticTransformer:
-    """[CT, eq. 4]."""
     layers = config.layers_per_unit_time
     return StochasticTransformer(tokens=tokens, dim=dim, beta=beta, sigma=sigma, layers_per_unit_time=layers)
 
 
 def hybrid(config: Config, dim: int, beta: float, epsilon: float, tokens: int = 2) -> HybridTransformer:
-    """[CT, eq. 7]."""
     layers = config.layers_per_unit_time
     return HybridTransformer(tokens=tokens, dim=dim, beta=beta, epsilon=epsilon, layers_per_unit_time=layers)
 
 
 def lifetime(config: Config, clusters: tuple[int, int], dim: int, beta: float, sigma: float) -> float:
-    """Mean time from −1 to 0.9 of two unequal clusters."""
     model = stochastic(config, dim, beta, sigma, sum(clusters))
     return overlap(model, clusters=clusters).mean_hitting_time(INWARD, start=-1.0)
 
 
 def lifetimes(config: Config, dim: int, sigma: float) -> Array:
-    """(clusters, β)."""
     return np.array(
         [[lifetime(config, each, dim, beta, sigma) for beta in config.fine_betas] for each in config.clusters]
     )
 
 
 def of_stochastic(config: Config) -> list[dict[str, Any]]:
-    """Fate over β and over the start, mean times over β."""
+    """Return plots of the fate over β and over the start, and of mean times over β."""
     betas, noisy = config.fine_betas, list(product(config.dims, config.sigmas))
     fate = [fates(stochastic(config, dim, beta) for beta in betas) for dim in config.dims]
     wait = [waits(stochastic(config, dim, beta, sigma) for beta in betas) for dim, sigma in noisy]
@@ -128,7 +123,7 @@ def of_stochastic(config: Config) -> list[dict[str, Any]]:
 
 
 def of_hybrid(config: Config) -> list[dict[str, Any]]:
-    """Fate over ε and over the start, mean time over ε."""
+    """Return plots of the fate over ε and over the start, and of the mean time over ε."""
     epsilons, cells = config.fine_epsilons, list(product(config.dims, config.betas))
     fate = [fates(hybrid(config, dim, beta, epsilon) for epsilon in epsilons) for dim, beta in cells]
     wait = [waits(hybrid(config, DRAWN, beta, epsilon) for epsilon in epsilons) for beta in config.betas]
@@ -143,7 +138,7 @@ def of_hybrid(config: Config) -> list[dict[str, Any]]:
 
 
 def of_beyond(config: Config) -> list[dict[str, Any]]:
-    """Drawn queries and keys, and a causal mask."""
+    """Return plots for drawn queries and keys, and for a causal mask."""
     betas = config.fine_betas
     drawn, causal = (
         [[beyond(stochastic(config, dim, beta), name) for beta in betas] for dim in config.dims] for name in BEYOND
@@ -154,7 +149,7 @@ def of_beyond(config: Config) -> list[dict[str, Any]]:
 def by_start(
     config: Config, by: tuple[str, str], only: dict[str, str], models: Iterable[SphereModel]
 ) -> dict[str, Any]:
-    """P(opposite) over the overlap that two tokens start with."""
+    """Return the plot of P(opposite) over the overlap with which two tokens start."""
     at, lines = list(config.starts), [curve("probability", "law", 0)]
     cells = [[antipodal(each, np.array(at))] for each in models]
     title = "The same, by the overlap at the start"
@@ -162,7 +157,6 @@ def by_start(
 
 
 def thresholds(config: Config) -> list[dict[str, Any]]:
-    """Where the fate changes."""
     above = [overlap(stochastic(config, dim, 1.0)).critical_beta for dim in config.dims]
     edges = [overlap(hybrid(config, DRAWN, beta, 1.0)) for beta in config.betas]
     return [
@@ -183,14 +177,14 @@ def thresholds(config: Config) -> list[dict[str, Any]]:
 
 
 def paths(config: Config, name: str, seed: int) -> dict[str, Any]:
-    """Positions of all tokens at all times in thousandths, (run, time, token, coordinate) one after the other."""
+    """Return positions of all tokens at all times in thousandths, (run, time, token, coordinate) flattened."""
     noise = {"stochastic": ["sigma"], "hybrid": ["epsilon"]}.get(name, [])
     cells = [whole(tokens) for model in models(config, name) for tokens in trajectories(config, model, seed)]
     return {"only": {"model": name}, "by": ["beta", *noise, "tokens", "run"], "cells": cells}
 
 
 def models(config: Config, name: str) -> Iterator[SphereModel]:
-    """Over β, noise and tokens, the last fastest."""
+    """Yield models over β, noise and tokens, the last fastest."""
     for beta, noise, tokens in product(config.betas, noises(config, name), config.tokens):
         if name == "hybrid":
             yield replace(hybrid(config, DRAWN, beta, noise), tokens=tokens)
@@ -200,14 +194,13 @@ def models(config: Config, name: str) -> Iterator[SphereModel]:
 
 
 def noises(config: Config, name: str) -> tuple[float, ...]:
-    """σ or ε; beyond [CT] σ = 1 alone."""
+    """Return σ or ε; models beyond [CT] have σ = 1 only."""
     return {"stochastic": config.sigmas, "hybrid": config.epsilons}.get(name, (1.0,))
 
 
 def trajectories(config: Config, model: SphereModel, seed: int) -> Array:
-    """(run, time, token, coordinate)."""
     record = list(config.times)
-    found = simulate(
+    dataset = simulate(
         model,
         horizon=record[-1],
         samples=config.runs,
@@ -217,41 +210,39 @@ def trajectories(config: Config, model: SphereModel, seed: int) -> Array:
         threads=1,
         progress=False,
     )
-    return np.asarray(found["tokens"].values, np.float64)
+    return np.asarray(dataset["tokens"].values, np.float64)
 
 
 def whole(tokens: Array) -> list[int]:
-    """Thousandths."""
     return [int(each) for each in np.rint(tokens * THOUSANDTHS).ravel()]
 
 
 def antipodal(model: SphereModel, start: Any = None) -> Any:
-    """P(two tokens end opposite), from a uniform start or from overlaps."""
+    """Return P(two tokens end opposite), from a uniform start or from overlaps."""
     return overlap(model).antipodal_probability(start=start)
 
 
 def apart(model: SphereModel) -> float:
-    """Mean time until two tokens of overlap 0 are nearly together or opposite."""
+    """Return the mean time until two tokens of overlap 0 are nearly together or opposite."""
     return overlap(model).mean_exit_time(-INWARD, INWARD, start=0.0)
 
 
 def fates(models: Iterable[SphereModel]) -> Array:
-    """(2, models): P(opposite) from a uniform start, and from overlap 0."""
+    """Return (2, models): P(opposite) from a uniform start, and from overlap 0."""
     return np.array([[float(antipodal(each)), float(antipodal(each, 0.0))] for each in models]).T
 
 
 def waits(models: Iterable[SphereModel]) -> Array:
-    """(1, models): how long two tokens take to decide."""
+    """Return (1, models): mean times until two tokens are together or opposite."""
     return np.array([[apart(each) for each in models]])
 
 
 def beyond(model: StochasticTransformer, name: str) -> StochasticTransformer:
-    """The same model with drawn queries and keys, or behind a mask."""
+    """Return the model with drawn queries and keys, or behind a mask."""
     return replace(model, **FIELDS[name])
 
 
 def drawn_plots(models: Rows, betas: tuple[float, ...]) -> list[dict[str, Any]]:
-    """Fate and mean time over b."""
     shared: dict[str, Any] = {"at": list(betas), "marker": "beta", "only": {"model": "drawn"}}
     fate, wait = [fates(row) for row in models], [waits(row) for row in models]
     return [
@@ -261,7 +252,6 @@ def drawn_plots(models: Rows, betas: tuple[float, ...]) -> list[dict[str, Any]]:
 
 
 def causal_plot(models: Rows, betas: tuple[float, ...]) -> dict[str, Any]:
-    """How long opposite tokens last behind a mask, over β."""
     lived = [np.array([[overlap(each).mean_hitting_time(INWARD, start=-1.0) for each in row]]) for row in models]
     shared: dict[str, Any] = {"at": list(betas), "marker": "beta", "only": {"model": "causal"}}
     lines = [curve("mean time", "law", 0)]

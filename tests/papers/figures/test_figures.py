@@ -14,7 +14,7 @@ from limitformer.base.errors import InputError
 from limitformer.plot import style
 from limitformer_papers import FIGURES, make
 from limitformer_papers.beyond.lifetimes import mean_and_error
-from limitformer_papers.common.claims import Run, ks_claim, ks_noise
+from limitformer_papers.common.claims import FigureRun, ks_claim, ks_noise
 from limitformer_papers.making import SCALES, module_of
 
 NAMES = list(FIGURES)
@@ -146,7 +146,7 @@ def test_a_diagram_without_a_box_is_another_layer(monkeypatch):
     a, v, scale, add, norm = module.BOXES
     for boxes in ((a, v, add, norm), (a, v, scale, norm, add)):
         monkeypatch.setattr(module, "BOXES", boxes)
-        claims = module.claims(module.compute(module.quick(), Run(SEED, 2)))
+        claims = module.claims(module.compute(module.quick(), FigureRun(SEED, 2)))
         assert claims[0].holds is False
 
 
@@ -177,7 +177,7 @@ def test_paper_scale_is_larger_than_quick(name):
 
 def test_same_seed_same_numbers_whatever_the_threads():
     module = module_of("st-fig7")
-    one, two, other = (module.compute(module.quick(), Run(*run)) for run in ((3, 1), (3, 2), (4, 2)))
+    one, two, other = (module.compute(module.quick(), FigureRun(*run)) for run in ((3, 1), (3, 2), (4, 2)))
     np.testing.assert_array_equal(one["network"].values, two["network"].values)
     np.testing.assert_array_equal(one["sde"].values, two["sde"].values)
     assert (one["network"].values != other["network"].values).any()
@@ -199,12 +199,12 @@ def test_an_interrupted_grid_goes_on_where_it_was(tmp_path, monkeypatch):
         return compute(sweep, cell, **options)
 
     monkeypatch.setattr(work, "compute", stopping)
-    run = Run(seed=2, threads=1, stores=tmp_path)
+    run = FigureRun(seed=2, threads=1, stores=tmp_path)
     with pytest.raises(KeyboardInterrupt):
         module.compute(small_grid(), run)
     data = module.compute(small_grid(), run)
     assert len(began) == 5  # two, the one that was stopped, and the two that were left
-    whole = module.compute(small_grid(), Run(seed=2, threads=2))
+    whole = module.compute(small_grid(), FigureRun(seed=2, threads=2))
     for name in ("probability", "equal"):
         np.testing.assert_array_equal(data[name].values, whole[name].values)
 

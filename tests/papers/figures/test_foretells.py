@@ -11,7 +11,7 @@ from scipy.stats import binom, rankdata, spearmanr
 from limitformer_papers.beyond import foretells, ranks, tiny_networks
 from limitformer_papers.beyond.foretells import CHOOSE, TEST, cells_of, halves, paper, quick
 from limitformer_papers.beyond.tiny_networks import KINDS, Cell
-from limitformer_papers.common.claims import Run
+from limitformer_papers.common.claims import FigureRun
 from limitformer_papers.training.data.text_data import text_data
 
 N = 24
@@ -254,11 +254,11 @@ def test_loss_of_the_frequencies(data):
 
 def test_folders_are_of_one_grid_and_seed(tmp_path):
     def place(config, seed):
-        with foretells.place_of(config, Run(seed, 1, tmp_path)) as out:
+        with foretells.place_of(config, FigureRun(seed, 1, tmp_path)) as out:
             return out
 
     assert place(paper(), 0) == place(paper(), 0)
     assert len({place(paper(), 0), place(paper(), 1), place(quick(), 0)}) == 3
-    with foretells.place_of(quick(), Run(0, 1)) as passing:
+    with foretells.place_of(quick(), FigureRun(0, 1)) as passing:
         assert passing.is_dir()
     assert not passing.exists()

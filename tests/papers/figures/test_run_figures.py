@@ -18,7 +18,7 @@ import limitformer as lf
 from limitformer.base.errors import InputError, MissingExtraError
 from limitformer.plot import style
 from limitformer_papers import RUN_FIGURES, make
-from limitformer_papers.common.claims import Run
+from limitformer_papers.common.claims import FigureRun
 from limitformer_papers.making import module_of
 from limitformer_papers.shaped_transformer import language_runs
 from limitformer_papers.training.log import FILE, Log
@@ -114,7 +114,7 @@ def tuned(out, levels, *, tasks=("CoLA",), tunings=1, **common):
 
 def data_of(name, out):
     module = module_of(name)
-    return module.compute(module.paper(), Run(seed=0, threads=1, runs=out))
+    return module.compute(module.paper(), FigureRun(seed=0, threads=1, runs=out))
 
 
 def claims_of(name, out):
@@ -242,7 +242,7 @@ def test_curves_are_means_over_the_last_steps(tmp_path):
     mlm(tmp_path, PRE, train=2.3, seed=1)
     mlm(tmp_path, PRE, 1e-2, seed=1, died=12)
     module = module_of("st-lr")
-    data = module.compute(module.Config(smoothing=5), Run(seed=0, threads=1, runs=tmp_path))
+    data = module.compute(module.Config(smoothing=5), FigureRun(seed=0, threads=1, runs=tmp_path))
     losses = losses_of(2.3, 1)
     naive = [np.mean(losses[max(0, k - 3) : k + 1]) for k in range(STEPS)]
     np.testing.assert_allclose(data["loss"].sel(rate=1e-3).squeeze(), naive, rtol=1e-12)
@@ -366,7 +366,7 @@ def test_eight_rates_have_eight_colours(name, tmp_path):
 
 
 def finished(out):
-    return language_runs.language_runs(Run(seed=0, threads=1, runs=out))
+    return language_runs.language_runs(FigureRun(seed=0, threads=1, runs=out))
 
 
 GAMMAS = {

@@ -21,7 +21,7 @@ from limitformer.models import (
     Transformer,
 )
 from limitformer.nn import Network
-from limitformer_papers.common.claims import Run
+from limitformer_papers.common.claims import FigureRun
 from limitformer_papers.shaped_transformer import st_fig2
 from limitformer_papers.shaped_transformer.differences_of_tokens import apart, check, run
 
@@ -43,7 +43,7 @@ def sequences():
 
 @pytest.fixture(scope="module")
 def data():
-    return st_fig2.compute(SMALL, Run(seed=1, threads=1))
+    return st_fig2.compute(SMALL, FigureRun(seed=1, threads=1))
 
 
 def network_of(model, seed=0):
@@ -258,9 +258,9 @@ def test_norms_are_those_of_the_chain_rule(sequences):
 
 
 def test_data_are_reproducible_and_follow_the_seed(data):
-    again = st_fig2.compute(SMALL, Run(seed=1, threads=1))
+    again = st_fig2.compute(SMALL, FigureRun(seed=1, threads=1))
     np.testing.assert_array_equal(again["norm"], data["norm"])
-    other = st_fig2.compute(SMALL, Run(seed=2, threads=1))
+    other = st_fig2.compute(SMALL, FigureRun(seed=2, threads=1))
     assert (other["norm"] != data["norm"]).all()
     assert dict(data.sizes) == {"model": 4, "weight": 2, "sample": 3, "layer": 6}
     assert np.isfinite(data["norm"]).all()
@@ -270,7 +270,7 @@ def test_data_are_reproducible_and_follow_the_seed(data):
 def test_the_global_generator_is_left_alone():
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    st_fig2.compute(replace(SMALL, samples=1, depth=2), Run(seed=1, threads=1))
+    st_fig2.compute(replace(SMALL, samples=1, depth=2), FigureRun(seed=1, threads=1))
     assert torch.equal(torch.get_rng_state(), before)
 
 

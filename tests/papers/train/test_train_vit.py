@@ -11,7 +11,7 @@ from PIL import Image
 import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer_papers.clustering import ct_fig2
-from limitformer_papers.common.claims import Run
+from limitformer_papers.common.claims import FigureRun
 from limitformer_papers.training.data import cifar
 from limitformer_papers.training.data.autoaugment import OPERATIONS, POLICY, RANGES, augmented, by_policy
 from limitformer_papers.training.data.batches import Batches
@@ -300,7 +300,7 @@ def test_bad_input(changes, message, tmp_path):
 
 
 def test_the_figure_s_data_are_the_runs(runs):
-    data = ct_fig2.compute(ct_fig2.paper(), Run(seed=0, threads=None, runs=runs))
+    data = ct_fig2.compute(ct_fig2.paper(), FigureRun(seed=0, threads=None, runs=runs))
     assert data["accuracy"].dims == ("variant", "seed", "epoch")
     for variant in ("constant", "random"):
         for seed in (0, 1):
@@ -331,7 +331,7 @@ def test_runs_that_cannot_be_compared(runs, tmp_path):
     with pytest.raises(InputError, match="No finished runs"):
         ct_fig2.from_runs(tmp_path)
     with pytest.raises(InputError, match="give their folder"):
-        ct_fig2.compute(ct_fig2.quick(), Run(seed=0, threads=None))
+        ct_fig2.compute(ct_fig2.quick(), FigureRun(seed=0, threads=None))
     shutil.copytree(runs / "vit-tiny" / "random-0", tmp_path / "a")
     with pytest.raises(InputError, match=r"finished seeds \[\] of constant and \[0\] of random"):
         ct_fig2.from_runs(tmp_path)
