@@ -1,6 +1,6 @@
-"""Figures of the papers: one file each, `compute(config, run)` to data and `draw(data)` to a picture.
+"""Figures of the papers: one file each, with `compute(config, run)` for the data and `draw(data)` for the picture.
 
-What makes them, and all that computes and draws, is imported when it is first asked for: a list needs none of it.
+Code that computes and draws is imported when `make` is first used; a list of figures needs none of it.
 """
 
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from limitformer_papers.making import Made as Made
     from limitformer_papers.making import make as make
 
-# Name → what it shows. `module_of` says where each is.
+# Name → what it shows.
 FIGURES = {
     "st-fig1": "[ST, Fig. 1] mean correlation by layer, shaped against unshaped; density, SDE against network",
     "st-fig2": "[ST, Fig. 2] norms of value and query gradients by layer: shaped, Pre-LN, Post-LN",
@@ -37,7 +37,7 @@ FIGURES = {
     "stock-models": "what transformers draws for stock models at their real shapes: stream, heads, gradients by depth",
     "foretells": "does the law at initialisation foretell training? 48 tiny networks, half of them held out",
 }
-# Of finished runs of `limitformer train`, at whatever scale those were.
+# Figures of finished runs of `limitformer train`, at the scale of those runs.
 RUN_FIGURES = {
     "st-lr": "[ST v1, Fig. 5] training loss by learning rate, shaped (Recover) against Pre-LN",
     "st-fig6": "[ST, Fig. 6] entropy of attention while training, by learning rate, shaped (Recover) against Pre-LN",
@@ -45,15 +45,17 @@ RUN_FIGURES = {
     "st-table2": "[ST, Table 2] scores on CoLA, MRPC and RTE after fine-tuning, shaped against Pre-LN",
     "ct-fig2": "[CT, Fig. 2] validation accuracy, independent random values against one identity",
 }
-FOLDERS = {"st": "shaped_transformer", "ct": "clustering"}  # of figures named so; all others are in `beyond`
+FOLDERS = {
+    "st": "shaped_transformer",
+    "ct": "clustering",
+}  # by the beginning of the name; others: `beyond`
 
 __all__ = ["FIGURES", "RUN_FIGURES", "Made", "make"]
 
 
-if not TYPE_CHECKING:  # a checker should know the names above alone
+if not TYPE_CHECKING:  # type checkers know only the names above
 
     def __getattr__(name: str) -> object:
-        """`make`, and what it gives."""
         if name not in ("Made", "make"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from limitformer_papers import making
@@ -62,5 +64,4 @@ if not TYPE_CHECKING:  # a checker should know the names above alone
 
 
 def __dir__() -> list[str]:
-    """Names for users."""
     return sorted({*__all__, *globals()})

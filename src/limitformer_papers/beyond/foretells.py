@@ -95,7 +95,9 @@ def cells_of(config: Config) -> list[TinyNetwork]:
 
 
 def halves(config: Config, seed: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which cells (cell,) are held out, half of each kind and depth, and which are trained twice, one of each."""
+    """Return which cells (cell,) are held out, half of each kind and depth, and which are trained twice, one of
+    each.
+    """
     groups, each = len(config.kinds) * len(config.depths), len(config.scales)
     random = generator(seed)
     order = random.permuted(np.tile(np.arange(each), (groups, 1)), axis=1)

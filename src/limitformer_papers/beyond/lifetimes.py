@@ -117,7 +117,9 @@ def pairs_of(samples: xr.Dataset, clusters: tuple[int, int]) -> tuple[int, NDArr
 
 
 def compute(config: Config, run: FigureRun) -> xr.Dataset:
-    """Return `exact` (attention, split, beta), `lifetime`, `error`, `spread` (split, simulated), `fine`, `equal_gap`."""
+    """Return `exact` (attention, split, beta), `lifetime`, `error`, `spread` (split, simulated), `fine`,
+    `equal_gap`.
+    """
     cells = [(clusters, beta) for clusters in config.clusters for beta in config.simulated]
     estimates = np.array([lived(config, *cell, config.layers_per_unit_time, run) for cell in track(cells, "cells")])
     estimates = estimates.reshape(len(config.clusters), len(config.simulated), 3)

@@ -100,7 +100,9 @@ def ended(
 
 
 def cell(config: Config, beta: float, spread: float, run: FigureRun) -> NDArray[np.float64]:
-    """Return the mean lifetime, its standard error, the mean from the centres, and the shares of loose and split pairs."""
+    """Return the mean lifetime, its standard error, the mean from the centres, and the shares of loose and split
+    pairs.
+    """
     model = model_of(config, beta)
     clusters = overlap(model, clusters=CLUSTERS)
     horizon = config.lifetimes * clusters.mean_hitting_time(TOGETHER, start=-1.0)
@@ -127,7 +129,9 @@ def compute(config: Config, run: FigureRun) -> xr.Dataset:
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """Tight clusters have the exact lifetime and loose ones a shorter one, mostly because of where their centres start."""
+    """Tight clusters have the exact lifetime and loose ones a shorter one, mostly because of where their centres
+    start.
+    """
     beta, spread = float(data["beta"][0]), float(data.attrs["claimed"])
     small, at = data.sel(beta=beta).isel(spread=0), data.sel(beta=beta, spread=spread)
     tight, life, error = float(at["tight"]), float(at["lifetime"]), float(at["error"])

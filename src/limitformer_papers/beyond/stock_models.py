@@ -1,4 +1,4 @@
-r"""What transformers draws for stock architectures at their real shapes: exact laws, no weight drawn.
+r"""Stock architectures of transformers at their real shapes: exact laws at initialisation, no weight drawn.
 
 Weightless networks (`limitformer.weightless`) of one model of each family, on unrelated tokens: of the stream its root
 mean square and its mean correlation between tokens, of the heads the standard deviation of a row's logits and exp of

@@ -47,7 +47,8 @@ def compute(config: NoConfig, run: FigureRun) -> xr.Dataset:
     require(
         bool(seeds),
         f"The figure compares two variants with the same seed; {run.runs} has finished seeds {finished['constant']} of "
-        f"constant and {finished['random']} of random ({sum(diverged.values())} diverged). Nearest: run the other variant.",
+        f"constant and {finished['random']} of random ({sum(diverged.values())} diverged). Nearest: run the other "
+        "variant.",
     )
     curves = np.array([[curves_of(whole[variant, seed]) for seed in seeds] for variant in VARIANTS])
     return dataset(curves, seeds, runs[0].about, list(diverged.values()))
@@ -107,7 +108,9 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def better(data: xr.Dataset) -> Claim:
-    """Return whether random values are better than constant ones by more than seeds differ; one seed decides nothing."""
+    """Return whether random values are better than constant ones by more than seeds differ; one seed decides
+    nothing.
+    """
     seeds, (mean, half) = data.sizes["seed"], difference(data, "accuracy")
     error = half / t.ppf(0.975, max(1, seeds - 1))
     name = (

@@ -72,7 +72,9 @@ def quick() -> Config:
 
 
 def compute(config: Config, run: FigureRun) -> xr.Dataset:
-    """Return the phase diagrams (attention, epsilon, beta); `minus` and `plus` are the chain's exponents at both ends."""
+    """Return the phase diagrams (attention, epsilon, beta); `minus` and `plus` are the chain's exponents at both
+    ends.
+    """
     horizons = {"unnormalized": config.horizon, "softmax": config.softmax_horizon}
     parts = []
     for attention, horizon in horizons.items():

@@ -85,7 +85,9 @@ def lifetime(config: Config, beta: float) -> float:
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """Antipodal pairs exist for every N at large β; unequal clusters have ended where they live shorter than the run."""
+    """Antipodal pairs exist for every N at large β; unequal clusters have ended where they live shorter than the
+    run.
+    """
     last, largest = data["probability"].isel(time=-1), float(data["beta"][-1])
     least, none = float(last.sel(beta=largest).min()), float(last.sel(beta=0.0).max())
     numbers = [int(n) for n in data["tokens"].values]
@@ -122,7 +124,7 @@ def short_lived(data: xr.Dataset) -> NDArray[np.float64]:
 
 
 def gone_claim(data: xr.Dataset, n: int) -> Claim:
-    """For an odd number of tokens, nothing is left where the lifetime is short."""
+    """Odd numbers of tokens: nothing is left where the lifetime is short."""
     betas = short_lived(data)
     rest = float(data["probability"].isel(time=-1).sel(tokens=n, beta=betas).max())
     what = f"largest share where the mean lifetime of 2 + 1 is below T/10 (β ≤ {betas[-1]:g})"
@@ -130,7 +132,7 @@ def gone_claim(data: xr.Dataset, n: int) -> Claim:
 
 
 def fall_claim(data: xr.Dataset, n: int) -> Claim:
-    """For an odd number of tokens, some pairs that existed before have ended at T."""
+    """Odd numbers of tokens: some pairs that existed before have ended at T."""
     early, horizon = float(data["time"][-2]), float(data["time"][-1])
     both = data["probability"].isel(time=[-2, -1]).sel(tokens=n)
     fall = both.isel(time=0) - both.isel(time=1)
@@ -149,7 +151,7 @@ def prediction(data: xr.Dataset) -> Claim:
 
 
 def left_over(data: xr.Dataset, n: int) -> Claim:
-    """For an even number of tokens, the pairs that are left are in equal clusters."""
+    """Even numbers of tokens: the pairs that are left are in equal clusters."""
     betas = short_lived(data)
     last = data.isel(time=-1).sel(tokens=n, beta=betas)
     name = f"N = {n}: of those pairs left at T, β ≤ {betas[-1]:g}, the share in equal clusters"

@@ -62,7 +62,9 @@ def times_of(config: Config) -> NDArray[np.float64]:
 
 
 def compute(config: Config, run: FigureRun) -> xr.Dataset:
-    """Return `chain` and `limit` (kind, beta, dim, time), and `forever` (beta, dim), the exact antipodal probability."""
+    """Return `chain` and `limit` (kind, beta, dim, time), and `forever` (beta, dim), the exact antipodal
+    probability.
+    """
     times = times_of(config)
     shape = (len(config.betas), len(config.dims))
     chain, limit = (np.empty((len(KINDS), *shape, len(times))) for _ in range(2))

@@ -16,7 +16,7 @@ from limitformer.simulation.simulate import simulate
 
 
 class FigureRun(NamedTuple):
-    """The inputs of a figure besides its configuration.
+    """The inputs of a figure other than its configuration.
 
     Attributes:
         seed: seed of all simulations.
@@ -38,7 +38,7 @@ class NoConfig:
 
 @dataclass(frozen=True)
 class Claim:
-    """A number, its name, and whether the paper's statement about it holds (None: there is no statement)."""
+    """A number, its name, and whether the paper's statement about it holds (None: the paper has no statement)."""
 
     name: str
     value: float

@@ -121,7 +121,9 @@ def stacked(found: list[xr.Dataset], name: str) -> np.ndarray:
 
 
 def explosion(config: Config, found: list[xr.Dataset], kept: CellCache) -> dict[str, Any]:
-    """Return the share of paths that left the ball, with its standard error, and both closed forms if they are known."""
+    """Return the share of paths that left the ball, with its standard error, and both closed forms if they are
+    known.
+    """
     share, error = (np.stack([each[name].values for each in found]) for name in ("left", "left_error"))
     measured = [column.reshape(-1, len(config.ratios)) for column in (share - error, share, share + error)]
     exact = [kept.get([list(cell), list(config.ratios)], partial(known, config, *cell)) for cell in grid(config)]

@@ -57,7 +57,9 @@ def resnet(config: Config, gamma: float, lam: float | None = None) -> Transforme
 
 
 def compute(config: Config, run: FigureRun) -> xr.Dataset:
-    """Return samples of ρ at the last layer for every γ: `network`, `sde` (gamma, sample), and `unit_skip` for λ = 1."""
+    """Return samples of ρ at the last layer for every γ: `network`, `sde` (gamma, sample), and `unit_skip` for λ =
+    1.
+    """
     start = equicorrelated(tokens=2, correlation=config.correlation)
     last = [config.depth]
     gammas = sorted({*config.shown, *config.gammas})

@@ -65,7 +65,9 @@ quick = paper
 
 
 def compute(config: Config, run: FigureRun) -> xr.Dataset:
-    """Return `loss` (depth, variant, rate, seed, step), `final` and `diverged` (depth, variant, rate, seed), `gamma`."""
+    """Return `loss` (depth, variant, rate, seed, step), `final` and `diverged` (depth, variant, rate, seed),
+    `gamma`.
+    """
     all_runs = language_runs(run, DRAWN)
     gamma = {
         depth: best_gamma([one for one in all_runs if one.about["depth"] == depth])

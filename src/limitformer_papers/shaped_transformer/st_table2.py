@@ -123,7 +123,9 @@ def at_best_rate(found: Sequence[Tuned]) -> list[Tuned]:
 
 
 def seeds_of_all(rows: Mapping[Key, Sequence[Tuned]], tasks: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Return the pretraining seeds that all rows have for all tasks, and the fine-tuning seeds that all of them have."""
+    """Return the pretraining seeds that all rows have for all tasks, and the fine-tuning seeds that all of them
+    have.
+    """
     cells = {
         (key, task): {one.seeds for one in some if one.run.about["task"] == task}
         for key, some in rows.items()
