@@ -54,10 +54,6 @@ def compute(config: NoConfig, run: FigureRun) -> xr.Dataset:
     return dataset(curves, seeds, runs[0].about, list(diverged.values()))
 
 
-def from_runs(folder: str | Path) -> xr.Dataset:
-    return compute(paper(), FigureRun(seed=0, threads=None, runs=Path(folder)))
-
-
 def curves_of(path: Path) -> list[NDArray[np.float64]]:
     """Return accuracy and loss at the end of each epoch (2, epoch)."""
     log = read_log(path)
