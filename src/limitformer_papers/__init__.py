@@ -45,10 +45,7 @@ RUN_FIGURES = {
     "st-table2": "[ST, Table 2] scores on CoLA, MRPC and RTE after fine-tuning, shaped against Pre-LN",
     "ct-fig2": "[CT, Fig. 2] validation accuracy, independent random values against one identity",
 }
-FOLDERS = {
-    "st": "shaped_transformer",
-    "ct": "clustering",
-}  # by the beginning of the name; others: `beyond`
+FOLDERS = {"st": "shaped_transformer", "ct": "clustering"}  # by the beginning of the name; others: `beyond`
 
 __all__ = ["FIGURES", "RUN_FIGURES", "Made", "make"]
 

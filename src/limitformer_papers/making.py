@@ -131,16 +131,11 @@ def json_number(value: float) -> float | str:
 
 def table(record: dict[str, Any]) -> str:
     """Return the claims of a record, as in NAME.json, as a Markdown table."""
-    rows = [f"| {escaped(one['name'])} | {short(one['value'])} | {MARKS[one['holds']]} |" for one in record["claims"]]
+    rows = []
+    for one in record["claims"]:
+        value = one["value"] if isinstance(one["value"], str) else f"{one['value']:.4g}"
+        rows.append(f"| {one['name'].replace('|', chr(92) + '|')} | {value} | {MARKS[one['holds']]} |")
     return "\n".join(["| claim | value | holds |", "|---|---|---|", *rows])
-
-
-def escaped(name: str) -> str:
-    return name.replace("|", r"\|")
-
-
-def short(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.4g}"
 
 
 def with_table(text: str, record: dict[str, Any]) -> str:

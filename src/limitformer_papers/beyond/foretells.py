@@ -43,14 +43,7 @@ from numpy.typing import NDArray
 from limitformer.base.progress import track
 from limitformer.plot import BLACK, BLUE, GREEN, MARKERS, ORANGE, RED, legend_below, panels
 from limitformer_papers.beyond.ranks import generator, interval, p_value, ranks, spearman, within
-from limitformer_papers.beyond.tiny_networks import (
-    KINDS,
-    Sizes,
-    TinyNetwork,
-    foretold,
-    loss_of_frequencies,
-    trained,
-)
+from limitformer_papers.beyond.tiny_networks import KINDS, Sizes, TinyNetwork, foretold, loss_of_frequencies, trained
 from limitformer_papers.common.claims import Claim, FigureRun
 from limitformer_papers.training.data.text_data import TextData, text_data
 

@@ -85,7 +85,9 @@ def curves(name: str, config: Config, seed: int) -> xr.Dataset:
     }
     by_block = {key: data[key].mean("head").values for key in ("logit_std", "effective_tokens")}
     layers, blocks = {"layer": np.arange(data.sizes["layer"])}, {"block": np.arange(1, data.sizes["block"] + 1)}
-    numbers = {"width": width_of(name), "tokens": data.sizes["token"], "seconds": data.attrs["wall_seconds"]}
+    shape = shapes()[name]
+    width = int(shape.get("hidden_size") or shape.get("n_embd") or shape["d_model"])
+    numbers = {"width": width, "tokens": data.sizes["token"], "seconds": data.attrs["wall_seconds"]}
     curves: dict[str, Any] = {key: ("layer", value) for key, value in by_layer.items()}
     return xr.Dataset(curves | {key: ("block", value) for key, value in by_block.items()} | numbers, layers | blocks)
 
@@ -95,11 +97,6 @@ def mean_correlation(data: xr.Dataset) -> np.ndarray:
     rho = correlation(data)
     others = ~np.eye(data.sizes["token"], dtype=bool)
     return np.asarray(rho.values[..., others].mean(-1))
-
-
-def width_of(name: str) -> int:
-    shape = shapes()[name]
-    return int(shape.get("hidden_size") or shape.get("n_embd") or shape["d_model"])
 
 
 def claims(data: xr.Dataset) -> list[Claim]:

@@ -12,7 +12,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from limitformer.base.progress import track
-from limitformer.models import ShapedAttention, ShapedReLU, SoftmaxAttention, Start, Transformer, from_text
+from limitformer.models import ShapedAttention, ShapedReLU, SoftmaxAttention, Transformer, from_text
 from limitformer.plot import heatmap, panels
 from limitformer.results.correlation import correlation
 from limitformer_papers.common.claims import Claim, FigureRun, chain
@@ -43,24 +43,16 @@ def quick() -> Config:
     return Config(samples=16)
 
 
-def verse(config: Config, seed: int) -> Start:
-    text = ZEN.read_text(encoding="utf-8").split("\n", 2)[2]
-    return from_text(text, width=config.width, tokens=config.tokens, seed=seed)
-
-
 def compute(config: Config, run: FigureRun) -> xr.Dataset:
     """Return `correlation` (model, depth, token, token_), the mean over the samples."""
-    start = verse(config, run.seed)
+    text = ZEN.read_text(encoding="utf-8").split("\n", 2)[2]  # without the title
+    start = from_text(text, width=config.width, tokens=config.tokens, seed=run.seed)
     feedforward = ShapedReLU(c_plus=config.c_plus, c_minus=config.c_minus)
     attentions = {"shaped": ShapedAttention(tau0=config.tau0), "unshaped": SoftmaxAttention()}
     parts = []
     for attention in track(list(attentions.values()), "models"):
         model = Transformer(
-            width=config.width,
-            depth=config.depth,
-            gamma=config.gamma,
-            attention=attention,
-            feedforward=feedforward,
+            width=config.width, depth=config.depth, gamma=config.gamma, attention=attention, feedforward=feedforward
         )
         rho = correlation(chain(model, start, config.samples, run, list(config.depths)))
         parts.append(rho.mean("sample"))

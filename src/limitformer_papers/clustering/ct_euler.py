@@ -78,6 +78,9 @@ def compute(config: Config, run: FigureRun) -> xr.Dataset:
     ends = np.array([[one[-1] for one in runs] for runs in schemes.values()])  # (scheme, steps, sample, token)
     finest = np.array([runs[-1].mean((1, 2)) for runs in schemes.values()])
     first, circle = schemes[NAIVE][-1][1], on_circle(config, run.seed)
+    sde = limit(model)
+    assert isinstance(sde, TokenLimit)
+    growth = (config.dim - 1) * (sde.attention(start) ** 2).sum(1)  # by Itô's formula
     return xr.Dataset(
         {
             "circle_mean": ("point", circle.mean(1)),
@@ -93,7 +96,7 @@ def compute(config: Config, run: FigureRun) -> xr.Dataset:
             "steps": list(config.steps),
             "time": ("point", np.linspace(0, config.time, config.steps[-1] + 1)),
         },
-        attrs={"growth": itos_growth(limit(model), start), "time": config.time},
+        attrs={"growth": growth.tolist(), "time": config.time},
     )
 
 
@@ -101,11 +104,6 @@ def tokens_in_general_position(config: Config) -> Array:
     """Return unit vectors (N, d), the same for every seed: trajectories differ by their noise only."""
     x = np.random.Generator(np.random.Philox(1)).standard_normal((config.tokens, config.dim))
     return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
-
-
-def itos_growth(sde: TokenLimit, start: Array) -> list[float]:
-    """Return (d − 1)|Aⁱ|² of every token at the start."""
-    return [float(rate) for rate in (start.shape[1] - 1) * (sde.attention(start) ** 2).sum(1)]
 
 
 def on_circle(config: Config, seed: int) -> Array:

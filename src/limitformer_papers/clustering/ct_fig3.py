@@ -103,8 +103,7 @@ def compute(config: Config, run: FigureRun) -> xr.Dataset:
     bias = [(one["probability"].sel(outcome=ANTIPODAL) - one["exact"]).values for _, one in by_layers]
     error = standard_error(own["exact"].values, config.samples)
     return data.assign(
-        bias=(("layers", "some_dim", "some_beta"), bias),
-        error=(("some_dim", "some_beta"), error),
+        bias=(("layers", "some_dim", "some_beta"), bias), error=(("some_dim", "some_beta"), error)
     ).assign_coords(
         layers=[layers for layers, _ in by_layers], some_dim=list(config.some_dims), some_beta=list(config.some_betas)
     )
@@ -155,10 +154,7 @@ def claims(data: xr.Dataset) -> list[Claim]:
             Claim(f"L = {number}: mean of simulated − exact over some cells (standard error {noise:.4f})", mean)
             for number, mean, noise in zip(*mean_bias(data), strict=True)
         ),
-        Claim(
-            "largest unresolved share at the horizon",
-            float(data["probability"].sel(outcome=UNRESOLVED).max()),
-        ),
+        Claim("largest unresolved share at the horizon", float(data["probability"].sel(outcome=UNRESOLVED).max())),
     ]
     if 4 in data["dim"] and 1.0 in data["beta"]:
         one = {"dim": 4, "beta": 1.0}

@@ -138,10 +138,7 @@ def through(x: Array, inputs: LayerInputs) -> Array:
 def one_layer(config: Config, start: Array, run: FigureRun) -> Array:
     """Return the overlaps (sample, pair) after one layer of the library's chain."""
     model = StochasticTransformer(
-        tokens=config.tokens,
-        dim=config.dim,
-        beta=config.beta,
-        layers_per_unit_time=config.layers_per_unit_time,
+        tokens=config.tokens, dim=config.dim, beta=config.beta, layers_per_unit_time=config.layers_per_unit_time
     )
     samples = tokens_chain(model, [1 / config.layers_per_unit_time], config.samples, run, start=start)
     return np.asarray(samples["overlap"].values[:, 0])

@@ -20,13 +20,7 @@ from limitformer.base.progress import track
 from limitformer.models import StochasticTransformer
 from limitformer.plot import MARKERS, legend_below, panels, sequence
 from limitformer.sphere.overlap import overlap
-from limitformer_papers.clustering.sphere import (
-    exact_shares,
-    shares,
-    standard_error,
-    text_of,
-    tokens_chain,
-)
+from limitformer_papers.clustering.sphere import exact_shares, shares, standard_error, text_of, tokens_chain
 from limitformer_papers.common.claims import Claim, FigureRun
 
 FIRST = 0.2  # the first time after 0

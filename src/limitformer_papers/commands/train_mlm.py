@@ -35,16 +35,13 @@ def mlm(
         typer.Option(help="shaped-learn, shaped-recover, pre-ln or post-ln; several with commas.", show_default="all"),
     ] = "",
     learning_rate: Annotated[
-        str,
-        typer.Option(help="Learning rates, separated by commas.", show_default="1e-3; the grid's with --grid"),
+        str, typer.Option(help="Learning rates, separated by commas.", show_default="1e-3; the grid's with --grid")
     ] = "",
     gamma: Annotated[
-        str,
-        typer.Option(help="γ of the shaped variants, with commas.", show_default="0.2; the grid's with --grid"),
+        str, typer.Option(help="γ of the shaped variants, with commas.", show_default="0.2; the grid's with --grid")
     ] = "",
     seed: Annotated[
-        str,
-        typer.Option(help="Seeds of weights, masks and data order.", show_default="0; the grid's with --grid"),
+        str, typer.Option(help="Seeds of weights, masks and data order.", show_default="0; the grid's with --grid")
     ] = "",
     data: Annotated[
         str, typer.Option(help="stdlib, a folder or file of text, a saved data set, or names on the hub joined by +.")

@@ -44,44 +44,32 @@ def threads_of(threads: int | None, workers: int) -> int | None:
 def finish_all(
     runs: Sequence[Any], make: Callable[[Any], Summary], workers: int, line: Callable[[Any, Summary], str]
 ) -> list[tuple[Any, Summary]]:
-    """Make all runs, print how each ended, and return the finished ones.
+    """Make all runs, print how each ended, and return them with their summaries.
 
     Raises:
         InputError: some runs failed; the others are finished.
     """
     from limitformer.base.progress import suggest_quicker
-
-    with suggest_quicker("--preset tiny or fewer steps or epochs are quicker."):
-        finished, failed = outcomes(runs, make, workers, line)
-    require(not failed, failed_message(failed, len(runs)))
-    return finished
-
-
-def outcomes(
-    runs: Sequence[Any], make: Callable[[Any], Summary], workers: int, line: Callable[[Any, Summary], str]
-) -> tuple[list[tuple[Any, Summary]], list[InputError]]:
-    """Make all runs, print how each ended, and return the finished runs and the errors of failed ones."""
     from limitformer_papers.training.grid import run_all
 
     finished: list[tuple[Any, Summary]] = []
     failed: list[InputError] = []
-    for number, (run, outcome) in enumerate(run_all(runs, make, workers=workers), 1):
-        if isinstance(outcome, InputError):
-            failed.append(outcome)
-            text = f"failed: {outcome}"
-        else:
-            finished.append((run, outcome))
-            text = line(run, outcome)
-        if len(runs) > 1:
-            errors.print(f"{number}/{len(runs)} {text}", highlight=False, soft_wrap=True, markup=False)
-    return finished, failed
-
-
-def failed_message(failed: Sequence[InputError], number: int) -> str:
-    """Return the message on failed runs."""
-    if not failed or number == 1:
-        return "".join(map(str, failed))
-    return f"{len(failed)} of {number} runs failed, the first with: {failed[0]}"
+    with suggest_quicker("--preset tiny or fewer steps or epochs are quicker."):
+        for number, (run, outcome) in enumerate(run_all(runs, make, workers=workers), 1):
+            if isinstance(outcome, InputError):
+                failed.append(outcome)
+                text = f"failed: {outcome}"
+            else:
+                finished.append((run, outcome))
+                text = line(run, outcome)
+            if len(runs) > 1:
+                errors.print(f"{number}/{len(runs)} {text}", highlight=False, soft_wrap=True, markup=False)
+    if failed:
+        first = str(failed[0])
+        raise InputError(
+            first if len(runs) == 1 else f"{len(failed)} of {len(runs)} runs failed, the first with: {first}"
+        )
+    return finished
 
 
 def spread(values: Sequence[float]) -> str:

@@ -25,7 +25,7 @@ from limitformer.sweep import Sweep
 from limitformer_papers.common.claims import FigureRun
 from limitformer_papers.common.grids import on_grid
 from limitformer_papers.explorer.cache import CellCache
-from limitformer_papers.explorer.parts import axis, choice, curve, plot, rounded
+from limitformer_papers.explorer.parts import axis, choice, curve, plot
 
 LEVELS = (0.05, 0.5, 0.95)
 LAYERS = {"attention": "attention alone", "both": "attention and a shaped ReLU layer"}
@@ -168,8 +168,8 @@ def ever(config: Config) -> dict[str, Any]:
         probability(config, gamma, tau0, None) if (layer, tokens) == ("attention", PAIR) else None
         for layer, gamma, tau0, tokens in grid(config)
     ]
-    return {"label": "Probability of an explosion at any depth (closed form)", "by": list(BY), "cells": nullable(cells)}
-
-
-def nullable(cells: list[float | None]) -> list[Any]:
-    return list(rounded([np.nan if each is None else each for each in cells]))
+    return {
+        "label": "Probability of an explosion at any depth (closed form)",
+        "by": list(BY),
+        "cells": rounded(np.array(cells, float)),
+    }

@@ -185,17 +185,13 @@ def paths(config: Config, name: str, seed: int) -> dict[str, Any]:
 
 def models(config: Config, name: str) -> Iterator[SphereModel]:
     """Yield models over β, noise and tokens, the last fastest."""
-    for beta, noise, tokens in product(config.betas, noises(config, name), config.tokens):
+    noises = {"stochastic": config.sigmas, "hybrid": config.epsilons}.get(name, (1.0,))  # beyond [CT] only σ = 1
+    for beta, noise, tokens in product(config.betas, noises, config.tokens):
         if name == "hybrid":
             yield replace(hybrid(config, DRAWN, beta, noise), tokens=tokens)
         else:
             model = replace(stochastic(config, DRAWN, beta, noise), tokens=tokens)
             yield model if name == "stochastic" else beyond(model, name)
-
-
-def noises(config: Config, name: str) -> tuple[float, ...]:
-    """Return σ or ε; models beyond [CT] have σ = 1 only."""
-    return {"stochastic": config.sigmas, "hybrid": config.epsilons}.get(name, (1.0,))
 
 
 def trajectories(config: Config, model: SphereModel, seed: int) -> Array:

@@ -29,14 +29,7 @@ from limitformer.plot import (
     legend_below,
     panels,
 )
-from limitformer_papers.common.claims import (
-    Claim,
-    FigureRun,
-    chain,
-    ks_claim,
-    pair_correlation,
-    sde_at_horizon,
-)
+from limitformer_papers.common.claims import Claim, FigureRun, chain, ks_claim, pair_correlation, sde_at_horizon
 
 COLLAPSED = 0.99
 SHAPED, UNSHAPED, PRE_LN, VANILLA = "shaped", "unshaped", "unshaped + Pre-LN", "unshaped + Pre-LN, λ = γ = 1"
@@ -94,10 +87,7 @@ def compute(config: Config, run: FigureRun) -> xr.Dataset:
     rho = {name: pair_correlation(chain(model, start, config.samples, run)) for name, model in track(named, "models")}
     names = xr.DataArray(list(rho), dims="model")
     attention = Transformer(
-        width=config.width,
-        depth=config.depth,
-        gamma=config.gamma,
-        attention=ShapedAttention(tau0=config.tau0),
+        width=config.width, depth=config.depth, gamma=config.gamma, attention=ShapedAttention(tau0=config.tau0)
     )
     network = pair_correlation(chain(attention, start, config.samples, run, record=[config.depth]))
     sde = pair_correlation(sde_at_horizon(attention, start, config.samples, config.dt, run))

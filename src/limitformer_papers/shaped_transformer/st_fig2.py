@@ -102,11 +102,7 @@ def compute(config: Config, run: FigureRun) -> xr.Dataset:
         ]
     return xr.Dataset(
         {"norm": (("model", "weight", "sample", "layer"), np.moveaxis(np.array(norms), 2, 1), {"units": "1"})},
-        coords={
-            "model": [name for name, _ in named],
-            "weight": list(WEIGHTS),
-            "layer": np.arange(1, config.depth + 1),
-        },
+        coords={"model": [name for name, _ in named], "weight": list(WEIGHTS), "layer": np.arange(1, config.depth + 1)},
     )
 
 

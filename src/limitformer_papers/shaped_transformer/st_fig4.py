@@ -60,18 +60,14 @@ def quick() -> Config:
     return Config(samples=2**9)
 
 
-def intervened(config: Config, identity: bool, center: bool, temperature: Temperature) -> Transformer:
-    """Return the attention network with some of the three parts."""
-    attention = ShapedAttention(tau0=config.tau0, identity=identity, center=center, temperature=temperature)
-    return Transformer(width=config.width, depth=config.depth, gamma=config.gamma, attention=attention)
-
-
 def compute(config: Config, run: FigureRun) -> xr.Dataset:
     """Return, by case and layer, mean |ρ| and mean and median |V_12|; by case the shares `large` and `ten`."""
     start = equicorrelated(tokens=2, correlation=config.correlation)
     parts = []
-    for case in track(list(CASES.values()), "cases"):
-        simulated = chain(intervened(config, *case), start, config.samples, run)
+    for identity, center, temperature in track(list(CASES.values()), "cases"):
+        attention = ShapedAttention(tau0=config.tau0, identity=identity, center=center, temperature=temperature)
+        model = Transformer(width=config.width, depth=config.depth, gamma=config.gamma, attention=attention)
+        simulated = chain(model, start, config.samples, run)
         covariance = abs(simulated["covariance"][..., 0, 1]).drop_vars("label", errors="ignore")
         parts.append(
             xr.Dataset(

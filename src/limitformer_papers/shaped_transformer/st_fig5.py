@@ -16,12 +16,7 @@ from matplotlib.figure import Figure
 
 from limitformer.plot import GREEN, legend_below, panels, sequence
 from limitformer_papers.common.claims import Claim, FigureRun
-from limitformer_papers.shaped_transformer.stopping import (
-    LARGEST,
-    Adversarial,
-    spectrum,
-    stopping_times,
-)
+from limitformer_papers.shaped_transformer.stopping import LARGEST, Adversarial, spectrum, stopping_times
 
 
 @dataclass(frozen=True, kw_only=True)

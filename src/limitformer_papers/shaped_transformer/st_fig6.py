@@ -138,19 +138,16 @@ def draw(data: xr.Dataset) -> Figure:
     figure, axes = panels(columns, height=3.2, rows=rows)
     grid = np.reshape(axes, (rows, columns))
     for row, name in enumerate(data["variant"].values):
+        gamma = f", γ = {data.attrs['gamma']:g}" if name == "shaped-recover" else ""
         for column, layer in enumerate(data["layer"].values):
             panel(grid[row, column], data.sel(variant=name, layer=layer), data.attrs["largest"])
-            grid[row, column].set_title(f"{VARIANTS[name]}, layer {layer}{at_gamma(data, name)}")
+            grid[row, column].set_title(f"{VARIANTS[name]}, layer {layer}{gamma}")
     line = Line2D([], [], label="log(length)", **LARGEST)
     legend_below(figure, 5, handles=keys(data, [line], marker="."))
     for axis in grid[-1]:
         axis.set_xlabel("step")
     figure.suptitle(data.attrs["runs"])
     return figure
-
-
-def at_gamma(data: xr.Dataset, name: str) -> str:
-    return f", γ = {data.attrs['gamma']:g}" if name == "shaped-recover" else ""
 
 
 def panel(axes: Axes, data: xr.Dataset, largest: float) -> None:

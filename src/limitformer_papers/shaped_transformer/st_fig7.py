@@ -40,10 +40,7 @@ def compute(config: Config, run: FigureRun) -> xr.Dataset:
     """Return samples of V_12 and V_11 at the last layer: `network…`, `sde…` (sample,)."""
     start = equicorrelated(tokens=2, correlation=config.covariance)
     model = Transformer(
-        width=config.width,
-        depth=config.depth,
-        gamma=config.gamma,
-        attention=ShapedAttention(tau0=config.tau0),
+        width=config.width, depth=config.depth, gamma=config.gamma, attention=ShapedAttention(tau0=config.tau0)
     )
     network = chain(model, start, config.samples, run, [config.depth])["covariance"].values[:, 0]
     sde = sde_at_horizon(model, start, config.samples, config.dt, run)["covariance"].values[:, 0]

@@ -36,15 +36,7 @@ from limitformer_papers.shaped_transformer.language_runs import (
     setting,
     student,
 )
-from limitformer_papers.shaped_transformer.st_table1 import (
-    COLOURS,
-    SEEDS,
-    is_shaped,
-    key_of,
-    label,
-    order,
-    point,
-)
+from limitformer_papers.shaped_transformer.st_table1 import COLOURS, SEEDS, is_shaped, key_of, label, order, point
 from limitformer_papers.training.harness import FinishedRun
 from limitformer_papers.training.tasks.glue import METRICS
 

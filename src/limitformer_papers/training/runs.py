@@ -63,10 +63,7 @@ def opened(plan: Plan, about: Mapping[str, Any]) -> dict[str, float] | None:
         return None
     stored = read_json(path)
     differing = differences(stored, requested)
-    require(
-        not differing,
-        f"{plan.folder} holds another run: {'; '.join(differing)}. Nearest: another folder.",
-    )
+    require(not differing, f"{plan.folder} holds another run: {'; '.join(differing)}. Nearest: another folder.")
     return read_summary(plan.folder) if (plan.folder / SUMMARY).exists() else None
 
 

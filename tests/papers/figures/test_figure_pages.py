@@ -115,9 +115,7 @@ SENTENCES = {
         ("median t* at γ = 0.8", "{:.2f} at 0.8,"),
         ("median t* at γ = 0.9", "{:.2f} at 0.9 and 1 at"),
     ],
-    "text-fate": [
-        ("mean correlation of different words at the last depth, shaped", "| {:.2f} ± 0.01 |"),
-    ],
+    "text-fate": [("mean correlation of different words at the last depth, shaped", "| {:.2f} ± 0.01 |")],
     "ct-fig3": [
         ("L = 10:", "is {:.4f} at L = 10"),
         ("L = 100: mean", "{:.4f} at 100 and"),

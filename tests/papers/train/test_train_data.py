@@ -23,7 +23,7 @@ from limitformer_papers.training.data import sources, text_data
 from limitformer_papers.training.data.corpus import Chained, Selected, hash_of, is_evaluation, read_corpus
 from limitformer_papers.training.data.glue_data import Example, read_glue
 from limitformer_papers.training.data.masking import IGNORED, MaskedCollator, uniforms
-from limitformer_papers.training.data.sequences import packed, read_packed, separate, write_packed
+from limitformer_papers.training.data.sequences import packed, read_packed, write_packed
 from limitformer_papers.training.data.tokenizer import (
     LEAST,
     SPECIAL,
@@ -40,7 +40,7 @@ VOCABULARY = 400
 @pytest.fixture(scope="module")
 def programs():
     """Some files of the standard library."""
-    return sources.read_files(sources.standard_library()[:12])
+    return sources.read_source("stdlib", 12)
 
 
 @pytest.fixture(scope="module")
@@ -194,10 +194,7 @@ def test_hub_source_names_revision_and_configuration(monkeypatch):
     assert asked == [
         (name, configuration, revision, "train", streaming)
         for streaming in (False, True)
-        for name, configuration, revision in (
-            (names[0], "20231101.en", None),
-            (names[1], None, "refs/convert/parquet"),
-        )
+        for name, configuration, revision in ((names[0], "20231101.en", None), (names[1], None, "refs/convert/parquet"))
     ]
 
 
@@ -404,16 +401,6 @@ def test_waiting_for_the_main_process_ends(tmp_path, monkeypatch):
     text_data.wait_for(tmp_path / "there.npy")
 
 
-def test_separate_documents_keep_their_beginning(programs, tokenizer):
-    some = ["x", "", *programs[:3]]
-    sequences = separate(some, tokenizer, 64)
-    assert len(sequences) == len(some)
-    for k, row in enumerate(ids_of(tokenizer, some)):
-        ids = sequences[k]["input_ids"].tolist()
-        assert ids == (row if len(row) <= 64 else [*row[:63], tokenizer.sep_token_id])
-    assert sequences[1]["input_ids"].tolist() == [tokenizer.cls_token_id, tokenizer.sep_token_id]
-
-
 def test_bad_sequences_are_refused(programs, tokenizer, sequences):
     with pytest.raises(InputError, match=r"length must be at most \d+, the tokens of these 1 documents; got 10000"):
         packed(["short"], tokenizer, 10000)
@@ -549,9 +536,10 @@ def test_uniform_numbers_equal_the_reference_generator():
 
 
 def test_padding_is_masked_and_has_no_labels(tokenizer, programs):
-    some = separate(["x = 1", programs[0]], tokenizer, 32)
+    rows = ids_of(tokenizer, ["x = 1", programs[0]])
+    some = [{"input_ids": torch.tensor(row[:32]), "example": k} for k, row in enumerate(rows)]
     collator = MaskedCollator(tokenizer, seed=0)
-    batch = collator([some[0], some[1]])
+    batch = collator(some)
     length = len(some[0]["input_ids"])
     assert batch["attention_mask"].sum(1).tolist() == [length, 32]
     assert (batch["input_ids"][0, length:] == tokenizer.pad_token_id).all()

@@ -329,10 +329,7 @@ def limitformer(*arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            ["--variant", "shaped"],
-            "--variant must be of shaped-learn, shaped-recover, pre-ln, post-ln; got 'shaped'",
-        ),
+        (["--variant", "shaped"], "--variant must be of shaped-learn, shaped-recover, pre-ln, post-ln; got 'shaped'"),
         (["--variant", "pre-ln,pre-ln"], "--variant lists a name twice; got 'pre-ln,pre-ln'"),
         (["--variant", "pre-ln", "--seed", "1.5"], "--seed must be whole numbers"),
         (["--preset", "huge", "--variant", "pre-ln"], "Unknown preset 'huge'; there are tiny, small, paper"),

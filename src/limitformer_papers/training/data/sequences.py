@@ -1,8 +1,7 @@
 r"""Documents as sequences of tokens, for a `DataLoader` or a `Trainer`.
 
-* `packed`: [CLS] document [SEP] [CLS] document [SEP] … cut every `length` tokens, without padding; the last tokens,
-  fewer than `length`, are left out. `write_packed` and `read_packed` use a file, whose tokens are read on demand.
-* `separate`: [CLS] document [SEP], one sequence for each document, cut to `length`; `MaskedCollator` pads them.
+`packed` is [CLS] document [SEP] [CLS] document [SEP] … cut every `length` tokens, without padding; the last
+tokens, fewer than `length`, are left out. `write_packed` and `read_packed` use a file, whose tokens are read on demand.
 
 An item is {"input_ids": LongTensor (length,), "example": int}; masks depend on the index "example". A `Trainer` needs
 `remove_unused_columns=False`, or it removes "example".
@@ -25,18 +24,18 @@ from limitformer_papers.training.data.tokenizer import BATCH, ids_of
 
 
 class Sequences(Dataset[dict[str, Any]]):
-    """Sequences of tokens in one array, in memory or in a file: number k is `tokens[starts[k]:starts[k + 1]]`."""
+    """Sequences of `length` tokens in one array, in memory or in a file, which they fill."""
 
-    def __init__(self, tokens: NDArray[Any], starts: NDArray[np.int64] | range) -> None:
-        self.tokens, self.starts = tokens, starts
+    def __init__(self, tokens: NDArray[Any], length: int) -> None:
+        self.tokens, self.length = tokens, length
 
     def __len__(self) -> int:
-        return len(self.starts) - 1
+        return len(self.tokens) // self.length
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if not 0 <= index < len(self):
             raise IndexError(f"There are {len(self)} sequences; got index {index}.")
-        ids = self.tokens[self.starts[index] : self.starts[index + 1]]
+        ids = self.tokens[index * self.length : (index + 1) * self.length]
         return {"input_ids": torch.from_numpy(np.array(ids, np.int64)), "example": int(index)}
 
 
@@ -48,12 +47,7 @@ def packed(documents: Sequence[str], tokenizer: PreTrainedTokenizerFast, length:
     """
     length = require_count("length", length, least=2)
     tokens = np.concatenate(list(encoded(documents, tokenizer)))
-    return equal(tokens[: whole(len(tokens), len(documents), length)], length)
-
-
-def equal(tokens: NDArray[Any], length: int) -> Sequences:
-    """Return sequences of equal length that fill the tokens."""
-    return Sequences(tokens, range(0, len(tokens) + 1, length))
+    return Sequences(tokens[: whole(len(tokens), len(documents), length)], length)
 
 
 def whole(tokens: int, documents: int, length: int) -> int:
@@ -104,37 +98,18 @@ def read_packed(path: Path, length: int) -> Sequences:
     except (OSError, ValueError, EOFError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{path} is damaged ({reason}). Nearest: delete {path.parent}; it is made again.") from error
-    return equal(tokens, length)
-
-
-def separate(documents: Sequence[str], tokenizer: PreTrainedTokenizerFast, length: int) -> Sequences:
-    """Return one sequence of at most `length` tokens for each document; a longer one keeps its beginning and [SEP]."""
-    length = require_count("length", length, least=3)
-    dtype = smallest(tokenizer)
-    rows = [shortened(np.array(row, dtype), length) for batch in batches(documents, tokenizer) for row in batch]
-    starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    return Sequences(np.concatenate(rows), starts)
-
-
-def shortened(row: NDArray[Any], length: int) -> NDArray[Any]:
-    return row if len(row) <= length else np.concatenate([row[: length - 1], row[-1:]])
+    return Sequences(tokens, length)
 
 
 def encoded(documents: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> Iterator[NDArray[Any]]:
     """Yield the tokens of documents in order, a batch of documents at a time."""
+    require(len(documents) > 0, "Sequences need at least one document; got none.")
     dtype = smallest(tokenizer)
-    for rows in batches(documents, tokenizer):
+    for first in range(0, len(documents), BATCH):
+        rows = ids_of(tokenizer, [documents[k] for k in range(first, min(first + BATCH, len(documents)))])
         yield np.fromiter(chain.from_iterable(rows), dtype, sum(map(len, rows)))
 
 
 def smallest(tokenizer: PreTrainedTokenizerFast) -> np.dtype[Any]:
     """Return the smallest integer type that holds the vocabulary."""
     return np.dtype(np.min_scalar_type(len(tokenizer) - 1))
-
-
-def batches(documents: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> Iterator[list[list[int]]]:
-    """Yield the tokens of each document, a batch at a time."""
-    require(len(documents) > 0, "Sequences need at least one document; got none.")
-    for first in range(0, len(documents), BATCH):
-        batch = [documents[k] for k in range(first, min(first + BATCH, len(documents)))]
-        yield ids_of(tokenizer, batch)

@@ -15,7 +15,7 @@ sources of [ST, App. D.1] are thus "wikimedia/wikipedia:20231101.en+bookcorpus/b
 import os
 import re
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -40,14 +40,19 @@ def read_source(source: str, documents: int | None = None) -> Sequence[str]:
         InputError: the source does not exist or cannot be read.
     """
     if source == "stdlib":
-        return read_files(standard_library()[:documents])
+        return [read_text(path) for path in standard_library()[:documents]]
     path = Path(source).expanduser()
     if path.is_file():
-        return read_paragraphs(path)[:documents]
+        require(path.suffix in ENDINGS, f"{path} is not a text: a file must end in {', '.join(ENDINGS)}.")
+        return re.split(r"\n\s*\n", read_text(path))[:documents]
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         return read_saved(path, documents)
     if path.is_dir():
-        return read_files(texts_in(path)[:documents])
+        files = [file for file in path.rglob("*") if file.suffix in ENDINGS and file.is_file()]
+        require(bool(files), f"No texts in the folder {path}: it needs files that end in {', '.join(ENDINGS)}.")
+        return [
+            read_text(file) for file in sorted(files, key=lambda file: file.relative_to(path).as_posix())[:documents]
+        ]
     return read_hub(source, documents)
 
 
@@ -65,22 +70,6 @@ def standard_library() -> list[Path]:
 def is_library(name: str) -> bool:
     """Return whether a file or folder of that name is the same on every machine with this Python."""
     return name not in FOREIGN and not name.startswith(BUILT)
-
-
-def texts_in(folder: Path) -> list[Path]:
-    """Return the text files of a folder, sorted."""
-    files = [path for path in folder.rglob("*") if path.suffix in ENDINGS and path.is_file()]
-    require(bool(files), f"No texts in the folder {folder}: it needs files that end in {', '.join(ENDINGS)}.")
-    return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
-
-
-def read_files(paths: Iterable[Path]) -> list[str]:
-    return [read_text(path) for path in paths]
-
-
-def read_paragraphs(path: Path) -> list[str]:
-    require(path.suffix in ENDINGS, f"{path} is not a text: a file must end in {', '.join(ENDINGS)}.")
-    return re.split(r"\n\s*\n", read_text(path))
 
 
 def read_saved(folder: Path, documents: int | None) -> Sequence[str]:
