@@ -25,7 +25,7 @@ from limitformer.sweep import Sweep
 from limitformer_papers.common.claims import FigureRun
 from limitformer_papers.common.grids import on_grid
 from limitformer_papers.explorer.cache import CellCache
-from limitformer_papers.explorer.parts import axis, choice, curve, plot
+from limitformer_papers.explorer.parts import axis, choice, curve, plot, rounded
 
 LEVELS = (0.05, 0.5, 0.95)
 LAYERS = {"attention": "attention alone", "both": "attention and a shaped ReLU layer"}
