@@ -33,7 +33,7 @@ def patient(seed: int, out: Path) -> dict[str, float]:
     with interrupts.deferred() as interrupt:
         for step in range(1, steps + 1):
             time.sleep(0.1)
-            if interrupt.heard:
+            if interrupt.requested:
                 (folder / "checkpoints" / f"checkpoint-{step}").mkdir(parents=True)
                 raise interrupts.TrainingInterrupted(folder, step, steps)
     return {}

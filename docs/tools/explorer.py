@@ -44,7 +44,7 @@ def with_numbers(text: str, name: str) -> str:
     return text.replace(SCRIPT, f'<script type="application/json" id="explorer-data">{numbers}</script>\n{SCRIPT}')
 
 
-def alone(name: str) -> str:
+def single_file(name: str) -> str:
     """Return a page as one file; its links lead to the repository, since the file may be anywhere."""
     source = re.sub(r"\A---.*?^---$", "", read(f"{name}.md"), flags=re.DOTALL | re.MULTILINE)
     source = re.sub(r"\]\(\.\./", f"]({SITE}", source).replace(STYLE, "")
@@ -57,7 +57,7 @@ def alone(name: str) -> str:
 def write(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in PAGES:
-        (folder / f"{name}-alone.html").write_text(alone(name), encoding="utf-8")
+        (folder / f"{name}-alone.html").write_text(single_file(name), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -237,7 +237,7 @@ def browser():
 def opened(browser, name, folder, text=None, view="", **options):
     """Yield the page as one file, without a network; its messages and requests are in `.troubles`."""
     place = folder / f"{name}.html"
-    place.write_text(explorer.alone(name) if text is None else text, encoding="utf-8")
+    place.write_text(explorer.single_file(name) if text is None else text, encoding="utf-8")
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, "offline": True, **options})
     tab = context.new_page()
     tab.troubles = []
@@ -273,7 +273,7 @@ def test_page_draws_every_curve_without_requests(browser, name, tmp_path):
 
 
 def test_wrong_twin_failing_script_is_detected(browser, tmp_path):
-    text = explorer.alone("covariance")
+    text = explorer.single_file("covariance")
     broken = text.replace("path(run, `line ${kind}`)", "nothing(run)")
     assert broken != text
     with opened(browser, "covariance", tmp_path, broken) as tab:
@@ -380,6 +380,6 @@ def test_page_fits_the_screen_and_is_legible(browser, name, width, scheme, tmp_p
 
 def test_single_file_page_loads_nothing():
     for name in make.PAGES:
-        text = explorer.alone(name)
+        text = explorer.single_file(name)
         assert not re.search(r'<(?:script|img|link|iframe)[^>]+(?:src|href)="(?!data:)', text)
         assert text.count("<script") == 2

@@ -23,7 +23,7 @@ ZEN = Path(__file__).parents[1] / "data" / "zen-of-python.txt"
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The Transformers of [ST, Fig. 1], and what is simulated."""
+    """The Transformers of [ST, Fig. 1], and the tokens, depths and samples."""
 
     width: int = 200
     depth: int = 150

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from limitformer_papers.training.harness import threads, train  # first: without an extra it names the one that has it
+from limitformer_papers.training.harness import threads, train  # first: its error names the missing extra
 
 # isort: split
 import torch
@@ -100,7 +100,7 @@ def shaping_of(cell: TinyNetwork, sizes: Sizes) -> Shaping | None:
 
 def foretold(cell: TinyNetwork, sizes: Sizes, samples: int, seed: int) -> dict[str, float]:
     """Return the numbers of `check` on unrelated tokens: medians over networks of the law."""
-    with threads(1):  # sums over several threads would not be the same bits
+    with threads(1):  # the number of threads changes the last bits of sums
         report = check(
             configuration(cell, sizes), tokens=sizes.length, samples=samples, seed=seed,
             shaping=shaping_of(cell, sizes), progress=False,

@@ -1,11 +1,12 @@
-r"""The transition of [CT, Fig. 3] in Transformers as people build them: drawn queries and keys, heads, a causal mask.
+r"""The transition of [CT, Fig. 3] in Transformers as people build them: drawn queries and keys, heads, a causal
+mask.
 
-Left: [CT]'s, fixed queries and keys: the probability that two tokens end antipodal leaves 0 at β_c(d). Second: queries
-and keys drawn in each layer, b = βτ: antipodes in dimension 2 and 3 alone, at every b > 0. Third: why. The rate at
-which log|X¹ + X²| moves at antipodes, ½[(d − 3)(1 + q/n) − (d − 1)m/n], n = 1 for heads with values of their own,
-however many; n = h for h heads with one matrix of values, whose weights average. It is above 0 for all d ≥ 4: the
-critical curve over (h, d, b) is empty. Right: behind a causal mask antipodes never attract; their mean lifetime from −1
-to 0.9. The paper has no such figure.
+Left: [CT]'s, fixed queries and keys: the probability that two tokens end antipodal leaves 0 at β_c(d). Second:
+queries and keys drawn in each layer, b = βτ: antipodes only in dimension 2 and 3, at every b > 0. Third, the reason:
+the rate at which log|X¹ + X²| moves at antipodes, ½[(d − 3)(1 + q/n) − (d − 1)m/n], n = 1 for heads with values of
+their own, however many; n = h for h heads with one matrix of values, whose weights average. It is above 0 for all d
+≥ 4: the critical curve over (h, d, b) is empty. Right: behind a causal mask antipodes never attract; their mean
+lifetime from −1 to 0.9. The paper has no such figure.
 """
 
 from dataclasses import dataclass

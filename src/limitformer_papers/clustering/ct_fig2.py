@@ -1,6 +1,6 @@
 r"""[CT, Fig. 2]: random values train better than constant ones.
 
-A vision Transformer of attention alone on the sphere (`limitformer_papers.training.tasks.vit` has its equation and
+A vision Transformer with attention only, on the sphere (`limitformer_papers.training.tasks.vit` has its equation and
 what the paper leaves open), trained from V that is the identity and shared by all layers (constant) or Gaussian and
 independent (random): mean validation accuracy by epoch, with its range over seeds. The data are finished runs of
 `limitformer train vit`.
@@ -81,7 +81,7 @@ def dataset(curves: NDArray[np.float64], seeds: list[int], about: Any, diverged:
 def difference(data: xr.Dataset, name: str) -> tuple[float, float]:
     """Return random minus constant after the last epoch: the mean over seeds and the half-width of its 95 % interval.
 
-    The seeds of a pair share the order of the data and the initial patches, so what is averaged is the difference.
+    The seeds of a pair share the order of the data and the initial patches, so the difference is averaged.
     """
     last = data[name].isel(epoch=-1)
     return student(last.sel(variant="random").values, last.sel(variant="constant").values)

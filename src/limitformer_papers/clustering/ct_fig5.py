@@ -4,9 +4,9 @@ Caption: "One layer of the Deep Transformer with added normalization and diffusi
 highlights that self-attention acts globally across all tokens. The residual connection is shown with a dashed outline
 to indicate that it represents a mode of connectivity rather than an operation."
 
-`BOXES` is the diagram: each box with its name and what it does to the tokens. `compute` sends tokens through the boxes
+`BOXES` is the diagram: each box with its name and its function of the tokens. `compute` sends tokens through the boxes
 and holds the outcome against the layer of the library's chain [CT, eq. 4]; and it moves one token at a time before a
-box to see which tokens move behind it: all of them after attention, that token alone after every other box.
+box to see which tokens move behind it: all of them after attention, only that token after every other box.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from limitformer_papers.clustering.sphere import tokens_chain
 from limitformer_papers.common.claims import Claim, FigureRun, ks_distance, ks_noise
 
 Array = NDArray[np.float64]
-MOVE = 1e-3  # of one token, to see which others follow
+MOVE = 1e-3  # change of one token, to see which others follow
 LANES = ("1", "2", "N")  # the tokens that are drawn
 
 

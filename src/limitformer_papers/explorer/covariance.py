@@ -47,7 +47,7 @@ class Config:
     c_plus: float = 0.0
     c_minus: float = -1.0
     samples: int = 512
-    width: int = 100  # of what the limit is taken of: it depends on depth/width alone
+    width: int = 100  # width of the network whose limit is taken; only depth/width matters
 
 
 def compute(config: Config, seed: int, folder: Path | None) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def curves(config: Config, found: list[xr.Dataset]) -> list[dict[str, Any]]:
         "band": {"label": "5 to 95 % of paths", "low": 0, "high": 2},
     }
     rho = stacked(found, "correlation_quantile")
-    size = np.sqrt(stacked(found, "variance_quantile"))  # quantiles go through what is monotone
+    size = np.sqrt(stacked(found, "variance_quantile"))  # quantiles commute with monotone functions
     x = "depth/width"
     return [
         plot("Mean correlation of tokens", x, "ρ", BY, rho, range=[-1, 1], **shared),

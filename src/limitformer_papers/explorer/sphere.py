@@ -27,10 +27,10 @@ FIELDS: dict[str, dict[str, Any]] = {"drawn": {"query_key": "gaussian"}, "causal
 PARTED = f"Mean time from opposite to z = {INWARD:g}: opposite is left"
 MODELS = {"stochastic": "stochastic (σ)", "hybrid": "hybrid (ε)", **BEYOND}
 STOCHASTIC, HYBRID = {"model": "stochastic"}, {"model": "hybrid"}
-KINDS = ("law", "own", "other")  # of lines
-DRAWN = 3  # dimensions of the sphere that is drawn
+KINDS = ("law", "own", "other")  # kinds of lines
+DRAWN = 3  # dimension of the drawn sphere
 THOUSANDTHS = 1000
-GROUP = "On the sphere"  # of the axes that choose what is drawn there
+GROUP = "On the sphere"  # heading of the sphere's axes
 LIVED = f"Mean lifetime of unequal opposite clusters, z from −1 to {INWARD:g}"
 
 Array = NDArray[np.float64]

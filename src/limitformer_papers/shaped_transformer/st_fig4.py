@@ -3,7 +3,7 @@ r"""[ST, Fig. 4] (Fig. 3 of the first version): every part of shaped attention i
 Mean |ρ| (left) and |V| (right) by layer of attention networks [ST, eq. 1] with parts of shaped attention [ST, eq. 9]
 removed: the identity ("id"), the centring ("center"), the temperature ("τ² = n n_k"; else τ² = n_k).
 Parameters of the caption: n = 300, d = 150, ρ₀ = 0.2, γ = 1/√2, 2¹³ samples; τ₀ = 1 and n_k = n are not in it.
-As in the paper, "id, τ² = n n_k" and "only id" are in the covariance panel alone.
+As in the paper, "id, τ² = n n_k" and "only id" are only in the covariance panel.
 
 The paper draws the mean of |V|. Few samples carry it: γ = 1/√2 is the critical case of two tokens. Below it the limit
 explodes in finite time with positive probability; at it, V₁₁ + V₂₂ − 2V₁₂ = d₀ reaches every level R with probability

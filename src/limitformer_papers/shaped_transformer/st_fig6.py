@@ -89,7 +89,7 @@ def claims(data: xr.Dataset) -> list[Claim]:
     """Return the least entropy at the largest rate, and the paper's statement where both variants reach the end."""
     rate = float(data["rate"][-1])
     statements = [
-        Claim(f"{who(data, name, rate)}, rate {rate:g}: least entropy over log(length)", least(data, name, rate))
+        Claim(f"{label_of(data, name, rate)}, rate {rate:g}: least entropy over log(length)", least(data, name, rate))
         for name in data["variant"].values
         if bool(data["diverged"].sel(variant=name, rate=rate).notnull().any())
     ]
@@ -105,7 +105,7 @@ def shared(data: xr.Dataset) -> list[float]:
     return [float(rate) for rate in data["rate"].values[there.values]]
 
 
-def who(data: xr.Dataset, name: str, rate: float) -> str:
+def label_of(data: xr.Dataset, name: str, rate: float) -> str:
     """Name a variant and its number of diverged seeds."""
     return variant_label(name, data["diverged"].sel(variant=name, rate=rate))
 
@@ -121,7 +121,7 @@ def ratio_claim(data: xr.Dataset, rate: float, judged: bool) -> Claim:
     shaped, base = (np.float64(least(data, name, rate)) for name in DRAWN)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = float(base / shaped)
-    names = [who(data, name, rate) for name in reversed(DRAWN)]
+    names = [label_of(data, name, rate) for name in reversed(DRAWN)]
     what = f"rate {rate:g}: least entropy of {names[0]} over that of {names[1]}"
     if not judged:
         return Claim(f"{what} (not judged: not all reached the end)", ratio)

@@ -11,7 +11,7 @@ c = 0.05 nats, 5 % of the perplexity,
     D + h < c: it holds,        D − h > c: it does not,        else, and below three seeds: not judged,
 
 so noise makes it undecided, never true. The rows that are compared were chosen by the same loss, which favours the side
-with more γ and rates to choose from; the claim says so.
+with more γ and rates to choose from; the claim's name states this.
 """
 
 from typing import Any

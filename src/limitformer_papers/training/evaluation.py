@@ -48,7 +48,7 @@ def evaluate(
         outputs = model(**inputs)
         labels = inputs["labels"]
         number = float((labels != IGNORED).sum())
-        if number > 0:  # the loss of a batch without labels is nan
+        if number > 0:  # the loss of a batch without labels is NaN
             sums += torch.tensor([number, number * float(part(outputs, "loss", 0))], dtype=torch.float64)
         if compute_metrics is not None:
             batches.append((first, part(outputs, "logits", 1).float().cpu().numpy(), labels.cpu().numpy()))

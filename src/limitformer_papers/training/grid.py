@@ -23,7 +23,7 @@ from limitformer_papers.training.plan import processes
 
 Run = TypeVar("Run")
 Summary = Mapping[str, float]
-Reply = Summary | InputError | TrainingInterrupted  # of a worker
+Reply = Summary | InputError | TrainingInterrupted  # sent by a worker
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
 

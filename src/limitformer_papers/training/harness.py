@@ -84,7 +84,7 @@ def train(
             print_line(f"Already finished: {plan.folder}")
         return known
     check_writable(plan.folder)
-    with alone(plan.folder), quiet(), threads(plan.threads), deferred() as interrupt:
+    with exclusive_access(plan.folder), quiet(), threads(plan.threads), deferred() as interrupt:
         trainer = ResumableTrainer(
             model, plan, train_data, eval_data, collate, list(callbacks), compute_metrics, eval_collate
         )
@@ -105,7 +105,7 @@ def check(plan: Plan, train_data: Any, eval_data: Any) -> None:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def exclusive_access(folder: Path) -> Iterator[None]:
     """Hold the run's lock inside the block; the system frees the lock of a killed process."""
     if rank() > 0:
         yield

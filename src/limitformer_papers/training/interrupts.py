@@ -36,7 +36,7 @@ class Interrupt:
     noted: bool = False
 
     @property
-    def heard(self) -> bool:
+    def requested(self) -> bool:
         """Whether the run should stop after this step."""
         return self.noted or any(asked() for asked in ORDERS)
 

@@ -54,7 +54,9 @@ class StepMonitor(TrainerCallback):
 
     def agreed(self) -> tuple[float, bool]:
         """Return the mean loss of all processes, and whether one of them was interrupted."""
-        values = torch.stack([self.loss.detach().float(), self.loss.new_tensor(float(self.interrupt.heard)).float()])
+        values = torch.stack(
+            [self.loss.detach().float(), self.loss.new_tensor(float(self.interrupt.requested)).float()]
+        )
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(values)
             values[0] /= torch.distributed.get_world_size()

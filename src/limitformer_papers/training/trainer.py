@@ -28,8 +28,8 @@ from limitformer_papers.training.monitor import StepMonitor
 from limitformer_papers.training.plan import Plan, processes
 
 WEIGHTS = "weights.pt"
-LAST = 0.1  # of the steps: their mean loss is the final one
-LOST = 2.0  # times the first loss
+LAST = 0.1  # share of the steps whose mean loss is the final one
+LOST = 2.0  # a run diverged if it ends above this multiple of its first loss
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 Collate = Callable[[list[Any]], dict[str, Any]]
 
@@ -141,11 +141,11 @@ class ResumableTrainer(Trainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Return AdamW with the moments of the papers; gains, slopes, λ, γ, norms and biases do not decay."""
         if self.optimizer is None:
-            alone = set(without_decay(self.model))
+            undecayed = set(without_decay(self.model))
             named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
             groups = [
-                {"params": [p for name, p in named if name not in alone], "weight_decay": self.plan.weight_decay},
-                {"params": [p for name, p in named if name in alone], "weight_decay": 0.0},
+                {"params": [p for name, p in named if name not in undecayed], "weight_decay": self.plan.weight_decay},
+                {"params": [p for name, p in named if name in undecayed], "weight_decay": 0.0},
             ]
             self.optimizer = torch.optim.AdamW(groups, lr=self.plan.learning_rate, betas=(0.9, 0.999))
             self.optimizer.register_load_state_dict_post_hook(as_parameters)

@@ -187,9 +187,9 @@ def test_worker_stops_when_its_parent_asks(tmp_path, monkeypatch):
     monkeypatch.setattr(interrupts, "ORDERS", [lambda: bool(asked)])
     with pytest.raises(TrainingInterrupted, match="step 7 of 50"):
         small_run(tmp_path, [At(7, lambda: asked.append(1))])
-    assert Interrupt().heard
+    assert Interrupt().requested
     assert not asked.clear()
-    assert not Interrupt().heard
+    assert not Interrupt().requested
 
 
 def test_gpus_are_those_that_cuda_may_use(monkeypatch):

@@ -21,7 +21,7 @@ from limitformer_papers.training.data.sequences import Sequences, read_packed, w
 from limitformer_papers.training.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from limitformer_papers.training.plan import rank
 
-LAST = "evaluation.npy"  # of the files that are written
+LAST = "evaluation.npy"  # the last file to be written
 LONGEST = 3600.0  # seconds that other processes wait
 
 

@@ -1,4 +1,4 @@
-r"""A vision Transformer of attention alone on the sphere, with random or constant values [CT, Sec. 6, Fig. 2].
+r"""A vision Transformer with attention only, on the sphere, with random or constant values [CT, Sec. 6, Fig. 2].
 
 An image is cut into patches; each is mapped linearly to R^d and gets a trained position, a trained token for the class
 comes first, and all tokens are put on the unit sphere. Then come L layers [CT, eq. 4]
