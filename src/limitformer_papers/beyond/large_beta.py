@@ -26,7 +26,7 @@ from limitformer_papers.clustering.sphere import evenly, standard_error, tokens_
 from limitformer_papers.common.claims import Claim, FigureRun
 from limitformer_papers.common.grids import on_grid
 
-REPORTED = 5  # tokens whose shares are among the claims
+FIVE = 5  # tokens whose shares are among the claims
 LEAST_P = 1e-4  # of a χ² test
 
 
@@ -124,15 +124,15 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def coin_claims(data: xr.Dataset) -> list[Claim]:
-    five = data["count"].sel(tokens=REPORTED).values[: REPORTED // 2 + 1]
+    five = data["count"].sel(tokens=FIVE).values[: FIVE // 2 + 1]
     values = [p_value(int(n), data["count"].sel(tokens=n).values) for n in data["tokens"].values]
     return [
         *(
             Claim(
-                f"N = {REPORTED}: share of {REPORTED - few} + {few}; fair coins: {share:g}",
+                f"N = {FIVE}: share of {FIVE - few} + {few}; fair coins: {share:g}",
                 float(five[few] / five.sum()),
             )
-            for few, share in enumerate(coin_shares(REPORTED))
+            for few, share in enumerate(coin_shares(FIVE))
         ),
         Claim(
             "least p-value of χ² against fair coins, all N; not below 10⁻⁴",

@@ -39,8 +39,7 @@ def vit(
     layers: Annotated[int | None, typer.Option(help="Number of layers.", show_default="preset's")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Learning rate.", show_default="preset's")] = None,
 ) -> None:
-    """Train a vision transformer with attention only,
-    with random values against one identity [CT, Fig. 2].
+    """Train a vision transformer with attention only: random values against one identity [CT, Fig. 2].
 
     For example: limitformer train vit --preset tiny --variant random
     The figure's runs: limitformer train vit --preset tiny --seed 0:4:1 --workers 2
