@@ -13,8 +13,9 @@ too.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,11 +81,11 @@ class MeasuringBatch(Measuring):
         device = next(model.parameters()).device
         batch = {name: value.to(device) for name, value in self.batch.items()}
         with evaluating(model):
-            for name, layer, head, value in self.measured(model, batch):
+            for name, layer, head, value in self.rows(model, batch):
                 self.log.record(step, name, value, layer, head)
 
     @abstractmethod
-    def measured(self, model: nn.Module, batch: Batch) -> Iterator[tuple[str, int, int, float]]:
+    def rows(self, model: nn.Module, batch: Batch) -> Iterator[tuple[str, int, int, float]]:
         """Yield (name, layer, head, value), from a forward pass of `batch`."""
 
 
@@ -102,11 +103,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 class Entropy(MeasuringBatch):
     """Rows "entropy" by layer and head, in nats."""
 
-    def measured(self, model: nn.Module, batch: Batch) -> Iterator[tuple[str, int, int, float]]:
+    def rows(self, model: nn.Module, batch: Batch) -> Iterator[tuple[str, int, int, float]]:
         entropies: dict[int, Tensor] = {}
         probed = [(layer, probe) for layer, block in enumerate(blocks_of(model), 1) for probe in probes_of(block)]
         for layer, probe in probed:
-            probe.probe = keeper(entropies, layer)
+            probe.probe = partial(store_entropy, entropies, layer)
         try:
             model(**batch)
         finally:
@@ -117,17 +118,14 @@ class Entropy(MeasuringBatch):
                 yield "entropy", layer, head, value
 
 
-def keeper(entropies: dict[int, Tensor], layer: int) -> Callable[[Logits], None]:
-    def keep(logits: Logits) -> None:
-        entropies[layer] = entropy(logits)
-
-    return keep
+def store_entropy(entropies: dict[int, Tensor], layer: int, logits: Logits) -> None:
+    entropies[layer] = entropy(logits)
 
 
 class Correlation(MeasuringBatch):
     """Rows "correlation" by layer, that of the embeddings as layer 0."""
 
-    def measured(self, model: nn.Module, batch: Batch) -> Iterator[tuple[str, int, int, float]]:
+    def rows(self, model: nn.Module, batch: Batch) -> Iterator[tuple[str, int, int, float]]:
         correlations: dict[int, float] = {}
         seen = batch.get("attention_mask")
         blocks = blocks_of(model)
@@ -137,7 +135,7 @@ class Correlation(MeasuringBatch):
 
         hooks = [blocks[0].register_forward_pre_hook(enters)]
         for layer, block in enumerate(blocks, 1):
-            hooks.append(block.register_forward_hook(after(correlations, layer, seen)))
+            hooks.append(block.register_forward_hook(partial(store_correlation, correlations, layer, seen)))
         try:
             model(**batch)
         finally:
@@ -147,11 +145,11 @@ class Correlation(MeasuringBatch):
             yield "correlation", layer, -1, correlations[layer]
 
 
-def after(correlations: dict[int, float], layer: int, seen: Tensor | None) -> Any:
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
-        correlations[layer] = mean_correlation(output[0] if isinstance(output, tuple) else output, seen)
-
-    return keep
+def store_correlation(
+    correlations: dict[int, float], layer: int, seen: Tensor | None, module: nn.Module, args: Any, output: Any
+) -> None:
+    """Store the mean correlation of a block's output, as a forward hook."""
+    correlations[layer] = mean_correlation(output[0] if isinstance(output, tuple) else output, seen)
 
 
 def mean_correlation(x: Tensor, seen: Tensor | None = None) -> float:

@@ -43,6 +43,7 @@ class Log(TrainerCallback):
         self.written = 0
 
     def record(self, step: int, name: str, value: float, layer: int = -1, head: int = -1) -> None:
+        """Add one row; layer and head are −1 for values that have none."""
         value = float(value)
         row = {"step": step, "name": name, "layer": layer, "head": head, "value": value}
         for column, entry in row.items():
@@ -52,6 +53,7 @@ class Log(TrainerCallback):
             self.board.add_scalar("/".join([name, *(place for place, k in places if k >= 0)]), value, step)
 
     def table(self) -> pa.Table:
+        """Return all rows: step, name, layer, head, value."""
         return pa.table(self.columns, schema=SCHEMA)
 
     def write(self, path: Path | None = None) -> None:
