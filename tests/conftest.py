@@ -32,7 +32,7 @@ FAST = (
     "tests/sphere/test_overlap.py",
     "tests/sphere/test_sphere_models.py",
     "tests/simulation/test_results.py",
-    "tests/figures/test_figure_pages.py",
+    "tests/papers/figures/test_figure_pages.py",
     "tests/test_faults.py",
     "src/limitformer/models",
 )

@@ -348,7 +348,7 @@ def test_site_has_each_explorer_as_one_file(opened, site):
         page = opened(name)
         (link,) = page.locator(".about a[href$='-alone.html']").evaluate_all("all => all.map((one) => one.href)")
         file = site / "explorer" / link.rpartition("/")[2]
-        assert file.read_text(encoding="utf-8") == explorer.alone(name.partition("/")[2])
+        assert file.read_text(encoding="utf-8") == explorer.single_file(name.partition("/")[2])
 
 
 def test_search_finds_a_name(opened):

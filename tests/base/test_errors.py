@@ -89,7 +89,7 @@ def test_messages_of_exceptions_that_are_made_of_parts():
     assert said[CannotLockError] == "Cannot lock it: No space left on device (/a/lock)."
     assert said[lf.Interrupted] == "interrupted after 2 samples"
     assert said[SweepInterrupted] == "Interrupted with 1 of 3 cells done; start it again to go on: a.zarr"
-    assert said[TrainingInterrupted] == "Interrupted at step 2 of 9, which is saved; start it again to go on: run"
+    assert said[TrainingInterrupted] == "Interrupted at step 2 of 9, which is saved; start it again to resume: run"
 
 
 def test_without_torch_the_package_has_no_nn(monkeypatch):

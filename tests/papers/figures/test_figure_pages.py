@@ -1,9 +1,8 @@
-"""The pages of figures say what the figures have found.
+"""The numbers on the figures' pages are those of the records.
 
-Beside NAME.png lies NAME.json, the record of the same run. A page's table is that of the record; and the numbers in its
-sentences are those of the record, to the digits that are shown: `SENTENCES` has each with the claim that it comes from.
-A figure that is made again (`limitformer figure NAME --out docs/figures`) renews picture, record and table; what its
-sentences must then say is told here.
+Next to NAME.png is NAME.json, the record of the same run. A page's table is that of the record, and so are the numbers
+in its sentences, to the digits shown: `SENTENCES` has each sentence with its claim. Making a figure again (`limitformer
+figure NAME --out docs/figures`) updates picture, record and table; these tests list the sentences to update.
 """
 
 import json
@@ -15,16 +14,15 @@ import pytest
 from PIL import Image
 
 from limitformer_papers import FIGURES
-from limitformer_papers.common.page import BEGIN, END, renew, table, with_table
-from limitformer_papers.making import module_of
+from limitformer_papers.making import BEGIN, END, module_of, renew, table, with_table
 
-PAGES = Path(__file__).resolve().parents[2] / "docs" / "figures"
-# Hypotheses of a study, which its page says were not borne out.
+PAGES = Path(__file__).resolve().parents[3] / "docs" / "figures"
+# Hypotheses of a study that its page reports as refuted.
 REFUTED = {"foretells": ["at one s: ρ in the held-out half of 24; the hypothesis: the same sign, p < 0.025"]}
 
 
 class Number(float):
-    """A claim's value; the format `p` is a power of ten, `k` has a comma for the thousands, `c` is in per cent."""
+    """A claim's value; format `p` is a power of ten, `k` has a comma for thousands, `c` is in per cent."""
 
     def __format__(self, spec):
         if spec.endswith("p"):
@@ -117,9 +115,7 @@ SENTENCES = {
         ("median t* at γ = 0.8", "{:.2f} at 0.8,"),
         ("median t* at γ = 0.9", "{:.2f} at 0.9 and 1 at"),
     ],
-    "text-fate": [
-        ("mean correlation of different words at the last depth, shaped", "| {:.2f} ± 0.01 |"),
-    ],
+    "text-fate": [("mean correlation of different words at the last depth, shaped", "| {:.2f} ± 0.01 |")],
     "ct-fig3": [
         ("L = 10:", "is {:.4f} at L = 10"),
         ("L = 100: mean", "{:.4f} at 100 and"),
@@ -218,7 +214,7 @@ SENTENCES = {
         ("tokens, normalised", "stays to {:.0p}."),
     ],
 }
-# Sentences whose number is put otherwise than the claim has it are not in the list; a page may have none that are.
+# Sentences that state a number in another form than the claim are not in the list.
 
 
 def claims_of(name):
@@ -231,17 +227,17 @@ def one_line(text):
 
 
 def prose(name):
-    """The page without the record's table."""
+    """Return the page without the record's table, on one line."""
     text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
     return one_line(text.split(BEGIN)[0] + text.split(END)[1])
 
 
 def sentence(name, begins, template):
-    """What the page must say, by its record; the claim is the one of that name, or the only one that begins so."""
+    """Return the sentence that the record requires; the claim has that name or is the only one with that beginning."""
     claims = claims_of(name)
-    found = [claims[begins]] if begins in claims else [v for k, v in claims.items() if k.startswith(begins)]
-    assert len(found) == 1, f"{name}: {len(found)} claims begin with {begins!r}"
-    return one_line(template.format(Number(found[0])))
+    values = [claims[begins]] if begins in claims else [v for k, v in claims.items() if k.startswith(begins)]
+    assert len(values) == 1, f"{name}: {len(values)} claims begin with {begins!r}"
+    return one_line(template.format(Number(values[0])))
 
 
 def test_every_figure_has_a_record():
@@ -249,7 +245,7 @@ def test_every_figure_has_a_record():
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_the_record_is_of_the_papers_size(name):
+def test_record_is_of_the_papers_scale(name):
     record = json.loads((PAGES / f"{name}.json").read_text(encoding="utf-8"))
     paper = module_of(name).paper()
     assert record["config"] == json.loads(json.dumps(asdict(paper)))
@@ -258,38 +254,38 @@ def test_the_record_is_of_the_papers_size(name):
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_the_table_is_that_of_the_record(name):
+def test_table_on_the_page_is_that_of_the_record(name):
     record = json.loads((PAGES / f"{name}.json").read_text(encoding="utf-8"))
     text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
     assert text == with_table(text, record)
 
 
 @pytest.mark.parametrize("name", SENTENCES)
-def test_sentences_have_the_numbers_of_the_record(name):
-    said = prose(name)
-    wanted = [sentence(name, *one) for one in SENTENCES[name]]
-    assert [one for one in wanted if one not in said] == []
+def test_sentences_state_the_records_numbers(name):
+    page = prose(name)
+    expected = [sentence(name, *one) for one in SENTENCES[name]]
+    assert [one for one in expected if one not in page] == []
 
 
-def test_a_number_that_has_moved_is_seen():
-    """Each of a page's sentences, with the value a twentieth larger."""
-    said = prose("st-fig1")
+def test_wrong_twin_sentence_with_another_number_is_missing():
+    """Each sentence of the page, with its value half as large again, is missing."""
+    page = prose("st-fig1")
     for begins, template in SENTENCES["st-fig1"]:
         claims = claims_of("st-fig1")
         value = claims.get(begins) or next(v for k, v in claims.items() if k.startswith(begins))
-        assert one_line(template.format(Number(1.5 * value))) not in said
+        assert one_line(template.format(Number(1.5 * value))) not in page
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_a_page_has_a_picture_with_a_description(name):
+def test_page_describes_its_picture(name):
     text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
-    (described,) = re.findall(rf"!\[([^\]]+)\]\({name}\.png\)", text)
-    assert len(described) > 80
+    (description,) = re.findall(rf"!\[([^\]]+)\]\({name}\.png\)", text)
+    assert len(description) > 80
     with Image.open(PAGES / f"{name}.png") as picture:
         assert picture.format == "PNG"
 
 
-# How a page is renewed.
+# Updating a page.
 
 RECORD = {
     "claims": [
@@ -308,7 +304,7 @@ def test_table_of_a_record():
     ]
 
 
-def test_a_page_is_renewed_between_its_marks(tmp_path):
+def test_page_is_updated_between_its_marks(tmp_path):
     page = tmp_path / "st-fig1.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
     assert renew(page, RECORD) == [page]
@@ -318,7 +314,7 @@ def test_a_page_is_renewed_between_its_marks(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["no marks\n", f"{BEGIN}\none mark\n"])
-def test_other_pages_are_left_alone(tmp_path, text):
+def test_page_without_marks_is_not_changed(tmp_path, text):
     page = tmp_path / "st-fig1.md"
     assert renew(page, RECORD) == []
     assert not page.exists()
@@ -327,7 +323,7 @@ def test_other_pages_are_left_alone(tmp_path, text):
     assert page.read_text(encoding="utf-8") == text
 
 
-def test_numbers_in_sentences():
+def test_number_formats():
     assert f"{Number(5.4686e-9):.0p}" == "5·10⁻⁹"
     assert f"{Number(1.80871e59):.1p}" == "1.8·10⁵⁹"
     assert f"{Number(46240.4):.3k}" == "46,000"

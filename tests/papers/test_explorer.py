@@ -1,6 +1,6 @@
 """The explorer: its numbers are those of the library; its pages show them offline, by keys and on a telephone.
 
-`LIMITFORMER_SCREENSHOTS=folder` keeps pictures of the pages at two widths. Without a Chromium the tests of the browser
+`LIMITFORMER_SCREENSHOTS=folder` saves pictures of the pages at two widths. Without a Chromium the tests of the browser
 are skipped.
 """
 
@@ -19,16 +19,16 @@ from docs.tools import explorer
 
 from chromium import launched
 from limitformer.base.errors import InputError
-from limitformer_papers.explorer import covariance, kept, make, parts, sphere, stock
+from limitformer_papers.explorer import cache, covariance, make, parts, sphere, stock
 
-MOST = 8 * 2**20  # bytes of all pages with their numbers
-OTHER_STEPS = 0.02  # how far a quantile moves if some paths are others
-NEAR = 2e-3  # two processors may differ in a last digit, of which four are kept
+MOST = 8 * 2**20  # bytes of all pages with numbers
+OTHER_STEPS = 0.02  # largest change of a quantile if some paths differ
+NEAR = 2e-3  # two processors may differ in the last of four digits
 
 
 @functools.cache
 def page(name):
-    """The numbers of a page as they are kept."""
+    """Return the stored numbers of a page."""
     return json.loads(explorer.read(f"{name}.json"))
 
 
@@ -37,7 +37,7 @@ def axis(data, name):
 
 
 def cell_of(data, part, **values):
-    """The cell of a plot or a fact where the axes have these values."""
+    """Return the cell of a plot or a fact where the axes have these values."""
     index = 0
     for name in part["by"]:
         known = axis(data, name)["values"]
@@ -46,23 +46,23 @@ def cell_of(data, part, **values):
 
 
 def plot_of(data, title, **only):
-    (found,) = [each for each in data["plots"] if each["title"] == title and each.get("only", {}) == only]
-    return found
+    (plot,) = [each for each in data["plots"] if each["title"] == title and each.get("only", {}) == only]
+    return plot
 
 
-# What the files hold.
+# Contents of the files.
 
 
 @pytest.mark.parametrize("name", make.PAGES)
-def test_numbers_are_by_this_version_and_of_these_settings(name):
-    """If not: make explorer"""
+def test_page_data_are_of_this_version_and_settings(name):
+    """If this fails, run `make explorer`."""
     assert make.is_current(explorer.FOLDER / f"{name}.json", make.module_of(name).Config())
     assert page(name)["page"] == name
     assert set(page(name)["about"]) == {"limitformer_version", "seed", "samples", "command", "settings"}
 
 
 @pytest.mark.parametrize("name", make.PAGES)
-def test_every_part_has_a_cell_for_every_choice(name):
+def test_parts_have_a_cell_for_every_choice(name):
     data = page(name)
     sizes = {each["name"]: len(each["values"]) for each in data["axes"]}
     assert len(sizes) == len(data["axes"])
@@ -75,7 +75,7 @@ def test_every_part_has_a_cell_for_every_choice(name):
 
 
 @pytest.mark.parametrize("name", make.PAGES)
-def test_plots_hold_numbers_at_their_places_and_markers_stand_on_them(name):
+def test_plots_have_numbers_at_all_places(name):
     data = page(name)
     for plot in data["plots"]:
         columns = {each["column"] for each in plot["curves"]} | {
@@ -102,17 +102,17 @@ def test_trajectories_stay_on_the_sphere():
             assert np.abs(np.linalg.norm(points, axis=2) - 1).max() < 2e-3
 
 
-def test_all_pages_together_are_small(tmp_path):
+def test_pages_are_small(tmp_path):
     explorer.write(tmp_path)
     files = [*explorer.FOLDER.glob("*.*"), *tmp_path.iterdir()]
     assert sum(path.stat().st_size for path in files) <= MOST
 
 
-# What the library says.
+# Numbers of the library.
 
 
 def parts_of(data, small):
-    """Pairs of a cell as it is kept and as it was computed for a part of the grid."""
+    """Yield each stored cell with the same cell computed for a part of the grid."""
     by_name = {each["name"]: each["values"] for each in small["axes"]}
     for place, plot in enumerate(small["plots"]):
         stored = data["plots"][place]
@@ -124,36 +124,35 @@ def parts_of(data, small):
 
 
 def close(stored, found, tolerance):
-    """Where they are; NaN for null."""
+    """Return where values agree; None counts as NaN."""
     return np.isclose(np.array(stored, float), np.array(found, float), rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def same(stored, found):
-    """Everywhere."""
     return close(stored, found, NEAR).all()
 
 
 def of_the_same_paths(pairs):
-    """Of 512 paths one in a hundred takes other steps on another processor, where rounding decides on their length.
+    """Return whether cells have the same paths, of which one in a hundred may differ by the processor.
 
-    It moves quantiles here and there: 3 of 2,952 of them, by one hundredth.
+    Rounding decides on the length of their steps. It moves some quantiles: 3 of 2,952, by one hundredth.
     """
     near = np.concatenate([close(*pair, NEAR).ravel() for pair in pairs])
     return near.mean() > 0.995 and all(close(*pair, OTHER_STEPS).all() for pair in pairs)
 
 
-def test_covariances_are_those_of_a_sweep_made_again():
-    """Of a part of the grid: a cell's numbers do not depend on the others."""
+def test_covariances_equal_a_new_sweep():
+    """A part of the grid suffices: a cell's numbers do not depend on the others."""
     part = {"gammas": (0.6, 0.9), "tau0s": (0.5, 1.0), "tokens": (2, 4), "layers": ("attention",)}
-    found = covariance.compute(replace(covariance.Config(), **part), make.SEED, None)
-    pairs = list(parts_of(page("covariance"), found))
+    result = covariance.compute(replace(covariance.Config(), **part), make.SEED, None)
+    pairs = list(parts_of(page("covariance"), result))
     assert len(pairs) == 3 * 8
     assert of_the_same_paths(pairs)
     assert not of_the_same_paths([*pairs[1:], (pairs[0][0], pairs[2][1])])
 
 
-def test_counted_explosions_are_those_of_the_closed_form():
-    """Two tokens and attention alone, as far as paths are followed; the closed form of another τ₀ is a wrong twin."""
+def test_counted_explosions_equal_the_closed_form():
+    """Two tokens with attention only have a closed form; that of another τ₀ is a wrong twin."""
     data = page("covariance")
     plot = plot_of(data, "Probability of an explosion")
     n = data["about"]["settings"]["samples"]
@@ -167,16 +166,16 @@ def test_counted_explosions_are_those_of_the_closed_form():
         assert (worst < 4) == fits, worst
 
 
-def test_fates_on_the_sphere_are_those_of_the_overlap():
+def test_fates_equal_the_overlap():
     part = {"dims": (4,), "betas": (2.0,), "sigmas": (2.0,), "epsilons": (0.9, 1.2), "tokens": (2,)}
-    found = sphere.compute(replace(sphere.Config(), **part), make.SEED, None)
-    assert all(same(*pair) for pair in parts_of(page("sphere"), found))
+    result = sphere.compute(replace(sphere.Config(), **part), make.SEED, None)
+    assert all(same(*pair) for pair in parts_of(page("sphere"), result))
     fate = plot_of(page("sphere"), sphere.FATE, **sphere.STOCHASTIC)
     at = fate["at"].index(2.0)
     assert cell_of(page("sphere"), fate, dim=4)[0][at] == 0.2811  # docs/api: lf.phase_diagram
 
 
-def test_trajectories_are_those_of_the_chain():
+def test_trajectories_equal_the_chain():
     data, config = page("sphere"), replace(sphere.Config(), betas=(2.0,), sigmas=(2.0,), tokens=(2,))
     (model,) = sphere.models(config, "stochastic")
     for run, tokens in enumerate(sphere.trajectories(config, model, make.SEED)):
@@ -184,42 +183,42 @@ def test_trajectories_are_those_of_the_chain():
         assert np.abs(np.array(stored) - np.array(sphere.whole(tokens))).max() <= 1
 
 
-def test_stock_shapes_are_those_of_check():
+def test_stock_shapes_equal_check():
     config = replace(stock.Config(), families=("llama",), widths=(128,), depths=(6,), ranges=(0.02,))
-    found = stock.compute(config, make.SEED, None)
-    assert all(same(*pair) for pair in parts_of(page("stock"), found))
+    result = stock.compute(config, make.SEED, None)
+    assert all(same(*pair) for pair in parts_of(page("stock"), result))
     chosen = {"family": "llama", "width": 128, "depth": 6, "range": 0.02}
-    assert cell_of(page("stock"), page("stock")["facts"][0], **chosen) == found["facts"][0]["cells"][0]
+    assert cell_of(page("stock"), page("stock")["facts"][0], **chosen) == result["facts"][0]["cells"][0]
 
 
-# How they are made.
+# Making the files.
 
 
-def test_what_has_no_number_is_null_and_others_are_short():
-    assert parts.plain([[np.inf, np.nan, -np.inf], [123456.0, 0.000123456, -3.0]]) == [
+def test_rounded_numbers_are_short_or_null():
+    assert parts.rounded([[np.inf, np.nan, -np.inf], [123456.0, 0.000123456, -3.0]]) == [
         [None] * 3,
         [123500.0, 0.0001235, -3],
     ]
 
 
 def test_finished_cells_are_not_computed_again(tmp_path):
-    """Another key is another cell; so is another version."""
+    """Another key and another version are other cells."""
     asked = []
-    cells = kept.Kept(tmp_path)
+    cells = cache.CellCache(tmp_path)
     for key in ([1, "a"], [1, "a"], [2, "a"]):
         assert cells.get(key, lambda key=key: asked.append(key) or {"is": key}) == {"is": key}
     assert asked == [[1, "a"], [2, "a"]]
-    assert kept.Kept(None).get([1, "a"], lambda: "anew") == "anew"
+    assert cache.CellCache(None).get([1, "a"], lambda: "anew") == "anew"
 
 
-def test_a_page_is_made_where_it_is_due(tmp_path):
+def test_page_is_made_only_if_outdated(tmp_path):
     config = replace(
         sphere.Config(), dims=(3, 4, 6), betas=(1.0,), fine_betas=(1.0,), sigmas=(1.0,), epsilons=(0.5, 1.0)
     )
     config = replace(config, fine_epsilons=(0.5, 1.0), tokens=(2,), runs=1, times=(0.0, 1.0))
-    assert make.made("sphere", tmp_path, config)
-    assert not make.made("sphere", tmp_path, config)
-    assert make.made("sphere", tmp_path, replace(config, betas=(1.5,), fine_betas=(1.5,)))
+    assert make.make_page("sphere", tmp_path, config)
+    assert not make.make_page("sphere", tmp_path, config)
+    assert make.make_page("sphere", tmp_path, replace(config, betas=(1.5,), fine_betas=(1.5,)))
     assert [path.name for path in tmp_path.iterdir()] == ["sphere.json"]
     with pytest.raises(InputError, match="no page 'spere'"):
         make.module_of("spere")
@@ -236,9 +235,9 @@ def browser():
 
 @contextmanager
 def opened(browser, name, folder, text=None, view="", **options):
-    """The page as one file, without a network; what it complains of and asks for is in `.troubles`."""
+    """Yield the page as one file, without a network; its messages and requests are in `.troubles`."""
     place = folder / f"{name}.html"
-    place.write_text(explorer.alone(name) if text is None else text, encoding="utf-8")
+    place.write_text(explorer.single_file(name) if text is None else text, encoding="utf-8")
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, "offline": True, **options})
     tab = context.new_page()
     tab.troubles = []
@@ -262,19 +261,19 @@ SLIDERS = {"covariance": "Residual strength γ", "sphere": "Inverse temperature 
 
 
 @pytest.mark.parametrize("name", make.PAGES)
-def test_every_curve_is_drawn_without_a_word_or_a_request(browser, name, tmp_path):
+def test_page_draws_every_curve_without_requests(browser, name, tmp_path):
     with opened(browser, name, tmp_path) as tab:
         assert tab.troubles == []
         assert tab.evaluate(UNDRAWN) == []
-        shown = len([plot for plot in page(name)["plots"] if plot.get("only") in (None, sphere.STOCHASTIC)]) + (
+        visible = len([plot for plot in page(name)["plots"] if plot.get("only") in (None, sphere.STOCHASTIC)]) + (
             name == "sphere"
         )
-        assert tab.locator("figure:visible").count() == shown
+        assert tab.locator("figure:visible").count() == visible
         assert page(name)["about"]["samples"] in tab.locator(".about").inner_text()
 
 
-def test_a_script_that_fails_is_seen(browser, tmp_path):
-    text = explorer.alone("covariance")
+def test_wrong_twin_failing_script_is_detected(browser, tmp_path):
+    text = explorer.single_file("covariance")
     broken = text.replace("path(run, `line ${kind}`)", "nothing(run)")
     assert broken != text
     with opened(browser, "covariance", tmp_path, broken) as tab:
@@ -283,7 +282,7 @@ def test_a_script_that_fails_is_seen(browser, tmp_path):
 
 
 @pytest.mark.parametrize("name", make.PAGES)
-def test_a_slider_moves_the_picture_by_keys_and_its_address_brings_it_back(browser, name, tmp_path):
+def test_slider_works_by_keys_and_its_address_restores_the_picture(browser, name, tmp_path):
     with opened(browser, name, tmp_path) as tab:
         slider = tab.get_by_role("slider", name=SLIDERS[name])
         first = tab.evaluate(SHAPES)
@@ -299,7 +298,7 @@ def test_a_slider_moves_the_picture_by_keys_and_its_address_brings_it_back(brows
         assert tab.troubles == []
 
 
-def test_what_is_said_is_what_was_computed(browser, tmp_path):
+def test_readout_shows_computed_numbers(browser, tmp_path):
     data, chosen = page("covariance"), {"layer": "both", "gamma": 0.8, "tau0": 0.5, "tokens": 8}
     low, middle, high = (each[30] for each in cell_of(data, data["plots"][0], **chosen))
     view = "#" + "&".join(f"{name}={value}" for name, value in (chosen | {"ratio": 1.5}).items())
@@ -311,7 +310,7 @@ def test_what_is_said_is_what_was_computed(browser, tmp_path):
         assert row == [str(each) for each in (1.5, middle, low, high)]
 
 
-def test_keys_read_a_plot_off(browser, tmp_path):
+def test_plot_is_read_by_keys(browser, tmp_path):
     """Stock shapes have no slider over layers."""
     with opened(browser, "stock", tmp_path) as tab:
         plot = tab.locator("figure > svg").first
@@ -321,7 +320,7 @@ def test_keys_read_a_plot_off(browser, tmp_path):
         assert tab.locator(".said").first.text_content().startswith("layer 1: middle of the law ")
 
 
-def test_the_sphere_is_turned_by_keys_and_by_the_pointer(browser, tmp_path):
+def test_sphere_turns_by_keys_and_pointer(browser, tmp_path):
     with opened(browser, "sphere", tmp_path) as tab:
         ball, before = tab.locator("svg.sphere"), tab.evaluate(SHAPES)
         said = tab.locator(".said").first.text_content()
@@ -365,7 +364,7 @@ CONTRAST = """() => {
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 @pytest.mark.parametrize("name", make.PAGES)
-def test_it_fits_the_screen_and_can_be_read(browser, name, width, scheme, tmp_path):
+def test_page_fits_the_screen_and_is_legible(browser, name, width, scheme, tmp_path):
     size = {"width": width, "height": 844}
     with opened(browser, name, tmp_path, viewport=size, color_scheme=scheme, has_touch=width < 400) as tab:
         assert tab.evaluate("document.documentElement.scrollWidth") == width
@@ -379,8 +378,8 @@ def test_it_fits_the_screen_and_can_be_read(browser, name, width, scheme, tmp_pa
             tab.screenshot(path=Path(folder) / f"explorer-{name}-{width}-{scheme}.png", full_page=True)
 
 
-def test_nothing_is_loaded_by_a_page_of_its_own():
+def test_single_file_page_loads_nothing():
     for name in make.PAGES:
-        text = explorer.alone(name)
+        text = explorer.single_file(name)
         assert not re.search(r'<(?:script|img|link|iframe)[^>]+(?:src|href)="(?!data:)', text)
         assert text.count("<script") == 2

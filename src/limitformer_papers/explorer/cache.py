@@ -1,4 +1,4 @@
-"""Cells of a page that are kept one by one while it is made, so that a second call goes on where the first stopped."""
+"""Cells of a page, stored one by one while it is made, so that a second call resumes."""
 
 import hashlib
 import json
@@ -10,21 +10,21 @@ from limitformer.base.files import write_whole
 from limitformer.base.version import package_version
 
 
-class Kept:
-    """Results as JSON, in a folder (None: nowhere), by what they are of and the version that made them."""
+class CellCache:
+    """Results as JSON in a folder (None: not stored), keyed by their inputs and the version that made them."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
 
     def get(self, key: Any, compute: Callable[[], Any]) -> Any:
-        """What is kept under `key`, or else `compute()`, kept from then on."""
+        """Return the value stored under `key`, or else call `compute()` and store its result."""
         if self.folder is None:
             return compute()
         name = hashlib.sha256(json.dumps([package_version(), key], sort_keys=True).encode()).hexdigest()[:32]
         path = self.folder / f"{name}.json"
         if path.is_file():
             return json.loads(path.read_text(encoding="utf-8"))
-        found = compute()
-        text = json.dumps(found)
+        value = compute()
+        text = json.dumps(value)
         write_whole(path, lambda place: place.write_text(text, encoding="utf-8"))
-        return found
+        return value

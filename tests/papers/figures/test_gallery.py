@@ -1,4 +1,4 @@
-"""The gallery: a card for every figure, made from the records; and the figures whose numbers have moved since."""
+"""The gallery: a card for every figure, written from the records, and detection of figures whose numbers have moved."""
 
 import importlib
 import json
@@ -11,15 +11,14 @@ from docs.tools import cards
 from limitformer_papers import FIGURES, RUN_FIGURES, gallery, make
 from limitformer_papers.common.claims import Claim
 
-PICTURES = Path(__file__).resolve().parents[2] / "docs" / "figures"
+PICTURES = Path(__file__).resolve().parents[3] / "docs" / "figures"
 
 
 def record_of(name, folder=PICTURES):
     return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def test_the_page_is_that_of_the_records():
-    """If not: python docs/tools/cards.py"""
+def test_gallery_page_equals_the_cards():
     assert cards.PAGE.read_text(encoding="utf-8") == cards.cards()
 
 
@@ -28,7 +27,7 @@ def test_every_figure_has_a_card():
     assert sorted(linked) == sorted(FIGURES | RUN_FIGURES)
 
 
-def test_a_card_says_what_its_record_says():
+def test_card_states_its_records_numbers():
     record = {"claims": [{"holds": True}, {"holds": False}, {"holds": None}], "seed": 3, "scale": "paper"}
     record |= {"limitformer_version": "9.8.7", "seconds": 1234.5}
     assert cards.verdict(record) == '<span class="not-held">Holds: 1 of 2</span>, 3 numbers'
@@ -38,20 +37,20 @@ def test_a_card_says_what_its_record_says():
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_numbers_have_not_moved_since_the_picture_was_made(figures, name):
-    """If they have: `make gallery` makes the figure again, and `test_figure_pages` says what its page must say.
+def test_numbers_equal_the_records_stamp(figures, name):
+    """If they have, `make gallery` makes the figure again, and `test_figure_pages` lists the sentences to update.
 
-    On another processor than that of the stamp, half of them may (`gallery`).
+    On another processor than that of the stamp, up to half of them may move (`gallery`).
     """
     assert gallery.moved(record_of(name), figures[name].claims) == []
 
 
-# What a stamp finds.
+# Stamps.
 
 CLAIMS = [Claim("share", 0.25, True), Claim("lifetime", float("inf")), Claim("rounding", 2e-16)]
 
 
-def test_a_stamp_finds_what_has_moved():
+def test_stamp_detects_moved_numbers():
     record = {"stamp": gallery.stamp(CLAIMS)}
     assert gallery.moved(record, CLAIMS) == []
     assert gallery.moved(record, [Claim("share", 0.2501, True), *CLAIMS[1:2], Claim("rounding", 5e-16)]) == []
@@ -61,7 +60,7 @@ def test_a_stamp_finds_what_has_moved():
     assert gallery.moved({}, CLAIMS) == ["share", "lifetime", "rounding"]
 
 
-def test_on_another_processor_a_number_may_jump_and_a_figure_may_not():
+def test_stamp_of_another_processor_tolerates_half_of_the_numbers():
     record = {"stamp": gallery.stamp(CLAIMS) | {"processor": "another"}}
     one, two = Claim("share", 0.5), Claim("lifetime", 3.0)
     assert gallery.moved(record, [one, *CLAIMS[1:]]) == []
@@ -71,20 +70,20 @@ def test_on_another_processor_a_number_may_jump_and_a_figure_may_not():
 
 @pytest.fixture
 def small_paper(monkeypatch):
-    """The paper's size is the quick one; the scales that were asked for."""
-    module, asked = importlib.import_module("limitformer_papers.clustering.ct_fig5"), []
+    """Give one figure's paper scale the quick settings; return the scales that are requested."""
+    module, scales = importlib.import_module("limitformer_papers.clustering.ct_fig5"), []
 
     def made(name, *, scale="paper", **options):
-        asked.append(scale)
+        scales.append(scale)
         return make(name, scale=scale, **options)
 
     monkeypatch.setattr(module, "paper", module.quick)
     monkeypatch.setattr(gallery, "make", made)
-    return asked
+    return scales
 
 
-def test_the_gallery_is_remade_where_it_is_due(tmp_path, small_paper, monkeypatch, capsys):
-    """From a clean state; then nothing; then a figure that has lost its picture, has another version, or has moved."""
+def test_gallery_remakes_only_outdated_figures(tmp_path, small_paper, monkeypatch, capsys):
+    """A figure is made if it is absent, has no picture, is of another version, or has moved."""
     gallery.main(str(tmp_path), "ct-fig5")
     assert small_paper == ["quick", "paper"]
     assert record_of("ct-fig5", tmp_path)["seconds"] > 0

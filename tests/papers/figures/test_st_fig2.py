@@ -1,4 +1,4 @@
-"""[ST, Fig. 2]: gradients by finite differences, in more digits, and by the plain network; and what must not pass."""
+"""[ST, Fig. 2]: gradients by finite differences, in more digits, and by the ordinary network; and inputs to refuse."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from limitformer.models import (
     Transformer,
 )
 from limitformer.nn import Network
-from limitformer_papers.common.claims import Run
+from limitformer_papers.common.claims import FigureRun
 from limitformer_papers.shaped_transformer import st_fig2
 from limitformer_papers.shaped_transformer.differences_of_tokens import apart, check, run
 
@@ -43,7 +43,7 @@ def sequences():
 
 @pytest.fixture(scope="module")
 def data():
-    return st_fig2.compute(SMALL, Run(seed=1, threads=1))
+    return st_fig2.compute(SMALL, FigureRun(seed=1, threads=1))
 
 
 def network_of(model, seed=0):
@@ -54,20 +54,20 @@ def normal(*shape, seed):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def plain(network, x):
-    """The network as it stands, and the gradient of a random functional of it by autograd."""
+def by_autograd(network, x):
+    """Return the network's output and the gradient of a random functional of it by autograd."""
     network.zero_grad()
-    found = network(x)
-    (found * normal(*found.shape, seed=9)).sum().backward()
-    return found.detach(), [parameter.grad.clone() for parameter in network.parameters()]
+    output = network(x)
+    (output * normal(*output.shape, seed=9)).sum().backward()
+    return output.detach(), [parameter.grad.clone() for parameter in network.parameters()]
 
 
 def by_differences(network, x):
-    """The same, of leader and differences."""
+    """Return output and gradients by leader and differences."""
     network.zero_grad()
-    found = run(network, apart(x)).whole()
-    (found * normal(*found.shape, seed=9)).sum().backward()
-    return found.detach(), [parameter.grad.clone() for parameter in network.parameters()]
+    output = run(network, apart(x)).whole()
+    (output * normal(*output.shape, seed=9)).sum().backward()
+    return output.detach(), [parameter.grad.clone() for parameter in network.parameters()]
 
 
 def distance(one, other):
@@ -75,15 +75,15 @@ def distance(one, other):
 
 
 @pytest.mark.parametrize("model", [*MODELS.values(), *OTHERS.values()], ids=[*MODELS, *OTHERS])
-def test_leader_and_differences_are_the_network(model):
+def test_leader_and_differences_equal_the_network(model):
     network, x = network_of(model), normal(3, 7, 16, seed=3)
-    (expected, gradients), (found, others) = plain(network, x), by_differences(network, x)
-    assert distance([found], [expected]) < 1e-12
+    (expected, gradients), (output, others) = by_autograd(network, x), by_differences(network, x)
+    assert distance([output], [expected]) < 1e-12
     assert distance(others, gradients) < 1e-11
 
 
-def test_a_leader_whose_layers_forget_a_term_is_caught(monkeypatch):
-    """The wrong twin: LayerNorm of the differences by the leader's deviation."""
+def test_wrong_twin_layer_norm_without_a_term_is_rejected(monkeypatch):
+    """The wrong twin takes LayerNorm of the differences by the leader's deviation."""
     from limitformer_papers.shaped_transformer import differences_of_tokens as leader
 
     right = leader.normalised
@@ -97,10 +97,10 @@ def test_a_leader_whose_layers_forget_a_term_is_caught(monkeypatch):
 
     monkeypatch.setattr(leader, "normalised", first_order)
     network, x = network_of(MODELS["Pre-LN"]), normal(3, 7, 16, seed=3)
-    assert distance(by_differences(network, x)[1], plain(network, x)[1]) > 1e-3
+    assert distance(by_differences(network, x)[1], by_autograd(network, x)[1]) > 1e-3
 
 
-def test_what_has_no_leader_is_refused():
+def test_check_refuses_models_without_a_leader():
     for attention, feedforward in (
         (SoftmaxAttention(heads=2), None),
         (ShapedAttention(tau0=1.0, center=False), None),
@@ -119,7 +119,7 @@ def precise(matrix):
 
 
 def precise_layer(x, weights, model):
-    """A Post-LN layer of one sequence, as the papers write it, in mpmath; x (m, n)."""
+    """Compute a Post-LN layer of one sequence, as the papers write it, in mpmath; x (m, n)."""
     m, n = x.rows, x.cols
     query, key, value, pre, post = weights
     scale = mp.sqrt(n)
@@ -151,8 +151,10 @@ def precise_value(x, layers, model, functional):
     return sum(functional[i, j] * x[i, j] for i in range(x.rows) for j in range(x.cols))
 
 
-def test_collapsed_gradients_keep_their_digits_where_plain_ones_are_rounding():
-    """∂/∂W_Q of a late layer by finite differences in 60 digits; in float64 the plain network has none of them."""
+def test_collapsed_gradients_have_correct_digits():
+    """Compare ∂/∂W_Q of a late layer with finite differences in 60 digits; the ordinary network has no correct
+    digit.
+    """
     n, depth = 6, 130
     feedforward = ShapedReLU(c_plus=0.0, c_minus=-1.0)
     model = Transformer(
@@ -169,9 +171,9 @@ def test_collapsed_gradients_keep_their_digits_where_plain_ones_are_rounding():
     collapsed = network(x)
     assert (collapsed[0, 1:] - collapsed[0, :1]).abs().max() < 1e-12
     parameters, late = list(network.parameters()), 5 * (depth - 3)
-    found, rounded = by_differences(network, x)[1][late], plain(network, x)[1][late]
+    gradient, rounded = by_differences(network, x)[1][late], by_autograd(network, x)[1][late]
     assert parameters[late] is network.layers[depth - 3].attention.query
-    row, column = divmod(int(found.abs().argmax()), n)
+    row, column = divmod(int(gradient.abs().argmax()), n)
     with mp.workdps(60):
         layers = [[precise(p.detach()) for p in parameters[k : k + 5]] for k in range(0, len(parameters), 5)]
         functional, values = precise(normal(1, 3, n, seed=9)[0]), []
@@ -181,7 +183,7 @@ def test_collapsed_gradients_keep_their_digits_where_plain_ones_are_rounding():
             moved[depth - 3][0][row, column] += step
             values.append(precise_value(precise(x[0]), moved, model, functional))
         exact = float((values[0] - values[1]) / (2 * mp.mpf(10) ** -20))
-    assert float(found[row, column]) == pytest.approx(exact, rel=1e-6)
+    assert float(gradient[row, column]) == pytest.approx(exact, rel=1e-6)
     assert abs(float(rounded[row, column]) / exact - 1) > 0.5
     assert abs(exact) < 1e-14
 
@@ -191,7 +193,7 @@ def test_collapsed_gradients_keep_their_digits_where_plain_ones_are_rounding():
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("weight", st_fig2.WEIGHTS)
-def test_gradients_by_finite_differences(name, weight):
+def test_gradients_equal_finite_differences(name, weight):
     model = MODELS[name]
     network, x, head = network_of(model), normal(2, 7, 16, seed=1), normal(16, 20, seed=2)
     targets = torch.randint(20, (2, 7), generator=torch.Generator().manual_seed(3))
@@ -213,29 +215,29 @@ def test_gradients_by_finite_differences(name, weight):
 
 
 def test_loss_is_the_mean_over_next_tokens():
-    """By hand, of a network that does nothing: γ = 0."""
+    """With γ = 0 the network does nothing, and the loss is computed by hand."""
     model = Transformer(width=16, depth=2, gamma=0.0, attention=SoftmaxAttention(), mask="causal")
     x, head = normal(2, 5, 16, seed=1), normal(16, 20, seed=2)
     targets = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
     logits = (x @ head / 4).numpy()
     chance = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     expected = -np.mean([np.log(chance[i, j, targets[i, j]]) for i in range(2) for j in range(5)])
-    found = st_fig2.loss(network_of(model), model, x, head, targets).detach()
-    assert float(found) == pytest.approx(expected, rel=1e-12)
+    loss = st_fig2.loss(network_of(model), model, x, head, targets).detach()
+    assert float(loss) == pytest.approx(expected, rel=1e-12)
 
 
-def test_no_token_sees_what_it_must_predict(sequences):
+def test_network_is_causal(sequences):
     """The gradient of the loss at position k does not reach embeddings after k."""
     x = normal(1, 7, 16, seed=1).requires_grad_()
-    found = run(network_of(MODELS["shaped"]), apart(x)).whole()
-    (gradient,) = torch.autograd.grad(found[0, 3].sum(), x)
+    output = run(network_of(MODELS["shaped"]), apart(x)).whole()
+    (gradient,) = torch.autograd.grad(output[0, 3].sum(), x)
     assert (gradient[0, 4:] == 0).all()
     assert (gradient[0, :4] != 0).any(-1).all()
     assert len(sequences[0]["input_ids"]) == SMALL.length + 1
 
 
-def test_norms_are_those_of_the_chain_rule(sequences):
-    """‖∂L/∂W_V‖ of an attention layer alone: ∂L/∂(A X W_V) is known there, so is its gradient."""
+def test_gradient_norms_equal_the_chain_rule(sequences):
+    """‖∂L/∂W_V‖ of a single attention layer follows from ∂L/∂(A X W_V)."""
     model = Transformer(width=16, depth=1, gamma=1.0, lam=0.0, attention=ShapedAttention(tau0=1.0), mask="causal")
     config = replace(SMALL, depth=1, batch=1)
     (value,), (query,) = st_fig2.gradient_norms(model, sequences, config, seed=7)
@@ -258,19 +260,19 @@ def test_norms_are_those_of_the_chain_rule(sequences):
 
 
 def test_data_are_reproducible_and_follow_the_seed(data):
-    again = st_fig2.compute(SMALL, Run(seed=1, threads=1))
+    again = st_fig2.compute(SMALL, FigureRun(seed=1, threads=1))
     np.testing.assert_array_equal(again["norm"], data["norm"])
-    other = st_fig2.compute(SMALL, Run(seed=2, threads=1))
+    other = st_fig2.compute(SMALL, FigureRun(seed=2, threads=1))
     assert (other["norm"] != data["norm"]).all()
     assert dict(data.sizes) == {"model": 4, "weight": 2, "sample": 3, "layer": 6}
     assert np.isfinite(data["norm"]).all()
     assert (data["norm"] > 0).all()
 
 
-def test_the_global_generator_is_left_alone():
+def test_compute_does_not_use_the_global_generator():
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    st_fig2.compute(replace(SMALL, samples=1, depth=2), Run(seed=1, threads=1))
+    st_fig2.compute(replace(SMALL, samples=1, depth=2), FigureRun(seed=1, threads=1))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -280,26 +282,26 @@ def made_up(data, model, weight, norms):
     return {claim.name: claim.holds for claim in st_fig2.claims(changed)}
 
 
-def test_claims_can_fail(data):
+def test_wrong_twin_gradients_are_rejected(data):
     """Data in which the shaped gradient vanishes, or those of the others do not, are rejected."""
     fading, level = 10.0 ** -np.arange(6), np.ones(6)
     stable = "largest over smallest of all layers, query gradient, shaped: stable, below 5"
     assert made_up(data, "shaped", "query", level)[stable] is True
     assert made_up(data, "shaped", "query", fading)[stable] is False
     for name, weight in st_fig2.VANISHED:
-        found = [made_up(data, name, weight, norms) for norms in (level, fading / 100)]
+        verdicts = [made_up(data, name, weight, norms) for norms in (level, fading / 100)]
         (claim,) = [
-            claim for claim in found[0] if claim.startswith(f"last over first layer, {weight} gradient, {name}:")
+            claim for claim in verdicts[0] if claim.startswith(f"last over first layer, {weight} gradient, {name}:")
         ]
-        assert found[0][claim] is False
-        assert found[1][claim] is (st_fig2.VANISHED[name, weight] > 1e-5)
+        assert verdicts[0][claim] is False
+        assert verdicts[1][claim] is (st_fig2.VANISHED[name, weight] > 1e-5)
     first = "first layer, query gradient, Post-LN over shaped: vanishes, below 0.001"
     assert made_up(data, "Post-LN", "query", level)[first] is False
     assert made_up(data, "Post-LN", "query", level * 1e-9)[first] is True
 
 
-def test_what_vanishes_is_not_stable(data):
-    """No gradient is both: a fall that counts as vanishing is more than a stable one may differ."""
+def test_vanishing_gradient_is_not_stable(data):
+    """A fall that counts as vanishing is larger than a stable gradient may have."""
     for (name, weight), bound in st_fig2.VANISHED.items():
         assert bound <= 1 / st_fig2.STABLE
         level = np.full(6, 2.0) * [1, 1, 1, 1, 1, 0.999 * bound]
@@ -310,7 +312,7 @@ def test_what_vanishes_is_not_stable(data):
         assert st_fig2.stability("", norms).holds is False
 
 
-def test_typical_is_the_geometric_mean_and_slope_its_power(data):
+def test_typical_norm_is_the_geometric_mean(data):
     norms = data["norm"].sel(model="shaped", weight="value").values
     np.testing.assert_allclose(st_fig2.typical(data, "shaped", "value"), np.prod(norms, 0) ** (1 / 3), rtol=1e-12)
     layers = np.arange(1, 151)

@@ -1,4 +1,4 @@
-"""Grids on several processes: Ctrl-C saves every run, a run that fails ends no other, and each process has its GPU."""
+"""Grids on several processes: Ctrl-C saves every run, a failed run ends no other, and each process has its GPU."""
 
 import multiprocessing
 import os
@@ -44,7 +44,7 @@ if __name__ == "__main__":
 
 
 def begun(folder: Path) -> subprocess.Popen[str]:
-    """A grid of three runs on two workers, in a group of its own, as a terminal has it."""
+    """Start a grid of three runs on two workers, in its own process group, as a terminal does."""
     program = folder / "program.py"
     program.write_text(PROGRAM)
     environment = os.environ | {
@@ -64,29 +64,29 @@ def until(happened, seconds: float = 300) -> None:
 
 
 def checkpoint(folder: Path) -> int:
-    """The step of the newest, 0 if there is none."""
+    """Return the step of the newest checkpoint, or 0."""
     return max((int(path.name.partition("-")[2]) for path in folder.glob("checkpoints/checkpoint-*")), default=0)
 
 
-def test_ctrl_c_while_workers_begin_ends_none_of_them(tmp_path):
+def test_ctrl_c_while_workers_start_saves_their_runs(tmp_path):
     process = begun(tmp_path)
     assert [process.stdout.readline() for _ in range(2)] == ["handed out\n"] * 2  # to workers that still import
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=300)
-    assert said.count("Finishing the steps in work; Ctrl-C again to stop at once.") == 1
-    assert "GridInterrupted: Interrupted; runs: 2 stopped and saved, 1 not begun." in said
-    assert said.count("Traceback") == 1  # of the program, which does not catch it
+    _, output = process.communicate(timeout=300)
+    assert output.count("Finishing the steps in work; Ctrl-C again to stop at once.") == 1
+    assert "GridInterrupted: Interrupted; runs: 2 stopped and saved, 1 not begun." in output
+    assert output.count("Traceback") == 1  # of the program, which does not catch it
     assert [checkpoint(tmp_path / str(seed)) for seed in (0, 1)] == [1, 1]
     assert not (tmp_path / "2").exists()
 
 
 def interrupt_all() -> None:
-    """Ctrl-C, as a terminal has it."""
+    """Send Ctrl-C to all processes, as a terminal does."""
     for process in (os.getpid(), *(child.pid for child in multiprocessing.active_children())):
         os.kill(process, signal.SIGINT)
 
 
-def test_ctrl_c_saves_the_runs_and_a_second_one_ends_what_is_stuck(tmp_path, monkeypatch):
+def test_ctrl_c_saves_runs_and_a_second_ends_stuck_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(pool, "spawning", forking)
 
     def twice() -> None:
@@ -101,15 +101,15 @@ def test_ctrl_c_saves_the_runs_and_a_second_one_ends_what_is_stuck(tmp_path, mon
     with pytest.raises(GridInterrupted) as ended:
         list(run_all(range(3), partial(mixed, out=tmp_path), workers=2))
     thread.join()
-    left = "1 stopped and saved, 1 ended at once, which go on from their last checkpoints, 1 not begun"
-    assert str(ended.value) == f"Interrupted; runs: {left}. Start it again to go on."
+    counts = "1 stopped and saved, 1 ended at once, which resume from their last checkpoints, 1 not begun"
+    assert str(ended.value) == f"Interrupted; runs: {counts}. Start it again to resume."
     assert signal.getsignal(signal.SIGINT) is handler
     assert multiprocessing.active_children() == []
     assert 0 < checkpoint(tmp_path / "0") < STEPS
-    assert_goes_on_to_the_last_bit(tmp_path, 0)
+    assert_resumes_to_the_last_bit(tmp_path, 0)
 
 
-def assert_goes_on_to_the_last_bit(folder: Path, seed: int) -> None:
+def assert_resumes_to_the_last_bit(folder: Path, seed: int) -> None:
     slow(seed, folder, 0.0)
     slow(seed, folder / "whole", 0.0)
     assert read_log(folder / str(seed)).equals(read_log(folder / "whole" / str(seed)))
@@ -117,7 +117,7 @@ def assert_goes_on_to_the_last_bit(folder: Path, seed: int) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_a_worker_whose_parent_is_gone_saves_its_run(tmp_path):
+def test_worker_without_its_parent_saves_its_run(tmp_path):
     ours, theirs = forking.Pipe()
     begin = pickle.dumps(partial(grid.begin, partial(slow, out=tmp_path), []))
     worker = forking.Process(target=pool.serve, args=(theirs, begin, 0), daemon=True)
@@ -135,23 +135,23 @@ def as_words(outcomes) -> dict[str, str]:
     return {run: str(outcome) if isinstance(outcome, InputError) else "fine" for run, outcome in outcomes}
 
 
-def test_no_run_ends_the_others(capfd, monkeypatch):
+def test_failed_run_does_not_end_others_on_workers(capfd, monkeypatch):
     monkeypatch.setenv(grid.DEVICES, "4,6")
     runs = ["good", "better", "killed", "bad", "bug"]
-    found = dict(run_all(runs, of_all_kinds, workers=2))
-    assert found["good"] == {"value": 4.0, "patience": float("inf"), "device": 4.0}  # no bars
-    assert found["better"] == {"value": 6.0, "patience": float("inf"), "device": 6.0}
-    words = as_words(found.items())
+    outcomes = dict(run_all(runs, of_all_kinds, workers=2))
+    assert outcomes["good"] == {"value": 4.0, "patience": float("inf"), "device": 4.0}  # no bars
+    assert outcomes["better"] == {"value": 6.0, "patience": float("inf"), "device": 6.0}
+    words = as_words(outcomes.items())
     assert words["bad"] == "got 0, at least 1"
     assert words["bug"] == "ZeroDivisionError: by nothing"
     assert words["killed"].startswith("The worker died in this run (killed by SIGKILL; out of memory? ")
-    said = capfd.readouterr().err
-    assert "this is good" in said
-    assert 'raise ZeroDivisionError("by nothing")' in said
+    output = capfd.readouterr().err
+    assert "this is good" in output
+    assert 'raise ZeroDivisionError("by nothing")' in output
     assert multiprocessing.active_children() == []
 
 
-def test_in_one_process_too(capfd, monkeypatch):
+def test_failed_run_does_not_end_others_in_one_process(capfd, monkeypatch):
     monkeypatch.setenv(grid.DEVICES, "0")
     words = as_words(run_all(["bad", "bug", "good"], of_all_kinds))
     assert words == {"bad": "got 0, at least 1", "bug": "ZeroDivisionError: by nothing", "good": "fine"}
@@ -166,33 +166,33 @@ def test_processes_of_one_run_end_together(monkeypatch):
         list(run_all(["bug", "good"], of_all_kinds, workers=2))
 
 
-def test_ctrl_c_between_runs_says_what_is_kept():
+def test_ctrl_c_between_runs_names_checkpoints():
     def interrupted(run):
         raise KeyboardInterrupt
 
-    with pytest.raises(GridInterrupted, match="what was saved before stays"):
+    with pytest.raises(GridInterrupted, match="earlier checkpoints stay"):
         list(run_all([1, 2], interrupted))
 
 
-def test_interruptions_go_between_processes():
+def test_interruption_pickles():
     import pickle
 
     error = TrainingInterrupted(Path("runs/a"), 3, 7)
     again = pickle.loads(pickle.dumps(error))
-    assert str(again) == str(error) == "Interrupted at step 3 of 7, which is saved; start it again to go on: runs/a"
+    assert str(again) == str(error) == "Interrupted at step 3 of 7, which is saved; start it again to resume: runs/a"
 
 
-def test_a_worker_s_run_stops_when_its_parent_says_so(tmp_path, monkeypatch):
+def test_worker_stops_when_its_parent_asks(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(interrupts, "ORDERS", [lambda: bool(asked)])
     with pytest.raises(TrainingInterrupted, match="step 7 of 50"):
         small_run(tmp_path, [At(7, lambda: asked.append(1))])
-    assert Interrupt().heard
+    assert Interrupt().requested
     assert not asked.clear()
-    assert not Interrupt().heard
+    assert not Interrupt().requested
 
 
-def test_each_worker_has_a_gpu_of_its_own(monkeypatch):
+def test_gpus_are_those_that_cuda_may_use(monkeypatch):
     monkeypatch.setattr(grid.torch.cuda, "device_count", lambda: 3)
     monkeypatch.delenv(grid.DEVICES, raising=False)
     assert gpus() == ["0", "1", "2"]

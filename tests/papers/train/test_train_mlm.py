@@ -25,6 +25,7 @@ from limitformer.nn import gains
 from limitformer_papers import make
 from limitformer_papers.commands.train_mlm import place_of
 from limitformer_papers.commands.train_parts import table_over_seeds
+from limitformer_papers.training import harness
 from limitformer_papers.training.data.masking import MaskedCollator
 from limitformer_papers.training.data.text_data import text_data
 from limitformer_papers.training.grid import run_all
@@ -57,14 +58,14 @@ def one(corpus, variant="shaped-learn", **changes):
 
 @pytest.fixture(scope="module")
 def finished(corpus, tmp_path_factory):
-    """One run of each variant, two seeds, two rates."""
+    """A run of each variant, with two seeds and two rates."""
     out = tmp_path_factory.mktemp("runs")
     settings = config(learning_rates=(1e-3, 1e-2), seeds=2)
     runs = list(grid(settings, str(corpus)))
     return out, [(run, run_mlm(run, out, threads=1)) for run in runs]
 
 
-def test_the_grid_of_the_paper():
+def test_paper_grid_has_the_papers_settings():
     runs = list(grid(PRESETS["paper"], "x"))
     assert len(runs) == 4 * 4 * (3 + 3 + 1 + 1)  # seeds × rates × (γ of Learn and Recover, Pre-LN, Post-LN)
     assert {run.learning_rate for run in runs} == {1e-4, 5e-4, 1e-3, 5e-3}
@@ -75,7 +76,7 @@ def test_the_grid_of_the_paper():
 
 
 def test_every_variant_learns(finished):
-    """From about the loss of guessing by frequency downwards, at the larger rate; and the log has what it should."""
+    """At the larger rate losses fall from about that of guessing by frequency, and the log has all its rows."""
     out, results = finished
     assert len(results) == 16
     for run, summary in results:
@@ -91,7 +92,7 @@ def test_every_variant_learns(finished):
         assert ("gamma1" in names) == run.is_shaped
 
 
-def test_recover_ends_as_a_plain_transformer_and_learn_does_not(finished):
+def test_recover_ends_without_shaping(finished):
     out, results = finished
     for run, _ in results:
         if run.is_shaped:
@@ -106,7 +107,7 @@ def test_recover_ends_as_a_plain_transformer_and_learn_does_not(finished):
 
 
 def held_out_loss(run, out, chosen, seed):
-    """Mean cross-entropy of the trained model over the masked tokens of these held-out sequences."""
+    """Return the mean cross-entropy of the trained model over masked tokens of the chosen held-out sequences."""
     data = text_data(run.source, run.config.vocabulary, run.config.length, out / "data")
     batch = MaskedCollator(data.tokenizer, seed)([data.evaluation[k] for k in chosen(len(data.evaluation))])
     model = ShapedTransformerForMaskedLM.from_pretrained(out / run.name / "model").eval()
@@ -115,8 +116,8 @@ def held_out_loss(run, out, chosen, seed):
     return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten()))
 
 
-def test_held_out_loss_is_over_spread_sequences_with_masks_of_their_own(finished, monkeypatch, corpus, tmp_path):
-    """All of them in a small corpus; of a large one every so many, never the first ones alone."""
+def test_held_out_loss_uses_spaced_sequences_and_fixed_masks(finished, monkeypatch, corpus, tmp_path):
+    """A small corpus is evaluated as a whole; of a large one, evenly spaced sequences are, not the first ones."""
     out, results = finished
     for run, summary in results[:4]:
         assert held_out_loss(run, out, range, 2**63) == pytest.approx(summary["eval_loss"], abs=1e-5)
@@ -154,8 +155,8 @@ def rows_without_time(folder: Path):
 
 
 @pytest.mark.parametrize("variant", ["shaped-recover", "shaped-learn"])
-def test_killed_at_random_steps_it_ends_as_if_nothing_had_been(corpus, tmp_path, variant):
-    """Killed twice with SIGKILL between checkpoints: the same weights and the same log, to the last bit."""
+def test_run_killed_at_random_steps_resumes_to_the_last_bit(corpus, tmp_path, variant):
+    """A run killed twice with SIGKILL between checkpoints has the same weights and the same log, to the last bit."""
     run = one(corpus, variant, steps=40, save_every=3)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     run_mlm(run, whole, threads=1)
@@ -182,16 +183,16 @@ def newest(folder: Path) -> int:
 
 
 def by_torchrun(arguments):
-    """What `torchrun --standalone --nproc-per-node=2 -m limitformer` does, but that its processes are forks."""
+    """Do what `torchrun --standalone --nproc-per-node=2 -m limitformer` does, with forked processes."""
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     at = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "two", "max_restarts": 0}
     elastic_launch(LaunchConfig(1, 1, 2, start_method="forkserver", **at), command_line)(arguments, 2)
 
 
-def test_two_processes_are_one(corpus, tmp_path, monkeypatch):
+def test_two_processes_equal_one_run(corpus, tmp_path, monkeypatch):
     """`torchrun` with two processes at the same global batch: the same losses and weights to 1e-5."""
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the launcher would keep Ctrl-C for good
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the launcher would not restore the handler of Ctrl-C
     options = ["--variant", "shaped-learn", "--learning-rate", "3e-3", "--gamma", "0.2", "--data", str(corpus)]
     for name, value in SMALL.items():
         options += [f"--{name}", str(value)]
@@ -205,7 +206,7 @@ def test_two_processes_are_one(corpus, tmp_path, monkeypatch):
     assert max(float((first[name] - second[name]).abs().max()) for name in first) < 1e-5
 
 
-def test_grids_on_workers_are_the_same(finished, corpus, tmp_path, monkeypatch):
+def test_grid_on_workers_equals_one_process(finished, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(pool, "spawning", forking)
     _, results = finished
     chosen = [run for run, _ in results if run.seed == 0 and run.learning_rate == 1e-3][:2]
@@ -216,14 +217,14 @@ def test_grids_on_workers_are_the_same(finished, corpus, tmp_path, monkeypatch):
         }
 
 
-def test_finished_runs_are_read_at_once(finished, monkeypatch):
+def test_finished_mlm_run_is_not_trained_again(finished, monkeypatch):
     out, results = finished
     run, summary = results[0]
-    monkeypatch.setattr("limitformer_papers.training.harness.Run", lambda *_, **__: pytest.fail("it trained"))
+    monkeypatch.setattr(harness, "ResumableTrainer", lambda *_, **__: pytest.fail("it trained"))
     assert run_mlm(run, out, threads=1) == summary
 
 
-def test_tables_are_means_and_deviations_over_seeds():
+def test_table_shows_means_and_deviations_over_seeds():
     runs = [MlmRun(config=PRESETS["tiny"], variant="pre-ln", learning_rate=1.0, seed=k) for k in range(3)]
     nan = float("nan")
     values = ({"eval_loss": 2.0}, {"eval_loss": 4.0}, {"eval_loss": nan})
@@ -243,7 +244,7 @@ def test_tables_are_means_and_deviations_over_seeds():
     assert list(lost.columns[-1].cells) == ["–"]
 
 
-def test_figures_of_runs(finished, tmp_path):
+def test_figures_are_made_from_trained_runs(finished, tmp_path):
     out, results = finished
     for name in ("st-lr", "st-fig6", "st-table1"):
         made = make(name, out=tmp_path, runs=out)
@@ -257,25 +258,9 @@ def test_figures_of_runs(finished, tmp_path):
             assert float(lr["final"].sel(place)) == pytest.approx(summary["train_loss"])
             _, losses = curve(read_log(out / run.name), "loss")
             assert float(lr["loss"].sel(place)[-1]) == pytest.approx(losses[-1], rel=1e-6)  # 12 steps: no smoothing
-    table = make("st-table1", out=tmp_path, runs=out).data
-    best = table.isel(row=[k for k in range(table.sizes["row"]) if table["variant"].values[k] == "post-ln"]).squeeze()
-    by_rate = {
-        rate: np.mean([s["eval_loss"] for r, s in results if r.variant == "post-ln" and r.learning_rate == rate])
-        for rate in (1e-3, 1e-2)
-    }
-    assert float(best["rate"]) == min(by_rate, key=by_rate.get)
-    assert float(best["eval_loss"].mean()) == pytest.approx(min(by_rate.values()))
-    entropy = make("st-fig6", out=tmp_path, runs=out).data["entropy"].mean("seed")
-    at = [
-        np.mean([curve(read_log(out / r.name), "entropy", 1, h)[1][1] for h in range(2)])
-        for r, _ in results
-        if r.variant == "pre-ln" and r.learning_rate == 1e-2
-    ]
-    found = entropy.sel(variant="pre-ln", rate=1e-2, layer=1).isel(step=1)
-    assert float(found) == pytest.approx(np.mean(at))
 
 
-def test_runs_that_cannot_be_compared_are_refused(finished, corpus, tmp_path):
+def test_run_figures_refuse_missing_or_unlike_runs(finished, corpus, tmp_path):
     run_mlm(one(corpus), tmp_path, threads=1)
     run_mlm(one(corpus, "pre-ln", width=16), tmp_path, threads=1)
     with pytest.raises(InputError, match="cannot be compared: width is"):
@@ -290,7 +275,7 @@ def test_runs_that_cannot_be_compared_are_refused(finished, corpus, tmp_path):
 
 
 def cola(folder: Path) -> Path:
-    """Sentences that are acceptable if they have a cat."""
+    """Write sentences that are acceptable if they contain a cat."""
     rng, words = np.random.default_rng(0), ["the", "cat", "dog", "runs", "eats", "big", "house"]
     folder.mkdir(exist_ok=True)
     for name, number in (("in_domain_train", 200), ("in_domain_dev", 50), ("out_of_domain_dev", 50)):
@@ -300,7 +285,7 @@ def cola(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_glue_learns_a_word(finished, tmp_path, variant):
+def test_glue_fine_tuning_learns_a_word(finished, tmp_path, variant):
     from limitformer_papers.training.tasks.glue import GlueRun, run_glue
 
     out, results = finished
@@ -318,7 +303,7 @@ def test_glue_learns_a_word(finished, tmp_path, variant):
         assert any(bool((gain.value != 1).any()) for gain in gains(model))
 
 
-def test_glue_refuses(finished, tmp_path):
+def test_glue_refuses_bad_input(finished, tmp_path):
     from limitformer_papers.training.tasks.glue import GlueRun, run_glue
 
     out, results = finished
@@ -331,12 +316,12 @@ def test_glue_refuses(finished, tmp_path):
 
 
 def limitformer_here(*arguments: object) -> Result:
-    """In this process: importing torch again takes seconds."""
+    """Run the command in this process: importing torch again takes seconds."""
     return CliRunner().invoke(app, ["train", *map(str, arguments)])
 
 
 def limitformer(*arguments: object) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src"), "COLUMNS": "300"}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3] / "src"), "COLUMNS": "300"}
     command = [sys.executable, "-m", "limitformer", "train", *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170)
 
@@ -344,11 +329,8 @@ def limitformer(*arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            ["--variant", "shaped"],
-            "--variant must be of shaped-learn, shaped-recover, pre-ln, post-ln; got 'shaped'",
-        ),
-        (["--variant", "pre-ln,pre-ln"], "--variant has a name twice; got 'pre-ln,pre-ln'"),
+        (["--variant", "shaped"], "--variant must be of shaped-learn, shaped-recover, pre-ln, post-ln; got 'shaped'"),
+        (["--variant", "pre-ln,pre-ln"], "--variant lists a name twice; got 'pre-ln,pre-ln'"),
         (["--variant", "pre-ln", "--seed", "1.5"], "--seed must be whole numbers"),
         (["--preset", "huge", "--variant", "pre-ln"], "Unknown preset 'huge'; there are tiny, small, paper"),
         (["--variant", "pre-ln", "--heads", "3"], "heads must divide width; got width=128, heads=3"),
@@ -360,7 +342,7 @@ def limitformer(*arguments: object) -> subprocess.CompletedProcess[str]:
         (["--variant", "pre-ln", "--workers", "0"], "workers must be at least 1; got 0"),
     ],
 )
-def test_bad_input_has_one_clear_line(options, message, corpus, tmp_path, monkeypatch):
+def test_mlm_command_reports_bad_input_in_one_line(options, message, corpus, tmp_path, monkeypatch):
     data = [] if "--data" in options else ["--data", corpus]
     monkeypatch.setenv("COLUMNS", "300")
     done = limitformer_here("mlm", *options, *data, "--vocabulary", 300, "--out", tmp_path)
@@ -371,12 +353,12 @@ def test_bad_input_has_one_clear_line(options, message, corpus, tmp_path, monkey
     assert message in lines[0]
 
 
-def test_a_vocabulary_that_the_corpus_does_not_allow(corpus, tmp_path):
+def test_vocabulary_above_the_corpus_is_refused(corpus, tmp_path):
     with pytest.raises(InputError, match="vocabulary is larger than the corpus allows; got 30000, the largest"):
         text_data(str(corpus), 30_000, 16, tmp_path)
 
 
-def test_the_command_trains_and_says_so(corpus, tmp_path):
+def test_mlm_command_trains_and_prints_the_loss(corpus, tmp_path):
     options = [part for name, value in SMALL.items() for part in (f"--{name}", value)]
     done = limitformer("mlm", "--variant", "post-ln", "--data", corpus, "--out", tmp_path, "--threads", 1, *options)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Every figure at quick scale: its files, its claims, its drawing; and what must not happen when something fails."""
+"""Every figure at quick scale: its files, its claims, its drawing, and failures that must leave no files."""
 
 import importlib
 import json
@@ -14,7 +14,7 @@ from limitformer.base.errors import InputError
 from limitformer.plot import style
 from limitformer_papers import FIGURES, make
 from limitformer_papers.beyond.lifetimes import mean_and_error
-from limitformer_papers.common.claims import Run, ks_claim, ks_noise
+from limitformer_papers.common.claims import FigureRun, ks_claim, ks_noise
 from limitformer_papers.making import SCALES, module_of
 
 NAMES = list(FIGURES)
@@ -28,7 +28,6 @@ def folder(folder_of_figures):
 
 @pytest.fixture(scope="module")
 def made(figures):
-    """Every figure, made once."""
     return figures
 
 
@@ -49,13 +48,13 @@ def test_exactly_three_files_for_each_figure(made, folder):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_paths_are_those_that_were_written(made, folder, name):
+def test_paths_are_the_written_files(made, folder, name):
     assert made[name].paths == [folder / f"{name}.{ending}" for ending in ("png", "nc", "json")]
     assert made[name].seconds > 0
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_picture_is_a_picture(made, folder, name):
+def test_picture_is_a_png_with_colours(made, folder, name):
     with Image.open(folder / f"{name}.png") as picture:
         assert picture.format == "PNG"
         assert min(picture.size) > 400
@@ -64,7 +63,7 @@ def test_picture_is_a_picture(made, folder, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_data_load_back_as_they_were(made, folder, name):
+def test_saved_data_load_unchanged(made, folder, name):
     loaded = lf.load(folder / f"{name}.nc")
     written = made[name].data
     assert set(loaded.variables) == set(written.variables)
@@ -116,7 +115,7 @@ def test_axes_are_labelled(made, name):
     assert all(axes.has_data() for axes in drawing.axes)
 
 
-def test_panels_of_the_text_are_titled_and_name_the_words(made):
+def test_text_fate_titles_panels_and_names_words(made):
     data = made["text-fate"].data
     with style():
         drawing = module_of("text-fate").draw(data)
@@ -126,8 +125,10 @@ def test_panels_of_the_text_are_titled_and_name_the_words(made):
     assert any(axes.get_ylabel() == "mean correlation" for axes in drawing.axes)
 
 
-def test_the_diagram_has_its_boxes():
-    """Attention once, across all tokens; the other boxes once for each; the residual connections alone are dashed."""
+def test_diagram_draws_each_box():
+    """Attention is drawn once, across all tokens, the other boxes once a token; only residual connections are
+    dashed.
+    """
     module = importlib.import_module("limitformer_papers.clustering.ct_fig5")
     with style():
         drawing = module.draw(None)
@@ -140,13 +141,13 @@ def test_the_diagram_has_its_boxes():
     assert len(dashed) == 3
 
 
-def test_a_diagram_without_a_box_is_another_layer(monkeypatch):
+def test_wrong_twin_diagram_without_a_box_is_rejected(monkeypatch):
     """Without 1/√L, or with the normalisation before the sum, the boxes do not make the chain's layer."""
     module = importlib.import_module("limitformer_papers.clustering.ct_fig5")
     a, v, scale, add, norm = module.BOXES
     for boxes in ((a, v, add, norm), (a, v, scale, norm, add)):
         monkeypatch.setattr(module, "BOXES", boxes)
-        claims = module.claims(module.compute(module.quick(), Run(SEED, 2)))
+        claims = module.claims(module.compute(module.quick(), FigureRun(SEED, 2)))
         assert claims[0].holds is False
 
 
@@ -160,7 +161,7 @@ def test_legends_name_every_curve(made, name):
     assert not any(label.startswith("_") for label in labels)
 
 
-def test_drawing_leaves_the_style_alone(made):
+def test_drawing_does_not_change_the_style(made):
     import matplotlib as mpl
 
     before = dict(mpl.rcParams)
@@ -175,9 +176,9 @@ def test_paper_scale_is_larger_than_quick(name):
     assert paper.samples > quick.samples or (name == "stock-models" and len(paper.models) > len(quick.models))
 
 
-def test_same_seed_same_numbers_whatever_the_threads():
+def test_numbers_do_not_depend_on_threads():
     module = module_of("st-fig7")
-    one, two, other = (module.compute(module.quick(), Run(*run)) for run in ((3, 1), (3, 2), (4, 2)))
+    one, two, other = (module.compute(module.quick(), FigureRun(*run)) for run in ((3, 1), (3, 2), (4, 2)))
     np.testing.assert_array_equal(one["network"].values, two["network"].values)
     np.testing.assert_array_equal(one["sde"].values, two["sde"].values)
     assert (one["network"].values != other["network"].values).any()
@@ -187,8 +188,8 @@ def small_grid():
     return module_of("ct-fig6").Config(tokens=(2, 3), betas=(0.0, 6.0), times=(1.0, 2.0), samples=8)
 
 
-def test_an_interrupted_grid_goes_on_where_it_was(tmp_path, monkeypatch):
-    """What was finished is not computed again, and the numbers are those of an unbroken run."""
+def test_interrupted_grid_resumes(tmp_path, monkeypatch):
+    """Finished cells are not computed again, and the numbers are those of an uninterrupted run."""
     module, work = module_of("ct-fig6"), importlib.import_module("limitformer.sweep.work")
     compute, began = work.compute, []
 
@@ -199,12 +200,12 @@ def test_an_interrupted_grid_goes_on_where_it_was(tmp_path, monkeypatch):
         return compute(sweep, cell, **options)
 
     monkeypatch.setattr(work, "compute", stopping)
-    run = Run(seed=2, threads=1, stores=tmp_path)
+    run = FigureRun(seed=2, threads=1, stores=tmp_path)
     with pytest.raises(KeyboardInterrupt):
         module.compute(small_grid(), run)
     data = module.compute(small_grid(), run)
     assert len(began) == 5  # two, the one that was stopped, and the two that were left
-    whole = module.compute(small_grid(), Run(seed=2, threads=2))
+    whole = module.compute(small_grid(), FigureRun(seed=2, threads=2))
     for name in ("probability", "equal"):
         np.testing.assert_array_equal(data[name].values, whole[name].values)
 
@@ -352,7 +353,7 @@ def test_every_figure_has_a_wrong_twin():
     assert {name for name, _, _ in TWINS.values()} == set(NAMES)
 
 
-def test_unshaped_that_never_collapses_has_no_layer_of_collapse(made):
+def test_layer_of_collapse_is_infinite_without_collapse(made):
     data = made["st-fig1"].data
     claims = module_of("st-fig1").claims(data.assign(mean_absolute=data["mean_absolute"] * 0.9))
     (layer,) = (claim for claim in claims if claim.name.startswith("layer at which"))
@@ -360,7 +361,7 @@ def test_unshaped_that_never_collapses_has_no_layer_of_collapse(made):
     assert layer.holds is False
 
 
-def test_ks_claim_tells_one_law_from_another():
+def test_ks_claim_distinguishes_laws():
     generator = np.random.Generator(np.random.Philox(5))
     x, y, wider = generator.standard_normal((3, 20_000)) * [[1.0], [1.0], [1.3]]
     assert ks_noise(x, y) < 0.05
@@ -371,16 +372,15 @@ def test_ks_claim_tells_one_law_from_another():
 # What must not happen.
 
 
-def test_unknown_figure_before_any_work(tmp_path, no_work):
+def test_unknown_figure_is_refused_before_any_work(tmp_path, no_work):
     with pytest.raises(
-        InputError,
-        match=r"Unknown figure 'st-fig9'; there are st-fig1, .*stock-models, foretells, st-lr, .*ct-fig2\.",
+        InputError, match=r"Unknown figure 'st-fig9'; there are st-fig1, .*stock-models, foretells, st-lr, .*ct-fig2\."
     ):
         make("st-fig9", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_unknown_scale_before_any_work(tmp_path, no_work):
+def test_unknown_scale_is_refused_before_any_work(tmp_path, no_work):
     with pytest.raises(InputError, match=r"Unknown scale 'huge'; there are paper, quick\."):
         make("st-fig1", scale="huge", out=tmp_path / "out")
     assert SCALES == ("paper", "quick")
@@ -388,7 +388,7 @@ def test_unknown_scale_before_any_work(tmp_path, no_work):
 
 
 @pytest.mark.parametrize("below", [".", "deeper/still"])
-def test_a_file_in_the_way_is_found_before_any_work(tmp_path, no_work, below):
+def test_folder_that_is_a_file_is_refused_before_any_work(tmp_path, no_work, below):
     way = tmp_path / "file"
     way.write_text("here before", encoding="utf-8")
     with pytest.raises(InputError, match="Cannot write"):
@@ -406,14 +406,14 @@ def fail_with(error):
 
 @pytest.mark.parametrize("stage", ["compute", "claims", "draw"])
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyboardInterrupt()], ids=["failing", "interrupted"])
-def test_nothing_is_written_if_a_stage_ends_early(tmp_path, monkeypatch, stage, error):
+def test_figure_writes_nothing_if_a_stage_fails(tmp_path, monkeypatch, stage, error):
     monkeypatch.setattr(module_of("st-fig7"), stage, fail_with(error))
     with pytest.raises(type(error)):
         make("st-fig7", scale="quick", out=tmp_path, seed=1, threads=1)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interruption_while_saving_leaves_whole_files_only(tmp_path, monkeypatch):
+def test_interruption_while_saving_leaves_complete_files_only(tmp_path, monkeypatch):
     maker = importlib.import_module("limitformer_papers.making")
     monkeypatch.setattr(maker, "save", fail_with(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
@@ -423,7 +423,7 @@ def test_an_interruption_while_saving_leaves_whole_files_only(tmp_path, monkeypa
         picture.load()
 
 
-def test_an_interruption_in_the_middle_of_the_picture_leaves_none(tmp_path, monkeypatch):
+def test_interruption_while_drawing_leaves_no_picture(tmp_path, monkeypatch):
     def half(drawing, path, **_):
         Path(path).write_bytes(b"\x89PNG half of it")
         raise KeyboardInterrupt
@@ -434,7 +434,7 @@ def test_an_interruption_in_the_middle_of_the_picture_leaves_none(tmp_path, monk
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_keeps_the_files_of_the_last_time(made, folder, monkeypatch):
+def test_failure_keeps_earlier_files(made, folder, monkeypatch):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     monkeypatch.setattr(module_of("st-fig7"), "draw", fail_with(RuntimeError("a bug")))
     with pytest.raises(RuntimeError):
@@ -442,7 +442,7 @@ def test_a_failure_keeps_the_files_of_the_last_time(made, folder, monkeypatch):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_error_of_a_mean_lifetime_is_that_of_scipy():
+def test_error_of_a_mean_lifetime_equals_scipys():
     lengths = np.array([1.0, 2.0, 4.0, 9.0])
     assert mean_and_error(lengths) == pytest.approx((4.0, sem(lengths)))
     assert mean_and_error(lengths)[1] != pytest.approx(lengths.std(ddof=1), rel=0.1)  # the deviation of one of them

@@ -1,11 +1,10 @@
-"""The harness of all experiments: exact resuming, kills, damage, processes, and what it says of bad input."""
+"""The training harness: exact resuming, kills, damage, several processes, and messages on bad input."""
 
 import importlib
 import importlib.util
 import json
 import shutil
 import signal
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,13 +22,12 @@ from limitformer.base.errors import InputError, MissingExtraError
 from limitformer.nn import Gain, Residual
 from limitformer.nn.strengths import ENDING
 from limitformer_papers.training import checkpoints
-from limitformer_papers.training.arguments import arguments
 from limitformer_papers.training.data.batches import Batches
 from limitformer_papers.training.evaluation import evaluate
-from limitformer_papers.training.harness import Plan, read_runs, train
+from limitformer_papers.training.harness import read_runs, train
 from limitformer_papers.training.interrupts import TrainingInterrupted
 from limitformer_papers.training.log import Log, curve, read_log, read_table
-from limitformer_papers.training.trainer import Run
+from limitformer_papers.training.trainer import ResumableTrainer, arguments
 from ports import free_port
 from train_program import (
     BATCH,
@@ -50,7 +48,7 @@ from train_program import (
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Bits are compared."""
+    """Bits are compared, which depend on the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -59,7 +57,7 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
-    """The folder of a run that nothing interrupted."""
+    """The folder of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("unbroken") / "run"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -82,7 +80,7 @@ def generators(folder: Path, step: int = STEPS) -> bytes:
 
 
 def assert_same_run(folder: Path, other: Path) -> None:
-    """Weights, every row of the log and the generators, to the last bit."""
+    """Compare weights, every row of the log and the generators to the last bit."""
     assert read_log(folder).equals(read_log(other))
     ours, theirs = weights(folder), weights(other)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -98,7 +96,7 @@ def interrupted(folder: Path, step: int, **changes) -> None:
 
 # 12 steps are an epoch, 7 an evaluation and 10 a checkpoint: before, at and after each.
 @pytest.mark.parametrize("step", [25, 1, 24, 28, 30, 49])
-def test_an_interrupted_run_goes_on_to_the_last_bit(step, unbroken, tmp_path):
+def test_interrupted_run_resumes_to_the_last_bit(step, unbroken, tmp_path):
     interrupted(tmp_path / "run", step)
     assert (tmp_path / "run" / "checkpoints" / f"checkpoint-{step}").is_dir()
     assert not (tmp_path / "run" / "summary.json").exists()
@@ -106,16 +104,16 @@ def test_an_interrupted_run_goes_on_to_the_last_bit(step, unbroken, tmp_path):
     assert_same_run(tmp_path / "run", unbroken)
 
 
-def test_resuming_without_the_generators_would_be_noticed(unbroken, tmp_path, monkeypatch):
+def test_wrong_twin_resuming_without_generators_is_detected(unbroken, tmp_path, monkeypatch):
     interrupted(tmp_path / "run", 25)
-    monkeypatch.setattr(Run, "_load_rng_state", lambda self, folder: None)
+    monkeypatch.setattr(ResumableTrainer, "_load_rng_state", lambda self, folder: None)
     small_run(tmp_path / "run")
     with pytest.raises(AssertionError):
         assert_same_run(tmp_path / "run", unbroken)
 
 
 class Gained(Small):
-    """With strengths of the shaping: one number each."""
+    """A model with strengths of the shaping, one number each."""
 
     def __init__(self) -> None:
         super().__init__(0.2)
@@ -125,8 +123,8 @@ class Gained(Small):
         return super().forward(self.residual(x, self.gain() * x.flip(-1)), labels)
 
 
-def made_old(folder: Path) -> None:
-    """A checkpoint as version 0.1 wrote it: strengths by bare names, without a dimension, and so their averages."""
+def rewrite_as_version_0_1(folder: Path) -> None:
+    """Rewrite a checkpoint as version 0.1 did: strengths and their averages have bare names and no dimension."""
     state = torch.load(folder / "weights.pt", weights_only=True)
     old = {name.removesuffix(ENDING): x.reshape(()) if name.endswith(ENDING) else x for name, x in state.items()}
     assert len([name for name in old if name not in state]) == 3
@@ -141,21 +139,21 @@ def made_old(folder: Path) -> None:
     checkpoints.seal(folder.rename(folder.with_name("staged")), folder, notes)
 
 
-def test_a_checkpoint_of_an_earlier_version_is_resumed_to_the_last_bit(tmp_path):
+def test_checkpoint_of_version_0_1_resumes_to_the_last_bit(tmp_path):
     small_run(tmp_path / "whole", model=Gained())
     with pytest.raises(TrainingInterrupted):
         small_run(tmp_path / "run", [At(25, ctrl_c)], model=Gained())
-    made_old(tmp_path / "run" / "checkpoints" / "checkpoint-25")
+    rewrite_as_version_0_1(tmp_path / "run" / "checkpoints" / "checkpoint-25")
     small_run(tmp_path / "run", model=Gained())
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
-def test_the_last_step_needs_no_interruption(unbroken, tmp_path):
+def test_ctrl_c_in_the_last_step_finishes_the_run(unbroken, tmp_path):
     small_run(tmp_path / "run", [At(STEPS, ctrl_c)])
     assert_same_run(tmp_path / "run", unbroken)
 
 
-def test_a_second_ctrl_c_ends_at_once_and_the_run_goes_on(unbroken, tmp_path):
+def test_second_ctrl_c_ends_at_once_and_the_run_resumes(unbroken, tmp_path):
     with pytest.raises(KeyboardInterrupt) as ended:
         small_run(tmp_path / "run", [At(26, lambda: (ctrl_c(), ctrl_c()))])
     assert not isinstance(ended.value, TrainingInterrupted)
@@ -168,18 +166,18 @@ def test_a_second_ctrl_c_ends_at_once_and_the_run_goes_on(unbroken, tmp_path):
     assert_same_run(tmp_path / "run", unbroken)
 
 
-@pytest.mark.parametrize(("how", "step", "left"), [("step", 37, 30), ("save", 30, 20), ("step", 8, None)])
-def test_killed_runs_lose_and_double_nothing(how, step, left, unbroken, tmp_path):
+@pytest.mark.parametrize(("how", "step", "last_step"), [("step", 37, 30), ("save", 30, 20), ("step", 8, None)])
+def test_killed_run_resumes_to_the_last_bit(how, step, last_step, unbroken, tmp_path):
     killed = forked(run_and_die, str(tmp_path / "run"), how, step)
     killed.join(300)
     assert killed.exitcode == -signal.SIGKILL
-    found, damaged = checkpoints.newest(tmp_path / "run" / "checkpoints")
-    assert (found and found.step, damaged) == (left, [])
+    checkpoint, damaged = checkpoints.newest(tmp_path / "run" / "checkpoints")
+    assert (checkpoint and checkpoint.step, damaged) == (last_step, [])
     small_run(tmp_path / "run")
     assert_same_run(tmp_path / "run", unbroken)
 
 
-def test_killed_between_the_last_checkpoint_and_the_summary(unbroken, tmp_path):
+def test_run_killed_before_its_summary_is_finished(unbroken, tmp_path):
     shutil.copytree(unbroken, tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
     shutil.rmtree(tmp_path / "run" / "model")
@@ -208,7 +206,7 @@ def lose(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", [truncate, flip, forget, lose])
 @pytest.mark.parametrize("all_of_them", [False, True])
-def test_damaged_checkpoints_are_not_resumed_from(damage, all_of_them, unbroken, tmp_path, capfd):
+def test_damaged_checkpoints_are_skipped(damage, all_of_them, unbroken, tmp_path, capfd):
     interrupted(tmp_path / "run", 25)
     folders = checkpoints.listed(tmp_path / "run" / "checkpoints")
     for folder in folders if all_of_them else folders[:1]:
@@ -216,12 +214,12 @@ def test_damaged_checkpoints_are_not_resumed_from(damage, all_of_them, unbroken,
     small_run(tmp_path / "run")
     line = capfd.readouterr().err
     assert "checkpoint-25" in line
-    assert ("the beginning" if all_of_them else "goes on from checkpoint-20") in line
+    assert ("the beginning" if all_of_them else "resumes from checkpoint-20") in line
     assert_same_run(tmp_path / "run", unbroken)
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("file write failed")])
-def test_a_full_disk_loses_no_checkpoint(error, unbroken, tmp_path):
+def test_full_disk_keeps_earlier_checkpoints(error, unbroken, tmp_path):
     save, calls = torch.save, iter(range(100))
 
     def full(content, target):
@@ -252,7 +250,7 @@ def test_two_processes_equal_one(tmp_path):
 
 
 def distances(folder: Path, other: Path) -> float:
-    """The largest difference of two runs' weights and logged numbers; their rows must be the same ones."""
+    """Return the largest difference of two runs' weights and logged numbers; their rows must agree."""
     ours, theirs = weights(folder), weights(other)
     of_weights = max(float((ours[name] - theirs[name]).abs().max()) for name in theirs)
     log, log2 = read_log(folder), read_log(other)
@@ -260,14 +258,14 @@ def distances(folder: Path, other: Path) -> float:
     return max(of_weights, float(np.abs(log["value"].to_numpy() - log2["value"].to_numpy()).max()))
 
 
-def test_it_is_adamw_with_this_schedule_on_these_batches(tmp_path):
+def test_training_equals_adamw_by_hand(tmp_path):
     small_run(tmp_path / "run", dropout=0.0, weight_decay=0.1, schedule="linear", clip=0.5)
     assert difference(by_hand((0.9, 0.999)), weights(tmp_path / "run")) < 1e-6
     assert difference(by_hand((0.9, 0.99)), weights(tmp_path / "run")) > 1e-4
 
 
 def by_hand(betas: tuple[float, float]) -> dict[str, torch.Tensor]:
-    """The run, written out."""
+    """Return the weights of the run, written out."""
     model, data = Small(0.0), items()
     decaying = [model.first.weight, model.last.weight]
     groups = [{"params": decaying}, {"params": [model.first.bias, model.last.bias], "weight_decay": 0.0}]
@@ -291,7 +289,7 @@ def difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -
 
 
 class Still(nn.Module):
-    """A loss without gradients: only decay moves it."""
+    """A model whose loss has no gradients, so that only weight decay changes it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -302,7 +300,7 @@ class Still(nn.Module):
         return {"loss": 0 * (self.gain() * self.linear(self.norm(x))).sum(), "logits": x}
 
 
-def test_gains_norms_and_biases_do_not_decay(tmp_path):
+def test_gains_norms_and_biases_have_no_weight_decay(tmp_path):
     model = Still()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     small_run(tmp_path, model=model, steps=1, warmup=0, schedule="constant", weight_decay=0.5, learning_rate=0.1)
@@ -311,7 +309,7 @@ def test_gains_norms_and_biases_do_not_decay(tmp_path):
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
-def test_a_run_that_diverges_says_so_and_ends(tmp_path, capfd):
+def test_diverged_run_ends_with_a_message(tmp_path, capfd):
     summary = small_run(tmp_path, learning_rate=1e30, warmup=0, schedule="constant")
     assert summary["diverged"]
     assert np.isnan(summary["train_loss"])
@@ -323,7 +321,7 @@ def test_a_run_that_diverges_says_so_and_ends(tmp_path, capfd):
     np.testing.assert_equal(dict(again), dict(summary))
 
 
-def test_a_finished_run_is_not_repeated(unbroken):
+def test_finished_run_is_not_repeated(unbroken):
     class Untouched(Small):
         def forward(self, x, labels):
             pytest.fail("it was finished")
@@ -336,7 +334,7 @@ def test_a_finished_run_is_not_repeated(unbroken):
     assert not summary["diverged"]
 
 
-def test_the_evaluation_is_over_all_examples(unbroken):
+def test_evaluation_is_over_all_examples(unbroken):
     model = Small(0.2)
     model.load_state_dict(weights(unbroken))
     model.eval()
@@ -348,34 +346,34 @@ def test_the_evaluation_is_over_all_examples(unbroken):
     assert curve(read_log(unbroken), "eval_accuracy")[1][-1] == pytest.approx(right, rel=1e-6)
 
 
-def test_unequal_numbers_of_labels_count_by_label():
+def test_evaluation_weights_batches_by_labels():
     class Mean(nn.Module):
         def forward(self, x, labels):
             return (x[labels != -100].mean(),)
 
     data = [{"x": torch.arange(4.0) + 10 * k, "labels": torch.arange(4) % (k + 2) - 100} for k in range(3)]
     chosen = torch.cat([one["x"][one["labels"] != -100] for one in data])
-    found = evaluate(Mean(), data, batch=1, collate=collate, place=lambda x: x)
-    assert found["loss"] == pytest.approx(float(chosen.mean()))
+    result = evaluate(Mean(), data, batch=1, collate=collate, place=lambda x: x)
+    assert result["loss"] == pytest.approx(float(chosen.mean()))
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [({"learning_rate": 0.5}, "learning_rate is 0.01 there, 0.5 here"), ({"dropout": 0.5}, "dropout is 0.2 there")],
 )
-def test_another_run_in_the_folder_is_refused(changes, named, unbroken):
+def test_other_run_in_the_folder_is_refused(changes, named, unbroken):
     with pytest.raises(InputError, match="holds another run") as refused:
         small_run(unbroken, **changes)
     assert named in str(refused.value)
 
 
-def test_what_changes_no_result_may_differ(unbroken):
+def test_resuming_accepts_other_free_options(unbroken):
     assert small_run(unbroken, save_every=3, keep_checkpoints=1, threads=1)["steps"] == STEPS
 
 
-def test_few_checkpoints_are_kept(unbroken):
-    kept = [path.name for path in checkpoints.listed(unbroken / "checkpoints")]
-    assert kept == ["checkpoint-50", "checkpoint-40"]
+def test_newest_checkpoints_are_kept(unbroken):
+    names = [path.name for path in checkpoints.listed(unbroken / "checkpoints")]
+    assert names == ["checkpoint-50", "checkpoint-40"]
     assert [path.name for path in (unbroken / "checkpoints" / "unfinished").iterdir()] == []
 
 
@@ -392,12 +390,12 @@ def test_few_checkpoints_are_kept(unbroken):
         ({"threads": 0}, "threads must be at least 1"),
     ],
 )
-def test_bad_plans(changes, message, tmp_path):
+def test_bad_plans_are_refused(changes, message, tmp_path):
     with pytest.raises(InputError, match=message):
         plan_of(tmp_path, **changes)
 
 
-def test_a_batch_larger_than_the_data(tmp_path):
+def test_batch_larger_than_the_data_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"100 examples; got 101\. Nearest: 100"):
         small_run(tmp_path / "run", batch=101)
     assert not (tmp_path / "run").exists()
@@ -409,13 +407,13 @@ def test_processes_must_share_a_batch(tmp_path, monkeypatch):
         small_run(tmp_path)
 
 
-def test_a_folder_that_is_a_file(tmp_path):
+def test_folder_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(InputError, match="Cannot write"):
         small_run(tmp_path / "run")
 
 
-def test_damaged_run_files(unbroken, tmp_path):
+def test_damaged_run_files_are_refused(unbroken, tmp_path):
     shutil.copytree(unbroken, tmp_path / "run")
     (tmp_path / "run" / "run.json").write_text("{")
     with pytest.raises(InputError, match=r"run\.json cannot be read"):
@@ -427,13 +425,13 @@ def test_damaged_run_files(unbroken, tmp_path):
         read_log(tmp_path)
 
 
-def test_descriptions_that_json_does_not_know(tmp_path):
+def test_description_that_is_not_json_is_refused(tmp_path):
     options = {"train_data": items(), "eval_data": None, "collate": collate}
     with pytest.raises(InputError, match="must go to JSON"):
         train(Small(0.0), plan_of(tmp_path), about={"x": object()}, **options)
 
 
-def test_finished_runs_are_found(unbroken, tmp_path):
+def test_read_runs_returns_finished_runs(unbroken, tmp_path):
     with pytest.raises(InputError, match="No such folder"):
         read_runs(tmp_path / "none")
     with pytest.raises(InputError, match=f"No finished runs in {tmp_path}. Nearest"):
@@ -442,41 +440,40 @@ def test_finished_runs_are_found(unbroken, tmp_path):
     with pytest.raises(InputError, match="1 unfinished"):
         read_runs(tmp_path)
     shutil.copytree(unbroken, tmp_path / "c")
-    (found,) = read_runs(tmp_path)
-    assert found.path == tmp_path / "c"
-    assert found.about == {"experiment": "small", "dropout": 0.2}
-    assert found.plan["batch"] == BATCH
-    assert found.summary["steps"] == STEPS
+    (run,) = read_runs(tmp_path)
+    assert run.path == tmp_path / "c"
+    assert run.about == {"experiment": "small", "dropout": 0.2}
+    assert run.plan["batch"] == BATCH
+    assert run.summary["steps"] == STEPS
 
 
 class Measure(At):
-    """A callback that adds rows of its own."""
+    """A callback that adds rows."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(12, lambda: log.record(12, "entropy", 1.5, layer=3, head=1))
 
 
-def test_callbacks_add_rows_and_tensorboard_shows_them(tmp_path):
+def test_callback_rows_are_in_log_and_tensorboard(tmp_path):
     log = Log()
     small_run(tmp_path, [Measure(log), log], steps=14, tensorboard=True)
     steps, values = curve(read_log(tmp_path), "entropy", layer=3, head=1)
     assert (list(steps), list(values)) == ([12], [1.5])
     with pytest.raises(InputError, match="no 'entropy' at layer -1, head -1; it has entropy, eval_accuracy"):
         curve(read_log(tmp_path), "entropy")
-    assert shown(tmp_path / "tensorboard", "entropy/layer 3/head 1") == {12: 1.5}
+    assert tensorboard_scalars(tmp_path / "tensorboard", "entropy/layer 3/head 1") == {12: 1.5}
     losses = dict(zip(*map(list, curve(read_log(tmp_path), "loss")), strict=True))
-    assert shown(tmp_path / "tensorboard", "loss") == pytest.approx(losses)
+    assert tensorboard_scalars(tmp_path / "tensorboard", "loss") == pytest.approx(losses)
 
 
-def shown(folder: Path, name: str) -> dict[int, float]:
-    """What TensorBoard reads."""
+def tensorboard_scalars(folder: Path, name: str) -> dict[int, float]:
     reader = "tensorboard.backend.event_processing.event_accumulator"
     events = pytest.importorskip(reader).EventAccumulator(str(folder))
     events.Reload()
     return {event.step: event.value for event in events.Scalars(name)}
 
 
-def test_the_log_serves_any_trainer(tmp_path):
+def test_log_works_with_any_trainer(tmp_path):
     log = Log(tmp_path / "own.parquet")
     arguments = TrainingArguments(
         output_dir=str(tmp_path), max_steps=4, logging_steps=2, report_to="none", use_cpu=True, disable_tqdm=True
@@ -489,13 +486,13 @@ def test_the_log_serves_any_trainer(tmp_path):
 
 
 class Stop(At):
-    """Ends a Trainer as a crash does: after a checkpoint, and rows that none has."""
+    """A crash of the Trainer after a checkpoint and rows that it does not have."""
 
     def __init__(self, step: int) -> None:
         super().__init__(step, lambda: (_ for _ in ()).throw(OSError("crash")))
 
 
-def test_a_trainer_of_one_s_own_goes_on_with_its_log(tmp_path):
+def test_user_trainer_resumes_its_log(tmp_path):
     options = {"max_steps": 6, "save_steps": 2, "logging_steps": 1, "report_to": "none", "use_cpu": True}
     arguments = TrainingArguments(output_dir=str(tmp_path), disable_tqdm=True, **options)
 
@@ -515,10 +512,10 @@ def test_a_trainer_of_one_s_own_goes_on_with_its_log(tmp_path):
     assert again.table().equals(whole.table())
 
 
-def test_a_second_process_is_kept_out(tmp_path):
+def test_second_process_is_refused(tmp_path):
     (tmp_path / "run").mkdir()
     with FileLock(tmp_path / "run" / ".lock"):
-        with pytest.raises(InputError, match=f"Another process is at work on this run: {tmp_path / 'run'}"):
+        with pytest.raises(InputError, match=f"Another process is training this run: {tmp_path / 'run'}"):
             small_run(tmp_path / "run", steps=6)
         assert not (tmp_path / "run" / "run.json").exists()
     assert small_run(tmp_path / "run", steps=6)["steps"] == 6
@@ -526,18 +523,18 @@ def test_a_second_process_is_kept_out(tmp_path):
         assert small_run(tmp_path / "run", steps=6)["steps"] == 6  # a finished run is only read
 
 
-def test_it_says_where_it_begins(tmp_path, capfd):
+def test_start_and_resumption_are_printed(tmp_path, capfd):
     interrupted(tmp_path, 3)
-    said = capfd.readouterr().err
-    assert said.split("\n")[1] == "Finishing the step in work; Ctrl-C again to stop at once."
-    assert "Goes on" not in said
+    output = capfd.readouterr().err
+    assert output.split("\n")[1] == "Finishing the current step; Ctrl-C again to stop at once."
+    assert "Resumes" not in output
     small_run(tmp_path)
-    assert capfd.readouterr().err == f"Goes on from step 3 of 50: {tmp_path}\n"
+    assert capfd.readouterr().err == f"Resumes from step 3 of 50: {tmp_path}\n"
     small_run(tmp_path)
-    assert capfd.readouterr().err == f"Was finished before: {tmp_path}\n"
+    assert capfd.readouterr().err == f"Already finished: {tmp_path}\n"
 
 
-def test_other_processes_than_it_was_begun_with_are_named(tmp_path, capfd):
+def test_changed_number_of_processes_is_printed(tmp_path, capfd):
     interrupted(tmp_path, 3)
     content = json.loads((tmp_path / "run.json").read_text())
     (tmp_path / "run.json").write_text(json.dumps(content | {"processes": 4}))
@@ -547,7 +544,7 @@ def test_other_processes_than_it_was_begun_with_are_named(tmp_path, capfd):
     assert line in capfd.readouterr().err.splitlines()
 
 
-def test_runs_of_older_versions_have_the_defaults(tmp_path):
+def test_plan_of_an_older_version_has_defaults(tmp_path):
     interrupted(tmp_path, 3)
     content = json.loads((tmp_path / "run.json").read_text())
     del content["plan"]["clip"]
@@ -557,30 +554,30 @@ def test_runs_of_older_versions_have_the_defaults(tmp_path):
     assert small_run(tmp_path)["steps"] == STEPS
 
 
-def test_bf16_where_there_is_none(tmp_path, monkeypatch):
+def test_missing_bf16_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: False)
-    with pytest.raises(InputError, match=r"bf16 cannot be had here: .*Nearest: bf16=False \(--no-bf16\)") as refused:
+    with pytest.raises(InputError, match=r"bf16 is not available here: .*Nearest: bf16=False \(--no-bf16\)") as refused:
         arguments(plan_of(tmp_path, bf16=True), evaluates=True)
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(("module", "package"), [("PIL", "pillow"), ("sklearn", "scikit-learn"), ("tensorboard",) * 2])
-def test_a_package_that_is_missing_is_named(module, package, monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else found(name))
+def test_missing_package_is_named(module, package, monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find_spec(name))
     with pytest.raises(MissingExtraError, match=rf"needs {package}, .*pip install 'limitformer\[train\]'"):
         importlib.reload(limitformer_papers.training)
 
 
 def test_batches_are_permutations_shared_by_processes():
-    class Told(list):
+    class EpochData(list):
         epochs: list[int] = []  # noqa: RUF012
 
         def set_epoch(self, epoch: int) -> None:
             self.epochs.append(epoch)
 
-    data = Told(range(10))
+    data = EpochData(range(10))
     whole = list(Batches(data, 4, 6, seed=5))
     assert data.epochs == [0, 1, 2]
     for epoch in range(3):
@@ -592,19 +589,18 @@ def test_batches_are_permutations_shared_by_processes():
     assert list(Batches(data, 4, 6, seed=6)) != whole
 
 
-def test_threads_are_given_back(tmp_path):
+def test_number_of_threads_is_restored(tmp_path):
     before = torch.get_num_threads()
     during = []
     small_run(tmp_path, [At(1, lambda: during.append(torch.get_num_threads()))], threads=2, steps=6)
     assert during == [2]
     assert torch.get_num_threads() == before
-    assert isinstance(replace(plan_of(tmp_path), threads=2), Plan)
 
 
-def test_metrics_need_every_prediction_in_order():
-    found = evaluate(Small(0.0), items()[:10], batch=4, collate=collate, place=lambda x: x, compute_metrics=accuracy)
+def test_metrics_use_all_predictions_in_order():
+    result = evaluate(Small(0.0), items()[:10], batch=4, collate=collate, place=lambda x: x, compute_metrics=accuracy)
     model = Small(0.0)
     whole = collate(items()[:10])
-    assert found["accuracy"] == pytest.approx(
+    assert result["accuracy"] == pytest.approx(
         float((model(**whole)["logits"].argmax(-1) == whole["labels"]).float().mean())
     )

@@ -1,6 +1,6 @@
-"""Figures of finished runs: numbers against the raw ones, claims that say yes, no and nothing, and bad folders.
+"""Figures of finished runs: numbers against those of the runs, claims with each verdict, and bad folders.
 
-The runs are made up and written with the package's own writers; nothing is trained.
+The runs are invented and written with the package's own writers; nothing is trained.
 """
 
 import importlib
@@ -18,7 +18,7 @@ import limitformer as lf
 from limitformer.base.errors import InputError, MissingExtraError
 from limitformer.plot import style
 from limitformer_papers import RUN_FIGURES, make
-from limitformer_papers.common.claims import Run
+from limitformer_papers.common.claims import FigureRun
 from limitformer_papers.making import module_of
 from limitformer_papers.shaped_transformer import language_runs
 from limitformer_papers.training.log import FILE, Log
@@ -39,18 +39,22 @@ def written(folder, about, plan, summary, log):
 
 
 def losses_of(train, seed, until=STEPS):
-    """Falls from 5 to `train` by step 16, bent so that no mean of it is another; the last tenth is `train` alone."""
+    """Return losses that fall from 5 to `train` by step 16, bent so that all means differ; the last tenth is
+    `train`.
+    """
     fall = np.minimum(np.arange(until) / 15, 1) ** (0.5 + 0.1 * seed)
     return 5 + (train - 5) * fall
 
 
 def entropy_of(base, seed, layer, head, step):
-    """Asymmetric in all that it depends on; least at the last step of the last layer."""
+    """Return an entropy that is asymmetric in all arguments, least at the last step of the last layer."""
     return base * (1 + 0.03 * seed + 0.05 * head) * (1 - 0.01 * step) * (1 - 0.02 * layer)
 
 
 def mlm(out, variant, rate=1e-3, seed=0, *, train=2.0, held_out=2.5, died=None, lost=False, entropy=1.0, **changes):
-    """One run of `train mlm`; `died` is the step without a number, `lost` one that ended far above its first loss."""
+    """Write a run of `train mlm`; `died` is the step of a loss that is not finite, `lost` means a final loss far
+    above.
+    """
     gamma = changes.pop("gamma", 0.2 if variant.startswith("shaped") else 0.0)
     depth, name = changes.pop("depth", 2), changes.pop("name", "")
     losses = losses_of(1e5 if lost else train, seed, died or STEPS)
@@ -73,7 +77,7 @@ def mlm(out, variant, rate=1e-3, seed=0, *, train=2.0, held_out=2.5, died=None, 
 
 
 def vit(out, variant, seed=0, *, accuracy=0.9, diverged=False, epochs=3, name="", **changes):
-    """One run of `train vit`."""
+    """Write a run of `train vit`."""
     log = Log()
     for epoch in range(1, epochs + 1):
         log.record(10 * epoch, "eval_accuracy", accuracy * (epoch / epochs) ** 0.3)
@@ -88,7 +92,7 @@ def vit(out, variant, seed=0, *, accuracy=0.9, diverged=False, epochs=3, name=""
 
 
 def glue(out, pretrained, task="CoLA", seed=0, *, score=0.5, diverged=False, name="", **changes):
-    """One run of `train glue` from the run in `pretrained`; metrics of a task fall by 0.1 from one to the next."""
+    """Write a run of `train glue` from the run in `pretrained`; each metric of a task is 0.1 below the one before."""
     examples = {"train": {"examples": 100 * len(task), "digest": task}, "dev": {"examples": 10, "digest": task}}
     began = {"pretrained": pretrained.name, "variant": "-".join(pretrained.name.split("-")[:2]), "weights": name}
     about = {"experiment": "glue", "task": task, "epochs": 5, **began, "data": examples}
@@ -102,7 +106,7 @@ def glue(out, pretrained, task="CoLA", seed=0, *, score=0.5, diverged=False, nam
 
 
 def tuned(out, levels, *, tasks=("CoLA",), tunings=1, **common):
-    """Pretrained runs of {(variant, γ): scores by pretraining seed}, each fine-tuned on every task with some seeds."""
+    """Write pretrained runs of {(variant, γ): scores by pretraining seed}, each fine-tuned on every task and seed."""
     for (variant, gamma), values in levels.items():
         for seed, value in enumerate(values):
             before = mlm(out, variant, seed=seed, gamma=gamma, **common)
@@ -114,20 +118,20 @@ def tuned(out, levels, *, tasks=("CoLA",), tunings=1, **common):
 
 def data_of(name, out):
     module = module_of(name)
-    return module.compute(module.paper(), Run(seed=0, threads=1, runs=out))
+    return module.compute(module.paper(), FigureRun(seed=0, threads=1, runs=out))
 
 
 def claims_of(name, out):
-    """All claims; their names are unique, and what comes of them goes to JSON."""
-    found = module_of(name).claims(data_of(name, out))
-    assert len({claim.name for claim in found}) == len(found)
-    assert all(type(claim.value) is float and type(claim.holds) in (bool, type(None)) for claim in found)
-    return found
+    """Return all claims; their names are unique, and their values can go to JSON."""
+    claims = module_of(name).claims(data_of(name, out))
+    assert len({claim.name for claim in claims}) == len(claims)
+    assert all(type(claim.value) is float and type(claim.holds) in (bool, type(None)) for claim in claims)
+    return claims
 
 
 def claim_of(name, out, part):
-    (found,) = [claim for claim in claims_of(name, out) if part in claim.name]
-    return found
+    (claim,) = [claim for claim in claims_of(name, out) if part in claim.name]
+    return claim
 
 
 def drawn(name, out):
@@ -144,7 +148,7 @@ def texts(figure):
 
 
 def grid(out, losses, **common):
-    """Runs of {(variant, rate): training losses by seed, None for one that diverged}; held-out ones are 0.3 above."""
+    """Write runs of {(variant, rate): training losses by seed, None if diverged}; held-out losses are 0.3 above."""
     for (variant, rate), values in losses.items():
         for seed, value in enumerate(values):
             ended = {"died": 12} if value is None else {"train": value, "held_out": value + 0.3}
@@ -162,7 +166,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Four language variants, three rates, three seeds, a divergence; and four pairs of vision runs, one diverged."""
+    """Runs of four language variants, three rates and seeds, one of them diverged, and four pairs of vision runs."""
     out = tmp_path_factory.mktemp("runs")
     for k, variant in enumerate((SHAPED, LEARN, PRE, POST)):
         level = {
@@ -186,7 +190,7 @@ def made(runs, folder):
     return {name: make(name, out=folder, runs=runs) for name in RUN_FIGURES}
 
 
-def test_exactly_three_files_for_each_figure(made, folder):
+def test_run_figures_write_exactly_three_files(made, folder):
     expected = {f"{name}.{ending}" for name in RUN_FIGURES for ending in ("png", "nc", "json")}
     assert {path.name for path in folder.iterdir()} == expected
 
@@ -209,7 +213,7 @@ def test_picture_data_and_record(made, folder, name):
 
 
 @pytest.mark.parametrize("name", RUN_FIGURES)
-def test_each_log_is_read_once(runs, name, monkeypatch):
+def test_figure_reads_each_log_once(runs, name, monkeypatch):
     read, real = [], language_runs.read_log
     for module in (language_runs, module_of("ct-fig2")):
         monkeypatch.setattr(module, "read_log", lambda path: (read.append(path), real(path))[1])
@@ -221,7 +225,7 @@ def test_each_log_is_read_once(runs, name, monkeypatch):
 # st-lr
 
 
-def test_lr_has_the_runs_numbers(tmp_path):
+def test_lr_numbers_are_those_of_the_runs(tmp_path):
     losses = {(SHAPED, 1e-3): [2.0, 2.2], (SHAPED, 1e-2): [1.5, 1.9], (PRE, 1e-3): [2.1, 2.5], (PRE, 1e-2): [3.0, 3.3]}
     data = data_of("st-lr", grid(tmp_path, losses))
     for (variant, rate), values in losses.items():
@@ -238,11 +242,11 @@ def test_lr_has_the_runs_numbers(tmp_path):
     assert data.attrs["runs"] == "n = 32, d = 2, 2 heads, length 16, batch 8, 20 steps, stdlib, 2 seeds"
 
 
-def test_curves_are_means_over_the_last_steps(tmp_path):
+def test_lr_curves_are_means_over_the_last_steps(tmp_path):
     mlm(tmp_path, PRE, train=2.3, seed=1)
     mlm(tmp_path, PRE, 1e-2, seed=1, died=12)
     module = module_of("st-lr")
-    data = module.compute(module.Config(smoothing=5), Run(seed=0, threads=1, runs=tmp_path))
+    data = module.compute(module.Config(smoothing=5), FigureRun(seed=0, threads=1, runs=tmp_path))
     losses = losses_of(2.3, 1)
     naive = [np.mean(losses[max(0, k - 3) : k + 1]) for k in range(STEPS)]
     np.testing.assert_allclose(data["loss"].sel(rate=1e-3).squeeze(), naive, rtol=1e-12)
@@ -270,25 +274,25 @@ COMPARED = {
 
 
 @pytest.mark.parametrize("case", COMPARED)
-def test_lr_claims_say_yes_no_and_nothing(case, tmp_path):
-    losses, *wanted = COMPARED[case]
+def test_lr_claims_reach_each_verdict(case, tmp_path):
+    losses, *expected_values = COMPARED[case]
     rates = (1e-3, 1e-2, 1e-1)
     grid(tmp_path, {(name, rate): [v, v] for name, row in losses.items() for rate, v in zip(rates, row, strict=False)})
     ratio, gap = claim_of("st-lr", tmp_path, "spread"), claim_of("st-lr", tmp_path, "above the least")
-    for found, wished in zip((ratio.value, ratio.holds, gap.value, gap.holds), wanted, strict=True):
-        if wished is None:
+    for found, expected_value in zip((ratio.value, ratio.holds, gap.value, gap.holds), expected_values, strict=True):
+        if expected_value is None:
             assert found is None or math.isnan(found)
         else:
-            assert found == pytest.approx(wished)
+            assert found == pytest.approx(expected_value)
     both = SHAPED in losses and PRE in losses
     for name, row in losses.items():
-        gone = [f"{rate:g}" for rate, value in zip(rates, row, strict=False) if value is None]
-        expected = f"{language_runs.VARIANTS[name]} diverged at {', '.join(gone)}"
-        assert (expected in ratio.name) == (bool(gone) and both)
+        diverged = [f"{rate:g}" for rate, value in zip(rates, row, strict=False) if value is None]
+        expected = f"{language_runs.VARIANTS[name]} diverged at {', '.join(diverged)}"
+        assert (expected in ratio.name) == (bool(diverged) and both)
     drawn("st-lr", tmp_path)
 
 
-def test_a_divergence_of_one_seed_is_one_of_all(tmp_path):
+def test_lr_divergence_of_one_seed_makes_the_mean_infinite(tmp_path):
     losses = {(SHAPED, 1e-3): [2.0, 2.0], (SHAPED, 1e-2): [1.8, None], (PRE, 1e-3): [2.0, 2.0], (PRE, 1e-2): [2.1, 2.1]}
     grid(tmp_path, losses)
     claim = claim_of("st-lr", tmp_path, "shaped, Recover (1 of 2 diverged), rate 0.01")
@@ -302,7 +306,7 @@ def test_a_divergence_of_one_seed_is_one_of_all(tmp_path):
     assert list(cross.get_xdata()) == [11]
 
 
-def test_a_run_that_was_lost_diverged_and_does_not_squeeze_the_others(tmp_path):
+def test_lr_lost_run_counts_as_diverged_and_leaves_the_panel(tmp_path):
     grid(tmp_path, {(PRE, 1e-3): [2.0], (PRE, 1e-2): [2.0], (SHAPED, 1e-3): [2.0]})
     mlm(tmp_path, SHAPED, 1e-2, lost=True)
     assert claim_of("st-lr", tmp_path, "Recover (1 of 1 diverged), rate 0.01").value == INF
@@ -315,8 +319,8 @@ def test_a_run_that_was_lost_diverged_and_does_not_squeeze_the_others(tmp_path):
     make("st-lr", out=tmp_path / "out", runs=tmp_path)  # no warning that there is no room
 
 
-def test_seeds_that_some_setting_lacks_are_left_out_and_named(tmp_path):
-    """Of a grid that was stopped: a mean over other seeds would compare seeds."""
+def test_incomplete_seeds_are_left_out_and_counted(tmp_path):
+    """In an unfinished grid, a mean over other seeds would compare seeds."""
     grid(tmp_path, {(SHAPED, 1e-3): [2.0, 9.0], (SHAPED, 1e-2): [2.1], (PRE, 1e-3): [2.0, 9.0], (PRE, 1e-2): [2.2]})
     data = data_of("st-lr", tmp_path)
     assert list(data["seed"].values) == [0]
@@ -327,7 +331,7 @@ def test_seeds_that_some_setting_lacks_are_left_out_and_named(tmp_path):
 
 
 @pytest.mark.parametrize("name", LANGUAGE)
-def test_no_seed_in_common(name, tmp_path):
+def test_runs_without_a_common_seed_are_refused(name, tmp_path):
     mlm(tmp_path, SHAPED, seed=0)
     mlm(tmp_path, PRE, seed=1)
     with pytest.raises(
@@ -336,7 +340,7 @@ def test_no_seed_in_common(name, tmp_path):
         data_of(name, tmp_path)
 
 
-def test_two_depths_are_two_panels(tmp_path):
+def test_lr_draws_a_panel_for_each_depth(tmp_path):
     for depth in (2, 4):
         for rate in (1e-3, 1e-2):
             mlm(tmp_path, SHAPED, rate, depth=depth, gamma=0.1, held_out=2 + depth)
@@ -353,7 +357,7 @@ def test_two_depths_are_two_panels(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["st-lr", "st-fig6"])
-def test_eight_rates_have_eight_colours(name, tmp_path):
+def test_curves_have_distinct_colours_for_eight_rates(name, tmp_path):
     rates = [1e-4 * 2**k for k in range(8)]
     grid(tmp_path, {(variant, rate): [2.0 + rate] for variant in (SHAPED, PRE) for rate in rates})
     figure = drawn(name, tmp_path)
@@ -366,7 +370,7 @@ def test_eight_rates_have_eight_colours(name, tmp_path):
 
 
 def finished(out):
-    return language_runs.language_runs(Run(seed=0, threads=1, runs=out))
+    return language_runs.language_runs(FigureRun(seed=0, threads=1, runs=out))
 
 
 GAMMAS = {
@@ -381,7 +385,7 @@ GAMMAS = {
 
 
 @pytest.mark.parametrize("case", GAMMAS)
-def test_the_best_gamma(case, tmp_path):
+def test_best_gamma_has_least_held_out_loss(case, tmp_path):
     losses, wanted = GAMMAS[case]
     for gamma, values in losses.items():
         for k, value in enumerate(values):
@@ -396,7 +400,7 @@ def test_the_best_gamma(case, tmp_path):
     assert data_of("st-fig6", tmp_path).attrs["gamma"] == wanted
 
 
-def test_without_shaped_runs_there_is_no_gamma(tmp_path):
+def test_best_gamma_is_nan_without_shaped_runs(tmp_path):
     grid(tmp_path, {(PRE, 1e-3): [2.0], (PRE, 1e-2): [2.5]})
     assert math.isnan(language_runs.best_gamma(finished(tmp_path)))
     assert drawn("st-lr", tmp_path).axes[0].get_title() == "d = 2"
@@ -408,7 +412,7 @@ def test_without_shaped_runs_there_is_no_gamma(tmp_path):
 
 
 def entropies(out, changes, rates=(1e-3, 1e-2), seeds=2):
-    """A run of each, with `changes` by (variant, rate)."""
+    """Write a run of each variant, rate and seed, with `changes` by (variant, rate)."""
     for variant in (SHAPED, PRE):
         for rate in rates:
             for seed in range(seeds):
@@ -424,8 +428,8 @@ def test_entropy_is_the_mean_over_heads_and_seeds(tmp_path):
                 np.mean([entropy_of(base, seed, layer, head, step) for seed in range(2) for head in range(HEADS)])
                 for step in range(0, STEPS + 1, LOOK)
             ]
-            found = data["entropy"].sel(variant=variant, rate=rate, layer=layer).mean("seed")
-            np.testing.assert_allclose(found, expected, rtol=1e-12)
+            mean = data["entropy"].sel(variant=variant, rate=rate, layer=layer).mean("seed")
+            np.testing.assert_allclose(mean, expected, rtol=1e-12)
     assert data.attrs["largest"] == pytest.approx(math.log(LENGTH))
     (claim,) = [one for one in claims_of("st-fig6", tmp_path) if one.name.startswith("Pre-LN, rate 0.01")]
     least = np.mean([entropy_of(0.7, seed, 2, head, STEPS) for seed in range(2) for head in range(HEADS)])
@@ -434,7 +438,7 @@ def test_entropy_is_the_mean_over_heads_and_seeds(tmp_path):
 
 
 @pytest.mark.parametrize(("entropy", "holds"), [(0.3, True), (0.6, False), (1.5, False)])
-def test_entropy_claim_says_yes_and_no(entropy, holds, tmp_path):
+def test_entropy_claim_reaches_each_verdict(entropy, holds, tmp_path):
     entropies(tmp_path, {(PRE, 1e-2): {"entropy": entropy}, (PRE, 1e-3): {"entropy": 0.1}})
     claim = claim_of("st-fig6", tmp_path, "over that of")
     assert claim.value == pytest.approx(entropy)
@@ -444,7 +448,7 @@ def test_entropy_claim_says_yes_and_no(entropy, holds, tmp_path):
 
 @pytest.mark.parametrize("variant", [SHAPED, PRE])
 @pytest.mark.parametrize("ended", [{"died": 12}, {"lost": True}])
-def test_entropy_of_a_dying_run_is_not_judged(variant, ended, tmp_path):
+def test_entropy_claim_is_not_judged_for_diverged_runs(variant, ended, tmp_path):
     entropies(tmp_path, {(variant, 1e-2): {"entropy": 0.01, **ended}, (PRE, 1e-3): {"entropy": 0.3}})
     judged, largest = [claim for claim in claims_of("st-fig6", tmp_path) if "over that of" in claim.name]
     assert judged.name.startswith("rate 0.001: ")
@@ -457,7 +461,7 @@ def test_entropy_of_a_dying_run_is_not_judged(variant, ended, tmp_path):
     assert "a seed diverged" in labels(figure)
 
 
-def test_entropy_where_one_seed_diverged_at_every_rate(tmp_path):
+def test_entropy_claim_is_not_judged_if_a_seed_diverged_at_every_rate(tmp_path):
     entropies(tmp_path, {})
     for rate in (1e-3, 1e-2):
         mlm(tmp_path, PRE, rate, seed=2, died=7)
@@ -469,13 +473,13 @@ def test_entropy_where_one_seed_diverged_at_every_rate(tmp_path):
     assert list(line.get_xdata()) == [0, 5]  # with the seed that lived on it would be another mean
 
 
-def test_entropy_at_the_largest_rate_that_both_have(tmp_path):
+def test_entropy_claim_uses_the_largest_common_rate(tmp_path):
     entropies(tmp_path, {(PRE, 1e-3): {"entropy": 0.4}})
     mlm(tmp_path, PRE, 1e-1, 0)
     mlm(tmp_path, PRE, 1e-1, 1)
-    found = claims_of("st-fig6", tmp_path)
-    assert [claim.name.partition(":")[0] for claim in found] == ["Pre-LN, rate 0.1", "rate 0.01"]
-    assert found[1].holds is False
+    claims = claims_of("st-fig6", tmp_path)
+    assert [claim.name.partition(":")[0] for claim in claims] == ["Pre-LN, rate 0.1", "rate 0.01"]
+    assert claims[1].holds is False
     figure = drawn("st-fig6", tmp_path)
     assert [axes.get_title() for axes in figure.axes][:2] == [
         f"shaped, Recover, layer {layer}, γ = 0.2" for layer in (1, 2)
@@ -486,7 +490,7 @@ def test_entropy_at_the_largest_rate_that_both_have(tmp_path):
 
 
 def pairs(out, gaps, base=2.0, **shaped):
-    """Pre-LN with a large common spread over seeds, shaped above it by `gaps`."""
+    """Write Pre-LN runs with a large common spread over seeds, and shaped runs above them by `gaps`."""
     for seed, gap in enumerate(gaps):
         level = base + seed**2
         mlm(out, PRE, seed=seed, held_out=level)
@@ -508,7 +512,7 @@ def pairs(out, gaps, base=2.0, **shaped):
         ([9.0], None),
     ],
 )
-def test_table_compares_in_pairs(gaps, holds, tmp_path):
+def test_table_claim_compares_seeds_in_pairs(gaps, holds, tmp_path):
     claim = claim_of("st-table1", pairs(tmp_path, gaps), "minus Pre-LN")
     assert claim.value == pytest.approx(np.mean(gaps), abs=1e-12)
     assert claim.holds is holds
@@ -518,7 +522,7 @@ def test_table_compares_in_pairs(gaps, holds, tmp_path):
         assert f"95 %: ± {half:.3f};" in claim.name
 
 
-def test_table_rows_are_the_best_rates(tmp_path):
+def test_table_rows_have_the_best_rates(tmp_path):
     losses = {
         (PRE, 1e-3): [2.0, 2.4],
         (PRE, 1e-2): [1.9, 2.6],
@@ -538,19 +542,19 @@ def test_table_rows_are_the_best_rates(tmp_path):
     assert claims["d = 2, shaped, Recover, γ = 0.2, each rate: eval loss"] == INF
     assert claims["d = 2, Post-LN: runs that diverged, at all rates"] == 1
     assert any(name.startswith("d = 2, shaped, Learn, γ = 0.2 minus Pre-LN") for name in claims)
-    shown = texts(drawn("st-table1", tmp_path))
-    assert shown[:4] == ["diverged", "2.150 ± 0.071", "2.200 ± 0.283", "3.050 ± 0.071"]
+    labels_ = texts(drawn("st-table1", tmp_path))
+    assert labels_[:4] == ["diverged", "2.150 ± 0.071", "2.200 ± 0.283", "3.050 ± 0.071"]
 
 
 @pytest.mark.parametrize(("who", "holds"), [((SHAPED,), False), ((PRE,), True), ((SHAPED, PRE), None)])
-def test_table_where_a_side_diverged_everywhere(who, holds, tmp_path):
+def test_table_claim_where_a_side_diverged_everywhere(who, holds, tmp_path):
     for variant in (SHAPED, PRE):
         for seed in range(3):
             mlm(tmp_path, variant, seed=seed, died=8 if variant in who and seed == 1 else None)
     assert claim_of("st-table1", tmp_path, "minus Pre-LN").holds is holds
 
 
-def test_one_seed_has_no_spread(tmp_path):
+def test_table_shows_no_spread_for_one_seed(tmp_path):
     pairs(tmp_path, [0.125])
     assert texts(drawn("st-table1", tmp_path)) == ["2.000", "2.000", "2.125", "2.000"]
 
@@ -564,9 +568,9 @@ def test_table_has_a_row_for_each_gamma_and_depth(tmp_path):
     data = data_of("st-table1", tmp_path)
     rows = list(zip(data["depth"].values, data["variant"].values, data["gamma"].values, strict=True))
     assert rows == [(d, v, g) for d in (2, 4) for v, g in ((SHAPED, 0.05), (SHAPED, 0.2), (PRE, 0.0))]
-    found = [claim for claim in claims_of("st-table1", tmp_path) if "minus Pre-LN" in claim.name]
-    assert [claim.holds for claim in found] == [True, None]
-    assert [claim.name.partition(" minus")[0] for claim in found] == [
+    claims = [claim for claim in claims_of("st-table1", tmp_path) if "minus Pre-LN" in claim.name]
+    assert [claim.holds for claim in claims] == [True, None]
+    assert [claim.name.partition(" minus")[0] for claim in claims] == [
         f"d = {d}, shaped, Recover, γ = 0.05" for d in (2, 4)
     ]
 
@@ -575,7 +579,7 @@ def test_table_has_a_row_for_each_gamma_and_depth(tmp_path):
 
 
 def test_scores_are_those_of_the_runs(tmp_path):
-    """By row, metric, pretraining seed and fine-tuning seed; rows in the order of the paper."""
+    """Scores are by row, metric, pretraining seed and fine-tuning seed, rows in the order of the paper."""
     levels = {(PRE, 0.0): [0.2, 0.4], (LEARN, 0.1): [0.5, 0.1], (SHAPED, 0.1): [0.9, 0.7], (SHAPED, 0.05): [0.3, 0.35]}
     data = data_of("st-table2", tuned(tmp_path, levels, tasks=TASKS, tunings=2))
     rows = list(zip(data["variant"].values, data["gamma"].values, strict=True))
@@ -615,7 +619,7 @@ def test_scores_are_compared_by_pretraining_seed(gaps, holds, tmp_path):
         assert f"95 %: ± {half:.3f};" in claim.name
 
 
-def test_a_fine_tuning_that_diverged_has_no_score(tmp_path):
+def test_diverged_fine_tuning_has_no_score(tmp_path):
     tuned(tmp_path, {(PRE, 0.0): [0.2, 0.3, 0.25]})
     for seed in range(3):
         glue(tmp_path, mlm(tmp_path, SHAPED, seed=seed), score=0.9, diverged=seed == 1)
@@ -626,15 +630,15 @@ def test_a_fine_tuning_that_diverged_has_no_score(tmp_path):
     make("st-table2", out=tmp_path / "out", runs=tmp_path)
 
 
-def test_the_pretraining_rate_is_chosen_by_its_own_loss(tmp_path):
-    """The other rate's networks score better after fine-tuning; to choose them would be to peek."""
+def test_pretraining_rate_is_chosen_by_pretraining_loss(tmp_path):
+    """The other rate's networks score better after fine-tuning; choosing by score would use the result."""
     for rate, held_out, score in ((1e-3, 2.0, 0.3), (1e-2, 2.5, 0.8)):
         glue(tmp_path, mlm(tmp_path, PRE, rate, held_out=held_out), score=score)
     data = data_of("st-table2", tmp_path)
     assert (float(data["rate"][0]), float(data["score"].squeeze())) == (1e-3, 0.3)
 
 
-def test_seeds_that_some_row_or_task_lacks_are_left_out(tmp_path):
+def test_scores_use_seeds_that_all_rows_and_tasks_have(tmp_path):
     tuned(tmp_path, {(PRE, 0.0): [0.2, 0.3], (SHAPED, 0.2): [0.4]}, tasks=("CoLA", "RTE"))
     assert data_of("st-table2", tmp_path)["score"].shape == (2, 2, 1, 1)
     glue(tmp_path, mlm(tmp_path, LEARN, seed=1))
@@ -642,7 +646,7 @@ def test_seeds_that_some_row_or_task_lacks_are_left_out(tmp_path):
         data_of("st-table2", tmp_path)
 
 
-def test_fine_tunings_that_cannot_be_compared(tmp_path):
+def test_fine_tunings_of_different_settings_are_refused(tmp_path):
     before = mlm(tmp_path, PRE)
     glue(tmp_path, before, seed=0)
     glue(tmp_path, before, seed=1, epochs=3)
@@ -650,14 +654,14 @@ def test_fine_tunings_that_cannot_be_compared(tmp_path):
         data_of("st-table2", tmp_path)
 
 
-def test_pretrainings_that_cannot_be_compared(tmp_path):
+def test_pretrainings_of_different_settings_are_refused(tmp_path):
     glue(tmp_path, mlm(tmp_path, PRE))
     glue(tmp_path, mlm(tmp_path, SHAPED, width=64))
     with pytest.raises(InputError, match="2 different settings or data and cannot be compared: width is"):
         data_of("st-table2", tmp_path)
 
 
-def test_a_fine_tuning_without_its_pretraining(tmp_path):
+def test_fine_tuning_without_its_pretraining_is_refused(tmp_path):
     glue(tmp_path, mlm(tmp_path, PRE))
     lost = glue(tmp_path, mlm(tmp_path, SHAPED))
     shutil.rmtree(tmp_path / lost.parent.name)
@@ -686,7 +690,7 @@ def seeds_of(out, differences, level=0.5):
         ([0.1], None),
     ],
 )
-def test_vision_claim_by_student(differences, holds, tmp_path):
+def test_vision_claim_uses_students_interval(differences, holds, tmp_path):
     claim = claims_of("ct-fig2", seeds_of(tmp_path, differences))[0]
     assert claim.value == pytest.approx(np.mean(differences))
     assert claim.holds is holds
@@ -705,7 +709,7 @@ def test_vision_curves_are_those_of_the_pairs(runs):
     assert claim_of("ct-fig2", runs, "constant runs that diverged").value == 0
 
 
-def test_vision_runs_that_cannot_be_compared(tmp_path):
+def test_vision_runs_of_different_settings_are_refused(tmp_path):
     vit(tmp_path, "random", 0, diverged=True)
     vit(tmp_path, "constant", 0)
     with pytest.raises(InputError, match=r"seeds \[0\] of constant and \[\] of random \(1 diverged\)"):
@@ -721,7 +725,7 @@ def test_vision_runs_that_cannot_be_compared(tmp_path):
 
 
 @pytest.mark.parametrize("name", RUN_FIGURES)
-def test_folders_without_such_runs(name, tmp_path):
+def test_folder_without_the_figures_runs_is_refused(name, tmp_path):
     with pytest.raises(InputError, match="No finished runs in"):
         data_of(name, tmp_path)
     mine, other = (vit, mlm) if name == "ct-fig2" else (mlm, vit)
@@ -737,7 +741,7 @@ def test_folders_without_such_runs(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["st-lr", "st-fig6"])
-def test_runs_of_variants_that_are_not_drawn(name, tmp_path):
+def test_runs_of_other_variants_are_refused(name, tmp_path):
     mlm(tmp_path, LEARN)
     mlm(tmp_path, POST)
     with pytest.raises(
@@ -749,7 +753,7 @@ def test_runs_of_variants_that_are_not_drawn(name, tmp_path):
 
 @pytest.mark.parametrize("name", LANGUAGE)
 @pytest.mark.parametrize(("key", "value"), [("width", 64), ("batch", 4), ("evaluated", 32), ("data", {"source": "x"})])
-def test_runs_of_other_sizes(name, key, value, tmp_path):
+def test_runs_of_different_sizes_are_refused(name, key, value, tmp_path):
     mlm(tmp_path, PRE)
     mlm(tmp_path, SHAPED, **{key: value})
     full = "data.source" if key == "data" else key
@@ -758,7 +762,7 @@ def test_runs_of_other_sizes(name, key, value, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["st-lr", "st-fig6", "ct-fig2"])
-def test_a_log_that_is_missing_or_damaged(name, tmp_path):
+def test_missing_or_damaged_log_is_refused(name, tmp_path):
     folders = [vit(tmp_path, "constant"), vit(tmp_path, "random")] if name == "ct-fig2" else [mlm(tmp_path, PRE)]
     (folders[-1] / FILE).write_bytes(b"PAR1 half of it")
     with pytest.raises(InputError, match="is not a log that limitformer wrote"):
@@ -771,7 +775,7 @@ def test_a_log_that_is_missing_or_damaged(name, tmp_path):
 # Without torch
 
 
-def test_gradients_without_torch_name_the_extra(monkeypatch):
+def test_st_fig2_without_torch_names_the_extra(monkeypatch):
     for module in ("limitformer_papers.shaped_transformer.st_fig2", "limitformer.nn"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)

@@ -1,4 +1,6 @@
-"""Figures that can be printed: one size of type, legends off the data, curves that all readers can tell apart.
+"""Looks of printed figures: one size of type, legends off the data, curves that all readers can distinguish.
+
+Each rule is a function of a drawing, which must also find fault with a bad one.
 
 Each rule is a function of a drawing, which must find fault with a bad one too.
 """
@@ -46,7 +48,7 @@ def drawings(figures):
 
 
 def example(columns=2, **legend):
-    """A drawing of lines with a legend in each panel, which is as it should be without options."""
+    """Return a drawing of lines with a legend in each panel, correct unless options change it."""
     with style():
         drawing, axes = panels(columns)
         for one in axes:
@@ -72,8 +74,8 @@ def legends_of(drawing):
 
 
 def sizes(drawing):
-    """The sizes of each kind of text that is shown."""
-    found = {}
+    """Return the sizes of each kind of visible text."""
+    fonts = {}
     for axes in drawing.axes:
         ticks = "ticks of bars" if is_bar(axes) else "ticks"
         texts = {
@@ -84,13 +86,13 @@ def sizes(drawing):
             "words": axes.texts,
         }
         for kind, group in texts.items():
-            found.setdefault(kind, set()).update(one.get_fontsize() for one in group if one.get_text())
-    found["legends"] = {text.get_fontsize() for legend in legends_of(drawing) for text in legend.get_texts()}
-    return {kind: several for kind, several in found.items() if several}
+            fonts.setdefault(kind, set()).update(one.get_fontsize() for one in group if one.get_text())
+    fonts["legends"] = {text.get_fontsize() for legend in legends_of(drawing) for text in legend.get_texts()}
+    return {kind: several for kind, several in fonts.items() if several}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_panels_share_sizes_of_type(drawings, name):
+def test_panels_share_font_sizes(drawings, name):
     found = sizes(drawings[name])
     assert all(len(several) == 1 for several in found.values()), found
     if name != "ct-fig5":  # a diagram, without axes
@@ -99,14 +101,14 @@ def test_panels_share_sizes_of_type(drawings, name):
     assert min(min(several) for several in found.values()) >= 7.5
 
 
-def test_another_size_of_one_legend_is_seen():
+def test_wrong_twin_legend_of_another_size_is_detected():
     assert sizes(example())["legends"] == {STYLE["legend.fontsize"]}
     assert len(sizes(example(fontsize=7))["legends"]) == 2
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_figures_have_one_of_two_widths(drawings, name):
-    """On a page of one width the type of all figures has one size then."""
+    """Type then has one size in all figures on a page of fixed width."""
     assert drawings[name].get_size_inches()[0] in (pytest.approx(WIDTH), pytest.approx(ALONE))
 
 
@@ -114,7 +116,7 @@ def test_figures_have_one_of_two_widths(drawings, name):
 
 
 def crossings(drawing):
-    """Legends that lie on a panel, and panels whose labels lie on another panel."""
+    """Count legends that lie on a panel, and panels whose labels lie on another panel."""
     renderer = drawing.canvas.get_renderer()
     inner = [axes.get_window_extent(renderer) for axes in drawing.axes]
     outer = [axes.get_tightbbox(renderer) for axes in drawing.axes]
@@ -125,17 +127,17 @@ def crossings(drawing):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_legends_are_off_the_data_and_panels_apart(drawings, name):
+def test_legends_and_panels_do_not_overlap(drawings, name):
     assert crossings(drawings[name]) == (0, 0)
 
 
-def test_a_legend_on_the_data_is_seen():
+def test_wrong_twin_legend_on_the_data_is_detected():
     assert crossings(example()) == (0, 0)
     assert crossings(example(loc="center"))[0] == 1
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_legends_say_nothing_twice(drawings, name):
+def test_legends_have_distinct_labels(drawings, name):
     legends = legends_of(drawings[name])
     labels = [text.get_text() for legend in legends for text in legend.get_texts()]
     assert len(labels) == len(set(labels))
@@ -152,14 +154,14 @@ def linear(colour):
 
 
 def lab(rgb):
-    """CIE L*a*b* of linear RGB."""
+    """Return CIE L*a*b* of linear RGB."""
     xyz = TO_XYZ @ np.clip(rgb, 0, 1) / TO_XYZ.sum(1)
     f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
-def told_apart(first, second):
-    """Whether two colours are: in grey, and without one of two cones."""
+def distinguishable(first, second):
+    """Return whether two colours differ in grey, and to readers who lack a cone."""
     pair = [linear(colour) for colour in (first, second)]
     grey = abs(lab(pair[0])[0] - lab(pair[1])[0])
     seen = [np.linalg.norm(lab(cones @ pair[0]) - lab(cones @ pair[1])) for cones in map(np.array, CONES.values())]
@@ -167,7 +169,7 @@ def told_apart(first, second):
 
 
 def look(handle):
-    """Kind, line, marker, width and colour of an entry of a legend."""
+    """Return kind, line, marker, width and colour of a legend's entry."""
     if isinstance(handle, ErrorbarContainer):
         handle = handle[0]
     if isinstance(handle, Line2D):
@@ -177,29 +179,29 @@ def look(handle):
 
 
 def alike(first, second):
-    """Whether two looks differ in nothing but colours that some readers cannot tell apart."""
+    """Return whether two looks differ only in colours that some readers cannot distinguish."""
     same = first[:3] == second[:3] and max(first[3], second[3]) < 1.5 * min(first[3], second[3])
-    return same and not told_apart(first[4], second[4])
+    return same and not distinguishable(first[4], second[4])
 
 
 def confused(drawing):
-    """Pairs of curves of one panel that are alike."""
-    found = []
+    """Return pairs of curves of one panel that look alike."""
+    matches = []
     for axes in drawing.axes:
         entries = list(zip(*axes.get_legend_handles_labels(), strict=True))
-        found += [(a, b) for (x, a), (y, b) in combinations(entries, 2) if alike(look(x), look(y))]
-    return found
+        matches += [(a, b) for (x, a), (y, b) in combinations(entries, 2) if alike(look(x), look(y))]
+    return matches
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_curves_are_told_apart_in_grey_and_by_the_colour_blind(drawings, name):
+def test_curves_differ_in_grey_and_to_colour_blind_readers(drawings, name):
     assert confused(drawings[name]) == []
 
 
-def test_colours_that_are_one_grey_are_seen():
-    assert not told_apart(BLUE, RED)  # in grey
-    assert not told_apart("#FF0000", "#008000")  # red and green
-    assert told_apart("#000000", "#56B4E9")
+def test_wrong_twin_colours_of_one_grey_are_detected():
+    assert not distinguishable(BLUE, RED)  # in grey
+    assert not distinguishable("#FF0000", "#008000")  # red and green
+    assert distinguishable("#000000", "#56B4E9")
     drawing = example()
     assert confused(drawing) == []
     for line in drawing.axes[0].lines:
@@ -216,7 +218,7 @@ def curve(axes, label):
 
 
 @pytest.mark.parametrize("name", ["st-fig1", "st-fig3"])
-def test_drawn_densities_are_whole(drawings, name):
+def test_drawn_densities_integrate_to_one(drawings, name):
     """They integrate to 1 and vanish at ±1."""
     axes = drawings[name].axes[1 if name == "st-fig1" else 0]
     drawn = [line.get_xydata() for line in axes.lines if len(line.get_xydata())]
@@ -227,8 +229,8 @@ def test_drawn_densities_are_whole(drawings, name):
         assert (1 - abs(points[[0, -1], 0])).max() < 1e-6
 
 
-def test_curves_that_coincide_are_both_seen(drawings):
-    """Figure 1 of [ST]: dashes above a wide line."""
+def test_st_fig1_draws_coinciding_curves_visibly(drawings):
+    """In Figure 1 of [ST], dashes are above a wide line."""
     axes = drawings["st-fig1"].axes[0]
     below, above = curve(axes, "unshaped"), curve(axes, "unshaped + Pre-LN")
     assert abs(below.get_ydata() - above.get_ydata()).max() < 0.05
@@ -237,8 +239,7 @@ def test_curves_that_coincide_are_both_seen(drawings):
     assert axes.lines.index(below) < axes.lines.index(above)
 
 
-def test_the_median_is_the_main_line(figures, drawings):
-    """Figure 4 of [ST]."""
+def test_st_fig4_draws_the_median_as_main_line(figures, drawings):
     axes, data = drawings["st-fig4"].axes[1], figures["st-fig4"].data
     named = [line for line in axes.lines if not line.get_label().startswith("_") and len(line.get_xdata())]
     thin = [line for line in axes.lines if line.get_label().startswith("_")]
@@ -251,8 +252,7 @@ def test_the_median_is_the_main_line(figures, drawings):
     assert shown == len(CASES) - len(COVARIANCE_ONLY)
 
 
-def test_outcomes_are_on_one_scale_of_colour(drawings):
-    """Figure 4 of [CT]."""
+def test_ct_fig4_has_one_colour_scale(drawings):
     drawing = drawings["ct-fig4"]
     assert sum(map(is_bar, drawing.axes)) == 1
     images = [axes.collections[0] for axes in drawing.axes if not is_bar(axes)]
@@ -262,8 +262,8 @@ def test_outcomes_are_on_one_scale_of_colour(drawings):
     assert single - antipodal > 2 * APART
 
 
-def test_what_several_dimensions_share_is_one_grey(drawings):
-    """Figure 3 of [CT], the panel in the middle: a cloud, and two means on it."""
+def test_ct_fig3_draws_all_dimensions_in_one_grey(drawings):
+    """The middle panel of Figure 3 of [CT] has a grey cloud and two means on it."""
     axes = drawings["ct-fig3"].axes[1]
     cloud = {to_hex(line.get_color()) for line in axes.lines if line.get_marker() == "."}
     assert len(cloud) == 1
@@ -272,8 +272,7 @@ def test_what_several_dimensions_share_is_one_grey(drawings):
     assert len(set(means)) == len(means) == 2
 
 
-def test_panels_of_even_and_odd_numbers_have_one_scale(drawings):
-    """Figure 6 of [CT]."""
+def test_ct_fig6_panels_share_one_scale(drawings):
     even, odd = drawings["ct-fig6"].axes
     assert even.get_ylim() == odd.get_ylim()
     colours = [container[0].get_color() for axes in (even, odd) for container in axes.containers]

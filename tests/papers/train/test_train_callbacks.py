@@ -1,4 +1,4 @@
-"""What callbacks write about a model, against the same quantities formed explicitly."""
+"""Callbacks write the same numbers about a model as explicit computations."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def seeded():
 
 
 def explicit_entropy(query, key, scale, mask=None):
-    """−Σ p log p of every row, (b, h, q), from the whole matrix."""
+    """Return −Σ p log p of every row, (b, h, q), from the whole matrix."""
     logits = query.double() @ key.double().repeat_interleave(query.shape[1] // key.shape[1], 1).mT * scale
     p = torch.softmax(logits if mask is None else logits.masked_fill(~mask, -torch.inf), -1)
     return -torch.special.xlogy(p, p).sum(-1)
@@ -32,7 +32,7 @@ def qk(queries=70, keys=70, groups=2):
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
-def test_entropy_without_a_mask(groups):
+def test_entropy_without_a_mask_equals_explicit(groups):
     query, key = qk(groups=groups)
     expected = explicit_entropy(query, key, 0.7).mean((0, 2))
     np.testing.assert_allclose(entropy(Logits(query, key, 0.7)), expected, rtol=1e-12)
@@ -40,7 +40,7 @@ def test_entropy_without_a_mask(groups):
     assert not np.allclose(entropy(Logits(query, key, 0.7)), wrong, rtol=1e-6)
 
 
-def test_causal_entropy():
+def test_causal_entropy_equals_explicit():
     query, key = qk()
     lower = torch.ones(70, 70, dtype=torch.bool).tril()
     expected = explicit_entropy(query, key, 0.7, lower).mean((0, 2))
@@ -59,12 +59,12 @@ def test_entropy_leaves_padding_out(causal, left):
     mask = mask & torch.ones(70, 70, dtype=torch.bool).tril() if causal else mask
     rows = explicit_entropy(query, key, 0.7, mask | ~mask.any(-1, keepdim=True))
     expected = (rows * seen[:, None]).sum((0, 2)) / seen.sum()
-    found = Logits(query, key, 0.7, mask=visibility(seen[:, None, None], is_causal=causal, queries=70, keys=70))
-    np.testing.assert_allclose(entropy(found), expected, rtol=1e-12)
+    logits = Logits(query, key, 0.7, mask=visibility(seen[:, None, None], is_causal=causal, queries=70, keys=70))
+    np.testing.assert_allclose(entropy(logits), expected, rtol=1e-12)
     assert not np.allclose(expected, rows.mean((0, 2)), rtol=1e-3)  # padding would have counted
 
 
-def test_entropy_of_cached_queries_and_additive_masks():
+def test_entropy_with_cache_and_additive_mask_equals_explicit():
     query, key = qk(queries=3, keys=10)
     added = torch.randn(3, 1, 3, 10).masked_fill(torch.rand(3, 1, 3, 10) < 0.2, -torch.inf)
     added[..., [0, 1, 2], [7, 8, 9]] = 0.0
@@ -75,15 +75,15 @@ def test_entropy_of_cached_queries_and_additive_masks():
 
 def explicit_correlation(x, seen):
     values = []
-    for row, shown in zip(x.double(), seen, strict=True):
-        tokens = row[shown.bool()]
+    for row, visible in zip(x.double(), seen, strict=True):
+        tokens = row[visible.bool()]
         gram = torch.nn.functional.cosine_similarity(tokens[:, None], tokens[None], dim=-1)
         count = len(tokens)
         values.append(float((gram.sum() - count) / (count * (count - 1))))
     return np.mean(values)
 
 
-def test_correlation_against_all_pairs():
+def test_mean_correlation_equals_all_pairs():
     x, seen = torch.randn(3, 9, 5) + 0.5, torch.arange(9) < torch.tensor([9, 6, 2])[:, None]
     assert mean_correlation(x, seen) == pytest.approx(explicit_correlation(x, seen), abs=1e-12)
     assert mean_correlation(x) == pytest.approx(explicit_correlation(x, torch.ones(3, 9)), abs=1e-12)
@@ -93,7 +93,7 @@ def test_correlation_against_all_pairs():
 
 
 def models():
-    """A stack of ours, our masked model, a shaped BERT and a shaped Llama."""
+    """Return our masked model, a shaped BERT and a shaped Llama."""
     config = hf.ShapedTransformerConfig(vocab_size=VOCABULARY, max_position_embeddings=16, **SIZES)
     bert = BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, **SIZES))
     llama = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=2, **SIZES))
@@ -105,8 +105,8 @@ def models():
 
 
 @pytest.mark.parametrize("kind", ["own", "bert", "llama"])
-def test_entropy_callback_on_models(kind):
-    """Every layer and head is written, from the logits that the model has: checked by A's own softmax."""
+def test_entropy_callback_writes_every_layer_and_head(kind):
+    """Every layer and head is written, and agrees with A's own softmax of the model's logits."""
     model, log = models()[kind], Log()
     ids = torch.randint(5, VOCABULARY, (2, 11))
     seen = torch.arange(11) < torch.tensor([11, 7])[:, None]
@@ -137,13 +137,13 @@ def test_entropy_callback_on_models(kind):
         )
         by_row = -torch.special.xlogy(softmax, softmax).sum(-1)
         expected = (by_row * seen[:, None]).sum((0, 2)) / seen.sum()
-        found = [row["value"] for row in rows[4 * layer : 4 * layer + 4]]
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        values = [row["value"] for row in rows[4 * layer : 4 * layer + 4]]
+        np.testing.assert_allclose(values, expected, rtol=1e-5)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("kind", ["own", "bert", "llama"])
-def test_correlation_callback_follows_hidden_states(kind):
+def test_correlation_callback_equals_hidden_states(kind):
     model, log = models()[kind].eval(), Log()
     ids = torch.randint(5, VOCABULARY, (2, 11))
     Correlation(log, 1, {"input_ids": ids}).look(model, 3)
@@ -158,7 +158,7 @@ def test_correlation_callback_follows_hidden_states(kind):
     assert not any(module._forward_hooks for module in model.modules() if isinstance(module, torch.nn.Embedding))
 
 
-def test_gradient_norms_are_those_of_autograd():
+def test_gradient_norms_callback_equals_autograd():
     stack, log = Stack([shaped_block(16, 2, gamma=0.5) for _ in range(3)]), Log()
     x = torch.randn(2, 5, 16)
     stack(x).square().sum().backward()
@@ -178,7 +178,7 @@ def test_gradient_norms_are_those_of_autograd():
     assert again.table().num_rows == 0  # step 5 is not due
 
 
-def test_gains_are_written_by_name():
+def test_gains_callback_writes_gains_by_name():
     model, log = models()["bert"], Log()
     with torch.no_grad():
         for k, gain in enumerate(gains(model)):
@@ -204,6 +204,6 @@ def test_schedule_sets_the_gains_of_the_step(schedule, expected):
     assert all(gain.value.requires_grad == isinstance(schedule, Learn) for gain in gains(model))
 
 
-def test_a_model_without_blocks_is_refused():
+def test_model_without_blocks_is_refused():
     with pytest.raises(InputError, match=r"Linear has no blocks that are known; shape it with hf\.shape_model"):
         Correlation(Log(), 1, {"input": torch.zeros(1)}).look(torch.nn.Linear(2, 2), 0)

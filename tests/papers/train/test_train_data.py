@@ -1,4 +1,4 @@
-"""Corpora, tokenizers, sequences, masks and GLUE's files: training reads what is there, always the same."""
+"""Corpora, tokenizers, sequences, masks and GLUE's files are read completely and reproducibly."""
 
 import json
 import os
@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import binom
-from sklearn import metrics as sk
 from torch.utils.data import DataLoader
+from transformers import EvalPrediction
 
 from limitformer.base.errors import InputError
 from limitformer_papers.training.data import sources, text_data
 from limitformer_papers.training.data.corpus import Chained, Selected, hash_of, is_evaluation, read_corpus
 from limitformer_papers.training.data.glue_data import Example, read_glue
 from limitformer_papers.training.data.masking import IGNORED, MaskedCollator, uniforms
-from limitformer_papers.training.data.sequences import packed, read_packed, separate, write_packed
+from limitformer_papers.training.data.sequences import packed, read_packed, write_packed
 from limitformer_papers.training.data.tokenizer import (
     LEAST,
     SPECIAL,
@@ -32,15 +32,15 @@ from limitformer_papers.training.data.tokenizer import (
     save_tokenizer,
     train_tokenizer,
 )
-from limitformer_papers.training.tasks.glue_metrics import score
+from limitformer_papers.training.tasks.glue import score
 
 VOCABULARY = 400
 
 
 @pytest.fixture(scope="module")
 def programs():
-    """A few files of the standard library."""
-    return sources.read_files(sources.standard_library()[:12])
+    """Some files of the standard library."""
+    return sources.read_source("stdlib", 12)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def documents_of(corpus):
 # Corpora
 
 
-def test_the_standard_library_is_code_without_tests():
+def test_standard_library_is_read_without_tests():
     corpus = read_corpus("stdlib", documents=200)
     assert documents_of(corpus) == sorted(d for d in sources.read_source("stdlib", 200) if d.strip())
     paths = [path.as_posix() for path in sources.standard_library()]
@@ -82,15 +82,15 @@ def test_the_standard_library_is_code_without_tests():
     assert [path for path in inside if any(word in f"/{path}" for word in strange)] == []
 
 
-def test_no_document_is_lost_or_on_both_sides(texts):
+def test_corpus_splits_all_documents_once(texts):
     corpus = read_corpus(str(texts), share=0.3)
     assert documents_of(corpus) == sorted(path.read_text() for path in texts.rglob("*.txt"))
     assert not set(corpus.train) & set(corpus.evaluation)
     assert corpus.record()["documents"] == {"train": len(corpus.train), "evaluation": len(corpus.evaluation)}
 
 
-def test_side_is_the_documents_own(texts):
-    """Other names, and thus another order, and other documents beside it move no document to the other side."""
+def test_side_depends_on_the_document_only(texts):
+    """Other file names, hence another order, and further documents move no document to the other side."""
     before = read_corpus(str(texts), share=0.3)
     for path in list(texts.rglob("*.txt"))[::2]:
         path.rename(path.with_name(f"z{path.name}"))
@@ -102,14 +102,14 @@ def test_side_is_the_documents_own(texts):
     assert before.digest != after.digest
 
 
-def test_sides_are_those_of_an_earlier_machine():
-    """The hash is fixed for good: that of "abc" is what `printf abc | b2sum -l 64` says."""
+def test_split_by_hash_is_fixed():
+    """The hash is fixed: that of "abc" is the output of `printf abc | b2sum -l 64`."""
     assert hash_of("abc").hex() == "d8bb14d833d59559"
     assert is_evaluation(bytes.fromhex("1999999999999900"), 0.1)
     assert not is_evaluation(bytes.fromhex("1999999999999a01"), 0.1)
 
 
-def test_share_is_the_share_of_evaluation(tmp_path):
+def test_share_of_evaluation_is_as_requested(tmp_path):
     path = tmp_path / "many.txt"
     path.write_text("\n\n".join(f"Paragraph {k}." for k in range(4000)))
     corpus = read_corpus(str(path), share=0.2)
@@ -120,7 +120,7 @@ def test_share_is_the_share_of_evaluation(tmp_path):
     assert set(corpus.evaluation) < set(wrong.evaluation)
 
 
-def test_digest_is_the_same_in_another_process_and_follows_the_text(texts):
+def test_digest_depends_on_the_text_only(texts):
     read = f"read_corpus({str(texts)!r}, share=0.3)"
     code = f"from limitformer_papers.training.data.corpus import read_corpus; print({read}.digest, end='')"
     command = [sys.executable, "-c", code]
@@ -139,7 +139,7 @@ def saved(folder, rows, **columns):
     return folder
 
 
-def test_a_data_set_saved_to_disk(tmp_path):
+def test_data_set_saved_to_disk_is_read(tmp_path):
     rows = [f"Article {k} on {k + 1}." for k in range(50)] + ["", None]
     saved(tmp_path / "one", rows, title=[str(k) for k in range(52)])
     corpus = read_corpus(str(tmp_path / "one"), share=0.3)
@@ -150,7 +150,7 @@ def test_a_data_set_saved_to_disk(tmp_path):
     assert documents_of(part) == sorted(rows[:20])
 
 
-def test_a_dictionary_of_data_sets_gives_its_training_split(tmp_path):
+def test_dictionary_of_data_sets_gives_its_training_split(tmp_path):
     splits = {name: datasets.Dataset.from_dict({"text": [f"{name} {k}" for k in range(40)]}) for name in ("train", "b")}
     datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "both"))
     assert documents_of(read_corpus(str(tmp_path / "both"), share=0.3)) == sorted(f"train {k}" for k in range(40))
@@ -167,7 +167,7 @@ def test_sources_are_joined_in_their_order(tmp_path, texts):
     assert read_corpus(f"{one}+{texts}", share=0.3, documents=10).digest != corpus.digest
 
 
-def test_chained_documents_are_found_by_their_number():
+def test_chained_documents_are_indexed_in_order():
     chained = Chained([["a", "b"], [], ["c"]])
     assert [chained[k] for k in range(len(chained))] == list(chained) == ["a", "b", "c"]
     with pytest.raises(IndexError):
@@ -175,8 +175,8 @@ def test_chained_documents_are_found_by_their_number():
     assert list(Selected(chained, [2, 0])) == ["c", "a"]
 
 
-def test_the_hub_is_asked_for_what_the_name_says(monkeypatch):
-    """The paper's sources, with what `load_dataset` would give put in its place."""
+def test_hub_source_names_revision_and_configuration(monkeypatch):
+    """The paper's sources are read through a replaced `load_dataset`."""
     asked = []
 
     def load_dataset(name, configuration, *, revision, split, streaming):
@@ -194,17 +194,14 @@ def test_the_hub_is_asked_for_what_the_name_says(monkeypatch):
     assert asked == [
         (name, configuration, revision, "train", streaming)
         for streaming in (False, True)
-        for name, configuration, revision in (
-            (names[0], "20231101.en", None),
-            (names[1], None, "refs/convert/parquet"),
-        )
+        for name, configuration, revision in ((names[0], "20231101.en", None), (names[1], None, "refs/convert/parquet"))
     ]
 
 
 @pytest.mark.parametrize(
     "failure", [ConnectionError, RuntimeError, ValueError, datasets.exceptions.DatasetNotFoundError]
 )
-def test_a_hub_that_does_not_answer_is_one_line(monkeypatch, failure):
+def test_unreachable_hub_is_reported_in_one_line(monkeypatch, failure):
     def load_dataset(*_, **__):
         raise failure("Couldn't reach it\non the Hub")
 
@@ -213,7 +210,7 @@ def test_a_hub_that_does_not_answer_is_one_line(monkeypatch, failure):
         read_corpus("some/name")
 
 
-def test_bad_corpora(tmp_path, texts):
+def test_bad_corpora_are_refused(tmp_path, texts):
     (tmp_path / "empty").mkdir()
     (tmp_path / "picture.png").write_bytes(b"\x89PNG")
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
@@ -243,14 +240,14 @@ def test_bad_corpora(tmp_path, texts):
 # Tokenizer
 
 
-def test_vocabulary_is_what_was_asked_for_and_bytes_come_first(tokenizer):
+def test_vocabulary_has_the_requested_size(tokenizer):
     assert len(tokenizer) == tokenizer.vocab_size == VOCABULARY
     assert [tokenizer.convert_ids_to_tokens(k) for k in range(5)] == list(SPECIAL.values())
     assert sorted(tokenizer.all_special_ids) == [0, 1, 2, 3, 4]
     assert LEAST == 261
 
 
-def test_any_text_comes_back_and_nothing_is_unknown(tokenizer):
+def test_any_text_is_encoded_and_decoded_unchanged(tokenizer):
     for text in ("def f(x):\n\treturn x  # twice\n", "naïve Σ 日本 🙂", " a  b ", "\x00\r\n"):
         (ids,) = ids_of(tokenizer, [text])
         assert (ids[0], ids[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
@@ -258,20 +255,20 @@ def test_any_text_comes_back_and_nothing_is_unknown(tokenizer):
         assert tokenizer.decode(ids[1:-1]) == text
 
 
-def test_special_tokens_in_a_text_are_text(tokenizer):
+def test_special_tokens_in_a_text_are_encoded_as_text(tokenizer):
     (ids,) = ids_of(tokenizer, ["x[MASK][SEP]"])
     assert not set(ids[1:-1]) & set(tokenizer.all_special_ids)
     assert tokenizer.mask_token_id in tokenizer("x[MASK]")["input_ids"]  # the wrong twin
 
 
-def test_merges_are_those_of_the_definition():
-    """Byte-pair encoding by hand: merge the commonest pair of neighbours inside words, again and again."""
+def test_merges_follow_the_definition():
+    """Byte-pair encoding by hand merges the most frequent pair of neighbours inside words, repeatedly."""
     text = "low low low low lower lower newest newest newest newest newest newest widest widest widest"
     words = {}
     for word in text.replace(" ", " \u0120").split(" "):
         words[tuple(word)] = words.get(tuple(word), 0) + 1
-    found = train_tokenizer([text], LEAST + 5)
-    merged = [found.convert_ids_to_tokens(LEAST + k) for k in range(5)]
+    tokenizer = train_tokenizer([text], LEAST + 5)
+    merged = [tokenizer.convert_ids_to_tokens(LEAST + k) for k in range(5)]
     for token in merged:
         pairs = {}
         for word, count in words.items():
@@ -291,7 +288,7 @@ def apply_merge(word, token):
     return tuple(parts)
 
 
-def test_the_same_corpus_gives_the_same_tokenizer_to_the_last_bit(programs, tokenizer, tmp_path):
+def test_tokenizer_is_reproducible_to_the_last_bit(programs, tokenizer, tmp_path):
     (tmp_path / "programs.json").write_text(json.dumps(programs))
     code = (
         "import json, sys; from limitformer_papers.training.data.tokenizer import train_tokenizer; "
@@ -305,7 +302,7 @@ def test_the_same_corpus_gives_the_same_tokenizer_to_the_last_bit(programs, toke
     assert train_tokenizer(programs[:6], VOCABULARY).backend_tokenizer.to_str() != elsewhere
 
 
-def test_saved_and_loaded_it_is_the_same(tokenizer, programs, tmp_path):
+def test_saved_tokenizer_loads_unchanged(tokenizer, programs, tmp_path):
     save_tokenizer(tokenizer, tmp_path / "run" / "tokenizer")
     loaded = load_tokenizer(tmp_path / "run" / "tokenizer")
     assert loaded.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
@@ -316,7 +313,7 @@ def test_saved_and_loaded_it_is_the_same(tokenizer, programs, tmp_path):
     assert pair["token_type_ids"] == [0] * (len(ids_of(loaded, ["a b"])[0])) + [1, 1]
 
 
-def test_too_large_a_vocabulary_names_the_largest(programs):
+def test_too_large_vocabulary_is_refused_with_the_largest(programs):
     with pytest.raises(InputError, match=r"got 5000, the largest it allows is (\d+)") as caught:
         train_tokenizer([programs[0][:4000]], 5000)
     largest = int(str(caught.value).rstrip(".").split()[-1])
@@ -327,7 +324,7 @@ def test_too_large_a_vocabulary_names_the_largest(programs):
         train_tokenizer(programs, 260)
 
 
-def test_a_tokenizer_that_is_not_there_or_not_whole(tokenizer, tmp_path):
+def test_missing_or_damaged_tokenizer_is_refused(tokenizer, tmp_path):
     with pytest.raises(InputError, match=r"No tokenizer in .*tokenizer\.json"):
         load_tokenizer(tmp_path)
     save_tokenizer(tokenizer, tmp_path / "saved")
@@ -364,7 +361,7 @@ def test_a_file_of_packed_documents_has_the_same_sequences(programs, tokenizer, 
     assert [path.name for path in tmp_path.iterdir()] == ["tokens.npy"]
 
 
-def test_files_of_tokens_that_are_too_short_or_damaged(programs, tokenizer, tmp_path):
+def test_short_or_damaged_token_files_are_refused(programs, tokenizer, tmp_path):
     with pytest.raises(InputError, match=r"length must be at most \d+, the tokens of these 1 documents; got 10000"):
         write_packed(tmp_path / "short.npy", ["short"], tokenizer, 10000)
     assert list(tmp_path.iterdir()) == []
@@ -377,7 +374,7 @@ def test_files_of_tokens_that_are_too_short_or_damaged(programs, tokenizer, tmp_
         assert "\n" not in str(refused.value)
 
 
-def test_two_that_begin_at_once_make_the_data_once(tmp_path, monkeypatch):
+def test_simultaneous_runs_write_the_data_once(tmp_path, monkeypatch):
     made = []
 
     def slowly(corpus, vocabulary, length, folder):
@@ -385,7 +382,7 @@ def test_two_that_begin_at_once_make_the_data_once(tmp_path, monkeypatch):
         time.sleep(0.3)
         (folder / text_data.LAST).touch()
 
-    monkeypatch.setattr(text_data, "made", slowly)
+    monkeypatch.setattr(text_data, "write_text_data", slowly)
     both = [threading.Thread(target=text_data.make_alone, args=(None, 300, 8, tmp_path / "text")) for _ in range(2)]
     for one in both:
         one.start()
@@ -394,7 +391,7 @@ def test_two_that_begin_at_once_make_the_data_once(tmp_path, monkeypatch):
     assert made == [tmp_path / "text"]
 
 
-def test_waiting_for_the_main_process_has_an_end(tmp_path, monkeypatch):
+def test_waiting_for_the_main_process_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(text_data, "LONGEST", 0.1)
     with pytest.raises(
         InputError, match=r"has not written .*there\.npy in 0\.1 seconds.* disk that all machines share"
@@ -404,17 +401,7 @@ def test_waiting_for_the_main_process_has_an_end(tmp_path, monkeypatch):
     text_data.wait_for(tmp_path / "there.npy")
 
 
-def test_separate_documents_keep_their_beginning(programs, tokenizer):
-    some = ["x", "", *programs[:3]]
-    found = separate(some, tokenizer, 64)
-    assert len(found) == len(some)
-    for k, row in enumerate(ids_of(tokenizer, some)):
-        ids = found[k]["input_ids"].tolist()
-        assert ids == (row if len(row) <= 64 else [*row[:63], tokenizer.sep_token_id])
-    assert found[1]["input_ids"].tolist() == [tokenizer.cls_token_id, tokenizer.sep_token_id]
-
-
-def test_bad_sequences(programs, tokenizer, sequences):
+def test_bad_sequences_are_refused(programs, tokenizer, sequences):
     with pytest.raises(InputError, match=r"length must be at most \d+, the tokens of these 1 documents; got 10000"):
         packed(["short"], tokenizer, 10000)
     with pytest.raises(InputError, match="at least one document"):
@@ -431,19 +418,19 @@ def test_bad_sequences(programs, tokenizer, sequences):
 
 @pytest.fixture(scope="module")
 def batch(sequences, tokenizer):
-    """(what was there, what a model sees, labels) of all sequences."""
+    """The tokens, the model's input and the labels of all sequences."""
     batch = MaskedCollator(tokenizer, seed=5)([sequences[k] for k in range(len(sequences))])
     there = torch.stack([sequences[k]["input_ids"] for k in range(len(sequences))])
     return there, batch["input_ids"], batch["labels"]
 
 
 def likely(successes, trials, probability):
-    """Whether a binomial count is as probability has it, at level 1e-4, two sides."""
+    """Return whether a binomial count fits its probability, at level 1e-4, two-sided."""
     tail = min(binom.cdf(successes, trials, probability), binom.sf(successes - 1, trials, probability))
     return bool(tail > 0.5e-4)
 
 
-def test_frequencies_are_those_of_bert(batch, tokenizer):
+def test_mask_frequencies_are_those_of_bert(batch, tokenizer):
     there, seen, labels = batch
     ordinary = there > 4
     chosen = labels != IGNORED
@@ -451,15 +438,15 @@ def test_frequencies_are_those_of_bert(batch, tokenizer):
     assert total > 30_000
     assert likely(count, total, 0.15)
     assert not likely(count, total, 0.16)
-    masked, kept = seen[chosen] == tokenizer.mask_token_id, seen[chosen] == there[chosen]
-    words = VOCABULARY - 5  # a word put there by chance is the one that was there once in `words`
+    masked, unchanged = seen[chosen] == tokenizer.mask_token_id, seen[chosen] == there[chosen]
+    words = VOCABULARY - 5  # a drawn word equals the original with probability 1/words
     assert likely(int(masked.sum()), count, 0.8)
-    assert likely(int(kept.sum()), count, 0.1 + 0.1 / words)
+    assert likely(int(unchanged.sum()), count, 0.1 + 0.1 / words)
     assert not likely(int(masked.sum()), count, 0.85)
-    assert not likely(int(kept.sum()), count, 0.12)
+    assert not likely(int(unchanged.sum()), count, 0.12)
 
 
-def test_labels_are_what_was_there_and_the_rest_is_untouched(batch):
+def test_labels_are_the_original_tokens(batch):
     there, seen, labels = batch
     chosen = labels != IGNORED
     assert torch.equal(labels[chosen], there[chosen])
@@ -467,7 +454,7 @@ def test_labels_are_what_was_there_and_the_rest_is_untouched(batch):
     assert not (there[chosen] <= 4).any()
 
 
-def test_words_put_in_are_uniform_over_the_vocabulary(batch, tokenizer):
+def test_replacements_are_uniform_over_the_vocabulary(batch, tokenizer):
     there, seen, labels = batch
     put = seen[(labels != IGNORED) & (seen != there) & (seen != tokenizer.mask_token_id)]
     assert put.min() > 4
@@ -481,7 +468,7 @@ def test_neighbours_are_chosen_independently(batch):
     chosen, ordinary = labels != IGNORED, there > 4
     both = (ordinary[:, 1:] & ordinary[:, :-1]).sum()
     pairs = (chosen[:, 1:] & chosen[:, :-1]).sum()
-    assert abs(float(pairs) - 0.0225 * both) < 5 * sqrt(float(both) * 0.0225)  # neighbouring pairs hardly correlate
+    assert abs(float(pairs) - 0.0225 * both) < 5 * sqrt(float(both) * 0.0225)  # nearly uncorrelated
     below = (ordinary[1:] & ordinary[:-1]).sum()
     pairs = (chosen[1:] & chosen[:-1]).sum()
     assert abs(float(pairs) - 0.0225 * below) < 5 * sqrt(float(below) * 0.0225)
@@ -491,8 +478,8 @@ def alone(collator, example):
     return {name: tensor[0] for name, tensor in collator([example]).items()}
 
 
-def test_a_mask_is_its_examples_own(sequences, tokenizer):
-    """Whatever else is in the batch, in whatever order, however often, in whichever process."""
+def test_mask_depends_on_the_example_only(sequences, tokenizer):
+    """A mask depends neither on the batch and its order nor on repetition or the process."""
     collator = MaskedCollator(tokenizer, seed=5)
     first = [alone(collator, sequences[k]) for k in range(8)]
     for order in ([0, 1, 2, 3, 4, 5, 6, 7], [7, 3], [3, 3, 1], list(range(7, -1, -1))):
@@ -501,7 +488,7 @@ def test_a_mask_is_its_examples_own(sequences, tokenizer):
             assert all(torch.equal(batch[name][row], first[k][name]) for name in batch)
 
 
-def test_workers_and_resuming_change_nothing(sequences, tokenizer):
+def test_masks_do_not_depend_on_workers_or_resuming(sequences, tokenizer):
     def epoch(workers, indices):
         part = torch.utils.data.Subset(sequences, indices)
         loader = DataLoader(part, 4, collate_fn=MaskedCollator(tokenizer, seed=5), num_workers=workers)
@@ -515,8 +502,8 @@ def test_workers_and_resuming_change_nothing(sequences, tokenizer):
     assert torch.equal(epoch(0, list(range(12, 24))), whole[12:])
 
 
-def test_a_collator_that_draws_as_it_goes_is_caught(sequences, tokenizer):
-    """The wrong twin: one generator for all batches."""
+def test_wrong_twin_sequential_masks_are_rejected(sequences, tokenizer):
+    """The wrong twin has one generator for all batches."""
 
     class Drawing(MaskedCollator):
         def masked(self, ids, example):
@@ -528,7 +515,7 @@ def test_a_collator_that_draws_as_it_goes_is_caught(sequences, tokenizer):
     assert not torch.equal(collator([sequences[3]])["labels"][0], whole[3])
 
 
-def test_other_seeds_and_other_examples_have_other_masks(sequences, tokenizer):
+def test_masks_differ_between_seeds_and_examples(sequences, tokenizer):
     same = {"input_ids": sequences[0]["input_ids"]}
     labels = [
         alone(MaskedCollator(tokenizer, seed=seed), same | {"example": example})["labels"] != IGNORED
@@ -542,16 +529,17 @@ def test_other_seeds_and_other_examples_have_other_masks(sequences, tokenizer):
     assert not np.array_equal(uniforms(1, 2, 4), uniforms(2, 1, 4))
 
 
-def test_uniform_numbers_are_those_of_the_reference_generator():
-    """Philox 4×64-10 of NumPy at its counter 1, 2, …: the first numbers of a key, to the last bit, for good."""
+def test_uniform_numbers_equal_the_reference_generator():
+    """Philox 4×64-10 of NumPy at counters 1, 2, … gives the numbers of a key to the last bit."""
     raw = np.random.Philox(key=7 + (11 << 64)).random_raw(6)
     assert np.array_equal(uniforms(7, 11, 2).ravel(), (raw >> np.uint64(11)) * 2.0**-53)
 
 
-def test_padding_is_seen_by_nothing(tokenizer, programs):
-    some = separate(["x = 1", programs[0]], tokenizer, 32)
+def test_padding_is_masked_and_has_no_labels(tokenizer, programs):
+    rows = ids_of(tokenizer, ["x = 1", programs[0]])
+    some = [{"input_ids": torch.tensor(row[:32]), "example": k} for k, row in enumerate(rows)]
     collator = MaskedCollator(tokenizer, seed=0)
-    batch = collator([some[0], some[1]])
+    batch = collator(some)
     length = len(some[0]["input_ids"])
     assert batch["attention_mask"].sum(1).tolist() == [length, 32]
     assert (batch["input_ids"][0, length:] == tokenizer.pad_token_id).all()
@@ -559,7 +547,7 @@ def test_padding_is_seen_by_nothing(tokenizer, programs):
     assert torch.equal(batch["labels"][0, :length], alone(collator, some[0])["labels"])
 
 
-def test_every_sequence_with_a_word_has_a_target(tokenizer):
+def test_sequence_with_a_word_has_a_target(tokenizer):
     ids = torch.tensor(ids_of(tokenizer, ["a"])[0])
     batch = MaskedCollator(tokenizer, seed=0)([{"input_ids": ids, "example": k} for k in range(50)])
     assert (batch["labels"] != IGNORED).sum(1).tolist() == [1] * 50
@@ -567,7 +555,7 @@ def test_every_sequence_with_a_word_has_a_target(tokenizer):
     assert (MaskedCollator(tokenizer, seed=0)([empty])["labels"] == IGNORED).all()
 
 
-def test_bad_masks(tokenizer, sequences):
+def test_bad_collator_options_are_refused(tokenizer, sequences):
     for options in ({"seed": -1}, {"seed": 2**64}, {"seed": 0, "share": 0}, {"seed": 0, "share": 1.5}, {"seed": 0.5}):
         with pytest.raises(InputError):
             MaskedCollator(tokenizer, **options)
@@ -595,7 +583,7 @@ def written(folder, **files):
     return folder
 
 
-def test_cola_in_both_layouts(tmp_path):
+def test_cola_is_read_in_both_layouts(tmp_path):
     own = written(
         tmp_path / "cola_public" / "raw",
         in_domain_train__tsv=COLA,
@@ -613,7 +601,7 @@ def test_cola_in_both_layouts(tmp_path):
     assert read_glue("CoLA", glue, "dev") == expected
 
 
-def test_mrpc_in_both_layouts(tmp_path):
+def test_mrpc_is_read_in_both_layouts(tmp_path):
     expected = [Example(('Amrozi "said.', "He said."), 1), Example(('One "thing', "Another"), 0)]
     own = written(tmp_path / "own", msr_paraphrase_train__txt=MRPC, msr_paraphrase_test__txt=MRPC)
     glue = written(tmp_path / "glue", train__tsv=MRPC.replace("\ufeff", ""), dev__tsv=MRPC)
@@ -622,7 +610,7 @@ def test_mrpc_in_both_layouts(tmp_path):
             assert read_glue("MRPC", folder, split) == expected
 
 
-def test_rte(tmp_path):
+def test_rte_is_read(tmp_path):
     folder = written(tmp_path, train__tsv=RTE, dev__tsv=RTE)
     assert read_glue("RTE", folder, "train") == [
         Example(("No weapons.", "Weapons found."), 1),
@@ -630,8 +618,8 @@ def test_rte(tmp_path):
     ]
 
 
-def test_csv_with_quotes_would_read_something_else():
-    """The wrong twin: a reader that takes quotes for quotes makes two lines one."""
+def test_wrong_twin_csv_with_quotes_reads_other_rows():
+    """A reader that interprets quotes makes two lines one."""
     import csv
     import io
 
@@ -657,7 +645,7 @@ def test_csv_with_quotes_would_read_something_else():
         ("RTE", "\x00", "is a binary file"),
     ],
 )
-def test_bad_lines_are_named(tmp_path, task, text, words):
+def test_bad_glue_lines_are_named(tmp_path, task, text, words):
     written(tmp_path, train__tsv=text)
     with pytest.raises(InputError) as caught:
         read_glue(task, tmp_path, "train")
@@ -665,7 +653,7 @@ def test_bad_lines_are_named(tmp_path, task, text, words):
     assert str(tmp_path / "train.tsv") in str(caught.value)
 
 
-def test_missing_files_are_named(tmp_path):
+def test_missing_glue_files_are_named(tmp_path):
     with pytest.raises(InputError, match=r"it needs in_domain_dev.tsv with out_of_domain_dev.tsv, or dev.tsv"):
         read_glue("CoLA", written(tmp_path, in_domain_dev__tsv=COLA), "dev")
     with pytest.raises(InputError, match="No such folder for RTE"):
@@ -676,21 +664,16 @@ def test_missing_files_are_named(tmp_path):
         read_glue("RTE", tmp_path, "test")
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_metrics_are_those_of_scikit_learn(seed):
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(0, 2, 50)
-    said = np.where(rng.random(50) < 0.7, labels, rng.random(50) < 0.8).astype(int)
-    assert score("CoLA", said, labels) == {"matthews": pytest.approx(sk.matthews_corrcoef(labels, said), abs=1e-12)}
-    both = {"accuracy": sk.accuracy_score(labels, said), "f1": sk.f1_score(labels, said)}
-    assert score("MRPC", said, labels) == pytest.approx(both, abs=1e-12)
-    assert score("RTE", said, labels) == pytest.approx({"accuracy": both["accuracy"]}, abs=1e-12)
-    assert abs(score("MRPC", said, labels)["f1"] - sk.f1_score(labels, said, pos_label=0)) > 1e-6  # the other class
+def test_scores_are_the_metrics_of_each_task():
+    """Labels 0 0 1 1 1 against 0 1 1 1 0: 2 right positives, 1 right negative, 1 wrong one of each kind."""
+    labels, classes = np.array([0, 0, 1, 1, 1]), np.array([0, 1, 1, 1, 0])
+    predicted = EvalPrediction(predictions=np.eye(2)[classes], label_ids=labels)
+    assert score("CoLA", predicted) == {"matthews": pytest.approx(1 / 6)}
+    assert score("MRPC", predicted) == pytest.approx({"accuracy": 3 / 5, "f1": 2 / 3})
+    assert score("RTE", predicted) == pytest.approx({"accuracy": 3 / 5})
 
 
-def test_metrics_where_nothing_is_said():
-    assert score("CoLA", [1, 1], [1, 0]) == {"matthews": 0.0}
-    assert score("MRPC", [0, 0], [0, 0]) == {"accuracy": 1.0, "f1": 0.0}
-    for said, labels in (([1], [1, 0]), ([], []), ([2], [1])):
-        with pytest.raises(InputError):
-            score("RTE", said, labels)
+def test_scores_of_one_predicted_class_are_zero():
+    predicted = EvalPrediction(predictions=np.eye(2)[[0, 0]], label_ids=np.array([0, 0]))
+    assert score("CoLA", predicted) == {"matthews": 0.0}
+    assert score("MRPC", predicted) == {"accuracy": 1.0, "f1": 0.0}
