@@ -9,12 +9,13 @@ layer can add.
 
 import json
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from limitformer.base.errors import require, set_fields
+from limitformer.models import Start
 from limitformer.models.sphere import require_known
 from limitformer.numerics.factor import FIRST, gram, inner
 from limitformer.numerics.kernels import driver, kernel
@@ -153,6 +154,67 @@ class Recording:
 
 
 ALL_OF_V = Recording()
+
+
+class ReplicaSlice(NamedTuple):
+    """What a driver is told of the replicas that it runs, of which it writes down exits and causes too."""
+
+    first: int
+    key_words: np.ndarray
+    points: np.ndarray  # layers or steps to record, ascending
+    radius: float  # of the ball; who leaves it stops
+    record: RecordArrays
+    exits: np.ndarray
+    causes: np.ndarray
+
+
+class HasRecording(Protocol):
+    """Who keeps it."""
+
+    @property
+    def start(self) -> Start: ...
+    @property
+    def points(self) -> NDArray[Any]: ...
+    @property
+    def recording(self) -> Recording: ...
+    @property
+    def axis(self) -> str: ...
+
+
+class HasBall(HasRecording, Protocol):
+    """Who has a ball beside."""
+
+    @property
+    def radius(self) -> float: ...
+
+
+class Recorder:
+    """That part of a process (`paths.process.Process`)."""
+
+    @property
+    def tokens(self: HasRecording) -> int:
+        """m."""
+        return self.start.tokens
+
+    def shapes(self: HasRecording, samples: int) -> Shapes:
+        """Of what is kept of so many samples."""
+        return self.recording.shapes(samples, len(self.points), self.start.tokens)
+
+    @property
+    def once(self: HasRecording) -> Shapes:
+        """Of what the results have once, whatever the samples."""
+        return self.recording.once(len(self.points), self.start.tokens)
+
+    def outputs(self: HasRecording, samples: int) -> Outputs:
+        """Arrays for the results of so many samples."""
+        return self.recording.outputs(samples, len(self.points), self.start.tokens, self.axis)
+
+    def share(
+        self: HasBall, outputs: Outputs, first: int, key_words: NDArray[np.uint64], points: NDArray[Any]
+    ) -> ReplicaSlice:
+        """Replicas `first` …, as many as `outputs` have room for."""
+        record = self.recording.record(outputs, self.start.tokens)
+        return ReplicaSlice(first, key_words, points, self.radius, record, outputs["exits"], outputs["causes"])
 
 
 @driver

@@ -1,18 +1,19 @@
 """From a model and its options to the process that simulates it, and from a finished process to its Dataset."""
 
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import singledispatch
-from typing import Any
+from typing import Any, Required, TypedDict
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 
 from limitformer.base.errors import InputError, require, require_real
 from limitformer.base.memory import check_list
 from limitformer.covariance.chain import OneMatrixChain, TransformerChain
 from limitformer.covariance.gradients import GradientChain, weights_of
 from limitformer.covariance.limit import CovarianceFlow, CovarianceLimit, CovariancePaths, FlowPath
+from limitformer.covariance.limit.path import Step
 from limitformer.models import (
     Elementwise,
     Gated,
@@ -26,22 +27,76 @@ from limitformer.models import (
     as_start,
 )
 from limitformer.models.sphere_start import as_sphere_start
+from limitformer.paths import recording as writing
+from limitformer.paths.arrays import Dtype
 from limitformer.paths.process import Outputs, Process
 from limitformer.paths.recording import Recording
+from limitformer.paths.times import Record, recorded_layers, recorded_points
 from limitformer.results.datasets import (
     covariance_dataset,
     pairs_dataset,
     sphere_dataset,
     with_gradients,
 )
-from limitformer.simulation.options import (
-    Record,
-)
+from limitformer.sphere import options as options_on_sphere
 from limitformer.sphere.chain import sphere_chain
 from limitformer.sphere.limit import TokenLimit
 from limitformer.sphere.limit_paths import token_paths
 from limitformer.sphere.options import SphereOptions
 from limitformer.sphere.process import SpherePaths
+
+
+class RunOptions(TypedDict, total=False):
+    """Of every run; their meaning in `simulate`."""
+
+    samples: Required[int]
+    seed: Required[int]
+    record: Record
+    threads: int | None
+    chunk: int | None
+    progress: bool
+
+
+class CovarianceOptions(RunOptions, total=False):
+    """Of runs that record covariances: what is kept (`paths.recording.Recording`)."""
+
+    keep: writing.Keep
+    pairs: Sequence[tuple[int, int]] | None
+    dtype: Dtype
+
+
+class ChainOptions(CovarianceOptions, total=False):
+    """Of the chain of a `Transformer`: `radius`, at which paths stop (|V|, Frobenius), and whether it has gradients."""
+
+    radius: float
+    gradients: bool
+
+
+class CovarianceLimitOptions(CovarianceOptions, total=False):
+    """Of `limit(transformer)`: its step `dt`, 0.01 if none is given, and which step it is."""
+
+    radius: float
+    dt: float
+    step: Step
+
+
+class SphereChainOptions(RunOptions, total=False):
+    """Of tokens on the sphere (`sphere.options.SphereOptions`)."""
+
+    horizon: Required[float]
+    method: options_on_sphere.Method | None
+    keep: options_on_sphere.Keep
+    tolerance: float
+    early_stop: float | None
+    pairs: Sequence[tuple[int, int]] | None
+    dtype: Dtype
+
+
+class SphereLimitOptions(SphereChainOptions, total=False):
+    """Of the limit of tokens on the sphere: its step too; None resolves the model."""
+
+    dt: float | None
+
 
 WITHOUT_GRADIENTS = (OneMatrix, Elementwise, Gated, Mixing, RadialNorm)
 
@@ -178,25 +233,3 @@ def refuse_options(what: str, options: dict[str, Any], known: tuple[str, ...]) -
     strange = sorted(set(options) - set(known))
     have = f"it has {', '.join(known)}" if known else "it has none"
     require(not strange, f"{what.capitalize()} has no option {', '.join(strange)}; {have}.")
-
-
-def recorded_layers(model: Transformer, record: Record) -> NDArray[np.int64]:
-    """`record` as layers of `model`, ascending; all of them, from the start on, if None."""
-    if record is None:
-        check_list(model.depth + 1, "depth")
-        record = np.arange(model.depth + 1)
-    layers = recorded_points("record", record)
-    whole = bool((np.isfinite(layers) & (layers == np.rint(layers))).all())
-    require(whole, f"Layers to record must be whole numbers; got {layers}.")
-    in_range = bool((layers >= 0).all() and (layers <= model.depth).all())
-    require(in_range, f"Layers to record must lie in 0 … {model.depth}; got {layers}.")
-    return layers.astype(np.int64)
-
-
-def recorded_points(name: str, record: Record) -> NDArray[Any]:
-    """`record` as an ascending array."""
-    points = np.asarray(record)
-    numbers = points.ndim == 1 and points.size > 0 and points.dtype.kind in "iuf"
-    require(numbers, f"{name} must be a list of layers or times; got {record!r}.")
-    require(bool((points[1:] > points[:-1]).all()), f"{name} must be strictly ascending; got {record!r}.")
-    return points

@@ -26,14 +26,15 @@ from limitformer.numerics.watch import Watch, new_watch
 from limitformer.paths.arrays import bytes_of
 from limitformer.paths.process import Outputs, Process
 from limitformer.paths.replicas import run_all, usable_cores
-from limitformer.simulation.options import (
+from limitformer.paths.times import Record
+from limitformer.simulation.processes import (
     ChainOptions,
     CovarianceLimitOptions,
-    Record,
     SphereChainOptions,
     SphereLimitOptions,
+    dataset_of,
+    process_of,
 )
-from limitformer.simulation.processes import dataset_of, process_of
 from limitformer.sphere.limit import TokenLimit
 
 SquareLike = Annotated[ArrayLike, "tokens tokens"]

@@ -30,8 +30,7 @@ from limitformer.models import Start, Transformer, as_start
 from limitformer.models.kinds import register, require_exact_kind
 from limitformer.numerics.random import key
 from limitformer.numerics.watch import DONE, WHOLE, Watch
-from limitformer.paths.recorder import Recorder
-from limitformer.paths.recording import ALL_OF_V, VALUE_FLOOR, Outputs, Recording
+from limitformer.paths.recording import ALL_OF_V, VALUE_FLOOR, Outputs, Recorder, Recording
 
 Matrix = NDArray[np.float64]
 RELATIVE_ERROR, ABSOLUTE_ERROR = 1e-10, 1e-13  # of the solver; the second times the largest variance of the start

@@ -39,12 +39,12 @@ from limitformer.paths.exits import (
     open_ledger,
     record_exit,
 )
-from limitformer.paths.recorder import Recorder
 from limitformer.paths.recording import (
     ALL_OF_V,
     FACTOR_FLOOR,
     VALUE_FLOOR,
     Outputs,
+    Recorder,
     Recording,
     replicas_of,
     rows_of,

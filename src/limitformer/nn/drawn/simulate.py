@@ -28,9 +28,8 @@ from limitformer.numerics.random import key
 from limitformer.paths.exits import INSIDE, LEFT_BALL
 from limitformer.paths.process import Outputs
 from limitformer.paths.replicas import slices
+from limitformer.paths.times import Record, recorded_layers
 from limitformer.results.datasets import covariance_dataset, with_gradients
-from limitformer.simulation.options import Record
-from limitformer.simulation.processes import recorded_layers
 from limitformer.simulation.simulate import Interrupted
 
 BATCH_BYTES = 2**27  # weights and activations that a batch of networks holds at a time
