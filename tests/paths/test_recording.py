@@ -19,11 +19,10 @@ from limitformer.paths.exits import (
     check_factor,
     clear_exits,
     first_at,
-    keep_previous,
     open_ledger,
     record_exit,
 )
-from limitformer.paths.recording import RecordArrays, write, write_factor
+from limitformer.paths.recording import OutputArrays, write, write_factor
 from limitformer.simulation.limit import limit
 from limitformer.simulation.simulate import simulate
 
@@ -244,7 +243,7 @@ def ledger_of(factor=None, previous=None, tokens=2):
 def record_of(covariance):
     """That V is to be kept, in `covariance` (replicas, points, 2, 2)."""
     nothing, kept = np.empty((len(covariance), 0, 0)), covariance.reshape(*covariance.shape[:2], 4)
-    return RecordArrays(np.empty((0, 2), np.int64), np.inf, as_result_array(kept), *[as_result_array(nothing)] * 3)
+    return OutputArrays(np.empty((0, 2), np.int64), np.inf, as_result_array(kept), *[as_result_array(nothing)] * 3)
 
 
 def check(factor, radius, previous=None, step=3, ledger=None):
@@ -256,7 +255,7 @@ def check(factor, radius, previous=None, step=3, ledger=None):
     for ours, theirs in ((by_factor.exits, by_value.exits), (by_factor.causes, by_value.causes)):
         np.testing.assert_array_equal(ours, theirs)
     left = by_value.causes != INSIDE
-    np.testing.assert_allclose(by_factor.kept[..., left], by_value.kept[..., left], rtol=1e-14)
+    np.testing.assert_allclose(by_factor.at_exit[..., left], by_value.at_exit[..., left], rtol=1e-14)
     return by_factor
 
 
@@ -265,7 +264,7 @@ def test_a_new_ledger_knows_of_no_exit():
     clear_exits(ledger)
     assert (ledger.exits == np.inf).all()
     assert (ledger.causes == INSIDE).all()
-    assert ledger.now.shape == ledger.before.shape == ledger.kept.shape == (3, 3, LANES)
+    assert ledger.now.shape == ledger.before.shape == ledger.at_exit.shape == (3, 3, LANES)
     record_exit(2, 5, LEFT_CONE, ledger.now, ledger)
     clear_exits(ledger)
     assert (ledger.exits == np.inf).all()
@@ -278,10 +277,10 @@ def test_leaving_is_noted_for_one_lane(lane):
     record_exit(lane, 7, LEFT_CONE, value, ledger)
     others = np.arange(LANES) != lane
     assert (ledger.exits[lane], ledger.causes[lane]) == (7, LEFT_CONE)
-    np.testing.assert_array_equal(ledger.kept[..., lane], value[..., lane])
+    np.testing.assert_array_equal(ledger.at_exit[..., lane], value[..., lane])
     assert (ledger.exits[others] == np.inf).all()
     assert (ledger.causes[others] == INSIDE).all()
-    assert not ledger.kept[..., others].any()
+    assert not ledger.at_exit[..., others].any()
 
 
 def test_the_ball_is_that_of_the_frobenius_norm():
@@ -294,8 +293,8 @@ def test_the_ball_is_that_of_the_frobenius_norm():
             outside = np.arange(LANES) >= first_outside
             np.testing.assert_array_equal(ledger.exits, np.where(outside, 3, np.inf))
             np.testing.assert_array_equal(ledger.causes, np.where(outside, LEFT_BALL, INSIDE))
-            np.testing.assert_allclose(ledger.kept[..., outside], gram_of(factors())[..., outside], rtol=1e-14)
-            assert not ledger.kept[..., ~outside].any()
+            np.testing.assert_allclose(ledger.at_exit[..., outside], gram_of(factors())[..., outside], rtol=1e-14)
+            assert not ledger.at_exit[..., ~outside].any()
 
 
 def test_the_boundary_is_outside():
@@ -316,8 +315,8 @@ def test_what_is_not_finite_is_outside_of_every_ball(value, lane):
     inside = np.arange(LANES) != lane
     np.testing.assert_array_equal(ledger.exits, np.where(inside, np.inf, 3))
     np.testing.assert_array_equal(ledger.causes, np.where(inside, INSIDE, LEFT_BALL))
-    np.testing.assert_allclose(ledger.kept[..., lane], gram_of(previous)[..., lane], rtol=1e-14)
-    assert not ledger.kept[..., inside].any()
+    np.testing.assert_allclose(ledger.at_exit[..., lane], gram_of(previous)[..., lane], rtol=1e-14)
+    assert not ledger.at_exit[..., inside].any()
 
 
 def test_an_exit_below_the_overflow_keeps_its_own_value():
@@ -327,7 +326,7 @@ def test_an_exit_below_the_overflow_keeps_its_own_value():
     factor, previous = factors(sizes), factors(np.full(LANES, 3.0))
     ledger = check(factor, 1e100, previous)
     expected = np.where(np.arange(LANES) % 2, gram_of(factor), gram_of(previous))
-    np.testing.assert_allclose(ledger.kept, expected, rtol=1e-14)
+    np.testing.assert_allclose(ledger.at_exit, expected, rtol=1e-14)
     assert (ledger.causes == LEFT_BALL).all()
 
 
@@ -339,7 +338,7 @@ def test_a_path_leaves_once():
         check_factor(factor, factor, step, radius, ledger)
     np.testing.assert_array_equal(ledger.exits, [1, 0] * 4)
     expected = gram_of(factors(np.array([8.0, 4.0] * 4)))
-    np.testing.assert_allclose(ledger.kept, expected, rtol=1e-14)
+    np.testing.assert_allclose(ledger.at_exit, expected, rtol=1e-14)
 
 
 @pytest.mark.parametrize("lane", range(LANES))
@@ -351,21 +350,14 @@ def test_the_cone_is_left_lane_by_lane(lane):
     others = np.arange(LANES) != lane
     np.testing.assert_array_equal(ledger.exits, np.where(others, np.inf, 4))
     np.testing.assert_array_equal(ledger.causes, np.where(others, INSIDE, LEFT_CONE))
-    np.testing.assert_array_equal(ledger.kept[..., lane], ledger.before[..., lane])
-    assert not ledger.kept[..., others].any()
+    np.testing.assert_array_equal(ledger.at_exit[..., lane], ledger.before[..., lane])
+    assert not ledger.at_exit[..., others].any()
     ledger = ledger_of(factors(), factors() / 2)
     check_ball(2, 1e-9, ledger)
-    kept = ledger.kept.copy()
+    kept = ledger.at_exit.copy()
     check_cone(2, failed, ledger)
     assert (ledger.causes == LEFT_BALL).all()
-    np.testing.assert_array_equal(ledger.kept, kept)
-
-
-def test_keep_before_copies_now():
-    ledger = ledger_of(factors(), factors() / 2)
-    keep_previous(ledger)
-    np.testing.assert_array_equal(ledger.before, gram_of(factors()))
-    np.testing.assert_array_equal(ledger.now, gram_of(factors()))
+    np.testing.assert_array_equal(ledger.at_exit, kept)
 
 
 @pytest.mark.parametrize("points", [[], [0], [3], [0, 2, 5], [2, 2, 2, 7], [1, 1, 4, 4]])

@@ -15,7 +15,7 @@ Record = Annotated[Sequence[float] | NDArray[Any], "points"] | None
 
 
 def whole_steps(horizon: float, dt: float) -> int:
-    """The least number of equal steps of at most `dt`, up to rounding, that make the horizon."""
+    """Return the least number of equal steps of at most `dt`, up to rounding, that make the horizon."""
     dt = require_real("dt", dt)
     require(dt > 0, f"dt must be positive; got {dt}.")
     require(horizon / dt <= 2**53, f"dt must be at least {horizon / 2**53:.3g} for this horizon; got {dt}.")
@@ -23,7 +23,7 @@ def whole_steps(horizon: float, dt: float) -> int:
 
 
 def recorded_layers(model: Transformer, record: Record) -> NDArray[np.int64]:
-    """`record` as layers of `model`, ascending; all of them, from the start on, if None."""
+    """Return `record` as ascending layers of `model`; None means all of them, the start included."""
     if record is None:
         check_list(model.depth + 1, "depth")
         record = np.arange(model.depth + 1)
@@ -36,7 +36,7 @@ def recorded_layers(model: Transformer, record: Record) -> NDArray[np.int64]:
 
 
 def recorded_points(name: str, record: Record) -> NDArray[Any]:
-    """`record` as an ascending array."""
+    """Return `record` as an ascending array."""
     points = np.asarray(record)
     numbers = points.ndim == 1 and points.size > 0 and points.dtype.kind in "iuf"
     require(numbers, f"{name} must be a list of layers or times; got {record!r}.")

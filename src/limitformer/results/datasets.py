@@ -22,7 +22,7 @@ from limitformer.models import Start
 from limitformer.models.sphere_start import SphereStart
 from limitformer.sphere.outcome import LABELS
 
-CAUSE_CODES = "0 inside, 1 left the ball, 2 left the cone, 3 lost its resolution, 4 no number of an own function"
+CAUSE_CODES = "0 inside, 1 left the ball, 2 left the cone, 3 lost its resolution, 4 user function not finite"
 
 
 def covariance_dataset(

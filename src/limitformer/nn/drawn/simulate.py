@@ -25,8 +25,8 @@ from limitformer.models.serial import describe
 from limitformer.nn.drawn.network import Layer, strengths_of
 from limitformer.nn.drawn.weights import draw_weights
 from limitformer.numerics.random import key
+from limitformer.paths.arrays import Outputs
 from limitformer.paths.exits import INSIDE, LEFT_BALL
-from limitformer.paths.process import Outputs
 from limitformer.paths.replicas import slices
 from limitformer.paths.times import Record, recorded_layers
 from limitformer.results.datasets import covariance_dataset, with_gradients
