@@ -117,7 +117,7 @@ def test_the_floor_of_distances_is_said(model, options):
     ("options", "message"),
     [
         ({"keep": "all"}, "keep must be"),
-        ({"pairs": [(0, 1)]}, 'pairs would change nothing beside keep="covariance"'),
+        ({"pairs": [(0, 1)]}, 'pairs has no effect with keep="covariance"'),
         ({"keep": "pairs", "pairs": [(0, 4)]}, "pairs must be of tokens 0 … 3; got 4."),
         ({"keep": "pairs", "pairs": [(1, 1)]}, "A pair is two tokens"),
         ({"keep": "pairs", "pairs": [(0, 1), (1, 0)]}, "is there twice"),

@@ -162,18 +162,18 @@ def refused(draw, results, says, ax):
 
 def test_what_cannot_be_drawn_is_one_line(chain, limit, sphere, ax):
     curves = lf.plot.correlation
-    refused(curves, 3, "dict or list of such; got int", ax)
-    refused(curves, "run.nc", "dict or list of such; got str", ax)
+    refused(curves, 3, "dict or list of results; got int", ax)
+    refused(curves, "run.nc", "dict or list of results; got str", ax)
     with pytest.raises(lf.InputError, match=r"ax must be Axes of matplotlib, or None; got 3\."):
         lf.plot.spread(chain, ax=3)
     refused(curves, [], "got none", ax)
     refused(curves, {"a": chain["covariance"]}, "got one of DataArray", ax)
     counts = sphere.rename(overlap="clusters")
     refused(
-        curves, counts, "got a result with clusters. Nearest: what lf.simulate returns, on the sphere with keep=", ax
+        curves, counts, "got a result with clusters. Nearest: a result of lf.simulate, on the sphere with keep=", ax
     )
     refused(curves, [chain, sphere], "do not share an axis: layer and layers/layers_per_unit_time", ax)
-    refused(curves, [chain.drop_attrs(), limit], "do not say its model's width", ax)
+    refused(curves, [chain.drop_attrs(), limit], "lack its model's width", ax)
     refused(curves, chain.isel(token=[0], token_=[0]), "two tokens; got 40 samples, 0 pairs", ax)
     refused(curves, chain.isel(sample=[]), "need a sample", ax)
     refused(curves, chain.isel(depth=[]), "has no points", ax)

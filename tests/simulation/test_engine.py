@@ -234,11 +234,9 @@ def test_arguments_that_cannot_be_used(settings, message):
         ({"record": [-1, 2]}, "Layers to record must lie in 0 … 12; got [-1  2]."),
         ({"record": [2, 13]}, "Layers to record must lie in 0 … 12; got [ 2 13]."),
         ({"record": [np.inf]}, "Layers to record must"),
-        ({"dt": 0.1}, "A chain has no option dt; it has radius, gradients, keep, pairs, dtype."),
-        (
-            {"step": "factor", "dt": 0.1},
-            "A chain has no option dt, step; it has radius, gradients, keep, pairs, dtype.",
-        ),
+        ({"dt": 0.1}, "A chain has no option dt; it has keep, pairs, dtype, radius, gradients."),
+        ({"step": "factor", "dt": 0.1}, "A chain has no option dt, step; it has keep"),
+        ({"gradients": 1}, "gradients must be True or False; got 1."),
     ],
 )
 def test_records_and_options_that_a_chain_refuses(settings, message):
@@ -257,7 +255,7 @@ def test_records_and_options_that_a_chain_refuses(settings, message):
         ({"dt": np.inf}, "dt must be finite; got inf."),
         ({"dt": np.nan}, "dt must be finite; got nan."),
         ({"step": "heun"}, 'step must be "factor" or "euler-maruyama"; got \'heun\'.'),
-        ({"steps": 3}, "A limit has no option steps; it has radius, dt, step, keep, pairs, dtype."),
+        ({"steps": 3}, "A limit has no option steps; it has keep, pairs, dtype, radius, dt, step."),
     ],
 )
 def test_records_and_options_that_a_limit_refuses(settings, message):
@@ -502,13 +500,13 @@ def test_announcements_do_not_come_before_a_second(capsys):
 def bars_of(monkeypatch, patience, **settings):
     """The bar of one run, and whether it showed; `PATIENCE` seconds are `patience` here."""
     made = []
-    make = engine.bar
+    make = engine.progress_bar
 
     def remember(*arguments):
         made.append(make(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(engine, "bar", remember)
+    monkeypatch.setattr(engine, "progress_bar", remember)
     monkeypatch.setattr(progress, "PATIENCE", patience)
     run(samples=10, chunk=7, **settings)
     return made
@@ -565,8 +563,8 @@ def test_the_bar_never_counts_more_than_there_is(monkeypatch, capsys, terminal):
 
 
 def test_the_bar_is_closed_on_ctrl_c(monkeypatch, terminal):
-    made, make = [], engine.bar
-    monkeypatch.setattr(engine, "bar", lambda *arguments: made.append(make(*arguments)) or made[-1])
+    made, make = [], engine.progress_bar
+    monkeypatch.setattr(engine, "progress_bar", lambda *arguments: made.append(make(*arguments)) or made[-1])
     monkeypatch.setattr(progress, "PATIENCE", 0.0)
     monkeypatch.setattr(replicas, "wait", InterruptAfter(1))
     with pytest.raises(Interrupted):

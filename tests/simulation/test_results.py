@@ -273,7 +273,7 @@ def test_what_a_format_has_no_place_for_is_refused(tmp_path, ending, what):
     path = save(dataset(), tmp_path / f"a{ending}")
     data = dataset().assign_attrs(what if "attribute" in what else {})
     data = data.assign(strange=("two", np.array(what["variable"]))) if "variable" in what else data
-    with pytest.raises(InputError, match=rf"^a\{ending} has no place for some of the data: [^\n]+$"):
+    with pytest.raises(InputError, match=rf"^a\{ending} cannot store some of the data: [^\n]+$"):
         save(data, path)
     assert names(tmp_path) == [path.name]
     assert set(load(path)) == set(dataset())

@@ -20,7 +20,7 @@ def warn_of_rounding(value: Tensor, float32: bool) -> None:
     if dtype == torch.float32 and autocasts(kind):  # then the kernel rounds
         dtype = torch.get_autocast_dtype(kind)
     if dtype in (torch.bfloat16, torch.float16):
-        warn_once(str(dtype).removeprefix("torch."), 256 if dtype == torch.bfloat16 else 2048)
+        warn(str(dtype).removeprefix("torch."), 256 if dtype == torch.bfloat16 else 2048)
 
 
 def autocasts(kind: str) -> bool:
@@ -35,7 +35,7 @@ def without_autocast(kind: str) -> AbstractContextManager[object]:
 
 
 @cache
-def warn_once(dtype: str, parts: int) -> None:
+def warn(dtype: str, parts: int) -> None:
     message = (
         f"Shaped attention in {dtype}: A = γ₁I + (softmax − γ₂C̄), where at initialisation the bracket is of order "
         f"1/√width. {dtype} resolves 1 part in {parts} of the sum, so much of the bracket is rounding. Nearest: "

@@ -107,7 +107,7 @@ def checked_pairs(pairs: Any) -> Pairs | None:
     seen: set[tuple[int, ...]] = set()
     for pair in ordered:
         require(pair[0] != pair[1], f"A pair is two tokens; got {pair}.")
-        require(pair not in seen, f"pairs must differ; got {pair} twice.")
+        require(pair not in seen, f"pairs must differ; {pair} is there twice.")
         seen.add(pair)
     return ordered
 
