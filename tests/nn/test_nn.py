@@ -1,4 +1,4 @@
-"""The torch network beyond its law: repeatable, trainable, clear about what it cannot do."""
+"""Drawn networks beyond their law: repeatable, trainable, with gradients and clear refusals."""
 
 import sys
 from dataclasses import replace
@@ -35,7 +35,7 @@ def test_the_same_seed_and_batch_give_the_same_numbers():
 
 @pytest.mark.parametrize("norm", [None, "pre"])
 def test_tokens_have_the_covariance_and_means_of_the_start(norm):
-    """Known means matter to a LayerNorm alone; without one they must not cut the directions that tokens spread in."""
+    """Known means matter only to a LayerNorm; without one they must not reduce the directions of the tokens."""
     tokens = np.random.default_rng(0).standard_normal((10, 16)) + 1.0
     model = lf.Transformer(width=11, depth=1, gamma=0.5, attention=ATTENTION, norm=norm)
     start = lf.from_tokens(tokens)
@@ -51,7 +51,7 @@ def test_too_many_directions_for_the_width_are_refused():
 
 
 def test_double_precision_is_double_throughout():
-    """A 1 = 1 for centred softmax with the identity: to 1e-15, where single precision leaves 1e-8."""
+    """A 1 = 1 for centred softmax with the identity holds to 1e-14; single precision leaves 1e-8."""
     layer = Attention(ATTENTION, 12).double()
     with torch.no_grad():
         for weight in layer.parameters():
@@ -68,12 +68,12 @@ def test_a_network_that_leaves_single_precision_keeps_its_last_covariance():
     left_at = found["exit"].values
     for sample in np.flatnonzero(np.isfinite(left_at)):
         left = int(left_at[sample])
-        kept = found["covariance"].values[sample]
-        assert (kept[left:] == kept[max(left - 1, 0)]).all()
+        v = found["covariance"].values[sample]
+        assert (v[left:] == v[max(left - 1, 0)]).all()
 
 
 def test_a_network_that_left_does_not_come_back():
-    """Pre-LN makes every branch finite again; the covariance that is kept stays."""
+    """Pre-LN makes every branch finite again; the recorded covariance does not change."""
     model = lf.Transformer(width=12, depth=4, gamma=1.0, attention=lf.SoftmaxAttention(), norm="pre")
     found = lf.nn.simulate(model, 1e40 * V0, samples=4, seed=0, progress=False)
     assert (found["exit"] == 0).all()
@@ -230,7 +230,7 @@ def test_a_layer_that_does_not_fit_is_refused_at_once():
 
 
 def test_many_tokens_make_smaller_batches():
-    """Weights of 16 × 16 are nothing beside the attention matrices of 512 tokens."""
+    """Attention matrices of 512 tokens are far larger than weights of 16 × 16."""
     model = lf.Transformer(width=16, depth=1, gamma=0.5, attention=lf.SoftmaxAttention(heads=4))
     few, many = (networks_in_batch(model, tokens, torch.float32) for tokens in (2, 512))
     assert many * 8 * 512**2 * 4 < 2**28

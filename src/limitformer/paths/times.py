@@ -1,4 +1,4 @@
-"""Which layers or times are recorded, and equal steps of a horizon."""
+"""The layers or times of a recording, and equal steps of a horizon."""
 
 from collections.abc import Sequence
 from math import ceil

@@ -237,6 +237,6 @@ def dataset_of(process: Any, outputs: Outputs, provenance: dict[str, Any]) -> xr
         v = outputs["covariance"]
         result = covariance_dataset(v.reshape(*v.shape[:2], tokens, tokens), **paths)
     else:
-        arrays = {name: outputs[name] for name in ("variance", "pair_covariance", "distance")}
+        arrays: dict[str, Any] = {name: outputs[name] for name in ("variance", "pair_covariance", "distance")}
         result = pairs_dataset(**arrays, pairs=recording.pairs_among(tokens), **paths)
     return with_gradients(result, outputs, weights_of(process.model)) if isinstance(process, GradientChain) else result

@@ -1,7 +1,7 @@
 """`simulate`: a chain or a limit over many replicas, on threads.
 
-Replica j's random numbers depend on (seed, j) alone, so the result has the same bits for any number of threads and
-any chunking.
+Replica j's random numbers depend only on (seed, j), so the result has the same bits for any number of threads and any
+chunk.
 """
 
 import time
@@ -38,7 +38,7 @@ TokensLike = Annotated[ArrayLike, "tokens dim", ""]  # or the overlap of two
 
 
 class Interrupted(PicklesArguments, KeyboardInterrupt):
-    """Ctrl-C during `simulate`; `partial` holds the replicas that were finished, from the first on."""
+    """Ctrl-C during `simulate`; `partial` has the finished replicas, from the first on."""
 
     def __init__(self, partial: xr.Dataset) -> None:
         super().__init__(f"interrupted after {partial.sizes['sample']} samples")
@@ -155,7 +155,7 @@ def simulate(
             "samples": finished,
             "threads": threads,
             **process.settings,
-            "recorded_bytes": bytes_kept(process, finished),
+            "recorded_bytes": result_bytes(process, finished),
             "wall_seconds": time.perf_counter() - began,
         }
         return dataset_of(process, part_of(outputs, slice(0, finished)), provenance)
@@ -169,19 +169,19 @@ def simulate(
             run(slice(0, 0), new_watch())
     except KeyboardInterrupt as interrupt:
         raise Interrupted(dataset(0)) from interrupt
-    size = readable(bytes_kept(process, samples))
-    shown = progress_bar(f"{process.description} samples ({size} to keep)", samples) if progress else None
+    size = readable(result_bytes(process, samples))
+    bar = progress_bar(f"{process.description} samples ({size} to keep)", samples) if progress else None
     try:
-        finished, interrupted = run_all(run, samples, threads, chunk, lambda done: advance(shown, done))
+        finished, interrupted = run_all(run, samples, threads, chunk, lambda done: advance(bar, done))
     finally:
-        advance(shown, -1)
+        advance(bar, -1)
     if interrupted:
         raise Interrupted(dataset(finished))
     return dataset(samples)
 
 
 def recording_size(model: Any, start: Any = None, *, samples: int, record: Record = None, **options: Any) -> int:
-    """Bytes that `simulate` with these arguments will keep, before any work; names and means of tokens aside.
+    """Return the bytes of the results of `simulate` with these arguments, without names and means of tokens.
 
     Raises:
         InputError: as `simulate`.
@@ -193,14 +193,12 @@ def recording_size(model: Any, start: Any = None, *, samples: int, record: Recor
     >>> lf.recording_size(many, horizon=10.0, samples=1000, pairs=[(0, 1), (0, 2)], dtype="float32") // 2**20
     1
     """
-    return bytes_kept(process_of(model, start, record, options), require_count("samples", samples))
+    return result_bytes(process_of(model, start, record, options), require_count("samples", samples))
 
 
-def bytes_kept(process: Process, samples: int) -> int:
-    """Of the results of so many samples."""
+def result_bytes(process: Process, samples: int) -> int:
     return bytes_of(process.shapes(samples)) + bytes_of(process.shared_shapes)
 
 
 def part_of(outputs: Outputs, part: slice) -> Outputs:
-    """These samples of every array."""
     return {name: array[part] for name, array in outputs.items()}
