@@ -127,7 +127,7 @@ def test_simulate_prints_a_table(run, kind, axis, last):
     assert "0.2000" in result.stdout
 
 
-@pytest.mark.parametrize(("kind", "described"), [("chain", "chain"), ("network", "weightless network")])
+@pytest.mark.parametrize(("kind", "described"), [("chain", "chain"), ("network", "network")])
 def test_gradients_are_in_the_table_and_in_the_data(run, tmp_path, kind, described):
     small = [argument for argument in SMALL if kind != "network" or argument not in ("--threads", "1")]
     result = run("simulate", *small, "--as", kind, "--gradients", "--out", tmp_path / "data.nc")

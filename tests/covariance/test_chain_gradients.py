@@ -111,9 +111,9 @@ def test_chain_and_drawn_networks_share_one_law(name, chain):
 
 @pytest.mark.parametrize("name", ["causal", "two tiles of ReLU", "Pre-LN, causal"])
 def test_chain_and_weightless_networks_share_one_law_and_names(name, chain):
-    weightless = lf.nn.simulate(
+    weightless = lf.weightless.simulate(
         *CASES[name], samples=WEIGHTLESS, seed=2, gradients=True, dtype=torch.float64, progress=False
-    )
+    ).rename(layer="depth")
     finite = chain(name)
     assert finite["weight"].values.tolist() == weightless["weight"].values.tolist()
     for variable in ("loss", "stream_gradient", "weight_gradient", "covariance"):

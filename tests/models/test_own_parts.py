@@ -118,7 +118,7 @@ def test_equal_strengths_written_out_are_the_same_bits(gradients):
 
 
 def test_gradients_with_strengths_of_each_place():
-    """Chain against weightless networks, whose layers are the torch ones: medians of every weight's gradient."""
+    """The chain has the law of drawn networks differentiated by autograd, for every weight's gradient."""
     model = lf.Transformer(**BOTH, gamma=GAMMAS, lam=LAMS)
     options = {"samples": 1500, "gradients": True, "progress": False}
     finite = lf.simulate(model, V0, seed=1, **options)["weight_gradient"].values
@@ -238,9 +238,10 @@ def test_kernels_are_not_compiled_again_for_another_function():
     assert types[0] == types[1]
 
 
-def test_gradients_of_networks_with_own_parts():
-    """Weightless networks take them, since what they have of torch is differentiated: against drawn weights."""
-    found = lf.nn.simulate(OWN_ALL, V0, samples=4, seed=1, gradients=True, dtype=torch.float64, progress=False)
+@pytest.mark.parametrize("simulate", [lf.nn.simulate, lf.weightless.simulate], ids=["drawn", "weightless"])
+def test_networks_with_own_parts_have_gradients(simulate):
+    """Autograd differentiates a user function on tensors."""
+    found = simulate(OWN_ALL, V0, samples=4, seed=1, gradients=True, dtype=torch.float64, progress=False)
     assert np.isfinite(found["weight_gradient"]).all()
     names = {str(name).split(".", 2)[2] for name in found["weight"].values}
     assert {"feedforward.gate", "attention.value"} <= names

@@ -155,9 +155,8 @@ def test_networks_of_the_papers_have_the_gradients_of_drawn_ones():
         norm=lf.LayerNorm(placement="post"),
     )
     start = lf.from_covariance([[1.0, 0.3], [0.3, 1.4]])
-    options = {"samples": 1500, "seed": 0, "dtype": torch.float64, "progress": False, "record": [0, 3]}
-    mine = lf.nn.simulate(net, start, gradients=True, **options)
-    assert list(mine.depth.values) == [0, 3]
+    options = {"samples": 1500, "seed": 0, "dtype": torch.float64, "progress": False}
+    mine = lf.weightless.simulate(net, start, gradients=True, **options)
     generator, found = torch.Generator().manual_seed(1), []
     tokens = TokenLaw(start, net).tokens(1500, generator)
     for x in tokens:
@@ -171,7 +170,7 @@ def test_networks_of_the_papers_have_the_gradients_of_drawn_ones():
     assert ks_2samp(mine.stream_gradient[:, 0], theirs[:, 0]).pvalue > 1e-5
     least = min(ks_2samp(mine.weight_gradient[:, k], theirs[:, 1 + k]).pvalue for k in range(mine.sizes["weight"]))
     assert least > 1e-5
-    twin = lf.nn.simulate(lf.Transformer(**{**fields_of(net), "gamma": 0.7}), start, gradients=True, **options)
+    twin = lf.weightless.simulate(lf.Transformer(**{**fields_of(net), "gamma": 0.7}), start, gradients=True, **options)
     assert min(ks_2samp(twin.weight_gradient[:, k], theirs[:, 1 + k]).pvalue for k in range(6)) < 1e-8
 
 
@@ -271,7 +270,7 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch):
     assert caught.value.partial.sizes["sample"] == 3
 
 
-def test_ctrl_c_in_a_network_of_the_papers_keeps_its_layout(monkeypatch):
+def test_ctrl_c_in_a_network_of_the_papers_keeps_finished_samples(monkeypatch):
     network = lf.Transformer(width=8, depth=3, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))
     begin, stop_at = Weightless.run, [3]
 
@@ -283,13 +282,13 @@ def test_ctrl_c_in_a_network_of_the_papers_keeps_its_layout(monkeypatch):
 
     monkeypatch.setattr(Weightless, "run", interrupted)
     monkeypatch.setattr(sys.modules["limitformer.weightless.simulate"], "MOST_SIDE_BY_SIDE", 1)
-    options = {"samples": 9, "seed": 0, "gradients": True, "record": [0, 3], "progress": False}
+    options = {"samples": 9, "seed": 0, "gradients": True, "progress": False}
     with pytest.raises(lf.Interrupted) as caught:
-        lf.nn.simulate(network, lf.equicorrelated(2, 0.2), **options)
-    assert caught.value.partial.sizes["depth"] == 2
+        lf.weightless.simulate(network, lf.equicorrelated(2, 0.2), **options)
+    assert caught.value.partial.sizes["layer"] == 4
     assert caught.value.partial.sizes["sample"] == 3
     with pytest.raises(KeyboardInterrupt) as nothing:
-        lf.nn.simulate(network, lf.equicorrelated(2, 0.2), **options)
+        lf.weightless.simulate(network, lf.equicorrelated(2, 0.2), **options)
     assert not isinstance(nothing.value, lf.Interrupted)
 
 

@@ -19,22 +19,7 @@ LONGEST = 1e9  # units of time
 
 @dataclass(frozen=True, kw_only=True)
 class SphereOptions:
-    """What `simulate` takes for tokens on the sphere.
-
-    Attributes:
-        horizon: T, in units of time.
-        method: "overlap" (two tokens, by artanh z), "gram" (the tokens' Gram matrix) or "coordinates"; None: the
-            cheapest that the model allows.
-        keep: "overlap" (z and 1 − |z| of all pairs), "outcome" (clusters and antipodal pairs) or "tokens".
-        tolerance: how near to ±1 an overlap counts as arrived.
-        early_stop: replicas stop once the chance that they ever leave the tolerance again is at most this, and keep
-            what they have; None: none stops. Two tokens by their overlap (`stopping`). More tokens, or another method,
-            with keep="outcome" alone, for softmax with QᵀK = I, β ≥ 0 and Gaussian values: tokens that have become two
-            points go on as such, and stop as one or as antipodes (`merging`). Elsewhere there is no such bound and none
-            stops, which `stop_gaps` = (0, 0) in the results says.
-        pairs: the pairs whose overlaps are kept, such as [(0, 1), (0, 2)]; None: all of them.
-        dtype: in which overlaps, gaps and tokens are kept, "float64" or "float32". The simulation runs in float64
-            whatever it is; a gap below 1e-45 is 0 in float32.
+    """The options of tokens on the sphere; `limitformer.simulate` describes them.
 
     Raises:
         InputError: a value out of range.

@@ -170,7 +170,7 @@ class SpherePaths:
             check_scratch(8 * LANES * rows * columns, what, "Gaussian values, a smaller dim, or fewer tokens")
         smaller = [*smaller_recordings(self.options.dtype, self.pair_count), 'keep="outcome"']
         smaller = smaller if self.options.keep != "outcome" else []
-        outputs = new_outputs(self.shapes(samples), self.once, samples, points, self.axis, smaller)
+        outputs = new_outputs(self.shapes(samples), self.shared_shapes, samples, points, self.axis, smaller)
         outputs["stopped"].fill(np.inf)
         return outputs
 
@@ -186,7 +186,7 @@ class SpherePaths:
         }
 
     @property
-    def once(self) -> Shapes:
+    def shared_shapes(self) -> Shapes:
         """Of what the results have once, whatever the samples."""
         start = {} if self.start.tokens is None else {"start_tokens": (self.start.tokens.shape, np.float64)}
         return {**coordinate_shapes(len(self.step_numbers), self.pair_count), **start}

@@ -81,7 +81,7 @@ def run_one_matrix(root, width, constants, share, watch):
     for begin in range(0, len(share.exits), LANES):
         rewind(work.stream, share.key_words, np.uint64(share.first + begin))
         place_tokens(work)
-        run_one_matrix_lanes(constants, share.points, share.radius, rows_of(share.record, begin), work, watch)
+        run_one_matrix_lanes(constants, share.points, share.radius, rows_of(share.arrays, begin), work, watch)
         if is_halted(watch):
             return
         copy_exits(work.ledger, begin, share.exits, share.causes)

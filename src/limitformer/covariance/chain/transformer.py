@@ -49,10 +49,10 @@ from limitformer.numerics.lanes import LANES, in_lanes, lane_matrix
 from limitformer.numerics.random import Stream, key, open_stream, rewind
 from limitformer.numerics.watch import Watch, count_whole, is_halted, keep_going
 from limitformer.paths.exits import Ledger, check_factor, clear_exits, copy_exits, open_ledger
-from limitformer.paths.recorder import Recorder
 from limitformer.paths.recording import (
     ALL_OF_V,
     FACTOR_FLOOR,
+    CovarianceProcess,
     Outputs,
     Recording,
     replicas_of,
@@ -116,7 +116,7 @@ def run_replicas(start, turned, constants, sublayers, visible, share, watch):
         if turned:
             spread = min(start.shape[0], constants.width)
             turn_at_random(work.stream, work.factor, work.direction, spread, constants.width)
-        record = rows_of(share.record, begin)
+        record = rows_of(share.arrays, begin)
         run_lanes(constants, sublayers, visible, share.points, share.radius, record, work, watch)
         if is_halted(watch):
             return
@@ -176,7 +176,7 @@ def apply_sublayer(sublayer, residual, constants, visible, work, watch):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TransformerChain(Recorder):
+class TransformerChain(CovarianceProcess):
     """The chain of one model and start, ready to run.
 
     Attributes:

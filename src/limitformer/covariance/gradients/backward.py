@@ -109,7 +109,7 @@ def run_replicas_with_gradients(start, turned, constants, table, sublayers, visi
     work, ledger = open_work(table, constants.depth * len(sublayers)), open_ledger(start.shape[0])
     for begin in range(0, len(share.exits), LANES):
         begin_at(start, turned, constants, share.key_words, np.uint64(share.first + begin), work)
-        record = rows_of(share.record, begin)
+        record = rows_of(share.arrays, begin)
         go_up(constants, sublayers, visible, share.points, share.radius, record, ledger, work, watch)
         rows = Gradients(
             gradients.loss[begin : begin + LANES],

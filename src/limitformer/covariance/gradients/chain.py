@@ -63,7 +63,7 @@ class GradientChain(TransformerChain):
 
     def outputs(self, samples: int) -> Outputs:
         """Arrays for the results of so many samples."""
-        points, needed = len(self.points), bytes_of(self.shapes(samples)) + bytes_of(self.once)
+        points, needed = len(self.points), bytes_of(self.shapes(samples)) + bytes_of(self.shared_shapes)
         check_bytes(needed, samples, points, self.axis, ("fewer samples", "gradients=False"))
         scratch = 8 * LANES * int(layout_of(self.model, self.tokens)[-1, 0])
         check_scratch(scratch, "What a thread keeps of a way up", "fewer tokens or layers")

@@ -30,8 +30,7 @@ from limitformer.models import Start, Transformer, as_start
 from limitformer.models.kinds import register, require_exact_kind
 from limitformer.numerics.random import key
 from limitformer.numerics.watch import DONE, WHOLE, Watch
-from limitformer.paths.recorder import Recorder
-from limitformer.paths.recording import ALL_OF_V, VALUE_FLOOR, Outputs, Recording
+from limitformer.paths.recording import ALL_OF_V, VALUE_FLOOR, CovarianceProcess, Outputs, Recording
 
 Matrix = NDArray[np.float64]
 RELATIVE_ERROR, ABSOLUTE_ERROR = 1e-10, 1e-13  # of the solver; the second times the largest variance of the start
@@ -145,7 +144,7 @@ def checked_times(times: ArrayLike) -> Matrix:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FlowPath(Recorder):
+class FlowPath(CovarianceProcess):
     """The solution from one start at chosen times, as `simulate` runs it: all samples are the same.
 
     Attributes:
@@ -192,5 +191,5 @@ class SolvedPath:
 
     def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
         """The same for all replicas; none leaves the ball."""
-        self.recording.put(self.covariance, outputs)
+        self.recording.fill(self.covariance, outputs)
         watch[WHOLE] = watch[DONE] = len(outputs["exits"])

@@ -35,15 +35,14 @@ from limitformer.paths.exits import (
     clear_exits,
     copy_exits,
     first_at,
-    keep_previous,
     open_ledger,
     record_exit,
 )
-from limitformer.paths.recorder import Recorder
 from limitformer.paths.recording import (
     ALL_OF_V,
     FACTOR_FLOOR,
     VALUE_FLOOR,
+    CovarianceProcess,
     Outputs,
     Recording,
     replicas_of,
@@ -94,7 +93,7 @@ def run_factor_paths(start, constants, mask, dt, steps, share, watch):
     work = path_workspace(start.shape[0], constants, mask)
     for begin in range(0, len(share.exits), LANES):
         begin_paths(start, share.key_words, np.uint64(share.first + begin), work)
-        record = rows_of(share.record, begin)
+        record = rows_of(share.arrays, begin)
         factor_paths(constants, mask, dt, steps, share.points, share.radius, record, work, watch)
         if is_halted(watch):
             return
@@ -151,7 +150,7 @@ def run_euler_paths(start, constants, mask, dt, steps, share, watch):
     for begin in range(0, len(share.exits), LANES):
         begin_paths(start, share.key_words, np.uint64(share.first + begin), work)
         gram(work.moved, work.ledger.now)
-        record = rows_of(share.record, begin)
+        record = rows_of(share.arrays, begin)
         euler_paths(constants, mask, dt, steps, share.points, share.radius, record, work, watch)
         if is_halted(watch):
             return
@@ -162,12 +161,12 @@ def run_euler_paths(start, constants, mask, dt, steps, share, watch):
 @kernel
 def euler_paths(constants, mask, dt, steps, points, radius, record, work, watch):
     """The paths that run side by side, by Euler-Maruyama; each keeps the last V that was a covariance."""
-    keep_previous(work.ledger)
+    copy(work.ledger.now, work.ledger.before)
     for step in range(steps + 1):
         if not keep_going(watch, replicas_of(record), step / (steps + 1)):
             return
         if step > 0:
-            keep_previous(work.ledger)
+            copy(work.ledger.now, work.ledger.before)
             move_by_euler(step, dt, constants, mask, radius, work)
         cholesky(work.ledger.now, work.factor, work.step.failed)
         check_cone(step, work.step.failed, work.ledger)  # before the ball: of what is no covariance |V| says nothing
@@ -196,7 +195,7 @@ def check_cone(step, failed, ledger):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CovariancePaths(Recorder):
+class CovariancePaths(CovarianceProcess):
     """Paths of one limit and start, ready to run.
 
     Attributes:
