@@ -293,5 +293,5 @@ def test_memory_is_refused_beforehand(monkeypatch):
     lf.recording_size(deep, V0, samples=5, record=[0])
     with pytest.raises(lf.InputError, match=r"Nearest: .*gradients=False"):
         lf.simulate(deep, V0, samples=5, seed=0, record=[0], gradients=True)
-    with pytest.raises(lf.InputError, match=r"What a thread keeps of a way up takes .* fewer tokens or layers"):
+    with pytest.raises(lf.InputError, match=r"The scratch memory of one thread takes .* fewer tokens or layers"):
         lf.simulate(deep, V0, samples=1, seed=0, record=[0], gradients=True)

@@ -35,7 +35,7 @@ def normalise(factor, mean_columns, eps, address, out):
 
 
 @kernel
-def pull_through_norm(factor, mean_columns, eps, inside, outside):
+def backward_norm(factor, mean_columns, eps, inside, outside):
     """The gradient of what `normalise` makes of `factor` R to that of R, in place.
 
     With y = s (x − x̄), s = 1/√(variance + eps): ∂x = s (∂y − y ⟨y, ∂y⟩/n), without its mean. `inside` (m, r) are the
