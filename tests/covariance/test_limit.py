@@ -8,7 +8,7 @@ from scipy.integrate import quad
 from scipy.stats import ks_2samp
 
 import limitformer as lf
-from limitformer.covariance.limit.coefficients import centre_rows
+from limitformer.covariance.limit.factor_step import centre_rows
 from limitformer.numerics.lanes import in_lanes
 from limitformer.numerics.random import key, replica_normals
 from statistics_checks import STANDARD_ERRORS, assert_same_law, covariance_standard_errors, standard_errors

@@ -15,10 +15,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from limitformer.base.errors import NoLimitError, require, require_real, set_fields
-from limitformer.covariance.limit.coefficients import LimitConstants, Mask, drift_at
+from limitformer.covariance.limit.drift import LimitConstants, Mask, drift_at
 from limitformer.covariance.limit.explosion import explosion_probability
-from limitformer.covariance.limit.refusals import refuse_own
-from limitformer.models import OneMatrix, ShapedReLU, SoftmaxAttention, Start, Transformer, as_start
+from limitformer.models import (
+    Elementwise,
+    Gated,
+    Mixing,
+    OneMatrix,
+    ShapedReLU,
+    SoftmaxAttention,
+    Start,
+    Transformer,
+    as_start,
+)
 from limitformer.models.kinds import register, require_exact_kind
 
 SOFTMAX = (
@@ -180,6 +189,19 @@ def twins_of(covariance: Matrix) -> NDArray[np.int64]:
 def are_antipodes(covariance: Matrix) -> bool:
     """Whether there are two tokens and their sum is 0, up to the rounding of V."""
     return len(covariance) == 2 and int(twins_of(covariance * np.array([[1, -1], [-1, 1]]))[1]) == 0
+
+
+def refuse_own(model: Transformer) -> None:
+    """Raise `NoLimitError` for parts of one's own, and for strengths that differ, of which no theorem speaks."""
+    if not model.uniform:
+        raise NoLimitError(
+            "No limit is proven where strengths differ by layer or sublayer; gamma and lam must be numbers."
+        )
+    feedforward = model.feedforward
+    parts = (model.attention, feedforward.activation if type(feedforward) is OneMatrix else feedforward)
+    for part in parts:
+        if type(part) in (Mixing, Elementwise, Gated):
+            raise NoLimitError(f"No limit is proven for {part!r}; it needs ShapedAttention and ShapedReLU.")
 
 
 def covariance_limit(model: Transformer) -> CovarianceLimit:

@@ -4,7 +4,7 @@ Tokens may align until their differences are 10¹⁶ times shorter than they are
 digits. In a lower triangular factor x⁰ has one entry only, so that y and x differ in the first column alone.
 """
 
-from limitformer.numerics.factor import FIRST, copy, inner
+from limitformer.numerics.factor import FIRST, copy, gram, inner, trace_of_gram
 from limitformer.numerics.kernels import kernel
 from limitformer.numerics.lanes import everywhere, load, store
 
@@ -26,6 +26,59 @@ def to_tokens(differences, out):
 
 
 @kernel
+def carry(tokens, mask, out):
+    """out: what the factor step carries of tokens with the lower triangular factor `tokens`."""
+    if mask.full:
+        to_differences(tokens, out)
+    else:
+        copy(tokens, out)
+
+
+@kernel
+def tokens_of(factor, mask, out):
+    """out: a factor of V whose rows are the tokens, of what the factor step carries."""
+    if mask.full:
+        to_tokens(factor, out)
+    else:
+        copy(factor, out)
+
+
+@kernel
+def covariance_of(factor, mask, scratch, out):
+    """out = V of what the factor step carries."""
+    if mask.full:
+        to_tokens(factor, scratch)
+        gram(scratch, out)
+    else:
+        gram(factor, out)
+
+
+@kernel
+def trace_of_tokens(differences):
+    """tr V."""
+    first = load(differences, 0, 0)
+    total = first * first
+    for i in range(1, differences.shape[0]):
+        total = total + (first * first + variance_beyond_first(differences, i))
+    return total
+
+
+@kernel
+def trace_of(factor, mask):
+    """tr V, a bound of |V|."""
+    if mask.full:
+        return trace_of_tokens(factor)
+    return trace_of_gram(factor)
+
+
+@kernel
+def variance_beyond_first(differences, i):
+    """V_ii − V₀₀ = |yⁱ|² + 2 ⟨yⁱ, x⁰⟩."""
+    squared = inner(differences, i, differences, i, FIRST, i + 1)
+    return squared + 2.0 * (load(differences, i, 0) * load(differences, 0, 0))
+
+
+@kernel
 def centre(differences, means, out):
     """out = C X (m, m), X the tokens: each column less its mean, all relative to x⁰; the means go to `means` (m, 1)."""
     m = differences.shape[0]
@@ -38,23 +91,6 @@ def centre(differences, means, out):
         store(out, 0, k, -1.0 * mean)
         for i in range(1, m):
             store(out, i, k, load(differences, i, k) - mean)
-
-
-@kernel
-def variance_beyond_first(differences, i):
-    """V_ii − V₀₀ = |yⁱ|² + 2 ⟨yⁱ, x⁰⟩."""
-    squared = inner(differences, i, differences, i, FIRST, i + 1)
-    return squared + 2.0 * (load(differences, i, 0) * load(differences, 0, 0))
-
-
-@kernel
-def trace_of_tokens(differences):
-    """tr V."""
-    first = load(differences, 0, 0)
-    total = first * first
-    for i in range(1, differences.shape[0]):
-        total = total + (first * first + variance_beyond_first(differences, i))
-    return total
 
 
 @kernel

@@ -5,8 +5,8 @@ It can leave the cone of covariance matrices; the root of V then does not exist 
 
 import numpy as np
 
-from limitformer.covariance.limit.coefficients import drift
-from limitformer.covariance.limit.masked_step import draw_mixing
+from limitformer.covariance.limit.drift import drift
+from limitformer.covariance.limit.factor_step import draw_mixing
 from limitformer.numerics.factor import multiply, multiply_by_lower_transposed, multiply_lower
 from limitformer.numerics.kernels import kernel
 from limitformer.numerics.lanes import everywhere, load, magnitude, square_root, store, where_positive

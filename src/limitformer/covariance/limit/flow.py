@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from limitformer.base.errors import NoLimitError, require
+from limitformer.covariance.limit.covariance import refuse_own
 from limitformer.covariance.limit.dual import dual_kernel
-from limitformer.covariance.limit.refusals import refuse_own
 from limitformer.models import Start, Transformer, as_start
 from limitformer.models.kinds import register, require_exact_kind
 from limitformer.numerics.random import key

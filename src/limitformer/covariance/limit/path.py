@@ -8,19 +8,21 @@ from numpy.typing import NDArray
 
 from limitformer.base.errors import require, require_real, set_fields
 from limitformer.covariance.limit.covariance import CovarianceLimit, largest_step
+from limitformer.covariance.limit.differences import carry, covariance_of, tokens_of, trace_of
 from limitformer.covariance.limit.euler import cholesky, euler_maruyama_step
-from limitformer.covariance.limit.pace import EULER_RESOLUTION, FACTOR_RESOLUTION, measure
+from limitformer.covariance.limit.factor_step import StepWorkspace, factor_step, step_workspace
 from limitformer.covariance.limit.short_steps import (
+    EULER_RESOLUTION,
+    FACTOR_RESOLUTION,
     MOST_STEPS,
     ShortSteps,
+    measure,
     measure_root,
     open_short_steps,
     shorten_euler_step,
     shorten_factor_step,
     too_coarse,
 )
-from limitformer.covariance.limit.step_parts import StepWorkspace, step_workspace
-from limitformer.covariance.limit.steps import carry, covariance_of, factor_step, tokens_of, trace_of
 from limitformer.models import Start
 from limitformer.numerics.factor import copy, gram, lower_root
 from limitformer.numerics.kernels import allocator, driver, kernel

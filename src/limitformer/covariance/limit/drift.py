@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.numerics.factor import FIRST, inner, multiply, put_in_lanes
+from limitformer.numerics.factor import FIRST, inner, multiply, multiply_into, put_in_lanes
 from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, load, store
 
@@ -96,6 +96,42 @@ def second_order_weights(v, mask, work):
 
 
 @kernel
+def second_order_row(centred, out):
+    """s_ν = V_νν − 2 V_νx̄ + 2 V_x̄x̄ − V̄ = (C V C)_νν − tr(C V C)/m into `out` (m, 1); S₂^{αν} = V_αα s_ν."""
+    m = centred.shape[0]
+    mean = everywhere(0.0)
+    for k in range(m):
+        mean = mean + load(centred, k, k) / float(m)
+    for k in range(m):
+        store(out, k, 0, load(centred, k, k) - mean)
+
+
+@kernel
+def bend_rows(dt, constants, work):
+    """Multiply the first block of `work.rows` by K = I + dt γ²/(2τ₀²) W."""
+    m, scale = work.moved.shape[0], dt * constants.second_order
+    multiply_into(work.drift.weights, work.rows, m, work.moved, FIRST)
+    for i in range(m):
+        for k in range(m):
+            store(work.rows, i, k, load(work.rows, i, k) + scale * load(work.moved, i, k))
+
+
+@kernel
+def bend_differences(dt, constants, work):
+    """Multiply `work.rows` by K; Σ s = 0, so the differences alone enter Σ s_ν xᵛ."""
+    m, scale = work.variances.shape[0], dt * (constants.second_order / work.variances.shape[0])
+    for k in range(m):
+        total = everywhere(0.0)
+        for i in range(1, m):
+            total = total + load(work.column, i, 0) * load(work.rows, i, k)
+        store(work.sums, k, 0, total)
+    for i in range(m):
+        weight = scale * load(work.variances, i, 0)
+        for k in range(m):
+            store(work.rows, i, k, load(work.rows, i, k) + weight * load(work.sums, k, 0))
+
+
+@kernel
 def spread_of_logits(v, mask, work):
     """P into `work.spread`, from M in `work.means`."""
     m = v.shape[0]
@@ -142,17 +178,6 @@ def spread_without_mask(centred):
 
 
 @kernel
-def second_order_row(centred, out):
-    """s_ν = V_νν − 2 V_νx̄ + 2 V_x̄x̄ − V̄ = (C V C)_νν − tr(C V C)/m into `out` (m, 1); S₂^{αν} = V_αα s_ν."""
-    m = centred.shape[0]
-    mean = everywhere(0.0)
-    for k in range(m):
-        mean = mean + load(centred, k, k) / float(m)
-    for k in range(m):
-        store(out, k, 0, load(centred, k, k) - mean)
-
-
-@kernel
 def attention_drift(v, constants, mask, work, out):
     """γ²/τ₀² V∘P + γ²/(2τ₀²) (W V + V Wᵀ) into `out`."""
     second_order_weights(v, mask, work)
@@ -196,20 +221,3 @@ def drift_at(v, constants, mask):
     put_in_lanes(v, in_lanes)
     drift(in_lanes, constants, mask, drift_workspace(m), out)
     return out[:, :, 0].copy()
-
-
-@kernel
-def centre_rows(logits, mask):
-    """Y to B in place: B_αν = (C_α Y_α)_ν / m_α."""
-    m = logits.shape[0]
-    for a in range(m):
-        mean = everywhere(0.0)
-        for k in range(m):
-            if mask.seen[a, k]:
-                mean = mean + load(logits, a, k)
-        mean = mean / mask.counts[a]
-        for k in range(m):
-            if mask.seen[a, k]:
-                store(logits, a, k, (load(logits, a, k) - mean) / mask.counts[a])
-            else:
-                store(logits, a, k, 0.0)
