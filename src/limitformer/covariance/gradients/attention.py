@@ -175,7 +175,7 @@ def forward_heads(stream, factor, visible, constants, record, scratch, out, watc
 
 @kernel
 def backward_heads(stream, factor, visible, constants, record, scratch, total, returned, watch):
-    """From Γ in `total`, through the output matrix and all heads, to the gradient that the branch returns."""
+    """Go from Γ in `total` through the output matrix and all heads to the gradient that the branch returns."""
     joined, extra, tokens = scratch.joined, scratch.extra, factor.shape[0]
     add_to_entry(returned.norms, OUTPUT, squared_product(total.branch, total.gradient, FIRST, total.gradient.shape[1]))
     find_root(total)
@@ -209,7 +209,7 @@ def backward_values(stream, constants, h, root, record, scratch):
 
 @kernel
 def backward_head(stream, factor, visible, constants, h, outcome, update, record, scratch, returned):
-    """From ∂S in `outcome` and ∂U in `update`, through head h, to the gradient that the branch returns."""
+    """Go from ∂S in `outcome` and ∂U in `update` through head h to the gradient that the branch returns."""
     turned, matrix, stacked, keys, head = scratch.turned, scratch.matrix, scratch.stacked, scratch.keys, scratch.head
     at_query = factor.shape[0] + outcome.shape[1]
     at_key = at_query + keys.shape[1]

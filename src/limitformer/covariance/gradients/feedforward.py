@@ -81,7 +81,7 @@ def forward_units(stream, factor, constants, units, out, watch):
 
 @kernel
 def backward_units(stream, factor, constants, units, total, returned, watch):
-    """From Γ in `total` to the gradient that the branch returns."""
+    """Go from Γ in `total` to the gradient that the branch returns."""
     m = factor.shape[0]
     add_to_entry(returned.norms, POST, squared_product(total.branch, total.gradient, FIRST, total.gradient.shape[1]))
     find_root(total)

@@ -135,7 +135,7 @@ def add_second_order_to_tokens(dt, constants, work):
 def add_second_order_to_differences(dt, constants, work):
     """Multiply the differences in `work.rows` by K = I + dt γ²/(2τ₀²m) diag(V) sᵀ.
 
-    Σ s = 0, so that Σ s_ν xᵛ needs only the differences. The row of a difference has V_αα − V₀₀ in the place of V_αα.
+    Σ s = 0, so that Σ s_ν xᵛ needs only the differences. The row of a difference has V_αα − V₀₀ instead of V_αα.
     """
     m, scale = work.variances.shape[0], dt * (constants.second_order / work.variances.shape[0])
     for k in range(m):

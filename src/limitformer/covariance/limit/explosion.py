@@ -52,12 +52,12 @@ class PairDistance:
 
     @property
     def scale_length(self) -> float:
-        """K."""
+        """The length K of the scale function."""
         return self.tau0 / self.gamma * sqrt(8 * (2 - self.gamma**2))
 
     @property
     def decay(self) -> float:
-        """p."""
+        """The exponent p of the scale function."""
         return 1 / (2 * self.gamma**2) - 1
 
     def ever(self, distance: float, radius: float) -> float:

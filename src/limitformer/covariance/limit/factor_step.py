@@ -67,7 +67,7 @@ from limitformer.numerics.random import draw_normals, next_normal
 
 
 class StepWorkspace(NamedTuple):
-    """Scratch of one thread; matrices are (m, m, LANES) if there is no other shape. Few, so that they stay in cache."""
+    """Scratch of one thread, few enough for the cache; matrices are (m, m, LANES) unless another shape is given."""
 
     drift: DriftWorkspace
     pace: np.ndarray  # (2, 1, LANES): the pace; P

@@ -1,4 +1,4 @@
-r"""How short a step must be, and many short steps in the place of one that is too coarse.
+r"""The longest step that a state allows, and short steps instead of one that is too coarse.
 
 **Pace.** Attention's part of the SDE is of higher order than V, so no fixed step resolves it everywhere: one that is
 too long at a large V invents explosions. With P_αβ and W of `drift`, in a time h
