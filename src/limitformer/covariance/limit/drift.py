@@ -1,4 +1,4 @@
-r"""Coefficients of the covariance SDE dV = b(V) dt + N + Nᵀ, N the structured noise of `noise`.
+r"""The drift of the covariance SDE dV = b(V) dt + N + Nᵀ; the noise N and the default step are in `factor_step`.
 
 Letters: m tokens; token α sees m_α of them (all m without a mask); p_α is 1/m_α on what α sees and 0 elsewhere;
 C_α y = y − (p_α·y) on what α sees and 0 elsewhere; M_ακ = (p_α V)_κ.
@@ -11,44 +11,59 @@ With 1_α the indicator of what α sees, P needs no four-index sum:
   P_αβ = 1_αᵀ(V∘V)1_β/(m_α m_β) − Σ_κ∈β M_ακ²/m_β − Σ_ν∈α M_βν²/m_α + (p_αᵀV p_β)².
 
 Feed-forward [ST, eq. 6]:  b_αβ = γ² ν(ρ_αβ) √(V_αα V_ββ),  ν(ρ) = (c₊ − c₋)²/(2π) (√(1 − ρ²) − ρ arccos ρ).
+
+**Where each term is written.** To change the second-order term W V + V Wᵀ or the term V∘P, change this file and the ½
+in `CovarianceLimit.constants`. Each term has more than one form, because the factor step never forms b:
+
+* W is `second_order_weights`. Without a mask W = diag(V) sᵀ/m, and s is `second_order_row`, from C V C, which does not
+  cancel where tokens are nearly parallel.
+* W V + V Wᵀ is added to b by `attention_drift`. The factor step multiplies its factor by I + dt γ²/(2τ₀²) W:
+  `add_second_order_to_tokens` with a mask, `add_second_order_to_differences` without.
+* P is `spread_of_logits`; without a mask `spread_without_mask`, the same number for every pair, again from C V C. The
+  factor step has V∘P in its noise and in `factor_step.diagonal_growth`.
+* The term of the ReLU is `kink_drift`. The factor step draws a sample of it (`factor_step.add_kink_to_…`).
+
+b is held against the paper's nested sums by `test_theorem_4_2_drift` and `test_causal_drift`, and the factor step
+against b by `test_one_step_has_the_drift_and_covariance_of_the_limit` (tests/covariance/test_limit.py). The pace of
+`short_steps` reads W, s and P to choose the length of a step; an error there moves no drift.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.numerics.factor import FIRST, inner, multiply, put_in_lanes
+from limitformer.numerics.factor import FIRST, inner, multiply, multiply_into, put_in_lanes
 from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, load, store
 
 
 class LimitConstants(NamedTuple):
-    """The SDE's numbers. `mixing` and `kink` are 0 where there is no attention or no feed-forward layer."""
+    """Factors of the SDE; `mixing` is 0 without attention, `kink` without a feed-forward layer."""
 
-    linear: float  # N holds `linear`·L G Lᵀ
-    mixing: float  # γ²/τ₀: N holds `mixing`·B V
-    mixing_drift: float  # γ²/τ₀², in front of V∘P
-    second_order: float  # γ²/(2τ₀²), in front of W V + V Wᵀ: the one place of Theorem 4.2's ½
+    linear: float  # of L G Lᵀ in N
+    mixing: float  # γ²/τ₀, of B V in N
+    mixing_drift: float  # γ²/τ₀², of V∘P
+    second_order: float  # γ²/(2τ₀²), of W V + V Wᵀ, with the ½ of Theorem 4.2
     kink: float  # η = γ² (c₊ − c₋)²/4, so that γ² (c₊ − c₋)²/(2π) = 2η/π
 
 
 class Mask(NamedTuple):
-    """Who sees whom."""
+    """The visibility of tokens, and coincidences of the start that an unmasked limit keeps."""
 
     full: bool  # every token sees every token
     seen: np.ndarray  # (m, m): whether the row's token sees the column's
     counts: np.ndarray  # (m,): m_α
-    twins: np.ndarray  # (m,): the first token that the start does not tell from this one, without a mask for ever
-    opposite: bool = False  # whether there are two tokens, each other's antipodes for ever
+    twins: np.ndarray  # (m,): the first token that equals this one at the start; they stay equal
+    opposite: bool = False  # whether the tokens are two antipodes, which they stay
 
 
 class DriftWorkspace(NamedTuple):
-    """Scratch matrices, all (m, m, LANES)."""
+    """Scratch matrices (m, m, LANES)."""
 
-    means: np.ndarray
-    weights: np.ndarray
+    means: np.ndarray  # M
+    weights: np.ndarray  # W
     product: np.ndarray
-    spread: np.ndarray
+    spread: np.ndarray  # P
 
 
 @allocator
@@ -96,6 +111,45 @@ def second_order_weights(v, mask, work):
 
 
 @kernel
+def second_order_row(centred, out):
+    """s_ν = V_νν − 2 V_νx̄ + 2 V_x̄x̄ − V̄ = (C V C)_νν − tr(C V C)/m into `out` (m, 1); S₂^{αν} = V_αα s_ν."""
+    m = centred.shape[0]
+    mean = everywhere(0.0)
+    for k in range(m):
+        mean = mean + load(centred, k, k) / float(m)
+    for k in range(m):
+        store(out, k, 0, load(centred, k, k) - mean)
+
+
+@kernel
+def add_second_order_to_tokens(dt, constants, work):
+    """Multiply the tokens, the first block of `work.rows`, by K = I + dt γ²/(2τ₀²) W."""
+    m, scale = work.moved.shape[0], dt * constants.second_order
+    multiply_into(work.drift.weights, work.rows, m, work.moved, FIRST)
+    for i in range(m):
+        for k in range(m):
+            store(work.rows, i, k, load(work.rows, i, k) + scale * load(work.moved, i, k))
+
+
+@kernel
+def add_second_order_to_differences(dt, constants, work):
+    """Multiply the differences in `work.rows` by K = I + dt γ²/(2τ₀²m) diag(V) sᵀ.
+
+    Σ s = 0, so that Σ s_ν xᵛ needs only the differences. The row of a difference has V_αα − V₀₀ instead of V_αα.
+    """
+    m, scale = work.variances.shape[0], dt * (constants.second_order / work.variances.shape[0])
+    for k in range(m):
+        total = everywhere(0.0)
+        for i in range(1, m):
+            total = total + load(work.column, i, 0) * load(work.rows, i, k)
+        store(work.sums, k, 0, total)
+    for i in range(m):
+        weight = scale * load(work.variances, i, 0)
+        for k in range(m):
+            store(work.rows, i, k, load(work.rows, i, k) + weight * load(work.sums, k, 0))
+
+
+@kernel
 def spread_of_logits(v, mask, work):
     """P into `work.spread`, from M in `work.means`."""
     m = v.shape[0]
@@ -115,7 +169,7 @@ def spread_of_logits(v, mask, work):
 
 @kernel
 def spread_of_pair(a, b, mask, work):
-    """P_αβ, from M in `work.means` and Σ_κ∈β V_νκ² in `work.product`."""
+    """Return P_αβ, from M in `work.means` and Σ_κ∈β V_νκ² in `work.product`."""
     squares, rows, columns, mean = everywhere(0.0), everywhere(0.0), everywhere(0.0), everywhere(0.0)
     for n in range(mask.seen.shape[0]):
         if mask.seen[a, n]:
@@ -133,23 +187,12 @@ def spread_of_pair(a, b, mask, work):
 
 @kernel
 def spread_without_mask(centred):
-    """P = tr(V C V C)/m² = |C V C|²/m², the same for every pair of tokens where all see all; C V C is `centred`."""
+    """Return P = tr(V C V C)/m² = |C V C|²/m², the same for every pair without a mask; C V C is `centred`."""
     m = centred.shape[0]
     squares = everywhere(0.0)
     for i in range(m):
         squares = squares + inner(centred, i, centred, i, FIRST, m)
     return squares / float(m * m)
-
-
-@kernel
-def second_order_row(centred, out):
-    """s_ν = V_νν − 2 V_νx̄ + 2 V_x̄x̄ − V̄ = (C V C)_νν − tr(C V C)/m into `out` (m, 1); S₂^{αν} = V_αα s_ν."""
-    m = centred.shape[0]
-    mean = everywhere(0.0)
-    for k in range(m):
-        mean = mean + load(centred, k, k) / float(m)
-    for k in range(m):
-        store(out, k, 0, load(centred, k, k) - mean)
 
 
 @kernel
@@ -167,7 +210,7 @@ def attention_drift(v, constants, mask, work, out):
 
 @kernel
 def kink_drift(v, i, j, lane):
-    """(2/π) (√(1 − ρ²) − ρ arccos ρ) √(V_ii V_jj): what the kink of a ReLU adds to a covariance."""
+    """Return (2/π) (√(1 − ρ²) − ρ arccos ρ) √(V_ii V_jj), which the kink of a ReLU adds to a covariance."""
     scale = np.sqrt(v[i, i, lane] * v[j, j, lane])
     if i == j or scale == 0.0:
         return 0.0
@@ -190,26 +233,9 @@ def drift(v, constants, mask, work, out):
 
 @driver
 def drift_at(v, constants, mask):
-    """b(V) of one V (m, m)."""
+    """Return b(V) of one V (m, m)."""
     m = v.shape[0]
     in_lanes, out = lane_matrix(m, m), lane_matrix(m, m)
     put_in_lanes(v, in_lanes)
     drift(in_lanes, constants, mask, drift_workspace(m), out)
     return out[:, :, 0].copy()
-
-
-@kernel
-def centre_rows(logits, mask):
-    """Y to B in place: B_αν = (C_α Y_α)_ν / m_α."""
-    m = logits.shape[0]
-    for a in range(m):
-        mean = everywhere(0.0)
-        for k in range(m):
-            if mask.seen[a, k]:
-                mean = mean + load(logits, a, k)
-        mean = mean / mask.counts[a]
-        for k in range(m):
-            if mask.seen[a, k]:
-                store(logits, a, k, (load(logits, a, k) - mean) / mask.counts[a])
-            else:
-                store(logits, a, k, 0.0)
