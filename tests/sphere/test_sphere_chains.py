@@ -12,10 +12,10 @@ import limitformer as lf
 from limitformer.numerics.random import box_muller, key, words_of
 from limitformer.numerics.watch import new_watch
 from limitformer.simulation.processes import process_of
-from limitformer.sphere.chi import blocks_needed
 from limitformer.sphere.methods import methods_of
-from limitformer.sphere.pair import advance_hybrid, advance_stochastic, open_pairs
-from limitformer.sphere.values import LAWS
+from limitformer.sphere.pair.chain import advance_hybrid, advance_stochastic, open_pairs
+from limitformer.sphere.pair.chi_squares import blocks_needed
+from limitformer.sphere.tokens.values import LAWS
 from sphere_naive import gaps_of, naive_chain, naive_layer, normalised, overlaps_of, tokens_at
 from statistics_checks import ALPHA, assert_same_law
 

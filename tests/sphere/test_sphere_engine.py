@@ -20,7 +20,7 @@ from limitformer.paths import replicas
 from limitformer.simulation.processes import process_of
 from limitformer.simulation.simulate import Interrupted
 from limitformer.sphere.outcome import LABELS
-from limitformer.sphere.pair import BLOCK
+from limitformer.sphere.pair.chain import BLOCK
 from limitformer.sphere.process import PreparedSphere
 from sphere_naive import tokens_at
 
@@ -376,7 +376,8 @@ def test_ctrl_c_before_anything_is_finished(monkeypatch, name, tmp_path):
 
 COUNT_MISSES = """
 import limitformer as lf
-from limitformer.sphere import pair, run
+from limitformer.sphere.pair import chain as pair
+from limitformer.sphere.tokens import run
 options = {"tokens": 2, "dim": 4, "beta": 2.0, "layers_per_unit_time": 10}
 for model in (lf.StochasticTransformer(**options), lf.HybridTransformer(**options, epsilon=1.0)):
     for method in ("overlap", "gram", "coordinates"):

@@ -9,7 +9,7 @@ import pytest
 from scipy.integrate import solve_ivp
 
 import limitformer as lf
-from limitformer.sphere.values import LAWS
+from limitformer.sphere.tokens.values import LAWS
 from sphere_naive import draw, euler_maruyama, naive_attention, naive_layer, tokens_at
 from statistics_checks import STANDARD_ERRORS, assert_same_law, least_p, standard_errors
 

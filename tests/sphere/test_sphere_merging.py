@@ -9,10 +9,10 @@ from scipy import stats
 
 import limitformer as lf
 from limitformer.simulation.processes import process_of
-from limitformer.sphere.merging import SHARES, TRANSIT, TURN, Merging, walk_exponent
-from limitformer.sphere.pair import open_pairs
-from limitformer.sphere.stopping import MARGIN, ORDERS
-from limitformer.sphere.two_clusters import TwoClusters, advance_clusters
+from limitformer.sphere.pair.chain import open_pairs
+from limitformer.sphere.stopping.bound import MARGIN, ORDERS
+from limitformer.sphere.stopping.merging import SHARES, TRANSIT, TURN, Merging, walk_exponent
+from limitformer.sphere.stopping.two_clusters import TwoClusters, advance_clusters
 from sphere_naive import naive_attention, naive_layer, normalised, overlaps_of
 from statistics_checks import ALPHA, STANDARD_ERRORS, assert_same_law
 

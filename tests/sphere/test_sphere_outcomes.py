@@ -12,9 +12,9 @@ from limitformer.numerics.lanes import LANES
 from limitformer.paths.arrays import all_pairs, as_result_array
 from limitformer.results.datasets import tokens_of
 from limitformer.results.outcomes import OUTCOMES, wilson
-from limitformer.sphere.forest import open_forest
+from limitformer.sphere.near.near_tree import open_forest
 from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps
-from limitformer.sphere.record import Record, record_workspace, write_point
+from limitformer.sphere.tokens.record import Record, record_workspace, write_point
 from sphere_naive import gaps_of, normalised, overlaps_of
 
 TOLERANCE = 0.1

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import limitformer as lf
-from limitformer.sphere.pair import LEAST
+from limitformer.sphere.pair.chain import LEAST
 
 HYBRID = lf.HybridTransformer(tokens=2, dim=3, beta=1.0, epsilon=1.2, attention="unnormalized", layers_per_unit_time=20)
 REPELLING = lf.StochasticTransformer(tokens=2, dim=10, beta=0.5, layers_per_unit_time=20)  # −1 repels, +1 attracts

@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 
 import limitformer as lf
 from limitformer.simulation.processes import process_of
-from limitformer.sphere.stopping import MARGIN, ORDERS, exponent, hybrid_ratios, stochastic_ratios, stops
+from limitformer.sphere.stopping.bound import MARGIN, ORDERS, exponent, hybrid_ratios, stochastic_ratios, stops
 from sphere_naive import draw, gaps_of, naive_layer, overlaps_of
 from statistics_checks import ALPHA
 

@@ -7,8 +7,8 @@ from scipy import special, stats
 
 from limitformer.numerics.lanes import LANES
 from limitformer.numerics.random import key
-from limitformer.sphere.chi import LARGEST_PRODUCT, blocks_needed, chi_squares
-from limitformer.sphere.values import CUT_DEVIATION, CUT_MASS, LAWS, fill, fill_listed, quantile_above_half
+from limitformer.sphere.pair.chi_squares import LARGEST_PRODUCT, blocks_needed, chi_squares
+from limitformer.sphere.tokens.values import CUT_DEVIATION, CUT_MASS, LAWS, fill, fill_listed, quantile_above_half
 from philox import plain_philox
 from statistics_checks import ALPHA, STANDARD_ERRORS, standard_errors
 

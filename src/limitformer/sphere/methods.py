@@ -5,8 +5,8 @@ from limitformer.models import SphereModel
 from limitformer.models.kinds import of_kind
 from limitformer.paths.arrays import pairs_of
 from limitformer.sphere.layer import ONE_NUMBER
-from limitformer.sphere.logits import query_constants, signed_beta
 from limitformer.sphere.options import Method, SphereOptions
+from limitformer.sphere.tokens.logits import query_constants, signed_beta
 
 
 def methods_of(model: SphereModel, law: str, *, limit: bool = False) -> list[Method]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from limitformer.numerics.factor import FIRST
 from limitformer.numerics.kernels import kernel
 from limitformer.numerics.lanes import LANES, everywhere, load, store
-from limitformer.sphere.forest import any_related, gaps, relation
+from limitformer.sphere.near.near_tree import any_related, gaps, relation
 
 CLUSTERS, LARGEST, ANTIPODAL, UNRESOLVED = 0, 1, 2, 3
 LABELS = ("clusters", "largest_cluster", "antipodal_pairs", "unresolved_pairs")

@@ -28,21 +28,22 @@ from limitformer.paths.arrays import (
     pairs_of,
     smaller_recordings,
 )
-from limitformer.sphere.attention import AttentionConstants
-from limitformer.sphere.averaged_pair import averages_table
 from limitformer.sphere.layer import ONE_NUMBER, Layer
-from limitformer.sphere.logits import query_constants, signed_beta, signed_bilinear
-from limitformer.sphere.merging import NEVER, Merging, merging_bounds
 from limitformer.sphere.methods import can_merge, has_averages
+from limitformer.sphere.near.relations import GAP_FLOOR, alone, nearness, related, related_pair
 from limitformer.sphere.options import Method, SphereOptions
 from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps
 from limitformer.sphere.overlap.drawn import Drawn
-from limitformer.sphere.pair import PairConstants, run_pairs
-from limitformer.sphere.record import Record
-from limitformer.sphere.relations import GAP_FLOOR, alone, nearness, related, related_pair
-from limitformer.sphere.run import run_tokens
-from limitformer.sphere.stopping import stops
-from limitformer.sphere.tokens import (
+from limitformer.sphere.pair.averaged import averages_table
+from limitformer.sphere.pair.chain import PairConstants, run_pairs
+from limitformer.sphere.stopping.bound import stops
+from limitformer.sphere.stopping.merging import NEVER, Merging, merging_bounds
+from limitformer.sphere.stopping.two_clusters import Continuation
+from limitformer.sphere.tokens.attention import AttentionConstants
+from limitformer.sphere.tokens.logits import query_constants, signed_beta, signed_bilinear
+from limitformer.sphere.tokens.record import Record
+from limitformer.sphere.tokens.run import run_tokens
+from limitformer.sphere.tokens.step import (
     AT_OVERLAP,
     AT_TOKENS,
     FULL,
@@ -52,8 +53,7 @@ from limitformer.sphere.tokens import (
     UNIFORM,
     TokenConstants,
 )
-from limitformer.sphere.two_clusters import Continuation
-from limitformer.sphere.values import LAWS
+from limitformer.sphere.tokens.values import LAWS
 
 Outputs = dict[str, NDArray[Any]]
 

@@ -22,10 +22,19 @@ import numpy as np
 
 from limitformer.numerics.kernels import allocator, kernel
 from limitformer.numerics.lanes import LANES
-from limitformer.sphere.forest import gaps
-from limitformer.sphere.gathered import SIGN
-from limitformer.sphere.pair import PairConstants
-from limitformer.sphere.stopping import LONGEST_STEP, MARGIN, ORDERS, SHORTEST_STEP, agree, exponent, log_ratios, stops
+from limitformer.sphere.near.gathered import SIGN
+from limitformer.sphere.near.near_tree import gaps
+from limitformer.sphere.pair.chain import PairConstants
+from limitformer.sphere.stopping.bound import (
+    LONGEST_STEP,
+    MARGIN,
+    ORDERS,
+    SHORTEST_STEP,
+    agree,
+    exponent,
+    log_ratios,
+    stops,
+)
 
 NOT_YET = -1
 SHARES = (0.1, 0.5, 1.0)  # of |A|, at which the exponent is looked for

@@ -7,12 +7,12 @@ from limitformer.numerics.lanes import LANES
 from limitformer.numerics.random import rewind
 from limitformer.numerics.watch import count_whole, is_halted, keep_going
 from limitformer.paths.exits import first_at
-from limitformer.sphere.forest import look, plant
-from limitformer.sphere.merging import NOT_YET, all_merged, open_merged
-from limitformer.sphere.pair import CHECK
-from limitformer.sphere.record import part_of, record_workspace, write_point
-from limitformer.sphere.tokens import GRAM, advance_tokens, begin_tokens, open_relations, token_workspace
-from limitformer.sphere.two_clusters import open_two_clusters, run_two_clusters
+from limitformer.sphere.near.near_tree import look, plant
+from limitformer.sphere.pair.chain import CHECK
+from limitformer.sphere.stopping.merging import NOT_YET, all_merged, open_merged
+from limitformer.sphere.stopping.two_clusters import open_two_clusters, run_two_clusters
+from limitformer.sphere.tokens.record import part_of, record_workspace, write_point
+from limitformer.sphere.tokens.step import GRAM, advance_tokens, begin_tokens, open_relations, token_workspace
 
 
 @driver

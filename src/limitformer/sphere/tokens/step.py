@@ -32,12 +32,12 @@ from limitformer.numerics.factor import (
 from limitformer.numerics.kernels import allocator, inlined, kernel
 from limitformer.numerics.lanes import LANES, lane_matrix, load, square_root, store
 from limitformer.numerics.random import Stream, draw_normals, open_stream, rewind
-from limitformer.sphere.antipodes import Antipodes, add_antipodes, open_antipodes
-from limitformer.sphere.attention import AttentionConstants, AttentionWorkspace, attention_workspace, mix, weigh
-from limitformer.sphere.differences import difference_rows, part, rejoin, set_aside
-from limitformer.sphere.forest import Forest, any_related, open_forest
-from limitformer.sphere.gathered import all_gathered, attend_gathered
-from limitformer.sphere.queries import (
+from limitformer.sphere.near.antipodes import Antipodes, add_antipodes, open_antipodes
+from limitformer.sphere.near.differences import difference_rows, part, rejoin, set_aside
+from limitformer.sphere.near.gathered import all_gathered, attend_gathered
+from limitformer.sphere.near.near_tree import Forest, any_related, open_forest
+from limitformer.sphere.tokens.attention import AttentionConstants, AttentionWorkspace, attention_workspace, mix, weigh
+from limitformer.sphere.tokens.queries import (
     QueryConstants,
     QueryWorkspace,
     begin_queries,
@@ -45,7 +45,7 @@ from limitformer.sphere.queries import (
     join_head,
     query_workspace,
 )
-from limitformer.sphere.values import fill
+from limitformer.sphere.tokens.values import fill
 
 AT_TOKENS, UNIFORM, AT_OVERLAP = 0, 1, 2  # how replicas start
 FULL, SKETCHED, SCALAR, GRAM = 0, 1, 2, 3  # what is drawn for a layer

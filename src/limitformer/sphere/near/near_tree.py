@@ -33,7 +33,7 @@ from limitformer.numerics.lanes import (
     magnitude,
     store,
 )
-from limitformer.sphere.gathered import LENGTH, NOW, SIGN, SINGLE, STATES, weigh_tree
+from limitformer.sphere.near.gathered import LENGTH, NOW, SIGN, SINGLE, STATES, weigh_tree
 
 CLOSER = 1e-3
 ACROSS = 100.0

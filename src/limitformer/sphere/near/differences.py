@@ -34,8 +34,8 @@ from limitformer.numerics.lanes import (
     square_root,
     store,
 )
-from limitformer.sphere.forest import release, settle
-from limitformer.sphere.gathered import LENGTH, SIGN, note_gathered
+from limitformer.sphere.near.gathered import LENGTH, SIGN, note_gathered
+from limitformer.sphere.near.near_tree import release, settle
 
 LEAST = 1e-150
 

@@ -48,10 +48,10 @@ from limitformer.numerics.random import (
 )
 from limitformer.numerics.watch import count_whole, is_halted, keep_going
 from limitformer.paths.arrays import points_in, replicas_between, write_number
-from limitformer.sphere.averaged_pair import averaged_weights
-from limitformer.sphere.chi import blocks_needed, chi_squares
-from limitformer.sphere.unlike_pair import advance_unlike
-from limitformer.sphere.values import fill_listed
+from limitformer.sphere.pair.averaged import averaged_weights
+from limitformer.sphere.pair.chi_squares import blocks_needed, chi_squares
+from limitformer.sphere.pair.unlike import advance_unlike
+from limitformer.sphere.tokens.values import fill_listed
 
 BLOCK = 256  # replicas side by side: their state stays in the first cache
 CHECK = 16  # layers between two looks at which replicas have stopped

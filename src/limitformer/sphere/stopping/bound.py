@@ -19,8 +19,8 @@ from functools import cache, reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.sphere.pair import LEAST, PairConstants
-from limitformer.sphere.values import CUT_DEVIATION, CUT_MASS, GAUSSIAN, RADEMACHER, UNIFORM
+from limitformer.sphere.pair.chain import LEAST, PairConstants
+from limitformer.sphere.tokens.values import CUT_DEVIATION, CUT_MASS, GAUSSIAN, RADEMACHER, UNIFORM
 
 Array = NDArray[np.float64]
 Rule = tuple[Array, Array]  # nodes and weights that sum to 1

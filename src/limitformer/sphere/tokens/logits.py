@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limitformer.models import SphereModel, StochasticTransformer
-from limitformer.sphere.queries import QueryConstants
+from limitformer.sphere.tokens.queries import QueryConstants
 
 
 def signed_beta(model: SphereModel) -> float:

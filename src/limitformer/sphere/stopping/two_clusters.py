@@ -16,11 +16,11 @@ from limitformer.numerics.elementary import U64, exponential
 from limitformer.numerics.kernels import allocator, inlined, kernel, strict_kernel
 from limitformer.numerics.watch import keep_going
 from limitformer.paths.exits import first_at
-from limitformer.sphere.chi import blocks_needed, chi_squares
-from limitformer.sphere.merging import NOT_YET, Merging
 from limitformer.sphere.outcome import ANTIPODAL, CLUSTERS, LARGEST, UNRESOLVED
-from limitformer.sphere.pair import BLOCK, CHECK, PairConstants, Pairs, fold, is_long, open_pairs, unfolded
-from limitformer.sphere.unlike_pair import LEAST_START, NORMALS, normals_of, turn_unlike
+from limitformer.sphere.pair.chain import BLOCK, CHECK, PairConstants, Pairs, fold, is_long, open_pairs, unfolded
+from limitformer.sphere.pair.chi_squares import blocks_needed, chi_squares
+from limitformer.sphere.pair.unlike import LEAST_START, NORMALS, normals_of, turn_unlike
+from limitformer.sphere.stopping.merging import NOT_YET, Merging
 
 LAST = 2**62  # more layers than there ever are
 

@@ -27,7 +27,7 @@ import numpy as np
 from limitformer.numerics.elementary import U64, exponential
 from limitformer.numerics.kernels import inlined, kernel, strict_kernel
 from limitformer.numerics.random import box_muller, words_of
-from limitformer.sphere.chi import blocks_needed, chi_squares
+from limitformer.sphere.pair.chi_squares import blocks_needed, chi_squares
 
 LEAST_FACTOR = 1e-150  # of w in a layer, as in `pair`
 SMALL_RATIO = 1e-8  # |s|/|d|, or |d|/|s|, below which tanh is its argument to 16 digits
