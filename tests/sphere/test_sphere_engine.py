@@ -21,7 +21,8 @@ from limitformer.simulation.processes import process_of
 from limitformer.simulation.simulate import Interrupted
 from limitformer.sphere.outcome import LABELS
 from limitformer.sphere.pair.chain import BLOCK
-from limitformer.sphere.process import PreparedSphere
+from limitformer.sphere.pair.process import PreparedPair
+from limitformer.sphere.tokens.process import PreparedTokens
 from sphere_naive import tokens_at
 
 PAIR = {"tokens": 2, "dim": 4, "beta": 2.0, "layers_per_unit_time": 10}
@@ -330,13 +331,13 @@ def test_the_step_of_a_limit_is_shortened_to_meet_the_horizon():
 
 def slow_down(monkeypatch):
     """Make chunks slow, so that Ctrl-C comes before the last of them has begun."""
-    quick = PreparedSphere.run
+    for prepared in (PreparedPair, PreparedTokens):
 
-    def slow(self, *arguments):
-        time.sleep(0.05)
-        return quick(self, *arguments)
+        def slow(self, *arguments, quick=prepared.run):
+            time.sleep(0.05)
+            return quick(self, *arguments)
 
-    monkeypatch.setattr(PreparedSphere, "run", slow)
+        monkeypatch.setattr(prepared, "run", slow)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

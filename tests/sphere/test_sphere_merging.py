@@ -126,7 +126,7 @@ def test_outcomes_have_the_law_of_those_without_a_stop(name, monkeypatch):
     held = lf.simulate(model, samples=3000, seed=1, early_stop=1e-9, **run)
     assert np.isfinite(held["stopped"].values).mean() > 0.2
     assert least_p(free, held) > ALPHA
-    module = importlib.import_module("limitformer.sphere.process")
+    module = importlib.import_module("limitformer.sphere.tokens.process")
     monkeypatch.setattr(module, "merging_bounds", lambda *_: Merging(1e-6, 1e-6, 1.0, 0.3, 0.3))
     bold = lf.simulate(model, samples=3000, seed=2, early_stop=1e-9, **run)
     assert least_p(free, bold) < ALPHA
@@ -237,11 +237,11 @@ def integral(dim, c, r):
 def test_steps_too_small_to_be_seen_have_no_bound(step):
     model = model_of(3, 4, layers=1, sigma=step)
     assert process_with(model).merging.together == 0
-    assert process_with(replace(model, tokens=2)).stops() == (0, 0)
+    assert process_with(replace(model, tokens=2)).stop_gaps == (0, 0)
 
 
 def test_clusters_that_nothing_holds_at_antipodes_have_no_stop_there():
-    assert process_with(model_of(3, 4)).stops()[1] == 0 < process_with(model_of(4, 4)).stops()[1]
+    assert process_with(model_of(3, 4)).stop_gaps[1] == 0 < process_with(model_of(4, 4)).stop_gaps[1]
 
 
 def test_a_gap_near_the_smallest_number_opens_as_without_a_stop():

@@ -10,7 +10,7 @@ import limitformer as lf
 from limitformer.base import memory
 from limitformer.base.errors import InputError
 from limitformer.models.sphere_start import SphereStart
-from limitformer.simulation import simulate as engine
+from limitformer.sphere.chain import PATHS
 
 SIZE = {"tokens": 3, "dim": 4, "beta": 1.5, "layers_per_unit_time": 10}
 PAIR = {**SIZE, "tokens": 2}
@@ -200,8 +200,9 @@ def no_work(*arguments):
 
 def refuses(message, monkeypatch, model=None, start=None, **settings):
     """`simulate` raises before anything is allocated or prepared."""
-    monkeypatch.setattr(engine.SpherePaths, "outputs", no_work)
-    monkeypatch.setattr(engine.SpherePaths, "prepare", no_work)
+    for paths in PATHS.values():
+        monkeypatch.setattr(paths, "outputs", no_work)
+        monkeypatch.setattr(paths, "prepare", no_work)
     model = STOCHASTIC(**PAIR) if model is None else model
     given = {"samples": 2, "seed": 0, "threads": 1, "horizon": 1.0, **settings}
     given = {name: value for name, value in given.items() if value is not Ellipsis}
