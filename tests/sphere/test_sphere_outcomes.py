@@ -12,7 +12,7 @@ from limitformer.numerics.lanes import LANES
 from limitformer.paths.arrays import all_pairs, as_result_array
 from limitformer.results.datasets import tokens_of
 from limitformer.results.outcomes import OUTCOMES, wilson
-from limitformer.sphere.near.near_tree import open_forest
+from limitformer.sphere.near.near_tree import open_near_tree
 from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps
 from limitformer.sphere.tokens.record import Record, record_workspace, write_point
 from sphere_naive import gaps_of, normalised, overlaps_of
@@ -37,7 +37,7 @@ def recorded(x, tolerance=TOLERANCE, pairs=None, outcome=True, dtype=np.float64)
     pairs = all_pairs(x.shape[1]) if pairs is None else np.array(pairs)
     out = np.full((len(x), 1, 4 if outcome else 0), -1, np.int32)
     overlap, gap = (np.full((len(x), 1, 0 if outcome else len(pairs)), np.nan, dtype) for _ in range(2))
-    work, forest = record_workspace(x.shape[1]), open_forest(*x.shape[1:])
+    work, tree = record_workspace(x.shape[1]), open_near_tree(*x.shape[1:])
     for begin in range(0, len(x), LANES):
         part, rows = x[begin : begin + LANES], slice(begin, begin + LANES)
         lanes = np.zeros((*x.shape[1:], LANES))
@@ -53,7 +53,7 @@ def recorded(x, tolerance=TOLERANCE, pairs=None, outcome=True, dtype=np.float64)
             as_result_array(nothing),
             stopped,
         )
-        write_point(lanes, forest, 0, record, work)
+        write_point(lanes, tree, 0, record, work)
     return out[:, 0] if outcome else (overlap[:, 0], gap[:, 0])
 
 

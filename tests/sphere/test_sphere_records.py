@@ -95,8 +95,8 @@ def test_pairs_are_checked():
 
 
 def test_choices_without_effect_are_refused():
-    refused(lambda: run(keep="outcome", pairs=[(0, 1)]), 'pairs would change nothing beside keep="outcome"')
-    refused(lambda: run(keep="tokens", pairs=[(0, 1)]), 'pairs would change nothing beside keep="tokens"')
+    refused(lambda: run(keep="outcome", pairs=[(0, 1)]), 'pairs would change nothing with keep="outcome"')
+    refused(lambda: run(keep="tokens", pairs=[(0, 1)]), 'pairs would change nothing with keep="tokens"')
     refused(lambda: run(keep="outcome", dtype="float32"), "outcomes are whole numbers.")
     for wrong in ("float16", "double precision", 32, None, "int64"):
         refused(lambda: run(dtype=wrong), f"dtype must be one of float64, float32; got {wrong!r}.")  # noqa: B023

@@ -1,6 +1,6 @@
-r"""A layer for differences D of tokens (`forest`): nothing small is a difference of what is not.
+r"""A layer for differences D of tokens (`near_tree`); no small number is computed as a difference of large ones.
 
-Xⁱ = s xᵖ + D, and a layer before its normalisation is linear, so that Y = yⁱ − s yᵖ = D + c V (Aⁱ − s Aᵖ).
+Xⁱ = s xᵖ + D, and a layer before its normalisation is linear, so Y = yⁱ − s yᵖ = D + c V (Aⁱ − s Aᵖ).
 
 **Attention.** Let W_j be the weights of token i, not yet divided by their sum, and r_j = exp(−β ⟨D, QᵀK xʲ⟩) − 1. Token
 s xᵖ = xⁱ − D has the weights W_j (1 + r_j), so with ρ = Σ W_j r_j / Σ W_j
@@ -8,15 +8,15 @@ s xᵖ = xⁱ − D has the weights W_j (1 + r_j), so with ρ = Σ W_j r_j / Σ 
   A(xⁱ) − A(s xᵖ) = Σ_j W_j (ρ − r_j) xʲ / Σ_j W_j (1 + r_j)        (softmax),
   A(xⁱ) − A(s xᵖ) = − Σ_j W_j r_j xʲ · factor                        (unnormalized).
 
-For s = 1 this is Aⁱ − Aᵖ; for s = −1, A(xᵖ) + A(−xᵖ) comes to it (`antipodes`).
+For s = 1 this is Aⁱ − Aᵖ; for s = −1, A(xᵖ) + A(−xᵖ) is added (`antipodes`).
 
 **Normalisation.** With n² = |y|², uᵖ = yᵖ/nᵖ and q = nᵢ² − nₚ² = 2s ⟨yᵖ, Y⟩ + |Y|²,
 
   D′ = ( Y − s uᵖ q/(nᵢ + nₚ) ) / nᵢ,        xⁱ′ = s uᵖ + D′.
 
-A difference of zero stays zero. One that is not is held at |D| = LEAST, whose square is still a double.
+A zero difference stays zero. Any other is raised to |D| = LEAST if it is shorter, so that its square is a double.
 
-Replicas in which token i is a root pass by unchanged, to the bit: they run beside others that have relations.
+Replicas in which token i is a root keep all their bits, although they share lanes with replicas that have links.
 """
 
 import numpy as np
@@ -35,103 +35,103 @@ from limitformer.numerics.lanes import (
     store,
 )
 from limitformer.sphere.near.gathered import LENGTH, SIGN, note_gathered
-from limitformer.sphere.near.near_tree import release, settle
+from limitformer.sphere.near.near_tree import refresh_counts, unlink
 
 LEAST = 1e-150
 
 
 @kernel
-def difference_rows(x, constants, attention, forest):
-    """Weights of tokens with a parent, and what they are divided by, to those of A(xⁱ) − A(s xᵖ)."""
-    n, left = x.shape[0], forest.apart
+def difference_rows(x, constants, attention, tree):
+    """Replace weights and scales of tokens with a parent by those of A(xⁱ) − A(s xᵖ)."""
+    n, factor = x.shape[0], tree.apart
     if not constants.isotropic:
-        multiply(forest.apart, attention.bilinear, attention.turned)
-        left = attention.turned
+        multiply(tree.apart, attention.bilinear, attention.turned)
+        factor = attention.turned
     for i in range(0, n, 2):
         end = min(i + 2, n)
-        if forest.children[i] + forest.children[end - 1] == 0:
+        if tree.children[i] + tree.children[end - 1] == 0:
             continue
         for j in range(0, n, 4):
-            transposed_block(left, i, x, j, x.shape[1], forest.change)
-        exponentials_less_one(-constants.beta, forest.change_flat[i * n * LANES : end * n * LANES])
+            transposed_block(factor, i, x, j, x.shape[1], tree.change)
+        exponentials_less_one(-constants.beta, tree.change_flat[i * n * LANES : end * n * LANES])
         for row in range(i, end):
-            difference_row(row, constants.fixed, attention.weights, attention.scales, forest)
+            difference_row(row, constants.fixed, attention.weights, attention.scales, tree)
 
 
 @kernel
-def difference_row(i, fixed, weights, scales, forest):
-    """One row, given the r_j."""
-    sign = load(forest.numbers, i, SIGN)
+def difference_row(i, fixed, weights, scales, tree):
+    """Replace one row, given the r_j."""
+    sign = load(tree.numbers, i, SIGN)
     moment = total = mean = everywhere(0.0)
     for j in range(weights.shape[1]):
         w = load(weights, i, j)
-        moment, total = moment + w * load(forest.change, i, j), total + w
+        moment, total = moment + w * load(tree.change, i, j), total + w
     if fixed == 0.0:
         mean = moment / total
         store(scales, i, FIRST, choose(sign * sign, 1.0 / (total + moment), load(scales, i, FIRST)))
     for j in range(weights.shape[1]):
         w = load(weights, i, j)
-        store(weights, i, j, choose(sign * sign, w * (mean - load(forest.change, i, j)), w))
+        store(weights, i, j, choose(sign * sign, w * (mean - load(tree.change, i, j)), w))
 
 
 @inlined
-def part(x, forest):
-    """Put D's in place of the tokens that have a parent."""
+def insert_differences(x, tree):
+    """Replace the tokens that have a parent by their D's."""
     for i in range(x.shape[0]):
-        if forest.children[i] > 0:
-            sign = load(forest.numbers, i, SIGN)
+        if tree.children[i] > 0:
+            sign = load(tree.numbers, i, SIGN)
             for k in range(x.shape[1]):
-                store(x, i, k, choose(sign * sign, load(forest.apart, i, k), load(x, i, k)))
+                store(x, i, k, choose(sign * sign, load(tree.apart, i, k), load(x, i, k)))
 
 
 @inlined
-def set_aside(x, forest):
-    """Keep the Y's, which stand in place of tokens, and the lengths of the roots, before rows are normalised."""
+def store_differences(x, tree):
+    """Store the Y's, which are in the rows of tokens with a parent, and the lengths of the roots."""
     for i in range(x.shape[0]):
-        if forest.children[i] < LANES:
-            store(forest.numbers, i, LENGTH, square_root(inner(x, i, x, i, FIRST, x.shape[1])))
-        if forest.children[i] > 0:
+        if tree.children[i] < LANES:
+            store(tree.numbers, i, LENGTH, square_root(inner(x, i, x, i, FIRST, x.shape[1])))
+        if tree.children[i] > 0:
             for k in range(x.shape[1]):
-                store(forest.apart, i, k, load(x, i, k))
+                store(tree.apart, i, k, load(x, i, k))
 
 
 @kernel
-def rejoin(farthest, constants, x, forest):
-    """D′ and the tokens from the Y's; tokens with |D′|² above `farthest` become roots."""
-    released, longest = False, everywhere(0.0)
+def after_step(farthest, constants, x, tree):
+    """Compute D′ and the tokens from the Y's; a token with |D′|² above `farthest` becomes a root."""
+    unlinked, longest = False, everywhere(0.0)
     for i in range(1, x.shape[0]):
-        if forest.children[i] > 0:
-            fetch(i, x, forest)
-            square = join_row(i, x, forest)
+        if tree.children[i] > 0:
+            gather_parents(i, x, tree)
+            square = normalise_difference(i, x, tree)
             longest = larger(longest, square)
             least = choose(square, square, everywhere(1.0))
             if not (all_below(square, farthest) and all_below(-1.0 * least, -LEAST * LEAST)):
-                released |= bound(i, farthest, forest)
-    if released:
-        settle(constants, forest)
-    note_gathered(longest, constants.beta, forest)
+                unlinked |= limit_differences(i, farthest, tree)
+    if unlinked:
+        refresh_counts(constants, tree)
+    note_gathered(longest, constants.beta, tree)
 
 
 @kernel
-def fetch(i, x, forest):
-    """Each replica's parent of token i, and its length, into `leader`."""
+def gather_parents(i, x, tree):
+    """Copy each replica's parent of token i, and the length of that parent, into `leader`."""
     for lane in range(LANES):
-        parent = max(forest.parent[i, lane], 0)
-        forest.leader[1, 0, lane] = forest.numbers[parent, LENGTH, lane]
+        parent = max(tree.parent[i, lane], 0)
+        tree.leader[1, 0, lane] = tree.numbers[parent, LENGTH, lane]
         for k in range(x.shape[1]):
-            forest.leader[0, k, lane] = x[parent, k, lane]
+            tree.leader[0, k, lane] = x[parent, k, lane]
 
 
 @kernel
-def join_row(i, x, forest):
-    """|D′|², 0 where token i is a root."""
-    apart, leader, coordinates = forest.apart, forest.leader, x.shape[1]
-    sign, length = load(forest.numbers, i, SIGN), load(leader, 1, FIRST)
+def normalise_difference(i, x, tree):
+    """Compute D′ and token i; return |D′|², 0 in lanes where token i is a root."""
+    apart, leader, coordinates = tree.apart, tree.leader, x.shape[1]
+    sign, length = load(tree.numbers, i, SIGN), load(leader, 1, FIRST)
     squared = inner(apart, i, apart, i, FIRST, coordinates)
     longer = squared + 2.0 * (sign * length * inner(leader, FIRST, apart, i, FIRST, coordinates))
     mine = square_root(length * length + longer)
     turn, inverse = sign * longer / (mine + length), 1.0 / mine
-    store(forest.numbers, i, LENGTH, choose(sign * sign, mine, load(forest.numbers, i, LENGTH)))
+    store(tree.numbers, i, LENGTH, choose(sign * sign, mine, load(tree.numbers, i, LENGTH)))
     for k in range(coordinates):
         d = (load(apart, i, k) - turn * load(leader, FIRST, k)) * inverse
         store(apart, i, k, d)
@@ -140,30 +140,30 @@ def join_row(i, x, forest):
 
 
 @kernel
-def bound(i, farthest, forest):
-    """Release the tokens i that are too far from their parents and hold those too near; whether one was released."""
-    released = False
+def limit_differences(i, farthest, tree):
+    """Unlink token i where it is too far from its parent, raise |D| to LEAST; return whether a lane was unlinked."""
+    unlinked = False
     for lane in range(LANES):
-        if forest.parent[i, lane] < 0:
+        if tree.parent[i, lane] < 0:
             continue
         squared, largest = 0.0, 0.0
-        for k in range(forest.apart.shape[1]):
-            squared += forest.apart[i, k, lane] * forest.apart[i, k, lane]
-            largest = max(largest, abs(forest.apart[i, k, lane]))
+        for k in range(tree.apart.shape[1]):
+            squared += tree.apart[i, k, lane] * tree.apart[i, k, lane]
+            largest = max(largest, abs(tree.apart[i, k, lane]))
         if not squared < farthest:
-            release(i, lane, forest)
-            released = True
+            unlink(i, lane, tree)
+            unlinked = True
         elif squared < LEAST * LEAST and largest > 0.0:
-            hold(i, lane, largest, forest)
-    return released
+            raise_to_least(i, lane, largest, tree)
+    return unlinked
 
 
 @kernel
-def hold(i, lane, largest, forest):
-    """Make |D| LEAST, in its direction."""
+def raise_to_least(i, lane, largest, tree):
+    """Lengthen D to LEAST without a change of direction."""
     squared = 0.0
-    for k in range(forest.apart.shape[1]):
-        forest.apart[i, k, lane] /= largest
-        squared += forest.apart[i, k, lane] * forest.apart[i, k, lane]
-    for k in range(forest.apart.shape[1]):
-        forest.apart[i, k, lane] *= LEAST / np.sqrt(squared)
+    for k in range(tree.apart.shape[1]):
+        tree.apart[i, k, lane] /= largest
+        squared += tree.apart[i, k, lane] * tree.apart[i, k, lane]
+    for k in range(tree.apart.shape[1]):
+        tree.apart[i, k, lane] *= LEAST / np.sqrt(squared)

@@ -1,4 +1,4 @@
-r"""Attention where all tokens of a replica stand at x and −x to ten digits, with QᵀK = I.
+r"""Attention if all tokens of a replica are at x and −x to ten digits, with QᵀK = I.
 
 With k₊ of N tokens at the root x, k₋ at −x and e = e^{−2β}, A(x) = a x and A(x) + A(−x) = C x + Σ W_j d_j for tokens
 σ_j x + d_j, where
@@ -6,8 +6,9 @@ With k₊ of N tokens at the root x, k₋ at −x and e = e^{−2β}, A(x) = a x
   softmax:       a = (k₊ − k₋e)/Z₊,      C = 2e (k₊² − k₋²)/(Z₊Z₋),    W = 1/Z₊ + e/Z₋ at x, e/Z₊ + 1/Z₋ at −x,
   unnormalized:  a = (k₊ − k₋e) f,       C = (1 + e)(k₊ − k₋) f,        W = (1 + e) f,
 
-Z± = k± + k∓e and f = e^β/N. As d_j sums the differences D on the way from the root, Σ W_j d_j = Σ ω_i D_i with ω_i
-that depend on the tree alone. All else in `differences` is of the order β|D|², and left out where β|D| is negligible.
+Z± = k± + k∓e and f = e^β/N. Because d_j sums the differences D from the root to token j, Σ W_j d_j = Σ ω_i D_i, where
+ω_i depends only on the tree. The other terms of `differences` are of order β|D|² and are omitted if β|D| is
+negligible.
 """
 
 import numpy as np
@@ -17,9 +18,9 @@ from limitformer.numerics.factor import FIRST
 from limitformer.numerics.kernels import kernel, strict_kernel
 from limitformer.numerics.lanes import all_below, choose, everywhere, load, store
 
-NEGLIGIBLE = 1e-10  # of |D| beside 1, and so of what is left out beside D
+NEGLIGIBLE = 1e-10  # largest |D|, and largest omitted term relative to D
 
-# Rows of a forest's `state`: positive if the replica is gathered, 1 if all its tokens are in one tree, a, C.
+# Rows of a tree's `state`: positive if the replica is gathered, 1 if all its tokens are in one tree, a, C.
 NOW, SINGLE, ROOT, EVEN = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 STATES = 4
 # Columns of its `numbers`: the sign to the parent, the length before normalisation, ω, σ.
@@ -27,11 +28,11 @@ SIGN, LENGTH, OMEGA, SIGMA = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 
 
 @kernel
-def note_gathered(longest, beta, forest):
-    """Which replicas are gathered, from the largest |D|²."""
+def note_gathered(longest, beta, tree):
+    """Mark the replicas that are gathered, given their largest |D|²."""
     edge = NEGLIGIBLE / max(beta, 1.0)
-    single = load(forest.state, SINGLE, FIRST)
-    store(forest.state, NOW, FIRST, choose(single, edge * edge - longest, everywhere(-1.0)))
+    single = load(tree.state, SINGLE, FIRST)
+    store(tree.state, NOW, FIRST, choose(single, edge * edge - longest, everywhere(-1.0)))
 
 
 @kernel
@@ -40,14 +41,14 @@ def all_gathered(state):
 
 
 @strict_kernel
-def weigh_tree(lane, beta, fixed, forest):
-    """a, C and ω of a replica whose tokens are in one tree."""
-    state, tree = forest.state, forest.numbers
-    n, plus = tree.shape[0], 0.0
+def weigh_tree(lane, beta, fixed, tree):
+    """Compute a, C and ω of a replica whose tokens are in one tree."""
+    state, numbers = tree.state, tree.numbers
+    n, plus = numbers.shape[0], 0.0
     for j in range(n):
-        p = forest.parent[j, lane]
-        tree[j, SIGMA, lane] = 1.0 if p < 0 else tree[j, SIGN, lane] * tree[p, SIGMA, lane]
-        plus += tree[j, SIGMA, lane] > 0.0
+        p = tree.parent[j, lane]
+        numbers[j, SIGMA, lane] = 1.0 if p < 0 else numbers[j, SIGN, lane] * numbers[p, SIGMA, lane]
+        plus += numbers[j, SIGMA, lane] > 0.0
     minus, e = n - plus, exponential(-2.0 * beta)
     at_plus, at_minus = 1.0 / (plus + minus * e), 1.0 / (minus + plus * e)
     state[EVEN, 0, lane] = 2.0 * e * (plus - minus) * n * at_plus * at_minus
@@ -56,22 +57,22 @@ def weigh_tree(lane, beta, fixed, forest):
         state[EVEN, 0, lane] = (1.0 + e) * (plus - minus) * fixed
     state[ROOT, 0, lane] = (plus - minus * e) * at_plus
     for j in range(n):
-        here = tree[j, SIGMA, lane] > 0.0
-        tree[j, OMEGA, lane] = at_plus + e * at_minus if here else e * at_plus + at_minus
+        here = numbers[j, SIGMA, lane] > 0.0
+        numbers[j, OMEGA, lane] = at_plus + e * at_minus if here else e * at_plus + at_minus
     for j in range(n - 1, 0, -1):  # children before their parents
-        tree[forest.parent[j, lane], OMEGA, lane] += tree[j, SIGN, lane] * tree[j, OMEGA, lane]
+        numbers[tree.parent[j, lane], OMEGA, lane] += numbers[j, SIGN, lane] * numbers[j, OMEGA, lane]
 
 
 @kernel
-def attend_gathered(x, forest, out):
-    """The rows of `out` as `attention` makes them, in the replicas that are gathered."""
-    now = load(forest.state, NOW, FIRST)
+def attend_gathered(x, tree, out):
+    """Write attention, or its differences, into the rows of `out` for the replicas that are gathered."""
+    now = load(tree.state, NOW, FIRST)
     for k in range(x.shape[1]):
         root = load(x, FIRST, k)
-        even = load(forest.state, EVEN, FIRST) * root
-        store(out, FIRST, k, choose(now, load(forest.state, ROOT, FIRST) * root, load(out, FIRST, k)))
+        even = load(tree.state, EVEN, FIRST) * root
+        store(out, FIRST, k, choose(now, load(tree.state, ROOT, FIRST) * root, load(out, FIRST, k)))
         for i in range(1, x.shape[0]):
-            even = even + load(forest.numbers, i, OMEGA) * load(forest.apart, i, k)
+            even = even + load(tree.numbers, i, OMEGA) * load(tree.apart, i, k)
         for i in range(1, x.shape[0]):
-            across = choose(-1.0 * load(forest.numbers, i, SIGN), even, everywhere(0.0))
+            across = choose(-1.0 * load(tree.numbers, i, SIGN), even, everywhere(0.0))
             store(out, i, k, choose(now, across, load(out, i, k)))
