@@ -343,7 +343,7 @@ def test_two_routes_of_the_limit_agree():
 @pytest.mark.parametrize(
     ("fields", "clusters", "says"),
     [
-        ({"attention": "unnormalized"}, None, "softmax attention alone"),
+        ({"attention": "unnormalized"}, None, "softmax attention only"),
         ({"mask": "causal", "tokens": 3}, (2, 1), "Behind a causal mask"),
     ],
 )
@@ -355,5 +355,5 @@ def test_what_has_no_diffusion_is_refused(fields, clusters, says):
 def test_lifetimes_that_do_not_grow_have_no_asymptote():
     with pytest.raises(lf.InputError, match="drawn queries"):
         lf.overlap(stochastic(3, 4), (2, 1)).lifetime_asymptote(0.5)
-    with pytest.raises(lf.InputError, match="beta > 0 alone"):
+    with pytest.raises(lf.InputError, match="only for beta > 0"):
         lf.overlap(stochastic(2, 4, beta=-2.0, query_key=None, mask="causal")).lifetime_asymptote(0.5)

@@ -401,7 +401,7 @@ def test_scale_density_is_the_one_of_the_paper():
         (lambda: overlap(3), "overlap needs a StochasticTransformer or HybridTransformer; got int."),
         (
             lambda: overlap(stochastic(3)),
-            r"The overlap of 3 tokens is no diffusion; give clusters=\(p, q\), p \+ q = 3.",
+            r"The overlap of 3 tokens is not a diffusion; give clusters=\(p, q\), p \+ q = 3.",
         ),
         (lambda: overlap(stochastic(3), (2, 2)), r"clusters must add up to tokens = 3; got 2 \+ 2 = 4."),
         (lambda: overlap(stochastic(3), (3, 0)), "A cluster must be at least 1; got 0."),

@@ -359,7 +359,7 @@ def test_both_densities_hold_the_same_mass():
         (lambda: overlap(hybrid(3), (2, 1)).lifetime_asymptote(0.9), "Only unequal clusters of the stochastic model"),
         (
             lambda: overlap(stochastic(3, attention="unnormalized"), (2, 1)).lifetime_asymptote(0.9),
-            r"Lifetimes grow like e\^\{2\|beta\|\} with softmax alone",
+            r"Lifetimes grow like e\^\{2\|beta\|\} only with softmax",
         ),
         (lambda: overlap(stochastic(3), (2, 1)).lifetime_asymptote(-1.0), "target must lie strictly between -1 and 1"),
         (lambda: overlap(stochastic(3, beta=0.1), (2, 1)).metastable_gap(), "No metastable state"),
@@ -376,7 +376,7 @@ def test_both_densities_hold_the_same_mass():
         (lambda: overlap(stochastic()).density([1.0], steps=2), "steps must be at least 8; got 2."),
         (
             lambda: overlap(hybrid(beta=20.0, epsilon=1.2)).density([1.0]),
-            "The density needs .* cells, and at most 200000",
+            "The density needs .* cells; the limit is 200000",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Which diffusion the overlap of a model's tokens or clusters is."""
+"""The choice of the diffusion for a model and its clusters."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,7 +17,7 @@ Clusters = tuple[int, int]
 
 
 def stochastic_motion(model: StochasticTransformer, clusters: Clusters, beta: float) -> Motion:
-    """Of [CT, eq. 4], and of what goes beyond it."""
+    """Return the diffusion of the stochastic model, also with drawn queries or a causal mask."""
     if model.is_fresh:
         drawn = Drawn(model.logit_scale, log_odds(clusters), model.head_dim)
         return (averaged_causal_motion if model.is_causal else drawn_motion)(drawn, model.dim, model.sigma)
@@ -28,14 +28,14 @@ def stochastic_motion(model: StochasticTransformer, clusters: Clusters, beta: fl
 
 
 def drawn_motion(drawn: Drawn, dim: int, sigma: float) -> Motion:
-    """Queries and keys drawn in each layer, every token sees all others; averages vary slowly whatever b is."""
+    """Return the diffusion with drawn queries and no mask; its averages vary slowly for every b."""
     if drawn.odds:
         return StochasticMotion(drawn.averages, drawn.near_ends, dim, sigma, np.inf)
     return DrawnMotion(drawn.averages, drawn.near_ends, dim, sigma, np.inf, drawn)
 
 
 def hybrid_motion(model: HybridTransformer, clusters: Clusters, beta: float) -> Motion:
-    """Of [CT, eq. 7]; without noise it is a flow."""
+    """Return the diffusion of the hybrid model, a flow without noise."""
     weights, size = weights_of(model, clusters, beta), abs(beta)
     return HybridMotion(weights, size, model.epsilon) if model.epsilon > 0 else FlowMotion(weights, size)
 
@@ -47,5 +47,5 @@ MOTIONS: Mapping[type, Callable[[Any, Clusters, float], Motion]] = {
 
 
 def motion_of(model: SphereModel, clusters: Clusters, beta: float) -> Motion:
-    """The diffusion of the overlap of two clusters of `model`, with `beta` for its β."""
+    """Return the diffusion of the overlap of two clusters of `model`, with `beta` for its β."""
     return of_kind(model, MOTIONS)(model, clusters, beta)
