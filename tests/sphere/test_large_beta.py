@@ -1,4 +1,4 @@
-"""The theorems of docs/large-beta.md: tokens at β = ∞ by plain products of random matrices, and what follows."""
+"""The theorems of docs/large-beta.md: tokens at β = ∞ by products of random matrices, and their consequences."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def model_of(tokens, beta, dim=4, layers=25):
 
 
 def products(dim, layers, time, samples, seed):
-    """Φ (samples, d, d): products of I + G/√L, G of standard normals; divided by their size now and then."""
+    """Return Φ (samples, d, d), products of I + G/√L with standard normal G, rescaled now and then."""
     rng = np.random.default_rng(seed)
     total = np.broadcast_to(np.eye(dim), (samples, dim, dim)).copy()
     for _ in range(round(time * layers)):
@@ -46,7 +46,7 @@ def test_attention_is_the_identity_up_to_the_root_of_beta():
 
 
 def test_layers_tend_to_those_of_infinite_beta():
-    """With the same values: β E|X − X^∞|² is bounded at t = 1, from uniform starts; E|X − X^∞|² itself falls."""
+    """β E|X − X^∞|² is bounded at t = 1 for equal values from uniform starts, and E|X − X^∞|² falls."""
     rng, layers, samples = np.random.default_rng(3), 50, 2000
     start = normalised(rng.standard_normal((samples, 3, 3)))
     values = rng.standard_normal((layers, samples, 3, 3))
@@ -68,7 +68,7 @@ def test_layers_tend_to_those_of_infinite_beta():
 
 @pytest.mark.parametrize(("dim", "layers"), [(2, 4), (4, 1), (4, 100)])
 def test_the_second_direction_falls_behind_by_a_random_walk(dim, layers):
-    """log|η| falls by −E log sin∠(My, Mη̂) a layer, > 0; in the limit σ² a unit of time, and not (d − 1)σ²/2."""
+    """log|η| falls by −E log sin∠(My, Mη̂) > 0 per layer; in the limit σ² per unit of time, not (d − 1)σ²/2."""
     rng, time = np.random.default_rng(5), 12 if layers > 1 else 60
     step, one, n = layers**-0.5, np.eye(dim), 400_000
     y, x = (one[k] + step * rng.standard_normal((n, dim)) for k in (0, 1))
@@ -94,12 +94,12 @@ def test_the_second_direction_falls_behind_by_a_random_walk(dim, layers):
 
 @pytest.fixture(scope="module")
 def ends():
-    """Φ at t = 30, d = 3, so that its second direction is far behind."""
+    """Return Φ at t = 30, d = 3, so that its second direction is far behind."""
     return products(3, 25, 30.0, 4000, 7)
 
 
-def test_tokens_take_the_side_that_one_random_direction_says(ends):
-    """Φx/|Φx| = ± one direction, the sign that of ⟨v, x⟩, for all tokens; v is uniform on the sphere."""
+def test_one_random_direction_decides_the_sides_of_all_tokens(ends):
+    """Φx/|Φx| = ± one direction with the sign of ⟨v, x⟩ for all tokens; v is uniform on the sphere."""
     _, scales, rows = np.linalg.svd(ends)
     assert np.median(scales[:, 1] / scales[:, 0]) < 1e-10
     v, x = rows[:, 0], tokens_at(4, 6, 3)
@@ -111,8 +111,8 @@ def test_tokens_take_the_side_that_one_random_direction_says(ends):
     assert kstest(np.abs(normalised(v * [1, 1, 2])[:, 2]), "uniform").pvalue < ALPHA
 
 
-def test_a_pair_parts_with_probability_angle_over_pi(ends):
-    """By the matrices and by the library's chain, from z = 0.3; (1 − z)/2 is rejected."""
+def test_pair_separates_with_probability_angle_over_pi(ends):
+    """The matrices and the library's chain agree from z = 0.3; (1 − z)/2 is rejected."""
     z = 0.3
     x = np.array([[1.0, 0, 0], [z, np.sqrt(1 - z * z), 0]])
     plain = (overlaps_of(normalised(x @ np.swapaxes(ends, 1, 2)))[:, 0] < 0).mean()
@@ -125,7 +125,7 @@ def test_a_pair_parts_with_probability_angle_over_pi(ends):
         assert abs(share - (1 - z) / 2) > STANDARD_ERRORS * error
 
 
-def test_three_tokens_stay_together_with_what_their_angles_leave():
+def test_three_tokens_stay_together_with_probability_from_their_angles():
     """P(one cluster) = 1 − (θ₁₂ + θ₁₃ + θ₂₃)/2π from any start."""
     x = tokens_at(12, 3, 4)
     angles = np.arccos(overlaps_of(x))
@@ -141,7 +141,7 @@ def test_three_tokens_stay_together_with_what_their_angles_leave():
 
 @pytest.mark.parametrize("values", ["gaussian", "rademacher"])
 def test_sides_are_fair_coins(values):
-    """Five tokens, β = 10⁶, whatever the law of the values; at β = 1 they are not."""
+    """Five tokens at β = 10⁶ for every law of the values; at β = 1 the sides are not fair coins."""
     for beta, fair in ((1e6, True), (1.0, False)):
         model = lf.StochasticTransformer(tokens=5, dim=4, beta=beta, layers_per_unit_time=25, values=values)
         ends = lf.simulate(
@@ -153,8 +153,8 @@ def test_sides_are_fair_coins(values):
         assert not fair or settled.mean() > 0.98
 
 
-def test_shares_of_coins_are_those_of_coins():
-    """Against every toss of six coins; they add up to 1 for any N."""
+def test_shares_of_coins_equal_enumeration():
+    """Enumeration of all tosses of six coins; the shares add up to 1 for any N."""
     tosses = (np.arange(2**6)[:, None] >> np.arange(6)) & 1
     smaller = np.minimum(tosses.sum(1), 6 - tosses.sum(1))
     np.testing.assert_allclose(coin_shares(6), np.bincount(smaller) / 2**6)

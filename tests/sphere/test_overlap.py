@@ -1,4 +1,4 @@
-"""The overlap diffusion: its coefficients against layers of tokens, its fate against plain quadrature."""
+"""The overlap diffusion: its coefficients against layers of tokens, its probabilities against quadrature."""
 
 import json
 from math import acosh, asin, exp, log, pi, sqrt
@@ -33,7 +33,7 @@ def tokens_at(z: float, sizes: tuple[int, int], dim: int) -> np.ndarray:
 
 
 def attention(x: np.ndarray, beta: float, form: str) -> np.ndarray:
-    """A(X) (N, dim) [CT, eqs. 2 and 3]."""
+    """Return A(X) (N, dim) (`limitformer.sphere.tokens.attention`)."""
     weights = np.exp(beta * x @ x.T)
     return weights @ x / (weights.sum(1, keepdims=True) if form == "softmax" else len(x))
 
@@ -142,12 +142,12 @@ def test_unequal_clusters_leave_minus_one_as_a_squared_bessel_process(form):
 
 
 def stochastic_slope(dim, beta):
-    """(log s)′ in u from the scale density of [CT, Lemma 5]."""
+    """Return (log s)′ in u from the scale density of [CT, Lemma 5]."""
     return lambda u: -np.tanh(u) - (dim - 2) / np.cosh(2 * beta / (1 + np.exp(2 * u)))
 
 
 def hybrid_slope(beta, epsilon):
-    """(log s)′ = −2μ/g² in u for softmax: dU = 2b(1 − ε²a) dt + 2bε dB."""
+    """Return (log s)′ = −2μ/g² in u for softmax: dU = 2b(1 − ε²a) dt + 2bε dB."""
 
     def slope(u):
         a = 1 / (1 + np.exp(-2 * beta / (1 + np.exp(2 * u))))
@@ -157,7 +157,7 @@ def hybrid_slope(beta, epsilon):
 
 
 def plain_scale(slope, start, ends, step):
-    """Log s on a fine grid through u = `start`: the slope is integrated from there, cell by cell, by Gauss-Legendre."""
+    """Return log s on a fine grid through u = `start`, integrated from there by Gauss-Legendre, cell by cell."""
     points, weights = np.polynomial.legendre.leggauss(6)
     low, high = (4 * int(np.ceil((end - start) / (4 * step))) for end in ends)
     u = start + step * np.arange(low, high + 1)
@@ -168,14 +168,13 @@ def plain_scale(slope, start, ends, step):
 
 
 def boole(values, step):
-    """Integral of values (4n + 1,)."""
     weights = np.tile([28.0, 64, 24, 64], len(values) // 4 + 1)[: len(values)]
     weights[[0, -1]] = 14
     return weights @ values * step / 45
 
 
 def plain_log_probability(slope, tails, z, ends=(-22.0, 20.0), step=0.01):
-    """Log P(Z → −1 | z) by Boole's rule; beyond `ends` log s has the slopes `tails`."""
+    """Return log P(Z → −1 | z) by Boole's rule; beyond `ends` log s has the slopes `tails`."""
     _, height, middle = plain_scale(slope, np.arctanh(z), ends, step)
     top = height.max()
     s = np.exp(height - top)
@@ -188,7 +187,7 @@ def plain_log_probability(slope, tails, z, ends=(-22.0, 20.0), step=0.01):
 
 
 def plain_uniform(slope, tails, dim, step=0.01):
-    """P(Z → −1) from a uniform start: E[S(1) − S(z₀)] is the integral of s times the distribution function of z₀."""
+    """Return P(Z → −1) from a uniform start: E[S(1) − S(z₀)] integrates s times the distribution function of z₀."""
     u, height, _ = plain_scale(slope, 0.0, (-22.0, 20.0), step)
     s = np.exp(height - height.max())
     below = betainc((dim - 1) / 2, (dim - 1) / 2, 1 / (1 + np.exp(-2 * u)))
@@ -202,7 +201,7 @@ DIMS = [2, 3, 4, 5, 10, 64, 512, 4096]
 
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("beta", [0.0, 0.6, 2.0, 5.0, 9.0, 20.0, "β_c + 1e-3", "β_c − 1e-3"])
-def test_probability_is_that_of_plain_quadrature(dim, beta):
+def test_probability_equals_quadrature(dim, beta):
     critical = overlap(stochastic(2, dim)).critical_beta
     assert critical == pytest.approx(acosh(max(dim, 3) - 2) / 2)
     if isinstance(beta, str):
@@ -235,7 +234,7 @@ def test_probabilities_of_the_paper_and_their_wrong_twins():
 
 @pytest.mark.parametrize("beta", [0.0, 3.0, 300.0])
 def test_in_the_plane_the_probability_is_an_angle(beta):
-    """dim = 2: s = sech u, so P = 1/2 − arcsin(z)/π, whatever β."""
+    """In dim 2, s = sech u, so P = 1/2 − arcsin(z)/π for every β."""
     z = np.array([-1.0, -1 + 1e-12, -0.4, 0.0, 0.9, 1 - 1e-12, 1.0])
     pair = overlap(stochastic(2, 2, beta))
     exact = [0.5 - asin(x) / pi for x in z]
@@ -335,8 +334,8 @@ def test_neither_end_attracts_the_hybrid_model_at_negative_beta_between_its_thre
 
 @pytest.mark.parametrize("sizes", [(1, 1), (3, 2)])
 @pytest.mark.parametrize("form", ["softmax", "unnormalized"])
-def test_the_sign_of_beta_moves_the_clock_of_the_stochastic_model_alone(sizes, form):
-    """A₊ and A₋ change places; without normalisation both are multiplied by e^{−β(1 + z)} as well."""
+def test_sign_of_beta_changes_only_the_clock_of_the_stochastic_model(sizes, form):
+    """A₊ and A₋ change places; without normalisation both are also multiplied by e^{−β(1 + z)}."""
     beta, z = 1.4, np.array([-1.0, -0.9, 0.1, 0.8])
     up, down = (overlap(stochastic(sum(sizes), 5, sign * beta, attention=form), sizes) for sign in (1, -1))
     clock = 1.0 if form == "softmax" else np.exp(-2 * beta * (1 + z))
@@ -368,7 +367,7 @@ def test_tokens_that_start_at_an_end_stay_unless_the_clusters_are_unequal():
 
 
 def test_return_probability_is_a_ratio_of_probabilities():
-    """From beyond a level one ends antipodal only by way of it: P(x) = P(return) P(level)."""
+    """A path from beyond a level ends antipodal only through the level: P(x) = P(return) P(level)."""
     pair = overlap(stochastic(dim=5, beta=1.5))
     levels, starts = np.array([0.2, 0.9, 0.5, 0.99]), np.array([0.9, 0.2, 0.5, 1.0])
     p = pair.antipodal_probability
@@ -382,7 +381,7 @@ def test_return_probability_is_a_ratio_of_probabilities():
     assert overlap(stochastic(dim=64, beta=0.5)).return_probability(-0.5, -0.999) == 1
 
 
-def test_scale_density_is_the_one_of_the_paper():
+def test_scale_density_equals_that_of_the_paper():
     beta, dim, z = 1.3, 6, np.array([-0.97, -0.2, 0.0, 0.8])
     pair = overlap(stochastic(dim=dim, beta=beta))
     step = 1e-5

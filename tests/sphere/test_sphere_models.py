@@ -46,8 +46,7 @@ def test_json_and_back(model):
     np.testing.assert_array_equal(getattr(again, "model", again).bilinear(), declared.bilinear())
 
 
-def test_no_two_of_these_models_are_equal():
-    """So that the round trip above cannot lose a field."""
+def test_models_of_the_round_trip_are_distinct():
     assert len({lf.to_json(model) for model in MODELS.values()}) == len(MODELS)
     assert all(a != b for a in MODELS.values() for b in MODELS.values() if a is not b)
 
@@ -79,8 +78,8 @@ def test_defaults():
     assert STOCHASTIC(**SIZE).attention == "softmax"
 
 
-def test_isotropic_is_what_q_and_k_do_together():
-    """QᵀK = I of a turned pair (U, U) with orthonormal columns, and not of (U, 2U)."""
+def test_isotropic_depends_on_the_product_of_q_and_k():
+    """QᵀK = I for a rotated pair (U, U) with orthonormal columns, but not for (U, 2U)."""
     turn = np.linalg.qr(np.random.default_rng(0).standard_normal((6, 4)))[0]
     assert STOCHASTIC(**SIZE).is_isotropic
     assert STOCHASTIC(**SIZE, query_key=(turn, turn)).is_isotropic
@@ -125,13 +124,13 @@ def test_a_multiple_of_the_identity_is_another_beta():
     ],
 )
 @pytest.mark.parametrize("kind", [STOCHASTIC, HYBRID])
-def test_what_both_models_refuse(kind, changes, message):
+def test_both_models_refuse_bad_values(kind, changes, message):
     own = {"epsilon": 0.5} if kind is HYBRID else {}
     refused(lambda: kind(**{**SIZE, **own, **changes}), message)
 
 
 @pytest.mark.parametrize("sigma", [0, -1.0])
-def test_a_sigma_that_is_not_positive_is_refused(sigma):
+def test_sigma_must_be_positive(sigma):
     refused(lambda: STOCHASTIC(**SIZE, sigma=sigma), f"sigma must be positive; got {float(sigma)}.")
 
 
@@ -152,7 +151,7 @@ def unnormalized(beta, **changes):
 
 
 def test_weights_that_overflow_are_refused():
-    """Only where they are not shifted; 150 itself is allowed."""
+    """They overflow only without a shift; 150 itself is allowed."""
     assert unnormalized(150.0).beta == 150.0
     assert STOCHASTIC(**{**SIZE, "beta": 1e6}).beta == 1e6
     message = "Unnormalized attention overflows: with logits up to 151 a layer's step leaves the range of doubles."
@@ -163,8 +162,8 @@ def test_weights_that_overflow_are_refused():
 
 @pytest.mark.parametrize("method", ["overlap", "gram", "coordinates"])
 @pytest.mark.parametrize(("beta", "sigma"), [(150.0, 1.0), (80.0, 1e30), (34.0, 1e50)])
-def test_what_is_just_accepted_is_finite(method, beta, sigma):
-    """One layer per unit of time, the longest step; a step that is squared twice overflows from beta = 180 on."""
+def test_largest_accepted_beta_gives_finite_results(method, beta, sigma):
+    """One layer per unit of time is the longest step; a step that is squared twice overflows above beta = 180."""
     model = unnormalized(beta, tokens=2, sigma=sigma, layers_per_unit_time=1)
     data = lf.simulate(model, 0.3, samples=64, seed=0, horizon=20.0, method=method)
     assert np.isfinite(data["overlap"].values).all()
@@ -174,7 +173,7 @@ def test_what_is_just_accepted_is_finite(method, beta, sigma):
 
 @pytest.mark.parametrize("stretch", [1.0, 1.83, 2.38, 3.0, 7.0, 8.44, 123.456])
 def test_the_beta_that_is_suggested_is_accepted(stretch):
-    """And it is near: a beta that is larger by a percent is not."""
+    """A beta that is one percent larger is refused."""
     change = {"query_key": (np.diag([1.0, stretch, 1.0, 1.0]), np.eye(4))}
     with pytest.raises(InputError) as caught:
         unnormalized(1000.0, **change)
@@ -185,7 +184,7 @@ def test_the_beta_that_is_suggested_is_accepted(stretch):
 
 @pytest.mark.parametrize("attention", ["softmax", "unnormalized"])
 def test_a_product_of_q_and_k_that_overflows_is_refused(attention):
-    """Each is finite, QᵀK is not."""
+    """Q and K are finite but QᵀK is not."""
     huge = np.full((4, 4), 1e200)
     with pytest.raises(InputError, match="Q"):
         STOCHASTIC(**SIZE, attention=attention, query_key=(huge, huge))
@@ -259,12 +258,12 @@ def test_an_overlap_is_of_two_tokens(monkeypatch, tokens):
     ids=["overlap", "two tokens", "off the sphere"],
 )
 def test_a_start_of_another_model_is_refused(monkeypatch, start, message):
-    """Made for two tokens, or off the sphere, and given to three."""
+    """The starts have two tokens, or lie off the sphere, but the model has three tokens."""
     refuses(message, monkeypatch, STOCHASTIC(**SIZE), start)
 
 
-def test_starts_are_made_exact():
-    """A length that is off by 1e-10 is rounding, and divided out; by 1e-8 it is a mistake."""
+def test_lengths_of_a_start_are_normalised_or_refused():
+    """An error of 1e-10 is rounding and is divided out; 1e-8 is refused."""
     model, x = STOCHASTIC(**PAIR), np.array(GOOD)
     kept = lf.simulate(model, x * (1 + 1e-10), samples=1, seed=0, horizon=0.1, record=[0.0], keep="tokens")
     np.testing.assert_allclose(kept["tokens"].values[0, 0], x, rtol=1e-15)
@@ -396,12 +395,12 @@ def test_the_cheapest_method_is_chosen(model, settings, method):
 
 
 @pytest.mark.parametrize("what", ["text", None, 3, STOCHASTIC])
-def test_other_things_cannot_be_simulated(what):
+def test_simulate_refuses_other_objects(what):
     refused(lambda: lf.simulate(what, samples=1, seed=0, horizon=1.0), "simulate needs a model or limit(model); got ")
 
 
 @pytest.mark.parametrize("what", [3, None, "text"])
-def test_other_things_have_no_limit(what):
+def test_limit_refuses_other_objects(what):
     refused(lambda: lf.TokenLimit(model=what), "model must be one of StochasticTransformer or HybridTransformer; got ")
 
 
@@ -413,7 +412,7 @@ def test_tokens_of_a_limit_are_checked():
 
 
 def test_a_recording_that_does_not_fit_the_memory_is_refused(monkeypatch):
-    """1000 samples, 11 layers, 3 pairs, z and 1 − |z|, and when each stopped: 536,136 bytes of the 3/4 that is free."""
+    """1000 samples, 11 times, 3 pairs with z and 1 − |z|, and the stops need 536,136 of the 3/4 that are free."""
     run = {"samples": 1000, "seed": 0, "horizon": 1.0}
     monkeypatch.setattr(memory, "available_memory", lambda: 714_848)
     assert lf.simulate(STOCHASTIC(**SIZE), **run).sizes["time"] == 11

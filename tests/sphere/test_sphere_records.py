@@ -1,4 +1,4 @@
-"""What is kept of tokens on the sphere: some pairs, in float32; the same numbers, fewer of them."""
+"""Recording on the sphere: some pairs and float32 give the same numbers, fewer of them."""
 
 import json
 import re
@@ -43,8 +43,8 @@ def refused(make, message):
 
 
 @pytest.mark.parametrize("of", ["coordinates", "limit"])
-def test_kept_pairs_are_columns_of_all_pairs(of):
-    """To the last bit, in the order asked for; a pair next to them (the wrong twin) has other numbers."""
+def test_recorded_pairs_are_columns_of_all_pairs(of):
+    """They agree to the last bit in the requested order; a neighbouring pair (the wrong twin) differs."""
     whole, part = run(of), run(of, pairs=PAIRS)
     assert part.sizes["pair"] == 3
     assert list(zip(part["first"].values, part["second"].values, strict=True)) == [(1, 3), (0, 4), (1, 2)]
@@ -55,8 +55,8 @@ def test_kept_pairs_are_columns_of_all_pairs(of):
             assert (part[name].values[..., k] != whole[name].values[..., place[pair] - 1]).any()
 
 
-def test_more_pairs_than_a_tile_and_a_tile_with_a_rest():
-    """20 tokens have 190 pairs, 64 at a time: each pair by the formula, from tokens of the same replicas."""
+def test_pairs_beyond_one_tile_are_right():
+    """20 tokens have 190 pairs, in tiles of 64; each equals the formula on tokens of the same replicas."""
     model = lf.StochasticTransformer(tokens=20, dim=3, beta=1.0, layers_per_unit_time=10)
     settings = {"samples": 11, "seed": 0, "horizon": 1.0, "record": [0.0, 1.0], "threads": 1}
     found = lf.simulate(model, **settings)
@@ -73,7 +73,7 @@ def test_more_pairs_than_a_tile_and_a_tile_with_a_rest():
 
 
 def test_outcomes_of_some_pairs_are_refused():
-    """Three pairs of five tokens look like all pairs of three tokens, which they were taken for."""
+    """Three pairs of five tokens look like all pairs of three tokens."""
     part = run(pairs=[(0, 1), (0, 2), (1, 2)])
     assert tokens_of(part.sizes["pair"]) == 3
     refused(
@@ -108,7 +108,7 @@ def test_choices_without_effect_are_refused():
 
 @every_model
 def test_float32_is_float64_rounded_once(name):
-    """Overlaps and gaps, of every method; a second rounding, of the tokens themselves, would give other gaps."""
+    """Overlaps and gaps of every method; rounding the tokens first would give other gaps."""
     whole, half = run(name), run(name, dtype="float32")
     for variable in ("overlap", "gap"):
         assert half[variable].dtype == np.float32
@@ -127,7 +127,7 @@ def test_tokens_in_float32():
 
 
 @pytest.mark.parametrize("ending", [".nc", ".zarr"])
-def test_files_keep_pairs_and_types(tmp_path, ending):
+def test_files_store_pairs_and_types(tmp_path, ending):
     part = run(pairs=PAIRS, dtype="float32")
     again = lf.load(lf.save(part, tmp_path / f"a{ending}"))
     for name in part.variables:  # NetCDF has whole numbers of 32 bits
@@ -141,8 +141,8 @@ def test_files_keep_pairs_and_types(tmp_path, ending):
 # --- what it takes ----------------------------------------------------------------------------------------------------
 
 
-def test_the_size_is_known_before_and_noted_after():
-    """19 samples at 31 times: two numbers a pair, one for its stop; once the times, tokens of pairs, start."""
+def test_size_equals_the_bytes_of_the_result():
+    """19 samples at 31 times: two numbers per pair and one per stop; once the times, pairs and start."""
     expected = {(): 19 * 31 * 10 * 16, ("float32",): 19 * 31 * 10 * 8, ("float32", "pairs"): 19 * 31 * 3 * 8}
     once = {(): 8 * (31 + 20 + 20), ("float32",): 8 * (31 + 20 + 20), ("float32", "pairs"): 8 * (31 + 6 + 20)}
     for chosen, size in expected.items():
@@ -175,8 +175,8 @@ TAKEN = {
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_the_size_is_that_of_the_results(name):
-    """Of one sample, where coordinates count; without them (the wrong twin) the size falls short."""
+def test_size_of_one_sample_includes_coordinates(name):
+    """Coordinates matter for one sample; without them (the wrong twin) the size falls short."""
     model, start, options = TAKEN[name]
     found = lf.simulate(model, start, samples=1, seed=0, progress=False, **options)
     names = found["label"].nbytes if "label" in found.coords else 0
@@ -187,7 +187,7 @@ def test_the_size_is_that_of_the_results(name):
     assert bytes_of(process.shapes(1)) < size - 8
 
 
-def test_the_refusal_says_what_would_take_less(monkeypatch):
+def test_refusal_names_smaller_recordings(monkeypatch):
     monkeypatch.setattr(memory, "available_memory", lambda: 100_000)
     size = "Recording 19 samples at 31 times takes 92.7 KiB; 97.7 KiB are free. Nearest: record at most 24 times"
     refused(run, f'{size}, or dtype="float32" for half of it, or fewer than these 10 pairs, or keep="outcome".')

@@ -16,7 +16,7 @@ from limitformer.models.kinds import of_kind
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
+class SphereLayer:
     """One layer, or one step of a limit.
 
     `step` is the factor of random values of variance 1, `drift` the factor of attention itself.
@@ -27,20 +27,20 @@ class Layer:
     law: str
 
 
-def layer_of(model: SphereModel, per_unit_time: float, law: str) -> Layer:
+def layer_of(model: SphereModel, per_unit_time: float, law: str) -> SphereLayer:
     """Return the layer of `model` with `per_unit_time` layers per unit of time and values of the law."""
     return of_kind(model, LAYERS)(model, per_unit_time, law)
 
 
-def stochastic_layer(model: StochasticTransformer, per_unit_time: float, law: str) -> Layer:
-    return Layer(step=model.sigma / sqrt(per_unit_time), drift=0.0, law=law)
+def stochastic_layer(model: StochasticTransformer, per_unit_time: float, law: str) -> SphereLayer:
+    return SphereLayer(step=model.sigma / sqrt(per_unit_time), drift=0.0, law=law)
 
 
-def hybrid_layer(model: HybridTransformer, per_unit_time: float, law: str) -> Layer:
-    return Layer(step=model.epsilon / sqrt(per_unit_time), drift=1 / per_unit_time, law=law)
+def hybrid_layer(model: HybridTransformer, per_unit_time: float, law: str) -> SphereLayer:
+    return SphereLayer(step=model.epsilon / sqrt(per_unit_time), drift=1 / per_unit_time, law=law)
 
 
-LAYERS: Mapping[type, Callable[[Any, float, str], Layer]] = {
+LAYERS: Mapping[type, Callable[[Any, float, str], SphereLayer]] = {
     StochasticTransformer: stochastic_layer,
     HybridTransformer: hybrid_layer,
 }

@@ -34,7 +34,7 @@ from limitformer.base.errors import NoLimitError
 from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
 from limitformer.models.kinds import of_kind, register, require_exact_kind, require_kind
 from limitformer.models.sphere_start import start_at_tokens
-from limitformer.sphere.overlap.drawn import Drawn
+from limitformer.sphere.overlap.drawn import DrawnAttention
 from limitformer.sphere.overlap.position import at_overlap
 
 LARGEST_EXPONENT = 300.0  # its square is still a double
@@ -165,7 +165,7 @@ def averaged_products(model: SphereModel, y: Matrix) -> Matrix:
         )
     assert isinstance(model, StochasticTransformer)
     at = at_overlap(float(y[0] @ y[1]))
-    mix = Drawn(model.logit_scale, head_dim=model.head_dim).averages(at)
+    mix = DrawnAttention(model.logit_scale, head_dim=model.head_dim).averages(at)
     across = float(mix.crossed + at.z * mix.aligned)
     along = float(1 - at.below * (mix.crossed - mix.spread / 2))
     return np.array([[along, across], [across, along]])

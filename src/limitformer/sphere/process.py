@@ -21,7 +21,7 @@ from limitformer.models.sphere_start import SphereStart
 from limitformer.numerics.random import key
 from limitformer.paths.arrays import Shapes, coordinate_shapes, new_outputs, pairs_of, smaller_recordings
 from limitformer.paths.process import Outputs, Prepared
-from limitformer.sphere.layer import ONE_NUMBER, Layer
+from limitformer.sphere.layer import ONE_NUMBER, SphereLayer
 from limitformer.sphere.options import Method, SphereOptions
 from limitformer.sphere.outcome import LABELS
 from limitformer.sphere.pair.chain import PairConstants
@@ -50,7 +50,7 @@ class SpherePaths(ABC):
 
     model: SphereModel
     description: str
-    layer: Layer
+    layer: SphereLayer
     start: SphereStart
     steps: int
     time_of_step: float

@@ -23,7 +23,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from limitformer.sphere.overlap.drawn import Averages, Drawn
+from limitformer.sphere.overlap.drawn import Averages, DrawnAttention
 from limitformer.sphere.overlap.motion import End, StochasticMotion, reach, widest_panel
 from limitformer.sphere.overlap.position import Position, at_overlap
 
@@ -42,7 +42,7 @@ def causal_motion(beta: float, dim: int, sigma: float) -> CausalMotion:
     return CausalMotion(partial(fixed_averages, beta), abs(beta), dim, sigma, widest_panel(beta))
 
 
-def averaged_causal_motion(drawn: Drawn, dim: int, sigma: float) -> CausalMotion:
+def averaged_causal_motion(drawn: DrawnAttention, dim: int, sigma: float) -> CausalMotion:
     """Return the motion with queries and keys drawn in each layer."""
     return CausalMotion(partial(drawn_averages, drawn), drawn.near_ends, dim, sigma, np.inf)
 
@@ -53,7 +53,7 @@ def fixed_averages(beta: float, at: Position) -> Averages:
     return Averages(2 * from_other**2, 1 - from_other, from_other)
 
 
-def drawn_averages(drawn: Drawn, at: Position) -> Averages:
+def drawn_averages(drawn: DrawnAttention, at: Position) -> Averages:
     """Return the averages with E T₂ = 0 and E T₂² = C + D."""
     product, bend = drawn(at)
     half = np.full(np.shape(at.z), 0.5)

@@ -39,7 +39,7 @@ from limitformer.sphere.overlap.position import (
     require_overlap,
     require_overlaps,
 )
-from limitformer.sphere.overlap.scale import FlowScale, Scale
+from limitformer.sphere.overlap.scale import FlowScale, ScaleFunction
 from limitformer.sphere.overlap.summary import summary_of
 
 Numbers = Annotated[Array, "*shape"]  # one for each number given, in the same shape
@@ -83,8 +83,8 @@ class OverlapDiffusion:
         return motion_of(self.model, self.clusters, self.beta)
 
     @cached_property
-    def _scale(self) -> Scale | FlowScale:
-        return FlowScale(self.motion) if isinstance(self.motion, FlowMotion) else Scale(self.motion)
+    def _scale(self) -> ScaleFunction | FlowScale:
+        return FlowScale(self.motion) if isinstance(self.motion, FlowMotion) else ScaleFunction(self.motion)
 
     @property
     def _leaves(self) -> bool:
@@ -235,7 +235,7 @@ class OverlapDiffusion:
             return 0.0
         if isinstance(self.motion, FlowMotion):
             return hitting.flow_time(self.motion, x, b)
-        assert isinstance(self._scale, Scale)
+        assert isinstance(self._scale, ScaleFunction)
         return (hitting.rising_time if x < b else hitting.falling_time)(self._scale, x, b)
 
     def lifetime_asymptote(self, target: float) -> float:
@@ -289,12 +289,12 @@ class OverlapDiffusion:
         """Return the law of the gap 1 + z of unequal clusters while they are antipodal (see `gap`).
 
         Raises:
-            InputError: clusters are equal or the model is hybrid, so that antipodes stay; or there is no barrier.
+            InputError: clusters are equal or the model is hybrid, so antipodes stay; or there is no barrier.
         """
         require(
             self._leaves, "Only unequal clusters of the stochastic model are metastable; others stay or leave at once."
         )
-        assert isinstance(self._scale, Scale)
+        assert isinstance(self._scale, ScaleFunction)
         return metastable_gap(self._scale)
 
     def _moving(self, start: float) -> float:

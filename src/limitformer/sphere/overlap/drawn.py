@@ -49,7 +49,7 @@ DEGREE = 12
 
 @dataclass(frozen=True)
 class Averages:
-    """Averages of the mixtures of two clusters (`weights.Mixing`), all of one shape."""
+    """Averages of the mixtures of two clusters (`weights.ClusterMixtures`), all of one shape."""
 
     spread: Array  # D
     aligned: Array  # G
@@ -57,7 +57,7 @@ class Averages:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnAttention:
     """C, and D (for p = q the bend D/(1 + z)), as functions of the position.
 
     Attributes:
@@ -111,7 +111,7 @@ class Table:
 
 
 @lru_cache(maxsize=64)
-def table(drawn: Drawn) -> Table:
+def table(drawn: DrawnAttention) -> Table:
     """Tabulate the averages on panels in u."""
     edges, points = panel_edges(drawn), legendre.leggauss(DEGREE)[0]
     half = np.diff(edges)[:, None] / 2
@@ -121,7 +121,7 @@ def table(drawn: Drawn) -> Table:
     return Table(edges, fitted.reshape(DEGREE, 2, len(nodes)))
 
 
-def panel_edges(drawn: Drawn) -> Array:
+def panel_edges(drawn: DrawnAttention) -> Array:
     """Return edges of narrow panels where the averages vary, and of wide ones in the tails."""
     inner, outer = TAIL + log1p(drawn.b), drawn.last
     width = WIDTH if drawn.head_dim is None else MIXED_WIDTH
@@ -130,7 +130,7 @@ def panel_edges(drawn: Drawn) -> Array:
     return np.concatenate([-wide[::-1], narrow[1:-1], wide])
 
 
-def averaged(drawn: Drawn, u: float) -> tuple[float, float]:
+def averaged(drawn: DrawnAttention, u: float) -> tuple[float, float]:
     """Return (C, q̃) or (C, D) at one u."""
     if drawn.head_dim is None:
         return of_normal_logits(drawn.b, drawn.odds, u)
@@ -229,7 +229,7 @@ def at_antipodes(b: float, head_dim: int | None = None) -> tuple[float, float]:
     >>> round(m, 4), round(q, 4)
     (0.3943, 0.4644)
     """
-    return averaged(Drawn(b, head_dim=head_dim), -(LAST + log1p(b)))
+    return averaged(DrawnAttention(b, head_dim=head_dim), -(LAST + log1p(b)))
 
 
 def log_odds(clusters: tuple[int, int]) -> float:

@@ -25,7 +25,7 @@ from functools import cached_property
 
 import numpy as np
 
-from limitformer.sphere.overlap.drawn import Drawn, at_antipodes
+from limitformer.sphere.overlap.drawn import DrawnAttention, at_antipodes
 from limitformer.sphere.overlap.motion import End, StochasticMotion
 from limitformer.sphere.overlap.position import Array, Position
 
@@ -34,7 +34,7 @@ from limitformer.sphere.overlap.position import Array, Position
 class DrawnMotion(StochasticMotion):
     """Averages over queries and keys for clusters of equal size, whose D vanishes at −1."""
 
-    drawn: Drawn
+    drawn: DrawnAttention
 
     def drift(self, at: Position) -> Array:
         c, bend = self.drawn(at)

@@ -23,7 +23,7 @@ from limitformer.base.errors import InputError
 from limitformer.sphere.overlap.motion import Motion, log_speed, slope_at
 from limitformer.sphere.overlap.panels import WEIGHTS, Panels, panels, separate
 from limitformer.sphere.overlap.position import Array, artanh, at_artanh
-from limitformer.sphere.overlap.scale import Scale
+from limitformer.sphere.overlap.scale import ScaleFunction
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class MetastableGap:
     density: Callable[[ArrayLike], Array]
 
 
-def metastable_gap(scale: Scale) -> MetastableGap:
+def metastable_gap(scale: ScaleFunction) -> MetastableGap:
     """Return the law of the gap; raise `InputError` if s has no maximum between −1 and 1."""
     top = barrier(scale)
     inner = panels(scale.motion, np.array([scale.motion.minus.reach, top]))
@@ -65,7 +65,7 @@ def metastable_gap(scale: Scale) -> MetastableGap:
     return MetastableGap(float(np.tanh(top)), median(scale.motion, inner, log_mass - log_total), mean, density)
 
 
-def barrier(scale: Scale) -> float:
+def barrier(scale: ScaleFunction) -> float:
     """Return the u of the last maximum of s."""
     u = scale.cells.nodes.ravel()
     rising = np.flatnonzero(slope_at(scale.motion, u) > 0)

@@ -21,10 +21,10 @@ from scipy.special import logsumexp
 from limitformer.sphere.overlap.motion import FlowMotion, Motion, log_speed, slope_at
 from limitformer.sphere.overlap.panels import POINTS, WEIGHTS, Panels, cells, on_edges, panels
 from limitformer.sphere.overlap.position import Array, at_artanh
-from limitformer.sphere.overlap.scale import Scale, log_slope_growth
+from limitformer.sphere.overlap.scale import ScaleFunction, log_slope_growth
 
 
-def rising_time(scale: Scale, start: float, target: float) -> float:
+def rising_time(scale: ScaleFunction, start: float, target: float) -> float:
     """Return the mean time from u = `start` up to `target`, infinite unless paths from −1 return in finite time."""
     end = scale.motion.minus
     if not -end.growth - end.slope > 0:
@@ -38,7 +38,7 @@ def rising_time(scale: Scale, start: float, target: float) -> float:
         return steep + total_between(inner, upward_occupation(scale, inner), start, target)
 
 
-def falling_time(scale: Scale, start: float, target: float) -> float:
+def falling_time(scale: ScaleFunction, start: float, target: float) -> float:
     """Return the mean time from u = `start` down to `target`, infinite unless paths from +1 return in finite time."""
     end = scale.motion.plus
     if not end.growth + end.slope > 0:
@@ -58,7 +58,7 @@ def total_between(inner: Panels, values: Array, low: float, high: float) -> floa
     return float(((inner.half * values) @ WEIGHTS)[inside].sum())
 
 
-def upward_occupation(scale: Scale, inner: Panels) -> Array:
+def upward_occupation(scale: ScaleFunction, inner: Panels) -> Array:
     """Return M at the nodes (n, NODES) of panels that begin at the first edge of the core."""
     first = steep_occupation(scale.motion, inner.edges[:1]) if scale.is_steep else tail_occupation(scale, inner)
     parts = inner.log_integral(inner.log_speed - inner.local) - inner.heights[:-1]
@@ -67,13 +67,13 @@ def upward_occupation(scale: Scale, inner: Panels) -> Array:
     return np.exp(inner.local) * (np.exp(at_edges[:-1, None]) + within)
 
 
-def tail_occupation(scale: Scale, inner: Panels) -> Array:
+def tail_occupation(scale: ScaleFunction, inner: Panels) -> Array:
     """Return M at the first edge, in the exponential tail toward −1."""
     end = scale.motion.minus
     return np.exp(log_speed(scale.motion, inner.edges[:1])) / (-end.growth - end.slope)
 
 
-def downward_occupation(scale: Scale, inner: Panels) -> Array:
+def downward_occupation(scale: ScaleFunction, inner: Panels) -> Array:
     """Return N at the nodes (n, NODES) of panels that end at the exponential tail toward +1."""
     end = scale.motion.plus
     last = log_speed(scale.motion, inner.edges[-1:]) - np.log(end.growth + end.slope) - inner.heights[-1]

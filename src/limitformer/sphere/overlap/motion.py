@@ -50,10 +50,10 @@ class Motion(Protocol):
         """The widest panel in u on which the coefficients are polynomials to 15 digits."""
 
     def drift(self, at: Position) -> Array:
-        """Return μ."""
+        """Return the drift μ of u."""
 
     def variance(self, at: Position) -> Array:
-        """Return g² > 0."""
+        """Return the squared diffusion coefficient g² > 0 of u."""
 
     def slope(self, at: Position) -> Array:
         """Return (log s)′ = −2μ/g² without cancellation."""

@@ -8,7 +8,7 @@ import numpy as np
 from limitformer.models.kinds import of_kind
 from limitformer.models.sphere import HybridTransformer, SphereModel, StochasticTransformer
 from limitformer.sphere.overlap.causal import averaged_causal_motion, causal_motion
-from limitformer.sphere.overlap.drawn import Drawn, log_odds
+from limitformer.sphere.overlap.drawn import DrawnAttention, log_odds
 from limitformer.sphere.overlap.drawn_motion import DrawnMotion
 from limitformer.sphere.overlap.motion import FlowMotion, HybridMotion, Motion, StochasticMotion, widest_panel
 from limitformer.sphere.overlap.weights import weights_of
@@ -19,7 +19,7 @@ Clusters = tuple[int, int]
 def stochastic_motion(model: StochasticTransformer, clusters: Clusters, beta: float) -> Motion:
     """Return the diffusion of the stochastic model, also with drawn queries or a causal mask."""
     if model.is_fresh:
-        drawn = Drawn(model.logit_scale, log_odds(clusters), model.head_dim)
+        drawn = DrawnAttention(model.logit_scale, log_odds(clusters), model.head_dim)
         return (averaged_causal_motion if model.is_causal else drawn_motion)(drawn, model.dim, model.sigma)
     if model.is_causal:
         return causal_motion(beta, model.dim, model.sigma)
@@ -27,7 +27,7 @@ def stochastic_motion(model: StochasticTransformer, clusters: Clusters, beta: fl
     return StochasticMotion(weights, abs(beta), model.dim, model.sigma, widest_panel(beta))
 
 
-def drawn_motion(drawn: Drawn, dim: int, sigma: float) -> Motion:
+def drawn_motion(drawn: DrawnAttention, dim: int, sigma: float) -> Motion:
     """Return the diffusion with drawn queries and no mask; its averages vary slowly for every b."""
     if drawn.odds:
         return StochasticMotion(drawn.averages, drawn.near_ends, dim, sigma, np.inf)

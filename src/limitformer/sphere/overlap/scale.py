@@ -35,7 +35,7 @@ STEEP = 1e5
 
 
 @dataclass(frozen=True)
-class Scale:
+class ScaleFunction:
     """The function log s on the whole line, and its two integrals."""
 
     motion: Motion
@@ -196,7 +196,7 @@ def uniform_below(u: Array | float, dim: int) -> Array:
 
 @dataclass(frozen=True)
 class FlowScale:
-    """The counterpart of `Scale` without noise, where u only rises."""
+    """The counterpart of `ScaleFunction` without noise, where u only rises."""
 
     motion: Motion
 

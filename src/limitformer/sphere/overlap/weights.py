@@ -28,7 +28,7 @@ LARGEST_LOGIT = 650.0  # e^{−650} is a normal double
 
 
 @dataclass(frozen=True)
-class Mixing:
+class ClusterMixtures:
     """α₊, γ₊, α₋, γ₋ and D, one shape."""
 
     own_first: Array
@@ -58,43 +58,43 @@ class Mixtures(Protocol):
 
     @property
     def spread(self) -> Array:
-        """The letter D."""
+        """D, the difference of the mixtures."""
 
     @property
     def aligned(self) -> Array:
-        """The letter G."""
+        """G = α₊α₋ + γ₊γ₋, or its mean."""
 
     @property
     def crossed(self) -> Array:
-        """The letter X."""
+        """X = α₊γ₋ + γ₊α₋, or its mean."""
 
 
-Weights = Callable[[Position], Mixing]
+Weights = Callable[[Position], ClusterMixtures]
 Averaging = Callable[[Position], Mixtures]
 
 
-def softmax(p: int, q: int, beta: float, at: Position) -> Mixing:
+def softmax(p: int, q: int, beta: float, at: Position) -> ClusterMixtures:
     """Return the mixtures of softmax, whose pairs of weights add up to 1, so γ₊ − γ₋ = −(α₊ − α₋)."""
     e = np.exp(-np.minimum(abs(beta) * at.below, LARGEST_LOGIT))
     first, second = p + q * e, q + p * e
     difference = (p - q) * (p + q) * e / (first * second)
-    mix = Mixing(p / first, q * e / first, q / second, p * e / second, 2 * difference**2)
+    mix = ClusterMixtures(p / first, q * e / first, q / second, p * e / second, 2 * difference**2)
     return mix if beta >= 0 else exchanged(mix)
 
 
-def exchanged(mix: Mixing) -> Mixing:
+def exchanged(mix: ClusterMixtures) -> ClusterMixtures:
     """Exchange A₊ and A₋; each is still a mixture of its own point and the other."""
-    return Mixing(mix.other_second, mix.own_second, mix.other_first, mix.own_first, mix.spread)
+    return ClusterMixtures(mix.other_second, mix.own_second, mix.other_first, mix.own_first, mix.spread)
 
 
-def unnormalized(p: int, q: int, beta: float, at: Position) -> Mixing:
+def unnormalized(p: int, q: int, beta: float, at: Position) -> ClusterMixtures:
     """Return the mixtures of unnormalized attention."""
     x = beta * at.below
     unit, e = np.exp(beta) / (p + q), np.exp(-x)
     # (1 − e)/(1 − z) = β (1 − e^{−x})/x.
     spread = (p - q) ** 2 * (beta * exprel(-x) * -np.expm1(-x) + 2 * e)
     own = np.ones_like(e) * unit
-    return Mixing(p * own, q * e * unit, q * own, p * e * unit, spread * unit**2)
+    return ClusterMixtures(p * own, q * e * unit, q * own, p * e * unit, spread * unit**2)
 
 
 def weights_of(model: SphereModel, clusters: tuple[int, int], beta: float) -> Weights:

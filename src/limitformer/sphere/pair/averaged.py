@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from limitformer.numerics.elementary import logarithm
 from limitformer.numerics.kernels import inlined
-from limitformer.sphere.overlap.drawn import Drawn
+from limitformer.sphere.overlap.drawn import DrawnAttention
 from limitformer.sphere.overlap.position import at_artanh
 
 PER_UNIT = 32  # points of the table in a unit of u: an error of 1e-7
 LEAST = 1e-300  # w whose logarithm is taken
 
 
-def averages_table(drawn: Drawn) -> NDArray[np.float64]:
+def averages_table(drawn: DrawnAttention) -> NDArray[np.float64]:
     """Return the two square roots (2, points) at even points of u, from −`drawn.last` to `drawn.last`."""
     at = at_artanh(np.linspace(-drawn.last, drawn.last, 1 + 2 * round(PER_UNIT * drawn.last)))
     product, bend = drawn(at)

@@ -82,7 +82,7 @@ class PairConstants(NamedTuple):
     stop_minus: float  # the same for z < 0
 
 
-class Pairs(NamedTuple):
+class PairBlock(NamedTuple):
     """The `running` (1,) replicas of a block; each array has the shape (BLOCK,)."""
 
     running: np.ndarray
@@ -99,7 +99,7 @@ class Pairs(NamedTuple):
 
 @allocator
 def open_pairs():
-    return Pairs(
+    return PairBlock(
         np.zeros(1, np.int64),
         np.zeros(BLOCK, np.uint64),
         np.zeros(BLOCK, np.int64),

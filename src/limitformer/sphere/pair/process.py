@@ -12,7 +12,7 @@ from limitformer.paths.arrays import as_result_array
 from limitformer.paths.process import Outputs
 from limitformer.sphere.options import Method
 from limitformer.sphere.outcome import outcomes_of_overlaps
-from limitformer.sphere.overlap.drawn import Drawn
+from limitformer.sphere.overlap.drawn import DrawnAttention
 from limitformer.sphere.pair.averaged import averages_table
 from limitformer.sphere.pair.chain import PairConstants, run_pairs
 from limitformer.sphere.process import SpherePaths, gap_at, key_words
@@ -55,10 +55,10 @@ class AveragedPairPaths(PairPaths):
     """Two tokens in the limit with drawn queries and keys, stepped with attention averaged over the draws."""
 
     @cached_property
-    def drawn(self) -> Drawn:
+    def drawn(self) -> DrawnAttention:
         """The averages of attention."""
         assert isinstance(self.model, StochasticTransformer)
-        return Drawn(self.model.logit_scale, head_dim=self.model.head_dim)
+        return DrawnAttention(self.model.logit_scale, head_dim=self.model.head_dim)
 
     def averages(self) -> NDArray[np.float64]:
         """The table (2, points) of `pair.averaged`."""

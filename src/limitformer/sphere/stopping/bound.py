@@ -34,9 +34,9 @@ ORDERS = (4, 6)
 
 @cache
 def stops(constants: PairConstants, tolerance: float, level: float) -> tuple[float, float]:
-    """Return the w at +1 and at −1 below which a replica leaves the tolerance with probability at most `level`.
+    """Return w at +1 and at −1; below it a replica leaves the tolerance with probability at most `level`.
 
-    A w is 0 if there is no bound.
+    0 stands for no bound.
     """
     edge = tolerance / (2 - tolerance)
     ratios = hybrid_ratios if constants.hybrid else stochastic_ratios

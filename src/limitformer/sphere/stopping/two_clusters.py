@@ -17,7 +17,7 @@ from limitformer.numerics.kernels import allocator, inlined, kernel, strict_kern
 from limitformer.numerics.watch import keep_going
 from limitformer.paths.exits import first_at
 from limitformer.sphere.outcome import ANTIPODAL, CLUSTERS, LARGEST, UNRESOLVED
-from limitformer.sphere.pair.chain import BLOCK, CHECK, PairConstants, Pairs, fold, is_long, open_pairs, unfolded
+from limitformer.sphere.pair.chain import BLOCK, CHECK, PairBlock, PairConstants, fold, is_long, open_pairs, unfolded
 from limitformer.sphere.pair.chi_squares import blocks_needed, chi_squares
 from limitformer.sphere.pair.unlike import LEAST_START, NORMALS, normals_of, turn_unlike
 from limitformer.sphere.stopping.merging import NOT_YET, Merging
@@ -36,7 +36,7 @@ class Continuation(NamedTuple):
 class TwoClusters(NamedTuple):
     """The replicas of a group that run as two points."""
 
-    pairs: Pairs
+    pairs: PairBlock
     size: np.ndarray  # (BLOCK,): p
 
 

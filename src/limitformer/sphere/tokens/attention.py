@@ -19,7 +19,7 @@ from limitformer.numerics.kernels import allocator, kernel
 from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, larger, load, store
 
 
-class AttentionConstants(NamedTuple):
+class AttentionParameters(NamedTuple):
     """Parameters of attention.
 
     `fixed` is 0 for softmax, otherwise the factor of the unnormalized weights: exp(β)/N if QᵀK = I, else 1/N.
@@ -31,7 +31,7 @@ class AttentionConstants(NamedTuple):
     causal: bool
 
 
-class AttentionWorkspace(NamedTuple):
+class AttentionScratch(NamedTuple):
     """Scratch memory; r is the number of coordinates."""
 
     weights: np.ndarray  # (N, N)
@@ -49,7 +49,7 @@ def attention_workspace(tokens, coordinates, bilinear):
         for j in range(bilinear.shape[1]):
             spread[i, j, :] = bilinear[i, j]
     flat = weights.reshape(tokens * tokens * LANES)
-    return AttentionWorkspace(weights, flat, lane_matrix(tokens, 1), spread, lane_matrix(tokens, coordinates))
+    return AttentionScratch(weights, flat, lane_matrix(tokens, 1), spread, lane_matrix(tokens, coordinates))
 
 
 @kernel

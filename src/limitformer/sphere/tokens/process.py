@@ -20,7 +20,7 @@ from limitformer.sphere.options import Method
 from limitformer.sphere.process import SpherePaths, gap_at, key_words
 from limitformer.sphere.stopping.merging import NEVER, Merging, merging_bounds
 from limitformer.sphere.stopping.two_clusters import Continuation
-from limitformer.sphere.tokens.attention import AttentionConstants
+from limitformer.sphere.tokens.attention import AttentionParameters
 from limitformer.sphere.tokens.logits import query_constants, signed_beta, signed_bilinear
 from limitformer.sphere.tokens.record import Record
 from limitformer.sphere.tokens.run import run_tokens
@@ -91,7 +91,7 @@ class TokenPaths(SpherePaths):
         if model.attention == "unnormalized":
             fixed = (exp(model.beta) if model.is_isotropic else 1.0) / model.tokens
         return TokenConstants(
-            AttentionConstants(signed_beta(model), fixed, model.is_isotropic, model.is_causal),
+            AttentionParameters(signed_beta(model), fixed, model.is_isotropic, model.is_causal),
             model.dim,
             self.steps,
             layer.step,

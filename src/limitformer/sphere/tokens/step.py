@@ -36,7 +36,7 @@ from limitformer.sphere.near.antipodes import Antipodes, add_antipodes, open_ant
 from limitformer.sphere.near.differences import after_step, difference_rows, insert_differences, store_differences
 from limitformer.sphere.near.gathered import all_gathered, attend_gathered
 from limitformer.sphere.near.near_tree import NearTree, any_related, open_near_tree
-from limitformer.sphere.tokens.attention import AttentionConstants, AttentionWorkspace, attention_workspace, mix, weigh
+from limitformer.sphere.tokens.attention import AttentionParameters, AttentionScratch, attention_workspace, mix, weigh
 from limitformer.sphere.tokens.queries import (
     QueryConstants,
     QueryWorkspace,
@@ -53,7 +53,7 @@ FULL, SKETCHED, SCALAR, GRAM = 0, 1, 2, 3  # parts of the random matrix that a l
 class TokenConstants(NamedTuple):
     """Parameters of a model that the kernels read."""
 
-    attention: AttentionConstants
+    attention: AttentionParameters
     dim: int
     layers: int
     step: float  # σ/√L, or ε/√L for the hybrid
@@ -77,7 +77,7 @@ class TokenWorkspace(NamedTuple):
     """The workspace of one thread; r is d, or N for the Gram chain. The last axis of a matrix has LANES entries."""
 
     stream: Stream
-    attention: AttentionWorkspace
+    attention: AttentionScratch
     x: np.ndarray  # (N, r)
     mixed: np.ndarray  # (N, r), A X
     moved: np.ndarray  # (N, r)
