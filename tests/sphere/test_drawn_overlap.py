@@ -1,5 +1,5 @@
-"""The diffusion of two tokens with drawn queries, heads or a causal mask: its averages against attention by its definition,
-the theorem on antipodes, lifetimes against simulation."""
+"""The diffusion of two tokens with drawn queries, heads or a causal mask: its averages, the theorem
+on antipodes, and lifetimes, against attention by its definition and simulation."""
 
 from math import asin, exp, inf, pi
 
@@ -70,9 +70,9 @@ def test_averages_equal_means_over_drawn_attention(dim, tau, head_dim, clusters,
     bilinear, errors, wrong = drawn_bilinear(model, SAMPLES, seed=dim), [], []
     for z in OVERLAPS:
         x = np.repeat(pair_at(z, dim), clusters, axis=0)
-        found = coefficients(*products(x, model, bilinear).T, z, model)
-        errors.append(standard_errors(found, both_coefficients(model, clusters, z)))
-        wrong.append(standard_errors(found, both_coefficients(other, clusters, z)))
+        moments = coefficients(*products(x, model, bilinear).T, z, model)
+        errors.append(standard_errors(moments, both_coefficients(model, clusters, z)))
+        wrong.append(standard_errors(moments, both_coefficients(other, clusters, z)))
     assert np.abs(errors).max() < STANDARD_ERRORS
     assert np.abs(wrong).max() > STANDARD_ERRORS
 
@@ -124,14 +124,14 @@ def test_heads_with_shared_values_divide_the_averages():
     logits = 2.0 * x @ rng.standard_normal((SAMPLES, heads, 4, 4)) @ x.T
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     a = (weights / weights.sum(-1, keepdims=True) @ x).mean(1)
-    found = np.stack([(a**2).sum((1, 2)), (a[:, 0] * a[:, 1]).sum(1)], 1)
+    squares = np.stack([(a**2).sum((1, 2)), (a[:, 0] * a[:, 1]).sum(1)], 1)
     c, bend = (float(value) for value in DrawnAttention(model.logit_scale)(at_overlap(z)))
 
     def expected(n):
         return np.array([1 + z + (c + bend * (1 + z)) / n * (1 - z), (1 + z - c / n * (1 - z)) / 2])
 
-    assert np.abs(standard_errors(found, expected(heads))).max() < STANDARD_ERRORS
-    assert np.abs(standard_errors(found, expected(1))).max() > STANDARD_ERRORS
+    assert np.abs(standard_errors(squares, expected(heads))).max() < STANDARD_ERRORS
+    assert np.abs(standard_errors(squares, expected(1))).max() > STANDARD_ERRORS
 
 
 @pytest.mark.parametrize(("wide", "mean", "deviation"), [(5.0, 0.0, 7.0), (9.0, 0.7, 7.0), (30.0, -1.2, 12.0)])
@@ -211,10 +211,10 @@ def test_rate_at_antipodes_is_that_of_a_linearised_simulation(dim, b, rate):
     diffusion = lf.overlap(stochastic(2, dim, tau=b))
     exact = float(diffusion.artanh_drift(-300.0))
     assert exact == pytest.approx(rate, abs=1e-3)
-    found = linearised_rates(dim, b, layers=500, per_unit=300, samples=6000, seed=4)
-    assert abs(found.mean() - exact) < STANDARD_ERRORS * found.std() / len(found) ** 0.5 + 3e-3
+    rates = linearised_rates(dim, b, layers=500, per_unit=300, samples=6000, seed=4)
+    assert abs(rates.mean() - exact) < STANDARD_ERRORS * rates.std() / len(rates) ** 0.5 + 3e-3
     colder = float(lf.overlap(stochastic(2, dim, tau=0.5 * b)).artanh_drift(-300.0))
-    assert abs(found.mean() - colder) > STANDARD_ERRORS * found.std() / len(found) ** 0.5 + 3e-3
+    assert abs(rates.mean() - colder) > STANDARD_ERRORS * rates.std() / len(rates) ** 0.5 + 3e-3
 
 
 def linearised_rates(dim, b, layers, per_unit, samples, seed):
@@ -292,12 +292,12 @@ def first_passages(model, target, horizon):
 
 @pytest.mark.parametrize(("dim", "target"), [(2, 0.0), (4, 0.9), (7, -0.3)])
 def test_lifetime_behind_a_causal_mask_has_its_leading_constant(dim, target):
-    found = [
+    ratios = [
         diffusion.mean_hitting_time(target, start=-1.0) / diffusion.lifetime_asymptote(target)
         for beta in (10.0, 20.0, 60.0)
         for diffusion in [lf.overlap(stochastic(2, dim, beta=beta, query_key=None, mask="causal", sigma=0.8))]
     ]
-    assert abs(found[-1] - 1) < min(1e-3, abs(found[0] - 1) + 1e-6)
+    assert abs(ratios[-1] - 1) < min(1e-3, abs(ratios[0] - 1) + 1e-6)
     by_hand = (pi / 2 + asin(target)) * euler_beta(0.5, (dim - 1) / 2) / 8**0.5 * exp(20) / 0.64
     assert lf.overlap(stochastic(2, dim, beta=10.0, query_key=None, mask="causal", sigma=0.8)).lifetime_asymptote(
         target

@@ -185,9 +185,9 @@ def test_limit_averages_over_heads_and_draws():
 
 
 def test_json_of_models_without_drawn_queries_has_no_new_fields():
-    plain = stochastic(2, 4)
-    assert "tau" not in to_json(plain)
-    assert from_json(to_json(plain)) == plain
+    fixed = stochastic(2, 4)
+    assert "tau" not in to_json(fixed)
+    assert from_json(to_json(fixed)) == fixed
     model = CASES["3 in 4, heads, rows, causal"][0]
     assert from_json(to_json(model)) == model
 

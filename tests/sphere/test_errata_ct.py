@@ -237,9 +237,9 @@ def test_the_drift_of_the_linearisation_is_summed_with_a_factor_t():
     """|Σ g_k/L|² ≤ (T/L) Σ|g_k|² for TL terms (Cauchy-Schwarz, attained for equal ones); printed: (1/L) Σ|g_k|²."""
     horizon, layers = 5, 40
     g = np.ones(horizon * layers)
-    left, right = (g.sum() / layers) ** 2, (g**2).sum() / layers
-    assert left == pytest.approx(horizon * right)
-    assert left > right
+    squared_sum, right = (g.sum() / layers) ** 2, (g**2).sum() / layers
+    assert squared_sum == pytest.approx(horizon * right)
+    assert squared_sum > right
 
 
 def test_convergence_of_paths_needs_the_supremum_inside_the_expectation(apart):

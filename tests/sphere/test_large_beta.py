@@ -32,14 +32,14 @@ def test_attention_is_the_identity_up_to_the_root_of_beta():
     """|Aⁱ − Xⁱ| ≤ (N − 1)/√(eβ) everywhere; at the worst distance it falls like β^{−1/2} and not like 1/β."""
     worst = {}
     for beta in (4.0, 40.0, 600.0):
-        found = []
+        distances = []
         for r in np.linspace(0.1, 4, 200) / np.sqrt(beta):
             angle = 2 * np.arcsin(min(r / 2, 1))
             x = np.array([[1.0, 0, 0], *[[np.cos(angle), np.sin(angle), 0]] * 3])
-            found.append(np.abs(np.linalg.norm(naive_attention(x, model_of(4, beta, 3)) - x, axis=1)).max())
+            distances.append(np.abs(np.linalg.norm(naive_attention(x, model_of(4, beta, 3)) - x, axis=1)).max())
         for x in (tokens_at(k, 4, 3) for k in range(200)):
-            found.append(np.linalg.norm(naive_attention(x, model_of(4, beta, 3)) - x, axis=1).max())
-        worst[beta] = max(found) * np.sqrt(beta)
+            distances.append(np.linalg.norm(naive_attention(x, model_of(4, beta, 3)) - x, axis=1).max())
+        worst[beta] = max(distances) * np.sqrt(beta)
     assert max(worst.values()) < 3 / np.sqrt(np.e)
     assert worst[600.0] == pytest.approx(worst[40.0], rel=0.02)
     assert worst[600.0] > 0.5
@@ -53,14 +53,14 @@ def test_layers_tend_to_those_of_infinite_beta():
     free = start
     for v in values:
         free = normalised(free + free @ np.swapaxes(v, -1, -2) / layers**0.5)
-    found = {}
+    distances = {}
     for beta in (6.0, 60.0, 600.0):
         x, model = start, model_of(3, beta, 3, layers)
         for v in values:
             x = naive_layer(x, model, v)
-        found[beta] = ((x - free) ** 2).sum(-1).mean()
-    assert found[600.0] < found[60.0] / 3 < found[6.0] / 9
-    assert max(beta * square for beta, square in found.items()) < 40
+        distances[beta] = ((x - free) ** 2).sum(-1).mean()
+    assert distances[600.0] < distances[60.0] / 3 < distances[6.0] / 9
+    assert max(beta * square for beta, square in distances.items()) < 40
 
 
 # Products of random matrices.
@@ -115,11 +115,11 @@ def test_pair_separates_with_probability_angle_over_pi(ends):
     """The matrices and the library's chain agree from z = 0.3; (1 − z)/2 is rejected."""
     z = 0.3
     x = np.array([[1.0, 0, 0], [z, np.sqrt(1 - z * z), 0]])
-    plain = (overlaps_of(normalised(x @ np.swapaxes(ends, 1, 2)))[:, 0] < 0).mean()
+    share_by_matrices = (overlaps_of(normalised(x @ np.swapaxes(ends, 1, 2)))[:, 0] < 0).mean()
     ours = lf.simulate(model_of(2, 1e6), z, samples=8000, seed=1, horizon=30.0, record=[30.0], progress=False)
     chain = (ours["overlap"].values[:, 0, 0] < 0).mean()
     exact = np.arccos(z) / np.pi
-    for share, n in ((plain, len(ends)), (chain, 8000)):
+    for share, n in ((share_by_matrices, len(ends)), (chain, 8000)):
         error = np.sqrt(exact * (1 - exact) / n)
         assert abs(share - exact) < STANDARD_ERRORS * error
         assert abs(share - (1 - z) / 2) > STANDARD_ERRORS * error
@@ -213,8 +213,8 @@ def test_many_coins_and_their_exponentials_are_erfcx():
 
     def off(n):
         rest = limiting_lifetimes(n, 4, 0.0)[n // 2] * 4 * n / (n * n - 1)  # pq/(p² − q²) = (N² − 1)/4N at q = N//2
-        found = still_apart(times * np.sqrt(n) / 4 * rest, coin_shares(n), limiting_lifetimes(n, 4, 0.0))
-        return np.abs(found - erfcx(times / np.sqrt(2)))
+        survival = still_apart(times * np.sqrt(n) / 4 * rest, coin_shares(n), limiting_lifetimes(n, 4, 0.0))
+        return np.abs(survival - erfcx(times / np.sqrt(2)))
 
     assert off(1001).max() < 1e-3
     assert off(1001).max() < off(101).max() / 3

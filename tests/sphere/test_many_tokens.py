@@ -89,8 +89,8 @@ def test_one_cluster_attracts_at_every_number_of_layers(dim, layers):
     start = normalised(np.eye(dim)[0] + 1e-6 * tokens_at(3, 3, dim))
     horizon = 20.0 if layers == 1 else 8.0
     options = {"samples": 3000, "seed": 2, "horizon": horizon, "record": [0.0, horizon], "progress": False}
-    found = lf.simulate(model_of(3, 1.0, dim, layers), start, **options)
-    logs = np.log(found["gap"].values[..., 0])
+    data = lf.simulate(model_of(3, 1.0, dim, layers), start, **options)
+    logs = np.log(data["gap"].values[..., 0])
     fall = (logs[:, 1] - logs[:, 0]) / (2 * layers * horizon)
     error = np.hypot(fall.std() / 3000**0.5, step.std() / n**0.5)
     assert abs(fall.mean() - step.mean()) < STANDARD_ERRORS * error
@@ -102,13 +102,13 @@ def test_an_odd_number_of_tokens_comes_together(layers):
     """Three and five tokens at β = 1, also from antipodal clusters; some replicas of four stay in two and two."""
     options = {"samples": 800, "seed": 4, "keep": "outcome", "tolerance": 0.01, "progress": False}
     horizon = 300.0 if layers == 1 else 100.0
-    left = {}
+    shares = {}
     for n in (3, 4, 5):
         start = None if n != 5 else np.array([[1.0, 0, 0]] * 3 + [[-1.0, 0, 0]] * 2)
-        found = lf.simulate(model_of(n, 1.0, 3, layers), start, horizon=horizon, record=[horizon], **options)
-        left[n] = (found["largest_cluster"].values[:, -1] < n).mean()
-    assert max(left[3], left[5]) < 0.006
-    assert left[4] > 0.02
+        data = lf.simulate(model_of(n, 1.0, 3, layers), start, horizon=horizon, record=[horizon], **options)
+        shares[n] = (data["largest_cluster"].values[:, -1] < n).mean()
+    assert max(shares[3], shares[5]) < 0.006
+    assert shares[4] > 0.02
 
 
 # Theorem 2, Proposition 3.
@@ -149,8 +149,8 @@ def test_lifetimes_depend_on_shares_alone():
     assert of(4, 1) < 0.3 * of(3, 2)
     alpha, rest = 0.6, np.pi / (2 * 2**0.5) * (np.pi / 2) * np.exp(5.0)  # B(½, 3/2) = π/2
     for n in (5, 500):
-        found = limiting_lifetimes(n, 4, 2.5)[2 * n // 5]
-        assert found == pytest.approx(rest * alpha * (1 - alpha) / (2 * alpha - 1))
+        lifetime = limiting_lifetimes(n, 4, 2.5)[2 * n // 5]
+        assert lifetime == pytest.approx(rest * alpha * (1 - alpha) / (2 * alpha - 1))
 
 
 def test_gaps_of_coinciding_clusters_do_not_grow_with_their_number():

@@ -178,12 +178,12 @@ def plain_log_probability(slope, tails, z, ends=(-22.0, 20.0), step=0.01):
     _, height, middle = plain_scale(slope, np.arctanh(z), ends, step)
     top = height.max()
     s = np.exp(height - top)
-    left = boole(s[: middle + 1], step) + s[0] / tails[0]
+    mass_below = boole(s[: middle + 1], step) + s[0] / tails[0]
     # The right side may be e^{−1000} of the left one: it has its own scale.
     top_right = height[middle:].max()
     s = np.exp(height[middle:] - top_right)
     right = boole(s, step) + s[-1] / -tails[1]
-    return log(right) + top_right - np.logaddexp(log(left) + top, log(right) + top_right)
+    return log(right) + top_right - np.logaddexp(log(mass_below) + top, log(right) + top_right)
 
 
 def plain_uniform(slope, tails, dim, step=0.01):
@@ -192,8 +192,8 @@ def plain_uniform(slope, tails, dim, step=0.01):
     s = np.exp(height - height.max())
     below = betainc((dim - 1) / 2, (dim - 1) / 2, 1 / (1 + np.exp(-2 * u)))
     # Left of the grid no start is, to speak of; right of it every one was.
-    left, right = s[0] / tails[0], s[-1] / -tails[1]
-    return (boole(s * below, step) + right) / (boole(s, step) + left + right)
+    tail_below, right = s[0] / tails[0], s[-1] / -tails[1]
+    return (boole(s * below, step) + right) / (boole(s, step) + tail_below + right)
 
 
 DIMS = [2, 3, 4, 5, 10, 64, 512, 4096]
@@ -216,9 +216,9 @@ def test_probability_equals_quadrature(dim, beta):
     slope, tails = stochastic_slope(dim, beta), (1 - (dim - 2) / np.cosh(2 * beta), 1.0 - dim)
     step = min(0.01, 0.4 / dim)
     starts = np.array([-0.8, 0.0, 0.3])
-    plain = [plain_log_probability(slope, tails, z, step=step) for z in starts]
-    np.testing.assert_allclose(pair.log_antipodal_probability(starts), plain, rtol=0, atol=2e-8)
-    np.testing.assert_allclose(pair.antipodal_probability(starts), np.exp(plain), rtol=2e-8)
+    expected = [plain_log_probability(slope, tails, z, step=step) for z in starts]
+    np.testing.assert_allclose(pair.log_antipodal_probability(starts), expected, rtol=0, atol=2e-8)
+    np.testing.assert_allclose(pair.antipodal_probability(starts), np.exp(expected), rtol=2e-8)
     assert float(pair.antipodal_probability()) == pytest.approx(plain_uniform(slope, tails, dim, step), rel=1e-7)
 
 
@@ -273,8 +273,8 @@ def test_hybrid_softmax_has_a_regime_in_which_both_ends_attract(beta, epsilon):
     # Where h rises steeply the plain grid must not go too far: e^{−100} is left out.
     low = -22.0 if tails[0] < 50 else -2.0
     for z in (-0.3, 0.4):
-        plain = plain_log_probability(slope, tails, z, ends=(low, 20.0), step=0.002)
-        assert float(pair.log_antipodal_probability(z)) == pytest.approx(plain, rel=1e-8)
+        expected = plain_log_probability(slope, tails, z, ends=(low, 20.0), step=0.002)
+        assert float(pair.log_antipodal_probability(z)) == pytest.approx(expected, rel=1e-8)
     twin = plain_log_probability(hybrid_slope(beta, 1.05 * epsilon), tails, 0.4, ends=(low, 20.0), step=0.002)
     assert twin != pytest.approx(float(pair.log_antipodal_probability(0.4)), rel=1e-2)
 
@@ -283,9 +283,9 @@ def test_hybrid_thresholds():
     softmax = overlap(hybrid(beta=2.0))
     assert softmax.critical_epsilon == pytest.approx(sqrt(1 + exp(-4)))
     assert softmax.certain_epsilon == pytest.approx(sqrt(2))
-    plain = overlap(hybrid(beta=2.0, attention="unnormalized"))
-    assert plain.critical_epsilon == pytest.approx(sqrt(2 * exp(-2)))
-    assert plain.certain_epsilon == pytest.approx(sqrt(2 * exp(-2)))
+    unnormalized = overlap(hybrid(beta=2.0, attention="unnormalized"))
+    assert unnormalized.critical_epsilon == pytest.approx(sqrt(2 * exp(-2)))
+    assert unnormalized.certain_epsilon == pytest.approx(sqrt(2 * exp(-2)))
     for sizes in ((1, 1), (3, 2), (9, 1)):
         for epsilon, fate in ((0.98, (0, 1)), (1.5, (1, 0))):
             diffusion = overlap(hybrid(sum(sizes), beta=2.0, epsilon=epsilon), sizes)
@@ -443,12 +443,12 @@ TURN = np.linalg.qr(np.random.default_rng(4).standard_normal((4, 4)))[0]
 @pytest.mark.parametrize(("tokens", "clusters"), [(2, None), (3, (2, 1))])
 def test_a_multiple_of_the_identity_multiplies_beta(factor, make, tokens, clusters):
     scaled = overlap(make(tokens, beta=1.3, query_key=(TURN, factor * TURN)), clusters)
-    plain = overlap(make(tokens, beta=1.3 * factor), clusters)
+    identity = overlap(make(tokens, beta=1.3 * factor), clusters)
     assert scaled.beta == pytest.approx(1.3 * factor)
     z = np.array([-0.9, 0.2, 0.7])
     for name in ("drift", "diffusion", "antipodal_probability"):
-        np.testing.assert_allclose(getattr(scaled, name)(z), getattr(plain, name)(z), rtol=1e-10)
-    record, other = scaled.summary(), plain.summary()
+        np.testing.assert_allclose(getattr(scaled, name)(z), getattr(identity, name)(z), rtol=1e-10)
+    record, other = scaled.summary(), identity.summary()
     assert record["boundaries"]["minus"]["kind"] == other["boundaries"]["minus"]["kind"]
     assert record["critical_beta"] == pytest.approx(other["critical_beta"])
     # The wrong twin: β itself.

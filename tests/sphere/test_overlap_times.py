@@ -185,10 +185,10 @@ def test_lifetime_is_four_percent_short_of_its_leading_term_at_beta_8():
 def test_leading_term_has_the_stated_error(p, q, dim):
     """The relative error is (d − 2)(p/q + q/p) e^{−β(1 − b)}/(β²(1 − b²)^{3/2}(π/2 + arcsin b)); here b = 0."""
     beta = 20.0
-    left = (1 - lifetime_ratio(beta, (p, q), dim, 0.0)) * exp(beta) * beta**2 * pi / 2
-    assert left == pytest.approx((dim - 2) * (p / q + q / p), rel=0.03)
-    assert left != pytest.approx((dim - 1) * (p / q + q / p), rel=0.1)
-    assert left != pytest.approx((dim - 2) * 2, rel=0.1)
+    remainder = (1 - lifetime_ratio(beta, (p, q), dim, 0.0)) * exp(beta) * beta**2 * pi / 2
+    assert remainder == pytest.approx((dim - 2) * (p / q + q / p), rel=0.03)
+    assert remainder != pytest.approx((dim - 1) * (p / q + q / p), rel=0.1)
+    assert remainder != pytest.approx((dim - 2) * 2, rel=0.1)
 
 
 # The metastable gap.

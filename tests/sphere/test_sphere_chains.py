@@ -98,15 +98,15 @@ def start_of(model, dim):
 
 
 def summary(overlap, gap):
-    """Return statistics of pairs (samples, pairs): overlaps, a product, a difference, and the largest.
+    """Return statistics of pairs (samples, pairs): overlaps, a product, a difference, the log of the least gap.
 
     They are rounded, because laws with atoms (a few layers of Rademacher values) are compared too.
     """
     overlap = overlap.round(10)
-    found = {f"z{k}": overlap[:, k] for k in {0, overlap.shape[1] // 2, overlap.shape[1] - 1}}
+    statistics = {f"z{k}": overlap[:, k] for k in {0, overlap.shape[1] // 2, overlap.shape[1] - 1}}
     if overlap.shape[1] > 1:
-        found |= {"z0 z1": overlap[:, 0] * overlap[:, 1], "z0 − z2": overlap[:, 0] - overlap[:, 2]}
-    return {**found, "log of the least gap": np.log(gap.min(1)).round(8)}
+        statistics |= {"z0 z1": overlap[:, 0] * overlap[:, 1], "z0 − z2": overlap[:, 0] - overlap[:, 2]}
+    return {**statistics, "log of the least gap": np.log(gap.min(1)).round(8)}
 
 
 def positions(x):
@@ -125,8 +125,8 @@ def simulated(model, start, keep="overlap", seed=1, samples=SAMPLES, **options):
 
 
 def chain(model, start, **options):
-    found = simulated(model, start, **options)
-    return summary(found["overlap"].values[:, 0], found["gap"].values[:, 0])
+    data = simulated(model, start, **options)
+    return summary(data["overlap"].values[:, 0], data["gap"].values[:, 0])
 
 
 @cache
@@ -157,8 +157,8 @@ def test_chain_and_layers_share_one_law(name, method):
 def first_layer(model, start, seed=1):
     """Return tokens (samples, N, d) after one layer."""
     time = 1 / model.layers_per_unit_time
-    found = lf.simulate(model, start, samples=SAMPLES, seed=seed, horizon=time, record=[time], keep="tokens")
-    return found["tokens"].values[:, 0]
+    data = lf.simulate(model, start, samples=SAMPLES, seed=seed, horizon=time, record=[time], keep="tokens")
+    return data["tokens"].values[:, 0]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -287,10 +287,10 @@ def test_tokens_at_an_overlap_have_a_uniform_position(dim):
 @pytest.mark.parametrize("z", [1.0, -1.0])
 def test_tokens_that_coincide_stay(method, z):
     """Equal or opposite tokens stay so; rounding between them drifts but never becomes NaN."""
-    found = lf.simulate(stochastic(2, 5), z, samples=50, seed=1, horizon=20.0, method=method)
-    assert np.isfinite(found["overlap"].values).all()
-    np.testing.assert_array_equal(found["overlap"].values, z)
-    assert found["gap"].values.max() < (1e-280 if method == "overlap" else 1e-18)
+    data = lf.simulate(stochastic(2, 5), z, samples=50, seed=1, horizon=20.0, method=method)
+    assert np.isfinite(data["overlap"].values).all()
+    np.testing.assert_array_equal(data["overlap"].values, z)
+    assert data["gap"].values.max() < (1e-280 if method == "overlap" else 1e-18)
 
 
 @pytest.mark.parametrize("method", ["gram", "coordinates"])
@@ -299,8 +299,8 @@ def test_repeated_tokens_follow_the_naive_layers(method):
     e = tokens_at(0, 3, 6)
     model = stochastic(4, 6)
     start = np.array([e[0], e[1], e[1], -e[0]])
-    found = lf.simulate(model, start, samples=SAMPLES, seed=1, horizon=1.0, record=[1.0], method=method)
-    z = found["overlap"].values[:, 0]  # 01, 02, 03, 12, 13, 23
+    data = lf.simulate(model, start, samples=SAMPLES, seed=1, horizon=1.0, record=[1.0], method=method)
+    z = data["overlap"].values[:, 0]  # 01, 02, 03, 12, 13, 23
     assert np.abs(z[:, 3] - 1).max() < 1e-13
     x = naive_chain(model, start, LAYERS, SAMPLES, seed=6)
     wrong = chain(model, np.array([e[0], e[1], e[2], -e[0]]), method=method)
@@ -330,8 +330,8 @@ def test_without_noise_every_method_is_the_deterministic_flow(model, law):
     start = start_of(model, model.dim)
     x = naive_chain(model, start, 40, 1, seed=0)
     for method in methods(model):
-        found = lf.simulate(model, start, samples=9, seed=1, horizon=2.0, record=[1.95, 2.0], method=method)
-        error = np.abs(found["overlap"].values - overlaps_of(x)).max(axis=(0, 2))
+        data = lf.simulate(model, start, samples=9, seed=1, horizon=2.0, record=[1.95, 2.0], method=method)
+        error = np.abs(data["overlap"].values - overlaps_of(x)).max(axis=(0, 2))
         assert error[1] < 1e-12
         assert error[0] > 1e-6
 
@@ -384,13 +384,13 @@ def test_layer_of_a_pair_equals_vectors_with_the_same_numbers(dim, attention):
     g = np.empty((len(z), 4))
     normals_of(k0, k1, pairs.replica[: len(z)], layer * np.uint64(1 + blocks_needed(dim - 2)), g)
     w = pairs.w[: len(z)]
-    found = pairs.sign[: len(z)] * (1 - w) / (1 + w)
+    overlaps = pairs.sign[: len(z)] * (1 - w) / (1 + w)
     chis = pairs.first[: len(z)], pairs.second[: len(z)]
     right = [moved_by_hand(*row, model) for row in zip(z, *g.T, *chis, strict=True)]
     wrong = [moved_by_hand(*row, model) for row in zip(z, *g.T[[0, 1, 3, 2]], *chis, strict=True)]
-    assert np.abs(found - right).max() < 1e-13
-    assert np.abs(found - wrong).max() > 0.1
-    assert (np.sign(found) != np.sign(z)).any()
+    assert np.abs(overlaps - right).max() < 1e-13
+    assert np.abs(overlaps - wrong).max() > 0.1
+    assert (np.sign(overlaps) != np.sign(z)).any()
 
 
 @pytest.mark.parametrize("attention", ["softmax", "unnormalized"])
@@ -405,11 +405,11 @@ def test_hybrid_layer_of_a_pair_equals_vectors_with_the_same_number(law, attenti
     pairs.w[: len(z)], pairs.sign[: len(z)] = (1 - abs(z)) / (1 + abs(z)), np.sign(z)
     advance_hybrid(constants_of(model), *map(np.uint64, key(4, "pairs")), np.uint64(7), pairs)
     v, w = pairs.first[: len(z)], pairs.w[: len(z)]
-    found = pairs.sign[: len(z)] * (1 - w) / (1 + w)
+    overlaps = pairs.sign[: len(z)] * (1 - w) / (1 + w)
     x = np.array([at_overlap(model, overlap) for overlap in z])
-    assert np.abs(found - overlaps_of(naive_layer(x, model, v))[:, 0]).max() < 1e-13
-    assert np.abs(found - overlaps_of(naive_layer(x, model, -v))[:, 0]).max() > 0.1
-    assert (np.sign(found) != np.sign(z)).any()
+    assert np.abs(overlaps - overlaps_of(naive_layer(x, model, v))[:, 0]).max() < 1e-13
+    assert np.abs(overlaps - overlaps_of(naive_layer(x, model, -v))[:, 0]).max() > 0.1
+    assert (np.sign(overlaps) != np.sign(z)).any()
 
 
 @pytest.mark.parametrize(("seed", "replica"), [(3, 178593), (8, 3966641), (10, 2518476), (11, 82523)])

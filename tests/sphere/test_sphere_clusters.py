@@ -61,12 +61,12 @@ def test_probability_at_the_size_of_the_paper(dim, beta):
     base = lf.StochasticTransformer(tokens=2, dim=dim, beta=beta, layers_per_unit_time=1000)
     options = {"horizon": 100.0, "samples": 40_000, "seed": 0, "early_stop": 1e-4, "progress": False}
     grid = lf.phase_diagram(base, {"beta": [beta]}, **options)
-    found = float(grid["probability"].sel(outcome="antipodal pair")[0])
+    probability = float(grid["probability"].sel(outcome="antipodal pair")[0])
     assert float(grid["probability"].sel(outcome="unresolved")[0]) < 1e-3
     for right, model_dim in ((True, dim), (False, dim + 1)):
         other = lf.StochasticTransformer(tokens=2, dim=model_dim, beta=beta, layers_per_unit_time=1)
         exact = lf.overlap(other).antipodal_probability()
-        deviation = abs(found - exact) / np.sqrt(exact * (1 - exact) / 40_000)
+        deviation = abs(probability - exact) / np.sqrt(exact * (1 - exact) / 40_000)
         assert bool(deviation < STANDARD_ERRORS) is right
 
 

@@ -80,8 +80,8 @@ every_run = pytest.mark.parametrize("name", RUNS)
 
 def run(name, samples=37, seed=5, **settings):
     model, start, options = RUNS[name]
-    given = {"horizon": 4.2, "threads": 1, **options, **settings}
-    return lf.simulate(model, start, samples=samples, seed=seed, **given)
+    options_of_run = {"horizon": 4.2, "threads": 1, **options, **settings}
+    return lf.simulate(model, start, samples=samples, seed=seed, **options_of_run)
 
 
 def assert_same_bits(one, other):
@@ -141,16 +141,16 @@ def test_keep_does_not_change_the_paths(name):
     """Overlaps, outcomes and tokens of one seed and method belong to the same replicas."""
     model, start, options = RUNS[name]
     options = {"tolerance": 0.2, "method": run(name, samples=1).attrs["method"], **options, "horizon": 4.2}
-    kept = {}
+    data = {}
     for keep in ("overlap", "outcome", *(["tokens"] if options["method"] == "coordinates" else [])):
-        kept[keep] = lf.simulate(model, start, samples=60, seed=5, **{**options, "keep": keep})
-    one, other = lf.outcomes(kept["overlap"]), lf.outcomes(kept["outcome"])
+        data[keep] = lf.simulate(model, start, samples=60, seed=5, **{**options, "keep": keep})
+    one, other = lf.outcomes(data["overlap"]), lf.outcomes(data["outcome"])
     xr.testing.assert_equal(one, other)
     assert float(one.probability.sel(outcome="unresolved")[0]) > 0
-    if "tokens" in kept:
-        x = kept["tokens"]["tokens"].values
+    if "tokens" in data:
+        x = data["tokens"]["tokens"].values
         z = (x[..., 0, :] * x[..., 1, :]).sum(-1)
-        assert np.abs(z - kept["overlap"]["overlap"].values[..., 0]).max() < 1e-14
+        assert np.abs(z - data["overlap"]["overlap"].values[..., 0]).max() < 1e-14
 
 
 @every_run
@@ -176,8 +176,8 @@ def test_chains_limits_and_methods_have_separate_streams():
     for method in ("overlap", "gram", "coordinates"):
         for kind, options in (("chain", {}), ("limit", {"dt": 0.1})):
             model = TWO if kind == "chain" else lf.limit(TWO)
-            found = lf.simulate(model, 0.3, samples=500, seed=5, horizon=1.0, record=[1.0], method=method, **options)
-            last[method, kind] = found["overlap"].values.ravel()
+            data = lf.simulate(model, 0.3, samples=500, seed=5, horizon=1.0, record=[1.0], method=method, **options)
+            last[method, kind] = data["overlap"].values.ravel()
     values = np.array(list(last.values()))
     correlations = np.corrcoef(values)
     np.fill_diagonal(correlations, 0)
@@ -188,8 +188,8 @@ def test_chains_limits_and_methods_have_separate_streams():
 def test_chain_and_limit_have_separate_uniform_starts(method):
     starts = []
     for model in (TWO, lf.limit(TWO)):
-        found = lf.simulate(model, samples=500, seed=5, horizon=1.0, record=[0.0], method=method)
-        starts.append(found["overlap"].values.ravel())
+        data = lf.simulate(model, samples=500, seed=5, horizon=1.0, record=[0.0], method=method)
+        starts.append(data["overlap"].values.ravel())
     assert abs(np.corrcoef(starts)[0, 1]) < 5 / 500**0.5
 
 
@@ -210,33 +210,33 @@ def test_stopped_replicas_agree_with_unstopped_ones_up_to_their_stop(model, opti
     """They agree bit for bit; after the stop they repeat their last overlap."""
     run = {"samples": 600, "seed": 5, "horizon": 21.0, "tolerance": 0.1, **options}
     free = lf.simulate(model, **run)
-    held = lf.simulate(model, early_stop=0.3, **run)
-    stopped, times = held["stopped"].values, held["time"].values
-    assert set(free.data_vars) | {"stopped"} == set(held.data_vars)
+    data = lf.simulate(model, early_stop=0.3, **run)
+    stopped, times = data["stopped"].values, data["time"].values
+    assert set(free.data_vars) | {"stopped"} == set(data.data_vars)
     before = times[None] <= stopped[:, None] + 1e-9
     for name in ("overlap", "gap"):
-        one, other = free[name].values[..., 0], held[name].values[..., 0]
+        one, other = free[name].values[..., 0], data[name].values[..., 0]
         assert one[before].tobytes() == other[before].tobytes()
         assert (one != other)[~before].mean() > 0.9
     assert np.isfinite(stopped).mean() > 0.1
-    plus, minus = held.attrs["stop_gaps"]
-    z, gap = (held[name].values[..., 0] for name in ("overlap", "gap"))
+    plus, minus = data.attrs["stop_gaps"]
+    z, gap = (data[name].values[..., 0] for name in ("overlap", "gap"))
     for k in np.flatnonzero(np.isfinite(stopped)):
         after = times >= stopped[k] - 1e-9
         assert len(np.unique(z[k, after])) <= 1
         assert gap[k, -1] < (plus if z[k, -1] > 0 else minus) < 0.1
-    np.testing.assert_array_equal(free["overlap"].values[:, 0], held["overlap"].values[:, 0])
+    np.testing.assert_array_equal(free["overlap"].values[:, 0], data["overlap"].values[:, 0])
 
 
 def test_replicas_stop_at_the_first_check_below_the_bound():
     """Checks are every 16 layers."""
     run = {"samples": 300, "seed": 5, "horizon": 8.0, "record": np.arange(401) / 50, "tolerance": 0.1}
-    free, held = lf.simulate(STOPPER, **run), lf.simulate(STOPPER, early_stop=0.3, **run)
-    plus, minus = held.attrs["stop_gaps"]
+    free, stopped = lf.simulate(STOPPER, **run), lf.simulate(STOPPER, early_stop=0.3, **run)
+    plus, minus = stopped.attrs["stop_gaps"]
     z, gap = (free[name].values[:, ::16, 0] for name in ("overlap", "gap"))
     below = gap < np.where(z > 0, plus, minus)
     expected = np.where(below.any(1), 16 / 50 * below.argmax(1), np.inf)
-    np.testing.assert_allclose(held["stopped"].values, expected, rtol=1e-12)
+    np.testing.assert_allclose(stopped["stopped"].values, expected, rtol=1e-12)
     assert len(np.unique(expected)) > 5
 
 
@@ -273,8 +273,8 @@ def start_from(data):
     """Return the start stored in the file."""
     if "start_tokens" in data:
         return data["start_tokens"].values
-    found = re.fullmatch(r"overlap (.*)", data.attrs["start"])
-    return float(found.group(1)) if found else None
+    match = re.fullmatch(r"overlap (.*)", data.attrs["start"])
+    return float(match.group(1)) if match else None
 
 
 @pytest.mark.parametrize("horizon", [4.2, 0.3, 0.7, 2.9])
@@ -309,8 +309,8 @@ def test_attributes_record_the_settings(name):
     begun = "uniform" if start is None else f"overlap {start}" if np.ndim(start) == 0 else f"tokens {start.shape}"
     assert data.attrs["start"] == begun
     assert ("start_tokens" in data) == (np.ndim(start) == 2)
-    kept = {"overlap": {"overlap", "gap"}, "outcome": set(LABELS), "tokens": {"tokens"}}[data.attrs["keep"]]
-    assert set(data.data_vars) - {"stopped", "start_tokens"} == kept
+    variables = {"overlap": {"overlap", "gap"}, "outcome": set(LABELS), "tokens": {"tokens"}}[data.attrs["keep"]]
+    assert set(data.data_vars) - {"stopped", "start_tokens"} == variables
     assert ("stopped" in data) == ("early_stop" in options) == ("stop_gaps" in data.attrs)
     assert data.attrs["wall_seconds"] > 0
 

@@ -96,7 +96,7 @@ def test_gaps_equal_those_of_layers_in_eighty_digits(name):
     model, start = CASES[name]
     seed, replica, layers = 3, 5, 18
     run = {"samples": 9, "seed": seed, "horizon": layers / 9, "record": np.arange(layers + 1) / 9, "threads": 1}
-    found = lf.simulate(model, start, **run, method="coordinates")["gap"].values[replica]
+    gaps = lf.simulate(model, start, **run, method="coordinates")["gap"].values[replica]
     stochastic = isinstance(model, lf.StochasticTransformer)
     step, drift = (model.sigma / 3, 0.0) if stochastic else (model.epsilon / 3, 1 / 9)
     x, y = exactly(start), start
@@ -106,7 +106,7 @@ def test_gaps_equal_those_of_layers_in_eighty_digits(name):
             value = values_of(model, seed, replica, layer)
             x = exact_layer(x, model, Decimal(step), Decimal(drift), exactly(value)[()])
             y = naive_layer(y, model, value)
-        np.testing.assert_allclose(found[layer], exact_gaps(x), rtol=1e-8)
+        np.testing.assert_allclose(gaps[layer], exact_gaps(x), rtol=1e-8)
     assert (abs(gaps_of(y) / exact_gaps(x) - 1) > 1e-2).any()
 
 
@@ -169,8 +169,8 @@ def one_and_one(dim, attention, sigma):
 def test_tokens_that_coincide_move_as_one(method, dim, attention):
     """Two and two have the law of one and one, whose method has no floor; slightly less noise is rejected."""
     four = lf.StochasticTransformer(tokens=4, dim=dim, **TWOFOLD, attention=attention)
-    found = lf.simulate(four, twofold(dim, -0.999)[0], samples=3000, **RUN, method=method)
-    gap, exact, wrong = found["gap"].values[:, 0], one_and_one(dim, attention, 0.5), one_and_one(dim, attention, 0.46)
+    data = lf.simulate(four, twofold(dim, -0.999)[0], samples=3000, **RUN, method=method)
+    gap, exact, wrong = data["gap"].values[:, 0], one_and_one(dim, attention, 0.5), one_and_one(dim, attention, 0.46)
     np.testing.assert_array_equal(gap[:, [1, 4]], 0)  # tokens 0 and 2, 1 and 3
     np.testing.assert_array_equal(gap[:, [0, 0, 0]], gap[:, [2, 3, 5]])
     assert gap[:, 0].min() > 0
@@ -231,8 +231,8 @@ def share_in_doubles():
 def test_rounding_moves_no_tokens_away_from_antipodes(tokens, method):
     """Near a threshold, from 1 + z = 5e-61, the share at −1 after 1,200 layers is right; in doubles it is too small."""
     model = lf.StochasticTransformer(tokens=tokens, **LEAVING)
-    found = lf.simulate(model, FAR[:tokens], samples=1000, **LEFT, method=method)["overlap"].values[:, 0, 0]
-    assert deviation(share_left(found), right_share()) < STANDARD_ERRORS
+    overlaps = lf.simulate(model, FAR[:tokens], samples=1000, **LEFT, method=method)["overlap"].values[:, 0, 0]
+    assert deviation(share_left(overlaps), right_share()) < STANDARD_ERRORS
     assert deviation(share_in_doubles(), right_share()) > STANDARD_ERRORS
 
 

@@ -143,9 +143,9 @@ HYBRID = lf.HybridTransformer(tokens=3, dim=3, beta=1.7, layers_per_unit_time=40
 
 
 def overlaps(model, start, seed=1, horizon=0.5, **options):
-    found = lf.simulate(model, start, samples=SAMPLES, seed=seed, horizon=horizon, record=[horizon], **options)
-    z = found["overlap"].values[:, 0]
-    return {f"z{k}": z[:, k] for k in range(z.shape[1])} | {"log gap": np.log(found["gap"].values[:, 0].min(1))}
+    data = lf.simulate(model, start, samples=SAMPLES, seed=seed, horizon=horizon, record=[horizon], **options)
+    z = data["overlap"].values[:, 0]
+    return {f"z{k}": z[:, k] for k in range(z.shape[1])} | {"log gap": np.log(data["gap"].values[:, 0].min(1))}
 
 
 @cache
@@ -237,8 +237,8 @@ def test_without_noise_layers_converge_to_the_flow(name, of):
         options = {} if of == "chain" else {"dt": 1 / layers}
         process = replace(model, layers_per_unit_time=layers)
         process = process if of == "chain" else lf.limit(model)
-        found = lf.simulate(process, start, samples=1, seed=0, horizon=1.0, record=[1.0], keep="tokens", **options)
-        ends.append(found["tokens"].values[0, 0])
+        data = lf.simulate(process, start, samples=1, seed=0, horizon=1.0, record=[1.0], keep="tokens", **options)
+        ends.append(data["tokens"].values[0, 0])
     first, second = (np.abs(end - exact).max() for end in ends)
     assert 1.9 < first / second < 2.1
     assert np.abs(2 * ends[1] - ends[0] - exact).max() < 0.02 * second
@@ -263,14 +263,14 @@ def test_the_default_step_resolves_the_model(model, monkeypatch):
     rate = lf.limit(model).fastest_rate
     horizon = (2.0 if isinstance(model, lf.StochasticTransformer) else 3.0) / rate
     run = {"samples": 20_000, "seed": 1, "progress": False}
-    found = lf.simulate(lf.limit(model), 0.3, **run, horizon=horizon, record=[horizon])
+    data = lf.simulate(lf.limit(model), 0.3, **run, horizon=horizon, record=[horizon])
     law = lf.overlap(model).density([horizon], start=0.3, steps=200)
     z, weights = np.tanh(law["artanh_overlap"].values), law["density"].values[0] * law.attrs["spacing"]
     ends = float(law["above"].values[0]), float(law["below"].values[0])
     monkeypatch.setattr(import_module("limitformer.sphere.limit_paths"), "COARSEST", np.inf)
     coarse = lf.simulate(lf.limit(model), 0.3, **run, horizon=horizon, record=[horizon], dt=horizon / 2)
     errors = {}
-    for name, paths in (("default", found), ("two steps", coarse)):
+    for name, paths in (("default", data), ("two steps", coarse)):
         last = paths["overlap"].values[:, -1, 0]
         exact = (weights * z).sum() + ends[0] - ends[1], (weights * z**2).sum() + sum(ends)
         errors[name] = np.abs([standard_errors(last, exact[0]), standard_errors(last**2, exact[1])]).max()

@@ -35,7 +35,7 @@ def process_with(model, level=LEVEL, tolerance=TOLERANCE, keep="outcome"):
 
 def moved(model, p, z, samples):
     """Return overlaps after one layer of p tokens at X¹ and the others at X², by the kernel."""
-    constants, found = process_with(model).pair_constants(), np.empty(samples)
+    constants, overlaps = process_with(model).pair_constants(), np.empty(samples)
     for begin in range(0, samples, 256):
         pairs, count = open_pairs(), min(256, samples - begin)
         pairs.running[0] = count
@@ -43,8 +43,8 @@ def moved(model, p, z, samples):
         pairs.w[:], pairs.sign[:] = (1 - abs(z)) / (1 + abs(z)), np.sign(z)
         two = TwoClusters(pairs, np.full(256, float(p)))
         advance_clusters(constants, model.tokens, np.uint64(3), np.uint64(4), np.uint64(1), two)
-        found[begin : begin + count] = (pairs.sign * (1 - pairs.w) / (1 + pairs.w))[:count]
-    return found
+        overlaps[begin : begin + count] = (pairs.sign * (1 - pairs.w) / (1 + pairs.w))[:count]
+    return overlaps
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_only_unequal_clusters_leave_antipodes():
     model = model_of(3, 4, beta=2.0)
     e, c = np.exp(-2 * model.beta), model.layers_per_unit_time**-0.5
     drive = 3 * e / ((2 + e) * (1 + 2 * e))  # θ
-    found = 1 + moved(model, 2, -1 + 1e-14, 4000)
+    gaps = 1 + moved(model, 2, -1 + 1e-14, 4000)
     wanted = 3 * (2 * c * drive) ** 2 / 2  # three directions across, |d| = 2
-    assert found.mean() == pytest.approx(wanted, rel=0.15)
+    assert gaps.mean() == pytest.approx(wanted, rel=0.15)
     assert (1 + moved(model_of(4, 4, beta=2.0), 2, -1 + 1e-14, 4000)).max() < 1e-12
 
 
@@ -123,9 +123,9 @@ def test_outcomes_have_the_law_of_those_without_a_stop(name, monkeypatch):
     times = [options["horizon"] * share for share in (0.25, 0.5, 1.0)]
     run = {"record": times, "keep": "outcome", "tolerance": TOLERANCE, "progress": False, **options}
     free = lf.simulate(model, samples=3000, seed=0, **run)
-    held = lf.simulate(model, samples=3000, seed=1, early_stop=1e-9, **run)
-    assert np.isfinite(held["stopped"].values).mean() > 0.2
-    assert least_p(free, held) > ALPHA
+    stopped = lf.simulate(model, samples=3000, seed=1, early_stop=1e-9, **run)
+    assert np.isfinite(stopped["stopped"].values).mean() > 0.2
+    assert least_p(free, stopped) > ALPHA
     module = importlib.import_module("limitformer.sphere.tokens.process")
     monkeypatch.setattr(module, "merging_bounds", lambda *_: Merging(1e-6, 1e-6, 1.0, 0.3, 0.3))
     bold = lf.simulate(model, samples=3000, seed=2, early_stop=1e-9, **run)
@@ -174,11 +174,11 @@ NO_STOPS = {
 def test_early_stop_changes_nothing_without_a_bound(name):
     model, options = NO_STOPS[name]
     run = {"horizon": 3.0, "samples": 9, "seed": 0, "keep": "outcome", "tolerance": 0.1, "progress": False} | options
-    free, held = lf.simulate(model, **run), lf.simulate(model, early_stop=0.5, **run)
-    assert held.attrs["stop_gaps"] == [0.0, 0.0]
-    assert np.isinf(held["stopped"].values).all()
+    free, stopped = lf.simulate(model, **run), lf.simulate(model, early_stop=0.5, **run)
+    assert stopped.attrs["stop_gaps"] == [0.0, 0.0]
+    assert np.isinf(stopped["stopped"].values).all()
     for variable in free.data_vars:
-        np.testing.assert_array_equal(free[variable], held[variable])
+        np.testing.assert_array_equal(free[variable], stopped[variable])
 
 
 # --- the bounds -------------------------------------------------------------------------------------------------------

@@ -203,9 +203,9 @@ def refuses(message, monkeypatch, model=None, start=None, **settings):
         monkeypatch.setattr(paths, "outputs", no_work)
         monkeypatch.setattr(paths, "prepare", no_work)
     model = STOCHASTIC(**PAIR) if model is None else model
-    given = {"samples": 2, "seed": 0, "threads": 1, "horizon": 1.0, **settings}
-    given = {name: value for name, value in given.items() if value is not Ellipsis}
-    refused(lambda: lf.simulate(model, start, **given), message)
+    arguments = {"samples": 2, "seed": 0, "threads": 1, "horizon": 1.0, **settings}
+    arguments = {name: value for name, value in arguments.items() if value is not Ellipsis}
+    refused(lambda: lf.simulate(model, start, **arguments), message)
 
 
 HALF = 0.5**0.5
@@ -265,8 +265,8 @@ def test_a_start_of_another_model_is_refused(monkeypatch, start, message):
 def test_lengths_of_a_start_are_normalised_or_refused():
     """An error of 1e-10 is rounding and is divided out; 1e-8 is refused."""
     model, x = STOCHASTIC(**PAIR), np.array(GOOD)
-    kept = lf.simulate(model, x * (1 + 1e-10), samples=1, seed=0, horizon=0.1, record=[0.0], keep="tokens")
-    np.testing.assert_allclose(kept["tokens"].values[0, 0], x, rtol=1e-15)
+    data = lf.simulate(model, x * (1 + 1e-10), samples=1, seed=0, horizon=0.1, record=[0.0], keep="tokens")
+    np.testing.assert_allclose(data["tokens"].values[0, 0], x, rtol=1e-15)
     refused(lambda: lf.simulate(model, x * (1 + 1e-8), samples=1, seed=0, horizon=0.1), "length 1.")
 
 
@@ -320,8 +320,8 @@ def test_a_horizon_is_a_whole_number_of_layers(monkeypatch, horizon, nearest):
     refuses(message, monkeypatch, horizon=horizon)
     simulated = lf.simulate  # the nearest one is accepted
     monkeypatch.undo()
-    kept = simulated(STOCHASTIC(**PAIR), samples=1, seed=0, horizon=float(nearest), record=[float(nearest)])
-    assert kept["time"].values == pytest.approx([float(nearest)], rel=1e-14)
+    data = simulated(STOCHASTIC(**PAIR), samples=1, seed=0, horizon=float(nearest), record=[float(nearest)])
+    assert data["time"].values == pytest.approx([float(nearest)], rel=1e-14)
 
 
 def test_a_horizon_that_no_machine_can_count_is_refused(monkeypatch):
@@ -390,8 +390,8 @@ def test_a_method_that_the_model_does_not_allow_is_refused(monkeypatch, model, s
     ],
 )
 def test_the_cheapest_method_is_chosen(model, settings, method):
-    found = lf.simulate(model, samples=1, seed=0, horizon=1.0, record=[1.0], **settings)
-    assert found.attrs["method"] == method
+    data = lf.simulate(model, samples=1, seed=0, horizon=1.0, record=[1.0], **settings)
+    assert data.attrs["method"] == method
 
 
 @pytest.mark.parametrize("what", ["text", None, 3, STOCHASTIC])
@@ -434,5 +434,5 @@ def test_the_default_record_is_about_a_hundred_times():
 
 
 def test_times_are_rounded_to_layers():
-    found = lf.simulate(STOCHASTIC(**PAIR), samples=1, seed=0, horizon=1.0, record=[0.04, 0.26, 0.31, 0.99])
-    np.testing.assert_allclose(found["time"].values, [0.0, 0.3, 1.0], rtol=1e-13)
+    data = lf.simulate(STOCHASTIC(**PAIR), samples=1, seed=0, horizon=1.0, record=[0.04, 0.26, 0.31, 0.99])
+    np.testing.assert_allclose(data["time"].values, [0.0, 0.3, 1.0], rtol=1e-13)

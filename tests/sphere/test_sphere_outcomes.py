@@ -165,24 +165,24 @@ def test_probabilities_are_shares_of_the_samples(model):
     run = {"samples": 500, "seed": 1, "horizon": 6.0, "record": [0.0, 2.0, 6.0], "method": "coordinates"}
     samples = lf.simulate(model, **run, tolerance=0.05)
     x = lf.simulate(model, **run, keep="tokens")["tokens"].values
-    found = lf.outcomes(samples, level=0.9)
+    table = lf.outcomes(samples, level=0.9)
     for t in range(3):
         labels = np.array([brute_force(one, 0.05) for one in x[:, t]])
         single = (labels[:, 0] == 1) & (labels[:, 3] == 0)
         antipodal = labels[:, 2] > 0
         hits = [single.sum(), antipodal.sum(), (~single & ~antipodal).sum()]
-        np.testing.assert_array_equal(found["probability"][:, t], np.array(hits) / 500)
+        np.testing.assert_array_equal(table["probability"][:, t], np.array(hits) / 500)
         for name, k in zip(OUTCOMES, hits, strict=True):
             theirs = binomtest(int(k), 500).proportion_ci(0.9, method="wilson")
-            one = found.sel(outcome=name).isel(time=t)
+            one = table.sel(outcome=name).isel(time=t)
             np.testing.assert_allclose([one["low"], one["high"]], theirs, rtol=1e-12, atol=1e-15)
         for clusters in range(1, model.tokens + 1):
-            share = float(found["cluster_probability"].sel(clusters=clusters)[t])
+            share = float(table["cluster_probability"].sel(clusters=clusters)[t])
             assert share == (labels[:, 0] == clusters).mean()
-    assert found["time"].equals(samples["time"])
-    assert found.attrs == {"samples": 500, "level": 0.9, "tolerance": 0.05}
-    np.testing.assert_allclose(found["probability"].sum("outcome"), 1, rtol=1e-15)
-    assert float(found["probability"].sel(outcome="antipodal pair")[-1]) > 0.05
+    assert table["time"].equals(samples["time"])
+    assert table.attrs == {"samples": 500, "level": 0.9, "tolerance": 0.05}
+    np.testing.assert_allclose(table["probability"].sum("outcome"), 1, rtol=1e-15)
+    assert float(table["probability"].sel(outcome="antipodal pair")[-1]) > 0.05
 
 
 def test_another_tolerance_from_the_same_overlaps():

@@ -18,7 +18,7 @@ def run(model, start, horizon, samples=64, record=None):
     return lf.simulate(model, start, samples=samples, seed=3, method="overlap", horizon=horizon, record=record)
 
 
-def beside(model, gap, sign):
+def start_at(model, gap, sign):
     """Return the start of two tokens whose 1 − |z| is `gap`."""
     first, across = np.eye(model.dim)[:2]
     return np.array([first, sign * first + np.sqrt(2 * gap) * across])
@@ -40,7 +40,7 @@ def test_coinciding_tokens_stay_in_two_former_failures():
     cases = ((HYBRID, 1.0, 200.0), (REPELLING, -1.0, 150.0))
     for model, end, horizon in cases:
         together = run(model, end, horizon, samples=200)["overlap"].values
-        parted = run(model, beside(model, 1e-12, end), horizon, samples=200)["overlap"].values
+        parted = run(model, start_at(model, 1e-12, end), horizon, samples=200)["overlap"].values
         assert (together == end).all()
         assert (parted[:, -1] * end < -0.5).mean() > 0.5
 
@@ -66,7 +66,7 @@ def test_a_gap_passes_below_the_least_double_and_comes_back(model):
     A floor of w at 1e-300 (a former defect) would lift the second at once.
     """
     path, low = (
-        run(model, beside(model, gap, 1.0), 15.0, 400, range(16))["gap"].values[..., 0] for gap in (1e-100, 1e-306)
+        run(model, start_at(model, gap, 1.0), 15.0, 400, range(16))["gap"].values[..., 0] for gap in (1e-100, 1e-306)
     )
     seen = (low[:, -1] > 4 * LEAST) & (path.max(1) < 1e-20)
     assert (low.min(1)[seen] == 2 * LEAST).sum() > 20
@@ -76,6 +76,6 @@ def test_a_gap_passes_below_the_least_double_and_comes_back(model):
 def test_gap_below_the_least_double_is_written_positive():
     """Only coinciding tokens have a gap of 0."""
     falling = lf.StochasticTransformer(tokens=2, dim=30, beta=0.3, layers_per_unit_time=20)
-    gaps = run(falling, beside(falling, 1e-300, 1.0), 40.0)["gap"].values
+    gaps = run(falling, start_at(falling, 1e-300, 1.0), 40.0)["gap"].values
     assert (gaps[:, -1] == 2 * LEAST).all()
     assert (gaps >= 2 * LEAST).all()

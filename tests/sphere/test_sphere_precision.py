@@ -73,11 +73,11 @@ def test_the_gap_keeps_its_digits_at_plus_one():
     """Gaps from 1e-12 down to 1e-34, twice the exponent of rounding; 1 − |z| (the wrong twin) has no digits."""
     model = lf.StochasticTransformer(tokens=2, dim=6, beta=1.0, layers_per_unit_time=20)
     z = 1 - 1e-12
-    found = lf.simulate(model, z, samples=SAMPLES, seed=1, horizon=10.0, record=[10.0])
-    gap, w = found["gap"].values[:, 0, 0], (1 - z) / (1 + z)
+    data = lf.simulate(model, z, samples=SAMPLES, seed=1, horizon=10.0, record=[10.0])
+    gap, w = data["gap"].values[:, 0, 0], (1 - z) / (1 + z)
     exact = np.log(2 * w) + near_plus(model, 200, np.random.default_rng(2))
     assert np.median(gap) < 1e-30
-    lost = log_of(1 - np.abs(found["overlap"].values[:, 0, 0]))
+    lost = log_of(1 - np.abs(data["overlap"].values[:, 0, 0]))
     assert_same_law({"log gap": np.log(gap)}, {"log gap": exact}, wrong={"log gap": lost})
     rate = np.log(gap).mean() - np.log(2 * w)
     assert -52 < rate < -45  # (dim − 1) σ² T = 50 for infinitely many layers
@@ -87,12 +87,12 @@ def test_the_gap_keeps_its_digits_at_minus_one():
     """The start is at 1e-6 from the antipode; exchanged coefficients of sum and difference (the wrong twin) fail."""
     model = lf.StochasticTransformer(tokens=2, dim=3, beta=1.2, layers_per_unit_time=20)
     start = np.array([[0.6, 0.8, 0.0], [-0.6, -0.8, 1e-6]])
-    found = lf.simulate(model, normalised(start), samples=SAMPLES, seed=1, horizon=20.0, record=[0.0, 20.0])
-    gap = found["gap"].values[:, :, 0]
+    data = lf.simulate(model, normalised(start), samples=SAMPLES, seed=1, horizon=20.0, record=[0.0, 20.0])
+    gap = data["gap"].values[:, :, 0]
     np.testing.assert_allclose(gap[:, 0], 5e-13, rtol=1e-9)
     exact, wrong = (np.log(5e-13) + f(model, 400, np.random.default_rng(3)) for f in (near_minus, near_plus))
     assert_same_law({"log gap": np.log(gap[:, 1])}, {"log gap": exact}, wrong={"log gap": wrong})
-    lost = log_of(1 - np.abs(found["overlap"].values[:, 1, 0]))
+    lost = log_of(1 - np.abs(data["overlap"].values[:, 1, 0]))
     assert stats.ks_2samp(lost, exact, method="asymp").pvalue < ALPHA
     assert gap[:, 1].min() < 1e-30
 
@@ -110,11 +110,11 @@ def naive_gaps():
 @pytest.mark.parametrize("method", ["overlap", "gram", "coordinates"])
 def test_all_methods_agree_on_gaps_far_below_rounding(method):
     """Gaps are near 1e-16, some below 1e-22, where 1 − |z| (the wrong twin) is zero or one rounding."""
-    found = lf.simulate(COLLAPSING, NEAR, samples=SAMPLES, seed=1, horizon=8.0, record=[8.0], method=method)
-    gap = found["gap"].values[:, 0, 0]
+    data = lf.simulate(COLLAPSING, NEAR, samples=SAMPLES, seed=1, horizon=8.0, record=[8.0], method=method)
+    gap = data["gap"].values[:, 0, 0]
     assert np.median(gap) < 1e-15
     assert gap.min() < 1e-22
-    lost = log_of(1 - np.abs(found["overlap"].values[:, 0, 0]))
+    lost = log_of(1 - np.abs(data["overlap"].values[:, 0, 0]))
     assert_same_law({"log gap": np.log(gap)}, {"log gap": naive_gaps()}, wrong={"log gap": lost})
 
 
@@ -122,8 +122,8 @@ def test_all_methods_agree_on_gaps_far_below_rounding(method):
 def test_overlap_and_gap_are_one_number(method):
     """|z| + gap = 1 to rounding, and their sign is that of ⟨x, y⟩."""
     model = lf.StochasticTransformer(tokens=2, dim=3, beta=2.0, layers_per_unit_time=10)
-    found = lf.simulate(model, samples=3000, seed=1, horizon=3.0, method=method)
-    z, gap = found["overlap"].values, found["gap"].values
+    data = lf.simulate(model, samples=3000, seed=1, horizon=3.0, method=method)
+    z, gap = data["overlap"].values, data["gap"].values
     assert np.abs(np.abs(z) + gap - 1).max() < 4 * E
     assert gap.min() >= 0
     assert gap.max() <= 1
@@ -135,9 +135,9 @@ def test_gaps_and_overlaps_are_those_of_the_tokens():
     model = lf.StochasticTransformer(tokens=4, dim=3, beta=2.0, layers_per_unit_time=10, values="uniform")
     run = {"samples": 50, "seed": 1, "horizon": 3.0}
     x = lf.simulate(model, **run, keep="tokens")["tokens"].values
-    found = lf.simulate(model, **run)
-    assert np.abs(found["overlap"].values - overlaps_of(x)).max() < 1e-14
-    np.testing.assert_allclose(found["gap"].values, gaps_of(x), rtol=1e-12, atol=1e-30)
+    data = lf.simulate(model, **run)
+    assert np.abs(data["overlap"].values - overlaps_of(x)).max() < 1e-14
+    np.testing.assert_allclose(data["gap"].values, gaps_of(x), rtol=1e-12, atol=1e-30)
     first, second = np.triu_indices(4, 1)
-    np.testing.assert_array_equal(found["first"], first)
-    np.testing.assert_array_equal(found["second"], second)
+    np.testing.assert_array_equal(data["first"], first)
+    np.testing.assert_array_equal(data["second"], second)

@@ -59,14 +59,14 @@ def test_pairs_beyond_one_tile_are_right():
     """20 tokens have 190 pairs, in tiles of 64; each equals the formula on tokens of the same replicas."""
     model = lf.StochasticTransformer(tokens=20, dim=3, beta=1.0, layers_per_unit_time=10)
     settings = {"samples": 11, "seed": 0, "horizon": 1.0, "record": [0.0, 1.0], "threads": 1}
-    found = lf.simulate(model, **settings)
+    data = lf.simulate(model, **settings)
     x = lf.simulate(model, keep="tokens", **settings)["tokens"].values
     for k, (i, j) in enumerate(all_pairs(20)):
         z = (x[:, :, i] * x[:, :, j]).sum(-1)
-        np.testing.assert_allclose(found["overlap"].values[..., k], z, atol=1e-13)
-        np.testing.assert_allclose(found["gap"].values[..., k], 1 - abs(z), atol=1e-13)
+        np.testing.assert_allclose(data["overlap"].values[..., k], z, atol=1e-13)
+        np.testing.assert_allclose(data["gap"].values[..., k], 1 - abs(z), atol=1e-13)
     counted = lf.simulate(model, keep="outcome", tolerance=0.1, **settings)
-    labels = outcomes_of_overlaps(found["overlap"].values, found["gap"].values, 20, 0.1)
+    labels = outcomes_of_overlaps(data["overlap"].values, data["gap"].values, 20, 0.1)
     np.testing.assert_array_equal(labels_of(counted, None), labels)
     assert labels[..., 2:].min() >= 0
     assert (labels.sum((0, 1)) > 0).all()
@@ -144,18 +144,18 @@ def test_files_store_pairs_and_types(tmp_path, ending):
 def test_size_equals_the_bytes_of_the_result():
     """19 samples at 31 times: two numbers per pair and one per stop; once the times, pairs and start."""
     expected = {(): 19 * 31 * 10 * 16, ("float32",): 19 * 31 * 10 * 8, ("float32", "pairs"): 19 * 31 * 3 * 8}
-    once = {(): 8 * (31 + 20 + 20), ("float32",): 8 * (31 + 20 + 20), ("float32", "pairs"): 8 * (31 + 6 + 20)}
+    coordinates = {(): 8 * (31 + 20 + 20), ("float32",): 8 * (31 + 20 + 20), ("float32", "pairs"): 8 * (31 + 6 + 20)}
     for chosen, size in expected.items():
         options = {"dtype": "float32"} if "float32" in chosen else {}
         options |= {"pairs": PAIRS} if "pairs" in chosen else {}
         model, start = MODELS["coordinates"]
         process = process_of(model, start, None, {"horizon": 3.0, **options})
         assert bytes_of(process.shapes(19)) == size + 19 * 8
-        whole = size + 19 * 8 + once[chosen]
+        whole = size + 19 * 8 + coordinates[chosen]
         assert lf.recording_size(model, start, samples=19, horizon=3.0, **options) == whole
-        found = run(**options)
-        assert found.attrs["recorded_bytes"] == whole
-        assert found["overlap"].nbytes + found["gap"].nbytes == size
+        data = run(**options)
+        assert data.attrs["recorded_bytes"] == whole
+        assert data["overlap"].nbytes + data["gap"].nbytes == size
 
 
 NET = lf.Transformer(width=50, depth=6, gamma=0.3, attention=lf.ShapedAttention(tau0=1.0))
@@ -178,11 +178,11 @@ TAKEN = {
 def test_size_of_one_sample_includes_coordinates(name):
     """Coordinates matter for one sample; without them (the wrong twin) the size falls short."""
     model, start, options = TAKEN[name]
-    found = lf.simulate(model, start, samples=1, seed=0, progress=False, **options)
-    names = found["label"].nbytes if "label" in found.coords else 0
+    data = lf.simulate(model, start, samples=1, seed=0, progress=False, **options)
+    names = data["label"].nbytes if "label" in data.coords else 0
     stopped = 0 if names else 8  # when the sample stopped, shown with `early_stop` alone
     size = lf.recording_size(model, start, samples=1, **options)
-    assert size == found.nbytes - names + stopped
+    assert size == data.nbytes - names + stopped
     process = process_of(model, start, options.pop("record", None), options)
     assert bytes_of(process.shapes(1)) < size - 8
 

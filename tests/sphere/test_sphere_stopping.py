@@ -75,14 +75,14 @@ def test_exponents_are_those_of_the_limit(name, end):
     """To 3e-3 at steps of a hundredth, closer than with twenty times fewer layers; 0 if the end repels."""
     model = RATES[name]
     exact = rate_of_the_limit(model, end)
-    found = exponent(ratios(model, END[end], 1e-9))
+    r = exponent(ratios(model, END[end], 1e-9))
     few = exponent(ratios(replace(model, layers_per_unit_time=model.layers_per_unit_time // 20), END[end], 1e-9))
     if exact < 0:
-        assert (found, few) == (0, 0)
+        assert (r, few) == (0, 0)
         return
     assert exact > 0.05
-    assert found == pytest.approx(exact, rel=3e-3)
-    assert abs(few - exact) > 2 * abs(found - exact)
+    assert r == pytest.approx(exact, rel=3e-3)
+    assert abs(few - exact) > 2 * abs(r - exact)
 
 
 @pytest.mark.parametrize("end", END)
@@ -109,9 +109,9 @@ def test_in_two_dimensions_the_exponent_is_one(end, layers):
 )
 def test_stops_exist_only_at_attracting_ends(model, ends):
     """None at −1 below the threshold of [CT, Theorem 2], nor beyond the thresholds of the hybrid."""
-    found = stop_gaps(model)
-    assert {end for end, gap in found.items() if gap > 0} == ends
-    assert all(0 <= gap < 1e-2 for gap in found.values())
+    gaps = stop_gaps(model)
+    assert {end for end, gap in gaps.items() if gap > 0} == ends
+    assert all(0 <= gap < 1e-2 for gap in gaps.values())
 
 
 def test_a_stop_is_a_power_of_the_level():
@@ -246,11 +246,11 @@ def returns(model, end, gap, layers=1500):
     """Count the replicas with this initial gap that ever leave the tolerance."""
     horizon = layers / model.layers_per_unit_time
     start = (1 if end == "+1" else -1) * (1 - gap)
-    found = lf.simulate(
+    data = lf.simulate(
         model, start, samples=SAMPLES, seed=1, horizon=horizon, record=np.arange(layers + 1) * horizon / layers
     )
-    z = found["overlap"].values[..., 0] * np.sign(start)
-    assert np.median(found["gap"].values[:, -1]) < 1e-3 * gap  # the others are gone for good
+    z = data["overlap"].values[..., 0] * np.sign(start)
+    assert np.median(data["gap"].values[:, -1]) < 1e-3 * gap  # the others are gone for good
     return int((z < 1 - TOLERANCE).any(1).sum())
 
 
@@ -278,10 +278,10 @@ def test_bound_holds_in_simulations(name):
 def test_probabilities_are_those_without_a_stop(model, keep):
     """The level is 1e-9: none of 2,000 replicas differs, and most have stopped."""
     run = {"samples": SAMPLES, "seed": 1, "horizon": 60.0, "record": [60.0], "tolerance": TOLERANCE, "keep": keep}
-    free, held = lf.simulate(model, **run), lf.simulate(model, **run, early_stop=1e-9)
-    assert np.isfinite(held["stopped"].values).mean() > 0.5
+    free, stopped = lf.simulate(model, **run), lf.simulate(model, **run, early_stop=1e-9)
+    assert np.isfinite(stopped["stopped"].values).mean() > 0.5
     for name in ("probability", "low", "high", "cluster_probability"):
-        np.testing.assert_array_equal(lf.outcomes(free)[name], lf.outcomes(held)[name])
+        np.testing.assert_array_equal(lf.outcomes(free)[name], lf.outcomes(stopped)[name])
     if isinstance(model, lf.StochasticTransformer):  # both ends attract: who stops too boldly counts some wrongly
         bold = lf.simulate(model, **run, early_stop=0.9)
         assert (lf.outcomes(bold)["probability"] != lf.outcomes(free)["probability"]).any()
@@ -298,9 +298,9 @@ def test_a_limit_stops_by_its_own_step():
 def test_other_methods_never_stop():
     """The bound belongs to the overlap chain: other methods run to the end and record stop_gaps of 0."""
     for method in ("gram", "coordinates"):
-        found = lf.simulate(model_of(3, 50), 0.999999, samples=9, seed=0, horizon=1.0, early_stop=0.5, method=method)
-        assert found.attrs["stop_gaps"] == [0.0, 0.0]
-        assert np.isinf(found["stopped"].values).all()
+        data = lf.simulate(model_of(3, 50), 0.999999, samples=9, seed=0, horizon=1.0, early_stop=0.5, method=method)
+        assert data.attrs["stop_gaps"] == [0.0, 0.0]
+        assert np.isinf(data["stopped"].values).all()
 
 
 def test_bounds_never_overflow():

@@ -142,13 +142,13 @@ def test_normal_quantile_equals_scipy():
         ]
     )
     q = q[q != 0]
-    found = np.empty_like(q)
-    quantiles(q, found)
+    quantiles_of_q = np.empty_like(q)
+    quantiles(q, quantiles_of_q)
     # Φ⁻¹ of 1/2 + q loses the digits of a small q, so that the error function's inverse stands for it there.
     exact = np.where(np.abs(q) < 0.4, 2**0.5 * special.erfinv(2 * q), special.ndtri(0.5 + q))
-    assert np.abs(found / exact - 1).max() < 1e-15
-    quantiles(np.zeros(1), found[:1])
-    assert found[0] == 0
+    assert np.abs(quantiles_of_q / exact - 1).max() < 1e-15
+    quantiles(np.zeros(1), quantiles_of_q[:1])
+    assert quantiles_of_q[0] == 0
 
 
 # --- pairs of χ² ------------------------------------------------------------------------------------------------------

@@ -50,11 +50,11 @@ def test_the_mismatch_has_a_lower_bound():
     values, vectors = np.linalg.eigh(symmetric)
     largest = np.abs(values).argmax()
     bound = 6 / (5 + 4 * np.cosh(2 * model.beta * np.abs(values).max()))
-    found = [abs(mismatch(2, 1, model, y)) for y in tokens_at(2, 2000, 4)]
-    assert min(found) > bound
+    mismatches = [abs(mismatch(2, 1, model, y)) for y in tokens_at(2, 2000, 4)]
+    assert min(mismatches) > bound
     assert abs(mismatch(2, 1, model, vectors[:, largest])) == pytest.approx(bound)
     # The wrong twin: the smallest eigenvalue.
-    assert min(found) < 6 / (5 + 4 * np.cosh(2 * model.beta * np.abs(values).min()))
+    assert min(mismatches) < 6 / (5 + 4 * np.cosh(2 * model.beta * np.abs(values).min()))
 
 
 def generator(x, i, j, model, common=True):
@@ -112,9 +112,9 @@ def test_clusters_leave_within_the_bound_of_the_proof():
     times = np.arange(201) / 200
     options = {"samples": 200, "seed": 4, "horizon": 1.0, "record": times, "progress": False}
     f = 2 * (1 + lf.simulate(model, antipodal(2, 1, y), **options)["overlap"].values[:, :, 1])
-    left = np.where((f > edge).any(1), times[(f > edge).argmax(1)], np.inf)
-    assert left.mean() < edge / least
-    assert left.mean() > 0.05 * edge / least
+    exits = np.where((f > edge).any(1), times[(f > edge).argmax(1)], np.inf)
+    assert exits.mean() < edge / least
+    assert exits.mean() > 0.05 * edge / least
     equal = lf.simulate(replace(model, tokens=4), antipodal(2, 2, y), **{**options, "samples": 8})
     assert (1 + equal["overlap"].values[:, :, 1]).max() < 1e-12
 
@@ -157,8 +157,8 @@ def test_tokens_in_the_plane_move_by_moebius_maps_at_beta_zero(attention):
 
     def spread(beta, layers):
         model = in_plane(4, beta, layers, attention=attention)
-        found = lf.simulate(model, start, samples=600, seed=2, horizon=0.5, record=[0.5], keep="tokens", progress=False)
-        return np.log(cross_ratio(found["tokens"].values[:, 0]) / before).std()
+        data = lf.simulate(model, start, samples=600, seed=2, horizon=0.5, record=[0.5], keep="tokens", progress=False)
+        return np.log(cross_ratio(data["tokens"].values[:, 0]) / before).std()
 
     coarse, fine = spread(0.0, 100), spread(0.0, 1600)
     assert coarse / fine == pytest.approx(4, rel=0.2)
