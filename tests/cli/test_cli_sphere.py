@@ -498,7 +498,7 @@ def test_bad_phase(refused, options, says):
         (("--query-key", "normal"), "query_key must be None, the pair (Q, K) or \"gaussian\"; got 'normal'."),
         (("--tau", "2"), "tau would change nothing: queries and keys are fixed."),
         (("--epsilon", "1", "--heads", "2", "--mask", "causal"), "--heads, --mask would change nothing: the hybrid"),
-        (("--mask", "causal", "--clusters", "2,1"), "Behind a causal mask tokens of one cluster attend to different tokens"),
+        (("--mask", "causal", "--clusters", "2,1"), "Behind a causal mask tokens of one cluster attend to"),
         (("--query-key", "gaussian", "--attention", "unnormalized"), "With drawn queries and keys the coefficients"),
         (("--target", "0.5"), "--target needs --start: the mean time is from there."),
         (("--start", "2"), "start must lie in [-1, 1]; got 2.0."),

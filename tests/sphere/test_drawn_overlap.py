@@ -111,7 +111,7 @@ def test_limit_of_two_tokens_uses_the_averages():
     z = float(x[0] @ x[1])
     exact = np.array([sums, along / (model.dim - 2 + z * z)])
     assert np.abs(standard_errors(drawn, exact)).max() < STANDARD_ERRORS
-    with pytest.raises(lf.NoLimitError, match="known for two tokens"):
+    with pytest.raises(lf.NoLimitError, match="known only for two tokens"):
         lf.limit(stochastic(3, 5)).drift(tokens_at(3, 3, 5))
     with pytest.raises(lf.NoLimitError, match="attention is random"):
         lf.limit(model).attention(x)

@@ -180,11 +180,7 @@ def largest_logit(model: SphereModel) -> float:
 
 def largest_weight(model: SphereModel) -> float:
     """Return max|A| for unit tokens, or its root mean square over drawn queries and keys."""
-    return WEIGHTS[model.attention](model)
-
-
-def largest_exponential(model: SphereModel) -> float:
-    return exp(min(log_weight(model), LARGEST_EXPONENT))
+    return 1.0 if model.attention == "softmax" else exp(min(log_weight(model), LARGEST_EXPONENT))
 
 
 def log_weight(model: SphereModel) -> float:
@@ -211,10 +207,6 @@ def hybrid_rate(model: HybridTransformer) -> float:
     return largest_weight(model) + (model.epsilon * largest_weight(model)) ** 2
 
 
-WEIGHTS: Mapping[str, Callable[[SphereModel], float]] = {
-    "softmax": lambda _: 1.0,
-    "unnormalized": largest_exponential,
-}
 RATES: Mapping[type, Callable[[Any], float]] = {
     StochasticTransformer: stochastic_rate,
     HybridTransformer: hybrid_rate,

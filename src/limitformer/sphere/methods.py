@@ -16,7 +16,8 @@ def methods_of(model: SphereModel, law: str, *, limit: bool = False) -> list[Met
     if invariant and model.tokens < model.dim:
         methods.insert(0, "gram")
     one_head = query_constants(model).heads == 1 or (limit and has_averages(model))
-    if invariant and model.tokens == 2 and one_head and has_overlap_chain(model):
+    has_kernel = model.moves_alike or model.attention == "softmax"  # of the overlap
+    if invariant and model.tokens == 2 and one_head and has_kernel:
         methods.insert(0, "overlap")
     return methods
 
@@ -24,11 +25,6 @@ def methods_of(model: SphereModel, law: str, *, limit: bool = False) -> list[Met
 def has_averages(model: SphereModel) -> bool:
     """Whether steps of the limit of two tokens average attention over its draws (`pair.averaged`)."""
     return model.is_fresh and model.tokens == 2 and model.attention == "softmax" and not model.is_causal
-
-
-def has_overlap_chain(model: SphereModel) -> bool:
-    """Whether the overlap of two tokens has a kernel; drawn queries and masks have one with softmax only."""
-    return model.moves_alike or model.attention == "softmax"
 
 
 def can_merge(model: SphereModel, law: str) -> bool:

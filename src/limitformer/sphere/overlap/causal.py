@@ -19,12 +19,12 @@ With drawn queries δ is of order 1 at every b, so tokens leave antipodes at onc
 """
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
 from limitformer.sphere.overlap.drawn import Averages, DrawnAttention
-from limitformer.sphere.overlap.motion import End, StochasticMotion, reach, widest_panel
+from limitformer.sphere.overlap.motion import End, StochasticMotion, reach
 from limitformer.sphere.overlap.position import Position, at_overlap
 
 
@@ -35,16 +35,6 @@ class CausalMotion(StochasticMotion):
     @cached_property
     def plus(self) -> End:
         return End(float(self.slope(at_overlap(1.0))), 0.0, reach(self.beta))
-
-
-def causal_motion(beta: float, dim: int, sigma: float) -> CausalMotion:
-    """Return the motion with QᵀK = I."""
-    return CausalMotion(partial(fixed_averages, beta), abs(beta), dim, sigma, widest_panel(beta))
-
-
-def averaged_causal_motion(drawn: DrawnAttention, dim: int, sigma: float) -> CausalMotion:
-    """Return the motion with queries and keys drawn in each layer."""
-    return CausalMotion(partial(drawn_averages, drawn), drawn.near_ends, dim, sigma, np.inf)
 
 
 def fixed_averages(beta: float, at: Position) -> Averages:

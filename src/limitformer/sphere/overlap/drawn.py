@@ -28,7 +28,7 @@ panels.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import log, log1p, sqrt
+from math import log1p, sqrt
 
 import numpy as np
 from numpy.polynomial import legendre
@@ -230,8 +230,3 @@ def at_antipodes(b: float, head_dim: int | None = None) -> tuple[float, float]:
     (0.3943, 0.4644)
     """
     return averaged(DrawnAttention(b, head_dim=head_dim), -(LAST + log1p(b)))
-
-
-def log_odds(clusters: tuple[int, int]) -> float:
-    """Return λ = log(p/q)."""
-    return log(clusters[0] / clusters[1])

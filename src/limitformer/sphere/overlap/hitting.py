@@ -60,17 +60,15 @@ def total_between(inner: Panels, values: Array, low: float, high: float) -> floa
 
 def upward_occupation(scale: ScaleFunction, inner: Panels) -> Array:
     """Return M at the nodes (n, NODES) of panels that begin at the first edge of the core."""
-    first = steep_occupation(scale.motion, inner.edges[:1]) if scale.is_steep else tail_occupation(scale, inner)
+    motion, first = scale.motion, inner.edges[:1]
+    if scale.is_steep:
+        below = steep_occupation(motion, first)
+    else:  # M in the exponential tail toward −1
+        below = np.exp(log_speed(motion, first)) / (-motion.minus.growth - motion.minus.slope)
     parts = inner.log_integral(inner.log_speed - inner.local) - inner.heights[:-1]
-    at_edges = np.logaddexp.accumulate(np.append(np.log(first), parts)) + inner.heights
+    at_edges = np.logaddexp.accumulate(np.append(np.log(below), parts)) + inner.heights
     within = inner.from_left(np.exp(inner.log_speed - inner.local))
     return np.exp(inner.local) * (np.exp(at_edges[:-1, None]) + within)
-
-
-def tail_occupation(scale: ScaleFunction, inner: Panels) -> Array:
-    """Return M at the first edge, in the exponential tail toward −1."""
-    end = scale.motion.minus
-    return np.exp(log_speed(scale.motion, inner.edges[:1])) / (-end.growth - end.slope)
 
 
 def downward_occupation(scale: ScaleFunction, inner: Panels) -> Array:

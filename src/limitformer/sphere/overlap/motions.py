@@ -1,14 +1,16 @@
 """The choice of the diffusion for a model and its clusters."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from math import log
 from typing import Any
 
 import numpy as np
 
 from limitformer.models.kinds import of_kind
 from limitformer.models.sphere import HybridTransformer, SphereModel, StochasticTransformer
-from limitformer.sphere.overlap.causal import averaged_causal_motion, causal_motion
-from limitformer.sphere.overlap.drawn import DrawnAttention, log_odds
+from limitformer.sphere.overlap.causal import CausalMotion, drawn_averages, fixed_averages
+from limitformer.sphere.overlap.drawn import DrawnAttention
 from limitformer.sphere.overlap.drawn_motion import DrawnMotion
 from limitformer.sphere.overlap.motion import FlowMotion, HybridMotion, Motion, StochasticMotion, widest_panel
 from limitformer.sphere.overlap.weights import weights_of
@@ -19,10 +21,12 @@ Clusters = tuple[int, int]
 def stochastic_motion(model: StochasticTransformer, clusters: Clusters, beta: float) -> Motion:
     """Return the diffusion of the stochastic model, also with drawn queries or a causal mask."""
     if model.is_fresh:
-        drawn = DrawnAttention(model.logit_scale, log_odds(clusters), model.head_dim)
-        return (averaged_causal_motion if model.is_causal else drawn_motion)(drawn, model.dim, model.sigma)
+        drawn = DrawnAttention(model.logit_scale, log(clusters[0] / clusters[1]), model.head_dim)
+        if model.is_causal:
+            return CausalMotion(partial(drawn_averages, drawn), drawn.near_ends, model.dim, model.sigma, np.inf)
+        return drawn_motion(drawn, model.dim, model.sigma)
     if model.is_causal:
-        return causal_motion(beta, model.dim, model.sigma)
+        return CausalMotion(partial(fixed_averages, beta), abs(beta), model.dim, model.sigma, widest_panel(beta))
     weights = weights_of(model, clusters, beta)
     return StochasticMotion(weights, abs(beta), model.dim, model.sigma, widest_panel(beta))
 

@@ -17,7 +17,10 @@ def summary_of(diffusion: Any) -> dict[str, Any]:
         "model": as_record(diffusion.model),
         "beta": diffusion.beta,
         "clusters": list(diffusion.clusters),
-        "boundaries": {name: end_of(end) for name, end in diffusion.boundaries._asdict().items()},
+        "boundaries": {
+            name: asdict(end) | {"exponent": json_number(end.exponent)}
+            for name, end in diffusion.boundaries._asdict().items()
+        },
         "critical_beta": known(lambda: diffusion.critical_beta),
         "critical_epsilon": known(lambda: diffusion.critical_epsilon),
         "certain_epsilon": known(lambda: diffusion.certain_epsilon),
@@ -46,10 +49,6 @@ def metastable(diffusion: Any) -> dict[str, Any] | None:
 def both_starts(probability: Callable[..., Any]) -> dict[str, Any]:
     """Return `probability` for a uniform start and for a start at overlap 0."""
     return {"uniform": json_number(float(probability())), "zero": json_number(float(probability(start=0.0)))}
-
-
-def end_of(end: Any) -> dict[str, Any]:
-    return asdict(end) | {"exponent": json_number(end.exponent)}
 
 
 def known(value: Callable[[], float]) -> float | str | None:
