@@ -87,12 +87,12 @@ def modules_of(path, folder):
 
 def test_the_sphere_and_the_covariance_chain_are_kept_apart(copied):
     before = fingerprints(copied)
-    (copied / "sphere" / "pair.py").write_text("#")
+    (copied / "sphere" / "pair" / "chain.py").write_text("#")
     (copied / "covariance" / "chain" / "norm.py").write_text("#")
     after = fingerprints(copied)
     changed = {path.relative_to(copied).as_posix() for path in before if after[path] != before[path]}
-    assert {"sphere/pair.py", "covariance/chain/norm.py", "covariance/chain/transformer.py"} <= changed
-    assert not {"sphere/values.py", "covariance/chain/attention.py", "covariance/limit/path.py"} & changed
+    assert {"sphere/pair/chain.py", "covariance/chain/norm.py", "covariance/chain/transformer.py"} <= changed
+    assert not {"sphere/tokens/values.py", "covariance/chain/attention.py", "covariance/limit/path.py"} & changed
 
 
 def test_kernels_are_cached_in_the_folder_of_their_fingerprint():

@@ -9,7 +9,7 @@ import limitformer as lf
 from limitformer.numerics.watch import DONE, HALT, WHOLE, halt, new_watch
 from limitformer.paths import replicas
 from limitformer.simulation.processes import process_of
-from limitformer.sphere.pair import BLOCK
+from limitformer.sphere.pair.chain import BLOCK
 
 ENDLESS = 10**15  # layers
 START = np.array([[1.0, 0.2], [0.2, 1.0]])

@@ -1,4 +1,4 @@
-"""What `simulate` takes for tokens on the sphere."""
+"""The options of `simulate` for tokens on the sphere."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -22,7 +22,7 @@ class SphereOptions:
     """The options of tokens on the sphere; `limitformer.simulate` describes them.
 
     Raises:
-        InputError: a value out of range.
+        InputError: a value is out of range.
     """
 
     horizon: float
@@ -46,10 +46,10 @@ class SphereOptions:
         if self.method is not None:
             require_known("method", self.method, Method)
         set_fields(self, pairs=checked_pairs(self.pairs), dtype=checked_dtype(self.dtype))
-        chosen = f'would change nothing beside keep="{self.keep}"; '
-        require(self.pairs is None or self.keep == "overlap", f"pairs {chosen}leave it out, or keep overlaps.")
-        require(self.dtype == "float64" or self.keep != "outcome", f"dtype {chosen}outcomes are whole numbers.")
+        idle = f'would change nothing with keep="{self.keep}"; '
+        require(self.pairs is None or self.keep == "overlap", f"pairs {idle}leave it out, or keep overlaps.")
+        require(self.dtype == "float64" or self.keep != "outcome", f"dtype {idle}outcomes are whole numbers.")
 
     def default_points(self, steps: int) -> NDArray[np.int64]:
-        """About a hundred steps, evenly spaced, with the first and the last."""
+        """About a hundred step numbers, evenly spaced, from the first to the last."""
         return np.unique(np.rint(np.linspace(0, steps, DEFAULT_POINTS)).astype(np.int64))

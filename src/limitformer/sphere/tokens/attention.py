@@ -2,11 +2,11 @@ r"""Attention between tokens on the sphere: A X for N tokens in rows.
 
 * QᵀK = I: the logits β(⟨xⁱ, xʲ⟩ − 1) are symmetric and at most 0, or 2|β| if β < 0, so half of the exponentials do and
   no maximum is needed.
-* any QᵀK: the logits |β| xⁱᵀ (±QᵀK) xʲ, from which softmax takes the row's maximum.
+* any QᵀK: the logits |β| xⁱᵀ (±QᵀK) xʲ, from which softmax subtracts the maximum of the row.
 
-Behind a causal mask the weights of later tokens are zero. Rows are then divided by their sum (softmax, [CT, eq. 2]) or
-scaled to exp(logit)/N (unnormalized, [CT, eq. 3]). In between, those of tokens that have a parent become those of
-differences (`differences`). Matrices have LANES behind (`lanes`).
+With a causal mask the weights of later tokens are zero. Rows are then divided by their sum (softmax, [CT, eq. 2]) or
+scaled to exp(logit)/N (unnormalized, [CT, eq. 3]). In between, rows of tokens with a parent become the rows of their
+differences (`near.differences`). The last axis of a matrix has LANES entries (`lanes`).
 """
 
 from typing import NamedTuple
@@ -19,8 +19,11 @@ from limitformer.numerics.kernels import allocator, kernel
 from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, larger, load, store
 
 
-class AttentionConstants(NamedTuple):
-    """`fixed` is 0 for softmax; else the factor of the unnormalized weights, exp(β)/N if QᵀK = I, or 1/N."""
+class AttentionParameters(NamedTuple):
+    """Parameters of attention.
+
+    `fixed` is 0 for softmax, otherwise the factor of the unnormalized weights: exp(β)/N if QᵀK = I, else 1/N.
+    """
 
     beta: float
     fixed: float
@@ -28,12 +31,12 @@ class AttentionConstants(NamedTuple):
     causal: bool
 
 
-class AttentionWorkspace(NamedTuple):
-    """Scratch: r the number of coordinates."""
+class AttentionScratch(NamedTuple):
+    """Scratch memory; r is the number of coordinates."""
 
     weights: np.ndarray  # (N, N)
     flat: np.ndarray  # the same memory in one row
-    scales: np.ndarray  # (N, 1): what the rows of weights are multiplied by
+    scales: np.ndarray  # (N, 1): factors of the rows of weights
     bilinear: np.ndarray  # (r, r), QᵀK
     turned: np.ndarray  # (N, r), X QᵀK
 
@@ -46,12 +49,12 @@ def attention_workspace(tokens, coordinates, bilinear):
         for j in range(bilinear.shape[1]):
             spread[i, j, :] = bilinear[i, j]
     flat = weights.reshape(tokens * tokens * LANES)
-    return AttentionWorkspace(weights, flat, lane_matrix(tokens, 1), spread, lane_matrix(tokens, coordinates))
+    return AttentionScratch(weights, flat, lane_matrix(tokens, 1), spread, lane_matrix(tokens, coordinates))
 
 
 @kernel
 def weigh(x, constants, work):
-    """Weights of the tokens `x` (N, r), and what their rows are to be multiplied by."""
+    """Compute the weights of the tokens `x` (N, r) and the factors of their rows."""
     if constants.isotropic:
         symmetric_weights(x, constants.beta, work)
         if constants.causal:
@@ -66,7 +69,7 @@ def weigh(x, constants, work):
 
 @kernel
 def mix(x, work, out):
-    """out = A X."""
+    """Write A X to `out`."""
     multiply(work.weights, x, out)
     for i in range(x.shape[0]):
         scale_row(i, work.scales, out)
@@ -74,7 +77,7 @@ def mix(x, work, out):
 
 @kernel
 def symmetric_weights(x, beta, work):
-    """exp(β(⟨xⁱ, xʲ⟩ − 1)), exactly 1 on the diagonal."""
+    """Compute exp(β(⟨xⁱ, xʲ⟩ − 1)), exactly 1 on the diagonal."""
     n = x.shape[0]
     for i in range(0, n, 2):
         for j in range(0, i + 2, 4):
@@ -89,7 +92,6 @@ def symmetric_weights(x, beta, work):
 
 @kernel
 def hide_later(weights):
-    """A token has no weight for what comes after it."""
     for i in range(weights.shape[0]):
         for j in range(i + 1, weights.shape[0]):
             store(weights, i, j, everywhere(0.0))
@@ -97,7 +99,7 @@ def hide_later(weights):
 
 @kernel
 def general_weights(beta, unshifted, causal, work):
-    """exp(β·logit), less the maximum of what its row sees unless `unshifted`."""
+    """Compute exp(β·logit), shifted by the maximum of the visible logits of the row unless `unshifted`."""
     n = work.weights.shape[0]
     for i in range(n):
         top, seen = everywhere(0.0), i + 1 if causal else n
@@ -114,7 +116,7 @@ def general_weights(beta, unshifted, causal, work):
 
 @kernel
 def scale_of_row(i, fixed, work):
-    """One over the sum of the weights of row i, or `fixed` > 0."""
+    """Set the factor of row i: one over the sum of its weights, or `fixed` > 0."""
     scale = everywhere(fixed)
     if fixed == 0.0:
         total = everywhere(0.0)

@@ -1,9 +1,10 @@
-r"""How near tokens must be to be carried as differences (`forest`), how often to look, and relations at the start.
+r"""Radius within which tokens are linked (`near_tree`), number of layers between updates, and links at the start.
 
-* **Radius**: 1e-2, or so small that |β ⟨D, QᵀK x⟩| ≤ 0.05, half of what the series of eˣ − 1 in `differences` is for,
-  as |D| may grow to twice the radius. The difference of coordinates at that distance has a relative error of 1e-14.
-* **Looks**: a gap falls at a rate of (dim − 1) (step · Σ weights)² a layer at most, so that |D| becomes at most about
-  e² times smaller from one look to the next and loses no digits that matter on the way.
+* **Radius**: 1e-2, or less so that |β ⟨D, QᵀK x⟩| ≤ 0.05. That is half the range of the series of eˣ − 1 in
+  `differences`, because |D| may grow to twice the radius. A difference of coordinates has a relative error of 1e-14
+  there.
+* **Updates**: a gap falls at a rate of at most (dim − 1) (step · Σ weights)² per layer. So |D| becomes at most about e²
+  times smaller between two updates and loses no significant digits.
 """
 
 from math import exp, sqrt
@@ -15,20 +16,20 @@ from limitformer.models import SphereModel, StochasticTransformer
 
 RADIUS = 1e-2
 LARGEST_CHANGE = 0.05  # of a logit over the radius
-LARGEST_LOGIT = 600.0  # beyond, Z̄ of `antipodes` could be zero beside Z
-GAP_FLOOR = 1e-28  # what coordinates can tell of a gap, where no differences are carried
+LARGEST_LOGIT = 600.0  # beyond it Z̄ of `antipodes` could underflow relative to Z
+GAP_FLOOR = 1e-28  # least gap that coordinates resolve without differences
 RAREST = 16
-FALL = 4.0  # of the logarithm of a gap between two looks
-CHANGE_FALL = 16.0  # and between two changes of parents, of one gap beside another
+FALL = 4.0  # largest fall of the logarithm of a gap between two updates
+CHANGE_FALL = 16.0  # and of one gap relative to another between two updates that change parents
 
 Rows = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]
 
 
 def nearness(model: SphereModel, step: float, drift: float, coordinates: int) -> tuple[float, int, int]:
-    """The square of the radius, and layers between two looks and between two changes of parents.
+    """Return the squared radius, and the layers between two updates and between two changes of parents.
 
-    The radius is 0, and no differences are carried, for logits beyond LARGEST_LOGIT unless QᵀK = I, and behind a causal
-    mask: prefixes differ, and so does what tokens next to each other receive.
+    The radius is 0, and no differences are stored, for logits beyond LARGEST_LOGIT unless QᵀK = I, and for a causal
+    mask, where nearby tokens attend to different prefixes.
     """
     largest = abs(model.beta) * (drawn_norm(model, coordinates) if model.is_fresh else model.largest_bilinear)
     if model.is_causal or (largest > LARGEST_LOGIT and not model.is_isotropic):
@@ -36,12 +37,15 @@ def nearness(model: SphereModel, step: float, drift: float, coordinates: int) ->
     radius = min(RADIUS, LARGEST_CHANGE / max(largest, 1e-300))
     weights = exp(min(largest, LARGEST_LOGIT)) if model.attention == "unnormalized" else 1.0
     rate = max(model.dim - 1, 4) * (step * weights) ** 2 + 2 * drift * weights
-    look = int(min(max(FALL / max(rate, 1e-300), 1), RAREST))
-    return radius**2, look, look * int(min(max(CHANGE_FALL / max(rate * look, 1e-300), 1), 1000))
+    every = int(min(max(FALL / max(rate, 1e-300), 1), RAREST))
+    return radius**2, every, every * int(min(max(CHANGE_FALL / max(rate * every, 1e-300), 1), 1000))
 
 
 def drawn_norm(model: SphereModel, coordinates: int) -> float:
-    """What the norm of a drawn QᵀK (coordinates, coordinates) hardly exceeds: 2√r in the mean, with a margin of 6."""
+    """Return a bound on the norm of a drawn QᵀK (coordinates, coordinates).
+
+    A layer exceeds it with a probability below 1e-3, and below 1e-7 for normal entries [Davidson and Szarek, 2001].
+    """
     assert isinstance(model, StochasticTransformer)
     if model.head_dim is None:
         return model.tau * (2 * sqrt(coordinates) + 6)
@@ -50,12 +54,12 @@ def drawn_norm(model: SphereModel, coordinates: int) -> float:
 
 
 def alone(rows: NDArray[np.float64]) -> Rows:
-    """Tokens without relations."""
+    """Return the rows with no parents and zero signs."""
     return rows, np.full(len(rows), -1), np.zeros(len(rows))
 
 
 def related(tokens: NDArray[np.float64], near: float) -> Rows:
-    """Rows (N, d), parents (N,), −1 for none, and signs of tokens: each to the nearest earlier one within √`near`."""
+    """Link each token to the nearest earlier one within √`near`; return rows (N, d), parents (−1: none), signs (N,)."""
     rows, parents, signs = alone(tokens.copy())
     for i in range(1, len(tokens)):
         apart = tokens[i] - np.stack([tokens[:i], -tokens[:i]])  # (2, i, d)
@@ -67,7 +71,7 @@ def related(tokens: NDArray[np.float64], near: float) -> Rows:
 
 
 def related_pair(overlap: float, coordinates: int, near: float) -> Rows:
-    """Two tokens of an overlap z: the second by what it has along and across the first."""
+    """Return two tokens of overlap z; row 1 holds the components of the second along and across the first."""
     sign = 1.0 if overlap >= 0 else -1.0
     gap = 1 - abs(overlap)
     rows, parents, signs = alone(np.zeros((2, coordinates)))

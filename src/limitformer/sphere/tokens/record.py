@@ -1,4 +1,4 @@
-"""What is written down of N tokens, eight replicas at a time: overlaps of pairs, outcomes or positions."""
+"""Recording of N tokens, eight replicas at a time: overlaps of pairs, outcomes or positions."""
 
 from typing import NamedTuple
 
@@ -20,24 +20,24 @@ from limitformer.sphere.outcome import count_clusters, measure, sort_replica
 
 
 class Record(NamedTuple):
-    """What is to be kept, and where; what is not has no columns."""
+    """Output arrays of one kernel call; an array that is not written has no columns."""
 
-    pairs: np.ndarray  # (pairs, 2), all of them for outcomes
+    pairs: np.ndarray  # (pairs, 2), all pairs for outcomes
     tolerance: float
-    overlap: ResultArray  # an entry a pair
+    overlap: ResultArray  # one entry per pair
     gap: ResultArray
     outcome: np.ndarray  # (replicas, points, 4)
     positions: ResultArray  # N r entries
-    stopped: np.ndarray  # (replicas,): the layer of an early stop
+    stopped: np.ndarray  # (replicas,): layer of an early stop
 
 
 class RecordWorkspace(NamedTuple):
-    """Scratch."""
+    """Scratch memory."""
 
     minus: np.ndarray  # (1, TILE, LANES): 1 − z, then z
     plus: np.ndarray  # (1, TILE, LANES): 1 + z, then 1 − |z|
-    parent: np.ndarray  # (LANES, N): whom a token is together with
-    size: np.ndarray  # (N,): tokens of a cluster
+    parent: np.ndarray  # (LANES, N): an earlier token of the same cluster
+    size: np.ndarray  # (N,): tokens per cluster
 
 
 @allocator
@@ -48,7 +48,7 @@ def record_workspace(tokens):
 
 @driver
 def part_of(record, begin, end):
-    """The rows of the replicas begin … end − 1."""
+    """Return the rows of replicas begin … end − 1."""
     return Record(
         record.pairs,
         record.tolerance,
@@ -61,23 +61,23 @@ def part_of(record, begin, end):
 
 
 @kernel
-def write_point(x, forest, k, record, work):
-    """Point k of the replicas whose tokens are `x` (N, r, LANES), related as `forest` says."""
+def write_point(x, tree, k, record, work):
+    """Write point k of LANES replicas with tokens `x` (N, r, LANES) and links `tree`."""
     if entries_in(record.overlap) > 0:
-        write_overlaps(x, forest, k, record, work)
+        write_overlaps(x, tree, k, record, work)
     if record.outcome.shape[2] > 0:
-        write_outcomes(x, forest, k, record, work)
+        write_outcomes(x, tree, k, record, work)
     if entries_in(record.positions) > 0:
         for i in range(x.shape[0]):
             write_lane_row(x, i, x.shape[1], i * x.shape[1], k, record.positions)
 
 
 @kernel
-def write_overlaps(x, forest, k, record, work):
-    """z and 1 − |z| of all pairs that are kept."""
+def write_overlaps(x, tree, k, record, work):
+    """Write z and 1 − |z| of all recorded pairs."""
     for begin in range(0, len(record.pairs), TILE):
         count = min(TILE, len(record.pairs) - begin)
-        measure(x, forest, record.pairs, begin, count, work.minus, work.plus)
+        measure(x, tree, record.pairs, begin, count, work.minus, work.plus)
         take_overlaps(count, work.minus, work.plus)
         write_lane_row(work.minus, FIRST, count, begin, k, record.overlap)
         write_lane_row(work.plus, FIRST, count, begin, k, record.gap)
@@ -85,7 +85,7 @@ def write_overlaps(x, forest, k, record, work):
 
 @kernel
 def take_overlaps(count, minus, plus):
-    """From (1 − z, 1 + z) to (z, 1 − |z|), in place."""
+    """Replace (1 − z, 1 + z) by (z, 1 − |z|)."""
     for q in range(count):
         apart, across = load(minus, FIRST, q), load(plus, FIRST, q)
         gap = smaller(apart, across)
@@ -95,8 +95,7 @@ def take_overlaps(count, minus, plus):
 
 
 @kernel
-def write_outcomes(x, forest, k, record, work):
-    """Clusters and antipodal pairs."""
+def write_outcomes(x, tree, k, record, work):
     replicas = record.outcome.shape[0]
     for lane in range(replicas):
         record.outcome[lane, k, :] = 0
@@ -104,7 +103,7 @@ def write_outcomes(x, forest, k, record, work):
             work.parent[lane, i] = i
     for begin in range(0, len(record.pairs), TILE):
         count = min(TILE, len(record.pairs) - begin)
-        measure(x, forest, record.pairs, begin, count, work.minus, work.plus)
+        measure(x, tree, record.pairs, begin, count, work.minus, work.plus)
         for lane in range(replicas):
             sort_replica(
                 record.pairs,

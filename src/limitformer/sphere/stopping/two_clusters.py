@@ -1,11 +1,11 @@
 r"""Two clusters as two points: p tokens at X¹ and q at X², softmax with QᵀK = I.
 
-Tokens that have become one (`merging`) move as one. With e = exp(β(z − 1)), a token of the first cluster gives it the
-weight p/(p + qe) and the other one qe/(p + qe), and the other way round. In the words of `unlike_pair`
+Merged tokens (`merging`) move as one. With e = exp(β(z − 1)), a token of the first cluster has the weight p/(p + qe) on
+its cluster and qe/(p + qe) on the other; for the second, exchange p and q. In the letters of `pair.unlike`
 
   φ = (T₁ + T₂)/2 = pq (1 − e²) / ((p + qe)(q + pe)),    θ = (T₁ − T₂)/2 = (p² − q²) e / ((p + qe)(q + pe)):
 
-clusters of one size, θ = 0, are a pair as in `pair`; others are driven from −1, even from w = 0.
+clusters of equal size, θ = 0, are a pair as in `pair.chain`; others leave −1, even from w = 0.
 """
 
 from typing import NamedTuple
@@ -16,17 +16,17 @@ from limitformer.numerics.elementary import U64, exponential
 from limitformer.numerics.kernels import allocator, inlined, kernel, strict_kernel
 from limitformer.numerics.watch import keep_going
 from limitformer.paths.exits import first_at
-from limitformer.sphere.chi import blocks_needed, chi_squares
-from limitformer.sphere.merging import NOT_YET, Merging
 from limitformer.sphere.outcome import ANTIPODAL, CLUSTERS, LARGEST, UNRESOLVED
-from limitformer.sphere.pair import BLOCK, CHECK, PairConstants, Pairs, fold, is_long, open_pairs, unfolded
-from limitformer.sphere.unlike_pair import LEAST_START, NORMALS, normals_of, turn_unlike
+from limitformer.sphere.pair.chain import BLOCK, CHECK, PairBlock, PairConstants, fold, is_long, open_pairs, unfolded
+from limitformer.sphere.pair.chi_squares import blocks_needed, chi_squares
+from limitformer.sphere.pair.unlike import LEAST_START, NORMALS, normals_of, turn_unlike
+from limitformer.sphere.stopping.merging import NOT_YET, Merging
 
-LAST = 2**62  # more layers than there ever are
+LAST = 2**62  # above any number of layers
 
 
 class Continuation(NamedTuple):
-    """How replicas whose tokens have merged go on."""
+    """Parameters of replicas that continue as two points."""
 
     bounds: Merging
     pair: PairConstants
@@ -36,7 +36,7 @@ class Continuation(NamedTuple):
 class TwoClusters(NamedTuple):
     """The replicas of a group that run as two points."""
 
-    pairs: Pairs
+    pairs: PairBlock
     size: np.ndarray  # (BLOCK,): p
 
 
@@ -47,9 +47,9 @@ def open_two_clusters():
 
 @kernel
 def run_two_clusters(follow, tokens, replica, points, record, merged, last, two, watch):
-    """All layers from those at which the replicas have merged; outcomes and stops into `record`.
+    """Run the merged replicas to the last layer and write outcomes and stops to `record`.
 
-    `last` is the layer by which all of them had.
+    `last` is the layer by which all of them have merged.
     """
     constants, key_words, replicas = follow.pair, follow.key_words, len(record.stopped)
     two.pairs.running[0], often = 0, 1 if is_long(constants) else CHECK
@@ -71,7 +71,7 @@ def run_two_clusters(follow, tokens, replica, points, record, merged, last, two,
 
 @kernel
 def first_merged(replicas, since):
-    """The first layer at which one has; LAST if none has."""
+    """Return the first layer at which a replica merged, LAST if none did."""
     first = LAST
     for lane in range(replicas):
         if since[lane] != NOT_YET:
@@ -81,7 +81,7 @@ def first_merged(replicas, since):
 
 @kernel
 def admit(layer, replica, replicas, merged, two):
-    """Take in the replicas that merged at this layer."""
+    """Add the replicas that merged at this layer."""
     pairs = two.pairs
     for lane in range(replicas):
         if merged.since[lane] == layer:
@@ -94,7 +94,7 @@ def admit(layer, replica, replicas, merged, two):
 
 @kernel
 def retire(layer, next_point, tokens, bounds, record, two):
-    """Let the replicas leave that have arrived; their last outcome stands at all later points."""
+    """Remove the replicas that have arrived; write their last outcome at all later points."""
     pairs, i = two.pairs, 0
     while i < pairs.running[0]:
         if not has_arrived(i, tokens, bounds, two):
@@ -111,7 +111,7 @@ def retire(layer, next_point, tokens, bounds, record, two):
 
 @kernel
 def has_arrived(i, tokens, bounds, two):
-    """Whether a replica is one cluster, or two of one size at antipodes, for good."""
+    """Whether a replica will stay one cluster, or two of equal size at antipodes."""
     if two.pairs.sign[i] > 0.0:
         return two.size[i] == tokens or unfolded(two.pairs, i) < bounds.stop_plus
     return 2.0 * two.size[i] == tokens and unfolded(two.pairs, i) < bounds.stop_minus
@@ -125,20 +125,20 @@ def write_running(k, tokens, record, two):
 
 @kernel
 def write_outcome(i, k, tokens, record, two):
-    """What one replica is at point k (`outcome`)."""
+    """Write the outcome of replica i at point k."""
     w, p = unfolded(two.pairs, i), np.int64(two.size[i])
     near, pairs = 2.0 * w / (1.0 + w) <= record.tolerance, p * (tokens - p)
     one, antipodal = near and two.pairs.sign[i] > 0.0, near and two.pairs.sign[i] < 0.0
-    found = record.outcome[two.pairs.row[i], k]
-    found[CLUSTERS] = 1 if one else 2
-    found[LARGEST] = tokens if one else max(p, tokens - p)
-    found[ANTIPODAL] = pairs if antipodal else 0
-    found[UNRESOLVED] = 0 if near else pairs
+    outcome = record.outcome[two.pairs.row[i], k]
+    outcome[CLUSTERS] = 1 if one else 2
+    outcome[LARGEST] = tokens if one else max(p, tokens - p)
+    outcome[ANTIPODAL] = pairs if antipodal else 0
+    outcome[UNRESOLVED] = 0 if near else pairs
 
 
 @kernel
 def advance_clusters(constants, tokens, k0, k1, layer, two):
-    """One layer for all running replicas."""
+    """Apply one layer to all running replicas."""
     degrees, pairs = max(constants.dim - 3, 0), two.pairs
     block = layer * U64(NORMALS + blocks_needed(degrees))
     after = block + U64(NORMALS)
@@ -148,7 +148,7 @@ def advance_clusters(constants, tokens, k0, k1, layer, two):
 
 @inlined
 def cluster_weights(p, q, beta, positive, w):
-    """φ, and θ|d|/|s| over |small|/|big|."""
+    """Return φ and θ."""
     e = exponential(-2.0 * beta * (w if positive else 1.0) / (1.0 + w))
     both = (p + q * e) * (q + p * e)
     return p * q * (1.0 - e * e) / both, (p - q) * (p + q) * e / both
@@ -156,7 +156,7 @@ def cluster_weights(p, q, beta, positive, w):
 
 @strict_kernel
 def move_clusters(constants, tokens, k0, k1, block, two):
-    """The step, given the χ²."""
+    """Apply the step, given the χ²."""
     beta, step, dim, pairs = constants.beta, constants.step, constants.dim, two.pairs
     for i in range(pairs.running[0]):
         of_layer, _, _ = normals_of(block, pairs.replica[i], k0, k1)

@@ -1,16 +1,17 @@
 r"""Two tokens with QᵀK = I: their overlap z is a Markov chain by itself.
 
-Sum s and difference d of two unit vectors are orthogonal, and A(X¹) ± A(X²) = (a ± b)(X¹ ± X²), so a layer of
-[CT, eq. 4] turns s, d into s + c₊Vs, d + c₋Vd with c± = σ(a ± b)/√L: weights a on the token itself and b on the other,
+Sum s and difference d of two unit vectors are orthogonal, and A(X¹) ± A(X²) = (a ± b)(X¹ ± X²). So a layer
+(`sphere.layer`) maps s, d to s + c₊Vs, d + c₋Vd with c± = σ(a ± b)/√L, with weights a on the token itself and b on the
+other,
 
   e = exp(β(z − 1)),  softmax: a = 1/(1 + e), b = e/(1 + e),  unnormalized: a = exp(β)/2, b = exp(β) e/2.
 
-**What is carried** is w = exp(−2|y|), y = artanh z, and the sign of z: w is the smaller over the larger of |s|² and
-|d|², so that 1 − |z| = 2w/(1 + w) keeps its relative precision. w = 0 is a state: s or d is the zero vector, which
-every layer maps to itself, so that tokens which coincide, or are antipodes, stay so for ever. Any other w stays
-positive for ever. So that it does not end at 0 for want of exponents it is carried as w = v 2^{−400k}: now and then k
-rises by one where v is below 2^{−700}, and falls by one where v is above 2^{−150}. With k ≥ 1 neither v nor w adds
-anything to the 1 that it stands beside, and both are multiplied by the same factors: the step need not know k.
+**The state** is w = exp(−2|y|), y = artanh z, and the sign of z. w is the smaller over the larger of |s|² and |d|², so
+1 − |z| = 2w/(1 + w) keeps its relative precision. At w = 0, s or d is the zero vector, which layers map to itself:
+tokens that coincide, or are antipodes, stay so for ever. Any other w stays positive for ever. To avoid underflow it is
+stored as w = v 2^{−400k}. From time to time k rises by one if v is below 2^{−700}, and falls by one if v is above
+2^{−150}. With k ≥ 1, 1 + v = 1 + w = 1 in doubles, and both are multiplied by the same factors, so the step does not
+depend on k.
 
 **The step.** Call the longer of the two vectors *big* (unit length, coefficient c_b) and the other *small* (squared
 length w, coefficient c_s). V big and V small are independent; with g, g′, h, h′ normal and χ², ρ² ~ χ²_{dim−2},
@@ -22,13 +23,13 @@ the squares of small′ along big′ and across it. With S = S∥ + S⊥, normal
 
   w′ = 4 Q S⊥ / ( √((Q − S)² + 4 Q S⊥) + |Q − S| )²,
 
-and big and small change places if S > Q. Nothing cancels, at either end.
+and big and small change places if S > Q. Nothing cancels at either end.
 
-**Drawn queries, causal mask**: the two weights differ; `unlike_pair`.
+**Drawn queries, causal mask**: the weights of the two tokens differ (`pair.unlike`).
 
-**Hybrid** [CT, eq. 7]: s and d keep their directions; ω = 1/L + ε v/√L multiplies them by 1 + ω(a ± b).
+**Hybrid**: s and d keep their directions; ω (`sphere.layer`) multiplies them by 1 + ω(a ± b).
 
-Replicas run side by side in blocks; those that have stopped leave, so that no work is lost on them.
+Replicas run side by side in blocks; a replica that has stopped leaves its block.
 """
 
 from typing import NamedTuple
@@ -48,28 +49,28 @@ from limitformer.numerics.random import (
 )
 from limitformer.numerics.watch import count_whole, is_halted, keep_going
 from limitformer.paths.arrays import points_in, replicas_between, write_number
-from limitformer.sphere.averaged_pair import averaged_weights
-from limitformer.sphere.chi import blocks_needed, chi_squares
-from limitformer.sphere.unlike_pair import advance_unlike
-from limitformer.sphere.values import fill_listed
+from limitformer.sphere.pair.averaged import averaged_weights
+from limitformer.sphere.pair.chi_squares import blocks_needed, chi_squares
+from limitformer.sphere.pair.unlike import advance_unlike
+from limitformer.sphere.tokens.values import fill_listed
 
 BLOCK = 256  # replicas side by side: their state stays in the first cache
-CHECK = 16  # layers between two looks at which replicas have stopped
-LEAST = 2.0**-1022  # what is written of a w that is less, but not 0: the least normal double
-LEAST_FACTOR = 1e-150  # of w in a layer: only rounding makes it less, and it must not make it 0
-NEVER_ZERO = 1e-300  # beside squares of order 1: for a layer that turns the longer vector to 0
+CHECK = 16  # layers between two checks for stopped replicas
+LEAST = 2.0**-1022  # the least normal double, written for a smaller positive w
+LEAST_FACTOR = 1e-150  # of w in a layer: only rounding makes it less, and must not make it 0
+NEVER_ZERO = 1e-300  # added to squares of order 1, in case a layer maps the longer vector to 0
 LOW, HIGH, FOLD = 2.0**-700, 2.0**-150, 2.0**400
-LONG = 0.5  # a step of more may change w by more than 2^{100} in CHECK layers
+LONG = 0.5  # a longer step may change w by more than 2^{100} in CHECK layers
 
 
 class PairConstants(NamedTuple):
-    """What the kernels know of a model; `fixed` is 0 for softmax, else exp(β)/2, the weight of a token on itself."""
+    """Parameters of a model; `fixed` is 0 for softmax, else exp(β)/2, the weight of a token on itself."""
 
     hybrid: bool
     fresh: bool  # queries and keys are drawn in each layer
     causal: bool
-    head_dim: int  # of those that are drawn, 0 for normal entries
-    averaged: float  # last u of a table of averages that takes the place of the draws, 0 for none
+    head_dim: int  # of drawn queries and keys, 0 for normal entries
+    averaged: float  # last u of a table of averages that replaces the draws, 0 for no table
     dim: int
     beta: float
     fixed: float
@@ -77,28 +78,28 @@ class PairConstants(NamedTuple):
     step: float  # σ/√L, or ε/√L for the hybrid
     drift: float  # 0, or 1/L for the hybrid
     law: int
-    stop_plus: float  # a replica with z > 0 stops once w is below
-    stop_minus: float
+    stop_plus: float  # w below which a replica with z > 0 stops
+    stop_minus: float  # the same for z < 0
 
 
-class Pairs(NamedTuple):
-    """The replicas that run, `running` (1,) of them; each array (BLOCK,)."""
+class PairBlock(NamedTuple):
+    """The `running` (1,) replicas of a block; each array has the shape (BLOCK,)."""
 
     running: np.ndarray
-    replica: np.ndarray  # its number, for its stream
-    row: np.ndarray  # where its results go
+    replica: np.ndarray  # number, for the random stream
+    row: np.ndarray  # row of the results
     w: np.ndarray  # v
     sign: np.ndarray
     first: np.ndarray
     second: np.ndarray
     folds: np.ndarray  # k
     scale: np.ndarray  # χ² of the queries
-    unused: np.ndarray  # what is drawn beside `scale`
+    unused: np.ndarray  # the second χ² of each draw of `scale`
 
 
 @allocator
 def open_pairs():
-    return Pairs(
+    return PairBlock(
         np.zeros(1, np.int64),
         np.zeros(BLOCK, np.uint64),
         np.zeros(BLOCK, np.int64),
@@ -116,9 +117,9 @@ def open_pairs():
 def run_pairs(
     start, uniform_start, constants, table, key_words, start_key, points, first, overlap, gap, stopped, watch
 ):
-    """Replicas `first`, …: `overlap` and `gap` = 1 − |overlap|, layer of the stop (∞ if none).
+    """Run replicas `first`, …; write z, 1 − |z| and the layer of the stop (∞ for no stop).
 
-    `start` (2,) is w and the sign, unless it is uniform; `table` (2, points) as in `averaged_pair`, or empty.
+    `start` (2,) is w and the sign, unless the start is uniform; `table` (2, points) is empty or from `pair.averaged`.
     """
     pairs, stream, scratch = open_pairs(), open_stream(), lane_matrix(2, 1)
     for begin in range(0, len(stopped), BLOCK):
@@ -138,7 +139,7 @@ def run_pairs(
 
 @kernel
 def draw_pairs(stream, start_key, dim, scratch, pairs):
-    """Two tokens uniform on the sphere: z = g/√(g² + χ²), χ² with dim − 1 degrees; w = χ²/(√(g² + χ²) + |g|)²."""
+    """Draw two uniform tokens: z = g/√(g² + χ²), χ² with dim − 1 degrees, so w = χ²/(√(g² + χ²) + |g|)²."""
     for begin in range(0, pairs.running[0], LANES):
         rewind(stream, start_key, pairs.replica[begin])
         g, chi = next_normal(stream), next_chi(stream, dim - 1)
@@ -153,7 +154,7 @@ def draw_pairs(stream, start_key, dim, scratch, pairs):
 
 @kernel
 def run_block(constants, table, key_words, points, overlap, gap, stopped, pairs, watch):
-    """All layers of one block of replicas."""
+    """Run all layers of one block of replicas."""
     for i in range(len(stopped)):
         stopped[i] = np.inf
     k, often = 0, 1 if is_long(constants) else CHECK
@@ -191,14 +192,13 @@ def fold(pairs):
 
 @kernel
 def write_pairs(k, overlap, gap, pairs):
-    """What the running replicas have, at point k."""
     for i in range(pairs.running[0]):
         write_pair(pairs.row[i], k, unfolded(pairs, i), pairs.sign[i], overlap, gap)
 
 
 @kernel
 def unfolded(pairs, i):
-    """w; at least `LEAST` unless it is 0."""
+    """Return w, at least `LEAST` unless it is 0."""
     w = pairs.w[i]
     if pairs.folds[i] == 0.0 or w == 0.0:
         return w
@@ -209,14 +209,14 @@ def unfolded(pairs, i):
 
 @strict_kernel
 def write_pair(row, k, w, sign, overlap, gap):
-    """z and 1 − |z|, which is 0 for w = 0 alone; strict, for the same bits wherever it is called from."""
+    """Write z and 1 − |z|, which is 0 only for w = 0; strict, so that all callers get the same bits."""
     write_number(overlap, row, k, 0, sign * (1.0 - w) / (1.0 + w))
     write_number(gap, row, k, 0, 2.0 * w / (1.0 + w))
 
 
 @kernel
 def retire(constants, layer, next_point, overlap, gap, stopped, pairs):
-    """Let the replicas that are certain leave; their last value stands at all later points."""
+    """Remove the replicas that may stop; write their last value at all later points."""
     if constants.stop_plus == 0.0 and constants.stop_minus == 0.0:
         return
     i = 0
@@ -237,7 +237,7 @@ def retire(constants, layer, next_point, overlap, gap, stopped, pairs):
 
 @inlined
 def weights(w, positive, beta, fixed):
-    """Of attention: (a + b, a − b)."""
+    """Return a + b and a − b."""
     e = exponential(-2.0 * beta * (w if positive else 1.0) / (1.0 + w))
     scale = fixed if fixed > 0.0 else 1.0 / (1.0 + e)
     return scale * (1.0 + e), scale * (1.0 - e)
@@ -245,7 +245,7 @@ def weights(w, positive, beta, fixed):
 
 @kernel
 def advance(constants, table, k0, k1, layer, pairs):
-    """One layer for all running replicas."""
+    """Apply one layer to all running replicas."""
     if constants.hybrid:
         advance_hybrid(constants, k0, k1, layer, pairs)
     elif constants.averaged > 0.0:
@@ -258,21 +258,19 @@ def advance(constants, table, k0, k1, layer, pairs):
 
 @strict_kernel
 def advance_stochastic(constants, k0, k1, layer, pairs):
-    """One layer of [CT, eq. 4] for all running replicas."""
     block = draw_chi_squares(constants.dim - 2, k0, k1, layer, pairs)
     move_pairs(constants.beta, constants.fixed, constants.step, k0, k1, block, pairs)
 
 
 @strict_kernel
 def advance_averaged(constants, table, k0, k1, layer, pairs):
-    """One step of the limit with drawn queries and keys for all running replicas."""
     block = draw_chi_squares(constants.dim - 2, k0, k1, layer, pairs)
     move_averaged(constants.averaged, constants.step, table, k0, k1, block, pairs)
 
 
 @strict_kernel
 def draw_chi_squares(degrees, k0, k1, layer, pairs):
-    """ρ² (`first`) and χ² (`second`) of a layer; the block of its normals."""
+    """Draw ρ² (`first`) and χ² (`second`) of a layer; return the block of its normals."""
     block = layer * U64(1 + blocks_needed(degrees))
     chi_squares(degrees, k0, k1, pairs.replica, block + U64(1), pairs.running[0], pairs.first, pairs.second)
     return block
@@ -280,7 +278,7 @@ def draw_chi_squares(degrees, k0, k1, layer, pairs):
 
 @strict_kernel
 def move_averaged(last, step, table, k0, k1, block, pairs):
-    """The step, given ρ² and χ²: as `move_pairs`, with other weights."""
+    """Apply the step of `move_pairs` with averaged weights."""
     for i in range(pairs.running[0]):
         positive = pairs.sign[i] > 0.0
         of_sum, of_difference = averaged_weights(pairs.w[i], positive, last, table)
@@ -289,7 +287,7 @@ def move_averaged(last, step, table, k0, k1, block, pairs):
 
 @strict_kernel
 def move_pairs(beta, fixed, step, k0, k1, block, pairs):
-    """The step, given ρ² (`first`) and χ² (`second`)."""
+    """Apply the step, given ρ² (`first`) and χ² (`second`)."""
     for i in range(pairs.running[0]):
         positive = pairs.sign[i] > 0.0
         of_sum, of_difference = weights(pairs.w[i], positive, beta, fixed)
@@ -298,7 +296,7 @@ def move_pairs(beta, fixed, step, k0, k1, block, pairs):
 
 @inlined
 def move_pair(i, positive, of_sum, of_difference, k0, k1, block, pairs):
-    """One replica, with c₊ and c₋."""
+    """Apply the step to replica i, given c₊ and c₋."""
     w, rho, chi = pairs.w[i], pairs.first[i], pairs.second[i]
     w0, w1, w2, w3 = words_of(block, pairs.replica[i], k0, k1)
     h, h_ = box_muller(w0, w1)
@@ -320,14 +318,13 @@ def move_pair(i, positive, of_sum, of_difference, k0, k1, block, pairs):
 
 @strict_kernel
 def advance_hybrid(constants, k0, k1, layer, pairs):
-    """One layer of [CT, eq. 7] for all running replicas."""
     fill_listed(constants.law, k0, k1, pairs.replica, layer, pairs.running[0], pairs.first)
     stretch_pairs(constants.beta, constants.fixed, constants.drift, constants.step, pairs)
 
 
 @strict_kernel
 def stretch_pairs(beta, fixed, drift, step, pairs):
-    """The hybrid's step, given v (`first`)."""
+    """Apply the step of the hybrid model, given v (`first`)."""
     w, sign, v = pairs.w, pairs.sign, pairs.first
     for i in range(pairs.running[0]):
         omega = drift + step * v[i]

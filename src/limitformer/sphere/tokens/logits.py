@@ -1,4 +1,4 @@
-"""What the kernels know of β, Q and K."""
+"""The parameters β, Q and K of a model as the kernels take them."""
 
 from math import copysign
 
@@ -6,20 +6,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limitformer.models import SphereModel, StochasticTransformer
-from limitformer.sphere.queries import QueryConstants
+from limitformer.sphere.tokens.queries import QueryConstants
 
 
 def signed_beta(model: SphereModel) -> float:
-    """β, or |β| where `signed_bilinear` has its sign; times τ where QᵀK/τ is drawn."""
+    """Return β for QᵀK = I, βτ for a drawn QᵀK/τ, else |β|; `signed_bilinear` then has the sign."""
     if isinstance(model, StochasticTransformer) and model.is_fresh:
         return model.logit_scale
     return model.beta if model.is_isotropic else abs(model.beta)
 
 
 def signed_bilinear(model: SphereModel, coordinates: int) -> NDArray[np.float64]:
-    """QᵀK with the sign of β: the kernels take |β|, so that the largest logit has the largest weight.
+    """Return QᵀK with the sign of β; the kernels take |β|, so that the largest logit has the largest weight.
 
-    Empty where it is the identity; room for (coordinates, coordinates) where it is drawn.
+    The array is empty if QᵀK = I, and zeros (coordinates, coordinates) to fill if QᵀK is drawn.
     """
     if model.is_fresh:
         return np.zeros((coordinates, coordinates))
@@ -27,7 +27,7 @@ def signed_bilinear(model: SphereModel, coordinates: int) -> NDArray[np.float64]
 
 
 def query_constants(model: SphereModel) -> QueryConstants:
-    """What a layer draws for its queries and keys."""
+    """Return the law of the drawn queries and keys; one head without draws if they are fixed."""
     if isinstance(model, StochasticTransformer) and model.is_fresh:
         return QueryConstants(True, model.head_dim or 0, model.heads)
     return QueryConstants(False, 0, 1)

@@ -1,17 +1,17 @@
-r"""N tokens in coordinates: X (N × d), for any Q and K and any law of the values.
+r"""One layer of N tokens X (N × d) in coordinates, for any Q and K and any law of the values.
 
-A layer of [CT, eq. 4] adds (σ/√L) A X Vᵀ and normalises the rows. If the values are Gaussian and N < d, V acts on the N
-rows of A X = F O alone (F lower triangular, O orthonormal rows): V Oᵀ is a d × N standard normal matrix, and the d × d
-one is never drawn. The hybrid [CT, eq. 7] adds ω A X with one number ω for all tokens.
+In rows, a layer (`sphere.layer`) adds (σ/√L) A X Vᵀ and normalises. If values are Gaussian and N < d, V acts only on
+the N rows of A X = F O (F lower triangular, O orthonormal rows). V Oᵀ is d × N, standard normal, and the d × d matrix
+is never drawn. The hybrid model adds ω A X with one number ω for all tokens.
 
-Heads, whose joined rows may be more than d, have V act on their factor whatever N is (`queries`).
+Heads may have more than d joined rows; V acts on the factor of these rows whatever N is (`queries`).
 
-With QᵀK = I, or one that is drawn in each layer, and Gaussian values the law does not change when all tokens turn
-together, so that N < d tokens have a Gram chain: `gram`.
+If QᵀK is I or drawn in each layer and values are Gaussian, the law is invariant under rotations of all tokens. Then the
+Gram matrix of N < d tokens is a Markov chain (GRAM).
 
-A token that is next to an earlier one or to its antipode goes through a layer as their difference (`forest`,
-`differences`, `antipodes`): a row like the others, for all that a layer does before it normalises is linear, and every
-row keeps its own relative precision. So gaps 1 − |z| have all their digits down to 1e-300, where they are held.
+A token near an earlier token, or near the antipode of one, passes through a layer as their difference
+(`near.near_tree`, `near.differences`, `near.antipodes`). A layer is linear before it normalises, so the difference is a
+row like the others, and every row has its own relative precision. Gaps 1 − |z| have all their digits down to 1e-300.
 """
 
 from typing import NamedTuple
@@ -32,59 +32,58 @@ from limitformer.numerics.factor import (
 from limitformer.numerics.kernels import allocator, inlined, kernel
 from limitformer.numerics.lanes import LANES, lane_matrix, load, square_root, store
 from limitformer.numerics.random import Stream, draw_normals, open_stream, rewind
-from limitformer.sphere.antipodes import Antipodes, add_antipodes, open_antipodes
-from limitformer.sphere.attention import AttentionConstants, AttentionWorkspace, attention_workspace, mix, weigh
-from limitformer.sphere.differences import difference_rows, part, rejoin, set_aside
-from limitformer.sphere.forest import Forest, any_related, open_forest
-from limitformer.sphere.gathered import all_gathered, attend_gathered
-from limitformer.sphere.queries import (
+from limitformer.sphere.near.antipodes import Antipodes, add_antipodes, open_antipodes
+from limitformer.sphere.near.differences import after_step, difference_rows, insert_differences, store_differences
+from limitformer.sphere.near.gathered import all_gathered, attend_gathered
+from limitformer.sphere.near.near_tree import NearTree, any_related, open_near_tree
+from limitformer.sphere.tokens.attention import AttentionParameters, AttentionScratch, attention_workspace, mix, weigh
+from limitformer.sphere.tokens.queries import (
     QueryConstants,
     QueryWorkspace,
-    begin_queries,
     draw_queries,
     join_head,
     query_workspace,
 )
-from limitformer.sphere.values import fill
+from limitformer.sphere.tokens.values import fill
 
-AT_TOKENS, UNIFORM, AT_OVERLAP = 0, 1, 2  # how replicas start
-FULL, SKETCHED, SCALAR, GRAM = 0, 1, 2, 3  # what is drawn for a layer
+AT_TOKENS, UNIFORM, AT_OVERLAP = 0, 1, 2  # kinds of start
+FULL, SKETCHED, SCALAR, GRAM = 0, 1, 2, 3  # parts of the random matrix that a layer draws
 
 
 class TokenConstants(NamedTuple):
-    """What the kernels know of a model."""
+    """Parameters of a model that the kernels read."""
 
-    attention: AttentionConstants
+    attention: AttentionParameters
     dim: int
     layers: int
     step: float  # σ/√L, or ε/√L for the hybrid
     drift: float  # 0, or 1/L for the hybrid
     law: int
     draw: int  # FULL, SKETCHED, SCALAR or GRAM
-    near: float  # |D|² below which a token is carried as a difference
-    look: int  # layers between two looks at which tokens are
-    change: int  # layers between two at which tokens may change their parents, a multiple of `look`
+    near: float  # |D|² below which a token is stored as a difference
+    update_every: int  # layers between two updates of links
+    relink_every: int  # layers between two updates that change parents, a multiple of `update_every`
     queries: QueryConstants
 
 
 class Relations(NamedTuple):
-    """What tokens next to ±1 of each other need besides: apart, for what is handed to a kernel is copied."""
+    """Links of tokens and scratch for antipodes, in a second tuple because kernel arguments are copied."""
 
-    forest: Forest
+    tree: NearTree
     antipodes: Antipodes
 
 
 class TokenWorkspace(NamedTuple):
-    """Scratch of one thread; r is d, or N for the Gram chain. Matrices have LANES behind."""
+    """The workspace of one thread; r is d, or N for the Gram chain. The last axis of a matrix has LANES entries."""
 
     stream: Stream
-    attention: AttentionWorkspace
+    attention: AttentionScratch
     x: np.ndarray  # (N, r)
     mixed: np.ndarray  # (N, r), A X
     moved: np.ndarray  # (N, r)
     factor: np.ndarray  # (N, N)
-    values: np.ndarray  # V, or as much of it as is drawn
-    flat: np.ndarray  # its memory in one row, a multiple of four rows
+    values: np.ndarray  # V, or the part of it that is drawn
+    flat: np.ndarray  # the memory of `values` in one row, a multiple of four rows
     outside: np.ndarray  # (N, t), t = min(N, d − N), for the Gram chain
     added: np.ndarray  # (N, t)
     rows: np.ndarray  # (N, N + t)
@@ -116,12 +115,11 @@ def token_workspace(tokens, coordinates, constants, bilinear):
 
 @allocator
 def open_relations(tokens, coordinates):
-    return Relations(open_forest(tokens, coordinates), open_antipodes(tokens, coordinates))
+    return Relations(open_near_tree(tokens, coordinates), open_antipodes(tokens, coordinates))
 
 
 @kernel
 def value_shape(tokens, coordinates, constants):
-    """Of the random matrix of a layer."""
     if constants.draw == FULL:
         return (coordinates, coordinates)
     if constants.draw == SCALAR:
@@ -131,24 +129,24 @@ def value_shape(tokens, coordinates, constants):
 
 @kernel
 def begin_tokens(start, how, constants, start_key, query_key, replica, work):
-    """The first tokens of the replicas that run side by side; `start` has D's in place of those with a parent."""
+    """Set the first tokens of LANES replicas; rows of `start` with a parent hold D."""
     rewind(work.stream, start_key, replica)
-    begin_queries(query_key, replica, work.queries)
+    rewind(work.queries.stream, query_key, replica)
     if how == AT_TOKENS:
         put_in_lanes(start, work.x)
-    elif work.x.shape[1] < constants.dim:  # the factor of N < d uniform tokens
+    elif work.x.shape[1] < constants.dim:  # the Gram factor of N < d uniform tokens
         draw_bartlett(work.stream, constants.dim, work.x)
         normalise_rows(work.x)
     else:
         draw_normals(work.stream, work.x)
         normalise_rows(work.x)
     if how == AT_OVERLAP:
-        lean(start[1, 0], start[1, 1], work.x)
+        place_second(start[1, 0], start[1, 1], work.x)
 
 
 @kernel
-def lean(along, across, x):
-    """Make the second of two tokens so long along the first and so long across it, in their plane."""
+def place_second(along, across, x):
+    """Move the second token within the plane of both, to the components `along` and `across` the first."""
     length = inner(x, FIRST, x, FIRST + 1, FIRST, x.shape[1])
     for k in range(x.shape[1]):
         store(x, 1, k, load(x, 1, k) - length * load(x, 0, k))
@@ -159,10 +157,10 @@ def lean(along, across, x):
 
 @inlined
 def advance_tokens(layer, constants, key_words, replica, work, relations):
-    """One layer, in place."""
-    forest, heads = relations.forest, constants.queries.heads
-    related = any_related(forest.children)
-    if constants.queries.fresh or not (related and all_gathered(forest.state)):
+    """Apply one layer to `work.x`."""
+    tree, heads = relations.tree, constants.queries.heads
+    related = any_related(tree.children)
+    if constants.queries.fresh or not (related and all_gathered(tree.state)):
         for head in range(heads):
             if constants.queries.fresh:
                 draw_queries(constants.queries.head_dim, work.queries, work.attention.bilinear)
@@ -170,31 +168,31 @@ def advance_tokens(layer, constants, key_words, replica, work, relations):
             if heads > 1:
                 join_head(head, heads, work.mixed, work.queries.joined)
     if related:
-        attend_gathered(work.x, forest, work.mixed)
-        part(work.x, forest)
+        attend_gathered(work.x, tree, work.mixed)
+        insert_differences(work.x, tree)
     move_tokens(layer, constants, key_words, replica, work)
     if related:
-        set_aside(work.x, forest)
+        store_differences(work.x, tree)
     normalise_rows(work.x)
     if related:
-        rejoin(4.0 * constants.near, constants.attention, work.x, forest)
+        after_step(4.0 * constants.near, constants.attention, work.x, tree)
 
 
 @inlined
 def attend(related, constants, work, relations):
-    """What one head makes of the tokens, `mixed`: differences where tokens are carried so."""
+    """Write the attention of one head into `mixed`, as differences for tokens with a parent."""
     weigh(work.x, constants.attention, work.attention)
     if related:
-        difference_rows(work.x, constants.attention, work.attention, relations.forest)
+        difference_rows(work.x, constants.attention, work.attention, relations.tree)
     mix(work.x, work.attention, work.mixed)
     if related:
         bilinear = work.attention.bilinear
-        add_antipodes(work.x, constants.attention, bilinear, relations.forest, relations.antipodes, work.mixed)
+        add_antipodes(work.x, constants.attention, bilinear, relations.tree, relations.antipodes, work.mixed)
 
 
 @inlined
 def move_tokens(layer, constants, key_words, replica, work):
-    """What a layer adds to the rows of `x`."""
+    """Draw the values of a layer and add their part to `work.x`, before normalisation."""
     if constants.draw == GRAM:
         add_gram(constants, work)
     else:
@@ -206,7 +204,7 @@ def move_tokens(layer, constants, key_words, replica, work):
 
 @inlined
 def add_values(constants, work):
-    """X += step · A X Vᵀ, or ω A X."""
+    """Add step · A X Vᵀ, or ω A X, to X."""
     if constants.draw == SCALAR:
         omega = constants.drift + constants.step * load(work.values, FIRST, FIRST)
         add_multiple(omega, work.mixed, work.x)
@@ -241,7 +239,6 @@ def add_gram(constants, work):
 
 @kernel
 def add_multiple(scale, a, out):
-    """out += scale · a."""
     for i in range(out.shape[0]):
         for k in range(out.shape[1]):
             store(out, i, k, load(out, i, k) + scale * load(a, i, k))

@@ -1,15 +1,15 @@
-r"""Two tokens that attention moves by different rules: drawn queries and keys, a causal mask, unequal clusters.
+r"""Two tokens with different attention weights: drawn queries and keys, a causal mask, unequal clusters.
 
-Their overlap is a Markov chain still. With weights (1 + Tᵢ)/2 of token i on itself and (1 − Tᵢ)/2 on the other, sum s
-and difference d of the tokens (`pair`) receive
+Their overlap is still a Markov chain. With weights (1 + Tᵢ)/2 of token i on itself and (1 − Tᵢ)/2 on the other, sum s
+and difference d of the tokens (`pair.chain`) receive
 
   A(X¹) + A(X²) = s + θd,    A(X¹) − A(X²) = φd,    θ = (T₁ − T₂)/2,   φ = (T₁ + T₂)/2.
 
 * **Drawn queries**, G = QᵀK: Tᵢ = tanh(P ± Q) with P = (β/4) dᵀGd, Q = (β/4) sᵀGd. For i.i.d. N(0, τ²) entries these
-  are independent normals with deviations b(1 − z)/2 and b√(1 − z²)/2, b = βτ; for a product of two matrices with k
-  rows both are also multiplied by the same √(χ²_k/k). And θ = ½ tanh(2Q)(1 − T₁T₂), which keeps its digits near ±1.
-* **Clusters** of unlike sizes: `two_clusters`.
-* **Causal mask**: the first token sees itself alone, T₁ = 1; the second has T₂ = tanh(β(1 − z)/2), or tanh(P − Q).
+  are independent normals with deviations b(1 − z)/2 and b√(1 − z²)/2, b = βτ. For a product of two matrices with k
+  rows both are multiplied by the same √(χ²_k/k). θ = ½ tanh(2Q)(1 − T₁T₂) keeps its digits near ±1.
+* **Clusters** of unequal size: `stopping.two_clusters`.
+* **Causal mask**: the first token attends only to itself, T₁ = 1; the second has T₂ = tanh(β(1 − z)/2), or tanh(P − Q).
 
 **The step.** In the basis of the unit vectors d̂ and ŝ, the direction e in which V d̂ leaves their plane, and the rest,
 with normals h, h′, g₁, g₂, g₃ and ρ² ~ χ²_{dim−2}, χ² ~ χ²_{dim−3},
@@ -17,9 +17,9 @@ with normals h, h′, g₁, g₂, g₃ and ρ² ~ χ²_{dim−2}, χ² ~ χ²_{d
   d′/|d| = (1 + cφh, cφh′, cφρ, 0),
   s′/|s| = (cg₁ + cϑh, 1 + cg₂ + cϑh′, cg₃ + cϑρ, cχ),        ϑ = θ|d|/|s|,   c = σ/√L.
 
-From their lengths and their product w′ follows as in `pair`: with Q = |big′|² and S∥, S⊥ the squares of small′ along it
-and across. Behind a causal mask ϑ grows without bound toward −1: the tokens are driven apart from there, even from −1
-itself, w = 0. Elsewhere w = 0 stays.
+Their lengths and their product give w′ as in `pair.chain`, with Q = |big′|² and S∥, S⊥ the squares of small′ along and
+across big′. With a causal mask ϑ grows without bound toward −1, so the tokens leave even −1 itself, w = 0. In all other
+cases w = 0 is absorbing.
 """
 
 import numpy as np
@@ -27,17 +27,17 @@ import numpy as np
 from limitformer.numerics.elementary import U64, exponential
 from limitformer.numerics.kernels import inlined, kernel, strict_kernel
 from limitformer.numerics.random import box_muller, words_of
-from limitformer.sphere.chi import blocks_needed, chi_squares
+from limitformer.sphere.pair.chi_squares import blocks_needed, chi_squares
 
-LEAST_FACTOR = 1e-150  # of w in a layer, as in `pair`
+LEAST_FACTOR = 1e-150  # of w in a layer, as in `pair.chain`
 SMALL_RATIO = 1e-8  # |s|/|d|, or |d|/|s|, below which tanh is its argument to 16 digits
-LEAST_START = 1e-200  # w beside which all that a causal mask drives into it is large
+LEAST_START = 1e-200  # w that is negligible relative to the change by a causal mask
 NORMALS = 2  # blocks of four
 
 
 @kernel
 def advance_unlike(constants, k0, k1, layer, pairs):
-    """One layer for all running replicas."""
+    """Apply one layer to all running replicas."""
     degrees, running = max(constants.dim - 3, 0), pairs.running[0]
     across, scales = blocks_needed(degrees), blocks_needed(constants.head_dim)
     block = layer * U64(NORMALS + across + scales)
@@ -58,19 +58,19 @@ def hyperbolic_tangent(x):
 
 @inlined
 def drawn_logits(beta, below, w, scale, zeta, eta):
-    """P, and Q over the smaller of |s|/|d| and its inverse, from two normals."""
+    """Return P, and Q over the smaller of |s|/|d| and its inverse, from two normals."""
     return 0.5 * beta * below * scale * zeta, beta / (1.0 + w) * scale * eta
 
 
 @inlined
 def tangent_over(ratio, q):
-    """tanh(2·ratio·q)/ratio."""
+    """Return tanh(2·ratio·q)/ratio."""
     return 2.0 * q if ratio < SMALL_RATIO else hyperbolic_tangent(2.0 * ratio * q) / ratio
 
 
 @strict_kernel
 def move_unlike(constants, k0, k1, block, pairs):
-    """The step, given the χ²."""
+    """Apply the step, given the χ²."""
     beta, step, dim = constants.beta, constants.step, constants.dim
     fresh, causal = constants.fresh, constants.causal
     for i in range(pairs.running[0]):
@@ -97,7 +97,7 @@ def move_unlike(constants, k0, k1, block, pairs):
 
 @inlined
 def normals_of(block, replica, k0, k1):
-    """Those of V d̂ and V ŝ, and two of the queries."""
+    """Draw the six normals of V d̂ and V ŝ, and two for the queries."""
     w0, w1, w2, w3 = words_of(block, replica, k0, k1)
     h, h_ = box_muller(w0, w1)
     g1, g2 = box_muller(w2, w3)
@@ -109,7 +109,7 @@ def normals_of(block, replica, k0, k1):
 
 @inlined
 def turn_unlike(i, positive, w, phi, lean, step, dim, of_layer, pairs):
-    """w and the sign of replica i, given cφ and cϑ."""
+    """Update w and the sign of replica i, given cφ and cϑ."""
     h, h_, of_rho, g1, g2, g3 = of_layer
     rho = np.sqrt(pairs.first[i] + of_rho * of_rho) if dim > 2 else 0.0
     g3 = g3 if dim > 2 else 0.0

@@ -1,14 +1,14 @@
-r"""A(x) + A(−x) at a token that has an antipode: small if there are as many tokens at x as at −x.
+r"""A(x) + A(−x) for a token near the antipode of its parent; it is small if as many tokens are at x as at −x.
 
 With logits ℓ_j = β xᵀQᵀK xʲ, Z = Σ e^{ℓ_j} and Z̄ = Σ e^{−ℓ_j} (1 if unnormalized) it is the sum of
-(e^{ℓ_j}/Z + e^{−ℓ_j}/Z̄) xʲ, in which tokens at x and at −x cancel. So it is summed by the trees of a `forest`:
-xʲ = σ_j t + d_j for the root t, that has the logit ℓ, and ℓ_j = σ_j ℓ + λ_j with λ_j = β xᵀQᵀK d_j. With k± tokens of
+(e^{ℓ_j}/Z + e^{−ℓ_j}/Z̄) xʲ, in which tokens at x and at −x cancel. So it is summed tree by tree (`near_tree`):
+xʲ = σ_j t + d_j for the root t, which has the logit ℓ, and ℓ_j = σ_j ℓ + λ_j with λ_j = β xᵀQᵀK d_j. With k± tokens of
 σ = ±1, M± = Σ (e^{λ_j} − 1) over them and M̄± = Σ (e^{−λ_j} − 1),
 
   u = k₊ − k₋ + M₊ − M̄₋,   v = k₋ − k₊ + M₋ − M̄₊,   Z − Z̄ = Σ over trees of e^ℓ u + e^{−ℓ} v,   ζ = (Z − Z̄)/Z̄,
 
 and the coefficient of t is { e^ℓ [u − ζ (k₋ + M̄₋)] − e^{−ℓ} [v − ζ (k₊ + M̄₊)] } / Z. Numbers of tokens cancel as
-integers, and what is left is a sum of small numbers that have all their digits.
+integers. The remaining terms are small and have all their digits.
 """
 
 from typing import NamedTuple
@@ -18,19 +18,19 @@ import numpy as np
 from limitformer.numerics.elementary import exponential, exponential_less_one
 from limitformer.numerics.kernels import allocator, kernel, strict_kernel
 from limitformer.numerics.lanes import LANES
-from limitformer.sphere.gathered import NOW, SIGN
+from limitformer.sphere.near.gathered import NOW, SIGN
 
-# Rows of `Antipodes.numbers`, of each token: σ, e^λ − 1, e^{−λ} − 1, the weight of d;
+# Rows of `Antipodes.numbers`, for each token: σ, e^λ − 1, e^{−λ} − 1, the weight of d;
 FACING, RISE, FALL, WEIGHT = 0, 1, 2, 3
-# of each root: ℓ, e^ℓ, e^{−ℓ}, and k₊, k₋, M₊, M₋, M̄₊, M̄₋, where the side of −x is one row on.
+# for each root: ℓ, e^ℓ, e^{−ℓ}, and k₊, k₋, M₊, M₋, M̄₊, M̄₋, with the side of −x in the next row.
 LOGIT, UP, DOWN, SIZE, MOMENT, MIRRORED = 4, 5, 6, 7, 9, 11
 NUMBERS = 13
 
 
 class Antipodes(NamedTuple):
-    """Scratch of one replica."""
+    """The workspace of one replica."""
 
-    root: np.ndarray  # (N,): of each token
+    root: np.ndarray  # (N,): the root of each token
     numbers: np.ndarray  # (NUMBERS, N)
     beyond: np.ndarray  # (r, N): d
     turned: np.ndarray  # (r,): β QᵀKᵀ x
@@ -47,39 +47,39 @@ def open_antipodes(tokens, coordinates):
 
 
 @kernel
-def add_antipodes(x, constants, bilinear, forest, work, out):
+def add_antipodes(x, constants, bilinear, tree, work, out):
     """Add A(xᵖ) + A(−xᵖ) to the rows of `out` of the tokens at the antipode of their parent p."""
     for lane in range(LANES):
-        if forest.state[NOW, 0, lane] > 0.0:
+        if tree.state[NOW, 0, lane] > 0.0:
             continue
-        grown = False
+        traced = False
         for i in range(1, x.shape[0]):
-            if forest.numbers[i, SIGN, lane] < 0.0:
-                if not grown:
-                    grow(x, lane, forest, work)
-                    grown = True
-                turn(x, forest.parent[i, lane], lane, constants, bilinear, work)
+            if tree.numbers[i, SIGN, lane] < 0.0:
+                if not traced:
+                    trace_roots(x, lane, tree, work)
+                    traced = True
+                turn_token(x, tree.parent[i, lane], lane, constants, bilinear, work)
                 add_even_part(x, i, lane, constants, work, out)
 
 
 @strict_kernel
-def grow(x, lane, forest, work):
-    """The tree of every token of a replica."""
+def trace_roots(x, lane, tree, work):
+    """Compute the root, σ and d of every token of one replica."""
     for j in range(x.shape[0]):
-        parent = forest.parent[j, lane]
+        parent = tree.parent[j, lane]
         if parent < 0:
             work.root[j], work.numbers[FACING, j] = j, 1.0
             work.beyond[:, j] = 0.0
             continue
-        sign = forest.numbers[j, SIGN, lane]
+        sign = tree.numbers[j, SIGN, lane]
         work.root[j], work.numbers[FACING, j] = work.root[parent], sign * work.numbers[FACING, parent]
         for k in range(x.shape[1]):
-            work.beyond[k, j] = sign * work.beyond[k, parent] + forest.apart[j, k, lane]
+            work.beyond[k, j] = sign * work.beyond[k, parent] + tree.apart[j, k, lane]
 
 
 @strict_kernel
-def turn(x, p, lane, constants, bilinear, work):
-    """What logits of token p are the inner products with."""
+def turn_token(x, p, lane, constants, bilinear, work):
+    """Compute the vector whose inner products with tokens are the logits of token p."""
     for k in range(x.shape[1]):
         if constants.isotropic:
             work.turned[k] = constants.beta * x[p, k, lane]
@@ -91,9 +91,9 @@ def turn(x, p, lane, constants, bilinear, work):
 
 @strict_kernel
 def add_even_part(x, i, lane, constants, work, out):
-    """Add A(xᵖ) + A(−xᵖ) to row i, given `turned` for p. Its sums keep the order in which they are written."""
+    """Add A(xᵖ) + A(−xᵖ) to row i, given `turned` for p; strict, so sums keep the order written here."""
     of = work.numbers
-    top = gather(x, lane, work)
+    top = sum_trees(x, lane, work)
     if constants.isotropic:
         top = constants.beta
     elif constants.fixed > 0.0:
@@ -117,8 +117,8 @@ def add_even_part(x, i, lane, constants, work, out):
 
 
 @strict_kernel
-def gather(x, lane, work):
-    """Logits, and sums over the trees; the largest logit in absolute value."""
+def sum_trees(x, lane, work):
+    """Compute logits and the sums over each tree; return the largest absolute logit of a root."""
     of, n, top = work.numbers, x.shape[0], 0.0
     of[SIZE:] = 0.0
     of[LOGIT] = 0.0
@@ -141,7 +141,7 @@ def gather(x, lane, work):
 
 @strict_kernel
 def surplus(t, of):
-    """u and v of a tree."""
+    """Return u and v of the tree with root t."""
     number = of[SIZE, t] - of[SIZE + 1, t]
     u = number + (of[MOMENT, t] - of[MIRRORED + 1, t])
     v = -number + (of[MOMENT + 1, t] - of[MIRRORED, t])
@@ -150,7 +150,7 @@ def surplus(t, of):
 
 @strict_kernel
 def totals(top, work):
-    """Z̄ and Z − Z̄."""
+    """Return Z̄ and Z − Z̄."""
     of, mirrored, excess = work.numbers, 0.0, 0.0
     for t in range(len(work.root)):
         if work.root[t] == t:
@@ -164,7 +164,7 @@ def totals(top, work):
 
 @kernel
 def add_beyond(i, lane, work, out):
-    """The part of the d's."""
+    """Add Σ weight · d to row i."""
     for k in range(out.shape[1]):
         total = 0.0
         for j in range(len(work.root)):

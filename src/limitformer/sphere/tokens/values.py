@@ -3,11 +3,11 @@ r"""Laws of the random values: V of the stochastic and v of the hybrid Transform
 * gaussian: Box-Muller, as in `random`;
 * uniform: on (−√3, √3);
 * rademacher: ±1;
-* truncated normal: a normal that is cut at ±2 and divided by the deviation that is left, 0.8796; by inversion, with the
-  quantile function of Wichura's algorithm AS 241 [Applied Statistics 37, 1988], relative error 1e-16.
+* truncated normal: a normal truncated at ±2 and divided by its deviation 0.8796; by inversion, with the quantile
+  function of Wichura's algorithm AS 241 [Applied Statistics 37, 1988], relative error 1e-16.
 
-Numbers belong to (key, replica, block): block b of a replica's numbers makes four values. `fill` serves `LANES`
-neighbouring replicas, `fill_listed` any replicas, one value each.
+Numbers depend on (key, replica, block): one block gives four values. `fill` is for `LANES` neighbouring replicas,
+`fill_listed` for a list of replicas, one value each.
 """
 
 from limitformer.numerics.elementary import U64
@@ -46,7 +46,7 @@ def truncated_value(word):
 
 @inlined
 def quantile_above_half(q):
-    """Φ⁻¹(1/2 + q) for |q| < 0.4999."""
+    """Return Φ⁻¹(1/2 + q) for |q| < 0.4999."""
     a, b = central_quantile(q)
     c, d = tail_quantile(0.5 - abs(q))
     tail = c / d if q > 0.0 else -c / d
@@ -123,7 +123,7 @@ def list_truncated(k0, k1, replicas, block, count, out):
 
 @kernel
 def fill_listed(law, k0, k1, replicas, block, count, out):
-    """The first value of the block for each of the first `count` of `replicas`."""
+    """Fill `out` with the first value of the block for each of the first `count` of `replicas`."""
     if law == GAUSSIAN:
         list_gaussian(k0, k1, replicas, block, count, out)
     elif law == UNIFORM:

@@ -1,10 +1,10 @@
-r"""Pairs of χ² variables with one number of degrees of freedom, for a list of replicas side by side.
+r"""Pairs of χ² variables with equal degrees of freedom, for a list of replicas side by side.
 
-* up to 8 degrees: χ²_ν = −2 log(U₁ … U_k) + [ν odd] g², k = ⌊ν/2⌋, exact and without a rejection;
-* above: Marsaglia and Tsang's rejection method (ACM TOMS 26, 2000), its attempts beyond the first from blocks of their
-  own, so that no replica waits for another.
+* up to 8 degrees: χ²_ν = −2 log(U₁ … U_k) + [ν odd] g², k = ⌊ν/2⌋, exact and without rejection;
+* above: Marsaglia and Tsang's rejection method (ACM TOMS 26, 2000). Attempts after the first use separate blocks of
+  random numbers, so no replica waits for another.
 
-A replica's numbers come from blocks `block`, `block` + 1, … of its stream; `blocks_needed` says how many.
+The numbers of a replica come from blocks `block`, `block` + 1, … of its stream; `blocks_needed` returns their number.
 """
 
 import numpy as np
@@ -14,12 +14,12 @@ from limitformer.numerics.kernels import inlined, kernel, strict_kernel
 from limitformer.numerics.random import FIRST_RETRY, box_muller, uniform, words_of
 
 LARGEST_PRODUCT = 8
-MOST_RETRIES = U64(64)  # blocks kept for one variable's retries; an attempt fails with probability below 0.05
+MOST_RETRIES = U64(64)  # blocks reserved for the retries of one variable; an attempt fails with probability below 0.05
 
 
 @kernel
 def blocks_needed(degrees):
-    """Blocks of a replica's numbers that one pair takes."""
+    """Return the number of blocks that one pair uses."""
     if degrees > LARGEST_PRODUCT:
         return 1
     factors = degrees // 2
@@ -28,7 +28,7 @@ def blocks_needed(degrees):
 
 @kernel
 def chi_squares(degrees, k0, k1, replicas, block, count, first, second):
-    """χ² with `degrees` ≥ 0 into `first` and `second`, for the first `count` of `replicas`."""
+    """Draw χ² with `degrees` ≥ 0 into `first` and `second`, for the first `count` of `replicas`."""
     if degrees > LARGEST_PRODUCT:
         gamma_pairs(degrees, k0, k1, replicas, block, count, first, second)
         return
@@ -86,7 +86,7 @@ def add_squares(k0, k1, replicas, block, count, first, second):
 
 @inlined
 def attempt(x, u, d, c):
-    """Half a χ² with 2d + 2/3 degrees from a normal and a uniform number, or −1 if the attempt fails."""
+    """Return half a χ² with 2d + 2/3 degrees from a normal and a uniform number, or −1 on rejection."""
     v = 1.0 + c * x
     v = v * v * v
     positive = v if v > 0.0 else 1.0
@@ -112,7 +112,7 @@ def gamma_pairs(degrees, k0, k1, replicas, block, count, first, second):
 
 @strict_kernel
 def retry(which, k0, k1, replica, block, d, c):
-    """The result of the attempts after the first; the second variable of a pair has blocks of its own."""
+    """Return the first accepted retry; the two variables of a pair have separate blocks."""
     at = FIRST_RETRY + (U64(2) * block + which) * MOST_RETRIES
     while True:
         w0, w1, w2, _ = words_of(at, replica, k0, k1)
