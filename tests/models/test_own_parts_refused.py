@@ -17,7 +17,8 @@ import limitformer.covariance.chain.own as own_chain
 import own_parts_example as own
 from limitformer.base.errors import InputError, NotImportedError
 from limitformer.cli.app import app
-from limitformer.covariance.chain.own import elementwise_address, mixing_address
+from limitformer.covariance.chain.own import mixing_address
+from limitformer.models.frozen import freeze
 from limitformer.models.functions import import_function, is_path, path_of
 from limitformer.models.serial import describe, from_record
 from limitformer.nn.drawn.own import torch_elementwise, torch_mixing
@@ -73,7 +74,7 @@ def compiled_cube(x):
     ("function", "message"),
     [
         (logarithm, r"function must take any number; .*:logarithm\(-10\) raised ValueError: .*"),
-        (hole, r"function must be finite everywhere; .*:hole\(0\) gave nan\."),
+        (hole, r"function must be finite; .*:hole\(0\) gave nan\."),
         (words, r"function must give a real number; .*:words\(-10\) gave '-10.0'\."),
         (lambda: 1.0, r"function must take any number; .*<lambda>\(-10\) raised TypeError: .*"),
         (math.tanh, r"function must be a function of Python or Numba, or its path; got <built-in .*: a def|def that"),
@@ -94,13 +95,6 @@ def test_gains_that_cannot_be_found():
     refuses(r"is inf.*: give gain\.", lf.Elementwise(lambda x: math.exp(x * x / 3)).gain_at, 8)
     refuses("gain must be positive; got -1.0", lf.Elementwise, own.silu, gain=-1)
     refuses("hidden must be at least 1", lf.Elementwise, own.silu, hidden=0)
-
-
-def test_what_numba_cannot_compile_is_said_with_its_first_line():
-    model = lf.Transformer(**SIZE, feedforward=lf.Elementwise(interpreted))
-    refuses(
-        r"Numba cannot compile \S+:interpreted: .+ Nearest: arithmetic, math and numpy", lf.simulate, model, V0, **RUN
-    )
 
 
 def helper(x):
@@ -128,19 +122,24 @@ def test_a_rule_of_another_shape_at_the_runs_tokens_is_refused():
     refuses(r"real matrix \(3, 3\); \S+:shrinks gave ndarray \(2, 2\)", lf.simulate, model, np.eye(3), **RUN)
 
 
-def test_numbas_failures_say_what_to_do():
-    refuses(r"Untyped global name 'helper'.* Nearest: @numba.njit on helper, which", elementwise_address, with_helper)
-    refuses(r"Nearest: a loop; a function cannot call itself", elementwise_address, calls_itself)
-    refuses(r"got an unexpected keyword argument 'keepdims'\. Nearest", mixing_address, keeps_dims)
+@pytest.mark.parametrize(
+    ("kind", "function", "message"),
+    [
+        (lf.Elementwise, interpreted, r"Numba cannot compile \S+:interpreted: .+ Nearest: arithmetic, math and numpy"),
+        (lf.Elementwise, with_helper, r"Untyped global name 'helper'.* Nearest: @numba.njit on helper, which"),
+        (lf.Elementwise, calls_itself, r"Nearest: a loop; a function cannot call itself"),
+        (lf.Mixing, keeps_dims, r"got an unexpected keyword argument 'keepdims'\. Nearest"),
+    ],
+    ids=["eval", "helper", "recursion", "keepdims"],
+)
+def test_a_function_that_numba_cannot_compile_is_refused(kind, function, message):
+    refuses(message, kind, function)
 
 
-def test_what_numba_takes_for_another_function_is_refused(monkeypatch):
-    """Its addresses are compared with Python: a compiled loop of another function is found out."""
-    from limitformer.covariance.chain import own as chains_own
-
-    wrong = chains_own.compiled_elementwise(numba.njit(own.x_tanh))
-    monkeypatch.setattr(chains_own, "compiled_elementwise", lambda scalar: wrong)
-    refuses("Numba and Python do not agree about .*:by_whole_numbers", elementwise_address, by_whole_numbers)
+def test_a_function_that_numba_compiles_to_another_is_refused(monkeypatch):
+    frozen = freeze(by_whole_numbers)
+    monkeypatch.setattr(frozen, "compiled", numba.njit(own.x_tanh))
+    refuses("Numba and Python do not agree about .*:by_whole_numbers", lf.Elementwise, by_whole_numbers)
 
 
 def test_a_function_that_raises_somewhere_stops_the_path_and_no_more():
@@ -278,7 +277,7 @@ def gelu(x):
 def test_functions_on_tensors_must_be_the_same():
     wrong = lf.Elementwise(own.silu, torch="tanh")
     refuses(
-        r"torch of Elementwise\(own_parts_example:silu\) is another function: .* in the place of",
+        r"torch of Elementwise\(own_parts_example:silu\) is another function: .* instead of",
         torch_elementwise,
         wrong,
     )
@@ -287,8 +286,8 @@ def test_functions_on_tensors_must_be_the_same():
     refuses("torch must be a function of tensors", lf.Elementwise, own.silu, torch=3)
     other = lf.Mixing(own.linear_attention, torch=own.torch_sigmoid_attention)
     refuses(r"torch of Mixing\(own_parts_example:linear_attention\) is another function", torch_mixing, other)
-    refuses("gave no tensor of shape", torch_elementwise, lf.Elementwise(own.silu, torch=torch.sum))
-    assert torch_elementwise(lf.Elementwise(gelu)) is gelu
+    refuses("did not give a tensor of shape", torch_elementwise, lf.Elementwise(own.silu, torch=torch.sum))
+    assert torch_elementwise(lf.Elementwise(gelu)) is freeze(gelu)
     assert torch_elementwise(lf.Elementwise(own.silu)) is torch.nn.functional.silu
 
 
@@ -531,5 +530,5 @@ def test_rules_are_compiled_once_and_threads_may_ask_together():
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(4) as pool:
-        found = set(pool.map(lambda _: mixing_address(own.linear_attention), range(8)))
+        found = set(pool.map(lambda _: mixing_address(freeze(own.linear_attention)), range(8)))
     assert len(found) == 1

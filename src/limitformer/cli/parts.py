@@ -1,7 +1,9 @@
 """A model and a start from the options of `limitformer simulate`, or from files."""
 
+import re
 import sys
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,6 @@ LONGEST_TEXT = 64  # tokens that are taken without being asked for
 
 ATTENTION_OPTIONS = ("tau0", "heads", "head_dim")
 INTERVENTIONS = ("identity", "center", "temperature")
-OWN = {name.lower(): name for name in ("SiLU", "Tanh", "SwiGLU", "GeGLU")} | {"squared-relu": "SquaredReLU"}
 SHAPED_RELU_OPTIONS = ("c_plus", "c_minus")
 MODEL_OPTIONS = (
     *("width", "depth", "gamma", "lam", "attention", "feedforward", "hidden", "one_matrix", "norm", "mask"),
@@ -79,28 +80,27 @@ def attention_part(chosen: dict[str, Any]) -> Any:
 
 def feedforward_part(chosen: dict[str, Any]) -> Any:
     """The feed-forward sublayer that the options declare."""
-    from limitformer.models import GELU, OneMatrix, ReLU, ShapedReLU
+    from limitformer.models import GELU, Elementwise, OneMatrix, ReLU, ShapedReLU, activations
     from limitformer.models.functions import is_path
 
     kinds = {"shaped-relu": ShapedReLU, "relu": ReLU, "gelu": GELU, "none": None}
+    layers = {option_name(name): getattr(activations, name) for name in activations.__all__}
     name = chosen["feedforward"]
     part: Any = None
     if name in kinds:
         kind = kinds[name]
         part = None if kind is None else kind(**fields_among(chosen, kind))
     else:
-        listed = ", ".join([*kinds, *OWN])
-        known = name in OWN or is_path(name)
+        listed = ", ".join([*kinds, *layers])
+        known = name in layers or is_path(name)
         require(known, f"--feedforward must be one of {listed}, or package.module:function; got {name!r}.")
-        part = own_layer(name, chosen["hidden"])
+        part = layers.get(name, partial(Elementwise, name))(hidden=chosen["hidden"])
     return OneMatrix(activation=part) if chosen["one_matrix"] else part
 
 
-def own_layer(name: str, hidden: int | None) -> Any:
-    """A layer by its name in the package, or of the function with that path."""
-    from limitformer import models
-
-    return getattr(models, OWN[name])(hidden=hidden) if name in OWN else models.Elementwise(name, hidden=hidden)
+def option_name(name: str) -> str:
+    """Return `squared-relu` for `SquaredReLU`."""
+    return re.sub("(?<=[a-z])(?=[A-Z][a-z])", "-", name).lower()
 
 
 def fields_among(chosen: dict[str, Any], kind: Any) -> dict[str, Any]:

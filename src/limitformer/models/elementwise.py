@@ -15,11 +15,11 @@ from itertools import pairwise
 from math import exp, isclose, isfinite, pi, sqrt
 
 from limitformer.base.errors import require, require_real, set_fields
+from limitformer.models.compiled import require_scalar_function
 from limitformer.models.feedforward import Feedforward
+from limitformer.models.frozen import FrozenFunction, freeze_functions, function_of
 from limitformer.models.functions import Function, name_of, value_at
 from limitformer.models.kinds import register
-from limitformer.models.own_function import function_of, keep_functions
-from limitformer.models.readings import Reading, reading_of
 
 TRIED = (-10.0, -3.0, -1.0, -0.5, 0.0, 0.5, 1.0, 3.0, 10.0)
 PIECES = (-38.0, -16.0, -8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 38.0)  # φ is 0 in float64 beyond
@@ -56,14 +56,14 @@ class Elementwise(Feedforward):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        keep_functions(self)
-        try_elementwise(function_of(self))
+        freeze_functions(self)
+        require_scalar_function(function_of(self), TRIED)
         if self.gain is not None:
             set_fields(self, gain=require_real("gain", self.gain))
             require(self.gain > 0, f"gain must be positive; got {self.gain}. None finds it.")
 
     def gain_at(self, width: int) -> float:
-        return 1 / gaussian_square(function_of(self)) if self.gain is None else self.gain
+        return 1 / second_moment(function_of(self)) if self.gain is None else self.gain
 
 
 @register("feedforward")
@@ -75,21 +75,9 @@ class Gated(Elementwise):
     """
 
 
-def try_elementwise(function: Function) -> None:
-    """Raise `InputError` unless σ is finite at some numbers."""
-    for x in TRIED:
-        y = value_at(function, x)
-        require(isfinite(y), f"function must be finite everywhere; {name_of(function)}({x:g}) gave {y}.")
-
-
-def gaussian_square(function: Function) -> float:
-    """`second_moment` of the function as it is now."""
-    return second_moment(function, reading_of(function))
-
-
 @lru_cache(maxsize=1024)
-def second_moment(function: Function, reading: Reading) -> float:
-    """E σ(g)², g ~ N(0, 1), kept under what the function reads.
+def second_moment(function: FrozenFunction) -> float:
+    """Return E σ(g)², g ~ N(0, 1).
 
     Raises:
         InputError: it is 0 or infinite, or not found to `PRECISION`.
@@ -102,7 +90,7 @@ def second_moment(function: Function, reading: Reading) -> float:
     return total
 
 
-def quadrature(function: Function, pieces: Sequence[float]) -> tuple[float, float]:
+def quadrature(function: FrozenFunction, pieces: Sequence[float]) -> tuple[float, float]:
     """E σ(g)² by adaptive quadrature between these points, and what it may be off; (∞, 0) where σ overflows."""
     from scipy.integrate import quad
 

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from limitformer.base.errors import InputError, first_line, require
 from limitformer.models.attention import Attention, Temperature, require_temperature
-from limitformer.models.functions import Function, name_of, python_function
+from limitformer.models.compiled import compile_user_function
+from limitformer.models.frozen import FrozenFunction, freeze_functions, function_of
+from limitformer.models.functions import Function, name_of
 from limitformer.models.kinds import register
-from limitformer.models.own_function import function_of, keep_functions
 
 Logits = NDArray[np.float64]
 Visible = Annotated[NDArray[np.bool_], "tokens tokens"]
@@ -51,9 +52,12 @@ class Mixing(Attention):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_temperature(self.temperature)
-        keep_functions(self)
+        freeze_functions(self)
         for tokens in (1, 4):
             try_rule(function_of(self), np.ones((tokens, tokens), bool))
+        logits, visible = tried_logits(4), np.tril(np.ones((4, 4), bool))
+        matrix = matrix_of(function_of(self), logits, visible)
+        compile_user_function(function_of(self), [(logits, visible)], [matrix])
 
     @property
     def interventions(self) -> tuple[bool, bool, Temperature]:
@@ -79,12 +83,12 @@ def several_logits(tokens: int) -> tuple[Logits, ...]:
     return y, -y, np.abs(y), -np.abs(y), 0.01 * y, 10 * y
 
 
-def matrix_of(function: Function, logits: Logits, visible: Visible) -> Any:
+def matrix_of(function: FrozenFunction, logits: Logits, visible: Visible) -> Any:
     """The real matrix that the rule makes of them in Python; `InputError` with what it raises or gives instead."""
     name = name_of(function)
     try:
         with np.errstate(all="ignore"):  # what is not finite is refused in one line
-            a = python_function(function)(logits.copy(), visible.copy())
+            a = function(logits.copy(), visible.copy())
     except Exception as error:
         what = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(f"function must take (logits, visible); {name} raised {what}.") from error
@@ -95,13 +99,13 @@ def matrix_of(function: Function, logits: Logits, visible: Visible) -> Any:
     return a
 
 
-def try_rule(function: Function, visible: Visible) -> None:
+def try_rule(function: FrozenFunction, visible: Visible) -> None:
     """Raise `InputError` unless the rule gives finite matrices of the logits' shape, 0 where nothing is seen."""
     for logits in several_logits(len(visible)):
         try_logits(function, logits, visible)
 
 
-def try_logits(function: Function, logits: Logits, visible: Visible) -> None:
+def try_logits(function: FrozenFunction, logits: Logits, visible: Visible) -> None:
     """The same for some logits."""
     name, a = name_of(function), matrix_of(function, logits, visible)
     finite = np.isfinite(a)

@@ -8,13 +8,13 @@ Gains are 1 and biases 0, as at initialisation.
 """
 
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Literal
 
 from limitformer.base.errors import require, require_real, set_fields
-from limitformer.models.functions import Function, name_of, value_at
+from limitformer.models.compiled import require_scalar_function
+from limitformer.models.frozen import freeze_functions, function_of
+from limitformer.models.functions import Function
 from limitformer.models.kinds import register
-from limitformer.models.own_function import function_of, keep_functions
 
 Placement = Literal["pre", "post"]
 POSITIVE = (1e-5, 0.1, 1.0, 3.0, 1e3)  # where s is tried
@@ -85,10 +85,8 @@ class RadialNorm(Norm):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(isinstance(self.centred, bool), f"centred must be True or False; got {self.centred!r}.")
-        keep_functions(self)
-        for square in POSITIVE:
-            y = value_at(function_of(self), square)
-            require(isfinite(y), f"function must be finite; {name_of(function_of(self))}({square:g}) gave {y}.")
+        freeze_functions(self)
+        require_scalar_function(function_of(self), POSITIVE)
 
     @property
     def subtracts_mean(self) -> bool:

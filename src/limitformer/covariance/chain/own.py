@@ -8,8 +8,7 @@ function. The functions are pure and hold no lock of Python: any number of threa
 * rule:  logits (m, m, LANES) of eight replicas, in place: Y/τ to A, one replica after the other.
 """
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
@@ -22,13 +21,9 @@ from numba.core.errors import TypingError
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
-from limitformer.base.errors import InputError, printable, require
 from limitformer.models import Transformer
-from limitformer.models.elementwise import TRIED
-from limitformer.models.functions import Function, name_of, python_function, value_at
-from limitformer.models.mixing import matrix_of, tried_logits
-from limitformer.models.own_function import has_function
-from limitformer.models.readings import Reading, plain_helpers, reading_of
+from limitformer.models.compiled import refuse_uncompilable
+from limitformer.models.frozen import FrozenFunction, is_user_part
 from limitformer.numerics.lanes import LANES, require_matrix
 from limitformer.paths.exits import LEFT_BALL, NO_NUMBER
 from limitformer.paths.recording import Outputs
@@ -41,80 +36,35 @@ cfunc: Any = numba.cfunc
 NOTHING = 0  # the address of no function
 TAME = 1e10  # |V|: no layer that gives numbers takes it beyond all bounds from there
 
-# Of what Numba says of a function that it cannot compile: what is told first, and what never.
-TELLING = ("got an unexpected keyword", "unexpected keyword", "missing a required argument", "too many positional",
-           "unknown attribute", "untyped global name", "not supported", "unsupported", "cannot unify",
-           "no implementation", "invalid use")  # fmt: skip
-NOISE = (
-    "Failed in",
-    "During:",
-    "Resolution failure",
-    "There are",
-    "Overload",
-    "Enable logging",
-    "File ",
-    "raised from",
-)
-
 NUMBER, WHOLE, MEMORY = ir.DoubleType(), ir.IntType(64), ir.IntType(8).as_pointer()
 ELEMENTWISE = types.void(types.CPointer(types.float64), types.int64, types.float64)
 MIXING = types.void(types.CPointer(types.float64), types.voidptr, types.int64, types.float64)
 
-# A compiled function must live as long as a kernel may call it; it has the values that it read.
-KEPT: dict[tuple[Function, Reading], Any] = {}
+# A compiled function must live as long as a kernel may call it.
+COMPILED: dict[FrozenFunction, Any] = {}
 LOCK = Lock()
 
 
-def elementwise_address(function: Function, tried: Sequence[float] = TRIED) -> int:
-    """Where the compiled loop of σ lies, which is checked at the numbers that are tried.
+def elementwise_address(function: FrozenFunction) -> int:
+    """Return the address of the compiled loop of σ.
 
     Raises:
-        InputError: Numba cannot compile it, or what it makes of it is another function.
+        InputError: Numba cannot compile it.
     """
-    return address_of(function, compiled_elementwise, lambda made: check_elementwise(function, made, tried))
+    return address_of(function, compiled_elementwise)
 
 
-def mixing_address(function: Function) -> int:
-    """Where the compiled rule lies; raises as above."""
-    return address_of(function, compiled_mixing, lambda made: check_mixing(function, made))
+def mixing_address(function: FrozenFunction) -> int:
+    """Return the address of the compiled rule; raises as above."""
+    return address_of(function, compiled_mixing)
 
 
-def address_of(function: Function, compile_it: Callable[[Any], Any], check: Callable[[Any], None]) -> int:
-    """Of a function that is compiled when it is first asked for."""
+def address_of(function: FrozenFunction, compile_loop: Callable[[Any], Any]) -> int:
     with LOCK:
-        now = function, reading_of(function)
-        if now not in KEPT:
-            made = named_errors(function, compile_it)
-            check(made)
-            KEPT[now] = made
-        return int(KEPT[now].address)
-
-
-def named_errors(function: Function, compile_it: Callable[[Any], Any]) -> Any:
-    """The C function; what Numba says of one that it cannot compile, in one line."""
-    try:
-        return compile_it(njit(error_model="numpy")(python_function(function)))
-    except Exception as error:  # some that Numba raises are no NumbaError
-        said, cure = telling_line(str(error)), cure_of(function)
-        raise InputError(f"Numba cannot compile {name_of(function)}: {said} Nearest: {cure}.") from error
-
-
-def telling_line(text: str) -> str:
-    """The line of Numba's pages that says most."""
-    lines = [line.strip().lstrip("->.* ") for line in re.sub(r"\x1b\[\d*m", "", text).splitlines()]
-    said = [line for line in lines if any(map(str.isalpha, line)) and not line.startswith(NOISE)]
-    telling = (line for word in TELLING for line in said if word in line.lower())
-    return printable(next(telling, next(iter(said), "it says no reason"))).rstrip(".:")[:300] + "."
-
-
-def cure_of(function: Function) -> str:
-    """What a user may try: helpers that are plain Python are the common case."""
-    helpers = plain_helpers(function)
-    if python_function(function).__name__ in helpers:
-        return "a loop; a function cannot call itself"
-    if helpers:
-        return f"@numba.njit on {', '.join(helpers)}, which it calls"
-    return "arithmetic, math and numpy on floats"
+        if function not in COMPILED:
+            with refuse_uncompilable(function):
+                COMPILED[function] = compile_loop(function.compiled)
+        return int(COMPILED[function].address)
 
 
 def compiled_elementwise(scalar: Any) -> Any:
@@ -159,28 +109,6 @@ def compiled_mixing(rule: Any) -> Any:
                 pass
 
     return cfunc(MIXING, error_model="numpy")(mix)
-
-
-def check_elementwise(function: Function, made: Any, tried: Sequence[float]) -> None:
-    """Raise `InputError` unless the compiled σ is that of Python."""
-    values = np.array(tried)
-    made.ctypes(values.ctypes.data_as(made.ctypes.argtypes[0]), len(values), 1.0)
-    wanted = np.array([value_at(function, x) for x in tried])
-    require_same(function, values, wanted)
-
-
-def check_mixing(function: Function, made: Any) -> None:
-    """Raise `InputError` unless the compiled rule is that of Python."""
-    logits, seen = tried_logits(3), np.tril(np.ones((3, 3), bool))
-    entries = np.repeat(2 * logits[..., None], LANES, -1)
-    made.ctypes(entries.ctypes.data_as(made.ctypes.argtypes[0]), seen.ctypes.data, 3, 0.5)
-    require_same(function, entries, np.repeat(matrix_of(function, logits, seen)[..., None], LANES, -1))
-
-
-def require_same(function: Function, found: Any, wanted: Any) -> None:
-    """Raise `InputError` unless these are the same numbers but for rounding."""
-    alike = np.allclose(found, wanted, rtol=1e-9, atol=1e-12)
-    require(alike, f"Numba and Python do not agree about {name_of(function)}: whole numbers in the place of floats?")
 
 
 def called(builder: Any, address: Any, arguments: list[Any]) -> None:
@@ -243,7 +171,7 @@ def mark_own_exits(model: Transformer, outputs: Outputs, last: float) -> None:
 def has_own_parts(model: Transformer) -> bool:
     """Whether a function of somebody's is in it."""
     activation = getattr(model.feedforward, "activation", model.feedforward)
-    return any(has_function(part) for part in (model.attention, activation, model.norm))
+    return any(is_user_part(part) for part in (model.attention, activation, model.norm))
 
 
 def is_ordinary(model: Transformer) -> bool:
