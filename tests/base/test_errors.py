@@ -50,7 +50,7 @@ def exceptions():
     return sorted(ours, key=lambda kind: kind.__qualname__)
 
 
-def test_the_table_has_every_exception_that_is_made_of_more_than_a_message():
+def test_table_lists_every_exception_with_own_constructor_arguments():
     assert set(MADE) == {kind for kind in exceptions() if kind.__init__ not in plain_beginnings()}
     assert len(exceptions()) > 10
 
@@ -62,7 +62,7 @@ def plain_beginnings():
 
 @pytest.mark.parametrize("through", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy])
 @pytest.mark.parametrize("kind", exceptions(), ids=lambda kind: kind.__name__)
-def test_every_exception_goes_through_a_pickle(kind, through):
+def test_exceptions_survive_pickle_and_copy(kind, through):
     """With its message, its notes and its parts."""
     make, part = MADE.get(kind, (lambda: kind("a message"), str))
     error = make()
@@ -74,7 +74,7 @@ def test_every_exception_goes_through_a_pickle(kind, through):
     assert part(found) == part(error)
 
 
-def test_an_exception_without_its_parts_does_not_arrive():
+def test_wrong_twin_exception_without_pickled_arguments_fails_to_copy():
     class Lost(KeyboardInterrupt):
         def __init__(self, path, cells):
             super().__init__(f"{cells} cells in {path}")
@@ -83,7 +83,7 @@ def test_an_exception_without_its_parts_does_not_arrive():
         copy.copy(Lost("a.zarr", 3))
 
 
-def test_messages_of_exceptions_that_are_made_of_parts():
+def test_exceptions_build_their_messages_from_their_arguments():
     said = {kind: str(make()) for kind, (make, _) in MADE.items()}
     assert said[lf.MissingExtraError] == "This needs torch, which is not installed: pip install 'limitformer[hf]'."
     assert said[CannotLockError] == "Cannot lock it: No space left on device (/a/lock)."
@@ -92,7 +92,7 @@ def test_messages_of_exceptions_that_are_made_of_parts():
     assert said[TrainingInterrupted] == "Interrupted at step 2 of 9, which is saved; start it again to go on: run"
 
 
-def test_without_torch_the_package_has_no_nn(monkeypatch):
+def test_package_lacks_nn_without_torch(monkeypatch):
     monkeypatch.delitem(sys.modules, "limitformer.nn", raising=False)
     monkeypatch.delitem(vars(lf), "nn", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)

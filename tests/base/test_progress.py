@@ -24,7 +24,7 @@ def terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
 
 
-def test_the_bar_knows_the_time_left_however_long_a_piece_takes(clock, terminal, capsys):
+def test_bar_estimates_remaining_time_of_minute_long_pieces(clock, terminal, capsys):
     """Rich's own estimate shows -:--:-- where a piece takes more than 30 s."""
     bar = progress.progress_bar("networks", 8, 0.0)
     for done in range(1, 5):
@@ -35,7 +35,7 @@ def test_the_bar_knows_the_time_left_however_long_a_piece_takes(clock, terminal,
     assert "-:--:--" not in capsys.readouterr().err
 
 
-def test_what_was_done_before_is_not_counted_as_speed(clock, terminal):
+def test_estimate_excludes_work_done_before_the_bar(clock, terminal):
     bar = progress.progress_bar("cells", 100, 90)
     clock.now = 50.0
     progress.advance(bar, 95)
@@ -54,7 +54,7 @@ def test_long_work_is_estimated_once_with_a_quicker_setting(clock, capsys, secon
     assert capsys.readouterr().err == says
 
 
-def test_without_a_suggestion_there_is_no_estimate(clock, capsys):
+def test_estimate_is_not_printed_without_a_suggestion(clock, capsys):
     with pytest.raises(ZeroDivisionError), progress.suggest_quicker("fewer samples."):
         raise ZeroDivisionError
     bar = progress.progress_bar("networks", 8, 0.0)
@@ -63,7 +63,7 @@ def test_without_a_suggestion_there_is_no_estimate(clock, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_process_that_shows_nothing_estimates_nothing(clock, capsys, monkeypatch):
+def test_hidden_progress_prints_no_estimate(clock, capsys, monkeypatch):
     monkeypatch.setattr(progress, "PATIENCE", math.inf)
     with progress.suggest_quicker("fewer samples."):
         bar = progress.progress_bar("networks", 8, 0.0)

@@ -47,7 +47,7 @@ def at(monkeypatch, *seconds):
     monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
 
 
-def test_a_bar_in_a_notebook_is_renewed_in_its_place(monkeypatch, pictures, capsys):
+def test_notebook_bar_replaces_itself(monkeypatch, pictures, capsys):
     """After two seconds, at most twice a second, with the time that is left; in the end nothing is left of it."""
     at(monkeypatch, 0.0, 1.0, 4.0, 4.3, 8.0)
     bar = progress.progress_bar("chains & <samples>", 10_000)
@@ -66,13 +66,13 @@ def test_a_bar_in_a_notebook_is_renewed_in_its_place(monkeypatch, pictures, caps
     assert capsys.readouterr() == ("", "")
 
 
-def test_short_work_shows_nothing_in_a_notebook(monkeypatch, pictures):
+def test_notebook_bar_is_absent_for_short_work(monkeypatch, pictures):
     monkeypatch.setattr(progress, "PATIENCE", 1000.0)
     assert list(progress.track([1, 2, 3], "pieces")) == [1, 2, 3]
     assert pictures == []
 
 
-def test_rich_alone_would_warn(monkeypatch, pictures):
+def test_wrong_twin_rich_bar_warns_in_a_notebook(monkeypatch, pictures):
     """The reason for all this; warnings are errors here."""
     monkeypatch.setattr(sys.modules["IPython.display"], "display", lambda *_: None)
     bar = progress.progress_bar("samples", 3)

@@ -288,7 +288,7 @@ def test_a_short_text_is_taken_whole(simulate, tmp_path):
         (("--norm", "pre"), "--norm must be one of none, pre-layer, post-layer, pre-rms, post-rms; got 'pre'"),
         (("--mask", "window"), "--mask must be none or causal; got 'window'"),
         (("--attention", "none", "--feedforward", "none"), "needs attention, feedforward or both"),
-        (("--one-matrix",), "OneMatrix acts on the coordinates of the tokens and stands alone"),
+        (("--one-matrix",), "OneMatrix acts on the coordinates of the tokens: attention and norm must be None"),
         (("--one-matrix", "--hidden", "9"), "--hidden would change nothing: a layer of one matrix has no hidden units"),
         (("--one-matrix", "--feedforward", "none"), "--one-matrix would change nothing: there is no feed-forward"),
         (("--as", "magic"), "--as must be chain, limit or network; got 'magic'"),

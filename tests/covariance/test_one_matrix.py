@@ -173,8 +173,11 @@ def test_it_goes_through_json_and_a_sweep():
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
-        ({"attention": lf.ShapedAttention(tau0=1.0)}, "stands alone: attention and norm must be None"),
-        ({"norm": "pre"}, "stands alone: attention and norm must be None"),
+        (
+            {"attention": lf.ShapedAttention(tau0=1.0)},
+            "acts on the coordinates of the tokens: attention and norm must be None",
+        ),
+        ({"norm": "pre"}, "acts on the coordinates of the tokens: attention and norm must be None"),
     ],
     ids=str,
 )

@@ -129,7 +129,7 @@ GLOBALS = {
 
 
 @pytest.mark.parametrize("function", GLOBALS.values(), ids=GLOBALS)
-def test_later_changes_of_a_global_have_no_effect(monkeypatch, function):
+def test_part_ignores_later_changes_of_a_global(monkeypatch, function):
     """E (|g| + K g)² = 1 + K². Numba itself keeps K = 2 in a helper that was compiled before."""
     old = lf.Elementwise(function)
     assert function(1.0) == 3.0
@@ -141,7 +141,7 @@ def test_later_changes_of_a_global_have_no_effect(monkeypatch, function):
     assert old != new
 
 
-def test_later_changes_of_closures_arrays_and_modules_have_no_effect(monkeypatch):
+def test_part_ignores_later_changes_of_closures_arrays_and_modules(monkeypatch):
     function, change = by_closure()
     monkeypatch.setitem(globals(), "TABLE", TABLE.copy())
     parts = [lf.Elementwise(one) for one in (function, of_table, of_module)]
@@ -153,14 +153,14 @@ def test_later_changes_of_closures_arrays_and_modules_have_no_effect(monkeypatch
     assert [lf.Elementwise(one).function(1.0) for one in (function, of_table, of_module)] == [6.0] * 3
 
 
-def test_containers_are_copied():
+def test_freeze_copies_containers():
     pair = ([2.0], {"k": 1.0})
     frozen = freeze(lambda x, pair=pair: pair[0][0] * x + pair[1]["k"])
     pair[0][0], pair[1]["k"] = 7.0, 7.0
     assert frozen(1.0) == 3.0
 
 
-def test_a_function_cannot_change_an_array_that_it_reads():
+def test_function_that_changes_an_array_is_refused():
     def counts(x):
         TABLE[0] += 1.0
         return x
@@ -169,7 +169,7 @@ def test_a_function_cannot_change_an_array_that_it_reads():
         lf.Elementwise(counts)
 
 
-def test_chain_and_gain_are_of_one_number(monkeypatch):
+def test_chain_and_gain_use_the_same_function(monkeypatch):
     """E V stays 1 at γ = 1 if the gain is of the compiled function; the twin has the gain of K = 2."""
     stale = lf.Elementwise(bent).gain_at(8)
     monkeypatch.setitem(globals(), "K", 5.0)
@@ -188,7 +188,7 @@ def torch_bent(x):
     return abs(x) + K * x
 
 
-def test_networks_have_the_function_of_the_part(monkeypatch):
+def test_networks_ignore_later_changes_of_a_global(monkeypatch):
     """Of the function itself on tensors, and of `torch`."""
     rule = lf.Mixing(lambda logits, visible: K * visible / len(visible) * (logits * 0 + 1))
     norm = lf.RadialNorm(lambda square: K / square, placement="pre")
@@ -202,7 +202,7 @@ def test_networks_have_the_function_of_the_part(monkeypatch):
     assert mixing_address(function_of(rule))
 
 
-def test_a_function_that_a_path_names_on_tensors_is_compared_at_each_use(monkeypatch):
+def test_torch_function_named_by_path_is_compared_at_each_use(monkeypatch):
     part = lf.Elementwise(bent, torch=f"{__name__}:torch_bent")
     torch_elementwise(part)
     monkeypatch.setitem(globals(), "K", 5.0)
@@ -210,7 +210,7 @@ def test_a_function_that_a_path_names_on_tensors_is_compared_at_each_use(monkeyp
         torch_elementwise(part)
 
 
-def test_a_part_is_pickled_with_a_check_of_what_its_function_reads(monkeypatch):
+def test_pickled_part_is_refused_where_its_function_reads_other_values(monkeypatch):
     """Another process reads its own values, and may have read other ones."""
     part = lf.Elementwise(bent)
     assert pickle.loads(pickle.dumps(part)) == part
@@ -221,7 +221,7 @@ def test_a_part_is_pickled_with_a_check_of_what_its_function_reads(monkeypatch):
         pickle.loads(sent)
 
 
-def test_functions_of_the_package_are_not_copied():
+def test_freeze_does_not_copy_functions_of_the_package():
     silu = function_of(lf.SiLU())
     assert silu.py_func is silu.original
     assert function_of(lf.SiLU()) is silu
@@ -235,7 +235,7 @@ def clipped(x):
     return min(max(x, -20.0), 20.0)
 
 
-def test_functions_that_differ_only_far_out_are_refused():
+def test_torch_functions_that_differ_only_far_out_are_refused():
     with pytest.raises(InputError, match=r"another function on tensors: -1000 instead of -20 at -1000\."):
         torch_elementwise(lf.Elementwise(clipped, torch=lambda x: x * 1.0))
     assert torch_elementwise(lf.Elementwise(clipped, torch=lambda x: x.clamp(-20, 20)))

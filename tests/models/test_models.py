@@ -194,7 +194,7 @@ def test_parts_in_the_wrong_place_are_refused(changes, message):
     refuses(message, transformer, **changes)
 
 
-def test_the_defaults_that_choose_no_theorem():
+def test_defaults_of_options_that_choose_no_theorem():
     model = Transformer(width=12, depth=5, gamma=0.6, attention=ShapedAttention(tau0=1.5))
     assert (model.feedforward, model.norm, model.mask) == (None, None, None)
     assert (model.skip, model.lam) == (pytest.approx(0.8, rel=1e-15), None)
@@ -205,7 +205,7 @@ def test_the_defaults_that_choose_no_theorem():
 
 
 @pytest.mark.parametrize("kind", [Transformer, ShapedAttention, ShapedReLU, LayerNorm, RMSNorm])
-def test_what_chooses_the_theorem_has_no_default(kind):
+def test_options_that_choose_the_theorem_have_no_default(kind):
     with pytest.raises(TypeError, match="required keyword-only argument"):
         kind()
 
@@ -361,7 +361,7 @@ def test_any_model_survives_json(model):
         max_leaves=8,
     )
 )
-def test_json_that_is_no_model_is_refused_in_one_line(value):
+def test_json_of_anything_but_a_model_is_refused(value):
     """Any JSON at all: a plain object without the fields of its kind is an InputError, never another one."""
     record = {"kind": "Transformer", "attention": value, "depth": 0}
     with pytest.raises(InputError):
@@ -393,11 +393,11 @@ def test_json_that_is_no_model_is_refused_in_one_line(value):
         ('{"kind": "SoftmaxAttention", "tau0": NaN}', "tau0 must be finite; got nan."),
     ],
 )
-def test_json_mistakes_are_named(text, message):
+def test_json_mistakes_are_refused_by_name(text, message):
     refuses(message, from_json, text)
 
 
 @pytest.mark.parametrize("name", ["gamma", "lam"])
-def test_a_text_in_the_place_of_a_number_is_refused(name):
+def test_json_text_instead_of_a_number_is_refused(name):
     record = {**json.loads(to_json(transformer())), name: "0.5"}
     refuses(f"{name} must be a number; got '0.5'.", from_json, json.dumps(record))

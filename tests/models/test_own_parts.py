@@ -78,7 +78,7 @@ def test_chain_and_network_share_one_law(name):
     assert_same_law(chain(right), network(right), wrong=chain(wrong))
 
 
-def test_how_little_a_user_writes():
+def test_user_functions_take_two_or_three_lines():
     """Lines of each function, its line of def and its docstring included."""
     parts = {"silu": 2, "x_tanh": 2, "torch_x_tanh": 2, "sigmoid_attention": 3, "torch_sigmoid_attention": 2}
     for name, lines in parts.items():
@@ -151,7 +151,7 @@ CLOSED = {
 
 
 @pytest.mark.parametrize("name", CLOSED)
-def test_gains_by_a_second_route(name):
+def test_gains_agree_with_closed_forms_and_gauss_hermite(name):
     """Closed forms; else Gauss-Hermite, split at the kink by |x + ½|² = (x + ½)² where there is one."""
     function, exact = CLOSED[name]
     if name.startswith("|"):
@@ -169,7 +169,7 @@ def peak(x):
     return 1.0 if 0.5 < x < 0.51 else 0.1 * x
 
 
-def test_the_gain_sees_what_is_narrow():
+def test_gain_includes_a_narrow_peak():
     """The closed form; the twin is a quadrature that passes over the peak."""
     (low, high), (at_low, at_high) = norm.cdf([0.5, 0.51]), norm.pdf([0.5, 0.51])
     squares_inside = high - low - (0.51 * at_high - 0.5 * at_low)
@@ -208,7 +208,7 @@ def test_python_numba_and_torch_agree(part):
 
 
 @pytest.mark.parametrize("part", [SIGMOID, LINEAR], ids=repr)
-def test_rules_agree_for_many_matrices_at_once(part):
+def test_rules_on_tensors_agree_for_batches_of_matrices(part):
     logits = np.random.default_rng(3).standard_normal((2, 5, 3, 3))
     seen = np.tril(np.ones((3, 3), bool))
     found = torch_mixing(part)(torch.tensor(logits), torch.tensor(seen))
@@ -217,7 +217,7 @@ def test_rules_agree_for_many_matrices_at_once(part):
     assert mixing_address(function_of(part)) == mixing_address(function_of(part))  # compiled once
 
 
-def test_a_norm_on_tensors():
+def test_torch_scale_agrees_with_its_function():
     np.testing.assert_allclose(torch_scale(BOUNDED)(torch.tensor([0.5, 4.0])), [1.0, 0.5], rtol=1e-12)
 
 
@@ -226,7 +226,7 @@ def test_a_norm_on_tensors():
 OWN_ALL = lf.Transformer(**SIZE, attention=SIGMOID, feedforward=SWIGLU, norm=BOUNDED)
 
 
-def test_the_same_bits_whatever_the_threads():
+def test_threads_do_not_change_the_bits():
     one, two = (lf.simulate(OWN_ALL, V0, samples=70, seed=5, threads=k, progress=False) for k in (1, 2))
     np.testing.assert_array_equal(one["covariance"], two["covariance"])
 

@@ -86,11 +86,11 @@ def compiled_cube(x):
     ids=lambda value: getattr(value, "__name__", str(value)),  # an address would be another one in each worker
 )
 @pytest.mark.parametrize("kind", [lf.Elementwise, lf.Gated])
-def test_functions_that_are_no_activation(kind, function, message):
+def test_functions_that_are_not_activations_are_refused(kind, function, message):
     refuses(message, kind, function)
 
 
-def test_gains_that_cannot_be_found():
+def test_gains_that_cannot_be_computed_are_refused():
     refuses("function must not vanish", lf.Transformer, **SIZE, feedforward=lf.Elementwise(lambda x: 0.0 * x))
     refuses(r"is inf.*: give gain\.", lf.Elementwise(lambda x: math.exp(x * x / 3)).gain_at, 8)
     refuses("gain must be positive; got -1.0", lf.Elementwise, own.silu, gain=-1)
@@ -117,7 +117,7 @@ def shrinks(logits, visible):
     return np.zeros((2, 2)) if len(logits) == 3 else logits * visible
 
 
-def test_a_rule_of_another_shape_at_the_runs_tokens_is_refused():
+def test_rule_with_another_shape_at_the_tokens_of_the_run_is_refused():
     model = lf.Transformer(**SIZE, attention=lf.Mixing(shrinks))
     refuses(r"real matrix \(3, 3\); \S+:shrinks gave ndarray \(2, 2\)", lf.simulate, model, np.eye(3), **RUN)
 
@@ -142,7 +142,7 @@ def test_a_function_that_numba_compiles_to_another_is_refused(monkeypatch):
     refuses("Numba and Python do not agree about .*:by_whole_numbers", lf.Elementwise, by_whole_numbers)
 
 
-def test_a_function_that_raises_somewhere_stops_the_path_and_no_more():
+def test_function_that_raises_ends_only_its_path():
     """Not one sample of those that stay has met a number that was left as it was: their variances are those of x."""
     model = lf.Transformer(width=8, depth=2, gamma=1.0, feedforward=lf.Elementwise(raises_far_out, hidden=4, gain=1))
     options = {"samples": 200, "seed": 0, "progress": False}
@@ -155,7 +155,7 @@ def test_a_function_that_raises_somewhere_stops_the_path_and_no_more():
     assert set(found["exit_cause"].values) == {INSIDE, NO_NUMBER}
 
 
-def test_one_replica_that_raises_takes_none_with_it():
+def test_replica_that_raises_leaves_its_neighbours_alone():
     """Paths leave alone: a group of eight all of whose paths leave is rare where one in four does."""
     part = lf.Elementwise(raises_far_out, hidden=2, gain=1)
     model = lf.Transformer(width=8, depth=1, gamma=1.0, feedforward=part)
@@ -170,7 +170,7 @@ def test_one_replica_that_raises_takes_none_with_it():
     np.testing.assert_array_equal(values, [2.0, math.nan, -6.0])
 
 
-def test_a_function_that_has_no_number_is_a_cause_of_its_own():
+def test_nan_of_a_function_has_its_own_exit_cause():
     """In chain and network; the twin of the same size that explodes has left the ball."""
 
     def root(x):
@@ -191,13 +191,13 @@ def test_a_function_that_has_no_number_is_a_cause_of_its_own():
     assert set(lf.simulate(strong, [[1.0]], **options)["exit_cause"].values) == {LEFT_BALL}
 
 
-def test_what_is_refused_is_shown_by_its_name():
+def test_refused_functions_are_shown_by_name():
     """No address of memory, by which no two runs say the same."""
     refuses("feedforward must be one of .*; got <lambda>", lf.Transformer, **SIZE, feedforward=lambda x: x)
     refuses(r"got Gated\(function=<lambda>\)", lf.OneMatrix, activation=lf.Gated(lambda x: x))
 
 
-def test_functions_of_numba_are_taken():
+def test_functions_compiled_by_numba_are_accepted():
     assert lf.Elementwise(compiled_cube).gain_at(5) == pytest.approx(1 / 15, rel=1e-9)
     found = lf.simulate(lf.Transformer(**SIZE, feedforward=lf.Elementwise(compiled_cube)), V0, **RUN)
     assert np.isfinite(found["covariance"]).all()
@@ -215,7 +215,7 @@ def test_functions_of_numba_are_taken():
     ],
 )
 @pytest.mark.filterwarnings("ignore:divide by zero")
-def test_rules_that_are_no_mixing(rule, message):
+def test_rules_that_do_not_return_a_mixing_matrix_are_refused(rule, message):
     refuses(message, lf.Mixing, rule)
 
 
@@ -226,7 +226,7 @@ def no_mask(logits, visible):
 def test_a_rule_that_ignores_the_mask_is_refused_under_one():
     part = lf.Mixing(no_mask)
     lf.Transformer(**SIZE, attention=part)
-    message = "A must be 0 where nothing is seen; .*:no_mask ignores visible"
+    message = "A must be 0 outside visible; .*:no_mask ignores visible"
     refuses(message, lf.Transformer, **SIZE, attention=part, mask="causal")
     refuses("tau0 must be positive", lf.Mixing, no_mask, tau0=0)
     refuses("tau0 must be below 1.8e308", lf.Mixing, no_mask, tau0=10**400)
@@ -302,7 +302,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_parts_without_a_theorem_have_no_limit(name):
+def test_limit_refuses_parts_without_a_theorem(name):
     for lam in (None, 1.0):
         gamma = 2**-0.5 if lam else 0.5
         model = lf.Transformer(**{**SIZE, "gamma": gamma}, lam=lam, **PARTS[name])
@@ -317,7 +317,7 @@ def test_chains_of_own_parts_have_no_gradients(name):
     refuses(message, lf.simulate, model, V0, gradients=True, **RUN)
 
 
-def test_what_trains_has_no_rules_and_no_gates():
+def test_stack_of_refuses_rules_and_gates():
     build = lf.nn.stack_of
     refuses("shaped or softmax attention; got Mixing", build, lf.Transformer(**SIZE, **PARTS["Mixing"]))
     refuses("no gated pairs yet", build, lf.Transformer(**SIZE, **PARTS["Gated"]))
@@ -333,7 +333,7 @@ def test_one_matrix_takes_one_activation_and_no_gates():
 
 def test_classes_derived_from_own_parts_are_refused():
     derived = type("Mine", (lf.Elementwise,), {})
-    refuses("kernels know these classes alone", lf.Transformer, **SIZE, feedforward=derived(own.silu))
+    refuses("kernels take exactly these classes, no subclasses", lf.Transformer, **SIZE, feedforward=derived(own.silu))
 
 
 # --- strengths ------------------------------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ BOTH = {"width": 8, "attention": lf.ShapedAttention(tau0=1.0), "feedforward": lf
         ({"gamma": 0.5, "lam": 10**400}, r"lam must be below 1.8e308 in size; got more\."),
     ],
 )
-def test_strengths_that_do_not_fit(values, message):
+def test_strengths_that_do_not_fit_are_refused(values, message):
     refuses(message, lf.Transformer, depth=3, **BOTH, **values)
 
 
@@ -380,7 +380,7 @@ def test_strengths_are_kept_as_plain_tuples():
     np.testing.assert_allclose((replace(model, lam=None).strengths ** 2).sum(-1), 1, rtol=1e-15)
 
 
-def test_json_of_models_that_there_were_is_unchanged():
+def test_json_of_earlier_models_is_unchanged():
     text = (
         '{"kind": "Transformer", "width": 8, "depth": 3, "gamma": 0.5, "attention": {"kind": "ShapedAttention", '
         '"tau0": 1.0, "heads": null, "head_dim": null, "identity": true, "center": true, "temperature": "shaped"}, '
@@ -389,7 +389,7 @@ def test_json_of_models_that_there_were_is_unchanged():
     assert lf.to_json(lf.Transformer(depth=3, gamma=0.5, **BOTH)) == text
 
 
-def test_what_needs_one_number_says_so():
+def test_functions_that_need_one_gamma_refuse_sequences():
     model = lf.Transformer(depth=3, **BOTH, gamma=[0.1, 0.2, 0.3])
     with pytest.raises(lf.NoLimitError, match="strengths differ by layer or sublayer; gamma and lam must be numbers"):
         lf.limit(model)
@@ -430,13 +430,13 @@ def test_json_has_functions_by_their_paths():
     assert not any(map(is_path, ("a", "a:b:c", "a b:c", ":b", "a:", None)))
 
 
-def test_a_module_that_exits_is_one_line_too(monkeypatch, tmp_path):
+def test_module_that_exits_on_import_is_refused(monkeypatch, tmp_path):
     (tmp_path / "module_that_exits.py").write_text("raise SystemExit(3)\n")
     monkeypatch.syspath_prepend(tmp_path)
     refuses("The module module_that_exits cannot be imported: SystemExit: 3", import_function, "module_that_exits:silu")
 
 
-def test_functions_that_cannot_be_imported_have_no_json_but_a_record():
+def test_functions_without_a_path_are_refused_by_to_json_and_named_in_records():
     part = lf.Elementwise(lambda x: 0.5 * x)
     refuses("which .*<lambda> does not have. Nearest: a function at the top level", lf.to_json, part)
     found = lf.simulate(lf.Transformer(**SIZE, feedforward=part), V0, **RUN)
@@ -454,7 +454,7 @@ def test_functions_that_cannot_be_imported_have_no_json_but_a_record():
     assert path_of(lambda x: x) is None
 
 
-def test_files_of_others_import_nothing(tmp_path, monkeypatch):
+def test_stored_files_import_no_modules(tmp_path, monkeypatch):
     """A store's or a folder's model names a module that would leave a mark if it ran."""
     (tmp_path / "stranger.py").write_text("import pathlib\npathlib.Path('mark').touch()\ndef f(x):\n    return x\n")
     monkeypatch.chdir(tmp_path)
@@ -473,7 +473,7 @@ def test_files_of_others_import_nothing(tmp_path, monkeypatch):
     assert import_function("limitformer.models.activations:silu", imports=False)
 
 
-def test_a_sweep_over_own_parts(tmp_path):
+def test_sweep_computes_own_parts(tmp_path):
     """Computed in a store by workers, and read again; axes are γ, and the gain of one's own layer."""
     model = lf.Transformer(**SIZE, feedforward=lf.Elementwise(own.silu, gain=1.0))
     over = {"gamma": [0.1, 0.6], "feedforward.gain": [1.0, 2.0]}

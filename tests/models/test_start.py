@@ -45,13 +45,13 @@ def refuses(message, make, *arguments, **settings):
         (np.eye(2) + 0j, "The start must be real; got complex numbers (complex128). Nearest: their real part, .real."),
     ],
 )
-def test_covariances_that_are_none_are_refused(value, message):
+def test_arrays_that_are_not_covariances_are_refused(value, message):
     refuses(message, from_covariance, value)
     refuses(message, as_start, value)
 
 
 @pytest.mark.parametrize("scale", [1e-200, 1.0, 1e100])
-def test_a_covariance_is_kept_as_it_is(scale):
+def test_covariance_is_stored_unchanged(scale):
     start = from_covariance((scale * V).tolist())
     np.testing.assert_array_equal(start.covariance, scale * V)
     assert (start.tokens, start.rank()) == (3, 3)
@@ -60,7 +60,7 @@ def test_a_covariance_is_kept_as_it_is(scale):
 
 
 @pytest.mark.parametrize("scale", [1e-200, 1.0, 1e100])
-def test_rounding_is_forgiven_and_more_is_not(scale):
+def test_covariance_tolerates_rounding_only(scale):
     """1e-10 of the largest entry is rounding, 1e-8 is a mistake: skew and negative eigenvalues alike."""
     skew = np.array([[0, 1, 0], [-1, 0, 0], [0, 0, 0]])
     forgiven = from_covariance(scale * (V + 1e-10 * skew)).covariance
@@ -131,7 +131,7 @@ def test_tokens_give_covariance_and_means():
         ("tokens", "tokens must be an array of numbers; got str."),
     ],
 )
-def test_tokens_that_are_none_are_refused(value, message):
+def test_arrays_that_are_not_tokens_are_refused(value, message):
     refuses(message, from_tokens, value)
 
 
@@ -157,12 +157,12 @@ def test_rank_does_not_depend_on_the_variances():
     assert from_covariance([[1.0, 1e-9], [1e-9, 1e-18]]).rank() == 1
 
 
-def test_a_start_stands_for_itself():
+def test_as_start_returns_a_start_unchanged():
     start = Start(covariance=V)
     assert as_start(start) is start
 
 
-def test_a_start_made_by_hand_is_checked_too():
+def test_start_constructor_checks_its_covariance():
     for wrong in (np.full((2, 2), np.nan), np.array([[1.0, 0.5], [-0.5, 1.0]]), np.diag([1.0, -1.0])):
         with pytest.raises(InputError):
             Start(covariance=wrong)
@@ -181,7 +181,7 @@ TENSORS = {  # what is refused, and what the line must hold
 
 
 @pytest.mark.parametrize("kind", TENSORS)
-def test_tensors_that_are_none_are_refused_with_the_repair(kind):
+def test_tensors_that_need_conversion_are_refused_with_the_repair(kind):
     make, message = TENSORS[kind]
     refuses(message, from_tokens, make())
 

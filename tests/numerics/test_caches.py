@@ -32,7 +32,7 @@ def found(chosen=""):
     return caches.folder(str(chosen), caches.Path("/dev/null"), "kernels-1")
 
 
-def test_the_folder_is_of_its_user_alone(places, tmp_path):
+def test_folder_is_private_to_its_user(places, tmp_path):
     assert found() == places[""] / "kernels-1"
     assert found(tmp_path / "chosen") == tmp_path / "chosen" / "kernels-1"
     assert found("/dev/null/chosen") == places[""] / "kernels-1"
@@ -41,7 +41,7 @@ def test_the_folder_is_of_its_user_alone(places, tmp_path):
 
 
 @pytest.mark.parametrize("home", ["/dev/null/home", "relative"])
-def test_without_a_home_the_shared_folder_has_one_for_each_user(places, monkeypatch, home):
+def test_shared_folder_has_a_private_one_for_each_user_without_home(places, monkeypatch, home):
     monkeypatch.setenv("XDG_CACHE_HOME", home)
     assert found() == places["shared"] / "kernels-1"
     assert places["shared"].stat().st_mode & 0o777 == 0o700
@@ -84,7 +84,7 @@ def test_a_folder_of_another_user_is_not_used(places, monkeypatch, whose):
 
 
 @AS_ROOT
-def test_a_stranger_trusts_the_system_and_itself_alone(places, monkeypatch):
+def test_folders_of_another_user_are_not_trusted(places, monkeypatch):
     """The same folders, seen by another user than their owner."""
     monkeypatch.setattr(caches, "user", lambda: STRANGER)
     assert found() is None
@@ -104,10 +104,10 @@ def test_import_without_a_passwd_entry_and_with_a_cache_folder_that_cannot_be_ma
     code = "from limitformer.numerics import kernels; print(kernels.CACHE.name, kernels.HOW_OFTEN)"
     printed = program(code, NUMBA_CACHE_DIR="/dev/null/kernels")
     assert printed.startswith(f"{kernels.CACHE.name} the first time only; kept in /")
-    assert printed.endswith(", as NUMBA_CACHE_DIR=/dev/null/kernels is no safe folder to write\n")
+    assert printed.endswith(", as NUMBA_CACHE_DIR=/dev/null/kernels is not a safe folder\n")
 
 
-def test_where_nothing_can_be_written_kernels_stay_in_memory():
+def test_kernels_stay_in_memory_without_a_writable_folder():
     code = """
 def readonly(**_): raise OSError
 tempfile.TemporaryFile = readonly
@@ -119,7 +119,7 @@ print(kernels.CACHE, kernels.driver(lambda x: x + 1)(1), kernels.HOW_OFTEN)
     )
 
 
-def test_numba_switched_off_is_one_line():
+def test_disabled_numba_is_refused_in_one_line():
     command = [sys.executable, "-m", "limitformer", "simulate", "--depth", "2", "--samples", "2"]
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=False)
@@ -135,7 +135,7 @@ def tripled(x):
     return 3 * x
 
 
-def test_a_compilation_is_told_from_a_loaded_kernel(monkeypatch, tmp_path):
+def test_at_compilation_ignores_loaded_kernels(monkeypatch, tmp_path):
     monkeypatch.setattr(kernels, "CACHE", tmp_path)
     begun = []
     for value in (1.0, 2.0):  # the second finds what the first has kept
@@ -156,13 +156,13 @@ def hardly_room():
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_disk_that_fills_while_kernels_are_kept_costs_a_line(monkeypatch, tmp_path, capsys):
+def test_full_disk_prints_one_line_and_keeps_results(monkeypatch, tmp_path, capsys):
     """The results are there, the line comes once, and what lies there is no damage to the next process."""
     monkeypatch.setattr(kernels, "CACHE", tmp_path)
     with hardly_room():
         results = [kernels.driver(function)(2.0) for function in (doubled, tripled)]
     assert results == [4.0, 6.0]
-    line = f"Kernels cannot be kept in {tmp_path} (File too large): each process compiles them anew.\n"
+    line = f"Kernels cannot be cached in {tmp_path} (File too large): each process compiles them.\n"
     assert capsys.readouterr().err == line
     assert kernels.driver(doubled)(3.0) == 6.0
     assert any(tmp_path.rglob("*.nbc"))
@@ -170,7 +170,7 @@ def test_a_disk_that_fills_while_kernels_are_kept_costs_a_line(monkeypatch, tmp_
 
 @pytest.mark.parametrize("damaged", ["*.nbi", "*.nbc"])
 @pytest.mark.parametrize("content", [b"", b"junk"])
-def test_a_damaged_kernel_is_compiled_again(monkeypatch, tmp_path, damaged, content):
+def test_damaged_kernel_is_compiled_again(monkeypatch, tmp_path, damaged, content):
     """As after a loss of power, which leaves files without their content; then it is kept again."""
     monkeypatch.setattr(kernels, "CACHE", tmp_path)
     kernels.driver(doubled)(1.0)
@@ -204,7 +204,7 @@ def simulate_slowly(monkeypatch, begins):
 
 
 @pytest.mark.parametrize("begins", [True, False])
-def test_compiling_is_said_where_something_is_compiled_alone(monkeypatch, tmp_path, capsys, begins):
+def test_compilation_notice_appears_only_when_compiling(monkeypatch, tmp_path, capsys, begins):
     small()
     capsys.readouterr()
     monkeypatch.setattr(kernels, "CACHE", tmp_path)

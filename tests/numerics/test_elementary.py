@@ -112,7 +112,7 @@ LOGARITHM_DOMAINS = {
 
 
 @pytest.mark.parametrize("u", LOGARITHM_DOMAINS.values(), ids=list(LOGARITHM_DOMAINS))
-def test_logarithm_is_as_precise_as_it_says(u):
+def test_logarithm_has_the_stated_precision(u):
     u = u[u != 1]
     assert worst(logarithm_of(u), np.log(u.astype(np.longdouble))) < claimed_errors()[0]
 
@@ -146,7 +146,7 @@ EXPONENTIAL_DOMAINS = {
 
 
 @pytest.mark.parametrize("x", EXPONENTIAL_DOMAINS.values(), ids=list(EXPONENTIAL_DOMAINS))
-def test_exponential_is_as_precise_as_it_says(x):
+def test_exponential_has_the_stated_precision(x):
     assert np.abs(x).max() <= 700
     assert worst(exponential_of(x), np.exp(x.astype(np.longdouble))) < claimed_errors()[0]
 
@@ -156,7 +156,7 @@ def test_exponential_of_zero_is_one():
     np.testing.assert_array_equal(exponential_of([0.0, -0.0, 5e-324, -5e-324, 1e-17, -1e-17]), np.ones(6))
 
 
-def test_exponential_stays_where_it_is_below_its_domain():
+def test_exponential_is_constant_below_its_domain():
     """At exp(-700), a normal number: no zero and nothing subnormal, so that a sum of some is never zero."""
     floor = exponential_of([-700.0])[0]
     assert abs(floor / np.exp(-700.0) - 1) < 2 * EPS
@@ -222,7 +222,7 @@ ANGLES = {
 
 
 @pytest.mark.parametrize("x", ANGLES.values(), ids=list(ANGLES))
-def test_sine_and_cosine_are_as_precise_as_they_say(x):
+def test_sine_and_cosine_have_the_stated_precision(x):
     assert (np.abs(x) <= np.pi / 4).all()
     sine, cosine = sine_cosine_of(x)
     exact = x.astype(np.longdouble)
@@ -290,7 +290,7 @@ ENDS = {  # function, its reference, the last two percent of its reduced interva
 
 
 @pytest.mark.parametrize(("function", "reference", "x", "last"), ENDS.values(), ids=list(ENDS))
-def test_no_term_of_a_series_is_missing(function, reference, x, last):
+def test_series_have_all_their_terms(function, reference, x, last):
     """Where a series is longest the mean error of many arguments, in which roundings cancel, is below 1e-17.
 
     What the last term adds is more than twice that, so without it the check would fail.

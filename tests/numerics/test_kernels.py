@@ -14,7 +14,7 @@ import pytest
 from limitformer.numerics import kernel_sources, kernels
 
 
-def test_every_file_with_kernels_is_watched():
+def test_kernel_sources_lists_every_file_with_kernels():
     """An edit of a file that is missing from the list would leave its callers' caches in place.
 
     What kernels are made of counts too: the types and functions that other files add to the compiler.
@@ -50,7 +50,7 @@ def fingerprints(folder):
     return {path: kernel_sources.fingerprint(path) for path in sorted(folder.glob("**/*.py"))}
 
 
-def test_an_edit_renews_what_is_made_of_it_and_nothing_else(copied):
+def test_edit_changes_only_the_fingerprints_of_files_that_use_it(copied):
     """What is made of it: by Python's own reading of the imports, of which the quick one may not miss any."""
     before = fingerprints(copied)
     importers = imported_from(copied)
@@ -85,7 +85,7 @@ def modules_of(path, folder):
             assert not any(name.name.startswith("limitformer") for name in node.names), path
 
 
-def test_the_sphere_and_the_covariance_chain_are_kept_apart(copied):
+def test_fingerprints_of_sphere_and_covariance_are_independent(copied):
     before = fingerprints(copied)
     (copied / "sphere" / "pair.py").write_text("#")
     (copied / "covariance" / "chain" / "norm.py").write_text("#")
@@ -105,13 +105,13 @@ def test_kernels_are_cached_in_the_folder_of_their_fingerprint():
         assert Path(compiled.stats.cache_path).parent == kernels.CACHE / name
 
 
-def test_numbas_own_setting_is_left_as_it_was():
+def test_kernel_does_not_change_numbas_cache_setting():
     before = numba.config.CACHE_DIR
     kernels.kernel(lambda: None)
     assert before == numba.config.CACHE_DIR
 
 
-def test_code_for_the_machine_is_made_of_what_python_calls_alone(monkeypatch):
+def test_machine_code_is_generated_only_for_drivers(monkeypatch):
     """A kernel is compiled into what calls it; code of its own, that nobody runs, took a fifth of the time."""
     monkeypatch.setattr(kernels, "CACHE", None)
     halved = kernels.kernel(lambda x: 0.5 * x)
@@ -128,7 +128,7 @@ def has_code_for_the_machine(made):
     return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name) != 0
 
 
-def test_no_python_of_the_package_calls_a_kernel():
+def test_python_code_never_calls_a_kernel():
     """It would be compiled again in every process: what Python calls is a driver."""
     found = {
         f"{module.__name__}: {function.__qualname__} calls {', '.join(called)}"

@@ -140,7 +140,7 @@ EXACT = {"+": (ADD, operator.add), "-": (SUBTRACT, operator.sub), "*": (MULTIPLY
 
 
 @pytest.mark.parametrize(("kernels", "reference"), EXACT.values(), ids=list(EXACT))
-def test_sums_and_products_are_numpys(kernels, reference):
+def test_sums_and_products_agree_with_numpy(kernels, reference):
     """To the bit, in every lane; the lanes turned by one are other numbers."""
     expected = reference(A, B)
     np.testing.assert_array_equal(answer(kernels[0], A, B), expected)
@@ -150,7 +150,7 @@ def test_sums_and_products_are_numpys(kernels, reference):
         np.testing.assert_array_equal(answer(kernels[2], number, B), reference(number, B))
 
 
-def test_quotients_are_numpys():
+def test_quotients_agree_with_numpy():
     """To three roundings: a quotient may be computed as a product with the reciprocal."""
     np.testing.assert_allclose(answer(DIVIDE[0], A, B), A / B, rtol=3 * EPS)
     for number in (2.5, -1e-3, 3.0):
@@ -219,7 +219,7 @@ def is_a_number(a):
     return all_below(x * x + 1.0, np.inf)
 
 
-def test_the_compiler_may_not_assume_that_all_is_finite():
+def test_compiler_keeps_infinities_and_nan():
     """x·0 and x − x are no zeros, and x/x is no one, where x is infinite or NaN: explosions are seen by it."""
     zero = np.where(np.isfinite(STRANGE), 0, np.nan)
     np.testing.assert_array_equal(answer(times_nothing, STRANGE), zero)
@@ -242,19 +242,19 @@ def magnitude_of_entry(a, out):
     store(out, 0, 0, magnitude(load(a, 0, 0)))
 
 
-def test_square_roots_are_numpys():
+def test_square_roots_agree_with_numpy():
     """Rounded correctly, so to the bit."""
     for values in (np.abs(A), np.abs(B), [0.0, 5e-324, np.inf, np.nan, 2.0, 4.0, 1e308, 1e-308]):
         np.testing.assert_array_equal(answer(root_of_entry, values), np.sqrt(values))
     assert np.isnan(answer(root_of_entry, [-1.0, -np.inf, -5e-324, -1e300] * 2)).all()
 
 
-def test_magnitudes_are_numpys():
+def test_magnitudes_agree_with_numpy():
     for values in (A, B, STRANGE):
         assert same_bits(answer(magnitude_of_entry, values), np.abs(values))
 
 
-def test_larger_and_smaller_are_numpys():
+def test_larger_and_smaller_agree_with_numpy():
     np.testing.assert_array_equal(answer(LARGER[0], A, B), np.maximum(A, B))
     np.testing.assert_array_equal(answer(SMALLER[0], A, B), np.minimum(A, B))
     for number in (0.0, -1e-3, np.inf, -np.inf):
@@ -412,7 +412,7 @@ FACTOR_KERNELS = [gram_of, products, products_into, transposed_products, traces,
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e300, 0.0], ids=str)
 @pytest.mark.parametrize("function", FACTOR_KERNELS, ids=lambda function: function.__name__)
-def test_one_lane_leaves_the_bits_of_the_others_alone(function, value):
+def test_lane_does_not_change_the_bits_of_others(function, value):
     """Whatever stands in it, and in whichever lane."""
     a, b = random_lanes(4, 6, seed=1), random_lanes(6, 6, seed=2)
     clean = function(a, b)
@@ -524,7 +524,7 @@ def test_the_place_of_a_replica_does_not_change_a_bit(model, options):
             assert same_bits(outputs[ours].reshape(theirs.shape), theirs), (name, first, count)
 
 
-def test_the_simulations_that_end_do_so_at_different_times():
+def test_ending_simulations_end_at_different_times():
     """What the two tests above rest on: paths that are over run on beside others that are not."""
     for name in ("limit that explodes", "limit that leaves the cone"):
         model, options = SIMULATIONS[name]
@@ -573,7 +573,7 @@ PATHS = {
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e160], ids=str)
 @pytest.mark.parametrize("paths", PATHS.values(), ids=list(PATHS))
-def test_a_replica_that_is_lost_leaves_the_others_alone(paths, value):
+def test_lost_replica_does_not_change_the_others(paths, value):
     """From the start on, in each of the lanes: the seven others have the bits of an untouched run, and no exit."""
     clean = paths(lambda factor: None)
     assert np.isinf(clean[1]).all()

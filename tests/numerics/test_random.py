@@ -381,7 +381,7 @@ def test_few_degrees_are_sums_of_squares(degrees):
     assert not retries.any()
 
 
-def test_what_is_drawn_again_follows_the_law_too():
+def test_second_attempts_follow_the_law():
     """Only the draws that took a second attempt: KS at 1e-4; 6 degrees are rejected."""
     ours, retries = chis_of_lanes(400_000, 5, "retries")
     again = ours[np.diff(retries, axis=0) > 0]
@@ -419,7 +419,7 @@ def test_every_lane_counts_its_own_second_attempts():
     assert (rises.sum(0) > 20).all()
 
 
-def test_a_second_attempt_leaves_the_other_lanes_alone():
+def test_second_attempt_does_not_change_other_lanes():
     """Bits of a replica whose neighbours were others, with others' second attempts; and no stream loses step.
 
     After the chis every lane goes on with the normals that it would have had without a single rejection.
@@ -435,7 +435,7 @@ def test_a_second_attempt_leaves_the_other_lanes_alone():
     np.testing.assert_array_equal(after, normals_of_lanes(3 * count + 50, 1, "retries")[3 * count :])
 
 
-def test_second_attempts_are_no_part_of_the_stream():
+def test_second_attempts_leave_the_stream_unchanged():
     """They come from blocks that no stream of normals reaches: 2⁶³ on, of the same replica and key."""
     key_words = key(1, "retries")
     _, retries = chi_reference(300, 5, key_words, 0)
@@ -458,6 +458,6 @@ def test_numpy_seeds_are_seeds():
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.0, True, "1", None, float("nan")])
-def test_a_seed_that_is_none_is_refused(seed):
+def test_invalid_seeds_are_refused(seed):
     with pytest.raises(InputError, match=r"seed must be a whole number from 0 to 2\*\*63 - 1; got"):
         key(seed, "chain")

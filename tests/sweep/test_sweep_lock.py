@@ -238,7 +238,7 @@ def test_names_as_long_as_a_name_can_be(tmp_path):
     assert (lf.load_sweep(path)["status"] == 1).all()
     for name in ("s" * 256, "a\0b"):
         for use in (lambda name=name: run(sweep(), tmp_path / name), lambda name=name: lf.load_sweep(tmp_path / name)):
-            with pytest.raises(InputError, match=r"^Cannot use the folder .*: File name too long\.$|is no path\.$"):
+            with pytest.raises(InputError, match=r"^Cannot use the folder .*: File name too long\.$|is not a path\.$"):
                 use()
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
 

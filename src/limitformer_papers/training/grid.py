@@ -91,14 +91,14 @@ def on_processes(
         for run, found in outcomes:
             if isinstance(found, TrainingInterrupted):
                 saved += 1
-            elif isinstance(found, LostTask) and pool.heard > 1:
+            elif isinstance(found, LostTask) and pool.interrupts > 1:
                 lost += 1
             elif isinstance(found, LostTask):
                 line = f"{found.within('run')}. Started again, it goes on from its last checkpoint."
                 yield run, InputError(line[0].upper() + line[1:])
             else:
                 yield run, found
-    if pool.heard:
+    if pool.interrupts:
         raise GridInterrupted(account(saved, lost, len(pool.pending)))
 
 
