@@ -1,4 +1,4 @@
-"""Errors between processes, and optional packages that are not there."""
+"""Errors that are pickled, and optional packages that are missing."""
 
 import copy
 import importlib
@@ -37,7 +37,6 @@ LEFT_OUT = "limitformer.__main__"  # importing it runs the command line
 
 
 def exceptions():
-    """Every class of exceptions that the package defines."""
     packages = (lf, limitformer_papers)
     names = {m.name for each in packages for m in pkgutil.walk_packages(each.__path__, f"{each.__name__}.")} - {
         LEFT_OUT
@@ -56,14 +55,14 @@ def test_table_lists_every_exception_with_own_constructor_arguments():
 
 
 def plain_beginnings():
-    """What begins an exception with a message alone."""
+    """Return the constructors that take only a message."""
     return {kind.__init__ for kind in (BaseException, Exception, ValueError, OSError, UserWarning, KeyboardInterrupt)}
 
 
 @pytest.mark.parametrize("through", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy])
 @pytest.mark.parametrize("kind", exceptions(), ids=lambda kind: kind.__name__)
 def test_exceptions_survive_pickle_and_copy(kind, through):
-    """With its message, its notes and its parts."""
+    """Message, notes and arguments survive."""
     make, part = MADE.get(kind, (lambda: kind("a message"), str))
     error = make()
     error.add_note("a note")

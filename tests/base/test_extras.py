@@ -1,4 +1,4 @@
-"""Imports of extras: the package that is missing is named."""
+"""Imports of extras name the missing package."""
 
 from importlib import import_module
 

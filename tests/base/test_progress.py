@@ -1,4 +1,4 @@
-"""The time that is left, and the estimate of a command with a quicker setting."""
+"""The remaining time, and a command's estimate with a quicker setting."""
 
 import math
 from types import SimpleNamespace
@@ -10,7 +10,6 @@ from limitformer.base import progress
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that tests set."""
     time = SimpleNamespace(now=0.0)
     monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: time.now))
     return time
@@ -18,7 +17,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Standard error passes for one."""
+    """Standard error looks like a terminal."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
@@ -45,7 +44,7 @@ def test_estimate_excludes_work_done_before_the_bar(clock, terminal):
 
 @pytest.mark.parametrize(("second", "says"), [(10.0, "networks: about 80 s in all; fewer samples.\n"), (2.4, "")])
 def test_long_work_is_estimated_once_with_a_quicker_setting(clock, capsys, second, says):
-    """After the first piece; 19.2 s in all are not long."""
+    """It is printed after the first piece; 19.2 s in all are not long."""
     with progress.suggest_quicker("fewer samples."):
         bar = progress.progress_bar("networks", 8, 0.0)
         for done in (1, 2, 3):

@@ -1,4 +1,4 @@
-"""A part keeps its function as that was when the part was made; the wrong twin is one that reads the new values."""
+"""A part uses its function as that was when the part was made; the wrong twin reads the new values."""
 
 import copy
 import ctypes
@@ -170,7 +170,7 @@ def test_function_that_changes_an_array_is_refused():
 
 
 def test_chain_and_gain_use_the_same_function(monkeypatch):
-    """E V stays 1 at γ = 1 if the gain is of the compiled function; the twin has the gain of K = 2."""
+    """E V stays 1 at γ = 1 with the gain of the compiled function; the twin has the gain for K = 2."""
     stale = lf.Elementwise(bent).gain_at(8)
     monkeypatch.setitem(globals(), "K", 5.0)
 
@@ -189,7 +189,7 @@ def torch_bent(x):
 
 
 def test_networks_ignore_later_changes_of_a_global(monkeypatch):
-    """Of the function itself on tensors, and of `torch`."""
+    """This holds for the function itself on tensors, and for `torch`."""
     rule = lf.Mixing(lambda logits, visible: K * visible / len(visible) * (logits * 0 + 1))
     norm = lf.RadialNorm(lambda square: K / square, placement="pre")
     parts = [lf.Elementwise(bent), lf.Elementwise(bent, torch=torch_bent), lf.Elementwise(lambda x: abs(x) + K * x)]
@@ -211,7 +211,7 @@ def test_torch_function_named_by_path_is_compared_at_each_use(monkeypatch):
 
 
 def test_pickled_part_is_refused_where_its_function_reads_other_values(monkeypatch):
-    """Another process reads its own values, and may have read other ones."""
+    """Another process reads its own values, which may differ."""
     part = lf.Elementwise(bent)
     assert pickle.loads(pickle.dumps(part)) == part
     sent = pickle.dumps(part)

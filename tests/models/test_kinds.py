@@ -1,4 +1,4 @@
-"""What is not known is refused where a model is made, and never becomes another model on the way."""
+"""Unknown kinds of parts are refused when a model is made, and never become another model."""
 
 import ast
 import re
@@ -31,7 +31,7 @@ SPHERE = {"tokens": 2, "dim": 4, "beta": 1.0, "layers_per_unit_time": 10}
 
 @dataclass(frozen=True, kw_only=True)
 class SiLU(Feedforward):
-    """A layer of one's own: all that a declaration has, and no kernel."""
+    """A user's layer with a complete declaration, but without a kernel."""
 
     def gain_at(self, width):
         return 1 / 0.3558
@@ -41,15 +41,11 @@ class SiLU(Feedforward):
 
 
 class WideGELU(lf.GELU):
-    """A concrete part with one method changed."""
-
     def gain_at(self, width):
         return 3.0
 
 
 class LinearAttention(Attention):
-    """An attention of one's own."""
-
     interventions = (True, False, "shaped")
 
 
@@ -81,7 +77,7 @@ by_type = [type(part).__name__ for _, part in PARTS]
 
 @pytest.mark.parametrize(("family", "part"), PARTS, ids=by_type)
 def test_a_model_refuses_parts_of_other_kinds(family, part):
-    """With the list of those that are known; isinstance, the wrong twin, would take all but the abstract ones."""
+    """The message lists the known kinds; isinstance, the wrong twin, would accept all but the abstract ones."""
     model = lf.Transformer(**SIZE, attention=lf.SoftmaxAttention(), feedforward=lf.ReLU())
     message = re.escape(
         f"{family} must be one of {NAMES[family]}; got {part!r}: kernels take exactly these classes, no subclasses"
@@ -101,7 +97,7 @@ def test_values_that_are_not_parts_are_refused_without_the_reason_for_subclasses
 
 
 def test_class_with_the_name_of_a_kind_is_refused():
-    """Also in JSON, where there are names alone."""
+    """JSON refuses it too, although it stores only names."""
     twin = type("GELU", (lf.GELU,), {})()
     with pytest.raises(InputError, match=r"feedforward must be one of"):
         lf.Transformer(**SIZE, feedforward=twin)
@@ -112,7 +108,7 @@ def test_class_with_the_name_of_a_kind_is_refused():
 
 @pytest.mark.parametrize("base", [lf.Transformer, lf.StochasticTransformer, lf.HybridTransformer, lf.Start])
 def test_classes_derived_from_models_and_starts_are_refused(base):
-    """Where they are made, and with the name that they do not live up to."""
+    """They are refused when they are made, with the name of their base class."""
     values = {
         lf.Transformer: {**SIZE, "attention": lf.SoftmaxAttention()},
         lf.StochasticTransformer: SPHERE,
@@ -161,7 +157,7 @@ TABLES = {
 
 @pytest.mark.parametrize("family", TABLES)
 def test_tables_have_exactly_the_kinds_of_their_family(family):
-    """No more and no fewer; a kind that is added to a family is missed at once."""
+    """A kind that is added to a family but not to a table fails here."""
     # OneMatrix has no σ of its own: it is built before the tables of activations are asked.
     kinds = set(FAMILIES[family]) - {lf.OneMatrix}
     for table in TABLES[family]:
@@ -208,14 +204,14 @@ def test_of_kind_refuses_subclasses():
 
 
 def asked_classes(tree: ast.AST) -> list[str]:
-    """Names of the classes in every isinstance."""
+    """Return the names of the classes in every isinstance."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     asked = [call.args[1] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "isinstance"]
     return [ast.unparse(node) for argument in asked for node in ast.walk(argument)]
 
 
 def test_source_never_uses_isinstance_for_kinds_of_parts():
-    """`isinstance(part, GELU) … else` was a part of another kind taken for a known one."""
+    """`isinstance(part, GELU) … else` takes a part of another kind for a known one."""
     kinds = {kind.__name__ for family in ("attention", "feedforward", "norm") for kind in FAMILIES[family]}
     kinds |= {f"models.{name}" for name in kinds}
     assert set(asked_classes(ast.parse("x = 1 if isinstance(part, models.GELU | ReLU) else 0"))) & kinds

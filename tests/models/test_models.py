@@ -1,4 +1,4 @@
-"""Declarations: what they refuse and in which words, their derived numbers, and JSON there and back."""
+"""Declarations: refusals and their messages, derived numbers, and JSON in both directions."""
 
 import json
 import math
@@ -70,7 +70,7 @@ PARTS = [part for model in MODELS.values() for part in (model.attention, model.f
 
 
 def bounds(name, value, otherwise):
-    """What is said of a number that is not finite, or finite and out of range."""
+    """Return the message for a number that is not finite, or finite and out of range."""
     return f"{name} {otherwise if np.isfinite(value) else 'must be finite'}; got {float(value)}."
 
 
@@ -246,7 +246,7 @@ def test_hidden_is_the_width_unless_given():
 
 
 def second_moment(activation):
-    """E activation(g)², the two half-lines apart because of the kink."""
+    """E activation(g)², integrated on each half-line because of the kink."""
     halves = [(-40, 0), (0, 40)]
     return sum(integrate.quad(lambda x: activation(x) ** 2 * stats.norm.pdf(x), *ends)[0] for ends in halves)
 
@@ -284,7 +284,7 @@ def test_parts_survive_json(part):
 
 
 def test_the_registry_has_every_kind():
-    """A kind that is added without a model here fails."""
+    """A kind that is added without a model in this file fails."""
     on_sphere = {"StochasticTransformer", "HybridTransformer", "TokenLimit"}  # test_sphere_models
     present = {"Transformer", "CovarianceLimit", "CovarianceFlow"} | on_sphere | {type(part).__name__ for part in PARTS}
     assert present == set(all_kinds())
@@ -298,7 +298,7 @@ def test_json_writes_every_field_out():
 
 
 def test_lam_follows_gamma_unless_it_is_given():
-    """A grid over γ must not keep the λ of the model it began with."""
+    """A grid over γ must not keep the λ of its first model."""
     assert replace(transformer(), gamma=0.8).skip == pytest.approx(0.6, rel=1e-15)
     assert replace(transformer(lam=1.0), gamma=0.8).skip == 1.0
 
@@ -362,7 +362,7 @@ def test_any_model_survives_json(model):
     )
 )
 def test_json_of_anything_but_a_model_is_refused(value):
-    """Any JSON at all: a plain object without the fields of its kind is an InputError, never another one."""
+    """Any JSON: an object without the fields of its kind raises InputError and no other error."""
     record = {"kind": "Transformer", "attention": value, "depth": 0}
     with pytest.raises(InputError):
         from_json(json.dumps(record))

@@ -1,4 +1,4 @@
-"""Parts of one's own, from a file outside the package: the chain has the law of the network, a wrong twin does not."""
+"""Parts made of user functions outside the package: chain and network have one law, a wrong twin does not."""
 
 import inspect
 from dataclasses import replace
@@ -79,7 +79,7 @@ def test_chain_and_network_share_one_law(name):
 
 
 def test_user_functions_take_two_or_three_lines():
-    """Lines of each function, its line of def and its docstring included."""
+    """The counts include the line of def and the docstring."""
     parts = {"silu": 2, "x_tanh": 2, "torch_x_tanh": 2, "sigmoid_attention": 3, "torch_sigmoid_attention": 2}
     for name, lines in parts.items():
         assert len(inspect.getsource(getattr(own, name)).strip().splitlines()) == lines
@@ -92,7 +92,7 @@ GAMMAS, LAMS = [(0.2, 0.9), 0.7, (0.8, 0.1)], [1.0, (0.5, 1.3), (1.1, 0.2)]
 
 
 def test_strengths_of_each_layer_and_sublayer():
-    """The twin has the same strengths, of layers in the opposite order."""
+    """The twin has the strengths of the layers in reverse order."""
     right = lf.Transformer(**BOTH, gamma=GAMMAS, lam=LAMS)
     assert_same_law(chain(right), network(right), wrong=chain(replace(right, gamma=GAMMAS[::-1], lam=LAMS[::-1])))
 
@@ -118,7 +118,7 @@ def test_equal_strengths_written_out_are_the_same_bits(gradients):
 
 
 def test_gradients_with_strengths_of_each_place():
-    """Chain against weightless networks, whose layers are the torch ones: medians of every weight's gradient."""
+    """The gradients of every weight in the chain have the law of those in weightless networks."""
     model = lf.Transformer(**BOTH, gamma=GAMMAS, lam=LAMS)
     options = {"samples": 1500, "gradients": True, "progress": False}
     finite = lf.simulate(model, V0, seed=1, **options)["weight_gradient"].values
@@ -152,7 +152,7 @@ CLOSED = {
 
 @pytest.mark.parametrize("name", CLOSED)
 def test_gains_agree_with_closed_forms_and_gauss_hermite(name):
-    """Closed forms; else Gauss-Hermite, split at the kink by |x + ½|² = (x + ½)² where there is one."""
+    """Without a closed form it is Gauss-Hermite, split at a kink by |x + ½|² = (x + ½)²."""
     function, exact = CLOSED[name]
     if name.startswith("|"):
         shifted = exp_absolute_times(0.5)
@@ -170,7 +170,7 @@ def peak(x):
 
 
 def test_gain_includes_a_narrow_peak():
-    """The closed form; the twin is a quadrature that passes over the peak."""
+    """The gain has the closed form; the twin is a quadrature that misses the peak."""
     (low, high), (at_low, at_high) = norm.cdf([0.5, 0.51]), norm.pdf([0.5, 0.51])
     squares_inside = high - low - (0.51 * at_high - 0.5 * at_low)
     exact = 1 / (high - low + 0.01 * (1 - squares_inside))
@@ -179,12 +179,12 @@ def test_gain_includes_a_narrow_peak():
 
 
 def exp_absolute_times(a):
-    """E |g + a| g = 2Φ(a) − 1: Stein's identity, since the derivative of |x + a| is its sign."""
+    """E |g + a| g = 2Φ(a) − 1 by Stein's identity, because the derivative of |x + a| is its sign."""
     return erf(a / sqrt(2))
 
 
 def test_a_gated_pair_has_the_gain_of_its_function():
-    """E (σ(g) h)² = E σ(g)²; and a gain that is given is taken."""
+    """E (σ(g) h)² = E σ(g)²; a given gain is used."""
     rng = np.random.default_rng(0)
     g, h = rng.standard_normal((2, 400_000))
     squares = (g / (1 + np.exp(-g)) * h) ** 2
@@ -232,14 +232,14 @@ def test_threads_do_not_change_the_bits():
 
 
 def test_kernels_are_not_compiled_again_for_another_function():
-    """Constants of two functions have one type: the address is a number."""
+    """The constants for two functions have one type, because the address is a number."""
     other = replace(OWN_ALL, attention=LINEAR, feedforward=lf.Gated(own.silu))
     types = [[type(x) for x in constants_of(model, 3).feedforward] for model in (OWN_ALL, other)]
     assert types[0] == types[1]
 
 
 def test_gradients_of_networks_with_own_parts():
-    """Weightless networks take them, since what they have of torch is differentiated: against drawn weights."""
+    """Weightless networks differentiate the functions on tensors."""
     found = lf.nn.simulate(OWN_ALL, V0, samples=4, seed=1, gradients=True, dtype=torch.float64, progress=False)
     assert np.isfinite(found["weight_gradient"]).all()
     names = {str(name).split(".", 2)[2] for name in found["weight"].values}

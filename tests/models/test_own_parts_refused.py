@@ -1,4 +1,4 @@
-"""What cannot be a part of one's own is one line; JSON and the command line have functions by their paths."""
+"""Refusals of user functions in one line; JSON and the command line name functions by their paths."""
 
 import json
 import math
@@ -143,7 +143,7 @@ def test_a_function_that_numba_compiles_to_another_is_refused(monkeypatch):
 
 
 def test_function_that_raises_ends_only_its_path():
-    """Not one sample of those that stay has met a number that was left as it was: their variances are those of x."""
+    """The samples that stay have the variances of σ(x) = x, so none of them met a replaced number."""
     model = lf.Transformer(width=8, depth=2, gamma=1.0, feedforward=lf.Elementwise(raises_far_out, hidden=4, gain=1))
     options = {"samples": 200, "seed": 0, "progress": False}
     found = lf.simulate(model, [[80.0]], **options)
@@ -156,7 +156,7 @@ def test_function_that_raises_ends_only_its_path():
 
 
 def test_replica_that_raises_leaves_its_neighbours_alone():
-    """Paths leave alone: a group of eight all of whose paths leave is rare where one in four does."""
+    """No whole group of eight paths leaves, although one path in four does."""
     part = lf.Elementwise(raises_far_out, hidden=2, gain=1)
     model = lf.Transformer(width=8, depth=1, gamma=1.0, feedforward=part)
     found = lf.simulate(model, [[100.0]], samples=800, seed=0, progress=False)
@@ -171,7 +171,7 @@ def test_replica_that_raises_leaves_its_neighbours_alone():
 
 
 def test_nan_of_a_function_has_its_own_exit_cause():
-    """In chain and network; the twin of the same size that explodes has left the ball."""
+    """It is the same in chain and network; the twin that explodes at the same size has left the ball."""
 
     def root(x):
         return math.nan if x > 12.0 else x
@@ -192,7 +192,7 @@ def test_nan_of_a_function_has_its_own_exit_cause():
 
 
 def test_refused_functions_are_shown_by_name():
-    """No address of memory, by which no two runs say the same."""
+    """The message contains no address, which would differ from run to run."""
     refuses("feedforward must be one of .*; got <lambda>", lf.Transformer, **SIZE, feedforward=lambda x: x)
     refuses(r"got Gated\(function=<lambda>\)", lf.OneMatrix, activation=lf.Gated(lambda x: x))
 
@@ -238,7 +238,7 @@ def grows(logits, visible):
 
 
 def test_a_rule_of_another_shape_for_more_tokens_is_refused():
-    """Tried with 1 and 4 tokens when it is made, and with 5 before a run of 5."""
+    """A rule is tried with 1 and 4 tokens when it is made, and with 5 before a run of 5."""
     model = lf.Transformer(**SIZE, attention=lf.Mixing(grows))
     for run in (lf.simulate, lf.nn.simulate):
         refuses(r"must give a real matrix \(5, 5\); .*:grows gave ndarray \(4, 4\)", run, model, np.eye(5), **RUN)
@@ -270,7 +270,7 @@ def test_rules_are_tried_at_several_logits_and_with_the_tokens_of_the_run():
 
 
 def gelu(x):
-    """Another function than torch's of this name, of operators alone."""
+    """A function that shares its name with one of torch, and uses only operators."""
     return x * abs(x)
 
 
@@ -455,7 +455,7 @@ def test_functions_without_a_path_are_refused_by_to_json_and_named_in_records():
 
 
 def test_stored_files_import_no_modules(tmp_path, monkeypatch):
-    """A store's or a folder's model names a module that would leave a mark if it ran."""
+    """A stored model names a module that would create a file if it ran."""
     (tmp_path / "stranger.py").write_text("import pathlib\npathlib.Path('mark').touch()\ndef f(x):\n    return x\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -474,7 +474,7 @@ def test_stored_files_import_no_modules(tmp_path, monkeypatch):
 
 
 def test_sweep_computes_own_parts(tmp_path):
-    """Computed in a store by workers, and read again; axes are γ, and the gain of one's own layer."""
+    """A worker computes it in a store, which is read again; the axes are γ and the gain of the user's layer."""
     model = lf.Transformer(**SIZE, feedforward=lf.Elementwise(own.silu, gain=1.0))
     over = {"gamma": [0.1, 0.6], "feedforward.gain": [1.0, 2.0]}
     sweep = lf.Sweep(model, over=over, simulate={"samples": 8, "seed": 0, "start": START})

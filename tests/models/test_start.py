@@ -1,4 +1,4 @@
-"""Starts: what is refused, and covariances, means and ranks against NumPy."""
+"""Starts: refusals, and covariances, means and ranks against NumPy."""
 
 import re
 
@@ -61,7 +61,7 @@ def test_covariance_is_stored_unchanged(scale):
 
 @pytest.mark.parametrize("scale", [1e-200, 1.0, 1e100])
 def test_covariance_tolerates_rounding_only(scale):
-    """1e-10 of the largest entry is rounding, 1e-8 is a mistake: skew and negative eigenvalues alike."""
+    """1e-10 of the largest entry is rounding, 1e-8 is a mistake, for skew and for negative eigenvalues."""
     skew = np.array([[0, 1, 0], [-1, 0, 0], [0, 0, 0]])
     forgiven = from_covariance(scale * (V + 1e-10 * skew)).covariance
     np.testing.assert_array_equal(forgiven, forgiven.T)
@@ -137,7 +137,7 @@ def test_arrays_that_are_not_tokens_are_refused(value, message):
 
 @pytest.mark.parametrize("size", [1e-200, 1e200])
 def test_tokens_whose_squares_leave_the_range_of_doubles_are_refused(size):
-    """They are not zero, so the message must not say so; an infinite covariance must not get through."""
+    """The message must not call them zero, and an infinite covariance must not pass."""
     with pytest.raises(InputError) as caught:
         from_tokens([[size, -size], [1.0, 2.0]])
     assert "got one that is zero" not in str(caught.value)
@@ -151,7 +151,7 @@ def test_rank_counts_directions(tokens, width):
 
 
 def test_rank_does_not_depend_on_the_variances():
-    """A token of a tiny variance beside a large one is a direction of its own; a copy of another is none."""
+    """A token of tiny variance adds a direction even next to a large one; a copy of another does not."""
     assert from_covariance(1e-30 * V).rank() == 3
     assert from_covariance(np.diag([1.0, 1e-18])).rank() == 2
     assert from_covariance([[1.0, 1e-9], [1e-9, 1e-18]]).rank() == 1

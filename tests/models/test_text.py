@@ -1,4 +1,4 @@
-"""Texts as starts: repeated words are identical tokens, and files that are none are refused in one line."""
+"""Texts as starts: repeated words are identical tokens, and files that are not texts are refused."""
 
 import re
 from pathlib import Path
@@ -133,7 +133,7 @@ def test_unusable_arguments_are_refused(source, settings, message):
 
 @pytest.mark.parametrize("name", ["novel.txt", "notes/README.md", "novel"])
 def test_name_of_a_file_as_text_is_refused(tmp_path, monkeypatch, name):
-    """One that is there, or whose ending says it; other texts of one word are texts."""
+    """The file exists, or the text has the suffix of one; other texts of one word are accepted."""
     (tmp_path / "novel").write_text("to be")
     monkeypatch.chdir(tmp_path)
     refuses(f"The text is the name of a file, '{name}'. Nearest: from_text(Path('{name}'), …).", name)

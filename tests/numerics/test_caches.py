@@ -1,4 +1,4 @@
-"""Import works for any user; compiled kernels are kept in a folder of the user alone, or in memory."""
+"""Import works for any user; compiled kernels are cached in a private folder or in memory."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ STRANGER = 4242
 
 @pytest.fixture
 def places(monkeypatch, tmp_path):
-    """Nothing can be written beside the source; a cache of the user, and a temporary folder that all share."""
+    """A read-only source, a cache of the user, and a temporary folder that all users share."""
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -77,7 +77,7 @@ def test_a_folder_that_others_can_rename_is_not_used(places):
 @AS_ROOT
 @pytest.mark.parametrize("whose", ["", "kernels-1"])
 def test_a_folder_of_another_user_is_not_used(places, monkeypatch, whose):
-    """One made beforehand in the shared folder, whole or only around ours, of the right mode."""
+    """Another user made it, or the folder above it, in the shared folder with the right mode."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/home")
     os.chown(found().parent / whose, STRANGER, STRANGER)
     assert found() is None
@@ -85,13 +85,13 @@ def test_a_folder_of_another_user_is_not_used(places, monkeypatch, whose):
 
 @AS_ROOT
 def test_folders_of_another_user_are_not_trusted(places, monkeypatch):
-    """The same folders, seen by another user than their owner."""
+    """Another user than the owner checks the same folders."""
     monkeypatch.setattr(caches, "user", lambda: STRANGER)
     assert found() is None
 
 
 def program(code, **environment):
-    """What a fresh process prints for which nobody has an entry in passwd."""
+    """Return the output of a new process whose user has no entry in passwd."""
     before = "import pwd, tempfile\ndef missing(_): raise KeyError('uid not found')\npwd.getpwuid = missing\n"
     kept = {name: value for name, value in os.environ.items() if name not in ("HOME", "USER", "LOGNAME")}
     options = {"env": {**kept, **environment}, "capture_output": True, "encoding": "utf-8", "timeout": 120}
@@ -146,7 +146,7 @@ def test_at_compilation_ignores_loaded_kernels(monkeypatch, tmp_path):
 
 @contextlib.contextmanager
 def hardly_room():
-    """No file may have more than 100 bytes, as on a disk that is all but full."""
+    """No file may have more than 100 bytes, as on a disk that is almost full."""
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
@@ -157,7 +157,7 @@ def hardly_room():
 
 
 def test_full_disk_prints_one_line_and_keeps_results(monkeypatch, tmp_path, capsys):
-    """The results are there, the line comes once, and what lies there is no damage to the next process."""
+    """The line is printed once, and the files that were written do not harm the next process."""
     monkeypatch.setattr(kernels, "CACHE", tmp_path)
     with hardly_room():
         results = [kernels.driver(function)(2.0) for function in (doubled, tripled)]
@@ -171,7 +171,7 @@ def test_full_disk_prints_one_line_and_keeps_results(monkeypatch, tmp_path, caps
 @pytest.mark.parametrize("damaged", ["*.nbi", "*.nbc"])
 @pytest.mark.parametrize("content", [b"", b"junk"])
 def test_damaged_kernel_is_compiled_again(monkeypatch, tmp_path, damaged, content):
-    """As after a loss of power, which leaves files without their content; then it is kept again."""
+    """A loss of power can leave such files without their content. The kernel is then cached again."""
     monkeypatch.setattr(kernels, "CACHE", tmp_path)
     kernels.driver(doubled)(1.0)
     (path,) = tmp_path.rglob(damaged)
@@ -184,13 +184,12 @@ def test_damaged_kernel_is_compiled_again(monkeypatch, tmp_path, damaged, conten
 
 
 def small():
-    """The least simulation."""
     model = Transformer(width=8, depth=2, gamma=0.5, attention=ShapedAttention(tau0=1.0))
     engine.simulate(model, [[1.0]], samples=1, seed=0)
 
 
 def simulate_slowly(monkeypatch, begins):
-    """A simulation whose first part takes a second, and begins a compilation in it or not."""
+    """Run a simulation whose first part takes a second, with or without a compilation."""
     part_of, slept = engine.part_of, []
 
     def slow(*arguments):

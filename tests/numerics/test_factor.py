@@ -79,7 +79,7 @@ def stacked(matrix, scales=SCALES):
 
 
 def triangular(rows, first=0, last=None, offset=0, columns=None, scales=SCALES):
-    """The factor of a copy of `rows` (rows, columns), into an array that was not clean.
+    """Return the factor of a copy of `rows` (rows, columns), written into an array of other numbers.
 
     It is made of eight lanes, each `rows` times its own power of two, which all have to agree.
     """
@@ -145,7 +145,7 @@ def test_triangularise_keeps_the_gram_matrix_of_singular_rows(rank):
 
 
 def test_a_dependent_row_gets_a_zero_on_the_diagonal():
-    """Exactly: the second row is twice the first, and powers of two do not round."""
+    """It is exact, because the second row is twice the first, and powers of two do not round."""
     rows = np.array([[1.0, 2.0, -0.5], [2.0, 4.0, -1.0], [0.0, 1.0, 1.0]])
     out = triangular(rows)
     assert out[1, 1] == 0
@@ -185,7 +185,7 @@ def test_triangularise_stays_finite_where_squares_are_nearly_zero(size):
 
 
 def test_triangularise_handles_a_dependent_row_in_one_lane():
-    """Where the second row is twice the first its diagonal is zero, and only there; a row of zeros likewise."""
+    """The diagonal is zero only in the lane where the second row is twice the first, or zero."""
     rows = stacked(normals(3, 5, seed=22), np.ones(LANES))
     rows[1, :, 3] = 2 * rows[0, :, 3]
     rows[0, :, 6] = 0
@@ -198,7 +198,7 @@ def test_triangularise_handles_a_dependent_row_in_one_lane():
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12])
 def test_products_agree_with_numpy(columns):
-    """Eight different matrices at once; columns are taken four at a time, so any number of them is tried."""
+    """Blocks have four columns, so every number of columns modulo four is tried, with eight different matrices."""
     a, b, c = normals(3, 5, LANES, seed=5), normals(5, columns, LANES, seed=6), normals(7, 5, LANES, seed=7)
     out, transposed, square, copied = (
         np.full((*shape, LANES), np.nan) for shape in ((3, columns), (3, 7), (3, 3), (3, 5))
@@ -254,7 +254,7 @@ def test_put_fills_all_lanes():
 @pytest.mark.parametrize("first", [0, 1, 2, 5])
 @pytest.mark.parametrize("count", range(10))
 def test_inner_uses_only_the_given_columns(first, count):
-    """Any number of columns modulo four, which are summed apart."""
+    """The remainder of columns modulo four is summed separately, so each is tried."""
     a, b, last = normals(3, 15, LANES, seed=11), normals(2, 15, LANES, seed=12), first + count
     out = np.full((1, 1, LANES), np.nan)
     store_inner(a, 2, b, 1, first, last, out)
@@ -371,7 +371,7 @@ def test_root_keeps_the_distance_of_nearly_equal_tokens(gap):
 
 @pytest.mark.parametrize("gap", [1e-9, 1e-12])
 def test_a_factor_holds_small_gaps_more_precisely_than_its_gram_matrix(gap):
-    """Of the factor (a, 0), (b, d): 1 - rho = d²/(r (r + b)), r² = b² + d², has no cancellation."""
+    """For the factor (a, 0), (b, d) the formula 1 - rho = d²/(r (r + b)), r² = b² + d², has no cancellation."""
     row, across = np.array([0.8, -0.6, 0.0]), np.array([0.6, 0.8, 0.0])
     angle = (2 * gap) ** 0.5  # 1 - cos(angle) = gap - gap²/6
     out = triangular(np.stack([row, np.cos(angle) * row + np.sin(angle) * across]))

@@ -1,4 +1,4 @@
-"""Kernels that are halted return within a layer, and say what is whole."""
+"""Halted kernels return within a layer, and report the finished replicas."""
 
 import threading
 
@@ -54,7 +54,7 @@ def test_watch_counts_unfinished_replicas_in_part():
 
 
 def test_ctrl_c_in_the_first_group_returns_no_samples(monkeypatch):
-    """The engine halts its kernels: without that it would wait for months."""
+    """The engine halts its kernels; otherwise it would wait for months."""
 
     def interrupt(pending, **settings):
         raise KeyboardInterrupt
@@ -74,7 +74,7 @@ def test_ctrl_c_in_the_first_group_returns_no_samples(monkeypatch):
 
 
 def test_halt_keeps_finished_groups(monkeypatch):
-    """Of one part of 24 replicas, halted in its third group: sixteen, with the bits of a run to the end."""
+    """A part of 24 replicas that is halted in its third group keeps sixteen, with the bits of a complete run."""
     whole = lf.simulate(PLAIN, START, samples=24, seed=0)
     kind = type(process_of(PLAIN, START, None, {}).prepare(0))
     quick = kind.run
@@ -102,7 +102,7 @@ def test_halt_keeps_finished_groups(monkeypatch):
 
 
 def test_halt_keeps_outcomes_of_finished_replicas():
-    """A part of two blocks of pairs, halted in the second: the first has its outcomes, with the bits of a whole run."""
+    """The first block of pairs is finished before the halt: its outcomes have the bits of a complete run."""
     model = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=100)
     process = process_of(model, None, np.array([2000.0]), {"horizon": 2000.0, "keep": "outcome"})
     whole, part, watch = process.outputs(BLOCK), process.outputs(2 * BLOCK), new_watch()
