@@ -41,8 +41,8 @@ def exceptions():
     names = {m.name for each in packages for m in pkgutil.walk_packages(each.__path__, f"{each.__name__}.")} - {
         LEFT_OUT
     }
-    found = [value for name in names for value in vars(importlib.import_module(name)).values()]
-    classes = {value for value in found if isinstance(value, type) and issubclass(value, BaseException)}
+    members = [value for name in names for value in vars(importlib.import_module(name)).values()]
+    classes = {value for value in members if isinstance(value, type) and issubclass(value, BaseException)}
     ours = {kind for kind in classes if kind.__module__.startswith(("limitformer.", "limitformer_papers."))} - {
         PicklesArguments
     }
@@ -66,11 +66,11 @@ def test_exceptions_survive_pickle_and_copy(kind, through):
     make, part = MADE.get(kind, (lambda: kind("a message"), str))
     error = make()
     error.add_note("a note")
-    found = through(error)
-    assert type(found) is kind
-    assert str(found) == str(error)
-    assert found.__notes__ == ["a note"]
-    assert part(found) == part(error)
+    copied = through(error)
+    assert type(copied) is kind
+    assert str(copied) == str(error)
+    assert copied.__notes__ == ["a note"]
+    assert part(copied) == part(error)
 
 
 def test_wrong_twin_exception_without_pickled_arguments_fails_to_copy():
@@ -83,12 +83,12 @@ def test_wrong_twin_exception_without_pickled_arguments_fails_to_copy():
 
 
 def test_exceptions_build_their_messages_from_their_arguments():
-    said = {kind: str(make()) for kind, (make, _) in MADE.items()}
-    assert said[lf.MissingExtraError] == "This needs torch, which is not installed: pip install 'limitformer[hf]'."
-    assert said[CannotLockError] == "Cannot lock it: No space left on device (/a/lock)."
-    assert said[lf.Interrupted] == "interrupted after 2 samples"
-    assert said[SweepInterrupted] == "Interrupted with 1 of 3 cells done; start it again to go on: a.zarr"
-    assert said[TrainingInterrupted] == "Interrupted at step 2 of 9, which is saved; start it again to go on: run"
+    messages = {kind: str(make()) for kind, (make, _) in MADE.items()}
+    assert messages[lf.MissingExtraError] == "This needs torch, which is not installed: pip install 'limitformer[hf]'."
+    assert messages[CannotLockError] == "Cannot lock it: No space left on device (/a/lock)."
+    assert messages[lf.Interrupted] == "interrupted after 2 samples"
+    assert messages[SweepInterrupted] == "Interrupted with 1 of 3 cells done; start it again to go on: a.zarr"
+    assert messages[TrainingInterrupted] == "Interrupted at step 2 of 9, which is saved; start it again to go on: run"
 
 
 def test_package_lacks_nn_without_torch(monkeypatch):

@@ -23,14 +23,14 @@ class Handle:
 @pytest.fixture
 def pictures(monkeypatch):
     """The pictures that a notebook displays; a second display fails."""
-    shown = []
+    displayed = []
 
     def display(picture, raw, display_id):
         assert raw
         assert display_id
-        assert shown == []
-        shown.append(picture)
-        return Handle(shown)
+        assert displayed == []
+        displayed.append(picture)
+        return Handle(displayed)
 
     package, module = ModuleType("IPython"), ModuleType("IPython.display")
     module.display = display
@@ -38,7 +38,7 @@ def pictures(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython.display", module)
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     monkeypatch.setattr(builtins, "get_ipython", type("ZMQInteractiveShell", (), {}), raising=False)
-    return shown
+    return displayed
 
 
 def at(monkeypatch, *seconds):

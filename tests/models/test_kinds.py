@@ -192,8 +192,8 @@ def test_functions_that_take_single_parts_refuse_unknown_kinds(look_up):
 def test_abstract_norm_raises_type_error():
     with pytest.raises(TypeError, match="Norm is abstract: use LayerNorm, RMSNorm or RadialNorm"):
         NormModule(Norm(placement="pre"))
-    made = lf.LayerNorm(placement="pre"), lf.RMSNorm(placement="pre"), lf.RadialNorm(own.bounded, placement="pre")
-    assert [norm.subtracts_mean for norm in made] == [True, False, False]
+    norms = lf.LayerNorm(placement="pre"), lf.RMSNorm(placement="pre"), lf.RadialNorm(own.bounded, placement="pre")
+    assert [norm.subtracts_mean for norm in norms] == [True, False, False]
 
 
 def test_of_kind_refuses_subclasses():

@@ -233,12 +233,12 @@ def test_models_are_frozen_and_equal_by_value():
 
 def test_key_dim_and_temperature():
     """tau = tau0 sqrt(width head_dim) shaped, tau0 sqrt(head_dim) standard."""
-    heads, given = SoftmaxAttention(tau0=3.0, heads=4), ShapedAttention(tau0=0.5, heads=3, head_dim=9)
-    assert (SHAPED.key_dim(25), heads.key_dim(100), given.key_dim(100)) == (25, 25, 9)
+    heads, explicit = SoftmaxAttention(tau0=3.0, heads=4), ShapedAttention(tau0=0.5, heads=3, head_dim=9)
+    assert (SHAPED.key_dim(25), heads.key_dim(100), explicit.key_dim(100)) == (25, 25, 9)
     assert SHAPED.temperature_at(25) == pytest.approx(1.5 * 25)
     assert heads.temperature_at(100) == pytest.approx(3.0 * 5)
-    assert given.temperature_at(100) == pytest.approx(0.5 * 30)
-    assert replace(given, temperature="standard").temperature_at(100) == pytest.approx(0.5 * 3)
+    assert explicit.temperature_at(100) == pytest.approx(0.5 * 30)
+    assert replace(explicit, temperature="standard").temperature_at(100) == pytest.approx(0.5 * 3)
 
 
 def test_hidden_is_the_width_unless_given():

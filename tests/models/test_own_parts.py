@@ -57,8 +57,8 @@ PAIRS = {
 def summary(dataset):
     """Correlations, variances and log det V at the last layer: (samples,) each."""
     v, rho = dataset["covariance"].values[:, -1], lf.correlation(dataset).values[:, -1]
-    found = {f"ρ_{a}{b}": rho[:, a, b] for a, b in ((0, 1), (1, 2))} | {f"V_{a}": v[:, a, a] for a in (0, 2)}
-    return {**found, "log det V": np.linalg.slogdet(v)[1]}
+    summaries = {f"ρ_{a}{b}": rho[:, a, b] for a, b in ((0, 1), (1, 2))} | {f"V_{a}": v[:, a, a] for a in (0, 2)}
+    return {**summaries, "log det V": np.linalg.slogdet(v)[1]}
 
 
 def chain(model):
@@ -66,10 +66,10 @@ def chain(model):
 
 
 def network(model):
-    found = lf.nn.simulate(
+    dataset = lf.nn.simulate(
         model, V0, samples=SAMPLES, seed=2, record=[model.depth], dtype=torch.float64, device="cpu", progress=False
     )
-    return summary(found)
+    return summary(dataset)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -131,8 +131,8 @@ def test_gradients_with_strengths_of_each_place():
 def test_a_network_that_trains_has_the_strengths_of_its_places():
     model = replace(lf.Transformer(**BOTH, gamma=GAMMAS, lam=LAMS), attention=lf.SoftmaxAttention(heads=2))
     blocks = lf.nn.stack_of(model).blocks
-    found = [[(r.lam.item(), r.gamma.item()) for r in block.residual.values()] for block in blocks]
-    np.testing.assert_allclose(found, model.strengths, rtol=1e-7)
+    pairs = [[(r.lam.item(), r.gamma.item()) for r in block.residual.values()] for block in blocks]
+    np.testing.assert_allclose(pairs, model.strengths, rtol=1e-7)
 
 
 # --- gains ----------------------------------------------------------------------------------------------------------
@@ -160,9 +160,9 @@ def test_gains_agree_with_closed_forms_and_gauss_hermite(name):
     if exact is None:
         nodes, weights = roots_hermitenorm(180)
         exact = sqrt(2 * pi) / (weights @ np.array([function(float(x)) ** 2 for x in nodes]))
-    found = lf.Elementwise(function).gain_at(64)
-    assert found == pytest.approx(exact, rel=1e-9)
-    assert found != pytest.approx(exact * (1 + 1e-6), rel=1e-9)
+    gain = lf.Elementwise(function).gain_at(64)
+    assert gain == pytest.approx(exact, rel=1e-9)
+    assert gain != pytest.approx(exact * (1 + 1e-6), rel=1e-9)
 
 
 def peak(x):
@@ -203,17 +203,17 @@ LAYERS = [SILU, X_TANH, BENT, *(getattr(lf, name)() for name in activations.__al
 def test_python_numba_and_torch_agree(part):
     wanted = [part.function(float(x)) for x in POINTS]
     np.testing.assert_allclose([function_of(part).compiled(x) for x in POINTS], wanted, rtol=1e-9, atol=1e-12)
-    found = torch_elementwise(part)(torch.tensor(POINTS))
-    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
+    on_tensors = torch_elementwise(part)(torch.tensor(POINTS))
+    np.testing.assert_allclose(on_tensors, wanted, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("part", [SIGMOID, LINEAR], ids=repr)
 def test_rules_on_tensors_agree_for_batches_of_matrices(part):
     logits = np.random.default_rng(3).standard_normal((2, 5, 3, 3))
     seen = np.tril(np.ones((3, 3), bool))
-    found = torch_mixing(part)(torch.tensor(logits), torch.tensor(seen))
+    on_tensors = torch_mixing(part)(torch.tensor(logits), torch.tensor(seen))
     wanted = [[function_of(part)(y, seen) for y in batch] for batch in logits]
-    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(on_tensors, wanted, rtol=1e-9, atol=1e-12)
     assert mixing_address(function_of(part)) == mixing_address(function_of(part))  # compiled once
 
 
@@ -240,7 +240,7 @@ def test_kernels_are_not_compiled_again_for_another_function():
 
 def test_gradients_of_networks_with_own_parts():
     """Weightless networks differentiate the functions on tensors."""
-    found = lf.nn.simulate(OWN_ALL, V0, samples=4, seed=1, gradients=True, dtype=torch.float64, progress=False)
-    assert np.isfinite(found["weight_gradient"]).all()
-    names = {str(name).split(".", 2)[2] for name in found["weight"].values}
+    dataset = lf.nn.simulate(OWN_ALL, V0, samples=4, seed=1, gradients=True, dtype=torch.float64, progress=False)
+    assert np.isfinite(dataset["weight_gradient"]).all()
+    names = {str(name).split(".", 2)[2] for name in dataset["weight"].values}
     assert {"feedforward.gate", "attention.value"} <= names

@@ -146,24 +146,24 @@ def test_function_that_raises_ends_only_its_path():
     """The samples that stay have the variances of σ(x) = x, so none of them met a replaced number."""
     model = lf.Transformer(width=8, depth=2, gamma=1.0, feedforward=lf.Elementwise(raises_far_out, hidden=4, gain=1))
     options = {"samples": 200, "seed": 0, "progress": False}
-    found = lf.simulate(model, [[80.0]], **options)
+    dataset = lf.simulate(model, [[80.0]], **options)
     straight = lf.Transformer(width=8, depth=2, gamma=1.0, feedforward=lf.Elementwise(lambda x: x, hidden=4, gain=1))
     wanted = lf.simulate(straight, [[80.0]], **options)
-    left = np.isfinite(found["exit"].values)
-    assert 5 < left.sum() < 195
-    np.testing.assert_allclose(found["covariance"][~left], wanted["covariance"][~left], rtol=1e-12)
-    assert set(found["exit_cause"].values) == {INSIDE, NO_NUMBER}
+    exited = np.isfinite(dataset["exit"].values)
+    assert 5 < exited.sum() < 195
+    np.testing.assert_allclose(dataset["covariance"][~exited], wanted["covariance"][~exited], rtol=1e-12)
+    assert set(dataset["exit_cause"].values) == {INSIDE, NO_NUMBER}
 
 
 def test_replica_that_raises_leaves_its_neighbours_alone():
     """No whole group of eight paths leaves, although one path in four does."""
     part = lf.Elementwise(raises_far_out, hidden=2, gain=1)
     model = lf.Transformer(width=8, depth=1, gamma=1.0, feedforward=part)
-    found = lf.simulate(model, [[100.0]], samples=800, seed=0, progress=False)
-    left = np.isfinite(found["exit"].values)
+    dataset = lf.simulate(model, [[100.0]], samples=800, seed=0, progress=False)
+    exited = np.isfinite(dataset["exit"].values)
     share = 1 - (0.5 + math.erf(2 / math.sqrt(2)) / 2) ** 2  # neither of two N(0, 100) above 20
-    assert abs(left.mean() - share) < 4 * math.sqrt(share * (1 - share) / 800)
-    assert not left.reshape(100, 8).all(1).any()
+    assert abs(exited.mean() - share) < 4 * math.sqrt(share * (1 - share) / 800)
+    assert not exited.reshape(100, 8).all(1).any()
     values = np.array([1.0, 30.0, -3.0])
     loop = own_chain.compiled_elementwise(numba.njit(raises_far_out))
     loop.ctypes(values.ctypes.data_as(loop.ctypes.argtypes[0]), 3, 2.0)
@@ -199,8 +199,8 @@ def test_refused_functions_are_shown_by_name():
 
 def test_functions_compiled_by_numba_are_accepted():
     assert lf.Elementwise(compiled_cube).gain_at(5) == pytest.approx(1 / 15, rel=1e-9)
-    found = lf.simulate(lf.Transformer(**SIZE, feedforward=lf.Elementwise(compiled_cube)), V0, **RUN)
-    assert np.isfinite(found["covariance"]).all()
+    dataset = lf.simulate(lf.Transformer(**SIZE, feedforward=lf.Elementwise(compiled_cube)), V0, **RUN)
+    assert np.isfinite(dataset["covariance"]).all()
     assert json.loads(lf.to_json(lf.Elementwise(own.silu)))["function"] == "own_parts_example:silu"
 
 
@@ -439,14 +439,14 @@ def test_module_that_exits_on_import_is_refused(monkeypatch, tmp_path):
 def test_functions_without_a_path_are_refused_by_to_json_and_named_in_records():
     part = lf.Elementwise(lambda x: 0.5 * x)
     refuses("which .*<lambda> does not have. Nearest: a function at the top level", lf.to_json, part)
-    found = lf.simulate(lf.Transformer(**SIZE, feedforward=part), V0, **RUN)
-    written = json.loads(found.attrs["model"])["feedforward"]["function"]
+    dataset = lf.simulate(lf.Transformer(**SIZE, feedforward=part), V0, **RUN)
+    written = json.loads(dataset.attrs["model"])["feedforward"]["function"]
     assert written.startswith("<")
     assert "lambda" in written
     refuses(
         "function of Elementwise was .*<lambda>, a function that cannot be imported, and cannot be restored",
         lf.from_json,
-        found.attrs["model"],
+        dataset.attrs["model"],
     )
     assert describe(WHOLE) == lf.to_json(WHOLE)
     assert path_of(own.silu) == "own_parts_example:silu"
@@ -496,14 +496,14 @@ def test_the_command_line_takes_functions_of_the_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     own_parts = ("--feedforward", "parts_of_mine:leaky", "--attention", "parts_of_mine:flat", "--hidden", "9")
-    code, shown = command(*own_parts, "--show-model")
+    code, output = command(*own_parts, "--show-model")
     assert code == 0
-    model = lf.from_json(shown)
+    model = lf.from_json(output)
     assert model.feedforward.function.__name__ == "leaky"
     assert model.feedforward.hidden == 9
     assert type(model.attention) is lf.Mixing
     assert model.attention.tau0 == 1.0
-    (tmp_path / "model.json").write_text(shown)
+    (tmp_path / "model.json").write_text(output)
     assert command("--feedforward", "swiglu", "--samples", "8", "--tokens", "2")[0] == 0
     (tmp_path / "strengths.json").write_text(lf.to_json(replace(model, gamma=[0.1, 0.9])))
     result = CliRunner().invoke(app, ["simulate", "--model", "strengths.json", "--samples", "8"])
@@ -521,14 +521,14 @@ def test_the_command_line_takes_functions_of_the_folder(tmp_path, monkeypatch):
     ],
 )
 def test_the_command_line_refuses_in_one_line(arguments, message):
-    code, shown = command(*arguments)
+    code, output = command(*arguments)
     assert code == 2
-    assert message in " ".join(shown.split())
+    assert message in " ".join(output.split())
 
 
 def test_rules_are_compiled_once_and_threads_may_ask_together():
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(4) as pool:
-        found = set(pool.map(lambda _: mixing_address(freeze(own.linear_attention)), range(8)))
-    assert len(found) == 1
+        addresses = set(pool.map(lambda _: mixing_address(freeze(own.linear_attention)), range(8)))
+    assert len(addresses) == 1

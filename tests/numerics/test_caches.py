@@ -28,22 +28,22 @@ def places(monkeypatch, tmp_path):
     return {"": tmp_path / "home" / "limitformer", "shared": shared / f"limitformer-{caches.user()}"}
 
 
-def found(chosen=""):
+def cache_folder(chosen=""):
     return caches.folder(str(chosen), caches.Path("/dev/null"), "kernels-1")
 
 
 def test_folder_is_private_to_its_user(places, tmp_path):
-    assert found() == places[""] / "kernels-1"
-    assert found(tmp_path / "chosen") == tmp_path / "chosen" / "kernels-1"
-    assert found("/dev/null/chosen") == places[""] / "kernels-1"
-    for folder in (found(), found(tmp_path / "chosen")):
+    assert cache_folder() == places[""] / "kernels-1"
+    assert cache_folder(tmp_path / "chosen") == tmp_path / "chosen" / "kernels-1"
+    assert cache_folder("/dev/null/chosen") == places[""] / "kernels-1"
+    for folder in (cache_folder(), cache_folder(tmp_path / "chosen")):
         assert (folder.stat().st_mode & 0o777, folder.stat().st_uid) == (0o700, os.geteuid())
 
 
 @pytest.mark.parametrize("home", ["/dev/null/home", "relative"])
 def test_shared_folder_has_a_private_one_for_each_user_without_home(places, monkeypatch, home):
     monkeypatch.setenv("XDG_CACHE_HOME", home)
-    assert found() == places["shared"] / "kernels-1"
+    assert cache_folder() == places["shared"] / "kernels-1"
     assert places["shared"].stat().st_mode & 0o777 == 0o700
 
 
@@ -51,27 +51,27 @@ def test_without_home_and_passwd_entry_no_folder_is_named_tilde(places, monkeypa
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(caches.os.path, "expanduser", lambda path: path)
-    assert found() == places["shared"] / "kernels-1"
+    assert cache_folder() == places["shared"] / "kernels-1"
     assert [path.name for path in tmp_path.iterdir()] == ["shared"]
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o750, 0o701])
 def test_a_folder_that_others_can_open_is_not_used(places, mode):
-    found().chmod(mode)
-    assert found() == places["shared"] / "kernels-1"
+    cache_folder().chmod(mode)
+    assert cache_folder() == places["shared"] / "kernels-1"
 
 
 def test_a_link_is_not_followed(places, tmp_path):
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     places[""].mkdir(parents=True)
     (places[""] / "kernels-1").symlink_to(tmp_path / "elsewhere")
-    assert found() == places["shared"] / "kernels-1"
+    assert cache_folder() == places["shared"] / "kernels-1"
 
 
 def test_a_folder_that_others_can_rename_is_not_used(places):
-    found()
+    cache_folder()
     places[""].chmod(0o777)
-    assert found() == places["shared"] / "kernels-1"
+    assert cache_folder() == places["shared"] / "kernels-1"
 
 
 @AS_ROOT
@@ -79,22 +79,22 @@ def test_a_folder_that_others_can_rename_is_not_used(places):
 def test_a_folder_of_another_user_is_not_used(places, monkeypatch, whose):
     """Another user made it, or the folder above it, in the shared folder with the right mode."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/home")
-    os.chown(found().parent / whose, STRANGER, STRANGER)
-    assert found() is None
+    os.chown(cache_folder().parent / whose, STRANGER, STRANGER)
+    assert cache_folder() is None
 
 
 @AS_ROOT
 def test_folders_of_another_user_are_not_trusted(places, monkeypatch):
     """Another user than the owner checks the same folders."""
     monkeypatch.setattr(caches, "user", lambda: STRANGER)
-    assert found() is None
+    assert cache_folder() is None
 
 
 def program(code, **environment):
     """Return the output of a new process whose user has no entry in passwd."""
     before = "import pwd, tempfile\ndef missing(_): raise KeyError('uid not found')\npwd.getpwuid = missing\n"
-    kept = {name: value for name, value in os.environ.items() if name not in ("HOME", "USER", "LOGNAME")}
-    options = {"env": {**kept, **environment}, "capture_output": True, "encoding": "utf-8", "timeout": 120}
+    variables = {name: value for name, value in os.environ.items() if name not in ("HOME", "USER", "LOGNAME")}
+    options = {"env": {**variables, **environment}, "capture_output": True, "encoding": "utf-8", "timeout": 120}
     done = subprocess.run([sys.executable, "-c", before + code], **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -138,7 +138,7 @@ def tripled(x):
 def test_at_compilation_ignores_loaded_kernels(monkeypatch, tmp_path):
     monkeypatch.setattr(kernels, "CACHE", tmp_path)
     begun = []
-    for value in (1.0, 2.0):  # the second finds what the first has kept
+    for value in (1.0, 2.0):  # the second finds the kernels of the first
         with kernels.at_compilation(lambda: begun.append(value)):  # noqa: B023  called in the block alone
             kernels.driver(doubled)(np.full(2, value))
     assert set(begun) == {1.0}
@@ -208,5 +208,5 @@ def test_compilation_notice_appears_only_when_compiling(monkeypatch, tmp_path, c
     capsys.readouterr()
     monkeypatch.setattr(kernels, "CACHE", tmp_path)
     simulate_slowly(monkeypatch, begins)
-    said = capsys.readouterr().err
-    assert ("Compiling the chain's kernels (the first time only" in said) == begins, said
+    printed = capsys.readouterr().err
+    assert ("Compiling the chain's kernels (the first time only" in printed) == begins, printed

@@ -68,7 +68,7 @@ def imported_from(folder):
     direct = {path: set(modules_of(path, folder)) & set(files) for path in files}
     reached = {path: {path} for path in files}
     for _ in files:
-        reached = {path: found.union(*(direct[one] for one in found)) for path, found in reached.items()}
+        reached = {path: known.union(*(direct[one] for one in known)) for path, known in reached.items()}
     return {path: {one for one in files if path in reached[one]} for path in files}
 
 
@@ -128,13 +128,13 @@ def has_code_for_the_machine(made):
 
 def test_python_code_never_calls_a_kernel():
     """Such a kernel would be compiled again in every process; Python must call drivers."""
-    found = {
+    offences = {
         f"{module.__name__}: {function.__qualname__} calls {', '.join(called)}"
         for module in map(importlib.import_module, modules_with_kernels())
         for function in functions_of(module)
         if (called := sorted(names_in(function.__code__) & kernels_of(module)))
     }
-    assert found == set()
+    assert offences == set()
 
 
 def modules_with_kernels():

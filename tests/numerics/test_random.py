@@ -300,11 +300,11 @@ def test_a_matrix_holds_the_same_numbers_as_single_draws(shape):
 
 def test_normals_of_many_replicas_are_those_of_their_streams():
     """This holds for any number of replicas and more than a buffer of normals; neighbours differ."""
-    found = replica_normals(key(7, "test"), 11, 2 * BUFFER + 3)
+    drawn = replica_normals(key(7, "test"), 11, 2 * BUFFER + 3)
     for replica in (0, 7, 8, 10):
-        np.testing.assert_array_equal(found[replica], normals(2 * BUFFER + 3, 7, "test", replica))
-    np.testing.assert_array_equal(replica_normals(key(7, "test"), 3, 5), found[:3, :5])
-    assert np.abs(np.diff(found, axis=0)).min() > 0
+        np.testing.assert_array_equal(drawn[replica], normals(2 * BUFFER + 3, 7, "test", replica))
+    np.testing.assert_array_equal(replica_normals(key(7, "test"), 3, 5), drawn[:3, :5])
+    assert np.abs(np.diff(drawn, axis=0)).min() > 0
 
 
 @pytest.mark.parametrize("degrees", [2, 5])

@@ -60,17 +60,17 @@ def test_ctrl_c_in_the_first_group_returns_no_samples(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(replicas, "wait", interrupt)
-    found = []
+    watches = []
 
     def work():
         with pytest.raises(lf.Interrupted) as caught:
             lf.simulate(DEEP, START, samples=3, seed=0, record=[0, ENDLESS])
-        found.append(caught.value.partial.sizes["sample"])
+        watches.append(caught.value.partial.sizes["sample"])
 
     runner = threading.Thread(target=work, daemon=True)
     runner.start()
     runner.join(timeout=120)
-    assert found == [0]
+    assert watches == [0]
 
 
 def test_halt_keeps_finished_groups(monkeypatch):

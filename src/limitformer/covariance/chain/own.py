@@ -1,8 +1,8 @@
 r"""User functions in kernels, called by their addresses.
 
-A user's scalar σ, or a rule that maps a matrix of logits, is compiled into a small C function. The kernels of the chains
-call the function at the address in their constants, so they are compiled once, not once for each function. Any number
-of threads may call such a function.
+A user's scalar σ, or a rule that maps a matrix of logits, is compiled into a small C function. The kernels of the
+chains call the function at the address in their constants, so they are compiled once, not once for each function. Any
+number of threads may call such a function.
 
 * σ:     values (count,), in place: x ← gain σ(x);
 * rule:  logits (m, m, LANES) of eight replicas, in place: Y/τ to A, one replica after the other.
