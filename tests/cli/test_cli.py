@@ -284,7 +284,7 @@ def test_a_short_text_is_taken_whole(simulate, tmp_path):
             ("--attention", "sparse"),
             "--attention must be one of shaped, softmax, none, or package.module:function; got 'sparse'",
         ),
-        (("--feedforward", "sillu"), "--feedforward must be one of shaped-relu, relu, gelu, none, silu, .*'sillu'"),
+        (("--feedforward", "sillu"), "--feedforward must be one of shaped-relu, relu, gelu, none, .*silu, .*'sillu'"),
         (("--norm", "pre"), "--norm must be one of none, pre-layer, post-layer, pre-rms, post-rms; got 'pre'"),
         (("--mask", "window"), "--mask must be none or causal; got 'window'"),
         (("--attention", "none", "--feedforward", "none"), "needs attention, feedforward or both"),

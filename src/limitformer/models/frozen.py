@@ -243,12 +243,15 @@ def names_in(code: CodeType) -> set[str]:
 
 def code_key(code: CodeType) -> tuple[Any, ...]:
     """Return what the code does, without its place in a file."""
-    constants = [code_key(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    constants = [code_key(one) if isinstance(one, CodeType) else text_of(one) for one in code.co_consts]
     return code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants
 
 
 def text_of(value: Any) -> str:
-    """Return a text that differs where numbers, texts, arrays or containers do; other objects count by their type."""
+    """Return a text, equal in every process, that differs where numbers, texts, arrays or containers do.
+
+    Other objects count by their type.
+    """
     if isinstance(value, np.ndarray):
         return f"array {value.shape} {value.dtype} {hashlib.sha256(value.tobytes()).hexdigest()}"
     if isinstance(value, PLAIN):
