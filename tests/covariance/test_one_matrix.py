@@ -172,8 +172,11 @@ def test_one_matrix_survives_json_and_a_sweep():
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"attention": lf.ShapedAttention(tau0=1.0)}, "stands alone: attention and norm must be None"),
-        ({"norm": "pre"}, "stands alone: attention and norm must be None"),
+        (
+            {"attention": lf.ShapedAttention(tau0=1.0)},
+            "acts on the coordinates of the tokens: attention and norm must be None",
+        ),
+        ({"norm": "pre"}, "acts on the coordinates of the tokens: attention and norm must be None"),
     ],
     ids=str,
 )

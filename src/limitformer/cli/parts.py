@@ -1,7 +1,9 @@
 """Build a model and a start from the options of `limitformer simulate` or from files."""
 
+import re
 import sys
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,6 @@ LONGEST_TEXT = 64  # tokens; a longer text needs --tokens
 
 ATTENTION_OPTIONS = ("tau0", "heads", "head_dim")
 INTERVENTIONS = ("identity", "center", "temperature")
-NAMED_LAYERS = {name.lower(): name for name in ("SiLU", "Tanh", "SwiGLU", "GeGLU")} | {"squared-relu": "SquaredReLU"}
 SHAPED_RELU_OPTIONS = ("c_plus", "c_minus")
 MODEL_OPTIONS = (
     *("width", "depth", "gamma", "lam", "attention", "feedforward", "hidden", "one_matrix", "norm", "mask"),
@@ -77,32 +78,28 @@ def attention_part(chosen: dict[str, Any]) -> Any:
 
 
 def feedforward_part(chosen: dict[str, Any]) -> Any:
-    from limitformer.models import GELU, OneMatrix, ReLU, ShapedReLU
+    """The feed-forward sublayer that the options declare."""
+    from limitformer.models import GELU, Elementwise, OneMatrix, ReLU, ShapedReLU, activations
     from limitformer.models.functions import is_path
 
     kinds = {"shaped-relu": ShapedReLU, "relu": ReLU, "gelu": GELU, "none": None}
+    layers = {option_name(name): getattr(activations, name) for name in activations.__all__}
     name = chosen["feedforward"]
     part: Any = None
     if name in kinds:
         kind = kinds[name]
         part = None if kind is None else kind(**fields_among(chosen, kind))
     else:
-        listed = ", ".join([*kinds, *NAMED_LAYERS])
-        known = name in NAMED_LAYERS or is_path(name)
+        listed = ", ".join([*kinds, *layers])
+        known = name in layers or is_path(name)
         require(known, f"--feedforward must be one of {listed}, or package.module:function; got {name!r}.")
-        part = layer_of(name, chosen["hidden"])
+        part = layers.get(name, partial(Elementwise, name))(hidden=chosen["hidden"])
     return OneMatrix(activation=part) if chosen["one_matrix"] else part
 
 
-def layer_of(name: str, hidden: int | None) -> Any:
-    """Return a layer of the package by its name, or one with the user's function at that path."""
-    from limitformer import models
-
-    return (
-        getattr(models, NAMED_LAYERS[name])(hidden=hidden)
-        if name in NAMED_LAYERS
-        else models.Elementwise(name, hidden=hidden)
-    )
+def option_name(name: str) -> str:
+    """Return `squared-relu` for `SquaredReLU`."""
+    return re.sub("(?<=[a-z])(?=[A-Z][a-z])", "-", name).lower()
 
 
 def fields_among(chosen: dict[str, Any], kind: Any) -> dict[str, Any]:

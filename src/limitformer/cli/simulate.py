@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROWS = 9  # largest number of rows in the table
 ALL_CORES = "all cores"
-LAYERS = "shaped-relu, relu, gelu, silu, tanh, squared-relu, swiglu, geglu"
+LAYERS = "shaped-relu, relu, gelu, another layer of the package such as silu or squared-relu"
 PATH = "package.module:function"
 
 

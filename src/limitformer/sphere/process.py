@@ -115,7 +115,9 @@ class SpherePaths(ABC):
         """
         smaller = [*smaller_recordings(self.options.dtype, self.pair_count), 'keep="outcome"']
         smaller = smaller if self.options.keep != "outcome" else []
-        outputs = new_outputs(self.shapes(samples), self.shared_shapes, samples, len(self.step_numbers), self.axis, smaller)
+        outputs = new_outputs(
+            self.shapes(samples), self.shared_shapes, samples, len(self.step_numbers), self.axis, smaller
+        )
         outputs["stopped"].fill(np.inf)
         return outputs
 

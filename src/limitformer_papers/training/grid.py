@@ -90,14 +90,14 @@ def on_processes(
         for run, outcome in outcomes:
             if isinstance(outcome, TrainingInterrupted):
                 saved += 1
-            elif isinstance(outcome, LostTask) and pool.heard > 1:
+            elif isinstance(outcome, LostTask) and pool.interrupts > 1:
                 lost += 1
             elif isinstance(outcome, LostTask):
                 line = f"{outcome.within('run')}. Started again, it resumes from its last checkpoint."
                 yield run, InputError(line[0].upper() + line[1:])
             else:
                 yield run, outcome
-    if pool.heard:
+    if pool.interrupts:
         raise GridInterrupted(account(saved, lost, len(pool.pending)))
 
 

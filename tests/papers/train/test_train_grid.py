@@ -32,12 +32,12 @@ from limitformer.base import pool
 from grid_program import patient
 from limitformer_papers.training.grid import run_all
 
-def refill(self, worker, refill=pool.Pool.refill):
-    refill(self, worker)
+def hand_out(self, worker, hand_out=pool.Pool.hand_out):
+    hand_out(self, worker)
     print("handed out", flush=True)
 
 if __name__ == "__main__":
-    pool.Pool.refill = refill
+    pool.Pool.hand_out = hand_out
     for run, outcome in run_all(range(3), partial(patient, out=sys.argv[1]), workers=2):
         print(run, outcome, flush=True)
 """

@@ -55,8 +55,7 @@ from limitformer.covariance.chain.residual import (
 )
 from limitformer.covariance.chain.start import start_factor, turn_at_random
 from limitformer.models import Mixing, RadialNorm, Start, Transformer
-from limitformer.models.norm import POSITIVE
-from limitformer.models.own_function import function_of
+from limitformer.models.frozen import function_of
 from limitformer.numerics.factor import copy
 from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import LANES, in_lanes, lane_matrix
@@ -259,7 +258,7 @@ def constants_of(model: Transformer, rank: int) -> Constants:
         placement=PLACEMENTS[None if norm is None else norm.placement],
         mean_columns=int(subtracts_mean(model)),
         eps=0.0 if norm is None else float(norm.eps),
-        address=elementwise_address(function_of(norm), POSITIVE) if type(norm) is RadialNorm else NOTHING,
+        address=elementwise_address(function_of(norm)) if type(norm) is RadialNorm else NOTHING,
     )
     parts = attention_constants(model), feedforward_constants(model)
     return Constants(model.depth, model.width, residual, *parts, strengths)
