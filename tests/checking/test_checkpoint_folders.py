@@ -23,7 +23,7 @@ from limitformer.checking.folder import load
 from limitformer.checking.tokenizer import FolderTokenizer
 from limitformer.cli.app import app
 from limitformer.hf import ShapedTransformerConfig, ShapedTransformerForMaskedLM, Shaping, load_shaped, shape_model
-from limitformer.weightless.models import config_from
+from limitformer.weightless.configurations import config_from
 
 SRC = Path(lf.__file__).parents[1]
 TESTS = Path(hostile.__file__).parent

@@ -17,7 +17,7 @@ from limitformer.base.foreign import MOST_JSON, escaped_errors, one_line, readab
 from limitformer.models.serial import from_record, json_object
 from limitformer.models.text import read_text
 from limitformer.weightless.hints import without_family
-from limitformer.weightless.shapes import configuration_of
+from limitformer.weightless.shapes import SHAPES, require_shape
 
 # What would name code, kernels or files elsewhere; none of it changes what a network is.
 LEFT_OUT = {"auto_map", "custom_pipelines", "custom_generate", "transformers_weights", "_commit_hash"}
@@ -211,3 +211,13 @@ def check_dtype(config: Any) -> None:
     known = (None, "auto", torch.float64, torch.float32, torch.float16, torch.bfloat16)
     found = getattr(config, "dtype", None)
     require(found in known, f"dtype must be float32, float16, bfloat16 or float64; got {found!s:.60}.")
+
+
+def configuration_of(name: str) -> Any:
+    """The configuration of a public shape.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    require_shape(name)
+    return config_from(SHAPES[name][0])

@@ -5,7 +5,7 @@ slices of stacked experts, transposition, casts. For any other operation its ent
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from limitformer.base.errors import InputError
-from limitformer.weightless.maps import Convolution, Drawn, DrawnConvolution, Unseen
+from limitformer.weightless.convolutions import (
+    Convolution,
+    DrawnConvolution,
+    each_side,
+    margins,
+    patches_of,
+    positions,
+)
+from limitformer.weightless.maps import Drawn, Unseen
 from limitformer.weightless.run import ALWAYS, NEVER, KeepWeightError, OneSampleOnlyError, Run, Weight, add_to
 
 NEVER_DRAWN, DRAWN_AGAIN = "never drawn", "drawn when needed"
@@ -361,16 +369,6 @@ def convolved_unseen(x: Tensor, source: Source, how: Convolution) -> bool:
     return never_drawn(x.shape[1] * math.prod(sizes), channels * math.prod(kernel), columns, source)
 
 
-def patches_of(x: Tensor, kernel: Sequence[int], how: Convolution) -> Tensor:
-    """What the kernel sees of x (B, channels, …) at each of its positions (B, *positions, channels · kernel)."""
-    sides = len(kernel)
-    if any(how.padding):
-        x = functional.pad(x, [width for width in reversed(how.padding) for _ in range(2)])
-    for side, (size, stride, dilation) in enumerate(zip(kernel, how.stride, how.dilation, strict=True)):
-        x = x.unfold(2 + side, dilation * (size - 1) + 1, stride)[..., ::dilation]
-    return x.movedim(1, sides + 1).flatten(sides + 1)
-
-
 def add_channel_bias(out: Tensor, bias: Tensor) -> Tensor:
     """out + b in the place of out (B, channels, …), b perhaps a random vector, one for each sample."""
     values = bias
@@ -379,23 +377,6 @@ def add_channel_bias(out: Tensor, bias: Tensor) -> Tensor:
         whole = run.whole(bias.weight) if bias.part is None else run.whole(bias.weight)[:, bias.part]
         values = whole.repeat_interleave(len(out) // run.side_by_side, 0)
     return out.add_(values.unflatten(-1, (-1, *[1] * (out.dim() - 2))))
-
-
-def positions(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """Of a kernel along one side."""
-    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-
-
-def each_side(value: Any, sides: int) -> tuple[int, ...]:
-    """One number for all sides, or one for each."""
-    values = (value,) if isinstance(value, int) else tuple(int(each) for each in value)
-    return values * sides if len(values) == 1 else values
-
-
-def margins(kernel: Sequence[int], dilation: Sequence[int]) -> list[int]:
-    """The padding before and after each side, the last side first, that keeps sizes as they are."""
-    whole = [step * (size - 1) for size, step in zip(kernel, dilation, strict=True)]
-    return [margin for each in reversed(whole) for margin in (each // 2, each - each // 2)]
 
 
 def item(tensor: Any, index: Any) -> Any:

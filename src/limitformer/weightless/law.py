@@ -10,9 +10,9 @@ from torch import nn
 
 from limitformer.base.errors import InputError, first_line, require_real
 from limitformer.weightless import laws
+from limitformer.weightless.building import built
 from limitformer.weightless.laws import Law
 from limitformer.weightless.models import Blueprint, blueprint_of
-from limitformer.weightless.watching import built
 
 COLUMNS = ("kind", "mean", "std", "shape", "law", "tied")
 

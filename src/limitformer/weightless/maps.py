@@ -11,7 +11,6 @@ alone. With D = S P, P of orthonormal rows, P W̃ᵀ ~ N(0, s²) is fresh and
 The weight's gradient is Zᵀ D, |Zᵀ D|² = |Rᵀ D|² = |Rᵀ S|². The page `weightless` proves this.
 """
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -100,52 +99,3 @@ def squared_product(z: Tensor, d: Tensor) -> Tensor:
 def squared_norm(x: Tensor) -> Tensor:
     """|X|² (S,) of X (S, …), in float64."""
     return torch.linalg.vector_norm(x.reshape(len(x), -1), dim=1, dtype=torch.float64).square()
-
-
-@dataclass(frozen=True)
-class Convolution:
-    """How a kernel moves over its input, in the terms of torch, one number for each side."""
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    transposed: bool
-    output_padding: tuple[int, ...]
-    groups: int
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """The arguments of `torch.convolution` after the bias."""
-        return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
-
-    def of(self, x: Tensor, kernels: Tensor) -> Tensor:
-        """Convolve each sample of x (S, B, channels, …) with its own kernel."""
-        return torch.stack(
-            [torch.convolution(each, w, None, *self.arguments) for each, w in zip(x, kernels, strict=True)]
-        )
-
-
-class DrawnConvolution(torch.autograd.Function):
-    """A convolution whose kernel is drawn when it is needed, from its key, and not kept."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, numbers: Numbers, how: Convolution) -> Tensor:
-        """The outputs (S, B, channels, …)."""
-        ctx.numbers, ctx.how = numbers, how
-        ctx.save_for_backward(x)
-        return how.of(x, numbers.stored())
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, None, None, None]:
-        """The gradient of the input, and |∂W|²."""
-        (x,), numbers, wanted = ctx.saved_tensors, ctx.numbers, ctx.needs_input_grad[0]
-        back, squared = [], []
-        for each, w, out in zip(x, numbers.stored(), d, strict=True):
-            of_input, of_kernel, _ = torch.ops.aten.convolution_backward(
-                out, each, w, None, *ctx.how.arguments, [wanted, True, False]
-            )
-            back.append(of_input)
-            squared.append(squared_norm(of_kernel[None]))
-        numbers.leave(torch.cat(squared))
-        return (torch.stack(back) if wanted else None), None, None, None

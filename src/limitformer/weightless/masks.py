@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from limitformer.weightless.marks import Marks, marks
+from limitformer.weightless.tensors import Marks, marks
 
 WEIGHTLESS = 30.0  # logits that much below the others have no weight
 FAR, BELOW = -9e3, 1e3  # a mask of a kind unknown is below FAR, and that much below its row's largest
@@ -206,3 +206,37 @@ FUNCTIONS: dict[Rule, Any] = {
     viewed: VIEWS,
 }  # fmt: skip
 RULES: dict[Any, Rule] = {func: rule for rule, functions in FUNCTIONS.items() for func in functions}
+
+
+def formula(
+    q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None, shown: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits and weights of torch's fused attention, whose heads may share keys, and what its mask lets see."""
+    if k.shape[-3] != q.shape[-3]:
+        k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
+    logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    visible = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device)
+    if causal:
+        visible = visible.tril()
+        logits = logits.masked_fill(~visible, -torch.inf)
+    if mask is not None:
+        if shown is None:
+            shown = mask if mask.dtype == torch.bool else visible_in(mask, q.shape[-3])
+        visible = visible & shown
+        logits = logits + mask if mask.dtype != torch.bool else logits.masked_fill(~mask, -torch.inf)
+    return logits, logits.softmax(-1), visible
+
+
+def visible_by_masks(logits: Tensor, attention: Tensor | None, padding: Tensor | None) -> Tensor:
+    """What the masks of torch's attention of several heads let see; they are true where they hide."""
+    batch, heads, tokens, others = logits.shape
+    visible = torch.ones((batch, 1, tokens, others), dtype=torch.bool, device=logits.device)
+    for mask in (attention, padding):
+        if mask is None:
+            continue
+        mask = mask[:, None, None] if mask is padding and mask.dim() == 2 else mask
+        mask = mask.unflatten(0, (batch, heads)) if mask.dim() == 3 and len(mask) == batch * heads else mask
+        shown = ~mask if mask.dtype == torch.bool else visible_in(mask, heads)
+        more = others - shown.shape[-1]  # keys that torch appends
+        visible = visible & (functional.pad(shown, (0, more), value=True) if more else shown)
+    return visible

@@ -28,18 +28,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from limitformer.base.errors import InputError
+from limitformer.weightless.blocks import is_norm, stream_axis, tokens_among
 from limitformer.weightless.implicit import METADATA, Implicit
-from limitformer.weightless.marks import Marks, marks
-from limitformer.weightless.masks import VIEWS, Visible, visible_by_size, visible_in
+from limitformer.weightless.masks import VIEWS, Visible, formula, visible_by_masks, visible_by_size
 from limitformer.weightless.roots import gram
 from limitformer.weightless.run import OneSampleOnlyError
+from limitformer.weightless.tensors import Marks, marks
 
 ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 SCALINGS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
 SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
 FUSED = functional.scaled_dot_product_attention
-NORMS = ("norm", "ln")
 BEFORE, INSIDE = "before the blocks", "inside the blocks"  # where a parameter was read
 
 
@@ -295,68 +294,6 @@ class Measure(TorchFunctionMode):
         return gram(self.by_sample(x)) / x.shape[-1]
 
 
-class UnclearAxisError(Exception):
-    """The sizes of the stream do not say in which of its dimensions the sequences lie."""
-
-
-def stream_axis(shape: torch.Size, rows: int, samples: int) -> int | None:
-    """The dimension of a stream (·, ·, n) in which the sequences of all samples lie, by its sizes.
-
-    Raises:
-        UnclearAxisError: they do not say it.
-    """
-    first, second, every = *shape[:2], rows * samples
-    if every == 1:
-        return None  # either order gives the same tokens in the same order
-    if first == every != second:
-        return 0
-    if second == every and first % every:
-        return 1
-    raise UnclearAxisError
-
-
-def grown_axis(before: list[torch.Size], after: list[torch.Size]) -> int:
-    """The dimension in which streams grow when each sequence is there twice.
-
-    Raises:
-        InputError: there is none.
-    """
-    for axis in (0, 1):
-        doubled = [(*a[:axis], 2 * a[axis], *a[axis + 1 :]) for a in before]
-        if doubled == [tuple(b) for b in after] and before:
-            return axis
-    raise InputError(
-        f"the sequences lie in no dimension of the stream {tuple(before[0]) if before else ()} alone. "
-        "Nearest: one sequence at a time."
-    )
-
-
-@contextmanager
-def stream_shapes(blocks: list[nn.Module]) -> Iterator[list[torch.Size]]:
-    """The shapes of what enters the blocks inside the block."""
-    shapes: list[torch.Size] = []
-
-    def entered(block: nn.Module, args: Any, kwargs: Any) -> None:
-        x = tokens_among(args, kwargs)
-        if x is not None:
-            shapes.append(x.shape)
-
-    hooks = [block.register_forward_pre_hook(entered, with_kwargs=True) for block in blocks]
-    try:
-        yield shapes
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def mixed_sequences(name: str, batch_dim: int) -> InputError:
-    """The error for sequences that influence each other."""
-    return InputError(
-        f"sequences lie in dimension {batch_dim} of the inputs, and those of {name} influence each other. "
-        f"Nearest: batch_dim={1 - batch_dim} if they lie in dimension {1 - batch_dim}."
-    )
-
-
 class NoEntriesError(Exception):
     """A tensor without entries is read."""
 
@@ -390,40 +327,6 @@ def where_parameters_are_read(module: nn.Module, measure: Measure) -> dict[str, 
     return found
 
 
-def formula(
-    q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None, shown: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits and weights of torch's fused attention, whose heads may share keys, and what its mask lets see."""
-    if k.shape[-3] != q.shape[-3]:
-        k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
-    logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    visible = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device)
-    if causal:
-        visible = visible.tril()
-        logits = logits.masked_fill(~visible, -torch.inf)
-    if mask is not None:
-        if shown is None:
-            shown = mask if mask.dtype == torch.bool else visible_in(mask, q.shape[-3])
-        visible = visible & shown
-        logits = logits + mask if mask.dtype != torch.bool else logits.masked_fill(~mask, -torch.inf)
-    return logits, logits.softmax(-1), visible
-
-
-def visible_by_masks(logits: Tensor, attention: Tensor | None, padding: Tensor | None) -> Tensor:
-    """What the masks of torch's attention of several heads let see; they are true where they hide."""
-    batch, heads, tokens, others = logits.shape
-    visible = torch.ones((batch, 1, tokens, others), dtype=torch.bool, device=logits.device)
-    for mask in (attention, padding):
-        if mask is None:
-            continue
-        mask = mask[:, None, None] if mask is padding and mask.dim() == 2 else mask
-        mask = mask.unflatten(0, (batch, heads)) if mask.dim() == 3 and len(mask) == batch * heads else mask
-        shown = ~mask if mask.dtype == torch.bool else visible_in(mask, heads)
-        more = others - shown.shape[-1]  # keys that torch appends
-        visible = visible & (functional.pad(shown, (0, more), value=True) if more else shown)
-    return visible
-
-
 def median(x: Tensor) -> Tensor:
     """Of each sample (S, ·) without NaN, the lower one of two, as `torch.median`, which is six times slower."""
     place = (x.shape[1] - 1) // 2
@@ -434,31 +337,3 @@ def norm(x: Tensor) -> Tensor:
     """|x| of each sample (S, ·)."""
     x = x if x.is_floating_point() else x.double()
     return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
-
-
-def is_norm(name: str, part: nn.Module) -> bool:
-    """Whether a module is a norm, by the name of its class or its own."""
-    own, kind = name.rpartition(".")[2].lower(), type(part).__name__.lower()
-    return any(word in kind or word in own for word in NORMS) and not list(part.children())
-
-
-def tokens_among(args: Any, kwargs: Any) -> Tensor | None:
-    """The first argument of the shape (B, M, n)."""
-    every = [*args, *(kwargs[name] for name in ("hidden_states", "x", "src") if name in kwargs)]
-    return next((a for a in every if isinstance(a, Tensor) and a.dim() == 3 and a.is_floating_point()), None)
-
-
-def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """The modules of the outermost lists, in their order."""
-    lists: list[tuple[str, nn.Module]] = []
-    for name, part in module.named_modules():
-        listed = isinstance(part, nn.ModuleList) or (isinstance(part, nn.Sequential) and alike(part))
-        if listed and not any(name.startswith(f"{outer}.") for outer, _ in lists):
-            lists.append((name, part))
-    return [block for _, part in lists for block in part.children() if not isinstance(block, nn.Identity)]
-
-
-def alike(part: nn.Module) -> bool:
-    """Whether a sequence is of modules of one class that have parts of their own."""
-    kinds = {type(child) for child in part.children()}
-    return len(kinds) == 1 and len(list(part.children())) > 1 and all(list(c.children()) for c in part.children())

@@ -13,9 +13,7 @@ from limitformer.base.errors import InputError
 from limitformer.base.foreign import one_line
 from limitformer.models import Transformer
 from limitformer.nn.drawn.network import Network
-from limitformer.weightless.configurations import check_sizes
-from limitformer.weightless.configurations import config_from as config_from
-from limitformer.weightless.configurations import config_of as config_of
+from limitformer.weightless.configurations import check_sizes, config_of
 from limitformer.weightless.sizes import KEPT_VECTORS, require_room, size_of
 
 

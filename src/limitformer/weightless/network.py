@@ -16,26 +16,19 @@ from limitformer.base.errors import InputError, first_line, require
 from limitformer.base.memory import SHARE, available_memory, readable
 from limitformer.nn.drawn.simulate import torch_seed
 from limitformer.weightless.arrays import Arrays, output_arrays, stream_arrays
+from limitformer.weightless.blocks import UnclearAxisError, blocks_of, grown_axis, mixed_sequences, stream_shapes
+from limitformer.weightless.building import Built, Limited, built, drawn_module, put_parameters
 from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.inputs import Inputs, Loss, square
 from limitformer.weightless.law import cannot_be_made, table_of, with_overrides
 from limitformer.weightless.laws import CONSTANT, UNKNOWN, Law
-from limitformer.weightless.measure import (
-    Measure,
-    NoEntriesError,
-    UnclearAxisError,
-    blocks_of,
-    grown_axis,
-    mixed_sequences,
-    stream_shapes,
-    where_parameters_are_read,
-)
+from limitformer.weightless.measure import Measure, NoEntriesError, where_parameters_are_read
 from limitformer.weightless.models import Blueprint
 from limitformer.weightless.reachable import State, stray_tensors
 from limitformer.weightless.run import KeepWeightError, OneSampleOnlyError, Run, Weight, gradient_norm
 from limitformer.weightless.shared import Shared
+from limitformer.weightless.tensors import tensors_in
 from limitformer.weightless.threads import one_thread
-from limitformer.weightless.watching import Built, Limited, built, drawn_module, put_parameters, tensors_in
 
 BETWEEN_TIDYING = 4  # blocks
 COPIES = 2  # of a whole network: its weights and their gradients

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from limitformer.weightless.implicit import Implicit
+from limitformer.weightless.tensors import same_tensors
 
 OPAQUE = ("limitformer.weightless", "logging", "threading", "weakref", "_thread")  # whose objects hold no numbers
 CLASSES = (type, types.ModuleType, Implicit, str, bytes, torch.dtype, torch.device)  # which are not looked into
@@ -166,24 +167,3 @@ def put_back(holder: Any, before: Any) -> None:
     elif holder != before:
         holder.clear()
         holder.update(before)
-
-
-def same_tensors(a: Tensor, b: Tensor) -> bool:
-    """Whether both have the same shape, type and entries; NaN equals NaN."""
-    if a.shape != b.shape or a.dtype != b.dtype or a.layout != b.layout or a.is_meta != b.is_meta:
-        return False
-    if a.is_meta or a.layout != torch.strided:
-        return a.is_meta or same_tensors(a.detach().to_dense(), b.detach().to_dense())
-    return bool(torch.equal(a.detach(), b.detach())) or bool(
-        ((a.detach() == b.detach()) | (a.detach().isnan() & b.detach().isnan())).all()
-    )
-
-
-def same_numbers(a: Any, b: Any) -> bool:
-    """Whether two tensors, arrays or numbers are the same."""
-    if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return isinstance(a, Tensor) and isinstance(b, Tensor) and same_tensors(a, b)
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        alike = type(a) is type(b) and a.shape == b.shape and a.dtype == b.dtype
-        return alike and (a.dtype == object or bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")))
-    return type(a) is type(b) and (a == b or (a != a and b != b))

@@ -15,9 +15,9 @@ from torch import Tensor
 from limitformer.base.errors import InputError, PicklesArguments
 from limitformer.weightless.laws import Law
 from limitformer.weightless.maps import squared_norm
-from limitformer.weightless.marks import Marks, marks
 from limitformer.weightless.numbers import entries, normals
 from limitformer.weightless.roots import Root, root_of
+from limitformer.weightless.tensors import Marks, marks, same_memory
 
 AUTO, NEVER, ALWAYS = "auto", "never", "always"  # whether weights are drawn
 ROOTS_KEPT = 2
@@ -201,9 +201,3 @@ def row_error(weight: Weight, least: int, most: int) -> InputError:
 def add_to(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
     """sums[name] += value."""
     sums[name] = sums[name] + value if name in sums else value
-
-
-def same_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether they are the same numbers at the same place."""
-    alike = a.data_ptr() == b.data_ptr() and a.numel() == b.numel() and a.shape[-1] == b.shape[-1]
-    return alike and a.is_contiguous() and b.is_contiguous()

@@ -141,18 +141,6 @@ def shapes() -> dict[str, dict[str, Any]]:
     return {name: {**numbers, "source": source} for name, (numbers, source) in SHAPES.items()}
 
 
-def configuration_of(name: str) -> Any:
-    """The configuration of a public shape.
-
-    Raises:
-        InputError: there is none of that name.
-    """
-    require_shape(name)
-    from limitformer.weightless.models import config_from
-
-    return config_from(SHAPES[name][0])
-
-
 def require_shape(name: str) -> None:
     """Raise `InputError` unless there is a public shape of that name."""
     if name not in SHAPES:

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from limitformer.weightless.implicit import METADATA, Implicit
 from limitformer.weightless.run import OneSampleOnlyError, Run, add_to
-from limitformer.weightless.watching import tensors_in
+from limitformer.weightless.tensors import tensors_in
 
 MOST_ENTRIES = 2**22  # of the gradients of a matrix, all samples together
 Leave = Callable[[Tensor], None]
