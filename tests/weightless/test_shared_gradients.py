@@ -148,7 +148,7 @@ def test_gradients_side_by_side_are_those_of_autograd(use, monkeypatch):
     found = steps(monkeypatch)
     several = lf.weightless.simulate(lambda: Used(use), inputs(), samples=SAMPLES, seed=0, **OPTIONS)
     assert found == [SAMPLES if use in ONE_PASS else 1]
-    monkeypatch.setattr(network, "Shared", None)  # samples alone have torch's own gradients
+    monkeypatch.setattr(network, "SharedGradients", None)  # samples alone have torch's own gradients
     for k in range(SAMPLES):
         alone = autograd(use, k)
         for name in several.weight.values:
@@ -243,7 +243,9 @@ def test_states_and_their_gradients_keep_their_bits(monkeypatch):
         return found.run(0, range(4), inputs_of(INPUTS, blueprint), "auto", default_loss("masked"))
 
     apart = arrays()
-    monkeypatch.setattr(shared.Shared, "has_shared", lambda self, values: False)  # one gradient for all samples
+    monkeypatch.setattr(
+        shared.SharedGradients, "has_shared", lambda self, values: False
+    )  # one gradient for all samples
     summed = arrays()
     for name in ("covariance", "stream_gradient", "loss"):
         np.testing.assert_array_equal(apart[name], summed[name])

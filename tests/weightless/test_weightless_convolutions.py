@@ -11,7 +11,7 @@ import limitformer as lf
 from limitformer.weightless import laws, maps
 from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.maps import squared_product
-from limitformer.weightless.run import ALWAYS, AUTO, NEVER, OneSampleOnlyError, Run, Weight
+from limitformer.weightless.run import ALWAYS, AUTO, NEVER, OneSampleOnlyError, RandomWeight, WeightlessRun
 
 LEVEL = 1e-4
 DRAWN, UNSEEN = "drawn when needed", "never drawn"
@@ -38,10 +38,10 @@ WAYS = {
 
 def implicit(shape, law=None, samples=2, name="kernel", gradients=True, **options):
     """A parameter and the pass that it takes part in."""
-    run = options.pop("run", None) or Run(
+    run = options.pop("run", None) or WeightlessRun(
         3, range(samples), 1, torch.float64, torch.device("cpu"), gradients=gradients, **options
     )
-    return Implicit(Weight(name, law or laws.uniform(-1.0, 2.0), shape, run)), run
+    return Implicit(RandomWeight(name, law or laws.uniform(-1.0, 2.0), shape, run)), run
 
 
 def entries(tensor):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from limitformer.weightless.maps import Unseen
+from limitformer.weightless.maps import NeverDrawnMap
 from limitformer.weightless.roots import size_of
 from weightless_families import CONFIGS, INPUTS, drawn, p_values, paired, weightless
 
@@ -34,7 +34,7 @@ def test_fresh_numbers_in_the_backward_pass_are_rejected(networks, monkeypatch):
         fresh = numbers.scale * size_of(d) @ numbers.gaussian("backward", d.shape[1], root.width)
         return fresh + root.along(numbers.scale * d @ n.mT - root.onto(fresh)), None, None, None, None
 
-    monkeypatch.setattr(Unseen, "backward", staticmethod(forgetful))
+    monkeypatch.setattr(NeverDrawnMap, "backward", staticmethod(forgetful))
     assert min(p_values(paired(weightless("olmo2", SAMPLES), networks["olmo2"])).values()) < 1e-8
 
 

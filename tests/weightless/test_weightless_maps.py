@@ -6,7 +6,7 @@ import torch
 from scipy.linalg.lapack import dpstrf
 from scipy.stats import ks_2samp
 
-from limitformer.weightless.maps import Drawn, Unseen
+from limitformer.weightless.maps import NeverDrawnMap, RedrawnMap
 from limitformer.weightless.roots import (
     cholesky,
     gram,
@@ -75,7 +75,7 @@ def without(dtype, seed=5, root=root_of):
     """It is not."""
     z, numbers = tokens(dtype), FromTorch(seed)
     numbers.dtype = dtype
-    u = Unseen.apply(z, torch.zeros((), requires_grad=True), numbers, root(z.detach()), OUTPUTS)
+    u = NeverDrawnMap.apply(z, torch.zeros((), requires_grad=True), numbers, root(z.detach()), OUTPUTS)
     loss(u).backward()
     return summary(z, u, numbers.squared)
 
@@ -236,7 +236,7 @@ def test_a_weight_that_is_drawn_again_for_the_backward_pass_gives_autograds_grad
             return w.detach()
 
     numbers = Kept(0)
-    loss(Drawn.apply(z, torch.zeros((), requires_grad=True), numbers)).backward()
+    loss(RedrawnMap.apply(z, torch.zeros((), requires_grad=True), numbers)).backward()
     mine, z = z.grad, tokens(torch.float64)
     w.requires_grad_()
     loss(z @ w).backward()
@@ -247,7 +247,7 @@ def test_a_weight_that_is_drawn_again_for_the_backward_pass_gives_autograds_grad
 def test_gradients_of_gradients_are_refused():
     z, numbers = tokens(torch.float64), FromTorch(1)
     numbers.dtype = torch.float64
-    u = Unseen.apply(z, torch.zeros((), requires_grad=True), numbers, root_of(z.detach()), OUTPUTS)
+    u = NeverDrawnMap.apply(z, torch.zeros((), requires_grad=True), numbers, root_of(z.detach()), OUTPUTS)
     (first,) = torch.autograd.grad(u.square().sum(), z, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.square().sum().backward()

@@ -17,7 +17,7 @@ from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
 from limitformer.weightless.reachable import GENERATORS, stray_tensors
 from limitformer.weightless.tensors import covers, plain, same_numbers, storage
-from limitformer.weightless.watching import ALLOCATIONS, RANDOM, Watch, watching
+from limitformer.weightless.watching import ALLOCATIONS, RANDOM, LawWatch, watching
 
 NEW = {*ALLOCATIONS, *RANDOM, "empty_like", "zeros", "ones", "full", "randn_like"}
 OTHER_CHANCE = "it draws from the generators of NumPy or Python"
@@ -74,7 +74,7 @@ def built(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
     return Built(module, laws_found, doubts(module, other, watch) | own)
 
 
-def views(module: nn.Module, known: dict[str, Law], watch: Watch) -> dict[str, Law]:
+def views(module: nn.Module, known: dict[str, Law], watch: LawWatch) -> dict[str, Law]:
     """Unknown laws for the parameters that hold a random matrix in part, or in another form than other parameters."""
     forms: dict[int, dict[Any, list[str]]] = {}
     odd = set()
@@ -97,7 +97,7 @@ def views(module: nn.Module, known: dict[str, Law], watch: Watch) -> dict[str, L
     return unknown
 
 
-def doubts(module: nn.Module, other: nn.Module, watch: Watch) -> dict[str, str]:
+def doubts(module: nn.Module, other: nn.Module, watch: LawWatch) -> dict[str, str]:
     """What a pass through `module` could read, is not a parameter, and has no values or others in another build."""
     reasons, twins = {}, dict(other.named_buffers())
     for name, buffer in module.named_buffers():
@@ -121,7 +121,7 @@ def doubts(module: nn.Module, other: nn.Module, watch: Watch) -> dict[str, str]:
     return reasons
 
 
-def build(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int) -> tuple[nn.Module, Watch]:
+def build(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int) -> tuple[nn.Module, LawWatch]:
     """Run the factory from these global seeds, and watch it."""
 
     def watched() -> nn.Module:
@@ -170,7 +170,7 @@ def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(), *module.named_buffers()]
 
 
-def law_of(parameter: Tensor, watch: Watch) -> Law:
+def law_of(parameter: Tensor, watch: LawWatch) -> Law:
     """The law as watched; where nothing random wrote to a parameter, its values."""
     law = watch.law_of(parameter)
     if law is not None and parameter.is_meta and law.kind == laws.GIVEN and not plain(parameter):
@@ -184,7 +184,7 @@ def law_of(parameter: Tensor, watch: Watch) -> Law:
     return laws.constant(float(first)) if same and not parameter.is_complex() else Law(laws.GIVEN)
 
 
-def alike(parameter: Tensor, law: Law, watch: Watch, twin: Tensor, watch_of_twin: Watch) -> bool:
+def alike(parameter: Tensor, law: Law, watch: LawWatch, twin: Tensor, watch_of_twin: LawWatch) -> bool:
     """Whether a parameter has the same law in another build, and the same values where it is not random."""
     other = law_of(twin, watch_of_twin)
     if replace(law, source=-1) != replace(other, source=-1) or parameter.shape != twin.shape:
@@ -195,7 +195,7 @@ def alike(parameter: Tensor, law: Law, watch: Watch, twin: Tensor, watch_of_twin
     return mine is not None and theirs is not None and same_numbers(mine, theirs)
 
 
-def settle(module: nn.Module, watch: Watch, found: dict[str, Law]) -> None:
+def settle(module: nn.Module, watch: LawWatch, found: dict[str, Law]) -> None:
     """Give memory and values to what is not random: constants, copies, and buffers."""
     values = {}
     for name, parameter in module.named_parameters():
@@ -213,7 +213,7 @@ def settle(module: nn.Module, watch: Watch, found: dict[str, Law]) -> None:
                 part._buffers[key] = buffer if value is None else value
 
 
-def value_of(tensor: Tensor, law: Law, watch: Watch) -> Tensor | None:
+def value_of(tensor: Tensor, law: Law, watch: LawWatch) -> Tensor | None:
     """The values of a constant or a copy."""
     if not tensor.is_meta:
         return tensor.detach()

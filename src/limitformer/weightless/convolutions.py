@@ -34,7 +34,7 @@ class Convolution:
         )
 
 
-class DrawnConvolution(torch.autograd.Function):
+class RedrawnConvolution(torch.autograd.Function):
     """A convolution whose kernel is drawn when it is needed, from its key, and not kept."""
 
     @staticmethod

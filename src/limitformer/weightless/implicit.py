@@ -16,14 +16,22 @@ from torch.nn import functional
 from limitformer.base.errors import InputError
 from limitformer.weightless.convolutions import (
     Convolution,
-    DrawnConvolution,
+    RedrawnConvolution,
     each_side,
     margins,
     patches_of,
     positions,
 )
-from limitformer.weightless.maps import Drawn, Unseen
-from limitformer.weightless.run import ALWAYS, NEVER, KeepWeightError, OneSampleOnlyError, Run, Weight, add_to
+from limitformer.weightless.maps import NeverDrawnMap, RedrawnMap
+from limitformer.weightless.run import (
+    ALWAYS,
+    NEVER,
+    KeepWeightError,
+    OneSampleOnlyError,
+    RandomWeight,
+    WeightlessRun,
+    add_to,
+)
 
 NEVER_DRAWN, DRAWN_AGAIN = "never drawn", "drawn when needed"
 
@@ -31,13 +39,15 @@ NEVER_DRAWN, DRAWN_AGAIN = "never drawn", "drawn when needed"
 class Implicit(torch.Tensor):
     """A weight, or the slice [part] of it, perhaps transposed; it has a shape and a type and no entries."""
 
-    weight: Weight
+    weight: RandomWeight
     part: int | None
     turned: bool
     frozen: bool
 
     @staticmethod
-    def __new__(cls, weight: Weight, part: int | None = None, turned: bool = False, frozen: bool = False) -> "Implicit":
+    def __new__(
+        cls, weight: RandomWeight, part: int | None = None, turned: bool = False, frozen: bool = False
+    ) -> "Implicit":
         shape = weight.shape if part is None else weight.shape[1:]
         shape = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
         run = weight.run
@@ -46,7 +56,9 @@ class Implicit(torch.Tensor):
         self.frozen = frozen or not weight.trained
         return self
 
-    def __init__(self, weight: Weight, part: int | None = None, turned: bool = False, frozen: bool = False) -> None:
+    def __init__(
+        self, weight: RandomWeight, part: int | None = None, turned: bool = False, frozen: bool = False
+    ) -> None:
         """Made in `__new__`."""
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -89,7 +101,7 @@ class Source:
     turned: bool  # whether the stored matrix is p × n
 
     @property
-    def run(self) -> Run:
+    def run(self) -> WeightlessRun:
         """The pass."""
         return self.tensor.weight.run
 
@@ -205,12 +217,12 @@ def apply_once(x: Tensor, z: Tensor, source: Source, columns: int) -> Tensor:
         known = run.draw_rows(weight, torch.tensor(sorted(weight.law.rows)))
     if never_drawn(z.shape[-2], z.shape[-1], columns, source):
         run.use(source.name, NEVER_DRAWN, weight)
-        out: Tensor = Unseen.apply(z, run.anchor, source, run.root(x, z), columns)
+        out: Tensor = NeverDrawnMap.apply(z, run.anchor, source, run.root(x, z), columns)
     elif known is not None:
         raise KeepWeightError(weight.name, "used as embedding and head")
     else:
         run.use(source.name, DRAWN_AGAIN, weight)
-        out = Drawn.apply(z, run.anchor, source)
+        out = RedrawnMap.apply(z, run.anchor, source)
     return out if known is None else out.index_copy_(-1, known[0], z @ known[1].mT)
 
 
@@ -281,7 +293,7 @@ def embedding(
     return side_by_side(rows, one_sample, ids, run)
 
 
-def side_by_side(rows: Tensor, one_sample: Tensor, ids: Tensor, run: Run) -> Tensor:
+def side_by_side(rows: Tensor, one_sample: Tensor, ids: Tensor, run: WeightlessRun) -> Tensor:
     """Looked-up rows (S, *ids, columns) in the layout of what goes through the module."""
     if run.side_by_side == 1:
         return rows[0]
@@ -358,7 +370,7 @@ def convolve(input: Tensor, tensor: Implicit, bias: Tensor | None, how: Convolut
         out = apply(patches, tensor, turned=True).movedim(-1, 1).contiguous()  # as a module may view it
     else:
         run.use(source.name, DRAWN_AGAIN, tensor.weight)
-        out = DrawnConvolution.apply(x, run.anchor, source, how).flatten(0, 1)
+        out = RedrawnConvolution.apply(x, run.anchor, source, how).flatten(0, 1)
     return out if bias is None else add_channel_bias(out, bias)
 
 

@@ -39,7 +39,7 @@ class Numbers(Protocol):
         """|∂W|² (S,)."""
 
 
-class Unseen(torch.autograd.Function):
+class NeverDrawnMap(torch.autograd.Function):
     """Z W of a Gaussian weight that is used once and never drawn."""
 
     @staticmethod
@@ -65,7 +65,7 @@ class Unseen(torch.autograd.Function):
         return back, None, None, None, None
 
 
-class Drawn(torch.autograd.Function):
+class RedrawnMap(torch.autograd.Function):
     """Z W of a weight that is drawn when it is needed, from its key, and not kept."""
 
     @staticmethod

@@ -25,8 +25,8 @@ from limitformer.weightless.laws import CONSTANT, UNKNOWN, Law
 from limitformer.weightless.measure import Measure, NoEntriesError, where_parameters_are_read
 from limitformer.weightless.models import Blueprint
 from limitformer.weightless.reachable import State, stray_tensors
-from limitformer.weightless.run import KeepWeightError, OneSampleOnlyError, Run, Weight, gradient_norm
-from limitformer.weightless.shared import Shared
+from limitformer.weightless.run import KeepWeightError, OneSampleOnlyError, RandomWeight, WeightlessRun, gradient_norm
+from limitformer.weightless.shared import SharedGradients
 from limitformer.weightless.tensors import tensors_in
 from limitformer.weightless.threads import one_thread
 
@@ -55,7 +55,7 @@ class Weightless:
         self.blocks = blocks_of(module)
         require(bool(self.blocks), f"{blueprint.name} has no list of blocks (ModuleList or Sequential) to look at.")
         self.kept: dict[str, str] = {}
-        self.weights: list[Weight] = []
+        self.weights: list[RandomWeight] = []
         self.drawn: dict[str, str] = {}  # why whole networks are drawn, by what is not understood
         self.sample: tuple[int, int] | None = None  # of which seed and sample the module is
         self.state: State | None = None
@@ -124,7 +124,7 @@ class Weightless:
         except Exception as error:  # the user's own code, which may raise anything
             raise cannot_be_made(self.blueprint, error) from error
 
-    def take(self, run: Run) -> None:
+    def take(self, run: WeightlessRun) -> None:
         """Make the whole network of the run's sample ready, if it is not."""
         sample = (run.seed, run.samples.start)
         if sample == self.sample:
@@ -145,11 +145,13 @@ class Weightless:
         self.module, self.blocks, self.sample = module.eval(), blocks_of(module), sample
         self.run_again()
 
-    def override(self, module: nn.Module, run: Run) -> None:
+    def override(self, module: nn.Module, run: WeightlessRun) -> None:
         """Draw the parameters of a whole network whose laws were given."""
         laws = {name: self.laws[name] for name in self.overridden}
         found = {name: one for name, one in module.named_parameters() if name in laws}
-        drawn = [Weight(name, laws[name], tuple(one.shape), run) for name, one in found.items() if laws[name].random]
+        drawn = [
+            RandomWeight(name, laws[name], tuple(one.shape), run) for name, one in found.items() if laws[name].random
+        ]
         copies(drawn)
         for weight in drawn:
             found[weight.name].data.copy_(run.entries(weight, weight.rows)[0])
@@ -157,14 +159,16 @@ class Weightless:
             if laws[name].kind == CONSTANT:
                 one.data.fill_(laws[name].shift)
 
-    def replace(self, module: nn.Module) -> list[Weight]:
+    def replace(self, module: nn.Module) -> list[RandomWeight]:
         """Put implicit weights in the place of random parameters, and overridden constants."""
-        waiting = Run(0, range(1), 1, self.dtype, self.device)
+        waiting = WeightlessRun(0, range(1), 1, self.dtype, self.device)
         weights, new = [], dict[int, Any]()
         for name, parameter in module.named_parameters():
             law = self.laws[name]
             if law.random:
-                weights.append(Weight(name, law, tuple(parameter.shape), waiting, trained=parameter.requires_grad))
+                weights.append(
+                    RandomWeight(name, law, tuple(parameter.shape), waiting, trained=parameter.requires_grad)
+                )
                 new[id(parameter)] = Implicit(weights[-1])
             else:
                 constant = law.kind == CONSTANT
@@ -245,7 +249,7 @@ class Weightless:
     def shapes(self, seed: int, sample: int, inputs: Inputs, draw: str) -> list[torch.Size]:
         """The shapes of what enters the blocks in a pass of one sample."""
 
-        def call(run: Run) -> list[torch.Size]:
+        def call(run: WeightlessRun) -> list[torch.Size]:
             with torch.no_grad(), stream_shapes(self.blocks) as found:
                 self.call(self.arguments(run, inputs))
             return list(found)
@@ -259,7 +263,7 @@ class Weightless:
             InputError: they do.
         """
 
-        def call(run: Run) -> bool:
+        def call(run: WeightlessRun) -> bool:
             measure = Measure(self.blocks, 1, inputs.rows, inputs.counted, self.axis_of(inputs))
             with torch.enable_grad(), measure:
                 self.call(self.arguments(run, inputs))
@@ -273,11 +277,13 @@ class Weightless:
 
     def until_it_runs(
         self, seed: int, samples: range, inputs: Inputs, draw: str, loss: Loss | None,
-        call: Callable[[Run], Any] | None = None,
+        call: Callable[[WeightlessRun], Any] | None = None,
     ) -> Any:  # fmt: skip
         """What `call`, or a pass, gives of a run that keeps the weights which it needs."""
         while True:
-            run = Run(seed, samples, inputs.rows, self.dtype, self.device, draw, loss is not None, dict(self.kept))
+            run = WeightlessRun(
+                seed, samples, inputs.rows, self.dtype, self.device, draw, loss is not None, dict(self.kept)
+            )
             if self.drawn and len(samples) > 1:
                 raise OneSampleOnlyError
             if self.drawn:
@@ -298,7 +304,7 @@ class Weightless:
                     raise InputError(f"{self.blueprint.name} {read}") from read
                 self.draw_whole({"a tensor": f"the model {read}"})
 
-    def attempt(self, run: Run, inputs: Inputs, loss: Loss | None) -> Arrays:
+    def attempt(self, run: WeightlessRun, inputs: Inputs, loss: Loss | None) -> Arrays:
         """One pass; `KeepWeightError` or `OneSampleOnlyError` if it cannot be as `run` has it."""
         assert self.state is not None  # taken before the first pass
         arguments = self.arguments(run, inputs)
@@ -323,7 +329,7 @@ class Weightless:
                 found |= self.backward(out, arguments, loss, run, measure)
         return found
 
-    def arguments(self, run: Run, inputs: Inputs) -> dict[str, Any]:
+    def arguments(self, run: WeightlessRun, inputs: Inputs) -> dict[str, Any]:
         """What the module is called with."""
         given = inputs.of(run.seed, run.samples, self.dtype)
         return {name: each.to(self.device) if isinstance(each, Tensor) else each for name, each in given.items()}
@@ -337,7 +343,9 @@ class Weightless:
         named = {name: value for name, value in arguments.items() if name}
         return self.module(arguments[""], **named) if "" in arguments else self.module(**named)
 
-    def backward(self, out: Any, arguments: Mapping[str, Any], loss: Loss, run: Run, measure: Measure) -> Arrays:
+    def backward(
+        self, out: Any, arguments: Mapping[str, Any], loss: Loss, run: WeightlessRun, measure: Measure
+    ) -> Arrays:
         """The loss and its gradients."""
         value = loss(out, arguments)
         known = isinstance(value, Tensor) and value.requires_grad
@@ -357,9 +365,9 @@ class Weightless:
             "stream_gradient": np.stack([measure.gradient.get(place, none).cpu().numpy() for place in places], -1),
         }
 
-    def by_sample(self, run: Run) -> AbstractContextManager[Any]:
+    def by_sample(self, run: WeightlessRun) -> AbstractContextManager[Any]:
         """Keep the gradients of shared parameters apart by sample."""
-        return Shared(self.module, run) if run.gradients and run.side_by_side > 1 else nullcontext()
+        return SharedGradients(self.module, run) if run.gradients and run.side_by_side > 1 else nullcontext()
 
     def constant_norms(self) -> dict[str, Tensor]:
         """|∂W| (1,) of the parameters with entries that a gradient came back to."""
@@ -368,9 +376,9 @@ class Weightless:
         return {name: gradient_norm(each)[None] for name, each in found.items()}
 
 
-def copies(weights: list[Weight]) -> dict[str, str]:
+def copies(weights: list[RandomWeight]) -> dict[str, str]:
     """Weights that are copies of each other draw the same numbers, and are kept; why."""
-    first: dict[int, Weight] = {}
+    first: dict[int, RandomWeight] = {}
     kept: dict[str, str] = {}
     for weight in weights:
         original = first.setdefault(weight.law.source, weight)

@@ -37,13 +37,13 @@ class OneSampleOnlyError(Exception):
 
 
 @dataclass(eq=False)
-class Weight:
+class RandomWeight:
     """A parameter with a random law, and the pass that it takes part in."""
 
     name: str
     law: Law
     shape: tuple[int, ...]
-    run: "Run"
+    run: "WeightlessRun"
     numbers: str = ""  # the name its numbers are drawn by: that of the weight it is a copy of, or its own
     trained: bool = True  # whether it has a gradient
 
@@ -54,7 +54,7 @@ class Weight:
 
 
 @dataclass(eq=False)
-class Run:
+class WeightlessRun:
     """One pass of the samples `samples`, each of `sequences` sequences, side by side in the first dimension."""
 
     seed: int
@@ -99,7 +99,7 @@ class Run:
         self.roots = [*self.roots[1 - ROOTS_KEPT :], (x.detach(), now, root)]
         return root
 
-    def use(self, name: str, how: str, weight: Weight) -> None:
+    def use(self, name: str, how: str, weight: RandomWeight) -> None:
         """Note a use; a second one of a weight that is not kept begins the pass again."""
         if name in self.used:
             raise KeepWeightError(weight.name, "used more than once")
@@ -112,7 +112,7 @@ class Run:
         for name in [name for name in self.used if name.partition("[")[0] in names]:
             del self.used[name]
 
-    def entries(self, weight: Weight, rows: range | Tensor) -> Tensor:
+    def entries(self, weight: RandomWeight, rows: range | Tensor) -> Tensor:
         """These rows of the weight (S, rows, *rest), by its law; the same ones whenever they are drawn."""
         columns = 1
         for size in weight.shape[1:]:
@@ -128,13 +128,13 @@ class Run:
         """N(0, 1) (S, rows, columns)."""
         return normals(self.seed, purpose, self.samples, rows, columns, self.dtype).to(self.device)
 
-    def leaf(self, weight: Weight, rows: range | Tensor) -> Tensor:
+    def leaf(self, weight: RandomWeight, rows: range | Tensor) -> Tensor:
         """These rows are kept, and their gradient is that of the weight."""
         values = self.entries(weight, rows).requires_grad_(self.gradients and weight.trained)
         self.leaves.setdefault(weight.name, []).append(values)
         return values
 
-    def whole(self, weight: Weight) -> Tensor:
+    def whole(self, weight: RandomWeight) -> Tensor:
         """The weight (S, *shape), kept for the pass."""
         if any(name.partition("[")[0] == weight.name for name in self.used) or weight.name in self.rows:
             raise KeepWeightError(weight.name, "used in several ways")
@@ -143,7 +143,7 @@ class Run:
         self.found[weight.name] = "kept"
         return self.leaf(weight, weight.rows)
 
-    def embed(self, weight: Weight, ids: Tensor) -> Tensor:
+    def embed(self, weight: RandomWeight, ids: Tensor) -> Tensor:
         """Rows of the weight (S, *ids.shape, columns): one for each distinct number."""
         distinct, place = torch.unique(ids, return_inverse=True)
         if int(distinct[-1]) >= weight.shape[0] or int(distinct[0]) < 0:
@@ -154,7 +154,7 @@ class Run:
         order = torch.argsort(known)
         return rows[:, order[torch.searchsorted(known[order], distinct)]][:, place]
 
-    def draw_rows(self, weight: Weight, distinct: Tensor) -> tuple[Tensor, Tensor]:
+    def draw_rows(self, weight: RandomWeight, distinct: Tensor) -> tuple[Tensor, Tensor]:
         """All rows that were looked up so far, these among them: which, and (S, rows, columns)."""
         known, rows = self.rows.get(weight.name, (distinct[:0], None))
         new = distinct[~torch.isin(distinct, known)]
@@ -184,7 +184,7 @@ def gradient_norm(gradient: Tensor) -> Tensor:
     return torch.linalg.vector_norm((gradient.abs() if gradient.is_complex() else gradient).double())
 
 
-def row_error(weight: Weight, least: int, most: int) -> InputError:
+def row_error(weight: RandomWeight, least: int, most: int) -> InputError:
     """Return the error about rows that a table does not have: too many tokens, where it is one of positions."""
     rows = weight.shape[0]
     if least >= 0 and POSITIONS.search(weight.name):

@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from limitformer.weightless.implicit import METADATA, Implicit
-from limitformer.weightless.run import OneSampleOnlyError, Run, add_to
+from limitformer.weightless.run import OneSampleOnlyError, WeightlessRun, add_to
 from limitformer.weightless.tensors import tensors_in
 
 MOST_ENTRIES = 2**22  # of the gradients of a matrix, all samples together
@@ -35,10 +35,10 @@ NORMS = {functional.layer_norm, torch.layer_norm, functional.rms_norm, torch.rms
 CONVOLUTIONS = {functional.conv1d, functional.conv2d, functional.conv3d}
 
 
-class Shared(TorchFunctionMode):
+class SharedGradients(TorchFunctionMode):
     """Leaves the gradients of constant parameters with the run, by sample."""
 
-    def __init__(self, module: nn.Module, run: Run) -> None:
+    def __init__(self, module: nn.Module, run: WeightlessRun) -> None:
         super().__init__()
         self.run = run
         self.leaves: dict[int, tuple[str, Tensor]] = {}  # by the id of what stands for a parameter
@@ -136,7 +136,7 @@ class Shared(TorchFunctionMode):
         return x.detach().reshape(self.run.side_by_side, -1, x.shape[-1])
 
 
-def linear(mode: Shared, func: Any, input: Tensor, weight: Tensor, bias: Any = None) -> Leave:
+def linear(mode: SharedGradients, func: Any, input: Tensor, weight: Tensor, bias: Any = None) -> Leave:
     """`functional.linear`."""
     x = mode.rows(input) if mode.is_shared(weight) else None
     check_size(mode, weight)
@@ -151,7 +151,7 @@ def linear(mode: Shared, func: Any, input: Tensor, weight: Tensor, bias: Any = N
     return leave
 
 
-def matmul(mode: Shared, func: Any, input: Tensor, other: Tensor) -> Leave:
+def matmul(mode: SharedGradients, func: Any, input: Tensor, other: Tensor) -> Leave:
     """`x @ W` of a matrix W."""
     if mode.is_shared(input) or other.dim() != 2:
         raise OneSampleOnlyError
@@ -160,7 +160,7 @@ def matmul(mode: Shared, func: Any, input: Tensor, other: Tensor) -> Leave:
     return lambda g: mode.add(other, x.mT @ mode.rows(g))
 
 
-def addmm(mode: Shared, func: Any, input: Tensor, mat1: Tensor, mat2: Tensor) -> Leave:
+def addmm(mode: SharedGradients, func: Any, input: Tensor, mat1: Tensor, mat2: Tensor) -> Leave:
     """`b + x @ W`."""
     if mode.is_shared(mat1) or input.dim() != 1:
         raise OneSampleOnlyError
@@ -177,7 +177,7 @@ def addmm(mode: Shared, func: Any, input: Tensor, mat1: Tensor, mat2: Tensor) ->
 
 
 def normalised(
-    mode: Shared, func: Any, input: Tensor, normalized_shape: Any, weight: Any = None, *more: Any, **named: Any
+    mode: SharedGradients, func: Any, input: Tensor, normalized_shape: Any, weight: Any = None, *more: Any, **named: Any
 ) -> Leave:
     """Norms with a gain and perhaps a bias."""
     layer = func in (functional.layer_norm, torch.layer_norm)
@@ -196,7 +196,7 @@ def normalised(
     return leave
 
 
-def added(mode: Shared, func: Any, input: Any, other: Any, **named: Any) -> Leave:
+def added(mode: SharedGradients, func: Any, input: Any, other: Any, **named: Any) -> Leave:
     """x + p."""
     if named or (func in (Tensor.add_, Tensor.__iadd__) and mode.is_shared(input)):
         raise OneSampleOnlyError
@@ -204,7 +204,7 @@ def added(mode: Shared, func: Any, input: Any, other: Any, **named: Any) -> Leav
     return lambda g: mode.add(p, mode.by_sample(g, p.shape))
 
 
-def multiplied(mode: Shared, func: Any, input: Any, other: Any) -> Leave:
+def multiplied(mode: SharedGradients, func: Any, input: Any, other: Any) -> Leave:
     """x p."""
     p, x = (input, other) if mode.is_shared(input) else (other, input)
     x = x.detach()
@@ -212,7 +212,7 @@ def multiplied(mode: Shared, func: Any, input: Any, other: Any) -> Leave:
 
 
 def convolved(
-    mode: Shared, func: Any, input: Tensor, weight: Tensor, bias: Any = None, *more: Any, **named: Any
+    mode: SharedGradients, func: Any, input: Tensor, weight: Tensor, bias: Any = None, *more: Any, **named: Any
 ) -> Leave:
     """A convolution's bias."""
     if mode.is_shared(weight) or mode.is_shared(input):
@@ -220,7 +220,7 @@ def convolved(
     return lambda g: mode.add(bias, mode.by_sample(g, torch.Size((len(bias), *[1] * (g.dim() - 2)))).flatten(1))
 
 
-def check_size(mode: Shared, matrix: Tensor) -> None:
+def check_size(mode: SharedGradients, matrix: Tensor) -> None:
     """`OneSampleOnlyError` for a shared matrix whose gradients would be many."""
     if mode.is_shared(matrix) and mode.run.side_by_side * matrix.numel() > MOST_ENTRIES:
         raise OneSampleOnlyError

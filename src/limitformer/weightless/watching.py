@@ -42,7 +42,7 @@ READS = "it reads a random number while it builds the module"
 DEPENDENT = Law(laws.UNKNOWN, reason="its entries depend on each other")
 
 
-class Watch(TorchDispatchMode):
+class LawWatch(TorchDispatchMode):
     """Sends new matrices to the meta device and keeps the law of every storage that chance or a constant wrote to."""
 
     def __init__(self) -> None:
@@ -231,7 +231,7 @@ class Watch(TorchDispatchMode):
 class Readings(TorchFunctionMode):
     """Notes where the code reads random entries past torch's operations, such as by `tolist`."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: LawWatch) -> None:
         super().__init__()
         self.watch = watch
 
@@ -291,9 +291,9 @@ def clamp_arguments(args: Any, kwargs: dict[str, Any]) -> tuple[float, float]:
 
 
 @contextlib.contextmanager
-def watching() -> Iterator[Watch]:
+def watching() -> Iterator[LawWatch]:
     """Watch what is built in the block."""
-    watch = Watch()
+    watch = LawWatch()
     silent = [nn.init.orthogonal_, nn.init.sparse_, nn.init.dirac_]
     codes = [(function.__code__, function.__defaults__) for function in silent]
     truncated = nn.init._no_grad_trunc_normal_
@@ -311,7 +311,7 @@ def watching() -> Iterator[Watch]:
             function.__code__, function.__defaults__ = code, defaults
 
 
-WATCHES: list[Watch] = []  # the one that looks on is the last
+WATCHES: list[LawWatch] = []  # the one that looks on is the last
 
 
 def dependent_entries(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
