@@ -16,7 +16,6 @@ from limitformer.base.errors import InputError, first_line, require
 from limitformer.hf.attention import ATTENTION
 from limitformer.hf.families import FAMILIES
 from limitformer.hf.marks import WISH, recorded_class, unmark
-from limitformer.hf.old_strengths import LoadsOldStrengths
 from limitformer.hf.shaping import Shaping, apply_shaping, checked_family
 from limitformer.nn import Gain, Residual
 
@@ -123,7 +122,7 @@ def checked_class(model_class: Any, config: PreTrainedConfig) -> type[PreTrained
 def shaped_class(plain: type[PreTrainedModel], shaping: Shaping) -> Any:
     """The class whose models are shaped when they are made, so that their gains are loaded with the rest."""
 
-    class Shaped(LoadsOldStrengths, plain):  # type: ignore[misc, valid-type]
+    class Shaped(plain):  # type: ignore[misc, valid-type]
         def __init__(self, config: PreTrainedConfig, *inputs: Any, **options: Any) -> None:
             super().__init__(config, *inputs, **options)
             self.config.shaping = None

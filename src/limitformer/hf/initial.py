@@ -14,13 +14,12 @@ from transformers import initialization as init
 
 from limitformer.hf.attention import ATTENTION
 from limitformer.hf.configuration import ShapedTransformerConfig, check_words
-from limitformer.hf.old_strengths import LoadsOldStrengths
 from limitformer.nn import Block, Gain, InitialVariances, Residual, post_ln_block, pre_ln_block, shaped_block
 
 EMBEDDING_STD = sqrt(0.5)
 
 
-class ShapedTransformerPreTrainedModel(LoadsOldStrengths, PreTrainedModel):
+class ShapedTransformerPreTrainedModel(PreTrainedModel):
     """What all heads share: how weights start."""
 
     config: ShapedTransformerConfig

@@ -23,7 +23,6 @@ SENTENCE = (
     "(its activation is {})."
 )
 MARKED = re.compile(re.escape(SENTENCE).replace(r"\{\}", "(.*)"))
-OLD_MARK = " of a shaped model, which limitformer.hf.load_shaped loads"  # behind the name, in version 0.1
 LIBRARY = "transformers."
 WISH = "shaped_attentions"
 
@@ -45,9 +44,9 @@ def unmark(config: PreTrainedConfig) -> None:
     """Give the activation its name back."""
     if config.model_type in FAMILIES:
         name = FAMILIES[config.model_type].activation_name
-        text = str(getattr(config, name))
-        found = MARKED.fullmatch(text)
-        setattr(config, name, found[1] if found else text.removesuffix(OLD_MARK))
+        match = MARKED.fullmatch(str(getattr(config, name)))
+        if match:
+            setattr(config, name, match[1])
 
 
 def recorded_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
