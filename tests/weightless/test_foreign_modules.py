@@ -376,7 +376,7 @@ def test_whole_networks_that_do_not_fit_the_memory_are_refused_by_name(factory, 
 
 def test_code_that_cannot_be_watched_stops_when_it_takes_more_than_the_memory(monkeypatch):
     monkeypatch.setattr(network, "available_memory", lambda: 6000)
-    with pytest.raises(lf.InputError, match=r"Asked takes more than .* which is what is free"):
+    with pytest.raises(lf.InputError, match=r"Asked takes more than .* the free memory"):
         lf.weightless.simulate(Asked, IDS, samples=1, **OPTIONS)
 
 
@@ -542,7 +542,7 @@ def test_parameters_that_differ_between_builds_are_refused():
         net.more = nn.ModuleList(nn.Linear(2, 2) for _ in range(random.randrange(1, 10**6) % 7))
         return net
 
-    with pytest.raises(lf.InputError, match="has other parameters each time it is made"):
+    with pytest.raises(lf.InputError, match="has other parameters each time it is built"):
         lf.weightless.simulate(made, IDS, samples=8, **OPTIONS)
 
 
@@ -660,7 +660,7 @@ def test_a_lazy_layer_is_refused_in_one_line():
     def factory():
         return nn.Sequential(nn.LazyLinear(4))
 
-    message = r"0\.weight of Sequential is of a lazy layer, and has no shape .* Nearest: the layer with its sizes"
+    message = r"0\.weight of Sequential belongs to a lazy layer, and has no shape .* Nearest: the layer with its sizes"
     for call in (lf.weightless.law, lambda made: lf.weightless.simulate(made, np.ones((1, 2, 8)), samples=1, seed=0)):
         with pytest.raises(lf.InputError, match=message):
             call(factory)

@@ -71,7 +71,9 @@ def loss(out):
 def compare(way, kept=None, sliced=False):
     function, size, shape, options = WAYS[way]
     stacked = (3, *shape) if sliced else shape
-    whole, run = implicit(stacked, samples=1 if sliced else 2, kept={"kernel": "for the test"} if kept else {})
+    whole, run = implicit(
+        stacked, samples=1 if sliced else 2, reasons_to_keep={"kernel": "for the test"} if kept else {}
+    )
     columns = functional_columns(function, shape, options)
     bias, _ = implicit((columns,), run=run, name="bias")
     x = values(size).requires_grad_()
@@ -83,7 +85,7 @@ def compare(way, kept=None, sliced=False):
     theirs = by_torch(function, x.detach(), kernels, entries(bias), **options)
     for mine, their in zip((out, x.grad, norms["kernel"], norms["bias"]), theirs, strict=True):
         torch.testing.assert_close(mine, their, rtol=1e-10, atol=1e-12)
-    assert run.found["kernel"] == ("kept" if kept else DRAWN)
+    assert run.uses["kernel"] == ("kept" if kept else DRAWN)
     assert out.is_contiguous()
 
 
@@ -174,7 +176,7 @@ def test_kernels_that_are_never_drawn_have_the_law_of_drawn_ones(way):
         tensor, run = implicit(shape, law=laws.normal(std), samples=1500, draw=draw)
         run.seed += len(found)
         found[draw, name] = kernel_statistics(function, values(size), tensor, run, options)
-        assert run.found["kernel"] == (UNSEEN if draw == AUTO else DRAWN)
+        assert run.uses["kernel"] == (UNSEEN if draw == AUTO else DRAWN)
     mine, theirs, twin = found.values()
     assert min(ks_2samp(mine[key], theirs[key]).pvalue for key in mine) > LEVEL
     assert min(ks_2samp(mine[key], twin[key]).pvalue for key in mine) < 1e-10

@@ -29,7 +29,7 @@ def test_fresh_numbers_in_the_backward_pass_are_rejected(networks, monkeypatch):
     def forgetful(ctx, d):
         n, *tensors = ctx.saved_tensors
         numbers, root = ctx.numbers, ctx.kind(*tensors)
-        numbers.leave((root.factor.mT @ d).square().sum((-1, -2)))
+        numbers.add_squared_gradient((root.factor.mT @ d).square().sum((-1, -2)))
         n = numbers.gaussian("twin", *n.shape[1:])
         fresh = numbers.scale * size_of(d) @ numbers.gaussian("backward", d.shape[1], root.width)
         return fresh + root.along(numbers.scale * d @ n.mT - root.onto(fresh)), None, None, None, None

@@ -9,13 +9,13 @@ from scipy.stats import ks_2samp
 from limitformer.weightless.maps import NeverDrawnMap, RedrawnMap
 from limitformer.weightless.roots import (
     cholesky,
+    cholesky_of_any,
+    cholesky_of_independent,
     gram,
     gram_root,
     householder_root,
     in_order,
     inverse_of,
-    of_any,
-    of_new,
     root_of,
     size_of,
 )
@@ -32,7 +32,7 @@ class FromTorch:
     def gaussian(self, purpose, rows, columns):
         return torch.randn(SAMPLES, rows, columns, generator=self.generator, dtype=self.dtype)
 
-    def leave(self, squared):
+    def add_squared_gradient(self, squared):
         self.squared = squared
 
 
@@ -167,14 +167,14 @@ def test_tokens_that_are_clearly_new_have_the_root_of_any():
     """To the last bit, the short way; one that repeats another, is zero, no number or hardly new goes the long one."""
     *z, new = np.random.default_rng(0).standard_normal((9, 20))
     z = np.array(z)
-    (short, rows), (long, kept) = of_new(z @ z.T), of_any(z @ z.T)
+    (short, rows), (long, kept) = cholesky_of_independent(z @ z.T), cholesky_of_any(z @ z.T)
     np.testing.assert_array_equal(short, long)
     np.testing.assert_array_equal(rows, kept)
     np.testing.assert_allclose(inverse_of(short, rows), np.linalg.inv(long).T, rtol=0, atol=1e-12)
     for token in (z[2], 0 * z[2], np.nan * z[2], z[2] + 1e-4 * new):
         other = z.copy()
         other[5] = token
-        assert of_new(other @ other.T) is None
+        assert cholesky_of_independent(other @ other.T) is None
 
 
 @pytest.mark.parametrize(("m", "n"), [(5, 7), (600, 9), (3, 5000)])

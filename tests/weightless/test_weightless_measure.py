@@ -313,7 +313,7 @@ def test_memory_is_given_back_on_the_way_and_no_hook_stays(monkeypatch):
     given = {"samples": 1, "seed": 1, "progress": False}
     law = import_module("limitformer.weightless.network")
     returned = []
-    monkeypatch.setattr(law, "give_back_memory", lambda: returned.append(True))
+    monkeypatch.setattr(law, "trim_heap", lambda: returned.append(True))
     plain = lf.weightless.simulate(Owner, torch.arange(5)[None], **given)
     assert not returned
     monkeypatch.setattr(import_module("limitformer.weightless.simulate"), "RECOMPUTE_BYTES", 0)

@@ -1,6 +1,6 @@
-"""Weightless networks: anybody's architecture, forward and backward, exact in law, with no weight drawn.
+"""Weightless networks: any architecture, forward and backward, exact in law and without drawing most weights.
 
-Names are imported when they are first asked for: the table of public shapes needs no torch.
+Names are imported on first use: the table of public shapes needs no torch.
 """
 
 import sys as _sys

@@ -1,4 +1,4 @@
-"""The blocks of a module, and the tokens that enter them: which modules they are, and where sequences lie."""
+"""The blocks of a module, and the dimension in which the sequences of their input lie."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,18 +13,18 @@ NORMS = ("norm", "ln")
 
 
 class UnclearAxisError(Exception):
-    """The sizes of the stream do not say in which of its dimensions the sequences lie."""
+    """The sizes of the stream do not determine the dimension in which the sequences lie."""
 
 
 def stream_axis(shape: torch.Size, rows: int, samples: int) -> int | None:
-    """The dimension of a stream (·, ·, n) in which the sequences of all samples lie, by its sizes.
+    """Return the dimension of a stream (·, ·, n) in which the sequences of all samples lie, by its sizes.
 
     Raises:
-        UnclearAxisError: they do not say it.
+        UnclearAxisError: its sizes do not determine it.
     """
     first, second, every = *shape[:2], rows * samples
     if every == 1:
-        return None  # either order gives the same tokens in the same order
+        return None  # the dimension does not change the order of the tokens
     if first == every != second:
         return 0
     if second == every and first % every:
@@ -33,24 +33,24 @@ def stream_axis(shape: torch.Size, rows: int, samples: int) -> int | None:
 
 
 def grown_axis(before: list[torch.Size], after: list[torch.Size]) -> int:
-    """The dimension in which streams grow when each sequence is there twice.
+    """Return the dimension in which streams grow when each sequence is repeated.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no such dimension.
     """
     for axis in (0, 1):
         doubled = [(*a[:axis], 2 * a[axis], *a[axis + 1 :]) for a in before]
         if doubled == [tuple(b) for b in after] and before:
             return axis
     raise InputError(
-        f"the sequences lie in no dimension of the stream {tuple(before[0]) if before else ()} alone. "
+        f"the sequences must lie in one dimension of the stream; got {tuple(before[0]) if before else ()}. "
         "Nearest: one sequence at a time."
     )
 
 
 @contextmanager
 def stream_shapes(blocks: list[nn.Module]) -> Iterator[list[torch.Size]]:
-    """The shapes of what enters the blocks inside the block."""
+    """Yield the shapes of the tokens that enter `blocks` within the with statement."""
     shapes: list[torch.Size] = []
 
     def entered(block: nn.Module, args: Any, kwargs: Any) -> None:
@@ -67,7 +67,7 @@ def stream_shapes(blocks: list[nn.Module]) -> Iterator[list[torch.Size]]:
 
 
 def mixed_sequences(name: str, batch_dim: int) -> InputError:
-    """The error for sequences that influence each other."""
+    """Return the error for sequences that influence each other."""
     return InputError(
         f"sequences lie in dimension {batch_dim} of the inputs, and those of {name} influence each other. "
         f"Nearest: batch_dim={1 - batch_dim} if they lie in dimension {1 - batch_dim}."
@@ -75,28 +75,28 @@ def mixed_sequences(name: str, batch_dim: int) -> InputError:
 
 
 def is_norm(name: str, part: nn.Module) -> bool:
-    """Whether a module is a norm, by the name of its class or its own."""
+    """Whether a module is a norm, by its name or that of its class."""
     own, kind = name.rpartition(".")[2].lower(), type(part).__name__.lower()
     return any(word in kind or word in own for word in NORMS) and not list(part.children())
 
 
 def tokens_among(args: Any, kwargs: Any) -> Tensor | None:
-    """The first argument of the shape (B, M, n)."""
+    """Return the first argument of the shape (B, M, n)."""
     every = [*args, *(kwargs[name] for name in ("hidden_states", "x", "src") if name in kwargs)]
     return next((a for a in every if isinstance(a, Tensor) and a.dim() == 3 and a.is_floating_point()), None)
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """The modules of the outermost lists, in their order."""
+    """Return the modules of the outermost lists, in their order."""
     lists: list[tuple[str, nn.Module]] = []
     for name, part in module.named_modules():
-        listed = isinstance(part, nn.ModuleList) or (isinstance(part, nn.Sequential) and alike(part))
+        listed = isinstance(part, nn.ModuleList) or (isinstance(part, nn.Sequential) and is_uniform(part))
         if listed and not any(name.startswith(f"{outer}.") for outer, _ in lists):
             lists.append((name, part))
     return [block for _, part in lists for block in part.children() if not isinstance(block, nn.Identity)]
 
 
-def alike(part: nn.Module) -> bool:
-    """Whether a sequence is of modules of one class that have parts of their own."""
+def is_uniform(part: nn.Module) -> bool:
+    """Whether a sequence has two or more modules of one class, each with submodules."""
     kinds = {type(child) for child in part.children()}
     return len(kinds) == 1 and len(list(part.children())) > 1 and all(list(c.children()) for c in part.children())

@@ -1,4 +1,8 @@
-"""Build a module twice while it is watched: its random matrices, their laws, and what is not understood."""
+"""Build a module twice while `LawWatch` watches: its parameters and their laws, and other randomness.
+
+The two builds have different seeds. A parameter, buffer or attribute that differs between them, but that no watched
+draw explains, is random with an unknown law.
+"""
 
 import random
 from collections.abc import Callable
@@ -16,7 +20,7 @@ from limitformer.base.memory import readable
 from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
 from limitformer.weightless.reachable import GENERATORS, stray_tensors
-from limitformer.weightless.tensors import covers, plain, same_numbers, storage
+from limitformer.weightless.tensors import covers_storage, is_whole_storage, same_numbers, storage
 from limitformer.weightless.watching import ALLOCATIONS, RANDOM, LawWatch, watching
 
 NEW = {*ALLOCATIONS, *RANDOM, "empty_like", "zeros", "ones", "full", "randn_like"}
@@ -27,55 +31,55 @@ VIEW = "it is a view, or a copy in another form, of a random matrix"
 
 
 class Limited(TorchDispatchMode):
-    """Refuses to make more tensors than `most` bytes in all."""
+    """A mode that raises `InputError` once new tensors take more than `most` bytes together."""
 
     def __init__(self, most: int, name: str) -> None:
         super().__init__()
         self.most, self.made, self.name = most, 0, name
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run it, and count what is new."""
+        """Call `func`, and count the bytes of a new tensor."""
         out = func(*args, **(kwargs or {}))
         if func.overloadpacket.__name__ in NEW:
             self.made += out.untyped_storage().nbytes() if not out.is_meta else 0
             fits = self.made <= self.most
-            require(fits, f"{self.name} takes more than {readable(self.most)}, which is what is free.")
+            require(fits, f"{self.name} takes more than {readable(self.most)}, the free memory.")
         return out
 
 
 class Built(NamedTuple):
-    """A module whose random matrices are on the meta device, the law of each parameter, and other randomness."""
+    """A module whose random matrices are on the meta device, and its laws."""
 
     module: nn.Module
     laws: dict[str, Law]  # by the parameter's first name
-    doubts: dict[str, str]  # what the pass would read and is not understood: its name, and why
+    doubts: dict[str, str]  # other randomness that a pass could read: reasons by name
 
 
-def built(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
-    """Build a module from two seeds: what differs, and was not understood, is random in a way that is not known."""
-    module, watch = build(factory, dtype, 0)
-    other, watch_of_other = build(factory, dtype, 1)
+def build_twice(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
+    """Build a module from two seeds, and read the laws of its parameters."""
+    module, watch = build_watched(factory, dtype, 0)
+    other, watch_of_other = build_watched(factory, dtype, 1)
     twins = dict(other.named_parameters())
-    laws_found = {}
-    explains = False  # whether a parameter shows where numbers of NumPy or Python went
+    known = {}
+    explains = False  # whether a parameter holds the numbers drawn from NumPy or Python
     for name, parameter in module.named_parameters():
         law = law_of(parameter, watch)
-        if name not in twins or not alike(parameter, law, watch, twins[name], watch_of_other):
+        if name not in twins or not same_in_both(parameter, law, watch, twins[name], watch_of_other):
             seen = watch.law_of(parameter) or law
             explains = explains or seen.kind != laws.UNKNOWN
             law = Law(laws.UNKNOWN, reason=seen.reason or RANDOM_VALUE, source=seen.source)
-        laws_found[name] = law
-    laws_found |= views(module, laws_found, watch)
-    settle(module, watch, laws_found)
-    settle(other, watch_of_other, laws_found)
+        known[name] = law
+    known |= views(module, known, watch)
+    set_values(module, watch, known)
+    set_values(other, watch_of_other, known)
     reasons = watch.doubts | watch_of_other.doubts
     reasons -= {OTHER_CHANCE} if explains else set()
     own = {"the code that makes it": "; ".join(sorted(reasons))} if reasons else {}
-    return Built(module, laws_found, doubts(module, other, watch) | own)
+    return Built(module, known, doubts(module, other, watch) | own)
 
 
 def views(module: nn.Module, known: dict[str, Law], watch: LawWatch) -> dict[str, Law]:
-    """Unknown laws for the parameters that hold a random matrix in part, or in another form than other parameters."""
+    """Return unknown laws for parameters that are a part of a random matrix, or share it in another form."""
     forms: dict[int, dict[Any, list[str]]] = {}
     odd = set()
     for name, parameter in module.named_parameters():
@@ -85,25 +89,28 @@ def views(module: nn.Module, known: dict[str, Law], watch: LawWatch) -> dict[str
         geometry = (parameter.shape, parameter.stride(), parameter.storage_offset(), parameter.dtype)
         form = (*geometry, law.kind, law.low, law.high)
         forms.setdefault(law.source, {}).setdefault(form, []).append(name)
-        rows = not law.rows or (plain(parameter) and parameter.stride(0) == watch.widths[law.source])
-        if not covers(parameter) or not rows:
+        rows = not law.rows or (is_whole_storage(parameter) and parameter.stride(0) == watch.widths[law.source])
+        if not covers_storage(parameter) or not rows:
             odd.add(law.source)
     unknown: dict[str, Law] = {}
     for source, names in forms.items():
         for same in names.values() if source in odd or len(names) > 1 else ():
-            watch.draws += 1  # a source of their own, so that laws that are given do not make them copies
+            watch.draws += 1  # a separate source, so that overrides do not make them copies
             reasons = {name: known[name].reason or VIEW for name in same}
             unknown |= {name: Law(laws.UNKNOWN, reason=reasons[name], source=watch.draws) for name in same}
     return unknown
 
 
 def doubts(module: nn.Module, other: nn.Module, watch: LawWatch) -> dict[str, str]:
-    """What a pass through `module` could read, is not a parameter, and has no values or others in another build."""
+    """Return reasons, by name, to distrust tensors and numbers other than parameters.
+
+    They have no values, or other ones in the second build.
+    """
     reasons, twins = {}, dict(other.named_buffers())
     for name, buffer in module.named_buffers():
         if buffer.is_meta:
-            reasons[name] = "it was made by an operation on matrices"
-        elif watch.has_chance(buffer) or name not in twins or not same_numbers(buffer, twins[name]):
+            reasons[name] = "it was computed from matrices without entries"
+        elif watch.is_random(buffer) or name not in twins or not same_numbers(buffer, twins[name]):
             reasons[name] = RANDOM_VALUE
     own = {id(parameter) for parameter in module.parameters()}
     elsewhere, here = dict(stray_tensors(other)), dict(stray_tensors(module))
@@ -112,7 +119,7 @@ def doubts(module: nn.Module, other: nn.Module, watch: LawWatch) -> dict[str, st
             reasons[name] = "it is a matrix that is neither a parameter nor a buffer"
         elif isinstance(value, GENERATORS):
             reasons[name] = "it is a generator of random numbers"
-        elif watch.has_chance(value) or name not in elsewhere or not same_numbers(value, elsewhere[name]):
+        elif watch.is_random(value) or name not in elsewhere or not same_numbers(value, elsewhere[name]):
             reasons[name] = "it is random, and neither a parameter nor a buffer"
     reasons |= {name: "only some of the modules have it" for name in elsewhere if name not in here}
     for name, part in module.named_modules():
@@ -121,14 +128,14 @@ def doubts(module: nn.Module, other: nn.Module, watch: LawWatch) -> dict[str, st
     return reasons
 
 
-def build(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int) -> tuple[nn.Module, LawWatch]:
-    """Run the factory from these global seeds, and watch it."""
+def build_watched(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int) -> tuple[nn.Module, LawWatch]:
+    """Call the factory with global seeds while a watch looks on."""
 
     def watched() -> nn.Module:
         watch.begin()
-        before = other_chance()
+        before = numpy_and_python_states()
         module = factory()
-        if other_chance() != before:
+        if numpy_and_python_states() != before:
             watch.doubts.add(OTHER_CHANCE)
         return module
 
@@ -136,14 +143,14 @@ def build(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int) -> tu
         return drawn_module(watched, dtype, seed), watch
 
 
-def other_chance() -> tuple[Any, ...]:
+def numpy_and_python_states() -> tuple[Any, ...]:
     """The states of the global generators of NumPy and Python."""
     numpys: Any = np.random.get_state(legacy=False)
     return numpys["state"]["key"].tobytes(), numpys["state"]["pos"], random.getstate()
 
 
 def drawn_module(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int) -> nn.Module:
-    """Run the factory from these global seeds, which are put back."""
+    """Call the factory with global seeds; the states of the global generators are restored."""
     before, own, numpys = torch.get_default_dtype(), random.getstate(), np.random.get_state()
     torch.set_default_dtype(dtype)
     try:
@@ -160,7 +167,7 @@ def drawn_module(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int
     lazy = next((name for name, each in named_tensors(module) if is_lazy(each)), None)
     require(
         lazy is None,
-        f"{lazy} of {type(module).__name__} is of a lazy layer, and has no shape before the module has run. "
+        f"{lazy} of {type(module).__name__} belongs to a lazy layer, and has no shape before the module has run. "
         "Nearest: the layer with its sizes, such as nn.Linear for nn.LazyLinear.",
     )
     return module
@@ -171,11 +178,11 @@ def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def law_of(parameter: Tensor, watch: LawWatch) -> Law:
-    """The law as watched; where nothing random wrote to a parameter, its values."""
+    """Return the watched law; if nothing random wrote to a parameter, whether its values are constant or given."""
     law = watch.law_of(parameter)
-    if law is not None and parameter.is_meta and law.kind == laws.GIVEN and not plain(parameter):
+    if law is not None and parameter.is_meta and law.kind == laws.GIVEN and not is_whole_storage(parameter):
         return Law(laws.UNKNOWN, reason="it repeats or rearranges given numbers")
-    if law is not None and (parameter.is_meta or watch.has_chance(parameter)):
+    if law is not None and (parameter.is_meta or watch.is_random(parameter)):
         return law
     if parameter.is_meta:
         return Law(laws.UNKNOWN, reason="nothing was seen to write to it")
@@ -184,8 +191,8 @@ def law_of(parameter: Tensor, watch: LawWatch) -> Law:
     return laws.constant(float(first)) if same and not parameter.is_complex() else Law(laws.GIVEN)
 
 
-def alike(parameter: Tensor, law: Law, watch: LawWatch, twin: Tensor, watch_of_twin: LawWatch) -> bool:
-    """Whether a parameter has the same law in another build, and the same values where it is not random."""
+def same_in_both(parameter: Tensor, law: Law, watch: LawWatch, twin: Tensor, watch_of_twin: LawWatch) -> bool:
+    """Whether a parameter has the same law in both builds, and the same values if it is not random."""
     other = law_of(twin, watch_of_twin)
     if replace(law, source=-1) != replace(other, source=-1) or parameter.shape != twin.shape:
         return False
@@ -195,11 +202,11 @@ def alike(parameter: Tensor, law: Law, watch: LawWatch, twin: Tensor, watch_of_t
     return mine is not None and theirs is not None and same_numbers(mine, theirs)
 
 
-def settle(module: nn.Module, watch: LawWatch, found: dict[str, Law]) -> None:
-    """Give memory and values to what is not random: constants, copies, and buffers."""
+def set_values(module: nn.Module, watch: LawWatch, known: dict[str, Law]) -> None:
+    """Give memory and values to parameters and buffers of the meta device that are not random."""
     values = {}
     for name, parameter in module.named_parameters():
-        law = found.get(name)
+        law = known.get(name)
         if parameter.is_meta and law is not None and not law.random:
             value = value_of(parameter, law, watch)
             if value is not None:
@@ -214,20 +221,20 @@ def settle(module: nn.Module, watch: LawWatch, found: dict[str, Law]) -> None:
 
 
 def value_of(tensor: Tensor, law: Law, watch: LawWatch) -> Tensor | None:
-    """The values of a constant or a copy."""
+    """Return the values of a constant or a copy, None of any other tensor without memory."""
     if not tensor.is_meta:
         return tensor.detach()
     if law.kind == laws.CONSTANT:
         return torch.full(tensor.shape, law.shift, dtype=tensor.dtype)
-    if law.kind == laws.GIVEN and plain(tensor) and storage(tensor) in watch.values:
+    if law.kind == laws.GIVEN and is_whole_storage(tensor) and storage(tensor) in watch.values:
         return watch.values[storage(tensor)].to(tensor.dtype).reshape(tensor.shape)
     return None
 
 
 def put_parameters(module: nn.Module, new: dict[int, Any]) -> None:
-    """Put new parameters, with their attributes, wherever `module` has the old ones, whose `id`s are the keys."""
+    """Replace parameters of `module`, by the `id` of the old ones, and copy their attributes."""
     for part in module.modules():
-        found = {key: (old, new[id(old)]) for key, old in part._parameters.items() if id(old) in new}
-        for key, (old, one) in found.items():
+        pairs = {key: (old, new[id(old)]) for key, old in part._parameters.items() if id(old) in new}
+        for key, (old, one) in pairs.items():
             vars(one).update(vars(old))
             part._parameters[key] = one

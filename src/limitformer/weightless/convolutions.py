@@ -1,4 +1,8 @@
-"""Convolutions of samples side by side: each with its own kernel, drawn when it is needed, or as maps of patches."""
+"""Convolutions of samples side by side, each with its own kernel.
+
+A kernel is drawn when it is needed (`RedrawnConvolution`), or never drawn, as the linear map of the patches of its
+input (`patches_of`).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +17,7 @@ from limitformer.weightless.maps import Numbers, squared_norm
 
 @dataclass(frozen=True)
 class Convolution:
-    """How a kernel moves over its input, in the terms of torch, one number for each side."""
+    """The options of a convolution as torch names them, one number for each side."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -24,10 +28,9 @@ class Convolution:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """The arguments of `torch.convolution` after the bias."""
         return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
 
-    def of(self, x: Tensor, kernels: Tensor) -> Tensor:
+    def convolve(self, x: Tensor, kernels: Tensor) -> Tensor:
         """Convolve each sample of x (S, B, channels, …) with its own kernel."""
         return torch.stack(
             [torch.convolution(each, w, None, *self.arguments) for each, w in zip(x, kernels, strict=True)]
@@ -35,19 +38,19 @@ class Convolution:
 
 
 class RedrawnConvolution(torch.autograd.Function):
-    """A convolution whose kernel is drawn when it is needed, from its key, and not kept."""
+    """A convolution whose kernel each pass draws again from its key, so that it is not stored between them."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, numbers: Numbers, how: Convolution) -> Tensor:
-        """The outputs (S, B, channels, …)."""
+        """Return the outputs (S, B, channels, …)."""
         ctx.numbers, ctx.how = numbers, how
         ctx.save_for_backward(x)
-        return how.of(x, numbers.stored())
+        return how.convolve(x, numbers.stored())
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, None, None, None]:
-        """The gradient of the input, and |∂W|²."""
+        """Return the gradient of the input, and add |∂W|²."""
         (x,), numbers, wanted = ctx.saved_tensors, ctx.numbers, ctx.needs_input_grad[0]
         back, squared = [], []
         for each, w, out in zip(x, numbers.stored(), d, strict=True):
@@ -56,12 +59,12 @@ class RedrawnConvolution(torch.autograd.Function):
             )
             back.append(of_input)
             squared.append(squared_norm(of_kernel[None]))
-        numbers.leave(torch.cat(squared))
+        numbers.add_squared_gradient(torch.cat(squared))
         return (torch.stack(back) if wanted else None), None, None, None
 
 
 def patches_of(x: Tensor, kernel: Sequence[int], how: Convolution) -> Tensor:
-    """What the kernel sees of x (B, channels, …) at each of its positions (B, *positions, channels · kernel)."""
+    """Return the patches of x (B, channels, …) under the kernel (B, *positions, channels · kernel)."""
     sides = len(kernel)
     if any(how.padding):
         x = functional.pad(x, [width for width in reversed(how.padding) for _ in range(2)])
@@ -71,17 +74,17 @@ def patches_of(x: Tensor, kernel: Sequence[int], how: Convolution) -> Tensor:
 
 
 def positions(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """Of a kernel along one side."""
+    """Return the number of positions of a kernel along one side."""
     return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
 def each_side(value: Any, sides: int) -> tuple[int, ...]:
-    """One number for all sides, or one for each."""
+    """Return one number for each side; a single number holds for all sides."""
     values = (value,) if isinstance(value, int) else tuple(int(each) for each in value)
     return values * sides if len(values) == 1 else values
 
 
 def margins(kernel: Sequence[int], dilation: Sequence[int]) -> list[int]:
-    """The padding before and after each side, the last side first, that keeps sizes as they are."""
+    """Return the padding that preserves sizes, before and after each side, the last side first."""
     whole = [step * (size - 1) for size, step in zip(kernel, dilation, strict=True)]
     return [margin for each in reversed(whole) for margin in (each // 2, each - each // 2)]

@@ -1,15 +1,15 @@
-r"""What a module's own code draws for each parameter, read by watching it run.
+r"""`LawWatch`, which reads the law of each parameter while a module's own code initialises it.
 
-While a module is built, every new matrix goes to the meta device, where nothing is computed and nothing stored, and
-each operation that writes to it is written down: normal, uniform, truncated normal, constants, copies, multiples, in
-their order. A later write over the whole replaces what came before. Vectors and buffers are real. So no table of
-architectures is believed, and a model of any size can be read.
+While a module is built, every new matrix goes to the meta device, where nothing is computed or stored. The watch
+follows the operations that write to it, in their order: normal, uniform, truncated normal, constants, copies and
+multiples. A write to the whole matrix replaces earlier ones. Vectors and buffers are real. Hence no table of
+architectures is needed, and the laws of a model of any size can be read.
 
-Four of torch's initialisations do nothing on the meta device. They are watched by themselves, under whatever name they
-were imported: the truncated normal; the orthogonal and the sparse one, whose entries depend on each other; and Dirac's.
+Four of torch's initialisations do nothing on the meta device, so that the watch replaces them: the truncated normal;
+the orthogonal and the sparse one, whose entries depend on each other; and Dirac's.
 
-Chance may also enter where no law describes it: a number that is read while the module is built, a seed that the code
-sets itself, another generator. The watch notes each of these as a doubt.
+Randomness may also enter where no law describes it: the code reads a random number while it builds the module, sets a
+seed, or uses another generator. The watch notes each of these as a doubt.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
-from limitformer.weightless.tensors import covers, plain, storage, tensors_in
+from limitformer.weightless.tensors import covers_storage, is_whole_storage, storage, tensors_in
 
 ALLOCATIONS = ("empty", "new_empty", "empty_strided", "new_empty_strided")
 RANDOM = {"randn": laws.normal(1.0), "rand": laws.uniform(0.0, 1.0)}
 RANDOM |= {"randn_like": laws.normal(1.0), "rand_like": laws.uniform(0.0, 1.0)}
 ZEROS, ONES, FULL = ({f"{way}_like", f"new_{way}"} for way in ("zeros", "ones", "full"))
-KEEPING = {"clone", "detach", "_to_copy", "alias", "lift_fresh", "contiguous"}  # of the whole tensor, entry by entry
+KEEPING = {"clone", "detach", "_to_copy", "alias", "lift_fresh", "contiguous"}  # results with the same entries
 VIEWS = {"view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "t", "transpose", "permute", "select", "slice"}
 VIEWS |= {"detach", "alias", "as_strided", "expand", "_reshape_alias", "unbind", "split", "chunk", "lift_fresh"}
-FILLING = {"zero_", "fill_", "normal_", "uniform_", "copy_"}  # what was there before does not matter
+FILLING = {"zero_", "fill_", "normal_", "uniform_", "copy_"}  # earlier entries do not matter
 ENTRIES = {"tolist", "numpy", "__array__", "__dlpack__"}  # methods that read a tensor's memory
 OWN_GENERATOR = "it draws from a generator of its own"
 OWN_STATE = "it sets the state of torch's generator"
@@ -43,20 +43,20 @@ DEPENDENT = Law(laws.UNKNOWN, reason="its entries depend on each other")
 
 
 class LawWatch(TorchDispatchMode):
-    """Sends new matrices to the meta device and keeps the law of every storage that chance or a constant wrote to."""
+    """A mode that sends new matrices to the meta device and notes the law of every storage that is written to."""
 
     def __init__(self) -> None:
         super().__init__()
         self.laws: dict[int, Law] = {}
-        self.values: dict[int, Tensor] = {}  # what was copied from a computed tensor
-        self.alive: list[Any] = []  # storages, so that no address is used twice
+        self.values: dict[int, Tensor] = {}  # by storage: entries copied from a computed tensor
+        self.alive: list[Any] = []  # storages, so that no address is reused
         self.draws = 0
-        self.widths: dict[int, int] = {}  # of the rows of `Law.rows`, by the law's source
-        self.doubts: set[str] = set()  # what the code does with chance that no law describes
-        self.state: Tensor | None = None  # of torch's generator after the last draw
+        self.widths: dict[int, int] = {}  # by source: entries of each row of `Law.rows`
+        self.doubts: set[str] = set()  # uses of randomness that no law describes
+        self.state: Tensor | None = None  # the state of torch's generator after the last draw
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run it, and write down what it does."""
+        """Call `func`, and note the laws of the tensors that it writes."""
         name, kwargs = func.overloadpacket.__name__, dict(kwargs or {})
         if any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
             self.doubts.add(OWN_GENERATOR)
@@ -65,13 +65,13 @@ class LawWatch(TorchDispatchMode):
         seeded = torch.Tag.nondeterministic_seeded in func.tags
         if seeded:
             self.check_state()
-        out = self.followed(name, func, args, kwargs, seeded)
+        out = self.follow(name, func, args, kwargs, seeded)
         if seeded:
             self.move_state()
         return out
 
     def begin(self) -> None:
-        """Take the state of torch's generator as the one that the code finds."""
+        """Note the state of torch's generator before the first draw."""
         self.state = torch.get_rng_state()
 
     def check_state(self) -> None:
@@ -80,45 +80,45 @@ class LawWatch(TorchDispatchMode):
             self.doubts.add(OWN_STATE)
 
     def move_state(self) -> None:
-        """Move torch's generator, which stays where it is when entries are drawn on the meta device."""
+        """Advance torch's generator, as a draw on the meta device does not."""
         if self.state is not None and torch.equal(self.state, torch.get_rng_state()):
             torch.rand(1)
         self.state = torch.get_rng_state()
 
     def check_reading(self, values: Any) -> None:
-        """Note a doubt if the code reads entries that are random."""
-        if self.has_chance(values):
+        """Note a doubt if the code reads random entries."""
+        if self.is_random(values):
             self.doubts.add(READS)
 
-    def has_chance(self, values: Any) -> bool:
-        """Whether chance has a part in one of the tensors."""
+    def is_random(self, values: Any) -> bool:
+        """Whether one of the tensors is random, or has an unknown law."""
         laws_of_all = [self.law_of(tensor) for tensor in tensors_in(values)]
         return any(law is not None and (law.random or law.kind == laws.UNKNOWN) for law in laws_of_all)
 
-    def followed(self, name: str, func: Any, args: Any, kwargs: dict[str, Any], seeded: bool) -> Any:
-        """Run an operation and note the laws of what it makes or changes."""
+    def follow(self, name: str, func: Any, args: Any, kwargs: dict[str, Any], seeded: bool) -> Any:
+        """Run an operation, and note the laws of the tensors that it makes or changes."""
         if name in ALLOCATIONS or name in RANDOM:
-            return self.made(name, func, args, kwargs)
-        if name == "_to_copy" and args[0].is_meta:  # a matrix that is sent to a device stays without entries
+            return self.allocate(name, func, args, kwargs)
+        if name == "_to_copy" and args[0].is_meta:  # a matrix stays on the meta device
             kwargs["device"] = args[0].device
-        before = self.has_chance((args, kwargs))
+        before = self.is_random((args, kwargs))
         out = func(*args, **kwargs)
         if name.rstrip("_") != name and args:
-            self.written(name, args, kwargs, before or seeded)
+            self.note_write(name, args, kwargs, before or seeded)
         elif "out" in kwargs:
             if before or seeded or kwargs["out"].is_meta:
                 self.note(kwargs["out"], Law(laws.UNKNOWN, reason=f"it was written by {name}"))
         elif seeded:
-            for made in tensors_in(out):
-                self.note(made, Law(laws.UNKNOWN, reason=f"it was made by {name}"))
+            for result in tensors_in(out):
+                self.note(result, Law(laws.UNKNOWN, reason=f"it was made by {name}"))
         elif name == "_to_copy" and out.is_meta and not args[0].is_meta:  # sent to where the matrices are
-            self.copied(out, args[0])
+            self.note_copy(out, args[0])
         elif name not in VIEWS:
-            self.derived(name, args, kwargs, out)
+            self.note_result(name, args, kwargs, out)
         return out
 
-    def made(self, name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
-        """A new tensor; a matrix is one of the meta device."""
+    def allocate(self, name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
+        """Make a new tensor, on the meta device if it is a matrix."""
         size = args[0] if isinstance(args[0], list | tuple) else args[1] if len(args) > 1 else args[0].shape
         like = args[0].dtype if isinstance(args[0], Tensor) else torch.get_default_dtype()
         if len(size) >= 2 and (kwargs.get("dtype") or like).is_floating_point:
@@ -126,16 +126,16 @@ class LawWatch(TorchDispatchMode):
         out: Tensor = func(*args, **kwargs)
         if name in RANDOM:
             unknown = Law(laws.UNKNOWN, reason=f"it was made by {name}")
-            self.note(out, self.drawn(RANDOM[name]) if out.is_floating_point() else unknown)
+            self.note(out, self.with_source(RANDOM[name]) if out.is_floating_point() else unknown)
         return out
 
-    def drawn(self, law: Law) -> Law:
-        """The law of new random numbers."""
+    def with_source(self, law: Law) -> Law:
+        """Give a random law a new source, any other none."""
         self.draws += law.random
         return replace(law, source=self.draws if law.random else -1)
 
-    def written(self, name: str, args: Any, kwargs: dict[str, Any], chance: bool) -> None:
-        """Note an operation in place, on one tensor or on several."""
+    def note_write(self, name: str, args: Any, kwargs: dict[str, Any], chance: bool) -> None:
+        """Note an operation in place, on one tensor or several."""
         if not isinstance(args[0], Tensor):
             for tensor in tensors_in(args[0]):
                 if chance or tensor.is_meta:
@@ -143,34 +143,38 @@ class LawWatch(TorchDispatchMode):
         elif not chance and not args[0].is_meta:
             self.note(args[0], Law(laws.GIVEN))
         elif name == "copy_" and isinstance(args[1], Tensor):
-            self.copied(args[0], args[1])
+            self.note_copy(args[0], args[1])
         else:
             before, tensor = self.law_of(args[0]), args[0]
             after = after_writing(name, before, args[1:], kwargs)
-            after = self.drawn(after) if name in FILLING else after
+            after = self.with_source(after) if name in FILLING else after
             if not tensor.is_floating_point() and after.kind != laws.CONSTANT:
                 after = Law(laws.UNKNOWN, reason=f"it was changed by {name}")
-            self.note(tensor, after if covers(tensor) else self.with_part(before, tensor, after))
+            self.note(tensor, after if covers_storage(tensor) else self.with_part(before, tensor, after))
 
-    def copied(self, tensor: Tensor, source: Tensor) -> None:
-        """Note that `tensor` takes the entries of `source`."""
-        law, rearranged = self.law_of(source), not (plain(tensor) and source.shape == tensor.shape)
-        if not source.is_meta and not self.has_chance(source):
-            law = Law(laws.GIVEN) if plain(tensor) else Law(laws.UNKNOWN, reason="a part of it was overwritten")
+    def note_copy(self, tensor: Tensor, source: Tensor) -> None:
+        """Note that the entries of `source` are copied to `tensor`."""
+        law, rearranged = self.law_of(source), not (is_whole_storage(tensor) and source.shape == tensor.shape)
+        if not source.is_meta and not self.is_random(source):
+            law = (
+                Law(laws.GIVEN)
+                if is_whole_storage(tensor)
+                else Law(laws.UNKNOWN, reason="a part of it was overwritten")
+            )
             self.values[storage(tensor)] = source.detach().expand(tensor.shape).clone()
-        elif law is not None and law.kind == laws.GIVEN and plain(source) and not rearranged:
+        elif law is not None and law.kind == laws.GIVEN and is_whole_storage(source) and not rearranged:
             self.values[storage(tensor)] = self.values[storage(source)]
         elif law is not None and law.kind == laws.GIVEN:
             law = Law(laws.UNKNOWN, reason="it repeats or rearranges given numbers")
         law = law or Law(laws.UNKNOWN, reason="a copy of something that was computed")
         if law.random and not (
-            plain(source) and not rearranged and source.is_floating_point() and tensor.is_floating_point()
+            is_whole_storage(source) and not rearranged and source.is_floating_point() and tensor.is_floating_point()
         ):
             law = Law(laws.UNKNOWN, reason="it repeats or rearranges random numbers")
-        self.note(tensor, law if covers(tensor) else self.with_part(self.law_of(tensor), tensor, law))
+        self.note(tensor, law if covers_storage(tensor) else self.with_part(self.law_of(tensor), tensor, law))
 
-    def derived(self, name: str, args: Any, kwargs: dict[str, Any], out: Any) -> None:
-        """Tensors made from ones whose law is known: from one by an operation with numbers, or not understood."""
+    def note_result(self, name: str, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        """Note the law of a result: known if it is computed from one tensor of known law and numbers, else unknown."""
         if name in ZEROS | ONES | FULL:
             after = after_writing(f"{name}_", None, args[2 if "new" in name else 1 :], {})
             self.note(out, after if out.is_meta else Law(laws.GIVEN))
@@ -181,18 +185,18 @@ class LawWatch(TorchDispatchMode):
         if not sources or not any(law.random or law.kind == laws.UNKNOWN or t.is_meta for t, law in sources):
             return
         tensor, law = sources[0]
-        alone = len(sources) == 1 and tensor is args[0] and len(tensors_in((args, kwargs))) == 1
-        for made in tensors_in(out):
+        only_one = len(sources) == 1 and tensor is args[0] and len(tensors_in((args, kwargs))) == 1
+        for result in tensors_in(out):
             after = Law(laws.UNKNOWN, reason=f"it was made by {name}")
-            same = plain(tensor) and plain(made) and made.shape == tensor.shape
-            if alone and same and tensor.is_floating_point() and made.is_floating_point():
+            same = is_whole_storage(tensor) and is_whole_storage(result) and result.shape == tensor.shape
+            if only_one and same and tensor.is_floating_point() and result.is_floating_point():
                 after = law if name in KEEPING else after_writing(f"{name}_", law, args[1:], kwargs)
                 if after is law and storage(tensor) in self.values:
-                    self.values[storage(made)] = self.values[storage(tensor)]
-            self.note(made, after)
+                    self.values[storage(result)] = self.values[storage(tensor)]
+            self.note(result, after)
 
     def with_part(self, before: Law | None, part: Tensor, after: Law) -> Law:
-        """The law of a random matrix whose row `part` was overwritten by a constant; unknown for any other part."""
+        """Return the law of a random matrix after a write to `part`, which is known for a row of constants."""
         base = part._base if part._base is not None else part
         row = base.stride(0) if base.dim() else 0
         whole_row = row and part.numel() == row and part.is_contiguous() and part.storage_offset() % row == 0
@@ -203,7 +207,7 @@ class LawWatch(TorchDispatchMode):
         return replace(before, rows=before.rows | {part.storage_offset() // row: after.shift})
 
     def note(self, tensor: Tensor, law: Law) -> None:
-        """Note the law of a storage; one that is not understood gets a source, too, by which copies are known."""
+        """Note the law of a storage; an unknown law gets a source too, which identifies copies."""
         if tensor.layout != torch.strided:
             return
         self.alive.append(tensor.untyped_storage())
@@ -213,37 +217,37 @@ class LawWatch(TorchDispatchMode):
         self.laws[storage(tensor)] = law
 
     def law_of(self, tensor: Tensor) -> Law | None:
-        """Of its storage, if something was seen."""
+        """Return the law of a tensor's storage, None if nothing random wrote to it."""
         return self.laws.get(storage(tensor)) if tensor.layout == torch.strided else None
 
     def truncated_normal(
         self, tensor: Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
     ) -> Tensor:
-        """In the place of torch's function."""
-        torch.rand(1)  # which is watched: it moves torch's generator, as this draw does
+        """Replace torch's function."""
+        torch.rand(1)  # a watched draw that advances torch's generator, as the replaced one does
         if generator is not None:
             self.doubts.add(OWN_GENERATOR)
-        law = self.drawn(laws.truncated_normal(mean, std, a, b))
-        self.note(tensor, law if covers(tensor) else self.with_part(self.law_of(tensor), tensor, law))
+        law = self.with_source(laws.truncated_normal(mean, std, a, b))
+        self.note(tensor, law if covers_storage(tensor) else self.with_part(self.law_of(tensor), tensor, law))
         return tensor
 
 
 class Readings(TorchFunctionMode):
-    """Notes where the code reads random entries past torch's operations, such as by `tolist`."""
+    """A mode that notes where the code reads random entries without an operation, such as by `tolist`."""
 
     def __init__(self, watch: LawWatch) -> None:
         super().__init__()
         self.watch = watch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run it, and note a doubt if it reads random entries."""
+        """Call `func`, and note a doubt if it reads random entries."""
         if getattr(func, "__name__", "") in ENTRIES:
             self.watch.check_reading(args[:1])
         return func(*args, **(kwargs or {}))
 
 
 def after_writing(name: str, before: Law | None, args: Any, kwargs: dict[str, Any]) -> Law:
-    """The law of a tensor of the law `before` after the operation."""
+    """Return the law after an operation on a tensor of the law `before`."""
     numbers = [a for a in args if isinstance(a, int | float)]
     number = float(numbers[0]) if numbers else None
     if not set(kwargs) <= {"mean", "std", "from", "to", "generator", "value", "memory_format", "min", "max"}:
@@ -272,34 +276,34 @@ def after_writing(name: str, before: Law | None, args: Any, kwargs: dict[str, An
 
 
 def normal_arguments(args: Any, kwargs: dict[str, Any]) -> tuple[float, float]:
-    """(mean, std) of `normal_`."""
-    found = {"mean": 0.0, "std": 1.0} | dict(zip(("mean", "std"), args, strict=False)) | kwargs
-    return float(found["mean"]), float(found["std"])
+    """Return (mean, std) of `normal_`."""
+    named = {"mean": 0.0, "std": 1.0} | dict(zip(("mean", "std"), args, strict=False)) | kwargs
+    return float(named["mean"]), float(named["std"])
 
 
 def uniform_arguments(args: Any, kwargs: dict[str, Any]) -> tuple[float, float]:
-    """(low, high) of `uniform_`."""
-    found = {"from": 0.0, "to": 1.0} | dict(zip(("from", "to"), args, strict=False)) | kwargs
-    return float(found["from"]), float(found["to"])
+    """Return (low, high) of `uniform_`."""
+    named = {"from": 0.0, "to": 1.0} | dict(zip(("from", "to"), args, strict=False)) | kwargs
+    return float(named["from"]), float(named["to"])
 
 
 def clamp_arguments(args: Any, kwargs: dict[str, Any]) -> tuple[float, float]:
-    """(min, max) of `clamp_`."""
-    found = dict(zip(("min", "max"), args, strict=False)) | kwargs
-    least, most = found.get("min"), found.get("max")
+    """Return (min, max) of `clamp_`."""
+    named = dict(zip(("min", "max"), args, strict=False)) | kwargs
+    least, most = named.get("min"), named.get("max")
     return -math.inf if least is None else float(least), math.inf if most is None else float(most)
 
 
 @contextlib.contextmanager
 def watching() -> Iterator[LawWatch]:
-    """Watch what is built in the block."""
+    """Watch the modules that are built within the with statement."""
     watch = LawWatch()
     silent = [nn.init.orthogonal_, nn.init.sparse_, nn.init.dirac_]
     codes = [(function.__code__, function.__defaults__) for function in silent]
     truncated = nn.init._no_grad_trunc_normal_
     nn.init._no_grad_trunc_normal_ = watch.truncated_normal
     WATCHES.append(watch)
-    for function in silent:  # the function itself, for others have imported it by name
+    for function in silent:  # its code, as others have imported the function by name
         function.__code__, function.__defaults__ = dependent_entries.__code__, None
     try:
         with watch, Readings(watch):
@@ -311,11 +315,11 @@ def watching() -> Iterator[LawWatch]:
             function.__code__, function.__defaults__ = code, defaults
 
 
-WATCHES: list[LawWatch] = []  # the one that looks on is the last
+WATCHES: list[LawWatch] = []  # the active one is the last
 
 
 def dependent_entries(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    """In the place of torch's functions whose entries depend on each other; it runs among their globals, not these."""
+    """Replace torch's functions whose entries depend on each other; it runs with the globals of torch's module."""
     from limitformer.weightless import watching
 
     watching.WATCHES[-1].note(tensor, watching.DEPENDENT)
