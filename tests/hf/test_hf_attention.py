@@ -292,7 +292,7 @@ def test_a_cache_has_either_of_two_names():
         with pytest.raises(InputError, match=r"Packed sequences and a cache exclude each other"):
             check_packing(language_model("llama").model, (), {"position_ids": restarting(), name: cache})
     with pytest.raises(
-        InputError, match=r"two names of one argument; got both\. Nearest: (cache|past_key_values) alone"
+        InputError, match=r"two names of one argument; got both\. Nearest: only (cache|past_key_values)"
     ):
         model(ids, cache=cache, past_key_values=cache)
     for other in (((),), "cache", EncoderDecoderCache(DynamicCache(), DynamicCache())):

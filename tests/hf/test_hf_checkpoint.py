@@ -200,23 +200,23 @@ BROKEN = {
     ),
     "no gains": (
         lambda folder: weights(folder, lambda kept: {name: x for name, x in kept.items() if "gamma1" not in name}),
-        r"does not hold this model whole: 2 missing weights, bert.encoder.layer.0.attention.self.shaping.gamma1.value",
+        r"does not hold the whole model: 2 missing weights, bert.encoder.layer.0.attention.self.shaping.gamma1.value",
     ),
     "no residuals": (
         lambda folder: weights(folder, lambda kept: {name: x for name, x in kept.items() if ".lam" not in name}),
-        r"does not hold this model whole: 4 missing weights, .*residual.lam",
+        r"does not hold the whole model: 4 missing weights, .*residual.lam",
     ),
     "more weights": (
         lambda folder: weights(folder, lambda kept: kept | {"extra.weight": torch.zeros(1)}),
-        r"does not hold this model whole: 1 unexpected weights, extra.weight",
+        r"does not hold the whole model: 1 unexpected weights, extra.weight",
     ),
     "gains of other heads": (
         lambda folder: weights(
             folder, lambda kept: {name: x[:2].clone() if "gamma1" in name else x for name, x in kept.items()}
         ),
-        r"(cannot be read|does not hold this model whole): ",
+        r"(cannot be read|does not hold the whole model): ",
     ),
-    "other sizes": (lambda folder: edited(folder, vocab_size=60), r"(cannot be read|does not hold this model whole): "),
+    "other sizes": (lambda folder: edited(folder, vocab_size=60), r"(cannot be read|does not hold the whole model): "),
     "half a configuration": (
         lambda folder: (folder / "config.json").write_text((folder / "config.json").read_text()[:99]),
         "config.json cannot be read: ",
@@ -243,7 +243,7 @@ BROKEN = {
     ),
     "another shaping": (
         lambda folder: edited(folder, shaping={"per_head": False}),
-        r"(cannot be read|does not hold this model whole): ",
+        r"(cannot be read|does not hold the whole model): ",
     ),
 }
 
@@ -372,9 +372,7 @@ def test_the_number_of_labels(tmp_path):
     model = saved(tmp_path, name="BertForSequenceClassification")
     same = load_shaped(tmp_path, num_labels=2)
     assert torch.equal(outputs(same, "bert"), outputs(model, "bert"))
-    message = (
-        r"The weights in .* cannot be read: .* Nearest: ignore_mismatched_sizes=True, where a head has another size"
-    )
+    message = r"The weights in .* cannot be read: .* Nearest: ignore_mismatched_sizes=True, if a head has another size"
     with pytest.raises(InputError, match=message) as caught:
         load_shaped(tmp_path, num_labels=5)
     assert "\n" not in str(caught.value)
@@ -421,11 +419,11 @@ def test_another_head_than_the_one_that_was_saved(family, one, other, tmp_path):
 def test_another_head_does_not_make_up_for_a_body_that_is_not_whole(tmp_path):
     saved(tmp_path)
     weights(tmp_path, lambda kept: {name: x for name, x in kept.items() if "gamma1" not in name})
-    with pytest.raises(InputError, match=r"does not hold this model whole: 2 missing weights, .*gamma1"):
+    with pytest.raises(InputError, match=r"does not hold the whole model: 2 missing weights, .*gamma1"):
         load_shaped(tmp_path, transformers.BertForSequenceClassification)
     saved(tmp_path / "b")
     weights(tmp_path / "b", lambda kept: {k: x[:2].clone() if "gamma1" in k else x for k, x in kept.items()})
-    with pytest.raises(InputError, match=r"does not hold this model whole: 2 mismatched weights, .*gamma1"):
+    with pytest.raises(InputError, match=r"does not hold the whole model: 2 mismatched weights, .*gamma1"):
         load_shaped(tmp_path / "b", ignore_mismatched_sizes=True)
 
 
@@ -494,7 +492,7 @@ def test_half_a_pooler_is_not_a_model_without_one(tmp_path):
     for name, lost in (("BertModel", "pooler.dense.bias"), ("BertForSequenceClassification", "bert.pooler.")):
         saved(tmp_path / name, name=name)
         weights(tmp_path / name, lambda kept, lost=lost: {k: x for k, x in kept.items() if not k.startswith(lost)})
-        with pytest.raises(InputError, match=r"not hold this model whole: \d missing weights, .*pooler.dense.bias"):
+        with pytest.raises(InputError, match=r"not hold the whole model: \d missing weights, .*pooler.dense.bias"):
             load_shaped(tmp_path / name)
 
 

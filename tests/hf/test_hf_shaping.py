@@ -420,7 +420,7 @@ def dropping_vit():
 
 
 REFUSED = {
-    "another family": (mistral, Shaping(), r"Models of type 'mistral' cannot be shaped; there are bert, roberta"),
+    "another family": (mistral, Shaping(), r"model_type must be one of bert, roberta, .* to be shaped; got 'mistral'"),
     "relative positions": (t5, Shaping(), r"Models of type 't5' cannot be shaped"),
     "cross-attention": (crossed_bert, Shaping(), "no meaning for cross-attention"),
     "cross-attention, GPT-2": (crossed_gpt2, Shaping(), "no meaning for cross-attention"),
