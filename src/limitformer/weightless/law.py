@@ -47,7 +47,7 @@ class LawTable:
     def __str__(self) -> str:
         """Return lines of name, shape and law; equal layers share a line."""
         lines = [f"{self.name}: {len(self)} parameters, {self.count:,} entries"]
-        for name, (number, shape, law, tied) in self.grouped().items():
+        for name, (number, shape, law, tied) in self.alike().items():
             times = f" ×{number}" if number > 1 else ""
             lines.append(f"  {name}{times}  {shape}  {law}{f', tied to {tied}' if tied else ''}")
         return "\n".join(lines)
@@ -57,7 +57,7 @@ class LawTable:
         """The number of entries of all parameters."""
         return sum(torch.Size(shape).numel() for shape in self.shapes.values())
 
-    def grouped(self) -> dict[str, tuple[int, str, str, str]]:
+    def alike(self) -> dict[str, tuple[int, str, str, str]]:
         """Group parameters whose names differ only by numbers: their number, shape, law and ties."""
         groups: dict[str, tuple[int, str, str, str]] = {}
         for name, law in self.laws.items():
