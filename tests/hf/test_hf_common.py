@@ -1,5 +1,6 @@
-"""What transformers tests every one of its models for (`test_modeling_common`, which is not installed with it), written
-again for shaped models of each family and for the paper's own architecture: one test a kind, all models in each.
+"""The common tests of transformers (`test_modeling_common`, which is not installed with it) for shaped models.
+
+They cover each family and the paper's architecture.
 """
 
 import copy
@@ -114,7 +115,7 @@ def test_saved_model_loads_unchanged(name, tmp_path):
 
 @every_model
 def test_torch_save_load_and_deepcopy(name, tmp_path):
-    """With attentions requested, the library adds hooks that cannot be pickled for any model."""
+    """Attentions are not requested, as the hooks of the library for them cannot be pickled."""
     model = built(name)
     run(model, name)
     torch.save(model, tmp_path / "whole.pt")

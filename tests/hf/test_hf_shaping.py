@@ -85,7 +85,7 @@ def test_gains_have_their_start_values(family, per_head, trained):
 @families
 @pytest.mark.parametrize("gain", [0.0, None])
 def test_shaping_without_gains_does_not_change_a_model(family, gain):
-    """With gains of 0 or None outputs stay the same; with gains of 1 they change."""
+    """Gains of 0 or None do not change outputs; gains of 1 do."""
     model = stock(family)
     wanted = run(model, family)
     actual = run(shape_model(copy.deepcopy(model), Shaping(gamma1=gain, gamma2=gain)), family)
@@ -310,7 +310,7 @@ def test_learn_moves_every_gain(family):
 
 @families
 def test_recovered_model_has_softmax_attention(family):
-    """From step 4,000 on attention is softmax attention, and a shaped activation is a ReLU."""
+    """Recovery ends at step 4,000, when a shaped activation is a ReLU."""
     shaping = everything(family)
     model = shaped(family, shaping=shaping)
     Recover().prepare(model)

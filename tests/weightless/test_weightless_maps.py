@@ -134,7 +134,7 @@ def test_root_moves_little_with_rounding():
 
 @pytest.mark.parametrize(("m", "n"), [(32, 32), (44, 32), (128, 100)])
 def test_rows_of_q_stay_orthonormal_for_dependent_tokens(m, n):
-    """With more tokens than entries, the residuals of later tokens are rounding errors over small pivots."""
+    """If there are more tokens than entries, residuals of later tokens are rounding errors over small pivots."""
 
     def worst(factorised):
         root, rows = factorised

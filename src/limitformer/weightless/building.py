@@ -164,17 +164,14 @@ def drawn_module(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int
         np.random.set_state(numpys)
         random.setstate(own)
     require(isinstance(module, nn.Module), f"the function must return a torch.nn.Module; got {type(module).__name__}.")
-    lazy = next((name for name, each in named_tensors(module) if is_lazy(each)), None)
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    lazy = next((name for name, each in tensors if is_lazy(each)), None)
     require(
         lazy is None,
         f"{lazy} of {type(module).__name__} belongs to a lazy layer, and has no shape before the module has run. "
         "Nearest: the layer with its sizes, such as nn.Linear for nn.LazyLinear.",
     )
     return module
-
-
-def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*module.named_parameters(), *module.named_buffers()]
 
 
 def law_of(parameter: Tensor, watch: LawWatch) -> Law:

@@ -64,7 +64,8 @@ def config_of(model: str | Path | dict[str, Any]) -> Any:
         return config_from(values_in(path))
     if str(model).lstrip().startswith("{"):
         return config_from(json_object(str(model), "A configuration"))
-    return configuration_of(str(model))
+    require_shape(str(model))
+    return config_from(SHAPES[str(model)][0])
 
 
 def values_in(path: Path) -> dict[str, Any]:
@@ -214,8 +215,3 @@ def check_dtype(config: Any) -> None:
     known = (None, "auto", torch.float64, torch.float32, torch.float16, torch.bfloat16)
     dtype = getattr(config, "dtype", None)
     require(dtype in known, f"dtype must be float32, float16, bfloat16 or float64; got {dtype!s:.60}.")
-
-
-def configuration_of(name: str) -> Any:
-    require_shape(name)
-    return config_from(SHAPES[name][0])

@@ -95,7 +95,7 @@ METADATA |= {"ndimension", "is_contiguous", "__len__", "__hash__", "__set__", "i
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class WeightNumbers:
     """The random numbers of the map by an implicit matrix W (n × p), as `maps.Numbers`."""
 
     tensor: Implicit
@@ -190,7 +190,7 @@ def apply(x: Tensor, tensor: Implicit, turned: bool) -> Tensor:
     if entries_kept is not None:
         out = z @ as_matrix(entries_kept, turned != tensor.turned)
     else:
-        out = apply_once(x, z, Source(tensor, turned != tensor.turned), columns)
+        out = apply_once(x, z, WeightNumbers(tensor, turned != tensor.turned), columns)
     return out.reshape(*x.shape[:-1], columns)
 
 
@@ -204,29 +204,29 @@ def kept_entries(tensor: Implicit) -> Tensor | None:
     return part.detach() if tensor.frozen else part
 
 
-def apply_once(x: Tensor, z: Tensor, source: Source, columns: int) -> Tensor:
+def apply_once(x: Tensor, z: Tensor, numbers: WeightNumbers, columns: int) -> Tensor:
     """Return x W (S, M, p) of a weight that is not kept; columns that an embedding has drawn as rows are inserted."""
-    run, weight = source.run, source.tensor.weight
+    run, weight = numbers.run, numbers.tensor.weight
     known = run.rows.get(weight.name)
-    if known is not None and not source.turned:
+    if known is not None and not numbers.turned:
         raise KeepWeightError(weight.name, "used in several ways")
     if known is not None and weight.law.rows:  # constant rows need no draw
         known = run.draw_rows(weight, torch.tensor(sorted(weight.law.rows)))
-    if never_drawn(z.shape[-2], z.shape[-1], columns, source):
-        run.use(source.name, NEVER_DRAWN, weight)
-        out: Tensor = NeverDrawnMap.apply(z, run.anchor, source, run.root(x, z), columns)
+    if never_drawn(z.shape[-2], z.shape[-1], columns, numbers):
+        run.use(numbers.name, NEVER_DRAWN, weight)
+        out: Tensor = NeverDrawnMap.apply(z, run.anchor, numbers, run.root(x, z), columns)
     elif known is not None:
         raise KeepWeightError(weight.name, "used as embedding and head")
     else:
-        run.use(source.name, DRAWN_AGAIN, weight)
-        out = RedrawnMap.apply(z, run.anchor, source)
+        run.use(numbers.name, DRAWN_AGAIN, weight)
+        out = RedrawnMap.apply(z, run.anchor, numbers)
     return out if known is None else out.index_copy_(-1, known[0], z @ known[1].mT)
 
 
-def never_drawn(tokens: int, inputs: int, columns: int, source: Source) -> bool:
+def never_drawn(tokens: int, inputs: int, columns: int, numbers: WeightNumbers) -> bool:
     """Whether the map leaves its weight undrawn: it must be Gaussian, and that must be cheaper."""
-    law, draw = source.tensor.weight.law, source.run.draw
-    known = source.tensor.weight.name in source.run.rows  # its rows that were not looked up are still Gaussian
+    law, draw = numbers.tensor.weight.law, numbers.run.draw
+    known = numbers.tensor.weight.name in numbers.run.rows  # its rows that were not looked up are still Gaussian
     if not law.random or not (law.gaussian or (known and law.kind == "normal" and law.shift == 0.0)):
         return False
     if draw == NEVER:
@@ -354,23 +354,24 @@ def convolve(input: Tensor, tensor: Implicit, bias: Tensor | None, how: Convolut
         return convolve(input[None], tensor, bias, how)[0]
     if input.shape[0] % run.side_by_side:
         raise OneSampleOnlyError
-    x, source, kernels = input.unflatten(0, (run.side_by_side, -1)), Source(tensor, turned=True), kept_entries(tensor)
+    x, numbers = input.unflatten(0, (run.side_by_side, -1)), WeightNumbers(tensor, turned=True)
+    kernels = kept_entries(tensor)
     if kernels is not None:
         out = how.convolve(x, kernels).flatten(0, 1)
-    elif how.groups == 1 and not how.transposed and kernel_is_never_drawn(x, source, how):
+    elif how.groups == 1 and not how.transposed and kernel_is_never_drawn(x, numbers, how):
         patches = patches_of(input, tensor.shape[2:], how)  # (B, *positions, channels · kernel)
         out = apply(patches, tensor, turned=True).movedim(-1, 1).contiguous()  # as a module may view it
     else:
-        run.use(source.name, DRAWN_AGAIN, tensor.weight)
-        out = RedrawnConvolution.apply(x, run.anchor, source, how).flatten(0, 1)
+        run.use(numbers.name, DRAWN_AGAIN, tensor.weight)
+        out = RedrawnConvolution.apply(x, run.anchor, numbers, how).flatten(0, 1)
     return out if bias is None else add_channel_bias(out, bias)
 
 
-def kernel_is_never_drawn(x: Tensor, source: Source, how: Convolution) -> bool:
+def kernel_is_never_drawn(x: Tensor, numbers: WeightNumbers, how: Convolution) -> bool:
     """Whether the map of the patches of x (S, B, channels, …) leaves its kernel undrawn."""
-    columns, channels, *kernel = source.tensor.shape
+    columns, channels, *kernel = numbers.tensor.shape
     sizes = map(positions, x.shape[3:], kernel, how.stride, how.padding, how.dilation)
-    return never_drawn(x.shape[1] * math.prod(sizes), channels * math.prod(kernel), columns, source)
+    return never_drawn(x.shape[1] * math.prod(sizes), channels * math.prod(kernel), columns, numbers)
 
 
 def add_channel_bias(out: Tensor, bias: Tensor) -> Tensor:

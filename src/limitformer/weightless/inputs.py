@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from limitformer.base.errors import InputError, require
+from limitformer.models import as_start
 from limitformer.models.text import words_of
 from limitformer.nn.drawn.simulate import TokenLaw, torch_seed
 from limitformer.weightless.models import Blueprint
@@ -88,38 +89,37 @@ class Inputs:
             drawn = [self.tokens.tokens(1, torch.Generator().manual_seed(each)).to(dtype) for each in seeds]
             return {"x": torch.cat(drawn).requires_grad_()}
         many = {name: value.repeat(len(samples), *[1] * (value.dim() - 1)) for name, value in self.fixed.items()}
-        cast = {name: real(value, dtype) if value.is_floating_point() else value for name, value in many.items()}
-        return {**cast, **self.options}
+        return {name: with_gradient(each, dtype) for name, each in many.items()} | self.options
 
 
-def real(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cast to the dtype of a pass, with a gradient: the stream may begin with these numbers."""
+def with_gradient(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast floating-point numbers to the dtype of a pass, with a gradient: the stream may begin with them."""
+    if not values.is_floating_point():
+        return values
     return values.to(dtype).requires_grad_().clone()  # a module may change a copy in place
 
 
-def inputs_of(given: Any, blueprint: Blueprint) -> Inputs:
+def inputs_of(inputs: Any, blueprint: Blueprint) -> Inputs:
     """Make the inputs of a model from the argument `inputs` of the public functions.
 
     Raises:
         InputError: it does not fit the model.
     """
-    if isinstance(given, Inputs):
-        return given
+    if isinstance(inputs, Inputs):
+        return inputs
     if blueprint.transformer is not None:
-        from limitformer.models import as_start
-
-        start = as_start(given)
+        start = as_start(inputs)
         return Inputs({}, {}, 1, start.labels or (), TokenLaw(start, blueprint.transformer))
-    if isinstance(given, Mapping):
-        fixed = {name: torch.as_tensor(value) for name, value in given.items() if value is not None}
+    if isinstance(inputs, Mapping):
+        fixed = {name: torch.as_tensor(each) for name, each in inputs.items() if each is not None}
         require(bool(fixed), "inputs must name at least one tensor; got none.")
         return Inputs(fixed, options_of(blueprint), len(next(iter(fixed.values()))))
     if blueprint.task == "image":
-        pixels = images(given, blueprint.config)
+        pixels = images(inputs, blueprint.config)
         return Inputs({"pixel_values": pixels}, {}, len(pixels))
     if blueprint.config is None:
-        return inputs_of_factory(given)
-    ids, labels = ids_of(given, blueprint.config)
+        return inputs_of_factory(inputs)
+    ids, labels = ids_of(inputs, blueprint.config)
     fixed = {"input_ids": ids}
     if blueprint.task == "seq2seq":
         first = torch.full_like(ids[:, :1], getattr(blueprint.config, "decoder_start_token_id", None) or 0)
@@ -132,40 +132,36 @@ def options_of(blueprint: Blueprint) -> dict[str, Any]:
     return {"use_cache": False} if blueprint.task in ("causal", "seq2seq") else {}
 
 
-def inputs_of_factory(given: Any) -> Inputs:
+def inputs_of_factory(inputs: Any) -> Inputs:
     """Make the first argument of a user's module."""
-    if isinstance(given, int | str | Path | list | tuple) and not has_numbers(given):
-        given = ids_of(given, None)[0]
-    tensor = torch.as_tensor(given)
+    texts = isinstance(inputs, list | tuple) and any(isinstance(each, str | Path) for each in inputs)
+    if texts or isinstance(inputs, int | str | Path):
+        inputs = ids_of(inputs, None)[0]
+    tensor = torch.as_tensor(inputs)
     if tensor.dim() == 1 and not tensor.is_floating_point():
         tensor = tensor[None]  # ids of one sequence
     return Inputs({"": tensor}, {}, len(tensor))
 
 
-def has_numbers(given: Any) -> bool:
-    """Whether a list holds numbers."""
-    return isinstance(given, list | tuple) and not any(isinstance(each, str | Path) for each in given)
-
-
-def ids_of(given: Any, config: Any) -> tuple[Tensor, tuple[str, ...]]:
+def ids_of(inputs: Any, config: Any) -> tuple[Tensor, tuple[str, ...]]:
     """Return ids (sequences, tokens), and the words of the first text, of a number of tokens, texts or ids.
 
     A network with random weights depends only on which tokens are equal, so words are numbered in their order.
     """
-    if isinstance(given, int | np.integer) and not isinstance(given, bool):
-        require(bool(given >= 1), f"inputs must be at least one token; got {given}.")
-        return numbered([[str(k) for k in range(given)]], config), ()
-    if isinstance(given, str | Path):
-        given = [given]
-    if isinstance(given, list | tuple) and given and all(isinstance(each, str | Path) for each in given):
-        words = [words_of(text) for text in given]
+    if isinstance(inputs, int | np.integer) and not isinstance(inputs, bool):
+        require(bool(inputs >= 1), f"inputs must be at least one token; got {inputs}.")
+        return numbered([[str(k) for k in range(inputs)]], config), ()
+    if isinstance(inputs, str | Path):
+        inputs = [inputs]
+    if isinstance(inputs, list | tuple) and inputs and all(isinstance(each, str | Path) for each in inputs):
+        words = [words_of(text) for text in inputs]
         shortest = min(map(len, words))
         return numbered([each[:shortest] for each in words], config), tuple(words[0][:shortest])
     try:
-        ids = torch.as_tensor(given)
+        ids = torch.as_tensor(inputs)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"inputs must be texts, ids, a number of tokens, or named tensors; got {given!r:.60}."
+            f"inputs must be texts, ids, a number of tokens, or named tensors; got {inputs!r:.60}."
         ) from error
     ids = ids[None] if ids.dim() == 1 else ids
     require(
@@ -187,14 +183,14 @@ def numbered(words: list[list[str]], config: Any) -> Tensor:
     return torch.tensor([[ids[word] for word in text] for text in words])
 
 
-def images(given: Any, config: Any) -> Tensor:
+def images(inputs: Any, config: Any) -> Tensor:
     """Return images (B, channels, height, width); a number of images becomes noise."""
-    if isinstance(given, int):
+    if isinstance(inputs, int):
         noise = np.random.Generator(np.random.Philox(0)).standard_normal(
-            (given, config.num_channels, config.image_size, config.image_size)
+            (inputs, config.num_channels, config.image_size, config.image_size)
         )
         return torch.tensor(noise)
-    pixels = torch.as_tensor(np.asarray(given))
+    pixels = torch.as_tensor(np.asarray(inputs))
     size = (config.num_channels, config.image_size, config.image_size)
     require(
         tuple(pixels.shape[1:]) == size,
