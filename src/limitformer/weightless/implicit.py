@@ -80,14 +80,14 @@ class Implicit(torch.Tensor):
             if not isinstance(value, Tensor):
                 return value
         note_operation((args, kwargs), getattr(func, "__name__", str(func)))
-        return func(*drawn(args), **drawn(kwargs))
+        return func(*with_entries(args), **with_entries(kwargs))
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Run an operation of torch's dispatcher, which no answer has caught, with the entries drawn."""
         if func.overloadpacket.__name__ in ("detach", "alias", "_to_copy"):
             return args[0]
-        return func(*drawn(args), **drawn(kwargs or {}))
+        return func(*with_entries(args), **with_entries(kwargs or {}))
 
 
 METADATA = {"__get__", "size", "dim", "numel", "is_floating_point", "is_complex", "stride", "__repr__", "element_size"}
@@ -154,18 +154,18 @@ def note_operation(arguments: Any, operation: str) -> None:
             note_operation(each, operation)
 
 
-def drawn(arguments: Any) -> Any:
+def with_entries(arguments: Any) -> Any:
     """Replace the implicit weights among the arguments by their entries."""
     if isinstance(arguments, Implicit):
-        return explicit(arguments)
+        return entries_for_module(arguments)
     if isinstance(arguments, dict):
-        return {key: drawn(value) for key, value in arguments.items()}
+        return {key: with_entries(value) for key, value in arguments.items()}
     if isinstance(arguments, list | tuple):
-        return type(arguments)(drawn(value) for value in arguments)
+        return type(arguments)(with_entries(value) for value in arguments)
     return arguments
 
 
-def explicit(tensor: Implicit) -> Tensor:
+def entries_for_module(tensor: Implicit) -> Tensor:
     """Return the entries, kept for the pass, repeated along the first dimension for samples side by side."""
     run = tensor.weight.run
     whole = run.whole(tensor.weight)
@@ -406,7 +406,7 @@ def freeze(tensor: Any) -> Any:
     return Implicit(tensor.weight, tensor.part, tensor.turned, frozen=True)
 
 
-def same(tensor: Any, *arguments: Any, **more: Any) -> Any:
+def itself(tensor: Any, *arguments: Any, **more: Any) -> Any:
     """Return the weight itself for casts and copies: the pass has one dtype and one device."""
     return tensor if isinstance(tensor, Implicit) else NotImplemented
 
@@ -443,9 +443,9 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     torch.transpose: transpose,
     Tensor.to: cast_like,
     Tensor.type_as: cast_like,
-    Tensor.float: same,
-    Tensor.double: same,
-    Tensor.contiguous: same,
+    Tensor.float: itself,
+    Tensor.double: itself,
+    Tensor.contiguous: itself,
     Tensor.detach: freeze,
-    Tensor.clone: same,
+    Tensor.clone: itself,
 }

@@ -123,7 +123,7 @@ def difference_of(known: Visible, x: Any, y: Any, *_: Any) -> Tensor | None:
     return sum_of(known, x, y)
 
 
-def filled(known: Visible, x: Any, mask: Any, value: Any) -> Tensor | None:
+def masked_fill(known: Visible, x: Any, mask: Any, value: Any) -> Tensor | None:
     """`masked_fill`: x where a mask is false."""
     own = known.of(x)
     if not is_low(value) or not isinstance(mask, Tensor):
@@ -131,7 +131,7 @@ def filled(known: Visible, x: Any, mask: Any, value: Any) -> Tensor | None:
     return ~mask if own is None else own & ~mask
 
 
-def chosen(known: Visible, condition: Any, x: Any = None, y: Any = None, *_: Any) -> Tensor | None:
+def where(known: Visible, condition: Any, x: Any = None, y: Any = None, *_: Any) -> Tensor | None:
     """`where`: x where a condition is true, else y."""
     if not isinstance(condition, Tensor) or x is None or y is None:
         return None
@@ -173,12 +173,12 @@ def multiple(known: Visible, x: Any, y: Any, *_: Any) -> Tensor | None:
     return None
 
 
-def same(known: Visible, x: Any, *_: Any) -> Tensor | None:
+def monotone(known: Visible, x: Any, *_: Any) -> Tensor | None:
     """A monotone function of each entry."""
     return known.of(x)
 
 
-def viewed(known: Visible, x: Any, *_: Any) -> Tensor | None:
+def view(known: Visible, x: Any, *_: Any) -> Tensor | None:
     """A view: the visibility in the shape of x, which `note` reshapes."""
     own = known.of(x)
     return own if own is None or not own.dim() else own.expand(x.shape)
@@ -192,17 +192,17 @@ FUNCTIONS: dict[Rule, Any] = {
     sum_of: (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__),
     difference_of: (torch.sub, torch.subtract, Tensor.sub, Tensor.subtract, Tensor.sub_, Tensor.__sub__,
                     Tensor.__isub__),
-    filled: (torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_),
-    chosen: (torch.where, Tensor.where),
+    masked_fill: (torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_),
+    where: (torch.where, Tensor.where),
     product: (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm),
     contraction: (torch.einsum,),
     multiple: (torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.mul_, Tensor.__mul__,
                Tensor.__rmul__, Tensor.__imul__, torch.div, torch.divide, torch.true_divide, Tensor.div,
                Tensor.divide, Tensor.true_divide, Tensor.div_, Tensor.__truediv__, Tensor.__itruediv__),
-    same: (Tensor.to, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16, Tensor.type, Tensor.type_as,
+    monotone: (Tensor.to, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16, Tensor.type, Tensor.type_as,
            Tensor.contiguous, Tensor.clone, torch.clone, Tensor.detach, torch.clamp, Tensor.clamp, torch.max,
            torch.maximum, Tensor.maximum, torch.nan_to_num, Tensor.nan_to_num, functional.dropout),
-    viewed: VIEWS,
+    view: VIEWS,
 }  # fmt: skip
 RULES: dict[Any, Rule] = {func: rule for rule, functions in FUNCTIONS.items() for func in functions}
 

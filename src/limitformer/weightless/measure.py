@@ -74,12 +74,12 @@ class Measure(TorchFunctionMode):
 
     def __enter__(self) -> "Measure":
         for block in self.blocks:
-            self.hooks.append(block.register_forward_pre_hook(self.entered, with_kwargs=True))
-            self.hooks.append(block.register_forward_hook(self.exited, with_kwargs=True))
+            self.hooks.append(block.register_forward_pre_hook(self.before_block, with_kwargs=True))
+            self.hooks.append(block.register_forward_hook(self.after_block, with_kwargs=True))
         for block in self.blocks:
             for name, part in block.named_modules():
                 if is_norm(name, part):
-                    self.hooks.append(part.register_forward_hook(self.normed))
+                    self.hooks.append(part.register_forward_hook(self.after_norm))
         super().__enter__()
         return self
 
@@ -107,15 +107,15 @@ class Measure(TorchFunctionMode):
             self.visible.note(out, visible, func in VIEWS)
         if self.layer >= 0 and isinstance(out, Tensor):
             if func in ADDITIONS:
-                self.added(args, out)
+                self.end_sublayer(args, out)
             elif func in SCALINGS:
-                self.scaled(args, out)
+                self.follow_multiple(args, out)
             elif func in SOFTMAX and out.dim() == 4 and out.shape[0] % self.samples == 0:
                 logits = args[0] if args else kwargs["input"]
-                self.attended(logits, out, self.visible.of(logits))
+                self.summarise_attention(logits, out, self.visible.of(logits))
         return out
 
-    def entered(self, block: nn.Module, args: Any, kwargs: Any) -> None:
+    def before_block(self, block: nn.Module, args: Any, kwargs: Any) -> None:
         """Measure the stream before a block."""
         x = tokens_among(args, kwargs)
         if x is None:
@@ -133,7 +133,7 @@ class Measure(TorchFunctionMode):
         self.branch.append([])
         self.heads.append({})
 
-    def exited(self, block: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+    def after_block(self, block: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         """Take the output of a block as the end of the stream, until another block begins."""
         if self.layer < 0:  # without tokens it is not a block
             return
@@ -180,7 +180,7 @@ class Measure(TorchFunctionMode):
 
             x.register_hook(note_gradient)
 
-    def added(self, args: Any, out: Tensor) -> None:
+    def end_sublayer(self, args: Any, out: Tensor) -> None:
         """End a sublayer if the stream is a term of the sum `out`."""
         if len(args) < 2 or not all(isinstance(a, Tensor) for a in args[:2]) or out.dim() != 3:
             return
@@ -194,18 +194,18 @@ class Measure(TorchFunctionMode):
         self.inside[-1].append(covariance)
         self.stream, self.sum = [out], (out, marks(out), covariance)
 
-    def scaled(self, args: Any, out: Tensor) -> None:
+    def follow_multiple(self, args: Any, out: Tensor) -> None:
         """Count a multiple λx of the stream as the stream."""
         number = any(isinstance(a, float | int) or (isinstance(a, Tensor) and a.dim() < 2) for a in args)
         if number and any(a is x for a in args for x in self.stream):
             self.stream.append(out)
 
-    def normed(self, part: nn.Module, args: Any, out: Any) -> None:
+    def after_norm(self, part: nn.Module, args: Any, out: Any) -> None:
         """Count a norm of the stream as the stream: the next sum may be with it."""
         if self.layer >= 0 and args and any(args[0] is x for x in self.stream) and self.inside[-1]:
             self.stream.append(out)
 
-    def attended(self, logits: Tensor, weights: Tensor, visible: Tensor | None) -> None:
+    def summarise_attention(self, logits: Tensor, weights: Tensor, visible: Tensor | None) -> None:
         """Summarise the first attention of a block by head; unknown visibility follows from the sizes of logits."""
         if not self.heads[-1]:
             logits = logits.detach().float()
@@ -252,7 +252,7 @@ class Measure(TorchFunctionMode):
         if q.dim() == 4 and q.shape[0] % self.samples == 0:
             with torch.no_grad():
                 visible = None if attn_mask is None else self.visible.of(attn_mask)
-                self.attended(*attention_formula(q, k, attn_mask, is_causal, scale, visible))
+                self.summarise_attention(*attention_formula(q, k, attn_mask, is_causal, scale, visible))
         return out
 
     @contextmanager
@@ -268,7 +268,7 @@ class Measure(TorchFunctionMode):
             out = softmax_of_torch(x, *args, **kwargs)
             if x.dim() == 3 and x.shape[0] % (heads * self.samples) == 0:
                 logits, weights = (each.unflatten(0, (-1, heads)) for each in (x, out))
-                self.attended(logits, weights, visible_by_masks(logits, attention, padding))
+                self.summarise_attention(logits, weights, visible_by_masks(logits, attention, padding))
             return out
 
         replaced: Any = functional

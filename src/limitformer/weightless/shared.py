@@ -172,7 +172,7 @@ def addmm(mode: SharedGradients, func: Any, input: Tensor, mat1: Tensor, mat2: T
     return hook
 
 
-def normalised(
+def norm(
     mode: SharedGradients, func: Any, input: Tensor, normalized_shape: Any, weight: Any = None, *more: Any, **named: Any
 ) -> Hook:
     layer = func in (functional.layer_norm, torch.layer_norm)
@@ -182,29 +182,29 @@ def normalised(
 
     def hook(g: Tensor) -> None:
         if mode.is_shared(weight):
-            norm = functional.layer_norm if layer else functional.rms_norm
-            alone = norm(x, list(shape)) if eps is None else norm(x, list(shape), eps=eps)
-            mode.add(weight, mode.by_sample(g * alone, shape))
+            function = functional.layer_norm if layer else functional.rms_norm
+            normed = function(x, list(shape)) if eps is None else function(x, list(shape), eps=eps)
+            mode.add(weight, mode.by_sample(g * normed, shape))
         if mode.is_shared(bias):
             mode.add(bias, mode.by_sample(g, shape))
 
     return hook
 
 
-def added(mode: SharedGradients, func: Any, input: Any, other: Any, **named: Any) -> Hook:
+def addition(mode: SharedGradients, func: Any, input: Any, other: Any, **named: Any) -> Hook:
     if named or (func in (Tensor.add_, Tensor.__iadd__) and mode.is_shared(input)):
         raise OneSampleOnlyError
     p = input if mode.is_shared(input) else other
     return lambda g: mode.add(p, mode.by_sample(g, p.shape))
 
 
-def multiplied(mode: SharedGradients, func: Any, input: Any, other: Any) -> Hook:
+def product(mode: SharedGradients, func: Any, input: Any, other: Any) -> Hook:
     p, x = (input, other) if mode.is_shared(input) else (other, input)
     x = x.detach()
     return lambda g: mode.add(p, mode.by_sample(g * x, p.shape))
 
 
-def convolved(
+def convolution(
     mode: SharedGradients, func: Any, input: Tensor, weight: Tensor, bias: Any = None, *more: Any, **named: Any
 ) -> Hook:
     if mode.is_shared(weight) or mode.is_shared(input):
@@ -222,8 +222,8 @@ ANSWERS: list[tuple[set[Any], Callable[..., Hook]]] = [
     ({functional.linear}, linear),
     (PRODUCTS_OF_MATRICES, matmul),
     ({torch.addmm}, addmm),
-    (NORMS, normalised),
-    (SUMS, added),
-    (PRODUCTS, multiplied),
-    (CONVOLUTIONS, convolved),
+    (NORMS, norm),
+    (SUMS, addition),
+    (PRODUCTS, product),
+    (CONVOLUTIONS, convolution),
 ]
