@@ -702,7 +702,7 @@ def a_shaping_that_is_none(folder, shaping):
     config(folder, shaping=shaping)
 
 
-@case("does not hold this model whole")
+@case("does not hold the whole model")
 def a_plain_model_that_says_it_is_shaped(folder):
     config(folder, shaping={"residual_gamma": 0.5})
 

@@ -23,7 +23,7 @@ from limitformer.checking.folder import load
 from limitformer.checking.tokenizer import FolderTokenizer
 from limitformer.cli.app import app
 from limitformer.hf import ShapedTransformerConfig, ShapedTransformerForMaskedLM, Shaping, load_shaped, shape_model
-from limitformer.weightless.models import config_from
+from limitformer.weightless.configurations import config_from
 
 SRC = Path(lf.__file__).parents[1]
 TESTS = Path(hostile.__file__).parent
@@ -594,7 +594,7 @@ def test_a_file_too_long_for_a_configuration_is_refused(tmp_path, monkeypatch):
         ),
         ({"dim": 64, "n_layers": 2, "n_heads": 2, "multiple_of": 32}, "Meta's Llama"),
         ({"architectures": ["LlamaForCausalLM"]}, '"model_type": "llama", the family of LlamaForCausalLM'),
-        ({"config": {"model_type": "gpt2"}}, "what stands under 'config', alone"),
+        ({"config": {"model_type": "gpt2"}}, "the object under 'config'"),
         ({"Model_Type": "gpt2"}, "got 'Model_Type'"),
         ({}, 'such as "model_type": "gpt2"; got none'),
         ({"model_type": ["gpt2"]}, "must be one word"),

@@ -12,18 +12,16 @@ from torch import Tensor, nn
 
 from limitformer.base.errors import InputError, first_line, require
 from limitformer.weightless.arrays import Arrays, dataset, output_arrays, stream_arrays
-from limitformer.weightless.inputs import Inputs, Loss
-from limitformer.weightless.measure import (
-    Measure,
-    NoEntriesError,
+from limitformer.weightless.blocks import (
     UnclearAxisError,
     blocks_of,
     grown_axis,
     mixed_sequences,
     stream_axis,
     stream_shapes,
-    where_parameters_are_read,
 )
+from limitformer.weightless.inputs import Inputs, Loss
+from limitformer.weightless.measure import Measure, NoEntriesError, where_parameters_are_read
 from limitformer.weightless.network import output_sizes, random_states
 from limitformer.weightless.reachable import State, stray_tensors
 from limitformer.weightless.run import gradient_norm

@@ -16,7 +16,8 @@ from limitformer.checking.weights import holds_weights as holds_weights
 from limitformer.hf import Shaping, shape_model
 from limitformer.models import Transformer
 from limitformer.models.serial import from_record
-from limitformer.weightless.models import Blueprint, blueprint_of, config_from, config_of, task_of
+from limitformer.weightless.configurations import config_from, config_of
+from limitformer.weightless.models import Blueprint, blueprint_of, task_of
 
 
 @dataclass(frozen=True)
