@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import transformers
 
-from limitformer.checking.existing import measured
+from limitformer.checking.module import measured
 from limitformer.weightless.inputs import default_loss, inputs_of
 from limitformer.weightless.models import blueprint_of
 

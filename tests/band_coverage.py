@@ -13,7 +13,7 @@ import xarray as xr
 
 from limitformer.checking.band import band, inside
 from limitformer.checking.curves import curves
-from limitformer.checking.existing import measured
+from limitformer.checking.module import measured
 from limitformer.weightless import simulate
 from limitformer.weightless.inputs import default_loss, inputs_of
 from limitformer.weightless.models import blueprint_of

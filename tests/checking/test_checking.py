@@ -14,9 +14,8 @@ import limitformer as lf
 from limitformer.checking import THRESHOLDS
 from limitformer.checking.band import band, inside, surprises
 from limitformer.checking.curves import by_kind, curves, place_of
-from limitformer.checking.existing import measured
-from limitformer.checking.names import VERDICTS, failing
-from limitformer.checking.thresholds import thresholds_with
+from limitformer.checking.module import measured
+from limitformer.checking.thresholds import VERDICTS, failing, thresholds_with
 from limitformer.checking.verdicts import RULES, WORDS, failed, shown, verdicts
 from limitformer.cli.app import app
 from limitformer.weightless.inputs import default_loss, inputs_of

@@ -18,7 +18,8 @@ from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
 from limitformer.cli.app import app
 from limitformer.designing import Objective
 from limitformer.designing.design import trials_of
-from limitformer.designing.objective import Risk, outside
+from limitformer.designing.objective import outside
+from limitformer.designing.outcome import Risk
 from limitformer.designing.search import Region, chosen, finer, look, search
 from limitformer.weightless.inputs import default_loss
 from weightless_families import CONFIGS

@@ -13,9 +13,9 @@ from torch import nn
 from initialisation_alarms import alarms, law_and_reference
 from limitformer.base.errors import InputError
 from limitformer.initialisation.bugs import BUGS
-from limitformer.initialisation.held import held
 from limitformer.initialisation.like_layers import outliers
 from limitformer.initialisation.lines import p_of_lines
+from limitformer.initialisation.summary import held
 from limitformer.initialisation.weight_by_weight import check_initialisation, initialisation
 from limitformer.initialisation.weight_tests import distance, even_moments, holm, p_values, pearson_tails
 from limitformer.weightless import laws

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import limitformer as lf
-from limitformer.checking.existing import measured
+from limitformer.checking.module import measured
 from limitformer.weightless.inputs import inputs_of, square
 from limitformer.weightless.measure import UnclearAxisError, grown_axis, stream_axis
 from limitformer.weightless.models import blueprint_of

@@ -12,10 +12,10 @@ import xarray as xr
 
 from limitformer.base.files import check_writable, write_whole
 from limitformer.checking.band import inside, surprises
-from limitformer.checking.changes import Change, changes_of
 from limitformer.checking.curves import over_heads
-from limitformer.checking.names import failing
-from limitformer.checking.thresholds import Threshold
+from limitformer.checking.network import Change, changes_of
+from limitformer.checking.subject import READOUT
+from limitformer.checking.thresholds import Threshold, failing
 from limitformer.checking.verdicts import FINE, TRAINED, Verdict, failed, grade_of, shown
 from limitformer.initialisation.report import InitialisationReport
 from limitformer.results.storage import save
@@ -25,7 +25,6 @@ from limitformer.weightless.laws import CONSTANT
 UNLIKELY = 0.01
 MOST = 4  # findings on weights, in the summary
 COLUMNS = 80  # of the summary
-READOUT = "loss of a random readout"
 FEW = 3  # points, of which one may lie outside by chance
 SHOWN = {  # in the summary
     "size": "stream",

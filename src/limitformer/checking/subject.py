@@ -5,7 +5,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from limitformer.base.errors import InputError, nearest, require
@@ -14,9 +16,14 @@ from limitformer.checking.folder import load
 from limitformer.checking.tokenizer import FolderTokenizer, folder_tokenizer
 from limitformer.checking.weights import holds_weights as holds_weights
 from limitformer.hf import Shaping, shape_model
-from limitformer.models import Transformer
+from limitformer.models import Transformer, equicorrelated, from_text
 from limitformer.models.serial import from_record
+from limitformer.models.text import words_of
+from limitformer.nn.drawn.simulate import torch_seed
+from limitformer.weightless.inputs import Inputs, Loss, default_loss, inputs_of
 from limitformer.weightless.models import Blueprint, blueprint_of, config_from, config_of, task_of
+
+READOUT = "loss of a random readout"
 
 
 @dataclass(frozen=True)
@@ -134,3 +141,76 @@ def task_and_config(subject: Subject) -> Blueprint:
     config = config if hasattr(config, "model_type") and hasattr(config, "to_dict") else None
     task = task_of(type(subject.module).__name__) if config is not None else "hidden"
     return Blueprint(nn.Module, subject.name, task, config)
+
+
+def inputs_for(subject: Subject, text: Any, tokens: int) -> Inputs:
+    """What the network is called with.
+
+    Raises:
+        InputError: a text that is too short, or inputs that do not fit.
+    """
+    blueprint = task_and_config(subject)
+    if blueprint.transformer is not None:
+        return inputs_of(start_of(text, tokens, blueprint.transformer.width), blueprint)
+    if text is None:
+        return inputs_of(1 if blueprint.task == "image" else tokens, blueprint)
+    if is_text(text):
+        text = first_words(text, tokens) if subject.tokenizer is None else encoded(subject.tokenizer, text, tokens)
+    found = inputs_of(text, blueprint)
+    ids = found.fixed.get("input_ids")
+    if ids is None or found.counted is not None:
+        return found
+    require(ids.shape[1] >= 2, f"a text must have two tokens or more; got {ids.shape[1]}.")
+    short = {name: each[:, :tokens] if each.shape == ids.shape else each for name, each in found.fixed.items()}
+    return replace(found, fixed=short, labels=found.labels[:tokens])
+
+
+def start_of(text: Any, tokens: int, width: int) -> Any:
+    """Of a Transformer: unrelated tokens, a text's words as random vectors, or what was given."""
+    if text is None:
+        return equicorrelated(min(tokens, width), 0.0)
+    return from_text(text, width=width) if isinstance(text, str | Path) else text
+
+
+def loss_of(blueprint: Blueprint, seed: int) -> Loss:
+    """That of the task; where there is none, ⟨x, g⟩ of the last tokens with a direction g ~ N(0, I) for each.
+
+    ½|x|² would have no gradient behind a norm, which makes it a constant.
+    """
+    if blueprint.task != "hidden":
+        return default_loss(blueprint.task)
+
+    def readout(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+        x = out if isinstance(out, Tensor) else out[0]
+        g = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(torch_seed(seed, "readout")))
+        return (x * g.to(x.device, x.dtype)).flatten(1).sum(1) / max(1, x.shape[1:-1].numel())
+
+    return readout
+
+
+def about_loss(blueprint: Blueprint) -> dict[str, Any]:
+    """What the default loss of a model is, and the loss of a uniform guess among its tokens or classes."""
+    if blueprint.task == "hidden":
+        return {"loss": READOUT}
+    count = getattr(blueprint.config, "num_labels" if blueprint.task == "image" else "vocab_size", None)
+    chance = {"chance": float(np.log(count))} if isinstance(count, int) and count > 0 else {}
+    return {"loss": "cross-entropy", **chance}
+
+
+def is_text(text: Any) -> bool:
+    """One or several."""
+    several = isinstance(text, list | tuple) and all(isinstance(one, str | Path) for one in text)
+    return isinstance(text, str | Path) or (several and bool(text))
+
+
+def first_words(text: Any, tokens: int) -> list[str]:
+    """The first words of each text, so that a long one is neither read whole nor numbered whole."""
+    every = [text] if isinstance(text, str | Path) else text
+    return [" ".join(words_of(one, tokens)) for one in every]
+
+
+def encoded(tokenizer: Any, text: Any, tokens: int) -> Any:
+    """Ids by the checkpoint's own tokenizer, as many of each text as the shortest has."""
+    every = [tokenizer.ids(one, tokens) for one in ([text] if isinstance(text, str | Path) else text)]
+    shortest = min(map(len, every))
+    return [one[:shortest] for one in every]

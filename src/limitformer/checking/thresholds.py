@@ -14,6 +14,11 @@ from limitformer.base.errors import InputError, nearest, require, require_real
 FINE, WATCH, BROKEN = "fine", "watch", "broken"
 GRADES = (FINE, WATCH, BROKEN)
 OURS = "a choice of limitformer's"
+VERDICTS = (  # those of `verdicts.RULES`, as a test sees to
+    *("not finite", "loss", "dead", "collapsed", "grows", "dies", "frozen", "uniform", "vanishing", "exploding"),
+    *("swamped", "range"),
+)
+ANY = "any"
 
 
 @dataclass(frozen=True)
@@ -118,3 +123,16 @@ def checked(name: str, given: Any) -> float:
     upper = "" if high == inf else f" and at most {high:g}"
     require(low < number <= high, f"thresholds[{name!r}] must be above {low:g}{upper}; got {number:g}.")
     return number
+
+
+def failing(text: str | None) -> tuple[str, ...]:
+    """Return the names in "collapsed,frozen", "broken", "watch" or "any".
+
+    Raises:
+        InputError: there is no verdict or grade of a name.
+    """
+    names = () if text is None else tuple(name.strip() for name in text.split(","))
+    known = (*VERDICTS, WATCH, BROKEN, ANY)
+    for name in names:
+        require(name in known, f"there is no verdict {name!r}; there are {', '.join(known)}.{nearest(name, known)}")
+    return names

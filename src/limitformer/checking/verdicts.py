@@ -15,8 +15,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
-from limitformer.checking.names import VERDICTS
-from limitformer.checking.thresholds import BROKEN, FINE, GRADES, WATCH, Threshold
+from limitformer.checking.thresholds import BROKEN, FINE, GRADES, VERDICTS, WATCH, Threshold
 
 Array = NDArray[np.float64]
 Limits = Mapping[str, float]

@@ -110,8 +110,7 @@ def checked_options(
     threshold: list[str] | None,
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Return the verdicts that fail, and options of `limitformer.check`; a wrong one raises `InputError` at once."""
-    from limitformer.checking.names import failing
-    from limitformer.checking.thresholds import thresholds_with
+    from limitformer.checking.thresholds import failing, thresholds_with
 
     try:
         names = failing(fail_on)

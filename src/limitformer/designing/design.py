@@ -13,9 +13,10 @@ import xarray as xr
 from limitformer.base.errors import InputError, PicklesArguments, require, require_count, require_real
 from limitformer.base.version import package_version
 from limitformer.checking.subject import holds_weights, subject_of
-from limitformer.designing.designed import Design, Outcome
+from limitformer.designing.designed import Design
 from limitformer.designing.knobs import SHAPED, NoKnobError, axes_of
-from limitformer.designing.objective import Objective, Risk, Values
+from limitformer.designing.objective import Objective, Values
+from limitformer.designing.outcome import Outcome, Risk
 from limitformer.designing.search import Region, chosen, search
 from limitformer.designing.trials import Setting, ShapedTrials, StockTrials, Trials
 from limitformer.results.datasets import stamp

@@ -11,31 +11,11 @@ import xarray as xr
 from limitformer.base.files import check_writable, write_whole
 from limitformer.checking.report import Report
 from limitformer.designing.knobs import Knob
-from limitformer.designing.objective import Objective, Risk
+from limitformer.designing.objective import Objective
+from limitformer.designing.outcome import Outcome, Risk
 from limitformer.results.storage import save
 
 LIMITS = "This is about the network at initialisation; it says nothing about what training makes of it."
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How networks at one setting do, of a seed that had no part in choosing it.
-
-    Attributes:
-        setting: by knob.
-        risk: how many networks miss the objective.
-        missed: how many miss each part of it.
-        values: 5 %, median and 95 % of what was asked, and of what else was measured.
-        report: of `check`.
-        beside: what is known exactly, such as the probability of an explosion.
-    """
-
-    setting: dict[str, float]
-    risk: Risk
-    missed: dict[str, int]
-    values: dict[str, tuple[float, float, float]]
-    report: Report
-    beside: dict[str, float]
 
 
 @dataclass(frozen=True)

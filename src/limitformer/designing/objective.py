@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
-from scipy import special
 
 from limitformer.base.errors import InputError, require, require_real, set_fields
 from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
@@ -125,33 +124,3 @@ def values_of(curves: xr.Dataset, data: xr.Dataset) -> dict[str, tuple[Array, Ar
 def twice(values: Array) -> tuple[Array, Array]:
     """Of one number the least and the most are the same."""
     return values, values
-
-
-@dataclass(frozen=True)
-class Risk:
-    """How often networks miss an objective, from independent ones.
-
-    The interval is that of Clopper and Pearson [Biometrika 26, 1934]: it holds the probability with 90 % or more, and
-    what exceeds its upper end has 5 % or less.
-    """
-
-    misses: int
-    samples: int
-
-    @property
-    def estimate(self) -> float:
-        """The part that misses."""
-        return self.misses / self.samples
-
-    @property
-    def interval(self) -> Band:
-        """Ends of the interval of 90 %."""
-        k, n, tail = self.misses, self.samples, (1 - LEVEL) / 2
-        low = 0.0 if k == 0 else float(special.betaincinv(k, n - k + 1, tail))
-        high = 1.0 if k == n else float(special.betaincinv(k + 1, n - k, 1 - tail))
-        return low, high
-
-    def __str__(self) -> str:
-        """Such as `3 of 64 miss, risk 0.047 (0.013 to 0.12)`."""
-        low, high = self.interval
-        return f"{self.misses} of {self.samples} networks miss it: risk {self.estimate:.2g} ({low:.2g} to {high:.2g})"

@@ -15,10 +15,10 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.base.errors import require, require_count
-from limitformer.checking.check import check, inputs_for, loss_of, weightless_of
+from limitformer.checking.check import check, weightless_of
 from limitformer.checking.curves import curves
 from limitformer.checking.report import Report
-from limitformer.checking.subject import Subject, with_fields
+from limitformer.checking.subject import Subject, inputs_for, loss_of, with_fields
 from limitformer.covariance.limit import CovarianceLimit
 from limitformer.designing.knobs import (
     SCALES,

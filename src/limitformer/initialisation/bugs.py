@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from limitformer.initialisation.held import Held
+from limitformer.initialisation.summary import Held
 from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
 

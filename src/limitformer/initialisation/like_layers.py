@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from limitformer.initialisation.held import Held
+from limitformer.initialisation.summary import Held
 
 LEAST = 3  # of two it cannot be said which is wrong
 FACTOR = 1.5  # of trained layers, a std within it is never said to stand out

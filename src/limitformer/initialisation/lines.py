@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor
 
-from limitformer.initialisation.held import LONG
+from limitformer.initialisation.summary import LONG
 from limitformer.initialisation.weight_tests import pearson_tails
 from limitformer.weightless.laws import Law
 

@@ -1,13 +1,134 @@
-"""The report on a module's initialisation: a table, findings, and a screenful of text."""
+"""What stands out, in words: one deviation a weight, folded to one finding for like layers."""
 
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import xarray as xr
+from torch import Tensor
 
-from limitformer.initialisation.findings import Finding
+from limitformer.initialisation.bugs import BUGS, Bug
+from limitformer.initialisation.like_layers import pattern
+from limitformer.initialisation.summary import Held
+from limitformer.weightless.laws import Law
+
+NAMED = {bug.key: bug for bug in BUGS}
+DEAD, UNINITIALISED, NORM_ZERO = NAMED["dead"], NAMED["uninitialised"], NAMED["norm-zero"]
+SHARED = ("broken tie", "new tie", "copies")
+ALWAYS = ("NaN", "dead", "dead rows", "buffer", *SHARED)  # of a trained model these are faults too
+UNNAMED = {  # why it matters, and what usually mends it
+    "mean": ("Its entries are centred elsewhere.", "See what shifts it after its initialisation."),
+    "scale": ("One factor is in all of them.", "See whether initializer_range is the configuration's."),
+    "spread": ("Its std is not the law's.", "Draw it again by the module's own code."),
+    "shape": ("Its entries have another distribution.", "See which initialisation runs last."),
+    "range": ("Some entries are farther out than the law allows.", "See what writes to a part of it."),
+    "NaN": ("NaN spreads to everything behind it.", "Initialise or load it again."),
+    "constant": ("Its entries are not the constant that the code writes.", "See which initialisation runs last."),
+    "values": ("Its computed values are not those of the code.", "Compute them again after loading."),
+    "fixed rows": ("A row that the code fixes, as the padding's, was overwritten.", "Write it after the last draw."),
+    "dead rows": ("Outputs or inputs that are zero carry nothing.", "Draw them, unless they pad a vocabulary."),
+    "lines": (
+        "Its rows or columns repeat each other or span too little: heads that begin equal stay equal.",
+        "Draw every row by itself; see what copies or multiplies within it.",
+    ),
+    "statistics": ("Running statistics have seen data, or another network's.", "Reset them, if training is to begin."),
+    "new tie": ("Two weights are one memory that the code keeps apart.", "Copy instead of assigning."),
+    "copies": ("Weights that should be independent begin equal.", "Draw each layer; do not deepcopy one."),
+    "like layers": ("One of many equal layers was drawn or has become otherwise.", "See what treats this layer alone."),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Of one weight, buffer or tie."""
+
+    name: str
+    kind: str
+    p: float
+    held: str
+    law: str
+    bug: Bug | None
+    detail: str
+    others: tuple[str, ...] = ()  # that share with it
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What stands out: like layers together.
+
+    `p` is corrected for the number of tests. `bug` is the title of the known bug that it looks like, or empty.
+    """
+
+    pattern: str
+    names: tuple[str, ...]
+    kind: str
+    held: str
+    law: str
+    p: float
+    bug: str
+    why: str
+    mend: str
+
+    def __str__(self) -> str:
+        """One line of numbers, then the reason and the repair."""
+        times = f" ×{len(self.names)}" if len(self.names) > 1 else ""
+        title = f"{self.bug}: " if self.bug else ""
+        sure = "" if self.p == 0 else f" (p {self.p:.0e})"
+        reason = textwrap.fill(f"{self.why} {self.mend}", 110, initial_indent="    ", subsequent_indent="    ")
+        return f"{title}{self.pattern}{times} holds {self.held}; its law: {self.law}{sure}\n{reason}"
+
+
+def folded(deviations: Iterable[Deviation]) -> tuple[Finding, ...]:
+    """One finding for like layers of one kind and bug, those with a name first."""
+    groups: dict[tuple[str, ...], list[Deviation]] = {}
+    for d in one_story(list(deviations)):
+        key = pattern(d.name), d.bug.key if d.bug else d.kind, d.law
+        groups.setdefault(key, []).append(d)
+    found = [finding(group) for group in groups.values()]
+    return tuple(sorted(found, key=lambda each: (not each.bug, each.p)))
+
+
+def finding(group: list[Deviation]) -> Finding:
+    """Of deviations that are alike."""
+    d = min(group, key=lambda each: each.p)
+    why, mend = (d.bug.why, d.bug.mend) if d.bug else UNNAMED[d.kind]
+    why = f"{d.detail[0].upper()}{d.detail[1:]}. {why}" if d.detail else why
+    names = tuple(name for each in group for name in (each.name, *each.others))
+    short = pattern(d.name) if len(group) > 1 else ", ".join(names[:3]) + ", …" * (len(names) > 3)
+    return Finding(short, names, d.kind, d.held, d.law, d.p, d.bug.title if d.bug else "", why, mend)
+
+
+def one_story(deviations: list[Deviation]) -> list[Deviation]:
+    """A projection that lacks its scaling, while another matrix has it, is the bug of the wrong matrix."""
+    wrong = NAMED["residual-wrong"]
+    if not any(d.bug is wrong for d in deviations):
+        return deviations
+    return [replace(d, bug=wrong) if d.bug is NAMED["residual-missing"] else d for d in deviations]
+
+
+def held_text(held: Held, law: Law) -> str:
+    """Std and mean as far as they say something."""
+    if held.odd:
+        return f"{held.odd:,} NaN or infinite"
+    if held.constant:
+        return {0.0: "zeros", 1.0: "ones"}.get(held.low, f"{held.low:g} everywhere")
+    ratio = f", {held.std / law.std:.3g} times" if law.std > 0 else ""
+    off = abs(held.mean - law.mean) > 4 * held.std / max(held.count, 1) ** 0.5
+    mean = f"mean {held.mean:.3g}, " if off else ""
+    return f"{mean}std {held.std:.4g}{ratio}, kurtosis {held.kurtosis:.3g}"
+
+
+def buffer_text(buffer: Tensor) -> str:
+    """Its range."""
+    values = buffer.detach().cpu().double()
+    if bool(values.isnan().any()):
+        return "NaN"
+    return f"{float(values.min()):.3g} to {float(values.max()):.3g}"
+
 
 SHOWN = 5  # findings in the text
+
 COLUMNS = ("law", "count", "mean", "std", "kurtosis", "ks", "p")
 
 

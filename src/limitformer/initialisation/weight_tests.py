@@ -21,7 +21,7 @@ from typing import TypeVar
 import numpy as np
 from scipy import special
 
-from limitformer.initialisation.held import Held
+from limitformer.initialisation.summary import Held
 from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
 

@@ -1,4 +1,4 @@
-"""How a trained network differs from its initialisation: its curves at their ends, and its weights."""
+"""One network that was checked."""
 
 import math
 from dataclasses import dataclass
@@ -20,7 +20,9 @@ CURVES = {
     "effective_tokens": "effective tokens, block",
     "loss": "loss",
 }
+
 MOST_WEIGHTS = 4
+
 LONGEST = 38  # characters of a name in the table
 
 
