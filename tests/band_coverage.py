@@ -13,7 +13,7 @@ import xarray as xr
 
 from limitformer.checking.band import band, inside
 from limitformer.checking.curves import curves
-from limitformer.checking.module import measured
+from limitformer.checking.module import measure_module
 from limitformer.weightless import simulate
 from limitformer.weightless.inputs import default_loss, inputs_of
 from limitformer.weightless.models import blueprint_of
@@ -36,7 +36,7 @@ def coverage(family, networks=NETWORKS, twin=1.0):
     parts = []
     for _ in range(networks):
         draw_again(model)
-        parts.append(inside(curves(measured(model, inputs, loss)), law))
+        parts.append(inside(curves(measure_module(model, inputs, loss)), law))
     found = xr.concat(parts, "network")
     by_curve = {str(name): float(each.mean()) for name, each in found.items()}
     points = np.concatenate([each.values.ravel() for each in found.values()]).astype(float)

@@ -14,9 +14,9 @@ import limitformer as lf
 from limitformer.checking import THRESHOLDS
 from limitformer.checking.band import band, inside, surprises
 from limitformer.checking.curves import by_kind, curves, place_of
-from limitformer.checking.module import measured
+from limitformer.checking.module import measure_module
 from limitformer.checking.thresholds import VERDICTS, failing, thresholds_with
-from limitformer.checking.verdicts import RULES, WORDS, failed, shown, verdicts
+from limitformer.checking.verdicts import RULES, WORDS, failed, number_text, verdicts
 from limitformer.cli.app import app
 from limitformer.weightless.inputs import default_loss, inputs_of
 from limitformer.weightless.models import blueprint_of
@@ -154,7 +154,7 @@ def test_a_band_holds_one_more_network_nine_times_of_ten():
 def shares(models, law):
     """Of drawn models: the mean part of each curve that lies in the band, over all curves."""
     inputs = inputs_of(12, blueprint_of(models[0]))
-    found = [curves(measured(model, inputs, default_loss("causal"))) for model in models]
+    found = [curves(measure_module(model, inputs, default_loss("causal"))) for model in models]
     parts = [inside(each, law) for each in found]
     names = ("size", "correlation", "effective_rank", "logit_std", "effective_tokens", "stream_gradient", "gradient")
     return {name: float(np.mean([part[name].mean() for part in parts])) for name in names}
@@ -633,7 +633,7 @@ def test_a_decoder_is_not_given_what_it_must_say():
 
 
 def test_numbers_are_written_as_people_do():
-    assert [shown(value) for value in (0.01234, 12.34, 3456.7, 2.1e7)] == ["0.0123", "12.3", "3,457", "2.1e+07"]
+    assert [number_text(value) for value in (0.01234, 12.34, 3456.7, 2.1e7)] == ["0.0123", "12.3", "3,457", "2.1e+07"]
     law = xr.Dataset({"size": (("sample", "layer"), [[1.0, 2.0], [1.1, 2.1]])})
     gone = xr.Dataset({"size": (("sample", "layer"), [[np.nan, np.nan]])})
     assert surprises(gone, band(law)) == {}

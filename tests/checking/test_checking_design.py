@@ -20,7 +20,7 @@ from limitformer.designing import Objective
 from limitformer.designing.design import trials_of
 from limitformer.designing.objective import outside
 from limitformer.designing.outcome import Risk
-from limitformer.designing.search import Region, chosen, finer, look, search
+from limitformer.designing.search import Region, choose, finer, sample, search
 from limitformer.weightless.inputs import default_loss
 from weightless_families import CONFIGS
 
@@ -239,7 +239,7 @@ class Plane:
         product = np.full(len(samples), setting["x"] * setting["y"])
         return {"stream": (product, product)}
 
-    def beside(self, setting):
+    def exact(self, setting):
         return {}
 
 
@@ -252,7 +252,7 @@ def test_the_region_is_found_and_the_choice_is_far_from_its_edge():
     assert np.array_equal(region.safe, x * y <= 1.0001)
     assert np.array_equal(region.probability, (x * y <= 1.0001).astype(float))
     assert plane.looked < 16 * region.safe.size / 2  # cells end early, and those between cells of one kind are read
-    place = chosen(region, {"x": 1.0, "y": 1.0})
+    place = choose(region, {"x": 1.0, "y": 1.0})
     padded = np.pad(region.safe, 1)
     unsafe = np.argwhere(~padded) - 1
     depth = [np.min(np.linalg.norm(unsafe - np.array(one), axis=1)) for one in np.argwhere(region.safe)]
@@ -297,8 +297,8 @@ def test_tokens_seen_are_those_of_the_mask(family, window):
 def test_a_cell_ends_when_it_cannot_be_safe_any_more():
     region, plane = Region.over({"x": [1.0, 4.0], "y": [1.0, 4.0]}), Plane()
     objective = Objective(stream=(0.5, 1.5), correlation=None, effective=None, gradient=None)
-    look(region, (2, 2), plane, objective, 0.1, 16, 0)
-    look(region, (0, 0), plane, objective, 0.1, 16, 0)
+    sample(region, (2, 2), plane, objective, 0.1, 16, 0)
+    sample(region, (0, 0), plane, objective, 0.1, 16, 0)
     assert region.samples[2, 2] == 4
     assert region.samples[0, 0] == 16
     assert finer([1.0, 4.0]) == [1.0, 2.0, 4.0]
@@ -395,9 +395,9 @@ def test_settings_change_a_transformer_and_its_json(tmp_path):
 def test_no_theorem_for_more_tokens_or_other_parts():
     three = lf.Transformer(width=64, depth=4, gamma=0.3, attention=lf.ShapedAttention(tau0=1.0), mask="causal")
     trials, _ = trials_of(three, START, None, None, None, 2)
-    assert trials.beside({"gamma": 0.3, "tau0": 1.0}) == {}
+    assert trials.exact({"gamma": 0.3, "tau0": 1.0}) == {}
     trials, _ = trials_of(SHAPED, None, None, None, None, 3)
-    assert trials.beside({"gamma": 0.3, "tau0": 1.0}) == {}
+    assert trials.exact({"gamma": 0.3, "tau0": 1.0}) == {}
 
 
 # Bad input and the command
@@ -585,7 +585,7 @@ def test_the_command_resumes_what_its_folder_keeps(monkeypatch, tmp_path):
     assert "another one: seed was 0, and is 5 now. Nearest: another folder." in other.stderr
     resumed = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
     assert resumed.exit_code == 0
-    assert "has 1 settings of an interrupted design, which goes on." in resumed.stderr
+    assert "has 1 settings of an interrupted design, which resumes." in resumed.stderr
     assert resumed.stdout.replace(str(tmp_path / "out"), "") == plain.stdout.replace(str(tmp_path / "whole"), "")
 
 

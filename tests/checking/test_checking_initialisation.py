@@ -15,7 +15,7 @@ from limitformer.base.errors import InputError
 from limitformer.initialisation.bugs import BUGS
 from limitformer.initialisation.like_layers import outliers
 from limitformer.initialisation.lines import p_of_lines
-from limitformer.initialisation.summary import held
+from limitformer.initialisation.summary import summarise
 from limitformer.initialisation.weight_by_weight import check_initialisation, initialisation
 from limitformer.initialisation.weight_tests import distance, even_moments, holm, p_values, pearson_tails
 from limitformer.weightless import laws
@@ -186,7 +186,7 @@ def test_a_head_that_is_not_tied(equal):
     (finding,) = checked("gpt2", model).findings
     assert (finding.kind, finding.bug) == ("broken tie", TITLES["dead"])
     assert set(finding.names) == {"transformer.wte.weight", "lm_head.weight"}
-    assert ("equal" in finding.held) is equal
+    assert ("equal" in finding.entries) is equal
 
 
 def test_a_new_tie_and_copies():
@@ -309,7 +309,7 @@ def test_one_factor_in_everything_is_one_finding():
     report = checked("llama", blueprint_of(config).factory())
     (finding,) = report.findings
     assert finding.kind == "scale"
-    assert finding.held.startswith("std 1.3")
+    assert finding.entries.startswith("std 1.3")
 
 
 # Levels and power
@@ -327,7 +327,7 @@ def test_the_std_of_one_small_matrix_is_known_to_a_few_percent():
     law, generator = laws.normal(0.02), torch.Generator().manual_seed(1)
     found = {}
     for factor in (1.0, 1.02, 1.05, 1.08):
-        draws = [held(0.02 * factor * torch.randn(64, 64, generator=generator)) for _ in range(40)]
+        draws = [summarise(0.02 * factor * torch.randn(64, 64, generator=generator)) for _ in range(40)]
         found[factor] = np.mean([p_values(each, law)["spread"] < 0.01 / 200 for each in draws])
     assert found[1.0] == 0
     assert found[1.02] < 0.2
@@ -369,14 +369,14 @@ def entries(law, shape, generator):
 def test_p_values_are_uniform_under_the_law_and_small_under_another(name, size):
     """No level is exceeded by 3.5 standard errors of 250 draws, and mean and shape use theirs up."""
     law, generator = LAWS[name], np.random.default_rng(5)
-    each = [p_values(held(entries(law, (size,), generator)), law) for _ in range(250)]
+    each = [p_values(summarise(entries(law, (size,), generator)), law) for _ in range(250)]
     for test in ("mean", "spread", "shape", "range"):
         p = np.array([found[test] for found in each])
         for level in (0.5, 0.1, 0.01):
             assert (p <= level).mean() <= level + 3.5 * math.sqrt(level * (1 - level) / len(p)), (test, level)
         assert test == "range" or (test == "spread" and size < 300) or (p <= 0.5).mean() > 0.4
     twin = law.times(2.0)
-    assert p_values(held(entries(twin, (300,), generator)), law)["spread"] < 1e-6
+    assert p_values(summarise(entries(twin, (300,), generator)), law)["spread"] < 1e-6
 
 
 def test_moments_of_laws_and_tails_are_scipys():
@@ -397,17 +397,17 @@ def test_moments_of_laws_and_tails_are_scipys():
 def test_distance_is_scipys_and_rounding_does_not_change_it():
     law, values = laws.normal(0.02), 0.02 * torch.randn(9000, generator=torch.Generator().manual_seed(2))
     exact = stats.kstest(values.double().numpy(), "norm", (0, 0.02), method="asymp").statistic
-    assert distance(held(values), law) == pytest.approx(exact, abs=1e-6)
+    assert distance(summarise(values), law) == pytest.approx(exact, abs=1e-6)
     coarse = values.bfloat16().float()
     naive = stats.kstest(coarse.double().numpy(), "norm", (0, 0.02), method="asymp").statistic
-    assert distance(held(coarse), law) <= exact + 1e-6
+    assert distance(summarise(coarse), law) <= exact + 1e-6
     assert naive > exact + 1e-4
 
 
 def test_moments_of_a_large_tensor_without_its_fixed_rows():
     values = 3 + 0.01 * torch.randn(3000, 700, generator=torch.Generator().manual_seed(4))
     values[[2, 2990]] = 50.0
-    found = held(values, (2, 2990))
+    found = summarise(values, (2, 2990))
     kept = np.delete(values.double().numpy(), [2, 2990], 0)
     assert found.count == kept.size
     assert (found.mean, found.std) == pytest.approx((kept.mean(), kept.std()), rel=1e-10)
@@ -423,7 +423,7 @@ def test_like_layers_have_their_level_drawn_and_trained():
     for _ in range(60):
         for kind, spread in (("drawn", 0.0), ("trained", 0.3)):
             layers = {
-                f"h.{i}.{part}": held(
+                f"h.{i}.{part}": summarise(
                     torch.from_numpy(math.exp(spread * generator.normal()) * generator.normal(size=90))
                 )
                 for part in "abc"
@@ -431,7 +431,7 @@ def test_like_layers_have_their_level_drawn_and_trained():
             }
             count[kind] += bool(outliers(layers, 0.05))
     assert max(count.values()) <= stats.binom.isf(1e-3, 60, 0.05)
-    layers["h.2.a"] = held(torch.from_numpy(20 * generator.normal(size=90)))
+    layers["h.2.a"] = summarise(torch.from_numpy(20 * generator.normal(size=90)))
     assert "h.2.a" in [each.name for each in outliers(layers, 0.05)]
 
 

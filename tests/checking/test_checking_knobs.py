@@ -77,7 +77,7 @@ def test_the_logits_knob_multiplies_the_deviation_of_logits():
 
 
 def test_a_knob_that_a_family_has_not_is_named():
-    with pytest.raises(lf.InputError, match=r"gpt2 has no knob logits: .* no matrices of their own"):
+    with pytest.raises(lf.InputError, match=r"gpt2 has no knob logits: .* not separate matrices"):
         knobs(CONFIGS["gpt2"](), "logits")
     with pytest.raises(lf.InputError, match="has no knob embedding"):
         knobs(CONFIGS["vit"](), "embedding")

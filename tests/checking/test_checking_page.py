@@ -22,10 +22,9 @@ import xarray as xr
 import limitformer as lf
 from chromium import launched
 from limitformer.checking import check
-from limitformer.checking.curves import curves
-from limitformer.checking.page import grids, panels, svg
+from limitformer.checking.curves import BY_HEAD, CURVES, curves
+from limitformer.checking.page import grids, svg
 from limitformer.checking.page import page as pages
-from limitformer.checking.page.page import page
 from limitformer.checking.report import Report
 from limitformer.checking.thresholds import THRESHOLDS
 from limitformer.checking.verdicts import Verdict
@@ -35,6 +34,7 @@ SIZES = {"vocab_size": 60, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions
 SIZES |= {"eos_token_id": 2, "initializer_range": 0.15}
 LLAMA = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 5, "num_attention_heads": 4, "intermediate_size": 48}
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\"'&<!--"
+SHOWN = [name for name, curve in CURVES.items() if curve.title]
 TEXT = "the cat sat on the mat and the cat </script> <b> sat"
 
 
@@ -57,13 +57,13 @@ def law():
 @pytest.fixture(scope="module")
 def held_page(held):
     """Made once."""
-    return page(held)
+    return held.page()
 
 
 @pytest.fixture(scope="module")
 def law_page(law):
     """Made once."""
-    return page(law)
+    return law.page()
 
 
 @pytest.fixture(scope="module")
@@ -133,10 +133,10 @@ def test_verdicts_come_first_with_their_reasons(law, law_page):
 
 
 def test_each_kind_of_verdict_is_told_in_words_too(law):
-    text = page(replace(law, verdicts=[Verdict("fine", "fine", "fine: no threshold is reached")]))
+    text = replace(law, verdicts=[Verdict("fine", "fine", "fine: no threshold is reached")]).page()
     assert "✓ fine no threshold is reached" in Seen(text).said
     assert 'class="card broken"' not in text
-    text = page(replace(law, verdicts=[replace(law.verdicts[0], grade="watch")]))
+    text = replace(law, verdicts=[replace(law.verdicts[0], grade="watch")]).page()
     assert "! watch" in Seen(text).said
     assert 'class="card watch"' in text
 
@@ -165,11 +165,11 @@ def test_findings_of_the_initialisation_are_shown_where_there_are_some(held, hel
     for block in model.transformer.h:
         torch.nn.init.zeros_(block.ln_1.weight)
     found = initialisation(model)
-    said = Seen(page(replace(held, initialisation=found))).said
+    said = Seen(replace(held, initialisation=found).page()).said
     assert found.findings
     for one in found.findings:
         assert one.bug
-        assert f"{one.bug} {one.pattern} {one.held} {one.law}" in said
+        assert f"{one.bug} {one.pattern} {one.entries} {one.law}" in said
         assert f"{one.why} {one.mend}" in said
     assert f"{held.name}: {found.summary}." in said
     assert f"{held.name}: {held.initialisation.summary}." in Seen(held_page).said
@@ -192,7 +192,7 @@ def intruders(text):
 
 
 def test_hostile_names_stay_text(hostile):
-    text = page(hostile)
+    text = hostile.page()
     assert intruders(text) == []
     said = Seen(text).said
     assert said.count(" ".join(HOSTILE.split())) > 10
@@ -203,12 +203,12 @@ def test_hostile_names_stay_text(hostile):
 @pytest.mark.parametrize("module", [pages, svg])
 def test_names_that_are_not_escaped_are_found(module, hostile, monkeypatch):
     monkeypatch.setattr(module, "escape", str)
-    assert intruders(page(hostile))
+    assert intruders(hostile.page())
 
 
 def test_json_that_is_not_escaped_is_found(hostile, monkeypatch):
     monkeypatch.setattr(pages, "as_json", json.dumps)
-    assert intruders(page(hostile))
+    assert intruders(hostile.page())
 
 
 def test_nothing_is_loaded_and_only_its_own_script_may_run(held_page):
@@ -270,9 +270,9 @@ def test_a_logarithmic_axis_is_one(law, law_page):
 def test_all_curves_are_drawn_and_those_of_each_kind_of_weight(held, held_page):
     text = held_page
     sublayers = held.curves.sizes["sublayer"]
-    measured = [name for name in panels.CURVES if name in held.curves]
+    measured = [name for name in SHOWN if name in held.curves]
     kinds = {*held.curves["kind"].values, *held.against.curves["kind"].values}
-    assert len(measured) == len(panels.CURVES)
+    assert len(measured) == len(SHOWN)
     assert text.count('<figure class="plot">') == len(measured) + sublayers - 1 + len(kinds) + 1
     assert {f"<strong>{kind}</strong>" for kind in kinds} <= set(re.findall("<strong>.*?</strong>", text))
     assert f"{held.about['chance']:.4g}" in Seen(text).said
@@ -305,10 +305,10 @@ def test_gaps_and_lone_points_are_told():
 )
 def test_ticks_are_inside_and_differ(values):
     scale = svg.scale_of(np.array(values), 100.0, 0.0)
-    at = [position for position, _ in svg.labelled(scale)]
+    at = [position for position, _ in scale.ticks()]
     assert at
     assert all(0 <= position <= 100 for position in at)
-    assert len({label for _, label in svg.labelled(scale)}) == len(at)
+    assert len({label for _, label in scale.ticks()}) == len(at)
     assert np.isfinite(scale(np.array(values))).all()
 
 
@@ -344,7 +344,7 @@ def large(layers=127, tokens=200, heads=128):
     by_kind = (("sample", "weight"), chance.lognormal(size=(1, 16 * (layers - 1))))
     names = [f"model.layers.{k}.part_{kind}.weight" for k in range(layers - 1) for kind in range(16)]
     data = xr.Dataset(
-        {"covariance": covariance, **dict.fromkeys(grids.HEADS, by_head), "weight_gradient": by_kind},
+        {"covariance": covariance, **dict.fromkeys(BY_HEAD, by_head), "weight_gradient": by_kind},
         {"layer": range(layers), "block": range(1, layers), "weight": names},
     )
     shown = curves(data).assign_attrs(tokens=tokens)
@@ -352,7 +352,7 @@ def large(layers=127, tokens=200, heads=128):
 
 
 def test_a_large_network_gives_a_page_below_three_megabytes():
-    text = page(large())
+    text = large().page()
     one = data_of(text)["matrices"][0]
     assert len(text.encode()) < 3e6
     assert len(one["layers"]) == grids.DEPTHS
@@ -372,7 +372,7 @@ def test_heads_are_medians_by_head_and_block(held, held_page):
 
 def test_what_is_unknown_is_null(held):
     values = held.curves["logit_std"].where(held.curves["block"] != 2)
-    found = grids.grids(replace(held, curves=held.curves.assign(logit_std=values)))
+    found = grids.grids([replace(held, curves=held.curves.assign(logit_std=values))])
     assert [row[1] for row in found["heads"][0]["cells"]] == [None] * 4
     covariance = held.data["covariance"].where(held.data["layer"] != 1)
     found = grids.matrices(replace(held, data=held.data.assign(covariance=covariance)))
@@ -439,7 +439,7 @@ def test_every_plot_is_drawn_without_a_word_or_a_request(browser, held_page, tmp
         assert tab.evaluate(UNDRAWN) == []
         assert tab.locator("canvas:visible").count() == 2 + 6
         shown = tab.locator("svg[role=img]:visible").count()
-        assert shown == len(panels.CURVES) + 1 + 1 + 1  # two sublayers, one kind of weight, the loss
+        assert shown == len(SHOWN) + 1 + 1 + 1  # two sublayers, one kind of weight, the loss
 
 
 def test_a_script_that_fails_is_seen(browser, held, tmp_path, monkeypatch):
@@ -447,7 +447,7 @@ def test_a_script_that_fails_is_seen(browser, held, tmp_path, monkeypatch):
     broken = script.replace("const matrix = data", "").replace("this.cell(pen, row, column);", "nothing();")
     assert broken != script
     monkeypatch.setattr(pages, "asset", lambda name, real=pages.asset: broken if name == "page.js" else real(name))
-    with opened(browser, page(held), tmp_path) as tab:
+    with opened(browser, held.page(), tmp_path) as tab:
         assert tab.troubles
         assert tab.evaluate(UNDRAWN)
 
@@ -497,7 +497,7 @@ def test_the_kind_of_weight_is_chosen(browser, held, held_page, tmp_path):
 
 
 def test_hostile_names_do_nothing_in_a_browser(browser, hostile, tmp_path):
-    with opened(browser, page(hostile), tmp_path) as tab:
+    with opened(browser, hostile.page(), tmp_path) as tab:
         assert tab.evaluate("window.hacked") is None
         assert tab.troubles == []
         assert tab.evaluate(UNDRAWN) == []

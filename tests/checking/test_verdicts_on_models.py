@@ -316,7 +316,7 @@ def test_a_correlation_of_nothing_is_printed_as_zero():
     report = lf.check(transformers.GPT2Config(**SMALL), tokens=12, samples=3, progress=False)
     for value in (-6.68e-5, 6.68e-5, -0.0):
         report.curves["correlation"].values[:, 0] = value
-        assert report.row("correlation", "correlation", [0]).split() == ["correlation", "0.000"]
+        assert report.row("correlation", [0]).split() == ["correlation", "0.000"]
 
 
 def test_a_correlation_of_076_is_watch_in_check_and_unsafe_in_design():

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import limitformer as lf
-from limitformer.checking.module import measured
+from limitformer.checking.module import measure_module
 from limitformer.weightless.inputs import inputs_of, square
 from limitformer.weightless.measure import UnclearAxisError, grown_axis, stream_axis
 from limitformer.weightless.models import blueprint_of
@@ -54,7 +54,7 @@ def both(module, given, batch_dim=0):
     torch.manual_seed(0)
     module = module()
     inputs = inputs_of(given, blueprint_of(lambda: module)).with_batch_dim(batch_dim)
-    return law, measured(module, inputs, square)
+    return law, measure_module(module, inputs, square)
 
 
 @pytest.mark.parametrize("tokens", [9, 8, 4])  # the sizes say it; a multiple of the sequences; as many as these
