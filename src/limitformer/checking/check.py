@@ -52,7 +52,7 @@ class Options:
 
 @dataclass
 class Measured:
-    """What was measured: the network that exists, its law, or both.
+    """Measurements of the network that exists, of its law, or of both.
 
     Attributes:
         module: one sample, of a network that exists.

@@ -35,7 +35,7 @@ class Change:
 
 @dataclass(frozen=True)
 class CheckedNetwork:
-    """What was measured of one network, and the verdicts on it; `Report` lists the attributes."""
+    """The measurements of one network, and the verdicts on it; `Report` lists the attributes."""
 
     name: str
     exists: bool

@@ -23,7 +23,7 @@ COLUMNS = 80  # characters of a line of the text
 
 @dataclass(frozen=True)
 class Report(CheckedNetwork):
-    """What `limitformer.check` returns.
+    """The result of `limitformer.check`.
 
     Attributes:
         name: the network's name.

@@ -70,10 +70,10 @@ def design(
     For example: limitformer design gpt2 --set n_layer=48 --correlation -0.2,0.4 --out gpt2-48
     """
     with errors_in_one_line():
-        asked = {"correlation": correlation, "stream": stream, "effective": effective, "gradient": gradient}
-        objective = {name: band_of(name, given) for name, given in asked.items() if given is not None}
+        bands = {"correlation": correlation, "stream": stream, "effective": effective, "gradient": gradient}
+        objective = {name: band_of(name, text) for name, text in bands.items() if text is not None}
         names = None if knobs is None else knobs_of(knobs)
-        values = {name: values_of(name, given) for name, given in assignments(grid, "--grid").items()}
+        values = {name: values_of(name, each) for name, each in assignments(grid, "--grid").items()}
         for name in values:
             one_of(name, tuple(names or USUAL), "--grid has no knob")
         require(0 < risk < 1, f"--risk must lie in (0, 1); got {risk:g}.")

@@ -20,7 +20,7 @@ LIMITS = "This is about the network at initialisation; it says nothing about wha
 
 @dataclass(frozen=True)
 class Design:
-    """What `limitformer.design` returns.
+    """The result of `limitformer.design`.
 
     Attributes:
         name: the name of the architecture.
@@ -105,7 +105,7 @@ class Design:
 
     @property
     def verdict(self) -> str:
-        """The first line."""
+        """The first line of the text."""
         if self.chosen is self.present and self.found:
             return f"keep what you have; it meets the objective with a risk of at most {self.allowed:g}"
         if self.found:

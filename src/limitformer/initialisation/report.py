@@ -62,8 +62,8 @@ class Deviation:
 class Finding:
     """A deviation of one weight, or of like layers together.
 
-    `entries` describes them, and `law` what they should be. `p` is corrected for the number of tests. `bug` is the title
-    of the known bug that it looks like, or empty.
+    `entries` describes them, and `law` what they should be. `p` is corrected for the number of tests. `bug` is the
+    title of the known bug that it looks like, or empty.
     """
 
     pattern: str
