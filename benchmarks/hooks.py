@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import transformers
 
-from limitformer.checking.existing import measured
+from limitformer.checking.module import measure_module
 from limitformer.weightless.inputs import default_loss, inputs_of
 from limitformer.weightless.models import blueprint_of
 
@@ -33,7 +33,7 @@ def measure() -> list[tuple[str, float, str]]:
         torch.autograd.grad(loss(out, {"input_ids": ids}).mean(), weights, allow_unused=True)
 
     def looked() -> None:
-        measured(model, inputs, loss)
+        measure_module(model, inputs, loss)
 
     plain()
     looked()

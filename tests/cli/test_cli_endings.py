@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import limitformer as lf
-from limitformer.checking.names import VERDICTS
+from limitformer.checking.thresholds import VERDICTS
 from limitformer.checking.verdicts import RULES
 from limitformer.cli import check as check_module
 from limitformer.cli.app import COMMANDS, command_of

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import limitformer as lf
-from limitformer.checking.existing import measured
+from limitformer.checking.module import measure_module
 from limitformer.weightless.blocks import UnclearAxisError, grown_axis, stream_axis
 from limitformer.weightless.inputs import inputs_of, square
 from limitformer.weightless.models import blueprint_of
@@ -53,7 +53,7 @@ def both(module, tensors, batch_dim=0):
     torch.manual_seed(0)
     module = module()
     inputs = inputs_of(tensors, blueprint_of(lambda: module)).with_batch_dim(batch_dim)
-    return law, measured(module, inputs, square)
+    return law, measure_module(module, inputs, square)
 
 
 @pytest.mark.parametrize(

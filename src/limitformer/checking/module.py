@@ -1,4 +1,4 @@
-"""A module that exists, measured through hooks in one pass forward and backward; nothing of it is changed."""
+"""Measure a module that exists through hooks, in one pass forward and backward, without changing it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,19 +28,19 @@ from limitformer.weightless.run import gradient_norm
 from limitformer.weightless.simulate import equal_up_to_rounding
 from limitformer.weightless.threads import one_thread
 
-REPEATS = 1e-4  # between two calls
+REPEATS = 1e-4  # relative difference allowed between two calls
 
 
-def measured(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset:
-    """What `weightless.simulate` gives, of one network that exists: one sample.
+def measure_module(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset:
+    """Measure one network that exists, as `weightless.simulate` measures its law: one sample.
 
     Args:
-        module: any, trained or not. Dropout is off while it is measured; its gradients are not touched.
-        inputs: what it is called with.
-        loss: from its output and its inputs to one number a sequence; None: no gradients.
+        module: any module, trained or not. Dropout is off while it is measured, and its gradients are not touched.
+        inputs: the inputs it is called with.
+        loss: a function of output and inputs that returns one number for each sequence; None: no gradients.
 
     Raises:
-        InputError: it has no list of blocks, or it cannot run.
+        InputError: the module has no list of blocks, or it cannot run.
     """
     blocks = blocks_of(module)
     require(bool(blocks), f"{type(module).__name__} has no list of blocks (ModuleList or Sequential) to look at.")
@@ -52,21 +52,21 @@ def measured(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset
     require(not frozen, f"no weight of {type(module).__name__} has a gradient. Nearest: gradients=False.")
     arguments = placed(inputs, module)
     with one_thread(), evaluating(module):
-        looks = Looks(module, blocks, State(module))
+        passes = Passes(module, blocks, State(module))
         try:
-            axis = looks.axis_of(inputs)
+            axis = passes.axis_of(inputs)
             if not hasattr(getattr(module, "config", None), "to_dict"):
-                looks.check(inputs, axis)
-            out, measure = looks.one(inputs, arguments, axis, gradients=loss is not None)
+                passes.check(inputs, axis)
+            out, measure = passes.one(inputs, arguments, axis, gradients=loss is not None)
             with torch.set_grad_enabled(loss is not None):
-                found = stream_arrays(measure) | output_arrays(out, 1)
+                arrays = stream_arrays(measure) | output_arrays(out, 1)
                 if loss is not None:
-                    found |= gradients(loss(out, arguments), weights, measure)
+                    arrays |= gradients(loss(out, arguments), weights, measure)
         finally:
-            looks.state.restore()
+            passes.state.restore()
     dimensions = {name: each.dim() for name, each in weights.items()}
     return dataset(
-        [found],
+        [arrays],
         dimensions,
         where_parameters_are_read(module, measure),
         inputs,
@@ -75,15 +75,15 @@ def measured(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset
 
 
 @dataclass(frozen=True)
-class Looks:
-    """Passes through a module that exists, which is put back before each."""
+class Passes:
+    """Passes through a module that exists, which is restored before each."""
 
     module: nn.Module
     blocks: list[nn.Module]
     state: State
 
     def one(self, inputs: Inputs, arguments: dict[str, Any], axis: int | None, gradients: bool) -> tuple[Any, Measure]:
-        """The output, and what was seen."""
+        """Call the module once; return its output and the measurement."""
         self.state.restore()
         measure, before, name = Measure(self.blocks, 1, inputs.rows, inputs.counted, axis), random_states(), self.name
         with torch.set_grad_enabled(gradients):
@@ -95,11 +95,10 @@ class Looks:
 
     @property
     def name(self) -> str:
-        """Of the module's class."""
         return type(self.module).__name__
 
     def axis_of(self, inputs: Inputs) -> int | None:
-        """The dimension of the stream in which sequences lie, None where its sizes say it."""
+        """Return the dimension of the stream that counts sequences, None if its sizes show it."""
         if inputs.rows == 1:
             return None
         with stream_shapes(self.blocks) as shapes:
@@ -113,10 +112,10 @@ class Looks:
             return grown_axis(shapes, more)
 
     def check(self, inputs: Inputs, axis: int | None) -> None:
-        """Two calls, with gradients where sequences could influence each other.
+        """Call the module twice, with gradients if sequences could influence each other.
 
         Raises:
-            InputError: they do, or the calls differ.
+            InputError: sequences influence each other, or the calls differ.
         """
         several = inputs.rows > 1
         out, first = self.one(inputs, placed(inputs, self.module), axis, gradients=several)
@@ -131,15 +130,15 @@ class Looks:
 
 
 def placed(inputs: Inputs, module: nn.Module) -> dict[str, Any]:
-    """The arguments, on the module's device."""
+    """Return the arguments on the module's device."""
     some = next((one for one in module.parameters() if one.is_floating_point()), torch.zeros(()))
-    given = inputs.of(0, range(1), some.dtype)
-    return {name: each.to(some.device) if isinstance(each, Tensor) else each for name, each in given.items()}
+    arguments = inputs.of(0, range(1), some.dtype)
+    return {name: each.to(some.device) if isinstance(each, Tensor) else each for name, each in arguments.items()}
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Without dropout, inside the block only."""
+    """Turn dropout off within the block."""
     training = [part for part in module.modules() if part.training]
     module.eval()
     try:
@@ -150,7 +149,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def called(module: nn.Module, arguments: dict[str, Any], measure: Measure) -> Any:
-    """The module's output, seen by `measure`; what it raises becomes one line."""
+    """Return the module's output, measured by `measure`; any exception becomes one line."""
     named = {name: value for name, value in arguments.items() if name}
     first = [arguments[""]] if "" in arguments else []
     try:
@@ -168,12 +167,12 @@ def called(module: nn.Module, arguments: dict[str, Any], measure: Measure) -> An
 
 
 def gradients(value: Tensor, weights: dict[str, nn.Parameter], measure: Measure) -> Arrays:
-    """The loss, and norms of its gradients; `.grad` stays as it was."""
-    known = isinstance(value, Tensor) and value.requires_grad
-    require(known, "the loss must be a tensor that depends on the module's output.")
+    """Return the loss and the norms of its gradients, without changing `.grad`."""
+    depends = isinstance(value, Tensor) and value.requires_grad
+    require(depends, "the loss must be a tensor that depends on the module's output.")
     whole = value.mean()
-    found = torch.autograd.grad(whole, list(weights.values()), allow_unused=True)
-    norms = [torch.nan if each is None else float(gradient_norm(each)) for each in found]
+    gradient = torch.autograd.grad(whole, list(weights.values()), allow_unused=True)
+    norms = [torch.nan if each is None else float(gradient_norm(each)) for each in gradient]
     none = torch.full((1,), torch.nan)
     stream = [float(measure.gradient.get(place, none)) for place in range(len(measure.covariance))]
     return {

@@ -1,8 +1,8 @@
-r"""What one tensor holds: its moments in one pass, in float64, and a sample of its entries for a distribution test.
+r"""The summary of a tensor: its moments, from one pass in float64, and a sample of its entries for a distribution test.
 
-The entries are read in pieces, so that a tensor of 10⁸ needs no copy. Rows that the law makes a constant, such as that
-of the padding, are left out. The sample takes one entry from each of equal stretches, at a place that is always the
-same for one size: for independent entries it is a sample of them, and it lines up with no structure of the matrix.
+The entries are read in pieces, so that a tensor of 10⁸ needs no copy. Rows that the law fixes, such as that of the
+padding, are left out. The sample takes one entry from each of equal stretches, at an irregular place that depends on
+the size only: it does not coincide with any structure of the matrix.
 """
 
 import math
@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 PIECE = 2**20  # entries that are read at a time
-SAMPLE = 2**14  # entries that the Kolmogorov-Smirnov test sees
-COARSE = (torch.bfloat16, torch.float16)  # to which checkpoints are rounded, whatever type holds them now
+SAMPLE = 2**14  # entries in the Kolmogorov-Smirnov test
+COARSE = (torch.bfloat16, torch.float16)  # types that checkpoints are rounded to, whatever their present type
 LONG = 8  # a row of fewer entries may be zero by chance where numbers are coarse
 
 
 @dataclass(frozen=True)
-class Held:
-    """Of the finite entries: how many, moments, extremes; of rows and columns: mean squares.
+class TensorSummary:
+    """Count, moments and extremes of the finite entries of a tensor, and mean squares of its rows and columns.
 
-    `spacing` is the relative distance of neighbouring numbers, 2⁻⁷ if all of them are bfloat16 numbers.
+    `spacing` is the relative distance of neighbouring numbers: 2⁻⁷ if all entries are bfloat16 numbers.
     """
 
     count: int
@@ -49,17 +49,17 @@ class Held:
         return self.constant and self.low == 0.0
 
     def second(self, centre: float) -> float:
-        """Mean of (x − centre)²."""
+        """Return the mean of (x − centre)²."""
         return self.std**2 + (self.mean - centre) ** 2
 
     def log_error(self) -> float:
-        """Standard error of the logarithm of `std`."""
+        """Return the standard error of log `std`."""
         excess = max(self.kurtosis - 1, 0.2) if math.isfinite(self.kurtosis) else 2.0
         return math.sqrt(excess / 4 / max(self.count, 1))
 
 
-def held(tensor: Tensor, constant_rows: Iterable[int] = ()) -> Held:
-    """Of a tensor of floating numbers, without the rows `constant_rows`."""
+def summarise(tensor: Tensor, constant_rows: Iterable[int] = ()) -> TensorSummary:
+    """Return moments and a sorted sample of a tensor of floating numbers, without the rows `constant_rows`."""
     values = tensor.detach()
     sample = sample_of(values, set(constant_rows))
     finite = sample[np.isfinite(sample)]
@@ -75,8 +75,7 @@ def held(tensor: Tensor, constant_rows: Iterable[int] = ()) -> Held:
             piece = torch.where(good, piece, pivot)
         d = piece - pivot
         d2 = d * d
-        gone = piece.numel() - int(good.sum())
-        total += [piece.numel() - gone, *(float(x.sum()) for x in (d, d2, d2 * d, d2 * d2))]
+        total += [int(good.sum()), *(float(x.sum()) for x in (d, d2, d2 * d, d2 * d2))]
         low, high = min(low, float(piece.min())), max(high, float(piece.max()))
         if lines:
             squares = piece * piece
@@ -85,14 +84,14 @@ def held(tensor: Tensor, constant_rows: Iterable[int] = ()) -> Held:
             read += len(piece)
     count = int(total[0])
     mean, variance, fourth = central(total)
-    return Held(
+    return TensorSummary(
         count, odd, pivot + mean, math.sqrt(variance), fourth / variance**2 if variance > 0 else math.nan, low, high,
         spacing_of(finite, values.dtype), np.sort(finite), rows[:read], columns / max(read, 1),
     )  # fmt: skip
 
 
 def central(total: np.ndarray) -> tuple[float, float, float]:
-    """Mean, variance and fourth central moment from the sums of powers 0 to 4."""
+    """Return mean, variance and fourth central moment from the sums of powers 0 to 4."""
     n = max(total[0], 1.0)
     m1, m2, m3, m4 = (float(x) / n for x in total[1:])
     variance = max(m2 - m1**2, 0.0)
@@ -100,7 +99,7 @@ def central(total: np.ndarray) -> tuple[float, float, float]:
 
 
 def pieces(values: Tensor, skipped: set[int]) -> Iterator[Tensor]:
-    """Blocks of whole rows in float64, all leading dimensions being rows; of a vector, rows of a single one."""
+    """Yield blocks of whole rows in float64, all leading dimensions being rows; a vector is rows of one."""
     if values.dim() < 2 or not values.numel():
         for piece in values.reshape(-1).split(PIECE):
             if len(piece):
@@ -110,14 +109,14 @@ def pieces(values: Tensor, skipped: set[int]) -> Iterator[Tensor]:
     step = max(1, PIECE // max(table.shape[1], 1))
     for start in range(0, len(table), step):
         piece = table[start : start + step]
-        kept = kept_rows(values, range(start, start + len(piece)), skipped)
-        piece = piece if kept is None else piece[kept.to(piece.device)]
+        rows = unskipped(values, range(start, start + len(piece)), skipped)
+        piece = piece if rows is None else piece[rows.to(piece.device)]
         if piece.numel():
             yield piece.to("cpu", torch.float64)
 
 
-def kept_rows(values: Tensor, rows: range, skipped: set[int]) -> Tensor | None:
-    """Which rows of the table are not of the `skipped` entries of the first dimension; None: all."""
+def unskipped(values: Tensor, rows: range, skipped: set[int]) -> Tensor | None:
+    """Return which rows of the table are outside the `skipped` entries of the first dimension; None: all."""
     inner = math.prod(values.shape[1:-1])
     if not any(rows.start <= s * inner + k < rows.stop for s in skipped for k in (0, inner - 1)):
         return None
@@ -125,7 +124,7 @@ def kept_rows(values: Tensor, rows: range, skipped: set[int]) -> Tensor | None:
 
 
 def sample_of(values: Tensor, skipped: set[int]) -> np.ndarray:
-    """Entries at places that depend on the size alone, in float64."""
+    """Return entries, in float64, at places that depend on the size only."""
     n = values.numel()
     if not n:
         return np.zeros(0)
@@ -142,7 +141,7 @@ def sample_of(values: Tensor, skipped: set[int]) -> np.ndarray:
 
 
 def spacing_of(sample: np.ndarray, dtype: torch.dtype) -> float:
-    """Relative spacing of the coarsest numbers that the entries are among."""
+    """Return the relative spacing of the coarsest type that holds all entries."""
     entries = torch.from_numpy(sample)
     for coarse in COARSE:
         if bool((entries.to(coarse).double() == entries).all()):
