@@ -1,4 +1,4 @@
-"""What a sweep costs beside its cells: time a cell on processes and on Dask, efficiency, memory."""
+"""The overhead of sweeps: time per cell on processes and on Dask, efficiency, memory."""
 
 import resource
 import tempfile
@@ -11,21 +11,21 @@ from limitformer.sweep.describe import compute
 
 
 def tiny(cells: int) -> lf.Sweep:
-    """A grid of cells that take about a millisecond."""
+    """Return a grid of cells that take about a millisecond."""
     base = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=10)
     over = {"beta": [k / cells for k in range(cells)]}
     return lf.Sweep(base, over=over, simulate={"samples": 8, "horizon": 1.0}, reduce={"outcomes": True})
 
 
 def seconds_long(cells: int) -> lf.Sweep:
-    """A grid of cells that take about a second each."""
+    """Return a grid of cells that take about a second each."""
     base = lf.StochasticTransformer(tokens=8, dim=16, beta=1.0, layers_per_unit_time=100)
     over = {"beta": [1 + k / cells for k in range(cells)]}
     return lf.Sweep(base, over=over, simulate={"samples": 256, "horizon": 100.0}, reduce={"outcomes": True})
 
 
-def alone(sweep: lf.Sweep, cells: int) -> float:
-    """Seconds a cell, without a sweep, on one thread."""
+def cell_seconds(sweep: lf.Sweep, cells: int) -> float:
+    """Return seconds per cell, without a sweep, on one thread."""
     some = [cell for cell, _ in zip(sweep.cells(), range(cells), strict=False)]
     compute(sweep, some[0])
     began = time.perf_counter()
@@ -35,17 +35,17 @@ def alone(sweep: lf.Sweep, cells: int) -> float:
 
 
 def run(sweep: lf.Sweep, **options: Any) -> float:
-    """Seconds of a whole run into a new store."""
+    """Return the seconds of a whole run into a new store."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        report = lf.run_sweep(sweep, Path(folder) / "sweep.zarr", progress=False, **options)
+        report = lf.run_sweep(sweep, Path(folder) / "sweep", progress=False, **options)
         taken = time.perf_counter() - began
     assert report.done == report.cells
     return taken
 
 
 def on_dask(sweep: lf.Sweep, workers: int) -> float:
-    """The same on a Dask cluster of this machine, which is up already."""
+    """Return the seconds of a run on a Dask cluster of this machine, without the start of the cluster."""
     from limitformer.sweep.cluster import local_cluster
 
     with local_cluster(workers) as cluster:
@@ -53,9 +53,9 @@ def on_dask(sweep: lf.Sweep, workers: int) -> float:
 
 
 def overhead(cells: int, workers: int) -> list[dict[str, Any]]:
-    """Milliseconds a cell and worker beyond the cell itself."""
+    """Return rows with the milliseconds per cell and worker beyond the cell itself."""
     sweep = tiny(cells)
-    cell = alone(sweep, 500)
+    cell = cell_seconds(sweep, 500)
     rows = []
     for what, wanted, taken in (
         ("one process", 5, lambda: run(sweep, workers=1, threads=1)),
@@ -78,7 +78,7 @@ def overhead(cells: int, workers: int) -> list[dict[str, Any]]:
 
 
 def efficiency(cells: int, workers: int) -> list[dict[str, Any]]:
-    """Time on one process over time on `workers`, divided by their number; wanted 0.9."""
+    """Return the time on one process over the time on `workers`, divided by their number; wanted 0.9."""
     sweep = seconds_long(cells)
     run(tiny(4), workers=1)
     one, several = run(sweep, workers=1, threads=1), run(sweep, workers=workers)

@@ -1,4 +1,4 @@
-"""A sweep as a program that tests start and kill: sweep_program.py STORE CELLS SAMPLES [processes or dask]."""
+"""A sweep as a program for tests to start and kill: sweep_program.py STORE CELLS SAMPLES [processes or dask]."""
 
 import sys
 from contextlib import nullcontext

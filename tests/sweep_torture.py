@@ -1,9 +1,9 @@
-"""What the tests of sweeps do a few times, many times: python tests/sweep_torture.py [PROCESSES] [DASK].
+"""Kill sweeps hundreds of times: python tests/sweep_torture.py [PROCESSES] [DASK].
 
-Kills processes inside their writes (default 200 of a sweep on processes, 100 of one on a Dask cluster): each write of
-a file, each move and each flush may be the last thing that a worker does, and now and then the last of the parent,
-with any number of the bytes written. The sweep is started again until it ends by itself, and its store is compared
-with that of one process that nobody kills, byte by byte. As root, it also fills a disk of 256 kilobytes.
+Processes are killed inside their writes (by default 200 of a sweep on processes, 100 of one on a Dask cluster): each
+write, move and flush of a file may be the last action of a worker, and sometimes of the parent, with any number of the
+bytes written. The sweep is started again until it ends by itself. Its store is then compared, byte by byte, with the
+store of one process that is never killed. As root, the program also fills a disk of 256 kilobytes.
 """
 
 import os
@@ -15,12 +15,11 @@ import time
 from pathlib import Path
 
 import limitformer as lf
-import limitformer.sweep.run as running
 from limitformer.base.errors import InputError
 from sweep_grids import (
     assert_complete,
     assert_same_bits,
-    chunks,
+    cell_contents,
     done_cells,
     environment,
     run,
@@ -29,7 +28,7 @@ from sweep_grids import (
 )
 
 PROGRAM = str(Path(__file__).parent / "sweep_program.py")
-SAMPLES = 300  # of a cell: some milliseconds
+SAMPLES = 300  # in a cell, which takes a few milliseconds
 MORTAL = """
 import os, random, signal
 if "SWEEP_DEATHS" in os.environ:
@@ -37,10 +36,12 @@ if "SWEEP_DEATHS" in os.environ:
     from pathlib import Path
 
     import limitformer.sweep.files as files
+    import limitformer.sweep.store as store
 
+    store.LASTING_SECONDS = 0.0  # every cell is flushed
     deaths, chance = os.environ["SWEEP_DEATHS"], random.Random(os.urandom(8))
     worker = multiprocessing.parent_process() is not None or "SWEEP_PARENT" not in os.environ
-    mortality = 0.06 if worker else 0.01
+    mortality = 0.06 if worker else 0.15  # the parent writes only the description
     os.environ.pop("SWEEP_PARENT", None)
 
     def die(what):
@@ -52,10 +53,10 @@ if "SWEEP_DEATHS" in os.environ:
         def change(*arguments, **options):
             if chance.random() < mortality / 2:
                 die(f"before {what}")
-            found = honest(*arguments, **options)
+            result = honest(*arguments, **options)
             if chance.random() < mortality / 2:
                 die(f"after {what}")
-            return found
+            return result
         return change
 
     def put(file, data, honest=files.put):
@@ -71,8 +72,8 @@ if "SWEEP_DEATHS" in os.environ:
 
 
 def tortured(folder, engine, kills):
-    """Run the program until it ends by itself and enough processes were killed; (deaths, runs, cells)."""
-    deaths, path = folder / f"{engine}.deaths", folder / f"{engine}.zarr"
+    """Run the program until it ends by itself and `kills` processes were killed; return (deaths, runs, cells)."""
+    deaths, path = folder / f"{engine}.deaths", folder / f"{engine}.sweep"
     deaths.touch()
     (folder / "sitecustomize.py").write_text(MORTAL)
     mortal = {
@@ -97,45 +98,44 @@ def tortured(folder, engine, kills):
 
 
 def torture(folder, engine, kills):
-    """The issue's number of kills: nothing is lost, and every bit is as if nobody had been killed."""
+    """Kill processes, and compare the bits of the store with those of a run without kills."""
     began = time.perf_counter()
     deaths, runs, cells = tortured(folder, engine, kills)
     seconds = time.perf_counter() - began
-    whole = folder / f"{engine}-whole.zarr"
+    whole = folder / f"{engine}-whole.sweep"
     for count in range(200, cells + 1, 200):
         run(slow_sweep(count, SAMPLES), whole, extend=True)
-    assert_complete(folder / f"{engine}.zarr", cells)
-    assert_same_bits(folder / f"{engine}.zarr", whole)
+    assert_complete(folder / f"{engine}.sweep", cells)
+    assert_same_bits(folder / f"{engine}.sweep", whole)
     kinds = {kind: deaths.count(kind) for kind in sorted(set(deaths))}
     print(f"{engine}: {cells} cells, {len(deaths)} killed in {runs} runs, {seconds:.0f} s: the same bits. {kinds}")
 
 
 def torture_disk(folder):
-    """A disk that is really full: one error; with more room the store goes on. One that is for reading alone."""
-    small, cells = folder / "disk", 60
+    """Fill a disk, which is one error, resume with more room, and use a disk that is read-only."""
+    small, cells = folder / "disk", 120
     small.mkdir()
-    running.SOONEST = 1e9  # until they are gathered, cells take a page each: more than there are
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(small)], check=True)
     try:
         for workers in (1, 2):
-            refused(f"disk, {workers} workers", slow_sweep(cells), small / "s.zarr", workers=workers)
+            refused(f"disk, {workers} workers", slow_sweep(cells), small / "s.sweep", workers=workers)
         subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
-        refused("read-only", slow_sweep(cells), small / "s.zarr")
+        refused("read-only", slow_sweep(cells), small / "s.sweep")
         subprocess.run(["mount", "-o", "remount,rw,size=64m", str(small)], check=True)
-        report = run(slow_sweep(cells), small / "s.zarr", workers=2)
-        run(slow_sweep(cells), folder / "disk-whole.zarr")
-        assert_complete(small / "s.zarr", cells)
-        assert_same_bits(small / "s.zarr", folder / "disk-whole.zarr")
-        print(f"disk: {report.skipped} cells were kept, the same {len(chunks(small / 's.zarr'))} chunks")
+        report = run(slow_sweep(cells), small / "s.sweep", workers=2)
+        run(slow_sweep(cells), folder / "disk-whole.sweep")
+        assert_complete(small / "s.sweep", cells)
+        assert_same_bits(small / "s.sweep", folder / "disk-whole.sweep")
+        print(f"disk: {report.skipped} cells were there, the same {len(cell_contents(small / 's.sweep'))} cells")
         subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
-        assert run(slow_sweep(cells), small / "s.zarr").skipped == cells
-        print("read-only: what is complete is complete")
+        assert run(slow_sweep(cells), small / "s.sweep").skipped == cells
+        print("read-only: the complete store is complete")
     finally:
         subprocess.run(["umount", str(small)], check=True)
 
 
 def refused(what, description, path, **options):
-    """Say with which line."""
+    """Run a sweep that must be refused, and print the line."""
     try:
         run(description, path, **options)
     except InputError as error:

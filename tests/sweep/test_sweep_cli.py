@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import xarray as xr
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -72,7 +71,7 @@ def run(monkeypatch, tmp_path):
 
 @pytest.fixture
 def store(tmp_path):
-    path = tmp_path / "here.zarr"
+    path = tmp_path / "here.sweep"
     run_here(sweep(), path)
     return path
 
@@ -103,19 +102,21 @@ def rows(output):
 
 
 def test_run_computes_what_python_computes(run, store):
-    result = run("run", "sweep.toml", "--store", "s.zarr", "--workers", 1)
-    assert (result.exit_code, result.stdout) == (0, "6 of 6 cells are done: s.zarr\n")
-    assert_same_bits("s.zarr", store)
-    result = run("run", "sweep.toml", "--store", "s.zarr", "--workers", 1)
-    assert (result.exit_code, result.stdout) == (0, "6 of 6 cells are done, 6 of them before: s.zarr\n")
+    result = run("run", "sweep.toml", "--store", "s.sweep", "--workers", 1)
+    assert (result.exit_code, result.stdout) == (0, "6 of 6 cells are done: s.sweep\n")
+    assert_same_bits("s.sweep", store)
+    result = run("run", "sweep.toml", "--store", "s.sweep", "--workers", 1)
+    assert (result.exit_code, result.stdout) == (0, "6 of 6 cells are done, 6 of them before: s.sweep\n")
 
 
 def test_run_extends_if_it_is_asked_to(run, refused, tmp_path):
-    run("run", "sweep.toml", "--store", "s.zarr", "--workers", 1)
+    run("run", "sweep.toml", "--store", "s.sweep", "--workers", 1)
     (tmp_path / "sweep.toml").write_text(TEXT.replace("[4, 6]", "[4, 6, 8]"))
-    refused("run", "sweep.toml", "--store", "s.zarr", "--workers", 1, says="s.zarr has no dim = 8. Nearest: extend it")
-    result = run("run", "sweep.toml", "--store", "s.zarr", "--workers", 1, "--extend")
-    assert (result.exit_code, result.stdout) == (0, "9 of 9 cells are done, 6 of them before: s.zarr\n")
+    refused(
+        "run", "sweep.toml", "--store", "s.sweep", "--workers", 1, says="s.sweep has no dim = 8. Nearest: extend it"
+    )
+    result = run("run", "sweep.toml", "--store", "s.sweep", "--workers", 1, "--extend")
+    assert (result.exit_code, result.stdout) == (0, "9 of 9 cells are done, 6 of them before: s.sweep\n")
 
 
 def test_failed_cells_are_listed_and_the_exit_code_is_one(run, store, tmp_path, monkeypatch):
@@ -128,19 +129,19 @@ def test_failed_cells_are_listed_and_the_exit_code_is_one(run, store, tmp_path, 
 
     with monkeypatch.context() as patch:
         patch.setattr(work_module, "compute", compute)
-        result = run("run", "sweep.toml", "--store", "s.zarr", "--workers", 1)
-    assert (result.exit_code, result.stdout) == (1, "4 of 6 cells are done: s.zarr\n")
+        result = run("run", "sweep.toml", "--store", "s.sweep", "--workers", 1)
+    assert (result.exit_code, result.stdout) == (1, "4 of 6 cells are done: s.sweep\n")
     assert result.stderr.startswith("2 cells have failed:\n  (0, 1): RuntimeError: [bold]no[/bold]")
     assert "  (1, 1): RuntimeError" in result.stderr
-    status = run("status", "s.zarr").stdout
+    status = run("status", "s.sweep").stdout
     assert dict(rows(status))["failed"] == "2"
     assert dict(rows(status))["done"] == "4 (66.7%)"
     assert "RuntimeError: [bold]no[/bold]" in status
-    kept = run("run", "sweep.toml", "--store", "s.zarr", "--workers", 1, "--no-retry-failed")
-    assert (kept.exit_code, kept.stdout) == (1, "4 of 6 cells are done, 4 of them before: s.zarr\n")
-    again = run("run", "sweep.toml", "--store", "s.zarr", "--workers", 1)
-    assert (again.exit_code, again.stdout) == (0, "6 of 6 cells are done, 4 of them before: s.zarr\n")
-    assert_same_bits("s.zarr", store)
+    kept = run("run", "sweep.toml", "--store", "s.sweep", "--workers", 1, "--no-retry-failed")
+    assert (kept.exit_code, kept.stdout) == (1, "4 of 6 cells are done, 4 of them before: s.sweep\n")
+    again = run("run", "sweep.toml", "--store", "s.sweep", "--workers", 1)
+    assert (again.exit_code, again.stdout) == (0, "6 of 6 cells are done, 4 of them before: s.sweep\n")
+    assert_same_bits("s.sweep", store)
 
 
 @pytest.mark.parametrize(
@@ -156,12 +157,12 @@ def test_failed_cells_are_listed_and_the_exit_code_is_one(run, store, tmp_path, 
         (("--slurm", "0"), "--slurm must be at least 1 job; got 0."),
         (("--cluster", "tcp://nowhere"), "No Dask scheduler answers at tcp://nowhere: missing port number"),
         (("--store", "sweep.toml"), "sweep.toml is there and is not the store of a sweep. Choose another folder."),
-        (("--store", "/proc/s.zarr"), "Cannot write into the folder /proc: "),
+        (("--store", "/proc/s.sweep"), "Cannot write into the folder /proc: "),
     ],
     ids=str,
 )
 def test_run_refuses_in_one_line(refused, arguments, says):
-    refused("run", "sweep.toml", *(() if "--store" in arguments else ("--store", "s.zarr")), *arguments, says=says)
+    refused("run", "sweep.toml", *(() if "--store" in arguments else ("--store", "s.sweep")), *arguments, says=says)
 
 
 @pytest.mark.parametrize(
@@ -180,14 +181,14 @@ def test_run_refuses_in_one_line(refused, arguments, says):
 )
 def test_a_bad_file_is_refused_in_one_line(refused, tmp_path, run, old, new, says):
     (tmp_path / "sweep.toml").write_text(TEXT.replace(old, new))
-    refused("run", "sweep.toml", "--store", "s.zarr", says=says)
+    refused("run", "sweep.toml", "--store", "s.sweep", says=says)
 
 
 def test_a_scheduler_that_does_not_answer_is_one_line_and_no_store(refused, monkeypatch):
     monkeypatch.setattr(cluster_module, "CONNECT_SECONDS", 0.2)
     address = "tcp://127.0.0.1:9"
     refused(
-        "run", "sweep.toml", "--store", "s.zarr", "--cluster", address, says=f"No Dask scheduler answers at {address}"
+        "run", "sweep.toml", "--store", "s.sweep", "--cluster", address, says=f"No Dask scheduler answers at {address}"
     )
 
 
@@ -205,7 +206,7 @@ def test_a_cluster_of_its_own_is_made_and_closed(run, store, monkeypatch):
 
     monkeypatch.setattr(cluster_module, "local_cluster", made)
     monkeypatch.setattr("limitformer.sweep.run_sweep", run_sweep)
-    result = run("run", "sweep.toml", "--store", "s.zarr", "--cluster", "local", "--workers", 3)
+    result = run("run", "sweep.toml", "--store", "s.sweep", "--cluster", "local", "--workers", 3)
     assert result.exit_code == 0
     assert asked == [3, "tcp://a:1", "closed"]
 
@@ -233,7 +234,7 @@ def test_slurm_is_asked_for_what_the_options_say(run, monkeypatch):
     slurm_is(monkeypatch, lambda **options: asked.append(options) or Made())
     monkeypatch.setattr("limitformer.sweep.run_sweep", run_sweep)
     job = ("--slurm", 4, "--cores", 2, "--memory", "3GB", "--walltime", "00:30:00", "--queue", "short")
-    result = run("run", "sweep.toml", "--store", "s.zarr", *job)
+    result = run("run", "sweep.toml", "--store", "s.sweep", *job)
     assert (result.exit_code, result.stderr) == (2, "Error: stop here\n")
     expected = {"cores": 2, "processes": 2, "memory": "3GB", "walltime": "00:30:00", "queue": "short"}
     assert asked == [expected, {"jobs": 4}, 1, "tcp://a:1", "closed"]
@@ -241,7 +242,7 @@ def test_slurm_is_asked_for_what_the_options_say(run, monkeypatch):
 
 def test_without_slurm_there_is_one_line(refused, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda _: None)
-    refused("run", "sweep.toml", "--store", "s.zarr", "--slurm", 1, says="There is no sbatch here: SLURM ")
+    refused("run", "sweep.toml", "--store", "s.sweep", "--slurm", 1, says="There is no sbatch here. Nearest: ")
 
 
 # status.
@@ -256,15 +257,12 @@ def test_status_of_a_finished_sweep(run, store):
 
 def test_status_of_a_sweep_that_runs_in_another_process(run, tmp_path):
     """And its data, from here; the rate is that of the clock."""
-    path, program = tmp_path / "s.zarr", str(Path(__file__).parents[1] / "sweep_program.py")
+    path, program = tmp_path / "s.sweep", str(Path(__file__).parents[1] / "sweep_program.py")
     process = subprocess.Popen([sys.executable, program, str(path), "600", "4000"], env=environment())
     try:
         wait_until(lambda: done_cells(path) >= 20)
         first = dict(rows(run("status", path).stdout))
         loaded = lf.load_sweep(path)
-        with xr.open_zarr(path) as data:  # what is gathered by now
-            marks = data["status"].load()  # before the results: more of them may be there, but not fewer
-            means = data["overlap_mean"].load()
         wait_until(lambda: done_cells(path) >= 60)
         second = dict(rows(run("status", path).stdout))
     finally:
@@ -278,7 +276,7 @@ def test_status_of_a_sweep_that_runs_in_another_process(run, tmp_path):
     assert re.fullmatch(r"\d+ (s|min)", second["time left, at this rate"])
     finished = loaded["status"].values == 1
     assert finished.sum() >= done[0]
-    assert np.isfinite(means.values[marks.values == 1]).all()
+    assert np.isfinite(loaded["overlap_mean"].values[finished]).all()
     expected = compute_sweep(slow_sweep(10), progress=False)["overlap_mean"].values
     assert finished[:10].any()
     assert values_equal(loaded["overlap_mean"].values[:10][finished[:10]], expected[finished[:10]])
@@ -291,7 +289,7 @@ def test_durations_are_for_people():
 
 
 @pytest.mark.parametrize("command", [("status",), ("show",), ("export", "out.nc")], ids=str)
-@pytest.mark.parametrize("path", ["nothing.zarr", "sweep.toml", "."])
+@pytest.mark.parametrize("path", ["nothing.sweep", "sweep.toml", "."])
 def test_what_is_no_store_is_refused_in_one_line(refused, command, path):
     refused(command[0], path, *command[1:], says=f"{path} is not the store of a sweep.")
 
@@ -319,8 +317,8 @@ def test_show_at_a_place(run, store):
 
 
 def test_a_long_table_is_thinned_out(run, tmp_path):
-    run_here(sweep({"seed": list(range(100))}, keep={"moments": True}), tmp_path / "s.zarr")
-    output = run("show", "s.zarr").stdout
+    run_here(sweep({"seed": list(range(100))}, keep={"moments": True}), tmp_path / "s.sweep")
+    output = run("show", "s.sweep").stdout
     found = rows(output)[1:]
     assert len(found) == 34 <= ROWS
     assert [int(row[0]) for row in found] == list(range(0, 100, 3))
@@ -358,8 +356,8 @@ def test_show_draws_curves_and_maps(run, store, tmp_path):
     assert result.exit_code == 0, result.output
     assert result.stdout.endswith("Wrote curves.png\n")
     over = {"dim": list(range(3, 4 + MOST_CURVES)), "beta": [0.1 * k for k in range(9)]}
-    run_here(sweep(over, keep={"moments": True}), tmp_path / "map.zarr")
-    assert run("show", "map.zarr", "--out", "map.png").exit_code == 0
+    run_here(sweep(over, keep={"moments": True}), tmp_path / "map.sweep")
+    assert run("show", "map.sweep", "--out", "map.png").exit_code == 0
     assert drawn("curves.png") > 20
     assert drawn("map.png") > 40
     words = ("show", store, "--variable", "probability", "--at", "dim=4", "--out", "words.svg")
@@ -404,7 +402,7 @@ def test_export_has_all_arrays(run, store, name):
 
 
 def test_export_as_a_table(run, tmp_path):
-    path = tmp_path / "s.zarr"
+    path = tmp_path / "s.sweep"
     run_here(sweep(keep={"moments": True}), path)
     assert run("export", path, "out.csv").exit_code == 0
     with open("out.csv", newline="") as file:
@@ -424,20 +422,20 @@ def test_export_refuses_other_endings(refused, store, name):
 
 
 def test_export_refuses_what_netcdf_cannot_hold(refused, run, tmp_path):
-    run_here(sweep({"seed": [1, 2**62]}, keep={"moments": True}), tmp_path / "s.zarr")
-    refused("export", "s.zarr", "out.nc", says="seed does not fit NetCDF's whole numbers; use .zarr.")
-    assert run("export", "s.zarr", "out.zarr").exit_code == 0
+    run_here(sweep({"seed": [1, 2**62]}, keep={"moments": True}), tmp_path / "s.sweep")
+    refused("export", "s.sweep", "out.nc", says="seed does not fit NetCDF's whole numbers; use .zarr.")
+    assert run("export", "s.sweep", "out.zarr").exit_code == 0
     assert lf.load("out.zarr")["seed"].values.tolist() == [1, 2**62]
 
 
 def test_export_of_a_sweep_with_dotted_axes_and_words(run, tmp_path):
     description = sweep({"start.overlap": [0.1, 0.2], "values": ["gaussian", "uniform"]}, keep={"moments": True})
-    run_here(description, tmp_path / "s.zarr")
+    run_here(description, tmp_path / "s.sweep")
     for name in ("out.nc", "out.zarr", "out.csv"):
-        assert run("export", "s.zarr", name).exit_code == 0
+        assert run("export", "s.sweep", name).exit_code == 0
     data = lf.load("out.nc")
     assert data["values"].values.tolist() == ["gaussian", "uniform"]
-    assert values_equal(data["overlap_mean"], lf.load_sweep("s.zarr")["overlap_mean"])
+    assert values_equal(data["overlap_mean"], lf.load_sweep("s.sweep")["overlap_mean"])
 
 
 def test_help_has_every_command(run):

@@ -28,10 +28,11 @@ from sweep_grids import (
     assert_complete,
     assert_same_bits,
     assert_same_numbers,
+    cell_path,
     cells_written,
     done_cells,
     environment,
-    flip_value,
+    flip,
     run,
     set_trap,
     slow_sweep,
@@ -75,16 +76,16 @@ def pids(cluster):
 
 
 def test_a_cluster_gives_the_bits_of_one_process(cluster, tmp_path):
-    run(sweep(), tmp_path / "one.zarr")
-    report = on(cluster, sweep(), tmp_path / "cluster.zarr", shuffle=True)
+    run(sweep(), tmp_path / "one.sweep")
+    report = on(cluster, sweep(), tmp_path / "cluster.sweep", shuffle=True)
     assert (report.done, report.failed, report.skipped) == (6, 0, 0)
-    assert_same_bits(tmp_path / "cluster.zarr", tmp_path / "one.zarr")
-    assert_complete(tmp_path / "cluster.zarr", 6)
-    before = written(tmp_path / "cluster.zarr")
-    flip_value(tmp_path / "cluster.zarr", "overlap", (0, 2))
-    assert on(cluster, sweep(), tmp_path / "cluster.zarr").skipped == 5
-    assert cells_written(before, written(tmp_path / "cluster.zarr")) == [(0, 2)]
-    assert_same_bits(tmp_path / "cluster.zarr", tmp_path / "one.zarr")
+    assert_same_bits(tmp_path / "cluster.sweep", tmp_path / "one.sweep")
+    assert_complete(tmp_path / "cluster.sweep", 6)
+    before = written(tmp_path / "cluster.sweep")
+    flip(cell_path(tmp_path / "cluster.sweep", (0, 2)))
+    assert on(cluster, sweep(), tmp_path / "cluster.sweep").skipped == 5
+    assert cells_written(before, written(tmp_path / "cluster.sweep")) == [(0, 2)]
+    assert_same_bits(tmp_path / "cluster.sweep", tmp_path / "one.sweep")
 
 
 def stores_opened():
@@ -98,7 +99,7 @@ def test_the_cells_are_computed_by_both_workers_and_not_here(cluster, tmp_path, 
     monkeypatch.setattr("limitformer.sweep.work.compute", lambda *_, **__: pytest.fail("computed here"))
     with Client(cluster.scheduler_address, set_as_default=False) as client:
         before = client.run(stores_opened)
-        assert run(slow_sweep(CELLS), tmp_path / "s.zarr", cluster=client).done == CELLS
+        assert run(slow_sweep(CELLS), tmp_path / "s.sweep", cluster=client).done == CELLS
         after = client.run(stores_opened)
         assert {worker: after[worker] - before[worker] for worker in after} == dict.fromkeys(before, 1)
         assert client.status == "running", "a client that was given is not closed"
@@ -107,7 +108,7 @@ def test_the_cells_are_computed_by_both_workers_and_not_here(cluster, tmp_path, 
 
 def test_a_sweep_moves_between_engines(cluster, whole, tmp_path):
     """Begun in this process, on a cluster, on processes, and extended each time: the bits of one process."""
-    path, seeds = tmp_path / "s.zarr", list(range(CELLS))
+    path, seeds = tmp_path / "s.sweep", list(range(CELLS))
 
     def part(count):
         return sweep({"seed": seeds[:count]}, keep={"moments": True}, samples=4000, horizon=20.0)
@@ -120,7 +121,7 @@ def test_a_sweep_moves_between_engines(cluster, whole, tmp_path):
 
 def test_killed_workers_change_nothing(cluster, whole, tmp_path):
     """Dask replaces them; their cells are handed out again."""
-    path, killed, over, chance = tmp_path / "s.zarr", [], threading.Event(), random.Random(0)
+    path, killed, over, chance = tmp_path / "s.sweep", [], threading.Event(), random.Random(0)
 
     def kill():
         for count in (3, 14):
@@ -155,13 +156,13 @@ def nannies(cluster):
 def test_cells_that_fail_are_recorded_and_the_others_go_on(cluster, tmp_path):
     """A value that only the run refuses: too large for the memory."""
     description = sweep({"tokens": [2, 10**7, 3]}, keep={"moments": True})
-    report = on(cluster, description, tmp_path / "s.zarr")
+    report = on(cluster, description, tmp_path / "s.sweep")
     assert (report.done, report.failed, list(report.errors)) == (2, 1, [(1,)])
     assert "GiB, more than is free" in report.errors[(1,)]
 
 
 def test_a_cell_that_kills_its_worker_is_given_up_and_the_rest_goes_on(tmp_path, monkeypatch):
-    path = tmp_path / "s.zarr"
+    path = tmp_path / "s.sweep"
     with monkeypatch.context() as patch, dask.config.set({"distributed.scheduler.allowed-failures": 0}):
         set_trap(tmp_path, patch, exit=0.5)
         made = local_cluster(1)
@@ -173,13 +174,13 @@ def test_a_cell_that_kills_its_worker_is_given_up_and_the_rest_goes_on(tmp_path,
     assert report.errors[(1,)].startswith("workers died in this cell: Attempted to run task ")
     assert lf.load_sweep(path)["status"].values.tolist() == [1, 2, 1]
     assert run(sweep(BETAS), path).done == 3
-    run(sweep(BETAS), tmp_path / "whole.zarr")
-    assert_same_bits(path, tmp_path / "whole.zarr")
+    run(sweep(BETAS), tmp_path / "whole.sweep")
+    assert_same_bits(path, tmp_path / "whole.sweep")
 
 
 def test_a_scheduler_that_is_killed_is_one_error_and_the_store_goes_on(whole, tmp_path, capfd):
     """One that somebody else has started, at an address."""
-    path, port = tmp_path / "s.zarr", free_port()
+    path, port = tmp_path / "s.sweep", free_port()
     address, quiet = f"tcp://127.0.0.1:{port}", {"env": environment(), "stderr": subprocess.DEVNULL}
     start = [sys.executable, "-m"]
     host = ["--host", "127.0.0.1", "--port", str(port), "--no-dashboard"]
@@ -201,7 +202,7 @@ def test_a_scheduler_that_is_killed_is_one_error_and_the_store_goes_on(whole, tm
     thread = threading.Thread(target=kill)
     thread.start()
     try:
-        with pytest.raises(InputError, match=r"^The cluster has dropped the work .*start it again\.$") as raised:
+        with pytest.raises(InputError, match=r"^The cluster has cancelled the work .*start it again\.$") as raised:
             run(slow_sweep(CELLS), path, cluster=address)
     finally:
         thread.join()
@@ -214,7 +215,7 @@ def test_a_scheduler_that_is_killed_is_one_error_and_the_store_goes_on(whole, tm
 
 
 def test_a_folder_that_is_gone_is_one_error(cluster, tmp_path):
-    path = tmp_path / "s.zarr"
+    path = tmp_path / "s.sweep"
 
     def remove():
         wait_until(lambda: done_cells(path) >= 3)
@@ -236,18 +237,18 @@ def test_workers_that_run_other_code_refuse(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr("limitformer.sweep.opening.code", lambda: {**code(), "version": "9.9", "sources": "0" * 16})
     says = r"begun by other code \(version 9\.9 there, .* here; sources 0000000000000000"
     with pytest.raises(InputError, match=says):
-        on(cluster, sweep(BETAS), tmp_path / "s.zarr")
-    assert done_cells(tmp_path / "s.zarr") == 0
+        on(cluster, sweep(BETAS), tmp_path / "s.sweep")
+    assert done_cells(tmp_path / "s.sweep") == 0
 
 
 def test_workers_must_see_the_store(cluster, tmp_path, monkeypatch, nobody_may_work):
     """As on a machine with another disk: what the workers look at is not ours."""
     monkeypatch.setattr(cluster_module, "sees", lambda path, word: Path(path, "other disk", word).exists())
     with pytest.raises(InputError) as raised:
-        on(cluster, sweep(BETAS), tmp_path / "s.zarr")
-    expected = f"The cluster's workers do not see {tmp_path}/s.zarr; the store must lie on a disk that they share."
+        on(cluster, sweep(BETAS), tmp_path / "s.sweep")
+    expected = f"The cluster's workers do not see {tmp_path}/s.sweep; the store must lie on a disk that they share."
     assert str(raised.value) == expected
-    assert list((tmp_path / "s.zarr").rglob("*.unfinished")) == []
+    assert list((tmp_path / "s.sweep").rglob("*.unfinished")) == []
 
 
 # Schedulers that cannot be reached.
@@ -258,7 +259,7 @@ def test_a_scheduler_that_cannot_be_reached_is_one_error_before_any_work(tmp_pat
     monkeypatch.setattr(cluster_module, "CONNECT_SECONDS", 0.3)
     address = address.format(port=free_port())
     with pytest.raises(InputError) as raised:
-        run(sweep(), tmp_path / "s.zarr", cluster=address)
+        run(sweep(), tmp_path / "s.sweep", cluster=address)
     assert str(raised.value).startswith(f"No Dask scheduler answers at {address}: ")
     assert "\n" not in str(raised.value)
     assert list(tmp_path.iterdir()) == []
@@ -272,8 +273,8 @@ def test_a_scheduler_that_accepts_and_never_speaks_is_one_error_before_any_work(
         mute.listen()
         address = f"tcp://127.0.0.1:{mute.getsockname()[1]}"
         with pytest.raises(InputError) as raised:
-            run(sweep(), tmp_path / "s.zarr", cluster=address)
-    assert str(raised.value) == f"No Dask scheduler answers at {address}: nothing was said in 0.5 s."
+            run(sweep(), tmp_path / "s.sweep", cluster=address)
+    assert str(raised.value) == f"No Dask scheduler answers at {address}: no answer in 0.5 s."
     assert list(tmp_path.iterdir()) == []
 
 
@@ -283,7 +284,7 @@ def test_a_scheduler_without_workers_is_one_error(tmp_path, monkeypatch):
         made = local_cluster(0)
     try:
         with pytest.raises(InputError) as raised, Client(made, set_as_default=False) as client:
-            run(sweep(), tmp_path / "s.zarr", cluster=client)
+            run(sweep(), tmp_path / "s.sweep", cluster=client)
         assert str(raised.value) == f"The scheduler at {made.scheduler_address} has no worker that answers."
     finally:
         made.close()
@@ -296,18 +297,18 @@ def test_clients_are_closed_whatever_happens(cluster, tmp_path):
         with Client(cluster.scheduler_address, set_as_default=False) as client:
             return client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.clients))
 
-    run(sweep(BETAS), tmp_path / "s.zarr")
+    run(sweep(BETAS), tmp_path / "s.sweep")
     before = clients()
-    assert on(cluster, sweep(BETAS), tmp_path / "s.zarr").skipped == 3
+    assert on(cluster, sweep(BETAS), tmp_path / "s.sweep").skipped == 3
     with pytest.raises(InputError, match="belongs to another sweep"):
-        on(cluster, sweep(BETAS, seed=9), tmp_path / "s.zarr")
+        on(cluster, sweep(BETAS, seed=9), tmp_path / "s.sweep")
     assert clients() == before
 
 
 def test_without_the_extra_the_message_names_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'limitformer\[cluster\]'"):
-        run(sweep(), tmp_path / "s.zarr", cluster="tcp://127.0.0.1:8786")
+        run(sweep(), tmp_path / "s.sweep", cluster="tcp://127.0.0.1:8786")
     monkeypatch.setitem(sys.modules, "dask_jobqueue.slurm", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'limitformer\[cluster\]'"):
         slurm_cluster(1, 2, "4GB", "00:10:00")

@@ -231,7 +231,7 @@ REFUSED = {
         "Cell dim = 4, beta = 0.0: A model on the sphere needs a horizon: how many units of time.",
     ),
     "option": (lambda: sweep(horzon=1.0), "Cell dim = 4, beta = 0.0: A chain on the sphere has no option horzon; it"),
-    "reserved": (lambda: sweep(threads=2, chunk=8), "A sweep chooses chunk, threads by itself; leave it out."),
+    "reserved": (lambda: sweep(threads=2, chunk=8), "A sweep sets chunk, threads itself; leave it out."),
     "as": (lambda: sweep(**{"as": "network"}), '"as" must be "chain" or "limit"; got \'network\'.'),
     "record": (lambda: sweep(record="first"), 'record must be "last", "all" or a list; got \'first\'.'),
     "reduction": (lambda: sweep(keep={"moment": True}), "A sweep's keep has no field 'moment'. Nearest: moments."),

@@ -23,11 +23,7 @@ from limitformer.sweep import opening
 from limitformer.sweep import work as work_module
 from limitformer_papers import making
 from limitformer_papers.common.grids import on_grid
-from sweep_grids import (
-    files,
-    run,
-    sweep,
-)
+from sweep_grids import assert_complete, files, run, sweep
 
 NEAREST = "Nearest: wait until it has ended, or another folder."
 
@@ -109,11 +105,11 @@ def test_a_lock_that_cannot_be_made_is_refused(tmp_path):
 
 def test_a_second_run_is_refused_and_touches_nothing(tmp_path, monkeypatch):
     """Whatever it wants to do: also to a store that is complete."""
-    path = tmp_path / "s.zarr"
+    path = tmp_path / "s.sweep"
     run(sweep(), path)
     (path / "cells" / "0123456789abcdef.unfinished").write_bytes(b"a cell that the first one is writing")
     monkeypatch.setattr(work_module, "compute", lambda *_, **__: pytest.fail("work was done"))
-    with only_one(path / "cells" / "lock", str(path)):
+    with only_one(path / "lock", str(path)):
         before = files(path)
         for description, options in (
             (sweep(), {}),
@@ -127,19 +123,19 @@ def test_a_second_run_is_refused_and_touches_nothing(tmp_path, monkeypatch):
     assert run(sweep(), path).skipped == 6
 
 
-def test_two_that_begin_a_store_at_the_same_time(tmp_path, monkeypatch):
-    """One makes it while the other is about to: then it is gone on with."""
-    path, honest = tmp_path / "s.zarr", Path.rename
+def test_two_runs_that_begin_a_store_at_the_same_time_share_it(tmp_path, monkeypatch):
+    """The second one makes the store and ends while the first one is about to make it."""
+    path, honest = tmp_path / "s.sweep", opening.kinds_of
 
-    def rename(beside, target):
-        if not target.exists():
-            monkeypatch.setattr(Path, "rename", honest)
+    def meanwhile(description):
+        with monkeypatch.context() as patch:
+            patch.setattr(opening, "kinds_of", honest)
             run(sweep(), path)
-        return honest(beside, target)
+        return honest(description)
 
-    monkeypatch.setattr(Path, "rename", rename)
+    monkeypatch.setattr(opening, "kinds_of", meanwhile)
     assert run(sweep(), path).skipped == 6
-    assert [one.name for one in tmp_path.iterdir()] == ["s.zarr"]
+    assert_complete(path, 6)
 
 
 # Places.
@@ -156,26 +152,25 @@ def refuse_to_write(monkeypatch, code):
     """Refuse writes as a disk that is mounted read-only does; nothing is patched that reads."""
     refuse_to_lock(monkeypatch, code)
     monkeypatch.setattr("limitformer.sweep.store.write_whole", lambda *_, **__: pytest.fail("it was written"))
-    monkeypatch.setattr("limitformer.sweep.metadata.write_whole", lambda *_, **__: pytest.fail("it was written"))
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC], ids=errno.errorcode.get)
 def test_a_complete_store_needs_no_writing(tmp_path, monkeypatch, code):
-    run(sweep({"beta": [0.0, 1.0]}), tmp_path / "s.zarr")
-    before = files(tmp_path / "s.zarr")
+    run(sweep({"beta": [0.0, 1.0]}), tmp_path / "s.sweep")
+    before = files(tmp_path / "s.sweep")
     refuse_to_write(monkeypatch, code)
-    report = run(sweep({"beta": [0.0, 1.0]}), tmp_path / "s.zarr")
+    report = run(sweep({"beta": [0.0, 1.0]}), tmp_path / "s.sweep")
     assert (report.done, report.skipped, report.failed) == (2, 2, 0)
     with pytest.raises(InputError) as raised:
-        run(sweep({"beta": [0.0, 1.0, 2.0]}), tmp_path / "s.zarr", extend=True)
-    says = f"Cannot write the store {tmp_path}/s.zarr: {os.strerror(code)}. 1 cells are missing."
+        run(sweep({"beta": [0.0, 1.0, 2.0]}), tmp_path / "s.sweep", extend=True)
+    says = f"Cannot write the store {tmp_path}/s.sweep: {os.strerror(code)}. 1 cells are missing."
     assert str(raised.value) == says
-    assert files(tmp_path / "s.zarr") == before
+    assert files(tmp_path / "s.sweep") == before
 
 
 def test_a_store_that_the_system_keeps_from_writing(tmp_path):
     """Through permissions, which root does not feel: then it is simply complete."""
-    path = tmp_path / "s.zarr"
+    path = tmp_path / "s.sweep"
     run(sweep({"beta": [0.0]}), path)
     folders = [path, *(one for one in path.rglob("*") if one.is_dir())]
     for folder in folders:
@@ -189,10 +184,10 @@ def test_a_store_that_the_system_keeps_from_writing(tmp_path):
 
 
 ADDRESSES = [
-    "s3://bucket/s.zarr",
-    "gs://bucket/s.zarr",
-    "file:///tmp/s.zarr",
-    "https://host/s.zarr",
+    "s3://bucket/s.sweep",
+    "gs://bucket/s.sweep",
+    "file:///tmp/s.sweep",
+    "https://host/s.sweep",
     Path("s3://bucket/s"),
 ]
 
@@ -211,7 +206,7 @@ def test_an_address_is_refused_and_no_folder_of_its_name_is_made(tmp_path, monke
 @pytest.mark.parametrize("command", ["run", "status", "show", "export", "out"])
 def test_an_address_on_the_command_line_is_one_line(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
-    run(sweep({"beta": [0.0]}), "s.zarr")
+    run(sweep({"beta": [0.0]}), "s.sweep")
     (tmp_path / "sweep.toml").write_text(
         '[model]\nkind = "StochasticTransformer"\ntokens = 2\ndim = 4\nbeta = 1.0\nlayers_per_unit_time = 20\n'
         "[over]\nbeta = [0.0]\n[simulate]\nsamples = 12\nhorizon = 1.0\n"
@@ -222,7 +217,7 @@ def test_an_address_on_the_command_line_is_one_line(tmp_path, monkeypatch, comma
         "status": ["status", "s3://a/b"],
         "show": ["show", "s3://a/b"],
         "export": ["export", "s3://a/b", "out.nc"],
-        "out": ["export", "s.zarr", "s3://a/out.nc"],
+        "out": ["export", "s.sweep", "s3://a/out.nc"],
     }
     result = CliRunner().invoke(app, ["sweep", *arguments[command]])
     assert result.exit_code == 2
@@ -245,11 +240,11 @@ def test_names_as_long_as_a_name_can_be(tmp_path):
 
 def test_links(tmp_path):
     """A store behind a link is the store: one lock, also if it is made through the link."""
-    (tmp_path / "link").symlink_to(tmp_path / "deep" / "s.zarr")
+    (tmp_path / "link").symlink_to(tmp_path / "deep" / "s.sweep")
     run(sweep({"beta": [0.0]}), tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
-    assert run(sweep({"beta": [0.0]}), tmp_path / "deep" / "s.zarr").skipped == 1
-    with only_one(tmp_path / "deep" / "s.zarr" / "cells" / "lock", "it"), pytest.raises(InputError, match="in use by"):
+    assert run(sweep({"beta": [0.0]}), tmp_path / "deep" / "s.sweep").skipped == 1
+    with only_one(tmp_path / "deep" / "s.sweep" / "lock", "it"), pytest.raises(InputError, match="in use by"):
         run(sweep({"beta": [0.0]}), tmp_path / "link")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for use in (lambda: run(sweep(), tmp_path / "loop"), lambda: lf.load_sweep(tmp_path / "loop")):
@@ -324,12 +319,9 @@ def test_the_line_on_the_command_line(tmp_path):
     assert re.fullmatch("Error: " + ours(f"Figure ct-fig6 in {tmp_path}") + rf".* {NEAREST}\n", result.stderr)
 
 
-def test_a_store_of_an_older_format_is_made_anew_by_a_figure(tmp_path, figure):
-    """It is a figure's own, and nobody's results."""
+def test_figure_replaces_its_own_store_of_an_older_version(tmp_path, figure):
     store = tmp_path / ".ct-fig6.sweeps" / "grid"
     store.mkdir(parents=True)
-    (store / "zarr.json").write_text('{"attributes": {"sweep": {"format": 1}}}')
-    with pytest.raises(opening.OtherSweepError, match="has the format 1 of a sweep's store; this version reads 2"):
-        run(sweep(), store)
+    (store / "zarr.json").write_text('{"attributes": {"sweep": {"format": 2}}}')
     making.make("ct-fig6", scale="quick", out=tmp_path)
     assert not store.exists()

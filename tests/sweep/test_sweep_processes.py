@@ -25,11 +25,12 @@ from sweep_grids import (
     alive,
     assert_complete,
     assert_same_bits,
+    cell_path,
     cells_written,
     children,
     done_cells,
     environment,
-    flip_value,
+    flip,
     run,
     set_trap,
     slow_sweep,
@@ -82,23 +83,23 @@ def killer(path, at):
 
 def test_two_processes_in_random_order_give_the_bits_of_one(tmp_path):
     """With several reductions and axes; then one chunk is damaged, and its cell alone is computed again."""
-    run(sweep(), tmp_path / "one.zarr")
-    report = on_two(sweep(), tmp_path / "two.zarr", shuffle=True)
+    run(sweep(), tmp_path / "one.sweep")
+    report = on_two(sweep(), tmp_path / "two.sweep", shuffle=True)
     assert (report.done, report.failed, report.skipped) == (6, 0, 0)
-    assert_same_bits(tmp_path / "two.zarr", tmp_path / "one.zarr")
-    assert_complete(tmp_path / "two.zarr", 6)
-    before = written(tmp_path / "two.zarr")
-    flip_value(tmp_path / "two.zarr", "probability", (1, 1))
-    assert on_two(sweep(), tmp_path / "two.zarr").skipped == 5
-    assert cells_written(before, written(tmp_path / "two.zarr")) == [(1, 1)]
-    assert_same_bits(tmp_path / "two.zarr", tmp_path / "one.zarr")
+    assert_same_bits(tmp_path / "two.sweep", tmp_path / "one.sweep")
+    assert_complete(tmp_path / "two.sweep", 6)
+    before = written(tmp_path / "two.sweep")
+    flip(cell_path(tmp_path / "two.sweep", (1, 1)))
+    assert on_two(sweep(), tmp_path / "two.sweep").skipped == 5
+    assert cells_written(before, written(tmp_path / "two.sweep")) == [(1, 1)]
+    assert_same_bits(tmp_path / "two.sweep", tmp_path / "one.sweep")
 
 
 # Kills.
 
 
 def test_killed_workers_change_nothing(whole, tmp_path):
-    path = tmp_path / "s.zarr"
+    path = tmp_path / "s.sweep"
     with killer(path, at=(2, 15)) as killed:
         report = on_two(slow_sweep(CELLS), path)
     assert len(set(killed)) == 2
@@ -109,7 +110,7 @@ def test_killed_workers_change_nothing(whole, tmp_path):
 
 def test_a_killed_parent_takes_its_workers_along_and_the_store_goes_on(whole, tmp_path):
     """And while it lives, nobody else may: the line names it."""
-    path = tmp_path / "s.zarr"
+    path = tmp_path / "s.sweep"
     program = [
         sys.executable,
         "-W",
@@ -144,7 +145,7 @@ def test_a_killed_parent_takes_its_workers_along_and_the_store_goes_on(whole, tm
 
 def test_a_cell_that_kills_its_worker_or_fails_is_given_up_and_the_rest_goes_on(tmp_path, monkeypatch):
     """With `exit`, as a crash in a library would; after that it is an ordinary failed cell."""
-    path = tmp_path / "s.zarr"
+    path = tmp_path / "s.sweep"
     with monkeypatch.context() as patch:
         set_trap(tmp_path, patch, exit=0.5, **{"raise": 1.0})
         patch.setattr(processes, "PATIENCE", 0)
@@ -154,8 +155,8 @@ def test_a_cell_that_kills_its_worker_or_fails_is_given_up_and_the_rest_goes_on(
     assert lf.load_sweep(path)["status"].values.tolist() == [1, 2, 2]
     assert run(sweep(BETAS), path, retry_failed=False).failed == 2
     assert run(sweep(BETAS), path).done == 3
-    run(sweep(BETAS), tmp_path / "whole.zarr")
-    assert_same_bits(path, tmp_path / "whole.zarr")
+    run(sweep(BETAS), tmp_path / "whole.sweep")
+    assert_same_bits(path, tmp_path / "whole.sweep")
 
 
 def test_patience_outlasts_random_kills_and_ends():
@@ -171,10 +172,10 @@ def test_workers_that_cannot_start_are_one_error(tmp_path, monkeypatch):
     with pytest.raises(
         InputError, match=r"^Every worker process exits during start-up \(exit code 3\)\. In a script, "
     ) as raised:
-        on_two(sweep(BETAS), tmp_path / "s.zarr")
+        on_two(sweep(BETAS), tmp_path / "s.sweep")
     assert "\n" not in str(raised.value)
     monkeypatch.delenv("SWEEP_TRAP")
-    report = run(sweep(BETAS), tmp_path / "s.zarr")
+    report = run(sweep(BETAS), tmp_path / "s.sweep")
     assert (report.done, report.skipped) == (3, 0)
 
 
@@ -196,8 +197,8 @@ def test_a_file_that_cannot_be_written_is_one_error_and_the_store_resumes(tmp_pa
     """The system itself refuses here: the covariances of a cell are larger than a file may be."""
     settings = {"samples": 5000, "seed": 1, "start": {"tokens": 3}}
     description = lf.Sweep(NETWORK, over={"gamma": [0.1, 0.2, 0.3, 0.4]}, simulate=settings, reduce={"samples": True})
-    path = tmp_path / "s.zarr"
-    run(description, tmp_path / "whole.zarr")  # also compiles, and compiled kernels are larger files
+    path = tmp_path / "s.sweep"
+    run(description, tmp_path / "whole.sweep")  # also compiles, and compiled kernels are larger files
     with file_size_limit(200_000), pytest.raises(InputError) as raised:
         on_two(description, path)
     expected = f"Cannot write the store {path}: File too large. What is finished stays; start it again."
@@ -205,14 +206,14 @@ def test_a_file_that_cannot_be_written_is_one_error_and_the_store_resumes(tmp_pa
     assert list(path.rglob("*.unfinished")) == []
     assert run(description, path).done == 4
     assert_complete(path, 4)
-    assert_same_bits(path, tmp_path / "whole.zarr")
+    assert_same_bits(path, tmp_path / "whole.sweep")
 
 
 # Ctrl-C.
 
 
 def test_ctrl_c_ends_the_workers_and_the_store_goes_on(whole, tmp_path):
-    path = tmp_path / "s.zarr"
+    path = tmp_path / "s.sweep"
 
     def interrupt():
         wait_until(lambda: done_cells(path) >= 5)
@@ -232,8 +233,8 @@ def test_ctrl_c_ends_the_workers_and_the_store_goes_on(whole, tmp_path):
 
 def test_workers_are_deaf_to_ctrl_c_from_the_start(tmp_path):
     """A terminal sends it to them as well; they would say so in many lines."""
-    run(sweep(BETAS), tmp_path / "s.zarr")
-    group = pool_of(Job(str(tmp_path / "s.zarr"), 0, threads=1, tries=1, any_version=False), 1)
+    run(sweep(BETAS), tmp_path / "s.sweep")
+    group = pool_of(Job(str(tmp_path / "s.sweep"), 0, threads=1, tries=1, any_version=False), 1)
     try:
         pid = group.start(0).process.pid
         facts = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
@@ -276,7 +277,7 @@ def test_ctrl_c_on_the_command_line_is_one_line_and_130(tmp_path, cells):
         "[over]\nseed = { start = 0, stop = 399, step = 1 }\n"
         "[simulate]\nsamples = 4000\nhorizon = 20.0\n"
     )
-    path = tmp_path / "s.zarr"
+    path = tmp_path / "s.sweep"
     command = [sys.executable, "-m", "limitformer", "sweep", "run", str(file), "--store", str(path), "--workers", "2"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, env=environment(), start_new_session=True, **pipes)

@@ -276,9 +276,9 @@ def test_wilson_is_not_clopper_and_pearson():
 @pytest.mark.parametrize(
     ("keep", "base", "simulate", "says"),
     [
-        ({"stopping_times": True}, PAIR, {"horizon": 1.0}, "keep stopping_times: Stopping times are those of a cov"),
+        ({"stopping_times": True}, PAIR, {"horizon": 1.0}, "keep stopping_times: Stopping times need a covariance."),
         ({"stopping_times": True}, NETWORK, {"start": TABLE}, "keep stopping_times: Stopping times need more than"),
-        ({"exits": True}, PAIR, {"horizon": 1.0}, "keep exits: Exits are those of a covariance"),
+        ({"exits": True}, PAIR, {"horizon": 1.0}, "keep exits: Exits need a covariance"),
         ({"outcomes": True}, NETWORK, {"start": TABLE}, "keep outcomes: outcomes needs overlaps or outcomes"),
         ({"ks": True}, PAIR, {"horizon": 1.0, "as": "limit"}, "keep ks: limit needs a model; got TokenLimit."),
     ],

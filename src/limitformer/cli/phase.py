@@ -25,7 +25,7 @@ from limitformer.cli.sphere_options import (
 if TYPE_CHECKING:
     import xarray as xr
 
-GRID, MODEL, RUN = "Grid: values and ranges start:stop:step, with commas between", "Model", "Simulation"
+GRID, MODEL, RUN = "Grid: values and ranges start:stop:step, separated by commas", "Model", "Simulation"
 ROWS = 60  # of the table, at most
 
 
@@ -63,18 +63,18 @@ def phase(
     horizon: Annotated[float, typer.Option(help="Units of time T: L·T layers.", rich_help_panel=RUN)] = 100.0,
     samples: Annotated[int, typer.Option(help="Independent networks in a cell.", rich_help_panel=RUN)] = 2000,
     tolerance: Annotated[
-        float, typer.Option(help="How near to ±1 an overlap counts as arrived.", rich_help_panel=RUN)
+        float, typer.Option(help="Distance from ±1 at which an overlap has arrived.", rich_help_panel=RUN)
     ] = 1e-3,
     early_stop: Annotated[
         float,
-        typer.Option(help="Chance of a return at which a replica stops; 0: none stops.", rich_help_panel=RUN),
+        typer.Option(help="Probability of a return below which a replica stops; 0: none stops.", rich_help_panel=RUN),
     ] = 1e-9,
     seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same numbers.", rich_help_panel=RUN)] = 0,
     threads: Annotated[int | None, typer.Option(help="Threads.", rich_help_panel=RUN, show_default="all cores")] = None,
     store: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of a sweep's store, in which an interrupted diagram goes on.",
+            help="Folder of a sweep's store, with which an interrupted diagram resumes.",
             rich_help_panel=RUN,
             show_default="none",
         ),
@@ -112,20 +112,20 @@ def phase(
                 threads=threads,
                 store=store,
             )
-        written = [] if out is None else write(data, out)
+        paths = [] if out is None else write(data, out)
         screen.print(table_of(data), crop=False)
-        if written:
-            print_plain("Wrote " + ", ".join(map(str, written)))
+        if paths:
+            print_plain("Wrote " + ", ".join(map(str, paths)))
 
 
 def check_run(layers: int, early_stop: float) -> None:
-    """`InputError` about the options that are called otherwise, or mean something else, in the library."""
+    """Raise `InputError` about options whose name or meaning differs from the library's."""
     require(layers >= 1, f"--layers must be at least 1; got {layers}.")
     require(0 <= early_stop < 1, f"--early-stop must be at least 0 (never) and below 1; got {early_stop:g}.")
 
 
 def grid_of(dim: str, beta: str, epsilon: str | None, tokens: str) -> dict[str, Any]:
-    """The values of each field that is varied or set."""
+    """Return the values of each field that is varied or set."""
     grid: dict[str, Any] = {"tokens": parse_counts("tokens", tokens), "dim": parse_counts("dim", dim)}
     if epsilon is not None:
         grid["epsilon"] = parse_grid("epsilon", epsilon)
@@ -137,17 +137,17 @@ def grid_of(dim: str, beta: str, epsilon: str | None, tokens: str) -> dict[str, 
 
 
 def table_of(data: "xr.Dataset") -> Table:
-    """One row a cell, thinned out evenly if there are too many; never narrower than its numbers."""
+    """Return a table with a row for each cell, evenly thinned if there are more than `ROWS`."""
     import numpy as np
 
     axes = [str(axis) for axis in data["exact"].dims if data.sizes[axis] > 1] or ["beta"]
     fixed = [f"{axis} = {data[axis].item():.10g}" for axis in data["exact"].dims if axis not in axes]
     data = data.squeeze([str(axis) for axis in data["exact"].dims if axis not in axes])
     cells = list(np.ndindex(data["exact"].shape))
-    shown = [cells[k] for k in np.linspace(0, len(cells) - 1, min(len(cells), ROWS)).round().astype(int)]
+    selection = [cells[k] for k in np.linspace(0, len(cells) - 1, min(len(cells), ROWS)).round().astype(int)]
     title = ", ".join([*fixed, f"{data.attrs['samples']} samples a cell", f"T = {data.attrs['horizon']:g}"])
     table = Table(*axes, "single", "antipodal", "95 % interval", "unresolved", "exact", title=title)
-    for cell in shown:
+    for cell in selection:
         one = data.isel(dict(zip(axes, cell, strict=True)))
         single, antipodal, unresolved = one["probability"].values
         interval = f"{one['low'].values[1]:.4f} … {one['high'].values[1]:.4f}"
@@ -155,8 +155,8 @@ def table_of(data: "xr.Dataset") -> Table:
         row = [f"{one[axis].item():.10g}" for axis in axes]
         numbers = (f"{single:.4f}", f"{antipodal:.4f}", interval, f"{unresolved:.4f}")
         table.add_row(*row, *numbers, "" if np.isnan(exact) else f"{exact:.4f}")
-    if len(shown) < len(cells):
-        table.caption = f"{len(shown)} of {len(cells)} cells; all of them are in the data (--out)"
+    if len(selection) < len(cells):
+        table.caption = f"{len(selection)} of {len(cells)} cells; all of them are in the data (--out)"
     for column in table.columns:
         column.justify, column.no_wrap = "right", True
         column.min_width = max(map(len, [str(column.header), *map(str, column.cells)]))
@@ -164,7 +164,7 @@ def table_of(data: "xr.Dataset") -> Table:
 
 
 def write(data: "xr.Dataset", out: Path) -> list[Path]:
-    """Save data and picture, and return where."""
+    """Save data and picture, and return their paths."""
     from limitformer.base.files import write_whole
     from limitformer.plot import style
     from limitformer.results.storage import save

@@ -1,8 +1,9 @@
 """`limitformer sweep`: run, status, show and export of grids of simulations."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 ROWS = 40  # of a table, at most
 FAILED_CODE = 1  # exit code if cells have failed
-STORE = Annotated[Path, typer.Argument(metavar="STORE", help="Folder of the sweep's Zarr store.")]
+STORE = Annotated[Path, typer.Argument(metavar="STORE", help="The folder of the sweep's store.")]
 
 sweep = typer.Typer(help="Run grids of simulations that can be stopped, resumed, extended and moved to a cluster.")
 
@@ -28,24 +29,24 @@ sweep = typer.Typer(help="Run grids of simulations that can be stopped, resumed,
 @sweep.command("run")
 def run(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="TOML: tables model, over, simulate, keep.")],
-    store: Annotated[Path, typer.Option(help="Folder of the Zarr store; what it has is not computed again.")],
-    workers: Annotated[int | None, typer.Option(help="Processes.", show_default="one a core")] = None,
+    store: Annotated[Path, typer.Option(help="The folder of the store; finished cells in it are not computed again.")],
+    workers: Annotated[int | None, typer.Option(help="Number of processes.", show_default="one per core")] = None,
     cluster: Annotated[
-        str | None, typer.Option(help="Dask scheduler, tcp://…, or 'local' for one with --workers.")
+        str | None, typer.Option(help="Address of a Dask scheduler, tcp://…, or 'local' to start one here.")
     ] = None,
-    slurm: Annotated[int | None, typer.Option(help="SLURM jobs to ask for, through dask-jobqueue.")] = None,
+    slurm: Annotated[int | None, typer.Option(help="Number of SLURM jobs to request, through dask-jobqueue.")] = None,
     cores: Annotated[int, typer.Option(help="Cores of a SLURM job.")] = 8,
     memory: Annotated[str, typer.Option(help="Memory of a SLURM job.")] = "16GB",
     walltime: Annotated[str, typer.Option(help="Time limit of a SLURM job.")] = "04:00:00",
-    queue: Annotated[str | None, typer.Option(help="SLURM partition.", show_default="the cluster's own")] = None,
-    extend: Annotated[bool, typer.Option("--extend", help="Add new values of the axes to the store.")] = False,
+    queue: Annotated[str | None, typer.Option(help="SLURM partition.", show_default="the cluster's default")] = None,
+    extend: Annotated[bool, typer.Option("--extend", help="Add new values on the axes to the store.")] = False,
     retry_failed: Annotated[bool, typer.Option(help="Try failed cells of an earlier run again.")] = True,
     any_version: Annotated[
         bool,
-        typer.Option("--any-version", help="Mix cells of other code, libraries or processors, each marked."),
+        typer.Option("--any-version", help="Allow cells of other code, libraries or processors; each records its own."),
     ] = False,
 ) -> None:
-    """Compute what is missing in the store. Ctrl-C drops the cells that are running; start it again to go on.
+    """Compute the cells that the store lacks. Ctrl-C stops, and the same command resumes.
 
     For example: limitformer sweep run sweep.toml --store sweep.zarr --workers 8
     """
@@ -67,42 +68,30 @@ def run(
                 retry_failed=retry_failed,
                 any_version=any_version,
             )
-        say_report(report)
+        print_report(report)
 
 
-class Cluster(AbstractContextManager[str]):
-    """A cluster of our own, closed at the end."""
-
-    def __init__(self, made: Any) -> None:
-        self.made = made
-
-    def __enter__(self) -> str:
-        return str(self.made.scheduler_address)
-
-    def __exit__(self, *exception: object) -> None:
-        self.made.close()
-
-
+@contextmanager
 def cluster_of(
     address: str | None, slurm: int | None, workers: int | None, job: tuple[int, str, str, str | None]
-) -> AbstractContextManager[str | None]:
-    """Where the cells run: None for processes of this machine."""
+) -> Iterator[str | None]:
+    """Yield the address of the cluster, or None for processes of this machine; close a cluster that is started here."""
     require(address is None or slurm is None, "Choose one of --cluster and --slurm.")
-    own = address == "local" or (address is None and slurm is None)
-    require(own or workers is None, "--workers would change nothing: the cluster has its own.")
-    if address is None and slurm is None:
-        return nullcontext(None)
+    here = address == "local" or (address is None and slurm is None)
+    require(here or workers is None, "--workers would change nothing: the cluster has its own.")
+    if slurm is None and address != "local":
+        yield address
+        return
     from limitformer.paths.replicas import usable_cores
     from limitformer.sweep.cluster import local_cluster, slurm_cluster
 
-    if slurm is not None:
-        require(slurm > 0, f"--slurm must be at least 1 job; got {slurm}.")
-        return Cluster(slurm_cluster(slurm, *job))
-    return Cluster(local_cluster(workers or usable_cores())) if address == "local" else nullcontext(address)
+    require(slurm is None or slurm > 0, f"--slurm must be at least 1 job; got {slurm}.")
+    with closing(local_cluster(workers or usable_cores()) if slurm is None else slurm_cluster(slurm, *job)) as cluster:
+        yield str(cluster.scheduler_address)
 
 
-def say_report(report: "Report") -> None:
-    """What the run did; exit code 1 if cells have failed."""
+def print_report(report: "Report") -> None:
+    """Print the result of a run; exit with code 1 if cells have failed."""
     before = f", {report.skipped} of them before" if report.skipped else ""
     screen.print(
         f"{report.done} of {report.cells} cells are done{before}: {report.store}", markup=False, soft_wrap=True
@@ -116,7 +105,7 @@ def say_report(report: "Report") -> None:
 
 @sweep.command("status")
 def status(store: STORE) -> None:
-    """Print how far a sweep is: also while it runs, from anywhere."""
+    """Print the progress of a sweep, also while it runs."""
     with errors_in_one_line():
         from limitformer.sweep.show import progress_of
 
@@ -130,24 +119,25 @@ def status(store: STORE) -> None:
 @sweep.command("show")
 def show(
     store: STORE,
-    variable: Annotated[str | None, typer.Option(help="Which result.", show_default="the first one")] = None,
+    variable: Annotated[str | None, typer.Option(help="The result to print.", show_default="the first one")] = None,
     at: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE: only there; may be given several times.", show_default="none")
+        list[str] | None,
+        typer.Option(help="NAME=VALUE: select a value of an axis; can be repeated.", show_default="none"),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write a picture to this file (.png, .pdf, .svg).", show_default="none")
     ] = None,
 ) -> None:
-    """Print a result as a table, and draw it."""
+    """Print a result as a table, and draw it if --out is set."""
     with errors_in_one_line():
         from limitformer.sweep import load_sweep
-        from limitformer.sweep.show import doubts, picture, selected, written
+        from limitformer.sweep.show import doubts, picture, selected, write_picture
 
         begin_work()
         data = load_sweep(store)
         chosen = selected(data, variable, at or [])
         if out is not None:
-            written(picture(chosen), out)
+            write_picture(picture(chosen), out)
         screen.print(table_of(chosen))
         warn(doubts(data))
         if out is not None:
@@ -157,26 +147,25 @@ def show(
 @sweep.command("export")
 def export(
     store: STORE,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write: .nc (NetCDF), .zarr or .csv.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write: .nc (NetCDF), .zarr or .csv.")],
 ) -> None:
     """Write all results as one dataset (.nc, .zarr) or as a table (.csv)."""
     with errors_in_one_line():
-        from limitformer.sweep.show import exported
+        from limitformer.sweep.show import export_store
 
         begin_work()
-        lines = exported(store, out)
+        lines = export_store(store, out)
         print_plain(f"Wrote {out}")
         warn(lines)
 
 
 def warn(lines: list[str]) -> None:
-    """What one should know of the data, a line each."""
     for line in lines:
         errors.print(f"Careful: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def table_of(chosen: "xr.DataArray") -> Table:
-    """One row for each value, thinned out evenly if there are too many."""
+    """Return a table with a row for each value, evenly thinned if there are more than `ROWS`."""
     import numpy as np
 
     dims = [str(dim) for dim in chosen.dims]
@@ -184,16 +173,15 @@ def table_of(chosen: "xr.DataArray") -> Table:
     for column in table.columns:
         column.justify = "right"
     rows = list(np.ndindex(chosen.shape))
-    shown = rows[:: max(1, -(-len(rows) // ROWS))]
-    for row in shown:
+    selection = rows[:: max(1, -(-len(rows) // ROWS))]
+    for row in selection:
         labels = [label_of(chosen, dim, k) for dim, k in zip(dims, row, strict=True)]
         table.add_row(*labels, f"{chosen.values[row]:.6g}")
-    if len(shown) < len(rows):
-        table.caption = f"{len(shown)} of {len(rows)} values; export has all of them"
+    if len(selection) < len(rows):
+        table.caption = f"{len(selection)} of {len(rows)} values; export has all of them"
     return table
 
 
 def label_of(chosen: "xr.DataArray", dim: str, k: int) -> str:
-    """The value of an axis at k."""
     value: np.ndarray | int = chosen[dim].values[k] if dim in chosen.coords else k
     return str(value) if isinstance(value, str) else f"{value:g}"

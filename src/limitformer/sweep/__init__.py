@@ -2,7 +2,7 @@
 
 from limitformer.sweep.describe import Sweep as Sweep
 from limitformer.sweep.file import read_sweep as read_sweep
-from limitformer.sweep.metadata import OtherSweepError as OtherSweepError
+from limitformer.sweep.opening import OtherSweepError as OtherSweepError
 from limitformer.sweep.run import Report as Report
 from limitformer.sweep.run import SweepInterrupted as SweepInterrupted
 from limitformer.sweep.run import compute_sweep as compute_sweep

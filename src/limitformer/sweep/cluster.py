@@ -1,7 +1,7 @@
-r"""Cells on a Dask cluster: one on this machine, one at an address, or one of SLURM jobs.
+r"""Cells on a Dask cluster: on this machine, at an address, or made of SLURM jobs.
 
-Workers write their cells into the store themselves, so they must see its folder; that is tried before any work.
-Dask hands out batches, replaces workers that die, and this module hands the cells of a lost batch out again.
+Workers write their cells into the store themselves, so they must see its folder; this is tried before any work. Dask
+distributes batches and replaces workers that die. This module submits the cells of a lost batch again.
 """
 
 import asyncio
@@ -19,18 +19,18 @@ from typing import Any
 from limitformer.base.errors import InputError, MissingExtraError, first_line, require
 from limitformer.base.progress import notice_if_slow
 from limitformer.sweep.files import CELLS, UNFINISHED
-from limitformer.sweep.layout import Index
-from limitformer.sweep.work import Finished, Job, Results, given_up, run_cell, store_of
+from limitformer.sweep.grid import Index
+from limitformer.sweep.work import Finished, Job, Results, record_failure, run_cell, store_of
 
 BATCHES_PER_WORKER = 8
 LARGEST_BATCH = 64
 CONNECT_SECONDS = 10
 LOST_SECONDS = 3600
-LOST_ALONE = 1  # times that Dask gives up a cell that was alone; it tries four workers each time
+LOST_ALONE = 1  # times that Dask gives up a batch of one cell, each time after four workers, before it has failed
 
 
 def distributed() -> Any:
-    """The package, or the extra that has it."""
+    """Import the package, or raise `MissingExtraError`."""
     try:
         import distributed as package
     except ImportError as error:
@@ -40,18 +40,18 @@ def distributed() -> Any:
 
 @contextmanager
 def connected(cluster: Any) -> Iterator[Any]:
-    """A client of the cluster: a `Client` as it is, or one at an address, closed at the end.
+    """Yield a client of the cluster: a `Client` is used directly, one for an address is closed at the end.
 
     Raises:
-        InputError: nobody answers there.
+        InputError: no scheduler answers at the address.
     """
     package = distributed()
     if isinstance(cluster, package.Client):
         yield cluster
         return
     try:
-        package.comm.get_address_host_port(cluster)  # a client of an address that makes no sense never ends
-        spoken_to(package, cluster)
+        package.comm.get_address_host_port(cluster)  # a client of an invalid address never ends
+        ask_scheduler(package, cluster)
         client = package.Client(cluster, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise InputError(f"No Dask scheduler answers at {cluster}: {first_line(error).rstrip('.')}.") from error
@@ -59,67 +59,69 @@ def connected(cluster: Any) -> Iterator[Any]:
         yield client
 
 
-def spoken_to(package: Any, address: str) -> None:
-    """Ask the scheduler who it is; a client would wait forever for one that accepts and says nothing.
+def ask_scheduler(package: Any, address: str) -> None:
+    """Request the identity of the scheduler; a client would wait forever for one that accepts and does not answer.
 
     Raises:
-        OSError: there is none, or it says nothing in time.
+        OSError: there is none, or it does not answer in time.
     """
 
-    async def asked() -> None:
+    async def ask() -> None:
         async with package.rpc(address, connection_args=package.Security().get_connection_args("client")) as scheduler:
             await scheduler.identity(n_workers=0)
 
     async def in_time() -> None:
         try:
-            await asyncio.wait_for(asked(), CONNECT_SECONDS)
+            await asyncio.wait_for(ask(), CONNECT_SECONDS)
         except TimeoutError as error:
-            raise TimeoutError(f"nothing was said in {CONNECT_SECONDS:g} s") from error
+            raise TimeoutError(f"no answer in {CONNECT_SECONDS:g} s") from error
 
-    with ThreadPoolExecutor(1) as pool:  # a notebook has a loop of its own in this thread
+    with ThreadPoolExecutor(1) as pool:  # a notebook already runs a loop in this thread
         pool.submit(asyncio.run, in_time()).result()
 
 
 def local_cluster(workers: int) -> Any:
-    """A cluster of processes on this machine; one that dies is replaced, however long the machine takes for it."""
+    """Start a cluster of processes on this machine; a process that dies is replaced, on a slow machine too."""
     import dask
 
-    dask.config.set({"distributed.deploy.lost-worker-timeout": LOST_SECONDS})  # else none comes back after 15 s
-    loopback = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}  # None would take port 8787, open to all
+    dask.config.set({"distributed.deploy.lost-worker-timeout": LOST_SECONDS})  # by default none is replaced after 15 s
+    loopback = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}  # the default is port 8787, open to all
     return distributed().LocalCluster(n_workers=workers, threads_per_worker=1, processes=True, **loopback)
 
 
 def slurm_cluster(jobs: int, cores: int, memory: str, walltime: str, queue: str | None = None) -> Any:
-    """A cluster of SLURM jobs, each with so many single-threaded workers."""
+    """Start a cluster of SLURM jobs, each with `cores` single-threaded workers."""
     before = signal.getsignal(signal.SIGINT)
     try:
         from dask_jobqueue.slurm import SLURMCluster
     except ImportError as error:
         raise MissingExtraError("dask-jobqueue", "cluster") from error
     finally:
-        signal.signal(signal.SIGINT, before)  # the package takes Ctrl-C when it is imported
-    require(shutil.which("sbatch") is not None, "There is no sbatch here: SLURM takes jobs from its own machines.")
+        signal.signal(signal.SIGINT, before)  # the import of the package changes the handler of Ctrl-C
+    require(
+        shutil.which("sbatch") is not None, "There is no sbatch here. Nearest: run on a machine of the SLURM cluster."
+    )
     options: dict[str, Any] = {} if queue is None else {"queue": queue}
-    made = SLURMCluster(cores=cores, processes=cores, memory=memory, walltime=walltime, **options)
-    made.scale(jobs=jobs)
+    cluster = SLURMCluster(cores=cores, processes=cores, memory=memory, walltime=walltime, **options)
+    cluster.scale(jobs=jobs)
     with notice_if_slow("Waiting for the first SLURM job"):
-        made.wait_for_workers(1)  # a job may be in the queue for hours
-    return made
+        cluster.wait_for_workers(1)  # a job may be in the queue for hours
+    return cluster
 
 
 def run_batch(job: Job, cells: list[Index]) -> list[Finished]:
-    """On a worker: these cells, one after the other."""
+    """Run these cells one after the other, on a worker."""
     return [run_cell(job, index) for index in cells]
 
 
 def sees(path: str, word: str) -> bool:
-    """On a worker: whether the store that it sees is ours."""
+    """Whether a worker sees the file `word` of the store."""
     return (Path(path) / word).exists()
 
 
 def check_shared(client: Any, path: Path) -> None:
     """Raise `InputError` unless the workers see the store's folder."""
-    word = f"{CELLS}/seen-{uuid.uuid4().hex}{UNFINISHED}"  # if we are killed here, the next run removes it
+    word = f"{CELLS}/seen-{uuid.uuid4().hex}{UNFINISHED}"  # after a kill here, the next run removes it
     (path / word).touch()
     try:
         seen = client.submit(sees, str(path.resolve()), word, pure=False).result(timeout=10 * CONNECT_SECONDS)
@@ -131,15 +133,15 @@ def check_shared(client: Any, path: Path) -> None:
 
 
 def on_cluster(job: Job, cells: Sequence[Index], *, client: Any) -> Results:
-    """What becomes of the cells on a Dask cluster."""
+    """Yield the cells as they end on a Dask cluster."""
     check_shared(client, Path(job.path))
-    yield from collected(distributed(), client, replace(job, threads=1), cells)
+    yield from results_of(distributed(), client, replace(job, threads=1), cells)
 
 
-def collected(package: Any, client: Any, job: Job, cells: Sequence[Index]) -> Results:
-    """Hand out batches and collect them; the cells of those on which workers died, once more and one at a time.
+def results_of(package: Any, client: Any, job: Job, cells: Sequence[Index]) -> Results:
+    """Submit batches and collect them; if workers died, submit the cells of the batch again, one at a time.
 
-    Dask blames all that a dying worker had; alone, a cell has nobody else to blame.
+    Dask counts a death against all cells of a batch; a cell that is submitted alone shows whether it is the cause.
     """
     suspects: deque[Index] = deque()
     deaths: dict[Index, int] = {}
@@ -158,15 +160,15 @@ def collected(package: Any, client: Any, job: Job, cells: Sequence[Index]) -> Re
                 yield from future.result()
             except package.KilledWorker as error:
                 for cell in batch:
-                    deaths[cell] = deaths.get(cell, -1) + 1  # the first time it was not alone
+                    deaths[cell] = deaths.get(cell, -1) + 1  # the first death does not count: the cell was in a batch
                 if deaths[batch[0]] < LOST_ALONE:
                     suspects.extend(batch)
                 else:
-                    yield given_up(store_of(job), batch[0], f"workers died in this cell: {first_line(error)}")
+                    yield record_failure(store_of(job), batch[0], f"workers died in this cell: {first_line(error)}")
             except package.CancelledError as error:
                 reason = first_line(error).rstrip(".")
                 raise InputError(
-                    f"The cluster has dropped the work ({reason}). What is finished stays; start it again."
+                    f"The cluster has cancelled the work ({reason}). What is finished stays; start it again."
                 ) from error
             if not batches and suspects:
                 arriving.add(submit([suspects.popleft()]))
@@ -175,6 +177,6 @@ def collected(package: Any, client: Any, job: Job, cells: Sequence[Index]) -> Re
 
 
 def batches_of(cells: Sequence[Index], workers: int) -> list[list[Index]]:
-    """The cells in batches: several for each worker, none too large."""
+    """Return the cells in batches: several for each worker, each of at most `LARGEST_BATCH`."""
     size = min(LARGEST_BATCH, max(1, len(cells) // (BATCHES_PER_WORKER * max(workers, 1))))
     return [list(cells[k : k + size]) for k in range(0, len(cells), size)]

@@ -1,7 +1,7 @@
-r"""`Sweep`: what is simulated on a grid, and what is kept of each cell.
+r"""`Sweep`: the declaration of a grid of simulations and of the results to keep of each cell.
 
-A cell's seed is made from the sweep's seed and the cell's own model and start, so that a cell gives the same bits
-whatever the grid around it, who computes it, and when.
+A cell's seed is made from the sweep's seed and the cell's own model and start. Hence a cell gives the same bits on any
+grid, on any machine, at any time.
 """
 
 import hashlib
@@ -37,66 +37,64 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """`simulate` of a sweep, filled in.
+    """The checked `simulate` argument of a sweep, defaults filled in.
 
     Attributes:
-        samples: of a cell.
-        seed: of the whole sweep.
-        start: None for the model's own; a number, a matrix, or {tokens, correlation, variance}, as `simulate` takes
-            them.
+        samples: number of samples in a cell.
+        seed: the seed of the sweep.
+        start: None for the model's own start; else a number, a matrix, or {tokens, correlation, variance}.
         record: "last", "all", or a list of layers or times.
-        described: "chain" or "limit".
-        common_seed: whether all cells use the seed itself, so that differences between cells are less noisy.
-        options: all others, for `simulate`.
+        process: "chain" or "limit".
+        common_seed: whether all cells use the sweep's seed, so that differences between cells are less noisy.
+        options: all other options of `simulate`.
     """
 
     samples: int
     seed: int = 0
     start: Any = None
     record: Any = "last"
-    described: str = "chain"
+    process: str = "chain"
     common_seed: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def settings_of(given: Mapping[str, Any]) -> Settings:
-    """`given`, checked as far as it does not depend on the cell."""
-    require("samples" in given, "A sweep needs samples: how many in each cell.")
-    described = given.get("as", "chain")
-    require(described in ("chain", "limit"), f'"as" must be "chain" or "limit"; got {described!r}.')
-    record = given.get("record", "last")
+def settings_of(simulate: Mapping[str, Any]) -> Settings:
+    """Check all settings that do not depend on the cell."""
+    require("samples" in simulate, "A sweep needs samples: how many in each cell.")
+    process = simulate.get("as", "chain")
+    require(process in ("chain", "limit"), f'"as" must be "chain" or "limit"; got {process!r}.')
+    record = simulate.get("record", "last")
     good = record in ("last", "all") if isinstance(record, str) else isinstance(record, Sequence | np.ndarray)
     require(good, f'record must be "last", "all" or a list; got {record!r}.')
-    seed = checked_seed(given.get("seed", 0))
-    reserved = sorted({"threads", "chunk", "progress", "keep"} & set(given))
-    require(not reserved, f"A sweep chooses {', '.join(reserved)} by itself; leave it out.")
+    seed = checked_seed(simulate.get("seed", 0))
+    reserved = sorted({"threads", "chunk", "progress", "keep"} & set(simulate))
+    require(not reserved, f"A sweep sets {', '.join(reserved)} itself; leave it out.")
     return Settings(
-        samples=require_count("samples", given["samples"]),
+        samples=require_count("samples", simulate["samples"]),
         seed=seed,
-        start=plain(given.get("start")),
-        record=record if isinstance(record, str) else plain(record),
-        described=described,
-        common_seed=bool(given.get("common_seed", False)),
-        options={name: plain(value) for name, value in given.items() if name not in OWN_SETTINGS},
+        start=json_value(simulate.get("start")),
+        record=record if isinstance(record, str) else json_value(record),
+        process=process,
+        common_seed=bool(simulate.get("common_seed", False)),
+        options={name: json_value(value) for name, value in simulate.items() if name not in OWN_SETTINGS},
     )
 
 
 def checked_seed(seed: Any) -> int:
-    """`seed` as a plain int."""
     whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
     require(whole and 0 <= seed < 2**63, f"seed must be a whole number from 0 to 2**63 - 1; got {seed!r}.")
     return int(seed)
 
 
-def plain(value: Any) -> Any:
-    """`value` as what JSON has."""
+def json_value(value: Any) -> Any:
+    """Return `value` with arrays, NumPy numbers, tuples and ranges as the lists and numbers of JSON."""
     if type(value) in (int, float, str):  # most of a long list
         return value
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {str(name): plain(inner) for name, inner in value.items()}
-    return [plain(inner) for inner in value] if isinstance(value, list | tuple | range) else value
+        return {str(name): json_value(inner) for name, inner in value.items()}
+    return [json_value(inner) for inner in value] if isinstance(value, list | tuple | range) else value
 
 
 @with_display
@@ -106,14 +104,14 @@ class Sweep:
 
     Args:
         base: the model whose fields are varied.
-        over: values of each field; dotted names for fields of parts (`attention.tau0`), `seed`, and `start.…`.
-        simulate: what `simulate` takes (`samples` is needed), `as` = "limit" for the SDE, `common_seed`.
-        reduce: what to keep of each cell (`sweep.reduce`): samples, moments, quantiles, outcomes, stopping_times,
-            exits, ks.
+        over: the values of each field; dotted names for fields of parts (`attention.tau0`), `seed`, and `start.…`.
+        simulate: the options of `simulate` (`samples` is required), `as` = "limit" for the SDE, `common_seed`.
+        reduce: the results to keep of each cell (`sweep.reduce`): samples, moments, quantiles, outcomes,
+            stopping_times, exits, ks.
 
     Raises:
-        InputError: what some cell could not be run with, before the first one runs; the message names the cell. Of a
-            grid of more than 5,000 models, some are checked here and all when a store is made of it.
+        InputError: some cell cannot run; the message names the cell, and no cell has run before. If the grid has more
+            than 5,000 models, only some are checked here and all when a store is made.
 
     >>> import limitformer as lf
     >>> base = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=10)
@@ -137,28 +135,30 @@ class Sweep:
         for name in ("over", "simulate", "reduce"):
             table = getattr(self, name)
             require(isinstance(table, Mapping), f"{name} of a sweep must be a mapping; got {table!r}.")
-        over = {str(name): plain(list(values)) if is_list(values) else values for name, values in self.over.items()}
+        over = {
+            str(name): json_value(list(values)) if is_list(values) else values for name, values in self.over.items()
+        }
         set_fields(self, over=over, reduce=checked_keep(self.reduce), settings=settings_of(self.simulate))
         if not unchecked:
             check_cells(self)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Values on each axis."""
+        """The number of values on each axis."""
         return tuple(len(values) for values in self.over.values())
 
     def cells(self) -> Iterator[Cell]:
-        """All cells, the last axis fastest."""
+        """Yield all cells, the last axis fastest."""
         return cells(self.base, self.over)
 
     def cell(self, index: tuple[int, ...]) -> Cell:
-        """The one at `index`."""
+        """Return the cell at `index`."""
         chosen = {name: [values[k]] for (name, values), k in zip(self.over.items(), index, strict=True)}
-        found = next(cells(self.base, chosen))
-        return Cell(index, found.model, found.changes)
+        cell = next(cells(self.base, chosen))
+        return Cell(index, cell.model, cell.changes)
 
     def record(self) -> dict[str, Any]:
-        """All that decides about the numbers, for JSON."""
+        """Return all that determines the numbers, for JSON."""
         settings = self.settings
         return {
             "base": json.loads(to_json(self.base)),
@@ -168,7 +168,7 @@ class Sweep:
                 "seed": settings.seed,
                 "start": settings.start,
                 "record": settings.record,
-                "as": settings.described,
+                "as": settings.process,
                 "common_seed": settings.common_seed,
                 **settings.options,
             },
@@ -177,12 +177,11 @@ class Sweep:
 
 
 def is_list(values: Any) -> bool:
-    """Whether an axis can be a list."""
     return isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
 
 
 def start_of(sweep: Sweep, cell: Cell) -> Any:
-    """The start of a cell, as `simulate` takes it."""
+    """Return the start of a cell as `simulate` takes it."""
     own = {name.removeprefix(START): value for name, value in cell.changes.items() if name.startswith(START)}
     start = sweep.settings.start
     if not own and not isinstance(start, Mapping):
@@ -199,7 +198,7 @@ def start_of(sweep: Sweep, cell: Cell) -> Any:
 
 
 def seed_of(sweep: Sweep, cell: Cell) -> int:
-    """63 bits for one cell."""
+    """Return the seed of a cell, 63 bits."""
     seed = checked_seed(cell.changes.get(SEED, sweep.settings.seed))
     if sweep.settings.common_seed:
         return seed
@@ -209,18 +208,18 @@ def seed_of(sweep: Sweep, cell: Cell) -> int:
 
 
 def model_seed(seed: int, model: Any, start: str = "") -> int:
-    """63 bits that belong to a model and a start: the same wherever they are on a grid, others for other models."""
+    """Return 63 bits that depend on the model and the start, and not on their place on a grid."""
     text = f"{seed} {to_json(model)} {start}".rstrip()
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
-def described_model(sweep: Sweep, cell: Cell) -> Any:
-    """The model, or its limit."""
-    return limit(cell.model) if sweep.settings.described == "limit" else cell.model
+def simulated_model(sweep: Sweep, cell: Cell) -> Any:
+    """Return the model of a cell, or its limit."""
+    return limit(cell.model) if sweep.settings.process == "limit" else cell.model
 
 
 def options_of(sweep: Sweep, model: Any) -> dict[str, Any]:
-    """For `simulate` of this model: the given options, what to record, and what to keep."""
+    """Return the options of `simulate` for a model, `record` and `keep` among them."""
     options, record = dict(sweep.settings.options), sweep.settings.record
     if record == "last":
         options["record"] = [last_point(model, options)]
@@ -233,7 +232,7 @@ def options_of(sweep: Sweep, model: Any) -> dict[str, Any]:
 
 
 def last_point(model: Any, options: Mapping[str, Any]) -> float:
-    """The last layer, or the horizon."""
+    """Return the last layer, or the horizon."""
     if isinstance(model, Transformer):
         return model.depth
     if isinstance(model, CovarianceLimit | CovarianceFlow):
@@ -248,30 +247,30 @@ def is_large(sweep: Sweep) -> bool:
 
 
 def check_cells(sweep: Sweep) -> None:
-    """Raise `InputError` if some cell could not be run, or would not have the shape of the others.
+    """Raise `InputError` if some cell cannot run or has another shape than the others.
 
-    Of a large grid a part is checked, which has the ends of each axis; `check_rest` checks all of it.
+    Of a large grid only a part is checked, with the ends of each axis; `check_rest` checks all of it.
     """
     most = max(2, int(MOST_CHECKED ** (1 / len(sweep.over)))) if is_large(sweep) else None
-    check_grid(sweep, {name: spread(values, most) for name, values in sweep.over.items()})
+    check_grid(sweep, {name: evenly(values, most) for name, values in sweep.over.items()})
 
 
 def check_rest(sweep: Sweep) -> None:
-    """`check_cells` of a large grid's cells, all of them: before a store is made of it."""
+    """Check all cells of a large grid, before a store is made."""
     if is_large(sweep):
         with notice_if_slow("Checking all cells of the grid"):
             check_grid(sweep, sweep.over)
 
 
-def spread(values: Sequence[Any], most: int | None) -> Sequence[Any]:
-    """At most so many of the values, evenly, with the first and the last."""
+def evenly(values: Sequence[Any], most: int | None) -> Sequence[Any]:
+    """Return at most `most` of the values, evenly spaced, with the first and the last."""
     if most is None or len(values) <= most:
         return values
     return [values[k * (len(values) - 1) // (most - 1)] for k in range(most)]
 
 
 def check_grid(sweep: Sweep, over: Mapping[str, Sequence[Any]]) -> None:
-    """`check_cells` of the cells of a grid; what a seed can do wrong is the same in all of them."""
+    """Check the cells of a grid; each seed is checked only once, as it is valid in all cells or in none."""
     check_axes(sweep.base, over)
     firsts = {name: values[0] for name, values in over.items()}
     for seed in over.get(SEED, ()):
@@ -291,7 +290,7 @@ def check_grid(sweep: Sweep, over: Mapping[str, Sequence[Any]]) -> None:
 
 
 def at_cell(changes: Mapping[str, Any], function: Callable[..., T], *arguments: Any) -> T:
-    """What the function gives; its `InputError` says in which cell."""
+    """Call the function; its `InputError` is raised again with the name of the cell."""
     try:
         return function(*arguments)
     except InputError as error:
@@ -299,34 +298,34 @@ def at_cell(changes: Mapping[str, Any], function: Callable[..., T], *arguments: 
 
 
 def process_at(sweep: Sweep, cell: Cell) -> Process:
-    """The process of a cell, which is made but not run."""
-    model = described_model(sweep, cell)
+    """Make the process of a cell without running it."""
+    model = simulated_model(sweep, cell)
     options = options_of(sweep, model)
     record = options.pop("record", None)
     return process_of(model, start_of(sweep, cell), record, options)
 
 
 def check_memory(sweep: Sweep, cell: Cell) -> None:
-    """Raise `InputError` if a cell's samples do not fit the memory."""
+    """Raise `InputError` if the samples of a cell do not fit into memory."""
     process_at(sweep, cell).outputs(sweep.settings.samples)
 
 
 def where(sweep: Sweep, cell: Cell) -> str:
-    """A cell, for messages."""
+    """Return the name of a cell for messages."""
     return name_of({name: values[k] for (name, values), k in zip(sweep.over.items(), cell.index, strict=True)})
 
 
 def compute(sweep: Sweep, cell: Cell, *, samples: int | None = None, threads: int | None = 1) -> dict[str, Reduced]:
-    """What is kept of a cell; with fewer samples, for its shapes."""
-    model, start = described_model(sweep, cell), start_of(sweep, cell)
+    """Simulate a cell and reduce it; two samples are enough to learn the shapes."""
+    model, start = simulated_model(sweep, cell), start_of(sweep, cell)
     count = sweep.settings.samples if samples is None else samples
     settings = {"samples": count, "seed": seed_of(sweep, cell), "threads": threads, **options_of(sweep, model)}
-    found: xr.Dataset = simulate(model, start, progress=False, **settings)
+    dataset: xr.Dataset = simulate(model, start, progress=False, **settings)
     own = {name: value for name, value in settings.items() if name != "record"}
-    return reduced(Work(model, start, own, found), sweep.reduce)
+    return reduced(Work(model, start, own, dataset), sweep.reduce)
 
 
 def points_of(sweep: Sweep) -> NDArray[np.float64] | None:
-    """What the points are, if they are the same in all cells."""
+    """Return the recorded layers or times if they are the same in all cells, else None."""
     last = sweep.settings.record == "last"
     return None if last or sweep.settings.record == "all" else np.asarray(sweep.settings.record, np.float64)

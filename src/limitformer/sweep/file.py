@@ -1,15 +1,15 @@
-"""A sweep from a TOML file.
+"""Read a sweep from a TOML file.
 
-[model]                      # any model and its parts, as `to_json` writes them
+[model]                      # any model and its parts, as in `to_json`
 kind = "StochasticTransformer"
 tokens = 2
 dim = 4
 beta = 1.0
 layers_per_unit_time = 100
-[over]                       # lists, ranges with their ends, or so many values in logarithmic steps
+[over]                       # lists, ranges with both ends, or a count of values in equal or logarithmic steps
 dim = [4, 6, 8]
 beta = { start = 0.0, stop = 2.0, step = 0.25 }
-[simulate]                   # what `simulate` takes
+[simulate]                   # the options of `simulate`
 samples = 2000
 horizon = 20.0
 seed = 0
@@ -36,10 +36,10 @@ LARGEST = 1e300
 
 
 def read_sweep(path: str | Path) -> Sweep:
-    """The sweep that a TOML file describes.
+    """Read the sweep that a TOML file describes.
 
     Raises:
-        InputError: a file that cannot be read, is not TOML, or describes no sweep that could run.
+        InputError: the file cannot be read, is not TOML, or describes a sweep that cannot run.
     """
     try:
         with Path(path).open("rb") as file:
@@ -55,7 +55,6 @@ def read_sweep(path: str | Path) -> Sweep:
 
 
 def sweep_of(record: Mapping[str, Any]) -> Sweep:
-    """The sweep that a file's tables describe."""
     for name in record:
         require(name in SECTIONS, unknown_field("A sweep's file", name, list(SECTIONS)))
     for name in ("model", "over", "simulate"):
@@ -67,33 +66,33 @@ def sweep_of(record: Mapping[str, Any]) -> Sweep:
 
 
 def dotted(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """TOML reads `attention.tau0 = …` as a table in a table; back to dotted names."""
-    found: dict[str, Any] = {}
+    """Return dotted names for nested tables: TOML reads `attention.tau0 = …` as a table in a table."""
+    values: dict[str, Any] = {}
     for name, value in table.items():
         if isinstance(value, dict) and "start" not in value:
-            found |= dotted(value, f"{before}{name}.")
+            values |= dotted(value, f"{before}{name}.")
         else:
-            found[before + name] = value
-    return found
+            values[before + name] = value
+    return values
 
 
-def values_of(name: str, given: Any) -> list[Any]:
-    """A list as it is, or the values of {start, stop, step} or {start, stop, count, scale}."""
-    if isinstance(given, list):
-        return given
+def values_of(name: str, axis: Any) -> list[Any]:
+    """Return the values of an axis: a list, {start, stop, step} or {start, stop, count, scale}."""
+    if isinstance(axis, list):
+        return axis
     what = "a list, {start, stop, step}, or {start, stop, count, scale} with scale linear or log"
-    require(isinstance(given, dict), f"The axis {name!r} must be {what}; got {given!r}.")
-    keys = set(given)
+    require(isinstance(axis, dict), f"The axis {name!r} must be {what}; got {axis!r}.")
+    keys = set(axis)
     steps, counted = keys == {"start", "stop", "step"}, keys - {"scale"} == {"start", "stop", "count"}
-    require(steps or counted, f"The axis {name!r} must be {what}; got {', '.join(given)}.")
-    numbers = [given[key] for key in keys - {"scale"}]
+    require(steps or counted, f"The axis {name!r} must be {what}; got {', '.join(axis)}.")
+    numbers = [axis[key] for key in keys - {"scale"}]
     real = all(isinstance(number, int | float) and -LARGEST <= number <= LARGEST for number in numbers)
-    require(real, f"The axis {name!r} must have finite numbers; got {given!r}.")
-    return stepped(name, **given) if steps else counted_values(name, **given)
+    require(real, f"The axis {name!r} must have finite numbers; got {axis!r}.")
+    return stepped_values(name, **axis) if steps else counted_values(name, **axis)
 
 
-def stepped(name: str, start: float, stop: float, step: float) -> list[Any]:
-    """Start, start + step, … up to stop, which is one of them if it can be; whole numbers stay whole."""
+def stepped_values(name: str, start: float, stop: float, step: float) -> list[Any]:
+    """Return start, start + step, … up to stop, with stop itself if a step ends there; integers stay integers."""
     require(step > 0, f"The axis {name!r} needs a positive step; got {step}.")
     steps = (stop - start) / step + 1e-9
     require(steps < MOST_VALUES, f"The axis {name!r} has {steps:,.0f} values; at most {MOST_VALUES:,} are taken.")
@@ -103,7 +102,7 @@ def stepped(name: str, start: float, stop: float, step: float) -> list[Any]:
 
 
 def counted_values(name: str, start: float, stop: float, count: int, scale: str = "linear") -> list[float]:
-    """So many values from start to stop, in equal steps or in equal ratios."""
+    """Return `count` values from start to stop, in equal steps or in equal ratios."""
     require(isinstance(count, int) and 0 < count <= MOST_VALUES, f"The axis {name!r} needs a count; got {count!r}.")
     require(scale in ("linear", "log"), f"The scale of {name!r} must be linear or log; got {scale!r}.")
     require(scale == "linear" or (start > 0 and stop > 0), f"The axis {name!r} needs positive ends for scale log.")
@@ -113,5 +112,5 @@ def counted_values(name: str, start: float, stop: float, count: int, scale: str 
 
 
 def tidy(value: float, scale: float) -> float:
-    """To twelve digits of `scale`: 0.3 and not 0.30000000000000004; and 0 without a sign."""
+    """Round to twelve digits of `scale`: 0.3 instead of 0.30000000000000004, and 0 instead of -0."""
     return round(value, 12 - floor(log10(scale))) + 0.0 if scale > 0 else 0.0

@@ -1,8 +1,8 @@
-"""Files of a store: written whole or not at all, and read only if they lie in the store.
+"""Files of a store: written whole or not at all, and read only if they are regular files of the expected size.
 
-A file is written in the store's folder `cells` and moved to its place, so that it is whole or absent, whoever is
-killed when. A store may come from a stranger: links inside it are not followed, pipes are not waited for, and a file
-that is larger than it can be is not read.
+A file is written under a temporary name in the folder `cells` and then renamed, so that a kill at any moment leaves
+the whole file or none. A store may be of unknown origin: links in it are not followed, a pipe is not waited for, and a
+file larger than its limit is not read.
 """
 
 import errno
@@ -15,45 +15,40 @@ from pathlib import Path
 
 from limitformer.base.errors import InputError
 
-CELLS = "cells"  # of a store: finished cells that are not in the arrays yet, and files that are being written
-UNFINISHED = ".unfinished"  # the ending of what a killed writer leaves behind
+CELLS = "cells"  # the folder of finished cells
+UNFINISHED = ".unfinished"  # the ending of temporary names; a killed writer leaves such files
 WRITING = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 READING = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 def write_whole(store: Path, name: str, data: bytes, *, durable: bool) -> None:
-    """Write the file `name` of the store, whole or not at all; if `durable`, it survives a loss of power too."""
-    check_folders(store, name)
-    beside = store / CELLS / f"{secrets.token_hex(8)}{UNFINISHED}"
+    """Write the file `name` of the store, whole or not at all; if `durable`, its bytes survive a loss of power too."""
+    target, temporary = store / name, store / CELLS / f"{secrets.token_hex(8)}{UNFINISHED}"
+    check_own_folder(store / CELLS)
+    if target.parent != store:
+        target.parent.mkdir(exist_ok=True)
+        check_own_folder(target.parent)
     try:
-        file = os.open(beside, WRITING, 0o666)
+        file = os.open(temporary, WRITING, 0o666)
         try:
             put(file, data)
             if durable:
                 os.fsync(file)
         finally:
             os.close(file)
-        beside.replace(store / name)
+        temporary.replace(target)
     except OSError:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
 def put(file: int, data: bytes) -> None:
-    """Write all of it."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(file, rest) :]
 
 
-def check_folders(store: Path, name: str) -> None:
-    """Raise `OSError` unless the folders of the file `name` are the store's own."""
-    for folder in (store / CELLS, (store / name).parent):
-        if not is_own_folder(folder):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
-
-
-def keep_names(folder: Path) -> None:
+def sync_names(folder: Path) -> None:
     """Make the names of the folder's files survive a loss of power."""
     file = os.open(folder, os.O_RDONLY)
     try:
@@ -62,63 +57,56 @@ def keep_names(folder: Path) -> None:
         os.close(file)
 
 
-def read_inside(store: Path, name: str, most: int) -> bytes | None:
-    """The file `name` of the store; None if it is absent, and nothing (b"") of what is no file of at most `most` bytes.
+def read_regular(path: str | Path, limit: int) -> bytes | None:
+    """Return the bytes of a file; None if it is absent, b"" if it is not a regular file of at most `limit` bytes.
 
     Raises:
-        OSError: it is there and cannot be read.
+        OSError: the file exists and cannot be read.
     """
     try:
-        inside = all(is_own_folder(store / parent) for parent in Path(name).parents if parent.name)
-        file = os.open(store / name, READING) if inside else -1
+        file = os.open(path, READING)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as error:
-        if (store / name).is_symlink():
+    except OSError:
+        if os.path.islink(path):
             return b""
-        raise error
-    if file < 0:
-        return b""
+        raise
     try:
-        return regular(file, most)
+        facts = os.fstat(file)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > limit:
+            return b""
+        with open(file, "rb", buffering=0, closefd=False) as opened:
+            return opened.readall()
     finally:
         os.close(file)
 
 
-def regular(file: int, most: int) -> bytes:
-    """All of it; nothing of what is no file of at most `most` bytes."""
-    facts = os.fstat(file)
-    if not stat.S_ISREG(facts.st_mode) or facts.st_size > most:
-        return b""
-    with open(file, "rb", buffering=0, closefd=False) as opened:  # `open` itself refuses a folder
-        return opened.readall()
-
-
 @contextmanager
 def readable(store: Path) -> Iterator[None]:
-    """A store that cannot be read ends the block with one line."""
+    """Turn an `OSError` within the block into one line that names the store."""
     try:
         yield
     except OSError as error:
         raise InputError(f"Cannot read the store {store}: {error.strerror} ({error.filename}).") from error
 
 
-def is_own_folder(folder: Path) -> bool:
-    """Whether it is a folder, and not a link to one."""
-    return stat.S_ISDIR(os.stat(folder, follow_symlinks=False).st_mode)
+def check_own_folder(folder: Path) -> None:
+    """Raise `OSError` unless `folder` is a folder and not a link to one."""
+    if not stat.S_ISDIR(os.stat(folder, follow_symlinks=False).st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
 
 
-def loose_names(store: Path) -> Iterator[str]:
-    """What is in the folder `cells`."""
+def names_in_cells(store: Path) -> list[os.DirEntry[str]]:
+    """Return the entries of the folder `cells`; none if it is absent or a link."""
     try:
-        if is_own_folder(store / CELLS):
-            yield from os.listdir(store / CELLS)
-    except FileNotFoundError:
-        return
+        check_own_folder(store / CELLS)
+        with os.scandir(store / CELLS) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def remove_unfinished(store: Path) -> None:
-    """Remove what killed writers have left."""
-    for name in list(loose_names(store)):
-        if name.endswith(UNFINISHED):
-            (store / CELLS / name).unlink(missing_ok=True)
+    for entry in names_in_cells(store):
+        if entry.name.endswith(UNFINISHED):
+            Path(entry.path).unlink(missing_ok=True)

@@ -1,7 +1,6 @@
 """Grids of models: any field of a model or of its parts, set to each of its values.
 
-Parts are named with dots, such as `attention.tau0`. The same cells in the same order for everybody: the last field
-runs fastest.
+Parts are named with dots, such as `attention.tau0`. The order of cells is fixed: the last field runs fastest.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,33 +13,35 @@ import numpy as np
 
 from limitformer.base.errors import InputError, require
 
-SEED, START = "seed", "start."  # axes that are no fields of the model
+Index = tuple[int, ...]  # the place of a cell on each axis
+
+SEED, START = "seed", "start."  # axes that are not fields of the model
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One point of a grid.
+    """A point of a grid.
 
     Attributes:
-        index: its place on every axis.
+        index: its place on each axis.
         model: the model there.
-        changes: what else changes: "seed" and fields of the start, such as "start.correlation".
+        changes: the other values there: "seed" and fields of the start, such as "start.correlation".
     """
 
-    index: tuple[int, ...]
+    index: Index
     model: Any
     changes: dict[str, Any]
 
 
-def set_fields(part: Any, changes: Mapping[str, Any]) -> Any:
-    """`part` with these fields set, dotted names for fields of its parts, all at once.
+def replace_fields(part: Any, changes: Mapping[str, Any]) -> Any:
+    """Return `part` with these fields replaced at once; dotted names are fields of its parts.
 
     Raises:
         InputError: an unknown field (with the nearest names), a part that is absent, or a value that is refused.
 
     >>> import limitformer as lf
     >>> net = lf.Transformer(width=8, depth=8, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))
-    >>> set_fields(net, {"gamma": 0.1, "attention.tau0": 2.0}).attention.tau0
+    >>> replace_fields(net, {"gamma": 0.1, "attention.tau0": 2.0}).attention.tau0
     2.0
     """
     kind, known = type(part).__name__, [field.name for field in fields(part)]
@@ -48,7 +49,7 @@ def set_fields(part: Any, changes: Mapping[str, Any]) -> Any:
     inner: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
         first, _, rest = name.partition(".")
-        if first not in known:  # the nearest names take longer than all else
+        if first not in known:  # tested first, because to find the nearest names is slow
             raise InputError(unknown_field(kind, first, known))
         if rest:
             inner.setdefault(first, {})[rest] = value
@@ -57,19 +58,19 @@ def set_fields(part: Any, changes: Mapping[str, Any]) -> Any:
     for first, deeper in inner.items():
         present = is_dataclass(getattr(part, first))
         require(present, f"{kind} has no part {first!r} to set {', '.join(deeper)} of; it is {getattr(part, first)!r}.")
-        own[first] = set_fields(getattr(part, first), deeper)
+        own[first] = replace_fields(getattr(part, first), deeper)
     return replace(part, **own)
 
 
 def unknown_field(kind: str, name: str, known: list[str]) -> str:
-    """What is said of a field that does not exist."""
+    """Return the message about a field that does not exist."""
     near = get_close_matches(name, known)
     hint = f"Nearest: {', '.join(near)}." if near else f"It has {', '.join(known)}."
     return f"{kind} has no field {name!r}. {hint}"
 
 
 def check_axes(base: Any, over: Mapping[str, Sequence[Any]]) -> None:
-    """Raise `InputError` unless every axis is a field and has values, each of them once."""
+    """Raise `InputError` unless every axis is a field and has different values."""
     require(len(over) > 0, "A grid needs at least one field to vary; got none.")
     for name, values in over.items():
         if not is_outside(name):
@@ -78,7 +79,7 @@ def check_axes(base: Any, over: Mapping[str, Sequence[Any]]) -> None:
 
 
 def check_field(part: Any, name: str) -> None:
-    """Raise `InputError` unless `part` has the field, dotted if it is one of a part's."""
+    """Raise `InputError` unless `part` has the field; a dotted name is a field of one of its parts."""
     first, _, rest = name.partition(".")
     known = [field.name for field in fields(part)]
     if first not in known:
@@ -92,13 +93,13 @@ def check_field(part: Any, name: str) -> None:
 
 
 def check_axis(name: str, values: Any) -> None:
-    """Raise `InputError` unless the values are some different numbers or words."""
+    """Raise `InputError` unless the values are different numbers or words."""
     several = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
-    if not several:  # said only then: a list may be long
+    if not several:  # the message is made only then: a list may be long
         raise InputError(f"The axis {name!r} must be a list of values; got {values!r}.")
     require(len(values) > 0, f"The axis {name!r} has no value; a grid needs at least one on each axis.")
-    plain = str | int | float | np.number | None
-    strange = {type(value).__name__ for value in values if not isinstance(value, plain)}
+    simple = str | int | float | np.number | None
+    strange = {type(value).__name__ for value in values if not isinstance(value, simple)}
     require(not strange, f"The axis {name!r} must be numbers or words; got {', '.join(sorted(strange))}.")
     unseen = [value for value in values if isinstance(value, str) and not value.isprintable()]
     require(not unseen, f"The words on the axis {name!r} must be printable; got {unseen[:1]!r}.")
@@ -107,7 +108,7 @@ def check_axis(name: str, values: Any) -> None:
 
 
 def cells(base: Any, over: Mapping[str, Sequence[Any]]) -> Iterator[Cell]:
-    """Every cell, validated.
+    """Yield every cell, its model validated.
 
     Raises:
         InputError: an axis without values, an unknown field, or a value that the model refuses; the message names the
@@ -117,17 +118,17 @@ def cells(base: Any, over: Mapping[str, Sequence[Any]]) -> Iterator[Cell]:
     for index in product(*(range(len(values)) for values in over.values())):
         changes = {name: values[k] for (name, values), k in zip(over.items(), index, strict=True)}
         try:
-            model = set_fields(base, {name: value for name, value in changes.items() if not is_outside(name)})
+            model = replace_fields(base, {name: value for name, value in changes.items() if not is_outside(name)})
         except InputError as error:
             raise InputError(f"Cell {name_of(changes)}: {error}") from error
         yield Cell(index, model, {name: value for name, value in changes.items() if is_outside(name)})
 
 
 def is_outside(name: str) -> bool:
-    """Whether an axis is no field of the model."""
+    """Whether an axis is the seed or a field of the start."""
     return name == SEED or name.startswith(START)
 
 
 def name_of(changes: Mapping[str, Any]) -> str:
-    """A cell, for messages."""
+    """Return the name of a cell for messages."""
     return ", ".join(f"{name} = {value}" for name, value in changes.items())

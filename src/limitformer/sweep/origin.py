@@ -1,7 +1,7 @@
-"""What made the numbers of a cell: the code, the libraries that compute, and the processor it was compiled for.
+"""The origin of a cell's numbers: the code, the numerical libraries, and the processor that kernels are compiled for.
 
-A processor's own instructions change the order in which a sum is taken, and so its last bits. So a store keeps for
-each cell what made it, and cells of different origins are mixed only if somebody says so.
+The instructions of a processor change the order of a sum, and so its last bits. Hence a cell records its origin, and
+cells of different origins are mixed only on request.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from limitformer.base.version import package_version
 Code = dict[str, str]
 
 PACKAGE = Path(__file__).parents[1]
-NO_NUMBERS = (  # parts without effect on a sweep's numbers
+NO_NUMBERS = (  # files without effect on the numbers of a sweep
     "cli", "nn", "hf", "checking", "designing", "initialisation", "weightless", "plot.py",
     "base/progress.py", "base/lock.py", "sweep/phase.py", "sweep/phase_picture.py",
 )  # fmt: skip
@@ -29,15 +29,15 @@ NAMES = ("version", "sources", "numpy", "numba", "processor")
 
 @cache
 def code() -> Code:
-    """Of this process."""
-    import numba  # it takes a while, and whoever only reads a store does without
+    """Return the origin of numbers that this process computes."""
+    import numba  # slow to import, and not needed to read a store
 
-    found = (package_version(), sources(), np.__version__, numba.__version__, processor())
-    return dict(zip(NAMES, found, strict=True))
+    values = (package_version(), sources(), np.__version__, numba.__version__, processor())
+    return dict(zip(NAMES, values, strict=True))
 
 
 def sources() -> str:
-    """A fingerprint of the sources that make the numbers."""
+    """Return a fingerprint of the sources that make the numbers."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         place = path.relative_to(PACKAGE)
@@ -47,7 +47,7 @@ def sources() -> str:
 
 
 def processor() -> str:
-    """The name of the processor that kernels are compiled for, and a fingerprint of what it can do."""
+    """Return the name of the processor that kernels are compiled for, and a fingerprint of its features."""
     from numba.core.registry import cpu_target
 
     system, name, features = cpu_target.target_context.codegen().magic_tuple()
@@ -55,37 +55,37 @@ def processor() -> str:
 
 
 def code_number(code: Code) -> int:
-    """31 bits that stand for a code in a cell."""
+    """Return the number of a code in a loaded sweep, 31 bits of its hash."""
     digest = hashlib.sha256(json.dumps(code, sort_keys=True).encode()).digest()
     return int.from_bytes(digest[:4], "little") >> 1
 
 
 def differences(there: Code, here: Code) -> str:
-    """In which points two codes differ."""
+    """Describe how two codes differ."""
     names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
     return "; ".join(f"{name} {there.get(name)} there, {here.get(name)} here" for name in names)
 
 
-def checked_codes(given: Any) -> dict[int, Code]:
-    """Codes by their numbers, from whomever they come.
+def checked_codes(codes: Any) -> dict[int, Code]:
+    """Return codes of unknown origin by their numbers.
 
     Raises:
-        InputError: no such table.
+        InputError: not a list of short tables of words.
     """
-    plain = isinstance(given, list) and len(given) < MOST_CODES and all(map(is_code, given))
-    require(plain, "its codes are no list of tables.")
-    return {code_number(one): one for one in given}
+    valid = isinstance(codes, list) and len(codes) < MOST_CODES and all(map(is_code, codes))
+    require(valid, "its codes are not a list of tables.")
+    return {code_number(code): code for code in codes}
 
 
-def is_code(one: Any) -> bool:
-    """Whether it is a short table of words, which a terminal can show."""
-    if not isinstance(one, dict) or len(one) > 2 * len(NAMES):
+def is_code(code: Any) -> bool:
+    """Whether it is a short table of printable words."""
+    if not isinstance(code, dict) or len(code) > 2 * len(NAMES):
         return False
-    return all(isinstance(text, str) and len(text) < LONGEST and text.isprintable() for text in (*one, *one.values()))
+    return all(isinstance(text, str) and len(text) < LONGEST and text.isprintable() for text in (*code, *code.values()))
 
 
 def mixture(codes: Iterable[Code]) -> str:
-    """In which points several codes differ, all values of each."""
+    """Describe how several codes differ, with all values."""
     several = list(codes)
     values = {name: sorted({one.get(name, "unknown") for one in several}) for name in NAMES}
-    return "; ".join(f"{name} {' and '.join(found)}" for name, found in values.items() if len(found) > 1)
+    return "; ".join(f"{name} {' and '.join(texts)}" for name, texts in values.items() if len(texts) > 1)

@@ -1,6 +1,6 @@
-r"""Phase diagrams: the outcomes of a model over a grid of its fields, simulated and, where it is known, exact.
+r"""Phase diagrams: the outcomes of a model over a grid of its fields, simulated and, where known, exact.
 
-A phase diagram is a `Sweep` that counts outcomes, with the exact probability beside it.
+A phase diagram is a `Sweep` that counts outcomes, together with the exact probability.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,24 +35,24 @@ def phase_diagram(
     store: str | Path | None = None,
     progress: bool = True,
 ) -> xr.Dataset:
-    """The outcomes of `base` at time `horizon`, with the fields in `over` set to each of their values.
+    """Simulate the outcomes of `base` at time `horizon` on the grid `over` of its fields.
 
     Args:
         base: the model whose fields are varied.
         over: values, numbers or words, of each field, such as `{"dim": [4, 6], "beta": [0.5, 1.0]}`.
-        horizon, samples, seed, tolerance, early_stop, threads: as in `simulate`; samples is that of a cell.
+        horizon, samples, seed, tolerance, early_stop, threads: as in `simulate`; each cell has `samples` samples.
         level: coverage of the intervals.
-        store: folder of a sweep's store, in which an interrupted diagram goes on; None keeps it in memory.
-        progress: whether work of more than two seconds shows on the terminal.
+        store: the folder of a store, with which an interrupted diagram resumes; None keeps results in memory only.
+        progress: whether to show progress when work takes more than two seconds.
 
     Returns:
         `probability`, `low`, `high` (…, outcome), the simulated probabilities with Wilson intervals; `exact` (…), the
-        probability of the antipodal state in the limit, NaN where none is known (other than two tokens, a QᵀK that is
-        no multiple of the identity, or an `overlap` that is out of range).
+        probability of the antipodal state in the limit. `exact` is NaN where it is not known: unless there are two
+        tokens and QᵀK is a multiple of the identity, or if `overlap` refuses the model.
 
     Raises:
-        InputError: a field that the model has not, an axis without values, or a value that the model or `simulate`
-            refuses, before any work is done; the message names the cell.
+        InputError: an unknown field, an axis without values, or a value that the model or `simulate` refuses; the
+            message names the cell, and no cell has run before.
 
     >>> import limitformer as lf
     >>> base = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=50)
@@ -65,14 +65,16 @@ def phase_diagram(
     check_run(options, samples=samples, level=level, threads=threads)
     settings = {"samples": samples, "seed": seed, **options}
     sweep = Sweep(base, over=over, simulate=settings, reduce={"outcomes": {"level": level}})
-    found = computed(sweep, store, threads, progress).isel(point=0)[["probability", "low", "high"]]
+    data = outcomes_of(sweep, store, threads, progress).isel(point=0)[["probability", "low", "high"]]
     exact = np.array([exact_probability(cell.model) for cell in sweep.cells()]).reshape(sweep.shape)
-    kept = {name: value for name, value in settings.items() if value is not None}
-    return found.assign(exact=(tuple(over), exact)).assign_attrs(base=to_json(base), level=level, **kept, **stamp())
+    attributes = {name: value for name, value in settings.items() if value is not None}
+    return data.assign(exact=(tuple(over), exact)).assign_attrs(
+        base=to_json(base), level=level, **attributes, **stamp()
+    )
 
 
-def computed(sweep: Sweep, store: str | Path | None, threads: int | None, progress: bool) -> xr.Dataset:
-    """The sweep, in its store if there is one; a cell that failed there is an error here."""
+def outcomes_of(sweep: Sweep, store: str | Path | None, threads: int | None, progress: bool) -> xr.Dataset:
+    """Run the sweep, in its store if there is one; raise `InputError` if a cell fails."""
     if store is None:
         return compute_sweep(sweep, threads=threads, progress=progress)
     report = run_sweep(sweep, store, workers=1, threads=threads, progress=progress)
@@ -81,7 +83,7 @@ def computed(sweep: Sweep, store: str | Path | None, threads: int | None, progre
 
 
 def check_run(options: Mapping[str, Any], *, samples: int, level: float, threads: int | None) -> None:
-    """`InputError` about what has nothing to do with the cells."""
+    """Raise `InputError` if an option that is the same in all cells is invalid."""
     SphereOptions(**options)
     require_count("samples", samples)
     require(0 < require_real("level", level) < 1, f"level must lie in (0, 1); got {level}.")
@@ -90,10 +92,10 @@ def check_run(options: Mapping[str, Any], *, samples: int, level: float, threads
 
 
 def exact_probability(model: SphereKind) -> float:
-    """Of the antipodal state, from a uniform start; NaN where it is not known."""
+    """Return the probability of the antipodal state from a uniform start, or NaN if it is not known."""
     if model.tokens != 2:
         return nan
     try:
         return float(overlap(model).antipodal_probability())
-    except InputError:  # a beta beyond the doubles of its quadrature: no reason not to simulate
+    except InputError:  # such as a beta beyond the range of its quadrature; the simulation is still possible
         return nan

@@ -1,4 +1,4 @@
-"""The picture of a phase diagram, whatever its axes: curves over the longest one, or a map over two long ones."""
+"""The picture of a phase diagram: curves over the longest axis, or a map over two long ones."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -29,7 +29,7 @@ ANTIPODAL = "antipodal pair"
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """Probability of an antipodal pair, with intervals, and the exact curve where it is known."""
+    """Draw the probability of an antipodal pair, with intervals, and the exact curve where it is known."""
     axes = sorted((str(axis) for axis in data["exact"].dims), key=lambda axis: -data.sizes[axis])
     data = data.sortby([axis for axis in axes if data[axis].dtype.kind in "iuf"])
     figure, (panel,) = panels(1, width=6.4, height=4.4)
@@ -38,25 +38,25 @@ def draw(data: xr.Dataset) -> Figure:
         draw_map(panel, data.squeeze(axes[2:]), axes[0], axes[1])
     else:
         draw_curves(panel, data, axes[0], axes[1:])
-    fixed = [named(axis, data[axis].item()) for axis in data["exact"].dims if data.sizes[axis] == 1]
+    fixed = [label_of(axis, data[axis].item()) for axis in data["exact"].dims if data.sizes[axis] == 1]
     run = f"T = {data.attrs['horizon']:g}", f"{data.attrs['samples']} samples a cell"
     panel.set_title(", ".join([*fixed, *run]))
     return figure
 
 
-def named(axis: Hashable, value: Any) -> str:
-    """A field by its letter, and its value."""
+def label_of(axis: Hashable, value: Any) -> str:
+    """Return the letter of a field and its value, such as "β = 2"."""
     return f"{SYMBOLS.get(str(axis), axis)} = {value if isinstance(value, str) else format(value, 'g')}"
 
 
 def draw_curves(panel: Axes, data: xr.Dataset, along: str, others: list[str]) -> None:
-    """A curve over `along` for each combination of the other fields."""
+    """Draw a curve over `along` for each combination of the other fields."""
     stacked = data.stack(curve=others) if others else data.expand_dims("curve")
     for k in range(stacked.sizes["curve"]):
         one = stacked.isel(curve=k)
         fixed = {axis: one[axis].item() for axis in others}
         varied = [axis for axis in others if data.sizes[axis] > 1]
-        label = ", ".join(named(axis, fixed[axis]) for axis in varied)
+        label = ", ".join(label_of(axis, fixed[axis]) for axis in varied)
         looks = {"color": PALETTE[k % len(PALETTE)], "marker": MARKERS[k // len(PALETTE) % len(MARKERS)]}
         draw_curve(panel, one, along, fixed, label=label or "simulated", **looks)
     if bool(data["exact"].notnull().all(along).any()):
@@ -68,7 +68,7 @@ def draw_curves(panel: Axes, data: xr.Dataset, along: str, others: list[str]) ->
 def draw_curve(
     panel: Axes, one: xr.Dataset, along: str, fixed: dict[str, Any], *, color: str, marker: str, label: str
 ) -> None:
-    """Points with intervals, and the exact curve through a finer grid."""
+    """Draw points with intervals, and the exact curve on a finer grid."""
     x, chosen = one[along].values, one.sel(outcome=ANTIPODAL)
     p = chosen["probability"].values
     bars = np.abs(np.stack([p - chosen["low"].values, chosen["high"].values - p]))
@@ -83,7 +83,6 @@ def draw_curve(
 
 
 def draw_map(panel: Axes, data: xr.Dataset, along: str, up: str) -> None:
-    """A map over two fields."""
     chosen = data["probability"].sel(outcome=ANTIPODAL).transpose(up, along)
     panel.grid(False)
     image = panel.pcolormesh(data[along], data[up], chosen, vmin=0, vmax=1, cmap="cividis", shading="nearest")

@@ -1,8 +1,8 @@
-r"""What a sweep keeps of a cell: the samples themselves, or what is computed from them.
+r"""The reductions of a sweep: each turns the samples of a cell into results that the sweep keeps.
 
 Statistics are means over all pairs (or tokens) of a sample: `correlation` and `variance` of a covariance, `overlap` of
-tokens on the sphere. A reduction is a function of the cell and its samples; its results have the dimension `point`
-(what was recorded) and dimensions of their own, the same in every cell.
+tokens on the sphere. The results of a reduction have the dimension `point` (recorded layers or times) and other
+dimensions, the same in every cell.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Reduced:
-    """One result of a cell: its values and the names of their dimensions; labels of those that have some."""
+    """One result of a cell: its values and the names of their dimensions."""
 
     values: Array
     dims: tuple[str, ...]
@@ -35,7 +35,7 @@ class Reduced:
 
 @dataclass(frozen=True)
 class Work:
-    """What a reduction may look at: the samples, and how to simulate again."""
+    """The input of a reduction: the samples, and the arguments of `simulate` that gave them."""
 
     model: Any
     start: Any
@@ -44,7 +44,7 @@ class Work:
 
 
 def statistics(samples: xr.Dataset) -> dict[str, Array]:
-    """(sample, point) each."""
+    """Return the statistics of the samples, each (sample, point)."""
     if "covariance" in samples:
         v = samples["covariance"].values
         variance = np.diagonal(v, axis1=-2, axis2=-1).mean(-1)
@@ -56,7 +56,7 @@ def statistics(samples: xr.Dataset) -> dict[str, Array]:
 
 
 def full_samples(work: Work) -> dict[str, Reduced]:
-    """All variables of the samples."""
+    """Return all variables of the samples."""
     axis = str(next(iter(work.samples.data_vars.values())).dims[1])
     return {
         str(name): Reduced(variable.values, tuple("point" if dim == axis else str(dim) for dim in variable.dims))
@@ -66,18 +66,17 @@ def full_samples(work: Work) -> dict[str, Reduced]:
 
 
 def moments(work: Work) -> dict[str, Reduced]:
-    """Mean, variance and standard error of the mean."""
-    found = {}
+    """Return mean, variance and standard error of the mean."""
+    results = {}
     for name, x in statistics(work.samples).items():
-        spread = x.var(0, ddof=1) if len(x) > 1 else np.full(x.shape[1], np.nan)
-        found[f"{name}_mean"] = Reduced(x.mean(0), ("point",))
-        found[f"{name}_variance"] = Reduced(spread, ("point",))
-        found[f"{name}_error"] = Reduced(np.sqrt(spread / len(x)), ("point",))
-    return found
+        variance = x.var(0, ddof=1) if len(x) > 1 else np.full(x.shape[1], np.nan)
+        results[f"{name}_mean"] = Reduced(x.mean(0), ("point",))
+        results[f"{name}_variance"] = Reduced(variance, ("point",))
+        results[f"{name}_error"] = Reduced(np.sqrt(variance / len(x)), ("point",))
+    return results
 
 
 def quantiles(work: Work, levels: tuple[float, ...]) -> dict[str, Reduced]:
-    """Quantiles at these levels."""
     return {
         f"{name}_quantile": Reduced(np.quantile(x, levels, axis=0), ("quantile", "point"))
         for name, x in statistics(work.samples).items()
@@ -85,9 +84,9 @@ def quantiles(work: Work, levels: tuple[float, ...]) -> dict[str, Reduced]:
 
 
 def outcome_counts(work: Work, level: float) -> dict[str, Reduced]:
-    """Probabilities of the outcomes with Wilson intervals; `equal`: two antipodal clusters of equal size."""
-    found = outcomes(work.samples, level=level)
-    counted = {name: Reduced(found[name].values, ("outcome", "point")) for name in ("probability", "low", "high")}
+    """Return probabilities of the outcomes with Wilson intervals; `equal` is that of two equal antipodal clusters."""
+    dataset = outcomes(work.samples, level=level)
+    counted = {name: Reduced(dataset[name].values, ("outcome", "point")) for name in ("probability", "low", "high")}
     labels = labels_of(work.samples, None)
     tokens = (work.model.model if isinstance(work.model, TokenLimit) else work.model).tokens
     alike = (labels[..., CLUSTERS] == 2) & (2 * labels[..., LARGEST] == tokens) & (labels[..., ANTIPODAL] > 0)
@@ -95,8 +94,8 @@ def outcome_counts(work: Work, level: float) -> dict[str, Reduced]:
 
 
 def stopping_times(work: Work, largest: float, smallest: float) -> dict[str, Reduced]:
-    """First recorded layer/width (or time) with an eigenvalue of V above or below; the last one if there is none."""
-    require("covariance" in work.samples, "Stopping times are those of a covariance.")
+    """Return the first layer/width (or time) with an eigenvalue of V outside, or the last one recorded."""
+    require("covariance" in work.samples, "Stopping times need a covariance.")
     several = work.samples["covariance"].shape[1] > 1
     require(several, 'Stopping times need more than the last point: record = "all", or a list.')
     values = np.linalg.eigvalsh(work.samples["covariance"].values)
@@ -109,8 +108,8 @@ def stopping_times(work: Work, largest: float, smallest: float) -> dict[str, Red
 
 
 def exits(work: Work) -> dict[str, Reduced]:
-    """Share of the paths that have left the ball by each point, and its standard error √(p(1 − p)/n)."""
-    require("exit" in work.samples, "Exits are those of a covariance.")
+    """Return the share of the paths that have left the ball by each point, and its standard error √(p(1 − p)/n)."""
+    require("exit" in work.samples, "Exits need a covariance.")
     axis = str(work.samples["covariance"].dims[1])
     share = (work.samples["exit"].values[:, None] <= work.samples[axis].values).mean(0)
     error = np.sqrt(share * (1 - share) / work.samples.sizes["sample"])
@@ -118,8 +117,8 @@ def exits(work: Work) -> dict[str, Reduced]:
 
 
 def ks_against_limit(work: Work) -> dict[str, Reduced]:
-    """Kolmogorov-Smirnov distance of each statistic from that of the limit, at the last point."""
-    from scipy.stats import ks_2samp  # it takes half a second, which no other command should wait for
+    """Return the Kolmogorov-Smirnov distance of each statistic from that of the limit, at the last point."""
+    from scipy.stats import ks_2samp  # the import takes half a second
 
     settings = {name: value for name, value in work.settings.items() if name not in ("record", "method", "early_stop")}
     axis = str(next(iter(work.samples.data_vars.values())).dims[1])
@@ -148,7 +147,7 @@ LABELS: dict[str, list[Any]] = {"outcome": list(OUTCOMES)}
 
 
 def checked_keep(keep: Mapping[str, Any]) -> dict[str, Any]:
-    """`keep` as reduction → options, those left out filled in.
+    """Return `keep` as reduction → options, with defaults filled in.
 
     Raises:
         InputError: nothing to keep, an unknown reduction, or options of a wrong form.
@@ -156,17 +155,16 @@ def checked_keep(keep: Mapping[str, Any]) -> dict[str, Any]:
     >>> checked_keep({"outcomes": True, "quantiles": [0.5], "samples": False})
     {'outcomes': {'level': 0.95}, 'quantiles': {'levels': [0.5]}}
     """
-    found: dict[str, Any] = {}
+    reductions: dict[str, Any] = {}
     for name, value in keep.items():
         require(name in REDUCTIONS, unknown_field("A sweep's keep", name, list(REDUCTIONS)))
         if value is not False:
-            found[name] = options_of(name, value)
-    require(len(found) > 0, f"A sweep must keep something: {', '.join(REDUCTIONS)}.")
-    return found
+            reductions[name] = options_of(name, value)
+    require(len(reductions) > 0, f"A sweep must keep something: {', '.join(REDUCTIONS)}.")
+    return reductions
 
 
 def options_of(name: str, value: Any) -> dict[str, Any]:
-    """The options of one reduction."""
     if name == "quantiles":
         value = value["levels"] if isinstance(value, Mapping) and set(value) == {"levels"} else value
         levels = list(DEFAULT_LEVELS if value is True else value if isinstance(value, list | tuple) else ())
@@ -188,11 +186,11 @@ def options_of(name: str, value: Any) -> dict[str, Any]:
 
 
 def reduced(work: Work, keep: Mapping[str, Any]) -> dict[str, Reduced]:
-    """All that is to be kept of a cell."""
-    found: dict[str, Reduced] = {}
+    """Apply all reductions of a sweep to a cell."""
+    results: dict[str, Reduced] = {}
     for name, options in keep.items():
         try:
-            found |= REDUCTIONS[name](work, **options)
+            results |= REDUCTIONS[name](work, **options)
         except InputError as error:
             raise InputError(f"keep {name}: {error}") from error
-    return found
+    return results

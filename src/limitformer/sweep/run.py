@@ -1,10 +1,9 @@
-r"""Run a sweep: what is missing in its store, on processes or a cluster, until all of it is there."""
+"""Run a sweep: compute the cells that its store lacks, on processes or a cluster."""
 
 import json
 import random
-import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,28 +15,26 @@ import xarray as xr
 from limitformer.base.errors import InputError, PicklesArguments, require, require_count
 from limitformer.base.progress import advance, progress_bar, track
 from limitformer.paths.replicas import usable_cores
+from limitformer.sweep.cells import DONE, ERROR_LENGTH, FAILED
 from limitformer.sweep.describe import Sweep, check_rest, compute
-from limitformer.sweep.layout import Index
+from limitformer.sweep.grid import Index
 from limitformer.sweep.opening import open_store, ready, store_path
 from limitformer.sweep.processes import in_this_process, on_processes
-from limitformer.sweep.store import DONE, FAILED, Store, coordinates_of, shortened
-from limitformer.sweep.work import Engine, Finished, Job, StoreError, job_of, save
-
-SOONEST = 1.0  # seconds between two times that finished cells are gathered, at least
-TIMES_AS_LONG = 50  # as gathering has taken: so it takes two hundredths of the time
+from limitformer.sweep.store import Store, Survey, coordinates_of
+from limitformer.sweep.work import Engine, Finished, Results, StoreError, job_of
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a run did.
+    """The result of a run.
 
     Attributes:
         store: the folder.
-        cells: of the whole grid.
+        cells: number of cells in the grid.
         done: cells that are done now.
-        failed: that have failed.
-        skipped: that were done before.
-        errors: of failed cells, by their index.
+        failed: cells that have failed.
+        skipped: cells that were done before.
+        errors: messages of failed cells, by their index.
     """
 
     store: Path
@@ -49,7 +46,7 @@ class Report:
 
 
 class SweepInterrupted(PicklesArguments, KeyboardInterrupt):
-    """Ctrl-C during a sweep; what was finished is in the store."""
+    """Ctrl-C during a sweep; finished cells are in the store."""
 
     resumes = True
 
@@ -72,112 +69,94 @@ def run_sweep(
     shuffle: bool = False,
     progress: bool = True,
 ) -> Report:
-    """Compute the cells of `sweep` that its store has not yet.
+    """Compute the cells of `sweep` that its store does not have yet.
 
     Args:
-        sweep: what to compute.
-        store: folder of the Zarr store; it is made if it is not there.
-        workers: processes; None takes one a core, 1 runs in this one.
-        threads: of each worker; None takes its share of the cores.
-        cluster: an address "tcp://…", or a Dask `Client`, instead of processes.
-        extend: whether the store may get new values on its axes.
+        sweep: the grid.
+        store: the folder of the store; it is made if it does not exist.
+        workers: number of processes; None takes one per core, 1 runs in this process.
+        threads: threads of each worker; None takes its share of the cores.
+        cluster: an address "tcp://…" or a Dask `Client`, instead of processes.
+        extend: whether the axes of the store may get new values.
         retry_failed: whether cells that failed before are tried again.
         tries: how often a cell is tried.
-        any_version: whether cells of different code, libraries or processors may be mixed; each keeps which made it.
+        any_version: whether cells of different code, libraries or processors may be mixed; each cell records its own.
         shuffle: whether the cells run in random order; the numbers are the same.
-        progress: whether work of more than two seconds shows on the terminal.
+        progress: whether to show progress when work takes more than two seconds.
 
     Raises:
-        InputError: a store of another sweep, one that another process is at work on, or that cannot be written.
-        SweepInterrupted: Ctrl-C; the store can be gone on with.
+        InputError: the store belongs to another sweep, is in use by another process, or cannot be written.
+        SweepInterrupted: Ctrl-C; finished cells stay, and a new run continues.
     """
     path = store_path(store)
     workers = usable_cores() if workers is None else require_count("workers", workers)
     require_count("tries", tries)
     with (
         chosen_engine(workers, threads, cluster) as engine,
-        ready(path, sweep, extend=extend, any_version=any_version) as kept,
+        ready(path, sweep, extend=extend, any_version=any_version) as (there, survey),
     ):
-        job = job_of(kept, threads=threads_each(workers, threads), tries=tries, any_version=any_version)
-        return completed(kept, engine, job, retry_failed=retry_failed, shuffle=shuffle, progress=progress)
+        job = job_of(there, threads=threads_each(workers, threads), tries=tries, any_version=any_version)
+        options = {"retry_failed": retry_failed, "shuffle": shuffle, "progress": progress}
+        return completed(there, survey, partial(engine, job), **options)
 
 
-def completed(kept: Store, engine: Engine, job: Job, *, retry_failed: bool, shuffle: bool, progress: bool) -> Report:
-    """Run the cells that are missing, and say what there is then."""
-    found = kept.survey()
-    status, skipped = found.status, int((found.status == DONE).sum())
+def completed(
+    store: Store,
+    survey: Survey,
+    run: Callable[[list[Index]], Results],
+    *,
+    retry_failed: bool,
+    shuffle: bool,
+    progress: bool,
+) -> Report:
+    """Run the missing cells and report on all of them."""
+    status, skipped = survey.status, int((survey.status == DONE).sum())
     asked = (status != DONE) & ((status != FAILED) | retry_failed)
     missing = [tuple(index) for index in np.argwhere(asked).tolist()]
-    errors = {} if retry_failed else found.errors
-    if kept.read_only:
-        require(not missing, f"Cannot write the store {kept.path}: {kept.read_only}. {len(missing)} cells are missing.")
-    else:
-        if shuffle:
-            random.Random(0).shuffle(missing)
-        before = status.size - len(missing)
-        with clear_ends(kept, status), gathering(kept, found.broken) as gather, closing(engine(job, missing)) as ends:
-            for one in tracked_cells(ends if missing else (), status.size, before, progress):
-                status[one.index] = one.status
-                if one.status == FAILED:
-                    errors[one.index] = shortened(one.message)
-                gather()
+    errors = {} if retry_failed else survey.errors
+    if store.read_only:
+        require(
+            not missing, f"Cannot write the store {store.path}: {store.read_only}. {len(missing)} cells are missing."
+        )
+    if shuffle:
+        random.Random(0).shuffle(missing)
+    if missing:
+        with clear_ends(store, status), closing(run(missing)) as ends:
+            for cell in tracked_cells(ends, status.size, status.size - len(missing), progress):
+                status[cell.index] = cell.status
+                if cell.status == FAILED:
+                    errors[cell.index] = cell.message[:ERROR_LENGTH]
     done, failed = int((status == DONE).sum()), int((status == FAILED).sum())
-    return Report(kept.path, status.size, done, failed, skipped, dict(sorted(errors.items())))
+    return Report(store.path, status.size, done, failed, skipped, dict(sorted(errors.items())))
 
 
 def tracked_cells(finished: Iterable[Finished], cells: int, before: int, progress: bool) -> Iterator[Finished]:
-    """The cells as they finish, on a bar that begins with those that were there before."""
-    shown = progress_bar("cells", cells, before) if progress else None
+    """Yield the cells as they finish, and show them on a bar on which `before` of them are done at the start."""
+    bar = progress_bar("cells", cells, before) if progress else None
     try:
-        for count, one in enumerate(finished, before + 1):
-            yield one
-            advance(shown, count)
+        for count, cell in enumerate(finished, before + 1):
+            yield cell
+            advance(bar, count)
     finally:
-        advance(shown, -1)
+        advance(bar, -1)
 
 
 @contextmanager
-def clear_ends(kept: Store, status: np.ndarray) -> Iterator[None]:
-    """A store that cannot be written ends with one line, and Ctrl-C with how far the sweep is."""
+def clear_ends(store: Store, status: np.ndarray) -> Iterator[None]:
+    """End a run with one line: why the store cannot be written, or how far the sweep was at Ctrl-C."""
     try:
         yield
     except StoreError as error:
         raise InputError(
-            f"Cannot write the store {kept.path}: {error}. What is finished stays; start it again."
+            f"Cannot write the store {store.path}: {error}. What is finished stays; start it again."
         ) from error
     except KeyboardInterrupt as interrupt:
-        raise SweepInterrupted(kept.path, int((status == DONE).sum()), status.size) from interrupt
-
-
-@contextmanager
-def gathering(kept: Store, broken: set[Index]) -> Iterator[Callable[[], None]]:
-    """Gather finished cells into the arrays: what earlier runs have left, what there is whenever the function that is
-    given is called and enough time has passed, and the rest at the end."""
-    save(lambda: kept.gather(broken))
-    due = time.monotonic() + SOONEST
-
-    def gather() -> None:
-        nonlocal due
-        began = time.monotonic()
-        if began >= due:
-            save(kept.gather)
-            ended = time.monotonic()
-            due = ended + max(SOONEST, TIMES_AS_LONG * (ended - began))
-
-    try:
-        yield gather
-    except StoreError:
-        raise
-    except BaseException:
-        with suppress(StoreError):  # what went wrong first is what is said; loose cells are as good
-            save(kept.gather)
-        raise
-    save(kept.gather)
+        raise SweepInterrupted(store.path, int((status == DONE).sum()), status.size) from interrupt
 
 
 @contextmanager
 def chosen_engine(workers: int, threads: int | None, cluster: Any) -> Iterator[Engine]:
-    """Where the cells run."""
+    """Yield the function that runs cells; a client of a cluster is closed at the end."""
     threads_each(workers, threads)
     if cluster is not None:
         from limitformer.sweep.cluster import connected, on_cluster
@@ -191,31 +170,35 @@ def chosen_engine(workers: int, threads: int | None, cluster: Any) -> Iterator[E
 
 
 def threads_each(workers: int, threads: int | None) -> int:
-    """Of a worker: its share of the cores, or as many as are asked for."""
+    """Return the threads of a worker: the requested number, or its share of the cores."""
     return max(1, usable_cores() // workers) if threads is None else require_count("threads", threads)
 
 
 def compute_sweep(sweep: Sweep, *, threads: int | None = None, progress: bool = True) -> xr.Dataset:
-    """All cells, in this process and without a store; as `load_sweep` gives them, the same bits."""
+    """Compute all cells in this process, without a store; the Dataset is that of `load_sweep`, with the same bits.
+
+    Raises:
+        InputError: a cell that cannot run.
+    """
     check_rest(sweep)
     cells = list(sweep.cells())
-    found = [compute(sweep, cell, threads=threads) for cell in (track(cells, "cells") if progress else cells)]
+    results = [compute(sweep, cell, threads=threads) for cell in (track(cells, "cells") if progress else cells)]
     axes, variables = tuple(sweep.over), {}
-    for name, first in found[0].items():
-        values = np.stack([np.asarray(one[name].values) for one in found])
+    for name, first in results[0].items():
+        values = np.stack([np.asarray(one[name].values) for one in results])
         variables[name] = ((*axes, *first.dims), values.reshape(*sweep.shape, *values.shape[1:]))
-    dims = {dim for first in found[0].values() for dim in first.dims}
+    dims = {dim for first in results[0].values() for dim in first.dims}
     return xr.Dataset(variables, coordinates_of(sweep, dims), {"sweep": json.dumps(sweep.record())})
 
 
 def load_sweep(store: str | Path) -> xr.Dataset:
-    """What a store has, in memory: the results over the axes, `status` (0 missing, 1 done, 2 failed, 3 damaged),
-    `code` and `seconds`.
+    """Gather a store in memory: its results over the axes, `status` (0 missing, 1 done, 2 failed, 3 damaged), `code`
+    and `seconds`.
 
-    Every checksum is compared: a cell that is damaged has no results. `code` says what made a cell; the attribute
-    `codes` has the versions and the processor of each number in it, as JSON.
+    Every checksum is compared; a damaged cell has no results. `code` is the number of the code that made a cell. The
+    attribute `codes` has the versions and the processor for each number, as JSON.
 
     Raises:
-        InputError: not the store of a sweep, or one whose description makes no sense.
+        InputError: not the store of a sweep, one of an older version, or one whose description makes no sense.
     """
     return open_store(store_path(store)).load()

@@ -1,4 +1,4 @@
-"""What there is to see of a sweep: how far it is, its results as arrays and pictures, and as files."""
+"""The progress of a sweep, and its results as pictures and files."""
 
 import json
 from collections.abc import Sequence
@@ -13,59 +13,58 @@ from limitformer.base.errors import InputError, printable, require
 from limitformer.base.files import check_writable, write_whole
 from limitformer.plot import PALETTE, panels, style
 from limitformer.results.storage import check_target, save
+from limitformer.sweep.cells import DAMAGED, DONE, FAILED
 from limitformer.sweep.grid import unknown_field
 from limitformer.sweep.opening import open_store, store_path
 from limitformer.sweep.origin import mixture
 from limitformer.sweep.run import load_sweep
-from limitformer.sweep.store import DAMAGED, DONE, FAILED, Store, Survey
+from limitformer.sweep.store import Store, Survey
 
 MOST_CURVES = 7
 PICTURES = (".png", ".pdf", ".svg")
-RECENT = 60.0  # seconds over which the rate is taken, at least
 
 
 def progress_of(path: Path) -> list[tuple[str, str]]:
-    """What `limitformer sweep status` says."""
+    """Return the rows of `limitformer sweep status`."""
     store = open_store(store_path(path))
-    found = store.survey()
-    cells, left = found.status.size, found.status.size
+    survey = store.survey()
+    cells = remaining = survey.status.size
     rows = [("cells", f"{cells:,}")]
     for name, status in {"done": DONE, "failed": FAILED, "damaged": DAMAGED}.items():
-        count = int((found.status == status).sum())
-        left -= count if status != DAMAGED else 0
+        count = int((survey.status == status).sum())
+        remaining -= count if status != DAMAGED else 0
         rows.append((name, f"{count:,} ({count / cells:.1%})" if status == DONE else f"{count:,}"))
-    rows.append(("left", f"{left:,}"))
-    times = np.sort(found.finished[found.finished > 0])[-100:]
+    rows.append(("left", f"{remaining:,}"))
+    times = np.sort(survey.finished[survey.finished > 0])[-100:]
     if len(times) > 1:
         rate = (len(times) - 1) / max(times[-1] - times[0], 1e-9)
         rows.append(("rate", f"{rate:.3g} cells a second"))
-        rows.append(("time left, at this rate", duration(left / rate)))
-    rows += [(f"failed {index}", printable(text)) for index, text in sorted(found.errors.items())[:5]]
-    return rows + [("made by", line) for line in makers(store, found)]
+        rows.append(("time left, at this rate", duration(remaining / rate)))
+    rows += [(f"failed {index}", printable(text)) for index, text in sorted(survey.errors.items())[:5]]
+    return rows + [("made by", line) for line in makers(store, survey)]
 
 
-def makers(store: Store, found: Survey) -> list[str]:
-    """What made the cells, and how many each."""
-    counted = zip(*np.unique(found.code[found.finished > 0], return_counts=True), strict=True)
-    codes = {int(number): int(count) for number, count in counted}
-    described = {number: ", ".join(f"{k} {v}" for k, v in store.codes.get(number, {}).items()) for number in codes}
-    return [f"{described[number] or 'unknown code'}: {count:,} cells" for number, count in codes.items()]
+def makers(store: Store, survey: Survey) -> list[str]:
+    """Return a line for each code, with the number of cells that it made."""
+    numbers, counts = np.unique(survey.code[survey.finished > 0], return_counts=True)
+    lines = [", ".join(f"{name} {value}" for name, value in store.codes[int(number)].items()) for number in numbers]
+    return [f"{line}: {count:,} cells" for line, count in zip(lines, counts, strict=True)]
 
 
 def doubts(data: xr.Dataset) -> list[str]:
-    """What one should know of a loaded store: a line each."""
+    """Return warnings about a loaded store: damaged cells, and cells of different codes."""
     damaged = int((data["status"] == DAMAGED).sum())
-    made = sorted(set(np.unique(data["code"].values[data["status"].values == DONE]).tolist()))
+    numbers = np.unique(data["code"].values[data["status"].values == DONE])
     codes = json.loads(data.attrs["codes"])
     lines = [f"{damaged:,} cells are damaged and have no results. Nearest: run the sweep again."] if damaged else []
-    if len(made) > 1:
-        mixed = mixture([codes.get(str(number), {}) for number in made])
-        lines.append(f"{len(made)} different codes made the cells ({mixed}); `code` says which made which.")
+    if len(numbers) > 1:
+        mixed = mixture([codes[str(number)] for number in numbers])
+        lines.append(f"{len(numbers)} different codes made the cells ({mixed}); `code` has the number of each cell's.")
     return lines
 
 
 def duration(seconds: float) -> str:
-    """For people.
+    """Return a time in seconds, minutes or hours.
 
     >>> duration(9000)
     '2 h 30 min'
@@ -77,7 +76,7 @@ def duration(seconds: float) -> str:
 
 
 def selected(data: xr.Dataset, variable: str | None, at: Sequence[str]) -> xr.DataArray:
-    """One result, where `at` (NAME=VALUE) says.
+    """Return one result at the places `at` (NAME=VALUE).
 
     Raises:
         InputError: an unknown result, or a place that is not on the grid.
@@ -92,18 +91,17 @@ def selected(data: xr.Dataset, variable: str | None, at: Sequence[str]) -> xr.Da
 
 
 def position(chosen: xr.DataArray, place: str) -> dict[str, int]:
-    """NAME=VALUE as the position on the axis."""
+    """Return NAME=VALUE as the position on the axis."""
     name, equals, value = place.partition("=")
     axes = [str(dim) for dim in chosen.dims]
     require(bool(equals) and name in axes, f"--at must be NAME=VALUE, NAME one of {', '.join(axes)}; got {place!r}.")
     values = chosen[name].values.tolist() if name in chosen.coords else list(range(chosen.sizes[name]))
-    found = [k for k, one in enumerate(values) if str(one) == value or as_number(value) == one]
-    require(bool(found), f"{name} has no value {value}; it has {', '.join(map(str, values[:12]))}.")
-    return {name: found[0]}
+    matches = [k for k, one in enumerate(values) if str(one) == value or as_number(value) == one]
+    require(bool(matches), f"{name} has no value {value}; it has {', '.join(map(str, values[:12]))}.")
+    return {name: matches[0]}
 
 
 def as_number(text: str) -> float | None:
-    """A number, or None."""
     try:
         return float(text)
     except ValueError:
@@ -111,7 +109,7 @@ def as_number(text: str) -> float | None:
 
 
 def picture(chosen: xr.DataArray) -> Figure:
-    """Curves over one axis, or a map over two long ones.
+    """Draw curves over one axis, or a map over two long ones.
 
     Raises:
         InputError: more than two axes with several values each.
@@ -140,20 +138,20 @@ def picture(chosen: xr.DataArray) -> Figure:
 
 
 def positions(chosen: xr.DataArray, dim: str) -> Any:
-    """Where the values of an axis lie in a picture."""
+    """Return the values of an axis, or their positions if it has no labels."""
     return chosen[dim].values if dim in chosen.coords else np.arange(chosen.sizes[dim])
 
 
-def written(figure: Figure, out: Path) -> None:
-    """The picture in a file, whole or not at all."""
+def write_picture(figure: Figure, out: Path) -> None:
+    """Write the picture to a file, whole or not at all."""
     require(out.suffix in PICTURES, f"Pictures are written as {', '.join(PICTURES)}; got {out.name!r}.")
     check_writable(out.parent)
     with style():
         write_whole(out, lambda path: figure.savefig(path))
 
 
-def exported(path: Path, out: Path) -> list[str]:
-    """All results in one file; what one should know of them (`doubts`).
+def export_store(path: Path, out: Path) -> list[str]:
+    """Write all results to one file, and return warnings about them (`doubts`).
 
     Raises:
         InputError: another ending than .nc, .zarr or .csv, or a folder that cannot be written.

@@ -1,58 +1,56 @@
-"""A trial before a store is made: which shapes the results of a cell have, and whether any cell can run at all."""
+"""A trial before a store is made: it gives the shapes of a cell's results and shows that some cell can run."""
+
+from collections.abc import Mapping
 
 import numpy as np
 
 from limitformer.base.errors import InputError
+from limitformer.sweep.cells import Kind, kinds_from
 from limitformer.sweep.describe import Sweep, check_memory, compute, where
 from limitformer.sweep.grid import Cell
-from limitformer.sweep.layout import Kind, Layout, layout_from
 from limitformer.sweep.reduce import Reduced
 
-MOST_TRIALS = 10  # of cells that do not end well
+MOST_TRIALS = 10  # cells that fail before the trial ends
 
 
-def layout_of(sweep: Sweep) -> Layout:
-    """From two samples of the first cell that can run.
+def kinds_of(sweep: Sweep) -> dict[str, Kind]:
+    """Return the results of a cell, from two samples of the first cell that can run.
 
     Raises:
-        InputError: no cell can, or the first few that are tried fail.
+        InputError: no cell can run, or the first ones that are tried fail.
     """
     count = sweep.settings.samples
-    found = compute_first(sweep, min(2, count))
-    layout = Layout({name: full_kind(result, count) for name, result in found.items()})
-    return layout_from(layout.record())
+    record = {}
+    for name, result in compute_first(sweep, min(2, count)).items():
+        values = np.asarray(result.values)
+        sizes = zip(result.dims, values.shape, strict=True)
+        shape = [count if dim == "sample" else size for dim, size in sizes]
+        record[name] = [list(result.dims), shape, values.dtype.newbyteorder("<").str]
+    return kinds_from(record)
 
 
-def compute_first(sweep: Sweep, samples: int) -> dict[str, Reduced]:
-    """The results of the first cell that can run, with so many samples; one that fails is recorded later, as any is.
+def compute_first(sweep: Sweep, samples: int) -> Mapping[str, Reduced]:
+    """Compute the first cell that can run, with a few samples; a cell that fails here is recorded later.
 
-    A cell that does not fit the memory costs nothing to refuse, so that all of them are asked.
+    To refuse a cell that does not fit the memory costs nothing, so all of them may be tried.
     """
-    refused: list[str] = []
-    trials = 0
+    refusal, failures = "", []
     for cell in sweep.cells():
         try:
             check_memory(sweep, cell)
         except InputError as error:
-            refused = refused or [f"Cell {where(sweep, cell)}: {error}"]
+            refusal = refusal or failure(sweep, cell, error)
             continue
         try:
             return compute(sweep, cell, samples=samples)
-        except Exception as error:  # noqa: BLE001  # whatever it is, another cell has the same shapes
-            trials, trouble = trials + 1, said(sweep, cell, error)
-        if trials == MOST_TRIALS:
-            raise InputError(f"The first cells fail. {trouble}")
-    raise InputError(f"No cell of the grid can run. {refused[0] if not trials else trouble}")
+        except Exception as error:  # noqa: BLE001  # another cell has the same shapes
+            failures.append(failure(sweep, cell, error))
+        if len(failures) == MOST_TRIALS:
+            raise InputError(f"The first cells fail. {failures[-1]}")
+    raise InputError(f"No cell of the grid can run. {failures[-1] if failures else refusal}")
 
 
-def said(sweep: Sweep, cell: Cell, error: Exception) -> str:
-    """What went wrong in a cell."""
+def failure(sweep: Sweep, cell: Cell, error: Exception) -> str:
+    """Name the cell and the error."""
     reason = error if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
     return f"Cell {where(sweep, cell)}: {reason}"
-
-
-def full_kind(result: Reduced, samples: int) -> Kind:
-    """Dimensions, shape and type of a result, with all samples."""
-    values = np.asarray(result.values)
-    sizes = zip(result.dims, values.shape, strict=True)
-    return result.dims, tuple(samples if dim == "sample" else size for dim, size in sizes), values.dtype

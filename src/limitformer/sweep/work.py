@@ -1,44 +1,43 @@
-"""What a worker does, wherever it runs: compute cells of a store and write them down."""
+"""The work of a worker, in this process or elsewhere: compute cells of a store and write them."""
 
 import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from limitformer.base.errors import InputError
+from limitformer.sweep.cells import DONE, FAILED
 from limitformer.sweep.describe import compute
-from limitformer.sweep.layout import Index
-from limitformer.sweep.metadata import GROUP
+from limitformer.sweep.grid import Index
 from limitformer.sweep.opening import check_code, open_store
-from limitformer.sweep.store import DONE, FAILED, Store
+from limitformer.sweep.store import DESCRIPTION, Store
 
 
 class StoreError(Exception):
-    """The store cannot be written; the sweep ends, and what is written stays."""
+    """The store cannot be written; the sweep ends and finished cells stay."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What became of a cell."""
+    """The end of a cell: DONE, or FAILED with a message."""
 
     index: Index
     status: int
-    seconds: float
     message: str = ""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker has to know.
+    """The task of all workers of a run.
 
     Attributes:
-        path: of the store.
-        stamp: changes when the store is extended.
-        threads: of the worker.
+        path: the store.
+        stamp: changes when the store is extended, so that workers open it again.
+        threads: threads of the worker.
         tries: how often a cell is tried.
-        any_version: whether the worker's code may be another than that of the store's other cells.
+        any_version: whether the worker's code may differ from that of the store's other cells.
     """
 
     path: str
@@ -53,20 +52,19 @@ Engine = Callable[[Job, Sequence[Index]], Results]
 
 
 def job_of(store: Store, *, threads: int, tries: int, any_version: bool) -> Job:
-    """For the workers of a run."""
-    stamp = (store.path / GROUP).stat().st_mtime_ns
+    stamp = (store.path / DESCRIPTION).stat().st_mtime_ns
     return Job(os.path.abspath(store.path), stamp, threads, tries, any_version)
 
 
 @cache
 def store_at(path: str, stamp: int, any_version: bool) -> Store:
-    """The store, opened once by each worker.
+    """Open the store, once in each worker.
 
     Raises:
-        StoreError: the worker's code is none of those that began or went on with the store.
+        StoreError: the worker's code is none of the store's.
     """
     try:
-        store = open_store(Path(path), imports=True)  # somebody runs it
+        store = open_store(Path(path), imports=True)  # a user runs it here, so it is trusted
         check_code(store.path, store.codes.values(), any_version)
     except InputError as error:
         raise StoreError(str(error)) from error
@@ -74,12 +72,11 @@ def store_at(path: str, stamp: int, any_version: bool) -> Store:
 
 
 def store_of(job: Job) -> Store:
-    """The store of a job."""
     return store_at(job.path, job.stamp, job.any_version)
 
 
 def run_cell(job: Job, index: Index) -> Finished:
-    """Compute a cell and write it; a failure is tried again, then written down as well.
+    """Compute a cell and write it; a cell that fails is tried again, then recorded with its error.
 
     Raises:
         StoreError: the store cannot be written.
@@ -90,29 +87,29 @@ def run_cell(job: Job, index: Index) -> Finished:
     for _ in range(job.tries):
         try:
             results = compute(store.sweep, store.sweep.cell(index), threads=job.threads)
-            row = store.done(results, time.perf_counter() - began)
-        except InputError as error:  # the same again
+            seconds = time.perf_counter() - began
+            file = store.done(index, results, seconds)
+        except InputError as error:  # the next try would give the same
             message = str(error)
             break
-        except Exception as error:  # noqa: BLE001  # whatever it is, the other cells go on
+        except Exception as error:  # noqa: BLE001  # other cells may still succeed
             message = f"{type(error).__name__}: {error}"
             continue
-        save(partial(store.write, index, row))
-        return Finished(index, DONE, time.perf_counter() - began)
-    return given_up(store, index, message, time.perf_counter() - began)
+        save(store, index, file, seconds)
+        return Finished(index, DONE)
+    return record_failure(store, index, message)
 
 
-def given_up(store: Store, index: Index, message: str, seconds: float = 0.0) -> Finished:
-    """A cell that has failed, and is written down as such."""
-    save(partial(store.write, index, store.failed(message)))
-    return Finished(index, FAILED, seconds, message)
+def record_failure(store: Store, index: Index, message: str) -> Finished:
+    save(store, index, store.failed(index, message), 0.0)
+    return Finished(index, FAILED, message)
 
 
-def save(write: Callable[[], None]) -> None:
-    """Write, or say why the store cannot be written."""
+def save(store: Store, index: Index, file: bytes, seconds: float) -> None:
+    """Write the file of a cell; raise `StoreError` with the reason if the store cannot be written."""
     try:
-        write()
+        store.write(index, file, seconds)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        place = f" ({error.filename})" if error.filename else ""  # a full disk does not say for which file
+        place = f" ({error.filename})" if error.filename else ""  # a full disk does not name the file
         raise StoreError(f"{reason}{place}") from error
