@@ -297,7 +297,7 @@ def an_adapter_beside_the_weights(folder):
 
 
 @case(
-    "holds weights that are not read",
+    "holds weights that cannot be read",
     "tf_model.h5",
     "flax_model.msgpack",
     "model.gguf",

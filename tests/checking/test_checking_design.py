@@ -574,7 +574,7 @@ def test_command_resumes_from_its_folder(monkeypatch, tmp_path):
     monkeypatch.setattr(trials.ShapedTrials, "values", Interrupting(original, 2))
     unsaved = CliRunner().invoke(app, arguments)
     assert unsaved.exit_code == 130
-    assert "nothing was written. With --out FOLDER they are design." in unsaved.stderr
+    assert "nothing was written. With --out FOLDER they are kept." in unsaved.stderr
     monkeypatch.setattr(trials.ShapedTrials, "values", Interrupting(original, 2))
     stopped = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
     assert stopped.exit_code == 130

@@ -73,7 +73,7 @@ def hostile(network):
     )
     data = network.data.assign_coords(word=("token", [HOSTILE] * network.data.sizes["token"]))
     laws = replace(network.laws, tied=dict.fromkeys(network.laws.laws, (HOSTILE,)))
-    verdict = replace(network.verdicts[0], words=HOSTILE, why=HOSTILE, mends=HOSTILE, source=HOSTILE)
+    verdict = replace(network.verdicts[0], said=HOSTILE, why=HOSTILE, mends=HOSTILE, source=HOSTILE)
     result = replace(network, name=HOSTILE, curves=curves, band=band, data=data, laws=laws, verdicts=[verdict])
     about = {**network.about, HOSTILE: HOSTILE}
     return replace(result, about=about, against=replace(network.against, name=HOSTILE))
@@ -123,7 +123,7 @@ def test_verdicts_precede_the_curves_with_their_reasons(law, law_page):
     assert broken
     assert text.index('id="verdict"') < text.index('id="curves"') < text.index('id="matrix"')
     for verdict in law.verdicts:
-        for part in (verdict.words, verdict.why, verdict.mends, verdict.source, f"{verdict.share:.0%} of them"):
+        for part in (verdict.said, verdict.why, verdict.mends, verdict.source, f"{verdict.share:.0%} of them"):
             assert " ".join(part.split()) in words
     assert text.count('class="card broken"') == len(broken)
     assert words.count("✗ broken") == len(broken)
@@ -452,11 +452,11 @@ def test_wrong_twin_of_the_script_is_detected(browser, network, tmp_path, monkey
 def test_slider_keys_change_the_depth(browser, network_page, tmp_path):
     with opened(browser, network_page, tmp_path) as tab:
         slider = tab.get_by_role("slider", name="Depth")
-        last, words = tab.evaluate(PICTURE), tab.locator("#depth-words").text_content()
-        assert words == "layer 3 of 3."
+        last, label = tab.evaluate(PICTURE), tab.locator("#depth-said").text_content()
+        assert label == "layer 3 of 3."
         slider.focus()
         tab.keyboard.press("Home")
-        assert tab.locator("#depth-words").text_content() == "layer 0 of 3."
+        assert tab.locator("#depth-said").text_content() == "layer 0 of 3."
         assert tab.evaluate(PICTURE) != last
         assert "layer 0 of 5" in tab.locator("#matrices figure").nth(1).text_content()
         tab.keyboard.press("End")
@@ -472,16 +472,16 @@ def test_selected_cell_shows_its_correlation(browser, network, network_page, tmp
         canvas.focus()
         for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight"):
             tab.keyboard.press(key)
-        words = tab.locator("#matrices output").first.text_content()
-        assert words == f"{words[3]} (4), {words[1]} (2): {rho[3, 1]:.2f}"
+        text = tab.locator("#matrices output").first.text_content()
+        assert text == f"{words[3]} (4), {words[1]} (2): {rho[3, 1]:.2f}"
         box = canvas.bounding_box()
         tab.mouse.move(box["x"] + box["width"] - 2, box["y"] + box["height"] - 2)
         assert tab.locator("#matrices output").first.text_content().endswith(": 1.00")
         heads = tab.locator("#heads canvas").nth(1)
         heads.focus()
         tab.keyboard.press("ArrowRight")
-        words = tab.locator("#heads output").nth(1).text_content()
-        assert words == f"block 2, head 1: {float(network.curves['effective_tokens'][0, 1, 0]):.5g}"
+        text = tab.locator("#heads output").nth(1).text_content()
+        assert text == f"block 2, head 1: {float(network.curves['effective_tokens'][0, 1, 0]):.5g}"
 
 
 def test_menu_shows_one_kind_of_weight(browser, network, network_page, tmp_path):
