@@ -38,7 +38,7 @@ COMMANDS = {
     ),
     "design": (
         "limitformer.cli.design:design",
-        "Find what to set so that a network at initialisation is sound, how sure that is, and the lines to paste.",
+        "Find settings for a sound network at initialisation, with their risk, and print the lines to paste.",
     ),
     "simulate": (
         "limitformer.cli.simulate:simulate",

@@ -64,7 +64,8 @@ def overlap(
         model = sphere_model({**context.params, "values": None, "layers_per_unit_time": 1}, **fields)
         begin_work()
         diffusion = overlap_of(model, clusters=sizes)
-        summary = diffusion.summary() | results_from(diffusion, start, target)
+        answer = results_from(diffusion, start, target)  # first, because it refuses bad input
+        summary = diffusion.summary() | answer
         if as_json:
             print_plain(json.dumps(summary, indent=2, allow_nan=False))
         else:
