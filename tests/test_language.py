@@ -16,8 +16,26 @@ PYTHON = sorted(path for folder in ("src", "tests", "benchmarks", "docs") for pa
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 HALF_SENTENCES = frozenset(
-    ["of", "by", "for", "as", "and", "with", "which", "who", "whose", "whom", "that", "or", "but", "so", "besides"]
-    + ["from", "what", "whatever", "whoever"]
+    (
+        *(
+            "of",
+            "by",
+            "for",
+            "as",
+            "and",
+            "with",
+            "which",
+            "who",
+            "whose",
+            "whom",
+            "that",
+            "or",
+            "but",
+            "so",
+            "besides",
+        ),
+        *("from", "what", "whatever", "whoever"),
+    )
 )
 NOT_ENGLISH = re.compile(
     r"\b(is no|are no|beside|besides|so many|one's own|of your own|gone on|goes on with|go on with|told apart|for good|"
