@@ -63,7 +63,7 @@ check: .venv-test/ready
 	.venv-test/bin/ruff format --check .
 	.venv-test/bin/lint-imports > /dev/null || .venv-test/bin/lint-imports
 	.venv-test/bin/python -m pytest -q -m fast -n 2 --dist loadgroup tests/models tests/base tests/numerics/test_kernels.py \
-		tests/covariance/test_limit.py tests/sphere tests/simulation tests/figures/test_figure_pages.py tests/test_faults.py \
+		tests/covariance/test_limit.py tests/sphere tests/simulation tests/papers/figures/test_figure_pages.py tests/test_faults.py tests/test_language.py \
 		src/limitformer/models
 
 # The documentation as a site, strictly: whatever leads nowhere ends the build. `make test` builds it too, and looks at it.

@@ -1,4 +1,4 @@
-"""Shaped attention against the plain fused kernel: time of forward and backward, and memory of long texts.
+"""Shaped attention compared with the plain fused kernel: time of forward and backward, and memory for long texts.
 
 The two run in turn in one process and the ratio is the median over the turns; memory is that of all tensors at
 their peak.
@@ -37,13 +37,13 @@ def inputs(batch: int, length: int, width: int = WIDTH, heads: int = HEADS) -> l
 
 
 def padding_mask(batch: int, length: int) -> Tensor:
-    """(batch, 1, 1, length): texts that end one after the other."""
+    """Return a mask (batch, 1, 1, length) of texts with different ends."""
     ends = torch.linspace(length // 2, length, batch).long()
     return (torch.arange(length) < ends[:, None])[:, None, None]
 
 
 def prepared(kind: str, batch: int, length: int) -> Visibility:
-    """One of `OF_MODULES`, made ready as a model does once for all layers."""
+    """Prepare one of `OF_MODULES`, as a model does once for all layers."""
     mask = padding_mask(batch, length) if kind.startswith("padding") else None
     if kind.startswith("ones"):
         mask = torch.ones(batch, 1, 1, length, dtype=torch.bool)
@@ -51,7 +51,7 @@ def prepared(kind: str, batch: int, length: int) -> Visibility:
 
 
 def steps(kind: str, batch: int = BATCH, length: int = LENGTH) -> tuple[Work, Work]:
-    """Forward and backward of shaped attention with trained gains, and of plain attention."""
+    """Return forward-and-backward functions of shaped attention with trained gains and of plain attention."""
     query, key, value, gradient = inputs(batch, length)
     gains = [torch.ones(HEADS, requires_grad=True) for _ in range(2)]
     seen = prepared(kind, batch, length)
@@ -74,14 +74,13 @@ def steps(kind: str, batch: int = BATCH, length: int = LENGTH) -> tuple[Work, Wo
 
 
 def seconds(work: Work) -> float:
-    """Wall time of one call."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def ratio(shaped: Work, plain: Work, turns: int) -> dict[str, float]:
-    """Median milliseconds of both, and the median ratio over turns."""
+    """Return the median milliseconds of both, and the median of their ratios."""
     for work in (shaped, plain) * 3:
         work()
     times = np.array([(seconds(shaped), seconds(plain)) for _ in range(turns)])
@@ -90,22 +89,20 @@ def ratio(shaped: Work, plain: Work, turns: int) -> dict[str, float]:
 
 
 def time_ratio(kind: str) -> dict[str, float]:
-    """Of the call alone."""
     return ratio(*steps(kind), turns=30)
 
 
 def module_ratio(kind: str) -> dict[str, float]:
-    """Of the module, projections and all, against itself without gains."""
+    """Compare the module, with its projections, to the same module without gains."""
     return ratio(module_step(kind, True), module_step(kind, False), turns=30)
 
 
 def step_ratio(kind: str = "none", depth: int = 4) -> dict[str, float]:
-    """Of a whole training step of a stack of shaped blocks, against the stack without gains."""
+    """Compare a training step of a stack of shaped blocks to one without gains."""
     return ratio(training_step(kind, depth, True), training_step(kind, depth, False), turns=10)
 
 
 def module_step(kind: str, gains: bool) -> Work:
-    """Forward and backward of shaped self-attention, or of plain."""
     module = made_block(gains).attention
     assert isinstance(module, ShapedSelfAttention)
     x, gradient = torch.randn(BATCH, LENGTH, WIDTH, requires_grad=True), torch.randn(BATCH, LENGTH, WIDTH)
@@ -120,7 +117,6 @@ def module_step(kind: str, gains: bool) -> Work:
 
 
 def made_block(gains: bool) -> Block:
-    """A shaped block, or the same with plain attention."""
     block = shaped_block(WIDTH, HEADS, gamma=0.2)
     assert isinstance(block.attention, ShapedSelfAttention)
     if not gains:
@@ -129,7 +125,6 @@ def made_block(gains: bool) -> Block:
 
 
 def training_step(kind: str, depth: int, gains: bool) -> Work:
-    """Forward, backward and Adam of a stack of blocks."""
     blocks = [made_block(gains) for _ in range(depth)]
     stack = Stack(blocks, is_causal=kind.endswith("causal"))
     optimiser = torch.optim.Adam(stack.parameters(), lr=1e-4)
@@ -145,7 +140,7 @@ def training_step(kind: str, depth: int, gains: bool) -> Work:
 
 
 def peak(kind: str, shaped: bool, what: str) -> int:
-    """Bytes of tensors at the peak of one forward and backward of `LONG` tokens, over what there was before."""
+    """Return the peak bytes of tensors in one forward and backward pass of `LONG` tokens, minus those before it."""
     work = steps(kind, 2, LONG)[0 if shaped else 1] if what == "attention" else long_block(kind, shaped)
     work()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
@@ -158,7 +153,6 @@ def peak(kind: str, shaped: bool, what: str) -> int:
 
 
 def long_block(kind: str, shaped: bool) -> Work:
-    """Forward and backward of one block on a text of `LONG` tokens."""
     block = made_block(shaped)
     x = torch.randn(2, LONG, WIDTH)
     seen = prepared(kind, 2, LONG)
@@ -166,7 +160,7 @@ def long_block(kind: str, shaped: bool) -> Work:
 
 
 def memory_ratio(kind: str, what: str = "block") -> dict[str, float]:
-    """Megabytes of both and their ratio, inputs counted; `what` is "block" or "attention"."""
+    """Return the megabytes of both (inputs included) and their ratio. `what` is "block" or "attention"."""
     inputs_held = 4 if what == "attention" else 1
     held = inputs_held * 2 * LONG * WIDTH * 4
     shaped, plain = (peak(kind, flag, what) + held for flag in (True, False))
@@ -174,12 +168,12 @@ def memory_ratio(kind: str, what: str = "block") -> dict[str, float]:
 
 
 def bert_ratio() -> dict[str, float]:
-    """Of a training step of a stock BERT of two layers, shaped by `hf.shape_model`, against itself with sdpa."""
+    """Compare a training step of a stock BERT of two layers, shaped by `hf.shape_model`, to the same model with
+    sdpa."""
     return ratio(bert_step(True), bert_step(False), turns=10)
 
 
 def bert_step(shaped: bool) -> Work:
-    """Forward, backward and Adam of a BERT on padded texts."""
     sizes: dict[str, Any] = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "intermediate_size": 4 * WIDTH}
     model = BertForMaskedLM(BertConfig(vocab_size=1000, num_hidden_layers=2, **sizes))
     model = shape_model(model) if shaped else model
@@ -195,7 +189,7 @@ def bert_step(shaped: bool) -> Work:
 
 
 def table() -> list[dict[str, Any]]:
-    """All of it, on one thread and on all."""
+    """Return all rows, on one thread and on all."""
     rows: list[dict[str, Any]] = []
     threads = torch.get_num_threads()
     for count in sorted({1, threads}):
@@ -212,6 +206,5 @@ def table() -> list[dict[str, Any]]:
 
 
 def memory_table() -> list[dict[str, Any]]:
-    """Peak memory at length 4,096."""
     kinds = ((kind, what) for what in ("attention", "block") for kind in MASKS[:3])
     return [{"what": f"{what}, {kind}", "wanted": WANTED_MEMORY, **memory_ratio(kind, what)} for kind, what in kinds]

@@ -1,4 +1,4 @@
-r"""The step that the paper describes: the diffusion matrix over pairs α ≤ β, its symmetric root, one Gaussian vector.
+r"""The step of the paper: the diffusion matrix over pairs α ≤ β, its symmetric root, and one Gaussian vector.
 
 Batched in torch, with every shortcut that keeps a dense root: Σ is assembled from V_αδ W_βω, W = a²V + (γ²/τ₀)²
 V C V C V/m², and the root is taken by a batched eigendecomposition (Cholesky fails, since Σ is singular).
@@ -11,7 +11,7 @@ from limitformer.covariance.limit import CovarianceLimit
 
 
 def dense_root_step(limit: CovarianceLimit, v: Tensor, dt: float) -> Tensor:
-    """One Euler-Maruyama step of attention alone [ST, Thm 4.2]; v (samples, m, m)."""
+    """Take one Euler-Maruyama step with attention only [ST, Thm 4.2]; v has shape (samples, m, m)."""
     m = v.shape[-1]
     rows, columns = torch.triu_indices(m, m).unbind()
     sigma = diffusion(limit, v, rows, columns)
@@ -25,7 +25,7 @@ def dense_root_step(limit: CovarianceLimit, v: Tensor, dt: float) -> Tensor:
 
 
 def diffusion(limit: CovarianceLimit, v: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Σ(V) (samples, pairs, pairs)."""
+    """Return Σ(V) with shape (samples, pairs, pairs)."""
     constants = limit.constants()
     m = v.shape[-1]
     centred = v - v.mean(-1, keepdim=True)  # V C
@@ -40,7 +40,7 @@ def diffusion(limit: CovarianceLimit, v: Tensor, rows: Tensor, columns: Tensor) 
 
 
 def drift(limit: CovarianceLimit, v: Tensor) -> Tensor:
-    """b(V) (samples, m, m)."""
+    """Return b(V) with shape (samples, m, m)."""
     constants = limit.constants()
     m = v.shape[-1]
     variances = v.diagonal(dim1=-2, dim2=-1)

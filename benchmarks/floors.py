@@ -1,4 +1,4 @@
-"""The cost of the random numbers alone, eight replicas at a time: what no kernel with the same algorithm can beat."""
+"""The cost of the random numbers only, eight replicas at a time: a lower bound for kernels of the same algorithm."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""The chain with gradients against the chain without, and against drawn networks with autograd, on one thread."""
+"""The chain with gradients compared with the chain without, and with drawn networks and autograd, on one thread."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ Compared = Callable[[Callable[[], object], Callable[[], object], int, int], dict
 
 
 def models() -> dict[str, Transformer]:
-    """Two tokens at width 200, as in [ST, Fig. 1]."""
+    """Return models of two tokens at width 200, as in [ST, Fig. 1]."""
     attention, feedforward = lf.ShapedAttention(tau0=1.0), lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)
     common: dict[str, Any] = {"width": WIDTH, "depth": DEPTH, "gamma": 8**-0.5}
     return {
@@ -28,7 +28,8 @@ def models() -> dict[str, Transformer]:
 
 
 def drawn(model: Transformer, networks: int, generator: torch.Generator) -> dict[str, np.ndarray[Any, Any]]:
-    """`networks` side by side: weights by torch's generator, autograd, and the norms that the chain gives."""
+    """Draw `networks` together with torch's generator, and return the gradient norms that the chain gives, by
+    autograd."""
     start = lf.equicorrelated(tokens=2, correlation=0.2)
     x = TokenLaw(start, model).tokens(networks, generator).float().requires_grad_()
     layers = [Layer(model, (networks,)) for _ in range(model.depth)]
@@ -44,12 +45,11 @@ def drawn(model: Transformer, networks: int, generator: torch.Generator) -> dict
 
 
 def norms(tensors: list[torch.Tensor]) -> np.ndarray[Any, Any]:
-    """|∂| (networks, tensors)."""
     return torch.stack([torch.linalg.matrix_norm(x.grad) for x in tensors if x.grad is not None], 1).numpy()
 
 
 def table(compared: Compared) -> list[dict[str, Any]]:
-    """Nanoseconds a layer and sample, and how many times longer the slower one takes."""
+    """Return nanoseconds per layer and sample, and the ratios."""
     start, rows, generator = lf.equicorrelated(tokens=2, correlation=0.2), [], torch.Generator().manual_seed(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,4 +1,5 @@
-"""What measuring a module that exists costs over its plain pass forward and backward: a third of GPT-2, 4 × 128 tokens.
+"""The cost of measuring an existing module, compared with its plain forward and backward pass: a third of GPT-2, 4 ×
+128 tokens.
 
 Seconds are the processor's, so that what else runs on the machine has no part in the ratio; blocks and vocabulary are
 each a third of GPT-2's, which leaves their shares as they are.
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import transformers
 
-from limitformer.checking.existing import measured
+from limitformer.checking.module import measure_module
 from limitformer.weightless.inputs import default_loss, inputs_of
 from limitformer.weightless.models import blueprint_of
 
@@ -20,7 +21,7 @@ REPEATS = 5
 
 
 def measure() -> list[tuple[str, float, str]]:
-    """Seconds of both, by turns, and the median of their ratios."""
+    """Return the seconds of both, measured alternately, and the median of their ratios."""
     config = transformers.GPT2Config(n_layer=4, vocab_size=16_752, bos_token_id=0, eos_token_id=0)
     model: Any = transformers.AutoModelForCausalLM.from_config(config).eval()
     ids = torch.randint(0, 16_752, (4, 128), generator=torch.Generator().manual_seed(0))
@@ -32,7 +33,7 @@ def measure() -> list[tuple[str, float, str]]:
         torch.autograd.grad(loss(out, {"input_ids": ids}).mean(), weights, allow_unused=True)
 
     def looked() -> None:
-        measured(model, inputs, loss)
+        measure_module(model, inputs, loss)
 
     plain()
     looked()
@@ -46,12 +47,10 @@ def measure() -> list[tuple[str, float, str]]:
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """Of the processor."""
     began = time.process_time()
     work()
     return time.process_time() - began
 
 
 def table() -> list[dict[str, Any]]:
-    """As rows."""
     return [{"what": name, "value": value, "unit": unit} for name, value, unit in measure()]

@@ -1,4 +1,4 @@
-"""Benchmarks: `make bench` prints tables and writes out/benchmarks.json; names after the folder choose some.
+"""Benchmarks: `make bench` prints tables and writes out/benchmarks.json. Names after the folder select some.
 
 Compared things run in turn within one process on the same cores, and the ratio is the median over the turns: machines
 are noisy, ratios less so.
@@ -52,7 +52,6 @@ screen = Console()
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Wall time of one call."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
@@ -61,7 +60,7 @@ def seconds(work: Callable[[], object]) -> float:
 def compared(
     fast: Callable[[], object], slow: Callable[[], object], fast_units: int, slow_units: int
 ) -> dict[str, float]:
-    """Median time of a unit of each, in turn, and the median ratio."""
+    """Return the median time per unit of each, measured alternately, and the median ratio."""
     fast(), slow()
     times = np.array([(seconds(fast) / fast_units, seconds(slow) / slow_units) for _ in range(TURNS)])
     ratios = times[:, 1] / times[:, 0]
@@ -75,13 +74,13 @@ def compared(
 
 
 def alone(work: Callable[[], object], units: int) -> float:
-    """Median time of a unit in nanoseconds."""
+    """Return the median time per unit in nanoseconds."""
     work()
     return float(np.median([seconds(work) / units for _ in range(TURNS)]) * 1e9)
 
 
 def network_models() -> dict[str, Transformer]:
-    """Two tokens at width 200, as in [ST, Fig. 1]."""
+    """Return models of two tokens at width 200, as in [ST, Fig. 1]."""
     attention, feedforward = lf.ShapedAttention(tau0=1.0), lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)
     common: dict[str, Any] = {"width": 200, "depth": 50, "gamma": 8**-0.5}
     return {
@@ -91,7 +90,7 @@ def network_models() -> dict[str, Transformer]:
 
 
 def chain_against_network() -> list[dict[str, Any]]:
-    """A layer of one sample: the chain against the network in torch, both on all cores, and against its floor."""
+    """Compare a layer of the chain with a layer of the network in torch, both on all cores, and with its floor."""
     start, rows = lf.equicorrelated(tokens=2, correlation=0.2), []
     for name, model in network_models().items():
         samples, networks = 20_000, 256
@@ -130,7 +129,7 @@ def chain_against_network() -> list[dict[str, Any]]:
 
 
 def limit_against_dense_root() -> list[dict[str, Any]]:
-    """A step of one sample: the factor step against the batched dense root, both on all cores."""
+    """Compare the factor step with the batched dense root, both on all cores."""
     rows = []
     for tokens, samples in ((2, 40_000), (8, 8_000), (16, 2_000)):
         v0 = lf.equicorrelated(tokens=tokens, correlation=0.2).covariance
@@ -163,7 +162,7 @@ def limit_against_dense_root() -> list[dict[str, Any]]:
 
 
 def sphere_against_loop() -> list[dict[str, Any]]:
-    """A layer of one trajectory on the sphere: the chain against a loop in torch, one thread each."""
+    """Compare a layer of the chain on the sphere with a loop in torch, on one thread each."""
     before, rows = torch.get_num_threads(), []
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
@@ -192,7 +191,7 @@ def sphere_against_loop() -> list[dict[str, Any]]:
 
 
 def unlike_pairs() -> list[dict[str, Any]]:
-    """A layer of two tokens that attention moves by different rules, over the plain one; and four more normals."""
+    """Compare a layer of two tokens that attention moves by different rules with the plain layer."""
     common: dict[str, Any] = {"tokens": 2, "dim": 4, "beta": 1.0, "layers_per_unit_time": 100}
     samples, units, rows = 20_000, 20_000 * 1000, []
 
@@ -219,7 +218,7 @@ def unlike_pairs() -> list[dict[str, Any]]:
 
 
 def best_replicas(model: Any, generator: torch.Generator) -> int:
-    """The number of trajectories at a time with which the loop is fastest."""
+    """Find the number of trajectories at which the loop is fastest per trajectory."""
 
     def cost(replicas: int) -> float:
         x = uniform_tokens(replicas, model, generator)
@@ -229,7 +228,7 @@ def best_replicas(model: Any, generator: torch.Generator) -> int:
 
 
 def best_batch(sde: Any, v0: Any) -> int:
-    """The number of paths at a time with which the dense root is fastest."""
+    """Find the number of paths at which the dense root is fastest per path."""
 
     def cost(paths: int) -> float:
         batch = torch.tensor(v0).expand(paths, *v0.shape).clone()
@@ -239,7 +238,7 @@ def best_batch(sde: Any, v0: Any) -> int:
 
 
 def thread_scaling() -> list[dict[str, Any]]:
-    """The same chain on one thread, two, … all."""
+    """Time the same chain on one thread, two, … all."""
     model = network_models()["attention + feed-forward"]
     start, rows = lf.equicorrelated(tokens=2, correlation=0.2), []
     counts = sorted({1, 2, THREADS})
@@ -272,7 +271,7 @@ def thread_scaling() -> list[dict[str, Any]]:
 
 
 def first_result() -> list[dict[str, Any]]:
-    """A new process up to each figure at paper scale; the first without compiled kernels on disk."""
+    """Time a new process up to each figure at paper scale; the first run has no compiled kernels on disk."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "NUMBA_CACHE_DIR": f"{folder}/kernels"}
@@ -296,7 +295,7 @@ def first_result() -> list[dict[str, Any]]:
 
 
 def new_process(name: str, folder: str, environment: dict[str, str]) -> tuple[float, float]:
-    """Seconds and peak megabytes of making a figure at paper scale."""
+    """Return the seconds and peak megabytes of making a figure at paper scale."""
     # The peak that a process reports of its child includes its own, from before the child became another program.
     code = (
         "import sys; from limitformer_papers import make; make(sys.argv[1], out=sys.argv[2]);"
@@ -309,7 +308,6 @@ def new_process(name: str, folder: str, environment: dict[str, str]) -> tuple[fl
 
 
 def show(title: str, rows: list[dict[str, Any]]) -> None:
-    """A table of the rows."""
     table = Table(*rows[0], title=title, title_justify="left")
     for row in rows:
         table.add_row(
@@ -322,7 +320,6 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """All benchmarks."""
     out = Path(sys.argv[1] if len(sys.argv) > 1 else "out")
     report: dict[str, Any] = {
         "machine": {"processor": platform.processor() or platform.machine(), "cores": THREADS},

@@ -1,4 +1,4 @@
-"""[CT, eq. 4] as one would write it in torch: every value matrix drawn, every token moved."""
+"""[CT, eq. 4] as a plain loop in torch: every value matrix is drawn and every token is moved."""
 
 from math import sqrt
 
@@ -9,13 +9,13 @@ from limitformer.models import StochasticTransformer
 
 
 def uniform_tokens(replicas: int, model: StochasticTransformer, generator: torch.Generator) -> Tensor:
-    """(replicas, tokens, dim), uniform on the sphere."""
+    """Draw tokens (replicas, tokens, dim) uniformly on the sphere."""
     x = torch.randn(replicas, model.tokens, model.dim, generator=generator)
     return torch.nn.functional.normalize(x, dim=-1)
 
 
 def run_layers(x: Tensor, model: StochasticTransformer, layers: int, generator: torch.Generator) -> Tensor:
-    """Move `x` (replicas, tokens, dim) through so many layers, with Q = K = I, or drawn in each layer."""
+    """Move `x` (replicas, tokens, dim) through the layers, with Q = K = I or with Q and K drawn in each layer."""
     step = model.sigma / sqrt(model.layers_per_unit_time)
     with torch.inference_mode():
         for _ in range(layers):

@@ -1,4 +1,4 @@
-"""A weightless GPT-2 (width 768, 12 layers, 128 tokens) against one whose weights are drawn anew for each sample.
+"""A weightless GPT-2 (width 768, 12 layers, 128 tokens) compared with one whose weights are drawn for each sample.
 
 Both give loss or states, and logits of the whole vocabulary; the weightless one its measures too (covariances, heads).
 They take turns in one process and are compared in seconds of the processor, which other work disturbs least.
@@ -20,7 +20,7 @@ TOKENS, SAMPLES = 128, 5
 
 
 def measure() -> list[tuple[str, float, str]]:
-    """Seconds a sample, and how many times longer the drawn network takes."""
+    """Return seconds per sample, and how many times longer the drawn network takes."""
     rows = []
     for gradients in (False, True):
         what = "GPT-2, states and gradients" if gradients else "GPT-2, states"
@@ -34,7 +34,7 @@ def measure() -> list[tuple[str, float, str]]:
 
 
 def ways(gradients: bool) -> dict[str, Callable[[int], None]]:
-    """What takes the number of a sample and computes it."""
+    """Return functions that compute the sample of a given number."""
     blueprint = blueprint_of("gpt2")
     network, given = Weightless(blueprint, torch.float32, torch.device("cpu")), inputs_of(TOKENS, blueprint)
     loss, ids = default_loss(blueprint.task) if gradients else None, given.fixed["input_ids"]
@@ -61,7 +61,7 @@ def ways(gradients: bool) -> dict[str, Callable[[int], None]]:
 
 
 def run(model: Any, ids: torch.Tensor, gradients: bool) -> None:
-    """Forward, and backward if asked for."""
+    """Run the forward pass, and the backward pass on request."""
     model.zero_grad(set_to_none=True)
     with torch.set_grad_enabled(gradients):
         out = model(input_ids=ids, labels=ids, use_cache=False, output_hidden_states=True)
@@ -70,7 +70,7 @@ def run(model: Any, ids: torch.Tensor, gradients: bool) -> None:
 
 
 def taking_turns(calls: dict[str, Callable[[int], None]]) -> dict[str, list[float]]:
-    """Seconds of the processor of each, by sample, after one that does not count."""
+    """Return each function's CPU seconds by sample, after a warm-up that does not count."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for sample in range(SAMPLES + 1):
         for name, call in calls.items():
@@ -81,5 +81,4 @@ def taking_turns(calls: dict[str, Callable[[int], None]]) -> dict[str, list[floa
 
 
 def table() -> list[dict[str, Any]]:
-    """As rows."""
     return [{"what": name, "value": value, "unit": unit} for name, value, unit in measure()]

@@ -1,4 +1,5 @@
-"""Weightless networks that must draw their weights, over networks that torch draws: forward, backward, and measures.
+"""Weightless networks that must draw their weights, compared with networks that torch draws: forward, backward,
+measures.
 
 Convolutions, a Transformer of torch (uniform weights) and a vision Transformer (truncated normal ones). Both sides take
 turns in one process, and the ratio is that of the processor's seconds of a sample, the median over the turns.
@@ -18,7 +19,7 @@ from limitformer.weightless.network import Weightless
 
 
 class Patches(nn.Module):
-    """A convolution of overlapping patches and two small layers on its 400 tokens an image."""
+    """A convolution of overlapping patches, and two small layers on the 400 tokens of an image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +35,7 @@ class Patches(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Three convolutions (Mnih et al., 2015) before a stream of one token an image."""
+    """Three convolutions (Mnih et al., 2015) before a stream of one token per image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +53,7 @@ class Convolutions(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Blocks of torch's own Transformer, whose weights are uniform, on tokens (B, M, width)."""
+    """Blocks of torch's own Transformer, which has uniform weights, on tokens (B, M, width)."""
 
     def __init__(self, width: int = 512, depth: int = 6) -> None:
         super().__init__()
@@ -69,7 +70,7 @@ class Encoder(nn.Module):
 
 
 class Truncated(Encoder):
-    """The same of a vision Transformer's width, with truncated normal weights."""
+    """The encoder at a vision Transformer's width, with truncated normal weights."""
 
     def __init__(self) -> None:
         super().__init__(width=768, depth=4)
@@ -87,7 +88,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def ways(factory: Callable[[], nn.Module], x: Tensor) -> dict[str, Callable[[int], None]]:
-    """What takes the number of a sample and computes it with its gradients."""
+    """Return functions that compute the sample of a given number with its gradients."""
     blueprint = blueprint_of(factory)
     network, given = Weightless(blueprint, torch.float32, torch.device("cpu")), inputs_of(x, blueprint)
     loss = default_loss(blueprint.task)
@@ -103,7 +104,7 @@ def ways(factory: Callable[[], nn.Module], x: Tensor) -> dict[str, Callable[[int
 
 
 def table() -> list[dict[str, Any]]:
-    """The milliseconds of a sample and how many times longer the weightless network takes."""
+    """Return the milliseconds per sample and how many times longer the weightless network takes."""
     rows = []
     for name, (factory, size) in CASES.items():
         x = torch.rand(size, generator=torch.Generator().manual_seed(0))

@@ -2,7 +2,7 @@
 
 σ is what the initialiser's range s, the width n and the norms give before the softmax: s²n where two Gaussian matrices
 stand between a norm and the logits. The k logits of a row spread around their own mean, tokens may be correlated from
-the start (BERT's share a type embedding), and gpt-oss has a sink beside them and YaRN's factor on queries and keys.
+the start (BERT's share a type embedding), and gpt-oss has an attention sink and YaRN's factor on queries and keys.
 """
 
 import numpy as np
@@ -43,7 +43,7 @@ CHEAP = ("gpt2", "bert", "vit", "modernbert", "qwen3", "gemma2", "gemma4", "t5")
 
 
 def logits(family):
-    """(σ as simulated, σ by the formula), of the first block."""
+    """Return σ of the first block, simulated and by the formula."""
     make, expected = CASES[family]
     data = lf.weightless.simulate(make(), 1 if family == "vit" else TOKENS, samples=1, seed=0, progress=False)
     seen = float((data["logit_std"][0, 0] ** 2).mean()) ** 0.5
@@ -51,7 +51,7 @@ def logits(family):
 
 
 def spread_of_a_row(family, data):
-    """Mean variance of a row's logits around their mean, for σ = 1."""
+    """Return the mean variance of a row's logits around their mean, for σ = 1."""
     tokens = data.sizes["token"]
     rho = lf.correlation(data).values[0, 0][~np.eye(tokens, dtype=bool)].mean()
     k = np.arange(1, tokens + 1)

@@ -19,23 +19,23 @@ ARRAYS = (np.ndarray, torch.Tensor, xr.DataArray)
 
 
 class ShapeError(AssertionError):
-    """An array that is not of the shape that its signature says."""
+    """Raised for an array whose shape differs from its signature."""
 
 
 class Sized:
-    """What jaxtyping asks of an array."""
+    """The attributes that jaxtyping reads from an array."""
 
     def __init__(self, shape):
         self.shape, self.dtype = shape, np.dtype(float)
 
 
 def hints_of(thing):
-    """Annotations of a function, or of the fields of a class."""
+    """Return the annotations of a function, or of the fields of a class."""
     return get_type_hints(inspect.unwrap(thing), include_extras=True)
 
 
 def shapes_in(hint):
-    """The shapes that an annotation has for its arrays; None for one without."""
+    """Return the array shapes of an annotation, or None."""
     if get_origin(hint) is Annotated:
         return list(hint.__metadata__)
     if get_origin(hint) is collections.abc.Callable:
@@ -46,7 +46,7 @@ def shapes_in(hint):
 
 
 def shape_of(value):
-    """That of an array, a number or nested lists, of the covariance of a start; None of anything else."""
+    """Return the shape of an array, a number, nested lists or a start's covariance; None for other objects."""
     value = getattr(value, "covariance", value)
     if hasattr(value, "shape"):
         return tuple(value.shape)
@@ -66,7 +66,7 @@ def hold(name, hint, value):
 
 
 def checked(function):
-    """The function, and its arguments and result are looked at."""
+    """Wrap the function so that its arguments and result are checked."""
     hints = hints_of(function)
 
     @functools.wraps(function)
@@ -82,7 +82,7 @@ def checked(function):
 
 
 def check_fields(part):
-    """The same for the fields of a dataclass."""
+    """Check the fields of a dataclass in the same way."""
     hints = hints_of(type(part))
     with jaxtyped("context"):
         for field in dataclasses.fields(part):
@@ -90,7 +90,7 @@ def check_fields(part):
 
 
 def members_of(public):
-    """What has annotations of a public name: a function; a dataclass, and the methods and properties of a class."""
+    """Yield the annotated parts of a public name: a function; a dataclass; the methods and properties of a class."""
     if inspect.isfunction(public) or dataclasses.is_dataclass(public):
         yield public
     for name, member in vars(public).items() if inspect.isclass(public) else ():

@@ -1,7 +1,7 @@
 """Coverage of the law's bands (`make bands`): drawn networks of eight families, each against the band of its law.
 
-Of every curve of 200 networks that transformers draws, 90 ± 3 % of the points must lie in the band of 90 %; with
-initializer_range 1.3 times as large they must not. The networks are drawn and measured as a user's are.
+90 ± 3 % of the points of all curves of 200 drawn networks must lie in the band of 90 %; with initializer_range 1.3
+times as large they must not.
 """
 
 import copy
@@ -13,7 +13,7 @@ import xarray as xr
 
 from limitformer.checking.band import band, inside
 from limitformer.checking.curves import curves
-from limitformer.checking.existing import measured
+from limitformer.checking.module import measure_module
 from limitformer.weightless import simulate
 from limitformer.weightless.inputs import default_loss, inputs_of
 from limitformer.weightless.models import blueprint_of
@@ -24,7 +24,7 @@ NETWORKS, LAW = 200, 200
 
 
 def coverage(family, networks=NETWORKS, twin=1.0):
-    """Part of the points of all curves that lie in the band, and by curve."""
+    """Return the share of the points of all curves that lie in the band, and the share by curve."""
     config = CONFIGS[family]()
     law = band(curves(simulate(config, inputs_for(family), samples=LAW, seed=2, gradients=True, progress=False)))
     other = copy.deepcopy(config)
@@ -36,15 +36,15 @@ def coverage(family, networks=NETWORKS, twin=1.0):
     parts = []
     for _ in range(networks):
         draw_again(model)
-        parts.append(inside(curves(measured(model, inputs, loss)), law))
-    found = xr.concat(parts, "network")
-    by_curve = {str(name): float(each.mean()) for name, each in found.items()}
-    points = np.concatenate([each.values.ravel() for each in found.values()]).astype(float)
+        parts.append(inside(curves(measure_module(model, inputs, loss)), law))
+    result = xr.concat(parts, "network")
+    by_curve = {str(name): float(each.mean()) for name, each in result.items()}
+    points = np.concatenate([each.values.ravel() for each in result.values()]).astype(float)
     return float(np.nanmean(points)), by_curve
 
 
 def main(families):
-    """Print a line for each; 1 if one fails."""
+    """Print a line for each family; return 1 if one fails."""
     failed = []
     for family in families:
         own, by_curve = coverage(family)

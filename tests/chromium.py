@@ -1,4 +1,4 @@
-"""A headless Chromium for the tests that look at pages; without one they are skipped."""
+"""A headless Chromium for tests of pages. Without one they are skipped."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chro
 
 
 def executable(playwright: Any) -> str | None:
-    """A Chromium of this machine; None if there is none."""
+    """Return the path of a Chromium on this machine, or None."""
     own = playwright.chromium.executable_path
     found = [os.environ.get("CHROMIUM"), *map(shutil.which, NAMES), own if Path(own).exists() else None]
     return next(filter(None, found), None)
@@ -21,7 +21,7 @@ def executable(playwright: Any) -> str | None:
 
 @contextmanager
 def launched() -> Iterator[Any]:
-    """The browser; the test is skipped where there is none."""
+    """Launch the browser, or skip the test if there is none."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as driver:
         path = executable(driver)

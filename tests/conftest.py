@@ -32,7 +32,7 @@ FAST = (
     "tests/sphere/test_overlap.py",
     "tests/sphere/test_sphere_models.py",
     "tests/simulation/test_results.py",
-    "tests/figures/test_figure_pages.py",
+    "tests/papers/figures/test_figure_pages.py",
     "tests/test_faults.py",
     "src/limitformer/models",
 )
@@ -43,7 +43,7 @@ TOGETHER = {
     "figures": ("test_figures", "test_figure_looks", "test_gallery"),
     "training": ("test_train_mlm", "test_train_grid", "test_train_harness", "test_hf_fsdp"),
 }
-BY_INDUCTOR = "test_compiled_by_inductor_it_is_the_same"
+BY_INDUCTOR = "test_inductor_gives_the_same_block"
 
 
 def pytest_configure(config):

@@ -1,4 +1,4 @@
-"""The core without torch: run by plain Python in an environment that has only the core's dependencies.
+"""A test of the core without torch, run by plain Python in an environment with only the core's dependencies.
 
 `make test` runs it in the environment that `make demo` uses; it fails loudly, with no test runner to install.
 """
@@ -16,7 +16,8 @@ from limitformer_papers.making import NEED_TRAINING
 
 
 def main() -> None:
-    """Chain, limit, save, load and a figure work; `lf.nn` and commands name the extra that they need."""
+    """Check that chain, limit, save, load and a figure work, and that `lf.nn` and commands name the extra that they
+    need."""
     assert importlib.util.find_spec("torch") is None, "this check needs an environment without torch"
     net = lf.Transformer(width=64, depth=16, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))
     start = lf.equicorrelated(tokens=3, correlation=0.2)
@@ -38,7 +39,7 @@ def main() -> None:
 
 
 def refusal_of_torch() -> str:
-    """What `lf.nn` says where there is no torch."""
+    """Return the error of `lf.nn` without torch."""
     assert not hasattr(lf, "nn")
     try:
         from limitformer import nn
@@ -48,7 +49,7 @@ def refusal_of_torch() -> str:
 
 
 def refusal_of(figure: str) -> str:
-    """What a figure says that needs networks that train."""
+    """Return the error of a figure that needs trained networks."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             return f"made {make(figure, scale='quick', out=folder, runs=folder if figure in RUN_FIGURES else None)}"

@@ -1,6 +1,6 @@
-"""Networks of the paper with explicit weights and plain autograd, written out: the slow second route to gradients.
+"""Networks of the paper with explicit weights and autograd, the slow second route to gradients.
 
-Nothing here is of `limitformer` but the declarations. S networks side by side, m tokens, n width, h heads, k head_dim.
+Only the declarations come from `limitformer`. Shapes: S networks, m tokens, width n, h heads of dimension k.
 """
 
 from functools import partial
@@ -12,7 +12,7 @@ import limitformer as lf
 
 
 class Fresh(torch.autograd.Function):
-    """X W whose backward pass takes another matrix: a wrong twin."""
+    """X W whose backward pass uses another matrix: a wrong twin."""
 
     @staticmethod
     def forward(ctx, x, w, other):
@@ -26,7 +26,7 @@ class Fresh(torch.autograd.Function):
 
 
 def gradients_of(model, v0, samples, seed, fresh=()):
-    """{"covariance", "loss", "stream_gradient", "weight_gradient"} as lf.simulate has them, as arrays and a dict.
+    """Return covariance, loss, stream_gradient and weight_gradient as `lf.simulate` does, as arrays and a dict.
 
     The matrices named in `fresh` are drawn anew for the backward pass.
     """
@@ -66,12 +66,11 @@ def gradients_of(model, v0, samples, seed, fresh=()):
 
 
 def norms(gradient):
-    """Of S matrices."""
     return gradient.square().sum((1, 2)).sqrt().numpy()
 
 
 def add(model, x, branch):
-    """λx + γ f(x), with the norm where it stands."""
+    """Return λx + γ f(x), with a Pre-norm or a Post-norm."""
     norm = model.normalisation
     pre, post = (norm is not None and norm.placement == place for place in ("pre", "post"))
     y = model.skip * x + model.gamma * branch(normal_of(norm, x) if pre else x)
@@ -79,14 +78,13 @@ def add(model, x, branch):
 
 
 def normal_of(norm, x):
-    """LayerNorm or RMSNorm."""
     if type(norm) is lf.LayerNorm:
         x = x - x.mean(-1, keepdim=True)
     return x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt()
 
 
 def attention(model, x, linear, name):
-    """[ST, eqs. 1, 9], or heads and their output matrix."""
+    """Return A X W_V of [ST, eqs. 1, 9], or heads and their output matrix."""
     part, m = model.attention, x.shape[1]
     identity, center, temperature = part.interventions
     heads, k = part.heads or 1, part.head_dim or model.width // (part.heads or 1)
@@ -105,7 +103,7 @@ def attention(model, x, linear, name):
 
 
 def feedforward(model, x, linear, name):
-    """[ST, eq. 4]."""
+    """Return the branch of [ST, eq. 4]."""
     part, hidden = model.feedforward, model.feedforward.hidden or model.width
     units = linear(x, name + "pre", model.width, hidden)
     if type(part) is lf.GELU:

@@ -1,4 +1,4 @@
-"""Faults that the tests must catch: `python tests/faults.py`, all of `faults.toml`, or those with `--only NAME …`.
+"""Faults that the tests must catch: `python tests/faults.py` tries all of `faults.toml`, `--only NAME …` some.
 
 Each fault is one line of the source made wrong in a temporary copy of the repository. The tests named for it pass
 there without it, and must fail with it. One that they let pass ends the program with 1, after the table.
@@ -26,7 +26,7 @@ VERDICTS = {0: "LET PASS", 1: "caught"}  # of pytest's endings; any other says t
 
 
 def faults(wanted):
-    """Those of the table whose names hold one of the `wanted` words; all without any."""
+    """Return the faults whose names contain one of the `wanted` words, or all."""
     table = tomllib.loads((HERE / "faults.toml").read_text())["fault"]
     names = [fault["name"] for fault in table]
     assert len(set(names)) == len(names), "two faults have one name"
@@ -34,7 +34,7 @@ def faults(wanted):
 
 
 def copied(folder):
-    """A copy of the repository in `folder`, without caches."""
+    """Copy the repository to `folder` without caches."""
     for name in COPIED:
         source, left_out = HERE.parent / name, shutil.ignore_patterns("__pycache__")
         copy = shutil.copytree if source.is_dir() else shutil.copy
@@ -43,7 +43,7 @@ def copied(folder):
 
 
 def ending(folder, tests):
-    """How pytest ends on these tests of the copy, in a fork that has the heavy packages already."""
+    """Run these tests of the copy in a fork with the heavy packages imported, and return pytest's exit code."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -59,7 +59,7 @@ def ending(folder, tests):
 
 
 def verdict(folder, fault, healthy):
-    """What the tests say of the fault; `healthy` remembers which of them pass without it."""
+    """Say whether the tests catch the fault. `healthy` caches the tests that pass without it."""
     path, tests = folder / "src" / fault["file"], tuple(fault["tests"])
     text = path.read_text()
     if text.count(fault["text"]) != 1:
@@ -76,13 +76,13 @@ def verdict(folder, fault, healthy):
 
 
 def write(path, text):
-    """Also away with its bytecode: of a text as long, written in the same second, Python would take the old one."""
+    """Write the file and delete its bytecode, which Python would reuse for a text of equal length and time."""
     path.write_text(text)
     Path(importlib.util.cache_from_source(path)).unlink(missing_ok=True)
 
 
 def main():
-    """Apply the faults one after the other; print a row for each."""
+    """Apply the faults one after the other and print a row for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="faults whose names hold one of these")
     assert "limitformer" not in sys.modules, "a copy is what is tested"

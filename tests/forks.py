@@ -1,4 +1,5 @@
-"""Processes that tests kill or that meet: forks of one that has imported what they need, which takes five seconds.
+"""Processes that tests kill or run together: forks of a process that has imported their packages, which takes five
+seconds.
 
 That one is of `multiprocessing` ("forkserver"): it has run nothing, and its one thread beside is of Arrow's allocator,
 which knows of forks, so a fork of it is as good as a new interpreter.
@@ -13,7 +14,7 @@ forking.set_forkserver_preload(["limitformer_papers.training.tasks.mlm", "torch.
 
 
 def forked(function: Callable[..., object], *arguments: object, **named: object) -> Any:
-    """`function` of these arguments in a process of its own, which has started; all goes there by pickle."""
+    """Start `function` in its own process; function and arguments are pickled."""
     process = forking.Process(target=function, args=arguments, kwargs=named, daemon=True)
     process.start()
     return process

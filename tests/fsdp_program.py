@@ -1,4 +1,4 @@
-"""Train shaped models for a few steps on one process, or on several with `fully_shard`; write down their strengths."""
+"""Train shaped models for a few steps on one process, or on several with `fully_shard`, and write their strengths."""
 
 import json
 from datetime import timedelta
@@ -18,7 +18,7 @@ STEPS = 3
 
 
 def model_of(kind):
-    """A stock model with one number for all heads, or two blocks of our own; float32, or weights in 16 bits."""
+    """Return a stock model with one number for all heads, or two of our blocks, in float32 or bfloat16."""
     torch.manual_seed(0)
     if kind == "own":
         return torch.nn.Sequential(*[shaped_block(16, 4, gamma=0.3, per_head=False) for _ in range(2)])
@@ -28,7 +28,7 @@ def model_of(kind):
 
 
 def shard(model, kind, mesh):
-    """Blocks by themselves, then the rest; strengths apart where they have another dtype than the weights."""
+    """Shard blocks, then the rest; strengths separately if their dtype differs from that of the weights."""
     if kind == "bfloat16":
         for module in model.modules():
             if isinstance(module, Gain | Residual):
@@ -39,7 +39,6 @@ def shard(model, kind, mesh):
 
 
 def loss_of(model, kind, step, part):
-    """Of a part of the batch of a step."""
     if kind == "own":
         x = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(step))[part]
         return (model(x) ** 4).mean()
@@ -48,7 +47,7 @@ def loss_of(model, kind, step, part):
 
 
 def trained(kind, rank, processes, mesh):
-    """Losses, and the strengths at the end."""
+    """Train and return the strengths at the end."""
     model = model_of(kind)
     if mesh is not None:
         shard(model, kind, mesh)
@@ -62,20 +61,19 @@ def trained(kind, rank, processes, mesh):
 
 
 def strengths_of(model):
-    """All of them, in a row."""
-    found = [gain.value for gain in gains(model)]
+    strengths = [gain.value for gain in gains(model)]
     for module in model.modules():
-        found += [module.lam, module.gamma] if isinstance(module, Residual) else []
-    return torch.cat([x.full_tensor() if hasattr(x, "full_tensor") else x for x in found])
+        strengths += [module.lam, module.gamma] if isinstance(module, Residual) else []
+    return torch.cat([x.full_tensor() if hasattr(x, "full_tensor") else x for x in strengths])
 
 
 def main(rank, processes, folder):
-    """One of several processes, which meet in `folder`; the first one writes what all have found."""
+    """Train in one of several processes, which meet in `folder`; the first one writes all strengths."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/meet", timedelta(seconds=300), processes, rank)
     mesh = init_device_mesh("cpu", (processes,))
     kinds = ("own", "float32", "bfloat16")
-    found = {kind: trained(kind, rank, processes, mesh).double().tolist() for kind in kinds}
+    strengths = {kind: trained(kind, rank, processes, mesh).double().tolist() for kind in kinds}
     if rank == 0:
-        (Path(folder) / "strengths.json").write_text(json.dumps(found))
+        (Path(folder) / "strengths.json").write_text(json.dumps(strengths))
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Runs of a grid. Those that train import the Trainer, which takes seconds; who hands them out need not."""
+"""Runs of a grid. Training runs import the Trainer late, which takes seconds: the parent process does not need it."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ ONE_THREAD = {"threads": 1, "save_every": 1000}
 
 
 def slow(seed: int, out: Path, pause: float = 0.1) -> dict[str, float]:
-    """A run with pauses, which change nothing."""
+    """Make a run with pauses, which change nothing."""
     from train_program import STEPS, At, small_run
 
     pauses = [At(step, partial(time.sleep, pause)) for step in range(1, STEPS + 1)]
@@ -23,24 +23,24 @@ def slow(seed: int, out: Path, pause: float = 0.1) -> dict[str, float]:
 
 
 def mixed(seed: int, out: Path) -> dict[str, float]:
-    """Number 1 is stuck in its first step."""
+    """Make a run; number 1 is stuck in its first step."""
     return slow(seed, out, 1000.0 if seed == 1 else 0.1)
 
 
 def patient(seed: int, out: Path) -> dict[str, float]:
-    """A run of many steps that stops after one if it is asked to, as all that train do, with no Trainer to import."""
+    """Make a run of many steps without a Trainer, which stops after one if it is asked to."""
     folder, steps = Path(out) / str(seed), 600
     with interrupts.deferred() as interrupt:
         for step in range(1, steps + 1):
             time.sleep(0.1)
-            if interrupt.heard:
+            if interrupt.requested:
                 (folder / "checkpoints" / f"checkpoint-{step}").mkdir(parents=True)
                 raise interrupts.TrainingInterrupted(folder, step, steps)
     return {}
 
 
 def of_all_kinds(kind: str) -> dict[str, float]:
-    """What a run may do; what it says of its process."""
+    """Make a run that fails in the way of its kind, or returns facts about its process."""
     if kind == "bad":
         raise InputError("got 0, at least 1")
     if kind == "bug":

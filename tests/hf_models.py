@@ -73,7 +73,7 @@ def stock(family, seed=0, **options):
 
 @torch.no_grad()
 def loud(model, std=0.4):
-    """Matrices of N(0, std²): the library's own start gives attention that hardly differs from C̄."""
+    """Draw matrices N(0, std²): with the library's initialisation attention would be close to C̄."""
     for parameter in model.parameters():
         if parameter.dim() >= 2:
             parameter.normal_(std=std)
@@ -82,7 +82,7 @@ def loud(model, std=0.4):
 
 @torch.no_grad()
 def unlike(model, seed=5):
-    """Gains that are far from 1, and differ; residuals that differ."""
+    """Move gains away from 1, and residuals, so that they differ."""
     generator = torch.Generator().manual_seed(seed)
     for gain in gains(model):
         gain.value.add_(0.3 * torch.randn(gain.value.shape, generator=generator))
@@ -94,19 +94,18 @@ def unlike(model, seed=5):
 
 
 def shaped(family, seed=0, shaping=None, **options):
-    """The same, shaped, with gains that differ."""
+    """A shaped model whose gains differ."""
     return unlike(shape_model(stock(family, seed, **options), shaping or Shaping(tau0=0.8)))
 
 
 def ours(causal=False, seed=0, **options):
-    """A shaped Transformer of our own."""
+    """The paper's architecture."""
     torch.manual_seed(seed)
     config = ShapedTransformerConfig(**(TEXT | {"num_key_value_heads": KV_HEADS, "causal": causal} | options))
     return unlike(loud(ShapedTransformerModel(config).double().eval()))
 
 
 def inputs_of(family, seed=1, batch=BATCH):
-    """Token ids, or images."""
     generator = torch.Generator().manual_seed(seed)
     if family == "vit":
         return {"pixel_values": torch.randn(batch, 3, 12, 12, generator=generator, dtype=torch.float64)}
@@ -125,14 +124,14 @@ def restarting():
 
 
 def arbitrary():
-    """(b, 1, m, m) boolean, with rows that see nothing."""
+    """(b, 1, m, m) boolean, with rows without visible tokens."""
     mask = torch.rand(BATCH, 1, TOKENS, TOKENS, generator=torch.Generator().manual_seed(7)) < 0.5
     mask[:, :, 2] = False
     return mask
 
 
 def added():
-    """(b, 1, m, m) with numbers besides."""
+    """(b, 1, m, m) of numbers that are added to the logits."""
     bias = torch.randn(BATCH, 1, TOKENS, TOKENS, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
     return bias.masked_fill(~arbitrary(), torch.finfo(torch.float64).min)
 
@@ -148,7 +147,7 @@ MASKS = {
 
 
 def added_mask(mask, query, key):
-    """Any mask as numbers to add, −∞ where nothing is seen: (b|1, h|1, q|1, k)."""
+    """Return any mask as numbers to add, −∞ for hidden tokens: (b|1, h|1, q|1, k)."""
     if mask is None:
         return query.new_zeros(1, 1, query.shape[-2], key.shape[-2])
     if mask.dtype == torch.bool:
@@ -157,7 +156,7 @@ def added_mask(mask, query, key):
 
 
 def softmax(logits):
-    """By its definition, rows of −∞ giving zeros."""
+    """Compute the softmax by its definition; rows of −∞ become zeros."""
     top = logits.amax(-1, keepdim=True).clamp(min=-1e300)
     exponentials = (logits - top).exp()
     return exponentials / exponentials.sum(-1, keepdim=True).clamp(min=1e-300)
@@ -187,7 +186,7 @@ def explicit_attention(module, query, key, value, attention_mask, scaling=None, 
 
 
 def written_out(monkeypatch):
-    """From here on, models with shaped attention use `explicit_attention` and eager masks."""
+    """Let models with shaped attention use `explicit_attention` and eager masks."""
     monkeypatch.setitem(AttentionInterface._global_mapping, "shaped", explicit_attention)
     monkeypatch.setitem(AttentionMaskInterface._global_mapping, "shaped", eager_mask)
 
@@ -223,7 +222,7 @@ V0 = np.array([[1.0, 0.3, -0.4], [0.3, 1.0, 0.2], [-0.4, 0.2, 1.0]])
 
 
 class Blocks(nn.Module):
-    """Blocks one after the other, and nothing else."""
+    """A module of only blocks."""
 
     def __init__(self, blocks):
         super().__init__()
@@ -237,7 +236,7 @@ class Blocks(nn.Module):
 
 
 def declared(width, depth, hidden, mask=None):
-    """What `chain` simulates: γ = ½, τ₀ = ½, four heads, a shaped ReLU of slope 1 − 1/√n."""
+    """Return the model of `chain`: γ = ½, τ₀ = ½, four heads, a shaped ReLU of slope 1 − 1/√n."""
     return lf.Transformer(
         width=width,
         depth=depth,
@@ -264,8 +263,8 @@ def network(blocks, draw, samples, width, seed=2):
     weights = many(blocks, lambda: draw(generator), samples)
     x = TokenLaw(lf.models.as_start(V0), declared(width, 1, width)).tokens(samples, generator)
     with sdpa_kernel(SDPBackend.MATH):  # the only kernel with a rule for vmap
-        found = vmap(lambda w, one: functional_call(blocks, w, (one[None],))[0])(weights, x.double())
-    return summary(gram(found).numpy())
+        tokens = vmap(lambda w, one: functional_call(blocks, w, (one[None],))[0])(weights, x.double())
+    return summary(gram(tokens).numpy())
 
 
 def summary(v):

@@ -1,6 +1,6 @@
-"""Checkpoint folders that are broken or mean harm, and what must be said of each.
+"""Checkpoint folders that are broken or hostile, and the error of each.
 
-Every case changes a copy of a small sound GPT-2 and gives words that the message must contain.
+Every case changes a copy of a small sound GPT-2 and lists words that the message must contain.
 """
 
 import json
@@ -27,14 +27,14 @@ CASES = {}
 
 
 def small(kind=transformers.GPT2LMHeadModel, **changes):
-    """A model with the weights that its own initialisation draws."""
+    """Return a model with the weights that its own initialisation draws."""
     torch.manual_seed(0)
     sizes = {"gpt2": GPT2, "bert": BERT, "t5": T5, "llama": LLAMA}[kind.config_class.model_type]
     return kind(kind.config_class(**(sizes | changes)))
 
 
 def case(says, *arguments):
-    """Register a function that makes a folder hostile; `arguments` make one case of each."""
+    """Register a function that makes a folder hostile; each of the `arguments` makes one case."""
 
     def register(change):
         for number, one in enumerate(arguments or [()]):
@@ -47,7 +47,6 @@ def case(says, *arguments):
 
 
 def config(folder, **changes):
-    """Change fields of config.json."""
     path = Path(folder) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
@@ -56,29 +55,29 @@ def tensors(folder):
     return load_file(Path(folder) / SAFE)
 
 
-def save(folder, found):
-    save_file({name: each.contiguous().clone() for name, each in found.items()}, Path(folder) / SAFE)
+def save(folder, weights):
+    save_file({name: each.contiguous().clone() for name, each in weights.items()}, Path(folder) / SAFE)
 
 
 def as_bin(folder, content=None):
-    """The weights as a file of torch, or other content under its name."""
+    """Store the weights as a file of torch, or other content under its name."""
     torch.save(dict(tensors(folder)) if content is None else content, Path(folder) / BIN)
     (Path(folder) / SAFE).unlink()
 
 
 def raw(folder, content, name=BIN):
-    """Bytes under a name, in the place of the weights."""
+    """Replace the weights with bytes under a name."""
     (Path(folder) / SAFE).unlink()
     (Path(folder) / name).write_bytes(content)
 
 
 def sharded(folder, **changes):
-    """The weights in two files and an index, whose map is changed."""
-    found = tensors(folder)
-    names = list(found)
+    """Store the weights in two files and an index with changed fields."""
+    result = tensors(folder)
+    names = list(result)
     parts = {"a.safetensors": names[:14], "b.safetensors": names[14:]}
     for file, some in parts.items():
-        save_file({name: found[name].clone() for name in some}, Path(folder) / file)
+        save_file({name: result[name].clone() for name in some}, Path(folder) / file)
     places = {name: file for file, some in parts.items() for name in some}
     (Path(folder) / SAFE).unlink()
     index = {"metadata": {}, "weight_map": places} | changes
@@ -87,7 +86,7 @@ def sharded(folder, **changes):
 
 
 def reindex(folder, name, file):
-    """Put another file into the index for one weight."""
+    """Name another file in the index for one weight."""
     index = sharded(folder)
     index["weight_map"][name or next(iter(index["weight_map"]))] = file
     (Path(folder) / f"{SAFE}.index.json").write_text(json.dumps(index))
@@ -108,16 +107,16 @@ def no_weights(folder):
 
 @case("lacks transformer.h.1.mlp.c_fc.bias")
 def one_weight_is_missing(folder):
-    found = tensors(folder)
-    del found["transformer.h.1.mlp.c_fc.bias"]
-    save(folder, found)
+    result = tensors(folder)
+    del result["transformer.h.1.mlp.c_fc.bias"]
+    save(folder, result)
 
 
 @case("lacks lm_head.weight, transformer.wte.weight")
 def both_sides_of_a_tie_are_missing(folder):
-    found = tensors(folder)
-    del found["transformer.wte.weight"]
-    save(folder, found)
+    result = tensors(folder)
+    del result["transformer.wte.weight"]
+    save(folder, result)
 
 
 @case("lacks transformer.h.2.")
@@ -185,8 +184,8 @@ def weights_that_are_all_zero(folder):
 
 @case("a quantised weight without its scale", "int8", "uint8", "int32", "int64", "bool", "float8_e4m3fn", "float8_e5m2")
 def matrices_in_whole_numbers(folder, kind):
-    found = tensors(folder)
-    save(folder, {name: each.to(getattr(torch, kind)) if each.dim() > 1 else each for name, each in found.items()})
+    result = tensors(folder)
+    save(folder, {name: each.to(getattr(torch, kind)) if each.dim() > 1 else each for name, each in result.items()})
 
 
 @case("is not a plain tensor of real numbers")
@@ -221,13 +220,13 @@ def a_quantisation_of_a_part(folder):
 
 @case('Nearest: "architectures": ["BertForPreTraining"]')
 def two_heads_with_the_old_names_of_norms(folder):
-    """As bert-base-uncased is."""
+    """The file of bert-base-uncased."""
     two_heads_under_the_class_of_one(folder)
-    found = tensors(folder)
+    result = tensors(folder)
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
     for new, name in old.items():
-        found = {key.replace(new, name): each for key, each in found.items()}
-    save(folder, found)
+        result = {key.replace(new, name): each for key, each in result.items()}
+    save(folder, result)
 
 
 @case("whole: it holds roberta.more, roberta.pooler")
@@ -243,17 +242,17 @@ def a_roberta_without_a_part_of_its_head(folder):
 
 
 def as_roberta(folder):
-    """The file of roberta-base: a pooler beside the head of a language model."""
+    """Write the file of roberta-base: a pooler and the head of a language model."""
     shutil.rmtree(folder)
     torch.manual_seed(0)
     module = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**BERT))
     module.save_pretrained(folder)
-    found = tensors(folder)
-    found |= {
+    result = tensors(folder)
+    result |= {
         f"roberta.pooler.dense.{name}": torch.randn(shape) for name, shape in (("weight", (16, 16)), ("bias", 16))
     }
-    found["lm_head.decoder.weight"] = found["roberta.embeddings.word_embeddings.weight"]
-    save(folder, found)
+    result["lm_head.decoder.weight"] = result["roberta.embeddings.word_embeddings.weight"]
+    save(folder, result)
     return module
 
 
@@ -298,7 +297,7 @@ def an_adapter_beside_the_weights(folder):
 
 
 @case(
-    "holds weights that are not read",
+    "holds weights that cannot be read",
     "tf_model.h5",
     "flax_model.msgpack",
     "model.gguf",
@@ -676,7 +675,7 @@ def a_part_that_colours_the_terminal(folder):
 
 
 def shape(folder):
-    """The same model, shaped."""
+    """Replace the model with the same model, shaped."""
     shape_model(small(), Shaping()).save_pretrained(folder)
 
 
@@ -702,7 +701,7 @@ def a_shaping_that_is_none(folder, shaping):
     config(folder, shaping=shaping)
 
 
-@case("does not hold this model whole")
+@case("does not hold the whole model")
 def a_plain_model_that_says_it_is_shaped(folder):
     config(folder, shaping={"residual_gamma": 0.5})
 

@@ -1,8 +1,8 @@
 """False alarms of the initialisation check over sound models of every family (`make alarms`, ten minutes).
 
-Of each family 200 models are drawn by transformers, and torch's own layers with their uniform laws besides; each is
-checked as it is, and of some families also rounded to 16 bits. At the level of 1 % and 200 models, 7 alarms or more
-have a probability below 0.5 %; all families together must stay within what 1 % gives, at the same level.
+For each family transformers draws 200 models; torch's layers with their uniform laws are a further family. Each model
+is checked as it is, and in some families also rounded to 16 bits. At the level of 1 % and 200 models, 7 alarms or more
+have a probability below 0.5 %; all families together must satisfy the same bound.
 """
 
 import sys
@@ -16,17 +16,17 @@ from limitformer.weightless.law import build_without_weights, table_of
 from limitformer.weightless.models import blueprint_of
 from weightless_families import CONFIGS
 
-SEEDS, LEVEL, SURE = 200, 0.01, 0.005
+SEEDS, LEVEL, BOUND = 200, 0.01, 0.005
 ROUNDED = ("gpt2", "llama", "modernbert", "t5", "torch")  # checked in 16 bits too
 
 
 def torchs_own():
-    """Uniform laws of several sizes."""
+    """Return torch's layers of several sizes, with their uniform laws."""
     return nn.Sequential(*(nn.Linear(n, 24) for n in (8, 24, 64)), nn.Embedding(40, 16, padding_idx=3), nn.LayerNorm(9))
 
 
 def in_sixteen_bits():
-    """The same, drawn in bfloat16, which torch does on 256 levels."""
+    """Return the same layers drawn in bfloat16, for which torch uses 256 levels."""
     return torchs_own().bfloat16().apply(lambda part: getattr(part, "reset_parameters", lambda: None)())
 
 
@@ -35,22 +35,21 @@ SOUND |= {"torch": torchs_own, "torch, bfloat16": in_sixteen_bits}
 
 
 def sound_models(name, seeds):
-    """One after the other; no two families have the same random numbers."""
+    """Yield drawn models; no two families share random numbers."""
     for seed in seeds:
         torch.manual_seed(1000 * list(SOUND).index(name) + seed)
         yield SOUND[name]()
 
 
 def law_and_reference(name):
-    """Read once."""
     what = CONFIGS[name]() if name in CONFIGS else torchs_own
     blueprint = blueprint_of(what)
-    reference, found = build_without_weights(blueprint, torch.float32)
-    return table_of(blueprint, reference, found), reference
+    reference, result = build_without_weights(blueprint, torch.float32)
+    return table_of(blueprint, reference, result), reference
 
 
 def alarms(name, seeds, dtype=torch.float32, level=LEVEL):
-    """Reports with a finding."""
+    """Return the reports with a finding."""
     law, reference = law_and_reference(name)
     reports = (
         check_initialisation(model.to(dtype), law, reference=reference, level=level)
@@ -60,17 +59,17 @@ def alarms(name, seeds, dtype=torch.float32, level=LEVEL):
 
 
 def main(names):
-    """A line for each family and type; 1 if there are too many. What is rounded is the same models again."""
+    """Print a line for each family and type, of the same models; return 1 if there are too many alarms."""
     exact, rounded = [], []
     for name in names:
         for dtype in (torch.float32, torch.bfloat16, torch.float16)[: 3 if name in ROUNDED else 1]:
-            found = alarms(name, range(SEEDS), dtype)
-            (exact if dtype is torch.float32 else rounded).append(len(found))
-            first = str(found[0]).splitlines()[1].strip() if found else ""
-            print(f"{name:16s} {str(dtype)[6:]:9s} {len(found)} of {SEEDS} {first}", flush=True)
+            result = alarms(name, range(SEEDS), dtype)
+            (exact if dtype is torch.float32 else rounded).append(len(result))
+            first = str(result[0]).splitlines()[1].strip() if result else ""
+            print(f"{name:16s} {str(dtype)[6:]:9s} {len(result)} of {SEEDS} {first}", flush=True)
     number = SEEDS * len(exact)
     print(f"alarms: {sum(exact)} of {number} models, {sum(exact) / number:.2%}; rounded: {sum(rounded)}")
-    too_many = max(exact + rounded) > binom.isf(SURE, SEEDS, LEVEL) or sum(exact) > binom.isf(SURE, number, LEVEL)
+    too_many = max(exact + rounded) > binom.isf(BOUND, SEEDS, LEVEL) or sum(exact) > binom.isf(BOUND, number, LEVEL)
     return int(too_many)
 
 

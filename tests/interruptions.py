@@ -1,10 +1,10 @@
-"""Stand-ins that bring Ctrl-C at a known moment."""
+"""Stand-ins that raise Ctrl-C at a known moment."""
 
 from concurrent.futures import Future
 
 
 class InterruptAfter:
-    """Stands in for `wait`: Ctrl-C comes while the engine waits, once `calls` chunks have been seen."""
+    """A replacement for `wait` that raises Ctrl-C after `calls` chunks have finished."""
 
     def __init__(self, calls):
         self.calls = calls
@@ -23,7 +23,7 @@ def interrupt(*arguments, **settings):
 
 
 def pool_that_runs(*firsts):
-    """A pool that runs the chunks at `firsts` when they are handed in; the others are never run."""
+    """Return a pool that runs only the chunks at `firsts`, when they are submitted."""
 
     class Pool:
         def __init__(self, threads):

@@ -1,9 +1,9 @@
 """The whole table of laws: every family, weightless against drawn by transformers (`make laws`, half an hour).
 
-For each family 4,000 weightless samples against 2,000 drawn ones, some thirty to fifty statistics of states and
-gradients; the level is 1e-4 for all of a family together. For four families a twin, one kind of whose weights has
-another standard deviation, must be rejected. Before that, the logits of stock models at their default width, against
-the formula of each family (`architectures`).
+For each family 4,000 weightless samples are compared with 2,000 drawn ones in thirty to fifty statistics of states and
+gradients, at the level 1e-4 for a family. For four families a wrong twin must be rejected, in which one kind of weight
+has another standard deviation. First the logits of stock models at their default width are compared with the formula of
+each family (`architectures`).
 """
 
 import sys
@@ -16,15 +16,15 @@ TWINS = {"gpt2": "*.c_fc.weight", "llama": "*.down_proj.weight", "bert": "*.dens
 
 
 def main(families):
-    """Print a line for each; 1 if one fails."""
+    """Print a line for each family; return 1 if one fails."""
     failed = formulas()
     for family in families:
         networks = drawn(family, 2000)
         data = weightless(family, 4000)
-        found = p_values(paired(data, networks))
-        worst = min(found, key=found.get)
-        holds = found[worst] > LEVEL / len(found)
-        print(f"{family:12s} {len(found)} statistics, least p {found[worst]:.1e} ({worst})", "" if holds else "FAILS")
+        p = p_values(paired(data, networks))
+        worst = min(p, key=p.get)
+        holds = p[worst] > LEVEL / len(p)
+        print(f"{family:12s} {len(p)} statistics, least p {p[worst]:.1e} ({worst})", "" if holds else "FAILS")
         print(f"{'':12s} weights: {data.attrs['weights']}; kept: {data.attrs['kept'] or 'none'}", flush=True)
         failed += [] if holds else [family]
         if family in TWINS:
@@ -37,7 +37,7 @@ def main(families):
 
 
 def formulas():
-    """Print a line for each stock model; those whose logits the formula does not give."""
+    """Print a line for each stock model; return those whose logits differ from the formula."""
     failed = []
     for family in CASES:
         seen, expected = logits(family)

@@ -1,4 +1,4 @@
-"""The weights of many networks, each drawn by itself, to be run side by side."""
+"""Weights of many networks, drawn independently and evaluated together."""
 
 from contextlib import contextmanager
 from unittest.mock import patch
@@ -9,7 +9,7 @@ from torch import nn
 
 @contextmanager
 def parts_found_once():
-    """Modules keep their parts, which take longer to find than to draw: in the block none is added or taken away."""
+    """Cache the parameters of modules inside the block, because looking them up takes longer than drawing."""
     found, find = {}, nn.Module.named_modules
 
     def named_modules(module, memo=None, prefix="", remove_duplicate=True):
@@ -26,7 +26,7 @@ def parts_found_once():
 
 @torch.no_grad()
 def many(module, draw, samples):
-    """Parameters by name, (samples, …): `draw()` draws those of `module` anew, in place, that many times."""
+    """Return parameters by name, (samples, …). `draw()` draws those of `module` again, in place, once per sample."""
     parameters = dict(module.named_parameters())
     weights = {name: value.new_empty(samples, *value.shape) for name, value in parameters.items()}
     with parts_found_once():

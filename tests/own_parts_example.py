@@ -1,4 +1,4 @@
-"""Parts as a user writes them, in a file of their own that knows nothing of the package."""
+"""User-defined parts in their own file, which does not import the package."""
 
 import math
 
@@ -21,7 +21,7 @@ def torch_x_tanh(x):
 
 
 def bent(x):
-    """Not of mean zero, with a kink, of operators alone: it takes numbers and tensors."""
+    """A function with a kink and a mean other than zero, written only with operators; it takes numbers and tensors."""
     return abs(x + 0.5) - 0.25 * x
 
 
@@ -42,7 +42,7 @@ def torch_sigmoid_attention(logits, visible):
 
 
 def linear_attention(logits, visible):
-    """1 + Y in the place of exp Y, and the token itself: operators alone."""
+    """1 + Y in place of exp Y, plus the token itself, written only with operators."""
     return (1.0 + logits) * visible / len(visible) + np.eye(len(visible))
 
 
@@ -54,7 +54,7 @@ def torch_linear_attention(logits, visible):
 
 
 def bounded(square):
-    """Tokens longer than √n are brought back to that; shorter ones are left."""
+    """Scale tokens longer than √n down to that length."""
     return 1.0 / math.sqrt(max(square, 1.0))
 
 

@@ -4,7 +4,7 @@ WORD = 2**32 - 1
 
 
 def plain_philox(counter, key_words, rounds=10, multipliers=(0xD2511F53, 0xCD9E8D57)):
-    """Philox 4x32 on Python integers, straight from the paper."""
+    """Return Philox 4x32 on Python integers, written from the paper."""
     c0, c1, c2, c3 = counter
     k0, k1 = key_words
     for _ in range(rounds):

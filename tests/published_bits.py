@@ -1,4 +1,4 @@
-"""A few small results of every kind, as numbers and as hashes of their bits, which no change of the code may change.
+"""Small results of every kind, as numbers and as hashes of their bits. A change of the code may not change them.
 
 `python tests/published_bits.py` prints a table of the hashes, of networks in torch and of the figures' records too; run
 it before and after, on one machine. Which bits a kernel makes depends on the processor, so what the tests keep are the
@@ -45,7 +45,7 @@ WITH_GRADIENTS = ("shaped", "GELU, 4 heads, Pre-LN", "causal, Post-LN")
 
 
 def results():
-    """(name, arrays) of each."""
+    """Yield (name, arrays) of each result."""
     common = {"samples": 20, "seed": 7, "threads": 1, "progress": False}
     for name, model in MODELS.items():
         yield name, [lf.simulate(model, START, **common).covariance.values]
@@ -60,7 +60,7 @@ def results():
 
 
 def in_torch():
-    """(name, arrays) of networks, drawn and weightless."""
+    """Yield (name, arrays) of drawn and weightless networks."""
     common = {"samples": 4, "seed": 7, "progress": False, "device": "cpu"}
     model = MODELS["shaped"]
     yield "network", [lf.nn.simulate(model, START, **common).covariance.values]
@@ -69,20 +69,19 @@ def in_torch():
 
 
 def records():
-    """(name, text as bytes) of each figure's record in docs, without version and stamp."""
+    """Yield (name, text as bytes) of each figure's record in docs, without version and stamp."""
     for path in sorted((Path(__file__).parents[1] / "docs" / "figures").glob("*.json")):
         kept = {key: value for key, value in json.loads(path.read_text()).items() if key not in MADE_BY}
         yield path.stem, [np.frombuffer(json.dumps(kept, sort_keys=True).encode(), np.uint8)]
 
 
 def numbers_of(arrays):
-    """Two numbers in which every entry has its share: their mean, and that of their cosines."""
+    """Return two numbers that depend on every entry: the mean, and the mean of the cosines."""
     entries = np.concatenate([np.asarray(array, np.float64).ravel() for array in arrays])
     return float(entries.mean()), float(np.cos(entries).mean())
 
 
 def digest_of(arrays):
-    """SHA-256 of the bytes."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())

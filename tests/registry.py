@@ -1,4 +1,4 @@
-"""One registry of models: whoever is listed is tested against the network, and has a wrong twin."""
+"""A registry of models. Each is tested against the network and has a wrong twin."""
 
 import limitformer as lf
 
@@ -11,7 +11,7 @@ SHAPED_RELU = lf.ShapedReLU(c_plus=0.2, c_minus=-1.0)
 
 
 def without(**intervention) -> lf.ShapedAttention:
-    """Shaped attention with one part removed."""
+    """Return shaped attention with one part removed."""
     return lf.ShapedAttention(tau0=1.0, **intervention)
 
 

@@ -1,4 +1,4 @@
-"""What must hold before a release: `make release-check`, or parts of it by name.
+"""The checks before a release: `make release-check`, or some of them by name.
 
     python tests/release.py [version] [build] [wheel] [site] [sdist]
 
@@ -31,14 +31,14 @@ EXTRAS = {
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> None:
-    """Run it or end here; without the variables by which this environment would reach into a clean one."""
+    """Run a command or exit. Variables that would leak this environment into a clean one are removed."""
     print("$", *command, flush=True)
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     subprocess.run([str(part) for part in command], cwd=cwd, env=clean, check=True)
 
 
 def version(_: Path) -> None:
-    """One version and date everywhere; the installed package has the version from pyproject.toml."""
+    """Check that version and date agree everywhere and that the installed package has pyproject.toml's version."""
     said = tomllib.loads(text_of("pyproject.toml"))["project"]["version"]
     cited = dict(re.findall(r"^(version|date-released): (\S+)$", text_of("CITATION.cff"), re.MULTILINE))
     released, day = newest_release(text_of("CHANGELOG.md"))
@@ -47,12 +47,11 @@ def version(_: Path) -> None:
 
 
 def text_of(name: str) -> str:
-    """A file of the repository's root."""
     return (ROOT / name).read_text(encoding="utf-8")
 
 
 def newest_release(changelog: str) -> tuple[str, str]:
-    """Version and date of the newest release; it ends here if something is unreleased, which a tag would leave out."""
+    """Return version and date of the newest release; exit if the changelog has unreleased entries."""
     _, unreleased, newest, *_ = re.split(r"^## ", changelog, flags=re.MULTILINE)
     if unreleased.split() != ["Unreleased"]:
         sys.exit("CHANGELOG.md must begin with an empty section Unreleased.")
@@ -61,20 +60,19 @@ def newest_release(changelog: str) -> tuple[str, str]:
 
 
 def build(folder: Path) -> None:
-    """Both distributions, in `folder`."""
     run(sys.executable, "-m", "build", "--outdir", folder)
     run(sys.executable, "-m", "twine", "check", "--strict", *folder.glob("limitformer-*"))
 
 
 def built(folder: Path, ending: str) -> Path:
-    """The distribution with this ending, built now if it was not."""
+    """Return the distribution with this ending, and build it if necessary."""
     if not list(folder.glob(f"*{ending}")):
         build(folder)
     return next(folder.glob(f"*{ending}"))
 
 
 def wheel(folder: Path) -> None:
-    """An environment for each extra, one after the other."""
+    """Install the wheel in a clean environment for each extra."""
     file = built(folder, ".whl")
     for extra, code in EXTRAS.items():
         place = folder / "environment"
@@ -86,12 +84,11 @@ def wheel(folder: Path) -> None:
 
 
 def site(folder: Path) -> None:
-    """The documentation, strictly."""
     run(sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder / "site")
 
 
 def sdist(folder: Path) -> None:
-    """The two commands, as one runs them who has nothing but the archive."""
+    """Run the two commands from the unpacked archive."""
     with tarfile.open(built(folder, ".tar.gz")) as archive:
         archive.extractall(folder, filter="data")
     place = next(path for path in folder.glob("limitformer-*") if path.is_dir())

@@ -47,7 +47,7 @@ def naive_layer(x, model, value):
 
 
 def naive_chain(model, start, layers, samples, seed):
-    """Tokens (samples, N, d) after so many layers from `start` (N, d) or (samples, N, d)."""
+    """Return tokens (samples, N, d) after `layers` layers from `start` (N, d) or (samples, N, d)."""
     rng = np.random.default_rng(seed)
     x = np.broadcast_to(start, (samples, model.tokens, model.dim)).copy()
     size = (samples, model.dim, model.dim) if isinstance(model, lf.StochasticTransformer) else (samples,)

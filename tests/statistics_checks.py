@@ -1,4 +1,4 @@
-"""Statistical checks: stated levels, and a number for every verdict."""
+"""Statistical checks with stated levels."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ STANDARD_ERRORS = 4.0
 
 
 def least_p(x: dict[str, NDArray[np.float64]], y: dict[str, NDArray[np.float64]]) -> tuple[float, str]:
-    """The smallest p-value of the KS tests of all statistics, and whose it is.
+    """Return the smallest p-value of the KS tests of all statistics, and the statistic's name.
 
     The distance that is largest for its sizes has it, and is the only one whose p, which takes longest, is asked for.
     """
@@ -18,7 +18,7 @@ def least_p(x: dict[str, NDArray[np.float64]], y: dict[str, NDArray[np.float64]]
 
 
 def distance(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """Kolmogorov and Smirnov's, of two samples (n,) and (m,); ∞ if one is NaN somewhere."""
+    """Return the Kolmogorov–Smirnov distance of two samples (n,) and (m,); ∞ if one contains NaN."""
     x, y = np.sort(x), np.sort(y)  # NaN last
     both = np.concatenate([x, y])
     if np.isnan(x[-1] + y[-1]):
@@ -27,12 +27,12 @@ def distance(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
 
 
 def effective_size(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """n m/(n + m)."""
     return len(x) * len(y) / (len(x) + len(y))
 
 
 def assert_same_law(x, y, wrong) -> None:
-    """`x` and `y` pass every KS test, `wrong` and `y` fail at least one: {statistic: samples} each."""
+    """Assert that `x` and `y` pass every KS test and that `wrong` and `y` fail at least one: {statistic: samples}
+    each."""
     p, name = least_p(x, y)
     assert p > ALPHA, f"{name}: p = {p:.2g}"
     p, name = least_p(wrong, y)
@@ -40,12 +40,12 @@ def assert_same_law(x, y, wrong) -> None:
 
 
 def standard_errors(samples: NDArray[np.float64], exact: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(mean − exact)/standard error for samples (n, k)."""
+    """Return (mean − exact)/standard error for samples (n, k)."""
     return (samples.mean(0) - exact) / (samples.std(0) / len(samples) ** 0.5)
 
 
 def covariance_standard_errors(samples: NDArray[np.float64], exact: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The same for the covariance matrix of samples (n, k), whose entries have the error of a mean of products."""
+    """Return the deviations of the covariance matrix of samples (n, k) in standard errors of means of products."""
     centre, size = samples.mean(0), len(samples)
     mean, squares = np.zeros((2, *exact.shape))
     for begin in range(0, size, 10_000):  # which stay in the cache

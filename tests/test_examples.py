@@ -1,4 +1,4 @@
-"""The notebooks under `examples` run, print what they show, and their sentences name no other numbers.
+"""The notebooks under `examples` run, print what they show, and name only those numbers in their text.
 
 They are small enough to run whole. A picture that one keeps is drawn again, not compared.
 """
@@ -26,7 +26,7 @@ NEAR, NOTHING = 0.05, 0.011  # another processor sums in another order, and trai
 
 
 def cells(path, kind):
-    """Of the notebook, those of one kind."""
+    """Return the notebook's cells of one kind."""
     return [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == kind]
 
 
@@ -35,19 +35,19 @@ def source(cell):
 
 
 def shown(cell):
-    """What a cell of code is said to have printed."""
+    """Return the stored output of a code cell."""
     return "".join("".join(out.get("text", "")) for out in cell["outputs"])
 
 
 def same_text(one, other):
-    """Whether two texts are one but for the last digits of numbers, and how they are aligned."""
+    """Whether two texts agree up to the last digits of numbers and their alignment."""
     words = [re.sub(r"\s+", " ", NUMBER.sub("#", text)).strip() for text in (one, other)]
     numbers = [[float(found.replace(",", "")) for found in NUMBER.findall(text)] for text in (one, other)]
     return words[0] == words[1] and numbers[0] == pytest.approx(numbers[1], rel=NEAR, abs=NOTHING)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_prints_what_it_shows(path, capsys, tmp_path, monkeypatch):
+def test_notebooks_print_their_stored_output(path, capsys, tmp_path, monkeypatch):
     from matplotlib import pyplot
 
     monkeypatch.chdir(tmp_path)
@@ -64,24 +64,24 @@ def test_a_notebook_prints_what_it_shows(path, capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_numbers_of_its_sentences_are_printed_or_given(path):
+def test_numbers_in_the_text_are_printed_or_given(path):
     known = set(DECIMAL.findall("\n".join(source(cell) + shown(cell) for cell in cells(path, "code"))))
     sentences = ADDRESS.sub("", "\n".join(map(source, cells(path, "markdown"))))
     assert [number for number in DECIMAL.findall(sentences) if number not in known] == []
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_links_of_a_notebook_lead_somewhere(path):
+def test_links_of_notebooks_lead_somewhere(path):
     targets = re.findall(r"\]\(([^)#]+)", "\n".join(map(source, cells(path, "markdown"))))
     assert [each for each in targets if not each.startswith("https:") and not (path.parent / each).exists()] == []
 
 
-def test_other_numbers_and_other_words_are_found():
+def test_changed_numbers_and_words_are_detected():
     assert same_text("mean 0.958, ±  2e-03\n", "mean 0.960, ± 2e-03")
     assert not same_text("mean 0.85", "mean 0.96")
     assert not same_text("healthy: 0.9", "frozen: 0.9")
     assert not same_text("one 0.9", "one 0.9 0.9")
 
 
-def test_there_are_notebooks():
+def test_examples_have_notebooks():
     assert [path.stem for path in NOTEBOOKS] == NAMES

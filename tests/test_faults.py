@@ -1,4 +1,4 @@
-"""The table of faults fits the source; what it finds is a matter of `make faults`."""
+"""The table of faults matches the source; `make faults` applies it."""
 
 import tomllib
 from pathlib import Path
@@ -9,7 +9,7 @@ from limitformer.numerics.kernels import PACKAGE
 TABLE = tomllib.loads((Path(faults.__file__).parent / "faults.toml").read_text())["fault"]
 
 
-def test_every_fault_has_its_place_and_its_tests():
+def test_every_fault_matches_the_source_and_names_tests():
     for fault in TABLE:
         assert (PACKAGE.parent / fault["file"]).read_text().count(fault["text"]) == 1, fault["name"]
         for test in fault["tests"]:
@@ -17,14 +17,14 @@ def test_every_fault_has_its_place_and_its_tests():
             assert f"def {name.partition('[')[0]}" in (Path(faults.__file__).parents[1] / path).read_text(), test
 
 
-def test_there_are_faults_in_every_package():
+def test_every_package_has_faults():
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert {Path(fault["file"]).parts[1] for fault in TABLE} >= packages
     assert len(TABLE) >= 40
 
 
-def test_only_what_is_caught_is_called_so(tmp_path, monkeypatch):
-    """A text that is not there, tests that fail anyway, tests that do not run: none of it is a caught fault."""
+def test_verdict_is_caught_only_for_caught_faults(tmp_path, monkeypatch):
+    """A missing text, tests that fail anyway and tests that do not run are not caught faults."""
     source = tmp_path / "src" / "limitformer" / "a.py"
     source.parent.mkdir(parents=True)
     source.write_text("x = 1\n")

@@ -1,4 +1,4 @@
-"""The front door: which names there are, where they are defined, and what is imported before they are asked for."""
+"""The public door: its names, where they are defined, and which packages are imported for them."""
 
 import ast
 import importlib
@@ -19,14 +19,14 @@ EXTRAS = {"checking", "designing", "hf", "nn", "weightless", "check", "design", 
 
 
 def imported_by(code):
-    """Which of the heavy packages, and NumPy, a fresh process has imported after `code`."""
+    """Return the heavy packages (and NumPy) that a fresh process has imported after `code`."""
     asked = f"import sys\n{code}\nprint([name for name in {('numpy', *HEAVY)!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, encoding="utf-8", check=True)
     return set(ast.literal_eval(done.stdout.splitlines()[-1]))
 
 
 def command_line(*arguments):
-    """Code that runs the command line and goes on."""
+    """Return code that runs the command line and continues."""
     return f"""
 from limitformer.cli import main
 sys.argv = ["limitformer", *{arguments!r}]
@@ -57,7 +57,7 @@ except SystemExit:
     ],
     ids=["import", "version", "models", "--help", "-h", "--version", "overlap -h", "overlap"],
 )
-def test_nothing_is_imported_before_it_is_needed(code, needs):
+def test_imports_wait_until_they_are_needed(code, needs):
     found = imported_by(code)
     assert found - {"pandas", "dask"} == needs  # xarray brings these where it finds them
 
@@ -75,7 +75,7 @@ def test_no_code_tunes_the_garbage_collector():
 
 
 def imports_for_checkers(package=PACKAGE):
-    """name: module, of the imports that type checkers alone see."""
+    """Return {name: module} of the imports that only type checkers see."""
     tree = ast.parse((package / "__init__.py").read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     found = [node for node in block.body if isinstance(node, ast.ImportFrom)]
@@ -83,12 +83,12 @@ def imports_for_checkers(package=PACKAGE):
     return {each.name: node.module for node in found for each in node.names}
 
 
-def test_checkers_see_what_is_there():
+def test_checkers_see_the_public_names():
     homes = {name: f"limitformer.{home}" for home, names in lf.HOMES.items() for name in names}
     assert imports_for_checkers() == homes | dict.fromkeys(lf.MODULES, "limitformer")
 
 
-def test_checkers_see_what_is_there_for_training():
+def test_checkers_see_the_public_names_of_training():
     train = importlib.import_module("limitformer_papers.training")
     homes = {name: f"limitformer_papers.training.{home}" for home, names in train._HOMES.items() for name in names}
     assert imports_for_checkers(Path(train.__file__).parent) == homes
@@ -99,58 +99,58 @@ def test_checkers_see_what_is_there_for_training():
         _ = train.trains
 
 
-def test_parts_of_training_are_there_without_an_import(monkeypatch):
+def test_submodules_of_training_are_found_without_an_import(monkeypatch):
     train = importlib.import_module("limitformer_papers.training")
     for part in pkgutil.iter_modules(train.__path__):
         monkeypatch.delattr(train, part.name, raising=False)  # where somebody has imported it
         assert getattr(train, part.name).__name__ == f"limitformer_papers.training.{part.name}"
 
 
-def test_what_reads_a_corpus_needs_no_trainer():
+def test_reading_a_corpus_imports_no_trainer():
     assert (
         imported_by("from limitformer_papers.training.data.corpus import read_corpus") & {"torch", "transformers"}
         == set()
     )
 
 
-def test_every_name_is_found_and_listed():
+def test_every_public_name_exists_and_is_listed():
     for name in imports_for_checkers():
         assert getattr(lf, name) is not None
     assert set(imports_for_checkers()) <= set(dir(lf))
     assert set(lf.__all__) == (set(imports_for_checkers()) - EXTRAS - {"models"}) | {"__version__"}
 
 
-def test_a_star_needs_no_extra():
+def test_star_import_needs_no_extra():
     code = "sys.modules['torch'] = None\nfrom limitformer import *\nassert Transformer and plot and simulate"
     assert "transformers" not in imported_by(code)
 
 
-def test_no_name_is_hidden_by_a_module():
-    """The import of `limitformer.x` sets the attribute `x` of the package, over anything of that name."""
+def test_no_public_name_is_hidden_by_a_module():
+    """The import of `limitformer.x` sets the attribute `x` of the package and replaces any object of that name."""
     modules = {module.name for module in pkgutil.iter_modules(lf.__path__)}
     assert {name for names in lf.HOMES.values() for name in names} & modules == set()
 
 
-def test_parts_of_the_package_are_there_without_an_import():
+def test_subpackages_are_found_without_an_import():
     assert imported_by("import limitformer; limitformer.base.errors.InputError") == set()
     assert lf.simulation is importlib.import_module("limitformer.simulation")
 
 
 @pytest.mark.parametrize(("name", "near"), [("Transfomer", "Transformer"), ("simulat", "simulate"), ("ploot", "plot")])
-def test_a_name_that_is_not_there_gives_the_nearest(name, near):
+def test_unknown_name_suggests_the_nearest(name, near):
     with pytest.raises(AttributeError, match=rf"^module 'limitformer' has no attribute '{name}'; nearest: {near}$"):
         getattr(lf, name)
     assert not hasattr(lf, "qqqqqq")
     assert not hasattr(lf, "_ipython_display_")
 
 
-def test_json_knows_limits_in_a_fresh_process():
+def test_json_of_a_limit_loads_in_a_fresh_process():
     text = lf.to_json(lf.limit(lf.Transformer(width=8, depth=4, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))))
     code = f"import limitformer as lf\nassert type(lf.from_json({text!r})).__name__ == 'CovarianceLimit'"
     assert "numba" in imported_by(code)
 
 
-def test_types_are_said_to_be_there():
+def test_package_declares_its_types():
     assert (PACKAGE / "py.typed").read_text() == ""
 
 
@@ -158,25 +158,25 @@ def test_types_are_said_to_be_there():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_list_says_what_a_command_says_of_itself(name):
+def test_list_of_commands_shows_their_help(name):
     help_of = command_of(name).help
     assert COMMANDS[name][1] == " ".join(help_of.split("\n\n")[0].split())
 
 
-def test_every_command_is_in_the_list(run_here):
+def test_help_lists_every_command(run_here):
     shown = " ".join(run_here("--help").stdout.split())
     for name, (_, says) in COMMANDS.items():
         assert f" {name} {says}" in shown
 
 
 @pytest.mark.parametrize("command", [(), ("overlap",), ("sweep",), ("sweep", "run"), ("train", "mlm")])
-def test_h_is_help(run_here, command):
+def test_h_option_is_help(run_here, command):
     short, long = (run_here(*command, option) for option in ("-h", "--help"))
     assert (short.exit_code, short.stdout) == (0, long.stdout)
     assert "Usage:" in short.stdout
 
 
-def test_a_command_that_is_not_there_gives_the_nearest(run_here):
+def test_unknown_command_suggests_the_nearest(run_here):
     result = run_here("simulat")
     line = "Error: No such command 'simulat'. Did you mean 'simulate'? See 'limitformer --help'.\n"
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", line)
@@ -219,7 +219,7 @@ def shown_models():
 
 
 @pytest.mark.parametrize(("text", "model"), shown_models().items(), ids=lambda value: type(value).__name__)
-def test_a_repr_is_short_and_makes_the_same(text, model):
+def test_repr_is_short_and_can_be_evaluated(text, model):
     assert repr(model) == text
     assert eval(text, {name: getattr(lf, name) for name in lf.__all__}) == model
     table = model._repr_html_()
@@ -233,20 +233,20 @@ def json_fields(model):
     return set(json.loads(lf.to_json(model))) - {"kind"}
 
 
-def test_a_default_of_another_type_is_shown():
+def test_repr_shows_a_default_of_another_type():
     """0 is not False, nor is 1 the default 1.0 of a field that was never checked."""
     assert repr(lf.ShapedAttention(tau0=1.0, identity=False)) == "ShapedAttention(tau0=1.0, identity=False)"
     assert repr(lf.ReLU(hidden=8)) == "ReLU(hidden=8)"
 
 
-def test_a_start_is_a_line_and_its_table_is_escaped():
+def test_repr_of_a_start_is_one_line_and_its_html_is_escaped():
     start = lf.Start(covariance=[[1.0, 0.2], [0.2, 1.0]], labels=("<b>", "&"), description="a & b")
     assert repr(start) == "<Start of 2 tokens: a & b>"
     assert "<td>&lt;b&gt;, &amp;</td>" in start._repr_html_()
     assert "<td>a &amp; b</td>" in start._repr_html_()
 
 
-def test_a_sweep_of_many_values_is_short():
+def test_repr_of_a_large_sweep_is_short():
     base = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=10)
     sweep = lf.Sweep(base, over={"beta": [k / 100 for k in range(300)]}, simulate={"samples": 8, "horizon": 1.0})
     over = "over={'beta': [0.0, 0.01, 0.02, …, 2.99]}"

@@ -1,4 +1,4 @@
-"""The documentation as a site: built strictly, asking nothing of another host, with an entry for every public name.
+"""The documentation as a site: it builds strictly, loads nothing from other hosts, and lists every public name.
 
 `LIMITFORMER_SCREENSHOTS=folder` keeps pictures of some pages at two widths. Without a Chromium the tests of the
 browser are skipped.
@@ -45,7 +45,7 @@ WIDTHS = (1280, 390)
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The site, built once. A warning ends it; not with `--quiet`, by which MkDocs counts none."""
+    """Build the site once. A warning fails the build (with `--quiet` MkDocs would not count warnings)."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
@@ -73,7 +73,7 @@ def object_of(name):
 
 
 def public_names():
-    """(where, name) of all that the public doors have, modules left out."""
+    """Yield (module, name) of all objects that the public doors export."""
     for where in DOORS:
         door = importlib.import_module(where)
         for name in getattr(door, "__all__", None) or getattr(door, "_HOMES", None) or vars(door):
@@ -92,18 +92,18 @@ def test_every_public_name_has_an_entry():
     assert missing == []
 
 
-def test_no_name_has_two_entries():
+def test_api_entries_are_unique():
     assert len(set(entries())) == len(entries())
 
 
 @pytest.mark.parametrize("name", entries())
-def test_an_entry_says_what_it_is_for(name):
+def test_api_entries_have_docstrings(name):
     found = object_of(name)
     if inspect.isclass(found) or inspect.isroutine(found):
         assert inspect.getdoc(found)
 
 
-def test_entries_are_of_functions_and_not_of_the_files_they_are_in(site):
+def test_api_entries_show_functions_named_like_their_files(site):
     """`limitformer.limit` is a function in a file of the same name."""
     for page in API:
         built = (site / page.relative_to(ROOT / "docs").with_suffix(".html")).read_text(encoding="utf-8")
@@ -113,8 +113,8 @@ def test_entries_are_of_functions_and_not_of_the_files_they_are_in(site):
             assert (kind[1] == "module") == inspect.ismodule(object_of(name)), name
 
 
-def test_the_page_of_the_command_line_is_that_of_the_commands():
-    """If not: python docs/tools/command_line.py"""
+def test_command_line_page_is_up_to_date():
+    """If this fails, run python docs/tools/command_line.py."""
     assert command_line.PAGE.read_text(encoding="utf-8") == command_line.page()
 
 
@@ -125,7 +125,7 @@ LOADS = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source
 
 
 class Page(HTMLParser):
-    """What a page loads and shows."""
+    """The files that a page loads, and its pictures."""
 
     def __init__(self, text):
         super().__init__()
@@ -144,7 +144,7 @@ def pages(site):
     return {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
 
 
-def test_pages_load_files_of_the_site_alone(site):
+def test_pages_load_only_files_of_the_site(site):
     for path, text in pages(site).items():
         assert not [address for address in Page(text).loads if re.match(r"(?:[a-z]+:)?//", address)], path
     styles = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.css"))
@@ -157,8 +157,8 @@ def test_pictures_have_a_description(site):
     assert [source for source, description in found if not description or len(description) < 15] == []
 
 
-def test_pages_are_named_headed_and_sized_for_readers_of_all_kinds(site):
-    """As Lighthouse asks: a language, a title of its own, one main heading, no level left out, room to enlarge."""
+def test_pages_have_title_headings_and_language(site):
+    """The page has a language, its own title, one main heading, no skipped level, and can be enlarged."""
     titles = []
     for path, text in pages(site).items():
         if path.name == "404.html":
@@ -174,14 +174,14 @@ def test_pages_are_named_headed_and_sized_for_readers_of_all_kinds(site):
 
 
 def test_links_have_a_name(site):
-    """Text, a picture's description, or a label: what a screen reader says of a link."""
+    """A link has text, a picture's description or a label for screen readers."""
     for path, text in pages(site).items():
         for attributes, inside in re.findall(r"<a\b([^>]*)>(.*?)</a>", text, re.DOTALL):
             named = re.search(r'(?:title|aria-label|alt)="[^"]+"', attributes + inside)
             assert named or re.sub(r"<[^>]+>", "", inside).strip() or " id=" in attributes, (path, attributes)
 
 
-def test_formulas_are_mathml_and_nothing_is_left_of_their_source(site):
+def test_formulas_become_mathml_completely(site):
     texts = {path.relative_to(site).as_posix(): text for path, text in pages(site).items()}
     assert texts["theory.html"].count('<math xmlns="http://www.w3.org/1998/Math/MathML" display="block"') > 20
     assert [name for name, text in texts.items() if "arithmatex" in text] == []
@@ -190,7 +190,7 @@ def test_formulas_are_mathml_and_nothing_is_left_of_their_source(site):
             assert not re.search(r"[\\&](?![#\w]+;)", formula), formula
 
 
-def test_a_formula_that_cannot_be_read_ends_the_build():
+def test_unreadable_formula_fails_the_build():
     with pytest.raises(ValueError, match="No such command"):
         hooks.FORMULA.sub(hooks.mathml, r'<span class="arithmatex">\(\nosuchcommand x\)</span>')
 
@@ -208,7 +208,7 @@ def test_a_formula_that_cannot_be_read_ends_the_build():
         ('<a href="V_1">', '<a href="V_1">'),
     ],
 )
-def test_indices_of_sentences_are_lowered(written, shown):
+def test_indices_in_sentences_are_subscripts(written, shown):
     assert hooks.in_text(written) == shown
 
 
@@ -223,12 +223,12 @@ def browser():
 
 class Silent(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_):
-        """Nothing."""
+        pass
 
 
 @pytest.fixture(scope="module")
 def address(site):
-    """The site, served to this machine alone."""
+    """Serve the site to this machine and return its address."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Silent, directory=str(site)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -238,7 +238,7 @@ def address(site):
 
 @pytest.fixture(scope="module")
 def begun(browser, address):
-    """Begins to open a page; `.troubles` has requests to other hosts, failed ones, and errors of scripts."""
+    """Start to open a page. `.troubles` lists requests to other hosts, failed requests and script errors."""
 
     def begin(name, width=1280, scheme="light"):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
@@ -257,7 +257,7 @@ def begun(browser, address):
 
 @pytest.fixture
 def opened(begun):
-    """Opens a page, and waits until it has been quiet for half a second."""
+    """Open a page and wait until it has been quiet for half a second."""
     contexts = []
 
     def open_(name, **look):
@@ -273,7 +273,7 @@ def opened(begun):
 
 @pytest.fixture(scope="module")
 def looks(begun, request):
-    """{(width, scheme): a page}, opened side by side: they are quiet together."""
+    """Open pages together and return {(width, scheme): page}."""
     shown = [(width, "light") for width in WIDTHS] + [(1280, "dark")] * (request.param in CONTRASTED)
     pages = {look: begun(request.param, *look) for look in shown}
     for page in pages.values():
@@ -285,7 +285,7 @@ def looks(begun, request):
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("looks", SEEN, indirect=True)
-def test_pages_ask_no_other_host_and_fit_their_width(looks, width):
+def test_pages_load_nothing_from_other_hosts_and_fit_their_width(looks, width):
     page = looks[width, "light"]
     if folder := os.environ.get("LIMITFORMER_SCREENSHOTS"):
         page.screenshot(path=Path(folder) / f"site-{page.name.replace('/', '-')}-{width}.png")
@@ -326,12 +326,12 @@ CONTRASTS = """() => {
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("looks", CONTRASTED, indirect=True)
-def test_text_stands_out_from_what_is_behind_it(looks, scheme):
-    """A contrast of 4.5, as WCAG 2 asks of text (level AA)."""
+def test_text_has_enough_contrast(looks, scheme):
+    """WCAG 2 (level AA) requires a contrast of 4.5 for text."""
     assert looks[1280, scheme].evaluate(CONTRASTS) == {}
 
 
-def test_keys_reach_content_search_and_wide_formulas(opened):
+def test_keyboard_reaches_content_search_and_wide_formulas(opened):
     page = opened("theory", width=390)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.classList.contains('md-skip')")
@@ -342,13 +342,13 @@ def test_keys_reach_content_search_and_wide_formulas(opened):
     assert page.evaluate(f"{wide}.every((each) => each.tabIndex === 0)")
 
 
-def test_the_site_has_every_explorer_as_one_file_too(opened, site):
-    """Its link is followed: the file lies there, and is what `docs/tools/explorer.py` makes."""
+def test_site_has_each_explorer_as_one_file(opened, site):
+    """The page links to the file, which equals the output of `docs/tools/explorer.py`."""
     for name in EXPLORER:
         page = opened(name)
         (link,) = page.locator(".about a[href$='-alone.html']").evaluate_all("all => all.map((one) => one.href)")
         file = site / "explorer" / link.rpartition("/")[2]
-        assert file.read_text(encoding="utf-8") == explorer.alone(name.partition("/")[2])
+        assert file.read_text(encoding="utf-8") == explorer.single_file(name.partition("/")[2])
 
 
 def test_search_finds_a_name(opened):

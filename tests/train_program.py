@@ -1,4 +1,4 @@
-"""A small run for tests of the harness: also one that kills itself, or is one of two processes."""
+"""A small run for tests of the harness; it can also kill itself, or be one of two processes."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ STEPS, BATCH, EXAMPLES = 50, 8, 100
 
 
 class Small(nn.Module):
-    """Two layers, with dropout: what is drawn on the way matters."""
+    """Two layers with dropout, so that random numbers while training matter."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Small(nn.Module):
 
 
 class Masked(Small):
-    """A mean over those examples that have a label, as of masked language models."""
+    """A model whose loss is a mean over labelled examples, as in masked language models."""
 
     def forward(self, x, labels, num_items_in_batch=None, **others):
         logits = self.last(self.dropout(self.first(x).relu()))
@@ -40,7 +40,7 @@ class Masked(Small):
 
 
 class At(TrainerCallback):
-    """Does something at the beginning of a step."""
+    """A callback that acts at the beginning of a step."""
 
     def __init__(self, step: int, action) -> None:
         self.step, self.action = step, action
@@ -51,7 +51,7 @@ class At(TrainerCallback):
 
 
 def items(examples: int = EXAMPLES):
-    """Points and three classes, of unequal size."""
+    """Return points in three classes of unequal size."""
     x = torch.randn(examples, 6, generator=torch.Generator().manual_seed(1))
     labels = (x[:, 0] > 0).long() + (x[:, 1] > 1).long()
     return [{"x": x[k], "labels": labels[k]} for k in range(examples)]
@@ -72,13 +72,13 @@ def plan_of(folder, **changes) -> Plan:
 
 
 def masked(several):
-    """Some labels hidden, not as many in each half of a batch."""
+    """Hide some labels, not equally many in each half of a batch."""
     batch = collate(several)
     return batch | {"labels": torch.where(batch["x"][:, 2] > 0.3, -100, batch["labels"])}
 
 
 def small_run(folder, callbacks=(), dropout: float = 0.2, model=None, collate=collate, **changes):
-    """The run; three examples are left over in its last batch for evaluation."""
+    """Train the small model; the last batch of its evaluation has three examples."""
     data = items()
     return train(
         Small(dropout) if model is None else model,
@@ -93,7 +93,7 @@ def small_run(folder, callbacks=(), dropout: float = 0.2, model=None, collate=co
 
 
 def masked_run(folder, **changes):
-    """The same with labels hidden."""
+    """Train the small model with labels hidden."""
     return small_run(folder, dropout=0.0, model=Masked(0.0), collate=masked, **changes)
 
 
@@ -102,7 +102,7 @@ def die() -> None:
 
 
 def die_in_save(step: int) -> None:
-    """Be killed after a checkpoint's files are written, before it has its manifest."""
+    """Kill the process after a checkpoint's files are written, before it has its manifest."""
     seal = checkpoints.seal
     checkpoints.seal = lambda staged, target, notes: (
         die() if target.name.endswith(f"-{step}") else seal(staged, target, notes)
@@ -110,7 +110,7 @@ def die_in_save(step: int) -> None:
 
 
 def run_and_die(folder: str, how: str, step: int) -> None:
-    """Be killed at a step, or as its checkpoint is saved."""
+    """Kill the process at a step, or while its checkpoint is saved."""
     torch.set_num_threads(1)
     if how == "save":
         die_in_save(step)
@@ -118,7 +118,7 @@ def run_and_die(folder: str, how: str, step: int) -> None:
 
 
 def command_line(arguments: list[str], processes: int = 1) -> None:
-    """`limitformer` of these, in one of so many processes that share the run."""
+    """Run `limitformer` with these arguments, in one of `processes` processes that share the run."""
     from typer.testing import CliRunner
 
     from limitformer.cli.app import app
@@ -130,7 +130,7 @@ def command_line(arguments: list[str], processes: int = 1) -> None:
 
 
 def one_of_two(rank: int, port: int, folder: str) -> None:
-    """Both kinds of runs, as `torchrun` would have them made by two processes."""
+    """Make both kinds of runs, as one of two processes of `torchrun`."""
     torch.set_num_threads(1)
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
     os.environ |= {name: str(value) for name, value in ranks.items()}

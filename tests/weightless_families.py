@@ -21,7 +21,7 @@ SIZE = {
     "initializer_range": 0.2,
 }
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-SURE = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 GROUPS = {"num_key_value_heads": 2}
 HEADS = {**GROUPS, "head_dim": 8}
 MIXED = {**SIZE, **IDS, **GROUPS, "num_local_experts": 4, "num_experts_per_tok": 2}
@@ -36,9 +36,9 @@ CONFIGS = {
         vocab_size=40, n_embd=32, n_layer=3, n_head=4, n_positions=16, initializer_range=0.2,
         attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, bos_token_id=1, eos_token_id=2,
     ),
-    "bert": lambda: transformers.BertConfig(**SIZE, **SURE),
-    "roberta": lambda: transformers.RobertaConfig(**SIZE, **SURE, max_position_embeddings=20),
-    "vit": lambda: transformers.ViTConfig(**VIT, **SURE, image_size=8, patch_size=4),
+    "bert": lambda: transformers.BertConfig(**SIZE, **NO_DROPOUT),
+    "roberta": lambda: transformers.RobertaConfig(**SIZE, **NO_DROPOUT, max_position_embeddings=20),
+    "vit": lambda: transformers.ViTConfig(**VIT, **NO_DROPOUT, image_size=8, patch_size=4),
     "modernbert": lambda: transformers.ModernBertConfig(**SIZE, **IDS, cls_token_id=1, sep_token_id=2),
     "llama": lambda: transformers.LlamaConfig(**SIZE, **GROUPS),
     "mistral": lambda: transformers.MistralConfig(**SIZE, **GROUPS, sliding_window=3),
@@ -68,29 +68,29 @@ def inputs_for(family):
 
 
 def weightless(family, samples, seed=1, inputs=None, **options):
-    """By the package, in float64 if nothing else is said."""
-    given = inputs_for(family) if inputs is None else inputs
+    """Simulate a family without weights, in float64 by default."""
+    prepared = inputs_for(family) if inputs is None else inputs
     config = CONFIGS[family]()
     options = {"gradients": True, "dtype": torch.float64, "progress": False} | options
-    return lf.weightless.simulate(config, given, samples=samples, seed=seed, **options)
+    return lf.weightless.simulate(config, prepared, samples=samples, seed=seed, **options)
 
 
 def drawn(family, samples, seed=0, inputs=None):
-    """By transformers: one model whose own initialisation is run again for each sample."""
+    """Run a model of transformers whose initialisation is repeated for each sample."""
     torch.manual_seed(seed)
     blueprint = blueprint_of(CONFIGS[family]())
     arguments = inputs_of(inputs_for(family) if inputs is None else inputs, blueprint)
     model = blueprint.factory().double().eval()
-    found = []
+    networks = []
     with parts_found_once():
         for _ in range(samples):
             draw_again(model)
-            found.append(statistics(model, arguments.of(0, range(1), torch.float64), default_loss(blueprint.task)))
-    return found
+            networks.append(statistics(model, arguments.of(0, range(1), torch.float64), default_loss(blueprint.task)))
+    return networks
 
 
 def draw_again(model):
-    """Run the model's own initialisation. A head is tied to the embedding after it: the embedding's law counts."""
+    """Repeat the model's own initialisation; a tied head takes the law of the embedding."""
     for part in (*model.modules(), *model.parameters(), *model.buffers()):
         part.__dict__.pop("_is_hf_initialized", None)
     embeddings = [part for part in model.modules() if isinstance(part, torch.nn.Embedding)]
@@ -104,28 +104,27 @@ def draw_again(model):
 
 
 def paired(data, networks):
-    """Named statistics of both: pairs of samples."""
+    """Return pairs of samples of both, by the name of the statistic."""
     a, b = data.covariance.values, np.array([each["covariance"] for each in networks])
-    found, last = {}, a.shape[1] - 1
+    pairs, last = {}, a.shape[1] - 1
     for layer in (0, 1, last):
         for name, statistic in STREAM.items():
-            found[f"{name}, layer {layer}"] = statistic(a[:, layer]), statistic(b[:, layer])
+            pairs[f"{name}, layer {layer}"] = statistic(a[:, layer]), statistic(b[:, layer])
     gradients = np.array([each["stream_gradient"] for each in networks])
     for layer in (0, last):
-        found[f"stream gradient {layer}"] = data.stream_gradient.values[:, layer], gradients[:, layer]
+        pairs[f"stream gradient {layer}"] = data.stream_gradient.values[:, layer], gradients[:, layer]
     for name in data.weight.values:
         mine = data.weight_gradient.sel(weight=name).values
-        found[f"gradient of {name}"] = mine, np.array([n["weight_gradient"].get(name, np.nan) for n in networks])
+        pairs[f"gradient of {name}"] = mine, np.array([n["weight_gradient"].get(name, np.nan) for n in networks])
     entropy = np.array([each["entropy"] for each in networks])
     if entropy.ndim == 3:
         mine = data.entropy.values[:, ~np.isnan(data.entropy.values[0, :, 0])]
-        found |= {f"entropy {k}": (mine[:, k, k % mine.shape[2]], entropy[:, k, k % mine.shape[2]]) for k in (0, -1)}
-    found["loss"] = data.loss.values, np.array([each["loss"] for each in networks])
-    return found
+        pairs |= {f"entropy {k}": (mine[:, k, k % mine.shape[2]], entropy[:, k, k % mine.shape[2]]) for k in (0, -1)}
+    pairs["loss"] = data.loss.values, np.array([each["loss"] for each in networks])
+    return pairs
 
 
 def correlation(v, i, j):
-    """Of tokens i and j."""
     return v[:, i, j] / np.sqrt(v[:, i, i] * v[:, j, j])
 
 
@@ -138,15 +137,15 @@ STREAM = {
 
 
 def p_values(pairs):
-    """Of two-sample Kolmogorov-Smirnov tests, where both vary; a statistic that only one has is a failure."""
-    found = {}
+    """Return p-values of two-sample Kolmogorov-Smirnov tests; a statistic that only one has fails."""
+    p = {}
     for name, (mine, theirs) in pairs.items():
-        gone = np.isnan(mine), np.isnan(theirs)
-        assert gone[0].mean() == gone[1].mean() or not (gone[0].all() or gone[1].all()), name
-        mine, theirs = mine[~gone[0]], theirs[~gone[1]]
+        missing = np.isnan(mine), np.isnan(theirs)
+        assert missing[0].mean() == missing[1].mean() or not (missing[0].all() or missing[1].all()), name
+        mine, theirs = mine[~missing[0]], theirs[~missing[1]]
         if len(mine) and np.ptp(mine) > 1e-9 * abs(mine[0]):
-            found[name] = float(ks_2samp(mine, theirs).pvalue)
-    return found
+            p[name] = float(ks_2samp(mine, theirs).pvalue)
+    return p
 
 
 class Step(nn.Module):

@@ -1,6 +1,6 @@
-"""The gallery's page: a card for every figure, written from the records beside the pictures.
+"""The gallery's page: a card for every figure, written from the records of the pictures.
 
-python docs/tools/cards.py     # writes docs/gallery.md; tests/test_gallery.py says when that is due
+python docs/tools/cards.py     # writes docs/gallery.md; tests/papers/figures/test_gallery.py fails when that is due
 """
 
 import json
@@ -18,15 +18,13 @@ SECTIONS = {
 }
 OPENING = """# Gallery
 
-Every figure of the two papers that can be made here, and a few that they do not have. A card says what the figure
-claims, whether the numbers bear it out, the command that makes it, its time and its data; the page behind it has the
-caption, all parameters and where it differs from the paper. *Holds* counts the statements of the paper that were
-tested; numbers about which the paper says nothing are in the record.
+Every figure of the two papers that can be made here, and a few beyond them. A card shows what the figure claims,
+whether the numbers support it, its command, its time and its data; its page has the caption, all parameters and
+differences from the paper. *Holds* counts the statements of the paper that were tested; the record has other numbers.
 
-`make gallery` makes all of them again from a clean state, but for figures of trained networks, which are drawn from
-runs ([training](training.md)). Stopped, the same command goes on. Each
-record keeps version and seed, and what the same figure gives at a small scale: a test computes that again and names
-the figures whose numbers have moved since the picture was made.
+`make gallery` makes all of them again, except for figures of trained networks, which are drawn from runs
+([training](training.md)). After an interruption, the same command resumes. Each record has version and seed, and the
+figure's claims at a small scale: a test computes them again and names the figures whose numbers have moved.
 """
 CARD = """-   **[{title}](figures/{name}.md)**
 
@@ -43,7 +41,6 @@ CARD = """-   **[{title}](figures/{name}.md)**
 
 
 def cards() -> str:
-    """The whole page."""
     pages = sorted(FIGURES.glob("*.md"), key=lambda page: in_order(page.stem))
     parts = [OPENING]
     for section, beginnings in SECTIONS.items():
@@ -53,19 +50,18 @@ def cards() -> str:
 
 
 def in_order(name: str) -> tuple[bool, str]:
-    """Figures first, then tables and what the papers do not have."""
+    """Sort figures first, then tables and figures beyond the papers."""
     return "-fig" not in name, name
 
 
 def card(page: Path) -> str:
-    """One card."""
     text = page.read_text(encoding="utf-8")
     record = read(page.with_suffix(".json"))
     (title,) = re.findall(r"^# (.+)$", text, re.MULTILINE)
     return CARD.format(
         title=title,
         name=page.stem,
-        shows=shown(text, page.stem),
+        shows=description_of(page.stem),
         verdict=verdict(record),
         command=re.findall(r"^ *(limitformer figure [^#\n]*?) *(?:#.*)?$", text, re.MULTILINE)[0],
         stamp=stamp(record),
@@ -74,30 +70,30 @@ def card(page: Path) -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The record, empty where the picture has none."""
+    """Return the record; empty without a file."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def shown(text: str, name: str) -> str:
-    """What the figure shows, as `limitformer figure list` says it, without the paper's number."""
-    from limitformer_papers.names import FIGURES, RUN_FIGURES
+def description_of(name: str) -> str:
+    """Return the figure's line in `limitformer figure list`, without the paper's number."""
+    from limitformer_papers import FIGURES, RUN_FIGURES
 
-    said = re.sub(r"^\[[^\]]*\] ", "", (FIGURES | RUN_FIGURES)[name])
-    return said[0].upper() + said[1:]
+    text = re.sub(r"^\[[^\]]*\] ", "", (FIGURES | RUN_FIGURES)[name])
+    return text[0].upper() + text[1:]
 
 
 def verdict(record: dict[str, Any]) -> str:
-    """How many of the paper's statements hold."""
+    """Return how many of the paper's statements hold."""
     judged = [claim["holds"] for claim in record.get("claims", []) if claim["holds"] is not None]
     if not record:
-        return "Not at the paper's size: what it bears out is on its page."
-    held = sum(judged)
-    word = "not-held" if held < len(judged) else "holds"
-    return f'<span class="{word}">Holds: {held} of {len(judged)}</span>, {len(record["claims"])} numbers'
+        return "Not at the paper's size: its page has the results."
+    holding = sum(judged)
+    word = "not-held" if holding < len(judged) else "holds"
+    return f'<span class="{word}">Holds: {holding} of {len(judged)}</span>, {len(record["claims"])} numbers'
 
 
 def stamp(record: dict[str, Any]) -> str:
-    """By which version, with which seed, and how long it took."""
+    """Return version, seed, scale and duration of the record."""
     if not record:
         return "A smaller run, version and time not recorded"
     seconds = record.get("seconds")
@@ -106,7 +102,6 @@ def stamp(record: dict[str, Any]) -> str:
 
 
 def data(record: dict[str, Any], name: str) -> str:
-    """Where its numbers are."""
     return f"[Record](figures/{name}.json); `{name}.nc` is written with it" if record else "Data: by the command"
 
 

@@ -18,7 +18,7 @@ what came, what was needed, and the nearest repair), 74 where standard output ca
 
 
 def page() -> str:
-    """All commands, in the order of `limitformer --help`."""
+    """Return the page, with all commands in the order of `limitformer --help`."""
     from limitformer.cli.app import COMMANDS, command_of
 
     # The list of `limitformer --help` holds stand-ins without options; each command is imported here.
@@ -27,7 +27,7 @@ def page() -> str:
 
 
 def commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
-    """Leaves of the tree of commands, with their full names."""
+    """Yield the leaves of the tree of commands with their full names."""
     if not hasattr(command, "list_commands"):
         yield name, command
         return
@@ -37,14 +37,13 @@ def commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
 
 
 def section(name: str, command: Any) -> str:
-    """One command: what it does, and a row for each argument and option."""
+    """Return a command's description and a row for each argument and option."""
     shown = [each for each in command.params if not getattr(each, "hidden", False) and each.name != "help"]
     rows = "".join(row(parameter) for parameter in shown)
     return f"\n## {name}\n\n{inspect.cleandoc(command.help or '')}\n\n| | meaning | default |\n|---|---|---|\n{rows}"
 
 
 def row(parameter: Any) -> str:
-    """One argument or option."""
     names = ", ".join(f"`{each}`" for each in [*parameter.opts, *parameter.secondary_opts])
     if parameter.metavar:
         names += f" `{parameter.metavar}`"
@@ -54,7 +53,7 @@ def row(parameter: Any) -> str:
 
 
 def default(parameter: Any) -> str:
-    """As the help shows it."""
+    """Return the default value as the help shows it."""
     if parameter.required:
         return "needed"
     shown = getattr(parameter, "show_default", None)
@@ -65,7 +64,7 @@ def default(parameter: Any) -> str:
 
 
 def cell(text: str) -> str:
-    """Without what would end a cell or begin HTML."""
+    """Escape characters that would end a cell or begin HTML."""
     return " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;")
 
 

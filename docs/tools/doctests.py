@@ -1,4 +1,4 @@
-"""Examples in docstrings as code: griffe knows them under a heading of their own alone."""
+"""Fences around examples in docstrings: griffe recognises examples only under their own heading."""
 
 import re
 
@@ -8,15 +8,15 @@ EXAMPLE = re.compile(r"^( *)>>> .*(?:\n\1(?:(?!```).*\S.*))*", re.MULTILINE)
 
 
 class Doctests(Extension):
-    """Every `>>>` up to the next empty line stands between fences."""
+    """An extension that fences every `>>>` up to the next empty line."""
 
     def on_package(self, *, pkg: Module, **_: object) -> None:
-        """Called once, when all files are read."""
+        """Fence all examples after griffe has read the package."""
         fence(pkg)
 
 
 def fence(place: Object) -> None:
-    """In its docstring, and in those of all that is in it."""
+    """Fence the examples in an object's docstring and in those of its members."""
     if place.docstring:
         place.docstring.value = EXAMPLE.sub(fenced, place.docstring.value)
     for member in place.members.values():
@@ -25,5 +25,5 @@ def fence(place: Object) -> None:
 
 
 def fenced(found: re.Match[str]) -> str:
-    """The example, with a fence as far in as it is."""
+    """Return the example inside a fence with the same indentation."""
     return f"{found[1]}```pycon\n{found[0]}\n{found[1]}```"

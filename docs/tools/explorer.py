@@ -1,6 +1,6 @@
-"""The explorer's pages: their numbers within them, and each as one file that needs neither the site nor a network.
+"""The explorer's pages with their numbers, and each as one file that needs neither the site nor a network.
 
-MkDocs calls this when it builds the site, which has the single files beside its pages. Without it:
+MkDocs calls this when it builds the site, which has the single files next to its pages. Without MkDocs:
 
     python docs/tools/explorer.py out     # writes out/covariance-alone.html, …
 """
@@ -24,29 +24,28 @@ SHELL = """<!doctype html>
 
 
 def on_post_page(output: str, page: Any, **_: object) -> str:
-    """A page of the explorer gets its numbers."""
+    """Insert its numbers into a page of the explorer."""
     folder, _slash, name = page.file.src_uri.rpartition("/")
     return with_numbers(output, name.removesuffix(".md")) if folder == FOLDER.name else output
 
 
 def on_post_build(config: Any, **_: object) -> None:
-    """All pages as single files."""
+    """Write all pages as single files."""
     write(Path(config.site_dir) / FOLDER.name)
 
 
 def read(name: str) -> str:
-    """A file of the folder."""
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
 def with_numbers(text: str, name: str) -> str:
-    """The HTML of a page with its numbers before its script; a `<` in them would end their element."""
+    """Return the HTML of a page with its numbers before its script; a `<` in them would end their element."""
     numbers = read(f"{name}.json").strip().replace("<", "\\u003c")
     return text.replace(SCRIPT, f'<script type="application/json" id="explorer-data">{numbers}</script>\n{SCRIPT}')
 
 
-def alone(name: str) -> str:
-    """A page as one file; its links lead to the repository, since it may lie anywhere."""
+def single_file(name: str) -> str:
+    """Return a page as one file; its links lead to the repository, since the file may be anywhere."""
     source = re.sub(r"\A---.*?^---$", "", read(f"{name}.md"), flags=re.DOTALL | re.MULTILINE)
     source = re.sub(r"\]\(\.\./", f"]({SITE}", source).replace(STYLE, "")
     body = re.sub(r' data-alone="[^"]*"', "", with_numbers(markdown.markdown(source), name))
@@ -56,10 +55,9 @@ def alone(name: str) -> str:
 
 
 def write(folder: Path) -> None:
-    """All pages as single files."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in PAGES:
-        (folder / f"{name}-alone.html").write_text(alone(name), encoding="utf-8")
+        (folder / f"{name}-alone.html").write_text(single_file(name), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What MkDocs does beside building pages: mathematics, and links to files that are not part of the site.
+"""Hooks for MkDocs: mathematics, and links to files outside the site.
 
 `$…$` and `$$…$$` become MathML, which browsers set by themselves: no script, no font, no picture. What cannot be read
 ends the build.
@@ -23,36 +23,36 @@ OUTSIDE = re.compile(r"\]\((?:\.\./)+(?=examples/|tests/|benchmarks/|CHANGELOG|C
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Links out of the folder of pages lead to the repository."""
+    """Point links out of the documentation folder to the repository."""
     return OUTSIDE.sub(f"]({FILES}", markdown)
 
 
 def on_page_content(content: str, page: Any, **_: object) -> str:
-    """Formulas as MathML; indices of sentences lowered, exponents raised, but in the API: names there are Python's."""
+    """Convert formulas to MathML. Set indices and exponents in sentences, except in the API, where names are
+    Python's."""
     content = FORMULA.sub(mathml, content)
     return content if page.file.src_uri.startswith("api/") else in_text(content)
 
 
 def in_text(content: str) -> str:
-    """V_αβ and e^{ru} of sentences with a subscript and a superscript; code and formulas stay as they are."""
+    """Set subscripts and superscripts such as V_αβ and e^{ru} in sentences; leave code and formulas unchanged."""
     pieces = LITERAL.split(content)
     return "".join(piece if k % 2 else SCRIPT.sub(script, piece) for k, piece in enumerate(pieces))
 
 
 def script(found: re.Match[str]) -> str:
-    """One index or exponent, or both."""
     first = raised("sub" if found["mark"] == "_" else "sup", found["inside"])
     return first + (raised("sup", found["above"]) if found["above"] else "")
 
 
 def raised(tag: str, inside: str) -> str:
-    """In its tag, without its braces."""
+    """Return the tag with its text, without braces."""
     inside = inside[1:-1] if inside.startswith("{") else inside
     return f"<{tag}>{SCRIPT.sub(script, inside)}</{tag}>"
 
 
 def mathml(found: re.Match[str]) -> str:
-    """One formula; a display can be scrolled where it is wider than the page, by keys too."""
+    """Convert one formula. A display that is wider than the page can be scrolled, also by keyboard."""
     source = html.unescape(found["source"]).strip()
     if found["tag"] == "span":
         return read(source, "inline")
@@ -62,7 +62,7 @@ def mathml(found: re.Match[str]) -> str:
 
 
 def read(source: str, display: str) -> str:
-    """The formula in MathML; what the converter would have passed over is an error."""
+    """Convert the formula to MathML. Raise an error for input that the converter would skip."""
     # The converter knows `align*` alone, which readers of the source on other sites do not take inside of `$$`.
     formula = convert(source.replace("{aligned}", "{align*}"), display=display)
     if left := re.findall(r"\\[A-Za-z]+", html.unescape(formula)):

@@ -1,4 +1,4 @@
-"""Functions that have the name of their file: `limitformer.checking.check` is the function, as it is after an import.
+"""Functions with the name of their file: `limitformer.checking.check` is the function once it has been imported.
 
 Python gives the name to what the package imports last, the reader of sources (griffe) to the file. Here the function
 comes back.
@@ -10,10 +10,10 @@ from griffe import Alias, Extension, GriffeLoader, Module
 
 
 class Shadows(Extension):
-    """Every name that a package imports from a file of that name stands for what was imported."""
+    """An extension that restores names that a package imports from a file of the same name."""
 
     def on_package(self, *, pkg: Module, loader: GriffeLoader, **_: object) -> None:
-        """Called once, when all files are read."""
+        """Restore the names after griffe has read the package."""
         loader.resolve_aliases(implicit=True, external=False)
         found = [(place, name, file) for place in packages(pkg) for name, file in shadowing(place)]
         for place, name, file in found:
@@ -30,13 +30,13 @@ class Shadows(Extension):
 
 
 def packages(place: Module) -> list[Module]:
-    """It and the packages in it."""
+    """Yield the package and all packages in it."""
     inner = [each for each in place.members.values() if not each.is_alias and each.is_module and each.is_init_module]
     return [place, *(found for each in inner for found in packages(each))]
 
 
 def shadowing(place: Module) -> list[tuple[str, Module]]:
-    """Names that the package imports and that its files have; a file that is imported as such is what it is."""
+    """Return the names that the package imports from files of the same name."""
     own = {name for name, source in place.imports.items() if source == f"{place.path}.{name}"}
     return [
         (name, member)
@@ -46,10 +46,9 @@ def shadowing(place: Module) -> list[tuple[str, Module]]:
 
 
 def is_file_of(name: str, member: Any) -> bool:
-    """Whether it is a file that has something of its own name."""
+    """Whether the module defines an object of its own name."""
     return member.is_module and name in member.members
 
 
 def is_own(place: Module, member: Any) -> bool:
-    """Whether it is a file of this package."""
     return member.target.path == f"{place.path}.{member.name}"

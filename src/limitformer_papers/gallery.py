@@ -1,16 +1,16 @@
-"""The gallery: all figures of a folder made again, from nothing or from where that was stopped.
+"""Make all figures of a folder again, or resume where that was stopped.
 
     python -m limitformer_papers.gallery docs/figures
 
-Beside each picture its record (`figures.making`) keeps a *stamp*: what the figure's claims were at quick scale, seed
-11, when the picture was made. That takes seconds, so a test computes it again and finds the figures whose numbers
-have moved since.
+The record of each picture (`limitformer_papers.making`) has a *stamp*: the figure's claims at quick scale, seed 11,
+when the picture was made. They take seconds, so a test computes them again and finds the figures whose numbers have
+moved.
 
-What a stamp sees: whatever changes a claim, from random numbers to the formula of a claim. What it does not see: a
-change that shows at the size of the paper alone, in what no claim measures, or in the drawing. On the processor that
-made the stamp, a number counts as moved from a thousandth of itself on. Another one differs in last digits, and a
-median of few samples, or the end of a long path, can then jump by half of itself: there a figure has moved if more than
-half of its numbers have.
+A stamp shows any change of a claim, from random numbers to the claim's formula. It does not show a change that is
+visible only at the paper's scale, in numbers outside of the claims, or in the drawing. On the processor that made
+the stamp, a number has moved if it differs by a thousandth of itself. Another processor differs in last digits, and
+a median of few samples or the end of a long path can then differ by half of itself: there a figure has moved if more
+than half of its numbers have.
 """
 
 import json
@@ -23,31 +23,31 @@ from typing import Any
 from limitformer.base.files import write_whole
 from limitformer.results.datasets import package_version
 from limitformer.sweep.origin import processor
+from limitformer_papers import FIGURES
 from limitformer_papers.common.claims import Claim
-from limitformer_papers.making import make, plain
-from limitformer_papers.names import FIGURES
+from limitformer_papers.making import json_number, make
 
 QUICK_SEED = 11
-NEAR, NOTHING = 1e-3, 1e-12  # relative; and what counts as rounding alone
+NEAR, NOTHING = 1e-3, 1e-12  # relative and absolute tolerance
 
 
 def stamp(claims: list[Claim]) -> dict[str, Any]:
-    """What a record keeps of the claims at quick scale."""
-    values = {claim.name: plain(claim.value) for claim in claims}
+    """Return the claims at quick scale, for a record."""
+    values = {claim.name: json_number(claim.value) for claim in claims}
     return {"scale": "quick", "seed": QUICK_SEED, "processor": processor(), "claims": values}
 
 
 def moved(record: dict[str, Any], claims: list[Claim]) -> list[str]:
-    """The claims that are not what the record's stamp says; all of them where it has none."""
-    there, here = record.get("stamp", {}), stamp(claims)
-    kept, found = there.get("claims", {}), here["claims"]
-    names = [name for name in {**kept, **found} if not same(kept.get(name), found.get(name))]
-    elsewhere = there.get("processor") != here["processor"] and kept.keys() == found.keys()
-    return [] if elsewhere and len(names) <= len(found) / 2 else names
+    """Return the names of claims that differ from the record's stamp; all of them without a stamp."""
+    stored, current = record.get("stamp", {}), stamp(claims)
+    before, after = stored.get("claims", {}), current["claims"]
+    names = [name for name in {**before, **after} if not same(before.get(name), after.get(name))]
+    elsewhere = stored.get("processor") != current["processor"] and before.keys() == after.keys()
+    return [] if elsewhere and len(names) <= len(after) / 2 else names
 
 
 def same(one: float | str | None, other: float | str | None) -> bool:
-    """Whether two values of a claim are one number.
+    """Return whether two values of a claim are equal up to rounding.
 
     >>> same(0.5, 0.5001), same(0.5, 0.51), same("inf", "inf"), same(0.5, None)
     (True, False, True, False)
@@ -58,7 +58,7 @@ def same(one: float | str | None, other: float | str | None) -> bool:
 
 
 def is_current(folder: Path, name: str, quick: list[Claim]) -> bool:
-    """Whether the folder has the figure, by this version, at the paper's size, and with these numbers."""
+    """Return whether the folder has the figure of this version, at the paper's scale, with these numbers."""
     path = folder / f"{name}.json"
     if not (path.is_file() and (folder / f"{name}.png").is_file()):
         return False
@@ -68,7 +68,7 @@ def is_current(folder: Path, name: str, quick: list[Claim]) -> bool:
 
 
 def remake(name: str, folder: Path) -> bool:
-    """Make one figure with its stamp, unless it is current; whether it was made."""
+    """Make one figure with its stamp, unless it is current; return whether it was made."""
     with tempfile.TemporaryDirectory() as aside:
         quick = make(name, scale="quick", out=aside, seed=QUICK_SEED).claims
     if is_current(folder, name, quick):
@@ -82,7 +82,7 @@ def remake(name: str, folder: Path) -> bool:
 
 
 def main(folder: str, *names: str) -> None:
-    """Make the figures of these names, or all; a line for each."""
+    """Make the figures of these names, or all, and print a line for each."""
     for name in names or FIGURES:
         print(name, "made" if remake(name, Path(folder)) else "is current", flush=True)
 

@@ -17,17 +17,18 @@ from limitformer.base.lock import only_one
 from limitformer.base.version import package_version
 from limitformer.plot import style
 from limitformer.results.storage import save
-from limitformer_papers.common.claims import Claim, Run
-from limitformer_papers.common.page import renew
-from limitformer_papers.names import FIGURES, FOLDERS, RUN_FIGURES
+from limitformer_papers import FIGURES, FOLDERS, RUN_FIGURES
+from limitformer_papers.common.claims import Claim, FigureRun
 
 SCALES = ("paper", "quick")
-NEED_TRAINING = ("st-fig2", "foretells", *RUN_FIGURES)  # the extra `train`
+BEGIN, END = "<!-- claims -->", "<!-- end of claims -->"
+MARKS = {True: "yes", False: "**no**", None: ""}
+NEED_TRAINING = ("st-fig2", "foretells", *RUN_FIGURES)  # figures that need the extra `train`
 
 
 @dataclass(frozen=True)
 class Made:
-    """What `make` made."""
+    """A figure that was made: its data, claims and files, and the seconds it took."""
 
     data: xr.Dataset
     claims: list[Claim]
@@ -47,43 +48,43 @@ def make(
 ) -> Made:
     """Make the figure `name` at `scale` ("paper" or "quick") and write NAME.png, NAME.nc and NAME.json into `out`.
 
-    A figure of a grid that is interrupted leaves `.NAME.sweeps` there, and goes on from it when it is made again. A
-    figure of `RUN_FIGURES` is drawn from the finished runs in `runs`; their scale is its own. Where a page NAME.md in
-    `out` has the marks of `figures.common.page`, the table of the claims between them is renewed.
+    A figure of a grid that is interrupted leaves `.NAME.sweeps` in `out` and resumes from it when it is made again. A
+    figure of `RUN_FIGURES` is drawn from the finished runs in `runs`, at their scale. If `out` has a page NAME.md with
+    the marks for a table of claims, the table is updated.
 
-    A figure of one's own has a new name and a `module`, or whatever has what the modules of figures have: `paper` and
-    `quick`, which give a dataclass; `compute(config, run)`; `claims(data)`; `draw(data)`; a docstring.
+    A user-defined figure has a new name and a `module`, or any object with the attributes of a figure's module: `paper`
+    and `quick`, which return a dataclass; `compute(config, run)`; `claims(data)`; `draw(data)`; a docstring.
 
     Raises:
-        InputError: an unknown figure or scale, runs that are missing or would change nothing, a folder that cannot
-            be written, or one in which another process makes the same figure, before any work is done.
+        InputError: an unknown figure or scale, runs that are missing or not used, a folder that cannot be written, or
+            one in which another process makes the same figure; all before any work is done.
     """
     own, names = module is not None, [*FIGURES, *RUN_FIGURES]
-    require(not (own and name in names), f"{name} is a figure of the package; give your own another name.")
+    require(not (own and name in names), f"{name} is a figure of the package; give your figure another name.")
     require(own or name in names, f"Unknown figure {name!r}; there are {', '.join(names)}.")
     require(scale in SCALES, f"Unknown scale {scale!r}; there are {', '.join(SCALES)}.")
     missing = name in RUN_FIGURES and runs is None
     require(not missing, f"{name} is drawn from finished runs: give their folder (--runs).")
-    require(own or name in RUN_FIGURES or runs is None, f"{name} is not drawn from runs; without --runs.")
+    require(own or name in RUN_FIGURES or runs is None, f"{name} is not drawn from runs; leave out --runs.")
     folder = Path(out)
     check_writable(folder)
     if name in NEED_TRAINING:
-        import_module("limitformer_papers.training")  # says which extra is missing, before another import fails
+        import_module("limitformer_papers.training")  # its error names the missing extra
     module = module if own else module_of(name)
     stores = folder / f".{name}.sweeps"
-    run = Run(seed=seed, threads=threads, stores=stores, runs=None if runs is None else Path(runs))
+    run = FigureRun(seed=seed, threads=threads, stores=stores, runs=None if runs is None else Path(runs))
     with only_one(folder / f".{name}.lock", f"Figure {name} in {folder}"):
-        return made(name, scale, module, run, folder)
+        return make_unlocked(name, scale, module, run, folder)
 
 
 def module_of(name: str) -> Any:
-    """The module of `st-fig1` is `figures.shaped_transformer.st_fig1`."""
+    """Return the module of a figure; that of `st-fig1` is `limitformer_papers.shaped_transformer.st_fig1`."""
     folder = FOLDERS.get(name.split("-")[0], "beyond")
     return import_module(f"limitformer_papers.{folder}.{name.replace('-', '_')}")
 
 
-def made(name: str, scale: str, module: Any, run: Run, folder: Path) -> Made:
-    """The figure, by the one process that makes it there."""
+def make_unlocked(name: str, scale: str, module: Any, run: FigureRun, folder: Path) -> Made:
+    """Make the figure; the caller holds the folder's lock."""
     began = time.perf_counter()
     config = getattr(module, scale)()
     data = module.compute(config, run)
@@ -102,7 +103,7 @@ def made(name: str, scale: str, module: Any, run: Run, folder: Path) -> Made:
 
 
 def write(name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[Claim], seconds: float) -> list[Path]:
-    """Write the three files, and the table of the claims into a page that waits for it; their paths."""
+    """Write the three files, and the table of claims into the figure's page if it exists; return their paths."""
     picture, record = folder / f"{name}.png", folder / f"{name}.json"
     with style():
         drawing = module.draw(data)
@@ -114,15 +115,42 @@ def write(name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[C
         "scale": data.attrs["scale"],
         "seed": data.attrs["seed"],
         "limitformer_version": data.attrs["limitformer_version"],
-        "seconds": round(seconds, 3),  # since it was begun or gone on with, on whatever machine
+        "seconds": round(seconds, 3),  # wall time of this call; a resumed figure counts from its resumption
         "config": json.loads(data.attrs["config"]),
-        "claims": [asdict(claim) | {"value": plain(claim.value)} for claim in claims],
+        "claims": [asdict(claim) | {"value": json_number(claim.value)} for claim in claims],
     }
     text = json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
     write_whole(record, lambda path: path.write_text(text, encoding="utf-8"))
     return [picture, numbers, record, *renew(folder / f"{name}.md", report)]
 
 
-def plain(value: float) -> float | str:
-    """`value`, as text where it is not finite: JSON has no word for that."""
+def json_number(value: float) -> float | str:
+    """Return `value`, as text if it is not finite, which JSON cannot express."""
     return value if math.isfinite(value) else str(value)
+
+
+def table(record: dict[str, Any]) -> str:
+    """Return the claims of a record, as in NAME.json, as a Markdown table."""
+    rows = []
+    for one in record["claims"]:
+        value = one["value"] if isinstance(one["value"], str) else f"{one['value']:.4g}"
+        rows.append(f"| {one['name'].replace('|', chr(92) + '|')} | {value} | {MARKS[one['holds']]} |")
+    return "\n".join(["| claim | value | holds |", "|---|---|---|", *rows])
+
+
+def with_table(text: str, record: dict[str, Any]) -> str:
+    """Return the text of a page with the record's table between the two marks."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{table(record)}\n\n{END}{after}"
+
+
+def renew(page: Path, record: dict[str, Any]) -> list[Path]:
+    """Write the table into the page, if it exists and has the marks; return the paths written."""
+    if not page.is_file():
+        return []
+    text = page.read_text(encoding="utf-8")
+    if BEGIN not in text or END not in text:
+        return []
+    write_whole(page, lambda path: path.write_text(with_table(text, record), encoding="utf-8"))
+    return [page]

@@ -1,4 +1,4 @@
-"""Errors between processes, and optional packages that are not there."""
+"""Errors that are pickled, and optional packages that are missing."""
 
 import copy
 import importlib
@@ -37,44 +37,43 @@ LEFT_OUT = "limitformer.__main__"  # importing it runs the command line
 
 
 def exceptions():
-    """Every class of exceptions that the package defines."""
     packages = (lf, limitformer_papers)
     names = {m.name for each in packages for m in pkgutil.walk_packages(each.__path__, f"{each.__name__}.")} - {
         LEFT_OUT
     }
-    found = [value for name in names for value in vars(importlib.import_module(name)).values()]
-    classes = {value for value in found if isinstance(value, type) and issubclass(value, BaseException)}
+    members = [value for name in names for value in vars(importlib.import_module(name)).values()]
+    classes = {value for value in members if isinstance(value, type) and issubclass(value, BaseException)}
     ours = {kind for kind in classes if kind.__module__.startswith(("limitformer.", "limitformer_papers."))} - {
         PicklesArguments
     }
     return sorted(ours, key=lambda kind: kind.__qualname__)
 
 
-def test_the_table_has_every_exception_that_is_made_of_more_than_a_message():
+def test_table_lists_every_exception_with_own_constructor_arguments():
     assert set(MADE) == {kind for kind in exceptions() if kind.__init__ not in plain_beginnings()}
     assert len(exceptions()) > 10
 
 
 def plain_beginnings():
-    """What begins an exception with a message alone."""
+    """Return the constructors that take only a message."""
     return {kind.__init__ for kind in (BaseException, Exception, ValueError, OSError, UserWarning, KeyboardInterrupt)}
 
 
 @pytest.mark.parametrize("through", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy])
 @pytest.mark.parametrize("kind", exceptions(), ids=lambda kind: kind.__name__)
-def test_every_exception_goes_through_a_pickle(kind, through):
-    """With its message, its notes and its parts."""
+def test_exceptions_survive_pickle_and_copy(kind, through):
+    """Message, notes and arguments survive."""
     make, part = MADE.get(kind, (lambda: kind("a message"), str))
     error = make()
     error.add_note("a note")
-    found = through(error)
-    assert type(found) is kind
-    assert str(found) == str(error)
-    assert found.__notes__ == ["a note"]
-    assert part(found) == part(error)
+    copied = through(error)
+    assert type(copied) is kind
+    assert str(copied) == str(error)
+    assert copied.__notes__ == ["a note"]
+    assert part(copied) == part(error)
 
 
-def test_an_exception_without_its_parts_does_not_arrive():
+def test_wrong_twin_exception_without_pickled_arguments_fails_to_copy():
     class Lost(KeyboardInterrupt):
         def __init__(self, path, cells):
             super().__init__(f"{cells} cells in {path}")
@@ -83,16 +82,16 @@ def test_an_exception_without_its_parts_does_not_arrive():
         copy.copy(Lost("a.zarr", 3))
 
 
-def test_messages_of_exceptions_that_are_made_of_parts():
-    said = {kind: str(make()) for kind, (make, _) in MADE.items()}
-    assert said[lf.MissingExtraError] == "This needs torch, which is not installed: pip install 'limitformer[hf]'."
-    assert said[CannotLockError] == "Cannot lock it: No space left on device (/a/lock)."
-    assert said[lf.Interrupted] == "interrupted after 2 samples"
-    assert said[SweepInterrupted] == "Interrupted with 1 of 3 cells done; start it again to go on: a.zarr"
-    assert said[TrainingInterrupted] == "Interrupted at step 2 of 9, which is saved; start it again to go on: run"
+def test_exceptions_build_their_messages_from_their_arguments():
+    messages = {kind: str(make()) for kind, (make, _) in MADE.items()}
+    assert messages[lf.MissingExtraError] == "This needs torch, which is not installed: pip install 'limitformer[hf]'."
+    assert messages[CannotLockError] == "Cannot lock it: No space left on device (/a/lock)."
+    assert messages[lf.Interrupted] == "interrupted after 2 samples"
+    assert messages[SweepInterrupted] == "Interrupted with 1 of 3 cells done; start it again to go on: a.zarr"
+    assert messages[TrainingInterrupted] == "Interrupted at step 2 of 9, which is saved; start it again to resume: run"
 
 
-def test_without_torch_the_package_has_no_nn(monkeypatch):
+def test_package_lacks_nn_without_torch(monkeypatch):
     monkeypatch.delitem(sys.modules, "limitformer.nn", raising=False)
     monkeypatch.delitem(vars(lf), "nn", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)

@@ -1,4 +1,4 @@
-"""Imports of extras: the package that is missing is named."""
+"""Imports of extras name the missing package."""
 
 from importlib import import_module
 
@@ -8,11 +8,11 @@ from limitformer.base.errors import MissingExtraError
 from limitformer.base.extras import of_extra
 
 
-def test_a_package_that_is_missing_is_named_with_its_extra():
+def test_missing_package_is_named_with_its_extra():
     with pytest.raises(MissingExtraError, match=r"^This needs no_such_package, .*limitformer\[hf\]"), of_extra("hf"):
         import_module("no_such_package.inner")
 
 
-def test_a_module_of_ours_that_is_missing_is_no_missing_extra():
+def test_missing_module_of_limitformer_raises_module_not_found():
     with pytest.raises(ModuleNotFoundError), of_extra("hf"):
         import_module("limitformer.no_such_module")

@@ -1,4 +1,4 @@
-"""The time that is left, and the estimate of a command with a quicker setting."""
+"""The remaining time, and a command's estimate with a quicker setting."""
 
 import math
 from types import SimpleNamespace
@@ -10,7 +10,6 @@ from limitformer.base import progress
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that tests set."""
     time = SimpleNamespace(now=0.0)
     monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: time.now))
     return time
@@ -18,13 +17,13 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Standard error passes for one."""
+    """Standard error looks like a terminal."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
 
 
-def test_the_bar_knows_the_time_left_however_long_a_piece_takes(clock, terminal, capsys):
+def test_bar_estimates_remaining_time_of_minute_long_pieces(clock, terminal, capsys):
     """Rich's own estimate shows -:--:-- where a piece takes more than 30 s."""
     bar = progress.progress_bar("networks", 8, 0.0)
     for done in range(1, 5):
@@ -35,7 +34,7 @@ def test_the_bar_knows_the_time_left_however_long_a_piece_takes(clock, terminal,
     assert "-:--:--" not in capsys.readouterr().err
 
 
-def test_what_was_done_before_is_not_counted_as_speed(clock, terminal):
+def test_estimate_excludes_work_done_before_the_bar(clock, terminal):
     bar = progress.progress_bar("cells", 100, 90)
     clock.now = 50.0
     progress.advance(bar, 95)
@@ -45,7 +44,7 @@ def test_what_was_done_before_is_not_counted_as_speed(clock, terminal):
 
 @pytest.mark.parametrize(("second", "says"), [(10.0, "networks: about 80 s in all; fewer samples.\n"), (2.4, "")])
 def test_long_work_is_estimated_once_with_a_quicker_setting(clock, capsys, second, says):
-    """After the first piece; 19.2 s in all are not long."""
+    """It is printed after the first piece; 19.2 s in all are not long."""
     with progress.suggest_quicker("fewer samples."):
         bar = progress.progress_bar("networks", 8, 0.0)
         for done in (1, 2, 3):
@@ -54,7 +53,7 @@ def test_long_work_is_estimated_once_with_a_quicker_setting(clock, capsys, secon
     assert capsys.readouterr().err == says
 
 
-def test_without_a_suggestion_there_is_no_estimate(clock, capsys):
+def test_estimate_is_not_printed_without_a_suggestion(clock, capsys):
     with pytest.raises(ZeroDivisionError), progress.suggest_quicker("fewer samples."):
         raise ZeroDivisionError
     bar = progress.progress_bar("networks", 8, 0.0)
@@ -63,7 +62,7 @@ def test_without_a_suggestion_there_is_no_estimate(clock, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_process_that_shows_nothing_estimates_nothing(clock, capsys, monkeypatch):
+def test_hidden_progress_prints_no_estimate(clock, capsys, monkeypatch):
     monkeypatch.setattr(progress, "PATIENCE", math.inf)
     with progress.suggest_quicker("fewer samples."):
         bar = progress.progress_bar("networks", 8, 0.0)

@@ -1,4 +1,4 @@
-"""Progress where Rich takes the place for a notebook: HTML that is renewed in its place, without ipywidgets."""
+"""Progress in a notebook: HTML that replaces itself, without ipywidgets."""
 
 import builtins
 import sys
@@ -10,7 +10,7 @@ from limitformer.base import progress
 
 
 class Handle:
-    """What IPython gives for a display that can be renewed: here it keeps what was shown."""
+    """A stand-in for IPython's display handle that records its pictures."""
 
     def __init__(self, pictures):
         self.pictures = pictures
@@ -22,15 +22,15 @@ class Handle:
 
 @pytest.fixture
 def pictures(monkeypatch):
-    """What a notebook shows; a display more than one is a failure."""
-    shown = []
+    """The pictures that a notebook displays; a second display fails."""
+    displayed = []
 
     def display(picture, raw, display_id):
         assert raw
         assert display_id
-        assert shown == []
-        shown.append(picture)
-        return Handle(shown)
+        assert displayed == []
+        displayed.append(picture)
+        return Handle(displayed)
 
     package, module = ModuleType("IPython"), ModuleType("IPython.display")
     module.display = display
@@ -38,17 +38,16 @@ def pictures(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython.display", module)
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     monkeypatch.setattr(builtins, "get_ipython", type("ZMQInteractiveShell", (), {}), raising=False)
-    return shown
+    return displayed
 
 
 def at(monkeypatch, *seconds):
-    """The clock of the module."""
     clock = iter(seconds)
     monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
 
 
-def test_a_bar_in_a_notebook_is_renewed_in_its_place(monkeypatch, pictures, capsys):
-    """After two seconds, at most twice a second, with the time that is left; in the end nothing is left of it."""
+def test_notebook_bar_replaces_itself(monkeypatch, pictures, capsys):
+    """It appears after two seconds, changes at most twice a second, and disappears at the end."""
     at(monkeypatch, 0.0, 1.0, 4.0, 4.3, 8.0)
     bar = progress.progress_bar("chains & <samples>", 10_000)
     for done in (0, 2500, 2600, 5000):
@@ -66,14 +65,14 @@ def test_a_bar_in_a_notebook_is_renewed_in_its_place(monkeypatch, pictures, caps
     assert capsys.readouterr() == ("", "")
 
 
-def test_short_work_shows_nothing_in_a_notebook(monkeypatch, pictures):
+def test_notebook_bar_is_absent_for_short_work(monkeypatch, pictures):
     monkeypatch.setattr(progress, "PATIENCE", 1000.0)
     assert list(progress.track([1, 2, 3], "pieces")) == [1, 2, 3]
     assert pictures == []
 
 
-def test_rich_alone_would_warn(monkeypatch, pictures):
-    """The reason for all this; warnings are errors here."""
+def test_wrong_twin_rich_bar_warns_in_a_notebook(monkeypatch, pictures):
+    """This is the reason for the notebook bar; warnings are errors here."""
     monkeypatch.setattr(sys.modules["IPython.display"], "display", lambda *_: None)
     bar = progress.progress_bar("samples", 3)
     with pytest.raises(UserWarning, match="ipywidgets"):

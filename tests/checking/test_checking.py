@@ -1,4 +1,4 @@
-"""`limitformer.check`: what it measures against direct computations, its bands against drawn networks, its verdicts."""
+"""`limitformer.check`: its curves against direct computations, its bands against drawn networks, and its verdicts."""
 
 import json
 
@@ -14,10 +14,9 @@ import limitformer as lf
 from limitformer.checking import THRESHOLDS
 from limitformer.checking.band import band, inside, surprises
 from limitformer.checking.curves import by_kind, curves, place_of
-from limitformer.checking.existing import measured
-from limitformer.checking.names import VERDICTS, failing
-from limitformer.checking.thresholds import thresholds_with
-from limitformer.checking.verdicts import RULES, WORDS, failed, shown, verdicts
+from limitformer.checking.module import measure_module
+from limitformer.checking.thresholds import VERDICTS, failing, thresholds_with
+from limitformer.checking.verdicts import RULES, WORDS, failed, number_text, verdicts
 from limitformer.cli.app import app
 from limitformer.weightless.inputs import default_loss, inputs_of
 from limitformer.weightless.models import blueprint_of
@@ -30,7 +29,7 @@ SEEN = [[1] * 8, [1] * 5 + [0] * 3, [0] * 2 + [1] * 6]
 
 
 def small_gpt2(seed=0, **changes):
-    """With the weights that its own initialisation draws."""
+    """Return a small GPT-2 with the weights that its own initialisation draws."""
     torch.manual_seed(seed)
     config = transformers.GPT2Config(**(SMALL | changes))
     return transformers.GPT2LMHeadModel._from_config(
@@ -39,7 +38,7 @@ def small_gpt2(seed=0, **changes):
 
 
 def sequences():
-    """Three of them, padded on either side."""
+    """Return three sequences, padded on either side."""
     return {"input_ids": torch.tensor(IDS), "attention_mask": torch.tensor(SEEN)}
 
 
@@ -54,12 +53,12 @@ def report(module):
 
 
 def tokens_of(x, k):
-    """Of sequence k without padding, in NumPy."""
+    """Return the tokens of sequence k without padding, in NumPy."""
     return x[k][torch.tensor(SEEN[k], dtype=torch.bool)].detach().numpy()
 
 
 def by_definition(x):
-    """Statistics of the tokens X (m, n) of one sequence, from X itself."""
+    """Return statistics of the tokens X (m, n) of one sequence, from X itself."""
     m, _n = x.shape
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
     pairs = np.array([unit[i] @ unit[j] for i in range(m) for j in range(i)])
@@ -77,13 +76,13 @@ def by_definition(x):
 
 
 def eager(module):
-    """The same weights, with attentions that can be looked at."""
+    """Return a model with the same weights whose attentions are outputs."""
     other = transformers.GPT2LMHeadModel._from_config(module.config, attn_implementation="eager").double().eval()
     other.load_state_dict(module.state_dict())
     return other
 
 
-def test_states_are_those_of_hidden_states_without_padding(module, report):
+def test_curves_match_hidden_states_without_padding(module, report):
     out = eager(module)(**sequences(), output_hidden_states=True)
     hidden = [*out.hidden_states[:-1]]
     for layer, x in enumerate(hidden):
@@ -94,24 +93,24 @@ def test_states_are_those_of_hidden_states_without_padding(module, report):
         every = np.concatenate([tokens_of(x, k).ravel() for k in range(3)])
         assert float(report.curves["largest"][0, layer]) == pytest.approx(np.abs(every).max(), rel=1e-6)
     padded = by_definition(hidden[1].detach().reshape(-1, 32).numpy())["correlation"]
-    assert abs(padded - float(report.curves["correlation"][0, 1])) > 1e-3  # padding would be seen
+    assert abs(padded - float(report.curves["correlation"][0, 1])) > 1e-3  # padding would change it
 
 
-def test_heads_are_those_of_the_attentions(module, report):
+def test_head_curves_match_attentions(module, report):
     attentions = eager(module)(**sequences(), output_attentions=True).attentions
     for block, a in enumerate(attentions):
         entropies = np.zeros((3, 4))
         for k in range(3):
-            keep = np.flatnonzero(SEEN[k])
-            rows = a[k][:, keep][:, :, keep].detach().numpy()
-            several = [i for i in range(len(keep)) if i > 0]
+            tokens = np.flatnonzero(SEEN[k])
+            rows = a[k][:, tokens][:, :, tokens].detach().numpy()
+            several = range(1, len(tokens))
             entropies[k] = [
                 np.mean([-sum(w * np.log(w) for w in rows[head, i] if w > 0) for i in several]) for head in range(4)
             ]
         np.testing.assert_allclose(report.curves["entropy"][0, block], entropies.mean(0), rtol=1e-5)
 
 
-def test_gradients_are_autograds(module, report):
+def test_gradients_match_autograd(module, report):
     other = eager(module)
     out = other(**sequences())
     ids = torch.tensor(IDS)
@@ -128,7 +127,7 @@ def test_gradients_are_autograds(module, report):
         assert float(report.curves["gradient"].sel(kind=name, block=block + 1)[0]) == pytest.approx(direct, rel=1e-5)
 
 
-def test_nothing_of_the_module_changes():
+def test_check_leaves_the_module_unchanged():
     model = small_gpt2()
     model.transformer.h[1].train()
     before = {name: each.clone() for name, each in model.state_dict().items()}
@@ -142,7 +141,7 @@ def test_nothing_of_the_module_changes():
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
-def test_a_band_holds_one_more_network_nine_times_of_ten():
+def test_band_covers_90_percent_of_new_networks():
     rng = np.random.default_rng(5)
     hits = {}
     for count in (2, 4, 30):
@@ -153,15 +152,15 @@ def test_a_band_holds_one_more_network_nine_times_of_ten():
 
 
 def shares(models, law):
-    """Of drawn models: the mean part of each curve that lies in the band, over all curves."""
+    """Return the mean share of each curve of drawn models that lies in the band."""
     inputs = inputs_of(12, blueprint_of(models[0]))
-    found = [curves(measured(model, inputs, default_loss("causal"))) for model in models]
-    parts = [inside(each, law) for each in found]
+    result = [curves(measure_module(model, inputs, default_loss("causal"))) for model in models]
+    parts = [inside(each, law) for each in result]
     names = ("size", "correlation", "effective_rank", "logit_std", "effective_tokens", "stream_gradient", "gradient")
     return {name: float(np.mean([part[name].mean() for part in parts])) for name in names}
 
 
-def test_drawn_networks_lie_in_their_own_band_and_others_do_not():
+def test_drawn_networks_lie_in_their_band_and_wrong_twins_do_not():
     config = transformers.GPT2Config(**SMALL)
     law = lf.check(config, tokens=12, samples=40, progress=False).band
     own = shares([small_gpt2(seed) for seed in range(24)], law)
@@ -172,18 +171,18 @@ def test_drawn_networks_lie_in_their_own_band_and_others_do_not():
     assert other["logit_std"] < 0.6, other
 
 
-def test_a_sound_network_is_seldom_unlike_its_law_and_a_broken_one_is():
+def test_surprises_have_their_level_and_power():
     rng = np.random.default_rng(6)
 
     def curve(count, shift=0.0):
-        x = np.cumsum(rng.normal(0, 0.1, (count, 20)), 1) + 1.0  # neighbours are alike, as layers are
+        x = np.cumsum(rng.normal(0, 0.1, (count, 20)), 1) + 1.0  # neighbouring layers are correlated
         x[:, 12:] += shift
         return xr.Dataset({"size": (("sample", "layer"), np.exp(x)), "step": (("sample", "block"), np.exp(x))})
 
     def alarms(shift, number):
         return sum(min(surprises(curve(1, shift), band(curve(8))).values()) < 0.01 for _ in range(number))
 
-    assert alarms(0.0, 200) <= 8  # 2 expected at the most: once in 4,000 seeds
+    assert alarms(0.0, 200) <= 8  # at most 2 expected: once in 4,000 seeds
     assert alarms(4.0, 40) > 37
 
 
@@ -194,29 +193,29 @@ def unshaped():
     return lf.Transformer(width=100, depth=50, gamma=8**-0.5, **part)
 
 
-def test_rank_collapse_begins_where_the_chain_has_it(unshaped):
+def test_rank_collapse_begins_at_the_layer_of_the_chain(unshaped):
     start = lf.equicorrelated(4, 0.2)
-    found = lf.check(unshaped, start, samples=24, gradients=False, progress=False)
+    report = lf.check(unshaped, start, samples=24, gradients=False, progress=False)
     chain = lf.simulate(unshaped, start, samples=400, seed=3, progress=False)
     rho = lf.correlation(chain).values
     mean = rho[..., *np.triu_indices(4, 1)].mean(-1)
     below = mean < THRESHOLDS["collapse"].broken
     since = np.median(50 + 1 - below[:, ::-1].argmax(1))
-    verdict = found.verdicts[0]
+    verdict = report.verdicts[0]
     assert (verdict.name, verdict.share) == ("collapsed", 1.0)
     assert abs(verdict.layer - since) <= 0.1 * since
 
 
-def test_a_shaped_transformer_is_fine(unshaped):
+def test_shaped_transformer_is_fine(unshaped):
     shaped = lf.Transformer(
         width=100, depth=50, gamma=8**-0.5, attention=lf.ShapedAttention(tau0=1.0), feedforward=unshaped.feedforward
     )
-    found = lf.check(shaped, lf.equicorrelated(4, 0.2), samples=2, progress=False)
-    assert found.grade == "fine", str(found)
-    assert "✓ fine" in str(found)
+    report = lf.check(shaped, lf.equicorrelated(4, 0.2), samples=2, progress=False)
+    assert report.grade == "fine", str(report)
+    assert "✓ fine" in str(report)
 
 
-def test_queries_vanish_in_post_norm():
+def test_gradients_vanish_in_post_norm_only():
     stock = {
         "gamma": 1.0,
         "lam": 1.0,
@@ -224,11 +223,11 @@ def test_queries_vanish_in_post_norm():
         "feedforward": lf.ShapedReLU(c_plus=0.0, c_minus=-1.0),
     }
     post = lf.Transformer(width=64, depth=40, norm="post", mask="causal", **stock)
-    found = lf.check(post, lf.equicorrelated(6, 0.2), samples=2, progress=False)
-    assert "vanishing" in [verdict.name for verdict in found.verdicts], str(found)
+    report = lf.check(post, lf.equicorrelated(6, 0.2), samples=2, progress=False)
+    assert "vanishing" in [verdict.name for verdict in report.verdicts], str(report)
     pre = lf.Transformer(width=64, depth=40, norm="pre", mask="causal", **stock)
-    found = lf.check(pre, lf.equicorrelated(6, 0.2), samples=2, progress=False)
-    assert "vanishing" not in [verdict.name for verdict in found.verdicts], str(found)
+    report = lf.check(pre, lf.equicorrelated(6, 0.2), samples=2, progress=False)
+    assert "vanishing" not in [verdict.name for verdict in report.verdicts], str(report)
 
 
 def names_of(what, **options):
@@ -257,7 +256,7 @@ def test_attention_is_frozen_by_width_or_by_scale():
 
 
 def sound(layers=6, heads=2, samples=4):
-    """Curves that no rule objects to."""
+    """Return curves without a verdict."""
 
     def flat(value, *sizes):
         return np.full((samples, *sizes), value)
@@ -284,7 +283,7 @@ def sound(layers=6, heads=2, samples=4):
 
 
 def changed(name, at, value, **attributes):
-    """Sound curves but for one place."""
+    """Return sound curves with other values in one place."""
     data = sound()
     data[name].values[at] = value
     return data.assign_attrs(attributes)
@@ -315,18 +314,18 @@ SICK = {  # by name and grade: curves, and the layer of the verdict
 
 
 @pytest.mark.parametrize("case", SICK)
-def test_each_verdict_is_given_where_it_should_and_nowhere_else(case):
+def test_each_verdict_appears_only_on_its_curves(case):
     data, layer = SICK[case]
     assert [one.name for one in verdicts(sound(), THRESHOLDS)] == ["fine"]
-    found = {(one.name, one.grade): one for one in verdicts(data, THRESHOLDS)}
-    assert set(found) == {case}
-    assert found[case].layer == layer
-    assert found[case].source or case == ("not finite", "broken")
-    assert found[case].why
-    assert found[case].mends
+    result = {(one.name, one.grade): one for one in verdicts(data, THRESHOLDS)}
+    assert set(result) == {case}
+    assert result[case].layer == layer
+    assert result[case].source or case == ("not finite", "broken")
+    assert result[case].why
+    assert result[case].mends
 
 
-def test_a_verdict_shows_the_two_numbers_that_are_compared():
+def test_verdict_shows_value_and_threshold():
     """The value is past the threshold: above it, or below it for what falls."""
     for (name, grade), (data, _) in SICK.items():
         (one,) = verdicts(data, THRESHOLDS)
@@ -342,14 +341,14 @@ def test_every_rule_has_a_case():
     assert {name for name, _ in SICK} == set(VERDICTS) == set(WORDS)
 
 
-def test_a_verdict_needs_the_median_sample_and_says_how_many_samples_have_it():
+def test_verdict_needs_the_median_sample_and_reports_its_share():
     data = changed("correlation", np.s_[:3, 4:], 0.95)
     assert [(one.name, one.share) for one in verdicts(data, THRESHOLDS)] == [("collapsed", 0.75)]
     data = changed("correlation", np.s_[:1, 4:], 0.95)
     assert [one.name for one in verdicts(data, THRESHOLDS)] == ["fine"]
 
 
-def test_a_verdict_and_the_table_show_the_same_number():
+def test_verdict_value_equals_the_number_of_the_table():
     """The median over all samples, also of those in which the threshold is not reached."""
     data = sound(samples=5)
     data["correlation"].values[:, -1] = [0.3, 0.55, 0.6, 0.7, 0.8]
@@ -358,17 +357,17 @@ def test_a_verdict_and_the_table_show_the_same_number():
     assert one.value == np.median(data["correlation"].values[:, -1]) == 0.6
 
 
-def test_a_gradient_that_does_not_come_back_does_not_explode():
+def test_missing_stream_gradient_does_not_explode():
     """0/0 behind a zero head, and no gradient at a last block that the loss misses: neither is a finding."""
     for at, value in ((np.s_[:], 0.0), (np.s_[:, -1:], np.nan), (np.s_[:, -1:], 0.0)):
-        found = verdicts(changed("stream_gradient", at, value), THRESHOLDS)
-        assert [one.name for one in found] == ["fine"], (at, value)
+        result = verdicts(changed("stream_gradient", at, value), THRESHOLDS)
+        assert [one.name for one in result] == ["fine"], (at, value)
     data = changed("stream_gradient", np.s_[:, :2], 1e4)
     data["stream_gradient"].values[:, -1] = np.nan
     assert [one.name for one in verdicts(data, THRESHOLDS)] == ["exploding"]
 
 
-def test_a_bias_without_a_gradient_beside_a_weight_that_has_one_is_not_dead():
+def test_redundant_bias_is_not_dead():
     assert [one.name for one in verdicts(changed("gradient", np.s_[:, 2], 0.0), THRESHOLDS)] == ["fine"]
     both = changed("gradient", np.s_[:, 1:], 0.0)
     both["outside_gradient"].values[:] = 1.0
@@ -377,19 +376,19 @@ def test_a_bias_without_a_gradient_beside_a_weight_that_has_one_is_not_dead():
     assert "2 of 5 kinds of weight have no gradient: h.*.b.weight, h.*.b.bias" in str(one)
 
 
-def test_a_kind_that_takes_no_part_in_the_loss_is_not_dead():
+def test_weight_outside_the_loss_is_not_dead():
     assert [one.name for one in verdicts(changed("gradient", np.s_[:, 0], np.nan), THRESHOLDS)] == ["fine"]
 
 
-def test_a_loss_or_a_gradient_that_is_not_finite_is_named():
+def test_infinite_loss_and_gradient_have_a_verdict():
     (one,) = verdicts(changed("loss", np.s_[:], np.nan), THRESHOLDS)
     assert (one.name, str(one)) == ("not finite", "the loss is NaN or infinite")
-    found = verdicts(changed("stream_gradient", np.s_[:, 1], np.inf), THRESHOLDS)
-    assert str(found[0]) == "a gradient is NaN or infinite"
+    result = verdicts(changed("stream_gradient", np.s_[:, 1], np.inf), THRESHOLDS)
+    assert str(result[0]) == "a gradient is NaN or infinite"
 
 
-def test_check_fails_at_the_worst_grade_of_a_name():
-    """`collapsed` at broken alone, `swamped` at watch, which is its worst; a grade is that or worse."""
+def test_failed_selects_the_worst_grade_of_a_name():
+    """`collapsed` fails only at broken, `swamped` at watch, its worst grade; a grade fails at itself or worse."""
     watch, broken = (verdicts(SICK["collapsed", grade][0], THRESHOLDS) for grade in ("watch", "broken"))
     swamped = verdicts(SICK["swamped", "watch"][0], THRESHOLDS)
     table = {"collapsed": (0, 1, 0), "swamped": (0, 0, 1), "broken": (0, 1, 0), "watch": (1, 1, 1), "any": (1, 1, 1)}
@@ -397,7 +396,7 @@ def test_check_fails_at_the_worst_grade_of_a_name():
         assert tuple(len(failed(each, failing(names))) for each in (watch, broken, swamped)) == counts, names
 
 
-def test_the_range_that_design_calls_safe_is_where_check_says_fine():
+def test_objective_defaults_are_the_watch_thresholds():
     from limitformer.designing import Objective
 
     bands = Objective().bands
@@ -407,7 +406,7 @@ def test_the_range_that_design_calls_safe_is_where_check_says_fine():
     assert bands["gradient"][1] == THRESHOLDS["gradient"].watch
 
 
-def test_thresholds_are_the_users_to_change():
+def test_thresholds_accept_changes():
     data, _ = SICK["collapsed", "broken"]
     assert [one.grade for one in verdicts(data, thresholds_with({"collapse": 0.99}))] == ["watch"]
     assert [one.name for one in verdicts(data, thresholds_with({"collapse": (0.97, 0.99)}))] == ["fine"]
@@ -422,46 +421,46 @@ def test_thresholds_are_the_users_to_change():
         thresholds_with({"swamped": (1, 2)})
 
 
-def test_kinds_are_weights_of_like_blocks():
+def test_kinds_join_weights_of_like_blocks():
     names = ["h.0.a.w", "h.1.a.w", "h.0.experts.0.w", "h.0.experts.1.w", "wte.w"]
     values = xr.DataArray([[1.0, 2.0, 3.0, 4.0, 5.0]], {"weight": names}, ("sample", "weight"))
-    found, rest = by_kind(values)
-    assert float(found.sel(kind="h.*.experts.*.w", block=1)[0]) == 5.0
-    assert float(found.sel(kind="h.*.a.w", block=2)[0]) == 2.0
-    assert np.isnan(found.sel(kind="h.*.experts.*.w", block=2)).all()
+    result, rest = by_kind(values)
+    assert float(result.sel(kind="h.*.experts.*.w", block=1)[0]) == 5.0
+    assert float(result.sel(kind="h.*.a.w", block=2)[0]) == 2.0
+    assert np.isnan(result.sel(kind="h.*.experts.*.w", block=2)).all()
     assert rest["outside"].values.tolist() == ["wte.w"]
     assert place_of("model.layers.11.mlp.w") == ("model.layers.*.mlp.w", 11)
 
 
-def test_texts_have_their_own_tokens_and_are_cut(tmp_path):
+def test_text_is_cut_to_its_first_tokens(tmp_path):
     text = "to be or not to be that is the question whether tis nobler"
-    found = lf.check(CONFIGS["bert"](), text, tokens=6, samples=2, progress=False)
-    assert found.data["word"].values.tolist() == ["to", "be", "or", "not", "to", "be"]
-    assert found.about["tokens"] == 6
+    report = lf.check(CONFIGS["bert"](), text, tokens=6, samples=2, progress=False)
+    assert report.data["word"].values.tolist() == ["to", "be", "or", "not", "to", "be"]
+    assert report.about["tokens"] == 6
 
 
-def test_two_networks_side_by_side():
-    found = lf.check(CONFIGS["llama"](), tokens=8, samples=2, progress=False, against=CONFIGS["bert"]())
-    assert found.against.name == "bert"
-    assert found.against.curves.sizes["layer"] == 4
-    assert found.record()["against"]["name"] == "bert"
+def test_against_reports_a_second_network():
+    report = lf.check(CONFIGS["llama"](), tokens=8, samples=2, progress=False, against=CONFIGS["bert"]())
+    assert report.against.name == "bert"
+    assert report.against.curves.sizes["layer"] == 4
+    assert report.record()["against"]["name"] == "bert"
 
 
-def test_a_checkpoint_is_measured_and_its_law_shown(tmp_path):
+def test_checkpoint_folder_is_measured_and_saved(tmp_path):
     small_gpt2().save_pretrained(tmp_path / "trained")
-    found = lf.check(str(tmp_path / "trained"), tokens=6, samples=3, progress=False)
-    assert (found.exists, found.name) == (True, "trained")
-    assert np.mean(list(found.within_law.values())) > 0.6
-    paths = found.save(tmp_path / "out")
+    report = lf.check(str(tmp_path / "trained"), tokens=6, samples=3, progress=False)
+    assert (report.exists, report.name) == (True, "trained")
+    assert np.mean(list(report.within_law.values())) > 0.6
+    paths = report.save(tmp_path / "out")
     assert [path.name for path in paths] == ["check.html", "check.png", "check.nc", "check.json"]
     record = json.loads((tmp_path / "out" / "check.json").read_text())
-    assert record["verdicts"][0]["name"] == found.verdicts[0].name
+    assert record["verdicts"][0]["name"] == report.verdicts[0].name
     again = lf.load(tmp_path / "out" / "check.nc")
-    np.testing.assert_array_equal(again["correlation"], found.curves["correlation"])
+    np.testing.assert_array_equal(again["correlation"], report.curves["correlation"])
 
 
 class Poisoned(nn.Module):
-    """Divides by zero in its third block."""
+    """A module whose third block divides by zero."""
 
     def __init__(self):
         super().__init__()
@@ -505,16 +504,16 @@ class Poisoned(nn.Module):
         ),
     ],
 )
-def test_bad_input_is_one_line(what, options, message):
+def test_check_refuses_bad_input(what, options, message):
     with pytest.raises(lf.InputError, match=message) as caught:
         lf.check(what, progress=False, samples=2, **options)
     assert "\n" not in str(caught.value)
 
 
-def test_a_network_that_is_not_finite_has_a_verdict():
-    found = lf.check(Poisoned(), progress=False)
-    assert (found.grade, found.verdicts[0].name, found.verdicts[0].layer) == ("broken", "not finite", 3)
-    assert "NaN or infinite from layer 3" in str(found)
+def test_infinite_stream_has_a_verdict():
+    report = lf.check(Poisoned(), progress=False)
+    assert (report.grade, report.verdicts[0].name, report.verdicts[0].layer) == ("broken", "not finite", 3)
+    assert "NaN or infinite from layer 3" in str(report)
     model = small_gpt2()
     with lf.checking.Looks(model, tokens=6, samples=2, every=1) as looks:
         with torch.no_grad():
@@ -525,7 +524,7 @@ def test_a_network_that_is_not_finite_has_a_verdict():
 
 @pytest.fixture
 def command(tmp_path):
-    """The command on a small configuration in a file."""
+    """Return a function that runs the command on the file of a small configuration."""
     path = tmp_path / "config.json"
     path.write_text(transformers.GPT2Config(**SMALL).to_json_string(), encoding="utf-8")
 
@@ -535,15 +534,15 @@ def command(tmp_path):
     return run
 
 
-def test_the_command_says_the_verdict_and_writes_its_files(command, tmp_path):
-    done = command("--out", str(tmp_path / "out"), "--set", "n_layer=2")
-    assert done.exit_code == 0, done.output
-    assert "2 blocks, 8 tokens, law at initialisation" in done.output
-    assert len(done.output.splitlines()) < 24
+def test_command_prints_the_verdict_and_writes_its_files(command, tmp_path):
+    result = command("--out", str(tmp_path / "out"), "--set", "n_layer=2")
+    assert result.exit_code == 0, result.output
+    assert "2 blocks, 8 tokens, law at initialisation" in result.output
+    assert len(result.output.splitlines()) < 24
     assert {path.name for path in (tmp_path / "out").iterdir()} == {f"check.{e}" for e in ("html", "png", "nc", "json")}
 
 
-def test_the_command_fails_a_build_where_it_is_told_to(command):
+def test_fail_on_sets_the_exit_code(command):
     options = ("--no-gradients", "--threshold", "collapse=0.001")
     assert command(*options).exit_code == 0
     assert command(*options, "--fail-on", "frozen").exit_code == 0
@@ -563,11 +562,11 @@ def test_the_command_fails_a_build_where_it_is_told_to(command):
         (("--text", "/nowhere/a.txt"), "Cannot read the text"),
     ],
 )
-def test_bad_options_are_one_line(command, options, message):
-    done = command(*options)
-    assert done.exit_code == 2
-    assert message in done.output
-    assert len(done.output.strip().splitlines()) == 1
+def test_command_refuses_bad_options(command, options, message):
+    result = command(*options)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert len(result.output.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -578,72 +577,75 @@ def test_bad_options_are_one_line(command, options, message):
         ("roberta-base", 600, r"Nearest: fewer tokens; its max_position_embeddings is 514\."),
     ],
 )
-def test_too_many_tokens_are_refused_in_the_terms_of_the_user(config, tokens, says):
+def test_check_refuses_too_many_tokens(config, tokens, says):
     with pytest.raises(lf.InputError, match=says):
         lf.check(config, tokens=tokens, samples=1, gradients=False, progress=False)
 
 
-def test_shapes_are_listed(command):
-    done = command(what="list")
-    assert "llama-3-405b" in done.output
+def test_command_lists_shapes(command):
+    result = command(what="list")
+    assert "llama-3-405b" in result.output
 
 
-def test_stock_models_can_be_shaped_first(command):
-    done = command("--shaped", "gamma=0.3,tau0=1.0")
-    assert done.exit_code == 0, done.output
-    assert "shaped" in done.output
-    assert "attention is uniform" not in done.output
+def test_shaped_option_shapes_the_model(command):
+    result = command("--shaped", "gamma=0.3,tau0=1.0")
+    assert result.exit_code == 0, result.output
+    assert "shaped" in result.output
+    assert "attention is uniform" not in result.output
 
 
-def test_other_kinds_of_networks_are_taken():
-    """A compiled module, a Transformer from JSON with a text, and one without a task."""
+def test_check_accepts_compiled_modules_and_json():
+    """A compiled module, and the JSON of a Transformer with and without a text, are accepted."""
     compiled = torch.compile(small_gpt2(), backend="eager")
     assert lf.check(compiled, tokens=6, law=False, progress=False).name == "GPT2LMHeadModel"
     text = lf.to_json(lf.Transformer(width=20, depth=3, gamma=0.3, attention=lf.ShapedAttention(tau0=1.0)))
-    found = lf.check(text, "to be or not to be", samples=2, progress=False)
-    assert (found.name, found.about["tokens"], found.grade) == ("Transformer", 6, "fine")
+    report = lf.check(text, "to be or not to be", samples=2, progress=False)
+    assert (report.name, report.about["tokens"], report.grade) == ("Transformer", 6, "fine")
     assert lf.check(text, samples=2, progress=False).about["tokens"] == 20
 
 
-def test_a_norm_at_the_end_leaves_a_gradient():
-    """½|x|² of normalised tokens is a constant; a readout of them is not."""
+def test_default_readout_has_a_gradient_behind_a_norm():
+    """½|x|² of normalised tokens is constant; a readout of them is not."""
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
-    found = lf.check(encoder, torch.randn(2, 5, 16), progress=False)
-    assert float(found.curves["stream_gradient"].min()) > 1e-2
+    report = lf.check(encoder, torch.randn(2, 5, 16), progress=False)
+    assert float(report.curves["stream_gradient"].min()) > 1e-2
     square = lf.check(encoder, torch.randn(2, 5, 16), progress=False, loss=lambda out, inputs: (out**2).sum((1, 2)))
     assert float(square.curves["stream_gradient"].min()) < 1e-3
     same = lf.check(encoder, torch.ones(2, 5, 16), progress=False, seed=1).curves["loss"]
     assert float(same[0]) == float(lf.check(encoder, torch.ones(2, 5, 16), progress=False, seed=1).curves["loss"][0])
 
 
-def test_what_has_no_gradient_is_said():
+def test_check_refuses_gradients_of_a_frozen_module():
     model = small_gpt2().requires_grad_(False)
     with pytest.raises(lf.InputError, match="no weight of GPT2LMHeadModel has a gradient"):
         lf.check(model, tokens=6, progress=False)
     assert "gradient" not in lf.check(model, tokens=6, gradients=False, law=False, progress=False).curves
 
 
-def test_a_decoder_is_not_given_what_it_must_say():
-    """An untrained network is no better than chance; T5, whose head is its embedding, is if it is told the token."""
+def test_untrained_decoder_loss_is_that_of_a_uniform_guess():
+    """T5, whose head is its embedding, beats a uniform guess only if its input holds the token."""
     ids = torch.arange(3, 23)[None]
-    found = lf.check(CONFIGS["t5"](), ids, samples=12, progress=False)
-    assert float(found.curves["loss"].mean()) > 0.95 * np.log(40)
-    told = {"input_ids": ids, "decoder_input_ids": ids}
-    assert float(lf.check(CONFIGS["t5"](), told, samples=12, progress=False).curves["loss"].mean()) < 0.9 * np.log(40)
+    report = lf.check(CONFIGS["t5"](), ids, samples=12, progress=False)
+    assert float(report.curves["loss"].mean()) > 0.95 * np.log(40)
+    leaked = {"input_ids": ids, "decoder_input_ids": ids}
+    assert float(lf.check(CONFIGS["t5"](), leaked, samples=12, progress=False).curves["loss"].mean()) < 0.9 * np.log(40)
 
 
-def test_numbers_are_written_as_people_do():
-    assert [shown(value) for value in (0.01234, 12.34, 3456.7, 2.1e7)] == ["0.0123", "12.3", "3,457", "2.1e+07"]
+def test_number_text_has_three_digits():
+    assert [number_text(value) for value in (0.01234, 12.34, 3456.7, 2.1e7)] == ["0.0123", "12.3", "3,457", "2.1e+07"]
+
+
+def test_band_ignores_nan_and_stays_above_the_least_value():
     law = xr.Dataset({"size": (("sample", "layer"), [[1.0, 2.0], [1.1, 2.1]])})
-    gone = xr.Dataset({"size": (("sample", "layer"), [[np.nan, np.nan]])})
-    assert surprises(gone, band(law)) == {}
+    unknown = xr.Dataset({"size": (("sample", "layer"), [[np.nan, np.nan]])})
+    assert surprises(unknown, band(law)) == {}
     ranks = xr.Dataset({"stable_rank": (("sample", "layer"), [[1.01], [1.5], [1.2]])})
     assert float(band(ranks)["stable_rank"].sel(edge="low")[0]) == 1.0
 
 
 class Stock(nn.Module):
-    """torch's own attention of several heads, with logits that are far too large."""
+    """torch's attention of several heads, with logits that are far too large."""
 
     def __init__(self, weights):
         super().__init__()
@@ -659,25 +661,25 @@ class Stock(nn.Module):
 
 @pytest.mark.parametrize("weights", [True, False])
 @pytest.mark.parametrize("gradients", [True, False])
-def test_torchs_own_attention_is_seen(weights, gradients):
+def test_torch_attention_is_measured(weights, gradients):
     torch.manual_seed(0)
     blocks = nn.Sequential(Stock(weights), Stock(weights))
     x = torch.randn(2, 7, 24)
-    found = lf.check(blocks, x, law=False, gradients=gradients, progress=False)
+    report = lf.check(blocks, x, law=False, gradients=gradients, progress=False)
     first = blocks[0]
     q, k, _ = (first.norm(x) @ first.attention.in_proj_weight.T).chunk(3, -1)
     q, k = (each.view(2, 7, 3, 8).transpose(1, 2) for each in (q, k))
     logits = (q @ k.mT / 8**0.5).detach().double()
     direct = logits.var(-1, correction=0).mean((0, 2)).sqrt()
-    np.testing.assert_allclose(found.curves["logit_std"][0, 0], direct, rtol=1e-3)
-    np.testing.assert_allclose(found.curves["largest_logit"][0, 0], logits.amax((0, 2, 3)), rtol=1e-4)
-    assert [one.name for one in found.failed("frozen")] == ["frozen"]
+    np.testing.assert_allclose(report.curves["logit_std"][0, 0], direct, rtol=1e-3)
+    np.testing.assert_allclose(report.curves["largest_logit"][0, 0], logits.amax((0, 2, 3)), rtol=1e-4)
+    assert [one.name for one in report.failed("frozen")] == ["frozen"]
     assert torch.nn.functional.softmax.__module__ == "torch.nn.functional"
 
 
-def test_attention_that_was_not_seen_is_named():
+def test_report_states_missing_attention():
     blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)))
-    found = lf.check(blocks, torch.randn(1, 4, 8), law=False, progress=False)
-    assert "no attention was seen" in str(found)
+    report = lf.check(blocks, torch.randn(1, 4, 8), law=False, progress=False)
+    assert "no attention was seen" in str(report)
     unseen = sound().drop_vars(["logit_std", "effective_tokens", "tokens_seen", "largest_logit"])
     assert str(verdicts(unseen, THRESHOLDS)[0]) == "fine: no threshold is reached, but no attention was seen"

@@ -1,4 +1,4 @@
-"""`limitformer.design`: its patch on networks that transformers draws, its region and risk."""
+"""`limitformer.design`: its patch on networks that transformers draws, its region and its risk."""
 
 import json
 from dataclasses import replace
@@ -18,8 +18,9 @@ from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
 from limitformer.cli.app import app
 from limitformer.designing import Objective
 from limitformer.designing.design import trials_of
-from limitformer.designing.objective import Risk, outside
-from limitformer.designing.search import Region, chosen, finer, look, search
+from limitformer.designing.objective import outside
+from limitformer.designing.outcome import Risk
+from limitformer.designing.search import Region, choose, finer, sample, search
 from limitformer.weightless.inputs import default_loss
 from weightless_families import CONFIGS
 
@@ -35,13 +36,13 @@ def small(**changes):
 
 
 @pytest.fixture(scope="module")
-def found():
+def design():
     grid = {"initializer_range": [0.05, 0.2], "output": [0.5, 1.0, 2.0]}
     return lf.design(small(), tokens=TOKENS, objective=BANDS, grid=grid, samples=100, progress=False)
 
 
 def drawn(config, seed, patch):
-    """By transformers, with the lines that the design gives to paste; None leaves it as it is."""
+    """Return a model drawn by transformers, with the pasted lines of the design; None leaves it unchanged."""
     namespace = {}
     if patch is not None:
         exec(patch, namespace)
@@ -54,7 +55,7 @@ def drawn(config, seed, patch):
 
 
 def measured(model):
-    """What an objective asks, from the model's own outputs and torch's gradients: nothing of limitformer."""
+    """Return the values of an objective from the model's outputs and torch's gradients, without limitformer."""
     states, last = [], len(blocks(model)) - 1
     for k, part in enumerate(blocks(model)):
         part.register_forward_pre_hook(lambda m, a, k: states.append(first_tokens(a, k)[0].detach()), with_kwargs=True)
@@ -75,13 +76,13 @@ def measured(model):
 
 
 def effective(a):
-    """exp of the entropy over what a row sees, means over rows that see two tokens or more (heads, m, m)."""
+    """Return exp of the entropy over tokens seen, means over rows that see two tokens or more (heads, m, m)."""
     entropy = -(a * a.clamp(min=1e-300).log()).sum(-1)[:, 1:]
     return float(entropy.exp().mean()) / np.mean(np.arange(2, TOKENS + 1))
 
 
 def worst_ratio(model):
-    """Of like matrices, largest over smallest gradient by block."""
+    """Return the largest over the smallest gradient of like matrices by block."""
     kinds = {}
     for name, parameter in model.named_parameters():
         block = [part for part in name.split(".") if part.isdigit()]
@@ -96,9 +97,9 @@ def meets(values, bands):
 
 
 @pytest.fixture(scope="module")
-def networks(found):
-    """What 60 networks of transformers do: with the lines pasted, and as they were."""
-    patches = {"chosen": found.python(), "present": None}
+def networks(design):
+    """Return the values of 60 networks of transformers, with the pasted lines and without."""
+    patches = {"chosen": design.python(), "present": None}
     return {name: [measured(drawn(small(), seed, patch)) for seed in range(60)] for name, patch in patches.items()}
 
 
@@ -107,87 +108,87 @@ def misses(every):
 
 
 def same_risk(first, second):
-    """p of two counts (misses, networks) having one probability: Fisher's exact test."""
+    """Return Fisher's exact p that two counts (misses, networks) have one probability."""
     return fisher_exact([[first[0], first[1] - first[0]], [second[0], second[1] - second[0]]]).pvalue
 
 
-def test_the_patch_holds_on_networks_that_transformers_draws(found, networks):
-    assert found.found
-    assert found.best != {"initializer_range": 0.2, "output": 1.0}
+def test_patched_networks_meet_the_objective(design, networks):
+    assert design.found
+    assert design.best != {"initializer_range": 0.2, "output": 1.0}
     count = misses(networks["chosen"])
-    assert binomtest(count, 60, found.risk.interval[1], alternative="greater").pvalue > ALPHA
-    assert same_risk((count, 60), (found.risk.misses, found.risk.samples)) > ALPHA
-    assert found.allowed == 0.1
+    assert binomtest(count, 60, design.risk.interval[1], alternative="greater").pvalue > ALPHA
+    assert same_risk((count, 60), (design.risk.misses, design.risk.samples)) > ALPHA
+    assert design.allowed == 0.1
     assert binom.cdf(count, 60, 0.5) < ALPHA
 
 
-def test_networks_without_the_patch_miss_the_objective_as_often_as_it_says(found, networks):
-    """The wrong twin: what the patch is for."""
+def test_unpatched_networks_miss_the_objective_at_the_stated_risk(design, networks):
+    """The wrong twin of the test of patched networks."""
     count = misses(networks["present"])
-    present = found.present.risk
-    assert binomtest(count, 60, found.allowed, alternative="greater").pvalue < ALPHA
+    present = design.present.risk
+    assert binomtest(count, 60, design.allowed, alternative="greater").pvalue < ALPHA
     assert same_risk((count, 60), (present.misses, present.samples)) > ALPHA
-    assert same_risk((count, 60), (found.risk.misses, found.risk.samples)) < ALPHA
+    assert same_risk((count, 60), (design.risk.misses, design.risk.samples)) < ALPHA
 
 
-def test_each_weight_has_the_deviation_that_the_patch_says(found):
-    """By the chosen setting: the code's at the new field, times the factor for outputs alone. The twin is another."""
-    patch, model = found.patch(), drawn(small(), 0, found.python())
+def test_patched_weights_have_the_stated_deviation(design):
+    """The std is the code's at the new field, times the factor of outputs; the wrong twin is √2 times that."""
+    patch, model = design.patch(), drawn(small(), 0, design.python())
     laws = lf.weightless.law(small(**patch["settings"]))
     assert patch["settings"] or patch["overrides"]
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
-            said = next((std for key, std in patch["overrides"].items() if fnmatchcase(name, key)), laws[name].std)
-            wanted = laws[name].std * (found.best["output"] if "c_proj" in name else 1.0)
-            assert abs(said / wanted - 1) < 1e-12
-            ratio, error = float(parameter.detach().std()) / wanted, 1 / np.sqrt(2 * parameter.numel())
+            stated = next((std for key, std in patch["overrides"].items() if fnmatchcase(name, key)), laws[name].std)
+            expected = laws[name].std * (design.best["output"] if "c_proj" in name else 1.0)
+            assert abs(stated / expected - 1) < 1e-12
+            ratio, error = float(parameter.detach().std()) / expected, 1 / np.sqrt(2 * parameter.numel())
             assert abs(ratio - 1) < 5 * error < abs(ratio - 2**0.5), name
 
 
-def test_what_each_part_says_is_what_drawn_networks_do(found, networks):
-    """Medians of the parts that have one number, before and after: within 4.5 standard errors of a median."""
-    for name, outcome in (("present", found.present), ("chosen", found.chosen)):
+def test_outcome_values_match_drawn_networks(design, networks):
+    """Medians of the one-number values, before and after, agree within 4.5 standard errors."""
+    for name, outcome in (("present", design.present), ("chosen", design.chosen)):
         for part in ("correlation", "stream"):
             values = np.array([one[part][0] for one in networks[name]])
             low, middle, high = outcome.values[part]
             error = 1.2533 * (high - low) / 3.29 * np.sqrt(1 / 60 + 1 / 100)
             assert abs(np.median(values) - middle) < 4.5 * error, part
-            other = found.chosen if name == "present" else found.present
+            other = design.chosen if name == "present" else design.present
             assert abs(np.median(values) - other.values[part][1]) > 4.5 * error, part
 
 
-def test_the_patch_can_be_given_to_check(found):
-    report = lf.check(small(), tokens=TOKENS, samples=4, progress=False, **found.patch())
+def test_check_accepts_the_patch(design):
+    report = lf.check(small(), tokens=TOKENS, samples=4, progress=False, **design.patch())
     ratio = report.curves["size"][:, -1] / report.curves["size"][:, 0]
     assert BANDS["stream"][0] < float(ratio.median()) < BANDS["stream"][1]
-    unpatched = found.before.curves["size"]
+    unpatched = design.before.curves["size"]
     assert float((unpatched[:, -1] / unpatched[:, 0]).median()) > float(ratio.median())
 
 
-def test_files_tell_the_same(found, tmp_path):
-    paths = found.save(tmp_path)
+def test_saved_files_match_the_design(design, tmp_path):
+    paths = design.save(tmp_path)
     assert [path.name for path in paths] == ["design.json", "design.png", "design.nc"]
     record = json.loads(paths[0].read_text())
     assert record["found"] is True
-    assert record["patch"] == found.patch()
-    assert record["python"] == found.python()
-    assert Objective(**record["objective"]) == found.objective
+    assert record["patch"] == design.patch()
+    assert record["python"] == design.python()
+    assert Objective(**record["objective"]) == design.objective
     with xr.open_dataset(paths[2]) as region:
-        assert np.array_equal(region["probability"].values, found.region["probability"].values)
+        assert np.array_equal(region["probability"].values, design.region["probability"].values)
     assert paths[1].stat().st_size > 20_000
     assert "says nothing about what training makes of it" in record["about"]
 
 
-def test_the_summary_says_what_to_set_first_and_fits_a_screen(found):
-    lines = str(found).splitlines()
+def test_design_summary_fits_a_screen(design):
+    lines = str(design).splitlines()
     assert lines[0].startswith("gpt2: set initializer_range = ")
     assert len(lines) <= 30
     assert max(map(len, lines)) <= 120
     assert "at initialisation" in lines[-1]
 
 
-def test_when_nothing_is_safe_the_best_is_shown_and_that_it_is_not(found):
-    """Tokens that are alike at the end and a stream that has not moved: the two exclude each other."""
+def test_design_without_safe_cells_reports_not_safe(design):
+    """Equal tokens at the end and a stream of constant size exclude each other."""
     bands = {"correlation": (0.9, 1.0), "stream": (0.99, 1.01), "effective": None, "gradient": None}
     none = lf.design(small(), tokens=5, objective=bands, grid={"output": [0.25, 4.0]}, knobs="output", progress=False)
     assert not none.found
@@ -197,52 +198,52 @@ def test_when_nothing_is_safe_the_best_is_shown_and_that_it_is_not(found):
     assert none.best["output"] in none.region["output"].values
 
 
-def test_a_present_setting_that_is_safe_is_kept():
+def test_safe_present_setting_stays():
     bands = {"stream": (0.5, 30.0), "correlation": None, "effective": None, "gradient": None}
-    kept = lf.design(small(), tokens=5, objective=bands, grid={"output": [0.5, 1.0]}, knobs="output", progress=False)
-    assert kept.found
-    assert kept.best == {"output": 1.0}
-    assert kept.patch() == {"settings": {}, "overrides": {}}
-    assert "keep what you have" in str(kept)
-    assert kept.chosen is kept.present
+    design = lf.design(small(), tokens=5, objective=bands, grid={"output": [0.5, 1.0]}, knobs="output", progress=False)
+    assert design.found
+    assert design.best == {"output": 1.0}
+    assert design.patch() == {"settings": {}, "overrides": {}}
+    assert "keep what you have" in str(design)
+    assert design.chosen is design.present
 
 
 # Risk, region, choice
 
 
 @pytest.mark.parametrize(("misses", "samples"), [(0, 64), (3, 64), (64, 64)])
-def test_the_interval_of_a_risk_is_that_of_clopper_and_pearson(misses, samples):
-    """By the binomial's own tails: 5 % beyond each end."""
+def test_risk_interval_is_clopper_pearson(misses, samples):
+    """The binomial's tail beyond each end is 5 %."""
     low, high = Risk(misses, samples).interval
     assert low == 0 if misses == 0 else abs(binom.sf(misses - 1, samples, low) - 0.05) < 1e-9
     assert high == 1 if misses == samples else abs(binom.cdf(misses, samples, high) - 0.05) < 1e-9
 
 
-def test_distances_are_zero_inside_and_infinite_for_no_number():
+def test_distance_is_zero_inside_and_positive_for_nan():
     low, high = np.array([1.0, 2.0, 0.5, np.nan, 2.0]), np.array([1.0, 2.0, 0.5, 1.0, np.inf])
-    got = outside("stream", low, high, (1.0, 1.5))
-    assert np.allclose(got[:3], [0, np.log(2 / 1.5), np.log(2)])
-    assert not (got[3:] <= 0).any()
+    distance = outside("stream", low, high, (1.0, 1.5))
+    assert np.allclose(distance[:3], [0, np.log(2 / 1.5), np.log(2)])
+    assert not (distance[3:] <= 0).any()
     objective = Objective(stream=(1.0, 1.5), correlation=None, effective=None, gradient=None)
     assert objective.missed({"stream": (low, high)})["stream"].tolist() == [False, True, True, True, True]
     assert (objective.distance({"stream": (low, high)}) > 0).tolist() == [False, True, True, True, True]
 
 
 class Plane:
-    """Settings that meet the objective where x y ≤ 1, in every network; how many were looked at is counted."""
+    """Settings that meet the objective where x y ≤ 1, in every network; samples are counted."""
 
-    chunk, looked = 4, 0
+    chunk, sampled = 4, 0
 
     def values(self, setting, seed, samples):
-        self.looked += len(samples)
+        self.sampled += len(samples)
         product = np.full(len(samples), setting["x"] * setting["y"])
         return {"stream": (product, product)}
 
-    def beside(self, setting):
+    def exact(self, setting):
         return {}
 
 
-def test_the_region_is_found_and_the_choice_is_far_from_its_edge():
+def test_search_finds_the_region_and_choose_avoids_its_edge():
     axes = {"x": [1 / 16, 1 / 4, 1.0, 4.0, 16.0], "y": [1 / 4, 1.0, 4.0]}
     region, plane = Region.over(axes), Plane()
     objective = Objective(stream=(1e-9, 1.0001), correlation=None, effective=None, gradient=None)
@@ -250,15 +251,15 @@ def test_the_region_is_found_and_the_choice_is_far_from_its_edge():
     x, y = np.meshgrid(region.axes["x"], region.axes["y"], indexing="ij")
     assert np.array_equal(region.safe, x * y <= 1.0001)
     assert np.array_equal(region.probability, (x * y <= 1.0001).astype(float))
-    assert plane.looked < 16 * region.safe.size / 2  # cells end early, and those between cells of one kind are read
-    place = chosen(region, {"x": 1.0, "y": 1.0})
+    assert plane.sampled < 16 * region.safe.size / 2  # cells end early, and cells between like cells are inferred
+    place = choose(region, {"x": 1.0, "y": 1.0})
     padded = np.pad(region.safe, 1)
     unsafe = np.argwhere(~padded) - 1
     depth = [np.min(np.linalg.norm(unsafe - np.array(one), axis=1)) for one in np.argwhere(region.safe)]
     assert np.min(np.linalg.norm(unsafe - np.array(place), axis=1)) == max(depth)
 
 
-def test_samples_are_the_same_in_pieces_and_settings_share_their_numbers():
+def test_values_are_equal_in_pieces_and_close_at_close_settings():
     trials, _ = trials_of(small(), None, ["output"], Objective(gradient=None), None, 5)
     whole = trials.values({"output": 1.0}, 3, range(6))
     parts = [trials.values({"output": 1.0}, 3, part) for part in (range(4), range(4, 6))]
@@ -271,33 +272,33 @@ def test_samples_are_the_same_in_pieces_and_settings_share_their_numbers():
     assert np.abs(near - here).max() < 0.01 < np.abs(other - here).max()
 
 
-def test_without_a_task_a_design_differentiates_what_a_check_does():
-    """Its last norm makes ½|x|² a constant, whose gradients are rounding, and so are their ratios."""
+def test_design_and_check_share_the_default_readout():
+    """A last norm makes ½|x|² constant: its gradients, and their ratios, are rounding."""
     config = transformers.BertConfig(
         hidden_size=24, num_hidden_layers=3, num_attention_heads=2, intermediate_size=48, vocab_size=60,
         architectures=["BertModel"], initializer_range=0.2,
     )  # fmt: skip
     trials, _ = trials_of(config, None, ["initializer_range"], None, None, 5)
-    found = trials.values({"initializer_range": 0.2}, 7, range(4))["gradient"][0]
+    result = trials.values({"initializer_range": 0.2}, 7, range(4))["gradient"][0]
     report = lf.check(config, tokens=5, samples=4, seed=7, progress=False)
     checked, _, _ = gradient_ratio(gradient_of_matrices(report.curves).values)
-    assert np.allclose(found, checked, rtol=1e-3)
+    assert np.allclose(result, checked, rtol=1e-3)
     norms = lf.check(config, tokens=5, samples=4, seed=7, progress=False, loss=default_loss("hidden")).curves
-    assert not np.allclose(found, gradient_ratio(gradient_of_matrices(norms).values)[0], rtol=0.1)
+    assert not np.allclose(result, gradient_ratio(gradient_of_matrices(norms).values)[0], rtol=0.1)
 
 
 @pytest.mark.parametrize(("family", "window"), [("mistral", 3), ("llama", 6)])
-def test_tokens_seen_are_those_of_the_mask(family, window):
-    """Mean over rows that see two tokens or more, of 6: sliding windows see fewer."""
+def test_tokens_seen_follow_the_mask(family, window):
+    """Means are over rows, of 6, that see two tokens or more; sliding windows see fewer."""
     data = lf.weightless.simulate(CONFIGS[family](), 6, samples=1, seed=0, progress=False)
     assert np.allclose(data["tokens_seen"], np.mean([min(k, window) for k in range(2, 7)]))
 
 
-def test_a_cell_ends_when_it_cannot_be_safe_any_more():
+def test_sampling_ends_when_a_cell_cannot_be_safe():
     region, plane = Region.over({"x": [1.0, 4.0], "y": [1.0, 4.0]}), Plane()
     objective = Objective(stream=(0.5, 1.5), correlation=None, effective=None, gradient=None)
-    look(region, (2, 2), plane, objective, 0.1, 16, 0)
-    look(region, (0, 0), plane, objective, 0.1, 16, 0)
+    sample(region, (2, 2), plane, objective, 0.1, 16, 0)
+    sample(region, (0, 0), plane, objective, 0.1, 16, 0)
     assert region.samples[2, 2] == 4
     assert region.samples[0, 0] == 16
     assert finer([1.0, 4.0]) == [1.0, 2.0, 4.0]
@@ -316,7 +317,7 @@ def shaped():
     return lf.design(SHAPED, START, objective=bands, grid=grid, samples=400, scan=100, progress=False)
 
 
-def test_a_shaped_choice_holds_in_an_independent_larger_simulation(shaped):
+def test_shaped_choice_holds_in_a_larger_simulation(shaped):
     assert shaped.found
     safe, n = risk_of(shaped.best), 4000
     _low, high = shaped.risk.interval
@@ -336,8 +337,8 @@ def risk_of(setting, n=4000):
     return int(n - ((rho >= -0.5) & (rho <= 0.6) & (size >= 0.6) & (size <= 1.6)).sum())
 
 
-def test_the_probability_of_an_explosion_is_that_of_the_theorem(shaped):
-    """By Feller's integral, summed here; γ² ≥ ½ never explodes."""
+def test_explosion_probability_matches_the_theorem(shaped):
+    """The test sums Feller's integral itself; γ² ≥ ½ never explodes."""
     for gamma, tau0 in ((0.3, 0.5), (0.1, 2.0)):
         k2, d0 = 8 * tau0**2 * (2 - gamma**2) / gamma**2, 1.0 + 1.5 - 0.4
         u = np.arcsinh(np.sqrt(d0**2 / k2))
@@ -350,7 +351,7 @@ def test_the_probability_of_an_explosion_is_that_of_the_theorem(shaped):
     assert "explode by this depth" in str(shaped)
 
 
-def test_a_chosen_shaped_setting_keeps_tokens_apart_as_the_closed_form_says(shaped):
+def test_shaped_choice_matches_the_closed_form(shaped):
     """P(d reaches a radius by the depth) by the limit's PDE, against a wide chain at the chosen γ and τ₀.
 
     A chain is seen at its layers alone, which moves the radius by exp(0.5826 σ), σ the deviation of log d in a layer
@@ -370,7 +371,7 @@ def test_a_chosen_shaped_setting_keeps_tokens_apart_as_the_closed_form_says(shap
     assert binomtest(reached, n, exact(replace(net, gamma=0.9), seen)).pvalue < ALPHA
 
 
-def test_a_shaped_patch_is_its_python(shaped):
+def test_shaped_python_applies_the_patch(shaped):
     namespace = {"model": SHAPED}
     exec(shaped.python(), namespace)
     assert namespace["model"] == replace(
@@ -378,7 +379,7 @@ def test_a_shaped_patch_is_its_python(shaped):
     )
 
 
-def test_settings_change_a_transformer_and_its_json(tmp_path):
+def test_settings_change_a_transformer(tmp_path):
     """Given as it is, as text, as an object and in a file; parts are given as JSON has them."""
     path = tmp_path / "net.json"
     path.write_text(lf.to_json(SHAPED), encoding="utf-8")
@@ -391,12 +392,12 @@ def test_settings_change_a_transformer_and_its_json(tmp_path):
             trials_of(what, START, None, None, {"gama": 0.1}, 2)
 
 
-def test_no_theorem_for_more_tokens_or_other_parts():
+def test_exact_numbers_are_empty_without_the_theorem():
     three = lf.Transformer(width=64, depth=4, gamma=0.3, attention=lf.ShapedAttention(tau0=1.0), mask="causal")
     trials, _ = trials_of(three, START, None, None, None, 2)
-    assert trials.beside({"gamma": 0.3, "tau0": 1.0}) == {}
+    assert trials.exact({"gamma": 0.3, "tau0": 1.0}) == {}
     trials, _ = trials_of(SHAPED, None, None, None, None, 3)
-    assert trials.beside({"gamma": 0.3, "tau0": 1.0}) == {}
+    assert trials.exact({"gamma": 0.3, "tau0": 1.0}) == {}
 
 
 # Bad input and the command
@@ -411,7 +412,7 @@ def test_no_theorem_for_more_tokens_or_other_parts():
         ({"knobs": "outputs"}, "there is no knob 'outputs'.*Nearest: output"),
         ({"knobs": "*.nothing.weight"}, "no random weight has such a name"),
         ({"knobs": ("output", "*.c_proj.weight")}, "both set transformer.h.0.attn.c_proj.weight"),
-        ({"grid": {"embedding": [1.0, 2.0]}}, "no knob of this design"),
+        ({"grid": {"embedding": [1.0, 2.0]}}, "not a knob of this design"),
         ({"grid": {"output": [0.0, 2.0]}}, "two or more positive numbers"),
         ({"grid": {"output": [0.0, 2.0]}, "samples": 3}, "two or more positive numbers"),
         ({"objective": {"corelation": (0, 1)}}, "an objective has correlation, stream"),
@@ -421,13 +422,13 @@ def test_no_theorem_for_more_tokens_or_other_parts():
         ({"tokens": 1}, "tokens must be"),
     ],
 )
-def test_bad_input_is_one_line(options, says):
+def test_design_refuses_bad_input(options, says):
     with pytest.raises(lf.InputError, match=says) as caught:
         lf.design(small(), **({"tokens": 5, "progress": False} | options))
     assert "\n" not in str(caught.value)
 
 
-def test_what_cannot_be_designed_is_refused(tmp_path):
+def test_design_refuses_other_subjects(tmp_path):
     with pytest.raises(lf.InputError, match="design takes a configuration"):
         lf.design(drawn(small(), 0, None))
     with pytest.raises(lf.InputError, match="design takes a configuration"):
@@ -436,7 +437,7 @@ def test_what_cannot_be_designed_is_refused(tmp_path):
         lf.design("gpt22")
     with pytest.raises(lf.InputError, match=r"or a limitformer\.Transformer; got ShapedAttention"):
         lf.design('{"kind": "ShapedAttention", "tau0": 1.0}')
-    with pytest.raises(lf.InputError, match="does not know effective"):
+    with pytest.raises(lf.InputError, match="chain has no effective"):
         lf.design(SHAPED, START, objective=Objective(gradient=None))
     small().save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").touch()
@@ -444,7 +445,7 @@ def test_what_cannot_be_designed_is_refused(tmp_path):
         lf.design(str(tmp_path))
 
 
-def test_ctrl_c_gives_the_region_so_far(monkeypatch):
+def test_ctrl_c_returns_the_partial_region(monkeypatch):
     from limitformer.designing import DesignInterrupted, trials
 
     calls = []
@@ -461,7 +462,7 @@ def test_ctrl_c_gives_the_region_so_far(monkeypatch):
     assert int((caught.value.partial["samples"] > 0).sum()) == 3
 
 
-def test_ctrl_c_in_the_command_keeps_the_region_so_far(monkeypatch, tmp_path):
+def test_ctrl_c_in_the_command_stores_the_partial_region(monkeypatch, tmp_path):
     from limitformer.designing import trials
 
     def values(self, setting, seed, samples):
@@ -478,10 +479,10 @@ def test_ctrl_c_in_the_command_keeps_the_region_so_far(monkeypatch, tmp_path):
 
 
 class Interrupting:
-    """Stands in for a method of trials: Ctrl-C comes at a call, once."""
+    """A replacement for a method of trials that raises Ctrl-C at one call."""
 
-    def __init__(self, honest, at):
-        self.honest, self.calls, self.at = honest, 0, at
+    def __init__(self, original, at):
+        self.original, self.calls, self.at = original, 0, at
 
     def __get__(self, trials, kind=None):
         return lambda *arguments: self.call(trials, *arguments)
@@ -490,7 +491,7 @@ class Interrupting:
         self.calls += 1
         if self.calls == self.at:
             raise KeyboardInterrupt
-        return self.honest(trials, *arguments)
+        return self.original(trials, *arguments)
 
 
 RESUMED = {
@@ -512,8 +513,8 @@ RESUMED = {
 
 
 @pytest.mark.parametrize("kind", RESUMED)
-def test_an_interrupted_design_resumes_with_the_same_bits(monkeypatch, tmp_path, kind):
-    """At every call: among the coarse cells, among the finer ones, and while the settings are judged."""
+def test_interrupted_design_resumes_with_the_same_bits(monkeypatch, tmp_path, kind):
+    """Ctrl-C comes among coarse cells, among finer cells, and during the evaluation."""
     from limitformer.designing import DesignInterrupted, trials
 
     what, options = RESUMED[kind]
@@ -523,11 +524,11 @@ def test_an_interrupted_design_resumes_with_the_same_bits(monkeypatch, tmp_path,
     whole = lf.design(what, **options, progress=False)
     assert count.calls > 4
     for at in (2, count.calls // 2, count.calls):
-        monkeypatch.setattr(part, "values", Interrupting(count.honest, at))
+        monkeypatch.setattr(part, "values", Interrupting(count.original, at))
         with pytest.raises(DesignInterrupted) as caught:
             lf.design(what, **options, progress=False)
         partial = lf.load(lf.save(caught.value.partial, tmp_path / f"{at}.nc"))
-        again = Interrupting(count.honest, None)
+        again = Interrupting(count.original, None)
         monkeypatch.setattr(part, "values", again)
         resumed = lf.design(what, **options, partial=partial, progress=False)
         assert again.calls < count.calls
@@ -535,60 +536,60 @@ def test_an_interrupted_design_resumes_with_the_same_bits(monkeypatch, tmp_path,
         assert (resumed.chosen.setting, resumed.chosen.values) == (whole.chosen.setting, whole.chosen.values)
 
 
-def test_finer_cells_that_were_looked_at_change_none_of_those_to_be_looked_at():
-    """Where no coarse cell is safe and a finer one is: a resumed search must look at the same cells."""
+def test_sampled_finer_cells_do_not_change_the_undecided_ones():
+    """No coarse cell is safe and a finer one is: a resumed search must sample the same cells."""
     from limitformer.designing.search import Region
 
     region = Region.over({"gamma": [0.1, 0.2, 0.4, 0.8]})
     for distance, place in enumerate(region.coarse, 1):
         region.samples[place], region.probability[place], region.distance[place] = 5, 0.0, 1 / distance
-    wanted = region.undecided()
-    assert wanted == [(5,)]
+    before = region.undecided()
+    assert before == [(5,)]
     region.samples[5], region.probability[5], region.safe[5] = 5, 1.0, True
-    assert region.undecided() == wanted
+    assert region.undecided() == before
 
 
 @pytest.mark.parametrize("changes", [{"seed": 1}, {"tokens": 3}, {"scan": 50}, {"risk": 0.2}], ids=str)
-def test_the_region_of_another_design_is_refused(monkeypatch, changes):
+def test_design_refuses_the_region_of_another_design(monkeypatch, changes):
     from limitformer.designing import DesignInterrupted, trials
 
     what, options = RESUMED["chain"]
-    honest = trials.ShapedTrials.values
-    monkeypatch.setattr(trials.ShapedTrials, "values", Interrupting(honest, 2))
+    original = trials.ShapedTrials.values
+    monkeypatch.setattr(trials.ShapedTrials, "values", Interrupting(original, 2))
     with pytest.raises(DesignInterrupted) as caught:
         lf.design(what, **options, progress=False)
-    monkeypatch.setattr(trials.ShapedTrials, "values", honest)
+    monkeypatch.setattr(trials.ShapedTrials, "values", original)
     with pytest.raises(lf.InputError, match="The interrupted design is another one: "):
         lf.design(what, **options | changes, partial=caught.value.partial, progress=False)
 
 
-def test_the_command_resumes_what_its_folder_keeps(monkeypatch, tmp_path):
+def test_command_resumes_from_its_folder(monkeypatch, tmp_path):
     from limitformer.designing import trials
 
     what, _ = RESUMED["chain"]
     arguments = ["design", lf.to_json(what), "--tokens", "2", "--knobs", "gamma", "--grid", "gamma=0.1,0.4"]
     arguments += ["--samples", "60", "--scan", "60"]
-    plain = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "whole")])
-    honest = trials.ShapedTrials.values
-    monkeypatch.setattr(trials.ShapedTrials, "values", Interrupting(honest, 2))
-    unkept = CliRunner().invoke(app, arguments)
-    assert unkept.exit_code == 130
-    assert "nothing was written. With --out FOLDER they are kept." in unkept.stderr
-    monkeypatch.setattr(trials.ShapedTrials, "values", Interrupting(honest, 2))
+    whole = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "whole")])
+    original = trials.ShapedTrials.values
+    monkeypatch.setattr(trials.ShapedTrials, "values", Interrupting(original, 2))
+    unsaved = CliRunner().invoke(app, arguments)
+    assert unsaved.exit_code == 130
+    assert "nothing was written. With --out FOLDER they are kept." in unsaved.stderr
+    monkeypatch.setattr(trials.ShapedTrials, "values", Interrupting(original, 2))
     stopped = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
     assert stopped.exit_code == 130
     assert "interrupted after 1 settings of 3" in stopped.stderr
-    monkeypatch.setattr(trials.ShapedTrials, "values", honest)
+    monkeypatch.setattr(trials.ShapedTrials, "values", original)
     other = CliRunner().invoke(app, [*arguments, "--seed", "5", "--out", str(tmp_path / "out")])
     assert other.exit_code == 2
     assert "another one: seed was 0, and is 5 now. Nearest: another folder." in other.stderr
     resumed = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
     assert resumed.exit_code == 0
-    assert "has 1 settings of an interrupted design, which goes on." in resumed.stderr
-    assert resumed.stdout.replace(str(tmp_path / "out"), "") == plain.stdout.replace(str(tmp_path / "whole"), "")
+    assert "has 1 settings of an interrupted design, which resumes." in resumed.stderr
+    assert resumed.stdout.replace(str(tmp_path / "out"), "") == whole.stdout.replace(str(tmp_path / "whole"), "")
 
 
-def test_the_command_writes_what_it_says(tmp_path):
+def test_command_writes_its_files(tmp_path):
     model = lf.to_json(replace(SHAPED, width=16, depth=6))
     arguments = ["design", model, "--tokens", "2", "--knobs", "gamma", "--grid", "gamma=0.1,0.4"]
     arguments += ["--samples", "60"]
@@ -613,7 +614,7 @@ def test_the_command_writes_what_it_says(tmp_path):
         (["gpt2", "--risk", "2"], "--risk must lie in (0, 1); got 2."),
     ],
 )
-def test_the_command_refuses_in_one_line(arguments, says):
+def test_design_command_refuses_bad_options(arguments, says):
     result = CliRunner().invoke(app, ["design", *arguments])
     assert result.exit_code == 2
     assert says in result.stderr

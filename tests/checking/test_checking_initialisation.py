@@ -1,4 +1,4 @@
-"""Initialisation, weight by weight: levels, power, and historical bugs planted in models of transformers."""
+"""Initialisation, weight by weight: levels, power, and known bugs inserted into models of transformers."""
 
 import functools
 import math
@@ -13,9 +13,9 @@ from torch import nn
 from initialisation_alarms import alarms, law_and_reference
 from limitformer.base.errors import InputError
 from limitformer.initialisation.bugs import BUGS
-from limitformer.initialisation.held import held
 from limitformer.initialisation.like_layers import outliers
 from limitformer.initialisation.lines import p_of_lines
+from limitformer.initialisation.summary import summarise
 from limitformer.initialisation.weight_by_weight import check_initialisation, initialisation
 from limitformer.initialisation.weight_tests import distance, even_moments, holm, p_values, pearson_tails
 from limitformer.weightless import laws
@@ -38,14 +38,14 @@ FAMILIES = {
 
 @functools.cache
 def law_of(family):
-    """Read before anything is planted."""
+    """Return the law of a family, read before any test changes its initialisation."""
     blueprint = blueprint_of(FAMILIES[family]())
-    reference, found = build_without_weights(blueprint, torch.float32)
-    return table_of(blueprint, reference, found), reference
+    reference, result = build_without_weights(blueprint, torch.float32)
+    return table_of(blueprint, reference, result), reference
 
 
 def built(family, seed=0):
-    """As transformers draws it."""
+    """Return a model of the family as transformers draws it."""
     law_of(family)
     torch.manual_seed(seed)
     return blueprint_of(FAMILIES[family]()).factory()
@@ -53,27 +53,27 @@ def built(family, seed=0):
 
 @functools.cache
 def outermost_of(family):
-    """The class whose `_init_weights` runs last, on itself."""
+    """Return the class whose `_init_weights` runs last, on itself."""
     return type(built(family))
 
 
 def checked(family, model, **options):
-    """Against the law of the family."""
+    """Check a model against the law of its family."""
     law, reference = law_of(family)
     return check_initialisation(model, law, reference=reference, **options)
 
 
 @torch.no_grad()
 def change(model, ending, operation):
-    """Apply it to all parameters whose names end so."""
-    found = [parameter for name, parameter in model.named_parameters() if name.endswith(ending)]
-    assert found
-    for parameter in found:
+    """Apply an operation to all parameters whose names have this ending."""
+    result = [parameter for name, parameter in model.named_parameters() if name.endswith(ending)]
+    assert result
+    for parameter in result:
         operation(parameter)
 
 
 def initialised_otherwise(monkeypatch, family, ending, operation):
-    """A model whose own `_init_weights` ends with this operation on the parameters of these names."""
+    """Return a model whose own `_init_weights` ends with this operation on the parameters of these names."""
     outermost = outermost_of(family)
     kind = next(k for k in outermost.__mro__ if "_init_weights" in vars(k))
     original = kind._init_weights
@@ -88,32 +88,32 @@ def initialised_otherwise(monkeypatch, family, ending, operation):
 
 
 def fan_out_uniform(weight):
-    """What torch.nn.Linear holds before anybody else draws."""
+    """Draw torch.nn.Linear's default."""
     nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
 
 
 def truncated(weight):
-    """At two standard deviations of .02, and not rescaled."""
+    """Draw a normal of std 0.02 truncated at two standard deviations, without rescaling."""
     nn.init.trunc_normal_(weight, std=0.02, a=-0.04, b=0.04)
 
 
 def large_first_third(weight):
-    """The queries of a fused projection in the order of GPT-2, (in, out)."""
+    """Enlarge the queries of a fused projection in the order of GPT-2, (in, out)."""
     weight[:, : weight.shape[1] // 3] *= 10
 
 
 def large_first_rows(weight):
-    """The queries of a fused projection in the order (out, in)."""
+    """Enlarge the queries of a fused projection in the order (out, in)."""
     weight[: weight.shape[0] // 3] *= 10
 
 
 def large_query_of_every_head(weight):
-    """Of GPT-NeoX: head by head, queries, keys and values."""
+    """Enlarge the queries of GPT-NeoX, which has queries, keys and values head by head."""
     weight.view(4, 3, 12, -1)[:, 0] *= 10
 
 
 SCALE = 1 / math.sqrt(2 * 4)
-PLANTED = [
+KNOWN_BUGS = [
     ("gpt2", "attn.c_proj.weight", lambda w: w.mul_(1 / SCALE), "residual-missing"),
     ("gpt2", "c_proj.weight", lambda w: w.mul_(1 / SCALE), "residual-missing"),
     ("llama", "up_proj.weight", lambda w: w.mul_(SCALE), "residual-wrong"),
@@ -143,19 +143,19 @@ PLANTED = [
 ]
 
 
-@pytest.mark.parametrize(("family", "ending", "operation", "bug"), PLANTED)
-def test_a_planted_bug_is_named_and_nothing_else(family, ending, operation, bug, monkeypatch):
+@pytest.mark.parametrize(("family", "ending", "operation", "bug"), KNOWN_BUGS)
+def test_known_bug_is_the_only_finding(family, ending, operation, bug, monkeypatch):
     model = initialised_otherwise(monkeypatch, family, ending, operation)
     report = checked(family, model)
-    planted = {name for name, _ in model.named_parameters() if name.endswith(ending)}
+    changed = {name for name, _ in model.named_parameters() if name.endswith(ending)}
     assert {finding.bug for finding in report.findings} == {TITLES[bug]}, str(report)
-    assert {name for finding in report.findings for name in finding.names} == planted
+    assert {name for finding in report.findings for name in finding.names} == changed
     assert not report.trained
     assert TITLES[bug] in report.summary
 
 
-def test_scaling_on_the_wrong_matrix_is_one_story(monkeypatch):
-    """Those that are scaled and should not be, and those that should be and are not."""
+def test_scaling_of_the_wrong_matrix_is_one_bug(monkeypatch):
+    """Matrices that are wrongly scaled, and those that lack the scaling, give one bug."""
     model = initialised_otherwise(monkeypatch, "gpt2", "c_proj.weight", lambda w: w.mul_(1 / SCALE))
     change(model, "c_fc.weight", lambda w: w.mul_(SCALE))
     report = checked("gpt2", model)
@@ -164,14 +164,14 @@ def test_scaling_on_the_wrong_matrix_is_one_story(monkeypatch):
 
 
 @pytest.mark.parametrize("garbage", [math.nan, 0.0, 3e30])
-def test_a_buffer_that_nobody_filled(garbage):
+def test_unfilled_rotary_buffer_is_found(garbage):
     model = built("llama")
     model.model.rotary_emb.inv_freq = torch.full_like(model.model.rotary_emb.inv_freq, garbage)
     (finding,) = checked("llama", model).findings
     assert (finding.bug, finding.names) == (TITLES["uninitialised"], ("model.rotary_emb.inv_freq",))
 
 
-def test_position_ids_that_nobody_filled():
+def test_unfilled_position_ids_are_found():
     model = built("bert")
     model.bert.embeddings.position_ids.zero_()
     (finding,) = checked("bert", model).findings
@@ -179,30 +179,30 @@ def test_position_ids_that_nobody_filled():
 
 
 @pytest.mark.parametrize("equal", [True, False])
-def test_a_head_that_is_not_tied(equal):
+def test_untied_head_is_found(equal):
     model = built("gpt2")
     head = model.lm_head.weight.detach().clone() if equal else torch.randn(96, 48) * 0.02
     model.lm_head.weight = nn.Parameter(head)
     (finding,) = checked("gpt2", model).findings
     assert (finding.kind, finding.bug) == ("broken tie", TITLES["dead"])
     assert set(finding.names) == {"transformer.wte.weight", "lm_head.weight"}
-    assert ("equal" in finding.held) is equal
+    assert ("equal" in finding.entries) is equal
 
 
-def test_a_new_tie_and_copies():
+def test_new_ties_and_copies_are_found():
     model = built("llama")
     layers = model.model.layers
     layers[1].mlp.up_proj.weight = layers[0].mlp.up_proj.weight
     change(layers[3], "mlp.gate_proj.weight", lambda w: w.copy_(layers[2].mlp.gate_proj.weight))
-    found = {finding.kind: finding.names for finding in checked("llama", model).findings}
-    assert found == {
+    result = {finding.kind: finding.names for finding in checked("llama", model).findings}
+    assert result == {
         "new tie": ("model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"),
         "copies": ("model.layers.2.mlp.gate_proj.weight", "model.layers.3.mlp.gate_proj.weight"),
     }
 
 
-def test_copies_of_the_modules_own_code_are_no_finding():
-    """nn.TransformerEncoder begins with equal layers: its law says so; without a law it is worth a word."""
+def test_copies_by_the_code_of_the_module_are_not_findings():
+    """nn.TransformerEncoder begins with equal layers, as its law says; without a law they are a finding."""
 
     def encoder():
         layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
@@ -212,7 +212,7 @@ def test_copies_of_the_modules_own_code_are_no_finding():
     assert {finding.kind for finding in initialisation(encoder()).findings} == {"copies"}
 
 
-def test_dead_rows_and_an_overwritten_padding_row():
+def test_dead_rows_and_overwritten_padding_are_found():
     model = built("llama")
     change(model, "layers.1.mlp.up_proj.weight", lambda w: w[5:9].zero_())
     (finding,) = checked("llama", model).findings
@@ -229,45 +229,45 @@ def test_dead_rows_and_an_overwritten_padding_row():
 
 
 def equal_heads(weight):
-    """The first head's queries in the place of the second's, of rows (out, in)."""
+    """Copy the first head's queries to the second's, in rows (out, in)."""
     weight[12:24] = weight[:12]
 
 
 def half_rank(weight):
-    """A product of two Gaussian matrices, with the std that the law says."""
+    """Write a product of two Gaussian matrices, with the std of the law."""
     out, into = weight.shape
     weight.copy_(torch.randn(out, min(out, into) // 2) @ torch.randn(min(out, into) // 2, into))
     weight.mul_(0.02 / weight.std())
 
 
-@pytest.mark.parametrize("planted", [equal_heads, half_rank])
-def test_equal_heads_and_a_low_rank_are_found(planted):
-    """Every entry by itself is as the law says; the twin is the same model before."""
+@pytest.mark.parametrize("operation", [equal_heads, half_rank])
+def test_equal_heads_and_a_low_rank_are_found(operation):
+    """Every single entry follows the law; the wrong twin is the same model before the change."""
     model, name = built("llama"), "model.layers.2.self_attn.q_proj.weight"
     assert not checked("llama", model).findings
-    change(model, name, planted)
+    change(model, name, operation)
     (finding,) = checked("llama", model).findings
     assert (finding.kind, finding.names) == ("lines", (name,))
 
 
-def test_lines_of_independent_entries_have_their_level_and_others_none_of_it():
-    """Normal and lopsided entries at two shapes: of 200 no level is exceeded by 3.5 standard errors."""
+def test_line_test_has_its_level_and_power():
+    """Among 200 normal or lopsided matrices, no level is exceeded by 3.5 standard errors."""
     generator = np.random.default_rng(3)
     for name, shape in (("normal", (40, 30)), ("lopsided", (30, 300)), ("uniform", (64, 48))):
         law = LAWS[name]
         p = np.array([p_of_lines(entries(law, shape, generator), law) for _ in range(200)])
         for level in (0.5, 0.1, 0.02):
             assert (p <= level).mean() <= level + 3.5 * math.sqrt(level * (1 - level) / len(p)), (name, level)
-        assert (p <= 0.5).mean() > 0.14  # rows and columns see much the same, and are counted as two
+        assert (p <= 0.5).mean() > 0.14  # rows and columns are correlated, but counted as two
         twin = entries(law, shape, generator) - law.mean
-        twin[: shape[0] // 2] += twin[shape[0] // 2 :]  # rows by two are alike, and none is equal
+        twin[: shape[0] // 2] += twin[shape[0] // 2 :]  # pairs of rows are correlated, and none is equal
         assert p_of_lines(twin + law.mean, law) < 1e-3
     exact = entries(LAWS["uniform"], (64, 48), generator)
     exact[:, 7] = exact[:, 40]
     assert p_of_lines(exact, LAWS["uniform"]) == 0
 
 
-def test_one_layer_of_many_is_named_with_and_without_a_law():
+def test_single_odd_layer_is_found_with_and_without_a_law():
     model = built("llama")
     name = "model.layers.2.mlp.up_proj.weight"
     change(model, name, lambda w: w.mul_(1.5))
@@ -277,7 +277,7 @@ def test_one_layer_of_many_is_named_with_and_without_a_law():
 
 
 def trained(family, steps):
-    """For so many steps of Adam on one batch of tokens."""
+    """Return a model after some steps of Adam on one batch of tokens."""
     model = built(family)
     tokens = torch.randint(96, (4, 20), generator=torch.Generator().manual_seed(1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
@@ -289,7 +289,7 @@ def trained(family, steps):
 
 
 @pytest.mark.parametrize(("family", "steps"), [("gpt2", 1), ("gpt2", 20), ("llama", 20), ("gemma", 20)])
-def test_a_trained_model_is_said_to_be_one(family, steps):
+def test_trained_model_is_recognised(family, steps):
     model = trained(family, steps)
     report = checked(family, model)
     assert report.trained
@@ -302,41 +302,41 @@ def test_a_trained_model_is_said_to_be_one(family, steps):
     assert (finding.names, finding.kind) == ((name,), "dead")
 
 
-def test_one_factor_in_everything_is_one_finding():
+def test_common_factor_is_one_finding():
     config = FAMILIES["llama"]()
     config.initializer_range = 0.026
     torch.manual_seed(0)
     report = checked("llama", blueprint_of(config).factory())
     (finding,) = report.findings
     assert finding.kind == "scale"
-    assert finding.held.startswith("std 1.3")
+    assert finding.entries.startswith("std 1.3")
 
 
 # Levels and power
 
 
 def test_false_alarms_are_within_the_level():
-    """Twenty models of three families at 10 %, in 16 bits too: as many of 60 as a level kept has once in 400 times."""
+    """Twenty models of three families at 10 %, also in 16 bits; the bound is exceeded once in 400 times."""
     kinds = [("gpt2", torch.float32), ("modernbert", torch.bfloat16), ("torch", torch.float16)]
     number = sum(len(alarms(name, range(20), dtype, level=0.1)) for name, dtype in kinds)
     assert number <= stats.binom.isf(0.0025, 60, 0.1)
 
 
-def test_the_std_of_one_small_matrix_is_known_to_a_few_percent():
-    """Of 64×64 its standard error is 1.1 %; the corrected level is 4.2 of them, so that 5 % is found in most draws."""
+def test_spread_test_detects_five_percent():
+    """The standard error of a 64×64 std is 1.1 %, and the corrected level 4.2 of them."""
     law, generator = laws.normal(0.02), torch.Generator().manual_seed(1)
-    found = {}
+    result = {}
     for factor in (1.0, 1.02, 1.05, 1.08):
-        draws = [held(0.02 * factor * torch.randn(64, 64, generator=generator)) for _ in range(40)]
-        found[factor] = np.mean([p_values(each, law)["spread"] < 0.01 / 200 for each in draws])
-    assert found[1.0] == 0
-    assert found[1.02] < 0.2
-    assert 0.4 < found[1.05] < 0.9
-    assert found[1.08] == 1
+        draws = [summarise(0.02 * factor * torch.randn(64, 64, generator=generator)) for _ in range(40)]
+        result[factor] = np.mean([p_values(each, law)["spread"] < 0.01 / 200 for each in draws])
+    assert result[1.0] == 0
+    assert result[1.02] < 0.2
+    assert 0.4 < result[1.05] < 0.9
+    assert result[1.08] == 1
 
 
-def test_a_single_query_that_is_ten_times_too_large_stands_out_of_a_report():
-    """One layer of four: named, with the layer."""
+def test_single_large_query_is_found():
+    """The finding names the layer, one of four."""
     model = built("llama")
     change(model, "layers.3.self_attn.q_proj.weight", lambda w: w.mul_(10))
     (finding,) = checked("llama", model).findings
@@ -352,7 +352,7 @@ LAWS = {
 
 
 def entries(law, shape, generator):
-    """Drawn by scipy: the second route."""
+    """Draw entries by scipy, the second route."""
     size = tuple(shape)
     if law.kind == laws.NORMAL:
         values = generator.normal(law.shift, law.scale, size)
@@ -367,19 +367,19 @@ def entries(law, shape, generator):
 @pytest.mark.parametrize("name", list(LAWS))
 @pytest.mark.parametrize("size", [6, 300])
 def test_p_values_are_uniform_under_the_law_and_small_under_another(name, size):
-    """No level is exceeded by 3.5 standard errors of 250 draws, and mean and shape use theirs up."""
+    """No level is exceeded by 3.5 standard errors of 250 draws; mean and shape exhaust theirs."""
     law, generator = LAWS[name], np.random.default_rng(5)
-    each = [p_values(held(entries(law, (size,), generator)), law) for _ in range(250)]
+    each = [p_values(summarise(entries(law, (size,), generator)), law) for _ in range(250)]
     for test in ("mean", "spread", "shape", "range"):
-        p = np.array([found[test] for found in each])
+        p = np.array([result[test] for result in each])
         for level in (0.5, 0.1, 0.01):
             assert (p <= level).mean() <= level + 3.5 * math.sqrt(level * (1 - level) / len(p)), (test, level)
         assert test == "range" or (test == "spread" and size < 300) or (p <= 0.5).mean() > 0.4
     twin = law.times(2.0)
-    assert p_values(held(entries(twin, (300,), generator)), law)["spread"] < 1e-6
+    assert p_values(summarise(entries(twin, (300,), generator)), law)["spread"] < 1e-6
 
 
-def test_moments_of_laws_and_tails_are_scipys():
+def test_moments_and_tails_match_scipy():
     for law in LAWS.values():
         g = {
             laws.NORMAL: stats.norm(),
@@ -394,36 +394,36 @@ def test_moments_of_laws_and_tails_are_scipys():
         )
 
 
-def test_distance_is_scipys_and_rounding_does_not_change_it():
+def test_distance_matches_scipy_and_ignores_rounding():
     law, values = laws.normal(0.02), 0.02 * torch.randn(9000, generator=torch.Generator().manual_seed(2))
     exact = stats.kstest(values.double().numpy(), "norm", (0, 0.02), method="asymp").statistic
-    assert distance(held(values), law) == pytest.approx(exact, abs=1e-6)
+    assert distance(summarise(values), law) == pytest.approx(exact, abs=1e-6)
     coarse = values.bfloat16().float()
     naive = stats.kstest(coarse.double().numpy(), "norm", (0, 0.02), method="asymp").statistic
-    assert distance(held(coarse), law) <= exact + 1e-6
+    assert distance(summarise(coarse), law) <= exact + 1e-6
     assert naive > exact + 1e-4
 
 
-def test_moments_of_a_large_tensor_without_its_fixed_rows():
+def test_summary_of_a_large_tensor_skips_fixed_rows():
     values = 3 + 0.01 * torch.randn(3000, 700, generator=torch.Generator().manual_seed(4))
     values[[2, 2990]] = 50.0
-    found = held(values, (2, 2990))
-    kept = np.delete(values.double().numpy(), [2, 2990], 0)
-    assert found.count == kept.size
-    assert (found.mean, found.std) == pytest.approx((kept.mean(), kept.std()), rel=1e-10)
-    assert found.kurtosis == pytest.approx(stats.kurtosis(kept, axis=None, fisher=False), rel=1e-9)
-    assert found.high == kept.max()
-    assert found.sample.max() < 4
-    assert len(found.sample) == pytest.approx(2**14, rel=0.01)
+    result = summarise(values, (2, 2990))
+    rest = np.delete(values.double().numpy(), [2, 2990], 0)
+    assert result.count == rest.size
+    assert (result.mean, result.std) == pytest.approx((rest.mean(), rest.std()), rel=1e-10)
+    assert result.kurtosis == pytest.approx(stats.kurtosis(rest, axis=None, fisher=False), rel=1e-9)
+    assert result.high == rest.max()
+    assert result.sample.max() < 4
+    assert len(result.sample) == pytest.approx(2**14, rel=0.01)
 
 
-def test_like_layers_have_their_level_drawn_and_trained():
-    """Of 60 sets of three groups of layers at 5 %, those with alarms; a layer that is 20 times the others is named."""
+def test_like_layer_test_has_its_level():
+    """Among 60 sets of three groups at 5 %, alarms are rare; a layer 20 times the others is found."""
     generator, count = np.random.default_rng(0), {"drawn": 0, "trained": 0}
     for _ in range(60):
         for kind, spread in (("drawn", 0.0), ("trained", 0.3)):
             layers = {
-                f"h.{i}.{part}": held(
+                f"h.{i}.{part}": summarise(
                     torch.from_numpy(math.exp(spread * generator.normal()) * generator.normal(size=90))
                 )
                 for part in "abc"
@@ -431,11 +431,11 @@ def test_like_layers_have_their_level_drawn_and_trained():
             }
             count[kind] += bool(outliers(layers, 0.05))
     assert max(count.values()) <= stats.binom.isf(1e-3, 60, 0.05)
-    layers["h.2.a"] = held(torch.from_numpy(20 * generator.normal(size=90)))
+    layers["h.2.a"] = summarise(torch.from_numpy(20 * generator.normal(size=90)))
     assert "h.2.a" in [each.name for each in outliers(layers, 0.05)]
 
 
-def test_holm_is_the_textbooks():
+def test_holm_matches_the_textbook():
     assert holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}) == pytest.approx(
         {"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06}
     )
@@ -444,7 +444,7 @@ def test_holm_is_the_textbooks():
 # Report and errors
 
 
-def test_the_table_has_every_weight_and_its_numbers():
+def test_dataset_has_every_weight():
     model = built("bert")
     report = initialisation(model)
     data = report.dataset()
@@ -460,7 +460,7 @@ def test_the_table_has_every_weight_and_its_numbers():
     assert report.summary == f"all {len(report.weights)} weights as the law says"
 
 
-def test_a_report_fits_a_screen():
+def test_initialisation_report_fits_a_screen():
     model = built("llama")
     for k, (_, parameter) in enumerate(model.named_parameters()):
         if k % 3:
@@ -469,7 +469,7 @@ def test_a_report_fits_a_screen():
 
 
 def test_parameters_of_any_shape_and_type_are_read():
-    """Of no entries, of one, of whole numbers, of many dimensions and not in the order of memory."""
+    """Parameters may have no entries, one, whole numbers, many dimensions, or another order in memory."""
 
     class Odd(nn.Module):
         def __init__(self):
@@ -497,7 +497,7 @@ def test_parameters_of_any_shape_and_type_are_read():
         ),
     ],
 )
-def test_errors_say_what_came(call, message):
+def test_initialisation_refuses_bad_input(call, message):
     with pytest.raises(InputError, match=message):
         call()
 

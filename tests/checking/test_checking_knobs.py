@@ -1,4 +1,4 @@
-"""Knobs of `limitformer.design`: which weights they find in each family, and that these do what the knob says."""
+"""Knobs of `limitformer.design`: their weights in each family, and their effect."""
 
 import pytest
 import torch
@@ -23,8 +23,8 @@ def knobs(config, *names):
 
 
 def weights_of(name, family):
-    found = Weightless(blueprint_of(CONFIGS[family]()), torch.float32, torch.device("cpu"))
-    return factor_knob(name, found).weights
+    result = Weightless(blueprint_of(CONFIGS[family]()), torch.float32, torch.device("cpu"))
+    return factor_knob(name, result).weights
 
 
 FAMILIES = {  # matrices whose product is added to the stream, one kind each
@@ -41,8 +41,8 @@ FAMILIES = {  # matrices whose product is added to the stream, one kind each
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_outputs_are_what_is_added_to_the_stream(family):
-    """By the names of each family; and by gradients: with these at 0 the stream is not moved."""
+def test_output_knob_has_the_last_matrices_of_branches(family):
+    """The names of each family are listed by hand."""
     weights = weights_of("output", family)
     kinds = {".".join(name.removesuffix(".weight").split(".")[-3:]) for name in weights}
     ends = {end for end in FAMILIES[family] if any(f".{kind}".endswith(f".{end}") for kind in kinds)}
@@ -51,8 +51,8 @@ def test_outputs_are_what_is_added_to_the_stream(family):
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gpt_neox", "mixtral", "qwen3"])
-def test_without_its_outputs_a_pre_norm_network_does_nothing(family):
-    """Second route: the drawn network, with these weights at zero, gives back what it was given."""
+def test_zero_outputs_make_a_pre_norm_network_the_identity(family):
+    """Second route: a drawn network with these weights at zero returns its input."""
     config = CONFIGS[family]()
     weights = weights_of("output", family)
     torch.manual_seed(0)
@@ -68,41 +68,41 @@ def test_without_its_outputs_a_pre_norm_network_does_nothing(family):
     assert torch.equal(hidden[0], hidden[-1])
 
 
-def test_the_logits_knob_multiplies_the_deviation_of_logits():
-    """In the first block, to which nothing else leads: by the factor itself, not its square."""
+def test_logits_knob_multiplies_the_deviation_of_logits():
+    """The first block's logits, which nothing else changes, scale with the factor, not its square."""
     config = CONFIGS["llama"]()
     trials, _ = trials_of(config, None, ["logits"], Objective(gradient=None), None, 6)
     deviations = [float(trials.report({"logits": value}, 3).curves["logit_std"][:, 0].mean()) for value in (1.0, 0.5)]
     assert abs(deviations[1] / deviations[0] - 0.5) < 1e-4
 
 
-def test_a_knob_that_a_family_has_not_is_named():
-    with pytest.raises(lf.InputError, match=r"gpt2 has no knob logits: .* no matrices of their own"):
+def test_missing_knob_is_refused():
+    with pytest.raises(lf.InputError, match=r"gpt2 has no knob logits: .* not separate matrices"):
         knobs(CONFIGS["gpt2"](), "logits")
     with pytest.raises(lf.InputError, match="has no knob embedding"):
         knobs(CONFIGS["vit"](), "embedding")
 
 
 @pytest.mark.parametrize(("family", "name"), [("qwen3", "logits"), ("gemma2", "output"), ("bert", "embedding")])
-def test_what_is_normalised_at_once_is_no_knob(family, name):
-    assert weights_of(name, family)  # they are there
+def test_normalised_product_is_not_a_knob(family, name):
+    assert weights_of(name, family)  # the weights exist
     with pytest.raises(lf.InputError, match=f"has no knob {name}: what it multiplies is normalised at once"):
         knobs(CONFIGS[family](), name)
 
 
-def test_the_usual_knobs_are_those_that_a_family_has():
+def test_default_knobs_depend_on_the_family():
     usual = [trials_of(CONFIGS[name](), None, None, None, None, 5)[0].knobs for name in ("llama", "gemma2")]
     assert [[knob.name for knob in each] for each in usual] == [["initializer_range", "output"], ["initializer_range"]]
 
 
-def test_embeddings_are_tables_outside_the_blocks():
+def test_embedding_knob_has_the_tables_outside_the_blocks():
     weights = weights_of("embedding", "bert")
     tables = ("word_embeddings", "position_embeddings", "token_type_embeddings")
     assert sorted(weights) == sorted(f"bert.embeddings.{name}.weight" for name in tables)
 
 
 def test_padding_rows_stay_zero_when_embeddings_are_scaled():
-    """In the lines to paste and in the law: an override by a standard deviation alone would draw them."""
+    """The pasted lines and the law keep these rows; an override by a standard deviation would draw them."""
     namespace = {}
     exec(PYTHON.format(fields=block("FIELDS", []), factors='FACTORS = {"bert.embeddings.*.weight": 4.0}'), namespace)
     model = transformers.BertForMaskedLM(CONFIGS["bert"]())
@@ -116,7 +116,7 @@ def test_padding_rows_stay_zero_when_embeddings_are_scaled():
     assert abs(laws[0].std - 0.8) < 1e-12
 
 
-def test_patterns_are_full_names_where_short_ones_would_match_more():
+def test_patterns_fall_back_to_full_names():
     """`layer.*.output.dense` matches `layer.0.attention.output.dense` too."""
     law = normal(0.02)
     every = ["layer.0.output.dense", "layer.0.attention.output.dense", "layer.1.output.dense"]
@@ -127,7 +127,7 @@ def test_patterns_are_full_names_where_short_ones_would_match_more():
     assert set(whole) == {"layer.*.output.dense", "layer.*.attention.output.dense"}
 
 
-def test_a_field_that_the_code_does_not_heed_is_no_knob(monkeypatch):
+def test_unread_field_is_not_a_knob(monkeypatch):
     from limitformer.designing import trials
 
     config = CONFIGS["gpt2"]()

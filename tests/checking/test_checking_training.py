@@ -1,4 +1,4 @@
-"""Looks at a network that trains: the training's bits stay the same, and every look is that of a check."""
+"""Looks at a network that trains: the bits of the training stay the same, and each look equals a check."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def network():
 
 
 def trained(steps, looks=None):
-    """A plain loop with dropout, whose weights depend on every random number."""
+    """Train in a loop with dropout, so that the weights depend on every random number."""
     model = network().train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
     torch.manual_seed(4)
@@ -41,59 +41,59 @@ def trained(steps, looks=None):
     if looks is None:
         loop(lambda: None)
         return model, None
-    with Looks(model, tokens=6, samples=2, **looks) as seen:
-        loop(seen.step)
-    return model, seen
+    with Looks(model, tokens=6, samples=2, **looks) as watch:
+        loop(watch.step)
+    return model, watch
 
 
 def test_looks_change_no_bit_of_the_training():
-    plain, _ = trained(6)
-    watched, seen = trained(6, {"every": 2})
+    model, _ = trained(6)
+    watched, looks = trained(6, {"every": 2})
     assert all(
-        torch.equal(a, b) for a, b in zip(plain.state_dict().values(), watched.state_dict().values(), strict=True)
+        torch.equal(a, b) for a, b in zip(model.state_dict().values(), watched.state_dict().values(), strict=True)
     )
-    assert list(seen.reports) == [0, 2, 4, 6]
+    assert list(looks.reports) == [0, 2, 4, 6]
     assert watched.training
 
 
-def test_every_look_is_a_check_and_the_last_stands_beside_the_first(tmp_path):
-    model, seen = trained(5, {"every": 2, "out": tmp_path})
-    data = seen.dataset()
+def test_each_look_equals_a_check(tmp_path):
+    model, looks = trained(5, {"every": 2, "out": tmp_path})
+    data = looks.dataset()
     assert data.step_of_training.values.tolist() == [0, 2, 4, 5]
     for step, one in ((0, network()), (5, model)):
         direct = lf.check(one, tokens=6, law=False, progress=False).curves
         np.testing.assert_allclose(data["correlation"].sel(step_of_training=step), direct["correlation"][0], rtol=1e-6)
         np.testing.assert_allclose(data["gradient"].sel(step_of_training=step), direct["gradient"][0], rtol=1e-6)
-    assert seen.last.against.name == "first look"
-    assert seen.last.band is not None
+    assert looks.last.against.name == "first look"
+    assert looks.last.band is not None
     files = {"looks.nc", *(f"check.{ending}" for ending in ("html", "png", "nc", "json"))}
     assert {path.name for path in tmp_path.iterdir()} == files
     assert lf.load(tmp_path / "looks.nc").sizes["step_of_training"] == 4
 
 
-def test_changes_are_from_look_to_look():
-    _, seen = trained(4, {"every": 2})
-    found, data = seen.changes(), seen.dataset()
+def test_changes_compare_consecutive_looks():
+    _, looks = trained(4, {"every": 2})
+    result, data = looks.changes(), looks.dataset()
     size = data["size"].values
     direct = np.abs(np.log(size[1:] / size[:-1])).max(1)
-    np.testing.assert_allclose(found["size"], direct, rtol=1e-6)
+    np.testing.assert_allclose(result["size"], direct, rtol=1e-6)
     rho = data["correlation"].values
-    np.testing.assert_allclose(found["correlation"], np.abs(rho[1:] - rho[:-1]).max(1), rtol=1e-6)
+    np.testing.assert_allclose(result["correlation"], np.abs(rho[1:] - rho[:-1]).max(1), rtol=1e-6)
 
 
-def broken_off(model, folder):
+def interrupted_loop(model, folder):
     with Looks(model, tokens=6, samples=2, every=1, out=folder) as looks:
         looks.step()
         raise KeyboardInterrupt
 
 
-def test_a_loop_that_is_broken_off_loses_nothing(tmp_path):
+def test_interrupted_loop_writes_its_looks(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        broken_off(network(), tmp_path)
+        interrupted_loop(network(), tmp_path)
     assert lf.load(tmp_path / "looks.nc").step_of_training.values.tolist() == [0, 1]
 
 
-def test_the_trainers_callback_looks_where_it_is_due(tmp_path):
+def test_trainer_callback_looks_at_its_steps(tmp_path):
     data = [{"input_ids": torch.randint(3, 40, (8,)), "labels": torch.randint(3, 40, (8,))} for _ in range(24)]
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path / "run"), max_steps=5, per_device_train_batch_size=2, report_to=[], use_cpu=True,
@@ -107,6 +107,6 @@ def test_the_trainers_callback_looks_where_it_is_due(tmp_path):
 
 
 @pytest.mark.parametrize(("options", "message"), [({"every": 0}, "every must"), ({"out": "/proc/none"}, "/proc/none")])
-def test_bad_arguments_are_refused_before_any_step(options, message):
+def test_looks_refuse_bad_arguments(options, message):
     with pytest.raises(lf.InputError, match=message):
         Looks(network(), **options)

@@ -1,4 +1,4 @@
-"""Folders of checkpoints: sound ones are measured as they are, hostile ones end in one line and run nothing."""
+"""Folders of checkpoints: sound ones are measured as they are; hostile ones raise one line and run nothing."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from limitformer.checking.folder import load
 from limitformer.checking.tokenizer import FolderTokenizer
 from limitformer.cli.app import app
 from limitformer.hf import ShapedTransformerConfig, ShapedTransformerForMaskedLM, Shaping, load_shaped, shape_model
-from limitformer.weightless.models import config_from
+from limitformer.weightless.configurations import config_from
 
 SRC = Path(lf.__file__).parents[1]
 TESTS = Path(hostile.__file__).parent
@@ -31,7 +31,7 @@ TESTS = Path(hostile.__file__).parent
 
 @pytest.fixture(scope="session")
 def sound(tmp_path_factory):
-    """A small GPT-2, as `save_pretrained` writes it."""
+    """Return the folder of a small GPT-2, as `save_pretrained` writes it."""
     folder = tmp_path_factory.mktemp("sound") / "model"
     small().save_pretrained(folder)
     return folder
@@ -39,12 +39,12 @@ def sound(tmp_path_factory):
 
 @pytest.fixture
 def folder(sound, tmp_path):
-    """A copy of it."""
+    """Return a copy of the sound folder."""
     return Path(shutil.copytree(sound, tmp_path / "model"))
 
 
 def loaded_from(folder):
-    """The network alone, all of whose weights are read."""
+    """Load a folder all of whose weights are read."""
     module, unread = load(folder)
     assert unread == ()
     return module
@@ -54,12 +54,12 @@ def checked(what, text=None, **options):
     return lf.check(what, text, **({"tokens": 6, "samples": 2, "law": False, "progress": False} | options))
 
 
-def test_there_are_many_hostile_folders():
+def test_hostile_folders_are_many():
     assert len(CASES) >= 80
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_hostile_folder_is_one_line_and_runs_nothing(name, folder, tmp_path, monkeypatch):
+def test_hostile_folder_raises_one_line_and_runs_nothing(name, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     change, says = CASES[name]
     change(folder)
@@ -73,7 +73,6 @@ def test_a_hostile_folder_is_one_line_and_runs_nothing(name, folder, tmp_path, m
 
 
 def same_numbers(folder, module):
-    """Whether the folder's curves are those of the module."""
     one, other = checked(folder).curves, checked(module).curves
     return all(np.allclose(one[name], other[name], rtol=1e-5, atol=1e-7, equal_nan=True) for name in one)
 
@@ -91,44 +90,44 @@ SOUND = {
 }
 
 
-def test_a_pooler_beside_a_language_model_is_named_and_changes_nothing(folder):
-    """The file of roberta-base, which fits no class whole; every weight of the class is there."""
+def test_unread_pooler_is_reported_and_changes_nothing(folder):
+    """The file of roberta-base fits no class whole, but holds every weight of the class."""
     module = hostile.as_roberta(folder).eval()
-    found, unread = load(folder)
+    loaded, unread = load(folder)
     assert unread == ("roberta.pooler.dense.bias", "roberta.pooler.dense.weight")
     for key, each in module.state_dict().items():
-        assert torch.equal(found.state_dict()[key], each), key
+        assert torch.equal(loaded.state_dict()[key], each), key
     assert same_numbers(folder, module)
     assert "not read, as the class" in str(checked(folder))
     assert "roberta.pooler.dense.bias" in str(checked(folder))
     assert "not read" not in str(checked(module))
 
 
-def test_weights_that_are_not_numbers_have_a_verdict(folder):
+def test_nan_weights_have_a_verdict(folder):
     hostile.save(folder, {name: each * torch.nan for name, each in hostile.tensors(folder).items()})
     report = checked(folder, gradients=False)
     assert report.grade == "broken"
     assert "not finite" in {one.name for one in report.verdicts}
 
 
-def test_a_folder_to_write_into_has_a_name(folder):
-    found = CliRunner().invoke(app, ["check", str(folder), "--out", ""])
-    assert found.exit_code == 2
-    assert "--out must be a folder" in found.output
+def test_command_refuses_an_empty_output_folder(folder):
+    result = CliRunner().invoke(app, ["check", str(folder), "--out", ""])
+    assert result.exit_code == 2
+    assert "--out must be a folder" in result.output
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_a_sound_folder_holds_the_module_that_was_saved(name, tmp_path):
+def test_loaded_folder_equals_the_saved_module(name, tmp_path):
     module = SOUND[name]().eval()
     module.save_pretrained(tmp_path)
-    found = loaded_from(tmp_path)
-    assert type(found) is type(module)
+    loaded = loaded_from(tmp_path)
+    assert type(loaded) is type(module)
     for key, each in module.state_dict().items():
-        assert torch.equal(found.state_dict()[key], each), key
+        assert torch.equal(loaded.state_dict()[key], each), key
     assert same_numbers(tmp_path, module)
 
 
-def test_parts_and_files_of_torch_hold_the_same(folder):
+def test_shards_and_torch_files_load_the_same_weights(folder):
     module = small()
     whole = loaded_from(folder).state_dict()
     module.save_pretrained(folder / "parts", max_shard_size="8KB")
@@ -138,19 +137,19 @@ def test_parts_and_files_of_torch_hold_the_same(folder):
     torch.save(load_file(old / SAFE), old / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     (old / SAFE).unlink()
     for name in ("parts", "torch", "old"):
-        found = loaded_from(folder / name).state_dict()
-        assert all(torch.equal(found[key], each) for key, each in whole.items()), name
+        loaded = loaded_from(folder / name).state_dict()
+        assert all(torch.equal(loaded[key], each) for key, each in whole.items()), name
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_weights_of_other_real_types_lose_nothing(dtype, folder):
+def test_other_real_types_load_without_loss(dtype, folder):
     module = small().to(dtype)
     module.save_pretrained(folder)
-    found = loaded_from(folder)
-    wanted = torch.float64 if dtype == torch.float64 else torch.float32
+    loaded = loaded_from(folder)
+    expected = torch.float64 if dtype == torch.float64 else torch.float32
     for key, each in module.state_dict().items():
-        assert found.state_dict()[key].dtype == wanted
-        assert torch.equal(found.state_dict()[key], each.to(wanted)), key
+        assert loaded.state_dict()[key].dtype == expected
+        assert torch.equal(loaded.state_dict()[key], each.to(expected)), key
     assert np.isfinite(checked(folder).curves["loss"]).all()
 
 
@@ -164,13 +163,13 @@ def test_shaped_models_are_loaded(folder):
 
 
 @pytest.mark.parametrize("kind", [transformers.GPT2LMHeadModel, transformers.BertForMaskedLM])
-def test_a_shaped_folder_has_the_loss_of_its_class(kind, tmp_path):
-    """And not of its own name, whatever that is."""
+def test_shaped_folder_has_the_loss_of_its_class(kind, tmp_path):
+    """The name of the folder does not matter."""
     folder = tmp_path / "MaskedLM" / "good"
     shape_model(small(kind), Shaping()).save_pretrained(folder)
-    found, same = checked(str(folder)), checked(load_shaped(folder))
-    assert found.about["loss"] == same.about["loss"] == "cross-entropy"
-    assert float(found.curves["loss"].squeeze()) == float(same.curves["loss"].squeeze())
+    report, same = checked(str(folder)), checked(load_shaped(folder))
+    assert report.about["loss"] == same.about["loss"] == "cross-entropy"
+    assert float(report.curves["loss"].squeeze()) == float(same.curves["loss"].squeeze())
 
 
 UNTIED = {  # a weight that the class ties, stored with other values
@@ -182,7 +181,7 @@ UNTIED = {  # a weight that the class ties, stored with other values
 
 
 @pytest.mark.parametrize("name", UNTIED)
-def test_a_trained_network_may_hold_apart_what_its_law_ties(name, tmp_path):
+def test_trained_network_may_untie_weights(name, tmp_path):
     kind, key = UNTIED[name]
     module = small(kind) if isinstance(kind, type) else kind()
     with torch.no_grad():
@@ -198,22 +197,22 @@ def test_a_trained_network_may_hold_apart_what_its_law_ties(name, tmp_path):
     assert f"held apart, though the law ties them to others: {key}" in report.remarks()
 
 
-def test_code_beside_a_shaped_model_is_not_run(folder, monkeypatch):
-    """`load_shaped` itself, which refuses nothing here: the class is the library's."""
+def test_code_in_a_shaped_folder_is_not_run(folder, monkeypatch):
+    """`load_shaped` refuses nothing here: the class is the library's."""
     shape_model(small(), Shaping()).save_pretrained(folder)
     hostile.config(folder, **CODE)
     (folder / "evil.py").write_text("raise SystemError")
-    monkeypatch.setattr("sys.stdin", None)  # which nobody asks
+    monkeypatch.setattr("sys.stdin", None)  # any question would fail
     assert type(load_shaped(folder)) is transformers.GPT2LMHeadModel
 
 
-def test_buffers_that_older_versions_wrote_are_no_weights(folder):
-    found = hostile.tensors(folder) | {"transformer.h.0.attn.bias": torch.ones(1, 1, 24, 24, dtype=torch.bool)}
-    hostile.save(folder, found)
+def test_buffers_of_older_versions_are_ignored(folder):
+    result = hostile.tensors(folder) | {"transformer.h.0.attn.bias": torch.ones(1, 1, 24, 24, dtype=torch.bool)}
+    hostile.save(folder, result)
     assert checked(folder).exists
 
 
-def test_links_into_the_cache_of_the_hub_are_followed(folder, tmp_path):
+def test_links_of_the_hub_cache_are_followed(folder, tmp_path):
     snapshot, blobs = tmp_path / "models--a" / "snapshots" / "1234", tmp_path / "models--a" / "blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()
@@ -223,7 +222,7 @@ def test_links_into_the_cache_of_the_hub_are_followed(folder, tmp_path):
     assert checked(snapshot).exists
 
 
-def test_a_name_that_is_not_utf8_is_printed_and_written(folder, tmp_path):
+def test_folder_name_outside_utf8_is_printed_and_written(folder, tmp_path):
     strange = os.fsdecode(os.fsencode(tmp_path) + b"/mod\xffel")
     shutil.copytree(folder, strange)
     report = checked(strange)
@@ -231,7 +230,7 @@ def test_a_name_that_is_not_utf8_is_printed_and_written(folder, tmp_path):
     assert report.name == "mod�el"
 
 
-# What names code.
+# Names of code.
 
 CODE = {"auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M", "AutoTokenizer": ["evil.T", None]}}
 SILENT = {  # fields of config.json that must change nothing
@@ -247,19 +246,19 @@ SILENT = {  # fields of config.json that must change nothing
 
 
 @pytest.mark.parametrize("name", SILENT)
-def test_what_names_code_changes_nothing(name, folder):
+def test_fields_that_name_code_are_ignored(name, folder):
     (folder / "evil.py").write_text("import pathlib; pathlib.Path('pwned').touch()")
     hostile.config(folder, **SILENT[name])
     assert same_numbers(folder, small())
     config = config_from(json.loads((folder / "config.json").read_text()))
     assert all(getattr(config, key, None) != value for key, value in SILENT[name].items())
     law = lf.check(str(folder / "config.json"), tokens=6, samples=2, progress=False)
-    plain = lf.check(small().config, tokens=6, samples=2, progress=False)
-    np.testing.assert_array_equal(law.curves["correlation"], plain.curves["correlation"])
+    clean = lf.check(small().config, tokens=6, samples=2, progress=False)
+    np.testing.assert_array_equal(law.curves["correlation"], clean.curves["correlation"])
 
 
 def with_tokenizer(folder, **about):
-    """A tokenizer of words in the folder, whose configuration says more, and its map of special tokens too."""
+    """Write a tokenizer of words, with further fields in its configuration and its map of special tokens."""
     words = {word: number for number, word in enumerate(["[UNK]", "to", "be", "or", "not"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -290,18 +289,18 @@ ESCAPES = {
 
 
 @pytest.mark.parametrize("name", ESCAPES)
-def test_a_tokenizer_is_its_data_alone(name, folder):
+def test_tokenizer_uses_only_its_data(name, folder):
     with_tokenizer(folder, **ESCAPES[name])
-    found = checked(folder, "to be or not to be", tokens=6)
+    report = checked(folder, "to be or not to be", tokens=6)
     same = checked(small(), [[1, 2, 3, 4, 1, 2]])
-    np.testing.assert_allclose(found.curves["correlation"], same.curves["correlation"], rtol=1e-5)
+    np.testing.assert_allclose(report.curves["correlation"], same.curves["correlation"], rtol=1e-5)
 
 
-def test_a_file_is_read_by_the_tokenizer_of_the_folder(folder, tmp_path):
+def test_text_file_is_read_by_the_tokenizer_of_the_folder(folder, tmp_path):
     with_tokenizer(folder)
     (tmp_path / "text.txt").write_text("to be or not to be " * 1000)
-    found, same = checked(folder, tmp_path / "text.txt"), checked(small(), [[1, 2, 3, 4, 1, 2]])
-    np.testing.assert_allclose(found.curves["correlation"], same.curves["correlation"], rtol=1e-5)
+    report, same = checked(folder, tmp_path / "text.txt"), checked(small(), [[1, 2, 3, 4, 1, 2]])
+    np.testing.assert_allclose(report.curves["correlation"], same.curves["correlation"], rtol=1e-5)
 
 
 BROKEN = {
@@ -311,13 +310,13 @@ BROKEN = {
     "a list": ("tokenizer_config.json", b"[]"),
     "a class of numbers": ("tokenizer_config.json", b'{"tokenizer_class": 5}'),
     "a function": ("tokenizer_config.json", b'{"tokenizer_class": "pipeline"}'),
-    "twice": ("tokenizer_config.json", b'{"a": 1, "a": 2}'),
+    "repeated key": ("tokenizer_config.json", b'{"a": 1, "a": 2}'),
     "tokens": ("tokenizer_config.json", b'{"added_tokens_decoder": {"a": 5}}'),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_tokenizer_is_one_line_and_only_where_a_text_is_given(name, folder):
+def test_broken_tokenizer_fails_only_with_a_text(name, folder):
     with_tokenizer(folder)
     file, content = BROKEN[name]
     (folder / file).write_bytes(content)
@@ -331,7 +330,7 @@ FILES_OF_WORDS = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "
 
 
 @pytest.mark.parametrize("about", [{}, {"do_lower_case": True, "tokenizer_class": "BertTokenizer"}], ids=str)
-def test_known_options_of_a_tokenizer_are_kept(about, tmp_path):
+def test_tokenizer_reads_its_known_options(about, tmp_path):
     small(transformers.BertForMaskedLM).save_pretrained(tmp_path)
     (tmp_path / "vocab.txt").write_text("\n".join(FILES_OF_WORDS))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(about | {"vocab_file": "/etc/passwd"}))
@@ -350,7 +349,7 @@ def test_known_options_of_a_tokenizer_are_kept(about, tmp_path):
         (transformers.GPT2LMHeadModel, "GPT2Tokenizer", ("merges.txt",), "but neither vocab.json nor tokenizer.json"),
     ],
 )
-def test_a_tokenizer_without_its_vocabulary_is_refused_where_a_text_is_given(kind, name, files, says, tmp_path):
+def test_tokenizer_without_vocabulary_fails_only_with_a_text(kind, name, files, says, tmp_path):
     small(kind).save_pretrained(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
     for file in files:
@@ -360,13 +359,13 @@ def test_a_tokenizer_without_its_vocabulary_is_refused_where_a_text_is_given(kin
         checked(str(tmp_path), "to be or not to be")
 
 
-def test_a_tokenizer_of_bytes_needs_no_vocabulary(tmp_path):
+def test_byte_tokenizer_needs_no_vocabulary(tmp_path):
     small(transformers.T5ForConditionalGeneration, vocab_size=384).save_pretrained(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
     assert FolderTokenizer(tmp_path).ids("abc", 3) == [100, 101, 102]
 
 
-# In a process of its own: what is opened, imported, run and asked.
+# A separate process, whose audit hook records files, imports, processes and questions.
 
 AUDITED = """
 import json, os, sys
@@ -380,7 +379,7 @@ def run(folder, text):
         return "measured"
     except lf.InputError as error:
         return str(error)
-run(str(root / "sound"), "to be or not to be")  # what is imported late is imported now
+run(str(root / "sound"), "to be or not to be")  # imports everything that is imported late
 seen, watching = [], False
 BAD = ("subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.", "builtins.input", "urllib.")
 def hook(event, arguments):
@@ -398,9 +397,9 @@ def hook(event, arguments):
         seen.append(event)
 sys.addaudithook(hook)
 watching = True
-said = {folder: run(folder, "to be or not to be") for folder in folders}
+answers = {folder: run(folder, "to be or not to be") for folder in folders}
 watching = False
-print(json.dumps({"seen": seen, "said": said, "left": sys.stdin.read()}))
+print(json.dumps({"seen": seen, "answers": answers, "input": sys.stdin.read()}))
 """
 
 
@@ -409,8 +408,8 @@ def environment(**more):
     return os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "0", "OMP_NUM_THREADS": "1"} | more
 
 
-def test_nothing_outside_is_opened_and_no_code_is_run(sound, tmp_path):
-    """By what folders say: the audit hook sees each file that is opened, each import, process and connection."""
+def test_folder_opens_no_other_file_and_runs_no_code(sound, tmp_path):
+    """An audit hook records each file that is opened, each import, process and connection."""
     (tmp_path / "outside").mkdir()
     shutil.copy(sound / SAFE, tmp_path / "outside" / SAFE)
     shutil.copy(sound / SAFE, tmp_path / "outside" / "a.safetensors")
@@ -436,15 +435,15 @@ def test_nothing_outside_is_opened_and_no_code_is_run(sound, tmp_path):
     for place in [*measured, *folders]:
         (Path(place) / "evil.py").write_text(f"open({str(tmp_path / 'pwned')!r}, 'w')")
     command = [sys.executable, "-c", AUDITED, str(tmp_path), *measured, *folders]
-    done = subprocess.run(
+    process = subprocess.run(
         command, input="y\n" * 50, text=True, capture_output=True, cwd=tmp_path, env=environment(), check=True
     )
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["seen"] == []
-    assert found["left"] == "y\n" * 50  # nobody asked
+    result = json.loads(process.stdout.splitlines()[-1])
+    assert result["seen"] == []
+    assert result["input"] == "y\n" * 50  # no question read an answer
     assert not list(tmp_path.glob("**/pwned"))
-    assert {found["said"][place] for place in measured} == {"measured"}
-    assert all(found["said"][place] != "measured" for place in folders)
+    assert {result["answers"][place] for place in measured} == {"measured"}
+    assert all(result["answers"][place] != "measured" for place in folders)
 
 
 COMMANDS = {
@@ -456,10 +455,10 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_command_ends_with_one_line_and_exit_code_2(name, folder, tmp_path):
+def test_command_refuses_hostile_folders(name, folder, tmp_path):
     CASES[name][0](folder)
     code = "from limitformer.cli import main; main()"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, "check", str(folder), "--tokens", "6"],
         capture_output=True,
         text=True,
@@ -467,19 +466,19 @@ def test_the_command_ends_with_one_line_and_exit_code_2(name, folder, tmp_path):
         env=environment(),
         check=False,
     )
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    assert done.stderr.startswith("Error: ")
-    assert COMMANDS[name] in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert process.returncode == 2, process.stderr
+    assert process.stdout == ""
+    assert process.stderr.startswith("Error: ")
+    assert COMMANDS[name] in process.stderr
+    assert process.stderr.count("\n") == 1
     assert not list(tmp_path.glob("**/pwned"))
 
 
-# What does not fit.
+# Sizes beyond memory.
 
 
-def test_recordings_are_refused_before_they_begin(monkeypatch):
-    """The covariances of 8 networks of 2 blocks with 64 tokens take 6.3 MB in four copies, those of 2 networks less."""
+def test_large_recordings_are_refused_before_any_pass(monkeypatch):
+    """Covariances of 8 networks of 2 blocks with 64 tokens take 6.3 MB in four copies; 2 networks take less."""
     config = small(n_positions=64, vocab_size=100).config
     monkeypatch.setattr("limitformer.base.memory.available_memory", lambda: 5 * 2**20)
     options = {"tokens": 64, "gradients": False, "progress": False}
@@ -502,7 +501,7 @@ def test_recordings_are_refused_before_they_begin(monkeypatch):
     ids=str,
 )
 @pytest.mark.parametrize("command", [lf.check, lf.design, lf.weightless.law])
-def test_a_configuration_that_does_not_fit_is_refused_at_once(command, fields, message, monkeypatch):
+def test_configuration_beyond_memory_is_refused(command, fields, message, monkeypatch):
     monkeypatch.setattr("limitformer.weightless.sizes.available_memory", lambda: 2**34)
     with pytest.raises(lf.InputError, match=message):
         command(GPT2 | {"model_type": "gpt2"} | fields)
@@ -510,10 +509,10 @@ def test_a_configuration_that_does_not_fit_is_refused_at_once(command, fields, m
 
 @pytest.mark.parametrize("value", [1e300, 1e30, -0.02])
 @pytest.mark.parametrize("command", [lf.check, lf.design, lf.weightless.law])
-@pytest.mark.parametrize("given", [dict, lambda values: transformers.GPT2Config(**values)], ids=["JSON", "object"])
-def test_a_standard_deviation_that_cannot_be_is_refused(given, command, value):
+@pytest.mark.parametrize("make", [dict, lambda values: transformers.GPT2Config(**values)], ids=["JSON", "object"])
+def test_impossible_standard_deviation_is_refused(make, command, value):
     with pytest.raises(lf.InputError, match="initializer_range of gpt2 must be at least 0 and below 1,000,000"):
-        command(given(GPT2 | {"model_type": "gpt2", "initializer_range": value}))
+        command(make(GPT2 | {"model_type": "gpt2", "initializer_range": value}))
 
 
 @pytest.mark.parametrize(
@@ -528,23 +527,23 @@ def test_a_standard_deviation_that_cannot_be_is_refused(given, command, value):
     ],
     ids=str,
 )
-def test_what_a_class_would_list_is_refused_before_it_does(values):
+def test_enormous_lists_are_refused_before_they_are_built(values):
     with pytest.raises(lf.InputError, match="must be at most"):
         lf.weightless.law(values)
 
 
-def test_the_longest_published_context_is_none_of_them():
+def test_longest_published_context_is_accepted():
     assert config_from({"model_type": "llama", "max_position_embeddings": 10_485_760}).max_position_embeddings > 10**7
 
 
-def test_many_experts_are_counted_while_they_are_made(monkeypatch):
+def test_experts_are_counted_while_they_are_built(monkeypatch):
     monkeypatch.setattr("limitformer.weightless.sizes.MOST_MODULES", 100)
     with pytest.raises(lf.InputError, match="gpt2 has more than 100 modules"):
         lf.weightless.law(GPT2 | {"model_type": "gpt2", "n_layer": 50})
 
 
-def test_of_a_long_text_only_the_beginning_is_read(folder, tmp_path):
-    """A file that ends in bytes that are no text, behind a hole: reading it whole fails."""
+def test_long_text_is_read_only_at_its_beginning(folder, tmp_path):
+    """The file ends in bytes that are not text, behind a hole: reading it whole fails."""
     path = tmp_path / "text.txt"
     path.write_text("to be or not to be that is the question " * 100)
     with path.open("r+b") as file:
@@ -563,22 +562,24 @@ def test_of_a_long_text_only_the_beginning_is_read(folder, tmp_path):
     assert several.sizes["token"] == 12
 
 
-def test_a_device_without_end_is_refused_for_its_first_bytes():
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))"  # else it ends the machine
+def test_endless_device_is_refused():
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))"  # or it would exhaust the machine
     code = f"{limit}\nimport pathlib\nfrom limitformer.models.text import read_text\n"
     code += "read_text(pathlib.Path('/dev/zero'))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=False)
-    assert done.stderr.splitlines()[-1].endswith("/dev/zero is a binary file, not a text: it holds NUL bytes.")
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=False
+    )
+    assert process.stderr.splitlines()[-1].endswith("/dev/zero is a binary file, not a text: it holds NUL bytes.")
 
 
-def test_a_file_too_long_for_a_configuration_is_refused(tmp_path, monkeypatch):
+def test_oversized_configuration_file_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("limitformer.weightless.configurations.MOST_JSON", 2**10)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"' + " " * 2**11 + "}")
     with pytest.raises(lf.InputError, match=r"has more than 1,024 bytes"):
         checked(str(tmp_path / "config.json"))
 
 
-# Configurations in other words.
+# Configurations of other libraries.
 
 
 @pytest.mark.parametrize(
@@ -594,7 +595,7 @@ def test_a_file_too_long_for_a_configuration_is_refused(tmp_path, monkeypatch):
         ),
         ({"dim": 64, "n_layers": 2, "n_heads": 2, "multiple_of": 32}, "Meta's Llama"),
         ({"architectures": ["LlamaForCausalLM"]}, '"model_type": "llama", the family of LlamaForCausalLM'),
-        ({"config": {"model_type": "gpt2"}}, "what stands under 'config', alone"),
+        ({"config": {"model_type": "gpt2"}}, "the object under 'config'"),
         ({"Model_Type": "gpt2"}, "got 'Model_Type'"),
         ({}, 'such as "model_type": "gpt2"; got none'),
         ({"model_type": ["gpt2"]}, "must be one word"),
@@ -609,65 +610,71 @@ def test_a_file_too_long_for_a_configuration_is_refused(tmp_path, monkeypatch):
     ],
     ids=str,
 )
-def test_a_configuration_in_other_words_is_named(values, message):
+def test_configuration_of_another_library_is_recognised(values, message):
     with pytest.raises(lf.InputError) as caught:
         lf.weightless.law(values)
     assert message in str(caught.value)
     assert "exaone" not in str(caught.value)
 
 
-def shown_json(values):
-    """The configuration that the message shows."""
+def suggested_json(values):
+    """Return the configuration that the message suggests."""
     with pytest.raises(lf.InputError) as caught:
         lf.weightless.law(values)
     message = str(caught.value)
     return json.loads(message[message.index("{") : message.index("}") + 1])
 
 
-def test_what_is_shown_for_nanogpt_has_its_laws():
+def test_suggestion_for_nanogpt_has_its_laws():
     """karpathy/nanoGPT, model.py: normal of 0.02, divided by √(2 n_layer) where a branch ends."""
-    shown = shown_json({"n_layer": 8, "n_head": 2, "n_embd": 16, "block_size": 24, "vocab_size": 60, "bias": True})
-    table = lf.weightless.law(shown)
+    suggestion = suggested_json(
+        {"n_layer": 8, "n_head": 2, "n_embd": 16, "block_size": 24, "vocab_size": 60, "bias": True}
+    )
+    table = lf.weightless.law(suggestion)
     assert table["transformer.wte.weight"].std == pytest.approx(0.02)
     assert table["transformer.h.3.attn.c_proj.weight"].std == pytest.approx(0.02 / 4)
     assert table["transformer.h.3.mlp.c_proj.weight"].std == pytest.approx(0.02 / 4)
-    assert shown["activation_function"] == "gelu"
-    assert (shown["n_positions"], shown["vocab_size"]) == (24, 60)
+    assert suggestion["activation_function"] == "gelu"
+    assert (suggestion["n_positions"], suggestion["vocab_size"]) == (24, 60)
 
 
-def test_what_is_shown_for_metas_llama_has_its_sizes():
+def test_suggestion_for_meta_llama_has_its_sizes():
     """Llama 3 8B, params.json and the published configuration."""
-    shown = shown_json(
+    suggestion = suggested_json(
         {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "vocab_size": 128256}
         | {"multiple_of": 1024, "ffn_dim_multiplier": 1.3, "norm_eps": 1e-05, "rope_theta": 500000.0}
     )
-    assert (shown["intermediate_size"], shown["num_key_value_heads"], shown["hidden_size"]) == (14336, 8, 4096)
+    assert (suggestion["intermediate_size"], suggestion["num_key_value_heads"], suggestion["hidden_size"]) == (
+        14336,
+        8,
+        4096,
+    )
 
 
-def test_a_family_that_reads_an_old_name_is_not_refused():
+def test_old_field_name_of_a_family_is_accepted():
     table = lf.weightless.law({"model_type": "bloom", "n_embed": 16, "n_head": 2, "n_layer": 2, "vocab_size": 60})
     assert table.shapes["transformer.word_embeddings.weight"] == (60, 16)
 
 
-def test_a_configuration_of_two_texts_is_one_line():
+def test_configuration_of_two_texts_is_one_line():
     with pytest.raises(lf.InputError, match="musicgen cannot be read: ValueError: Multiple valid text configs"):
         lf.weightless.law({"model_type": "musicgen", "text_encoder": {"model_type": "t5"}, "audio_encoder": {}})
 
 
-def test_a_size_by_layer_is_no_number_of_layers():
+def test_list_of_sizes_is_not_a_number_of_layers():
     config = transformers.AutoConfig.for_model("gemma3n_text")
     assert config.vocab_size_per_layer_input > 4096
     assert config_from(config.to_dict()).vocab_size_per_layer_input == config.vocab_size_per_layer_input
 
 
 @pytest.mark.parametrize("name", [SAFE, "weights.gguf", "ckpt.pt"])
-def test_a_file_of_weights_names_its_folder(name, folder):
+def test_weights_file_is_refused_with_its_folder(name, folder):
     (folder / name).touch()
     with pytest.raises(lf.InputError, match=r"is a file of weights\. Nearest: its folder"):
         checked(str(folder / name))
 
 
-def test_a_folder_of_checkpoints_names_the_last(folder, tmp_path):
+def test_folder_of_checkpoints_is_refused_with_the_last(folder, tmp_path):
     for step in (900, 1000):
         shutil.copytree(folder, tmp_path / "run" / f"checkpoint-{step}")
     with pytest.raises(lf.InputError, match=r"There is no config\.json in .*/run. Nearest: .*/run/checkpoint-1000\."):

@@ -1,4 +1,4 @@
-"""Verdicts on whole models: faults that people met, and sound models that must not be called faulty."""
+"""Verdicts on whole models: known faults, and sound models that must have no verdict."""
 
 import json
 
@@ -32,8 +32,6 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Embedding, three blocks, a norm and a head."""
-
     def __init__(self, block=Block):
         super().__init__()
         self.embed = nn.Embedding(WORDS, WIDTH)
@@ -48,7 +46,7 @@ class Model(nn.Module):
 
 
 class Router(nn.Module):
-    """One expert a token, whose weight is normalised by itself: w/w = 1."""
+    """A router with one expert for each token, whose weight is normalised by itself: w/w = 1."""
 
     def __init__(self, normalised=True):
         super().__init__()
@@ -65,7 +63,7 @@ class Router(nn.Module):
 
 
 def zero(*names):
-    """A model in which these weights start at zero."""
+    """Return a factory of models in which these weights start at zero."""
 
     def make():
         model = Model()
@@ -76,13 +74,13 @@ def zero(*names):
     return make
 
 
-def found(what, inputs=IDS, **options):
+def verdicts_on(what, inputs=IDS, **options):
     """Verdicts by name."""
     report = lf.check(what, inputs, samples=3, progress=False, **options)
     return {one.name: one for one in report.verdicts}
 
 
-def test_t5_whose_head_is_too_large_is_broken_by_its_loss():
+def test_t5_with_a_large_head_has_a_broken_loss():
     report = lf.check(T5_V1_1, tokens=16, samples=4, progress=False)
     (loss,) = [one for one in report.verdicts if one.name == "loss"]
     assert (loss.grade, report.grade) == ("broken", "broken")
@@ -94,41 +92,41 @@ def test_t5_whose_head_is_too_large_is_broken_by_its_loss():
     assert "loss" not in {one.name for one in sound.verdicts}
 
 
-def test_a_users_own_loss_is_not_held_against_a_uniform_guess():
+def test_user_loss_is_not_compared_with_a_uniform_guess():
     config = transformers.GPT2Config(**SMALL)
     report = lf.check(
-        config, tokens=8, samples=2, progress=False, loss=lambda out, given: out.logits.square().sum((1, 2))
+        config, tokens=8, samples=2, progress=False, loss=lambda out, inputs: out.logits.square().sum((1, 2))
     )
     assert "chance" not in report.about
     assert "loss" not in {one.name for one in report.verdicts}
 
 
-@pytest.mark.parametrize("made", [True, False])
-def test_a_router_that_is_constant_is_dead(made):
+@pytest.mark.parametrize("existing", [True, False])
+def test_constant_router_is_dead(existing):
     def model(normalised=True):
         return Model(lambda: Router(normalised))
 
     torch.manual_seed(0)
-    verdicts = found(model() if made else model)
+    verdicts = verdicts_on(model() if existing else model)
     assert verdicts["dead"].grade == "broken"
     assert "1 of " in str(verdicts["dead"])
     assert "blocks.*.gate.weight" in str(verdicts["dead"])
-    assert "dead" not in found(model(False) if made else lambda: model(False))
+    assert "dead" not in verdicts_on(model(False) if existing else lambda: model(False))
 
 
 @pytest.mark.parametrize("name", ["head.weight", "norm.weight"])
-def test_weights_behind_a_factor_that_starts_at_zero_wait_for_it(name):
-    """A zero head, as in DiT, and a last gain of zero: nothing explodes, and the factor is named."""
-    verdicts = found(zero(name))
+def test_weights_behind_a_zero_factor_are_watch(name):
+    """A zero head, as in DiT, or a last gain of zero explodes nothing; the verdict names the factor."""
+    verdicts = verdicts_on(zero(name))
     assert set(verdicts) & {"exploding", "vanishing", "not finite"} == set()
     assert verdicts["dead"].grade == "watch"
     assert f"have no gradient until {name}, zero at first, has moved" in str(verdicts["dead"])
 
 
-def test_weights_behind_two_zero_factors_in_a_row_never_move():
+def test_weights_behind_two_zero_factors_are_broken():
     """The second factor of 0·0 has no gradient either, so that neither ever moves."""
 
-    class Twice(Block):
+    class TwoFactors(Block):
         def __init__(self):
             super().__init__()
             self.a, self.b = nn.Parameter(torch.zeros(WIDTH, WIDTH)), nn.Parameter(torch.zeros(WIDTH, WIDTH))
@@ -136,15 +134,15 @@ def test_weights_behind_two_zero_factors_in_a_row_never_move():
         def forward(self, x):
             return x + self.down(torch.relu(self.up(self.norm(x)))) @ self.a @ self.b
 
-    dead = found(lambda: Model(Twice))["dead"]
+    dead = verdicts_on(lambda: Model(TwoFactors))["dead"]
     assert dead.grade == "broken"
     assert "blocks.*.a" in str(dead)
     assert "blocks.*.b" in str(dead)
 
 
-@pytest.mark.parametrize("made", [True, False])
-def test_a_zero_that_is_not_to_blame_excuses_nothing(made):
-    """A gate of zero that moves, beside a matrix whose branch is cut off for good."""
+@pytest.mark.parametrize("existing", [True, False])
+def test_unrelated_zero_does_not_excuse_a_dead_weight(existing):
+    """One gate starts at zero and moves; another matrix is in a branch times 0."""
 
     class CutOff(Block):
         def __init__(self):
@@ -155,7 +153,7 @@ def test_a_zero_that_is_not_to_blame_excuses_nothing(made):
             return x + self.down(torch.relu(self.up(self.norm(x)))) * self.gate + 0.0 * self.lost(x)
 
     torch.manual_seed(0)
-    report = lf.check((lambda: Model(CutOff))() if made else lambda: Model(CutOff), IDS, samples=2, progress=False)
+    report = lf.check((lambda: Model(CutOff))() if existing else lambda: Model(CutOff), IDS, samples=2, progress=False)
     dead = {one.grade: str(one) for one in report.verdicts if one.name == "dead"}
     assert "blocks.*.lost.weight" in dead["broken"]
     assert "up.weight" not in dead["broken"]
@@ -163,7 +161,7 @@ def test_a_zero_that_is_not_to_blame_excuses_nothing(made):
     assert "lost" not in dead["watch"]
 
 
-def test_a_loss_that_misses_the_last_block_does_not_explode():
+def test_loss_without_the_last_block_does_not_explode():
     class Skips(Model):
         def forward(self, ids):
             x = self.embed(ids)
@@ -172,11 +170,11 @@ def test_a_loss_that_misses_the_last_block_does_not_explode():
             self.blocks[-1](x)
             return self.head(self.norm(x))
 
-    assert set(found(Skips)) & {"exploding", "vanishing", "not finite"} == set()
+    assert set(verdicts_on(Skips)) & {"exploding", "vanishing", "not finite"} == set()
 
 
 class CutBranch(Block):
-    """The way this branch is cut off: `detach`, or torch.no_grad."""
+    """A branch that is cut off by `detach` or torch.no_grad."""
 
     way = "detach"
 
@@ -189,21 +187,21 @@ class CutBranch(Block):
 
 
 @pytest.mark.parametrize("way", ["detach", "no_grad"])
-@pytest.mark.parametrize("made", [True, False])
-def test_a_branch_that_is_cut_off_is_dead(way, made):
+@pytest.mark.parametrize("existing", [True, False])
+def test_detached_branch_is_dead(way, existing):
     class Cut(CutBranch):
         pass
 
     Cut.way = way
     torch.manual_seed(0)
-    dead = found(Model(Cut) if made else lambda: Model(Cut))["dead"]
+    dead = verdicts_on(Model(Cut) if existing else lambda: Model(Cut))["dead"]
     assert dead.grade == "broken"
     assert dead.value == 6
     assert "blocks.*.up.weight" in str(dead)
 
 
-@pytest.mark.parametrize("made", [True, False])
-def test_an_embedding_that_is_cut_off_is_dead(made):
+@pytest.mark.parametrize("existing", [True, False])
+def test_detached_embedding_is_dead(existing):
     class Cut(Model):
         def forward(self, ids):
             x = self.embed(ids).detach()
@@ -212,13 +210,13 @@ def test_an_embedding_that_is_cut_off_is_dead(made):
             return self.head(self.norm(x))
 
     torch.manual_seed(0)
-    dead = found(Cut() if made else Cut)["dead"]
+    dead = verdicts_on(Cut() if existing else Cut)["dead"]
     assert (dead.grade, dead.value) == ("broken", 1)
     assert "embed.weight" in str(dead)
 
 
-def test_weights_that_are_read_after_the_blocks_or_never_are_not_dead():
-    """A pooler beside the output that the loss reads, and a token that is kept for another task."""
+def test_unused_weights_are_not_dead():
+    """The loss does not reach a pooler, and ViT has a token for another task."""
     config = transformers.BertConfig(
         hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, vocab_size=60,
         architectures=["BertModel"],
@@ -244,7 +242,7 @@ def trained_gpt2(steps, seed=0):
     return model
 
 
-def test_a_trained_network_is_described_and_not_judged(tmp_path):
+def test_trained_network_has_changes_and_no_grade(tmp_path):
     model = trained_gpt2(60)
     report = lf.check(model, tokens=12, samples=4, progress=False)
     assert (report.trained, report.grade, report.failed("any")) == (True, None, [])
@@ -261,11 +259,11 @@ def test_a_trained_network_is_described_and_not_judged(tmp_path):
     assert len(record["changes"]) == len(changes) > 4
     assert "differs from initialisation" in report._repr_html_()
     report.save(tmp_path)
-    kept = json.loads((tmp_path / "check.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
-    assert kept["trained"] is True
+    record = json.loads((tmp_path / "check.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert record["trained"] is True
 
 
-def test_a_new_network_and_one_of_another_initialisation_are_judged():
+def test_untrained_networks_have_a_grade():
     assert not lf.check(trained_gpt2(0), tokens=12, samples=3, progress=False).trained
     other = trained_gpt2(0)
     with torch.no_grad():
@@ -277,12 +275,12 @@ def test_a_new_network_and_one_of_another_initialisation_are_judged():
     assert report.grade in ("watch", "broken")
 
 
-def test_a_module_without_a_law_says_so():
+def test_report_states_a_missing_law():
     torch.manual_seed(0)
     assert "no law is known of this network" in str(lf.check(Model(), IDS, progress=False))
 
 
-def test_two_networks_side_by_side_have_names_of_their_own(tmp_path):
+def test_compared_networks_have_distinct_names(tmp_path):
     from pathlib import Path
 
     config = transformers.GPT2Config(**SMALL)
@@ -299,7 +297,7 @@ def test_two_networks_side_by_side_have_names_of_their_own(tmp_path):
     assert (report.name, report.against.name) == ("gpt2", "gpt2 (against)")
 
 
-def test_the_table_says_what_numbers_are_out_of_and_blocks_stand_under_their_layer():
+def test_table_shows_maxima_and_aligns_blocks_with_layers():
     report = lf.check(transformers.GPT2Config(**SMALL), tokens=12, samples=3, progress=False)
     lines = {line[:13].strip(): line for line in report.rows()}
     assert lines["rank"].endswith(" of 12")
@@ -312,15 +310,15 @@ def test_the_table_says_what_numbers_are_out_of_and_blocks_stand_under_their_lay
     assert all(len(line) <= 80 for line in str(report).splitlines())
 
 
-def test_a_correlation_of_nothing_is_printed_as_zero():
+def test_tiny_correlation_is_printed_as_zero():
     report = lf.check(transformers.GPT2Config(**SMALL), tokens=12, samples=3, progress=False)
     for value in (-6.68e-5, 6.68e-5, -0.0):
         report.curves["correlation"].values[:, 0] = value
-        assert report.row("correlation", "correlation", [0]).split() == ["correlation", "0.000"]
+        assert report.row("correlation", [0]).split() == ["correlation", "0.000"]
 
 
-def test_a_correlation_of_076_is_watch_in_check_and_unsafe_in_design():
-    """The same network and number: qwen3 at 32 tokens."""
+def test_watch_in_check_is_unsafe_in_design():
+    """Qwen 3 at 24 tokens has a correlation between the two thresholds."""
     report = lf.check("qwen3-0.6b", tokens=24, samples=2, gradients=False, progress=False)
     rho = float(report.curves["correlation"].isel(layer=-1).median())
     assert THRESHOLDS["collapse"].watch < rho < THRESHOLDS["collapse"].broken
@@ -336,8 +334,8 @@ SAFE_VALUES = {
 @pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning:transformers.modeling_utils"
 )
-def test_modules_that_are_not_made_from_a_configuration_have_no_law():
-    """A PEFT model, and a module of one's own with a configuration of its own."""
+def test_modules_not_made_from_a_configuration_have_no_law():
+    """A PEFT model, and a user's module with a configuration of its own, have no law."""
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What tests of commands share."""
+"""Fixtures for tests of commands."""
 
 import re
 
@@ -10,7 +10,7 @@ from limitformer.cli.app import app
 
 @pytest.fixture
 def run(monkeypatch):
-    """Run the command line here, on a wide terminal without colours."""
+    """Run the command line in this process, on a wide terminal without colours."""
     monkeypatch.setenv("COLUMNS", "160")
     runner = CliRunner()
     return lambda *arguments: runner.invoke(app, [str(argument) for argument in arguments])
@@ -18,7 +18,7 @@ def run(monkeypatch):
 
 @pytest.fixture
 def refused(run, tmp_path, monkeypatch):
-    """Run what must be refused: exit code 2, one line on stderr, nothing on stdout, nothing written."""
+    """Assert that a command is refused: exit code 2, one line on stderr, nothing on stdout, no files."""
     monkeypatch.chdir(tmp_path)
 
     def check(*arguments, says):

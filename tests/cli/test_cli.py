@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it writes, and how it ends.
+"""The command line: its output, its files, and its exit codes.
 
 Most runs are in this process, for speed; those that need a process of their own (Ctrl-C, `python -m`) get one.
 """
@@ -31,14 +31,14 @@ def simulate(run):
 
 
 def spawn(*arguments, command=COMMAND, **options):
-    """The command line in a process of its own."""
+    """Start the command line in a new process."""
     environment = {**os.environ, "COLUMNS": "160", "PYTHONIOENCODING": "utf-8"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
     return subprocess.Popen([*command, *map(str, arguments)], env=environment, **pipes, **options)
 
 
 def finished(process):
-    """Exit code, stdout and stderr, once it has ended."""
+    """Return exit code, stdout and stderr at the end."""
     with process:
         try:
             out, err = process.communicate(timeout=300)
@@ -108,7 +108,7 @@ def test_figure_takes_the_seed(run, tmp_path):
 
 
 def rows_of(table):
-    """The numbers in the first column of a table."""
+    """Return the numbers in the first column of a table."""
     return [float(value) for value in re.findall(r"^│\s*([\d.]+) │", table, flags=re.MULTILINE)]
 
 
@@ -127,7 +127,7 @@ def test_simulate_prints_a_table(run, kind, axis, last):
     assert "0.2000" in result.stdout
 
 
-@pytest.mark.parametrize(("kind", "described"), [("chain", "chain"), ("network", "weightless network")])
+@pytest.mark.parametrize(("kind", "described"), [("chain", "chain"), ("network", "network")])
 def test_gradients_are_in_the_table_and_in_the_data(run, tmp_path, kind, described):
     small = [argument for argument in SMALL if kind != "network" or argument not in ("--threads", "1")]
     result = run("simulate", *small, "--as", kind, "--gradients", "--out", tmp_path / "data.nc")
@@ -223,7 +223,7 @@ def test_options_reach_the_model(run):
 
 
 def test_the_limit_of_lambda_one_is_the_same_in_every_sample(run):
-    """An ODE: no option of an SDE, and 5 % to 95 % of the correlation are one number."""
+    """The limit is an ODE: it has no options of an SDE, and all quantiles of the correlation are equal."""
     options = (
         "--as",
         "limit",
@@ -284,11 +284,11 @@ def test_a_short_text_is_taken_whole(simulate, tmp_path):
             ("--attention", "sparse"),
             "--attention must be one of shaped, softmax, none, or package.module:function; got 'sparse'",
         ),
-        (("--feedforward", "sillu"), "--feedforward must be one of shaped-relu, relu, gelu, none, silu, .*'sillu'"),
+        (("--feedforward", "sillu"), "--feedforward must be one of shaped-relu, relu, gelu, none, .*silu, .*'sillu'"),
         (("--norm", "pre"), "--norm must be one of none, pre-layer, post-layer, pre-rms, post-rms; got 'pre'"),
         (("--mask", "window"), "--mask must be none or causal; got 'window'"),
         (("--attention", "none", "--feedforward", "none"), "needs attention, feedforward or both"),
-        (("--one-matrix",), "OneMatrix acts on the coordinates of the tokens and stands alone"),
+        (("--one-matrix",), "OneMatrix acts on the coordinates of the tokens: attention and norm must be None"),
         (("--one-matrix", "--hidden", "9"), "--hidden would change nothing: a layer of one matrix has no hidden units"),
         (("--one-matrix", "--feedforward", "none"), "--one-matrix would change nothing: there is no feed-forward"),
         (("--as", "magic"), "--as must be chain, limit or network; got 'magic'"),
@@ -311,7 +311,7 @@ def test_bad_model_or_start(refused, options, says):
 @pytest.mark.parametrize(
     ("record", "says"),
     [
-        ("a,b", "--record must be numbers with commas between, e.g. 0,50,150; got 'a,b'"),
+        ("a,b", "--record must be numbers separated by commas, e.g. 0,50,150; got 'a,b'"),
         ("", "--record must be numbers"),
         ("1,", "--record must be numbers"),
         ("0,nan", "--record must be numbers"),
@@ -394,7 +394,7 @@ def test_text_that_is_missing_or_a_folder(refused, tmp_path):
 
 
 def test_long_text_asks_how_much_of_it(refused):
-    refused("simulate", "--text", ZEN, says=r"has more than 64 tokens; say how many to take, e\.g\. --tokens 64")
+    refused("simulate", "--text", ZEN, says=r"has more than 64 tokens; give a number, e\.g\. --tokens 64")
 
 
 MODELS = {
@@ -492,7 +492,7 @@ def interrupt(error):
 
 
 def partial(samples):
-    """What `simulate` raises on Ctrl-C after this many samples."""
+    """Return the exception that `simulate` raises on Ctrl-C after this many samples."""
     model = lf.Transformer(width=16, depth=4, gamma=0.5, feedforward=lf.ReLU())
     data = lf.simulate(model, lf.equicorrelated(2, 0.2), samples=6, seed=0, threads=1)
     return lf.Interrupted(data.isel(sample=slice(0, samples)))
@@ -512,7 +512,7 @@ def test_interruption_keeps_the_samples_that_were_finished(run, tmp_path, monkey
     result = run("simulate", *SMALL[:-2], "--as", kind, "--out", tmp_path / "data.nc")
     assert result.exit_code == 130
     assert "chain, 4 samples" in result.stdout
-    assert result.stderr == "Interrupted; these are the 4 samples that were finished.\n"
+    assert result.stderr == "Interrupted; the table shows the 4 finished samples.\n"
     assert lf.load(tmp_path / "data.nc").sizes["sample"] == 4
 
 
@@ -538,7 +538,7 @@ main()
 
 
 def test_sigint_ends_a_long_simulation_with_a_whole_file_or_none(tmp_path):
-    """The signal comes at an unknown moment of the work, so either ending is right, but no other."""
+    """The signal arrives at an unknown moment, so both endings are correct."""
     path = tmp_path / "data.nc"
     long = ("--width", 64, "--depth", 100, "--samples", 500_000, "--record", "0,100", "--threads", 1)
     process = spawn("simulate", *long, "--out", path, command=[sys.executable, "-c", TELLING])
@@ -552,14 +552,14 @@ def test_sigint_ends_a_long_simulation_with_a_whole_file_or_none(tmp_path):
 
 
 def check_interrupted(path, out, err):
-    """Either nothing was finished and nothing written, or what was finished lies in a whole file."""
+    """Assert that nothing was finished and written, or that a whole file holds the finished samples."""
     if "Interrupted; nothing was written." in err:
         assert list(path.parent.iterdir()) == []
         return
     data = lf.load(path)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     assert 0 < data.sizes["sample"] == data.attrs["samples"] < 500_000
-    assert f"Interrupted; these are the {data.sizes['sample']} samples that were finished." in err
+    assert f"Interrupted; the table shows the {data.sizes['sample']} finished samples." in err
     assert f"chain, {data.sizes['sample']} samples, 2 tokens" in out
     assert bool((data["covariance"][:, 0] == data["covariance"][0, 0]).all())
 
@@ -601,7 +601,7 @@ for arguments in ("overlap --help", "overlap --dim 4 --beta 1", "figure list"):
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_characters_that_the_terminal_lacks_are_replaced(encoding):
-    """β and the lines of tables; no traceback."""
+    """β and the lines of tables give no traceback."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG", "PYTHONIO"))}
     environment = {**kept, "COLUMNS": "160", **ENCODINGS[encoding]}
     done = subprocess.run([sys.executable, "-c", SEVERAL_COMMANDS], env=environment, capture_output=True, check=False)
@@ -631,10 +631,10 @@ def test_interventions_need_shaped_attention(refused):
 def test_a_radius_stops_paths_and_the_table_says_why(run):
     found = run("simulate", "--as", "limit", "--radius", "2", "--samples", "50", "--gamma", "0.9")
     assert found.exit_code == 0
-    assert "samples left the ball and stay as they left" in found.stdout
+    assert "samples left the ball and keep their last values" in found.stdout
 
 
 def test_times_of_a_short_limit_are_distinct(run):
-    """Four layers of width 200 are two steps: three times, not nine that round to them."""
+    """Four layers of width 200 are two steps, which have three times."""
     found = run("simulate", "--as", "limit", "--depth", "4", "--samples", "20")
     assert re.findall(r"^│ +([0-9.]+) │", found.stdout, re.MULTILINE) == ["0", "0.01", "0.02"]

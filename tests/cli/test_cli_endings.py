@@ -1,4 +1,4 @@
-"""How commands end: a standard output that cannot be written, Ctrl-C while modules are imported, and typos.
+"""The ends of commands: a failing standard output, Ctrl-C during imports, and typos.
 
 Ctrl-C is sent by an import hook, at the import of a named module, so that nothing depends on time.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import limitformer as lf
-from limitformer.checking.names import VERDICTS
+from limitformer.checking.thresholds import VERDICTS
 from limitformer.checking.verdicts import RULES
 from limitformer.cli import check as check_module
 from limitformer.cli.app import COMMANDS, command_of
@@ -40,14 +40,14 @@ main()
 
 
 def ended(command, **options):
-    """Exit code, stdout and stderr of a process."""
+    """Return exit code, stdout and stderr of a process."""
     environment = {**os.environ, "COLUMNS": "160", "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(command, env=environment, encoding="utf-8", check=False, **options)
     return done.returncode, done.stdout, done.stderr
 
 
 def announced(errors):
-    """Without the word that kernels are compiled, as they are the first time."""
+    """Remove the line about compiling kernels, which only the first run prints."""
     return "".join(line for line in errors.splitlines(keepends=True) if not line.startswith("Compiling "))
 
 
@@ -56,7 +56,7 @@ def announced(errors):
 
 @pytest.fixture
 def closed_pipe():
-    """The end of a pipe that nobody reads."""
+    """Return the write end of a pipe without a reader."""
     ours, theirs = os.pipe()
     os.close(ours)
     with os.fdopen(theirs, "w") as stream:
@@ -65,7 +65,7 @@ def closed_pipe():
 
 @pytest.fixture
 def full():
-    """A device that takes nothing."""
+    """Open a device that is always full."""
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     with open("/dev/full", "w", encoding="utf-8") as stream:
@@ -86,7 +86,7 @@ WRITING = {
 
 
 def begun(name, folder):
-    """The command and the files that it should leave."""
+    """Return the command and the files that it should leave."""
     arguments, files = WRITING[name]
     command = [sys.executable, "-m", "limitformer", *(one.format(out=folder) for one in arguments)]
     return command, [folder / file for file in files]
@@ -166,7 +166,7 @@ def test_ctrl_c_in_an_import_is_one_line(module, arguments, tmp_path):
 
 
 def test_ctrl_c_stays_ignored_where_it_is(tmp_path):
-    """As a shell has it for what runs in the background."""
+    """Shells let background jobs ignore Ctrl-C."""
     program = SIGNALS_AT.format(module="typer", arguments=("check", "list"))
     ignoring = program.replace("signal.default_int_handler", "signal.SIG_IGN")
     code, out, errors = ended([sys.executable, "-c", ignoring], capture_output=True, cwd=tmp_path)
@@ -251,7 +251,7 @@ def command_defaults():
 
 
 def options_of(command, name):
-    """Names of the options and arguments that the help of a command shows; of a group those of its commands."""
+    """Return the names of the options and arguments in a command's help, or in that of a group's commands."""
     if hasattr(command, "commands"):
         return {
             key: own
@@ -262,7 +262,7 @@ def options_of(command, name):
 
 
 def test_the_page_has_a_row_for_each_option():
-    """Counted by the functions' own parameters, not by what wrote the page."""
+    """Options are counted from the functions' own parameters and not from the page's generator."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "api" / "command-line.md").read_text(encoding="utf-8")
     sections = {section.split("\n", 1)[0]: section for section in page.split("\n## ")[1:]}
     wanted = {key: own for name in COMMANDS for key, own in options_of(command_of(name), f"limitformer {name}").items()}

@@ -1,4 +1,4 @@
-"""`limitformer phase` and `limitformer overlap`: what they print and write, and how they refuse.
+"""`limitformer phase` and `limitformer overlap`: output, files and refusals.
 
 Runs are in this process, for speed; Ctrl-C and a pipe get a process of their own.
 """
@@ -32,25 +32,25 @@ SMALL = ("--layers", "20", "--horizon", "2", "--samples", "40", "--threads", "1"
 
 @pytest.fixture
 def phase(run):
-    """A cheap phase diagram; what is given comes last and counts."""
+    """Run a cheap phase diagram; the given options come last and override."""
     return lambda *arguments: run("phase", *SMALL, *arguments)
 
 
 @pytest.fixture
 def refused(refused, monkeypatch):
-    """The same, with no work done; `says` is in the line as it stands."""
+    """Assert that the command is refused before any work; `says` is part of the line."""
     monkeypatch.setattr("limitformer.sweep.describe.simulate", lambda *_, **__: pytest.fail("work was done"))
     monkeypatch.setattr(lf.OverlapDiffusion, "summary", lambda _: pytest.fail("work was done"))
     return lambda *arguments, says: refused(*arguments, says=re.escape(says))
 
 
 def words(options):
-    """A readable name of a case."""
+    """Return a readable name of a case."""
     return " ".join(options) if isinstance(options, tuple) else ""
 
 
 def rows(table):
-    """The cells of a table's rows, as text."""
+    """Return the cells of a table's rows as text."""
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in table.splitlines() if line[:1] == "│"]
 
 
@@ -72,7 +72,7 @@ def test_help_fits_80_columns_and_explains_every_option(run, monkeypatch, comman
         assert option.opts[0] in result.stdout
 
 
-def test_help_says_what_the_defaults_are(run):
+def test_help_shows_the_defaults(run):
     text = run("phase", "--help").stdout
     for default in ("4,6,8", "0:2:0.25", "none: stochastic model", "gaussian; hybrid: uniform", "all cores", "1e-09"):
         assert f"[default: {default}]" in text or f"[default: ({default})]" in text
@@ -96,7 +96,7 @@ def test_the_example_of_the_help_runs(run, tmp_path, monkeypatch, example):
 
 @st.composite
 def ranges(draw):
-    """(start, count, step, what the end is beyond the last value), in decimals."""
+    """Draw (start, count, step, distance of the end beyond the last value) in decimals."""
     unit = Decimal(1).scaleb(-draw(st.integers(0, 6)))
     start, step = draw(st.integers(-1000, 1000)) * unit, draw(st.integers(1, 500)) * unit
     return start, draw(st.integers(1, 40)), step, step * draw(st.integers(0, 9)) / 10
@@ -139,7 +139,7 @@ def test_whole_numbers_come_back_as_whole_numbers(values):
 
 
 def parsed(text):
-    """The values, or the message."""
+    """Return the values, or the error message."""
     try:
         return parse_grid("beta", text), None
     except InputError as error:
@@ -160,7 +160,7 @@ def test_any_text_is_finite_numbers_or_refused_in_one_line(text):
 
 
 def test_tenths_are_tenths():
-    """In doubles 3·0.1 is not 0.3; a cell's seed would not be that of 0.3."""
+    """In doubles 3·0.1 is not 0.3, and the cell would have another seed."""
     assert parse_grid("beta", "0:0.5:0.1") == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
     assert parse_grid("epsilon", "0:4e-15:1e-15") == [0.0, 1e-15, 2e-15, 3e-15, 4e-15]
     assert parse_counts("dim", "4:10:3,11,1e3") == [4, 7, 10, 11, 1000]
@@ -260,7 +260,7 @@ def test_values_keep_ten_digits(phase):
 
 
 def test_a_long_table_is_thinned_out_over_all_values(phase):
-    """200 cells, 20 β for each dim: rows that were every fourth cell would show five β alone."""
+    """The grid has 200 cells, 20 β for each dim; every fourth row would show only five β."""
     result = phase("--tokens", 3, "--dim", "4:13:1", "--beta", "0:1.9:0.1", "--samples", 8, "--horizon", "0.1")
     found = rows(result.stdout)
     assert len(found) == ROWS
@@ -314,7 +314,7 @@ def diffusion(fields, clusters):
 
 
 def strict_json(text):
-    """As a strict reader reads it: NaN and Infinity are no JSON."""
+    """Parse strict JSON, without NaN and Infinity."""
     return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
 
 
@@ -395,7 +395,7 @@ def test_table_fits_the_terminal(run, monkeypatch, columns):
 # What is refused.
 
 
-NUMBERS = "must be finite numbers or ranges start:stop:step with commas between; got "
+NUMBERS = "must be finite numbers or ranges start:stop:step, separated by commas; got "
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ NUMBERS = "must be finite numbers or ranges start:stop:step with commas between;
         (("--epsilon", "1,nan"), f"--epsilon {NUMBERS}'nan' in '1,nan'."),
         (("--beta", "0:inf:1"), f"--beta {NUMBERS}'0:inf:1'."),
         (("--beta", "1e999"), f"--beta {NUMBERS}'1e999'."),
-        (("--beta", "1:0:0.5"), "--beta has no value: a range must not end before it begins; got '1:0:0.5'."),
+        (("--beta", "1:0:0.5"), "--beta has no value: the range ends before it begins; got '1:0:0.5'."),
         (("--beta", "0:1:0"), "--beta needs a positive step in start:stop:step; got '0:1:0'."),
         (("--beta", "0:1:-1"), "--beta needs a positive step in start:stop:step; got '0:1:-1'."),
         (("--beta", "2,0:1:1e-9"), f"--beta takes at most {MOST_VALUES:,} values in a range; got '0:1:1e-9' in "),
@@ -484,11 +484,11 @@ def test_bad_phase(refused, options, says):
         (("--sigma", "2", "--epsilon", "1"), "--sigma would change nothing: a hybrid model has --epsilon instead."),
         (("--epsilon", "-1"), "epsilon must be at least 0; got -1.0."),
         (("--epsilon", "nan"), "epsilon must be finite; got nan."),
-        (("--clusters", "1"), "--clusters must be two whole numbers with a comma between; got '1'."),
-        (("--clusters", "2,x"), "--clusters must be two whole numbers with a comma between; got '2,x'."),
-        (("--clusters", "1,2,3"), "--clusters must be two whole numbers with a comma between; got '1,2,3'."),
-        (("--clusters", "1.5,2"), "--clusters must be two whole numbers with a comma between; got '1.5,2'."),
-        (("--clusters", ""), "--clusters must be two whole numbers with a comma between; got ''."),
+        (("--clusters", "1"), "--clusters must be two whole numbers separated by a comma; got '1'."),
+        (("--clusters", "2,x"), "--clusters must be two whole numbers separated by a comma; got '2,x'."),
+        (("--clusters", "1,2,3"), "--clusters must be two whole numbers separated by a comma; got '1,2,3'."),
+        (("--clusters", "1.5,2"), "--clusters must be two whole numbers separated by a comma; got '1.5,2'."),
+        (("--clusters", ""), "--clusters must be two whole numbers separated by a comma; got ''."),
         (("--clusters", "0,3"), "A cluster must be at least 1; got 0."),
         (("--clusters", "-1,3"), "A cluster must be at least 1; got -1."),
         (
@@ -497,10 +497,10 @@ def test_bad_phase(refused, options, says):
         ),
         (("--query-key", "normal"), "query_key must be None, the pair (Q, K) or \"gaussian\"; got 'normal'."),
         (("--tau", "2"), "tau would change nothing: queries and keys are fixed."),
-        (("--epsilon", "1", "--heads", "2", "--mask", "causal"), "--heads, --mask would change nothing: the hybrid"),
-        (("--mask", "causal", "--clusters", "2,1"), "Behind a causal mask tokens of one cluster see different things"),
+        (("--epsilon", "1", "--heads", "2", "--mask", "causal"), "--heads, --mask would change nothing: only the"),
+        (("--mask", "causal", "--clusters", "2,1"), "Behind a causal mask tokens of one cluster attend to"),
         (("--query-key", "gaussian", "--attention", "unnormalized"), "With drawn queries and keys the coefficients"),
-        (("--target", "0.5"), "--target needs --start: the mean time is from there."),
+        (("--target", "0.5"), "--target needs --start, where the mean time begins."),
         (("--start", "2"), "start must lie in [-1, 1]; got 2.0."),
         (("--start", "-1.5"), "start must lie in [-1, 1]; got -1.5."),
         (("--start", "nan"), "start must lie in [-1, 1]; got nan."),
@@ -530,7 +530,7 @@ def test_out_that_cannot_be_written_before_any_work(refused, tmp_path):
 
 
 def partial():
-    """What `simulate` raises on Ctrl-C."""
+    """Return the exception that `simulate` raises on Ctrl-C."""
     model = lf.StochasticTransformer(tokens=2, dim=3, beta=1.0, layers_per_unit_time=10)
     return lf.Interrupted(lf.simulate(model, horizon=1.0, samples=8, seed=0, threads=1))
 
@@ -550,7 +550,7 @@ def test_interruption_writes_nothing(phase, tmp_path, monkeypatch, error):
 
 
 def spawn(*arguments):
-    """The command line in a process of its own."""
+    """Start the command line in a new process."""
     environment = {**os.environ, "COLUMNS": "160", "PYTHONIOENCODING": "utf-8"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
     command = [sys.executable, "-m", "limitformer", *map(str, arguments)]
@@ -558,7 +558,7 @@ def spawn(*arguments):
 
 
 def test_sigint_ends_a_long_diagram_in_one_line(tmp_path):
-    """The folder is made before the first cell, which takes minutes: the signal comes during the work."""
+    """The folder exists before the first cell, which takes minutes, so the signal arrives during work."""
     out = tmp_path / "out"
     process = spawn("phase", "--samples", 500_000, "--early-stop", 0, "--threads", 1, "--out", out)
     try:

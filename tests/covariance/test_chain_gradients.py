@@ -1,6 +1,7 @@
-"""Gradients of the chain have the law of those of networks: weightless ones, and drawn ones with plain autograd."""
+"""Gradients of the chain have the law of gradients of networks: weightless ones, and drawn ones with autograd."""
 
 import threading
+from functools import cache
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from statistics_checks import ALPHA, least_p
 
 SAMPLES, DRAWN, WEIGHTLESS = 12_000, 4_000, 768
 V0 = np.array([[1.0, 0.3, -0.4], [0.3, 1.6, 0.2], [-0.4, 0.2, 0.7]])
-TWINS = np.array([[1.0, 0.3, 1.0], [0.3, 1.6, 0.3], [1.0, 0.3, 1.0]])  # the first and the last token are one
+TWINS = np.array([[1.0, 0.3, 1.0], [0.3, 1.6, 0.3], [1.0, 0.3, 1.0]])  # the first and the last token are equal
 NEAR = TWINS + 1e-18 * np.diag([0, 0, 1.0])
 SMALL = {"width": 12, "depth": 3, "gamma": 0.6}
 SOFTMAX, SHAPED_RELU = lf.SoftmaxAttention(), lf.ShapedReLU(c_plus=0.2, c_minus=-1.0)
@@ -27,7 +28,7 @@ def small(**parts):
 
 
 def post(kind):
-    """With so large an ε that the loss is not constant."""
+    """Return a Post-norm with an ε so large that the loss is not constant."""
     return kind(placement="post", eps=0.4)
 
 
@@ -52,7 +53,7 @@ TOKENS = np.array([[1.0, 0.5, -0.2, 0.3, 0.7], [0.3, -1.0, 0.4, 0.6, 0.1], [-0.6
 
 
 def narrow(width, norm):
-    """Three tokens at a width that leaves few directions outside, or none."""
+    """Return three tokens at a width that leaves few or no directions outside."""
     attention = lf.SoftmaxAttention(heads=1 if width % 2 else None)
     x = TOKENS[:, :width]
     return small(width=width, attention=attention, feedforward=lf.GELU(hidden=5), norm=norm), x @ x.T / width
@@ -63,20 +64,20 @@ CASES["width 4, Post-LN"] = narrow(4, post(lf.LayerNorm))
 
 
 def statistics(data, weights):
-    """At least eight: of the states, the loss, the stream's gradient by layer and what is between, each weight."""
+    """Return at least eight statistics: of states, the loss, the gradient at each layer, and each weight."""
     v, stream = np.asarray(data["covariance"]), np.asarray(data["stream_gradient"])
-    found = {f"|G_{layer}|": stream[:, layer] for layer in range(stream.shape[1])}
-    found |= {"V_00": v[:, -1, 0, 0], "V_12": v[:, -1, 1, 2], "loss": np.asarray(data["loss"])}
-    return found | {"|G_0|/|G_3|": stream[:, 0] / stream[:, -1]} | {f"∂ {name}": np.asarray(w) for name, w in weights}
+    summary = {f"|G_{layer}|": stream[:, layer] for layer in range(stream.shape[1])}
+    summary |= {"V_00": v[:, -1, 0, 0], "V_12": v[:, -1, 1, 2], "loss": np.asarray(data["loss"])}
+    return summary | {"|G_0|/|G_3|": stream[:, 0] / stream[:, -1]} | {f"∂ {name}": np.asarray(w) for name, w in weights}
 
 
-def of_dataset(data):
+def statistics_of_dataset(data):
     return statistics(data, [(name, data["weight_gradient"].sel(weight=name)) for name in data["weight"].values])
 
 
-def of_drawn(*arguments, **options):
-    found = gradients_of(*arguments, **options)
-    return statistics(found, found["weight_gradient"].items())
+def statistics_of_drawn(*arguments, **options):
+    gradients = gradients_of(*arguments, **options)
+    return statistics(gradients, gradients["weight_gradient"].items())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,36 +90,29 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def chain():
-    """The chain's samples of a case, with gradients, made once."""
-    kept = {}
-
-    def of(name):
-        if name not in kept:
-            kept[name] = lf.simulate(*CASES[name], samples=SAMPLES, seed=1, gradients=True)
-        return kept[name]
-
-    return of
+    """Simulate a case with gradients, once for all tests."""
+    return cache(lambda name: lf.simulate(*CASES[name], samples=SAMPLES, seed=1, gradients=True))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_chain_and_drawn_networks_share_one_law(name, chain):
-    found, drawn = of_dataset(chain(name)), of_drawn(*CASES[name], DRAWN, 5)
-    assert found.keys() == drawn.keys()
-    assert len(found) >= 8
-    p, where = least_p(found, drawn)
+    exact, drawn = statistics_of_dataset(chain(name)), statistics_of_drawn(*CASES[name], DRAWN, 5)
+    assert exact.keys() == drawn.keys()
+    assert len(exact) >= 8
+    p, where = least_p(exact, drawn)
     assert p > ALPHA, f"{where}: p = {p:.2g}"
 
 
 @pytest.mark.parametrize("name", ["causal", "two tiles of ReLU", "Pre-LN, causal"])
 def test_chain_and_weightless_networks_share_one_law_and_names(name, chain):
-    weightless = lf.nn.simulate(
+    weightless = lf.weightless.simulate(
         *CASES[name], samples=WEIGHTLESS, seed=2, gradients=True, dtype=torch.float64, progress=False
-    )
+    ).rename(layer="depth")
     finite = chain(name)
     assert finite["weight"].values.tolist() == weightless["weight"].values.tolist()
     for variable in ("loss", "stream_gradient", "weight_gradient", "covariance"):
         assert finite[variable].dims == weightless[variable].dims
-    p, where = least_p(of_dataset(finite), of_dataset(weightless))
+    p, where = least_p(statistics_of_dataset(finite), statistics_of_dataset(weightless))
     assert p > ALPHA, f"{where}: p = {p:.2g}"
 
 
@@ -136,12 +130,12 @@ def test_chain_and_weightless_networks_share_one_law_and_names(name, chain):
         ("Post-LN", "value"),
     ],
 )
-def test_a_backward_pass_with_a_fresh_matrix_is_rejected(name, weight, chain):
-    """The wrong twin: what one matrix has shown on the way up is forgotten on the way down.
+def test_wrong_twin_with_a_fresh_matrix_in_the_backward_pass_is_rejected(name, weight, chain):
+    """The wrong twin draws one matrix anew for the backward pass.
 
-    Where it matters: behind a softmax that is nearly uniform, and for a Pre-norm's values, it hardly does.
+    Cases where this has no visible effect are left out: after a nearly uniform softmax, and values under a Pre-norm.
     """
-    p, _ = least_p(of_dataset(chain(name)), of_drawn(*CASES[name], DRAWN, 5, fresh=(weight,)))
+    p, _ = least_p(statistics_of_dataset(chain(name)), statistics_of_drawn(*CASES[name], DRAWN, 5, fresh=(weight,)))
     assert p < ALPHA
 
 
@@ -149,11 +143,11 @@ ROUNDED = ("identical tokens", "nearly identical", "width 2, pre")  # rounding d
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ROUNDED])
-def test_states_are_those_without_gradients(name, chain):
-    """The same numbers, by another orthogonal factorisation."""
-    plain = lf.simulate(*CASES[name], samples=40, seed=1)["covariance"].values
-    found = chain(name)["covariance"].values[:40]
-    np.testing.assert_allclose(found, plain, rtol=0, atol=1e-11 * np.abs(plain).max())
+def test_states_equal_those_without_gradients(name, chain):
+    """Both use the same random numbers, with another orthogonal factorisation."""
+    expected = lf.simulate(*CASES[name], samples=40, seed=1)["covariance"].values
+    v = chain(name)["covariance"].values[:40]
+    np.testing.assert_allclose(v, expected, rtol=0, atol=1e-11 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("name", ["identical tokens", "nearly identical"])
@@ -172,7 +166,7 @@ def test_the_loss_is_half_the_squared_length_of_the_last_tokens(chain):
 
 @pytest.mark.parametrize("kind", [lf.LayerNorm, lf.RMSNorm])
 def test_a_norm_at_the_end_makes_the_loss_constant(kind):
-    """|x|² = n whatever the tokens are: every gradient below the last norm is zero."""
+    """|x|² = n for all tokens, so every gradient below the last norm is zero."""
     model = small(attention=SOFTMAX, feedforward=lf.ReLU(), norm=kind(placement="post", eps=0.0))
     data = lf.simulate(model, V0, samples=200, seed=0, gradients=True)
     np.testing.assert_allclose(data["loss"], SMALL["width"] / 2, rtol=1e-12)
@@ -180,7 +174,7 @@ def test_a_norm_at_the_end_makes_the_loss_constant(kind):
     assert data["weight_gradient"].max() < 1e-12
 
 
-def test_without_branches_the_gradient_is_carried_back_by_lambda():
+def test_gradient_without_branches_is_multiplied_by_lambda():
     model = small(attention=SOFTMAX, feedforward=lf.GELU(), gamma=0.0, lam=0.9)
     data = lf.simulate(model, V0, samples=16, seed=0, gradients=True)
     expected = 0.9 ** np.arange(12, 5, -2) * np.sqrt(SMALL["width"] * np.trace(V0)) / 3
@@ -190,7 +184,7 @@ def test_without_branches_the_gradient_is_carried_back_by_lambda():
 
 @pytest.mark.parametrize("parts", [{"feedforward": SHAPED_RELU}, {"attention": SOFTMAX, "feedforward": lf.ReLU()}])
 def test_eulers_identity_of_a_homogeneous_network(parts):
-    """⟨X_l, G_l⟩ = 2 loss at every layer; of one token at width 1 it is |X_l| |G_l|, elsewhere that is no less."""
+    """⟨X_l, G_l⟩ = 2 loss at every layer; it equals |X_l| |G_l| for one token at width 1, and is at most that else."""
     one = lf.simulate(small(width=1, **parts), [[1.3]], samples=200, seed=0, gradients=True)
     np.testing.assert_allclose(one["stream_gradient"] * np.sqrt(one["covariance"][..., 0, 0]), ends(one), rtol=1e-10)
     many = lf.simulate(small(feedforward=SHAPED_RELU), V0, samples=200, seed=0, gradients=True)
@@ -199,11 +193,11 @@ def test_eulers_identity_of_a_homogeneous_network(parts):
 
 
 def ends(data):
-    """Twice the loss, (sample, depth)."""
+    """Return twice the loss, (sample, depth)."""
     return 2 * np.tile(data["loss"].values[:, None], data.sizes["depth"])
 
 
-def test_the_same_bits_whatever_threads_samples_and_layers(chain):
+def test_bits_do_not_depend_on_threads_samples_and_layers(chain):
     name = "heads"
     options = {"seed": 1, "gradients": True}
     few = lf.simulate(*CASES[name], samples=21, threads=2, chunk=8, record=[0, 2], **options)
@@ -214,8 +208,8 @@ def test_the_same_bits_whatever_threads_samples_and_layers(chain):
     assert not np.array_equal(few["loss"][:8], few["loss"][8:16])
 
 
-def test_gradients_beside_pairs_and_means():
-    """Whatever is kept of the tokens; under a LayerNorm that knows their means."""
+def test_gradients_do_not_depend_on_the_recording():
+    """A LayerNorm knows the tokens' means here."""
     start = lf.from_tokens(TOKENS)
     model, options = small(width=5, feedforward=lf.GELU(), norm="pre"), {"samples": 9, "seed": 3, "gradients": True}
     whole = lf.simulate(model, start, **options)
@@ -224,7 +218,7 @@ def test_gradients_beside_pairs_and_means():
     assert pairs["distance"].shape == (9, 4, 3)
 
 
-def test_a_path_that_left_the_ball_has_no_gradient():
+def test_gradient_is_nan_for_paths_that_leave_the_ball():
     data = lf.simulate(CASES["causal"][0], V0, samples=400, seed=0, gradients=True, radius=2.5)
     left = np.isfinite(data["exit"].values)
     assert 0 < left.sum() < 400
@@ -233,7 +227,7 @@ def test_a_path_that_left_the_ball_has_no_gradient():
         assert np.isfinite(data[name].values[~left]).all()
 
 
-def test_ctrl_c_keeps_whole_replicas(monkeypatch):
+def test_ctrl_c_returns_finished_replicas(monkeypatch):
     whole = lf.simulate(*CASES["causal"], samples=24, seed=0, gradients=True)
 
     def interrupt(pending, **settings):
@@ -250,11 +244,11 @@ def test_ctrl_c_keeps_whole_replicas(monkeypatch):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.6])
-def test_a_halt_on_the_way_up_or_down_is_heard(share):
+def test_halt_stops_the_forward_and_the_backward_pass(share):
     deep = lf.Transformer(width=8, depth=30_000, gamma=1e-6, attention=SOFTMAX)
     process = process_of(deep, V0, np.array([0]), {"gradients": True})
     prepared, outputs, watch = process.prepare(0), process.outputs(8), new_watch()
-    prepared.run(0, process.outputs(0), new_watch())  # compiled beforehand
+    prepared.run(0, process.outputs(0), new_watch())  # compile first
     runner = threading.Thread(target=prepared.run, args=(0, outputs, watch), daemon=True)
     runner.start()
     while watch[DONE] <= 8 * share and runner.is_alive():
@@ -279,19 +273,19 @@ def test_a_halt_on_the_way_up_or_down_is_heard(share):
         (lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=9), None, {"horizon": 1}, "sphere"),
         (CASES["causal"][0], V0, {"gradients": 1}, "True or False; got 1"),
     ],
-    ids=["one matrix", "limit", "sphere", "no bool"],
+    ids=["one matrix", "limit", "sphere", "not a bool"],
 )
-def test_what_has_no_gradients_says_so(model, start, options, message):
+def test_simulate_refuses_gradients_where_there_are_none(model, start, options, message):
     with pytest.raises(lf.InputError, match=message):
         lf.simulate(model, start, samples=2, seed=0, **{"gradients": True, **options})
 
 
-def test_memory_is_refused_beforehand(monkeypatch):
-    """Of the recording with its weights, and of the factors that a thread keeps."""
+def test_simulate_refuses_gradients_that_exceed_the_memory(monkeypatch):
+    """The recording is too large in the first case, the checkpoints of a thread in the second."""
     deep = lf.Transformer(width=8, depth=10**6, gamma=1e-6, attention=SOFTMAX)
     monkeypatch.setattr(memory, "available_memory", lambda: 2**27)
     lf.recording_size(deep, V0, samples=5, record=[0])
     with pytest.raises(lf.InputError, match=r"Nearest: .*gradients=False"):
         lf.simulate(deep, V0, samples=5, seed=0, record=[0], gradients=True)
-    with pytest.raises(lf.InputError, match=r"What a thread keeps of a way up takes .* fewer tokens or layers"):
+    with pytest.raises(lf.InputError, match=r"The scratch memory of one thread takes .* fewer tokens or layers"):
         lf.simulate(deep, V0, samples=1, seed=0, record=[0], gradients=True)

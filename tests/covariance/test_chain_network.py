@@ -1,4 +1,4 @@
-"""The chain has the law of the network, every model of the registry; half the width does not."""
+"""The chain of every model of the registry has the law of the network; half the width does not."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,60 +13,58 @@ import limitformer as lf
 from registry import HALF_WIDTH, MODELS, SHAPED_RELU, SOFTMAX
 from statistics_checks import assert_same_law
 
-SAMPLES = 20_000  # of networks
-BATCH = 1000  # of them: their weights of a layer stay in the processor's cache
-OF_CHAINS = 60_000  # which cost a tenth; together they see what twice 30,000 would
+NETWORKS = 20_000
+BATCH = 1000  # networks at a time: the weights of a layer fit the processor's cache
+CHAINS = 60_000  # a chain costs a tenth of a network; the power is that of twice 30,000
 V0 = np.array([[1.0, 0.3, -0.4], [0.3, 1.6, 0.2], [-0.4, 0.2, 0.7]])
 
 
 def summary(dataset, log_determinant=True):
-    """Two correlations, two variances, a covariance and log det V at the last layer: (samples,) each."""
+    """Return two correlations, two variances, a covariance and log det V at the last layer, (samples,) each."""
     v, rho = dataset["covariance"].values[:, -1], lf.correlation(dataset).values[:, -1]
-    found = {
+    entries = {
         "ρ_01": rho[:, 0, 1],
         "ρ_12": rho[:, 1, 2],
         "V_00": v[:, 0, 0],
         "V_22": v[:, 2, 2],
         "V_02": v[:, 0, 2],
     }
-    return {**found, "log det V": np.linalg.slogdet(v)[1]} if log_determinant else found
+    return {**entries, "log det V": np.linalg.slogdet(v)[1]} if log_determinant else entries
 
 
 def chain(model, start, **options):
-    return summary(lf.simulate(model, start, samples=OF_CHAINS, seed=1, record=[model.depth]), **options)
+    return summary(lf.simulate(model, start, samples=CHAINS, seed=1, record=[model.depth]), **options)
 
 
-def is_double(model):
-    """Where |ρ| is 1, or a Post-norm leaves V at 1 − 1e-5, single precision will not do."""
+def needs_double(model):
+    """Return whether |ρ| is 1, or a Post-norm keeps V at 1 − 1e-5, which single precision cannot resolve."""
     after = model.normalisation is not None and model.normalisation.placement == "post"
     return after or model.width < 8
 
 
 @torch.no_grad()
 def draw_in_single(module, generator):
-    """Weights in double precision from normals in single, which cost a quarter: what is computed with them counts."""
+    """Draw normals in single precision, at a quarter of the cost, for weights in double precision."""
     for parameter in module.parameters():
         parameter.copy_(torch.empty(parameter.shape).normal_(generator=generator))
 
 
 def network(model, start, **options):
-    """In single precision, where that will do."""
-    dtype = torch.float64 if is_double(model) else torch.float32
+    dtype = torch.float64 if needs_double(model) else torch.float32
     drawing = patch("limitformer.nn.drawn.simulate.draw_weights", draw_in_single)
-    settings = {"samples": SAMPLES, "seed": 2, "batch": BATCH, "record": [model.depth], "progress": False}
-    with drawing if is_double(model) else nullcontext():
-        found = lf.nn.simulate(model, start, dtype=dtype, **settings)
-    return summary(found, **options)
+    settings = {"samples": NETWORKS, "seed": 2, "batch": BATCH, "record": [model.depth], "progress": False}
+    with drawing if needs_double(model) else nullcontext():
+        dataset = lf.nn.simulate(model, start, dtype=dtype, **settings)
+    return summary(dataset, **options)
 
 
 def shallow(model):
-    """Five layers that do what the eight of the registry do: γ² d is the same."""
+    """Return a model of five layers, with the γ² d of the eight layers in the registry."""
     return replace(model, depth=5, gamma=model.gamma * (model.depth / 5) ** 0.5)
 
 
 @cache
 def network_named(name):
-    """Of the registry, drawn once."""
     return network(shallow(MODELS[name]), V0)
 
 
@@ -77,7 +75,7 @@ def test_chain_and_network_share_one_law(name):
 
 
 @pytest.mark.parametrize("part", ["identity", "center", "temperature"])
-def test_an_intervention_is_another_law(part):
+def test_intervention_changes_the_law(part):
     """The wrong twin is the model without the intervention, at the same width."""
     name = {"identity": "no identity", "center": "no centring", "temperature": "standard temperature"}[part]
     assert_same_law(chain(shallow(MODELS[name]), V0), network_named(name), wrong=chain(shallow(MODELS["both"]), V0))
@@ -87,7 +85,7 @@ def test_an_intervention_is_another_law(part):
     ("width", "norm"), [(1, None), (2, None), (2, "post"), (3, "pre"), (4, "post"), (4, "pre")], ids=str
 )
 def test_more_tokens_than_width(width, norm):
-    """Three tokens at a width that leaves no or one direction outside; det V is 0 below width 3."""
+    """Three tokens leave no or one direction outside; det V is 0 below width 3."""
     model = lf.Transformer(width=width, depth=3, gamma=0.5, attention=SOFTMAX, feedforward=SHAPED_RELU, norm=norm)
     wrong = lf.Transformer(width=width, depth=4, gamma=0.6, attention=SOFTMAX, feedforward=SHAPED_RELU, norm=norm)
     x = np.array([[1.0, 0.5, -0.2, 0.3], [0.3, -1.0, 0.4, 0.6], [-0.6, 0.8, 1.1, -0.1]])[:, :width]
@@ -99,8 +97,8 @@ def test_more_tokens_than_width(width, norm):
     )
 
 
-def test_a_layer_norm_sees_the_means_of_given_tokens():
-    """Tokens far from centred: a start that forgets their means (the wrong twin) has another law."""
+def test_layer_norm_uses_the_means_of_known_tokens():
+    """The means are far from 0; a start without them is the wrong twin."""
     rng = np.random.default_rng(0)
     tokens = rng.standard_normal((3, 16)) + np.array([[1.5], [-1.0], [0.2]])
     start = lf.from_tokens(tokens)
@@ -109,7 +107,7 @@ def test_a_layer_norm_sees_the_means_of_given_tokens():
 
 
 def test_repeated_tokens_of_a_text():
-    """A singular start: the second and the last word are one token."""
+    """The start is singular: the second and the last word are one token."""
     start = lf.from_text("to be or be", width=16, seed=3)
     model = MODELS["Pre-LN"]
     finite = lf.simulate(model, start, samples=2_000, seed=1)["covariance"].values
@@ -123,9 +121,9 @@ def test_repeated_tokens_of_a_text():
     )
 
 
-def test_every_layer_is_recorded_as_it_is_in_the_network():
-    """Not the last layer alone: a quarter of the way, a chain one layer behind is told apart."""
+def test_inner_layer_has_the_law_of_the_network():
+    """The layer is at a quarter of the depth; the wrong twin is the layer before it."""
     model = MODELS["unshaped"]
-    finite = lf.simulate(model, V0, samples=OF_CHAINS, seed=1, record=[2, 3])
-    real = lf.nn.simulate(model, V0, samples=SAMPLES, seed=2, batch=BATCH, record=[3], progress=False)
+    finite = lf.simulate(model, V0, samples=CHAINS, seed=1, record=[2, 3])
+    real = lf.nn.simulate(model, V0, samples=NETWORKS, seed=2, batch=BATCH, record=[3], progress=False)
     assert_same_law(summary(finite), summary(real), wrong=summary(finite.isel(depth=[0])))

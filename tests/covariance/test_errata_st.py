@@ -1,6 +1,6 @@
-"""The errata of [ST] in docs/errata.md: what is right passes its test, and what is printed, its wrong twin, fails it.
+"""The errata of [ST] in docs/errata.md: the correction passes each test, and the printed statement, the twin, fails.
 
-Self-contained on purpose: NumPy and SciPy alone, so that nobody has to trust this library to check them.
+The tests need only NumPy and SciPy, so that a reader can check them without trust in this library.
 """
 
 from itertools import pairwise
@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from scipy.special import roots_hermitenorm, roots_legendre
 
-# Two tokens of unequal variance, so that nothing holds by symmetry.
+# Two tokens of unequal variance: no statement may hold by symmetry.
 V = np.array([[1.3, 0.4], [0.4, 0.7]])
 
 
 def logits(variance: float, divisor: float, width: int, key_dim: int, seed: int) -> np.ndarray:
-    """⟨x W_Q, y W_K⟩/divisor, entries of both weights N(0, variance): 20,000 samples, |x|² = |y|² = width."""
+    """Draw 20,000 of ⟨x W_Q, y W_K⟩/divisor, entries of both weights N(0, variance), |x|² = |y|² = width."""
     rng = np.random.default_rng(seed)
     scale = np.sqrt(width * variance)
     queries, keys = scale * rng.standard_normal((2, 20_000, key_dim))
@@ -40,7 +40,7 @@ def softmax_to_second_order(y: np.ndarray, tau: float, sign: int) -> np.ndarray:
 
 
 def test_softmax_expansion_subtracts_the_variance():
-    """Right: the error falls like τ⁻³ and the weights sum to one. Printed: τ⁻², and they do not."""
+    """The error falls like τ⁻³ and the weights sum to one; as printed it falls like τ⁻², and they do not."""
     y = np.array([0.9, -0.4, 0.3, 1.7])
 
     def error(tau: float, sign: int) -> float:
@@ -60,7 +60,7 @@ SLOPES = [(0.2, 0.3, -1.0), (-0.6, 0.5, -0.7), (0.9, -0.2, 1.1)]
 
 
 def shaped_kernel(rho: float, c_plus: float, c_minus: float, width: int) -> float:
-    """c K₁(ρ) = E σ(g)σ(h)/E σ(g)², by quadrature along the angle of the Gaussian pair."""
+    """Return c K₁(ρ) = E σ(g)σ(h)/E σ(g)², by quadrature over the angle of the Gaussian pair."""
     positive, negative = 1 + c_plus / np.sqrt(width), 1 + c_minus / np.sqrt(width)
     # g = r cos θ, h = r cos(θ − arccos ρ), E r² = 2; the kinks lie where a cosine changes sign.
     angle = np.arccos(rho)
@@ -78,12 +78,12 @@ def shaped_kernel(rho: float, c_plus: float, c_minus: float, width: int) -> floa
 
 
 def nu(rho: float, c_plus: float, c_minus: float) -> float:
-    """[ST, eq. 6]."""
+    """Return ν(ρ) of [ST, eq. 6]."""
     return float((c_plus - c_minus) ** 2 / (2 * np.pi) * (np.sqrt(1 - rho**2) - rho * np.arccos(rho)))
 
 
 def nu_of_appendix_b(rho: float, c_plus: float, c_minus: float) -> float:
-    """ν as it stands in [ST, App. B], before Lemma B.1."""
+    """Return ν(ρ) as printed in [ST, App. B], before Lemma B.1."""
     return float((c_plus + c_minus) ** 2 / (2 * np.pi) * (np.sqrt(1 - rho**2) + rho * np.arccos(rho)))
 
 
@@ -107,7 +107,6 @@ def test_the_residual_drift_carries_gamma_squared():
 
 
 def root(matrix: np.ndarray) -> np.ndarray:
-    """The symmetric square root."""
     values, vectors = np.linalg.eigh(matrix)
     return vectors * np.sqrt(values) @ vectors.T
 
@@ -121,7 +120,7 @@ def test_independent_noises_add_their_covariances():
 
 
 def mixed_variance(spread: float) -> float:
-    """E (A V Aᵀ)_11 for two tokens and shaped attention; logits Y/τ Gaussian, covariance `spread`² V ⊗ V."""
+    """Return E (A V Aᵀ)_11 of two tokens and shaped attention; logits Y/τ have covariance `spread`² V ⊗ V."""
     nodes, weights = roots_hermitenorm(60)
     difference = spread * np.sqrt(V[0, 0] * (V[0, 0] - 2 * V[0, 1] + V[1, 1])) * nodes
     q = 1 / (1 + np.exp(-difference)) - 0.5
@@ -153,32 +152,32 @@ def shaped_relu(x: np.ndarray, width: int) -> np.ndarray:
 
 
 def he_constant(width: int) -> float:
-    """c of [ST, eq. 4]: 1/c = E σ_s(g)²."""
+    """Return c of [ST, eq. 4]: 1/c = E σ_s(g)²."""
     positive, negative = (1 + c / np.sqrt(width) for c in SLOPE)
     return 2 / (positive**2 + negative**2)
 
 
 def tokens_of(width: int) -> np.ndarray:
-    """X (2, width) with XXᵀ/width = V."""
+    """Return X (2, width) with XXᵀ/width = V."""
     rows = np.linalg.qr(np.random.default_rng(0).standard_normal((width, 2)))[0].T
     return np.sqrt(width) * np.linalg.cholesky(V) @ rows
 
 
 def test_gamma_is_the_strength_of_the_residual_branch():
-    """One layer of [ST, eq. 1] with A = I: a token keeps λ of itself; in the words of the paper it would keep γ."""
+    """In a layer of [ST, eq. 1] with A = I a token is scaled by λ; the text of the paper says γ."""
     width, gamma = 32, 0.3
     lam = np.sqrt(1 - gamma**2)
     x = tokens_of(width)
     weights = np.random.default_rng(1).standard_normal((4000, width, width))
     moved = lam * x[0] + gamma * x[0] @ weights / np.sqrt(width)
-    kept = moved @ x[0] / (x[0] @ x[0])
-    error = kept.std() / np.sqrt(len(kept))
-    assert abs(kept.mean() - lam) < 4 * error
-    assert abs(kept.mean() - gamma) > 40 * error
+    scales = moved @ x[0] / (x[0] @ x[0])
+    error = scales.std() / np.sqrt(len(scales))
+    assert abs(scales.mean() - lam) < 4 * error
+    assert abs(scales.mean() - gamma) > 40 * error
 
 
 def attention_change(spread: float) -> tuple[float, float]:
-    """Mean and mean square of A₁₂ − δ₁₂ for three tokens, logits of a row N(0, `spread`² W), by quadrature."""
+    """Return mean and mean square of A₁₂ − δ₁₂ of three tokens, logits N(0, `spread`² W), by quadrature."""
     factor = np.linalg.cholesky(np.array([[1.0, 0.3, -0.2], [0.3, 2.0, 0.1], [-0.2, 0.1, 0.5]]))
     nodes, weights = roots_hermitenorm(24)
     x = np.stack(np.meshgrid(nodes, nodes, nodes, indexing="ij")).reshape(3, -1)
@@ -199,7 +198,7 @@ def test_shaped_attention_is_the_identity_to_order_one_over_n_in_the_mean_only()
 
 
 def branch(width: int, samples: int, *, printed: bool = False) -> np.ndarray:
-    """⟨f(X)¹, f(X)²⟩/n (samples,) of [ST, eq. 22]; `printed` has W^post within the second σ_s, as in App. B."""
+    """Return ⟨f(X)¹, f(X)²⟩/n (samples,) of [ST, eq. 22]; `printed` has W^post in the second σ_s, as App. B."""
     rng = np.random.default_rng(5)
     before, after = rng.standard_normal((2, samples, width, width))
     x = tokens_of(width) / np.sqrt(width)
@@ -210,7 +209,7 @@ def branch(width: int, samples: int, *, printed: bool = False) -> np.ndarray:
 
 
 def test_the_square_of_the_residual_branch_has_the_first_weights_twice():
-    """Its mean is √(V₁₁V₂₂) c K₁(ρ); with W^post in the place of the second W^pre it is next to nothing."""
+    """Its mean is √(V₁₁V₂₂) c K₁(ρ); with W^post instead of the second W^pre it is nearly 0."""
     width, scale = 16, np.sqrt(V[0, 0] * V[1, 1])
     expected = scale * shaped_kernel(V[0, 1] / scale, *SLOPE, width)
     for printed in (False, True):
@@ -220,8 +219,8 @@ def test_the_square_of_the_residual_branch_has_the_first_weights_twice():
         assert bool(deviation > 20) is printed
 
 
-def test_the_covariance_is_divided_by_n_alone():
-    """V of Definition 3.1 starts at XXᵀ/n, where Theorem 3.2 has it; c/n of App. B starts elsewhere at any finite n.
+def test_covariance_is_divided_by_n_without_c():
+    """V of Definition 3.1 starts at XXᵀ/n, as in Theorem 3.2; with c/n of App. B it starts elsewhere.
 
     Both follow one recursion, which is homogeneous: V ↦ λ²V + γ² √(V_αα V_ββ) c K₁(ρ) in the mean.
     """
@@ -255,8 +254,8 @@ TABLE_2 = {  # [ST, Table 2], the means: COLA, MRPC, RTE
 
 
 @pytest.mark.parametrize(("value", "right"), [(0.748, True), (74.8, False)])
-def test_mrpc_of_bert_is_a_fraction_like_the_others(value, right):
-    """MRPC counts shares of 408 or 1,725 pairs, of which two thirds are paraphrases; 74.8 is no share."""
+def test_mrpc_score_of_bert_is_a_fraction_like_the_others(value, right):
+    """Scores of MRPC are shares of 408 or 1,725 pairs, two thirds of them paraphrases; 74.8 is not a share."""
     others = [row[1] for row in TABLE_2.values()]
     assert bool(0.5 < value / np.mean(others) < 2) is right
     assert bool(0.66 < value < 1) is right

@@ -1,7 +1,7 @@
 """Explosion of the covariance SDE: formulas against other routes, paths against formulas.
 
-Antipodal tokens x, −x stay antipodal, so that |V| = d/2: there the formula for d is one for the ball of `simulate`.
-The wrong twin of every simulation is a step of fixed length, which invents explosions.
+Antipodal tokens x, −x stay antipodal and have |V| = d/2, so the formula for d is one for the ball of `simulate`. The
+wrong twin of every simulation is a step of fixed length, which invents explosions.
 """
 
 from math import asinh, erf, inf, log, sqrt
@@ -29,7 +29,7 @@ def causes_of(limit, start, samples, **options):
 
 
 def standard_errors_from(causes, probability):
-    """Of the share of paths that left the ball."""
+    """Return the deviation of the share of paths that left the ball, in standard errors."""
     assert not (causes == LOST).any()
     error = sqrt(probability * (1 - probability) / len(causes))
     return ((causes == LEFT_BALL).mean() - probability) / error
@@ -39,7 +39,7 @@ def standard_errors_from(causes, probability):
 
 
 def ever_by_quadrature(gamma, tau0, distance, radius, exponent=4.0):
-    """∫f/∫f by Simpson's rule in log x, f = (1 + x²/K²)^(−1/(4γ²)); another exponent is the wrong twin."""
+    """Return ∫f/∫f by Simpson's rule in log x, f = (1 + x²/K²)^(−1/(4γ²)); another exponent is the wrong twin."""
     squared = 8 * tau0**2 * (2 - gamma**2) / gamma**2
 
     def scale(end):
@@ -60,12 +60,12 @@ def ever_by_quadrature(gamma, tau0, distance, radius, exponent=4.0):
     ],
 )
 def test_probability_of_reaching_a_radius(gamma, tau0, distance, radius):
-    found = PairDistance(gamma=gamma, tau0=tau0).ever(distance, radius)
-    assert found == pytest.approx(ever_by_quadrature(gamma, tau0, distance, radius), rel=1e-9)
-    assert found != pytest.approx(ever_by_quadrature(gamma, tau0, distance, radius, exponent=2.0), rel=1e-2)
+    probability = PairDistance(gamma=gamma, tau0=tau0).ever(distance, radius)
+    assert probability == pytest.approx(ever_by_quadrature(gamma, tau0, distance, radius), rel=1e-9)
+    assert probability != pytest.approx(ever_by_quadrature(gamma, tau0, distance, radius, exponent=2.0), rel=1e-2)
 
 
-def test_two_tokens_explode_if_and_only_if_gamma_squared_is_below_a_half():
+def test_two_tokens_explode_only_if_gamma_squared_is_below_a_half():
     start = lf.equicorrelated(2, 0.2, 300.0)
     for gamma in (CRITICAL, 0.8, 1.0):
         assert limit_of(gamma, 0.5, 1.0).explosion_probability(start) == 0.0
@@ -81,7 +81,7 @@ def test_two_tokens_explode_if_and_only_if_gamma_squared_is_below_a_half():
 
 
 def by_finite_differences(gamma, tau0, distance, time):
-    """P(d explodes by `time`): w_t = b w' + σ²w''/2 in x = log d, backward Euler with Richardson's extrapolation."""
+    """Return P(d explodes by `time`): w_t = b w' + σ²w''/2 in x = log d, backward Euler, Richardson extrapolation."""
 
     def solve(cells, steps):
         x = np.linspace(log(1e-6), log(300.0), cells)
@@ -89,11 +89,11 @@ def by_finite_differences(gamma, tau0, distance, time):
         relative = 2 * gamma**2 * (2 - gamma**2) + gamma**4 * d**2 / (4 * tau0**2)
         drift = gamma**2 * d**2 / (16 * tau0**2) - relative / 2
         up, down = relative / (2 * h * h) + drift / (2 * h), relative / (2 * h * h) - drift / (2 * h)
-        up[[0, -1]] = down[[0, -1]] = 0  # what starts at an end stays there
+        up[[0, -1]] = down[[0, -1]] = 0  # both ends are absorbing
         dt = time / steps
         bands = np.array([np.append(0, -dt * up[:-1]), 1 + dt * (up + down), np.append(-dt * down[1:], 0)])
         w = np.zeros(cells)
-        w[-1] = 1.0  # beyond, P(ever) is 1 to 1e-4, at once
+        w[-1] = 1.0  # beyond the grid P(ever) is 1 to 1e-4, in no time
         for _ in range(steps):
             w = solve_banded((1, 1), bands, w)
         return np.interp(log(distance), x, w)
@@ -102,17 +102,17 @@ def by_finite_differences(gamma, tau0, distance, time):
 
 
 def test_probability_by_a_time():
-    """γ = 0.4, where 1 − P(ever) is small at the end of the grid; a time a tenth longer is rejected."""
+    """At γ = 0.4 1 − P(ever) is small at the end of the grid; a time that is a tenth longer is rejected."""
     pair = PairDistance(gamma=0.4, tau0=0.5)
-    found = by_finite_differences(0.4, 0.5, 4.0, 1.0)
+    expected = by_finite_differences(0.4, 0.5, 4.0, 1.0)
     assert 1 - pair.ever(300.0, inf) < 2e-4
-    assert pair.by(1.0, 4.0, inf) == pytest.approx(found, rel=2e-3)
-    assert pair.by(1.1, 4.0, inf) != pytest.approx(found, rel=2e-2)
+    assert pair.by(1.0, 4.0, inf) == pytest.approx(expected, rel=2e-3)
+    assert pair.by(1.1, 4.0, inf) != pytest.approx(expected, rel=2e-2)
     assert pair.by(1e6, 4.0, inf) == pytest.approx(pair.ever(4.0, inf), rel=1e-9)
     assert pair.by(1e6, 4.0, 50.0) == pytest.approx(pair.ever(4.0, 50.0), rel=1e-9)
 
 
-def test_what_has_no_formula_is_refused():
+def test_explosion_probability_refuses_limits_without_a_formula():
     relu = lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)
     for limit, start, reason in (
         (limit_of(0.5, 1.0, 1.0), np.eye(3), "known for two tokens; got 3"),
@@ -127,7 +127,7 @@ def test_what_has_no_formula_is_refused():
             limit_of(0.5, 1.0, 1.0).explosion_probability(np.eye(2), **bad)
 
 
-def test_corners():
+def test_explosion_probability_at_the_ends_of_its_range():
     limit = limit_of(0.6, 1.0, 1.0)
     assert limit.explosion_probability(np.ones((2, 2))) == 0.0
     assert limit.explosion_probability(np.eye(2), radius=2.0) == 1.0
@@ -140,7 +140,7 @@ def test_corners():
 
 
 def share_by_fixed_steps(gamma, tau0, distance, horizon, radius, samples=4000, dt=0.01):
-    """What a step of fixed length makes of d: the share beyond the radius."""
+    """Return the share of paths beyond the radius if d moves by steps of fixed length."""
     rng, d = np.random.default_rng(0), np.full(samples, distance)
     out = np.zeros(samples, bool)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -160,7 +160,7 @@ def share_by_fixed_steps(gamma, tau0, distance, horizon, radius, samples=4000, d
         (0.6, 1.0, lf.from_covariance([[9.0, -1.0], [-1.0, 4.0]]), 0.5, 3000),
     ],
 )
-def test_paths_explode_as_often_as_they_should(gamma, tau0, start, horizon, samples):
+def test_paths_explode_with_the_probability_of_the_formula(gamma, tau0, start, horizon, samples):
     limit = limit_of(gamma, tau0, horizon)
     causes = causes_of(limit, start, samples, radius=1e30)
     probability = limit.explosion_probability(start, time=horizon)
@@ -174,8 +174,8 @@ def test_paths_explode_as_often_as_they_should(gamma, tau0, start, horizon, samp
     ("gamma", "tau0", "variance", "radius", "samples"),
     [(CRITICAL, 1.0, 0.5, 1e6, 8000), (0.8, 0.5, 20.0, 1e4, 4000), (1.0, 0.7, 2.0, 50.0, 4000)],
 )
-def test_antipodal_paths_pass_a_ball_as_often_as_the_formula_says(gamma, tau0, variance, radius, samples):
-    """At γ² ≥ ½, by the end of the horizon."""
+def test_antipodal_paths_leave_a_ball_with_the_probability_of_the_formula(gamma, tau0, variance, radius, samples):
+    """At γ² ≥ ½, by the end of the horizon; the probability of a larger ball is rejected."""
     limit = limit_of(gamma, tau0, 2.0)
     start = lf.equicorrelated(2, -1.0, variance)
     causes = causes_of(limit, start, samples, radius=radius)
@@ -186,21 +186,21 @@ def test_antipodal_paths_pass_a_ball_as_often_as_the_formula_says(gamma, tau0, v
 
 
 def test_antipodes_stay_antipodes():
-    """However far they go. Tokens that miss it by 1e-13 of V are the wrong twin: what rounding once made."""
-    limit, away = limit_of(0.45, 1.0, 1.0), []
-    for missed in (0.0, 1e-13):
-        start = lf.from_covariance([[1.5, missed - 1.5], [missed - 1.5, 1.5]])
+    """At any distance. Tokens that miss it by 1e-13 of V, about the rounding, are the wrong twin."""
+    limit, errors = limit_of(0.45, 1.0, 1.0), []
+    for error in (0.0, 1e-13):
+        start = lf.from_covariance([[1.5, error - 1.5], [error - 1.5, 1.5]])
         paths = lf.simulate(limit, start, samples=64, seed=1, record=[0.5, 1.0], progress=False)
         v = paths["covariance"].values
-        away.append(float((np.abs(v[..., 0, 1] + v[..., 0, 0]) / v[..., 0, 0]).max()))
+        errors.append(float((np.abs(v[..., 0, 1] + v[..., 0, 0]) / v[..., 0, 0]).max()))
         assert (paths["exit_cause"] == LEFT_BALL).any()
-    assert away[0] == 0.0
-    assert away[1] > 1e-6
+    assert errors[0] == 0.0
+    assert errors[1] > 1e-6
 
 
 @pytest.mark.parametrize("start", [[[2.0, -2.0], [-2.0, 2.0]], [[2.0, -3.0], [-3.0, 4.5]]])
-def test_who_is_held_opposite(start):
-    """Two tokens x and −x under attention alone; not x and −1.5 x, not beside a shaped ReLU, not with a mask."""
+def test_mask_knows_antipodes(start):
+    """Two tokens x and −x are; x and −1.5 x are not, nor tokens with a shaped ReLU or a mask, or equal tokens."""
     relu = lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)
     opposite = start[0][0] == start[1][1]
     start = lf.from_covariance(start)
@@ -211,15 +211,15 @@ def test_who_is_held_opposite(start):
 
 
 def test_no_path_explodes_at_a_large_gamma():
-    """γ = 0.8 from variance 300, where a fixed step sends nearly all away."""
+    """γ = 0.8 from variance 300; with a fixed step nearly all paths explode."""
     limit = limit_of(0.8, 0.5, 2.0)
     causes = causes_of(limit, lf.equicorrelated(2, 0.2, 300.0), 1000)
     assert (causes == INSIDE).all()
     assert share_by_fixed_steps(0.8, 0.5, 480.0, 2.0, 1e30) > 0.9
 
 
-def test_tokens_that_align_leave_a_ball_before_their_distance_does():
-    """γ² = ½: u = asinh(d/K) is Brownian in the time Θ that V ∝ exp(Θ/2) counts, and stops at 0."""
+def test_aligned_tokens_leave_a_ball_before_their_distance_does():
+    """At γ² = ½ u = asinh(d/K) is a Brownian motion in the time Θ of V ∝ exp(Θ/2), stopped at 0."""
     limit = limit_of(CRITICAL, 1.0, 2.0)
     start = lf.equicorrelated(2, 0.2, 300.0)
     causes = causes_of(limit, start, 1000)
@@ -231,26 +231,26 @@ def test_tokens_that_align_leave_a_ball_before_their_distance_does():
 
 
 def test_euler_maruyama_does_not_hide_explosions():
-    """Paths that attention carries away end in the ball's exit or as lost, as many as explode, not in the cone's."""
+    """As many paths as explode leave the ball or lose resolution, rather than leave the cone."""
     limit = limit_of(0.4, 0.5, 0.5)
     start = lf.equicorrelated(2, -0.4, 3.0)
     causes = causes_of(limit, start, 1000, step="euler-maruyama", radius=1e30)
     probability = limit.explosion_probability(start, time=0.5)
-    gone = np.isin(causes, (LEFT_BALL, LOST)).mean()
-    assert abs(gone - probability) < 4 * sqrt(probability * (1 - probability) / 1000)
+    share = np.isin(causes, (LEFT_BALL, LOST)).mean()
+    assert abs(share - probability) < 4 * sqrt(probability * (1 - probability) / 1000)
 
 
 def least_eigenvalue(paths):
-    """Over the trace, of every V that is kept; rounding makes it −1e-9 at most."""
+    """Return the least eigenvalue over the trace of all recorded V; rounding makes it −1e-9 at worst."""
     v = paths["covariance"].values
     return (np.linalg.eigvalsh(v)[..., 0] / np.trace(v, axis1=2, axis2=3)).min()
 
 
 @pytest.mark.parametrize("part", ["attention", "feedforward"])
-def test_euler_maruyama_shows_no_v_out_of_the_cone(part):
-    """Steps so long that many V leave the ball and the cone at once, short ones (attention) among them.
+def test_euler_maruyama_records_no_v_outside_the_cone(part):
+    """Steps are so long that many V leave the ball and the cone at once, also short steps (attention).
 
-    What such a path would show is the wrong twin: one step of the paper's, taken here in NumPy.
+    The wrong twin is V after one step of the paper, in NumPy.
     """
     parts = {"attention": lf.ShapedAttention(tau0=1.0), "feedforward": lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)}
     limit = lf.limit(lf.Transformer(width=1000, depth=1000, gamma=0.9, **{part: parts[part]}))
@@ -259,15 +259,15 @@ def test_euler_maruyama_shows_no_v_out_of_the_cone(part):
     paths = lf.simulate(limit, start, **options)
     assert {LEFT_BALL, LEFT_CONE} <= set(paths["exit_cause"].values.tolist())
     assert least_eigenvalue(paths) > -1e-9
-    gone = paths["covariance"].values[:, -1][paths["exit_cause"].values == LEFT_BALL]
-    assert (np.linalg.norm(gone, axis=(1, 2)) >= 4.0).all()
+    outside = paths["covariance"].values[:, -1][paths["exit_cause"].values == LEFT_BALL]
+    assert (np.linalg.norm(outside, axis=(1, 2)) >= 4.0).all()
     one_step = by_euler_maruyama(limit, start.covariance, 0.25, 1000)
     beyond = np.linalg.norm(one_step, axis=(1, 2)) >= 4.0
     assert (np.linalg.eigvalsh(one_step[beyond])[:, 0] < -0.01).mean() > 0.1
 
 
 def by_euler_maruyama(limit, v, dt, samples):
-    """V₀ + b dt + √dt times a normal variable of covariance Σ(V₀), (samples, m, m)."""
+    """Return V₀ + b dt + √dt times a normal variable of covariance Σ(V₀), (samples, m, m)."""
     rows, columns = np.triu_indices(len(v))
     root = np.linalg.cholesky(limit.diffusion(v) + 1e-14 * np.eye(len(rows)))
     noise = np.random.default_rng(0).standard_normal((samples, len(rows))) @ root.T
@@ -279,8 +279,8 @@ def by_euler_maruyama(limit, v, dt, samples):
 
 @pytest.mark.parametrize("gamma", [1e-3, 0.05, 0.6, 1.0])
 @pytest.mark.parametrize("size", [1e-100, 1.0, 30.0, 1e6, 1e120])
-def test_by_any_time_it_is_a_probability_that_rises_to_that_of_ever(gamma, size):
-    """From 1e-12 to 1e6, from tiny and enormous starts; below 1e-10 it is 0, not what rounding makes of it."""
+def test_explosion_probability_rises_with_time(gamma, size):
+    """Times from 1e-12 to 1e6, tiny and enormous starts; a probability below 1e-10 is 0."""
     model = lf.limit(lf.Transformer(width=20, depth=20, gamma=gamma, attention=lf.ShapedAttention(tau0=1.0)))
     by = [model.explosion_probability(np.eye(2) * size, time=t) for t in (1e-12, 1e-6, 1e-3, 1.0, 50.0, 1e6)]
     assert (np.diff([0.0, *by, model.explosion_probability(np.eye(2) * size)]) > -1e-8).all()

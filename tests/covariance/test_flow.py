@@ -1,7 +1,7 @@
-"""The ODE of λ = 1, γ = 1/√depth: its right-hand side, its solution, and the chains that come to it.
+"""The ODE of λ = 1, γ = 1/√depth: its right-hand side, its solution, and the chains that converge to it.
 
-Each against something else: kernels against quadrature, F against one layer of the chain, the solution against a
-one-dimensional integral, whole chains at growing width and depth.
+The tests compare kernels with quadrature, F with one layer of the chain, the solution with a one-dimensional integral,
+and the flow with chains of growing width and depth.
 """
 
 from math import acos, cos, pi
@@ -39,7 +39,7 @@ def model(name, width=64, depth=16):
 
 
 def mean_of_products(activation, v, i, j, nodes=400):
-    """E σ(h_i) σ(h_j) over h ~ N(0, V), the plane in polar coordinates: no kink of a homogeneous σ lies inside."""
+    """Return E σ(h_i) σ(h_j), h ~ N(0, V), in polar coordinates, where a homogeneous σ has no kink along a ray."""
     root = np.linalg.cholesky(v[np.ix_([i, j], [i, j])] if i != j else np.diag([v[i, i], 1.0]))
     angle = (np.arange(nodes) + 0.5) * 2 * pi / nodes
     x, w = np.polynomial.laguerre.laggauss(60)  # r²/2 ~ Exp(1)
@@ -50,7 +50,7 @@ def mean_of_products(activation, v, i, j, nodes=400):
 
 
 @pytest.mark.parametrize(
-    ("found", "activation", "gain", "error"),
+    ("kernel_of", "activation", "gain", "error"),
     [
         (lambda v: piecewise_linear(v, 1.0, 0.0), lambda h: np.maximum(h, 0), 2.0, 1e-4),
         (lambda v: piecewise_linear(v, 1.3, 0.4), lambda h: np.where(h > 0, 1.3, 0.4) * h, 2 / (1.69 + 0.16), 1e-4),
@@ -58,18 +58,18 @@ def mean_of_products(activation, v, i, j, nodes=400):
     ],
     ids=["ReLU", "other slopes", "GELU"],
 )
-def test_kernels_are_means_over_the_plane(found, activation, gain, error):
-    """By quadrature; the transpose of a correlation's sign is another kernel."""
-    kernel = found(V3)
+def test_dual_kernels_are_means_over_the_plane(kernel_of, activation, gain, error):
+    """The means are quadratures; another sign of a correlation gives another kernel."""
+    kernel = kernel_of(V3)
     for i, j in zip(*np.triu_indices(3), strict=True):
         assert kernel[i, j] == pytest.approx(gain * mean_of_products(activation, V3, i, j), abs=error)
         assert kernel[j, i] == pytest.approx(kernel[i, j], rel=1e-14)
-    turned = found(V3 * [[1, -1, 1], [-1, 1, 1], [1, 1, 1]])
+    turned = kernel_of(V3 * [[1, -1, 1], [-1, 1, 1], [1, 1, 1]])
     assert abs(turned[0, 1] - kernel[0, 1]) > 0.1
 
 
-def test_kernels_keep_a_variance_of_one():
-    """That is what c is for; with a variance of 2, GELU's is not homogeneous."""
+def test_dual_kernels_preserve_a_variance_of_one():
+    """c normalises them; at a variance of 2 the kernel of GELU, which is not homogeneous, does not preserve it."""
     for part in (lf.ReLU(), lf.GELU(), lf.ShapedReLU(c_plus=1.0, c_minus=-1.0), lf.OneMatrix(activation=lf.GELU())):
         np.testing.assert_allclose(dual_kernel(part, np.ones((2, 2))), 1.0, rtol=1e-14)
     assert abs(dual_kernel(lf.GELU(), np.array([[2.0]]))[0, 0] - 2) > 0.1
@@ -86,14 +86,14 @@ TWINS = {
 
 @pytest.mark.parametrize("name", TWINS)
 def test_one_layer_adds_the_drift_over_depth(name):
-    """d·E(V₁ − V₀) of the chain is F(V₀): exactly for two matrices at any width, at a large one for attention.
+    """d·E(V₁ − V₀) of the chain is F(V₀), for two matrices at any width, for attention at a large one.
 
-    Seven percent more fails, and so does the F of another part.
+    Seven percent more and the F of another part are rejected.
     """
     net = model(name, width=4_000 if "attention" in PARTS[name] else 12)
-    found = lf.simulate(net, V3, samples=50_000, seed=3, record=[1])["covariance"].values[:, 0]
+    v = lf.simulate(net, V3, samples=50_000, seed=3, record=[1])["covariance"].values[:, 0]
     rows = np.triu_indices(3)
-    moved = 16 * (found - V3)[:, rows[0], rows[1]]
+    moved = 16 * (v - V3)[:, rows[0], rows[1]]
     exact, other = (lf.limit(model(one)).drift(V3)[rows] for one in (name, TWINS[name]))
     assert np.abs(standard_errors(moved, exact)).max() < STANDARD_ERRORS
     assert np.abs(standard_errors(moved, 1.07 * exact)).max() > STANDARD_ERRORS
@@ -101,7 +101,7 @@ def test_one_layer_adds_the_drift_over_depth(name):
 
 
 def test_shaped_parts_become_linear():
-    """Logits vanish and slopes meet: each sublayer adds V, so V(1) = e² V₀; with a ReLU of fixed slopes it is not."""
+    """Logits vanish and slopes meet: each sublayer adds V, so V(1) = e² V₀; a ReLU of fixed slopes differs."""
     flow = lf.limit(model("shaped"))
     np.testing.assert_allclose(flow.drift(V3), 2 * V3, rtol=1e-15)
     np.testing.assert_allclose(flow.solve(V3)[0], np.exp(2) * V3, rtol=1e-9)
@@ -113,7 +113,7 @@ def test_shaped_parts_become_linear():
 
 
 def correlation_by_quadrature(rho, time):
-    """ρ = cos θ of a ReLU: dθ/dt = −(1 − θ cot θ)/π, so t/π = ∫ dθ/(1 − θ cot θ) from θ(t) to θ(0)."""
+    """Return ρ = cos θ of a ReLU: dθ/dt = −(1 − θ cot θ)/π, so t/π = ∫ dθ/(1 − θ cot θ) from θ(t) to θ(0)."""
     begin = acos(rho)
 
     def elapsed(end):
@@ -123,12 +123,12 @@ def correlation_by_quadrature(rho, time):
 
 
 @pytest.mark.parametrize("name", ["ReLU", "one matrix"])
-def test_the_solution_of_a_relu_is_an_integral(name):
-    """Variances e^t, correlations by quadrature; the integral up to a tenth more is another."""
+def test_solution_of_a_relu_is_an_integral(name):
+    """Variances are e^t, correlations quadratures; those at a tenth more time are rejected."""
     times = [0.0, 0.3, 1.0]
-    found = lf.limit(model(name)).solve(V3, times)
-    deviation = np.sqrt(np.diagonal(found, axis1=1, axis2=2))
-    rho = found / deviation[:, :, None] / deviation[:, None, :]
+    solution = lf.limit(model(name)).solve(V3, times)
+    deviation = np.sqrt(np.diagonal(solution, axis1=1, axis2=2))
+    rho = solution / deviation[:, :, None] / deviation[:, None, :]
     for k, time in enumerate(times):
         np.testing.assert_allclose(deviation[k] ** 2, np.exp(time) * np.diagonal(V3), rtol=1e-9)
     for i, j in ((0, 1), (0, 2), (1, 2)):
@@ -138,24 +138,24 @@ def test_the_solution_of_a_relu_is_an_integral(name):
         assert abs(rho[2, i, j] - correlation_by_quadrature(start, 1.1)) > 1e-3
 
 
-def test_tokens_that_are_one_stay_one():
+def test_equal_tokens_stay_equal():
     start = V3[np.ix_([0, 1, 0], [0, 1, 0])]
     for name in ("ReLU", "GELU", "attention"):
-        found = lf.limit(model(name)).solve(start)[0]
-        np.testing.assert_allclose(found[0], found[2], rtol=1e-9)
+        v = lf.limit(model(name)).solve(start)[0]
+        np.testing.assert_allclose(v[0], v[2], rtol=1e-9)
 
 
 def distance(net, samples, truth):
-    """Root of the mean squared error of V at the last layer, relative to the largest entry of the truth."""
+    """Return the root mean squared error of V at the last layer, relative to the largest entry of the truth."""
     v = lf.simulate(net, V3, samples=samples, seed=7, record=[net.depth], progress=False)["covariance"].values[:, 0]
     return float(np.sqrt(((v - truth) ** 2).mean(0)).max() / np.abs(truth).max())
 
 
 @pytest.mark.parametrize("name", ["ReLU", "one matrix", "attention"])
-def test_chains_come_to_the_flow(name):
-    """Four times the width and depth, half the error, which at width 1024 is 0.06 to 0.15.
+def test_chains_converge_to_the_flow(name):
+    """Four times the width and depth give half the error, which at width 1024 is 0.06 to 0.15.
 
-    The twin is the flow up to another time: chains do not come to it.
+    The wrong twin is the flow at another time.
     """
     sizes = ((64, 16, 500), (256, 64, 400), (1024, 256, 40))
     nets = [(model(name, width, depth), samples) for width, depth, samples in sizes]
@@ -168,15 +168,15 @@ def test_chains_come_to_the_flow(name):
 
 
 def spread(net, samples):
-    """Standard deviation of log V₀₀ at the last layer."""
+    """Return the standard deviation of log V₀₀ at the last layer."""
     v = lf.simulate(net, V3, samples=samples, seed=8, record=[net.depth], progress=False)["covariance"].values
     return float(np.log(v[:, 0, 0, 0]).std())
 
 
 def test_width_and_depth_commute():
-    """[Hayou and Yang 2023]: far more width than depth, or the other way about, one limit and one fluctuation.
+    """Far more width than depth and the reverse have one limit and one fluctuation [Hayou and Yang 2023].
 
-    At λ² + γ² = 1 they do not: the fluctuation is that of depth/width.
+    At λ² + γ² = 1 they have not: the fluctuation is that of depth/width.
     """
     truth = lf.limit(model("ReLU")).solve(V3)[0]
     wide, deep = model("ReLU", 512, 64), model("ReLU", 512, 2048)
@@ -190,12 +190,12 @@ def test_width_and_depth_commute():
 # ---------------------------------------------------------------- as a limit among others
 
 
-def test_simulate_gives_the_solution_to_every_sample():
+def test_simulate_returns_the_solution_in_every_sample():
     flow = lf.limit(model("GELU"))
-    found = lf.simulate(flow, V3, samples=3, seed=0, record=[0.25, 1.0])
-    np.testing.assert_array_equal(found["covariance"], np.stack([flow.solve(V3, [0.25, 1.0])] * 3))
-    assert found["time"].attrs["units"] == "layer/depth"
-    assert lf.from_json(found.attrs["model"]) == flow
+    dataset = lf.simulate(flow, V3, samples=3, seed=0, record=[0.25, 1.0])
+    np.testing.assert_array_equal(dataset["covariance"], np.stack([flow.solve(V3, [0.25, 1.0])] * 3))
+    assert dataset["time"].attrs["units"] == "layer/depth"
+    assert lf.from_json(dataset.attrs["model"]) == flow
     every = lf.simulate(flow, V3, samples=1, seed=0)
     np.testing.assert_allclose(every["time"], np.arange(17) / 16)
     with pytest.raises(lf.InputError, match="A deterministic limit has no option dt; it has keep, pairs, dtype"):
@@ -205,12 +205,12 @@ def test_simulate_gives_the_solution_to_every_sample():
 
 
 def test_a_sweep_of_limits():
-    """Of starts: each cell has the solution at time 1."""
+    """Each cell, for one start, has the solution at time 1."""
     base, settings = model("GELU"), {"samples": 2, "as": "limit", "start": {"tokens": 2}}
     sweep = lf.Sweep(base, over={"start.correlation": [0.1, 0.7]}, simulate=settings, reduce={"moments": True})
-    found = lf.compute_sweep(sweep, threads=1)["correlation_mean"].values.ravel()
+    means = lf.compute_sweep(sweep, threads=1)["correlation_mean"].values.ravel()
     exact = [lf.limit(base).solve(lf.equicorrelated(2, rho))[0] for rho in (0.1, 0.7)]
-    np.testing.assert_allclose(found, [v[0, 1] / v[0, 0] for v in exact], rtol=1e-12)
+    np.testing.assert_allclose(means, [v[0, 1] / v[0, 0] for v in exact], rtol=1e-12)
 
 
 def test_width_and_depth_have_no_effect():
@@ -225,7 +225,7 @@ def test_times_must_ascend_within_the_horizon(times):
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"norm": "pre"}, "normalisation layers"),
         (
@@ -237,12 +237,12 @@ def test_times_must_ascend_within_the_horizon(times):
     ],
     ids=str,
 )
-def test_what_has_no_flow_is_refused(changes, says):
+def test_limit_refuses_models_without_a_flow(changes, message):
     common = {"width": 8, "depth": 16, "gamma": 0.25, "lam": 1.0, "feedforward": lf.ReLU()}
-    with pytest.raises(lf.NoLimitError, match=says):
+    with pytest.raises(lf.NoLimitError, match=message):
         lf.limit(lf.Transformer(**common | changes))
 
 
-def test_the_flow_of_another_model_is_refused():
+def test_flow_refuses_a_model_of_other_strengths():
     with pytest.raises(lf.InputError, match="model must be a Transformer with lam=1"):
         lf.CovarianceFlow(model=lf.Transformer(width=8, depth=16, gamma=0.25, feedforward=lf.ReLU()))

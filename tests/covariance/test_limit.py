@@ -8,7 +8,7 @@ from scipy.integrate import quad
 from scipy.stats import ks_2samp
 
 import limitformer as lf
-from limitformer.covariance.limit.coefficients import centre_rows
+from limitformer.covariance.limit.factor_step import centre_rows
 from limitformer.numerics.lanes import in_lanes
 from limitformer.numerics.random import key, replica_normals
 from statistics_checks import STANDARD_ERRORS, assert_same_law, covariance_standard_errors, standard_errors
@@ -114,7 +114,7 @@ def diffusion_by_sums(v, gamma, tau0):
 
 
 def test_theorem_4_2_drift():
-    """To 1e-12; with the sign of the second-order term turned it is another drift."""
+    """The drift agrees to 1e-12; with the sign of the second-order term turned it does not."""
     limit = lf.limit(model("Theorem 4.2"))
     exact = drift_by_sums(V4, GAMMA, TAU0)
     assert np.abs(limit.drift(V4) - exact).max() < 1e-12 * np.abs(exact).max()
@@ -134,7 +134,7 @@ def test_corollary_4_3_drift():
 
 
 def test_causal_drift():
-    """Against nested sums; the first token sees itself alone, so attention adds no drift to its variance."""
+    """The drift is that of nested sums; the first token sees only itself, so its variance has no drift."""
     drift = lf.limit(model("causal")).drift(V4)
     exact = causal_drift_by_sums(V4, GAMMA, TAU0)
     assert np.abs(drift - exact).max() < 1e-12 * np.abs(exact).max()
@@ -143,7 +143,7 @@ def test_causal_drift():
 
 
 def test_drift_at_a_large_and_singular_covariance():
-    """Three tokens, two of them one, of norm 10√n: relative to the largest entry."""
+    """Three tokens of norm 10√n, two of them equal; the error is relative to the largest entry."""
     v = 100 * np.array([[1.0, 0.3, 1.0], [0.3, 1.2, 0.3], [1.0, 0.3, 1.0]])
     exact = drift_by_sums(v, GAMMA, TAU0)
     assert np.abs(lf.limit(model("Theorem 4.2")).drift(v) - exact).max() < 1e-12 * np.abs(exact).max()
@@ -159,7 +159,7 @@ def test_theorem_4_2_diffusion():
 
 @pytest.mark.parametrize(("name", "ratio"), [("Theorem 3.2", 1), ("hidden width 3n", 3)])
 def test_dense_diffusion_of_hidden_units(name, ratio):
-    """(2λ²γ² + γ⁴(1 + 1/r)) Σ_lin, at r = 1 that of [ST, Thm 3.2]; units without a fluctuation are the wrong twin."""
+    """Σ is (2λ²γ² + γ⁴(1 + 1/r)) Σ_lin; the wrong twin has units without a fluctuation."""
     sigma = lf.limit(model(name)).diffusion(V4)
     skip, branch = 2 * (1 - GAMMA**2) * GAMMA**2, GAMMA**4
     assert np.abs(sigma - (skip + branch * (1 + 1 / ratio)) * linear_diffusion(V4)).max() < 1e-12 * sigma.max()
@@ -192,10 +192,10 @@ def test_structured_noise_has_the_dense_covariance(name):
 
 
 def one_step(process, samples, start=V4, **options):
-    """ΔV over the pairs α ≤ β after the last recorded point: (samples, pairs)."""
-    found = lf.simulate(process, start, samples=samples, seed=4, progress=False, **options)
+    """Return ΔV over the pairs α ≤ β at the last recorded point: (samples, pairs)."""
+    dataset = lf.simulate(process, start, samples=samples, seed=4, progress=False, **options)
     pairs = np.triu_indices(len(start))
-    return found["covariance"].values[:, -1][:, pairs[0], pairs[1]] - start[pairs]
+    return dataset["covariance"].values[:, -1][:, pairs[0], pairs[1]] - start[pairs]
 
 
 CHAIN_SAMPLES = {
@@ -210,7 +210,7 @@ CHAIN_SAMPLES = {
 
 @pytest.mark.parametrize("name", THEOREMS)
 def test_one_layer_has_the_drift_and_covariance_of_the_limit(name):
-    """At width 2000, times n; b with its sign turned and Σ without the attention's (or the hidden units') part fail."""
+    """At width 2000; b with its sign turned and Σ without the part of attention or hidden units are rejected."""
     chain = model(name)
     limit, n = lf.limit(chain), chain.width
     moved = one_step(chain, CHAIN_SAMPLES[name], record=[1])
@@ -229,11 +229,12 @@ def linear_diffusion(v):
 
 
 def moments(limit, start, step):
-    """(E ΔV/dt, Cov ΔV/dt) of one step over the pairs, not sampled; the covariance up to O(dt).
+    """Return E ΔV/dt and Cov ΔV/dt of one step over the pairs, the covariance up to O(dt), without sampling.
 
-    V′ is a sum of known functions of its normals, which the seed gives: twice as many paths as functions determine the
-    coefficients to rounding. All but the first have mean 0, so that the first coefficient is the mean; they are
-    orthonormal but for the kinks, whose share is O(dt), so that the squares of their coefficients are the covariance.
+    V′ is a sum of known functions of its normals, which follow from the seed. Twice as many paths as functions
+    determine the coefficients to rounding. All functions but the first have mean 0, so the first coefficient is the
+    mean. They are orthonormal except the kinks, whose share is O(dt), so the squares of their coefficients are the
+    covariance.
     """
     normals = normals_of(limit, len(start), step)
     i, j = np.triu_indices(normals.shape[1])
@@ -243,76 +244,68 @@ def moments(limit, start, step):
     design = np.hstack([np.ones((len(normals), 1)), normals, squares, kinks])[:paths]
     moved = one_step(limit, paths, start, record=[limit.horizon], dt=limit.horizon, step=step) / sqrt(limit.horizon)
     fitted = np.linalg.lstsq(design, moved)[0]
-    assert np.abs(design @ fitted - moved).max() < 1e-7 * np.abs(moved).max(), "it has other functions of these numbers"
+    assert np.abs(design @ fitted - moved).max() < 1e-7 * np.abs(moved).max(), (
+        "a step has other functions of its normals"
+    )
     return fitted[0] / sqrt(limit.horizon), fitted[1:].T @ fitted[1:]
 
 
 def normals_of(limit, m, step):
-    """Those of a step (paths, count): of the linear noise, of the mixing, and of the factor step's kink."""
+    """Return the normals of a step (paths, count): linear noise, mixing, and the kink of the factor step."""
     linear = m * m if step == PAPER else m * (m + 1) // 2
     kink = m if limit.kink and step == "factor" else 0
     return replica_normals(key(4, f"limit {step}"), 2000, linear + (m * m if limit.tau0 else 0) + kink)
 
 
 def kinks_of(normals, v):
-    """|h_α h_β| less its mean for α < β, h ~ N(0, V) from the root of V that paths begin with."""
+    """Return |h_α h_β| minus its mean for α < β, h ~ N(0, V) from the root of V that begins a path."""
     a, b = np.triu_indices(len(v), 1)
     root = np.linalg.cholesky(v)
-    root[-1, -1] *= -1  # the sign that a reflection leaves there
+    root[-1, -1] *= -1  # the sign of the reflected factor
     h = np.abs(normals @ root.T)
     size = np.sqrt(np.diag(v))[a] * np.sqrt(np.diag(v))[b]
     rho = v[a, b] / size
     return h[:, a] * h[:, b] - 2 / pi * size * (np.sqrt(1 - rho**2) + rho * np.arcsin(rho))
 
 
-def nearly(found, exact):
-    """To a millionth of the largest."""
-    return bool(np.abs(found - exact).max() < 1e-6 * np.abs(exact).max())
+def agree(estimate, exact):
+    """Return whether the error is below a millionth of the largest entry."""
+    return bool(np.abs(estimate - exact).max() < 1e-6 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize("step", ["factor", PAPER])
 @pytest.mark.parametrize("name", ["Theorem 3.2", "Theorem 4.2", "Corollary 4.3", "causal", "causal, both"])
 def test_one_step_has_the_drift_and_covariance_of_the_limit(name, step):
-    """As dt → 0; a drift or a covariance that is off by 1e-5 is another one."""
+    """The moments agree as dt → 0; a drift or covariance that is off by 1e-5 is rejected."""
     limit = lf.limit(model(name, width=10**7))
     b, sigma = limit.drift(V4)[PAIRS], limit.diffusion(V4)
     drift, covariance = moments(limit, V4, step)
-    for found, exact in ((drift, b), (covariance, sigma)):
-        assert nearly(found, exact)
-        assert not nearly(found, (1 + 1e-5) * exact)
+    for moment, exact in ((drift, b), (covariance, sigma)):
+        assert agree(moment, exact)
+        assert not agree(moment, (1 + 1e-5) * exact)
 
 
 @pytest.mark.parametrize("step", ["factor", PAPER])
 @pytest.mark.parametrize("mask", [None, "causal"])
-def test_the_drift_of_attention_where_its_second_order_is_half_of_it(mask, step):
-    """γ and τ₀ small, so that the drift γ²/τ₀² is large beside the noise γ²/τ₀, and the variances very unequal, which
-    the second order needs; the last token, which a causal mask lets see all, has the largest."""
+def test_one_step_has_the_drift_where_its_second_order_is_half_of_it(mask, step):
+    """Small γ and τ₀ make the drift γ²/τ₀² large compared with the noise γ²/τ₀.
+
+    Unequal variances make the second order large; the last token, which sees all tokens, has the largest.
+    """
     attention = lf.ShapedAttention(tau0=0.02)
     limit = lf.limit(lf.Transformer(width=10**8, depth=1, gamma=0.1, attention=attention, mask=mask))
     deviation = np.sqrt([0.2, 0.1, 0.5, 2.0])
     start = np.outer(deviation, deviation) * (0.4 * np.eye(4) + 0.6)
     drift, _ = moments(limit, start, step)
     b = limit.drift(start)[PAIRS]
-    assert nearly(drift, b)
-    assert not nearly(drift, (1 + 1e-5) * b)
+    assert agree(drift, b)
+    assert not agree(drift, (1 + 1e-5) * b)
 
 
-def test_theorem_4_2_drift_of_the_default_step():
-    """Against the printed sum; a coefficient that is off by a thousandth is rejected, and so is a turned sign."""
-    found, _ = moments(lf.limit(model("Theorem 4.2", width=10**7)), V4, "factor")
-    assert nearly(found, drift_by_sums(V4, GAMMA, TAU0)[PAIRS])
-    assert not nearly(found, drift_by_sums(V4, GAMMA, TAU0, sign=0.999)[PAIRS])
+def test_error_of_a_factor_step_is_of_second_order():
+    """Half the step halves the error of Cov ΔV/dt; an error of order 3/2 has a ratio of 1.41.
 
-
-def test_causal_drift_of_the_default_step():
-    found, _ = moments(lf.limit(model("causal", width=10**7)), V4, "factor")
-    assert nearly(found, causal_drift_by_sums(V4, GAMMA, TAU0)[PAIRS])
-
-
-def test_the_factor_steps_error_is_of_second_order():
-    """Over dt, halving the step halves the error of its covariance. An error of order 3/2 would leave a ratio of 1.41.
-
-    τ₀ = 1, where a step of 0.1 is short enough to be one step.
+    At τ₀ = 1 a step of 0.1 is short enough to be one step.
     """
     attention = lf.ShapedAttention(tau0=1.0)
 
@@ -325,9 +318,11 @@ def test_the_factor_steps_error_is_of_second_order():
     assert 1.9 < (first * second).sum() / (second**2).sum() < 2.1
 
 
-def test_the_factor_step_keeps_the_mean_log_of_a_distance():
-    """Mixing turns d into d (C + √x g)²; with C² as a step's own mean has it, E log (C + √x g)² is (ρ − 1) x, as in
-    the SDE, up to O(x⁴). A hundredth of C²'s second order more is rejected."""
+def test_factor_step_keeps_the_mean_log_of_a_distance():
+    """Mixing turns d into d (C + √x g)², and E log (C + √x g)² is (ρ − 1) x, as in the SDE, up to O(x⁴).
+
+    C² comes from the mean of a step. A hundredth more of its second order is rejected.
+    """
     gamma, start = 0.6, lf.equicorrelated(2, -0.2, 3.0).covariance  # of equal tokens, whose second order vanishes
     limit = lf.limit(lf.Transformer(width=10_000, depth=100, gamma=gamma, attention=lf.ShapedAttention(tau0=1.0)))
     distance, rho = 2 * (start[0, 0] - start[0, 1]), (1 - gamma**2) / gamma**2
@@ -335,10 +330,10 @@ def test_the_factor_step_keeps_the_mean_log_of_a_distance():
     grown = moments(limit, start, "factor")[0] @ [1, -2, 1] * limit.horizon / distance  # E d′/d − 1 = C² − 1 + x
 
     def excess(squared):
-        def weighed(g):
+        def integrand(g):
             return 2 * log(sqrt(squared) + sqrt(x) * g) * exp(-g * g / 2) / sqrt(2 * pi)
 
-        return quad(weighed, -8, 8, epsabs=1e-13, limit=200)[0] - (rho - 1) * x
+        return quad(integrand, -8, 8, epsabs=1e-13, limit=200)[0] - (rho - 1) * x
 
     assert abs(excess(1 + grown - x)) < 20 * x**4
     assert abs(excess(1 + grown - x + 0.01 * (rho**2 / 2 - rho + 1.5) * x**2)) > 100 * x**4
@@ -348,25 +343,25 @@ def test_the_factor_step_keeps_the_mean_log_of_a_distance():
 
 
 def last_correlations(process, start, **options):
-    found = lf.simulate(process, start, **{"samples": 10_000, "seed": 6, "progress": False, **options})
-    rho = lf.correlation(found).values[:, -1]
-    return {"ρ_01": rho[:, 0, 1], "ρ_02": rho[:, 0, 2], "V_00": found["covariance"].values[:, -1, 0, 0]}
+    dataset = lf.simulate(process, start, **{"samples": 10_000, "seed": 6, "progress": False, **options})
+    rho = lf.correlation(dataset).values[:, -1]
+    return {"ρ_01": rho[:, 0, 1], "ρ_02": rho[:, 0, 2], "V_00": dataset["covariance"].values[:, -1, 0, 0]}
 
 
 V3 = V4[:3, :3]
 
 
 @pytest.mark.parametrize("scale", [1e2, 1e9])
-def test_parallel_tokens_of_any_variance_feel_no_attention(scale):
-    """ρ = 1: V C = 0, so attention neither spreads nor bends, and V/V₀ has one law whatever V₀: that of a ResNet.
+def test_attention_does_not_act_on_parallel_tokens_of_any_variance(scale):
+    """At ρ = 1 V C = 0, so P and W vanish, and V/V₀ has the law of a ResNet for every V₀.
 
-    A spread that is computed as a difference of terms of the size of V² is noise here, and paths explode.
+    A P that is computed as a difference of terms of the size of V² is noise here, and paths explode.
     """
     attention = lf.limit(lf.Transformer(width=100, depth=50, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0)))
     start = lf.equicorrelated(tokens=3, correlation=1.0, variance=scale)
-    found = lf.simulate(attention, start, samples=4_000, seed=8, record=[0.5])
-    assert not found["exit_cause"].any()
-    growth = found["covariance"].values[:, 0] / scale
+    dataset = lf.simulate(attention, start, samples=4_000, seed=8, record=[0.5])
+    assert not dataset["exit_cause"].any()
+    growth = dataset["covariance"].values[:, 0] / scale
     assert np.abs(growth - growth[:, :1, :1]).max() < 1e-6 * growth.max()
     single = lf.simulate(attention, [[1.0]], samples=4_000, seed=9, record=[0.5])["covariance"].values[:, 0, 0, 0]
     assert ks_2samp(growth[:, 0, 0], single).pvalue > 1e-4
@@ -375,9 +370,9 @@ def test_parallel_tokens_of_any_variance_feel_no_attention(scale):
 
 @pytest.mark.parametrize("parts", ["attention", "both", "causal"])
 def test_a_deep_chain_has_the_law_of_the_limit(parts):
-    """Width 100, depth 50; the limit of a third less time fails.
+    """At width 100 and depth 50; the limit of a third less time is rejected.
 
-    Width bias and step stay below the noise: 30,000 chains against 100,000 paths show none.
+    The errors of width and step are below the noise: 30,000 chains and 100,000 paths show none.
     """
     feedforward = lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)
     chosen = {
@@ -389,7 +384,7 @@ def test_a_deep_chain_has_the_law_of_the_limit(parts):
     chain = lf.Transformer(width=100, depth=50, gamma=0.5, attention=attention, **chosen)
     shorter = lf.Transformer(width=100, depth=33, gamma=0.5, attention=attention, **chosen)
     limit, wrong = lf.limit(chain), lf.limit(shorter)
-    samples = {"samples": 30_000, "dt": 0.005}  # a limit's cost less
+    samples = {"samples": 30_000, "dt": 0.005}
     assert_same_law(
         last_correlations(chain, V3, record=[50], samples=10_000),
         last_correlations(limit, V3, record=[limit.horizon], **samples),
@@ -398,38 +393,38 @@ def test_a_deep_chain_has_the_law_of_the_limit(parts):
 
 
 def test_both_steps_have_one_law():
-    """The factor step and the paper's Euler-Maruyama, independent of each other; another τ₀ fails."""
+    """The factor step and Euler-Maruyama have one law; another τ₀ is rejected."""
     limit = lf.limit(lf.Transformer(width=100, depth=50, gamma=0.5, attention=lf.ShapedAttention(tau0=0.7)))
     other = lf.limit(lf.Transformer(width=100, depth=50, gamma=0.5, attention=lf.ShapedAttention(tau0=0.5)))
-    last = {"record": [0.5], "dt": 0.005}
+    options = {"record": [0.5], "dt": 0.005}
     assert_same_law(
-        last_correlations(limit, V3, **last),
-        last_correlations(limit, V3, step=PAPER, **last),
-        wrong=last_correlations(other, V3, **last),
+        last_correlations(limit, V3, **options),
+        last_correlations(limit, V3, step=PAPER, **options),
+        wrong=last_correlations(other, V3, **options),
     )
 
 
 def test_residual_strength_is_a_change_of_time():
-    """[ST, after Thm 3.2]: γ² T alone matters for a ResNet; at the same T it does not."""
+    """Only γ² T matters for a ResNet [ST, after Thm 3.2]; the same T with another γ is rejected."""
     relu = lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)
 
     def correlations(gamma, depth):
         limit = lf.limit(lf.Transformer(width=100, depth=depth, gamma=gamma, feedforward=relu))
-        found = lf.simulate(limit, V3, samples=10_000, seed=depth, record=[limit.horizon], dt=0.005)
-        return lf.correlation(found).values[:, -1, 0, 1]
+        dataset = lf.simulate(limit, V3, samples=10_000, seed=depth, record=[limit.horizon], dt=0.005)
+        return lf.correlation(dataset).values[:, -1, 0, 1]
 
     quick, slow = correlations(1.0, 25), correlations(0.5, 100)
     assert ks_2samp(quick, slow).pvalue > 1e-4
     assert ks_2samp(quick, correlations(0.5, 25)).pvalue < 1e-4
 
 
-def test_lambda_one_is_a_resnet_of_its_own_scale():
-    """λ = 1, γ = 1/√d: the correlations are those of λ and γ over √(λ² + γ²), exactly, with one stream."""
+def test_lambda_one_has_the_correlations_of_normalised_strengths():
+    """At λ = 1, γ = 1/√d the correlations are exactly those of λ and γ over √(λ² + γ²)."""
     relu = lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)
     d, gamma = 50, 50**-0.5
     free = lf.Transformer(width=40, depth=d, gamma=gamma, lam=1.0, feedforward=relu)
-    kept = lf.Transformer(width=40, depth=d, gamma=gamma / sqrt(1 + gamma**2), feedforward=relu)
-    rho = [lf.correlation(lf.simulate(net, V3, samples=100, seed=0)).values for net in (free, kept)]
+    normalised = lf.Transformer(width=40, depth=d, gamma=gamma / sqrt(1 + gamma**2), feedforward=relu)
+    rho = [lf.correlation(lf.simulate(net, V3, samples=100, seed=0)).values for net in (free, normalised)]
     assert np.abs(rho[0] - rho[1]).max() < 1e-10
 
 
@@ -450,10 +445,11 @@ WHOLE = {"width": 64, "depth": 32, "gamma": 0.5, "attention": lf.ShapedAttention
         ({"attention": lf.ShapedAttention(tau0=1.0, heads=4)}, "heads must be None"),
         ({"feedforward": lf.ReLU()}, "ShapedReLU"),
         ({"feedforward": lf.GELU()}, "ShapedReLU"),
+        ({"attention": None, "feedforward": lf.OneMatrix(activation=lf.ReLU())}, "No limit: ReLU bends every layer"),
     ],
     ids=str,
 )
-def test_what_has_no_limit_is_refused(changes, needs):
+def test_limit_refuses_models_without_a_limit(changes, needs):
     with pytest.raises(lf.NoLimitError, match=needs):
         lf.limit(lf.Transformer(**{**WHOLE, **changes}))
 
@@ -469,13 +465,13 @@ def test_what_has_no_limit_is_refused(changes, needs):
     ],
     ids=str,
 )
-def test_bad_options_of_a_limit(options, needs):
+def test_simulate_refuses_bad_options_of_a_limit(options, needs):
     limit = lf.limit(lf.Transformer(width=10, depth=400, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0)))
     with pytest.raises(lf.InputError, match=needs):
         lf.simulate(limit, V4, samples=2, seed=0, **options)
 
 
-@pytest.mark.parametrize("given", ["gpt2", {"model_type": "gpt2"}])
-def test_a_configuration_has_no_limit_but_a_check(given):
+@pytest.mark.parametrize("model", ["gpt2", {"model_type": "gpt2"}])
+def test_limit_refuses_a_configuration_and_names_check(model):
     with pytest.raises(lf.InputError, match=r"limit needs a model; got \w+\. Nearest: limitformer\.check"):
-        lf.limit(given)
+        lf.limit(model)

@@ -1,6 +1,6 @@
 """The network of one matrix a layer [ST, eqs 3, 19]: network, chain and limit; two matrices are the wrong twin.
 
-The chain against the network with a skip is in the registry (`test_chain_network`).
+`test_chain_network` compares chain and network with a skip.
 """
 
 from math import sqrt
@@ -41,7 +41,7 @@ def simulated(process, start=V3, samples=4_000, seed=1, **options):
 
 
 def by_hand(model, samples, seed):
-    """X ← σ(X) √(c/n) W [ST, eq. 19] as printed, from X₀ = √n R₀ Q, by NumPy."""
+    """Return V after X ← σ(X) √(c/n) W [ST, eq. 19] as printed, from X₀ = √n R₀ Q, in NumPy."""
     rng, n = np.random.default_rng(seed), model.width
     positive, negative = 1 + SHAPED.c_plus / sqrt(n), 1 + SHAPED.c_minus / sqrt(n)
     c = 2 / (positive**2 + negative**2)
@@ -53,8 +53,8 @@ def by_hand(model, samples, seed):
     return x @ np.swapaxes(x, -1, -2) / n
 
 
-def test_the_mlp_is_the_papers_equation():
-    """Chain and network of γ = 1 against NumPy; a network of two matrices fluctuates about twice as much."""
+def test_mlp_is_the_equation_of_the_paper():
+    """Chain and network at γ = 1 have the law of NumPy's; two matrices fluctuate about twice as much."""
     model = one_matrix()
     v = by_hand(model, 4_000, seed=3)
     deviation = np.sqrt(np.diagonal(v, axis1=1, axis2=2))
@@ -68,7 +68,6 @@ def test_the_mlp_is_the_papers_equation():
 
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_more_tokens_than_width(width):
-    """The chain's start has then no direction to spare."""
     x = np.array([[1.0, 0.5, -0.2], [0.3, -1.0, 0.4], [-0.6, 0.8, 1.1]])[:, :width]
     start = x @ x.T / width
     model = one_matrix(lf.GELU(), width=width, depth=2, gamma=0.7)
@@ -77,8 +76,8 @@ def test_more_tokens_than_width(width):
     assert_same_law(simulated(model, start, record=[2]), last(network), wrong)
 
 
-def test_the_start_is_kept_and_replicas_are_their_own():
-    """Any threads, chunks and neighbours; at every seed another."""
+def test_bits_do_not_depend_on_threads_chunks_and_samples():
+    """The first layer is the start, and another seed has other numbers."""
     model = one_matrix(width=70, depth=3)  # more than a tile of coordinates
     whole = lf.simulate(model, V3, samples=19, seed=4, threads=1)["covariance"].values
     parts = lf.simulate(model, V3, samples=19, seed=4, threads=2, chunk=3)["covariance"].values
@@ -95,9 +94,9 @@ def test_a_repeated_token_stays_repeated():
     assert np.abs(v[..., 0, :] - v[..., 2, :]).max() < 1e-12 * np.abs(v).max()
 
 
-def test_the_network_that_trains_has_the_same_layers():
-    """With the drawn network's weights put in, it computes the same; without the gain c it does not."""
-    model = one_matrix(gamma=0.75, lam=0.5, depth=3)  # numbers that single precision has
+def test_stack_that_trains_computes_the_layers_of_the_drawn_network():
+    """Both have the same weights; without the gain c the outputs differ."""
+    model = one_matrix(gamma=0.75, lam=0.5, depth=3)  # exact in single precision
     drawn = lf.nn.Network(model, torch.Generator().manual_seed(0)).double()
     stack = lf.nn.stack_of(model, torch.Generator().manual_seed(0)).double()
     x = torch.randn(2, 3, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -111,8 +110,8 @@ def test_the_network_that_trains_has_the_same_layers():
         assert (stack(x) - drawn(x)).abs().max() > 1e-3
 
 
-def test_the_network_that_trains_is_drawn_with_its_gain():
-    """Variance c/n of 16 · 200² entries, five standard errors; 1/n, without the gain of ReLU, is 2 times less."""
+def test_stack_that_trains_has_weights_of_variance_c_over_n():
+    """16 · 200² entries, five standard errors; without the gain of ReLU the variance is half as large."""
     model = one_matrix(lf.ReLU(), width=200, depth=16)
     stack = lf.nn.stack_of(model, torch.Generator().manual_seed(0))
     entries = torch.cat([block.feedforward.post.weight.flatten() for block in stack.blocks]).detach()
@@ -125,11 +124,11 @@ def test_the_network_that_trains_is_drawn_with_its_gain():
 
 @pytest.mark.parametrize("gamma", [1.0, 0.6])
 def test_one_layer_has_the_drift_and_covariance_of_the_limit(gamma):
-    """n E ΔV and n Cov ΔV at width 2000: γ = 1 is [ST, eq. 3]; b with its sign turned and two matrices' Σ fail."""
+    """Width 2000; γ = 1 is [ST, eq. 3]; b with its sign turned and Σ of two matrices are rejected."""
     chain = one_matrix(KINK, width=2000, depth=1, gamma=gamma)
     limit = lf.limit(chain)
-    found = lf.simulate(chain, V3, samples=10_000, seed=4, record=[1])["covariance"].values[:, 0]
-    moved = (found - V3)[:, PAIRS[0], PAIRS[1]]
+    v = lf.simulate(chain, V3, samples=10_000, seed=4, record=[1])["covariance"].values[:, 0]
+    moved = (v - V3)[:, PAIRS[0], PAIRS[1]]
     b, sigma = limit.drift(V3)[PAIRS], limit.diffusion(V3)
     wrong = lf.limit(two_matrices(KINK, width=2000, depth=1, gamma=gamma)).diffusion(V3)
     assert np.abs(standard_errors(2000 * moved, b)).max() < STANDARD_ERRORS
@@ -138,8 +137,8 @@ def test_one_layer_has_the_drift_and_covariance_of_the_limit(gamma):
     assert np.abs(covariance_standard_errors(sqrt(2000) * moved, wrong)).max() > STANDARD_ERRORS
 
 
-def test_the_limit_of_the_mlp_is_equation_3():
-    """b_ReLU and Σ_lin without a factor, where the network of two matrices has 2 Σ_lin."""
+def test_limit_of_the_mlp_is_equation_3():
+    """b_ReLU and Σ_lin; the network of two matrices has 2 Σ_lin."""
     limit, two = lf.limit(one_matrix(KINK)), lf.limit(two_matrices(KINK))
     (a, b), (d, o) = ((x[:, None] for x in PAIRS), (x[None] for x in PAIRS))
     linear = V3[a, d] * V3[b, o] + V3[a, o] * V3[b, d]
@@ -151,7 +150,7 @@ def test_the_limit_of_the_mlp_is_equation_3():
 
 @pytest.mark.parametrize("gamma", [1.0, 0.6])
 def test_a_deep_chain_has_the_law_of_the_limit(gamma):
-    """Width 160, depth 80; the limit of two matrices fails."""
+    """Width 160, depth 80; the limit of two matrices is rejected."""
     chain = one_matrix(width=160, depth=80, gamma=gamma)
     limit, wrong = lf.limit(chain), lf.limit(two_matrices(width=160, depth=80, gamma=gamma))
     at_end = {"record": [0.5], "dt": 0.005}
@@ -161,7 +160,7 @@ def test_a_deep_chain_has_the_law_of_the_limit(gamma):
 # ---------------------------------------------------------------- declaration
 
 
-def test_it_goes_through_json_and_a_sweep():
+def test_one_matrix_survives_json_and_a_sweep():
     model = one_matrix()
     assert lf.from_json(lf.to_json(model)) == model
     assert lf.from_json(lf.to_json(lf.limit(model))) == lf.limit(model)
@@ -171,20 +170,23 @@ def test_it_goes_through_json_and_a_sweep():
 
 
 @pytest.mark.parametrize(
-    ("parts", "says"),
+    ("parts", "message"),
     [
-        ({"attention": lf.ShapedAttention(tau0=1.0)}, "stands alone: attention and norm must be None"),
-        ({"norm": "pre"}, "stands alone: attention and norm must be None"),
+        (
+            {"attention": lf.ShapedAttention(tau0=1.0)},
+            "acts on the coordinates of the tokens: attention and norm must be None",
+        ),
+        ({"norm": "pre"}, "acts on the coordinates of the tokens: attention and norm must be None"),
     ],
     ids=str,
 )
-def test_it_stands_alone(parts, says):
-    with pytest.raises(lf.InputError, match=says):
+def test_transformer_refuses_other_parts_with_one_matrix(parts, message):
+    with pytest.raises(lf.InputError, match=message):
         lf.Transformer(width=16, depth=2, gamma=0.5, feedforward=lf.OneMatrix(activation=SHAPED), **parts)
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({"activation": None}, "activation must be one of ShapedReLU, ReLU, GELU, Elementwise; got None"),
         ({"activation": lf.OneMatrix(activation=SHAPED)}, "activation must be one of"),
@@ -193,11 +195,6 @@ def test_it_stands_alone(parts, says):
     ],
     ids=str,
 )
-def test_what_is_no_layer_of_one_matrix_is_refused(fields, says):
-    with pytest.raises(lf.InputError, match=says):
+def test_one_matrix_refuses_bad_fields(fields, message):
+    with pytest.raises(lf.InputError, match=message):
         lf.OneMatrix(**fields)
-
-
-def test_fixed_slopes_have_no_sde():
-    with pytest.raises(lf.NoLimitError, match="No limit: ReLU bends every layer"):
-        lf.limit(one_matrix(lf.ReLU()))

@@ -1,4 +1,4 @@
-"""Singular covariances, which is what people come to see: collapse, repeated tokens, narrow layers."""
+"""Singular covariances: collapse, repeated tokens, narrow layers."""
 
 import numpy as np
 import pytest
@@ -44,13 +44,13 @@ def covariances(model, start, samples=20, **settings):
 
 
 def spread(v, i, j):
-    """|x_i - x_j|²/n."""
+    """Return |x_i - x_j|²/n."""
     return v[..., i, i] + v[..., j, j] - 2 * v[..., i, j]
 
 
 @pytest.mark.parametrize("start", [[[1.0, -0.4], [-0.4, 2.0]], equicorrelated(5, 0.1)], ids=["2 tokens", "5 tokens"])
 def test_deep_softmax_networks_collapse_and_stay_finite(start):
-    """1 - rho falls below 1e-12 for every pair in every sample, and nothing breaks in the layers after."""
+    """1 - rho falls below 1e-12 for every pair in every sample, and later layers stay finite."""
     model = Transformer(width=50, depth=400, gamma=0.5, attention=SoftmaxAttention(), feedforward=ReLU())
     data = simulate(model, start, samples=20, seed=1, threads=1)
     gap = 1 - correlation(data).values
@@ -72,8 +72,8 @@ def test_attention_shrinks_the_last_differences_by_lam():
     np.testing.assert_allclose(squared[:, 1:][fine] / squared[:, :-1][fine], 1 - 0.25, rtol=5e-3)
 
 
-def test_tokens_that_die_away_are_no_explosion():
-    """lam = 0.1 and no branch: V falls by 100 a layer, through the smallest doubles to zero, and no path ends."""
+def test_vanishing_tokens_end_no_path():
+    """lam = 0.1 and no branch: V falls by 100 a layer, through the smallest doubles to zero."""
     start = np.array([[1.0, -0.4, 0.1], [-0.4, 2.0, 0.3], [0.1, 0.3, 0.7]])
     model = Transformer(width=50, depth=200, gamma=0.0, lam=0.1, attention=SoftmaxAttention())
     data = simulate(model, start, samples=3, seed=1, threads=1)
@@ -87,7 +87,7 @@ def test_tokens_that_die_away_are_no_explosion():
 
 
 def assert_repetitions_stay_identical(v, labels):
-    """Rows of V that belong to one word agree to 1e-12, those of different words do not."""
+    """Assert that rows of V of one word agree to 1e-12, and those of different words do not."""
     scale = v.max((-1, -2))
     assert np.isfinite(v).all()
     for i in range(len(labels)):
@@ -110,8 +110,8 @@ def test_repeated_tokens_stay_identical_in_a_limit(step):
     assert_repetitions_stay_identical(data["covariance"].values, TEXT.labels)
 
 
-def test_a_causal_mask_tells_repeated_tokens_apart():
-    """The wrong twin: a repetition sees more than its first occurrence, so rows must differ."""
+def test_causal_mask_distinguishes_repeated_tokens():
+    """A repetition sees more tokens than the first occurrence, so rows must differ: the wrong twin."""
     model = Transformer(width=24, depth=30, gamma=0.4, mask="causal", **SHAPED)
     v = covariances(model, TEXT)
     assert np.abs(v[:, -1, 0] - v[:, -1, 3]).min(-1).max() > 1e-3
@@ -125,7 +125,7 @@ def test_tokens_that_are_all_equal_stay_equal(parts):
 
 
 def test_tokens_on_one_line_stay_there_without_a_feedforward_layer():
-    """Tokens of one coordinate: X = a x stays of that form, whatever A is, and V keeps rank one."""
+    """Tokens of one coordinate, X = a x, keep that form for every A, so V keeps rank one."""
     a = np.array([1.0, -2.0, 0.5])
     model = Transformer(width=1, depth=20, gamma=0.6, attention=ShapedAttention(tau0=1.0))
     v = covariances(model, np.outer(a, a))
@@ -135,7 +135,7 @@ def test_tokens_on_one_line_stay_there_without_a_feedforward_layer():
 
 
 @every_block
-def test_tokens_on_one_line_are_a_start_like_any_other(parts):
+def test_tokens_on_one_line_stay_finite_and_semidefinite(parts):
     a = np.array([1.0, -2.0, 0.5])
     v = covariances(Transformer(width=12, depth=30, gamma=0.6, **parts), np.outer(a, a))
     assert np.isfinite(v).all()
@@ -144,8 +144,8 @@ def test_tokens_on_one_line_are_a_start_like_any_other(parts):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_opposite_tokens_are_a_start_of_the_limit(step):
-    """rho = -1 exactly, where the root of 1 - rho² would like to be negative."""
+def test_opposite_tokens_stay_finite_in_a_limit(step):
+    """rho = -1 exactly, where rounding may make 1 - rho² negative."""
     model = limit(Transformer(width=24, depth=24, gamma=0.4, **SHAPED))
     v = covariances(model, [[1.0, -2.0], [-2.0, 4.0]], dt=0.02, step=step)
     assert np.isfinite(v).all()
@@ -155,10 +155,9 @@ def test_opposite_tokens_are_a_start_of_the_limit(step):
 @every_block
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_more_tokens_than_width(parts, width):
-    """Six tokens in up to three directions: the rank of V never exceeds the width, and all is finite."""
+    """Six tokens in up to three directions: V is finite and its rank at most the width."""
     start = from_tokens(np.random.default_rng(0).standard_normal((6, width)))
-    given, unknown = start, start.covariance
-    for tokens in (given, unknown):
+    for tokens in (start, start.covariance):  # with and without the tokens' means
         v = covariances(Transformer(width=width, depth=15, gamma=0.5, **parts), tokens)
         assert np.isfinite(v).all()
         np.testing.assert_allclose(v[:, 0], np.broadcast_to(start.covariance, v[:, 0].shape), atol=1e-13)
@@ -177,19 +176,19 @@ def test_more_tokens_than_head_dim(parts):
 @pytest.mark.parametrize(
     ("norm", "expected"),
     [
-        ("pre", 2.0 * 0.64 ** np.arange(7)),  # nothing is left of the branch: V falls by lam² = 0.64 a layer
+        ("pre", 2.0 * 0.64 ** np.arange(7)),  # the branch is 0: V falls by lam² = 0.64 a layer
         ("post", [2.0, 0, 0, 0, 0, 0, 0]),
         (RMSNorm(placement="post", eps=0.0), [2.0, 1, 1, 1, 1, 1, 1]),
     ],
 )
-def test_the_norm_of_one_coordinate_leaves_nothing_or_a_sign(norm, expected):
+def test_norm_of_one_coordinate_is_zero_or_a_sign(norm, expected):
     model = Transformer(width=1, depth=6, gamma=0.6, attention=SoftmaxAttention(), norm=norm)
     v = covariances(model, [[2.0]], samples=50)[..., 0, 0]
     np.testing.assert_allclose(v, np.broadcast_to(expected, v.shape), rtol=1e-13)
 
 
 def test_one_token_of_width_one_moves_as_one_number():
-    """x' = (lam + gamma w) x with w ~ N(0, 1): KS at 1e-4; lam = gamma = 1/sqrt(2) is rejected."""
+    """x' = (lam + gamma w) x with w ~ N(0, 1), by KS at 1e-4; lam = gamma = 1/sqrt(2) is rejected."""
     model = Transformer(width=1, depth=1, gamma=0.6, attention=SoftmaxAttention())
     moved = np.sqrt(covariances(model, [[2.0]], samples=20_000)[:, 1, 0, 0] / 2)
     w = np.random.default_rng(0).standard_normal(20_000)

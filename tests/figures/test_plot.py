@@ -1,4 +1,4 @@
-"""Densities, by which a reader judges network against SDE: the law, the whole of it, and nothing beyond ±1."""
+"""Density estimates have the sampled law, integrate to one, and do not extend beyond ±1."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_density_is_that_of_the_law():
     assert np.trapezoid(density(x, grid), grid) == pytest.approx(1, abs=0.01)
 
 
-def test_density_is_the_plain_sum_of_kernels():
+def test_density_is_the_sum_of_kernels():
     x, grid = sampled(9, 500), np.linspace(-3, 4, 50)
     quarters = np.quantile(x, [0.25, 0.75])
     h = 1.06 * x.size**-0.2 * min(x.std(), (quarters[1] - quarters[0]) / 1.34)
@@ -43,7 +43,7 @@ def test_one_exploded_sample_does_not_flatten_the_density():
 
 
 def test_histogram_has_the_height_of_the_density():
-    """Samples beyond the grid count: the bars' area is the share of samples on the grid."""
+    """The area of the bars is the share of the samples on the grid."""
     x = np.append(np.random.Generator(np.random.Philox(8)).uniform(0, 1, 1_000), np.full(1_000, 9.0))
     _, (axes,) = panels(1)
     draw_densities(axes, x, x, np.linspace(0, 1, 101))
@@ -51,7 +51,7 @@ def test_histogram_has_the_height_of_the_density():
     assert (bars.values * np.diff(bars.edges)).sum() == pytest.approx(0.5)
 
 
-# Correlations: on (−1, 1), and much of the law near the ends.
+# Correlations in (−1, 1), with much of the law near the ends.
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +64,12 @@ def law(grid):
     return NORMAL / DEVIATION * np.exp(-(((u - MEAN) / DEVIATION) ** 2) / 2) / (1 - grid**2)
 
 
-def far_from_the_law(found, grid, size):
-    """Whether the estimate differs from the law by more than bias and five standard errors, both in u = artanh ρ."""
+def far_from_the_law(estimate, grid, size):
+    """Whether an estimate differs from the law by more than bias and five standard errors, both in u = artanh ρ."""
     exact, stretch, h = law(grid) * (1 - grid**2), 1 - grid**2, bandwidth(size, DEVIATION)
     noise = np.sqrt(exact / (2 * np.sqrt(np.pi) * size * h)) + 2e-4
     bias = h**2 / 2 * 0.4 / DEVIATION**3
-    return bool((abs(found * stretch - exact) > bias + 5 * noise).any())
+    return bool((abs(estimate * stretch - exact) > bias + 5 * noise).any())
 
 
 def test_correlation_density_is_that_of_the_law(rho):
@@ -77,7 +77,7 @@ def test_correlation_density_is_that_of_the_law(rho):
     assert not far_from_the_law(correlation_density(rho, grid), grid, rho.size)
 
 
-def test_kernels_in_the_correlation_itself_are_not(rho):
+def test_wrong_twin_kernels_in_rho_miss_the_law(rho):
     grid = correlations()
     assert far_from_the_law(density(rho, grid), grid, rho.size)
     assert far_from_the_law(correlation_density(rho * 0.97, grid), grid, rho.size)
@@ -88,7 +88,7 @@ def test_correlation_density_is_not_cut(rho):
     whole, cut = correlation_density(rho, grid), density(rho, grid)
     assert np.trapezoid(whole, grid) == pytest.approx(1, abs=1e-3)
     assert whole[[0, -1]].max() < 1e-9 < 0.1 * whole.max()
-    assert np.trapezoid(cut, grid) < 0.98  # the rest has spilt over +1
+    assert np.trapezoid(cut, grid) < 0.98  # the missing part lies beyond +1
     assert cut[-1] > 0.1 * cut.max()
 
 

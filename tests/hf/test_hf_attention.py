@@ -1,4 +1,4 @@
-"""Shaped attention in whole Hugging Face models, against A written out, under every mask; caches; compilation."""
+"""Shaped attention in Hugging Face models against explicit matrices A: masks, caches, compilation."""
 
 import copy
 
@@ -28,7 +28,6 @@ from hf_models import (
     TOKENS,
     VOCABULARY,
     config_of,
-    explicit_matrix,
     inputs_of,
     loud,
     ours,
@@ -80,44 +79,43 @@ def forward_and_backward(model, **inputs):
     return [*out.hidden_states, out.last_hidden_state], dict(zip(named, gradients, strict=True))
 
 
-def assert_same(found, wanted, tolerance=1e-12):
-    for layer, (one, other) in enumerate(zip(found[0], wanted[0], strict=True)):
+def assert_same(actual, expected, tolerance=1e-12):
+    for layer, (one, other) in enumerate(zip(actual[0], expected[0], strict=True)):
         assert largest(one, other) < tolerance * max(1.0, float(other.detach().abs().max())), layer
-    for name, gradient in found[1].items():
-        assert (gradient is None) == (wanted[1][name] is None), name
+    for name, gradient in actual[1].items():
+        assert (gradient is None) == (expected[1][name] is None), name
         if gradient is not None:
-            scale = max(1.0, float(wanted[1][name].detach().abs().max()))
-            assert largest(gradient, wanted[1][name]) < tolerance * scale, name
+            scale = max(1.0, float(expected[1][name].detach().abs().max()))
+            assert largest(gradient, expected[1][name]) < tolerance * scale, name
 
 
 @pytest.mark.parametrize(("family", "mask"), [(family, mask) for family in FAMILIES for mask in masks_of(family)])
-def test_a_model_is_the_same_with_a_written_out(family, mask, monkeypatch):
+def test_shaped_models_equal_those_with_explicit_matrices(family, mask, monkeypatch):
     model, inputs = FAMILIES[family](), given(family) | MASKS[mask]
-    found = forward_and_backward(model, **inputs)
-    trained = [name for name, gradient in found[1].items() if gradient is not None and gradient.abs().max() > 1e-6]
-    assert sum("shaping.gamma1" in name for name in trained) == len([n for n in found[1] if "shaping.gamma1" in n]) > 0
+    actual = forward_and_backward(model, **inputs)
+    trained = [name for name, gradient in actual[1].items() if gradient is not None and gradient.abs().max() > 1e-6]
+    assert sum("shaping.gamma1" in name for name in trained) == len([n for n in actual[1] if "shaping.gamma1" in n]) > 0
     written_out(monkeypatch)
-    assert_same(found, forward_and_backward(model, **inputs))
+    assert_same(actual, forward_and_backward(model, **inputs))
     with torch.no_grad():  # a wrong twin: another γ₂
         for name, value in model.named_parameters():
             value.mul_(0.999 if "gamma2" in name else 1.0)
-    assert largest(model(**inputs, use_cache=False).last_hidden_state, found[0][-1]) > 1e-6
+    assert largest(model(**inputs, use_cache=False).last_hidden_state, actual[0][-1]) > 1e-6
 
 
 @families
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("left_out", ["gamma1", "gamma2", "both"])
-def test_terms_may_be_left_out(family, per_head, left_out, monkeypatch):
+def test_shaped_models_without_terms_equal_explicit_ones(family, per_head, left_out, monkeypatch):
     out = dict.fromkeys(("gamma1", "gamma2") if left_out == "both" else (left_out,))
     model = FAMILIES[family](shaping=Shaping(per_head=per_head, **out))
     inputs = given(family) | MASKS["left padding"]
-    found = forward_and_backward(model, **inputs)
+    actual = forward_and_backward(model, **inputs)
     written_out(monkeypatch)
-    assert_same(found, forward_and_backward(model, **inputs))
+    assert_same(actual, forward_and_backward(model, **inputs))
 
 
 def still(model):
-    """Zero logits: no queries."""
     for name, value in model.named_parameters():
         with torch.no_grad():
             if ".query." in name or "q_proj" in name:
@@ -128,7 +126,6 @@ def still(model):
 
 
 def only_values(module, query, key, value, attention_mask, **_):
-    """A = I."""
     return value.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(1, 2).contiguous(), None
 
 
@@ -136,8 +133,8 @@ def only_values(module, query, key, value, attention_mask, **_):
     ("family", "mask"),
     [(family, mask) for family in FAMILIES for mask in masks_of(family) if mask != "added"],
 )
-def test_without_logits_a_is_the_identity(family, mask, monkeypatch):
-    """Exactly, and at γ₁ = γ₂ = 1 alone. Rows that see nothing are γ₁ I too."""
+def test_attention_without_logits_is_the_identity(family, mask, monkeypatch):
+    """It is exact, and only holds at γ₁ = γ₂ = 1. Rows without visible tokens are γ₁ I too."""
     name = family.partition(",")[0]
     model = still(shape_model(stock(name, is_decoder=True) if "decoder" in family else stock(name)))
     inputs = given(family) | MASKS[mask]
@@ -153,12 +150,12 @@ def test_without_logits_a_is_the_identity(family, mask, monkeypatch):
 
 @families
 @pytest.mark.parametrize("mask", ["none", "left padding", "boolean", "added"])
-def test_attentions_are_those_of_the_reference(family, mask, monkeypatch):
-    """`output_attentions` reaches every family, for one call alone."""
+def test_output_attentions_equal_those_of_the_reference(family, mask, monkeypatch):
+    """`output_attentions` reaches every family, for one call only."""
     model, inputs = FAMILIES[family](), given(family) | MASKS[mask]
     out = model(**inputs, use_cache=False, output_attentions=True)
     assert model(**inputs, use_cache=False).get("attentions") is None
-    assert not any(getattr(module, "shown", False) for module in model.modules())
+    assert not any(getattr(module, "forms_matrix", False) for module in model.modules())
     written_out(monkeypatch)
     wanted = model(**inputs, use_cache=False, output_attentions=True)
     assert len(out.attentions) == len(wanted.attentions) == 2
@@ -168,17 +165,17 @@ def test_attentions_are_those_of_the_reference(family, mask, monkeypatch):
 
 
 def unpadded(model, row, left, **options):
-    """The last text of a padded batch by itself."""
-    kept = TOKENS - 6
+    """Return tokens of a text of a padded batch, without its padding."""
+    length = TOKENS - 6
     ids = inputs_of("text")["input_ids"][row : row + 1]
-    positions = torch.arange(kept) + options.pop("first", 0)
-    alone = ids[:, TOKENS - kept :] if left else ids[:, :kept]
+    positions = torch.arange(length) + options.pop("first", 0)
+    alone = ids[:, TOKENS - length :] if left else ids[:, :length]
     return model(input_ids=alone, position_ids=positions[None], use_cache=False).last_hidden_state[0]
 
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "vit"])
-def test_padded_is_unpadded_and_not_without_the_mask_function(family, left, monkeypatch):
+def test_padded_model_needs_the_mask_function_to_equal_the_unpadded(family, left, monkeypatch):
     model = FAMILIES[family]()
     first = 2 if family == "roberta" else 0  # RoBERTa counts from after the padding token
     mask = padding(left)
@@ -198,14 +195,14 @@ def test_padded_is_unpadded_and_not_without_the_mask_function(family, left, monk
 
 @pytest.mark.parametrize("name", ["none", "right padding", "left padding"])
 @pytest.mark.parametrize("kind", ["causal", "both sides"])
-def test_the_mask_function_says_what_that_of_sdpa_says(kind, name):
+def test_mask_function_equals_that_of_sdpa(kind, name):
     function = causal_mask_function if kind == "causal" else bidirectional_mask_function
     mask = MASKS[name].get("attention_mask")
     mask = None if mask is None else mask.bool()
     arguments = {"mask_function": function, "attention_mask": mask}
-    made = shaped_mask(BATCH, TOKENS, TOKENS, **arguments, allow_is_causal_skip=False)
+    mask_of_shaped = shaped_mask(BATCH, TOKENS, TOKENS, **arguments, allow_is_causal_skip=False)
     wanted = sdpa_mask(BATCH, TOKENS, TOKENS, **arguments, allow_is_causal_skip=False)
-    assert torch.equal(made.as_mask().expand_as(wanted), wanted)
+    assert torch.equal(mask_of_shaped.as_mask().expand_as(wanted), wanted)
 
 
 # Caches.
@@ -258,30 +255,30 @@ def in_chunks(model, ids, cache, chunks, mask=None):
 @models
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("chunks", CHUNKS)
-def test_with_a_cache_it_is_the_whole(name, cache, chunks, monkeypatch):
+def test_cached_logits_equal_those_of_the_whole_text(name, cache, chunks, monkeypatch):
     model, ids = language_model(name), text()
     whole = model(input_ids=ids, use_cache=False).logits
-    found = in_chunks(model, ids, CACHES[cache](model), CHUNKS[chunks])
-    assert found.shape == whole.shape
-    assert largest(found, whole) < 1e-12 * max(1.0, float(whole.detach().abs().max()))
+    logits = in_chunks(model, ids, CACHES[cache](model), CHUNKS[chunks])
+    assert logits.shape == whole.shape
+    assert largest(logits, whole) < 1e-12 * max(1.0, float(whole.detach().abs().max()))
 
 
 @models
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("chunks", ["a prompt, then one at a time", "a prompt, then several"])
-def test_with_a_cache_and_padding_it_is_the_whole(name, cache, chunks):
+def test_cached_logits_with_padding_equal_those_of_the_whole_text(name, cache, chunks):
     model, ids, mask = language_model(name), text(), torch.ones(BATCH, TOKENS, dtype=torch.long)
     mask[1, :2], mask[2, :3] = 0, 0
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     whole = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
-    found = in_chunks(model, ids, CACHES[cache](model), CHUNKS[chunks], mask)
+    logits = in_chunks(model, ids, CACHES[cache](model), CHUNKS[chunks], mask)
     seen = mask.bool()
-    assert largest(found[seen], whole[seen]) < 1e-12 * max(1.0, float(whole.detach().abs().max()))
+    assert largest(logits[seen], whole[seen]) < 1e-12 * max(1.0, float(whole.detach().abs().max()))
 
 
 @torch.no_grad()
-def test_a_cache_has_either_of_two_names():
-    """Of our model; and a hook sees a cache that a model of the library is given, whatever its version calls it."""
+def test_cache_may_have_either_name():
+    """Both names work for our model and for the hook of a model of the library."""
     model, ids = language_model("ours"), text()
     whole = model(input_ids=ids, use_cache=False).logits
     for name in ("cache", "past_key_values"):
@@ -292,7 +289,7 @@ def test_a_cache_has_either_of_two_names():
         with pytest.raises(InputError, match=r"Packed sequences and a cache exclude each other"):
             check_packing(language_model("llama").model, (), {"position_ids": restarting(), name: cache})
     with pytest.raises(
-        InputError, match=r"two names of one argument; got both\. Nearest: (cache|past_key_values) alone"
+        InputError, match=r"two names of one argument; got both\. Nearest: only (cache|past_key_values)"
     ):
         model(ids, cache=cache, past_key_values=cache)
     for other in (((),), "cache", EncoderDecoderCache(DynamicCache(), DynamicCache())):
@@ -302,20 +299,20 @@ def test_a_cache_has_either_of_two_names():
             model(ids, None, None, other)
 
 
-def test_without_the_hook_a_cache_of_fixed_length_is_wrong():
-    """The identity would then stand at the last places of the cache."""
+def test_wrong_twin_without_hook_misplaces_the_identity():
+    """The identity is then at the last positions of the cache."""
     model, ids = language_model("llama"), text()
     whole = model(input_ids=ids, use_cache=False).logits
     for layer in model.model.layers:
         layer.self_attn._forward_pre_hooks.clear()
-    found = in_chunks(model, ids, CACHES["static"](model), CHUNKS["a prompt, then several"])
-    assert largest(found, whole) > 1e-3
+    logits = in_chunks(model, ids, CACHES["static"](model), CHUNKS["a prompt, then several"])
+    assert largest(logits, whole) > 1e-3
 
 
 @models
 @pytest.mark.parametrize("strategy", ["greedy", "beam"])
 @pytest.mark.parametrize("padded", [False, True])
-def test_generate_is_the_same_with_and_without_caches(name, strategy, padded):
+def test_generate_does_not_depend_on_caches(name, strategy, padded):
     model = language_model(name)
     ids, mask = text(2, 6), torch.ones(2, 6, dtype=torch.long)
     if padded:
@@ -324,28 +321,28 @@ def test_generate_is_the_same_with_and_without_caches(name, strategy, padded):
         "attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "num_beams": 3 if strategy == "beam" else 1,
         "disable_compile": True, "pad_token_id": 0,
     }  # fmt: skip
-    found = {
+    texts = {
         "none": model.generate(ids, **options, use_cache=False),
         "dynamic": model.generate(ids, **options, use_cache=True),
         "static": model.generate(ids, **options, use_cache=True, cache_implementation="static"),
     }
-    assert found["none"].shape == (2, 12)
-    assert torch.equal(found["none"], found["dynamic"])
-    assert torch.equal(found["none"], found["static"])
+    assert texts["none"].shape == (2, 12)
+    assert torch.equal(texts["none"], texts["dynamic"])
+    assert torch.equal(texts["none"], texts["static"])
     if padded:
         alone = model.generate(ids[1:, 3:], **options | {"attention_mask": mask[1:, 3:]})
-        assert torch.equal(alone[0, 3:], found["dynamic"][1, 6:])
+        assert torch.equal(alone[0, 3:], texts["dynamic"][1, 6:])
     if strategy == "greedy":
         with torch.no_grad():
             grown = torch.cat([mask, torch.ones_like(mask)], 1)
             places = {"attention_mask": grown, "position_ids": (grown.cumsum(-1) - 1).clamp(min=0)}
-            logits = model(input_ids=found["dynamic"], **places, use_cache=False).logits
-        assert torch.equal(logits[:, 5:-1].argmax(-1), found["dynamic"][:, 6:])
+            logits = model(input_ids=texts["dynamic"], **places, use_cache=False).logits
+        assert torch.equal(logits[:, 5:-1].argmax(-1), texts["dynamic"][:, 6:])
 
 
 @models
-def test_guessed_tokens_change_nothing(name):
-    """Prompt lookup: several tokens at once, and a cache that is cut back."""
+def test_assisted_generation_changes_no_token(name):
+    """Prompt lookup takes several tokens at once, and shortens the cache."""
     model, ids = language_model(name), text(1, 4).repeat(1, 3)
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
     guessed = model.generate(ids, **options, prompt_lookup_num_tokens=3)
@@ -353,8 +350,8 @@ def test_guessed_tokens_change_nothing(name):
 
 
 @models
-def test_generate_one_token_with_a_cache_that_is_full(name):
-    """The cache is then as long as the prompt, and the mask is made outside of the model."""
+def test_generate_fills_a_cache_of_fixed_length(name):
+    """The cache is then as long as the prompt, and the mask is made outside the model."""
     model, ids, mask = language_model(name), text(2, 6), torch.ones(2, 6, dtype=torch.long)
     ids[1, :3], mask[1, :3] = 0, 0
     options = {"attention_mask": mask, "max_new_tokens": 1, "do_sample": False, "disable_compile": True}
@@ -381,8 +378,8 @@ def reached(model, monkeypatch, **inputs):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "ours"])
 @pytest.mark.parametrize("cached", [False, True])
-def test_a_mask_of_ones_reaches_the_kernel_as_none(name, cached, monkeypatch):
-    """As in stock models, and with the same numbers; one token of padding is another matter."""
+def test_mask_of_ones_reaches_the_kernel_as_none(name, cached, monkeypatch):
+    """Stock models do the same; one token of padding keeps the mask."""
     model, ids = language_model(name), text()
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": cached}
     assert reached(model, monkeypatch, **inputs) == [(False, True)] * 2
@@ -394,7 +391,7 @@ def test_a_mask_of_ones_reaches_the_kernel_as_none(name, cached, monkeypatch):
     assert reached(model, monkeypatch, **inputs) == [(True, False)] * 2
 
 
-def test_so_it_does_without_causality(monkeypatch):
+def test_mask_of_ones_reaches_a_bidirectional_kernel_as_none(monkeypatch):
     for model in (FAMILIES["bert"](), ours()):
         inputs = given("bert") | {"attention_mask": torch.ones(BATCH, TOKENS, dtype=torch.long)}
         assert reached(model, monkeypatch, **inputs) == [(False, False)] * 2
@@ -413,8 +410,8 @@ def test_packed_sequences_and_a_cache_are_refused(name, how):
     with pytest.raises(InputError, match=r"Packed sequences and a cache exclude each other: .* use_cache=False"):
         model(input_ids=ids, position_ids=restarting(), **options)
     one_text = torch.arange(TOKENS).expand(BATCH, -1)
-    found = model(input_ids=ids, position_ids=one_text, **options).logits
-    assert largest(found, model(input_ids=ids, use_cache=False).logits) < 1e-12 * found.detach().abs().max()
+    logits = model(input_ids=ids, position_ids=one_text, **options).logits
+    assert largest(logits, model(input_ids=ids, use_cache=False).logits) < 1e-12 * logits.detach().abs().max()
     packed = model(input_ids=ids, position_ids=restarting(), use_cache=False).logits
     alone = model(input_ids=ids[:, 4:8], use_cache=False).logits
     assert largest(packed[:, 4:8], alone) < 1e-12 * alone.detach().abs().max()
@@ -433,8 +430,8 @@ def test_packed_sequences_of_a_causal_bert_need_a_mask(use_cache):
     assert largest(packed[:, 4:8], alone) < 1e-12 * alone.detach().abs().max()
 
 
-def test_packed_positions_of_a_model_of_both_sides_are_positions():
-    """A BERT that is no decoder has no cache: they are what its embeddings are looked up by."""
+def test_bidirectional_model_takes_packed_positions_as_positions():
+    """A BERT that is not a decoder has no cache: positions only choose embeddings."""
     model = FAMILIES["bert"]()
     assert torch.isfinite(model(**given("bert"), position_ids=restarting()).last_hidden_state).all()
 
@@ -443,15 +440,15 @@ def test_packed_positions_of_a_model_of_both_sides_are_positions():
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "ours", "ours, causal"])
-def test_attentions_of_the_layers_that_are_asked_for(family):
+def test_output_attentions_may_list_layers(family):
     model = ours("causal" in family) if "ours" in family else FAMILIES[family]()
     inputs = given(family) | MASKS["left padding" if family != "vit" else "none"]
     every = model(**inputs, output_attentions=True)
     assert [a.shape for a in every.attentions] == [(BATCH, HEADS, *[every.attentions[0].shape[-1]] * 2)] * 2
     for asked, wanted in (([1], [1]), ([-1], [1]), ([0, 1], [0, 1]), ([], [])):
-        found = model(**inputs, output_attentions=asked)
-        assert torch.equal(found.last_hidden_state, every.last_hidden_state)
-        given_back = found.attentions or ()
+        out = model(**inputs, output_attentions=asked)
+        assert torch.equal(out.last_hidden_state, every.last_hidden_state)
+        given_back = out.attentions or ()
         assert len(given_back) == len(wanted)
         assert all(torch.equal(a, every.attentions[k]) for a, k in zip(given_back, wanted, strict=True))
     assert torch.equal(model(**inputs).last_hidden_state, every.last_hidden_state)
@@ -460,38 +457,38 @@ def test_attentions_of_the_layers_that_are_asked_for(family):
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "vit"])
-def test_a_configuration_that_asks_for_attentions_gets_them(family, tmp_path):
-    """Asked for before the model was shaped; saved and loaded too; one call may do without."""
+def test_configuration_may_set_output_attentions_before_shaping(family, tmp_path):
+    """The setting survives saving and loading; a single call may override it."""
     config = config_of(family, attn_implementation="eager")
     config.output_attentions = True
     model = unlike(shape_model(loud(BASE[family](config).eval())))
     inputs = {name: x.float() if x.is_floating_point() else x for name, x in given(family).items()}
-    found = model(**inputs).attentions
-    assert len(found) == 2
+    attentions = model(**inputs).attentions
+    assert len(attentions) == 2
     assert all(
-        torch.equal(a, b) for a, b in zip(found, model(**inputs, output_attentions=True).attentions, strict=True)
+        torch.equal(a, b) for a, b in zip(attentions, model(**inputs, output_attentions=True).attentions, strict=True)
     )
     assert not model(**inputs, output_attentions=False).get("attentions")
     model.save_pretrained(tmp_path)
     for options in ({}, {"output_attentions": True}):
         again = load_shaped(tmp_path, **options)(**inputs).attentions
-        assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(attentions, again, strict=True))
     assert not load_shaped(tmp_path, output_attentions=False)(**inputs).get("attentions")
 
 
-def test_so_does_that_of_the_paper_s_architecture(tmp_path):
+def test_configuration_of_the_paper_may_set_output_attentions(tmp_path):
     config = ShapedTransformerConfig(**(TEXT | {"num_key_value_heads": 2}), output_attentions=True)
     model = ShapedTransformerForCausalLM(config).eval()
-    found = model(input_ids=text()).attentions
-    assert len(found) == 2
+    attentions = model(input_ids=text()).attentions
+    assert len(attentions) == 2
     model.save_pretrained(tmp_path)
     again = ShapedTransformerForCausalLM.from_pretrained(tmp_path)(input_ids=text()).attentions
-    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(attentions, again, strict=True))
 
 
 @pytest.mark.parametrize("family", ["bert", "llama", "vit", "ours, causal"])
-def test_attentions_are_on_the_way_of_the_gradient(family):
-    """With respect to them, and through them: parameters have the gradient that they have without."""
+def test_output_attentions_are_part_of_the_gradient_graph(family):
+    """Attentions have a gradient, and parameters the same one as without them."""
     model = ours(True) if "ours" in family else FAMILIES[family]()
     parameters = [value for value in model.parameters() if value.requires_grad]
 
@@ -501,15 +498,18 @@ def test_attentions_are_on_the_way_of_the_gradient(family):
         loss = (weights * tokens).sum()
         return torch.autograd.grad(loss, [*(out.get("attentions") or ()), *parameters], allow_unused=True)
 
-    shown, wanted = gradients(model(**given(family), output_attentions=True)), gradients(model(**given(family)))
-    assert all(a.abs().max() > 1e-3 for a in shown[:2])
-    for one, other in zip(shown[2:], wanted, strict=True):
+    with_attentions, wanted = (
+        gradients(model(**given(family), output_attentions=True)),
+        gradients(model(**given(family))),
+    )
+    assert all(a.abs().max() > 1e-3 for a in with_attentions[:2])
+    for one, other in zip(with_attentions[2:], wanted, strict=True):
         assert (one is None) == (other is None)
         assert one is None or largest(one, other) < 1e-10 * max(1.0, float(other.abs().max()))
 
 
-def test_attentions_with_a_cache(tmp_path):
-    """Queries are the last rows of the whole."""
+def test_output_attentions_with_a_cache_are_rows_of_the_whole(tmp_path):
+    """Attentions of a chunk are the last rows of those of the whole text."""
     for name in ("llama", "ours"):
         model, ids = language_model(name), text()
         whole = model(input_ids=ids, use_cache=False, output_attentions=True).attentions
@@ -527,7 +527,7 @@ def compiled(model, backend, **inputs):
     return torch.compile(model, fullgraph=True, backend=backend)(**inputs)
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch's compiler about itself
+@pytest.mark.filterwarnings("ignore")  # warnings of torch's compiler
 @pytest.mark.parametrize(
     ("family", "mask"),
     [
@@ -535,22 +535,22 @@ def compiled(model, backend, **inputs):
         ("ours", "right padding"), ("ours, causal", "none"), ("ours, causal", "left padding"),
     ],
 )  # fmt: skip
-def test_compiled_it_is_the_same(family, mask):
+def test_compiled_model_equals_the_model(family, mask):
     model = ours("causal" in family) if "ours" in family else FAMILIES[family]()
     inputs = given(family) | MASKS[mask]
     out = compiled(model, "aot_eager", **inputs, use_cache=False).last_hidden_state
     wanted = model(**inputs, use_cache=False).last_hidden_state
     assert largest(out, wanted) < 1e-12 * max(1.0, float(wanted.detach().abs().max()))
     parameters = [value for value in model.parameters() if value.requires_grad]
-    found = torch.autograd.grad(out.square().sum(), parameters, allow_unused=True)
+    actual = torch.autograd.grad(out.square().sum(), parameters, allow_unused=True)
     expected = torch.autograd.grad(wanted.square().sum(), parameters, allow_unused=True)
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         assert other is None or largest(one, other) < 1e-10 * max(1.0, float(other.detach().abs().max()))
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_compiled_by_inductor_it_is_the_same():
-    """Forward; its backward is that of tests/nn/test_nn_blocks.py. Not Llama, which has parts in float32."""
+def test_model_compiled_by_inductor_equals_the_model():
+    """Only forward; tests/nn/test_nn_blocks.py has the backward pass. Llama has parts in float32."""
     model, inputs = ours(causal=True, num_hidden_layers=1), given("ours") | MASKS["left padding"]
     with torch.no_grad():
         out = compiled(model, "inductor", **inputs, use_cache=False).last_hidden_state
@@ -561,8 +561,7 @@ def test_compiled_by_inductor_it_is_the_same():
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["gpt2", "llama", "ours"])
 @torch.no_grad()
-def test_compiled_decoding_with_a_cache_of_fixed_length(name):
-    """One graph for all steps."""
+def test_compiled_decoding_needs_one_graph(name):
     model, ids = language_model(name), text()
     whole = model(input_ids=ids, use_cache=False).logits
     cache = CACHES["static"](model)
@@ -596,8 +595,8 @@ def gradients_twice(mask, causal):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", ["none", "padding", "boolean", "added"])
-def test_gradients_and_their_gradients(masked, causal):
-    """Twice, where a kernel knows its second derivative, as torch's own does without fusion."""
+def test_shaped_attention_has_first_and_second_derivatives(masked, causal):
+    """Only torch's kernel without fusion has a second derivative."""
     masks = {
         "none": None,
         "padding": torch.tensor([[True, True, True, False], [False, False, True, True]])[:, None, None],
@@ -610,7 +609,7 @@ def test_gradients_and_their_gradients(masked, causal):
         assert torch.autograd.gradgradcheck(attention, inputs)
 
 
-def test_a_fused_kernel_without_a_second_derivative_says_so():
+def test_fused_kernel_raises_an_error_for_second_derivatives():
     attention, inputs = gradients_twice(None, False)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         (gradient,) = torch.autograd.grad(attention(*inputs).square().sum(), inputs[0], create_graph=True)
@@ -618,8 +617,8 @@ def test_a_fused_kernel_without_a_second_derivative_says_so():
             torch.autograd.grad(gradient.square().sum(), inputs[0])
 
 
-def test_dropout_leaves_the_mean():
-    """Of the softmax alone; identity and C̄ are not dropped. 4 standard errors; the mean is not that without γ₂."""
+def test_dropout_preserves_the_mean():
+    """Dropout acts on the softmax, not on the identity and C̄. The wrong twin has another γ₂."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = torch.randn(3, 1, 2, 5, 4, generator=generator, dtype=torch.float64)
     options = {"gamma1": 1.3, "gamma2": 0.7, "scale": 0.5, "is_causal": True}
@@ -634,7 +633,7 @@ def test_dropout_leaves_the_mean():
     assert ((dropped.mean(0) - wrong[0]) / (dropped.std(0) / 4000**0.5 + 1e-12)).abs().max() > 4.5
 
 
-def test_dropout_of_a_model_is_for_training_alone():
+def test_dropout_is_active_only_in_training():
     model = shaped("llama", attention_dropout=0.3)
     inputs = given("llama")
     assert torch.equal(model(**inputs).last_hidden_state, model(**inputs).last_hidden_state)
@@ -646,7 +645,7 @@ class Bare(torch.nn.Module):
     is_causal = False
 
 
-def test_what_it_has_no_meaning_for_is_refused():
+def test_attention_function_refuses_unknown_terms():
     query = torch.randn(1, 2, 3, 4)
     with pytest.raises(InputError, match="This Bare is not shaped: its gains were never loaded"):
         shaped_attention_forward(Bare(), query, query, query, None)
@@ -657,8 +656,7 @@ def test_what_it_has_no_meaning_for_is_refused():
 
 
 @families
-def test_a_shaped_model_cannot_be_given_another_attention(family):
-    """Else it would go on, unshaped, with the gains it has."""
+def test_shaped_model_refuses_another_attention(family):
     model = FAMILIES[family]()
     for kind in ("sdpa", "eager"):
         model.set_attn_implementation(kind)
@@ -670,8 +668,8 @@ def test_a_shaped_model_cannot_be_given_another_attention(family):
 
 @families
 @pytest.mark.parametrize("trained", [False, True])
-def test_an_empty_text_leaves_everything_finite(family, trained):
-    """A row that sees nothing; the texts beside it are what they are without it."""
+def test_empty_text_has_finite_tokens_and_gradients(family, trained):
+    """Other texts of the batch do not change."""
     model, mask = FAMILIES[family]().train(trained), padding(left=True)
     mask[1] = 0
     out = model(**given(family), attention_mask=mask, use_cache=False).last_hidden_state
@@ -682,8 +680,8 @@ def test_an_empty_text_leaves_everything_finite(family, trained):
     assert all(value.grad is None or value.grad.isfinite().all() for value in model.parameters())
 
 
-def test_a_mask_that_is_trained_has_its_gradient(monkeypatch):
-    """Of the softmax and of C̄."""
+def test_trained_mask_has_the_gradient_of_the_reference(monkeypatch):
+    """The mask is in the softmax and in C̄."""
     model, bias = FAMILIES["bert"](), MASKS["added"]["attention_mask"].clamp(min=-5.0).requires_grad_()
 
     def gradient():
@@ -691,15 +689,15 @@ def test_a_mask_that_is_trained_has_its_gradient(monkeypatch):
         weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out)
         return torch.autograd.grad((out * weights).sum(), bias)[0]
 
-    found = gradient()
+    actual = gradient()
     written_out(monkeypatch)
-    assert found.abs().max() > 1e-3
-    assert largest(found, gradient()) < 1e-12 * max(1.0, float(found.abs().max()))
+    assert actual.abs().max() > 1e-3
+    assert largest(actual, gradient()) < 1e-12 * max(1.0, float(actual.abs().max()))
 
 
 @pytest.mark.parametrize("tokens", [TOKENS - 1, TOKENS + 1])
 @pytest.mark.parametrize("family", ["bert", "llama", "ours"])
-def test_padding_of_another_length_is_refused(family, tokens):
+def test_model_refuses_padding_of_another_length(family, tokens):
     model = ours(causal=True) if family == "ours" else FAMILIES[family]()
     with pytest.raises(InputError, match="mask must have the shape"):
         model(**given(family), attention_mask=torch.ones(BATCH, tokens), use_cache=False)
@@ -707,7 +705,7 @@ def test_padding_of_another_length_is_refused(family, tokens):
         model(**given(family), attention_mask=torch.ones(BATCH + 1, TOKENS), use_cache=False)
 
 
-def test_a_mask_of_the_wrong_shape_is_refused():
+def test_model_refuses_masks_of_another_shape():
     model = FAMILIES["bert"]()
     with pytest.raises(InputError, match="mask must have the shape"):
         model(**given("bert"), attention_mask=torch.ones(BATCH, 1, TOKENS, TOKENS - 1, dtype=torch.bool))
@@ -715,9 +713,3 @@ def test_a_mask_of_the_wrong_shape_is_refused():
         model(**given("bert"), attention_mask=torch.ones(BATCH, 1, TOKENS, TOKENS, dtype=torch.long))
     with pytest.raises(InputError, match="mask must have the shape"):
         model(**given("bert"), attention_mask=torch.ones(BATCH + 1, 1, TOKENS, TOKENS, dtype=torch.bool))
-
-
-def test_the_reference_itself_has_rows_that_sum_to_one():
-    query, key = torch.randn(2, 1, 2, 5, 4, dtype=torch.float64)
-    a = explicit_matrix(query, key, torch.zeros(1, 1, 1, 5), 1.0, 1.0, 0.5)
-    assert largest(a.sum(-1), torch.ones(())) < 1e-14

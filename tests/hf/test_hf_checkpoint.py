@@ -1,4 +1,4 @@
-"""Shaped models saved and loaded: bit by bit, or an error; and what a plain load does."""
+"""Shaped models saved and loaded, exactly or with an error; and `from_pretrained` of their folders."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ ONE_HEAD = [(family, names[-1]) for family, names in HEADS.items()]
 
 
 def built(family, name, shaping, seed=0):
-    """A model with a head, in float32, whose gains differ from where they start."""
+    """A model with a head, in float32, whose gains differ from their start values."""
     torch.manual_seed(seed)
     options = {"is_decoder": True} if name == "BertLMHeadModel" else {}
     model = loud(getattr(transformers, name)(config_of(family, **options)).eval())
@@ -62,7 +62,7 @@ def saved(folder, family="bert", name="BertForMaskedLM", shaping=None, **options
 
 @torch.no_grad()
 def outputs(model, family):
-    """The logits, or the tokens where there is no head."""
+    """Return the logits, or the tokens of a model without a head."""
     inputs = inputs_of("vit" if family == "vit" else "text", batch=1)
     inputs = {name: x.float() if x.is_floating_point() else x for name, x in inputs.items()}
     out = model(**inputs)
@@ -75,28 +75,28 @@ def outputs(model, family):
     + [(*head, "residuals") for head in EVERY_HEAD if head[0] == "llama"]
     + [(*head, shaping) for head in ONE_HEAD for shaping in ("attention alone", "one gain a layer")],
 )
-def test_logits_are_those_that_were_saved(family, name, shaping, tmp_path):
-    """To the last bit, twice over; the class is the library's own."""
+def test_loaded_model_has_the_saved_logits(family, name, shaping, tmp_path):
+    """Outputs are equal to the last bit after two saves, and the class is the library's."""
     model = built(family, name, SHAPINGS[shaping])
     wanted = outputs(model, family)
     model.save_pretrained(tmp_path / "once")
-    once = load_shaped(tmp_path / "once").eval()
-    assert type(once) is getattr(transformers, name)
-    assert torch.equal(outputs(once, family), wanted)
-    once.save_pretrained(str(tmp_path / "twice"))
-    twice = load_shaped(str(tmp_path / "twice"))
-    assert torch.equal(outputs(twice, family), wanted)
+    first = load_shaped(tmp_path / "once").eval()
+    assert type(first) is getattr(transformers, name)
+    assert torch.equal(outputs(first, family), wanted)
+    first.save_pretrained(str(tmp_path / "twice"))
+    second = load_shaped(str(tmp_path / "twice"))
+    assert torch.equal(outputs(second, family), wanted)
     nowhere = {"_name_or_path": ""}
-    assert twice.config.to_dict() | nowhere == once.config.to_dict() | nowhere
-    assert all(torch.equal(value, once.state_dict()[name]) for name, value in model.state_dict().items())
-    for one, other in zip(gains(model), gains(twice), strict=True):
+    assert second.config.to_dict() | nowhere == first.config.to_dict() | nowhere
+    assert all(torch.equal(value, first.state_dict()[name]) for name, value in model.state_dict().items())
+    for one, other in zip(gains(model), gains(second), strict=True):
         assert (one.start, one.value.requires_grad) == (other.start, other.value.requires_grad)
-    assert model.config.shaping == twice.config.shaping
+    assert model.config.shaping == second.config.shaping
     with pytest.raises(InputError, match="shaped already"):
-        shape_model(twice)
+        shape_model(second)
 
 
-def test_in_parts_and_in_sixteen_bits(tmp_path):
+def test_load_shaped_reads_shards_and_casts_to_16_bits(tmp_path):
     model = saved(tmp_path, max_shard_size="8KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     assert torch.equal(outputs(load_shaped(tmp_path), "bert"), outputs(model, "bert"))
@@ -122,7 +122,7 @@ PLAIN = {
 
 @pytest.mark.parametrize("attention", [None, "sdpa", "eager"])
 @pytest.mark.parametrize("how", PLAIN)
-def test_a_plain_load_fails_and_says_what_to_call(how, attention, tmp_path):
+def test_from_pretrained_fails_and_names_load_shaped(how, attention, tmp_path):
     saved(tmp_path)
     options = {} if attention is None else {"attn_implementation": attention}
     with pytest.raises(KeyError, match=r"of a shaped model, which limitformer\.hf\.load_shaped loads"):
@@ -138,20 +138,20 @@ def test_a_plain_load_fails_and_says_what_to_call(how, attention, tmp_path):
         ("vit", "ViTForImageClassification", AutoModelForImageClassification),
     ],
 )
-def test_so_it_does_for_every_family(family, name, auto, tmp_path):
+def test_from_pretrained_fails_for_every_family(family, name, auto, tmp_path):
     saved(tmp_path, family, name)
     for options in ({}, {"attn_implementation": "sdpa"}):
         with pytest.raises(KeyError, match=r"limitformer\.hf\.load_shaped"):
             auto.from_pretrained(tmp_path, **options)
 
 
-def test_so_does_a_pipeline(tmp_path):
+def test_pipeline_fails_and_names_load_shaped(tmp_path):
     saved(tmp_path, "gpt2", "GPT2LMHeadModel")
     with pytest.raises((KeyError, ValueError), match=r"limitformer\.hf\.load_shaped"):
         pipeline("text-generation", model=str(tmp_path))
 
 
-def test_so_does_a_program_that_does_not_know_of_limitformer(tmp_path):
+def test_from_pretrained_fails_without_limitformer(tmp_path):
     saved(tmp_path)
     program = (
         "import sys\n"
@@ -164,8 +164,8 @@ def test_so_does_a_program_that_does_not_know_of_limitformer(tmp_path):
     assert "of a shaped model, which limitformer.hf.load_shaped loads" in done.stdout
 
 
-def test_even_with_a_name_for_the_activation_it_does_not_run(tmp_path):
-    """A plain load that is talked into it asks for shaped attention, which its modules do not have."""
+def test_model_loaded_with_another_activation_does_not_run(tmp_path):
+    """Such a model asks for shaped attention, but its modules have no gains."""
     saved(tmp_path)
     model = AutoModelForMaskedLM.from_pretrained(tmp_path, hidden_act="gelu")
     with pytest.raises(InputError, match="BertSelfAttention is not shaped: its gains were never loaded"):
@@ -179,8 +179,8 @@ def edited(folder, **changes):
 
 def weights(folder, change):
     path = folder / "model.safetensors"
-    kept = load_file(path)
-    save_file(change(kept), path, {"format": "pt"})
+    tensors = load_file(path)
+    save_file(change(tensors), path, {"format": "pt"})
 
 
 def cut(folder, part):
@@ -200,23 +200,23 @@ BROKEN = {
     ),
     "no gains": (
         lambda folder: weights(folder, lambda kept: {name: x for name, x in kept.items() if "gamma1" not in name}),
-        r"does not hold this model whole: 2 missing weights, bert.encoder.layer.0.attention.self.shaping.gamma1.value",
+        r"does not hold the whole model: 2 missing weights, bert.encoder.layer.0.attention.self.shaping.gamma1.value",
     ),
     "no residuals": (
         lambda folder: weights(folder, lambda kept: {name: x for name, x in kept.items() if ".lam" not in name}),
-        r"does not hold this model whole: 4 missing weights, .*residual.lam",
+        r"does not hold the whole model: 4 missing weights, .*residual.lam",
     ),
     "more weights": (
         lambda folder: weights(folder, lambda kept: kept | {"extra.weight": torch.zeros(1)}),
-        r"does not hold this model whole: 1 unexpected weights, extra.weight",
+        r"does not hold the whole model: 1 unexpected weights, extra.weight",
     ),
     "gains of other heads": (
         lambda folder: weights(
             folder, lambda kept: {name: x[:2].clone() if "gamma1" in name else x for name, x in kept.items()}
         ),
-        r"(cannot be read|does not hold this model whole): ",
+        r"(cannot be read|does not hold the whole model): ",
     ),
-    "other sizes": (lambda folder: edited(folder, vocab_size=60), r"(cannot be read|does not hold this model whole): "),
+    "other sizes": (lambda folder: edited(folder, vocab_size=60), r"(cannot be read|does not hold the whole model): "),
     "half a configuration": (
         lambda folder: (folder / "config.json").write_text((folder / "config.json").read_text()[:99]),
         "config.json cannot be read: ",
@@ -227,7 +227,7 @@ BROKEN = {
     "sizes that are words": (lambda folder: edited(folder, hidden_size="wide"), "config.json cannot be read: "),
     "heads that do not divide": (lambda folder: edited(folder, num_attention_heads=3), "cannot be read: "),
     "no shaping": (lambda folder: edited(folder, shaping=None), "holds no shaped model. Load it with from_pretrained"),
-    "a shaping of another time": (
+    "a shaping with an unknown field": (
         lambda folder: edited(folder, shaping={"gamma3": 1.0}),
         "no shaping that can be used",
     ),
@@ -243,13 +243,13 @@ BROKEN = {
     ),
     "another shaping": (
         lambda folder: edited(folder, shaping={"per_head": False}),
-        r"(cannot be read|does not hold this model whole): ",
+        r"(cannot be read|does not hold the whole model): ",
     ),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_is_broken_is_said_in_one_line(name, tmp_path):
+def test_load_shaped_refuses_broken_folders_in_one_line(name, tmp_path):
     saved(tmp_path)
     spoil, message = BROKEN[name]
     spoil(tmp_path)
@@ -259,7 +259,7 @@ def test_what_is_broken_is_said_in_one_line(name, tmp_path):
     assert str(tmp_path) in str(caught.value) or name in ("no class", "an unknown class", "not a class of models")
 
 
-def test_what_is_not_there_or_not_shaped(tmp_path):
+def test_load_shaped_refuses_missing_and_unshaped_models(tmp_path):
     with pytest.raises(InputError, match=r"There is no config.json in .*nowhere"):
         load_shaped(tmp_path / "nowhere")
     transformers.BertModel(config_of("bert")).save_pretrained(tmp_path)
@@ -272,36 +272,34 @@ def test_what_is_not_there_or_not_shaped(tmp_path):
         load_shaped(tmp_path / "ours")
 
 
-def test_a_folder_in_a_folder(tmp_path):
+def test_load_shaped_reads_a_subfolder(tmp_path):
     model = saved(tmp_path / "models" / "b")
     assert torch.equal(outputs(load_shaped(tmp_path / "models", subfolder="b"), "bert"), outputs(model, "bert"))
     with pytest.raises(InputError, match=r"There is no config.json in .*models/c"):
         load_shaped(tmp_path / "models", subfolder="c")
 
 
-def test_a_configuration_of_another_place_is_refused(tmp_path):
-    """It may hold another shaping, or none."""
+def test_load_shaped_refuses_a_configuration(tmp_path):
+    """A configuration may hold another shaping, or none."""
     saved(tmp_path)
     with pytest.raises(InputError, match=r"^load_shaped reads the configuration itself\. Nearest: its entries"):
         load_shaped(tmp_path, config=config_of("bert"))
 
 
-def test_another_attention_is_refused(tmp_path):
-    """It was left out without a word."""
+def test_load_shaped_refuses_another_attention(tmp_path):
     saved(tmp_path)
     with pytest.raises(InputError, match=r"^A shaped model has the attention 'shaped'; got attn_implementation='sdpa'"):
         load_shaped(tmp_path, attn_implementation="sdpa")
     assert load_shaped(tmp_path, attn_implementation="shaped").config._attn_implementation == "shaped"
 
 
-def test_options_that_do_not_exist_are_not_called_broken_weights(tmp_path):
+def test_load_shaped_raises_type_error_for_unknown_options(tmp_path):
     saved(tmp_path)
     with pytest.raises(TypeError, match="depth_of_the_sea"):
         load_shaped(tmp_path, depth_of_the_sea=3)
 
 
-def test_a_checkpoint_can_be_shaped_and_saved_again(tmp_path):
-    """From a plain checkpoint, as most will."""
+def test_stock_checkpoint_can_be_shaped_and_saved(tmp_path):
     torch.manual_seed(0)
     plain = loud(transformers.BertForMaskedLM(config_of("bert")))
     plain.save_pretrained(tmp_path / "plain")
@@ -320,8 +318,8 @@ class Texts(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": ids}
 
 
-def test_the_trainer_resumes_a_shaped_model(tmp_path):
-    """3 + 3 steps are 6 to the last bit, and a checkpoint of the Trainer is one of `load_shaped`."""
+def test_trainer_resumes_a_shaped_model(tmp_path):
+    """3 + 3 steps equal 6 to the last bit, and `load_shaped` loads a checkpoint of the Trainer."""
 
     def trained(folder, **resume):
         arguments = TrainingArguments(
@@ -343,8 +341,8 @@ def test_the_trainer_resumes_a_shaped_model(tmp_path):
     assert torch.equal(outputs(again, "bert"), outputs(whole, "bert"))
 
 
-def test_a_loaded_model_records_what_the_library_records(tmp_path, monkeypatch):
-    """Its registry knows classes by their names; in a new process it has none but those of models built there."""
+def test_loaded_model_records_hidden_states_in_a_new_process(tmp_path, monkeypatch):
+    """The library registers classes by name; in a new process the registry is empty."""
     model = saved(tmp_path, name="BertModel")
     monkeypatch.setattr(output_capturing, "_CAN_RECORD_REGISTRY", output_capturing._CanRecordRegistry())
     monkeypatch.setattr(transformers.modeling_utils, "_CAN_RECORD_REGISTRY", output_capturing._CAN_RECORD_REGISTRY)
@@ -353,28 +351,25 @@ def test_a_loaded_model_records_what_the_library_records(tmp_path, monkeypatch):
     assert torch.equal(out.last_hidden_state, model(**inputs_of("text")).last_hidden_state)
 
 
-def test_parts_of_a_loaded_model_are_those_of_a_shaped_one(tmp_path):
-    """Hooks, kinds and places."""
+def test_loaded_model_has_the_parts_of_a_shaped_one(tmp_path):
     saved(tmp_path, shaping=SHAPINGS["everything"])
     fresh, again = built("bert", "BertForMaskedLM", SHAPINGS["everything"]), load_shaped(tmp_path)
     for (name, one), (other_name, other) in zip(fresh.named_modules(), again.named_modules(), strict=True):
         assert (name, type(one)) == (other_name, type(other))
         for hooks in ("_forward_pre_hooks", "_forward_hooks"):
-            found = [list(getattr(module, hooks).values()) for module in (one, other)]
-            assert found[0] == found[1], name
+            pair = [list(getattr(module, hooks).values()) for module in (one, other)]
+            assert pair[0] == pair[1], name
 
 
-# Heads, options and places, as `from_pretrained` has them.
+# Heads, options and locations, as for `from_pretrained`.
 
 
-def test_the_number_of_labels(tmp_path):
-    """Of another head they are new; the rest is loaded, and no label is lost on the way."""
+def test_load_shaped_takes_another_number_of_labels(tmp_path):
+    """A head of another size is new; all other weights are loaded."""
     model = saved(tmp_path, name="BertForSequenceClassification")
     same = load_shaped(tmp_path, num_labels=2)
     assert torch.equal(outputs(same, "bert"), outputs(model, "bert"))
-    message = (
-        r"The weights in .* cannot be read: .* Nearest: ignore_mismatched_sizes=True, where a head has another size"
-    )
+    message = r"The weights in .* cannot be read: .* Nearest: ignore_mismatched_sizes=True, if a head has another size"
     with pytest.raises(InputError, match=message) as caught:
         load_shaped(tmp_path, num_labels=5)
     assert "\n" not in str(caught.value)
@@ -386,7 +381,7 @@ def test_the_number_of_labels(tmp_path):
         assert torch.equal(other.bert.state_dict()[name], value), name
 
 
-def test_what_the_library_says_of_the_weights(tmp_path):
+def test_load_shaped_returns_loading_info(tmp_path):
     saved(tmp_path, name="BertForSequenceClassification")
     model, report = load_shaped(tmp_path, output_loading_info=True)
     assert isinstance(model, transformers.BertForSequenceClassification)
@@ -406,8 +401,8 @@ def test_what_the_library_says_of_the_weights(tmp_path):
         ("vit", "ViTModel", "ViTForImageClassification"),
     ],
 )
-def test_another_head_than_the_one_that_was_saved(family, one, other, tmp_path):
-    """Everything below the head is loaded, gains and residuals too; a second time it is saved whole."""
+def test_load_shaped_with_another_class_draws_its_head(family, one, other, tmp_path):
+    """All weights below the head are loaded, including gains and residuals, and the model can be saved again."""
     model = saved(tmp_path / "one", family, one)
     again = load_shaped(tmp_path / "one", getattr(transformers, other)).eval()
     assert type(again) is getattr(transformers, other)
@@ -418,19 +413,19 @@ def test_another_head_than_the_one_that_was_saved(family, one, other, tmp_path):
     assert torch.equal(outputs(load_shaped(tmp_path / "other"), family), outputs(again, family))
 
 
-def test_another_head_does_not_make_up_for_a_body_that_is_not_whole(tmp_path):
+def test_load_shaped_with_another_class_needs_the_whole_body(tmp_path):
     saved(tmp_path)
-    weights(tmp_path, lambda kept: {name: x for name, x in kept.items() if "gamma1" not in name})
-    with pytest.raises(InputError, match=r"does not hold this model whole: 2 missing weights, .*gamma1"):
+    weights(tmp_path, lambda tensors: {name: x for name, x in tensors.items() if "gamma1" not in name})
+    with pytest.raises(InputError, match=r"does not hold the whole model: 2 missing weights, .*gamma1"):
         load_shaped(tmp_path, transformers.BertForSequenceClassification)
     saved(tmp_path / "b")
-    weights(tmp_path / "b", lambda kept: {k: x[:2].clone() if "gamma1" in k else x for k, x in kept.items()})
-    with pytest.raises(InputError, match=r"does not hold this model whole: 2 mismatched weights, .*gamma1"):
+    weights(tmp_path / "b", lambda tensors: {k: x[:2].clone() if "gamma1" in k else x for k, x in tensors.items()})
+    with pytest.raises(InputError, match=r"does not hold the whole model: 2 mismatched weights, .*gamma1"):
         load_shaped(tmp_path / "b", ignore_mismatched_sizes=True)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("model_class", "message"),
     [
         (transformers.RobertaModel, "model_class must be one of the family 'bert', which was saved; got RobertaModel"),
         (
@@ -441,14 +436,14 @@ def test_another_head_does_not_make_up_for_a_body_that_is_not_whole(tmp_path):
     ],
     ids=["another family", "an Auto class", "a name"],
 )
-def test_what_is_no_head_of_it_is_refused(given, message, tmp_path):
+def test_load_shaped_refuses_classes_of_other_families(model_class, message, tmp_path):
     saved(tmp_path)
     with pytest.raises(InputError, match=message):
-        load_shaped(tmp_path, given)
+        load_shaped(tmp_path, model_class)
 
 
 class Twice(transformers.BertForSequenceClassification):
-    """A user's own: logits twice as large, and a layer more."""
+    """A user's class with logits twice as large and another layer."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -462,21 +457,21 @@ class Twice(transformers.BertForSequenceClassification):
 
 
 class BertForMaskedLM(transformers.BertForMaskedLM):
-    """Another of a user's own, of the name that the library has."""
+    """A user's class with the name of one of the library."""
 
 
 @pytest.mark.parametrize("kind", [Twice, BertForMaskedLM])
-def test_a_class_of_the_user_comes_back(kind, tmp_path, monkeypatch):
+def test_load_shaped_returns_the_class_of_the_user(kind, tmp_path, monkeypatch):
     torch.manual_seed(0)
     model = unlike(shape_model(loud(kind(config_of("bert")).eval())))
     wanted = outputs(model, "bert")
     model.save_pretrained(tmp_path / "once")
-    once = load_shaped(tmp_path / "once").eval()
-    assert type(once) is kind
-    assert torch.equal(outputs(once, "bert"), wanted)
-    once.save_pretrained(tmp_path / "twice")
+    first = load_shaped(tmp_path / "once").eval()
+    assert type(first) is kind
+    assert torch.equal(outputs(first, "bert"), wanted)
+    first.save_pretrained(tmp_path / "twice")
     assert type(load_shaped(tmp_path / "twice")) is kind
-    model.bert.save_pretrained(tmp_path / "body")  # one part of it, of the library's class, with a pooler or without
+    model.bert.save_pretrained(tmp_path / "body")  # a part of the model, with or without a pooler
     body, report = load_shaped(tmp_path / "body", output_loading_info=True)
     assert type(body) is transformers.BertModel
     assert set(body.state_dict()) == set(model.bert.state_dict())
@@ -489,16 +484,18 @@ def test_a_class_of_the_user_comes_back(kind, tmp_path, monkeypatch):
     assert type(load_shaped(tmp_path / "once", kind)) is kind
 
 
-def test_half_a_pooler_is_not_a_model_without_one(tmp_path):
-    """Nor may a head lack the pooler that it reads."""
+def test_load_shaped_refuses_half_a_pooler(tmp_path):
+    """A head that reads a pooler may not lack it either."""
     for name, lost in (("BertModel", "pooler.dense.bias"), ("BertForSequenceClassification", "bert.pooler.")):
         saved(tmp_path / name, name=name)
-        weights(tmp_path / name, lambda kept, lost=lost: {k: x for k, x in kept.items() if not k.startswith(lost)})
-        with pytest.raises(InputError, match=r"not hold this model whole: \d missing weights, .*pooler.dense.bias"):
+        weights(
+            tmp_path / name, lambda tensors, lost=lost: {k: x for k, x in tensors.items() if not k.startswith(lost)}
+        )
+        with pytest.raises(InputError, match=r"not hold the whole model: \d missing weights, .*pooler.dense.bias"):
             load_shaped(tmp_path / name)
 
 
-def test_a_module_named_in_a_file_is_not_imported(tmp_path):
+def test_load_shaped_does_not_import_a_module_named_in_a_file(tmp_path):
     saved(tmp_path)
     edited(tmp_path, architectures=["Flight"], shaped_class="antigravity:Flight")
     with pytest.raises(InputError, match="The model is a Flight of antigravity, which is not imported here"):
@@ -520,8 +517,8 @@ def as_hub(folder, cache, name="someone/shaped", commit="0123456789abcdef0123456
     return name
 
 
-def test_a_name_on_the_hub(tmp_path):
-    """From a cache that is laid out as the hub's, without the hub."""
+def test_load_shaped_takes_the_name_of_a_model_on_the_hub(tmp_path):
+    """The test needs only a cache in the layout of the hub."""
     model = saved(tmp_path / "m", max_shard_size="8KB")
     name = as_hub(tmp_path / "m", tmp_path / "cache")
     places = {"cache_dir": tmp_path / "cache", "local_files_only": True}
@@ -531,52 +528,3 @@ def test_a_name_on_the_hub(tmp_path):
     for wrong in ({"revision": "other"}, {"cache_dir": tmp_path / "empty"}):
         with pytest.raises(InputError, match=r"^someone/shaped/config\.json cannot be read: .*$"):
             load_shaped(name, **places | wrong)
-
-
-# Checkpoints of version 0.1.
-
-
-def made_old(folder):
-    """As version 0.1 saved it: strengths by their bare names, one number without a dimension, another mark."""
-    kept = load_file(folder / "model.safetensors")
-    assert any(name.endswith(ENDING) for name in kept)
-    old = {
-        name.removesuffix(ENDING): x.reshape(()) if x.shape == (1,) and name.endswith(ENDING) else x
-        for name, x in kept.items()
-    }
-    save_file(old, folder / "model.safetensors", {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    for name in ("hidden_act", "activation_function"):
-        if name in config:
-            activation = config[name].rpartition("its activation is ")[2].removesuffix(").")
-            config[name] = f"{activation} of a shaped model, which limitformer.hf.load_shaped loads"
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-@pytest.mark.parametrize(("family", "name"), ONE_HEAD)
-@pytest.mark.parametrize("per_head", [True, False])
-def test_a_checkpoint_of_an_earlier_version_is_loaded(family, name, per_head, tmp_path):
-    """And is of this version when it is saved again."""
-    shaping = Shaping(residual_gamma=0.3, shaped_relu=family != "llama", per_head=per_head)
-    model = saved(tmp_path / "old", family, name, shaping)
-    names = set(load_file(tmp_path / "old" / "model.safetensors"))  # for ViT the hub's, not those of its modules
-    made_old(tmp_path / "old")
-    again = load_shaped(tmp_path / "old").eval()
-    assert torch.equal(outputs(again, family), outputs(model, family))
-    again.save_pretrained(tmp_path / "new")
-    assert set(load_file(tmp_path / "new" / "model.safetensors")) == names
-    assert torch.equal(outputs(load_shaped(tmp_path / "new"), family), outputs(model, family))
-
-
-def test_so_is_one_of_the_paper_s_architecture(tmp_path):
-    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
-    torch.manual_seed(0)
-    model = unlike(ShapedTransformerForMaskedLM(ShapedTransformerConfig(**sizes, intermediate_size=24)).eval())
-    model.save_pretrained(tmp_path / "old")
-    made_old(tmp_path / "old")
-    assert "transformer.blocks.0.residual.attention.lam" in load_file(tmp_path / "old" / "model.safetensors")
-    again, report = ShapedTransformerForMaskedLM.from_pretrained(tmp_path / "old", output_loading_info=True)
-    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    assert torch.equal(outputs(again, "bert"), outputs(model, "bert"))
-    again.save_pretrained(tmp_path / "new")
-    assert set(load_file(tmp_path / "new" / "model.safetensors")) == set(model.state_dict())

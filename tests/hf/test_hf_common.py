@@ -1,5 +1,6 @@
-"""What transformers tests every one of its models for (`test_modeling_common`, which is not installed with it), written
-again for shaped models of each family and for the paper's own architecture: one test a kind, all models in each.
+"""The common tests of transformers (`test_modeling_common`, which is not installed with it) for shaped models.
+
+They cover each family and the paper's architecture.
 """
 
 import copy
@@ -99,8 +100,8 @@ def trainable(model):
 
 
 @every_model
-def test_save_load(name, tmp_path):
-    """Whole, in shards, and as a state; the same again after the second time."""
+def test_saved_model_loads_unchanged(name, tmp_path):
+    """The model is saved in one file and in shards, and a second time."""
     model = built(name)
     model.save_pretrained(tmp_path / "a", max_shard_size="6KB")
     again, report = loaded(name, tmp_path / "a", output_loading_info=True)
@@ -114,7 +115,7 @@ def test_save_load(name, tmp_path):
 
 @every_model
 def test_torch_save_load_and_deepcopy(name, tmp_path):
-    """Asked for attentions, a model has hooks of the library's own, which pickle takes of no model."""
+    """Attentions are not requested, as the hooks of the library for them cannot be pickled."""
     model = built(name)
     run(model, name)
     torch.save(model, tmp_path / "whole.pt")
@@ -125,8 +126,8 @@ def test_torch_save_load_and_deepcopy(name, tmp_path):
 
 
 @every_model
-def test_dtypes_of_loading(name, tmp_path):
-    """By name and by dtype; what was saved in 16 bits comes back so."""
+def test_loading_casts_to_a_dtype(name, tmp_path):
+    """A dtype may be a name; a model that was saved in 16 bits loads in 16 bits."""
     built(name).save_pretrained(tmp_path / "a")
     half = loaded(name, tmp_path / "a", dtype="float16")
     assert half.dtype == torch.float16
@@ -139,8 +140,8 @@ def test_dtypes_of_loading(name, tmp_path):
 
 
 @every_model
-def test_built_on_no_device(name):
-    """Meta tensors: no memory, then made anew on a device."""
+def test_model_can_be_built_on_the_meta_device(name):
+    """All parameters are then on the meta device."""
     with torch.device("meta"):
         model = plain_class(name)(config(name))
         model = model if name in OWN else shape_model(model, Shaping(residual_gamma=0.3))
@@ -166,7 +167,7 @@ def test_from_pretrained_with_mismatched_sizes(name, tmp_path):
 
 @every_model
 def test_initialisation_reaches_every_parameter_of_our_own(name):
-    """Filled with NaN and initialised, none is left; gains, λ and γ start where they are said to."""
+    """Initialisation replaces every NaN; gains, λ and γ have their start values."""
     if name not in OWN:
         name = {"masked": "own, masked", "causal": "own, causal", "classes": "own, classes"}[name.rpartition(" ")[2]]
     model = built(name)
@@ -184,8 +185,8 @@ def test_initialisation_reaches_every_parameter_of_our_own(name):
 
 
 @pytest.mark.parametrize("name", STOCK)
-def test_initialisation_of_what_a_checkpoint_lacks(name, tmp_path):
-    """A head that is new is drawn, and no weight is what memory held."""
+def test_loading_draws_missing_weights(name, tmp_path):
+    """A new head is drawn, and no weight is uninitialised memory."""
     model = built(name)
     model.save_pretrained(tmp_path)
     other = {"bert": "BertForTokenClassification", "roberta": "RobertaForTokenClassification"}
@@ -198,8 +199,8 @@ def test_initialisation_of_what_a_checkpoint_lacks(name, tmp_path):
 
 
 @every_model
-def test_determinism_and_batches(name):
-    """Twice the same; and each text or image as it is by itself."""
+def test_outputs_do_not_depend_on_the_batch(name):
+    """Two calls agree, and a text or image has the same outputs alone."""
     model = built(name)
     together = run(model, name)
     assert torch.equal(run(model, name), together)
@@ -209,7 +210,7 @@ def test_determinism_and_batches(name):
 
 
 @every_model
-def test_forward_signature(name):
+def test_forward_has_the_arguments_of_transformers(name):
     names = list(inspect.signature(plain_class(name).forward).parameters)
     wanted = "pixel_values" if family(name) == "vit" else "input_ids"
     assert names[1] == plain_class(name).main_input_name == wanted
@@ -217,7 +218,7 @@ def test_forward_signature(name):
 
 @every_model
 def test_hidden_states_output(name):
-    """By argument and by configuration, with the sizes that are right."""
+    """The argument and the configuration return the same states, of the right shapes."""
     model = built(name)
     out = model(**given(name), output_hidden_states=True)
     tokens = out.hidden_states[0].shape[1]
@@ -230,7 +231,7 @@ def test_hidden_states_output(name):
 
 @every_model
 def test_attention_outputs(name):
-    """One a layer, of all heads, among the outputs where the library has them; beside hidden states too."""
+    """There is one a layer, for all heads, also together with hidden states."""
     model = built(name)
     out = model(**given(name), output_attentions=True, output_hidden_states=True)
     tokens = out.hidden_states[0].shape[1]
@@ -253,7 +254,7 @@ def test_retain_grad_of_hidden_states_and_attentions(name):
 
 
 def flat(outputs):
-    """All tensors among outputs, in order."""
+    """Return all tensors in outputs, in order."""
     for value in outputs:
         if isinstance(value, tuple | list):
             yield from flat(value)
@@ -278,17 +279,17 @@ def test_embeddings_in_place_of_ids(name):
     embedded = model.get_input_embeddings()(given(name)["input_ids"])
     if family(name) in ("gpt2", "llama") and name.endswith("classes"):  # these look for the last token by its id
         model.config.pad_token_id = None
-        found, wanted = (
+        actual, wanted = (
             model.base_model(**x, use_cache=False).last_hidden_state for x in ({"inputs_embeds": embedded}, given(name))
         )
-        assert torch.equal(found, wanted)
+        assert torch.equal(actual, wanted)
     else:
         assert torch.equal(first(model(inputs_embeds=embedded)), run(model, name))
 
 
 @every_model
 def test_feed_forward_in_chunks(name):
-    """Where a family knows how; the others give the same at least."""
+    """Families that support it split; the others return the same."""
     wanted = run(built(name), name)
     assert torch.allclose(run(built(name, chunk_size_feed_forward=1), name), wanted, atol=1e-6)
 
@@ -298,8 +299,8 @@ def test_feed_forward_in_chunks(name):
 
 @every_loss
 @pytest.mark.parametrize("reentrant", [None, False, True])
-def test_training(name, reentrant):
-    """Every parameter has a gradient, the same with activation checkpointing of either kind, and switched off again."""
+def test_every_parameter_has_a_gradient_with_checkpointing(name, reentrant):
+    """Activation checkpointing of either kind changes no gradient, and can be switched off."""
 
     def gradients(checkpointing):
         model = built(name).train()
@@ -313,14 +314,14 @@ def test_training(name, reentrant):
         assert not model.is_activation_checkpointing
         return {key: value.grad for key, value in parameters.items()}
 
-    found = gradients(reentrant)
-    unused = {key for key, value in found.items() if value is None}
+    recomputed = gradients(reentrant)
+    unused = {key for key, value in recomputed.items() if value is None}
     assert not any(word in key for key in unused for word in ("gamma", "lam", "query", "attn"))
     assert all("pooler" in key or "layernorm" in key.lower() or "ln_" in key or "token_type" in key for key in unused)
     if reentrant is not None:
         for key, wanted in gradients(None).items():
-            assert (wanted is None) == (found[key] is None), key
-            assert wanted is None or torch.allclose(found[key], wanted, atol=1e-6), key
+            assert (wanted is None) == (recomputed[key] is None), key
+            assert wanted is None or torch.allclose(recomputed[key], wanted, atol=1e-6), key
 
 
 @every_class
@@ -361,17 +362,17 @@ def test_get_and_set_input_embeddings(name):
 @every_text
 @pytest.mark.parametrize("number", [VOCABULARY + 10, VOCABULARY - 5])
 def test_resize_embeddings(name, number):
-    """More, then fewer: what stays is as it was, and ids that are left give what they gave."""
+    """The vocabulary grows and shrinks; common ids have the same outputs."""
     model, ids = built(name), given(name)["input_ids"] % (VOCABULARY - 5)
     before, weight = first(model(ids)), model.get_input_embeddings().weight.detach().clone()
     resized = model.resize_token_embeddings(number, mean_resizing=False)
-    kept = min(number, VOCABULARY)
+    common = min(number, VOCABULARY)
     assert model.config.vocab_size == resized.weight.shape[0] == number
-    assert torch.equal(resized.weight[:kept], weight[:kept])
+    assert torch.equal(resized.weight[:common], weight[:common])
     after = first(model(ids))
     if name.endswith(("masked", "causal")):
         assert after.shape[-1] == model.get_output_embeddings().weight.shape[0] == number
-        assert torch.allclose(after[..., :kept], before[..., :kept], atol=1e-6)
+        assert torch.allclose(after[..., :common], before[..., :common], atol=1e-6)
     else:
         assert torch.allclose(after, before, atol=1e-6)
     assert model.resize_token_embeddings(number, pad_to_multiple_of=16, mean_resizing=False).weight.shape[0] % 16 == 0
@@ -380,7 +381,7 @@ def test_resize_embeddings(name, number):
 @every_vocabulary
 @pytest.mark.parametrize("tied", [False, True])
 def test_tied_weights(name, tied, tmp_path):
-    """One parameter or two, before and after saving, resizing and loading."""
+    """Tied weights stay one parameter after saving, resizing and loading."""
     torch.manual_seed(0)
     model = built(name, tie_word_embeddings=tied)
 
@@ -399,26 +400,26 @@ def test_tied_weights(name, tied, tmp_path):
 
 @pytest.mark.parametrize("name", ["own, causal", "gpt2, causal", "llama, causal"])
 def test_logits_to_keep(name):
-    """To rounding: a product of fewer rows may take another kernel, of stock models too."""
+    """Equality is up to rounding, as a product of fewer rows may use another kernel."""
     model = built(name).double()
     whole = run(model, name)
     places = torch.tensor([1, 4, TOKENS - 1])
-    for kept, wanted in ((1, whole[:, -1:]), (3, whole[:, -3:]), (places, whole[:, places])):
-        found = run(model, name, logits_to_keep=kept)
-        assert found.shape == wanted.shape
-        assert (found - wanted).abs().max() < 1e-13 * whole.abs().max()
+    for positions, wanted in ((1, whole[:, -1:]), (3, whole[:, -3:]), (places, whole[:, places])):
+        logits = run(model, name, logits_to_keep=positions)
+        assert logits.shape == wanted.shape
+        assert (logits - wanted).abs().max() < 1e-13 * whole.abs().max()
 
 
 @every_text
-def test_a_mask_of_four_dimensions(name):
-    """(batch, 1, queries, keys): the causal one gives a causal model what it has anyway."""
+def test_models_take_masks_of_four_dimensions(name):
+    """A causal mask (batch, 1, queries, keys) does not change a causal model."""
     model = built(name)
     lower = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril().expand(BATCH, 1, -1, -1)
     if name.endswith("classes") or name == "own":
         model = model.base_model
-    found = first(
+    actual = first(
         model(**given(name), attention_mask=lower, **({} if family(name) != "gpt2" else {"use_cache": False}))
     )
     wanted = first(model(**given(name)))
     causal = name.endswith("causal") or family(name) in ("gpt2", "llama")
-    assert torch.allclose(found, wanted, atol=1e-5) == causal
+    assert torch.allclose(actual, wanted, atol=1e-5) == causal

@@ -11,7 +11,7 @@ from limitformer.nn import Gain, gains
 
 TARGETS = {"bert": ["query", "value"], "gpt2": ["c_attn"]}
 CLASSES = {"bert": "BertForSequenceClassification", "gpt2": "GPT2ForSequenceClassification"}
-# PEFT asks a model by the name that transformers 5.23 has put aside, and under which it warns of itself.
+# PEFT reads a deprecated attribute of transformers 5.23, which warns.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning:transformers.modeling_utils"
 )
@@ -25,11 +25,11 @@ def built(family, **options):
 
 
 def adapted(model, family, **options):
-    """Low-rank weights; shaping, residuals and slopes trained besides."""
+    """Add low-rank weights; shaping, residuals and slopes are trained too."""
     torch.manual_seed(1)
     saved = ["shaping", "residual", "act" if family == "gpt2" else "intermediate_act_fn"]
-    given = {"target_modules": TARGETS[family], "modules_to_save": saved, "r": 2, "fan_in_fan_out": family == "gpt2"}
-    return peft.get_peft_model(model, peft.LoraConfig(**given | options))
+    defaults = {"target_modules": TARGETS[family], "modules_to_save": saved, "r": 2, "fan_in_fan_out": family == "gpt2"}
+    return peft.get_peft_model(model, peft.LoraConfig(**defaults | options))
 
 
 def logits(model):
@@ -37,7 +37,7 @@ def logits(model):
 
 
 def trained(model, steps=3):
-    """A few steps of all that is trained."""
+    """Train for a few steps."""
     optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
     for step in range(steps):
         optimiser.zero_grad()
@@ -48,7 +48,7 @@ def trained(model, steps=3):
 
 @families
 @pytest.mark.parametrize("float32", [False, True])
-def test_gains_are_trained_and_come_back(family, float32, tmp_path):
+def test_peft_trains_and_saves_gains(family, float32, tmp_path):
     base = built(family, float32=float32)
     wanted = logits(base)
     base.save_pretrained(tmp_path / "base")
@@ -56,8 +56,8 @@ def test_gains_are_trained_and_come_back(family, float32, tmp_path):
     model = adapted(base, family)
     assert torch.allclose(logits(model), wanted, atol=1e-6)  # low-rank weights start at zero
     trained(model)
-    found = logits(model)
-    assert (found - wanted).abs().max() > 1e-2
+    after = logits(model)
+    assert (after - wanted).abs().max() > 1e-2
     copies = [module for name, module in model.named_modules() if isinstance(module, Gain) and "to_save" in name]
     originals = [module for name, module in model.named_modules() if isinstance(module, Gain) and "original" in name]
     assert len(copies) == len(originals) == len(before) == 6
@@ -67,11 +67,11 @@ def test_gains_are_trained_and_come_back(family, float32, tmp_path):
         assert torch.allclose(logits(model), wanted, atol=1e-6)
     model.save_pretrained(tmp_path / "adapter")
     again = peft.PeftModel.from_pretrained(load_shaped(tmp_path / "base"), tmp_path / "adapter").eval()
-    assert torch.allclose(logits(again), found, atol=1e-6)
+    assert torch.allclose(logits(again), after, atol=1e-6)
 
 
 @families
-def test_attentions_and_entropies_are_those_of_the_active_copy(family):
+def test_peft_measures_the_active_copy(family):
     model = trained(adapted(built(family), family))
     attentions = model(**inputs_of("text"), output_attentions=True).attentions
     assert len(attentions) == 2
@@ -80,6 +80,6 @@ def test_attentions_and_entropies_are_those_of_the_active_copy(family):
     assert (attentions[1] - others[1]).abs().max() > 1e-2
 
 
-def test_without_modules_to_save_gains_stay(tmp_path):
+def test_peft_without_modules_to_save_does_not_train_gains(tmp_path):
     model = trained(adapted(built("bert"), "bert", modules_to_save=None))
     assert all(torch.equal(gain.value, torch.full_like(gain.value, gain.start)) for gain in gains(model))

@@ -1,4 +1,4 @@
-"""Stock models, shaped: where they start, residuals and activations by hand, law, training, precision, refusals."""
+"""Shaped stock models: start values, residuals and activations, law, training, precision, refusals."""
 
 import copy
 
@@ -63,40 +63,40 @@ def everything(family):
 @families
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("trained", [False, True])
-def test_gains_start_where_they_say(family, per_head, trained):
+def test_gains_have_their_start_values(family, per_head, trained):
     shaping = Shaping(
         gamma1=1.5, gamma2=0.5, per_head=per_head, trained=trained, residual_gamma=0.3,
         shaped_relu=family in UNGATED,
     )  # fmt: skip
     model = shape_model(BASE[family](config_of(family)), shaping)
-    found = gains(model)
-    assert len(found) == LAYERS * (3 if family in UNGATED else 2)
-    starts = sorted({(gain.start, tuple(gain.value.shape)) for gain in found})
+    all_gains = gains(model)
+    assert len(all_gains) == LAYERS * (3 if family in UNGATED else 2)
+    starts = sorted({(gain.start, tuple(gain.value.shape)) for gain in all_gains})
     size = (HEADS,) if per_head else (1,)
     assert starts == sorted({(1.5, size), (0.5, size)} | ({(0.75, (1,))} if family in UNGATED else set()))
     residuals = [module for module in model.modules() if isinstance(module, Residual)]
     assert len(residuals) == 2 * LAYERS
     for residual in residuals:
         assert (residual.lam.item(), residual.gamma.item()) == pytest.approx((0.91**0.5, 0.3))
-    mine = [*[gain.value for gain in found], *[value for residual in residuals for value in residual.parameters()]]
+    mine = [*[gain.value for gain in all_gains], *[value for residual in residuals for value in residual.parameters()]]
     assert all(value.requires_grad == trained for value in mine)
 
 
 @families
 @pytest.mark.parametrize("gain", [0.0, None])
-def test_without_gains_a_model_is_what_it_was(family, gain):
-    """A trained model can be shaped from where it is; at 1 it is another."""
+def test_shaping_without_gains_does_not_change_a_model(family, gain):
+    """Gains of 0 or None do not change outputs; gains of 1 do."""
     model = stock(family)
     wanted = run(model, family)
-    found = run(shape_model(copy.deepcopy(model), Shaping(gamma1=gain, gamma2=gain)), family)
+    actual = run(shape_model(copy.deepcopy(model), Shaping(gamma1=gain, gamma2=gain)), family)
     # Llama, ViT: the library's own softmax may pass through float32; sdpa, which both use here, does not.
-    assert largest(found, wanted) < 1e-12 * float(wanted.detach().abs().max())
+    assert largest(actual, wanted) < 1e-12 * float(wanted.detach().abs().max())
     assert largest(run(shape_model(copy.deepcopy(model)), family), wanted) > 1e-2
 
 
 @families
-def test_what_is_shared_is_left_alone(family):
-    """A configuration that another model is built from, and that model."""
+def test_shape_model_does_not_change_a_shared_configuration(family):
+    """Neither the configuration changes nor another model that was built from it."""
     inputs = {name: x.float() if x.is_floating_point() else x for name, x in given(family).items()}
     config = config_of(family)
     before = config.to_dict()
@@ -112,7 +112,7 @@ def test_what_is_shared_is_left_alone(family):
 
 
 def branches(block, family):
-    """The block's two functions f, from its own parts, without what is hooked on to them."""
+    """Return the block's two functions f, without hooks."""
     if family in ("bert", "roberta"):
         attention, output = block.attention.self, block.attention.output.dense
         return (
@@ -131,8 +131,8 @@ def branches(block, family):
 
 
 @families
-def test_residuals_are_those_that_are_stated(family):
-    """λx + γf(x) twice, f without normalisation, and tokens of norm √n before the first block."""
+def test_shaped_residuals_follow_their_formula(family):
+    """A block is λx + γf(x) twice, f without normalisation; tokens have norm √n before the first block."""
     model = shaped(family, shaping=everything(family))
     if family == "llama":  # without rotation
         model.rotary_emb.inv_freq.zero_()
@@ -157,8 +157,8 @@ def test_residuals_are_those_that_are_stated(family):
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert"])
-def test_dropout_is_of_the_branch_alone(family):
-    """Where f is dropped λx is left, elsewhere λx + γf/(1 − p)."""
+def test_dropout_acts_only_on_the_branch(family):
+    """A dropped entry is λx, any other λx + γf/(1 − p)."""
     options = {"resid_pdrop": 0.25} if family == "gpt2" else {"hidden_dropout_prob": 0.25}
     model = shaped(family, shaping=Shaping(residual_gamma=0.3), **options)
     block = FAMILIES[family].blocks_of(model)[1]
@@ -174,10 +174,10 @@ def test_dropout_is_of_the_branch_alone(family):
     hook = after.register_forward_pre_hook(lambda _, args: middle.append(args[0]))
     block(x)
     hook.remove()
-    found = middle[0] - residual.lam * x
-    dropped = found.abs() < 1e-12
+    branch = middle[0] - residual.lam * x
+    dropped = branch.abs() < 1e-12
     assert 0.15 < dropped.double().mean() < 0.35
-    assert largest(found[~dropped], (residual.gamma * f / 0.75)[~dropped]) < 1e-12
+    assert largest(branch[~dropped], (residual.gamma * f / 0.75)[~dropped]) < 1e-12
 
 
 @pytest.mark.parametrize("family", UNGATED)
@@ -200,25 +200,25 @@ def test_the_activation_is_a_shaped_relu(family):
 
 
 @pytest.mark.parametrize("family", ["gpt2", "vit", "bert"])
-def test_redrawn_it_has_the_law_of_the_exact_chain(family):
-    """Blocks without normalisation, shaped ReLU; the chain at half the width is told apart."""
+def test_redrawn_model_has_the_law_of_the_exact_chain(family):
+    """The wrong twin is the chain at half the width."""
     options = {"n_inner": 32, "n_layer": 5} if family == "gpt2" else {"intermediate_size": 32, "num_hidden_layers": 5}
     shaping = Shaping(residual_gamma=0.5, shaped_relu=True, tau0=0.5)
     model = shape_model(stock(family, **options), shaping, redraw=True)
-    found = network(
+    statistics = network(
         Blocks(nn.ModuleList(FAMILIES[family].blocks_of(model))),
         lambda generator: redraw_blocks(model, FAMILIES[family], generator),
         samples=2000,
         width=WIDTH,
     )
     causal = family == "gpt2"
-    assert_same_law(chain(16, causal), found, wrong=chain(8, causal))
+    assert_same_law(chain(16, causal), statistics, wrong=chain(8, causal))
 
 
 @families
 @pytest.mark.parametrize("shaped_relu", [False, True])
-def test_redrawn_weights_have_the_variances_that_are_stated(family, shaped_relu):
-    """Each branch maps N(0, 1) to mean square 1, whatever the activation, gated or not; queries and keys n^(-3/2)."""
+def test_redrawn_weights_have_their_variances(family, shaped_relu):
+    """Each branch maps N(0, 1) to mean square 1 for any activation; queries and keys have variance n^(-3/2)."""
     if shaped_relu and family not in UNGATED:
         shaped_relu = False
     n, hidden = 96, 384
@@ -244,7 +244,7 @@ def test_redrawn_weights_have_the_variances_that_are_stated(family, shaped_relu)
     assert not any(value.any() for name, value in block.named_parameters() if name.endswith("bias"))
 
 
-def test_the_same_generator_draws_the_same_weights():
+def test_generator_determines_redrawn_weights():
     def drawn(seed):
         return shape_model(stock("bert"), redraw=True, generator=torch.Generator().manual_seed(seed)).state_dict()
 
@@ -267,14 +267,14 @@ def test_gradient_checkpointing_changes_nothing(family):
     attention = next(module for module in model.modules() if hasattr(module, "shaping"))
     attention.register_forward_pre_hook(lambda *_: calls.append(1))
     again = run(model, family)
-    found = torch.autograd.grad(again.square().sum(), parameters, allow_unused=True)
+    recomputed = torch.autograd.grad(again.square().sum(), parameters, allow_unused=True)
     assert len(calls) == 2  # computed again in the backward
     assert torch.equal(out, again)
-    assert all(one is other is None or torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+    assert all(one is other is None or torch.equal(one, other) for one, other in zip(recomputed, wanted, strict=True))
 
 
 @families
-def test_weight_decay_leaves_gains_alone(family):
+def test_gains_have_no_weight_decay(family):
     model = shaped(family, shaping=everything(family))
     alone = set(without_decay(model))
     decayed = {name: value for name, value in model.named_parameters() if name not in alone}
@@ -309,8 +309,8 @@ def test_learn_moves_every_gain(family):
 
 
 @families
-def test_recovered_it_is_softmax_attention(family):
-    """To the last bit from step 4,000 on; with a plain ReLU where the activation was shaped."""
+def test_recovered_model_has_softmax_attention(family):
+    """Recovery ends at step 4,000, when a shaped activation is a ReLU."""
     shaping = everything(family)
     model = shaped(family, shaping=shaping)
     Recover().prepare(model)
@@ -332,7 +332,7 @@ def test_recovered_it_is_softmax_attention(family):
 
 
 @families
-def test_copies_are_the_same(family, tmp_path):
+def test_copies_have_the_same_outputs(family, tmp_path):
     model = shaped(family, shaping=everything(family))
     wanted = run(model, family)
     assert torch.equal(run(copy.deepcopy(model), family), wanted)
@@ -349,28 +349,28 @@ def test_copies_are_the_same(family, tmp_path):
 
 
 def perturbation_error(shaping_float32, autocast):
-    """Root mean square error of (A − I)V beside float64, with sixteen-bit queries, keys and values, over its size."""
+    """Return the relative root mean square error of (A − I)V with 16-bit queries, keys and values."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = torch.randn(3, 4, 4, 64, 32, generator=generator).bfloat16()
     query = query * 0.1
     options = {"gamma1": 0.0, "gamma2": 1.0, "scale": 32**-0.5, "is_causal": True}
     wanted = shaped_attention(query.double(), key.double(), value.double(), **options)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        found = shaped_attention(query, key, value, **options, float32=shaping_float32).double()
-    return float((found - wanted).square().mean().sqrt() / wanted.square().mean().sqrt())
+        rounded = shaped_attention(query, key, value, **options, float32=shaping_float32).double()
+    return float((rounded - wanted).square().mean().sqrt() / wanted.square().mean().sqrt())
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_float32_keeps_what_sixteen_bits_lose(autocast):
-    """softmax − C̄ is small beside both: its error falls to that of one rounding of the result, 2⁻⁹."""
-    lost, kept = perturbation_error(False, autocast), perturbation_error(True, autocast)
-    assert kept < 2**-8
-    assert lost > 8 * kept
+def test_float32_reduces_the_rounding_error_of_16_bits(autocast):
+    """softmax − C̄ is a small difference of both; in float32 its error is one rounding of the result, 2⁻⁹."""
+    in_16_bits, in_float32 = perturbation_error(False, autocast), perturbation_error(True, autocast)
+    assert in_float32 < 2**-8
+    assert in_16_bits > 8 * in_float32
 
 
 @pytest.mark.parametrize("family", ["bert", "llama"])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_in_sixteen_bits_it_warns_once_and_says_why(family, autocast):
+def test_shaped_model_in_16_bits_warns_once(family, autocast):
     model = shape_model(BASE[family](config_of(family)).eval())
     model = model if autocast else model.to(torch.bfloat16)
     rounding.warn.cache_clear()
@@ -420,8 +420,8 @@ def dropping_vit():
 
 
 REFUSED = {
-    "another family": (mistral, Shaping(), r"Models of type 'mistral' cannot be shaped; there are bert, roberta"),
-    "relative positions": (t5, Shaping(), r"Models of type 't5' cannot be shaped"),
+    "another family": (mistral, Shaping(), r"model_type must be one of bert, roberta, .* to be shaped; got 'mistral'"),
+    "relative positions": (t5, Shaping(), r"to be shaped; got 't5'"),
     "cross-attention": (crossed_bert, Shaping(), "no meaning for cross-attention"),
     "cross-attention, GPT-2": (crossed_gpt2, Shaping(), "no meaning for cross-attention"),
     "positions inside the softmax": (relative_bert, Shaping(), r"positions inside the softmax \('relative_key'\)"),
@@ -432,7 +432,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_shaped_is_refused_and_left_alone(name):
+def test_shape_model_refuses_other_models_without_changing_them(name):
     build, shaping, message = REFUSED[name]
     model = build()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -445,13 +445,13 @@ def test_what_cannot_be_shaped_is_refused_and_left_alone(name):
     assert len(before) == len(model.state_dict())
 
 
-def test_attentions_cannot_be_asked_for_by_the_configuration():
-    """The library allows it for its own eager attention alone; `output_attentions=True` of a call is what works."""
+def test_configuration_of_a_shaped_model_refuses_output_attentions():
+    """The library allows it only for "eager" attention; the argument of a call works."""
     with pytest.raises(ValueError, match="output_attentions"):
         shaped("bert").config.output_attentions = True
 
 
-def test_what_is_no_model_is_refused():
+def test_shape_model_refuses_other_modules():
     with pytest.raises(InputError, match="takes a model of transformers; got Linear"):
         shape_model(nn.Linear(2, 2))
 
@@ -467,13 +467,13 @@ def test_what_is_no_model_is_refused():
     ],
     ids=range(5),
 )
-def test_shapings_that_cannot_be(options, message):
+def test_shaping_refuses_bad_values(options, message):
     with pytest.raises(InputError, match=message):
         Shaping(**options)
 
 
-def test_loud_models_are_loud():
-    """The tests above compare models whose attention is far from uniform."""
+def test_loud_models_have_uneven_attention():
+    """The tests above need attention that is far from uniform."""
     model = loud(stock("bert"))
     shape_model(model, Shaping(gamma1=None, gamma2=None))
     a = model(**given("bert"), output_attentions=True).attentions[0]

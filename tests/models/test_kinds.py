@@ -1,4 +1,4 @@
-"""What is not known is refused where a model is made, and never becomes another model on the way."""
+"""Unknown kinds of parts are refused when a model is made, and never become another model."""
 
 import ast
 import re
@@ -31,7 +31,7 @@ SPHERE = {"tokens": 2, "dim": 4, "beta": 1.0, "layers_per_unit_time": 10}
 
 @dataclass(frozen=True, kw_only=True)
 class SiLU(Feedforward):
-    """A layer of one's own: all that a declaration has, and no kernel."""
+    """A user's layer with a complete declaration, but without a kernel."""
 
     def gain_at(self, width):
         return 1 / 0.3558
@@ -41,15 +41,11 @@ class SiLU(Feedforward):
 
 
 class WideGELU(lf.GELU):
-    """A concrete part with one method changed."""
-
     def gain_at(self, width):
         return 3.0
 
 
 class LinearAttention(Attention):
-    """An attention of one's own."""
-
     interventions = (True, False, "shaped")
 
 
@@ -81,9 +77,11 @@ by_type = [type(part).__name__ for _, part in PARTS]
 
 @pytest.mark.parametrize(("family", "part"), PARTS, ids=by_type)
 def test_a_model_refuses_parts_of_other_kinds(family, part):
-    """With the list of those that are known; isinstance, the wrong twin, would take all but the abstract ones."""
+    """The message lists the known kinds; isinstance, the wrong twin, would accept all but the abstract ones."""
     model = lf.Transformer(**SIZE, attention=lf.SoftmaxAttention(), feedforward=lf.ReLU())
-    message = re.escape(f"{family} must be one of {NAMES[family]}; got {part!r}: kernels know these classes alone")
+    message = re.escape(
+        f"{family} must be one of {NAMES[family]}; got {part!r}: kernels take exactly these classes, no subclasses"
+    )
     with pytest.raises(InputError, match=message):
         lf.Transformer(**{**SIZE, "attention": lf.SoftmaxAttention(), family: part})
     with pytest.raises(InputError, match=message):
@@ -91,26 +89,26 @@ def test_a_model_refuses_parts_of_other_kinds(family, part):
     assert isinstance(part, {"feedforward": Feedforward, "attention": Attention, "norm": Norm}[family])
 
 
-def test_what_is_no_part_at_all_is_refused_without_talk_of_classes():
+def test_values_that_are_not_parts_are_refused_without_the_reason_for_subclasses():
     with pytest.raises(InputError, match=r"attention must be one of .* or None; got 'softmax'\.$"):
         lf.Transformer(**SIZE, attention="softmax")
     with pytest.raises(InputError, match=r'norm must be one of .* or None; got \["pre"\]\.'.replace('"', "'")):
         lf.Transformer(**SIZE, attention=lf.SoftmaxAttention(), norm=["pre"])
 
 
-def test_a_class_of_the_same_name_is_another_class():
-    """Also in JSON, where there are names alone."""
+def test_class_with_the_name_of_a_kind_is_refused():
+    """JSON refuses it too, although it stores only names."""
     twin = type("GELU", (lf.GELU,), {})()
     with pytest.raises(InputError, match=r"feedforward must be one of"):
         lf.Transformer(**SIZE, feedforward=twin)
-    with pytest.raises(InputError, match=r"JSON knows .*GELU.* alone; got GELU\(\)\."):
+    with pytest.raises(InputError, match=r"JSON takes only .*GELU.*; got GELU\(\)\."):
         lf.to_json(twin)
     assert lf.to_json(lf.GELU()) == '{"kind": "GELU", "hidden": null}'
 
 
 @pytest.mark.parametrize("base", [lf.Transformer, lf.StochasticTransformer, lf.HybridTransformer, lf.Start])
 def test_classes_derived_from_models_and_starts_are_refused(base):
-    """Where they are made, and with the name that they do not live up to."""
+    """They are refused when they are made, with the name of their base class."""
     values = {
         lf.Transformer: {**SIZE, "attention": lf.SoftmaxAttention()},
         lf.StochasticTransformer: SPHERE,
@@ -123,7 +121,7 @@ def test_classes_derived_from_models_and_starts_are_refused(base):
         derived(**values)
 
 
-def test_the_class_that_both_sphere_models_share_is_no_model():
+def test_base_class_of_sphere_models_is_refused():
     with pytest.raises(InputError, match="must be one of StochasticTransformer or HybridTransformer; got SphereModel"):
         SphereModel(**SPHERE)
 
@@ -139,7 +137,7 @@ def test_the_class_that_both_sphere_models_share_is_no_model():
 )
 def test_classes_derived_from_limits_and_starts_on_the_sphere_are_refused(value):
     derived = type("Mine", (type(value),), {})
-    with pytest.raises(InputError, match=f"Only {type(value).__name__} itself is known here; got Mine"):
+    with pytest.raises(InputError, match=f"This must be a {type(value).__name__} itself; got the subclass Mine"):
         derived(**vars(value))
 
 
@@ -158,8 +156,8 @@ TABLES = {
 
 
 @pytest.mark.parametrize("family", TABLES)
-def test_every_table_has_every_kind_of_its_family(family):
-    """No more and no fewer; a kind that is added to a family is missed at once."""
+def test_tables_have_exactly_the_kinds_of_their_family(family):
+    """A kind that is added to a family but not to a table fails here."""
     # OneMatrix has no σ of its own: it is built before the tables of activations are asked.
     kinds = set(FAMILIES[family]) - {lf.OneMatrix}
     for table in TABLES[family]:
@@ -184,34 +182,36 @@ def test_every_kind_belongs_to_one_family():
         lambda: blocks.norm_of(MyLayerNorm(placement="pre"), 8),
     ],
 )
-def test_who_takes_parts_without_a_model_refuses_unknown_ones_too(look_up):
-    with pytest.raises(InputError, match=r"Known here are [A-Z]\w+, .*; got .*, a (SiLU|WideGELU|MyLayerNorm)\."):
+def test_functions_that_take_single_parts_refuse_unknown_kinds(look_up):
+    with pytest.raises(
+        InputError, match=r"The part must be one of [A-Z]\w+, .*; got .*, a (SiLU|WideGELU|MyLayerNorm)\."
+    ):
         look_up()
 
 
-def test_abstract_norms_say_so():
+def test_abstract_norm_raises_type_error():
     with pytest.raises(TypeError, match="Norm is abstract: use LayerNorm, RMSNorm or RadialNorm"):
         NormModule(Norm(placement="pre"))
-    made = lf.LayerNorm(placement="pre"), lf.RMSNorm(placement="pre"), lf.RadialNorm(own.bounded, placement="pre")
-    assert [norm.subtracts_mean for norm in made] == [True, False, False]
+    norms = lf.LayerNorm(placement="pre"), lf.RMSNorm(placement="pre"), lf.RadialNorm(own.bounded, placement="pre")
+    assert [norm.subtracts_mean for norm in norms] == [True, False, False]
 
 
-def test_a_table_knows_classes_and_not_what_is_derived_from_them():
+def test_of_kind_refuses_subclasses():
     assert of_kind(1, {int: "number", str: "word"}) == "number"
     assert isinstance(True, int)
-    with pytest.raises(InputError, match="Known here are int, str; got True, a bool"):
+    with pytest.raises(InputError, match="The part must be one of int, str; got True, a bool"):
         of_kind(True, {int: "number", str: "word"})
 
 
 def asked_classes(tree: ast.AST) -> list[str]:
-    """Names of the classes in every isinstance."""
+    """Return the names of the classes in every isinstance."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     asked = [call.args[1] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "isinstance"]
     return [ast.unparse(node) for argument in asked for node in ast.walk(argument)]
 
 
-def test_nobody_asks_of_what_class_a_part_is_derived():
-    """`isinstance(part, GELU) … else` was a part of another kind taken for a known one."""
+def test_source_never_uses_isinstance_for_kinds_of_parts():
+    """`isinstance(part, GELU) … else` takes a part of another kind for a known one."""
     kinds = {kind.__name__ for family in ("attention", "feedforward", "norm") for kind in FAMILIES[family]}
     kinds |= {f"models.{name}" for name in kinds}
     assert set(asked_classes(ast.parse("x = 1 if isinstance(part, models.GELU | ReLU) else 0"))) & kinds

@@ -1,4 +1,4 @@
-"""Declarations: what they refuse and in which words, their derived numbers, and JSON there and back."""
+"""Declarations: refusals and their messages, derived numbers, and JSON in both directions."""
 
 import json
 import math
@@ -70,7 +70,7 @@ PARTS = [part for model in MODELS.values() for part in (model.attention, model.f
 
 
 def bounds(name, value, otherwise):
-    """What is said of a number that is not finite, or finite and out of range."""
+    """Return the message for a number that is not finite, or finite and out of range."""
     return f"{name} {otherwise if np.isfinite(value) else 'must be finite'}; got {float(value)}."
 
 
@@ -194,7 +194,7 @@ def test_parts_in_the_wrong_place_are_refused(changes, message):
     refuses(message, transformer, **changes)
 
 
-def test_the_defaults_that_choose_no_theorem():
+def test_defaults_of_options_that_choose_no_theorem():
     model = Transformer(width=12, depth=5, gamma=0.6, attention=ShapedAttention(tau0=1.5))
     assert (model.feedforward, model.norm, model.mask) == (None, None, None)
     assert (model.skip, model.lam) == (pytest.approx(0.8, rel=1e-15), None)
@@ -205,7 +205,7 @@ def test_the_defaults_that_choose_no_theorem():
 
 
 @pytest.mark.parametrize("kind", [Transformer, ShapedAttention, ShapedReLU, LayerNorm, RMSNorm])
-def test_what_chooses_the_theorem_has_no_default(kind):
+def test_options_that_choose_the_theorem_have_no_default(kind):
     with pytest.raises(TypeError, match="required keyword-only argument"):
         kind()
 
@@ -233,12 +233,12 @@ def test_models_are_frozen_and_equal_by_value():
 
 def test_key_dim_and_temperature():
     """tau = tau0 sqrt(width head_dim) shaped, tau0 sqrt(head_dim) standard."""
-    heads, given = SoftmaxAttention(tau0=3.0, heads=4), ShapedAttention(tau0=0.5, heads=3, head_dim=9)
-    assert (SHAPED.key_dim(25), heads.key_dim(100), given.key_dim(100)) == (25, 25, 9)
+    heads, explicit = SoftmaxAttention(tau0=3.0, heads=4), ShapedAttention(tau0=0.5, heads=3, head_dim=9)
+    assert (SHAPED.key_dim(25), heads.key_dim(100), explicit.key_dim(100)) == (25, 25, 9)
     assert SHAPED.temperature_at(25) == pytest.approx(1.5 * 25)
     assert heads.temperature_at(100) == pytest.approx(3.0 * 5)
-    assert given.temperature_at(100) == pytest.approx(0.5 * 30)
-    assert replace(given, temperature="standard").temperature_at(100) == pytest.approx(0.5 * 3)
+    assert explicit.temperature_at(100) == pytest.approx(0.5 * 30)
+    assert replace(explicit, temperature="standard").temperature_at(100) == pytest.approx(0.5 * 3)
 
 
 def test_hidden_is_the_width_unless_given():
@@ -246,7 +246,7 @@ def test_hidden_is_the_width_unless_given():
 
 
 def second_moment(activation):
-    """E activation(g)², the two half-lines apart because of the kink."""
+    """E activation(g)², integrated on each half-line because of the kink."""
     halves = [(-40, 0), (0, 40)]
     return sum(integrate.quad(lambda x: activation(x) ** 2 * stats.norm.pdf(x), *ends)[0] for ends in halves)
 
@@ -284,7 +284,7 @@ def test_parts_survive_json(part):
 
 
 def test_the_registry_has_every_kind():
-    """A kind that is added without a model here fails."""
+    """A kind that is added without a model in this file fails."""
     on_sphere = {"StochasticTransformer", "HybridTransformer", "TokenLimit"}  # test_sphere_models
     present = {"Transformer", "CovarianceLimit", "CovarianceFlow"} | on_sphere | {type(part).__name__ for part in PARTS}
     assert present == set(all_kinds())
@@ -298,7 +298,7 @@ def test_json_writes_every_field_out():
 
 
 def test_lam_follows_gamma_unless_it_is_given():
-    """A grid over γ must not keep the λ of the model it began with."""
+    """A grid over γ must not keep the λ of its first model."""
     assert replace(transformer(), gamma=0.8).skip == pytest.approx(0.6, rel=1e-15)
     assert replace(transformer(lam=1.0), gamma=0.8).skip == 1.0
 
@@ -361,8 +361,8 @@ def test_any_model_survives_json(model):
         max_leaves=8,
     )
 )
-def test_json_that_is_no_model_is_refused_in_one_line(value):
-    """Any JSON at all: a plain object without the fields of its kind is an InputError, never another one."""
+def test_json_of_anything_but_a_model_is_refused(value):
+    """Any JSON: an object without the fields of its kind raises InputError and no other error."""
     record = {"kind": "Transformer", "attention": value, "depth": 0}
     with pytest.raises(InputError):
         from_json(json.dumps(record))
@@ -393,11 +393,11 @@ def test_json_that_is_no_model_is_refused_in_one_line(value):
         ('{"kind": "SoftmaxAttention", "tau0": NaN}', "tau0 must be finite; got nan."),
     ],
 )
-def test_json_mistakes_are_named(text, message):
+def test_json_mistakes_are_refused_by_name(text, message):
     refuses(message, from_json, text)
 
 
 @pytest.mark.parametrize("name", ["gamma", "lam"])
-def test_a_text_in_the_place_of_a_number_is_refused(name):
+def test_json_text_instead_of_a_number_is_refused(name):
     record = {**json.loads(to_json(transformer())), name: "0.5"}
     refuses(f"{name} must be a number; got '0.5'.", from_json, json.dumps(record))

@@ -1,4 +1,4 @@
-"""Parts of one's own, from a file outside the package: the chain has the law of the network, a wrong twin does not."""
+"""Parts made of user functions outside the package: chain and network have one law, a wrong twin does not."""
 
 import inspect
 from dataclasses import replace
@@ -12,11 +12,11 @@ from scipy.stats import norm
 
 import limitformer as lf
 import own_parts_example as own
-from limitformer.covariance.chain.own import elementwise_address, mixing_address
+from limitformer.covariance.chain.own import mixing_address
 from limitformer.covariance.chain.transformer import constants_of
 from limitformer.models import activations
 from limitformer.models.elementwise import PIECES, quadrature
-from limitformer.models.own_function import function_of
+from limitformer.models.frozen import freeze, function_of
 from limitformer.nn.drawn.own import torch_elementwise, torch_mixing, torch_scale
 from statistics_checks import assert_same_law
 
@@ -57,8 +57,8 @@ PAIRS = {
 def summary(dataset):
     """Correlations, variances and log det V at the last layer: (samples,) each."""
     v, rho = dataset["covariance"].values[:, -1], lf.correlation(dataset).values[:, -1]
-    found = {f"ρ_{a}{b}": rho[:, a, b] for a, b in ((0, 1), (1, 2))} | {f"V_{a}": v[:, a, a] for a in (0, 2)}
-    return {**found, "log det V": np.linalg.slogdet(v)[1]}
+    summaries = {f"ρ_{a}{b}": rho[:, a, b] for a, b in ((0, 1), (1, 2))} | {f"V_{a}": v[:, a, a] for a in (0, 2)}
+    return {**summaries, "log det V": np.linalg.slogdet(v)[1]}
 
 
 def chain(model):
@@ -66,10 +66,10 @@ def chain(model):
 
 
 def network(model):
-    found = lf.nn.simulate(
+    dataset = lf.nn.simulate(
         model, V0, samples=SAMPLES, seed=2, record=[model.depth], dtype=torch.float64, device="cpu", progress=False
     )
-    return summary(found)
+    return summary(dataset)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -78,8 +78,8 @@ def test_chain_and_network_share_one_law(name):
     assert_same_law(chain(right), network(right), wrong=chain(wrong))
 
 
-def test_how_little_a_user_writes():
-    """Lines of each function, its line of def and its docstring included."""
+def test_user_functions_take_two_or_three_lines():
+    """The counts include the line of def and the docstring."""
     parts = {"silu": 2, "x_tanh": 2, "torch_x_tanh": 2, "sigmoid_attention": 3, "torch_sigmoid_attention": 2}
     for name, lines in parts.items():
         assert len(inspect.getsource(getattr(own, name)).strip().splitlines()) == lines
@@ -92,7 +92,7 @@ GAMMAS, LAMS = [(0.2, 0.9), 0.7, (0.8, 0.1)], [1.0, (0.5, 1.3), (1.1, 0.2)]
 
 
 def test_strengths_of_each_layer_and_sublayer():
-    """The twin has the same strengths, of layers in the opposite order."""
+    """The twin has the strengths of the layers in reverse order."""
     right = lf.Transformer(**BOTH, gamma=GAMMAS, lam=LAMS)
     assert_same_law(chain(right), network(right), wrong=chain(replace(right, gamma=GAMMAS[::-1], lam=LAMS[::-1])))
 
@@ -118,7 +118,7 @@ def test_equal_strengths_written_out_are_the_same_bits(gradients):
 
 
 def test_gradients_with_strengths_of_each_place():
-    """Chain against weightless networks, whose layers are the torch ones: medians of every weight's gradient."""
+    """The chain has the law of drawn networks differentiated by autograd, for every weight's gradient."""
     model = lf.Transformer(**BOTH, gamma=GAMMAS, lam=LAMS)
     options = {"samples": 1500, "gradients": True, "progress": False}
     finite = lf.simulate(model, V0, seed=1, **options)["weight_gradient"].values
@@ -131,8 +131,8 @@ def test_gradients_with_strengths_of_each_place():
 def test_a_network_that_trains_has_the_strengths_of_its_places():
     model = replace(lf.Transformer(**BOTH, gamma=GAMMAS, lam=LAMS), attention=lf.SoftmaxAttention(heads=2))
     blocks = lf.nn.stack_of(model).blocks
-    found = [[(r.lam.item(), r.gamma.item()) for r in block.residual.values()] for block in blocks]
-    np.testing.assert_allclose(found, model.strengths, rtol=1e-7)
+    pairs = [[(r.lam.item(), r.gamma.item()) for r in block.residual.values()] for block in blocks]
+    np.testing.assert_allclose(pairs, model.strengths, rtol=1e-7)
 
 
 # --- gains ----------------------------------------------------------------------------------------------------------
@@ -151,8 +151,8 @@ CLOSED = {
 
 
 @pytest.mark.parametrize("name", CLOSED)
-def test_gains_by_a_second_route(name):
-    """Closed forms; else Gauss-Hermite, split at the kink by |x + ½|² = (x + ½)² where there is one."""
+def test_gains_agree_with_closed_forms_and_gauss_hermite(name):
+    """Without a closed form it is Gauss-Hermite, split at a kink by |x + ½|² = (x + ½)²."""
     function, exact = CLOSED[name]
     if name.startswith("|"):
         shifted = exp_absolute_times(0.5)
@@ -160,31 +160,31 @@ def test_gains_by_a_second_route(name):
     if exact is None:
         nodes, weights = roots_hermitenorm(180)
         exact = sqrt(2 * pi) / (weights @ np.array([function(float(x)) ** 2 for x in nodes]))
-    found = lf.Elementwise(function).gain_at(64)
-    assert found == pytest.approx(exact, rel=1e-9)
-    assert found != pytest.approx(exact * (1 + 1e-6), rel=1e-9)
+    gain = lf.Elementwise(function).gain_at(64)
+    assert gain == pytest.approx(exact, rel=1e-9)
+    assert gain != pytest.approx(exact * (1 + 1e-6), rel=1e-9)
 
 
 def peak(x):
     return 1.0 if 0.5 < x < 0.51 else 0.1 * x
 
 
-def test_the_gain_sees_what_is_narrow():
-    """The closed form; the twin is a quadrature that passes over the peak."""
+def test_gain_includes_a_narrow_peak():
+    """The gain has the closed form; the twin is a quadrature that misses the peak."""
     (low, high), (at_low, at_high) = norm.cdf([0.5, 0.51]), norm.pdf([0.5, 0.51])
     squares_inside = high - low - (0.51 * at_high - 0.5 * at_low)
     exact = 1 / (high - low + 0.01 * (1 - squares_inside))
     assert lf.Elementwise(peak).gain_at(64) == pytest.approx(exact, rel=1e-9)
-    assert 1 / quadrature(peak, PIECES)[0] > 1.3 * exact
+    assert 1 / quadrature(freeze(peak), PIECES)[0] > 1.3 * exact
 
 
 def exp_absolute_times(a):
-    """E |g + a| g = 2Φ(a) − 1: Stein's identity, since the derivative of |x + a| is its sign."""
+    """E |g + a| g = 2Φ(a) − 1 by Stein's identity, because the derivative of |x + a| is its sign."""
     return erf(a / sqrt(2))
 
 
 def test_a_gated_pair_has_the_gain_of_its_function():
-    """E (σ(g) h)² = E σ(g)²; and a gain that is given is taken."""
+    """E (σ(g) h)² = E σ(g)²; a given gain is used."""
     rng = np.random.default_rng(0)
     g, h = rng.standard_normal((2, 400_000))
     squares = (g / (1 + np.exp(-g)) * h) ** 2
@@ -196,28 +196,28 @@ def test_a_gated_pair_has_the_gain_of_its_function():
 # --- three functions that are one -----------------------------------------------------------------------------------
 
 POINTS = np.linspace(-6, 6, 41)
-LAYERS = [SILU, X_TANH, BENT, lf.SiLU(), lf.Tanh(), lf.SquaredReLU(), lf.SwiGLU(), lf.GeGLU()]
+LAYERS = [SILU, X_TANH, BENT, *(getattr(lf, name)() for name in activations.__all__)]
 
 
 @pytest.mark.parametrize("part", LAYERS, ids=repr)
 def test_python_numba_and_torch_agree(part):
-    elementwise_address(function_of(part))  # which compares Numba with Python
-    wanted = [function_of(part)(float(x)) for x in POINTS]
-    found = torch_elementwise(part)(torch.tensor(POINTS))
-    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
+    wanted = [part.function(float(x)) for x in POINTS]
+    np.testing.assert_allclose([function_of(part).compiled(x) for x in POINTS], wanted, rtol=1e-9, atol=1e-12)
+    on_tensors = torch_elementwise(part)(torch.tensor(POINTS))
+    np.testing.assert_allclose(on_tensors, wanted, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("part", [SIGMOID, LINEAR], ids=repr)
-def test_rules_agree_for_many_matrices_at_once(part):
+def test_rules_on_tensors_agree_for_batches_of_matrices(part):
     logits = np.random.default_rng(3).standard_normal((2, 5, 3, 3))
     seen = np.tril(np.ones((3, 3), bool))
-    found = torch_mixing(part)(torch.tensor(logits), torch.tensor(seen))
+    on_tensors = torch_mixing(part)(torch.tensor(logits), torch.tensor(seen))
     wanted = [[function_of(part)(y, seen) for y in batch] for batch in logits]
-    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(on_tensors, wanted, rtol=1e-9, atol=1e-12)
     assert mixing_address(function_of(part)) == mixing_address(function_of(part))  # compiled once
 
 
-def test_a_norm_on_tensors():
+def test_torch_scale_agrees_with_its_function():
     np.testing.assert_allclose(torch_scale(BOUNDED)(torch.tensor([0.5, 4.0])), [1.0, 0.5], rtol=1e-12)
 
 
@@ -226,21 +226,22 @@ def test_a_norm_on_tensors():
 OWN_ALL = lf.Transformer(**SIZE, attention=SIGMOID, feedforward=SWIGLU, norm=BOUNDED)
 
 
-def test_the_same_bits_whatever_the_threads():
+def test_threads_do_not_change_the_bits():
     one, two = (lf.simulate(OWN_ALL, V0, samples=70, seed=5, threads=k, progress=False) for k in (1, 2))
     np.testing.assert_array_equal(one["covariance"], two["covariance"])
 
 
 def test_kernels_are_not_compiled_again_for_another_function():
-    """Constants of two functions have one type: the address is a number."""
+    """The constants for two functions have one type, because the address is a number."""
     other = replace(OWN_ALL, attention=LINEAR, feedforward=lf.Gated(own.silu))
     types = [[type(x) for x in constants_of(model, 3).feedforward] for model in (OWN_ALL, other)]
     assert types[0] == types[1]
 
 
-def test_gradients_of_networks_with_own_parts():
-    """Weightless networks take them, since what they have of torch is differentiated: against drawn weights."""
-    found = lf.nn.simulate(OWN_ALL, V0, samples=4, seed=1, gradients=True, dtype=torch.float64, progress=False)
+@pytest.mark.parametrize("simulate", [lf.nn.simulate, lf.weightless.simulate], ids=["drawn", "weightless"])
+def test_networks_with_own_parts_have_gradients(simulate):
+    """Autograd differentiates a user function on tensors."""
+    found = simulate(OWN_ALL, V0, samples=4, seed=1, gradients=True, dtype=torch.float64, progress=False)
     assert np.isfinite(found["weight_gradient"]).all()
     names = {str(name).split(".", 2)[2] for name in found["weight"].values}
     assert {"feedforward.gate", "attention.value"} <= names

@@ -1,4 +1,4 @@
-"""What cannot be a part of one's own is one line; JSON and the command line have functions by their paths."""
+"""Refusals of user functions in one line; JSON and the command line name functions by their paths."""
 
 import json
 import math
@@ -17,7 +17,8 @@ import limitformer.covariance.chain.own as own_chain
 import own_parts_example as own
 from limitformer.base.errors import InputError, NotImportedError
 from limitformer.cli.app import app
-from limitformer.covariance.chain.own import elementwise_address, mixing_address
+from limitformer.covariance.chain.own import mixing_address
+from limitformer.models.frozen import freeze
 from limitformer.models.functions import import_function, is_path, path_of
 from limitformer.models.serial import describe, from_record
 from limitformer.nn.drawn.own import torch_elementwise, torch_mixing
@@ -73,7 +74,7 @@ def compiled_cube(x):
     ("function", "message"),
     [
         (logarithm, r"function must take any number; .*:logarithm\(-10\) raised ValueError: .*"),
-        (hole, r"function must be finite everywhere; .*:hole\(0\) gave nan\."),
+        (hole, r"function must be finite; .*:hole\(0\) gave nan\."),
         (words, r"function must give a real number; .*:words\(-10\) gave '-10.0'\."),
         (lambda: 1.0, r"function must take any number; .*<lambda>\(-10\) raised TypeError: .*"),
         (math.tanh, r"function must be a function of Python or Numba, or its path; got <built-in .*: a def|def that"),
@@ -85,22 +86,15 @@ def compiled_cube(x):
     ids=lambda value: getattr(value, "__name__", str(value)),  # an address would be another one in each worker
 )
 @pytest.mark.parametrize("kind", [lf.Elementwise, lf.Gated])
-def test_functions_that_are_no_activation(kind, function, message):
+def test_functions_that_are_not_activations_are_refused(kind, function, message):
     refuses(message, kind, function)
 
 
-def test_gains_that_cannot_be_found():
+def test_gains_that_cannot_be_computed_are_refused():
     refuses("function must not vanish", lf.Transformer, **SIZE, feedforward=lf.Elementwise(lambda x: 0.0 * x))
     refuses(r"is inf.*: give gain\.", lf.Elementwise(lambda x: math.exp(x * x / 3)).gain_at, 8)
     refuses("gain must be positive; got -1.0", lf.Elementwise, own.silu, gain=-1)
     refuses("hidden must be at least 1", lf.Elementwise, own.silu, hidden=0)
-
-
-def test_what_numba_cannot_compile_is_said_with_its_first_line():
-    model = lf.Transformer(**SIZE, feedforward=lf.Elementwise(interpreted))
-    refuses(
-        r"Numba cannot compile \S+:interpreted: .+ Nearest: arithmetic, math and numpy", lf.simulate, model, V0, **RUN
-    )
 
 
 def helper(x):
@@ -123,56 +117,61 @@ def shrinks(logits, visible):
     return np.zeros((2, 2)) if len(logits) == 3 else logits * visible
 
 
-def test_a_rule_of_another_shape_at_the_runs_tokens_is_refused():
+def test_rule_with_another_shape_at_the_tokens_of_the_run_is_refused():
     model = lf.Transformer(**SIZE, attention=lf.Mixing(shrinks))
     refuses(r"real matrix \(3, 3\); \S+:shrinks gave ndarray \(2, 2\)", lf.simulate, model, np.eye(3), **RUN)
 
 
-def test_numbas_failures_say_what_to_do():
-    refuses(r"Untyped global name 'helper'.* Nearest: @numba.njit on helper, which", elementwise_address, with_helper)
-    refuses(r"Nearest: a loop; a function cannot call itself", elementwise_address, calls_itself)
-    refuses(r"got an unexpected keyword argument 'keepdims'\. Nearest", mixing_address, keeps_dims)
+@pytest.mark.parametrize(
+    ("kind", "function", "message"),
+    [
+        (lf.Elementwise, interpreted, r"Numba cannot compile \S+:interpreted: .+ Nearest: arithmetic, math and numpy"),
+        (lf.Elementwise, with_helper, r"Untyped global name 'helper'.* Nearest: @numba.njit on helper, which"),
+        (lf.Elementwise, calls_itself, r"Nearest: a loop; a function cannot call itself"),
+        (lf.Mixing, keeps_dims, r"got an unexpected keyword argument 'keepdims'\. Nearest"),
+    ],
+    ids=["eval", "helper", "recursion", "keepdims"],
+)
+def test_a_function_that_numba_cannot_compile_is_refused(kind, function, message):
+    refuses(message, kind, function)
 
 
-def test_what_numba_takes_for_another_function_is_refused(monkeypatch):
-    """Its addresses are compared with Python: a compiled loop of another function is found out."""
-    from limitformer.covariance.chain import own as chains_own
-
-    wrong = chains_own.compiled_elementwise(numba.njit(own.x_tanh))
-    monkeypatch.setattr(chains_own, "compiled_elementwise", lambda scalar: wrong)
-    refuses("Numba and Python do not agree about .*:by_whole_numbers", elementwise_address, by_whole_numbers)
+def test_a_function_that_numba_compiles_to_another_is_refused(monkeypatch):
+    frozen = freeze(by_whole_numbers)
+    monkeypatch.setattr(frozen, "compiled", numba.njit(own.x_tanh))
+    refuses("Numba and Python do not agree about .*:by_whole_numbers", lf.Elementwise, by_whole_numbers)
 
 
-def test_a_function_that_raises_somewhere_stops_the_path_and_no_more():
-    """Not one sample of those that stay has met a number that was left as it was: their variances are those of x."""
+def test_function_that_raises_ends_only_its_path():
+    """The samples that stay have the variances of σ(x) = x, so none of them met a replaced number."""
     model = lf.Transformer(width=8, depth=2, gamma=1.0, feedforward=lf.Elementwise(raises_far_out, hidden=4, gain=1))
     options = {"samples": 200, "seed": 0, "progress": False}
-    found = lf.simulate(model, [[80.0]], **options)
+    dataset = lf.simulate(model, [[80.0]], **options)
     straight = lf.Transformer(width=8, depth=2, gamma=1.0, feedforward=lf.Elementwise(lambda x: x, hidden=4, gain=1))
     wanted = lf.simulate(straight, [[80.0]], **options)
-    left = np.isfinite(found["exit"].values)
-    assert 5 < left.sum() < 195
-    np.testing.assert_allclose(found["covariance"][~left], wanted["covariance"][~left], rtol=1e-12)
-    assert set(found["exit_cause"].values) == {INSIDE, NO_NUMBER}
+    exited = np.isfinite(dataset["exit"].values)
+    assert 5 < exited.sum() < 195
+    np.testing.assert_allclose(dataset["covariance"][~exited], wanted["covariance"][~exited], rtol=1e-12)
+    assert set(dataset["exit_cause"].values) == {INSIDE, NO_NUMBER}
 
 
-def test_one_replica_that_raises_takes_none_with_it():
-    """Paths leave alone: a group of eight all of whose paths leave is rare where one in four does."""
+def test_replica_that_raises_leaves_its_neighbours_alone():
+    """No whole group of eight paths leaves, although one path in four does."""
     part = lf.Elementwise(raises_far_out, hidden=2, gain=1)
     model = lf.Transformer(width=8, depth=1, gamma=1.0, feedforward=part)
-    found = lf.simulate(model, [[100.0]], samples=800, seed=0, progress=False)
-    left = np.isfinite(found["exit"].values)
+    dataset = lf.simulate(model, [[100.0]], samples=800, seed=0, progress=False)
+    exited = np.isfinite(dataset["exit"].values)
     share = 1 - (0.5 + math.erf(2 / math.sqrt(2)) / 2) ** 2  # neither of two N(0, 100) above 20
-    assert abs(left.mean() - share) < 4 * math.sqrt(share * (1 - share) / 800)
-    assert not left.reshape(100, 8).all(1).any()
+    assert abs(exited.mean() - share) < 4 * math.sqrt(share * (1 - share) / 800)
+    assert not exited.reshape(100, 8).all(1).any()
     values = np.array([1.0, 30.0, -3.0])
     loop = own_chain.compiled_elementwise(numba.njit(raises_far_out))
     loop.ctypes(values.ctypes.data_as(loop.ctypes.argtypes[0]), 3, 2.0)
     np.testing.assert_array_equal(values, [2.0, math.nan, -6.0])
 
 
-def test_a_function_that_has_no_number_is_a_cause_of_its_own():
-    """In chain and network; the twin of the same size that explodes has left the ball."""
+def test_nan_of_a_function_has_its_own_exit_cause():
+    """It is the same in chain and network; the twin that explodes at the same size has left the ball."""
 
     def root(x):
         return math.nan if x > 12.0 else x
@@ -192,16 +191,16 @@ def test_a_function_that_has_no_number_is_a_cause_of_its_own():
     assert set(lf.simulate(strong, [[1.0]], **options)["exit_cause"].values) == {LEFT_BALL}
 
 
-def test_what_is_refused_is_shown_by_its_name():
-    """No address of memory, by which no two runs say the same."""
+def test_refused_functions_are_shown_by_name():
+    """The message contains no address, which would differ from run to run."""
     refuses("feedforward must be one of .*; got <lambda>", lf.Transformer, **SIZE, feedforward=lambda x: x)
     refuses(r"got Gated\(function=<lambda>\)", lf.OneMatrix, activation=lf.Gated(lambda x: x))
 
 
-def test_functions_of_numba_are_taken():
+def test_functions_compiled_by_numba_are_accepted():
     assert lf.Elementwise(compiled_cube).gain_at(5) == pytest.approx(1 / 15, rel=1e-9)
-    found = lf.simulate(lf.Transformer(**SIZE, feedforward=lf.Elementwise(compiled_cube)), V0, **RUN)
-    assert np.isfinite(found["covariance"]).all()
+    dataset = lf.simulate(lf.Transformer(**SIZE, feedforward=lf.Elementwise(compiled_cube)), V0, **RUN)
+    assert np.isfinite(dataset["covariance"]).all()
     assert json.loads(lf.to_json(lf.Elementwise(own.silu)))["function"] == "own_parts_example:silu"
 
 
@@ -216,7 +215,7 @@ def test_functions_of_numba_are_taken():
     ],
 )
 @pytest.mark.filterwarnings("ignore:divide by zero")
-def test_rules_that_are_no_mixing(rule, message):
+def test_rules_that_do_not_return_a_mixing_matrix_are_refused(rule, message):
     refuses(message, lf.Mixing, rule)
 
 
@@ -227,7 +226,7 @@ def no_mask(logits, visible):
 def test_a_rule_that_ignores_the_mask_is_refused_under_one():
     part = lf.Mixing(no_mask)
     lf.Transformer(**SIZE, attention=part)
-    message = "A must be 0 where nothing is seen; .*:no_mask ignores visible"
+    message = "A must be 0 outside visible; .*:no_mask ignores visible"
     refuses(message, lf.Transformer, **SIZE, attention=part, mask="causal")
     refuses("tau0 must be positive", lf.Mixing, no_mask, tau0=0)
     refuses("tau0 must be below 1.8e308", lf.Mixing, no_mask, tau0=10**400)
@@ -239,7 +238,7 @@ def grows(logits, visible):
 
 
 def test_a_rule_of_another_shape_for_more_tokens_is_refused():
-    """Tried with 1 and 4 tokens when it is made, and with 5 before a run of 5."""
+    """A rule is tried with 1 and 4 tokens when it is made, and with 5 before a run of 5."""
     model = lf.Transformer(**SIZE, attention=lf.Mixing(grows))
     for run in (lf.simulate, lf.nn.simulate):
         refuses(r"must give a real matrix \(5, 5\); .*:grows gave ndarray \(4, 4\)", run, model, np.eye(5), **RUN)
@@ -271,14 +270,14 @@ def test_rules_are_tried_at_several_logits_and_with_the_tokens_of_the_run():
 
 
 def gelu(x):
-    """Another function than torch's of this name, of operators alone."""
+    """A function that shares its name with one of torch, and uses only operators."""
     return x * abs(x)
 
 
 def test_functions_on_tensors_must_be_the_same():
     wrong = lf.Elementwise(own.silu, torch="tanh")
     refuses(
-        r"torch of Elementwise\(own_parts_example:silu\) is another function: .* in the place of",
+        r"torch of Elementwise\(own_parts_example:silu\) is another function: .* instead of",
         torch_elementwise,
         wrong,
     )
@@ -287,8 +286,8 @@ def test_functions_on_tensors_must_be_the_same():
     refuses("torch must be a function of tensors", lf.Elementwise, own.silu, torch=3)
     other = lf.Mixing(own.linear_attention, torch=own.torch_sigmoid_attention)
     refuses(r"torch of Mixing\(own_parts_example:linear_attention\) is another function", torch_mixing, other)
-    refuses("gave no tensor of shape", torch_elementwise, lf.Elementwise(own.silu, torch=torch.sum))
-    assert torch_elementwise(lf.Elementwise(gelu)) is gelu
+    refuses("did not give a tensor of shape", torch_elementwise, lf.Elementwise(own.silu, torch=torch.sum))
+    assert torch_elementwise(lf.Elementwise(gelu)) is freeze(gelu)
     assert torch_elementwise(lf.Elementwise(own.silu)) is torch.nn.functional.silu
 
 
@@ -303,7 +302,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_parts_without_a_theorem_have_no_limit(name):
+def test_limit_refuses_parts_without_a_theorem(name):
     for lam in (None, 1.0):
         gamma = 2**-0.5 if lam else 0.5
         model = lf.Transformer(**{**SIZE, "gamma": gamma}, lam=lam, **PARTS[name])
@@ -318,7 +317,7 @@ def test_chains_of_own_parts_have_no_gradients(name):
     refuses(message, lf.simulate, model, V0, gradients=True, **RUN)
 
 
-def test_what_trains_has_no_rules_and_no_gates():
+def test_stack_of_refuses_rules_and_gates():
     build = lf.nn.stack_of
     refuses("shaped or softmax attention; got Mixing", build, lf.Transformer(**SIZE, **PARTS["Mixing"]))
     refuses("no gated pairs yet", build, lf.Transformer(**SIZE, **PARTS["Gated"]))
@@ -334,7 +333,7 @@ def test_one_matrix_takes_one_activation_and_no_gates():
 
 def test_classes_derived_from_own_parts_are_refused():
     derived = type("Mine", (lf.Elementwise,), {})
-    refuses("kernels know these classes alone", lf.Transformer, **SIZE, feedforward=derived(own.silu))
+    refuses("kernels take exactly these classes, no subclasses", lf.Transformer, **SIZE, feedforward=derived(own.silu))
 
 
 # --- strengths ------------------------------------------------------------------------------------------------------
@@ -360,7 +359,7 @@ BOTH = {"width": 8, "attention": lf.ShapedAttention(tau0=1.0), "feedforward": lf
         ({"gamma": 0.5, "lam": 10**400}, r"lam must be below 1.8e308 in size; got more\."),
     ],
 )
-def test_strengths_that_do_not_fit(values, message):
+def test_strengths_that_do_not_fit_are_refused(values, message):
     refuses(message, lf.Transformer, depth=3, **BOTH, **values)
 
 
@@ -381,7 +380,7 @@ def test_strengths_are_kept_as_plain_tuples():
     np.testing.assert_allclose((replace(model, lam=None).strengths ** 2).sum(-1), 1, rtol=1e-15)
 
 
-def test_json_of_models_that_there_were_is_unchanged():
+def test_json_of_earlier_models_is_unchanged():
     text = (
         '{"kind": "Transformer", "width": 8, "depth": 3, "gamma": 0.5, "attention": {"kind": "ShapedAttention", '
         '"tau0": 1.0, "heads": null, "head_dim": null, "identity": true, "center": true, "temperature": "shaped"}, '
@@ -390,7 +389,7 @@ def test_json_of_models_that_there_were_is_unchanged():
     assert lf.to_json(lf.Transformer(depth=3, gamma=0.5, **BOTH)) == text
 
 
-def test_what_needs_one_number_says_so():
+def test_functions_that_need_one_gamma_refuse_sequences():
     model = lf.Transformer(depth=3, **BOTH, gamma=[0.1, 0.2, 0.3])
     with pytest.raises(lf.NoLimitError, match="strengths differ by layer or sublayer; gamma and lam must be numbers"):
         lf.limit(model)
@@ -431,23 +430,23 @@ def test_json_has_functions_by_their_paths():
     assert not any(map(is_path, ("a", "a:b:c", "a b:c", ":b", "a:", None)))
 
 
-def test_a_module_that_exits_is_one_line_too(monkeypatch, tmp_path):
+def test_module_that_exits_on_import_is_refused(monkeypatch, tmp_path):
     (tmp_path / "module_that_exits.py").write_text("raise SystemExit(3)\n")
     monkeypatch.syspath_prepend(tmp_path)
     refuses("The module module_that_exits cannot be imported: SystemExit: 3", import_function, "module_that_exits:silu")
 
 
-def test_functions_that_cannot_be_imported_have_no_json_but_a_record():
+def test_functions_without_a_path_are_refused_by_to_json_and_named_in_records():
     part = lf.Elementwise(lambda x: 0.5 * x)
     refuses("which .*<lambda> does not have. Nearest: a function at the top level", lf.to_json, part)
-    found = lf.simulate(lf.Transformer(**SIZE, feedforward=part), V0, **RUN)
-    written = json.loads(found.attrs["model"])["feedforward"]["function"]
+    dataset = lf.simulate(lf.Transformer(**SIZE, feedforward=part), V0, **RUN)
+    written = json.loads(dataset.attrs["model"])["feedforward"]["function"]
     assert written.startswith("<")
     assert "lambda" in written
     refuses(
         "function of Elementwise was .*<lambda>, a function that cannot be imported, and cannot be restored",
         lf.from_json,
-        found.attrs["model"],
+        dataset.attrs["model"],
     )
     assert describe(WHOLE) == lf.to_json(WHOLE)
     assert path_of(own.silu) == "own_parts_example:silu"
@@ -455,8 +454,8 @@ def test_functions_that_cannot_be_imported_have_no_json_but_a_record():
     assert path_of(lambda x: x) is None
 
 
-def test_files_of_others_import_nothing(tmp_path, monkeypatch):
-    """A store's or a folder's model names a module that would leave a mark if it ran."""
+def test_stored_files_import_no_modules(tmp_path, monkeypatch):
+    """A stored model names a module that would create a file if it ran."""
     (tmp_path / "stranger.py").write_text("import pathlib\npathlib.Path('mark').touch()\ndef f(x):\n    return x\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -474,8 +473,8 @@ def test_files_of_others_import_nothing(tmp_path, monkeypatch):
     assert import_function("limitformer.models.activations:silu", imports=False)
 
 
-def test_a_sweep_over_own_parts(tmp_path):
-    """Computed in a store by workers, and read again; axes are γ, and the gain of one's own layer."""
+def test_sweep_computes_own_parts(tmp_path):
+    """A worker computes it in a store, which is read again; the axes are γ and the gain of the user's layer."""
     model = lf.Transformer(**SIZE, feedforward=lf.Elementwise(own.silu, gain=1.0))
     over = {"gamma": [0.1, 0.6], "feedforward.gain": [1.0, 2.0]}
     sweep = lf.Sweep(model, over=over, simulate={"samples": 8, "seed": 0, "start": START})
@@ -497,14 +496,14 @@ def test_the_command_line_takes_functions_of_the_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     own_parts = ("--feedforward", "parts_of_mine:leaky", "--attention", "parts_of_mine:flat", "--hidden", "9")
-    code, shown = command(*own_parts, "--show-model")
+    code, output = command(*own_parts, "--show-model")
     assert code == 0
-    model = lf.from_json(shown)
+    model = lf.from_json(output)
     assert model.feedforward.function.__name__ == "leaky"
     assert model.feedforward.hidden == 9
     assert type(model.attention) is lf.Mixing
     assert model.attention.tau0 == 1.0
-    (tmp_path / "model.json").write_text(shown)
+    (tmp_path / "model.json").write_text(output)
     assert command("--feedforward", "swiglu", "--samples", "8", "--tokens", "2")[0] == 0
     (tmp_path / "strengths.json").write_text(lf.to_json(replace(model, gamma=[0.1, 0.9])))
     result = CliRunner().invoke(app, ["simulate", "--model", "strengths.json", "--samples", "8"])
@@ -522,14 +521,14 @@ def test_the_command_line_takes_functions_of_the_folder(tmp_path, monkeypatch):
     ],
 )
 def test_the_command_line_refuses_in_one_line(arguments, message):
-    code, shown = command(*arguments)
+    code, output = command(*arguments)
     assert code == 2
-    assert message in " ".join(shown.split())
+    assert message in " ".join(output.split())
 
 
 def test_rules_are_compiled_once_and_threads_may_ask_together():
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(4) as pool:
-        found = set(pool.map(lambda _: mixing_address(own.linear_attention), range(8)))
-    assert len(found) == 1
+        addresses = set(pool.map(lambda _: mixing_address(freeze(own.linear_attention)), range(8)))
+    assert len(addresses) == 1

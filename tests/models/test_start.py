@@ -1,4 +1,4 @@
-"""Starts: what is refused, and covariances, means and ranks against NumPy."""
+"""Starts: refusals, and covariances, means and ranks against NumPy."""
 
 import re
 
@@ -45,13 +45,13 @@ def refuses(message, make, *arguments, **settings):
         (np.eye(2) + 0j, "The start must be real; got complex numbers (complex128). Nearest: their real part, .real."),
     ],
 )
-def test_covariances_that_are_none_are_refused(value, message):
+def test_arrays_that_are_not_covariances_are_refused(value, message):
     refuses(message, from_covariance, value)
     refuses(message, as_start, value)
 
 
 @pytest.mark.parametrize("scale", [1e-200, 1.0, 1e100])
-def test_a_covariance_is_kept_as_it_is(scale):
+def test_covariance_is_stored_unchanged(scale):
     start = from_covariance((scale * V).tolist())
     np.testing.assert_array_equal(start.covariance, scale * V)
     assert (start.tokens, start.rank()) == (3, 3)
@@ -60,8 +60,8 @@ def test_a_covariance_is_kept_as_it_is(scale):
 
 
 @pytest.mark.parametrize("scale", [1e-200, 1.0, 1e100])
-def test_rounding_is_forgiven_and_more_is_not(scale):
-    """1e-10 of the largest entry is rounding, 1e-8 is a mistake: skew and negative eigenvalues alike."""
+def test_covariance_tolerates_rounding_only(scale):
+    """1e-10 of the largest entry is rounding, 1e-8 is a mistake, for skew and for negative eigenvalues."""
     skew = np.array([[0, 1, 0], [-1, 0, 0], [0, 0, 0]])
     forgiven = from_covariance(scale * (V + 1e-10 * skew)).covariance
     np.testing.assert_array_equal(forgiven, forgiven.T)
@@ -131,13 +131,13 @@ def test_tokens_give_covariance_and_means():
         ("tokens", "tokens must be an array of numbers; got str."),
     ],
 )
-def test_tokens_that_are_none_are_refused(value, message):
+def test_arrays_that_are_not_tokens_are_refused(value, message):
     refuses(message, from_tokens, value)
 
 
 @pytest.mark.parametrize("size", [1e-200, 1e200])
 def test_tokens_whose_squares_leave_the_range_of_doubles_are_refused(size):
-    """They are not zero, so the message must not say so; an infinite covariance must not get through."""
+    """The message must not call them zero, and an infinite covariance must not pass."""
     with pytest.raises(InputError) as caught:
         from_tokens([[size, -size], [1.0, 2.0]])
     assert "got one that is zero" not in str(caught.value)
@@ -151,18 +151,18 @@ def test_rank_counts_directions(tokens, width):
 
 
 def test_rank_does_not_depend_on_the_variances():
-    """A token of a tiny variance beside a large one is a direction of its own; a copy of another is none."""
+    """A token of tiny variance adds a direction even next to a large one; a copy of another does not."""
     assert from_covariance(1e-30 * V).rank() == 3
     assert from_covariance(np.diag([1.0, 1e-18])).rank() == 2
     assert from_covariance([[1.0, 1e-9], [1e-9, 1e-18]]).rank() == 1
 
 
-def test_a_start_stands_for_itself():
+def test_as_start_returns_a_start_unchanged():
     start = Start(covariance=V)
     assert as_start(start) is start
 
 
-def test_a_start_made_by_hand_is_checked_too():
+def test_start_constructor_checks_its_covariance():
     for wrong in (np.full((2, 2), np.nan), np.array([[1.0, 0.5], [-0.5, 1.0]]), np.diag([1.0, -1.0])):
         with pytest.raises(InputError):
             Start(covariance=wrong)
@@ -181,7 +181,7 @@ TENSORS = {  # what is refused, and what the line must hold
 
 
 @pytest.mark.parametrize("kind", TENSORS)
-def test_tensors_that_are_none_are_refused_with_the_repair(kind):
+def test_tensors_that_need_conversion_are_refused_with_the_repair(kind):
     make, message = TENSORS[kind]
     refuses(message, from_tokens, make())
 

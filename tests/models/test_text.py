@@ -1,4 +1,4 @@
-"""Texts as starts: repeated words are identical tokens, and files that are none are refused in one line."""
+"""Texts as starts: repeated words are identical tokens, and files that are not texts are refused."""
 
 import re
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_repeated_words_are_identical_tokens():
     assert correlations(start)[0, 1] < 0.99
 
 
-def test_positions_tell_repeated_words_apart():
+def test_positions_distinguish_repeated_words():
     start = from_text(TEXT, width=16, positions="sinusoidal")
     assert start.rank() == 8
     assert correlations(start)[0, 5] < 0.99
@@ -99,13 +99,13 @@ def test_a_file_and_its_text_are_one_start(tmp_path):
         (b"one two three", "{path} has 3 tokens; 5 were asked for."),
     ],
 )
-def test_files_that_cannot_be_used(tmp_path, data, message):
+def test_unusable_files_are_refused(tmp_path, data, message):
     path = tmp_path / "text.txt"
     path.write_bytes(data)
     refuses(message.format(path=path), path, tokens=5)
 
 
-def test_a_file_that_is_missing_or_a_folder(tmp_path):
+def test_missing_files_and_folders_are_refused(tmp_path):
     missing = tmp_path / "missing.txt"
     refuses(f"Cannot read the text {missing}: No such file or directory.", missing)
     refuses(f"Cannot read the text {tmp_path}: Is a directory.", tmp_path)
@@ -127,13 +127,13 @@ def test_a_file_that_is_missing_or_a_folder(tmp_path):
         ("a b", {"positions": "rotary"}, "positions must be None or \"sinusoidal\"; got 'rotary'."),
     ],
 )
-def test_arguments_that_cannot_be_used(source, settings, message):
+def test_unusable_arguments_are_refused(source, settings, message):
     refuses(message, source, **settings)
 
 
 @pytest.mark.parametrize("name", ["novel.txt", "notes/README.md", "novel"])
-def test_the_name_of_a_file_is_not_taken_for_a_text(tmp_path, monkeypatch, name):
-    """One that is there, or whose ending says it; other texts of one word are texts."""
+def test_name_of_a_file_as_text_is_refused(tmp_path, monkeypatch, name):
+    """The file exists, or the text has the suffix of one; other texts of one word are accepted."""
     (tmp_path / "novel").write_text("to be")
     monkeypatch.chdir(tmp_path)
     refuses(f"The text is the name of a file, '{name}'. Nearest: from_text(Path('{name}'), …).", name)

@@ -1,12 +1,15 @@
-"""The torch network beyond its law: repeatable, trainable, clear about what it cannot do."""
+"""Drawn networks beyond their law: repeatable, trainable, with gradients and clear refusals."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import ks_2samp
 
 import limitformer as lf
+from drawn_gradients import gradients_of
 from limitformer.base import memory
 from limitformer.nn.drawn.attention import Attention
 from limitformer.nn.drawn.simulate import networks_in_batch
@@ -32,7 +35,7 @@ def test_the_same_seed_and_batch_give_the_same_numbers():
 
 @pytest.mark.parametrize("norm", [None, "pre"])
 def test_tokens_have_the_covariance_and_means_of_the_start(norm):
-    """Known means matter to a LayerNorm alone; without one they must not cut the directions that tokens spread in."""
+    """Known means matter only to a LayerNorm; without one they must not reduce the directions of the tokens."""
     tokens = np.random.default_rng(0).standard_normal((10, 16)) + 1.0
     model = lf.Transformer(width=11, depth=1, gamma=0.5, attention=ATTENTION, norm=norm)
     start = lf.from_tokens(tokens)
@@ -48,7 +51,7 @@ def test_too_many_directions_for_the_width_are_refused():
 
 
 def test_double_precision_is_double_throughout():
-    """A 1 = 1 for centred softmax with the identity: to 1e-15, where single precision leaves 1e-8."""
+    """A 1 = 1 for centred softmax with the identity holds to 1e-14; single precision leaves 1e-8."""
     layer = Attention(ATTENTION, 12).double()
     with torch.no_grad():
         for weight in layer.parameters():
@@ -65,16 +68,69 @@ def test_a_network_that_leaves_single_precision_keeps_its_last_covariance():
     left_at = found["exit"].values
     for sample in np.flatnonzero(np.isfinite(left_at)):
         left = int(left_at[sample])
-        kept = found["covariance"].values[sample]
-        assert (kept[left:] == kept[max(left - 1, 0)]).all()
+        v = found["covariance"].values[sample]
+        assert (v[left:] == v[max(left - 1, 0)]).all()
 
 
 def test_a_network_that_left_does_not_come_back():
-    """Pre-LN makes every branch finite again; the covariance that is kept stays."""
+    """Pre-LN makes every branch finite again; the recorded covariance does not change."""
     model = lf.Transformer(width=12, depth=4, gamma=1.0, attention=lf.SoftmaxAttention(), norm="pre")
     found = lf.nn.simulate(model, 1e40 * V0, samples=4, seed=0, progress=False)
     assert (found["exit"] == 0).all()
     assert (found["covariance"] == found["covariance"][:, :1].values).all()
+
+
+WITH_GRADIENTS = {
+    "causal, both": {"attention": ATTENTION, "feedforward": lf.ReLU(hidden=7), "mask": "causal"},
+    "heads, Pre-LN": {"attention": lf.SoftmaxAttention(heads=3), "feedforward": lf.GELU(), "norm": "pre"},
+}
+
+
+@pytest.mark.parametrize("name", WITH_GRADIENTS)
+def test_gradients_have_the_law_of_networks_written_out(name):
+    model = lf.Transformer(width=12, depth=2, gamma=0.6, **WITH_GRADIENTS[name])
+    options = {"samples": 1500, "gradients": True, "dtype": torch.float64, "progress": False}
+    found = lf.nn.simulate(model, V0, seed=0, **options)
+    twin = lf.nn.simulate(replace(model, gamma=0.7), V0, seed=0, **options)
+    second_route = gradients_of(model, V0, 1500, 1)
+    names = list(second_route["weight_gradient"])
+    assert sorted(found["weight"].values) == sorted(names)
+
+    def least(data):
+        of_weights = [
+            (data["weight_gradient"].sel(weight=name), second_route["weight_gradient"][name]) for name in names
+        ]
+        of_stream = zip(data["stream_gradient"].values.T, second_route["stream_gradient"].T, strict=True)
+        pairs = [*of_weights, *of_stream, (data["loss"], second_route["loss"])]
+        return len(pairs) * min(ks_2samp(x, y).pvalue for x, y in pairs)
+
+    assert least(found) > 1e-4
+    assert least(twin) < 1e-8
+
+
+def test_gradients_do_not_change_the_networks():
+    """The weights are the same; `record` selects depths of the gradients too."""
+    options = {"samples": 6, "seed": 3, "batch": 4, "progress": False, "gradients": True}
+    whole, two = (lf.nn.simulate(MODEL, V0, record=record, **options) for record in (None, [0, 3]))
+    np.testing.assert_array_equal(whole["covariance"], covariances(samples=6, batch=4))
+    np.testing.assert_array_equal(whole["stream_gradient"].sel(depth=[0, 3]), two["stream_gradient"])
+    np.testing.assert_array_equal(whole["weight_gradient"], two["weight_gradient"])
+
+
+def test_networks_that_left_have_no_gradients():
+    found = lf.nn.simulate(MODEL, 1e37 * V0, samples=12, seed=0, gradients=True, progress=False)
+    left = np.isfinite(found["exit"].values)
+    assert 0 < left.sum() < 12
+    for name in ("loss", "stream_gradient", "weight_gradient"):
+        lost = np.isnan(found[name].values).reshape(12, -1)
+        assert lost[left].all()
+        assert not lost[~left].any()
+
+
+def test_gradients_that_do_not_fit_are_refused_at_once():
+    model = lf.Transformer(width=4096, depth=10**5, gamma=0.5, attention=ATTENTION)
+    with pytest.raises(lf.InputError, match=r"^Differentiating 100,000 layers of width 4,096 takes"):
+        lf.nn.simulate(model, V0, samples=1, seed=0, record=[0], gradients=True)
 
 
 def test_a_network_trains():
@@ -121,6 +177,7 @@ def test_a_causal_network_does_not_look_ahead():
         ({"dtype": torch.complex64}, "dtype must be a real one"),
         ({"dtype": torch.float8_e5m2}, "dtype must be a real one"),
         ({"dtype": "float32"}, "dtype must be a real one"),
+        ({"gradients": "all"}, "gradients must be True or False; got 'all'."),
         ({"model": lf.limit(MODEL)}, "drawn of a Transformer; got CovarianceLimit. Nearest: lf.simulate."),
         ({"model": None}, "drawn of a Transformer; got NoneType"),
         ({"start": np.ma.masked_array(V0, V0 < 0)}, "must have no masked entries"),
@@ -132,9 +189,10 @@ def test_arguments_that_cannot_be_used(options, message):
         covariances(**options)
 
 
+@pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("batches", [0, 2])
-def test_ctrl_c_keeps_the_batches_that_are_finished(monkeypatch, batches):
-    """Also where it comes in the middle of one; what is kept has the bits of a run that nobody interrupts."""
+def test_ctrl_c_keeps_the_batches_that_are_finished(monkeypatch, batches, gradients):
+    """Ctrl-C in the middle of a batch keeps those before it, with the bits of an uninterrupted run."""
     whole = covariances(batch=6)
     drawn, draws = [], nn_simulate.draw_weights
 
@@ -146,7 +204,7 @@ def test_ctrl_c_keeps_the_batches_that_are_finished(monkeypatch, batches):
 
     monkeypatch.setattr(nn_simulate, "draw_weights", draw)
     with pytest.raises(lf.Interrupted, match=f"^interrupted after {6 * batches} samples$") as caught:
-        covariances(batch=6)
+        covariances(batch=6, gradients=gradients)
     partial = caught.value.partial
     assert partial.sizes["sample"] == partial.attrs["samples"] == 6 * batches
     np.testing.assert_array_equal(partial["covariance"], whole[: 6 * batches])
@@ -172,7 +230,7 @@ def test_a_layer_that_does_not_fit_is_refused_at_once():
 
 
 def test_many_tokens_make_smaller_batches():
-    """Weights of 16 × 16 are nothing beside the attention matrices of 512 tokens."""
+    """Attention matrices of 512 tokens are far larger than weights of 16 × 16."""
     model = lf.Transformer(width=16, depth=1, gamma=0.5, attention=lf.SoftmaxAttention(heads=4))
     few, many = (networks_in_batch(model, tokens, torch.float32) for tokens in (2, 512))
     assert many * 8 * 512**2 * 4 < 2**28

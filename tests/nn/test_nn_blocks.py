@@ -1,6 +1,7 @@
 """Blocks that train: the scales of the theory in their weights, its law, masks, caches, Learn and Recover."""
 
 import copy
+from functools import partial
 from math import sqrt
 
 import numpy as np
@@ -61,7 +62,7 @@ def tokens(*shape, seed=1):
 
 @torch.no_grad()
 def with_weights_of(network, model):
-    """The stack of `model` with the N(0, 1) weights of the theory's network, scaled by hand."""
+    """Build the stack of `model` with the N(0, 1) weights of the theory's network, scaled by hand."""
     stack, n = stack_of(model).double(), model.width
     logit = n**-0.75 if model.attention.interventions[2] == "shaped" else n**-0.5
     for block, layer in zip(stack.blocks, network.layers, strict=True):
@@ -76,7 +77,7 @@ def with_weights_of(network, model):
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_with_the_same_weights_it_is_the_network_of_the_theory(name):
+def test_stack_equals_the_theorys_network_with_the_same_weights(name):
     model = declared(name)
     network = lf.nn.Network(model, seeded()).double()
     x = tokens(2, 5, 16)
@@ -89,16 +90,10 @@ def test_with_the_same_weights_it_is_the_network_of_the_theory(name):
 
 
 @pytest.mark.parametrize("float32", [False, True])
-def test_on_the_meta_device_a_block_has_its_shapes(float32):
-    """Where there is no autocast that could be on or off."""
+def test_block_has_its_shapes_on_the_meta_device(float32):
+    """The meta device has no autocast that could be disabled."""
     block = shaped_block(16, 2, gamma=0.5, float32=float32).to("meta")
     assert block(torch.empty(3, 5, 16, device="meta"), is_causal=True).shape == (3, 5, 16)
-
-
-@pytest.mark.parametrize("dropout", [1.0, -0.1, float("nan"), "0"])
-def test_what_is_no_probability_of_dropping_is_refused(dropout):
-    with pytest.raises(lf.InputError, match=r"^dropout must "):
-        ShapedSelfAttention(16, 2, dropout=dropout)
 
 
 def test_lam_completes_gamma_to_a_variance_of_one():
@@ -108,7 +103,7 @@ def test_lam_completes_gamma_to_a_variance_of_one():
 
 @torch.no_grad()
 def last_covariances(model, samples, seed):
-    """V (samples, m, m) after the last layer of as many networks, each drawn by `draw`, with random positions."""
+    """Return V (samples, m, m) after the last layer of networks that `draw` draws, with random tokens."""
     stack = stack_of(model, trained=False).double().eval()
     generator, variances = seeded(seed), variances_of(model)
     weights = many(stack, lambda: draw(stack, variances, generator), samples)
@@ -124,10 +119,10 @@ def summary(v):
     return {**names, "log det V": np.linalg.slogdet(v)[1]}
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap, which the test needs and nobody else
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap, which only the test needs
 @pytest.mark.parametrize("name", PARTS)
-def test_untrained_it_has_the_law_of_the_exact_chain(name):
-    """Heads included; the chain at half the width is told apart."""
+def test_untrained_stack_has_the_law_of_the_exact_chain(name):
+    """The wrong twin is the chain at half the width."""
 
     def chain(width):
         model = declared(name, width, depth=6)
@@ -138,8 +133,8 @@ def test_untrained_it_has_the_law_of_the_exact_chain(name):
 
 
 @pytest.mark.parametrize("build", [shaped_block, pre_ln_block, post_ln_block])
-def test_variances_are_those_that_are_stated(build):
-    """Mean square of each weight's entries within 4 standard errors, √(2/entries); half the variance is told apart."""
+def test_blocks_have_the_stated_variances(build):
+    """Mean squares of entries are within 4 standard errors, √(2/entries); the wrong twin is half the variance."""
     width, hidden = 64, 256
     torch.manual_seed(3)
     shaped = build is shaped_block
@@ -175,7 +170,7 @@ def stack(is_causal=False, **options):
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_padded_is_unpadded(left, is_causal):
+def test_padding_does_not_change_a_stack(left, is_causal):
     network, x = stack(is_causal), tokens(2, 9, 16)
     alone = network(x[1:, :6])
     padded = x.clone()
@@ -190,7 +185,7 @@ def test_padded_is_unpadded(left, is_causal):
 
 
 @pytest.mark.parametrize("chunk", [1, 4])
-def test_step_by_step_is_the_whole(chunk):
+def test_decoding_step_by_step_equals_one_pass(chunk):
     torch.manual_seed(0)
     attention, x = ShapedSelfAttention(16, 4, kv_heads=2).double(), tokens(2, 9, 16)
     whole, past, parts = attention(x, is_causal=True), None, []
@@ -200,7 +195,7 @@ def test_step_by_step_is_the_whole(chunk):
     assert (torch.cat(parts, 1) - whole).abs().max() < 1e-13
 
 
-def test_a_can_be_looked_at():
+def test_matrix_returns_a():
     torch.manual_seed(0)
     attention, x = ShapedSelfAttention(16, 4).double(), tokens(2, 5, 16)
     a = attention.matrix(x, is_causal=True)
@@ -213,7 +208,7 @@ def test_a_can_be_looked_at():
 
 
 class AttentionAndActivation(torch.nn.Module):
-    """What is our own in a block, without the rest of it, of which each kernel takes seconds to compile."""
+    """The parts of a block that this library defines; compiling the others takes seconds each."""
 
     def __init__(self, block):
         super().__init__()
@@ -223,8 +218,8 @@ class AttentionAndActivation(torch.nn.Module):
         return self.activation(self.attention(x, mask))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # inductor's own
-def test_compiled_by_inductor_it_is_the_same():
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # from inductor
+def test_inductor_gives_the_same_block():
     network, x = AttentionAndActivation(stack().blocks[0]), tokens(2, 9, 16)
     mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
     mask[1, ..., :4] = False
@@ -285,8 +280,8 @@ def test_recover_is_a_function_of_the_step():
         assert torch.equal(one.value, torch.full_like(one.value, one.start * 0.25))
 
 
-def test_recovered_it_is_softmax_attention_and_relu():
-    """To the last bit, from step 4,000 on."""
+def test_recovered_stack_has_softmax_attention_and_relu():
+    """The results are the same bits from step 4,000 on."""
     network, x = stack(), tokens(2, 5, 16)
     Recover().apply(network, 4000)
     plain = copy.deepcopy(network)
@@ -300,16 +295,16 @@ def test_recovered_it_is_softmax_attention_and_relu():
 
 def test_weight_decay_leaves_gains_alone():
     block = shaped_block(16, 4, gamma=0.2, bias=True)
-    alone = set(without_decay(block))
+    undecayed = set(without_decay(block))
     weights = {name for name, value in block.named_parameters() if value.dim() == 2}
-    assert alone | weights == {name for name, _ in block.named_parameters()}
-    assert not alone & weights
+    assert undecayed | weights == {name for name, _ in block.named_parameters()}
+    assert not undecayed & weights
     strengths = {"attention.gamma1.value", "feedforward.activation.negative.value", "residual.attention.lam"}
-    assert {f"{name}_as_norm" for name in strengths} < alone
+    assert {f"{name}_as_norm" for name in strengths} < undecayed
     assert "pre.attention.weight" in without_decay(pre_ln_block(16, 4))
 
 
-def test_pre_and_post_ln_stand_where_they_say():
+def test_pre_and_post_ln_have_their_places():
     x = 3.0 + tokens(2, 5, 16)
     torch.manual_seed(0)
     pre, post = pre_ln_block(16, 4).double(), post_ln_block(16, 4).double()
@@ -325,6 +320,7 @@ def test_pre_and_post_ln_stand_where_they_say():
         (lambda: ShapedSelfAttention(10, 4), "heads must divide width; got width=10, heads=4. Nearest: 2 or 5"),
         (lambda: ShapedSelfAttention(16, 4, kv_heads=3), "kv_heads must divide heads; got heads=4, kv_heads=3"),
         (lambda: ShapedSelfAttention(16, 4, tau0=0.0), "tau0 must be positive; got 0.0"),
+        *[(partial(ShapedSelfAttention, 16, 2, dropout=p), "^dropout must ") for p in (1.0, -0.1, float("nan"), "0")],
         (lambda: shaped_block(16, 4, gamma=1.5), "gamma must lie in \\[0, 1\\]; got 1.5"),
         (lambda: Residual(0.5, -1.0), "lam must be at least 0; got -1.0"),
         (lambda: Recover(steps=0), "steps must be at least 1; got 0"),
@@ -334,7 +330,6 @@ def test_pre_and_post_ln_stand_where_they_say():
         (lambda: stack_of(lf.Transformer(width=4, depth=1, gamma=0.5, attention=lf.SoftmaxAttention())), "heads=None"),
         (lambda: lf.nn.Block(None, None), "attention, feedforward or both; got neither"),
     ],
-    ids=range(11),
 )
 def test_arguments_that_cannot_be_used(make, message):
     with pytest.raises(lf.InputError, match=message):

@@ -1,4 +1,4 @@
-"""softmax − C̄ in 16 bits: lost without float32=True, kept to 5 % with it, in the call, the module and whole models."""
+"""softmax − C̄ in 16 bits: float32=True computes it to 5 %, without it is rounding, in calls, modules and models."""
 
 import copy
 
@@ -23,11 +23,11 @@ families = pytest.mark.parametrize("family", FAMILIES)
 
 
 def relative(found, wanted):
-    """The error of `found`, beside the size of `wanted`."""
+    """Return the error of `found` over the size of `wanted`."""
     return float((found.double() - wanted).norm() / wanted.norm())
 
 
-# The call: width 2,048 and 1,024 tokens, logits as they are at initialisation.
+# The call: width 2,048 and 1,024 tokens, logits as at initialisation.
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def inputs():
 
 
 def bracket_error(inputs, dtype=None, autocast=False, **options):
-    """Of A V − V at γ₁ = γ₂ = 1."""
+    """Return the relative error of A V − V at γ₁ = γ₂ = 1."""
     call = {"gamma2": 1.0, "scale": DIM**-0.5} | options
     wanted = shaped_attention(*(x.double() for x in inputs), gamma1=0.0, **call)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -50,16 +50,16 @@ def bracket_error(inputs, dtype=None, autocast=False, **options):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_the_call_keeps_it_in_float32_alone(inputs, causal, autocast):
-    """To 0.1 %; rounding the sum to 16 bits, as the call once did, loses half of it and more."""
+def test_call_resolves_the_bracket_only_in_float32(inputs, causal, autocast):
+    """float32 gives it to 0.1 %; rounding the sum to 16 bits, an earlier defect, loses more than half of it."""
     options = {"is_causal": causal, "autocast": autocast}
     assert bracket_error(inputs, torch.float32, **options) < 1e-3
     assert bracket_error(inputs, torch.bfloat16, **options) > 0.5
     assert bracket_error(inputs, **options) > 0.5
 
 
-def test_it_takes_inputs_of_several_dtypes():
-    """As stock models have them, whose rotations leave queries and keys in float32."""
+def test_call_takes_inputs_of_several_dtypes_with_float32():
+    """Rotary positions of stock models leave queries and keys in float32."""
     query, key, value = torch.randn(3, 1, 2, 5, 4, generator=torch.Generator().manual_seed(0))
     options = {"gamma1": 1.0, "gamma2": 1.0, "scale": 0.5}
     mixed = shaped_attention(query, key, value.bfloat16(), float32=True, **options)
@@ -68,7 +68,7 @@ def test_it_takes_inputs_of_several_dtypes():
         shaped_attention(query, key, value.bfloat16(), **options)
 
 
-def test_its_dtypes(inputs):
+def test_call_has_the_stated_dtypes(inputs):
     options = {"gamma1": 1.0, "gamma2": 1.0, "scale": 0.1}
     for dtype, wanted in ((torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float64,) * 2):
         small = [x[:, :, :8].to(dtype, copy=True) for x in inputs]
@@ -82,33 +82,33 @@ def test_its_dtypes(inputs):
             assert a.dtype == wanted
 
 
-def test_it_reaches_the_fused_kernel_in_float32(inputs, monkeypatch):
-    seen = []
+def test_fused_kernel_runs_in_float32(inputs, monkeypatch):
+    calls = []
     fused = functional.scaled_dot_product_attention
 
     def spy(query, *others, **options):
-        seen.append((query.dtype, options["attn_mask"], options["is_causal"]))
+        calls.append((query.dtype, options["attn_mask"], options["is_causal"]))
         return fused(query, *others, **options)
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", spy)
     shaped_attention(*inputs, gamma1=1.0, gamma2=1.0, scale=0.1, is_causal=True, float32=True)
-    assert seen == [(torch.float32, None, True)]
+    assert calls == [(torch.float32, None, True)]
 
 
 # The module and the stack.
 
 
 def without_bracket(model):
-    """The same with γ₂ = 0 and no softmax: the identity alone, by every gain's own path."""
+    """Return a copy with zero logits, so that softmax = C̄."""
     twin = copy.deepcopy(model)
     for module in twin.modules():
         if isinstance(module, ShapedSelfAttention):
-            module.query.weight.data.zero_()  # zero logits: softmax = C̄
+            module.query.weight.data.zero_()
     return twin
 
 
 def effect(model, x):
-    """What softmax − C̄ adds to the output, by difference."""
+    """Return the difference that softmax − C̄ makes to the output."""
     with torch.no_grad():
         return model(x).double() - without_bracket(model)(x).double()
 
@@ -118,8 +118,8 @@ def tokens(number, width):
 
 
 @pytest.mark.filterwarnings("ignore::limitformer.nn.RoundingWarning")
-def test_the_module_keeps_it():
-    """At width 2,048 and 1,024 tokens, to 5 %; without float32 the difference is mostly rounding."""
+def test_module_resolves_the_bracket():
+    """The error is below 5 % at width 2,048 and 1,024 tokens; without float32 the difference is mostly rounding."""
     torch.manual_seed(0)
     model = ShapedSelfAttention(WIDTH, HEADS, head_dim=DIM, float32=True).bfloat16()
     x = tokens(TOKENS, WIDTH)
@@ -134,7 +134,7 @@ def test_the_module_keeps_it():
 
 
 def after_attention(stack, layer, x):
-    """The tokens after a block's attention, as they are and as they would be with zero logits in that block."""
+    """Return the tokens after a block's attention, and those with zero logits in that block."""
     results = []
     for without in (False, True):
         twin = copy.deepcopy(stack)
@@ -148,8 +148,8 @@ def after_attention(stack, layer, x):
 
 
 @pytest.mark.filterwarnings("ignore::limitformer.nn.RoundingWarning")
-def test_every_layer_of_a_stack_keeps_it():
-    """Tokens between blocks are in float32; what comes out has the dtype that went in, rounded once."""
+def test_every_layer_of_a_stack_resolves_the_bracket():
+    """Tokens between blocks are in float32; the output has the dtype of the input, rounded once."""
     torch.manual_seed(0)
     stack = Stack([shaped_block(256, 4, gamma=0.2, hidden=64, float32=True) for _ in range(2)]).bfloat16()
     lost = Stack([shaped_block(256, 4, gamma=0.2, hidden=64) for _ in range(2)]).bfloat16()
@@ -169,7 +169,7 @@ def test_every_layer_of_a_stack_keeps_it():
         assert raw.dtype == torch.float32
 
 
-def test_gradients_reach_everything():
+def test_gradients_in_16_bits_are_those_of_doubles():
     torch.manual_seed(0)
     stack = Stack([shaped_block(32, 4, gamma=0.2, float32=True) for _ in range(2)])
     exact, x = copy.deepcopy(stack).double(), tokens(12, 32)
@@ -186,24 +186,23 @@ def test_gradients_reach_everything():
 
 
 def built(family, float32=True, **options):
-    """Attention alone, weights that make it far from uniform."""
+    """Shape a stock model's attention, with weights that make it far from uniform."""
     torch.manual_seed(0)
     return loud(shape_model(BASE[family](config_of(family, **options)).eval(), Shaping(float32=float32)), std=0.1)
 
 
-def given(family, dtype):
+def inputs_for(family, dtype):
     inputs = inputs_of("vit" if family == "vit" else "text")
     return {name: x.to(dtype) if x.is_floating_point() else x for name, x in inputs.items()}
 
 
 def without_logits(block, family):
-    """Zero queries."""
     for weight in FAMILIES[family].weights(block)["query"]:
         weight.data.zero_()
 
 
 def in_layer(model, family, layer, inputs=None):
-    """The tokens after a block's attention, as they are and as they would be with zero logits in that block."""
+    """Return the tokens after a block's attention, and those with zero logits in that block."""
     results, parts = [], FAMILIES[family]
     for without in (False, True):
         twin = copy.deepcopy(model)
@@ -215,15 +214,15 @@ def in_layer(model, family, layer, inputs=None):
         else:
             block.get_submodule(parts.norms[1]).register_forward_pre_hook(lambda _, found: results.append(found[0]))
         with torch.no_grad():
-            twin(**(inputs or given(family, model.dtype)))
+            twin(**(inputs or inputs_for(family, model.dtype)))
     return results
 
 
 @pytest.mark.filterwarnings("ignore::limitformer.nn.RoundingWarning")
 @pytest.mark.parametrize("layer", [0, 1])
 @families
-def test_stock_models_keep_it(family, layer):
-    """In each layer, to 5 %; the same model without float32 loses some of it at this width already."""
+def test_stock_models_resolve_the_bracket(family, layer):
+    """The error is below 5 % in each layer; without float32 it is more than twice as large even at this width."""
     one, other = in_layer(built(family).bfloat16().double(), family, layer)
     errors = {}
     for float32 in (True, False):
@@ -235,8 +234,8 @@ def test_stock_models_keep_it(family, layer):
 
 
 @pytest.mark.filterwarnings("ignore::limitformer.nn.RoundingWarning")
-def test_a_stock_model_of_that_width_keeps_it():
-    """Width 2,048 and 1,024 tokens, as it is drawn: to 5 %, of which nothing is left without float32."""
+def test_wide_stock_model_resolves_the_bracket():
+    """At width 2,048 and 1,024 tokens, with its initial weights, the error is below 5 %; without float32 above 50 %."""
     sizes = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "head_dim": DIM}
     sizes |= {"intermediate_size": 8, "num_hidden_layers": 1, "max_position_embeddings": TOKENS}
     ids = torch.randint(3, 50, (1, TOKENS), generator=torch.Generator().manual_seed(1))
@@ -251,25 +250,25 @@ def test_a_stock_model_of_that_width_keeps_it():
 
 
 @families
-def test_what_goes_in_and_out_keeps_its_dtype(family):
+def test_stock_models_return_their_own_dtype(family):
     model = built(family).bfloat16()
-    out = model(**given(family, torch.bfloat16))
+    out = model(**inputs_for(family, torch.bfloat16))
     assert out.last_hidden_state.dtype == torch.bfloat16
     assert all(value.dtype == torch.bfloat16 for value in out.values() if isinstance(value, torch.Tensor))
 
 
 @families
-def test_in_float32_and_finer_nothing_changes(family):
-    """To the last bit; so that float32=True costs nothing there."""
+def test_float32_option_changes_nothing_in_float32_and_float64(family):
+    """The results are the same bits."""
     for dtype in (torch.float32, torch.float64):
-        inputs = given(family, dtype)
+        inputs = inputs_for(family, dtype)
         one, other = (built(family, float32).to(dtype)(**inputs).last_hidden_state for float32 in (False, True))
         assert one.dtype == dtype
         assert torch.equal(one, other)
 
 
 @families
-def test_under_autocast_it_runs_and_keeps_it(family):
+def test_stock_models_resolve_the_bracket_under_autocast(family):
     model = built(family)
     one, other = in_layer(copy.deepcopy(model).double(), family, 1)
     with torch.autocast("cpu", torch.bfloat16):
@@ -278,7 +277,7 @@ def test_under_autocast_it_runs_and_keeps_it(family):
     assert relative(found.double() - twin.double(), one - other) < 0.05
 
 
-def test_classes_of_the_block():
+def test_float32_replaces_projections_and_norms_of_the_stream():
     gpt2, bert = built("gpt2"), built("bert")
     assert type(gpt2.h[1].attn.c_proj) is Float32Conv1D
     assert type(gpt2.h[1].mlp.c_proj) is Conv1D
@@ -299,7 +298,7 @@ def test_a_projection_of_another_kind_is_refused():
 
 @pytest.mark.parametrize("kind", ["gpt2", "own"])
 def test_text_is_generated_in_16_bits(kind, tmp_path):
-    """With caches, after loading in 16 bits, as without a cache but for rounding: the same first token."""
+    """After loading in 16 bits, the first token is the same with and without a cache."""
     torch.manual_seed(0)
     if kind == "own":
         config = ShapedTransformerConfig(

@@ -1,4 +1,4 @@
-"""Shaped attention without A against A itself, written a second time here as loops over rows."""
+"""Shaped attention without A against A itself, and against loops over rows that are written out here."""
 
 import math
 
@@ -24,20 +24,20 @@ def made(seed=0, queries=TOKENS, keys=TOKENS, kv_heads=KV_HEADS):
 
 
 def padded(left):
-    """(b, 1, 1, k) boolean: 0, 4 and 11 tokens of padding."""
+    """A boolean mask (b, 1, 1, k) with 0, 4 and 11 tokens of padding."""
     lengths = TOKENS - torch.tensor([0, 4, 11])
     seen = torch.arange(TOKENS) < lengths[:, None]
     return (seen.flip(-1) if left else seen)[:, None, None]
 
 
 def packed():
-    """(1, 1, q, k) boolean: three texts in one row."""
+    """A boolean mask (1, 1, q, k) of three texts in one row."""
     text = torch.arange(TOKENS) // 7
     return (text[:, None] == text)[None, None]
 
 
 def arbitrary(heads=1, batch=BATCH):
-    """Boolean, with rows that see nothing."""
+    """A boolean mask with rows that see nothing."""
     generator = torch.Generator().manual_seed(7)
     mask = torch.rand(batch, heads, TOKENS, TOKENS, generator=generator) < 0.4
     mask[..., 3, :] = False
@@ -73,7 +73,7 @@ cases = pytest.mark.parametrize(("mask", "causal"), CASES)
 
 
 def rows(query, key, value, gamma1, gamma2, scale, mask=None, causal=False, zero_logits=False):
-    """A V row by row, from the formula and the words for the masks alone."""
+    """Compute A V row by row, from the formula and the meaning of the masks."""
     batch, heads, queries, dim = query.shape
     keys, first = key.shape[2], key.shape[2] - query.shape[2]
     out = torch.zeros(batch, heads, queries, dim, dtype=query.dtype)
@@ -102,7 +102,7 @@ def formed(query, key, value, gamma1, gamma2, scale, mask=None, causal=False):
 
 
 @cases
-def test_without_forming_a_it_is_a_times_values(mask, causal):
+def test_shaped_attention_is_a_times_values(mask, causal):
     query, key, value, options = made()
     found = shaped_attention(query, key, value, mask=mask, is_causal=bool(causal), **options)
     wanted = rows(query, key, value, **options, mask=mask, causal=causal)
@@ -112,7 +112,7 @@ def test_without_forming_a_it_is_a_times_values(mask, causal):
 
 @cases
 def test_at_zero_logits_a_is_the_identity(mask, causal):
-    """Exactly, where A is formed; to rounding, where it is not."""
+    """It holds exactly if A is formed, otherwise to rounding."""
     query, key, value, _ = made()
     options = {"gamma1": 1.0, "gamma2": 1.0, "scale": SCALE, "mask": mask, "is_causal": bool(causal)}
     a = attention_matrix(0 * query, key, **options)
@@ -140,12 +140,12 @@ def test_gradients_are_those_of_a_times_values(mask, causal, kv_heads):
 @pytest.mark.parametrize("mask", [None, padded(left=True), arbitrary()], ids=["none", "padding", "any"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradients_in_bfloat16(mask, causal, kv_heads):
-    """To 2 %, the gains' too, which are of float32; without γ₂ they are others."""
+    """They agree to 2 %, those of the float32 gains included; without γ₂ they differ."""
     *inputs, options = made(kv_heads=kv_heads)
 
     def gradients(dtype, **changed):
-        given = {**options, **changed}
-        gains = [given[name].to(torch.promote_types(dtype, torch.float32)) for name in ("gamma1", "gamma2")]
+        merged = {**options, **changed}
+        gains = [merged[name].to(torch.promote_types(dtype, torch.float32)) for name in ("gamma1", "gamma2")]
         leaves = [x.detach().to(dtype).requires_grad_() for x in inputs]
         leaves += [gain.detach().requires_grad_() for gain in gains]
         a = dict(zip(("gamma1", "gamma2"), leaves[3:], strict=True))
@@ -168,7 +168,7 @@ def test_a_bias_that_trains_has_the_gradient_of_both_softmaxes():
     assert (one - other).abs().max() < 1e-11
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
+@pytest.mark.parametrize("kv_heads", [1, 3, 6])
 @pytest.mark.parametrize("mask", [None, padded(True), arbitrary(HEADS)], ids=["none", "padding", "a mask a head"])
 def test_grouped_heads(kv_heads, mask):
     query, key, value, options = made(kv_heads=kv_heads)
@@ -178,7 +178,7 @@ def test_grouped_heads(kv_heads, mask):
 
 @pytest.mark.parametrize("wrong", ["mean over all tokens", "centre without the mask", "aligned at the top left"])
 def test_wrong_twins_differ(wrong):
-    """What is easily got wrong is far outside the tolerance on these inputs."""
+    """Three likely mistakes are far outside the tolerance on these inputs."""
     queries = 6 if wrong == "aligned at the top left" else TOKENS
     query, key, value, options = made(queries=queries)
     mask = None if wrong == "aligned at the top left" else padded(left=True)
@@ -206,7 +206,7 @@ def test_a_query_that_sees_nothing_keeps_its_own_value():
 
 
 def test_padding_changes_nothing():
-    """Each text alone, and the three padded on either side to one length, causal or not."""
+    """Each text by itself equals the three padded on either side to one length, causal or not."""
     query, key, value, options = made()
     for left in (False, True):
         for causal in (False, True):
@@ -240,7 +240,7 @@ def test_decoding_with_a_growing_cache(chunk, mask):
 @pytest.mark.parametrize("as_mask", [True, False])
 @pytest.mark.parametrize("each", [True, False])
 def test_decoding_with_a_cache_of_fixed_length(as_mask, each):
-    """Slots behind the query hold numbers that must not matter; positions come one for all texts or one for each."""
+    """Slots behind the query contain numbers that must not matter; texts share their positions or each has its own."""
     query, key, value, options = made()
     whole = shaped_attention(query, key, value, is_causal=True, **options)
     empty = torch.full((BATCH, KV_HEADS, 4, DIM), 1e3, dtype=torch.float64)
@@ -256,7 +256,7 @@ def test_decoding_with_a_cache_of_fixed_length(as_mask, each):
         assert (attention_matrix(query[:, :, first:end], key, **call) @ wide - found).abs().max() < 1e-12
 
 
-def test_a_mask_made_ready_once_is_the_mask():
+def test_visibility_equals_its_mask():
     query, key, value, options = made()
     for mask in (None, padded(True), arbitrary(), biased(1)):
         ready = visibility(mask, is_causal=True, queries=TOKENS, keys=TOKENS)
@@ -264,7 +264,7 @@ def test_a_mask_made_ready_once_is_the_mask():
         assert torch.equal(found, shaped_attention(query, key, value, mask=mask, is_causal=True, **options))
 
 
-def test_without_gains_it_is_the_kernel():
+def test_shaped_attention_without_gains_is_the_kernel():
     query, key, value, _ = made(kv_heads=HEADS)
     wanted = torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=SCALE)
     for zero in (0.0, torch.zeros(()), torch.zeros(HEADS, dtype=torch.float64)):
@@ -283,7 +283,7 @@ def test_lower_precision(mask, causal, dtype, tolerance):
 
 
 def test_bfloat16_loses_the_perturbation_and_float32_keeps_it():
-    """Logits as at initialisation, 1/√1024: what is left of A V − V is rounding, and float32 has it to 1 %."""
+    """With logits of the size at initialisation, 1/√1024, A V − V is mostly rounding in bfloat16."""
     query, key, value, _ = (x.bfloat16() if isinstance(x, torch.Tensor) else x for x in made())
     options = {"gamma1": 0.0, "gamma2": 1.0, "scale": 0.03}
     exact = shaped_attention(query.double(), key.double(), value.double(), **options)
@@ -298,7 +298,7 @@ def test_bfloat16_loses_the_perturbation_and_float32_keeps_it():
     "mask", [None, padded(True), arbitrary(), biased(HEADS)], ids=["none", "padding", "any", "bias"]
 )
 @pytest.mark.parametrize("causal", [False, True])
-def test_compiled_whole_it_is_the_same(mask, causal):
+def test_compiled_call_is_the_same(mask, causal):
     query, key, value, options = made()
     leaves = [x.requires_grad_() for x in (query, key, value, options["gamma1"], options["gamma2"])]
 
@@ -315,7 +315,7 @@ def test_compiled_whole_it_is_the_same(mask, causal):
         assert (one - other).abs().max() < 1e-12 * other.abs().max()
 
 
-def test_compiled_for_any_sizes_it_is_the_same():
+def test_call_compiled_for_any_sizes_is_the_same():
     _, _, _, options = made()
 
     def call(query, key):
@@ -328,7 +328,7 @@ def test_compiled_for_any_sizes_it_is_the_same():
         assert (compiled(query, key) - call(query, key)).abs().max() < 1e-12
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of the fused kernel, which maps by a loop
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap loops over the fused kernel
 @pytest.mark.parametrize("mask", [padded(True), arbitrary(HEADS), biased(HEADS)], ids=["padding", "any", "bias"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradients_of_several_values_at_once(mask, causal):
@@ -345,30 +345,30 @@ def test_gradients_of_several_values_at_once(mask, causal):
 
 
 @pytest.mark.parametrize("what", ["mask", "positions"])
-def test_what_is_changed_before_the_backward_pass_is_refused(what):
+def test_masks_and_positions_changed_before_backward_are_refused(what):
     query, key, value, options = made(kv_heads=HEADS)
-    given = {"mask": padded(True), "positions": torch.arange(TOKENS).roll(3)}[what]
-    call = {what: given, "is_causal": what == "mask", **options}
+    tensor = {"mask": padded(True), "positions": torch.arange(TOKENS).roll(3)}[what]
+    call = {what: tensor, "is_causal": what == "mask", **options}
     found = shaped_attention(query, key, value.requires_grad_(), **call)
-    given.fill_(1)
+    tensor.fill_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         found.sum().backward()
 
 
-class Values(torch.Tensor):
-    """Of a user."""
+class UserTensor(torch.Tensor):
+    pass
 
 
 def test_a_subclass_of_tensors_has_gradients():
     query, key, value, options = made(kv_heads=HEADS)
-    given = value.detach().as_subclass(Values).requires_grad_()
-    (gradient,) = torch.autograd.grad(shaped_attention(query, key, given, **options).sum(), [given])
+    special = value.detach().as_subclass(UserTensor).requires_grad_()
+    (gradient,) = torch.autograd.grad(shaped_attention(query, key, special, **options).sum(), [special])
     plain = value.detach().requires_grad_()
     (wanted,) = torch.autograd.grad(shaped_attention(query, key, plain, **options).sum(), [plain])
     assert (gradient - wanted).abs().max() < 1e-12
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch, that traces are of the past, and shapes are fixed in them
+@pytest.mark.filterwarnings("ignore")  # torch warns that traces are deprecated and have fixed shapes
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_trace_is_the_same(causal):
     query, key, value, options = made()
@@ -411,7 +411,10 @@ def test_a_trace_is_the_same(causal):
         ({"gamma2": torch.ones(6, device="meta")}, "gamma2 is on meta, query on cpu"),
         ({"scale": None}, "scale must be a number; got None"),
         ({"dropout": 2.0}, "dropout must be a probability; got 2.0"),
-        ({"mask": visibility(None, queries=TOKENS, keys=TOKENS), "is_causal": True}, "A Visibility says itself"),
+        (
+            {"mask": visibility(None, queries=TOKENS, keys=TOKENS), "is_causal": True},
+            "is_causal is part of",
+        ),
         ({"is_causal": "no"}, "is_causal must be True or False; got 'no'"),
         ({"mask": [[True]]}, "mask must be a tensor, a Visibility or None; got list"),
         ({"mask": torch.ones(TOKENS, TOKENS, device="meta")}, "mask is on meta, query on cpu"),

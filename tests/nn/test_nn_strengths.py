@@ -1,4 +1,4 @@
-"""γ₁, γ₂, s₋, λ, γ: float32 in models of 16 bits, at least one dimension, names that no weight decay touches."""
+"""γ₁, γ₂, s₋, λ, γ have float32 in models of 16 bits, at least one dimension, and names without weight decay."""
 
 import copy
 
@@ -36,7 +36,7 @@ def block():
 
 
 def whole(family, **options):
-    """A stock model with all that shaping has for it."""
+    """A stock model with every part that shaping can change."""
     torch.manual_seed(0)
     shaping = Shaping(residual_gamma=0.3, shaped_relu=family != "llama", **options)
     return shape_model(BASE[family](config_of(family)), shaping)
@@ -47,7 +47,7 @@ def strengths(model):
 
 
 @pytest.mark.parametrize("how", SIXTEEN)
-def test_sixteen_bits_move_weights_and_leave_strengths_as_they_are(how):
+def test_strengths_stay_float32_in_16_bits(how):
     model = block()
     before = {name: value.detach().clone() for name, value in strengths(model).items()}
     parameters = dict(model.named_parameters())
@@ -56,14 +56,14 @@ def test_sixteen_bits_move_weights_and_leave_strengths_as_they_are(how):
     assert len(after) == 7
     for name, value in after.items():
         assert value.dtype == torch.float32
-        assert value is parameters[name]  # an optimiser that has it keeps it
+        assert value is parameters[name]  # an optimiser still refers to it
         assert torch.equal(value, before[name]), name
     weights = [value for name, value in model.named_parameters() if name not in after]
     assert all(value.dtype in (torch.bfloat16, torch.float16) for value in weights)
 
 
 @families
-def test_so_they_do_in_stock_models(family):
+def test_strengths_stay_float32_in_bfloat16_stock_models(family):
     model = whole(family).bfloat16()
     assert {value.dtype for value in strengths(model).values()} == {torch.float32}
     later = shape_model(BASE[family](config_of(family)).bfloat16(), Shaping(residual_gamma=0.3))
@@ -71,7 +71,7 @@ def test_so_they_do_in_stock_models(family):
     assert later.dtype == torch.bfloat16
 
 
-def test_finer_dtypes_devices_and_defaults():
+def test_strengths_follow_finer_dtypes_devices_and_defaults():
     model = block().double()
     assert {value.dtype for value in strengths(model).values()} == {torch.float64}
     assert {value.device.type for value in strengths(model.to("meta")).values()} == {"meta"}
@@ -96,7 +96,7 @@ def test_every_parameter_has_a_dimension():
 
 
 def old_state(model, dtype=torch.float32):
-    """What version 0.1 would have saved: without the ending, one number without a dimension."""
+    """Return the state that version 0.1 saved: names without the ending, single numbers without a dimension."""
     state = {}
     for name, value in model.state_dict().items():
         value = value.to(dtype)
@@ -123,11 +123,11 @@ def test_states_of_earlier_versions_are_loaded(assign, dtype):
         block().load_state_dict({name: x for name, x in old_state(block()).items() if "lam" not in name})
 
 
-# What 16 bits did to them.
+# Training in 16 bits.
 
 
 def distances(model, teacher, dtype, everything=True, rounded=False, steps=100):
-    """How far the strengths are after some steps of AdamW towards a network with other ones."""
+    """Return the change of the strengths after some steps of AdamW towards a network with other strengths."""
     model = copy.deepcopy(model).to(dtype)
     batch, tokens = (8, 32) if everything else (4, 10)
     ids = torch.randint(3, VOCABULARY, (batch, tokens), generator=torch.Generator().manual_seed(0))
@@ -150,7 +150,7 @@ def distances(model, teacher, dtype, everything=True, rounded=False, steps=100):
 
 @pytest.fixture(scope="module")
 def pair():
-    """A model of float32, and one with other strengths that it is trained towards."""
+    """A float32 model, and its teacher with other strengths."""
     torch.manual_seed(0)
     sizes = {"n_embd": 64, "n_layer": 1}
     shaping = Shaping(float32=True, residual_gamma=0.3, shaped_relu=True)
@@ -160,8 +160,8 @@ def pair():
 
 
 @pytest.mark.parametrize("everything", [True, False])
-def test_in_sixteen_bits_they_move_as_in_float32(everything, pair):
-    """To 2 %, whether the weights are trained or not."""
+def test_strengths_train_in_16_bits_as_in_float32(everything, pair):
+    """The changes agree to 2 %, whether the weights are trained or not."""
     model, teacher = pair
     wanted = distances(model, teacher, torch.float32, everything)
     found = distances(model, teacher, torch.bfloat16, everything)
@@ -170,8 +170,8 @@ def test_in_sixteen_bits_they_move_as_in_float32(everything, pair):
     assert everything or ((found - wanted).abs() < 0.02 * wanted.abs()).all()  # each, where no weight is rounded
 
 
-def test_rounded_to_sixteen_bits_after_each_step_they_would_not(pair):
-    """γ₁ and γ₂ would stay at 1: the wrong twin."""
+def test_wrong_twin_rounding_each_step_freezes_strengths(pair):
+    """γ₁ and γ₂ stay at 1."""
     model, teacher = pair
     twin = distances(model, teacher, torch.bfloat16, everything=False, rounded=True, steps=10)
     ones = torch.cat([value.detach() for value in strengths(model).values()]) == 1
@@ -179,8 +179,8 @@ def test_rounded_to_sixteen_bits_after_each_step_they_would_not(pair):
     assert (twin[ones] == 0).all()
 
 
-def test_a_step_that_16_bits_have_no_number_for_is_felt():
-    """γ₁ = 1 + 2⁻¹⁰ beside 1, on average over 32,768 roundings: 4.5 standard errors."""
+def test_steps_below_16_bits_change_the_output():
+    """The effect of γ₁ = 1 + 2⁻¹⁰, averaged over 32,768 roundings, is right within 4.5 standard errors."""
     query, key, value = torch.randn(3, 1, 2, 512, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
     results = []
     for gain in (1.0, 1.0 + 2**-10):
@@ -192,7 +192,7 @@ def test_a_step_that_16_bits_have_no_number_for_is_felt():
 
 
 def test_slope_and_residual_are_rounded_once():
-    """Half a unit of the result, whatever λ, γ and s₋ are; each rounded before would add its own."""
+    """The error is half a unit of the result; rounding λ, γ or s₋ first would add to it."""
     x, f = torch.randn(2, 5000, generator=torch.Generator().manual_seed(0)).bfloat16()
     residual, activation = Residual(0.2).bfloat16(), TrainableShapedReLU(negative=0.9779).bfloat16()
     exact = residual.lam.double() * x.double() + residual.gamma.double() * f.double()
@@ -216,7 +216,7 @@ def test_a_residual_has_the_finer_dtype(x, f):
 
 
 def decayed(model, tmp_path):
-    """By the Trainer's own rule."""
+    """Return the names that the Trainer decays by its own rule."""
     arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], weight_decay=0.1)
     trainer = Trainer(model, arguments)
     assert type(trainer).get_decay_parameter_names is Trainer.get_decay_parameter_names
@@ -235,7 +235,7 @@ def test_the_stock_trainer_decays_no_strength(tmp_path):
         assert matrices <= found
 
 
-def test_without_the_ending_they_would_be(tmp_path):
+def test_wrong_twin_bare_parameter_gets_weight_decay(tmp_path):
     class Bare(nn.Module):
         def __init__(self):
             super().__init__()

@@ -1,4 +1,4 @@
-"""Import works for any user; compiled kernels are kept in a folder of the user alone, or in memory."""
+"""Import works for any user; compiled kernels are cached in a private folder or in memory."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ STRANGER = 4242
 
 @pytest.fixture
 def places(monkeypatch, tmp_path):
-    """Nothing can be written beside the source; a cache of the user, and a temporary folder that all share."""
+    """A read-only source, a cache of the user, and a temporary folder that all users share."""
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -28,22 +28,22 @@ def places(monkeypatch, tmp_path):
     return {"": tmp_path / "home" / "limitformer", "shared": shared / f"limitformer-{caches.user()}"}
 
 
-def found(chosen=""):
+def cache_folder(chosen=""):
     return caches.folder(str(chosen), caches.Path("/dev/null"), "kernels-1")
 
 
-def test_the_folder_is_of_its_user_alone(places, tmp_path):
-    assert found() == places[""] / "kernels-1"
-    assert found(tmp_path / "chosen") == tmp_path / "chosen" / "kernels-1"
-    assert found("/dev/null/chosen") == places[""] / "kernels-1"
-    for folder in (found(), found(tmp_path / "chosen")):
+def test_folder_is_private_to_its_user(places, tmp_path):
+    assert cache_folder() == places[""] / "kernels-1"
+    assert cache_folder(tmp_path / "chosen") == tmp_path / "chosen" / "kernels-1"
+    assert cache_folder("/dev/null/chosen") == places[""] / "kernels-1"
+    for folder in (cache_folder(), cache_folder(tmp_path / "chosen")):
         assert (folder.stat().st_mode & 0o777, folder.stat().st_uid) == (0o700, os.geteuid())
 
 
 @pytest.mark.parametrize("home", ["/dev/null/home", "relative"])
-def test_without_a_home_the_shared_folder_has_one_for_each_user(places, monkeypatch, home):
+def test_shared_folder_has_a_private_one_for_each_user_without_home(places, monkeypatch, home):
     monkeypatch.setenv("XDG_CACHE_HOME", home)
-    assert found() == places["shared"] / "kernels-1"
+    assert cache_folder() == places["shared"] / "kernels-1"
     assert places["shared"].stat().st_mode & 0o777 == 0o700
 
 
@@ -51,50 +51,50 @@ def test_without_home_and_passwd_entry_no_folder_is_named_tilde(places, monkeypa
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(caches.os.path, "expanduser", lambda path: path)
-    assert found() == places["shared"] / "kernels-1"
+    assert cache_folder() == places["shared"] / "kernels-1"
     assert [path.name for path in tmp_path.iterdir()] == ["shared"]
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o750, 0o701])
 def test_a_folder_that_others_can_open_is_not_used(places, mode):
-    found().chmod(mode)
-    assert found() == places["shared"] / "kernels-1"
+    cache_folder().chmod(mode)
+    assert cache_folder() == places["shared"] / "kernels-1"
 
 
 def test_a_link_is_not_followed(places, tmp_path):
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     places[""].mkdir(parents=True)
     (places[""] / "kernels-1").symlink_to(tmp_path / "elsewhere")
-    assert found() == places["shared"] / "kernels-1"
+    assert cache_folder() == places["shared"] / "kernels-1"
 
 
 def test_a_folder_that_others_can_rename_is_not_used(places):
-    found()
+    cache_folder()
     places[""].chmod(0o777)
-    assert found() == places["shared"] / "kernels-1"
+    assert cache_folder() == places["shared"] / "kernels-1"
 
 
 @AS_ROOT
 @pytest.mark.parametrize("whose", ["", "kernels-1"])
 def test_a_folder_of_another_user_is_not_used(places, monkeypatch, whose):
-    """One made beforehand in the shared folder, whole or only around ours, of the right mode."""
+    """Another user made it, or the folder above it, in the shared folder with the right mode."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/home")
-    os.chown(found().parent / whose, STRANGER, STRANGER)
-    assert found() is None
+    os.chown(cache_folder().parent / whose, STRANGER, STRANGER)
+    assert cache_folder() is None
 
 
 @AS_ROOT
-def test_a_stranger_trusts_the_system_and_itself_alone(places, monkeypatch):
-    """The same folders, seen by another user than their owner."""
+def test_folders_of_another_user_are_not_trusted(places, monkeypatch):
+    """Another user than the owner checks the same folders."""
     monkeypatch.setattr(caches, "user", lambda: STRANGER)
-    assert found() is None
+    assert cache_folder() is None
 
 
 def program(code, **environment):
-    """What a fresh process prints for which nobody has an entry in passwd."""
+    """Return the output of a new process whose user has no entry in passwd."""
     before = "import pwd, tempfile\ndef missing(_): raise KeyError('uid not found')\npwd.getpwuid = missing\n"
-    kept = {name: value for name, value in os.environ.items() if name not in ("HOME", "USER", "LOGNAME")}
-    options = {"env": {**kept, **environment}, "capture_output": True, "encoding": "utf-8", "timeout": 120}
+    variables = {name: value for name, value in os.environ.items() if name not in ("HOME", "USER", "LOGNAME")}
+    options = {"env": {**variables, **environment}, "capture_output": True, "encoding": "utf-8", "timeout": 120}
     done = subprocess.run([sys.executable, "-c", before + code], **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -104,10 +104,10 @@ def test_import_without_a_passwd_entry_and_with_a_cache_folder_that_cannot_be_ma
     code = "from limitformer.numerics import kernels; print(kernels.CACHE.name, kernels.HOW_OFTEN)"
     printed = program(code, NUMBA_CACHE_DIR="/dev/null/kernels")
     assert printed.startswith(f"{kernels.CACHE.name} the first time only; kept in /")
-    assert printed.endswith(", as NUMBA_CACHE_DIR=/dev/null/kernels is no safe folder to write\n")
+    assert printed.endswith(", as NUMBA_CACHE_DIR=/dev/null/kernels is not a safe folder\n")
 
 
-def test_where_nothing_can_be_written_kernels_stay_in_memory():
+def test_kernels_stay_in_memory_without_a_writable_folder():
     code = """
 def readonly(**_): raise OSError
 tempfile.TemporaryFile = readonly
@@ -119,7 +119,7 @@ print(kernels.CACHE, kernels.driver(lambda x: x + 1)(1), kernels.HOW_OFTEN)
     )
 
 
-def test_numba_switched_off_is_one_line():
+def test_disabled_numba_is_refused_in_one_line():
     command = [sys.executable, "-m", "limitformer", "simulate", "--depth", "2", "--samples", "2"]
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=False)
@@ -135,10 +135,10 @@ def tripled(x):
     return 3 * x
 
 
-def test_a_compilation_is_told_from_a_loaded_kernel(monkeypatch, tmp_path):
+def test_at_compilation_ignores_loaded_kernels(monkeypatch, tmp_path):
     monkeypatch.setattr(kernels, "CACHE", tmp_path)
     begun = []
-    for value in (1.0, 2.0):  # the second finds what the first has kept
+    for value in (1.0, 2.0):  # the second finds the kernels of the first
         with kernels.at_compilation(lambda: begun.append(value)):  # noqa: B023  called in the block alone
             kernels.driver(doubled)(np.full(2, value))
     assert set(begun) == {1.0}
@@ -146,7 +146,7 @@ def test_a_compilation_is_told_from_a_loaded_kernel(monkeypatch, tmp_path):
 
 @contextlib.contextmanager
 def hardly_room():
-    """No file may have more than 100 bytes, as on a disk that is all but full."""
+    """No file may have more than 100 bytes, as on a disk that is almost full."""
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
@@ -156,13 +156,13 @@ def hardly_room():
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_disk_that_fills_while_kernels_are_kept_costs_a_line(monkeypatch, tmp_path, capsys):
-    """The results are there, the line comes once, and what lies there is no damage to the next process."""
+def test_full_disk_prints_one_line_and_keeps_results(monkeypatch, tmp_path, capsys):
+    """The line is printed once, and the files that were written do not harm the next process."""
     monkeypatch.setattr(kernels, "CACHE", tmp_path)
     with hardly_room():
         results = [kernels.driver(function)(2.0) for function in (doubled, tripled)]
     assert results == [4.0, 6.0]
-    line = f"Kernels cannot be kept in {tmp_path} (File too large): each process compiles them anew.\n"
+    line = f"Kernels cannot be cached in {tmp_path} (File too large): each process compiles them.\n"
     assert capsys.readouterr().err == line
     assert kernels.driver(doubled)(3.0) == 6.0
     assert any(tmp_path.rglob("*.nbc"))
@@ -170,8 +170,8 @@ def test_a_disk_that_fills_while_kernels_are_kept_costs_a_line(monkeypatch, tmp_
 
 @pytest.mark.parametrize("damaged", ["*.nbi", "*.nbc"])
 @pytest.mark.parametrize("content", [b"", b"junk"])
-def test_a_damaged_kernel_is_compiled_again(monkeypatch, tmp_path, damaged, content):
-    """As after a loss of power, which leaves files without their content; then it is kept again."""
+def test_damaged_kernel_is_compiled_again(monkeypatch, tmp_path, damaged, content):
+    """A loss of power can leave such files without their content. The kernel is then cached again."""
     monkeypatch.setattr(kernels, "CACHE", tmp_path)
     kernels.driver(doubled)(1.0)
     (path,) = tmp_path.rglob(damaged)
@@ -184,13 +184,12 @@ def test_a_damaged_kernel_is_compiled_again(monkeypatch, tmp_path, damaged, cont
 
 
 def small():
-    """The least simulation."""
     model = Transformer(width=8, depth=2, gamma=0.5, attention=ShapedAttention(tau0=1.0))
     engine.simulate(model, [[1.0]], samples=1, seed=0)
 
 
 def simulate_slowly(monkeypatch, begins):
-    """A simulation whose first part takes a second, and begins a compilation in it or not."""
+    """Run a simulation whose first part takes a second, with or without a compilation."""
     part_of, slept = engine.part_of, []
 
     def slow(*arguments):
@@ -204,10 +203,10 @@ def simulate_slowly(monkeypatch, begins):
 
 
 @pytest.mark.parametrize("begins", [True, False])
-def test_compiling_is_said_where_something_is_compiled_alone(monkeypatch, tmp_path, capsys, begins):
+def test_compilation_notice_appears_only_when_compiling(monkeypatch, tmp_path, capsys, begins):
     small()
     capsys.readouterr()
     monkeypatch.setattr(kernels, "CACHE", tmp_path)
     simulate_slowly(monkeypatch, begins)
-    said = capsys.readouterr().err
-    assert ("Compiling the chain's kernels (the first time only" in said) == begins, said
+    printed = capsys.readouterr().err
+    assert ("Compiling the chain's kernels (the first time only" in printed) == begins, printed

@@ -1,4 +1,4 @@
-"""Elementary functions: as precise as they say, over all of their domain, and exact where they must be."""
+"""Elementary functions: the stated precision on their whole domain, and exact values where they are needed."""
 
 import re
 
@@ -76,7 +76,7 @@ def sine_cosine_of(x):
 
 
 def claimed_errors():
-    """The relative errors of logarithm and exponential, and of sine and cosine, that the module promises."""
+    """Return the relative errors that the module's docstring states."""
     claim = re.search(
         r"Relative errors: below (\S+) for\s+`logarithm` and `exponential`, below (\S+) for\s+`sine_cosine`",
         limitformer.numerics.elementary.__doc__,
@@ -87,7 +87,7 @@ def claimed_errors():
 
 
 def worst(ours, exact):
-    """The largest relative error against long doubles, whose own is 1e-19 on machines that have them."""
+    """Return the largest relative error against long doubles, whose error is 1e-19 on machines that have them."""
     return float(np.abs((ours - exact) / exact).max())
 
 
@@ -112,7 +112,7 @@ LOGARITHM_DOMAINS = {
 
 
 @pytest.mark.parametrize("u", LOGARITHM_DOMAINS.values(), ids=list(LOGARITHM_DOMAINS))
-def test_logarithm_is_as_precise_as_it_says(u):
+def test_logarithm_has_the_stated_precision(u):
     u = u[u != 1]
     assert worst(logarithm_of(u), np.log(u.astype(np.longdouble))) < claimed_errors()[0]
 
@@ -146,18 +146,18 @@ EXPONENTIAL_DOMAINS = {
 
 
 @pytest.mark.parametrize("x", EXPONENTIAL_DOMAINS.values(), ids=list(EXPONENTIAL_DOMAINS))
-def test_exponential_is_as_precise_as_it_says(x):
+def test_exponential_has_the_stated_precision(x):
     assert np.abs(x).max() <= 700
     assert worst(exponential_of(x), np.exp(x.astype(np.longdouble))) < claimed_errors()[0]
 
 
 def test_exponential_of_zero_is_one():
-    """Exactly: the largest of a row of logits, and what a mask hides, rely on it."""
+    """It is exact, as the largest logit of a row and masked logits require."""
     np.testing.assert_array_equal(exponential_of([0.0, -0.0, 5e-324, -5e-324, 1e-17, -1e-17]), np.ones(6))
 
 
-def test_exponential_stays_where_it_is_below_its_domain():
-    """At exp(-700), a normal number: no zero and nothing subnormal, so that a sum of some is never zero."""
+def test_exponential_is_constant_below_its_domain():
+    """The constant exp(-700) is a normal number, so a sum of such values is never zero."""
     floor = exponential_of([-700.0])[0]
     assert abs(floor / np.exp(-700.0) - 1) < 2 * EPS
     below = [np.nextafter(-700, -800), -700.1, -708.0, -745.2, -1e4, -1e300, -LARGEST, -np.inf]
@@ -166,7 +166,7 @@ def test_exponential_stays_where_it_is_below_its_domain():
 
 
 def test_exponential_of_nan_is_nan():
-    """A sample that has exploded must not come back as a number; its neighbours stay what they are."""
+    """A sample that has exploded must not become a number again; its neighbours do not change."""
     for place in range(8):
         x = np.linspace(-3, 3, 8)
         expected = exponential_of(x)
@@ -184,7 +184,7 @@ def test_exponential_ascends():
 
 
 def test_exponential_less_one_keeps_the_digits_of_small_numbers():
-    """Of 1e-300 too, where exp x − 1 (the wrong twin) has lost all; and zero is zero."""
+    """This includes 1e-300, where exp x − 1 (the wrong twin) has lost all digits, and zero."""
     x = np.concatenate([np.linspace(-0.1, 0.1, 2001), *np.outer([1, -1], 10.0 ** np.arange(-300, -1))])
     out = 2 * x
     exponentials_less_one(0.5, out)
@@ -197,7 +197,7 @@ def test_exponential_less_one_keeps_the_digits_of_small_numbers():
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 31, 72, 1000])
 def test_exponentials_are_exponentials_one_by_one(count):
-    """In place, the same bits for any length: what the compiler leaves over of a vector is no other number."""
+    """The bits are the same for any length, so the remainder of a vectorised loop gives the same numbers."""
     x = uniform(-720, 3, count, seed=count)
     out = x.copy()
     exponentials(out)
@@ -222,7 +222,7 @@ ANGLES = {
 
 
 @pytest.mark.parametrize("x", ANGLES.values(), ids=list(ANGLES))
-def test_sine_and_cosine_are_as_precise_as_they_say(x):
+def test_sine_and_cosine_have_the_stated_precision(x):
     assert (np.abs(x) <= np.pi / 4).all()
     sine, cosine = sine_cosine_of(x)
     exact = x.astype(np.longdouble)
@@ -239,7 +239,7 @@ def test_sine_is_odd_and_cosine_even_to_the_bit():
 
 
 def test_the_squares_of_sine_and_cosine_sum_to_one():
-    """To three roundings, so that a pair of Box-Muller has the length of its radius."""
+    """They do to three roundings, so that a pair of Box-Muller has the length of its radius."""
     sine, cosine = sine_cosine_of(uniform(-np.pi / 4, np.pi / 4, seed=3))
     assert np.abs(sine**2 + cosine**2 - 1).max() < 3 * EPS
 
@@ -290,7 +290,7 @@ ENDS = {  # function, its reference, the last two percent of its reduced interva
 
 
 @pytest.mark.parametrize(("function", "reference", "x", "last"), ENDS.values(), ids=list(ENDS))
-def test_no_term_of_a_series_is_missing(function, reference, x, last):
+def test_series_have_all_their_terms(function, reference, x, last):
     """Where a series is longest the mean error of many arguments, in which roundings cancel, is below 1e-17.
 
     What the last term adds is more than twice that, so without it the check would fail.

@@ -79,7 +79,7 @@ def stacked(matrix, scales=SCALES):
 
 
 def triangular(rows, first=0, last=None, offset=0, columns=None, scales=SCALES):
-    """The factor of a copy of `rows` (rows, columns), into an array that was not clean.
+    """Return the factor of a copy of `rows` (rows, columns), written into an array of other numbers.
 
     It is made of eight lanes, each `rows` times its own power of two, which all have to agree.
     """
@@ -122,7 +122,7 @@ def test_triangularise_takes_eight_different_matrices_at_once():
 
 
 @pytest.mark.parametrize(("first", "last", "offset"), [(0, 11, 0), (2, 11, 2), (2, 11, 0), (3, 9, 1), (0, 7, 3)])
-def test_triangularise_reads_and_writes_the_columns_that_it_is_told(first, last, offset):
+def test_triangularise_uses_only_the_given_columns(first, last, offset):
     """The factor of rows[:, first:last] at out[:, offset:]; what stands before and behind stays, also of `rows`."""
     rows = normals(4, 11, seed=1)
     work, out = stacked(rows), np.full((4, 10, LANES), np.nan)
@@ -145,7 +145,7 @@ def test_triangularise_keeps_the_gram_matrix_of_singular_rows(rank):
 
 
 def test_a_dependent_row_gets_a_zero_on_the_diagonal():
-    """Exactly: the second row is twice the first, and powers of two do not round."""
+    """It is exact, because the second row is twice the first, and powers of two do not round."""
     rows = np.array([[1.0, 2.0, -0.5], [2.0, 4.0, -1.0], [0.0, 1.0, 1.0]])
     out = triangular(rows)
     assert out[1, 1] == 0
@@ -153,7 +153,7 @@ def test_a_dependent_row_gets_a_zero_on_the_diagonal():
 
 
 @pytest.mark.parametrize("distance", [1e-3, 1e-8, 1e-13])
-def test_triangularise_sees_how_far_two_nearly_equal_rows_are_apart(distance):
+def test_triangularise_keeps_the_distance_of_nearly_equal_rows(distance):
     """The subtraction is exact to 1e-16 of a row, so a distance of 1e-13 keeps three digits."""
     row, across = np.array([1.0, 2.0, -3.0, 0.5]), np.array([0.5, 2.0, 1.5, 0.0])  # orthogonal
     out = triangular(np.stack([row, row + distance * across]))
@@ -184,8 +184,8 @@ def test_triangularise_stays_finite_where_squares_are_nearly_zero(size):
     np.testing.assert_allclose(ours, triangular(rows), rtol=precision, atol=precision)
 
 
-def test_a_dependent_row_in_one_lane_alone():
-    """Where the second row is twice the first its diagonal is zero, and only there; a row of zeros likewise."""
+def test_triangularise_handles_a_dependent_row_in_one_lane():
+    """The diagonal is zero only in the lane where the second row is twice the first, or zero."""
     rows = stacked(normals(3, 5, seed=22), np.ones(LANES))
     rows[1, :, 3] = 2 * rows[0, :, 3]
     rows[0, :, 6] = 0
@@ -198,7 +198,7 @@ def test_a_dependent_row_in_one_lane_alone():
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12])
 def test_products_agree_with_numpy(columns):
-    """Eight different matrices at once; columns are taken four at a time, so any number of them is tried."""
+    """Blocks have four columns, so every number of columns modulo four is tried, with eight different matrices."""
     a, b, c = normals(3, 5, LANES, seed=5), normals(5, columns, LANES, seed=6), normals(7, 5, LANES, seed=7)
     out, transposed, square, copied = (
         np.full((*shape, LANES), np.nan) for shape in ((3, columns), (3, 7), (3, 3), (3, 5))
@@ -236,7 +236,7 @@ def test_products_with_lower_triangles_agree_with_numpy(tokens):
 
 @pytest.mark.parametrize("columns", [0, 1, 3, 4, 5, 8, 9])
 @pytest.mark.parametrize("offset", [0, 1, 2])
-def test_multiply_into_writes_the_columns_that_it_is_told(columns, offset):
+def test_multiply_into_writes_only_the_given_columns(columns, offset):
     a, b = normals(3, 5, LANES, seed=8), normals(5, 9, LANES, seed=9)
     out = np.full((3, 12, LANES), np.nan)
     multiply_into(a, b, columns, out, offset)
@@ -253,8 +253,8 @@ def test_put_fills_all_lanes():
 
 @pytest.mark.parametrize("first", [0, 1, 2, 5])
 @pytest.mark.parametrize("count", range(10))
-def test_inner_products_run_over_the_columns_that_they_are_told(first, count):
-    """Any number of columns modulo four, which are summed apart."""
+def test_inner_uses_only_the_given_columns(first, count):
+    """The remainder of columns modulo four is summed separately, so each is tried."""
     a, b, last = normals(3, 15, LANES, seed=11), normals(2, 15, LANES, seed=12), first + count
     out = np.full((1, 1, LANES), np.nan)
     store_inner(a, 2, b, 1, first, last, out)
@@ -297,7 +297,7 @@ def test_bartlett_has_the_moments_of_a_wishart(rows, columns, degrees):
     assert wishart_scores(factors, degrees + 1) > 4.5
 
 
-def test_bartlett_ignores_nothing_off_the_diagonal():
+def test_bartlett_entries_are_normal_and_chi():
     """Below the diagonal T is standard normal, on it a chi: KS at 1e-4, the neighbouring chi rejected."""
     factors = bartletts(3, 3, 6, seed=1)
     assert stats.kstest(factors[:, 2, 0], "norm").pvalue > ALPHA
@@ -371,7 +371,7 @@ def test_root_keeps_the_distance_of_nearly_equal_tokens(gap):
 
 @pytest.mark.parametrize("gap", [1e-9, 1e-12])
 def test_a_factor_holds_small_gaps_more_precisely_than_its_gram_matrix(gap):
-    """Of the factor (a, 0), (b, d): 1 - rho = d²/(r (r + b)), r² = b² + d², has no cancellation."""
+    """For the factor (a, 0), (b, d) the formula 1 - rho = d²/(r (r + b)), r² = b² + d², has no cancellation."""
     row, across = np.array([0.8, -0.6, 0.0]), np.array([0.6, 0.8, 0.0])
     angle = (2 * gap) ** 0.5  # 1 - cos(angle) = gap - gap²/6
     out = triangular(np.stack([row, np.cos(angle) * row + np.sin(angle) * across]))

@@ -1,4 +1,4 @@
-"""Cached kernels: an edited source never runs yesterday's mathematics."""
+"""Cached kernels: after an edit of a source, no old kernel runs."""
 
 import ast
 import dis
@@ -14,7 +14,7 @@ import pytest
 from limitformer.numerics import kernel_sources, kernels
 
 
-def test_every_file_with_kernels_is_watched():
+def test_kernel_sources_lists_every_file_with_kernels():
     """An edit of a file that is missing from the list would leave its callers' caches in place.
 
     What kernels are made of counts too: the types and functions that other files add to the compiler.
@@ -28,7 +28,7 @@ def test_every_file_with_kernels_is_watched():
 
 @pytest.fixture
 def copied(tmp_path, monkeypatch):
-    """The sources of kernels in another place, where they can be edited."""
+    """A copy of the sources of kernels, which tests can edit."""
     for path in kernel_sources.kernel_files():
         copy = tmp_path / path.relative_to(kernel_sources.PACKAGE)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -45,13 +45,12 @@ def forget():
 
 
 def fingerprints(folder):
-    """Of every file, as it is now."""
     forget()
     return {path: kernel_sources.fingerprint(path) for path in sorted(folder.glob("**/*.py"))}
 
 
-def test_an_edit_renews_what_is_made_of_it_and_nothing_else(copied):
-    """What is made of it: by Python's own reading of the imports, of which the quick one may not miss any."""
+def test_edit_changes_only_the_fingerprints_of_files_that_use_it(copied):
+    """The expected files come from Python's parser; the regular expression must not miss an import."""
     before = fingerprints(copied)
     importers = imported_from(copied)
     for path in before:
@@ -69,7 +68,7 @@ def imported_from(folder):
     direct = {path: set(modules_of(path, folder)) & set(files) for path in files}
     reached = {path: {path} for path in files}
     for _ in files:
-        reached = {path: found.union(*(direct[one] for one in found)) for path, found in reached.items()}
+        reached = {path: known.union(*(direct[one] for one in known)) for path, known in reached.items()}
     return {path: {one for one in files if path in reached[one]} for path in files}
 
 
@@ -85,14 +84,14 @@ def modules_of(path, folder):
             assert not any(name.name.startswith("limitformer") for name in node.names), path
 
 
-def test_the_sphere_and_the_covariance_chain_are_kept_apart(copied):
+def test_fingerprints_of_sphere_and_covariance_are_independent(copied):
     before = fingerprints(copied)
-    (copied / "sphere" / "pair.py").write_text("#")
+    (copied / "sphere" / "pair" / "chain.py").write_text("#")
     (copied / "covariance" / "chain" / "norm.py").write_text("#")
     after = fingerprints(copied)
     changed = {path.relative_to(copied).as_posix() for path in before if after[path] != before[path]}
-    assert {"sphere/pair.py", "covariance/chain/norm.py", "covariance/chain/transformer.py"} <= changed
-    assert not {"sphere/values.py", "covariance/chain/attention.py", "covariance/limit/path.py"} & changed
+    assert {"sphere/pair/chain.py", "covariance/chain/norm.py", "covariance/chain/transformer.py"} <= changed
+    assert not {"sphere/tokens/values.py", "covariance/chain/attention.py", "covariance/limit/path.py"} & changed
 
 
 def test_kernels_are_cached_in_the_folder_of_their_fingerprint():
@@ -105,14 +104,14 @@ def test_kernels_are_cached_in_the_folder_of_their_fingerprint():
         assert Path(compiled.stats.cache_path).parent == kernels.CACHE / name
 
 
-def test_numbas_own_setting_is_left_as_it_was():
+def test_kernel_does_not_change_numbas_cache_setting():
     before = numba.config.CACHE_DIR
     kernels.kernel(lambda: None)
     assert before == numba.config.CACHE_DIR
 
 
-def test_code_for_the_machine_is_made_of_what_python_calls_alone(monkeypatch):
-    """A kernel is compiled into what calls it; code of its own, that nobody runs, took a fifth of the time."""
+def test_machine_code_is_generated_only_for_drivers(monkeypatch):
+    """A kernel is compiled into its callers; machine code for itself would take a fifth of the time."""
     monkeypatch.setattr(kernels, "CACHE", None)
     halved = kernels.kernel(lambda x: 0.5 * x)
     quartered = kernels.driver(lambda x: halved(halved(x)))
@@ -123,36 +122,34 @@ def test_code_for_the_machine_is_made_of_what_python_calls_alone(monkeypatch):
 
 
 def has_code_for_the_machine(made):
-    """Whether there is an address to call."""
     (compiled,) = made.overloads.values()
     return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name) != 0
 
 
-def test_no_python_of_the_package_calls_a_kernel():
-    """It would be compiled again in every process: what Python calls is a driver."""
-    found = {
+def test_python_code_never_calls_a_kernel():
+    """Such a kernel would be compiled again in every process; Python must call drivers."""
+    offences = {
         f"{module.__name__}: {function.__qualname__} calls {', '.join(called)}"
         for module in map(importlib.import_module, modules_with_kernels())
         for function in functions_of(module)
         if (called := sorted(names_in(function.__code__) & kernels_of(module)))
     }
-    assert found == set()
+    assert offences == set()
 
 
 def modules_with_kernels():
-    """By their full names."""
     folder = kernel_sources.PACKAGE
     for path in kernel_sources.kernel_files():
         yield ".".join(path.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
 def kernels_of(module):
-    """Names that the module has for kernels, its own and imported ones."""
+    """Return the module's names of kernels, including imported ones."""
     return {name for name, value in vars(module).items() if isinstance(value, kernels.Kernel)}
 
 
 def functions_of(module):
-    """All that the interpreter runs: functions, methods, and what computes properties."""
+    """Yield all functions that the interpreter runs, including methods and properties."""
     own = [each for each in vars(module).values() if getattr(each, "__module__", None) == module.__name__]
     members = [member for each in own if inspect.isclass(each) for member in vars(each).values()]
     for each in (*own, *members):
@@ -162,7 +159,7 @@ def functions_of(module):
 
 
 def names_in(code):
-    """Of globals that it reads, in functions within it too."""
+    """Return the globals that the code reads, also in nested functions."""
     inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
     own = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
     return own.union(*map(names_in, inner))

@@ -1,4 +1,4 @@
-"""Eight replicas side by side: every operation against NumPy, and replicas that never mix."""
+"""Lanes: every operation against NumPy, and replicas that never mix."""
 
 import operator
 
@@ -140,8 +140,8 @@ EXACT = {"+": (ADD, operator.add), "-": (SUBTRACT, operator.sub), "*": (MULTIPLY
 
 
 @pytest.mark.parametrize(("kernels", "reference"), EXACT.values(), ids=list(EXACT))
-def test_sums_and_products_are_numpys(kernels, reference):
-    """To the bit, in every lane; the lanes turned by one are other numbers."""
+def test_sums_and_products_agree_with_numpy(kernels, reference):
+    """They agree to the bit in every lane; lanes that are rotated by one, the wrong twin, do not."""
     expected = reference(A, B)
     np.testing.assert_array_equal(answer(kernels[0], A, B), expected)
     assert (answer(kernels[0], np.roll(A, 1), B) != expected).any()
@@ -150,8 +150,8 @@ def test_sums_and_products_are_numpys(kernels, reference):
         np.testing.assert_array_equal(answer(kernels[2], number, B), reference(number, B))
 
 
-def test_quotients_are_numpys():
-    """To three roundings: a quotient may be computed as a product with the reciprocal."""
+def test_quotients_agree_with_numpy():
+    """They agree to three roundings, because a quotient may be computed as a product with the reciprocal."""
     np.testing.assert_allclose(answer(DIVIDE[0], A, B), A / B, rtol=3 * EPS)
     for number in (2.5, -1e-3, 3.0):
         np.testing.assert_allclose(answer(DIVIDE[1], A, number), A / number, rtol=3 * EPS)
@@ -179,7 +179,7 @@ def test_numbers_of_any_kind_broadcast(number):
     ids="+-*/",
 )
 def test_infinities_and_nan_keep_their_meaning(kernels, reference):
-    """As numbers; the sign of a zero may be lost, so what is divided by is never one here."""
+    """The sign of a zero may be lost, so no divisor is zero here."""
     others = np.array([1.0, -2.0, np.inf, -np.inf, np.nan, 3.0, 0.5, np.inf])
     with np.errstate(invalid="ignore", over="ignore"):
         for shift in range(LANES):
@@ -219,8 +219,8 @@ def is_a_number(a):
     return all_below(x * x + 1.0, np.inf)
 
 
-def test_the_compiler_may_not_assume_that_all_is_finite():
-    """x·0 and x − x are no zeros, and x/x is no one, where x is infinite or NaN: explosions are seen by it."""
+def test_compiler_keeps_infinities_and_nan():
+    """For infinite or NaN x, x·0 and x − x are not 0, and x/x is not 1; explosions are detected by this."""
     zero = np.where(np.isfinite(STRANGE), 0, np.nan)
     np.testing.assert_array_equal(answer(times_nothing, STRANGE), zero)
     np.testing.assert_array_equal(answer(less_itself, STRANGE), zero)
@@ -242,19 +242,19 @@ def magnitude_of_entry(a, out):
     store(out, 0, 0, magnitude(load(a, 0, 0)))
 
 
-def test_square_roots_are_numpys():
-    """Rounded correctly, so to the bit."""
+def test_square_roots_agree_with_numpy():
+    """They agree to the bit, because both are correctly rounded."""
     for values in (np.abs(A), np.abs(B), [0.0, 5e-324, np.inf, np.nan, 2.0, 4.0, 1e308, 1e-308]):
         np.testing.assert_array_equal(answer(root_of_entry, values), np.sqrt(values))
     assert np.isnan(answer(root_of_entry, [-1.0, -np.inf, -5e-324, -1e300] * 2)).all()
 
 
-def test_magnitudes_are_numpys():
+def test_magnitudes_agree_with_numpy():
     for values in (A, B, STRANGE):
         assert same_bits(answer(magnitude_of_entry, values), np.abs(values))
 
 
-def test_larger_and_smaller_are_numpys():
+def test_larger_and_smaller_agree_with_numpy():
     np.testing.assert_array_equal(answer(LARGER[0], A, B), np.maximum(A, B))
     np.testing.assert_array_equal(answer(SMALLER[0], A, B), np.minimum(A, B))
     for number in (0.0, -1e-3, np.inf, -np.inf):
@@ -286,7 +286,7 @@ def test_where_positive_takes_the_value_or_zero():
 
 
 def test_choose_takes_one_of_two_values():
-    """As `where_positive`, and what is not taken may be anything."""
+    """It is like `where_positive`, and the value that is not chosen may be anything."""
     conditions = [1.0, 0.0, -0.0, -1.0, np.nan, np.inf, -np.inf, 5e-324]
     left, right = [2.0, *BAD, np.nan, 7.0, 8.0, 9.0], [np.nan, 3.0, 4.0, 5.0, 6.0, np.inf, -0.5, np.nan]
     np.testing.assert_array_equal(answer(select_either, conditions, left, right), [2, 3, 4, 5, 6, 7, -0.5, 9])
@@ -401,7 +401,7 @@ def triangles(a, b):
 
 
 def roots(a, b):
-    """Of the Gram matrices, which are singular in no lane."""
+    """Return the Cholesky factors of the Gram matrices, and the flag of failure (0 in every lane)."""
     v, out, failed = gram_of(a, b), np.zeros((4, 4, LANES)), np.zeros((1, 1, LANES))
     cholesky(v, out, failed)
     return np.concatenate([out, np.broadcast_to(failed, (1, 4, LANES))])
@@ -412,8 +412,8 @@ FACTOR_KERNELS = [gram_of, products, products_into, transposed_products, traces,
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e300, 0.0], ids=str)
 @pytest.mark.parametrize("function", FACTOR_KERNELS, ids=lambda function: function.__name__)
-def test_one_lane_leaves_the_bits_of_the_others_alone(function, value):
-    """Whatever stands in it, and in whichever lane."""
+def test_lane_does_not_change_the_bits_of_others(function, value):
+    """This holds for any value in any lane."""
     a, b = random_lanes(4, 6, seed=1), random_lanes(6, 6, seed=2)
     clean = function(a, b)
     for lane in range(LANES):
@@ -511,7 +511,7 @@ def test_the_number_of_samples_does_not_change_a_bit(model, options):
 
 @every_simulation
 def test_the_place_of_a_replica_does_not_change_a_bit(model, options):
-    """Replica j alone, or in a batch that begins anywhere: first in its batch or the eighth."""
+    """Replica j is alone or in a batch that begins anywhere, as the first or the eighth."""
     whole = run(model, 24, **options)
     options = dict(options)
     process = process_of(model, options.pop("start", START), None, options)
@@ -524,8 +524,8 @@ def test_the_place_of_a_replica_does_not_change_a_bit(model, options):
             assert same_bits(outputs[ours].reshape(theirs.shape), theirs), (name, first, count)
 
 
-def test_the_simulations_that_end_do_so_at_different_times():
-    """What the two tests above rest on: paths that are over run on beside others that are not."""
+def test_ending_simulations_end_at_different_times():
+    """The two tests above rely on finished paths next to unfinished ones."""
     for name in ("limit that explodes", "limit that leaves the cone"):
         model, options = SIMULATIONS[name]
         exits = run(model, 24, **options)["exit"].values
@@ -533,7 +533,7 @@ def test_the_simulations_that_end_do_so_at_different_times():
 
 
 def chain_paths(model):
-    """A function from what is done to the start (m, r, LANES) to all that its eight replicas record."""
+    """Return a function from a change of the start (m, r, LANES) to all records of its eight replicas."""
     chain = TransformerChain(model=model, start=as_start(START), points=np.arange(model.depth + 1), radius=1e100)
     prepared = chain.prepare(2)
 
@@ -549,7 +549,6 @@ def chain_paths(model):
 
 
 def limit_paths(step):
-    """The same for the limit."""
     process = process_of(limit(SHAPED), START, None, {"dt": 0.02, "step": step})
     prepared = process.prepare(2)
     arguments = process.model.constants(), process.model.mask_for(3), process.actual_dt, process.steps
@@ -573,8 +572,8 @@ PATHS = {
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e160], ids=str)
 @pytest.mark.parametrize("paths", PATHS.values(), ids=list(PATHS))
-def test_a_replica_that_is_lost_leaves_the_others_alone(paths, value):
-    """From the start on, in each of the lanes: the seven others have the bits of an untouched run, and no exit."""
+def test_lost_replica_does_not_change_the_others(paths, value):
+    """A replica is lost from the start on; the seven others have the bits of an untouched run, and no exit."""
     clean = paths(lambda factor: None)
     assert np.isinf(clean[1]).all()
     assert len(np.unique(clean[0][:, -1, 3])) == LANES

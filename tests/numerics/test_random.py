@@ -111,7 +111,7 @@ def blocks_reference(blocks, key_words, replica):
 
 
 def box_muller_reference(blocks, key_words, replica, first=0):
-    """What `fill_normals` gives to one replica."""
+    """Return the normals of `fill_normals` for one replica."""
     return blocks_reference(range(first, first + blocks), key_words, replica).ravel()
 
 
@@ -158,7 +158,7 @@ def test_a_wrong_philox_misses_the_published_answers(counter, key_words, answer,
 
 @pytest.mark.parametrize(("replica", "first"), [(0, 0), (7, 3), (2**32 - 3, 1), (2**40 + 5, 2**32 - 10)])
 def test_normals_are_box_muller_of_philox(replica, first):
-    """|g| < 7, whose last place is 9e-16; both sides round a handful of times. Each lane is a replica of its own."""
+    """The last place of |g| < 7 is 9e-16, and both sides round a few times. Each lane is another replica."""
     out = np.empty((4 * 500, LANES))
     key_words = key(3, "reference")
     fill_normals(*map(np.uint64, (*key_words, replica, first)), out.reshape(-1))
@@ -184,7 +184,6 @@ def test_a_replica_has_the_same_bits_in_every_lane(shift):
 
 
 def pairs(a, b):
-    """Box-Muller of words, or of one word and several."""
     size = max(np.size(a), np.size(b))
     first, second = np.empty(size), np.empty(size)
     a, b = (np.full(size, word, np.uint64) for word in (a, b))
@@ -289,7 +288,7 @@ def test_the_lanes_of_a_stream_are_independent():
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (1, BUFFER), (5, BUFFER + 1), (2, 3 * BUFFER), (0, 4), (4, 0)])
 def test_a_matrix_holds_the_same_numbers_as_single_draws(shape):
-    """Whatever was drawn before, from an odd position in the buffer as from the start."""
+    """This holds from the start and from an odd position in the buffer."""
     expected = normals_of_lanes(5 + shape[0] * shape[1] + 2, seed=7)
     stream = stream_at(7)
     before, matrix, after = np.empty((5, LANES)), np.empty((*shape, LANES)), np.empty((2, LANES))
@@ -300,17 +299,17 @@ def test_a_matrix_holds_the_same_numbers_as_single_draws(shape):
 
 
 def test_normals_of_many_replicas_are_those_of_their_streams():
-    """Replica by replica, more than a buffer of them, whatever their number; neighbours have others."""
-    found = replica_normals(key(7, "test"), 11, 2 * BUFFER + 3)
+    """This holds for any number of replicas and more than a buffer of normals; neighbours differ."""
+    drawn = replica_normals(key(7, "test"), 11, 2 * BUFFER + 3)
     for replica in (0, 7, 8, 10):
-        np.testing.assert_array_equal(found[replica], normals(2 * BUFFER + 3, 7, "test", replica))
-    np.testing.assert_array_equal(replica_normals(key(7, "test"), 3, 5), found[:3, :5])
-    assert np.abs(np.diff(found, axis=0)).min() > 0
+        np.testing.assert_array_equal(drawn[replica], normals(2 * BUFFER + 3, 7, "test", replica))
+    np.testing.assert_array_equal(replica_normals(key(7, "test"), 3, 5), drawn[:3, :5])
+    assert np.abs(np.diff(drawn, axis=0)).min() > 0
 
 
 @pytest.mark.parametrize("degrees", [2, 5])
 def test_rewinding_starts_the_replica_anew(degrees):
-    """Normals, chis and second attempts, and whatever replica the stream was at before."""
+    """Normals, chis and second attempts start again, whichever replica the stream had before."""
     words = np.array(key(8, "test"), np.uint64)
     stream = stream_at(8, replica=3)
     drawn = []
@@ -374,14 +373,14 @@ def test_chi_is_marsaglia_and_tsang_replica_by_replica(degrees, replica):
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 4])
 def test_few_degrees_are_sums_of_squares(degrees):
-    """Of the stream's next normals, as many as there are degrees, and without a second attempt."""
+    """The sum has as many of the stream's next normals as there are degrees, and needs no second attempt."""
     ours, retries = chis_of_lanes(1000, degrees)
     g = normals_of_lanes(1000 * degrees, degrees, "chi").reshape(1000, degrees, LANES)
     np.testing.assert_allclose(ours, np.sqrt((g**2).sum(1)), rtol=1e-15 * 4)
     assert not retries.any()
 
 
-def test_what_is_drawn_again_follows_the_law_too():
+def test_second_attempts_follow_the_law():
     """Only the draws that took a second attempt: KS at 1e-4; 6 degrees are rejected."""
     ours, retries = chis_of_lanes(400_000, 5, "retries")
     again = ours[np.diff(retries, axis=0) > 0]
@@ -407,7 +406,7 @@ def test_the_share_of_second_attempts_is_that_of_the_method():
 
 
 def test_every_lane_counts_its_own_second_attempts():
-    """One path of counters for each replica, whichever lane it is in, and no two of 16 replicas have the same."""
+    """Each of 16 replicas has its own sequence of counters, in whichever lane it is."""
     retries = {first: chis_of_lanes(3000, 5, "retries", first, seed=1)[1] for first in (0, 1, 5, 8)}
     for first, ours in retries.items():
         for other, theirs in retries.items():
@@ -419,10 +418,10 @@ def test_every_lane_counts_its_own_second_attempts():
     assert (rises.sum(0) > 20).all()
 
 
-def test_a_second_attempt_leaves_the_other_lanes_alone():
-    """Bits of a replica whose neighbours were others, with others' second attempts; and no stream loses step.
+def test_second_attempt_does_not_change_other_lanes():
+    """The bits of a replica do not depend on the second attempts of its neighbours.
 
-    After the chis every lane goes on with the normals that it would have had without a single rejection.
+    After the chis every lane continues with the normals that it would have without a rejection.
     """
     count = 1001
     first, second = (chis_of_lanes(count, 5, "retries", replica, seed=1) for replica in (0, 7))
@@ -435,7 +434,7 @@ def test_a_second_attempt_leaves_the_other_lanes_alone():
     np.testing.assert_array_equal(after, normals_of_lanes(3 * count + 50, 1, "retries")[3 * count :])
 
 
-def test_second_attempts_are_no_part_of_the_stream():
+def test_second_attempts_leave_the_stream_unchanged():
     """They come from blocks that no stream of normals reaches: 2⁶³ on, of the same replica and key."""
     key_words = key(1, "retries")
     _, retries = chi_reference(300, 5, key_words, 0)
@@ -458,6 +457,6 @@ def test_numpy_seeds_are_seeds():
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.0, True, "1", None, float("nan")])
-def test_a_seed_that_is_none_is_refused(seed):
+def test_invalid_seeds_are_refused(seed):
     with pytest.raises(InputError, match=r"seed must be a whole number from 0 to 2\*\*63 - 1; got"):
         key(seed, "chain")

@@ -1,4 +1,4 @@
-"""Kernels that are halted return within a layer, and say what is whole."""
+"""Halted kernels return within a layer, and report the finished replicas."""
 
 import threading
 
@@ -9,7 +9,7 @@ import limitformer as lf
 from limitformer.numerics.watch import DONE, HALT, WHOLE, halt, new_watch
 from limitformer.paths import replicas
 from limitformer.simulation.processes import process_of
-from limitformer.sphere.pair import BLOCK
+from limitformer.sphere.pair.chain import BLOCK
 
 ENDLESS = 10**15  # layers
 START = np.array([[1.0, 0.2], [0.2, 1.0]])
@@ -31,7 +31,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("model", "start", "record", "options"), CASES.values(), ids=list(CASES))
-def test_a_kernel_that_would_run_for_long_returns_when_it_is_halted(model, start, record, options):
+def test_halted_kernel_returns_early(model, start, record, options):
     process = process_of(model, start, np.array(record), dict(options))
     prepared, outputs, watch = process.prepare(0), process.outputs(8), new_watch()
     prepared.run(0, process.outputs(0), new_watch())  # compiled beforehand
@@ -46,35 +46,35 @@ def test_a_kernel_that_would_run_for_long_returns_when_it_is_halted(model, start
     assert 0 < watch[DONE] < 1e-3
 
 
-def test_what_is_under_way_counts_in_part_and_what_is_whole_wholly():
+def test_watch_counts_unfinished_replicas_in_part():
     process = process_of(PLAIN, START, None, {})
     watch = new_watch()
     process.prepare(0).run(0, process.outputs(13), watch)
     assert watch.tolist() == [0, 13, 13]
 
 
-def test_ctrl_c_in_the_first_group_leaves_no_samples(monkeypatch):
-    """The engine halts its kernels: without that it would wait for months."""
+def test_ctrl_c_in_the_first_group_returns_no_samples(monkeypatch):
+    """The engine halts its kernels; otherwise it would wait for months."""
 
     def interrupt(pending, **settings):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(replicas, "wait", interrupt)
-    found = []
+    watches = []
 
     def work():
         with pytest.raises(lf.Interrupted) as caught:
             lf.simulate(DEEP, START, samples=3, seed=0, record=[0, ENDLESS])
-        found.append(caught.value.partial.sizes["sample"])
+        watches.append(caught.value.partial.sizes["sample"])
 
     runner = threading.Thread(target=work, daemon=True)
     runner.start()
     runner.join(timeout=120)
-    assert found == [0]
+    assert watches == [0]
 
 
-def test_groups_that_are_whole_are_kept_when_a_part_is_halted(monkeypatch):
-    """Of one part of 24 replicas, halted in its third group: sixteen, with the bits of a run to the end."""
+def test_halt_keeps_finished_groups(monkeypatch):
+    """A part of 24 replicas that is halted in its third group keeps sixteen, with the bits of a complete run."""
     whole = lf.simulate(PLAIN, START, samples=24, seed=0)
     kind = type(process_of(PLAIN, START, None, {}).prepare(0))
     quick = kind.run
@@ -101,8 +101,8 @@ def test_groups_that_are_whole_are_kept_when_a_part_is_halted(monkeypatch):
     np.testing.assert_array_equal(partial["covariance"], whole["covariance"][:16])
 
 
-def test_outcomes_of_what_is_whole_are_there_however_late_the_halt():
-    """A part of two blocks of pairs, halted in the second: the first has its outcomes, with the bits of a whole run."""
+def test_halt_keeps_outcomes_of_finished_replicas():
+    """The first block of pairs is finished before the halt: its outcomes have the bits of a complete run."""
     model = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=100)
     process = process_of(model, None, np.array([2000.0]), {"horizon": 2000.0, "keep": "outcome"})
     whole, part, watch = process.outputs(BLOCK), process.outputs(2 * BLOCK), new_watch()
@@ -119,7 +119,7 @@ def test_outcomes_of_what_is_whole_are_there_however_late_the_halt():
     assert (part["outcome"][int(watch[WHOLE]) :] == -1).all()
 
 
-def test_a_part_that_is_not_whole_ends_the_count():
+def test_unfinished_part_ends_the_count():
     parts = replicas.slices(0, 30, 10)
     watches = np.array([[0.0, 10, 10], [1.0, 8, 9.5], [0.0, 10, 10]])
     assert replicas.whole_replicas(parts, watches) == 18

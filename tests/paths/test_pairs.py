@@ -1,4 +1,4 @@
-"""Distances of tokens: what the factor has of them, far below the rounding of V; and correlations of the dead."""
+"""Distances of tokens, which a factor resolves far below the rounding of V; and correlations of dead tokens."""
 
 import re
 import warnings
@@ -37,7 +37,7 @@ def by_covariance(v, first, second):
 
 
 @every_kind
-def test_pairs_tell_what_the_covariance_tells(model, options):
+def test_pairs_agree_with_the_covariance(model, options):
     whole, pairs = run(model, **options), run(model, keep="pairs", **options)
     v, first, second = whole["covariance"].values, pairs["first"].values, pairs["second"].values
     size = v.max((-1, -2), keepdims=True)[..., 0]
@@ -70,7 +70,7 @@ def test_float32_is_rounded_once(model):
 
 
 def test_attention_shrinks_distances_by_lam_squared_down_to_their_floor():
-    """As for 1e-6 to 1e-10 of the variance, so down to 1e-24, where V (the wrong twin) has nothing left."""
+    """It holds down to 1e-24 of the variance, where V (the wrong twin) has no digits left."""
     model = lf.Transformer(width=50, depth=220, gamma=0.5, attention=lf.SoftmaxAttention())
     data = run(model, START[:3, :3], samples=20, keep="pairs")
     variance, distance = data["variance"].values[..., 0], data["distance"].values[..., 0]
@@ -82,8 +82,8 @@ def test_attention_shrinks_distances_by_lam_squared_down_to_their_floor():
     assert (abs(twin[:, 1:] - 0.75 * twin[:, :-1]) < 1e-3 * twin[:, :-1])[fine].mean() < 0.01
 
 
-def test_in_the_limit_small_distances_move_alike():
-    """Two tokens' distance over its start, to first order, does not depend on it; exact in V to begin with."""
+def test_small_distances_move_alike_in_the_limit():
+    """The ratio of a small distance to its start does not depend on the start, to first order."""
     model = lf.limit(lf.Transformer(width=50, depth=50, gamma=0.8, attention=lf.ShapedAttention(tau0=0.5)))
     near, far = (
         run(model, [[1.0, 1 - 2.0**k], [1 - 2.0**k, 1.0]], samples=8, keep="pairs", record=[0.0, 1.0])[
@@ -97,8 +97,8 @@ def test_in_the_limit_small_distances_move_alike():
 
 
 @pytest.mark.parametrize(("model", "options"), [(MODEL, {}), (lf.limit(MODEL), EULER)], ids=["factor", "values"])
-def test_the_floor_of_distances_is_said(model, options):
-    """Of tokens that coincide, after one layer or step."""
+def test_distance_floor_bounds_the_rounding(model, options):
+    """The distance of two coinciding tokens after one layer or step is below it."""
     rows = np.random.default_rng(0).standard_normal((24, 30))
     rows[12:] = rows[:12]
     record = [0, 1] if model is MODEL else [0.0, 0.01]
@@ -110,14 +110,14 @@ def test_the_floor_of_distances_is_said(model, options):
     assert floor / 1e4 < relative.max() < floor
 
 
-# --- what cannot be ---------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"keep": "all"}, "keep must be"),
-        ({"pairs": [(0, 1)]}, 'pairs would change nothing beside keep="covariance"'),
+        ({"pairs": [(0, 1)]}, 'pairs has no effect with keep="covariance"'),
         ({"keep": "pairs", "pairs": [(0, 4)]}, "pairs must be of tokens 0 … 3; got 4."),
         ({"keep": "pairs", "pairs": [(1, 1)]}, "A pair is two tokens"),
         ({"keep": "pairs", "pairs": [(0, 1), (1, 0)]}, "is there twice"),
@@ -127,16 +127,16 @@ def test_the_floor_of_distances_is_said(model, options):
     ],
     ids=str,
 )
-def test_what_cannot_be_kept_is_refused(options, message):
+def test_invalid_recordings_are_refused(options, message):
     with pytest.raises(InputError, match=re.escape(message)):
         run(MODEL, **options)
 
 
-# --- correlations of the dead -----------------------------------------------------------------------------------------
+# --- correlations of dead tokens --------------------------------------------------------------------------------------
 
 
-def test_what_float32_cannot_hold_counts_as_dead():
-    """Variances of 1e-40 have lost their digits; ρ would be above 1."""
+def test_variances_below_float32_count_as_dead():
+    """Variances of 1e-40 have lost digits; ρ would exceed 1."""
     model = lf.Transformer(width=20, depth=40, gamma=0.0, lam=0.1, attention=lf.SoftmaxAttention())
     rho = lf.correlation(run(model, START, dtype="float32")).values
     assert abs(rho).max() < 1 + 1e-6
@@ -149,7 +149,7 @@ def test_dead_tokens_have_correlation_zero_and_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rho = lf.correlation(run(model, START)).values
-        kept = lf.correlation(run(model, START, keep="pairs")).values
+        of_pairs = lf.correlation(run(model, START, keep="pairs")).values
     assert (rho[:, -1] == 0).all()
-    assert (kept[:, -1] == 0).all()
+    assert (of_pairs[:, -1] == 0).all()
     assert rho[:, 0, 0, 0] == pytest.approx(1)

@@ -1,4 +1,4 @@
-"""Paths that stop: at the exit from a ball, from the cone of covariance matrices, or where they explode."""
+"""Exits: paths stop when they leave a ball or the cone of covariance matrices, or explode."""
 
 from dataclasses import replace
 
@@ -19,11 +19,10 @@ from limitformer.paths.exits import (
     check_factor,
     clear_exits,
     first_at,
-    keep_previous,
     open_ledger,
     record_exit,
 )
-from limitformer.paths.recording import RecordArrays, write, write_factor
+from limitformer.paths.recording import OutputArrays, write, write_factor
 from limitformer.simulation.limit import limit
 from limitformer.simulation.simulate import simulate
 
@@ -44,7 +43,7 @@ HEADS = Transformer(
     norm="pre",
     mask="causal",
 )
-# So warm that no path needs short steps, which can leave between two points and come back.
+# At this τ₀ no path needs short steps, in which it could leave and come back between two points.
 WARM = limit(replace(MODEL, attention=ShapedAttention(tau0=4.0)))
 EULER = {"dt": 0.01, "step": "euler-maruyama"}
 PATHS = {
@@ -70,7 +69,7 @@ def norms(data):
 
 
 def stopped(full, radius):
-    """What a run with `radius` has to give, from one without: covariance, exits and causes."""
+    """Compute covariance, exits and causes of a run with `radius` from one without."""
     outside = norms(full) >= radius
     left = outside.any(1)
     last = np.where(left, outside.argmax(1), outside.shape[1] - 1)
@@ -81,14 +80,14 @@ def stopped(full, radius):
 
 
 def middle_radius(full):
-    """A radius that half of the paths reach, not at the start, and none by a rounding error."""
+    """Return a radius that half of the paths reach, none of them at the start or by a rounding error."""
     radius = (1 - 1e-9) * float(np.median(norms(full).max(1)))
     assert radius > norms(full)[:, 0].max()
     return radius
 
 
 def unbroken(model, options):
-    """The paths of a run without a radius that stay in the cone, so that what follows an exit is known."""
+    """Return the paths that stay in the cone in a run without a radius, and which they are."""
     full = run(model, **options)
     inside = full["exit_cause"].values == INSIDE
     assert inside.mean() > 0.5
@@ -97,7 +96,7 @@ def unbroken(model, options):
 
 @every_path
 def test_a_path_keeps_the_value_of_its_exit(model, options):
-    """Bits of the unstopped path up to the exit, the exit's value afterwards; half of the paths leave."""
+    """It has the bits of the unstopped path up to the exit, then the value at the exit; half of the paths leave."""
     full, inside = unbroken(model, options)
     radius = middle_radius(full)
     part = run(model, radius=radius, **options).isel(sample=inside)
@@ -120,19 +119,19 @@ def test_an_exit_in_a_short_step_has_its_own_time_and_value(step):
     whole = left["exit"].values[out] / 0.05
     assert (np.abs(whole - np.rint(whole)) > 1e-6).any()
     points = left["time"].values >= left["exit"].values[:, None]
-    held = left["covariance"].values[:, -1][:, None]
-    assert (left["covariance"].values == held)[points & out[:, None]].all()
+    last = left["covariance"].values[:, -1][:, None]
+    assert (left["covariance"].values == last)[points & out[:, None]].all()
 
 
 @every_path
-def test_an_exit_between_recorded_points_is_kept_too(model, options):
-    """What is recorded does not move the exit, and the value held is the exit's, not the last recorded."""
+def test_an_exit_between_recorded_points_keeps_its_value(model, options):
+    """`record` does not change the exit, and the value afterwards is that of the exit, not the last recorded one."""
     full = run(model, **options)
     points = full[axis_of(full)].values
-    kept = [0, len(points) // 2, len(points) - 1]
+    chosen = [0, len(points) // 2, len(points) - 1]
     radius = middle_radius(full)
-    whole, part = (run(model, radius=radius, record=record, **options) for record in (None, points[kept]))
-    np.testing.assert_array_equal(part["covariance"].values, whole["covariance"].values[:, kept])
+    whole, part = (run(model, radius=radius, record=record, **options) for record in (None, points[chosen]))
+    np.testing.assert_array_equal(part["covariance"].values, whole["covariance"].values[:, chosen])
     for name in ("exit", "exit_cause"):
         np.testing.assert_array_equal(part[name].values, whole[name].values)
 
@@ -146,14 +145,14 @@ def test_a_start_outside_the_ball_is_an_exit_at_zero(model, options):
     np.testing.assert_allclose(data["covariance"].values, np.broadcast_to(START, data["covariance"].shape), atol=1e-14)
 
 
-def test_a_radius_that_nobody_reaches_changes_nothing():
+def test_an_unreached_radius_changes_nothing():
     full, part = run(MODEL), run(MODEL, radius=1e6)
     np.testing.assert_array_equal(full["covariance"].values, part["covariance"].values)
     assert np.isinf(part["exit"].values).all()
 
 
 def test_euler_maruyama_that_leaves_the_cone_keeps_the_last_covariance():
-    """Steps of 0.25 from tokens of correlation 0.94: many paths leave; all that is kept is a covariance."""
+    """With steps of 0.25 from correlation 0.94 many paths leave; every recorded value is a covariance matrix."""
     model = limit(Transformer(width=20, depth=20, gamma=1.0, attention=ShapedAttention(tau0=0.7)))
     start = np.array([[1.0, 1.33], [1.33, 2.0]])
     data = run(model, start, dt=0.25, step="euler-maruyama")
@@ -241,14 +240,14 @@ def ledger_of(factor=None, previous=None, tokens=2):
     return ledger
 
 
-def record_of(covariance):
-    """That V is to be kept, in `covariance` (replicas, points, 2, 2)."""
-    nothing, kept = np.empty((len(covariance), 0, 0)), covariance.reshape(*covariance.shape[:2], 4)
-    return RecordArrays(np.empty((0, 2), np.int64), np.inf, as_result_array(kept), *[as_result_array(nothing)] * 3)
+def arrays_of(covariance):
+    """Return the output arrays that record V in `covariance` (replicas, points, 2, 2)."""
+    empty, v = np.empty((len(covariance), 0, 0)), covariance.reshape(*covariance.shape[:2], 4)
+    return OutputArrays(np.empty((0, 2), np.int64), np.inf, as_result_array(v), *[as_result_array(empty)] * 3)
 
 
 def check(factor, radius, previous=None, step=3, ledger=None):
-    """The ledger after `check_factor`, and that `check_ball` agrees with it."""
+    """Return the ledger after `check_factor`; `check_ball` must agree with it."""
     previous = factors() / 2 if previous is None else previous
     by_factor, by_value = ledger_of(), ledger_of(factor, previous)
     check_factor(factor, previous, step, radius, by_factor)
@@ -256,16 +255,16 @@ def check(factor, radius, previous=None, step=3, ledger=None):
     for ours, theirs in ((by_factor.exits, by_value.exits), (by_factor.causes, by_value.causes)):
         np.testing.assert_array_equal(ours, theirs)
     left = by_value.causes != INSIDE
-    np.testing.assert_allclose(by_factor.kept[..., left], by_value.kept[..., left], rtol=1e-14)
+    np.testing.assert_allclose(by_factor.at_exit[..., left], by_value.at_exit[..., left], rtol=1e-14)
     return by_factor
 
 
-def test_a_new_ledger_knows_of_no_exit():
+def test_a_new_ledger_has_no_exit():
     ledger = open_ledger(3)
     clear_exits(ledger)
     assert (ledger.exits == np.inf).all()
     assert (ledger.causes == INSIDE).all()
-    assert ledger.now.shape == ledger.before.shape == ledger.kept.shape == (3, 3, LANES)
+    assert ledger.now.shape == ledger.before.shape == ledger.at_exit.shape == (3, 3, LANES)
     record_exit(2, 5, LEFT_CONE, ledger.now, ledger)
     clear_exits(ledger)
     assert (ledger.exits == np.inf).all()
@@ -273,19 +272,19 @@ def test_a_new_ledger_knows_of_no_exit():
 
 
 @pytest.mark.parametrize("lane", range(LANES))
-def test_leaving_is_noted_for_one_lane(lane):
+def test_record_exit_changes_one_lane(lane):
     ledger, value = ledger_of(), np.random.default_rng(0).standard_normal((2, 2, LANES))
     record_exit(lane, 7, LEFT_CONE, value, ledger)
     others = np.arange(LANES) != lane
     assert (ledger.exits[lane], ledger.causes[lane]) == (7, LEFT_CONE)
-    np.testing.assert_array_equal(ledger.kept[..., lane], value[..., lane])
+    np.testing.assert_array_equal(ledger.at_exit[..., lane], value[..., lane])
     assert (ledger.exits[others] == np.inf).all()
     assert (ledger.causes[others] == INSIDE).all()
-    assert not ledger.kept[..., others].any()
+    assert not ledger.at_exit[..., others].any()
 
 
 def test_the_ball_is_that_of_the_frobenius_norm():
-    """In each lane on its own: a radius between the norms of two lanes, and next to one by a rounding."""
+    """Each lane decides by its own norm, also for a radius that differs from a norm by a rounding."""
     norms = np.linalg.norm(gram_of(factors()), axis=(0, 1))
     assert norms[0] < np.trace(FACTOR @ FACTOR.T) - 0.1
     for lane in range(LANES):
@@ -294,12 +293,12 @@ def test_the_ball_is_that_of_the_frobenius_norm():
             outside = np.arange(LANES) >= first_outside
             np.testing.assert_array_equal(ledger.exits, np.where(outside, 3, np.inf))
             np.testing.assert_array_equal(ledger.causes, np.where(outside, LEFT_BALL, INSIDE))
-            np.testing.assert_allclose(ledger.kept[..., outside], gram_of(factors())[..., outside], rtol=1e-14)
-            assert not ledger.kept[..., ~outside].any()
+            np.testing.assert_allclose(ledger.at_exit[..., outside], gram_of(factors())[..., outside], rtol=1e-14)
+            assert not ledger.at_exit[..., ~outside].any()
 
 
-def test_the_boundary_is_outside():
-    """|V| ≥ radius, not >: a V of one entry 4 and a radius of 4."""
+def test_the_boundary_of_the_ball_is_outside():
+    """The condition is |V| ≥ radius: V with one entry 4 leaves a radius of 4."""
     factor = np.zeros((2, 2, LANES))
     factor[0, 0] = [2, 2, 1, 2, 1, 1, 2, 1]
     ledger = check(factor, 4.0)
@@ -308,38 +307,38 @@ def test_the_boundary_is_outside():
 
 @pytest.mark.parametrize("lane", range(LANES))
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e200, 1e61])
-def test_what_is_not_finite_is_outside_of_every_ball(value, lane):
-    """And what is kept is the value before, in that lane alone; the others stay inside with nothing kept."""
+def test_values_that_are_not_finite_leave_every_ball(value, lane):
+    """The value at the exit is the one before, in that lane only; the others stay inside."""
     factor, previous = factors(), factors(1.1 * SIZES)
     factor[1, 1, lane] = value
     ledger = check(factor, 1e100, previous)
     inside = np.arange(LANES) != lane
     np.testing.assert_array_equal(ledger.exits, np.where(inside, np.inf, 3))
     np.testing.assert_array_equal(ledger.causes, np.where(inside, INSIDE, LEFT_BALL))
-    np.testing.assert_allclose(ledger.kept[..., lane], gram_of(previous)[..., lane], rtol=1e-14)
-    assert not ledger.kept[..., inside].any()
+    np.testing.assert_allclose(ledger.at_exit[..., lane], gram_of(previous)[..., lane], rtol=1e-14)
+    assert not ledger.at_exit[..., inside].any()
 
 
 def test_an_exit_below_the_overflow_keeps_its_own_value():
-    """|V| of 1e119 is a value, of 1e121 an artefact of the step."""
+    """|V| of 1e119 is recorded; 1e121 is an artefact of the step, and the path keeps the value before."""
     assert OVERFLOW_RADIUS == 1e120
     sizes = np.where(np.arange(LANES) % 2, 1e119, 1e121) ** 0.5
     factor, previous = factors(sizes), factors(np.full(LANES, 3.0))
     ledger = check(factor, 1e100, previous)
     expected = np.where(np.arange(LANES) % 2, gram_of(factor), gram_of(previous))
-    np.testing.assert_allclose(ledger.kept, expected, rtol=1e-14)
+    np.testing.assert_allclose(ledger.at_exit, expected, rtol=1e-14)
     assert (ledger.causes == LEFT_BALL).all()
 
 
 def test_a_path_leaves_once():
-    """Later steps, further out or back inside, change neither its exit nor what is kept."""
+    """Later steps, farther out or back inside, change neither its exit nor its value."""
     sizes = np.array([1.0, 4.0] * 4)
     ledger, radius = ledger_of(), 9.0
     for step, factor in enumerate((factors(sizes), factors(np.full(LANES, 8.0)), factors(np.full(LANES, 0.1)))):
         check_factor(factor, factor, step, radius, ledger)
     np.testing.assert_array_equal(ledger.exits, [1, 0] * 4)
     expected = gram_of(factors(np.array([8.0, 4.0] * 4)))
-    np.testing.assert_allclose(ledger.kept, expected, rtol=1e-14)
+    np.testing.assert_allclose(ledger.at_exit, expected, rtol=1e-14)
 
 
 @pytest.mark.parametrize("lane", range(LANES))
@@ -351,21 +350,14 @@ def test_the_cone_is_left_lane_by_lane(lane):
     others = np.arange(LANES) != lane
     np.testing.assert_array_equal(ledger.exits, np.where(others, np.inf, 4))
     np.testing.assert_array_equal(ledger.causes, np.where(others, INSIDE, LEFT_CONE))
-    np.testing.assert_array_equal(ledger.kept[..., lane], ledger.before[..., lane])
-    assert not ledger.kept[..., others].any()
+    np.testing.assert_array_equal(ledger.at_exit[..., lane], ledger.before[..., lane])
+    assert not ledger.at_exit[..., others].any()
     ledger = ledger_of(factors(), factors() / 2)
     check_ball(2, 1e-9, ledger)
-    kept = ledger.kept.copy()
+    before = ledger.at_exit.copy()
     check_cone(2, failed, ledger)
     assert (ledger.causes == LEFT_BALL).all()
-    np.testing.assert_array_equal(ledger.kept, kept)
-
-
-def test_keep_before_copies_now():
-    ledger = ledger_of(factors(), factors() / 2)
-    keep_previous(ledger)
-    np.testing.assert_array_equal(ledger.before, gram_of(factors()))
-    np.testing.assert_array_equal(ledger.now, gram_of(factors()))
+    np.testing.assert_array_equal(ledger.at_exit, before)
 
 
 @pytest.mark.parametrize("points", [[], [0], [3], [0, 2, 5], [2, 2, 2, 7], [1, 1, 4, 4]])
@@ -376,8 +368,8 @@ def test_first_at_is_numpys_search(points):
 
 
 @pytest.mark.parametrize("replicas", [1, 3, LANES])
-def test_what_is_asked_for_is_written_and_what_has_left_is_held(replicas):
-    """Lane k leaves at step k: before, the value of the step, from then on what was kept; no more lanes than asked."""
+def test_write_repeats_the_value_at_the_exit(replicas):
+    """Lane k leaves at step k; later points repeat its value at the exit, and only `replicas` lanes are written."""
     points = np.array([0, 2, 2, 5, 9])
     memory = np.full((replicas + 1, 5, 2, 2), np.nan)
     covariance = memory[:replicas]
@@ -385,7 +377,7 @@ def test_what_is_asked_for_is_written_and_what_has_left_is_held(replicas):
     for step in range(7):
         ledger.now[:] = gram_of(factors()) * (1 + step)
         record_exit(step, step, LEFT_BALL, ledger.now, ledger)
-        write(points, step, record_of(covariance), ledger)
+        write(points, step, arrays_of(covariance), ledger)
     for lane in range(replicas):
         for k, point in enumerate(points[:4]):
             exit_step = lane if lane < 7 else np.inf
@@ -395,12 +387,12 @@ def test_what_is_asked_for_is_written_and_what_has_left_is_held(replicas):
     assert np.isnan(memory[replicas]).all()
 
 
-def test_the_factors_gram_matrix_is_written_where_it_is_asked_for():
-    """And nowhere else: at other steps the ledger's V is not even formed."""
+def test_write_factor_forms_v_only_at_recorded_points():
+    """At other steps the ledger's V is not formed."""
     points, covariance, ledger = np.array([1, 4]), np.full((LANES, 2, 2, 2), np.nan), ledger_of()
     record_exit(3, 0, LEFT_BALL, np.full((2, 2, LANES), 7.0), ledger)
     for step in range(4):
-        write_factor(factors() * (1 + step), points, step, record_of(covariance), ledger)
+        write_factor(factors() * (1 + step), points, step, arrays_of(covariance), ledger)
     expected = np.moveaxis(4 * gram_of(factors()), -1, 0)
     expected[3] = 7
     np.testing.assert_allclose(covariance[:, 0], expected, rtol=1e-14)

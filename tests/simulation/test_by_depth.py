@@ -1,4 +1,4 @@
-"""Curves by depth: mean and band of correlations and sizes, from results as `simulate` gives them."""
+"""Plots by depth: mean and band of correlations and sizes, from datasets like those of `simulate`."""
 
 import numpy as np
 import pytest
@@ -52,19 +52,19 @@ def ax():
 
 
 def band(axes, which=0):
-    """Lower and upper edge of a filled band."""
+    """Return lower and upper edge of a filled band."""
     points = axes.collections[which].get_paths()[0].vertices
     at = np.unique(points[:, 0])
     return np.array([[points[points[:, 0] == x, 1].min(), points[points[:, 0] == x, 1].max()] for x in at]).T
 
 
 def means(axes):
-    """Without the edges of bands, which have no label."""
+    """Return the lines of means; the edges of bands have no label."""
     return [line for line in axes.lines if not line.get_label().startswith("_")]
 
 
 def by_loops(dataset, of):
-    """Means and quantiles of `of(V)` one matrix at a time."""
+    """Compute means and quantiles of `of(V)` one matrix at a time."""
     v = dataset["covariance"].values
     rows = [np.concatenate([of(one) for one in v[:, k]]) for k in range(v.shape[1])]
     return [np.mean(row) for row in rows], [np.quantile(row, [0.05, 0.95]) for row in rows]
@@ -83,7 +83,7 @@ def test_correlation_is_mean_and_band_over_samples_and_pairs(chain, ax):
     mean, edges = by_loops(chain, pairs_of)
     np.testing.assert_allclose(means(ax)[0].get_ydata(), mean, rtol=1e-12)
     np.testing.assert_allclose(band(ax), np.transpose(edges), rtol=1e-12)
-    assert not np.allclose(by_loops(chain, signs_lost)[0], mean, atol=0.01)  # |ρ| would be seen
+    assert not np.allclose(by_loops(chain, signs_lost)[0], mean, atol=0.01)  # the wrong twin, |ρ|
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("layer", "correlation of two tokens")
     assert ax.get_legend() is None
 
@@ -95,7 +95,7 @@ def test_spread_is_mean_and_band_over_samples_of_the_mean_size(chain, ax):
     np.testing.assert_allclose(band(ax), np.transpose(edges), rtol=1e-12)
     assert not np.allclose(
         np.transpose(by_loops(chain, np.diag)[1]), band(ax), rtol=0.01
-    )  # a band over tokens would be
+    )  # the wrong twin, a band over tokens
     assert ax.get_yscale() == "linear"
 
 
@@ -105,7 +105,7 @@ def test_explosions_are_drawn_on_a_logarithmic_axis(chain, ax):
     assert ax.get_yscale() == "log"
 
 
-def test_pairs_give_the_curves_of_covariances(chain, ax):
+def test_pairs_have_the_curves_of_covariances(chain, ax):
     v = chain["covariance"].values
     first, second = np.triu_indices(TOKENS, 1)
     pairs = xr.Dataset(
@@ -117,8 +117,8 @@ def test_pairs_give_the_curves_of_covariances(chain, ax):
     )
     for draw in (lf.plot.correlation, lf.plot.spread):
         draw({"V": chain, "pairs": pairs}, ax=ax)
-        whole, kept = means(ax)[-2:]
-        np.testing.assert_allclose(kept.get_ydata(), whole.get_ydata(), rtol=1e-12)
+        whole, of_pairs = means(ax)[-2:]
+        np.testing.assert_allclose(of_pairs.get_ydata(), whole.get_ydata(), rtol=1e-12)
 
 
 def test_a_chain_beside_a_limit_is_drawn_over_its_time(chain, limit, ax):
@@ -132,7 +132,7 @@ def test_a_chain_beside_a_limit_is_drawn_over_its_time(chain, limit, ax):
     assert network.get_color() != sde.get_color()
 
 
-def test_a_list_is_labelled_by_what_its_results_describe(chain, limit, ax):
+def test_a_list_is_labelled_by_descriptions(chain, limit, ax):
     lf.plot.correlation([chain, limit], ax=ax)
     lf.plot.correlation([chain, chain], ax=ax)
     assert [line.get_label() for line in means(ax)] == ["chain", "limit", "chain 1", "chain 2"]
@@ -144,7 +144,7 @@ def test_overlaps_are_the_correlations_on_the_sphere(sphere, ax):
     assert ax.get_xlabel() == "time, layers/layers_per_unit_time"
 
 
-def test_without_axes_there_is_a_figure_of_the_house(chain):
+def test_plots_without_axes_make_a_figure_in_house_style(chain):
     before = set(pyplot.get_fignums())
     axes = lf.plot.spread(chain)
     try:
@@ -154,26 +154,26 @@ def test_without_axes_there_is_a_figure_of_the_house(chain):
         pyplot.close(axes.figure)
 
 
-def refused(draw, results, says, ax):
-    with pytest.raises(lf.InputError, match=says):
+def refused(draw, results, message, ax):
+    with pytest.raises(lf.InputError, match=message):
         draw(results, ax=ax)
     assert not ax.has_data()
 
 
-def test_what_cannot_be_drawn_is_one_line(chain, limit, sphere, ax):
+def test_plots_refuse_other_data_in_one_line(chain, limit, sphere, ax):
     curves = lf.plot.correlation
-    refused(curves, 3, "dict or list of such; got int", ax)
-    refused(curves, "run.nc", "dict or list of such; got str", ax)
+    refused(curves, 3, "dict or list of results; got int", ax)
+    refused(curves, "run.nc", "dict or list of results; got str", ax)
     with pytest.raises(lf.InputError, match=r"ax must be Axes of matplotlib, or None; got 3\."):
         lf.plot.spread(chain, ax=3)
     refused(curves, [], "got none", ax)
     refused(curves, {"a": chain["covariance"]}, "got one of DataArray", ax)
     counts = sphere.rename(overlap="clusters")
     refused(
-        curves, counts, "got a result with clusters. Nearest: what lf.simulate returns, on the sphere with keep=", ax
+        curves, counts, "got a result with clusters. Nearest: a result of lf.simulate, on the sphere with keep=", ax
     )
     refused(curves, [chain, sphere], "do not share an axis: layer and layers/layers_per_unit_time", ax)
-    refused(curves, [chain.drop_attrs(), limit], "do not say its model's width", ax)
+    refused(curves, [chain.drop_attrs(), limit], "lack its model's width", ax)
     refused(curves, chain.isel(token=[0], token_=[0]), "two tokens; got 40 samples, 0 pairs", ax)
     refused(curves, chain.isel(sample=[]), "need a sample", ax)
     refused(curves, chain.isel(depth=[]), "has no points", ax)

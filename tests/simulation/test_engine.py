@@ -1,4 +1,4 @@
-"""`simulate`: one seed gives one set of bits, refusals in one line, Ctrl-C keeps what is finished."""
+"""`simulate`: one seed gives one set of bits, errors are one line, Ctrl-C keeps the finished replicas."""
 
 import json
 import re
@@ -58,7 +58,7 @@ VARIABLES = ("covariance", "exit", "exit_cause")
 
 
 def start_for(model):
-    """Three tokens, or as many directions as the width has."""
+    """A start of three tokens, with no more directions than the width of the model."""
     x = np.random.default_rng(0).standard_normal((3, 2))
     return x @ x.T if model is POST else START
 
@@ -105,7 +105,7 @@ def test_replicas_and_seeds_differ(model, options):
 
 @every_simulation
 def test_the_first_record_is_the_start(model, options):
-    """To rounding; and every value is finite and symmetric."""
+    """They agree to rounding, and every value is finite and symmetric."""
     v = run(model, **options)["covariance"].values
     np.testing.assert_allclose(v[:, 0], np.broadcast_to(start_for(model), v[:, 0].shape), rtol=1e-13, atol=1e-14)
     assert np.isfinite(v).all()
@@ -131,7 +131,7 @@ def test_recorded_times_are_slices_of_the_full_record(record, step):
 
 @pytest.mark.parametrize("step", ["factor", "euler-maruyama"])
 def test_two_times_of_one_step_hold_its_covariance(step):
-    """Times are rounded to the nearest step: 0.101 and 0.102 are step 5, and what comes after is not lost."""
+    """Times are rounded to the nearest step: 0.101 and 0.102 are step 5; later times are recorded too."""
     settings = {"dt": 0.02, "step": step}
     part, full = (run(limit(MODEL), record=times, **settings) for times in ([0.101, 0.102, 0.2], None))
     np.testing.assert_array_equal(part["covariance"].values, full["covariance"].values[:, [5, 5, 10]])
@@ -151,7 +151,7 @@ def test_the_step_is_shortened_to_meet_the_horizon():
 
 
 @every_simulation
-def test_the_attributes_tell_how_to_repeat_it(model, options):
+def test_attributes_suffice_to_repeat_a_run(model, options):
     data = run(model, samples=3, radius=50.0, **options)
     assert data.attrs["model"] == to_json(model)
     assert json.loads(data.attrs["model"])["kind"] == type(model).__name__
@@ -162,8 +162,8 @@ def test_the_attributes_tell_how_to_repeat_it(model, options):
 
 
 @every_simulation
-def test_a_result_can_be_repeated_from_itself_alone(model, options, tmp_path):
-    """Saved and loaded: model, start, seed, recorded points and step are all in the file."""
+def test_a_saved_result_can_be_repeated(model, options, tmp_path):
+    """A saved file has the model, start, seed, recorded points and step."""
     data = load(save(run(model, samples=3, **options), tmp_path / "a.nc"))
     start = Start(covariance=data["start_covariance"].values)
     settings = {name: data.attrs[name] for name in ("seed", "samples", "radius")}
@@ -173,7 +173,7 @@ def test_a_result_can_be_repeated_from_itself_alone(model, options, tmp_path):
     assert_same_bits(again, data)
 
 
-def test_the_means_of_a_start_are_kept_too():
+def test_results_have_the_means_of_the_start():
     start = from_text("a b a", width=9)
     np.testing.assert_array_equal(simulate(MODEL, start, samples=2, seed=0)["start_means"], start.means)
 
@@ -234,11 +234,9 @@ def test_arguments_that_cannot_be_used(settings, message):
         ({"record": [-1, 2]}, "Layers to record must lie in 0 … 12; got [-1  2]."),
         ({"record": [2, 13]}, "Layers to record must lie in 0 … 12; got [ 2 13]."),
         ({"record": [np.inf]}, "Layers to record must"),
-        ({"dt": 0.1}, "A chain has no option dt; it has radius, gradients, keep, pairs, dtype."),
-        (
-            {"step": "factor", "dt": 0.1},
-            "A chain has no option dt, step; it has radius, gradients, keep, pairs, dtype.",
-        ),
+        ({"dt": 0.1}, "A chain has no option dt; it has keep, pairs, dtype, radius, gradients."),
+        ({"step": "factor", "dt": 0.1}, "A chain has no option dt, step; it has keep"),
+        ({"gradients": 1}, "gradients must be True or False; got 1."),
     ],
 )
 def test_records_and_options_that_a_chain_refuses(settings, message):
@@ -257,7 +255,7 @@ def test_records_and_options_that_a_chain_refuses(settings, message):
         ({"dt": np.inf}, "dt must be finite; got inf."),
         ({"dt": np.nan}, "dt must be finite; got nan."),
         ({"step": "heun"}, 'step must be "factor" or "euler-maruyama"; got \'heun\'.'),
-        ({"steps": 3}, "A limit has no option steps; it has radius, dt, step, keep, pairs, dtype."),
+        ({"steps": 3}, "A limit has no option steps; it has keep, pairs, dtype, radius, dt, step."),
     ],
 )
 def test_records_and_options_that_a_limit_refuses(settings, message):
@@ -283,14 +281,14 @@ def test_a_start_with_more_directions_than_the_width_is_refused():
 
 
 def test_known_means_take_one_of_the_directions():
-    """Tokens of a wider network: three directions and the known mean are four, more than 3."""
+    """Three directions of tokens and the known mean are four directions, more than the width 3."""
     start = from_tokens(np.random.default_rng(0).standard_normal((3, 50)))
     narrow = Transformer(width=3, depth=3, gamma=0.5, feedforward=ReLU(), norm="pre")
     refuses("more than width=3 has", model=narrow, start=start)
 
 
 def test_a_record_that_does_not_fit_the_memory_is_refused(monkeypatch):
-    """20 samples, 13 layers, 9 doubles, how each ended, coordinates: 19,076 bytes, three quarters of what is free."""
+    """20 samples of 13 layers, with exits and coordinates, take 19,076 bytes, three quarters of the free memory."""
     monkeypatch.setattr(memory, "available_memory", lambda: 25_435)
     assert run().sizes["depth"] == 13
     monkeypatch.setattr(memory, "available_memory", lambda: 25_434)
@@ -315,13 +313,13 @@ def test_the_memory_that_is_needed_and_free_is_named(monkeypatch):
     ids=["chain", "limit"],
 )
 def test_a_list_of_layers_or_times_that_does_not_fit_the_memory_is_refused(model, options):
-    """Petabytes for the list alone: refused before it is made, with its size."""
-    says = (
+    """The list itself would take petabytes; the message states its size."""
+    message = (
         "Nearest:"
         if options
         else "The list of all 1,000,000,000,000,001 depths takes 7,450,580.6 GiB, more than is free."
     )
-    refuses(says, model=model, samples=1, **options)
+    refuses(message, model=model, samples=1, **options)
 
 
 def test_a_step_below_the_smallest_double_is_refused():
@@ -334,7 +332,7 @@ def test_available_memory_is_some_of_this_machines():
 
 
 GIB = 2**30
-GROUPS = {  # the files of a control group of 8 GiB with 3 GiB in use, 1 GiB of it files that may go
+GROUPS = {  # files of a control group of 8 GiB with 3 GiB in use, of which 1 GiB can be reclaimed
     "version 2": {"memory.max": 8 * GIB, "memory.current": 3 * GIB, "memory.stat": f"anon 5\ninactive_file {GIB}\n"},
     "version 1": {
         "memory/memory.limit_in_bytes": 8 * GIB,
@@ -366,8 +364,8 @@ def test_a_container_without_a_limit_has_the_memory_of_the_system(monkeypatch, t
 
 @pytest.mark.parametrize("threads", [1, 2])
 @every_simulation
-def test_ctrl_c_keeps_what_is_finished(monkeypatch, model, options, threads):
-    """At least the two chunks that were seen, whole chunks from the first on, with an unbroken run's bits."""
+def test_ctrl_c_keeps_finished_replicas(monkeypatch, model, options, threads):
+    """It keeps whole chunks from the first on, at least two, with the bits of an unbroken run."""
     whole = run(model, samples=40, **options)
     monkeypatch.setattr(replicas, "wait", InterruptAfter(2))
     slow_down(monkeypatch, model)
@@ -384,7 +382,7 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch, model, options, threads):
 
 
 def slow_down(monkeypatch, model):
-    """Make chunks of the prepared process slow, so that Ctrl-C comes before the last of them has begun."""
+    """Slow down the chunks of the prepared process, so that Ctrl-C comes before the last has begun."""
     process = engine.process_of(model, start_for(model), None, {})
     kind = type(process.prepare(0))
     quick = kind.run
@@ -398,7 +396,7 @@ def slow_down(monkeypatch, model):
 
 @pytest.mark.parametrize(("chunks", "finished"), [((), 0), ((0, 14), 7), ((7, 14), 0), ((0, 7, 21), 14)])
 def test_chunks_that_finish_out_of_order_are_cut_to_a_prefix(monkeypatch, chunks, finished):
-    """Nothing at all may be finished; a chunk after one that is missing does not count."""
+    """No chunk may be finished; a chunk after a missing one does not count."""
     whole = run(samples=25)
     monkeypatch.setattr(replicas, "ThreadPoolExecutor", pool_that_runs(*chunks))
     monkeypatch.setattr(replicas, "wait", interrupt)
@@ -408,8 +406,8 @@ def test_chunks_that_finish_out_of_order_are_cut_to_a_prefix(monkeypatch, chunks
     assert caught.value.partial.sizes["sample"] == finished
 
 
-def test_ctrl_c_while_the_last_chunk_runs_is_not_lost(monkeypatch):
-    """Whoever pressed it wants the program to stop, not the next simulation."""
+def test_ctrl_c_while_the_last_chunk_runs_is_raised(monkeypatch):
+    """The run raises although all replicas are finished: the user wants the program to stop."""
     monkeypatch.setattr(replicas, "ThreadPoolExecutor", pool_that_runs(0, 7))
     monkeypatch.setattr(replicas, "wait", interrupt)
     with pytest.raises(Interrupted) as caught:
@@ -437,7 +435,7 @@ def test_slices_hold_every_replica_once_and_in_order(first, samples, chunk):
 @pytest.mark.parametrize("samples", [1, 7, 8, 9, 1000, 100_003])
 @pytest.mark.parametrize("seconds", [0.0, 1e-7, 1e-3, 1e3])
 def test_trials_and_the_parts_after_them_hold_every_replica_once(monkeypatch, samples, threads, seconds):
-    """However long a replica takes; all parts begin and end on whole batches, but for the last."""
+    """It holds for any time per replica; all parts but the last begin and end on whole batches."""
     clock, ran = SimpleNamespace(now=10.0), []
 
     def run_parts(run, parts, threads, show):
@@ -464,8 +462,8 @@ def assert_whole(parts, samples):
     assert all((part.stop - part.start) % LANES == 0 for part in parts[:-1])
 
 
-def test_no_more_parts_wait_than_threads_will_soon_take(monkeypatch):
-    """Of all that wait the thread that shows progress looks at each, each time: at hours of parts, nothing else."""
+def test_few_parts_wait_at_a_time(monkeypatch):
+    """The progress thread polls every waiting part; with hours of parts it would do nothing else."""
     waiting, wait = [], replicas.wait
 
     def counted(pending, **options):
@@ -478,7 +476,7 @@ def test_no_more_parts_wait_than_threads_will_soon_take(monkeypatch):
         lambda part, watch: ran.append(part), replicas.slices(0, 100, 1), 2, lambda done: None
     )
     assert not interrupted
-    assert whole == 0  # nobody counted any
+    assert whole == 0  # the watches were not used
     assert sorted(part.start for part in ran) == list(range(100))
     assert max(waiting) == 8
 
@@ -490,7 +488,7 @@ def test_announcements_come_after_a_second(capsys):
 
 
 def test_announcements_do_not_come_before_a_second(capsys):
-    """Nor afterwards: the timer is cancelled, also where the block fails."""
+    """The timer is cancelled at the end of the block, also if it fails."""
     with pytest.raises(ZeroDivisionError), progress.notice_if_slow("Compiling"):
         raise ZeroDivisionError
     with progress.notice_if_slow("Compiling"):
@@ -500,46 +498,40 @@ def test_announcements_do_not_come_before_a_second(capsys):
 
 
 def bars_of(monkeypatch, patience, **settings):
-    """The bar of one run, and whether it showed; `PATIENCE` seconds are `patience` here."""
-    made = []
-    make = engine.bar
-
-    def remember(*arguments):
-        made.append(make(*arguments))
-        return made[-1]
-
-    monkeypatch.setattr(engine, "bar", remember)
+    """Return the bars of one run, with `patience` for `PATIENCE`."""
+    bars, make = [], engine.progress_bar
+    monkeypatch.setattr(engine, "progress_bar", lambda *arguments: bars.append(make(*arguments)) or bars[-1])
     monkeypatch.setattr(progress, "PATIENCE", patience)
     run(samples=10, chunk=7, **settings)
-    return made
+    return bars
 
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Standard error passes for one."""
+    """Let standard error count as a terminal."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
 
 
-def test_where_there_is_no_terminal_a_bar_writes_nothing_for_a_minute(monkeypatch, capsys):
+def test_progress_without_terminal_writes_nothing_for_a_minute(monkeypatch, capsys):
     assert not bars_of(monkeypatch, 0.0)[0].visible
     assert capsys.readouterr() == ("", "")
 
 
-def test_and_then_a_line_a_minute(monkeypatch, capsys):
-    """With the time that is left, from what was done since it began; in a process that shows nothing, none."""
+def test_progress_without_terminal_prints_once_a_minute(monkeypatch, capsys):
+    """Lines have the time left; with infinite `PATIENCE`, as in worker processes, none is printed."""
     clock = iter([100.0, 100.5, 130.0, 161.0, 170.0, 222.0, 500.0])
     monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    shown = progress.progress_bar("chain samples", 10_000)
+    bar = progress.progress_bar("chain samples", 10_000)
     for done in (4000, 4100.5, 5000.25, 5100, 9000):
-        progress.advance(shown, done)
+        progress.advance(bar, done)
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         "chain samples: 5,000 of 10,000, about 5 min left",
         "chain samples: 9,000 of 10,000, about 24 s left",
     ]
     monkeypatch.setattr(progress, "PATIENCE", np.inf)
-    progress.advance(shown, 9500)
+    progress.advance(bar, 9500)
     assert capsys.readouterr() == ("", "")
 
 
@@ -553,23 +545,23 @@ def test_the_bar_shows_only_after_a_while(monkeypatch, capsys, terminal):
     assert "━" in err
 
 
-def test_without_progress_there_is_no_bar(monkeypatch, capsys):
+def test_progress_false_shows_no_bar(monkeypatch, capsys):
     assert bars_of(monkeypatch, 0.0, progress=False) == []
     assert capsys.readouterr() == ("", "")
 
 
 def test_the_bar_never_counts_more_than_there_is(monkeypatch, capsys, terminal):
     """Ten samples in chunks of seven are 7 and then 10, not 14."""
-    shown = bars_of(monkeypatch, 0.0)[0]
-    assert shown.progress.tasks[0].completed == 10
+    bar = bars_of(monkeypatch, 0.0)[0]
+    assert bar.progress.tasks[0].completed == 10
 
 
 def test_the_bar_is_closed_on_ctrl_c(monkeypatch, terminal):
-    made, make = [], engine.bar
-    monkeypatch.setattr(engine, "bar", lambda *arguments: made.append(make(*arguments)) or made[-1])
+    bars, make = [], engine.progress_bar
+    monkeypatch.setattr(engine, "progress_bar", lambda *arguments: bars.append(make(*arguments)) or bars[-1])
     monkeypatch.setattr(progress, "PATIENCE", 0.0)
     monkeypatch.setattr(replicas, "wait", InterruptAfter(1))
     with pytest.raises(Interrupted):
         run(samples=10, chunk=7)
-    assert made[0].visible
-    assert not made[0].progress.live.is_started
+    assert bars[0].visible
+    assert not bars[0].progress.live.is_started

@@ -1,4 +1,4 @@
-"""Outputs given V: against read-outs of the network itself, and against the moments of a mixture of Gaussians."""
+"""Outputs given V, against read-outs of drawn networks and against the moments of a mixture of Gaussians."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def paths():
 
 @torch.no_grad()
 def network_outputs(model, samples, units, seed):
-    """X W_out/√n of drawn networks: (samples, tokens, units)."""
+    """Compute X W_out/√n of drawn networks: (samples, tokens, units)."""
     generator = torch.Generator().manual_seed(seed)
     x = TokenLaw(lf.from_covariance(V2), model).tokens(samples, generator)
     layer = Layer(model, (samples,)).double()
@@ -37,7 +37,7 @@ def network_outputs(model, samples, units, seed):
 
 
 def statistics(y):
-    """Of outputs (samples, 2, units): each, products between tokens and between units, and a length."""
+    """Return statistics of outputs (samples, 2, units): entries, products of tokens and of units, and a length."""
     return {
         "one": y[:, 0, 0],
         "other": y[:, 1, 1],
@@ -48,7 +48,7 @@ def statistics(y):
 
 
 def test_outputs_have_the_law_of_the_networks_read_out(paths):
-    """The chain's are exact at width 8. Gaussian outputs with the mean of V, and read-outs of the start, are not."""
+    """The chain is exact at width 8. Wrong twins: Gaussian outputs with the mean of V, and outputs of the start."""
     found = lf.outputs(paths, units=UNITS, seed=1).values
     real = network_outputs(MODEL, SAMPLES, UNITS, seed=2)
     mean = paths.assign(covariance=paths["covariance"] * 0 + paths["covariance"].mean("sample"))
@@ -59,7 +59,7 @@ def test_outputs_have_the_law_of_the_networks_read_out(paths):
 
 
 def test_units_of_one_sample_share_their_covariance(paths):
-    """Given V they are independent, E x²x′² = E V²; without V in common it would be (E V)²."""
+    """Given V they are independent, E x²x′² = E V²; without a common V it would be (E V)²."""
     y = lf.outputs(paths, units=16, seed=3).values[:, 0]
     v = paths["covariance"].values[:, -1, 0, 0]
     per_sample = (y[:, :8] ** 2 * y[:, 8:] ** 2).mean(1) - v**2  # mean 0 given V
@@ -69,7 +69,7 @@ def test_units_of_one_sample_share_their_covariance(paths):
 
 
 def test_fourth_moment_is_that_of_a_mixture(paths):
-    """E x⁴ = 3 E V², given the samples of V; 3 (E V)², of a Gaussian, is refused."""
+    """E x⁴ = 3 E V², given the samples of V; 3 (E V)², of a Gaussian, is rejected."""
     y = lf.outputs(paths, units=64, seed=5).values[:, 1]
     v = paths["covariance"].values[:, -1, 1, 1]
     per_sample = (y**4).mean(1) - 3 * v**2  # mean 0 given V
@@ -78,7 +78,7 @@ def test_fourth_moment_is_that_of_a_mixture(paths):
     assert 3 * (v**2).mean() - 3 * v.mean() ** 2 > 8 * error
 
 
-def test_at_the_start_they_are_gaussian(paths):
+def test_outputs_of_the_start_are_gaussian(paths):
     y = lf.outputs(paths, units=4, seed=5, at=0.0).values
     whitened = np.linalg.solve(np.linalg.cholesky(V2), y).ravel()
     assert ks_2samp(whitened, np.random.default_rng(0).standard_normal(200_000)).pvalue > 1e-4
@@ -86,7 +86,7 @@ def test_at_the_start_they_are_gaussian(paths):
 
 
 def test_a_sample_has_its_own_numbers(paths):
-    """Whatever the samples beside it; another seed, another read-out."""
+    """They depend on its index and the seed only."""
     all_, few = (lf.outputs(part, units=3, seed=2).values for part in (paths, paths.isel(sample=slice(0, 11))))
     np.testing.assert_array_equal(all_[:11], few)
     assert np.abs(all_ - lf.outputs(paths, units=3, seed=3).values).min() > 0
@@ -94,7 +94,7 @@ def test_a_sample_has_its_own_numbers(paths):
 
 
 def test_repeated_tokens_have_one_output():
-    """A singular V: token 2 is token 0, up to a rounding of the larger numbers."""
+    """V is singular: token 2 equals token 0, up to rounding."""
     start = V2[np.ix_([0, 1, 0], [0, 1, 0])]
     paths = lf.simulate(MODEL, start, samples=50, seed=1, record=[6])
     y = lf.outputs(paths, units=2, seed=2).values

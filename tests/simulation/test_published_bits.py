@@ -1,11 +1,11 @@
-"""Numbers of a few small results of every kind, as they were before parts of one's own came in; `published_bits`."""
+"""A few small results of every kind have the numbers of earlier versions (`published_bits`)."""
 
 import pytest
 
 from published_bits import numbers_of, results
 
 # Mean, and mean of the cosines, of all entries; to the last digits these depend on the processor.
-KEPT = {
+PUBLISHED = {
     "shaped": (0.418652438867891, 0.7265073874333349),
     "attention alone": (0.408261728517068, 0.7518565957960313),
     "ReLU alone": (0.5373761557045168, 0.7363865467840398),
@@ -27,8 +27,8 @@ KEPT = {
 
 
 def test_the_same_seed_gives_the_same_numbers():
-    """A draw more, or another order of them, changes the second digit."""
+    """One more draw, or another order of draws, changes the second digit."""
     found = {name: numbers_of(arrays) for name, arrays in results()}
-    assert set(found) == set(KEPT)
+    assert set(found) == set(PUBLISHED)
     for name, numbers in found.items():
-        assert numbers == pytest.approx(KEPT[name], rel=1e-9), name
+        assert numbers == pytest.approx(PUBLISHED[name], rel=1e-9), name

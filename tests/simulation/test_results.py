@@ -1,4 +1,4 @@
-"""Datasets: saved whole or not at all, and the same bits when they come back."""
+"""Datasets are saved whole or not at all, and loaded with the same bits."""
 
 import errno
 import json
@@ -26,7 +26,7 @@ def start(labels):
 
 
 def dataset(seed=0, axis="depth", labels=("grüße", "你好!")):
-    """Not a simulation's: numbers of every magnitude, infinite exits, texts that are not ASCII."""
+    """A synthetic dataset: numbers of every magnitude, infinite exits, texts that are not ASCII."""
     rng = np.random.default_rng(seed)
     factors = rng.standard_normal(SHAPE) * 10.0 ** rng.integers(-150, 150, (3, 4, 1, 1))
     points = np.array([0, 1, 5, 70_000]) if axis == "depth" else np.array([0.0, 0.1, 1 / 3, 2.0])
@@ -42,7 +42,7 @@ def dataset(seed=0, axis="depth", labels=("grüße", "你好!")):
 
 
 def assert_bit_equal(one, other):
-    """Values, dims, coordinates and attributes; and bits, where -0.0 == 0.0 would do."""
+    """Compare values, dims, coordinates and attributes, and the bits, as -0.0 == 0.0."""
     xr.testing.assert_identical(one, other)
     for name, variable in one.data_vars.items():
         assert other[name].dtype == variable.dtype
@@ -76,7 +76,7 @@ def test_dtypes_come_back(tmp_path, ending):
 @pytest.mark.parametrize("seed", [2**31, 2**40 + 1, 2**63 - 1])
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_every_seed_can_be_saved(tmp_path, ending, seed):
-    """NetCDF has no 64-bit attributes; the provenance must name the seed all the same."""
+    """NetCDF has no 64-bit attributes; the seed must be saved anyway."""
     loaded = load(save(dataset().assign_attrs(seed=seed), tmp_path / f"a{ending}"))
     assert int(loaded.attrs["seed"]) == seed
 
@@ -118,8 +118,8 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path, ending):
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_folder_of_somebody_else_is_not_deleted(tmp_path, ending):
-    """A NetCDF file does not take the place of a folder, nor a store that of a folder that is no store."""
+def test_a_foreign_folder_is_not_deleted(tmp_path, ending):
+    """A NetCDF file does not replace a folder, nor a store a folder that is not a store."""
     path = tmp_path / f"a{ending}"
     path.mkdir()
     (path / "thesis.tex").write_text("years of work")
@@ -138,7 +138,7 @@ def test_a_store_does_not_replace_a_file(tmp_path):
 
 
 def fail_half_way(error):
-    """A writer that leaves something behind and then fails."""
+    """Return a writer that leaves half a file and then fails."""
 
     def write(self, path, *arguments, **settings):
         path.write_bytes(b"half")
@@ -213,7 +213,7 @@ def test_folders_of_something_else_are_refused(tmp_path, ending):
 
 @pytest.mark.parametrize("kept", [3, 4, 8, 30, 100, 400, 900, -8])
 def test_a_file_that_was_cut_is_refused(tmp_path, kept):
-    """An interrupted copy, cut in the magic number, the header or the data."""
+    """The copy is cut in the magic number, the header or the data."""
     path = save(dataset(), tmp_path / "a.nc")
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(InputError, match=re.escape(f"{path} is not a file that limitformer saved")):
@@ -221,7 +221,7 @@ def test_a_file_that_was_cut_is_refused(tmp_path, kept):
 
 
 def junk(path, rng):
-    """Noise, noise behind a header's first bytes, or a result of which three bytes of the header are others."""
+    """Yield noise, noise behind a header's first bytes, or a result with three changed bytes in its header."""
     whole = path.read_bytes()
     for k in range(150):
         content = bytearray(whole)
@@ -236,25 +236,25 @@ def junk(path, rng):
 
 
 def test_junk_is_refused_in_one_line(tmp_path):
-    """Or it is read, where a byte of a name or a number is another; most of it cannot be."""
-    path, said = save(dataset(), tmp_path / "a.nc"), []
+    """A file with one changed byte in a name or a number can be read; most others cannot."""
+    path, messages = save(dataset(), tmp_path / "a.nc"), []
     for content in junk(path, np.random.default_rng(0)):
         (tmp_path / "b.nc").write_bytes(content)
         try:
             load(tmp_path / "b.nc")
         except InputError as error:
-            said.append(str(error))
-    assert len(said) > 100
-    assert all("\n" not in line and len(line) < 500 for line in said)
+            messages.append(str(error))
+    assert len(messages) > 100
+    assert all("\n" not in line and len(line) < 500 for line in messages)
 
 
 @pytest.mark.parametrize(
-    "given", [None, 3, b"a.nc", "a\0.nc", "s3://bucket/a.nc", "x" * 300 + ".nc", "y" * 300 + "/a.zarr"]
+    "path", [None, 3, b"a.nc", "a\0.nc", "s3://bucket/a.nc", "x" * 300 + ".nc", "y" * 300 + "/a.zarr"]
 )
-def test_what_is_no_path_is_refused(given):
+def test_invalid_paths_are_refused(path):
     for call in (load, lambda path: save(dataset(), path)):
         with pytest.raises(InputError, match=r"^[^\n]+$"):
-            call(given)
+            call(path)
 
 
 @pytest.mark.parametrize(
@@ -268,25 +268,25 @@ def test_what_is_no_path_is_refused(given):
         (".nc", {"variable": [object(), 1]}),
     ],
 )
-def test_what_a_format_has_no_place_for_is_refused(tmp_path, ending, what):
-    """And what lay there stays."""
+def test_data_that_a_format_cannot_store_are_refused(tmp_path, ending, what):
+    """The existing file stays."""
     path = save(dataset(), tmp_path / f"a{ending}")
     data = dataset().assign_attrs(what if "attribute" in what else {})
     data = data.assign(strange=("two", np.array(what["variable"]))) if "variable" in what else data
-    with pytest.raises(InputError, match=rf"^a\{ending} has no place for some of the data: [^\n]+$"):
+    with pytest.raises(InputError, match=rf"^a\{ending} cannot store some of the data: [^\n]+$"):
         save(data, path)
     assert names(tmp_path) == [path.name]
     assert set(load(path)) == set(dataset())
 
 
-def test_what_is_no_dataset_is_refused(tmp_path):
+def test_save_refuses_a_dataarray(tmp_path):
     with pytest.raises(InputError, match=r"^A Dataset can be saved; got DataArray"):
         save(dataset()["exit"], tmp_path / "a.nc")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"zarr_format": 2, "shape": [3]}', None])
 def test_a_store_that_has_lost_a_variable_is_damaged(tmp_path, content):
-    """Zarr itself leaves out what it cannot read."""
+    """Zarr itself skips variables that it cannot read."""
     path = save(dataset(), tmp_path / "a.zarr")
     about = path / "exit" / ".zarray"
     about.unlink() if content is None else about.write_text(content)
@@ -295,7 +295,7 @@ def test_a_store_that_has_lost_a_variable_is_damaged(tmp_path, content):
 
 
 def test_a_name_of_an_unknown_encoding_is_refused(tmp_path):
-    """What netCDF's reader raises is then no error of files."""
+    """The NetCDF reader then raises a LookupError."""
     path = save(dataset(), tmp_path / "a.nc")
     path.write_bytes(path.read_bytes().replace(b"utf-8", b"ut2-8"))
     with pytest.raises(InputError, match=r"a\.nc is not a file that limitformer saved: unknown encoding: ut2-8\.$"):
@@ -313,7 +313,7 @@ def test_a_file_that_claims_more_than_the_memory_is_refused(tmp_path):
         load(path)
 
 
-def test_the_dataset_says_what_it_is():
+def test_the_dataset_has_units_and_version():
     data = dataset(axis="time")
     assert data["covariance"].dims == ("sample", "time", "token", "token_")
     assert data["covariance"].attrs["units"] == "1"
@@ -324,7 +324,7 @@ def test_the_dataset_says_what_it_is():
     assert np.datetime64(data.attrs["created"][:19]) <= np.datetime64("now")
 
 
-def plain_dataset(v, points):
+def covariances_at(v, points):
     none = np.zeros(1)
     return covariance_dataset(
         v, none, none.astype(np.int8), axis="depth", points=np.array(points), start=start(None), provenance={}
@@ -333,10 +333,7 @@ def plain_dataset(v, points):
 
 def test_correlation_divides_by_both_deviations():
     v = np.array([[[[4.0, 1.0], [1.0, 0.25]], [[1.0, -0.3], [-0.3, 9.0]]]])
-    empty = np.zeros(1)
-    data = covariance_dataset(
-        v, empty, empty.astype(np.int8), axis="depth", points=[0, 2], start=start(None), provenance={}
-    )
+    data = covariances_at(v, [0, 2])
     rho = correlation(data)
     np.testing.assert_allclose(rho.values, [[[[1, 1], [1, 1]], [[1, -0.1], [-0.1, 1]]]], rtol=1e-15)
     assert rho.dims == data["covariance"].dims
@@ -346,10 +343,6 @@ def test_correlation_divides_by_both_deviations():
 
 @pytest.mark.parametrize("scale", [1e-150, 1e150])
 def test_correlation_does_not_leave_the_range_of_doubles(scale):
-    """Variances of 1e-300 and 1e300, whose product is neither."""
+    """The product of two variances of 1e-300 or 1e300 is not a double."""
     v = scale**2 * np.array([[[[4.0, 1.0], [1.0, 1.0]]]])
-    empty = np.zeros(1)
-    data = covariance_dataset(
-        v, empty, empty.astype(np.int8), axis="depth", points=[0], start=start(None), provenance={}
-    )
-    np.testing.assert_allclose(correlation(data).values[0, 0], [[1, 0.5], [0.5, 1]], rtol=1e-14)
+    np.testing.assert_allclose(correlation(covariances_at(v, [0])).values[0, 0], [[1, 0.5], [0.5, 1]], rtol=1e-14)

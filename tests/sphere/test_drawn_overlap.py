@@ -1,5 +1,5 @@
-"""The diffusion of two tokens with drawn queries, heads or a causal mask: its averages against attention written out,
-the theorem on antipodes, lifetimes against simulation."""
+"""The diffusion of two tokens with drawn queries, heads or a causal mask: its averages, the theorem
+on antipodes, and lifetimes, against attention by its definition and simulation."""
 
 from math import asin, exp, inf, pi
 
@@ -9,7 +9,7 @@ from scipy.integrate import quad
 from scipy.special import beta as euler_beta
 
 import limitformer as lf
-from limitformer.sphere.overlap.drawn import Drawn, at_antipodes, both_at_once, x_first
+from limitformer.sphere.overlap.drawn import DrawnAttention, at_antipodes, both_at_once, x_first
 from limitformer.sphere.overlap.position import at_overlap
 from sphere_naive import tokens_at
 from statistics_checks import STANDARD_ERRORS, assert_same_law, standard_errors
@@ -37,7 +37,7 @@ def drawn_bilinear(model, samples, seed):
 
 
 def products(x, model, bilinear):
-    """(N₁ + N₂, κ) (samples, 2) of two tokens or clusters with attention written out."""
+    """Return N₁ + N₂ and κ (samples, 2) of two tokens or clusters, from attention by its definition."""
     logits = model.beta * x @ bilinear @ x.T
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     if model.mask == "causal":
@@ -48,7 +48,7 @@ def products(x, model, bilinear):
 
 
 def coefficients(sums, kappa, z, model):
-    """Drift and variance of z from N₁ + N₂ and κ [CT, eq. 23], which are linear in them."""
+    """Return drift and variance of z from N₁ + N₂ and κ, in which they are linear (`overlap.motion`)."""
     drift = (1 - model.dim) / 2 * z * sums + (z * z + model.dim - 2) * kappa
     return model.sigma**2 * np.stack([drift, (1 - z * z) * (sums - 2 * z * kappa)], -1)
 
@@ -63,22 +63,21 @@ MODELS = [
 
 
 @pytest.mark.parametrize(("dim", "tau", "head_dim", "clusters", "mask"), MODELS)
-def test_averages_are_those_of_attention_written_out(dim, tau, head_dim, clusters, mask):
+def test_averages_equal_means_over_drawn_attention(dim, tau, head_dim, clusters, mask):
     model, other = (
         stochastic(sum(clusters), dim, tau=tau * factor, head_dim=head_dim, mask=mask, sigma=1.3) for factor in (1, 1.3)
     )
     bilinear, errors, wrong = drawn_bilinear(model, SAMPLES, seed=dim), [], []
     for z in OVERLAPS:
         x = np.repeat(pair_at(z, dim), clusters, axis=0)
-        found = coefficients(*products(x, model, bilinear).T, z, model)
-        errors.append(standard_errors(found, both_coefficients(model, clusters, z)))
-        wrong.append(standard_errors(found, both_coefficients(other, clusters, z)))
+        moments = coefficients(*products(x, model, bilinear).T, z, model)
+        errors.append(standard_errors(moments, both_coefficients(model, clusters, z)))
+        wrong.append(standard_errors(moments, both_coefficients(other, clusters, z)))
     assert np.abs(errors).max() < STANDARD_ERRORS
     assert np.abs(wrong).max() > STANDARD_ERRORS
 
 
 def both_coefficients(model, clusters, z):
-    """Drift and variance of z."""
     diffusion = lf.overlap(model, clusters)
     return np.array([float(diffusion.drift(z)), float(diffusion.diffusion(z)) ** 2])
 
@@ -101,7 +100,7 @@ def test_both_variables_agree(more):
     assert slope == pytest.approx(float(at), rel=1e-4)
 
 
-def test_the_limit_knows_the_averages_of_two_tokens():
+def test_limit_of_two_tokens_uses_the_averages():
     model = stochastic(2, 5, tau=2.0, head_dim=3, sigma=1.2)
     x = tokens_at(3, 2, 5)
     drawn = products(x, model, drawn_bilinear(model, SAMPLES, seed=1))
@@ -112,27 +111,27 @@ def test_the_limit_knows_the_averages_of_two_tokens():
     z = float(x[0] @ x[1])
     exact = np.array([sums, along / (model.dim - 2 + z * z)])
     assert np.abs(standard_errors(drawn, exact)).max() < STANDARD_ERRORS
-    with pytest.raises(lf.NoLimitError, match="known for two tokens"):
+    with pytest.raises(lf.NoLimitError, match="known only for two tokens"):
         lf.limit(stochastic(3, 5)).drift(tokens_at(3, 3, 5))
     with pytest.raises(lf.NoLimitError, match="attention is random"):
         lf.limit(model).attention(x)
 
 
-def test_heads_that_share_their_values_divide_the_averages():
-    """A is then the mean over heads: C/h and q̃/h in the place of C and q̃; those of one head are rejected."""
+def test_heads_with_shared_values_divide_the_averages():
+    """A is then the mean over heads: C/h and q̃/h replace C and q̃; those of one head (the wrong twin) fail."""
     z, heads, model = -0.4, 3, stochastic(2, 4, tau=2.0)
     rng, x = np.random.default_rng(2), pair_at(z, 4)
     logits = 2.0 * x @ rng.standard_normal((SAMPLES, heads, 4, 4)) @ x.T
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     a = (weights / weights.sum(-1, keepdims=True) @ x).mean(1)
-    found = np.stack([(a**2).sum((1, 2)), (a[:, 0] * a[:, 1]).sum(1)], 1)
-    c, bend = (float(value) for value in Drawn(model.logit_scale)(at_overlap(z)))
+    squares = np.stack([(a**2).sum((1, 2)), (a[:, 0] * a[:, 1]).sum(1)], 1)
+    c, bend = (float(value) for value in DrawnAttention(model.logit_scale)(at_overlap(z)))
 
     def expected(n):
         return np.array([1 + z + (c + bend * (1 + z)) / n * (1 - z), (1 + z - c / n * (1 - z)) / 2])
 
-    assert np.abs(standard_errors(found, expected(heads))).max() < STANDARD_ERRORS
-    assert np.abs(standard_errors(found, expected(1))).max() > STANDARD_ERRORS
+    assert np.abs(standard_errors(squares, expected(heads))).max() < STANDARD_ERRORS
+    assert np.abs(standard_errors(squares, expected(1))).max() > STANDARD_ERRORS
 
 
 @pytest.mark.parametrize(("wide", "mean", "deviation"), [(5.0, 0.0, 7.0), (9.0, 0.7, 7.0), (30.0, -1.2, 12.0)])
@@ -142,8 +141,8 @@ def test_two_orders_of_integration_agree(wide, mean, deviation):
 
 
 @pytest.mark.parametrize("b", [0.05, 1.0, 4.0, 40.0])
-def test_tables_are_what_they_tabulate(b):
-    drawn = Drawn(b)
+def test_tables_equal_the_tabulated_averages(b):
+    drawn = DrawnAttention(b)
     for z in (-0.999, -0.4, 0.6, 0.99):
         c, bend = drawn(at_overlap(z))
         less, spread = (x_first if b > 9 else both_at_once)(b * (1 - z), 0.0, b * (1 - z * z) ** 0.5)
@@ -158,21 +157,21 @@ def gaussian_mean(function):
 
 
 @pytest.mark.parametrize("b", [1e-3, 0.3, 1.0, 1.75, 3.0, 10.0, 100.0])
-def test_at_antipodes_the_averages_are_plain_integrals(b):
+def test_averages_at_antipodes_equal_quadrature(b):
     m, q = at_antipodes(b)
     assert m == pytest.approx(gaussian_mean(lambda s: np.tanh(b * s) ** 2), rel=1e-8)
     assert q == pytest.approx(b * b * gaussian_mean(lambda s: np.cosh(min(abs(b * s), 300.0)) ** -4), rel=1e-6)
 
 
 @pytest.mark.parametrize("head_dim", [None, 1, 6])
-def test_theorem_no_antipodes_from_dimension_four_on(head_dim):
+def test_antipodes_never_attract_from_dimension_four_on(head_dim):
     for b in np.geomspace(1e-3, 1e5, 25 if head_dim is None else 7):
         m, q = at_antipodes(float(b), head_dim)
         assert 1 + q > 3 * m
 
 
 def test_both_halves_of_the_proof_are_needed_and_hold():
-    """1 + q − 3m ≥ 1 − 2c², and ≥ 2√2 c − 2, c = E s tanh(bs): each fails to be positive somewhere."""
+    """1 + q − 3m ≥ 1 − 2c² and ≥ 2√2 c − 2, c = E s tanh(bs); each bound alone is negative somewhere."""
     signs = []
     for b in (0.2, 1.0, 1.75, 5.0, 50.0):
         m, q = at_antipodes(b)
@@ -196,7 +195,7 @@ def test_both_halves_of_the_proof_are_needed_and_hold():
         (7, 9.0, "non-attracting", inf),
     ],
 )
-def test_antipodes_attract_in_two_and_three_dimensions_alone(dim, b, kind, critical):
+def test_antipodes_attract_only_in_two_and_three_dimensions(dim, b, kind, critical):
     diffusion = lf.overlap(stochastic(2, dim, tau=b))
     assert diffusion.boundaries.minus.kind == kind
     assert diffusion.boundaries.plus.kind == "attracting"
@@ -212,14 +211,17 @@ def test_rate_at_antipodes_is_that_of_a_linearised_simulation(dim, b, rate):
     diffusion = lf.overlap(stochastic(2, dim, tau=b))
     exact = float(diffusion.artanh_drift(-300.0))
     assert exact == pytest.approx(rate, abs=1e-3)
-    found = linearised_rates(dim, b, layers=500, per_unit=300, samples=6000, seed=4)
-    assert abs(found.mean() - exact) < STANDARD_ERRORS * found.std() / len(found) ** 0.5 + 3e-3
+    rates = linearised_rates(dim, b, layers=500, per_unit=300, samples=6000, seed=4)
+    assert abs(rates.mean() - exact) < STANDARD_ERRORS * rates.std() / len(rates) ** 0.5 + 3e-3
     colder = float(lf.overlap(stochastic(2, dim, tau=0.5 * b)).artanh_drift(-300.0))
-    assert abs(found.mean() - colder) > STANDARD_ERRORS * found.std() / len(found) ** 0.5 + 3e-3
+    assert abs(rates.mean() - colder) > STANDARD_ERRORS * rates.std() / len(rates) ** 0.5 + 3e-3
 
 
 def linearised_rates(dim, b, layers, per_unit, samples, seed):
-    """d log|D|/dt (samples,) of D = X¹ + X² to first order: A(x) + A(−x + D) = D + b(1 − tanh²(b xᵀGx)) (DᵀGx) x."""
+    """Return d log|D|/dt (samples,) of D = X¹ + X² to first order.
+
+    A(x) + A(−x + D) = D + b(1 − tanh²(b xᵀGx)) (DᵀGx) x.
+    """
     rng = np.random.default_rng(seed)
     x = np.tile(np.eye(dim)[0], (samples, 1))
     d = np.tile(np.eye(dim)[1], (samples, 1))
@@ -234,12 +236,12 @@ def linearised_rates(dim, b, layers, per_unit, samples, seed):
 
 
 def each_times(matrices, vectors):
-    """Of many small ones, in half the time that `@` takes."""
+    """Multiply many small matrices and vectors in half the time of `@`."""
     return np.einsum("sij,sj->si", matrices, vectors)
 
 
 def step(x, d, t, of_sum, v, per_unit):
-    """Move the pair in place; log of how much longer D is."""
+    """Move the pair in place; return the logarithm of the growth of D."""
     c = per_unit**-0.5
     y = x + c * t * each_times(v, x)
     e = d + c * each_times(v, of_sum)
@@ -262,8 +264,8 @@ def test_lifetime_of_antipodes_behind_a_causal_mask(beta, lifetime):
     assert diffusion.antipodal_probability(start=-1.0) == 0
 
 
-def test_tokens_part_in_the_mean_time_that_the_integral_gives():
-    """6.77 at β = 1 against paths; the 4.12 of two tokens and one without a mask is rejected."""
+def test_mean_time_from_antipodes_equals_the_integral():
+    """It is 6.77 at β = 1 behind a mask; the 4.12 of two tokens and one without a mask is rejected."""
     model = stochastic(2, 4, query_key=None, mask="causal")
     times = first_passages(model, 0.9, horizon=40.0)
     error = times.std() / len(times) ** 0.5
@@ -273,7 +275,7 @@ def test_tokens_part_in_the_mean_time_that_the_integral_gives():
 
 
 def first_passages(model, target, horizon):
-    """Times at which replicas from −1 first are above the target; those that never are count to the horizon."""
+    """Return the first times above the target from −1; a replica that never arrives counts to the horizon."""
     paths = lf.simulate(
         lf.limit(model),
         -1.0,
@@ -290,12 +292,12 @@ def first_passages(model, target, horizon):
 
 @pytest.mark.parametrize(("dim", "target"), [(2, 0.0), (4, 0.9), (7, -0.3)])
 def test_lifetime_behind_a_causal_mask_has_its_leading_constant(dim, target):
-    found = [
+    ratios = [
         diffusion.mean_hitting_time(target, start=-1.0) / diffusion.lifetime_asymptote(target)
         for beta in (10.0, 20.0, 60.0)
         for diffusion in [lf.overlap(stochastic(2, dim, beta=beta, query_key=None, mask="causal", sigma=0.8))]
     ]
-    assert abs(found[-1] - 1) < min(1e-3, abs(found[0] - 1) + 1e-6)
+    assert abs(ratios[-1] - 1) < min(1e-3, abs(ratios[0] - 1) + 1e-6)
     by_hand = (pi / 2 + asin(target)) * euler_beta(0.5, (dim - 1) / 2) / 8**0.5 * exp(20) / 0.64
     assert lf.overlap(stochastic(2, dim, beta=10.0, query_key=None, mask="causal", sigma=0.8)).lifetime_asymptote(
         target
@@ -303,7 +305,7 @@ def test_lifetime_behind_a_causal_mask_has_its_leading_constant(dim, target):
 
 
 def test_probability_in_three_dimensions_against_simulated_tokens():
-    """P(antipodal) against paths of the limit, by coordinates too; that of fixed queries is rejected."""
+    """P(antipodal) of the limit, also in coordinates; the probability of fixed queries is rejected."""
     for tau, method in ((1.0, "coordinates"), (2.0, "overlap"), (4.0, "overlap")):
         model = stochastic(2, 3, tau=tau)
         exact = float(lf.overlap(model).antipodal_probability(start=0.0))
@@ -315,8 +317,8 @@ def test_probability_in_three_dimensions_against_simulated_tokens():
 
 
 @pytest.mark.parametrize(("dim", "layers", "horizon", "start"), [(3, 4, 5.0, 0.0), (5, 40, 1.0, -0.99)])
-def test_steps_of_the_limit_average_what_a_layer_draws(dim, layers, horizon, start):
-    """At b = 12 a layer is far from the limit for all L that are not much above b²; the limit's steps are not."""
+def test_steps_of_the_limit_average_the_drawn_attention(dim, layers, horizon, start):
+    """At b = 12 a layer is far from the limit unless L is much larger than b²; steps of the limit are not."""
     model = stochastic(2, dim, tau=12.0, layers_per_unit_time=layers)
     law = lf.overlap(model).density([horizon], start=start)
     share = np.heaviside(-law.artanh_overlap.values, 0.5)  # of a cell that lies below 0
@@ -329,7 +331,7 @@ def test_steps_of_the_limit_average_what_a_layer_draws(dim, layers, horizon, sta
 
 
 def test_two_routes_of_the_limit_agree():
-    """Averaged attention, against attention drawn in steps that resolve it."""
+    """Averaged attention against attention drawn in steps that resolve it."""
     model = stochastic(2, 3, tau=3.0, head_dim=4)
     options = {"samples": 4000, "horizon": 1.5, "record": [1.5], "progress": False}
     averaged, drawn = (
@@ -343,17 +345,17 @@ def test_two_routes_of_the_limit_agree():
 @pytest.mark.parametrize(
     ("fields", "clusters", "says"),
     [
-        ({"attention": "unnormalized"}, None, "softmax attention alone"),
+        ({"attention": "unnormalized"}, None, "softmax attention only"),
         ({"mask": "causal", "tokens": 3}, (2, 1), "Behind a causal mask"),
     ],
 )
-def test_what_has_no_diffusion_is_refused(fields, clusters, says):
+def test_overlap_refuses_models_without_known_coefficients(fields, clusters, says):
     with pytest.raises(lf.NoLimitError, match=says):
         lf.overlap(stochastic(**fields), clusters)
 
 
-def test_lifetimes_that_do_not_grow_have_no_asymptote():
+def test_lifetime_asymptote_refuses_lifetimes_that_do_not_grow():
     with pytest.raises(lf.InputError, match="drawn queries"):
         lf.overlap(stochastic(3, 4), (2, 1)).lifetime_asymptote(0.5)
-    with pytest.raises(lf.InputError, match="beta > 0 alone"):
+    with pytest.raises(lf.InputError, match="only for beta > 0"):
         lf.overlap(stochastic(2, 4, beta=-2.0, query_key=None, mask="causal")).lifetime_asymptote(0.5)

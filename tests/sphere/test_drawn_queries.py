@@ -1,4 +1,4 @@
-"""Drawn queries and keys, heads and causal masks: chains have the law of layers written with n × n loops of our own."""
+"""Drawn queries and keys, heads and causal masks: chains have the law of layers by n × n loops."""
 
 from dataclasses import replace
 from functools import cache
@@ -46,7 +46,7 @@ CASES = {
 
 
 def naive_queries(model, rng, samples):
-    """QᵀK (samples, dim, dim) of one head."""
+    """Return QᵀK (samples, dim, dim) of one head."""
     if model.query_key is None:
         return np.eye(model.dim)
     if model.head_dim is None:
@@ -56,7 +56,7 @@ def naive_queries(model, rng, samples):
 
 
 def naive_attention(x, model, bilinear, shift=0):
-    """A(Xⁱ) (samples, N, d), token by token; `shift` moves the mask."""
+    """Return A(Xⁱ) (samples, N, d), token by token; `shift` moves the mask."""
     out = np.empty_like(x)
     for i in range(model.tokens):
         seen = min(i + 1 + shift, model.tokens) if model.mask == "causal" else model.tokens
@@ -69,7 +69,7 @@ def naive_attention(x, model, bilinear, shift=0):
 
 
 def naive_run(model, start, samples, seed, *, shared_values=False, shift=0):
-    """Tokens (samples, N, d) after LAYERS layers: every matrix drawn in full."""
+    """Return tokens (samples, N, d) after LAYERS layers with every matrix drawn in full."""
     rng = np.random.default_rng(seed)
     x = np.broadcast_to(start, (samples, *start.shape)).copy()
     for _ in range(LAYERS):
@@ -83,7 +83,7 @@ def naive_run(model, start, samples, seed, *, shared_values=False, shift=0):
 
 
 def statistics(overlaps):
-    """What is compared: all pairs, their mean and their largest."""
+    """Return the overlaps of all pairs, their mean and their maximum."""
     named = {f"pair {k}": overlaps[:, k] for k in range(overlaps.shape[1])}
     return named | {"mean": overlaps.mean(1), "largest": overlaps.max(1)}
 
@@ -121,19 +121,19 @@ def test_chains_have_the_law_of_layers_with_every_matrix_drawn(name):
         assert_same_law(by_chain(model, methods[0]), reference(name), by_chain(wrong, methods_of(wrong, "gaussian")[0]))
 
 
-def test_heads_have_values_of_their_own():
+def test_heads_have_separate_values():
     model = CASES["4 in 3, heads"][0]
     shared = naive_run(model, start_of(model), SAMPLES, seed=3, shared_values=True)
     assert_same_law(by_chain(model, "coordinates"), reference("4 in 3, heads"), statistics(overlaps_of(shared)))
 
 
-def test_a_token_behind_a_causal_mask_sees_itself():
+def test_causal_mask_includes_the_token_itself():
     model = CASES["4 in 5, causal"][0]
     off_by_one = naive_run(model, start_of(model), SAMPLES, seed=3, shift=1)
     assert_same_law(by_chain(model, "gram"), reference("4 in 5, causal"), statistics(overlaps_of(off_by_one)))
 
 
-def test_what_comes_later_changes_nothing_behind_a_causal_mask():
+def test_later_tokens_change_nothing_behind_a_causal_mask():
     options = {"samples": 50, "seed": 1, "horizon": 2.0, "method": "coordinates", "progress": False, "pairs": [(0, 1)]}
     start = tokens_at(9, 5, 3)
     other = np.concatenate([start[:3], -start[3:]])
@@ -146,7 +146,7 @@ def test_what_comes_later_changes_nothing_behind_a_causal_mask():
 
 @pytest.mark.parametrize("method", ["overlap", "gram", "coordinates"])
 def test_gaps_at_antipodes_keep_their_digits(method):
-    """In dimension 3 antipodes attract: log(1 + z) falls at its exact rate, far below what coordinates can tell."""
+    """In dimension 3 antipodes attract: log(1 + z) falls at its exact rate, far below the resolution of coordinates."""
     model = lf.StochasticTransformer(tokens=2, dim=3, beta=1.0, layers_per_unit_time=200, query_key="gaussian", tau=2.0)
     paths = lf.simulate(model, -1 + 2e-16, samples=400, seed=2, horizon=8.0, method=method, progress=False)
     logs = np.log(paths.gap.values)
@@ -170,8 +170,8 @@ def test_identical_and_antipodal_tokens_stay_unless_a_mask_parts_them():
         assert (causal.gap.values[:, 1:] > 0).all()
 
 
-def test_the_limit_takes_the_mean_over_heads_and_draws():
-    """However many heads, the limit is that of one: only the mean of ⟨Aⁱ, Aʲ⟩ survives."""
+def test_limit_averages_over_heads_and_draws():
+    """The limit does not depend on the number of heads."""
     model = lf.StochasticTransformer(tokens=2, dim=4, beta=2.0, layers_per_unit_time=1, query_key="gaussian")
     joined = lf.StochasticTransformer(tokens=2, dim=4, beta=2.0, layers_per_unit_time=1, query_key="gaussian", heads=5)
     options = {"samples": 6000, "horizon": 1.0, "progress": False, "method": "gram"}
@@ -184,10 +184,10 @@ def test_the_limit_takes_the_mean_over_heads_and_draws():
     assert_same_law(one, five, chain)
 
 
-def test_records_of_older_models_are_as_they_were():
-    plain = stochastic(2, 4)
-    assert "tau" not in to_json(plain)
-    assert from_json(to_json(plain)) == plain
+def test_json_of_models_without_drawn_queries_has_no_new_fields():
+    fixed = stochastic(2, 4)
+    assert "tau" not in to_json(fixed)
+    assert from_json(to_json(fixed)) == fixed
     model = CASES["3 in 4, heads, rows, causal"][0]
     assert from_json(to_json(model)) == model
 
@@ -216,7 +216,7 @@ def test_bad_input_is_one_line(fields, says):
 
 @pytest.mark.parametrize("head_dim", [None, 9, 30])
 def test_without_normalisation_the_step_follows_the_mean_square_of_the_weights(head_dim):
-    """E w² of a logit with itself, each matrix drawn in full, against the largest weight of the rate."""
+    """E w² for the logit of a token with itself, each matrix drawn in full, equals the weight in the rate."""
     model = stochastic(2, 4, tau=0.4, attention="unnormalized", query_key="gaussian", head_dim=head_dim)
     rng, shape = np.random.default_rng(3), (200_000, head_dim or 1)
     product = (rng.standard_normal(shape) * rng.standard_normal(shape)).sum(1) / shape[1] ** 0.5

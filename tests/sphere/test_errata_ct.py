@@ -41,7 +41,7 @@ def test_hybrid_scale_density_has_2y():
 
 
 def test_hybrid_asymptotics_are_those_of_2y():
-    """s(1 − δ) ~ δ^(−3/2 + e^{−β}/ε²), the exponent that the paper goes on with."""
+    """s(1 − δ) ~ δ^(−3/2 + e^{−β}/ε²), the exponent that the paper uses later."""
     beta, epsilon = 0.7, 0.9
     stated = -1.5 + np.exp(-beta) / epsilon**2
 
@@ -107,7 +107,7 @@ def interpolate(grid: np.ndarray, t: float, layers_per_unit_time: int, factor: f
 
 
 def test_interpolation_meets_the_next_layer():
-    """Just before layer n + 1 the interpolation has to be there already."""
+    """Just before layer n + 1 the interpolation is already at that layer."""
     grid, per_unit_time = np.array([0.3, -1.1, 2.0]), 8
     before = 2 / per_unit_time - 1e-12
     assert interpolate(grid, before, per_unit_time, factor=per_unit_time) == pytest.approx(grid[2], abs=1e-9)
@@ -167,7 +167,7 @@ def test_the_exponent_at_an_end_comes_from_one_minus_y_squared(end, dim, beta):
         return 2 * (dim - 2) * np.exp(beta * (1 + y)) / (np.exp(2 * beta) + np.exp(2 * beta * y))
 
     def growth(divisor) -> float:
-        """Of the integral from ε to ε/10 of the distance from the end, per unit of |log ε|."""
+        """Return the integral from ε to ε/10 of the distance from the end, per unit of |log ε|."""
         points = np.sort(end * (1 - np.array([1e-6, 1e-7])))
         return quad(lambda y: psi(y) / divisor(y), *points)[0] / np.log(10)
 
@@ -191,7 +191,7 @@ def skewed(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def signs(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """The same with third moment 0."""
+    """Return bounded values with mean 0, variance 1 and third moment 0."""
     return rng.choice([-1.0, 1.0], shape)
 
 
@@ -237,9 +237,9 @@ def test_the_drift_of_the_linearisation_is_summed_with_a_factor_t():
     """|Σ g_k/L|² ≤ (T/L) Σ|g_k|² for TL terms (Cauchy-Schwarz, attained for equal ones); printed: (1/L) Σ|g_k|²."""
     horizon, layers = 5, 40
     g = np.ones(horizon * layers)
-    left, right = (g.sum() / layers) ** 2, (g**2).sum() / layers
-    assert left == pytest.approx(horizon * right)
-    assert left > right
+    squared_sum, right = (g.sum() / layers) ** 2, (g**2).sum() / layers
+    assert squared_sum == pytest.approx(horizon * right)
+    assert squared_sum > right
 
 
 def test_convergence_of_paths_needs_the_supremum_inside_the_expectation(apart):
@@ -296,8 +296,8 @@ def test_tokens_that_start_antipodal_or_together_stay(dim, beta):
     assert moved[-0.9] > 0.01
 
 
-def test_what_c4_proves_is_proposition_1():
-    """The ends that attract change places at ε² = 2e^{−β}, Proposition 1; so our docstrings call it."""
+def test_appendix_c4_proves_proposition_1():
+    """The attracting ends change places at ε² = 2e^{−β}, Proposition 1; the docstrings cite it so."""
     beta = 0.7
     for epsilon, plus_attracts in (
         (0.99 * np.sqrt(2 * np.exp(-beta)), True),

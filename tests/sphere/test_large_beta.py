@@ -1,4 +1,4 @@
-"""The theorems of docs/large-beta.md: tokens at β = ∞ by plain products of random matrices, and what follows."""
+"""The theorems of docs/large-beta.md: tokens at β = ∞ by products of random matrices, and their consequences."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def model_of(tokens, beta, dim=4, layers=25):
 
 
 def products(dim, layers, time, samples, seed):
-    """Φ (samples, d, d): products of I + G/√L, G of standard normals; divided by their size now and then."""
+    """Return Φ (samples, d, d), products of I + G/√L with standard normal G, rescaled now and then."""
     rng = np.random.default_rng(seed)
     total = np.broadcast_to(np.eye(dim), (samples, dim, dim)).copy()
     for _ in range(round(time * layers)):
@@ -32,35 +32,35 @@ def test_attention_is_the_identity_up_to_the_root_of_beta():
     """|Aⁱ − Xⁱ| ≤ (N − 1)/√(eβ) everywhere; at the worst distance it falls like β^{−1/2} and not like 1/β."""
     worst = {}
     for beta in (4.0, 40.0, 600.0):
-        found = []
+        distances = []
         for r in np.linspace(0.1, 4, 200) / np.sqrt(beta):
             angle = 2 * np.arcsin(min(r / 2, 1))
             x = np.array([[1.0, 0, 0], *[[np.cos(angle), np.sin(angle), 0]] * 3])
-            found.append(np.abs(np.linalg.norm(naive_attention(x, model_of(4, beta, 3)) - x, axis=1)).max())
+            distances.append(np.abs(np.linalg.norm(naive_attention(x, model_of(4, beta, 3)) - x, axis=1)).max())
         for x in (tokens_at(k, 4, 3) for k in range(200)):
-            found.append(np.linalg.norm(naive_attention(x, model_of(4, beta, 3)) - x, axis=1).max())
-        worst[beta] = max(found) * np.sqrt(beta)
+            distances.append(np.linalg.norm(naive_attention(x, model_of(4, beta, 3)) - x, axis=1).max())
+        worst[beta] = max(distances) * np.sqrt(beta)
     assert max(worst.values()) < 3 / np.sqrt(np.e)
     assert worst[600.0] == pytest.approx(worst[40.0], rel=0.02)
     assert worst[600.0] > 0.5
 
 
 def test_layers_tend_to_those_of_infinite_beta():
-    """With the same values: β E|X − X^∞|² is bounded at t = 1, from uniform starts; E|X − X^∞|² itself falls."""
+    """β E|X − X^∞|² is bounded at t = 1 for equal values from uniform starts, and E|X − X^∞|² falls."""
     rng, layers, samples = np.random.default_rng(3), 50, 2000
     start = normalised(rng.standard_normal((samples, 3, 3)))
     values = rng.standard_normal((layers, samples, 3, 3))
     free = start
     for v in values:
         free = normalised(free + free @ np.swapaxes(v, -1, -2) / layers**0.5)
-    found = {}
+    distances = {}
     for beta in (6.0, 60.0, 600.0):
         x, model = start, model_of(3, beta, 3, layers)
         for v in values:
             x = naive_layer(x, model, v)
-        found[beta] = ((x - free) ** 2).sum(-1).mean()
-    assert found[600.0] < found[60.0] / 3 < found[6.0] / 9
-    assert max(beta * square for beta, square in found.items()) < 40
+        distances[beta] = ((x - free) ** 2).sum(-1).mean()
+    assert distances[600.0] < distances[60.0] / 3 < distances[6.0] / 9
+    assert max(beta * square for beta, square in distances.items()) < 40
 
 
 # Products of random matrices.
@@ -68,7 +68,7 @@ def test_layers_tend_to_those_of_infinite_beta():
 
 @pytest.mark.parametrize(("dim", "layers"), [(2, 4), (4, 1), (4, 100)])
 def test_the_second_direction_falls_behind_by_a_random_walk(dim, layers):
-    """log|η| falls by −E log sin∠(My, Mη̂) a layer, > 0; in the limit σ² a unit of time, and not (d − 1)σ²/2."""
+    """log|η| falls by −E log sin∠(My, Mη̂) > 0 per layer; in the limit σ² per unit of time, not (d − 1)σ²/2."""
     rng, time = np.random.default_rng(5), 12 if layers > 1 else 60
     step, one, n = layers**-0.5, np.eye(dim), 400_000
     y, x = (one[k] + step * rng.standard_normal((n, dim)) for k in (0, 1))
@@ -94,12 +94,12 @@ def test_the_second_direction_falls_behind_by_a_random_walk(dim, layers):
 
 @pytest.fixture(scope="module")
 def ends():
-    """Φ at t = 30, d = 3, so that its second direction is far behind."""
+    """Return Φ at t = 30, d = 3, so that its second direction is far behind."""
     return products(3, 25, 30.0, 4000, 7)
 
 
-def test_tokens_take_the_side_that_one_random_direction_says(ends):
-    """Φx/|Φx| = ± one direction, the sign that of ⟨v, x⟩, for all tokens; v is uniform on the sphere."""
+def test_one_random_direction_decides_the_sides_of_all_tokens(ends):
+    """Φx/|Φx| = ± one direction with the sign of ⟨v, x⟩ for all tokens; v is uniform on the sphere."""
     _, scales, rows = np.linalg.svd(ends)
     assert np.median(scales[:, 1] / scales[:, 0]) < 1e-10
     v, x = rows[:, 0], tokens_at(4, 6, 3)
@@ -111,21 +111,21 @@ def test_tokens_take_the_side_that_one_random_direction_says(ends):
     assert kstest(np.abs(normalised(v * [1, 1, 2])[:, 2]), "uniform").pvalue < ALPHA
 
 
-def test_a_pair_parts_with_probability_angle_over_pi(ends):
-    """By the matrices and by the library's chain, from z = 0.3; (1 − z)/2 is rejected."""
+def test_pair_separates_with_probability_angle_over_pi(ends):
+    """The matrices and the library's chain agree from z = 0.3; (1 − z)/2 is rejected."""
     z = 0.3
     x = np.array([[1.0, 0, 0], [z, np.sqrt(1 - z * z), 0]])
-    plain = (overlaps_of(normalised(x @ np.swapaxes(ends, 1, 2)))[:, 0] < 0).mean()
+    share_by_matrices = (overlaps_of(normalised(x @ np.swapaxes(ends, 1, 2)))[:, 0] < 0).mean()
     ours = lf.simulate(model_of(2, 1e6), z, samples=8000, seed=1, horizon=30.0, record=[30.0], progress=False)
     chain = (ours["overlap"].values[:, 0, 0] < 0).mean()
     exact = np.arccos(z) / np.pi
-    for share, n in ((plain, len(ends)), (chain, 8000)):
+    for share, n in ((share_by_matrices, len(ends)), (chain, 8000)):
         error = np.sqrt(exact * (1 - exact) / n)
         assert abs(share - exact) < STANDARD_ERRORS * error
         assert abs(share - (1 - z) / 2) > STANDARD_ERRORS * error
 
 
-def test_three_tokens_stay_together_with_what_their_angles_leave():
+def test_three_tokens_stay_together_with_probability_from_their_angles():
     """P(one cluster) = 1 − (θ₁₂ + θ₁₃ + θ₂₃)/2π from any start."""
     x = tokens_at(12, 3, 4)
     angles = np.arccos(overlaps_of(x))
@@ -141,7 +141,7 @@ def test_three_tokens_stay_together_with_what_their_angles_leave():
 
 @pytest.mark.parametrize("values", ["gaussian", "rademacher"])
 def test_sides_are_fair_coins(values):
-    """Five tokens, β = 10⁶, whatever the law of the values; at β = 1 they are not."""
+    """Five tokens at β = 10⁶ for every law of the values; at β = 1 the sides are not fair coins."""
     for beta, fair in ((1e6, True), (1.0, False)):
         model = lf.StochasticTransformer(tokens=5, dim=4, beta=beta, layers_per_unit_time=25, values=values)
         ends = lf.simulate(
@@ -153,8 +153,8 @@ def test_sides_are_fair_coins(values):
         assert not fair or settled.mean() > 0.98
 
 
-def test_shares_of_coins_are_those_of_coins():
-    """Against every toss of six coins; they add up to 1 for any N."""
+def test_shares_of_coins_equal_enumeration():
+    """Enumeration of all tosses of six coins; the shares add up to 1 for any N."""
     tosses = (np.arange(2**6)[:, None] >> np.arange(6)) & 1
     smaller = np.minimum(tosses.sum(1), 6 - tosses.sum(1))
     np.testing.assert_allclose(coin_shares(6), np.bincount(smaller) / 2**6)
@@ -213,8 +213,8 @@ def test_many_coins_and_their_exponentials_are_erfcx():
 
     def off(n):
         rest = limiting_lifetimes(n, 4, 0.0)[n // 2] * 4 * n / (n * n - 1)  # pq/(p² − q²) = (N² − 1)/4N at q = N//2
-        found = still_apart(times * np.sqrt(n) / 4 * rest, coin_shares(n), limiting_lifetimes(n, 4, 0.0))
-        return np.abs(found - erfcx(times / np.sqrt(2)))
+        survival = still_apart(times * np.sqrt(n) / 4 * rest, coin_shares(n), limiting_lifetimes(n, 4, 0.0))
+        return np.abs(survival - erfcx(times / np.sqrt(2)))
 
     assert off(1001).max() < 1e-3
     assert off(1001).max() < off(101).max() / 3

@@ -1,4 +1,4 @@
-"""The theorems of docs/many-tokens.md: each step of their proofs by numbers, then the chain itself."""
+"""The theorems of docs/many-tokens.md: numerical checks of each step of their proofs, then the chain itself."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def model_of(tokens, beta, dim=4, layers=4, attention="softmax"):
 
 
 def at_rest(beta):
-    """Three tokens of the plane of which the first has A = 0."""
+    """Return three tokens in the plane of which the first has A = 0."""
     cosine = brentq(lambda c: np.exp(beta) + 2 * c * np.exp(beta * c), -1, -0.4)
     angle = np.arccos(cosine)
     return np.array([[1.0, 0.0], [np.cos(angle), np.sin(angle)], [np.cos(angle), -np.sin(angle)]])
@@ -39,8 +39,8 @@ def test_not_all_tokens_can_be_at_rest():
     assert np.abs(naive_attention(corners, model_of(3, 0.0, 2))).max() < 1e-15
 
 
-def test_a_layer_wakes_what_rests():
-    """A token with A = 0 is there, and after a layer its A is not 0."""
+def test_layer_moves_a_configuration_at_rest():
+    """A token starts with A = 0, and after one layer its A is not 0."""
     x, model = at_rest(0.2), model_of(3, 0.2, 2)
     a = naive_attention(x, model)
     assert np.abs(a[0]).max() < 1e-12
@@ -52,7 +52,7 @@ def test_a_layer_wakes_what_rests():
 
 
 def four_layers(x, model, seed):
-    """The values of Steps 2 and 3, one layer after the other; the last state (N, d)."""
+    """Apply the values of Steps 2 and 3, one layer after the other; return the last state (N, d)."""
     rng, d, large = np.random.default_rng(seed), model.dim, 1e9
     x = naive_layer(x, model, rng.standard_normal((d, d)))
     e, f, *_ = np.linalg.qr(rng.standard_normal((d, d)))[0].T
@@ -64,7 +64,7 @@ def four_layers(x, model, seed):
 
 @pytest.mark.parametrize("attention", ["softmax", "unnormalized"])
 def test_four_layers_may_lead_to_one_cluster(attention):
-    """From any start, one with a token at rest and antipodal clusters of two and one; equal ones have no way out."""
+    """Starts: any, one with a token at rest, and antipodal clusters of two and one; equal clusters cannot leave."""
     starts = [tokens_at(k, 5, 3) for k in range(40)]
     starts.append(np.pad(at_rest(0.2), ((0, 0), (0, 1))))
     starts.append(np.array([[1.0, 0, 0], [1.0, 0, 0], [-1.0, 0, 0]]))
@@ -89,8 +89,8 @@ def test_one_cluster_attracts_at_every_number_of_layers(dim, layers):
     start = normalised(np.eye(dim)[0] + 1e-6 * tokens_at(3, 3, dim))
     horizon = 20.0 if layers == 1 else 8.0
     options = {"samples": 3000, "seed": 2, "horizon": horizon, "record": [0.0, horizon], "progress": False}
-    found = lf.simulate(model_of(3, 1.0, dim, layers), start, **options)
-    logs = np.log(found["gap"].values[..., 0])
+    data = lf.simulate(model_of(3, 1.0, dim, layers), start, **options)
+    logs = np.log(data["gap"].values[..., 0])
     fall = (logs[:, 1] - logs[:, 0]) / (2 * layers * horizon)
     error = np.hypot(fall.std() / 3000**0.5, step.std() / n**0.5)
     assert abs(fall.mean() - step.mean()) < STANDARD_ERRORS * error
@@ -99,16 +99,16 @@ def test_one_cluster_attracts_at_every_number_of_layers(dim, layers):
 
 @pytest.mark.parametrize("layers", [1, 25])
 def test_an_odd_number_of_tokens_comes_together(layers):
-    """Three and five tokens at β = 1, also from antipodal clusters; of four a part stays in two and two."""
+    """Three and five tokens at β = 1, also from antipodal clusters; some replicas of four stay in two and two."""
     options = {"samples": 800, "seed": 4, "keep": "outcome", "tolerance": 0.01, "progress": False}
     horizon = 300.0 if layers == 1 else 100.0
-    left = {}
+    shares = {}
     for n in (3, 4, 5):
         start = None if n != 5 else np.array([[1.0, 0, 0]] * 3 + [[-1.0, 0, 0]] * 2)
-        found = lf.simulate(model_of(n, 1.0, 3, layers), start, horizon=horizon, record=[horizon], **options)
-        left[n] = (found["largest_cluster"].values[:, -1] < n).mean()
-    assert max(left[3], left[5]) < 0.006
-    assert left[4] > 0.02
+        data = lf.simulate(model_of(n, 1.0, 3, layers), start, horizon=horizon, record=[horizon], **options)
+        shares[n] = (data["largest_cluster"].values[:, -1] < n).mean()
+    assert max(shares[3], shares[5]) < 0.006
+    assert shares[4] > 0.02
 
 
 # Theorem 2, Proposition 3.
@@ -118,7 +118,7 @@ LATE = 20.0
 
 
 def mean_time(tokens, layers, samples, seed):
-    """Of tokens at β = ∞ in the plane: mean first time with all |z| ≥ 0.99, and its standard error."""
+    """Return the mean first time with all |z| ≥ 0.99 at β = ∞ in the plane, and its standard error."""
     rng = np.random.default_rng(seed)
     x = normalised(rng.standard_normal((samples, tokens, 2)))
     times = np.full(samples, LATE)
@@ -131,7 +131,7 @@ def mean_time(tokens, layers, samples, seed):
 
 
 def test_the_time_to_gather_grows_like_the_logarithm():
-    """From 20 to 400 tokens by log(20)/γ, γ = 1.10 at L = 25, d = 2; not by half or twice of it."""
+    """20 to 400 tokens: the time grows by log(20)/γ, γ = 1.10 at L = 25, d = 2; half or twice of it is rejected."""
     (few, error), (many, other) = mean_time(20, 25, 500, 1), mean_time(400, 25, 500, 2)
     error, growth = np.hypot(error, other), np.log(20) / 1.10
     assert abs(many - few - growth) < STANDARD_ERRORS * error
@@ -149,8 +149,8 @@ def test_lifetimes_depend_on_shares_alone():
     assert of(4, 1) < 0.3 * of(3, 2)
     alpha, rest = 0.6, np.pi / (2 * 2**0.5) * (np.pi / 2) * np.exp(5.0)  # B(½, 3/2) = π/2
     for n in (5, 500):
-        found = limiting_lifetimes(n, 4, 2.5)[2 * n // 5]
-        assert found == pytest.approx(rest * alpha * (1 - alpha) / (2 * alpha - 1))
+        lifetime = limiting_lifetimes(n, 4, 2.5)[2 * n // 5]
+        assert lifetime == pytest.approx(rest * alpha * (1 - alpha) / (2 * alpha - 1))
 
 
 def test_gaps_of_coinciding_clusters_do_not_grow_with_their_number():

@@ -1,4 +1,4 @@
-"""The overlap diffusion: its coefficients against layers of tokens, its fate against plain quadrature."""
+"""The overlap diffusion: its coefficients against layers of tokens, its probabilities against quadrature."""
 
 import json
 from math import acosh, asin, exp, log, pi, sqrt
@@ -33,7 +33,7 @@ def tokens_at(z: float, sizes: tuple[int, int], dim: int) -> np.ndarray:
 
 
 def attention(x: np.ndarray, beta: float, form: str) -> np.ndarray:
-    """A(X) (N, dim) [CT, eqs. 2 and 3]."""
+    """Return A(X) (N, dim) (`limitformer.sphere.tokens.attention`)."""
     weights = np.exp(beta * x @ x.T)
     return weights @ x / (weights.sum(1, keepdims=True) if form == "softmax" else len(x))
 
@@ -142,12 +142,12 @@ def test_unequal_clusters_leave_minus_one_as_a_squared_bessel_process(form):
 
 
 def stochastic_slope(dim, beta):
-    """(log s)′ in u from the scale density of [CT, Lemma 5]."""
+    """Return (log s)′ in u from the scale density of [CT, Lemma 5]."""
     return lambda u: -np.tanh(u) - (dim - 2) / np.cosh(2 * beta / (1 + np.exp(2 * u)))
 
 
 def hybrid_slope(beta, epsilon):
-    """(log s)′ = −2μ/g² in u for softmax: dU = 2b(1 − ε²a) dt + 2bε dB."""
+    """Return (log s)′ = −2μ/g² in u for softmax: dU = 2b(1 − ε²a) dt + 2bε dB."""
 
     def slope(u):
         a = 1 / (1 + np.exp(-2 * beta / (1 + np.exp(2 * u))))
@@ -157,7 +157,7 @@ def hybrid_slope(beta, epsilon):
 
 
 def plain_scale(slope, start, ends, step):
-    """Log s on a fine grid through u = `start`: the slope is integrated from there, cell by cell, by Gauss-Legendre."""
+    """Return log s on a fine grid through u = `start`, integrated from there by Gauss-Legendre, cell by cell."""
     points, weights = np.polynomial.legendre.leggauss(6)
     low, high = (4 * int(np.ceil((end - start) / (4 * step))) for end in ends)
     u = start + step * np.arange(low, high + 1)
@@ -168,33 +168,32 @@ def plain_scale(slope, start, ends, step):
 
 
 def boole(values, step):
-    """Integral of values (4n + 1,)."""
     weights = np.tile([28.0, 64, 24, 64], len(values) // 4 + 1)[: len(values)]
     weights[[0, -1]] = 14
     return weights @ values * step / 45
 
 
 def plain_log_probability(slope, tails, z, ends=(-22.0, 20.0), step=0.01):
-    """Log P(Z → −1 | z) by Boole's rule; beyond `ends` log s has the slopes `tails`."""
+    """Return log P(Z → −1 | z) by Boole's rule; beyond `ends` log s has the slopes `tails`."""
     _, height, middle = plain_scale(slope, np.arctanh(z), ends, step)
     top = height.max()
     s = np.exp(height - top)
-    left = boole(s[: middle + 1], step) + s[0] / tails[0]
+    mass_below = boole(s[: middle + 1], step) + s[0] / tails[0]
     # The right side may be e^{−1000} of the left one: it has its own scale.
     top_right = height[middle:].max()
     s = np.exp(height[middle:] - top_right)
     right = boole(s, step) + s[-1] / -tails[1]
-    return log(right) + top_right - np.logaddexp(log(left) + top, log(right) + top_right)
+    return log(right) + top_right - np.logaddexp(log(mass_below) + top, log(right) + top_right)
 
 
 def plain_uniform(slope, tails, dim, step=0.01):
-    """P(Z → −1) from a uniform start: E[S(1) − S(z₀)] is the integral of s times the distribution function of z₀."""
+    """Return P(Z → −1) from a uniform start: E[S(1) − S(z₀)] integrates s times the distribution function of z₀."""
     u, height, _ = plain_scale(slope, 0.0, (-22.0, 20.0), step)
     s = np.exp(height - height.max())
     below = betainc((dim - 1) / 2, (dim - 1) / 2, 1 / (1 + np.exp(-2 * u)))
     # Left of the grid no start is, to speak of; right of it every one was.
-    left, right = s[0] / tails[0], s[-1] / -tails[1]
-    return (boole(s * below, step) + right) / (boole(s, step) + left + right)
+    tail_below, right = s[0] / tails[0], s[-1] / -tails[1]
+    return (boole(s * below, step) + right) / (boole(s, step) + tail_below + right)
 
 
 DIMS = [2, 3, 4, 5, 10, 64, 512, 4096]
@@ -202,7 +201,7 @@ DIMS = [2, 3, 4, 5, 10, 64, 512, 4096]
 
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("beta", [0.0, 0.6, 2.0, 5.0, 9.0, 20.0, "β_c + 1e-3", "β_c − 1e-3"])
-def test_probability_is_that_of_plain_quadrature(dim, beta):
+def test_probability_equals_quadrature(dim, beta):
     critical = overlap(stochastic(2, dim)).critical_beta
     assert critical == pytest.approx(acosh(max(dim, 3) - 2) / 2)
     if isinstance(beta, str):
@@ -217,9 +216,9 @@ def test_probability_is_that_of_plain_quadrature(dim, beta):
     slope, tails = stochastic_slope(dim, beta), (1 - (dim - 2) / np.cosh(2 * beta), 1.0 - dim)
     step = min(0.01, 0.4 / dim)
     starts = np.array([-0.8, 0.0, 0.3])
-    plain = [plain_log_probability(slope, tails, z, step=step) for z in starts]
-    np.testing.assert_allclose(pair.log_antipodal_probability(starts), plain, rtol=0, atol=2e-8)
-    np.testing.assert_allclose(pair.antipodal_probability(starts), np.exp(plain), rtol=2e-8)
+    expected = [plain_log_probability(slope, tails, z, step=step) for z in starts]
+    np.testing.assert_allclose(pair.log_antipodal_probability(starts), expected, rtol=0, atol=2e-8)
+    np.testing.assert_allclose(pair.antipodal_probability(starts), np.exp(expected), rtol=2e-8)
     assert float(pair.antipodal_probability()) == pytest.approx(plain_uniform(slope, tails, dim, step), rel=1e-7)
 
 
@@ -235,7 +234,7 @@ def test_probabilities_of_the_paper_and_their_wrong_twins():
 
 @pytest.mark.parametrize("beta", [0.0, 3.0, 300.0])
 def test_in_the_plane_the_probability_is_an_angle(beta):
-    """dim = 2: s = sech u, so P = 1/2 − arcsin(z)/π, whatever β."""
+    """In dim 2, s = sech u, so P = 1/2 − arcsin(z)/π for every β."""
     z = np.array([-1.0, -1 + 1e-12, -0.4, 0.0, 0.9, 1 - 1e-12, 1.0])
     pair = overlap(stochastic(2, 2, beta))
     exact = [0.5 - asin(x) / pi for x in z]
@@ -274,8 +273,8 @@ def test_hybrid_softmax_has_a_regime_in_which_both_ends_attract(beta, epsilon):
     # Where h rises steeply the plain grid must not go too far: e^{−100} is left out.
     low = -22.0 if tails[0] < 50 else -2.0
     for z in (-0.3, 0.4):
-        plain = plain_log_probability(slope, tails, z, ends=(low, 20.0), step=0.002)
-        assert float(pair.log_antipodal_probability(z)) == pytest.approx(plain, rel=1e-8)
+        expected = plain_log_probability(slope, tails, z, ends=(low, 20.0), step=0.002)
+        assert float(pair.log_antipodal_probability(z)) == pytest.approx(expected, rel=1e-8)
     twin = plain_log_probability(hybrid_slope(beta, 1.05 * epsilon), tails, 0.4, ends=(low, 20.0), step=0.002)
     assert twin != pytest.approx(float(pair.log_antipodal_probability(0.4)), rel=1e-2)
 
@@ -284,9 +283,9 @@ def test_hybrid_thresholds():
     softmax = overlap(hybrid(beta=2.0))
     assert softmax.critical_epsilon == pytest.approx(sqrt(1 + exp(-4)))
     assert softmax.certain_epsilon == pytest.approx(sqrt(2))
-    plain = overlap(hybrid(beta=2.0, attention="unnormalized"))
-    assert plain.critical_epsilon == pytest.approx(sqrt(2 * exp(-2)))
-    assert plain.certain_epsilon == pytest.approx(sqrt(2 * exp(-2)))
+    unnormalized = overlap(hybrid(beta=2.0, attention="unnormalized"))
+    assert unnormalized.critical_epsilon == pytest.approx(sqrt(2 * exp(-2)))
+    assert unnormalized.certain_epsilon == pytest.approx(sqrt(2 * exp(-2)))
     for sizes in ((1, 1), (3, 2), (9, 1)):
         for epsilon, fate in ((0.98, (0, 1)), (1.5, (1, 0))):
             diffusion = overlap(hybrid(sum(sizes), beta=2.0, epsilon=epsilon), sizes)
@@ -335,8 +334,8 @@ def test_neither_end_attracts_the_hybrid_model_at_negative_beta_between_its_thre
 
 @pytest.mark.parametrize("sizes", [(1, 1), (3, 2)])
 @pytest.mark.parametrize("form", ["softmax", "unnormalized"])
-def test_the_sign_of_beta_moves_the_clock_of_the_stochastic_model_alone(sizes, form):
-    """A₊ and A₋ change places; without normalisation both are multiplied by e^{−β(1 + z)} as well."""
+def test_sign_of_beta_changes_only_the_clock_of_the_stochastic_model(sizes, form):
+    """A₊ and A₋ change places; without normalisation both are also multiplied by e^{−β(1 + z)}."""
     beta, z = 1.4, np.array([-1.0, -0.9, 0.1, 0.8])
     up, down = (overlap(stochastic(sum(sizes), 5, sign * beta, attention=form), sizes) for sign in (1, -1))
     clock = 1.0 if form == "softmax" else np.exp(-2 * beta * (1 + z))
@@ -368,7 +367,7 @@ def test_tokens_that_start_at_an_end_stay_unless_the_clusters_are_unequal():
 
 
 def test_return_probability_is_a_ratio_of_probabilities():
-    """From beyond a level one ends antipodal only by way of it: P(x) = P(return) P(level)."""
+    """A path from beyond a level ends antipodal only through the level: P(x) = P(return) P(level)."""
     pair = overlap(stochastic(dim=5, beta=1.5))
     levels, starts = np.array([0.2, 0.9, 0.5, 0.99]), np.array([0.9, 0.2, 0.5, 1.0])
     p = pair.antipodal_probability
@@ -382,7 +381,7 @@ def test_return_probability_is_a_ratio_of_probabilities():
     assert overlap(stochastic(dim=64, beta=0.5)).return_probability(-0.5, -0.999) == 1
 
 
-def test_scale_density_is_the_one_of_the_paper():
+def test_scale_density_equals_that_of_the_paper():
     beta, dim, z = 1.3, 6, np.array([-0.97, -0.2, 0.0, 0.8])
     pair = overlap(stochastic(dim=dim, beta=beta))
     step = 1e-5
@@ -401,7 +400,7 @@ def test_scale_density_is_the_one_of_the_paper():
         (lambda: overlap(3), "overlap needs a StochasticTransformer or HybridTransformer; got int."),
         (
             lambda: overlap(stochastic(3)),
-            r"The overlap of 3 tokens is no diffusion; give clusters=\(p, q\), p \+ q = 3.",
+            r"The overlap of 3 tokens is not a diffusion; give clusters=\(p, q\), p \+ q = 3.",
         ),
         (lambda: overlap(stochastic(3), (2, 2)), r"clusters must add up to tokens = 3; got 2 \+ 2 = 4."),
         (lambda: overlap(stochastic(3), (3, 0)), "A cluster must be at least 1; got 0."),
@@ -444,12 +443,12 @@ TURN = np.linalg.qr(np.random.default_rng(4).standard_normal((4, 4)))[0]
 @pytest.mark.parametrize(("tokens", "clusters"), [(2, None), (3, (2, 1))])
 def test_a_multiple_of_the_identity_multiplies_beta(factor, make, tokens, clusters):
     scaled = overlap(make(tokens, beta=1.3, query_key=(TURN, factor * TURN)), clusters)
-    plain = overlap(make(tokens, beta=1.3 * factor), clusters)
+    identity = overlap(make(tokens, beta=1.3 * factor), clusters)
     assert scaled.beta == pytest.approx(1.3 * factor)
     z = np.array([-0.9, 0.2, 0.7])
     for name in ("drift", "diffusion", "antipodal_probability"):
-        np.testing.assert_allclose(getattr(scaled, name)(z), getattr(plain, name)(z), rtol=1e-10)
-    record, other = scaled.summary(), plain.summary()
+        np.testing.assert_allclose(getattr(scaled, name)(z), getattr(identity, name)(z), rtol=1e-10)
+    record, other = scaled.summary(), identity.summary()
     assert record["boundaries"]["minus"]["kind"] == other["boundaries"]["minus"]["kind"]
     assert record["critical_beta"] == pytest.approx(other["critical_beta"])
     # The wrong twin: β itself.

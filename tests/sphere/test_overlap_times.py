@@ -22,14 +22,17 @@ def hybrid(tokens=2, dim=4, beta=1.0, epsilon=0.5, **more) -> HybridTransformer:
 
 
 def generator(diffusion: OverlapDiffusion, function, z: float, step: float) -> float:
-    """μm′ + g²m″/2 at z by differences."""
+    """Return μm′ + g²m″/2 at z by differences."""
     ahead, here, behind = (function(z + k * step) for k in (1, 0, -1))
     drift, noise = float(diffusion.drift(z)), float(diffusion.diffusion(z))
     return drift * (ahead - behind) / (2 * step) + noise**2 / 2 * (ahead - 2 * here + behind) / step**2
 
 
 def time_by_ode(diffusion: OverlapDiffusion, start: float, target: float) -> float:
-    """Mean time up by an ODE solver: E = ∫M du, M′ = (2 − 2μM)/g², from u = −16 where the speed density is e^{λu}."""
+    """Return the mean time up by an ODE solver.
+
+    E = ∫M du, M′ = (2 − 2μM)/g², from u = −16, where the speed density is e^{λu}.
+    """
 
     def rates(u):
         return float(diffusion.artanh_drift(u)), float(diffusion.artanh_diffusion(u)) ** 2
@@ -83,7 +86,7 @@ def test_mean_hitting_time_by_two_routes(diffusion):
 
 @pytest.mark.parametrize(("beta", "epsilon", "start"), [(9.0, 0.5, -0.9), (20.0, 0.7, 0.2)])
 def test_steep_hybrid_times_approach_those_of_the_flow_with_a_correction(beta, epsilon, start):
-    """Where noise is weak against drift, M = 1/μ to first order in g²; the drift is that with ε."""
+    """M = 1/μ to first order in g² if noise is weak relative to drift; the drift includes ε."""
     pair = overlap(hybrid(beta=beta, epsilon=epsilon))
     first_order = quad(lambda u: 1 / float(pair.artanh_drift(u)), np.arctanh(start), np.arctanh(0.9), limit=500)[0]
     assert pair.mean_hitting_time(0.9, start) == pytest.approx(first_order, rel=0.03)
@@ -150,7 +153,7 @@ def test_lifetimes_grow_like_exp_two_beta_for_softmax_only():
 
 
 def lifetime_ratio(beta, sizes=(2, 1), dim=4, target=0.9, sigma=1.0):
-    """Exact lifetime over its leading term."""
+    """Return the exact lifetime over its leading term."""
     clusters = overlap(stochastic(sum(sizes), dim, beta, sigma=sigma), sizes)
     return clusters.mean_hitting_time(target, start=-1.0) / clusters.lifetime_asymptote(target)
 
@@ -159,7 +162,7 @@ def lifetime_ratio(beta, sizes=(2, 1), dim=4, target=0.9, sigma=1.0):
     ("sizes", "dim", "target"), [((2, 1), 4, 0.9), ((26, 24), 2, -0.6), ((1, 5), 7, 0.3), ((4, 3), 3, -0.99)]
 )
 def test_lifetime_tends_to_its_leading_term(sizes, dim, target):
-    """To 1e-6 at β = 140, with every constant of it: p and q, dim, σ and the target."""
+    """Agreement to 1e-6 at β = 140 for several p and q, dim, σ and targets."""
     assert lifetime_ratio(140.0, sizes, dim, target, sigma=0.7) == pytest.approx(1, abs=1e-6)
     assert lifetime_ratio(-140.0, sizes, dim, target, sigma=0.7) == pytest.approx(1, abs=1e-6)
     if dim > 2:  # in the plane nothing pulls the clusters together, and the leading term is nearly all
@@ -179,13 +182,13 @@ def test_lifetime_is_four_percent_short_of_its_leading_term_at_beta_8():
 
 
 @pytest.mark.parametrize(("p", "q", "dim"), [(2, 1, 4), (2, 1, 7), (5, 1, 3)])
-def test_what_the_leading_term_leaves_out(p, q, dim):
-    """(d − 2)(p/q + q/p) e^{−β(1 − b)}/(β²(1 − b²)^{3/2}(π/2 + arcsin b)), from the pull at b; here b = 0."""
+def test_leading_term_has_the_stated_error(p, q, dim):
+    """The relative error is (d − 2)(p/q + q/p) e^{−β(1 − b)}/(β²(1 − b²)^{3/2}(π/2 + arcsin b)); here b = 0."""
     beta = 20.0
-    left = (1 - lifetime_ratio(beta, (p, q), dim, 0.0)) * exp(beta) * beta**2 * pi / 2
-    assert left == pytest.approx((dim - 2) * (p / q + q / p), rel=0.03)
-    assert left != pytest.approx((dim - 1) * (p / q + q / p), rel=0.1)
-    assert left != pytest.approx((dim - 2) * 2, rel=0.1)
+    remainder = (1 - lifetime_ratio(beta, (p, q), dim, 0.0)) * exp(beta) * beta**2 * pi / 2
+    assert remainder == pytest.approx((dim - 2) * (p / q + q / p), rel=0.03)
+    assert remainder != pytest.approx((dim - 1) * (p / q + q / p), rel=0.1)
+    assert remainder != pytest.approx((dim - 2) * 2, rel=0.1)
 
 
 # The metastable gap.
@@ -221,18 +224,17 @@ def test_gap_is_of_the_order_of_the_mismatch():
 
 
 def total(law):
-    """Mass at each time."""
     return law.density.sum("artanh_overlap") * law.attrs["spacing"] + law.below + law.above
 
 
 def negative(law):
-    """Mass at u < 0, half of the cell at 0."""
+    """Return the mass at u < 0, with half of the cell at 0."""
     share = 0.5 - 0.5 * np.sign(law.artanh_overlap.round(9))
     return (law.density * share).sum("artanh_overlap") * law.attrs["spacing"] + law.below
 
 
 def expectation(law, function):
-    """E[function(u)] with `function` at ±∞ for the tallies."""
+    """Return E[function(u)], with `function` at ±∞ for the tallies."""
     inner = (law.density * function(law.artanh_overlap)).sum("artanh_overlap") * law.attrs["spacing"]
     return (inner + law.below * function(-np.inf) + law.above * function(np.inf)).values
 
@@ -262,8 +264,8 @@ def test_mass_is_conserved_and_positive(diffusion, start):
 
 
 @pytest.mark.parametrize("diffusion", [overlap(stochastic(beta=1.5)), overlap(hybrid(beta=2.0, epsilon=1.2))])
-def test_after_a_long_time_the_mass_is_where_the_scale_function_says(diffusion):
-    """From one point the chain has the hitting probabilities of the diffusion; from a density, to second order."""
+def test_mass_after_a_long_time_equals_the_scale_function(diffusion):
+    """The chain has the hitting probabilities of the diffusion from one point; from a density, to second order."""
     point = diffusion.density([2000.0], start=0.2, spacing=0.1)
     assert float(negative(point)[0]) == pytest.approx(float(diffusion.antipodal_probability(0.2)), abs=1e-8)
     errors = []
@@ -292,8 +294,8 @@ def test_second_order_in_space_and_time():
     ],
     ids=["5", "4 and 1", "128", "64"],
 )
-def test_moments_are_those_of_simulated_paths(diffusion, start, time):
-    """Also where the drift is strong, and its paths would pass a cell of 0.05 before their noise does."""
+def test_moments_equal_those_of_simulated_paths(diffusion, start, time):
+    """One case has a drift that crosses a cell of width 0.05 before the noise does."""
     rng, n, dt = np.random.default_rng(3), 20_000, 0.0025 * time
     u = np.full(n, np.arctanh(start))
     for _ in range(round(time / dt)):
@@ -359,7 +361,7 @@ def test_both_densities_hold_the_same_mass():
         (lambda: overlap(hybrid(3), (2, 1)).lifetime_asymptote(0.9), "Only unequal clusters of the stochastic model"),
         (
             lambda: overlap(stochastic(3, attention="unnormalized"), (2, 1)).lifetime_asymptote(0.9),
-            r"Lifetimes grow like e\^\{2\|beta\|\} with softmax alone",
+            r"Lifetimes grow like e\^\{2\|beta\|\} only with softmax",
         ),
         (lambda: overlap(stochastic(3), (2, 1)).lifetime_asymptote(-1.0), "target must lie strictly between -1 and 1"),
         (lambda: overlap(stochastic(3, beta=0.1), (2, 1)).metastable_gap(), "No metastable state"),
@@ -376,7 +378,7 @@ def test_both_densities_hold_the_same_mass():
         (lambda: overlap(stochastic()).density([1.0], steps=2), "steps must be at least 8; got 2."),
         (
             lambda: overlap(hybrid(beta=20.0, epsilon=1.2)).density([1.0]),
-            "The density needs .* cells, and at most 200000",
+            "The density needs .* cells; the limit is 200000",
         ),
     ],
 )

@@ -12,10 +12,10 @@ import limitformer as lf
 from limitformer.numerics.random import box_muller, key, words_of
 from limitformer.numerics.watch import new_watch
 from limitformer.simulation.processes import process_of
-from limitformer.sphere.chi import blocks_needed
 from limitformer.sphere.methods import methods_of
-from limitformer.sphere.pair import advance_hybrid, advance_stochastic, open_pairs
-from limitformer.sphere.values import LAWS
+from limitformer.sphere.pair.chain import advance_hybrid, advance_stochastic, open_pairs
+from limitformer.sphere.pair.chi_squares import blocks_needed
+from limitformer.sphere.tokens.values import LAWS
 from sphere_naive import gaps_of, naive_chain, naive_layer, normalised, overlaps_of, tokens_at
 from statistics_checks import ALPHA, assert_same_law
 
@@ -89,29 +89,28 @@ CASES = {
 
 
 def twin_of(model, change):
-    """The model with other fields; `dim` is added to."""
+    """Return the model with other fields; `dim` is added to its dimension."""
     return replace(model, **{name: model.dim + value if name == "dim" else value for name, value in change.items()})
 
 
 def start_of(model, dim):
-    """Given tokens in R^dim, seen in the model's space."""
     return np.pad(tokens_at(model.tokens, model.tokens, dim), ((0, 0), (0, model.dim - dim)))
 
 
 def summary(overlap, gap):
-    """Of pairs (samples, pairs): overlaps one by one, a product, a difference, and how near the nearest are.
+    """Return statistics of pairs (samples, pairs): overlaps, a product, a difference, the log of the least gap.
 
-    Rounded, because laws with atoms (a few layers of Rademacher values) are compared too.
+    They are rounded, because laws with atoms (a few layers of Rademacher values) are compared too.
     """
     overlap = overlap.round(10)
-    found = {f"z{k}": overlap[:, k] for k in {0, overlap.shape[1] // 2, overlap.shape[1] - 1}}
+    statistics = {f"z{k}": overlap[:, k] for k in {0, overlap.shape[1] // 2, overlap.shape[1] - 1}}
     if overlap.shape[1] > 1:
-        found |= {"z0 z1": overlap[:, 0] * overlap[:, 1], "z0 − z2": overlap[:, 0] - overlap[:, 2]}
-    return {**found, "log of the least gap": np.log(gap.min(1)).round(8)}
+        statistics |= {"z0 z1": overlap[:, 0] * overlap[:, 1], "z0 − z2": overlap[:, 0] - overlap[:, 2]}
+    return {**statistics, "log of the least gap": np.log(gap.min(1)).round(8)}
 
 
 def positions(x):
-    """Of tokens (samples, N, d) what a rotation would change."""
+    """Return statistics of tokens (samples, N, d) that a rotation would change."""
     x = x.round(10)
     return {
         "x00": x[:, 0, 0],
@@ -126,13 +125,13 @@ def simulated(model, start, keep="overlap", seed=1, samples=SAMPLES, **options):
 
 
 def chain(model, start, **options):
-    found = simulated(model, start, **options)
-    return summary(found["overlap"].values[:, 0], found["gap"].values[:, 0])
+    data = simulated(model, start, **options)
+    return summary(data["overlap"].values[:, 0], data["gap"].values[:, 0])
 
 
 @cache
 def reference(name):
-    """Tokens (samples, N, d) of the naive layers."""
+    """Return tokens (samples, N, d) after the naive layers."""
     model, _ = CASES[name]
     return naive_chain(model, start_of(model, model.dim), model.layers_per_unit_time, SAMPLES, seed=2)
 
@@ -156,15 +155,15 @@ def test_chain_and_layers_share_one_law(name, method):
 
 
 def first_layer(model, start, seed=1):
-    """Tokens (samples, N, d) after one layer."""
+    """Return tokens (samples, N, d) after one layer."""
     time = 1 / model.layers_per_unit_time
-    found = lf.simulate(model, start, samples=SAMPLES, seed=seed, horizon=time, record=[time], keep="tokens")
-    return found["tokens"].values[:, 0]
+    data = lf.simulate(model, start, samples=SAMPLES, seed=seed, horizon=time, record=[time], keep="tokens")
+    return data["tokens"].values[:, 0]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_tokens_themselves_share_one_law(name):
-    """Not only their overlaps, but where they are, after one layer: turned tokens have the same overlaps."""
+    """Positions after one layer, not only overlaps, which do not change if all tokens rotate."""
     model, _ = CASES[name]
     start = start_of(model, model.dim)
     layer = naive_chain(model, start, 1, SAMPLES, seed=7)
@@ -176,8 +175,8 @@ def test_tokens_themselves_share_one_law(name):
 
 @pytest.mark.parametrize(("values", "other"), [("uniform", "gaussian"), ("rademacher", "uniform")])
 @pytest.mark.parametrize(("tokens", "dim"), [(3, 4), (5, 3)])
-def test_tokens_tell_the_laws_of_the_values_apart(values, other, tokens, dim):
-    """Coordinates see single entries of V, and so does not only its variance count."""
+def test_coordinates_distinguish_the_laws_of_the_values(values, other, tokens, dim):
+    """Coordinates depend on single entries of V, so not only on its variance."""
     model = stochastic(tokens, dim, layers_per_unit_time=1, values=values)
     start = start_of(model, dim)
     layer = naive_chain(model, start, 1, SAMPLES, seed=7)
@@ -201,7 +200,7 @@ def uniform_tokens(model, seed):
 
 
 def at_overlap(model, z):
-    """Two tokens in R^dim with this overlap."""
+    """Return two tokens in R^dim with this overlap."""
     return np.pad([[1.0, 0.0], [z, (1 - z * z) ** 0.5]], ((0, 0), (0, model.dim - 2)))
 
 
@@ -220,8 +219,8 @@ UNIFORM_STARTS = [
     [(m, method) for m in UNIFORM_STARTS for method in methods(m)],
     ids=lambda x: getattr(x, "dim", x),
 )
-def test_uniform_starts(model, method):
-    """At the start the overlaps of uniform tokens, and after the layers what the naive layers make of them."""
+def test_uniform_starts_have_the_law_of_uniform_tokens(model, method):
+    """Overlaps at the start, and after the layers against the naive layers."""
     x, right = uniform_tokens(model, 3), simulated(model, None, method=method)
     first = lf.simulate(model, samples=SAMPLES, seed=1, horizon=1.0, record=[0.0], method=method)
     leaning = normalised(x + 0.1 * x[:, :1])
@@ -241,7 +240,7 @@ def test_uniform_starts(model, method):
 
 @pytest.mark.parametrize("dim", [2, 3, 8])
 def test_uniform_tokens_are_uniform_on_the_sphere(dim):
-    """Each coordinate has the law of one of a uniform unit vector, (1 + x)/2 ~ Beta; one of R^{dim + 1} has not."""
+    """Each coordinate x has (1 + x)/2 ~ Beta; the law in R^{dim + 1} (the wrong twin) is rejected."""
     x = lf.simulate(stochastic(3, dim), samples=SAMPLES, seed=1, horizon=1.0, record=[0.0], keep="tokens")
     half, wrong = (dim - 1) / 2, dim / 2
     for token, coordinate in ((0, 0), (1, dim - 1), (2, 1)):
@@ -274,8 +273,8 @@ def test_starts_at_an_overlap(model, z, method):
 
 
 @pytest.mark.parametrize("dim", [2, 5])
-def test_tokens_at_an_overlap_lie_anywhere(dim):
-    """In a uniformly random position: each token by itself is uniform on the sphere."""
+def test_tokens_at_an_overlap_have_a_uniform_position(dim):
+    """Each of the two tokens is uniform on the sphere."""
     x = lf.simulate(stochastic(2, dim), 0.6, samples=SAMPLES, seed=1, horizon=1.0, record=[0.0], keep="tokens")
     half = stats.beta((dim - 1) / 2, (dim - 1) / 2)
     for token in range(2):
@@ -287,21 +286,21 @@ def test_tokens_at_an_overlap_lie_anywhere(dim):
 @pytest.mark.parametrize("method", ["overlap", "gram", "coordinates"])
 @pytest.mark.parametrize("z", [1.0, -1.0])
 def test_tokens_that_coincide_stay(method, z):
-    """Equal or opposite tokens stay so for ever; what rounding puts between them drifts, but never becomes a NaN."""
-    found = lf.simulate(stochastic(2, 5), z, samples=50, seed=1, horizon=20.0, method=method)
-    assert np.isfinite(found["overlap"].values).all()
-    np.testing.assert_array_equal(found["overlap"].values, z)
-    assert found["gap"].values.max() < (1e-280 if method == "overlap" else 1e-18)
+    """Equal or opposite tokens stay so; rounding between them drifts but never becomes NaN."""
+    data = lf.simulate(stochastic(2, 5), z, samples=50, seed=1, horizon=20.0, method=method)
+    assert np.isfinite(data["overlap"].values).all()
+    np.testing.assert_array_equal(data["overlap"].values, z)
+    assert data["gap"].values.max() < (1e-280 if method == "overlap" else 1e-18)
 
 
 @pytest.mark.parametrize("method", ["gram", "coordinates"])
-def test_tokens_that_repeat(method):
-    """Four tokens of which two are equal and one is the opposite of the first: a singular Gram matrix."""
+def test_repeated_tokens_follow_the_naive_layers(method):
+    """Two of four tokens are equal and one is opposite to the first: the Gram matrix is singular."""
     e = tokens_at(0, 3, 6)
     model = stochastic(4, 6)
     start = np.array([e[0], e[1], e[1], -e[0]])
-    found = lf.simulate(model, start, samples=SAMPLES, seed=1, horizon=1.0, record=[1.0], method=method)
-    z = found["overlap"].values[:, 0]  # 01, 02, 03, 12, 13, 23
+    data = lf.simulate(model, start, samples=SAMPLES, seed=1, horizon=1.0, record=[1.0], method=method)
+    z = data["overlap"].values[:, 0]  # 01, 02, 03, 12, 13, 23
     assert np.abs(z[:, 3] - 1).max() < 1e-13
     x = naive_chain(model, start, LAYERS, SAMPLES, seed=6)
     wrong = chain(model, np.array([e[0], e[1], e[2], -e[0]]), method=method)
@@ -326,25 +325,24 @@ def test_tokens_that_repeat(method):
     ids=lambda m: f"{m.tokens} in {m.dim}",
 )
 def test_without_noise_every_method_is_the_deterministic_flow(model, law):
-    """ε = 0: forty layers to 1e-12, replica by replica; one layer more is not it."""
+    """Forty layers with ε = 0 agree to 1e-12 for every replica; one layer more (the wrong twin) does not."""
     model = replace(model, values=law, layers_per_unit_time=20)
     start = start_of(model, model.dim)
     x = naive_chain(model, start, 40, 1, seed=0)
     for method in methods(model):
-        found = lf.simulate(model, start, samples=9, seed=1, horizon=2.0, record=[1.95, 2.0], method=method)
-        error = np.abs(found["overlap"].values - overlaps_of(x)).max(axis=(0, 2))
+        data = lf.simulate(model, start, samples=9, seed=1, horizon=2.0, record=[1.95, 2.0], method=method)
+        error = np.abs(data["overlap"].values - overlaps_of(x)).max(axis=(0, 2))
         assert error[1] < 1e-12
         assert error[0] > 1e-6
 
 
 def constants_of(model):
-    """What the kernels of two tokens know of a model."""
     return process_of(model, None, None, {"horizon": 1.0}).pair_constants()
 
 
 @numba.njit
 def normals_of(k0, k1, replicas, block, out):
-    """h, h′, g, g′ of `pair.move_pairs` for each replica, into `out` (replicas, 4)."""
+    """Write h, h′, g, g′ of `move_pairs` for each replica to `out` (replicas, 4)."""
     for i in range(len(replicas)):
         w0, w1, w2, w3 = words_of(block, replicas[i], k0, k1)
         out[i, 0], out[i, 1] = box_muller(w0, w1)
@@ -352,7 +350,7 @@ def normals_of(k0, k1, replicas, block, out):
 
 
 def moved_by_hand(z, h, h_, g, g_, rho, chi, model):
-    """z′ of one layer, with vectors: V big and V small are written out in R⁴, in the directions of the proof."""
+    """Return z′ after one layer with vectors: V big and V small are written out in R⁴."""
     x = np.array([[1, 0, 0, 0], [z, (1 - z * z) ** 0.5, 0, 0]])
     weights = np.exp(model.beta * np.array([1, z]))
     a, b = weights / (weights.sum() if model.attention == "softmax" else 2)
@@ -373,8 +371,8 @@ def moved_by_hand(z, h, h_, g, g_, rho, chi, model):
 
 @pytest.mark.parametrize("attention", ["softmax", "unnormalized"])
 @pytest.mark.parametrize("dim", [2, 3, 4, 11])
-def test_one_layer_of_a_pair_with_its_own_random_numbers(dim, attention):
-    """`pair.move_pairs` against vectors: z′ to 1e-13; with g and g′ exchanged it is another one."""
+def test_layer_of_a_pair_equals_vectors_with_the_same_numbers(dim, attention):
+    """z′ agrees to 1e-13; with g and g′ exchanged (the wrong twin) it does not."""
     model = stochastic(2, dim, layers_per_unit_time=3, attention=attention, beta=0.8)
     z = np.concatenate([np.linspace(-0.97, 0.97, 199), [0.0]])
     k0, k1 = map(np.uint64, key(4, "pairs"))
@@ -386,19 +384,19 @@ def test_one_layer_of_a_pair_with_its_own_random_numbers(dim, attention):
     g = np.empty((len(z), 4))
     normals_of(k0, k1, pairs.replica[: len(z)], layer * np.uint64(1 + blocks_needed(dim - 2)), g)
     w = pairs.w[: len(z)]
-    found = pairs.sign[: len(z)] * (1 - w) / (1 + w)
+    overlaps = pairs.sign[: len(z)] * (1 - w) / (1 + w)
     chis = pairs.first[: len(z)], pairs.second[: len(z)]
     right = [moved_by_hand(*row, model) for row in zip(z, *g.T, *chis, strict=True)]
     wrong = [moved_by_hand(*row, model) for row in zip(z, *g.T[[0, 1, 3, 2]], *chis, strict=True)]
-    assert np.abs(found - right).max() < 1e-13
-    assert np.abs(found - wrong).max() > 0.1
-    assert (np.sign(found) != np.sign(z)).any()
+    assert np.abs(overlaps - right).max() < 1e-13
+    assert np.abs(overlaps - wrong).max() > 0.1
+    assert (np.sign(overlaps) != np.sign(z)).any()
 
 
 @pytest.mark.parametrize("attention", ["softmax", "unnormalized"])
 @pytest.mark.parametrize("law", LAWS)
-def test_one_hybrid_layer_of_a_pair_with_its_own_random_number(law, attention):
-    """The same v into the vectors of [CT, eq. 7], also where it turns a vector round; −v is another layer."""
+def test_hybrid_layer_of_a_pair_equals_vectors_with_the_same_number(law, attention):
+    """Cases include a layer that reverses a vector; −v (the wrong twin) is another layer."""
     model = hybrid(2, 3, layers_per_unit_time=2, epsilon=2.5, attention=attention, values=law, beta=0.8)
     z = np.linspace(-0.97, 0.97, 200)
     pairs = open_pairs()
@@ -407,18 +405,18 @@ def test_one_hybrid_layer_of_a_pair_with_its_own_random_number(law, attention):
     pairs.w[: len(z)], pairs.sign[: len(z)] = (1 - abs(z)) / (1 + abs(z)), np.sign(z)
     advance_hybrid(constants_of(model), *map(np.uint64, key(4, "pairs")), np.uint64(7), pairs)
     v, w = pairs.first[: len(z)], pairs.w[: len(z)]
-    found = pairs.sign[: len(z)] * (1 - w) / (1 + w)
+    overlaps = pairs.sign[: len(z)] * (1 - w) / (1 + w)
     x = np.array([at_overlap(model, overlap) for overlap in z])
-    assert np.abs(found - overlaps_of(naive_layer(x, model, v))[:, 0]).max() < 1e-13
-    assert np.abs(found - overlaps_of(naive_layer(x, model, -v))[:, 0]).max() > 0.1
-    assert (np.sign(found) != np.sign(z)).any()
+    assert np.abs(overlaps - overlaps_of(naive_layer(x, model, v))[:, 0]).max() < 1e-13
+    assert np.abs(overlaps - overlaps_of(naive_layer(x, model, -v))[:, 0]).max() > 0.1
+    assert (np.sign(overlaps) != np.sign(z)).any()
 
 
 @pytest.mark.parametrize(("seed", "replica"), [(3, 178593), (8, 3966641), (10, 2518476), (11, 82523)])
-def test_a_layer_that_all_but_cancels_the_longer_vector(seed, replica):
-    """Replicas, of a thousand million layers, whose 1 + c_b h is about 1e-8 and m within rounding of 1.
+def test_layer_that_nearly_cancels_the_longer_vector_keeps_its_digits(seed, replica):
+    """Replicas, out of 10⁹ layers, with 1 + c_b h of about 1e-8 and m within rounding of 1.
 
-    √(1 − m²) is zero or no number there; what 1 + c_b h and ρ make of it has all its digits.
+    There √(1 − m²) is zero or NaN; the formula with 1 + c_b h and ρ has all its digits.
     """
     model = stochastic(2, 2, beta=1.0, sigma=3.0, layers_per_unit_time=1)
     process = process_of(model, 0.5, np.arange(21.0), {"horizon": 20.0})

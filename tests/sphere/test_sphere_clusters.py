@@ -8,20 +8,20 @@ from statistics_checks import STANDARD_ERRORS
 
 
 def antipodal(larger, smaller, dim, spread=0.0):
-    """So many tokens at e and at −e, and a little beside."""
+    """Return clusters near e and −e, with a small perturbation."""
     x = spread * np.random.Generator(np.random.Philox(3)).standard_normal((larger + smaller, dim))
     x[:, 0] += [1.0] * larger + [-1.0] * smaller
     return x / np.linalg.norm(x, axis=1, keepdims=True)
 
 
 def pairs_within(data, larger):
-    """Of the larger and of the smaller cluster."""
+    """Return the pairs within the larger and within the smaller cluster."""
     first, second = data["first"].values, data["second"].values
     return (second < larger), (first >= larger)
 
 
-def test_two_against_one_live_as_long_as_the_formula_says():
-    """β = 2, d = 4: 32.66 to z = 0.9 [docs/unequal-clusters.md]; what three against one live, 17.19, is rejected."""
+def test_lifetime_of_two_against_one_equals_the_formula():
+    """β = 2, d = 4: 32.66 to z = 0.9 [docs/unequal-clusters.md]; 17.19, for three against one, is rejected."""
     model = lf.StochasticTransformer(tokens=3, dim=4, beta=2.0, layers_per_unit_time=100)
     step = 0.25
     times = np.arange(0, 400 + step, step)
@@ -38,8 +38,8 @@ def test_two_against_one_live_as_long_as_the_formula_says():
     assert abs(lives.mean() - lf.overlap(twin, clusters=(3, 1)).mean_hitting_time(0.9, start=-1.0)) > 10 * error
 
 
-def test_tokens_of_a_cluster_come_together_at_the_rate_of_first_order():
-    """log(1 − z) falls at (d − 1) a²; with d for d − 1 it would not."""
+def test_tokens_of_a_cluster_meet_at_the_first_order_rate():
+    """log(1 − z) falls at the rate (d − 1) a²; the rate d a² is rejected."""
     model = lf.StochasticTransformer(tokens=7, dim=4, beta=2.0, layers_per_unit_time=400)
     start, horizon = antipodal(5, 2, 4, spread=1e-3), 4.0
     data = lf.simulate(model, start, samples=3000, seed=0, horizon=horizon, record=[0.0, horizon], progress=False)
@@ -61,12 +61,12 @@ def test_probability_at_the_size_of_the_paper(dim, beta):
     base = lf.StochasticTransformer(tokens=2, dim=dim, beta=beta, layers_per_unit_time=1000)
     options = {"horizon": 100.0, "samples": 40_000, "seed": 0, "early_stop": 1e-4, "progress": False}
     grid = lf.phase_diagram(base, {"beta": [beta]}, **options)
-    found = float(grid["probability"].sel(outcome="antipodal pair")[0])
+    probability = float(grid["probability"].sel(outcome="antipodal pair")[0])
     assert float(grid["probability"].sel(outcome="unresolved")[0]) < 1e-3
     for right, model_dim in ((True, dim), (False, dim + 1)):
         other = lf.StochasticTransformer(tokens=2, dim=model_dim, beta=beta, layers_per_unit_time=1)
         exact = lf.overlap(other).antipodal_probability()
-        deviation = abs(found - exact) / np.sqrt(exact * (1 - exact) / 40_000)
+        deviation = abs(probability - exact) / np.sqrt(exact * (1 - exact) / 40_000)
         assert bool(deviation < STANDARD_ERRORS) is right
 
 

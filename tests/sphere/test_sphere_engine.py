@@ -1,4 +1,4 @@
-"""`simulate` on the sphere: one seed gives one set of bits, results say how to repeat them and survive a file."""
+"""`simulate` on the sphere: one seed gives one set of bits; results store how to repeat them, also in a file."""
 
 import json
 import re
@@ -20,8 +20,9 @@ from limitformer.paths import replicas
 from limitformer.simulation.processes import process_of
 from limitformer.simulation.simulate import Interrupted
 from limitformer.sphere.outcome import LABELS
-from limitformer.sphere.pair import BLOCK
-from limitformer.sphere.process import PreparedSphere
+from limitformer.sphere.pair.chain import BLOCK
+from limitformer.sphere.pair.process import PreparedPair
+from limitformer.sphere.tokens.process import PreparedTokens
 from sphere_naive import tokens_at
 
 PAIR = {"tokens": 2, "dim": 4, "beta": 2.0, "layers_per_unit_time": 10}
@@ -39,7 +40,7 @@ TRIPLE = lf.HybridTransformer(**{**PAIR, "tokens": 3}, epsilon=1.5, values="rade
 
 @pytest.fixture(autouse=True)
 def long_steps_are_allowed(monkeypatch):
-    """These tests are about how steps are run, not about what they resolve."""
+    """Allow long steps: these tests do not depend on their accuracy."""
     monkeypatch.setattr(import_module("limitformer.sphere.limit_paths"), "COARSEST", np.inf)
 
 
@@ -79,8 +80,8 @@ every_run = pytest.mark.parametrize("name", RUNS)
 
 def run(name, samples=37, seed=5, **settings):
     model, start, options = RUNS[name]
-    given = {"horizon": 4.2, "threads": 1, **options, **settings}
-    return lf.simulate(model, start, samples=samples, seed=seed, **given)
+    options_of_run = {"horizon": 4.2, "threads": 1, **options, **settings}
+    return lf.simulate(model, start, samples=samples, seed=seed, **options_of_run)
 
 
 def assert_same_bits(one, other):
@@ -90,7 +91,6 @@ def assert_same_bits(one, other):
 
 
 def some(dataset, which):
-    """Of these samples alone."""
     return dataset.isel(sample=which)
 
 
@@ -106,15 +106,15 @@ def test_threads_and_chunks_do_not_change_a_bit(name, threads, chunk):
 
 @every_run
 def test_more_samples_continue_the_same_stream(name):
-    """A prefix of more samples, also across the blocks of replicas that run side by side."""
+    """Fewer samples are a prefix, also across blocks of replicas."""
     whole = run(name, samples=BLOCK + 3 * LANES + 1)
     for samples in (1, 6, BLOCK, BLOCK + 1):
         assert_same_bits(run(name, samples=samples), some(whole, slice(samples)))
 
 
 @every_run
-def test_a_replica_has_its_bits_in_any_place(name):
-    """Prepared once, and asked for replicas 11 … 29 alone."""
+def test_replica_has_the_same_bits_in_any_position(name):
+    """One prepared process runs only replicas 11 … 29."""
     model, start, options = RUNS[name]
     process = process_of(model, start, None, {"horizon": 4.2, **options})
     prepared = process.prepare(5)
@@ -130,27 +130,27 @@ def test_a_replica_has_its_bits_in_any_place(name):
 
 @every_run
 def test_replicas_and_seeds_differ(name):
-    """Soon after the start, before any has converged to the last bit."""
+    """They are compared soon after the start, before any has converged to the last bit."""
     settings = {"horizon": 0.35 if "limit" in name else 0.3, "samples": 200, "keep": "overlap"}
     gaps = [run(name, seed=seed, **settings)["gap"].values[:, -1, 0] for seed in (5, 6)]
     assert len(np.unique(gaps)) == 400
 
 
 @every_run
-def test_what_is_kept_does_not_change_what_happens(name):
-    """Overlaps, outcomes and tokens of one seed and method are of the same replicas."""
+def test_keep_does_not_change_the_paths(name):
+    """Overlaps, outcomes and tokens of one seed and method belong to the same replicas."""
     model, start, options = RUNS[name]
     options = {"tolerance": 0.2, "method": run(name, samples=1).attrs["method"], **options, "horizon": 4.2}
-    kept = {}
+    data = {}
     for keep in ("overlap", "outcome", *(["tokens"] if options["method"] == "coordinates" else [])):
-        kept[keep] = lf.simulate(model, start, samples=60, seed=5, **{**options, "keep": keep})
-    one, other = lf.outcomes(kept["overlap"]), lf.outcomes(kept["outcome"])
+        data[keep] = lf.simulate(model, start, samples=60, seed=5, **{**options, "keep": keep})
+    one, other = lf.outcomes(data["overlap"]), lf.outcomes(data["outcome"])
     xr.testing.assert_equal(one, other)
     assert float(one.probability.sel(outcome="unresolved")[0]) > 0
-    if "tokens" in kept:
-        x = kept["tokens"]["tokens"].values
+    if "tokens" in data:
+        x = data["tokens"]["tokens"].values
         z = (x[..., 0, :] * x[..., 1, :]).sum(-1)
-        assert np.abs(z - kept["overlap"]["overlap"].values[..., 0]).max() < 1e-14
+        assert np.abs(z - data["overlap"]["overlap"].values[..., 0]).max() < 1e-14
 
 
 @every_run
@@ -170,14 +170,14 @@ def test_a_longer_horizon_continues_the_same_paths():
             assert short[variable].values.tobytes() == long[variable].values[:, : short.sizes["time"]].tobytes()
 
 
-def test_chains_limits_and_methods_have_their_own_numbers():
-    """One seed: the last overlaps of no two of them are alike, or tests against each other would say nothing."""
+def test_chains_limits_and_methods_have_separate_streams():
+    """No two of them have a common last overlap at one seed; otherwise comparisons between them prove nothing."""
     last = {}
     for method in ("overlap", "gram", "coordinates"):
         for kind, options in (("chain", {}), ("limit", {"dt": 0.1})):
             model = TWO if kind == "chain" else lf.limit(TWO)
-            found = lf.simulate(model, 0.3, samples=500, seed=5, horizon=1.0, record=[1.0], method=method, **options)
-            last[method, kind] = found["overlap"].values.ravel()
+            data = lf.simulate(model, 0.3, samples=500, seed=5, horizon=1.0, record=[1.0], method=method, **options)
+            last[method, kind] = data["overlap"].values.ravel()
     values = np.array(list(last.values()))
     correlations = np.corrcoef(values)
     np.fill_diagonal(correlations, 0)
@@ -185,12 +185,11 @@ def test_chains_limits_and_methods_have_their_own_numbers():
 
 
 @pytest.mark.parametrize("method", ["overlap", "gram", "coordinates"])
-def test_a_chain_and_a_limit_start_independently(method):
-    """Of one seed [`random`]: uniform starts too are not shared."""
+def test_chain_and_limit_have_separate_uniform_starts(method):
     starts = []
     for model in (TWO, lf.limit(TWO)):
-        found = lf.simulate(model, samples=500, seed=5, horizon=1.0, record=[0.0], method=method)
-        starts.append(found["overlap"].values.ravel())
+        data = lf.simulate(model, samples=500, seed=5, horizon=1.0, record=[0.0], method=method)
+        starts.append(data["overlap"].values.ravel())
     assert abs(np.corrcoef(starts)[0, 1]) < 5 / 500**0.5
 
 
@@ -208,36 +207,36 @@ STOPPING = {
 
 @pytest.mark.parametrize(("model", "options"), STOPPING.values(), ids=list(STOPPING))
 def test_stopped_replicas_agree_with_unstopped_ones_up_to_their_stop(model, options):
-    """Bit for bit; after it they keep their last overlap, which the others do not."""
+    """They agree bit for bit; after the stop they repeat their last overlap."""
     run = {"samples": 600, "seed": 5, "horizon": 21.0, "tolerance": 0.1, **options}
     free = lf.simulate(model, **run)
-    held = lf.simulate(model, early_stop=0.3, **run)
-    stopped, times = held["stopped"].values, held["time"].values
-    assert set(free.data_vars) | {"stopped"} == set(held.data_vars)
+    data = lf.simulate(model, early_stop=0.3, **run)
+    stopped, times = data["stopped"].values, data["time"].values
+    assert set(free.data_vars) | {"stopped"} == set(data.data_vars)
     before = times[None] <= stopped[:, None] + 1e-9
     for name in ("overlap", "gap"):
-        one, other = free[name].values[..., 0], held[name].values[..., 0]
+        one, other = free[name].values[..., 0], data[name].values[..., 0]
         assert one[before].tobytes() == other[before].tobytes()
         assert (one != other)[~before].mean() > 0.9
     assert np.isfinite(stopped).mean() > 0.1
-    plus, minus = held.attrs["stop_gaps"]
-    z, gap = (held[name].values[..., 0] for name in ("overlap", "gap"))
+    plus, minus = data.attrs["stop_gaps"]
+    z, gap = (data[name].values[..., 0] for name in ("overlap", "gap"))
     for k in np.flatnonzero(np.isfinite(stopped)):
         after = times >= stopped[k] - 1e-9
         assert len(np.unique(z[k, after])) <= 1
         assert gap[k, -1] < (plus if z[k, -1] > 0 else minus) < 0.1
-    np.testing.assert_array_equal(free["overlap"].values[:, 0], held["overlap"].values[:, 0])
+    np.testing.assert_array_equal(free["overlap"].values[:, 0], data["overlap"].values[:, 0])
 
 
-def test_stops_are_where_they_are_looked_for():
-    """Every 16 layers, at the first such time at which the gap is below its bound."""
+def test_replicas_stop_at_the_first_check_below_the_bound():
+    """Checks are every 16 layers."""
     run = {"samples": 300, "seed": 5, "horizon": 8.0, "record": np.arange(401) / 50, "tolerance": 0.1}
-    free, held = lf.simulate(STOPPER, **run), lf.simulate(STOPPER, early_stop=0.3, **run)
-    plus, minus = held.attrs["stop_gaps"]
+    free, stopped = lf.simulate(STOPPER, **run), lf.simulate(STOPPER, early_stop=0.3, **run)
+    plus, minus = stopped.attrs["stop_gaps"]
     z, gap = (free[name].values[:, ::16, 0] for name in ("overlap", "gap"))
     below = gap < np.where(z > 0, plus, minus)
     expected = np.where(below.any(1), 16 / 50 * below.argmax(1), np.inf)
-    np.testing.assert_allclose(held["stopped"].values, expected, rtol=1e-12)
+    np.testing.assert_allclose(stopped["stopped"].values, expected, rtol=1e-12)
     assert len(np.unique(expected)) > 5
 
 
@@ -246,8 +245,8 @@ def test_stops_are_where_they_are_looked_for():
 
 @pytest.mark.parametrize("ending", [".nc", ".zarr"])
 @every_run
-def test_save_and_load(name, ending, tmp_path):
-    """Variables, dims, coordinates and attributes of everything that can be kept."""
+def test_save_and_load_keep_every_kind_of_result(name, ending, tmp_path):
+    """Variables, dims, coordinates and attributes are compared."""
     data = run(name, samples=5)
     loaded = lf.load(lf.save(data, tmp_path / f"a{ending}"))
     xr.testing.assert_equal(loaded, data)
@@ -261,7 +260,7 @@ def test_save_and_load(name, ending, tmp_path):
 
 @pytest.mark.parametrize("ending", [".nc", ".zarr"])
 def test_a_single_token_can_be_saved(ending, tmp_path):
-    """It has no pairs, and is one cluster."""
+    """It has no pairs and is one cluster."""
     model = lf.StochasticTransformer(**{**PAIR, "tokens": 1})
     data = lf.simulate(model, samples=3, seed=0, horizon=1.0, keep="outcome")
     loaded = lf.load(lf.save(data, tmp_path / f"a{ending}"))
@@ -271,17 +270,17 @@ def test_a_single_token_can_be_saved(ending, tmp_path):
 
 
 def start_from(data):
-    """The start, as the file has it."""
+    """Return the start stored in the file."""
     if "start_tokens" in data:
         return data["start_tokens"].values
-    found = re.fullmatch(r"overlap (.*)", data.attrs["start"])
-    return float(found.group(1)) if found else None
+    match = re.fullmatch(r"overlap (.*)", data.attrs["start"])
+    return float(match.group(1)) if match else None
 
 
 @pytest.mark.parametrize("horizon", [4.2, 0.3, 0.7, 2.9])
 @every_run
-def test_a_result_can_be_repeated_from_itself_alone(name, horizon, tmp_path):
-    """Saved and loaded: model, start, seed, times and options are all in the file."""
+def test_stored_result_contains_all_that_repeats_it(name, horizon, tmp_path):
+    """The file has model, start, seed, times and options."""
     data = lf.load(lf.save(run(name, samples=3, horizon=horizon), tmp_path / "a.nc"))
     names = ("samples", "horizon", "method", "keep", "tolerance", "early_stop", "dt")
     settings = {key: data.attrs[key] for key in names if key in data.attrs}
@@ -297,7 +296,7 @@ def test_a_result_can_be_repeated_from_itself_alone(name, horizon, tmp_path):
 
 
 @every_run
-def test_the_attributes_tell_what_it_is(name):
+def test_attributes_record_the_settings(name):
     model, start, options = RUNS[name]
     data = run(name, samples=3)
     kind = type(model).__name__
@@ -310,8 +309,8 @@ def test_the_attributes_tell_what_it_is(name):
     begun = "uniform" if start is None else f"overlap {start}" if np.ndim(start) == 0 else f"tokens {start.shape}"
     assert data.attrs["start"] == begun
     assert ("start_tokens" in data) == (np.ndim(start) == 2)
-    kept = {"overlap": {"overlap", "gap"}, "outcome": set(LABELS), "tokens": {"tokens"}}[data.attrs["keep"]]
-    assert set(data.data_vars) - {"stopped", "start_tokens"} == kept
+    variables = {"overlap": {"overlap", "gap"}, "outcome": set(LABELS), "tokens": {"tokens"}}[data.attrs["keep"]]
+    assert set(data.data_vars) - {"stopped", "start_tokens"} == variables
     assert ("stopped" in data) == ("early_stop" in options) == ("stop_gaps" in data.attrs)
     assert data.attrs["wall_seconds"] > 0
 
@@ -330,19 +329,19 @@ def test_the_step_of_a_limit_is_shortened_to_meet_the_horizon():
 
 def slow_down(monkeypatch):
     """Make chunks slow, so that Ctrl-C comes before the last of them has begun."""
-    quick = PreparedSphere.run
+    for prepared in (PreparedPair, PreparedTokens):
 
-    def slow(self, *arguments):
-        time.sleep(0.05)
-        return quick(self, *arguments)
+        def slow(self, *arguments, quick=prepared.run):
+            time.sleep(0.05)
+            return quick(self, *arguments)
 
-    monkeypatch.setattr(PreparedSphere, "run", slow)
+        monkeypatch.setattr(prepared, "run", slow)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", ["overlap", "overlap, early stop", "gram", "coordinates, tokens", "limit, hybrid"])
-def test_ctrl_c_keeps_what_is_finished(monkeypatch, name, threads):
-    """Whole chunks from the first on, at least the two that were seen, with an unbroken run's bits."""
+def test_ctrl_c_returns_the_finished_samples(monkeypatch, name, threads):
+    """At least two whole chunks return, with the bits of an uninterrupted run."""
     whole = run(name, samples=40)
     monkeypatch.setattr(replicas, "wait", InterruptAfter(2))
     slow_down(monkeypatch)
@@ -357,8 +356,8 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch, name, threads):
 
 
 @every_run
-def test_ctrl_c_before_anything_is_finished(monkeypatch, name, tmp_path):
-    """No samples, but a dataset that can be saved; there are no outcomes of nothing."""
+def test_ctrl_c_before_the_first_chunk_returns_no_samples(monkeypatch, name, tmp_path):
+    """The empty dataset can be saved, and `outcomes` refuses it."""
     monkeypatch.setattr(replicas, "ThreadPoolExecutor", pool_that_runs(7))
     monkeypatch.setattr(replicas, "wait", interrupt)
     with pytest.raises(Interrupted) as caught:
@@ -376,7 +375,8 @@ def test_ctrl_c_before_anything_is_finished(monkeypatch, name, tmp_path):
 
 COUNT_MISSES = """
 import limitformer as lf
-from limitformer.sphere import pair, run
+from limitformer.sphere.pair import chain as pair
+from limitformer.sphere.tokens import run
 options = {"tokens": 2, "dim": 4, "beta": 2.0, "layers_per_unit_time": 10}
 for model in (lf.StochasticTransformer(**options), lf.HybridTransformer(**options, epsilon=1.0)):
     for method in ("overlap", "gram", "coordinates"):
@@ -386,8 +386,8 @@ print(sum(len(kernel.stats.cache_misses) for kernel in kernels), len(run.run_tok
 """
 
 
-def test_the_next_process_compiles_nothing():
-    """What one process has compiled another finds on the disk: nothing in a kernel's signature is of one process."""
+def test_second_process_compiles_nothing():
+    """It loads the kernels from disk, so no kernel signature depends on the process."""
     counts = [
         subprocess.run([sys.executable, "-c", COUNT_MISSES], capture_output=True, text=True, check=True).stdout
         for _ in range(2)

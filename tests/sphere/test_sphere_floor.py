@@ -9,8 +9,8 @@ import pytest
 import limitformer as lf
 from limitformer.numerics.lanes import LANES
 from limitformer.numerics.random import key
-from limitformer.sphere.relations import GAP_FLOOR
-from limitformer.sphere.values import LAWS, fill
+from limitformer.sphere.near.relations import GAP_FLOOR
+from limitformer.sphere.tokens.values import LAWS, fill
 from sphere_naive import gaps_of, naive_chain, naive_layer, near_plus
 from statistics_checks import STANDARD_ERRORS, assert_same_law
 
@@ -22,7 +22,7 @@ exponential = np.vectorize(Decimal.exp, otypes=[object])
 
 
 def exact_attention(x, model):
-    """A(Xⁱ) (N, d) of Decimals [CT, eqs 2, 3]."""
+    """Return A(Xⁱ) (N, d) in Decimals."""
     query, key_ = (np.eye(model.dim),) * 2 if model.query_key is None else map(np.array, model.query_key)
     weights = exponential(Decimal(model.beta) * ((x @ exactly(query).T) @ (x @ exactly(key_).T).T))
     divisor = weights.sum(1, keepdims=True) if model.attention == "softmax" else model.tokens
@@ -30,21 +30,21 @@ def exact_attention(x, model):
 
 
 def exact_layer(x, model, step, drift, value):
-    """X_{n+1} (N, d) of V (d, d) or of v, with the step and the drift of `naive_layer`."""
+    """Return X_{n+1} (N, d) from V (d, d) or v, with the step and the drift of `naive_layer`."""
     a = exact_attention(x, model)
     y = x + (drift + step * value) * a if np.ndim(value) == 0 else x + step * (a @ value.T)
     return y / np.array([[row.dot(row).sqrt()] for row in y])
 
 
 def exact_gaps(x):
-    """1 − |z| (pairs,), i < j, which keep their digits when they become doubles."""
+    """Return 1 − |z| (pairs,), i < j; these keep their digits as doubles."""
     first, second = np.triu_indices(len(x), 1)
     minus, plus = (((x[first] - s * x[second]) ** 2).sum(1) / 2 for s in (1, -1))
     return np.minimum(minus, plus).astype(float)
 
 
 def values_of(model, seed, replica, layer):
-    """V (d, d), or v (), of a layer of a replica: the numbers that the kernel draws."""
+    """Return the V (d, d), or v (), that the kernel draws for a layer of a replica."""
     size = model.dim**2 if isinstance(model, lf.StochasticTransformer) else 1
     blocks = (size + 3) // 4
     flat = np.empty(4 * blocks * LANES)
@@ -55,7 +55,7 @@ def values_of(model, seed, replica, layer):
 
 
 def tight(*rows):
-    """Tokens of length 1 to rounding: ±1 in front, and what they have across it."""
+    """Return tokens of length 1 to rounding, from signs and their components across the axis."""
     return np.array(rows, float)
 
 
@@ -90,13 +90,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gaps_of_layers_in_eighty_digits(name):
-    """Eighteen layers of replicas with other neighbours: 1 − |z| of all pairs to 1e-8; in doubles (the twin) not."""
+def test_gaps_equal_those_of_layers_in_eighty_digits(name):
+    """Eighteen layers with different neighbours: 1 − |z| of all pairs to 1e-8; doubles (the wrong twin) fail."""
     getcontext().prec = 80
     model, start = CASES[name]
     seed, replica, layers = 3, 5, 18
     run = {"samples": 9, "seed": seed, "horizon": layers / 9, "record": np.arange(layers + 1) / 9, "threads": 1}
-    found = lf.simulate(model, start, **run, method="coordinates")["gap"].values[replica]
+    gaps = lf.simulate(model, start, **run, method="coordinates")["gap"].values[replica]
     stochastic = isinstance(model, lf.StochasticTransformer)
     step, drift = (model.sigma / 3, 0.0) if stochastic else (model.epsilon / 3, 1 / 9)
     x, y = exactly(start), start
@@ -106,7 +106,7 @@ def test_gaps_of_layers_in_eighty_digits(name):
             value = values_of(model, seed, replica, layer)
             x = exact_layer(x, model, Decimal(step), Decimal(drift), exactly(value)[()])
             y = naive_layer(y, model, value)
-        np.testing.assert_allclose(found[layer], exact_gaps(x), rtol=1e-8)
+        np.testing.assert_allclose(gaps[layer], exact_gaps(x), rtol=1e-8)
     assert (abs(gaps_of(y) / exact_gaps(x) - 1) > 1e-2).any()
 
 
@@ -120,7 +120,7 @@ TIME = 25.0
 
 @cache
 def meeting(rounded):
-    """log of the last over the first gap of two tokens next to +1, to first order; or of a chain in coordinates."""
+    """Return log of the last over the first gap of two tokens near +1, to first order; or by a chain in coordinates."""
     layers, rng = round(TIME * 20), np.random.default_rng(2)
     if not rounded:
         return near_plus(MEETING, layers, rng)
@@ -132,7 +132,7 @@ def meeting(rounded):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_gaps_fall_at_their_rate_far_below_rounding(method):
-    """Of three tokens, down to 1e-60: all pairs, by independent factors; coordinates alone stop at 1e-32."""
+    """All pairs of three tokens, down to 1e-60, against independent factors; coordinates stop at 1e-32."""
     start = np.eye(3, 6) * 1e-4 + np.array([1.0, 0, 0, 0, 0, 0])
     run = {"samples": 3000, "seed": 1, "horizon": TIME, "record": [0.0, TIME], "method": method, "progress": False}
     gap = lf.simulate(MEETING, start / np.linalg.norm(start, axis=1, keepdims=True), **run)["gap"].values
@@ -147,7 +147,7 @@ def test_gaps_fall_at_their_rate_far_below_rounding(method):
 
 
 def twofold(dim, z):
-    """Two tokens at each end of an overlap z, and two tokens of it."""
+    """Return two tokens at each end of an overlap z, and two tokens of overlap z."""
     pair = np.zeros((2, dim))
     pair[0, 0] = 1
     pair[1, :2] = z, (1 - z * z) ** 0.5
@@ -160,7 +160,6 @@ RUN = {"seed": 1, "horizon": 30.0, "record": [30.0], "progress": False}
 
 @cache
 def one_and_one(dim, attention, sigma):
-    """Gaps of two tokens."""
     two = lf.StochasticTransformer(tokens=2, dim=dim, **{**TWOFOLD, "sigma": sigma}, attention=attention)
     return lf.simulate(two, twofold(dim, -0.999)[1], samples=8000, **RUN, method="overlap")["gap"].values[:, 0, 0]
 
@@ -168,10 +167,10 @@ def one_and_one(dim, attention, sigma):
 @pytest.mark.parametrize(("method", "dim"), [("gram", 5), ("coordinates", 5), ("coordinates", 4)])
 @pytest.mark.parametrize("attention", ["softmax", "unnormalized"])
 def test_tokens_that_coincide_move_as_one(method, dim, attention):
-    """Two and two have the law of one and one, whose method has no floor; a little less noise has not."""
+    """Two and two have the law of one and one, whose method has no floor; slightly less noise is rejected."""
     four = lf.StochasticTransformer(tokens=4, dim=dim, **TWOFOLD, attention=attention)
-    found = lf.simulate(four, twofold(dim, -0.999)[0], samples=3000, **RUN, method=method)
-    gap, exact, wrong = found["gap"].values[:, 0], one_and_one(dim, attention, 0.5), one_and_one(dim, attention, 0.46)
+    data = lf.simulate(four, twofold(dim, -0.999)[0], samples=3000, **RUN, method=method)
+    gap, exact, wrong = data["gap"].values[:, 0], one_and_one(dim, attention, 0.5), one_and_one(dim, attention, 0.46)
     np.testing.assert_array_equal(gap[:, [1, 4]], 0)  # tokens 0 and 2, 1 and 3
     np.testing.assert_array_equal(gap[:, [0, 0, 0]], gap[:, [2, 3, 5]])
     assert gap[:, 0].min() > 0
@@ -179,8 +178,8 @@ def test_tokens_that_coincide_move_as_one(method, dim, attention):
 
 
 @pytest.mark.parametrize(("method", "dim"), [("gram", 5), ("coordinates", 5), ("coordinates", 4)])
-def test_what_is_exactly_antipodal_stays(method, dim):
-    """Equal clusters, also where they repel: 1 + z is 0, not a small number that grows."""
+def test_exact_antipodes_stay(method, dim):
+    """Equal clusters stay even where they repel: 1 + z is 0, not a small number that grows."""
     model = lf.StochasticTransformer(tokens=4, dim=dim, beta=0.2, layers_per_unit_time=5)
     start = twofold(dim, -1.0)[0]
     gap = lf.simulate(model, start, samples=40, seed=1, horizon=200.0, method=method, progress=False)["gap"].values
@@ -188,8 +187,8 @@ def test_what_is_exactly_antipodal_stays(method, dim):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_gaps_are_held_at_their_least(method):
-    """At |D| = 1e-150, and tokens on the sphere; a gap of zero is another thing."""
+def test_differences_stay_above_their_least_length(method):
+    """|D| stays at 1e-150 and tokens stay on the sphere; a gap of zero stays zero."""
     model = lf.StochasticTransformer(tokens=3, dim=5, beta=1.0, layers_per_unit_time=5)
     start = np.eye(5)[[0, 0, 0]]
     start[2, 1] = 1e-5
@@ -208,42 +207,41 @@ FAR = np.array([[1.0, 0, 0, 0], [-1.0, 1e-30, 0, 0], [1.0, 1e-60, 0, 0], [-1.0, 
 
 
 def share_left(overlap):
-    """Of replicas (samples,) still at −1, and its standard error."""
+    """Return the share of replicas (samples,) still at −1, and its standard error."""
     stays = overlap < -0.5
     return stays.mean(), stays.std() / len(stays) ** 0.5
 
 
 @cache
 def right_share():
-    """By the two-token chain, which has no floor."""
+    """Return the share by the two-token chain, which has no floor."""
     two = lf.StochasticTransformer(tokens=2, **LEAVING)
     return share_left(lf.simulate(two, FAR[:2], samples=10_000, **LEFT, method="overlap")["overlap"].values[:, 0, 0])
 
 
 @cache
 def share_in_doubles():
-    """By the layers as they are written, whose coordinates round."""
+    """Return the share by naive layers, whose coordinates round."""
     two = lf.StochasticTransformer(tokens=2, **LEAVING)
     x = naive_chain(two, FAR[:2], 1200, 400, seed=5)
     return share_left((x[:, 0] * x[:, 1]).sum(-1))
 
 
 @pytest.mark.parametrize(("tokens", "method"), [(2, "gram"), (2, "coordinates"), (4, "coordinates")])
-def test_rounding_feeds_no_tokens_back(tokens, method):
-    """Near a threshold, from 1 + z = 5e-61: how many are still at −1 after 1,200 layers; in doubles too few are."""
+def test_rounding_moves_no_tokens_away_from_antipodes(tokens, method):
+    """Near a threshold, from 1 + z = 5e-61, the share at −1 after 1,200 layers is right; in doubles it is too small."""
     model = lf.StochasticTransformer(tokens=tokens, **LEAVING)
-    found = lf.simulate(model, FAR[:tokens], samples=1000, **LEFT, method=method)["overlap"].values[:, 0, 0]
-    assert deviation(share_left(found), right_share()) < STANDARD_ERRORS
+    overlaps = lf.simulate(model, FAR[:tokens], samples=1000, **LEFT, method=method)["overlap"].values[:, 0, 0]
+    assert deviation(share_left(overlaps), right_share()) < STANDARD_ERRORS
     assert deviation(share_in_doubles(), right_share()) > STANDARD_ERRORS
 
 
 def deviation(one, other):
-    """Of two shares, in standard errors."""
     return abs(one[0] - other[0]) / np.hypot(one[1], other[1])
 
 
-def test_a_floor_is_said_where_there_is_one():
-    """Q and K with logits beyond the range of what is carried; else nothing is said, for there is none."""
+def test_gap_floor_is_recorded_only_without_differences():
+    """Q and K with large logits have a floor; other models have none."""
     run = {"samples": 2, "seed": 0, "horizon": 1.0}
     for beta, floor in ((1.0, None), (1e4, GAP_FLOOR)):
         model = lf.StochasticTransformer(tokens=4, **{**SHAPE, "beta": beta}, query_key=QUERY_KEY)

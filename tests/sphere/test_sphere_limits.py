@@ -9,7 +9,7 @@ import pytest
 from scipy.integrate import solve_ivp
 
 import limitformer as lf
-from limitformer.sphere.values import LAWS
+from limitformer.sphere.tokens.values import LAWS
 from sphere_naive import draw, euler_maruyama, naive_attention, naive_layer, tokens_at
 from statistics_checks import STANDARD_ERRORS, assert_same_law, least_p, standard_errors
 
@@ -35,14 +35,14 @@ def start_of(model):
 
 
 def directions(model):
-    """The unit matrices E_kl (d², d, d), or the unit number (1,), in which values vary."""
+    """Return the unit matrices E_kl (d², d, d), or the number (1,), in which values vary."""
     if isinstance(model, lf.HybridTransformer):
         return np.ones(1)
     return np.eye(model.dim**2).reshape(-1, model.dim, model.dim)
 
 
 def one_layer_derivatives(model):
-    """First and second derivatives (directions, N, d) of a layer, without the 1/L of the hybrid, by the values."""
+    """Return first and second derivatives (directions, N, d) of a layer by the values, without the hybrid's 1/L."""
     x, h = start_of(model), 1e-3
     if isinstance(model, lf.HybridTransformer):  # X + ω A with ω = ε v alone: so many layers that 1/L is nothing
         many = 10**18
@@ -62,7 +62,7 @@ def tangent_of(y, a):
 
 @every_model
 def test_drift_is_the_mean_step(model):
-    """Half the second derivatives of the layer by the values, summed, and P⊥A of the hybrid's 1/L: to 1e-8."""
+    """Half the sum of second derivatives by the values, and P⊥A for the 1/L of the hybrid: to 1e-8."""
     y, (_, second) = start_of(model), one_layer_derivatives(model)
     a, expected = naive_attention(y, model), second.sum(0) / 2
     hybrid = isinstance(model, lf.HybridTransformer)
@@ -75,7 +75,7 @@ def test_drift_is_the_mean_step(model):
 
 @every_model
 def test_diffusion_is_the_covariance_of_the_step(model):
-    """Products of the first derivatives, summed over the values: to 1e-8; the wrong twin is not projected."""
+    """Products of first derivatives, summed over the values: to 1e-8; the wrong twin has no projection."""
     first, _ = one_layer_derivatives(model)
     y = start_of(model)
     diffusion = lf.limit(model).diffusion(y)
@@ -109,8 +109,8 @@ def test_the_sde_stays_on_the_sphere(model):
 
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("name", ["softmax", "hybrid, unnormalized"])
-def test_one_step_of_many_layers_has_these_moments(name, law):
-    """L times the mean and the covariance of one naive layer at L = 10⁴, the mean of V and −V together."""
+def test_one_naive_layer_has_the_moments_of_the_limit(name, law):
+    """L times mean and covariance of one layer at L = 10⁴, with the mean of V and −V together."""
     layers, size = 10_000, 100_000
     model = replace(MODELS[name], layers_per_unit_time=layers, values=law)
     y, rng = start_of(model), np.random.default_rng(1)
@@ -128,7 +128,7 @@ def test_one_step_of_many_layers_has_these_moments(name, law):
 
 
 def assert_moments(samples, right, wrong):
-    """Means (k,) to five standard errors, as they are dozens, and a bias of order 1/L; not so the wrong ones."""
+    """Compare means (k,) to five standard errors plus a bias of order 1/L; the wrong means must fail."""
     error = 5 * samples.std(0) / len(samples) ** 0.5 + 5e-4
     assert (np.abs(samples.mean(0) - right) < error).all()
     assert (np.abs(samples.mean(0) - wrong) > error).any()
@@ -143,21 +143,21 @@ HYBRID = lf.HybridTransformer(tokens=3, dim=3, beta=1.7, layers_per_unit_time=40
 
 
 def overlaps(model, start, seed=1, horizon=0.5, **options):
-    found = lf.simulate(model, start, samples=SAMPLES, seed=seed, horizon=horizon, record=[horizon], **options)
-    z = found["overlap"].values[:, 0]
-    return {f"z{k}": z[:, k] for k in range(z.shape[1])} | {"log gap": np.log(found["gap"].values[:, 0].min(1))}
+    data = lf.simulate(model, start, samples=SAMPLES, seed=seed, horizon=horizon, record=[horizon], **options)
+    z = data["overlap"].values[:, 0]
+    return {f"z{k}": z[:, k] for k in range(z.shape[1])} | {"log gap": np.log(data["gap"].values[:, 0].min(1))}
 
 
 @cache
 def limit_of(model):
-    """Overlaps of the SDE, in steps of 1/400."""
+    """Return overlaps of the SDE in steps of 1/400."""
     return overlaps(lf.limit(model), START[: model.tokens], seed=2, dt=1 / 400)
 
 
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("model", [TWO, THREE], ids=["two tokens", "three tokens"])
 def test_every_law_of_the_values_has_one_limit(model, law):
-    """[CT, Theorem 1] 400 layers in a unit of time against the SDE; values of a tenth more do not converge to it."""
+    """[CT, Theorem 1] 400 layers per unit of time against the SDE; values that are a tenth larger are rejected."""
     start, limit = START[: model.tokens], limit_of(model)
     one = overlaps(replace(model, values=law), start)
     assert_same_law(one, limit, wrong=overlaps(replace(model, sigma=1.1 * model.sigma, values=law), start))
@@ -165,22 +165,21 @@ def test_every_law_of_the_values_has_one_limit(model, law):
 
 @pytest.mark.parametrize("law", LAWS)
 def test_every_law_of_the_noise_has_one_limit(law):
-    """[CT, Lemma 3] The same for the hybrid model."""
+    """[CT, Lemma 3] The hybrid model has one limit too."""
     limit = limit_of(HYBRID)
     one, wrong = (overlaps(replace(HYBRID, values=law, epsilon=e), START) for e in (1.1, 1.1 * 1.15))
     assert_same_law(one, limit, wrong=wrong)
 
 
-def test_a_few_layers_have_not_converged():
-    """So that the agreement above is not one that any number of layers would show."""
+def test_wrong_twin_few_layers_differ_from_the_limit():
     limit = limit_of(THREE)
     few = overlaps(replace(THREE, layers_per_unit_time=2, values="rademacher"), START)
     assert least_p(few, limit)[0] < 1e-10
 
 
 @pytest.mark.parametrize("model", [replace(THREE, sigma=0.8), HYBRID], ids=["stochastic", "hybrid"])
-def test_the_limit_is_the_papers_sde(model):
-    """Against Euler-Maruyama of [CT, eqs 6, 8] as printed, ⟨Yⁱ, Yʲ⟩ as it is; with half of their second drift not."""
+def test_limit_equals_euler_maruyama_of_the_paper(model):
+    """⟨Yⁱ, Yʲ⟩ against Euler-Maruyama of [CT, eqs 6, 8]; half of the second drift is rejected."""
     start = tokens_at(8, 3, 3)  # no overlap near ±1, where leaving the sphere would be seen
     first, second = np.triu_indices(3, 1)
 
@@ -194,8 +193,8 @@ def test_the_limit_is_the_papers_sde(model):
 
 
 @pytest.mark.parametrize("method", ["gram", "coordinates", None])
-def test_the_limit_knows_neither_layers_nor_law(method):
-    """The same bits for models that differ in those alone."""
+def test_limit_depends_neither_on_layers_nor_on_law(method):
+    """Models that differ only in these have the same bits."""
     model = replace(THREE, dim=5)
     start = tokens_at(1, 3, 5)
     run = {"samples": 20, "seed": 3, "horizon": 0.5, "dt": 0.02, "method": method}
@@ -218,7 +217,7 @@ def test_a_step_of_the_limit_is_a_layer():
 
 
 def flow(model, start, time):
-    """Tokens of dY = P⊥A dt [CT, Lemma 2] at `time`."""
+    """Return tokens of dY = P⊥A dt [CT, Lemma 2] at `time`."""
 
     def right(_, y):
         y = y.reshape(start.shape)
@@ -230,7 +229,7 @@ def flow(model, start, time):
 @pytest.mark.parametrize("name", ["hybrid", "hybrid, unnormalized", "hybrid, Q and K"])
 @pytest.mark.parametrize("of", ["chain", "limit"])
 def test_without_noise_layers_converge_to_the_flow(name, of):
-    """The error is of order 1/L, half at twice the layers, so that two minus one have none of it."""
+    """The error is of order 1/L: half at twice the layers, so extrapolation removes it."""
     model = replace(MODELS[name], epsilon=0.0)
     start = start_of(model)
     exact, ends = flow(model, start, 1.0), []
@@ -238,8 +237,8 @@ def test_without_noise_layers_converge_to_the_flow(name, of):
         options = {} if of == "chain" else {"dt": 1 / layers}
         process = replace(model, layers_per_unit_time=layers)
         process = process if of == "chain" else lf.limit(model)
-        found = lf.simulate(process, start, samples=1, seed=0, horizon=1.0, record=[1.0], keep="tokens", **options)
-        ends.append(found["tokens"].values[0, 0])
+        data = lf.simulate(process, start, samples=1, seed=0, horizon=1.0, record=[1.0], keep="tokens", **options)
+        ends.append(data["tokens"].values[0, 0])
     first, second = (np.abs(end - exact).max() for end in ends)
     assert 1.9 < first / second < 2.1
     assert np.abs(2 * ends[1] - ends[0] - exact).max() < 0.02 * second
@@ -264,14 +263,14 @@ def test_the_default_step_resolves_the_model(model, monkeypatch):
     rate = lf.limit(model).fastest_rate
     horizon = (2.0 if isinstance(model, lf.StochasticTransformer) else 3.0) / rate
     run = {"samples": 20_000, "seed": 1, "progress": False}
-    found = lf.simulate(lf.limit(model), 0.3, **run, horizon=horizon, record=[horizon])
+    data = lf.simulate(lf.limit(model), 0.3, **run, horizon=horizon, record=[horizon])
     law = lf.overlap(model).density([horizon], start=0.3, steps=200)
     z, weights = np.tanh(law["artanh_overlap"].values), law["density"].values[0] * law.attrs["spacing"]
     ends = float(law["above"].values[0]), float(law["below"].values[0])
     monkeypatch.setattr(import_module("limitformer.sphere.limit_paths"), "COARSEST", np.inf)
     coarse = lf.simulate(lf.limit(model), 0.3, **run, horizon=horizon, record=[horizon], dt=horizon / 2)
     errors = {}
-    for name, paths in (("default", found), ("two steps", coarse)):
+    for name, paths in (("default", data), ("two steps", coarse)):
         last = paths["overlap"].values[:, -1, 0]
         exact = (weights * z).sum() + ends[0] - ends[1], (weights * z**2).sum() + sum(ends)
         errors[name] = np.abs([standard_errors(last, exact[0]), standard_errors(last**2, exact[1])]).max()
@@ -279,8 +278,8 @@ def test_the_default_step_resolves_the_model(model, monkeypatch):
     assert errors["two steps"] > STANDARD_ERRORS
 
 
-def test_a_step_that_is_too_long_is_refused():
-    """With the rate, the longest that is allowed, and what the default takes."""
+def test_too_long_steps_are_refused():
+    """The message has the rate, the longest allowed step and the default."""
     model = lf.limit(POINTS[4])
     needed = rf"move at a rate of {model.fastest_rate:.3g}: it must be at most .*; got 0.01. The default takes"
     with pytest.raises(lf.InputError, match=needed):

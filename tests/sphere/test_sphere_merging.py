@@ -1,4 +1,4 @@
-"""Early stops of many tokens: tokens that have become one stay one, two clusters go on as two points, one law."""
+"""Early stops of many tokens: merged tokens stay merged, two clusters continue as two points, with the same law."""
 
 import importlib
 from dataclasses import replace
@@ -9,10 +9,10 @@ from scipy import stats
 
 import limitformer as lf
 from limitformer.simulation.processes import process_of
-from limitformer.sphere.merging import SHARES, TRANSIT, TURN, Merging, walk_exponent
-from limitformer.sphere.pair import open_pairs
-from limitformer.sphere.stopping import MARGIN, ORDERS
-from limitformer.sphere.two_clusters import TwoClusters, advance_clusters
+from limitformer.sphere.pair.chain import open_pairs
+from limitformer.sphere.stopping.bound import MARGIN, ORDERS
+from limitformer.sphere.stopping.merging import SHARES, TRANSIT, TURN, Merging, walk_exponent
+from limitformer.sphere.stopping.two_clusters import TwoClusters, advance_clusters
 from sphere_naive import naive_attention, naive_layer, normalised, overlaps_of
 from statistics_checks import ALPHA, STANDARD_ERRORS, assert_same_law
 
@@ -34,8 +34,8 @@ def process_with(model, level=LEVEL, tolerance=TOLERANCE, keep="outcome"):
 
 
 def moved(model, p, z, samples):
-    """Overlaps after one layer of p tokens at X¹ and the others at X², by the kernel."""
-    constants, found = process_with(model).pair_constants(), np.empty(samples)
+    """Return overlaps after one layer of p tokens at X¹ and the others at X², by the kernel."""
+    constants, overlaps = process_with(model).pair_constants(), np.empty(samples)
     for begin in range(0, samples, 256):
         pairs, count = open_pairs(), min(256, samples - begin)
         pairs.running[0] = count
@@ -43,8 +43,8 @@ def moved(model, p, z, samples):
         pairs.w[:], pairs.sign[:] = (1 - abs(z)) / (1 + abs(z)), np.sign(z)
         two = TwoClusters(pairs, np.full(256, float(p)))
         advance_clusters(constants, model.tokens, np.uint64(3), np.uint64(4), np.uint64(1), two)
-        found[begin : begin + count] = (pairs.sign * (1 - pairs.w) / (1 + pairs.w))[:count]
-    return found
+        overlaps[begin : begin + count] = (pairs.sign * (1 - pairs.w) / (1 + pairs.w))[:count]
+    return overlaps
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def moved(model, p, z, samples):
     [(2, 1, 4, 1.0, -0.3), (1, 2, 4, 1.0, -0.999), (3, 3, 3, 0.7, 0.4), (5, 1, 2, 2.0, -0.4), (1, 7, 6, 0.5, -0.9)],
 )
 def test_a_layer_of_two_clusters_is_a_layer_of_their_tokens(p, q, dim, beta, z):
-    """Against every token and every matrix of [CT, eq. 4]; clusters of other sizes do not fit."""
+    """Every token and every matrix of the naive layer; clusters of other sizes (the wrong twin) are rejected."""
     model = model_of(p + q, dim, layers=4, beta=beta)
     x = np.zeros((p + q, dim))
     x[:p, 0], x[p:, 0], x[p:, 1] = 1.0, z, (1 - z * z) ** 0.5
@@ -62,19 +62,19 @@ def test_a_layer_of_two_clusters_is_a_layer_of_their_tokens(p, q, dim, beta, z):
     assert_same_law({"z": moved(model, p, z, 20_000)}, {"z": naive}, {"z": moved(other, p + 6, z, 20_000)})
 
 
-def test_unequal_clusters_are_driven_from_antipodes_and_equal_ones_are_not():
-    """From z = −1 itself, w = 0: 1 + z after a layer is c²(T₁ − T₂)²(…)/2 for p ≠ q, and 0 for p = q."""
+def test_only_unequal_clusters_leave_antipodes():
+    """One layer moves w = 0 to 1 + z = c²(T₁ − T₂)²(…)/2 for p ≠ q, and to 0 for p = q."""
     model = model_of(3, 4, beta=2.0)
     e, c = np.exp(-2 * model.beta), model.layers_per_unit_time**-0.5
     drive = 3 * e / ((2 + e) * (1 + 2 * e))  # θ
-    found = 1 + moved(model, 2, -1 + 1e-14, 4000)
+    gaps = 1 + moved(model, 2, -1 + 1e-14, 4000)
     wanted = 3 * (2 * c * drive) ** 2 / 2  # three directions across, |d| = 2
-    assert found.mean() == pytest.approx(wanted, rel=0.15)
+    assert gaps.mean() == pytest.approx(wanted, rel=0.15)
     assert (1 + moved(model_of(4, 4, beta=2.0), 2, -1 + 1e-14, 4000)).max() < 1e-12
 
 
-def test_two_against_one_live_as_long_as_the_formula_says():
-    """β = 2, d = 4: 32.66 to z = 0.9, as by their three tokens (`test_sphere_clusters`)."""
+def test_lifetime_of_two_against_one_equals_the_formula():
+    """β = 2, d = 4: 32.66 to z = 0.9, as for three single tokens (`test_sphere_clusters`)."""
     model = model_of(3, 4, layers=100, beta=2.0)
     start = np.array([[1.0, 0, 0, 0], [1, 0, 0, 0], [-1, 0, 0, 0]])
     times = np.arange(0, 400.25, 0.25)
@@ -99,12 +99,12 @@ LAWS = {
 
 
 def kinds(data):
-    """Of each time, how many samples have each outcome."""
+    """Count the samples with each outcome, at each time."""
     return np.stack([data[name].values for name in NAMES], -1)
 
 
 def least_p(one, other):
-    """Of the chi-square tests of the outcomes at each time; rare ones together."""
+    """Return the least p-value of chi-square tests of the outcomes at each time; rare outcomes are pooled."""
     ps = []
     for x, y in zip(np.swapaxes(kinds(one), 0, 1), np.swapaxes(kinds(other), 0, 1), strict=True):
         _, which = np.unique(np.concatenate([x, y]), axis=0, return_inverse=True)
@@ -118,22 +118,22 @@ def least_p(one, other):
 
 @pytest.mark.parametrize("name", LAWS)
 def test_outcomes_have_the_law_of_those_without_a_stop(name, monkeypatch):
-    """Who stops where two clusters are only on their way counts some wrongly."""
+    """Bounds that stop two clusters on their way (the wrong twin) are rejected."""
     model, options = LAWS[name]
     times = [options["horizon"] * share for share in (0.25, 0.5, 1.0)]
     run = {"record": times, "keep": "outcome", "tolerance": TOLERANCE, "progress": False, **options}
     free = lf.simulate(model, samples=3000, seed=0, **run)
-    held = lf.simulate(model, samples=3000, seed=1, early_stop=1e-9, **run)
-    assert np.isfinite(held["stopped"].values).mean() > 0.2
-    assert least_p(free, held) > ALPHA
-    module = importlib.import_module("limitformer.sphere.process")
+    stopped = lf.simulate(model, samples=3000, seed=1, early_stop=1e-9, **run)
+    assert np.isfinite(stopped["stopped"].values).mean() > 0.2
+    assert least_p(free, stopped) > ALPHA
+    module = importlib.import_module("limitformer.sphere.tokens.process")
     monkeypatch.setattr(module, "merging_bounds", lambda *_: Merging(1e-6, 1e-6, 1.0, 0.3, 0.3))
     bold = lf.simulate(model, samples=3000, seed=2, early_stop=1e-9, **run)
     assert least_p(free, bold) < ALPHA
 
 
-def test_most_of_a_long_run_is_saved():
-    """Of five tokens all are in one or two clusters long before the end, and those that stop do so well before."""
+def test_most_replicas_stop_early_in_a_long_run():
+    """Five tokens are in one or two clusters long before the end, and most replicas stop early."""
     model = model_of(5, 4, beta=3.0)
     run = {"samples": 400, "seed": 0, "horizon": 160.0, "record": [160.0], "keep": "outcome", "progress": False}
     stopped = lf.simulate(model, early_stop=1e-9, **run)["stopped"].values
@@ -150,7 +150,7 @@ def test_most_of_a_long_run_is_saved():
     ],
 )
 def test_tokens_that_coincide_from_the_start_stop_at_once(model, start, outcome):
-    """Where nothing can happen any more; the outcome stands at every time."""
+    """All recorded times have the outcome of the start."""
     run = {"horizon": 2.0, "samples": 9, "seed": 0, "keep": "outcome", "progress": False}
     data = lf.simulate(model, np.array(start), early_stop=1e-6, method="coordinates", **run)
     assert (data["stopped"].values == 0).all()
@@ -171,14 +171,14 @@ NO_STOPS = {
 
 
 @pytest.mark.parametrize("name", NO_STOPS)
-def test_where_there_is_no_bound_nothing_changes(name):
+def test_early_stop_changes_nothing_without_a_bound(name):
     model, options = NO_STOPS[name]
     run = {"horizon": 3.0, "samples": 9, "seed": 0, "keep": "outcome", "tolerance": 0.1, "progress": False} | options
-    free, held = lf.simulate(model, **run), lf.simulate(model, early_stop=0.5, **run)
-    assert held.attrs["stop_gaps"] == [0.0, 0.0]
-    assert np.isinf(held["stopped"].values).all()
+    free, stopped = lf.simulate(model, **run), lf.simulate(model, early_stop=0.5, **run)
+    assert stopped.attrs["stop_gaps"] == [0.0, 0.0]
+    assert np.isinf(stopped["stopped"].values).all()
     for variable in free.data_vars:
-        np.testing.assert_array_equal(free[variable], held[variable])
+        np.testing.assert_array_equal(free[variable], stopped[variable])
 
 
 # --- the bounds -------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_where_there_is_no_bound_nothing_changes(name):
 @pytest.mark.parametrize("dim", [2, 4, 9])
 @pytest.mark.parametrize("share", SHARES)
 def test_distances_in_a_cluster_fall_by_the_exponent_of_the_bound(dim, share):
-    """E (|D′|/|D|)^r = 1 at r near dim − 1 whatever |A|, by vectors; the exponent of the library is not above it."""
+    """E (|D′|/|D|)^r = 1 at r near dim − 1 for every |A|, by vectors; the exponent of the library is not above it."""
     c = 0.1 * share
     g = np.random.default_rng(5).standard_normal((400_000, dim))
     y = np.eye(dim)[0] + c * g  # xᵖ + c V A
@@ -204,9 +204,9 @@ def test_distances_in_a_cluster_fall_by_the_exponent_of_the_bound(dim, share):
 @pytest.mark.parametrize("layers", [16, 20, 25, 30])
 @pytest.mark.parametrize("dim", [3, 5, 6, 7, 8])
 def test_no_exponent_of_long_steps_is_above_the_true_one(dim, layers):
-    """E (|D′|/|D|)^r by an integral over the length and the direction of xᵖ + cVA, at the r that is used.
+    """E (|D′|/|D|)^r by an integral over length and direction of xᵖ + cVA, at the exponent of the library.
 
-    At c = .25 quadratures of both orders agree on too large ones.
+    At c = 0.25 quadratures of both orders agree on exponents that are too large.
     """
     c, edge = layers**-0.5, TOLERANCE / (2 - TOLERANCE)
     model = model_of(3, dim, layers, beta=0.1)
@@ -220,7 +220,7 @@ def test_no_exponent_of_long_steps_is_above_the_true_one(dim, layers):
 
 
 def integral(dim, c, r):
-    """Of |y|^{−r} (1 − ⟨y/|y|, e₂⟩²)^{r/2}, y = e₁ + cg: given |y₁|, y₂ by Gauss-Hermite, the rest is a χ²."""
+    """Integrate |y|^{−r} (1 − ⟨y/|y|, e₂⟩²)^{r/2} over y = e₁ + cg: y₂ by Gauss-Hermite, the rest as χ²."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(40)
     weights = weights / weights.sum()
     others, of_others = (np.zeros(1), np.ones(1))
@@ -234,18 +234,18 @@ def integral(dim, c, r):
 
 
 @pytest.mark.parametrize("step", [1e-50, 1e-20, 1e-8])
-def test_steps_too_small_to_be_seen_have_no_bound(step):
+def test_steps_below_rounding_have_no_bound(step):
     model = model_of(3, 4, layers=1, sigma=step)
     assert process_with(model).merging.together == 0
-    assert process_with(replace(model, tokens=2)).stops() == (0, 0)
+    assert process_with(replace(model, tokens=2)).stop_gaps == (0, 0)
 
 
-def test_clusters_that_nothing_holds_at_antipodes_have_no_stop_there():
-    assert process_with(model_of(3, 4)).stops()[1] == 0 < process_with(model_of(4, 4)).stops()[1]
+def test_unequal_clusters_have_no_stop_at_antipodes():
+    assert process_with(model_of(3, 4)).stop_gaps[1] == 0 < process_with(model_of(4, 4)).stop_gaps[1]
 
 
-def test_a_gap_near_the_smallest_number_opens_as_without_a_stop():
-    """Where a layer may multiply it by anything: 1 + z from 1e-292 to 1, in 48 layers and not in 81, was wrong."""
+def test_gap_near_the_least_double_opens_as_without_a_stop():
+    """A layer may multiply w by any factor here; 1 + z must grow from 1e-292 to 1 in 81 layers."""
     layers = 40
     model = model_of(4, 100_000, layers, beta=0.0, sigma=0.199 * layers**0.5)
     start = np.zeros((4, model.dim))
@@ -260,8 +260,8 @@ def test_a_gap_near_the_smallest_number_opens_as_without_a_stop():
 
 
 @pytest.mark.parametrize(("tokens", "dim"), [(3, 2), (5, 3), (3, 4)])
-def test_one_cluster_is_one_for_good(tokens, dim):
-    """From the edge of the bound at most 5 % ever leave the tolerance; of one with twice the exponent far more do."""
+def test_one_cluster_stays_one(tokens, dim):
+    """At most 5 % ever leave the tolerance from the edge of the bound; twice the exponent (the wrong twin) fails."""
     model = model_of(tokens, dim)
     w = process_with(model).merging.stop_plus
     edge = TOLERANCE / (2 - TOLERANCE)
@@ -272,7 +272,7 @@ def test_one_cluster_is_one_for_good(tokens, dim):
 
 
 def share_that_parts(model, w):
-    """Of replicas with all tokens but the first so far from it, those of which one ever leaves the tolerance."""
+    """Return the share of replicas, with tokens at this distance from the first, that ever leave the tolerance."""
     direction = np.zeros((model.tokens, model.dim))
     direction[1:] = np.random.default_rng(0).standard_normal((model.tokens - 1, model.dim))
     direction[:, 0] = 0.0
@@ -283,8 +283,8 @@ def share_that_parts(model, w):
     return float((data["clusters"].values > 1).any(1).mean())
 
 
-def test_a_way_from_antipodes_to_one_point_hardly_parts_the_tokens_of_a_cluster():
-    """Two of a cluster and one across: |D| over its value at the start, by first order beside every layer of [CT].
+def test_distances_in_a_cluster_grow_far_less_than_transit_allows():
+    """Two tokens of a cluster move from antipodes to one point with one across; |D| to first order.
 
     `TRANSIT` allows a growth of 1e20.
     """
@@ -294,7 +294,7 @@ def test_a_way_from_antipodes_to_one_point_hardly_parts_the_tokens_of_a_cluster(
 
 
 def growth(beta, larger, samples=200, seconds=30):
-    """The largest |D| of any time and sample over that at the start, z = −.9; D is held at 1e-8 of tokens' size."""
+    """Return the largest |D| of all times and samples over that at z = −0.9; D is kept at 1e-8 of its size."""
     model = model_of(larger + 1, 4, layers=50, beta=beta)
     rng = np.random.default_rng(2)
     x = np.zeros((samples, larger + 1, 4))
@@ -318,7 +318,7 @@ def growth(beta, larger, samples=200, seconds=30):
 
 
 def test_the_limit_merges_by_its_own_step():
-    """As a chain of 1/dt layers, whatever the law of its values."""
+    """It merges as a chain of 1/dt layers, for every law of its values."""
     chain = process_with(model_of(3, 4)).merging
     options = {"horizon": 1.0, "early_stop": LEVEL, "tolerance": TOLERANCE, "keep": "outcome", "dt": 1 / 50}
     limit = process_of(lf.limit(replace(model_of(3, 4), values="rademacher")), None, None, options).merging

@@ -10,7 +10,7 @@ import limitformer as lf
 from limitformer.base import memory
 from limitformer.base.errors import InputError
 from limitformer.models.sphere_start import SphereStart
-from limitformer.simulation import simulate as engine
+from limitformer.sphere.chain import PATHS
 
 SIZE = {"tokens": 3, "dim": 4, "beta": 1.5, "layers_per_unit_time": 10}
 PAIR = {**SIZE, "tokens": 2}
@@ -46,8 +46,7 @@ def test_json_and_back(model):
     np.testing.assert_array_equal(getattr(again, "model", again).bilinear(), declared.bilinear())
 
 
-def test_no_two_of_these_models_are_equal():
-    """So that the round trip above cannot lose a field."""
+def test_models_of_the_round_trip_are_distinct():
     assert len({lf.to_json(model) for model in MODELS.values()}) == len(MODELS)
     assert all(a != b for a in MODELS.values() for b in MODELS.values() if a is not b)
 
@@ -79,8 +78,8 @@ def test_defaults():
     assert STOCHASTIC(**SIZE).attention == "softmax"
 
 
-def test_isotropic_is_what_q_and_k_do_together():
-    """QᵀK = I of a turned pair (U, U) with orthonormal columns, and not of (U, 2U)."""
+def test_isotropic_depends_on_the_product_of_q_and_k():
+    """QᵀK = I for a rotated pair (U, U) with orthonormal columns, but not for (U, 2U)."""
     turn = np.linalg.qr(np.random.default_rng(0).standard_normal((6, 4)))[0]
     assert STOCHASTIC(**SIZE).is_isotropic
     assert STOCHASTIC(**SIZE, query_key=(turn, turn)).is_isotropic
@@ -125,13 +124,13 @@ def test_a_multiple_of_the_identity_is_another_beta():
     ],
 )
 @pytest.mark.parametrize("kind", [STOCHASTIC, HYBRID])
-def test_what_both_models_refuse(kind, changes, message):
+def test_both_models_refuse_bad_values(kind, changes, message):
     own = {"epsilon": 0.5} if kind is HYBRID else {}
     refused(lambda: kind(**{**SIZE, **own, **changes}), message)
 
 
 @pytest.mark.parametrize("sigma", [0, -1.0])
-def test_a_sigma_that_is_not_positive_is_refused(sigma):
+def test_sigma_must_be_positive(sigma):
     refused(lambda: STOCHASTIC(**SIZE, sigma=sigma), f"sigma must be positive; got {float(sigma)}.")
 
 
@@ -152,7 +151,7 @@ def unnormalized(beta, **changes):
 
 
 def test_weights_that_overflow_are_refused():
-    """Only where they are not shifted; 150 itself is allowed."""
+    """They overflow only without a shift; 150 itself is allowed."""
     assert unnormalized(150.0).beta == 150.0
     assert STOCHASTIC(**{**SIZE, "beta": 1e6}).beta == 1e6
     message = "Unnormalized attention overflows: with logits up to 151 a layer's step leaves the range of doubles."
@@ -163,8 +162,8 @@ def test_weights_that_overflow_are_refused():
 
 @pytest.mark.parametrize("method", ["overlap", "gram", "coordinates"])
 @pytest.mark.parametrize(("beta", "sigma"), [(150.0, 1.0), (80.0, 1e30), (34.0, 1e50)])
-def test_what_is_just_accepted_is_finite(method, beta, sigma):
-    """One layer per unit of time, the longest step; a step that is squared twice overflows from beta = 180 on."""
+def test_largest_accepted_beta_gives_finite_results(method, beta, sigma):
+    """One layer per unit of time is the longest step; a step that is squared twice overflows above beta = 180."""
     model = unnormalized(beta, tokens=2, sigma=sigma, layers_per_unit_time=1)
     data = lf.simulate(model, 0.3, samples=64, seed=0, horizon=20.0, method=method)
     assert np.isfinite(data["overlap"].values).all()
@@ -174,7 +173,7 @@ def test_what_is_just_accepted_is_finite(method, beta, sigma):
 
 @pytest.mark.parametrize("stretch", [1.0, 1.83, 2.38, 3.0, 7.0, 8.44, 123.456])
 def test_the_beta_that_is_suggested_is_accepted(stretch):
-    """And it is near: a beta that is larger by a percent is not."""
+    """A beta that is one percent larger is refused."""
     change = {"query_key": (np.diag([1.0, stretch, 1.0, 1.0]), np.eye(4))}
     with pytest.raises(InputError) as caught:
         unnormalized(1000.0, **change)
@@ -185,7 +184,7 @@ def test_the_beta_that_is_suggested_is_accepted(stretch):
 
 @pytest.mark.parametrize("attention", ["softmax", "unnormalized"])
 def test_a_product_of_q_and_k_that_overflows_is_refused(attention):
-    """Each is finite, QᵀK is not."""
+    """Q and K are finite but QᵀK is not."""
     huge = np.full((4, 4), 1e200)
     with pytest.raises(InputError, match="Q"):
         STOCHASTIC(**SIZE, attention=attention, query_key=(huge, huge))
@@ -200,12 +199,13 @@ def no_work(*arguments):
 
 def refuses(message, monkeypatch, model=None, start=None, **settings):
     """`simulate` raises before anything is allocated or prepared."""
-    monkeypatch.setattr(engine.SpherePaths, "outputs", no_work)
-    monkeypatch.setattr(engine.SpherePaths, "prepare", no_work)
+    for paths in PATHS.values():
+        monkeypatch.setattr(paths, "outputs", no_work)
+        monkeypatch.setattr(paths, "prepare", no_work)
     model = STOCHASTIC(**PAIR) if model is None else model
-    given = {"samples": 2, "seed": 0, "threads": 1, "horizon": 1.0, **settings}
-    given = {name: value for name, value in given.items() if value is not Ellipsis}
-    refused(lambda: lf.simulate(model, start, **given), message)
+    arguments = {"samples": 2, "seed": 0, "threads": 1, "horizon": 1.0, **settings}
+    arguments = {name: value for name, value in arguments.items() if value is not Ellipsis}
+    refused(lambda: lf.simulate(model, start, **arguments), message)
 
 
 HALF = 0.5**0.5
@@ -258,15 +258,15 @@ def test_an_overlap_is_of_two_tokens(monkeypatch, tokens):
     ids=["overlap", "two tokens", "off the sphere"],
 )
 def test_a_start_of_another_model_is_refused(monkeypatch, start, message):
-    """Made for two tokens, or off the sphere, and given to three."""
+    """The starts have two tokens, or lie off the sphere, but the model has three tokens."""
     refuses(message, monkeypatch, STOCHASTIC(**SIZE), start)
 
 
-def test_starts_are_made_exact():
-    """A length that is off by 1e-10 is rounding, and divided out; by 1e-8 it is a mistake."""
+def test_lengths_of_a_start_are_normalised_or_refused():
+    """An error of 1e-10 is rounding and is divided out; 1e-8 is refused."""
     model, x = STOCHASTIC(**PAIR), np.array(GOOD)
-    kept = lf.simulate(model, x * (1 + 1e-10), samples=1, seed=0, horizon=0.1, record=[0.0], keep="tokens")
-    np.testing.assert_allclose(kept["tokens"].values[0, 0], x, rtol=1e-15)
+    data = lf.simulate(model, x * (1 + 1e-10), samples=1, seed=0, horizon=0.1, record=[0.0], keep="tokens")
+    np.testing.assert_allclose(data["tokens"].values[0, 0], x, rtol=1e-15)
     refused(lambda: lf.simulate(model, x * (1 + 1e-8), samples=1, seed=0, horizon=0.1), "length 1.")
 
 
@@ -320,8 +320,8 @@ def test_a_horizon_is_a_whole_number_of_layers(monkeypatch, horizon, nearest):
     refuses(message, monkeypatch, horizon=horizon)
     simulated = lf.simulate  # the nearest one is accepted
     monkeypatch.undo()
-    kept = simulated(STOCHASTIC(**PAIR), samples=1, seed=0, horizon=float(nearest), record=[float(nearest)])
-    assert kept["time"].values == pytest.approx([float(nearest)], rel=1e-14)
+    data = simulated(STOCHASTIC(**PAIR), samples=1, seed=0, horizon=float(nearest), record=[float(nearest)])
+    assert data["time"].values == pytest.approx([float(nearest)], rel=1e-14)
 
 
 def test_a_horizon_that_no_machine_can_count_is_refused(monkeypatch):
@@ -390,17 +390,17 @@ def test_a_method_that_the_model_does_not_allow_is_refused(monkeypatch, model, s
     ],
 )
 def test_the_cheapest_method_is_chosen(model, settings, method):
-    found = lf.simulate(model, samples=1, seed=0, horizon=1.0, record=[1.0], **settings)
-    assert found.attrs["method"] == method
+    data = lf.simulate(model, samples=1, seed=0, horizon=1.0, record=[1.0], **settings)
+    assert data.attrs["method"] == method
 
 
 @pytest.mark.parametrize("what", ["text", None, 3, STOCHASTIC])
-def test_other_things_cannot_be_simulated(what):
+def test_simulate_refuses_other_objects(what):
     refused(lambda: lf.simulate(what, samples=1, seed=0, horizon=1.0), "simulate needs a model or limit(model); got ")
 
 
 @pytest.mark.parametrize("what", [3, None, "text"])
-def test_other_things_have_no_limit(what):
+def test_limit_refuses_other_objects(what):
     refused(lambda: lf.TokenLimit(model=what), "model must be one of StochasticTransformer or HybridTransformer; got ")
 
 
@@ -412,7 +412,7 @@ def test_tokens_of_a_limit_are_checked():
 
 
 def test_a_recording_that_does_not_fit_the_memory_is_refused(monkeypatch):
-    """1000 samples, 11 layers, 3 pairs, z and 1 − |z|, and when each stopped: 536,136 bytes of the 3/4 that is free."""
+    """1000 samples, 11 times, 3 pairs with z and 1 − |z|, and the stops need 536,136 of the 3/4 that are free."""
     run = {"samples": 1000, "seed": 0, "horizon": 1.0}
     monkeypatch.setattr(memory, "available_memory", lambda: 714_848)
     assert lf.simulate(STOCHASTIC(**SIZE), **run).sizes["time"] == 11
@@ -434,5 +434,5 @@ def test_the_default_record_is_about_a_hundred_times():
 
 
 def test_times_are_rounded_to_layers():
-    found = lf.simulate(STOCHASTIC(**PAIR), samples=1, seed=0, horizon=1.0, record=[0.04, 0.26, 0.31, 0.99])
-    np.testing.assert_allclose(found["time"].values, [0.0, 0.3, 1.0], rtol=1e-13)
+    data = lf.simulate(STOCHASTIC(**PAIR), samples=1, seed=0, horizon=1.0, record=[0.04, 0.26, 0.31, 0.99])
+    np.testing.assert_allclose(data["time"].values, [0.0, 0.3, 1.0], rtol=1e-13)

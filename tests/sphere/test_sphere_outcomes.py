@@ -1,4 +1,4 @@
-"""Outcomes: clusters and antipodal pairs against brute force, Wilson's interval against SciPy's, honest coverage."""
+"""Outcomes: clusters and antipodal pairs against brute force, Wilson's interval against SciPy's, and its coverage."""
 
 import numpy as np
 import pytest
@@ -12,16 +12,16 @@ from limitformer.numerics.lanes import LANES
 from limitformer.paths.arrays import all_pairs, as_result_array
 from limitformer.results.datasets import tokens_of
 from limitformer.results.outcomes import OUTCOMES, wilson
-from limitformer.sphere.forest import open_forest
+from limitformer.sphere.near.near_tree import open_near_tree
 from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps
-from limitformer.sphere.record import Record, record_workspace, write_point
+from limitformer.sphere.tokens.record import Record, record_workspace, write_point
 from sphere_naive import gaps_of, normalised, overlaps_of
 
 TOLERANCE = 0.1
 
 
 def brute_force(x, tolerance):
-    """(clusters, largest, antipodal pairs, unresolved pairs) of tokens (N, d), by SciPy's graphs."""
+    """Return (clusters, largest, antipodal pairs, unresolved pairs) of tokens (N, d) by SciPy's graphs."""
     minus = ((x[:, None] - x[None]) ** 2).sum(-1) / 2
     plus = ((x[:, None] + x[None]) ** 2).sum(-1) / 2
     together = minus <= tolerance
@@ -33,11 +33,11 @@ def brute_force(x, tolerance):
 
 
 def recorded(x, tolerance=TOLERANCE, pairs=None, outcome=True, dtype=np.float64):
-    """Outcomes (samples, 4), or overlaps and gaps (samples, pairs), of tokens (samples, N, d) by `write_point`."""
+    """Return outcomes (samples, 4), or overlaps and gaps (samples, pairs), of tokens (samples, N, d)."""
     pairs = all_pairs(x.shape[1]) if pairs is None else np.array(pairs)
     out = np.full((len(x), 1, 4 if outcome else 0), -1, np.int32)
     overlap, gap = (np.full((len(x), 1, 0 if outcome else len(pairs)), np.nan, dtype) for _ in range(2))
-    work, forest = record_workspace(x.shape[1]), open_forest(*x.shape[1:])
+    work, tree = record_workspace(x.shape[1]), open_near_tree(*x.shape[1:])
     for begin in range(0, len(x), LANES):
         part, rows = x[begin : begin + LANES], slice(begin, begin + LANES)
         lanes = np.zeros((*x.shape[1:], LANES))
@@ -53,7 +53,7 @@ def recorded(x, tolerance=TOLERANCE, pairs=None, outcome=True, dtype=np.float64)
             as_result_array(nothing),
             stopped,
         )
-        write_point(lanes, forest, 0, record, work)
+        write_point(lanes, tree, 0, record, work)
     return out[:, 0] if outcome else (overlap[:, 0], gap[:, 0])
 
 
@@ -61,7 +61,7 @@ by_kernel = recorded
 
 
 def configurations(seed, samples, tokens, dim=3):
-    """Tokens about as far apart as the tolerance reaches, around two axes and their antipodes, or anywhere."""
+    """Return tokens at distances near the tolerance, around two axes and their antipodes, or anywhere."""
     rng = np.random.default_rng(seed)
     which = rng.integers(0, rng.choice([1, 4], (samples, 1)), (samples, tokens))
     centres = np.concatenate([np.eye(dim)[:2], -np.eye(dim)[:2]])[which]
@@ -70,8 +70,8 @@ def configurations(seed, samples, tokens, dim=3):
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5, 8, 13])
-def test_outcomes_against_brute_force(tokens):
-    """By the kernel from tokens, and from overlaps; with another tolerance (the wrong twin) they differ."""
+def test_outcomes_equal_brute_force(tokens):
+    """The kernel uses tokens, the library also overlaps; another tolerance (the wrong twin) gives other outcomes."""
     x = configurations(tokens, 400, tokens)
     expected = np.array([brute_force(one, TOLERANCE) for one in x])
     np.testing.assert_array_equal(by_kernel(x, TOLERANCE), expected)
@@ -85,8 +85,8 @@ def test_outcomes_against_brute_force(tokens):
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_border_counts_as_arrived(sign):
-    """1 ∓ z exactly the tolerance, 1/8, of points whose distance is exact; one rounding more is not."""
+def test_gap_equal_to_the_tolerance_counts_as_arrived(sign):
+    """1 ∓ z is exactly the tolerance 1/8; one rounding more does not count."""
     x = np.array([[[1.0, 0.0], [sign * 1.0, 0.5]]])
     arrived = [[1, 2, 0, 0]] if sign == 1 else [[2, 1, 1, 0]]
     np.testing.assert_array_equal(by_kernel(x, 0.125), arrived)
@@ -105,8 +105,8 @@ def test_clusters_are_chains():
     np.testing.assert_array_equal(outcomes_of_overlaps(overlaps_of(x), gap, 5, TOLERANCE), [[1, 5, 0, 6]])
 
 
-def test_overlaps_of_the_kernel():
-    """Next to ±1 too: gaps of 1e-20, where 1 − |z| is zero."""
+def test_kernel_measures_overlaps_and_small_gaps():
+    """Gaps of 1e-20 are exact, where 1 − |z| is zero."""
     y = normalised(np.array([[1.0, 2.0, -0.5], [0.3, -1.0, 0.7]]))
     x = np.array([y[0], y[1], y[0] + 1e-10 * y[1], -y[1] + 1e-10 * y[0]])
     overlap, gap = (values[0] for values in recorded(x[None], outcome=False))
@@ -117,7 +117,7 @@ def test_overlaps_of_the_kernel():
 
 
 @pytest.mark.parametrize("tokens", range(1, 30))
-def test_how_many_tokens_make_so_many_pairs(tokens):
+def test_number_of_tokens_from_number_of_pairs(tokens):
     assert tokens_of(tokens * (tokens - 1) // 2) == tokens
 
 
@@ -143,8 +143,8 @@ def test_wilson_of_many_counts():
 
 
 @pytest.mark.parametrize(("p", "trials"), [(0.3, 40), (0.02, 200), (0.97, 50)])
-def test_intervals_cover_as_often_as_they_say(p, trials):
-    """Within 3 % of the level; Wald's interval (the wrong twin) falls short next to 0 and 1."""
+def test_intervals_have_their_coverage(p, trials):
+    """Coverage is within 3 % of the level; Wald's interval (the wrong twin) falls short near 0 and 1."""
     k = np.random.default_rng(0).binomial(trials, p, 100_000)
     low, high = wilson(k, trials)
     assert abs(((low <= p) & (p <= high)).mean() - 0.95) < 0.03
@@ -161,28 +161,28 @@ FOUR = lf.StochasticTransformer(tokens=4, dim=3, beta=3.0, layers_per_unit_time=
 
 @pytest.mark.parametrize("model", [PAIR, FOUR], ids=["two", "four"])
 def test_probabilities_are_shares_of_the_samples(model):
-    """Counted here, one sample at a time, from the tokens."""
+    """The shares are counted here from the tokens, one sample at a time."""
     run = {"samples": 500, "seed": 1, "horizon": 6.0, "record": [0.0, 2.0, 6.0], "method": "coordinates"}
     samples = lf.simulate(model, **run, tolerance=0.05)
     x = lf.simulate(model, **run, keep="tokens")["tokens"].values
-    found = lf.outcomes(samples, level=0.9)
+    table = lf.outcomes(samples, level=0.9)
     for t in range(3):
         labels = np.array([brute_force(one, 0.05) for one in x[:, t]])
         single = (labels[:, 0] == 1) & (labels[:, 3] == 0)
         antipodal = labels[:, 2] > 0
         hits = [single.sum(), antipodal.sum(), (~single & ~antipodal).sum()]
-        np.testing.assert_array_equal(found["probability"][:, t], np.array(hits) / 500)
+        np.testing.assert_array_equal(table["probability"][:, t], np.array(hits) / 500)
         for name, k in zip(OUTCOMES, hits, strict=True):
             theirs = binomtest(int(k), 500).proportion_ci(0.9, method="wilson")
-            one = found.sel(outcome=name).isel(time=t)
+            one = table.sel(outcome=name).isel(time=t)
             np.testing.assert_allclose([one["low"], one["high"]], theirs, rtol=1e-12, atol=1e-15)
         for clusters in range(1, model.tokens + 1):
-            share = float(found["cluster_probability"].sel(clusters=clusters)[t])
+            share = float(table["cluster_probability"].sel(clusters=clusters)[t])
             assert share == (labels[:, 0] == clusters).mean()
-    assert found["time"].equals(samples["time"])
-    assert found.attrs == {"samples": 500, "level": 0.9, "tolerance": 0.05}
-    np.testing.assert_allclose(found["probability"].sum("outcome"), 1, rtol=1e-15)
-    assert float(found["probability"].sel(outcome="antipodal pair")[-1]) > 0.05
+    assert table["time"].equals(samples["time"])
+    assert table.attrs == {"samples": 500, "level": 0.9, "tolerance": 0.05}
+    np.testing.assert_allclose(table["probability"].sum("outcome"), 1, rtol=1e-15)
+    assert float(table["probability"].sel(outcome="antipodal pair")[-1]) > 0.05
 
 
 def test_another_tolerance_from_the_same_overlaps():
@@ -223,7 +223,7 @@ def overlaps_tokens(model):
         ("tokens", {}, "outcomes needs overlaps or outcomes of tokens on the sphere (simulate's keep)."),
     ],
 )
-def test_what_outcomes_refuses(keep, settings, message):
+def test_outcomes_refuses_bad_input(keep, settings, message):
     samples = lf.simulate(PAIR, samples=3, seed=0, horizon=1.0, keep=keep)
     with pytest.raises(InputError) as caught:
         lf.outcomes(samples, **settings)
@@ -237,8 +237,8 @@ def test_covariances_have_no_outcomes():
         lf.outcomes(covariances)
 
 
-def test_outcomes_keep_their_own_tolerance():
-    """Given again, it is no other one."""
+def test_stored_outcomes_keep_their_tolerance():
+    """`outcomes` accepts the same tolerance and refuses another."""
     samples = lf.simulate(PAIR, samples=30, seed=0, horizon=1.0, keep="outcome", tolerance=0.2)
     xr.testing.assert_identical(lf.outcomes(samples, tolerance=0.2), lf.outcomes(samples))
 

@@ -1,10 +1,10 @@
-"""Two tokens by their overlap: tokens that coincide, or are antipodes, stay so; any others come back from any gap."""
+"""Two tokens by their overlap: tokens that coincide, or are antipodes, stay so; all others return from any gap."""
 
 import numpy as np
 import pytest
 
 import limitformer as lf
-from limitformer.sphere.pair import LEAST
+from limitformer.sphere.pair.chain import LEAST
 
 HYBRID = lf.HybridTransformer(tokens=2, dim=3, beta=1.0, epsilon=1.2, attention="unnormalized", layers_per_unit_time=20)
 REPELLING = lf.StochasticTransformer(tokens=2, dim=10, beta=0.5, layers_per_unit_time=20)  # −1 repels, +1 attracts
@@ -18,8 +18,8 @@ def run(model, start, horizon, samples=64, record=None):
     return lf.simulate(model, start, samples=samples, seed=3, method="overlap", horizon=horizon, record=record)
 
 
-def beside(model, gap, sign):
-    """Start of two tokens whose 1 − |z| is `gap`."""
+def start_at(model, gap, sign):
+    """Return the start of two tokens whose 1 − |z| is `gap`."""
     first, across = np.eye(model.dim)[:2]
     return np.array([first, sign * first + np.sqrt(2 * gap) * across])
 
@@ -35,18 +35,18 @@ def test_tokens_that_coincide_stay_together_and_antipodes_stay_antipodes(name, e
     assert (result["gap"].values == 0.0).all()
 
 
-def test_the_two_cases_in_which_a_floor_parted_them():
-    """They were 100 % antipodal at T = 200, and 95 % at +1 by T = 150, as tokens are that are a little apart."""
+def test_coinciding_tokens_stay_in_two_former_failures():
+    """A floor once made 100 % antipodal by T = 200, and 95 % at +1 by T = 150; nearby tokens do that."""
     cases = ((HYBRID, 1.0, 200.0), (REPELLING, -1.0, 150.0))
     for model, end, horizon in cases:
         together = run(model, end, horizon, samples=200)["overlap"].values
-        parted = run(model, beside(model, 1e-12, end), horizon, samples=200)["overlap"].values
+        parted = run(model, start_at(model, 1e-12, end), horizon, samples=200)["overlap"].values
         assert (together == end).all()
         assert (parted[:, -1] * end < -0.5).mean() > 0.5
 
 
 @pytest.mark.parametrize("method", ["overlap", "gram", "coordinates"])
-def test_the_same_by_every_method(method):
+def test_coinciding_tokens_stay_by_every_method(method):
     tokens = np.array([[0.6, 0.8, 0.0], [0.6, 0.8, 0.0]])
     model = lf.StochasticTransformer(tokens=2, dim=3, beta=1.0, layers_per_unit_time=20)
     for sign in (1.0, -1.0):
@@ -61,21 +61,21 @@ def test_the_same_by_every_method(method):
 
 @pytest.mark.parametrize("model", [HYBRID, LONG_STEPS])
 def test_a_gap_passes_below_the_least_double_and_comes_back(model):
-    """Every layer multiplies a small gap by a number that does not depend on it: 1e-100 and 1e-306 move alike.
+    """A layer multiplies a small gap by a factor that does not depend on it: 1e-100 and 1e-306 move alike.
 
-    A floor of w at 1e-300, which there was, would lift the second at once.
+    A floor of w at 1e-300 (a former defect) would lift the second at once.
     """
     path, low = (
-        run(model, beside(model, gap, 1.0), 15.0, 400, range(16))["gap"].values[..., 0] for gap in (1e-100, 1e-306)
+        run(model, start_at(model, gap, 1.0), 15.0, 400, range(16))["gap"].values[..., 0] for gap in (1e-100, 1e-306)
     )
     seen = (low[:, -1] > 4 * LEAST) & (path.max(1) < 1e-20)
     assert (low.min(1)[seen] == 2 * LEAST).sum() > 20
     assert np.log(path / low)[seen, -1] == pytest.approx(206 * np.log(10), abs=1e-9)
 
 
-def test_what_is_written_of_a_gap_below_the_least_double():
-    """Not 0, which is what coinciding tokens have."""
+def test_gap_below_the_least_double_is_written_positive():
+    """Only coinciding tokens have a gap of 0."""
     falling = lf.StochasticTransformer(tokens=2, dim=30, beta=0.3, layers_per_unit_time=20)
-    gaps = run(falling, beside(falling, 1e-300, 1.0), 40.0)["gap"].values
+    gaps = run(falling, start_at(falling, 1e-300, 1.0), 40.0)["gap"].values
     assert (gaps[:, -1] == 2 * LEAST).all()
     assert (gaps >= 2 * LEAST).all()

@@ -27,7 +27,7 @@ ON_THE_SPHERE = [
 @pytest.mark.parametrize("model", ON_THE_SPHERE, ids=lambda m: f"{type(m).__name__} {m.values}")
 @pytest.mark.parametrize("of", [lambda m: m, lf.limit], ids=["chain", "limit"])
 def test_tokens_stay_on_the_sphere(model, of):
-    """[CT, Lemma 1] 50,000 layers, or steps of the limit: lengths are 1 to 1e-12, and the tokens have moved."""
+    """[CT, Lemma 1] After 50,000 layers, or steps of the limit, lengths are 1 to 1e-12, and tokens have moved."""
     options = {"horizon": 500.0, "keep": "tokens", "samples": 9, "seed": 0}
     x = lf.simulate(of(model), tokens_at(1, model.tokens, model.dim), **options)["tokens"].values
     assert x.shape == (9, 101, model.tokens, model.dim)
@@ -36,8 +36,8 @@ def test_tokens_stay_on_the_sphere(model, of):
 
 
 @pytest.mark.parametrize("model", [ON_THE_SPHERE[0], ON_THE_SPHERE[2]], ids=["stochastic", "hybrid"])
-def test_plain_euler_leaves_the_sphere(model):
-    """The wrong twin of the test above: the SDE's own increments, at the same dt."""
+def test_wrong_twin_plain_euler_leaves_the_sphere(model):
+    """The increments of the SDE at the same dt."""
     start = tokens_at(1, 3, 4)
     y = euler_maruyama(model, start, 0.01, 10, 100, seed=1)
     assert np.abs(np.linalg.norm(y, axis=-1) - 1).max() > 1e-2
@@ -49,7 +49,7 @@ def test_plain_euler_leaves_the_sphere(model):
 
 
 def near_minus(model, layers, rng):
-    """The same next to −1: a + b = 1 on the short sum, a − b = tanh β on the long difference."""
+    """Return log w_n/w_0 of two tokens near −1: a + b = 1 on the short sum, a − b = tanh β on the long difference."""
     c_small = model.sigma / model.layers_per_unit_time**0.5
     c_big, total = c_small * np.tanh(model.beta), np.zeros(SAMPLES)
     for _ in range(layers):
@@ -65,34 +65,34 @@ def near_minus(model, layers, rng):
 
 
 def log_of(gaps):
-    """log gap, −∞ where there is none left."""
+    """Return log gap, −∞ for a gap of 0."""
     return np.log(gaps, out=np.full_like(gaps, -np.inf), where=gaps > 0)
 
 
 def test_the_gap_keeps_its_digits_at_plus_one():
-    """From 1 − 1e-12 down to 1e-34, twice the exponent of rounding; 1 − |z| has lost all (the wrong twin)."""
+    """Gaps from 1e-12 down to 1e-34, twice the exponent of rounding; 1 − |z| (the wrong twin) has no digits."""
     model = lf.StochasticTransformer(tokens=2, dim=6, beta=1.0, layers_per_unit_time=20)
     z = 1 - 1e-12
-    found = lf.simulate(model, z, samples=SAMPLES, seed=1, horizon=10.0, record=[10.0])
-    gap, w = found["gap"].values[:, 0, 0], (1 - z) / (1 + z)
+    data = lf.simulate(model, z, samples=SAMPLES, seed=1, horizon=10.0, record=[10.0])
+    gap, w = data["gap"].values[:, 0, 0], (1 - z) / (1 + z)
     exact = np.log(2 * w) + near_plus(model, 200, np.random.default_rng(2))
     assert np.median(gap) < 1e-30
-    lost = log_of(1 - np.abs(found["overlap"].values[:, 0, 0]))
+    lost = log_of(1 - np.abs(data["overlap"].values[:, 0, 0]))
     assert_same_law({"log gap": np.log(gap)}, {"log gap": exact}, wrong={"log gap": lost})
     rate = np.log(gap).mean() - np.log(2 * w)
     assert -52 < rate < -45  # (dim − 1) σ² T = 50 for infinitely many layers
 
 
 def test_the_gap_keeps_its_digits_at_minus_one():
-    """From an angle of 1e-6 to the antipode; the wrong twin has the coefficients of sum and difference exchanged."""
+    """The start is at 1e-6 from the antipode; exchanged coefficients of sum and difference (the wrong twin) fail."""
     model = lf.StochasticTransformer(tokens=2, dim=3, beta=1.2, layers_per_unit_time=20)
     start = np.array([[0.6, 0.8, 0.0], [-0.6, -0.8, 1e-6]])
-    found = lf.simulate(model, normalised(start), samples=SAMPLES, seed=1, horizon=20.0, record=[0.0, 20.0])
-    gap = found["gap"].values[:, :, 0]
+    data = lf.simulate(model, normalised(start), samples=SAMPLES, seed=1, horizon=20.0, record=[0.0, 20.0])
+    gap = data["gap"].values[:, :, 0]
     np.testing.assert_allclose(gap[:, 0], 5e-13, rtol=1e-9)
     exact, wrong = (np.log(5e-13) + f(model, 400, np.random.default_rng(3)) for f in (near_minus, near_plus))
     assert_same_law({"log gap": np.log(gap[:, 1])}, {"log gap": exact}, wrong={"log gap": wrong})
-    lost = log_of(1 - np.abs(found["overlap"].values[:, 1, 0]))
+    lost = log_of(1 - np.abs(data["overlap"].values[:, 1, 0]))
     assert stats.ks_2samp(lost, exact, method="asymp").pvalue < ALPHA
     assert gap[:, 1].min() < 1e-30
 
@@ -103,18 +103,18 @@ NEAR = np.array([[1.0, 0, 0, 0, 0, 0], [0.9, 0.19**0.5, 0, 0, 0, 0]])
 
 @cache
 def naive_gaps():
-    """log gaps after 80 naive layers, from differences too."""
+    """Return log gaps after 80 naive layers, also computed from differences."""
     return np.log(gaps_of(naive_chain(COLLAPSING, NEAR, 80, SAMPLES, seed=2))[:, 0])
 
 
 @pytest.mark.parametrize("method", ["overlap", "gram", "coordinates"])
 def test_all_methods_agree_on_gaps_far_below_rounding(method):
-    """Gaps about 1e-16, some below 1e-22, where 1 − |z| (the wrong twin) is zero or one rounding."""
-    found = lf.simulate(COLLAPSING, NEAR, samples=SAMPLES, seed=1, horizon=8.0, record=[8.0], method=method)
-    gap = found["gap"].values[:, 0, 0]
+    """Gaps are near 1e-16, some below 1e-22, where 1 − |z| (the wrong twin) is zero or one rounding."""
+    data = lf.simulate(COLLAPSING, NEAR, samples=SAMPLES, seed=1, horizon=8.0, record=[8.0], method=method)
+    gap = data["gap"].values[:, 0, 0]
     assert np.median(gap) < 1e-15
     assert gap.min() < 1e-22
-    lost = log_of(1 - np.abs(found["overlap"].values[:, 0, 0]))
+    lost = log_of(1 - np.abs(data["overlap"].values[:, 0, 0]))
     assert_same_law({"log gap": np.log(gap)}, {"log gap": naive_gaps()}, wrong={"log gap": lost})
 
 
@@ -122,8 +122,8 @@ def test_all_methods_agree_on_gaps_far_below_rounding(method):
 def test_overlap_and_gap_are_one_number(method):
     """|z| + gap = 1 to rounding, and their sign is that of ⟨x, y⟩."""
     model = lf.StochasticTransformer(tokens=2, dim=3, beta=2.0, layers_per_unit_time=10)
-    found = lf.simulate(model, samples=3000, seed=1, horizon=3.0, method=method)
-    z, gap = found["overlap"].values, found["gap"].values
+    data = lf.simulate(model, samples=3000, seed=1, horizon=3.0, method=method)
+    z, gap = data["overlap"].values, data["gap"].values
     assert np.abs(np.abs(z) + gap - 1).max() < 4 * E
     assert gap.min() >= 0
     assert gap.max() <= 1
@@ -131,13 +131,13 @@ def test_overlap_and_gap_are_one_number(method):
 
 
 def test_gaps_and_overlaps_are_those_of_the_tokens():
-    """The same replicas kept as tokens and as overlaps."""
+    """One run stores tokens, the other overlaps of the same replicas."""
     model = lf.StochasticTransformer(tokens=4, dim=3, beta=2.0, layers_per_unit_time=10, values="uniform")
     run = {"samples": 50, "seed": 1, "horizon": 3.0}
     x = lf.simulate(model, **run, keep="tokens")["tokens"].values
-    found = lf.simulate(model, **run)
-    assert np.abs(found["overlap"].values - overlaps_of(x)).max() < 1e-14
-    np.testing.assert_allclose(found["gap"].values, gaps_of(x), rtol=1e-12, atol=1e-30)
+    data = lf.simulate(model, **run)
+    assert np.abs(data["overlap"].values - overlaps_of(x)).max() < 1e-14
+    np.testing.assert_allclose(data["gap"].values, gaps_of(x), rtol=1e-12, atol=1e-30)
     first, second = np.triu_indices(4, 1)
-    np.testing.assert_array_equal(found["first"], first)
-    np.testing.assert_array_equal(found["second"], second)
+    np.testing.assert_array_equal(data["first"], first)
+    np.testing.assert_array_equal(data["second"], second)

@@ -1,4 +1,4 @@
-"""What is kept of tokens on the sphere: some pairs, in float32; the same numbers, fewer of them."""
+"""Recording on the sphere: some pairs and float32 give the same numbers, fewer of them."""
 
 import json
 import re
@@ -43,8 +43,8 @@ def refused(make, message):
 
 
 @pytest.mark.parametrize("of", ["coordinates", "limit"])
-def test_kept_pairs_are_columns_of_all_pairs(of):
-    """To the last bit, in the order asked for; a pair next to them (the wrong twin) has other numbers."""
+def test_recorded_pairs_are_columns_of_all_pairs(of):
+    """They agree to the last bit in the requested order; a neighbouring pair (the wrong twin) differs."""
     whole, part = run(of), run(of, pairs=PAIRS)
     assert part.sizes["pair"] == 3
     assert list(zip(part["first"].values, part["second"].values, strict=True)) == [(1, 3), (0, 4), (1, 2)]
@@ -55,25 +55,25 @@ def test_kept_pairs_are_columns_of_all_pairs(of):
             assert (part[name].values[..., k] != whole[name].values[..., place[pair] - 1]).any()
 
 
-def test_more_pairs_than_a_tile_and_a_tile_with_a_rest():
-    """20 tokens have 190 pairs, 64 at a time: each pair by the formula, from tokens of the same replicas."""
+def test_pairs_beyond_one_tile_are_right():
+    """20 tokens have 190 pairs, in tiles of 64; each equals the formula on tokens of the same replicas."""
     model = lf.StochasticTransformer(tokens=20, dim=3, beta=1.0, layers_per_unit_time=10)
     settings = {"samples": 11, "seed": 0, "horizon": 1.0, "record": [0.0, 1.0], "threads": 1}
-    found = lf.simulate(model, **settings)
+    data = lf.simulate(model, **settings)
     x = lf.simulate(model, keep="tokens", **settings)["tokens"].values
     for k, (i, j) in enumerate(all_pairs(20)):
         z = (x[:, :, i] * x[:, :, j]).sum(-1)
-        np.testing.assert_allclose(found["overlap"].values[..., k], z, atol=1e-13)
-        np.testing.assert_allclose(found["gap"].values[..., k], 1 - abs(z), atol=1e-13)
+        np.testing.assert_allclose(data["overlap"].values[..., k], z, atol=1e-13)
+        np.testing.assert_allclose(data["gap"].values[..., k], 1 - abs(z), atol=1e-13)
     counted = lf.simulate(model, keep="outcome", tolerance=0.1, **settings)
-    labels = outcomes_of_overlaps(found["overlap"].values, found["gap"].values, 20, 0.1)
+    labels = outcomes_of_overlaps(data["overlap"].values, data["gap"].values, 20, 0.1)
     np.testing.assert_array_equal(labels_of(counted, None), labels)
     assert labels[..., 2:].min() >= 0
     assert (labels.sum((0, 1)) > 0).all()
 
 
 def test_outcomes_of_some_pairs_are_refused():
-    """Three pairs of five tokens look like all pairs of three tokens, which they were taken for."""
+    """Three pairs of five tokens look like all pairs of three tokens."""
     part = run(pairs=[(0, 1), (0, 2), (1, 2)])
     assert tokens_of(part.sizes["pair"]) == 3
     refused(
@@ -95,8 +95,8 @@ def test_pairs_are_checked():
 
 
 def test_choices_without_effect_are_refused():
-    refused(lambda: run(keep="outcome", pairs=[(0, 1)]), 'pairs would change nothing beside keep="outcome"')
-    refused(lambda: run(keep="tokens", pairs=[(0, 1)]), 'pairs would change nothing beside keep="tokens"')
+    refused(lambda: run(keep="outcome", pairs=[(0, 1)]), 'pairs would change nothing with keep="outcome"')
+    refused(lambda: run(keep="tokens", pairs=[(0, 1)]), 'pairs would change nothing with keep="tokens"')
     refused(lambda: run(keep="outcome", dtype="float32"), "outcomes are whole numbers.")
     for wrong in ("float16", "double precision", 32, None, "int64"):
         refused(lambda: run(dtype=wrong), f"dtype must be one of float64, float32; got {wrong!r}.")  # noqa: B023
@@ -108,7 +108,7 @@ def test_choices_without_effect_are_refused():
 
 @every_model
 def test_float32_is_float64_rounded_once(name):
-    """Overlaps and gaps, of every method; a second rounding, of the tokens themselves, would give other gaps."""
+    """Overlaps and gaps of every method; rounding the tokens first would give other gaps."""
     whole, half = run(name), run(name, dtype="float32")
     for variable in ("overlap", "gap"):
         assert half[variable].dtype == np.float32
@@ -127,7 +127,7 @@ def test_tokens_in_float32():
 
 
 @pytest.mark.parametrize("ending", [".nc", ".zarr"])
-def test_files_keep_pairs_and_types(tmp_path, ending):
+def test_files_store_pairs_and_types(tmp_path, ending):
     part = run(pairs=PAIRS, dtype="float32")
     again = lf.load(lf.save(part, tmp_path / f"a{ending}"))
     for name in part.variables:  # NetCDF has whole numbers of 32 bits
@@ -141,21 +141,21 @@ def test_files_keep_pairs_and_types(tmp_path, ending):
 # --- what it takes ----------------------------------------------------------------------------------------------------
 
 
-def test_the_size_is_known_before_and_noted_after():
-    """19 samples at 31 times: two numbers a pair, one for its stop; once the times, tokens of pairs, start."""
+def test_size_equals_the_bytes_of_the_result():
+    """19 samples at 31 times: two numbers per pair and one per stop; once the times, pairs and start."""
     expected = {(): 19 * 31 * 10 * 16, ("float32",): 19 * 31 * 10 * 8, ("float32", "pairs"): 19 * 31 * 3 * 8}
-    once = {(): 8 * (31 + 20 + 20), ("float32",): 8 * (31 + 20 + 20), ("float32", "pairs"): 8 * (31 + 6 + 20)}
+    coordinates = {(): 8 * (31 + 20 + 20), ("float32",): 8 * (31 + 20 + 20), ("float32", "pairs"): 8 * (31 + 6 + 20)}
     for chosen, size in expected.items():
         options = {"dtype": "float32"} if "float32" in chosen else {}
         options |= {"pairs": PAIRS} if "pairs" in chosen else {}
         model, start = MODELS["coordinates"]
         process = process_of(model, start, None, {"horizon": 3.0, **options})
         assert bytes_of(process.shapes(19)) == size + 19 * 8
-        whole = size + 19 * 8 + once[chosen]
+        whole = size + 19 * 8 + coordinates[chosen]
         assert lf.recording_size(model, start, samples=19, horizon=3.0, **options) == whole
-        found = run(**options)
-        assert found.attrs["recorded_bytes"] == whole
-        assert found["overlap"].nbytes + found["gap"].nbytes == size
+        data = run(**options)
+        assert data.attrs["recorded_bytes"] == whole
+        assert data["overlap"].nbytes + data["gap"].nbytes == size
 
 
 NET = lf.Transformer(width=50, depth=6, gamma=0.3, attention=lf.ShapedAttention(tau0=1.0))
@@ -175,19 +175,19 @@ TAKEN = {
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_the_size_is_that_of_the_results(name):
-    """Of one sample, where coordinates count; without them (the wrong twin) the size falls short."""
+def test_size_of_one_sample_includes_coordinates(name):
+    """Coordinates matter for one sample; without them (the wrong twin) the size falls short."""
     model, start, options = TAKEN[name]
-    found = lf.simulate(model, start, samples=1, seed=0, progress=False, **options)
-    names = found["label"].nbytes if "label" in found.coords else 0
+    data = lf.simulate(model, start, samples=1, seed=0, progress=False, **options)
+    names = data["label"].nbytes if "label" in data.coords else 0
     stopped = 0 if names else 8  # when the sample stopped, shown with `early_stop` alone
     size = lf.recording_size(model, start, samples=1, **options)
-    assert size == found.nbytes - names + stopped
+    assert size == data.nbytes - names + stopped
     process = process_of(model, start, options.pop("record", None), options)
     assert bytes_of(process.shapes(1)) < size - 8
 
 
-def test_the_refusal_says_what_would_take_less(monkeypatch):
+def test_refusal_names_smaller_recordings(monkeypatch):
     monkeypatch.setattr(memory, "available_memory", lambda: 100_000)
     size = "Recording 19 samples at 31 times takes 92.7 KiB; 97.7 KiB are free. Nearest: record at most 24 times"
     refused(run, f'{size}, or dtype="float32" for half of it, or fewer than these 10 pairs, or keep="outcome".')

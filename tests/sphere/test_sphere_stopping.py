@@ -1,4 +1,4 @@
-"""Certified stops: the exponents are those of the limit, Λ is what the layers give, and the bound is honoured."""
+"""Certified stops: exponents equal those of the limit, Λ equals the mean over layers, and the bound holds."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 
 import limitformer as lf
 from limitformer.simulation.processes import process_of
-from limitformer.sphere.stopping import MARGIN, ORDERS, exponent, hybrid_ratios, stochastic_ratios, stops
+from limitformer.sphere.stopping.bound import MARGIN, ORDERS, exponent, hybrid_ratios, stochastic_ratios, stops
 from sphere_naive import draw, gaps_of, naive_layer, overlaps_of
 from statistics_checks import ALPHA
 
@@ -27,13 +27,13 @@ def constants_of(model):
 
 
 def ratios(model, positive, edge, order=ORDERS[-1]):
-    """log(w′/w) (places, nodes) and weights of the quadrature."""
+    """Return log(w′/w) (places, nodes) and weights of the quadrature."""
     of = hybrid_ratios if isinstance(model, lf.HybridTransformer) else stochastic_ratios
     return of(constants_of(model), positive, edge, order)
 
 
 def stop_gaps(model, tolerance=1e-2, level=LEVEL):
-    """1 − |z| at +1 and at −1 below which a replica stops, as `simulate` reports them."""
+    """Return the gaps at +1 and at −1 below which a replica stops, from the attributes of `simulate`."""
     options = {"samples": 1, "seed": 0, "horizon": 1.0, "record": [1.0], "tolerance": tolerance, "early_stop": level}
     return dict(zip(END, lf.simulate(model, **options).attrs["stop_gaps"], strict=True))
 
@@ -72,23 +72,23 @@ RATES = {
 @pytest.mark.parametrize("end", END)
 @pytest.mark.parametrize("name", RATES)
 def test_exponents_are_those_of_the_limit(name, end):
-    """To 3e-3 at steps of a hundredth, nearer than with twenty times fewer layers; 0 where the end repels."""
+    """To 3e-3 at steps of a hundredth, closer than with twenty times fewer layers; 0 if the end repels."""
     model = RATES[name]
     exact = rate_of_the_limit(model, end)
-    found = exponent(ratios(model, END[end], 1e-9))
+    r = exponent(ratios(model, END[end], 1e-9))
     few = exponent(ratios(replace(model, layers_per_unit_time=model.layers_per_unit_time // 20), END[end], 1e-9))
     if exact < 0:
-        assert (found, few) == (0, 0)
+        assert (r, few) == (0, 0)
         return
     assert exact > 0.05
-    assert found == pytest.approx(exact, rel=3e-3)
-    assert abs(few - exact) > 2 * abs(found - exact)
+    assert r == pytest.approx(exact, rel=3e-3)
+    assert abs(few - exact) > 2 * abs(r - exact)
 
 
 @pytest.mark.parametrize("end", END)
 @pytest.mark.parametrize("layers", [100, 1000, 10_000])
 def test_in_two_dimensions_the_exponent_is_one(end, layers):
-    """For any number of layers, up to 1e-5: there log|z| is harmonic, so that powers of it balance exactly."""
+    """It is 1 to 1e-5 for any number of layers: log|z| is harmonic there, so powers of it balance exactly."""
     assert exponent(ratios(model_of(2, layers), END[end], 1e-9)) == pytest.approx(1, rel=1e-5)
     assert exponent(ratios(model_of(3, layers), END[end], 1e-9)) != pytest.approx(1, rel=1e-2)
 
@@ -107,15 +107,15 @@ def test_in_two_dimensions_the_exponent_is_one(end, layers):
     ],
     ids=lambda x: f"dim {x.dim}, β {x.beta}" if hasattr(x, "dim") else "",
 )
-def test_there_is_a_stop_where_the_end_attracts(model, ends):
-    """And nowhere else: not at −1 below the threshold of [CT, Theorem 2], nor beyond those of the hybrid."""
-    found = stop_gaps(model)
-    assert {end for end, gap in found.items() if gap > 0} == ends
-    assert all(0 <= gap < 1e-2 for gap in found.values())
+def test_stops_exist_only_at_attracting_ends(model, ends):
+    """None at −1 below the threshold of [CT, Theorem 2], nor beyond the thresholds of the hybrid."""
+    gaps = stop_gaps(model)
+    assert {end for end, gap in gaps.items() if gap > 0} == ends
+    assert all(0 <= gap < 1e-2 for gap in gaps.values())
 
 
 def test_a_stop_is_a_power_of_the_level():
-    """w = edge · level^{2/r}, r taken back by 2 %."""
+    """w = edge · level^{2/r}, with r reduced by 2 %."""
     model = model_of(3, 100)
     for end, positive in END.items():
         edge = 1e-2 / 1.99
@@ -143,7 +143,7 @@ LAMBDA = {
     ids=[f"{name}, {end}" for name in LAMBDA for end in END if (name, end) != ("hybrid, unnormalized", "+1")],
 )
 def test_the_mean_of_the_quadrature_is_the_mean_over_layers(model, end):
-    """Λ at the exponent, at every place, against vectors moved by the naive layer; half the exponent differs."""
+    """Λ at the exponent, at every place, against vectors moved by the naive layer; half the exponent is rejected."""
     sign, edge, size = (1 if end == "+1" else -1), 0.02 / 1.98, 200_000
     logs, weights = ratios(model, END[end], edge)
     r = exponent((logs, weights))
@@ -170,7 +170,7 @@ def test_the_mean_of_the_quadrature_is_the_mean_over_layers(model, end):
 
 
 def exact_exponent_at_plus(dim, c):
-    """r with E[(u/(u + c²h²)²)^{r/2}] = 1, u = |e₁ + c g|² in dim − 1 dimensions: w → 0 at +1, by integration."""
+    """Integrate for the r with E[(u/(u + c²h²)²)^{r/2}] = 1, u = |e₁ + c g|² in dim − 1 dimensions: w → 0 at +1."""
     length = np.exp(np.linspace(np.log(1e-9), np.log(1 + 12 * c), 1500))
     h = np.exp(np.linspace(np.log(1e-9), np.log(9), 800))
     chances = stats.ncx2(dim - 1, 1 / c**2).pdf(length**2 / c**2) * 2 * length**2 / c**2
@@ -186,7 +186,7 @@ def exact_exponent_at_plus(dim, c):
 
 
 def claimed_exponent(model, end, tolerance=1e-6):
-    """What the stop of `simulate` amounts to, before anything is taken back for safety; 0 without one."""
+    """Return the exponent implied by the stop of `simulate` before its safety margin; 0 without a stop."""
     gap = stop_gaps(model, tolerance=tolerance)[end]
     return 0.0 if gap == 0 else 2 * np.log(LEVEL) / np.log(w_of(gap) / w_of(tolerance))
 
@@ -194,9 +194,9 @@ def claimed_exponent(model, end, tolerance=1e-6):
 @pytest.mark.parametrize("layers", [1, 2, 4, 10, 30, 100])
 @pytest.mark.parametrize("dim", [2, 3, 8])
 def test_no_exponent_at_plus_one_is_above_the_true_one(dim, layers):
-    """At any number of layers, also where a quadrature of a few nodes cannot see the layer's tails.
+    """The layers include those whose tails a quadrature of few nodes misses.
 
-    (u/Q²)^{r/2} has no mean at all from r = dim on, so that no honest exponent is larger than that.
+    (u/Q²)^{r/2} has no mean for r ≥ dim, so no valid exponent is larger.
     """
     model = model_of(dim, layers)
     true, claimed = exact_exponent_at_plus(dim, layers**-0.5), claimed_exponent(model, "+1")
@@ -208,7 +208,7 @@ def test_no_exponent_at_plus_one_is_above_the_true_one(dim, layers):
 @pytest.mark.parametrize("layers", [1, 2, 4, 10, 30, 100])
 @pytest.mark.parametrize("dim", [2, 3, 8])
 def test_no_exponent_at_minus_one_is_above_the_true_one(dim, layers):
-    """Λ at the claimed exponent, over a million layers of vectors next to −1: at most 1, to four standard errors."""
+    """Λ at the claimed exponent, over a million layers of vectors near −1, is at most 1 to four standard errors."""
     claimed = claimed_exponent(model_of(dim, layers), "-1")
     if claimed == 0:
         assert layers < 30
@@ -243,20 +243,20 @@ TOLERANCE, SAMPLES = 1e-2, 2_000
 
 
 def returns(model, end, gap, layers=1500):
-    """How many of so many replicas that start with this gap ever leave the tolerance."""
+    """Count the replicas with this initial gap that ever leave the tolerance."""
     horizon = layers / model.layers_per_unit_time
     start = (1 if end == "+1" else -1) * (1 - gap)
-    found = lf.simulate(
+    data = lf.simulate(
         model, start, samples=SAMPLES, seed=1, horizon=horizon, record=np.arange(layers + 1) * horizon / layers
     )
-    z = found["overlap"].values[..., 0] * np.sign(start)
-    assert np.median(found["gap"].values[:, -1]) < 1e-3 * gap  # the others are gone for good
+    z = data["overlap"].values[..., 0] * np.sign(start)
+    assert np.median(data["gap"].values[:, -1]) < 1e-3 * gap  # the others are gone for good
     return int((z < 1 - TOLERANCE).any(1).sum())
 
 
 @pytest.mark.parametrize("name", HONOURED)
-def test_the_bound_is_honoured(name):
-    """From the edge of the stop, at most 5 % come back; of a bound with twice the exponent far more do."""
+def test_bound_holds_in_simulations(name):
+    """At most 5 % return from the edge of the stop; twice the exponent (the wrong twin) gives far more."""
     model, end = HONOURED[name]
     gap = stop_gaps(model)[end]
     if gap == 0:
@@ -276,19 +276,19 @@ def test_the_bound_is_honoured(name):
 )
 @pytest.mark.parametrize("keep", ["overlap", "outcome"])
 def test_probabilities_are_those_without_a_stop(model, keep):
-    """A chance of 1e-9 for each replica: not one of 2,000 differs, and most have stopped."""
+    """The level is 1e-9: none of 2,000 replicas differs, and most have stopped."""
     run = {"samples": SAMPLES, "seed": 1, "horizon": 60.0, "record": [60.0], "tolerance": TOLERANCE, "keep": keep}
-    free, held = lf.simulate(model, **run), lf.simulate(model, **run, early_stop=1e-9)
-    assert np.isfinite(held["stopped"].values).mean() > 0.5
+    free, stopped = lf.simulate(model, **run), lf.simulate(model, **run, early_stop=1e-9)
+    assert np.isfinite(stopped["stopped"].values).mean() > 0.5
     for name in ("probability", "low", "high", "cluster_probability"):
-        np.testing.assert_array_equal(lf.outcomes(free)[name], lf.outcomes(held)[name])
+        np.testing.assert_array_equal(lf.outcomes(free)[name], lf.outcomes(stopped)[name])
     if isinstance(model, lf.StochasticTransformer):  # both ends attract: who stops too boldly counts some wrongly
         bold = lf.simulate(model, **run, early_stop=0.9)
         assert (lf.outcomes(bold)["probability"] != lf.outcomes(free)["probability"]).any()
 
 
 def test_a_limit_stops_by_its_own_step():
-    """The bound is that of the steps of dt, as of a chain of 1/dt layers."""
+    """The bound uses steps of dt, as for a chain of 1/dt layers."""
     chain = stop_gaps(model_of(3, 50))
     options = {"samples": 1, "seed": 0, "horizon": 1.0, "tolerance": 1e-2, "early_stop": LEVEL}
     limit = lf.simulate(lf.limit(model_of(3, 7, values="rademacher")), **options, dt=1 / 50)
@@ -296,15 +296,15 @@ def test_a_limit_stops_by_its_own_step():
 
 
 def test_other_methods_never_stop():
-    """The bound is one of the overlap chain: coordinates and Gram factors run to the end, and say so."""
+    """The bound belongs to the overlap chain: other methods run to the end and record stop_gaps of 0."""
     for method in ("gram", "coordinates"):
-        found = lf.simulate(model_of(3, 50), 0.999999, samples=9, seed=0, horizon=1.0, early_stop=0.5, method=method)
-        assert found.attrs["stop_gaps"] == [0.0, 0.0]
-        assert np.isinf(found["stopped"].values).all()
+        data = lf.simulate(model_of(3, 50), 0.999999, samples=9, seed=0, horizon=1.0, early_stop=0.5, method=method)
+        assert data.attrs["stop_gaps"] == [0.0, 0.0]
+        assert np.isinf(data["stopped"].values).all()
 
 
-def test_nothing_overflows_on_the_way():
-    """Warnings are errors here: tolerances and steps of every size."""
+def test_bounds_never_overflow():
+    """Warnings are errors here, for tolerances and steps of every size."""
     for dim in (2, 3, 50):
         for step in (1e-3, 1.0, 1e3):
             for tolerance in (1e-12, 1e-3, 0.49):

@@ -7,8 +7,8 @@ from scipy import special, stats
 
 from limitformer.numerics.lanes import LANES
 from limitformer.numerics.random import key
-from limitformer.sphere.chi import LARGEST_PRODUCT, blocks_needed, chi_squares
-from limitformer.sphere.values import CUT_DEVIATION, CUT_MASS, LAWS, fill, fill_listed, quantile_above_half
+from limitformer.sphere.pair.chi_squares import LARGEST_PRODUCT, blocks_needed, chi_squares
+from limitformer.sphere.tokens.values import CUT_DEVIATION, CUT_MASS, LAWS, fill, fill_listed, quantile_above_half
 from philox import plain_philox
 from statistics_checks import ALPHA, STANDARD_ERRORS, standard_errors
 
@@ -33,14 +33,14 @@ def words(seed, purpose):
 
 
 def values(law, replica=0, block=0, rows=ROWS):
-    """(rows, LANES) values of neighbouring replicas."""
+    """Return (rows, LANES) values of neighbouring replicas."""
     out = np.full((rows, LANES), np.nan)
     fill(LAWS[law], *words(1, "values"), np.uint64(replica), np.uint64(block), out.reshape(-1))
     return out
 
 
 def listed(law, replicas, block):
-    """One value for each replica."""
+    """Return one value for each replica."""
     out = np.full(len(replicas), np.nan)
     fill_listed(LAWS[law], *words(1, "values"), np.array(replicas, np.uint64), np.uint64(block), len(out), out)
     return out
@@ -63,8 +63,8 @@ def test_mean_zero_and_variance_one(law):
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_the_fourth_moment_tells_the_laws_apart(law):
-    """Its own moment fits, those of the other laws (the wrong twins) do not."""
+def test_fourth_moment_distinguishes_the_laws(law):
+    """The right moment fits; those of the other laws (the wrong twins) do not."""
     fourth = values(law).ravel() ** 4
     for other, exact in FOURTH.items():
         if law == "rademacher":
@@ -82,7 +82,7 @@ def test_values_have_their_law(law):
 
 @pytest.mark.parametrize("law", LAWS)
 def test_values_are_bounded_and_reach_their_bound(law):
-    """[CT, Assumption 1]; the Gaussian's bound is that of 32-bit uniforms, far beyond these samples."""
+    """[CT, Assumption 1]; the bound of Gaussian values comes from 32-bit uniforms, far beyond these samples."""
     x = values(law)
     assert np.abs(x).max() <= BOUND[law]
     if law != "gaussian":
@@ -102,8 +102,8 @@ def test_values_of_replicas_blocks_and_lanes_are_uncorrelated(law):
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_a_value_belongs_to_its_replica_and_block(law):
-    """Bit for bit, whatever lane, list and length of run."""
+def test_value_depends_only_on_replica_and_block(law):
+    """It has the same bits for any lane, list and length of run."""
     x = values(law, rows=12)
     np.testing.assert_array_equal(values(law, replica=3, rows=12)[:, :5], x[:, 3:])
     np.testing.assert_array_equal(values(law, block=1, rows=4), x[1::3])
@@ -111,8 +111,8 @@ def test_a_value_belongs_to_its_replica_and_block(law):
     assert (listed(law, range(64), 2) != listed(law, range(64), 3)).any()
 
 
-def test_values_are_these_functions_of_philox():
-    """32 bits a value: the centre of an interval of (0, 1), or the lowest bit."""
+def test_values_are_functions_of_philox_words():
+    """A value uses 32 bits: the centre of an interval of (0, 1), or the lowest bit."""
     k0, k1 = key(1, "values")
     block = np.array([plain_philox((5, 0, replica, 0), (k0, k1)) for replica in range(LANES)])
     u = (block + 0.5) / 2**32
@@ -132,8 +132,8 @@ def test_the_constants_of_the_truncated_normal():
     assert pytest.approx((1 - 4 * stats.norm.pdf(2) / CUT_MASS) ** 0.5, rel=1e-15) == CUT_DEVIATION
 
 
-def test_the_normal_quantile():
-    """Against SciPy's, to 1e-15 of its value: both regions, their border at 0.425, next to 0 and to the ends."""
+def test_normal_quantile_equals_scipy():
+    """To 1e-15, in both regions, at their border 0.425, and next to 0 and the ends."""
     q = np.concatenate(
         [
             np.linspace(-0.4999, 0.4999, 100_001),
@@ -142,13 +142,13 @@ def test_the_normal_quantile():
         ]
     )
     q = q[q != 0]
-    found = np.empty_like(q)
-    quantiles(q, found)
+    quantiles_of_q = np.empty_like(q)
+    quantiles(q, quantiles_of_q)
     # Φ⁻¹ of 1/2 + q loses the digits of a small q, so that the error function's inverse stands for it there.
     exact = np.where(np.abs(q) < 0.4, 2**0.5 * special.erfinv(2 * q), special.ndtri(0.5 + q))
-    assert np.abs(found / exact - 1).max() < 1e-15
-    quantiles(np.zeros(1), found[:1])
-    assert found[0] == 0
+    assert np.abs(quantiles_of_q / exact - 1).max() < 1e-15
+    quantiles(np.zeros(1), quantiles_of_q[:1])
+    assert quantiles_of_q[0] == 0
 
 
 # --- pairs of χ² ------------------------------------------------------------------------------------------------------
@@ -158,21 +158,21 @@ DEGREES = [*range(1, 13), 50, 4094]
 
 
 def pairs(degrees, replicas=None, block=0, seed=2):
-    """Two χ² for each of some replicas."""
+    """Return two χ² for each of some replicas."""
     replicas = np.arange(REPLICAS, dtype=np.uint64) if replicas is None else np.array(replicas, np.uint64)
     first, second = np.full((2, len(replicas)), np.nan)
     chi_squares(degrees, *words(seed, "chi"), replicas, np.uint64(block), len(replicas), first, second)
     return first, second
 
 
-def test_no_degrees_are_zero():
+def test_zero_degrees_give_zero():
     np.testing.assert_array_equal(pairs(0, range(9)), np.zeros((2, 9)))
     assert blocks_needed(0) == 0
 
 
 @pytest.mark.parametrize("degrees", DEGREES)
 def test_chi_squares_have_their_law(degrees):
-    """The wrong twin has one degree more; where that is a small thing, a percent of the scale."""
+    """The wrong twin has one degree more, or a scale one percent larger if that is a small change."""
     exact, twin = stats.chi2(degrees), stats.chi2(degrees + 1 if degrees < 100 else 1.01 * degrees)
     for x in pairs(degrees):
         assert stats.kstest(x, exact.cdf).pvalue > ALPHA
@@ -181,7 +181,7 @@ def test_chi_squares_have_their_law(degrees):
 
 @pytest.mark.parametrize("degrees", DEGREES)
 def test_the_two_of_a_pair_are_independent(degrees):
-    """Of each other, of other blocks and of other replicas: ranks, a joint tail, and a twin that is not."""
+    """They are independent, also of other blocks and replicas: ranks and a joint tail; a dependent twin fails."""
     first, second = pairs(degrees)
     later, _ = pairs(degrees, block=blocks_needed(degrees))
     u, v = stats.chi2(degrees).cdf((first, second))
@@ -193,8 +193,8 @@ def test_the_two_of_a_pair_are_independent(degrees):
 
 
 @pytest.mark.parametrize("degrees", DEGREES)
-def test_a_chi_square_belongs_to_its_replica_and_block(degrees):
-    """Whoever stands beside it in the list, and whoever needed a second attempt."""
+def test_chi_square_depends_only_on_replica_and_block(degrees):
+    """Neither neighbours in the list nor second attempts of others change it."""
     whole = np.array(pairs(degrees, range(3000), block=7))
     some = [2999, 0, 17, 1500]
     np.testing.assert_array_equal(pairs(degrees, some, block=7), whole[:, some])
@@ -204,7 +204,7 @@ def test_a_chi_square_belongs_to_its_replica_and_block(degrees):
 
 @pytest.mark.parametrize("degrees", DEGREES)
 def test_blocks_do_not_overlap(degrees):
-    """A pair's blocks end where `blocks_needed` says: the next pair shares no word with it, an earlier start does."""
+    """The blocks of a pair end at `blocks_needed`: the next pair shares no word with it, an earlier start does."""
     needed = int(blocks_needed(degrees))
     first = np.concatenate(pairs(degrees, range(4000)))
     after = np.concatenate(pairs(degrees, range(4000), block=needed))
@@ -215,7 +215,7 @@ def test_blocks_do_not_overlap(degrees):
 
 
 def test_products_of_uniforms_are_exact():
-    """Up to eight degrees: −2 log of a product, of the words of Philox."""
+    """Up to eight degrees they are −2 log of a product of Philox words."""
     k = key(2, "chi")
     block = [(np.array(plain_philox((n, 0, 3, 0), k)) + 0.5) / 2**32 for n in (10, 11)]
     for degrees, uniforms in ((2, block[0][[0]]), (4, block[0][:2]), (6, [*block[0][:2], block[1][0]])):
@@ -224,7 +224,7 @@ def test_products_of_uniforms_are_exact():
 
 
 def test_only_failed_first_attempts_are_replaced():
-    """Nine degrees, straight from Marsaglia and Tsang: what they accept is kept, what they reject is something else."""
+    """Nine degrees by Marsaglia and Tsang: accepted attempts are unchanged, rejected ones are replaced."""
     d = 9 / 2 - 1 / 3
     words_ = np.array([plain_philox((0, 0, replica, 0), key(2, "chi")) for replica in range(4000)])
     u, bits = (words_ + 0.5) / 2**32, words_[:, 1]

@@ -1,4 +1,4 @@
-"""The theorems of docs/unequal-clusters.md: each step of their proofs by numbers, with any Q and K."""
+"""The theorems of docs/unequal-clusters.md: numerical checks of each step of their proofs, with any Q and K."""
 
 from dataclasses import replace
 
@@ -19,12 +19,12 @@ def model_of(p, q, **more):
 
 
 def antipodal(p, q, y):
-    """p tokens at y, q at −y (p + q, d)."""
+    """Return p tokens at y and q at −y (p + q, d)."""
     return np.repeat([1.0, -1.0], [p, q])[:, None] * y
 
 
 def mismatch(p, q, model, y):
-    """δ = a₊ − a₋ of the page: never 0 for p ≠ q, whatever yᵀQᵀKy."""
+    """Return δ = a₊ − a₋, which is never 0 for p ≠ q, for any yᵀQᵀKy."""
     c = model.beta * y @ model.bilinear() @ y
     if model.attention == "unnormalized":
         return 2 * (p - q) * np.cosh(c) / (p + q)
@@ -33,8 +33,8 @@ def mismatch(p, q, model, y):
 
 @pytest.mark.parametrize(("p", "q"), SPLITS)
 @pytest.mark.parametrize("changes", [{}, {"beta": -2.0}, {"beta": 0.0}, {"attention": "unnormalized"}], ids=str)
-def test_clusters_of_unequal_size_are_not_moved_by_opposite_amounts(p, q, changes):
-    """A₊ + A₋ = δy, with the attention of [CT, eqs 2, 3]; for equal sizes it is 0."""
+def test_attention_of_unequal_antipodal_clusters_does_not_cancel(p, q, changes):
+    """A₊ + A₋ = δy; for equal sizes it is 0."""
     model = model_of(p, q, **changes)
     for y in tokens_at(1, 5, 4):
         a = naive_attention(antipodal(p, q, y), model)
@@ -50,15 +50,15 @@ def test_the_mismatch_has_a_lower_bound():
     values, vectors = np.linalg.eigh(symmetric)
     largest = np.abs(values).argmax()
     bound = 6 / (5 + 4 * np.cosh(2 * model.beta * np.abs(values).max()))
-    found = [abs(mismatch(2, 1, model, y)) for y in tokens_at(2, 2000, 4)]
-    assert min(found) > bound
+    mismatches = [abs(mismatch(2, 1, model, y)) for y in tokens_at(2, 2000, 4)]
+    assert min(mismatches) > bound
     assert abs(mismatch(2, 1, model, vectors[:, largest])) == pytest.approx(bound)
     # The wrong twin: the smallest eigenvalue.
-    assert min(found) < 6 / (5 + 4 * np.cosh(2 * model.beta * np.abs(values).min()))
+    assert min(mismatches) < 6 / (5 + 4 * np.cosh(2 * model.beta * np.abs(values).min()))
 
 
 def generator(x, i, j, model, common=True):
-    """G|xⁱ + xʲ|² from the drift and covariance of the SDE [CT, eq. 6], with noise common to the tokens or not."""
+    """Return G|xⁱ + xʲ|² from drift and covariance of the SDE [CT, eq. 6], with common or separate noise."""
     limit = lf.limit(model)
     total, drift, noise = x[i] + x[j], limit.drift(x), limit.diffusion(x)
     covariance = noise[i, :, i] + noise[j, :, j] + (noise[i, :, j] + noise[j, :, i] if common else 0)
@@ -67,8 +67,8 @@ def generator(x, i, j, model, common=True):
 
 @pytest.mark.parametrize(("p", "q"), SPLITS)
 @pytest.mark.parametrize("attention", ["softmax", "unnormalized"])
-def test_the_generator_at_antipodal_clusters(p, q, attention):
-    """(d − 1)σ²δ²: positive for p ≠ q, 0 for p = q, which it would not be with noise of its own for each token."""
+def test_generator_is_positive_only_at_unequal_antipodal_clusters(p, q, attention):
+    """It is (d − 1)σ²δ²: positive for p ≠ q, 0 for p = q; with separate noise for each token it is not 0."""
     model, y = model_of(p, q, attention=attention), tokens_at(3, 1, 4)[0]
     x, last = antipodal(p, q, y), p + q - 1
     expected = 3 * 0.8**2 * mismatch(p, q, model, y) ** 2
@@ -95,7 +95,7 @@ def test_the_generator_is_that_of_a_layer():
 
 
 def nearly_antipodal(p, q, gap, count):
-    """Tight clusters anywhere on the sphere, |x⁺ + x⁻|² from 0 to `gap`."""
+    """Return tight clusters anywhere on the sphere, with |x⁺ + x⁻|² from 0 to `gap`."""
     rng = np.random.default_rng(9)
     for y, across in zip(tokens_at(5, count, 4), rng.standard_normal((count, 4)), strict=True):
         tangent = across - across @ y * y
@@ -103,8 +103,8 @@ def nearly_antipodal(p, q, gap, count):
         yield np.repeat([y, other / np.linalg.norm(other)], [p, q], axis=0)
 
 
-def test_clusters_leave_within_the_time_that_the_proof_gives():
-    """E τ ≤ sup f/inf Gf for the time that f = |x⁺ + x⁻|² takes to pass 0.02; equal clusters never do."""
+def test_clusters_leave_within_the_bound_of_the_proof():
+    """E τ ≤ sup f/inf Gf for the time at which f = |x⁺ + x⁻|² exceeds 0.02; equal clusters never do."""
     edge, y = 0.02, np.eye(4)[0]
     model = model_of(2, 1, layers_per_unit_time=400)
     least = min(generator(x, 0, 2, model) for x in nearly_antipodal(2, 1, edge, 500))
@@ -112,15 +112,15 @@ def test_clusters_leave_within_the_time_that_the_proof_gives():
     times = np.arange(201) / 200
     options = {"samples": 200, "seed": 4, "horizon": 1.0, "record": times, "progress": False}
     f = 2 * (1 + lf.simulate(model, antipodal(2, 1, y), **options)["overlap"].values[:, :, 1])
-    left = np.where((f > edge).any(1), times[(f > edge).argmax(1)], np.inf)
-    assert left.mean() < edge / least
-    assert left.mean() > 0.05 * edge / least
+    exits = np.where((f > edge).any(1), times[(f > edge).argmax(1)], np.inf)
+    assert exits.mean() < edge / least
+    assert exits.mean() > 0.05 * edge / least
     equal = lf.simulate(replace(model, tokens=4), antipodal(2, 2, y), **{**options, "samples": 8})
     assert (1 + equal["overlap"].values[:, :, 1]).max() < 1e-12
 
 
-def test_of_three_tokens_no_two_can_stay_antipodal():
-    """A¹ + A² ≠ 0 for X² = −X¹ and any third token, Q and K; two pairs of four tokens can."""
+def test_no_two_of_three_tokens_stay_antipodal():
+    """A¹ + A² ≠ 0 for X² = −X¹ and any third token, Q and K; two pairs of four tokens can stay."""
     rng = np.random.default_rng(11)
     least = np.inf
     for attention in ("softmax", "unnormalized"):
@@ -141,7 +141,7 @@ def in_plane(tokens, beta, layers, **more):
 
 
 def cross_ratio(tokens):
-    """(x₀ − x₂)(x₁ − x₃)/((x₀ − x₃)(x₁ − x₂)) of unit complex numbers (…, 4, 2): real."""
+    """Return (x₀ − x₂)(x₁ − x₃)/((x₀ − x₃)(x₁ − x₂)) of unit complex numbers (…, 4, 2), which is real."""
     x = tokens[..., 0] + 1j * tokens[..., 1]
     ratio = (x[..., 0] - x[..., 2]) * (x[..., 1] - x[..., 3]) / ((x[..., 0] - x[..., 3]) * (x[..., 1] - x[..., 2]))
     assert np.abs(ratio.imag).max() < 1e-9 * np.abs(ratio).max()
@@ -150,15 +150,15 @@ def cross_ratio(tokens):
 
 @pytest.mark.parametrize("attention", ["softmax", "unnormalized"])
 def test_tokens_in_the_plane_move_by_moebius_maps_at_beta_zero(attention):
-    """The cross-ratio of four tokens stays, up to the 1/√L of a chain; at β = 1 it does not."""
+    """The cross-ratio of four tokens is constant, up to the 1/√L of a chain; at β = 1 it is not."""
     angles = np.array([0.1, 1.2, 2.9, 4.4])
     start = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     before = cross_ratio(start)
 
     def spread(beta, layers):
         model = in_plane(4, beta, layers, attention=attention)
-        found = lf.simulate(model, start, samples=600, seed=2, horizon=0.5, record=[0.5], keep="tokens", progress=False)
-        return np.log(cross_ratio(found["tokens"].values[:, 0]) / before).std()
+        data = lf.simulate(model, start, samples=600, seed=2, horizon=0.5, record=[0.5], keep="tokens", progress=False)
+        return np.log(cross_ratio(data["tokens"].values[:, 0]) / before).std()
 
     coarse, fine = spread(0.0, 100), spread(0.0, 1600)
     assert coarse / fine == pytest.approx(4, rel=0.2)
@@ -168,13 +168,13 @@ def test_tokens_in_the_plane_move_by_moebius_maps_at_beta_zero(attention):
 
 @pytest.fixture(scope="module")
 def fates():
-    """Of four tokens in the plane: outcomes at three times, for β = 0 and β = 1."""
+    """Return outcomes of four tokens in the plane at three times, for β = 0 and β = 1."""
     options = {"samples": 800, "seed": 1, "horizon": 160.0, "record": [10.0, 40.0, 160.0], "keep": "outcome"}
     return {beta: lf.simulate(in_plane(4, beta, 25), progress=False, **options) for beta in (0.0, 1.0)}
 
 
 def test_equal_clusters_do_not_attract_in_the_plane_at_beta_zero(fates):
-    """All come together, the last of them late, like t^{−1/2}; at β = 1 a third ends in two clusters of two."""
+    """All tokens meet, the last ones like t^{−1/2}; at β = 1 a third of the replicas end in two clusters of two."""
     zero, one = (fates[beta] for beta in (0.0, 1.0))
     for data, share in ((zero, 0.0), (one, 0.33)):
         ended = ((data["unresolved_pairs"] == 0) & (data["antipodal_pairs"] > 0)).values[:, -1].mean()

@@ -168,8 +168,10 @@ def test_patience_outlasts_random_kills_and_ends():
 def test_worker_that_cannot_start_is_one_error(tmp_path, monkeypatch):
     """Workers of a script without a guard would run it again."""
     set_trap(tmp_path, monkeypatch, start="each")
-    monkeypatch.setattr(pool, "MOST_STILLBORN", 3)
-    with pytest.raises(InputError, match=r"^The workers end as they start \(exit code 3\)\. In a script, ") as raised:
+    monkeypatch.setattr(pool, "MOST_FAILED_STARTS", 3)
+    with pytest.raises(
+        InputError, match=r"^Every worker process exits during start-up \(exit code 3\)\. In a script, "
+    ) as raised:
         on_two(sweep(BETAS), tmp_path / "s.sweep")
     assert "\n" not in str(raised.value)
     monkeypatch.delenv("SWEEP_TRAP")

@@ -389,8 +389,8 @@ def test_fingerprint_covers_the_sources_that_make_numbers(tmp_path, monkeypatch)
     def fingerprint():
         return origin.sources()
 
-    for name in ("simulation/simulate.py", "sphere/pair.py", "cli/app.py", "plot.py", "base/lock.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    for name in ("simulation/simulate.py", "sphere/pair/chain.py", "cli/app.py", "plot.py", "base/lock.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
     monkeypatch.setattr(origin, "PACKAGE", tmp_path)
     first = fingerprint()
@@ -399,7 +399,7 @@ def test_fingerprint_covers_the_sources_that_make_numbers(tmp_path, monkeypatch)
         "plot.py": False,
         "base/lock.py": False,
         "simulation/simulate.py": True,
-        "sphere/pair.py": True,
+        "sphere/pair/chain.py": True,
     }.items():
         before = fingerprint()
         (tmp_path / name).write_text("2")

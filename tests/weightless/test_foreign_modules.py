@@ -1,4 +1,4 @@
-"""Modules of other code bases: what they draw, keep and change in ways of their own is exact, or refused by name."""
+"""Modules of unknown code: unusual random numbers and state are simulated exactly, or refused with their names."""
 
 import functools
 import random
@@ -47,7 +47,7 @@ class Net(nn.Module):
 
 
 class Rotated(Net):
-    """A random rotation that is an attribute, and no buffer."""
+    """A random rotation that is an attribute instead of a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -72,7 +72,7 @@ class Listed(Net):
 
 
 class Closed(Net):
-    """A matrix in a closure, in an object, in a dictionary."""
+    """Matrices in a closure, in an object and in a dictionary."""
 
     def __init__(self):
         super().__init__()
@@ -95,7 +95,7 @@ class Holder:
 
 
 class Noted(Net):
-    """The weight is read through a list that holds it."""
+    """A weight that is read through a list."""
 
     def __init__(self):
         super().__init__()
@@ -149,7 +149,7 @@ class Complex(Net):
 
 
 class Rearranged(Net):
-    """A weight that is another one's transpose: both are of one draw."""
+    """Two weights from one draw, one the transpose of the other."""
 
     def __init__(self):
         super().__init__()
@@ -160,7 +160,7 @@ class Rearranged(Net):
 
 
 class Asked(Net):
-    """Its code asks for the entries while it is made."""
+    """The factory reads random entries."""
 
     def __init__(self):
         super().__init__()
@@ -197,7 +197,7 @@ class Global(Net):
 
 
 class Unbound(Net):
-    """Two matrices that are parts of one: they are independent."""
+    """Two independent matrices that are parts of one."""
 
     def __init__(self):
         super().__init__()
@@ -208,7 +208,7 @@ class Unbound(Net):
 
 
 class Expanded(Net):
-    """A matrix whose rows are one row."""
+    """A matrix with equal rows."""
 
     def __init__(self):
         super().__init__()
@@ -243,7 +243,7 @@ class Transposed(Net):
 
 
 class Tossed(Net):
-    """A coin that is tossed while the module is made, one of whose sides is likely to come in both builds."""
+    """A coin that the factory tosses, which is likely to fall on one side in both builds."""
 
     def __init__(self, toss):
         super().__init__()
@@ -290,8 +290,8 @@ STRANGE += [Unbound, Expanded, Overlapping, Transposed, *(functools.partial(Toss
 
 
 def drawn(factory, count):
-    """Log sizes of the stream's end, and the norm of the first norm's gradient, of modules made by their own code."""
-    found = []
+    """Return log sizes of the stream's end and gradient norms of the first gain, of drawn modules."""
+    statistics = []
     with torch.random.fork_rng():
         for k in range(count):
             torch.manual_seed(k), np.random.seed(k), random.seed(k)
@@ -302,12 +302,12 @@ def drawn(factory, count):
             hook = module.blocks[-1].register_forward_hook(lambda part, given, out, end=end: end.append(out.detach()))
             (module(IDS).square().sum(-1).mean() / 2).backward()
             hook.remove()
-            found.append((float(end[0].square().mean().log()), float(module.blocks[0].norm.weight.grad.norm())))
-    return np.array(found).T
+            statistics.append((float(end[0].square().mean().log()), float(module.blocks[0].norm.weight.grad.norm())))
+    return np.array(statistics).T
 
 
 def sizes(data):
-    """Log sizes of the stream's end, by sample."""
+    """Return log sizes of the stream's end, by sample."""
     return np.log(np.einsum("sii->s", data.covariance.values[:, -1]) / data.sizes["token"])
 
 
@@ -316,7 +316,7 @@ def name_of(factory):
 
 
 @pytest.mark.parametrize("factory", STRANGE, ids=name_of)
-def test_whole_networks_have_the_law_of_the_modules_own_code(factory):
+def test_whole_networks_have_the_law_of_drawn_modules(factory):
     samples = 300
     data = lf.weightless.simulate(factory, IDS, samples=samples, gradients=True, **OPTIONS)
     assert "drawn by the model's own code" in data.attrs["weights"]
@@ -330,7 +330,7 @@ def test_whole_networks_have_the_law_of_the_modules_own_code(factory):
     assert ks_2samp(mine, 4 * gradient).pvalue < LEVEL
 
 
-def test_whole_networks_are_the_same_for_any_number_of_samples():
+def test_whole_networks_do_not_depend_on_the_number_of_samples():
     several, alone = (lf.weightless.simulate(Listed, IDS, samples=n, gradients=True, **OPTIONS) for n in (4, 1))
     other = lf.weightless.simulate(Listed, IDS, samples=1, gradients=True, **OPTIONS | {"seed": 1})
     for name in several.data_vars:
@@ -339,7 +339,7 @@ def test_whole_networks_are_the_same_for_any_number_of_samples():
     assert other.loss[0] != alone.loss[0]
 
 
-def test_networks_are_made_twice_where_everything_is_understood():
+def test_factory_runs_twice_if_all_laws_are_known():
     calls = []
 
     def factory():
@@ -350,7 +350,7 @@ def test_networks_are_made_twice_where_everything_is_understood():
     assert len(calls) == 2
 
 
-def test_the_global_generators_are_left_alone():
+def test_simulate_restores_the_global_generators():
     np.random.seed(3)
     before = network.random_states()
     lf.weightless.simulate(Numpy, IDS, samples=2, **OPTIONS)
@@ -368,15 +368,15 @@ def test_the_global_generators_are_left_alone():
         (Scaled, "is not understood: it is random"),
     ],
 )
-def test_whole_networks_that_do_not_fit_the_memory_are_refused_by_name(factory, message, monkeypatch):
+def test_simulate_refuses_whole_networks_larger_than_memory(factory, message, monkeypatch):
     monkeypatch.setattr(network, "available_memory", lambda: 10**4)
     with pytest.raises(lf.InputError, match=message):
         lf.weightless.simulate(factory, IDS, samples=1, **OPTIONS)
 
 
-def test_code_that_cannot_be_watched_stops_when_it_takes_more_than_the_memory(monkeypatch):
+def test_factory_that_cannot_be_watched_stops_at_the_memory_limit(monkeypatch):
     monkeypatch.setattr(network, "available_memory", lambda: 6000)
-    with pytest.raises(lf.InputError, match=r"Asked takes more than .* which is what is free"):
+    with pytest.raises(lf.InputError, match=r"Asked takes more than .* the free memory"):
         lf.weightless.simulate(Asked, IDS, samples=1, **OPTIONS)
 
 
@@ -384,7 +384,7 @@ CACHE = {}
 
 
 class Cached(Net):
-    """A matrix that is made once, wherever that happens."""
+    """A matrix that is made once and cached."""
 
     def stream(self, x):
         return super().stream(x @ CACHE["matrix"])
@@ -395,7 +395,7 @@ def cached():
     return Cached()
 
 
-def test_a_matrix_without_entries_is_refused_when_it_is_read():
+def test_reading_a_matrix_without_entries_raises_an_error():
     CACHE.clear()
     with pytest.raises(lf.InputError, match="cached reads a matrix without entries in"):
         lf.weightless.simulate(cached, IDS, samples=1, **OPTIONS)
@@ -406,12 +406,12 @@ def test_a_matrix_without_entries_is_refused_when_it_is_read():
 
 
 def truncated(weight, edge):
-    """The truncated normal that timm and many others carry along."""
+    """The truncated normal of timm and other packages."""
     with torch.no_grad():
         weight.uniform_(-0.9545, 0.9545).erfinv_().mul_(0.02 * 2**0.5).add_(0.1).clamp_(min=0.1 - edge, max=0.1 + edge)
 
 
-def test_a_truncated_normal_in_four_steps_is_one():
+def test_watch_recognises_a_truncated_normal_in_four_steps():
     def made(edge):
         layer = nn.Linear(500, 400)
         truncated(layer.weight, edge)
@@ -421,16 +421,16 @@ def test_a_truncated_normal_in_four_steps_is_one():
     assert law.kind == "truncated normal"
     assert (law.mean, law.std) == pytest.approx((0.1, 0.02 * 0.87962566), rel=1e-4)
     assert float(made(0.04).weight.detach().std()) == pytest.approx(law.std, rel=0.01)
-    assert lf.weightless.law(lambda: made(0.03))["weight"].kind == "unknown"  # which cuts more off
+    assert lf.weightless.law(lambda: made(0.03))["weight"].kind == "unknown"  # other bounds
 
 
-def test_a_module_may_be_sent_to_a_device_while_it_is_made():
+def test_factory_may_move_its_module_to_a_device():
     sent = lf.weightless.simulate(lambda: Net().to("cpu"), IDS, samples=2, **OPTIONS)
     plain = lf.weightless.simulate(Net, IDS, samples=2, **OPTIONS)
     np.testing.assert_array_equal(sent.covariance, plain.covariance)
 
 
-def test_attributes_of_parameters_are_kept():
+def test_implicit_parameters_keep_their_attributes():
     class Marked(Net):
         def __init__(self):
             super().__init__()
@@ -444,7 +444,7 @@ def test_attributes_of_parameters_are_kept():
 
 
 class Counting(Net):
-    """A counter that multiplies what comes out, and is kept in one of several ways."""
+    """A counter of calls, stored in one of several ways, that multiplies the output."""
 
     def __init__(self, kind):
         super().__init__()
@@ -469,7 +469,7 @@ class Counting(Net):
 
 @pytest.mark.parametrize("kind", ["buffer", "number", "list", "dict"])
 @pytest.mark.parametrize("samples", [1, 5])
-def test_what_a_pass_changes_is_put_back_before_the_next(kind, samples):
+def test_state_changed_by_a_pass_is_restored_before_the_next(kind, samples):
     counting = lf.weightless.simulate(lambda: Counting(kind), IDS, samples=samples, gradients=True, **OPTIONS)
     plain = lf.weightless.simulate(Net, IDS, samples=samples, gradients=True, **OPTIONS)
     assert list(counting.covariance.dims) == list(plain.covariance.dims)
@@ -478,16 +478,7 @@ def test_what_a_pass_changes_is_put_back_before_the_next(kind, samples):
     np.testing.assert_array_equal(counting.loss, again.loss)
 
 
-def test_counters_do_not_grow_from_sample_to_sample():
-    def loss(out, inputs):
-        return out.square().sum(-1).mean(-1) / 2
-
-    counting = lf.weightless.simulate(lambda: Counting("buffer"), IDS, samples=5, gradients=True, loss=loss, **OPTIONS)
-    plain = lf.weightless.simulate(Net, IDS, samples=5, gradients=True, loss=loss, **OPTIONS)
-    np.testing.assert_allclose(counting.covariance, plain.covariance, rtol=1e-9)
-
-
-def test_a_module_that_exists_is_as_it_was():
+def test_check_restores_an_existing_module():
     module = Counting("buffer").train()
     lf.check(module, IDS, progress=False)
     assert (float(module.buffer), module.number, module.calls, module.seen) == (0.0, 0, [], {})
@@ -495,14 +486,14 @@ def test_a_module_that_exists_is_as_it_was():
     assert module.blocks[0].norm.training
 
 
-def test_calls_that_differ_are_refused():
-    for given in (lambda: Counting("global"), Counting("global")):
+def test_modules_whose_calls_differ_are_refused():
+    for model in (lambda: Counting("global"), Counting("global")):
         with pytest.raises(lf.InputError, match="when it is called again with the same inputs"):
-            lf.check(given, IDS, samples=4, progress=False)
+            lf.check(model, IDS, samples=4, progress=False)
 
 
 class Noisy(Net):
-    """Its passes draw numbers of NumPy or of Python."""
+    """A module whose passes draw random numbers."""
 
     def __init__(self, draw):
         super().__init__()
@@ -513,13 +504,13 @@ class Noisy(Net):
 
 
 @pytest.mark.parametrize("draw", [np.random.rand, random.random, lambda: torch.rand(())])
-def test_passes_that_draw_random_numbers_are_refused(draw):
-    for given in (lambda: Noisy(draw), Noisy(draw)):
+def test_modules_that_draw_random_numbers_in_a_pass_are_refused(draw):
+    for model in (lambda: Noisy(draw), Noisy(draw)):
         with pytest.raises(lf.InputError, match="draws random numbers of its own when it runs"):
-            lf.check(given, IDS, samples=4, progress=False)
+            lf.check(model, IDS, samples=4, progress=False)
 
 
-def test_a_pass_that_changes_a_matrix_is_refused():
+def test_modules_that_change_a_matrix_in_a_pass_are_refused():
     class Learning(Net):
         def stream(self, x):
             self.zeros.data.add_(1.0)
@@ -531,22 +522,22 @@ def test_a_pass_that_changes_a_matrix_is_refused():
             super().__init__()
             self.zeros = nn.Parameter(torch.zeros(3, 3))
 
-    for given in (Learning, Learning()):
+    for model in (Learning, Learning()):
         with pytest.raises(lf.InputError, match="Learning changes its parameter zeros when it runs"):
-            lf.check(given, IDS, samples=1, progress=False)
+            lf.check(model, IDS, samples=1, progress=False)
 
 
-def test_parameters_that_differ_between_builds_are_refused():
+def test_factories_with_varying_parameters_are_refused():
     def made():
         net = Rotated()
         net.more = nn.ModuleList(nn.Linear(2, 2) for _ in range(random.randrange(1, 10**6) % 7))
         return net
 
-    with pytest.raises(lf.InputError, match="has other parameters each time it is made"):
+    with pytest.raises(lf.InputError, match="has other parameters each time it is built"):
         lf.weightless.simulate(made, IDS, samples=8, **OPTIONS)
 
 
-def test_the_watch_leaves_torchs_functions_as_they_were():
+def test_watch_restores_functions_of_torch():
     with watching.watching():
         pass
     w = nn.init.orthogonal_(torch.empty(3, 3))
@@ -589,7 +580,7 @@ def another_generator_of_a_truncated_normal(net):
 
 
 def net_with(change):
-    """A factory of networks that `change` changes."""
+    """Return a factory of networks that `change` changes."""
 
     def factory():
         net = Net()
@@ -611,13 +602,13 @@ def net_with(change):
         (another_generator_of_a_truncated_normal, "draws from a generator of its own"),
     ],
 )
-def test_seeds_that_the_code_sets_are_those_of_each_network(change, reason):
+def test_factories_that_set_seeds_draw_whole_networks(change, reason):
     data = lf.weightless.simulate(net_with(change), IDS, samples=3, **OPTIONS)
     assert "drawn by the model's own code" in data.attrs["weights"]
     assert reason in data.attrs["kept"]
 
 
-def test_a_factory_that_seeds_all_of_its_draws_has_one_network():
+def test_factory_that_seeds_all_draws_has_one_network():
     def factory():
         torch.manual_seed(5)
         return Net()
@@ -633,12 +624,12 @@ def test_a_factory_that_seeds_all_of_its_draws_has_one_network():
 
 
 @pytest.mark.parametrize("generator", [torch.Generator, np.random.default_rng, random.Random])
-def test_a_generator_among_the_attributes_is_not_understood(generator):
+def test_generator_among_attributes_has_unknown_law(generator):
     data = lf.weightless.simulate(net_with(lambda net: setattr(net, "source", generator())), IDS, samples=1, **OPTIONS)
     assert data.attrs["kept"] == "source: it is a generator of random numbers"
 
 
-def test_fixed_numbers_that_the_code_computes_or_reads_are_understood():
+def test_fixed_numbers_that_a_factory_computes_or_reads_are_known():
     def change(net):
         table = torch.zeros(WIDTH)
         table[0] = 3
@@ -656,17 +647,17 @@ def test_fixed_numbers_that_the_code_computes_or_reads_are_understood():
     np.testing.assert_array_equal(changed.covariance, plain.covariance)
 
 
-def test_a_lazy_layer_is_refused_in_one_line():
+def test_lazy_layers_are_refused():
     def factory():
         return nn.Sequential(nn.LazyLinear(4))
 
-    message = r"0\.weight of Sequential is of a lazy layer, and has no shape .* Nearest: the layer with its sizes"
-    for call in (lf.weightless.law, lambda made: lf.weightless.simulate(made, np.ones((1, 2, 8)), samples=1, seed=0)):
+    message = r"0\.weight of Sequential belongs to a lazy layer, and has no shape .* Nearest: the layer with its sizes"
+    for call in (lf.weightless.law, lambda model: lf.weightless.simulate(model, np.ones((1, 2, 8)), samples=1, seed=0)):
         with pytest.raises(lf.InputError, match=message):
             call(factory)
 
 
-def test_an_embedding_that_renormalises_its_weight_is_refused_by_name():
+def test_embedding_that_renormalises_its_weight_is_refused():
     def change(net):
         net.embed = nn.Embedding(12, WIDTH, max_norm=1.0)
 

@@ -1,4 +1,4 @@
-"""Gradients of weights that start constant: those of autograd, by sample, however the weight is used."""
+"""Gradients by sample of parameters with entries, against autograd, for each use of a parameter."""
 
 import sys
 
@@ -21,7 +21,7 @@ OPTIONS = {"gradients": True, "dtype": torch.float64, "progress": False}
 
 
 def constants(*shape, start=0.0):
-    """A parameter whose entries are given numbers."""
+    """A parameter with fixed entries."""
     count = int(np.prod(shape))
     return nn.Parameter(start + torch.linspace(-1.0, 1.0, count).reshape(shape).contiguous())
 
@@ -101,7 +101,7 @@ ONE_AT_A_TIME = [difference, joined]
 
 
 class Used(nn.Module):
-    """Blocks that use constants in one way, behind a random map."""
+    """Blocks that apply `use` to constants, before a random map."""
 
     def __init__(self, use):
         super().__init__()
@@ -131,24 +131,24 @@ def inputs():
 
 
 def steps(monkeypatch):
-    """The numbers of samples side by side that passes choose."""
-    module, found = sys.modules["limitformer.weightless.simulate"], []
-    plain = module.side_by_side
+    """Record the numbers of samples side by side."""
+    module, sizes = sys.modules["limitformer.weightless.simulate"], []
+    side_by_side = module.side_by_side
 
-    def noted(*arguments):
-        found.append(plain(*arguments))
-        return found[-1]
+    def note(*arguments):
+        sizes.append(side_by_side(*arguments))
+        return sizes[-1]
 
-    monkeypatch.setattr(module, "side_by_side", noted)
-    return found
+    monkeypatch.setattr(module, "side_by_side", note)
+    return sizes
 
 
 @pytest.mark.parametrize("use", ONE_PASS + ONE_AT_A_TIME)
-def test_gradients_side_by_side_are_those_of_autograd(use, monkeypatch):
-    found = steps(monkeypatch)
+def test_gradients_side_by_side_equal_those_of_autograd(use, monkeypatch):
+    sizes = steps(monkeypatch)
     several = lf.weightless.simulate(lambda: Used(use), inputs(), samples=SAMPLES, seed=0, **OPTIONS)
-    assert found == [SAMPLES if use in ONE_PASS else 1]
-    monkeypatch.setattr(network, "Shared", None)  # samples alone have torch's own gradients
+    assert sizes == [SAMPLES if use in ONE_PASS else 1]
+    monkeypatch.setattr(network, "SharedGradients", None)  # samples alone have torch's own gradients
     for k in range(SAMPLES):
         alone = autograd(use, k)
         for name in several.weight.values:
@@ -164,15 +164,15 @@ def test_gradients_side_by_side_are_those_of_autograd(use, monkeypatch):
 
 
 def autograd(use, sample):
-    """Norms of torch's gradients of the same sample, alone."""
+    """Return the norms of torch's gradients of a single sample."""
     blueprint = blueprint_of(lambda: Used(use))
-    found = network.Weightless(blueprint, torch.float64, torch.device("cpu"))
-    given = inputs_of(inputs(), blueprint)
-    arrays = found.run(0, range(sample, sample + 1), given, "auto", default_loss("hidden"))
-    return dict(zip(found.trained, arrays["weight_gradient"][0], strict=True))
+    weightless = network.Weightless(blueprint, torch.float64, torch.device("cpu"))
+    prepared = inputs_of(inputs(), blueprint)
+    arrays = weightless.run(0, range(sample, sample + 1), prepared, "auto", default_loss("hidden"))
+    return dict(zip(weightless.trained, arrays["weight_gradient"][0], strict=True))
 
 
-def test_a_network_without_chance_has_autograds_gradients_exactly():
+def test_network_without_random_weights_has_gradients_of_autograd():
     class Fixed(Used):
         def __init__(self):
             super().__init__(layer_norm)
@@ -192,7 +192,7 @@ def test_a_network_without_chance_has_autograds_gradients_exactly():
         np.testing.assert_allclose(data.weight_gradient.sel(weight=name), norm, rtol=1e-12, atol=1e-15)
 
 
-def test_every_trained_weight_of_a_stock_model_is_there():
+def test_dataset_has_every_trained_weight_of_a_stock_model():
     config = transformers.GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=16)
     data = lf.weightless.simulate(config, INPUTS, samples=3, seed=0, gradients=True, progress=False)
     names = [name for name, one in transformers.GPT2LMHeadModel(config).named_parameters() if one.requires_grad]
@@ -201,8 +201,8 @@ def test_every_trained_weight_of_a_stock_model_is_there():
 
 
 def gradients_of_drawn(config, samples):
-    """{name: norms} of models that transformers draws."""
-    found = []
+    """Return norms by name, of models that transformers draws."""
+    norms = []
     with torch.random.fork_rng():
         for k in range(samples):
             torch.manual_seed(k)
@@ -210,8 +210,8 @@ def gradients_of_drawn(config, samples):
             ids = torch.tensor([INPUTS])
             logits = model(ids).logits
             functional.cross_entropy(logits[0, :-1], ids[0, 1:]).backward()
-            found.append({name: float(p.grad.norm()) for name, p in model.named_parameters()})
-    return {name: np.array([each[name] for each in found]) for name in found[0]}
+            norms.append({name: float(p.grad.norm()) for name, p in model.named_parameters()})
+    return {name: np.array([each[name] for each in norms]) for name in norms[0]}
 
 
 def test_gradients_of_constants_have_the_law_of_drawn_models():
@@ -236,14 +236,16 @@ def test_gradients_of_constants_have_the_law_of_drawn_models():
     assert max(twin) < 1e-4  # the twin: the gradients of two samples in one
 
 
-def test_states_and_their_gradients_keep_their_bits(monkeypatch):
+def test_shared_gradients_change_no_bit_of_states(monkeypatch):
     def arrays():
         blueprint = blueprint_of(CONFIGS["bert"]())
-        found = network.Weightless(blueprint, torch.float64, torch.device("cpu"))
-        return found.run(0, range(4), inputs_of(INPUTS, blueprint), "auto", default_loss("masked"))
+        weightless = network.Weightless(blueprint, torch.float64, torch.device("cpu"))
+        return weightless.run(0, range(4), inputs_of(INPUTS, blueprint), "auto", default_loss("masked"))
 
     apart = arrays()
-    monkeypatch.setattr(shared.Shared, "has_shared", lambda self, values: False)  # one gradient for all samples
+    monkeypatch.setattr(
+        shared.SharedGradients, "has_shared", lambda self, values: False
+    )  # one gradient for all samples
     summed = arrays()
     for name in ("covariance", "stream_gradient", "loss"):
         np.testing.assert_array_equal(apart[name], summed[name])

@@ -1,4 +1,4 @@
-"""Convolutions whose kernels are drawn when they are needed, kept, or never drawn, against those of torch."""
+"""Convolutions whose kernels are redrawn, kept, or never drawn, against those of torch."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import limitformer as lf
 from limitformer.weightless import laws, maps
 from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.maps import squared_product
-from limitformer.weightless.run import ALWAYS, AUTO, NEVER, OneSampleOnlyError, Run, Weight
+from limitformer.weightless.run import ALWAYS, AUTO, NEVER, OneSampleOnlyError, RandomWeight, WeightlessRun
 
 LEVEL = 1e-4
 DRAWN, UNSEEN = "drawn when needed", "never drawn"
@@ -37,15 +37,14 @@ WAYS = {
 
 
 def implicit(shape, law=None, samples=2, name="kernel", gradients=True, **options):
-    """A parameter and the pass that it takes part in."""
-    run = options.pop("run", None) or Run(
+    """Return an implicit parameter and its run."""
+    run = options.pop("run", None) or WeightlessRun(
         3, range(samples), 1, torch.float64, torch.device("cpu"), gradients=gradients, **options
     )
-    return Implicit(Weight(name, law or laws.uniform(-1.0, 2.0), shape, run)), run
+    return Implicit(RandomWeight(name, law or laws.uniform(-1.0, 2.0), shape, run)), run
 
 
 def entries(tensor):
-    """What is drawn for it."""
     return tensor.weight.run.entries(tensor.weight, range(tensor.shape[0]))
 
 
@@ -54,7 +53,7 @@ def values(shape, seed=0):
 
 
 def by_torch(function, x, kernels, biases, **options):
-    """Outputs, gradients of x, and of the kernels and biases by sample, of a loss that is not linear."""
+    """Return outputs, and gradients of x, kernels and biases by sample, of a nonlinear loss."""
     x, parts = x.clone().requires_grad_(), []
     kernels, biases = kernels.clone().requires_grad_(), biases.clone().requires_grad_()
     for each, w, b in zip(x.chunk(len(kernels)), kernels, biases, strict=True):
@@ -68,10 +67,12 @@ def loss(out):
     return (out.sin() * torch.linspace(-1.0, 1.0, out.numel(), dtype=out.dtype).view(out.shape)).sum()
 
 
-def compare(way, kept=None, sliced=False):
+def compare(way, is_kept=False, sliced=False):
     function, size, shape, options = WAYS[way]
     stacked = (3, *shape) if sliced else shape
-    whole, run = implicit(stacked, samples=1 if sliced else 2, kept={"kernel": "for the test"} if kept else {})
+    whole, run = implicit(
+        stacked, samples=1 if sliced else 2, reasons_to_keep={"kernel": "for the test"} if is_kept else {}
+    )
     columns = functional_columns(function, shape, options)
     bias, _ = implicit((columns,), run=run, name="bias")
     x = values(size).requires_grad_()
@@ -83,7 +84,7 @@ def compare(way, kept=None, sliced=False):
     theirs = by_torch(function, x.detach(), kernels, entries(bias), **options)
     for mine, their in zip((out, x.grad, norms["kernel"], norms["bias"]), theirs, strict=True):
         torch.testing.assert_close(mine, their, rtol=1e-10, atol=1e-12)
-    assert run.found["kernel"] == ("kept" if kept else DRAWN)
+    assert run.uses["kernel"] == ("kept" if is_kept else DRAWN)
     assert out.is_contiguous()
 
 
@@ -93,21 +94,21 @@ def functional_columns(function, shape, options):
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("way", WAYS)
-def test_drawn_kernels_give_torchs_outputs_and_gradients(way):
+def test_drawn_kernels_have_outputs_and_gradients_of_torch(way):
     compare(way)
 
 
 @pytest.mark.parametrize("way", ["one side", "groups", "transposed"])
-def test_kept_kernels_give_torchs_outputs_and_gradients(way):
-    compare(way, kept=True)
+def test_kept_kernels_have_outputs_and_gradients_of_torch(way):
+    compare(way, is_kept=True)
 
 
-def test_kernels_of_a_stack_give_torchs_outputs_and_gradients():
+def test_sliced_kernels_have_outputs_and_gradients_of_torch():
     compare("two sides", sliced=True)
 
 
-def test_gradients_of_other_kernels_differ():
-    """The twin of the comparison: each sample's kernel convolves the other sample's input."""
+def test_wrong_twin_with_swapped_kernels_has_other_gradients():
+    """Each sample's kernel convolves the other sample's input."""
     function, size, shape, options = WAYS["two sides"]
     tensor, run = implicit(shape)
     x = values(size)
@@ -117,11 +118,11 @@ def test_gradients_of_other_kernels_differ():
     assert not torch.allclose(run.gradient_norms()["kernel"], theirs, rtol=1e-3)
 
 
-def test_an_input_without_samples_goes_alone():
+def test_convolution_without_batch_dimension_takes_one_sample():
     tensor, _ = implicit((4, 3, 5), samples=1)
     x = values((3, 12))
-    found = functional.conv1d(x, tensor, stride=2)
-    torch.testing.assert_close(found, functional.conv1d(x, entries(tensor)[0], stride=2))
+    out = functional.conv1d(x, tensor, stride=2)
+    torch.testing.assert_close(out, functional.conv1d(x, entries(tensor)[0], stride=2))
     with pytest.raises(OneSampleOnlyError):
         functional.conv1d(x, implicit((4, 3, 5), samples=2)[0])
     with pytest.raises(OneSampleOnlyError):
@@ -133,13 +134,13 @@ def test_an_input_without_samples_goes_alone():
     [((2, 3), (4, 3, 5), {}), ((2, 4, 12), (4, 3, 5), {}), ((2, 3, 12), (4, 3, 5), {"padding": "same", "stride": 2})],
 )
 @pytest.mark.parametrize("draw", [AUTO, NEVER])
-def test_what_torch_refuses_is_refused(size, shape, options, draw):
+def test_convolutions_that_torch_refuses_are_refused(size, shape, options, draw):
     tensor, _ = implicit(shape, law=laws.normal(1.0), samples=1, draw=draw)
     with pytest.raises((RuntimeError, lf.InputError)):
         functional.conv1d(values(size), tensor, **options)
 
 
-def test_a_map_of_another_width_is_refused_though_its_weight_is_never_drawn():
+def test_never_drawn_map_refuses_inputs_of_another_width():
     tensor, _ = implicit((64, 64), law=laws.normal(1.0), samples=1)
     with pytest.raises(lf.InputError, match=r"kernel \(64, 64\) takes 64 entries a token; got \(1, 3, 60\)"):
         functional.linear(values((1, 3, 60)), tensor)
@@ -167,15 +168,15 @@ def kernel_statistics(function, x, tensor, run, options):
 
 
 @pytest.mark.parametrize("way", PATCHES)
-def test_kernels_that_are_never_drawn_have_the_law_of_drawn_ones(way):
+def test_never_drawn_kernels_have_the_law_of_drawn_ones(way):
     function, size, shape, options = PATCHES[way]
-    found = {}
+    statistics = {}
     for draw, name, std in ((AUTO, "kernel", 0.5), (ALWAYS, "kernel", 0.5), (ALWAYS, "twin", 0.56)):
         tensor, run = implicit(shape, law=laws.normal(std), samples=1500, draw=draw)
-        run.seed += len(found)
-        found[draw, name] = kernel_statistics(function, values(size), tensor, run, options)
-        assert run.found["kernel"] == (UNSEEN if draw == AUTO else DRAWN)
-    mine, theirs, twin = found.values()
+        run.seed += len(statistics)
+        statistics[draw, name] = kernel_statistics(function, values(size), tensor, run, options)
+        assert run.uses["kernel"] == (UNSEEN if draw == AUTO else DRAWN)
+    mine, theirs, twin = statistics.values()
     assert min(ks_2samp(mine[key], theirs[key]).pvalue for key in mine) > LEVEL
     assert min(ks_2samp(mine[key], twin[key]).pvalue for key in mine) < 1e-10
 
@@ -235,7 +236,7 @@ def test_networks_of_convolutions_have_the_law_of_drawn_ones():
 
 @pytest.mark.parametrize(("m", "n", "p"), [(3, 40, 50), (60, 7, 5), (30, 40, 50)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_both_forms_of_the_weights_gradient_agree(m, n, p, dtype):
+def test_both_forms_of_the_weight_gradient_agree(m, n, p, dtype):
     z, d = values((2, m, n)), values((2, m, p), seed=1)
     true = (z.mT @ d).square().sum((1, 2))
     torch.testing.assert_close(squared_product(z.to(dtype), d.to(dtype)), true, rtol=1e-5, atol=0)
@@ -245,13 +246,13 @@ def test_both_forms_of_the_weights_gradient_agree(m, n, p, dtype):
 @pytest.mark.parametrize("size", [1e-25, 1.0, 1e25])
 @pytest.mark.parametrize("m", [3, 60])
 def test_gradients_of_any_size_have_a_norm(size, m):
-    """Squares of float32 numbers would be 0 or infinite."""
+    """In float32 the squares would be 0 or infinite."""
     z, d = values((1, m, 20)).float(), (size * values((1, m, 30), seed=1)).float()
     true = (z.double().mT @ d.double()).square().sum((1, 2))
     torch.testing.assert_close(squared_product(z, d), true, rtol=1e-5, atol=0)
 
 
-def test_gradients_that_cancel_are_zero_and_no_nan():
+def test_gradients_that_cancel_have_a_finite_norm():
     z = values((1, 1, 40)).repeat(1, 4, 1)
     d = values((1, 4, 50), seed=1)
     d[:, -1] = -d[:, :-1].sum(1)
@@ -261,7 +262,7 @@ def test_gradients_that_cancel_are_zero_and_no_nan():
         assert 0.0 <= norm < (1e-6 if dtype == torch.float32 else 1e-14) * size
 
 
-def test_many_tokens_make_no_gram_matrix(monkeypatch):
+def test_weight_gradient_of_many_tokens_needs_no_gram_matrix(monkeypatch):
     def refused(z):
         raise AssertionError("a Gram matrix of all tokens")
 

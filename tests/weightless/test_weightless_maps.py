@@ -1,4 +1,4 @@
-"""A linear map whose weight is never drawn, against one whose weight is: outputs, gradients, norms, all jointly."""
+"""Linear maps with a weight that is never drawn: roots of tokens, and the joint law of outputs and gradients."""
 
 import numpy as np
 import pytest
@@ -6,16 +6,16 @@ import torch
 from scipy.linalg.lapack import dpstrf
 from scipy.stats import ks_2samp
 
-from limitformer.weightless.maps import Drawn, Unseen
+from limitformer.weightless.maps import NeverDrawnMap, RedrawnMap
 from limitformer.weightless.roots import (
     cholesky,
+    cholesky_of_any,
+    cholesky_of_independent,
     gram,
     gram_root,
     householder_root,
     in_order,
     inverse_of,
-    of_any,
-    of_new,
     root_of,
     size_of,
 )
@@ -32,19 +32,19 @@ class FromTorch:
     def gaussian(self, purpose, rows, columns):
         return torch.randn(SAMPLES, rows, columns, generator=self.generator, dtype=self.dtype)
 
-    def leave(self, squared):
+    def add_squared_gradient(self, squared):
         self.squared = squared
 
 
 def tokens(dtype):
-    """Unequal lengths and overlaps; the last is the first once more."""
+    """Tokens of unequal lengths and overlaps; the last repeats the first."""
     z = torch.randn(TOKENS, INPUTS, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     z = torch.cat([z * torch.tensor([[1.0], [2.0], [0.3]]), z[:1]])
     return z.to(dtype).repeat(SAMPLES, 1, 1).requires_grad_()
 
 
 def summary(z, u, squared):
-    """Statistics of the output and of the gradient of a loss that is not linear in it."""
+    """Return statistics of outputs and gradients of a nonlinear loss."""
     back, out = z.grad.double(), u.detach().double()
     return {
         "an output": out[:, 1, 2],
@@ -57,12 +57,11 @@ def summary(z, u, squared):
 
 
 def loss(u):
-    """Of each sample; its gradient depends on u."""
+    """A loss whose gradient depends on u."""
     return (torch.tanh(u) * u.roll(1, -2)).sum() + u[:, 1].square().sum()
 
 
-def by_weight(dtype=torch.float64):
-    """The weight is drawn."""
+def drawn_weight(dtype=torch.float64):
     z, generator = tokens(dtype), torch.Generator().manual_seed(11)
     w = STD * torch.randn(SAMPLES, INPUTS, OUTPUTS, generator=generator, dtype=dtype)
     w.requires_grad_()
@@ -71,42 +70,41 @@ def by_weight(dtype=torch.float64):
     return summary(z, u, w.grad.double().square().sum((-1, -2)))
 
 
-def without(dtype, seed=5, root=root_of):
-    """It is not."""
+def never_drawn(dtype, seed=5, root=root_of):
     z, numbers = tokens(dtype), FromTorch(seed)
     numbers.dtype = dtype
-    u = Unseen.apply(z, torch.zeros((), requires_grad=True), numbers, root(z.detach()), OUTPUTS)
+    u = NeverDrawnMap.apply(z, torch.zeros((), requires_grad=True), numbers, root(z.detach()), OUTPUTS)
     loss(u).backward()
     return summary(z, u, numbers.squared)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_output_and_gradient_have_the_joint_law_of_a_drawn_weight(dtype):
-    mine, theirs = without(dtype), by_weight()
+def test_never_drawn_map_has_the_joint_law_of_a_drawn_weight(dtype):
+    mine, theirs = never_drawn(dtype), drawn_weight()
     assert min(ks_2samp(mine[key], theirs[key]).pvalue for key in mine) > 1e-4
 
 
-def test_a_root_that_leaves_out_a_token_is_rejected():
+def test_wrong_twin_without_one_token_is_rejected():
     def too_short(z):
         z = z.clone()
         z[:, 1] *= 0.8
         return householder_root(z)
 
-    mine, theirs = without(torch.float64, root=too_short), by_weight()
+    mine, theirs = never_drawn(torch.float64, root=too_short), drawn_weight()
     assert min(ks_2samp(mine[key], theirs[key]).pvalue for key in mine) < 1e-10
 
 
 @pytest.mark.parametrize("root", [householder_root, gram_root])
-def test_roots_rebuild_the_tokens_and_keep_equal_ones_equal(root):
+def test_roots_reproduce_tokens_and_repeats(root):
     z = tokens(torch.float64)[:2].detach()
     z[1] *= torch.tensor([1.0, 3.0, 0.5, 1.0])[:, None]
-    found = root(z)
-    rows = found.factor.shape[-1]
-    basis = found.along(torch.eye(rows, dtype=z.dtype).expand(2, rows, rows))
-    assert torch.allclose(found.factor @ basis, z, atol=1e-12)
-    assert torch.equal(found.factor[:, 0], found.factor[:, 3])
+    z_root = root(z)
+    rows = z_root.factor.shape[-1]
+    basis = z_root.along(torch.eye(rows, dtype=z.dtype).expand(2, rows, rows))
+    assert torch.allclose(z_root.factor @ basis, z, atol=1e-12)
+    assert torch.equal(z_root.factor[:, 0], z_root.factor[:, 3])
     f = torch.randn(2, 4, INPUTS, dtype=z.dtype, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(found.onto(f), f @ basis.mT, atol=1e-12)
+    assert torch.allclose(z_root.onto(f), f @ basis.mT, atol=1e-12)
 
 
 def pivoted_root(z):
@@ -118,7 +116,7 @@ def pivoted_root(z):
     return root
 
 
-def test_rounding_does_not_decide_which_root_it_is():
+def test_root_moves_little_with_rounding():
     z = torch.randn(1, 24, 96, generator=torch.Generator().manual_seed(1))
     z = z / z.norm(dim=-1, keepdim=True)  # as behind a norm
     z[:, 5], z[:, 9] = z[:, 2], 0.0
@@ -135,13 +133,13 @@ def test_rounding_does_not_decide_which_root_it_is():
 
 
 @pytest.mark.parametrize(("m", "n"), [(32, 32), (44, 32), (128, 100)])
-def test_rounding_does_not_grow_into_directions(m, n):
-    """More tokens than entries: in their order alone, what is left of the later ones is rounding over small pivots."""
+def test_rows_of_q_stay_orthonormal_for_dependent_tokens(m, n):
+    """If there are more tokens than entries, residuals of later tokens are rounding errors over small pivots."""
 
-    def worst(found):
-        root, kept = found
-        q = inverse_of(root, kept).T @ z.double().numpy()[0]
-        return np.abs(q[kept] @ q[kept].T - np.eye(len(kept))).max()
+    def worst(factorised):
+        root, rows = factorised
+        q = inverse_of(root, rows).T @ z.double().numpy()[0]
+        return np.abs(q[rows] @ q[rows].T - np.eye(len(rows))).max()
 
     largest = {cholesky: 0.0, in_order: 0.0}
     for seed in range(200 if m < 100 else 20):
@@ -163,30 +161,30 @@ def test_both_precisions_have_the_same_root():
     assert (torch.linalg.qr(z.double().mT).R.diagonal(dim1=-2, dim2=-1) < 0).any()  # so the signs had to be mended
 
 
-def test_tokens_that_are_clearly_new_have_the_root_of_any():
-    """To the last bit, the short way; one that repeats another, is zero, no number or hardly new goes the long one."""
+def test_root_of_independent_tokens_equals_the_general_root():
+    """They agree to the last bit; a repeated, zero, NaN or nearly dependent token needs the general one."""
     *z, new = np.random.default_rng(0).standard_normal((9, 20))
     z = np.array(z)
-    (short, rows), (long, kept) = of_new(z @ z.T), of_any(z @ z.T)
+    (short, rows), (long, long_rows) = cholesky_of_independent(z @ z.T), cholesky_of_any(z @ z.T)
     np.testing.assert_array_equal(short, long)
-    np.testing.assert_array_equal(rows, kept)
+    np.testing.assert_array_equal(rows, long_rows)
     np.testing.assert_allclose(inverse_of(short, rows), np.linalg.inv(long).T, rtol=0, atol=1e-12)
     for token in (z[2], 0 * z[2], np.nan * z[2], z[2] + 1e-4 * new):
         other = z.copy()
         other[5] = token
-        assert of_new(other @ other.T) is None
+        assert cholesky_of_independent(other @ other.T) is None
 
 
 @pytest.mark.parametrize(("m", "n"), [(5, 7), (600, 9), (3, 5000)])
-def test_gram_matrices_are_products_and_symmetric_to_the_last_bit(m, n):
+def test_gram_matrices_are_exactly_symmetric_products(m, n):
     z = torch.randn(2, m, n, generator=torch.Generator().manual_seed(1))
-    found = gram(z)
-    assert torch.equal(found, found.mT)
-    torch.testing.assert_close(found, z.double() @ z.double().mT, rtol=1e-12, atol=1e-12 * n)
+    g = gram(z)
+    assert torch.equal(g, g.mT)
+    torch.testing.assert_close(g, z.double() @ z.double().mT, rtol=1e-12, atol=1e-12 * n)
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
-def test_a_token_that_is_no_number_stays_none_and_leaves_the_others_alone(broken):
+def test_token_with_nan_does_not_change_the_root_of_others(broken):
     z = torch.randn(1, 5, INPUTS, generator=torch.Generator().manual_seed(1))
     others = [0, 2, 3, 4]
     alone = gram_root(z[:, others]).factor
@@ -196,25 +194,25 @@ def test_a_token_that_is_no_number_stays_none_and_leaves_the_others_alone(broken
     assert torch.equal(factor[:, others][..., others], alone)
 
 
-def test_without_a_backward_pass_there_is_the_same_factor_and_no_inverse():
+def test_root_without_backward_pass_has_no_inverse():
     z = tokens(torch.float32)[:2].detach()
     with torch.no_grad():
-        found = gram_root(z)
-    assert found.inverse is None
-    assert torch.equal(found.factor, gram_root(z).factor)
+        root = gram_root(z)
+    assert root.inverse is None
+    assert torch.equal(root.factor, gram_root(z).factor)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_gradient_of_the_weight_needs_only_a_root_of_what_came_back(dtype):
+def test_weight_gradient_needs_only_a_root_of_the_gradient(dtype):
     z, d = (torch.randn(2, 5, n, dtype=dtype, generator=torch.Generator().manual_seed(n)) for n in (9, 12))
     d[:, 2] = d[:, 4]  # of less than full rank
     true = (z.mT @ d).double().square().sum((-1, -2))
-    found = (root_of(z).factor.mT @ size_of(d)).double().square().sum((-1, -2))
-    assert torch.allclose(found, true, rtol=1e-5 if dtype == torch.float32 else 1e-13)
+    squared = (root_of(z).factor.mT @ size_of(d)).double().square().sum((-1, -2))
+    assert torch.allclose(squared, true, rtol=1e-5 if dtype == torch.float32 else 1e-13)
     assert not torch.allclose((root_of(z).factor @ size_of(d)).double().square().sum((-1, -2)), true, rtol=1e-2)
 
 
-def test_householder_roots_keep_the_digits_of_small_differences():
+def test_householder_roots_preserve_small_differences():
     z = tokens(torch.float64)[:1].detach()
     apart = 1e-11 * torch.ones(INPUTS, dtype=torch.float64)
     z[0, 3] = z[0, 0] + apart
@@ -227,7 +225,7 @@ def test_householder_roots_keep_the_digits_of_small_differences():
     assert kept(gram_root) < 0.99  # a Gram matrix has only the part along other tokens
 
 
-def test_a_weight_that_is_drawn_again_for_the_backward_pass_gives_autograds_gradient():
+def test_redrawn_map_has_gradients_of_autograd():
     z = tokens(torch.float64)
     w = torch.randn(SAMPLES, INPUTS, OUTPUTS, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 
@@ -236,7 +234,7 @@ def test_a_weight_that_is_drawn_again_for_the_backward_pass_gives_autograds_grad
             return w.detach()
 
     numbers = Kept(0)
-    loss(Drawn.apply(z, torch.zeros((), requires_grad=True), numbers)).backward()
+    loss(RedrawnMap.apply(z, torch.zeros((), requires_grad=True), numbers)).backward()
     mine, z = z.grad, tokens(torch.float64)
     w.requires_grad_()
     loss(z @ w).backward()
@@ -247,7 +245,7 @@ def test_a_weight_that_is_drawn_again_for_the_backward_pass_gives_autograds_grad
 def test_gradients_of_gradients_are_refused():
     z, numbers = tokens(torch.float64), FromTorch(1)
     numbers.dtype = torch.float64
-    u = Unseen.apply(z, torch.zeros((), requires_grad=True), numbers, root_of(z.detach()), OUTPUTS)
+    u = NeverDrawnMap.apply(z, torch.zeros((), requires_grad=True), numbers, root_of(z.detach()), OUTPUTS)
     (first,) = torch.autograd.grad(u.square().sum(), z, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.square().sum().backward()

@@ -1,4 +1,4 @@
-"""Masks are known by how they act, and logits are none however large they are."""
+"""Masks are recognised by the operations that apply them, and large logits are not masks."""
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ def split(x, linear):
 
 
 class Block(nn.Module):
-    """Attention whose weights `attend` makes of queries and keys, or its outcome of the values too."""
+    """Attention with logits or, if `fused`, outputs by `attend`."""
 
     def __init__(self, attend, fused=False):
         super().__init__()
@@ -75,8 +75,8 @@ class Block(nn.Module):
         return x + self.out(mixed.transpose(1, 2).reshape(x.shape))
 
 
-class Torchs(nn.Module):
-    """Torch's own attention of several heads."""
+class MultiHead(nn.Module):
+    """Torch's multi-head attention."""
 
     def __init__(self, need_weights, **masks):
         super().__init__()
@@ -102,30 +102,29 @@ def measured(make, sequences=2):
     return {key: data[key].values for key in MEASURES}
 
 
-def assert_same(found, wanted):
+def assert_same(actual, wanted):
     for key in MEASURES:
-        np.testing.assert_allclose(found[key], wanted[key], rtol=2e-5, err_msg=key)
+        np.testing.assert_allclose(actual[key], wanted[key], rtol=2e-5, err_msg=key)
 
 
 @pytest.fixture(scope="module")
 def causal():
-    """With −∞ where a pair is hidden."""
-    found = measured(lambda: Block(lambda x: x.masked_fill(HIDDEN, -torch.inf)))
-    assert (found["tokens_seen"] == (TOKENS + 2) / 2).all()
-    assert not np.allclose(found["logit_std"], measured(lambda: Block(lambda x: x))["logit_std"], rtol=1e-2)
-    return found
+    measures = measured(lambda: Block(lambda x: x.masked_fill(HIDDEN, -torch.inf)))
+    assert (measures["tokens_seen"] == (TOKENS + 2) / 2).all()
+    assert not np.allclose(measures["logit_std"], measured(lambda: Block(lambda x: x))["logit_std"], rtol=1e-2)
+    return measures
 
 
 @pytest.mark.parametrize("low", [-50.0, -100.0, -1e3, -1e4, -1e9, torch.finfo(torch.float32).min, -torch.inf])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_mask_of_any_size_is_one(causal, way, low):
+def test_mask_is_recognised_at_any_size(causal, way, low):
     if low < -1e38 and way in ("twice", "alpha"):
         low = -1e30
     assert_same(measured(lambda: Block(lambda x: WAYS[way](x, low))), causal)
 
 
 @pytest.mark.parametrize("low", [-50.0, -1e3, -1e9])
-def test_a_mask_of_torchs_fused_attention_is_one(causal, low):
+def test_mask_of_fused_attention_is_recognised(causal, low):
     def fused(**masks):
         return measured(
             lambda: Block(lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, **masks), fused=True)
@@ -139,26 +138,26 @@ def test_a_mask_of_torchs_fused_attention_is_one(causal, low):
 
 @pytest.mark.parametrize("low", [-50.0, -100.0, -1e9, -torch.inf])
 @pytest.mark.parametrize("need_weights", [True, False])
-def test_a_mask_of_torchs_attention_of_several_heads_is_one(need_weights, low):
+def test_mask_of_multi_head_attention_is_recognised(need_weights, low):
     def run(attention, padding):
-        return measured(lambda: Torchs(need_weights, attn_mask=attention, key_padding_mask=padding))
+        return measured(lambda: MultiHead(need_weights, attn_mask=attention, key_padding_mask=padding))
 
     wanted = run(HIDDEN, PADDED)
     assert_same(run(additive(HIDDEN, low), additive(PADDED, low)), wanted)
     rows = np.concatenate([np.arange(2, 7), [2, 3, 4, 4, 4]])  # seen by the rows that see two tokens or more
     np.testing.assert_allclose(wanted["tokens_seen"], rows.mean())
-    assert_same(measured(lambda: Torchs(need_weights, attn_mask=additive(HIDDEN, low))), run(HIDDEN, PADDED & False))
+    assert_same(measured(lambda: MultiHead(need_weights, attn_mask=additive(HIDDEN, low))), run(HIDDEN, PADDED & False))
 
 
 @pytest.mark.parametrize("low", [-50.0, -100.0, -1e3, -1e9])
-def test_a_mask_by_sequence_is_one(low):
+def test_mask_by_sequence_is_recognised(low):
     wanted = measured(lambda: Block(lambda x: by_row(x, -torch.inf)))
     assert_same(measured(lambda: Block(lambda x: by_row(x, low))), wanted)
     np.testing.assert_allclose(wanted["tokens_seen"], np.mean([2, 3, 4, 5, 6, 2, 3, 4, 4, 4]))
 
 
 @pytest.mark.parametrize("low", [-50.0, -100.0, -1e3, -1e9])
-def test_a_mask_beside_a_bias_by_head_is_one(low):
+def test_mask_added_to_a_bias_by_head_is_recognised(low):
     def both(low):
         return lambda x: x + (BIAS + additive(HIDDEN, low)[None, None])
 
@@ -168,7 +167,7 @@ def test_a_mask_beside_a_bias_by_head_is_one(low):
 
 
 @pytest.mark.parametrize("low", [-1e4, -1e9, -torch.inf])
-def test_a_mask_that_cannot_be_followed_is_known_by_its_size(causal, low):
+def test_mask_by_unknown_operations_is_recognised_by_size(causal, low):
     def written(x, low):
         x[..., HIDDEN] = low
         return x
@@ -176,24 +175,24 @@ def test_a_mask_that_cannot_be_followed_is_known_by_its_size(causal, low):
     assert_same(measured(lambda: Block(lambda x: written(x, low))), causal)
 
 
-def test_a_row_that_sees_nothing_does_not_count():
+def test_rows_without_visible_tokens_do_not_count():
     nothing = HIDDEN.clone()
     nothing[3] = True
     for low in (-50.0, -1e9):
-        found = measured(lambda low=low: Block(lambda x: x + additive(nothing, low)))
-        np.testing.assert_allclose(found["tokens_seen"], np.mean([2, 3, 5, 6]))
+        measures = measured(lambda low=low: Block(lambda x: x + additive(nothing, low)))
+        np.testing.assert_allclose(measures["tokens_seen"], np.mean([2, 3, 5, 6]))
 
 
 @pytest.mark.parametrize("attend", [lambda x: 1e6 * x, lambda x: 1e6 * x + 0 * HIDDEN.float()])
-def test_logits_are_no_masks_however_large(attend):
-    found, plain = measured(lambda: Block(attend)), measured(lambda: Block(lambda x: x))
-    assert (found["tokens_seen"] == TOKENS).all()
-    np.testing.assert_allclose(found["logit_std"][:, 0], 1e6 * plain["logit_std"][:, 0], rtol=1e-5)
+def test_large_logits_are_not_masks(attend):
+    large, plain = measured(lambda: Block(attend)), measured(lambda: Block(lambda x: x))
+    assert (large["tokens_seen"] == TOKENS).all()
+    np.testing.assert_allclose(large["logit_std"][:, 0], 1e6 * plain["logit_std"][:, 0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("scale", [5.0, 10.0, 100.0])
-def test_large_logits_of_gpt2_have_the_spread_of_drawn_ones(scale, implementation):
+def test_large_logits_of_gpt2_have_the_spread_of_drawn_models(scale, implementation):
     transformers = pytest.importorskip("transformers")
     samples, heads, tokens, layers = 32, 4, 16, 4
     sizes = {"n_layer": layers, "n_embd": 32, "n_head": heads, "vocab_size": 50, "n_positions": 32}
@@ -222,7 +221,7 @@ def test_large_logits_of_gpt2_have_the_spread_of_drawn_ones(scale, implementatio
             spread = [logits[:, i, : i + 1].var(-1, correction=0) for i in range(1, tokens)]
             drawn.append(torch.stack(spread).mean(0).sqrt().mean())
     drawn = torch.stack(drawn).view(samples, layers).numpy()
-    found = data["logit_std"].values.mean(-1)
-    error = np.sqrt((drawn.var(0, ddof=1) + found.var(0, ddof=1)) / samples)
-    assert (np.abs(found.mean(0) - drawn.mean(0)) < 4 * error).all()
-    assert (np.abs(0.6 * found.mean(0) - drawn.mean(0)) > 4 * error).all()
+    weightless = data["logit_std"].values.mean(-1)
+    error = np.sqrt((drawn.var(0, ddof=1) + weightless.var(0, ddof=1)) / samples)
+    assert (np.abs(weightless.mean(0) - drawn.mean(0)) < 4 * error).all()
+    assert (np.abs(0.6 * weightless.mean(0) - drawn.mean(0)) > 4 * error).all()

@@ -1,4 +1,4 @@
-"""What passes through a module report, against what the module's own code saw while it ran."""
+"""The measures of passes, against tensors that the module's own code records."""
 
 from importlib import import_module
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ KEYS = (
 
 
 class Block(nn.Module):
-    """Causal attention and a hidden layer, which writes down all that it computes."""
+    """Causal attention and a hidden layer, which records all its tensors."""
 
     def __init__(self):
         super().__init__()
@@ -73,29 +73,29 @@ class Decoder(nn.Module):
 
 @pytest.fixture(scope="module")
 def passes():
-    """The dataset of two sequences, sample by sample, and what the blocks of the same passes wrote down."""
+    """Return the dataset of two sequences, and the tensors that the blocks of the same pass recorded."""
     options = {"samples": SAMPLES, "seed": 3, "dtype": torch.float64, "progress": False}
     ids = [[1, 2, 3, 1, 4, 5, 6], [7, 7, 8, 9, 1, 2, 3]]
     SEEN.clear()
     data = lf.weightless.simulate(Decoder, ids, **options)
     calls = [SEEN[k : k + LAYERS + 1] for k in range(0, len(SEEN), LAYERS + 1)]
-    whole = calls[-1]  # after the trials of samples side by side comes the pass of all
+    whole = calls[-1]  # the pass of all samples follows the trials
     assert len(whole[0]["start"]) == 2 * SAMPLES
     return data, whole
 
 
 def by_sample(x):
-    """(S·B, …) as (S, B, …) in NumPy."""
+    """Reshape (S·B, …) to (S, B, …) in NumPy."""
     return x.reshape(SAMPLES, 2, *x.shape[1:]).numpy()
 
 
 def rows_with_a_choice(values):
-    """Mean over the rows that see two tokens or more, and the sequences: (S, B, heads, M) to (S, heads)."""
+    """Average over rows that see two tokens or more, and over sequences: (S, B, heads, M) to (S, heads)."""
     return values[..., 1:].mean((1, 3))
 
 
 def expected(whole):
-    """Every measure by plain loops over what the blocks wrote down."""
+    """Compute every measure from the recorded tensors."""
     out = {key: [] for key in KEYS}
     for seen in whole[:LAYERS]:
         at = {key: by_sample(value) for key, value in seen.items()}
@@ -117,29 +117,29 @@ def expected(whole):
     return {key: np.stack(values, 1) for key, values in out.items()}
 
 
-def test_every_measure_is_that_of_the_modules_own_numbers(passes):
+def test_measures_equal_those_of_recorded_tensors(passes):
     data, whole = passes
-    found = expected(whole)
-    for key, values in found.items():
+    recorded = expected(whole)
+    for key, values in recorded.items():
         seen = (
             data[key].isel(layer=slice(0, LAYERS)) if "layer" in data[key].dims and key != "covariance" else data[key]
         )
         np.testing.assert_allclose(seen, values, rtol=1e-6, err_msg=key)
-    assert not np.allclose(data["entropy"], found["entropy"][::-1], rtol=1e-3)  # samples in their order
-    assert not np.allclose(data["branch"], found["branch"][..., ::-1], rtol=1e-3)
+    assert not np.allclose(data["entropy"], recorded["entropy"][::-1], rtol=1e-3)  # samples in their order
+    assert not np.allclose(data["branch"], recorded["branch"][..., ::-1], rtol=1e-3)
     output = by_sample(whole[-1]["output"]).reshape(SAMPLES, -1)
-    assert not np.allclose(data["step"], found["step"] * (1 - 1 / WIDTH), rtol=1e-3)
+    assert not np.allclose(data["step"], recorded["step"] * (1 - 1 / WIDTH), rtol=1e-3)
     np.testing.assert_allclose(data.logits_mean, output.mean(1), rtol=1e-6)
     np.testing.assert_allclose(data.logits_std, output.std(1, ddof=1), rtol=1e-6)
 
 
 @pytest.mark.parametrize("entries", [1, 2, 7, 8])
-def test_the_median_is_torchs(entries):
+def test_median_equals_that_of_torch(entries):
     x = torch.randn(3, entries, generator=torch.Generator().manual_seed(entries))
     assert torch.equal(median(x), x.median(1).values)
 
 
-def test_floating_inputs_have_the_first_gradient_of_the_stream():
+def test_floating_inputs_have_a_stream_gradient():
     data = lf.weightless.simulate(
         lambda: nn.Sequential(Block(), Block()),
         torch.randn(1, 5, WIDTH),
@@ -152,7 +152,7 @@ def test_floating_inputs_have_the_first_gradient_of_the_stream():
 
 
 class Readout(nn.Module):
-    """Two steps, and a last operation with a matrix of its own or the embedding."""
+    """Two steps, and a last operation `read`, with a matrix or the embedding."""
 
     def __init__(self, write, read):
         super().__init__()
@@ -200,7 +200,7 @@ def run(write, read):
 
 
 @pytest.mark.parametrize("write", [halved, row_of_a_copy, row_of_ones])
-def test_given_numbers_that_are_changed_later_are_those_of_the_module(write):
+def test_given_numbers_follow_later_changes(write):
     MATRICES.clear()
     data = run(write, plainly)
     assert "matrix: " in data.attrs["kept"]
@@ -210,7 +210,7 @@ def test_given_numbers_that_are_changed_later_are_those_of_the_module(write):
     np.testing.assert_array_equal(MATRICES[-1].detach(), expected)
 
 
-def test_a_copy_of_a_copy_has_its_numbers():
+def test_copy_of_a_copy_has_its_numbers():
     def twice(w):
         first = torch.empty(8, 8)
         first.copy_(torch.diag(torch.arange(8.0)))
@@ -228,12 +228,12 @@ def test_a_copy_of_a_copy_has_its_numbers():
         lambda model, x: x + model.embed.weight.mean(0),
     ],
 )
-def test_an_embedding_used_otherwise_is_whole(read):
+def test_embedding_used_in_another_operation_is_kept(read):
     data = run(nn.init.zeros_, read)
     assert "embed.weight" in data.attrs["kept"]
 
 
-def test_a_list_of_heads_is_not_the_streams_end():
+def test_list_of_heads_does_not_extend_the_stream():
     data = run(nn.init.zeros_, lambda model, x: model.heads[0](x.mean(1)))
     plain = run(nn.init.zeros_, lambda model, x: x)
     np.testing.assert_allclose(data.covariance[:, :3], plain.covariance[:, :3])
@@ -241,7 +241,7 @@ def test_a_list_of_heads_is_not_the_streams_end():
 
 
 class Changed(nn.Module):
-    """A sublayer x + f that ends in a way of its own."""
+    """A sublayer that combines x and f by `end`."""
 
     def __init__(self, end):
         super().__init__()
@@ -263,7 +263,7 @@ def onto_the_branch(x, f):
 
 
 def measured(end):
-    """The states of three blocks."""
+    """Simulate three blocks."""
 
     def stack():
         return nn.Sequential(*(nn.Sequential(nn.Identity(), Changed(end)) for _ in range(3)))
@@ -281,12 +281,12 @@ def measured(end):
     ],
     ids=["halved unseen", "onto the branch", "a branch of truth values"],
 )
-def test_a_stream_is_measured_however_it_is_changed(end, plain):
-    found, wanted = measured(end), measured(plain)
+def test_stream_is_measured_after_any_change_in_place(end, plain):
+    actual, wanted = measured(end), measured(plain)
     for key in ("covariance", "covariance_inside", "branch", "step"):
-        np.testing.assert_allclose(found[key].values, wanted[key].values, rtol=1e-12)
+        np.testing.assert_allclose(actual[key].values, wanted[key].values, rtol=1e-12)
     other = measured(lambda x, f: x - 2 * f)
-    assert np.abs(found["covariance"].values[:, 1] - other["covariance"].values[:, 1]).max() > 0.1
+    assert np.abs(actual["covariance"].values[:, 1] - other["covariance"].values[:, 1]).max() > 0.1
 
 
 def test_inference_mode_changes_nothing():
@@ -296,7 +296,7 @@ def test_inference_mode_changes_nothing():
     assert (inside["covariance"].values == outside["covariance"].values).all()
 
 
-def test_memory_is_given_back_on_the_way_and_no_hook_stays(monkeypatch):
+def test_large_passes_trim_the_heap_and_leave_no_hook(monkeypatch):
     blocks = nn.ModuleList([Changed(lambda x, f: x + f) for _ in range(5)])
 
     class Owner(nn.Module):
@@ -310,14 +310,14 @@ def test_memory_is_given_back_on_the_way_and_no_hook_stays(monkeypatch):
                 x = block(x)
             return x
 
-    given = {"samples": 1, "seed": 1, "progress": False}
+    options = {"samples": 1, "seed": 1, "progress": False}
     law = import_module("limitformer.weightless.network")
     returned = []
-    monkeypatch.setattr(law, "give_back_memory", lambda: returned.append(True))
-    plain = lf.weightless.simulate(Owner, torch.arange(5)[None], **given)
+    monkeypatch.setattr(law, "trim_heap", lambda: returned.append(True))
+    plain = lf.weightless.simulate(Owner, torch.arange(5)[None], **options)
     assert not returned
     monkeypatch.setattr(import_module("limitformer.weightless.simulate"), "RECOMPUTE_BYTES", 0)
-    tidied = lf.weightless.simulate(Owner, torch.arange(5)[None], **given)
+    tidied = lf.weightless.simulate(Owner, torch.arange(5)[None], **options)
     assert len(returned) >= 2
     assert (tidied["covariance"].values == plain["covariance"].values).all()
     assert not any(block._forward_pre_hooks or block._forward_hooks for block in blocks)

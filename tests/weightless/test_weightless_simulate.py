@@ -1,4 +1,4 @@
-"""What `weightless.simulate` returns and refuses: the same numbers however work is divided, and one line for junk."""
+"""`weightless.simulate`: numbers that do not depend on the division of work, laws, and refused arguments."""
 
 import json
 import sys
@@ -13,13 +13,11 @@ import limitformer as lf
 from limitformer.nn.drawn.network import Network
 from limitformer.nn.drawn.simulate import TokenLaw
 from limitformer.nn.drawn.weights import draw_weights
-from limitformer.weightless import numbers
 from limitformer.weightless.network import Weightless
-from limitformer.weightless.numbers import normals
 from weightless_families import CONFIGS, INPUTS, Step, weightless
 
 
-def test_samples_side_by_side_are_those_alone():
+def test_samples_side_by_side_equal_single_ones():
     several = weightless("llama", 6)
     alone = weightless("llama", 1)
     for name in several.data_vars:
@@ -27,20 +25,11 @@ def test_samples_side_by_side_are_those_alone():
     assert not np.allclose(several.loss.values[0], several.loss.values[1])
 
 
-def test_another_seed_gives_other_numbers_and_the_same_one_the_same_bits():
+def test_seed_determines_all_bits():
     first, again, other = (weightless("gpt2", 3, seed=seed) for seed in (4, 4, 5))
     assert np.array_equal(first.covariance, again.covariance)
     assert np.array_equal(first.weight_gradient, again.weight_gradient)
     assert not np.allclose(first.covariance, other.covariance)
-
-
-def test_numbers_do_not_depend_on_threads_or_on_the_rows_beside_them(monkeypatch):
-    whole = normals(3, "p", range(2), range(40), 1000, torch.float64)
-    monkeypatch.setattr(numbers, "PIECE", 3000)
-    assert torch.equal(normals(3, "p", range(2), range(40), 1000, torch.float64), whole)
-    assert torch.equal(normals(3, "p", range(1, 2), [7, 39], 1000, torch.float64), whole[1:, [7, 39]])
-    assert abs(float(whole.mean())) < 5 / np.sqrt(whole.numel())
-    assert not torch.equal(normals(3, "q", range(2), range(40), 1000, torch.float64), whole)
 
 
 def test_both_precisions_give_the_same_sample():
@@ -50,10 +39,10 @@ def test_both_precisions_give_the_same_sample():
     assert not np.allclose(single.loss[0], double.loss[1], rtol=1e-4)
 
 
-def test_running_blocks_again_gives_the_same_gradients():
-    kept, again = weightless("gemma2", 2), weightless("gemma2", 2, recompute=True)
-    assert np.array_equal(kept.weight_gradient, again.weight_gradient)
-    assert np.array_equal(kept.stream_gradient, again.stream_gradient)
+def test_recompute_changes_no_gradient():
+    stored, again = weightless("gemma2", 2), weightless("gemma2", 2, recompute=True)
+    assert np.array_equal(stored.weight_gradient, again.weight_gradient)
+    assert np.array_equal(stored.stream_gradient, again.stream_gradient)
 
 
 def test_drawing_always_has_the_same_law_as_never():
@@ -79,7 +68,7 @@ class Twice(nn.Module):
         return x
 
 
-def test_a_weight_that_is_used_twice_is_kept_and_its_law_is_right():
+def test_weight_used_twice_is_kept_and_has_its_law():
     x = np.random.Generator(np.random.Philox(1)).standard_normal((1, 3, 8))
     options = {"samples": 2000, "seed": 0, "gradients": True, "dtype": torch.float64, "progress": False}
     data = lf.weightless.simulate(Twice, x, **options)
@@ -111,7 +100,7 @@ class Routed(nn.Module):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_samples_that_take_different_ways_go_alone(seed, monkeypatch):
+def test_samples_with_different_ids_go_one_at_a_time(seed, monkeypatch):
     x = np.random.Generator(np.random.Philox(3)).standard_normal((1, 1, 8))
     options = {"seed": seed, "gradients": True, "dtype": torch.float64, "progress": False}
     several = lf.weightless.simulate(Routed, x, samples=12, **options)
@@ -128,7 +117,7 @@ def test_two_sequences_share_their_weights():
     assert np.allclose(v[..., :5, 5:], v[..., :5, :5], rtol=1e-9)
 
 
-def test_the_papers_transformer_has_the_law_of_its_chain():
+def test_transformer_has_the_law_of_its_chain():
     parts = {"attention": lf.ShapedAttention(tau0=1.0), "feedforward": lf.ShapedReLU(c_plus=0.5, c_minus=-1.0)}
     net = lf.Transformer(width=24, depth=4, gamma=0.6, **parts)
     start = [[1.0, 0.3], [0.3, 1.4]]
@@ -145,7 +134,7 @@ def test_the_papers_transformer_has_the_law_of_its_chain():
     assert mine.sizes["sublayer"] == 2
 
 
-def test_networks_of_the_papers_have_the_gradients_of_drawn_ones():
+def test_transformer_has_gradients_of_drawn_networks():
     net = lf.Transformer(
         width=12,
         depth=3,
@@ -155,10 +144,9 @@ def test_networks_of_the_papers_have_the_gradients_of_drawn_ones():
         norm=lf.LayerNorm(placement="post"),
     )
     start = lf.from_covariance([[1.0, 0.3], [0.3, 1.4]])
-    options = {"samples": 1500, "seed": 0, "dtype": torch.float64, "progress": False, "record": [0, 3]}
-    mine = lf.nn.simulate(net, start, gradients=True, **options)
-    assert list(mine.depth.values) == [0, 3]
-    generator, found = torch.Generator().manual_seed(1), []
+    options = {"samples": 1500, "seed": 0, "dtype": torch.float64, "progress": False}
+    mine = lf.weightless.simulate(net, start, gradients=True, **options)
+    generator, norms_by_network = torch.Generator().manual_seed(1), []
     tokens = TokenLaw(start, net).tokens(1500, generator)
     for x in tokens:
         network = Network(net, generator).double()
@@ -166,21 +154,20 @@ def test_networks_of_the_papers_have_the_gradients_of_drawn_ones():
         x = x.clone().requires_grad_()
         (network(x).square().sum() / 4).backward()
         norms = {name: float(p.grad.norm()) for name, p in network.named_parameters()}
-        found.append([float(x.grad.norm()), *(norms[name] for name in mine.weight.values)])
-    theirs = np.array(found)
+        norms_by_network.append([float(x.grad.norm()), *(norms[name] for name in mine.weight.values)])
+    theirs = np.array(norms_by_network)
     assert ks_2samp(mine.stream_gradient[:, 0], theirs[:, 0]).pvalue > 1e-5
     least = min(ks_2samp(mine.weight_gradient[:, k], theirs[:, 1 + k]).pvalue for k in range(mine.sizes["weight"]))
     assert least > 1e-5
-    twin = lf.nn.simulate(lf.Transformer(**{**fields_of(net), "gamma": 0.7}), start, gradients=True, **options)
+    twin = lf.weightless.simulate(lf.Transformer(**{**fields_of(net), "gamma": 0.7}), start, gradients=True, **options)
     assert min(ks_2samp(twin.weight_gradient[:, k], theirs[:, 1 + k]).pvalue for k in range(6)) < 1e-8
 
 
 def fields_of(net):
-    """What it is made of."""
     return {name: getattr(net, name) for name in ("width", "depth", "gamma", "attention", "feedforward", "norm")}
 
 
-def test_texts_are_words_by_their_equality():
+def test_texts_become_numbered_words():
     data = lf.weightless.simulate(CONFIGS["llama"](), "to be or not to be", samples=1, seed=0, progress=False)
     assert list(data.word.values) == ["to", "be", "or", "not", "to", "be"]
     v = data.covariance[0, 0].values
@@ -188,13 +175,13 @@ def test_texts_are_words_by_their_equality():
     assert abs(v[0, 1]) < v[0, 0]
 
 
-def test_configurations_come_as_objects_json_files_and_folders(tmp_path):
+def test_configurations_may_be_objects_json_files_or_folders(tmp_path):
     config = CONFIGS["gpt2"]()
     values = config.to_dict()
     (tmp_path / "config.json").write_text(json.dumps(values), encoding="utf-8")
     results = [
-        lf.weightless.simulate(given, INPUTS, samples=1, seed=0, progress=False).covariance.values
-        for given in (config, values, json.dumps(values), tmp_path, tmp_path / "config.json")
+        lf.weightless.simulate(model, INPUTS, samples=1, seed=0, progress=False).covariance.values
+        for model in (config, values, json.dumps(values), tmp_path, tmp_path / "config.json")
     ]
     assert all(np.array_equal(results[0], other) for other in results[1:])
 
@@ -241,7 +228,7 @@ class Broken(Twice):
         (lambda: 3, 4, {}, "must return a torch.nn.Module"),
     ],
 )
-def test_bad_input_is_one_line(model, inputs, options, message):
+def test_simulate_refuses_bad_arguments_in_one_line(model, inputs, options, message):
     small = {"small": "llama", "vit": "vit"}
     model = CONFIGS[small[model]]() if isinstance(model, str) and model in small else model
     with pytest.raises(lf.InputError, match=message) as caught:
@@ -249,14 +236,14 @@ def test_bad_input_is_one_line(model, inputs, options, message):
     assert "\n" not in str(caught.value)
 
 
-def test_positions_beyond_the_table_are_refused():
+def test_simulate_refuses_more_tokens_than_positions():
     with pytest.raises(
         lf.InputError, match=r"at most 16 tokens, as many as transformer\.wpe\.weight has positions for; got 20"
     ):
         weightless("gpt2", 1, inputs=[3] * 20)
 
 
-def test_ctrl_c_keeps_what_is_finished(monkeypatch):
+def test_ctrl_c_returns_the_finished_samples(monkeypatch):
     calls = []
 
     def interrupted(out, inputs):
@@ -271,7 +258,7 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch):
     assert caught.value.partial.sizes["sample"] == 3
 
 
-def test_ctrl_c_in_a_network_of_the_papers_keeps_its_layout(monkeypatch):
+def test_ctrl_c_in_a_network_of_the_papers_keeps_finished_samples(monkeypatch):
     network = lf.Transformer(width=8, depth=3, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))
     begin, stop_at = Weightless.run, [3]
 
@@ -283,13 +270,13 @@ def test_ctrl_c_in_a_network_of_the_papers_keeps_its_layout(monkeypatch):
 
     monkeypatch.setattr(Weightless, "run", interrupted)
     monkeypatch.setattr(sys.modules["limitformer.weightless.simulate"], "MOST_SIDE_BY_SIDE", 1)
-    options = {"samples": 9, "seed": 0, "gradients": True, "record": [0, 3], "progress": False}
+    options = {"samples": 9, "seed": 0, "gradients": True, "progress": False}
     with pytest.raises(lf.Interrupted) as caught:
-        lf.nn.simulate(network, lf.equicorrelated(2, 0.2), **options)
-    assert caught.value.partial.sizes["depth"] == 2
+        lf.weightless.simulate(network, lf.equicorrelated(2, 0.2), **options)
+    assert caught.value.partial.sizes["layer"] == 4
     assert caught.value.partial.sizes["sample"] == 3
     with pytest.raises(KeyboardInterrupt) as nothing:
-        lf.nn.simulate(network, lf.equicorrelated(2, 0.2), **options)
+        lf.weightless.simulate(network, lf.equicorrelated(2, 0.2), **options)
     assert not isinstance(nothing.value, lf.Interrupted)
 
 
@@ -309,7 +296,7 @@ class Tied(nn.Module):
         return nn.functional.linear(self.up(x), self.embed.weight)
 
 
-def test_a_tied_head_has_the_zero_row_of_the_padding():
+def test_tied_head_has_the_zero_row_of_the_padding():
     seen = []
 
     def loss(out, inputs):
@@ -321,7 +308,7 @@ def test_a_tied_head_has_the_zero_row_of_the_padding():
     assert np.isfinite(data.loss).all()
 
 
-def test_a_finite_mask_gives_the_statistics_of_an_infinite_one():
+def test_finite_mask_has_the_statistics_of_an_infinite_one():
     class Masked(nn.Module):
         def __init__(self, value):
             super().__init__()
@@ -333,13 +320,13 @@ def test_a_finite_mask_gives_the_statistics_of_an_infinite_one():
             return x
 
     x = np.random.Generator(np.random.Philox(2)).standard_normal((1, 5, 8))
-    found = [
+    datasets = [
         lf.weightless.simulate(lambda value=value: Masked(value), x, samples=1, seed=0, progress=False)
         for value in (-np.inf, -1e9, -1e4)
     ]
     for name in ("entropy", "logit_std", "largest_logit"):
-        assert np.allclose(found[0][name], found[1][name], rtol=1e-5), name
-        assert np.allclose(found[0][name], found[2][name], rtol=1e-5), name
+        assert np.allclose(datasets[0][name], datasets[1][name], rtol=1e-5), name
+        assert np.allclose(datasets[0][name], datasets[2][name], rtol=1e-5), name
 
 
 class Attention(nn.Module):
@@ -355,7 +342,7 @@ class Attention(nn.Module):
         return x + ((q @ k.mT + hidden).softmax(-1) @ self.v(x)[:, None])[:, 0]
 
 
-def test_weights_without_a_gradient_have_none_and_other_spellings_work():
+def test_frozen_weights_have_no_gradient_in_any_spelling():
     class Spelled(Step):
         def forward(self, x):
             y = nn.functional.linear(input=x, weight=self.map.weight.detach())
@@ -374,7 +361,7 @@ def test_weights_without_a_gradient_have_none_and_other_spellings_work():
     assert np.isnan(data.weight_gradient.values[0]).tolist() == [True, False]
 
 
-@pytest.mark.parametrize("given", [{}, {"input_ids": None}])
-def test_no_named_inputs_are_refused(given):
+@pytest.mark.parametrize("inputs", [{}, {"input_ids": None}])
+def test_simulate_refuses_empty_named_inputs(inputs):
     with pytest.raises(lf.InputError, match="must name at least one tensor"):
-        lf.weightless.simulate(CONFIGS["llama"](), given, samples=1, seed=0)
+        lf.weightless.simulate(CONFIGS["llama"](), inputs, samples=1, seed=0)

@@ -1,4 +1,4 @@
-"""Threads in a pass: matrices have one, whatever the process has, and so the same bits everywhere."""
+"""Passes multiply matrices on one thread, so that bits do not depend on the number of threads."""
 
 from collections import deque
 
@@ -12,7 +12,7 @@ from limitformer.weightless.threads import one_thread
 
 
 def threads():
-    """Of torch, and of each library of linear algebra."""
+    """Return the number of threads of torch and of each library of linear algebra."""
     return [
         torch.get_num_threads(),
         *(one["num_threads"] for one in ThreadpoolController().select(user_api="blas").info()),
@@ -21,7 +21,7 @@ def threads():
 
 @pytest.fixture
 def several():
-    """Torch, NumPy and SciPy have three threads each."""
+    """Set three threads for torch, NumPy and SciPy."""
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     with ThreadpoolController().limit(limits=3, user_api="blas"):
@@ -29,7 +29,7 @@ def several():
     torch.set_num_threads(before)
 
 
-def test_one_thread_is_for_the_block_alone(several):
+def test_one_thread_restores_the_number_of_threads(several):
     assert set(threads()) == {3}
     with one_thread():
         assert set(threads()) == {1}
@@ -48,15 +48,15 @@ def passes(threads):
     return lf.weightless.simulate(config, 128, samples=1, seed=3, gradients=True, progress=False)
 
 
-def test_a_pass_has_the_same_bits_for_any_number_of_threads(several):
-    """Of these, gradients differ in their last bits where two threads share a product of matrices."""
+def test_pass_has_the_same_bits_for_any_number_of_threads(several):
+    """Gradients would differ in their last bits if two threads shared a product of matrices."""
     of_three, of_one = passes(3), passes(1)
     for name in ("covariance", "weight_gradient", "stream_gradient"):
         assert of_one[name].equals(of_three[name]), name
 
 
-def test_a_network_that_exists_is_measured_with_one_thread(several):
-    seen = deque()  # a list that a hook holds is put back as it was
+def test_check_measures_an_existing_network_with_one_thread(several):
+    seen = deque()  # a list in a hook would be restored
     model = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=64, bos_token_id=0, eos_token_id=0)
     )

@@ -1,1 +1,1 @@
-"""What every floor may use: errors, memory, progress, locks, Ctrl-C, the pool of processes."""
+"""Tools that every other folder may use: errors, memory, progress, locks, Ctrl-C, the pool of processes."""

@@ -1,4 +1,4 @@
-"""Imports that need an extra, and packages whose names are imported when they are first asked for."""
+"""Imports that need an extra, and packages that import their names at first use."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,10 +11,10 @@ from limitformer.base.errors import MissingExtraError
 
 @contextmanager
 def of_extra(extra: str) -> Iterator[None]:
-    """Name the extra that brings a package which is imported in the block.
+    """Name the extra to install if an import in the block fails.
 
     Raises:
-        MissingExtraError: such a package is not installed.
+        MissingExtraError: a package that the block imports is not installed.
     """
     try:
         yield
@@ -26,23 +26,23 @@ def of_extra(extra: str) -> Iterator[None]:
 
 
 def require_packages(extra: str, *packages: str) -> None:
-    """Raise MissingExtraError unless these packages are installed; none of them is imported."""
+    """Raise `MissingExtraError` unless these packages are installed; import none of them."""
     for package in packages:
         if find_spec(package) is None:
             raise MissingExtraError(package, extra)
 
 
 class LazyPackage(ModuleType):
-    """A package whose public names are imported when they are first asked for: its `_HOMES` are {name: submodule}.
+    """A package that imports its public names at first use; `_HOMES` is {name: submodule}.
 
-    The import of a submodule makes it an attribute of its package. Where a public name is also that of a submodule,
-    as `check` of `checking.check`, the attribute stays what is public.
+    Importing a submodule makes it an attribute of its package. Where a public name equals that of a submodule, such as
+    `check` in `checking.check`, the attribute stays the public one.
     """
 
     _HOMES: Mapping[str, str]
 
     def __getattr__(self, name: str) -> object:
-        """Import what the name stands for, or the submodule of this name."""
+        """Import the public name, or the submodule of this name."""
         home = self._HOMES.get(name, name) if not name.startswith("_") else ""
         if not home or find_spec(f"{self.__name__}.{home}") is None:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Paths that users give, and files that are written whole or not at all."""
+"""Paths from users, and files that are written completely or not at all."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a path has lost the second
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Call `write` on a temporary neighbour of `path`, then move it there: the file is whole or absent.
+    """Call `write` on a temporary neighbour of `path`, then move it there: the file is complete or absent.
 
     Raises:
         InputError: the folder cannot be made or written.
@@ -26,7 +26,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         raise InputError(f"Cannot write {path}: {error.strerror} ({error.filename}).") from error
     try:
         write(folder / path.name)
-        if path.is_dir():  # a folder cannot be replaced in one go: the old one waits until the new one is there
+        if path.is_dir():  # a folder cannot be replaced in one step: move the old one away first
             os.replace(path, folder / "old")
         try:
             os.replace(folder / path.name, path)
@@ -41,17 +41,17 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def local_path(given: str | Path) -> Path:
-    """A path of this machine; `InputError` of an address such as `s3://…`, which would become a folder."""
+    """Return a path of this machine; raise `InputError` for an address (`s3://…`), which would become a folder."""
     require(isinstance(given, str | os.PathLike), f"A path must be a text or a Path; got {type(given).__name__}.")
     text = os.fsdecode(given)
     local = ADDRESS.match(text) is None
     require(local, f"{text} is an address, and only paths of this machine can be used. Nearest: a copy of it here.")
-    require("\0" not in text, f"{text!r} is no path.")
+    require("\0" not in text, f"{text!r} is not a path.")
     return Path(text)
 
 
 def file_path(given: str | Path) -> Path:
-    """The same, of a file; `InputError` of a name that is too long for one."""
+    """Return the path of a file as `local_path` does; raise `InputError` also if its name is too long."""
     path = local_path(given)
     try:
         os.lstat(path)

@@ -1,4 +1,4 @@
-"""Folders and files from elsewhere: no name leads out of a folder, and whatever they make others raise is one line.
+"""Folders and files of unknown origin: no name leads out of a folder, and every error about them is one line.
 
 Files may be links within their folder, or into the `blobs` of Hugging Face's cache, whose snapshots are made of links.
 Other links out of the folder are refused: a downloaded folder must not choose which of the user's files are read.
@@ -11,24 +11,24 @@ from pathlib import Path
 from limitformer.base.errors import InputError, MissingExtraError, printable, require
 
 MOST_JSON = 2**25  # bytes of a configuration or an index
-LONGEST = 240  # characters of somebody else's message
+LONGEST = 240  # characters of another package's message
 OURS = (InputError, MissingExtraError, MemoryError, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 @contextmanager
 def one_line(what: str) -> Iterator[None]:
-    """Raise `InputError`, beginning with `what`, for whatever a package raises about a foreign file."""
+    """Turn every error of a package about a foreign file into an `InputError` that begins with `what`."""
     try:
         yield
     except OURS:
         raise
-    except BaseException as error:  # Rust's panics are no Exceptions
+    except BaseException as error:  # a panic of Rust is not an Exception
         raise InputError(f"{what}: {message_of(error)}") from error
 
 
 @contextmanager
 def escaped_errors() -> Iterator[None]:
-    """Raise each `InputError` with a message that a terminal shows as it is, whatever names of others stand in it."""
+    """Remove control characters, which may be part of foreign names, from the message of every `InputError`."""
     try:
         yield
     except InputError as error:
@@ -38,18 +38,18 @@ def escaped_errors() -> Iterator[None]:
 
 
 def message_of(error: BaseException) -> str:
-    """The beginning of a foreign message behind the name of its kind, without control characters."""
+    """Return the class of an error and the beginning of its message, without control characters."""
     text = printable(" ".join(f"{type(error).__name__}: {error}".split())).removesuffix(":")
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def readable_name(path: Path) -> str:
-    """The name of a file or folder as text that can be printed and written, whatever its bytes are."""
+    """Return the name of a file or folder as printable text, whatever its bytes are."""
     return printable(path.name.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
 
 
 def file_in(folder: Path, name: object) -> Path:
-    """The regular file of this name in `folder`.
+    """Return the path of the regular file of this name in `folder`.
 
     Raises:
         InputError: a name that is a path, a file that is missing or not a regular one, or a link out of the folder.
@@ -72,7 +72,7 @@ def file_in(folder: Path, name: object) -> Path:
 
 
 def small_file_in(folder: Path, name: object) -> Path:
-    """The same, of at most `MOST_JSON` bytes."""
+    """Return the same for a file of at most `MOST_JSON` bytes; raise `InputError` for a longer one."""
     path = file_in(folder, name)
     size = path.stat().st_size
     require(size <= MOST_JSON, f"{name!r} in {folder} has {size:,} bytes; at most {MOST_JSON:,} are read.")

@@ -1,4 +1,4 @@
-"""Ctrl-C: who hears it, and when."""
+"""Ctrl-C: which handler receives it, and when."""
 
 import os
 import signal
@@ -13,8 +13,8 @@ Handler = Callable[[int, Any], object]
 
 @contextmanager
 def route_interrupts(handler: Handler) -> Iterator[Any]:
-    """In the block Ctrl-C goes to `handler`; gives the one before. In another than the main thread, nothing changes."""
-    ours = threading.current_thread() is threading.main_thread()  # no other has a handler
+    """Route Ctrl-C to `handler` within the block and yield the previous handler; do nothing outside the main thread."""
+    ours = threading.current_thread() is threading.main_thread()  # the only one that may set handlers
     before = signal.signal(signal.SIGINT, handler) if ours else None
     try:
         yield before
@@ -25,8 +25,8 @@ def route_interrupts(handler: Handler) -> Iterator[Any]:
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Ctrl-C waits until the end of the block, and processes that start in it never hear it."""
-    resource_tracker.ensure_running()  # multiprocessing's own helper, which would let Ctrl-C in when it starts
+    """Delay Ctrl-C until the end of the block; processes that start in it ignore Ctrl-C."""
+    resource_tracker.ensure_running()  # a helper of multiprocessing, which would unblock Ctrl-C when it starts
     waiting: list[int] = []
     try:
         with route_interrupts(lambda number, _: waiting.append(number)):
@@ -41,5 +41,5 @@ def interrupts_wait() -> Iterator[None]:
 
 
 def write_notice(line: str) -> None:
-    """One line on stderr from within a handler of signals, where a stream may be in the middle of a write."""
+    """Write one line to stderr from a signal handler, where a stream may be in the middle of a write."""
     os.write(2, f"\n{line}\n".encode())

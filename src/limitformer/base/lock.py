@@ -1,8 +1,7 @@
-"""Locks on folders: one process at a time, and whoever comes second is told who the first is.
+"""Locks on folders: one process works on a folder at a time, and a second one is refused with the name of the first.
 
-A lock is a file that the system locks for its holder (`flock`), so that it is free again when the holder is killed.
-The holder writes into it who it is, and removes it at the end. So whoever gets a lock makes sure that the file is
-still the one at that place: the holder before may have removed it in the meantime.
+A lock is a file that the system locks for its holder, so that it is free again when the holder is killed. The holder
+writes its name into the file, and removes the file at the end.
 """
 
 import errno
@@ -13,21 +12,17 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from limitformer.base.errors import InputError, PicklesArguments, printable
 from limitformer.base.progress import print_line
 
-try:
-    import fcntl
-except ImportError:  # a system without `flock`
-    fcntl = None  # type: ignore[assignment]
-
-WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what file systems say that have none
-LONGEST = 200  # characters of a holder's description
-NEAREST = "Nearest: wait until it has ended, or another folder."
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems that cannot lock
+LONGEST = 200  # characters of a holder's name
 
 
 class CannotLockError(PicklesArguments, InputError):
-    """The lock file cannot be made; the `reason` as the system numbers it."""
+    """The lock file cannot be made; `reason` is the number of the system's error."""
 
     def __init__(self, what: str, error: OSError) -> None:
         super().__init__(f"Cannot lock {what}: {error.strerror} ({error.filename}).")
@@ -36,73 +31,48 @@ class CannotLockError(PicklesArguments, InputError):
 
 @contextmanager
 def only_one(place: Path, what: str) -> Iterator[None]:
-    """Hold the lock file `place` in the block, so that nobody else works on `what`.
+    """Hold the lock file `place` in the block, so that no other process works on `what`.
 
     Raises:
-        InputError: somebody else holds it; the line names the process.
+        InputError: another process holds it; the message names the process.
         CannotLockError: the lock file cannot be made.
     """
+    lock = FileLock(place, mode=0o644, fallback_to_soft=False, on_acquired=write_name)
     try:
-        file = acquired(place, what)
-    except OSError as error:
-        raise CannotLockError(what, error) from error
-    try:
+        acquire(lock, what)
         yield
     finally:
-        try:
-            with suppress(OSError):  # the folder may be gone
-                place.unlink()
-        finally:
-            os.close(file)
+        if lock.is_locked:
+            try:
+                with suppress(OSError):  # the folder may be gone
+                    place.unlink()
+            finally:  # also after Ctrl-C in the lines above
+                lock.release()
 
 
-def acquired(place: Path, what: str) -> int:
-    """The lock file, open and locked by us."""
-    while True:
-        file = os.open(place, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-        try:
-            if not locked(file, what):
-                raise InputError(f"{what} is in use by {holder(file)}. {NEAREST}")
-            if still_there(place, file):
-                os.ftruncate(file, 0)
-                os.write(file, description().encode())
-                return file
-        except BaseException:
-            os.close(file)
-            raise
-        os.close(file)
-
-
-def locked(file: int, what: str) -> bool:
-    """Lock the file if it is free; where there are no locks, say so and go on."""
-    if fcntl is None:
-        print_line(f"Nobody can lock {what} on this system: see to it that no other process works on it.")
-        return True
+def acquire(lock: FileLock, what: str) -> None:
+    """Acquire the lock if it is free; on a file system without locks print a warning instead."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock.acquire(blocking=False)
+    except Timeout:
+        line = f"{what} is in use by {holder(lock)}. Nearest: wait until it has ended, or another folder."
+        raise InputError(line) from None
     except OSError as error:
-        if error.errno in WITHOUT_LOCKS:
-            print_line(f"The file system of {what} has no locks: see to it that no other process works on it.")
-            return True
-        if error.errno in (errno.EACCES, errno.EAGAIN):
-            return False
-        raise
-    return True
+        if error.errno not in WITHOUT_LOCKS:
+            raise CannotLockError(what, error) from error
+        print_line(f"The file system of {what} has no locks: make sure that no other process works on it.")
 
 
-def still_there(place: Path, file: int) -> bool:
-    """Whether the open file is the one at that place."""
+def write_name(file: int) -> None:
+    """Write the name of this process into its lock file."""
+    os.ftruncate(file, 0)
+    os.write(file, f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M}".encode())
+
+
+def holder(lock: FileLock) -> str:
+    """Return the holder's name in one line of printable characters, whatever the file contains."""
     try:
-        return os.path.samestat(os.stat(place, follow_symlinks=False), os.fstat(file))
-    except FileNotFoundError:
-        return False
-
-
-def description() -> str:
-    """Who we are."""
-    return f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M}"
-
-
-def holder(file: int) -> str:
-    """Who holds the lock, in one line of plain characters whatever is in the file."""
-    return printable(os.read(file, LONGEST).decode("utf-8", "replace")) or "another process"
+        with open(lock.lock_file, "rb") as file:
+            return printable(file.read(LONGEST).decode("utf-8", "replace")) or "another process"
+    except OSError:
+        return "another process"

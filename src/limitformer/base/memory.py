@@ -1,4 +1,4 @@
-"""How much memory a recording will take, before it is begun."""
+"""Memory: check that a recording fits before it begins."""
 
 import os
 from collections.abc import Iterable
@@ -9,20 +9,20 @@ from limitformer.base.errors import InputError, require
 SHARE = 0.75  # of the free memory that a recording may take
 
 CGROUP = Path("/sys/fs/cgroup")
-LIMITS = (  # the limit, what is used, and the line of memory.stat for files that are kept: versions 2 and 1
+LIMITS = (  # files of the limit and of the use, and the line of memory.stat for page cache: versions 2 and 1
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
 def available_memory() -> int | None:
-    """Bytes that new arrays may take, within a container's limit too; None where the system does not say."""
-    known = [amount for amount in (free_in_system(), free_in_container()) if amount is not None]
-    return min(known, default=None)
+    """Return the bytes that are free, also within a container's limit; None if the system does not report them."""
+    amounts = [amount for amount in (free_in_system(), free_in_container()) if amount is not None]
+    return min(amounts, default=None)
 
 
 def free_in_system() -> int | None:
-    """What Linux calls available, else all of the physical memory."""
+    """Return the available memory of Linux; elsewhere the physical memory."""
     try:
         with open("/proc/meminfo") as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
@@ -33,37 +33,37 @@ def free_in_system() -> int | None:
 
 
 def free_in_container() -> int | None:
-    """What is left of a control group's limit, of either version; None without one."""
-    known = [free for names in LIMITS if (free := left_of(*names)) is not None]
-    return min(known, default=None)
+    """Return the memory that a control group's limit, of version 2 or 1, leaves; None without a limit."""
+    amounts = [free for names in LIMITS if (free := headroom(*names)) is not None]
+    return min(amounts, default=None)
 
 
-def left_of(limit: str, used: str, cached: str) -> int | None:
-    """The limit without what is used; the files that are only kept in memory are given back when it is needed."""
+def headroom(limit: str, used: str, cached: str) -> int | None:
+    """Return the limit minus the use; page cache counts as free, because the system reclaims it."""
     try:
         state = (CGROUP / limit).with_name("memory.stat").read_text()
-        given_back = sum(int(line.split()[1]) for line in state.splitlines() if line.split()[:1] == [cached])
-        return max(0, int((CGROUP / limit).read_text()) - int((CGROUP / used).read_text()) + given_back)
+        reclaimable = sum(int(line.split()[1]) for line in state.splitlines() if line.split()[:1] == [cached])
+        return max(0, int((CGROUP / limit).read_text()) - int((CGROUP / used).read_text()) + reclaimable)
     except (OSError, ValueError):
         return None
 
 
 def check_list(count: int, axis: str) -> None:
-    """Raise `InputError` if the list of all layers or times does not fit the memory by itself."""
+    """Raise `InputError` if the list of all layers or times alone does not fit the free memory."""
     available = available_memory()
     fits, size = available is None or 8 * count <= SHARE * available, readable(8 * count)
     require(fits, f"The list of all {count:,} {axis}s takes {size}, more than is free. Nearest: give record.")
 
 
 def check_recording(samples: int, points: int, tokens: int, axis: str) -> None:
-    """Raise `InputError` if the covariances to be recorded do not fit the memory that is free."""
+    """Raise `InputError` if the covariances to be recorded do not fit the free memory."""
     check_bytes(8 * tokens**2 * samples * points, samples, points, axis)
 
 
 def check_bytes(needed: int, samples: int, points: int, axis: str, smaller: Iterable[str] = ()) -> None:
-    """Raise `InputError` if a recording of `needed` bytes does not fit the memory that is free.
+    """Raise `InputError` if a recording of `needed` bytes does not fit the free memory.
 
-    The message says what would: fewer points, and `smaller`, other ways to keep less.
+    The message proposes fewer points, and the repairs in `smaller`.
     """
     available = available_memory()
     if available is None or needed <= SHARE * available:
@@ -77,7 +77,7 @@ def check_bytes(needed: int, samples: int, points: int, axis: str, smaller: Iter
 
 
 def readable(size: int) -> str:
-    """Bytes in GiB, MiB or KiB.
+    """Return a number of bytes in GiB, MiB or KiB.
 
     >>> readable(3 * 2**30 // 2)
     '1.5 GiB'
@@ -89,7 +89,7 @@ def readable(size: int) -> str:
 
 
 def check_scratch(needed: int, what: str, repair: str) -> None:
-    """Raise `InputError` if what a thread works on does not fit the memory that is free."""
+    """Raise `InputError` if the arrays that a thread works on do not fit the free memory."""
     available = available_memory()
     fits = available is None or needed <= SHARE * available
     require(fits, f"{what} takes {readable(needed)}, more than is free. Nearest: {repair}.")

@@ -1,11 +1,11 @@
-"""The version that is installed."""
+"""The installed version."""
 
 from functools import cache
 
 
 @cache
 def package_version() -> str:
-    """The installed version of limitformer; to look it up takes longer than a small simulation."""
+    """Return the installed version of limitformer; cached, because the look-up takes longer than a small simulation."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

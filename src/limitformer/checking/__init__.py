@@ -1,7 +1,7 @@
-"""`limitformer.check`: what a Transformer does at depth, held against its law, with a verdict.
+"""`limitformer.check`: a Transformer at depth compared with its law, with verdicts.
 
-Names are imported when they are first asked for: options are checked before torch and transformers are loaded, and the
-Trainer's callback brings peft and more, for a second.
+Names are imported on first use: options are validated before torch and transformers are loaded, and the callback of
+Trainer takes a second to import.
 """
 
 import sys as _sys

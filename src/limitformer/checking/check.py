@@ -1,39 +1,72 @@
-"""`check`: will this Transformer collapse? Its curves by layer, the law's band, and verdicts."""
+"""`check`: will this Transformer collapse? Resolve the subject, measure it, summarise, judge, report."""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
-from torch import Tensor, nn
+from torch import nn
 
-from limitformer.base.errors import require, require_count
+from limitformer.base.errors import require_count
 from limitformer.checking.band import band
 from limitformer.checking.curves import curves, place_of
-from limitformer.checking.existing import measured
 from limitformer.checking.folder import listed
-from limitformer.checking.report import READOUT, Report
-from limitformer.checking.subject import Subject, subject_of, task_and_config
-from limitformer.checking.thresholds import FINE, Threshold, thresholds_with
+from limitformer.checking.module import measure_module
+from limitformer.checking.report import Report
+from limitformer.checking.subject import Subject, about_loss, inputs_for, loss_of, subject_of, task_and_config
+from limitformer.checking.thresholds import FINE, thresholds_with
 from limitformer.checking.verdicts import TRAINED, Verdict, verdicts
 from limitformer.hf import Shaping
 from limitformer.initialisation.report import InitialisationReport
 from limitformer.initialisation.weight_by_weight import check_initialisation
-from limitformer.models import equicorrelated, from_text
-from limitformer.models.text import words_of
-from limitformer.nn.drawn.simulate import resolve_device, torch_seed
-from limitformer.weightless.inputs import Inputs, Loss, default_loss, inputs_of
+from limitformer.nn.drawn.simulate import resolve_device
+from limitformer.weightless.inputs import Inputs, Loss
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.laws import CONSTANT
 from limitformer.weightless.models import Blueprint
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.simulate import run_passes
 
-MOVED = 0.02  # standard deviation of a weight that started at zero, once it has moved
+MOVED = 0.02  # standard deviation given to weights that start at zero, to see what they hold back
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The arguments of `check` that say how a network is measured."""
+
+    text: Any
+    tokens: int
+    samples: int
+    gradients: bool
+    overrides: Mapping[str, Any] | None
+    loss: Loss | None
+    law: bool
+    seed: int
+    batch_dim: int
+    progress: bool
+
+
+@dataclass
+class Measured:
+    """Measurements of the network that exists, of its law, or of both.
+
+    Attributes:
+        module: one sample, of a network that exists.
+        law: samples of the law.
+        laws: the law of every weight.
+        weights: the weights of a network that exists, compared with their law.
+        about: the loss, and weights that start at zero.
+    """
+
+    module: xr.Dataset | None = None
+    law: xr.Dataset | None = None
+    laws: LawTable | None = None
+    weights: InitialisationReport | None = None
+    about: dict[str, Any] = field(default_factory=dict)
 
 
 def check(
@@ -54,31 +87,31 @@ def check(
     batch_dim: int = 0,
     progress: bool = True,
 ) -> Report:
-    """Measure a Transformer by layer, hold it against its law at initialisation, and say what is wrong.
+    """Measure a Transformer by layer, compare it with its law at initialisation, and return what is wrong.
 
     Args:
         what: the name of a public shape (`limitformer.shapes()`), a configuration of transformers, its JSON or folder,
-            a function that makes a module, or a `limitformer.Transformer`: then it is the exact law; or a module that
-            exists, or a checkpoint's folder: then that one network is measured, and held against its law.
+            a function that makes a module, or a `limitformer.Transformer`: these are measured by their exact law. A
+            module, or a checkpoint's folder, is measured itself and compared with its law.
         text: one or several texts, ids, images or named tensors (an `attention_mask` leaves out padding); a start for a
             `limitformer.Transformer`. None: unrelated tokens.
-        tokens: how many of them; of a text the first ones.
+        tokens: number of tokens; of a text the first ones.
         samples: networks of the law.
         gradients: whether a loss is differentiated.
-        against: another of the same kinds, shown beside it.
-        overrides: laws in the place of the model's own: {pattern of weights' names: standard deviation or `Law`}.
+        against: another subject of the same kinds, shown next to it.
+        overrides: laws that replace the model's own: {pattern of weights' names: standard deviation or `Law`}.
         settings: fields of the configuration to change: {"initializer_range": 0.01}.
-        shaping: what `limitformer.hf.shape_model` is given; None: not shaped.
-        thresholds: some of `limitformer.checking.THRESHOLDS`, changed: a number, or (watch, broken).
-        loss: from the output and the inputs to one number a sequence; None: that of the model's task, or of a module
-            without one a random linear readout of its last tokens.
-        law: whether a module that exists is held against its law, which takes longer than to measure it.
+        shaping: the argument of `limitformer.hf.shape_model`; None: not shaped.
+        thresholds: changes to `limitformer.checking.THRESHOLDS`: a number, or (watch, broken).
+        loss: a function of output and inputs that returns one number for each sequence; None: the loss of the model's
+            task, or, for a module without a task, a random linear readout of its last tokens.
+        law: whether an existing module is compared with its law, which takes longer than measuring it.
         seed: the same seed gives the same report.
-        batch_dim: the dimension of the inputs in which sequences lie: 1 for a module that takes (tokens, sequences, …).
-        progress: whether work of more than two seconds shows on the terminal.
+        batch_dim: the dimension of the inputs that counts sequences: 1 for a module that takes (tokens, sequences, …).
+        progress: whether the terminal shows the progress of work of more than two seconds.
 
     Raises:
-        InputError: an argument that cannot be used, or a network that cannot run.
+        InputError: an argument cannot be used, or a network cannot run.
         Interrupted: Ctrl-C, with the finished samples of the law.
     """
     require_count("tokens", tokens, least=2)
@@ -86,77 +119,101 @@ def check(
     limits = thresholds_with(thresholds)
     subject = subject_of(what, settings, shaping)
     other = None if against is None else subject_of(against)
-    options = {
-        "law": law,
-        "gradients": gradients,
-        "overrides": overrides,
-        "seed": seed,
-        "progress": progress,
-        "loss": loss,
-        "batch_dim": batch_dim,
-    }
-    report = with_verdicts(measure(subject, text, tokens, samples, options), subject, limits)
+    options = Options(
+        text=text,
+        tokens=tokens,
+        samples=samples,
+        gradients=gradients,
+        overrides=overrides,
+        loss=loss,
+        law=law,
+        seed=seed,
+        batch_dim=batch_dim,
+        progress=progress,
+    )
+    report = summarise(subject, measure(subject, options))
+    report = replace(report, verdicts=judge(report, limits, subject.shaped), thresholds=limits)
     if settings:
         report = replace(report, name=f"{report.name} with {', '.join(f'{k}={v}' for k, v in settings.items())}")
     if other is None:
         return report
-    beside = with_verdicts(measure(other, text, tokens, samples, options | {"overrides": None}), other, limits)
-    return replace(report, against=told_apart(report, beside, what, against))
+    second = summarise(other, measure(other, replace(options, overrides=None)))
+    second = replace(second, verdicts=judge(second, limits, other.shaped), thresholds=limits)
+    if second.name == report.name:
+        paths = all(isinstance(each, str | Path) for each in (what, against)) and str(what) != str(against)
+        distinct = paths and str(against) != report.name
+        second = replace(second, name=str(against) if distinct else f"{second.name} (against)")
+    return replace(report, against=second)
 
 
-def told_apart(report: Report, beside: Report, what: Any, against: Any) -> Report:
-    """The second report, under a name that the first does not have."""
-    if beside.name != report.name:
-        return beside
-    paths = all(isinstance(each, str | Path) for each in (what, against)) and str(what) != str(against)
-    return replace(beside, name=str(against) if paths and str(against) != report.name else f"{beside.name} (against)")
+def measure(subject: Subject, options: Options) -> Measured:
+    """Measure the network, if it exists, and samples of its law, if that is known."""
+    blueprint = task_and_config(subject)
+    inputs = inputs_for(subject, options.text, options.tokens).with_batch_dim(options.batch_dim)
+    loss = (options.loss or loss_of(blueprint, options.seed)) if options.gradients else None
+    result = Measured()
+    if loss is not None:
+        result.about = about_loss(blueprint) if options.loss is None else {"loss": "the user's"}
+    module = subject.module
+    if module is not None:
+        result.module = measure_module(module, inputs, loss)
+        result.about |= zeros_of_module(module, result.module, inputs, loss)
+    if subject.blueprint is None or (module is not None and not options.law):
+        result.weights = None if module is None else check_initialisation(module, None)
+        return result
+    network = weightless_of(subject.blueprint, options.overrides)
+    result.laws = network.table
+    if module is not None:  # before any pass: a module may change its buffers as it runs
+        result.weights = check_initialisation(module, network.table, reference=network.module)
+    result.law = run_passes(network, inputs, loss, options.samples, options.seed, progress=options.progress)
+    if module is None:
+        result.about |= zeros_of_law(network, result.law, inputs, loss, options)
+    return result
 
 
-def with_verdicts(report: Report, subject: Subject, limits: Mapping[str, Threshold]) -> Report:
-    """The report with its verdicts; those on initialisation are not given of a trained network."""
+def summarise(subject: Subject, measured: Measured) -> Report:
+    """Return the report without its verdicts: the curves, the law's band, and provenance."""
+    data = measured.module if measured.module is not None else measured.law
+    assert data is not None  # a subject has a module or a blueprint
+    sequences = len(np.unique(data["sequence"])) if "sequence" in data.coords else 1
+    about: dict[str, Any] = {"tokens": data.sizes["token"] // sequences, "sequences": sequences, **measured.about}
+    if subject.unread:
+        about["unread"] = listed(list(subject.unread))
+    law = measured.law
+    return Report(
+        name=subject.name,
+        initialisation=measured.weights,
+        exists=measured.module is not None,
+        curves=curves(data).assign_attrs(about),
+        band=None if law is None or law.sizes["sample"] < 2 else band(curves(law)),
+        data=data,
+        laws=measured.laws,
+        about={**data.attrs, **({} if law is None else law.attrs), **about},
+    )
+
+
+def judge(report: Report, limits: Mapping[str, Any], shaped: bool) -> list[Verdict]:
+    """Return the verdicts; a trained network has no verdict on its initialisation."""
     if report.trained:
         weights = report.initialisation
         assert weights is not None
-        said = (
+        sentence = (
             f"trained: {weights.differing} of {len(weights.weights)} weights differ from the initial law; what follows "
             "describes the network and does not judge it"
         )
         broken = [one for one in verdicts(report.curves, limits) if one.name == "not finite"]  # at any age
-        return replace(report, verdicts=[*broken, Verdict(TRAINED, FINE, said)], thresholds=limits)
-    # Shaped attention takes the mean of its softmax away, so that a uniform one is what it should be.
-    return replace(
-        report, verdicts=verdicts(report.curves, limits, ("uniform",) if subject.shaped else ()), thresholds=limits
-    )
-
-
-def measure(subject: Subject, text: Any, tokens: int, samples: int, options: dict[str, Any]) -> Report:
-    """The curves of the network that exists, if one does, and of its law, if that is known."""
-    blueprint = task_and_config(subject)
-    inputs = inputs_for(subject, text, tokens).with_batch_dim(options["batch_dim"])
-    loss = (options["loss"] or loss_of(blueprint, options["seed"])) if options["gradients"] else None
-    held = None if subject.module is None else measured(subject.module, inputs, loss)
-    about: dict[str, Any] = {}
-    if loss is not None:
-        about = {"loss": "the user's"} if options["loss"] is not None else about_loss(blueprint)
-    if held is not None and subject.module is not None:
-        about |= zeros_of_module(subject.module, held, inputs, loss)
-    if subject.blueprint is None or not (held is None or options["law"]):
-        return report_of(subject, held, None, None, weights_of(subject.module, None), about)
-    found = weightless_of(subject.blueprint, options["overrides"])
-    weights = weights_of(subject.module, found)  # before any pass: a module may change its buffers as it runs
-    lawful = run_passes(found, inputs, loss, samples, options["seed"], progress=options["progress"])
-    if held is None:
-        about |= zeros_of_law(found, lawful, inputs, loss, options)
-    return report_of(subject, held, lawful, found.table, weights, about)
+        return [*broken, Verdict(TRAINED, FINE, sentence)]
+    # The softmax of shaped attention is uniform by design.
+    return verdicts(report.curves, limits, ("uniform",) if shaped else ())
 
 
 def zeros_of(data: xr.Dataset, zeros: list[str], measure_moved: Callable[[list[str]], xr.Dataset]) -> dict[str, str]:
-    """The kinds of weight that start at zero, and those that have no gradient because of that, a line for each.
+    """Return the kinds of weight that start at zero, and those that have no gradient because of that, a line each.
 
     A kind waits for the zeros if it has a gradient once they have moved.
 
     Args:
-        data: what was measured, with gradients.
+        data: measured with gradients.
         zeros: names of the parameters that are zero.
         measure_moved: measures a network in which these parameters are not zero.
     """
@@ -176,144 +233,38 @@ def norms_by_name(data: xr.Dataset) -> dict[str, float]:
 
 
 def zeros_of_law(
-    found: Weightless, lawful: xr.Dataset, inputs: Inputs, loss: Loss | None, options: Mapping[str, Any]
+    network: Weightless, data: xr.Dataset, inputs: Inputs, loss: Loss | None, options: Options
 ) -> dict[str, str]:
-    """`zeros_of` a network without weights, by one sample in which zeros have another law."""
+    """Return `zeros_of` a network without weights, from one sample in which the zeros have another law."""
     if loss is None:
         return {}
 
-    def moved(names: list[str]) -> xr.Dataset:
-        other = weightless_of(found.blueprint, {**(options["overrides"] or {}), **dict.fromkeys(names, MOVED)})
-        return run_passes(other, inputs, loss, 1, options["seed"], progress=False)
+    def measure_moved(names: list[str]) -> xr.Dataset:
+        other = weightless_of(network.blueprint, {**(options.overrides or {}), **dict.fromkeys(names, MOVED)})
+        return run_passes(other, inputs, loss, 1, options.seed, progress=False)
 
-    zeros = [name for name, law in found.laws.items() if law.kind == CONSTANT and law.shift == 0]
-    return zeros_of(lawful, zeros, moved)
+    zeros = [name for name, law in network.laws.items() if law.kind == CONSTANT and law.shift == 0]
+    return zeros_of(data, zeros, measure_moved)
 
 
-def zeros_of_module(module: nn.Module, held: xr.Dataset, inputs: Inputs, loss: Loss | None) -> dict[str, str]:
-    """`zeros_of` a module that exists, by a copy of it."""
+def zeros_of_module(module: nn.Module, data: xr.Dataset, inputs: Inputs, loss: Loss | None) -> dict[str, str]:
+    """Return `zeros_of` a module, from a copy of it."""
     if loss is None:
         return {}
 
-    def moved(names: list[str]) -> xr.Dataset:
+    def measure_moved(names: list[str]) -> xr.Dataset:
         other = deepcopy(module)
         chance = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for name in names:
-                one = other.get_parameter(name)
-                one.copy_(MOVED * torch.randn(one.shape, generator=chance))
-        return measured(other, inputs, loss)
+                parameter = other.get_parameter(name)
+                parameter.copy_(MOVED * torch.randn(parameter.shape, generator=chance))
+        return measure_module(other, inputs, loss)
 
-    return zeros_of(held, [name for name, one in module.named_parameters() if not one.detach().any()], moved)
-
-
-def about_loss(blueprint: Blueprint) -> dict[str, Any]:
-    """What the default loss of a model is, and the loss of a uniform guess among its tokens or classes."""
-    if blueprint.task == "hidden":
-        return {"loss": READOUT}
-    count = getattr(blueprint.config, "num_labels" if blueprint.task == "image" else "vocab_size", None)
-    chance = {"chance": float(np.log(count))} if isinstance(count, int) and count > 0 else {}
-    return {"loss": "cross-entropy", **chance}
+    zeros = [name for name, parameter in module.named_parameters() if not parameter.detach().any()]
+    return zeros_of(data, zeros, measure_moved)
 
 
 def weightless_of(blueprint: Blueprint, overrides: Mapping[str, Any] | None = None) -> Weightless:
-    """The network without weights, on a GPU where there is one."""
+    """Return the network without weights, on a GPU if there is one."""
     return Weightless(blueprint, torch.float32, torch.device(resolve_device(None)), dict(overrides or {}))
-
-
-def report_of(
-    subject: Subject,
-    held: xr.Dataset | None,
-    lawful: xr.Dataset | None,
-    laws: LawTable | None,
-    weights: InitialisationReport | None,
-    more: Mapping[str, Any],
-) -> Report:
-    """The report of the network that exists, of its law, or of both."""
-    shown = held if held is not None else lawful
-    assert shown is not None  # a subject has a module or a blueprint
-    sequences = len(np.unique(shown["sequence"])) if "sequence" in shown.coords else 1
-    about: dict[str, Any] = {"tokens": shown.sizes["token"] // sequences, "sequences": sequences, **more}
-    if subject.unread:
-        about["unread"] = listed(list(subject.unread))
-    return Report(
-        name=subject.name,
-        initialisation=weights,
-        exists=held is not None,
-        curves=curves(shown).assign_attrs(about),
-        band=None if lawful is None or lawful.sizes["sample"] < 2 else band(curves(lawful)),
-        data=shown,
-        laws=laws,
-        about={**shown.attrs, **({} if lawful is None else lawful.attrs), **about},
-    )
-
-
-def weights_of(module: nn.Module | None, law: Weightless | None) -> InitialisationReport | None:
-    """The weights of a module that exists, beside their law where that is known."""
-    if module is None or law is None:
-        return None if module is None else check_initialisation(module, None)
-    return check_initialisation(module, law.table, reference=law.module)
-
-
-def inputs_for(subject: Subject, text: Any, tokens: int) -> Inputs:
-    """What the network is called with.
-
-    Raises:
-        InputError: a text that is too short, or inputs that do not fit.
-    """
-    blueprint = task_and_config(subject)
-    if blueprint.transformer is not None:
-        return inputs_of(start_of(text, tokens, blueprint.transformer.width), blueprint)
-    if text is None:
-        return inputs_of(1 if blueprint.task == "image" else tokens, blueprint)
-    if is_text(text):
-        text = first_words(text, tokens) if subject.tokenizer is None else encoded(subject.tokenizer, text, tokens)
-    found = inputs_of(text, blueprint)
-    ids = found.fixed.get("input_ids")
-    if ids is None or found.counted is not None:
-        return found
-    require(ids.shape[1] >= 2, f"a text must have two tokens or more; got {ids.shape[1]}.")
-    short = {name: each[:, :tokens] if each.shape == ids.shape else each for name, each in found.fixed.items()}
-    return replace(found, fixed=short, labels=found.labels[:tokens])
-
-
-def start_of(text: Any, tokens: int, width: int) -> Any:
-    """Of a Transformer: unrelated tokens, a text's words as random vectors, or what was given."""
-    if text is None:
-        return equicorrelated(min(tokens, width), 0.0)
-    return from_text(text, width=width) if isinstance(text, str | Path) else text
-
-
-def loss_of(blueprint: Blueprint, seed: int) -> Loss:
-    """That of the task; where there is none, ⟨x, g⟩ of the last tokens with a direction g ~ N(0, I) for each.
-
-    ½|x|² would have no gradient behind a norm, which makes it a constant.
-    """
-    if blueprint.task != "hidden":
-        return default_loss(blueprint.task)
-
-    def readout(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-        x = out if isinstance(out, Tensor) else out[0]
-        g = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(torch_seed(seed, "readout")))
-        return (x * g.to(x.device, x.dtype)).flatten(1).sum(1) / max(1, x.shape[1:-1].numel())
-
-    return readout
-
-
-def is_text(text: Any) -> bool:
-    """One or several."""
-    several = isinstance(text, list | tuple) and all(isinstance(one, str | Path) for one in text)
-    return isinstance(text, str | Path) or (several and bool(text))
-
-
-def first_words(text: Any, tokens: int) -> list[str]:
-    """The first words of each text, so that a long one is neither read whole nor numbered whole."""
-    every = [text] if isinstance(text, str | Path) else text
-    return [" ".join(words_of(one, tokens)) for one in every]
-
-
-def encoded(tokenizer: Any, text: Any, tokens: int) -> Any:
-    """Ids by the checkpoint's own tokenizer, as many of each text as the shortest has."""
-    every = [tokenizer.ids(one, tokens) for one in ([text] if isinstance(text, str | Path) else text)]
-    shortest = min(map(len, every))
-    return [one[:shortest] for one in every]

@@ -1,4 +1,4 @@
-r"""What a check looks at, by layer: from the covariances V of tokens and what was seen beside them.
+r"""The curves of a check, by layer: from the covariances V of tokens and what else was measured.
 
 Pairs are of different tokens of one sequence, and means are over sequences.
 
@@ -6,13 +6,16 @@ Pairs are of different tokens of one sequence, and means are over sequences.
   stable_rank      tr V/λ₁: |X|²_F/|X|₂², the number of directions that matter
   effective_rank   exp of the entropy of λ/tr V
   size             √(tr V/m), the root mean square of a coordinate
-  relative_branch  of each sublayer: size of the branch over that of the stream it is added to
+  relative_branch  by sublayer: size of the branch over that of the stream it is added to
   gradient         |∂L/∂W| by kind of weight and block; several of one kind in a block (experts) count as one matrix
 
-m tokens, λ eigenvalues of V, λ₁ the largest.
+m tokens, λ eigenvalues of V, λ₁ the largest. `CURVES` has the title, the unit and the scale of each curve.
 """
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -22,55 +25,108 @@ from numpy.typing import NDArray
 from limitformer.results.correlation import correlation
 from limitformer.weightless.measure import BEFORE
 
-AS_THEY_ARE = (
+Array = NDArray[np.float64]
+LOG, ARTANH, LINEAR = "log", "artanh", "linear"
+
+
+@dataclass(frozen=True)
+class CurveInfo:
+    """The names of a curve, its unit, and the scale on which networks vary normally.
+
+    Attributes:
+        title: of its panel; empty: it has no panel of its own.
+        note: its unit, or what its values mean.
+        row: its name in the table of the terminal; empty: it is not in the table.
+        change: its name in the comparison of a trained network with a new one; empty: it is not compared.
+        scale: "log" (positive), "artanh" (correlations) or "linear" (any sign).
+        least: its smallest possible value.
+    """
+
+    title: str = ""
+    note: str = ""
+    row: str = ""
+    change: str = ""
+    scale: str = LOG
+    least: float = -inf
+
+
+CURVES: Mapping[str, CurveInfo] = {  # in the order of the page
+    "correlation": CurveInfo(
+        "Correlation of tokens, mean", "1: all tokens point the same way", "correlation",
+        "mean correlation at the end", ARTANH,
+    ),
+    "correlation_abs": CurveInfo("Correlation of tokens, mean absolute", scale=ARTANH, least=0.0),
+    "correlation_95": CurveInfo("Correlation of tokens, 95th percentile", scale=ARTANH),
+    "size": CurveInfo("Stream", "root mean square of a coordinate", "stream", "stream at the end"),
+    "relative_branch": CurveInfo("Branch", "size over that of the stream it is added to"),
+    "step": CurveInfo("Step", "change in a block over the stream before it"),
+    "stable_rank": CurveInfo("Stable rank of the tokens", "directions that matter, by the largest", least=1.0),
+    "effective_rank": CurveInfo(
+        "Effective rank of the tokens", "directions that matter, by entropy", "rank", "rank of the tokens at the end",
+        least=1.0,
+    ),
+    "largest": CurveInfo("Largest activation", "largest |x| of the stream"),
+    "typical": CurveInfo("Typical activation", "median |x| of the stream"),
+    "logit_std": CurveInfo(
+        "Logits' standard deviation", "in a row of attention, mean of heads", "logit std", "logit std, block"
+    ),
+    "effective_tokens": CurveInfo(
+        "Effective tokens", "that a row of attention takes in, mean of heads", "eff. tokens",
+        "effective tokens, block", least=1.0,
+    ),
+    "largest_logit": CurveInfo("Largest logit", "mean of heads", scale=LINEAR),
+    "stream_gradient": CurveInfo("Gradient of the stream", "norm of the loss's derivative", "gradient"),
+    "gradient": CurveInfo(note="norm by block"),  # its panels have the names of weights
+    "loss": CurveInfo(change="loss"),
+    "logits_mean": CurveInfo(scale=LINEAR),
+}  # fmt: skip
+TABLE = ("size", "correlation", "effective_rank", "logit_std", "effective_tokens", "stream_gradient")  # and the picture
+BY_HEAD = ("logit_std", "effective_tokens", "largest_logit")
+COPIED = (
     "branch", "step", "largest", "typical", "entropy", "effective_tokens", "tokens_seen", "logit_std",
     "largest_logit", "stream_gradient", "loss", "logits_mean", "logits_std",
 )  # fmt: skip
-Array = NDArray[np.float64]
+SPAN = 5  # ratio of the largest value to the smallest from which an axis is logarithmic
 
 
 def curves(data: xr.Dataset) -> xr.Dataset:
-    """The curves of a dataset of `weightless.simulate` or of `measured`, by sample."""
-    found = {name: data[name] for name in AS_THEY_ARE if name in data}
-    found |= of_covariance(data)
+    """Return the curves of a dataset of `weightless.simulate` or `measure_module`, by sample."""
+    result = {name: data[name] for name in COPIED if name in data}
+    result |= covariance_curves(data)
     if "branch" in data:
-        found["relative_branch"] = relative_branch(data)
+        result["relative_branch"] = relative_branch(data)
     if "weight_gradient" in data:
-        found["gradient"], found["outside_gradient"] = by_kind(data["weight_gradient"])
-    return xr.Dataset({name: each.drop_vars("weight", errors="ignore") for name, each in found.items()})
+        result["gradient"], result["outside_gradient"] = by_kind(data["weight_gradient"])
+    return xr.Dataset({name: curve.drop_vars("weight", errors="ignore") for name, curve in result.items()})
 
 
-def of_covariance(data: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Correlations and ranks, by sample and layer."""
+def covariance_curves(data: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Return correlations, size and ranks (sample, layer), means over sequences."""
     covariance = data["covariance"]
     with np.errstate(invalid="ignore"):  # a stream that is NaN or infinite has a verdict
         rho = correlation(data).values
     sequence = data["sequence"].values if "sequence" in data.coords else np.zeros(data.sizes["token"], int)
     parts = [np.flatnonzero(sequence == k) for k in np.unique(sequence)]
-    each = [of_one(covariance.values[..., at[:, None], at], rho[..., at[:, None], at]) for at in parts]
-    return {name: like(covariance, np.mean([one[name] for one in each], 0)) for name in each[0]}
+    each = [sequence_curves(covariance.values[..., at[:, None], at], rho[..., at[:, None], at]) for at in parts]
+    first = covariance[..., 0, 0].drop_vars(["sequence", "word"], errors="ignore")
+    return {name: first.copy(data=np.mean([one[name] for one in each], 0)) for name in each[0]}
 
 
-def like(covariance: xr.DataArray, values: Array) -> xr.DataArray:
-    """By sample and layer, as the covariance is."""
-    return covariance[..., 0, 0].copy(data=values).drop_vars(["sequence", "word"], errors="ignore")
-
-
-def of_one(v: Array, rho: Array) -> dict[str, Array]:
-    """Of one sequence: V and ρ (sample, layer, m, m)."""
+def sequence_curves(v: Array, rho: Array) -> dict[str, Array]:
+    """Return the curves of one sequence; V and ρ are (sample, layer, m, m)."""
     m = v.shape[-1]
     trace = np.trace(v, axis1=-2, axis2=-1)
-    found = {"size": np.sqrt(trace / m)} | ranks(v, trace)
+    result = {"size": np.sqrt(trace / m)} | ranks(v, trace)
     if m > 1:
         pairs = rho[..., *np.triu_indices(m, 1)]
-        found["correlation"] = pairs.mean(-1)
-        found["correlation_abs"] = np.abs(pairs).mean(-1)
-        found["correlation_95"] = np.quantile(pairs, 0.95, -1)
-    return found
+        result["correlation"] = pairs.mean(-1)
+        result["correlation_abs"] = np.abs(pairs).mean(-1)
+        result["correlation_95"] = np.quantile(pairs, 0.95, -1)
+    return result
 
 
 def ranks(v: Array, trace: Array) -> dict[str, Array]:
-    """Stable and effective rank; NaN for tokens that are zero or not finite."""
+    """Return stable and effective rank; NaN for tokens that are zero or not finite."""
     sound = np.isfinite(v).all((-1, -2)) & (trace > 0)
     scaled = np.where(sound[..., None, None], v / np.where(sound, trace, 1.0)[..., None, None], np.eye(v.shape[-1]))
     part = np.clip(np.linalg.eigvalsh(scaled), 1e-300, None)
@@ -82,7 +138,7 @@ def ranks(v: Array, trace: Array) -> dict[str, Array]:
 
 
 def relative_branch(data: xr.Dataset) -> xr.DataArray:
-    """Each branch over the stream that it is added to, (sample, block, sublayer)."""
+    """Return each branch over the stream that it is added to, (sample, block, sublayer)."""
     entering = np.sqrt(np.einsum("slii->sl", data["covariance"].values) / data.sizes["token"])[:, :-1]
     inside = np.sqrt(np.einsum("sbkii->sbk", data["covariance_inside"].values) / data.sizes["token"])
     before = np.concatenate([entering[:, :, None], inside[:, :, :-1]], 2)
@@ -91,9 +147,8 @@ def relative_branch(data: xr.Dataset) -> xr.DataArray:
 
 
 def by_kind(gradient: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
-    """Norms (sample, weight) as (sample, kind, block), and of the weights that are in no block (sample, weight)."""
-    names = [str(name) for name in gradient["weight"].values]
-    places = [place_of(name) for name in names]
+    """Split norms (sample, weight) into (sample, kind, block), and those of weights outside the blocks."""
+    places = [place_of(str(name)) for name in gradient["weight"].values]
     kinds = list(dict.fromkeys(kind for kind, block in places if block >= 0))
     blocks = max((block for _, block in places), default=-1) + 1
     squared = np.full((gradient.sizes["sample"], len(kinds), blocks), np.nan)
@@ -101,31 +156,32 @@ def by_kind(gradient: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
         if block >= 0:
             at = (slice(None), kinds.index(kind), block)
             squared[at] = np.where(np.isnan(squared[at]), 0.0, squared[at]) + column
-    outside = [k for k, (_, block) in enumerate(places) if block < 0]
     coordinates: dict[str, Any] = {"kind": kinds, "block": np.arange(1, blocks + 1)}
-    if "matrix" in gradient.coords:
-        matrices = {kind for (kind, _), matrix in zip(places, gradient["matrix"].values, strict=True) if matrix}
-        coordinates["matrix"] = ("kind", [kind in matrices for kind in kinds])
-    if "read" in gradient.coords:
-        read = {kind for (kind, _), where in zip(places, gradient["read"].values, strict=True) if where}
-        coordinates["read"] = ("kind", [kind in read for kind in kinds])
+    for name in ("matrix", "read"):  # what is true of one weight is true of its kind
+        if name in gradient.coords:
+            true = {kind for (kind, _), value in zip(places, gradient[name].values, strict=True) if value}
+            coordinates[name] = ("kind", [kind in true for kind in kinds])
     inside = xr.DataArray(np.sqrt(squared), coordinates, ("sample", "kind", "block"))
+    outside = [k for k, (_, block) in enumerate(places) if block < 0]
     rest = gradient.drop_vars(["matrix", "read"], errors="ignore").isel(weight=outside).rename(weight="outside")
-    if "read" in gradient.coords:  # by a name of its own, as kinds have the other
+    if "read" in gradient.coords:  # under another name, because kinds have a coordinate `read`
         rest = rest.assign_coords(read_first=("outside", gradient["read"].values[outside] == BEFORE))
     return inside, rest
 
 
 def gradient_of_matrices(curves: xr.Dataset) -> xr.DataArray:
-    """The gradient by kind without gains and biases, whose size by block follows other rules."""
+    """Return the gradient by kind without gains and biases, whose size by block follows other rules."""
     gradient = curves["gradient"]
     return gradient.isel(kind=gradient["matrix"].values) if "matrix" in gradient.coords else gradient
 
 
 def gradient_ratio(norms: Array) -> tuple[Array, NDArray[Any], NDArray[Any]]:
-    """The ratio of largest to smallest norm (sample, kind, block) over blocks, the worst kind, its weakest block.
+    """Return the ratio of largest to smallest norm over blocks, the worst kind and its weakest block, each (sample,).
 
-    Each is (sample,). The ratio is NaN where no norm is a number, and 1 where all norms of a kind are 0.
+    The ratio is NaN where no norm is a number, and 1 where all norms of a kind are 0.
+
+    Args:
+        norms: (sample, kind, block).
     """
     largest, smallest = np.fmax.reduce(norms, 2), np.fmin.reduce(norms, 2)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -137,7 +193,7 @@ def gradient_ratio(norms: Array) -> tuple[Array, NDArray[Any], NDArray[Any]]:
 
 
 def place_of(name: str) -> tuple[str, int]:
-    """The kind and the block of a weight: `h.3.attn.c_proj.weight` is `h.*.attn.c_proj.weight` of block 3."""
+    """Return the kind and the block of a weight: `h.3.attn.c_proj.weight` is `h.*.attn.c_proj.weight` of block 3."""
     parts = name.split(".")
     numbers = [k for k, part in enumerate(parts) if re.fullmatch(r"\d+", part)]
     if not numbers:
@@ -146,5 +202,16 @@ def place_of(name: str) -> tuple[str, int]:
 
 
 def over_heads(curve: xr.DataArray) -> xr.DataArray:
-    """The mean over heads, where a curve has heads."""
+    """Return the mean over heads if the curve has heads."""
     return curve.mean("head") if "head" in curve.dims else curve
+
+
+def typical(curve: xr.DataArray) -> Any:
+    """Return the median over samples of the mean over heads."""
+    return over_heads(curve).median("sample").values
+
+
+def layer_numbers(curve: xr.DataArray) -> Any:
+    """Return layers from 0, or blocks from 1."""
+    name = "layer" if "layer" in curve.dims else "block"
+    return curve[name].values if name in curve.coords else np.arange(curve.sizes[name])

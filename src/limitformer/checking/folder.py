@@ -1,8 +1,8 @@
-"""A checkpoint from its folder: every weight of its class, each from the files, none drawn and none left over.
+"""Load a checkpoint from its folder: every weight comes from the files, none is drawn and none is left over.
 
-Transformers builds the class and puts the weights in; it is given tensors and a configuration, and never the folder, so
-that nothing in there chooses code, kernels, adapters or other files. A folder that lacks a weight would otherwise be
-measured with weights that transformers draws, and one in whole numbers with these as they are.
+Transformers builds the class and sets the weights. It receives tensors and a configuration but never the folder, so
+that nothing in the folder chooses code, kernels, adapters or other files. A missing weight, which transformers would
+draw, and whole numbers, which it would take for weights, are errors here.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,8 +24,8 @@ from limitformer.weightless.configurations import config_from, values_in
 from limitformer.weightless.models import as_plain_formulas
 from limitformer.weightless.sizes import Size, require_room, size_of
 
-SHOWN = 3  # names in a message
-LARGE = 2**26  # entries, from which on weights are not drawn only to be named as missing
+LISTED = 3  # names in a message
+LARGE = 2**26  # entries; larger networks are not built only to name the missing weights
 NAMES_CODE = (
     "auto_map",
     "_attn_implementation",
@@ -39,12 +39,12 @@ NAMES_CODE = (
 
 @escaped_errors()
 def load(folder: Path) -> tuple[nn.Module, tuple[str, ...]]:
-    """The network in a checkpoint's folder, and the weights of its files that no class of this network reads.
+    """Return the network in a checkpoint's folder, and the weights of its files that its class does not read.
 
-    These are of other heads and of poolers, which change nothing.
+    These belong to other heads and poolers, which change nothing.
 
     Raises:
-        InputError: the folder does not hold one network whole, in real numbers, of a class of transformers.
+        InputError: the folder does not hold one whole network, in real numbers, of a class of transformers.
     """
     values = values_in(folder)
     with one_line(f"config.json in {readable_name(folder)} cannot be read"):
@@ -58,7 +58,7 @@ def load(folder: Path) -> tuple[nn.Module, tuple[str, ...]]:
     )
     kind, tensors = named_class(config), weights_in(folder)
     if kind is None:
-        names = fitting_class(config, None, tensors) or ", ".join(list(family_classes(config))[:SHOWN])
+        names = fitting_class(config, None, tensors) or ", ".join(list(family_classes(config))[:LISTED])
         raise InputError(f"config.json in {folder} must name the class under 'architectures', such as {names}.")
     config = as_plain_formulas(config)
     size = size_of(lambda: kind(config), kind.__name__)
@@ -71,15 +71,15 @@ def load(folder: Path) -> tuple[nn.Module, tuple[str, ...]]:
 
 
 def check_written(module: nn.Module, folder: Path) -> None:
-    """Raise `InputError` where all matrices are 0."""
+    """Raise `InputError` if all matrices are 0."""
     matrices = [each for each in module.parameters() if each.dim() > 1]
     zero = bool(matrices) and not any(bool(each.any()) for each in matrices)
     require(not zero, f"every matrix in {folder} is 0: the files were never written to their end, or hold no network.")
 
 
 def refuse_parts(folder: Path, values: dict[str, Any]) -> None:
-    """Raise `InputError` for quantised weights and for adapters beside the weights."""
-    for quantised in found_under("quantization_config", values):
+    """Raise `InputError` for quantised weights and for adapters."""
+    for quantised in values_under("quantization_config", values):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
         raise InputError(
             f"The weights in {folder} are quantised ({method!r:.60}); real numbers are measured. Nearest: the "
@@ -92,22 +92,23 @@ def refuse_parts(folder: Path, values: dict[str, Any]) -> None:
     )
 
 
-def found_under(name: str, values: Any) -> Iterable[Any]:
-    """What stands under this name, at any level of a configuration; nulls do not count."""
+def values_under(name: str, values: Any) -> Iterable[Any]:
+    """Yield the values of this name at any level of a configuration, except nulls."""
     for key, value in values.items() if isinstance(values, dict) else ():
         if key == name and value is not None:
             yield value
-        yield from found_under(name, value)
+        yield from values_under(name, value)
 
 
 def shaped_in(folder: Path, values: dict[str, Any]) -> nn.Module:
-    """A model that `limitformer.hf.shape_model` shaped; its files and sizes are looked at before it is loaded."""
-    kept = values["shaping"]
+    """Load a model that `limitformer.hf.shape_model` shaped, after a check of its files and sizes."""
+    shaping = values["shaping"]
     require(
-        isinstance(kept, dict), f"'shaping' in config.json in {folder} must hold what Shaping takes; got {kept!r:.80}."
+        isinstance(shaping, dict),
+        f"'shaping' in config.json in {folder} must hold what Shaping takes; got {shaping!r:.80}.",
     )
     for name in NAMES_CODE:
-        strange = [each for each in found_under(name, values) if each != ATTENTION]
+        strange = [each for each in values_under(name, values) if each != ATTENTION]
         require(
             not strange, f"config.json in {folder} names code under {name!r}, {strange[:1]!r:.80}, which is not run."
         )
@@ -127,11 +128,13 @@ def shaped_in(folder: Path, values: dict[str, Any]) -> nn.Module:
 
 
 def check_room(size: Size, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Raise `InputError` for a network that does not fit the memory, or is far larger than its files."""
+    """Raise `InputError` for a network that does not fit into memory, or is far larger than its files."""
     require_room(size.whole, f"The network in {folder}", type_of(tensors).itemsize)
     stored = sum(each.numel() for each in tensors.values())
-    lacks = size.whole > LARGE and sum(map(entries, size.names.values())) > 2 * stored  # tied ones count twice there
-    missing = [name for name in size.names if name not in tensors][:SHOWN]
+    lacks = (
+        size.whole > LARGE and sum(torch.Size(shape).numel() for shape in size.names.values()) > 2 * stored
+    )  # tied weights count twice there
+    missing = [name for name in size.names if name not in tensors][:LISTED]
     require(
         not lacks,
         f"config.json in {folder} describes {size.whole:,} entries, its files hold {stored:,}; such as "
@@ -139,13 +142,8 @@ def check_room(size: Size, tensors: dict[str, Tensor], folder: Path) -> None:
     )
 
 
-def entries(shape: tuple[int, ...]) -> int:
-    """How many numbers an array of this shape has."""
-    return torch.Size(shape).numel()
-
-
 def filled(kind: Any, config: Any, tensors: dict[str, Tensor], folder: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """The class with these weights, and the report of what was missing, unexpected or of another shape."""
+    """Return the class with these weights, and the report of missing, unexpected and misshapen ones."""
     with quiet(), one_line(f"{readable_name(folder)} cannot be loaded"):
         module, report = kind.from_pretrained(
             None,
@@ -163,7 +161,7 @@ def filled(kind: Any, config: Any, tensors: dict[str, Tensor], folder: Path) -> 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers silent within the block: what is wrong is raised in one line."""
+    """Silence transformers within the block: errors are raised in one line."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -178,45 +176,45 @@ def quiet() -> Iterator[None]:
 
 
 def type_of(tensors: dict[str, Tensor]) -> torch.dtype:
-    """The type in which the network is measured: float32, in which sixteen bits lose nothing, or float64."""
+    """Return float64 if any weight is float64; else float32, in which sixteen bits lose nothing."""
     return torch.float64 if any(each.dtype == torch.float64 for each in tensors.values()) else torch.float32
 
 
 def unread_of(
     report: dict[str, Any], kind: Any, config: Any, tensors: dict[str, Tensor], folder: Path
 ) -> tuple[str, ...]:
-    """The weights that are left over and belong to other heads of the family, where no class has all of the files.
+    """Return the weights that are left over and belong to other heads, if no class of the family has all files.
 
     Raises:
-        InputError: weights are missing, of another shape, or left over otherwise; it names them.
+        InputError: weights are missing, misshapen, or left over for another reason; the message names them.
     """
-    said = []
+    faults = []
     if missing := sorted(report["missing_keys"]):
-        said.append(f"lacks {listed(missing)}")
+        faults.append(f"lacks {listed(missing)}")
     if unexpected := sorted(report["unexpected_keys"]):
-        said.append(f"holds {listed(unexpected)} that {kind.__name__} does not have")
+        faults.append(f"holds {listed(unexpected)} that {kind.__name__} does not have")
     shapes = {name: f"{name} {tuple(there)} for {tuple(wanted)}" for name, there, wanted in report["mismatched_keys"]}
     if shapes:
-        said.append(f"holds other shapes, {listed([shapes[name] for name in sorted(shapes)])}")
+        faults.append(f"holds other shapes, {listed([shapes[name] for name in sorted(shapes)])}")
     if report["error_msgs"]:
-        said.append(f"cannot be put in: {report['error_msgs'][0]!s:.200}")
-    if said:
+        faults.append(f"cannot be put in: {report['error_msgs'][0]!s:.200}")
+    if faults:
         better = fitting_class(config, kind, tensors)
-        if unexpected and len(said) == 1 and not better and not missing and set(unexpected) <= names_of_heads(config):
+        if unexpected and len(faults) == 1 and not better and not missing and set(unexpected) <= names_of_heads(config):
             return tuple(unexpected)
         repair = f' Nearest: "architectures": ["{better}"] in config.json.' if better else ""
-        raise InputError(f"{folder} does not hold a {kind.__name__} whole: it {'; it '.join(said)}.{repair}")
+        raise InputError(f"{folder} does not hold a {kind.__name__} whole: it {'; it '.join(faults)}.{repair}")
     return ()
 
 
 def listed(names: list[str]) -> str:
-    """The first names, and how many there are."""
-    shown = ", ".join(f"{name:.100}" for name in names[:SHOWN])
-    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more weights"
+    """Return the first names, and the number of the others."""
+    text = ", ".join(f"{name:.100}" for name in names[:LISTED])
+    return text if len(names) <= LISTED else f"{text} and {len(names) - LISTED} more weights"
 
 
 def fitting_class(config: Any, kind: Any, tensors: dict[str, Tensor]) -> str:
-    """The class of the family whose weights are those of the files, if there is one."""
+    """Return the class of the family that has the weights of the files, or an empty string."""
     for name, other in family_classes(config).items():
         if other is kind:
             continue
@@ -234,25 +232,25 @@ def fitting_class(config: Any, kind: Any, tensors: dict[str, Tensor]) -> str:
 
 
 def present_name(name: str) -> str:
-    """A weight's name today: norms once had a gamma and a beta."""
+    """Return a weight's current name: norms once had a gamma and a beta."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 def names_of_heads(config: Any) -> set[str]:
-    """The weights of all classes of the family, those of the base model also under its name in the others."""
-    found: set[str] = set()
+    """Return the weights of all classes of the family, those of the base model also under its name in the others."""
+    result: set[str] = set()
     for kind in family_classes(config).values():
         try:
             names = [name for name, _ in on_meta(kind, config).named_parameters(remove_duplicate=False)]
         except InputError:
             continue
-        found.update(names)
-        found.update(f"{kind.base_model_prefix}.{name}" for name in names)
-    return found
+        result.update(names)
+        result.update(f"{kind.base_model_prefix}.{name}" for name in names)
+    return result
 
 
 def on_meta(kind: Any, config: Any) -> nn.Module:
-    """A class of the family on no memory."""
+    """Build a class of the family on the meta device."""
     with quiet(), one_line(kind.__name__), torch.device("meta"):
         module: nn.Module = kind(config)
     return module

@@ -1,75 +1,53 @@
 """The curves of a report as one figure: medians over the law's band, and a network's own curve over both."""
 
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from limitformer.checking.curves import over_heads
+from limitformer.checking.curves import CURVES, LOG, SPAN, TABLE, layer_numbers, over_heads, typical
+from limitformer.checking.network import CheckedNetwork
 from limitformer.plot import BLUE, ORANGE, RED, panels
 
-if TYPE_CHECKING:
-    from limitformer.checking.report import Report
 
-PANELS = {
-    "correlation": ("mean correlation of tokens", "linear"),
-    "size": ("root mean square of the stream", "log"),
-    "effective_rank": ("effective rank of the tokens", "log"),
-    "logit_std": ("standard deviation of logits, mean of heads", "log"),
-    "effective_tokens": ("effective tokens, mean of heads", "log"),
-    "stream_gradient": ("gradient of the stream", "log"),
-}
-
-
-SPAN = 5  # largest over smallest, from which on an axis is logarithmic
-
-
-def draw(report: "Report") -> Figure:
-    """Six panels by layer."""
+def draw(network: CheckedNetwork, against: CheckedNetwork | None) -> Figure:
+    """Draw six panels by layer."""
     figure, axes = panels(3, height=3.1, rows=2)
-    for panel, (name, (title, scale)) in zip(axes.ravel(), PANELS.items(), strict=True):
-        panel.set(title=title, xlabel="block" if name in ("logit_std", "effective_tokens") else "layer")
-        if name in report.curves:
-            draw_one(panel, report, name)
-            panel.set_yscale(scale if wide(report.curves[name]) else "linear")
+    for panel, name in zip(axes.ravel(), TABLE, strict=True):
+        label_axes(panel, name)
+        if name in network.curves:
+            draw_one(panel, network, against, name)
+            panel.set_yscale(axis_scale(network.curves[name], name))
         else:
             panel.text(0.5, 0.5, "not measured", ha="center", transform=panel.transAxes)
-    said = "; ".join(str(verdict) for verdict in report.verdicts[:2])
-    figure.suptitle(f"{report.name}: {said}")
+    verdicts = "; ".join(str(verdict) for verdict in network.verdicts[:2])
+    figure.suptitle(f"{network.name}: {verdicts}")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
-def draw_one(axes: Axes, report: "Report", name: str) -> None:
-    """The law's band, the network's curve or the law's middle, and the other network's."""
-    at = layer_numbers(report.curves[name])
-    if report.band is not None and name in report.band:
-        band = over_heads(report.band[name])
+def label_axes(panel: Axes, name: str) -> None:
+    by_block = name in ("logit_std", "effective_tokens")
+    panel.set(title=CURVES[name].title, xlabel="block" if by_block else "layer")
+
+
+def draw_one(panel: Axes, network: CheckedNetwork, against: CheckedNetwork | None, name: str) -> None:
+    """Draw the law's band, the network's curve or the law's middle, and the other network's curve."""
+    at = layer_numbers(network.curves[name])
+    if network.band is not None and name in network.band:
+        band = over_heads(network.band[name])
         low, middle, high = (band.sel(edge=edge).values for edge in ("low", "middle", "high"))
-        axes.fill_between(at[: len(low)], low, high, color=BLUE, alpha=0.2, linewidth=0, label="law, 90 %")
-        axes.plot(at[: len(low)], middle, color=BLUE, label="law, middle")
-    if report.exists or report.band is None:
-        label = "this network" if report.exists else "law, one sample"
-        axes.plot(at, typical(report.curves[name]), color=RED if report.exists else BLUE, label=label)
-    if report.against is not None and name in report.against.curves:
-        other = report.against.curves[name]
-        axes.plot(layer_numbers(other), typical(other), color=ORANGE, linestyle="--", label=report.against.name)
+        panel.fill_between(at[: len(low)], low, high, color=BLUE, alpha=0.2, linewidth=0, label="law, 90 %")
+        panel.plot(at[: len(low)], middle, color=BLUE, label="law, middle")
+    if network.exists or network.band is None:
+        title = "this network" if network.exists else "law, one sample"
+        panel.plot(at, typical(network.curves[name]), color=RED if network.exists else BLUE, label=title)
+    if against is not None and name in against.curves:
+        other = against.curves[name]
+        panel.plot(layer_numbers(other), typical(other), color=ORANGE, linestyle="--", label=against.name)
 
 
-def layer_numbers(curve: xr.DataArray) -> Any:
-    """Layers from 0, or blocks from 1."""
-    name = "layer" if "layer" in curve.dims else "block"
-    return curve[name].values if name in curve.coords else np.arange(curve.sizes[name])
-
-
-def typical(curve: xr.DataArray) -> Any:
-    """The median over samples of the mean over heads."""
-    return over_heads(curve).median("sample").values
-
-
-def wide(curve: xr.DataArray) -> bool:
-    """Whether it is positive and spans enough for a logarithm."""
+def axis_scale(curve: xr.DataArray, name: str) -> str:
+    """Return "log" for a curve of positive numbers that span much, else "linear"."""
     known = curve.where(curve.notnull(), curve.max())
-    return bool((known > 0).all()) and bool(known.max() > SPAN * known.min())
+    wide = CURVES[name].scale == LOG and bool((known > 0).all()) and bool(known.max() > SPAN * known.min())
+    return "log" if wide else "linear"

@@ -1,11 +1,13 @@
-"""What is checked: how it is made, so that its law is known, and the module itself where it exists."""
+"""The subject of a check: how it is made, the module if it exists, its inputs and its loss."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from limitformer.base.errors import InputError, nearest, require
@@ -14,21 +16,27 @@ from limitformer.checking.folder import load
 from limitformer.checking.tokenizer import FolderTokenizer, folder_tokenizer
 from limitformer.checking.weights import holds_weights as holds_weights
 from limitformer.hf import Shaping, shape_model
-from limitformer.models import Transformer
+from limitformer.models import Transformer, equicorrelated, from_text
 from limitformer.models.serial import from_record
-from limitformer.weightless.models import Blueprint, blueprint_of, config_from, config_of, task_of
+from limitformer.models.text import words_of
+from limitformer.nn.drawn.simulate import torch_seed
+from limitformer.weightless.configurations import config_from, config_of
+from limitformer.weightless.inputs import Inputs, Loss, default_loss, inputs_of
+from limitformer.weightless.models import Blueprint, blueprint_of, task_of
+
+READOUT = "loss of a random readout"
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A network in question.
+    """A network to check.
 
     Attributes:
-        name: for titles.
-        blueprint: how it is made; None for a module of which that is not known.
-        module: the one that exists; None for a configuration or a factory.
-        tokenizer: of its folder; None: a text is which of its words are equal.
-        shaped: whether attention is shaped, so that a uniform softmax is what it should be.
+        name: its name in titles.
+        blueprint: how it is made, which gives its law; None for a module whose making is not known.
+        module: the network that exists; None for a configuration or a factory.
+        tokenizer: the tokenizer of its folder; None: equal words are equal tokens.
+        shaped: whether attention is shaped, so that its softmax is uniform by design.
         unread: weights of its folder that its class does not have.
     """
 
@@ -41,28 +49,26 @@ class Subject:
 
 
 def subject_of(what: Any, settings: Mapping[str, Any] | None = None, shaping: Shaping | None = None) -> Subject:
-    """From anything that `check` takes, with fields of its configuration changed, and shaped.
+    """Resolve any subject of `check`, with changed fields of its configuration, and shaped.
 
     Raises:
-        InputError: it is nothing of the kind, or has no such field.
+        InputError: `what` is not a subject, or its configuration does not have such a field.
     """
     what = unwrapped(what)
     if isinstance(what, nn.Module) or holds_weights(what):
-        given = "settings" if settings else "shaping" if shaping else None
-        require(given is None, f"{given} are for configurations; this network has its weights already.")
+        option = "settings" if settings else "shaping" if shaping else None
+        require(option is None, f"{option} are for configurations; this network has its weights already.")
         return existing(what) if isinstance(what, nn.Module) else loaded(Path(what))
     blueprint = blueprint_of(with_fields(what, settings) if settings else what)
-    if isinstance(what, str):
-        blueprint = replace(
-            blueprint, name=readable_name(Path(what)) if not what.lstrip().startswith("{") else blueprint.name
-        )
+    if isinstance(what, str) and not what.lstrip().startswith("{"):
+        blueprint = replace(blueprint, name=readable_name(Path(what)))
     if shaping is not None:
         blueprint = shaped(blueprint, shaping)
     return Subject(blueprint.name, blueprint, shaped=shaping is not None or centred(blueprint.transformer))
 
 
 def unwrapped(what: Any) -> Any:
-    """The module itself, of one that was compiled or is trained on several devices."""
+    """Return the module inside a compiled one, or inside one that is trained on several devices."""
     while isinstance(what, nn.Module):
         inner = getattr(what, "_orig_mod", None)
         parallel = isinstance(what, nn.DataParallel | nn.parallel.DistributedDataParallel)
@@ -73,12 +79,12 @@ def unwrapped(what: Any) -> Any:
 
 
 def centred(model: Transformer | None) -> bool:
-    """Whether a Transformer's attention takes the mean away."""
+    """Return whether a Transformer's attention subtracts the mean."""
     return model is not None and model.attention is not None and bool(model.attention.interventions[1])
 
 
 def with_fields(what: Any, settings: Mapping[str, Any]) -> Any:
-    """The configuration, or the Transformer, with some of its fields changed."""
+    """Return the configuration, or the Transformer, with some fields changed."""
     what = config_of(what) if isinstance(what, str | Path | dict) else what
     if isinstance(what, Transformer):
         return replaced(what, settings)
@@ -94,23 +100,22 @@ def with_fields(what: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def replaced(model: Transformer, settings: Mapping[str, Any]) -> Transformer:
-    """A Transformer with other fields."""
-    known = [field.name for field in fields(model)]
+    names = [field.name for field in fields(model)]
     for name in settings:
-        require(name in known, f"Transformer has no field {name!r}.{nearest(name, known)}")
+        require(name in names, f"Transformer has no field {name!r}.{nearest(name, names)}")
     return replace(model, **{name: from_record(value) for name, value in settings.items()})
 
 
 def shaped(blueprint: Blueprint, shaping: Shaping) -> Blueprint:
-    """Made in the same way, and then shaped."""
+    """Return a blueprint that shapes the model after making it."""
     if blueprint.config is None:
         raise InputError(f"shaping is for configurations of transformers; got {blueprint.name}.")
-    plain: Any = blueprint.factory  # of a model of transformers
-    return replace(blueprint, factory=lambda: shape_model(plain(), shaping), name=f"{blueprint.name}, shaped")
+    factory: Any = blueprint.factory  # of a model of transformers
+    return replace(blueprint, factory=lambda: shape_model(factory(), shaping), name=f"{blueprint.name}, shaped")
 
 
 def existing(module: nn.Module) -> Subject:
-    """A module, with its law where its configuration gives one."""
+    """Return a module as a subject, with its law if its configuration gives one."""
     kind = type(module).__name__
     config = getattr(module, "config", None)
     if not isinstance(module, PreTrainedModel):  # others, such as PEFT's, are not made from their configuration alone
@@ -120,17 +125,90 @@ def existing(module: nn.Module) -> Subject:
 
 
 def loaded(folder: Path) -> Subject:
-    """A checkpoint from its folder, with its tokenizer if it has one."""
+    """Load a checkpoint from its folder, with its tokenizer if it has one."""
     module, unread = load(folder)
     name = readable_name(folder.absolute())
     return replace(existing(module), name=name, tokenizer=folder_tokenizer(folder), unread=unread)
 
 
 def task_and_config(subject: Subject) -> Blueprint:
-    """What its inputs and its loss go by, even where its law is not known."""
+    """Return the blueprint that inputs and loss depend on, even if its law is not known."""
     if subject.blueprint is not None:
         return subject.blueprint
     config = getattr(subject.module, "config", None)
     config = config if hasattr(config, "model_type") and hasattr(config, "to_dict") else None
     task = task_of(type(subject.module).__name__) if config is not None else "hidden"
     return Blueprint(nn.Module, subject.name, task, config)
+
+
+def inputs_for(subject: Subject, text: Any, tokens: int) -> Inputs:
+    """Return the inputs that the network is called with.
+
+    Raises:
+        InputError: the text is too short, or the inputs do not fit.
+    """
+    blueprint = task_and_config(subject)
+    if blueprint.transformer is not None:
+        return inputs_of(start_of(text, tokens, blueprint.transformer.width), blueprint)
+    if text is None:
+        return inputs_of(1 if blueprint.task == "image" else tokens, blueprint)
+    if is_text(text):
+        text = first_words(text, tokens) if subject.tokenizer is None else encoded(subject.tokenizer, text, tokens)
+    inputs = inputs_of(text, blueprint)
+    ids = inputs.fixed.get("input_ids")
+    if ids is None or inputs.counted is not None:
+        return inputs
+    require(ids.shape[1] >= 2, f"a text must have two tokens or more; got {ids.shape[1]}.")
+    short = {name: each[:, :tokens] if each.shape == ids.shape else each for name, each in inputs.fixed.items()}
+    return replace(inputs, fixed=short, labels=inputs.labels[:tokens])
+
+
+def start_of(text: Any, tokens: int, width: int) -> Any:
+    """Return the start of a Transformer: unrelated tokens, the words of a text as random vectors, or `text` itself."""
+    if text is None:
+        return equicorrelated(min(tokens, width), 0.0)
+    return from_text(text, width=width) if isinstance(text, str | Path) else text
+
+
+def loss_of(blueprint: Blueprint, seed: int) -> Loss:
+    """Return the loss of the task; without a task ⟨x, g⟩ of the last tokens, with a direction g ~ N(0, I) for each.
+
+    ½|x|² would have no gradient behind a norm, which makes it constant.
+    """
+    if blueprint.task != "hidden":
+        return default_loss(blueprint.task)
+
+    def readout(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+        x = out if isinstance(out, Tensor) else out[0]
+        g = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(torch_seed(seed, "readout")))
+        return (x * g.to(x.device, x.dtype)).flatten(1).sum(1) / max(1, x.shape[1:-1].numel())
+
+    return readout
+
+
+def about_loss(blueprint: Blueprint) -> dict[str, Any]:
+    """Return the name of a model's default loss, and the loss of a uniform guess among its tokens or classes."""
+    if blueprint.task == "hidden":
+        return {"loss": READOUT}
+    count = getattr(blueprint.config, "num_labels" if blueprint.task == "image" else "vocab_size", None)
+    chance = {"chance": float(np.log(count))} if isinstance(count, int) and count > 0 else {}
+    return {"loss": "cross-entropy", **chance}
+
+
+def is_text(text: Any) -> bool:
+    """Return whether `text` is a string, a path or a list of these."""
+    several = isinstance(text, list | tuple) and all(isinstance(one, str | Path) for one in text)
+    return isinstance(text, str | Path) or (several and bool(text))
+
+
+def first_words(text: Any, tokens: int) -> list[str]:
+    """Return the first words of each text, so that the rest of a long one is not read."""
+    every = [text] if isinstance(text, str | Path) else text
+    return [" ".join(words_of(one, tokens)) for one in every]
+
+
+def encoded(tokenizer: Any, text: Any, tokens: int) -> Any:
+    """Return ids of the checkpoint's tokenizer, as many of each text as the shortest has."""
+    every = [tokenizer.ids(one, tokens) for one in ([text] if isinstance(text, str | Path) else text)]
+    shortest = min(map(len, every))
+    return [one[:shortest] for one in every]

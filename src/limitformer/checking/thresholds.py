@@ -1,7 +1,8 @@
-"""The numbers at which a verdict begins, with their sources. `check` and `design` read the same table.
+"""The numbers at which a verdict begins, with their sources, and the names of the verdicts.
 
-`watch` is where a network leaves the range that `design` calls safe; `broken` is where training is known, or expected,
-to suffer. Where no published number exists the source says so.
+`check` and `design` read the same table. `watch` is where a network leaves the range that `design` calls safe; `broken`
+is where training is known, or expected, to suffer. If no published number exists, the source says so. This module
+imports nothing large, so that options are validated at once.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,11 @@ from limitformer.base.errors import InputError, nearest, require, require_real
 FINE, WATCH, BROKEN = "fine", "watch", "broken"
 GRADES = (FINE, WATCH, BROKEN)
 OURS = "a choice of limitformer's"
+VERDICTS = (  # the names in `verdicts.RULES`; a test compares them
+    *("not finite", "loss", "dead", "collapsed", "grows", "dies", "frozen", "uniform", "vanishing", "exploding"),
+    *("swamped", "range"),
+)
+ANY = "any"
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,7 @@ class Threshold:
     source: str
 
     def at(self, grade: str) -> float | None:
-        """The number for a grade."""
+        """Return the number for a grade."""
         return self.watch if grade == WATCH else self.broken
 
 
@@ -74,32 +80,31 @@ FALLING = ("narrow", "decay", "dead")  # the verdict begins below the number
 
 
 def thresholds_with(changes: Mapping[str, Any] | None) -> dict[str, Threshold]:
-    """The thresholds, some of them changed by the user.
+    """Return the thresholds, some of them changed by the user.
 
     Args:
-        changes: by name one number, which is that of `broken` where there is one and else that of `watch`; or two, of
-            `watch` and `broken`.
+        changes: by name one number, for `broken` if it exists and else for `watch`; or two, for `watch` and `broken`.
 
     Raises:
         InputError: there is no threshold of that name, or a value is out of range.
     """
-    found = dict(THRESHOLDS)
-    for name, given in (changes or {}).items():
-        require(name in found, f"thresholds has no {name!r}; there are {', '.join(found)}.{nearest(name, found)}")
-        found[name] = replace(found[name], **changed_numbers(name, given, found[name]), source="set by the user")
-    return found
+    result = dict(THRESHOLDS)
+    for name, value in (changes or {}).items():
+        require(name in result, f"thresholds has no {name!r}; there are {', '.join(result)}.{nearest(name, result)}")
+        result[name] = replace(result[name], **changed_numbers(name, value, result[name]), source="set by the user")
+    return result
 
 
-def changed_numbers(name: str, given: Any, before: Threshold) -> dict[str, float]:
+def changed_numbers(name: str, value: Any, before: Threshold) -> dict[str, float]:
     both = before.watch is not None and before.broken is not None
-    if isinstance(given, list | tuple) or (isinstance(given, str) and "," in given):
-        parts = given.split(",") if isinstance(given, str) else given
+    if isinstance(value, list | tuple) or (isinstance(value, str) and "," in value):
+        parts = value.split(",") if isinstance(value, str) else value
         require(both and len(parts) == 2, f"thresholds[{name!r}] takes {'two numbers' if both else 'one number'}.")
-        watch, broken = (checked(name, part) for part in parts)
+        watch, broken = (valid_number(name, part) for part in parts)
         in_order = watch >= broken if name in FALLING else watch <= broken
         require(in_order, f"thresholds[{name!r}] must be watch, then broken; got {watch:g}, {broken:g}.")
         return {WATCH: watch, BROKEN: broken}
-    number = checked(name, given)
+    number = valid_number(name, value)
     if before.broken is None:
         return {WATCH: number}
     # One number moves the verdict's worst grade; the milder one never begins after it.
@@ -107,14 +112,27 @@ def changed_numbers(name: str, given: Any, before: Threshold) -> dict[str, float
     return {BROKEN: number} | ({WATCH: limit(number, before.watch)} if before.watch is not None else {})
 
 
-def checked(name: str, given: Any) -> float:
-    if isinstance(given, str):
+def valid_number(name: str, value: Any) -> float:
+    if isinstance(value, str):
         try:
-            given = float(given)
+            value = float(value)
         except ValueError as error:
-            raise InputError(f"thresholds[{name!r}] must be a number; got {given!r}.") from error
-    number = require_real(f"thresholds[{name!r}]", given)
+            raise InputError(f"thresholds[{name!r}] must be a number; got {value!r}.") from error
+    number = require_real(f"thresholds[{name!r}]", value)
     low, high = (1.0, inf) if name in RATIOS else (0.0, 1.0) if name in SHARES else (0.0, inf)
     upper = "" if high == inf else f" and at most {high:g}"
     require(low < number <= high, f"thresholds[{name!r}] must be above {low:g}{upper}; got {number:g}.")
     return number
+
+
+def failing(text: str | None) -> tuple[str, ...]:
+    """Return the names in "collapsed,frozen", "broken", "watch" or "any".
+
+    Raises:
+        InputError: there is no verdict or grade of that name.
+    """
+    names = () if text is None else tuple(name.strip() for name in text.split(","))
+    known = (*VERDICTS, WATCH, BROKEN, ANY)
+    for name in names:
+        require(name in known, f"there is no verdict {name!r}; there are {', '.join(known)}.{nearest(name, known)}")
+    return names

@@ -1,8 +1,8 @@
-"""The tokenizer in a checkpoint's folder: its data alone, copied to a folder of our own before transformers reads them.
+"""Load the tokenizer of a checkpoint's folder: only its data, copied to a temporary folder that transformers reads.
 
-A tokenizer's configuration can name code (`auto_map`) and other files (`tokenizer_file`, `vocab`), and so can its map
-of special tokens, as transformers takes the entries of both for arguments. Of both, the copy holds the tokens and the
-plain options that are known here, and nothing else; classes are those of the installed transformers.
+A tokenizer's configuration and its map of special tokens can name code (`auto_map`) and other files (`tokenizer_file`,
+`vocab`), because transformers takes their entries for arguments. The copy holds only the tokens and the plain options
+that are listed here; classes are those of the installed transformers.
 """
 
 import json
@@ -30,7 +30,7 @@ VOCABULARY = (
     "spm.model",
 )
 DATA = (*VOCABULARY, "added_tokens.json")
-OF_BYTES = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")  # which need no vocabulary
+OF_BYTES = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")  # these need no vocabulary
 TOKENS = {f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
 SETS_OF_TOKENS = {"additional_special_tokens", "extra_special_tokens", "added_tokens_decoder"}
 TOKEN = {"content", "single_word", "lstrip", "rstrip", "normalized", "special", "__type"}
@@ -42,58 +42,57 @@ OPTIONS |= {"clean_up_tokenization_spaces", "spaces_between_special_tokens", "sp
 OPTIONS |= {"extra_ids", "src_lang", "tgt_lang", "language", "task", "predict_timestamps", "add_special_tokens"}
 PATH = set("/\\")
 MOST_DATA = 2**28  # bytes
-CHARACTERS = 64  # of a text that are tried first for each token that is wanted
+CHARACTERS = 64  # of a text, for each token, in the first attempt
 
 
 @dataclass
 class FolderTokenizer:
-    """The tokenizer of a checkpoint, read when the first text is encoded.
+    """The tokenizer of a checkpoint, loaded when the first text is encode.
 
     Attributes:
-        folder: of the checkpoint.
+        folder: the checkpoint's folder.
     """
 
     folder: Path
     loaded: Any = field(default=None, repr=False)
 
     def ids(self, text: str | Path, count: int) -> list[int]:
-        """The first `count` ids of a text, or of the file it is in; fewer where it is shorter.
+        """Return the first `count` ids of a text, or of the file it is in; fewer if it is shorter.
 
-        As much of the text is read as decides them: a longer part must begin with the same ids.
+        Only as much of the text is read as decides them: a longer part must begin with the same ids.
 
         Raises:
-            InputError: the folder holds no tokenizer that can be used, or the text cannot be read.
+            InputError: the folder holds no usable tokenizer, or the text cannot be read.
         """
         before: list[int] = []
         for part, whole in prefixes(text, CHARACTERS * count):
-            now = self.encoded(part)
+            now = self.encode(part)
             if whole or (len(before) > count and before[:count] == now[:count]):
                 break
             before = now
         return now[:count]
 
-    def encoded(self, text: str) -> list[int]:
-        """The ids of a text."""
+    def encode(self, text: str) -> list[int]:
         if self.loaded is None:
             self.loaded = tokenizer_in(self.folder)
         with one_line(f"the tokenizer in {readable_name(self.folder)} cannot encode the text"):
             ids = self.loaded(text)["input_ids"]
-        known = isinstance(ids, list) and all(isinstance(each, int) for each in ids)
-        require(known, f"the tokenizer in {self.folder} gives no ids.")
+        valid = isinstance(ids, list) and all(isinstance(each, int) for each in ids)
+        require(valid, f"the tokenizer in {self.folder} gives no ids.")
         return list(ids)
 
 
 def folder_tokenizer(folder: Path) -> FolderTokenizer | None:
-    """Of a checkpoint, or None where its folder has none."""
+    """Return the tokenizer of a checkpoint, or None if its folder has none."""
     return FolderTokenizer(folder) if any((folder / name).exists() for name in (*DATA, CONFIGURATION)) else None
 
 
 @escaped_errors()
 def tokenizer_in(folder: Path) -> Any:
-    """The tokenizer itself.
+    """Load the tokenizer.
 
     Raises:
-        InputError: transformers cannot make one of what the folder holds.
+        InputError: transformers cannot build one from the files of the folder.
     """
     from transformers import AutoTokenizer
 
@@ -104,14 +103,14 @@ def tokenizer_in(folder: Path) -> Any:
     ):
         copy_data(folder, Path(place))
         check_vocabulary(folder, Path(place))
-        found = AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
-    if not callable(found):
-        raise InputError(f"the tokenizer in {folder} is a {type(found).__name__}, which encodes nothing.")
-    return found
+        tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+    if not callable(tokenizer):
+        raise InputError(f"the tokenizer in {folder} is a {type(tokenizer).__name__}, which cannot encode text.")
+    return tokenizer
 
 
 def copy_data(folder: Path, place: Path) -> None:
-    """Copy a tokenizer's data; of its configuration and the model's, what names neither code nor files."""
+    """Copy a tokenizer's data, and of both configurations only entries that name neither code nor files."""
     for name in DATA:
         if (folder / name).exists():
             file = file_in(folder, name)
@@ -121,47 +120,47 @@ def copy_data(folder: Path, place: Path) -> None:
     own = object_in(folder, CONFIGURATION)
     kind = own.get("tokenizer_class")
     require(isinstance(kind, str | None), f"tokenizer_class in {CONFIGURATION} must be a word.")
-    (place / CONFIGURATION).write_text(json.dumps(known_of(own)), encoding="utf-8")
+    (place / CONFIGURATION).write_text(json.dumps(safe_entries(own)), encoding="utf-8")
     if (folder / SPECIAL).exists():
-        (place / SPECIAL).write_text(json.dumps(known_of(object_in(folder, SPECIAL))), encoding="utf-8")
+        (place / SPECIAL).write_text(json.dumps(safe_entries(object_in(folder, SPECIAL))), encoding="utf-8")
     family = object_in(folder, "config.json").get("model_type")
     (place / "config.json").write_text(json.dumps({"model_type": family}), encoding="utf-8")
 
 
 def object_in(folder: Path, name: str) -> dict[str, Any]:
-    """The JSON object in a file of the folder, empty where there is none."""
+    """Return the JSON object in a file of the folder, empty if there is no such file."""
     if not (folder / name).exists():
         return {}
     file = small_file_in(folder, name)
     return json_object(read_text(file), str(file))
 
 
-def known_of(values: dict[str, Any]) -> dict[str, Any]:
-    """The entries that are special tokens or plain options."""
-    found = {}
+def safe_entries(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries that are special tokens or plain options."""
+    entries: dict[str, Any] = {}
     for name, value in values.items():
         if name in OPTIONS and all(is_plain(each) for each in (value if isinstance(value, list) else [value])):
-            found[name] = value
+            entries[name] = value
         elif name in TOKENS:
-            found[name] = token_of(value)
+            entries[name] = token_of(value)
         elif name in SETS_OF_TOKENS and isinstance(value, list):
-            found[name] = [token_of(each) for each in value]
+            entries[name] = [token_of(each) for each in value]
         elif name == "added_tokens_decoder" and isinstance(value, dict):
             strange = [key for key in value if not key.isdecimal()]
             require(not strange, f"{name} of a tokenizer maps numbers to tokens; got {strange[:1]!r:.60}.")
-            found[name] = {key: token_of(each) for key, each in value.items()}
-        elif name in SETS_OF_TOKENS and isinstance(value, dict):  # by the name of what they are for
-            found[name] = {key: token_of(each) for key, each in value.items() if key.endswith("_token")}
-    return found
+            entries[name] = {key: token_of(each) for key, each in value.items()}
+        elif name in SETS_OF_TOKENS and isinstance(value, dict):  # by the purpose of each token
+            entries[name] = {key: token_of(each) for key, each in value.items() if key.endswith("_token")}
+    return entries
 
 
 def is_plain(value: Any) -> bool:
-    """Whether it is a number, a switch, or a text that is no path."""
+    """Return whether a value is a number, a switch, or a text that is not a path."""
     return value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and not set(value) & PATH)
 
 
 def token_of(value: Any) -> Any:
-    """A token as it was written: its text, with how it stands among others."""
+    """Return a token as it was written: its text, and how it combines with others."""
     if isinstance(value, dict):
         return {key: each for key, each in value.items() if key in TOKEN}
     require(isinstance(value, str | None), f"a special token must be a text; got {value!r:.60}.")
@@ -169,7 +168,7 @@ def token_of(value: Any) -> Any:
 
 
 def check_vocabulary(folder: Path, place: Path) -> None:
-    """Raise `InputError` where the folder's tokenizer has no vocabulary, so that it would know no word."""
+    """Raise `InputError` if the folder's tokenizer has no vocabulary."""
     there = [name for name in VOCABULARY if (place / name).exists()]
     own = object_in(place, CONFIGURATION).get("tokenizer_class") or ""
     family = object_in(place, "config.json").get("model_type")

@@ -1,4 +1,4 @@
-"""Looks for transformers' Trainer."""
+"""A callback of transformers' Trainer that looks at the model."""
 
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,10 @@ from limitformer.checking.training import Looks
 
 
 class CheckTraining(TrainerCallback):
-    """Looks for transformers' Trainer: `Trainer(…, callbacks=[CheckTraining(every=500, out="checks")])`.
+    """Look at a model in transformers' Trainer: `Trainer(…, callbacks=[CheckTraining(every=500, out="checks")])`.
 
     Args:
-        text, every, out, options: as of `Looks`.
+        text, every, out, options: the arguments of `Looks`.
     """
 
     def __init__(self, text: Any = None, *, every: int = 500, out: str | Path | None = None, **options: Any) -> None:
@@ -21,20 +21,24 @@ class CheckTraining(TrainerCallback):
         self.looks: Looks | None = None
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **arguments: Any
     ) -> None:
-        """The first look, by the first process alone."""
+        """Take the first look, in the first process only."""
         if state.is_world_process_zero and self.looks is None:
-            self.looks = Looks(given["model"], **self.settings)
+            self.looks = Looks(arguments["model"], **self.settings)
             self.looks.look(state.global_step)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """A look where it is due."""
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **arguments: Any
+    ) -> None:
+        """Take a look if it is due."""
         if self.looks is not None and state.global_step % self.looks.every == 0:
             self.looks.look(state.global_step)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """The last look; everything is written."""
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **arguments: Any
+    ) -> None:
+        """Take the last look, and write everything."""
         if self.looks is not None:
             self.looks.look(state.global_step)
             self.looks.write()

@@ -1,7 +1,7 @@
-"""The same measures while a network trains: a look every so many steps, all in one dataset, each beside the last.
+"""Measure a network while it trains: a look every few steps, all in one dataset.
 
-A look is one pass forward and backward on fixed tokens, without dropout. It touches no gradient, no weight and no
-random number of the training, whose bits are the same with looks and without.
+A look is one pass forward and backward on fixed tokens, without dropout. It changes no gradient, no weight and no
+random number of the training: its bits are the same with and without looks.
 """
 
 from dataclasses import replace
@@ -21,17 +21,17 @@ from limitformer.results.storage import save
 
 
 class Looks:
-    """Looks at a module that trains, for any loop: `with Looks(model, every=100) as looks:`, and `looks.step()` in it.
+    """Look at a module while it trains, in any loop: `with Looks(model, every=100) as looks:`, then `looks.step()`.
 
     Args:
-        module: what trains.
-        text: as of `check`: what it is looked at with.
+        module: the module that trains.
+        text: the tokens to look with, as in `check`.
         every: steps between two looks.
-        out: a folder for looks.nc and the page of the last look beside the first; None writes nothing.
+        out: a folder for looks.nc and the page of the last look next to the first; None writes nothing.
         options: further arguments of `check`, such as tokens or thresholds.
 
     Raises:
-        InputError: an argument that cannot be used.
+        InputError: an argument cannot be used.
     """
 
     def __init__(
@@ -46,26 +46,26 @@ class Looks:
         self.steps = 0
 
     def __enter__(self) -> "Looks":
-        """The first look, before any step; it alone has the law's band."""
+        """Take the first look, before any step; only this one has the law's band."""
         self.look(0)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """A last look, unless the loop was broken off; what was seen is written in any case."""
+        """Take a last look, unless the loop raised an exception, and write all looks in any case."""
         if kind is None:
             self.look(self.steps)
         self.write()
 
     def step(self) -> None:
-        """One step of training is done."""
+        """Count one step of training, and look if it is due."""
         self.steps += 1
         if self.steps % self.every == 0:
             self.look(self.steps)
 
     def look(self, step: int) -> None:
-        """Measure the module as it is now; once a step is enough."""
+        """Measure the module as it is now, at most once a step."""
         if step in self.reports:
             return
         first = next(iter(self.reports.values()), None)
@@ -73,30 +73,30 @@ class Looks:
 
     @property
     def last(self) -> Report:
-        """The last look, with the first one beside it."""
+        """The last look, with the first one next to it."""
         first, last = next(iter(self.reports.values())), list(self.reports.values())[-1]
-        beside = None if last is first else replace(first, name="first look")
-        return replace(last, band=first.band, laws=first.laws, against=beside)
+        against = None if last is first else replace(first, name="first look")
+        return replace(last, band=first.band, laws=first.laws, against=against)
 
     def dataset(self) -> xr.Dataset:
-        """Curves by step."""
+        """Return the curves by step."""
         steps = xr.Variable("step_of_training", list(self.reports))
         return xr.concat([report.curves.isel(sample=0) for report in self.reports.values()], steps, join="outer")
 
     def changes(self) -> xr.Dataset:
-        """Of each curve: the largest ratio to the look before, by step; correlations as differences."""
+        """Return each curve's largest change since the look before: a log ratio, or a difference of correlations."""
         data, by = self.dataset(), "step_of_training"
-        found = {}
+        result = {}
         for name, each in data.items():
             now = each.isel({by: slice(1, None)})
             before = each.isel({by: slice(None, -1)}).assign_coords({by: now[by]})
             ratio = xr.apply_ufunc(np.log, abs(now) / abs(before))
             change = abs(now - before if "correlation" in str(name) else ratio)
-            found[name] = change.max([dim for dim in now.dims if dim != by])
-        return xr.Dataset(found)
+            result[name] = change.max([dim for dim in now.dims if dim != by])
+        return xr.Dataset(result)
 
     def write(self) -> list[Path]:
-        """Write looks.nc and the last look's files, if there is a folder; their paths."""
+        """Write looks.nc and the last look's files, if there is a folder; return their paths."""
         if self.out is None or not self.reports:
             return []
         return [save(self.dataset(), self.out / "looks.nc"), *self.last.save(self.out)]

@@ -1,9 +1,9 @@
-r"""What the curves mean: verdicts, each by one rule, with its grade, its value, its threshold and where it begins.
+r"""Verdicts on the curves: one rule gives each its grade, its value, its threshold and the layer where it begins.
 
-A rule takes the curves of all samples and returns, by sample, what was measured, how far that is (the severity, 1 at
-the threshold) and the layer where it begins. There is a verdict where the median severity over the samples is 1 or
-more, and its value is the median over the samples, which is the number in the tables and plots. Its share is the part
-of the samples whose severity is 1 or more. m tokens a sequence, L blocks.
+A rule takes the curves of all samples and returns, by sample, the measured value, its severity (1 at the threshold) and
+the layer where it begins. There is a verdict if the median severity over samples is 1 or more. Its value is the median
+over samples, the number in the tables and plots. Its share is the part of the samples whose severity is 1 or more. m is
+the number of tokens in a sequence.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,8 +15,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
-from limitformer.checking.names import VERDICTS
-from limitformer.checking.thresholds import BROKEN, FINE, GRADES, WATCH, Threshold
+from limitformer.checking.thresholds import ANY, BROKEN, FINE, GRADES, VERDICTS, WATCH, Threshold
 
 Array = NDArray[np.float64]
 Limits = Mapping[str, float]
@@ -25,8 +24,8 @@ SIGNS = {FINE: "✓", WATCH: "!", BROKEN: "✗"}
 MOST_NAMED = 3  # kinds of weight that a verdict names
 
 
-class Finding(NamedTuple):
-    """The result of one rule, by sample: the value, the severity (1 at the threshold), the first layer (-1: none)."""
+class RuleResult(NamedTuple):
+    """Result of one rule, by sample: measured value, severity (1 at the threshold), first layer (-1 if none)."""
 
     value: Array
     severity: Array
@@ -39,15 +38,15 @@ class Verdict:
     """One statement about a network.
 
     Attributes:
-        name: fine, or of what is wrong: loss, dead, collapsed, grows, dies, frozen, uniform, swamped, vanishing,
+        name: fine, or what is wrong: loss, dead, collapsed, grows, dies, frozen, uniform, swamped, vanishing,
             exploding, range, not finite; or trained, for a network whose weights are no longer its initial ones.
         grade: fine, watch (outside what `design` calls safe) or broken.
         said: the sentence.
         value: the median over samples of what was measured.
-        threshold: where the verdict begins; NaN where there is no number.
+        threshold: where the verdict begins; NaN if it has no number.
         source: the source of the threshold.
-        layer: the first layer or block concerned; None where there is none.
-        share: the part of the samples in which it is so.
+        layer: the first layer or block concerned; None if there is none.
+        share: the part of the samples that show it.
         why: why it matters, in one sentence.
         mends: what usually mends it.
     """
@@ -70,7 +69,7 @@ class Verdict:
 
     @property
     def sign(self) -> str:
-        """✓ for fine, ! for watch, ✗ for broken, · for a network that is not judged."""
+        """✓ for fine, ! for watch, ✗ for broken, · for a trained network."""
         return "·" if self.name == TRAINED else SIGNS[self.grade]
 
     def __str__(self) -> str:
@@ -79,65 +78,63 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Rule:
-    """How a verdict of one grade is reached, and its sentence, with {value}, {layer} and {details}."""
+    """A rule for a verdict of one grade, and its sentence, with {value}, {layer} and {details}."""
 
     name: str
     grade: str
-    find: Callable[[xr.Dataset, Limits], Finding | None]
+    find: Callable[[xr.Dataset, Limits], RuleResult | None]
     threshold: str | None
-    said: str
+    sentence: str
 
 
-def verdicts(curves: xr.Dataset, thresholds: Mapping[str, Threshold], without: tuple[str, ...] = ()) -> list[Verdict]:
-    """The verdicts of all rules but those named in `without`, broken ones first; or one that says fine."""
-    found: list[Verdict] = []
+def verdicts(curves: xr.Dataset, thresholds: Mapping[str, Threshold], skip: tuple[str, ...] = ()) -> list[Verdict]:
+    """Return the verdicts of all rules but those named in `skip`, broken ones first; or the one verdict fine."""
+    result: list[Verdict] = []
     for rule in RULES:
         milder = rule.grade == WATCH and rule.find is not waiting
-        covered = milder and any(one.name == rule.name and one.grade == BROKEN for one in found)
-        if rule.name not in without and not covered:
-            found += verdict_of(rule, curves, thresholds)
-    if found:
-        return sorted(found, key=lambda verdict: -GRADES.index(verdict.grade))
+        covered = milder and any(one.name == rule.name and one.grade == BROKEN for one in result)
+        if rule.name not in skip and not covered and (verdict := verdict_of(rule, curves, thresholds)):
+            result.append(verdict)
+    if result:
+        return sorted(result, key=lambda verdict: -GRADES.index(verdict.grade))
     unseen = "" if "logit_std" in curves else ", but no attention was seen"
     return [Verdict(FINE, FINE, f"fine: no threshold is reached{unseen}")]
 
 
-def verdict_of(rule: Rule, curves: xr.Dataset, thresholds: Mapping[str, Threshold]) -> list[Verdict]:
+def verdict_of(rule: Rule, curves: xr.Dataset, thresholds: Mapping[str, Threshold]) -> Verdict | None:
+    """Apply one rule; None if the curves lack what it needs, or the median severity is below 1."""
     limits = {name: number for name, each in thresholds.items() if (number := each.at(rule.grade)) is not None}
-    finding = rule.find(curves, limits)
-    if finding is None:
-        return []
-    severity = np.nan_to_num(finding.severity, nan=0.0, posinf=np.inf)
+    result = rule.find(curves, limits)
+    if result is None:
+        return None
+    severity = np.nan_to_num(result.severity, nan=0.0, posinf=np.inf)
     hit = severity >= 1
     if not np.median(severity) >= 1:
-        return []
-    value, layer = float(np.median(finding.value)), int(np.median(finding.layer[hit]))
-    said = rule.said.format(value=shown(value), layer=layer, details=finding.details)
+        return None
+    value, layer = float(np.median(result.value)), int(np.median(result.layer[hit]))
     number, source = (limits[rule.threshold], thresholds[rule.threshold].source) if rule.threshold else (np.nan, "")
     why, mends = WORDS[rule.name]
-    return [
-        Verdict(
-            rule.name,
-            rule.grade,
-            said,
-            value,
-            1 / number if rule.find is dies else number,
-            source,
-            None if layer < 0 else layer,
-            float(hit.mean()),
-            why,
-            mends,
-        )
-    ]
+    return Verdict(
+        name=rule.name,
+        grade=rule.grade,
+        said=rule.sentence.format(value=number_text(value), layer=layer, details=result.details),
+        value=value,
+        threshold=1 / number if rule.find is dies else number,
+        source=source,
+        layer=None if layer < 0 else layer,
+        share=float(hit.mean()),
+        why=why,
+        mends=mends,
+    )
 
 
-def grade_of(found: list[Verdict]) -> str:
-    """The worst grade."""
-    return max((one.grade for one in found), key=GRADES.index)
+def grade_of(verdicts: list[Verdict]) -> str:
+    """Return the worst grade."""
+    return max((one.grade for one in verdicts), key=GRADES.index)
 
 
-def shown(value: float) -> str:
-    """Three digits; thousands as people write them."""
+def number_text(value: float) -> str:
+    """Return three digits, or thousands with commas."""
     if np.isinf(value):
         return "∞"
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
@@ -148,44 +145,44 @@ def nowhere(values: Array) -> Array:
 
 
 def first_of(hits: NDArray[Any]) -> Array:
-    """The first place (sample, place) that is hit, -1 if none."""
+    """Return the first true place of (sample, place), -1 if none."""
     return np.where(hits.any(1), hits.argmax(1), -1)
 
 
-def collapsed(curves: xr.Dataset, limits: Limits) -> Finding | None:
-    """Mean correlation at the end; the layer after which it stays above the threshold."""
+def collapsed(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
+    """Return the mean correlation at the end, and the layer after which it stays above the threshold."""
     if "correlation" not in curves:
         return None
     rho = curves["correlation"].values
     below = ~(rho >= limits["collapse"])
     since = np.where(below.any(1), rho.shape[1] - below[:, ::-1].argmax(1), 0)
-    return Finding(rho[:, -1], rho[:, -1] / limits["collapse"], since)
+    return RuleResult(rho[:, -1], rho[:, -1] / limits["collapse"], since)
 
 
-def grows(curves: xr.Dataset, limits: Limits) -> Finding:
-    """The stream at the end over that after the first block, which may do to the embedding what it likes."""
+def grows(curves: xr.Dataset, limits: Limits) -> RuleResult:
+    """Return the stream at the end over that after the first block, which may change the embedding freely."""
     ratio = end_over(curves, min(1, curves.sizes["layer"] - 1))
-    return Finding(ratio, ratio / limits["stream"], nowhere(ratio))
+    return RuleResult(ratio, ratio / limits["stream"], nowhere(ratio))
 
 
-def dies(curves: xr.Dataset, limits: Limits) -> Finding:
-    """The inverse of `grows`."""
+def dies(curves: xr.Dataset, limits: Limits) -> RuleResult:
+    """Return the value of `grows`, with the inverse severity."""
     ratio = end_over(curves, min(1, curves.sizes["layer"] - 1))
     with np.errstate(divide="ignore"):
-        return Finding(ratio, 1 / ratio / limits["stream"], nowhere(ratio))
+        return RuleResult(ratio, 1 / ratio / limits["stream"], nowhere(ratio))
 
 
-def grows_from_start(curves: xr.Dataset, limits: Limits) -> Finding:
-    """The stream at the end over that before the first block, as `design` asks."""
+def grows_from_start(curves: xr.Dataset, limits: Limits) -> RuleResult:
+    """Return the stream at the end over that before the first block, as `design` does."""
     ratio = end_over(curves, 0)
-    return Finding(ratio, ratio / limits["growth"], nowhere(ratio))
+    return RuleResult(ratio, ratio / limits["growth"], nowhere(ratio))
 
 
-def dies_from_start(curves: xr.Dataset, limits: Limits) -> Finding:
-    """The stream at the end over that before the first block, as `design` asks."""
+def dies_from_start(curves: xr.Dataset, limits: Limits) -> RuleResult:
+    """Return the stream at the end over that before the first block, as `design` does."""
     ratio = end_over(curves, 0)
     with np.errstate(divide="ignore"):
-        return Finding(ratio, limits["decay"] / ratio, nowhere(ratio))
+        return RuleResult(ratio, limits["decay"] / ratio, nowhere(ratio))
 
 
 def end_over(curves: xr.Dataset, layer: int) -> Array:
@@ -194,8 +191,8 @@ def end_over(curves: xr.Dataset, layer: int) -> Array:
         return np.asarray(size[:, -1] / size[:, layer])
 
 
-def frozen(curves: xr.Dataset, limits: Limits) -> Finding | None:
-    """Spread of logits, mean over heads, over √(2 ln m) in the widest block; the first block at the threshold."""
+def frozen(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
+    """Return the spread of logits, mean over heads, over √(2 ln m) in the widest block; the first block over it."""
     if "logit_std" not in curves:
         return None
     spread = mean_over_heads(curves["logit_std"])
@@ -203,56 +200,56 @@ def frozen(curves: xr.Dataset, limits: Limits) -> Finding | None:
     typical = np.where(np.isnan(spread), -np.inf, spread)
     block = int(np.median(typical, 0).argmax())
     there = float(np.median(typical[:, block]))
-    details = f"{shown(there)} in block {block + 1}, {shown(there / unit)} times √(2 ln m)"
+    details = f"{number_text(there)} in block {block + 1}, {number_text(there / unit)} times √(2 ln m)"
     ratio = typical[:, block] / unit
-    return Finding(ratio, ratio / limits["frozen"], first_of(spread / unit >= limits["frozen"]) + 1, details)
+    return RuleResult(ratio, ratio / limits["frozen"], first_of(spread / unit >= limits["frozen"]) + 1, details)
 
 
-def narrow(curves: xr.Dataset, limits: Limits) -> Finding | None:
-    """The least share of effective tokens, mean over heads, and the first block where it is below the threshold."""
+def narrow(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
+    """Return the smallest share of effective tokens, mean over heads, and the first block below the threshold."""
     share = share_of_tokens(curves)
     if share is None:
         return None
     least = np.nanmin(np.where(np.isnan(share), np.inf, share), 1)
-    return Finding(least, limits["narrow"] / least, first_of(share < limits["narrow"]) + 1)
+    return RuleResult(least, limits["narrow"] / least, first_of(share < limits["narrow"]) + 1)
 
 
-def uniform(curves: xr.Dataset, limits: Limits) -> Finding | None:
-    """The largest share of effective tokens, mean over heads, and the first block where it is above the threshold."""
+def uniform(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
+    """Return the largest share of effective tokens, mean over heads, and the first block above the threshold."""
     share = share_of_tokens(curves)
     if share is None:
         return None
     most = np.minimum(np.nanmax(np.where(np.isnan(share), -np.inf, share), 1), 1.0)
     since = first_of(share > limits["uniform"]) + 1
-    return Finding(most, most / limits["uniform"], since, f"{float(np.median(most)):.4f}")
+    return RuleResult(most, most / limits["uniform"], since, f"{float(np.median(most)):.4f}")
 
 
 def share_of_tokens(curves: xr.Dataset) -> Array | None:
-    """Effective tokens over tokens seen, mean over heads (sample, block); None where no attention was seen."""
+    """Return effective tokens over tokens seen, mean over heads (sample, block); None without attention."""
     if "tokens_seen" not in curves:
         return None
     return mean_over_heads(curves["effective_tokens"] / curves["tokens_seen"])
 
 
 def mean_over_heads(curve: xr.DataArray) -> Array:
-    """(sample, block), NaN in blocks without attention."""
+    """Return the mean (sample, block), NaN in blocks without attention."""
     values = curve.transpose("sample", "block", "head").values
     seen = ~np.isnan(values)
     with np.errstate(invalid="ignore"):
         return np.asarray(np.where(seen, values, 0).sum(2) / np.where(seen.any(2), seen.sum(2), np.nan))
 
 
-def swamped(curves: xr.Dataset, limits: Limits) -> Finding | None:
-    """The largest branch of the first block over the stream before it."""
+def swamped(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
+    """Return the largest branch of the first block over the stream before it."""
     if "relative_branch" not in curves:
         return None
     first = curves["relative_branch"].values[:, 0]
     ratio = np.where(np.isnan(first), -np.inf, first).max(1)
-    return Finding(ratio, ratio / limits["swamped"], np.ones(len(ratio), int))
+    return RuleResult(ratio, ratio / limits["swamped"], np.ones(len(ratio), int))
 
 
-def vanishing(curves: xr.Dataset, limits: Limits) -> Finding | None:
-    """Largest over smallest gradient between blocks, of the kind of weight that is worst, and its weakest block."""
+def vanishing(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
+    """Return the largest over the smallest gradient by block, for the worst kind of weight, and its weakest block."""
     if "gradient" not in curves or curves.sizes["block"] < 2:
         return None
     gradient = gradient_of_matrices(curves)
@@ -261,15 +258,15 @@ def vanishing(curves: xr.Dataset, limits: Limits) -> Finding | None:
     ratio, worst, least = gradient_ratio(gradient.values)
     kind, block = (int(np.bincount(each).argmax()) for each in (worst, least))
     times = float(np.median(ratio))
-    details = f"differ {shown(times)} times between blocks, least in block {block + 1}"
+    details = f"differ {number_text(times)} times between blocks, least in block {block + 1}"
     details = details if np.isfinite(times) else f"are zero in block {block + 1} and not in all others"
-    return Finding(ratio, ratio / limits["gradient"], least + 1, f"{gradient['kind'].values[kind]} {details}")
+    return RuleResult(ratio, ratio / limits["gradient"], least + 1, f"{gradient['kind'].values[kind]} {details}")
 
 
-def exploding(curves: xr.Dataset, limits: Limits) -> Finding | None:
-    """Gradient of the stream after the first block over that at the last layer that the loss reaches.
+def exploding(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
+    """Return the gradient of the stream after the first block over that at the last layer that the loss reaches.
 
-    There is no ratio where no gradient comes back, as behind a head that starts at zero.
+    The ratio is 1 where no gradient comes back, for example behind a head that starts at zero.
     """
     if "stream_gradient" not in curves or curves.sizes["layer"] < 3:
         return None
@@ -279,36 +276,36 @@ def exploding(curves: xr.Dataset, limits: Limits) -> Finding | None:
     end = gradient[np.arange(len(gradient)), last]
     known = reached.any(1) & (last > 1)
     ratio = np.where(known, gradient[:, 1] / np.where(known, end, 1.0), 1.0)
-    return Finding(ratio, ratio / limits["gradient"], np.ones(len(ratio), int))
+    return RuleResult(ratio, ratio / limits["gradient"], np.ones(len(ratio), int))
 
 
-def massive(curves: xr.Dataset, limits: Limits) -> Finding | None:
-    """The largest |x| where it is also far above the median, or above what float16 holds."""
+def massive(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
+    """Return the largest |x|; severe if it is also far above the median, or above the range of float16."""
     if "largest" not in curves:
         return None
     largest, typical = curves["largest"].values, curves["typical"].values
     with np.errstate(divide="ignore", invalid="ignore"):
         distance = np.fmin(largest / limits["activation"], largest / typical / limits["massive"])
     over = np.fmax(distance, largest / limits["half"])
-    return Finding(largest.max(1), over.max(1), over.argmax(1))
+    return RuleResult(largest.max(1), over.max(1), over.argmax(1))
 
 
-def large_logits(curves: xr.Dataset, limits: Limits) -> Finding | None:
-    """The largest logit of any head."""
+def large_logits(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
+    """Return the largest logit of any head."""
     if "largest_logit" not in curves:
         return None
     most = np.nanmax(np.where(np.isnan(curves["largest_logit"]), -np.inf, curves["largest_logit"]), 2)
-    return Finding(most.max(1), most.max(1) / limits["logit"], most.argmax(1) + 1)
+    return RuleResult(most.max(1), most.max(1) / limits["logit"], most.argmax(1) + 1)
 
 
-def not_finite(curves: xr.Dataset, limits: Limits) -> Finding:
-    """The first layer of the stream that holds NaN or ∞."""
+def not_finite(curves: xr.Dataset, limits: Limits) -> RuleResult:
+    """Return the first layer of the stream that holds NaN or ∞."""
     bad = ~np.isfinite(curves["size"].values)
-    return Finding(bad.sum(1).astype(float), bad.any(1).astype(float), first_of(bad))
+    return RuleResult(bad.sum(1).astype(float), bad.any(1).astype(float), first_of(bad))
 
 
-def gradient_not_finite(curves: xr.Dataset, limits: Limits) -> Finding | None:
-    """A loss that is NaN or ∞, or a gradient of a finite loss that is ∞."""
+def gradient_not_finite(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
+    """Return whether the loss is NaN or ∞, or a gradient of a finite loss is ∞."""
     if "loss" not in curves:
         return None
     loss = ~np.isfinite(curves["loss"].values)
@@ -317,32 +314,34 @@ def gradient_not_finite(curves: xr.Dataset, limits: Limits) -> Finding | None:
         if name in curves:
             gradient |= np.isinf(curves[name].values).reshape(len(loss), -1).any(1)
     bad = loss | gradient
-    return Finding(bad.astype(float), bad.astype(float), nowhere(bad), "the loss" if loss.any() else "a gradient")
+    return RuleResult(bad.astype(float), bad.astype(float), nowhere(bad), "the loss" if loss.any() else "a gradient")
 
 
-def far_loss(curves: xr.Dataset, limits: Limits) -> Finding | None:
-    """The distance of the loss from ln(vocabulary), in nats."""
+def far_loss(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
+    """Return the distance of the loss from ln(vocabulary), in nats."""
     if "loss" not in curves or "chance" not in curves.attrs:
         return None
     loss, chance = curves["loss"].values, float(curves.attrs["chance"])
     away = np.abs(loss - chance)
     middle = float(np.median(loss))
     side = "above" if middle > chance else "below"
-    details = f"loss {middle:.4g} is {shown(abs(middle - chance))} nats {side} that of a uniform guess, {chance:.4g}"
-    return Finding(away, away / limits["loss"], nowhere(away), details)
+    details = (
+        f"loss {middle:.4g} is {number_text(abs(middle - chance))} nats {side} that of a uniform guess, {chance:.4g}"
+    )
+    return RuleResult(away, away / limits["loss"], nowhere(away), details)
 
 
-def dead(curves: xr.Dataset, limits: Limits) -> Finding | None:
-    """Kinds of weight without a gradient, for which no weight that starts at zero is to blame."""
+def dead(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
+    """Count kinds of weight without a gradient that no weight at zero explains."""
     return without_gradient(curves, limits["dead"], waiting=False)
 
 
-def waiting(curves: xr.Dataset, limits: Limits) -> Finding | None:
-    """Kinds of weight without a gradient until another weight, which has one, moves off zero."""
+def waiting(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
+    """Count kinds of weight without a gradient until another weight, which has one, moves off zero."""
     return without_gradient(curves, limits["dead"], waiting=True)
 
 
-def without_gradient(curves: xr.Dataset, limit: float, waiting: bool) -> Finding | None:
+def without_gradient(curves: xr.Dataset, limit: float, waiting: bool) -> RuleResult | None:
     norms = norms_by_kind(curves)
     if norms is None:
         return None
@@ -355,10 +354,10 @@ def without_gradient(curves: xr.Dataset, limit: float, waiting: bool) -> Finding
     hits &= np.array(behind) if waiting else ~np.array(behind)
     common = [kind for kind, share in zip(kinds, hits.mean(0), strict=True) if share >= 0.5]
     count = hits.sum(1).astype(float)
-    return Finding(count, count, nowhere(count), said_of(common, len(kinds), curves, waiting))
+    return RuleResult(count, count, nowhere(count), dead_text(common, len(kinds), curves, waiting))
 
 
-def said_of(kinds: list[str], every: int, curves: xr.Dataset, waiting: bool) -> str:
+def dead_text(kinds: list[str], every: int, curves: xr.Dataset, waiting: bool) -> str:
     more = f" and {len(kinds) - MOST_NAMED} more" if len(kinds) > MOST_NAMED else ""
     named = ", ".join(kinds[:MOST_NAMED]) + more
     zeros = str(curves.attrs.get("zero_weights", ""))
@@ -371,10 +370,10 @@ def said_of(kinds: list[str], every: int, curves: xr.Dataset, waiting: bool) -> 
 
 
 def norms_by_kind(curves: xr.Dataset) -> tuple[list[str], Array] | None:
-    """Kinds of weight, and |∂L/∂W| (sample, kind) over all blocks; kinds that take no part in the loss are left out.
+    """Return kinds of weight, and |∂L/∂W| (sample, kind) over all blocks, without kinds that take no part in the loss.
 
-    A kind that the pass read on the way through the blocks, and to which no gradient comes back, has the gradient 0: it
-    is cut off. It takes no part where the loss reaches no weight of its stack, as that of another tower.
+    A kind that the pass reads on its way through the blocks, and to which no gradient comes back, is cut off: its
+    gradient is 0. It takes no part if the loss reaches no weight of its stack (another tower, for example).
     """
     kinds: list[str] = []
     parts: list[Array] = []
@@ -394,10 +393,10 @@ def norms_by_kind(curves: xr.Dataset) -> tuple[list[str], Array] | None:
     values = np.concatenate(parts, 1)
     missing = [bool(np.isnan(column).all()) for column in values.T]
     stacks = [kind.partition("*")[0] if "*" in kind else "" for kind in kinds]
-    reached = {stack for stack, none in zip(stacks, missing, strict=True) if stack and not none}
+    reached = {stack for stack, missed in zip(stacks, missing, strict=True) if stack and not missed}
     cut = [
-        none and was_read and (not stack or stack in reached or not reached)
-        for none, was_read, stack in zip(missing, read, stacks, strict=True)
+        missed and was_read and (not stack or stack in reached or not reached)
+        for missed, was_read, stack in zip(missing, read, stacks, strict=True)
     ]
     values = np.where(np.isnan(values) & np.array(cut), 0.0, values)
     known = [k for k, column in enumerate(values.T) if not np.isnan(column).any()]
@@ -405,17 +404,17 @@ def norms_by_kind(curves: xr.Dataset) -> tuple[list[str], Array] | None:
 
 
 def redundant(kinds: list[str], hits: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Biases without a gradient beside a weight that has one (sample, kind).
+    """Return which biases lack a gradient while their weight has one (sample, kind).
 
-    A key's bias moves all logits of a row alike, which softmax ignores: the layer learns all the same.
+    A key's bias moves all logits of a row equally, which softmax ignores: the layer still learns.
     """
     place = {kind: k for k, kind in enumerate(kinds)}
-    found = np.zeros_like(hits)
+    result = np.zeros_like(hits)
     for kind, k in place.items():
         weight = place.get(f"{kind.removesuffix('bias')}weight")
         if kind.endswith("bias") and weight is not None:
-            found[:, k] = ~hits[:, weight]
-    return found
+            result[:, k] = ~hits[:, weight]
+    return result
 
 
 RULES = (
@@ -461,7 +460,7 @@ RULES = (
     Rule("range", WATCH, large_logits, "logit", "largest logit {value} in block {layer}"),
 )  # fmt: skip
 
-WORDS = {  # by name: why it matters, and what usually mends it
+WORDS = {  # by name: why it matters, and the usual fix
     "not finite": (
         "A number there is NaN or ∞.",
         "Look at what that layer divides by, and at its weights.",
@@ -513,20 +512,17 @@ WORDS = {  # by name: why it matters, and what usually mends it
 }
 
 
-def failed(found: list[Verdict], names: tuple[str, ...]) -> list[Verdict]:
-    """The verdicts that fail a check for these names.
+def failed(verdicts: list[Verdict], names: tuple[str, ...]) -> list[Verdict]:
+    """Return the verdicts that fail a check for these names.
 
-    A verdict's name asks for its worst grade: collapsed fails at broken, swamped, which is never broken, at watch.
+    A verdict's name asks for its worst grade: collapsed fails at broken; swamped, which is never broken, at watch.
     `broken` asks for any verdict of that grade, `watch` and `any` for every verdict.
     """
     worst = {name: BROKEN if any(r.grade == BROKEN for r in RULES if r.name == name) else WATCH for name in VERDICTS}
 
     def fails(one: Verdict) -> bool:
-        if one.name not in worst:
-            return False
-        every = WATCH in names or "any" in names
-        return (
-            every or (one.grade == BROKEN and BROKEN in names) or (one.name in names and one.grade == worst[one.name])
-        )
+        if WATCH in names or ANY in names or (one.grade == BROKEN and BROKEN in names):
+            return True
+        return one.name in names and one.grade == worst[one.name]
 
-    return [one for one in found if fails(one)]
+    return [one for one in verdicts if one.name in worst and fails(one)]

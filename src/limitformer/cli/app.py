@@ -1,5 +1,7 @@
-"""The commands, put together. Each lives in a file of its own, which is imported when that command runs: the list of
-commands is known without."""
+"""The command line, assembled from its commands.
+
+The module of a command is imported only when it runs; the list of commands is known without it.
+"""
 
 import os
 import signal
@@ -15,16 +17,16 @@ from typer.core import TyperCommand, TyperGroup
 
 from limitformer.cli.endings import BAD_INPUT, CLOSED_PIPE, finish_streams
 
-# Typer re-exports its subclass alone, and where the class itself lives depends on the version.
+# Typer re-exports only a subclass; the module of the class itself depends on the version.
 UsageError: Any = typer.BadParameter.__base__
 
 
-def described(error: Any) -> str:
-    """The message about a wrong option, with what was given where typer leaves it out."""
+def message_of(error: Any) -> str:
+    """Return the message about a wrong option, and add the received value if typer leaves it out."""
     causes: list[Any] = getattr(error.__cause__, "errors", list)()
-    given = f"; got {causes[0]['input']!r}" if causes else ""
+    came = f"; got {causes[0]['input']!r}" if causes else ""
     message = error.format_message().rstrip(".")
-    return message if message.endswith("?") and not given else f"{message}{given}."
+    return message if message.endswith("?") and not came else f"{message}{came}."
 
 
 # Name → the object that the command is, and its line in the list of commands; a test holds the line against the
@@ -36,7 +38,7 @@ COMMANDS = {
     ),
     "design": (
         "limitformer.cli.design:design",
-        "Find what to set so that a network at initialisation is sound, how sure that is, and the lines to paste.",
+        "Find settings for a sound network at initialisation, with their risk, and print the lines to paste.",
     ),
     "simulate": (
         "limitformer.cli.simulate:simulate",
@@ -60,14 +62,14 @@ for entry in entry_points(group="limitformer.commands"):
     COMMANDS |= entry.load()
 
 
-ONCE = ("check", "design")  # they write several files; elsewhere the last of two counts, as it is usual
+ONCE = ("check", "design")  # they write several files; in other commands the last of two values counts, as usual
 
 
 class Once(TyperCommand):
-    """A command whose options are given once: of two folders the first would be lost without a word."""
+    """A command that refuses an option given twice, because the first folder would be lost silently."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse what is given twice and is no list."""
+        """Parse the arguments. Refuse an option that is given twice and takes one value."""
         order = [] if ctx.resilient_parsing else self.make_parser(ctx).parse_args(args=list(args))[2]
         for option in order:
             if order.count(option) > 1 and not getattr(option, "multiple", True):
@@ -76,27 +78,27 @@ class Once(TyperCommand):
 
 
 def command_of(name: str) -> Any:
-    """The command `name` itself, or the group of commands; imports its module."""
+    """Import the module of the command `name` and return the command or group."""
     module, _, attribute = COMMANDS[name][0].partition(":")
-    found = getattr(import_module(module), attribute)
+    command = getattr(import_module(module), attribute)
     holder = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    if isinstance(found, typer.Typer):
-        holder.add_typer(found, name=name)
+    if isinstance(command, typer.Typer):
+        holder.add_typer(command, name=name)
     else:
-        holder.command(name, cls=Once if name in ONCE else TyperCommand)(found)
+        holder.command(name, cls=Once if name in ONCE else TyperCommand)(command)
     return typer.main.get_group(holder).commands[name]
 
 
 class Commands(TyperGroup):
-    """The commands, imported when they run, with one line for a wrong option, as for any other bad input."""
+    """The group of all commands. A wrong option gives one line, like any other bad input."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that is called, in the place of its line in the list."""
+        """Replace the stand-in in the list by the real command."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, command and command_of(str(name)), rest
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Every command with its whole line, on several where it is long."""
+        """List every command with its complete help line."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.help) for name, command in self.commands.items()])
 
@@ -118,7 +120,7 @@ class Commands(TyperGroup):
             from limitformer.cli.report import say_error
 
             command = error.ctx.command_path if error.ctx else self.name
-            say_error(f"{described(error)} See '{command} --help'.")
+            say_error(f"{message_of(error)} See '{command} --help'.")
             result = BAD_INPUT
         except SystemExit:  # typer's answer to a closed pipe, with the code of a failed check
             result = CLOSED_PIPE
@@ -127,7 +129,7 @@ class Commands(TyperGroup):
         return result
 
 
-# The list of commands is plain text: what Rich needs for Markdown takes longer than everything else in it.
+# The list of commands is plain text: importing Rich's Markdown would take most of the start-up time.
 app = typer.Typer(
     name="limitformer",
     cls=Commands,
@@ -137,8 +139,8 @@ app = typer.Typer(
 )
 
 
-def line_of(name: str) -> Callable[[], None]:
-    """What stands for a command in the list, and is never run."""
+def stand_in_for(name: str) -> Callable[[], None]:
+    """Return a function that represents a command in the list and never runs."""
 
     def stand_in() -> None:
         raise NotImplementedError(name)
@@ -146,12 +148,12 @@ def line_of(name: str) -> Callable[[], None]:
     return stand_in
 
 
-for each, (_, says) in COMMANDS.items():
-    app.command(each, help=says)(line_of(each))
+for each, (_, line) in COMMANDS.items():
+    app.command(each, help=line)(stand_in_for(each))
 
 
 def show_version(asked: bool) -> None:
-    """Print the version and end."""
+    """Print the version and exit."""
     if asked:
         try:
             typer.echo(f"limitformer {version('limitformer')}")
@@ -165,7 +167,7 @@ def options(
     context: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and end."),
+        typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """What a Transformer does at depth, before you train it."""
@@ -174,7 +176,7 @@ def options(
 
 
 def run() -> None:
-    """Run the command line; what the terminal's encoding lacks is replaced."""
+    """Run the command line. Characters that the terminal cannot encode are replaced."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the shell
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115

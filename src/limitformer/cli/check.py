@@ -41,7 +41,7 @@ def check(
     shaped: Annotated[
         str | None, typer.Option(metavar="gamma=…,tau0=…", help="Shape it first, as limitformer.hf.shape_model does.")
     ] = None,
-    against: Annotated[str | None, typer.Option(metavar="WHAT2", help="Another one, side by side.")] = None,
+    against: Annotated[str | None, typer.Option(metavar="WHAT2", help="Another network, shown beside it.")] = None,
     gradients: Annotated[
         bool, typer.Option("--gradients/--no-gradients", help="Whether a loss is differentiated.")
     ] = True,
@@ -78,7 +78,7 @@ def check(
         # isort: split
         from transformers.utils import logging
 
-        logging.set_verbosity_error()  # what is wrong is said in one line
+        logging.set_verbosity_error()  # errors are raised in one line
         if place is not None:
             check_writable(place)
         if options["shaping"] is not None:
@@ -95,8 +95,8 @@ def check(
         if written:
             print_plain("Wrote " + ", ".join(map(str, written)))
         print_plain("\n" + next_command(report, what, settings, shaped is not None, place))
-        judged = not (fail_on and report.trained)
-        require(judged, f"--fail-on: {report.name} is trained, so that no verdict on its initialisation is given.")
+        untrained = not (fail_on and report.trained)
+        require(untrained, f"--fail-on: {report.name} is trained, so that no verdict on its initialisation is given.")
         if report.failed(fail_on):
             raise typer.Exit(FAILED)
 
@@ -109,9 +109,8 @@ def checked_options(
     shaped: str | None,
     threshold: list[str] | None,
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Return the verdicts that fail, and options of `limitformer.check`; a wrong one raises `InputError` at once."""
-    from limitformer.checking.names import failing
-    from limitformer.checking.thresholds import thresholds_with
+    """Return the verdicts that fail, and options of `limitformer.check`; a wrong option raises `InputError` at once."""
+    from limitformer.checking.thresholds import failing, thresholds_with
 
     try:
         names = failing(fail_on)
@@ -132,18 +131,18 @@ def checked_options(
 
 
 def show_shapes() -> None:
-    """The names of the public shapes, and where their numbers are published."""
+    """Print the names of the public shapes, and where their numbers are published."""
     from limitformer.weightless.shapes import shapes
 
     for name, shape in shapes().items():
         print_plain(f"{name:18} {shape['source']}")
 
 
-def shaping_options(given: str | None) -> dict[str, Any] | None:
-    """Read gamma=…,tau0=… as the options of `limitformer.hf.Shaping`; gamma is its residual_gamma."""
-    if given is None:
+def shaping_options(text: str | None) -> dict[str, Any] | None:
+    """Read gamma=…,tau0=… as options of `limitformer.hf.Shaping`; gamma is its residual_gamma."""
+    if text is None:
         return None
-    values = assignments(given.split(","), "--shaped")
+    values = assignments(text.split(","), "--shaped")
     for name, value in values.items():
         one_of(name, SHAPED, "--shaped has no option")
         if name in SWITCHES:
@@ -154,7 +153,6 @@ def shaping_options(given: str | None) -> dict[str, Any] | None:
 
 
 def shaping_of(values: dict[str, Any]) -> Any:
-    """Make the `limitformer.hf.Shaping` of these options."""
     from limitformer.hf import Shaping
 
     try:

@@ -1,4 +1,4 @@
-"""What `limitformer check` and `limitformer design` have in common: options, and checks of them that need no torch."""
+"""Options that `limitformer check` and `limitformer design` share, and their validation without torch."""
 
 import json
 from pathlib import Path
@@ -9,37 +9,37 @@ import typer
 from limitformer.base.errors import nearest, require
 
 Text = Annotated[Path | None, typer.Option(help="File whose words are the tokens.", show_default="unrelated tokens")]
-Tokens = Annotated[int, typer.Option(help="How many tokens.")]
+Tokens = Annotated[int, typer.Option(help="Number of tokens.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the configuration first.")
 ]
 
 
-def assignments(given: list[str] | None, option: str) -> dict[str, Any]:
-    """Read KEY=VALUE by key; values are JSON, or text."""
-    found = {}
-    for one in given or []:
+def assignments(pairs: list[str] | None, option: str) -> dict[str, Any]:
+    """Read KEY=VALUE by key; values are JSON or text."""
+    result = {}
+    for one in pairs or []:
         key, equals, value = one.partition("=")
         require(bool(equals and key), f"{option} takes KEY=VALUE; got {one!r}.")
-        require(key not in found, f"{option} gives {key} twice; got {one!r}.")
+        require(key not in result, f"{option} gives {key} twice; got {one!r}.")
         try:
-            found[key] = json.loads(value)
+            result[key] = json.loads(value)
         except ValueError:
-            found[key] = value
-    return found
+            result[key] = value
+    return result
 
 
-def numbers(given: dict[str, Any], option: str) -> dict[str, Any]:
+def numbers(values: dict[str, Any], option: str) -> dict[str, Any]:
     """Return the assignments, or raise `InputError` for a value that is not a number."""
-    for name, value in given.items():
-        known = isinstance(value, int | float) and not isinstance(value, bool)
-        require(known, f"{option} {name} takes a number; got {value!r}.")
-    return given
+    for name, value in values.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        require(number, f"{option} {name} takes a number; got {value!r}.")
+    return values
 
 
 def require_known(what: str) -> None:
     """Raise `InputError` unless `what` is a file, a folder, JSON or the name of a public shape."""
-    import limitformer.checking  # noqa: F401  # first: without the packages it names the extra that has all of them
+    import limitformer.checking  # noqa: F401  # first: its error names the extra that has all packages
 
     # isort: split
     from limitformer.weightless.shapes import require_shape
@@ -53,7 +53,7 @@ def require_known(what: str) -> None:
 
 
 def require_readable(text: Path | None) -> None:
-    """Raise `InputError` unless the file of the text is there."""
+    """Raise `InputError` unless the file of the text exists."""
     require(text is None or text.exists(), f"Cannot read the text {text}: there is no such file.")
 
 
@@ -63,5 +63,5 @@ def one_of(name: str, known: tuple[str, ...], what: str) -> None:
 
 
 def quicker(option: str, samples: int) -> str:
-    """Return the suggestion to take half of the samples; none for a single one."""
+    """Suggest half of the samples; an empty text for a single sample."""
     return f"{option} {samples // 2} takes about half." if samples > 1 else ""

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from limitformer.checking import Report
 
 COLOURS = {"✓": "bold green", "!": "bold yellow", "✗": "bold red", "·": "bold cyan"}
-DESIGNED = ("collapsed", "grows", "dies", "frozen", "uniform", "vanishing")  # verdicts that `design` may mend
+DESIGNED = ("collapsed", "grows", "dies", "frozen", "uniform", "vanishing")  # verdicts that `design` may fix
 
 
 def print_report(report: "Report") -> None:
-    """Print the report; the sign and the grade of each verdict have a colour where the terminal has colours."""
+    """Print the report, with coloured signs and grades if the terminal has colours."""
     text = Text()
     for line in str(report).splitlines():
         sign = line[2:3] if line.startswith("  ") else ""
@@ -27,7 +27,7 @@ def print_report(report: "Report") -> None:
 
 
 def next_command(report: "Report", what: str, settings: list[str] | None, shaped: bool, out: Path | None) -> str:
-    """The line that suggests what to run next."""
+    """Return the line that suggests the next command."""
     if not shaped and report.verdicts[0].name in DESIGNED:
         source = str(Path(what) / "config.json") if report.exists else what
         changes = [word for setting in settings or [] for word in ("--set", setting)]

@@ -21,7 +21,7 @@ from limitformer.cli.report import errors, errors_in_one_line, print_plain
 REGION = "design.nc"
 USUAL = ("initializer_range", "output", "gamma", "tau0")  # without --knobs
 
-Asked = Annotated[str | None, typer.Option(metavar="LOW,HIGH", help="Band that is asked, or none to ask nothing.")]
+Asked = Annotated[str | None, typer.Option(metavar="LOW,HIGH", help="Band to ask for, or none.")]
 
 
 def design(
@@ -49,30 +49,31 @@ def design(
     gradient: Annotated[
         str | None, typer.Option(metavar="MOST", help="Largest over smallest gradient by block, or none.")
     ] = None,
-    risk: Annotated[float, typer.Option(help="Probability that a network may miss it.")] = 0.1,
+    risk: Annotated[float, typer.Option(help="Allowed probability that a network misses the objective.")] = 0.1,
     tokens: Tokens = 32,
     samples: Annotated[
-        int | None, typer.Option(help="Networks that judge a setting.", show_default="64, or 1000 by the chain")
+        int | None, typer.Option(help="Networks that evaluate a setting.", show_default="64, or 1000 by the chain")
     ] = None,
     scan: Annotated[
-        int | None, typer.Option(help="Networks of a cell of the grid at most.", show_default="16, or 200 by the chain")
+        int | None,
+        typer.Option(help="Largest number of networks in a cell of the grid.", show_default="16, or 200 by the chain"),
     ] = None,
     settings: Settings = None,
     grid: Annotated[
-        list[str] | None, typer.Option(metavar="KNOB=V1,V2,…", help="Values of a knob in the place of the usual ones.")
+        list[str] | None, typer.Option(metavar="KNOB=V1,V2,…", help="Values of a knob, instead of the usual ones.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for design.json, .png and .nc.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed; what is chosen is judged by fresh ones.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed; the chosen setting is evaluated with fresh seeds.")] = 0,
 ) -> None:
-    """Find what to set so that a network at initialisation is sound, how sure that is, and the lines to paste.
+    """Find settings for a sound network at initialisation, with their risk, and print the lines to paste.
 
     For example: limitformer design gpt2 --set n_layer=48 --correlation -0.2,0.4 --out gpt2-48
     """
     with errors_in_one_line():
-        asked = {"correlation": correlation, "stream": stream, "effective": effective, "gradient": gradient}
-        objective = {name: band_of(name, given) for name, given in asked.items() if given is not None}
+        bands = {"correlation": correlation, "stream": stream, "effective": effective, "gradient": gradient}
+        objective = {name: band_of(name, text) for name, text in bands.items() if text is not None}
         names = None if knobs is None else knobs_of(knobs)
-        values = {name: values_of(name, given) for name, given in assignments(grid, "--grid").items()}
+        values = {name: values_of(name, each) for name, each in assignments(grid, "--grid").items()}
         for name in values:
             one_of(name, tuple(names or USUAL), "--grid has no knob")
         require(0 < risk < 1, f"--risk must lie in (0, 1); got {risk:g}.")
@@ -96,19 +97,19 @@ def design(
         options |= {"knobs": names, "objective": objective, "risk": risk, "grid": values, "seed": seed}
         try:
             with suggest_quicker("a --grid of fewer values, or fewer --tokens, is quicker."):
-                found = run_design(what, text, partial=partial, **options)
+                result = run_design(what, text, partial=partial, **options)
         except DesignInterrupted as interrupt:
-            keep_partial(interrupt, out)
+            store_partial(interrupt, out)
             raise
-        written = [] if out is None else found.save(out)
-        print_plain(str(found))
-        print_plain(f"\n{found.python()}")
+        written = [] if out is None else result.save(out)
+        print_plain(str(result))
+        print_plain(f"\n{result.python()}")
         if written:
             print_plain("Wrote " + ", ".join(map(str, written)))
 
 
 def knobs_of(text: str) -> list[str]:
-    """The names of --knobs, or `InputError` for one that no family has."""
+    """Return the names of --knobs; raise `InputError` for one that no family has."""
     from limitformer.designing.names import FIELD, SCALES, SHAPED, distinct, is_pattern, no_knob
 
     names = distinct(name.strip() for name in text.split(","))
@@ -118,29 +119,29 @@ def knobs_of(text: str) -> list[str]:
     return names
 
 
-def band_of(name: str, given: str) -> Any:
-    """LOW,HIGH as numbers, or None; one number for the gradient."""
-    if given == "none":
+def band_of(name: str, text: str) -> Any:
+    """Read LOW,HIGH, or none; for the gradient one number."""
+    if text == "none":
         return None
     try:
-        ends = [float(end) for end in given.split(",")]
+        ends = [float(end) for end in text.split(",")]
     except ValueError as error:
-        raise InputError(f"--{name} takes numbers, or none; got {given!r}.") from error
+        raise InputError(f"--{name} takes numbers, or none; got {text!r}.") from error
     wanted = 1 if name == "gradient" else 2
-    require(len(ends) == wanted, f"--{name} takes {'one number' if wanted == 1 else 'LOW,HIGH'}; got {given!r}.")
+    require(len(ends) == wanted, f"--{name} takes {'one number' if wanted == 1 else 'LOW,HIGH'}; got {text!r}.")
     return ends[0] if wanted == 1 else tuple(ends)
 
 
-def values_of(name: str, given: Any) -> list[float]:
-    """V1,V2,… as numbers."""
+def values_of(name: str, values: Any) -> list[float]:
+    """Read V1,V2,… as numbers."""
     try:
-        return [float(value) for value in str(given).split(",")]
+        return [float(value) for value in str(values).split(",")]
     except ValueError as error:
-        raise InputError(f"--grid {name} takes numbers; got {given!r}.") from error
+        raise InputError(f"--grid {name} takes numbers; got {values!r}.") from error
 
 
 def unfinished(out: Path) -> Any:
-    """The region of an interrupted design in the folder, None if there is none."""
+    """Return the region of an interrupted design in the folder, or None."""
     import xarray as xr
 
     from limitformer.results.storage import load
@@ -148,21 +149,21 @@ def unfinished(out: Path) -> Any:
     path = out / REGION
     if not path.is_file():
         return None
-    found: xr.Dataset = load(path)
-    if "unfinished" not in found.attrs:
+    region: xr.Dataset = load(path)
+    if "unfinished" not in region.attrs:
         return None
-    number = int((found["samples"] > 0).sum())
-    errors.print(f"{path} has {number} settings of an interrupted design, which goes on.", markup=False, soft_wrap=True)
-    return found
+    number = int((region["samples"] > 0).sum())
+    errors.print(f"{path} has {number} settings of an interrupted design, which resumes.", markup=False, soft_wrap=True)
+    return region
 
 
-def keep_partial(interrupt: Any, out: Path | None) -> None:
-    """Keep the region so far in the folder that was asked for, if one was."""
+def store_partial(interrupt: Any, out: Path | None) -> None:
+    """Store the region so far in the output folder, if there is one."""
     from limitformer.results.storage import save
 
-    interrupt.resumes = True  # so that the last line says how far it came
+    interrupt.resumes = True  # so that the last line reports the progress
     if out is None:
         interrupt.args = (f"{interrupt}; nothing was written. With --out FOLDER they are kept.",)
         return
     path = save(interrupt.partial, out / REGION)
-    interrupt.args = (f"{interrupt}, which {path} keeps. The same command goes on with them.",)
+    interrupt.args = (f"{interrupt}, which {path} keeps. The same command resumes from them.",)

@@ -1,7 +1,7 @@
-"""How a command ends: Ctrl-C before its work begins, and a standard output that cannot be written.
+"""Ctrl-C before a command begins its work, and a standard output that cannot be written.
 
-A KeyboardInterrupt inside an import leaves NumPy or torch half loaded, and what comes of that is a RecursionError, an
-ImportError or an abort. So while a command only imports, Ctrl-C ends the process by itself; nothing is lost by that.
+A KeyboardInterrupt inside an import leaves NumPy or torch half loaded, which then raises RecursionError or ImportError,
+or aborts. While a command only imports, Ctrl-C therefore ends the process at once; nothing is lost.
 """
 
 import errno
@@ -15,31 +15,31 @@ NOTHING_WRITTEN = "Interrupted; nothing was written."
 
 
 class OutputError(OSError):
-    """Standard output cannot be written."""
+    """Raised if standard output cannot be written."""
 
 
 def end_at_once(number: int, frame: Any) -> NoReturn:
-    """Handle Ctrl-C while modules are imported: one line, and no clean-up that half a module could break."""
+    """Handle Ctrl-C during imports: print one line and exit without clean-up, which half-loaded modules could break."""
     os.write(2, f"\n{NOTHING_WRITTEN}\n".encode())
     os._exit(INTERRUPTED)
 
 
 def end_at_once_on_interrupt() -> None:
-    """Let Ctrl-C end the process until `begin_work`; where it is ignored, as in the background, it stays ignored."""
+    """Let Ctrl-C end the process until `begin_work`. If the shell ignores it (background jobs), it stays ignored."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, end_at_once)
 
 
 def begin_work() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt from here on: everything large is imported."""
+    """Let Ctrl-C raise KeyboardInterrupt from now on, because all large packages are imported."""
     if signal.getsignal(signal.SIGINT) is end_at_once:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def finish_streams() -> int:
-    """Write what is left in the buffers; the exit code where standard output does not take it, else 0.
+    """Flush both streams. Return the exit code for a failing standard output, or 0.
 
-    What cannot be written goes to the null device, so that the interpreter does not try again as it ends.
+    Data that cannot be written go to the null device, so that the interpreter does not try again when it exits.
     """
     code = 0
     for stream in (sys.stdout, sys.stderr):
@@ -52,7 +52,7 @@ def finish_streams() -> int:
 
 
 def discard(stream: TextIO) -> None:
-    """Send what is left in the buffer, and all that follows, to the null device."""
+    """Redirect the stream and its buffer to the null device."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
@@ -60,5 +60,5 @@ def discard(stream: TextIO) -> None:
 
 
 def code_of(error: OSError) -> int:
-    """Return the exit code for a stream that cannot be written: a closed pipe ends commands without a word."""
+    """Return the exit code for a stream that cannot be written: commands end silently on a closed pipe."""
     return CLOSED_PIPE if error.errno == errno.EPIPE else CANNOT_WRITE

@@ -1,5 +1,4 @@
-"""`limitformer overlap`: where two tokens or clusters end, in words, and all exact quantities of their overlap, as a
-table or as JSON."""
+"""`limitformer overlap`: exact results about the overlap of two tokens or clusters, in words and as a table or JSON."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,7 +29,7 @@ def overlap(
     ] = None,
     attention: Annotated[str, typer.Option(help="softmax or unnormalized.", rich_help_panel=MODEL)] = "softmax",
     sigma: Annotated[
-        float | None, typer.Option(help="Deviation σ of the values.", rich_help_panel=MODEL, show_default="1")
+        float | None, typer.Option(help="Standard deviation σ of the values.", rich_help_panel=MODEL, show_default="1")
     ] = None,
     query_key: QueryKey = None,
     tau: Tau = None,
@@ -39,14 +38,15 @@ def overlap(
     mask: Mask = None,
     clusters: Annotated[
         str | None,
-        typer.Option(help="Sizes p,q of two clusters.", rich_help_panel=QUESTION, show_default="1,1: two tokens"),
+        typer.Option(help="Sizes p,q of the two clusters.", rich_help_panel=QUESTION, show_default="1,1: two tokens"),
     ] = None,
     start: Annotated[
         float | None,
         typer.Option(help="Overlap z at the start.", rich_help_panel=QUESTION, show_default="uniform tokens"),
     ] = None,
     target: Annotated[
-        float | None, typer.Option(help="Mean time from --start to this overlap.", rich_help_panel=QUESTION)
+        float | None,
+        typer.Option(help="Overlap at the end: print the mean time from --start to it.", rich_help_panel=QUESTION),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=QUESTION)] = False,
 ) -> None:
@@ -64,7 +64,7 @@ def overlap(
         model = sphere_model({**context.params, "values": None, "layers_per_unit_time": 1}, **fields)
         begin_work()
         diffusion = overlap_of(model, clusters=sizes)
-        answer = asked(diffusion, start, target)
+        answer = results_from(diffusion, start, target)  # first, because it refuses bad input
         summary = diffusion.summary() | answer
         if as_json:
             print_plain(json.dumps(summary, indent=2, allow_nan=False))
@@ -73,23 +73,23 @@ def overlap(
             screen.print(table_of(summary))
 
 
-def asked(diffusion: "OverlapDiffusion", start: float | None, target: float | None) -> dict[str, Any]:
-    """What depends on --start and --target."""
+def results_from(diffusion: "OverlapDiffusion", start: float | None, target: float | None) -> dict[str, Any]:
+    """Return the results that depend on --start and --target."""
     from limitformer.base.errors import require
 
-    require(target is None or start is not None, "--target needs --start: the mean time is from there.")
+    require(target is None or start is not None, "--target needs --start, where the mean time begins.")
     if start is None:
         return {}
     antipodal = float(diffusion.antipodal_probability(start=start))
-    found: dict[str, Any] = {"start": start, "antipodal_probability_from_start": antipodal}
+    results: dict[str, Any] = {"start": start, "antipodal_probability_from_start": antipodal}
     if target is not None:
         time = float(diffusion.mean_hitting_time(target, start=start))
-        found |= {"target": target, "mean_hitting_time": "inf" if time == float("inf") else time}
-    return found
+        results |= {"target": target, "mean_hitting_time": "inf" if time == float("inf") else time}
+    return results
 
 
 def table_of(summary: dict[str, Any]) -> Table:
-    """One row a quantity; what has no meaning for the model is left out."""
+    """Tabulate the quantities. Those without a meaning for the model (None) are left out."""
     table = Table("quantity", "value", show_lines=False)
     table.columns[1].overflow = "fold"
     for name, value in flat(summary):
@@ -98,10 +98,10 @@ def table_of(summary: dict[str, Any]) -> Table:
     return table
 
 
-def flat(record: dict[str, Any], before: str = "") -> list[tuple[str, Any]]:
-    """Names and values of nested dicts."""
+def flat(record: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Flatten nested dicts into names and values."""
     rows: list[tuple[str, Any]] = []
     for key, value in record.items():
-        name = f"{before}{key}".replace("_", " ")
+        name = f"{prefix}{key}".replace("_", " ")
         rows += flat(value, f"{name}: ") if isinstance(value, dict) else [(name, value)]
     return rows

@@ -1,7 +1,9 @@
-"""A model and a start from the options of `limitformer simulate`, or from files."""
+"""Build a model and a start from the options of `limitformer simulate` or from files."""
 
+import re
 import sys
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +12,10 @@ from limitformer.base.errors import InputError, require
 if TYPE_CHECKING:
     from limitformer.models import Start, Transformer
 
-LONGEST_TEXT = 64  # tokens that are taken without being asked for
+LONGEST_TEXT = 64  # tokens; a longer text needs --tokens
 
 ATTENTION_OPTIONS = ("tau0", "heads", "head_dim")
 INTERVENTIONS = ("identity", "center", "temperature")
-OWN = {name.lower(): name for name in ("SiLU", "Tanh", "SwiGLU", "GeGLU")} | {"squared-relu": "SquaredReLU"}
 SHAPED_RELU_OPTIONS = ("c_plus", "c_minus")
 MODEL_OPTIONS = (
     *("width", "depth", "gamma", "lam", "attention", "feedforward", "hidden", "one_matrix", "norm", "mask"),
@@ -24,8 +25,8 @@ MODEL_OPTIONS = (
 )
 
 
-def refuse_options_without_effect(given: set[str], chosen: dict[str, Any]) -> None:
-    """Raise `InputError` if an option that was `given` would change nothing beside what was `chosen`."""
+def refuse_options_without_effect(on_command_line: set[str], chosen: dict[str, Any]) -> None:
+    """Raise `InputError` if an option on the command line has no effect together with the others."""
     idle = (
         (chosen["model_file"] is not None, MODEL_OPTIONS, "--model describes the whole model"),
         (chosen["attention"] == "none", ATTENTION_OPTIONS, "there is no attention"),
@@ -33,7 +34,7 @@ def refuse_options_without_effect(given: set[str], chosen: dict[str, Any]) -> No
         (
             chosen["feedforward"] != "shaped-relu",
             SHAPED_RELU_OPTIONS,
-            "the feed-forward layer is no shaped ReLU",
+            "the feed-forward layer is not a shaped ReLU",
         ),
         (chosen["feedforward"] == "none", ("hidden", "one_matrix"), "there is no feed-forward layer"),
         (chosen["one_matrix"], ("hidden",), "a layer of one matrix has no hidden units"),
@@ -41,12 +42,12 @@ def refuse_options_without_effect(given: set[str], chosen: dict[str, Any]) -> No
         (chosen["text"] is None, ("positions",), "there is no --text"),
     )
     for applies, names, reason in idle:
-        strange = [f"--{name.replace('_', '-')}" for name in names if name in given]
+        strange = [f"--{name.replace('_', '-')}" for name in names if name in on_command_line]
         require(not (applies and strange), f"{', '.join(strange)} would change nothing: {reason}.")
 
 
 def model_of(chosen: dict[str, Any]) -> "Transformer":
-    """The Transformer in the JSON file, or the one that the options declare; functions may be in this folder."""
+    """Return the Transformer in the JSON file, or build it from the options. User functions may be in this folder."""
     from limitformer.models import Transformer
 
     if str(Path.cwd()) not in sys.path:
@@ -64,7 +65,6 @@ def model_of(chosen: dict[str, Any]) -> "Transformer":
 
 
 def attention_part(chosen: dict[str, Any]) -> Any:
-    """The attention sublayer that the options declare."""
     from limitformer.models import Mixing, ShapedAttention, SoftmaxAttention
     from limitformer.models.functions import is_path
 
@@ -79,37 +79,35 @@ def attention_part(chosen: dict[str, Any]) -> Any:
 
 def feedforward_part(chosen: dict[str, Any]) -> Any:
     """The feed-forward sublayer that the options declare."""
-    from limitformer.models import GELU, OneMatrix, ReLU, ShapedReLU
+    from limitformer.models import GELU, Elementwise, OneMatrix, ReLU, ShapedReLU, activations
     from limitformer.models.functions import is_path
 
     kinds = {"shaped-relu": ShapedReLU, "relu": ReLU, "gelu": GELU, "none": None}
+    layers = {option_name(name): getattr(activations, name) for name in activations.__all__}
     name = chosen["feedforward"]
     part: Any = None
     if name in kinds:
         kind = kinds[name]
         part = None if kind is None else kind(**fields_among(chosen, kind))
     else:
-        listed = ", ".join([*kinds, *OWN])
-        known = name in OWN or is_path(name)
+        listed = ", ".join([*kinds, *layers])
+        known = name in layers or is_path(name)
         require(known, f"--feedforward must be one of {listed}, or package.module:function; got {name!r}.")
-        part = own_layer(name, chosen["hidden"])
+        part = layers.get(name, partial(Elementwise, name))(hidden=chosen["hidden"])
     return OneMatrix(activation=part) if chosen["one_matrix"] else part
 
 
-def own_layer(name: str, hidden: int | None) -> Any:
-    """A layer by its name in the package, or of the function with that path."""
-    from limitformer import models
-
-    return getattr(models, OWN[name])(hidden=hidden) if name in OWN else models.Elementwise(name, hidden=hidden)
+def option_name(name: str) -> str:
+    """Return `squared-relu` for `SquaredReLU`."""
+    return re.sub("(?<=[a-z])(?=[A-Z][a-z])", "-", name).lower()
 
 
 def fields_among(chosen: dict[str, Any], kind: Any) -> dict[str, Any]:
-    """Those options that are fields of the part."""
+    """Select the options that are fields of the part."""
     return {field.name: chosen[field.name] for field in fields(kind)}
 
 
 def norm_part(name: str) -> Any:
-    """The normalisation that the option declares."""
     from limitformer.models import LayerNorm, RMSNorm
 
     kinds: dict[str, Any] = {
@@ -124,7 +122,6 @@ def norm_part(name: str) -> Any:
 
 
 def read_model(path: Path) -> "Transformer":
-    """The Transformer in a JSON file."""
     from limitformer.models import Transformer, from_json
     from limitformer.models.text import read_text
 
@@ -140,7 +137,6 @@ def read_model(path: Path) -> "Transformer":
 
 
 def start_of(chosen: dict[str, Any], width: int) -> "Start":
-    """The start from the text, or from the variance and correlation of all tokens."""
     from limitformer.models import equicorrelated
 
     if chosen["text"] is not None:
@@ -151,12 +147,11 @@ def start_of(chosen: dict[str, Any], width: int) -> "Start":
 
 
 def text_start(path: Path, width: int, tokens: int | None, positions: Any, seed: int) -> "Start":
-    """The start from a text's first tokens."""
     from limitformer.models import from_text
     from limitformer.models.text import words_of
 
     if tokens is None:
         few = len(words_of(path, LONGEST_TEXT + 1)) <= LONGEST_TEXT
-        message = f"{path} has more than {LONGEST_TEXT} tokens; say how many to take, e.g. --tokens {LONGEST_TEXT}."
+        message = f"{path} has more than {LONGEST_TEXT} tokens; give a number, e.g. --tokens {LONGEST_TEXT}."
         require(few, message)
     return from_text(path, width=width, tokens=tokens, positions=positions, seed=seed)

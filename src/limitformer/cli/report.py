@@ -14,10 +14,10 @@ from limitformer.cli.endings import BAD_INPUT, CLOSED_PIPE, INTERRUPTED, NOTHING
 
 
 class Screen(Console):
-    """Standard output; what cannot be written there raises OutputError, after files have been saved."""
+    """Standard output. A failing write raises OutputError; commands save their files first."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print as Rich does."""
+        """Print as Rich does; raise OutputError if that fails."""
         try:
             super().print(*objects, **options)
         except OutputError:
@@ -26,20 +26,20 @@ class Screen(Console):
             raise OutputError(error.errno, error.strerror or str(error)) from error
 
     def on_broken_pipe(self) -> NoReturn:
-        """Raise OutputError, where Rich ends the process with the exit code of a failed check."""
+        """Raise OutputError; Rich would exit with 1, the code of a failed check."""
         raise OutputError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 class Errors(Console):
-    """Standard error, whose loss ends nothing."""
+    """Standard error. A failing write is ignored."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print as Rich does, if that is possible."""
+        """Print as Rich does; ignore a failing write."""
         with suppress(OSError):
             super().print(*objects, **options)
 
     def on_broken_pipe(self) -> NoReturn:
-        """Raise BrokenPipeError, which `print` drops."""
+        """Raise BrokenPipeError, which `print` ignores."""
         raise BrokenPipeError
 
 
@@ -48,18 +48,18 @@ errors = Errors(stderr=True)
 
 
 def print_plain(text: str) -> None:
-    """Print text on standard output as it is."""
+    """Print text on standard output without markup or highlighting."""
     screen.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def say_error(message: str) -> None:
-    """One line on stderr, whatever line breaks the message has."""
+    """Print an error as one line on stderr."""
     line = "Error: " + " ".join(message.split())
     errors.print(line, style="bold red", markup=False, highlight=False, soft_wrap=True)
 
 
 def say_output_error(error: OSError) -> int:
-    """Print one line about a stream that cannot be written, none for a closed pipe, and return the exit code."""
+    """Print a line about the failing standard output (none for a closed pipe) and return the exit code."""
     code = code_of(error)
     if code != CLOSED_PIPE:
         say_error(f"Standard output cannot be written: {error.strerror or error}.")
@@ -68,7 +68,7 @@ def say_output_error(error: OSError) -> int:
 
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """Bad input ends with one line and exit code 2, Ctrl-C with one line and 130, a full disk behind stdout with 74."""
+    """Turn exceptions into one line and an exit code: 2 for bad input, 130 for Ctrl-C, 74 if stdout fails."""
     try:
         yield
     except (InputError, MissingExtraError) as error:
@@ -80,7 +80,7 @@ def errors_in_one_line() -> Iterator[None]:
     except OutputError as error:
         raise typer.Exit(say_output_error(error)) from error
     except KeyboardInterrupt as error:
-        resumes = getattr(error, "resumes", False)  # a sweep's store has what was finished
+        resumes = getattr(error, "resumes", False)  # a sweep's store keeps the finished cells
         message = str(error) if resumes else NOTHING_WRITTEN
         errors.print(message, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from error

@@ -1,4 +1,4 @@
-"""`limitformer simulate`: a model from options or a file, a start or a text; a table, and the data."""
+"""`limitformer simulate`: build a model from options or a file, simulate it, print a table and save the data."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from limitformer.models import Start, Transformer
 
-ROWS = 9  # of the table, at most
+ROWS = 9  # largest number of rows in the table
 ALL_CORES = "all cores"
-LAYERS = "shaped-relu, relu, gelu, silu, tanh, squared-relu, swiglu, geglu"
+LAYERS = "shaped-relu, relu, gelu, another layer of the package such as silu or squared-relu"
 PATH = "package.module:function"
 
 
 def option(panel: str, *names: str, help: str, default: str | bool = True) -> Any:  # noqa: A002
-    """An option in a panel of the help; `default` is what the help says, if not the default itself."""
+    """Return an option in a panel of the help. `default` replaces the default value in the help."""
     return typer.Option(*names, help=help, rich_help_panel=panel, show_default=default)
 
 
@@ -44,7 +44,7 @@ def simulate(
     depth: Annotated[int, option(MODEL, help="Depth d: number of layers.")] = 150,
     gamma: Annotated[float, option(MODEL, help="Residual strength γ, 0 to 1.", default="1/sqrt(8)")] = 8**-0.5,
     lam: Annotated[float | None, option(MODEL, help="Skip strength λ.", default="sqrt(1 - γ²)")] = None,
-    attention: Annotated[str, option(MODEL, help=f"shaped, softmax, none, or {PATH}, a rule of your own.")] = "shaped",
+    attention: Annotated[str, option(MODEL, help=f"shaped, softmax, none, or your own rule as {PATH}.")] = "shaped",
     tau0: Annotated[float, option(MODEL, help="Temperature τ₀ of the attention.")] = 1.0,
     identity: Annotated[
         bool, option(MODEL, "--identity/--no-identity", help="Shaped attention: add the identity.")
@@ -53,7 +53,7 @@ def simulate(
         bool, option(MODEL, "--center/--no-center", help="Shaped attention: subtract 1/m from the softmax.")
     ] = True,
     temperature: Annotated[
-        str, option(MODEL, help="Shaped attention: τ is shaped, τ₀√(n n_k), or standard, τ₀√n_k.")
+        str, option(MODEL, help="Shaped attention: shaped for τ = τ₀√(n n_k), standard for τ₀√n_k.")
     ] = "shaped",
     heads: Annotated[
         int | None,
@@ -62,12 +62,15 @@ def simulate(
     head_dim: Annotated[
         int | None, option(MODEL, help="n_k: coordinates of a query and a key.", default="width/heads")
     ] = None,
-    feedforward: Annotated[str, option(MODEL, help=f"{LAYERS}, none, or {PATH}.")] = "shaped-relu",
+    feedforward: Annotated[str, option(MODEL, help=f"{LAYERS}, none, or your own function as {PATH}.")] = "shaped-relu",
     c_plus: Annotated[float, option(MODEL, help="c₊: the shaped ReLU has slope 1 + c₊/√n above 0.")] = 0.0,
     c_minus: Annotated[float, option(MODEL, help="c₋: the shaped ReLU has slope 1 + c₋/√n below 0.")] = -1.0,
-    hidden: Annotated[int | None, option(MODEL, help="Hidden units of the feed-forward.", default="width")] = None,
+    hidden: Annotated[
+        int | None, option(MODEL, help="Hidden units of the feed-forward layer.", default="width")
+    ] = None,
     one_matrix: Annotated[
-        bool, option(MODEL, "--one-matrix", help="Feed-forward of one matrix, √(c/n) σ(X) W; without attention.")
+        bool,
+        option(MODEL, "--one-matrix", help="Use a feed-forward layer of one matrix, √(c/n) σ(X) W, without attention."),
     ] = False,
     norm: Annotated[str, option(MODEL, help="none, pre-layer, post-layer, pre-rms or post-rms.")] = "none",
     mask: Annotated[str, option(MODEL, help="none or causal.")] = "none",
@@ -76,10 +79,10 @@ def simulate(
         bool, option(START, "--positions", help="Add sinusoidal positions to the words of the text.")
     ] = False,
     tokens: Annotated[
-        int | None, option(START, help="Number of tokens.", default="2, or a text's if at most 64")
+        int | None, option(START, help="Number of tokens.", default="2, or all tokens of a text of at most 64")
     ] = None,
-    correlation: Annotated[float, option(START, help="Correlation of every two tokens, without a text.")] = 0.2,
-    variance: Annotated[float, option(START, help="Variance of every token, without a text.")] = 1.0,
+    correlation: Annotated[float, option(START, help="Correlation of each pair of tokens (without --text).")] = 0.2,
+    variance: Annotated[float, option(START, help="Variance of each token (without --text).")] = 1.0,
     kind: Annotated[
         str,
         option(RUN, "--as", help="chain (the finite network, exact), limit (its SDE) or network (needs torch)."),
@@ -87,14 +90,16 @@ def simulate(
     samples: Annotated[int, option(RUN, help="Independent networks or paths.")] = 1024,
     record: Annotated[
         str | None,
-        option(RUN, help="Layers to keep, or times of the limit, with commas between.", default=f"{ROWS}, evenly"),
+        option(
+            RUN, help="Layers or (for a limit) times to record, separated by commas.", default=f"{ROWS}, evenly spaced"
+        ),
     ] = None,
     dt: Annotated[float | None, option(RUN, help="Time step of the limit.", default="0.01")] = None,
     step: Annotated[
         str | None, option(RUN, help="Method for the limit: factor or euler-maruyama.", default="factor")
     ] = None,
     radius: Annotated[
-        float | None, option(RUN, help="Stop paths of a chain or limit whose |V| reaches it.", default="1e100")
+        float | None, option(RUN, help="Stop a path of a chain or limit when |V| reaches this radius.", default="1e100")
     ] = None,
     gradients: Annotated[
         bool, option(RUN, "--gradients", help="Differentiate ½|x|² of the last tokens (chain or network).")
@@ -103,12 +108,12 @@ def simulate(
     threads: Annotated[int | None, option(RUN, help="Threads of a chain or limit.", default=ALL_CORES)] = None,
     out: Annotated[Path | None, option(RUN, help="Write the data to this file, .nc or .zarr.")] = None,
     show_model: Annotated[
-        bool, option(RUN, "--show-model", help="Print the model as JSON, for --model, and end.")
+        bool, option(RUN, "--show-model", help="Print the model as JSON (for --model) and exit.")
     ] = False,
 ) -> None:
     """Simulate a Transformer at initialisation: its exact chain, its limit, or the network itself.
 
-    Prints correlations and variances of the tokens by layer (chain, network) or time (limit), and sizes of gradients.
+    Prints correlations and variances of the tokens, and sizes of gradients, by layer (chain, network) or time (limit).
 
     For example: limitformer simulate --attention softmax --text README.md --tokens 32 --record 0,50,150
     """
@@ -131,18 +136,18 @@ def simulate(
             print_plain(f"Wrote {written}")
         if not complete:
             finished = dataset.sizes["sample"]
-            errors.print(f"Interrupted; these are the {finished} samples that were finished.", markup=False)
+            errors.print(f"Interrupted; the table shows the {finished} finished samples.", markup=False)
             raise typer.Exit(INTERRUPTED)
 
 
 def was_given(context: typer.Context, name: str) -> bool:
-    """Whether the option stands on the command line."""
+    """Whether the user gave the option on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def parse_record(record: str | None) -> list[float] | None:
-    """The numbers in a comma-separated list."""
+    """Parse a comma-separated list of numbers."""
     if record is None:
         return None
     try:
@@ -150,7 +155,7 @@ def parse_record(record: str | None) -> list[float] | None:
     except ValueError:
         points = []
     known = len(points) > 0 and all(map(isfinite, points))
-    require(known, f"--record must be numbers with commas between, e.g. 0,50,150; got {record!r}.")
+    require(known, f"--record must be numbers separated by commas, e.g. 0,50,150; got {record!r}.")
     return points
 
 
@@ -162,24 +167,24 @@ def run(
     settings: dict[str, Any],
     options: dict[str, Any],
 ) -> "tuple[xr.Dataset, bool]":
-    """The simulation, and whether it was finished."""
+    """Run the simulation. Return its dataset and whether it finished."""
     import limitformer as lf
 
     require(kind in ("chain", "limit", "network"), f"--as must be chain, limit or network; got {kind!r}.")
-    described = lf.limit(model) if kind == "limit" else model
-    points = spread(kind, described, options) if record is None else record
+    simulated = lf.limit(model) if kind == "limit" else model
+    points = even_points(kind, simulated, options) if record is None else record
     if kind == "network":
         from limitformer.nn import simulate as simulate_network
 
         require(not options, f"The network has no option {', '.join(options)}; it has samples, record and seed.")
         work: Callable[..., xr.Dataset] = partial(simulate_network, model)
     else:
-        work = partial(lf.simulate, described, **options)
+        work = partial(lf.simulate, simulated, **options)
     from limitformer.base.progress import suggest_quicker
 
     begin_work()
     try:
-        with suggest_quicker(f"--samples {max(1, settings['samples'] // 2)} takes about half."):
+        with suggest_quicker(f"--samples {max(1, settings['samples'] // 2)} takes about half the time."):
             return work(start, record=points, **settings), True
     except lf.Interrupted as interrupted:
         if interrupted.partial.sizes["sample"] == 0:
@@ -187,20 +192,20 @@ def run(
         return interrupted.partial, False
 
 
-def spread(kind: str, described: Any, options: dict[str, Any]) -> "np.ndarray":
-    """At most `ROWS` layers or times, evenly from 0 to the last; times are those of steps."""
+def even_points(kind: str, simulated: Any, options: dict[str, Any]) -> "np.ndarray":
+    """Return at most `ROWS` evenly spaced layers or times from 0 to the last. Times coincide with steps."""
     import numpy as np
 
     from limitformer.paths.times import whole_steps
 
     if kind != "limit":
-        return np.unique(np.rint(np.linspace(0, described.depth, ROWS)))
-    steps = whole_steps(described.horizon, options.get("dt", 0.01))
-    return np.unique(np.rint(np.linspace(0, steps, ROWS))) * (described.horizon / steps)
+        return np.unique(np.rint(np.linspace(0, simulated.depth, ROWS)))
+    steps = whole_steps(simulated.horizon, options.get("dt", 0.01))
+    return np.unique(np.rint(np.linspace(0, steps, ROWS))) * (simulated.horizon / steps)
 
 
 def check_out(out: Path | None) -> None:
-    """Raise `InputError` now if the data could not be written later."""
+    """Raise `InputError` before any work if the data cannot be written."""
     if out is not None:
         from limitformer.results.storage import check_target
 
@@ -208,7 +213,6 @@ def check_out(out: Path | None) -> None:
 
 
 def write(dataset: "xr.Dataset", out: Path | None) -> Path | None:
-    """Save the data if asked to, and return where."""
     if out is None:
         return None
     from limitformer.results.storage import save
@@ -217,7 +221,7 @@ def write(dataset: "xr.Dataset", out: Path | None) -> Path | None:
 
 
 def table_of(dataset: "xr.Dataset") -> Table:
-    """By layer or time: correlations over all pairs and samples, and variances."""
+    """Tabulate correlations (over all pairs and samples) and variances by layer or time."""
     import numpy as np
 
     from limitformer.results.correlation import correlation
@@ -232,7 +236,7 @@ def table_of(dataset: "xr.Dataset") -> Table:
         column.justify, column.no_wrap = "right", True
     pairs = np.triu_indices(tokens, 1)
     for k, point in enumerate(dataset[axis].values):
-        one = dataset.isel({axis: [k]})  # one at a time, since a table should not take more memory than its data
+        one = dataset.isel({axis: [k]})  # one point at a time, to save memory
         variance = np.median(np.diagonal(one["covariance"].values, axis1=-2, axis2=-1))
         rho = correlation(one).values[:, 0][:, pairs[0], pairs[1]]
         table.add_row(f"{point:g}", *correlation_cells(rho), f"{variance:.4g}", *gradient_cells(one))
@@ -241,7 +245,7 @@ def table_of(dataset: "xr.Dataset") -> Table:
 
 
 def correlation_cells(rho: "np.ndarray") -> tuple[str, str, str]:
-    """Mean, mean of the absolute value, and range of correlations; empty for a single token."""
+    """Return the mean, mean absolute value and range of correlations; empty cells for a single token."""
     import numpy as np
 
     if rho.size == 0:
@@ -251,39 +255,39 @@ def correlation_cells(rho: "np.ndarray") -> tuple[str, str, str]:
 
 
 def gradient_cells(dataset: "xr.Dataset") -> tuple[str, ...]:
-    """The median size of the stream's gradient at one layer; nothing where there is none."""
+    """Return the median norm of the stream's gradient at one layer, if the dataset has gradients."""
     if "stream_gradient" not in dataset:
         return ()
     return (f"{float(dataset['stream_gradient'].median()):.4g}",)
 
 
 def weight_lines(dataset: "xr.Dataset") -> list[str]:
-    """The median size of the gradient of each kind of weight, over samples and layers."""
+    """Return the median gradient norm of each kind of weight, over samples and layers."""
     if "weight_gradient" not in dataset:
         return []
     kinds = [str(name).split(".", 2)[2] for name in dataset["weight"].values]
     medians = dataset["weight_gradient"].assign_coords(kind=("weight", kinds)).groupby("kind").median(...)
     sizes = ", ".join(f"{kind} {float(medians.sel(kind=kind)):.3g}" for kind in dict.fromkeys(kinds))
-    return ["∂: gradient of |x|²/2 of the last tokens, mean over tokens", f"median |∂W|: {sizes}"]
+    return ["∂: gradient of |x|²/2 of the last tokens, averaged over tokens", f"median |∂W|: {sizes}"]
 
 
 def near_one(rho: float) -> str:
-    """Four digits, or how far from 1 where these would all be lost."""
+    """Format with four digits, or as a distance from 1 where four digits would show only 1."""
     distance = 1 - rho
     return f"1 - {distance:.0e}" if 1e-15 < distance < 5e-5 else f"{rho:.4f}"
 
 
 def caption(dataset: "xr.Dataset", tokens: int) -> str | None:
-    """What the table's numbers are taken over, and how many samples left, and what."""
+    """Say what the numbers are averaged over, and how many samples left the ball or failed."""
     import numpy as np
 
     from limitformer.paths.exits import CAUSES
 
     lines = ["ρ over all samples and pairs of tokens"] if tokens > 2 else []
     lines += weight_lines(dataset)
-    causes = dataset["exit_cause"].values if "exit_cause" in dataset else np.zeros(0)  # weightless: none
+    causes = dataset["exit_cause"].values if "exit_cause" in dataset else np.zeros(0)  # networks have none
     for cause, words in list(enumerate(CAUSES))[1:]:
-        left = int(np.sum(causes == cause))
-        if left:
-            lines.append(f"{left} samples {words} and stay as they left")
+        count = int(np.sum(causes == cause))
+        if count:
+            lines.append(f"{count} samples {words} and keep their last values")
     return "\n".join(lines) or None

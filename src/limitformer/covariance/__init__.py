@@ -1,1 +1,1 @@
-"""[ST]: the covariance of a Transformer's tokens: its exact chain, its gradients, its limit."""
+"""The covariance of a Transformer's tokens [ST]: its exact chain, its gradients, its limit."""

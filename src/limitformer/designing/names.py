@@ -1,4 +1,4 @@
-"""The names of the knobs, in a module that imports nothing large: options are checked against them at once."""
+"""The names of the knobs; this module imports nothing large, so that options are validated at once."""
 
 from collections.abc import Iterable
 
@@ -10,11 +10,11 @@ SHAPED = ("gamma", "tau0")
 
 
 def distinct(names: str | Iterable[str]) -> list[str]:
-    """Return one or two names; `InputError` for more, or twice the same."""
-    given = [names] if isinstance(names, str) else list(names)
-    require(len(given) in (1, 2), f"knobs must be one or two names; got {len(given)}.")
-    require(len(set(given)) == len(given), f"knobs must differ; got {', '.join(given)}.")
-    return given
+    """Return one or two names; raise `InputError` for more, or for equal names."""
+    result = [names] if isinstance(names, str) else list(names)
+    require(len(result) in (1, 2), f"knobs must be one or two names; got {len(result)}.")
+    require(len(set(result)) == len(result), f"knobs must differ; got {', '.join(result)}.")
+    return result
 
 
 def is_pattern(name: str) -> bool:
@@ -23,7 +23,7 @@ def is_pattern(name: str) -> bool:
 
 
 def no_knob(name: str, known: tuple[str, ...]) -> InputError:
-    """Return the error about a knob that there is not."""
+    """Return the error for an unknown knob."""
     return InputError(
         f"there is no knob {name!r}; there are {', '.join(known)}, and patterns of names.{nearest(name, known)}"
     )

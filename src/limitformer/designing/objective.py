@@ -1,12 +1,12 @@
-r"""What a design asks of a network at initialisation: numbers of one network, each within its band.
+r"""The objective of a design: numbers of a network at initialisation, each within its band.
 
   correlation   mean correlation ρ of different tokens after the last block
   stream        size of the stream after the last block over that before the first, √(tr V_L/tr V_0)
-  effective     effective tokens over tokens seen, mean over heads: the least and the most of all blocks
-  gradient      largest over smallest gradient of like weights by block, of the kind that is worst
+  effective     effective tokens over tokens seen, mean over heads: the smallest and the largest of all blocks
+  gradient      largest over smallest gradient of like weights by block, for the worst kind
 
-A network meets the objective or not; how far it is from that, its distance, is 0 where it does. Distances are
-differences of artanh ρ, and of logarithms of the others: on these scales curves are close to normal (`band`).
+The distance of a network from the objective is 0 if it meets it. Distances are differences of artanh ρ, and of
+logarithms of the other numbers: on these scales curves are nearly normal (`band`).
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
-from scipy import special
 
 from limitformer.base.errors import InputError, require, require_real, set_fields
 from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
@@ -24,11 +23,11 @@ from limitformer.checking.thresholds import THRESHOLDS
 
 Array = NDArray[np.float64]
 Band = tuple[float, float]
-Values = Mapping[str, tuple[Array, Array]]  # by name: the least and the most (sample,) of one network
+Values = Mapping[str, tuple[Array, Array]]  # by name: smallest and largest (sample,) of each network
 
 SAFE = {name: each.watch for name, each in THRESHOLDS.items() if each.watch is not None}
-LEVEL = 0.9  # of the interval of a risk: its upper end is exceeded with 5 % probability at the most
-LARGEST = 1e6  # a distance that is no number
+LEVEL = 0.9  # of the interval of a risk
+LARGEST = 1e6  # replaces a distance that is not finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +37,10 @@ class Objective:
     The defaults are the numbers at which `check` says watch (`limitformer.checking.THRESHOLDS`), and −0.5.
 
     Attributes:
-        correlation: of different tokens after the last block, in [−1, 1].
-        stream: size at the end over that at the start, positive.
+        correlation: mean correlation of different tokens after the last block, in [−1, 1].
+        stream: size of the stream at the end over that at the start, positive.
         effective: effective tokens over tokens seen, in every block, in [0, 1].
-        gradient: the most that gradients of like weights may differ between blocks; at least 1.
+        gradient: the largest allowed ratio of gradients of like weights between blocks; at least 1.
 
     Raises:
         InputError: a band whose ends are in the wrong order or out of range, or no band at all.
@@ -66,40 +65,39 @@ class Objective:
 
     @property
     def bands(self) -> dict[str, Band]:
-        """Those that are asked, by name."""
-        found = {name: band for name, band in asdict(self).items() if band is not None}
-        return {name: (1.0, band) if name == "gradient" else band for name, band in found.items()}
+        """The bands that are not None, by name."""
+        bands = {name: band for name, band in asdict(self).items() if band is not None}
+        return {name: (1.0, band) if name == "gradient" else band for name, band in bands.items()}
 
     def distance(self, values: Values) -> Array:
-        """How far each network is from meeting it (sample,); 0 where it does."""
-        found = [outside(name, *values[name], band) for name, band in self.bands.items()]
-        return np.nan_to_num(np.max(found, 0), nan=LARGEST, posinf=LARGEST)
+        """Return how far each network is from meeting the objective (sample,); 0 if it does."""
+        distances = [outside(name, *values[name], band) for name, band in self.bands.items()]
+        return np.nan_to_num(np.max(distances, 0), nan=LARGEST, posinf=LARGEST)
 
     def missed(self, values: Values) -> dict[str, NDArray[np.bool_]]:
-        """By name: whether each network (sample,) is outside that band."""
+        """Return, by name, whether each network (sample,) is outside that band."""
         return {name: ~(outside(name, *values[name], band) <= 0) for name, band in self.bands.items()}
 
     def __str__(self) -> str:
-        """Such as `correlation in [−0.5, 0.5], gradient at most 100`."""
+        """Return text such as `correlation in [-0.5, 0.5], gradient ratio at most 100`."""
         parts = [f"{name} in [{low:g}, {high:g}]" for name, (low, high) in self.bands.items() if name != "gradient"]
         return ", ".join([*parts, *([] if self.gradient is None else [f"gradient ratio at most {self.gradient:g}"])])
 
 
 def checked_band(name: str, band: Any, least: float, most: float) -> Band | None:
-    """Two numbers in order."""
     if band is None:
         return None
-    kind = f"{name} must be two numbers in ascending order in [{least:g}, {most:g}]; got {band!r}."
+    message = f"{name} must be two numbers in ascending order in [{least:g}, {most:g}]; got {band!r}."
     try:
         low, high = (float(end) for end in band)
     except (TypeError, ValueError) as error:
-        raise InputError(kind) from error
-    require(least <= low < high <= most, kind)
+        raise InputError(message) from error
+    require(least <= low < high <= most, message)
     return low, high
 
 
 def outside(name: str, low: Array, high: Array, band: Band) -> Array:
-    """How far values from `low` to `high` reach out of the band; NaN where they are no numbers."""
+    """Return how far values from `low` to `high` reach out of the band; NaN if they are not finite."""
     with np.errstate(divide="ignore", invalid="ignore"):
         scale = (lambda x: np.arctanh(np.clip(x, -1 + 1e-15, 1 - 1e-15))) if name == "correlation" else np.log
         below, above = scale(band[0]) - scale(low), scale(high) - scale(band[1])
@@ -108,50 +106,19 @@ def outside(name: str, low: Array, high: Array, band: Band) -> Array:
 
 
 def values_of(curves: xr.Dataset, data: xr.Dataset) -> dict[str, tuple[Array, Array]]:
-    """What an objective can ask of these curves and of the data that they are of, by sample."""
-    found: dict[str, tuple[Array, Array]] = {}
+    """Return what an objective can ask of these curves and their data, by sample."""
+    result: dict[str, tuple[Array, Array]] = {}
     if "correlation" in curves:
-        found["correlation"] = twice(curves["correlation"].values[:, -1])
+        result["correlation"] = as_range(curves["correlation"].values[:, -1])
     with np.errstate(divide="ignore", invalid="ignore"):
-        found["stream"] = twice(curves["size"].values[:, -1] / curves["size"].values[:, 0])
+        result["stream"] = as_range(curves["size"].values[:, -1] / curves["size"].values[:, 0])
     if "effective_tokens" in data:
         part = (data["effective_tokens"] / data["tokens_seen"]).mean("head").values
-        found["effective"] = np.nanmin(part, 1), np.minimum(np.nanmax(part, 1), 1.0)  # but for rounding
+        result["effective"] = np.nanmin(part, 1), np.minimum(np.nanmax(part, 1), 1.0)  # rounding can exceed 1
     if "gradient" in curves and curves.sizes["block"] > 1 and gradient_of_matrices(curves).size:
-        found["gradient"] = twice(gradient_ratio(gradient_of_matrices(curves).values)[0])
-    return found
+        result["gradient"] = as_range(gradient_ratio(gradient_of_matrices(curves).values)[0])
+    return result
 
 
-def twice(values: Array) -> tuple[Array, Array]:
-    """Of one number the least and the most are the same."""
+def as_range(values: Array) -> tuple[Array, Array]:
     return values, values
-
-
-@dataclass(frozen=True)
-class Risk:
-    """How often networks miss an objective, from independent ones.
-
-    The interval is that of Clopper and Pearson [Biometrika 26, 1934]: it holds the probability with 90 % or more, and
-    what exceeds its upper end has 5 % or less.
-    """
-
-    misses: int
-    samples: int
-
-    @property
-    def estimate(self) -> float:
-        """The part that misses."""
-        return self.misses / self.samples
-
-    @property
-    def interval(self) -> Band:
-        """Ends of the interval of 90 %."""
-        k, n, tail = self.misses, self.samples, (1 - LEVEL) / 2
-        low = 0.0 if k == 0 else float(special.betaincinv(k, n - k + 1, tail))
-        high = 1.0 if k == n else float(special.betaincinv(k + 1, n - k, 1 - tail))
-        return low, high
-
-    def __str__(self) -> str:
-        """Such as `3 of 64 miss, risk 0.047 (0.013 to 0.12)`."""
-        low, high = self.interval
-        return f"{self.misses} of {self.samples} networks miss it: risk {self.estimate:.2g} ({low:.2g} to {high:.2g})"

@@ -1,7 +1,6 @@
-"""How a design looks at one setting: networks of its law, and what an objective can ask of them.
+"""Trials of a design: networks of the law at one setting, and the values that an objective can ask for.
 
-Every setting is looked at with the same random numbers, and so with the same sample: with or without weights, what is
-seen changes little where a setting does.
+Every setting uses the same random numbers, so that values change little where a setting does.
 """
 
 from collections.abc import Mapping
@@ -15,10 +14,10 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.base.errors import require, require_count
-from limitformer.checking.check import check, inputs_for, loss_of, weightless_of
+from limitformer.checking.check import check, weightless_of
 from limitformer.checking.curves import curves
 from limitformer.checking.report import Report
-from limitformer.checking.subject import Subject, with_fields
+from limitformer.checking.subject import Subject, inputs_for, loss_of, with_fields
 from limitformer.covariance.limit import CovarianceLimit
 from limitformer.designing.knobs import (
     SCALES,
@@ -49,35 +48,35 @@ from limitformer.weightless.simulate import (
 
 Setting = Mapping[str, float]
 REPORTED = 8  # networks in a report before and after
-LEAST_EFFECT = 0.1  # of half the standard deviation; what a norm's ε leaves is less
+LEAST_EFFECT = 0.1  # relative change by half the standard deviation; the ε of a norm leaves less
 
 
 class Trials(Protocol):
-    """What can be designed: the networks of one architecture at any setting of its knobs."""
+    """Trials of a design: the networks of one architecture at any setting of its knobs."""
 
     name: str
     knobs: list[Knob]
-    chunk: int  # samples that are looked at before it is asked whether more are needed
+    chunk: int  # samples between two decisions whether more are needed
     steps: dict[float | None, int]  # samples of a pass, by the value of the field
 
     def values(self, setting: Setting, seed: int, samples: range) -> Values:
-        """Of these samples (sample,)."""
+        """Return the values of these samples, each (sample,)."""
 
     def report(self, setting: Setting, seed: int) -> Report:
-        """What `check` says of it."""
+        """Return the report of `check` at a setting."""
 
     def patch(self, setting: Setting) -> dict[str, Any]:
-        """What differs from the present setting: fields, and weights as `patterns_of` has them."""
+        """Return what differs from the present setting: fields, and weights as `patterns_of` returns them."""
 
-    def beside(self, setting: Setting) -> dict[str, float]:
-        """Exact numbers that are known of a setting."""
+    def exact(self, setting: Setting) -> dict[str, float]:
+        """Return numbers that are known exactly at a setting."""
 
     def question(self) -> list[Any]:
-        """What its numbers depend on, apart from settings, seeds and samples."""
+        """Return what the numbers depend on, except settings, seeds and samples."""
 
 
 class StockTrials:
-    """Of a configuration of transformers, without weights."""
+    """Trials of a configuration of transformers, by weightless networks."""
 
     def __init__(self, subject: Subject, knobs: Any, text: Any, tokens: int, objective: Objective) -> None:
         assert subject.blueprint is not None
@@ -98,44 +97,43 @@ class StockTrials:
                 check_effect(self, knob)
 
     def network(self, setting: Setting) -> Weightless:
-        """With the laws that its code has at that setting of the field, and their factors."""
+        """Return the weightless network at one setting, cached by the value of the field."""
         value = setting[self.field.name] if self.field else None
         if value not in self.built:
             assert self.field is not None
             self.built[value] = weightless_of(subject_at(self.what, {str(self.field.field): value}))
-        found = self.built[value]
-        scale_laws(found, factors_at(self.knobs, setting))
-        return found
+        network = self.built[value]
+        scale_laws(network, factors_at(self.knobs, setting))
+        return network
 
     def values(self, setting: Setting, seed: int, samples: range) -> Values:
-        """By passes of several samples side by side, where that gives the same numbers."""
-        found = self.network(setting)
+        """Run passes of several samples side by side where that gives the same numbers."""
+        network = self.network(setting)
         key = setting[self.field.name] if self.field else None
-        loss = loss_of(found.blueprint, seed) if self.gradients else None
+        loss = loss_of(network.blueprint, seed) if self.gradients else None
 
         def one(part: range) -> Arrays:
-            return named_errors(lambda: found.run(seed, part, self.inputs, "auto", loss), found.blueprint)
+            return named_errors(lambda: network.run(seed, part, self.inputs, "auto", loss), network.blueprint)
 
         if key not in self.steps:
             tokens = self.inputs.rows * token_count(self.inputs)
-            check_scratch(largest_layer(found, tokens, self.gradients), "One layer of it", "fewer tokens")
-            size = found.width_of_activations() * tokens * found.dtype.itemsize
-            self.steps[key] = side_by_side(one, found, MOST_SIDE_BY_SIDE, size)
+            check_scratch(largest_layer(network, tokens, self.gradients), "One layer of it", "fewer tokens")
+            size = network.width_of_activations() * tokens * network.dtype.itemsize
+            self.steps[key] = side_by_side(one, network, MOST_SIDE_BY_SIDE, size)
         together = SideBySide(one, self.steps[key])
         parts = [arrays for _, arrays in together.parts(samples)]
         self.steps[key] = together.step
-        data = dataset(parts, found.trained, found.read_where, self.inputs, {})
+        data = dataset(parts, network.trained, network.read_where, self.inputs, {})
         return values_of(curves(data), data)
 
     def require_room(self, samples: int) -> None:
-        """Raise `InputError` unless what so many networks leave behind fits the memory."""
+        """Raise `InputError` unless the results of so many networks fit into memory."""
         require_recordings(next(iter(self.built.values())), self.inputs, samples)
 
     def report(self, setting: Setting, seed: int) -> Report:
-        """At its fields, with its laws."""
-        found = self.network(setting)
+        network = self.network(setting)
         factors = {name: factor for name, factor in factors_at(self.knobs, setting).items() if factor != 1}
-        laws = {name: found.laws[name].times(factor) for name, factor in factors.items()}
+        laws = {name: network.laws[name].times(factor) for name, factor in factors.items()}
         options: dict[str, Any] = {
             "tokens": self.tokens,
             "gradients": self.gradients,
@@ -146,67 +144,63 @@ class StockTrials:
         return replace(report, name=self.name)
 
     def fields(self, setting: Setting) -> dict[str, float]:
-        """Fields of the configuration that differ from the present."""
+        """Return the fields of the configuration that differ from the present ones."""
         knob = self.field
         return {} if knob is None or setting[knob.name] == knob.present else {str(knob.field): setting[knob.name]}
 
     def patch(self, setting: Setting) -> dict[str, Any]:
-        """Fields, and weights by pattern of names."""
         factors = {name: factor for name, factor in factors_at(self.knobs, setting).items() if factor != 1}
         table = replace(self.network(setting).table, laws=self.network(setting).laws)
         return {"settings": self.fields(setting), "weights": patterns_of(factors, table)}
 
-    def beside(self, setting: Setting) -> dict[str, float]:
-        """Nothing is known in closed form."""
+    def exact(self, setting: Setting) -> dict[str, float]:
         return {}
 
     def question(self) -> list[Any]:
-        """The configuration, what the network is called with, and whether there are gradients."""
+        """Return the configuration, the arguments of the network, and whether there are gradients."""
         called = self.inputs.of(0, range(1), torch.float32)
         arguments = {name: one.tolist() if isinstance(one, torch.Tensor) else repr(one) for name, one in called.items()}
         return [self.what.to_dict(), arguments, self.gradients, torch.__version__]
 
 
 class ShapedTrials:
-    """Of a `limitformer.Transformer`, by the exact chain of its covariance."""
+    """Trials of a `limitformer.Transformer`, by the exact chain of its covariance."""
 
     def __init__(self, model: Transformer, knobs: Any, text: Any, tokens: int, objective: Objective) -> None:
         strange = [name for name in ("effective", "gradient") if getattr(objective, name) is not None]
-        require(not strange, f"a Transformer's chain does not know {' and '.join(strange)}; set that to None.")
+        require(not strange, f"a Transformer's chain has no {' or '.join(strange)}; set that to None.")
         require_count("tokens", tokens, least=2)
         self.name, self.model, self.knobs, self.tokens = "Transformer", model, shaped_knobs(knobs, model), tokens
         self.start, self.steps = start_of(text, model, tokens), dict[float | None, int]()
         self.chunk = 10**6  # the chain runs all at once
 
     def at(self, setting: Setting) -> Transformer:
-        """The Transformer at that setting."""
+        """Return the Transformer at a setting."""
         model = self.model
         if "tau0" in setting and model.attention is not None:
             model = replace(model, attention=replace(model.attention, tau0=setting["tau0"]))
         return replace(model, gamma=setting.get("gamma", model.gamma))
 
     def data(self, setting: Setting, seed: int, samples: int) -> xr.Dataset:
-        """Covariances before the first layer and after the last."""
+        """Simulate covariances before the first layer and after the last."""
         return simulate_chain(
             self.at(setting), self.start, samples=samples, seed=seed, record=[0, self.model.depth], progress=False
         )
 
     def values(self, setting: Setting, seed: int, samples: range) -> Values:
-        """By the chain."""
         data = self.data(setting, seed, samples.stop).isel(sample=slice(samples.start, None))
         return values_of(curves(data), data)
 
     def report(self, setting: Setting, seed: int) -> Report:
-        """Of the network without weights: its curves by layer."""
+        """Return the report of the network without weights, for its curves by layer."""
         return check(self.at(setting), self.start, samples=REPORTED, gradients=False, seed=seed, progress=False)
 
     def patch(self, setting: Setting) -> dict[str, Any]:
-        """Its fields."""
         different = {knob.name: setting[knob.name] for knob in self.knobs if setting[knob.name] != knob.present}
         return {"settings": different, "weights": {}}
 
-    def beside(self, setting: Setting) -> dict[str, float]:
-        """The probability that two tokens ever explode in the limit, where the theorem holds (theory, `explosion`)."""
+    def exact(self, setting: Setting) -> dict[str, float]:
+        """Return the probability that two tokens explode in the limit, if the theorem holds (theory, `explosion`)."""
         model = self.at(setting)
         theorem = (
             model.feedforward is None
@@ -227,50 +221,47 @@ class ShapedTrials:
         }
 
     def question(self) -> list[Any]:
-        """The Transformer and its start."""
         return [repr(self.model), self.start.covariance.tolist()]
 
 
 def start_of(text: Any, model: Transformer, tokens: int) -> Start:
-    """Of a text's first tokens, of unrelated ones, or what was given."""
     if isinstance(text, str | Path):
         return from_text(text, width=model.width, tokens=tokens)
     return equicorrelated(tokens, 0.0) if text is None else as_start(text)
 
 
 def limit_of(model: Transformer) -> CovarianceLimit | None:
-    """Its SDE, if it has one."""
+    """Return the SDE of a Transformer, or None if it has none."""
     from limitformer.base.errors import NoLimitError
     from limitformer.simulation.limit import limit
 
     try:
-        found = limit(model)
+        process = limit(model)
     except NoLimitError:
         return None
-    return found if isinstance(found, CovarianceLimit) else None
+    return process if isinstance(process, CovarianceLimit) else None
 
 
 def subject_at(config: Any, fields: Mapping[str, Any]) -> Any:
-    """The blueprint of a configuration with other fields."""
     from limitformer.weightless.models import blueprint_of
 
     return blueprint_of(with_fields(config, fields))
 
 
 def check_field(trials: StockTrials, knob: Knob, first: Weightless) -> None:
-    """That the family's code heeds the field.
+    """Check that the model's code reads the field.
 
     Raises:
-        InputError: it draws the same with another value.
+        InputError: it draws the same weights with another value.
     """
     other = trials.network({one.name: one.present * (0.5 if one is knob else 1.0) for one in trials.knobs})
     alike = all(other.laws[name].std == law.std for name, law in first.laws.items())
-    require(not alike, f"{trials.name} draws the same weights whatever its {knob.field} is: it is no knob there.")
+    require(not alike, f"{trials.name} draws the same weights whatever its {knob.field} is: it is not a knob there.")
     trials.built.pop(knob.present * 0.5)
 
 
 def check_effect(trials: StockTrials, knob: Knob) -> None:
-    """That what it multiplies is not normalised at once: seen where it first comes in, before other weights do.
+    """Check that the product of the scaled weights is not normalised at once, where it first enters.
 
     Raises:
         InputError: one network is the same there with half the factor.
@@ -285,9 +276,9 @@ def check_effect(trials: StockTrials, knob: Knob) -> None:
 
 
 def seen_first(trials: StockTrials, knob: str, setting: Setting) -> NDArray[np.float64]:
-    """Of one network: the stream that enters, or the size of the first branch, or the first block's logits."""
-    found = trials.network(setting)
-    arrays = named_errors(lambda: found.run(0, range(1), trials.inputs, "auto", None), found.blueprint)
+    """Return one network's initial stream, the size of its first branch, or its first block's logits."""
+    network = trials.network(setting)
+    arrays = named_errors(lambda: network.run(0, range(1), trials.inputs, "auto", None), network.blueprint)
     name, block = {
         "embedding": ("covariance", 0),
         "output": ("branch", 0),

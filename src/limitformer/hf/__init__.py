@@ -1,4 +1,4 @@
-"""Shaped attention for Hugging Face models: stock ones, and the paper's own architecture with Auto classes."""
+"""Shaped attention for Hugging Face models: stock models, and the paper's architecture with Auto classes."""
 
 from limitformer.base.extras import of_extra as _of_extra
 

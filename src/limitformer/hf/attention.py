@@ -1,12 +1,12 @@
 r"""Shaped attention registered with `transformers`, under the name "shaped": the attention and its mask function.
 
-Both are needed. A model asks the mask function of its attention for a mask, and a name without one gets none: padding
-is then ignored and nobody says so. Ours gives what `sdpa` gets, or nothing where nothing is hidden, but makes it ready
-once for all layers (`Visibility`), and leaves causality to the kernel where padding is all that the mask adds.
+Both are needed. A model asks the mask function of its attention for a mask, and without one padding is silently
+ignored. This mask function returns the mask of `sdpa`, or None where no token is hidden. It prepares the mask once for
+all layers (`Visibility`), and leaves causality to the kernel where the mask adds only padding.
 
 A = γ₁ I + softmax(QKᵀ/τ) − γ₂ C̄ has an identity, so the attention must know where the queries stand among the keys. A
-growing cache has them last; one of fixed length does not, and no argument of the attention says where they are. A hook
-before each attention asks the cache, before it takes the new keys, and passes the answer on as `query_offset`.
+growing cache has them last; a cache of fixed length does not, and no argument of the attention has their positions. A
+hook before each attention asks the cache, before it receives the new keys, and passes the result as `query_offset`.
 """
 
 from collections.abc import Callable
@@ -27,20 +27,19 @@ from transformers.utils import is_tracing
 from limitformer.base.errors import InputError, require
 from limitformer.hf.caches import cache_among
 from limitformer.hf.families import FAMILIES
-from limitformer.hf.marks import WISH
+from limitformer.hf.marks import OUTPUT_ATTENTIONS
 from limitformer.nn import Gain, Visibility, shaped_attention, visibility
 from limitformer.nn.attention_matrix import mixed_and_matrix
 from limitformer.nn.logits import Logits, Probe
 from limitformer.nn.rounding import warn_of_rounding
 
 ATTENTION = "shaped"
-# Of packed sequences: what would go wrong, and what to do.
 CACHED = "Packed sequences and a cache exclude each other: tokens would see other sequences. Nearest: use_cache=False."
 UNPACKED = (
     "This family's masks do not read positions: tokens of packed sequences would see other sequences. "
     "Nearest: an attention_mask (batch, 1, tokens, tokens)."
 )
-# Arguments of attention functions whose terms stand inside the softmax, where C̄ does not know of them.
+# Arguments of attention functions that add terms inside the softmax, which C̄ would ignore.
 MEANINGLESS = {
     "softcap": "a soft cap of the logits",
     "position_bias": "a relative position bias",
@@ -51,17 +50,17 @@ MEANINGLESS = {
 
 
 class AttentionShaping(nn.Module):
-    """What shapes one attention: γ₁, γ₂, τ₀.
+    """The shaping of one attention: γ₁, γ₂, τ₀.
 
     Args:
         heads: h, or None for one γ₁ and one γ₂ for all heads.
-        gamma1, gamma2: at the start; None leaves the term out for good.
-        tau0: the logits are divided by τ₀ besides what the attention divides them by.
+        gamma1, gamma2: start values; None removes the term.
+        tau0: τ₀, by which the logits are divided in addition to the attention's own scale.
         trained: whether γ₁ and γ₂ have gradients.
         float32: whether softmax − C̄ and the sum are in float32 whatever the dtype.
 
     Attributes:
-        shown: whether A is formed besides, for `output_attentions=True`.
+        forms_matrix: whether A is formed too, for `output_attentions=True`.
     """
 
     def __init__(
@@ -79,14 +78,14 @@ class AttentionShaping(nn.Module):
         self.gamma2 = None if gamma2 is None else Gain(gamma2, heads, trained)
         self.tau0, self.float32 = tau0, float32
         self.probe: Probe | None = None
-        self.shown = False
+        self.forms_matrix = False
 
     def forward(self, query: Tensor) -> "AttentionShaping":
-        """Itself. Called, a wrapper such as that of PEFT's `modules_to_save` gives the copy that is active."""
+        """Return self; calling it lets PEFT (`modules_to_save`) substitute the active copy."""
         return self
 
     def gains(self) -> dict[str, float | Tensor]:
-        """γ₁ and γ₂ now."""
+        """Return the current γ₁ and γ₂."""
         return {
             "gamma1": 0.0 if self.gamma1 is None else self.gamma1(),
             "gamma2": 0.0 if self.gamma2 is None else self.gamma2(),
@@ -105,33 +104,38 @@ def shaped_attention_forward(
     query_offset: int | Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """(A V (b, q, h, d), A or None), as `transformers` calls it: query (b, h, q, d), key and value (b, g, k, d).
+    """Return (A V (b, q, h, d), A or None) of query (b, h, q, d), key and value (b, g, k, d).
 
-    A is formed for `output_attentions=True` alone.
+    This is the attention function that `transformers` calls. A is formed only for `output_attentions=True`.
 
     Raises:
-        InputError: a module without shaping, or terms that shaped attention has no meaning for.
+        InputError: the module has no shaping, or an argument adds a term to the softmax.
     """
     shaping = shaping_of(module, query)
     refuse_meaningless(others)
     scale = (1 / sqrt(query.shape[-1]) if scaling is None else scaling) / shaping.tau0
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    places = positions(query_offset, query, key)
-    arguments: dict[str, Any] = {"scale": scale, "mask": attention_mask, "positions": places, **shaping.gains()}
+    query_positions = positions_of(query_offset, query, key)
+    arguments: dict[str, Any] = {
+        "scale": scale,
+        "mask": attention_mask,
+        "positions": query_positions,
+        **shaping.gains(),
+    }
     arguments |= {"is_causal": causal and attention_mask is None, "dropout": dropout}
     warn_of_rounding(value, shaping.float32 or not (shaping.gamma1 or shaping.gamma2))
     if shaping.probe is not None:
-        shaping.probe(Logits(query, key, scale, attention_mask, arguments["is_causal"], places))
+        shaping.probe(Logits(query, key, scale, attention_mask, arguments["is_causal"], query_positions))
     mixed, a = shaped_attention(query, key, value, **arguments, float32=shaping.float32), None
-    if shaping.shown:
+    if shaping.forms_matrix:
         mixed, a = mixed_and_matrix(mixed, query, key, value, **arguments)
     return mixed.transpose(1, 2).contiguous(), a
 
 
 def shaping_of(module: nn.Module, query: Tensor) -> AttentionShaping:
-    """The module's shaping, or `InputError` where there is none."""
-    held = getattr(module, "shaping", None)
-    shaping = held(query) if isinstance(held, nn.Module) else None
+    """Return the module's shaping; raise `InputError` without one."""
+    shaping = getattr(module, "shaping", None)
+    shaping = shaping(query) if isinstance(shaping, nn.Module) else None
     if not isinstance(shaping, AttentionShaping):
         raise InputError(
             f"This {type(module).__name__} is not shaped: its gains were never loaded. "
@@ -141,13 +145,13 @@ def shaping_of(module: nn.Module, query: Tensor) -> AttentionShaping:
 
 
 def refuse_meaningless(others: dict[str, Any]) -> None:
-    """`InputError` for terms that would change the softmax and not C̄."""
-    for name, what in MEANINGLESS.items():
-        require(others.get(name) is None, f"Shaped attention has no meaning for {what} ({name}).")
+    """Raise `InputError` for terms that would change the softmax but not C̄."""
+    for name, term in MEANINGLESS.items():
+        require(others.get(name) is None, f"Shaped attention has no meaning for {term} ({name}).")
 
 
-def positions(offset: int | Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """Where the queries (…, q, d) stand among the keys (…, k, d); None: they are the last."""
+def positions_of(offset: int | Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+    """Return the positions of the queries (…, q, d) among the keys (…, k, d); None if they are the last."""
     queries, keys = query.shape[-2], key.shape[-2]
     if offset is None or (isinstance(offset, int) and offset + queries == keys):
         return None
@@ -164,13 +168,16 @@ def shaped_mask(
     attention_mask: Tensor | None = None,
     **options: Any,
 ) -> Tensor | Visibility | None:
-    """The mask of a model with shaped attention, as `transformers` asks for it; None hides nothing but the future."""
+    """Return the mask of a model with shaped attention; None hides only the future.
+
+    This is the mask function that `transformers` calls.
+    """
     if attention_mask is not None:
         both_sides = mask_function is bidirectional_mask_function
         fits = q_length == kv_length if both_sides else q_length <= kv_length
         fits = fits and attention_mask.shape[0] == batch_size
-        wanted, got = (batch_size, q_length), tuple(attention_mask.shape)
-        require(fits, f"attention_mask must have the shape {wanted} of the tokens; got {got}.")
+        shape, got = (batch_size, q_length), tuple(attention_mask.shape)
+        require(fits, f"attention_mask must have the shape {shape} of the tokens; got {got}.")
     square = isinstance(q_offset, int) and q_offset == kv_offset == 0 and q_length == kv_length
     padding = None if attention_mask is None else attention_mask[:, None, None, :].bool()
     if square and padding is not None and mask_function is causal_mask_function and padding.shape[-1] == kv_length:
@@ -186,32 +193,32 @@ def shaped_mask(
 
 
 def shows_all(padding: Tensor) -> bool:
-    """Whether a mask hides nothing; False where its entries cannot be read, as while a graph is traced."""
+    """Whether a mask hides no token; False while a graph is traced, as its entries cannot be read."""
     return not is_tracing(padding) and bool(padding.all())
 
 
 def masks_for_generate(**options: Any) -> Tensor | None:
-    """The mask that `generate` makes outside of a model, which must be a tensor there."""
+    """Return the mask that `generate` makes outside a model, as a tensor."""
     mask: Any = create_masks_for_generate(**options)
     result: Tensor | None = mask.as_mask() if isinstance(mask, Visibility) else mask
     return result
 
 
-def note_wish(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """A hook before a model: of which layers A is asked for, which not every family passes on to its attention."""
-    asked = kwargs.get("output_attentions")
-    asked = getattr(module.config, WISH, False) if asked is None else asked
+def store_output_attentions(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A hook before a model: store for each attention whether A is requested, as not every family passes this on."""
+    requested = kwargs.get("output_attentions")
+    requested = getattr(module.config, OUTPUT_ATTENTIONS, False) if requested is None else requested
     blocks = FAMILIES[module.config.model_type].blocks_of(module)
     for layer, block in enumerate(blocks):
-        wish = wished(asked, layer, len(blocks))
+        forms_matrix = wants_attention(requested, layer, len(blocks))
         for part in block.modules():
-            if isinstance(part, AttentionShaping) and part.shown != wish:
-                part.shown = wish
-    return args, kwargs | ({"output_attentions": asked} if asked else {})
+            if isinstance(part, AttentionShaping) and part.forms_matrix != forms_matrix:
+                part.forms_matrix = forms_matrix
+    return args, kwargs | ({"output_attentions": requested} if requested else {})
 
 
 def check_packing(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A hook before a causal model: `InputError` for packed sequences that it does not tell apart."""
+    """A hook before a causal model: raise `InputError` for packed sequences that it would not separate."""
     if kwargs.get("attention_mask") is not None:
         return
     use_cache = kwargs.get("use_cache")
@@ -223,30 +230,30 @@ def check_packing(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def refuse_packed(position_ids: Tensor | None, message: str = CACHED) -> None:
-    """`InputError` for positions that start again; where they cannot be read, as while a graph is traced, nothing."""
+    """Raise `InputError` for positions that restart, unless a graph is traced and they cannot be read."""
     if position_ids is None or position_ids.shape[-1] == 1 or is_tracing(position_ids):
         return
     require(bool((position_ids.diff() == 1).all()), message)
 
 
-def wished(asked: Any, layer: int, layers: int) -> bool:
-    """Whether `output_attentions`, a flag or a list of layers, asks for this one; −1 is the last."""
-    if not isinstance(asked, list | tuple):
-        return bool(asked)
-    known = all(isinstance(k, int) and -layers <= k < layers for k in asked)
-    require(known, f"output_attentions must be a flag, or layers from 0 to {layers - 1}; got {asked!r}.")
-    return layer in [k % layers for k in asked]
+def wants_attention(requested: Any, layer: int, layers: int) -> bool:
+    """Whether `output_attentions`, a flag or a list of layers, includes this layer; −1 is the last."""
+    if not isinstance(requested, list | tuple):
+        return bool(requested)
+    fits = all(isinstance(k, int) and -layers <= k < layers for k in requested)
+    require(fits, f"output_attentions must be a flag, or layers from 0 to {layers - 1}; got {requested!r}.")
+    return layer in [k % layers for k in requested]
 
 
 def note_offset(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    """A hook before an attention: where its queries will stand in the cache."""
+    """A hook before an attention: pass the position of its first query in the cache."""
     kind = module.config._attn_implementation
     require(kind == ATTENTION, f"This model is shaped: its attention is {ATTENTION!r} and cannot become {kind!r}.")
     cache = cache_among(kwargs)
     if cache is None:
         return None
     offset = cache.get_query_offset(module.layer_idx)
-    # A cache of fixed length counts in place, so that its number would move on under our hands.
+    # A cache of fixed length counts in place, so its number is copied.
     return args, kwargs | {"query_offset": offset.clone() if isinstance(offset, Tensor) else offset}
 
 

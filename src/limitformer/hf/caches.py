@@ -1,7 +1,7 @@
-"""Caches of keys and values: what `transformers` calls them, and where queries stand in one.
+"""Caches of keys and values: their name in `transformers`, and the positions of queries in one.
 
-From 5.24 on the argument `past_key_values` of its models, and the field of their outputs, are called `cache`. A model
-hands its cache on under the name of its version; who calls a model may use either.
+From 5.24 on the argument `past_key_values` of models, and the field of their outputs, are called `cache`. A model
+passes its cache on under the name of the installed version; callers may use either name.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,20 +23,20 @@ Forward = TypeVar("Forward", bound=Callable[..., Any])
 
 
 def cache_among(arguments: Mapping[str, Any]) -> Any:
-    """The cache among a call's named arguments, under either name, or None."""
-    given = [arguments[name] for name in ("cache", OLD) if arguments.get(name) is not None]
-    require(len(given) < 2, f"cache and {OLD} are two names of one argument; got both. Nearest: {NAME} alone.")
-    return given[0] if given else None
+    """Return the cache among a call's named arguments, under either name, or None."""
+    caches = [arguments[name] for name in ("cache", OLD) if arguments.get(name) is not None]
+    require(len(caches) < 2, f"cache and {OLD} are two names of one argument; got both. Nearest: only {NAME}.")
+    return caches[0] if caches else None
 
 
 def require_cache(cache: Any) -> None:
-    """Raise `InputError` unless it is None or a cache that a decoder alone has."""
+    """Raise `InputError` unless it is None or a cache of a decoder without an encoder."""
     fits = cache is None or (isinstance(cache, Cache) and not isinstance(cache, EncoderDecoderCache))
     require(fits, f"cache must be a cache of transformers, such as DynamicCache; got {type(cache).__name__}.")
 
 
 def takes_either_name(forward: Forward) -> Forward:
-    """A model's `forward` whose `cache` may be given as `past_key_values` too."""
+    """Wrap a model's `forward` so that `cache` may be named `past_key_values`."""
 
     @wraps(forward)
     def renaming(self: Any, *args: Any, **options: Any) -> Any:
@@ -45,15 +45,14 @@ def takes_either_name(forward: Forward) -> Forward:
             options = {name: value for name, value in options.items() if name != OLD} | {"cache": cache}
         return forward(self, *args, **options)
 
-    return cast(Forward, renaming)  # the same arguments, and one name more
+    return cast(Forward, renaming)  # the same arguments, one of them under a second name
 
 
-def places_of(cache: Any, queries: int) -> Tensor | None:
-    """Where queries stand before a cache takes their keys, None: last; asked before any layer of it grows."""
+def query_positions(cache: Any, queries: int) -> Tensor | None:
+    """Return the positions of queries before a cache receives their keys; None if they are the last."""
     if cache is None:
         return None
     offset = cache.get_query_offset(0)
     if isinstance(offset, int) and cache.get_mask_sizes(queries, 0)[0] == offset + queries:
         return None
-    places = torch.arange(queries, device=offset.device if isinstance(offset, Tensor) else None)
-    return places + offset
+    return torch.arange(queries, device=offset.device if isinstance(offset, Tensor) else None) + offset

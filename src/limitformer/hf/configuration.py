@@ -1,4 +1,4 @@
-"""The configuration of the paper's architecture, in the names that `transformers` uses."""
+"""The configuration of the paper's architecture, with the names of `transformers`."""
 
 import copy
 from typing import Any, ClassVar, Literal, get_args
@@ -17,22 +17,22 @@ class ShapedTransformerConfig(PreTrainedConfig):
     """A shaped Transformer, or its Pre-LN or Post-LN counterpart [ST, App. D]; defaults are the paper's.
 
     Args:
-        vocab_size: tokens of the vocabulary.
+        vocab_size: size of the vocabulary.
         hidden_size: n.
-        num_hidden_layers: blocks.
+        num_hidden_layers: number of blocks.
         num_attention_heads: h, dividing n.
         num_key_value_heads: g, dividing h; None means h.
         intermediate_size: n_h.
         max_position_embeddings: the longest sequence.
         kind: "shaped", "pre_ln" or "post_ln".
-        residual_gamma: γ at the start, for "shaped".
+        residual_gamma: start value of γ, for "shaped".
         tau0: τ₀, for "shaped".
-        per_head: whether each head has its own γ₁ and γ₂, for "shaped"; the paper has two numbers a layer.
-        float32: whether softmax − γ₂C̄ is computed in float32 whatever the dtype, for "shaped".
-        causal: whether a token sees those before it alone; None: as the head has it.
-        initial: "law" for variances by fan-in, under which the tokens keep their norm at every depth, or "paper" for
-            1/n whatever the fan-in [ST, App. D.1].
-        tie_word_embeddings: whether a language model's head is the embedding of tokens, and not a map of its own.
+        per_head: whether each head has its own γ₁ and γ₂, for "shaped"; in the paper a layer has two numbers.
+        float32: whether softmax − γ₂C̄ is computed in float32 for any dtype, for "shaped".
+        causal: whether a token sees only itself and earlier tokens; None: as the head needs.
+        initial: "law" for variances by fan-in, which preserve the norm of tokens at every depth, or "paper" for 1/n
+            for any fan-in [ST, App. D.1].
+        tie_word_embeddings: whether a language model's head is the embedding of tokens instead of a separate map.
     """
 
     model_type = "shaped_transformer"
@@ -80,7 +80,7 @@ class ShapedTransformerConfig(PreTrainedConfig):
         super().__init__(**options)
 
     def validate(self) -> None:
-        """What the library asks of a configuration, but that attentions need "eager": A is formed on request."""
+        """Validate as the library does, except that `output_attentions` does not need "eager" attention."""
         others = copy.copy(self)
         others.output_attentions = False
         library: Any = super(ShapedTransformerConfig, others)  # the method is made by a decorator
@@ -88,7 +88,7 @@ class ShapedTransformerConfig(PreTrainedConfig):
 
 
 def check_words(config: ShapedTransformerConfig) -> None:
-    """Raise `InputError` unless `kind` and `initial` are known words, also where they were set later."""
+    """Raise `InputError` unless `kind` and `initial` are known words, even if they were set later."""
     for name, words in (("kind", get_args(Kind)), ("initial", get_args(Initial))):
         value = getattr(config, name)
         require(value in words, f"{name} must be one of {', '.join(words)}; got {value!r}.")

@@ -1,4 +1,4 @@
-"""Where the parts are in the stock models that can be shaped: one `Family` a model type.
+"""The paths of submodules in the stock models that can be shaped: a `Family` for each model type.
 
 Pre-norm blocks (GPT-2, Llama, ViT) are x + f(norm(x)), post-norm ones (BERT, RoBERTa) norm(x + f(x)).
 """
@@ -25,8 +25,8 @@ class Family:
         activation_name: the activation's name in the configuration.
         norms: from a block to its two normalisations.
         branches: from a block to the two modules whose output is added to the tokens.
-        causal: whether all its models are; others may be by their configuration's `is_decoder`.
-        packs: whether positions that start again begin another sequence, which sees nothing of those before.
+        causal: whether all its models are causal; others may be by their configuration's `is_decoder`.
+        packs: whether positions that restart begin another sequence, which does not see earlier ones.
         post_norm: whether a branch adds the tokens itself, and normalises the sum.
         gated: whether the activation is multiplied by a second projection.
         weights: a block's weights (fan-out, fan-in) by their name in `nn.InitialVariances`.
@@ -46,12 +46,11 @@ class Family:
     weights: Callable[[nn.Module], Weights]
 
     def blocks_of(self, base: nn.Module) -> list[nn.Module]:
-        """The blocks of a base model."""
         return list(attrgetter(self.blocks)(base))
 
 
 def named_weights(**paths: str) -> Callable[[nn.Module], Weights]:
-    """Weights at these paths, several apart by a space."""
+    """Return a function that collects the weights at these paths, which a space separates."""
 
     def weights(block: nn.Module) -> Weights:
         return {
@@ -62,7 +61,7 @@ def named_weights(**paths: str) -> Callable[[nn.Module], Weights]:
 
 
 def gpt2_weights(block: Any) -> Weights:
-    """GPT-2 joins queries, keys and values, and stores (fan-in, fan-out)."""
+    """Split GPT-2's joined queries, keys and values, and transpose weights, which it stores (fan-in, fan-out)."""
     query, key, value = block.attn.c_attn.weight.mT.chunk(3)
     return {
         "query": [query],

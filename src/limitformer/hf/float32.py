@@ -1,8 +1,8 @@
 r"""Tokens in float32 between the layers of a stock model of 16 bits, for `Shaping(float32=True)`.
 
-Why: `limitformer.nn.float32`. The attention's output projection and the blocks' LayerNorms compute in float32 and give
-float32; linear maps besides lower what they read to their own dtype, and give that. Before the first block the tokens
-are raised, after the last one lowered, so that embeddings and head are as they were. A model of float32 is as before.
+`limitformer.nn.float32` has the reason. The attention's output projection and the blocks' LayerNorms compute in float32
+and return float32. Other linear maps cast their inputs to their own dtype. Tokens are cast to float32 before the first
+block and back after the last one, so that embeddings and head do not change. A model of float32 is not affected.
 """
 
 from operator import attrgetter
@@ -23,7 +23,7 @@ class Float32Conv1D(Conv1D):
     """GPT-2's linear map, computed in float32 or finer."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x W + b in float32: (*, in) to (*, out)."""
+        """Return x W + b in float32: (*, in) to (*, out)."""
         dtype = at_least_float32(x.dtype)
         with without_autocast(x.device.type):
             return functional.linear(x.to(dtype), self.weight.mT.to(dtype), self.bias.to(dtype))
@@ -32,8 +32,8 @@ class Float32Conv1D(Conv1D):
 class Float32LayerNorm(nn.LayerNorm):
     """LayerNorm in float32 or finer."""
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002, the name that torch has
-        """Tokens (*, n), normalised."""
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002, the name in torch
+        """Normalise tokens (*, n)."""
         dtype = at_least_float32(input.dtype)
         weight, bias = (None if x is None else x.to(dtype) for x in (self.weight, self.bias))
         return functional.layer_norm(input.to(dtype), self.normalized_shape, weight, bias, self.eps)
@@ -43,47 +43,47 @@ MAPS = {nn.Linear: Float32Linear, Conv1D: Float32Conv1D}
 
 
 def keep_float32(blocks: list[nn.Module], family: Family) -> None:
-    """See above; once the blocks are as they will be.
+    """Keep tokens in float32 between the blocks, whose modules must be final.
 
     Raises:
-        InputError: a projection of another class, such as a quantised one.
+        InputError: an output projection has another class, such as a quantised one.
     """
     for block in blocks:
-        raise_projection(attrgetter(family.projection)(block))
+        make_float32(attrgetter(family.projection)(block))
         for path in family.norms:
             norm = attrgetter(path)(block)
-            if type(norm) is nn.LayerNorm:  # RMSNorms compute in float32, and give what they take
+            if type(norm) is nn.LayerNorm:  # RMSNorms compute in float32 already
                 norm.__class__ = Float32LayerNorm
         for module in block.modules():
             if type(module) in MAPS:
-                module.register_forward_pre_hook(lower_input)
-    blocks[0].register_forward_pre_hook(raise_tokens, with_kwargs=True)
-    blocks[-1].register_forward_hook(lower_output)
+                module.register_forward_pre_hook(cast_input)
+    blocks[0].register_forward_pre_hook(cast_tokens, with_kwargs=True)
+    blocks[-1].register_forward_hook(cast_output)
 
 
-def raise_projection(module: nn.Module) -> None:
-    """Make a linear map one of float32, in place: its weights keep their names."""
+def make_float32(module: nn.Module) -> None:
+    """Change the class of a linear map, so that its weights keep their names."""
     kind: Any = type(module)
     if kind not in MAPS:
         raise InputError(f"float32=True needs an output projection that is a plain linear map; got {kind.__name__}.")
     module.__class__ = MAPS[kind]
 
 
-def lower_input(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A hook before a linear map."""
+def cast_input(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A hook before a linear map: cast its input to its dtype."""
     return to_half_dtype(args[0], module.weight), *args[1:]
 
 
-def raise_tokens(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """A hook before the first block."""
+def cast_tokens(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """A hook before the first block: cast tokens to float32."""
     if args:
         return (args[0].to(at_least_float32(args[0].dtype)), *args[1:]), kwargs
     x = kwargs["hidden_states"]
     return args, kwargs | {"hidden_states": x.to(at_least_float32(x.dtype))}
 
 
-def lower_output(module: nn.Module, args: Any, output: Any) -> Any:
-    """A hook after the last block."""
+def cast_output(module: nn.Module, args: Any, output: Any) -> Any:
+    """A hook after the last block: cast tokens to the dtype of the weights."""
     weight = next(part.weight for part in module.modules() if isinstance(part, Float32Linear | Float32Conv1D))
     if isinstance(output, tuple):
         return to_half_dtype(output[0], weight), *output[1:]

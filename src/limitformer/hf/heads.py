@@ -1,7 +1,7 @@
 r"""Heads of the paper's architecture, with Auto classes and `generate` [ST, App. D].
 
-The head of a language model is a linear map of its own, N(0, 1/n); a class is read off the mean of the visible tokens.
-The paper leaves both open.
+The head of a language model is a separate linear map, N(0, 1/n). A classifier reads the mean of the visible tokens. The
+paper does not define these heads.
 """
 
 import copy
@@ -27,14 +27,14 @@ from limitformer.hf.transformer import ShapedTransformerModel
 
 
 def with_causal(config: ShapedTransformerConfig, causal: bool) -> ShapedTransformerConfig:
-    """A copy that says whether the model is causal: another head may be built from the configuration too."""
+    """Copy the configuration and set `causal`, as another head may be built from the same one."""
     own = copy.deepcopy(config)
     own.causal = causal if own.causal is None else own.causal
     return own
 
 
 class LanguageModel(ShapedTransformerPreTrainedModel):
-    """What both language models share: the head and its loss."""
+    """The head and the loss of both language models."""
 
     _tied_weights_keys = {"head.weight": "transformer.tokens.weight"}  # noqa: RUF012
 
@@ -45,15 +45,13 @@ class LanguageModel(ShapedTransformerPreTrainedModel):
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Linear:
-        """The head."""
         return self.head
 
     def set_output_embeddings(self, value: nn.Linear) -> None:
-        """Put another in its place."""
         self.head = value
 
     def loss_of(self, logits: Tensor, labels: Tensor | None, counted: dict[str, Any]) -> Tensor | None:
-        """The cross-entropy that `transformers` has for a model of this name."""
+        """Return the cross-entropy that `transformers` assigns to the name of this class."""
         if labels is None:
             return None
         loss: Tensor = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **counted)
@@ -61,7 +59,7 @@ class LanguageModel(ShapedTransformerPreTrainedModel):
 
 
 class ShapedTransformerForMaskedLM(LanguageModel):
-    """Logits (b, m, vocab) of the token at each place."""
+    """Logits (b, m, vocab) of the token at each position."""
 
     def __init__(self, config: ShapedTransformerConfig) -> None:
         super().__init__(with_causal(config, False))
@@ -71,7 +69,7 @@ class ShapedTransformerForMaskedLM(LanguageModel):
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, labels: Tensor | None = None,
         **options: Any,
     ) -> MaskedLMOutput:  # fmt: skip
-        """Logits, and the mean cross-entropy where `labels` (b, m) is not −100."""
+        """Return logits, and the mean cross-entropy of `labels` (b, m) other than −100."""
         counted = {name: options.pop(name) for name in ("num_items_in_batch",) if name in options}
         states = self.transformer(input_ids, attention_mask, return_dict=True, **options)
         logits = self.head(states.last_hidden_state)
@@ -82,7 +80,7 @@ class ShapedTransformerForMaskedLM(LanguageModel):
 
 
 class ShapedTransformerForCausalLM(LanguageModel, GenerationMixin):
-    """Logits (b, m, vocab) of the token after each place."""
+    """Logits (b, m, vocab) of the token after each position."""
 
     create_masks_for_generate = staticmethod(masks_for_generate)
 
@@ -108,7 +106,11 @@ class ShapedTransformerForCausalLM(LanguageModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **options: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits of the last `logits_to_keep` places, 0 for all, or of those, and the mean loss of `labels` (b, m)."""
+        """Return logits, and the mean loss of `labels` (b, m).
+
+        Args:
+            logits_to_keep: the number of last positions, 0 for all, or indices of positions.
+        """
         counted = {name: options.pop(name) for name in ("num_items_in_batch",) if name in options}
         states = self.transformer(
             input_ids,
@@ -120,8 +122,8 @@ class ShapedTransformerForCausalLM(LanguageModel, GenerationMixin):
             return_dict=True,
             **options,
         )
-        places = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.head(states.last_hidden_state[:, places])
+        chosen = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.head(states.last_hidden_state[:, chosen])
         loss = self.loss_of(logits, labels, counted)
         named: dict[str, Any] = {NAME: getattr(states, NAME)}
         return CausalLMOutputWithPast(
@@ -132,7 +134,7 @@ class ShapedTransformerForCausalLM(LanguageModel, GenerationMixin):
 class ShapedTransformerForSequenceClassification(ShapedTransformerPreTrainedModel):
     """Logits (b, num_labels) of the mean of the visible tokens."""
 
-    accepts_loss_kwargs = False  # the loss is a mean over the texts of a batch, whatever the Trainer accumulates
+    accepts_loss_kwargs = False  # the loss is a mean over a batch, which the Trainer must divide
 
     def __init__(self, config: ShapedTransformerConfig) -> None:
         config = with_causal(config, False)
@@ -147,7 +149,7 @@ class ShapedTransformerForSequenceClassification(ShapedTransformerPreTrainedMode
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, labels: Tensor | None = None,
         **options: Any,
     ) -> SequenceClassifierOutput:  # fmt: skip
-        """Logits, and the loss of `labels` (b,): classes, or numbers where there is one label."""
+        """Return logits, and the loss of `labels` (b,): classes, or numbers if `num_labels` is 1."""
         options.pop("num_items_in_batch", None)
         states = self.transformer(input_ids, attention_mask, return_dict=True, **options)
         logits = self.classifier(mean_of_visible(states.last_hidden_state, attention_mask))
@@ -160,12 +162,12 @@ class ShapedTransformerForSequenceClassification(ShapedTransformerPreTrainedMode
 
 
 def mean_of_visible(x: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """(b, n), over the tokens that a mask (b, m) shows."""
+    """Return the mean (b, n) over the tokens that a mask (b, m) shows."""
     if attention_mask is None:
         return x.mean(1)
     require(attention_mask.dim() == 2, f"attention_mask must be (batch, tokens); got {tuple(attention_mask.shape)}.")
-    seen = attention_mask.to(x.dtype)[..., None]
-    return (x * seen).sum(1) / seen.sum(1).clamp(min=1)
+    visible = attention_mask.to(x.dtype)[..., None]
+    return (x * visible).sum(1) / visible.sum(1).clamp(min=1)
 
 
 AutoModelForMaskedLM.register(ShapedTransformerConfig, ShapedTransformerForMaskedLM)

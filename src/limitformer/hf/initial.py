@@ -1,7 +1,7 @@
-r"""How the paper's architecture starts: its blocks, and what their weights are drawn from [ST, App. D].
+r"""The initialisation of the paper's architecture: its blocks, and the variances of their weights [ST, App. D].
 
-Loading a model may leave weights to be drawn (a new head), so that each linear layer carries the deviation it is drawn
-with, and `transformers` draws what it has not loaded.
+`transformers` draws weights that a file does not hold, such as a new head. So each linear layer stores the standard
+deviation of its weights.
 """
 
 from math import sqrt
@@ -14,14 +14,13 @@ from transformers import initialization as init
 
 from limitformer.hf.attention import ATTENTION
 from limitformer.hf.configuration import ShapedTransformerConfig, check_words
-from limitformer.hf.old_strengths import LoadsOldStrengths
 from limitformer.nn import Block, Gain, InitialVariances, Residual, post_ln_block, pre_ln_block, shaped_block
 
 EMBEDDING_STD = sqrt(0.5)
 
 
-class ShapedTransformerPreTrainedModel(LoadsOldStrengths, PreTrainedModel):
-    """What all heads share: how weights start."""
+class ShapedTransformerPreTrainedModel(PreTrainedModel):
+    """The initialisation that all heads share."""
 
     config: ShapedTransformerConfig
     base_model_prefix = "transformer"
@@ -37,7 +36,7 @@ class ShapedTransformerPreTrainedModel(LoadsOldStrengths, PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Draw what is not loaded; each linear layer knows its own deviation."""
+        """Draw weights that are not loaded; a linear layer has its standard deviation in `initial_std`."""
         if isinstance(module, nn.Linear):
             init.normal_(module.weight, std=getattr(module, "initial_std", self.config.hidden_size**-0.5))
             if module.bias is not None:
@@ -55,7 +54,7 @@ class ShapedTransformerPreTrainedModel(LoadsOldStrengths, PreTrainedModel):
 
 
 def block_of(config: ShapedTransformerConfig) -> Block:
-    """A block, whose linear layers know the deviation that they are drawn with; `InputError` for an unknown kind."""
+    """Build a block whose linear layers store their standard deviation; raise `InputError` for an unknown kind."""
     check_words(config)
     sizes: dict[str, Any] = {"hidden": config.intermediate_size, "kv_heads": config.num_key_value_heads}
     width, heads = config.hidden_size, config.num_attention_heads
@@ -72,7 +71,7 @@ def block_of(config: ShapedTransformerConfig) -> Block:
 
 
 def variances_of(config: ShapedTransformerConfig) -> InitialVariances:
-    """The initial variances that a configuration asks for."""
+    """Return the initial variances of a configuration."""
     width, shaped = config.hidden_size, config.kind == "shaped"
     if config.initial == "paper":
         paper = InitialVariances.paper(width)

@@ -1,11 +1,10 @@
-r"""What a shaped model's configuration says, for who loads it.
+r"""The marks of a shaped model in its saved configuration.
 
-* The activation's name is a sentence. There is no such activation, so that a stock model cannot be built from it,
-  whatever attention one asks for, and the error says what to call instead.
-* `shaped_class` is the module and the name of a user's own class. Nothing is imported for it: a file from elsewhere
-  must not choose what runs.
-* The wish for attentions has a name of our own, `shaped_attentions`: a configuration may say `output_attentions` beside
-  the library's own attention "eager" alone.
+* The activation's name is a sentence. Since no such activation exists, `from_pretrained` fails for any attention, and
+  its error names the function to call instead.
+* `shaped_class` is the module and name of a user's class. Loading imports nothing for it: a file of unknown origin must
+  not choose the code that runs.
+* `shaped_attentions` stores `output_attentions=True`, which the library allows only with "eager" attention.
 """
 
 import re
@@ -23,15 +22,14 @@ SENTENCE = (
     "(its activation is {})."
 )
 MARKED = re.compile(re.escape(SENTENCE).replace(r"\{\}", "(.*)"))
-OLD_MARK = " of a shaped model, which limitformer.hf.load_shaped loads"  # behind the name, in version 0.1
 LIBRARY = "transformers."
-WISH = "shaped_attentions"
+OUTPUT_ATTENTIONS = "shaped_attentions"
 
 
 def mark(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> None:
-    """Make the activation a sentence; note a wish for attentions, and a class that is not the library's."""
+    """Replace the activation's name by the sentence; store `output_attentions` and a user's class."""
     if config.output_attentions:
-        setattr(config, WISH, True)
+        setattr(config, OUTPUT_ATTENTIONS, True)
         config.output_attentions = False
     if config.model_type in FAMILIES:
         name = FAMILIES[config.model_type].activation_name
@@ -42,37 +40,37 @@ def mark(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> None:
 
 
 def unmark(config: PreTrainedConfig) -> None:
-    """Give the activation its name back."""
+    """Restore the activation's name."""
     if config.model_type in FAMILIES:
         name = FAMILIES[config.model_type].activation_name
-        text = str(getattr(config, name))
-        found = MARKED.fullmatch(text)
-        setattr(config, name, found[1] if found else text.removesuffix(OLD_MARK))
+        match = MARKED.fullmatch(str(getattr(config, name)))
+        if match:
+            setattr(config, name, match[1])
 
 
 def recorded_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """The class that a model had: a user's, if that is the one that was saved, or the library's.
+    """Return the class of a saved model, a user's or the library's.
 
     Raises:
-        InputError: there is none of that name, or its module has not been imported.
+        InputError: there is no class of that name, or its module has not been imported.
     """
     named = (config.architectures or [""])[0]
     module, _, path = str(getattr(config, "shaped_class", "")).partition(":")
     users = path.rpartition(".")[2] == named and bool(module)
-    found: Any = own_class(module, path) if users else getattr(transformers, named, None)
-    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
+    kind: Any = users_class(module, path) if users else getattr(transformers, named, None)
+    if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
         raise InputError(f"config.json names no model of transformers; got architectures={config.architectures}.")
-    return found
+    return kind
 
 
-def own_class(module: str, path: str) -> Any:
-    """The class of this name in a module that has been imported."""
-    found: Any = sys.modules.get(module)
+def users_class(module: str, path: str) -> Any:
+    """Return the class of this name in a module that has been imported."""
+    kind: Any = sys.modules.get(module)
     for name in path.split("."):
-        found = getattr(found, name, None)
-    if found is None:
+        kind = getattr(kind, name, None)
+    if kind is None:
         message = (
             f"The model is a {path} of {module}, which is not imported here. Nearest: import it, or give model_class."
         )
         raise InputError(message)
-    return found
+    return kind

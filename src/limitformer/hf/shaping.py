@@ -1,11 +1,11 @@
-r"""Make the attention of a stock model shaped, and its blocks where one wishes.
+r"""`shape_model`: shape the attention of a stock model, and optionally its blocks.
 
-Attention alone: A = γ₁ I + softmax(QKᵀ/(τ₀ τ_model)) − γ₂ C̄ in place of the softmax [ST, eq. 33].
+By default only the attention changes: A = γ₁ I + softmax(QKᵀ/(τ₀ τ_model)) − γ₂ C̄ in place of the softmax [ST, eq. 33].
 
-With `residual_gamma` γ the normalisations inside the blocks go, and each branch f is added as λx + γ f(x),
-λ² + γ² = 1 at the start, both trained [ST, App. D]. Shaped attention takes tokens of norm √n; pre-norm families have
-embeddings of any scale, so that the tokens are normalised once, before the first block. What stands after the last
-block stays.
+With `residual_gamma` γ the normalisations inside the blocks are removed, and each branch f is added as λx + γ f(x),
+λ² + γ² = 1 at the start, both trained [ST, App. D]. Shaped attention needs tokens of norm √n; pre-norm families have
+embeddings of any scale, so the tokens are normalised once, before the first block. Modules after the last block do not
+change.
 
 With `shaped_relu` the activation becomes x⁺ + s₋ x⁻, s₋ = 1 − 1/√n at the start.
 """
@@ -29,7 +29,7 @@ from limitformer.hf.attention import (
     check_packing,
     masks_for_generate,
     note_offset,
-    note_wish,
+    store_output_attentions,
 )
 from limitformer.hf.families import FAMILIES, Family
 from limitformer.hf.float32 import keep_float32
@@ -42,16 +42,16 @@ NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(101)
 
 @dataclass(frozen=True, kw_only=True)
 class Shaping:
-    """How a model is shaped; it is saved with the model's configuration.
+    """The shaping of a model, which is saved with its configuration.
 
     Attributes:
-        gamma1, gamma2: γ₁ and γ₂ at the start; 0 keeps what a trained model computes, None leaves a term out for good.
+        gamma1, gamma2: start values of γ₁ and γ₂. With 0 a trained model computes the same; None removes the term.
         tau0: τ₀ > 0, which divides the logits.
         per_head: whether each head has its own γ₁ and γ₂.
         trained: whether γ₁, γ₂, s₋, λ and γ have gradients.
-        float32: whether softmax − γ₂C̄, its sum with γ₁ I and the tokens between the layers are in float32 whatever the
-            dtype of the weights.
-        residual_gamma: γ of the residuals, which takes the blocks' normalisations away; None keeps both as they are.
+        float32: whether softmax − γ₂C̄, its sum with γ₁ I and the tokens between the layers are in float32 for any dtype
+            of the weights.
+        residual_gamma: γ of the residuals, which removes the blocks' normalisations; None changes neither.
         shaped_relu: whether the activation becomes a shaped ReLU.
     """
 
@@ -77,18 +77,18 @@ class Shaping:
 def shape_model(
     model: Model, shaping: Shaping | None = None, *, redraw: bool = False, generator: torch.Generator | None = None
 ) -> Model:
-    """Shape a BERT, RoBERTa, GPT-2, Llama or ViT model, in place; the model itself is returned.
+    """Shape a BERT, RoBERTa, GPT-2, Llama or ViT model in place, and return it.
 
     Args:
-        model: with its head, from a configuration or a checkpoint; a head whose model was shaped without it does not
-            know of the shaping when it is saved.
+        model: a model with its head, from a configuration or a checkpoint. If only its base model is shaped, the head
+            is saved without the shaping.
         shaping: None means `Shaping()`.
-        redraw: whether the blocks' weights are drawn anew with the variances of [ST, App. D]; for untrained models.
-        generator: what they are drawn from.
+        redraw: whether the blocks' weights are drawn again with the variances of [ST, App. D]; for untrained models.
+        generator: the generator of these draws.
 
     Raises:
-        InputError: another family, cross-attention, a model that is shaped already, or a shaping that the family does
-            not allow; the model is then as it was.
+        InputError: the family is another one or does not allow the shaping, or the model has cross-attention or is
+            shaped already. The model then does not change.
     """
     shaping = Shaping() if shaping is None else shaping
     family = checked_family(model, shaping)
@@ -99,12 +99,12 @@ def shape_model(
 
 
 def checked_family(model: PreTrainedModel, shaping: Shaping) -> Family:
-    """The model's family, or `InputError` where it cannot be shaped so."""
+    """Return the model's family; raise `InputError` if it cannot have this shaping."""
     is_model = isinstance(model, PreTrainedModel)
     require(is_model, f"shape_model takes a model of transformers; got {type(model).__name__}.")
     kind = model.config.model_type
     if kind not in FAMILIES:
-        raise InputError(f"Models of type {kind!r} cannot be shaped; there are {', '.join(FAMILIES)}.")
+        raise InputError(f"model_type must be one of {', '.join(FAMILIES)} to be shaped; got {kind!r}.")
     require(getattr(model.config, "shaping", None) is None, f"This {type(model).__name__} is shaped already.")
     crossed = getattr(model.config, "add_cross_attention", False)
     require(not crossed, "Shaped attention has no meaning for cross-attention: A has an identity of tokens.")
@@ -119,7 +119,7 @@ def checked_family(model: PreTrainedModel, shaping: Shaping) -> Family:
 
 
 def apply_shaping(model: PreTrainedModel, family: Family, shaping: Shaping) -> None:
-    """Shape every block, and note it in the configuration."""
+    """Shape every block, and store the shaping in the configuration."""
     blocks = family.blocks_of(model.base_model)
     for block in blocks:
         shape_attention(block, family, shaping, model.config.num_attention_heads)
@@ -131,16 +131,16 @@ def apply_shaping(model: PreTrainedModel, family: Family, shaping: Shaping) -> N
         keep_float32(blocks, family)
     if shaping.residual_gamma is not None and not family.post_norm:
         blocks[0].register_forward_pre_hook(normalise_tokens, with_kwargs=True)
-    model.base_model.register_forward_pre_hook(note_wish, with_kwargs=True)
+    model.base_model.register_forward_pre_hook(store_output_attentions, with_kwargs=True)
     if family.causal or getattr(model.config, "is_decoder", False):
         model.base_model.register_forward_pre_hook(check_packing, with_kwargs=True)
-    untyped: Any = model  # a module's own attributes are tensors to the checker
+    untyped: Any = model  # mypy takes a module's attributes for tensors
     untyped.create_masks_for_generate = masks_for_generate
     mark_configuration(model, shaping)
 
 
 def mark_configuration(model: PreTrainedModel, shaping: Shaping) -> None:
-    """Note the shaping in a configuration of the model's own: others may be built from the one that it had."""
+    """Store the shaping in a copy of the configuration, from which other models may be built."""
     shared, own = model.config, copy.deepcopy(model.config)
     modules: list[Any] = [module for module in model.modules() if getattr(module, "config", None) is shared]
     for module in modules:
@@ -152,7 +152,7 @@ def mark_configuration(model: PreTrainedModel, shaping: Shaping) -> None:
 
 
 def shape_attention(block: nn.Module, family: Family, shaping: Shaping, heads: int) -> None:
-    """Give an attention its gains, and let it ask the cache where its queries stand."""
+    """Add gains to an attention, and the hook that passes the position of its queries."""
     attention = attrgetter(family.attention)(block)
     attention.shaping = AttentionShaping(
         heads if shaping.per_head else None,
@@ -166,7 +166,7 @@ def shape_attention(block: nn.Module, family: Family, shaping: Shaping, heads: i
 
 
 def shape_residuals(block: nn.Module, family: Family, shaping: Shaping) -> None:
-    """λx + γf for both branches, without normalisations."""
+    """Add both branches as λx + γf, without normalisations."""
     assert shaping.residual_gamma is not None
     for norm, path in zip(family.norms, family.branches, strict=True):
         replace(block, norm, nn.Identity())
@@ -176,42 +176,41 @@ def shape_residuals(block: nn.Module, family: Family, shaping: Shaping) -> None:
 
 
 def shape_activation(block: nn.Module, family: Family, shaping: Shaping, width: int) -> None:
-    """A shaped ReLU."""
     activation = TrainableShapedReLU(negative=1 - 1 / sqrt(width), trained=shaping.trained)
     replace(block, family.activation, activation.to(next(block.parameters())))
 
 
 def replace(block: nn.Module, path: str, module: nn.Module) -> None:
-    """Put a module where `path` leads."""
+    """Replace the submodule at `path`."""
     parent, _, name = path.rpartition(".")
     setattr(attrgetter(parent)(block) if parent else block, name, module)
 
 
 def scale_branch(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
-    """A hook after f: γ f(x) + (λ − 1)x, to which the block adds x."""
+    """A hook after f: return γ f(x) + (λ − 1)x, to which the block adds x."""
     x = args[0] if args else kwargs["hidden_states"]
-    return with_first(output, module.residual(x, first(output)) - x)
+    return with_tokens(output, module.residual(x, tokens_of(output)) - x)
 
 
 def scale_sum(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
-    """A hook after x + f(x): λx + γ f(x)."""
+    """A hook after x + f(x): return λx + γ f(x)."""
     x = args[1] if len(args) > 1 else kwargs["input_tensor"]
     return module.residual(x, output - x)
 
 
-def first(output: Any) -> Tensor:
-    """The tokens of what a branch gives."""
+def tokens_of(output: Any) -> Tensor:
+    """Return the tokens in the output of a branch."""
     tokens: Tensor = output[0] if isinstance(output, tuple) else output
     return tokens
 
 
-def with_first(output: Any, tokens: Tensor) -> Any:
-    """The same with other tokens."""
+def with_tokens(output: Any, tokens: Tensor) -> Any:
+    """Replace the tokens in the output of a branch."""
     return (tokens, *output[1:]) if isinstance(output, tuple) else tokens
 
 
 def normalise_tokens(module: Any, args: Any, kwargs: Any) -> Any:
-    """A hook before the first block: tokens of norm √n."""
+    """A hook before the first block: normalise tokens to the norm √n."""
     if args:
         return (functional.rms_norm(args[0], args[0].shape[-1:]), *args[1:]), kwargs
     x = kwargs["hidden_states"]
@@ -220,7 +219,7 @@ def normalise_tokens(module: Any, args: Any, kwargs: Any) -> Any:
 
 @torch.no_grad()
 def redraw_blocks(model: PreTrainedModel, family: Family, generator: torch.Generator | None) -> None:
-    """Draw the blocks' weights with the variances of [ST, App. D]; their biases become 0."""
+    """Draw the blocks' weights with the variances of [ST, App. D], and set their biases to 0."""
     for block in family.blocks_of(model.base_model):
         weights = family.weights(block)
         variances = variances_of(weights, attrgetter(family.activation)(block))
@@ -235,7 +234,7 @@ def redraw_blocks(model: PreTrainedModel, family: Family, generator: torch.Gener
 
 
 def variances_of(weights: dict[str, list[Tensor]], activation: nn.Module) -> InitialVariances:
-    """For these weights and this σ, or σ(g)u where it is gated: c = 1/E σ(g)² in both."""
+    """Return the variances for these weights and this σ, or σ(g)u if it is gated: c = 1/E σ(g)² in both cases."""
     width, joined = weights["query"][0].shape[1], weights["output"][0].shape[1]
     dtype = weights["query"][0].dtype
     squares = activation(torch.tensor(NODES, dtype=dtype, device=weights["query"][0].device)).double().cpu() ** 2

@@ -2,7 +2,11 @@ r"""The paper's own architecture as a model of `transformers`, with caches [ST, 
 
 x = token embedding + position embedding, each entry N(0, ½), so that tokens start with norm √n; then blocks of
 `limitformer.nn` ("shaped", or the Pre-LN and Post-LN that it is compared with); then, for Pre-LN, a LayerNorm. The
-paper leaves the embeddings open.
+paper does not define the embeddings.
+
+`Shaping` of a stock model cannot replace it: a shaped BERT keeps the LayerNorm of its embeddings, its biases and the
+transform of its head, while GPT-2, Llama and ViT keep their last norm. And no stock family has the bidirectional Pre-LN
+and Post-LN networks of [ST, App. D], which differ from the shaped one only in their blocks.
 """
 
 from typing import Any
@@ -16,14 +20,14 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from limitformer.base.errors import InputError, require
-from limitformer.hf.attention import refuse_packed, wished
-from limitformer.hf.caches import NAME, places_of, require_cache, takes_either_name
+from limitformer.hf.attention import refuse_packed, wants_attention
+from limitformer.hf.caches import NAME, query_positions, require_cache, takes_either_name
 from limitformer.hf.configuration import ShapedTransformerConfig
 from limitformer.hf.initial import ShapedTransformerPreTrainedModel, block_of
 
 
 class ShapedTransformerModel(ShapedTransformerPreTrainedModel):
-    """Token ids (b, m) to tokens (b, m, n)."""
+    """The architecture without a head: token ids (b, m) to tokens (b, m, n)."""
 
     def __init__(self, config: ShapedTransformerConfig) -> None:
         super().__init__(config)
@@ -35,11 +39,9 @@ class ShapedTransformerModel(ShapedTransformerPreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """The embedding of tokens."""
         return self.tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Put another in its place."""
         self.tokens = value
 
     @takes_either_name
@@ -56,18 +58,18 @@ class ShapedTransformerModel(ShapedTransformerPreTrainedModel):
         output_attentions: bool | list[int] | None = None,
         **_: Any,
     ) -> BaseModelOutputWithPast:
-        """The last block's tokens; all of them, from the embeddings on, for `output_hidden_states`.
+        """Return the last block's tokens, and all tokens from the embeddings on for `output_hidden_states`.
 
-        In 16 bits with `float32` the tokens between blocks are in float32.
+        In a model of 16 bits with `float32`, the tokens between blocks are in float32.
 
         Args:
             input_ids: (b, m); or `inputs_embeds`, (b, m, n), to which positions are added too.
             attention_mask: (b, keys), 1 where a token is seen, or (b, 1, m, keys).
-            position_ids: (b, m); None: counted on from what is in the cache. Without a mask and a cache, numbers that
-                start again at 0 begin another sequence, which sees nothing of those before.
-            cache: of growing or of fixed length, also as `past_key_values`; not with positions that start again.
-            use_cache: whether to make one where none is given.
-            output_attentions: whether A of all layers is formed and given, or a list of the layers whose A is.
+            position_ids: (b, m); None counts from the end of the cache. Without a mask and a cache, numbers that
+                restart at 0 begin another sequence, which does not see earlier ones.
+            cache: a cache of growing or fixed length, also as `past_key_values`; not with positions that restart.
+            use_cache: whether to make a cache if there is none.
+            output_attentions: whether to form and return A of all layers, or a list of layers.
         """
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
@@ -83,15 +85,15 @@ class ShapedTransformerModel(ShapedTransformerPreTrainedModel):
             refuse_packed(position_ids)
         position_ids = self.checked_positions(x, position_ids, cache)
         mask = self.mask_of(x, attention_mask, cache, position_ids)
-        places = places_of(cache, x.shape[1])
+        query_places = query_positions(cache, x.shape[1])
         x = x + self.positions(position_ids)
         attentions: list[Tensor] = []
         states, dtype = [x], x.dtype
         for layer, block in enumerate(self.blocks):
             attention: Any = block.attention
-            wish = wished(output_attentions, layer, len(self.blocks))
-            attention.shown = attentions.append if wish else None
-            x = self.through(block, layer, x, mask, cache, places)
+            wanted = wants_attention(output_attentions, layer, len(self.blocks))
+            attention.shown = attentions.append if wanted else None
+            x = self.run_block(block, layer, x, mask, cache, query_places)
             states += [x] if output_hidden_states else []
             attention.shown = None
         x = self.norm(x.to(dtype))
@@ -103,33 +105,33 @@ class ShapedTransformerModel(ShapedTransformerPreTrainedModel):
             **named,
         )
 
-    def through(self, block: Any, layer: int, x: Tensor, mask: Any, past: Cache | None, places: Any) -> Tensor:
-        """One block, whose keys and values go into the cache."""
+    def run_block(self, block: Any, layer: int, x: Tensor, mask: Any, past: Cache | None, query_places: Any) -> Tensor:
+        """Run one block, whose keys and values go into the cache."""
         causal = bool(self.config.causal) and mask is None
 
-        def remember(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        def extend_cache(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
             assert past is not None
             both: tuple[Tensor, Tensor] = past.update(key, value, layer)
             return both
 
         if self.gradient_checkpointing and self.training:
             require(past is None, "Gradient checkpointing would fill a cache twice. Nearest: use_cache=False.")
-            shown = block.attention.shown is not None
-            require(not shown, "Gradient checkpointing keeps no attentions. Nearest: output_attentions=False.")
+            wanted = block.attention.shown is not None
+            require(not wanted, "Gradient checkpointing keeps no attentions. Nearest: output_attentions=False.")
             recomputed: Tensor = self._gradient_checkpointing_func(block, x, mask, causal)
             return recomputed
-        result: Tensor = block(x, mask, causal, cache=None if past is None else remember, positions=places)
+        result: Tensor = block(x, mask, causal, cache=None if past is None else extend_cache, positions=query_places)
         return result
 
     def mask_of(self, x: Tensor, mask: Tensor | None, past: Cache | None, position_ids: Tensor) -> Any:
-        """What the mask function registered for shaped attention makes of it."""
+        """Return the mask by the mask function that is registered for shaped attention."""
         if self.config.causal:
             return create_causal_mask(self.config, x, mask, past, position_ids=position_ids)
         require(past is None, "A model that is not causal has no use for a cache. Nearest: use_cache=False.")
         return create_bidirectional_mask(self.config, x, mask)
 
     def checked_positions(self, x: Tensor, position_ids: Tensor | None, past: Cache | None) -> Tensor:
-        """(b or 1, m), within what the model has embeddings for."""
+        """Return positions (b or 1, m); raise `InputError` if the model has no embedding for one."""
         offset = 0 if past is None else past.get_query_offset(0)
         longest = self.config.max_position_embeddings
         if isinstance(offset, int):
@@ -137,7 +139,7 @@ class ShapedTransformerModel(ShapedTransformerPreTrainedModel):
             require(offset + x.shape[1] <= longest or position_ids is not None, message)
         if position_ids is None:
             return (torch.arange(x.shape[1], device=x.device) + offset)[None]
-        if position_ids.device.type == "cpu" and not torch.compiler.is_compiling():  # others would have to wait
+        if position_ids.device.type == "cpu" and not torch.compiler.is_compiling():  # a GPU would have to be waited for
             last = int(position_ids.max())
             require(
                 last < longest, f"The model has {longest} positions (max_position_embeddings); got position {last}."

@@ -1,8 +1,8 @@
-r"""Bugs of initialisation that have happened, each with how it looks, why it hurts and what usually mends it.
+r"""Known bugs of initialisation, each with its signs, its harm and the usual fix.
 
-Evidence is one weight that was found to deviate from its law; a recogniser returns what it saw, or nothing. The
-first bug of the table that recognises it names it. L is the number of like layers. A ratio is that of the std held
-to the law's; it is called x within four standard errors and 0.3 %, and closer to x than to 1.
+Evidence is one weight that deviates from its law; a recogniser returns the evidence in words, or an empty string. The
+first bug of the table that matches is named. L is the number of like layers. A ratio is the std of the entries over the
+law's; it counts as x within four standard errors and 0.3 %, if it is closer to x than to 1.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from limitformer.initialisation.held import Held
+from limitformer.initialisation.summary import TensorSummary
 from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
 
@@ -26,109 +26,106 @@ FLAT = 2.1  # kurtosis below which entries look uniform (1.8), not truncated (2.
 
 @dataclass(frozen=True)
 class Evidence:
-    """A weight that deviates, and what is around it."""
+    """A weight that deviates, and its surroundings."""
 
     name: str
     shape: tuple[int, ...]
     law: Law
-    held: Held
+    summary: TensorSummary
     layers: int  # like layers, L
     embedding: bool = False
     norm: bool = False
     stds: frozenset[float] = frozenset()  # of all laws of the module
     fans: tuple[int, ...] = ()  # of the weight beside a bias, else its own
-    share: bool = False  # a tie that is broken, or copies
 
     @property
     def ratio(self) -> float:
-        """Std held over the law's."""
-        return self.held.std / self.law.std if self.law.std > 0 else math.nan
+        """The std of the entries over that of the law."""
+        return self.summary.std / self.law.std if self.law.std > 0 else math.nan
 
     def near(self, x: float) -> bool:
-        """Whether the ratio is x, and clearly not 1."""
-        close = min(4 * self.held.log_error() + 0.003, abs(math.log(x)) / 3)
+        """Return whether the ratio is x, and clearly not 1."""
+        close = min(4 * self.summary.log_error() + 0.003, abs(math.log(x)) / 3)
         return self.ratio > 0 and abs(math.log(self.ratio / x)) < close
 
     def holds(self, std: float) -> bool:
-        """Whether the std held is this."""
+        """Return whether the entries have this std."""
         return self.law.std > 0 and self.near(std / self.law.std)
 
 
 @dataclass(frozen=True)
 class Bug:
-    """How a bug is called, why it matters, what mends it, and who recognises it."""
+    """The name of a bug, its harm, the usual fix, and the function that recognises it."""
 
     key: str
     title: str
     why: str
     mend: str
-    seen: Callable[[Evidence], str] = field(repr=False)
+    recognise: Callable[[Evidence], str] = field(repr=False)
 
 
 def uninitialised(e: Evidence) -> str:
-    """Garbage: no number, or numbers that no initialisation draws."""
-    if e.held.odd:
-        return f"{e.held.odd:,} of {e.held.count + e.held.odd:,} entries are NaN or infinite"
-    far, usual = max(abs(e.held.low), abs(e.held.high)), max(abs(e.law.shift), e.law.std, 1.0)
+    """Recognise garbage: NaN, or numbers that no initialisation draws."""
+    if e.summary.odd:
+        return f"{e.summary.odd:,} of {e.summary.count + e.summary.odd:,} entries are NaN or infinite"
+    far, usual = max(abs(e.summary.low), abs(e.summary.high)), max(abs(e.law.shift), e.law.std, 1.0)
     return f"entries up to {far:.2g}" if far > 1e6 * usual else ""
 
 
 def norm_at_zero(e: Evidence) -> str:
-    """Zeros in the place of ones, or ones where the family multiplies by 1 + w."""
-    if not e.norm or e.law.kind != laws.CONSTANT or not e.held.constant:
+    """Recognise zeros instead of ones, or ones where the family multiplies by 1 + w."""
+    if not e.norm or e.law.kind != laws.CONSTANT or not e.summary.constant:
         return ""
-    if e.law.shift == 1.0 and e.held.dead:
+    if e.law.shift == 1.0 and e.summary.dead:
         return "weights of a norm are 0 and should be 1"
-    if e.law.shift == 0.0 and e.held.low == 1.0 and not e.name.endswith("bias"):
+    if e.law.shift == 0.0 and e.summary.low == 1.0 and not e.name.endswith("bias"):
         return "weights of a norm are 1 and should be 0: this family multiplies by 1 + w"
     return ""
 
 
 def dead_or_untied(e: Evidence) -> str:
-    """All zero or one constant where the law is random; ties and copies."""
-    if e.share:
-        return "sharing is not what the law says"
-    if e.law.std > 0 and e.held.constant:
-        return f"every entry is {e.held.low:g}"
+    """Recognise a constant where the law is random, broken ties, and copies."""
+    if e.law.std > 0 and e.summary.constant:
+        return f"every entry is {e.summary.low:g}"
     return ""
 
 
 def wide_embedding(e: Evidence) -> str:
-    """torch's default N(0, 1), or .6."""
+    """Recognise torch's default N(0, 1), or a std of 0.6."""
     for std in (1.0, 0.6):
-        if e.embedding and e.law.std > 0 and abs(e.held.std / std - 1) < 0.05 + 4 * e.held.log_error():
-            return f"an embedding holds std {e.held.std:.3g}, {e.ratio:.3g} times its law's" if e.ratio > 2 else ""
+        if e.embedding and e.law.std > 0 and abs(e.summary.std / std - 1) < 0.05 + 4 * e.summary.log_error():
+            return f"an embedding holds std {e.summary.std:.3g}, {e.ratio:.3g} times its law's" if e.ratio > 2 else ""
     return ""
 
 
 def torch_default(e: Evidence) -> str:
-    """U(±1/√fan), what torch.nn.Linear draws before anybody else does."""
+    """Recognise U(±1/√fan), the default of torch.nn.Linear."""
     fans = [fan for fan in e.fans if fan > 1]
     if e.law.kind == laws.CONSTANT:  # a bias
-        error = 4 * e.held.log_error() + 0.01
-        off = [abs(math.log(e.held.std * math.sqrt(3 * fan))) for fan in fans if e.held.std > 0]
-        bounded = any(max(-e.held.low, e.held.high) <= fan**-0.5 * 1.01 for fan in fans)
+        error = 4 * e.summary.log_error() + 0.01
+        off = [abs(math.log(e.summary.std * math.sqrt(3 * fan))) for fan in fans if e.summary.std > 0]
+        bounded = any(max(-e.summary.low, e.summary.high) <= fan**-0.5 * 1.01 for fan in fans)
         return "torch's default uniform bias was left in place" if off and min(off) < error and bounded else ""
     if e.law.kind == laws.UNIFORM and e.law.std in [(3 * fan) ** -0.5 for fan in fans]:
         return ""
     for fan in fans:
-        if e.held.kurtosis < FLAT and e.holds((3 * fan) ** -0.5):
+        if e.summary.kurtosis < FLAT and e.holds((3 * fan) ** -0.5):
             return f"torch's default uniform, std 1/√(3·{fan}), was left in place"
     return ""
 
 
 def wrong_fan(e: Evidence) -> str:
-    """Another formula of a fan, or the other side of the matrix."""
-    found = torch_default(e)
-    if found or len(e.shape) < 2 or not e.law.std > 0 or large_block(e):
-        return found
+    """Recognise another formula of a fan, or the other side of the matrix."""
+    default = torch_default(e)
+    if default or len(e.shape) < 2 or not e.law.std > 0 or large_block(e):
+        return default
     out, into = math.prod(e.shape[:-1]), e.shape[-1]
     scaled = [f for f in (out, into) for g in (1, 2, 1 / 3) if math.isclose(e.law.std, (g / f) ** 0.5, rel_tol=1e-3)]
     if out != into and scaled:
         for ratio in (math.sqrt(into / out), math.sqrt(out / into)):
             if e.near(ratio):
                 return f"the std is that of the other side of the {out}×{into} matrix: fan-in and fan-out are exchanged"
-    if QUERY.search(e.name):  # too large by a factor, as queries have been, may look like any of these
+    if QUERY.search(e.name):  # a query that is too large may look like any of these
         return ""
     formulas = {"√(2/{0})": 2.0, "1/√{0}": 1.0}
     for fan in dict.fromkeys((into, out)):
@@ -139,12 +136,12 @@ def wrong_fan(e: Evidence) -> str:
 
 
 def truncation(e: Evidence) -> str:
-    """The std of a truncated normal taken for that of the normal, or the other way round."""
-    cut = e.held.kurtosis < 2.7 + 3 * math.sqrt(24 / max(e.held.count, 1)) and e.held.kurtosis > FLAT
+    """Recognise the std of a truncated normal in place of the normal's, or the reverse."""
+    cut = e.summary.kurtosis < 2.7 + 3 * math.sqrt(24 / max(e.summary.count, 1)) and e.summary.kurtosis > FLAT
     own = e.law.std / abs(e.law.scale) if e.law.kind == laws.TRUNCATED and e.law.scale else 1.0
     if own < 0.99:
         if e.near(1 / own):
-            return f"the law is truncated, std {own:.4f} of the nominal one; the nominal one is held"
+            return f"the law is truncated, std {own:.4f} of the nominal one, but the entries have the nominal one"
         return f"the std was multiplied by {own:.4f} once more" if e.near(own) else ""
     if e.near(CUT) and cut:
         return f"a normal truncated at two standard deviations that was not rescaled: std {CUT:.4f} of the law's"
@@ -152,7 +149,7 @@ def truncation(e: Evidence) -> str:
 
 
 def large_query(e: Evidence) -> str:
-    """The whole of a query projection, or a block of a fused one."""
+    """Recognise a query projection, or a block of a fused one, that is too large."""
     if not e.law.std > 0:
         return ""
     if QUERY.search(e.name) and e.ratio > 3:
@@ -161,10 +158,10 @@ def large_query(e: Evidence) -> str:
 
 
 def large_block(e: Evidence) -> str:
-    """Some outputs of a fused projection are too large, and the others are as the law says."""
+    """Recognise a fused projection of which some outputs are too large, and the others follow the law."""
     if not FUSED.search(e.name):
         return ""
-    for squares in (e.held.rows, e.held.columns):
+    for squares in (e.summary.rows, e.summary.columns):
         slices = np.sqrt(squares) / e.law.std
         large = slices > 3
         if 0.05 < large.mean() < 0.67 and abs(np.median(slices[~large]) - 1) < 0.2:
@@ -174,12 +171,12 @@ def large_block(e: Evidence) -> str:
 
 
 def scalings(e: Evidence) -> list[tuple[int, str]]:
-    """What output projections are divided by the root of, where that is a number to be told from 1."""
+    """Return the factors, distinguishable from 1, by which output projections may be divided."""
     return [(number, text) for number, text in ((2 * e.layers, "√(2L)"), (e.layers, "√L")) if number > 2]
 
 
 def residual_scaled(e: Evidence) -> str:
-    """1/√(2L) or 1/√L where the law has none."""
+    """Recognise 1/√(2L) or 1/√L where the law has neither."""
     for number, text in scalings(e):
         if e.near(number**-0.5):
             return f"divided by {text} = {math.sqrt(number):.3g}, which the law does not do here"
@@ -187,7 +184,7 @@ def residual_scaled(e: Evidence) -> str:
 
 
 def residual_missing(e: Evidence) -> str:
-    """The law divides by √(2L), what is held is not divided."""
+    """Recognise a weight without the 1/√(2L) or 1/√L of its law."""
     for number, text in scalings(e):
         base = e.law.std * math.sqrt(number)
         known = any(math.isclose(base, std, rel_tol=1e-3) for std in e.stds)
@@ -203,9 +200,9 @@ BUGS = (
     Bug("norm-zero", "norm weights at zero", "A branch whose norm has the wrong constant passes nothing, or too much.",
         "Initialise norm weights to the constant of this family's code: one, or zero where it multiplies by 1 + w.",
         norm_at_zero),
-    Bug("dead", "dead, constant or untied tensor", "Equal entries stay equal, and what is held twice is trained apart.",
+    Bug("dead", "dead, constant or untied tensor", "Equal entries stay equal, and untied copies train apart.",
         "Run the initialisation over this module too, then tie_weights().", dead_or_untied),
-    Bug("embedding", "embedding std of .6 or 1", "It drowns every branch, or saturates a tied head's logits.",
+    Bug("embedding", "embedding std of 0.6 or 1", "It drowns every branch, or saturates a tied head's logits.",
         "Draw embeddings with the configuration's initializer_range; torch.nn.Embedding's default is N(0, 1).",
         wide_embedding),
     Bug("fan", "wrong fan", "The size of what a layer puts out is off by a ratio of widths in every layer.",
@@ -223,10 +220,10 @@ BUGS = (
 )  # fmt: skip
 
 
-def recognised(evidence: Evidence) -> tuple[Bug | None, str]:
-    """The first bug that it looks like, and what was seen."""
+def recognise(evidence: Evidence) -> tuple[Bug | None, str]:
+    """Return the first bug that matches, and the evidence in words."""
     for bug in BUGS:
-        detail = bug.seen(evidence)
+        detail = bug.recognise(evidence)
         if detail:
             return bug, detail
     return None, ""

@@ -1,135 +1,252 @@
-"""What deviates from the law, one weight, buffer or tie after the other; and layers that deviate from their like."""
+"""Deviations from the law: of one weight, buffer or tie at a time, and of layers from their like."""
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from limitformer.initialisation import findings as found_as
-from limitformer.initialisation.bugs import recognised
-from limitformer.initialisation.findings import Deviation
-from limitformer.initialisation.held import LONG, Held
-from limitformer.initialisation.like_layers import outliers
+from limitformer.base.errors import InputError, require
+from limitformer.initialisation.bugs import Evidence, recognise
+from limitformer.initialisation.like_layers import outliers, pattern
 from limitformer.initialisation.lines import p_of_lines
-from limitformer.initialisation.sharing import broken_ties, copies, new_ties
-from limitformer.initialisation.subject import NONE, Subject, evidence
+from limitformer.initialisation.report import DEAD, UNINITIALISED, Deviation, buffer_text, entries_text
+from limitformer.initialisation.summary import LONG, TensorSummary, summarise
 from limitformer.initialisation.weight_tests import SMALLEST, p_values
 from limitformer.weightless import laws
+from limitformer.weightless.law import LawTable
+from limitformer.weightless.laws import Law
+
+NONE = Law(laws.UNKNOWN, reason="no law")
+LEAST = 16  # entries; fewer may agree by chance where numbers are coarse
 
 
-def tested(name: str, subject: Subject) -> dict[str, float]:
-    """The p-values of one weight, each by itself; 0 is what the law excludes."""
-    each, law, parameter = subject.held[name], subject.laws[name], subject.parameters[name]
+@dataclass(frozen=True)
+class ModuleWeights:
+    """A module, its parameters, their summaries, and the laws that they should have.
+
+    Attributes:
+        module: the module.
+        parameters: under every name.
+        summaries: of each distinct parameter, under its first name.
+        laws: the law of each distinct parameter.
+        table: all laws of the module's code; None if they are not known.
+        reference: a module with the right buffers and computed parameters.
+    """
+
+    module: nn.Module
+    parameters: dict[str, nn.Parameter]
+    summaries: dict[str, TensorSummary]
+    laws: dict[str, Law]
+    table: LawTable | None
+    reference: nn.Module | None
+
+
+def measure_weights(module: nn.Module, table: LawTable | None, reference: nn.Module | None) -> ModuleWeights:
+    """Summarise every parameter once."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    meta = next((name for name, parameter in parameters.items() if parameter.is_meta), None)
+    require(meta is None, f"the module has no numbers: {meta} is on the meta device. Load or draw its weights first.")
+    seen: dict[object, str] = {}
+    first = {n: p for n, p in parameters.items() if p.is_floating_point() and seen.setdefault(memory(p), n) == n}
+    each = dict.fromkeys(first, NONE) if table is None else laws_of(first, table)
+    summaries = {name: summarise(parameter, each[name].rows) for name, parameter in first.items()}
+    return ModuleWeights(module, parameters, summaries, each, table, reference)
+
+
+def laws_of(parameters: Mapping[str, nn.Parameter], table: LawTable) -> dict[str, Law]:
+    """Return the law of each parameter, which the table has under any of its tied names."""
+    first = {name: name for name in table.laws} | {other: name for name, names in table.tied.items() for other in names}
+    missing = [name for name in parameters if name not in first]
+    if len(missing) * 2 > len(parameters):
+        raise InputError(f"the law is of another module: {table.name} has no {missing[0]}, but {next(iter(first))}.")
+    for name, parameter in parameters.items():
+        expected = table.shapes[first[name]] if name in first else tuple(parameter.shape)
+        require(
+            expected == tuple(parameter.shape),
+            f"the law is of another module: {name} is {tuple(parameter.shape)}, and its law of {expected}.",
+        )
+    return {name: table.laws[first[name]] if name in first else NONE for name in parameters}
+
+
+def memory(tensor: Tensor) -> tuple[object, ...]:
+    """Return a key that is equal for tensors that share memory."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape)
+
+
+def evidence(name: str, weights: ModuleWeights) -> Evidence:
+    """Return what recognisers of bugs read of one weight."""
+    path, _, leaf = name.rpartition(".")
+    owner = weights.module.get_submodule(path)
+    every = weights.table.laws if weights.table is not None else weights.laws
+    alike = [other for other in every if pattern(other) == pattern(name)]
+    numbers = {next((part for part in other.split(".") if part.isdecimal()), "") for other in alike}
+    weight = getattr(owner, "weight", None) if leaf == "bias" else weights.parameters[name]
+    shape = tuple(weight.shape) if isinstance(weight, Tensor) else ()
+    fans = (shape[-1], math.prod(shape[:-1]), math.prod(shape[1:])) if len(shape) > 1 else ()
+    return Evidence(
+        name, tuple(weights.parameters[name].shape), weights.laws[name], weights.summaries[name], len(numbers),
+        embedding=isinstance(owner, nn.Embedding), norm="norm" in type(owner).__name__.lower(),
+        stds=frozenset(each.std for each in every.values()), fans=tuple(dict.fromkeys(fans)),
+    )  # fmt: skip
+
+
+def weight_p_values(name: str, weights: ModuleWeights) -> dict[str, float]:
+    """Return the p-values of one weight, not corrected; 0 is what the law excludes."""
+    each, law, parameter = weights.summaries[name], weights.laws[name], weights.parameters[name]
     if each.odd:
         return {"NaN": 0.0}
     if not each.count or law.kind == laws.UNKNOWN:
         return {}
     if law.kind == laws.GIVEN:
-        meant = None if subject.reference is None else dict(subject.reference.named_parameters()).get(name)
-        return {} if meant is None or meant.is_meta or same(parameter, meant) else {"values": 0.0}
+        computed = None if weights.reference is None else dict(weights.reference.named_parameters()).get(name)
+        return {} if computed is None or computed.is_meta or same(parameter, computed) else {"values": 0.0}
     if law.std == 0:
         off = max(abs(each.low - law.shift), abs(each.high - law.shift))
-        return {} if off <= near_zero(each.spacing, law.shift) else {"constant": 0.0}
-    found = p_values(each, law) | {"lines": p_of_lines(parameter, law)}
+        rounding = each.spacing * abs(law.shift) + (SMALLEST if each.spacing > 1e-5 and law.shift else 0.0)
+        return {} if off <= rounding else {"constant": 0.0}
+    result = p_values(each, law) | {"lines": p_of_lines(parameter, law)}
     if each.constant and each.count >= LONG:
-        found["constant"] = 0.0
-    if any(lines_dead(each)):
-        found["dead rows"] = 0.0
+        result["constant"] = 0.0
+    if any(dead_lines(each)):
+        result["dead rows"] = 0.0
     if any(not bool((parameter.detach()[row] == value).all()) for row, value in law.rows.items()):
-        found["fixed rows"] = 0.0
-    return found
+        result["fixed rows"] = 0.0
+    return result
 
 
-def near_zero(spacing: float, value: float) -> float:
-    """How far from a number rounding may take it."""
-    return spacing * abs(value) + (SMALLEST if spacing > 1e-5 and value else 0.0)
-
-
-def same(mine: Tensor, meant: Tensor) -> bool:
-    """Whether two tensors agree up to rounding to the type of the first."""
-    if mine.shape != meant.shape:
+def same(tensor: Tensor, reference: Tensor) -> bool:
+    """Return whether two tensors agree up to rounding to the type of the first."""
+    if tensor.shape != reference.shape:
         return False
-    if not mine.is_floating_point():
-        return bool(torch.equal(mine.cpu(), meant.to("cpu", mine.dtype)))
-    close = max(4 * torch.finfo(mine.dtype).eps, 1e-5)
-    a, b = mine.detach().cpu().double(), meant.detach().to("cpu", mine.dtype).double()
+    if not tensor.is_floating_point():
+        return bool(torch.equal(tensor.cpu(), reference.to("cpu", tensor.dtype)))
+    close = max(4 * torch.finfo(tensor.dtype).eps, 1e-5)
+    a, b = tensor.detach().cpu().double(), reference.detach().to("cpu", tensor.dtype).double()
     return bool(torch.allclose(a, b, rtol=close, atol=1e-12, equal_nan=True))
 
 
-def lines_dead(each: Held) -> tuple[int, int]:
-    """Rows and columns that are all zero; lines of few entries do not count."""
+def dead_lines(each: TensorSummary) -> tuple[int, int]:
+    """Count rows and columns that are all zero; lines of few entries do not count."""
     if each.dead or not len(each.rows):
         return 0, 0
     long = len(each.columns) >= LONG, len(each.rows) >= LONG
     return int((each.rows == 0).sum()) * long[0], int((each.columns == 0).sum()) * long[1]
 
 
-def deviation(name: str, corrected: dict[str, float], subject: Subject) -> Deviation:
-    """What stands out of one weight against its law, and the bug that it looks like."""
-    e = evidence(name, subject)
-    bug, detail = recognised(e)
-    certain = [test for test in ("NaN", "constant", "values", "fixed rows") if test in corrected]
-    kind = (
-        certain[0]
-        if certain
-        else "dead rows"
-        if "dead rows" in corrected
-        else min(corrected, key=corrected.__getitem__)
-    )
-    if kind == "constant" and e.held.dead and e.law.std > 0:
+def weight_deviation(name: str, corrected: dict[str, float], weights: ModuleWeights) -> Deviation:
+    """Describe how one weight deviates from its law, and the bug that it looks like."""
+    e = evidence(name, weights)
+    bug, detail = recognise(e)
+    certain = [test for test in ("NaN", "constant", "values", "fixed rows", "dead rows") if test in corrected]
+    kind = certain[0] if certain else min(corrected, key=corrected.__getitem__)
+    if kind == "constant" and e.summary.dead and e.law.std > 0:
         kind = "dead"
-    return Deviation(name, kind, min(corrected.values()), found_as.held_text(e.held, e.law), str(e.law), bug, detail)
+    return Deviation(name, kind, min(corrected.values()), entries_text(e.summary, e.law), str(e.law), bug, detail)
 
 
-def law_free(subject: Subject) -> list[Deviation]:
-    """Where no law is known: NaN is found with the rest; dead matrices and dead rows."""
-    found = []
-    for name, each in subject.held.items():
-        bias = "bias" in name.rpartition(".")[2]  # zero by custom, also where those of many experts are a matrix
-        if subject.laws[name].kind != laws.UNKNOWN or not len(each.rows) or each.odd or bias:
+def law_free_deviations(weights: ModuleWeights) -> list[Deviation]:
+    """Return dead matrices and rows of weights without a law; NaN is found with the other weights."""
+    result = []
+    for name, each in weights.summaries.items():
+        bias = "bias" in name.rpartition(".")[2]  # zero by custom, even if those of many experts form a matrix
+        if weights.laws[name].kind != laws.UNKNOWN or not len(each.rows) or each.odd or bias:
             continue
-        rows, columns = lines_dead(each)
-        owner = subject.module.get_submodule(name.rpartition(".")[0])
+        rows, columns = dead_lines(each)
+        owner = weights.module.get_submodule(name.rpartition(".")[0])
         rows -= getattr(owner, "padding_idx", None) is not None
         if each.dead or rows > 0 or columns > 0:
-            kind, text = "dead" if each.dead else "dead rows", found_as.held_text(each, NONE)
-            bug, detail = (found_as.DEAD, "every entry is 0") if each.dead else (None, "")
-            found.append(Deviation(name, kind, 0.0, text, "none known", bug, detail))
-    return found
+            kind, bug, detail = ("dead", DEAD, "every entry is 0") if each.dead else ("dead rows", None, "")
+            result.append(Deviation(name, kind, 0.0, entries_text(each, NONE), "none known", bug, detail))
+    return result
 
 
-def of_buffers(subject: Subject) -> list[Deviation]:
-    """Buffers that are not those of the reference; without one, those that are NaN."""
-    meant = {} if subject.reference is None else dict(subject.reference.named_buffers())
-    found = []
-    for name, buffer in subject.module.named_buffers():
-        twin = meant.get(name)
+def buffer_deviations(weights: ModuleWeights) -> list[Deviation]:
+    """Return buffers that differ from those of the reference; without a reference, those that hold NaN."""
+    expected = {} if weights.reference is None else dict(weights.reference.named_buffers())
+    result = []
+    for name, buffer in weights.module.named_buffers():
+        twin = expected.get(name)
         if buffer.is_meta or not buffer.numel() or (twin is not None and twin.is_meta):
             continue
-        wrong = not same(buffer, twin) if twin is not None else bool(buffer.isnan().any())
-        if wrong:
-            running = isinstance(subject.module.get_submodule(name.rpartition(".")[0]), nn.modules.batchnorm._NormBase)
-            kind = "statistics" if running and bool(buffer.isfinite().all()) else "buffer"
-            law = "another buffer" if twin is None else found_as.buffer_text(twin)
-            bug = None if kind == "statistics" else found_as.UNINITIALISED
-            found.append(
-                Deviation(name, kind, 0.0, found_as.buffer_text(buffer), law, bug, "the buffer is not as built")
+        if same(buffer, twin) if twin is not None else not bool(buffer.isnan().any()):
+            continue
+        running = isinstance(weights.module.get_submodule(name.rpartition(".")[0]), nn.modules.batchnorm._NormBase)
+        kind = "statistics" if running and bool(buffer.isfinite().all()) else "buffer"
+        law = "another buffer" if twin is None else buffer_text(twin)
+        bug = None if kind == "statistics" else UNINITIALISED
+        result.append(Deviation(name, kind, 0.0, buffer_text(buffer), law, bug, "the buffer is not as built"))
+    return result
+
+
+def sharing_deviations(weights: ModuleWeights) -> list[Deviation]:
+    """Return ties that are broken or new, and copies."""
+    broken = [] if weights.table is None else broken_ties(weights.parameters, weights.table)
+    new = [] if weights.table is None else new_ties(weights.parameters, weights.table)
+    return [*broken, *new, *copies(weights.summaries, weights.table, [(d.name, *d.others) for d in broken])]
+
+
+def tie_groups(law: LawTable) -> list[tuple[str, ...]]:
+    """Return groups of names that should be one parameter."""
+    return [(first, *others) for first, others in law.tied.items()]
+
+
+def broken_ties(parameters: Mapping[str, nn.Parameter], law: LawTable) -> list[Deviation]:
+    """Return ties of the law between parameters that are separate in the module."""
+    result = []
+    for group in tie_groups(law):
+        names = [name for name in group if name in parameters]
+        if len({memory(parameters[name]) for name in names}) > 1:
+            first, *others = (parameters[name].detach() for name in names)
+            equal = all(first.shape == other.shape and bool(torch.equal(first, other)) for other in others)
+            text = f"{len(names)} parameters with {'equal' if equal else 'different'} numbers"
+            result.append(
+                Deviation(names[0], "broken tie", 0.0, text, "one parameter", DEAD, "a tie is broken", tuple(names[1:]))
             )
-    return found
+    return result
 
 
-def of_sharing(subject: Subject) -> list[Deviation]:
-    """Ties that are broken or new, and copies."""
-    found = [] if subject.table is None else broken_ties(subject.parameters, subject.table)
-    apart = [each.names for each in found]
-    found += [] if subject.table is None else new_ties(subject.parameters, subject.table)
-    found += copies(subject.held, subject.table, apart)
-    return [found_as.sharing(each) for each in found]
-
-
-def of_like_layers(subject: Subject, trained: bool, level: float) -> list[Deviation]:
-    """Layers that stand out among their like, where no law says what they should be."""
-    asked = {n: h for n, h in subject.held.items() if trained or subject.laws[n].kind == laws.UNKNOWN}
+def new_ties(parameters: Mapping[str, nn.Parameter], law: LawTable) -> list[Deviation]:
+    """Return parameters that share memory in the module and are separate in the law."""
+    source = {name: group[0] for group in tie_groups(law) for name in group}
+    shared: dict[tuple[object, ...], list[str]] = {}
+    for name, parameter in parameters.items():
+        if parameter.numel():
+            shared.setdefault(memory(parameter), []).append(name)
     return [
-        Deviation(o.name, "like layers", o.p, f"std {asked[o.name].std:.3g}, {o.ratio:.3g} times its like layers'",
-                  "none known" if not trained else str(subject.laws[o.name]), None, "")
-        for o in outliers(asked, level, trained)
+        Deviation(names[0], "new tie", 0.0, "one parameter", "parameters of their own", None, "", tuple(names[1:]))
+        for names in shared.values()
+        if len({source.get(name, name) for name in names}) > 1
+    ]
+
+
+def copies(
+    summaries: Mapping[str, TensorSummary], law: LawTable | None, apart: Iterable[tuple[str, ...]]
+) -> list[Deviation]:
+    """Return random tensors with equal entries, except from one draw of the law, or in a group of `apart`."""
+    alike: dict[tuple[int, str], list[str]] = {}
+    for name, each in summaries.items():
+        drawn = law is None or (name in law.laws and law.laws[name].random and law.laws[name].source >= 0)
+        if each.count >= LEAST and not each.constant and each.std > 0 and drawn:
+            digest = hashlib.sha256(each.sample.tobytes()).hexdigest()
+            alike.setdefault((each.count, digest), []).append(name)
+    known = [set(group) for group in apart]
+    result = []
+    for names in alike.values():
+        sources = {law.laws[name].source for name in names} if law is not None else {-1, -2}
+        if len(names) > 1 and len(sources) > 1 and not any(set(names) <= group for group in known):
+            text = f"{len(names)} times the same numbers"
+            result.append(Deviation(names[0], "copies", 0.0, text, "independent draws", None, "", tuple(names[1:])))
+    return result
+
+
+def like_layer_deviations(weights: ModuleWeights, trained: bool, level: float) -> list[Deviation]:
+    """Return layers that stand out among their like, if no law applies to them."""
+    every = {n: s for n, s in weights.summaries.items() if trained or weights.laws[n].kind == laws.UNKNOWN}
+    return [
+        Deviation(o.name, "like layers", o.p, f"std {every[o.name].std:.3g}, {o.ratio:.3g} times its like layers'",
+                  "none known" if not trained else str(weights.laws[o.name]), None, "")
+        for o in outliers(every, level, trained)
     ]  # fmt: skip

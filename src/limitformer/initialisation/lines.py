@@ -1,14 +1,14 @@
-r"""Rows and columns of a matrix among themselves: whether some are equal, and whether they span what they should.
+r"""Compare the rows and columns of a matrix: whether some are equal, and whether they span a full space.
 
-A line is a row or a column of n entries, less the law's mean, divided by its length. Of K independent lines let
+A line is a row or a column of n entries, minus the law's mean, divided by its length. Of K independent lines let
 
   T = Σ_{i<j} (n c_ij − 1),   c_ij the squared cosine of lines i and j.
 
 For lines of independent directions, N = K(K − 1)/2 pairs, E c = 1/n and pairs are uncorrelated: T has mean 0, variance
 2N(n − 1)/(n + 2), and third moment N μ₃ + K(K − 1)(K − 2) · 4(n − 1)/(n + 2)², the last from triangles, with
-μ₃ = 15n²/((n + 2)(n + 4)) − 9n/(n + 2) + 2. The Pearson law of type III with these moments is taken, its upper tail: of
-rank r < n the mean of n c is n/r, and of m copies of each of n/m columns it is m. Rows and columns are both asked, as
-a few equal rows are seldom both among K of them, but turn all columns.
+μ₃ = 15n²/((n + 2)(n + 4)) − 9n/(n + 2) + 2. The p-value is the upper tail of the Pearson law of type III with these
+moments: at rank r < n the mean of n c is n/r, and with m copies of each of n/m columns it is m. Rows and columns are
+both tested, because a few equal rows are seldom both among K rows, but change all columns.
 """
 
 import math
@@ -16,35 +16,35 @@ import math
 import torch
 from torch import Tensor
 
-from limitformer.initialisation.held import LONG
+from limitformer.initialisation.summary import LONG
 from limitformer.initialisation.weight_tests import pearson_tails
 from limitformer.weightless.laws import Law
 
 FEWEST = 24  # lines, and entries of each, below which the law of T is not known well enough
-MOST = 256  # lines that are compared with each other
-ENTRIES = 2048  # of a line that are looked at
+MOST = 256  # largest number of lines
+ENTRIES = 2048  # largest number of entries of a line
 
 
 def p_of_lines(values: Tensor, law: Law) -> float:
-    """Of the matrix whose rows are all leading dimensions: 0 if two lines are equal, else that of T; 1 of a vector."""
+    """Return 0 if two lines are equal, else the p-value of T; leading dimensions are rows. A vector has p = 1."""
     if values.dim() < 2:
         return 1.0
     fixed = torch.tensor(sorted(law.rows), dtype=torch.long, device=values.device)
-    kept = values.detach().index_select(0, others(len(values), fixed)) if len(fixed) else values.detach()
-    table = kept.reshape(-1, values.shape[-1])
+    rows = values.detach().index_select(0, others(len(values), fixed)) if len(fixed) else values.detach()
+    table = rows.reshape(-1, values.shape[-1])
     if any_equal(table) or any_equal(table.mT):
         return 0.0
     return min(1.0, 2 * min(p_of_angles(table, law.mean), p_of_angles(table.mT, law.mean)))
 
 
 def others(count: int, fixed: Tensor) -> Tensor:
-    """The numbers below `count` that are not of these."""
+    """Return the numbers below `count` that are not in `fixed`."""
     numbers = torch.arange(count, device=fixed.device)
     return numbers[~torch.isin(numbers, fixed)]
 
 
 def any_equal(lines: Tensor) -> bool:
-    """Whether two lines of `LONG` entries or more are equal and not zero: first by a few of their entries."""
+    """Return whether two lines of `LONG` entries or more are equal and not zero, comparing a few entries first."""
     if lines.shape[1] < LONG or len(lines) < 2:
         return False
     few = lines[:, torch.linspace(0, lines.shape[1] - 1, LONG).long().to(lines.device)].cpu().float()
@@ -58,8 +58,8 @@ def any_equal(lines: Tensor) -> bool:
 
 
 def p_of_angles(lines: Tensor, mean: float) -> float:
-    """P(T is as large), of lines chosen by a fixed generator; 1 where there are too few or too short ones."""
-    some, entries = chosen(len(lines), MOST), chosen(lines.shape[1], ENTRIES)
+    """Return P(T is as large) for lines fixed_choice by a fixed generator; 1 if there are too few or too short ones."""
+    some, entries = fixed_choice(len(lines), MOST), fixed_choice(lines.shape[1], ENTRIES)
     x = lines[some.to(lines.device)][:, entries.to(lines.device)].to("cpu", torch.float64) - mean
     x = x[(x + mean != 0).any(1)]  # a dead line is another finding
     k, n = x.shape
@@ -74,8 +74,8 @@ def p_of_angles(lines: Tensor, mean: float) -> float:
     return pearson_tails(total / width, third / width**3)[1]
 
 
-def chosen(count: int, most: int) -> Tensor:
-    """At most so many of the numbers below `count`, always the same ones."""
+def fixed_choice(count: int, most: int) -> Tensor:
+    """Return at most `most` of the numbers below `count`, always the same ones."""
     if count <= most:
         return torch.arange(count)
     return torch.randperm(count, generator=torch.Generator().manual_seed(0))[:most]

@@ -1,10 +1,6 @@
-"""What is studied: frozen, validated declarations. No numerics live here."""
+"""Frozen, validated declarations of models. They compute nothing."""
 
-from limitformer.models.activations import GeGLU as GeGLU
-from limitformer.models.activations import SiLU as SiLU
-from limitformer.models.activations import SquaredReLU as SquaredReLU
-from limitformer.models.activations import SwiGLU as SwiGLU
-from limitformer.models.activations import Tanh as Tanh
+from limitformer.models.activations import *  # noqa: F403  its `__all__`
 from limitformer.models.attention import Attention as Attention
 from limitformer.models.attention import ShapedAttention as ShapedAttention
 from limitformer.models.attention import SoftmaxAttention as SoftmaxAttention

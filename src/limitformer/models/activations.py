@@ -1,54 +1,57 @@
-"""Activations by name: each a scalar function, and the layer made of it.
+"""Activations of the package: each is a scalar function, and the layer made of it.
 
-One more takes a function and three lines here, and its name in `limitformer/__init__.py`. A function that also works on
-tensors, as `squared_relu` does, needs no `torch`.
+Gain, chain and network derive from the function, and the command line takes the name of the layer (`squared-relu`).
+To add an activation, write both here, and add its name to `__all__` and to `limitformer/__init__.py`. A function that
+also works on tensors, as `squared_relu` does, needs no `torch`.
 """
 
 from math import erf, exp, sqrt, tanh
 
 from limitformer.models.elementwise import Elementwise, Gated
 
+__all__ = ["GeGLU", "SiLU", "SquaredReLU", "SwiGLU", "Tanh"]
+
 
 def silu(x: float) -> float:
-    """x/(1 + e⁻ˣ), also called swish."""
+    """Return x/(1 + e⁻ˣ), also called swish."""
     return x / (1 + exp(-x))
 
 
 def hyperbolic_tangent(x: float) -> float:
-    """tanh x."""
+    """Return tanh x."""
     return tanh(x)
 
 
 def squared_relu(x: float) -> float:
-    """max(x, 0)²."""
+    """Return max(x, 0)²."""
     return 0.5 * x * (x + abs(x))
 
 
 def gelu(x: float) -> float:
-    """x Φ(x), Φ the normal distribution function."""
+    """Return x Φ(x), Φ the normal distribution function."""
     return 0.5 * x * (1 + erf(x / sqrt(2)))
 
 
 def SiLU(hidden: int | None = None) -> Elementwise:
-    """The layer of `silu`."""
+    """Make the layer of `silu`."""
     return Elementwise(silu, hidden=hidden, torch="silu")
 
 
 def Tanh(hidden: int | None = None) -> Elementwise:
-    """The layer of tanh."""
+    """Make the layer of tanh."""
     return Elementwise(hyperbolic_tangent, hidden=hidden, torch="tanh")
 
 
 def SquaredReLU(hidden: int | None = None) -> Elementwise:
-    """The layer of `squared_relu`, gain 2/3 [So et al., *Primer*, 2021]."""
+    """Make the layer of `squared_relu`, gain 2/3 [So et al., *Primer*, 2021]."""
     return Elementwise(squared_relu, hidden=hidden)
 
 
 def SwiGLU(hidden: int | None = None) -> Gated:
-    """The gated pair of `silu` [Shazeer, *GLU variants improve Transformer*, 2020]."""
+    """Make the gated pair of `silu` [Shazeer, *GLU variants improve Transformer*, 2020]."""
     return Gated(silu, hidden=hidden, torch="silu")
 
 
 def GeGLU(hidden: int | None = None) -> Gated:
-    """The gated pair of `gelu` [the same]."""
+    """Make the gated pair of `gelu` [Shazeer, 2020]."""
     return Gated(gelu, hidden=hidden, torch="gelu")

@@ -22,7 +22,7 @@ Temperature = Literal["shaped", "standard"]
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """What all attention shares. Not made directly: use one of the two below, or `Mixing`.
+    """The base class of attention sublayers. Use `ShapedAttention`, `SoftmaxAttention` or `Mixing`.
 
     Attributes:
         tau0: τ₀ > 0.
@@ -34,10 +34,9 @@ class Attention:
     heads: int | None = None
     head_dim: int | None = None
 
-    # Not fields: each subclass says which of the three modifications of [ST, eq. 9] it makes.
     @property
     def interventions(self) -> tuple[bool, bool, Temperature]:
-        """(identity, center, temperature): which of the modifications of [ST, eq. 9] are made."""
+        """(identity, center, temperature): the modifications of [ST, eq. 9] that this attention makes."""
         raise TypeError("Attention is abstract: use ShapedAttention, SoftmaxAttention or Mixing.")
 
     def __post_init__(self) -> None:
@@ -48,10 +47,10 @@ class Attention:
                 set_fields(self, **{name: require_count(name, getattr(self, name))})
 
     def require_mask(self, mask: str | None) -> None:
-        """Raise `InputError` if A cannot be made under that mask."""
+        """Raise `InputError` if A cannot be formed under that mask."""
 
     def key_dim(self, width: int) -> int:
-        """n_k at this width."""
+        """Return n_k at this width; raise `InputError` unless the heads divide the width."""
         if self.head_dim is not None:
             return self.head_dim
         heads = self.heads or 1
@@ -65,21 +64,22 @@ class Attention:
         return width // heads
 
     def temperature_at(self, width: int) -> float:
-        """τ at this width."""
+        """Return τ at this width."""
         scale = {"shaped": width, "standard": 1}[self.interventions[2]]
         return self.tau0 * (scale * self.key_dim(width)) ** 0.5
 
 
 def require_temperature(temperature: object) -> None:
-    """Raise `InputError` unless it is one of the two."""
-    known = temperature in ("shaped", "standard")
-    require(known, f'temperature must be "shaped" or "standard"; got {temperature!r}.')
+    require(
+        temperature in ("shaped", "standard"),
+        f'temperature must be "shaped" or "standard"; got {temperature!r}.',
+    )
 
 
 @register("attention")
 @dataclass(frozen=True, kw_only=True)
 class ShapedAttention(Attention):
-    """A = I + softmax(Y/τ) − 11ᵀ/m with τ = τ₀ √(n n_k) [ST, eq. 9], or any part of it [ST, Fig. 4].
+    """A = I + softmax(Y/τ) − 11ᵀ/m with τ = τ₀ √(n n_k) [ST, eq. 9], or with some of its modifications [ST, Fig. 4].
 
     Attributes:
         identity: add I.

@@ -3,9 +3,9 @@ r"""Feed-forward layers with any scalar function σ, and gated pairs.
 * elementwise: X ← λX + γ √(c/n_h) σ(X W_pre/√n) W_post;
 * gated:       X ← λX + γ √(c/n_h) (σ(X W_pre/√n) ∘ X W_gate/√n) W_post, whose second factor has no σ.
 
-The gain is c = 1/E σ(g)², g ~ N(0, 1), in both, since the gate is independent of g and its variance is 1. It is found
-by adaptive quadrature of σ(x)² φ(x), piece after piece, unless it is given. σ need not have mean zero, nor be smooth;
-but what it does on less than a hundredth alone, no quadrature may see.
+The gain is c = 1/E σ(g)², g ~ N(0, 1), in both, because the gate is independent of g and has variance 1. Unless it is
+given, it is computed by adaptive quadrature of σ(x)² φ(x), piece by piece. σ need neither have mean zero nor be smooth,
+but the quadrature may miss a peak or notch that is narrower than a hundredth.
 """
 
 from collections.abc import Sequence
@@ -15,33 +15,33 @@ from itertools import pairwise
 from math import exp, isclose, isfinite, pi, sqrt
 
 from limitformer.base.errors import require, require_real, set_fields
+from limitformer.models.compiled import require_scalar_function
 from limitformer.models.feedforward import Feedforward
+from limitformer.models.frozen import FrozenFunction, freeze_functions, function_of
 from limitformer.models.functions import Function, name_of, value_at
 from limitformer.models.kinds import register
-from limitformer.models.own_function import function_of, keep_functions
-from limitformer.models.readings import Reading, reading_of
 
 TRIED = (-10.0, -3.0, -1.0, -0.5, 0.0, 0.5, 1.0, 3.0, 10.0)
-PIECES = (-38.0, -16.0, -8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 38.0)  # φ is 0 in float64 beyond
-SHORT_PIECES = (-38.0, -16.0, *(k / 16 for k in range(-128, 129)), 16.0, 38.0)  # to see what the others may pass over
-PRECISION = 1e-10  # of the gain, relative
+PIECES = (-38.0, -16.0, -8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 38.0)  # beyond, φ is 0 in float64
+SHORT_PIECES = (-38.0, -16.0, *(k / 16 for k in range(-128, 129)), 16.0, 38.0)  # find peaks that the others miss
+PRECISION = 1e-10  # relative, of the gain
 
 
 @register("feedforward")
 @dataclass(frozen=True, kw_only=True)
 class Elementwise(Feedforward):
-    """A layer whose activation is any scalar function.
+    """A layer whose activation is any scalar function, as it was when the layer was made.
 
     Attributes:
-        function: σ, from a float to a float, of Python (as Numba can compile it) or of Numba; or its path,
-            "package.module:function".
-        gain: c; None finds 1/E σ(g)².
+        function: σ, from a float to a float: a function of Python that Numba can compile, or of Numba, or its path,
+            "package.module:function". The attribute is a copy of it (`models.frozen`).
+        gain: c; None computes 1/E σ(g)².
         torch: the same σ on tensors, for networks: a function, its path, or its name in torch or torch.nn.functional.
-            None looks there for a function of σ's name, and then tries σ itself on a tensor. What it gives must agree
-            with σ.
+            None looks there for a function of σ's name, and then tries σ itself on a tensor. It must agree with σ.
 
     Raises:
-        InputError: no function, one that is not finite at some number of ordinary size, or whose gain cannot be found.
+        InputError: `function` is not a function, is not finite at some number of ordinary size, or Numba cannot
+            compile it; or its gain cannot be computed.
 
     >>> from math import tanh
     >>> def damped(x):
@@ -56,14 +56,14 @@ class Elementwise(Feedforward):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        keep_functions(self)
-        try_elementwise(function_of(self))
+        freeze_functions(self)
+        require_scalar_function(function_of(self), TRIED)
         if self.gain is not None:
             set_fields(self, gain=require_real("gain", self.gain))
-            require(self.gain > 0, f"gain must be positive; got {self.gain}. None finds it.")
+            require(self.gain > 0, f"gain must be positive; got {self.gain}. None computes it.")
 
     def gain_at(self, width: int) -> float:
-        return 1 / gaussian_square(function_of(self)) if self.gain is None else self.gain
+        return 1 / second_moment(function_of(self)) if self.gain is None else self.gain
 
 
 @register("feedforward")
@@ -71,53 +71,40 @@ class Elementwise(Feedforward):
 class Gated(Elementwise):
     """A gated pair: σ of one half of the pre-activations, times the other half: SwiGLU, GeGLU, GLU, …
 
-    Attributes as of `Elementwise`; `hidden` counts pairs, so that there are three matrices of n × n_h entries.
+    Attributes are those of `Elementwise`; `hidden` counts pairs, so there are three matrices of n × n_h entries.
     """
 
 
-def try_elementwise(function: Function) -> None:
-    """Raise `InputError` unless σ is finite at some numbers."""
-    for x in TRIED:
-        y = value_at(function, x)
-        require(isfinite(y), f"function must be finite everywhere; {name_of(function)}({x:g}) gave {y}.")
-
-
-def gaussian_square(function: Function) -> float:
-    """`second_moment` of the function as it is now."""
-    return second_moment(function, reading_of(function))
-
-
 @lru_cache(maxsize=1024)
-def second_moment(function: Function, reading: Reading) -> float:
-    """E σ(g)², g ~ N(0, 1), kept under what the function reads.
+def second_moment(function: FrozenFunction) -> float:
+    """Return E σ(g)², g ~ N(0, 1).
 
     Raises:
-        InputError: it is 0 or infinite, or not found to `PRECISION`.
+        InputError: it is 0 or infinite, or not known to `PRECISION`.
     """
     few, many = quadrature(function, PIECES), quadrature(function, SHORT_PIECES)
     total, error = few if is_precise(*few) and isclose(few[0], many[0], rel_tol=PRECISION) else many
     name = f"E {name_of(function)}(g)²"
     require(total > 0, f"function must not vanish; {name} is {total}.")
-    require(is_precise(total, error), f"{name}, g ~ N(0, 1), is {total:g}, known to {error:.2g} alone: give gain.")
+    require(is_precise(total, error), f"{name}, g ~ N(0, 1), is {total:g}, known to {error:.2g} only: give gain.")
     return total
 
 
-def quadrature(function: Function, pieces: Sequence[float]) -> tuple[float, float]:
-    """E σ(g)² by adaptive quadrature between these points, and what it may be off; (∞, 0) where σ overflows."""
+def quadrature(function: FrozenFunction, pieces: Sequence[float]) -> tuple[float, float]:
+    """Return E σ(g)² by adaptive quadrature between these points, and its error; (∞, 0) where σ overflows."""
     from scipy.integrate import quad
 
     def integrand(x: float) -> float:
         return value_at(function, x) ** 2 * exp(-x * x / 2) / sqrt(2 * pi)
 
     try:
-        found = [
+        integrals = [
             quad(integrand, *piece, epsabs=0, epsrel=1e-12, limit=200, full_output=1) for piece in pairwise(pieces)
         ]
     except OverflowError:
         return float("inf"), 0.0
-    return sum(part[0] for part in found), sum(part[1] for part in found)
+    return sum(part[0] for part in integrals), sum(part[1] for part in integrals)
 
 
 def is_precise(total: float, error: float) -> bool:
-    """Whether it is known to `PRECISION`."""
     return isfinite(total) and error < PRECISION * total

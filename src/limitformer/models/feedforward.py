@@ -19,7 +19,11 @@ GELU_SECOND_MOMENT = (1 + sqrt(3) / (2 * pi)) / 3
 
 @dataclass(frozen=True, kw_only=True)
 class Feedforward:
-    """What the feed-forward layers share: `hidden` n_h; None means the width, as in [ST]."""
+    """The base class of feed-forward layers.
+
+    Attributes:
+        hidden: n_h; None means the width, as in [ST].
+    """
 
     hidden: int | None = None
 
@@ -28,11 +32,11 @@ class Feedforward:
             set_fields(self, hidden=require_count("hidden", self.hidden))
 
     def hidden_at(self, width: int) -> int:
-        """n_h at this width."""
+        """Return n_h at this width."""
         return width if self.hidden is None else self.hidden
 
     def gain_at(self, width: int) -> float:
-        """c = 1/E σ(g)² at this width."""
+        """Return c = 1/E σ(g)² at this width."""
         raise TypeError("Feedforward is abstract: use ShapedReLU, ReLU, GELU, Elementwise, Gated or OneMatrix.")
 
 
@@ -50,7 +54,7 @@ class ShapedReLU(Feedforward):
             set_fields(self, **{name: require_real(name, getattr(self, name))})
 
     def slopes(self, width: int) -> tuple[float, float]:
-        """(s₊, s₋) at this width."""
+        """Return (s₊, s₋) at this width."""
         return 1 + self.c_plus / sqrt(width), 1 + self.c_minus / sqrt(width)
 
     def gain_at(self, width: int) -> float:
@@ -66,7 +70,7 @@ class ReLU(Feedforward):
     """σ(x) = max(x, 0)."""
 
     def slopes(self, width: int) -> tuple[float, float]:
-        """(1, 0), whatever the width."""
+        """Return (1, 0)."""
         return 1.0, 0.0
 
     def gain_at(self, width: int) -> float:

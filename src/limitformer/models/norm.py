@@ -2,27 +2,32 @@ r"""Normalisation of each token over its coordinates, before the branch ("pre") 
 
 * pre:  X ← λX + γ f(norm(X));   post: X ← norm(λX + γ f(X)).
 * RMSNorm: x/√(|x|²/n + ε);   LayerNorm: (x − x̄)/√(|x − x̄|²/n + ε), x̄ the mean of the coordinates of x;
-* of one's own: s(|x|²/n + ε) x, or s(|x − x̄|²/n + ε) (x − x̄), for any function s.
+* RadialNorm: s(|x|²/n + ε) x, or s(|x − x̄|²/n + ε) (x − x̄), for any function s.
 
 Gains are 1 and biases 0, as at initialisation.
 """
 
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Literal
 
 from limitformer.base.errors import require, require_real, set_fields
-from limitformer.models.functions import Function, name_of, value_at
+from limitformer.models.compiled import require_scalar_function
+from limitformer.models.frozen import freeze_functions, function_of
+from limitformer.models.functions import Function
 from limitformer.models.kinds import register
-from limitformer.models.own_function import function_of, keep_functions
 
 Placement = Literal["pre", "post"]
-POSITIVE = (1e-5, 0.1, 1.0, 3.0, 1e3)  # where s is tried
+POSITIVE = (1e-5, 0.1, 1.0, 3.0, 1e3)  # arguments at which s is tried
 
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """What the two share: where it stands, and ε ≥ 0."""
+    """The base class of norms.
+
+    Attributes:
+        placement: "pre", before the branch, or "post", after the sum.
+        eps: ε ≥ 0.
+    """
 
     placement: Placement
     eps: float = 1e-5
@@ -35,7 +40,7 @@ class Norm:
 
     @property
     def subtracts_mean(self) -> bool:
-        """Whether the mean over the coordinates is taken off first."""
+        """Whether the mean over the coordinates is subtracted first."""
         raise TypeError("Norm is abstract: use LayerNorm, RMSNorm or RadialNorm.")
 
 
@@ -62,15 +67,15 @@ class RMSNorm(Norm):
 @register("norm")
 @dataclass(frozen=True, kw_only=True)
 class RadialNorm(Norm):
-    """Multiply each token by any function s of its mean square.
+    """Multiply each token by any function s of its mean square, as s was when the part was made.
 
     Attributes:
-        function: s, from |x|²/n + ε > 0 to a float; of Python, of Numba, or its path. `lambda v: v**-0.5` is RMSNorm.
-        centred: whether the mean of the coordinates is taken off first, as by LayerNorm.
-        torch: the same s on tensors; as of `Elementwise`.
+        function: s, from |x|²/n + ε > 0 to a float, as in `Elementwise`. `lambda v: v**-0.5` is RMSNorm.
+        centred: whether the mean of the coordinates is subtracted first, as in LayerNorm.
+        torch: the same s on tensors, as in `Elementwise`.
 
     Raises:
-        InputError: no function, or one that is not finite.
+        InputError: `function` is not a function, is not finite, or Numba cannot compile it.
 
     >>> def bounded(square):
     ...     return 1 / max(1.0, square) ** 0.5
@@ -85,10 +90,8 @@ class RadialNorm(Norm):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(isinstance(self.centred, bool), f"centred must be True or False; got {self.centred!r}.")
-        keep_functions(self)
-        for square in POSITIVE:
-            y = value_at(function_of(self), square)
-            require(isfinite(y), f"function must be finite; {name_of(function_of(self))}({square:g}) gave {y}.")
+        freeze_functions(self)
+        require_scalar_function(function_of(self), POSITIVE)
 
     @property
     def subtracts_mean(self) -> bool:

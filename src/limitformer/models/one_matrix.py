@@ -16,22 +16,22 @@ ACTIVATIONS = (ShapedReLU, ReLU, GELU, Elementwise)
 @register("feedforward")
 @dataclass(frozen=True, kw_only=True)
 class OneMatrix(Feedforward):
-    """One matrix a layer, √(c/n) σ(X) W: with gamma=1 the MLP of [ST, eq. 19], with lam=1 a residual network.
+    """One matrix per layer, √(c/n) σ(X) W: the MLP of [ST, eq. 19] with gamma=1, a residual network with lam=1.
 
-    σ acts on the coordinates themselves, so it stands alone: no attention, no norm.
+    σ acts on the coordinates themselves, so the model has no attention and no norm.
 
     Attributes:
-        activation: the layer whose σ it is; `hidden` of both stays None.
+        activation: the layer that defines σ; `hidden` of both stays None.
     """
 
     activation: ShapedReLU | ReLU | GELU | Elementwise
 
     def __post_init__(self) -> None:
         names = ", ".join(kind.__name__ for kind in ACTIVATIONS)
-        plain = type(self.activation) in ACTIVATIONS
-        require(plain, f"activation must be one of {names}; got {self.activation!r}.")
-        given = next((part.hidden for part in (self, self.activation) if part.hidden is not None), None)
-        require(given is None, f"A layer of one matrix has no hidden units, hidden must be None; got {given}.")
+        known = type(self.activation) in ACTIVATIONS
+        require(known, f"activation must be one of {names}; got {self.activation!r}.")
+        hidden = next((part.hidden for part in (self, self.activation) if part.hidden is not None), None)
+        require(hidden is None, f"A layer of one matrix has no hidden units, hidden must be None; got {hidden}.")
 
     def gain_at(self, width: int) -> float:
         return self.activation.gain_at(width)

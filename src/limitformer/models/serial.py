@@ -1,6 +1,6 @@
 """Models to JSON and back: `{"kind": "Transformer", "width": 200, …}`, parts nested the same way.
 
-Functions of one's own are written as the paths by which they are imported, "package.module:function".
+User functions are written as the paths by which they are imported, "package.module:function".
 """
 
 import json
@@ -12,13 +12,13 @@ from limitformer.base.errors import InputError, first_line, require
 from limitformer.models.functions import Function, import_function, is_path, name_of, path_of
 from limitformer.models.kinds import KINDS, all_kinds, kind_named
 
-# Metadata of fields that came after models had been written down: at its default one is left out, as in older records.
+# Metadata of fields that were added later: at its default such a field is left out, as in older records.
 LATER = {"later": True}
 MOST_LEVELS = 32  # of parts within parts
 
 
 def to_json(model: Any, indent: int | None = None) -> str:
-    """The model as JSON text, every field written out.
+    """Return the model as JSON text with every field.
 
     Raises:
         InputError: not a model or part, or one with a function that cannot be imported, such as a lambda.
@@ -31,12 +31,12 @@ def to_json(model: Any, indent: int | None = None) -> str:
 
 
 def describe(model: Any) -> str:
-    """The same as a record of what was simulated: a function that cannot be imported is named, "<module:name>"."""
+    """Return the JSON for a result's provenance, where a function that cannot be imported is "<module:name>"."""
     return json.dumps(as_record(model, lambda function: path_of(function) or f"<{name_of(function)}>"))
 
 
 def path_or_refusal(function: Function) -> str:
-    """The path of a function; `InputError` where it has none."""
+    """Return the path of a function; raise `InputError` if it has none."""
     path = path_of(function)
     if path is None:
         raise InputError(
@@ -47,25 +47,25 @@ def path_or_refusal(function: Function) -> str:
 
 
 def as_record(part: Any, written: Callable[[Function], str] = path_or_refusal) -> Any:
-    """`part` as nested dicts of plain values, functions as `written`."""
+    """Return `part` as nested dicts of numbers and texts, with functions as `written` returns them."""
     if not is_dataclass(part):
         return written(part) if callable(part) else part
     kind = type(part).__name__
     if KINDS.get(kind) is not type(part):
-        raise InputError(f"JSON knows {', '.join(all_kinds())} alone; got {part!r}.")
+        raise InputError(f"JSON takes only {', '.join(all_kinds())}; got {part!r}.")
     values = {one.name: as_record(getattr(part, one.name), written) for one in fields(part) if is_written(one, part)}
     return {"kind": kind, **values}
 
 
 def is_written(one: "Field[Any]", part: Any) -> bool:
-    """Whether a record of `part` names the field."""
     return one.metadata != LATER or getattr(part, one.name) != one.default
 
 
 def from_json(text: str) -> Any:
-    """The model that `text` describes; fields left out take their defaults.
+    """Return the model that `text` describes; missing fields take their defaults.
 
-    Functions of one's own are imported from the modules that it names, whose code runs: read what you trust.
+    This imports user functions from the modules that the text names, and runs their code: read only texts that you
+    trust.
 
     Raises:
         InputError: not JSON, an unknown kind or field, a value that the model refuses, or a function that cannot be
@@ -78,14 +78,14 @@ def from_json(text: str) -> Any:
 
 
 def json_object(text: str, what: str) -> dict[str, Any]:
-    """The object that `text` is; `InputError` about `what` if it is none."""
+    """Return the JSON object in `text`; raise `InputError` about `what` if it is anything else."""
     try:
         record = json.loads(text, object_pairs_hook=distinct)
     except InputError as error:
         raise InputError(f"{what} must be JSON: {error}") from error
     except json.JSONDecodeError as error:
         raise InputError(f"{what} must be JSON; line {error.lineno} is not: {error.msg}.") from error
-    except (TypeError, ValueError, RecursionError) as error:  # no text, endless digits, endless brackets
+    except (TypeError, ValueError, RecursionError) as error:  # not a text, too many digits, too many brackets
         raise InputError(f"{what} must be JSON: {first_line(error)}.") from error
     if not isinstance(record, dict):
         raise InputError(f"{what} must be a JSON object; got {type(record).__name__}.")
@@ -93,7 +93,7 @@ def json_object(text: str, what: str) -> dict[str, Any]:
 
 
 def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, each of whose names stands in it once."""
+    """Return a JSON object; raise `InputError` if a name occurs twice."""
     record: dict[str, Any] = {}
     for name, value in pairs:
         require(name not in record, f"{name!r:.80} is given twice.")
@@ -102,32 +102,32 @@ def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def from_record(record: Any, *, imports: bool = True, level: int = 1) -> Any:
-    """The part that `record` describes, `level` deep in a model; plain values stand for themselves.
+    """Return the part that `record` describes, `level` deep in a model, or a value as it is.
 
-    With `imports=False` no module is imported: a function must be of one that has been already, or of this package.
+    With `imports=False` no module is imported: a function must belong to a module that is already imported.
     """
     if not isinstance(record, dict):
         return record
     require(level <= MOST_LEVELS, f"A model has a few levels; got more than {MOST_LEVELS}.")
     kind = str(record.get("kind"))
-    make = kind_named(kind)
+    part_class = kind_named(kind)
     inner = {name: value for name, value in record.items() if name != "kind"}
     values = {name: from_record(value, imports=imports, level=level + 1) for name, value in inner.items()}
     for name in ("function", "torch"):
         require_importable(kind, name, values.get(name))
     if is_path(values.get("function")):
         values["function"] = import_function(values["function"], imports=imports)
-    known = {one.name for one in fields(make)}
-    strange = sorted(values.keys() - known)
-    require(not strange, f"{kind} has no field {', '.join(strange)}; it has {', '.join(sorted(known))}.")
+    names = {one.name for one in fields(part_class)}
+    unknown = sorted(values.keys() - names)
+    require(not unknown, f"{kind} has no field {', '.join(unknown)}; it has {', '.join(sorted(names))}.")
     try:
-        return make(**values)
+        return part_class(**values)
     except TypeError as error:
         raise InputError(f"{kind}: {error}.") from error
 
 
 def require_importable(kind: str, name: str, written: Any) -> None:
-    """Refuse the mark of a function that had no path when its results were written (`described`)."""
+    """Refuse the mark of a function that had no path when its results were written (`describe`)."""
     marked = isinstance(written, str) and written.startswith("<") and written.endswith(">")
     require(
         not marked,

@@ -6,14 +6,14 @@ Attention mixes tokens, A(Xⁱ) = Σ_j w_ij Xʲ, with weights from exp(β⟨QX�
   stochastic:  Xⁱ ← normalised( Xⁱ + V A(Xⁱ)/√L ),              V_kl i.i.d., mean 0, variance σ²   [CT, eq. 4],
   hybrid:      Xⁱ ← normalised( Xⁱ + (1/L + ε v/√L) A(Xⁱ) ),    v i.i.d., mean 0, variance 1       [CT, eq. 7].
 
-One V, or v, is drawn a layer and is common to all tokens. Q, K and β act through βQᵀK alone: β < 0 is −β with −K,
-attention to what is unlike. [CT] calls β an inverse temperature; what it derives holds for any real number.
+One V, or v, is drawn per layer and is common to all tokens. Q, K and β act only through βQᵀK: β < 0 is −β with −K,
+attention to unlike tokens. [CT] calls β an inverse temperature; its derivations hold for any real number.
 
-[CT] fixes Q and K. Layers as people build them draw them anew: with `query_key="gaussian"` QᵀK is, in each layer, a
+[CT] fixes Q and K. Real layers have different ones: with `query_key="gaussian"` QᵀK is, in each layer, a
 matrix with i.i.d. N(0, τ²) entries, or the product of two Gaussian ones with head_dim rows, whose entries have the same
-variance; β and τ act through βτ alone. h heads with queries, keys and values of their own are added up as a Transformer
-does, (1/√h) Σ_h V_h A_h(Xⁱ), where V_h stands for the head's share of the output matrix times its values. Behind a
-causal mask a token sees itself and what comes before it.
+variance; β and τ act only through βτ. h heads, each with its queries, keys and values, are added as in a Transformer,
+(1/√h) Σ_h V_h A_h(Xⁱ), where V_h stands for the head's share of the output matrix times its values. Behind a
+causal mask a token sees itself and earlier tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,16 +36,16 @@ TokenMask = Literal["none", "causal"]
 Rows = tuple[tuple[float, ...], ...]
 
 LARGEST_DIM, LARGEST_BETA, LARGEST_NOISE = 2**31, 1e6, 1e50
-LEAST_BETA = -300.0  # weights are taken relative to a token's own: exp(2|β|) is still a double
+LEAST_BETA = -300.0  # weights are relative to a token's weight on itself: exp(2|β|) is still a double
 LARGEST_LOGIT = 150.0  # a layer's step is of the order exp(150), and its fourth power is still a double
-FARTHEST_NORMAL = 9.0  # what no normal of a simulation exceeds
+FARTHEST_NORMAL = 9.0  # no normal of a simulation exceeds it
 LARGEST_TAU, MOST_HEADS, MOST_ROWS = 1e6, 10_000, 1_000_000
 WITHOUT: Mapping[str, Any] = {"tau": 1.0, "head_dim": None, "heads": 1}  # where queries and keys are fixed
 
 
 @dataclass(frozen=True, kw_only=True)
 class SphereModel:
-    """What both models of [CT] declare, with the attributes of `StochasticTransformer`; make one of them."""
+    """The base class of the models of [CT], with attributes as in `StochasticTransformer`."""
 
     tokens: int
     dim: int
@@ -57,17 +57,17 @@ class SphereModel:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether each layer has a QᵀK of its own."""
+        """Whether QᵀK is drawn in each layer."""
         return isinstance(self.query_key, str)
 
     @property
     def is_causal(self) -> bool:
-        """Whether a token sees itself and earlier ones alone."""
+        """Whether a token sees only itself and earlier ones."""
         return False
 
     @property
     def moves_alike(self) -> bool:
-        """Whether all tokens attend by one rule that is the same in all layers, as [CT] has it."""
+        """Whether all tokens attend by one rule that is the same in all layers, as in [CT]."""
         return not (self.is_fresh or self.is_causal)
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class SphereModel:
         set_fields(self, query_key=checked_pair(self.query_key, self.dim))
 
     def _check_overflow(self) -> None:
-        """Softmax is shifted by its largest logit; the unnormalized weights are what they are."""
+        """Raise `InputError` if unnormalized weights overflow; softmax is shifted by its largest logit."""
         if self.attention == "softmax":
             return
         noise = log(max(1.0, getattr(self, "sigma", 1.0), getattr(self, "epsilon", 1.0)))
@@ -99,14 +99,14 @@ class SphereModel:
 
     @property
     def largest_bilinear(self) -> float:
-        """‖QᵀK‖, or what the entries of one that is drawn hardly exceed."""
+        """‖QᵀK‖, or a bound that a drawn QᵀK does not exceed as normals stay below `FARTHEST_NORMAL`."""
         return 1.0 if self.is_isotropic else float(np.linalg.norm(self.bilinear(), 2))
 
     def bilinear(self) -> NDArray[np.float64]:
-        """QᵀK (dim, dim).
+        """Return QᵀK (dim, dim).
 
         Raises:
-            InputError: it is drawn anew in each layer.
+            InputError: it is drawn in each layer.
         """
         require(not self.is_fresh, 'With query_key="gaussian" QᵀK is another matrix in each layer.')
         if self.query_key is None:
@@ -116,12 +116,12 @@ class SphereModel:
 
     @cached_property
     def is_isotropic(self) -> bool:
-        """Whether QᵀK = I [CT, Assumption 2]: then the overlaps of the tokens are a Markov chain by themselves."""
+        """Whether QᵀK = I [CT, Assumption 2]: then the overlaps of the tokens are a Markov chain."""
         return self.query_key is None or (not self.is_fresh and is_multiple(self.bilinear(), 1.0))
 
     @cached_property
     def isotropic_beta(self) -> float | None:
-        """βc if QᵀK = cI: the β that gives the same attention with QᵀK = I; None for any other Q and K, or fresh ones.
+        """βc if QᵀK = cI: the β that gives the same attention with QᵀK = I; None for any other Q and K, or drawn ones.
 
         >>> turn = np.eye(3)[[1, 2, 0]]
         >>> model = StochasticTransformer(
@@ -152,11 +152,11 @@ class StochasticTransformer(SphereModel):
         attention: "softmax" [CT, eq. 2] or "unnormalized" [CT, eq. 3].
         query_key: None for Q = K = identity, the pair (Q, K), each (rows, dim), or "gaussian": drawn in each layer.
         values: law of the entries of V: "gaussian", "uniform", "rademacher" (±σ) or "truncated normal" (cut at two
-            deviations of the normal it is cut from, and scaled); each with mean 0 and standard deviation σ.
+            standard deviations and rescaled); each with mean 0 and standard deviation σ.
         sigma: σ > 0.
-        tau: τ > 0, standard deviation of the entries of a QᵀK that is drawn.
-        head_dim: rows of Q and K that are drawn, QᵀK having their product's law; None: its entries are normal.
-        heads: h, each with values of its own, and with queries and keys of its own that are drawn.
+        tau: τ > 0, standard deviation of the entries of a drawn QᵀK.
+        head_dim: rows of drawn Q and K, whose product is QᵀK; None: the entries of QᵀK are normal.
+        heads: h, each with its own values, and its own drawn queries and keys.
         mask: "none", or "causal".
 
     Raises:
@@ -200,7 +200,6 @@ class StochasticTransformer(SphereModel):
         self._check_overflow()
 
     def _check_queries(self) -> None:
-        """What is drawn anew in a layer, and the mask."""
         set_fields(self, tau=require_real("tau", self.tau), heads=require_count("heads", self.heads))
         require(0 < self.tau <= LARGEST_TAU, f"tau must lie in (0, {LARGEST_TAU:g}]; got {self.tau}.")
         require(self.heads <= MOST_HEADS, f"heads must be at most {MOST_HEADS:,}; got {self.heads}.")
@@ -208,11 +207,13 @@ class StochasticTransformer(SphereModel):
             set_fields(self, head_dim=require_count("head_dim", self.head_dim))
             require(self.head_dim <= MOST_ROWS, f"head_dim must be at most {MOST_ROWS:,}; got {self.head_dim}.")
         require_known("mask", self.mask, TokenMask)
-        given = [name for name in ("tau", "head_dim", "heads") if getattr(self, name) != WITHOUT[name]]
-        idle = f'{" and ".join(given)} would change nothing: queries and keys are fixed. Nearest: query_key="gaussian".'
-        require(self.is_fresh or not given, idle)
+        names = [name for name in ("tau", "head_dim", "heads") if getattr(self, name) != WITHOUT[name]]
+        idle = f'{" and ".join(names)} would change nothing: queries and keys are fixed. Nearest: query_key="gaussian".'
+        require(self.is_fresh or not names, idle)
         gaussian = self.heads == 1 or self.values == "gaussian"
-        require(gaussian, f'{self.heads} heads need values="gaussian", of which their sum is one; got {self.values!r}.')
+        require(
+            gaussian, f'{self.heads} heads need values="gaussian", whose sum is Gaussian again; got {self.values!r}.'
+        )
 
 
 @register("sphere model")
@@ -222,11 +223,11 @@ class HybridTransformer(SphereModel):
 
     Attributes:
         tokens, dim, beta, layers_per_unit_time, attention, query_key: as in `StochasticTransformer`.
-        values: law of v, with mean 0 and variance 1; [CT] wants it bounded.
+        values: law of v, with mean 0 and variance 1; [CT] assumes that it is bounded.
         epsilon: ε ≥ 0, amplitude of the noise.
 
     Raises:
-        InputError: as `StochasticTransformer`.
+        InputError: as in `StochasticTransformer`.
 
     >>> HybridTransformer(tokens=2, dim=3, beta=1.0, layers_per_unit_time=100, epsilon=-0.5)
     Traceback (most recent call last):
@@ -250,7 +251,7 @@ class HybridTransformer(SphereModel):
 
 
 def is_multiple(matrix: NDArray[np.float64], factor: float) -> bool:
-    """Whether `matrix` (dim, dim) is `factor` times the identity, to 1e-12 of it."""
+    """Whether `matrix` (dim, dim) is `factor` times the identity, up to 1e-12 relative."""
     tolerance = 1e-12 * abs(factor) if factor else 0.0
     return bool(np.allclose(matrix, factor * np.eye(len(matrix)), rtol=0, atol=tolerance))
 
@@ -265,7 +266,7 @@ def require_known(name: str, value: object, literal: Any) -> None:
 
 
 def checked_pair(pair: Any, dim: int) -> tuple[Rows, Rows] | Literal["gaussian"] | None:
-    """(Q, K) as tuples of rows, which compare and go to JSON; "gaussian" stays."""
+    """Return (Q, K) as tuples of rows, which can be compared and written as JSON; "gaussian" and None stay."""
     if isinstance(pair, str) and pair == "gaussian":
         return "gaussian"
     if pair is None:
@@ -284,5 +285,4 @@ def checked_pair(pair: Any, dim: int) -> tuple[Rows, Rows] | Literal["gaussian"]
 
 
 def rows_of(matrix: NDArray[np.float64]) -> Rows:
-    """A matrix as a tuple of rows."""
     return tuple(tuple(row) for row in matrix.tolist())

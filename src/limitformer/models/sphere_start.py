@@ -1,4 +1,4 @@
-"""Where tokens on the sphere start: uniform, at given tokens, or two tokens at a given overlap."""
+"""Starts on the sphere: uniform tokens, given tokens, or two tokens at a given overlap."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from limitformer.models.kinds import require_exact_kind
 from limitformer.models.sphere import SphereModel
 from limitformer.models.start import real_array
 
-OFF_SPHERE = 1e-9  # how far the length of a given token may be from 1
+OFF_SPHERE = 1e-9  # largest distance of a given token's length from 1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -20,7 +20,7 @@ class SphereStart:
 
     Attributes:
         tokens: (tokens, dim) unit vectors; None if they are random.
-        overlap: of two tokens, in a uniformly random position; None without it.
+        overlap: overlap of two tokens in a uniformly random position, or None.
     """
 
     tokens: NDArray[np.float64] | None = None
@@ -36,17 +36,18 @@ class SphereStart:
 
     @property
     def description(self) -> str:
-        """What it is, kept with the results."""
+        """A text that is stored with the results."""
         if self.tokens is not None:
             return f"tokens {self.tokens.shape}"
         return "uniform" if self.overlap is None else f"overlap {self.overlap!r}"
 
 
 def as_sphere_start(start: Any, model: SphereModel) -> SphereStart:
-    """None: uniform on the sphere; a number: the overlap of two tokens; an array: the tokens themselves.
+    """Return the start of None (uniform), a number (the overlap of two tokens) or an array (the tokens).
 
     Raises:
-        InputError: tokens of a wrong shape or off the sphere, an overlap outside [−1, 1] or of other than two tokens.
+        InputError: tokens of a wrong shape or off the sphere, an overlap outside [−1, 1], or an overlap for a model
+            that does not have two tokens.
     """
     if isinstance(start, SphereStart):
         start = start.overlap if start.tokens is None else start.tokens
@@ -58,7 +59,6 @@ def as_sphere_start(start: Any, model: SphereModel) -> SphereStart:
 
 
 def at_overlap(value: Any, model: SphereModel) -> SphereStart:
-    """Two tokens of this overlap."""
     overlap = require_real("the start's overlap", value)
     require(-1 <= overlap <= 1, f"The start's overlap must lie in [-1, 1]; got {overlap}.")
     require(
@@ -70,7 +70,7 @@ def at_overlap(value: Any, model: SphereModel) -> SphereStart:
 
 
 def start_at_tokens(value: ArrayLike, model: SphereModel) -> SphereStart:
-    """These tokens, made exactly unit vectors."""
+    """Return these tokens, rescaled to length 1."""
     x = real_array("The start", value, 2)
     shape = (model.tokens, model.dim)
     require(x.shape == shape, f"The start must be (tokens, dim) = {shape}; got {x.shape}.")

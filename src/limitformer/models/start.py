@@ -1,8 +1,8 @@
-r"""Where a network starts: the covariance V₀ = X₀X₀ᵀ/n of its m input tokens.
+r"""The start of a network: the covariance V₀ = X₀X₀ᵀ/n of its m input tokens.
 
-All weights are Gaussian, so the law of what follows depends on X₀ through V₀ alone; a LayerNorm also sees the
-tokens' means over their coordinates. Where those are not given, the tokens lie in a uniformly random position
-(X₀ = √n V₀^½ Q with Q Haar distributed), drawn anew for each sample.
+All weights are Gaussian, so the law of all layers depends on X₀ only through V₀; a LayerNorm also uses the
+tokens' means over their coordinates. Without means, the tokens lie in a uniformly random position
+(X₀ = √n V₀^½ Q with Q Haar distributed), drawn for each sample.
 """
 
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ from limitformer.base.memory import check_scratch
 from limitformer.models.display import table
 from limitformer.models.kinds import require_exact_kind
 
-WHILE_CHECKED = 5  # matrices of its size there are while a covariance is made and checked
-ROUNDING = 1e-9  # how far a covariance may be from symmetric and positive, relative to its largest entry
+WHILE_CHECKED = 5  # matrices of its size that exist while a covariance is made and checked
+ROUNDING = 1e-9  # relative to the largest entry: allowed distance from a symmetric, positive matrix
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Start:
-    """The input tokens, as the network's law sees them.
+    """The input tokens, reduced to what the law of a network depends on.
 
     Attributes:
         covariance: V₀, symmetric positive semi-definite; it may be singular.
         means: the tokens' means over their coordinates, or None for a random position.
-        labels: what each token is, for pictures and tables; None numbers them.
-        description: where it comes from, kept with the results.
+        labels: names of the tokens, for pictures and tables; None numbers them.
+        description: the origin of the start, stored with the results.
     """
 
     covariance: Annotated[NDArray[np.float64], "tokens tokens"]
@@ -55,37 +55,36 @@ class Start:
 
     @property
     def tokens(self) -> int:
-        """m."""
+        """The number of tokens, m."""
         return len(self.covariance)
 
     def rank(self) -> int:
-        """The number of directions in which the tokens spread."""
+        """Return the number of directions in which the tokens spread."""
         return rank_of(self.covariance)
 
 
 def correlations_of(covariance: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Correlations (…, tokens, tokens), standard deviations (…, tokens); a token of variance 0 has correlations 0."""
+    """Return correlations (…, tokens, tokens), 0 for tokens of variance 0, and standard deviations (…, tokens)."""
     deviation = np.sqrt(np.maximum(np.diagonal(covariance, axis1=-2, axis2=-1), 0))
     safe = np.where(deviation > 0, deviation, 1)
     return covariance / safe[..., :, None] / safe[..., None, :], deviation
 
 
 def rank_of(covariance: NDArray[np.float64]) -> int:
-    """The number of directions in which tokens of this covariance spread."""
     return int(np.linalg.matrix_rank(correlations_of(covariance)[0], hermitian=True, tol=ROUNDING))
 
 
 def real_array(name: str, value: ArrayLike, dimensions: int) -> NDArray[np.float64]:
-    """`value` as float64, or one line that says why it is none."""
+    """Return `value` as float64; raise `InputError` unless it is a finite array of `dimensions` dimensions."""
     require(not np.ma.is_masked(value), f"{name} must have no masked entries. Nearest: leave those tokens out.")
     try:
-        given = np.asarray(value)
-        array = np.array(given, dtype=np.float64) if given.dtype.kind != "c" else None
+        raw = np.asarray(value)
+        array = np.array(raw, dtype=np.float64) if raw.dtype.kind != "c" else None
     except (TypeError, ValueError, RuntimeError) as error:
         repair = " Nearest: .detach().cpu().double().numpy()." if hasattr(value, "detach") else ""
         raise InputError(f"{name} must be an array of numbers; got {type(value).__name__}.{repair}") from error
     if array is None:
-        raise InputError(f"{name} must be real; got complex numbers ({given.dtype}). Nearest: their real part, .real.")
+        raise InputError(f"{name} must be real; got complex numbers ({raw.dtype}). Nearest: their real part, .real.")
     require(array.ndim == dimensions, f"{name} must have {dimensions} dimensions; got shape {array.shape}.")
     require(array.size > 0, f"{name} must not be empty; got shape {array.shape}.")
     bad = int(np.sum(~np.isfinite(array)))
@@ -103,14 +102,14 @@ def from_covariance(covariance: Annotated[ArrayLike, "tokens tokens"]) -> Start:
     Traceback (most recent call last):
     limitformer.base.errors.InputError: The start must be positive semi-definite; its smallest eigenvalue is -1.
     """
-    return Start(covariance=covariance)  # type: ignore[arg-type]  # made an array, and checked, there
+    return Start(covariance=covariance)  # type: ignore[arg-type]  # which converts it
 
 
 def checked_covariance(covariance: ArrayLike) -> NDArray[np.float64]:
-    """`covariance` as a symmetric array that cannot be written to, or one line that says why it is no covariance."""
-    given = covariance is not None
+    """Return `covariance` as a symmetric, read-only array; raise `InputError` if it is not a covariance."""
     require(
-        given, "The start must be given: a covariance (tokens, tokens). Nearest: equicorrelated(2, correlation=0.2)."
+        covariance is not None,
+        "The start must be given: a covariance (tokens, tokens). Nearest: equicorrelated(2, correlation=0.2).",
     )
     v = real_array("The start", covariance, 2)
     require(v.shape[0] == v.shape[1], f"The start must be square, tokens by tokens; got shape {v.shape}.")
@@ -133,12 +132,12 @@ def checked_covariance(covariance: ArrayLike) -> NDArray[np.float64]:
 
 
 def check_covariance(tokens: int) -> None:
-    """Raise `InputError` if a covariance of so many tokens does not fit the memory, before it is made."""
+    """Raise `InputError` if a covariance of this size does not fit the memory, before it is made."""
     check_scratch(WHILE_CHECKED * 8 * tokens**2, f"A covariance of {tokens:,} tokens", "fewer tokens")
 
 
 def equicorrelated(tokens: int, correlation: float, variance: float = 1.0) -> Start:
-    """Tokens of one variance, every two with one correlation: the start of all figures of [ST].
+    """Return a start whose tokens have one variance and one correlation, as in all figures of [ST].
 
     >>> equicorrelated(tokens=2, correlation=0.2).covariance
     array([[1. , 0.2],
@@ -159,9 +158,9 @@ def equicorrelated(tokens: int, correlation: float, variance: float = 1.0) -> St
 
 
 def from_tokens(tokens: Annotated[ArrayLike, "tokens width"]) -> Start:
-    """Start from the tokens themselves, X₀: covariance and means as they are.
+    """Start from the tokens themselves, X₀, by their covariance and means.
 
-    No more is kept of the tokens: differences of less than 1e-7 of their length are rounding in V.
+    Differences of less than 1e-7 of the tokens' length are lost to rounding in V.
     """
     x = real_array("tokens", tokens, 2)
     check_covariance(len(x))
@@ -176,5 +175,5 @@ def from_tokens(tokens: Annotated[ArrayLike, "tokens width"]) -> Start:
 
 
 def as_start(value: Any) -> Start:
-    """`value` itself if it is a start, else the start from that covariance matrix."""
+    """Return `value` if it is a start, otherwise the start from that covariance matrix."""
     return value if isinstance(value, Start) else from_covariance(value)

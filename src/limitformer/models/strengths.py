@@ -1,7 +1,7 @@
 r"""Residual strengths γ and λ: one number for all sublayers, or numbers for each layer and each sublayer.
 
-A sequence has one entry for each layer: a number, or a pair for its attention and its feed-forward sublayer. Where λ is
-not given it is √(1 − γ²) sublayer by sublayer, so γ ≤ 1; where it is, γ is any number from 0 on.
+A sequence has one entry for each layer: a number, or a pair for its attention and its feed-forward sublayer. By default
+λ = √(1 − γ²), sublayer by sublayer, and γ ≤ 1; with a given λ, γ is any number ≥ 0.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ Given = float | Sequence[float | Sequence[float]]
 
 
 def checked_strength(name: str, value: Any, depth: int, sublayers: int) -> Strength:
-    """`value` as a float, or as a tuple of floats and pairs, one for each layer.
+    """Return `value` as a float, or as a tuple of floats and pairs, one for each layer.
 
     Raises:
-        InputError: neither a number nor a sequence of that length, or pairs for layers of a single sublayer.
+        InputError: `value` is neither a number nor a sequence of that length, or has pairs for single sublayers.
 
     >>> checked_strength("gamma", [0.5, (0.1, 0.2)], 2, 2)
     (0.5, (0.1, 0.2))
@@ -37,7 +37,6 @@ def checked_strength(name: str, value: Any, depth: int, sublayers: int) -> Stren
 
 
 def checked_entry(name: str, entry: Any, sublayers: int) -> float | Pair:
-    """A number, or a pair where there are two sublayers."""
     if isinstance(entry, Real) or not isinstance(entry, Sequence) or isinstance(entry, str | bytes | bytearray):
         return require_real(name, entry)
     pair = sublayers == 2 and len(entry) == 2
@@ -47,18 +46,18 @@ def checked_entry(name: str, entry: Any, sublayers: int) -> float | Pair:
 
 
 def table_of(strength: Strength, sublayers: int) -> NDArray[np.float64]:
-    """(depth, sublayers): of every sublayer; (1, sublayers) where one number is that of all."""
+    """Return the strength of every sublayer, (depth, sublayers); (1, sublayers) if one number holds for all."""
     entries = strength if isinstance(strength, tuple) else (strength,)
     return np.array([entry if isinstance(entry, tuple) else (entry,) * sublayers for entry in entries], np.float64)
 
 
 def check_strengths(gamma: Strength, lam: Strength | None, sublayers: int) -> None:
-    """Raise `InputError` unless γ ≥ 0, λ ≥ 0, and γ ≤ 1 where λ follows from it."""
+    """Raise `InputError` unless γ ≥ 0, λ ≥ 0, and γ ≤ 1 without a given λ."""
     g = table_of(gamma, sublayers)
     if lam is None:
-        shown = gamma if isinstance(gamma, float) else f"{g.min():g} to {g.max():g}"
+        values = gamma if isinstance(gamma, float) else f"{g.min():g} to {g.max():g}"
         inside = bool((g >= 0).all() and (g <= 1).all())
-        require(inside, f"gamma must lie in [0, 1]; got {shown}. [ST] uses 1/sqrt(8); above 1 give lam too.")
+        require(inside, f"gamma must lie in [0, 1]; got {values}. [ST] uses 1/sqrt(8); above 1 give lam too.")
         return
     require(bool((g >= 0).all()), f"gamma must be at least 0; got {g.min():g}.")
     least = lam if isinstance(lam, float) else table_of(lam, sublayers).min()
@@ -66,7 +65,7 @@ def check_strengths(gamma: Strength, lam: Strength | None, sublayers: int) -> No
 
 
 def strengths_of(gamma: Strength, lam: Strength | None, sublayers: int) -> NDArray[np.float64]:
-    """(depth or 1, sublayers, 2): λ and γ of every sublayer; one row where all layers have the same numbers."""
+    """Return λ and γ of every sublayer, (depth, sublayers, 2); one row if all layers have the same numbers."""
     g = table_of(gamma, sublayers)
     skips = np.array([[sqrt(1 - x**2) for x in row] for row in g.tolist()]) if lam is None else table_of(lam, sublayers)
     return np.stack(np.broadcast_arrays(skips, g), -1)

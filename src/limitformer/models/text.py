@@ -19,9 +19,9 @@ from limitformer.base.errors import InputError, require, require_count
 from limitformer.base.memory import check_scratch
 from limitformer.models.start import Start, from_tokens
 
-LONGER = 4  # times
+GROWTH = 4  # factor between successive reads of a text
 PIECE = 2**20  # bytes
-CHARACTERS = 16  # of a text that are read first for each token that is wanted
+CHARACTERS = 16  # characters per wanted token in the first read
 Positions = Literal["sinusoidal"]
 
 
@@ -36,11 +36,11 @@ def from_text(
     """Start from a text's words and punctuation marks, embedded at random.
 
     Args:
-        source: the text itself (str), or the file it is in (Path).
+        source: the text itself (str), or its file (Path).
         width: n, coordinates of an embedding.
         tokens: how many tokens to take from the beginning; None takes all.
         positions: "sinusoidal" adds positional encodings.
-        seed: of the embeddings.
+        seed: seed of the embeddings.
 
     Raises:
         InputError: a file that is missing, not UTF-8 text or without words, or fewer tokens than asked for.
@@ -70,14 +70,14 @@ def from_text(
 
 
 def words_of(source: str | Path, most: int | None = None) -> list[str]:
-    """Words and punctuation marks of a text (str) or of the file it is in (Path), in lower case; `most` of the first.
+    """Return the first `most` words and punctuation marks of a text (str) or a file (Path), in lower case.
 
-    Of a long text no more is read than holds them.
+    A long text is read only as far as needed.
     """
     words: list[str] = []
     for text, whole in prefixes(source, None if most is None else CHARACTERS * most):
         words = re.findall(r"\w+|[^\w\s]", text.lower())
-        if whole or len(words) > (most or 0):  # the last one may be cut
+        if whole or len(words) > (most or 0):  # the last word may be cut
             break
     name = str(source) if isinstance(source, Path) else "the text"
     require(bool(words), f"A text must hold at least one word; {name} holds none.")
@@ -85,15 +85,15 @@ def words_of(source: str | Path, most: int | None = None) -> list[str]:
 
 
 def prefixes(source: str | Path, size: int | None) -> Iterator[tuple[str, bool]]:
-    """Longer and longer beginnings of a text (str) or of the file it is in (Path), and whether that is all of it.
+    """Yield longer and longer beginnings of a text (str) or a file (Path), and whether that is all of it.
 
-    The first has so many characters, or bytes of a file; None gives the whole text at once.
+    The first has `size` characters, or bytes of a file; None yields the whole text at once.
     """
     if not isinstance(source, Path):
         text, end = checked_text(source), size
         while end is not None and end < len(text):
             yield text[:end], False
-            end *= LONGER
+            end *= GROWTH
         yield text, True
         return
     try:
@@ -101,7 +101,7 @@ def prefixes(source: str | Path, size: int | None) -> Iterator[tuple[str, bool]]
             data = file.read(-1 if size is None else size)
             while size is not None and len(data) == size:
                 yield decoded(source, data, False), False
-                size *= LONGER
+                size *= GROWTH
                 data += file.read(size - len(data))
             yield decoded(source, data, True), True
     except OSError as error:
@@ -109,7 +109,7 @@ def prefixes(source: str | Path, size: int | None) -> Iterator[tuple[str, bool]]
 
 
 def checked_text(text: str) -> str:
-    """`text` itself, unless it is no text or the name of a file."""
+    """Return `text`; raise `InputError` if it is not a text, or is the name of a file."""
     require(isinstance(text, str), f"source must be a text (str) or a file (Path); got {type(text).__name__}.")
     named = os.path.isfile(text) or re.fullmatch(r"\S+\.(txt|md)", text) is not None
     require(not named, f"The text is the name of a file, {text!r}. Nearest: from_text(Path({text!r}), …).")
@@ -117,9 +117,9 @@ def checked_text(text: str) -> str:
 
 
 def read_text(path: Path, most: int | None = None) -> str:
-    """The text of a file of at most so many bytes, or one line that says why it has none.
+    """Return the text of a file; raise `InputError` if it cannot be decoded or has more than `most` bytes.
 
-    It is looked at while it is read, so that a device without end is refused for its first bytes.
+    It is decoded while it is read, so that an endless device is refused at its first bytes.
     """
     text = ""
     for text, whole in prefixes(path, PIECE if most is None else min(PIECE, most)):
@@ -129,7 +129,7 @@ def read_text(path: Path, most: int | None = None) -> str:
 
 
 def decoded(path: Path, data: bytes, whole: bool) -> str:
-    """The text that these bytes of a file are; the last character may be cut unless they are the whole file."""
+    """Decode bytes of a file, whose last character may be cut unless they are the whole file."""
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(data, whole)
     except UnicodeDecodeError as error:
@@ -139,14 +139,14 @@ def decoded(path: Path, data: bytes, whole: bool) -> str:
 
 
 def embed(words: list[str], width: int, seed: int) -> NDArray[np.float64]:
-    """One N(0, 1) vector for each distinct word: (tokens, width)."""
+    """Return one N(0, 1) vector for each distinct word: (tokens, width)."""
     vocabulary = {word: row for row, word in enumerate(dict.fromkeys(words))}
     table = np.random.Generator(np.random.Philox(seed)).standard_normal((len(vocabulary), width))
     return table[[vocabulary[word] for word in words]]
 
 
 def sinusoids(tokens: int, width: int) -> NDArray[np.float64]:
-    """The positional encodings of Vaswani et al. (2017): (tokens, width)."""
+    """Return the positional encodings of Vaswani et al. (2017): (tokens, width)."""
     coordinate = np.arange(width)
     frequency = 10_000.0 ** (-(coordinate - coordinate % 2) / width)
     angle = np.arange(tokens)[:, None] * frequency

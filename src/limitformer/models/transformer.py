@@ -5,7 +5,7 @@ r"""The Transformer of [ST, eq. 11]: `depth` layers, each an attention and a fee
 λ and γ may differ from layer to layer and from sublayer to sublayer (`strengths`).
 
 Without attention it is the ResNet of [ST, eq. 4], without feed-forward the attention model of [ST, eq. 1]. A layer of
-one matrix (`OneMatrix`) stands alone: X′ = λX + γ √(c/n) σ(X) W.
+one matrix (`OneMatrix`) excludes attention and norm: X′ = λX + γ √(c/n) σ(X) W.
 """
 
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ class Transformer:
     Attributes:
         width: n, coordinates of a token.
         depth: d, number of layers.
-        gamma: γ in [0, 1], strength of the residual branches; any number from 0 on where `lam` is given. A sequence has
-            an entry for each layer: a number, or a pair for its attention and its feed-forward sublayer.
-        attention: the attention sublayer; None leaves it out.
-        feedforward: the feed-forward sublayer; None leaves it out.
-        norm: `LayerNorm` or `RMSNorm` with their placement; "pre" and "post" stand for LayerNorm there.
+        gamma: γ in [0, 1], strength of the residual branches; any number ≥ 0 if `lam` is given. A sequence has an
+            entry for each layer: a number, or a pair for its attention and its feed-forward sublayer.
+        attention: the attention sublayer; None omits it.
+        feedforward: the feed-forward sublayer; None omits it.
+        norm: `LayerNorm`, `RMSNorm` or `RadialNorm`; "pre" and "post" mean a LayerNorm placed there.
         mask: "causal" lets token α see the tokens up to α; None lets it see all.
         lam: λ ≥ 0, or such a sequence; None means √(1 − γ²), which keeps the variance of the tokens.
 
@@ -83,7 +83,7 @@ class Transformer:
         alone = self.attention is None and self.norm is None
         require(
             alone or type(self.feedforward) is not OneMatrix,
-            "OneMatrix acts on the coordinates of the tokens and stands alone: attention and norm must be None.",
+            "OneMatrix acts on the coordinates of the tokens: attention and norm must be None.",
         )
         if self.attention is not None:
             self.attention.key_dim(self.width)
@@ -93,27 +93,27 @@ class Transformer:
 
     @property
     def sublayers(self) -> int:
-        """Of a layer: 1 or 2."""
+        """The number of sublayers of a layer: 1 or 2."""
         return (self.attention is not None) + (self.feedforward is not None)
 
     @property
     def strengths(self) -> Annotated[NDArray[np.float64], "layers sublayers 2"]:
-        """λ and γ of every sublayer; a single row where these are two numbers for all layers."""
+        """λ and γ of every sublayer; a single row if these are two numbers for all layers."""
         return strengths_of(self.gamma, self.lam, self.sublayers)  # type: ignore[arg-type]  # checked to be `Strength`s
 
     @property
     def uniform(self) -> bool:
-        """Whether γ and λ are one number each, for all layers and sublayers."""
+        """Whether γ and λ are one number each for all layers and sublayers."""
         return isinstance(self.gamma, float) and not isinstance(self.lam, tuple)
 
     @property
     def branch(self) -> float:
-        """γ as a number; `InputError` where it differs."""
+        """γ as a number; raises `InputError` if it differs by layer or sublayer."""
         return float(self._only_strengths()[1])
 
     @property
     def skip(self) -> float:
-        """λ as a number; `InputError` where it differs."""
+        """λ as a number; raises `InputError` if it differs by layer or sublayer."""
         return float(self._only_strengths()[0])
 
     def _only_strengths(self) -> NDArray[np.float64]:
@@ -123,6 +123,6 @@ class Transformer:
 
     @property
     def normalisation(self) -> Norm | None:
-        """`norm` without its shorthands."""
+        """The norm, also if it was declared by the shorthand "pre" or "post"."""
         assert not isinstance(self.norm, str)
         return self.norm

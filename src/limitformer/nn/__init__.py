@@ -1,4 +1,4 @@
-"""The network itself, in torch: the reference that the chain is tested against, and what one trains."""
+"""Networks in torch: random ones, the reference that the chain is tested against, and blocks that train."""
 
 from limitformer.base.extras import of_extra as _of_extra
 

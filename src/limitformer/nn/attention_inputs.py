@@ -1,6 +1,6 @@
-"""What shaped attention takes: one line of error for anything else, by types and shapes alone.
+"""Checks of the arguments of shaped attention, by types and shapes only.
 
-A tensor's values are not looked at: that would wait for the device. In shapes: b batch, h heads, g key/value heads,
+Values of tensors are not read: that would wait for the device. In shapes: b batch, h heads, g key/value heads,
 q queries, k keys, d head_dim.
 """
 
@@ -27,45 +27,44 @@ def check_inputs(
     dropout: Any = 0.0,
     float32: Any = False,
 ) -> None:
-    """`InputError` unless the arguments of `shaped_attention` are of their kinds and fit each other."""
-    if not torch.compiler.is_compiling():  # which has numbers of its own, and has seen the call before
+    """Raise `InputError` unless the arguments of `shaped_attention` have the right kinds and fit each other."""
+    if not torch.compiler.is_compiling():  # a compiled call has symbols for numbers, and ran uncompiled before
         check_tensors({"query": query, "key": key, "value": value})
-        if not float32:  # which makes them alike
-            check_alike(query, key, value)
+        if not float32:  # float32 gives them one dtype
+            check_dtypes_and_devices(query, key, value)
         check_gain("gamma1", gamma1, query)
         check_gain("gamma2", gamma2, query)
         check_numbers(scale, dropout)
         check_switch("is_causal", is_causal)
         check_switch("float32", float32)
-        check_beside(mask, positions, query)
+        check_mask_and_positions(mask, positions, query)
     check_shapes(query, key, value, positions)
     if isinstance(mask, Tensor):
         check_mask_batch(mask, query)
     both = isinstance(mask, Visibility) and is_causal
-    require(not both, "A Visibility says itself whether it is causal: give is_causal to limitformer.nn.visibility.")
+    require(not both, "is_causal is part of a Visibility: pass it to limitformer.nn.visibility.")
 
 
-def check_tensors(given: dict[str, Any]) -> None:
-    """Floating tensors."""
-    for name, x in given.items():
+def check_tensors(inputs: dict[str, Any]) -> None:
+    for name, x in inputs.items():
         if not isinstance(x, Tensor):
             raise InputError(f"{name} must be a tensor; got {type(x).__name__}. Nearest: torch.as_tensor({name}).")
         if x.is_nested:
-            raise InputError(f"{name} must not be nested: pad it, and give a mask.")
+            raise InputError(f"{name} must not be nested: pad it and pass a mask.")
         if not x.is_floating_point():
             raise InputError(f"{name} must be of real numbers; got {x.dtype}. Nearest: {name}.float().")
 
 
-def check_alike(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """One dtype, unless autocast chooses it, and one device."""
+def check_dtypes_and_devices(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Raise `InputError` unless they have one dtype, unless autocast chooses it, and one device."""
     same = query.dtype == key.dtype == value.dtype or torch.is_autocast_enabled(query.device.type)
     if not same or not query.device == key.device == value.device:
-        found = ", ".join(f"{x.dtype} on {x.device}" for x in (query, key, value))
-        raise InputError(f"query, key and value must have one dtype and device; got {found}.")
+        kinds = ", ".join(f"{x.dtype} on {x.device}" for x in (query, key, value))
+        raise InputError(f"query, key and value must have one dtype and device; got {kinds}.")
 
 
 def check_gain(name: str, gain: Any, query: Tensor) -> None:
-    """A finite number, or a real tensor on the device of the queries; () may be on any."""
+    """Raise `InputError` unless a gain is a finite number or a real tensor on the queries' device; () may be on any."""
     if not isinstance(gain, Tensor):
         require_real(name, gain)
         return
@@ -76,7 +75,6 @@ def check_gain(name: str, gain: Any, query: Tensor) -> None:
 
 
 def check_numbers(scale: Any, dropout: Any) -> None:
-    """A finite scale, and a probability."""
     if not isinstance(scale, Tensor):
         require_real("scale", scale)
     if not 0 <= require_real("dropout", dropout) <= 1:
@@ -84,13 +82,11 @@ def check_numbers(scale: Any, dropout: Any) -> None:
 
 
 def check_switch(name: str, value: Any) -> None:
-    """True or False: a word would count as True."""
     if str(value) not in ("True", "False", "1", "0"):
         raise InputError(f"{name} must be True or False; got {value!r}.")
 
 
-def check_beside(mask: Any, positions: Any, query: Tensor) -> None:
-    """A mask that is one, whole positions, both on the device of the queries."""
+def check_mask_and_positions(mask: Any, positions: Any, query: Tensor) -> None:
     if not (mask is None or isinstance(mask, Tensor | Visibility)):
         raise InputError(f"mask must be a tensor, a Visibility or None; got {type(mask).__name__}.")
     if not (positions is None or isinstance(positions, Tensor)):
@@ -103,7 +99,7 @@ def check_beside(mask: Any, positions: Any, query: Tensor) -> None:
 
 
 def check_shapes(query: Tensor, key: Tensor, value: Tensor, positions: Tensor | None) -> None:
-    """`InputError` unless queries, keys, values and positions fit each other."""
+    """Raise `InputError` unless queries, keys, values and positions have shapes that fit each other."""
     fits = query.dim() == key.dim() == 4 and key.shape == value.shape
     fits = fits and (query.shape[0], query.shape[3]) == (key.shape[0], key.shape[3])
     if not fits:
@@ -114,15 +110,15 @@ def check_shapes(query: Tensor, key: Tensor, value: Tensor, positions: Tensor | 
         raise InputError(f"kv_heads must divide heads; got {key.shape[1]} and {query.shape[1]}.")
     queries, keys = query.shape[-2], key.shape[-2]
     if positions is None:
-        message = f"{queries} queries cannot be the last of {keys} keys: A has an identity. Give positions."
+        message = f"{queries} queries cannot be the last of {keys} keys: the identity in A needs positions."
         require(queries <= keys, message)
         return
-    placed = positions.shape in ((queries,), (query.shape[0], queries))
-    require(placed, f"positions must be ({queries},) or ({query.shape[0]}, {queries}); got {tuple(positions.shape)}.")
+    fits = positions.shape in ((queries,), (query.shape[0], queries))
+    require(fits, f"positions must be ({queries},) or ({query.shape[0]}, {queries}); got {tuple(positions.shape)}.")
 
 
 def check_mask_batch(mask: Tensor, query: Tensor) -> None:
-    """`InputError` unless the batch and heads of a mask are those of the queries, or 1."""
+    """Raise `InputError` unless the batch and heads of a mask are those of the queries, or 1."""
     if mask.dim() != 4:
         return
     fits = mask.shape[0] in (1, query.shape[0]) and mask.shape[1] in (1, query.shape[1])

@@ -1,4 +1,4 @@
-r"""A itself, γ₁ I + softmax(QKᵀ/τ) − γ₂ C̄ [ST, eq. 33], term by term as written: to look at, and to test against."""
+r"""A itself, γ₁ I + softmax(QKᵀ/τ) − γ₂ C̄ [ST, eq. 33], formed term by term as written, for inspection and tests."""
 
 from typing import Annotated, Any
 
@@ -24,7 +24,7 @@ def attention_matrix(
     is_causal: bool = False,
     positions: Positions | None = None,
 ) -> Annotated[Tensor, "b h q k"]:
-    """A itself, term by term as written; arguments and errors as of `shaped_attention`."""
+    """Return A itself, term by term as written; arguments and errors are those of `shaped_attention`."""
     check_inputs(
         query, key, key, gamma1=gamma1, gamma2=gamma2, scale=scale, mask=mask, is_causal=is_causal, positions=positions
     )
@@ -45,16 +45,16 @@ def attention_matrix(
     identity = functional.one_hot(places, keys).to(logits.dtype)
     identity = identity if identity.dim() == 2 else identity[:, None]
     first, second = (g[:, None, None] if isinstance(g, Tensor) and g.dim() else g for g in (gamma1, gamma2))
-    return first * identity + (softmax_of_seen(logits + bias) - second * softmax_of_seen(bias))
+    return first * identity + (masked_softmax(logits + bias) - second * masked_softmax(bias))
 
 
 def mixed_and_matrix(
     mixed: Tensor, query: Tensor, key: Tensor, value: Tensor, *, dropout: float = 0.0, **arguments: Any
 ) -> tuple[Tensor, Tensor]:
-    """(A V, A), where `mixed` (b, h, q, d) is A V by the fused kernel; other arguments as for `attention_matrix`.
+    """Return A V and A, where `mixed` (b, h, q, d) is A V by the fused kernel.
 
-    A is in float32 or finer. A V keeps its bits, but its gradient goes through A, which may then have one of its own;
-    not with dropout, which is drawn inside the kernel: A is that without.
+    A is in float32 or finer. A V keeps its bits, but its gradient goes through A, which may then have a gradient of its
+    own. Dropout is drawn inside the kernel: then A is without dropout, and A V keeps the kernel's gradient.
     """
     dtype = at_least_float32(value.dtype)
     with without_autocast(query.device.type):
@@ -66,7 +66,7 @@ def mixed_and_matrix(
     return mixed.detach() + (product - product.detach()), a
 
 
-def softmax_of_seen(logits: Tensor) -> Tensor:
-    """The softmax over the last axis, where a row of −∞ gives zeros."""
+def masked_softmax(logits: Tensor) -> Tensor:
+    """Return the softmax over the last axis; a row of −∞ gives zeros."""
     seen = (logits > -torch.inf).any(-1, keepdim=True)
     return torch.where(seen, torch.softmax(torch.where(seen, logits, 0.0), -1), 0.0)

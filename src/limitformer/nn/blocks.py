@@ -1,10 +1,10 @@
-r"""Blocks of a Transformer that trains, and whole stacks of them.
+r"""Blocks of a Transformer that trains, and stacks of blocks.
 
 * shaped:  X ← λX + γ f(X),  with shaped attention and a shaped ReLU, λ and γ trained, no normalisation [ST, App. D];
 * Pre-LN:  X ← X + f(LN(X)), with softmax attention;
-* Post-LN: X ← LN(X + f(X)), the same.
+* Post-LN: X ← LN(X + f(X)), with softmax attention.
 
-`stack_of` builds what `limitformer.Transformer` declares: untrained, it has the law that the exact chain simulates.
+`stack_of` builds the network that a `limitformer.Transformer` declares; untrained, it has the law of the exact chain.
 
 In shapes: b batch, m tokens, n width.
 """
@@ -41,7 +41,7 @@ class FeedForward(nn.Module):
         width: n.
         hidden: n_h.
         activation: σ, entry by entry.
-        bias: whether there are biases, which start at 0.
+        bias: whether there are biases; they start at 0.
     """
 
     def __init__(self, width: int, hidden: int, activation: nn.Module, *, bias: bool = False) -> None:
@@ -51,7 +51,7 @@ class FeedForward(nn.Module):
         self.post = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, x: AnyTokens) -> AnyTokens:
-        """σ(X W_pre) W_post."""
+        """Compute σ(X W_pre) W_post."""
         result: Tensor = self.post(self.activation(self.pre(to_half_dtype(x, self.pre.weight))))
         return result
 
@@ -65,7 +65,6 @@ class ActivatedLinear(nn.Module):
         self.post = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """σ(X) W."""
         result: Tensor = self.post(self.activation(x))
         return result
 
@@ -74,10 +73,10 @@ class Block(nn.Module):
     """Attention, then feed-forward, each X ← post(residual(X, f(pre(X)))): tokens (b, m, n) to (b, m, n).
 
     Args:
-        attention: takes (tokens, mask, is_causal); None leaves it out.
-        feedforward: takes tokens; None leaves it out.
-        residual: makes the residual of a sublayer.
-        pre, post: make its normalisations.
+        attention: module of (tokens, mask, is_causal); None omits it.
+        feedforward: module of tokens; None omits it.
+        residual: builds the residual of a sublayer.
+        pre, post: build its normalisations.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tokens, mask: Mask | Visibility | None = None, is_causal: bool = False, **cache: Any
     ) -> Tokens:
-        """The block's output; the mask as for `shaped_attention`, and what else the attention takes."""
+        """Compute the block's output; `mask` as for `shaped_attention`; `cache`: arguments of the attention."""
         if self.attention is not None:
             x = self.add("attention", x, self.attention(self.pre["attention"](x), mask, is_causal, **cache))
         if self.feedforward is not None:
@@ -108,7 +107,7 @@ class Block(nn.Module):
         return x
 
     def add(self, name: str, x: Tokens, branch: Tokens) -> Tokens:
-        """post(residual(X, f))."""
+        """Compute post(residual(X, f))."""
         result: Tensor = self.post[name](self.residual[name](x, branch))
         return result
 
@@ -125,9 +124,9 @@ def shaped_block(
     bias: bool = False,
     float32: bool = False,
 ) -> Block:
-    """The shaped block of [ST, App. D]: s₋ = 1 − 1/√n, γ₁ = γ₂ = 1, λ² + γ² = 1; `hidden` None means 4 width.
+    """Build the shaped block of [ST, App. D]: s₋ = 1 − 1/√n, γ₁ = γ₂ = 1, λ² + γ² = 1; `hidden` None means 4 width.
 
-    There γ₁ and γ₂ are numbers; with `per_head` each head has its own.
+    In [ST] γ₁ and γ₂ are one number each; with `per_head` each head has its own.
     """
     width, hidden = require_count("width", width), 4 * width if hidden is None else require_count("hidden", hidden)
     slope = 1 - 1 / sqrt(width)
@@ -143,19 +142,18 @@ def shaped_block(
 def pre_ln_block(
     width: int, heads: int, *, hidden: int | None = None, kv_heads: int | None = None, bias: bool = False
 ) -> Block:
-    """The Pre-LN block with softmax attention and ReLU; `hidden` None means 4 width."""
+    """Build the Pre-LN block with softmax attention and ReLU; `hidden` None means 4 width."""
     return norm_block(width, heads, "pre", hidden, kv_heads, bias)
 
 
 def post_ln_block(
     width: int, heads: int, *, hidden: int | None = None, kv_heads: int | None = None, bias: bool = False
 ) -> Block:
-    """The Post-LN block, the same otherwise."""
+    """Build the Post-LN block with softmax attention and ReLU; `hidden` None means 4 width."""
     return norm_block(width, heads, "post", hidden, kv_heads, bias)
 
 
 def norm_block(width: int, heads: int, place: str, hidden: int | None, kv_heads: int | None, bias: bool) -> Block:
-    """Softmax attention and ReLU with LayerNorm before or after."""
     width, hidden = require_count("width", width), 4 * width if hidden is None else require_count("hidden", hidden)
     block = Block(
         ShapedSelfAttention(width, heads, kv_heads=kv_heads, gamma1=None, gamma2=None, bias=bias),
@@ -167,7 +165,7 @@ def norm_block(width: int, heads: int, place: str, hidden: int | None, kv_heads:
 
 
 class Stack(nn.Module):
-    """Blocks one after the other, which share one mask made ready once: tokens (b, m, n) to (b, m, n)."""
+    """Blocks one after the other, which share one prepared mask: tokens (b, m, n) to (b, m, n)."""
 
     def __init__(self, blocks: list[Block], *, is_causal: bool = False) -> None:
         super().__init__()
@@ -175,19 +173,19 @@ class Stack(nn.Module):
         self.is_causal = is_causal
 
     def forward(self, x: Tokens, mask: Mask | None = None) -> Tokens:
-        """The last block's output, in the dtype of `x`; a mask as for `shaped_attention`."""
+        """Compute the last block's output, in the dtype of `x`; `mask` is as for `shaped_attention`."""
         tokens, dtype = x.shape[-2], x.dtype
-        seen = visibility(mask, is_causal=self.is_causal, queries=tokens, keys=tokens, device=x.device)
+        visible = visibility(mask, is_causal=self.is_causal, queries=tokens, keys=tokens, device=x.device)
         for block in self.blocks:
-            x = block(x, seen)  # in float32 where its attention keeps that
+            x = block(x, visible)  # float32 if the attention returns float32
         return x.to(dtype)
 
 
 def stack_of(model: models.Transformer, generator: torch.Generator | None = None, *, trained: bool = True) -> Stack:
-    """The network that trains of a declaration, drawn from its law; `trained` says whether gains, λ and γ are.
+    """Build the trainable network of a declaration, drawn from its law; `trained`: whether gains, λ and γ are trained.
 
     Raises:
-        InputError: attention without `heads`, which has no output projection; a rule of one's own; a gated pair.
+        InputError: attention without `heads`, which has no output projection; a user-defined rule; a gated pair.
     """
     strengths = model.strengths.tolist()
     blocks = [block_of(model, trained, strengths[layer % len(strengths)]) for layer in range(model.depth)]
@@ -197,7 +195,6 @@ def stack_of(model: models.Transformer, generator: torch.Generator | None = None
 
 
 def variances_of(model: models.Transformer) -> InitialVariances:
-    """The initial variances of a declaration."""
     part, feedforward = model.attention, model.feedforward
     shaped = part is not None and part.interventions[2] == "shaped"
     joined = None if part is None else (part.heads or 1) * part.key_dim(model.width)
@@ -208,20 +205,19 @@ def variances_of(model: models.Transformer) -> InitialVariances:
 
 
 def block_of(model: models.Transformer, trained: bool, strengths: list[list[float]]) -> Block:
-    """One block of a declaration, not drawn yet; `strengths` are λ and γ of its sublayers."""
-    left = iter(strengths)  # a block makes its residuals in this order
+    """Build one block of a declaration, not drawn yet; `strengths` are λ and γ of its sublayers."""
+    remaining = iter(strengths)  # a block builds its residuals in this order
     norm = model.normalisation
     places = {} if norm is None else {norm.placement: lambda: norm_of(norm, model.width)}
     return Block(
         None if model.attention is None else attention_of(model.attention, model.width, trained),
         None if model.feedforward is None else feedforward_of(model.feedforward, model.width, trained),
-        residual=lambda: Residual(*reversed(next(left)), trained=trained),
+        residual=lambda: Residual(*reversed(next(remaining)), trained=trained),
         **places,
     )
 
 
 def attention_of(part: models.Attention, width: int, trained: bool) -> ShapedSelfAttention:
-    """The attention of a declaration."""
     if type(part) is models.Mixing:
         raise InputError(f"Networks that train have shaped or softmax attention; got {part!r}. Nearest: nn.Network.")
     if part.heads is None:
@@ -239,7 +235,6 @@ def attention_of(part: models.Attention, width: int, trained: bool) -> ShapedSel
 
 
 def feedforward_of(part: models.Feedforward, width: int, trained: bool) -> FeedForward | ActivatedLinear:
-    """The feed-forward layer of a declaration."""
     if type(part) is models.OneMatrix:
         return ActivatedLinear(width, activation_of(part.activation, width, trained))
     if type(part) is models.Gated:
@@ -248,24 +243,22 @@ def feedforward_of(part: models.Feedforward, width: int, trained: bool) -> FeedF
 
 
 def activation_of(part: models.Feedforward, width: int, trained: bool) -> nn.Module:
-    """σ of a declaration; `trained` says whether the negative slope of a shaped ReLU is."""
+    """Build σ of a declaration; `trained`: whether the negative slope of a shaped ReLU has a gradient."""
     return of_kind(part, ACTIVATIONS)(part, width, trained)
 
 
 class Pointwise(nn.Module):
-    """A function of one's own, entry by entry."""
+    """A user function, entry by entry."""
 
     def __init__(self, part: models.Elementwise) -> None:
         super().__init__()
         self.function = torch_elementwise(part)
 
     def forward(self, x: Tensor) -> Tensor:
-        """σ(x)."""
         return self.function(x)
 
 
 def shaped_relu_of(part: models.ShapedReLU, width: int, trained: bool) -> nn.Module:
-    """With the slopes of this width."""
     positive, negative = part.slopes(width)
     return TrainableShapedReLU(positive=positive, negative=negative, trained=trained)
 
@@ -284,16 +277,14 @@ NORMS: Mapping[type, Callable[[Any, int], nn.Module]] = {
 
 
 def norm_of(part: models.Norm, width: int) -> nn.Module:
-    """The normalisation of a declaration."""
     return of_kind(part, NORMS)(part, width)
 
 
 def without_decay(model: nn.Module) -> list[str]:
-    """Names of the parameters that weight decay must leave alone: gains, slopes, λ, γ, norms and biases."""
-    alone = (Gain, Residual)
+    """List the names of the parameters that weight decay must not touch: gains, slopes, λ, γ, norms and biases."""
     names = []
     for path, module in model.named_modules():
         for name, _ in module.named_parameters(recurse=False):
-            if isinstance(module, alone) or type(module).__name__.endswith("Norm") or name == "bias":
+            if isinstance(module, Gain | Residual) or type(module).__name__.endswith("Norm") or name == "bias":
                 names.append(f"{path}.{name}" if path else name)
     return names

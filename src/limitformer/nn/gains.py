@@ -1,14 +1,14 @@
-r"""Learn and Recover: what becomes of the shaping in training [ST, App. D].
+r"""Learn and Recover: the shaping parameters in training [ST, App. D].
 
 The shaping parameters are γ₁, γ₂ of each attention [ST, eq. 33] and the negative slope s₋ of each ReLU. They start at
 their shaped values, γ₁ = γ₂ = 1 and s₋ = 1 − 1/√n, and then
 
 * **Learn**: all of them are trained;
-* **Recover**: all of them fall linearly to zero over the first 4,000 steps and stay there, which leaves softmax
-  attention and a plain ReLU: a Transformer without LayerNorm.
+* **Recover**: all of them fall linearly to zero over the first 4,000 steps and stay there. The result has softmax
+  attention and an ordinary ReLU: a Transformer without LayerNorm.
 
-Recover is a function of the step and of the start alone, never of the values it finds, so a run that resumes at a step
-goes on as if it had not stopped. λ and γ of the residuals are trained in both.
+Recover depends only on the step and on the start, never on the current values, so a resumed run equals an unbroken one.
+λ and γ of the residuals are trained in both.
 """
 
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ from limitformer.nn.strengths import Strengths
 
 
 class Gain(Strengths):
-    """A shaping parameter: `value` (1,) or (heads,), which `Learn` trains and `Recover` takes to zero.
+    """A shaping parameter: `value` (1,) or (heads,), which `Learn` trains and `Recover` reduces to zero.
 
     Args:
-        start: its value at step 0.
-        heads: so many numbers; None makes it one.
+        start: the value at step 0.
+        heads: how many numbers; None makes one.
         trained: whether it has a gradient.
     """
 
@@ -37,11 +37,9 @@ class Gain(Strengths):
 
     @property
     def value(self) -> nn.Parameter:
-        """The parameter."""
         return self.strength("value")
 
     def forward(self) -> Annotated[Tensor, "heads", "1"]:
-        """The value."""
         return self.value
 
     def extra_repr(self) -> str:
@@ -53,12 +51,12 @@ class Learn:
     """All shaping parameters are trained."""
 
     def prepare(self, model: nn.Module) -> None:
-        """Give every gain of `model` a gradient; once, before the optimiser is made."""
+        """Give every gain of `model` a gradient. Call it before the optimiser is made."""
         for gain in gains(model):
             gain.value.requires_grad_(True)
 
     def apply(self, model: nn.Module, step: int) -> None:
-        """Nothing: the optimiser moves the gains."""
+        """Do nothing: the optimiser changes the gains."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,23 +73,23 @@ class Recover:
         require_count("steps", self.steps)
 
     def fraction(self, step: int) -> float:
-        """What is left of the shaping at a step: 1 at step 0, 0 from `steps` on."""
+        """Return the share of the shaping that remains at a step: 1 at step 0, 0 from `steps` on."""
         require(step >= 0, f"step must be at least 0; got {step}.")
         return max(0, self.steps - step) / self.steps
 
     def prepare(self, model: nn.Module) -> None:
-        """Take every gain of `model` from the optimiser; once, before that is made."""
+        """Take the gradient of every gain of `model` away. Call it before the optimiser is made."""
         for gain in gains(model):
             gain.value.requires_grad_(False)
 
     @torch.no_grad()
     def apply(self, model: nn.Module, step: int) -> None:
-        """Set every gain of `model` to what it is at `step`; before that step's forward."""
+        """Set every gain of `model` to its value at `step`. Call it before that step's forward pass."""
         fraction = self.fraction(step)
         for gain in gains(model):
             gain.value.fill_(gain.start * fraction)
 
 
 def gains(model: nn.Module) -> list[Gain]:
-    """All shaping parameters of a model, each once."""
+    """List all shaping parameters of a model, without repetition."""
     return [module for module in model.modules() if isinstance(module, Gain)]

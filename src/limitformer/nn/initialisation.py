@@ -1,18 +1,18 @@
 r"""Initial variances of a trainable network as data [ST, App. D]; weights are normal with mean 0, biases 0.
 
 The theory has N(0, 1) weights and its scales outside; a network that trains has the scales in its weights, so that
-learning rates need no second tuning. With n `width`, n_k `head_dim`, h `heads`, n_h `hidden`, c the feed-forward gain:
+learning rates need no second search. With n `width`, n_k `head_dim`, h `heads`, n_h `hidden`, c the feed-forward gain:
 
 | weight       | shape       | shaped                  | standard |
 |--------------|-------------|-------------------------|----------|
 | query, key   | n × h n_k   | n^(−3/2)                | 1/n      |
 | value        | n × h n_k   | 1/n                     | 1/n      |
-| output       | h n_k × n   | 1/(h n_k)               | the same |
-| pre          | n × n_h     | 1/n                     | the same |
-| post         | n_h × n     | c/n_h                   | the same |
+| output       | h n_k × n   | 1/(h n_k)               | 1/(h n_k) |
+| pre          | n × n_h     | 1/n                     | 1/n      |
+| post         | n_h × n     | c/n_h                   | c/n_h    |
 
-Logits are divided by τ₀ √n_k alone: two matrices of variance n^(−3/2) bring the other √n of τ = τ₀ √(n n_k). [ST,
-App. D] calls it "a factor of 1/n"; that is of their product's variance, each matrix has a factor n^(−1/2).
+Logits are divided by τ₀ √n_k only: two matrices of variance n^(−3/2) contribute the other √n of τ = τ₀ √(n n_k). [ST,
+App. D] calls it "a factor of 1/n": the variance of their product has it, each matrix has a factor n^(−1/2).
 """
 
 from dataclasses import dataclass, fields
@@ -44,7 +44,7 @@ class InitialVariances:
     def shaped(
         width: int, *, joined: int | None = None, hidden: int | None = None, gain: float = 1.0
     ) -> "InitialVariances":
-        """Shaped attention: the law of `limitformer.Transformer` with `ShapedAttention`.
+        """Return the variances of shaped attention, the law of a `Transformer` with `ShapedAttention`.
 
         Args:
             width: n.
@@ -58,18 +58,18 @@ class InitialVariances:
     def standard(
         width: int, *, joined: int | None = None, hidden: int | None = None, gain: float = 1.0
     ) -> "InitialVariances":
-        """Softmax attention, or the temperature τ₀ √n_k; arguments as for `shaped`."""
+        """Return the variances of softmax attention, temperature τ₀ √n_k; arguments as for `shaped`."""
         return variances(width, 1 / require_count("width", width), joined, hidden, gain)
 
     @staticmethod
     def paper(width: int) -> "InitialVariances":
-        """To the letter of [ST, App. D.1]: 1/n everywhere, whatever the fan-in, and n^(−3/2) of queries and keys."""
+        """Return the variances of [ST, App. D.1]: 1/n for any fan-in, and n^(−3/2) for queries and keys."""
         logit, other = require_count("width", width) ** -1.5, 1 / width
         return InitialVariances(query=logit, key=logit, value=other, output=other, pre=other, post=other)
 
 
 def variances(width: int, logit: float, joined: int | None, hidden: int | None, gain: float) -> InitialVariances:
-    """The table above, with this variance of queries and keys."""
+    """Fill the table above; `logit` is the variance of queries and keys."""
     joined = width if joined is None else require_count("joined", joined)
     hidden = width if hidden is None else require_count("hidden", hidden)
     return InitialVariances(
@@ -79,7 +79,7 @@ def variances(width: int, logit: float, joined: int | None, hidden: int | None, 
 
 @torch.no_grad()
 def draw(model: nn.Module, variances: InitialVariances, generator: torch.Generator | None = None) -> None:
-    """Draw every linear layer of `model` whose name is a weight's of the table, in place; its bias becomes 0."""
+    """Draw, in place, every linear layer of `model` whose name is in the table; its bias becomes 0."""
     known = {field.name: getattr(variances, field.name) for field in fields(variances)}
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
@@ -90,7 +90,11 @@ def draw(model: nn.Module, variances: InitialVariances, generator: torch.Generat
 
 
 def dim_of_heads(width: int, heads: int, head_dim: int | None) -> int:
-    """n_k, or `InputError` where heads do not divide the width."""
+    """Return n_k.
+
+    Raises:
+        InputError: heads do not divide the width.
+    """
     if head_dim is not None:
         return require_count("head_dim", head_dim)
     if width % heads:

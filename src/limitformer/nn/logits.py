@@ -19,7 +19,7 @@ ROWS = 64  # queries at a time
 
 @dataclass(frozen=True, eq=False)
 class Logits:
-    """y = QKᵀ scale under a mask; arguments as for `shaped_attention`."""
+    """The logits y = QKᵀ scale under a mask; arguments as for `shaped_attention`."""
 
     query: Queries
     key: Keys
@@ -29,26 +29,26 @@ class Logits:
     positions: Positions | None = None
 
     def rows(self) -> Iterator[tuple[Annotated[Tensor, "b h rows k"], Annotated[Tensor, "b h rows"]]]:
-        """(logits, whether each of those queries sees itself), in double precision."""
-        seen = self.visible()
+        """Yield logits of `ROWS` queries in double precision, and whether each of these queries sees itself."""
+        visible = self.visible()
         key = self.key.double().repeat_interleave(self.query.shape[1] // self.key.shape[1], 1)
         for begin in range(0, self.query.shape[-2], ROWS):
             part = slice(begin, begin + ROWS)
             logits = self.query[..., part, :].double() @ key.mT * self.scale
-            bias = seen[..., part if seen.shape[-2] > 1 else slice(None), :]
+            bias = visible[..., part if visible.shape[-2] > 1 else slice(None), :]
             logits = logits.masked_fill(~bias, -torch.inf) if bias.dtype == torch.bool else logits + bias
             own = self.places()[..., part, None].expand(*logits.shape[:-1], 1)
             yield logits, logits.gather(-1, own).squeeze(-1) > -torch.inf
 
     def places(self) -> Annotated[Tensor, "#b 1 q"]:
-        """Where the queries stand."""
+        """Return the places of the queries among the keys."""
         queries, keys = self.query.shape[-2], self.key.shape[-2]
         places = torch.arange(keys - queries, keys, device=self.query.device)
         places = places if self.positions is None else self.positions
         return places[None, None] if places.dim() == 1 else places[:, None]
 
     def visible(self) -> Annotated[Tensor, "#b #h #q k"]:
-        """The mask as one that is boolean, or added."""
+        """Return the mask, boolean or additive, the causal part included."""
         causal = self.mask.causal if isinstance(self.mask, Visibility) else self.is_causal
         mask = self.mask.as_mask() if isinstance(self.mask, Visibility) else self.mask
         queries, keys = self.query.shape[-2], self.key.shape[-2]
@@ -65,7 +65,7 @@ Probe = Callable[[Logits], None]
 
 @torch.no_grad()
 def entropy(logits: Logits) -> Annotated[Tensor, "h"]:
-    """The mean entropy of the softmax by head, in nats, over queries that see themselves (padding does not)."""
+    """Return the mean entropy of the softmax by head, in nats, over queries that see themselves (padding does not)."""
     total = torch.zeros(logits.query.shape[1], dtype=torch.float64, device=logits.query.device)
     counted = torch.zeros_like(total)
     for rows, sees_itself in logits.rows():

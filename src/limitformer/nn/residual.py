@@ -1,4 +1,4 @@
-r"""Residuals with trainable strengths: X ← λX + γ f(X) [ST, eq. 1]; λ² + γ² = 1 at the start, and only there."""
+r"""Residuals with trainable strengths: X ← λX + γ f(X) [ST, eq. 1]; λ² + γ² = 1 holds only at the start."""
 
 from math import sqrt
 from typing import Annotated
@@ -13,7 +13,7 @@ Tokens = Annotated[Tensor, "*shape"]
 
 
 class Residual(Strengths):
-    """λx + γf; `forward` takes the tokens and the branch's output, of one shape.
+    """The residual λx + γf; `forward` takes the tokens and the branch's output, of one shape.
 
     The sum is computed in float32 and has the finer dtype of the two: tokens in float32 stay so.
 
@@ -35,23 +35,20 @@ class Residual(Strengths):
 
     @property
     def lam(self) -> nn.Parameter:
-        """λ (1,)."""
         return self.strength("lam")
 
     @property
     def gamma(self) -> nn.Parameter:
-        """γ (1,)."""
         return self.strength("gamma")
 
     def forward(self, x: Tokens, branch: Tokens) -> Tokens:
-        """λx + γf."""
+        """Compute λx + γf."""
         dtype = torch.promote_types(x.dtype, branch.dtype)
         return (self.lam * x + self.gamma * branch).to(dtype)
 
 
 class Sum(nn.Module):
-    """x + f, the residual of Pre-LN and Post-LN."""
+    """The residual x + f of Pre-LN and Post-LN."""
 
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
-        """x + f."""
         return x + branch

@@ -1,4 +1,4 @@
-"""What is left of softmax − C̄ beside the identity in sixteen bits: a word about it, and blocks without autocast."""
+"""A warning that 16 bits round softmax − C̄ away beside the identity, and blocks without autocast."""
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 class RoundingWarning(UserWarning):
-    """Half precision keeps little of what shaped attention adds to the identity."""
+    """Half precision rounds away most of the terms that shaped attention adds to the identity."""
 
 
 def warn_of_rounding(value: Tensor, float32: bool) -> None:
-    """Warn once a process where values have 16 bits, or get them, and the perturbation is not kept in float32."""
+    """Warn once per process if values have 16 bits, or autocast rounds them, and `float32` is off."""
     if float32 or torch.compiler.is_compiling():
         return
     dtype, kind = value.dtype, value.device.type
@@ -24,22 +24,21 @@ def warn_of_rounding(value: Tensor, float32: bool) -> None:
 
 
 def autocasts(kind: str) -> bool:
-    """Whether autocast is on for a kind of device; not every kind, such as "meta", has one."""
+    """Whether autocast is on for a kind of device; some kinds, such as "meta", have no autocast."""
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def without_autocast(kind: str) -> AbstractContextManager[object]:
-    """No autocast in the block, where the kind of device has one."""
+    """Disable autocast in the block, if the kind of device has it."""
     has = torch.amp.is_autocast_available(kind)
     return torch.autocast(kind, enabled=False) if has else nullcontext()
 
 
 @cache
 def warn(dtype: str, parts: int) -> None:
-    """The warning."""
     message = (
         f"Shaped attention in {dtype}: A = γ₁I + (softmax − γ₂C̄), where at initialisation the bracket is of order "
-        f"1/√width beside the identity, and {dtype} keeps 1 part in {parts} of the sum, so that much of the bracket is "
-        "rounding. float32=True computes the bracket and the sum in float32."
+        f"1/√width. {dtype} resolves 1 part in {parts} of the sum, so much of the bracket is rounding. Nearest: "
+        "float32=True, which computes the bracket and the sum in float32."
     )
     warnings.warn(message, RoundingWarning, stacklevel=5)

@@ -27,13 +27,13 @@ Tokens = Annotated[Tensor, "b m n"]
 OfHeads = Annotated[Tensor, "b g m d"]
 Past = tuple[Keys, Keys]
 Grown = tuple[Annotated[Tensor, "b g grown d"], Annotated[Tensor, "b g grown d"]]
-Cache = Callable[[Tensor, Tensor], Past]  # takes new keys and values, gives all of them
+Cache = Callable[[Tensor, Tensor], Past]  # from new keys and values to all of them
 
 
 class ShapedSelfAttention(nn.Module):
     """`forward` maps tokens (b, m, n) to (b, m, n).
 
-    Where `probe` is set it is called with the logits; where `shown` is set A is formed, and it is called with that.
+    If `probe` is set, it is called with the logits; if `shown` is set, A is formed and `shown` is called with A.
 
     Args:
         width: n.
@@ -41,11 +41,11 @@ class ShapedSelfAttention(nn.Module):
         kv_heads: g, dividing h; None means h.
         head_dim: d; None means width/heads.
         tau0: τ₀ > 0.
-        gamma1, gamma2: γ₁, γ₂ at the start; None leaves the term out for good.
+        gamma1, gamma2: γ₁, γ₂ at the start; None omits the term.
         per_head: whether each head has its own γ₁ and γ₂.
         trained: whether γ₁ and γ₂ have gradients.
-        bias: whether the projections have biases, which start at 0.
-        dropout: of the softmax, in training.
+        bias: whether the projections have biases; they start at 0.
+        dropout: probability that an entry of the softmax is dropped in training.
         float32: whether softmax − C̄, the sum and the output are in float32 in any dtype (`limitformer.nn.float32`).
     """
 
@@ -97,7 +97,7 @@ class ShapedSelfAttention(nn.Module):
         cache: Cache | None = None,
         positions: Positions | None = None,
     ) -> Tokens:
-        """Attention among the tokens, and those in `cache`; mask and positions as for `shaped_attention`."""
+        """Attend to the tokens, and to those in `cache`; mask and positions are as for `shaped_attention`."""
         query, key, value = self.projections(x)
         if cache is not None:
             key, value = cache(key, value)
@@ -114,21 +114,19 @@ class ShapedSelfAttention(nn.Module):
         return result
 
     def gains(self) -> dict[str, Any]:
-        """γ₁ and γ₂ now."""
         return {
             "gamma1": 0.0 if self.gamma1 is None else self.gamma1(),
             "gamma2": 0.0 if self.gamma2 is None else self.gamma2(),
         }
 
     def projections(self, x: Tokens) -> tuple[Annotated[Tensor, "b h m d"], OfHeads, OfHeads]:
-        """Queries, keys and values."""
         x = to_half_dtype(x, self.query.weight)
         return self.split(self.query(x)), self.split(self.key(x)), self.split(self.value(x))
 
     def step(
         self, x: Tokens, past: Past | None = None, mask: Mask | Visibility | None = None, is_causal: bool = True
     ) -> tuple[Tokens, Grown]:
-        """(output, keys and values so far), for new tokens that come after those of `past`; the mask spans all."""
+        """Return the output of new tokens that follow those of `past`, and all keys and values; the mask spans all."""
         grown: list[Past] = []
 
         def append(key: Tensor, value: Tensor) -> Past:
@@ -139,10 +137,9 @@ class ShapedSelfAttention(nn.Module):
         return self(x, mask, is_causal, cache=append), grown[0]
 
     def matrix(self, x: Tokens, mask: Mask | None = None, is_causal: bool = False) -> Annotated[Tensor, "b h m m"]:
-        """A, to look at."""
+        """Return A, for inspection."""
         query, key, _ = self.projections(x)
         return attention_matrix(query, key, **self.gains(), scale=self.scale, mask=mask, is_causal=is_causal)
 
     def split(self, x: Annotated[Tensor, "b m n"]) -> Annotated[Tensor, "b h m d"]:
-        """The heads apart."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)

@@ -1,16 +1,16 @@
-r"""Shaped attention with the cost of a fused kernel: A = γ₁ I + softmax(QKᵀ/τ) − γ₂ C̄ [ST, eq. 33].
+r"""Shaped attention at the cost of a fused kernel: A = γ₁ I + softmax(QKᵀ/τ) − γ₂ C̄ [ST, eq. 33].
 
 Row i of C̄ is the softmax at zero logits under the same mask (`limitformer.nn.visibility`), so at γ₁ = γ₂ = 1 and zero
 logits A is the identity under every mask. A is never formed:
 
   A V = γ₁ V + sdpa(Q, K, V) − γ₂ C̄ V,
 
-and C̄ V is a mean of visible values. `attention_matrix` forms A, to look at and to test against.
+and C̄ V is a mean of visible values. `attention_matrix` forms A, for inspection and tests.
 
-Precision: in float32 the sum has the kernel's error, some 1e-6 of the values. In bfloat16 the result is rounded to 1
-part in 256; at initialisation (softmax − C̄)V is of the order 1/√(width·tokens) beside V, so that it is then mostly
-rounding. `float32=True` computes it, and the sum, in float32 whatever the inputs and autocast are, and gives the sum in
-float32: who rounds that to 16 bits has lost it again (`limitformer.nn.float32`).
+Precision: in float32 the sum has the kernel's error, about 1e-6 of the values. In bfloat16 the result is rounded to 1
+part in 256. At initialisation (softmax − C̄)V is smaller than V by a factor of the order 1/√(width·tokens), so it is
+then mostly rounding. `float32=True` computes it, and the sum, in float32 for any dtype of the inputs and under
+autocast, and returns float32: rounding the sum to 16 bits loses it again (`limitformer.nn.float32`).
 
 In shapes: b batch, h heads, g key/value heads, q queries, k keys, d head_dim.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from limitformer.nn.attention_inputs import check_inputs
-from limitformer.nn.identity_and_mean import Places, Strength, grouped, rest_of_a
+from limitformer.nn.identity_and_mean import QueryPlaces, Strength, grouped, identity_and_mean_terms
 from limitformer.nn.rounding import without_autocast
 from limitformer.nn.strengths import at_least_float32
 from limitformer.nn.visibility import Keys, Mask, Positions, Queries, Visibility, visibility
@@ -40,7 +40,7 @@ def shaped_attention(
     dropout: float = 0.0,
     float32: bool = False,
 ) -> Queries:
-    """A V (b, h, q, d) without forming A.
+    """Compute A V (b, h, q, d) without forming A.
 
     Args:
         query: (b, h, q, d).
@@ -48,13 +48,12 @@ def shaped_attention(
         gamma1, gamma2: γ₁, γ₂: numbers, or tensors (), (1,) or (h,); the number 0 leaves its term out.
         scale: 1/τ.
         mask: None, boolean (True is seen) or additive, broadcastable to (b, h, q, k), or a `Visibility`.
-        is_causal: besides the mask, a query sees no key after its own position; not with a `Visibility`, which says so
-            itself.
-        positions: (q,) or (b, q), where the queries stand among the keys; None: they are the last q, as in decoding
-            with a growing cache. A cache of fixed length needs them.
+        is_causal: in addition to the mask, a query sees no key after its own position; a `Visibility` has its own flag.
+        positions: (q,) or (b, q), places of the queries among the keys; None: they are the last q, as in decoding with
+            a growing cache. A cache of fixed length needs them.
         dropout: probability that an entry of the softmax is dropped.
-        float32: whether softmax − C̄ and the sum are computed in float32, which the result then has too; else the
-            result has the values' dtype.
+        float32: whether softmax − C̄ and the sum are computed, and returned, in float32; otherwise the result has the
+            values' dtype.
 
     Raises:
         InputError: arguments of another kind, or shapes that do not fit.
@@ -77,33 +76,33 @@ def shaped_attention(
         )
     groups = (key.shape[1], query.shape[1] // key.shape[1])
     seen = None if mask.seen is None else grouped(mask.seen, groups).to(value.dtype)
-    # Before the kernel, so that autograd comes to it after the kernel's backward has freed its memory.
-    rest = rest_of_a(value, mask, gamma1, gamma2, groups, Places(queries, positions))
+    # Before the kernel, so that autograd reaches it after the kernel's backward has freed its memory.
+    terms = identity_and_mean_terms(value, mask, gamma1, gamma2, groups, QueryPlaces(queries, positions))
     mixed = fused(query, key, value, mask, scale, dropout).unflatten(1, groups)
-    if rest is None:
+    if terms is None:
         return (mixed if seen is None else mixed * seen).flatten(1, 2)
-    return total(rest, mixed, seen).flatten(1, 2).to(value.dtype)
+    return total(terms, mixed, seen).flatten(1, 2).to(value.dtype)
 
 
-def total(rest: Tensor, mixed: Tensor, seen: Tensor | None) -> Tensor:
-    """The rest and the softmax's part, where queries see anything; in place where that can be."""
-    plain = type(rest) is type(mixed) is Tensor
-    if torch.compiler.is_compiling() or not plain or rest.dtype != mixed.dtype or rest.shape != mixed.shape:
-        return rest + (mixed if seen is None else mixed * seen)
-    return rest.add_(mixed) if seen is None else rest.addcmul_(mixed, seen)
+def total(terms: Tensor, mixed: Tensor, seen: Tensor | None) -> Tensor:
+    """Add the softmax's part for the queries that see anything; in place if possible."""
+    ordinary = type(terms) is type(mixed) is Tensor
+    if torch.compiler.is_compiling() or not ordinary or terms.dtype != mixed.dtype or terms.shape != mixed.shape:
+        return terms + (mixed if seen is None else mixed * seen)
+    return terms.add_(mixed) if seen is None else terms.addcmul_(mixed, seen)
 
 
-def fused(query: Tensor, key: Tensor, value: Tensor, seen: Visibility, scale: float, dropout: float) -> Tensor:
-    """Softmax attention (b, h, q, d) by the fused kernel."""
+def fused(query: Tensor, key: Tensor, value: Tensor, visible: Visibility, scale: float, dropout: float) -> Tensor:
+    """Compute softmax attention (b, h, q, d) by torch's fused kernel."""
     shared = False
-    if query.shape[1] != key.shape[1]:  # for torch, which has tensors and symbols for sizes where it looks on
+    if query.shape[1] != key.shape[1]:  # a branch, since the comparison may be symbolic when torch traces or compiles
         shared = True
-    mask = seen.mask
+    mask = visible.mask
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(query.dtype)
     if shared and mask is not None:  # kernels that take groups and a mask together are not fused everywhere
         repeats = query.shape[1] // key.shape[1]
         key, value, shared = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1), False
     return functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=seen.causal, scale=scale, enable_gqa=shared
+        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=visible.causal, scale=scale, enable_gqa=shared
     )

@@ -1,7 +1,7 @@
 r"""The shaped ReLU σ(x) = s₊ max(x, 0) + s₋ min(x, 0) [ST, after eq. 4], with a negative slope that trains.
 
-[ST, App. D] takes s₊ = 1 and s₋ = 1 − 1/√n. At 0 the gradient is s₋, once: `clamp` would give both slopes there, and
-padded tokens are exact zeros.
+[ST, App. D] takes s₊ = 1 and s₋ = 1 − 1/√n. At 0 the gradient is s₋: with `clamp` it would be the sum of both slopes,
+and padded tokens are exact zeros.
 """
 
 from typing import Annotated
@@ -14,11 +14,11 @@ from limitformer.nn.gains import Gain
 
 
 class TrainableShapedReLU(nn.Module):
-    """σ entry by entry, any shape.
+    """The shaped ReLU σ, entry by entry, for any shape.
 
     Args:
         negative: s₋ at the start; for width n, [ST] takes 1 − 1/√n.
-        positive: s₊, which stays.
+        positive: s₊, which is constant.
         trained: whether s₋ has a gradient.
     """
 
@@ -28,7 +28,7 @@ class TrainableShapedReLU(nn.Module):
         self.negative = Gain(require_real("negative", negative), trained=trained)
 
     def forward(self, x: Annotated[Tensor, "*shape"]) -> Annotated[Tensor, "*shape"]:
-        """σ(x)."""
+        """Compute σ(x)."""
         return torch.where(x > 0, self.positive * x, (self.negative() * x).to(x.dtype))
 
     def extra_repr(self) -> str:

@@ -1,10 +1,10 @@
 r"""The strengths of the shaping as parameters: γ₁, γ₂, s₋ (`Gain`), λ, γ (`Residual`). Each is a few numbers near 1.
 
-* **At least float32**, whatever `.to(bfloat16)`, `.half()` or a loading in 16 bits make of the weights: near 1 bfloat16
-  has steps of 1/256 and float16 of 1/2048, so that an optimiser's step of 1e-3 would be rounded away, every time.
-* **At least one dimension**: FSDP2 shards the first one and refuses scalars.
-* **A name that ends in `_norm`**: by its own rule the Trainer of Hugging Face decays no such parameter. Python reaches
-  it without that ending.
+* **At least float32**, even after `.to(bfloat16)`, `.half()` or loading in 16 bits: near 1 bfloat16 has steps of 1/256
+  and float16 of 1/2048, so an optimiser's step of 1e-3 would always be rounded away.
+* **At least one dimension**: FSDP2 shards the first dimension and refuses scalars.
+* **A name that ends in `_norm`**: the Trainer of Hugging Face applies no weight decay to such a parameter. Its Python
+  attribute has no ending.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ ENDING = "_as_norm"
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """float32 for 16 bits, else the dtype itself."""
+    """Return float32 for 16 bits, otherwise the dtype itself."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -25,18 +25,17 @@ class Strengths(nn.Module):
     """A module whose own parameters are strengths; `add` makes them."""
 
     def add(self, name: str, start: float, number: int, trained: bool) -> None:
-        """`number` of them, under `name` and the ending."""
+        """Register a parameter of `number` strengths under `name` and the ending."""
         dtype = at_least_float32(torch.get_default_dtype())
         parameter = nn.Parameter(torch.full((number,), start, dtype=dtype), requires_grad=trained)
         self.register_parameter(name + ENDING, parameter)
 
     def strength(self, name: str) -> nn.Parameter:
-        """The parameter of this name."""
         parameter: nn.Parameter = getattr(self, name + ENDING)
         return parameter
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Strengths":
-        """What `to`, `half`, `bfloat16`, … come to: they may move the strengths, not round them."""
+        """Apply `to`, `half`, `bfloat16`, …, which may move the strengths but not round them."""
 
         def unrounded(before: Tensor) -> Tensor:
             after = fn(before)
@@ -47,12 +46,12 @@ class Strengths(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        """States of earlier versions had other names, scalars, and 16 bits."""
+        """Load states of version 0.1 too, which had names without the ending, scalars, and 16 bits."""
         for name, _ in self.named_parameters(recurse=False):
             old = prefix + name.removesuffix(ENDING)
             if old in state_dict:
                 state_dict[prefix + name] = state_dict.pop(old)
-            found = state_dict.get(prefix + name)
-            if found is not None:
-                state_dict[prefix + name] = torch.atleast_1d(found).to(at_least_float32(found.dtype))
+            value = state_dict.get(prefix + name)
+            if value is not None:
+                state_dict[prefix + name] = torch.atleast_1d(value).to(at_least_float32(value.dtype))
         super()._load_from_state_dict(state_dict, prefix, *others)

@@ -1,18 +1,18 @@
-r"""What each query sees: masks, and the mean of the values that they show, C̄ v [ST, eqs. 9, 33].
+r"""Masks, and the mean of the values that each query sees, C̄ v [ST, eqs. 9, 33].
 
 Row i of C̄ is the softmax of zero logits under the mask: 1/mᵢ on the mᵢ tokens that query i sees, 0 elsewhere; under an
-additive mask it is the softmax of the mask's row, whatever its numbers. C̄ v costs as little as the mask's shape lets
-it: a mean without a mask, a cumulative sum under a causal one (padded or not), one row for all queries where the mask
-says nothing about queries (padding), else one product that all heads share. A mask alone decides it, not its entries:
-nothing waits for the device, and `torch.compile` takes it whole.
+additive mask it is the softmax of the mask's row. C̄ v costs as little as the mask's shape allows: a mean without a
+mask, a cumulative sum under a causal one (padded or not), one row for all queries if the mask does not depend on the
+query (padding), otherwise one product that all heads share. The kind of mask decides this, not its entries: nothing
+waits for the device, and `torch.compile` compiles it whole.
 
 Rules, for every kind of mask:
 
 * Boolean: True is seen. Additive: −∞ is unseen, and so is half the least number of the mask's dtype and anything below.
-* A query that sees nothing has a row of zeros in the softmax and in C̄: what is left of it is γ₁ v.
-* Causal alignment is at the bottom right: the queries are the last of the keys, or stand at `positions`.
+* A query that sees nothing has a row of zeros in the softmax and in C̄: its output is γ₁ v.
+* Causal alignment is at the bottom right: the queries are the last of the keys, or at `positions`.
 
-In shapes: b batch, h heads, g key/value heads, q queries, k keys, d head_dim; # says that it may be 1 instead.
+In shapes: b batch, h heads, g key/value heads, q queries, k keys, d head_dim; # marks an axis that may be 1 instead.
 """
 
 from dataclasses import dataclass
@@ -34,14 +34,14 @@ OfQueries = Annotated[Tensor, "#b #h #q 1"]
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """A mask made ready once; `shaped_attention` takes it in place of a mask, so that layers can share it.
+    """A prepared mask; `shaped_attention` takes it instead of a mask, so that layers can share it.
 
     Attributes:
-        mask: what the fused kernel adds or selects by, where no row is empty; None shows all.
-        causal: whether the kernel's own causal flag stands for the mask.
+        mask: the mask of the fused kernel, without empty rows; None shows all.
+        causal: whether the kernel's own causal flag replaces the mask.
         seen: (b|1, h|1, q|1, 1), whether a query sees anything; None if all do.
         mean: how C̄ v is computed.
-        padding: for "causal", the keys that are seen at all; None if all are.
+        padding: for "causal", the keys that any query may see; None if all are.
     """
 
     mask: Annotated[Tensor, "#b #h #q k"] | None = None
@@ -51,7 +51,7 @@ class Visibility:
     padding: Annotated[Tensor, "#b 1 k 1"] | None = None
 
     def means(self, value: Keys) -> Annotated[Tensor, "b g #q d", "b h #q d"]:
-        """C̄ v, for h heads where the mask has them."""
+        """Compute C̄ v, for h heads if the mask has heads."""
         if self.mean == "all":
             return value.mean(-2, keepdim=True)
         if self.mean == "causal":
@@ -59,7 +59,7 @@ class Visibility:
         return weighted_sum(self.weights(value), value)
 
     def adjoint(self, gradient: Annotated[Tensor, "b g r #q d"], keys: int) -> Annotated[Tensor, "b g #k d"]:
-        """The adjoint of `means`; r = h/g."""
+        """Apply the adjoint of `means`; r = h/g."""
         if self.mean == "all":
             return gradient.sum((2, 3)).unsqueeze(2) / keys
         if self.mean == "causal":
@@ -68,7 +68,7 @@ class Visibility:
         return weighted_adjoint(self.weights(gradient), gradient)
 
     def shares(self, like: Annotated[Tensor, "..."]) -> OfQueries:
-        """1/mᵢ of a causal mask, 0 where nothing is seen."""
+        """Return 1/mᵢ of a causal mask, 0 for a query that sees nothing."""
         exact = torch.promote_types(like.dtype, torch.float32)  # bfloat16 counts to 256 only
         if self.padding is None:
             return 1 / torch.arange(1, like.shape[-2] + 1, device=like.device, dtype=exact)[None, None, :, None]
@@ -76,13 +76,13 @@ class Visibility:
         return (counts > 0) / counts.clamp(min=1).to(exact)
 
     def as_mask(self) -> Mask | None:
-        """A mask again, for `attention_matrix`; `causal` is said beside it."""
+        """Return the original mask, without the causal part if `causal` is set."""
         if self.mask is None or self.seen is None:
             return self.mask
         return self.mask & self.seen if self.mask.dtype == torch.bool else hidden_where(self.mask, ~self.seen)
 
     def weights(self, like: Annotated[Tensor, "..."]) -> Annotated[Tensor, "#b #h #q k"]:
-        """The rows of C̄, of zeros where nothing is seen."""
+        """Return the rows of C̄, zeros for a query that sees nothing."""
         assert self.mask is not None
         exact = torch.promote_types(like.dtype, torch.float32)
         if self.mask.dtype == torch.bool:
@@ -101,16 +101,16 @@ def visibility(
     positions: Positions | None = None,
     device: torch.device | str | None = None,
 ) -> Visibility:
-    """Make a mask ready.
+    """Prepare a mask.
 
     Args:
         mask: boolean or additive, (q, k) or (b|1, h|1, q|1, k); None shows everything.
-        is_causal: whether a query sees no key after its own position, besides what the mask says.
+        is_causal: whether, in addition to the mask, a query sees no key after its own position.
         queries, keys: q and k.
-        positions: (q,) or (b, q), where the queries stand among the keys; None: they are the last.
-        device: of the tensors, where there is no mask.
+        positions: (q,) or (b, q), places of the queries among the keys; None: they are the last.
+        device: of the tensors, if there is no mask.
     """
-    mask = None if mask is None else as_four(mask, queries, keys)
+    mask = None if mask is None else as_four_axes(mask, queries, keys)
     if not is_causal or (queries == 1 and positions is None):
         return Visibility() if mask is None else by_rows(mask)
     require(queries <= keys, f"Causal attention needs at least as many keys as queries; got {queries} and {keys}.")
@@ -127,11 +127,15 @@ def visibility(
     return Visibility(mask=safe, seen=seen, mean="causal", padding=mask.mT)
 
 
-def as_four(mask: Tensor, queries: int, keys: int) -> Tensor:
-    """A mask as (b|1, h|1, q|1, k), with axes that only repeat cut to one, or `InputError`."""
+def as_four_axes(mask: Tensor, queries: int, keys: int) -> Tensor:
+    """Return a mask as (b|1, h|1, q|1, k), with axes that only repeat cut to one.
+
+    Raises:
+        InputError: another shape or dtype.
+    """
     four = mask[None, None] if mask.dim() == 2 else mask
-    shaped = four.dim() == 4 and four.shape[-1] == keys and four.shape[-2] in (1, queries)
-    if not shaped:
+    fits = four.dim() == 4 and four.shape[-1] == keys and four.shape[-2] in (1, queries)
+    if not fits:
         raise InputError(
             f"mask must have the shape (batch or 1, heads or 1, {queries} or 1, {keys}) or ({queries}, {keys}) for "
             f"{queries} queries and {keys} keys; got {tuple(mask.shape)}."
@@ -145,13 +149,13 @@ def as_four(mask: Tensor, queries: int, keys: int) -> Tensor:
 
 
 def by_rows(mask: Tensor) -> Visibility:
-    """A mask of any kind: C̄ is the softmax of its rows."""
+    """Prepare a mask of any kind: C̄ is the softmax of its rows."""
     safe, seen = without_empty_rows(mask)
     return Visibility(mask=safe, seen=seen, mean="rows")
 
 
 def without_empty_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """(mask whose empty rows see all, which rows saw anything): kernels differ on empty rows, some return NaN."""
+    """Let empty rows see all, and return which rows saw anything: kernels differ on empty rows, some return NaN."""
     if mask.dtype == torch.bool:
         seen = mask.any(-1, keepdim=True)
         return mask | ~seen, seen
@@ -161,12 +165,11 @@ def without_empty_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def hidden_where(mask: Tensor, hidden: Tensor) -> Tensor:
-    """The mask with more hidden."""
     return mask & ~hidden if mask.dtype == torch.bool else mask.masked_fill(hidden, -torch.inf)
 
 
 def causal_mask(queries: int, keys: int, positions: Tensor | None, device: torch.device | str | None) -> Tensor:
-    """(b|1, 1, q, k): key ≤ position of the query."""
+    """Return the causal mask (b|1, 1, q, k): key ≤ position of the query."""
     if positions is None:
         positions = torch.arange(keys - queries, keys, device=device)
     rows = positions[None] if positions.dim() == 1 else positions
@@ -174,10 +177,10 @@ def causal_mask(queries: int, keys: int, positions: Tensor | None, device: torch
 
 
 def causal_sum(value: Tensor, rows: Tensor | None, columns: Tensor | None, backward: bool = False) -> Tensor:
-    """rᵢ Σₖ cₖ vₖ over the tokens k up to i, or from i on: (b, g, k, d) to the same; r, c (b|1, 1, k, 1), or ones.
+    """Compute rᵢ Σₖ cₖ vₖ over k ≤ i, or k ≥ i, of values (b, g, k, d); r and c are (b|1, 1, k, 1), or ones.
 
-    In blocks of `BLOCK` tokens: a triangle within each, and what the others have. Tokens before heads, the layout of
-    projections, makes it one product for all heads; `cumsum` takes twice the time.
+    It runs in blocks of `BLOCK` tokens: a triangle within each, and the sums of the others. With tokens before heads,
+    the layout of projections, it is one product for all heads; `cumsum` takes twice the time.
     """
     heads, keys = value.shape[1:3]
     blocks = in_blocks(value.transpose(1, 2).flatten(2))
@@ -192,20 +195,20 @@ def causal_sum(value: Tensor, rows: Tensor | None, columns: Tensor | None, backw
 
 
 def in_blocks(x: Tensor) -> Tensor:
-    """(b, k, n) as (b, blocks, BLOCK, n), with zeros at the end."""
+    """Reshape (b, k, n) to (b, blocks, BLOCK, n), with zeros at the end."""
     keys = x.shape[1]
     return (functional.pad(x, (0, 0, 0, -keys % BLOCK)) if keys % BLOCK else x).unflatten(1, (-1, BLOCK))
 
 
 def factors_of(x: Tensor | None, value: Tensor) -> Tensor:
-    """(b|1, k, 1), for each token of the values."""
+    """Return the factors (b|1, k, 1) of each token; None stands for ones."""
     return value.new_ones(1, value.shape[2], 1) if x is None else x[:, 0].to(value.dtype)
 
 
 def weighted_sum(weights: Tensor, value: Tensor) -> Tensor:
-    """Σₖ wₖ vₖ of weights (b|1, h|1, q|1, k) and values (b, g, k, d): (b, g|h, q|1, d).
+    """Compute Σₖ wₖ vₖ of weights (b|1, h|1, q|1, k) and values (b, g, k, d): (b, g|h, q|1, d).
 
-    The weights are never repeated over batch or heads, which `matmul` would do: that is the memory of A itself.
+    The weights are never repeated over batch or heads, as `matmul` would: that is the memory of A itself.
     """
     batch = "" if weights.shape[0] == 1 else "b"
     weights = weights if batch else weights.squeeze(0)
@@ -216,7 +219,7 @@ def weighted_sum(weights: Tensor, value: Tensor) -> Tensor:
 
 
 def weighted_adjoint(weights: Tensor, gradient: Tensor) -> Tensor:
-    """The adjoint of `weighted_sum`: (b, g, h/g, q|1, d) to (b, g, k, d)."""
+    """Apply the adjoint of `weighted_sum`: (b, g, h/g, q|1, d) to (b, g, k, d)."""
     batch = "" if weights.shape[0] == 1 else "b"
     weights = weights if batch else weights.squeeze(0)
     if weights.shape[-3] == 1:

@@ -35,7 +35,7 @@ extension: Any = intrinsic
 
 @extension
 def as_float(typing_context: Any, bits: Any) -> Any:
-    """The double whose IEEE 754 representation is `bits`."""
+    """Return the double whose IEEE 754 representation is `bits`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.DoubleType())
@@ -45,7 +45,7 @@ def as_float(typing_context: Any, bits: Any) -> Any:
 
 @extension
 def as_bits(typing_context: Any, number: Any) -> Any:
-    """The IEEE 754 representation of a double."""
+    """Return the IEEE 754 representation of a double."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.IntType(64))
@@ -55,13 +55,13 @@ def as_bits(typing_context: Any, number: Any) -> Any:
 
 @inlined
 def logarithm(u):
-    """log u for normal positive u: u = 2ᵉ m with m in [√½, √2), log m = 2 artanh s, s = (m − 1)/(m + 1)."""
+    """Return log u for normal positive u: u = 2ᵉ m with m in [√½, √2), log m = 2 artanh s, s = (m − 1)/(m + 1)."""
     shifted = as_bits(u) - SQRT_HALF_BITS
     exponent = np.int64(shifted) >> 52
     m = as_float((shifted & MANTISSA) + SQRT_HALF_BITS)
     s = (m - 1.0) / (m + 1.0)
     z = s * s
-    # The series 1 + z/3 + z²/5 + …, with z ≤ 0.0295: what is left out is below 1e-17.
+    # The series 1 + z/3 + z²/5 + …, with z ≤ 0.0295: the omitted terms are below 1e-17.
     p = 1 / 21
     p = p * z + 1 / 19
     p = p * z + 1 / 17
@@ -80,7 +80,7 @@ def logarithm(u):
 
 @inlined
 def exponential(x):
-    """exp x for x ≤ 700: x = k log 2 + r with |r| ≤ (log 2)/2; below −700 it stays at exp(−700)."""
+    """Return exp x for x ≤ 700: x = k log 2 + r with |r| ≤ (log 2)/2; exp(−700) below −700."""
     x = max(x, LEAST_EXPONENT)
     shifted = x * (1 / LOG_2) + ROUND_TO_INTEGER
     k = shifted - ROUND_TO_INTEGER
@@ -104,7 +104,7 @@ def exponential(x):
 
 @inlined
 def exponential_less_one(x):
-    """exp x − 1 for |x| ≤ 0.1 by its series, without a cancellation; what is left out is below 1e-17 x."""
+    """Return exp x − 1 for |x| ≤ 0.1 by its series, without cancellation; the omitted terms are below 1e-17 x."""
     p = 1 / 3628800
     p = p * x + 1 / 362880
     p = p * x + 1 / 40320
@@ -120,7 +120,7 @@ def exponential_less_one(x):
 
 @inlined
 def sine_cosine(x):
-    """(sin x, cos x) for |x| ≤ π/4, by their Taylor series up to x¹⁷ and x¹⁶."""
+    """Return (sin x, cos x) for |x| ≤ π/4, by their Taylor series up to x¹⁷ and x¹⁶."""
     z = x * x
     s = 1 / 355687428096000
     s = s * z - 1 / 1307674368000
@@ -143,13 +143,13 @@ def sine_cosine(x):
 
 @strict_kernel
 def exponentials(flat):
-    """Every entry of the vector `flat` to its exponential, in place."""
+    """Replace every entry of the vector `flat` by its exponential."""
     for i in range(len(flat)):
         flat[i] = exponential(flat[i])
 
 
 @strict_kernel
 def exponentials_less_one(factor, flat):
-    """Every entry x of the vector `flat` to exp(factor · x) − 1, in place."""
+    """Replace every entry x of the vector `flat` by exp(factor · x) − 1."""
     for i in range(len(flat)):
         flat[i] = exponential_less_one(factor * flat[i])

@@ -20,34 +20,34 @@ from limitformer.numerics.kernels import kernel
 from limitformer.numerics.lanes import everywhere, load, product, square_root, store, where_positive
 from limitformer.numerics.random import draw_normals, next_chi, next_normal
 
-# Column 0. A plain 0 would be compiled in, and every kernel that takes it once more.
+# Column 0. A literal 0 would be a constant of the compiled code, and kernels that take it would be compiled again.
 FIRST = np.int64(0)
 
 
 def root(covariance: NDArray[np.float64], columns: int) -> NDArray[np.float64]:
-    """F (…, tokens, columns) with F Fᵀ = `covariance`, padded with zeros or cut to the largest directions.
+    """Return F (…, tokens, columns) with F Fᵀ = `covariance`, padded with zeros or cut to the largest directions.
 
-    By way of the correlations, so that a token of a small variance keeps its precision beside one of a large.
+    It uses the correlations, so that a token of small variance keeps its precision next to one of large variance.
     """
     correlations, deviation = correlations_of(covariance)
     values, vectors = np.linalg.eigh(correlations)
     values, vectors = values[..., ::-1][..., :columns], vectors[..., ::-1][..., :columns]  # the largest first
-    # An eigenvalue of 1e-16 is rounding, but its root of 1e-8 would tell identical tokens apart.
+    # An eigenvalue of 1e-16 is rounding, but its root of 1e-8 would separate identical tokens.
     rounding = covariance.shape[-1] * np.finfo(float).eps * values[..., :1]
-    kept = np.where(values > rounding, values, 0)
+    positive = np.where(values > rounding, values, 0)
     factor = np.zeros((*covariance.shape[:-1], columns))
-    factor[..., : values.shape[-1]] = deviation[..., :, None] * vectors * np.sqrt(kept)[..., None, :]
+    factor[..., : values.shape[-1]] = deviation[..., :, None] * vectors * np.sqrt(positive)[..., None, :]
     return factor
 
 
 def lower_root(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Lower triangular L (tokens, tokens) with L Lᵀ = `covariance`, which may be singular."""
+    """Return the lower triangular L (tokens, tokens) with L Lᵀ = `covariance`, which may be singular."""
     return np.asarray(np.linalg.qr(root(covariance, len(covariance)).T, mode="r")).T.copy()
 
 
 @kernel
 def put_in_lanes(matrix, out):
-    """out = `matrix` (rows, columns), a plain one, in all lanes."""
+    """Copy an ordinary `matrix` (rows, columns) into all lanes of `out`."""
     for i in range(matrix.shape[0]):
         for j in range(matrix.shape[1]):
             store(out, i, j, matrix[i, j])
@@ -55,7 +55,6 @@ def put_in_lanes(matrix, out):
 
 @kernel
 def copy(a, out):
-    """out = a."""
     for i in range(a.shape[0]):
         for j in range(a.shape[1]):
             store(out, i, j, load(a, i, j))
@@ -77,7 +76,7 @@ def multiply_into(a, b, columns, out, offset):
 
 @kernel
 def multiply_lower(a, b, out):
-    """out = a b for a lower triangular `a`, whose zeros above the diagonal are stored: half of the work."""
+    """out = a b for a lower triangular `a`, whose zeros above the diagonal are stored, at half the work."""
     for i in range(0, a.shape[0], 2):
         for j in range(0, b.shape[1], 4):
             multiply_block(a, i, b, j, b.shape[1], FIRST, min(i + 2, a.shape[1]), out, FIRST)
@@ -102,9 +101,9 @@ def multiply_lower_by_lower(a, b, out):
 
 @kernel
 def multiply_block(a, i, b, j, columns, first, last, out, offset):
-    """Two rows by four columns of a product, over first ≤ k < last, or what is left of them at the edges.
+    """Two rows by four columns of a product, over first ≤ k < last, or fewer at the edges.
 
-    Eight sums side by side: an entry is loaded once for several products, and no addition waits for the one before it.
+    With eight sums in parallel an entry is loaded once for several products, and no addition waits for another.
     """
     if i + 2 > a.shape[0] or j + 4 > columns:
         for row in range(i, min(i + 2, a.shape[0])):
@@ -126,7 +125,6 @@ def multiply_block(a, i, b, j, columns, first, last, out, offset):
 
 @kernel
 def store_four(out, i, j, s0, s1, s2, s3):
-    """Four neighbours of a row."""
     store(out, i, j, s0)
     store(out, i, j + 1, s1)
     store(out, i, j + 2, s2)
@@ -135,9 +133,9 @@ def store_four(out, i, j, s0, s1, s2, s3):
 
 @kernel
 def inner(a, i, b, j, first, last):
-    """The inner product of row i of `a` and row j of `b`, over columns first … last − 1.
+    """Return the inner product of row i of `a` and row j of `b`, over columns first … last − 1.
 
-    Four sums rather than one, so that an addition need not wait for the one before it.
+    It has four sums rather than one, so that no addition waits for the previous one.
     """
     s0 = s1 = s2 = s3 = everywhere(0.0)
     blocks = (last - first) // 4
@@ -169,7 +167,7 @@ def multiply_by_lower_transposed(a, b, out):
 
 @kernel
 def transposed_block(a, i, b, j, last, out):
-    """Two rows by four columns of a bᵀ, over k < last, or what is left of them at the edges."""
+    """Two rows by four columns of a bᵀ, over k < last, or fewer at the edges."""
     if i + 2 > a.shape[0] or j + 4 > b.shape[0]:
         for row in range(i, min(i + 2, a.shape[0])):
             for column in range(j, min(j + 4, b.shape[0])):
@@ -205,7 +203,7 @@ def gram_of_lower(a, out):
 
 @kernel
 def mirror(m, out):
-    """What is below the diagonal of the first m columns to above it."""
+    """Copy the entries below the diagonal of the first m columns to above it."""
     for i in range(m):
         for j in range(i):
             store(out, j, i, load(out, i, j))
@@ -213,7 +211,7 @@ def mirror(m, out):
 
 @kernel
 def trace_of_gram(a):
-    """The trace of a aᵀ."""
+    """Return the trace of a aᵀ."""
     total = everywhere(0.0)
     for i in range(a.shape[0]):
         total = total + inner(a, i, a, i, FIRST, a.shape[1])
@@ -222,7 +220,7 @@ def trace_of_gram(a):
 
 @kernel
 def triangularise(rows, first, last, out, offset):
-    """The lower triangular factor L of rows[:, first:last] = L Q into out[:, offset:]; `rows` is overwritten.
+    """Write the lower triangular L of rows[:, first:last] = L Q into out[:, offset:]; overwrite `rows`.
 
     Modified Gram-Schmidt, whose triangular factor is backward stable whatever the condition number
     [Björck, Numerical Methods for Least Squares Problems, 1996, Sec. 2.4]; a row that depends on the ones before it
@@ -232,7 +230,7 @@ def triangularise(rows, first, last, out, offset):
     for i in range(m):
         squared = inner(rows, i, rows, i, first, last)
         norm = square_root(squared)
-        inverse = where_positive(squared, 1.0 / norm)  # of the norm: that of its square could overflow
+        inverse = where_positive(squared, 1.0 / norm)  # 1/|x|² could overflow
         store(out, i, offset + i, norm)
         for j in range(i + 1, m):
             store(out, i, offset + j, 0.0)
@@ -245,7 +243,7 @@ def triangularise(rows, first, last, out, offset):
 
 @kernel
 def take_out_of_one(rows, i, j, inverse, first, last, out, offset):
-    """Take the part along row i, whose norm has this inverse, out of row j, and note its length."""
+    """Subtract the part along row i, of norm 1/`inverse`, from row j, and store its length."""
     length = inner(rows, i, rows, j, first, last) * inverse
     store(out, j, offset + i, length)
     share = product(length, inverse)
@@ -255,7 +253,7 @@ def take_out_of_one(rows, i, j, inverse, first, last, out, offset):
 
 @kernel
 def take_out_of_four(rows, i, j, inverse, first, last, out, offset):
-    """The same for rows j … j + 3, so that row i is loaded once for all."""
+    """Do the same for rows j … j + 3, so that row i is loaded once for all."""
     s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = everywhere(0.0)
     for k in range(first, last - 1, 2):
         x, y = load(rows, i, k), load(rows, i, k + 1)
@@ -283,7 +281,7 @@ def take_out_of_four(rows, i, j, inverse, first, last, out, offset):
 
 @kernel
 def draw_bartlett(stream, degrees, out):
-    """Lower trapezoidal T (rows, columns ≤ degrees) into `out`: T Tᵀ ~ Wishart_rows(degrees, I)."""
+    """Draw a lower trapezoidal T (rows, columns ≤ degrees) into `out`: T Tᵀ ~ Wishart_rows(degrees, I)."""
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
             if j < i:
@@ -296,10 +294,10 @@ def draw_bartlett(stream, degrees, out):
 
 @kernel
 def draw_gaussian_product(stream, degrees, trapezoid, square):
-    """Factors of W_Q W_Kᵀ between r orthonormal rows, W's with `degrees` columns: trapezoid @ square.
+    """Draw factors of W_Q W_Kᵀ between r orthonormal rows, for W with `degrees` columns: trapezoid @ square.
 
-    `trapezoid` (r, q) and `square` (q, r), q = min(r, degrees): an LQ factor of the first r × degrees matrix, and
-    the second one turned by the same orthogonal matrix, which leaves it standard normal.
+    `trapezoid` (r, q), q = min(r, degrees), is an LQ factor of the first r × degrees matrix. `square` (q, r) is the
+    second one rotated by the same orthogonal matrix, which leaves it standard normal.
     """
     draw_bartlett(stream, degrees, trapezoid)
     draw_normals(stream, square)

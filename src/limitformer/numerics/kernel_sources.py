@@ -1,8 +1,8 @@
-"""Which sources a kernel is made of, and a fingerprint of them.
+"""The source files of a kernel, and a fingerprint of them.
 
-A compiled kernel holds the code of all kernels that it calls and the constants that it reads, wherever they are
-written. Those files are found by following the imports of its own file, among the files that kernels are written in. So
-an edit of the sphere's kernels leaves those of the covariance chain as they are, and no edit is missed.
+A compiled kernel contains the code of all kernels that it calls and the constants that it reads. Their files are found
+by following imports, among the files that define kernels. So an edit of the sphere's kernels does not recompile those
+of the covariance chain, and no edit is missed.
 """
 
 import hashlib
@@ -26,39 +26,39 @@ IMPORT = re.compile(r"^\s*from (limitformer[\w.]*) import ([^(\n]+|\([^)]*\))", 
 
 @cache
 def kernel_files() -> frozenset[Path]:
-    """Every file that kernels, or what they read, may be written in."""
+    """Return every file that may define kernels or constants that they read."""
     return frozenset(path for pattern in KERNEL_SOURCES for path in PACKAGE.glob(pattern))
 
 
 @cache
 def imports_of(path: Path) -> frozenset[Path]:
-    """The files of kernels that `path` imports from.
+    """Return the kernel files from which `path` imports.
 
     >>> sorted(path.name for path in imports_of(PACKAGE / "paths" / "arrays.py"))
     ['kernels.py']
     """
-    found = set()
+    imports = set()
     for module, names in IMPORT.findall(path.read_text(encoding="utf-8")):
         place = PACKAGE.joinpath(*module.split(".")[1:])
-        found |= {place.with_suffix(".py"), place / "__init__.py"}
-        found |= {place / f"{name}.py" for name in re.findall(r"\w+", names)}
-    return frozenset(found & kernel_files())
+        imports |= {place.with_suffix(".py"), place / "__init__.py"}
+        imports |= {place / f"{name}.py" for name in re.findall(r"\w+", names)}
+    return frozenset(imports & kernel_files())
 
 
 def sources_of(path: Path) -> list[Path]:
-    """`path` and all that it is made of, in one order."""
-    found, waiting = set(), [path]
+    """Return `path` and all files from which it imports, directly or not, sorted."""
+    sources, waiting = set(), [path]
     while waiting:
-        one = waiting.pop()
-        if one not in found:
-            found.add(one)
-            waiting.extend(imports_of(one))
-    return sorted(found)
+        source = waiting.pop()
+        if source not in sources:
+            sources.add(source)
+            waiting.extend(imports_of(source))
+    return sorted(sources)
 
 
 @cache
 def fingerprint(path: Path) -> str:
-    """A name for the present state of the file `path` and of all that its kernels are made of."""
+    """Return a name for the contents of `path` and of all sources of its kernels."""
     digest = hashlib.sha256(f"{sys.version} {numba.__version__}".encode())
     for source in sources_of(path):
         digest.update(source.read_bytes())

@@ -1,12 +1,12 @@
-r"""Eight replicas side by side: a vector type for kernels.
+r"""Lanes: a vector type with which kernels run eight replicas at a time.
 
-A matrix of a kernel is an array (rows, columns, LANES): entry (i, j) of eight replicas at once. `load` takes such an
-entry out as one value, `store` puts one back, and between them +, −, ×, ÷ act on the eight replicas together, each as
-if it were alone. The compiler keeps a value in one vector register (or two, or four, as the machine has them), so a
-kernel written like a scalar one runs eight replicas for the price of about one, at every matrix size.
+A matrix of a kernel is an array (rows, columns, LANES): entry (i, j) of eight replicas. `load` reads such an entry as
+one value, `store` writes one, and +, −, ×, ÷ act on the eight replicas separately. The compiler keeps a value in one
+vector register (or two, or four, depending on the machine), so a kernel that is written like a scalar one runs eight
+replicas at about the cost of one, at every matrix size.
 
-Replicas never mix: what a lane computes does not depend on its neighbours, so neither do the bits of a result depend
-on which replicas run together.
+Replicas never mix: the result of a lane does not depend on its neighbours, so the bits of a result do not depend on
+which replicas run together.
 """
 
 import operator
@@ -34,7 +34,7 @@ extension: Any = intrinsic
 
 
 class Lanes(types.Type):
-    """The type of a value of eight replicas."""
+    """The Numba type of a value of eight replicas."""
 
     def __init__(self) -> None:
         super().__init__(name="Lanes")
@@ -45,22 +45,22 @@ lanes = Lanes()
 
 @register_model(Lanes)
 class LanesModel(models.PrimitiveModel):
-    """In the compiled code: <8 x double>."""
+    """The representation of `Lanes` in compiled code: <8 x double>."""
 
     def __init__(self, data_models: Any, numba_type: Any) -> None:
         super().__init__(data_models, numba_type, VECTOR)
 
 
 def in_lanes(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The same `matrix` (rows, columns) in all lanes: (rows, columns, LANES)."""
+    """Return `matrix` (rows, columns) in all lanes: (rows, columns, LANES)."""
     return np.repeat(matrix[:, :, np.newaxis], LANES, axis=2)
 
 
 @allocator
 def lane_matrix(rows, columns):
-    """A new matrix (rows, columns, LANES) of zeros, whose entries begin at multiples of their size in memory.
+    """Return a matrix (rows, columns, LANES) of zeros, whose entries are aligned to their size in memory.
 
-    Elsewhere every load and store would touch two lines of the cache: half the speed, at the whim of the allocator.
+    Without alignment a load or store touches two lines of the cache, which halves the speed.
     """
     size = rows * columns * LANES
     padded = np.zeros(size + LANES)
@@ -69,13 +69,13 @@ def lane_matrix(rows, columns):
 
 
 def spread(builder: Any, number: Any) -> Any:
-    """The vector whose lanes are all `number`."""
+    """Return the vector whose lanes are all `number`."""
     first = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), number, ir.Constant(ir.IntType(32), 0))
     return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
 
 
 def as_vector(builder: Any, value: Any, numba_type: Any) -> Any:
-    """A vector as it is, a number in all lanes."""
+    """Return a vector unchanged, or a number in all lanes."""
     return value if numba_type is lanes else spread(builder, value)
 
 
@@ -109,14 +109,14 @@ for _symbol, _instruction in (
 
 
 def require_matrix(array: Any) -> None:
-    """Refuse, when a kernel is compiled, what is not an array (rows, columns, LANES) of doubles."""
+    """Raise `TypingError`, at compilation, unless `array` is an array (rows, columns, LANES) of doubles."""
     good = isinstance(array, types.Array) and array.ndim == 3 and array.dtype is types.float64
     if not good:
         raise TypingError(f"load and store need an array (rows, columns, {LANES}) of float64; got {array}.")
 
 
 def entry_pointer(context: Any, builder: Any, array_type: Any, array: Any, indices: Any, index_types: Any) -> Any:
-    """Pointer to the lanes of an entry."""
+    """Return a pointer to the lanes of an entry."""
     whole = make_array(array_type)(context, builder, array)
     numbers = [context.cast(builder, i, t, types.intp) for i, t in zip(indices, index_types, strict=True)]
     zero = context.get_constant(types.intp, 0)
@@ -126,7 +126,7 @@ def entry_pointer(context: Any, builder: Any, array_type: Any, array: Any, indic
 
 @extension
 def load(typing_context: Any, array: Any, i: Any, j: Any) -> Any:
-    """array[i, j, :], for an array (rows, columns, LANES)."""
+    """Return array[i, j, :] of an array (rows, columns, LANES)."""
     require_matrix(array)
 
     def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
@@ -146,13 +146,13 @@ def store(typing_context: Any, array: Any, i: Any, j: Any, value: Any) -> Any:
         builder.store(as_vector(builder, arguments[3], sig.args[3]), pointer, align=8)
         return context.get_dummy_value()
 
-    kept = lanes if value is lanes else types.float64
-    return types.void(array, i, j, kept), generate
+    value_type = lanes if value is lanes else types.float64
+    return types.void(array, i, j, value_type), generate
 
 
 @extension
 def everywhere(typing_context: Any, number: Any) -> Any:
-    """`number` in all lanes."""
+    """Return `number` in all lanes."""
 
     def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
         return spread(builder, arguments[0])
@@ -162,7 +162,7 @@ def everywhere(typing_context: Any, number: Any) -> Any:
 
 @extension
 def multiplied(typing_context: Any, left: Any, right: Any) -> Any:
-    """left × right, with no leave but what the kernel around it has."""
+    """Return left × right with only the fastmath flags of the calling kernel."""
 
     def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
         return builder.fmul(*arguments)
@@ -172,15 +172,15 @@ def multiplied(typing_context: Any, left: Any, right: Any) -> Any:
 
 @strict_kernel
 def product(left, right):
-    """left × right, as it is written.
+    """Return left × right without reassociation.
 
-    Of (x a) a, `*` may make x a²: whether it does, the processor decides. Where a² could overflow, it must not.
+    With `*` the compiler may turn (x a) a into x a², depending on the processor; use this where a² could overflow.
     """
     return multiplied(left, right)
 
 
 def unary(name: str, documentation: str) -> Any:
-    """An LLVM intrinsic that acts lane by lane."""
+    """Return an LLVM intrinsic that acts lane by lane."""
 
     def function(typing_context: Any, value: Any) -> Any:
         def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
@@ -194,32 +194,32 @@ def unary(name: str, documentation: str) -> Any:
     return extension(function)
 
 
-square_root = unary("llvm.sqrt", "√ lane by lane.")
-magnitude = unary("llvm.fabs", "|·| lane by lane.")
+square_root = unary("llvm.sqrt", "Return the square root, lane by lane.")
+magnitude = unary("llvm.fabs", "Return the absolute value, lane by lane.")
 
 
 def choice(comparison: str, documentation: str) -> Any:
-    """The left value where `left comparison right` holds, else the right one."""
+    """Return an intrinsic for the left value where `left comparison right` holds, and the right one elsewhere."""
 
     def function(typing_context: Any, left: Any, right: Any) -> Any:
         def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
             a, b = (as_vector(builder, *pair) for pair in zip(arguments, sig.args, strict=True))
             return builder.select(builder.fcmp_ordered(comparison, a, b), a, b)
 
-        kept = [lanes if value is lanes else types.float64 for value in (left, right)]
-        return lanes(*kept), generate
+        value_types = [lanes if value is lanes else types.float64 for value in (left, right)]
+        return lanes(*value_types), generate
 
     function.__doc__ = documentation
     return extension(function)
 
 
-larger = choice(">", "The larger of two values, lane by lane.")
-smaller = choice("<", "The smaller of two values, lane by lane.")
+larger = choice(">", "Return the larger of two values, lane by lane.")
+smaller = choice("<", "Return the smaller of two values, lane by lane.")
 
 
 @extension
 def where_positive(typing_context: Any, condition: Any, value: Any) -> Any:
-    """`value` in the lanes where `condition` > 0, and 0 in the others."""
+    """Return `value` in the lanes where `condition` > 0, and 0 in the others."""
 
     def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
         zero = ir.Constant(VECTOR, [0.0] * LANES)
@@ -230,7 +230,7 @@ def where_positive(typing_context: Any, condition: Any, value: Any) -> Any:
 
 @extension
 def choose(typing_context: Any, condition: Any, left: Any, right: Any) -> Any:
-    """`left` in the lanes where `condition` > 0, and `right` in the others."""
+    """Return `left` in the lanes where `condition` > 0, and `right` in the others."""
 
     def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
         zero = ir.Constant(VECTOR, [0.0] * LANES)
@@ -241,7 +241,7 @@ def choose(typing_context: Any, condition: Any, left: Any, right: Any) -> Any:
 
 @extension
 def all_below(typing_context: Any, value: Any, bound: Any) -> Any:
-    """Whether every lane is below the number `bound`; NaN is not."""
+    """Return whether every lane is below the number `bound`; NaN is not."""
 
     def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
         below = builder.fcmp_ordered("<", arguments[0], spread(builder, arguments[1]))

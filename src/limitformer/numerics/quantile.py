@@ -15,7 +15,7 @@ LEAST_TAIL = 1.3887943864964021e-11  # exp(−25)
 
 @inlined
 def central_quantile(q):
-    """The numerator and denominator of the x with P(0 < g < x) = q, for |q| ≤ 0.425."""
+    """Return numerator and denominator of the x with P(0 < g < x) = q, for |q| ≤ 0.425."""
     r = 0.180625 - q * q
     a = 2.5090809287301226727e3
     a = a * r + 3.3430575583588128105e4
@@ -38,7 +38,7 @@ def central_quantile(q):
 
 @inlined
 def tail_quantile(tail):
-    """The numerator and denominator of the x with P(g > x) = tail, for exp(−25) ≤ tail ≤ 0.075."""
+    """Return numerator and denominator of the x with P(g > x) = tail, for exp(−25) ≤ tail ≤ 0.075."""
     r = np.sqrt(-logarithm(tail)) - 1.6
     c = 7.74545014278341407640e-4
     c = c * r + 2.27238449892691845833e-2
@@ -61,9 +61,9 @@ def tail_quantile(tail):
 
 @inlined
 def normal_quantile(lower, upper):
-    """The x with P(g < x) = lower and P(g > x) = upper; the smaller of the two is at least exp(−25).
+    """Return the x with P(g < x) = lower and P(g > x) = upper; the smaller of the two is at least exp(−25).
 
-    Both are arguments, because a small one cannot be computed from the other.
+    Both are arguments, because 1 − p has lost the digits of a small p.
     """
     tail = min(lower, upper)
     q = 0.5 - tail

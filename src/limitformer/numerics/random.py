@@ -1,13 +1,13 @@
-r"""Streams of random numbers: the only place where chains and limits get theirs.
+r"""Streams of random numbers, for all chains and limits.
 
-The k-th normal of replica j is a function of (seed, purpose, j, k) alone: it comes from Philox 4×32-10
+The k-th normal of replica j is a function only of (seed, purpose, j, k): it comes from Philox 4×32-10
 [Salmon, Moraes, Dror, Shaw, *Parallel random numbers: as easy as 1, 2, 3*, SC 2011], a bijection of a counter
-under a key. So the same seed gives the same bits for any number of threads and any chunking; the raw words are the
-same on every machine, the floating-point numbers after them up to the last bits, which its instructions decide.
+under a key. So the same seed gives the same bits for any number of threads and any chunking. The raw words are the same
+on every machine; the last bits of the floating-point numbers depend on its instructions.
 
 * key: 64 bits, hashed from (seed, purpose), so that a chain and a limit with one seed are independent;
 * counter: (block, replica), 64 bits each; a block of 128 random bits makes four normals. Blocks from 2⁶³ on are for the
-  second and later attempts of rejection methods, so that replicas side by side never lose step.
+  second and later attempts of rejection methods, so that neighbouring replicas stay synchronous.
 
 Normals come from the Box-Muller transform of 32-bit uniforms at the centres (i + 1/2)/2³², so |g| ≤ 6.76. A
 normal beyond has probability 1.4e-11.
@@ -37,22 +37,22 @@ MULTIPLIER_0, MULTIPLIER_1 = U64(0xD2511F53), U64(0xCD9E8D57)
 WEYL_0, WEYL_1 = U64(0x9E3779B9), U64(0xBB67AE85)
 FIRST_RETRY = U64(1 << 63)
 
-BUFFER = 128  # normals of each replica made at a time: they stay in the first cache
+BUFFER = 128  # normals of each replica made at a time, which fit the first-level cache
 
 
 class Stream(NamedTuple):
     """The random numbers of `LANES` neighbouring replicas."""
 
     words: np.ndarray  # (4,): two key words, the first replica, the next block
-    position: np.ndarray  # (1,) of the next normal in `buffer`
-    retries: np.ndarray  # (LANES,): second attempts so far
+    position: np.ndarray  # (1,): place of the next normal in `buffer`
+    retries: np.ndarray  # (LANES,): number of second attempts so far
     buffer: np.ndarray  # (BUFFER, 1, LANES)
     flat: np.ndarray  # the same memory in one row
     trial: np.ndarray  # (3, 1, LANES): scratch of a rejection method
 
 
 def key(seed: int, purpose: str) -> tuple[int, int]:
-    """Two 32-bit key words for `seed` (0 to 2⁶³ − 1) and the name of what the numbers are for."""
+    """Return two 32-bit key words for `seed` (0 to 2⁶³ − 1) and the name of the purpose of the numbers."""
     whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
     require(whole and 0 <= seed < 2**63, f"seed must be a whole number from 0 to 2**63 - 1; got {seed!r}.")
     low, high = np.random.SeedSequence([int(seed), *purpose.encode()]).generate_state(2, np.uint32)
@@ -61,10 +61,10 @@ def key(seed: int, purpose: str) -> tuple[int, int]:
 
 @inlined
 def philox(c0, c1, c2, c3, k0, k1):
-    """Philox 4×32-10 of the counter (c0 … c3) under the key (k0, k1); 32-bit words held in 64 bits.
+    """Return Philox 4×32-10 of the counter (c0 … c3) under the key (k0, k1), as 32-bit words in 64 bits.
 
-    The words are cut to 32 bits only where they are multiplied, which tells the compiler that one instruction does it,
-    and at the end: in between their upper halves are noise.
+    The words are cut to 32 bits only at the end and where they are multiplied, so that the compiler uses one
+    instruction. Elsewhere their upper halves are arbitrary.
     """
     for _ in range(10):
         p0, p1 = MULTIPLIER_0 * (c0 & LOW_32), MULTIPLIER_1 * (c2 & LOW_32)
@@ -75,19 +75,19 @@ def philox(c0, c1, c2, c3, k0, k1):
 
 @inlined
 def uniform(word):
-    """A number in (0, 1) from a 32-bit word: the centre of the word's interval."""
+    """Return a number in (0, 1) from a 32-bit word: the centre of the word's interval."""
     return (as_float(word | INTEGER_EXPONENT) - (TWO_52 - 0.5)) * 2.0**-32
 
 
 @inlined
 def words_of(block, replica, k0, k1):
-    """The four 32-bit words of a block of a replica's numbers."""
+    """Return the four 32-bit words of a block of a replica's numbers."""
     return philox(block & LOW_32, block >> SHIFT_32, replica & LOW_32, replica >> SHIFT_32, k0, k1)
 
 
 @inlined
 def box_muller(a, b):
-    """Two independent normals from two 32-bit words: radius from `a`, angle from `b`."""
+    """Return two independent normals from two 32-bit words: radius from `a`, angle from `b`."""
     radius = np.sqrt(-2.0 * logarithm(uniform(a)))
     # The two low bits choose the quadrant, the other thirty an angle in (−π/4, π/4).
     angle = (as_float((b >> U64(2)) | INTEGER_EXPONENT) - (TWO_52 + 2.0**29) + 0.5) * (np.pi / 2 * 2.0**-30)
@@ -103,7 +103,7 @@ def box_muller(a, b):
 def fill_normals(k0, k1, replica, block, flat):
     """Fill `flat`, rows of `LANES` replicas from `replica` on, with the normals of blocks `block`, `block` + 1, …
 
-    The four normals of a block stand in four runs rather than in four neighbours, so that all stores are contiguous.
+    The four normals of a block go to four runs rather than to four neighbours, so that all stores are contiguous.
     """
     run = len(flat) // 4
     a, b, c, d = flat[:run], flat[run : 2 * run], flat[2 * run : 3 * run], flat[3 * run :]
@@ -115,7 +115,7 @@ def fill_normals(k0, k1, replica, block, flat):
 
 @allocator
 def open_stream():
-    """A stream with its buffer; `rewind` it to a replica before use."""
+    """Return a stream with its buffer; `rewind` it to a replica before use."""
     buffer = lane_matrix(BUFFER, 1)
     return Stream(
         np.zeros(4, np.uint64),
@@ -156,7 +156,7 @@ def refill(stream):
 
 @kernel
 def next_normal(stream):
-    """The stream's next N(0, 1)."""
+    """Return the stream's next N(0, 1)."""
     if stream.position[0] == BUFFER:
         refill(stream)
     position = stream.position[0]
@@ -173,15 +173,15 @@ def draw_normals(stream, out):
 
 
 def replica_normals(key_words: tuple[int, int], replicas: int, count: int) -> NDArray[np.float64]:
-    """The first `count` normals of the replicas 0, 1, …: (replicas, count)."""
-    found = np.empty((replicas, count))
-    fill_replicas(np.array(key_words, np.uint64), found)
-    return found
+    """Return the first `count` normals of the replicas 0, 1, …: (replicas, count)."""
+    normals = np.empty((replicas, count))
+    fill_replicas(np.array(key_words, np.uint64), normals)
+    return normals
 
 
 @driver
 def fill_replicas(key_words, out):
-    """`out` (replicas, count)."""
+    """Fill `out` (replicas, count) with the first normals of its replicas."""
     stream, normal = open_stream(), lane_matrix(1, 1)
     for begin in range(0, out.shape[0], LANES):
         rewind(stream, key_words, np.uint64(begin))
@@ -190,7 +190,7 @@ def fill_replicas(key_words, out):
 
 @kernel
 def fill_lanes(stream, normal, out):
-    """The stream's next normals into the rows of `out` (replicas ≤ LANES, count)."""
+    """Write the stream's next normals into the rows of `out` (replicas ≤ LANES, count)."""
     for k in range(out.shape[1]):
         store(normal, 0, 0, next_normal(stream))
         for lane in range(out.shape[0]):
@@ -199,10 +199,10 @@ def fill_lanes(stream, normal, out):
 
 @kernel
 def next_chi(stream, degrees):
-    """The square root of a χ² with `degrees` ≥ 1 degrees of freedom.
+    """Return the square root of a χ² with `degrees` ≥ 1 degrees of freedom.
 
-    Exact: a sum of squares up to 4, and above the rejection method of Marsaglia and Tsang (ACM TOMS 26, 2000),
-    whose uniform U enters as −log U ~ Exp(1), half the squared length of a pair of normals.
+    It is exact: a sum of squares up to 4 degrees, and above them the rejection method of Marsaglia and Tsang (ACM TOMS
+    26, 2000), whose uniform U enters as −log U ~ Exp(1), half the squared length of a pair of normals.
     """
     if degrees <= 4:
         total = everywhere(0.0)
@@ -223,7 +223,7 @@ def next_chi(stream, degrees):
 
 @strict_kernel
 def reject(stream, d, c):
-    """Keep v (`trial` row 0) where −log U (row 1) > d (v − 1 − log v) − x²/2 (row 2); draw again where not."""
+    """Draw v (`trial` row 0) again unless −log U (row 1) > d (v − 1 − log v) − x²/2 (row 2)."""
     trial = stream.trial
     for lane in range(LANES):
         v = trial[0, 0, lane]
@@ -235,7 +235,7 @@ def reject(stream, d, c):
 
 @strict_kernel
 def try_again(stream, lane, d, c):
-    """The v of further attempts of one replica, from the blocks that are kept for them."""
+    """Return v of a further attempt of one replica, from the blocks that are reserved for them."""
     words, replica = stream.words, stream.words[2] + U64(lane)
     while True:
         block = FIRST_RETRY + stream.retries[lane]

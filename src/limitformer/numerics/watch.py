@@ -1,7 +1,7 @@
-"""A watch on kernels that run: the main thread tells them to halt, and they tell how far they are.
+"""A watch: an array through which the main thread halts a running kernel, and reads its progress.
 
-A kernel is given a watch of its own and looks at it in every layer, more often where a layer is long, so that no work
-goes on for long after Ctrl-C, however large the model is.
+Each kernel call has its own watch and reads it in every layer, or more often in a long layer, so that work ends soon
+after Ctrl-C, however large the model is.
 """
 
 import numpy as np
@@ -9,37 +9,37 @@ from numpy.typing import NDArray
 
 from limitformer.numerics.kernels import kernel
 
-# Places in a watch: whether to halt, how many replicas are whole, and how many are done, those under way in part.
+# Places in a watch: whether to halt, the number of finished replicas, and the same with fractions of unfinished ones.
 HALT, WHOLE, DONE = 0, 1, 2
 
 Watch = NDArray[np.float64]
 
 
 def new_watch() -> Watch:
-    """(3,) of a kernel that has not begun."""
+    """Return the watch (3,) of a kernel that has not begun."""
     return np.zeros(3)
 
 
 def halt(watch: Watch) -> None:
-    """Tell a kernel to return within a layer."""
+    """Let a kernel return within a layer."""
     watch[HALT] = 1.0
 
 
 @kernel
 def is_halted(watch):
-    """Whether the kernel is to return."""
+    """Return whether the kernel should return."""
     return watch[HALT] != 0.0
 
 
 @kernel
 def keep_going(watch, replicas, share):
-    """Whether the `replicas` side by side, of whose layers a `share` is done, are to go on."""
+    """Record that a `share` of the layers of `replicas` replicas is done, and return whether to continue."""
     watch[DONE] = watch[WHOLE] + share * replicas
     return watch[HALT] == 0.0
 
 
 @kernel
 def count_whole(watch, replicas):
-    """So many replicas more are whole."""
+    """Record that `replicas` more replicas are finished."""
     watch[WHOLE] += replicas
     watch[DONE] = watch[WHOLE]

@@ -1,4 +1,4 @@
-"""What is kept of tokens: which pairs, in which type, how much memory it takes; and from eight lanes to rows."""
+"""Output arrays: which pairs of tokens, which type, how much memory; and the way from eight lanes to rows."""
 
 from collections.abc import Iterable, Mapping
 from math import prod
@@ -13,15 +13,16 @@ from limitformer.numerics.kernels import driver, kernel
 
 Dtype = Literal["float64", "float32"]
 Pairs = tuple[tuple[int, int], ...]
-Shapes = Mapping[str, tuple[tuple[int, ...], Any]]  # of arrays: name → shape and type
+Shapes = Mapping[str, tuple[tuple[int, ...], Any]]  # array name → shape and type
+Outputs = dict[str, NDArray[Any]]  # array name → (samples, …)
 
-TILE = 64  # entries that are turned from lanes to rows at a time: both stay in the first cache
+TILE = 64  # entries that go from lanes to rows at a time: both stay in the first cache
 
 
 class ResultArray(NamedTuple):
-    """An array of results (replicas, points, entries) of one type, and one without points of the other.
+    """An array of results (replicas, points, entries) of one type, and one without points of the other type.
 
-    So a kernel is compiled once, for both.
+    With both in every call, a kernel is compiled once and not for each type.
     """
 
     double: np.ndarray
@@ -29,7 +30,6 @@ class ResultArray(NamedTuple):
 
 
 def as_result_array(array: NDArray[Any]) -> ResultArray:
-    """`array` (replicas, points, entries) as kernels fill it."""
     replicas, _, entries = array.shape
     of_type = {np.dtype(kind): np.empty((replicas, 0, entries), kind) for kind in (np.float64, np.float32)}
     of_type[array.dtype] = array
@@ -37,61 +37,60 @@ def as_result_array(array: NDArray[Any]) -> ResultArray:
 
 
 @driver
-def replicas_between(kept, begin, end):
-    """Those of the replicas begin … end − 1."""
-    return ResultArray(kept.double[begin:end], kept.single[begin:end])
+def replicas_between(array, begin, end):
+    return ResultArray(array.double[begin:end], array.single[begin:end])
 
 
 @kernel
-def replicas_in(kept):
-    return kept.double.shape[0]
+def replicas_in(array):
+    return array.double.shape[0]
 
 
 @kernel
-def points_in(kept):
-    return kept.double.shape[1] + kept.single.shape[1]
+def points_in(array):
+    return array.double.shape[1] + array.single.shape[1]
 
 
 @kernel
-def entries_in(kept):
-    return kept.double.shape[2]
+def entries_in(array):
+    return array.double.shape[2]
 
 
 @kernel
-def write_number(kept, replica, k, j, value):
-    """Entry j at point k of one replica."""
-    if kept.double.shape[1] > 0:
-        kept.double[replica, k, j] = value
+def write_number(array, replica, k, j, value):
+    """Write entry j at point k of one replica."""
+    if array.double.shape[1] > 0:
+        array.double[replica, k, j] = value
     else:
-        kept.single[replica, k, j] = value
+        array.single[replica, k, j] = value
 
 
 @kernel
-def write_lane_row(source, i, count, begin, k, kept):
-    """Row i of `source` (rows, ≥ count, LANES) to entries begin … of point k in `kept`, of at most LANES replicas."""
-    if kept.double.shape[1] > 0:
-        spill(source, i, count, begin, k, kept.double)
+def write_lane_row(source, i, count, begin, k, array):
+    """Copy row i of `source` (rows, ≥ count, LANES) to entries begin … of point k, for at most LANES replicas."""
+    if array.double.shape[1] > 0:
+        copy_lane_row(source, i, count, begin, k, array.double)
     else:
-        spill(source, i, count, begin, k, kept.single)
+        copy_lane_row(source, i, count, begin, k, array.single)
 
 
 @kernel
-def spill(source, i, count, begin, k, out):
+def copy_lane_row(source, i, count, begin, k, out):
     for lane in range(out.shape[0]):
         for j in range(count):
             out[lane, k, begin + j] = source[i, j, lane]
 
 
 def all_pairs(tokens: int) -> NDArray[np.int64]:
-    """(pairs, 2): the tokens of every pair, in the order of `numpy.triu_indices`."""
+    """Return the tokens of every pair (pairs, 2), in the order of `numpy.triu_indices`."""
     return np.stack(np.triu_indices(tokens, 1), axis=1).astype(np.int64)
 
 
 def checked_pairs(pairs: Any) -> Pairs | None:
-    """`pairs` as tuples of two whole numbers, the smaller first; None stands for all of them.
+    """Return `pairs` as tuples of two whole numbers, the smaller first; None stands for all of them.
 
     Raises:
-        InputError: no list of pairs, a token with itself, or a pair twice.
+        InputError: not a list of pairs, a token with itself, or a pair twice.
 
     >>> checked_pairs([(0, 1), (4, 2)])
     ((0, 1), (2, 4))
@@ -99,12 +98,12 @@ def checked_pairs(pairs: Any) -> Pairs | None:
     if pairs is None:
         return None
     try:
-        found = np.asarray(pairs)
-        good = found.ndim == 2 and found.shape[1] == 2 and len(found) > 0 and found.dtype.kind in "iu"
+        array = np.asarray(pairs)
+        good = array.ndim == 2 and array.shape[1] == 2 and len(array) > 0 and array.dtype.kind in "iu"
     except ValueError:
         good = False
     require(good, f"pairs must be a list of pairs of tokens, such as [(0, 1), (2, 4)], or None; got {pairs!r}.")
-    ordered: Pairs = tuple((min(pair), max(pair)) for pair in found.tolist())
+    ordered: Pairs = tuple((min(pair), max(pair)) for pair in array.tolist())
     seen: set[tuple[int, ...]] = set()
     for pair in ordered:
         require(pair[0] != pair[1], f"A pair is two tokens; got {pair}.")
@@ -114,21 +113,21 @@ def checked_pairs(pairs: Any) -> Pairs | None:
 
 
 def pairs_of(pairs: Pairs | None, tokens: int) -> NDArray[np.int64]:
-    """(pairs, 2): all of them if None.
+    """Return `pairs` as an array (pairs, 2), all of them if None.
 
     Raises:
         InputError: a token that is not there.
     """
     if pairs is None:
         return all_pairs(tokens)
-    found = np.array(pairs, np.int64)
-    outside = [token for token in found.ravel().tolist() if not 0 <= token < tokens]
+    array = np.array(pairs, np.int64)
+    outside = [token for token in array.ravel().tolist() if not 0 <= token < tokens]
     require(not outside, f"pairs must be of tokens 0 … {tokens - 1}; got {outside[0] if outside else ''}.")
-    return found
+    return array
 
 
 def checked_dtype(dtype: Any) -> Dtype:
-    """The name of the type that numbers are kept in; also from `numpy.float32` and the like."""
+    """Return the name of the type of the results, given also `numpy.float32` and the like."""
     try:
         name = None if dtype is None else np.dtype(dtype).name
     except TypeError:
@@ -140,28 +139,27 @@ def checked_dtype(dtype: Any) -> Dtype:
 
 
 def bytes_of(shapes: Shapes) -> int:
-    """What arrays of these shapes take."""
     return sum(prod(shape) * np.dtype(kind).itemsize for shape, kind in shapes.values())
 
 
 def coordinate_shapes(points: int, pairs: int) -> Shapes:
-    """Of what results have once, whatever the samples: the points and the two tokens of every pair."""
+    """Return the shapes of the coordinates that all samples share: the points and the two tokens of every pair."""
     return {"points": ((points,), np.float64), "pair_tokens": ((pairs, 2), np.int64)}
 
 
 def new_outputs(
-    shapes: Shapes, once: Shapes, samples: int, points: int, axis: str, smaller: Iterable[str]
-) -> dict[str, Any]:
-    """Arrays of `shapes` that are not filled yet; `once` is what the results will have beside them.
+    shapes: Shapes, shared: Shapes, samples: int, points: int, axis: str, smaller: Iterable[str]
+) -> Outputs:
+    """Return empty arrays of `shapes`; `shared` are the shapes of the arrays that all samples share.
 
     Raises:
-        InputError: they do not fit the memory; the message says how to keep less, `smaller` among it.
+        InputError: they do not fit the memory; the message names smaller recordings, those in `smaller` too.
     """
-    check_bytes(bytes_of(shapes) + bytes_of(once), samples, points, axis, smaller)
+    check_bytes(bytes_of(shapes) + bytes_of(shared), samples, points, axis, smaller)
     return {name: np.empty(shape, kind) for name, (shape, kind) in shapes.items()}
 
 
 def smaller_recordings(dtype: Dtype, pairs: int) -> list[str]:
-    """How a recording of so many pairs could take less, beside fewer points: in words, for `new_outputs`."""
+    """Return the words for recordings that take less memory, for the message of `new_outputs`."""
     halved = ['dtype="float32" for half of it'] if dtype == "float64" else []
     return halved + ([f"fewer than these {pairs:,} pairs"] if pairs > 1 else [])

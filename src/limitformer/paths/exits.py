@@ -1,14 +1,14 @@
-"""When paths end: at the exit from a ball, as in local convergence [ST, Def. 4.1]; `writing` is what they write down.
+"""Exits: paths end when they leave a ball, as in local convergence [ST, Def. 4.1].
 
 The stopped process V_{t ∧ T_r}, T_r = inf{t: |V_t| ≥ r} in the Frobenius norm, keeps the value of its exit. Paths run
-side by side (`lanes`); one that has left runs on with the others, but what is written for it stays as it was.
+side by side (`lanes`); a path that has left runs on with the others, but its recorded value no longer changes.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.numerics.factor import copy, gram, trace_of_gram
+from limitformer.numerics.factor import gram, trace_of_gram
 from limitformer.numerics.kernels import allocator, kernel
 from limitformer.numerics.lanes import (
     LANES,
@@ -27,7 +27,7 @@ CAUSES = (
     "left the ball",
     "left the cone of covariance matrices",
     "lost their resolution in time",
-    "met no finite number of a function of one's own",
+    "met a NaN or infinity from a user function",
 )
 
 LARGEST_RADIUS = 1e100  # the default: beyond, a cubic drift overflows within a few steps
@@ -35,13 +35,13 @@ OVERFLOW_RADIUS = 1e120  # an exit beyond this is an artefact of the step: the p
 
 
 class Ledger(NamedTuple):
-    """What is known of `LANES` paths."""
+    """The state of `LANES` paths: V, norms and exits."""
 
     now: np.ndarray  # (m, m, LANES): V
     before: np.ndarray  # (m, m, LANES): V one step ago
-    kept: np.ndarray  # (m, m, LANES): V at the exit
+    at_exit: np.ndarray  # (m, m, LANES): V at the exit
     norm: np.ndarray  # (1, 1, LANES): |V|
-    tiles: np.ndarray  # (2, TILE, LANES): what goes from lanes to rows
+    tiles: np.ndarray  # (2, TILE, LANES): entries on their way from lanes to rows
     exits: np.ndarray  # (LANES,): step of the exit, ∞ if none
     causes: np.ndarray  # (LANES,)
 
@@ -61,7 +61,6 @@ def open_ledger(tokens):
 
 @kernel
 def clear_exits(ledger):
-    """No path has left."""
     for lane in range(LANES):
         ledger.exits[lane] = np.inf
         ledger.causes[lane] = INSIDE
@@ -69,7 +68,7 @@ def clear_exits(ledger):
 
 @kernel
 def copy_exits(ledger, begin, exits, causes):
-    """Copy what is known of the paths `begin`, `begin` + 1, … to `exits` and `causes` (paths,)."""
+    """Copy steps and causes of the exits of the paths `begin`, `begin` + 1, … to `exits` and `causes` (paths,)."""
     for lane in range(min(LANES, len(exits) - begin)):
         exits[begin + lane] = ledger.exits[lane]
         causes[begin + lane] = ledger.causes[lane]
@@ -77,17 +76,17 @@ def copy_exits(ledger, begin, exits, causes):
 
 @kernel
 def record_exit(lane, step, cause, value, ledger):
-    """Note that a path left, and keep `value` (m, m, LANES) as its covariance from now on."""
+    """Record that a path left; `value` (m, m, LANES) is its covariance from now on."""
     ledger.exits[lane] = step
     ledger.causes[lane] = cause
     for i in range(value.shape[0]):
         for j in range(value.shape[0]):
-            ledger.kept[i, j, lane] = value[i, j, lane]
+            ledger.at_exit[i, j, lane] = value[i, j, lane]
 
 
 @kernel
 def check_ball(step, radius, ledger):
-    """Note the paths whose |V| (`now`) has reached the radius."""
+    """Record the exits of the paths whose |V| (`now`) has reached the radius."""
     squared = everywhere(0.0)
     for i in range(ledger.now.shape[0]):
         for j in range(ledger.now.shape[0]):
@@ -106,7 +105,6 @@ def check_ball(step, radius, ledger):
 
 @kernel
 def norm_of(v, lane):
-    """|V| of one path."""
     squared = 0.0
     for i in range(v.shape[0]):
         for j in range(v.shape[0]):
@@ -116,7 +114,7 @@ def norm_of(v, lane):
 
 @kernel
 def check_factor(factor, previous, step, radius, ledger):
-    """As `check_ball` for V = R Rᵀ, which is formed only where its trace, a bound of |V|, does not settle it."""
+    """Do the same as `check_ball` for V = R Rᵀ, formed only if its trace, a bound of |V|, reaches the radius."""
     if not all_below(trace_of_gram(factor), radius):
         gram(factor, ledger.now)
         gram(previous, ledger.before)
@@ -125,7 +123,7 @@ def check_factor(factor, previous, step, radius, ledger):
 
 @kernel
 def first_at(points, step):
-    """The position of the first of the ascending `points` that is not before `step`."""
+    """Return the position of the first of the ascending `points` that is not before `step`."""
     low, high = 0, len(points)
     while low < high:
         middle = (low + high) // 2
@@ -134,9 +132,3 @@ def first_at(points, step):
         else:
             high = middle
     return low
-
-
-@kernel
-def keep_previous(ledger):
-    """V one step ago is V now."""
-    copy(ledger.now, ledger.before)

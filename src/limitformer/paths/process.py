@@ -1,24 +1,22 @@
-"""The interface of what `simulate` runs: a chain or a limit with its start and what it records."""
+"""The interface of what `simulate` runs: a chain or a limit with its start and the quantities that it records."""
 
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from limitformer.numerics.watch import Watch
-from limitformer.paths.arrays import Shapes
-
-Outputs = dict[str, NDArray[Any]]
+from limitformer.paths.arrays import Outputs, Shapes
 
 
 class Prepared(Protocol):
     """A process that is ready to run replicas, from any thread."""
 
     def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
-        """Fill the arrays with replicas `first`, `first` + 1, …, unless the watch says halt."""
+        """Fill the arrays with replicas `first`, `first` + 1, …, until the watch is set to halt."""
 
 
 class Process(Protocol):
-    """What can be simulated: a chain or a limit with its start and its recording."""
+    """A chain or a limit with its start and its recording."""
 
     @property
     def description(self) -> str:
@@ -26,7 +24,7 @@ class Process(Protocol):
 
     @property
     def tokens(self) -> int:
-        """How many there are."""
+        """Number of tokens."""
 
     @property
     def points(self) -> NDArray[Any]:
@@ -34,17 +32,21 @@ class Process(Protocol):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What else one needs to know to repeat it."""
+        """Settings stored with the result so that the run can be repeated."""
 
     def shapes(self, samples: int) -> Shapes:
-        """Shapes and types of the arrays for the results, (samples, …) each."""
+        """Return shapes and types of the arrays for the results, (samples, …) each."""
 
     @property
-    def once(self) -> Shapes:
-        """Of what the results have beside them, once: coordinates and the start."""
+    def shared_shapes(self) -> Shapes:
+        """Shapes of the arrays that all samples share: coordinates and the start."""
 
     def outputs(self, samples: int) -> Outputs:
-        """Arrays for the results, (samples, …) each; `InputError` if they do not fit the memory."""
+        """Return empty arrays for the results.
+
+        Raises:
+            InputError: they do not fit the memory.
+        """
 
     def prepare(self, seed: int) -> Prepared:
-        """Everything that all replicas share."""
+        """Compute everything that all replicas share."""

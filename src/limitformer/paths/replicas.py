@@ -1,8 +1,8 @@
 """Replicas over threads, a slice of them at a time.
 
 A replica's random numbers depend on (seed, replica) alone, so slices may be of any size and run in any order. The
-kernels release the interpreter's lock; meanwhile the main thread shows progress and hears Ctrl-C, of which it tells the
-kernels by their watches.
+kernels release the interpreter's lock; meanwhile the main thread shows progress and receives Ctrl-C, upon which it sets
+the kernels' watches to halt.
 """
 
 import os
@@ -19,25 +19,24 @@ from limitformer.numerics.watch import DONE, HALT, WHOLE, Watch
 
 CHUNKS_PER_THREAD = 8
 CHUNK_SECONDS = 0.3
-TRIAL_SECONDS = 0.01  # what takes less says little of the time that replicas take
+TRIAL_SECONDS = 0.01  # shorter trials give no useful time per replica
 
 Run = Callable[[slice, Watch], None]
 Show = Callable[[float], None]
 
 
 def slices(first: int, samples: int, chunk: int) -> list[slice]:
-    """Replicas `first` … `samples` − 1, `chunk` at a time."""
+    """Divide the replicas `first` … `samples` − 1 into slices of `chunk`."""
     return [slice(begin, min(begin + chunk, samples)) for begin in range(first, samples, chunk)]
 
 
 def chunk_of(seconds: float, samples: int, threads: int) -> int:
-    """Replicas that take about `CHUNK_SECONDS`, whole groups of `LANES`, of which one took so many seconds."""
+    """Return how many replicas take about `CHUNK_SECONDS`, if a group of `LANES` takes `seconds`."""
     wanted = min(CHUNK_SECONDS / max(seconds, 1e-9), samples / (LANES * threads * CHUNKS_PER_THREAD))
     return LANES * max(1, ceil(wanted))
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on every system
@@ -45,10 +44,10 @@ def usable_cores() -> int:
 
 
 def run_all(run: Run, samples: int, threads: int, chunk: int | None, show: Show) -> tuple[int, bool]:
-    """Call `run` on every replica, `chunk` at a time, or so many as the first ones' time suggests.
+    """Call `run` on every replica, `chunk` at a time; None chooses by the time that the first replicas take.
 
     Returns:
-        How many replicas are whole, from the first on, and whether Ctrl-C came.
+        The number of whole replicas, from the first on, and whether Ctrl-C came.
     """
     if chunk:
         return run_on(run, 0, samples, chunk, threads, show)
@@ -59,10 +58,10 @@ def run_all(run: Run, samples: int, threads: int, chunk: int | None, show: Show)
 
 
 def try_out(run: Run, samples: int, show: Show) -> tuple[int, float, bool]:
-    """The first replicas, ever more at a time until that takes long enough to be timed.
+    """Run the first replicas, eight times as many in each trial until one takes long enough to be timed.
 
     Returns:
-        How many are whole, seconds for a group of `LANES`, and whether Ctrl-C came.
+        The number of whole replicas, seconds for a group of `LANES`, and whether Ctrl-C came.
     """
     done, groups, seconds, interrupted = 0, 1, 0.0, False
     while seconds < TRIAL_SECONDS and done < samples and not interrupted:
@@ -73,14 +72,14 @@ def try_out(run: Run, samples: int, show: Show) -> tuple[int, float, bool]:
 
 
 def run_on(run: Run, done: int, samples: int, chunk: int, threads: int, show: Show) -> tuple[int, bool]:
-    """As `run_all` where so many replicas are done."""
+    """Run the replicas from `done` on; the results are those of `run_all`."""
     parts = slices(done, samples, chunk)
-    others, interrupted = run_parts(run, parts, threads, lambda of_these: show(done + of_these))
-    return done + others, interrupted
+    whole, interrupted = run_parts(run, parts, threads, lambda running: show(done + running))
+    return done + whole, interrupted
 
 
 def run_parts(run: Run, parts: Sequence[slice], threads: int, show: Show) -> tuple[int, bool]:
-    """Call `run` on every part with a watch of its own; as `run_all`."""
+    """Call `run` on every part, each with its own watch; the results are those of `run_all`."""
     watches = np.zeros((len(parts), 3))
     waiting = zip(parts, watches, strict=True)
     with ThreadPoolExecutor(threads) as pool:
@@ -102,7 +101,6 @@ def run_parts(run: Run, parts: Sequence[slice], threads: int, show: Show) -> tup
 
 
 def whole_replicas(parts: Sequence[slice], watches: Watch) -> int:
-    """How many are whole, from the first on."""
     total = 0
     for part, watch in zip(parts, watches, strict=True):
         total += int(watch[WHOLE])

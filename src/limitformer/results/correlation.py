@@ -1,4 +1,4 @@
-"""Correlations of tokens, from covariances or from pairs."""
+"""Correlations of tokens, from covariances or from pairs of tokens."""
 
 from typing import Annotated, Any
 
@@ -10,15 +10,14 @@ from limitformer.base.errors import require
 
 
 def correlation(dataset: xr.Dataset) -> Annotated[xr.DataArray, "sample layer token token", "sample layer pair"]:
-    """ρ = V_αβ/√(V_αα V_ββ): same dims as `covariance`, or those of `pair_covariance` where pairs are kept.
+    """Return ρ = V_αβ/√(V_αα V_ββ), with the dims of `covariance`, or of `pair_covariance` for recorded pairs.
 
-    A token of variance 0, or below the least normal number of its type (1e-38 in float32), has no correlation. It
-    counts as 0, with itself too: a 0 on the diagonal of ρ marks such a token (`variance` does where pairs are kept),
-    and a mean over tokens or samples stays a number, with 0 for what has died. Who must not count the dead leaves them
-    out: `rho.where(rho_αα > 0)`.
+    A token of variance 0, or below the least normal number of its type (1e-38 in float32), is dead: it has no
+    correlation. Its ρ is set to 0, also with itself, so that means over tokens or samples stay numbers. A 0 on the
+    diagonal of ρ marks such a token (of recorded pairs a 0 in `variance`); `rho.where(rho_αα > 0)` excludes it.
 
     Raises:
-        InputError: neither covariances nor pairs.
+        InputError: the dataset has neither covariances nor pairs.
     """
     if "covariance" in dataset:
         v = dataset["covariance"]
@@ -34,7 +33,7 @@ def correlation(dataset: xr.Dataset) -> Annotated[xr.DataArray, "sample layer to
 
 
 def correlations(v: NDArray[Any], first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
-    """v/(first second) for standard deviations of the shape of `v` or one that fits it; 0 where one of them is 0."""
+    """Return v/(first second) for standard deviations that broadcast to `v`; 0 where one of them is 0."""
     dead = (first == 0) | (second == 0)
     rho = v / np.where(first == 0, 1, first) / np.where(second == 0, 1, second)
     rho[np.broadcast_to(dead, rho.shape)] = 0
@@ -42,7 +41,7 @@ def correlations(v: NDArray[Any], first: NDArray[Any], second: NDArray[Any]) -> 
 
 
 def dead_samples(dataset: xr.Dataset) -> NDArray[np.bool_]:
-    """(sample,): whether a token of the sample has variance 0 at some recorded point."""
+    """Return (sample,): whether a token of the sample has variance 0 at some recorded point."""
     values = dataset["variance"].values if "variance" in dataset else dataset["covariance"].values
     variance = values if "variance" in dataset else np.diagonal(values, axis1=-2, axis2=-1)
     return np.asarray((variance == 0).any((1, 2)))

@@ -1,11 +1,11 @@
 """Results: an xarray Dataset with dims, units and provenance; saved whole or not at all.
 
-`covariance` (sample, depth or time, token, token_) is V; or `variance`, `pair_covariance` and `distance` are kept, of
+`covariance` (sample, depth or time, token, token_) is V; `variance`, `pair_covariance` and `distance` replace it for
 pairs of tokens (`pairs_dataset`). `exit` (sample,) is the layer or time at which a path left the ball (∞ if it did not)
-and `exit_cause` says why. `start_covariance`, `start_means` and the attributes (`model` as JSON, `seed`, `samples`,
-`radius`, and for a limit `dt` and `step`) are what it takes to get the same numbers again; `recorded_bytes` is the
-memory of what was kept, `dtype` its type. Results on the sphere have other variables (`sphere_dataset`) and the options
-of `simulate` among their attributes.
+and `exit_cause` the reason. `start_covariance`, `start_means` and the attributes (`model` as JSON, `seed`, `samples`,
+`radius`, and for a limit `dt` and `step`) suffice to reproduce the numbers; `recorded_bytes` is the memory of the
+recorded arrays, `dtype` their type. Results on the sphere have other variables (`sphere_dataset`) and the options of
+`simulate` among their attributes.
 """
 
 from collections.abc import Mapping
@@ -22,16 +22,16 @@ from limitformer.models import Start
 from limitformer.models.sphere_start import SphereStart
 from limitformer.sphere.outcome import LABELS
 
-CAUSE_CODES = "0 inside, 1 left the ball, 2 left the cone, 3 lost its resolution, 4 no number of an own function"
+CAUSE_CODES = "0 inside, 1 left the ball, 2 left the cone, 3 lost its resolution, 4 user function not finite"
 
 
 def covariance_dataset(
     covariance: NDArray[Any], exits: NDArray[np.float64], causes: NDArray[np.int8], *, axis: str, **about: Any
 ) -> xr.Dataset:
-    """The Dataset of one simulation: `covariance` (samples, points, m, m), and what `path_dataset` takes."""
-    long = {"long_name": "V = X X^T / width", "units": "1"}
-    kept = {"covariance": (("sample", axis, "token", "token_"), covariance, long)}
-    return path_dataset(kept, exits, causes, axis=axis, **about)
+    """Return the Dataset of one simulation of V (samples, points, m, m); other arguments as for `path_dataset`."""
+    attributes = {"long_name": "V = X X^T / width", "units": "1"}
+    variables = {"covariance": (("sample", axis, "token", "token_"), covariance, attributes)}
+    return path_dataset(variables, exits, causes, axis=axis, **about)
 
 
 def pairs_dataset(
@@ -45,24 +45,23 @@ def pairs_dataset(
     axis: str,
     **about: Any,
 ) -> xr.Dataset:
-    """The Dataset of one simulation that keeps `pairs` (pairs, 2), and what `path_dataset` takes.
+    """Return the Dataset of one simulation of `pairs` (pairs, 2); other arguments as for `path_dataset`.
 
     * `variance` (sample, depth or time, token): V_αα;
     * `pair_covariance` and `distance` (sample, depth or time, pair): V_αβ and |x_α − x_β|²/n of the tokens `first` and
-      `second`. What the rounding of one layer or step can add to a distance is the attribute `distance_floor` times the
-      larger variance.
+      `second`. One layer or step rounds a distance by at most the attribute `distance_floor` times the larger variance.
     """
-    dims, plain = ("sample", axis, "pair"), {"units": "1"}
-    kept = {
-        "variance": (("sample", axis, "token"), variance, {"long_name": "|x|^2 / width", **plain}),
-        "pair_covariance": (dims, pair_covariance, {"long_name": "<x_first, x_second> / width", **plain}),
-        "distance": (dims, distance, {"long_name": "|x_first - x_second|^2 / width", **plain}),
+    dims, units = ("sample", axis, "pair"), {"units": "1"}
+    variables = {
+        "variance": (("sample", axis, "token"), variance, {"long_name": "|x|^2 / width", **units}),
+        "pair_covariance": (dims, pair_covariance, {"long_name": "<x_first, x_second> / width", **units}),
+        "distance": (dims, distance, {"long_name": "|x_first - x_second|^2 / width", **units}),
     }
-    return path_dataset(kept, exits, causes, axis=axis, **about).assign_coords(pair_coordinates(pairs))
+    return path_dataset(variables, exits, causes, axis=axis, **about).assign_coords(pair_coordinates(pairs))
 
 
 def path_dataset(
-    kept: Mapping[str, Any],
+    variables: Mapping[str, Any],
     exits: NDArray[np.float64],
     causes: NDArray[np.int8],
     *,
@@ -72,24 +71,24 @@ def path_dataset(
     provenance: dict[str, Any],
     unit: str | None = None,
 ) -> xr.Dataset:
-    """What is `kept` of the paths, with how they ended and where they began.
+    """Return the Dataset of paths: `variables`, exits, start and provenance.
 
     `exits` and `causes` (samples,); `points` (points,) along `axis`, in `unit` (None: layers, or depth/width).
     """
     names = np.array(start.labels or [str(k) for k in range(start.tokens)])
-    given = {} if start.means is None else {"start_means": ("token", start.means, {"units": "1"})}
+    means = {} if start.means is None else {"start_means": ("token", start.means, {"units": "1"})}
     unit = unit or {"depth": "layer", "time": "depth/width"}[axis]
     return xr.Dataset(
         {
-            **kept,
+            **variables,
             "exit": (("sample",), exits, {"long_name": f"{axis} at the exit, inf if none", "units": unit}),
             "exit_cause": (("sample",), causes, {"long_name": CAUSE_CODES}),
             "start_covariance": (("token", "token_"), start.covariance, {"long_name": "V_0", "units": "1"}),
-            **given,
+            **means,
         },
         coords={
             axis: (axis, points, {"units": unit}),
-            "label": ("token", names, {"long_name": "what the token is"}),
+            "label": ("token", names, {"long_name": "label of the token"}),
         },
         attrs={
             **provenance,
@@ -106,10 +105,10 @@ def sphere_dataset(
     start: SphereStart,
     provenance: dict[str, Any],
 ) -> xr.Dataset:
-    """The Dataset of tokens on the sphere: what `provenance` says is kept.
+    """Return the Dataset of tokens on the sphere, with the quantities that `provenance["keep"]` names.
 
-    * `overlap` and `gap` (sample, time, pair): z and 1 − |z|, which near ±1 has digits that z has not, of the tokens
-      `first` and `second` of `pairs` (pairs, 2);
+    * `overlap` and `gap` (sample, time, pair): z and 1 − |z|, exact also near ±1, of the tokens `first` and `second` of
+      `pairs` (pairs, 2);
     * `clusters`, `largest_cluster`, `antipodal_pairs`, `unresolved_pairs` (sample, time);
     * `tokens` (sample, time, token, coordinate);
     * `stopped` (sample,): when a replica stopped early, ∞ if it did not; its last values stand at all later times.
@@ -135,35 +134,34 @@ def sphere_dataset(
 
 
 def with_gradients(dataset: xr.Dataset, outputs: Mapping[str, NDArray[Any]], weights: list[str]) -> xr.Dataset:
-    """`dataset` with `loss` (sample,), `stream_gradient` (sample, depth) and `weight_gradient` (sample, weight)."""
-    plain = {"units": "1"}
+    """Add `loss` (sample,), `stream_gradient` (sample, depth) and `weight_gradient` (sample, weight)."""
+    units = {"units": "1"}
     added = {
-        "loss": (("sample",), outputs["loss"], {"long_name": "|x|^2 / 2 of the last tokens, mean", **plain}),
+        "loss": (("sample",), outputs["loss"], {"long_name": "|x|^2 / 2 of the last tokens, mean", **units}),
         "stream_gradient": (
             ("sample", "depth"),
             outputs["stream_gradient"],
-            {"long_name": "|d loss / dX|", **plain},
+            {"long_name": "|d loss / dX|", **units},
         ),
         "weight_gradient": (
             ("sample", "weight"),
             outputs["weight_gradient"],
-            {"long_name": "|d loss / dW|", **plain},
+            {"long_name": "|d loss / dW|", **units},
         ),
     }
     return dataset.assign(added).assign_coords(weight=weights)
 
 
 def pair_coordinates(pairs: NDArray[np.int64]) -> dict[str, Any]:
-    """The tokens of the pairs (pairs, 2)."""
     return {"first": ("pair", pairs[:, 0]), "second": ("pair", pairs[:, 1])}
 
 
 def tokens_of(pairs: int) -> int:
-    """How many tokens make so many pairs."""
+    """Return how many tokens have this many pairs."""
     return (1 + isqrt(1 + 8 * pairs)) // 2
 
 
 def stamp(dtype: str = "float64") -> dict[str, str]:
-    """When and by what a result was made, and the type of its numbers."""
+    """Return the version and the date of a result, and the type of its numbers."""
     created = datetime.now(UTC).isoformat(timespec="seconds")
     return {"limitformer_version": package_version(), "created": created, "dtype": dtype}

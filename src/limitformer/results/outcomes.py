@@ -1,13 +1,13 @@
-r"""Probabilities of where tokens end, from simulated samples, with Wilson intervals.
+r"""Probabilities of the final states of tokens, from simulated samples, with Wilson intervals.
 
-Every sample is one of
+The state of a sample at a time is one of
 
 * *single cluster*: all tokens together [CT, eq. 9],
 * *antipodal pair*: at least one pair antipodal [CT, eq. 10, Sec. 6],
-* *unresolved*: neither, up to then,
+* *unresolved*: neither,
 
 within the tolerance (`sphere.outcome`). Wilson's interval for k of n at z standard deviations has the ends
-(k + z²/2 ± z √(k(n − k)/n + z²/4)) / (n + z²); it is honest also where k is 0 or n.
+(k + z²/2 ± z √(k(n − k)/n + z²/4)) / (n + z²); it has its coverage also for k = 0 and k = n.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ OUTCOMES = ("single cluster", "antipodal pair", "unresolved")
 
 
 def wilson(successes: ArrayLike, trials: int, level: float = 0.95) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Ends of Wilson's interval of a probability, from `successes` in so many trials.
+    """Return the ends of Wilson's interval of a probability, from `successes` in `trials`.
 
     >>> low, high = wilson(0, 100)
     >>> round(float(high), 4)
@@ -38,19 +38,19 @@ def wilson(successes: ArrayLike, trials: int, level: float = 0.95) -> tuple[NDAr
 
 
 def outcomes(samples: xr.Dataset, *, tolerance: float | None = None, level: float = 0.95) -> xr.Dataset:
-    """Probabilities of the outcomes by time, from what `simulate` made of a model on the sphere.
+    """Estimate the probabilities of the outcomes by time, from a simulation of a model on the sphere.
 
     Args:
         samples: with overlaps (`keep="overlap"`) or outcomes (`keep="outcome"`).
-        tolerance: how near to ±1 counts as arrived; only overlaps can be read again with another one than theirs.
+        tolerance: how near to ±1 counts as arrived; None is the simulation's. Only overlaps allow another value.
         level: coverage of the intervals.
 
     Returns:
-        `probability`, `low` and `high` (outcome, time), the outcomes those of `OUTCOMES`; `cluster_probability`
-        (clusters, time) of the number of clusters.
+        `probability`, `low` and `high` (outcome, time) for the outcomes of `OUTCOMES`; `cluster_probability` (clusters,
+        time) of the number of clusters.
 
     Raises:
-        InputError: no samples, other data, or a tolerance that these data do not have.
+        InputError: no samples, other data, or a tolerance that these data do not allow.
 
     >>> import limitformer as lf
     >>> model = lf.StochasticTransformer(tokens=2, dim=3, beta=2.0, layers_per_unit_time=50)
@@ -83,12 +83,12 @@ def outcomes(samples: xr.Dataset, *, tolerance: float | None = None, level: floa
 
 
 def labels_of(samples: xr.Dataset, tolerance: float | None) -> NDArray[np.int32]:
-    """The outcome (sample, time, 4) of every sample."""
+    """Return the outcome (sample, time, 4) of every sample."""
     if "clusters" in samples:
-        own: Any = samples.attrs["tolerance"]
+        used: Any = samples.attrs["tolerance"]
         require(
-            tolerance is None or tolerance == own,
-            f"These outcomes were read with tolerance {own}; got {tolerance}. Simulate again, or keep the overlaps.",
+            tolerance is None or tolerance == used,
+            f"These outcomes were read with tolerance {used}; got {tolerance}. Simulate again, or keep the overlaps.",
         )
         return np.stack([samples[name].values for name in LABELS], axis=-1)
     require("overlap" in samples, "outcomes needs overlaps or outcomes of tokens on the sphere (simulate's keep).")

@@ -1,8 +1,8 @@
-r"""Read-outs of the last layer: given V, outputs are Gaussian with covariance V [ST, Sec. 2, eq. 21].
+r"""Read-outs of the last layer, which given V are Gaussian with covariance V [ST, Sec. 2, eq. 21].
 
-X_out = X W_out/√n with W_out (n × n_out) i.i.d. N(0, 1). Given X its n_out columns are i.i.d. N(0, XXᵀ/n), and
-V = XXᵀ/n is all of X that this depends on: X_out | V_T ~ N(0, V_T ⊗ I). For a chain that is exact at every width; for
-an SDE it is the law as d and n → ∞. V_T is random, so the outputs are a mixture of Gaussians, with heavier tails: of
+X_out = X W_out/√n with W_out (n × n_out) i.i.d. N(0, 1). Given X its n_out columns are i.i.d. N(0, XXᵀ/n), which
+depends on X only by V = XXᵀ/n: X_out | V_T ~ N(0, V_T ⊗ I). For a chain this is exact at every width; for an SDE it is
+the law as d and n → ∞. V_T is random, so the outputs are a mixture of Gaussians, with heavier tails: of
 one token E x⁴ = 3 E V², not 3 (E V)². In an infinitely wide network V_T is a number, and the outputs are a Gaussian
 process.
 """
@@ -23,13 +23,13 @@ def outputs(
     """Draw the outputs of every sample, given its covariance.
 
     Args:
-        paths: what `simulate` made of a `Transformer` or its limit.
+        paths: a simulation of a `Transformer` or its limit.
         units: n_out, coordinates of an output.
-        seed: of W_out; that of the paths will do, their numbers are independent of these.
-        at: the layer or time that is read out, one of those recorded; None for the last.
+        seed: of W_out; it may equal that of the paths, whose numbers are independent.
+        at: the recorded layer or time that is read out; None for the last.
 
     Returns:
-        Dims (sample, token, unit). A path that left the ball is read out as it left.
+        Dims (sample, token, unit). A path that left the ball has the covariance of its exit.
 
     Raises:
         InputError: other data, or a layer or time that was not recorded.
@@ -54,7 +54,7 @@ def outputs(
 
 
 def covariance_at(paths: xr.Dataset, at: float | None) -> xr.DataArray:
-    """V (sample, token, token_) at a recorded layer or time, the last one if None."""
+    """Return V (sample, token, token_) at a recorded layer or time, the last one if None."""
     known = isinstance(paths, xr.Dataset) and "covariance" in paths
     require(known, "outputs needs the covariances that simulate makes of a Transformer or of its limit.")
     covariance = paths["covariance"]
@@ -62,7 +62,7 @@ def covariance_at(paths: xr.Dataset, at: float | None) -> xr.DataArray:
     points = covariance[axis].values
     if at is None:
         return covariance[:, -1]
-    found = np.flatnonzero(np.isclose(points, at, rtol=1e-9, atol=0))
+    matches = np.flatnonzero(np.isclose(points, at, rtol=1e-9, atol=0))
     near = f"{points[np.abs(points - at).argmin()]:g}"
-    require(len(found) > 0, f"The {axis} {at:g} was not recorded. Nearest: {near}.")
-    return covariance[:, int(found[0])]
+    require(len(matches) > 0, f"The {axis} {at:g} was not recorded. Nearest: {near}.")
+    return covariance[:, int(matches[0])]

@@ -16,11 +16,11 @@ NETCDF3_LIMIT = 2**32 - 4  # bytes of one variable
 
 
 def save(dataset: xr.Dataset, path: str | Path) -> Path:
-    """Save as NetCDF (`.nc`) or Zarr (`.zarr`), whole or not at all; the path.
+    """Save as NetCDF (`.nc`) or Zarr (`.zarr`), whole or not at all, and return the path.
 
     Raises:
-        InputError: another ending, a folder that cannot be written, a variable too large for NetCDF, or something that
-            the format has no place for.
+        InputError: another ending, a folder that cannot be written, a variable too large for NetCDF, or data that the
+            format cannot store.
     """
     path = file_path(path)
     require(isinstance(dataset, xr.Dataset), f"A Dataset can be saved; got {type(dataset).__name__}.")
@@ -31,17 +31,15 @@ def save(dataset: xr.Dataset, path: str | Path) -> Path:
     except (TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path.name} has no place for some of the data: {first_line(error)}") from error
+        raise InputError(f"{path.name} cannot store some of the data: {first_line(error)}") from error
     return path
 
 
 def write_zarr(dataset: xr.Dataset, path: Path) -> None:
-    """Save as Zarr."""
     dataset.to_zarr(path, mode="w", consolidated=False, zarr_format=2)
 
 
 def write_netcdf(dataset: xr.Dataset, path: Path) -> None:
-    """Save as NetCDF."""
     largest = max((variable.nbytes for variable in dataset.variables.values()), default=0)
     require(largest <= NETCDF3_LIMIT, f"A variable of {largest:,} bytes does not fit NetCDF; save it as .zarr.")
     attributes = {name: netcdf_attribute(value) for name, value in dataset.attrs.items()}
@@ -49,12 +47,12 @@ def write_netcdf(dataset: xr.Dataset, path: Path) -> None:
 
 
 def netcdf_attribute(value: Any) -> Any:
-    """`value`, as text where it is a whole number that does not fit the 32 bits of a NetCDF attribute."""
+    """Return `value`, as text if it is a whole number that does not fit the 32 bits of a NetCDF attribute."""
     return str(value) if isinstance(value, int | np.integer) and not -(2**31) <= value < 2**31 else value
 
 
 def check_target(path: Path) -> None:
-    """Raise `InputError` unless data could be saved there: known ending, writable, nothing foreign in the way."""
+    """Raise `InputError` unless data can be saved there: known ending, writable, and no foreign file or folder."""
     check_ending(path)
     ours = path.suffix == ".zarr" and any((path / name).exists() for name in (".zgroup", "zarr.json"))
     require(ours or not path.is_dir(), f"Cannot write {path}: a folder that limitformer did not save is in the way.")
@@ -64,16 +62,15 @@ def check_target(path: Path) -> None:
 
 
 def check_ending(path: Path) -> None:
-    """Raise `InputError` unless the ending is one that can be saved."""
     known = path.suffix in (".nc", ".zarr")
     require(known, f"Data are saved as .nc (NetCDF) or .zarr; got {path.name!r}.")
 
 
 def load(path: str | Path) -> xr.Dataset:
-    """Load what `save` wrote, into memory.
+    """Load a saved dataset into memory.
 
     Raises:
-        InputError: no such file, or not one of ours.
+        InputError: no such file, or not a file that `save` wrote.
     """
     path = file_path(path)
     check_ending(path)
@@ -92,7 +89,7 @@ def load(path: str | Path) -> xr.Dataset:
 
 
 def check_variables(path: Path, dataset: xr.Dataset) -> None:
-    """`InputError` if a Zarr folder has variables that cannot be read: Zarr leaves them out."""
+    """Raise `InputError` if a Zarr folder has variables that cannot be read: Zarr skips them silently."""
     names = {entry.name for entry in path.iterdir() if entry.is_dir()} if path.is_dir() else set()
     lost = sorted(names - set(map(str, dataset.variables)))
     require(not lost, f"{path} is damaged: {', '.join(map(printable, lost))} cannot be read.")

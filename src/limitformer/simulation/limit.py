@@ -1,4 +1,4 @@
-"""The limit of any model that has one."""
+"""`limit`: from a model to its infinite-depth limit."""
 
 from typing import overload
 
@@ -18,15 +18,15 @@ def limit(model: SphereModel) -> TokenLimit: ...
 
 
 def limit(model: Transformer | SphereModel) -> CovarianceLimit | CovarianceFlow | TokenLimit:
-    """The infinite-depth limit of `model`: of covariances for a `Transformer`, of tokens on the sphere for the others.
+    """Return the infinite-depth limit of `model`: covariances for a `Transformer`, otherwise tokens on the sphere.
 
-    A `CovarianceLimit`, the SDE of λ² + γ² = 1, has a horizon, depth/width; a `CovarianceFlow`, the ODE of λ = 1 and
-    γ = 1/√depth, ends at 1; a `TokenLimit` has no horizon, `simulate` is told.
+    A `CovarianceLimit`, the SDE of λ² + γ² = 1, has the horizon depth/width; a `CovarianceFlow`, the ODE of λ = 1 and
+    γ = 1/√depth, has the horizon 1; a `TokenLimit` has none, and `simulate` needs `horizon`.
 
     Raises:
         InputError: not a model.
         NoLimitError: a part of a `Transformer` whose contribution to a layer does not shrink with the width, or one
-            for which no limit is proven; the message says which.
+            for which no limit is proven; the message names it.
 
     >>> import limitformer as lf
     >>> lf.limit(lf.Transformer(width=200, depth=150, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))).horizon

@@ -1,18 +1,20 @@
-"""From a model and its options to the process that simulates it, and from a finished process to its Dataset."""
+"""The kinds of models that `simulate` takes: the options of each, the process that runs it, and its Dataset.
 
-from dataclasses import fields
-from functools import singledispatch
-from typing import Any
+The docstring of `limitformer.simulate` describes every option; here are their names and types.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Required, TypedDict
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 
 from limitformer.base.errors import InputError, require, require_real
 from limitformer.base.memory import check_list
 from limitformer.covariance.chain import OneMatrixChain, TransformerChain
 from limitformer.covariance.gradients import GradientChain, weights_of
 from limitformer.covariance.limit import CovarianceFlow, CovarianceLimit, CovariancePaths, FlowPath
+from limitformer.covariance.limit.path import Step
 from limitformer.models import (
     Elementwise,
     Gated,
@@ -26,177 +28,215 @@ from limitformer.models import (
     as_start,
 )
 from limitformer.models.sphere_start import as_sphere_start
-from limitformer.paths.process import Outputs, Process
-from limitformer.paths.recording import Recording
-from limitformer.results.datasets import (
-    covariance_dataset,
-    pairs_dataset,
-    sphere_dataset,
-    with_gradients,
-)
-from limitformer.simulation.options import (
-    Record,
-)
+from limitformer.paths.arrays import Dtype, Outputs
+from limitformer.paths.process import Process
+from limitformer.paths.recording import Keep, Recording
+from limitformer.paths.times import Record, recorded_layers, recorded_points
+from limitformer.results.datasets import covariance_dataset, pairs_dataset, sphere_dataset, with_gradients
 from limitformer.sphere.chain import sphere_chain
 from limitformer.sphere.limit import TokenLimit
 from limitformer.sphere.limit_paths import token_paths
-from limitformer.sphere.options import SphereOptions
+from limitformer.sphere.options import Keep as SphereKeep
+from limitformer.sphere.options import Method, SphereOptions
 from limitformer.sphere.process import SpherePaths
 
-WITHOUT_GRADIENTS = (OneMatrix, Elementwise, Gated, Mixing, RadialNorm)
+PARTS_WITHOUT_CHAIN_GRADIENTS = (OneMatrix, Elementwise, Gated, Mixing, RadialNorm)
 
 
-KEEPING = tuple(field.name for field in fields(Recording))
+class RunOptions(TypedDict, total=False):
+    """The options of every run, which do not depend on the model."""
+
+    samples: Required[int]
+    seed: Required[int]
+    record: Record
+    threads: int | None
+    chunk: int | None
+    progress: bool
 
 
-@singledispatch
-def dataset_of(process: Any, outputs: Outputs, provenance: dict[str, Any]) -> xr.Dataset:
-    """The results of a process."""
-    raise TypeError(f"no results are known for {type(process).__name__}")
+class CovarianceOptions(RunOptions, total=False):
+    """The options of every run that records covariances."""
+
+    keep: Keep
+    pairs: Sequence[tuple[int, int]] | None
+    dtype: Dtype
 
 
-@dataset_of.register(TransformerChain)
-@dataset_of.register(CovariancePaths)
-@dataset_of.register(FlowPath)
-def _(process: TransformerChain | CovariancePaths | FlowPath, outputs: Outputs, about: dict[str, Any]) -> xr.Dataset:
-    recording, tokens = process.recording, process.tokens
-    paths: dict[str, Any] = {"exits": outputs["exits"], "causes": outputs["causes"], "provenance": about}
-    paths |= {"axis": process.axis, "unit": process.unit, "points": process.points, "start": process.start}
-    if recording.keep == "covariance":
-        v = outputs["covariance"]
-        return covariance_dataset(v.reshape(*v.shape[:2], tokens, tokens), **paths)
-    kept: dict[str, Any] = {name: outputs[name] for name in ("variance", "pair_covariance", "distance")}
-    return pairs_dataset(**kept, pairs=recording.pairs_among(tokens), **paths)
+class ChainOptions(CovarianceOptions, total=False):
+    """The options of the chain of a `Transformer`."""
+
+    radius: float
+    gradients: bool
 
 
-@dataset_of.register
-def _(process: GradientChain, outputs: Outputs, about: dict[str, Any]) -> xr.Dataset:
-    found = dataset_of.dispatch(TransformerChain)(process, outputs, about)
-    return with_gradients(found, outputs, weights_of(process.model))
+class CovarianceLimitOptions(CovarianceOptions, total=False):
+    """The options of the SDE of a `Transformer`."""
+
+    radius: float
+    dt: float
+    step: Step
 
 
-@dataset_of.register
-def _(process: SpherePaths, outputs: Outputs, provenance: dict[str, Any]) -> xr.Dataset:
-    n, dim = process.model.tokens, process.model.dim
-    shape = (*outputs["tokens"].shape[:2], n, dim) if process.options.keep == "tokens" else (0, 0, 0, 0)
-    outputs = outputs | {"tokens": outputs["tokens"].reshape(shape)}
-    return sphere_dataset(
-        outputs, times=process.points, pairs=process.pairs, start=process.start, provenance=provenance
-    )
+class SphereChainOptions(RunOptions, total=False):
+    """The options of tokens on the sphere."""
+
+    horizon: Required[float]
+    method: Method | None
+    keep: SphereKeep
+    tolerance: float
+    early_stop: float | None
+    pairs: Sequence[tuple[int, int]] | None
+    dtype: Dtype
 
 
-@singledispatch
-def process_of(model: Any, start: Any, record: Record, options: dict[str, Any]) -> Process:
-    """The process that `model` declares, from `start`."""
-    raise InputError(f"simulate needs a model or limit(model); got {type(model).__name__}.")
+class SphereLimitOptions(SphereChainOptions, total=False):
+    """The options of the limit of tokens on the sphere."""
+
+    dt: float | None
 
 
-@process_of.register
-def _(model: Transformer, start: Any, record: Record, options: dict[str, Any]) -> Process:
-    refuse_options("a chain", options, ("radius", "gradients", *KEEPING))
+def process_of(model: Any, start: Any, record: Record, options: Mapping[str, Any]) -> Process:
+    """Return the process that `model` declares, from `start`; `options` are those of its kind.
+
+    Raises:
+        InputError: not a model, or an option that this kind does not have.
+    """
+    kind = next((kind for kind in KINDS if isinstance(model, kind.models)), None)
+    if kind is None:
+        raise InputError(f"simulate needs a model or limit(model); got {type(model).__name__}.")
+    known = [name for name in kind.options.__annotations__ if name not in RunOptions.__annotations__]
+    unknown = sorted(set(options) - set(known))
+    require(not unknown, f"{kind.name} has no option {', '.join(unknown)}; it has {', '.join(known)}.")
+    if "horizon" in known:
+        require("horizon" in options, f"{kind.name} needs a horizon: how many units of time.")
+    return kind.process(model, start, record, **options)
+
+
+def chain(
+    model: Transformer,
+    start: Any,
+    record: Record,
+    *,
+    radius: float | None = None,
+    gradients: bool = False,
+    **recording_options: Any,
+) -> TransformerChain:
+    require(isinstance(gradients, bool), f"gradients must be True or False; got {gradients!r}.")
     start, points = as_start(start), recorded_layers(model, record)
-    recording = recording_of(options, start)
-    kind = chain_kind(model, options.get("gradients", False))
-    radius = checked_radius(options, recording)
+    recording = recording_of(recording_options, start)
+    kind = OneMatrixChain if type(model.feedforward) is OneMatrix else TransformerChain
+    if gradients:
+        for part in (model.attention, model.feedforward, model.norm):
+            require(
+                type(part) not in PARTS_WITHOUT_CHAIN_GRADIENTS,
+                f"The chain with {type(part).__name__} has no gradients. Nearest: lf.nn.simulate(…, gradients=True).",
+            )
+        kind = GradientChain
+    radius = checked_radius(radius, recording)
     return kind(model=model, start=start, points=points, radius=radius, recording=recording)
 
 
-def chain_kind(model: Transformer, gradients: bool) -> type[TransformerChain]:
-    """The chain of a Transformer; `InputError` where it has no gradients."""
-    one_matrix = type(model.feedforward) is OneMatrix
-    for part in (model.attention, model.feedforward, model.norm):
-        without = type(part) in WITHOUT_GRADIENTS and gradients
-        name = type(part).__name__
-        require(not without, f"The chain with {name} has no gradients. Nearest: lf.nn.simulate(…, gradients=True).")
-    return GradientChain if gradients else OneMatrixChain if one_matrix else TransformerChain
-
-
-@process_of.register
-def _(model: CovarianceLimit, start: Any, record: Record, options: dict[str, Any]) -> Process:
-    refuse_options("a limit", options, ("radius", "dt", "step", *KEEPING))
+def covariance_paths(
+    model: CovarianceLimit,
+    start: Any,
+    record: Record,
+    *,
+    radius: float | None = None,
+    dt: float = 0.01,
+    step: Step = "factor",
+    **recording_options: Any,
+) -> CovariancePaths:
     start = as_start(start)
-    recording = recording_of(options, start)
-    stepping = {"dt": options.get("dt", 0.01), "step": options.get("step", "factor")}
-    settings = {**stepping, "radius": checked_radius(options, recording), "recording": recording}
+    recording = recording_of(recording_options, start)
+
+    def paths_at(times: Any) -> CovariancePaths:
+        ball = checked_radius(radius, recording)
+        return CovariancePaths(
+            model=model, start=start, times=times, dt=dt, step=step, radius=ball, recording=recording
+        )
+
     if record is not None:
-        times = recorded_points("record", record)
-        return CovariancePaths(model=model, start=start, times=times, **settings)
-    last = CovariancePaths(model=model, start=start, times=np.array([model.horizon]), **settings)
+        return paths_at(recorded_points("record", record))
+    last = paths_at(np.array([model.horizon]))
     check_list(last.steps + 1, "time")
     times = np.arange(last.steps + 1, dtype=np.float64) * last.actual_dt
     times[-1] = model.horizon
-    return CovariancePaths(model=model, start=start, times=times, **settings)
+    return paths_at(times)
 
 
-@process_of.register
-def _(model: CovarianceFlow, start: Any, record: Record, options: dict[str, Any]) -> Process:
-    refuse_options("a deterministic limit", options, KEEPING)
-    start, times = as_start(start), None if record is None else recorded_points("record", record)
-    return FlowPath(model=model, start=start, times=times, recording=recording_of(options, start))
+def flow_path(model: CovarianceFlow, start: Any, record: Record, **recording_options: Any) -> FlowPath:
+    start, times = as_start(start), recorded_times(record)
+    return FlowPath(model=model, start=start, times=times, recording=recording_of(recording_options, start))
 
 
-@process_of.register(StochasticTransformer)
-@process_of.register(HybridTransformer)
-def _(model: StochasticTransformer | HybridTransformer, start: Any, record: Record, options: dict[str, Any]) -> Process:
-    times = None if record is None else recorded_points("record", record)
-    chosen = sphere_options("a chain on the sphere", options)
-    return sphere_chain(model, as_sphere_start(start, model), times, chosen)
+def chain_on_sphere(
+    model: StochasticTransformer | HybridTransformer, start: Any, record: Record, **options: Any
+) -> SpherePaths:
+    return sphere_chain(model, as_sphere_start(start, model), recorded_times(record), SphereOptions(**options))
 
 
-@process_of.register
-def _(model: TokenLimit, start: Any, record: Record, options: dict[str, Any]) -> Process:
-    times = None if record is None else recorded_points("record", record)
-    chosen = sphere_options("a limit on the sphere", options, ("dt",))
-    return token_paths(model, as_sphere_start(start, model.model), times, chosen, options.get("dt"))
+def limit_on_sphere(
+    model: TokenLimit, start: Any, record: Record, *, dt: float | None = None, **options: Any
+) -> SpherePaths:
+    first = as_sphere_start(start, model.model)
+    return token_paths(model, first, recorded_times(record), SphereOptions(**options), dt)
 
 
-def recording_of(options: dict[str, Any], start: Start) -> Recording:
-    """What `options` say of what to keep of these tokens."""
-    recording = Recording(**{name: options[name] for name in KEEPING if name in options})
-    recording.pairs_among(start.tokens)
+class Kind(NamedTuple):
+    """One kind of models: what messages call its run, its options, and the function that makes its process."""
+
+    models: tuple[type, ...]
+    name: str
+    options: type
+    process: Callable[..., Process]
+
+
+KINDS = (
+    Kind((Transformer,), "A chain", ChainOptions, chain),
+    Kind((CovarianceLimit,), "A limit", CovarianceLimitOptions, covariance_paths),
+    Kind((CovarianceFlow,), "A deterministic limit", CovarianceOptions, flow_path),
+    Kind((StochasticTransformer, HybridTransformer), "A chain on the sphere", SphereChainOptions, chain_on_sphere),
+    Kind((TokenLimit,), "A limit on the sphere", SphereLimitOptions, limit_on_sphere),
+)
+
+
+def recording_of(options: Mapping[str, Any], start: Start) -> Recording:
+    recording = Recording(**options)
+    recording.pairs_among(start.tokens)  # raises if a token is not there
     return recording
 
 
-def checked_radius(options: dict[str, Any], recording: Recording) -> float:
-    """The radius at which paths stop."""
+def recorded_times(record: Record) -> Any:
+    return None if record is None else recorded_points("record", record)
+
+
+def checked_radius(radius: float | None, recording: Recording) -> float:
+    """Return the radius at which paths stop; None stands for the largest that the results' type allows."""
     largest = recording.largest_radius
-    radius = require_real("radius", options.get("radius", largest))
+    if radius is None:
+        return largest
+    radius = require_real("radius", radius)
     require(0 < radius <= largest, f"radius must lie in (0, {largest:g}] for {recording.dtype}; got {radius}.")
     return radius
 
 
-def sphere_options(what: str, options: dict[str, Any], more: tuple[str, ...] = ()) -> SphereOptions:
-    """`options` without `more`, checked."""
-    known = tuple(field.name for field in fields(SphereOptions))
-    refuse_options(what, options, (*known, *more))
-    require("horizon" in options, f"{what.capitalize()} needs a horizon: how many units of time.")
-    return SphereOptions(**{name: value for name, value in options.items() if name in known})
-
-
-def refuse_options(what: str, options: dict[str, Any], known: tuple[str, ...]) -> None:
-    """Raise `InputError` on an option that this process does not have."""
-    strange = sorted(set(options) - set(known))
-    have = f"it has {', '.join(known)}" if known else "it has none"
-    require(not strange, f"{what.capitalize()} has no option {', '.join(strange)}; {have}.")
-
-
-def recorded_layers(model: Transformer, record: Record) -> NDArray[np.int64]:
-    """`record` as layers of `model`, ascending; all of them, from the start on, if None."""
-    if record is None:
-        check_list(model.depth + 1, "depth")
-        record = np.arange(model.depth + 1)
-    layers = recorded_points("record", record)
-    whole = bool((np.isfinite(layers) & (layers == np.rint(layers))).all())
-    require(whole, f"Layers to record must be whole numbers; got {layers}.")
-    in_range = bool((layers >= 0).all() and (layers <= model.depth).all())
-    require(in_range, f"Layers to record must lie in 0 … {model.depth}; got {layers}.")
-    return layers.astype(np.int64)
-
-
-def recorded_points(name: str, record: Record) -> NDArray[Any]:
-    """`record` as an ascending array."""
-    points = np.asarray(record)
-    numbers = points.ndim == 1 and points.size > 0 and points.dtype.kind in "iuf"
-    require(numbers, f"{name} must be a list of layers or times; got {record!r}.")
-    require(bool((points[1:] > points[:-1]).all()), f"{name} must be strictly ascending; got {record!r}.")
-    return points
+def dataset_of(process: Any, outputs: Outputs, provenance: dict[str, Any]) -> xr.Dataset:
+    """Return the results of a process as a Dataset."""
+    if isinstance(process, SpherePaths):
+        if process.options.keep == "tokens":
+            values = outputs["tokens"]
+            tokens = values.reshape(*values.shape[:2], process.model.tokens, process.model.dim)
+            outputs = outputs | {"tokens": tokens}
+        return sphere_dataset(
+            outputs, times=process.points, pairs=process.pairs, start=process.start, provenance=provenance
+        )
+    recording, tokens = process.recording, process.tokens
+    paths: dict[str, Any] = {"exits": outputs["exits"], "causes": outputs["causes"], "provenance": provenance}
+    paths |= {"axis": process.axis, "unit": process.unit, "points": process.points, "start": process.start}
+    if recording.keep == "covariance":
+        v = outputs["covariance"]
+        result = covariance_dataset(v.reshape(*v.shape[:2], tokens, tokens), **paths)
+    else:
+        arrays: dict[str, Any] = {name: outputs[name] for name in ("variance", "pair_covariance", "distance")}
+        result = pairs_dataset(**arrays, pairs=recording.pairs_among(tokens), **paths)
+    return with_gradients(result, outputs, weights_of(process.model)) if isinstance(process, GradientChain) else result

@@ -1,4 +1,6 @@
-"""The chain of a model on the sphere: its own layers, L of them in a unit of time."""
+"""The chain of a model on the sphere: its own layers, L of them per unit of time."""
+
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,8 +10,16 @@ from limitformer.models import HybridTransformer, SphereModel, StochasticTransfo
 from limitformer.models.sphere_start import SphereStart
 from limitformer.sphere.layer import layer_of
 from limitformer.sphere.methods import chosen_method
-from limitformer.sphere.options import SphereOptions
+from limitformer.sphere.options import Method, SphereOptions
+from limitformer.sphere.pair.process import PairPaths
 from limitformer.sphere.process import SpherePaths
+from limitformer.sphere.tokens.process import CoordinatePaths, GramPaths
+
+PATHS: Mapping[Method, type[SpherePaths]] = {
+    "overlap": PairPaths,
+    "gram": GramPaths,
+    "coordinates": CoordinatePaths,
+}
 
 
 def sphere_chain(
@@ -18,15 +28,16 @@ def sphere_chain(
     times: NDArray[np.float64] | None,
     options: SphereOptions,
 ) -> SpherePaths:
-    """The chain, ready to run; `times` that are None stand for `options.default_points`.
+    """Return the chain, ready to run; without `times` it records `options.default_points`.
 
     Raises:
-        InputError: a horizon or a time that is no whole number of layers.
+        InputError: the horizon is not a whole number of layers, or a time lies outside it.
     """
     per_unit = model.layers_per_unit_time
     layers = whole_layers(options.horizon, per_unit)
     recorded = options.default_points(layers) if times is None else layers_at(times, model, layers)
-    return SpherePaths(
+    paths = PATHS[chosen_method(model, model.values, options)]
+    return paths(
         model=model,
         description="chain",
         layer=layer_of(model, per_unit, model.values),
@@ -34,14 +45,11 @@ def sphere_chain(
         steps=layers,
         time_of_step=1 / per_unit,
         step_numbers=recorded,
-        method=chosen_method(model, model.values, options),
         options=options,
-        extra={},
     )
 
 
 def whole_layers(horizon: float, per_unit: int) -> int:
-    """Layers to the horizon."""
     layers = round(horizon * per_unit)
     whole = layers >= 1 and abs(horizon * per_unit - layers) <= 1e-9 * layers
     require(
@@ -53,7 +61,7 @@ def whole_layers(horizon: float, per_unit: int) -> int:
 
 
 def layers_at(times: NDArray[np.float64], model: SphereModel, last: int) -> NDArray[np.int64]:
-    """The layers nearest to these times; those that fall together count once."""
+    """Return the layers nearest to these times, without duplicates."""
     horizon = last / model.layers_per_unit_time
     in_range = bool((times >= 0).all() and (times <= horizon * (1 + 1e-12)).all())
     require(in_range, f"Times to record must lie in [0, {horizon:g}]; got {times}.")

@@ -2,7 +2,7 @@ r"""The infinite-depth limit of tokens on the sphere: L to infinity, layers/L �
 
 * stochastic [CT, Thm 1, eq. 6]:  dYⁱ = −(d − 1)σ²/2 |Aⁱ|² Yⁱ dt + σ P⊥ⁱ dW Aⁱ,  the same for every law of the values
   (proven there for bounded ones; the Gaussian law is tested here);
-* drawn queries and keys, or heads: the same with E⟨Aⁱ, Aʲ⟩ over their draws in the place of ⟨Aⁱ, Aʲ⟩;
+* drawn queries and keys, or heads: the same with the mean E⟨Aⁱ, Aʲ⟩ over the draws instead of ⟨Aⁱ, Aʲ⟩;
 * hybrid [CT, Lemma 3, eq. 8]:    dYⁱ = [ε² F(Yⁱ, Aⁱ) + P⊥ⁱ Aⁱ] dt + ε P⊥ⁱ Aⁱ dB,
   F(x, a) = (3/2)⟨x, a⟩² x − |a|² x/2 − ⟨x, a⟩ a.
 
@@ -12,14 +12,14 @@ normalised, and whose weak error is of order dt times the rate at which a layer 
 
 * stochastic: a layer turns a token by an angle of mean square (d − 1) σ²|A|² dt, and attention changes with the overlap
   on the scale 1/β, so σ² max|A|² (d − 1 + |β|‖QᵀK‖);
-* drawn QᵀK, b = |β|τ: attention averaged over its draws has the rate σ²(d − 1)(1 + b); but a
-  step that draws QᵀK itself moves antipodes apart by b of their distance with a probability of the order 1/b, and must
-  resolve b²: σ² max|A|² (d − 1 + b² + b√d);
+* drawn QᵀK, b = |β|τ: attention averaged over its draws has the rate σ²(d − 1)(1 + b). A step that draws QᵀK itself
+  moves antipodes apart by b times their distance with a probability of order 1/b, and must resolve b²:
+  σ² max|A|² (d − 1 + b² + b√d);
 * hybrid: a layer multiplies by 1 + w (dt + ε dB), w an attention weight, so max w + ε² max w²;
 
-with max|A| = max w = 1 for softmax and e^{|β|‖QᵀK‖} for unnormalized attention. With drawn queries √E w² takes the
-place of that, which is e^{b²} for normal entries, and (1 − 4b²/k)^{−k/4} for a product, infinite from 4b² = k on.
-A step that does not resolve this rate is no step of the limit but a chain of few layers.
+with max|A| = max w = 1 for softmax and e^{|β|‖QᵀK‖} for unnormalized attention. With drawn queries √E w² replaces the
+latter: e^{b²} for normal entries, and (1 − 4b²/k)^{−k/4} for a product, infinite for 4b² ≥ k. A longer step is not a
+step of the limit but a chain of few layers.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ from limitformer.base.errors import NoLimitError
 from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
 from limitformer.models.kinds import of_kind, register, require_exact_kind, require_kind
 from limitformer.models.sphere_start import start_at_tokens
-from limitformer.sphere.overlap.drawn import Drawn
+from limitformer.sphere.overlap.drawn import DrawnAttention
 from limitformer.sphere.overlap.position import at_overlap
 
 LARGEST_EXPONENT = 300.0  # its square is still a double
@@ -51,7 +51,7 @@ class TokenLimit:
     """The SDE of tokens on the sphere, made by `lf.limit(model)`.
 
     Attributes:
-        model: what it is the limit of; its layers per unit of time and the law of its values have no effect.
+        model: the finite model; its layers per unit of time and the law of its values have no effect.
     """
 
     model: SphereModel
@@ -73,7 +73,7 @@ class TokenLimit:
         return of_kind(self.model, RATES)(self.model)
 
     def attention(self, tokens: TokensLike) -> Tokens:
-        """A(Yⁱ) (tokens, dim) at Y = `tokens` (tokens, dim) [CT, eqs 2, 3].
+        """Return A(Yⁱ) (tokens, dim) at Y = `tokens` (tokens, dim) (`sphere.tokens.attention`).
 
         >>> import limitformer as lf
         >>> model = lf.StochasticTransformer(tokens=2, dim=2, beta=0.0, layers_per_unit_time=1)
@@ -97,14 +97,14 @@ class TokenLimit:
         return np.asarray(weights / weights.sum(1, keepdims=True) @ y)
 
     def drift(self, tokens: TokensLike) -> Tokens:
-        """Of dY (tokens, dim) at Y = `tokens` (tokens, dim)."""
+        """Return the drift of Y (tokens, dim) at Y = `tokens` (tokens, dim)."""
         y = self._checked(tokens)
         if self.model.is_fresh:
             return spherical_drift(self.model, y, averaged_products(self.model, y))
         return of_kind(self.model, DRIFTS)(self.model, y, self.attention(tokens))
 
     def diffusion(self, tokens: TokensLike) -> Annotated[Tensor, "tokens dim tokens dim"]:
-        """Cov(dYⁱ_k, dYʲ_l)/dt (tokens, dim, tokens, dim) at Y = `tokens` (tokens, dim), dense, for checks."""
+        """Return Cov(dYⁱ_k, dYʲ_l)/dt (tokens, dim, tokens, dim) at Y = `tokens` (tokens, dim), dense, for checks."""
         y = self._checked(tokens)
         tangent = np.eye(y.shape[1]) - y[:, :, None] * y[:, None, :]
         if self.model.is_fresh:
@@ -113,83 +113,78 @@ class TokenLimit:
         return of_kind(self.model, DIFFUSIONS)(self.model, tangent, a)
 
     def _checked(self, tokens: ArrayLike) -> Matrix:
-        found = start_at_tokens(tokens, self.model).tokens
-        assert found is not None
-        return found
+        y = start_at_tokens(tokens, self.model).tokens
+        assert y is not None
+        return y
 
 
 def stochastic_drift(model: StochasticTransformer, y: Matrix, a: Matrix) -> Matrix:
-    """−(d − 1)σ²/2 |Aⁱ|² Yⁱ (tokens, dim), `a` (tokens, dim) being attention at `y` (tokens, dim)."""
+    """Return −(d − 1)σ²/2 |Aⁱ|² Yⁱ (tokens, dim) with attention `a` (tokens, dim) at `y` (tokens, dim)."""
     return spherical_drift(model, y, a @ a.T)
 
 
 def spherical_drift(model: SphereModel, y: Matrix, products: Matrix) -> Matrix:
-    """The same from ⟨Aⁱ, Aʲ⟩ (tokens, tokens), or their averages."""
+    """Return the drift (tokens, dim) from ⟨Aⁱ, Aʲ⟩ (tokens, tokens), or their averages."""
     assert isinstance(model, StochasticTransformer)
     return np.asarray((1 - model.dim) / 2 * model.sigma**2 * np.diag(products)[:, None] * y)
 
 
 def hybrid_drift(model: HybridTransformer, y: Matrix, a: Matrix) -> Matrix:
-    """ε² F(Yⁱ, Aⁱ) + P⊥ⁱ Aⁱ (tokens, dim)."""
+    """Return ε² F(Yⁱ, Aⁱ) + P⊥ⁱ Aⁱ (tokens, dim)."""
     along, squared = (y * a).sum(1, keepdims=True), (a * a).sum(1, keepdims=True)
     second = 1.5 * along**2 * y - 0.5 * squared * y - along * a
     return np.asarray(model.epsilon**2 * second + a - along * y)
 
 
 def stochastic_diffusion(model: StochasticTransformer, tangent: Tensor, a: Matrix) -> Tensor:
-    """σ² ⟨Aⁱ, Aʲ⟩ P⊥ⁱ P⊥ʲ (tokens, dim, tokens, dim), `tangent` (tokens, dim, dim) being the projections."""
+    """Return σ² ⟨Aⁱ, Aʲ⟩ P⊥ⁱ P⊥ʲ (tokens, dim, tokens, dim) with the projections `tangent` (tokens, dim, dim)."""
     return common_noise(model, tangent, a @ a.T)
 
 
 def common_noise(model: SphereModel, tangent: Tensor, products: Matrix) -> Tensor:
-    """The same from ⟨Aⁱ, Aʲ⟩ (tokens, tokens), or their averages."""
+    """Return the diffusion (tokens, dim, tokens, dim) from ⟨Aⁱ, Aʲ⟩ (tokens, tokens), or their averages."""
     assert isinstance(model, StochasticTransformer)
     common = model.sigma**2 * products
     return np.asarray(np.einsum("ij,ikx,jxl->ikjl", common, tangent, tangent))
 
 
 def hybrid_diffusion(model: HybridTransformer, tangent: Tensor, a: Matrix) -> Tensor:
-    """ε² (P⊥ⁱ Aⁱ)(P⊥ʲ Aʲ)ᵀ (tokens, dim, tokens, dim)."""
+    """Return ε² (P⊥ⁱ Aⁱ)(P⊥ʲ Aʲ)ᵀ (tokens, dim, tokens, dim)."""
     noise = model.epsilon * np.einsum("ikl,il->ik", tangent, a)
     return np.einsum("ik,jl->ikjl", noise, noise)
 
 
 def averaged_products(model: SphereModel, y: Matrix) -> Matrix:
-    """E⟨Aⁱ, Aʲ⟩ (tokens, tokens) over drawn queries and keys, for one or two tokens `y` (tokens, dim)."""
+    """Return E⟨Aⁱ, Aʲ⟩ (tokens, tokens) over drawn queries and keys, for one or two tokens `y` (tokens, dim)."""
     if len(y) == 1:
         return np.ones((1, 1))
     if len(y) > 2 or model.attention != "softmax" or model.is_causal:
         raise NoLimitError(
-            "With drawn queries and keys the averages over attention are known for two tokens, softmax and no mask "
-            "alone. Nearest: `simulate`, whose steps draw them."
+            "With drawn queries and keys the averages of attention are known only for two tokens, softmax and no mask. "
+            "Nearest: `simulate`, whose steps draw them."
         )
     assert isinstance(model, StochasticTransformer)
     at = at_overlap(float(y[0] @ y[1]))
-    mix = Drawn(model.logit_scale, head_dim=model.head_dim).averages(at)
+    mix = DrawnAttention(model.logit_scale, head_dim=model.head_dim).averages(at)
     across = float(mix.crossed + at.z * mix.aligned)
     along = float(1 - at.below * (mix.crossed - mix.spread / 2))
     return np.array([[along, across], [across, along]])
 
 
 def largest_logit(model: SphereModel) -> float:
-    """|β|‖QᵀK‖; of a drawn QᵀK b² + b√d."""
+    """Return |β|‖QᵀK‖, or b² + b√d if QᵀK is drawn."""
     if isinstance(model, StochasticTransformer) and model.is_fresh:
         return model.logit_scale**2 + model.logit_scale * sqrt(model.dim)
     return abs(model.beta) * model.largest_bilinear
 
 
 def largest_weight(model: SphereModel) -> float:
-    """max|A|, for unit tokens; its root mean square over drawn queries and keys."""
-    return WEIGHTS[model.attention](model)
-
-
-def largest_exponential(model: SphereModel) -> float:
-    """Of attention without normalisation."""
-    return exp(min(log_weight(model), LARGEST_EXPONENT))
+    """Return max|A| for unit tokens, or its root mean square over drawn queries and keys."""
+    return 1.0 if model.attention == "softmax" else exp(min(log_weight(model), LARGEST_EXPONENT))
 
 
 def log_weight(model: SphereModel) -> float:
-    """log max w, or log √E w²."""
+    """Return log max w, or log √E w² if QᵀK is drawn."""
     if not (isinstance(model, StochasticTransformer) and model.is_fresh):
         return abs(model.beta) * model.largest_bilinear
     b, k = model.logit_scale, model.head_dim
@@ -199,25 +194,19 @@ def log_weight(model: SphereModel) -> float:
 
 
 def stochastic_rate(model: StochasticTransformer) -> float:
-    """σ² max|A|² (d − 1 + |β|‖QᵀK‖)."""
     return model.sigma**2 * largest_weight(model) ** 2 * (model.dim - 1 + largest_logit(model))
 
 
 def averaged_rate(model: SphereModel) -> float:
-    """σ²(d − 1)(1 + b), of steps with attention averaged over drawn queries and keys."""
+    """Return the rate σ²(d − 1)(1 + b) of steps with attention averaged over drawn queries and keys."""
     assert isinstance(model, StochasticTransformer)
     return model.sigma**2 * (model.dim - 1) * (1 + model.logit_scale)
 
 
 def hybrid_rate(model: HybridTransformer) -> float:
-    """max w + ε² max w²."""
     return largest_weight(model) + (model.epsilon * largest_weight(model)) ** 2
 
 
-WEIGHTS: Mapping[str, Callable[[SphereModel], float]] = {
-    "softmax": lambda _: 1.0,
-    "unnormalized": largest_exponential,
-}
 RATES: Mapping[type, Callable[[Any], float]] = {
     StochasticTransformer: stochastic_rate,
     HybridTransformer: hybrid_rate,

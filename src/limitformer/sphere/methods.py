@@ -1,53 +1,49 @@
-"""Which methods a model on the sphere allows, and which one is taken."""
+"""The methods that a model on the sphere allows, and the choice between them."""
 
 from limitformer.base.errors import require
 from limitformer.models import SphereModel
 from limitformer.models.kinds import of_kind
 from limitformer.paths.arrays import pairs_of
 from limitformer.sphere.layer import ONE_NUMBER
-from limitformer.sphere.logits import query_constants, signed_beta
 from limitformer.sphere.options import Method, SphereOptions
+from limitformer.sphere.tokens.logits import query_constants, signed_beta
 
 
 def methods_of(model: SphereModel, law: str, *, limit: bool = False) -> list[Method]:
-    """What the model and the law of its values allow, as a chain or as a limit, the cheapest first."""
+    """Return the methods that the model and the law of its values allow, the cheapest first."""
     invariant = (of_kind(model, ONE_NUMBER) or law == "gaussian") and (model.is_isotropic or model.is_fresh)
     methods: list[Method] = ["coordinates"]
     if invariant and model.tokens < model.dim:
         methods.insert(0, "gram")
     one_head = query_constants(model).heads == 1 or (limit and has_averages(model))
-    if invariant and model.tokens == 2 and one_head and has_overlap_chain(model):
+    has_kernel = model.moves_alike or model.attention == "softmax"  # of the overlap
+    if invariant and model.tokens == 2 and one_head and has_kernel:
         methods.insert(0, "overlap")
     return methods
 
 
 def has_averages(model: SphereModel) -> bool:
-    """Whether the limit of two tokens is stepped with attention averaged over its draws (`averaged_pair`)."""
+    """Whether steps of the limit of two tokens average attention over its draws (`pair.averaged`)."""
     return model.is_fresh and model.tokens == 2 and model.attention == "softmax" and not model.is_causal
 
 
-def has_overlap_chain(model: SphereModel) -> bool:
-    """Whether two tokens have a chain of their overlap alone; a mixture without normalisation is not worth one."""
-    return model.moves_alike or model.attention == "softmax"
-
-
 def can_merge(model: SphereModel, law: str) -> bool:
-    """Whether tokens that have become one or two points go on as a pair (`merging`, `two_clusters`)."""
-    own_values = law == "gaussian" and not of_kind(model, ONE_NUMBER)
-    plain = model.attention == "softmax" and model.is_isotropic and not (model.is_fresh or model.is_causal)
-    return own_values and plain and signed_beta(model) >= 0
+    """Whether tokens that have merged into two points continue as a pair (`stopping.merging`)."""
+    gaussian = law == "gaussian" and not of_kind(model, ONE_NUMBER)
+    isotropic = model.attention == "softmax" and model.is_isotropic and not (model.is_fresh or model.is_causal)
+    return gaussian and isotropic and signed_beta(model) >= 0
 
 
 def chosen_method(model: SphereModel, law: str, options: SphereOptions, *, limit: bool = False) -> Method:
-    """The method asked for, or the cheapest one; `InputError` if the model does not allow it."""
-    allowed, method, what = methods_of(model, law, limit=limit), options.method, options.keep
+    """Return the requested method or the cheapest one; raise `InputError` if the model does not allow it."""
+    allowed, method, keep = methods_of(model, law, limit=limit), options.method, options.keep
     require(
-        what != "overlap" or model.tokens > 1,
+        keep != "overlap" or model.tokens > 1,
         'One token has no overlap with another. Nearest: keep="outcome" or keep="tokens".',
     )
     if options.pairs is not None:
         pairs_of(options.pairs, model.tokens)
-    if what == "tokens":
+    if keep == "tokens":
         allowed = [m for m in allowed if m == "coordinates"]
     if method is None:
         return allowed[0]
@@ -60,7 +56,7 @@ def chosen_method(model: SphereModel, law: str, options: SphereOptions, *, limit
     require(
         method in allowed,
         f"method {method!r} needs {needs[method]}"
-        + (", and cannot keep tokens" if what == "tokens" else "")
+        + (", and cannot keep tokens" if keep == "tokens" else "")
         + f"; this model allows {', '.join(map(repr, allowed))}.",
     )
     return method

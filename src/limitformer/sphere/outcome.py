@@ -1,8 +1,8 @@
-r"""Where tokens have gone: clusters and antipodal pairs, within a tolerance.
+r"""Outcomes: clusters and antipodal pairs of tokens, within a tolerance.
 
 Two tokens are *together* if 1 − z ≤ tolerance and *antipodal* if 1 + z ≤ tolerance [CT, Def. 1, Sec. 6]; a pair that is
-neither is unresolved. Clusters are what chains of togetherness connect. Of a configuration are kept the number of
-clusters, the tokens of the largest one, the antipodal pairs and the unresolved pairs.
+neither is unresolved. A cluster is a connected component of the relation "together". An outcome is the number of
+clusters, the number of tokens in the largest one, and the numbers of antipodal and of unresolved pairs.
 """
 
 import numpy as np
@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from limitformer.numerics.factor import FIRST
 from limitformer.numerics.kernels import kernel
 from limitformer.numerics.lanes import LANES, everywhere, load, store
-from limitformer.sphere.forest import any_related, gaps, relation
+from limitformer.sphere.near.near_tree import any_related, gaps, relation
 
 CLUSTERS, LARGEST, ANTIPODAL, UNRESOLVED = 0, 1, 2, 3
 LABELS = ("clusters", "largest_cluster", "antipodal_pairs", "unresolved_pairs")
 
 
 @kernel
-def measure(x, forest, pairs, begin, count, minus, plus):
-    """(1 − z, 1 + z) of the pairs begin … into `minus` and `plus` (1, count): |xⁱ ∓ xʲ|²/2, which does not cancel.
+def measure(x, tree, pairs, begin, count, minus, plus):
+    """Write (1 − z, 1 + z) of pairs begin … to `minus` and `plus` (1, count): |xⁱ ∓ xʲ|²/2, which does not cancel.
 
-    Pairs that have a difference of their own (`forest`) are measured by that.
+    Pairs in one tree are measured by their stored differences (`near.near_tree`).
     """
     for q in range(count):
         i, j = pairs[begin + q, 0], pairs[begin + q, 1]
@@ -33,23 +33,22 @@ def measure(x, forest, pairs, begin, count, minus, plus):
             across = across + total * total
         store(minus, FIRST, q, 0.5 * apart)
         store(plus, FIRST, q, 0.5 * across)
-    if any_related(forest.children):
+    if any_related(tree.children):
         for lane in range(LANES):
-            measure_related(x, forest, pairs, begin, count, lane, minus, plus)
+            measure_related(x, tree, pairs, begin, count, lane, minus, plus)
 
 
 @kernel
-def measure_related(x, forest, pairs, begin, count, lane, minus, plus):
-    """The same for the pairs of one replica that are in one tree."""
+def measure_related(x, tree, pairs, begin, count, lane, minus, plus):
     for q in range(count):
         i, j = pairs[begin + q, 0], pairs[begin + q, 1]
-        if relation(i, j, lane, forest) != 0.0:
-            minus[0, q, lane], plus[0, q, lane] = gaps(x, i, j, lane, forest)
+        if relation(i, j, lane, tree) != 0.0:
+            minus[0, q, lane], plus[0, q, lane] = gaps(x, i, j, lane, tree)
 
 
 @kernel
 def sort_replica(pairs, begin, count, lane, tolerance, minus, plus, parent, outcome):
-    """Count pairs begin … of one replica in `outcome` (4,), and join what is together in `parent` (N,)."""
+    """Count pairs begin … of one replica in `outcome` (4,), and join pairs that are together in `parent` (N,)."""
     for q in range(count):
         if minus[0, q, lane] <= tolerance:
             join(pairs[begin + q, 0], pairs[begin + q, 1], parent)
@@ -61,7 +60,7 @@ def sort_replica(pairs, begin, count, lane, tolerance, minus, plus, parent, outc
 
 @kernel
 def root_of(i, parent):
-    """The representative of i's cluster."""
+    """Return the first token of the cluster of i."""
     while parent[i] != i:
         parent[i] = parent[parent[i]]
         i = parent[i]
@@ -70,14 +69,13 @@ def root_of(i, parent):
 
 @kernel
 def join(i, j, parent):
-    """One cluster of two, represented by its first token."""
     a, b = root_of(i, parent), root_of(j, parent)
     parent[max(a, b)] = min(a, b)
 
 
 @kernel
 def count_clusters(parent, size, outcome):
-    """Number of clusters, and tokens of the largest, into `outcome` (4,); `size` (N,) is scratch."""
+    """Write the number of clusters and the size of the largest to `outcome` (4,); `size` (N,) is scratch."""
     size[:] = 0
     for i in range(len(parent)):
         size[root_of(i, parent)] += 1
@@ -91,7 +89,7 @@ def count_clusters(parent, size, outcome):
 def outcomes_of_overlaps(
     overlap: NDArray[np.float64], gap: NDArray[np.float64], tokens: int, tolerance: float
 ) -> NDArray[np.int32]:
-    """The outcomes (…, 4) of `tokens` tokens from the overlaps and gaps of their pairs (…, pairs)."""
+    """Return the outcomes (…, 4) of `tokens` tokens from the overlaps and gaps of their pairs (…, pairs)."""
     together, antipodal = (overlap > 0) & (gap <= tolerance), (overlap < 0) & (gap <= tolerance)
     clusters, largest = clusters_of(together, tokens)
     columns = (clusters, largest, antipodal.sum(-1), (~together & ~antipodal).sum(-1))
@@ -99,9 +97,9 @@ def outcomes_of_overlaps(
 
 
 def clusters_of(together: NDArray[np.bool_], tokens: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Number of clusters (…) and tokens of the largest (…), from which pairs (…, pairs) are together.
+    """Return the number of clusters (…) and the size of the largest (…), given which pairs (…, pairs) are together.
 
-    Every token takes the least number among those it is together with, until nothing changes.
+    Every token takes the least number of a token it is together with, until nothing changes.
     """
     first, second = np.triu_indices(tokens, 1)
     name = np.broadcast_to(np.arange(tokens), (*together.shape[:-1], tokens)).copy()

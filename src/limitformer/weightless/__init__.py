@@ -1,6 +1,15 @@
-"""Weightless networks: anybody's architecture, forward and backward, exact in law, with no weight drawn.
+"""Weightless networks: any architecture, forward and backward, exact in law and without drawing most weights.
 
-Names are imported when they are first asked for: the table of public shapes needs no torch.
+A pass through a module, in the order in which it is computed:
+
+* `building` and `watching` read the law of each parameter from the module's own code; `law` is their table;
+* `network` replaces random weights by tensors without entries (`implicit`), and runs passes (`run`: the state of one);
+* `maps` has the formulas: U = R N forward, D Wᵀ backward, |∂W|²; `roots` factorises tokens, `numbers` draws N;
+* `shared` forms the gradients of parameters with entries, by sample;
+* `measure` watches the blocks (`blocks`) and the stream; `masks` follows the visible pairs of attention;
+* `simulate` combines passes to a dataset (`arrays`).
+
+Names are imported on first use: the table of public shapes needs no torch.
 """
 
 import sys as _sys

@@ -1,4 +1,4 @@
-"""What passes through a module give, as arrays by sample and as one Dataset."""
+"""The results of passes: arrays by sample, and one Dataset."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,33 +19,33 @@ BY_HEAD = ("entropy", "effective_tokens", "tokens_seen", "logit_std", "largest_l
 
 
 def stream_arrays(measure: Measure) -> Arrays:
-    """What was seen of the stream and the heads, by sample."""
+    """Return the measures of the stream and the heads, by sample."""
     sizes = sorted({v.shape[-1] for v in measure.covariance})
     require(len(sizes) == 1, f"blocks must all have the same number of tokens; got {sizes}. Nearest: equal lengths.")
     sublayers = max((len(each) for each in measure.branch), default=0)
     like = measure.covariance[0]
-    found = {"covariance": torch.stack(measure.covariance, 1).cpu().numpy()}
-    found |= {key: torch.stack(each, 1).cpu().numpy() for key, each in measure.size.items() if each}
+    arrays = {"covariance": torch.stack(measure.covariance, 1).cpu().numpy()}
+    arrays |= {key: torch.stack(each, 1).cpu().numpy() for key, each in measure.size.items() if each}
     if sublayers:
         inside = [padded(each, sublayers, torch.full_like(like, torch.nan)) for each in measure.inside]
         branch = [padded(each, sublayers, torch.full_like(like[:, 0, 0], torch.nan)) for each in measure.branch]
-        found["covariance_inside"] = torch.stack(inside, 1).cpu().numpy()
-        found["branch"] = torch.stack(branch, 1).cpu().numpy()
-    seen = [heads for heads in measure.heads if heads]
-    if seen:
-        most = max(heads["entropy"].shape[1] for heads in seen)
+        arrays["covariance_inside"] = torch.stack(inside, 1).cpu().numpy()
+        arrays["branch"] = torch.stack(branch, 1).cpu().numpy()
+    layers = [heads for heads in measure.heads if heads]
+    if layers:
+        most = max(heads["entropy"].shape[1] for heads in layers)
         for key in BY_HEAD:
-            found[key] = np.stack([of_heads(heads, key, len(like), most) for heads in measure.heads], 1)
-    return found
+            arrays[key] = np.stack([padded_heads(heads, key, len(like), most) for heads in measure.heads], 1)
+    return arrays
 
 
 def padded(values: list[Tensor], count: int, none: Tensor) -> Tensor:
-    """Stacked along the second dimension, with `none` for what is missing."""
+    """Stack along the second dimension, with `none` for missing values."""
     return torch.stack([*values, *[none] * (count - len(values))], 1)
 
 
-def of_heads(heads: dict[str, Tensor], key: str, samples: int, most: int) -> NDArray[Any]:
-    """(samples, most), NaN where a layer has fewer heads."""
+def padded_heads(heads: dict[str, Tensor], key: str, samples: int, most: int) -> NDArray[Any]:
+    """Return (samples, most), with NaN where a layer has fewer heads."""
     out = np.full((samples, most), np.nan)
     if heads:
         out[:, : heads[key].shape[1]] = heads[key].cpu().numpy()
@@ -53,13 +53,13 @@ def of_heads(heads: dict[str, Tensor], key: str, samples: int, most: int) -> NDA
 
 
 def output_arrays(out: Any, samples: int) -> Arrays:
-    """Mean and standard deviation of the output's logits, by sample."""
+    """Return mean and standard deviation of the output's logits, by sample."""
     logits = getattr(out, "logits", None)
     if logits is None:
         return {}
     by_sample = logits.detach().reshape(samples, -1, logits.shape[-1])
     count = by_sample[0].numel()
-    mean = by_sample.sum(-1).double().sum(1) / count  # by rows first: torch's own `std_mean` of all is ten times slower
+    mean = by_sample.sum(-1).double().sum(1) / count  # torch's `std_mean` is ten times slower
     rest = torch.linalg.vector_norm(by_sample - mean[:, None, None].to(logits.dtype), dim=-1)
     std = (rest.double().square().sum(1) / (count - 1)).sqrt()
     return {"logits_mean": mean.cpu().numpy(), "logits_std": std.cpu().numpy()}
@@ -68,9 +68,11 @@ def output_arrays(out: Any, samples: int) -> Arrays:
 def dataset(
     parts: list[Arrays], weights: Mapping[str, int], read: Mapping[str, str], inputs: Inputs, about: dict[str, Any]
 ) -> xr.Dataset:
-    """The finished samples, with what they are.
+    """Return the dataset of the finished samples, with coordinates and the attributes `about`.
 
-    `weights` are the dimensions of trained parameters by name, `read` where the pass read parameters.
+    Args:
+        weights: the dimensions of trained parameters, by name.
+        read: where the pass read parameters, by name.
     """
     arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]} if parts else {}
     dims = {

@@ -1,4 +1,4 @@
-"""The class of transformers that a configuration names: one that exists, is a model, and is of its family."""
+"""The class of transformers for a configuration: the one that it names, or that of its first task."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from limitformer.base.errors import InputError, nearest, require
 
-AUTO_CLASSES = (  # what a configuration alone stands for: the first task that its family has
+AUTO_CLASSES = (  # a configuration without a class takes the first of these tasks that its family has
     ("seq2seq", "AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING"),
     ("masked", "AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING"),
     ("causal", "AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
@@ -27,10 +27,10 @@ OTHER_MAPPINGS = (
 
 
 def named_class(config: Any) -> Any:
-    """The class that `architectures` names, or None where it names none.
+    """Return the class that `architectures` names, None if it names none.
 
     Raises:
-        InputError: the installed transformers has no such class, or it is of another family or not a model.
+        InputError: the installed transformers has no such class, or it is not a model of the family.
     """
     names = config.architectures
     if names is None or names == []:
@@ -38,34 +38,34 @@ def named_class(config: Any) -> Any:
     listed = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
     require(listed, f'architectures must be a list of one class, such as ["GPT2LMHeadModel"]; got {names!r:.80}.')
     known = family_classes(config)
-    found = known.get(names[0], getattr(transformers, names[0], None))
-    if isinstance(found, type) and issubclass(found, PreTrainedModel):
-        family: Any = found.config_class
+    kind = known.get(names[0], getattr(transformers, names[0], None))
+    if isinstance(kind, type) and issubclass(kind, PreTrainedModel):
+        family: Any = kind.config_class
         if isinstance(family, type) and isinstance(config, family):
-            return found
+            return kind
         other = f"a class of {family.model_type}" if family is not None else "not a model by itself"
         raise InputError(f"architectures names {names[0]}, {other}; model_type is {config.model_type}.{hint(config)}")
     raise InputError(f"architectures names {names[0]!r:.80}, which is not a model of transformers.{hint(config)}")
 
 
 def family_classes(config: Any) -> dict[str, Any]:
-    """The classes of a configuration's family by name, those that the user has registered among them."""
-    found = {}
+    """Return the classes of a configuration's family by name, including those that the user has registered."""
+    classes = {}
     for name in (*(mapping for _, _, mapping in AUTO_CLASSES), *OTHER_MAPPINGS):
         kinds = getattr(transformers, name).get(type(config), ())
         for kind in kinds if isinstance(kinds, tuple) else (kinds,):
-            found[kind.__name__] = kind
-    return found
+            classes[kind.__name__] = kind
+    return classes
 
 
 def hint(config: Any) -> str:
-    """` Nearest: …` with the class of the family whose name is most like the one that was given, or its first."""
+    """Return ` Nearest: …` with the class of the family whose name is closest, or its first."""
     known = family_classes(config)
     return nearest(config.architectures[0], known) or (f" Nearest: {next(iter(known))}." if known else "")
 
 
 def auto_class(config: Any) -> tuple[str, Callable[[], Any]]:
-    """The first task that the family has, and what makes its model."""
+    """Return the first task of the family, and a function that builds its model."""
     fitting = [(task, auto) for task, auto, mapping in AUTO_CLASSES if type(config) in getattr(transformers, mapping)]
     task, auto = fitting[0] if fitting else ("hidden", "AutoModel")
     return task, partial(getattr(transformers, auto).from_config, config, trust_remote_code=False)

@@ -1,7 +1,7 @@
-"""Configurations of transformers from JSON, files and folders: data alone, and nothing that they say twice or in vain.
+"""Configurations of transformers from JSON, files, folders and public names.
 
-What names code or other files in a configuration (`auto_map`, kernels, fusions, paths) is left out before transformers
-sees it. Sizes that the family does not read are refused: it would take its defaults for them without a word.
+Entries that name code or other files (`auto_map`, kernels, fusions, paths) are removed before transformers reads a
+configuration. A size that the family does not read is refused, since transformers would silently take its default.
 """
 
 import re
@@ -17,25 +17,25 @@ from limitformer.base.foreign import MOST_JSON, escaped_errors, one_line, readab
 from limitformer.models.serial import from_record, json_object
 from limitformer.models.text import read_text
 from limitformer.weightless.hints import without_family
-from limitformer.weightless.shapes import configuration_of
+from limitformer.weightless.shapes import SHAPES, require_shape
 
-# What would name code, kernels or files elsewhere; none of it changes what a network is.
+# Entries that name code, kernels or other files; none of them changes the network.
 LEFT_OUT = {"auto_map", "custom_pipelines", "custom_generate", "transformers_weights", "_commit_hash"}
 LEFT_OUT |= {"_name_or_path", "name_or_path", "fusion_config", "distributed_config", "use_kernels", "kernel_config"}
 LEFT_OUT |= {"attn_implementation", "_attn_implementation", "_attn_implementation_internal", "attn_implementation_auto"}
 LEFT_OUT |= {"experts_implementation", "_experts_implementation", "_experts_implementation_internal"}
 
 WEIGHTS_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".npz", ".onnx")
-MOST_LAYERS, MOST_LABELS = 4096, 10**6  # a configuration makes a list of them before anything is built
+MOST_LAYERS, MOST_LABELS = 4096, 10**6  # a configuration makes a list of them before a module is built
 MOST_POSITIONS = 2**24  # one has been published with 10,485,760
-MOST_TABLED = 2**20  # where a class computes a table of them as it is made, on no memory too
+MOST_TABLED = 2**20  # if a class computes a table of them when it is built, even on the meta device
 TABLED = {"codegen", "ctrl", "distilbert", "flaubert", "gptj", "xlm"}
 LISTED = ("depths", "depth", "attention_types", "block_sizes", "block_repeats", "blocks_per_stage")
 SPREAD = re.compile(r"(^|_)(initializer_range|initializer_factor|init_range|variance_scale|std|std_dev)$")
-MOST_SPREAD = 1e6  # its sixth power, of which tests are made, is far from the largest number
+MOST_SPREAD = 1e6  # its sixth power, which tests need, does not overflow
 MOST_LEVELS = 32  # of objects within objects
 
-# One size under the names that families have for it.
+# The names that families have for each size.
 SIZES = (
     ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "n_blocks", "num_blocks", "depth"),
     ("hidden_size", "n_embd", "d_model", "dim", "n_embed", "embed_dim", "width", "model_dim"),
@@ -49,7 +49,10 @@ SIZES = (
 
 @escaped_errors()
 def config_of(model: str | Path | dict[str, Any]) -> Any:
-    """Of JSON, its file or folder, or the name of a public shape; JSON with a `kind` is a limitformer.Transformer."""
+    """Read a configuration from JSON, its file or folder, or the name of a public shape.
+
+    JSON with a `kind` is a limitformer.Transformer.
+    """
     if isinstance(model, dict):
         return config_from(model)
     path = Path(model)
@@ -61,25 +64,26 @@ def config_of(model: str | Path | dict[str, Any]) -> Any:
         return config_from(values_in(path))
     if str(model).lstrip().startswith("{"):
         return config_from(json_object(str(model), "A configuration"))
-    return configuration_of(str(model))
+    require_shape(str(model))
+    return config_from(SHAPES[str(model)][0])
 
 
 def values_in(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, or in the config.json of a folder."""
+    """Read the JSON object in a file, or in the config.json of a folder."""
     if not path.is_dir():
         is_weights = path.suffix in WEIGHTS_ENDINGS
         require(not is_weights, f"{path} is a file of weights. Nearest: its folder, with a config.json in it.")
         return json_object(read_text(path, MOST_JSON), str(path))
     with one_line(f"the folder {readable_name(path)} cannot be read"):
         names = sorted(each.name for each in path.iterdir())
-    require("config.json" in names, f"There is no config.json in {path}.{instead(path, names)}")
+    require("config.json" in names, f"There is no config.json in {path}.{hint_of_folder(path, names)}")
     with one_line(f"config.json in {readable_name(path)} cannot be read"):
         file = small_file_in(path, "config.json")
     return json_object(read_text(file), str(file))
 
 
-def instead(folder: Path, names: list[str]) -> str:
-    """What a folder without a configuration holds, and what can be done with it."""
+def hint_of_folder(folder: Path, names: list[str]) -> str:
+    """Return the hint about a folder without a configuration."""
     inner = [name for name in names if (folder / name / "config.json").is_file()]
     if "adapter_config.json" in names:
         return " It holds an adapter. Nearest: its base model with the adapter merged into it (merge_and_unload)."
@@ -91,12 +95,12 @@ def instead(folder: Path, names: list[str]) -> str:
     if "model_index.json" in names:
         return " It holds a pipeline of diffusers. Nearest: a module that you load from it, given to limitformer.check."
     weights = [name for name in names if name.endswith(WEIGHTS_ENDINGS)]
-    return f" It holds weights, {weights[0]!r}, but not what they are of." if weights else ""
+    return f" It holds weights, {weights[0]!r}, but not their configuration." if weights else ""
 
 
 @escaped_errors()
 def config_from(values: dict[str, Any]) -> Any:
-    """A configuration of transformers from its JSON."""
+    """Make a configuration of transformers from its JSON."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if "kind" in values and "model_type" not in values:
@@ -119,51 +123,51 @@ def config_from(values: dict[str, Any]) -> Any:
 
 
 def family_like(kind: str) -> str:
-    """` Nearest: …` with the family that a word such as GPT-2, llama3 or bert-base-uncased means."""
+    """Return ` Nearest: …` with the family that a name such as GPT-2, llama3 or bert-base-uncased means."""
     from transformers import CONFIG_MAPPING
 
-    plain = kind.lower().rpartition("/")[2]
+    word = kind.lower().rpartition("/")[2]
     known = list(CONFIG_MAPPING.keys())
-    squeezed = plain.replace("-", "").replace("_", "")
+    squeezed = word.replace("-", "").replace("_", "")
     same = [name for name in known if name.replace("-", "").replace("_", "") == squeezed]
-    begins = [name for name in known if plain.startswith(name)]
-    found = same or sorted(begins, key=len)[-1:]
-    return f" Nearest: {found[0]}." if found else nearest(plain, known)
+    begins = [name for name in known if word.startswith(name)]
+    matches = same or sorted(begins, key=len)[-1:]
+    return f" Nearest: {matches[0]}." if matches else nearest(word, known)
 
 
 def data_of(values: Any, level: int = 1) -> Any:
-    """The same without what names code or files, numbers as transformers writes them, and neither NaN nor ∞."""
-    require(level <= MOST_LEVELS, f"A configuration has a few levels; got more than {MOST_LEVELS}.")
+    """Copy JSON without entries that name code or files, and refuse NaN and ∞."""
+    require(level <= MOST_LEVELS, f"A configuration must have at most {MOST_LEVELS} levels; got more.")
     if isinstance(values, dict):
-        if values.keys() == {"__float__"}:  # transformers writes ∞ so
+        if values.keys() == {"__float__"}:  # how transformers writes ∞
             return float(values["__float__"])
-        kept = {name: data_of(value, level + 1) for name, value in values.items() if name not in LEFT_OUT}
-        for name, value in kept.items():
+        data = {name: data_of(value, level + 1) for name, value in values.items() if name not in LEFT_OUT}
+        for name, value in data.items():
             finite = not isinstance(value, float) or abs(value) < inf
             require(finite, f"{name} in a configuration must be a finite number; got {value}.")
-        return kept
+        return data
     if isinstance(values, list | tuple):
         listed = [data_of(value, level + 1) for value in values]
         bad = any(isinstance(value, float) and isnan(value) for value in listed)
         require(not bad, "a list in a configuration holds NaN; it must hold numbers.")
-        return listed  # ∞ is an end of an interval there
+        return listed  # ∞ may end an interval
     return values
 
 
 def check_sizes(values: Any, family: str) -> None:
-    """Raise `InputError` for numbers that are too large to be listed or drawn with, before a class sees them."""
+    """Raise `InputError` for numbers that would take a class too much memory or time."""
     for name, value in numbers_in(values):
         most = most_of(name, family)
         small = most is None or not isinstance(value, int) or value <= most
         require(small, f"{name} of {family} must be at most {most or 0:,}; got more.")
         if SPREAD.search(name):
-            what = f"{value:g}" if abs(value) < 1e300 else "more"
+            number = f"{value:g}" if abs(value) < 1e300 else "more"
             drawn = 0 <= value < MOST_SPREAD
-            require(drawn, f"{name} of {family} must be at least 0 and below {MOST_SPREAD:,.0f}; got {what}.")
+            require(drawn, f"{name} of {family} must be at least 0 and below {MOST_SPREAD:,.0f}; got {number}.")
 
 
 def most_of(name: str, family: str) -> int | None:
-    """The largest number of layers, labels or positions, if that is what is called so."""
+    """Return the largest value of an entry for layers, labels or positions, None for any other entry."""
     if name in SIZES[0] or name in LISTED or name.split("_")[-1] == "layers":
         return MOST_LAYERS
     if name in SIZES[-1] or name.endswith(("_positions", "position_embeddings")):
@@ -172,7 +176,7 @@ def most_of(name: str, family: str) -> int | None:
 
 
 def numbers_in(values: Any, name: str = "") -> Iterator[tuple[str, int | float]]:
-    """Every number at any level, under the last name above it."""
+    """Yield every number at any level, with the last name above it."""
     if isinstance(values, int | float) and not isinstance(values, bool):
         yield name, values
     parts: Iterable[tuple[str, Any]] = ()
@@ -185,7 +189,7 @@ def numbers_in(values: Any, name: str = "") -> Iterator[tuple[str, int | float]]
 
 
 def refuse_unread(config: Any, values: dict[str, Any]) -> None:
-    """Raise `InputError` for a size under another family's name, and for one that is given twice, or half."""
+    """Raise `InputError` for a size under another family's name, and for contradicting or incomplete sizes."""
     kind, family = type(config), values["model_type"]
     aliases = dict(kind.attribute_map)
     known = {field.name for field in fields(kind)} | set(signature(kind).parameters) | aliases.keys()
@@ -205,9 +209,9 @@ def refuse_unread(config: Any, values: dict[str, Any]) -> None:
 
 
 def check_dtype(config: Any) -> None:
-    """Raise `InputError` unless the configuration's type of numbers is one that a network can have."""
+    """Raise `InputError` unless a network can have the configuration's dtype."""
     import torch
 
     known = (None, "auto", torch.float64, torch.float32, torch.float16, torch.bfloat16)
-    found = getattr(config, "dtype", None)
-    require(found in known, f"dtype must be float32, float16, bfloat16 or float64; got {found!s:.60}.")
+    dtype = getattr(config, "dtype", None)
+    require(dtype in known, f"dtype must be float32, float16, bfloat16 or float64; got {dtype!s:.60}.")

@@ -1,7 +1,7 @@
-"""What a configuration without `model_type` is, and how transformers writes the same network.
+"""The error about a configuration without `model_type`, with the configuration of the same network.
 
-nanoGPT and Meta's Llama write their sizes alone. The same network at initialisation has a configuration of
-transformers, which the message shows, to be saved as config.json.
+Configurations of nanoGPT and Meta's Llama hold only sizes. The message shows the configuration of transformers that is
+the same network at initialisation.
 """
 
 import json
@@ -25,7 +25,7 @@ NEEDED = 'a configuration must name its family, such as "model_type": "gpt2"'
 
 
 def without_family(values: dict[str, Any]) -> str:
-    """The message about a configuration whose model_type is missing, or not a word."""
+    """Return the message about a configuration whose model_type is missing, or not a word."""
     if values.get("model_type") is not None:
         return f'model_type must be one word, such as "gpt2"; got {values["model_type"]!r:.60}.'
     for name in INSIDE:
@@ -38,13 +38,13 @@ def without_family(values: dict[str, Any]) -> str:
         return f'{NEEDED}; got none. Nearest: "model_type": "{family}", the family of {values["architectures"][0]}.'
     inner_name = next((name for name in INSIDE if isinstance(values.get(name), dict)), None)
     if inner_name is not None and "model_type" in values[inner_name]:
-        return f"{NEEDED}; got none. Nearest: what stands under {inner_name!r}, alone."
+        return f"{NEEDED}; got none. Nearest: the object under {inner_name!r}."
     close = [name for name in values if nearest("model_type", [name], 0.7)]
     return f"{NEEDED}; got {f'{close[0]!r}' if close else 'none'}."
 
 
 def recognised(values: dict[str, Any]) -> str:
-    """Whose configuration it is and what to do with it, or nothing."""
+    """Return the origin of a configuration and the repair, or an empty string."""
     for names, write in ((NANO, nano), (META, meta)):
         if write is nano and NOT_NANO & values.keys():
             continue
@@ -54,12 +54,11 @@ def recognised(values: dict[str, Any]) -> str:
 
 
 def is_count(value: Any) -> bool:
-    """Whether it is a positive whole number."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def nano(values: dict[str, Any]) -> str:
-    """nanoGPT: GPT-2 with the exact GELU; its biases, if it has any, are 0 at initialisation."""
+    """Return the hint for nanoGPT: GPT-2 with the exact GELU; biases are 0 at initialisation."""
     same = {
         "model_type": "gpt2",
         **{name: values[name] for name in ("n_layer", "n_head", "n_embd")},
@@ -74,7 +73,7 @@ def nano(values: dict[str, Any]) -> str:
 
 
 def meta(values: dict[str, Any]) -> str:
-    """Meta's Llama: params.json."""
+    """Return the hint for the params.json of Meta's Llama."""
     dim, multiple = values["dim"], values.get("multiple_of") or 256
     hidden = int(2 * 4 * dim / 3)
     hidden = int((values.get("ffn_dim_multiplier") or 1) * hidden)
@@ -92,9 +91,9 @@ def meta(values: dict[str, Any]) -> str:
 
 
 def family_of(architectures: Any) -> str | None:
-    """The model_type of the class that `architectures` names, if transformers has it."""
+    """Return the model_type of the class that `architectures` names, if transformers has it."""
     import transformers
 
     name = architectures[0] if isinstance(architectures, list) and architectures else None
-    found = getattr(transformers, name, None) if isinstance(name, str) else None
-    return getattr(getattr(found, "config_class", None), "model_type", None)
+    kind = getattr(transformers, name, None) if isinstance(name, str) else None
+    return getattr(getattr(kind, "config_class", None), "model_type", None)

@@ -1,11 +1,13 @@
-r"""A parameter without entries: what stands in a module in the place of a random weight.
+r"""`Implicit`, a tensor without entries that replaces a random weight in a module.
 
-It answers the operations by which models use their weights: linear maps in every spelling, embeddings, convolutions,
-slices of stacked experts, transposition, casts. For any other operation its entries are drawn and kept (`run`).
+`ANSWERS`, at the end, has the operations by which models use their weights: linear maps in every spelling, embeddings,
+convolutions, slices of stacked experts, transposition, casts. Linear maps lead to `apply`, which chooses between a
+map that never draws its weight and one that draws it when needed (`maps`). For any other operation the entries are
+drawn and kept (`run`).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,22 +16,40 @@ from torch import Tensor
 from torch.nn import functional
 
 from limitformer.base.errors import InputError
-from limitformer.weightless.maps import Convolution, Drawn, DrawnConvolution, Unseen
-from limitformer.weightless.run import ALWAYS, NEVER, KeepWeightError, OneSampleOnlyError, Run, Weight, add_to
+from limitformer.weightless.convolutions import (
+    Convolution,
+    RedrawnConvolution,
+    each_side,
+    margins,
+    patches_of,
+    positions,
+)
+from limitformer.weightless.maps import NeverDrawnMap, RedrawnMap
+from limitformer.weightless.run import (
+    ALWAYS,
+    NEVER,
+    KeepWeightError,
+    OneSampleOnlyError,
+    RandomWeight,
+    WeightlessRun,
+    add_to,
+)
 
 NEVER_DRAWN, DRAWN_AGAIN = "never drawn", "drawn when needed"
 
 
 class Implicit(torch.Tensor):
-    """A weight, or the slice [part] of it, perhaps transposed; it has a shape and a type and no entries."""
+    """A random weight or its slice [part], perhaps transposed, with a shape and a dtype but without entries."""
 
-    weight: Weight
+    weight: RandomWeight
     part: int | None
     turned: bool
     frozen: bool
 
     @staticmethod
-    def __new__(cls, weight: Weight, part: int | None = None, turned: bool = False, frozen: bool = False) -> "Implicit":
+    def __new__(
+        cls, weight: RandomWeight, part: int | None = None, turned: bool = False, frozen: bool = False
+    ) -> "Implicit":
         shape = weight.shape if part is None else weight.shape[1:]
         shape = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
         run = weight.run
@@ -38,16 +58,17 @@ class Implicit(torch.Tensor):
         self.frozen = frozen or not weight.trained
         return self
 
-    def __init__(self, weight: Weight, part: int | None = None, turned: bool = False, frozen: bool = False) -> None:
-        """Made in `__new__`."""
+    def __init__(
+        self, weight: RandomWeight, part: int | None = None, turned: bool = False, frozen: bool = False
+    ) -> None:
+        """Do nothing; `__new__` sets the attributes."""
 
     def __repr__(self) -> str:  # type: ignore[override]
-        """Its name and law."""
         return f"Implicit({self.weight.name}, {tuple(self.shape)}, {self.weight.law})"
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """By what is known of `func`, or with the entries drawn."""
+        """Answer `func` without the entries where `ANSWERS` can, else call it with the entries drawn."""
         kwargs = kwargs or {}
         if func in ANSWERS:
             answer = ANSWERS[func](*args, **kwargs)
@@ -55,18 +76,18 @@ class Implicit(torch.Tensor):
                 return answer
         if getattr(func, "__name__", "") in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
-                found = func(*args, **kwargs)
-            if not isinstance(found, Tensor):
-                return found
-        note_reason((args, kwargs), getattr(func, "__name__", str(func)))
-        return func(*drawn(args), **drawn(kwargs))
+                value = func(*args, **kwargs)
+            if not isinstance(value, Tensor):
+                return value
+        note_operation((args, kwargs), getattr(func, "__name__", str(func)))
+        return func(*with_entries(args), **with_entries(kwargs))
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """What comes here has passed by the answers above."""
+        """Run an operation of torch's dispatcher, which no answer has caught, with the entries drawn."""
         if func.overloadpacket.__name__ in ("detach", "alias", "_to_copy"):
             return args[0]
-        return func(*drawn(args), **drawn(kwargs or {}))
+        return func(*with_entries(args), **with_entries(kwargs or {}))
 
 
 METADATA = {"__get__", "size", "dim", "numel", "is_floating_point", "is_complex", "stride", "__repr__", "element_size"}
@@ -74,82 +95,78 @@ METADATA |= {"ndimension", "is_contiguous", "__len__", "__hash__", "__set__", "i
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
-    """Where the map of an implicit matrix (n × p) gets its numbers (`maps.Numbers`)."""
+class WeightNumbers:
+    """The random numbers of the map by an implicit matrix W (n × p), as `maps.Numbers`."""
 
     tensor: Implicit
     turned: bool  # whether the stored matrix is p × n
 
     @property
-    def run(self) -> Run:
-        """The pass."""
+    def run(self) -> WeightlessRun:
         return self.tensor.weight.run
 
     @property
     def name(self) -> str:
-        """Of the weight, with its slice."""
+        """The name of the weight, with its slice."""
         part = self.tensor.part
         return self.tensor.weight.name if part is None else f"{self.tensor.weight.name}[{part}]"
 
     @property
     def scale(self) -> float:
-        """Of the weight's law."""
         return self.tensor.weight.law.scale
 
     def gaussian(self, purpose: str, rows: int, columns: int) -> Tensor:
-        """N(0, 1) (S, rows, columns)."""
         return self.run.normals(f"{self.name}: {purpose}", range(1), rows * columns).reshape(-1, rows, columns)
 
     def whole(self) -> Tensor:
-        """The matrix (S, n, p)."""
+        """Draw W (S, n, p)."""
         return as_matrix(entries(self.tensor), self.turned)
 
     def stored(self) -> Tensor:
-        """The weight as the module has it (S, *shape)."""
+        """Draw the weight in the shape that the module has (S, *shape)."""
         return entries(self.tensor)
 
-    def leave(self, squared: Tensor) -> None:
-        """|∂W|²."""
+    def add_squared_gradient(self, squared: Tensor) -> None:
         if not self.tensor.frozen:
             add_to(self.run.squared, self.tensor.weight.name, squared)
 
 
 def entries(tensor: Implicit) -> Tensor:
-    """As stored (S, *shape), drawn."""
+    """Draw the entries in the shape that the module has (S, *shape)."""
     weight, index = tensor.weight, tensor.part
     rows = weight.rows if index is None else range(index, index + 1)
-    found = weight.run.entries(weight, rows)
-    return found if index is None else found[:, 0]
+    values = weight.run.entries(weight, rows)
+    return values if index is None else values[:, 0]
 
 
 def as_matrix(stored: Tensor, turned: bool) -> Tensor:
-    """(S, rows, …) as (S, n, p), p the rows if `turned`."""
+    """Flatten a stored weight (S, rows, …) to a matrix (S, n, p); p are the rows if `turned`."""
     flat = stored.flatten(2)
     return flat.mT if turned else flat
 
 
-def note_reason(arguments: Any, operation: str) -> None:
-    """Why the implicit weights among the arguments are kept."""
+def note_operation(arguments: Any, operation: str) -> None:
+    """Note the operation as the reason to keep the implicit weights among its arguments."""
     if isinstance(arguments, Implicit):
-        arguments.weight.run.reasons.setdefault(arguments.weight.name, f"used in {operation}")
+        arguments.weight.run.operations.setdefault(arguments.weight.name, f"used in {operation}")
     elif isinstance(arguments, dict | list | tuple):
         for each in arguments.values() if isinstance(arguments, dict) else arguments:
-            note_reason(each, operation)
+            note_operation(each, operation)
 
 
-def drawn(arguments: Any) -> Any:
-    """The arguments, implicit weights among them drawn and kept."""
+def with_entries(arguments: Any) -> Any:
+    """Replace the implicit weights among the arguments by their entries."""
     if isinstance(arguments, Implicit):
-        return explicit(arguments)
+        return entries_for_module(arguments)
     if isinstance(arguments, dict):
-        return {key: drawn(value) for key, value in arguments.items()}
+        return {key: with_entries(value) for key, value in arguments.items()}
     if isinstance(arguments, list | tuple):
-        return type(arguments)(drawn(value) for value in arguments)
+        return type(arguments)(with_entries(value) for value in arguments)
     return arguments
 
 
-def explicit(tensor: Implicit) -> Tensor:
-    """The entries, shaped for the first dimension of what goes through the module."""
+def entries_for_module(tensor: Implicit) -> Tensor:
+    """Return the entries, kept for the pass, repeated along the first dimension for samples side by side."""
     run = tensor.weight.run
     whole = run.whole(tensor.weight)
     values = whole if tensor.part is None else whole[:, tensor.part]
@@ -163,53 +180,53 @@ def explicit(tensor: Implicit) -> Tensor:
 
 
 def apply(x: Tensor, tensor: Implicit, turned: bool) -> Tensor:
-    """x W (…, p); the stored matrix is p × n if `turned`."""
+    """Return x W (…, p); the stored matrix is p × n if `turned`."""
     z = tensor.weight.run.by_sample(x)
     columns = tensor.shape[0] if turned else tensor.shape[-1]
-    if z.shape[-1] * columns != tensor.shape.numel():  # which only a product with the entries would notice
+    if z.shape[-1] * columns != tensor.shape.numel():  # a map without entries would not fail
         shape, inputs = tuple(tensor.shape), tensor.shape.numel() // columns
         raise InputError(f"{tensor.weight.name} {shape} takes {inputs} entries a token; got {tuple(x.shape)}.")
-    known = kept(tensor)
-    if known is not None:
-        out = z @ as_matrix(known, turned != tensor.turned)
+    entries_kept = kept_entries(tensor)
+    if entries_kept is not None:
+        out = z @ as_matrix(entries_kept, turned != tensor.turned)
     else:
-        out = apply_once(x, z, Source(tensor, turned != tensor.turned), columns)
+        out = apply_once(x, z, WeightNumbers(tensor, turned != tensor.turned), columns)
     return out.reshape(*x.shape[:-1], columns)
 
 
-def kept(tensor: Implicit) -> Tensor | None:
-    """The entries (S, *shape) of a weight that is kept for the pass."""
+def kept_entries(tensor: Implicit) -> Tensor | None:
+    """Return the entries (S, *shape) of a weight that is kept for the pass, None of any other."""
     weight, run = tensor.weight, tensor.weight.run
-    if weight.name not in run.kept and (weight.name not in run.leaves or weight.name in run.rows):
+    if weight.name not in run.reasons_to_keep and (weight.name not in run.leaves or weight.name in run.rows):
         return None
     whole = run.whole(weight)
     part = whole if tensor.part is None else whole[:, tensor.part]
     return part.detach() if tensor.frozen else part
 
 
-def apply_once(x: Tensor, z: Tensor, source: Source, columns: int) -> Tensor:
-    """x W (S, M, p) of a weight that is not kept; columns that an embedding has drawn as rows are known."""
-    run, weight = source.run, source.tensor.weight
+def apply_once(x: Tensor, z: Tensor, numbers: WeightNumbers, columns: int) -> Tensor:
+    """Return x W (S, M, p) of a weight that is not kept; columns that an embedding has drawn as rows are inserted."""
+    run, weight = numbers.run, numbers.tensor.weight
     known = run.rows.get(weight.name)
-    if known is not None and not source.turned:
+    if known is not None and not numbers.turned:
         raise KeepWeightError(weight.name, "used in several ways")
-    if known is not None and weight.law.rows:  # constant rows are known too
+    if known is not None and weight.law.rows:  # constant rows need no draw
         known = run.draw_rows(weight, torch.tensor(sorted(weight.law.rows)))
-    if never_drawn(z.shape[-2], z.shape[-1], columns, source):
-        run.use(source.name, NEVER_DRAWN, weight)
-        out: Tensor = Unseen.apply(z, run.anchor, source, run.root(x, z), columns)
+    if never_drawn(z.shape[-2], z.shape[-1], columns, numbers):
+        run.use(numbers.name, NEVER_DRAWN, weight)
+        out: Tensor = NeverDrawnMap.apply(z, run.anchor, numbers, run.root(x, z), columns)
     elif known is not None:
         raise KeepWeightError(weight.name, "used as embedding and head")
     else:
-        run.use(source.name, DRAWN_AGAIN, weight)
-        out = Drawn.apply(z, run.anchor, source)
+        run.use(numbers.name, DRAWN_AGAIN, weight)
+        out = RedrawnMap.apply(z, run.anchor, numbers)
     return out if known is None else out.index_copy_(-1, known[0], z @ known[1].mT)
 
 
-def never_drawn(tokens: int, inputs: int, columns: int, source: Source) -> bool:
-    """Whether the map is cheaper, or possible at all, without its weight."""
-    law, draw = source.tensor.weight.law, source.run.draw
-    known = source.tensor.weight.name in source.run.rows  # its rows that were not looked up are still Gaussian
+def never_drawn(tokens: int, inputs: int, columns: int, numbers: WeightNumbers) -> bool:
+    """Whether the map leaves its weight undrawn: it must be Gaussian, and that must be cheaper."""
+    law, draw = numbers.tensor.weight.law, numbers.run.draw
+    known = numbers.tensor.weight.name in numbers.run.rows  # its rows that were not looked up are still Gaussian
     if not law.random or not (law.gaussian or (known and law.kind == "normal" and law.shift == 0.0)):
         return False
     if draw == NEVER:
@@ -218,7 +235,6 @@ def never_drawn(tokens: int, inputs: int, columns: int, source: Source) -> bool:
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    """`functional.linear`."""
     x = input
     if not isinstance(weight, Implicit) or len(weight.shape) != 2:
         return NotImplemented
@@ -227,7 +243,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
 
 
 def add_bias(out: Tensor, bias: Tensor) -> Tensor:
-    """out + b in the place of out, b perhaps a random vector, one for each sample."""
+    """Add b to out in place; a random b has one vector for each sample."""
     if not isinstance(bias, Implicit):
         return out.add_(bias)
     run = bias.weight.run
@@ -236,7 +252,6 @@ def add_bias(out: Tensor, bias: Tensor) -> Tensor:
 
 
 def matmul(input: Tensor, other: Tensor, **options: Any) -> Any:
-    """`x @ W`."""
     x, weight = input, other
     if isinstance(x, Implicit) or not isinstance(weight, Implicit) or len(weight.shape) != 2 or options:
         return NotImplemented
@@ -244,7 +259,6 @@ def matmul(input: Tensor, other: Tensor, **options: Any) -> Any:
 
 
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **options: Any) -> Any:
-    """`b + x @ W`."""
     out = matmul(mat1, mat2, **options)
     return out if out is NotImplemented else add_bias(out, input)
 
@@ -258,7 +272,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """`functional.embedding`: one row for each distinct id."""
+    """Look up rows, drawing one for each distinct id."""
     if not isinstance(weight, Implicit) or max_norm is not None or scale_grad_by_freq or sparse:
         return NotImplemented
     run, ids = weight.weight.run, input
@@ -273,8 +287,8 @@ def embedding(
     return side_by_side(rows, one_sample, ids, run)
 
 
-def side_by_side(rows: Tensor, one_sample: Tensor, ids: Tensor, run: Run) -> Tensor:
-    """Looked-up rows (S, *ids, columns) in the layout of what goes through the module."""
+def side_by_side(rows: Tensor, one_sample: Tensor, ids: Tensor, run: WeightlessRun) -> Tensor:
+    """Arrange looked-up rows (S, *ids, columns) as the module would get them from `ids`."""
     if run.side_by_side == 1:
         return rows[0]
     if one_sample is not ids:
@@ -295,14 +309,13 @@ def convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    """`functional.conv1d`, `conv2d` and `conv3d`."""
     if not isinstance(weight, Implicit) or not convolves(input, weight):
         return NotImplemented
     sides = len(weight.shape) - 2
     x, dilations = input, each_side(dilation, sides)
     if padding == "same":
         if each_side(stride, sides) != (1,) * sides:
-            return NotImplemented  # torch says what is wrong
+            return NotImplemented  # torch raises the error
         x, padding = functional.pad(x, margins(weight.shape[2:], dilations)), 0
     padding = 0 if padding == "valid" else padding
     none = (0,) * sides
@@ -320,7 +333,6 @@ def transposed_convolution(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Any:
-    """`functional.conv_transpose1d`, `conv_transpose2d` and `conv_transpose3d`."""
     if not isinstance(weight, Implicit) or not convolves(input, weight):
         return NotImplemented
     sides = len(weight.shape) - 2
@@ -329,12 +341,12 @@ def transposed_convolution(
 
 
 def convolves(x: Tensor, kernel: Implicit) -> bool:
-    """Whether a kernel can convolve x, which has a dimension for samples or none."""
+    """Whether the dimensions of x fit the kernel, with or without one for samples."""
     return not isinstance(x, Implicit) and x.dim() in (len(kernel.shape), len(kernel.shape) - 1)
 
 
 def convolve(input: Tensor, tensor: Implicit, bias: Tensor | None, how: Convolution) -> Tensor:
-    """The convolution of x (B, channels, …), or (channels, …), with a kernel and a bias for each sample."""
+    """Convolve x (B, channels, …) or (channels, …) with a kernel and a bias for each sample."""
     run, sides = tensor.weight.run, len(tensor.shape) - 2
     if input.dim() == sides + 1:  # without a dimension for samples
         if run.side_by_side > 1:
@@ -342,37 +354,28 @@ def convolve(input: Tensor, tensor: Implicit, bias: Tensor | None, how: Convolut
         return convolve(input[None], tensor, bias, how)[0]
     if input.shape[0] % run.side_by_side:
         raise OneSampleOnlyError
-    x, source, known = input.unflatten(0, (run.side_by_side, -1)), Source(tensor, turned=True), kept(tensor)
-    if known is not None:
-        out = how.of(x, known).flatten(0, 1)
-    elif how.groups == 1 and not how.transposed and convolved_unseen(x, source, how):
+    x, numbers = input.unflatten(0, (run.side_by_side, -1)), WeightNumbers(tensor, turned=True)
+    kernels = kept_entries(tensor)
+    if kernels is not None:
+        out = how.convolve(x, kernels).flatten(0, 1)
+    elif how.groups == 1 and not how.transposed and kernel_is_never_drawn(x, numbers, how):
         patches = patches_of(input, tensor.shape[2:], how)  # (B, *positions, channels · kernel)
         out = apply(patches, tensor, turned=True).movedim(-1, 1).contiguous()  # as a module may view it
     else:
-        run.use(source.name, DRAWN_AGAIN, tensor.weight)
-        out = DrawnConvolution.apply(x, run.anchor, source, how).flatten(0, 1)
+        run.use(numbers.name, DRAWN_AGAIN, tensor.weight)
+        out = RedrawnConvolution.apply(x, run.anchor, numbers, how).flatten(0, 1)
     return out if bias is None else add_channel_bias(out, bias)
 
 
-def convolved_unseen(x: Tensor, source: Source, how: Convolution) -> bool:
-    """Whether the map of patches of x (S, B, channels, …) goes without its kernel."""
-    columns, channels, *kernel = source.tensor.shape
+def kernel_is_never_drawn(x: Tensor, numbers: WeightNumbers, how: Convolution) -> bool:
+    """Whether the map of the patches of x (S, B, channels, …) leaves its kernel undrawn."""
+    columns, channels, *kernel = numbers.tensor.shape
     sizes = map(positions, x.shape[3:], kernel, how.stride, how.padding, how.dilation)
-    return never_drawn(x.shape[1] * math.prod(sizes), channels * math.prod(kernel), columns, source)
-
-
-def patches_of(x: Tensor, kernel: Sequence[int], how: Convolution) -> Tensor:
-    """What the kernel sees of x (B, channels, …) at each of its positions (B, *positions, channels · kernel)."""
-    sides = len(kernel)
-    if any(how.padding):
-        x = functional.pad(x, [width for width in reversed(how.padding) for _ in range(2)])
-    for side, (size, stride, dilation) in enumerate(zip(kernel, how.stride, how.dilation, strict=True)):
-        x = x.unfold(2 + side, dilation * (size - 1) + 1, stride)[..., ::dilation]
-    return x.movedim(1, sides + 1).flatten(sides + 1)
+    return never_drawn(x.shape[1] * math.prod(sizes), channels * math.prod(kernel), columns, numbers)
 
 
 def add_channel_bias(out: Tensor, bias: Tensor) -> Tensor:
-    """out + b in the place of out (B, channels, …), b perhaps a random vector, one for each sample."""
+    """Add b to out (B, channels, …) in place; a random b has one vector for each sample."""
     values = bias
     if isinstance(bias, Implicit):
         run = bias.weight.run
@@ -381,25 +384,8 @@ def add_channel_bias(out: Tensor, bias: Tensor) -> Tensor:
     return out.add_(values.unflatten(-1, (-1, *[1] * (out.dim() - 2))))
 
 
-def positions(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """Of a kernel along one side."""
-    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-
-
-def each_side(value: Any, sides: int) -> tuple[int, ...]:
-    """One number for all sides, or one for each."""
-    values = (value,) if isinstance(value, int) else tuple(int(each) for each in value)
-    return values * sides if len(values) == 1 else values
-
-
-def margins(kernel: Sequence[int], dilation: Sequence[int]) -> list[int]:
-    """The padding before and after each side, the last side first, that keeps sizes as they are."""
-    whole = [step * (size - 1) for size, step in zip(kernel, dilation, strict=True)]
-    return [margin for each in reversed(whole) for margin in (each // 2, each - each // 2)]
-
-
 def item(tensor: Any, index: Any) -> Any:
-    """`W[i]` of stacked matrices."""
+    """Return the slice W[i] of stacked matrices."""
     whole = isinstance(tensor, Implicit) and tensor.part is None and not tensor.turned and len(tensor.shape) >= 2
     number = isinstance(index, int) or (isinstance(index, Tensor) and index.dim() == 0 and index.dtype != torch.bool)
     if not whole or not number:
@@ -409,25 +395,24 @@ def item(tensor: Any, index: Any) -> Any:
     return Implicit(tensor.weight, int(index) % tensor.weight.shape[0], frozen=tensor.frozen)
 
 
-def turn(input: Any, *dims: int, **named_dims: int) -> Any:
-    """The transpose of a matrix."""
+def transpose(input: Any, *dims: int, **named_dims: int) -> Any:
     if not isinstance(input, Implicit) or len(input.shape) != 2:
         return NotImplemented
     return Implicit(input.weight, input.part, not input.turned, input.frozen)
 
 
 def freeze(tensor: Any) -> Any:
-    """The weight without its gradient."""
+    """Return the weight without its gradient."""
     return Implicit(tensor.weight, tensor.part, tensor.turned, frozen=True)
 
 
-def same(tensor: Any, *arguments: Any, **more: Any) -> Any:
-    """Casts and copies: the pass has one type and one device."""
+def itself(tensor: Any, *arguments: Any, **more: Any) -> Any:
+    """Return the weight itself for casts and copies: the pass has one dtype and one device."""
     return tensor if isinstance(tensor, Implicit) else NotImplemented
 
 
 def cast_like(tensor: Any, *arguments: Any, **more: Any) -> Any:
-    """`x.to(W)`, `x.type_as(W)`, or a cast of the weight."""
+    """Answer `x.to(W)`, `x.type_as(W)`, or a cast of the weight."""
     if isinstance(tensor, Implicit):
         return tensor
     like = next(a for a in arguments if isinstance(a, Implicit))
@@ -450,17 +435,17 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     torch.conv_transpose2d: transposed_convolution,
     torch.conv_transpose3d: transposed_convolution,
     Tensor.__getitem__: item,
-    Tensor.t: turn,
-    torch.t: turn,
-    Tensor.T.__get__: turn,  # type: ignore[attr-defined]
-    Tensor.mT.__get__: turn,  # type: ignore[attr-defined]
-    Tensor.transpose: turn,
-    torch.transpose: turn,
+    Tensor.t: transpose,
+    torch.t: transpose,
+    Tensor.T.__get__: transpose,  # type: ignore[attr-defined]
+    Tensor.mT.__get__: transpose,  # type: ignore[attr-defined]
+    Tensor.transpose: transpose,
+    torch.transpose: transpose,
     Tensor.to: cast_like,
     Tensor.type_as: cast_like,
-    Tensor.float: same,
-    Tensor.double: same,
-    Tensor.contiguous: same,
+    Tensor.float: itself,
+    Tensor.double: itself,
+    Tensor.contiguous: itself,
     Tensor.detach: freeze,
-    Tensor.clone: same,
+    Tensor.clone: itself,
 }

@@ -1,4 +1,4 @@
-"""What goes into a module: texts, ids, images, tokens of a given covariance; and the loss that comes back."""
+"""The inputs of a module (texts, ids, images, tokens of a given covariance) and its loss."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -11,220 +11,214 @@ from torch import Tensor
 from torch.nn import functional
 
 from limitformer.base.errors import InputError, require
+from limitformer.models import as_start
 from limitformer.models.text import words_of
 from limitformer.nn.drawn.simulate import TokenLaw, torch_seed
 from limitformer.weightless.models import Blueprint
 
-OTHER_INPUTS = ("decoder_", "pixel_", "labels", "encoder_")  # of lengths of their own
+OTHER_INPUTS = ("decoder_", "pixel_", "labels", "encoder_")  # with other lengths
 Loss = Callable[[Any, Mapping[str, Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one sample's pass is called with; `rows` sequences lie in dimension `batch_dim` of every tensor."""
+    """The arguments of one sample's pass; every tensor has `rows` sequences in dimension `batch_dim`."""
 
     fixed: dict[str, Tensor]
     options: dict[str, Any]
     rows: int
     labels: tuple[str, ...] = ()
-    tokens: TokenLaw | None = None  # drawn anew for each sample
+    tokens: TokenLaw | None = None  # drawn for each sample
     batch_dim: int = 0
 
     @property
     def counted(self) -> Tensor | None:
-        """Which tokens (B, M) are no padding, where the inputs say."""
+        """The tokens (B, M) that are not padding; None without an attention_mask."""
         mask = self.fixed.get("attention_mask")
         if mask is None or mask.dim() != 2:
             return None
         return mask.bool().movedim(self.batch_dim, 0)
 
     def with_batch_dim(self, batch_dim: int) -> "Inputs":
-        """The same inputs, whose sequences lie in this dimension.
+        """Return the inputs with sequences in this dimension.
 
         Raises:
-            InputError: it is neither 0 nor 1, or the inputs have no second dimension.
+            InputError: it is not 0 or 1, the inputs have no second dimension, or an attention_mask does not fit.
         """
         require(batch_dim in (0, 1) and not isinstance(batch_dim, bool), f"batch_dim must be 0 or 1; got {batch_dim}.")
-        found = self
+        result = self
         if batch_dim == 1:
             fits = self.tokens is None and all(each.dim() > 1 for each in self.fixed.values())
             require(fits, "batch_dim=1 needs inputs of two dimensions or more. Nearest: batch_dim=0.")
-            found = replace(self, rows=next(iter(self.fixed.values())).shape[1], batch_dim=1)
-        found.check_mask()
-        return found
+            result = replace(self, rows=next(iter(self.fixed.values())).shape[1], batch_dim=1)
+        result.check_mask()
+        return result
 
     def check_mask(self) -> None:
-        """Raise `InputError` unless an attention_mask has the first two sizes of the inputs and leaves tokens."""
+        """Raise `InputError` unless an attention_mask has the first two sizes of the inputs and shows a token."""
         mask, counted = self.fixed.get("attention_mask"), self.counted
         if mask is None or counted is None:
             return
         kind = ("sequences", "tokens") if self.batch_dim == 0 else ("tokens", "sequences")
         for name, each in self.fixed.items():
             fits = name == "attention_mask" or each.dim() < 2 or each.shape[:2] == mask.shape
-            alone = each.dim() == 2 and each.is_floating_point()  # no tokens, but one vector a sequence
+            is_vector = each.dim() == 2 and each.is_floating_point()  # one vector a sequence, without tokens
             require(
-                fits or alone or each.dim() > 3 or name.startswith(OTHER_INPUTS),
-                f"attention_mask must be ({', '.join(kind)}) as {name or 'the input'}, {tuple(each.shape[:2])}; got "
+                fits or is_vector or each.dim() > 3 or name.startswith(OTHER_INPUTS),
+                f"attention_mask must be ({', '.join(kind)}) like {name or 'the input'}, {tuple(each.shape[:2])}; got "
                 f"{tuple(mask.shape)}.",
             )
         empty = (~counted.any(1)).nonzero().flatten().tolist()
-        require(not empty, f"attention_mask leaves out every token of sequence {''.join(map(str, empty[:1]))}.")
+        require(not empty, f"attention_mask hides every token of sequence {''.join(map(str, empty[:1]))}.")
 
     def repeated(self, times: int) -> "Inputs":
-        """The same inputs, with each sequence so many times."""
+        """Return the inputs with each sequence `times` times."""
         fixed = {name: torch.cat([each] * times, self.batch_dim) for name, each in self.fixed.items()}
         return replace(self, fixed=fixed, rows=times * self.rows)
 
     def sequence_of(self, tokens: int) -> Tensor:
-        """Which sequence each of the tokens that are counted belongs to."""
+        """Return the sequence of each of the `tokens` that are not padding."""
         if self.counted is not None and int(self.counted.sum()) == tokens:
             return self.counted.nonzero()[:, 0]
         return torch.arange(self.rows).repeat_interleave(max(1, tokens // self.rows))
 
     def of(self, seed: int, samples: range, dtype: torch.dtype) -> dict[str, Any]:
-        """For samples side by side."""
+        """Return the arguments for samples side by side."""
         if self.tokens is not None:
             seeds = [torch_seed(seed, f"weightless tokens {sample}") for sample in samples]
             drawn = [self.tokens.tokens(1, torch.Generator().manual_seed(each)).to(dtype) for each in seeds]
             return {"x": torch.cat(drawn).requires_grad_()}
         many = {name: value.repeat(len(samples), *[1] * (value.dim() - 1)) for name, value in self.fixed.items()}
-        cast = {name: real(value, dtype) if value.is_floating_point() else value for name, value in many.items()}
-        return {**cast, **self.options}
+        return {name: with_gradient(each, dtype) for name, each in many.items()} | self.options
 
 
-def real(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Of a pass's type; the stream begins with them, so they have a gradient."""
-    return values.to(dtype).requires_grad_().clone()  # which a module may change in place
+def with_gradient(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast floating-point numbers to the dtype of a pass, with a gradient: the stream may begin with them."""
+    if not values.is_floating_point():
+        return values
+    return values.to(dtype).requires_grad_().clone()  # a module may change a copy in place
 
 
-def inputs_of(given: Any, blueprint: Blueprint) -> Inputs:
-    """From what the user gave.
+def inputs_of(inputs: Any, blueprint: Blueprint) -> Inputs:
+    """Make the inputs of a model from the argument `inputs` of the public functions.
 
     Raises:
         InputError: it does not fit the model.
     """
-    if isinstance(given, Inputs):
-        return given
+    if isinstance(inputs, Inputs):
+        return inputs
     if blueprint.transformer is not None:
-        from limitformer.models import as_start
-
-        start = as_start(given)
+        start = as_start(inputs)
         return Inputs({}, {}, 1, start.labels or (), TokenLaw(start, blueprint.transformer))
-    if isinstance(given, Mapping):
-        fixed = {name: torch.as_tensor(value) for name, value in given.items() if value is not None}
+    if isinstance(inputs, Mapping):
+        fixed = {name: torch.as_tensor(each) for name, each in inputs.items() if each is not None}
         require(bool(fixed), "inputs must name at least one tensor; got none.")
         return Inputs(fixed, options_of(blueprint), len(next(iter(fixed.values()))))
     if blueprint.task == "image":
-        pixels = images(given, blueprint.config)
+        pixels = images(inputs, blueprint.config)
         return Inputs({"pixel_values": pixels}, {}, len(pixels))
     if blueprint.config is None:
-        return of_factory(given)
-    ids, labels = ids_of(given, blueprint.config)
+        return inputs_of_factory(inputs)
+    ids, labels = ids_of(inputs, blueprint.config)
     fixed = {"input_ids": ids}
     if blueprint.task == "seq2seq":
         first = torch.full_like(ids[:, :1], getattr(blueprint.config, "decoder_start_token_id", None) or 0)
-        fixed["decoder_input_ids"] = torch.cat([first, ids[:, :-1]], 1)  # what comes before the token to be said
+        fixed["decoder_input_ids"] = torch.cat([first, ids[:, :-1]], 1)  # the tokens before those that are predicted
     return Inputs(fixed, options_of(blueprint), len(ids), labels)
 
 
 def options_of(blueprint: Blueprint) -> dict[str, Any]:
-    """What a language model of transformers is told besides."""
+    """Return further arguments of a language model of transformers."""
     return {"use_cache": False} if blueprint.task in ("causal", "seq2seq") else {}
 
 
-def of_factory(given: Any) -> Inputs:
-    """For a module of the user's own: its first argument."""
-    if isinstance(given, int | str | Path | list | tuple) and not has_numbers(given):
-        given = ids_of(given, None)[0]
-    tensor = torch.as_tensor(given)
+def inputs_of_factory(inputs: Any) -> Inputs:
+    """Make the first argument of a user's module."""
+    texts = isinstance(inputs, list | tuple) and any(isinstance(each, str | Path) for each in inputs)
+    if texts or isinstance(inputs, int | str | Path):
+        inputs = ids_of(inputs, None)[0]
+    tensor = torch.as_tensor(inputs)
     if tensor.dim() == 1 and not tensor.is_floating_point():
         tensor = tensor[None]  # ids of one sequence
     return Inputs({"": tensor}, {}, len(tensor))
 
 
-def has_numbers(given: Any) -> bool:
-    """Whether a list is one of numbers."""
-    return isinstance(given, list | tuple) and not any(isinstance(each, str | Path) for each in given)
+def ids_of(inputs: Any, config: Any) -> tuple[Tensor, tuple[str, ...]]:
+    """Return ids (sequences, tokens), and the words of the first text, of a number of tokens, texts or ids.
 
-
-def ids_of(given: Any, config: Any) -> tuple[Tensor, tuple[str, ...]]:
-    """Ids (sequences, tokens) and the words of the first: a number of distinct tokens, texts, or ids themselves.
-
-    For a network with random weights a text is which of its tokens are equal, so words are numbered as they come.
+    A network with random weights depends only on which tokens are equal, so words are numbered in their order.
     """
-    if isinstance(given, int | np.integer) and not isinstance(given, bool):
-        require(bool(given >= 1), f"inputs must be at least one token; got {given}.")
-        return numbered([[str(k) for k in range(given)]], config), ()
-    if isinstance(given, str | Path):
-        given = [given]
-    if isinstance(given, list | tuple) and given and all(isinstance(each, str | Path) for each in given):
-        words = [words_of(text) for text in given]
+    if isinstance(inputs, int | np.integer) and not isinstance(inputs, bool):
+        require(bool(inputs >= 1), f"inputs must be at least one token; got {inputs}.")
+        return numbered([[str(k) for k in range(inputs)]], config), ()
+    if isinstance(inputs, str | Path):
+        inputs = [inputs]
+    if isinstance(inputs, list | tuple) and inputs and all(isinstance(each, str | Path) for each in inputs):
+        words = [words_of(text) for text in inputs]
         shortest = min(map(len, words))
         return numbered([each[:shortest] for each in words], config), tuple(words[0][:shortest])
     try:
-        ids = torch.as_tensor(given)
+        ids = torch.as_tensor(inputs)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"inputs must be texts, ids, a number of tokens, or named tensors; got {given!r:.60}."
+            f"inputs must be texts, ids, a number of tokens, or named tensors; got {inputs!r:.60}."
         ) from error
     ids = ids[None] if ids.dim() == 1 else ids
-    require(ids.dim() == 2 and not ids.is_floating_point() and ids.numel() > 0, needs_ids(ids))
+    require(
+        ids.dim() == 2 and not ids.is_floating_point() and ids.numel() > 0,
+        f"ids must be whole numbers (tokens,) or (sequences, tokens); got {ids.dtype} {tuple(ids.shape)}.",
+    )
     return ids.long(), ()
 
 
-def needs_ids(ids: Tensor) -> str:
-    """What is wrong with them."""
-    return f"ids must be whole numbers (tokens,) or (sequences, tokens); got {ids.dtype} {tuple(ids.shape)}."
-
-
 def numbered(words: list[list[str]], config: Any) -> Tensor:
-    """One id for each distinct word, none of those with a meaning of their own."""
+    """Number distinct words by ids that are not special."""
     special = {getattr(config, name, None) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
     vocabulary = getattr(config, "vocab_size", None)
     distinct = dict.fromkeys(word for text in words for word in text)
     free = (k for k in range(10**9) if k not in special)
-    found = {word: next(free) for word in distinct}
-    if vocabulary is not None and max(found.values()) >= vocabulary:
+    ids = {word: next(free) for word in distinct}
+    if vocabulary is not None and max(ids.values()) >= vocabulary:
         raise InputError(f"{len(distinct)} distinct tokens need a larger vocabulary than {vocabulary}.")
-    return torch.tensor([[found[word] for word in text] for text in words])
+    return torch.tensor([[ids[word] for word in text] for text in words])
 
 
-def images(given: Any, config: Any) -> Tensor:
-    """Images (B, channels, height, width); a number of them is of noise."""
-    if isinstance(given, int):
+def images(inputs: Any, config: Any) -> Tensor:
+    """Return images (B, channels, height, width); a number of images becomes noise."""
+    if isinstance(inputs, int):
         noise = np.random.Generator(np.random.Philox(0)).standard_normal(
-            (given, config.num_channels, config.image_size, config.image_size)
+            (inputs, config.num_channels, config.image_size, config.image_size)
         )
         return torch.tensor(noise)
-    found = torch.as_tensor(np.asarray(given))
+    pixels = torch.as_tensor(np.asarray(inputs))
     size = (config.num_channels, config.image_size, config.image_size)
     require(
-        tuple(found.shape[1:]) == size,
-        f"images must be (number, {', '.join(map(str, size))}); got {tuple(found.shape)}.",
+        tuple(pixels.shape[1:]) == size,
+        f"images must be (number, {', '.join(map(str, size))}); got {tuple(pixels.shape)}.",
     )
-    return found
+    return pixels
 
 
 def default_loss(task: str) -> Loss:
-    """Cross-entropy of what the task asks for, or half the mean square of the last tokens, by row."""
+    """Return the loss of a task: its cross-entropy, or half the mean square of the last tokens, by sequence."""
     return {"causal": next_token, "masked": same_token, "seq2seq": same_token, "image": first_class}.get(task, square)
 
 
 def next_token(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Mean cross-entropy of each next token that is no padding."""
+    """Return the mean cross-entropy of each next token, without padding."""
     mask = inputs.get("attention_mask")
     counted = None if mask is None or mask.dim() != 2 else mask[:, 1:] * mask[:, :-1]
     return cross_entropy(out.logits[:, :-1], inputs["input_ids"][:, 1:], counted)
 
 
 def same_token(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Mean cross-entropy of the tokens themselves that are no padding."""
+    """Return the mean cross-entropy of the tokens themselves, without padding."""
     mask = inputs.get("attention_mask")
     return cross_entropy(out.logits, inputs["input_ids"], None if mask is None or mask.dim() != 2 else mask)
 
 
 def first_class(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Cross-entropy of the first class."""
+    """Return the cross-entropy of the first class."""
     logits = out.logits
     return functional.cross_entropy(
         logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device), reduction="none"
@@ -232,13 +226,13 @@ def first_class(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def square(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """½|x|² of the last tokens, mean over tokens."""
+    """Return ½|x|² of the last tokens, averaged over tokens."""
     x = out if isinstance(out, Tensor) else out[0]
     return x.flatten(1, -2).square().sum(-1).mean(-1) / 2 if x.dim() > 2 else x.square().sum(-1) / 2
 
 
 def cross_entropy(logits: Tensor, ids: Tensor, counted: Tensor | None) -> Tensor:
-    """Mean over the tokens that are counted (rows,)."""
+    """Return the mean over counted tokens (rows,)."""
     require(ids.shape[1] > 0, "the loss of the next token needs two tokens or more.")
     each = functional.cross_entropy(logits.transpose(1, 2), ids, reduction="none")
     if counted is None:

@@ -1,4 +1,4 @@
-r"""The law of one parameter's entries, independent of each other, as its own initialisation draws them."""
+r"""`Law`: the distribution from which an initialisation draws the independent entries of a parameter."""
 
 import functools
 import math
@@ -12,11 +12,11 @@ CONSTANT = "constant"
 NORMAL = "normal"
 UNIFORM = "uniform"
 TRUNCATED = "truncated normal"
-GIVEN = "given"  # values that a computation gave, not chance
+GIVEN = "given"  # computed values
 UNKNOWN = "unknown"
 
-FARTHEST = 36.0  # standard deviations: the normal law has 1e-284 beyond
-ROUNDING = 1e-4  # of a standard deviation, by which the written ends of a law may differ
+FARTHEST = 36.0  # standard deviations: a normal entry lies beyond with probability 1e-284
+ROUNDING = 1e-4  # of a standard deviation, by which the ends of a law may be rounded
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Law:
     """Entries scale·g + shift, g standard of its kind.
 
     `normal`: g ~ N(0, 1). `uniform`: g ~ U(0, 1). `truncated normal`: g ~ N(0, 1) given low < g < high. `constant`: the
-    number `shift`. `given`: the numbers in the module. `unknown`: what `reason` names was done to it.
+    number `shift`. `given`: the numbers in the module. `unknown`: for the `reason`.
     """
 
     kind: str
@@ -33,68 +33,68 @@ class Law:
     low: float = -math.inf
     high: float = math.inf
     reason: str = ""
-    rows: dict[int, float] = field(default_factory=dict)  # rows that hold a constant, such as that of the padding
-    source: int = -1  # which draw the numbers g come from: copies have the same
+    rows: dict[int, float] = field(default_factory=dict)  # constant rows, such as that of the padding
+    source: int = -1  # the draw of the numbers g, equal for copies
 
     @property
     def random(self) -> bool:
-        """Whether chance has a part."""
+        """Whether the entries are random."""
         return self.kind in (NORMAL, UNIFORM, TRUNCATED)
 
     @property
     def gaussian(self) -> bool:
-        """Whether the entries are independent N(0, scale²), all of them."""
+        """Whether all entries are independent N(0, scale²)."""
         return self.kind == NORMAL and self.shift == 0.0 and not self.rows
 
     @property
     def mean(self) -> float:
-        """Of an entry."""
+        """The mean of an entry."""
         centre = {UNIFORM: 0.5, TRUNCATED: self.truncated_moments()[0]}.get(self.kind, 0.0)
         return self.scale * centre + self.shift
 
     @property
     def std(self) -> float:
-        """Of an entry."""
+        """The standard deviation of an entry."""
         width = {NORMAL: 1.0, UNIFORM: 12**-0.5, TRUNCATED: self.truncated_moments()[1]}.get(self.kind, 0.0)
         return abs(self.scale) * width
 
     def truncated_moments(self) -> tuple[float, float]:
-        """Mean and standard deviation of g ~ N(0, 1) given low < g < high."""
+        """Return mean and standard deviation of g ~ N(0, 1) given low < g < high."""
         return truncated_moments(self.low, self.high) if self.kind == TRUNCATED else (0.0, 1.0)
 
     def times(self, factor: float) -> "Law":
-        """The law of `factor` times such an entry."""
+        """Return the law of an entry times `factor`."""
         rows = {row: value * factor for row, value in self.rows.items()}
         return replace(self, scale=self.scale * factor, shift=self.shift * factor, rows=rows)
 
     def plus(self, number: float) -> "Law":
-        """The law of such an entry and a number."""
+        """Return the law of an entry plus a number."""
         rows = {row: value + number for row, value in self.rows.items()}
         return replace(self, shift=self.shift + number, rows=rows)
 
     def probabilities(self) -> tuple[float, float, float]:
-        """P(g < low), P(low < g < high) and P(g > high) of g ~ N(0, 1), each to the last digit."""
+        """Return P(g < low), P(low < g < high) and P(g > high) of g ~ N(0, 1), without cancellation."""
         below, above = float(ndtr(self.low)), float(ndtr(-self.high))
         mass = float(ndtr(-self.low)) - above if self.low > 0 else float(ndtr(self.high)) - below
         return below, mass, above
 
     def erfinv(self) -> "Law":
-        """The law of erf⁻¹ of a uniform entry: a normal one of variance ½, truncated."""
+        """Return the law of erf⁻¹ of a uniform entry, a truncated normal one of variance ½."""
         low, high = (float(ndtri((1 + end) / 2)) for end in sorted((self.shift, self.shift + self.scale)))
         return replace(self, kind=TRUNCATED, scale=math.sqrt(0.5), shift=0.0, low=low, high=high)
 
     def within(self, least: float, most: float) -> bool:
-        """Whether all entries are between both, but for what rounding of the ends may add."""
+        """Whether all entries are between `least` and `most`, up to rounding of the ends."""
         ends = sorted({UNIFORM: (self.shift, self.shift + self.scale)}.get(self.kind, self.truncated_ends()))
         slack = ROUNDING * self.std
         return self.random and not self.rows and least - slack <= ends[0] and ends[1] <= most + slack
 
     def truncated_ends(self) -> tuple[float, float]:
-        """The entries of the ends of a truncated normal law."""
+        """Return the ends of a truncated normal law."""
         return self.scale * self.low + self.shift, self.scale * self.high + self.shift
 
     def __str__(self) -> str:
-        """Such as `normal, 0.02`."""
+        """Return the law as text, such as `normal, std 0.02`."""
         if self.kind == CONSTANT:
             return {0.0: "zeros", 1.0: "ones"}.get(self.shift, f"constant {self.shift:g}")
         if not self.random:
@@ -105,17 +105,17 @@ class Law:
 
 
 def normal(std: float, mean: float = 0.0) -> Law:
-    """N(mean, std²)."""
+    """Return the law N(mean, std²)."""
     return Law(NORMAL, scale=std, shift=mean)
 
 
 def uniform(low: float, high: float) -> Law:
-    """U(low, high)."""
+    """Return the law U(low, high)."""
     return Law(UNIFORM, scale=high - low, shift=low)
 
 
 def truncated_normal(mean: float, std: float, low: float, high: float) -> Law:
-    """N(mean, std²) given that it is between `low` and `high`; unknown where that is less likely than doubles can say.
+    """Return the law N(mean, std²) between `low` and `high`; it is unknown where its probability underflows.
 
     Raises:
         InputError: there is no such law.
@@ -130,13 +130,13 @@ def truncated_normal(mean: float, std: float, low: float, high: float) -> Law:
 
 
 def constant(value: float) -> Law:
-    """Every entry is `value`."""
+    """Return the law of entries that all are `value`."""
     return Law(CONSTANT, shift=value)
 
 
 @functools.cache
 def truncated_moments(low: float, high: float) -> tuple[float, float]:
-    """Mean and standard deviation of N(0, 1) between `low` and `high`; they are asked for again and again."""
+    """Return mean and standard deviation of N(0, 1) between `low` and `high`; cached, as SciPy is slow."""
     from scipy.stats import truncnorm  # slow to import
 
     mean, variance = truncnorm.stats(low, high)

@@ -1,17 +1,14 @@
-r"""Linear maps Z → Z W whose Gaussian W (n × p, entries N(0, s²)) is never drawn, or drawn anew whenever it is needed.
+r"""Linear maps Z → Z W whose Gaussian W (n × p, entries N(0, s²)) is never drawn, or drawn again when it is needed.
 
-Convolutions whose kernels are drawn are here too.
-
-A weight that is used once: with Z = R Q and N = Q W ~ N(0, s²) (`roots`), forward is Z W = R N. What is then known of
-W is N alone, W = QᵀN + (I − QᵀQ) W̃ with W̃ fresh. The gradient D (M × p) that comes back depends on W through N
-alone. With D = S P, P of orthonormal rows, P W̃ᵀ ~ N(0, s²) is fresh and
+Let W be used once, and let Z = R Q with orthonormal rows of Q (`roots`). Then N = Q W ~ N(0, s²), and the forward pass
+is U = Z W = R N. Only N is then known of W: W = QᵀN + (I − QᵀQ) W̃ with W̃ fresh. The gradient D (M × p) of U depends
+on W only through N. Let D = S P with orthonormal rows of P. Then P W̃ᵀ ~ N(0, s²) is fresh, and the backward pass is
 
   D Wᵀ = D Nᵀ Q + F (I − QᵀQ),   F = S G,   G ~ N(0, s²).
 
 The weight's gradient is Zᵀ D, |Zᵀ D|² = |Rᵀ D|² = |Rᵀ S|². The page `weightless` proves this.
 """
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -21,31 +18,31 @@ from limitformer.weightless.roots import Root, gram, size_of
 
 
 class Numbers(Protocol):
-    """Where a map gets its N(0, 1) numbers from, and leaves its gradient; s multiplies what is small."""
+    """The random numbers of one map; it also collects the norm of the weight's gradient."""
 
     @property
     def scale(self) -> float:
         """s, the standard deviation of an entry."""
 
     def gaussian(self, purpose: str, rows: int, columns: int) -> Tensor:
-        """N(0, 1) (S, rows, columns); the same numbers for the same purpose."""
+        """Draw N(0, 1) (S, rows, columns); the same purpose gives the same numbers."""
 
     def whole(self) -> Tensor:
-        """The weight itself, drawn (S, n, p)."""
+        """Draw W (S, n, p)."""
 
     def stored(self) -> Tensor:
-        """The weight as the module has it, drawn (S, …)."""
+        """Draw the weight in the shape that the module has (S, …)."""
 
-    def leave(self, squared: Tensor) -> None:
-        """|∂W|² (S,)."""
+    def add_squared_gradient(self, squared: Tensor) -> None:
+        """Add |∂W|² (S,)."""
 
 
-class Unseen(torch.autograd.Function):
-    """Z W of a Gaussian weight that is used once and never drawn."""
+class NeverDrawnMap(torch.autograd.Function):
+    """Z W for a Gaussian W that is used once and never drawn."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, anchor: Tensor, numbers: Numbers, root: Root, columns: int) -> Tensor:
-        """R N (S, M, p)."""
+        """Return U = R N (S, M, p)."""
         n = numbers.gaussian("forward", root.factor.shape[-1], columns)
         ctx.numbers, ctx.kind = numbers, type(root)
         ctx.save_for_backward(n, *root)
@@ -54,11 +51,11 @@ class Unseen(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, None, None, None, None]:
-        """D Wᵀ (S, M, n), and |∂W|²."""
+        """Return D Wᵀ (S, M, n), and add |∂W|²."""
         n, *tensors = ctx.saved_tensors
         numbers, root = ctx.numbers, ctx.kind(*tensors)
         size = size_of(d)
-        numbers.leave((root.factor.mT @ size).double().square().sum((-1, -2)))
+        numbers.add_squared_gradient((root.factor.mT @ size).double().square().sum((-1, -2)))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None, None
         fresh = (numbers.scale * size) @ numbers.gaussian("backward", size.shape[-1], root.width)
@@ -66,12 +63,12 @@ class Unseen(torch.autograd.Function):
         return back, None, None, None, None
 
 
-class Drawn(torch.autograd.Function):
-    """Z W of a weight that is drawn when it is needed, from its key, and not kept."""
+class RedrawnMap(torch.autograd.Function):
+    """Z W for a W that each pass draws again from its key, so that it is not stored between them."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, anchor: Tensor, numbers: Numbers) -> Tensor:
-        """Z W (S, M, p)."""
+        """Return Z W (S, M, p)."""
         ctx.numbers = numbers
         ctx.save_for_backward(z)
         return z @ numbers.whole()
@@ -79,17 +76,17 @@ class Drawn(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, None, None]:
-        """D Wᵀ, and |∂W|² = |Zᵀ D|²."""
+        """Return D Wᵀ (S, M, n), and add |∂W|² = |Zᵀ D|²."""
         (z,), numbers = ctx.saved_tensors, ctx.numbers
-        numbers.leave(squared_product(z, d))
+        numbers.add_squared_gradient(squared_product(z, d))
         return (d @ numbers.whole().mT if ctx.needs_input_grad[0] else None), None, None
 
 
 def squared_product(z: Tensor, d: Tensor) -> Tensor:
-    """|Zᵀ D|² (S,) of Z (S, M, n) and D (S, M, p): from Zᵀ D, or as tr(Z Zᵀ · D Dᵀ) where M is much smaller.
+    """Return |Zᵀ D|² (S,) of Z (S, M, n) and D (S, M, p).
 
-    In float32 the Gram matrices are summed in float64, where no square is too large or too small. In float64 they would
-    lose half of the digits where the tokens' gradients cancel.
+    Where M is much smaller than n and p it is tr(Z Zᵀ · D Dᵀ). Gram matrices of float32 tokens are summed in float64,
+    where no square overflows. Those of float64 tokens would lose half of the digits where gradients cancel.
     """
     m, n, p = *z.shape[-2:], d.shape[-1]
     if z.dtype == torch.float64 or n * p <= 2 * m * (n + p):
@@ -98,54 +95,5 @@ def squared_product(z: Tensor, d: Tensor) -> Tensor:
 
 
 def squared_norm(x: Tensor) -> Tensor:
-    """|X|² (S,) of X (S, …), in float64."""
+    """Return |X|² (S,) of X (S, …) in float64."""
     return torch.linalg.vector_norm(x.reshape(len(x), -1), dim=1, dtype=torch.float64).square()
-
-
-@dataclass(frozen=True)
-class Convolution:
-    """How a kernel moves over its input, in the terms of torch, one number for each side."""
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    transposed: bool
-    output_padding: tuple[int, ...]
-    groups: int
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """The arguments of `torch.convolution` after the bias."""
-        return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
-
-    def of(self, x: Tensor, kernels: Tensor) -> Tensor:
-        """Convolve each sample of x (S, B, channels, …) with its own kernel."""
-        return torch.stack(
-            [torch.convolution(each, w, None, *self.arguments) for each, w in zip(x, kernels, strict=True)]
-        )
-
-
-class DrawnConvolution(torch.autograd.Function):
-    """A convolution whose kernel is drawn when it is needed, from its key, and not kept."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, numbers: Numbers, how: Convolution) -> Tensor:
-        """The outputs (S, B, channels, …)."""
-        ctx.numbers, ctx.how = numbers, how
-        ctx.save_for_backward(x)
-        return how.of(x, numbers.stored())
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, None, None, None]:
-        """The gradient of the input, and |∂W|²."""
-        (x,), numbers, wanted = ctx.saved_tensors, ctx.numbers, ctx.needs_input_grad[0]
-        back, squared = [], []
-        for each, w, out in zip(x, numbers.stored(), d, strict=True):
-            of_input, of_kernel, _ = torch.ops.aten.convolution_backward(
-                out, each, w, None, *ctx.how.arguments, [wanted, True, False]
-            )
-            back.append(of_input)
-            squared.append(squared_norm(of_kernel[None]))
-        numbers.leave(torch.cat(squared))
-        return (torch.stack(back) if wanted else None), None, None, None

@@ -1,21 +1,20 @@
-r"""What is looked at while tokens go through a module: the stream, its branches, and the heads.
+r"""`Measure`, which watches the stream, its branches and the heads while tokens go through a module.
 
-*Blocks* are the modules of its outermost lists that map tokens (B, M, n) to tokens of the same shape. The *stream* is
-what enters them. Inside a block an addition x + f of two such tensors, of which x is the stream, ends a sublayer: f is
-its branch. The stream is then the sum, or what a norm makes of it; λx counts as x. A softmax of (B, heads, M, ·) logits
-is attention: its logits and weights are summed up by head, and not kept.
+*Blocks* are the modules of its outermost lists that map tokens (B, M, n) to tokens of the same shape (`blocks`). The
+*stream* is their input. Inside a block, an addition x + f of the stream x and a tensor f of the same shape ends a
+sublayer, whose branch is f. The sum, or a norm of it, is the new stream; λx counts as x. A softmax of logits
+(B, heads, M, ·) is attention; only summaries by head are stored.
 
   covariance   V = X Xᵀ/n of the stream before each block and after the last (S, layers + 1, T, T),
-  inside       the same after each sublayer (S, layers, sublayers, T, T),
+  inside       V after each sublayer (S, layers, sublayers, T, T),
   branch       √(|f|²/(T n)) (S, layers, sublayers),
   step         |X' − X|/|X| from block to block (S, layers),
   largest      largest |x| of the stream, and typical: its median (S, layers + 1),
   entropy      of a row of attention, mean over those that see two tokens or more (S, layers, heads),
-  seen         how many tokens such a row sees,
+  seen         number of tokens that such a row sees,
   spread       √ of the mean variance of a row's logits, and the largest logit of a visible pair.
 
-S samples, T tokens of all sequences of a sample that are no padding. A stream (M, B, n), of sequences in the second
-dimension, is turned first.
+S samples; T tokens of all sequences of a sample, without padding. A stream (M, B, n) is transposed first.
 """
 
 from collections.abc import Iterator
@@ -28,26 +27,25 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from limitformer.base.errors import InputError
+from limitformer.weightless.blocks import is_norm, stream_axis, tokens_among
 from limitformer.weightless.implicit import METADATA, Implicit
-from limitformer.weightless.marks import Marks, marks
-from limitformer.weightless.masks import VIEWS, Visible, visible_by_size, visible_in
+from limitformer.weightless.masks import VIEWS, Visible, attention_formula, visible_by_masks, visible_by_size
 from limitformer.weightless.roots import gram
 from limitformer.weightless.run import OneSampleOnlyError
+from limitformer.weightless.tensors import Marks, marks
 
 ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 SCALINGS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
 SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
 FUSED = functional.scaled_dot_product_attention
-NORMS = ("norm", "ln")
 BEFORE, INSIDE = "before the blocks", "inside the blocks"  # where a parameter was read
 
 
 class Measure(TorchFunctionMode):
-    """Looks at one pass of `samples` samples, of `rows` sequences each, through a module's blocks.
+    """A mode that measures one pass of `samples` samples, of `rows` sequences each, through `blocks`.
 
     Args:
-        counted: which tokens (B, M) are no padding; None: all.
+        counted: which tokens (B, M) are not padding; None: all.
         axis: the dimension of the stream in which the sequences lie; None: by its sizes.
     """
 
@@ -57,10 +55,10 @@ class Measure(TorchFunctionMode):
     ) -> None:  # fmt: skip
         super().__init__()
         self.blocks, self.samples, self.rows, self.counted, self.axis = blocks, samples, rows, counted, axis
-        self.ends: list[Tensor] = []  # the stream before the first block and after the last, until they were looked at
-        self.layer = -1  # of the block that is running
-        self.stream: list[Tensor] = []  # which tensors of the block are the stream
-        self.sum: tuple[Tensor, Marks, Tensor] | None = None  # the last one, its marks, and its covariance
+        self.ends: list[Tensor] = []  # the stream before the first block and after the last
+        self.layer = -1  # index of the running block
+        self.stream: list[Tensor] = []  # the tensors of the block that are the stream
+        self.sum: tuple[Tensor, Marks, Tensor] | None = None  # the last sum, its marks and its covariance
         self.covariance: list[Tensor] = []
         self.size: dict[str, list[Tensor]] = {"step": [], "largest": [], "typical": []}
         self.before: Tensor | None = None  # the stream a block ago
@@ -75,26 +73,24 @@ class Measure(TorchFunctionMode):
         self.visible = Visible()
 
     def __enter__(self) -> "Measure":
-        """Begin to look."""
         for block in self.blocks:
-            self.hooks.append(block.register_forward_pre_hook(self.entered, with_kwargs=True))
-            self.hooks.append(block.register_forward_hook(self.left, with_kwargs=True))
+            self.hooks.append(block.register_forward_pre_hook(self.before_block, with_kwargs=True))
+            self.hooks.append(block.register_forward_hook(self.after_block, with_kwargs=True))
         for block in self.blocks:
             for name, part in block.named_modules():
                 if is_norm(name, part):
-                    self.hooks.append(part.register_forward_hook(self.normed))
+                    self.hooks.append(part.register_forward_hook(self.after_norm))
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Look no longer."""
         super().__exit__(*error)
         for hook in self.hooks:
             hook.remove()
         self.hooks = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run it and look at sums and softmaxes."""
+        """Call `func`, and measure sums and softmaxes."""
         kwargs = kwargs or {}
         read = self.used if getattr(func, "__name__", "") not in METADATA else None
         check_entries(func, args, read)
@@ -108,19 +104,19 @@ class Measure(TorchFunctionMode):
         visible = self.visible.before(func, args, kwargs) if self.layer >= 0 else None
         out = func(*args, **kwargs)
         if visible is not None:
-            self.visible.keep(out, visible, func in VIEWS)
+            self.visible.note(out, visible, func in VIEWS)
         if self.layer >= 0 and isinstance(out, Tensor):
             if func in ADDITIONS:
-                self.added(args, out)
+                self.end_sublayer(args, out)
             elif func in SCALINGS:
-                self.scaled(args, out)
+                self.follow_multiple(args, out)
             elif func in SOFTMAX and out.dim() == 4 and out.shape[0] % self.samples == 0:
                 logits = args[0] if args else kwargs["input"]
-                self.attended(logits, out, self.visible.of(logits))
+                self.summarise_attention(logits, out, self.visible.of(logits))
         return out
 
-    def entered(self, block: nn.Module, args: Any, kwargs: Any) -> None:
-        """A block begins."""
+    def before_block(self, block: nn.Module, args: Any, kwargs: Any) -> None:
+        """Measure the stream before a block."""
         x = tokens_among(args, kwargs)
         if x is None:
             return
@@ -130,42 +126,42 @@ class Measure(TorchFunctionMode):
         if self.axis == 1 and self.samples > 1:
             raise OneSampleOnlyError
         self.ends = self.ends or [x]
-        self.look_at_stream(x)
+        self.measure_stream(x)
         self.layer = len(self.covariance) - 1
         self.stream = [x]
         self.inside.append([])
         self.branch.append([])
         self.heads.append({})
 
-    def left(self, block: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        """A block ends; the last one's output is the stream's end."""
-        if self.layer < 0:  # what began without tokens is no block
+    def after_block(self, block: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        """Take the output of a block as the end of the stream, until another block begins."""
+        if self.layer < 0:  # without tokens it is not a block
             return
         self.last = out if isinstance(out, Tensor) else out[0]
         self.inside_blocks = frozenset(self.used)
         self.layer, self.stream = -1, []
 
     def finish(self) -> None:
-        """The stream after the last block."""
-        self.look_at_stream(self.last)
+        """Measure the stream after the last block."""
+        self.measure_stream(self.last)
         self.ends.append(self.last)
         self.before = self.sum = None
         del self.last
 
     def mixes(self) -> bool:
-        """Whether the last token depends on other sequences than its own; needs a pass with gradients."""
+        """Whether the last token depends on sequences other than its own; needs a pass with gradients."""
         first, last = self.ends
         if not last.requires_grad or not first.requires_grad or first.dim() != 3 or last.dim() != 3:
             return False
         direction = torch.linspace(-1.0, 2.0, last.shape[-1], dtype=last.dtype, device=last.device)
-        (found,) = torch.autograd.grad(last[-1, -1] @ direction, first, allow_unused=True)
-        if found is None:
+        (gradient,) = torch.autograd.grad(last[-1, -1] @ direction, first, allow_unused=True)
+        if gradient is None:
             return False
-        own = found.shape[self.axis or 0] // self.rows  # places along the dimension that are of one sequence
-        return bool((found.movedim(self.axis or 0, 0)[:-own] != 0).any())
+        own = gradient.shape[self.axis or 0] // self.rows  # indices along the dimension that one sequence has
+        return bool((gradient.movedim(self.axis or 0, 0)[:-own] != 0).any())
 
-    def look_at_stream(self, x: Tensor) -> None:
-        """V, and the gradient's norm once it comes back."""
+    def measure_stream(self, x: Tensor) -> None:
+        """Measure V and sizes of the stream, and hook the norm of its gradient."""
         place = len(self.covariance)
         known = self.sum[2] if self.sum and self.sum[0] is x and self.sum[1] == marks(x) else None
         self.covariance.append(self.gram(x) if known is None else known)
@@ -179,13 +175,13 @@ class Measure(TorchFunctionMode):
         self.before = tokens
         if x.requires_grad:
 
-            def came_back(gradient: Tensor) -> None:
+            def note_gradient(gradient: Tensor) -> None:
                 self.gradient[place] = self.by_sample(gradient).double().square().sum((-1, -2)).sqrt()
 
-            x.register_hook(came_back)
+            x.register_hook(note_gradient)
 
-    def added(self, args: Any, out: Tensor) -> None:
-        """A sum: the end of a sublayer if the stream is one of its terms."""
+    def end_sublayer(self, args: Any, out: Tensor) -> None:
+        """End a sublayer if the stream is a term of the sum `out`."""
         if len(args) < 2 or not all(isinstance(a, Tensor) for a in args[:2]) or out.dim() != 3:
             return
         stream = next((a for a in args[:2] if any(a is x for x in self.stream)), None)
@@ -198,41 +194,41 @@ class Measure(TorchFunctionMode):
         self.inside[-1].append(covariance)
         self.stream, self.sum = [out], (out, marks(out), covariance)
 
-    def scaled(self, args: Any, out: Tensor) -> None:
-        """A multiple of the stream is the stream: λx."""
+    def follow_multiple(self, args: Any, out: Tensor) -> None:
+        """Count a multiple λx of the stream as the stream."""
         number = any(isinstance(a, float | int) or (isinstance(a, Tensor) and a.dim() < 2) for a in args)
         if number and any(a is x for a in args for x in self.stream):
             self.stream.append(out)
 
-    def normed(self, part: nn.Module, args: Any, out: Any) -> None:
-        """A norm of the stream: the next sum may be with this."""
+    def after_norm(self, part: nn.Module, args: Any, out: Any) -> None:
+        """Count a norm of the stream as the stream: the next sum may be with it."""
         if self.layer >= 0 and args and any(args[0] is x for x in self.stream) and self.inside[-1]:
             self.stream.append(out)
 
-    def attended(self, logits: Tensor, weights: Tensor, visible: Tensor | None) -> None:
-        """Attention of a block: what is kept is by head. What is visible is told by size where it is not known."""
+    def summarise_attention(self, logits: Tensor, weights: Tensor, visible: Tensor | None) -> None:
+        """Summarise the first attention of a block by head; unknown visibility follows from the sizes of logits."""
         if not self.heads[-1]:
             logits = logits.detach().float()
             visible = visible_by_size(logits) if visible is None else visible & (logits > -torch.inf)
             self.heads[-1] = self.by_head(logits, weights.detach().float(), visible)
 
     def by_head(self, logits: Tensor, weights: Tensor, visible: Tensor) -> dict[str, Tensor]:
-        """Of logits (S·B, h, M, ·): each (S, h)."""
+        """Summarise logits (S·B, h, M, ·) and their softmax; each summary is (S, h)."""
         most = logits.amax(-1, keepdim=True)
         seen = visible.sum(-1)
         rows = (seen > 1).double()
         if self.counted is not None and self.counted.shape[-1] == rows.shape[-1]:
             rows = rows * self.counted.repeat(self.samples, 1)[:, None]
-        shown = visible.to(logits.dtype)
-        held = (logits - most).clamp_(min=torch.finfo(logits.dtype).min)  # log(weight/largest weight)
-        entropy = -((weights * held).sum(-1) + weights.sum(-1) * weights.amax(-1).log()).double()
-        held.mul_(shown)
-        mean = held.sum(-1, keepdim=True) / seen[..., None].clamp(min=1)
-        square = torch.linalg.vector_norm((held - mean).mul_(shown), dim=-1).double().square() / seen.clamp(min=1)
+        mask = visible.to(logits.dtype)
+        below = (logits - most).clamp_(min=torch.finfo(logits.dtype).min)  # log(weight/largest weight)
+        entropy = -((weights * below).sum(-1) + weights.sum(-1) * weights.amax(-1).log()).double()
+        below.mul_(mask)
+        mean = below.sum(-1, keepdim=True) / seen[..., None].clamp(min=1)
+        square = torch.linalg.vector_norm((below - mean).mul_(mask), dim=-1).double().square() / seen.clamp(min=1)
         largest = logits.masked_fill(~visible, -torch.inf).amax((-1, -2)).double()
 
         def over_rows(values: Tensor) -> Tensor:
-            counted = torch.where(rows > 0, values, 0.0)  # a row that sees nothing has no entropy
+            counted = torch.where(rows > 0, values, 0.0)  # a row without visible tokens has no entropy
             return self.mean(counted.sum(-1) / rows.sum(-1).clamp(min=1))
 
         return {
@@ -244,35 +240,35 @@ class Measure(TorchFunctionMode):
         }
 
     def mean(self, values: Tensor) -> Tensor:
-        """Over a sample's sequences: (S·B, h) as (S, h)."""
+        """Average over a sample's sequences: (S·B, h) to (S, h)."""
         return values.unflatten(0, (self.samples, -1)).mean(1)
 
     def dot_product_attention(
         self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
         is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Torch's fused attention, as its formula."""
+        """Call torch's fused attention, and summarise logits and weights of its formula."""
         out = FUSED(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if q.dim() == 4 and q.shape[0] % self.samples == 0:
             with torch.no_grad():
                 visible = None if attn_mask is None else self.visible.of(attn_mask)
-                self.attended(*formula(q, k, attn_mask, is_causal, scale, visible))
+                self.summarise_attention(*attention_formula(q, k, attn_mask, is_causal, scale, visible))
         return out
 
     @contextmanager
     def inside_multi_head_attention(self, args: Any, kwargs: Any) -> Iterator[None]:
-        """Look at what torch's own attention of several heads calls, where no mode sees it."""
-        plain, heads = functional.softmax, args[4]
+        """Replace the functions that torch's multi-head attention calls, as no mode sees these calls."""
+        softmax_of_torch, heads = functional.softmax, args[4]
         padding, attention = (
-            args[place] if len(args) > place else kwargs.get(name)
-            for place, name in ((14, "key_padding_mask"), (16, "attn_mask"))
+            args[index] if len(args) > index else kwargs.get(name)
+            for index, name in ((14, "key_padding_mask"), (16, "attn_mask"))
         )
 
         def softmax(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            out = plain(x, *args, **kwargs)
+            out = softmax_of_torch(x, *args, **kwargs)
             if x.dim() == 3 and x.shape[0] % (heads * self.samples) == 0:
                 logits, weights = (each.unflatten(0, (-1, heads)) for each in (x, out))
-                self.attended(logits, weights, visible_by_masks(logits, attention, padding))
+                self.summarise_attention(logits, weights, visible_by_masks(logits, attention, padding))
             return out
 
         replaced: Any = functional
@@ -280,10 +276,10 @@ class Measure(TorchFunctionMode):
         try:
             yield
         finally:
-            replaced.softmax, replaced.scaled_dot_product_attention = plain, FUSED
+            replaced.softmax, replaced.scaled_dot_product_attention = softmax_of_torch, FUSED
 
     def by_sample(self, x: Tensor) -> Tensor:
-        """(S·B, M, n) as (S, T, n)."""
+        """Reshape tokens (S·B, M, n) to (S, T, n), without padding."""
         x = x.detach().transpose(0, 1) if self.axis == 1 and x.dim() == 3 else x.detach()
         tokens = x.reshape(self.samples, -1, x.shape[-1])
         if self.counted is None or self.counted.numel() != tokens.shape[1]:
@@ -291,81 +287,18 @@ class Measure(TorchFunctionMode):
         return tokens[:, self.counted.flatten()]
 
     def gram(self, x: Tensor) -> Tensor:
-        """X Xᵀ/n (S, T, T)."""
         return gram(self.by_sample(x)) / x.shape[-1]
 
 
-class UnclearAxisError(Exception):
-    """The sizes of the stream do not say in which of its dimensions the sequences lie."""
-
-
-def stream_axis(shape: torch.Size, rows: int, samples: int) -> int | None:
-    """The dimension of a stream (·, ·, n) in which the sequences of all samples lie, by its sizes.
-
-    Raises:
-        UnclearAxisError: they do not say it.
-    """
-    first, second, every = *shape[:2], rows * samples
-    if every == 1:
-        return None  # either order gives the same tokens in the same order
-    if first == every != second:
-        return 0
-    if second == every and first % every:
-        return 1
-    raise UnclearAxisError
-
-
-def grown_axis(before: list[torch.Size], after: list[torch.Size]) -> int:
-    """The dimension in which streams grow when each sequence is there twice.
-
-    Raises:
-        InputError: there is none.
-    """
-    for axis in (0, 1):
-        doubled = [(*a[:axis], 2 * a[axis], *a[axis + 1 :]) for a in before]
-        if doubled == [tuple(b) for b in after] and before:
-            return axis
-    raise InputError(
-        f"the sequences lie in no dimension of the stream {tuple(before[0]) if before else ()} alone. "
-        "Nearest: one sequence at a time."
-    )
-
-
-@contextmanager
-def stream_shapes(blocks: list[nn.Module]) -> Iterator[list[torch.Size]]:
-    """The shapes of what enters the blocks inside the block."""
-    shapes: list[torch.Size] = []
-
-    def entered(block: nn.Module, args: Any, kwargs: Any) -> None:
-        x = tokens_among(args, kwargs)
-        if x is not None:
-            shapes.append(x.shape)
-
-    hooks = [block.register_forward_pre_hook(entered, with_kwargs=True) for block in blocks]
-    try:
-        yield shapes
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def mixed_sequences(name: str, batch_dim: int) -> InputError:
-    """The error for sequences that influence each other."""
-    return InputError(
-        f"sequences lie in dimension {batch_dim} of the inputs, and those of {name} influence each other. "
-        f"Nearest: batch_dim={1 - batch_dim} if they lie in dimension {1 - batch_dim}."
-    )
-
-
 class NoEntriesError(Exception):
-    """A tensor without entries is read."""
+    """The module reads a tensor without entries."""
 
 
 def check_entries(func: Any, values: Any, read: set[Any] | None) -> None:
-    """Add the parameters among the values to those that were read.
+    """Add the parameters among the values to `read`.
 
     Raises:
-        NoEntriesError: a tensor is on the meta device; torch would return memory as it is.
+        NoEntriesError: a tensor is on the meta device; torch would return uninitialised memory.
     """
     for each in values:
         if isinstance(each, Implicit):
@@ -381,84 +314,22 @@ def check_entries(func: Any, values: Any, read: set[Any] | None) -> None:
 
 
 def where_parameters_are_read(module: nn.Module, measure: Measure) -> dict[str, str]:
-    """Where parameters were read, by name: before the first block, or inside the blocks."""
-    found = {}
+    """Return where parameters were read, by name: before the first block, or inside the blocks."""
+    places = {}
     for name, parameter in module.named_parameters():
         keys = {name, id(parameter)}
         if keys & measure.inside_blocks:
-            found[name] = BEFORE if keys & measure.before_blocks else INSIDE
-    return found
-
-
-def formula(
-    q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None, shown: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits and weights of torch's fused attention, whose heads may share keys, and what its mask lets see."""
-    if k.shape[-3] != q.shape[-3]:
-        k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
-    logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    visible = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device)
-    if causal:
-        visible = visible.tril()
-        logits = logits.masked_fill(~visible, -torch.inf)
-    if mask is not None:
-        if shown is None:
-            shown = mask if mask.dtype == torch.bool else visible_in(mask, q.shape[-3])
-        visible = visible & shown
-        logits = logits + mask if mask.dtype != torch.bool else logits.masked_fill(~mask, -torch.inf)
-    return logits, logits.softmax(-1), visible
-
-
-def visible_by_masks(logits: Tensor, attention: Tensor | None, padding: Tensor | None) -> Tensor:
-    """What the masks of torch's attention of several heads let see; they are true where they hide."""
-    batch, heads, tokens, others = logits.shape
-    visible = torch.ones((batch, 1, tokens, others), dtype=torch.bool, device=logits.device)
-    for mask in (attention, padding):
-        if mask is None:
-            continue
-        mask = mask[:, None, None] if mask is padding and mask.dim() == 2 else mask
-        mask = mask.unflatten(0, (batch, heads)) if mask.dim() == 3 and len(mask) == batch * heads else mask
-        shown = ~mask if mask.dtype == torch.bool else visible_in(mask, heads)
-        more = others - shown.shape[-1]  # keys that torch appends
-        visible = visible & (functional.pad(shown, (0, more), value=True) if more else shown)
-    return visible
+            places[name] = BEFORE if keys & measure.before_blocks else INSIDE
+    return places
 
 
 def median(x: Tensor) -> Tensor:
-    """Of each sample (S, ·) without NaN, the lower one of two, as `torch.median`, which is six times slower."""
-    place = (x.shape[1] - 1) // 2
-    return torch.from_numpy(np.partition(x.cpu().numpy(), place, axis=1)[:, place]).to(x.device)
+    """Return the lower median of each sample (S, ·) without NaN, as `torch.median`, which is six times slower."""
+    middle = (x.shape[1] - 1) // 2
+    return torch.from_numpy(np.partition(x.cpu().numpy(), middle, axis=1)[:, middle]).to(x.device)
 
 
 def norm(x: Tensor) -> Tensor:
-    """|x| of each sample (S, ·)."""
+    """Return |x| of each sample (S, ·)."""
     x = x if x.is_floating_point() else x.double()
     return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
-
-
-def is_norm(name: str, part: nn.Module) -> bool:
-    """Whether a module is a norm, by the name of its class or its own."""
-    own, kind = name.rpartition(".")[2].lower(), type(part).__name__.lower()
-    return any(word in kind or word in own for word in NORMS) and not list(part.children())
-
-
-def tokens_among(args: Any, kwargs: Any) -> Tensor | None:
-    """The first argument of the shape (B, M, n)."""
-    every = [*args, *(kwargs[name] for name in ("hidden_states", "x", "src") if name in kwargs)]
-    return next((a for a in every if isinstance(a, Tensor) and a.dim() == 3 and a.is_floating_point()), None)
-
-
-def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """The modules of the outermost lists, in their order."""
-    lists: list[tuple[str, nn.Module]] = []
-    for name, part in module.named_modules():
-        listed = isinstance(part, nn.ModuleList) or (isinstance(part, nn.Sequential) and alike(part))
-        if listed and not any(name.startswith(f"{outer}.") for outer, _ in lists):
-            lists.append((name, part))
-    return [block for _, part in lists for block in part.children() if not isinstance(block, nn.Identity)]
-
-
-def alike(part: nn.Module) -> bool:
-    """Whether a sequence is of modules of one class that have parts of their own."""
-    kinds = {type(child) for child in part.children()}
-    return len(kinds) == 1 and len(list(part.children())) > 1 and all(list(c.children()) for c in part.children())

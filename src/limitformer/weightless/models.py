@@ -1,4 +1,7 @@
-"""What a user means by a model: a configuration, its JSON or folder, a public shape, a factory, or a Transformer."""
+"""`blueprint_of`: how to build a user's model.
+
+The model is a configuration, its JSON or folder, a public shape, a factory, or a Transformer.
+"""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -13,28 +16,26 @@ from limitformer.base.errors import InputError
 from limitformer.base.foreign import one_line
 from limitformer.models import Transformer
 from limitformer.nn.drawn.network import Network
-from limitformer.weightless.configurations import check_sizes
-from limitformer.weightless.configurations import config_from as config_from
-from limitformer.weightless.configurations import config_of as config_of
+from limitformer.weightless.configurations import check_sizes, config_of
 from limitformer.weightless.sizes import KEPT_VECTORS, require_room, size_of
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """How a module is made, and what it is for."""
+    """How a module is built, and its task."""
 
     factory: Callable[[], nn.Module]
     name: str
-    task: str  # seq2seq, masked, causal, image, or hidden: no head that is known
+    task: str  # seq2seq, masked, causal, image, or hidden: without a known head
     config: Any = None  # of transformers
     transformer: Transformer | None = None
 
 
 def blueprint_of(model: Any) -> Blueprint:
-    """Of anything that `limitformer.weightless` takes.
+    """Return the blueprint of a model.
 
     Raises:
-        InputError: it is nothing of the kind.
+        InputError: it is not a model, or cannot be built.
     """
     if isinstance(model, Blueprint):
         return model
@@ -43,19 +44,18 @@ def blueprint_of(model: Any) -> Blueprint:
     if isinstance(model, str | Path | dict):
         return blueprint_of(config_of(model))
     if isinstance(model, nn.Module):
-        return of_module(model)
+        return blueprint_of_module(model)
     if hasattr(model, "model_type") and hasattr(model, "to_dict"):
-        return of_config(model)
+        return blueprint_of_config(model)
     if callable(model):
         return Blueprint(model, getattr(model, "__name__", "module"), "hidden")
     raise InputError(
         f"model must be a configuration of transformers, its folder or JSON, the name of a public shape, a function "
-        f"that makes a module, or a limitformer.Transformer; got {type(model).__name__}."
+        f"that builds a module, or a limitformer.Transformer; got {type(model).__name__}."
     )
 
 
-def of_config(config: Any) -> Blueprint:
-    """Of a configuration of transformers."""
+def blueprint_of_config(config: Any) -> Blueprint:
     from limitformer.weightless.classes import auto_class, named_class
 
     with one_line(f"{config.model_type} cannot be read"):
@@ -69,19 +69,19 @@ def of_config(config: Any) -> Blueprint:
 
 
 def task_of(name: str) -> str:
-    """Of a class of transformers."""
+    """Return the task of a class of transformers."""
     known = {"CausalLM": "causal", "LMHead": "causal", "MaskedLM": "masked", "ImageClassification": "image"}
     known["ConditionalGeneration"] = "seq2seq"
     return next((task for word, task in known.items() if word in name), "hidden")
 
 
-def of_module(model: nn.Module) -> Blueprint:
-    """Of a module that exists: made again from its configuration, if it has one."""
+def blueprint_of_module(model: nn.Module) -> Blueprint:
+    """Return the blueprint of a module with a configuration, from which it is built again."""
     config: Any = getattr(model, "config", None)
     if not (hasattr(config, "model_type") and hasattr(config, "to_dict")):
         raise InputError(
             f"a module has its weights already; got {type(model).__name__}. "
-            f"Nearest: a function that makes it, such as lambda: {type(model).__name__}(…)."
+            f"Nearest: a function that builds it, such as lambda: {type(model).__name__}(…)."
         )
     check_sizes(config.to_dict(), config.model_type)
     config, kind = as_plain_formulas(deepcopy(config)), type(model)
@@ -89,7 +89,7 @@ def of_module(model: nn.Module) -> Blueprint:
 
 
 def as_plain_formulas(config: Any) -> Any:
-    """With attention and experts as plain formulas, so that they can be watched."""
+    """Set attention and experts to plain formulas, which `Measure` can watch."""
     for part in {id(c): c for c in (config, config.get_text_config())}.values():
         part._attn_implementation = "eager"
         part._experts_implementation = "eager"

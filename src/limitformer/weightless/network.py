@@ -1,7 +1,10 @@
-"""A module whose random weights have laws and no entries, ready for passes forward and backward."""
+"""`Weightless`: a module whose random weights are replaced by `Implicit`, and its passes forward and backward.
+
+`run` is one pass of some samples. It begins again (`until_it_runs`) when a weight turns out to need entries; `attempt`
+goes forward while `Measure` watches blocks and stream, and `backward` collects the norms of the gradients.
+"""
 
 import ctypes
-import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,37 +19,37 @@ from limitformer.base.errors import InputError, first_line, require
 from limitformer.base.memory import SHARE, available_memory, readable
 from limitformer.nn.drawn.simulate import torch_seed
 from limitformer.weightless.arrays import Arrays, output_arrays, stream_arrays
+from limitformer.weightless.blocks import UnclearAxisError, blocks_of, grown_axis, mixed_sequences, stream_shapes
+from limitformer.weightless.building import (
+    Built,
+    Limited,
+    build_twice,
+    drawn_module,
+    numpy_and_python_states,
+    put_parameters,
+)
 from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.inputs import Inputs, Loss, square
-from limitformer.weightless.law import cannot_be_made, table_of, with_overrides
+from limitformer.weightless.law import build_error, table_of, with_overrides
 from limitformer.weightless.laws import CONSTANT, UNKNOWN, Law
-from limitformer.weightless.measure import (
-    Measure,
-    NoEntriesError,
-    UnclearAxisError,
-    blocks_of,
-    grown_axis,
-    mixed_sequences,
-    stream_shapes,
-    where_parameters_are_read,
-)
+from limitformer.weightless.measure import Measure, NoEntriesError, where_parameters_are_read
 from limitformer.weightless.models import Blueprint
 from limitformer.weightless.reachable import State, stray_tensors
-from limitformer.weightless.run import KeepWeightError, OneSampleOnlyError, Run, Weight, gradient_norm
-from limitformer.weightless.shared import Shared
+from limitformer.weightless.run import KeepWeightError, OneSampleOnlyError, RandomWeight, WeightlessRun, gradient_norm
+from limitformer.weightless.shared import SharedGradients
+from limitformer.weightless.tensors import tensors_in
 from limitformer.weightless.threads import one_thread
-from limitformer.weightless.watching import Built, Limited, built, drawn_module, put_parameters, tensors_in
 
-BETWEEN_TIDYING = 4  # blocks
-COPIES = 2  # of a whole network: its weights and their gradients
+BLOCKS_BETWEEN_TRIMS = 4
+COPIES = 2  # of a whole network in memory: its weights and their gradients
 DRAWN_WHOLE = "drawn by the model's own code"
 
 
 class Weightless:
-    """A module whose random weights have laws and no entries, ready for passes.
+    """A module whose random weights have laws but no entries.
 
-    Where something that a pass could read is not understood (a law, a random buffer, a matrix in a list), each sample
-    is a whole network instead, drawn by the model's own code from (seed, sample): slower, and as exact.
+    If a pass could read random numbers of unknown law (a weight, a buffer, a matrix in a list), each sample is a whole
+    network instead, which the model's own code draws from (seed, sample). That is slower and as exact.
     """
 
     def __init__(
@@ -54,25 +57,25 @@ class Weightless:
     ) -> None:
         self.blueprint, self.dtype, self.device = blueprint, dtype, device
         self.limit: int | None = None  # bytes that a network of unknown size may take
-        module, found, doubts = self.read()
-        self.laws = with_overrides(found, overrides)
-        self.overridden = [name for name, law in self.laws.items() if law is not found[name]]
+        module, own_laws, doubts = self.build()
+        self.laws = with_overrides(own_laws, overrides)
+        self.overridden = [name for name, law in self.laws.items() if law is not own_laws[name]]
         self.table = table_of(blueprint, module, self.laws)
         self.module = module.eval()
         self.blocks = blocks_of(module)
-        require(bool(self.blocks), f"{blueprint.name} has no list of blocks (ModuleList or Sequential) to look at.")
-        self.kept: dict[str, str] = {}
-        self.weights: list[Weight] = []
-        self.drawn: dict[str, str] = {}  # why whole networks are drawn, by what is not understood
-        self.sample: tuple[int, int] | None = None  # of which seed and sample the module is
+        require(bool(self.blocks), f"{blueprint.name} has no list of blocks (ModuleList or Sequential) to measure.")
+        self.reasons_to_keep: dict[str, str] = {}  # by weight, for all later passes
+        self.weights: list[RandomWeight] = []
+        self.drawn: dict[str, str] = {}  # reasons to draw whole networks, by name
+        self.sample: tuple[int, int] | None = None  # seed and sample of the whole network
         self.state: State | None = None
-        self.axis: tuple[Inputs, int] | None = None  # in which dimension of the stream sequences lie, for these inputs
+        self.axis: tuple[Inputs, int] | None = None  # the dimension of the stream with the sequences of these inputs
         self.recomputes = False
-        self.tidies = False  # whether a pass is so large that memory is given back on the way
-        self.outputs: Arrays = {}  # sizes of what the last pass of a foreign module gave
+        self.trims = False  # whether a pass is so large that it trims the heap between blocks
+        self.outputs: Arrays = {}  # norms of the outputs of a foreign module's last pass
         self.uses: dict[str, str] = {}
         self.read_where: dict[str, str] = {}  # where the last pass read parameters
-        self.reasons: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}  # why weights of the last pass had entries
         self.trained = {  # dimensions by name
             name: one.dim() for name, one in module.named_parameters() if one.requires_grad or self.laws[name].random
         }
@@ -84,13 +87,13 @@ class Weightless:
 
     @property
     def foreign(self) -> bool:
-        """Whether the module is of code that nobody has looked at: not of transformers, nor of this package."""
+        """Whether the module's code is neither of transformers nor of this package, so that passes are checked."""
         return self.blueprint.config is None and self.blueprint.transformer is None
 
-    def read(self) -> Built:
-        """The module and its laws; of a factory that cannot be watched, a network that is drawn."""
+    def build(self) -> Built:
+        """Build the module and read its laws; if its factory fails while it is watched, draw a whole network."""
         try:
-            return built(self.blueprint.factory, self.dtype)
+            return build_twice(self.blueprint.factory, self.dtype)
         except (InputError, MemoryError):
             raise
         except Exception as error:  # the user's own code, which may raise anything  # noqa: BLE001
@@ -101,12 +104,12 @@ class Weightless:
             return Built(module, {name: Law(UNKNOWN, reason=reason) for name, _ in module.named_parameters()}, {})
 
     def draw_whole(self, reasons: dict[str, str]) -> None:
-        """Let each sample be a network that the model's own code draws.
+        """Let the model's own code draw a whole network for each sample.
 
         Raises:
-            InputError: it does not fit the memory that is free.
+            InputError: it does not fit the free memory.
         """
-        self.drawn, self.weights, self.kept, self.sample, self.state = reasons, [], {}, None, None
+        self.drawn, self.weights, self.reasons_to_keep, self.sample, self.state = reasons, [], {}, None, None
         hidden = sum(
             each.numel() for _, each in stray_tensors(self.module) if isinstance(each, Tensor) and each.is_meta
         )
@@ -121,7 +124,7 @@ class Weightless:
             )
 
     def whole(self, seed: int) -> nn.Module:
-        """A network that the model's own code draws."""
+        """Let the model's own code draw a network."""
         limited = nullcontext() if self.limit is None else Limited(self.limit, self.blueprint.name)
         try:
             with limited:
@@ -129,19 +132,19 @@ class Weightless:
         except (InputError, MemoryError):
             raise
         except Exception as error:  # the user's own code, which may raise anything
-            raise cannot_be_made(self.blueprint, error) from error
+            raise build_error(self.blueprint, error) from error
 
-    def take(self, run: Run) -> None:
-        """Make the whole network of the run's sample ready, if it is not."""
+    def take(self, run: WeightlessRun) -> None:
+        """Draw the whole network of the run's sample, unless it is there."""
         sample = (run.seed, run.samples.start)
         if sample == self.sample:
             return
         self.sample = self.state = None
-        self.module, self.blocks = nn.Module(), []  # so that no two networks are held at once
+        self.module, self.blocks = nn.Module(), []  # so that only one network is in memory
         module = self.whole(torch_seed(run.seed, f"weightless build {run.samples.start}"))
         shapes = {name: tuple(one.shape) for name, one in module.named_parameters()}
         alike = shapes == self.table.shapes
-        require(alike, f"{self.blueprint.name} has other parameters each time it is made.")
+        require(alike, f"{self.blueprint.name} has other parameters each time it is built.")
         self.override(module, run)
         with torch.no_grad():
             for each in (*module.parameters(), *module.buffers()):
@@ -152,55 +155,61 @@ class Weightless:
         self.module, self.blocks, self.sample = module.eval(), blocks_of(module), sample
         self.run_again()
 
-    def override(self, module: nn.Module, run: Run) -> None:
-        """Draw the parameters of a whole network whose laws were given."""
+    def override(self, module: nn.Module, run: WeightlessRun) -> None:
+        """Draw the parameters of a whole network that have the laws of `overrides`."""
         laws = {name: self.laws[name] for name in self.overridden}
-        found = {name: one for name, one in module.named_parameters() if name in laws}
-        drawn = [Weight(name, laws[name], tuple(one.shape), run) for name, one in found.items() if laws[name].random]
-        copies(drawn)
+        parameters = {name: one for name, one in module.named_parameters() if name in laws}
+        drawn = [
+            RandomWeight(name, laws[name], tuple(one.shape), run)
+            for name, one in parameters.items()
+            if laws[name].random
+        ]
+        link_copies(drawn)
         for weight in drawn:
-            found[weight.name].data.copy_(run.entries(weight, weight.rows)[0])
-        for name, one in found.items():
+            parameters[weight.name].data.copy_(run.entries(weight, weight.rows)[0])
+        for name, one in parameters.items():
             if laws[name].kind == CONSTANT:
                 one.data.fill_(laws[name].shift)
 
-    def replace(self, module: nn.Module) -> list[Weight]:
-        """Put implicit weights in the place of random parameters, and overridden constants."""
-        waiting = Run(0, range(1), 1, self.dtype, self.device)
+    def replace(self, module: nn.Module) -> list[RandomWeight]:
+        """Replace random parameters by implicit weights, and set overridden constants."""
+        waiting = WeightlessRun(0, range(1), 1, self.dtype, self.device)
         weights, new = [], dict[int, Any]()
         for name, parameter in module.named_parameters():
             law = self.laws[name]
             if law.random:
-                weights.append(Weight(name, law, tuple(parameter.shape), waiting, trained=parameter.requires_grad))
+                weights.append(
+                    RandomWeight(name, law, tuple(parameter.shape), waiting, trained=parameter.requires_grad)
+                )
                 new[id(parameter)] = Implicit(weights[-1])
             else:
                 constant = law.kind == CONSTANT
                 values = torch.full(parameter.shape, law.shift) if constant else parameter.detach()
                 new[id(parameter)] = nn.Parameter(self.on_device(values), parameter.requires_grad)
         put_parameters(module, new)
-        self.kept |= copies(weights)
+        self.reasons_to_keep |= link_copies(weights)
         for part in module.modules():
             part._buffers.update({name: self.on_device(b) for name, b in part._buffers.items() if b is not None})
         return weights
 
     def on_device(self, values: Tensor) -> Tensor:
-        """With the pass's device, and its type where they are not whole numbers."""
+        """Move to the pass's device, and cast floating-point numbers to its dtype."""
         return values.to(self.device, self.dtype) if values.is_floating_point() else values.to(self.device)
 
     def width_of_activations(self) -> int:
-        """Numbers that a token leaves behind in a pass, as the outputs of its linear maps."""
+        """The numbers that a pass stores for a token: the outputs of its linear maps."""
         return sum(min(shape[0], 10**6) for shape in self.matrices())
 
     def matrices(self) -> list[tuple[int, ...]]:
-        """The shapes of the random weights of two dimensions or more; of a whole network, those of all."""
+        """The shapes of random matrices; of a whole network, those of all matrices."""
         shapes = list(self.table.shapes.values()) if self.drawn else [weight.shape for weight in self.weights]
         return [shape for shape in shapes if len(shape) >= 2]
 
     @contextmanager
-    def tidying(self) -> Iterator[None]:
-        """Give memory back on the way: what stays of a layer would break up what the next ones could use again."""
-        tidied = self.blocks[::BETWEEN_TIDYING] if self.tidies else []
-        hooks = [block.register_forward_pre_hook(lambda *_: give_back_memory()) for block in tidied]
+    def trimming(self) -> Iterator[None]:
+        """Trim the heap every few blocks of a large pass: stored activations would fragment it."""
+        trimmed = self.blocks[::BLOCKS_BETWEEN_TRIMS] if self.trims else []
+        hooks = [block.register_forward_pre_hook(lambda *_: trim_heap()) for block in trimmed]
         try:
             yield
         finally:
@@ -208,12 +217,12 @@ class Weightless:
                 hook.remove()
 
     def recompute(self) -> None:
-        """Blocks run again in the backward pass rather than keep what they computed."""
+        """Let blocks run again in the backward pass instead of storing their activations."""
         self.recomputes = True
         self.run_again()
 
     def run_again(self) -> None:
-        """Let the module's blocks run again in the backward pass, if they are to."""
+        """Wrap the blocks that run again, if the network recomputes; blocks that share a weight do not."""
         owners: dict[str, int] = {}
         for block in self.blocks if self.recomputes else []:
             for name in names_in(block):
@@ -221,13 +230,13 @@ class Weightless:
         for block in self.blocks if self.recomputes else []:
             names = names_in(block)
             if all(owners[name] == 1 for name in names):
-                block.forward = self.running_again(block.forward, names)
+                block.forward = self.recomputed(block.forward, names)
 
-    def running_again(self, forward: Callable[..., Any], names: set[str]) -> Callable[..., Any]:
-        """`forward`, whose weights count as unused when it begins again."""
+    def recomputed(self, forward: Callable[..., Any], names: set[str]) -> Callable[..., Any]:
+        """Wrap `forward` so that its weights count as unused whenever it runs."""
 
         def again(*args: Any, **kwargs: Any) -> Any:
-            give_back_memory()
+            trim_heap()
             if not self.weights:
                 return forward(*args, **kwargs)
             run = self.weights[0].run
@@ -241,7 +250,7 @@ class Weightless:
         return wrapped
 
     def run(self, seed: int, samples: range, inputs: Inputs, draw: str, loss: Loss | None) -> Arrays:
-        """One pass, with its weights kept where that turns out to be needed."""
+        """Run one pass forward, and backward if there is a loss; return its arrays by sample."""
         try:
             return self.until_it_runs(seed, samples, inputs, draw, loss)
         except UnclearAxisError:
@@ -250,41 +259,43 @@ class Weightless:
             return self.until_it_runs(seed, samples, inputs, draw, loss)
 
     def shapes(self, seed: int, sample: int, inputs: Inputs, draw: str) -> list[torch.Size]:
-        """The shapes of what enters the blocks in a pass of one sample."""
+        """Return the shapes of the tokens that enter the blocks in a pass of one sample."""
 
-        def call(run: Run) -> list[torch.Size]:
-            with torch.no_grad(), stream_shapes(self.blocks) as found:
+        def call(run: WeightlessRun) -> list[torch.Size]:
+            with torch.no_grad(), stream_shapes(self.blocks) as shapes:
                 self.call(self.arguments(run, inputs))
-            return list(found)
+            return list(shapes)
 
         return self.until_it_runs(seed, range(sample, sample + 1), inputs, draw, None, call)
 
     def first(self, seed: int, inputs: Inputs, draw: str) -> Arrays:
-        """The first sample's pass without gradients; its sequences must not influence each other.
+        """Run the first sample without gradients.
 
         Raises:
-            InputError: they do.
+            InputError: its sequences influence each other.
         """
 
-        def call(run: Run) -> bool:
+        def call(run: WeightlessRun) -> bool:
             measure = Measure(self.blocks, 1, inputs.rows, inputs.counted, self.axis_of(inputs))
             with torch.enable_grad(), measure:
                 self.call(self.arguments(run, inputs))
             measure.finish()
             return measure.mixes()
 
-        found = self.run(seed, range(1), inputs, draw, None)
+        arrays = self.run(seed, range(1), inputs, draw, None)
         if inputs.rows > 1 and self.until_it_runs(seed, range(1), inputs, draw, square, call):
             raise mixed_sequences(self.blueprint.name, inputs.batch_dim)
-        return found | self.outputs
+        return arrays | self.outputs
 
     def until_it_runs(
         self, seed: int, samples: range, inputs: Inputs, draw: str, loss: Loss | None,
-        call: Callable[[Run], Any] | None = None,
+        call: Callable[[WeightlessRun], Any] | None = None,
     ) -> Any:  # fmt: skip
-        """What `call`, or a pass, gives of a run that keeps the weights which it needs."""
+        """Call `call`, or `attempt`, until every weight that needs entries is kept; return its result."""
         while True:
-            run = Run(seed, samples, inputs.rows, self.dtype, self.device, draw, loss is not None, dict(self.kept))
+            run = WeightlessRun(
+                seed, samples, inputs.rows, self.dtype, self.device, draw, loss is not None, dict(self.reasons_to_keep)
+            )
             if self.drawn and len(samples) > 1:
                 raise OneSampleOnlyError
             if self.drawn:
@@ -299,61 +310,69 @@ class Weightless:
                 with one_thread():
                     return self.attempt(run, inputs, loss) if call is None else call(run)
             except KeepWeightError as needed:
-                self.kept[needed.name] = needed.reason
-            except NoEntriesError as read:
+                self.reasons_to_keep[needed.name] = needed.reason
+            except NoEntriesError as error:
                 if self.drawn:
-                    raise InputError(f"{self.blueprint.name} {read}") from read
-                self.draw_whole({"a tensor": f"the model {read}"})
+                    raise InputError(f"{self.blueprint.name} {error}") from error
+                self.draw_whole({"a tensor": f"the model {error}"})
 
-    def attempt(self, run: Run, inputs: Inputs, loss: Loss | None) -> Arrays:
-        """One pass; `KeepWeightError` or `OneSampleOnlyError` if it cannot be as `run` has it."""
+    def attempt(self, run: WeightlessRun, inputs: Inputs, loss: Loss | None) -> Arrays:
+        """Run one pass.
+
+        Raises:
+            KeepWeightError: a weight needs entries.
+            OneSampleOnlyError: samples must go one at a time.
+            InputError: the module draws random numbers or changes a parameter.
+        """
         assert self.state is not None  # taken before the first pass
         arguments = self.arguments(run, inputs)
         measure = Measure(self.blocks, len(run.samples), inputs.rows, inputs.counted, self.axis_of(inputs))
         measure.used = run.read
         before = random_states()
         with torch.set_grad_enabled(loss is not None):
-            with self.tidying(), measure, self.by_sample(run):
+            with self.trimming(), measure, self.by_sample(run):
                 out = self.call(arguments)
             measure.finish()
             require(random_states() == before, f"{self.blueprint.name} draws random numbers of its own when it runs.")
             changed = self.state.changed_weight()
             require(changed is None, f"{self.blueprint.name} changes its parameter {changed} when it runs.")
-            found = stream_arrays(measure) | output_arrays(out, len(run.samples))
-            self.uses, self.reasons = run.found, {**run.reasons, **self.kept}
+            arrays = stream_arrays(measure) | output_arrays(out, len(run.samples))
+            self.uses, self.reasons = run.uses, {**run.operations, **self.reasons_to_keep}
             self.read_where = where_parameters_are_read(self.module, measure)
             if self.foreign:
                 self.outputs = {"output": output_sizes(out)[None].cpu().numpy()}
             if self.drawn:
                 self.uses, self.reasons = dict.fromkeys(self.table.laws, DRAWN_WHOLE), self.drawn
             if loss is not None:
-                found |= self.backward(out, arguments, loss, run, measure)
-        return found
+                arrays |= self.backward(out, arguments, loss, run, measure)
+        return arrays
 
-    def arguments(self, run: Run, inputs: Inputs) -> dict[str, Any]:
-        """What the module is called with."""
-        given = inputs.of(run.seed, run.samples, self.dtype)
-        return {name: each.to(self.device) if isinstance(each, Tensor) else each for name, each in given.items()}
+    def arguments(self, run: WeightlessRun, inputs: Inputs) -> dict[str, Any]:
+        """Return the arguments of the module, by name; the first argument may have the name ""."""
+        named = inputs.of(run.seed, run.samples, self.dtype)
+        return {name: each.to(self.device) if isinstance(each, Tensor) else each for name, each in named.items()}
 
     def axis_of(self, inputs: Inputs) -> int | None:
-        """The dimension of the stream in which the sequences lie, if its sizes do not say it."""
+        """The dimension of the stream that holds the sequences, if a pass had to determine it."""
         return self.axis[1] if self.axis is not None and self.axis[0] is inputs else None
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
-        """The module's output; what has no name is its first argument."""
+        """Call the module."""
         named = {name: value for name, value in arguments.items() if name}
         return self.module(arguments[""], **named) if "" in arguments else self.module(**named)
 
-    def backward(self, out: Any, arguments: Mapping[str, Any], loss: Loss, run: Run, measure: Measure) -> Arrays:
-        """The loss and its gradients."""
+    def backward(
+        self, out: Any, arguments: Mapping[str, Any], loss: Loss, run: WeightlessRun, measure: Measure
+    ) -> Arrays:
+        """Differentiate the loss; return it with the norms of the gradients."""
         value = loss(out, arguments)
-        known = isinstance(value, Tensor) and value.requires_grad
-        require(known, "the loss must be a tensor that depends on the module's output.")
+        differentiable = isinstance(value, Tensor) and value.requires_grad
+        require(differentiable, "the loss must be a tensor that depends on the module's output.")
         if value.dim() == 0 and len(run.samples) > 1:
             raise OneSampleOnlyError
         by_sample = value.reshape(len(run.samples), -1).mean(1)
         if self.recomputes and self.state is not None:
-            self.state.restore()  # blocks run again as they ran first
+            self.state.restore()  # as it was when the blocks ran first
         by_sample.sum().backward()
         norms = run.gradient_norms() | (self.constant_norms() if run.side_by_side == 1 else {})
         places = range(len(measure.covariance))
@@ -364,38 +383,32 @@ class Weightless:
             "stream_gradient": np.stack([measure.gradient.get(place, none).cpu().numpy() for place in places], -1),
         }
 
-    def by_sample(self, run: Run) -> AbstractContextManager[Any]:
-        """Keep the gradients of shared parameters apart by sample."""
-        return Shared(self.module, run) if run.gradients and run.side_by_side > 1 else nullcontext()
+    def by_sample(self, run: WeightlessRun) -> AbstractContextManager[Any]:
+        """Separate the gradients of parameters with entries by sample."""
+        return SharedGradients(self.module, run) if run.gradients and run.side_by_side > 1 else nullcontext()
 
     def constant_norms(self) -> dict[str, Tensor]:
-        """|∂W| (1,) of the parameters with entries that a gradient came back to."""
+        """Return |∂W| (1,) of the parameters with entries that have a gradient."""
         every = self.module.named_parameters()
-        found = {name: one.grad for name, one in every if not isinstance(one, Implicit) and one.grad is not None}
-        return {name: gradient_norm(each)[None] for name, each in found.items()}
+        gradients = {name: one.grad for name, one in every if not isinstance(one, Implicit) and one.grad is not None}
+        return {name: gradient_norm(each)[None] for name, each in gradients.items()}
 
 
-def copies(weights: list[Weight]) -> dict[str, str]:
-    """Weights that are copies of each other draw the same numbers, and are kept; why."""
-    first: dict[int, Weight] = {}
-    kept: dict[str, str] = {}
+def link_copies(weights: list[RandomWeight]) -> dict[str, str]:
+    """Let copies draw the same numbers as their original; return the reasons to keep them."""
+    first: dict[int, RandomWeight] = {}
+    reasons: dict[str, str] = {}
     for weight in weights:
         original = first.setdefault(weight.law.source, weight)
         if original is not weight and weight.law.source >= 0:
             weight.numbers = original.name
-            kept |= {original.name: f"{weight.name} is a copy of it", weight.name: f"a copy of {original.name}"}
-    return kept
+            reasons |= {original.name: f"{weight.name} is a copy of it", weight.name: f"a copy of {original.name}"}
+    return reasons
 
 
 def random_states() -> tuple[Any, ...]:
     """The states of the global generators of torch, NumPy and Python."""
-    numpys: Any = np.random.get_state(legacy=False)
-    return (
-        torch.get_rng_state().numpy().tobytes(),
-        numpys["state"]["key"].tobytes(),
-        numpys["state"]["pos"],
-        random.getstate(),
-    )
+    return torch.get_rng_state().numpy().tobytes(), *numpy_and_python_states()
 
 
 def output_sizes(out: Any) -> Tensor:
@@ -403,13 +416,12 @@ def output_sizes(out: Any) -> Tensor:
     return torch.tensor([float(gradient_norm(each.detach())) for each in tensors_in(out)], dtype=torch.float64)
 
 
-def give_back_memory() -> None:
-    """Return free memory to the system: between the inputs of blocks, which stay, glibc would keep the holes."""
+def trim_heap() -> None:
+    """Return freed memory to the system: stored activations lie between the holes, which glibc would hold on to."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 
 
 def names_in(block: nn.Module) -> set[str]:
-    """Of the implicit weights in a block."""
     return {p.weight.name for p in block.parameters() if isinstance(p, Implicit)}

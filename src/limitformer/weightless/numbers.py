@@ -1,8 +1,8 @@
-r"""The numbers that take the place of weights: a function of (seed, purpose, sample, row, column) alone.
+r"""The random numbers of passes: functions of (seed, purpose, sample, row, column) only.
 
 Purposes are names such as `model.layers.3.mlp.up_proj.weight: forward`. A row of n numbers is ⌈n/4⌉ blocks of Philox
-(`numerics.random`); its row number and the sample are the counter, so that any rows of a matrix can be drawn again,
-in any order, by any number of threads, with the same result.
+(`numerics.random`). The row and the sample are the counter, so that any rows of a matrix can be drawn again, in any
+order and by any number of threads, with the same result.
 """
 
 import functools
@@ -30,21 +30,24 @@ LEAST_UNIFORM = 2.0**-33  # the smallest number that `uniform` returns
 
 @cache
 def key_words(seed: int, purpose: str) -> NDArray[np.uint64]:
-    """The key of all numbers for one purpose."""
+    """Return the key of all numbers for one purpose."""
     return np.array(key(seed, f"weightless {purpose}"), np.uint64)
 
 
-Rows = Sequence[int] | Tensor  # their numbers
+Rows = Sequence[int] | Tensor  # row numbers
 Fill = Callable[[NDArray[np.uint64], np.uint64, NDArray[np.uint64], NDArray[Any]], None]
 
 
 def normals(seed: int, purpose: str, samples: range, rows: Rows, columns: int, dtype: torch.dtype) -> Tensor:
-    """N(0, 1) (samples, rows, columns)."""
+    """Draw N(0, 1) (samples, rows, columns)."""
     return fill_all(fill_rows, seed, purpose, samples, rows, columns, dtype)
 
 
 def entries(law: Law, seed: int, purpose: str, samples: range, rows: Rows, columns: int, dtype: torch.dtype) -> Tensor:
-    """Independent entries of a random law (samples, rows, columns), one word of Philox for each that is not normal."""
+    """Draw independent entries of a random law (samples, rows, columns).
+
+    An entry that is not normal takes one word of Philox.
+    """
     where = seed, purpose, samples, rows, columns
     if law.kind == UNIFORM:
         return fill_all(functools.partial(fill_uniform_rows, float(law.shift), float(law.scale)), *where, dtype)
@@ -60,7 +63,7 @@ def entries(law: Law, seed: int, purpose: str, samples: range, rows: Rows, colum
 
 
 def far_points(between: NDArray[np.float64], below: float, mass: float, above: float) -> NDArray[np.float64]:
-    """Points of N(0, 1) in tails that `normal_quantile` does not serve."""
+    """Return quantiles of N(0, 1) in tails beyond the range of `normal_quantile`."""
     lower, upper = below + mass * between, above + mass * (1 - between)
     return np.where(upper < lower, -ndtri(upper), ndtri(lower))
 
@@ -68,7 +71,7 @@ def far_points(between: NDArray[np.float64], below: float, mass: float, above: f
 def fill_all(
     fill: Fill, seed: int, purpose: str, samples: range, rows: Rows, columns: int, dtype: torch.dtype
 ) -> Tensor:
-    """Numbers (samples, rows, columns) that `fill` writes, by several threads where they are many."""
+    """Return numbers (samples, rows, columns) that `fill` writes, by several threads if they are many."""
     out = torch.empty(len(samples), len(rows), columns, dtype=dtype if dtype == torch.float64 else torch.float32)
     array, numbers = out.numpy(), np.asarray(rows, np.uint64)
     words, first = key_words(seed, purpose), U64(samples.start)
@@ -81,7 +84,7 @@ def fill_all(
 
 
 def pieces(shape: tuple[int, ...]) -> list[tuple[slice, slice]]:
-    """Samples and rows of about `PIECE` numbers."""
+    """Split samples and rows into pieces of about `PIECE` numbers."""
     samples, rows, columns = shape
     some_rows = max(1, PIECE // max(columns, 1))
     some_samples = max(1, some_rows // max(rows, 1))
@@ -94,13 +97,13 @@ def pieces(shape: tuple[int, ...]) -> list[tuple[slice, slice]]:
 
 @cache
 def pool() -> ThreadPoolExecutor:
-    """Threads that draw; kernels run without the interpreter's lock."""
+    """Threads that draw numbers; kernels run without the interpreter's lock."""
     return ThreadPoolExecutor(usable_cores(), thread_name_prefix="limitformer-numbers")
 
 
 @driver
 def fill_rows(words, sample, rows, out):
-    """`out` (samples, rows, columns) with the numbers of these rows, from `sample` on."""
+    """Fill `out` (samples, rows, columns) with N(0, 1); `sample` is the first sample."""
     blocks = U64((out.shape[2] + 3) // 4)
     for s in range(out.shape[0]):
         for i in range(len(rows)):
@@ -109,7 +112,7 @@ def fill_rows(words, sample, rows, out):
 
 @strict_kernel
 def fill_row(k0, k1, sample, block, out):
-    """One row; the four normals of a block stand in four runs, so that all stores are contiguous."""
+    """Fill a row; the four normals of a block go to four runs, so that all stores are contiguous."""
     run = len(out) // 4
     a, b, c, d = out[:run], out[run : 2 * run], out[2 * run : 3 * run], out[3 * run : 4 * run]
     for i in range(run):
@@ -126,7 +129,7 @@ def fill_row(k0, k1, sample, block, out):
 
 @driver
 def fill_uniform_rows(low, width, words, sample, rows, out):
-    """`out` (samples, rows, columns) with U(low, low + width)."""
+    """Fill `out` (samples, rows, columns) with U(low, low + width)."""
     blocks = U64((out.shape[2] + 3) // 4)
     for s in range(out.shape[0]):
         for i in range(len(rows)):
@@ -135,7 +138,7 @@ def fill_uniform_rows(low, width, words, sample, rows, out):
 
 @strict_kernel
 def fill_uniform_row(low, width, k0, k1, sample, block, out):
-    """One row, in the order of `fill_row`."""
+    """Fill a row, in the order of `fill_row`."""
     run = len(out) // 4
     a, b, c, d = out[:run], out[run : 2 * run], out[2 * run : 3 * run], out[3 * run : 4 * run]
     for i in range(run):
@@ -152,7 +155,7 @@ def fill_uniform_row(low, width, k0, k1, sample, block, out):
 
 @driver
 def fill_truncated_rows(law, words, sample, rows, out):
-    """`out` (samples, rows, columns) with entries of a truncated normal law.
+    """Fill `out` (samples, rows, columns) with entries of a truncated normal law.
 
     `law` holds P(g < low), P(low < g < high) and P(g > high) for g ~ N(0, 1), then the scale and the shift of an entry.
     """
@@ -164,14 +167,14 @@ def fill_truncated_rows(law, words, sample, rows, out):
 
 @inlined
 def truncated(word, below, mass, above):
-    """The point of N(0, 1) below which are `below` and the word's share of `mass`."""
+    """Return the point of N(0, 1) with probability `below` plus the word's share of `mass` to its left."""
     u = uniform(word)
     return normal_quantile(below + mass * u, above + mass * (1.0 - u))
 
 
 @strict_kernel
 def fill_truncated_row(law, k0, k1, sample, block, out):
-    """One row, in the order of `fill_row`."""
+    """Fill a row, in the order of `fill_row`."""
     below, mass, above, scale, shift = law[0], law[1], law[2], law[3], law[4]
     run = len(out) // 4
     a, b, c, d = out[:run], out[run : 2 * run], out[2 * run : 3 * run], out[3 * run : 4 * run]

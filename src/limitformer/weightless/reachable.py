@@ -1,7 +1,7 @@
-"""Everything that a module can read when it runs: its parts, attributes, lists, dictionaries and closures.
+"""All objects that a module can reach when it runs: its parts, attributes, lists, dictionaries and closures.
 
-A forward pass may use tensors that are neither parameters nor buffers, and may change what it finds. So they are walked
-by their paths, such as `blocks.0.extra[1].weight`: to compare two builds, and to put a module back as it was.
+A forward pass may use tensors that are neither parameters nor buffers, and may change objects. `reachable` walks them
+by their paths, such as `blocks.0.extra[1].weight`, to compare two builds and to restore a module.
 """
 
 import functools
@@ -15,16 +15,23 @@ import torch
 from torch import Tensor, nn
 
 from limitformer.weightless.implicit import Implicit
+from limitformer.weightless.tensors import same_tensors
 
-OPAQUE = ("limitformer.weightless", "logging", "threading", "weakref", "_thread")  # whose objects hold no numbers
-CLASSES = (type, types.ModuleType, Implicit, str, bytes, torch.dtype, torch.device)  # which are not looked into
-WITHOUT = {type(None), str, type, types.BuiltinFunctionType, types.ModuleType}  # the frequent ones of them
-OF_MODULES = set(vars(nn.Module()))  # hooks, mostly
+OPAQUE = (
+    "limitformer.weightless",
+    "logging",
+    "threading",
+    "weakref",
+    "_thread",
+)  # of objects without numbers
+CLASSES = (type, types.ModuleType, Implicit, str, bytes, torch.dtype, torch.device)  # whose objects are not searched
+WITHOUT = {type(None), str, type, types.BuiltinFunctionType, types.ModuleType}  # the frequent ones of these
+OF_MODULES = set(vars(nn.Module()))  # mostly hooks
 LEAVES = {bool, int, float, complex}
 NUMBERS = bool | int | float | complex | np.generic | np.ndarray
 GENERATORS = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
-REGISTERS = ("_parameters", "_buffers", "_modules")  # of a module, which are no part of a path
-WHOLE_COPIES = 2  # dimensions from which on a parameter is watched and not copied
+REGISTERS = ("_parameters", "_buffers", "_modules")  # of a module; paths leave these names out
+WHOLE_COPIES = 2  # parameters with as many dimensions are not copied; their changes are counted
 
 
 class Place(NamedTuple):
@@ -32,11 +39,11 @@ class Place(NamedTuple):
 
     path: str
     value: Any
-    registered: bool  # whether it is a parameter or a buffer, at its own place
+    registered: bool  # whether the path is that of a parameter or buffer
 
 
 def reachable(module: nn.Module) -> Iterator[Place]:
-    """Every tensor at each of its places, and every other object once."""
+    """Yield every tensor at each of its paths, and every other object once."""
     seen: set[int] = set()
     owned = {id(part) for part in module.modules()}
     waiting: list[Place] = [Place("", module, False)]
@@ -57,7 +64,7 @@ def reachable(module: nn.Module) -> Iterator[Place]:
 
 
 def inside(place: Place, owned: set[int]) -> Iterator[Place]:
-    """What an object holds; the modules in `owned` register their parameters."""
+    """Yield the objects that an object holds; the modules in `owned` register their parameters."""
     path, value = place.path, place.value
     if isinstance(value, dict):
         named = enumerate(value.items())
@@ -88,7 +95,7 @@ def joined(path: str, name: str) -> str:
 
 
 def content(cell: Any) -> Any:
-    """The value of a closure's cell, None while it is empty."""
+    """Return the value of a closure's cell, None while it is empty."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -96,7 +103,7 @@ def content(cell: Any) -> Any:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The attributes of an object, those in slots among them."""
+    """Return the attributes of an object, including slots."""
     if hasattr(value, "__dict__"):
         return dict(vars(value))
     slots = [kind.__dict__.get("__slots__", ()) for kind in type(value).__mro__]
@@ -105,14 +112,14 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 def stray_tensors(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Tensors, numbers and generators that are neither a parameter nor a buffer, by path."""
+    """Yield tensors, numbers and generators other than parameters and buffers, by path."""
     for place in reachable(module):
         if isinstance(place.value, Tensor | NUMBERS | GENERATORS) and not place.registered:
             yield place.path, place.value
 
 
 class State:
-    """What a module holds, so that a pass which changes it can be undone."""
+    """A copy of all that a module holds, which `restore` puts back after a pass."""
 
     def __init__(self, module: nn.Module) -> None:
         self.holders: list[tuple[Any, Any]] = []
@@ -121,7 +128,7 @@ class State:
         for place in reachable(module):
             value = place.value
             if isinstance(value, Tensor):
-                self.keep(place.path, value)
+                self.copy(place.path, value)
             elif isinstance(value, np.ndarray | list | dict | set):
                 self.holders.append((value, value.copy()))
             elif type(value) not in LEAVES and isinstance(getattr(value, "__dict__", None), dict):
@@ -130,8 +137,8 @@ class State:
                 registers = [fields[name] for name in REGISTERS if name in fields]
                 self.holders.extend((each, each.copy()) for each in registers if isinstance(each, dict))
 
-    def keep(self, name: str, tensor: Tensor) -> None:
-        """Copy a tensor's entries; of a large parameter, remember how often it was changed."""
+    def copy(self, name: str, tensor: Tensor) -> None:
+        """Copy a tensor's entries; of a large parameter, note the number of its changes."""
         if isinstance(tensor, nn.Parameter) and tensor.dim() >= WHOLE_COPIES:
             if not tensor.is_inference():
                 self.weights.append((name, tensor, tensor._version))
@@ -148,7 +155,7 @@ class State:
                     tensor.detach().copy_(before)
 
     def changed_weight(self) -> str | None:
-        """The name of a parameter whose entries were changed."""
+        """Return the name of a parameter whose entries were changed, if there is one."""
         return next((name for name, weight, version in self.weights if weight._version != version), None)
 
 
@@ -166,24 +173,3 @@ def put_back(holder: Any, before: Any) -> None:
     elif holder != before:
         holder.clear()
         holder.update(before)
-
-
-def same_tensors(a: Tensor, b: Tensor) -> bool:
-    """Whether both have the same shape, type and entries; NaN equals NaN."""
-    if a.shape != b.shape or a.dtype != b.dtype or a.layout != b.layout or a.is_meta != b.is_meta:
-        return False
-    if a.is_meta or a.layout != torch.strided:
-        return a.is_meta or same_tensors(a.detach().to_dense(), b.detach().to_dense())
-    return bool(torch.equal(a.detach(), b.detach())) or bool(
-        ((a.detach() == b.detach()) | (a.detach().isnan() & b.detach().isnan())).all()
-    )
-
-
-def same_numbers(a: Any, b: Any) -> bool:
-    """Whether two tensors, arrays or numbers are the same."""
-    if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return isinstance(a, Tensor) and isinstance(b, Tensor) and same_tensors(a, b)
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        alike = type(a) is type(b) and a.shape == b.shape and a.dtype == b.dtype
-        return alike and (a.dtype == object or bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")))
-    return type(a) is type(b) and (a == b or (a != a and b != b))

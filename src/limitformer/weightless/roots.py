@@ -1,18 +1,22 @@
 r"""Roots of tokens: Z = R Q with orthonormal rows of Q, so that Z W = R N with N = Q W ~ N(0, s²).
 
-Only R is needed to draw Z W. Q is needed in the backward pass, by its products alone. Letters: S samples, M tokens
-(rows of Z and of Q), n entries of each. A token that depends on others has a column of zeros in R, and one in Qᵀ.
+The forward pass needs R, the backward pass also products with Q. Letters: S samples, M tokens (rows of Z and of Q),
+n entries of each. A token that depends on earlier ones has a column of zeros in R, and one in Qᵀ.
 
-R is lower triangular with a positive diagonal. Tokens that do not depend on each other have but one such root, and it
-moves little with them, so that a seed gives the same sample on every machine and in both precisions. (To begin with
-the largest token is as good for the law; but of tokens behind a norm rounding decides which one that is.)
+R is lower triangular with a positive diagonal. Independent tokens have only one such root, and it is continuous in
+them, so that a seed gives the same sample on every machine and in both precisions. (Starting from the largest token
+has the same law; but tokens behind a norm have equal lengths, so that rounding would choose the first.)
 
-Two ways. In float64, Householder's factorisation of Zᵀ: differences of tokens keep their digits down to 1e-16 of the
-tokens. In float32, Cholesky's of the Gram matrix Z Zᵀ, summed in float64: several times as fast at large n, and its
-1e-8 is less than the rounding of the tokens. What is new in a token, beyond those before it, counts as nothing below
-`LOST`. Between `LOST` and `CLEAR` it may be rounding that has grown, as where tokens collapse or are more than n. Then
-the token with most that is new comes next, instead of the next one, which keeps rounding small; R is triangular in
-that order, and rounding may decide which sample it is.
+There are two factorisations:
+
+* float64: Householder's of Zᵀ. Differences of tokens keep their digits down to 1e-16 of the tokens.
+* float32: Cholesky's of the Gram matrix Z Zᵀ, summed in float64. It is several times as fast at large n, and its error
+  of 1e-8 is below the rounding of the tokens.
+
+The *residual* of a token is its part orthogonal to the tokens before it. Cholesky treats a residual below `LOST` as
+zero. Between `LOST` and `CLEAR` it may be rounding error, as where tokens collapse or are more than n. Then the next
+token is the one with the largest residual, which bounds the error; R is triangular in that order, and rounding may
+decide the order, and so the sample.
 
 Identical rows of Z get identical rows of R, to the last bit.
 """
@@ -28,53 +32,51 @@ from torch.nn.functional import pad
 
 IN_CACHE = 4096  # columns that are in float64 at a time
 MIRRORED = 256  # rows of a symmetric matrix that are copied at a time
-LOST, CLEAR = 1e-12, 1e-6  # squares, of what is new in a float32 token over all of it
-PREFERENCE = 1e-3  # for the first token over the last, of two with as much that is new
-COMPARED = 16  # entries of two tokens, before all of them
+LOST, CLEAR = 1e-12, 1e-6  # squared residual of a float32 token over its squared length
+PREFERENCE = 1e-3  # for the first token over the last, where residuals are equal
+COMPARED = 16  # entries of two tokens that are compared before all of them
 
 Matrix = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 
 class HouseholderRoot(NamedTuple):
-    """Of float64 tokens Z (S, M, n)."""
+    """The root of float64 tokens Z (S, M, n)."""
 
     factor: Tensor  # R (S, M, M)
     basis: Tensor  # Q (S, M, n)
 
     @property
     def width(self) -> int:
-        """n."""
         return self.basis.shape[-1]
 
     def onto(self, rows: Tensor) -> Tensor:
-        """F Qᵀ (S, k, M) of rows F (S, k, n)."""
+        """Return F Qᵀ (S, k, M) of rows F (S, k, n)."""
         return rows @ self.basis.mT
 
     def along(self, coefficients: Tensor) -> Tensor:
-        """C Q (S, k, n) of C (S, k, M)."""
+        """Return C Q (S, k, n) of C (S, k, M)."""
         return coefficients @ self.basis
 
 
 class GramRoot(NamedTuple):
-    """Of float32 tokens Z (S, M, n)."""
+    """The root of float32 tokens Z (S, M, n)."""
 
     factor: Tensor  # R (S, M, M)
-    inverse: Tensor | None  # in float64 (S, M, M): Q = inverseᵀ Z; None where there is no backward pass
+    inverse: Tensor | None  # float64 (S, M, M): Q = inverseᵀ Z; None without a backward pass
     z: Tensor
 
     @property
     def width(self) -> int:
-        """n."""
         return self.z.shape[-1]
 
     def onto(self, rows: Tensor) -> Tensor:
-        """F Qᵀ (S, k, M) of rows F (S, k, n)."""
+        """Return F Qᵀ (S, k, M) of rows F (S, k, n)."""
         assert self.inverse is not None
         return ((rows @ self.z.mT).double() @ self.inverse).to(rows.dtype)
 
     def along(self, coefficients: Tensor) -> Tensor:
-        """C Q (S, k, n) of C (S, k, M)."""
+        """Return C Q (S, k, n) of C (S, k, M)."""
         assert self.inverse is not None
         return (coefficients.double() @ self.inverse.mT).to(coefficients.dtype) @ self.z
 
@@ -83,58 +85,53 @@ Root = HouseholderRoot | GramRoot
 
 
 def householder_root(z: Tensor) -> HouseholderRoot:
-    """By Householder's factorisation of Zᵀ; samples beside one do not change how it is done."""
+    """Factorise Zᵀ by Householder; each sample is treated independently of the others."""
     first = first_of(z)
     new = z.any(-1) & (first == torch.arange(z.shape[-2], device=z.device))
-    some = ~new.all(-1)
-    if not some.any():
+    repeats = ~new.all(-1)
+    if not repeats.any():
         return householder(z)
     factor, basis = z.new_empty(*z.shape[:-1], z.shape[-2]), torch.empty_like(z)
-    factor[~some], basis[~some] = householder(z[~some])
-    factor[some], basis[some] = householder_of_new(z[some], new[some], first[some])
+    factor[~repeats], basis[~repeats] = householder(z[~repeats])
+    factor[repeats], basis[repeats] = householder_of_new(z[repeats], new[repeats], first[repeats])
     return HouseholderRoot(factor, basis)
 
 
 def householder_of_new(z: Tensor, new: Tensor, first: Tensor) -> HouseholderRoot:
-    """The same of tokens with repeats and zeros, which are put aside, in directions of their own."""
-    aside = torch.diag_embed((~new).to(z.dtype))
-    factor, basis = householder(torch.cat([z * new[..., None], aside], dim=-1))
+    """Householder root of tokens with repeats or zeros, which are replaced by extra directions and removed again."""
+    extra = torch.diag_embed((~new).to(z.dtype))
+    factor, basis = householder(torch.cat([z * new[..., None], extra], dim=-1))
     return HouseholderRoot(rows_of(factor * new[..., None], first), basis[..., : z.shape[-1]])
 
 
 def householder(z: Tensor) -> HouseholderRoot:
-    """The same of tokens that differ."""
+    """Householder root of tokens without repeats and zeros."""
     q, r = torch.linalg.qr(z.mT)
-    signs = signs_of(r)
+    signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(r.dtype)[..., None]  # for a positive diagonal
     spare = (0, 0, 0, z.shape[-2] - r.shape[-2])  # tokens beyond n add no direction
     return HouseholderRoot(pad(signs * r, spare).mT, pad(signs * q.mT, spare))
 
 
-def signs_of(r: Tensor) -> Tensor:
-    """±1 (S, min(M, n), 1) by which Householder's rows have a positive diagonal."""
-    return torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(r.dtype)[..., None]
-
-
 def gram_root(z: Tensor) -> GramRoot:
-    """By Cholesky's factorisation of Z Zᵀ."""
-    found = [cholesky(g) for g in gram(z).cpu().numpy()]
+    """Factorise Z Zᵀ by Cholesky."""
+    factors = [cholesky(g) for g in gram(z).cpu().numpy()]
     inverse = None
     if torch.is_grad_enabled():
-        inverse = torch.from_numpy(np.stack([inverse_of(*each) for each in found])).to(z.device)
-    roots = torch.from_numpy(np.stack([root for root, _ in found])).to(z.device, z.dtype)
+        inverse = torch.from_numpy(np.stack([inverse_of(*each) for each in factors])).to(z.device)
+    roots = torch.from_numpy(np.stack([root for root, _ in factors])).to(z.device, z.dtype)
     return GramRoot(rows_of(roots, first_of(z)), inverse, z)
 
 
 def cholesky(g: Matrix) -> tuple[Matrix, Rows]:
-    """R (M, M) with R Rᵀ = G, and the tokens in whose order R is triangular; others have columns of zeros.
+    """Return R (M, M) with R Rᵀ = G, and the tokens with a column, in the order in which R is triangular.
 
-    A token that is infinite or NaN has a row of NaN.
+    The other tokens have columns of zeros. A token that is infinite or NaN has a row of NaN.
     """
-    return of_new(g) or of_any(g)
+    return cholesky_of_independent(g) or cholesky_of_any(g)
 
 
-def of_new(g: Matrix) -> tuple[Matrix, Rows] | None:
-    """The same where each token is clearly new, as nearly always."""
+def cholesky_of_independent(g: Matrix) -> tuple[Matrix, Rows] | None:
+    """Cholesky root where every residual is clear of rounding, as nearly always; else None."""
     own, rows = g.diagonal(), np.arange(len(g))
     if not (np.isfinite(own) & (own > 0)).all():
         return None
@@ -142,38 +139,39 @@ def of_new(g: Matrix) -> tuple[Matrix, Rows] | None:
     return (lower, rows) if len(lower) == len(g) and clear(lower, rows) else None
 
 
-def of_any(g: Matrix) -> tuple[Matrix, Rows]:
-    """The same of tokens that may depend on one another, or be none."""
+def cholesky_of_any(g: Matrix) -> tuple[Matrix, Rows]:
+    """Cholesky root of tokens that may depend on each other, be zero, or not be finite."""
     finite = np.isfinite(g.diagonal())
     sound = np.flatnonzero(finite & (g.diagonal() > 0))
     part = g[np.ix_(sound, sound)]
-    found = in_order(part)
-    root, kept = found if clear(*found) else newest_first(part)
+    root, rows = in_order(part)
+    if not clear(root, rows):
+        root, rows = largest_residual_first(part)
     whole = np.zeros_like(g)
     whole[~finite] = np.nan
     whole[np.ix_(sound, sound)] = root
-    return whole, sound[kept]
+    return whole, sound[rows]
 
 
 def in_order(g: Matrix) -> tuple[Matrix, Rows]:
-    """The same of tokens in their order, without those that depend on earlier ones."""
-    root, lost, rows, left = np.zeros_like(g), LOST * g.diagonal(), np.arange(len(g)), g
+    """Cholesky root of tokens in their order, without those that depend on earlier ones."""
+    root, lost, rows, rest = np.zeros_like(g), LOST * g.diagonal(), np.arange(len(g)), g
     while len(rows):
-        lower = leading(left, lost[rows])
+        lower = leading(rest, lost[rows])
         end = len(lower)
         taken, rows = rows[:end], rows[end:]
         root[np.ix_(taken, taken)] = lower
         if len(rows):
-            below = dtrtrs(lower, left[:end, end:], lower=1)[0].T
+            below = dtrtrs(lower, rest[:end, end:], lower=1)[0].T
             root[np.ix_(rows, taken)] = below
-            left = left[end:, end:] - below @ below.T
-            new = left.diagonal() > lost[rows]
-            rows, left = rows[new], left[np.ix_(new, new)]
+            rest = rest[end:, end:] - below @ below.T
+            new = rest.diagonal() > lost[rows]
+            rows, rest = rows[new], rest[np.ix_(new, new)]
     return root, np.flatnonzero(root.diagonal())
 
 
 def leading(g: Matrix, lost: NDArray[np.float64]) -> Matrix:
-    """Cholesky's factor of the rows before the first that depends on those before it."""
+    """Return Cholesky's factor of the rows up to the first that depends on those before it."""
     lower, failed = dpotrf(g, lower=1)
     tiny = lower.diagonal() ** 2 <= lost
     if failed:
@@ -182,54 +180,57 @@ def leading(g: Matrix, lost: NDArray[np.float64]) -> Matrix:
     return lower[:end, :end]
 
 
-def clear(root: Matrix, kept: Rows) -> bool:
-    """Whether so much is new in each token that was kept that it cannot be rounding."""
-    return bool((root.diagonal()[kept] ** 2 > CLEAR * np.square(root[kept]).sum(-1)).all())
+def clear(root: Matrix, rows: Rows) -> bool:
+    """Whether the residuals of these tokens are too large to be rounding."""
+    return bool((root.diagonal()[rows] ** 2 > CLEAR * np.square(root[rows]).sum(-1)).all())
 
 
-def newest_first(g: Matrix) -> tuple[Matrix, Rows]:
-    """The same, next the token with most that is new; of two alike, the earlier one."""
+def largest_residual_first(g: Matrix) -> tuple[Matrix, Rows]:
+    """Cholesky root with pivoting: the token with the largest residual is next; among equal ones, the earlier."""
     scale = (1 - PREFERENCE * np.arange(len(g)) / len(g)) / np.sqrt(g.diagonal())
     lower, order, rank, _ = dpstrf(g * scale * scale[:, None], tol=LOST, lower=1)
-    root, kept = np.zeros_like(g), order[:rank] - 1
-    root[np.ix_(order - 1, kept)] = np.tril(lower)[:, :rank]
-    return root / scale[:, None], kept
+    root, rows = np.zeros_like(g), order[:rank] - 1
+    root[np.ix_(order - 1, rows)] = np.tril(lower)[:, :rank]
+    return root / scale[:, None], rows
 
 
-def inverse_of(root: Matrix, kept: Rows) -> Matrix:
-    """The `inverse` of a root that is triangular in this order."""
-    if np.array_equal(kept, np.arange(len(root))):  # as nearly always
+def inverse_of(root: Matrix, rows: Rows) -> Matrix:
+    """Return `GramRoot.inverse` of a root that is triangular in the order of `rows`."""
+    if np.array_equal(rows, np.arange(len(root))):  # as nearly always
         return np.ascontiguousarray(dtrtri(root, lower=1)[0].T)
     inverse = np.zeros_like(root)
-    if len(kept):
-        inverse[np.ix_(kept, kept)] = dtrtri(root[np.ix_(kept, kept)], lower=1)[0].T
+    if len(rows):
+        inverse[np.ix_(rows, rows)] = dtrtri(root[np.ix_(rows, rows)], lower=1)[0].T
     return inverse
 
 
 def root_of(z: Tensor) -> Root:
-    """The root that suits the tokens' precision."""
+    """Return the root by the factorisation that suits the tokens' precision."""
     return householder_root(z) if z.dtype == torch.float64 else gram_root(z)
 
 
 def size_of(d: Tensor) -> Tensor:
-    """S of D = S P (S, M, M): a root of D Dᵀ."""
+    """Return S (S, M, M) of D = S P, a root of D Dᵀ."""
     if d.dtype == torch.float64:
         return householder_root(d).factor
     return torch.from_numpy(np.stack([cholesky(g)[0] for g in gram(d).cpu().numpy()])).to(d.device, d.dtype)
 
 
 def gram(z: Tensor) -> Tensor:
-    """Z Zᵀ (S, M, M) in float64, symmetric; by torch alone, whose threads and numpy's would wait for each other."""
-    found: Tensor | None = None
+    """Return Z Zᵀ (S, M, M) in float64, symmetric to the last bit.
+
+    Torch multiplies, since its threads and those of NumPy would wait for each other.
+    """
+    result: Tensor | None = None
     for part in z.detach().split(IN_CACHE, dim=-1):
         wide = part.double()
-        found = wide @ wide.mT if found is None else found.baddbmm_(wide, wide.mT)
-    assert found is not None
-    return mirror(found)
+        result = wide @ wide.mT if result is None else result.baddbmm_(wide, wide.mT)
+    assert result is not None
+    return mirror(result)
 
 
 def mirror(lower: Tensor) -> Tensor:
-    """What is below the diagonal (S, M, M) above it, too; in place, by blocks, as M may be thousands."""
+    """Copy the lower triangle (S, M, M) to the upper one, in place and by blocks, as M may be thousands."""
     for at in range(0, lower.shape[-1], MIRRORED):
         block = lower[:, at : at + MIRRORED, at : at + MIRRORED]
         block.tril_().add_(block.tril(-1).mT)
@@ -238,7 +239,7 @@ def mirror(lower: Tensor) -> Tensor:
 
 
 def first_of(z: Tensor) -> Tensor:
-    """(S, M): the first token that is identical to this one, to the last bit."""
+    """Return (S, M): for each token the index of the first that equals it to the last bit."""
     first = torch.arange(z.shape[-2], device=z.device).repeat(len(z), 1)
     begins = z[..., 0].sort(-1).values
     if not (begins[..., 1:] == begins[..., :-1]).any():
@@ -252,5 +253,5 @@ def first_of(z: Tensor) -> Tensor:
 
 
 def rows_of(factor: Tensor, first: Tensor) -> Tensor:
-    """The first row for all of those that are identical."""
+    """Give identical tokens the row of the first of them."""
     return torch.take_along_dim(factor, first[..., None], dim=-2)

@@ -1,8 +1,13 @@
-r"""What one pass through a module without weights keeps: which samples it is for, and what was used how.
+r"""The state of one pass through a module without weights: its samples, its random numbers, and the uses of weights.
 
-Plans of a weight: it is used once and then never drawn or drawn when needed, whichever costs less; or it is *kept*:
-drawn for the pass, an ordinary leaf of torch's graph. A pass begins with no weight kept. Where one is used in a way
-that needs it (a second time, or in an operation that is not a linear map) the pass begins again with it kept.
+A weight is used in one of three ways:
+
+* *never drawn* or *drawn when needed*, whichever costs less, if it is used once, in a linear map (`maps`);
+* *kept*: drawn for the whole pass, as an ordinary leaf of torch's graph;
+* *rows drawn*: the rows of an embedding that are looked up.
+
+A pass begins with no weight kept. A second use, or an operation other than a linear map, raises `KeepWeightError`, and
+the pass begins again with that weight kept (`network`).
 """
 
 import re
@@ -15,9 +20,9 @@ from torch import Tensor
 from limitformer.base.errors import InputError, PicklesArguments
 from limitformer.weightless.laws import Law
 from limitformer.weightless.maps import squared_norm
-from limitformer.weightless.marks import Marks, marks
 from limitformer.weightless.numbers import entries, normals
 from limitformer.weightless.roots import Root, root_of
+from limitformer.weightless.tensors import Marks, marks, same_memory
 
 AUTO, NEVER, ALWAYS = "auto", "never", "always"  # whether weights are drawn
 ROOTS_KEPT = 2
@@ -37,25 +42,25 @@ class OneSampleOnlyError(Exception):
 
 
 @dataclass(eq=False)
-class Weight:
-    """A parameter with a random law, and the pass that it takes part in."""
+class RandomWeight:
+    """A parameter with a random law, and the current pass."""
 
     name: str
     law: Law
     shape: tuple[int, ...]
-    run: "Run"
-    numbers: str = ""  # the name its numbers are drawn by: that of the weight it is a copy of, or its own
+    run: "WeightlessRun"
+    numbers: str = ""  # the name that seeds its numbers, if it is a copy of another weight: that weight's
     trained: bool = True  # whether it has a gradient
 
     @property
     def rows(self) -> range:
-        """Its rows; of a single number, one."""
+        """The indices of its rows; a single number has one row."""
         return range(self.shape[0] if self.shape else 1)
 
 
 @dataclass(eq=False)
-class Run:
-    """One pass of the samples `samples`, each of `sequences` sequences, side by side in the first dimension."""
+class WeightlessRun:
+    """One pass of `samples`, each of `sequences` sequences, side by side in the first dimension."""
 
     seed: int
     samples: range
@@ -64,33 +69,34 @@ class Run:
     device: torch.device
     draw: str = AUTO
     gradients: bool = False
-    kept: dict[str, str] = field(default_factory=dict)  # names of weights that are kept, and why
-    used: dict[str, str] = field(default_factory=dict)  # uses so far: never drawn, or drawn
+    reasons_to_keep: dict[str, str] = field(default_factory=dict)  # by the names of the weights that are kept
+    mapped: set[str] = field(default_factory=set)  # weights and slices that a linear map has used
     squared: dict[str, Tensor] = field(default_factory=dict)  # |∂W|² (S,)
-    constants: dict[str, Tensor] = field(default_factory=dict)  # ∂ of shared parameters (S, *shape)
+    constants: dict[str, Tensor] = field(default_factory=dict)  # gradients of parameters with entries (S, *shape)
     read: set[Any] = field(default_factory=set)  # parameters that were read: ids, and names of those without entries
-    leaves: dict[str, list[Tensor]] = field(default_factory=dict)  # what was drawn and is kept
-    rows: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of embeddings: which, and (S, rows, columns)
+    leaves: dict[str, list[Tensor]] = field(default_factory=dict)  # entries that are kept (S, rows, …)
+    rows: dict[str, tuple[Tensor, Tensor]] = field(
+        default_factory=dict
+    )  # of embeddings: indices, and (S, rows, columns)
     roots: list[tuple[Tensor, Marks, Root]] = field(default_factory=list)
-    found: dict[str, str] = field(default_factory=dict)  # how each weight was used, for the result
-    reasons: dict[str, str] = field(default_factory=dict)  # operations in which weights had to be kept
+    uses: dict[str, str] = field(default_factory=dict)  # how each weight was used, for the result
+    operations: dict[str, str] = field(default_factory=dict)  # in which weights had to be kept
 
     def __post_init__(self) -> None:
         self.anchor = torch.zeros((), device=self.device, dtype=self.dtype, requires_grad=self.gradients)
 
     @property
     def side_by_side(self) -> int:
-        """Samples in the pass."""
         return len(self.samples)
 
     def by_sample(self, x: Tensor) -> Tensor:
-        """Tokens (samples · sequences, …, n) as (samples, tokens, n)."""
+        """Reshape tokens (samples · sequences, …, n) to (samples, tokens, n)."""
         if self.side_by_side > 1 and (x.dim() < 2 or x.shape[0] % self.side_by_side):
             raise OneSampleOnlyError
         return x.reshape(self.side_by_side, -1, x.shape[-1])
 
     def root(self, x: Tensor, z: Tensor) -> Root:
-        """The root of `z`, which is `x` by sample; one for all maps of the same tensor."""
+        """Return the root of `z`, which is `x` by sample; maps of the same tensor share it."""
         now = marks(z)
         for tensor, then, root in self.roots:
             if same_memory(tensor, x) and now == then:
@@ -99,21 +105,24 @@ class Run:
         self.roots = [*self.roots[1 - ROOTS_KEPT :], (x.detach(), now, root)]
         return root
 
-    def use(self, name: str, how: str, weight: Weight) -> None:
-        """Note a use; a second one of a weight that is not kept begins the pass again."""
-        if name in self.used:
+    def use(self, name: str, how: str, weight: RandomWeight) -> None:
+        """Note that a map uses a weight or its slice `name`.
+
+        Raises:
+            KeepWeightError: it is the second use.
+        """
+        if name in self.mapped:
             raise KeepWeightError(weight.name, "used more than once")
-        self.used[name] = how
-        before = self.found.get(weight.name)
-        self.found[weight.name] = f"rows drawn, rest {how}" if weight.name in self.rows else before or how
+        self.mapped.add(name)
+        before = self.uses.get(weight.name)
+        self.uses[weight.name] = f"rows drawn, rest {how}" if weight.name in self.rows else before or how
 
     def forget(self, names: set[str]) -> None:
-        """A part of the module is run again: its weights have not been used."""
-        for name in [name for name in self.used if name.partition("[")[0] in names]:
-            del self.used[name]
+        """Count the weights of these names as unused: their part of the module runs again."""
+        self.mapped = {name for name in self.mapped if name.partition("[")[0] not in names}
 
-    def entries(self, weight: Weight, rows: range | Tensor) -> Tensor:
-        """These rows of the weight (S, rows, *rest), by its law; the same ones whenever they are drawn."""
+    def entries(self, weight: RandomWeight, rows: range | Tensor) -> Tensor:
+        """Draw rows of the weight (S, rows, *rest) by its law; the same ones at every call."""
         columns = 1
         for size in weight.shape[1:]:
             columns *= size
@@ -125,50 +134,54 @@ class Run:
         return drawn.reshape(self.side_by_side, *((len(rows), *weight.shape[1:]) if weight.shape else ()))
 
     def normals(self, purpose: str, rows: range | Tensor, columns: int) -> Tensor:
-        """N(0, 1) (S, rows, columns)."""
+        """Draw N(0, 1) (S, rows, columns)."""
         return normals(self.seed, purpose, self.samples, rows, columns, self.dtype).to(self.device)
 
-    def leaf(self, weight: Weight, rows: range | Tensor) -> Tensor:
-        """These rows are kept, and their gradient is that of the weight."""
+    def leaf(self, weight: RandomWeight, rows: range | Tensor) -> Tensor:
+        """Draw rows as a leaf of torch's graph, whose gradient is that of the weight."""
         values = self.entries(weight, rows).requires_grad_(self.gradients and weight.trained)
         self.leaves.setdefault(weight.name, []).append(values)
         return values
 
-    def whole(self, weight: Weight) -> Tensor:
-        """The weight (S, *shape), kept for the pass."""
-        if any(name.partition("[")[0] == weight.name for name in self.used) or weight.name in self.rows:
+    def whole(self, weight: RandomWeight) -> Tensor:
+        """Return the weight (S, *shape), kept for the pass.
+
+        Raises:
+            KeepWeightError: it has been used in another way.
+        """
+        if any(name.partition("[")[0] == weight.name for name in self.mapped) or weight.name in self.rows:
             raise KeepWeightError(weight.name, "used in several ways")
         if weight.name in self.leaves:
             return self.leaves[weight.name][0]
-        self.found[weight.name] = "kept"
+        self.uses[weight.name] = "kept"
         return self.leaf(weight, weight.rows)
 
-    def embed(self, weight: Weight, ids: Tensor) -> Tensor:
-        """Rows of the weight (S, *ids.shape, columns): one for each distinct number."""
+    def embed(self, weight: RandomWeight, ids: Tensor) -> Tensor:
+        """Look up rows of the weight (S, *ids.shape, columns), drawing one for each distinct id."""
         distinct, place = torch.unique(ids, return_inverse=True)
         if int(distinct[-1]) >= weight.shape[0] or int(distinct[0]) < 0:
             raise row_error(weight, int(distinct[0]), int(distinct[-1]))
-        if weight.name in self.kept:
+        if weight.name in self.reasons_to_keep:
             return self.whole(weight)[:, distinct][:, place]
         known, rows = self.draw_rows(weight, distinct)
         order = torch.argsort(known)
         return rows[:, order[torch.searchsorted(known[order], distinct)]][:, place]
 
-    def draw_rows(self, weight: Weight, distinct: Tensor) -> tuple[Tensor, Tensor]:
-        """All rows that were looked up so far, these among them: which, and (S, rows, columns)."""
+    def draw_rows(self, weight: RandomWeight, distinct: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw the new ones of `distinct` rows; return indices and entries of all rows looked up so far."""
         known, rows = self.rows.get(weight.name, (distinct[:0], None))
         new = distinct[~torch.isin(distinct, known)]
         if len(new):
-            if weight.name in self.used:
+            if weight.name in self.mapped:
                 raise KeepWeightError(weight.name, "looked up after it was used as a head")
             drawn = self.leaf(weight, new.cpu())
             rows = drawn if rows is None else torch.cat([rows, drawn], 1)
             self.rows[weight.name] = torch.cat([known, new]), rows
-            self.found[weight.name] = "rows drawn"
+            self.uses[weight.name] = "rows drawn"
         return self.rows[weight.name]
 
     def gradient_norms(self) -> dict[str, Tensor]:
-        """|∂W| (S,) of every weight that a gradient came back to."""
+        """Return |∂W| (S,) of every weight that has a gradient."""
         squared = dict(self.squared)
         for name, each in self.constants.items():
             add_to(squared, name, each.double().reshape(len(each), -1).square().sum(1))
@@ -180,12 +193,12 @@ class Run:
 
 
 def gradient_norm(gradient: Tensor) -> Tensor:
-    """|∂W|, of complex entries too."""
+    """Return |∂W|, also of complex entries."""
     return torch.linalg.vector_norm((gradient.abs() if gradient.is_complex() else gradient).double())
 
 
-def row_error(weight: Weight, least: int, most: int) -> InputError:
-    """Return the error about rows that a table does not have: too many tokens, where it is one of positions."""
+def row_error(weight: RandomWeight, least: int, most: int) -> InputError:
+    """Return the error about rows that a table does not have; for a table of positions it names the tokens that fit."""
     rows = weight.shape[0]
     if least >= 0 and POSITIONS.search(weight.name):
         fitting = rows - least
@@ -199,11 +212,5 @@ def row_error(weight: Weight, least: int, most: int) -> InputError:
 
 
 def add_to(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
-    """sums[name] += value."""
+    """Add `value` to sums[name]."""
     sums[name] = sums[name] + value if name in sums else value
-
-
-def same_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether they are the same numbers at the same place."""
-    alike = a.data_ptr() == b.data_ptr() and a.numel() == b.numel() and a.shape[-1] == b.shape[-1]
-    return alike and a.is_contiguous() and b.is_contiguous()

@@ -1,6 +1,6 @@
-"""Public shapes: what the configuration of a well-known model says of its size, and where that is published.
+"""Public shapes: sizes in the configurations of well-known models, and where they are published.
 
-What is not named here is the default of the installed transformers for that family; weights are never loaded.
+Other entries are the defaults of the installed transformers for the family; weights are never loaded.
 """
 
 from typing import Any
@@ -31,12 +31,11 @@ DEEPSEEK = "DeepSeek-AI, arXiv 2412.19437; deepseek-ai/DeepSeek-V3"
 
 
 def gpt2(width: int, depth: int, heads: int) -> dict[str, Any]:
-    """GPT-2."""
     return {"model_type": "gpt2", "n_embd": width, "n_layer": depth, "n_head": heads}
 
 
 def encoder(kind: str, width: int, depth: int, heads: int, hidden: int, **more: Any) -> dict[str, Any]:
-    """BERT and its kin."""
+    """Return the sizes of BERT and similar models."""
     return {
         "model_type": kind,
         "hidden_size": width,
@@ -50,12 +49,11 @@ def encoder(kind: str, width: int, depth: int, heads: int, hidden: int, **more: 
 def decoder(
     kind: str, width: int, depth: int, heads: int, groups: int, hidden: int, vocabulary: int, **more: Any
 ) -> dict[str, Any]:
-    """Llama and its kin."""
+    """Return the sizes of Llama and similar models."""
     return encoder(kind, width, depth, heads, hidden, num_key_value_heads=groups, vocab_size=vocabulary, **more)
 
 
 def t5(width: int, depth: int, heads: int, hidden: int, head_dim: int = 64) -> dict[str, Any]:
-    """T5."""
     return {
         "model_type": "t5",
         "d_model": width,
@@ -133,7 +131,7 @@ SHAPES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def shapes() -> dict[str, dict[str, Any]]:
-    """Every public shape: the numbers of its configuration, and under `source` where they are published.
+    """Return every public shape: the sizes of its configuration, and under `source` where they are published.
 
     >>> shapes()["llama-3-405b"]["hidden_size"]
     16384
@@ -141,20 +139,8 @@ def shapes() -> dict[str, dict[str, Any]]:
     return {name: {**numbers, "source": source} for name, (numbers, source) in SHAPES.items()}
 
 
-def configuration_of(name: str) -> Any:
-    """The configuration of a public shape.
-
-    Raises:
-        InputError: there is none of that name.
-    """
-    require_shape(name)
-    from limitformer.weightless.models import config_from
-
-    return config_from(SHAPES[name][0])
-
-
 def require_shape(name: str) -> None:
-    """Raise `InputError` unless there is a public shape of that name."""
+    """Raise `InputError` unless there is a public shape of this name."""
     if name not in SHAPES:
         hint = nearest(name.lower(), SHAPES, cutoff=0.3)
         raise InputError(f"there is no public shape, file or folder {name!r}.{hint} All: limitformer.shapes().")

@@ -1,16 +1,16 @@
-r"""Gradients, by sample, of parameters with entries, such as norm gains, biases and matrices that start at zero.
+r"""Gradients of parameters with entries, by sample, such as norm gains, biases and matrices that start at zero.
 
-A parameter p with entries is one tensor for all S samples, and torch would sum its gradient over them. Each operation
-y = f(x, p) gets p without its gradient instead, so that y and the gradient of x stay as they are, to the last bit. When
-the gradient g of y comes back, that of p is summed by sample:
+A parameter p with entries is one tensor that all S samples share, and torch would sum its gradient over them. Instead,
+each operation y = f(x, p) receives p without its gradient, which changes no bit of y or of the gradient of x. From the
+gradient g of y a hook forms that of p, by sample:
 
   biases and sums     Σ g         over the sample's tokens
   gains and products  Σ g x       over the sample's tokens
   linear maps x Wᵀ    Gᵀ X        G, X the sample's tokens
   norms               Σ g x̂       x̂ the norm of x without its gain
 
-What is computed from parameters alone (`1 + weight`, a slice, a transpose) is differentiated by torch, once a sample.
-In any other operation samples have to go one at a time.
+Torch differentiates tensors that are computed from parameters only (`1 + weight`, a slice, a transpose), once for each
+sample. Any other operation raises `OneSampleOnlyError`.
 """
 
 from collections.abc import Callable
@@ -22,11 +22,11 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from limitformer.weightless.implicit import METADATA, Implicit
-from limitformer.weightless.run import OneSampleOnlyError, Run, add_to
-from limitformer.weightless.watching import tensors_in
+from limitformer.weightless.run import OneSampleOnlyError, WeightlessRun, add_to
+from limitformer.weightless.tensors import tensors_in
 
-MOST_ENTRIES = 2**22  # of the gradients of a matrix, all samples together
-Leave = Callable[[Tensor], None]
+MOST_ENTRIES = 2**22  # of the gradients of a matrix, for all samples together
+Hook = Callable[[Tensor], None]
 
 SUMS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 PRODUCTS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
@@ -35,21 +35,21 @@ NORMS = {functional.layer_norm, torch.layer_norm, functional.rms_norm, torch.rms
 CONVOLUTIONS = {functional.conv1d, functional.conv2d, functional.conv3d}
 
 
-class Shared(TorchFunctionMode):
-    """Leaves the gradients of constant parameters with the run, by sample."""
+class SharedGradients(TorchFunctionMode):
+    """A mode that adds the gradients of shared parameters to the run, by sample."""
 
-    def __init__(self, module: nn.Module, run: Run) -> None:
+    def __init__(self, module: nn.Module, run: WeightlessRun) -> None:
         super().__init__()
         self.run = run
-        self.leaves: dict[int, tuple[str, Tensor]] = {}  # by the id of what stands for a parameter
-        self.made: dict[int, Tensor] = {}  # computed from parameters alone, with its graph
+        self.leaves: dict[int, tuple[str, Tensor]] = {}  # by id: the name of a parameter, and the parameter
+        self.made: dict[int, Tensor] = {}  # by id: a tensor computed from parameters only, with its graph
         self.alive: list[Tensor] = []
         for name, parameter in module.named_parameters():
             if not isinstance(parameter, Implicit) and parameter.requires_grad:
                 self.leaves[id(parameter)] = name, parameter
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run it, with the gradients of shared parameters by sample."""
+        """Call `func` with shared parameters detached, and hook their gradients to its output."""
         kwargs = kwargs or {}
         if not self.has_shared(args) and not (kwargs and self.has_shared(kwargs.values())):
             return func(*args, **kwargs)
@@ -62,23 +62,23 @@ class Shared(TorchFunctionMode):
             if not isinstance(out, Tensor):
                 return out
         if not any(isinstance(each, Tensor) and not self.is_shared(each) for each in (*args, *kwargs.values())):
-            return self.from_shared_alone(func, args, kwargs)
+            return self.of_shared_only(func, args, kwargs)
         answer = next((answer for functions, answer in ANSWERS if func in functions), None)
         if answer is None:
             raise OneSampleOnlyError
-        leave = answer(self, func, *args, **kwargs)
-        out = func(*map(self.plain, args), **{name: self.plain(each) for name, each in kwargs.items()})
+        hook = answer(self, func, *args, **kwargs)
+        out = func(*map(self.detached, args), **{name: self.detached(each) for name, each in kwargs.items()})
         if not isinstance(out, Tensor) or out.shape[0] % self.run.side_by_side:
             raise OneSampleOnlyError
         out = out if out.requires_grad else out + self.run.anchor
-        out.register_hook(leave)
+        out.register_hook(hook)
         return out
 
     def is_shared(self, value: Any) -> bool:
         return id(value) in self.leaves or id(value) in self.made
 
     def has_shared(self, values: Any) -> bool:
-        """Whether one is a shared tensor, or in a list with one."""
+        """Whether one of the values, or of their lists, is a shared tensor."""
         for each in values:
             if id(each) in self.leaves or id(each) in self.made:
                 return True
@@ -86,12 +86,11 @@ class Shared(TorchFunctionMode):
                 return True
         return False
 
-    def plain(self, value: Any) -> Any:
-        """A shared tensor without its gradient."""
+    def detached(self, value: Any) -> Any:
         return value.detach() if isinstance(value, Tensor) and self.is_shared(value) else value
 
-    def from_shared_alone(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of an operation on parameters, which is shared as they are."""
+    def of_shared_only(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call an operation on shared tensors only; its result is shared too."""
         if self.has_shared([each for each in (*args, *kwargs.values()) if isinstance(each, list | tuple)]):
             raise OneSampleOnlyError
         inner = [self.made.get(id(each), each) for each in args]
@@ -107,21 +106,21 @@ class Shared(TorchFunctionMode):
         return value
 
     def add(self, shared: Tensor, gradient: Tensor) -> None:
-        """Add (S, *shape) to the gradients of the parameters that `shared` is made of."""
+        """Add `gradient` (S, *shape) of a shared tensor to the gradients of the parameters that it is computed from."""
         if id(shared) in self.leaves:
             add_to(self.run.constants, self.leaves[id(shared)][0], gradient)
             return
         every = list(self.leaves.values())
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             self.made[id(shared)], [each for _, each in every], gradient.to(shared.dtype),
             retain_graph=True, allow_unused=True, is_grads_batched=True,
         )  # fmt: skip
-        for (name, _), each in zip(every, found, strict=True):
+        for (name, _), each in zip(every, gradients, strict=True):
             if each is not None:
                 add_to(self.run.constants, name, each)
 
     def by_sample(self, values: Tensor, shape: torch.Size) -> Tensor:
-        """`values`, of the shape of an output, summed over what a parameter of this shape is repeated along."""
+        """Sum `values`, shaped as an output, over the dimensions along which a parameter of this shape is repeated."""
         samples = self.run.side_by_side
         spare = values.dim() - len(shape)
         if spare < 0 or (spare == 0 and shape[0] != 1):
@@ -132,27 +131,25 @@ class Shared(TorchFunctionMode):
         return values.sum([1, *repeated]).reshape(samples, *shape)
 
     def rows(self, x: Tensor) -> Tensor:
-        """Tokens (S, T, n)."""
+        """Reshape to tokens (S, T, n)."""
         return x.detach().reshape(self.run.side_by_side, -1, x.shape[-1])
 
 
-def linear(mode: Shared, func: Any, input: Tensor, weight: Tensor, bias: Any = None) -> Leave:
-    """`functional.linear`."""
+def linear(mode: SharedGradients, func: Any, input: Tensor, weight: Tensor, bias: Any = None) -> Hook:
     x = mode.rows(input) if mode.is_shared(weight) else None
     check_size(mode, weight)
 
-    def leave(g: Tensor) -> None:
+    def hook(g: Tensor) -> None:
         tokens = mode.rows(g)
         if x is not None:
             mode.add(weight, tokens.mT @ x)
         if mode.is_shared(bias):
             mode.add(bias, tokens.sum(1))
 
-    return leave
+    return hook
 
 
-def matmul(mode: Shared, func: Any, input: Tensor, other: Tensor) -> Leave:
-    """`x @ W` of a matrix W."""
+def matmul(mode: SharedGradients, func: Any, input: Tensor, other: Tensor) -> Hook:
     if mode.is_shared(input) or other.dim() != 2:
         raise OneSampleOnlyError
     check_size(mode, other)
@@ -160,78 +157,73 @@ def matmul(mode: Shared, func: Any, input: Tensor, other: Tensor) -> Leave:
     return lambda g: mode.add(other, x.mT @ mode.rows(g))
 
 
-def addmm(mode: Shared, func: Any, input: Tensor, mat1: Tensor, mat2: Tensor) -> Leave:
-    """`b + x @ W`."""
+def addmm(mode: SharedGradients, func: Any, input: Tensor, mat1: Tensor, mat2: Tensor) -> Hook:
     if mode.is_shared(mat1) or input.dim() != 1:
         raise OneSampleOnlyError
     check_size(mode, mat2)
     x = mode.rows(mat1) if mode.is_shared(mat2) else None
 
-    def leave(g: Tensor) -> None:
+    def hook(g: Tensor) -> None:
         if x is not None:
             mode.add(mat2, x.mT @ mode.rows(g))
         if mode.is_shared(input):
             mode.add(input, mode.rows(g).sum(1))
 
-    return leave
+    return hook
 
 
-def normalised(
-    mode: Shared, func: Any, input: Tensor, normalized_shape: Any, weight: Any = None, *more: Any, **named: Any
-) -> Leave:
-    """Norms with a gain and perhaps a bias."""
+def norm(
+    mode: SharedGradients, func: Any, input: Tensor, normalized_shape: Any, weight: Any = None, *more: Any, **named: Any
+) -> Hook:
     layer = func in (functional.layer_norm, torch.layer_norm)
     bias, eps = (*more, None, None)[:2] if layer else (None, (*more, None)[0])
     bias, eps = named.get("bias", bias), named.get("eps", eps)
     x, shape = input.detach(), torch.Size(normalized_shape)
 
-    def leave(g: Tensor) -> None:
+    def hook(g: Tensor) -> None:
         if mode.is_shared(weight):
-            norm = functional.layer_norm if layer else functional.rms_norm
-            alone = norm(x, list(shape)) if eps is None else norm(x, list(shape), eps=eps)
-            mode.add(weight, mode.by_sample(g * alone, shape))
+            function = functional.layer_norm if layer else functional.rms_norm
+            normed = function(x, list(shape)) if eps is None else function(x, list(shape), eps=eps)
+            mode.add(weight, mode.by_sample(g * normed, shape))
         if mode.is_shared(bias):
             mode.add(bias, mode.by_sample(g, shape))
 
-    return leave
+    return hook
 
 
-def added(mode: Shared, func: Any, input: Any, other: Any, **named: Any) -> Leave:
-    """x + p."""
+def addition(mode: SharedGradients, func: Any, input: Any, other: Any, **named: Any) -> Hook:
     if named or (func in (Tensor.add_, Tensor.__iadd__) and mode.is_shared(input)):
         raise OneSampleOnlyError
     p = input if mode.is_shared(input) else other
     return lambda g: mode.add(p, mode.by_sample(g, p.shape))
 
 
-def multiplied(mode: Shared, func: Any, input: Any, other: Any) -> Leave:
-    """x p."""
+def product(mode: SharedGradients, func: Any, input: Any, other: Any) -> Hook:
     p, x = (input, other) if mode.is_shared(input) else (other, input)
     x = x.detach()
     return lambda g: mode.add(p, mode.by_sample(g * x, p.shape))
 
 
-def convolved(
-    mode: Shared, func: Any, input: Tensor, weight: Tensor, bias: Any = None, *more: Any, **named: Any
-) -> Leave:
-    """A convolution's bias."""
+def convolution(
+    mode: SharedGradients, func: Any, input: Tensor, weight: Tensor, bias: Any = None, *more: Any, **named: Any
+) -> Hook:
     if mode.is_shared(weight) or mode.is_shared(input):
         raise OneSampleOnlyError
     return lambda g: mode.add(bias, mode.by_sample(g, torch.Size((len(bias), *[1] * (g.dim() - 2)))).flatten(1))
 
 
-def check_size(mode: Shared, matrix: Tensor) -> None:
-    """`OneSampleOnlyError` for a shared matrix whose gradients would be many."""
+def check_size(mode: SharedGradients, matrix: Tensor) -> None:
+    """Raise `OneSampleOnlyError` if the gradients of a shared matrix would take too much memory."""
     if mode.is_shared(matrix) and mode.run.side_by_side * matrix.numel() > MOST_ENTRIES:
         raise OneSampleOnlyError
 
 
-ANSWERS: list[tuple[set[Any], Callable[..., Leave]]] = [
+ANSWERS: list[tuple[set[Any], Callable[..., Hook]]] = [
     ({functional.linear}, linear),
     (PRODUCTS_OF_MATRICES, matmul),
     ({torch.addmm}, addmm),
-    (NORMS, normalised),
-    (SUMS, added),
-    (PRODUCTS, multiplied),
-    (CONVOLUTIONS, convolved),
+    (NORMS, norm),
+    (SUMS, addition),
+    (PRODUCTS, product),
+    (CONVOLUTIONS, convolution),
 ]

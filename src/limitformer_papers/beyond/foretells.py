@@ -1,27 +1,27 @@
 r"""Does the law at initialisation foretell training? A study of tiny networks, its rules written before it was run.
 
 **Networks**: every kind (pre, post, none, shaped: `tiny_networks`), depth and initializer_range s of a grid. Each is
-trained once on next tokens of Python's standard library, all with one learning rate; one of each kind and depth, drawn
+trained once on next tokens of Python's standard library, all with one learning rate. One of each kind and depth, drawn
 by the seed, is trained again with another seed.
 
-**Predictors** are ten numbers of `limitformer.check`, from the configuration alone, on unrelated tokens: no text and no
-training has a part in them. **Outcome** is the held-out loss after the last step; a run that diverged is the worst.
+**Predictors** are ten numbers of `limitformer.check`, from the configuration only, on unrelated tokens. Neither text
+nor training enters them. The **outcome** is the held-out loss after the last step; a run that diverged ranks last.
 
-**Halves**: within each kind and depth, half of the values of s, drawn by the seed, are to choose with, the others to
-test with. ρ is Spearman's (`ranks`). Two hypotheses, each judged by p < 0.025 over permutations, so that one of the two
-holds by chance with probability 5 % at the most:
+**Halves**: within each kind and depth, half of the values of s, drawn by the seed, serve to choose a predictor, and the
+others to test it. ρ is Spearman's (`ranks`). There are two hypotheses, each judged by p < 0.025 over permutations, so
+the probability that either holds by chance is at most 5 %:
 
-1. over all: the predictor of the largest |ρ| in the first half has a ρ of the same sign in the held-out half;
-2. at one s, which anybody can read in the configuration: the same of the mean ρ among networks of the same s, whose
-   predictor is chosen by that, and whose permutations are within s.
+1. over all: the predictor with the largest |ρ| in the first half has a ρ of the same sign in the held-out half;
+2. at one s, which the configuration states: the same for the mean ρ among networks with equal s. The predictor is
+   chosen by that mean, and permutations are within s.
 
-Beside them, and not what decides: ρ of all predictors; the two knobs, s and depth, as predictors; ρ within kinds; and ρ
-between the two seeds, above which no predictor could be expected to get by much. That the law is of the networks that
-were trained is seen in ρ of the law's loss at the start and the loss of the first step.
+The following numbers decide nothing: ρ of all predictors; the two knobs, s and depth, as predictors; ρ within kinds;
+and ρ between the two seeds, which bounds what a predictor can be expected to reach. ρ of the law's loss at the start
+and the loss of the first step checks that the law describes the networks that were trained.
 
-Added when the losses had been seen, and not what decides either: ρ within depths; the held-out loss of the
-frequencies of tokens, which a network reaches that has learnt no context (the order of such networks is noise); and how
-many of those did that meet the objective.
+Added after the losses were known, so it decides nothing either: ρ within depths; the held-out loss of the frequencies
+of tokens, which a network without any learnt context reaches (the order of such networks is noise); and how many of the
+networks that meet the objective learnt context.
 """
 
 import json
@@ -43,22 +43,15 @@ from numpy.typing import NDArray
 from limitformer.base.progress import track
 from limitformer.plot import BLACK, BLUE, GREEN, MARKERS, ORANGE, RED, legend_below, panels
 from limitformer_papers.beyond.ranks import generator, interval, p_value, ranks, spearman, within
-from limitformer_papers.beyond.tiny_networks import (
-    KINDS,
-    Cell,
-    Sizes,
-    foretold,
-    loss_of_frequencies,
-    trained,
-)
-from limitformer_papers.common.claims import Claim, Run
+from limitformer_papers.beyond.tiny_networks import KINDS, Sizes, TinyNetwork, foretold, loss_of_frequencies, trained
+from limitformer_papers.common.claims import Claim, FigureRun
 from limitformer_papers.training.data.text_data import TextData, text_data
 
 CHOOSE, TEST = "choosing", "held-out"
 START, DISTANCE = "loss at the start", "distance of the objective"
 KNOBS = {"initializer_range": "scale", "depth": "depth"}
 LEVEL = 0.025  # of each of the two hypotheses
-FEWEST = 10  # of a half from which something is judged
+FEWEST = 10  # networks in a half, below which nothing is judged
 NEAR = 0.1  # nats from the loss of the frequencies
 SOURCE = "stdlib"
 COLOURS = dict(zip(KINDS, (BLUE, RED, GREEN, ORANGE), strict=True))
@@ -66,7 +59,7 @@ COLOURS = dict(zip(KINDS, (BLUE, RED, GREEN, ORANGE), strict=True))
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The grid, and the networks of the law from which a prediction is made.
+    """The grid of networks; the default is that of the study: 48 networks, 12 of them trained twice, at width 64.
 
     Attributes:
         kinds, depths, scales: s is the initializer_range; an even number of them, for the halves.
@@ -81,24 +74,23 @@ class Config:
     samples: int = 4
 
 
-def paper() -> Config:
-    """48 networks, and 12 of them again; width 64, where s = 0.125 keeps a token's norm."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     sizes = Sizes(width=16, heads=2, vocabulary=300, length=8, batch=4, steps=6, warmup=1, evaluated=8, documents=30)
     return Config(kinds=("shaped",), depths=(2,), scales=(0.03, 0.3, 0.6, 1.0), sizes=sizes, samples=1)
 
 
-def cells_of(config: Config) -> list[Cell]:
-    """The grid, s fastest."""
-    return [Cell(k, d, s) for k in config.kinds for d in config.depths for s in config.scales]
+def cells_of(config: Config) -> list[TinyNetwork]:
+    """Return the grid, s fastest."""
+    return [TinyNetwork(k, d, s) for k in config.kinds for d in config.depths for s in config.scales]
 
 
 def halves(config: Config, seed: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which cells (cell,) are held out, half of each kind and depth; and which are trained twice, one of each."""
+    """Return which cells (cell,) are held out, half of each kind and depth, and which are trained twice, one of
+    each.
+    """
     groups, each = len(config.kinds) * len(config.depths), len(config.scales)
     random = generator(seed)
     order = random.permuted(np.tile(np.arange(each), (groups, 1)), axis=1)
@@ -106,17 +98,17 @@ def halves(config: Config, seed: int) -> tuple[NDArray[np.bool_], NDArray[np.boo
     return (order >= each // 2).ravel(), (again == 0).ravel()
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """`foretold` (predictor, cell); `loss` and `first` (seed, cell), NaN where it was not trained; `frequencies`."""
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return `foretold` (predictor, cell), `loss` and `first` (seed, cell), NaN if not trained, and `frequencies`."""
     cells = cells_of(config)
-    said = [foretold(cell, config.sizes, config.samples, run.seed) for cell in track(cells, "checks")]
+    predictions = [foretold(cell, config.sizes, config.samples, run.seed) for cell in track(cells, "checks")]
     held_out, again = halves(config, run.seed)
     with place_of(config, run) as out:
         data = text_data(SOURCE, config.sizes.vocabulary, config.sizes.length, out / "data", config.sizes.documents)
         first, loss = outcomes(config, run.seed, again, data, out)
-    names = list(said[0])
+    names = list(predictions[0])
     parts: dict[str, Any] = {
-        "foretold": (("predictor", "cell"), [[one[name] for one in said] for name in names]),
+        "foretold": (("predictor", "cell"), [[prediction[name] for prediction in predictions] for name in names]),
         "loss": (("seed", "cell"), loss),
         "first": (("seed", "cell"), first),
         "frequencies": loss_of_frequencies(data, config.sizes),
@@ -127,107 +119,107 @@ def compute(config: Config, run: Run) -> xr.Dataset:
 
 
 @contextmanager
-def place_of(config: Config, run: Run) -> Iterator[Path]:
-    """Where the runs are kept: one folder for this grid and seed, or a passing one."""
+def place_of(config: Config, run: FigureRun) -> Iterator[Path]:
+    """Yield the folder of the runs of this grid and seed, or a temporary one."""
     if run.stores is None:
         with TemporaryDirectory() as folder:
             yield Path(folder)
         return
-    told = json.dumps(asdict(config) | {"seed": run.seed}, sort_keys=True)
-    yield run.stores / sha256(told.encode()).hexdigest()[:16]
+    settings = json.dumps(asdict(config) | {"seed": run.seed}, sort_keys=True)
+    yield run.stores / sha256(settings.encode()).hexdigest()[:16]
 
 
 def outcomes(
     config: Config, seed: int, again: NDArray[np.bool_], data: TextData, out: Path
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Losses of the first step and at the end (seed, cell); the second seed of those that are trained again."""
+    """Return losses (seed, cell) of the first step and after the last; the second seed is that of repeated networks."""
     cells = cells_of(config)
-    found = np.full((2, 2, len(cells)), np.nan)
+    losses = np.full((2, 2, len(cells)), np.nan)
     todo = [(0, k) for k in range(len(cells))] + [(1, int(k)) for k in np.flatnonzero(again)]
     for which, k in track(todo, "networks"):
-        found[:, which, k] = trained(cells[k], config.sizes, data, 2 * seed + which, out)
-    return found[0], found[1]
+        losses[:, which, k] = trained(cells[k], config.sizes, data, 2 * seed + which, out)
+    return losses[0], losses[1]
 
 
 def half(data: xr.Dataset, name: str) -> xr.Dataset:
-    """The cells of one half."""
     return data.isel(cell=np.flatnonzero(data["half"].values == name))
 
 
 def relation(data: xr.Dataset, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """A predictor or a knob, and the loss of the first seed (cell,)."""
+    """Return a predictor or a knob, and the loss of the first seed, each (cell,)."""
     x = data[KNOBS[name]].values if name in KNOBS else data["foretold"].sel(predictor=name).values
     return np.asarray(x, np.float64), data["loss"].values[0]
 
 
 def rho_of(data: xr.Dataset, name: str, groups: str = "all") -> float:
-    """Spearman's ρ with the loss, within groups."""
+    """Return Spearman's ρ with the loss, averaged over groups."""
     x, y = relation(data, name)
     return spearman(x, y) if groups == "all" else within(x, y, data[groups].values)
 
 
 def chosen(data: xr.Dataset, names: list[str], groups: str = "all") -> str:
-    """Of these, the one of the largest |ρ| in the half to choose with."""
+    """Return the name with the largest |ρ| in the half to choose with."""
     there = half(data, CHOOSE)
     return max(names, key=lambda name: abs(rho_of(there, name, groups)))
 
 
 def predictors(data: xr.Dataset) -> list[str]:
-    """Their names."""
     return [str(name) for name in data["predictor"].values]
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """The hypotheses first, then what stands beside them."""
+    """Return the two hypotheses first, then numbers that decide nothing."""
     data = data.assign_coords(all=("cell", np.zeros(data.sizes["cell"])))
     parts = [(name, side) for name in (*predictors(data), *KNOBS) for side in (CHOOSE, TEST)]
     return [
         *hypothesis(data, "all", "over all"),
         *hypothesis(data, "scale", "at one s"),
-        *beside(data),
+        *secondary_claims(data),
         *[Claim(f"ρ of {name} and the loss, {side} half", rho_of(half(data, side), name)) for name, side in parts],
     ]
 
 
-def hypothesis(data: xr.Dataset, groups: str, told: str) -> list[Claim]:
-    """What was chosen, and whether the held-out half bears it out; judged where that has ten networks."""
-    best, kept = chosen(data, predictors(data), groups), half(data, TEST)
-    there, rho = rho_of(half(data, CHOOSE), best, groups), rho_of(kept, best, groups)
-    p, number = p_value(*relation(kept, best), kept[groups].values, 1), kept.sizes["cell"]
+def hypothesis(data: xr.Dataset, groups: str, label: str) -> list[Claim]:
+    """Return the chosen predictor and whether the held-out half confirms it; judged from ten networks on."""
+    best, held_out = chosen(data, predictors(data), groups), half(data, TEST)
+    there, rho = rho_of(half(data, CHOOSE), best, groups), rho_of(held_out, best, groups)
+    p, number = p_value(*relation(held_out, best), held_out[groups].values, 1), held_out.sizes["cell"]
     holds = bool(p < LEVEL and rho * there > 0) if number >= FEWEST else None
-    what = f"{told}: ρ in the {TEST} half of {number}; the hypothesis: the same sign, p < {LEVEL:g}"
+    what = f"{label}: ρ in the {TEST} half of {number}; the hypothesis: the same sign, p < {LEVEL:g}"
     return [
-        Claim(f"{told}: chosen in the {CHOOSE} half is the {best}; its ρ there", there),
+        Claim(f"{label}: chosen in the {CHOOSE} half is the {best}; its ρ there", there),
         Claim(what, rho, holds),
-        Claim(f"{told}: p of that, over permutations", p),
+        Claim(f"{label}: p of that, over permutations", p),
     ]
 
 
-def beside(data: xr.Dataset) -> list[Claim]:
-    """The interval, within kinds, of the better knob, between seeds; and whether the law is of these networks."""
-    best, kept, knob = chosen(data, predictors(data)), half(data, TEST), chosen(data, list(KNOBS))
-    low, high = interval(*relation(kept, best), 2)
+def secondary_claims(data: xr.Dataset) -> list[Claim]:
+    """Return numbers that do not decide: intervals, other groups, the better knob, seeds, and a check of the law."""
+    best, held_out, knob = chosen(data, predictors(data)), half(data, TEST), chosen(data, list(KNOBS))
+    low, high = interval(*relation(held_out, best), 2)
     same = spearman(data["foretold"].sel(predictor=START).values, data["first"].values[0])
     return [
         Claim("over all: lower end of the 95 % interval", low),
         Claim("over all: upper end of the 95 % interval", high),
-        Claim(f"mean ρ within kinds, {TEST} half", rho_of(kept, best, "kind")),
-        Claim(f"mean ρ within depths, {TEST} half (added when the losses had been seen)", rho_of(kept, best, "depth")),
-        Claim(f"ρ of the knob chosen likewise, {knob}, {TEST} half", rho_of(kept, knob)),
+        Claim(f"mean ρ within kinds, {TEST} half", rho_of(held_out, best, "kind")),
+        Claim(
+            f"mean ρ within depths, {TEST} half (added when the losses had been seen)", rho_of(held_out, best, "depth")
+        ),
+        Claim(f"ρ of the knob chosen likewise, {knob}, {TEST} half", rho_of(held_out, knob)),
         Claim("ρ of two seeds of the same networks", between_seeds(data)),
         Claim(
             f"networks of {data.sizes['cell']} that learnt no context: {NEAR:g} below the frequencies' loss or above",
             float(no_context(data).sum()),
         ),
-        *of_the_objective(data),
+        *objective_claims(data),
         Claim("held-out loss of the frequencies", float(data["frequencies"])),
         Claim("runs that diverged", float(np.isinf(data["loss"].values).sum())),
         Claim("ρ of the law's loss at the start and the loss of the first step: above 0.9", same, bool(same > 0.9)),
     ]
 
 
-def of_the_objective(data: xr.Dataset) -> list[Claim]:
-    """Added when the losses had been seen: networks inside all its bands, and how many of them learnt context."""
+def objective_claims(data: xr.Dataset) -> list[Claim]:
+    """Return numbers added after the losses were known: networks inside all bands of the objective."""
     met, learnt = data["foretold"].sel(predictor=DISTANCE).values == 0, ~no_context(data)
     return [
         Claim("networks that meet the default objective", float(met.sum())),
@@ -237,19 +229,18 @@ def of_the_objective(data: xr.Dataset) -> list[Claim]:
 
 
 def no_context(data: xr.Dataset) -> NDArray[np.bool_]:
-    """Which networks (cell,) are not clearly better than the frequencies of tokens."""
+    """Return which networks (cell,) are not clearly better than the frequencies of tokens."""
     return np.asarray(data["loss"].values[0] > float(data["frequencies"]) - NEAR)
 
 
 def between_seeds(data: xr.Dataset) -> float:
-    """ρ of the losses of those that were trained twice."""
     first, second = data["loss"].values
     twice = ~np.isnan(second)
     return spearman(first[twice], second[twice])
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """The chosen predictor against the loss; and ρ of all predictors in both halves."""
+    """Draw the chosen predictor against the loss, and ρ of all predictors in both halves."""
     figure, (left, right) = panels(2, height=4.4)
     best = chosen(data, predictors(data))
     scatter(left, data, best)
@@ -268,7 +259,7 @@ def draw(data: xr.Dataset) -> Figure:
 
 
 def scatter(axes: Axes, data: xr.Dataset, best: str) -> None:
-    """One mark a network, hollow if it was chosen with; what diverged is at the upper edge."""
+    """Draw one mark a network, hollow in the choosing half; runs that diverged are at the upper edge."""
     x, loss = relation(data, best)
     place, top = ranks(x), 1.05 * float(np.max(loss[np.isfinite(loss)], initial=1.0))
     for at, (kind, side) in enumerate(zip(data["kind"].values, data["half"].values, strict=True)):
@@ -276,22 +267,22 @@ def scatter(axes: Axes, data: xr.Dataset, best: str) -> None:
         face = "none" if side == CHOOSE else colour
         axes.plot(place[at], min(loss[at], top), mark, color=colour, markerfacecolor=face, markersize=6)
     axes.axhline(float(data["frequencies"]), color=BLACK, linestyle=":", linewidth=1)
-    told = [f"{rho_of(half(data, side), best):.2f} {side}" for side in (CHOOSE, TEST)]
+    rhos = [f"{rho_of(half(data, side), best):.2f} {side}" for side in (CHOOSE, TEST)]
     axes.set(xlabel=f"rank of the {best}, before training", ylabel="held-out loss after training (nats)")
-    axes.set(title=f"ρ = {told[0]}, {told[1]}")
+    axes.set(title=f"ρ = {rhos[0]}, {rhos[1]}")
 
 
 def strengths(axes: Axes, data: xr.Dataset, best: str) -> None:
-    """ρ by predictor, the knobs last; the interval is of the held-out half."""
+    """Draw ρ by predictor, the knobs last, with the interval of the held-out half."""
     names = [*predictors(data), *KNOBS]
     for at, name in enumerate(names):
-        kept = half(data, TEST)
-        axes.plot(interval(*relation(kept, name), 2), [at, at], color=BLACK, linewidth=1)
-        axes.plot(rho_of(kept, name), at, "o", color=BLACK)
+        held_out = half(data, TEST)
+        axes.plot(interval(*relation(held_out, name), 2), [at, at], color=BLACK, linewidth=1)
+        axes.plot(rho_of(held_out, name), at, "o", color=BLACK)
         axes.plot(rho_of(half(data, CHOOSE), name), at, "o", color=BLACK, markerfacecolor="white")
     axes.axvline(0, color=BLACK, linewidth=0.8)
     axes.axhline(len(names) - len(KNOBS) - 0.5, color=BLACK, linewidth=0.8, linestyle=":")
-    told = [f"{name} (chosen)" if name == best else name for name in names]
-    axes.set_yticks(range(len(names)), told)
+    labels = [f"{name} (chosen)" if name == best else name for name in names]
+    axes.set_yticks(range(len(names)), labels)
     axes.invert_yaxis()
     axes.set(xlim=(-1.05, 1.05), xlabel="Spearman's ρ with the loss", ylabel="what is known before training")

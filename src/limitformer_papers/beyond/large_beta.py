@@ -23,10 +23,10 @@ from limitformer.plot import MARKERS, PALETTE, legend_below, panels
 from limitformer.sweep import Sweep
 from limitformer_papers.beyond.splits import Array, coin_shares, limiting_lifetimes, still_apart
 from limitformer_papers.clustering.sphere import evenly, standard_error, tokens_chain
-from limitformer_papers.common.claims import Claim, Run
+from limitformer_papers.common.claims import Claim, FigureRun
 from limitformer_papers.common.grids import on_grid
 
-TOLD = 5  # tokens whose shares are among the claims
+FIVE = 5  # tokens whose shares are among the claims
 LEAST_P = 1e-4  # of a χ² test
 
 
@@ -49,30 +49,27 @@ class Config:
     samples: int = 600
 
 
-def paper() -> Config:
-    """In full."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(
         tokens=(2, 3, 4, 5), coin_samples=400, betas=(0.75, 1.5), layers_per_unit_time=25, points=13, samples=160
     )
 
 
 def model_of(beta: float, dim: int, layers: int, tokens: int = 2) -> StochasticTransformer:
-    """Without `tokens` the base of a grid."""
+    """Return a model; without `tokens` it is the base of a grid."""
     return StochasticTransformer(tokens=tokens, dim=dim, beta=beta, layers_per_unit_time=layers)
 
 
-def counted(config: Config, run: Run) -> Array:
-    """How many trajectories at β = ∞ have so many tokens on the smaller side (tokens, few)."""
+def counted(config: Config, run: FigureRun) -> Array:
+    """Return how many trajectories at β = ∞ have 0, 1, … tokens on the smaller side (tokens, few)."""
     return np.array([counted_of(config, n, run) for n in config.tokens], float)
 
 
-def counted_of(config: Config, tokens: int, run: Run) -> NDArray[np.intp]:
-    """Of one number of tokens; trajectories that are still on their way are left out."""
+def counted_of(config: Config, tokens: int, run: FigureRun) -> NDArray[np.intp]:
+    """Count for one number of tokens; trajectories that have not settled are left out."""
     model = model_of(config.coin_beta, config.coin_dim, config.coin_layers, tokens)
     times = [config.coin_time]
     ends = tokens_chain(model, times, config.coin_samples, run, keep="outcome", tolerance=config.tolerance)
@@ -82,8 +79,8 @@ def counted_of(config: Config, tokens: int, run: Run) -> NDArray[np.intp]:
     return np.bincount(smaller, minlength=most)[:most]
 
 
-def apart(config: Config, beta: float, run: Run) -> xr.DataArray:
-    """Share of trajectories that are not one cluster (tokens, scaled), at times scaled · e^{2β}."""
+def apart(config: Config, beta: float, run: FigureRun) -> xr.DataArray:
+    """Return the share of trajectories that are not one cluster (tokens, scaled), at times scaled · e^{2β}."""
     layers = config.layers_per_unit_time
     times = evenly(config.span * np.exp(2 * beta), config.points, layers)
     settings = {
@@ -100,20 +97,20 @@ def apart(config: Config, beta: float, run: Run) -> xr.DataArray:
 
 
 def predicted(tokens: int, scaled: Array, dim: int) -> Array:
-    """The limit: coins, then exponentials."""
+    """Return the limit of that share: coins, then exponentials."""
     return still_apart(scaled, coin_shares(tokens), limiting_lifetimes(tokens, dim, 0.0))
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """`count` (tokens, few); `apart` and `limit` (beta, tokens, scaled)."""
-    found = [apart(config, beta, run) for beta in config.betas]
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return `count` (tokens, few); `apart` and `limit` (beta, tokens, scaled)."""
+    shares = [apart(config, beta, run) for beta in config.betas]
     scaled = np.linspace(0, config.span, config.points)
-    limit = [[predicted(n, one["scaled"].values, config.dim) for n in config.tokens] for one in found]
+    limit = [[predicted(n, one["scaled"].values, config.dim) for n in config.tokens] for one in shares]
     axes = ("beta", "tokens", "scaled")
     return xr.Dataset(
         {
             "count": (("tokens", "few"), counted(config, run)),
-            "apart": (axes, np.array([one.transpose("tokens", "scaled").values for one in found])),
+            "apart": (axes, np.array([one.transpose("tokens", "scaled").values for one in shares])),
             "limit": (axes, np.array(limit)),
         },
         coords={"tokens": list(config.tokens), "beta": list(config.betas), "scaled": scaled},
@@ -122,18 +119,20 @@ def compute(config: Config, run: Run) -> xr.Dataset:
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """Coins are fair; the decay is that of the limit, the better the larger β."""
+    """Coins are fair, and the decay is that of the limit, more closely at larger β."""
     return [*coin_claims(data), *(decay_claim(data, beta) for beta in data["beta"].values), *end_claims(data)]
 
 
 def coin_claims(data: xr.Dataset) -> list[Claim]:
-    """The shares of five tokens; the least p-value of all N."""
-    five = data["count"].sel(tokens=TOLD).values[: TOLD // 2 + 1]
+    five = data["count"].sel(tokens=FIVE).values[: FIVE // 2 + 1]
     values = [p_value(int(n), data["count"].sel(tokens=n).values) for n in data["tokens"].values]
     return [
         *(
-            Claim(f"N = {TOLD}: share of {TOLD - few} + {few}; fair coins: {share:g}", float(five[few] / five.sum()))
-            for few, share in enumerate(coin_shares(TOLD))
+            Claim(
+                f"N = {FIVE}: share of {FIVE - few} + {few}; fair coins: {share:g}",
+                float(five[few] / five.sum()),
+            )
+            for few, share in enumerate(coin_shares(FIVE))
         ),
         Claim(
             "least p-value of χ² against fair coins, all N; not below 10⁻⁴",
@@ -144,7 +143,7 @@ def coin_claims(data: xr.Dataset) -> list[Claim]:
 
 
 def p_value(tokens: int, counts: Array) -> float:
-    """Of `counts` (few,), on fair coins; the rarest splits are taken together."""
+    """Return χ²'s p-value of `counts` (few,) against fair coins; the rarest splits are merged."""
     expected = coin_shares(tokens) * counts.sum()
     first = max(int(np.searchsorted(np.cumsum(expected), 5.0)), 0) + 1
     seen = counts[: len(expected)]
@@ -153,7 +152,7 @@ def p_value(tokens: int, counts: Array) -> float:
 
 
 def decay_claim(data: xr.Dataset, beta: float) -> Claim:
-    """How far the shares are from the limit, from a fifth of the span on."""
+    """Return the largest distance from the limit after the first fifth of the span."""
     late = data.sel(beta=beta, scaled=slice(0.2 * float(data["scaled"][-1]), None))
     off = float(abs(late["apart"] - late["limit"]).max())
     noise = 4 * float(standard_error(0.25, int(data.attrs["samples"])))
@@ -163,17 +162,16 @@ def decay_claim(data: xr.Dataset, beta: float) -> Claim:
 
 
 def end_claims(data: xr.Dataset) -> list[Claim]:
-    """What is left at the end, at the largest β: equal sides of even N, and what has not ended yet."""
-    found, limit = (data[name].isel(beta=-1, scaled=-1) for name in ("apart", "limit"))
+    """Return the shares at the end at the largest β: equal sides of even N, and splits that still last."""
+    shares, limit = (data[name].isel(beta=-1, scaled=-1) for name in ("apart", "limit"))
     name = "N = {}: share not in one cluster at the end; limit: {:.3f}"
     return [
-        Claim(name.format(int(n), float(limit.sel(tokens=n))), float(found.sel(tokens=n)))
+        Claim(name.format(int(n), float(limit.sel(tokens=n))), float(shares.sel(tokens=n)))
         for n in data["tokens"].values
     ]
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """Coins; odd N; even N."""
     figure, (left, middle, right) = panels(3, height=4.4)
     draw_coins(left, data)
     for axes, odd in ((middle, 1), (right, 0)):
@@ -184,14 +182,14 @@ def draw(data: xr.Dataset) -> Figure:
     left.set_title(f"β = {data.attrs['coin_beta']:,.0f}")
     left.set(xlabel="number of tokens N", ylabel="share of trajectories", ylim=(0, 0.87))
     words = {left: "fair coins", middle: "fair coins, then $e^{-t/m}$", right: "the same; equal sides stay"}
-    for axes, said in words.items():
+    for axes, label in words.items():
         handles = axes.get_legend_handles_labels()[0]
-        legend_below(axes, 2, handles=[*handles, Line2D([], [], color="gray", label=said)])
+        legend_below(axes, 2, handles=[*handles, Line2D([], [], color="gray", label=label)])
     return figure
 
 
 def draw_coins(axes: Axes, data: xr.Dataset) -> None:
-    """Shares over N, a curve for each size of the smaller side."""
+    """Draw shares over N, one curve for each size of the smaller side."""
     numbers = data["tokens"].values
     for few in range(len(data["few"])):
         has = numbers[numbers >= max(2 * few, 2)]
@@ -206,7 +204,6 @@ def draw_coins(axes: Axes, data: xr.Dataset) -> None:
 
 
 def draw_decay(axes: Axes, one: xr.Dataset, k: int, samples: int) -> None:
-    """One N: points on the limit."""
     axes.plot(one["scaled"], one["limit"], color=PALETTE[k], linewidth=1.2)
     error = standard_error(one["apart"].values, samples)
     look: Any = {"fmt": MARKERS[k], "markersize": 3.5, "capsize": 2, "linewidth": 1.2, "color": PALETTE[k]}

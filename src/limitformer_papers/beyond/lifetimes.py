@@ -20,7 +20,7 @@ from limitformer.models import StochasticTransformer
 from limitformer.plot import PALETTE, legend_below, panels
 from limitformer.sphere.overlap import overlap
 from limitformer_papers.clustering.sphere import tokens_chain
-from limitformer_papers.common.claims import Claim, Run
+from limitformer_papers.common.claims import Claim, FigureRun
 
 SOFTMAX, UNNORMALIZED = "softmax", "unnormalized"
 LINES = ("-", "--", "-.")
@@ -28,7 +28,7 @@ LINES = ("-", "--", "-.")
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Clusters, β's of the exact curves and of the chain; a chain runs `lifetimes` times the exact mean."""
+    """Clusters, β of the exact curves and of the chain; the chain runs `lifetimes` times the exact mean."""
 
     clusters: tuple[tuple[int, int], ...] = ((2, 1), (3, 1), (3, 2))
     dim: int = 4
@@ -44,13 +44,10 @@ class Config:
     samples: int = 2000
 
 
-def paper() -> Config:
-    """In full."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(
         clusters=((2, 1), (3, 2)),
         betas=(1.0, 1.5, 2.0, 4.0, 5.0, 6.0),
@@ -64,7 +61,6 @@ def quick() -> Config:
 def model_of(
     config: Config, clusters: tuple[int, int], beta: float, attention: str, layers: int
 ) -> StochasticTransformer:
-    """With all tokens of both clusters."""
     return StochasticTransformer(
         tokens=sum(clusters),
         dim=config.dim,
@@ -75,26 +71,27 @@ def model_of(
 
 
 def exact(config: Config, clusters: tuple[int, int], beta: float, attention: str = SOFTMAX) -> float:
-    """Mean lifetime in the limit."""
     model = model_of(config, clusters, beta, attention, config.layers_per_unit_time)
     return overlap(model, clusters=clusters).mean_hitting_time(config.reached, start=-1.0)
 
 
 def apart(clusters: tuple[int, int], dim: int) -> NDArray[np.float64]:
-    """p tokens at the first unit vector, q opposite (p + q, dim)."""
+    """Return p tokens at the first unit vector and q opposite (p + q, dim)."""
     start = np.zeros((sum(clusters), dim))
     start[:, 0] = np.repeat([1.0, -1.0], clusters)
     return start
 
 
 def times_of(horizon: float, records: int, layers: int) -> NDArray[np.float64]:
-    """Equidistant times, a whole number of layers each."""
+    """Return equidistant times, a whole number of layers each."""
     spacing = max(1, round(horizon * layers / records))
     return np.arange(0, round(horizon * layers) + spacing, spacing) / layers
 
 
-def lived(config: Config, clusters: tuple[int, int], beta: float, layers: int, run: Run) -> tuple[float, float, float]:
-    """The chain's mean lifetime, its standard error, and how far tokens of one cluster ever part."""
+def lived(
+    config: Config, clusters: tuple[int, int], beta: float, layers: int, run: FigureRun
+) -> tuple[float, float, float]:
+    """Return the chain's mean lifetime, its standard error, and the largest 1 − z within a cluster."""
     horizon = config.lifetimes * exact(config, clusters, beta)
     times = times_of(horizon, round(config.lifetimes * config.records_per_lifetime), layers)
     model = model_of(config, clusters, beta, SOFTMAX, layers)
@@ -108,22 +105,24 @@ def lived(config: Config, clusters: tuple[int, int], beta: float, layers: int, r
 
 
 def mean_and_error(lengths: NDArray[np.float64]) -> tuple[float, float]:
-    """The mean of independent (samples,) and its standard error."""
+    """Return the mean of independent lengths (samples,) and its standard error."""
     return float(lengths.mean()), float(lengths.std(ddof=1) / np.sqrt(len(lengths)))
 
 
 def pairs_of(samples: xr.Dataset, clusters: tuple[int, int]) -> tuple[int, NDArray[np.bool_]]:
-    """The pair of the first token of each cluster, and the pairs within a cluster."""
+    """Return the pair of the first token of each cluster, and which pairs are within a cluster."""
     first, second = samples["first"].values, samples["second"].values
     across = int(np.flatnonzero((first == 0) & (second == clusters[0]))[0])
     return across, (first < clusters[0]) == (second < clusters[0])
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """`exact` (attention, split, beta); of the chain `lifetime`, `error`, `spread` (split, simulated), `fine`, …"""
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return `exact` (attention, split, beta), `lifetime`, `error`, `spread` (split, simulated), `fine`,
+    `equal_gap`.
+    """
     cells = [(clusters, beta) for clusters in config.clusters for beta in config.simulated]
-    found = np.array([lived(config, *cell, config.layers_per_unit_time, run) for cell in track(cells, "cells")])
-    found = found.reshape(len(config.clusters), len(config.simulated), 3)
+    estimates = np.array([lived(config, *cell, config.layers_per_unit_time, run) for cell in track(cells, "cells")])
+    estimates = estimates.reshape(len(config.clusters), len(config.simulated), 3)
     first = config.clusters[0]
     fine = lived(config, first, config.fine_at, config.fine_layers, run)
     means = [
@@ -133,9 +132,9 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     return xr.Dataset(
         {
             "exact": (("attention", "split", "beta"), means),
-            "lifetime": (("split", "simulated"), found[..., 0]),
-            "error": (("split", "simulated"), found[..., 1]),
-            "spread": (("split", "simulated"), found[..., 2]),
+            "lifetime": (("split", "simulated"), estimates[..., 0]),
+            "error": (("split", "simulated"), estimates[..., 1]),
+            "spread": (("split", "simulated"), estimates[..., 2]),
             "fine": (("estimate",), [fine[0], fine[1], exact(config, first, config.fine_at)]),
             "equal_gap": ((), stays(config, run)),
         },
@@ -155,8 +154,8 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     )
 
 
-def stays(config: Config, run: Run) -> float:
-    """The largest 1 + z that two equal clusters ever reach, above the threshold, for as long as unequal ones live."""
+def stays(config: Config, run: FigureRun) -> float:
+    """Return the largest 1 + z that two equal clusters reach within the time that unequal ones last."""
     beta, horizon = config.fine_at, config.lifetimes * exact(config, config.clusters[0], config.fine_at)
     model = model_of(config, config.equal, beta, SOFTMAX, config.layers_per_unit_time)
     times = times_of(horizon, 200, config.layers_per_unit_time)
@@ -166,7 +165,7 @@ def stays(config: Config, run: Run) -> float:
 
 
 def slopes(data: xr.Dataset) -> xr.DataArray:
-    """d log(mean lifetime)/dβ between β = 4 and the last, (split,)."""
+    """Return d log(mean lifetime)/dβ between β = 4 and the last β, (split,)."""
     exact_means = data["exact"].sel(attention=SOFTMAX)
     means = exact_means.copy(data=np.log(exact_means.values))
     first = float(data["beta"].sel(beta=4.0, method="nearest"))
@@ -174,7 +173,7 @@ def slopes(data: xr.Dataset) -> xr.DataArray:
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """Unequal clusters part, after the time that the limit says, which grows like e^{2β}; equal ones stay."""
+    """Unequal clusters part after the exact mean time, which grows like e^{2β}; equal ones stay."""
     mean, error, limit = data["fine"].values
     at, name = data.attrs["fine_at"], str(data["split"].values[0])
     exact_at = data["exact"].sel(attention=SOFTMAX).interp(beta=data["simulated"].values).values
@@ -207,7 +206,6 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """Softmax with the chain's points; unnormalised."""
     figure, (left, right) = panels(2, height=4.0)
     looks: list[Any] = [{"color": colour, "linestyle": line} for colour, line in zip(PALETTE, LINES, strict=False)]
     for attention, axes in ((SOFTMAX, left), (UNNORMALIZED, right)):

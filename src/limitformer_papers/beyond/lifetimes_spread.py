@@ -1,11 +1,11 @@
-r"""What the lifetimes of unequal clusters are worth where the clusters are not tight.
+r"""The lifetimes of unequal clusters hold for tight clusters; these are those of loose ones.
 
 `lifetimes` starts with p tokens at e and q at −e exactly. Here every token starts at (±e + s g)/|±e + s g|, g standard
-normal: two tokens opposite a third, over the spread s. Left: mean time until all tokens are within 0.9 of each other's
-overlap, chain; the exact mean lifetime of tight clusters, from −1; and the same exact formula from the overlap that the
-two clusters' centres have at the start, which is above −1. Right: what becomes of the pair before that: the share in
-which its two tokens are ever apart by more than 0.1, from the start on, and the share in which it *splits*: one of them
-comes nearer to the third token than to the other. The paper has no such figure.
+normal: two tokens opposite a third, over the spread s. Left: the chain's mean time until all overlaps are above 0.9;
+the exact mean lifetime of tight clusters, from −1; and the same exact formula from the overlap that the centres of the
+two clusters have at the start, which is above −1. Right: the pair before that time: the share of pairs whose tokens are
+ever apart by more than 0.1, and the share of pairs that *split*, so that one token comes nearer to the third one. The
+paper has no such figure.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from limitformer.simulation.simulate import simulate
 from limitformer.sphere.overlap import OverlapDiffusion, overlap
 from limitformer.sweep.describe import model_seed
 from limitformer_papers.beyond.lifetimes import LINES, times_of
-from limitformer_papers.common.claims import Claim, Run
+from limitformer_papers.common.claims import Claim, FigureRun
 
 CLUSTERS = (2, 1)
 TOGETHER = 0.9
@@ -32,7 +32,7 @@ Tokens = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Spreads and β's; each cell has `samples` trajectories, `repeats` from each of its random starts."""
+    """Spreads and β; each cell has `samples` trajectories, `repeats` from each random start."""
 
     dim: int = 4
     betas: tuple[float, ...] = (1.0, 1.5)
@@ -40,30 +40,26 @@ class Config:
     claimed: float = 0.3
     layers_per_unit_time: int = 200
     lifetimes: float = 8.0
-    records_per_lifetime: int = 800  # what is looked at seldom is seen to arrive late
+    records_per_lifetime: int = 800  # few records would delay the recorded end
     repeats: int = 8
     samples: int = 2400
 
 
-def paper() -> Config:
-    """In full."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(betas=(1.0,), spreads=(0.01, 0.3), layers_per_unit_time=50, lifetimes=6.0, samples=640)
 
 
 def model_of(config: Config, beta: float) -> StochasticTransformer:
-    """Three tokens."""
     return StochasticTransformer(
         tokens=sum(CLUSTERS), dim=config.dim, beta=beta, layers_per_unit_time=config.layers_per_unit_time
     )
 
 
 def starts_of(config: Config, spread: float, seed: int) -> Tokens:
-    """Random starts (starts, 3, dim): two tokens about e, one about −e."""
+    """Return random starts (starts, 3, dim): two tokens about e, one about −e."""
     rng = np.random.Generator(np.random.Philox(seed))
     x = spread * rng.standard_normal((config.samples // config.repeats, sum(CLUSTERS), config.dim))
     x[..., 0] += np.repeat([1.0, -1.0], CLUSTERS)
@@ -71,7 +67,7 @@ def starts_of(config: Config, spread: float, seed: int) -> Tokens:
 
 
 def from_centres(clusters: OverlapDiffusion, starts: Tokens) -> float:
-    """Mean of the exact time to `TOGETHER` from the overlap of the pair's middle and the third token."""
+    """Return the mean exact time to `TOGETHER`, starting from the overlap of the pair's middle and the third token."""
     middle = starts[:, :2].sum(1)
     z = (middle * starts[:, 2]).sum(1) / np.linalg.norm(middle, axis=1)
     grid = np.tanh(np.linspace(-5.0, np.arctanh(TOGETHER), 120))
@@ -79,10 +75,12 @@ def from_centres(clusters: OverlapDiffusion, starts: Tokens) -> float:
     return float(np.interp(z, grid, times).mean())
 
 
-def ended(config: Config, model: StochasticTransformer, start: Tokens, horizon: float, seed: int, run: Run) -> Tokens:
-    """Of each trajectory (repeats, 3): its lifetime, whether the pair was ever loose, and whether it split."""
+def ended(
+    config: Config, model: StochasticTransformer, start: Tokens, horizon: float, seed: int, run: FigureRun
+) -> Tokens:
+    """Return, for each trajectory (repeats, 3), its lifetime, whether the pair was ever loose, and whether it split."""
     times = times_of(horizon, round(config.lifetimes * config.records_per_lifetime), config.layers_per_unit_time)
-    found = simulate(
+    paths = simulate(
         model,
         start,
         samples=config.repeats,
@@ -92,7 +90,7 @@ def ended(config: Config, model: StochasticTransformer, start: Tokens, horizon: 
         horizon=float(times[-1]),
         progress=False,
     )
-    pair, first, second = np.moveaxis(found["overlap"].values, 2, 0)  # 01, 02, 12
+    pair, first, second = np.moveaxis(paths["overlap"].values, 2, 0)  # 01, 02, 12
     over = np.minimum(np.minimum(first, second), pair) > TOGETHER
     last = np.where(over.any(1), over.argmax(1), len(times) - 1)
     before = np.arange(len(times)) < last[:, None]
@@ -101,35 +99,39 @@ def ended(config: Config, model: StochasticTransformer, start: Tokens, horizon: 
     return np.stack([times[last] - (times[1] - times[0]) / 2, loose, split], axis=1)
 
 
-def cell(config: Config, beta: float, spread: float, run: Run) -> NDArray[np.float64]:
-    """Mean lifetime, its standard error, that from the centres, shares of loose and of split pairs."""
+def cell(config: Config, beta: float, spread: float, run: FigureRun) -> NDArray[np.float64]:
+    """Return the mean lifetime, its standard error, the mean from the centres, and the shares of loose and split
+    pairs.
+    """
     model = model_of(config, beta)
     clusters = overlap(model, clusters=CLUSTERS)
     horizon = config.lifetimes * clusters.mean_hitting_time(TOGETHER, start=-1.0)
     seed = model_seed(run.seed, model, f"spread {spread!r}")
     starts = starts_of(config, spread, seed)
-    found = np.array([ended(config, model, x, horizon, (seed + k) % 2**63, run) for k, x in enumerate(starts)])
-    lives = found[..., 0].mean(1)  # trajectories from one start are alike
+    outcomes = np.array([ended(config, model, x, horizon, (seed + k) % 2**63, run) for k, x in enumerate(starts)])
+    lives = outcomes[..., 0].mean(1)  # trajectories from one start are alike
     error = lives.std(ddof=1) / np.sqrt(len(lives))
-    return np.array([lives.mean(), error, from_centres(clusters, starts), *found[..., 1:].mean((0, 1))])
+    return np.array([lives.mean(), error, from_centres(clusters, starts), *outcomes[..., 1:].mean((0, 1))])
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """`lifetime`, `error`, `centres`, `loose`, `split` (beta, spread); `tight` (beta,)."""
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return `lifetime`, `error`, `centres`, `loose`, `split` (beta, spread); `tight` (beta,)."""
     cells = [(beta, spread) for beta in config.betas for spread in config.spreads]
-    found = np.array([cell(config, *one, run) for one in track(cells, "cells")])
-    found = found.reshape(len(config.betas), len(config.spreads), 5)
+    numbers = np.array([cell(config, *one, run) for one in track(cells, "cells")])
+    numbers = numbers.reshape(len(config.betas), len(config.spreads), 5)
     names = ("lifetime", "error", "centres", "loose", "split")
     tight = [overlap(model_of(config, beta), CLUSTERS).mean_hitting_time(TOGETHER, -1.0) for beta in config.betas]
     return xr.Dataset(
-        {name: (("beta", "spread"), found[..., k]) for k, name in enumerate(names)} | {"tight": ("beta", tight)},
+        {name: (("beta", "spread"), numbers[..., k]) for k, name in enumerate(names)} | {"tight": ("beta", tight)},
         coords={"beta": list(config.betas), "spread": list(config.spreads)},
         attrs={"layers_per_unit_time": config.layers_per_unit_time, "claimed": config.claimed, "dim": config.dim},
     )
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """Tight clusters live as the formula says, loose ones shorter; and most of that is where their centres are."""
+    """Tight clusters have the exact lifetime and loose ones a shorter one, mostly because of where their centres
+    start.
+    """
     beta, spread = float(data["beta"][0]), float(data.attrs["claimed"])
     small, at = data.sel(beta=beta).isel(spread=0), data.sel(beta=beta, spread=spread)
     tight, life, error = float(at["tight"]), float(at["lifetime"]), float(at["error"])
@@ -158,7 +160,6 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """Lifetimes; what becomes of the pair."""
     figure, (left, right) = panels(2, height=4.4)
     spread = data["spread"].values
     for beta, colour, line in zip(data["beta"].values, PALETTE, LINES, strict=False):

@@ -21,12 +21,12 @@ from limitformer.plot import DASHES, MARKERS, PALETTE, legend_below, panels
 from limitformer.sphere.overlap import overlap
 from limitformer_papers.beyond.splits import Array, limiting_lifetimes
 from limitformer_papers.clustering.sphere import evenly, tokens_chain
-from limitformer_papers.common.claims import Claim, Run
+from limitformer_papers.common.claims import Claim, FigureRun
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Gathering: N's, β's with horizons; `samples` of the least N, fewer of larger ones. Lifetimes. Odd N."""
+    """Gathering (`samples` for the least N, fewer for larger ones), lifetimes of splits, and odd N."""
 
     dim: int = 4
     tokens: tuple[int, ...] = (10, 30, 100, 300, 1000)
@@ -49,13 +49,10 @@ class Config:
     odd_samples: int = 400
 
 
-def paper() -> Config:
-    """In full."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(
         tokens=(10, 30),
         samples=40,
@@ -71,41 +68,39 @@ def quick() -> Config:
 
 
 def model_of(config: Config, tokens: int, beta: float, layers: int) -> StochasticTransformer:
-    """One cell."""
     return StochasticTransformer(tokens=tokens, dim=config.dim, beta=beta, layers_per_unit_time=layers)
 
 
 def times_of(config: Config, horizon: float) -> Array:
-    """When clusters are counted."""
     return evenly(horizon, round(horizon * config.points_per_unit_time) + 1, config.layers_per_unit_time)
 
 
-def gathered(config: Config, tokens: int, beta: float, horizon: float, run: Run) -> tuple[Array, float, float]:
-    """Mean number of clusters (time,); mean time from which all pairs are resolved, and its standard error."""
+def gathered(config: Config, tokens: int, beta: float, horizon: float, run: FigureRun) -> tuple[Array, float, float]:
+    """Return the mean number of clusters (time,), and the mean time until all pairs are resolved with its error."""
     times = times_of(config, horizon)
     model = model_of(config, tokens, beta, config.layers_per_unit_time)
     samples = 8 * max(1, round(config.samples * config.tokens[0] / tokens / 8))  # eight run side by side
-    found = tokens_chain(model, times, samples, run, keep="outcome", tolerance=config.tolerance)
-    done = found["unresolved_pairs"].values == 0
+    outcomes = tokens_chain(model, times, samples, run, keep="outcome", tolerance=config.tolerance)
+    done = outcomes["unresolved_pairs"].values == 0
     first = times[np.where(done.any(1), done.argmax(1), len(times) - 1)] - times[1] / 2
-    return found["clusters"].values.mean(0), float(first.mean()), float(first.std(ddof=1) / np.sqrt(len(first)))
+    return outcomes["clusters"].values.mean(0), float(first.mean()), float(first.std(ddof=1) / np.sqrt(len(first)))
 
 
-def lived(config: Config, beta: float, horizon: float, run: Run) -> Array:
-    """Mean lifetime and standard error (few, 2) by tokens in the smaller of two antipodal clusters; nan if too few."""
+def lived(config: Config, beta: float, horizon: float, run: FigureRun) -> Array:
+    """Return mean lifetime and standard error (few, 2) by tokens in the smaller cluster; NaN with too few ends."""
     model = model_of(config, config.split_tokens, beta, config.split_layers)
     times = np.append(0.0, np.arange(config.settled, horizon + 1.0))
-    found = tokens_chain(model, times, config.split_samples, run, keep="outcome", tolerance=config.tolerance)
-    few = config.split_tokens - found["largest_cluster"].values[:, 1]
-    two = (found["clusters"].values[:, 1] == 2) & (found["unresolved_pairs"].values[:, 1] == 0)
-    ended = found["largest_cluster"].values[:, 1:] == config.split_tokens
+    outcomes = tokens_chain(model, times, config.split_samples, run, keep="outcome", tolerance=config.tolerance)
+    few = config.split_tokens - outcomes["largest_cluster"].values[:, 1]
+    two = (outcomes["clusters"].values[:, 1] == 2) & (outcomes["unresolved_pairs"].values[:, 1] == 0)
+    ended = outcomes["largest_cluster"].values[:, 1:] == config.split_tokens
     last = np.where(ended.any(1), ended.argmax(1), ended.shape[1] - 1)
     half = (config.split_tokens + 1) // 2
     return np.array([risk(last[two & (few == k)], ended[two & (few == k)].any(1), config) for k in range(1, half)])
 
 
 def risk(lasted: Array, over: Array, config: Config) -> tuple[float, float]:
-    """Time at risk over the number of ends, and its standard error, of times (samples,) and whether they are ends."""
+    """Return the time at risk over the number of ends, and its standard error, from times and end flags (samples,)."""
     ends = int(over.sum())
     # An end lies half a unit before the record that shows it.
     mean = float(lasted.sum() / ends - 0.5) if ends >= config.least_ends else np.nan
@@ -113,7 +108,7 @@ def risk(lasted: Array, over: Array, config: Config) -> tuple[float, float]:
 
 
 def exact(config: Config, beta: float) -> Array:
-    """Mean times from −1 to together, (few,) of unequal clusters."""
+    """Return the exact mean times from −1 to together of unequal clusters, (few,)."""
     tokens = config.split_tokens
     model = model_of(config, tokens, beta, config.split_layers)
     splits = [(tokens - few, few) for few in range(1, (tokens + 1) // 2)]
@@ -121,18 +116,20 @@ def exact(config: Config, beta: float) -> Array:
     return np.array([overlap(model, clusters=split).mean_hitting_time(reached, start=-1.0) for split in splits])
 
 
-def still_two(config: Config, tokens: int, run: Run) -> float:
-    """Share of trajectories of an odd number of tokens that are not one cluster at the end."""
+def still_two(config: Config, tokens: int, run: FigureRun) -> float:
+    """Return the share of trajectories of an odd number of tokens that are not one cluster at the end."""
     model = model_of(config, tokens, config.odd_beta, config.split_layers)
     times = [config.odd_horizon]
-    found = tokens_chain(model, times, config.odd_samples, run, keep="outcome", tolerance=config.tolerance)
-    return float((found["largest_cluster"].values[:, -1] < tokens).mean())
+    outcomes = tokens_chain(model, times, config.odd_samples, run, keep="outcome", tolerance=config.tolerance)
+    return float((outcomes["largest_cluster"].values[:, -1] < tokens).mean())
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """`clusters`, `gather` (beta, tokens …); `lifetime`, `exact`, `leading` (split_beta, share …); `rest` (odd,)."""
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return `clusters`, `gather` (beta, tokens …); `lifetime`, `exact`, `leading` (split_beta, share …); `rest`
+    (odd,).
+    """
     cells = [(n, *each) for each in zip(config.betas, config.horizons, strict=True) for n in config.tokens]
-    found = [gathered(config, *cell, run) for cell in track(cells, "cells")]
+    gatherings = [gathered(config, *cell, run) for cell in track(cells, "cells")]
     shape = len(config.betas), len(config.tokens)
     lives = [lived(config, *each, run) for each in zip(config.split_betas, config.split_horizons, strict=True)]
     few = np.arange(1, (config.split_tokens + 1) // 2)
@@ -140,9 +137,9 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     cell, split = ("beta", "tokens"), ("split_beta", "share")
     return xr.Dataset(
         {
-            "clusters": (("tokens", "time"), np.array([one[0] for one in found[: len(config.tokens)]])),
-            "gather": (cell, np.array([one[1] for one in found]).reshape(shape)),
-            "gather_error": (cell, np.array([one[2] for one in found]).reshape(shape)),
+            "clusters": (("tokens", "time"), np.array([one[0] for one in gatherings[: len(config.tokens)]])),
+            "gather": (cell, np.array([one[1] for one in gatherings]).reshape(shape)),
+            "gather_error": (cell, np.array([one[2] for one in gatherings]).reshape(shape)),
             "lifetime": ((*split, "estimate"), np.array(lives)),
             "exact": (split, np.array([exact(config, beta) for beta in config.split_betas])),
             "leading": (split, np.array(leading)),
@@ -161,7 +158,7 @@ def compute(config: Config, run: Run) -> xr.Dataset:
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """Two clusters at the end; times that grow like log N; lifetimes as the integral says; odd N come together."""
+    """Two clusters form, after times that grow like log N; they last as the integral says, and odd N end as one."""
     rest, beta, horizon = (data.attrs[name] for name in ("odd_samples", "odd_beta", "odd_horizon"))
     worst, most = float(data["rest"].max()), int(data["tokens"][-1])
     ends = data["clusters"].isel(tokens=-1)
@@ -179,7 +176,6 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def gather_claims(one: xr.Dataset) -> list[Claim]:
-    """Of one β."""
     beta, most = float(one["beta"]), int(one["tokens"][-1])
     slope, error = slope_of(one)
     return [
@@ -189,7 +185,7 @@ def gather_claims(one: xr.Dataset) -> list[Claim]:
 
 
 def slope_of(one: xr.Dataset) -> tuple[float, float]:
-    """Of the mean time over log N, by weighted least squares, and its standard error."""
+    """Return the slope of the mean time over log N, by weighted least squares, and its standard error."""
     x, weight = np.log(one["tokens"].values), one["gather_error"].values ** -2.0
     centred = x - (weight * x).sum() / weight.sum()
     scale = (weight * centred**2).sum()
@@ -197,7 +193,7 @@ def slope_of(one: xr.Dataset) -> tuple[float, float]:
 
 
 def lifetime_claim(one: xr.Dataset) -> Claim:
-    """Of one β: where at least a few have ended."""
+    """Compare simulated with exact lifetimes for the splits of one β that have enough ends."""
     mean, error = one["lifetime"].values.T
     known = np.isfinite(mean) & (one["exact"].values > 5)
     ratio = mean[known] / one["exact"].values[known]
@@ -209,7 +205,6 @@ def lifetime_claim(one: xr.Dataset) -> Claim:
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """Clusters; times; lifetimes."""
     figure, (left, middle, right) = panels(3, height=4.4)
     for k, n in enumerate(data["tokens"].values):
         look: Any = {"color": PALETTE[k], "marker": MARKERS[k], "markersize": 3.5, "markevery": 4}
@@ -225,7 +220,7 @@ def draw(data: xr.Dataset) -> Figure:
 
 
 def draw_times(axes: Axes, data: xr.Dataset) -> None:
-    """Mean times over N, and the slope of β = ∞."""
+    """Draw mean times over N, and the slope of β = ∞."""
     for k, beta in enumerate(data["beta"].values):
         one = data.sel(beta=beta)
         look: Any = {"fmt": MARKERS[k] + DASHES[k], "markersize": 4, "capsize": 2, "color": PALETTE[k]}
@@ -237,7 +232,6 @@ def draw_times(axes: Axes, data: xr.Dataset) -> None:
 
 
 def draw_lifetimes(axes: Axes, one: xr.Dataset, k: int) -> None:
-    """One β: exact, leading, simulated."""
     beta = float(one["split_beta"])
     color = PALETTE[k]
     axes.plot(one["share"], one["exact"], color=color, linestyle=DASHES[k], label=f"exact, β = {beta:g}")

@@ -1,16 +1,16 @@
-r"""Rank correlation: how well the order of one list foretells that of another.
+r"""Rank correlation: how well the order of one list predicts that of another.
 
-Spearman's ρ of x and y (n,) is the correlation of their ranks r and s, ties with their mean rank:
+Spearman's ρ of x and y (n,) is the correlation of their ranks r and s; ties have their mean rank:
 
     ρ = Σ (rᵢ − r̄)(sᵢ − s̄)/√(Σ (rᵢ − r̄)² Σ (sᵢ − s̄)²).
 
-What is no number is worst: it counts as ∞, and all ∞ are tied. Within groups, it is the mean of the groups' ρ: what the
-groups differ by has no part in it. One group is all of them.
+NaN counts as ∞, and all ∞ are tied. Within groups, ρ is the mean over the groups, so differences between groups do not
+enter it.
 
-Where x says nothing of y within groups, each order of y there has the same probability: p is the part of drawn orders
-whose |ρ| reaches the one that was found, itself counted among them [Phipson and Smyth, 2010], so that it is never 0.
-The interval of ρ is between the percentiles of pairs drawn with replacement [Efron, 1979]; it is too short where n is
-small, and p does not rest on it.
+If x and y are independent within groups, each order of y there has the same probability. p is the share of drawn orders
+whose |ρ| reaches the observed one, which is counted among them [Phipson and Smyth, 2010], so p is never 0. The interval
+of ρ lies between percentiles of pairs drawn with replacement [Efron, 1979]. It is too short for small n, and p does not
+use it.
 """
 
 import numpy as np
@@ -19,41 +19,41 @@ from scipy.stats import rankdata
 
 Array = NDArray[np.float64]
 DRAWS = 10_000
-ROUNDING = 1e-12  # of sums of ranks in another order
+ROUNDING = 1e-12  # sums of ranks depend on their order
 
 
 def ranks(values: ArrayLike) -> Array:
-    """Ranks from 1 on along the last axis, least first."""
-    found = np.asarray(values, np.float64)
-    return np.asarray(rankdata(np.where(np.isnan(found), np.inf, found), axis=-1), np.float64)
+    """Return ranks from 1 on along the last axis, smallest value first; NaN counts as ∞."""
+    array = np.asarray(values, np.float64)
+    return np.asarray(rankdata(np.where(np.isnan(array), np.inf, array), axis=-1), np.float64)
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
-    """ρ of x and y (n,); 0 where all of one are the same, which says nothing of the other."""
+    """Return ρ of x and y (n,); 0 if all values of one are equal."""
     return float(correlations(ranks(x), ranks(y)))
 
 
 def correlations(r: Array, s: Array) -> Array:
-    """Of r and s (…, n): (…)."""
+    """Return the correlations (…) of r and s (…, n)."""
     a, b = (each - each.mean(-1, keepdims=True) for each in (r, s))
     size = np.sqrt((a**2).sum(-1) * (b**2).sum(-1))
     return np.asarray((a * b).sum(-1) / np.where(size > 0, size, 1.0))
 
 
 def within(x: ArrayLike, y: ArrayLike, groups: ArrayLike) -> float:
-    """The mean of ρ over the groups (n,)."""
+    """Return the mean of ρ over the groups (n,)."""
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     return float(np.mean([spearman(x[part], y[part]) for part in parts_of(groups)]))
 
 
 def parts_of(groups: ArrayLike) -> list[NDArray[np.intp]]:
-    """Where the members of each group stand."""
+    """Return the positions of each group's members."""
     names = np.asarray(groups)
     return [np.flatnonzero(names == name) for name in np.unique(names)]
 
 
 def p_value(x: ArrayLike, y: ArrayLike, groups: ArrayLike, seed: int, draws: int = DRAWS) -> float:
-    """How probable so large a |ρ| within groups is where x says nothing of y there."""
+    """Return the probability of so large a |ρ| within groups if x and y are independent there."""
     x, y, parts = np.asarray(x, np.float64), np.asarray(y, np.float64), parts_of(groups)
     random, drawn = generator(seed), np.zeros(draws)
     for part in parts:
@@ -64,7 +64,7 @@ def p_value(x: ArrayLike, y: ArrayLike, groups: ArrayLike, seed: int, draws: int
 
 
 def interval(x: ArrayLike, y: ArrayLike, seed: int, draws: int = DRAWS) -> tuple[float, float]:
-    """The ends of the 95 % interval of ρ of x and y (n,)."""
+    """Return the ends of the 95 % interval of ρ of x and y (n,)."""
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     chosen = generator(seed).integers(0, len(x), (draws, len(x)))
     low, high = np.quantile(correlations(ranks(x[chosen]), ranks(y[chosen])), (0.025, 0.975))
@@ -72,5 +72,4 @@ def interval(x: ArrayLike, y: ArrayLike, seed: int, draws: int = DRAWS) -> tuple
 
 
 def generator(seed: int) -> np.random.Generator:
-    """Of draws that touch no other."""
     return np.random.Generator(np.random.Philox(seed))

@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 
 
 def coin_shares(tokens: int) -> Array:
-    """Probabilities of 0, 1, …, N//2 tokens in the smaller of the two clusters.
+    """Return the probabilities of 0, 1, …, N//2 tokens in the smaller of the two clusters.
 
     >>> coin_shares(5).tolist(), coin_shares(4).tolist()
     ([0.0625, 0.3125, 0.625], [0.125, 0.5, 0.375])
@@ -35,19 +35,18 @@ def coin_shares(tokens: int) -> Array:
 
 
 def limiting_lifetimes(tokens: int, dim: int, beta: float, sigma: float = 1.0) -> Array:
-    """m of 0, 1, …, N//2 tokens in the smaller cluster: 0 for none, who are together, and ∞ for equal clusters."""
+    """Return m for 0, 1, …, N//2 tokens in the smaller cluster: 0 for none, ∞ for equal clusters."""
     return np.array([lifetime_of(tokens - few, few, dim, beta, sigma) for few in range(tokens // 2 + 1)])
 
 
 def lifetime_of(p: int, q: int, dim: int, beta: float, sigma: float) -> float:
-    """m(p, q), p ≥ q."""
     if p == q:
         return inf
     return leading_lifetime(inverse_push(p, q), dim, beta, sigma, 1.0) if q else 0.0
 
 
 def still_apart(times: ArrayLike, shares: Array, lifetimes: Array) -> Array:
-    """Σ P e^{−t/m} at `times` (n,), for `shares` and `lifetimes` (k,) of the splits."""
+    """Return Σ P e^{−t/m} at `times` (n,), with `shares` and `lifetimes` (k,) of the splits."""
     apart = lifetimes > 0
     rates = 1 / lifetimes[apart]
     decays: Array = np.exp(-np.asarray(times, float)[:, None] * rates)

@@ -1,4 +1,4 @@
-r"""What transformers draws for stock architectures at their real shapes: exact laws, no weight drawn.
+r"""Stock architectures of transformers at their real shapes: exact laws at initialisation, no weight drawn.
 
 Weightless networks (`limitformer.weightless`) of one model of each family, on unrelated tokens: of the stream its root
 mean square and its mean correlation between tokens, of the heads the standard deviation of a row's logits and exp of
@@ -19,9 +19,9 @@ from limitformer.base.progress import track
 from limitformer.plot import MARKERS, PALETTE, panels
 from limitformer.results.correlation import correlation
 from limitformer.weightless import shapes, simulate
-from limitformer_papers.common.claims import Claim, Run
+from limitformer_papers.common.claims import Claim, FigureRun
 
-PATCHES = ("vit",)  # whose tokens are patches of one image, not ids
+PATCHES = ("vit",)  # tokens are patches of one image, not ids
 PLAIN = ("llama-3-8b", "llama-3-405b", "command-r", "llama-3.2-1b")  # two matrices between the norm and the logits
 NORMED = ("qwen3-8b", "gemma-3-1b", "olmo-2-7b", "qwen3-0.6b")  # queries and keys are normalised
 PANELS = (
@@ -43,7 +43,7 @@ SYMBOLS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Which models, and how many unrelated tokens they see; of `only_states` no gradients."""
+    """The models, and how many unrelated tokens they read; gradients are skipped for `only_states`."""
 
     models: tuple[str, ...]
     only_states: tuple[str, ...] = field(default=())
@@ -52,7 +52,7 @@ class Config:
 
 
 def paper() -> Config:
-    """Twelve families, and the widest model of all."""
+    """Return twelve families and the widest model of all."""
     families = (
         "gpt2-xl", "bert-large", "vit-large", "modernbert-large", "t5-large", "pythia-6.9b", "command-r",
         "gemma-7b", "gemma-2-9b", "gemma-3-1b", "olmo-2-7b", "qwen3-8b", "llama-3-8b", "llama-3-405b",
@@ -61,18 +61,16 @@ def paper() -> Config:
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(models=("gpt2", "llama-3.2-1b", "qwen3-0.6b"), only_states=("llama-3.2-1b",), tokens=12)
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """The curves of each model by its part of the depth, 0 to 1, and what its configuration says."""
-    found = [curves(name, config, run.seed) for name in track(config.models, "models")]
-    return xr.concat(found, xr.Variable("model", list(config.models)), join="outer")
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return the curves of each model by its part of the depth, 0 to 1, and the numbers of its configuration."""
+    datasets = [curves(name, config, run.seed) for name in track(config.models, "models")]
+    return xr.concat(datasets, xr.Variable("model", list(config.models)), join="outer")
 
 
 def curves(name: str, config: Config, seed: int) -> xr.Dataset:
-    """Of one network of one model, by block."""
     inputs = 1 if name.startswith(PATCHES) else config.tokens
     gradients = name not in config.only_states
     data = simulate(name, inputs, samples=config.samples, seed=seed, gradients=gradients, progress=False)
@@ -87,33 +85,28 @@ def curves(name: str, config: Config, seed: int) -> xr.Dataset:
     }
     by_block = {key: data[key].mean("head").values for key in ("logit_std", "effective_tokens")}
     layers, blocks = {"layer": np.arange(data.sizes["layer"])}, {"block": np.arange(1, data.sizes["block"] + 1)}
-    numbers = {"width": width_of(name), "tokens": data.sizes["token"], "seconds": data.attrs["wall_seconds"]}
+    shape = shapes()[name]
+    width = int(shape.get("hidden_size") or shape.get("n_embd") or shape["d_model"])
+    numbers = {"width": width, "tokens": data.sizes["token"], "seconds": data.attrs["wall_seconds"]}
     curves: dict[str, Any] = {key: ("layer", value) for key, value in by_layer.items()}
     return xr.Dataset(curves | {key: ("block", value) for key, value in by_block.items()} | numbers, layers | blocks)
 
 
 def mean_correlation(data: xr.Dataset) -> np.ndarray:
-    """Of different tokens, by layer."""
+    """Return the mean correlation of different tokens, by layer."""
     rho = correlation(data)
     others = ~np.eye(data.sizes["token"], dtype=bool)
     return np.asarray(rho.values[..., others].mean(-1))
 
 
-def width_of(name: str) -> int:
-    """Coordinates of a token."""
-    shape = shapes()[name]
-    return int(shape.get("hidden_size") or shape.get("n_embd") or shape["d_model"])
-
-
 def claims(data: xr.Dataset) -> list[Claim]:
-    """What one learns of them."""
     names = [str(name) for name in data.model.values]
-    said = [one for name in names for one in of_width(data.sel(model=name), name)]
-    return said + [one for name in names for one in numbers(data.sel(model=name), name)]
+    width_claims = [one for name in names for one in of_width(data.sel(model=name), name)]
+    return width_claims + [one for name in names for one in numbers(data.sel(model=name), name)]
 
 
 def of_width(data: xr.Dataset, name: str) -> list[Claim]:
-    """0.02 is no choice without a width; a norm of queries and keys makes it one."""
+    """Compare the first logits with 0.02²·width, or with 1 where queries and keys are normalised."""
     first, width = float(data.logit_std[0] / of_a_row(int(data.tokens))), int(data.width)
     if name in NORMED:
         what = f"{name}, width {width:,}: standard deviation of the first logits, queries and keys normed: 1"
@@ -131,25 +124,23 @@ def of_width(data: xr.Dataset, name: str) -> list[Claim]:
 
 
 def of_a_row(tokens: int) -> float:
-    """√(mean of 1 − 1/k) over the rows of a causal mask that see k = 2, …, m tokens."""
+    """Return √(mean of 1 − 1/k) over the rows of a causal mask that see k = 2, …, m tokens."""
     return float(np.sqrt(np.mean(1 - 1 / np.arange(2, tokens + 1))))
 
 
 def numbers(data: xr.Dataset, name: str) -> list[Claim]:
-    """Of every model."""
     last = {key: data[key].dropna(data[key].dims[0]) for key, _, _ in PANELS}
-    found = [
+    statements = [
         Claim(f"{name}: logit std, first block", float(last["logit_std"][0])),
         Claim(f"{name}: effective tokens, last block", float(last["effective_tokens"][-1])),
         Claim(f"{name}: mean correlation at the end", float(last["correlation"][-1])),
         Claim(f"{name}: stream at the end over start", float(last["size"][-1] / last["size"][0])),
     ]
     gradient = last["stream_gradient"]
-    return found + ([Claim(f"{name}: gradient, start over end", float(gradient[0]))] if gradient.size else [])
+    return statements + ([Claim(f"{name}: gradient, start over end", float(gradient[0]))] if gradient.size else [])
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """A panel for each curve; the last one has the legend."""
     figure, axes = panels(3, height=3.3, rows=2)
     every = axes.ravel()
     for panel, (key, title, scale) in zip(every, PANELS, strict=False):
@@ -162,7 +153,6 @@ def draw(data: xr.Dataset) -> Figure:
 
 
 def draw_panel(axes: Axes, data: xr.Dataset, key: str) -> None:
-    """One curve a model."""
     for place, name in enumerate(data.model.values):
         curve = data[key].sel(model=name)
         curve = curve.dropna(curve.dims[0])

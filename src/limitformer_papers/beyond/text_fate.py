@@ -12,18 +12,18 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from limitformer.base.progress import track
-from limitformer.models import ShapedAttention, ShapedReLU, SoftmaxAttention, Start, Transformer, from_text
+from limitformer.models import ShapedAttention, ShapedReLU, SoftmaxAttention, Transformer, from_text
 from limitformer.plot import heatmap, panels
 from limitformer.results.correlation import correlation
-from limitformer_papers.common.claims import Claim, Run, chain
+from limitformer_papers.common.claims import Claim, FigureRun, chain
 
-WORDS = 7.5  # points: so many words fit beside a panel
+WORDS = 7.5  # points: 24 words fit next to a panel
 ZEN = Path(__file__).parents[1] / "data" / "zen-of-python.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The Transformers of [ST, Fig. 1]; `skip` tokens, the title, are left out."""
+    """The Transformers of [ST, Fig. 1], and the tokens, depths and samples."""
 
     width: int = 200
     depth: int = 150
@@ -36,35 +36,23 @@ class Config:
     samples: int = 256
 
 
-def paper() -> Config:
-    """The parameters of [ST, Fig. 1]."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(samples=16)
 
 
-def verse(config: Config, seed: int) -> Start:
-    """The first tokens after the title."""
-    text = ZEN.read_text(encoding="utf-8").split("\n", 2)[2]
-    return from_text(text, width=config.width, tokens=config.tokens, seed=seed)
-
-
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """`correlation` (model, depth, token, token_): mean over the samples."""
-    start = verse(config, run.seed)
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return `correlation` (model, depth, token, token_), the mean over the samples."""
+    text = ZEN.read_text(encoding="utf-8").split("\n", 2)[2]  # without the title
+    start = from_text(text, width=config.width, tokens=config.tokens, seed=run.seed)
     feedforward = ShapedReLU(c_plus=config.c_plus, c_minus=config.c_minus)
     attentions = {"shaped": ShapedAttention(tau0=config.tau0), "unshaped": SoftmaxAttention()}
     parts = []
     for attention in track(list(attentions.values()), "models"):
         model = Transformer(
-            width=config.width,
-            depth=config.depth,
-            gamma=config.gamma,
-            attention=attention,
-            feedforward=feedforward,
+            width=config.width, depth=config.depth, gamma=config.gamma, attention=attention, feedforward=feedforward
         )
         rho = correlation(chain(model, start, config.samples, run, list(config.depths)))
         parts.append(rho.mean("sample"))
@@ -72,14 +60,14 @@ def compute(config: Config, run: Run) -> xr.Dataset:
 
 
 def between_words(data: xr.Dataset) -> xr.DataArray:
-    """Mean correlation of different words: (model, depth)."""
+    """Return the mean correlation of different words (model, depth)."""
     words = data.label.values
     different = xr.DataArray(words[:, None] != words[None], dims=("token", "token_"))
     return data["correlation"].where(different).mean(("token", "token_"))
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """Unshaped, all words end alike; shaped, they stay apart; equal words stay equal in both."""
+    """Unshaped, all words become alike; shaped, they stay apart; equal words stay equal in both."""
     last = between_words(data).isel(depth=-1)
     shaped, unshaped = float(last.sel(model="shaped")), float(last.sel(model="unshaped"))
     words = data.label.values
@@ -93,7 +81,6 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """A row of matrices for each model."""
     figure, axes = panels(data.sizes["depth"], height=3.0, rows=2)
     words = data.label.values
     for row, model in enumerate(data.model.values):

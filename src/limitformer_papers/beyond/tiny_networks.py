@@ -1,4 +1,4 @@
-"""Tiny language models of four kinds: what `check` says of one from its configuration alone, and how one trains.
+"""Tiny language models of four kinds: the numbers that `check` computes from a configuration, and their training.
 
 * pre: GPT-2, the norm before the branch;
 * post: BERT as a decoder, the norm after the sum;
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from limitformer_papers.training.harness import threads, train  # first: without an extra it names the one that has it
+from limitformer_papers.training.harness import threads, train  # first: its error names the missing extra
 
 # isort: split
 import torch
@@ -39,7 +39,7 @@ KINDS = ("pre", "post", "none", "shaped")
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What all networks of a study share.
+    """Sizes that all networks of a study share.
 
     Attributes:
         width, heads: of a block, whose hidden layer is four times as wide.
@@ -64,8 +64,8 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One configuration: its kind, its depth and its initializer_range."""
+class TinyNetwork:
+    """A configuration: its kind, its depth and its initializer_range."""
 
     kind: str
     depth: int
@@ -73,12 +73,10 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of a folder."""
         return f"{self.kind}-d{self.depth}-s{self.scale:g}"
 
 
-def configuration(cell: Cell, sizes: Sizes) -> PreTrainedConfig:
-    """As transformers has it, without dropout."""
+def configuration(cell: TinyNetwork, sizes: Sizes) -> PreTrainedConfig:
     common: dict[str, Any] = {"vocab_size": sizes.vocabulary, "initializer_range": cell.scale, "use_cache": False}
     common |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     if cell.kind == "post":
@@ -93,16 +91,16 @@ def configuration(cell: Cell, sizes: Sizes) -> PreTrainedConfig:
     )  # fmt: skip
 
 
-def shaping_of(cell: Cell, sizes: Sizes) -> Shaping | None:
-    """Of the kinds without norms; γ₁ and γ₂ are left out where attention is the stock one."""
+def shaping_of(cell: TinyNetwork, sizes: Sizes) -> Shaping | None:
+    """Return the shaping of the kinds without norms; γ₁ and γ₂ are left out where attention is the stock one."""
     if cell.kind == "shaped":
         return Shaping(residual_gamma=sizes.gamma)
     return Shaping(gamma1=None, gamma2=None, residual_gamma=sizes.gamma) if cell.kind == "none" else None
 
 
-def foretold(cell: Cell, sizes: Sizes, samples: int, seed: int) -> dict[str, float]:
-    """What `check` says of unrelated tokens, as numbers: the medians over networks of the law."""
-    with threads(1):  # sums over several threads would not be the same bits
+def foretold(cell: TinyNetwork, sizes: Sizes, samples: int, seed: int) -> dict[str, float]:
+    """Return the numbers of `check` on unrelated tokens: medians over networks of the law."""
+    with threads(1):  # the number of threads changes the last bits of sums
         report = check(
             configuration(cell, sizes), tokens=sizes.length, samples=samples, seed=seed,
             shaping=shaping_of(cell, sizes), progress=False,
@@ -111,11 +109,10 @@ def foretold(cell: Cell, sizes: Sizes, samples: int, seed: int) -> dict[str, flo
 
 
 def numbers_of(report: Report) -> dict[str, float]:
-    """By name, as the axes of a figure have them."""
     curves, values = report.curves, values_of(report.curves, report.data)
     gradient = curves["stream_gradient"].values
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = {
+        numbers = {
             "correlation at the end": values["correlation"][0],
             "stream, end over start": values["stream"][0],
             "least effective tokens": values["effective"][0],
@@ -126,11 +123,11 @@ def numbers_of(report: Report) -> dict[str, float]:
             "loss at the start": curves["loss"].values,
             "distance of the objective": Objective().distance(values),
         }
-    return {name: float(np.median(value)) for name, value in found.items()} | {"verdicts": float(verdicts_of(report))}
+    return {name: float(np.median(value)) for name, value in numbers.items()} | {"verdicts": float(verdicts_of(report))}
 
 
 def verdicts_of(report: Report) -> int:
-    """The number of verdicts of version 0.2.0, with which the study was made: no loss, nothing dead, no watch."""
+    """Count verdicts as version 0.2.0, which made the study, did: without loss, dead weights and warnings."""
     counted = [one for one in report.verdicts if one.grade == BROKEN and one.name not in ("loss", "dead")]
     counted += [one for one in report.verdicts if one.name in ("swamped", "range")]
     largest = report.curves["logit_std"].max("head").dropna("block", how="any")
@@ -138,8 +135,8 @@ def verdicts_of(report: Report) -> int:
     return len(counted) + uniform
 
 
-def trained(cell: Cell, sizes: Sizes, data: TextData, seed: int, out: Path) -> tuple[float, float]:
-    """Train one, or go on, or read what came out: (loss of the first step, held-out loss at the end, ∞ if it diverged).
+def trained(cell: TinyNetwork, sizes: Sizes, data: TextData, seed: int, out: Path) -> tuple[float, float]:
+    """Train one network, or resume, or read its result: the loss of the first step and the held-out loss (∞: diverged).
 
     Raises:
         TrainingInterrupted: Ctrl-C; the same call goes on.
@@ -160,7 +157,7 @@ def trained(cell: Cell, sizes: Sizes, data: TextData, seed: int, out: Path) -> t
 
 
 def plan_of(sizes: Sizes, seed: int, folder: Path) -> Plan:
-    """One core whatever the machine has: the same bits everywhere."""
+    """Return the plan of one core, so that every machine gives the same bits."""
     every: dict[str, Any] = {"save_every": sizes.steps, "log_every": sizes.steps, "evaluate_every": sizes.steps}
     return Plan(
         folder=folder, steps=sizes.steps, batch=sizes.batch, learning_rate=sizes.learning_rate, warmup=sizes.warmup,
@@ -169,14 +166,14 @@ def plan_of(sizes: Sizes, seed: int, folder: Path) -> Plan:
 
 
 def loss_of_frequencies(data: TextData, sizes: Sizes) -> float:
-    """The held-out loss, in nats, of a model that knows the frequencies of the training text's tokens alone."""
+    """Return the held-out loss, in nats, of predicting by the training text's token frequencies."""
     counts = np.bincount(np.asarray(data.train.tokens), minlength=sizes.vocabulary) + 1
-    kept = spread(data.evaluation, sizes.evaluated)
-    targets = np.concatenate([kept[k]["input_ids"][1:].numpy() for k in range(len(kept))])
+    sequences = spread(data.evaluation, sizes.evaluated)
+    targets = np.concatenate([sequences[k]["input_ids"][1:].numpy() for k in range(len(sequences))])
     return float(-np.log(counts[targets] / counts.sum()).mean())
 
 
 def next_tokens(examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Examples {"input_ids"} of one length as a batch; the models themselves shift the labels."""
+    """Return a batch of examples {"input_ids"} of one length; the models shift the labels themselves."""
     ids = torch.stack([one["input_ids"] for one in examples])
     return {"input_ids": ids, "labels": ids}

@@ -1,11 +1,12 @@
-r"""The transition of [CT, Fig. 3] in Transformers as people build them: drawn queries and keys, heads, a causal mask.
+r"""The transition of [CT, Fig. 3] in Transformers as people build them: drawn queries and keys, heads, a causal
+mask.
 
-Left: [CT]'s, fixed queries and keys: the probability that two tokens end antipodal leaves 0 at β_c(d). Second: queries
-and keys drawn in each layer, b = βτ: antipodes in dimension 2 and 3 alone, at every b > 0. Third: why. The rate at
-which log|X¹ + X²| moves at antipodes, ½[(d − 3)(1 + q/n) − (d − 1)m/n], n = 1 for heads with values of their own,
-however many; n = h for h heads with one matrix of values, whose weights average. It is above 0 for all d ≥ 4: the
-critical curve over (h, d, b) is empty. Right: behind a causal mask antipodes never attract; their mean lifetime from −1
-to 0.9. The paper has no such figure.
+Left: [CT]'s, fixed queries and keys: the probability that two tokens end antipodal leaves 0 at β_c(d). Second:
+queries and keys drawn in each layer, b = βτ: antipodes only in dimension 2 and 3, at every b > 0. Third, the reason:
+the rate at which log|X¹ + X²| moves at antipodes, ½[(d − 3)(1 + q/n) − (d − 1)m/n], n = 1 for heads with values of
+their own, however many; n = h for h heads with one matrix of values, whose weights average. It is above 0 for all d
+≥ 4: the critical curve over (h, d, b) is empty. Right: behind a causal mask antipodes never attract; their mean
+lifetime from −1 to 0.9. The paper has no such figure.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from limitformer.base.progress import track
 from limitformer.plot import MARKERS, PALETTE, legend_below, panels
 from limitformer.sphere.overlap.drawn import at_antipodes
 from limitformer_papers.clustering.sphere import standard_error
-from limitformer_papers.common.claims import Claim, Run
+from limitformer_papers.common.claims import Claim, FigureRun
 
 REACHED = 0.9
 LINES = ("-", "--", "-.", ":")
@@ -44,13 +45,10 @@ class Config:
     samples: int = 4000
 
 
-def paper() -> Config:
-    """In full."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(
         dims=(2, 3, 4),
         betas=(0.5, 1.0, 1.75, 4.0),
@@ -65,15 +63,14 @@ def quick() -> Config:
 
 
 def pair(dim: int, b: float, **more: Any) -> lf.StochasticTransformer:
-    """Two tokens."""
     return lf.StochasticTransformer(tokens=2, dim=dim, beta=b, layers_per_unit_time=100, **more)
 
 
 KINDS: dict[str, dict[str, Any]] = {"fixed": {}, "drawn": {"query_key": "gaussian"}}
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """`exact` and `simulated` (kind, dim, …), `rate` (heads, dim, beta), `lifetime` … (kind, dim, …)."""
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return `exact` and `share` (kind, dim, …), `rate` (heads, dim, beta), `life` and `lived` (…, dim, …)."""
     grid = [[[exact(dim, b, kind) for b in config.betas] for dim in config.dims] for kind in KINDS]
     cells = [(kind, dim, b) for kind in KINDS for dim in config.dims for b in config.simulated]
     shares = [share(config, *cell, run) for cell in track(cells, "cells")]
@@ -82,7 +79,7 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     lived = [lifetime(config, *cell, run) for cell in track(causal, "lifetimes")]
     size = (len(KINDS), len(config.dims), len(config.simulated))
     lifetimes = [[[mean_life(d, b, kind) for b in config.causal_betas] for d in config.causal_dims] for kind in KINDS]
-    found = np.array(lived).reshape(len(config.causal_dims), len(config.causal_simulated), 2)
+    life_estimates = np.array(lived).reshape(len(config.causal_dims), len(config.causal_simulated), 2)
     return xr.Dataset(
         {
             "exact": (("kind", "dim", "beta"), grid),
@@ -90,9 +87,9 @@ def compute(config: Config, run: Run) -> xr.Dataset:
             "expected": (("kind", "dim", "simulated"), expected(config)),
             "rate": (("heads", "dim", "beta"), rates(config)),
             "life": (("kind", "causal_dim", "causal_beta"), lifetimes),
-            "expected_life": (("causal_dim", "causal_simulated"), np.reshape(means, found.shape[:2])),
-            "lived": (("causal_dim", "causal_simulated"), found[..., 0]),
-            "error": (("causal_dim", "causal_simulated"), found[..., 1]),
+            "expected_life": (("causal_dim", "causal_simulated"), np.reshape(means, life_estimates.shape[:2])),
+            "lived": (("causal_dim", "causal_simulated"), life_estimates[..., 0]),
+            "error": (("causal_dim", "causal_simulated"), life_estimates[..., 1]),
         },
         coords={
             "kind": list(KINDS),
@@ -109,17 +106,16 @@ def compute(config: Config, run: Run) -> xr.Dataset:
 
 
 def expected(config: Config) -> list[list[list[float]]]:
-    """`exact` where it is simulated."""
     return [[[exact(dim, b, kind) for b in config.simulated] for dim in config.dims] for kind in KINDS]
 
 
 def exact(dim: int, b: float, kind: str) -> float:
-    """P(antipodal) of two tokens, orthogonal at first."""
+    """Return P(antipodal) of two tokens that start orthogonal."""
     return float(lf.overlap(pair(dim, b, **KINDS[kind])).antipodal_probability(start=0.0))
 
 
-def share(config: Config, kind: str, dim: int, b: float, run: Run) -> float:
-    """Of simulated pairs, orthogonal at first, those within 10⁻³ of −1 at the horizon."""
+def share(config: Config, kind: str, dim: int, b: float, run: FigureRun) -> float:
+    """Return the share of simulated pairs, orthogonal at first, within 10⁻³ of −1 at the horizon."""
     limit = lf.limit(pair(dim, b, **KINDS[kind]))
     options: dict[str, Any] = {"samples": config.samples, "seed": run.seed, "threads": run.threads, "progress": False}
     paths = lf.simulate(limit, 0.0, horizon=config.horizon, record=[config.horizon], **options)
@@ -127,19 +123,19 @@ def share(config: Config, kind: str, dim: int, b: float, run: Run) -> float:
 
 
 def rates(config: Config) -> list[list[list[float]]]:
-    """At antipodes, σ = 1: of heads with their own values, and of several that share them."""
+    """Return the rate at antipodes for σ = 1, of heads with their own values and of several that share them."""
     at = [at_antipodes(b) for b in config.betas]
     return [[[((d - 3) * (1 + q / n) - (d - 1) * m / n) / 2 for m, q in at] for d in config.dims] for n in HEADS]
 
 
 def mean_life(dim: int, beta: float, kind: str) -> float:
-    """From −1 to `REACHED` behind a causal mask."""
+    """Return the exact mean time from −1 to `REACHED` behind a causal mask."""
     model = pair(dim, beta, mask="causal", **KINDS[kind])
     return float(lf.overlap(model).mean_hitting_time(REACHED, start=-1.0))
 
 
-def lifetime(config: Config, dim: int, beta: float, run: Run) -> tuple[float, float]:
-    """The same of simulated pairs with fixed queries, and its standard error."""
+def lifetime(config: Config, dim: int, beta: float, run: FigureRun) -> tuple[float, float]:
+    """Return the simulated mean lifetime of pairs with fixed queries, and its standard error."""
     horizon = config.lifetimes * mean_life(dim, beta, "fixed")
     times = np.linspace(0, horizon, config.records + 1)
     options: dict[str, Any] = {"samples": config.samples, "seed": run.seed, "threads": run.threads, "progress": False}
@@ -151,7 +147,7 @@ def lifetime(config: Config, dim: int, beta: float, run: Run) -> tuple[float, fl
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """Where antipodes attract, by formula and by simulation."""
+    """Antipodes attract in the same dimensions by formula and by simulation."""
     drawn, fixed = data.sel(kind="drawn"), data.sel(kind="fixed")
     samples = int(data.attrs["samples"])
     high, low = data["dim"].values >= 4, data["dim"].values <= 3
@@ -179,19 +175,18 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def errors(one: xr.Dataset, samples: int, low: Any) -> xr.DataArray:
-    """simulated − exact over the standard error, where d ≤ 3."""
+    """Return simulated − exact over the standard error, for d ≤ 3."""
     exactly = one["expected"][low]
     return (one["share"][low] - exactly) / standard_error(exactly.values, samples)
 
 
 def growth(data: xr.Dataset) -> float:
-    """d log(lifetime)/dβ over the last two β, mean over dimensions."""
+    """Return d log(lifetime)/dβ over the last two β, averaged over dimensions."""
     last = np.log(data["life"].sel(kind="fixed").values[:, -2:])
     return float(np.diff(last, axis=1).mean() / np.diff(data["causal_beta"].values[-2:])[0])
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """Four panels."""
     figure, (fixed, drawn, rate, causal) = panels(4, height=4.2)
     for axes, kind in ((fixed, "fixed"), (drawn, "drawn")):
         draw_probability(axes, data.sel(kind=kind))
@@ -204,12 +199,11 @@ def draw(data: xr.Dataset) -> Figure:
 
 
 def one_legend(rate: Axes, causal: Axes) -> list[Any]:
-    """Dimensions look alike in all panels; what is thin does not."""
+    """Return handles of all panels: dimensions look alike everywhere, thin lines do not."""
     return [*rate.get_legend_handles_labels()[0], causal.get_legend_handles_labels()[0][-1]]
 
 
 def draw_probability(axes: Axes, one: xr.Dataset) -> None:
-    """Curves and simulated points of one kind."""
     bars: Any = {"markersize": 4, "capsize": 2, "linestyle": "none"}
     for k, dim in enumerate(one["dim"].values):
         look: Any = {"color": PALETTE[k], "linestyle": LINES[k]}
@@ -221,7 +215,6 @@ def draw_probability(axes: Axes, one: xr.Dataset) -> None:
 
 
 def draw_rates(axes: Axes, data: xr.Dataset) -> None:
-    """Below 0 antipodes attract."""
     for k, dim in enumerate(data["dim"].values):
         axes.plot(
             data["beta"], data["rate"].sel(dim=dim, heads=1), color=PALETTE[k], linestyle=LINES[k], label=f"d = {dim}"
@@ -235,7 +228,6 @@ def draw_rates(axes: Axes, data: xr.Dataset) -> None:
 
 
 def draw_lifetimes(axes: Axes, data: xr.Dataset) -> None:
-    """Exact, with simulated points; drawn queries leave at once."""
     bars: Any = {"markersize": 4, "capsize": 2, "linestyle": "none"}
     for k, dim in enumerate(data["causal_dim"].values):
         look: Any = {"color": PALETTE[k + 1], "linestyle": LINES[k + 1]}

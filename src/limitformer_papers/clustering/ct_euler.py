@@ -27,7 +27,7 @@ from limitformer.plot import BLACK, BLUE, ORANGE, RED, legend_below, panels
 from limitformer.simulation.limit import limit
 from limitformer.sphere.limit import TokenLimit
 from limitformer_papers.clustering.sphere import tokens_chain
-from limitformer_papers.common.claims import Claim, Run
+from limitformer_papers.common.claims import Claim, FigureRun
 
 Array = NDArray[np.float64]
 NAIVE, EULER, NORMALISED = "naive", "Euler", "normalised"
@@ -43,7 +43,7 @@ PATHS = 4  # drawn
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """N, d, β (σ = 1), the time, steps of Euler with the largest first, and trajectories; the paper has the circle."""
+    """N, d, β (σ = 1), the time, steps of Euler from coarse to fine, and trajectories; the paper has no numbers."""
 
     tokens: int = 3
     dim: int = 4
@@ -53,17 +53,14 @@ class Config:
     samples: int = 2000
 
 
-def paper() -> Config:
-    """The paper draws nothing; these numbers show it."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(samples=400)
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
     """Circle: |X|² by time, `circle_mean` (point,) and `circle_paths` (point, path), and `circle_end` (sample,).
 
     Tokens: the mean |X| at the end, `length` (scheme, steps, sample), the largest ||X| − 1| then, `deviation`;
@@ -78,9 +75,12 @@ def compute(config: Config, run: Run) -> xr.Dataset:
         schemes[NAIVE].append(lengths(config, model, start, steps, run.seed, drifting=False))
         schemes[EULER].append(lengths(config, model, start, steps, run.seed, drifting=True))
         schemes[NORMALISED].append(normalised(config, model, start, steps, run))
-    ends = np.array([[one[-1] for one in found] for found in schemes.values()])  # (scheme, steps, sample, token)
-    finest = np.array([found[-1].mean((1, 2)) for found in schemes.values()])
+    ends = np.array([[one[-1] for one in runs] for runs in schemes.values()])  # (scheme, steps, sample, token)
+    finest = np.array([runs[-1].mean((1, 2)) for runs in schemes.values()])
     first, circle = schemes[NAIVE][-1][1], on_circle(config, run.seed)
+    sde = limit(model)
+    assert isinstance(sde, TokenLimit)
+    growth = (config.dim - 1) * (sde.attention(start) ** 2).sum(1)  # by Itô's formula
     return xr.Dataset(
         {
             "circle_mean": ("point", circle.mean(1)),
@@ -96,65 +96,60 @@ def compute(config: Config, run: Run) -> xr.Dataset:
             "steps": list(config.steps),
             "time": ("point", np.linspace(0, config.time, config.steps[-1] + 1)),
         },
-        attrs={"growth": itos_growth(limit(model), start), "time": config.time},
+        attrs={"growth": growth.tolist(), "time": config.time},
     )
 
 
 def tokens_in_general_position(config: Config) -> Array:
-    """Unit vectors (N, d), the same for every seed: the trajectories differ by their noise."""
+    """Return unit vectors (N, d), the same for every seed: trajectories differ by their noise only."""
     x = np.random.Generator(np.random.Philox(1)).standard_normal((config.tokens, config.dim))
     return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
 
 
-def itos_growth(sde: TokenLimit, start: Array) -> list[float]:
-    """(d − 1)|Aⁱ|² of every token at the start."""
-    return [float(rate) for rate in (start.shape[1] - 1) * (sde.attention(start) ** 2).sum(1)]
-
-
 def on_circle(config: Config, seed: int) -> Array:
-    """|X|² (point, sample) of dX = (−X₂, X₁) dW/|X| by Euler at the finest step."""
+    """Return |X|² (point, sample) of dX = (−X₂, X₁) dW/|X|, by Euler at the finest step."""
     steps = config.steps[-1]
     normals = np.random.Generator(np.random.Philox([seed, 2])).standard_normal((steps, config.samples))
     x = np.zeros((config.samples, 2))
     x[:, 0] = 1.0
-    kept = [np.ones(config.samples)]
+    squares = [np.ones(config.samples)]
     for g in normals:
         turned = np.stack([-x[:, 1], x[:, 0]], axis=1) / np.linalg.norm(x, axis=1, keepdims=True)
         x = x + (config.time / steps) ** 0.5 * g[:, None] * turned
-        kept.append((x**2).sum(1))
-    return np.stack(kept)
+        squares.append((x**2).sum(1))
+    return np.stack(squares)
 
 
 def lengths(
     config: Config, model: StochasticTransformer, start: Array, steps: int, seed: int, *, drifting: bool
 ) -> Array:
-    """|X| (step, sample, token) by Euler, with the drift of [CT, eq. 6] or, naively, without."""
+    """Return |X| (step, sample, token) by Euler, with the drift of [CT, eq. 6] or, naively, without."""
     random, dt = np.random.Generator(np.random.Philox([seed, steps])), config.time / steps
     x = np.broadcast_to(start, (config.samples, *start.shape)).copy()
-    kept = [np.linalg.norm(x, axis=-1)]
+    norms = [np.linalg.norm(x, axis=-1)]
     for _ in range(steps):
         a = attention(x, model.beta)
         noise = a @ random.standard_normal((config.samples, model.dim, model.dim))  # rows (G A)ᵀ of one G
         along = (x * noise).sum(-1, keepdims=True) / (x * x).sum(-1, keepdims=True)
         drift = (1 - model.dim) / 2 * (a * a).sum(-1, keepdims=True) * x if drifting else 0.0
         x = x + drift * dt + dt**0.5 * (noise - along * x)
-        kept.append(np.linalg.norm(x, axis=-1))
-    return np.stack(kept)
+        norms.append(np.linalg.norm(x, axis=-1))
+    return np.stack(norms)
 
 
 def attention(x: Array, beta: float) -> Array:
-    """A(Xⁱ) (sample, N, d) at X (sample, N, d) [CT, eq. 2], Q = K = I."""
+    """Return A(Xⁱ) (sample, N, d) at X (sample, N, d) [CT, eq. 2], Q = K = I."""
     logits = beta * x @ np.swapaxes(x, -1, -2)
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     return np.asarray(weights / weights.sum(-1, keepdims=True) @ x)
 
 
-def normalised(config: Config, model: StochasticTransformer, start: Array, steps: int, run: Run) -> Array:
-    """|X| (step, sample, token) by the library's own layers, `steps` of them."""
+def normalised(config: Config, model: StochasticTransformer, start: Array, steps: int, run: FigureRun) -> Array:
+    """Return |X| (step, sample, token) by `steps` of the library's own layers."""
     per_unit = replace(model, layers_per_unit_time=round(steps / config.time))
     times = np.linspace(0, config.time, steps + 1)
-    found = tokens_chain(per_unit, times, config.samples, run, start=start, keep="tokens")
-    return np.asarray(np.linalg.norm(found["tokens"].values, axis=-1).swapaxes(0, 1))
+    samples = tokens_chain(per_unit, times, config.samples, run, start=start, keep="tokens")
+    return np.asarray(np.linalg.norm(samples["tokens"].values, axis=-1).swapaxes(0, 1))
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
@@ -198,7 +193,7 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """|X|² on the circle; lengths of tokens by scheme; how far they are from the sphere by the number of steps."""
+    """Draw |X|² on the circle, lengths of tokens by scheme, and distances from the sphere by number of steps."""
     figure, (left, middle, right) = panels(3)
     time, steps, ends = data["time"].values, data["steps"].values, data["deviation"].mean("sample")
     left.plot(time, data["circle_paths"], **PATH)

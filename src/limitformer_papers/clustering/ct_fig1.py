@@ -1,7 +1,7 @@
-r"""[CT, Fig. 1]: what RMS normalisation makes of the attention field.
+r"""[CT, Fig. 1]: RMS normalisation turns the attention field into a tangential one.
 
 Left: A^U_β(X, 𝑿) [CT, eq. 3] on the circle, 𝑿 = (X, X¹, X²), β = 1, Q = K = I. Right: its tangential part P⊥A.
-Which X¹ and X² the paper takes it does not say. In dimension 2 a tangent has one coordinate, the speed along the
+The paper does not say which X¹ and X² it takes. In dimension 2 a tangent has one coordinate, the speed along the
 circle; the stable points of the flow dX/dt = P⊥A with X¹ and X² held still are where that falls through 0.
 """
 
@@ -15,57 +15,52 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
 from limitformer.plot import BLUE, GREEN, ORANGE, RED, legend_below, panels
-from limitformer_papers.common.claims import Claim, Run
+from limitformer_papers.common.claims import Claim, FigureRun
 
 Array = NDArray[np.float64]
-SHORTENED = 2.5  # how much shorter than the vectors the arrows are, in both panels
-FINE = 3600  # points of the circle on which the stable ones are looked for
-STEPS = (1e-2, 1e-3)  # of a layer X ← normalised(X + hA), whose error is O(h²)
+SHORTENED = 2.5  # arrows of both panels are shorter than the vectors by this factor
+FINE = 3600  # points of the circle that are searched for stable ones
+STEPS = (1e-2, 1e-3)  # h of a layer X ← normalised(X + hA), whose error is O(h²)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The caption's β; the angles of X¹ and X² in degrees; `samples` points of the circle have an arrow."""
+    """The caption's β, the angles of X¹ and X² in degrees, and the number of arrows."""
 
     beta: float = 1.0
     degrees: tuple[float, float] = (20.0, 110.0)
     samples: int = 24
 
 
-def paper() -> Config:
-    """The caption's parameters."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(samples=16)
 
 
 def on_circle(angles: ArrayLike) -> Array:
-    """Points (…, 2)."""
     angle = np.asarray(angles, np.float64)
     return np.stack([np.cos(angle), np.sin(angle)], axis=-1)
 
 
 def attention(x: Array, tokens: Array, beta: float) -> Array:
-    """A^U_β(X, (X, X¹, X²)) (n, 2) of the points `x` (n, 2)."""
+    """Return A^U_β(X, (X, X¹, X²)) (n, 2) of the points `x` (n, 2)."""
     weights = np.exp(beta * x @ tokens.T)
     return np.asarray((np.exp(beta) * x + weights @ tokens) / (1 + len(tokens)))
 
 
 def projected(x: Array, field: Array) -> Array:
-    """P⊥A = A − ⟨X, A⟩X, (n, 2)."""
+    """Return P⊥A = A − ⟨X, A⟩X, (n, 2)."""
     return field - (x * field).sum(-1, keepdims=True) * x
 
 
 def normalised(x: Array) -> Array:
-    """RMSNorm as [CT] has it: unit vectors."""
     return np.asarray(x / np.linalg.norm(x, axis=-1, keepdims=True))
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """`field` and `tangent` (angle, coordinate), `speed` (fine,) along the circle, `layer_error` (step,)."""
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return `field` and `tangent` (angle, coordinate), `speed` (fine,) along the circle, `layer_error` (step,)."""
     tokens = on_circle(np.radians(config.degrees))
     angle = np.linspace(0, 2 * np.pi, config.samples, endpoint=False)
     fine = np.linspace(0, 2 * np.pi, FINE, endpoint=False)
@@ -87,7 +82,7 @@ def compute(config: Config, run: Run) -> xr.Dataset:
 
 
 def stable(data: xr.Dataset) -> Array:
-    """Angles at which the speed falls through 0, in degrees, by linear interpolation."""
+    """Return the angles at which the speed falls through 0, in degrees, by linear interpolation."""
     speed, width = data["speed"].values, 360 / data.sizes["fine"]
     after = np.roll(speed, -1)
     falls = (speed > 0) & (after <= 0)
@@ -95,7 +90,7 @@ def stable(data: xr.Dataset) -> Array:
 
 
 def between(degrees: Array, ends: ArrayLike) -> Array:
-    """How far outside of the shorter arc between two angles others lie, in degrees; 0 inside."""
+    """Return by how many degrees angles lie outside of the shorter arc between two others; 0 inside."""
     first, second = np.asarray(ends, np.float64)
     half = abs((second - first + 180) % 360 - 180) / 2
     middle = np.degrees(np.angle(np.exp(1j * np.radians(first)) + np.exp(1j * np.radians(second))))
@@ -103,7 +98,7 @@ def between(degrees: Array, ends: ArrayLike) -> Array:
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """The projection is tangential, shorter, what a normalised layer does, and leads to the tokens."""
+    """The projection is tangential and shorter, is what a normalised layer does, and leads to the tokens."""
     x = on_circle(data["angle"].values)
     field, tangent = data["field"].values, data["tangent"].values
     radial = float(np.abs((x * tangent).sum(-1)).max())
@@ -111,7 +106,7 @@ def claims(data: xr.Dataset) -> list[Claim]:
     error, ratio = data["layer_error"].values[-1], data["layer_error"].values[0] / data["layer_error"].values[-1]
     points = stable(data)
     outside = float(between(points, data.attrs["degrees"]).max(initial=0.0)) if len(points) else np.inf
-    gone = 1 - float((tangent**2).sum() / (field**2).sum())
+    removed = 1 - float((tangent**2).sum() / (field**2).sum())
     return [
         Claim("largest |⟨X, P⊥A⟩|: the projection is tangential", radial, radial < 1e-14),
         Claim("largest |P⊥A| − |A|: the projection is never longer", longer, longer <= 0),
@@ -126,12 +121,11 @@ def claims(data: xr.Dataset) -> list[Claim]:
             outside < 0.1,
         ),
         Claim("number of stable points", float(len(points))),
-        Claim("share of the field's mean square that the projection takes away", gone),
+        Claim("share of the field's mean square that the projection takes away", removed),
     ]
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """Both panels, arrows to one scale."""
     figure, (left, right) = panels(2, height=5.2)
     x = on_circle(data["angle"].values)
     for axes, name, colour in ((left, "field", BLUE), (right, "tangent", RED)):
@@ -148,7 +142,6 @@ def draw(data: xr.Dataset) -> Figure:
 
 
 def scene(axes: Axes, data: xr.Dataset) -> None:
-    """The circle and the two tokens."""
     axes.plot(*on_circle(np.linspace(0, 2 * np.pi, 361)).T, color="gray", linewidth=1)
     tokens = on_circle(np.radians(data.attrs["degrees"]))
     axes.plot(*tokens.T, "o", color=ORANGE, markersize=9, zorder=4, label="tokens X¹, X²")

@@ -1,6 +1,6 @@
 r"""[CT, Fig. 2]: random values train better than constant ones.
 
-A vision Transformer of attention alone on the sphere (`limitformer_papers.training.tasks.vit` has its equation and
+A vision Transformer with attention only, on the sphere (`limitformer_papers.training.tasks.vit` has its equation and
 what the paper leaves open), trained from V that is the identity and shared by all layers (constant) or Gaussian and
 independent (random): mean validation accuracy by epoch, with its range over seeds. The data are finished runs of
 `limitformer train vit`.
@@ -17,60 +17,54 @@ from scipy.stats import t
 
 from limitformer.base.errors import require
 from limitformer.plot import legend_below, panels
-from limitformer_papers.common.claims import Claim, Run
-from limitformer_papers.common.of_runs import Config as Config
-from limitformer_papers.common.of_runs import paper as paper
-from limitformer_papers.common.of_runs import quick as quick
+from limitformer_papers.common.claims import Claim, FigureRun, NoConfig
 from limitformer_papers.shaped_transformer.language_runs import check_alike, runs_of, student
 from limitformer_papers.training.log import curve, read_log
 
 COLOURS = {"constant": "#CC2A8F", "random": "#6A3D9A"}  # magenta and violet, as in the paper
 LINES = {"constant": "--", "random": "-"}
 VARIANTS = ("constant", "random")
-PLACE = ("variant", "seed", "preset")  # of a run; all else must be the same, whatever the preset is called
+PLACE = ("variant", "seed", "preset")  # runs may differ in these; a preset's name is not a setting
+paper = quick = NoConfig
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """`accuracy` and `loss` (variant, seed, epoch) on the held-out images, of the seeds that both variants have.
+def compute(config: NoConfig, run: FigureRun) -> xr.Dataset:
+    """Return `accuracy` and `loss` (variant, seed, epoch) on the held-out images, for the seeds of both variants.
 
-    `diverged` (variant,) is how many runs did; a seed of which one did is left out.
+    `diverged` (variant,) counts the runs that diverged; a seed with such a run is left out.
 
     Raises:
-        InputError: no finished runs of the experiment, one variant alone, or runs of different settings.
+        InputError: no finished runs of the experiment, one variant only, or runs of different settings.
     """
     runs = runs_of("vit", run)
     check_alike(runs, run.runs, PLACE)
     whole = {(one.about["variant"], one.about["seed"]): one.path for one in runs if not one.summary["diverged"]}
-    found = {variant: sorted(seed for one, seed in whole if one == variant) for variant in VARIANTS}
-    gone = {
+    finished = {variant: sorted(seed for one, seed in whole if one == variant) for variant in VARIANTS}
+    diverged = {
         name: sum(bool(one.summary["diverged"]) for one in runs if one.about["variant"] == name) for name in VARIANTS
     }
-    seeds = [seed for seed in found["random"] if seed in found["constant"]]
+    seeds = [seed for seed in finished["random"] if seed in finished["constant"]]
     require(
         bool(seeds),
-        f"The figure compares two variants with the same seed; {run.runs} has finished seeds {found['constant']} of "
-        f"constant and {found['random']} of random ({sum(gone.values())} diverged). Nearest: run the other variant.",
+        f"The figure compares two variants with the same seed; {run.runs} has finished seeds {finished['constant']} of "
+        f"constant and {finished['random']} of random ({sum(diverged.values())} diverged). Nearest: run the other "
+        "variant.",
     )
     curves = np.array([[curves_of(whole[variant, seed]) for seed in seeds] for variant in VARIANTS])
-    return dataset(curves, seeds, runs[0].about, list(gone.values()))
-
-
-def from_runs(folder: str | Path) -> xr.Dataset:
-    """`compute` of the runs in `folder`."""
-    return compute(paper(), Run(seed=0, threads=None, runs=Path(folder)))
+    return dataset(curves, seeds, runs[0].about, list(diverged.values()))
 
 
 def curves_of(path: Path) -> list[NDArray[np.float64]]:
-    """Accuracy and loss at the end of each epoch (2, epoch)."""
+    """Return accuracy and loss at the end of each epoch (2, epoch)."""
     log = read_log(path)
     return [curve(log, "eval_accuracy")[1], curve(log, "eval_loss")[1]]
 
 
 def dataset(curves: NDArray[np.float64], seeds: list[int], about: Any, diverged: list[int]) -> xr.Dataset:
-    """Curves (variant, seed, 2, epoch) as a Dataset, with what was run among its attributes."""
+    """Return curves (variant, seed, 2, epoch) as a Dataset, with the settings of the runs as attributes."""
     config, axes = about["config"], ("variant", "seed", "epoch")
-    kept = ("data", "layers", "dim", "patch", "beta", "sigma", "batch", "learning_rate", "epochs")
-    scale = {name: config[name] for name in kept} | {"preset": about["preset"]}
+    names = ("data", "layers", "dim", "patch", "beta", "sigma", "batch", "learning_rate", "epochs")
+    scale = {name: config[name] for name in names} | {"preset": about["preset"]}
     parts = {
         "accuracy": (axes, curves[:, :, 0], {"units": "1"}),
         "loss": (axes, curves[:, :, 1], {"units": "nat"}),
@@ -85,16 +79,16 @@ def dataset(curves: NDArray[np.float64], seeds: list[int], about: Any, diverged:
 
 
 def difference(data: xr.Dataset, name: str) -> tuple[float, float]:
-    """Random minus constant after the last epoch: its mean over seeds, and half the width of its 95 % interval.
+    """Return random minus constant after the last epoch: the mean over seeds and the half-width of its 95 % interval.
 
-    The seeds of a pair share the order of the data and the initial patches, so what is averaged is the difference.
+    The seeds of a pair share the order of the data and the initial patches, so the difference is averaged.
     """
     last = data[name].isel(epoch=-1)
     return student(last.sel(variant="random").values, last.sel(variant="constant").values)
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """The paper's claim, as the mean of differences seed by seed; and what it is made of."""
+    """Return the paper's claim, as the mean of differences seed by seed, and the numbers behind it."""
     last = data["accuracy"].isel(epoch=-1)
     whole = data["accuracy"].mean(("seed", "epoch"))
     return [
@@ -110,7 +104,9 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def better(data: xr.Dataset) -> Claim:
-    """Whether random values are better than constant ones by more than the seeds differ; one seed cannot tell."""
+    """Return whether random values are better than constant ones by more than seeds differ; one seed decides
+    nothing.
+    """
     seeds, (mean, half) = data.sizes["seed"], difference(data, "accuracy")
     error = half / t.ppf(0.975, max(1, seeds - 1))
     name = (
@@ -121,7 +117,6 @@ def better(data: xr.Dataset) -> Claim:
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """Mean and range by epoch; the title says at what scale it was run."""
     figure, (axes,) = panels(1, width=6.4, height=4.2)
     for name, colour in COLOURS.items():
         accuracy = 100 * data["accuracy"].sel(variant=name)
@@ -137,10 +132,9 @@ def draw(data: xr.Dataset) -> Figure:
 
 
 def title(data: xr.Dataset) -> str:
-    """What was run."""
     names = {"digits": "digits of scikit-learn", "cifar10": "CIFAR-10"}
-    about, seeds, gone = data.attrs, data.sizes["seed"], int(data["diverged"].sum())
+    about, seeds, diverged = data.attrs, data.sizes["seed"], int(data["diverged"].sum())
     return (
         f"{names[about['data']]}, {about['layers']} layers, d = {about['dim']}, β = {about['beta']:g}, "
-        f"{seeds} seed{'s' * (seeds > 1)}: mean and range" + (f"; {gone} diverged" if gone else "")
+        f"{seeds} seed{'s' * (seeds > 1)}: mean and range" + (f"; {diverged} diverged" if diverged else "")
     )

@@ -24,7 +24,7 @@ from limitformer.results.outcomes import OUTCOMES
 from limitformer.sphere.overlap import overlap
 from limitformer.sweep.phase import phase_diagram
 from limitformer_papers.clustering.sphere import exact_shares, standard_error, text_of
-from limitformer_papers.common.claims import Claim, Run
+from limitformer_papers.common.claims import Claim, FigureRun
 from limitformer_papers.common.grids import resumable
 
 SINGLE, ANTIPODAL, UNRESOLVED = OUTCOMES
@@ -32,7 +32,7 @@ SINGLE, ANTIPODAL, UNRESOLVED = OUTCOMES
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The caption's parameters; the cells `some_dims` × `some_betas` are simulated with `other_layers` as well."""
+    """The caption's parameters; `some_dims` × `some_betas` are simulated with `other_layers` as well."""
 
     dims: tuple[int, ...] = (4, 5, 6, 7, 8, 9, 10)
     betas: tuple[float, ...] = tuple(np.linspace(0, 4, 17).tolist())
@@ -47,13 +47,10 @@ class Config:
     samples: int = 40_000
 
 
-def paper() -> Config:
-    """The caption's parameters."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(
         dims=(4, 6, 10),
         betas=(0.0, 0.5, 1.0, 2.0, 3.0, 4.0),
@@ -67,13 +64,10 @@ def quick() -> Config:
 
 
 def pair(dim: int, beta: float, layers: int) -> StochasticTransformer:
-    """Two tokens."""
     return StochasticTransformer(tokens=2, dim=dim, beta=beta, layers_per_unit_time=layers)
 
 
-def grid(config: Config, dims: tuple[int, ...], betas: tuple[float, ...], layers: int, run: Run) -> xr.Dataset:
-    """The phase diagram."""
-
+def grid(config: Config, dims: tuple[int, ...], betas: tuple[float, ...], layers: int, run: FigureRun) -> xr.Dataset:
     def diagram(store: Path | None) -> xr.Dataset:
         return phase_diagram(
             pair(dims[0], betas[0], layers),
@@ -90,8 +84,10 @@ def grid(config: Config, dims: tuple[int, ...], betas: tuple[float, ...], layers
     return resumable(diagram, run, f"layers-{layers}")
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """The phase diagram, `curve` (dim, beta_curve), `threshold` (dim), `in_passing` (dim, beta), `bias` and `error`."""
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return the phase diagram, `curve` (dim, beta_curve), `threshold` (dim), `in_passing` (dim, beta), `bias`,
+    `error`.
+    """
     data = grid(config, config.dims, config.betas, config.layers_per_unit_time, run)
     betas = np.linspace(min(config.betas), max(config.betas), config.curve)
     limits = [[overlap(pair(dim, beta, config.layers_per_unit_time)) for beta in betas] for dim in config.dims]
@@ -107,15 +103,14 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     bias = [(one["probability"].sel(outcome=ANTIPODAL) - one["exact"]).values for _, one in by_layers]
     error = standard_error(own["exact"].values, config.samples)
     return data.assign(
-        bias=(("layers", "some_dim", "some_beta"), bias),
-        error=(("some_dim", "some_beta"), error),
+        bias=(("layers", "some_dim", "some_beta"), bias), error=(("some_dim", "some_beta"), error)
     ).assign_coords(
         layers=[layers for layers, _ in by_layers], some_dim=list(config.some_dims), some_beta=list(config.some_betas)
     )
 
 
 def in_passing(config: Config, data: xr.Dataset) -> NDArray[np.float64]:
-    """Exact share that is antipodal at the horizon, though not for ever: where β ≤ β_c and some were, else 0."""
+    """Return the exact share that is antipodal at the horizon only: where β ≤ β_c and some were, else 0."""
     seen = (data["probability"].sel(outcome=ANTIPODAL) > 0) & (data["exact"] == 0)
     share = np.zeros(seen.shape)
     for row, column in np.argwhere(seen.values):
@@ -125,7 +120,7 @@ def in_passing(config: Config, data: xr.Dataset) -> NDArray[np.float64]:
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """No antipodal end below the threshold, some above; the chain's bias, which is gone with more layers."""
+    """No pair ends antipodal below the threshold and some do above; the chain's bias vanishes with more layers."""
     samples, layers = int(data.attrs["samples"]), int(data.attrs["layers"])
     simulated, exact = data["probability"].sel(outcome=ANTIPODAL), data["exact"]
     inside = data["beta"] > data["threshold"]
@@ -137,7 +132,7 @@ def claims(data: xr.Dataset) -> list[Claim]:
     where = f"d = {int(largest.dim[0])}, β = {float(largest.beta[0]):g}"
     most = int(data["layers"][-1])
     errors = abs(data["bias"] / data["error"])
-    found = [
+    statements = [
         Claim(
             "largest antipodal share at or below the threshold: all in passing "
             f"(exact at T: {float(data['in_passing'].max()):.2g}, for ever: 0)",
@@ -159,20 +154,17 @@ def claims(data: xr.Dataset) -> list[Claim]:
             Claim(f"L = {number}: mean of simulated − exact over some cells (standard error {noise:.4f})", mean)
             for number, mean, noise in zip(*mean_bias(data), strict=True)
         ),
-        Claim(
-            "largest unresolved share at the horizon",
-            float(data["probability"].sel(outcome=UNRESOLVED).max()),
-        ),
+        Claim("largest unresolved share at the horizon", float(data["probability"].sel(outcome=UNRESOLVED).max())),
     ]
     if 4 in data["dim"] and 1.0 in data["beta"]:
         one = {"dim": 4, "beta": 1.0}
-        found.append(Claim("exact probability at d = 4, β = 1", float(exact.sel(one))))
-        found.append(Claim(f"the same simulated, L = {layers}", float(simulated.sel(one))))
-    return found
+        statements.append(Claim("exact probability at d = 4, β = 1", float(exact.sel(one))))
+        statements.append(Claim(f"the same simulated, L = {layers}", float(simulated.sel(one))))
+    return statements
 
 
 def mean_bias(data: xr.Dataset) -> tuple[list[int], list[float], list[float]]:
-    """For each L the mean of simulated − exact over `some` cells, and its standard error."""
+    """Return, for each L, the mean of simulated − exact over `some` cells, and its standard error."""
     count = data.sizes["some_dim"] * data.sizes["some_beta"]
     noise = float(np.sqrt((data["error"] ** 2).sum())) / count
     means = data["bias"].mean(("some_dim", "some_beta")).values.tolist()
@@ -180,7 +172,6 @@ def mean_bias(data: xr.Dataset) -> tuple[list[int], list[float], list[float]]:
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """Probability, bias, bias over L."""
     figure, (left, middle, right) = panels(3, height=4.2)
     for look, one in zip(looks(data.sizes["dim"]), data["dim"].values, strict=True):
         draw_probability(left, data.sel(dim=one), **look)
@@ -195,12 +186,10 @@ def draw(data: xr.Dataset) -> Figure:
 
 
 def looks(count: int) -> list[dict[str, str]]:
-    """Colours and markers of the dimensions."""
     return [{"color": colour, "marker": (MARKERS * 2)[k]} for k, colour in enumerate(sequence(count))]
 
 
 def draw_probability(axes: Axes, one: xr.Dataset, color: str, marker: str) -> None:
-    """Points with intervals, the exact curve and its threshold, of one dimension."""
     chosen = one.sel(outcome=ANTIPODAL)
     p = chosen["probability"].values
     bars = np.abs(np.stack([p - chosen["low"].values, chosen["high"].values - p]))
@@ -211,7 +200,7 @@ def draw_probability(axes: Axes, one: xr.Dataset, color: str, marker: str) -> No
 
 
 def draw_bias(axes: Axes, data: xr.Dataset) -> None:
-    """Simulated − exact: each d small and grey on the noise that is expected, its mean, and that with most layers."""
+    """Draw simulated − exact: each d in grey on the expected noise, its mean, and the mean with most layers."""
     samples, most, own = int(data.attrs["samples"]), int(data["layers"][-1]), data.attrs["layers"]
     difference = data["probability"].sel(outcome=ANTIPODAL) - data["exact"]
     noise = standard_error(data["exact"].values, samples)
@@ -231,7 +220,6 @@ def draw_bias(axes: Axes, data: xr.Dataset) -> None:
 
 
 def draw_by_layers(axes: Axes, data: xr.Dataset) -> None:
-    """The mean over some cells, which falls like 1/L."""
     layers, mean, noise = mean_bias(data)
     cells = data.sizes["some_dim"] * data.sizes["some_beta"]
     axes.axhline(0, color="black", linewidth=0.8)

@@ -1,13 +1,13 @@
 r"""[CT, Fig. 4]: noise on the strength of attention makes two tokens antipodal.
 
 The hybrid model [CT, eq. 7] with unnormalised attention, d = 3, L = 100, T = 50, 1,000 trajectories for each (β, ε),
-uniform noise. Colours, on one scale: the larger one of the shares of trajectories in a single cluster (towards magenta)
-and antipodal (towards violet); white is neither. Black lines: the thresholds as L → ∞, ε = √(2e^{−β}) [CT, Prop. 1].
-The grid is not in the paper; the tolerance 10⁻³ is that of its other experiments.
+uniform noise. Colours, on one scale, show the larger of two shares: trajectories in a single cluster (towards magenta)
+and antipodal ones (towards violet); white is neither. Black lines: the thresholds as L → ∞, ε = √(2e^{−β}) [CT, Prop.
+1]. The grid is not in the paper; the tolerance 10⁻³ is that of its other experiments.
 
-Beside it the exact probability in the limit. Below, the same for softmax attention, which [CT, Prop. 1] leaves out:
-there both ends attract for 1 + e^{−2β} < ε² < 2, and the two outcomes share the trajectories. Softmax is slow at large
-β (the pull of the other token is e^{−2β}), so its chain has ten times the horizon.
+To its right is the exact probability in the limit. Below is the same for softmax attention, which [CT, Prop. 1] leaves
+out: both ends attract for 1 + e^{−2β} < ε² < 2, and the two outcomes share the trajectories. Softmax is slow at large β
+(the weight of the other token is e^{−2β}), so its chain has ten times the horizon.
 
 Coloured lines: where an end begins or ceases to attract the *chain*. With w = 1/L + εv/√L and the tokens' sum S and
 difference D, a layer with unnormalised attention multiplies, to first order in the gap,
@@ -34,7 +34,7 @@ from limitformer.plot import legend_below, panels
 from limitformer.results.outcomes import OUTCOMES
 from limitformer.sweep.phase import phase_diagram
 from limitformer_papers.clustering.sphere import OUTCOME_COLOURS, standard_error
-from limitformer_papers.common.claims import Claim, Run
+from limitformer_papers.common.claims import Claim, FigureRun
 from limitformer_papers.common.grids import resumable
 
 SINGLE, ANTIPODAL, UNRESOLVED = OUTCOMES
@@ -42,7 +42,7 @@ ATTENTIONS: tuple[Literal["unnormalized", "softmax"], ...] = ("unnormalized", "s
 NAMES = {"unnormalized": "unnormalised", "softmax": "softmax"}
 SETTLED = 0.02  # largest unresolved share of a cell that is compared with the limit
 ENDS = {"−1": ("#F5D000", "-", 3.4), "+1": ("#00E0E0", "--", 1.6)}  # of the chain: dashes on a wide line
-CLEAR = 10.0  # by how much the logarithm of the gap is to change until T, on average, for an end to be told
+CLEAR = 10.0  # least mean change of the logarithm of the gap until T for which the outcome is predicted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +59,10 @@ class Config:
     samples: int = 1000
 
 
-def paper() -> Config:
-    """The caption's parameters."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(
         betas=tuple(np.round(np.linspace(0.2, 4, 6), 4).tolist()),
         epsilons=tuple(np.round(np.linspace(0.1, 2, 7), 4).tolist()),
@@ -74,8 +71,10 @@ def quick() -> Config:
     )
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """The phase diagrams (attention, epsilon, beta), `minus` and `plus` the exponents of the chain at both ends."""
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return the phase diagrams (attention, epsilon, beta); `minus` and `plus` are the chain's exponents at both
+    ends.
+    """
     horizons = {"unnormalized": config.horizon, "softmax": config.softmax_horizon}
     parts = []
     for attention, horizon in horizons.items():
@@ -96,9 +95,7 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     return data.assign_attrs(layers=config.layers_per_unit_time, horizons=list(horizons.values()))
 
 
-def diagram(base: HybridTransformer, horizon: float, config: Config, run: Run) -> xr.Dataset:
-    """The phase diagram with one form of attention."""
-
+def diagram(base: HybridTransformer, horizon: float, config: Config, run: FigureRun) -> xr.Dataset:
     def compute_in(store: Path | None) -> xr.Dataset:
         return phase_diagram(
             base,
@@ -115,7 +112,7 @@ def diagram(base: HybridTransformer, horizon: float, config: Config, run: Run) -
 
 
 def exponents(attention: str, beta: Any, epsilon: Any, layers: int) -> tuple[Any, Any]:
-    """Mean growth of the logarithm of the gap per layer at −1 and at +1, for uniform noise; shapes broadcast."""
+    """Return the mean growth per layer of the logarithm of the gap at −1 and at +1, for uniform noise."""
     if attention == "softmax":
         total, difference, together = 1.0, np.tanh(beta), 1.0
     else:
@@ -123,7 +120,7 @@ def exponents(attention: str, beta: Any, epsilon: Any, layers: int) -> tuple[Any
     low, high = (1 / layers + side * np.sqrt(3 / layers) * epsilon for side in (-1, 1))
 
     def mean_log(c: Any) -> Any:
-        """E log|1 + wc|, w uniform between `low` and `high`."""
+        """Return E log|1 + wc|, w uniform between `low` and `high`."""
         ends = [1 + c * low, 1 + c * high]
         first, last = (y * np.log(abs(y)) - y for y in ends)
         return (last - first) / (ends[1] - ends[0])
@@ -132,17 +129,19 @@ def exponents(attention: str, beta: Any, epsilon: Any, layers: int) -> tuple[Any
 
 
 def threshold(beta: Any) -> Any:
-    """ε of [CT, Prop. 1]."""
+    """Return ε of [CT, Prop. 1]."""
     return np.sqrt(2 * np.exp(-beta))
 
 
 def coexistence(beta: Any) -> Any:
-    """ε above which −1 attracts with softmax attention; +1 does up to √2."""
+    """Return the ε above which −1 attracts with softmax attention; +1 attracts up to √2."""
     return np.sqrt(1 + np.exp(-2 * beta))
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """The dominant outcome changes at the threshold; where the finite chain does not follow; softmax has both."""
+    """The dominant outcome changes at the threshold; the chain departs from it at large β; softmax allows both
+    outcomes.
+    """
     samples = int(data.attrs["samples"])
     cells = data["probability"].sel(attention="unnormalized")
     single, antipodal = cells.sel(outcome=SINGLE), cells.sel(outcome=ANTIPODAL)
@@ -181,7 +180,7 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def softmax_bias(soft: xr.Dataset, both: xr.DataArray, samples: int) -> list[Claim]:
-    """|simulated − exact| where both ends attract and nearly all trajectories have settled, if there are such cells."""
+    """Return |simulated − exact| in settled cells where both ends attract, if there are any."""
     settled = both & (soft["probability"].sel(outcome=UNRESOLVED) < SETTLED)
     if not settled.any():
         return []
@@ -196,7 +195,7 @@ def softmax_bias(soft: xr.Dataset, both: xr.DataArray, samples: int) -> list[Cla
 
 
 def own_thresholds(data: xr.Dataset) -> tuple[float, int]:
-    """Unnormalised: cells in which the chain's outcome is not the end that attracts it, and cells looked at."""
+    """Return the share of cells whose outcome is not the end that attracts the chain, and the number of cells."""
     one = data.sel(attention="unnormalized")
     single, antipodal = (one["probability"].sel(outcome=kind) for kind in (SINGLE, ANTIPODAL))
     layers = float(data.attrs["horizons"][0]) * data.attrs["layers"]
@@ -206,7 +205,7 @@ def own_thresholds(data: xr.Dataset) -> tuple[float, int]:
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """Simulated and exact, a row for each form of attention; one scale of colour and one legend."""
+    """Draw simulated and exact, one row for each form of attention, with one scale of colour and one legend."""
     figure, axes = panels(2, height=3.4, rows=2)
     for row, attention in enumerate(ATTENTIONS):
         one = data.sel(attention=attention)
@@ -228,16 +227,15 @@ def draw(data: xr.Dataset) -> Figure:
 
 
 def dominant(axes: Axes, data: xr.Dataset, single: xr.DataArray, antipodal: xr.DataArray) -> Any:
-    """The larger share of each cell: that of antipodal pairs counts upwards from 0, that of single clusters down."""
+    """Colour the larger share of each cell: antipodal pairs count upwards from 0, single clusters downwards."""
     axes.grid(False)
-    shown = xr.where(single >= antipodal, -single, antipodal)
+    signed = xr.where(single >= antipodal, -single, antipodal)
     axes.set(xlabel="inverse temperature β", ylabel="noise amplitude ε")
     place = data["beta"], data["epsilon"]
-    return axes.pcolormesh(*place, shown, cmap=OUTCOME_COLOURS, vmin=-1, vmax=1, shading="nearest", rasterized=True)
+    return axes.pcolormesh(*place, signed, cmap=OUTCOME_COLOURS, vmin=-1, vmax=1, shading="nearest", rasterized=True)
 
 
 def limit_lines(axes: Axes, attention: str, betas: NDArray[np.float64]) -> None:
-    """The thresholds as L → ∞: black, with a white rim."""
     fine = np.linspace(betas.min(), betas.max(), 200)
     look: Any = {"color": "black", "linewidth": 1.4, "path_effects": [withStroke(linewidth=3, foreground="white")]}
     if attention == "softmax":
@@ -252,11 +250,10 @@ def limit_lines(axes: Axes, attention: str, betas: NDArray[np.float64]) -> None:
 
 
 def chain_lines(axes: Axes, attention: str, data: xr.Dataset) -> None:
-    """The thresholds of the chain."""
     spans = (np.linspace(data[name].values.min(), data[name].values.max(), 300) for name in ("beta", "epsilon"))
     beta, epsilon = np.meshgrid(*spans)
-    found = exponents(attention, beta, epsilon, data.attrs["layers"])
-    for exponent, (end, (colour, line, width)) in zip(found, ENDS.items(), strict=True):
+    grids = exponents(attention, beta, epsilon, data.attrs["layers"])
+    for exponent, (end, (colour, line, width)) in zip(grids, ENDS.items(), strict=True):
         axes.contour(beta, epsilon, exponent, levels=[0.0], colors=colour, linestyles=line, linewidths=width)
         label = f"L = {data.attrs['layers']}: edge of attraction of {end}"
         axes.plot([], [], color=colour, linestyle=line, linewidth=width, label=label)

@@ -4,9 +4,9 @@ Caption: "One layer of the Deep Transformer with added normalization and diffusi
 highlights that self-attention acts globally across all tokens. The residual connection is shown with a dashed outline
 to indicate that it represents a mode of connectivity rather than an operation."
 
-`BOXES` is the diagram: each box with its name and what it does to the tokens. `compute` sends tokens through the boxes
+`BOXES` is the diagram: each box with its name and its function of the tokens. `compute` sends tokens through the boxes
 and holds the outcome against the layer of the library's chain [CT, eq. 4]; and it moves one token at a time before a
-box to see which tokens move behind it: all of them after attention, that token alone after every other box.
+box to see which tokens move behind it: all of them after attention, only that token after every other box.
 """
 
 from collections.abc import Callable
@@ -25,15 +25,15 @@ from numpy.typing import NDArray
 from limitformer.models import StochasticTransformer
 from limitformer.plot import BLUE, GREEN, ORANGE, PURPLE, SKY, legend_below, panels
 from limitformer_papers.clustering.sphere import tokens_chain
-from limitformer_papers.common.claims import Claim, Run, ks_distance, ks_noise
+from limitformer_papers.common.claims import Claim, FigureRun, ks_distance, ks_noise
 
 Array = NDArray[np.float64]
-MOVE = 1e-3  # of one token, to see which others follow
+MOVE = 1e-3  # change of one token, to see which others follow
 LANES = ("1", "2", "N")  # the tokens that are drawn
 
 
-class Inputs(NamedTuple):
-    """Of a layer: V (sample, d, d), β, L, and the tokens (sample, N, d) that the residual connection carries."""
+class LayerInputs(NamedTuple):
+    """LayerInputs of a layer: V (sample, d, d), β, L, and the tokens (sample, N, d) of the residual connection."""
 
     values: Array
     beta: float
@@ -43,39 +43,36 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Box:
-    """A box of the diagram: a short name, its text, its colour, whether it spans all tokens, and what it does."""
+    """A box of the diagram: name, text, colour, whether it spans all tokens, and its function."""
 
     name: str
     text: str
     colour: str
     wide: bool
-    act: Callable[[Array, Inputs], Array]
+    act: Callable[[Array, LayerInputs], Array]
 
 
-def attend(x: Array, inputs: Inputs) -> Array:
-    """A(Xⁱ) [CT, eq. 2], Q = K = I."""
+def attend(x: Array, inputs: LayerInputs) -> Array:
+    """Return A(Xⁱ) [CT, eq. 2], Q = K = I."""
     logits = inputs.beta * x @ np.swapaxes(x, -1, -2)
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     return np.asarray(weights / weights.sum(-1, keepdims=True) @ x)
 
 
-def value(x: Array, inputs: Inputs) -> Array:
-    """V x of each token."""
+def value(x: Array, inputs: LayerInputs) -> Array:
     return np.asarray(x @ np.swapaxes(inputs.values, -1, -2))
 
 
-def scale(x: Array, inputs: Inputs) -> Array:
-    """x/√L."""
+def scale(x: Array, inputs: LayerInputs) -> Array:
     return np.asarray(x / inputs.layers**0.5)
 
 
-def add(x: Array, inputs: Inputs) -> Array:
-    """What the residual connection brings is added."""
+def add(x: Array, inputs: LayerInputs) -> Array:
     return np.asarray(inputs.residual + x)
 
 
-def normalise(x: Array, inputs: Inputs) -> Array:
-    """RMSNorm as [CT] has it: each token to length 1."""
+def normalise(x: Array, inputs: LayerInputs) -> Array:
+    """Scale each token to length 1, the RMSNorm of [CT]."""
     return np.asarray(x / np.linalg.norm(x, axis=-1, keepdims=True))
 
 
@@ -93,7 +90,7 @@ HEIGHTS = dict(zip((box.name for box in BOXES), (2.3, 3.75, 4.95, 6.2, 7.5), str
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """N, d, β, L and layers of the comparison; the paper's figure has none."""
+    """N, d, β, L and samples of the comparison; the paper's figure has no numbers."""
 
     tokens: int = 4
     dim: int = 5
@@ -102,18 +99,15 @@ class Config:
     samples: int = 20_000
 
 
-def paper() -> Config:
-    """For the comparison; a diagram has no scale."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(samples=2000)
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """`boxes` and `chain` (sample, pair): overlaps after one layer; `follows` (box, moved, token): who moves with whom.
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return overlaps after one layer, `boxes` and `chain` (sample, pair), and `follows` (box, moved, token).
 
     `length` (sample, token) is that of the tokens behind the last box.
     """
@@ -121,53 +115,50 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     start = normalise(random.standard_normal((config.tokens, config.dim)), None)  # type: ignore[arg-type]  # not used
     x = np.broadcast_to(start, (config.samples, *start.shape)).copy()
     values = random.standard_normal((config.samples, config.dim, config.dim))
-    after = through(x, Inputs(values, config.beta, config.layers_per_unit_time, x))
+    after = through(x, LayerInputs(values, config.beta, config.layers_per_unit_time, x))
     rows, columns = np.triu_indices(config.tokens, 1)
     return xr.Dataset(
         {
             "boxes": (("sample", "pair"), (after @ np.swapaxes(after, -1, -2))[:, rows, columns]),
             "chain": (("sample", "pair"), one_layer(config, start, run)),
-            "follows": (("box", "moved", "token"), who_follows(start, values[0], config)),
+            "follows": (("box", "moved", "token"), tokens_that_follow(start, values[0], config)),
             "length": (("sample", "token"), np.linalg.norm(after, axis=-1)),
         },
         coords={"box": [box.name for box in BOXES]},
     )
 
 
-def through(x: Array, inputs: Inputs) -> Array:
-    """Tokens (sample, N, d) behind the last box."""
+def through(x: Array, inputs: LayerInputs) -> Array:
+    """Pass tokens (sample, N, d) through all boxes."""
     for box in BOXES:
         x = box.act(x, inputs)
     return x
 
 
-def one_layer(config: Config, start: Array, run: Run) -> Array:
-    """Overlaps (sample, pair) after one layer of the library's chain."""
+def one_layer(config: Config, start: Array, run: FigureRun) -> Array:
+    """Return the overlaps (sample, pair) after one layer of the library's chain."""
     model = StochasticTransformer(
-        tokens=config.tokens,
-        dim=config.dim,
-        beta=config.beta,
-        layers_per_unit_time=config.layers_per_unit_time,
+        tokens=config.tokens, dim=config.dim, beta=config.beta, layers_per_unit_time=config.layers_per_unit_time
     )
-    found = tokens_chain(model, [1 / config.layers_per_unit_time], config.samples, run, start=start)
-    return np.asarray(found["overlap"].values[:, 0])
+    samples = tokens_chain(model, [1 / config.layers_per_unit_time], config.samples, run, start=start)
+    return np.asarray(samples["overlap"].values[:, 0])
 
 
-def who_follows(start: Array, values: Array, config: Config) -> NDArray[np.int64]:
-    """(box, moved, token): 1 where the token behind a box moves when one token before it is moved, and it alone."""
-    found = np.zeros((len(BOXES), config.tokens, config.tokens), np.int64)
-    x, inputs = start, Inputs(values, config.beta, config.layers_per_unit_time, start)
+def tokens_that_follow(start: Array, values: Array, config: Config) -> NDArray[np.int64]:
+    """Return (box, moved, token): 1 where a token behind the box changes when one token before it is moved."""
+    follows = np.zeros((len(BOXES), config.tokens, config.tokens), np.int64)
+    x, inputs = start, LayerInputs(values, config.beta, config.layers_per_unit_time, start)
     for number, box in enumerate(BOXES):
         for moved in range(config.tokens):
             other = x.copy()
             other[moved] += MOVE * np.arange(1, config.dim + 1)  # in no special direction
-            found[number, moved] = np.abs(box.act(other, inputs) - box.act(x, inputs)).max(-1) > 0
+            follows[number, moved] = np.abs(box.act(other, inputs) - box.act(x, inputs)).max(-1) > 0
         x = box.act(x, inputs)
-    return found
+    return follows
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """The boxes make the chain's layer; attention alone is global; tokens end on the sphere."""
+    """The boxes make the chain's layer; only attention is global; tokens end on the sphere."""
     pairs = range(data.sizes["pair"])
     distance = max(ks_distance(data["boxes"][:, pair], data["chain"][:, pair]) for pair in pairs)
     noise = ks_noise(data["boxes"][:, 0], data["chain"][:, 0])
@@ -188,7 +179,7 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """From below upwards, a lane for each token; the residual connections dashed."""
+    """Draw the diagram from bottom to top, a lane for each token; residual connections are dashed."""
     figure, (axes,) = panels(1, height=5.4)
     axes.set_axis_off()
     axes.set(xlim=(0, 10), ylim=(0, 9.4), aspect="equal")
@@ -209,7 +200,6 @@ def draw(data: xr.Dataset) -> Figure:
 
 
 def draw_lane(axes: Axes, x: float) -> None:
-    """The boxes of one token with arrows between them, and its residual connection."""
     for box in BOXES[1:]:
         draw_box(axes, box, x)
     stops = [0.75, *HEIGHTS.values(), 8.75]
@@ -222,13 +212,11 @@ def draw_lane(axes: Axes, x: float) -> None:
 
 
 def arrow(axes: Axes, begin: tuple[float, float], end: tuple[float, float], line: str) -> None:
-    """From one point to another."""
     style = {"arrowstyle": "-|>", "color": "gray" if line == "--" else "black", "linestyle": line, "linewidth": 1.4}
     axes.annotate("", xy=end, xytext=begin, arrowprops=style | {"shrinkA": 0, "shrinkB": 0}, zorder=1)
 
 
 def draw_box(axes: Axes, box: Box, x: float) -> None:
-    """A box with its text; the sum is a circle."""
     y, light = HEIGHTS[box.name], tuple(0.5 + 0.5 * part for part in to_rgb(box.colour))
     look: Any = {"facecolor": light, "edgecolor": "black", "zorder": 2}
     if box.name == "add":

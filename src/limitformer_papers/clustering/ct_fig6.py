@@ -1,14 +1,13 @@
 r"""[CT, Fig. 6]: antipodal pairs among more than two tokens.
 
 Share of trajectories with at least one antipodal pair at T = 500, over β = 0, 0.5, …, 8, for several N. Parameters of
-the caption: d = 4, 10,000 trajectories; L = 100 and the tolerance 10⁻³ are in the text. Which N it has is not in it.
-Other times are recorded on the way: what is there at T = 50 and gone at T = 500 was metastable, which is the fate of
-unequal clusters (`lifetimes`); an odd number of tokens has no other antipodal state. For N = 3 all are 2 + 1, and the
+the caption: d = 4, 10,000 trajectories; L = 100 and the tolerance 10⁻³ are in the text. It does not say which N it has.
+Earlier times are recorded too: pairs that exist at t = 50 and not at T = 500 were metastable, as unequal clusters are
+(`lifetimes`); an odd number of tokens has no other antipodal state. For N = 3 all are 2 + 1, and the
 share at T is predicted from that at t = 50 by the exact mean lifetime m: times exp(−(T − 50)/m).
 
-Trajectories that have become one cluster stop, and those that have become two go on as two points, where this changes
-an outcome with a chance of 10⁻⁹ at most: by a bound, but for the way from antipodes to one point, where a wide margin
-stands in for one (`sphere.merging`).
+Trajectories that have become one cluster stop, and those that have become two continue as two points, where this
+changes an outcome with probability at most 10⁻⁹ (`sphere.stopping`).
 """
 
 from dataclasses import dataclass
@@ -26,15 +25,15 @@ from limitformer.plot import MARKERS, legend_below, panels, sequence
 from limitformer.sphere.overlap import overlap
 from limitformer.sweep import Sweep
 from limitformer_papers.clustering.sphere import standard_error
-from limitformer_papers.common.claims import Claim, Run
+from limitformer_papers.common.claims import Claim, FigureRun
 from limitformer_papers.common.grids import on_grid
 
-TOLD = (1.0, 2.0, 3.0, 4.0, 8.0)  # β at which the shares are among the claims
+REPORTED = (1.0, 2.0, 3.0, 4.0, 8.0)  # β at which the shares are among the claims
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The caption's parameters; `times` end at its horizon."""
+    """The caption's parameters; the last of `times` is its horizon."""
 
     tokens: tuple[int, ...] = (2, 3, 4, 5, 10, 20)
     dim: int = 4
@@ -46,25 +45,21 @@ class Config:
     early_stop: float = 1e-9
 
 
-def paper() -> Config:
-    """The caption's parameters."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(tokens=(2, 3, 4), betas=(0.0, 1.0, 2.0, 6.0), times=(5.0, 20.0, 200.0), samples=160)
 
 
 def model_of(config: Config, tokens: int, beta: float) -> StochasticTransformer:
-    """One cell."""
     return StochasticTransformer(
         tokens=tokens, dim=config.dim, beta=beta, layers_per_unit_time=config.layers_per_unit_time
     )
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """`probability`, `low`, `high` of an antipodal pair and `equal`, of two clusters alike (tokens, beta, time)."""
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return `probability`, `low`, `high` of an antipodal pair, and `equal`, of equal clusters (tokens, beta, time)."""
     settings = {
         "samples": config.samples,
         "seed": run.seed,
@@ -75,8 +70,8 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     }
     over = {"tokens": config.tokens, "beta": config.betas}
     sweep = Sweep(model_of(config, 2, 1.0), over=over, simulate=settings, reduce={"outcomes": True})
-    found = on_grid(sweep, run, "grid").rename(point="time")
-    some = found.sel(outcome="antipodal pair", drop=True)
+    dataset = on_grid(sweep, run, "grid").rename(point="time")
+    some = dataset.sel(outcome="antipodal pair", drop=True)
     two = [float(overlap(model_of(config, 2, beta)).antipodal_probability()) for beta in config.betas]
     return (
         some[["probability", "low", "high", "equal"]]
@@ -86,12 +81,13 @@ def compute(config: Config, run: Run) -> xr.Dataset:
 
 
 def lifetime(config: Config, beta: float) -> float:
-    """Exact mean lifetime of two tokens opposite a third."""
     return overlap(model_of(config, 3, beta), clusters=(2, 1)).mean_hitting_time(0.9, start=-1.0)
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """Antipodal pairs for every N at large β; but where they live shorter than the run, unequal ones are gone."""
+    """Antipodal pairs exist for every N at large β; unequal clusters have ended where they live shorter than the
+    run.
+    """
     last, largest = data["probability"].isel(time=-1), float(data["beta"][-1])
     least, none = float(last.sel(beta=largest).min()), float(last.sel(beta=0.0).max())
     numbers = [int(n) for n in data["tokens"].values]
@@ -99,12 +95,11 @@ def claims(data: xr.Dataset) -> list[Claim]:
         Claim(f"least share with an antipodal pair at β = {largest:g}, any N: positive", least, least > 0),
         Claim("largest share at β = 0", none, none < 0.01),
         *(claim for n in numbers for claim in claims_of(data, n)),
-        *(shares_of(data, n, beta) for n in numbers for beta in TOLD if beta in data["beta"]),
+        *(shares_of(data, n, beta) for n in numbers for beta in REPORTED if beta in data["beta"]),
     ]
 
 
 def claims_of(data: xr.Dataset, n: int) -> list[Claim]:
-    """Of one number of tokens."""
     if n == 2:
         return against_exact(data)
     if n % 2 == 0:
@@ -113,7 +108,7 @@ def claims_of(data: xr.Dataset, n: int) -> list[Claim]:
 
 
 def against_exact(data: xr.Dataset) -> list[Claim]:
-    """Two tokens, on the exact probability."""
+    """Compare two tokens with the exact probability."""
     difference = data["probability"].isel(time=-1).sel(tokens=2) - data["two"]
     errors = difference / standard_error(data["two"], int(data.attrs["samples"]))
     return [
@@ -123,21 +118,21 @@ def against_exact(data: xr.Dataset) -> list[Claim]:
 
 
 def short_lived(data: xr.Dataset) -> NDArray[np.float64]:
-    """β at which 2 + 1 tokens live shorter than a tenth of the run."""
+    """Return the β at which 2 + 1 tokens live shorter than a tenth of the run."""
     betas: NDArray[np.float64] = data["beta"].values[(data["lifetime"] < float(data["time"][-1]) / 10).values]
     return betas
 
 
 def gone_claim(data: xr.Dataset, n: int) -> Claim:
-    """An odd number of tokens: nothing is left where the lifetime is short."""
-    gone = short_lived(data)
-    rest = float(data["probability"].isel(time=-1).sel(tokens=n, beta=gone).max())
-    what = f"largest share where the mean lifetime of 2 + 1 is below T/10 (β ≤ {gone[-1]:g})"
+    """Odd numbers of tokens: nothing is left where the lifetime is short."""
+    betas = short_lived(data)
+    rest = float(data["probability"].isel(time=-1).sel(tokens=n, beta=betas).max())
+    what = f"largest share where the mean lifetime of 2 + 1 is below T/10 (β ≤ {betas[-1]:g})"
     return Claim(f"N = {n}: {what}", rest, rest < 0.05)
 
 
 def fall_claim(data: xr.Dataset, n: int) -> Claim:
-    """An odd number of tokens: what was there before, and is not at T."""
+    """Odd numbers of tokens: some pairs that existed before have ended at T."""
     early, horizon = float(data["time"][-2]), float(data["time"][-1])
     both = data["probability"].isel(time=[-2, -1]).sel(tokens=n)
     fall = both.isel(time=0) - both.isel(time=1)
@@ -149,7 +144,6 @@ def fall_claim(data: xr.Dataset, n: int) -> Claim:
 
 
 def prediction(data: xr.Dataset) -> Claim:
-    """Three tokens, by the exact lifetime."""
     difference = abs(predicted(data) - data["probability"].isel(time=-1).sel(tokens=3))
     noise = 4 * float(standard_error(0.25, int(data.attrs["samples"])))
     name = "N = 3: largest |simulated − predicted by the exact lifetime|"
@@ -157,29 +151,30 @@ def prediction(data: xr.Dataset) -> Claim:
 
 
 def left_over(data: xr.Dataset, n: int) -> Claim:
-    """An even number of tokens: what is left is in equal clusters."""
-    gone = short_lived(data)
-    last = data.isel(time=-1).sel(tokens=n, beta=gone)
-    name = f"N = {n}: of those pairs left at T, β ≤ {gone[-1]:g}, the share in equal clusters"
+    """Even numbers of tokens: the pairs that are left are in equal clusters."""
+    betas = short_lived(data)
+    last = data.isel(time=-1).sel(tokens=n, beta=betas)
+    name = f"N = {n}: of those pairs left at T, β ≤ {betas[-1]:g}, the share in equal clusters"
     return Claim(name, float((last["equal"] / last["probability"]).mean()))
 
 
 def shares_of(data: xr.Dataset, n: int, beta: float) -> Claim:
-    """At the end, and before."""
     early, last = (data["probability"].isel(time=k).sel(tokens=n, beta=beta) for k in (-2, -1))
     before = f"at t = {float(early.time):g}: {float(early):.3f}"
     return Claim(f"N = {n}, β = {beta:g}: share with an antipodal pair at T ({before})", float(last))
 
 
 def predicted(data: xr.Dataset) -> xr.DataArray:
-    """Share of three tokens with an antipodal pair at T, from the share before and the mean lifetime, (beta,)."""
+    """Return the share of three tokens with an antipodal pair at T, from the share before and the mean lifetime
+    (beta,).
+    """
     early, last = (float(data["time"][k]) for k in (-2, -1))
     before = data["probability"].sel(tokens=3, time=early)
     return before * np.exp(-(last - early) / data["lifetime"].values)
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """Even numbers of tokens, odd numbers; dashed before, solid at the end."""
+    """Draw even and odd numbers of tokens; dashed lines are before, solid ones at the end."""
     figure, (left, right) = panels(2, height=4.2)
     numbers = [int(n) for n in data["tokens"].values]
     early, last = (data.isel(time=k) for k in (-2, -1))
@@ -205,7 +200,6 @@ def draw(data: xr.Dataset) -> Figure:
 
 
 def draw_share(axes: Axes, one: xr.Dataset, color: str, marker: str, label: str) -> None:
-    """The share at one time over β, with its interval."""
     p = one["probability"].values
     bars = np.abs(np.stack([p - one["low"].values, one["high"].values - p]))
     look: Any = {"fmt": f"{marker}-", "markersize": 4, "linewidth": 1.4, "capsize": 2}
@@ -213,5 +207,4 @@ def draw_share(axes: Axes, one: xr.Dataset, color: str, marker: str, label: str)
 
 
 def tokens_of(handle: Any) -> int:
-    """N of an entry of the legend."""
     return int(handle.get_label().removeprefix("N = "))

@@ -1,9 +1,9 @@
 r"""[CT, Fig. 7]: how 50 tokens cluster in time.
 
 Parameters of the caption: d = 4, N = 50, β = 5, 2,000 trajectories, T = 50; L = 100 and the tolerance 10⁻³ are those of
-the paper's other experiments. A trajectory has *clustered* when every pair of tokens is together or antipodal. Beside
-the paper's fractions: how unequal the two antipodal clusters are, and how long they will last on average, exactly
-(`lifetimes`); equal ones alone last for ever.
+the paper's other experiments. A trajectory has *clustered* when every pair of tokens is together or antipodal. In
+addition to the paper's fractions: how unequal the two antipodal clusters are, and their exact mean lifetime
+(`lifetimes`); only equal ones last for ever.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from limitformer_papers.clustering.sphere import (
     standard_error,
     tokens_chain,
 )
-from limitformer_papers.common.claims import Claim, Run
+from limitformer_papers.common.claims import Claim, FigureRun
 
 NEARLY_ALL = 0.95
 APART = 0.9  # overlap of the two clusters at which the antipodal state is over
@@ -44,18 +44,17 @@ class Config:
     samples: int = 2000
 
 
-def paper() -> Config:
-    """The caption's parameters."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(tokens=16, horizon=30.0, points=61, samples=100)
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """Shares of the outcomes and mean number of clusters (time,); of two clusters `sizes` and exact `lifetime`."""
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return shares of the outcomes and the mean number of clusters (time,); `sizes` and exact `lifetime` of two
+    clusters.
+    """
     model = StochasticTransformer(
         tokens=config.tokens, dim=config.dim, beta=config.beta, layers_per_unit_time=config.layers_per_unit_time
     )
@@ -80,7 +79,7 @@ def compute(config: Config, run: Run) -> xr.Dataset:
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """It clusters long before the end; after that the antipodal share stays."""
+    """Tokens cluster long before the end; after that the antipodal share stays."""
     last, samples = data.isel(time=-1), int(data.attrs["samples"])
     half = data.sel(time=data.time[-1] / 2, method="nearest")
     single, antipodal, unresolved = (float(last[name]) for name in ("single", "antipodal", "unresolved"))
@@ -115,12 +114,10 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def split(data: xr.Dataset, few: int) -> str:
-    """How many tokens are on either side."""
     return f"{int(data.attrs['tokens']) - few} + {few}"
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """Shares, sizes, lifetimes."""
     figure, (left, middle, right) = panels(3, height=4.0)
     left.plot(data.time, data["single"], color=SINGLE_COLOUR, label="single cluster")
     left.plot(data.time, data["antipodal"], color=ANTIPODAL_COLOUR, label="two antipodal clusters")

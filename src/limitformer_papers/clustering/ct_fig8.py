@@ -1,9 +1,9 @@
-r"""[CT, Fig. 8]: two tokens have found their cluster long before T = 500.
+r"""[CT, Fig. 8]: two tokens have clustered long before T = 500.
 
 Parameters of the text: d = 4, …, 10, L = 100, 2,000 trajectories, T = 50 and 100, tolerance 10⁻³, three values of β:
-one below every threshold β_c(d) = arccosh(d − 2)/2 (0.66 to 1.38), β = 1, which is above those of d = 4 and 5 alone,
-and one above all; the paper names β = 1 only. Beside the chain the exact law of the limit at the same times: the mass
-of the Fokker-Planck equation's solution (`OverlapDiffusion.density`) beyond and between ±(1 − tolerance).
+one below every threshold β_c(d) = arccosh(d − 2)/2 (0.66 to 1.38), β = 1, which is above those of d = 4 and 5 only, and
+one above all; the paper names β = 1 only. The chain is compared with the exact law of the limit at the same times: the
+mass of the Fokker-Planck equation's solution (`OverlapDiffusion.density`) beyond and between ±(1 − tolerance).
 """
 
 from dataclasses import dataclass
@@ -20,17 +20,11 @@ from limitformer.base.progress import track
 from limitformer.models import StochasticTransformer
 from limitformer.plot import MARKERS, legend_below, panels, sequence
 from limitformer.sphere.overlap import overlap
-from limitformer_papers.clustering.sphere import (
-    exact_shares,
-    shares,
-    standard_error,
-    text_of,
-    tokens_chain,
-)
-from limitformer_papers.common.claims import Claim, Run
+from limitformer_papers.clustering.sphere import exact_shares, shares, standard_error, text_of, tokens_chain
+from limitformer_papers.common.claims import Claim, FigureRun
 
 FIRST = 0.2  # the first time after 0
-EVERY = 6  # every so many times the chain is drawn
+EVERY = 6  # the chain is drawn at every sixth time
 KINDS = ("single", "antipodal", "unresolved")
 
 
@@ -47,25 +41,24 @@ class Config:
     samples: int = 2000
 
 
-def paper() -> Config:
-    """The text's parameters."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(dims=(4, 5, 6), points=25, samples=400)
 
 
 def times_of(config: Config) -> NDArray[np.float64]:
-    """0, half of the horizon, and times up to it that are even in log t, each after a whole number of layers."""
+    """Return 0, half of the horizon, and times up to it that are even in log t, each a whole number of layers."""
     spaced = np.geomspace(FIRST, config.horizon, config.points)
     layers = np.append(spaced, [0, config.horizon / 2]) * config.layers_per_unit_time
     return np.unique(np.rint(layers)) / config.layers_per_unit_time
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """`chain` and `limit` (kind, beta, dim, time), `forever` (beta, dim) the exact antipodal probability."""
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return `chain` and `limit` (kind, beta, dim, time), and `forever` (beta, dim), the exact antipodal
+    probability.
+    """
     times = times_of(config)
     shape = (len(config.betas), len(config.dims))
     chain, limit = (np.empty((len(KINDS), *shape, len(times))) for _ in range(2))
@@ -78,8 +71,8 @@ def compute(config: Config, run: Run) -> xr.Dataset:
             layers_per_unit_time=config.layers_per_unit_time,
         )
         samples = tokens_chain(model, times, config.samples, run, keep="outcome", tolerance=config.tolerance)
-        found = shares(samples)
-        chain[:, *cell] = [found[kind] for kind in KINDS]
+        outcome_shares = shares(samples)
+        chain[:, *cell] = [outcome_shares[kind] for kind in KINDS]
         limit[:, *cell] = exact_shares(model, times, config.tolerance)
         forever[cell] = overlap(model).antipodal_probability()
         threshold[cell[1]] = overlap(model).critical_beta
@@ -97,7 +90,7 @@ def compute(config: Config, run: Run) -> xr.Dataset:
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """Antipodal exactly above the thresholds; T = 50 is long enough; chain and limit agree."""
+    """Pairs are antipodal exactly above the thresholds; T = 50 is long enough; chain and limit agree."""
     low, middle, high = data["beta"].values
     last = data["chain"].isel(time=-1)
     antipodal = last.sel(kind="antipodal")
@@ -131,7 +124,7 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def passing(data: xr.Dataset, beta: float, dims: xr.DataArray) -> Claim:
-    """Below the threshold some are antipodal in passing: as many as the limit's law has at T, and none for ever."""
+    """Below the threshold pairs are antipodal only in passing: as many as in the limit at T, and none for ever."""
     chosen = data.sel(beta=beta, dim=dims, kind="antipodal").isel(time=-1)
     share, limit = chosen["chain"], chosen["limit"]
     noise = standard_error(limit.values, int(data.attrs["samples"]))
@@ -143,7 +136,7 @@ def passing(data: xr.Dataset, beta: float, dims: xr.DataArray) -> Claim:
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """A column for each β; unresolved above, antipodal below."""
+    """Draw a column for each β, unresolved above and antipodal below."""
     figure, axes = panels(data.sizes["beta"], height=2.8, rows=2)
     for column, beta in enumerate(data["beta"].values):
         for row, kind in enumerate(("unresolved", "antipodal")):
@@ -165,7 +158,7 @@ def draw(data: xr.Dataset) -> Figure:
 
 
 def draw_curves(axes: Axes, one: xr.Dataset) -> None:
-    """For each d the exact law, and the chain at a few of the times; shares of 0 are not on a logarithmic scale."""
+    """Draw the exact law for each d, and the chain at a few of the times."""
     times, few = one.time.values, slice(1, None, EVERY)
     for k, (dim, colour) in enumerate(zip(one["dim"].values, sequence(one.sizes["dim"]), strict=True)):
         at = one.sel(dim=dim)

@@ -2,8 +2,8 @@ r"""[CT, Fig. 9]: how fast tokens cluster, stochastic against deterministic.
 
 The deterministic dynamics is [CT, eq. 7] with ε = 0 and softmax attention, Q = K = I. Parameters of the caption:
 N = 50, L = 100, β = 0.5 up to T = 15 and β = 4.5 up to T = 30; d = 4 is in the text, the 2,000 trajectories are those
-of Figs. 7 and 8. Above, as in the paper, trajectories that have clustered: every pair of tokens together or antipodal,
-within 10⁻³. Below, ours: pairs that are neither, which shows how far the rest have come.
+of Figs. 7 and 8. Above, as in the paper, are trajectories that have clustered: every pair of tokens is together or
+antipodal, within 10⁻³. Below, not in the paper, are pairs that are neither.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from limitformer.base.progress import track
 from limitformer.models import HybridTransformer, StochasticTransformer
 from limitformer.plot import BLUE, RED, legend_below, panels
 from limitformer_papers.clustering.sphere import evenly, shares, tokens_chain
-from limitformer_papers.common.claims import Claim, Run
+from limitformer_papers.common.claims import Claim, FigureRun
 
 STOCHASTIC, DETERMINISTIC = "stochastic", "deterministic"
-COMPARABLE, FASTER = 1.6, 3.0  # ratios of median times that are called so
+COMPARABLE, FASTER = 1.6, 3.0  # ratios of median times: at most comparable, at least much faster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,18 +37,15 @@ class Config:
     samples: int = 2000
 
 
-def paper() -> Config:
-    """The caption's parameters."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(tokens=16, points=61, samples=100)
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """Shares of the outcomes, `pairs` unresolved and `clusters` (beta, model, point); `time` (beta, point)."""
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return shares of the outcomes, `pairs` unresolved and `clusters` (beta, model, point); `time` (beta, point)."""
     cells = [
         (beta, horizon, kind) for beta, horizon in zip(config.betas, config.horizons, strict=True) for kind in (0, 1)
     ]
@@ -74,19 +71,19 @@ def compute(config: Config, run: Run) -> xr.Dataset:
 
 
 def row(samples: xr.Dataset, tokens: int) -> xr.Dataset:
-    """What is kept of one simulation, by point."""
+    """Return the numbers of one simulation that the figure needs, by point."""
     pairs = samples["unresolved_pairs"].mean("sample") / (tokens * (tokens - 1) / 2)
     done = (samples["unresolved_pairs"] == 0).values
     first = np.where(done.any(1), samples["time"].values[done.argmax(1)], np.inf)
-    kept = shares(samples).assign(pairs=pairs, clusters=samples["clusters"].mean("sample"), median=np.median(first))
-    at = kept["time"].values
-    return kept.rename_dims(time="point").drop_vars("time").assign(time=("point", at))
+    result = shares(samples).assign(pairs=pairs, clusters=samples["clusters"].mean("sample"), median=np.median(first))
+    at = result["time"].values
+    return result.rename_dims(time="point").drop_vars("time").assign(time=("point", at))
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """Of equal speed for small β, much faster for large β; deterministic clusters that linger for large β only."""
+    """Speeds are comparable for small β; for large β stochastic is much faster, and deterministic clusters linger."""
     small, large = (data.sel(beta=beta) for beta in data["beta"].values)
-    found = []
+    statements = []
     for one, kind in ((small, "small"), (large, "large")):
         last = one.isel(point=-1)
         fast, slow = (float(one["median"].sel(model=model)) for model in (STOCHASTIC, DETERMINISTIC))
@@ -94,7 +91,7 @@ def claims(data: xr.Dataset) -> list[Claim]:
         holds = 1 / COMPARABLE < ratio < COMPARABLE if kind == "small" else ratio > FASTER
         word = "comparable" if kind == "small" else "stochastic is much faster"
         done = {model: 1 - float(last["unresolved"].sel(model=model)) for model in (STOCHASTIC, DETERMINISTIC)}
-        found += [
+        statements += [
             Claim(f"median time to cluster, β = {beta:g}, stochastic", fast, bool(np.isfinite(fast))),
             Claim(f"median time to cluster, β = {beta:g}, deterministic (inf: later than T = {horizon:g})", slow),
             Claim(f"their ratio, deterministic/stochastic, β = {beta:g}: {word}", ratio, bool(holds)),
@@ -106,7 +103,7 @@ def claims(data: xr.Dataset) -> list[Claim]:
     single = float(small["single"].isel(point=-1).min())
     waiting = float(large["unresolved"].sel(model=DETERMINISTIC).isel(point=-1))
     return [
-        *found,
+        *statements,
         Claim(f"least share in a single cluster, β = {float(small['beta']):g}, last time", single, single > 0.9),
         Claim(
             f"share not clustered at the last time, β = {float(large['beta']):g}, deterministic: it is metastable",
@@ -121,7 +118,7 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """A column for each β: trajectories that have clustered, pairs that have not."""
+    """Draw a column for each β: trajectories that have clustered above, unresolved pairs below."""
     figure, axes = panels(data.sizes["beta"], height=2.9, rows=2)
     for column, beta in enumerate(data["beta"].values):
         upper, lower = axes[0, column], axes[1, column]

@@ -22,18 +22,18 @@ from scipy.stats import kstest
 
 from limitformer.base.progress import track
 from limitformer.plot import RED, legend_below, panels, sequence
-from limitformer_papers.common.claims import Claim, Run
+from limitformer_papers.common.claims import Claim, FigureRun
 
 Array = NDArray[np.float64]
 SCALES = ("1/L", "1/√L")
 LAWS = ("identity", "random")
-PATHS = 3  # of single networks that are drawn
+PATHS = 3  # single networks that are drawn
 QUANTILES = (0.05, 0.5, 0.95)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """d, the depths L, how many times are drawn, and networks; the paper has no numbers."""
+    """d, the depths L, and the numbers of drawn times and networks; the paper has no numbers."""
 
     dim: int = 4
     layers: tuple[int, ...] = (8, 64, 1024)
@@ -41,25 +41,22 @@ class Config:
     samples: int = 4000
 
 
-def paper() -> Config:
-    """The table has no numbers; these show it."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(layers=(8, 32, 256), points=17, samples=1000)
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """Of log r: `band` (scale, law, layers, point, quantile), `paths` (…, point, path), `end` (…, sample).
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return, of log r, `band` (scale, law, layers, point, quantile), `paths` (…, point, path), `end` (…, sample).
 
     `moved` (scale, law, layers, sample) is |X/|X_0| − u|² at the end.
     """
     cells = [(scale, law, layers) for scale in SCALES for law in LAWS for layers in config.layers]
-    found = [network(config, *cell, run.seed) for cell in track(cells, "networks")]
+    networks = [network(config, *cell, run.seed) for cell in track(cells, "networks")]
     grid = (len(SCALES), len(LAWS), len(config.layers))
-    log_length, moved = (np.stack(part).reshape(*grid, *part[0].shape) for part in zip(*found, strict=True))
+    log_length, moved = (np.stack(part).reshape(*grid, *part[0].shape) for part in zip(*networks, strict=True))
     places = ("scale", "law", "layers")
     return xr.Dataset(
         {
@@ -80,9 +77,9 @@ def compute(config: Config, run: Run) -> xr.Dataset:
 
 
 def network(config: Config, scale: str, law: str, layers: int, seed: int) -> tuple[Array, Array]:
-    """log r (point, sample) and the squared distance from the start (sample,) of [CT, eq. 1] as it is written.
+    """Return log r (point, sample) and the squared distance from the start (sample,) of [CT, eq. 1].
 
-    Between two layers a network stands still: X at time t is that of layer ⌊tL⌋.
+    Between two layers X is constant: at time t it is that of layer ⌊tL⌋.
     """
     random = np.random.Generator(np.random.Philox([seed, layers, SCALES.index(scale)]))
     alpha = 1 / layers if scale == "1/L" else layers**-0.5
@@ -101,7 +98,7 @@ def network(config: Config, scale: str, law: str, layers: int, seed: int) -> tup
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """The two rows of the table, and that the other two pairs have no such limit."""
+    """Both rows of the table hold, and the other two pairs have no such limit."""
     ends, deepest = data["end"], int(data["layers"][-1])
     return [
         *ode_claims(ends.sel(scale="1/L", law="identity").isel(sample=0)),
@@ -112,7 +109,7 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def ode_claims(ends: xr.DataArray) -> list[Claim]:
-    """Of log r (layers,): the solution of the ODE is e^t, the error falls like 1/L."""
+    """The solution of the ODE is e^t, and the error of log r (layers,) falls like 1/L."""
     errors, layers = np.abs(np.exp(ends.values) / np.e - 1), ends["layers"].values
     order = float(np.log(errors[-2] / errors[-1]) / np.log(layers[-1] / layers[-2]))
     return [
@@ -126,7 +123,7 @@ def ode_claims(ends: xr.DataArray) -> list[Claim]:
 
 
 def sde_claim(ends: xr.DataArray, dim: int) -> Claim:
-    """Of log r (sample,): the law of the SDE."""
+    """Compare log r (sample,) with the law of the SDE."""
     distance = float(kstest(ends.values - (dim - 2) / 2, "norm").statistic)
     noise = float(np.sqrt(-np.log(0.001 / 2) / 2 / ends.size))
     name = f"α = 1/√L, V random, L = {int(ends['layers'])}: KS distance from the SDE (sampling noise: {noise:.3f})"
@@ -134,7 +131,7 @@ def sde_claim(ends: xr.DataArray, dim: int) -> Claim:
 
 
 def still_claims(moved: xr.DataArray, dim: int) -> list[Claim]:
-    """Of squared distances (layers, sample): that of the exact mean, which goes to 0."""
+    """Squared distances (layers, sample) have the exact mean, which goes to 0."""
     layers, mean = moved["layers"].values, moved.mean("sample").values
     exact = (1 + dim / layers[-1] ** 2) ** layers[-1] - 1
     error = float(moved[-1].std()) / moved.sizes["sample"] ** 0.5
@@ -150,14 +147,14 @@ def still_claims(moved: xr.DataArray, dim: int) -> list[Claim]:
 
 
 def growth_claim(ends: xr.DataArray) -> Claim:
-    """Of log r (layers,): it grows like √L."""
+    """Log r (layers,) grows like √L."""
     layers = ends["layers"].values
     order = float(np.log(ends[-1] / ends[-2]) / np.log(layers[-1] / layers[-2]))
     return Claim("α = 1/√L, V = I: order in L of log r, ½: it has no limit", order, 0.45 < order < 0.56)
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """A panel for each pair of α and V: median and 5 % to 95 % of log r by time, for each L, and the limit."""
+    """Draw a panel for each pair of α and V: median and 5 % to 95 % of log r by time, for each L, and the limit."""
     figure, axes = panels(2, height=3.0, rows=2)
     titles = {
         ("1/L", "identity"): "V = I: an ODE",
@@ -180,7 +177,7 @@ def draw(data: xr.Dataset) -> Figure:
 
 
 def fan(panel: Axes, data: xr.Dataset) -> None:
-    """Quantiles over the samples for each L, and single networks of the largest one if they differ."""
+    """Draw quantiles over the samples for each L, and single networks of the largest L if they differ."""
     for layers, colour in zip(data["layers"].values, sequence(data.sizes["layers"]), strict=True):
         low, middle, high = data["band"].sel(layers=layers).values.T
         panel.fill_between(data["time"], low, high, color=colour, alpha=0.15, linewidth=0)
@@ -190,7 +187,7 @@ def fan(panel: Axes, data: xr.Dataset) -> None:
 
 
 def draw_limits(axes: NDArray[np.object_], time: Array, dim: int) -> None:
-    """What the table has: e^t, and the median and 5 % to 95 % of the SDE; and no motion."""
+    """Draw the limits: e^t, no motion, and the median and 5 % to 95 % of the SDE."""
     style = {"color": RED, "linestyle": "--", "linewidth": 1.3}
     axes[0, 0].plot(time, time, **style)
     axes[0, 1].plot(time, 0 * time, **style)

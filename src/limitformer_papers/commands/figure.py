@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 def figure(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The figure, or 'list' to see which there are.")],
-    scale: Annotated[str, typer.Option(help="'paper' for the paper's size, 'quick' for a small one.")] = "paper",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a figure, or 'list' for all names.")],
+    scale: Annotated[str, typer.Option(help="'paper' for the paper's size, 'quick' for a small size.")] = "paper",
     out: Annotated[Path, typer.Option(help="Folder for NAME.png, NAME.nc (data) and NAME.json (claims).")] = Path(
         "out"
     ),
     seed: Annotated[int, typer.Option(help="Seed of all simulations.")] = 0,
-    threads: Annotated[int | None, typer.Option(help="Threads.", show_default="all cores")] = None,
+    threads: Annotated[int | None, typer.Option(help="Number of threads.", show_default="all cores")] = None,
     runs: Annotated[
-        Path | None, typer.Option(help="Folder of finished runs of `limitformer train`, for figures of those.")
+        Path | None, typer.Option(help="Folder of finished runs of `limitformer train`, for figures of training.")
     ] = None,
 ) -> None:
-    """Make a figure of a paper: picture, data, and the claims that it checks."""
+    """Make a figure of a paper: picture, data and checked claims."""
     with errors_in_one_line():
         if name == "list":
             from limitformer_papers import FIGURES, RUN_FIGURES
@@ -39,15 +39,15 @@ def figure(
         from limitformer_papers import make
 
         begin_work()
-        with suggest_quicker("--scale quick is for a first look." if scale == "paper" and runs is None else ""):
-            made = make(name, scale=scale, out=out, seed=seed, threads=threads, runs=runs)
+        with suggest_quicker("--scale quick takes seconds." if scale == "paper" and runs is None else ""):
+            result = make(name, scale=scale, out=out, seed=seed, threads=threads, runs=runs)
         size = f"{scale} scale" if runs is None else f"runs in {runs}"
-        screen.print(claims_table(f"{name}, {size}, {made.seconds:.1f} s", made.claims))
-        print_plain("Wrote " + ", ".join(map(str, made.paths)))
+        screen.print(claims_table(f"{name}, {size}, {result.seconds:.1f} s", result.claims))
+        print_plain("Wrote " + ", ".join(map(str, result.paths)))
 
 
 def claims_table(title: str, claims: "list[Claim]") -> Table:
-    """One row for each claim: what, the number, and whether what the paper says holds."""
+    """Return a table with one row for each claim: name, number, and whether the paper's statement holds."""
     table = Table("claim", "value", "holds", title=title, title_justify="left")
     table.columns[1].justify = "right"
     marks = {True: "yes", False: "NO", None: ""}

@@ -14,7 +14,7 @@ from limitformer_papers.commands.train_parts import (
     THREADS,
     WORKERS,
     be_quiet,
-    followed,
+    finish_all,
     names_of,
     table_over_seeds,
     threads_of,
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 def glue(
     pretrained: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run of `train mlm`.")],
-    data: Annotated[Path, typer.Option(help="Folder with the tasks' files, in their public format.")],
-    task: Annotated[str, typer.Option(help="CoLA, MRPC or RTE; several with commas.")] = "CoLA",
+    data: Annotated[Path, typer.Option(help="Folder with the tasks' files as published.")],
+    task: Annotated[str, typer.Option(help="CoLA, MRPC or RTE; separate several by commas.")] = "CoLA",
     out: OUT = Path("runs/glue"),
-    epochs: Annotated[int, typer.Option(help="Epochs.")] = 5,
-    learning_rate: Annotated[float, typer.Option(help="Rate after the warm-up.")] = 5e-4,
-    batch: Annotated[int, typer.Option(help="Sentences or pairs in a step.")] = 16,
-    seed: Annotated[str, typer.Option(help="Seeds of the new head and the order of the data, with commas.")] = "0",
+    epochs: Annotated[int, typer.Option(help="Number of epochs.")] = 5,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate after the warm-up.")] = 5e-4,
+    batch: Annotated[int, typer.Option(help="Sentences or pairs per step.")] = 16,
+    seed: Annotated[str, typer.Option(help="Seeds of the new head and of the order of the data.")] = "0",
     workers: WORKERS = 1,
     threads: THREADS = None,
 ) -> None:
@@ -50,7 +50,7 @@ def glue(
         seeds = parse_counts("seed", seed)
         runs = [GlueRun(pretrained=pretrained, task=one, seed=k, **course) for one in tasks for k in seeds]
         make = partial(run_glue, data=data, out=out, threads=threads_of(threads, workers))
-        finished = followed(runs, make, workers, line_of)
+        finished = finish_all(runs, make, workers, line_of)
         for one in tasks:
             chosen = [(run, summary) for run, summary in finished if run.task == one]
             screen.print(table_over_seeds(f"{one}, {pretrained.name}", chosen, place_of, scores_of(chosen[0][1])))
@@ -58,16 +58,16 @@ def glue(
 
 
 def scores_of(summary: Any) -> list[str]:
-    """The names of what the task is scored by."""
+    """Return the names of the task's scores."""
     return [name for name in summary if name.startswith("eval_")]
 
 
 def line_of(run: "GlueRun", summary: Any) -> str:
-    """How one run ended."""
+    """Return one line on the result of a run."""
     scores = ", ".join(f"{name.removeprefix('eval_')} {summary[name]:.3f}" for name in scores_of(summary))
     return f"{run.task}, seed {run.seed}: {'diverged' if summary['diverged'] else scores}"
 
 
 def place_of(run: "GlueRun") -> dict[str, str]:
-    """What a run is, but for its seed."""
+    """Return a run's settings, without its seed."""
     return {"task": run.task, "rate": f"{run.learning_rate:g}"}

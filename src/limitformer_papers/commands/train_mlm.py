@@ -16,7 +16,7 @@ from limitformer_papers.commands.train_parts import (
     THREADS,
     WORKERS,
     be_quiet,
-    followed,
+    finish_all,
     names_of,
     table_over_seeds,
     threads_of,
@@ -35,33 +35,33 @@ def mlm(
         typer.Option(help="shaped-learn, shaped-recover, pre-ln or post-ln; several with commas.", show_default="all"),
     ] = "",
     learning_rate: Annotated[
-        str, typer.Option(help="Rates after the warm-up, with commas.", show_default="1e-3; the grid's with --grid")
+        str, typer.Option(help="Learning rates, separated by commas.", show_default="1e-3; the grid's with --grid")
     ] = "",
     gamma: Annotated[
         str, typer.Option(help="γ of the shaped variants, with commas.", show_default="0.2; the grid's with --grid")
     ] = "",
     seed: Annotated[
-        str, typer.Option(help="Seeds of weights, masks and order.", show_default="0; the grid's with --grid")
+        str, typer.Option(help="Seeds of weights, masks and data order.", show_default="0; the grid's with --grid")
     ] = "",
     data: Annotated[
-        str, typer.Option(help="stdlib, a folder or file of text, a saved dataset, or names on the hub joined by +.")
+        str, typer.Option(help="stdlib, a folder or file of text, a saved data set, or names on the hub joined by +.")
     ] = "stdlib",
-    documents: Annotated[int | None, typer.Option(help="At most so many documents of a dataset.")] = None,
+    documents: Annotated[int | None, typer.Option(help="Largest number of documents of each source.")] = None,
     out: OUT = Path("runs"),
     grid: Annotated[
-        bool, typer.Option("--grid", help="All rates, γ and seeds of the preset that are not given.")
+        bool, typer.Option("--grid", help="Train all rates, γ and seeds of the preset, unless given.")
     ] = False,
     workers: WORKERS = 1,
     threads: THREADS = None,
-    steps: Annotated[int | None, typer.Option(help="Steps.", show_default=PRESETS)] = None,
-    depth: Annotated[int | None, typer.Option(help="Blocks.", show_default=PRESETS)] = None,
-    width: Annotated[int | None, typer.Option(help="n.", show_default=PRESETS)] = None,
-    heads: Annotated[int | None, typer.Option(help="Heads.", show_default=PRESETS)] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of steps.", show_default=PRESETS)] = None,
+    depth: Annotated[int | None, typer.Option(help="Number of blocks.", show_default=PRESETS)] = None,
+    width: Annotated[int | None, typer.Option(help="Width n.", show_default=PRESETS)] = None,
+    heads: Annotated[int | None, typer.Option(help="Number of heads.", show_default=PRESETS)] = None,
     hidden: Annotated[int | None, typer.Option(help="Hidden width.", show_default=PRESETS)] = None,
-    length: Annotated[int | None, typer.Option(help="Tokens in a sequence.", show_default=PRESETS)] = None,
-    batch: Annotated[int | None, typer.Option(help="Sequences in a step.", show_default=PRESETS)] = None,
-    vocabulary: Annotated[int | None, typer.Option(help="Of the tokenizer.", show_default=PRESETS)] = None,
-    bf16: Annotated[bool | None, typer.Option(help="Mixed precision.", show_default=PRESETS)] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens per sequence.", show_default=PRESETS)] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences per step.", show_default=PRESETS)] = None,
+    vocabulary: Annotated[int | None, typer.Option(help="Tokens of the tokenizer.", show_default=PRESETS)] = None,
+    bf16: Annotated[bool | None, typer.Option(help="Train in mixed precision.", show_default=PRESETS)] = None,
 ) -> None:
     """Masked language modelling [ST, App. D]: shaped Transformers against Pre-LN and Post-LN.
 
@@ -79,7 +79,7 @@ def mlm(
         config = preset_of(preset, steps=steps, batch=batch, vocabulary=vocabulary, **sizes)
         runs = chosen_runs(config, data, grid, variant, learning_rate, gamma, seed)
         make = partial(run_mlm, out=out, threads=threads_of(threads, workers), documents=documents)
-        finished = followed(runs, make, workers, line_of)
+        finished = finish_all(runs, make, workers, line_of)
         title = f"mlm, {preset}, {config.steps:,} steps"
         screen.print(table_over_seeds(title, finished, place_of, ("train_loss", "eval_loss")))
         screen.print(f"Runs are in {out}. Their figures: limitformer figure st-lr --runs {out}", soft_wrap=True)
@@ -88,7 +88,7 @@ def mlm(
 def chosen_runs(
     config: "MlmConfig", source: str, grid: bool, variant: str, rate: str, gamma: str, seed: str
 ) -> "list[MlmRun]":
-    """What the options ask for; with `grid`, what they leave open is the preset's."""
+    """Return the runs of the options; with `grid`, options that are not given take the preset's values."""
     from limitformer_papers.training.tasks.mlm import VARIANTS
     from limitformer_papers.training.tasks.mlm import grid as grid_of
 
@@ -102,13 +102,13 @@ def chosen_runs(
 
 
 def line_of(run: "MlmRun", summary: Any) -> str:
-    """How one run ended."""
+    """Return one line on the result of a run."""
     if summary["diverged"]:
         return f"{run.name}: diverged, {summary['steps']:,} steps"
     return f"{run.name}: training loss {summary['train_loss']:.3f}, held out {summary['eval_loss']:.3f}"
 
 
 def place_of(run: "MlmRun") -> dict[str, str]:
-    """Where in the grid a run is, but for its seed."""
+    """Return a run's place in the grid, without its seed."""
     gamma = f"{run.gamma:g}" if run.is_shaped else "–"
     return {"variant": run.variant, "γ": gamma, "rate": f"{run.learning_rate:g}"}

@@ -1,4 +1,4 @@
-"""What the commands of `limitformer train` share: options, the runs one after the other, and their table."""
+"""Options, outcomes and tables shared by the commands of `limitformer train`."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -11,81 +11,69 @@ from rich.table import Column, Table
 from limitformer.base.errors import InputError, require, require_count
 from limitformer.cli.report import errors, screen
 
-OUT = Annotated[Path, typer.Option(help="Folder of the runs, one folder each.")]
-WORKERS = Annotated[int, typer.Option(help="Runs at a time.")]
+OUT = Annotated[Path, typer.Option(help="Folder of all runs; each has its own folder in it.")]
+WORKERS = Annotated[int, typer.Option(help="Number of runs at a time.")]
 THREADS = Annotated[
-    int | None, typer.Option(help="Threads of each run, on a CPU.", show_default="cores over --workers")
+    int | None, typer.Option(help="Number of threads of each run, on a CPU.", show_default="cores over --workers")
 ]
 Summary = Mapping[str, Any]
 
 
 def be_quiet() -> None:
-    """Transformers' reports and bars say what ours say; of several processes of torchrun the first alone speaks."""
+    """Silence the reports and bars of transformers; of torchrun's processes, only the first prints."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     screen.quiet = errors.quiet = os.environ.get("RANK", "0") != "0"
 
 
 def names_of(option: str, text: str, known: Sequence[str]) -> list[str]:
-    """The names in a list with commas, or `InputError` for one that is not known."""
+    """Return the names in a list with commas, or raise `InputError` for an unknown one."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         require(name in known, f"--{option} must be of {', '.join(known)}; got {name!r}.")
-    require(len(set(names)) == len(names), f"--{option} has a name twice; got {text!r}.")
+    require(len(set(names)) == len(names), f"--{option} lists a name twice; got {text!r}.")
     return names
 
 
 def threads_of(threads: int | None, workers: int) -> int | None:
-    """What each run gets."""
+    """Return the number of threads of each run."""
     workers = require_count("workers", workers)
     return threads if threads is not None or workers == 1 else max(1, (os.cpu_count() or 1) // workers)
 
 
-def followed(
+def finish_all(
     runs: Sequence[Any], make: Callable[[Any], Summary], workers: int, line: Callable[[Any, Summary], str]
 ) -> list[tuple[Any, Summary]]:
-    """Make all runs and say how each ended; those that ended.
+    """Make all runs, print how each ended, and return them with their summaries.
 
     Raises:
-        InputError: some failed; the others are done.
+        InputError: some runs failed; the others are finished.
     """
     from limitformer.base.progress import suggest_quicker
-
-    with suggest_quicker("--preset tiny or fewer steps or epochs are quicker."):
-        finished, failed = outcomes(runs, make, workers, line)
-    require(not failed, failed_message(failed, len(runs)))
-    return finished
-
-
-def outcomes(
-    runs: Sequence[Any], make: Callable[[Any], Summary], workers: int, line: Callable[[Any, Summary], str]
-) -> tuple[list[tuple[Any, Summary]], list[InputError]]:
-    """Make all runs, print how each ended, and return those that finished and the errors of those that failed."""
     from limitformer_papers.training.grid import run_all
 
     finished: list[tuple[Any, Summary]] = []
     failed: list[InputError] = []
-    for number, (run, outcome) in enumerate(run_all(runs, make, workers=workers), 1):
-        if isinstance(outcome, InputError):
-            failed.append(outcome)
-            said = f"failed: {outcome}"
-        else:
-            finished.append((run, outcome))
-            said = line(run, outcome)
-        if len(runs) > 1:
-            errors.print(f"{number}/{len(runs)} {said}", highlight=False, soft_wrap=True, markup=False)
-    return finished, failed
-
-
-def failed_message(failed: Sequence[InputError], number: int) -> str:
-    """What went wrong, of so many runs."""
-    if not failed or number == 1:
-        return "".join(map(str, failed))
-    return f"{len(failed)} of {number} runs failed, the first with: {failed[0]}"
+    with suggest_quicker("--preset tiny or fewer steps or epochs are quicker."):
+        for number, (run, outcome) in enumerate(run_all(runs, make, workers=workers), 1):
+            if isinstance(outcome, InputError):
+                failed.append(outcome)
+                text = f"failed: {outcome}"
+            else:
+                finished.append((run, outcome))
+                text = line(run, outcome)
+            if len(runs) > 1:
+                errors.print(f"{number}/{len(runs)} {text}", highlight=False, soft_wrap=True, markup=False)
+    if failed:
+        first = str(failed[0])
+        raise InputError(
+            first if len(runs) == 1 else f"{len(failed)} of {len(runs)} runs failed, the first with: {first}"
+        )
+    return finished
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation, or the one value."""
+    """Return mean and standard deviation, or the only value."""
     mean = sum(values) / len(values) if values else float("nan")
     if len(values) < 2:
         return f"{mean:.3f}"
@@ -96,14 +84,14 @@ def spread(values: Sequence[float]) -> str:
 def table_over_seeds(
     title: str, finished: Sequence[tuple[Any, Summary]], place: Callable[[Any], dict[str, str]], names: Sequence[str]
 ) -> Table:
-    """One row for each place, the runs of which differ in their seed; `names` of the summaries are meant over them."""
+    """Return a table with one row per place, where runs differ in their seed; `names` are averaged over seeds."""
     groups: dict[tuple[str, ...], list[Summary]] = {}
     for run, summary in finished:
         groups.setdefault(tuple(place(run).values()), []).append(summary)
-    shown = [
+    titles = [
         {"eval_loss": "held out", "train_loss": "training loss"}.get(name, name.removeprefix("eval_")) for name in names
     ]
-    headings = (*place(finished[0][0]), "seeds", "diverged", *shown)
+    headings = (*place(finished[0][0]), "seeds", "diverged", *titles)
     table = Table(*(Column(name, no_wrap=True) for name in headings), title=title, title_justify="left", box=None)
     for key, summaries in sorted(groups.items()):
         ended = [one for one in summaries if not one["diverged"]]

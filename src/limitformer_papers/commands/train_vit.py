@@ -14,7 +14,7 @@ from limitformer_papers.commands.train_parts import (
     THREADS,
     WORKERS,
     be_quiet,
-    followed,
+    finish_all,
     names_of,
     table_over_seeds,
     threads_of,
@@ -28,16 +28,18 @@ def vit(
         str, typer.Option(help="tiny (digits, a minute), digits (128 layers, minutes) or paper (CIFAR-10).")
     ] = "tiny",
     variant: Annotated[str, typer.Option(help="constant or random.", show_default="both")] = "",
-    seed: Annotated[str, typer.Option(help="Seeds, with commas or as 0:4:1.")] = "0",
-    data: Annotated[Path | None, typer.Option(help="Folder that holds CIFAR-10's cifar-10-batches-py.")] = None,
+    seed: Annotated[str, typer.Option(help="Seeds, separated by commas or as 0:4:1.")] = "0",
+    data: Annotated[
+        Path | None, typer.Option(help="Folder that holds CIFAR-10's binary version, cifar-10-batches-bin.")
+    ] = None,
     out: OUT = Path("runs"),
     workers: WORKERS = 1,
     threads: THREADS = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs.", show_default="preset's")] = None,
-    layers: Annotated[int | None, typer.Option(help="Layers.", show_default="preset's")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Rate.", show_default="preset's")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Number of epochs.", show_default="preset's")] = None,
+    layers: Annotated[int | None, typer.Option(help="Number of layers.", show_default="preset's")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Learning rate.", show_default="preset's")] = None,
 ) -> None:
-    """A vision transformer of attention alone, with random values against one identity [CT, Fig. 2].
+    """Train a vision transformer with attention only: random values against one identity [CT, Fig. 2].
 
     For example: limitformer train vit --preset tiny --variant random
     The figure's runs: limitformer train vit --preset tiny --seed 0:4:1 --workers 2
@@ -52,14 +54,13 @@ def vit(
         named = {"epochs": epochs, "layers": layers, "learning_rate": learning_rate}
         sizes: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
         make = partial(one_run, preset=preset, out=out, data=data, threads=threads_of(threads, workers), **sizes)
-        finished = followed(runs, make, workers, line_of)
+        finished = finish_all(runs, make, workers, line_of)
         names = ("train_loss", "eval_loss", "eval_accuracy")
         screen.print(table_over_seeds(f"vit, {preset}", finished, lambda run: {"variant": run[0]}, names))
         screen.print(f"Runs are in {out}. Their figure: limitformer figure ct-fig2 --runs {out}", soft_wrap=True)
 
 
 def one_run(run: Place, *, preset: str, **options: Any) -> Any:
-    """One run of the preset."""
     from limitformer_papers.training.tasks.vit import run_vit
 
     variant: Any = run[0]
@@ -67,6 +68,6 @@ def one_run(run: Place, *, preset: str, **options: Any) -> Any:
 
 
 def line_of(run: Place, summary: Any) -> str:
-    """How one run ended."""
+    """Return one line on the result of a run."""
     outcome = "diverged" if summary["diverged"] else f"accuracy {summary['eval_accuracy']:.4f}"
     return f"{run[0]}, seed {run[1]}: {outcome}"

@@ -1,4 +1,4 @@
-"""Grids of a figure, through sweeps: interrupted, the figure goes on where it was."""
+"""Grids of a figure, computed as sweeps: an interrupted figure resumes them."""
 
 import shutil
 from collections.abc import Callable
@@ -9,13 +9,13 @@ import xarray as xr
 
 from limitformer.base.errors import require
 from limitformer.sweep import OtherSweepError, Sweep, compute_sweep, load_sweep, run_sweep
-from limitformer_papers.common.claims import Run
+from limitformer_papers.common.claims import FigureRun
 
 T = TypeVar("T")
 
 
-def resumable(compute: Callable[[Path | None], T], run: Run, name: str) -> T:
-    """`compute` with a store for its sweep, if the run has a place for it; what is left there of others goes."""
+def resumable(compute: Callable[[Path | None], T], run: FigureRun, name: str) -> T:
+    """Call `compute` with a store for its sweep, if the run has a folder; the store of another sweep is removed."""
     if run.stores is None:
         return compute(None)
     store = run.stores / name
@@ -26,8 +26,8 @@ def resumable(compute: Callable[[Path | None], T], run: Run, name: str) -> T:
         return compute(store)
 
 
-def on_grid(sweep: Sweep, run: Run, name: str) -> xr.Dataset:
-    """All cells of the sweep, on the run's threads."""
+def on_grid(sweep: Sweep, run: FigureRun, name: str) -> xr.Dataset:
+    """Return all cells of the sweep, computed on the run's threads."""
 
     def compute(store: Path | None) -> xr.Dataset:
         if store is None:

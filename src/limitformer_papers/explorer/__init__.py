@@ -1,1 +1,3 @@
-"""What the explorer's pages show: grids of laws, computed once and written as JSON beside the pages (docs/explorer)."""
+"""Numbers of the explorer's pages: grids of laws, computed once and written as JSON next to the pages
+(docs/explorer).
+"""

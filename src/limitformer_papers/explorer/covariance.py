@@ -2,9 +2,9 @@ r"""Covariance of a shaped Transformer's tokens in the limit [ST, Thm 4.2], over
 
 Every cell is `samples` paths of the limit's SDE (`lf.limit`), from equicorrelated tokens of variance 1, up to
 depth/width = 2. A path stops where |V| reaches `radius` and keeps the value of its exit, as in local convergence [ST,
-Def. 4.1]: that is what is counted. For two tokens and attention alone the probabilities that their squared distance
-gets there, and that it explodes, are known (`covariance.limit.explosion`): for γ² ≥ ½ nothing explodes, but a little
-gets there.
+Def. 4.1]; these exits are counted. For two tokens and attention only, the probabilities that their squared distance
+reaches the radius, and that it explodes, are known (`covariance.limit.explosion`): for γ² ≥ ½ nothing explodes, but a
+few paths reach the radius.
 """
 
 from collections.abc import Iterator
@@ -22,10 +22,10 @@ from limitformer.covariance.limit import CovarianceLimit
 from limitformer.models import ShapedAttention, ShapedReLU, Transformer, equicorrelated
 from limitformer.simulation.limit import limit
 from limitformer.sweep import Sweep
-from limitformer_papers.common.claims import Run
+from limitformer_papers.common.claims import FigureRun
 from limitformer_papers.common.grids import on_grid
-from limitformer_papers.explorer.kept import Kept
-from limitformer_papers.explorer.parts import axis, choice, curve, plain, plot
+from limitformer_papers.explorer.cache import CellCache
+from limitformer_papers.explorer.parts import axis, choice, curve, plot, rounded
 
 LEVELS = (0.05, 0.5, 0.95)
 LAYERS = {"attention": "attention alone", "both": "attention and a shaped ReLU layer"}
@@ -35,7 +35,7 @@ PAIR = 2  # tokens of the closed form
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The grid, and what every cell is."""
+    """The grid, and the settings of every cell."""
 
     gammas: tuple[float, ...] = tuple(np.round(np.linspace(0.1, 1, 10), 1).tolist())
     tau0s: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
@@ -47,15 +47,14 @@ class Config:
     c_plus: float = 0.0
     c_minus: float = -1.0
     samples: int = 512
-    width: int = 100  # of what the limit is taken of: it depends on depth/width alone
+    width: int = 100  # width of the network whose limit is taken; only depth/width matters
 
 
 def compute(config: Config, seed: int, folder: Path | None) -> dict[str, Any]:
-    """The page's axes, plots and facts."""
-    found = [on_grid(sweep_of(config, layer, seed), Run(seed, 1, folder), layer) for layer in config.layers]
+    datasets = [on_grid(sweep_of(config, layer, seed), FigureRun(seed, 1, folder), layer) for layer in config.layers]
     return {
         "axes": axes(config),
-        "plots": [*curves(config, found), explosion(config, found, Kept(folder))],
+        "plots": [*curves(config, datasets), explosion(config, datasets, CellCache(folder))],
         "facts": [ever(config)],
         "settings": asdict(config),
         "samples": f"{config.samples} paths of the limit's SDE in every cell",
@@ -63,7 +62,7 @@ def compute(config: Config, seed: int, folder: Path | None) -> dict[str, Any]:
 
 
 def network(config: Config, layer: str) -> Transformer:
-    """With the first γ and τ₀; the sweep sets the others."""
+    """Return the network of the first γ and τ₀; the sweep sets the others."""
     feedforward = ShapedReLU(c_plus=config.c_plus, c_minus=config.c_minus) if layer == "both" else None
     depth = round(config.width * config.ratios[-1])
     attention = ShapedAttention(tau0=config.tau0s[0])
@@ -73,7 +72,9 @@ def network(config: Config, layer: str) -> Transformer:
 
 
 def sweep_of(config: Config, layer: str, seed: int) -> Sweep:
-    """Correlation and variance at three levels, and the share of paths that left, by depth/width."""
+    """Return the sweep of correlation and variance at three levels, and of the share of paths that left, by
+    depth/width.
+    """
     over = {"gamma": config.gammas, "attention.tau0": config.tau0s, "start.tokens": config.tokens}
     simulate = {
         "as": "limit",
@@ -87,7 +88,6 @@ def sweep_of(config: Config, layer: str, seed: int) -> Sweep:
 
 
 def axes(config: Config) -> list[dict[str, Any]]:
-    """What one chooses."""
     model, layers = "Model", {each: LAYERS[each] for each in config.layers}
     return [
         choice("layer", "Layers", layers, config.layers[0], model),
@@ -99,7 +99,6 @@ def axes(config: Config) -> list[dict[str, Any]]:
 
 
 def curves(config: Config, found: list[xr.Dataset]) -> list[dict[str, Any]]:
-    """Correlation and size with their bands."""
     shared: dict[str, Any] = {
         "at": list(config.ratios),
         "marker": "ratio",
@@ -107,7 +106,7 @@ def curves(config: Config, found: list[xr.Dataset]) -> list[dict[str, Any]]:
         "band": {"label": "5 to 95 % of paths", "low": 0, "high": 2},
     }
     rho = stacked(found, "correlation_quantile")
-    size = np.sqrt(stacked(found, "variance_quantile"))  # quantiles go through what is monotone
+    size = np.sqrt(stacked(found, "variance_quantile"))  # quantiles commute with monotone functions
     x = "depth/width"
     return [
         plot("Mean correlation of tokens", x, "ρ", BY, rho, range=[-1, 1], **shared),
@@ -116,15 +115,17 @@ def curves(config: Config, found: list[xr.Dataset]) -> list[dict[str, Any]]:
 
 
 def stacked(found: list[xr.Dataset], name: str) -> np.ndarray:
-    """(cell, column, place), the cells in the order of `BY`."""
+    """Return (cell, column, place), cells in the order of `BY`."""
     values = np.stack([each[name].values for each in found])
     return values.reshape(-1, *values.shape[-2:])
 
 
-def explosion(config: Config, found: list[xr.Dataset], kept: Kept) -> dict[str, Any]:
-    """The share of paths that left the ball, with its standard error, and both closed forms where there are some."""
-    left, error = (np.stack([each[name].values for each in found]) for name in ("left", "left_error"))
-    measured = [column.reshape(-1, len(config.ratios)) for column in (left - error, left, left + error)]
+def explosion(config: Config, found: list[xr.Dataset], kept: CellCache) -> dict[str, Any]:
+    """Return the share of paths that left the ball, with its standard error, and both closed forms if they are
+    known.
+    """
+    share, error = (np.stack([each[name].values for each in found]) for name in ("left", "left_error"))
+    measured = [column.reshape(-1, len(config.ratios)) for column in (share - error, share, share + error)]
     exact = [kept.get([list(cell), list(config.ratios)], partial(known, config, *cell)) for cell in grid(config)]
     cells = np.concatenate([np.stack(measured, axis=1), np.array(exact, float)], axis=1)
     band, lines = {"label": "one standard error", "low": 0, "high": 2}, lines_of(config)
@@ -133,7 +134,6 @@ def explosion(config: Config, found: list[xr.Dataset], kept: Kept) -> dict[str, 
 
 
 def lines_of(config: Config) -> list[dict[str, Any]]:
-    """What is drawn of it."""
     size = f"{config.radius:.0e}".replace("e+0", "e")
     return [
         curve(f"share with |V| ≥ {size}", "law", 1),
@@ -143,19 +143,18 @@ def lines_of(config: Config) -> list[dict[str, Any]]:
 
 
 def grid(config: Config) -> Iterator[tuple[str, float, float, int]]:
-    """The cells, the last axis fastest."""
     return product(config.layers, config.gammas, config.tau0s, config.tokens)
 
 
 def known(config: Config, layer: str, gamma: float, tau0: float, tokens: int) -> list[list[Any]]:
-    """P(explosion), and P(squared distance at the radius), by each depth/width; null where nothing is known."""
+    """Return P(explosion) and P(squared distance reaches the radius) by depth/width; None where they are unknown."""
     if layer != "attention" or tokens != PAIR:
         return [[None] * len(config.ratios)] * 2
     return [[probability(config, gamma, tau0, t, radius) for t in config.ratios] for radius in (inf, config.radius)]
 
 
 def probability(config: Config, gamma: float, tau0: float, time: float | None, radius: float = inf) -> float:
-    """That the squared distance of two tokens reaches a radius, which may be infinite, by a time, or ever."""
+    """Return P(the squared distance of two tokens reaches a radius, possibly ∞, by a time or ever)."""
     if time == 0:
         return 0.0
     sde = limit(Transformer(width=config.width, depth=1, gamma=gamma, attention=ShapedAttention(tau0=tau0)))
@@ -164,14 +163,13 @@ def probability(config: Config, gamma: float, tau0: float, time: float | None, r
 
 
 def ever(config: Config) -> dict[str, Any]:
-    """P(explosion) at any depth, in closed form."""
+    """Return P(explosion) at any depth, in closed form."""
     cells = [
         probability(config, gamma, tau0, None) if (layer, tokens) == ("attention", PAIR) else None
         for layer, gamma, tau0, tokens in grid(config)
     ]
-    return {"label": "Probability of an explosion at any depth (closed form)", "by": list(BY), "cells": nullable(cells)}
-
-
-def nullable(cells: list[float | None]) -> list[Any]:
-    """Short numbers."""
-    return list(plain([np.nan if each is None else each for each in cells]))
+    return {
+        "label": "Probability of an explosion at any depth (closed form)",
+        "by": list(BY),
+        "cells": rounded(np.array(cells, float)),
+    }

@@ -1,9 +1,9 @@
-"""Compute what the explorer's pages show: all of them, or those that are named; stopped, the same command goes on.
+"""Compute the numbers of the explorer's pages, all or those named; run again, the same command resumes.
 
     python -m limitformer_papers.explorer.make docs/explorer [covariance sphere stock]
 
-A page whose JSON is there, by this version and of these settings, is left alone. While one is made, its finished cells
-wait in `.NAME.cells` beside it.
+A page is skipped if its JSON is of this version and these settings. While a page is computed, its finished cells are in
+`.NAME.cells` next to it.
 """
 
 import json
@@ -25,13 +25,12 @@ SEED = 0
 
 
 def module_of(name: str) -> Any:
-    """What computes a page."""
     require(name in PAGES, f"There is no page {name!r}; there are {', '.join(PAGES)}.{nearest(name, PAGES)}")
     return import_module(f"limitformer_papers.explorer.{name}")
 
 
-def made(name: str, folder: Path, config: Any = None) -> bool:
-    """Write the data of a page, unless they are there; whether they were made."""
+def make_page(name: str, folder: Path, config: Any = None) -> bool:
+    """Write the data of a page, unless they are current; return whether they were written."""
     module = module_of(name)
     config = module.Config() if config is None else config
     path, cells = folder / f"{name}.json", folder / f".{name}.cells"
@@ -46,7 +45,6 @@ def made(name: str, folder: Path, config: Any = None) -> bool:
 
 
 def data_of(name: str, found: dict[str, Any]) -> dict[str, Any]:
-    """As the page reads it."""
     about = {
         "limitformer_version": package_version(),
         "seed": SEED,
@@ -58,7 +56,7 @@ def data_of(name: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_current(path: Path, config: Any) -> bool:
-    """Whether the file is there, by this version and of these settings."""
+    """Return whether the file exists, with this version and these settings."""
     if not path.is_file():
         return False
     about = json.loads(path.read_text(encoding="utf-8"))["about"]
@@ -67,9 +65,9 @@ def is_current(path: Path, config: Any) -> bool:
 
 
 def main(folder: str, *names: str) -> None:
-    """A line for each page."""
+    """Print a line for each page."""
     for name in names or PAGES:
-        print(name, "made" if made(name, Path(folder)) else "is current", flush=True)
+        print(name, "made" if make_page(name, Path(folder)) else "is current", flush=True)
 
 
 if __name__ == "__main__":

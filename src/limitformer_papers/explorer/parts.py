@@ -1,4 +1,4 @@
-r"""What the data of a page are made of: axes to choose on, plots, and facts in words.
+r"""Parts of a page's data: axes to choose on, plots, and facts in words.
 
 A page's JSON has
 
@@ -28,46 +28,44 @@ DIGITS = 4
 
 
 def axis(name: str, label: str, values: Sequence[Any], start: Any, group: str, **more: Any) -> dict[str, Any]:
-    """A slider over `values` that begins at `start`."""
-    found = {"name": name, "label": label, "values": list(values), "start": list(values).index(start)}
-    return found | {"group": group, "kind": "slider"} | more
+    """Return a slider over `values` that starts at `start`."""
+    slider = {"name": name, "label": label, "values": list(values), "start": list(values).index(start)}
+    return slider | {"group": group, "kind": "slider"} | more
 
 
 def choice(name: str, label: str, texts: dict[str, str], start: str, group: str, **more: Any) -> dict[str, Any]:
-    """A list of words to choose from: value → what is shown."""
+    """Return a list of words to choose from: value → text."""
     return axis(name, label, list(texts), start, group, kind="choice", texts=list(texts.values()), **more)
 
 
 def curve(label: str, kind: str, column: int) -> dict[str, Any]:
-    """One line of a plot; `kind` is law, own, other or fourth."""
+    """Return one line of a plot; `kind` is law, own, other or fourth."""
     return {"label": label, "kind": kind, "column": column}
 
 
 def plot(title: str, x: str, y: str, by: Sequence[str], cells: Iterable[Any], **more: Any) -> dict[str, Any]:
-    """A plot of `cells`, each (columns, places)."""
+    """Return a plot of `cells`, each (columns, places)."""
     usual: dict[str, Any] = {"log": False, "range": None, "at": None, "marker": None, "band": None, "curves": []}
-    return {"title": title, "x": x, "y": y, "by": list(by), **usual, **more, "cells": [plain(each) for each in cells]}
+    return {"title": title, "x": x, "y": y, "by": list(by), **usual, **more, "cells": [rounded(each) for each in cells]}
 
 
-def plain(values: ArrayLike) -> Any:
-    """Lists of short numbers; null for what is no number or has no end.
+def rounded(values: ArrayLike) -> Any:
+    """Round numbers in nested lists to four digits; a number that is not finite becomes None.
 
-    >>> plain([[0.123456, 2.0], [float("nan"), float("inf")]])
+    >>> rounded([[0.123456, 2.0], [float("nan"), float("inf")]])
     [[0.1235, 2], [None, None]]
     """
     return short(np.asarray(values, np.float64).tolist())
 
 
 def short(values: Any) -> Any:
-    """Of nested lists."""
     if isinstance(values, list):
         return [short(each) for each in values]
     if not math.isfinite(values):
         return None
-    found = float(f"{values:.{DIGITS}g}")
-    return int(found) if found.is_integer() and abs(found) < 10**DIGITS else found
+    number = float(f"{values:.{DIGITS}g}")
+    return int(number) if number.is_integer() and abs(number) < 10**DIGITS else number
 
 
 def as_json(data: Any) -> str:
-    """On one line, without spaces."""
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"

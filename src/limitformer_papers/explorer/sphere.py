@@ -17,24 +17,29 @@ from numpy.typing import NDArray
 from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
 from limitformer.simulation.simulate import simulate
 from limitformer.sphere.overlap import overlap
-from limitformer_papers.explorer import sphere_beyond
-from limitformer_papers.explorer.fates import FATE, FATES, INWARD, WAIT, antipodal, fates, waits
 from limitformer_papers.explorer.parts import axis, choice, curve, plot, short
 
-MODELS = {"stochastic": "stochastic (σ)", "hybrid": "hybrid (ε)", **sphere_beyond.MODELS}
+INWARD = 0.9  # |z| at which two tokens count as together or opposite
+FATE, WAIT = "Probability that two tokens end opposite", f"Mean time from overlap 0 to |z| = {INWARD:g}"
+FATES = [curve("from a uniform start", "law", 0), curve("from overlap z = 0", "own", 1)]
+BEYOND = {"drawn": "queries and keys drawn in each layer", "causal": "causal mask"}
+FIELDS: dict[str, dict[str, Any]] = {"drawn": {"query_key": "gaussian"}, "causal": {"mask": "causal"}}
+PARTED = f"Mean time from opposite to z = {INWARD:g}: opposite is left"
+MODELS = {"stochastic": "stochastic (σ)", "hybrid": "hybrid (ε)", **BEYOND}
 STOCHASTIC, HYBRID = {"model": "stochastic"}, {"model": "hybrid"}
-KINDS = ("law", "own", "other")  # of lines
-DRAWN = 3  # dimensions of the sphere that is drawn
+KINDS = ("law", "own", "other")  # kinds of lines
+DRAWN = 3  # dimension of the drawn sphere
 THOUSANDTHS = 1000
-GROUP = "On the sphere"  # of the axes that choose what is drawn there
+GROUP = "On the sphere"  # heading of the sphere's axes
 LIVED = f"Mean lifetime of unequal opposite clusters, z from −1 to {INWARD:g}"
 
 Array = NDArray[np.float64]
+Rows = Iterable[Iterable[StochasticTransformer]]  # over b or β, one for each dimension
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The grid, and what is drawn on the sphere."""
+    """The grid, and the trajectories drawn on the sphere."""
 
     dims: tuple[int, ...] = (2, 3, 4, 6, 8, 16, 32)
     betas: tuple[float, ...] = tuple(np.round(np.linspace(0, 4, 9), 2).tolist())
@@ -51,7 +56,7 @@ class Config:
 
 
 def compute(config: Config, seed: int, folder: Path | None) -> dict[str, Any]:
-    """The page's axes, plots, facts and trajectories; so quick that nothing needs to be kept in `folder`."""
+    """Return the page's axes, plots, facts and trajectories; `folder` is not used, as this takes seconds."""
     del folder
     return {
         "axes": axes(config),
@@ -65,7 +70,6 @@ def compute(config: Config, seed: int, folder: Path | None) -> dict[str, Any]:
 
 
 def axes(config: Config) -> list[dict[str, Any]]:
-    """What one chooses."""
     model, drawn, middle = "Model", GROUP, len(config.betas) // 2
     runs = [k + 1 for k in range(config.runs)]
     return [
@@ -81,32 +85,28 @@ def axes(config: Config) -> list[dict[str, Any]]:
 
 
 def stochastic(config: Config, dim: int, beta: float, sigma: float = 1.0, tokens: int = 2) -> StochasticTransformer:
-    """[CT, eq. 4]."""
     layers = config.layers_per_unit_time
     return StochasticTransformer(tokens=tokens, dim=dim, beta=beta, sigma=sigma, layers_per_unit_time=layers)
 
 
 def hybrid(config: Config, dim: int, beta: float, epsilon: float, tokens: int = 2) -> HybridTransformer:
-    """[CT, eq. 7]."""
     layers = config.layers_per_unit_time
     return HybridTransformer(tokens=tokens, dim=dim, beta=beta, epsilon=epsilon, layers_per_unit_time=layers)
 
 
 def lifetime(config: Config, clusters: tuple[int, int], dim: int, beta: float, sigma: float) -> float:
-    """Mean time from −1 to 0.9 of two unequal clusters."""
     model = stochastic(config, dim, beta, sigma, sum(clusters))
     return overlap(model, clusters=clusters).mean_hitting_time(INWARD, start=-1.0)
 
 
 def lifetimes(config: Config, dim: int, sigma: float) -> Array:
-    """(clusters, β)."""
     return np.array(
         [[lifetime(config, each, dim, beta, sigma) for beta in config.fine_betas] for each in config.clusters]
     )
 
 
 def of_stochastic(config: Config) -> list[dict[str, Any]]:
-    """Fate over β and over the start, mean times over β."""
+    """Return plots of the fate over β and over the start, and of mean times over β."""
     betas, noisy = config.fine_betas, list(product(config.dims, config.sigmas))
     fate = [fates(stochastic(config, dim, beta) for beta in betas) for dim in config.dims]
     wait = [waits(stochastic(config, dim, beta, sigma) for beta in betas) for dim, sigma in noisy]
@@ -123,7 +123,7 @@ def of_stochastic(config: Config) -> list[dict[str, Any]]:
 
 
 def of_hybrid(config: Config) -> list[dict[str, Any]]:
-    """Fate over ε and over the start, mean time over ε."""
+    """Return plots of the fate over ε and over the start, and of the mean time over ε."""
     epsilons, cells = config.fine_epsilons, list(product(config.dims, config.betas))
     fate = [fates(hybrid(config, dim, beta, epsilon) for epsilon in epsilons) for dim, beta in cells]
     wait = [waits(hybrid(config, DRAWN, beta, epsilon) for epsilon in epsilons) for beta in config.betas]
@@ -138,19 +138,18 @@ def of_hybrid(config: Config) -> list[dict[str, Any]]:
 
 
 def of_beyond(config: Config) -> list[dict[str, Any]]:
-    """Drawn queries and keys, and a causal mask."""
+    """Return plots for drawn queries and keys, and for a causal mask."""
     betas = config.fine_betas
     drawn, causal = (
-        [[sphere_beyond.beyond(stochastic(config, dim, beta), name) for beta in betas] for dim in config.dims]
-        for name in sphere_beyond.MODELS
+        [[beyond(stochastic(config, dim, beta), name) for beta in betas] for dim in config.dims] for name in BEYOND
     )
-    return [*sphere_beyond.drawn_plots(drawn, betas), sphere_beyond.causal_plot(causal, betas)]
+    return [*drawn_plots(drawn, betas), causal_plot(causal, betas)]
 
 
 def by_start(
     config: Config, by: tuple[str, str], only: dict[str, str], models: Iterable[SphereModel]
 ) -> dict[str, Any]:
-    """P(opposite) over the overlap that two tokens start with."""
+    """Return the plot of P(opposite) over the overlap with which two tokens start."""
     at, lines = list(config.starts), [curve("probability", "law", 0)]
     cells = [[antipodal(each, np.array(at))] for each in models]
     title = "The same, by the overlap at the start"
@@ -158,7 +157,6 @@ def by_start(
 
 
 def thresholds(config: Config) -> list[dict[str, Any]]:
-    """Where the fate changes."""
     above = [overlap(stochastic(config, dim, 1.0)).critical_beta for dim in config.dims]
     edges = [overlap(hybrid(config, DRAWN, beta, 1.0)) for beta in config.betas]
     return [
@@ -179,31 +177,26 @@ def thresholds(config: Config) -> list[dict[str, Any]]:
 
 
 def paths(config: Config, name: str, seed: int) -> dict[str, Any]:
-    """Positions of all tokens at all times in thousandths, (run, time, token, coordinate) one after the other."""
+    """Return positions of all tokens at all times in thousandths, (run, time, token, coordinate) flattened."""
     noise = {"stochastic": ["sigma"], "hybrid": ["epsilon"]}.get(name, [])
     cells = [whole(tokens) for model in models(config, name) for tokens in trajectories(config, model, seed)]
     return {"only": {"model": name}, "by": ["beta", *noise, "tokens", "run"], "cells": cells}
 
 
 def models(config: Config, name: str) -> Iterator[SphereModel]:
-    """Over β, noise and tokens, the last fastest."""
-    for beta, noise, tokens in product(config.betas, noises(config, name), config.tokens):
+    """Yield models over β, noise and tokens, the last fastest."""
+    noises = {"stochastic": config.sigmas, "hybrid": config.epsilons}.get(name, (1.0,))  # beyond [CT] only σ = 1
+    for beta, noise, tokens in product(config.betas, noises, config.tokens):
         if name == "hybrid":
             yield replace(hybrid(config, DRAWN, beta, noise), tokens=tokens)
         else:
             model = replace(stochastic(config, DRAWN, beta, noise), tokens=tokens)
-            yield model if name == "stochastic" else sphere_beyond.beyond(model, name)
-
-
-def noises(config: Config, name: str) -> tuple[float, ...]:
-    """σ or ε; beyond [CT] σ = 1 alone."""
-    return {"stochastic": config.sigmas, "hybrid": config.epsilons}.get(name, (1.0,))
+            yield model if name == "stochastic" else beyond(model, name)
 
 
 def trajectories(config: Config, model: SphereModel, seed: int) -> Array:
-    """(run, time, token, coordinate)."""
     record = list(config.times)
-    found = simulate(
+    dataset = simulate(
         model,
         horizon=record[-1],
         samples=config.runs,
@@ -213,9 +206,49 @@ def trajectories(config: Config, model: SphereModel, seed: int) -> Array:
         threads=1,
         progress=False,
     )
-    return np.asarray(found["tokens"].values, np.float64)
+    return np.asarray(dataset["tokens"].values, np.float64)
 
 
 def whole(tokens: Array) -> list[int]:
-    """Thousandths."""
     return [int(each) for each in np.rint(tokens * THOUSANDTHS).ravel()]
+
+
+def antipodal(model: SphereModel, start: Any = None) -> Any:
+    """Return P(two tokens end opposite), from a uniform start or from overlaps."""
+    return overlap(model).antipodal_probability(start=start)
+
+
+def apart(model: SphereModel) -> float:
+    """Return the mean time until two tokens of overlap 0 are nearly together or opposite."""
+    return overlap(model).mean_exit_time(-INWARD, INWARD, start=0.0)
+
+
+def fates(models: Iterable[SphereModel]) -> Array:
+    """Return (2, models): P(opposite) from a uniform start, and from overlap 0."""
+    return np.array([[float(antipodal(each)), float(antipodal(each, 0.0))] for each in models]).T
+
+
+def waits(models: Iterable[SphereModel]) -> Array:
+    """Return (1, models): mean times until two tokens are together or opposite."""
+    return np.array([[apart(each) for each in models]])
+
+
+def beyond(model: StochasticTransformer, name: str) -> StochasticTransformer:
+    """Return the model with drawn queries and keys, or behind a mask."""
+    return replace(model, **FIELDS[name])
+
+
+def drawn_plots(models: Rows, betas: tuple[float, ...]) -> list[dict[str, Any]]:
+    shared: dict[str, Any] = {"at": list(betas), "marker": "beta", "only": {"model": "drawn"}}
+    fate, wait = [fates(row) for row in models], [waits(row) for row in models]
+    return [
+        plot(FATE, "b = βτ", "P", ("dim",), fate, **shared, range=[0, 1], curves=FATES),
+        plot(WAIT, "b = βτ", "time", ("dim",), wait, **shared, log=True, curves=[curve("mean time", "law", 0)]),
+    ]
+
+
+def causal_plot(models: Rows, betas: tuple[float, ...]) -> dict[str, Any]:
+    lived = [np.array([[overlap(each).mean_hitting_time(INWARD, start=-1.0) for each in row]]) for row in models]
+    shared: dict[str, Any] = {"at": list(betas), "marker": "beta", "only": {"model": "causal"}}
+    lines = [curve("mean time", "law", 0)]
+    return plot(PARTED, "inverse temperature β", "time", ("dim",), lived, **shared, log=True, curves=lines)

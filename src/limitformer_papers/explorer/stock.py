@@ -16,8 +16,8 @@ import numpy as np
 from limitformer.base.progress import track
 from limitformer.checking.check import check
 from limitformer.weightless.shapes import decoder, encoder, gpt2
-from limitformer_papers.explorer.kept import Kept
-from limitformer_papers.explorer.parts import axis, choice, curve, plain, plot
+from limitformer_papers.explorer.cache import CellCache
+from limitformer_papers.explorer.parts import axis, choice, curve, plot, rounded
 
 FAMILIES = {
     "gpt2": "GPT-2",
@@ -32,7 +32,7 @@ HEAD_DIM, HIDDEN, VOCABULARY = 64, 4, 50304
 BY = ("family", "width", "depth", "range")
 
 
-class Shown(NamedTuple):
+class CheckedCurve(NamedTuple):
     """A curve of a check, and how it is drawn."""
 
     name: str
@@ -43,17 +43,17 @@ class Shown(NamedTuple):
 
 
 PLOTS = (
-    Shown("correlation", "Mean correlation of tokens", "ρ", False, (-0.2, 1)),
-    Shown("size", "Size of the stream (root mean square)", "√(tr V/m)", True, None),
-    Shown("effective_tokens", "Effective tokens of attention", "exp of the entropy", False, None),
-    Shown("logit_std", "Standard deviation of attention's logits", "σ", True, None),
-    Shown("stream_gradient", "Gradient of the loss in the stream", "|∂L/∂X|", True, None),
+    CheckedCurve("correlation", "Mean correlation of tokens", "ρ", False, (-0.2, 1)),
+    CheckedCurve("size", "Size of the stream (root mean square)", "√(tr V/m)", True, None),
+    CheckedCurve("effective_tokens", "Effective tokens of attention", "exp of the entropy", False, None),
+    CheckedCurve("logit_std", "Standard deviation of attention's logits", "σ", True, None),
+    CheckedCurve("stream_gradient", "Gradient of the loss in the stream", "|∂L/∂X|", True, None),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The grid, and what every cell is."""
+    """The grid, and the settings of every cell."""
 
     families: tuple[str, ...] = tuple(FAMILIES)
     widths: tuple[int, ...] = (128, 512, 2048)
@@ -64,28 +64,26 @@ class Config:
 
 
 def compute(config: Config, seed: int, folder: Path | None) -> dict[str, Any]:
-    """The page's axes, plots and facts."""
-    kept = Kept(folder)
-    found = [
-        kept.get([list(cell), config.tokens, config.samples, seed], partial(looked_at, config, seed, *cell))
+    cells = CellCache(folder)
+    results = [
+        cells.get([list(cell), config.tokens, config.samples, seed], partial(check_curves, config, seed, *cell))
         for cell in track(list(grid(config)), "cells")
     ]
     return {
         "axes": axes(config),
-        "plots": [drawn(each, [cell["curves"][each.name] for cell in found]) for each in PLOTS],
-        "facts": [{"label": "Verdicts of check", "by": list(BY), "cells": [cell["verdicts"] for cell in found]}],
+        "plots": [plot_of(each, [cell["curves"][each.name] for cell in results]) for each in PLOTS],
+        "facts": [{"label": "Verdicts of check", "by": list(BY), "cells": [cell["verdicts"] for cell in results]}],
         "settings": asdict(config),
         "samples": f"{config.samples} networks of the law in every cell, {config.tokens} unrelated tokens",
     }
 
 
 def grid(config: Config) -> Iterator[tuple[str, int, int, float]]:
-    """The cells, the last axis fastest."""
     return product(config.families, config.widths, config.depths, config.ranges)
 
 
 def axes(config: Config) -> list[dict[str, Any]]:
-    """What one chooses; first what the families come with."""
+    """Return the axes, the family's own settings first."""
     model, families = "Configuration", {each: FAMILIES[each] for each in config.families}
     return [
         choice("family", "Family", families, config.families[0], model),
@@ -96,7 +94,6 @@ def axes(config: Config) -> list[dict[str, Any]]:
 
 
 def configuration(family: str, width: int, depth: int, spread: float) -> dict[str, Any]:
-    """As transformers takes it."""
     heads, hidden = width // HEAD_DIM, HIDDEN * width
     if family == "gpt2":
         return gpt2(width, depth, heads) | {"initializer_range": spread}
@@ -106,22 +103,24 @@ def configuration(family: str, width: int, depth: int, spread: float) -> dict[st
     return decoder(family, width, depth, heads, heads, hidden, VOCABULARY, **more)
 
 
-def looked_at(config: Config, seed: int, *cell: Any) -> dict[str, Any]:
-    """Low, middle and high of each curve by layer, and the verdicts in words."""
+def check_curves(config: Config, seed: int, *cell: Any) -> dict[str, Any]:
+    """Return low, middle and high of each curve by layer, and the verdicts in words."""
     report = check(configuration(*cell), tokens=config.tokens, samples=config.samples, seed=seed, progress=False)
     assert report.band is not None  # several samples have one
     curves = {}
     for name in (each.name for each in PLOTS):
         band = report.band[name]
         inner = [dim for dim in band.dims if dim not in ("edge", "layer", "block")]  # heads: the typical one
-        curves[name] = plain(band.median(inner).transpose("edge", ...).values)
+        curves[name] = rounded(band.median(inner).transpose("edge", ...).values)
     return {"curves": curves, "verdicts": [str(each) for each in report.verdicts]}
 
 
-def drawn(shown: Shown, cells: list[Any]) -> dict[str, Any]:
-    """One plot; what belongs to a block is counted from 1."""
-    first = 1 if shown.name in ("effective_tokens", "logit_std") else 0
+def plot_of(quantity: CheckedCurve, cells: list[Any]) -> dict[str, Any]:
+    """Return one plot; blocks are counted from 1."""
+    first = 1 if quantity.name in ("effective_tokens", "logit_std") else 0
     numbers = [np.array(each, float) for each in cells]
-    found = plot(shown.title, "block" if first else "layer", shown.y, BY, numbers, log=shown.log, range=shown.limits)
+    result = plot(
+        quantity.title, "block" if first else "layer", quantity.y, BY, numbers, log=quantity.log, range=quantity.limits
+    )
     band = {"label": "90 % of new networks", "low": 0, "high": 2}
-    return found | {"first": first, "curves": [curve("middle of the law", "law", 1)], "band": band}
+    return result | {"first": first, "curves": [curve("middle of the law", "law", 1)], "band": band}

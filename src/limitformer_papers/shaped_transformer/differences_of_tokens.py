@@ -1,11 +1,11 @@
 r"""A network's tokens as a leader and differences from it, so that collapsed tokens keep their digits.
 
-Let x₁ be the first token and δ_α = x_α − x₁. Where tokens collapse, x_α has few digits of δ_α left, and the gradients
-of queries have fewer: they are of second order, in the differences at their layer and in those that reach the output.
-Below 10⁻¹⁶ they are rounding. Here x₁ and δ are carried side by side and no layer subtracts nearly equal numbers:
+Let x₁ be the first token and δ_α = x_α − x₁. Where tokens collapse, x_α holds few digits of δ_α, and the gradients of
+queries lose even more: they are of second order, in the differences at their layer and in those that reach the output,
+so below 10⁻¹⁶ they are rounding. Here x₁ and δ are carried separately, and no layer subtracts nearly equal numbers:
 
-* attention: rows of A sum to 1, so Σ_β A_αβ x_β W = x₁W + Σ_β A_αβ δ_β W; and softmax does not see what is common to a
-  row, so its logits are q_α · δ_β W_K;
+* attention: rows of A sum to 1, so Σ_β A_αβ x_β W = x₁W + Σ_β A_αβ δ_β W; softmax ignores what is common to a row, so
+  its logits are q_α · δ_β W_K;
 * feed-forward: σ(z₁ + ζ) − σ(z₁), σ piecewise linear, is taken slope by slope;
 * LayerNorm: with centred c of x₁ and e of δ, s² = |c|²/n + ε and s'² = s² + 2⟨c, e⟩/n + |e|²/n, the difference is
   e/s' − c (s'² − s²)/(s s'(s + s')).
@@ -13,7 +13,7 @@ Below 10⁻¹⁶ they are rounding. Here x₁ and δ are carried side by side an
 These are identities: the result is the network's, and so are its derivatives. The first token may be the leader with
 any mask; with a causal one its difference stays zero.
 
-In shapes: b batch, m tokens, n width; x₁ is (b, 1, n), δ is (b, m, n).
+Shapes: b batch, m tokens, n width; x₁ is (b, 1, n), δ is (b, m, n).
 """
 
 from typing import NamedTuple
@@ -27,18 +27,18 @@ from limitformer.nn.drawn.weights import linear
 
 
 class Tokens(NamedTuple):
-    """x₁ and δ."""
+    """The leader x₁ and the differences δ."""
 
     leader: Tensor
     difference: Tensor
 
     def whole(self) -> Tensor:
-        """x_α = x₁ + δ_α: (b, m, n)."""
+        """Return x_α = x₁ + δ_α: (b, m, n)."""
         return self.leader + self.difference
 
 
 def apart(x: Tensor) -> Tokens:
-    """Tokens (b, m, n) as the first of them and differences."""
+    """Split tokens (b, m, n) into the first one and differences from it."""
     return Tokens(x[:, :1], x - x[:, :1])
 
 
@@ -47,10 +47,12 @@ def check(network: Network) -> None:
     for layer in network.layers:
         assert isinstance(layer, Layer)
         attention, feedforward = layer.attention, layer.feedforward
-        plain = attention is None or type(attention) is Attention
-        require(plain, "Leader and differences need shaped or softmax attention; got a rule of one's own.")
-        alone = attention is None or (attention.output is None and attention.identity == attention.center)
-        require(alone, "Leader and differences need one head, and rows of A that sum to 1: identity and center alike.")
+        standard = attention is None or type(attention) is Attention
+        require(standard, "Leader and differences need shaped or softmax attention; got user-defined attention.")
+        one_head = attention is None or (attention.output is None and attention.identity == attention.center)
+        require(
+            one_head, "Leader and differences need one head, and rows of A that sum to 1: identity and center alike."
+        )
         two_matrices = feedforward is None or isinstance(feedforward, Feedforward)
         require(two_matrices, "Leader and differences need a feed-forward layer of two matrices; got OneMatrix.")
         linear_pieces = feedforward is None or not callable(feedforward.activation)
@@ -58,7 +60,7 @@ def check(network: Network) -> None:
 
 
 def run(network: Network, tokens: Tokens) -> Tokens:
-    """What `network` makes of tokens."""
+    """Return the output of `network` as leader and differences."""
     check(network)
     for layer in network.layers:
         assert isinstance(layer, Layer)
@@ -67,7 +69,7 @@ def run(network: Network, tokens: Tokens) -> Tokens:
 
 
 def run_layer(layer: Layer, tokens: Tokens) -> Tokens:
-    """Attention, then feed-forward, each with its residual and its normalisation."""
+    """Apply attention, then feed-forward, each with its residual and its normalisation."""
     if layer.attention is not None:
         branch = attended(layer.attention, normalised(layer.pre, tokens), layer.visible(tokens.difference))
         tokens = normalised(layer.post, added(layer.strengths[0], tokens, branch))
@@ -79,13 +81,11 @@ def run_layer(layer: Layer, tokens: Tokens) -> Tokens:
 
 
 def added(strengths: tuple[float, float], tokens: Tokens, branch: Tokens) -> Tokens:
-    """λX + γf."""
     skip, gamma = strengths
     return Tokens(*(skip * x + gamma * f for x, f in zip(tokens, branch, strict=True)))
 
 
 def attended(part: Attention, tokens: Tokens, visible: Tensor) -> Tokens:
-    """A X W_V/√n."""
     queries, keys = linear(tokens.whole(), part.query), linear(tokens.difference, part.key)
     logits = queries @ keys.mT / part.temperature
     a = torch.softmax(logits.masked_fill(~visible, -torch.inf), -1)
@@ -97,7 +97,6 @@ def attended(part: Attention, tokens: Tokens, visible: Tensor) -> Tokens:
 
 
 def fed_forward(part: Feedforward, tokens: Tokens) -> Tokens:
-    """√(c/n_h) σ(X W_pre/√n) W_post."""
     assert not callable(part.activation)
     positive, negative = part.activation
     z, change = linear(tokens.leader, part.pre), linear(tokens.difference, part.pre)
@@ -109,7 +108,7 @@ def fed_forward(part: Feedforward, tokens: Tokens) -> Tokens:
 
 
 def normalised(part: object, tokens: Tokens) -> Tokens:
-    """LayerNorm or RMSNorm of the tokens; the same tokens where there is none."""
+    """Apply LayerNorm, RMSNorm or nothing."""
     if isinstance(part, nn.Identity):
         return tokens
     assert isinstance(part, Norm)
@@ -122,5 +121,4 @@ def normalised(part: object, tokens: Tokens) -> Tokens:
 
 
 def centred(x: Tensor) -> Tensor:
-    """x − x̄, each token over its coordinates."""
     return x - x.mean(-1, keepdim=True)

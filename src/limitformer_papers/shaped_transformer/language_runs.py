@@ -1,11 +1,11 @@
-r"""Finished runs as data: what the figures that are drawn from runs share.
+r"""Finished runs as data, shared by the figures of training runs.
 
-**Divergence** has one rule. A run diverged if its summary says so. Its losses at the end are ∞ (`final`): a mean over
-seeds is ∞ if one of them diverged, and what diverged is last when settings are compared. Its curves are what it logged,
-NaN from where that is no number.
+**Divergence** has one rule. A run diverged if its summary says so. Its final losses are then ∞ (`final`): a mean over
+seeds is ∞ if one of them diverged, and a diverged run ranks last when settings are compared. Its curves are what it
+logged, NaN from the first value that is not finite.
 
-**Seeds** have one rule. A figure uses those that all its settings have (`with_all_seeds`): losses are then compared
-over the same seeds, and differences can be taken seed by seed.
+**Seeds** have one rule. A figure uses the seeds that all its settings have (`with_all_seeds`): losses are compared over
+the same seeds, and differences are taken seed by seed.
 
 **γ** of the shaped variant, where a figure has room for one, is that of the least held-out loss (`best_gamma`).
 """
@@ -25,7 +25,7 @@ from scipy.stats import t
 
 from limitformer.base.errors import require
 from limitformer.plot import sequence
-from limitformer_papers.common.claims import Run
+from limitformer_papers.common.claims import FigureRun
 from limitformer_papers.training.harness import FinishedRun, read_runs
 from limitformer_papers.training.log import curve, read_log
 from limitformer_papers.training.plan import FREE
@@ -37,18 +37,18 @@ VARIANTS = {
     "post-ln": "Post-LN",
 }
 CROSS: Any = {"marker": "x", "markersize": 8, "markeredgewidth": 2, "linestyle": ""}
-PLACE = ("variant", "gamma", "depth", "learning_rate", "seed")  # of a run in a figure; all else must be the same
+PLACE = ("variant", "gamma", "depth", "learning_rate", "seed")  # runs of a figure may differ in these only
 
 
-def language_runs(run: Run, variants: Collection[str] = tuple(VARIANTS)) -> list[FinishedRun]:
-    """The finished runs of `limitformer train mlm` of these variants in the figure's folder, by path.
+def language_runs(run: FigureRun, variants: Collection[str] = tuple(VARIANTS)) -> list[FinishedRun]:
+    """Return the finished runs of `limitformer train mlm` of these variants in the figure's folder, by path.
 
     Raises:
         InputError: there are none, or runs that cannot be compared.
     """
-    found = runs_of("mlm", run)
-    chosen = [one for one in found if one.about["variant"] in variants]
-    there = ", ".join(sorted({str(one.about["variant"]) for one in found}))
+    runs = runs_of("mlm", run)
+    chosen = [one for one in runs if one.about["variant"] in variants]
+    there = ", ".join(sorted({str(one.about["variant"]) for one in runs}))
     require(
         bool(chosen),
         f"The figure is of {' and '.join(variants)}; the finished runs in {run.runs} are of {there}. "
@@ -58,18 +58,18 @@ def language_runs(run: Run, variants: Collection[str] = tuple(VARIANTS)) -> list
     return chosen
 
 
-def runs_of(experiment: str, run: Run) -> list[FinishedRun]:
-    """The finished runs of `limitformer train EXPERIMENT` in the figure's folder, or `InputError`."""
+def runs_of(experiment: str, run: FigureRun) -> list[FinishedRun]:
+    """Return the finished runs of `limitformer train EXPERIMENT` in the figure's folder, or raise `InputError`."""
     command = f"`limitformer train {experiment}`"
     require(run.runs is not None, f"The figure is drawn from finished runs of {command}: give their folder.")
     assert run.runs is not None
-    found = [one for one in read_runs(run.runs) if one.about.get("experiment") == experiment]
-    require(bool(found), f"The finished runs in {run.runs} are of other experiments. Nearest: {command}.")
-    return found
+    runs = [one for one in read_runs(run.runs) if one.about.get("experiment") == experiment]
+    require(bool(runs), f"The finished runs in {run.runs} are of other experiments. Nearest: {command}.")
+    return runs
 
 
 def check_alike(runs: Sequence[FinishedRun], folder: Path | None, place: Sequence[str]) -> None:
-    """`InputError` unless the runs differ in `place` alone, and no two are of the same place."""
+    """Raise `InputError` unless the runs differ in `place` only, and no two have the same place."""
     alike: dict[str, FinishedRun] = {}
     seen: dict[tuple[Any, ...], FinishedRun] = {}
     for run in runs:
@@ -82,12 +82,11 @@ def check_alike(runs: Sequence[FinishedRun], folder: Path | None, place: Sequenc
 
 
 def same(run: FinishedRun, place: Sequence[str]) -> dict[str, Any]:
-    """What must be the same in all runs."""
     return {name: value for name, value in flat({**run.about, **run.plan}) if name not in (*place, *FREE)}
 
 
 def flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings within settings with their full names, such as "data.source"."""
+    """Yield nested settings under their full names, such as "data.source"."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{above}{name}.")
@@ -96,7 +95,7 @@ def flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, An
 
 
 def unlike(runs: Sequence[FinishedRun], folder: Path | None, place: Sequence[str]) -> str:
-    """How the first two of the runs, all of which differ, do."""
+    """Return the message on the first difference between runs."""
     first, second = (same(run, place) for run in runs[:2])
     name = next(n for n in {**first, **second} if first.get(n, "missing") != second.get(n, "missing"))
     return (
@@ -107,17 +106,16 @@ def unlike(runs: Sequence[FinishedRun], folder: Path | None, place: Sequence[str
 
 
 def setting(run: FinishedRun, name: str) -> Any:
-    """Where a run stands on an axis of a figure."""
     return {**run.about, **run.plan}["learning_rate" if name == "rate" else name]
 
 
 def along(runs: Sequence[FinishedRun], name: str) -> list[Any]:
-    """The values of an axis; variants in the order of the papers."""
+    """Return the values of an axis, sorted; variants are in the order of the papers."""
     return sorted({setting(run, name) for run in runs}, key=list(VARIANTS).index if name == "variant" else None)
 
 
 def with_all_seeds(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
-    """The runs of those seeds that every variant, γ, depth and learning rate has which was run at all."""
+    """Return the runs of those seeds that every variant, γ, depth and learning rate of the runs has."""
     seeds: dict[tuple[Any, ...], set[int]] = {}
     for run in runs:
         cell = tuple(setting(run, name) for name in ("depth", "variant", "gamma", "rate"))
@@ -133,7 +131,7 @@ def with_all_seeds(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
 
 
 def scale_of(runs: Sequence[FinishedRun], found: Sequence[FinishedRun] = ()) -> str:
-    """One line: at what scale the runs were, and how many seeds of those that were found."""
+    """Return one line on the scale of the runs and the number of seeds used."""
     about, plan = runs[0].about, runs[0].plan
     depths = "/".join(str(depth) for depth in along(runs, "depth"))
     used, there = len(along(runs, "seed")), len(along([*runs, *found], "seed"))
@@ -145,15 +143,15 @@ def scale_of(runs: Sequence[FinishedRun], found: Sequence[FinishedRun] = ()) -> 
 
 
 def final(run: FinishedRun, name: str) -> float:
-    """A loss at the end; ∞ of a run that diverged."""
+    """Return a loss at the end; ∞ if the run diverged."""
     return float("inf") if run.summary["diverged"] else float(run.summary[name])
 
 
 def best_gamma(runs: Sequence[FinishedRun]) -> float:
-    """γ of the least mean held-out loss over all learning rates and seeds; NaN only if there are no shaped runs.
+    """Return γ of the least mean held-out loss over learning rates and seeds; NaN without shaped runs.
 
-    Where that is ∞ for several: of those, with the fewest divergences, and then by the mean of what did not diverge.
-    Each γ counts with the rates and seeds that all of them have: others would favour the γ that was tried less.
+    If it is ∞ for several γ, the one with the fewest divergences wins, then the one with the least mean of the other
+    runs. Only rates and seeds that all γ have count; others would favour the γ that was tried less.
     """
     losses: dict[float, dict[tuple[float, int], float]] = {}
     for run in runs:
@@ -165,45 +163,44 @@ def best_gamma(runs: Sequence[FinishedRun]) -> float:
 
 
 def badness(losses: Mapping[tuple[float, int], float], common: set[tuple[float, int]]) -> tuple[float, int, float]:
-    """What `best_gamma` compares: the mean loss, divergences, the mean loss of runs without one."""
+    """Return what `best_gamma` compares: mean loss, number of divergences, mean loss of the other runs."""
     values = np.array([loss for cell, loss in losses.items() if cell in common or not common])
     ended = values[np.isfinite(values)]
     return float(values.mean()), len(values) - len(ended), float(ended.mean()) if len(ended) else float("inf")
 
 
 def with_gamma(runs: Sequence[FinishedRun], gamma: Mapping[int, float]) -> list[FinishedRun]:
-    """The runs without the shaped ones of another γ than that of their depth."""
+    """Drop the shaped runs whose γ is not that chosen for their depth."""
     return [r for r in runs if r.about["variant"] != "shaped-recover" or r.about["gamma"] == gamma[r.about["depth"]]]
 
 
 def logs(runs: Sequence[FinishedRun]) -> list[pa.Table]:
-    """Their logs, each read once."""
     return [read_log(run.path) for run in runs]
 
 
 def curves(
     tables: Sequence[pa.Table], name: str, layer: int = -1, head: int = -1
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """(steps (k,), values (run, k)) of one quantity in the logs; NaN where it is no number or the run had ended."""
-    found = [curve(table, name, layer, head) for table in tables]
-    steps = np.unique(np.concatenate([at for at, _ in found]))
+    """Return (steps (k,), values (run, k)) of one quantity; NaN where it is not finite or the run had ended."""
+    pairs = [curve(table, name, layer, head) for table in tables]
+    steps = np.unique(np.concatenate([at for at, _ in pairs]))
     values = np.full((len(tables), len(steps)), np.nan)
-    for row, (at, value) in zip(values, found, strict=True):
+    for row, (at, value) in zip(values, pairs, strict=True):
         row[np.searchsorted(steps, at)] = np.where(np.isfinite(value), value, np.nan)
     return steps, values
 
 
 def smoothed(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Means of (…, k) over the last `window` steps, fewer at the beginning."""
+    """Return means of (…, k) over the last `window` steps, fewer at the beginning."""
     sums = np.cumsum(values, axis=-1)
     before = np.concatenate([np.zeros_like(sums[..., :window]), sums[..., :-window]], axis=-1)
     return np.asarray((sums - before) / np.minimum(np.arange(values.shape[-1]) + 1, window))
 
 
-def on_grid(
+def grid_of_runs(
     runs: Sequence[FinishedRun], names: Sequence[str], values: Any, others: Mapping[str, Any] | None = None
 ) -> xr.DataArray:
-    """Values (run, …) of runs as (*names, *others), NaN where there is no run; `others` are the coordinates of …"""
+    """Arrange values (run, …) as (*names, *others), NaN without a run; `others` are the coordinates of …."""
     others, array = others or {}, np.asarray(values, np.float64)
     axes = {name: along(runs, name) for name in names}
     grid = np.full((*map(len, axes.values()), *array.shape[1:]), np.nan)
@@ -213,23 +210,23 @@ def on_grid(
 
 
 def diverged(runs: Sequence[FinishedRun], names: Sequence[str]) -> xr.DataArray:
-    """1 where a run diverged, 0 where it did not, NaN where there is none; the last of `names` is the seed."""
-    return on_grid(runs, names, [one.summary["diverged"] for one in runs])
+    """Return 1 where a run diverged, 0 where it did not, NaN without a run; the last of `names` is the seed."""
+    return grid_of_runs(runs, names, [one.summary["diverged"] for one in runs])
 
 
-def told(name: str, gone: xr.DataArray) -> str:
-    """A variant, and how many of its seeds diverged if some did; `gone` (seed,) is part of `diverged`."""
+def variant_label(name: str, gone: xr.DataArray) -> str:
+    """Name a variant and, if some of its seeds diverged, their number; `gone` (seed,) is part of `diverged`."""
     number, of = int(gone.sum()), int(gone.notnull().sum())
     return VARIANTS[name] + (f" ({number} of {of} diverged)" if number else "")
 
 
 def below(value: float, bound: float) -> bool | None:
-    """Whether a number is below a bound; None of what is no number."""
+    """Return whether a number is below a bound; None for NaN."""
     return None if np.isnan(value) else bool(value < bound)
 
 
 def student(first: NDArray[np.float64], second: NDArray[np.float64]) -> tuple[float, float]:
-    """The mean of first − second (seed,), seed by seed, and half the width of its 95 % interval.
+    """Return the mean of first − second (seed,), seed by seed, and the half-width of its 95 % interval.
 
     The half-width is q s/√n, q the 97.5 % quantile of Student's law with n − 1 degrees of freedom: with few seeds two
     standard errors are far too narrow (q = 12.7 for two seeds, 4.3 for three, 2.8 for five). It is ∞ for one seed and
@@ -245,17 +242,17 @@ def student(first: NDArray[np.float64], second: NDArray[np.float64]) -> tuple[fl
 
 
 def draw_curve(axes: Axes, line: xr.DataArray, gone: xr.DataArray, top: float, **style: Any) -> None:
-    """A curve (step,), and a cross where it ends, or first is above `top`, if a seed of `gone` (seed,) diverged."""
-    kept = line.dropna("step")
-    axes.plot(kept["step"], kept, **style)
-    inside = kept[: int((np.append(kept.values, np.inf) > top).argmax())]
+    """Draw a curve (step,), with a cross where it ends or passes `top` if a seed of `gone` (seed,) diverged."""
+    visible = line.dropna("step")
+    axes.plot(visible["step"], visible, **style)
+    inside = visible[: int((np.append(visible.values, np.inf) > top).argmax())]
     if inside.size and bool((gone == 1).any()):
         axes.plot(inside["step"][-1], inside[-1], color=style["color"], **CROSS)
 
 
 def keys(data: xr.Dataset, others: Sequence[Line2D], **style: Any) -> list[Line2D]:
-    """What colours and crosses mean, for a legend, with `others` between."""
+    """Return legend handles for colours and crosses, with `others` between them."""
     rates = zip(sequence(data.sizes["rate"]), data["rate"].values, strict=True)
-    found = [Line2D([], [], color=colour, label=f"rate {rate:g}", **style) for colour, rate in rates]
+    handles = [Line2D([], [], color=colour, label=f"rate {rate:g}", **style) for colour, rate in rates]
     crosses = [Line2D([], [], color="gray", label="a seed diverged", **CROSS)]
-    return [*found, *others, *(crosses if bool((data["diverged"] == 1).any()) else [])]
+    return [*handles, *others, *(crosses if bool((data["diverged"] == 1).any()) else [])]

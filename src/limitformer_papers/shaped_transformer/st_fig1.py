@@ -1,11 +1,11 @@
 r"""[ST, Fig. 1]: shaped attention prevents rank collapse.
 
 Left: mean |ρ| (and mean ρ) by layer of Transformers [ST, eq. 11], shaped, unshaped, and unshaped with Pre-LN. The
-caption leaves open which residual strengths Pre-LN has; both readings are drawn: λ² + γ² = 1 as in the other two, and
-λ = γ = 1, the vanilla block of [ST, Sec. 2].
+caption does not say which residual strengths Pre-LN has, so both readings are drawn: λ² + γ² = 1 as in the other two,
+and λ = γ = 1, the vanilla block of [ST, Sec. 2].
 Right: density of ρ at the last layer, of the attention network [ST, eq. 1, 9] and of its SDE [ST, Thm 4.2].
 Parameters of the caption: n = 200, d = 150, γ = 1/√8, τ₀ = 1, ρ₀ = 0.2, SDE step 0.01. The caption's 2¹² samples leave
-waves in the densities that are noise; here there are 2¹⁶.
+noise in the densities; here there are 2¹⁶.
 """
 
 from dataclasses import dataclass
@@ -29,18 +29,11 @@ from limitformer.plot import (
     legend_below,
     panels,
 )
-from limitformer_papers.common.claims import (
-    Claim,
-    Run,
-    chain,
-    ks_claim,
-    pair_correlation,
-    sde_at_horizon,
-)
+from limitformer_papers.common.claims import Claim, FigureRun, chain, ks_claim, pair_correlation, sde_at_horizon
 
 COLLAPSED = 0.99
 SHAPED, UNSHAPED, PRE_LN, VANILLA = "shaped", "unshaped", "unshaped + Pre-LN", "unshaped + Pre-LN, λ = γ = 1"
-# Pre-LN goes along with unshaped: dashes on a wide line.
+# Pre-LN and unshaped nearly coincide: dashes on a wide line.
 LOOKS: dict[str, Any] = {
     SHAPED: {"color": BLUE},
     UNSHAPED: {"color": RED, "linewidth": 4.5, "alpha": 0.6},
@@ -51,7 +44,7 @@ LOOKS: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The caption's parameters, but for the samples."""
+    """The caption's parameters, except for the number of samples."""
 
     width: int = 200
     depth: int = 150
@@ -64,18 +57,14 @@ class Config:
     samples: int = 2**16
 
 
-def paper() -> Config:
-    """The caption's parameters."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(samples=2**9)
 
 
 def models(config: Config) -> dict[str, Transformer]:
-    """The Transformers of the left panel."""
     feedforward = ShapedReLU(c_plus=config.c_plus, c_minus=config.c_minus)
     common: dict[str, Any] = {
         "width": config.width,
@@ -91,17 +80,14 @@ def models(config: Config) -> dict[str, Transformer]:
     }
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """Means by layer of each model, and samples of ρ at the last layer of the attention network and its SDE."""
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return means by layer of each model, and samples of ρ at the last layer of the attention network and its SDE."""
     start = equicorrelated(tokens=2, correlation=config.correlation)
     named = list(models(config).items())
     rho = {name: pair_correlation(chain(model, start, config.samples, run)) for name, model in track(named, "models")}
     names = xr.DataArray(list(rho), dims="model")
     attention = Transformer(
-        width=config.width,
-        depth=config.depth,
-        gamma=config.gamma,
-        attention=ShapedAttention(tau0=config.tau0),
+        width=config.width, depth=config.depth, gamma=config.gamma, attention=ShapedAttention(tau0=config.tau0)
     )
     network = pair_correlation(chain(attention, start, config.samples, run, record=[config.depth]))
     sde = pair_correlation(sde_at_horizon(attention, start, config.samples, config.dt, run))
@@ -118,7 +104,7 @@ def compute(config: Config, run: Run) -> xr.Dataset:
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """What the caption says, in numbers."""
+    """Return the caption's statements as numbers."""
     last = {str(name): float(data["mean_absolute"].isel(depth=-1).sel(model=name)) for name in data.model.values}
     unshaped = data["mean_absolute"].sel(model=UNSHAPED)
     passed = unshaped.depth.values[unshaped.values > COLLAPSED]
@@ -139,7 +125,6 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """Both panels."""
     figure, (left, right) = panels(2)
     for name, look in LOOKS.items():
         one = data.sel(model=name)

@@ -3,7 +3,7 @@ r"""[ST, Fig. 2]: norms of gradients at initialisation, of value and of query we
 The caption has the architecture of Figure 1, here that of its left panel (attention and shaped ReLU, n = 200, d = 150,
 γ = 1/√8, τ₀ = 1), with a causal mask, and next-token prediction on code. Four Transformers [ST, eq. 11]: shaped;
 Pre-LN and Post-LN with λ = γ = 1, the stock blocks; and unshaped without normalisation, λ² + γ² = 1, as in Figure 1.
-What the caption leaves open:
+The caption leaves open, and this figure takes:
 
 * weights are N(0, 1), scales are outside (`limitformer.nn.Network`): with the scales inside, gradients are √n times as
   large (n^{3/4} for shaped queries), in all layers alike;
@@ -11,8 +11,8 @@ What the caption leaves open:
   a last LayerNorm in Pre-LN; loss: mean cross-entropy of the next token over the batch;
 * data: Python's standard library, a byte-level BPE of 1024 tokens, sequences of 64 at random.
 
-‖∂L/∂W‖ is the Frobenius norm. All is float64, and tokens are carried as differences from the first one
-(`differences_of_tokens`): token by token, the query gradients of Post-LN are rounding from layer 80 on.
+‖∂L/∂W‖ is the Frobenius norm. Everything is float64, and tokens are carried as differences from the first one
+(`differences_of_tokens`): otherwise the query gradients of Post-LN are rounding from layer 80 on.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from limitformer.nn import Network  # first: without torch it names the extra that has it
+from limitformer.nn import Network  # first: without torch its error names the missing extra
 
 # isort: split
 import torch
@@ -36,7 +36,7 @@ from limitformer.base.progress import track
 from limitformer.models import ShapedAttention, ShapedReLU, SoftmaxAttention, Transformer
 from limitformer.nn.drawn import Norm
 from limitformer.plot import BLUE, GREEN, ORANGE, RED, legend_below, panels
-from limitformer_papers.common.claims import Claim, Run
+from limitformer_papers.common.claims import Claim, FigureRun
 from limitformer_papers.shaped_transformer.differences_of_tokens import apart, run
 from limitformer_papers.training.data.corpus import read_corpus
 from limitformer_papers.training.data.sequences import Sequences, packed
@@ -47,13 +47,13 @@ SHAPED, PRE_LN, POST_LN, UNSHAPED = "shaped", "Pre-LN", "Post-LN", "unshaped, no
 WEIGHTS = ("value", "query")
 LOOKS = {SHAPED: (BLUE, "-"), PRE_LN: (GREEN, "--"), POST_LN: (ORANGE, "-."), UNSHAPED: (RED, ":")}
 STABLE = 5  # largest over smallest norm of all layers
-# Last over first layer: below this, a gradient that the caption says vanishes does. At most 1/STABLE: it is not stable.
+# Largest ratio of last to first layer of a gradient that vanishes, as the caption says; at most 1/STABLE.
 VANISHED = {(POST_LN, "query"): 1e-6, (UNSHAPED, "query"): 0.1, (PRE_LN, "value"): 0.2, (PRE_LN, "query"): 0.1}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The caption's parameters, and those that it leaves open, from `vocabulary` on."""
+    """The caption's parameters, and from `vocabulary` on those that it leaves open."""
 
     width: int = 200
     depth: int = 150
@@ -68,18 +68,14 @@ class Config:
     samples: int = 16
 
 
-def paper() -> Config:
-    """The caption's parameters."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(width=100, depth=75, samples=8, length=16, documents=40)
 
 
 def models(config: Config) -> dict[str, Transformer]:
-    """The four Transformers."""
     common: dict[str, Any] = {
         "width": config.width,
         "depth": config.depth,
@@ -95,38 +91,34 @@ def models(config: Config) -> dict[str, Transformer]:
     }
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """`norm` (model, weight, sample, layer) of gradients; the models of one sample share weights and sequences."""
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return `norm` (model, weight, sample, layer) of gradients; models share each sample's weights and sequences."""
     sequences = code(config)
     named = list(models(config).items())
-    with threads(1):  # its matrices are small, and sums over several threads would not be the same bits
+    with threads(1):  # the number of threads changes the last bits of sums
         norms = [
             [gradient_norms(model, sequences, config, seed) for seed in seeds(run.seed, config.samples)]
             for _, model in track(named, "models")
         ]
     return xr.Dataset(
         {"norm": (("model", "weight", "sample", "layer"), np.moveaxis(np.array(norms), 2, 1), {"units": "1"})},
-        coords={
-            "model": [name for name, _ in named],
-            "weight": list(WEIGHTS),
-            "layer": np.arange(1, config.depth + 1),
-        },
+        coords={"model": [name for name, _ in named], "weight": list(WEIGHTS), "layer": np.arange(1, config.depth + 1)},
     )
 
 
 def code(config: Config) -> Sequences:
-    """Sequences of one token more than the network sees: the last one is only predicted."""
+    """Return sequences one token longer than the input: the last token is only predicted."""
     corpus = read_corpus("stdlib", documents=config.documents)
     return packed(corpus.train, train_tokenizer(corpus.train, config.vocabulary), config.length + 1)
 
 
 def seeds(seed: int, samples: int) -> list[int]:
-    """One seed for each sample."""
+    """Return one seed for each sample."""
     return [int(k) for k in np.random.SeedSequence(seed).generate_state(samples, np.uint64) >> np.uint64(1)]
 
 
 def gradient_norms(model: Transformer, sequences: Sequences, config: Config, seed: int) -> NDArray[np.float64]:
-    """‖∂L/∂W‖ of one network on one batch: (weight, layer)."""
+    """Return ‖∂L/∂W‖ of one network on one batch: (weight, layer)."""
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randint(len(sequences), (config.batch,), generator=generator)
     ids = torch.stack([sequences[int(k)]["input_ids"] for k in chosen])
@@ -138,40 +130,37 @@ def gradient_norms(model: Transformer, sequences: Sequences, config: Config, see
 
 
 def normal(*shape: int, generator: torch.Generator) -> Tensor:
-    """N(0, 1) in float64."""
     return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
 
 def loss(network: Network, model: Transformer, x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of the next token, of embedded tokens (b, m, n)."""
-    found = run(network, apart(x)).whole()
+    """Return the mean cross-entropy of the next token, from embedded tokens (b, m, n)."""
+    hidden = run(network, apart(x)).whole()
     if model.normalisation is not None and model.normalisation.placement == "pre":
-        found = Norm(model.normalisation)(found)
-    logits = found @ head / sqrt(model.width)
+        hidden = Norm(model.normalisation)(hidden)
+    logits = hidden @ head / sqrt(model.width)
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def norm_of(layer: Any, name: str) -> float:
-    """‖∂L/∂W‖ of one weight of one layer's attention."""
     gradient = getattr(layer.attention, name).grad
     return float(torch.linalg.vector_norm(gradient))
 
 
 def typical(data: xr.Dataset, model: str, weight: str) -> xr.DataArray:
-    """exp of the mean log norm over the samples, by layer: norms of one layer differ by factors."""
+    """Return exp of the mean log norm over the samples, by layer: norms of one layer differ by factors."""
     logarithm = logarithms(data).sel(model=model, weight=weight)
     norms: xr.DataArray = xr.apply_ufunc(np.exp, logarithm.mean("sample"))
     return norms
 
 
 def logarithms(data: xr.Dataset) -> xr.DataArray:
-    """Natural logarithms of the norms."""
-    found: xr.DataArray = xr.apply_ufunc(np.log, data["norm"])
-    return found
+    logarithm: xr.DataArray = xr.apply_ufunc(np.log, data["norm"])
+    return logarithm
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """What the caption says, in numbers."""
+    """Return the caption's statements as numbers."""
     cases = [(str(name), weight) for name in data.model.values for weight in WEIGHTS]
     ratios = [fall(name, weight, typical(data, name, weight)) for name, weight in cases]
     calm = ((SHAPED, "value"), (SHAPED, "query"), (POST_LN, "value"))
@@ -180,38 +169,36 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def fall(name: str, weight: str, norms: xr.DataArray) -> Claim:
-    """Last over first layer."""
     ratio, bound = float(norms[-1] / norms[0]), VANISHED.get((name, weight))
     what = f"last over first layer, {weight} gradient, {name}"
     return Claim(what, ratio) if bound is None else Claim(f"{what}: vanishes, below {bound:g}", ratio, ratio < bound)
 
 
 def stability(what: str, norms: xr.DataArray) -> Claim:
-    """Largest over smallest of all layers."""
     value = float(norms.max() / norms.min())
     return Claim(f"largest over smallest of all layers, {what}: stable, below {STABLE}", value, value < STABLE)
 
 
 def first_layer(data: xr.Dataset) -> Claim:
-    """Tokens that have collapsed at the last layer do not let even the first layer's queries matter."""
+    """Tokens that have collapsed at the last layer make even the first layer's query gradients vanish."""
     ratio = float(typical(data, POST_LN, "query")[0] / typical(data, SHAPED, "query")[0])
     return Claim(f"first layer, query gradient, {POST_LN} over {SHAPED}: vanishes, below 0.001", ratio, ratio < 1e-3)
 
 
 def powers(data: xr.Dataset) -> list[Claim]:
-    """How Pre-LN falls: as a power of the layer, not exponentially."""
+    """Pre-LN falls as a power of the layer, not exponentially."""
     name = f"power p of a fall as ℓᵖ, {PRE_LN}"
     return [Claim(f"{name}, {weight} gradient", slope(typical(data, PRE_LN, weight))) for weight in WEIGHTS]
 
 
 def slope(norms: xr.DataArray) -> float:
-    """p of the best fit ‖∂L/∂W_ℓ‖ ∝ ℓᵖ, from layer 5 on."""
+    """Return p of the best fit ‖∂L/∂W_ℓ‖ ∝ ℓᵖ, from layer 5 on."""
     later = norms[4:]
     return float(np.polyfit(np.log(later.layer), np.log(later), 1)[0])
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """Both panels of the paper, and the second one again without Post-LN, whose decades hide the others."""
+    """Draw both panels of the paper, and the second again without Post-LN, whose decades hide the others."""
     figure, axes = panels(3, height=3.9)
     names = [str(name) for name in data.model.values]
     panel(axes[0], data, "value", names)
@@ -223,7 +210,7 @@ def draw(data: xr.Dataset) -> Figure:
 
 
 def panel(axes: Axes, data: xr.Dataset, weight: str, names: list[str]) -> None:
-    """Geometric means over the samples by layer, with two standard errors."""
+    """Draw geometric means over the samples by layer, with two standard errors."""
     logarithm = logarithms(data).sel(weight=weight)
     mean, error = logarithm.mean("sample"), logarithm.std("sample", ddof=1) / sqrt(data.sizes["sample"])
     for name in names:

@@ -20,7 +20,7 @@ from limitformer.models import ShapedReLU, Transformer, equicorrelated
 from limitformer.plot import correlation_density, correlations, legend_below, panels, sequence
 from limitformer_papers.common.claims import (
     Claim,
-    Run,
+    FigureRun,
     chain,
     ks_claim,
     ks_distance,
@@ -31,7 +31,7 @@ from limitformer_papers.common.claims import (
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The caption's parameters; `shown` and `gammas` are the densities and the curve's points."""
+    """The caption's parameters; `shown` has the γ of the densities, `gammas` those of the curve."""
 
     width: int = 300
     depth: int = 100
@@ -44,24 +44,22 @@ class Config:
     samples: int = 2**13
 
 
-def paper() -> Config:
-    """The caption's parameters."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(gammas=(0.1, 0.25, 0.5, 0.75, 1.0), samples=2**10)
 
 
 def resnet(config: Config, gamma: float, lam: float | None = None) -> Transformer:
-    """The ResNet of [ST, eq. 4]."""
     feedforward = ShapedReLU(c_plus=config.c_plus, c_minus=config.c_minus)
     return Transformer(width=config.width, depth=config.depth, gamma=gamma, lam=lam, feedforward=feedforward)
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """Samples of ρ at the last layer for every γ: `network`, `sde` (gamma, sample), and `unit_skip` for λ = 1."""
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return samples of ρ at the last layer for every γ: `network`, `sde` (gamma, sample), and `unit_skip` for λ =
+    1.
+    """
     start = equicorrelated(tokens=2, correlation=config.correlation)
     last = [config.depth]
     gammas = sorted({*config.shown, *config.gammas})
@@ -87,7 +85,7 @@ def compute(config: Config, run: Run) -> xr.Dataset:
 
 
 def percentile(samples: xr.DataArray) -> xr.DataArray:
-    """95th percentile of |ρ| for each γ."""
+    """Return the 95th percentile of |ρ| for each γ."""
     return abs(samples).quantile(0.95, dim="sample")
 
 
@@ -114,7 +112,6 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """Both panels."""
     figure, (left, right) = panels(2)
     grid = correlations()
     for gamma, colour in zip(data.shown.values, sequence(data.sizes["shown"]), strict=True):

@@ -3,11 +3,11 @@ r"""[ST, Fig. 4] (Fig. 3 of the first version): every part of shaped attention i
 Mean |ρ| (left) and |V| (right) by layer of attention networks [ST, eq. 1] with parts of shaped attention [ST, eq. 9]
 removed: the identity ("id"), the centring ("center"), the temperature ("τ² = n n_k"; else τ² = n_k).
 Parameters of the caption: n = 300, d = 150, ρ₀ = 0.2, γ = 1/√2, 2¹³ samples; τ₀ = 1 and n_k = n are not in it.
-As in the paper, "id, τ² = n n_k" and "only id" are in the covariance panel alone.
+As in the paper, "id, τ² = n n_k" and "only id" are only in the covariance panel.
 
 The paper draws the mean of |V|. Few samples carry it: γ = 1/√2 is the critical case of two tokens. Below it the limit
 explodes in finite time with positive probability; at it, V₁₁ + V₂₂ − 2V₁₂ = d₀ reaches every level R with probability
-asinh(d₀/K)/asinh(R/K), K² = 8τ₀²(2 − γ²)/γ², which falls like 1/log R alone. So the median is the thick line, and the
+asinh(d₀/K)/asinh(R/K), K² = 8τ₀²(2 − γ²)/γ², which falls only like 1/log R. So the median is the thick line and the
 mean a thin one.
 """
 
@@ -23,9 +23,9 @@ from limitformer.base.progress import track
 from limitformer.models import ShapedAttention, Transformer, equicorrelated
 from limitformer.models.attention import Temperature
 from limitformer.plot import PALETTE, legend_below, panels
-from limitformer_papers.common.claims import Claim, Run, chain, pair_correlation
+from limitformer_papers.common.claims import Claim, FigureRun, chain, pair_correlation
 
-# Name → (identity, center, temperature); all, one removed, two removed.
+# Name → (identity, center, temperature): first all three, then one removed, then two removed.
 CASES: dict[str, tuple[bool, bool, Temperature]] = {
     "shaped": (True, True, "shaped"),
     "τ² = n n_k, center": (False, True, "shaped"),
@@ -53,28 +53,21 @@ class Config:
     samples: int = 2**13
 
 
-def paper() -> Config:
-    """The caption's parameters."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(samples=2**9)
 
 
-def intervened(config: Config, identity: bool, center: bool, temperature: Temperature) -> Transformer:
-    """The attention network with some of the three parts."""
-    attention = ShapedAttention(tau0=config.tau0, identity=identity, center=center, temperature=temperature)
-    return Transformer(width=config.width, depth=config.depth, gamma=config.gamma, attention=attention)
-
-
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """By case and layer mean |ρ|, mean and median |V_12|; by case what is `large` in the end, and what `ten` carry."""
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return, by case and layer, mean |ρ| and mean and median |V_12|; by case the shares `large` and `ten`."""
     start = equicorrelated(tokens=2, correlation=config.correlation)
     parts = []
-    for case in track(list(CASES.values()), "cases"):
-        simulated = chain(intervened(config, *case), start, config.samples, run)
+    for identity, center, temperature in track(list(CASES.values()), "cases"):
+        attention = ShapedAttention(tau0=config.tau0, identity=identity, center=center, temperature=temperature)
+        model = Transformer(width=config.width, depth=config.depth, gamma=config.gamma, attention=attention)
+        simulated = chain(model, start, config.samples, run)
         covariance = abs(simulated["covariance"][..., 0, 1]).drop_vars("label", errors="ignore")
         parts.append(
             xr.Dataset(
@@ -92,24 +85,24 @@ def compute(config: Config, run: Run) -> xr.Dataset:
 
 
 def share_of_largest(values: xr.DataArray, number: int) -> float:
-    """What part of the sum of `values` (sample,) its largest few are."""
+    """Return the share of the sum of `values` (sample,) that its `number` largest carry."""
     ordered = np.sort(values.values)
     return float(ordered[-number:].sum() / ordered.sum())
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """Shaped attention is stable: ρ away from 1 and V away from 0 and ∞; each removal spoils one of them."""
+    """Shaped attention is stable, with ρ away from 1 and V away from 0 and ∞; each removal spoils one of them."""
     correlation, median = data["correlation"].isel(depth=-1), data["median_covariance"].isel(depth=-1)
-    found = []
+    statements = []
     for case in CASES:
         rho, v = float(correlation.sel(case=case)), float(median.sel(case=case))
         stable = rho < 0.8 and 0.01 < v < 10
-        found.append(Claim(f"mean |ρ| at the last layer, {case}", rho))
+        statements.append(Claim(f"mean |ρ| at the last layer, {case}", rho))
         verdict = "stable" if case == "shaped" else "not stable"
-        found.append(Claim(f"median |V| at the last layer, {case}: {verdict}", v, stable == (case == "shaped")))
+        statements.append(Claim(f"median |V| at the last layer, {case}: {verdict}", v, stable == (case == "shaped")))
     last = data[["covariance", "large", "ten"]].isel(depth=-1)
     return [
-        *found,
+        *statements,
         Claim("mean |V| at the last layer, shaped", float(last["covariance"].sel(case="shaped"))),
         *(
             Claim(
@@ -122,12 +115,10 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def share(data: xr.Dataset, name: str, case: str) -> float:
-    """One number of one case."""
     return float(data[name].sel(case=case))
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """Both panels, with one legend."""
     figure, (left, right) = panels(2, height=4.2)
     every = data.sizes["depth"] // 6
     for k, (case, colour, line, shape) in enumerate(zip(CASES, PALETTE, LINES, SHAPES, strict=True)):

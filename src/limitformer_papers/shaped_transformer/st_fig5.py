@@ -15,18 +15,13 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from limitformer.plot import GREEN, legend_below, panels, sequence
-from limitformer_papers.common.claims import Claim, Run
-from limitformer_papers.shaped_transformer.stopping import (
-    LARGEST,
-    Adversarial,
-    spectrum,
-    stopping_times,
-)
+from limitformer_papers.common.claims import Claim, FigureRun
+from limitformer_papers.shaped_transformer.stopping import LARGEST, Adversarial, spectrum, stopping_times
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Adversarial):
-    """The caption's parameters; `shown` and `gammas` are the trajectories and the curves' points."""
+    """The caption's parameters; `shown` has the γ of the trajectories, `gammas` those of the curves."""
 
     tau0: float = 1.0
     shown: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4)
@@ -37,18 +32,15 @@ class Config(Adversarial):
     trajectories: int = 8
 
 
-def paper() -> Config:
-    """The caption's parameters."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(gammas=(0.02, 0.1, 0.4, 1.0), samples=40)
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """`stopping_time` and `pair` (gamma, sample), and the `largest` eigenvalue (shown, trajectory, depth)."""
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return `stopping_time` and `pair` (gamma, sample), and the `largest` eigenvalue (shown, trajectory, depth)."""
     pair = replace(config, tokens=2)
     over = {"gamma": config.gammas}
     largest = [spectrum(config, gamma, config.tau0, run)[: config.trajectories, :, -1] for gamma in config.shown]
@@ -83,13 +75,12 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def passed(data: xr.Dataset) -> tuple[float, float]:
-    """The largest γ that is shown, and the layer by which all its trajectories are above 10⁴ (∞: some never)."""
+    """Return the largest γ in `shown`, and the layer at which its last trajectory passes 10⁴ (∞: some never do)."""
     above = data["largest"].isel(shown=-1).values > LARGEST
     return float(data["shown"][-1]), float(above.argmax(-1).max()) if above.any(-1).all() else np.inf
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """Both panels."""
     figure, (left, right) = panels(2)
     for gamma, colour in zip(data.shown.values, sequence(data.sizes["shown"]), strict=True):
         left.plot(data["largest"].sel(shown=gamma).T, color=colour, linewidth=0.8)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from limitformer.models import ShapedAttention, Transformer, equicorrelated
 from limitformer.plot import density, draw_densities, legend_below, panels
-from limitformer_papers.common.claims import Claim, Run, chain, ks_claim, sde_at_horizon
+from limitformer_papers.common.claims import Claim, FigureRun, chain, ks_claim, sde_at_horizon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,24 +29,18 @@ class Config:
     samples: int = 2**12
 
 
-def paper() -> Config:
-    """The caption's parameters."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(samples=2**9)
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """Samples of V_12 and V_11 at the last layer: `network…`, `sde…` (sample,)."""
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return samples of V_12 and V_11 at the last layer: `network…`, `sde…` (sample,)."""
     start = equicorrelated(tokens=2, correlation=config.covariance)
     model = Transformer(
-        width=config.width,
-        depth=config.depth,
-        gamma=config.gamma,
-        attention=ShapedAttention(tau0=config.tau0),
+        width=config.width, depth=config.depth, gamma=config.gamma, attention=ShapedAttention(tau0=config.tau0)
     )
     network = chain(model, start, config.samples, run, [config.depth])["covariance"].values[:, 0]
     sde = sde_at_horizon(model, start, config.samples, config.dt, run)["covariance"].values[:, 0]
@@ -74,18 +68,17 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def drawn(data: xr.Dataset) -> NDArray[np.float64]:
-    """Where the density is drawn: between the 0.2 % and 99.8 % quantiles."""
+    """Return the points at which the density is drawn, between the 0.2 % and 99.8 % quantiles."""
     low, high = np.quantile(np.concatenate([data["network"], data["sde"]]), [0.002, 0.998])
     return np.linspace(low, high, 401)
 
 
 def peak(data: xr.Dataset) -> float:
-    """Where the network's density is largest."""
+    """Return the covariance at which the network's density is largest."""
     return float(drawn(data)[density(data["network"], drawn(data)).argmax()])
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """The density."""
     figure, (axes,) = panels(1)
     draw_densities(axes, data["network"].values, data["sde"].values, drawn(data))
     axes.set(xlabel="covariance V of two tokens at the last layer", ylabel="density")

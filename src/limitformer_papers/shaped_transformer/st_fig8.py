@@ -11,7 +11,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from limitformer.plot import panels
-from limitformer_papers.common.claims import Claim, Run
+from limitformer_papers.common.claims import Claim, FigureRun
 from limitformer_papers.shaped_transformer.stopping import Adversarial, stopping_times
 
 WARM = 16.0  # τ₀
@@ -25,25 +25,22 @@ class Config(Adversarial):
     temperatures: tuple[float, ...] = tuple(np.round(np.geomspace(0.5, 50, 21), 4).tolist())
 
 
-def paper() -> Config:
-    """The caption's parameters."""
-    return Config()
+paper = Config
 
 
 def quick() -> Config:
-    """For tests."""
     return Config(gammas=(0.05, 0.2, 0.6, 1.0), temperatures=(0.5, 2.0, 8.0, 50.0), samples=40)
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """`median` (tau0, gamma) of the stopping time."""
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return `median` (tau0, gamma) of the stopping time."""
     over = {"attention.tau0": config.temperatures, "gamma": config.gammas}
     times = stopping_times(config, config.temperatures[0], over, run, "map").rename({"attention.tau0": "tau0"})
     return xr.Dataset({"median": times.median("sample")})
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """A smaller γ and a larger τ₀ both delay the instability; towards γ = 1 it is not so simple."""
+    """A smaller γ and a larger τ₀ both delay the instability, except near γ = 1."""
     median = data["median"]
     usual = median.sel(gamma=slice(None, 0.7))
     rise, fall = usual.diff("gamma").max(), -usual.diff("tau0").min()
@@ -57,13 +54,12 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def warm(median: xr.DataArray) -> list[Claim]:
-    """Where a warm network is stable for longer again."""
+    """Return the medians of a warm network, which is stable for longer again near γ = 1."""
     chosen = [g for g in (0.7, 0.8, 0.9, 1.0) if g in median.gamma]
     return [Claim(f"median t* at γ = {g:g}, τ₀ = {float(median.tau0):.3g}", float(median.sel(gamma=g))) for g in chosen]
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """The map."""
     figure, (axes,) = panels(1, width=5.6, height=4.2)
     axes.grid(False)
     image = axes.pcolormesh(data.gamma, data.tau0, data["median"], cmap="viridis", vmin=0, vmax=1, shading="nearest")

@@ -1,18 +1,18 @@
 r"""[ST v1, Fig. 5]: training loss by learning rate, shaped attention (Recover, solid) against Pre-LN (dashed).
 
-Drawn from finished runs of `limitformer train mlm`, at whatever scale those were. One panel a depth; curves are means
-over seeds of the loss over the last steps. A curve ends where the first of its seeds has no number any more; a cross is
-at the end of a curve of which a seed diverged. Of several γ the one with the least held-out loss, over all learning
-rates, is drawn.
+Drawn from finished runs of `limitformer train mlm`, at the scale of those runs. Each depth has a panel; curves are
+means over seeds of the loss over the last steps. A curve ends where the loss of its first seed stops being finite; a
+cross marks the end of a curve of which a seed diverged. Of several γ, the one with the least held-out loss over all
+learning rates is drawn.
 
-The paper's statement is that Pre-LN is worse at larger rates, while the shaped one converges alike. With ℓ_v(η) the
-final loss of variant v at rate η, mean over seeds and ∞ if one of them diverged, it is judged twice, over the rates R
-that both have:
+The paper states that Pre-LN is worse at larger rates, while the shaped one converges alike. Let ℓ_v(η) be the final
+loss of variant v at rate η, the mean over seeds, ∞ if one of them diverged. The statement is judged twice, over the
+rates R that both have:
 
     spread  S_v = max_R ℓ_v − min_R ℓ_v,        S_shaped / S_Pre-LN < 1;
     excess  E_v = ℓ_v(max R) − min_R ℓ_v,       E_shaped − E_Pre-LN < 0.
 
-Small rates, at which everything is merely slow, are in S and not in E. Where both E are 0, no rate was large.
+Small rates, at which training is merely slow, enter S and not E. If both E are 0, no rate was large.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from limitformer.plot import legend_below, panels, sequence
-from limitformer_papers.common.claims import Claim, Run
+from limitformer_papers.common.claims import Claim, FigureRun
 from limitformer_papers.shaped_transformer.language_runs import (
     VARIANTS,
     along,
@@ -36,13 +36,13 @@ from limitformer_papers.shaped_transformer.language_runs import (
     diverged,
     draw_curve,
     final,
+    grid_of_runs,
     keys,
     language_runs,
     logs,
-    on_grid,
     scale_of,
     smoothed,
-    told,
+    variant_label,
     with_all_seeds,
     with_gamma,
 )
@@ -58,54 +58,62 @@ class Config:
     smoothing: int = 40
 
 
-def paper() -> Config:
-    """The only one: the runs have the scale."""
-    return Config()
+paper = Config
 
 
 quick = paper
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """`loss` (depth, variant, rate, seed, step), `final` (depth, variant, rate, seed), `diverged` likewise, `gamma`."""
-    found = language_runs(run, DRAWN)
+def compute(config: Config, run: FigureRun) -> xr.Dataset:
+    """Return `loss` (depth, variant, rate, seed, step), `final` and `diverged` (depth, variant, rate, seed),
+    `gamma`.
+    """
+    all_runs = language_runs(run, DRAWN)
     gamma = {
-        depth: best_gamma([one for one in found if one.about["depth"] == depth]) for depth in along(found, "depth")
+        depth: best_gamma([one for one in all_runs if one.about["depth"] == depth])
+        for depth in along(all_runs, "depth")
     }
-    runs = with_all_seeds(with_gamma(found, gamma))
+    runs = with_all_seeds(with_gamma(all_runs, gamma))
     steps, values = curves(logs(runs), "loss")
     window = max(1, runs[0].plan["steps"] // config.smoothing)
     parts = {
-        "loss": on_grid(runs, AXES, smoothed(values, window), {"step": steps}),
-        "final": on_grid(runs, AXES, [final(one, "train_loss") for one in runs]),
+        "loss": grid_of_runs(runs, AXES, smoothed(values, window), {"step": steps}),
+        "final": grid_of_runs(runs, AXES, [final(one, "train_loss") for one in runs]),
         "diverged": diverged(runs, AXES),
         "gamma": xr.DataArray(list(gamma.values()), dims="depth"),
     }
-    return xr.Dataset(parts, attrs={"runs": scale_of(runs, found)})
+    return xr.Dataset(parts, attrs={"runs": scale_of(runs, all_runs)})
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """What each reached at each rate, and how much that depends on the rate."""
-    found = []
+    """Return the final losses at each rate, and how much they depend on the rate."""
+    statements = []
     for depth in data["depth"].values:
         here = data.sel(depth=depth)
-        found += [*losses(int(depth), here), spread_claim(int(depth), here), excess_claim(int(depth), here)]
-    return found
+        statements += [*losses(int(depth), here), spread_claim(int(depth), here), excess_claim(int(depth), here)]
+    return statements
 
 
 def losses(depth: int, data: xr.Dataset) -> list[Claim]:
-    """The final loss of all that was run; ∞ if a seed diverged."""
-    found, mean = [], data["final"].mean("seed", skipna=False)
+    """Return the final loss of each setting; ∞ if a seed diverged."""
+    statements, mean = [], data["final"].mean("seed", skipna=False)
     for name in data["variant"].values:
         for rate in data["rate"].values:
-            value, gone = float(mean.sel(variant=name, rate=rate)), data["diverged"].sel(variant=name, rate=rate)
+            value, diverged_seeds = (
+                float(mean.sel(variant=name, rate=rate)),
+                data["diverged"].sel(variant=name, rate=rate),
+            )
             if not np.isnan(value):
-                found.append(Claim(f"d = {depth}, {told(name, gone)}, rate {rate:g}: final training loss", value))
-    return found
+                statements.append(
+                    Claim(
+                        f"d = {depth}, {variant_label(name, diverged_seeds)}, rate {rate:g}: final training loss", value
+                    )
+                )
+    return statements
 
 
 def spread_claim(depth: int, data: xr.Dataset) -> Claim:
-    """S_shaped / S_Pre-LN."""
+    """Return S_shaped / S_Pre-LN."""
     final = shared(data)
     shaped, base = (np.float64(spread(final.sel(variant=name).values)) for name in DRAWN)
     with np.errstate(divide="ignore", invalid="ignore"):  # 0/0 and ∞/∞ are NaN, and judged as that
@@ -115,53 +123,52 @@ def spread_claim(depth: int, data: xr.Dataset) -> Claim:
 
 
 def excess_claim(depth: int, data: xr.Dataset) -> Claim:
-    """E_shaped − E_Pre-LN."""
+    """Return E_shaped − E_Pre-LN."""
     final = shared(data)
     shaped, base = (excess(final.sel(variant=name).values) for name in DRAWN)
     gap = float("nan") if shaped == base == float("inf") else shaped - base
     name = f"d = {depth}: final loss at the largest rate above the least, shaped minus Pre-LN (the paper: below 0)"
-    if shaped == base == 0:  # the rates are too small to tell them apart
+    if shaped == base == 0:  # the rates are too small to distinguish them
         return Claim(f"{name}{basis(final)}; not judged: both are best at the largest", gap)
     return Claim(name + basis(final), gap, below(gap, 0))
 
 
 def shared(data: xr.Dataset) -> xr.DataArray:
-    """Final losses (variant, rate) of both variants, mean over seeds, at the rates that both have."""
+    """Return final losses (variant, rate) of both variants, mean over seeds, at the rates that both have."""
     return data["final"].mean("seed", skipna=False).reindex(variant=list(DRAWN)).dropna("rate")
 
 
 def spread(final: NDArray[np.float64]) -> float:
-    """Largest minus least of losses (rate,); ∞ if one is, NaN of fewer than two."""
+    """Return largest minus least of losses (rate,); ∞ if one is, NaN for fewer than two."""
     if len(final) < 2:
         return float("nan")
     return float("inf") if np.isinf(final).any() else float(final.max() - final.min())
 
 
 def excess(final: NDArray[np.float64]) -> float:
-    """The loss (rate,) at the largest rate minus the least; ∞ if it is, NaN of fewer than two."""
+    """Return the loss (rate,) at the largest rate minus the least; ∞ if it is, NaN for fewer than two."""
     if len(final) < 2:
         return float("nan")
     return float("inf") if np.isinf(final[-1]) else float(final[-1] - final.min())
 
 
 def basis(final: xr.DataArray) -> str:
-    """What a comparison rests on: the rates, and who diverged at which."""
+    """Return the end of a claim's name: the rates it uses, and which variants diverged at which."""
     if final.sizes["rate"] < 2:
         return "; not judged: fewer than two rates that both have"
-    gone = []
+    parts = []
     for name in DRAWN:
         rates = final["rate"].values[np.isinf(final.sel(variant=name).values)]
-        gone += [f"; {VARIANTS[name]} diverged at {listed(rates)}"] if len(rates) else []
-    return f"; rates {listed(final['rate'].values)}{''.join(gone)}"
+        parts += [f"; {VARIANTS[name]} diverged at {listed(rates)}"] if len(rates) else []
+    return f"; rates {listed(final['rate'].values)}{''.join(parts)}"
 
 
 def listed(rates: NDArray[np.float64]) -> str:
-    """Rates in words."""
     return ", ".join(f"{rate:g}" for rate in rates)
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """One panel a depth; colours are rates, lines variants."""
+    """Draw one panel a depth; colours are rates, lines variants."""
     figure, axes = panels(data.sizes["depth"], width=6.4 if data.sizes["depth"] == 1 else None, height=4.4)
     for axis, depth in zip(axes, data["depth"].values, strict=True):
         here = data.sel(depth=depth)
@@ -176,7 +183,6 @@ def draw(data: xr.Dataset) -> Figure:
 
 
 def panel(axes: Axes, data: xr.Dataset) -> None:
-    """The curves of one depth."""
     mean = data["loss"].mean("seed", skipna=False)
     bottom, top = limits(mean)
     for name in data["variant"].values:
@@ -187,7 +193,7 @@ def panel(axes: Axes, data: xr.Dataset) -> None:
 
 
 def limits(loss: xr.DataArray) -> tuple[float, float]:
-    """From the least loss to just above where all began: a run that was lost ends a thousand times higher."""
+    """Return the limits of y: from the least loss to just above the first, far below the end of diverged runs."""
     if not bool(loss.notnull().any()):  # no run has a first loss
         return 0.0, 1.0
     first = float(loss.isel(step=0).max())

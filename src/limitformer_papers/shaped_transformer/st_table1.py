@@ -1,17 +1,17 @@
 r"""[ST, Table 1]: training and held-out loss of each variant, depth and γ at its best learning rate.
 
-Drawn from finished runs of `limitformer train mlm`, at whatever scale those were: means and standard deviations over
+Drawn from finished runs of `limitformer train mlm`, at the scale of those runs: means and standard deviations over
 seeds. The best rate is the one with the least mean held-out loss; the mean is ∞ if one of its seeds diverged. The
 baseline is Pre-LN.
 
-The paper's statement is that shaped attention is comparable to Pre-LN or better. Let D be the mean over seeds of the
+The paper states that shaped attention is comparable to Pre-LN or better. Let D be the mean over seeds of the
 held-out loss of the best shaped row minus that of Pre-LN, seed by seed, and [D − h, D + h] its 95 % interval. With
 c = 0.05 nats, 5 % of the perplexity,
 
     D + h < c: it holds,        D − h > c: it does not,        else, and below three seeds: not judged,
 
 so noise makes it undecided, never true. The rows that are compared were chosen by the same loss, which favours the side
-with more γ and rates to choose from; the claim says so.
+with more γ and rates to choose from; the claim's name states this.
 """
 
 from typing import Any
@@ -23,10 +23,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from limitformer.plot import BLUE, GREEN, ORANGE, RED, panels
-from limitformer_papers.common.claims import Claim, Run
-from limitformer_papers.common.of_runs import Config as Config
-from limitformer_papers.common.of_runs import paper as paper
-from limitformer_papers.common.of_runs import quick as quick
+from limitformer_papers.common.claims import Claim, FigureRun, NoConfig
 from limitformer_papers.shaped_transformer.language_runs import (
     VARIANTS,
     along,
@@ -43,21 +40,23 @@ COLOURS = {"shaped-recover": BLUE, "shaped-learn": GREEN, "pre-ln": RED, "post-l
 LOSSES = ("train_loss", "eval_loss")
 COMPARABLE = 0.05  # nats: exp(0.05), 5 % of the perplexity
 SEEDS = 3  # with two, Student's interval is 13 standard errors wide
+paper = quick = NoConfig
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """`train_loss` and `eval_loss` (row, seed) at `rate` (row,), `diverged` (row,) runs of all rates.
+def compute(config: NoConfig, run: FigureRun) -> xr.Dataset:
+    """Return `train_loss` and `eval_loss` (row, seed) at `rate` (row,), and the number `diverged` (row,) over all
+    rates.
 
     A row is a depth, variant and γ; the losses of runs that diverged are ∞.
     """
-    found = language_runs(run)
-    runs = with_all_seeds(found)
+    all_runs = language_runs(run)
+    runs = with_all_seeds(all_runs)
     keys = sorted({key_of(one) for one in runs}, key=order)
     rows = [best([one for one in runs if key_of(one) == key]) for key in keys]
     data = xr.Dataset(
         {name: (("row", "seed") if name in LOSSES else "row", [row[name] for row in rows]) for name in rows[0]},
         coords={"seed": along(runs, "seed")},
-        attrs={"runs": scale_of(runs, found)},
+        attrs={"runs": scale_of(runs, all_runs)},
     )
     return data.assign(
         {name: ("row", [key[k] for key in keys]) for k, name in enumerate(("depth", "variant", "gamma"))}
@@ -65,42 +64,40 @@ def compute(config: Config, run: Run) -> xr.Dataset:
 
 
 def key_of(run: FinishedRun) -> tuple[int, str, float]:
-    """Depth, variant and γ: the row of a run."""
+    """Return depth, variant and γ, which name the row of a run."""
     return run.about["depth"], run.about["variant"], run.about["gamma"]
 
 
 def order(key: tuple[int, str, float]) -> tuple[int, int, float]:
-    """By depth, then variants as the paper has them."""
     depth, variant, gamma = key
     return depth, list(VARIANTS).index(variant), gamma
 
 
 def best(runs: list[FinishedRun]) -> dict[str, Any]:
-    """The row of the best learning rate; the smallest if a run diverged at each."""
+    """Return the row of the best learning rate; the smallest rate if a run diverged at each."""
     rows = [at_rate([one for one in runs if setting(one, "rate") == rate], rate) for rate in along(runs, "rate")]
     row = min(rows, key=lambda row: (np.mean(row["eval_loss"]), row["rate"]))
     return row | {"diverged": sum(bool(one.summary["diverged"]) for one in runs)}
 
 
 def at_rate(runs: list[FinishedRun], rate: float) -> dict[str, Any]:
-    """Losses by seed."""
     ordered = sorted(runs, key=lambda one: int(one.plan["seed"]))
     return {"rate": rate} | {name: [final(one, name) for one in ordered] for name in LOSSES}
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """Every row's losses, and whether the best shaped one is as good as Pre-LN."""
-    found, rows = [], [data.isel(row=row) for row in range(data.sizes["row"])]
+    """Return every row's losses, and whether the best shaped row is as good as Pre-LN."""
+    statements, rows = [], [data.isel(row=row) for row in range(data.sizes["row"])]
     for one in rows:
-        found += [Claim(f"{at_best(one)}: {name.replace('_', ' ')}", float(one[name].mean())) for name in LOSSES]
-        found.append(Claim(f"{label(one)}: runs that diverged, at all rates", float(one["diverged"])))
+        statements += [Claim(f"{at_best(one)}: {name.replace('_', ' ')}", float(one[name].mean())) for name in LOSSES]
+        statements.append(Claim(f"{label(one)}: runs that diverged, at all rates", float(one["diverged"])))
     for depth in np.unique(data["depth"]):
-        found += difference([one for one in rows if int(one["depth"]) == depth])
-    return found
+        statements += difference([one for one in rows if int(one["depth"]) == depth])
+    return statements
 
 
 def difference(rows: list[xr.Dataset]) -> list[Claim]:
-    """Held-out loss of the best shaped row minus that of Pre-LN, at one depth; nothing without both."""
+    """Return the held-out loss of the best shaped row minus Pre-LN at one depth; nothing without both."""
     shaped = [one for one in rows if is_shaped(one)]
     base = [one for one in rows if one["variant"].item() == "pre-ln"]
     if not shaped or not base:
@@ -116,31 +113,29 @@ def difference(rows: list[xr.Dataset]) -> list[Claim]:
 
 
 def comparable(gap: float, half: float) -> bool | None:
-    """Whether the whole interval is below `COMPARABLE`; None if that is inside it."""
+    """Return whether the whole interval is below `COMPARABLE`; None if the bound is inside it."""
     if np.isinf(gap):  # one side diverged at each of its rates
         return gap < 0
     return True if gap + half < COMPARABLE else False if gap - half > COMPARABLE else None
 
 
 def is_shaped(row: xr.Dataset) -> bool:
-    """Whether a row has γ."""
     return str(row["variant"].item()).startswith("shaped")
 
 
 def label(row: xr.Dataset) -> str:
-    """A row's name."""
     gamma = f", γ = {float(row['gamma']):g}" if is_shaped(row) else ""
     return f"d = {int(row['depth'])}, {VARIANTS[row['variant'].item()]}{gamma}"
 
 
 def at_best(row: xr.Dataset) -> str:
-    """A row's name, with its rate; there is no best one where a run diverged at each."""
+    """Name a row and its rate; no rate is best if a run diverged at each."""
     best = f"rate {float(row['rate']):g}" if bool(np.isfinite(row["eval_loss"]).all()) else "each rate"
     return f"{label(row)}, {best}"
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """Both losses, a row each, with one standard deviation where there are several seeds."""
+    """Draw both losses, a row for each setting, with one standard deviation if there are several seeds."""
     figure, axes = panels(2, height=1.4 + 0.42 * data.sizes["row"])
     rows = [data.isel(row=row) for row in range(data.sizes["row"])]
     places = list(range(len(rows)))[::-1]
@@ -156,7 +151,7 @@ def draw(data: xr.Dataset) -> Figure:
 
 
 def point(axes: Axes, place: int, values: NDArray[np.float64], colour: str) -> None:
-    """Mean and standard deviation of losses (seed,), with their numbers."""
+    """Draw mean and standard deviation of losses (seed,), with their numbers."""
     if np.isinf(values).any():
         axes.annotate(
             "diverged", (0.5, place), xycoords=("axes fraction", "data"), color=colour, ha="center", va="center"

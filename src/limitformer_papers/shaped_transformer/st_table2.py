@@ -1,11 +1,11 @@
 r"""[ST, Table 2]: scores on CoLA, MRPC and RTE of each pretrained network after fine-tuning.
 
-Drawn from finished runs of `limitformer train glue`, and of the `train mlm` that they began from, which say depth,
-variant, γ and pretraining seed; both must be in the folder. Where a row was fine-tuned from several pretraining rates,
-the one with the least held-out loss *of pretraining* counts, not the best score. CoLA has Matthews correlation, RTE
-accuracy; the paper does not say what MRPC has, so both are here.
+Drawn from finished runs of `limitformer train glue`, and of the `train mlm` runs that they started from, which state
+depth, variant, γ and pretraining seed; both must be in the folder. If a row was fine-tuned from several pretraining
+rates, the one with the least held-out loss *of pretraining* counts, not the best score. CoLA has Matthews correlation,
+RTE accuracy; the paper does not say what MRPC has, so both are here.
 
-The paper's statement is that shaped Transformers outperform Pre-LN. Fine-tunings of one pretrained network are not
+The paper states that shaped Transformers outperform Pre-LN. Fine-tunings of one pretrained network are not
 independent of each other, so scores are averaged over them first. Let D be the mean over pretraining seeds of a shaped
 row's score minus that of Pre-LN, seed by seed, and [D − h, D + h] its 95 % interval:
 
@@ -24,10 +24,7 @@ from numpy.typing import NDArray
 
 from limitformer.base.errors import require
 from limitformer.plot import panels
-from limitformer_papers.common.claims import Claim, Run
-from limitformer_papers.common.of_runs import Config as Config
-from limitformer_papers.common.of_runs import paper as paper
-from limitformer_papers.common.of_runs import quick as quick
+from limitformer_papers.common.claims import Claim, FigureRun, NoConfig
 from limitformer_papers.shaped_transformer.language_runs import (
     PLACE,
     VARIANTS,
@@ -39,46 +36,37 @@ from limitformer_papers.shaped_transformer.language_runs import (
     setting,
     student,
 )
-from limitformer_papers.shaped_transformer.st_table1 import (
-    COLOURS,
-    SEEDS,
-    is_shaped,
-    key_of,
-    label,
-    order,
-    point,
-)
+from limitformer_papers.shaped_transformer.st_table1 import COLOURS, SEEDS, is_shaped, key_of, label, order, point
 from limitformer_papers.training.harness import FinishedRun
-from limitformer_papers.training.tasks.glue_metrics import METRICS
+from limitformer_papers.training.tasks.glue import METRICS
 
 Key = tuple[int, str, float]  # depth, variant, γ
 PLACE_OF_TUNING = ("pretrained", "variant", "weights", "seed")  # all else is the same within a task
+paper = quick = NoConfig
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """A fine-tuning, and the run that it began from."""
+    """A fine-tuning and the pretraining run that it started from."""
 
     run: FinishedRun
     pretrained: FinishedRun
 
     @property
     def seeds(self) -> tuple[int, int]:
-        """Of pretraining, of fine-tuning."""
         return int(setting(self.pretrained, "seed")), int(setting(self.run, "seed"))
 
     @property
     def rate(self) -> float:
-        """Of pretraining."""
         return float(setting(self.pretrained, "rate"))
 
 
-def compute(config: Config, run: Run) -> xr.Dataset:
-    """`score` (row, metric, seed, tuning) at the pretraining rate `rate` (row,); a row is a depth, variant and γ."""
-    found = tuned_runs(run)
-    keys = sorted({key_of(one.pretrained) for one in found}, key=order)
-    rows = {key: at_best_rate([one for one in found if key_of(one.pretrained) == key]) for key in keys}
-    tasks = [task for task in METRICS if any(one.run.about["task"] == task for one in found)]
+def compute(config: NoConfig, run: FigureRun) -> xr.Dataset:
+    """Return `score` (row, metric, seed, tuning) at pretraining rate `rate` (row,); a row is a depth, variant and γ."""
+    tuned = tuned_runs(run)
+    keys = sorted({key_of(one.pretrained) for one in tuned}, key=order)
+    rows = {key: at_best_rate([one for one in tuned if key_of(one.pretrained) == key]) for key in keys}
+    tasks = [task for task in METRICS if any(one.run.about["task"] == task for one in tuned)]
     seeds, tunings = seeds_of_all(rows, tasks)
     metrics = [(task, metric) for task in tasks for metric in METRICS[task]]
     score = [[scores(rows[key], *metric, seeds, tunings) for metric in metrics] for key in keys]
@@ -92,30 +80,30 @@ def compute(config: Config, run: Run) -> xr.Dataset:
     )
 
 
-def tuned_runs(run: Run) -> list[Tuned]:
-    """The finished fine-tunings in the figure's folder with what they began from.
+def tuned_runs(run: FigureRun) -> list[Tuned]:
+    """Return the finished fine-tunings in the figure's folder with their pretraining runs.
 
     Raises:
         InputError: there are none, one whose pretraining is not there, or runs that cannot be compared.
     """
-    found = runs_of("glue", run)
-    before = {one.path.name: one for one in runs_of("mlm", run)}
-    for one in found:
+    tunings = runs_of("glue", run)
+    pretrainings = {one.path.name: one for one in runs_of("mlm", run)}
+    for one in tunings:
         name = one.about["pretrained"]
         require(
-            name in before,
+            name in pretrainings,
             f"{one.path} began from {name}, whose finished run is not in {run.runs}. Nearest: copy its folder there.",
         )
     for task in METRICS:
-        some = [one for one in found if one.about["task"] == task]
+        some = [one for one in tunings if one.about["task"] == task]
         if some:
             check_alike(some, run.runs, PLACE_OF_TUNING)
-    check_alike([before[name] for name in sorted({one.about["pretrained"] for one in found})], run.runs, PLACE)
-    return [Tuned(one, before[one.about["pretrained"]]) for one in found]
+    check_alike([pretrainings[name] for name in sorted({one.about["pretrained"] for one in tunings})], run.runs, PLACE)
+    return [Tuned(one, pretrainings[one.about["pretrained"]]) for one in tunings]
 
 
 def at_best_rate(found: Sequence[Tuned]) -> list[Tuned]:
-    """Those of the pretraining rate with the least mean held-out loss; the smallest of equal ones."""
+    """Return the fine-tunings of the pretraining rate with the least mean held-out loss; the smallest of equal ones."""
     rates = along([one.pretrained for one in found], "rate")
 
     def loss(rate: float) -> float:
@@ -127,7 +115,9 @@ def at_best_rate(found: Sequence[Tuned]) -> list[Tuned]:
 
 
 def seeds_of_all(rows: Mapping[Key, Sequence[Tuned]], tasks: Sequence[str]) -> tuple[list[int], list[int]]:
-    """The pretraining seeds that every row has for every task, and of them the fine-tuning seeds that all have."""
+    """Return the pretraining seeds that all rows have for all tasks, and the fine-tuning seeds that all of them
+    have.
+    """
     cells = {
         (key, task): {one.seeds for one in some if one.run.about["task"] == task}
         for key, some in rows.items()
@@ -149,16 +139,16 @@ def seeds_of_all(rows: Mapping[Key, Sequence[Tuned]], tasks: Sequence[str]) -> t
 def scores(
     found: Sequence[Tuned], task: str, metric: str, seeds: Sequence[int], tunings: Sequence[int]
 ) -> NDArray[np.float64]:
-    """(seed, tuning), NaN where a run diverged."""
+    """Return scores (seed, tuning), NaN where a run diverged."""
     by_seeds = {one.seeds: one.run.summary for one in found if one.run.about["task"] == task}
     chosen = [[by_seeds[seed, tuning] for tuning in tunings] for seed in seeds]
     return np.array([[np.nan if s["diverged"] else s[f"eval_{metric}"] for s in row] for row in chosen], np.float64)
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """Every row's scores, and whether each shaped one is above that of Pre-LN at its depth."""
+    """Return every row's scores, and whether each shaped row is above Pre-LN at its depth."""
     rows = [data.isel(row=row) for row in range(data.sizes["row"])]
-    found = [
+    statements = [
         Claim(f"{at_rate(row)}: {metric}", float(row["score"].sel(metric=metric).mean(skipna=False)))
         for row in rows
         for metric in data["metric"].values
@@ -166,12 +156,11 @@ def claims(data: xr.Dataset) -> list[Claim]:
     for row in filter(is_shaped, rows):
         for base in rows:
             if base["variant"].item() == "pre-ln" and int(base["depth"]) == int(row["depth"]):
-                found += [difference(row, base, str(metric)) for metric in data["metric"].values]
-    return found
+                statements += [difference(row, base, str(metric)) for metric in data["metric"].values]
+    return statements
 
 
 def difference(row: xr.Dataset, base: xr.Dataset, metric: str) -> Claim:
-    """A shaped row's score minus that of Pre-LN."""
     first, second = (one["score"].sel(metric=metric).mean("tuning", skipna=False).values for one in (row, base))
     gap, half = student(first, second)
     name = (
@@ -182,17 +171,16 @@ def difference(row: xr.Dataset, base: xr.Dataset, metric: str) -> Claim:
 
 
 def above(gap: float, half: float) -> bool | None:
-    """Whether the whole interval is above 0; None if 0 is inside it, or where a run diverged."""
+    """Return whether the whole interval is above 0; None if 0 is inside it, or a run diverged."""
     return True if gap - half > 0 else False if gap + half < 0 else None
 
 
 def at_rate(row: xr.Dataset) -> str:
-    """A row's name, with its pretraining rate."""
     return f"{label(row)}, pretrained at {float(row['rate']):g}"
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """A panel for each metric, a row for each network, with one standard deviation over all its runs."""
+    """Draw a panel for each metric, a row for each network, with one standard deviation over all its runs."""
     rows = [data.isel(row=row) for row in range(data.sizes["row"])]
     figure, axes = panels(data.sizes["metric"], height=1.4 + 0.5 * len(rows))
     places = list(range(len(rows)))[::-1]

@@ -1,7 +1,6 @@
-"""Experiments of both papers that train networks, on the Trainer of Hugging Face.
+"""Training experiments of both papers, on the Trainer of Hugging Face.
 
-Names are looked up where they are defined when they are first asked for: what reads a corpus needs no Trainer, which
-takes seconds to import.
+Names are imported when they are first used: reading a corpus needs no Trainer, whose import takes seconds.
 """
 
 from importlib import import_module as _import_module
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from limitformer.base.errors import MissingExtraError
 
-# All of the extra, by the names that `import` and `pip` have for them: some are imported late, in the middle of a run.
+# All packages of the extra, as `import` and `pip` name them: some would otherwise fail in the middle of a run.
 if _missing := [
     package
     for module, package in {
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from limitformer_papers.training.log import read_log as read_log
     from limitformer_papers.training.plan import Plan as Plan
 
-# Where names are defined; a test holds this against the imports above.
+# Where names are defined; a test compares this with the imports above.
 _HOMES = {
     "callbacks": ("Correlation", "Entropy", "Gains", "GradientNorms", "ShapingSchedule"),
     "data.masking": ("MaskedCollator",),
@@ -53,18 +52,17 @@ _HOMES = {
 
 __all__ = sorted(name for names in _HOMES.values() for name in names)
 
-if not TYPE_CHECKING:  # a checker should know the names above alone
+if not TYPE_CHECKING:  # type checkers know only the names above
 
     def __getattr__(name: str) -> object:
-        """What the name stands for, or the module of this name, kept from then on."""
+        """Return the public name, or the module of this name, and store it."""
         home = next((home for home, names in _HOMES.items() if name in names), name)
         if home == name and (name.startswith("_") or _find_spec(f"{__name__}.{name}") is None):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = _import_module(f"{__name__}.{home}")
-        found = globals()[name] = module if home == name else getattr(module, name)
-        return found
+        value = globals()[name] = module if home == name else getattr(module, name)
+        return value
 
 
 def __dir__() -> list[str]:
-    """Names for users."""
     return sorted({*__all__, *globals()})

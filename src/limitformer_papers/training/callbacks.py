@@ -1,75 +1,75 @@
-r"""What happens inside a model while it trains, for any Trainer: callbacks that write into a `Log`.
+r"""Callbacks for any Trainer that write quantities inside a model into a `Log` while it trains.
 
 * `Entropy`: of the softmax, by layer and head, in nats: the mean over the rows of a fixed batch [ST, Fig. 6]. It comes
-  from log-sum-exp, a few rows at a time, so that no attention matrix is kept.
+  from log-sum-exp, a few rows at a time, so that no attention matrix is stored.
 * `Correlation`: the mean correlation of two tokens after each block, ρ = mean over α ≠ β of ⟨x_α, x_β⟩/(|x_α||x_β|),
-  on the same batch; 1 is rank collapse. Layer 0 is what enters the first block.
-* `GradientNorms`: |∂loss/∂W| by layer, of values, queries and whole blocks; a Trainer that clips (`max_grad_norm`) has
-  done so before.
+  on the same batch; 1 is rank collapse. Layer 0 is the input of the first block.
+* `GradientNorms`: |∂loss/∂W| by layer, of values, queries and whole blocks, after clipping (`max_grad_norm`).
 * `Gains`: γ₁, γ₂ (by head), the slope s₋, and λ, γ of the residuals.
 * `ShapingSchedule`: Learn or Recover [ST, App. D]; the gains are a function of the step.
 
-Layers count from 1, as in the papers. Each writes at every `every`-th step, all but the gradients at step 0 too.
+Layers count from 1, as in the papers. Each callback writes at every `every`-th step, all but the gradients at step 0
+too.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from limitformer.base.errors import require_count
-from limitformer.nn import Gain, Learn, Logits, Recover, Residual, entropy
+from limitformer.base.errors import InputError, require_count
+from limitformer.hf.attention import AttentionShaping
+from limitformer.hf.families import FAMILIES
+from limitformer.nn import Block, Gain, Learn, Logits, Recover, Residual, ShapedSelfAttention, entropy
 from limitformer_papers.training.log import Log
-from limitformer_papers.training.parts import blocks_of, probes_of, weights_of
 
 Batch = Mapping[str, Tensor]
 
 
-class Recorder(TrainerCallback):
-    """What they share: a log, and how often.
+class LogCallback(TrainerCallback):
+    """A callback with a log and an interval.
 
     Args:
-        log: where rows go.
-        every: so many steps apart.
+        log: receives the rows.
+        every: steps between rows.
     """
 
     def __init__(self, log: Log, every: int) -> None:
         self.log, self.every = log, require_count("every", every)
 
     def due(self, state: Any, step: int) -> bool:
-        """Whether this process writes at this step."""
         return bool(state.is_world_process_zero) and step % self.every == 0
 
 
-class Looker(Recorder, ABC):
-    """Looks at the model after a step, and before the first one."""
+class Measuring(LogCallback, ABC):
+    """A callback that measures the model after a step, and before the first one."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        """Step 0, of a run that begins there."""
+        """Measure at step 0, if the run begins there."""
         if state.global_step == 0 and self.due(state, 0):
             self.look(model, 0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        """The other steps."""
         if self.due(state, state.global_step):
             self.look(model, state.global_step)
 
     @abstractmethod
     def look(self, model: nn.Module, step: int) -> None:
-        """Write what there is to see at this step."""
+        """Write the rows of this step."""
 
 
-class OnBatch(Looker):
-    """Looks at a forward of a fixed batch, without dropout and gradients; it draws no random numbers.
+class MeasuringBatch(Measuring):
+    """A callback that measures a forward pass of a fixed batch, without dropout, gradients or random numbers.
 
     Args:
-        log: where rows go.
-        every: so many steps apart.
-        batch: what the model takes.
+        log: receives the rows.
+        every: steps between rows.
+        batch: keyword arguments of the model.
     """
 
     def __init__(self, log: Log, every: int, batch: Batch) -> None:
@@ -78,21 +78,20 @@ class OnBatch(Looker):
 
     @torch.no_grad()
     def look(self, model: nn.Module, step: int) -> None:
-        """Write what `measured` finds."""
         device = next(model.parameters()).device
         batch = {name: value.to(device) for name, value in self.batch.items()}
         with evaluating(model):
-            for name, layer, head, value in self.measured(model, batch):
+            for name, layer, head, value in self.rows(model, batch):
                 self.log.record(step, name, value, layer, head)
 
     @abstractmethod
-    def measured(self, model: nn.Module, batch: Batch) -> Iterator[tuple[str, int, int, float]]:
-        """(name, layer, head, value), for a forward of `batch`."""
+    def rows(self, model: nn.Module, batch: Batch) -> Iterator[tuple[str, int, int, float]]:
+        """Yield (name, layer, head, value), from a forward pass of `batch`."""
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model without dropout inside the block."""
+    """Switch dropout off inside the block."""
     before = model.training
     model.eval()
     try:
@@ -101,69 +100,60 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(before)
 
 
-class Entropy(OnBatch):
+class Entropy(MeasuringBatch):
     """Rows "entropy" by layer and head, in nats."""
 
-    def measured(self, model: nn.Module, batch: Batch) -> Iterator[tuple[str, int, int, float]]:
-        """One forward, whose logits are looked at as they pass."""
-        found: dict[int, Tensor] = {}
+    def rows(self, model: nn.Module, batch: Batch) -> Iterator[tuple[str, int, int, float]]:
+        entropies: dict[int, Tensor] = {}
         probed = [(layer, probe) for layer, block in enumerate(blocks_of(model), 1) for probe in probes_of(block)]
         for layer, probe in probed:
-            probe.probe = keeper(found, layer)
+            probe.probe = partial(store_entropy, entropies, layer)
         try:
             model(**batch)
         finally:
             for _, probe in probed:
                 probe.probe = None
-        for layer, heads in found.items():
+        for layer, heads in entropies.items():
             for head, value in enumerate(heads.tolist()):
                 yield "entropy", layer, head, value
 
 
-def keeper(found: dict[int, Tensor], layer: int) -> Callable[[Logits], None]:
-    """A probe that keeps a layer's entropies."""
-
-    def keep(logits: Logits) -> None:
-        found[layer] = entropy(logits)
-
-    return keep
+def store_entropy(entropies: dict[int, Tensor], layer: int, logits: Logits) -> None:
+    entropies[layer] = entropy(logits)
 
 
-class Correlation(OnBatch):
+class Correlation(MeasuringBatch):
     """Rows "correlation" by layer, that of the embeddings as layer 0."""
 
-    def measured(self, model: nn.Module, batch: Batch) -> Iterator[tuple[str, int, int, float]]:
-        """One forward, whose tokens are looked at as they pass."""
-        found: dict[int, float] = {}
+    def rows(self, model: nn.Module, batch: Batch) -> Iterator[tuple[str, int, int, float]]:
+        correlations: dict[int, float] = {}
         seen = batch.get("attention_mask")
         blocks = blocks_of(model)
 
         def enters(module: nn.Module, args: Any) -> None:
-            found[0] = mean_correlation(args[0], seen)
+            correlations[0] = mean_correlation(args[0], seen)
 
         hooks = [blocks[0].register_forward_pre_hook(enters)]
         for layer, block in enumerate(blocks, 1):
-            hooks.append(block.register_forward_hook(after(found, layer, seen)))
+            hooks.append(block.register_forward_hook(partial(store_correlation, correlations, layer, seen)))
         try:
             model(**batch)
         finally:
             for hook in hooks:
                 hook.remove()
-        for layer in sorted(found):
-            yield "correlation", layer, -1, found[layer]
+        for layer in sorted(correlations):
+            yield "correlation", layer, -1, correlations[layer]
 
 
-def after(found: dict[int, float], layer: int, seen: Tensor | None) -> Any:
-    """A hook after a block that keeps its correlation."""
-
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
-        found[layer] = mean_correlation(output[0] if isinstance(output, tuple) else output, seen)
-
-    return keep
+def store_correlation(
+    correlations: dict[int, float], layer: int, seen: Tensor | None, module: nn.Module, args: Any, output: Any
+) -> None:
+    """Store the mean correlation of a block's output, as a forward hook."""
+    correlations[layer] = mean_correlation(output[0] if isinstance(output, tuple) else output, seen)
 
 
 def mean_correlation(x: Tensor, seen: Tensor | None = None) -> float:
-    """Mean over sequences and pairs of distinct tokens (b, m, n); `seen` (b, m) leaves padding out."""
+    """Return the mean over sequences and pairs of distinct tokens (b, m, n); `seen` (b, m) leaves padding out."""
     unit = nn.functional.normalize(x.double(), dim=-1)
     seen = torch.ones(x.shape[:2], device=x.device) if seen is None or seen.dim() != 2 else seen
     unit, count = unit * seen[..., None].to(unit), seen.double().sum(1)
@@ -172,11 +162,11 @@ def mean_correlation(x: Tensor, seen: Tensor | None = None) -> float:
     return float((pairs[enough] / (count * (count - 1))[enough]).mean())
 
 
-class GradientNorms(Recorder):
+class GradientNorms(LogCallback):
     """Rows "gradient_norm" (of a block), "gradient_norm_value" and "gradient_norm_query" by layer."""
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        """After the backward of the step that is being made."""
+        """Write the norms after the backward pass of the step in progress."""
         step = state.global_step + 1
         if not self.due(state, step):
             return
@@ -189,23 +179,21 @@ class GradientNorms(Recorder):
 
 
 def norm_of(parameters: list[nn.Parameter]) -> float:
-    """The norm of all their gradients."""
     squares = [p.grad.detach().double().square().sum() for p in parameters if p.grad is not None]
     return float(torch.stack(squares).sum().sqrt()) if squares else 0.0
 
 
-class Gains(Looker):
+class Gains(Measuring):
     """Rows "gamma1" and "gamma2" by layer and head, "slope", "lam" and "gamma" by layer (a mean over its sublayers)."""
 
     def look(self, model: nn.Module, step: int) -> None:
-        """Write them all."""
         for layer, block in enumerate(blocks_of(model), 1):
             for name, head, value in gains_of(block):
                 self.log.record(step, name, value, layer, head)
 
 
 def gains_of(block: nn.Module) -> Iterator[tuple[str, int, float]]:
-    """(name, head or −1, value) of a block's gains and residuals."""
+    """Yield (name, head or −1, value) of a block's gains and residuals."""
     for path, module in block.named_modules():
         if isinstance(module, Gain):
             name = path.rpartition(".")[2]
@@ -218,18 +206,46 @@ def gains_of(block: nn.Module) -> Iterator[tuple[str, int, float]]:
 
 
 class ShapingSchedule(TrainerCallback):
-    """Learn or Recover: the gains that belong to each step. `prepare` the model before its optimiser is made.
+    """Set the gains of Learn or Recover at each step; call `prepare` on the model before its optimiser is made.
 
-    First among the callbacks: what others see after step k, and what is saved and evaluated then, has the gains of k.
+    It goes first among the callbacks, so that others, checkpoints and evaluations at step k see the gains of step k.
     """
 
     def __init__(self, schedule: Learn | Recover) -> None:
         self.schedule = schedule
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        """Those of the step at which it begins, or goes on."""
+        """Set the gains of the step at which training begins or resumes."""
         self.schedule.apply(model, state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        """Those of the step that comes next."""
+        """Set the gains of the next step."""
         self.schedule.apply(model, state.global_step)
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks, first to last.
+
+    Raises:
+        InputError: a model with none that is known.
+    """
+    own = [module for module in model.modules() if isinstance(module, Block)]
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    if own or kind not in FAMILIES:
+        if not own:
+            raise InputError(f"{type(model).__name__} has no blocks that are known; shape it with hf.shape_model.")
+        return list(own)
+    base: Any = model.base_model
+    return FAMILIES[kind].blocks_of(base)
+
+
+def probes_of(block: nn.Module) -> list[Any]:
+    """Return the modules of a block whose `probe` is called with its `Logits`."""
+    return [module for module in block.modules() if isinstance(module, ShapedSelfAttention | AttentionShaping)]
+
+
+def weights_of(block: nn.Module, name: str) -> list[nn.Parameter]:
+    """Return a block's weights of this name in `nn.InitialVariances`; [] if it has none."""
+    modules = [module for path, module in block.named_modules() if path.rpartition(".")[2] == name]
+    weights: list[Any] = [module.weight for module in modules if isinstance(module, nn.Linear)]
+    return weights

@@ -1,8 +1,8 @@
-r"""Checkpoints that are whole or not there.
+r"""Checkpoints that are complete or absent.
 
-One is written under another name, then a manifest with the length and the SHA-256 of each of its files, and at last the
-folder is renamed. What is killed half-way has no name that is looked for; what a disk has damaged does not fit its
-manifest, and the next older one is taken.
+A checkpoint is written under another name, then a manifest with the length and the SHA-256 of each file, and at last
+the folder is renamed. A process that is killed half-way leaves no folder with a checkpoint's name. A file damaged on
+disk does not match the manifest, and the next older checkpoint is used.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ PREFIX = "checkpoint-"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete one: its folder, its step, and what was noted with it."""
+    """A complete checkpoint: its folder, its step, and the notes stored with it."""
 
     folder: Path
     step: int
@@ -29,17 +29,17 @@ class Checkpoint:
 
 
 def digest(path: Path) -> list[Any]:
-    """[bytes, SHA-256] of a file."""
+    """Return [bytes, SHA-256] of a file."""
     with path.open("rb") as file:
         return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
 
 
 def seal(staged: Path, target: Path, notes: Mapping[str, Any]) -> None:
-    """Write the manifest of what lies in `staged` and move it to `target`."""
+    """Write the manifest of the files in `staged` and move it to `target`."""
     files = {path.name: digest(path) for path in sorted(staged.iterdir())}
     try:
         (staged / MANIFEST).write_text(json.dumps({"files": files, "notes": dict(notes)}, indent=1))
-        if target.exists():  # one that was found damaged
+        if target.exists():  # a damaged checkpoint
             shutil.rmtree(target)
         staged.replace(target)
     except OSError as error:
@@ -47,7 +47,7 @@ def seal(staged: Path, target: Path, notes: Mapping[str, Any]) -> None:
 
 
 def opened(folder: Path) -> Checkpoint | None:
-    """The checkpoint in a folder, None if it is not complete."""
+    """Return the checkpoint in a folder, or None if it is not complete."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         whole = all(digest(folder / name) == known for name, known in manifest["files"].items())
@@ -57,28 +57,27 @@ def opened(folder: Path) -> Checkpoint | None:
 
 
 def step_of(folder: Path) -> int:
-    """The step in the name of a checkpoint."""
     return int(folder.name.removeprefix(PREFIX))
 
 
 def listed(folder: Path) -> list[Path]:
-    """All checkpoints by name, newest first."""
+    """Return all checkpoints by name, newest first."""
     named = [path for path in folder.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdecimal()]
     return sorted(named, key=step_of, reverse=True)
 
 
 def newest(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
-    """The newest complete checkpoint, None if there is none, and the damaged ones that are newer."""
+    """Return the newest complete checkpoint, or None, and the damaged ones that are newer."""
     damaged: list[Path] = []
     for path in listed(folder):
-        found = opened(path)
-        if found is not None:
-            return found, damaged
+        checkpoint = opened(path)
+        if checkpoint is not None:
+            return checkpoint, damaged
         damaged.append(path)
     return None, damaged
 
 
 def thin(folder: Path, number: int) -> None:
-    """Remove all but the newest `number`."""
+    """Remove all checkpoints but the newest `number`."""
     for path in listed(folder)[number:]:
         shutil.rmtree(path, ignore_errors=True)

@@ -1,8 +1,8 @@
 r"""The loss of a model on held-out data, the same for any number of processes.
 
-The loss is the mean over everything that has a label, Σ_b n_b loss_b / Σ_b n_b over the batches b, n_b the labels of b
-that are not −100. Batches are the same for any number of processes; process r of R takes r, r + R, r + 2R, …
-Nothing is drawn, so how often a run evaluates does not change it.
+The loss is the mean over all labels, Σ_b n_b loss_b / Σ_b n_b over the batches b; n_b counts the labels of b that are
+not −100. Batches are the same for any number of processes; process r of R takes r, r + R, r + 2R, …
+Evaluation draws no random numbers, so its frequency does not change a run.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torch import nn
 from transformers import EvalPrediction
 
 Metrics = Callable[[EvalPrediction], dict[str, float]]
-IGNORED = -100  # the label of what has none
+IGNORED = -100  # the label of a token without a target
 
 
 @torch.no_grad()
@@ -29,7 +29,7 @@ def evaluate(
     process: int = 0,
     processes: int = 1,
 ) -> dict[str, float]:
-    """`loss`, and what `compute_metrics` makes of all predictions.
+    """Return `loss` and the metrics that `compute_metrics` computes from all predictions.
 
     Args:
         model: gives a loss, as its output's "loss" or first entry, and for metrics "logits", or the second.
@@ -42,44 +42,43 @@ def evaluate(
     """
     model.eval()
     sums = torch.zeros(2, dtype=torch.float64)
-    found: list[tuple[int, Any, Any]] = []
+    batches: list[tuple[int, Any, Any]] = []
     for first in range(process * batch, len(data), processes * batch):
         inputs = place(collate([data[i] for i in range(first, min(first + batch, len(data)))]))
         outputs = model(**inputs)
         labels = inputs["labels"]
         number = float((labels != IGNORED).sum())
-        if number > 0:  # the loss of a batch without labels is nan
+        if number > 0:  # the loss of a batch without labels is NaN
             sums += torch.tensor([number, number * float(part(outputs, "loss", 0))], dtype=torch.float64)
         if compute_metrics is not None:
-            found.append((first, part(outputs, "logits", 1).float().cpu().numpy(), labels.cpu().numpy()))
+            batches.append((first, part(outputs, "logits", 1).float().cpu().numpy(), labels.cpu().numpy()))
     number, loss = together(sums).tolist()
-    metrics = {} if compute_metrics is None else compute_metrics(joined(collected(found)))
+    metrics = {} if compute_metrics is None else compute_metrics(joined(collected(batches)))
     return {"loss": loss / number if number else float("nan"), **metrics}
 
 
 def part(outputs: Any, name: str, place: int) -> torch.Tensor:
-    """An entry of what a model gives, which has names or is a tuple."""
-    found: torch.Tensor = outputs[name] if isinstance(outputs, dict) else outputs[place]
-    return found
+    """Return an entry of a model's output, a mapping or a tuple."""
+    entry: torch.Tensor = outputs[name] if isinstance(outputs, dict) else outputs[place]
+    return entry
 
 
 def together(sums: torch.Tensor) -> torch.Tensor:
-    """The sums over all processes."""
     parts = collected([sums])
     return torch.stack(parts).sum(0)
 
 
-def collected(found: list[Any]) -> list[Any]:
-    """The lists of all processes, one after the other."""
+def collected(items: list[Any]) -> list[Any]:
+    """Return the lists of all processes, concatenated."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return found
+        return items
     everyone: list[list[Any]] = [[] for _ in range(torch.distributed.get_world_size())]
-    torch.distributed.all_gather_object(everyone, found)
+    torch.distributed.all_gather_object(everyone, items)
     return [one for several in everyone for one in several]
 
 
-def joined(found: list[tuple[int, Any, Any]]) -> EvalPrediction:
-    """All predictions and labels, in the order of the data."""
-    ordered = sorted(found, key=lambda entry: entry[0])
+def joined(batches: list[tuple[int, Any, Any]]) -> EvalPrediction:
+    """Return all predictions and labels, in the order of the data."""
+    ordered = sorted(batches, key=lambda entry: entry[0])
     predictions, labels = (np.concatenate([entry[k] for entry in ordered]) for k in (1, 2))
     return EvalPrediction(predictions=predictions, label_ids=labels)

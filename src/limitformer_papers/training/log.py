@@ -1,6 +1,6 @@
 r"""The log of a run: rows (step, name, layer, head, value), as a Parquet file and in TensorBoard.
 
-A row without a layer or a head has −1 there. The file is rewritten whole, so at any time it is one that can be read.
+A row without a layer or a head has −1 there. The file is replaced as a whole, so it can be read at any time.
 """
 
 from collections.abc import Mapping
@@ -24,16 +24,16 @@ SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in TYPES
 
 
 class Log(TrainerCallback):
-    """What a run writes down; `training.harness.train` makes one, or takes the one among its callbacks.
+    """The log of a run; `training.harness.train` makes one, or takes the one among its callbacks.
 
     Rows belong to steps: a callback records at the end of a step, at a log or an evaluation, and not when training
-    begins, which a run that resumes goes through again. One log serves one run.
+    begins, since a resumed run begins again. A log serves one run.
 
-    In a Trainer of one's own it goes among the callbacks, and writes `path` at each checkpoint and at the end; when
-    that Trainer resumes, it begins with the rows of `path` up to the Trainer's step.
+    In a user's Trainer it is a callback that writes `path` at each checkpoint and at the end. When that Trainer
+    resumes, the log starts with the rows of `path` up to the Trainer's step.
 
     Args:
-        path: of the Parquet file.
+        path: the Parquet file.
         board: a `SummaryWriter`, or None.
     """
 
@@ -43,7 +43,7 @@ class Log(TrainerCallback):
         self.written = 0
 
     def record(self, step: int, name: str, value: float, layer: int = -1, head: int = -1) -> None:
-        """Add one row."""
+        """Add one row; layer and head are −1 for values that have none."""
         value = float(value)
         row = {"step": step, "name": name, "layer": layer, "head": head, "value": value}
         for column, entry in row.items():
@@ -53,11 +53,11 @@ class Log(TrainerCallback):
             self.board.add_scalar("/".join([name, *(place for place, k in places if k >= 0)]), value, step)
 
     def table(self) -> pa.Table:
-        """All rows."""
+        """Return all rows: step, name, layer, head, value."""
         return pa.table(self.columns, schema=SCHEMA)
 
     def write(self, path: Path | None = None) -> None:
-        """Write all rows to `path`, or to the log's own and to TensorBoard."""
+        """Write all rows to `path`, or to the log's own file and to TensorBoard."""
         target = self.path if path is None else path
         if target is not None:
             write_whole(target, lambda whole: pq.write_table(self.table(), whole))
@@ -67,39 +67,36 @@ class Log(TrainerCallback):
                 self.board.flush()
 
     def restore(self, table: pa.Table, step: int) -> None:
-        """Begin with the rows of `table` up to `step`."""
-        kept = table.filter(pc.less_equal(table["step"], step))
-        self.columns = {name: kept[name].to_pylist() for name in SCHEMA.names}
+        """Replace the rows by those of `table` up to `step`."""
+        rows = table.filter(pc.less_equal(table["step"], step))
+        self.columns = {name: rows[name].to_pylist() for name in SCHEMA.names}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """When a Trainer of one's own resumes, what was written before; in our harness, the rows are there already."""
+        """Restore the rows written earlier, if a user's Trainer resumes; our harness has restored them already."""
         ours = state.is_world_process_zero and state.global_step > 0 and not self.columns["step"]
         if ours and self.path is not None and Path(self.path).is_file():
             self.restore(read_table(Path(self.path)), state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **others: Any) -> None:
-        """The Trainer's own numbers, without what it says of its speed."""
+        """Record the Trainer's own numbers, without those of its speed."""
         for name, value in (logs or {}).items():
-            kept = name in ("loss", "grad_norm", "learning_rate") or name.startswith("eval_")
-            if kept and isinstance(value, int | float):
+            is_logged = name in ("loss", "grad_norm", "learning_rate") or name.startswith("eval_")
+            if is_logged and isinstance(value, int | float):
                 self.record(state.global_step, name, value)
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Write, in the main process."""
         self.write_main(state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Write, in the main process."""
         self.write_main(state)
 
     def write_main(self, state: Any) -> None:
-        """Write if this is the main process and there are new rows."""
         if state.is_world_process_zero and len(self.columns["step"]) != self.written:
             self.write()
 
 
 def read_table(path: Path) -> pa.Table:
-    """What `Log.write` wrote.
+    """Read a table that `Log.write` wrote.
 
     Raises:
         InputError: no such file, or not one of ours.
@@ -112,12 +109,12 @@ def read_table(path: Path) -> pa.Table:
 
 
 def read_log(folder: str | Path) -> pa.Table:
-    """The rows of the run in `folder`: step, name, layer, head, value."""
+    """Return the rows of the run in `folder`: step, name, layer, head, value."""
     return read_table(Path(folder) / FILE)
 
 
 def curve(log: pa.Table, name: str, layer: int = -1, head: int = -1) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Steps (k,) and values (k,) of one quantity.
+    """Return steps (k,) and values (k,) of one quantity.
 
     Raises:
         InputError: the log has no such rows.

@@ -1,4 +1,4 @@
-"""How long, how fast and where to: what is common to all experiments."""
+"""The plan of a run: length, learning rate and folder, common to all experiments."""
 
 import os
 from dataclasses import asdict, dataclass
@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from limitformer.base.errors import require, require_count, require_real, set_fields
 
 Schedule = Literal["constant", "linear", "cosine"]
-# These say where a run goes and what is kept of it, not what comes out: a run may go on with others.
+# Fields that do not change the result: a run may resume with other values.
 FREE = ("folder", "save_every", "keep_checkpoints", "tensorboard", "threads")
 
 
@@ -17,20 +17,20 @@ class Plan:
     """The course of one run.
 
     Attributes:
-        folder: where the run lives, one folder a run.
+        folder: folder of the run.
         steps: optimiser steps.
         batch: examples in a step, over all processes.
-        learning_rate: what it is after the warm-up.
+        learning_rate: learning rate after the warm-up.
         warmup: steps in which the learning rate rises linearly from 0.
-        schedule: what it does then: stay, or fall to 0 at the last step, linearly or as a cosine.
-        weight_decay: of AdamW, for the parameters that are not in `limitformer.nn.without_decay`.
-        seed: of the order of the data and of everything that is drawn on the way (dropout).
+        schedule: course of the rate after that: constant, or falling to 0 at the last step, linearly or as a cosine.
+        weight_decay: weight decay of AdamW, for parameters that are not in `limitformer.nn.without_decay`.
+        seed: seed of the order of the data and of random numbers while training (dropout).
         save_every, log_every, evaluate_every: in steps; the last step is saved and evaluated in any case.
-        keep_checkpoints: how many of the newest are kept.
-        clip: the largest norm of the gradient; None leaves it alone.
+        keep_checkpoints: number of newest checkpoints that are kept.
+        clip: largest norm of the gradient; None does not clip.
         bf16: mixed precision.
-        tensorboard: whether TensorBoard gets the log too.
-        threads: of torch, on a CPU; None leaves them alone.
+        tensorboard: whether the log is written for TensorBoard too.
+        threads: number of torch's threads, on a CPU; None does not change it.
 
     Raises:
         InputError: a value out of range.
@@ -68,7 +68,6 @@ class Plan:
         self.check_options()
 
     def check_options(self) -> None:
-        """What may be None, and what must fit together."""
         require(
             self.warmup <= self.steps,
             f"warmup must be at most steps = {self.steps}; got {self.warmup}. Nearest: {self.steps}.",
@@ -79,16 +78,16 @@ class Plan:
         if self.threads is not None:
             set_fields(self, threads=require_count("threads", self.threads))
 
-    def described(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+    def as_record(self) -> dict[str, Any]:
+        """Return all fields, for JSON."""
         return asdict(self) | {"folder": str(self.folder)}
 
 
 def processes() -> int:
-    """How many processes `torchrun` or `accelerate launch` has started; 1 without them."""
+    """Return the number of processes that `torchrun` or `accelerate launch` has started; 1 without them."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def rank() -> int:
-    """Which of them this is; 0 writes."""
+    """Return the index of this process; process 0 writes."""
     return int(os.environ.get("RANK", "0"))

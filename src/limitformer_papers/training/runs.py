@@ -1,4 +1,4 @@
-"""The folder of a run: `run.json` says what it is, `summary.json` how it ended, and is there once it has."""
+"""The folder of a run: `run.json` describes it, and `summary.json` has the result of a finished run."""
 
 import json
 import platform
@@ -20,7 +20,7 @@ RUN, SUMMARY = "run.json", "summary.json"
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that has ended: what it was, its plan, how it ended, and its folder."""
+    """A finished run: its description, its plan, its summary and its folder."""
 
     about: Mapping[str, Any]
     plan: Mapping[str, Any]
@@ -29,7 +29,7 @@ class FinishedRun:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """A JSON file, whole or not at all; a value that is not finite becomes null."""
+    """Write a JSON file, whole or not at all; values that are not finite become null."""
     finite = {
         name: None if isinstance(value, float) and not isfinite(value) else value for name, value in content.items()
     }
@@ -37,7 +37,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote, or `InputError`."""
+    """Read a file that `write_json` wrote, or raise `InputError`."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -47,42 +47,38 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """What a run is made with."""
     packages = ("torch", "transformers", "accelerate", "numpy")
     return {"limitformer": package_version(), "python": platform.python_version()} | {n: version(n) for n in packages}
 
 
 def opened(plan: Plan, about: Mapping[str, Any]) -> dict[str, float] | None:
-    """Check that the plan's folder holds no other run; the summary if it holds this one, finished.
+    """Check that the plan's folder holds no other run; return the summary if it holds this one, finished.
 
     Raises:
         InputError: another run is there, or a damaged `run.json`.
     """
-    wanted = {"about": plain(about), "plan": plan.described()}
+    requested = {"about": json_copy(about), "plan": plan.as_record()}
     path = plan.folder / RUN
     if not path.exists():
         return None
-    found = read_json(path)
-    differing = differences(found, wanted)
-    require(
-        not differing,
-        f"{plan.folder} holds another run: {'; '.join(differing)}. Nearest: another folder.",
-    )
+    stored = read_json(path)
+    differing = differences(stored, requested)
+    require(not differing, f"{plan.folder} holds another run: {'; '.join(differing)}. Nearest: another folder.")
     return read_summary(plan.folder) if (plan.folder / SUMMARY).exists() else None
 
 
-def plain(about: Mapping[str, Any]) -> dict[str, Any]:
-    """`about` as it comes back from JSON."""
+def json_copy(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `about` after a round trip through JSON."""
     try:
         return dict(json.loads(json.dumps(dict(about))))
     except (TypeError, ValueError) as error:
-        raise InputError(f"What is said of a run must go to JSON: {error}.") from error
+        raise InputError(f"The description of a run must go to JSON: {error}.") from error
 
 
 def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """What differs that changes results: "learning_rate is 0.1 there, 0.2 here".
+    """Return the differences that change results: "learning_rate is 0.1 there, 0.2 here".
 
-    A run of an older version may lack a field of the plan: it did what the field's default does.
+    A field that the plan of an older version lacks has its default.
     """
     lines, defaults = [], {field.name: field.default for field in fields(Plan) if field.default is not MISSING}
     for part, known in (("about", {}), ("plan", defaults)):
@@ -97,20 +93,20 @@ def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
 
 
 def write_run(plan: Plan, about: Mapping[str, Any]) -> None:
-    """Say what the run is, unless it has been said."""
+    """Write `run.json`, unless it exists."""
     if not (plan.folder / RUN).exists():
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        content = {"about": plain(about), "plan": plan.described(), "versions": versions(), "started": started}
+        content = {"about": json_copy(about), "plan": plan.as_record(), "versions": versions(), "started": started}
         write_json(plan.folder / RUN, content | {"processes": processes()})
 
 
 def read_summary(folder: Path) -> dict[str, float]:
-    """How the run in `folder` ended."""
+    """Read the summary of the run in `folder`."""
     return {name: nan if value is None else value for name, value in read_json(folder / SUMMARY).items()}
 
 
 def read_runs(folder: str | Path) -> list[FinishedRun]:
-    """All finished runs in `folder` and below, by path.
+    """Return all finished runs in `folder` and below, by path.
 
     Raises:
         InputError: there are none.
@@ -128,7 +124,6 @@ def read_runs(folder: str | Path) -> list[FinishedRun]:
 
 
 def finished(path: Path) -> FinishedRun:
-    """One of them."""
     run = read_json(path / RUN)
     require("about" in run and "plan" in run, f"{path / RUN} is not a file that limitformer wrote.")
     return FinishedRun(run["about"], run["plan"], read_summary(path), path)

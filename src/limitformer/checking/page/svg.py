@@ -1,7 +1,8 @@
-"""Plots of a page as SVG, which needs no library: curves over a band, and single numbers on a line.
+"""Plots of a page as SVG: curves over a band, and single numbers on a line.
 
-A position is in units of the drawing, which the page scales; colours are classes of the page's style: `law`, `own`,
-`other` and `band`. Every plot says what it shows in words too, and holds its numbers as a table.
+Matplotlib's SVG would be three times as large and far slower to make, and its colours are fixed. Here they are classes
+of the page's style (`law`, `own`, `other`, `band`) with a light and a dark value. Positions are in units of the
+drawing, which the page scales. Every plot also has a description in words and a table of its numbers.
 """
 
 import math
@@ -13,11 +14,12 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
+from limitformer.checking.curves import SPAN
+
 Array = NDArray[np.float64]
 
 WIDTH, HEIGHT, STRIP = 340, 210, 78
 LEFT, RIGHT, TOP, BOTTOM = 48, 10, 10, 34
-SPAN = 5  # largest over smallest, from which on an axis is logarithmic
 TICKS = 5
 LEAST, MOST = sys.float_info.min, sys.float_info.max
 
@@ -34,19 +36,19 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: `axis` is what x counts, `band` is x, low and high."""
+    """One plot: `axis` names x, `band` is x, low and high; `linear` axes are never logarithmic."""
 
     title: str
     note: str
     axis: str
     lines: tuple[Line, ...]
     band: tuple[Array, Array, Array] | None = None
-    linear: bool = False  # even where values span much
+    linear: bool = False
 
 
 @dataclass(frozen=True)
-class Scale:
-    """From numbers to positions, logarithmic or not."""
+class AxisScale:
+    """A map from numbers to positions, logarithmic or linear."""
 
     low: float
     high: float
@@ -55,32 +57,35 @@ class Scale:
     end: float
 
     def __call__(self, values: Array) -> Array:
-        """NaN for what has no place."""
+        """Return positions, NaN for values without one."""
         with np.errstate(all="ignore"):
             x, low, high = (np.log(each) if self.log else each for each in (values, self.low, self.high))
-            found = self.start + (x - low) / (high - low) * (self.end - self.start)
-        return np.where(np.isfinite(found), found, np.nan)
+            positions = self.start + (x - low) / (high - low) * (self.end - self.start)
+        return np.where(np.isfinite(positions), positions, np.nan)
 
-    def ticks(self) -> list[float]:
-        """A few round numbers."""
-        if self.log:
-            return decades(self.low, self.high)
-        return multiples(self.low, self.high)
+    def ticks(self) -> list[tuple[float, str]]:
+        """Return a few round numbers: their positions, and labels with enough digits to differ."""
+        ticks = decades(self.low, self.high) if self.log else multiples(self.low, self.high)
+        for digits in range(3, 17):
+            labels = [number(tick, digits) for tick in ticks]
+            if len(set(labels)) == len(labels):
+                break
+        return list(zip(self(np.array(ticks)).tolist(), labels, strict=True)) if ticks else []
 
 
-def scale_of(values: Array, start: float, end: float, linear: bool = False) -> Scale:
-    """That all finite values fit in, with some room."""
+def scale_of(values: Array, start: float, end: float, linear: bool = False) -> AxisScale:
+    """Return a scale that all finite values fit in, with some room."""
     known = values[np.isfinite(values)]
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
     if not linear and low > 0 and high > SPAN * low:
         room = math.exp(0.04 * (math.log(high) - math.log(low)))
-        return Scale(max(low / room, LEAST), min(high * room, MOST), True, start, end)
+        return AxisScale(max(low / room, LEAST), min(high * room, MOST), True, start, end)
     room = 0.05 * high - 0.05 * low or 0.1 * abs(high) or 1.0
-    return Scale(max(low - room, -MOST), min(high + room, MOST), False, start, end)
+    return AxisScale(max(low - room, -MOST), min(high + room, MOST), False, start, end)
 
 
 def multiples(low: float, high: float, factors: Sequence[float] = (1, 2, 2.5, 5, 10)) -> list[float]:
-    """Of a factor times a power of ten: at most a few between two numbers."""
+    """Return at most a few multiples, between two numbers, of a factor times a power of ten."""
     least = high / TICKS - low / TICKS
     power = 10.0 ** math.floor(math.log10(least))
     step = next(factor * power for factor in factors if factor * power >= least)
@@ -88,33 +93,31 @@ def multiples(low: float, high: float, factors: Sequence[float] = (1, 2, 2.5, 5,
 
 
 def decades(low: float, high: float) -> list[float]:
-    """Powers of ten, with 2 and 5 times those where there are few."""
+    """Return powers of ten, and 2 and 5 times those if there are few."""
     first, last = math.floor(math.log10(low)), min(math.ceil(math.log10(high)), 308)
-    step = max(1, math.ceil((last - first) / TICKS))
-    powers = [10.0**power for power in range(first, last + 1, step)]
-    found = [each for each in powers if low <= each <= high]
-    if len(found) > 2:
-        return found
+    powers = [10.0**power for power in range(first, last + 1, max(1, math.ceil((last - first) / TICKS)))]
+    inside = [each for each in powers if low <= each <= high]
+    if len(inside) > 2:
+        return inside
     return [each * factor for each in powers for factor in (1, 2, 5) if low <= each * factor <= high]
 
 
 def plot(panel: Panel) -> str:
-    """The figure: its title, drawing and numbers."""
-    everything = [line.y for line in panel.lines] + list(panel.band[1:] if panel.band else ())
-    values = np.concatenate([np.asarray(each, float) for each in everything])
-    y = scale_of(values, HEIGHT - BOTTOM, TOP, panel.linear)
+    """Return the figure of a panel: its title, drawing and numbers."""
+    ranges = [line.y for line in panel.lines] + list(panel.band[1:] if panel.band else ())
+    y = scale_of(np.concatenate(ranges), HEIGHT - BOTTOM, TOP, panel.linear)
     at = np.unique(np.concatenate([line.x for line in panel.lines]))
-    x = Scale(at[0] - 1e-9, at[-1] + 1e-9, False, LEFT + 4, WIDTH - RIGHT - 4)
+    x = AxisScale(at[0] - 1e-9, at[-1] + 1e-9, False, LEFT + 4, WIDTH - RIGHT - 4)
+    head, rows = table(panel, at)
     parts = [axes(x, y, at[0], at[-1], panel.axis)]
     if panel.band is not None:
         parts.append(area(x(panel.band[0]), y(panel.band[1]), y(panel.band[2])))
     parts += [curve(line, x, y) for line in panel.lines]
-    parts.append(hints(panel, x, at))
-    return figure(panel.title, panel.note, in_words(panel), HEIGHT, "".join(parts), table(panel, at))
+    parts.append(hints(head, rows, x, at))
+    return figure(panel.title, panel.note, description(panel), HEIGHT, "".join(parts), rows_as_html(head, rows))
 
 
 def figure(title: str, note: str, words: str, height: float, drawing: str, numbers: str) -> str:
-    """As HTML."""
     return (
         f'<figure class="plot"><figcaption><strong>{escape(title)}</strong> <span>{escape(note)}</span></figcaption>'
         f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(words)}">{drawing}</svg>'
@@ -122,39 +125,25 @@ def figure(title: str, note: str, words: str, height: float, drawing: str, numbe
     )
 
 
-def axes(x: Scale, y: Scale, first: float, last: float, name: str) -> str:
-    """Grid, ticks and what x counts, from the first place to the last."""
+def axes(x: AxisScale, y: AxisScale, first: float, last: float, name: str) -> str:
+    """Return the lines of the grid, the ticks, and the name of x between its first and last place."""
+    marks = []
+    for at, label in y.ticks():
+        marks.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        marks.append(text(LEFT - 5, at + 4, label, "end"))
     whole = [each for each in multiples(first, last, (1, 2, 5, 10)) if each.is_integer()] if last > first else [first]
-    marks = [across(at, label) for at, label in labelled(y)]
     for tick, position in zip(whole, x(np.array(whole)), strict=True):
         marks.append(text(float(position), HEIGHT - BOTTOM + 14, f"{tick:g}", "middle"))
     marks.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, name, "middle"))
     return "".join(marks)
 
 
-def labelled(scale: Scale) -> list[tuple[float, str]]:
-    """Positions of ticks and their numbers, with as many digits as tell them apart."""
-    ticks = scale.ticks()
-    for digits in range(3, 17):
-        labels = [say(tick, digits) for tick in ticks]
-        if len(set(labels)) == len(labels):
-            break
-    return list(zip(scale(np.array(ticks)).tolist(), labels, strict=True)) if ticks else []
-
-
-def across(y: float, label: str) -> str:
-    """A line of the grid, with its number."""
-    line = f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-    return line + text(LEFT - 5, y + 4, label, "end")
-
-
 def text(x: float, y: float, label: str, anchor: str) -> str:
-    """Of an axis."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(label)}</text>'
 
 
 def area(x: Array, low: Array, high: Array) -> str:
-    """The band, where it has both edges."""
+    """Return the band where it has both edges."""
     parts = []
     for run in runs(np.isfinite(low) & np.isfinite(high)):
         there, back = points(x[run], low[run]), points(x[run][::-1], high[run][::-1])
@@ -164,8 +153,8 @@ def area(x: Array, low: Array, high: Array) -> str:
     return "".join(parts)
 
 
-def curve(line: Line, x: Scale, y: Scale) -> str:
-    """A path, broken where a value is unknown; a dot where one stands alone, and at all of a network's few."""
+def curve(line: Line, x: AxisScale, y: AxisScale) -> str:
+    """Return a path, broken at unknown values; with dots at single points, and at all points of a short own curve."""
     across, up = x(line.x), y(line.y)
     pieces = runs(np.isfinite(up))
     path = "".join(f"M{points(across[run], up[run])}" for run in pieces)
@@ -175,98 +164,83 @@ def curve(line: Line, x: Scale, y: Scale) -> str:
 
 
 def runs(known: NDArray[np.bool_]) -> list[NDArray[np.int64]]:
-    """Indices of what is known, in runs without a gap."""
+    """Return the indices of known values, in runs without a gap."""
     at = np.flatnonzero(known)
     return [run for run in np.split(at, np.flatnonzero(np.diff(at) > 1) + 1) if len(run)]
 
 
 def points(x: Array, y: Array) -> str:
-    """Of a path."""
     return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
 
 
-def hints(panel: Panel, x: Scale, at: Array) -> str:
-    """What the pointer is told at each place."""
-    wide = (WIDTH - LEFT - RIGHT) / max(1, len(at) - 1)
-    rows = {place: row for place, *row in rows_of(panel, at)}
-    names = heads_of(panel)[1:]
+def hints(head: Sequence[str], rows: Sequence[Sequence[str]], x: AxisScale, at: Array) -> str:
+    """Return a transparent column at each place, with its numbers for the pointer."""
+    width = (WIDTH - LEFT - RIGHT) / max(1, len(at) - 1)
     parts = []
-    for place, row in rows.items():
-        said = "; ".join(f"{name} {value}" for name, value in zip(names, row, strict=True) if value)
-        left = float(x(np.array(float(place)))) - wide / 2
-        title = escape(f"{panel.axis} {place}: {said}")
-        size = f'x="{left:.1f}" y="{TOP}" width="{wide:.1f}" height="{HEIGHT - TOP - BOTTOM}"'
-        parts.append(f'<rect class="hint" {size}><title>{title}</title></rect>')
+    for position, (place, *row) in zip(x(at), rows, strict=True):
+        numbers = "; ".join(f"{name} {value}" for name, value in zip(head[1:], row, strict=True) if value)
+        size = f'x="{position - width / 2:.1f}" y="{TOP}" width="{width:.1f}" height="{HEIGHT - TOP - BOTTOM}"'
+        parts.append(f'<rect class="hint" {size}><title>{escape(f"{head[0]} {place}: {numbers}")}</title></rect>')
     return "".join(parts)
 
 
-def heads_of(panel: Panel) -> list[str]:
-    """Of the columns of its numbers."""
-    band = ["law, low", "law, high"] if panel.band is not None else []
-    return [panel.axis, *(line.label for line in panel.lines), *band]
-
-
-def rows_of(panel: Panel, at: Array) -> list[list[str]]:
-    """Place, every line's value, the band's edges."""
-    columns = [(line.x, line.y) for line in panel.lines]
+def table(panel: Panel, at: Array) -> tuple[list[str], list[list[str]]]:
+    """Return names of columns, and a row for each place: every line's value, and the band's edges."""
+    columns = [(line.label, line.x, line.y) for line in panel.lines]
     if panel.band is not None:
-        columns += [(panel.band[0], panel.band[1]), (panel.band[0], panel.band[2])]
-    known = [dict(zip(x.tolist(), y.tolist(), strict=True)) for x, y in columns]
-    return [[f"{place:g}", *(say(each[place]) if place in each else "" for each in known)] for place in at.tolist()]
-
-
-def table(panel: Panel, at: Array) -> str:
-    """The numbers, for who cannot see the drawing or wants them."""
-    return rows_as_html(heads_of(panel), rows_of(panel, at))
+        x, low, high = panel.band
+        columns += [("law, low", x, low), ("law, high", x, high)]
+    known = [dict(zip(x.tolist(), y.tolist(), strict=True)) for _, x, y in columns]
+    rows = [[f"{place:g}", *(number(each[place]) if place in each else "" for each in known)] for place in at.tolist()]
+    return [panel.axis, *(label for label, _, _ in columns)], rows
 
 
 def rows_as_html(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; every cell is text."""
+    """Return a table in which every cell is text."""
     top = "".join(f'<th scope="col">{escape(each)}</th>' for each in head)
     body = "".join(f"<tr>{''.join(f'<td>{escape(each)}</td>' for each in row)}</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def in_words(panel: Panel) -> str:
-    """What a drawing shows."""
-    said = []
+def description(panel: Panel) -> str:
+    """Return the drawing in words: where each line begins and ends."""
+    parts = []
     for line in panel.lines:
         known = np.flatnonzero(np.isfinite(line.y))
         if len(known):
-            ends = [f"{say(line.y[k])} at {panel.axis} {line.x[k]:g}" for k in (known[0], known[-1])]
-            said.append(f"{line.label} from {ends[0]} to {ends[1]}")
-    return f"{panel.title} by {panel.axis}: {'; '.join(said) or 'nothing was measured'}."
+            ends = [f"{number(line.y[k])} at {panel.axis} {line.x[k]:g}" for k in (known[0], known[-1])]
+            parts.append(f"{line.label} from {ends[0]} to {ends[1]}")
+    return f"{panel.title} by {panel.axis}: {'; '.join(parts) or 'nothing was measured'}."
 
 
-def say(value: float, digits: int = 4) -> str:
-    """In short."""
-    found = "–" if value != value else f"{value:.{digits}g}"
-    return found.replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+def number(value: float, digits: int = 4) -> str:
+    short = "–" if value != value else f"{value:.{digits}g}"
+    return short.replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
 
 
 def strip(title: str, note: str, marks: Sequence[tuple[str, str, Array]], band: tuple[float, float] | None) -> str:
-    """Numbers on a horizontal line: (kind, label, values), the law's band behind them."""
-    values = np.concatenate([np.asarray(each, float) for _, _, each in marks] + [np.array(band or ())])
+    """Return numbers on a horizontal line, (kind, label, values), over the law's band."""
+    values = np.concatenate([each for _, _, each in marks] + [np.array(band or ())])
     x, middle = scale_of(values, LEFT, WIDTH - LEFT), 26.0
     parts = [f'<line class="grid" x1="{LEFT}" x2="{WIDTH - LEFT}" y1="{middle}" y2="{middle}"/>']
-    parts += [text(at, STRIP - 16, label, "middle") for at, label in labelled(x)]
+    parts += [text(at, STRIP - 16, label, "middle") for at, label in x.ticks()]
     if band is not None:
         low, high = x(np.array(band))
-        wide = max(high - low, 2)
-        parts.append(f'<rect class="band" x="{low:.1f}" y="{middle - 12}" width="{wide:.1f}" height="24"/>')
+        size = f'x="{low:.1f}" y="{middle - 12}" width="{max(high - low, 2):.1f}" height="24"'
+        parts.append(f'<rect class="band" {size}/>')
     parts += [mark(kind, label, value, x, middle) for kind, label, each in marks for value in each.tolist()]
-    said = "; ".join(f"{label} {', '.join(say(value) for value in each.tolist())}" for _, label, each in marks)
-    rows = [[label, say(value)] for _, label, each in marks for value in each.tolist()]
-    rows += [["law, 90 %", f"{say(band[0])} to {say(band[1])}"]] if band else []
-    return figure(title, note, f"{title}: {said}.", STRIP, "".join(parts), rows_as_html(["", "value"], rows))
+    words = "; ".join(f"{label} {', '.join(number(value) for value in each.tolist())}" for _, label, each in marks)
+    rows = [[label, number(value)] for _, label, each in marks for value in each.tolist()]
+    rows += [["law, 90 %", f"{number(band[0])} to {number(band[1])}"]] if band else []
+    return figure(title, note, f"{title}: {words}.", STRIP, "".join(parts), rows_as_html(["", "value"], rows))
 
 
-def mark(kind: str, label: str, value: float, x: Scale, y: float) -> str:
-    """Chance is an upright line, a network a dot."""
+def mark(kind: str, label: str, value: float, x: AxisScale, y: float) -> str:
+    """Return a dot, or an upright line for the loss of a uniform guess."""
     at = float(x(np.array(value)))
     if not math.isfinite(at):
         return ""
-    title = f"<title>{escape(label)}: {say(value)}</title>"
+    title = f"<title>{escape(label)}: {number(value)}</title>"
     if kind == "chance":
         return f'<path class="line chance" d="M{at:.1f},{y - 16} {at:.1f},{y + 16}">{title}</path>'
     return f'<circle class="{kind}" cx="{at:.1f}" cy="{y}" r="4.5">{title}</circle>'

@@ -1,12 +1,11 @@
 r"""The attention sublayer's output factor: U = A R, from the factor R of the tokens.
 
-Logits: Y = X W_Q W_Kᵀ Xᵀ/n = R (T G) Rᵀ with T = bartlett(r, n_k) and G standard normal [design of `factor`].
+Logits: Y = X W_Q W_Kᵀ Xᵀ/n = R (T G) Rᵀ with T = bartlett(r, n_k) and G standard normal (`numerics.factor`).
 Attention [ST, eq. 9], each part on or off: A = identity·I + softmax(Y/τ) − center·p, where row α of the softmax and
-of p runs over the m_α tokens that α sees, p = 1/m_α there. Or A is what a rule of one's own makes of Y/τ (`own`).
+of p runs over the m_α tokens that α sees, p = 1/m_α there. Instead, a user-defined rule may compute A from Y/τ (`own`).
 
-Several heads with an output projection: S_h = A_h R T_h with T_h = bartlett(r, n_k) for the head's values. The
-outputs side by side, [S_1 | … | S_H]/√(H n_k), meet one Gaussian matrix, so only their lower triangular factor
-matters.
+Several heads with an output projection: S_h = A_h R T_h with T_h = bartlett(r, n_k) for the head's values. One Gaussian
+matrix follows the outputs side by side, [S_1 | … | S_H]/√(H n_k), so only their lower triangular factor matters.
 """
 
 from typing import NamedTuple
@@ -29,7 +28,7 @@ from limitformer.numerics.watch import is_halted
 
 
 class AttentionConstants(NamedTuple):
-    """What the kernels need to know of an attention layer. `heads` counts from 1; `address` is that of a rule."""
+    """The numbers of an attention layer; `heads` is at least 1, `address` is that of a user-defined rule."""
 
     identity: float
     center: float
@@ -40,7 +39,7 @@ class AttentionConstants(NamedTuple):
 
 
 class AttentionWorkspace(NamedTuple):
-    """Scratch matrices, each with LANES behind; q = min(r, n_k)."""
+    """Scratch matrices, each with LANES as its last dimension; q = min(r, n_k)."""
 
     trapezoid: np.ndarray  # (r, q)
     square: np.ndarray  # (q, r)
@@ -81,7 +80,7 @@ def draw_logits(stream, factor, key_dim, work):
 
 @kernel
 def attention_matrix(visible, constants, work):
-    """Logits to A, in place; `visible` (m, m) says which tokens a row sees."""
+    """Logits to A, in place; `visible` (m, m): whether the row's token sees the column's."""
     if constants.address != NOTHING:
         call_mixing(constants.address, work.matrix, visible, constants.inverse_temperature)
         return
@@ -94,7 +93,7 @@ def attention_matrix(visible, constants, work):
 
 @kernel
 def shift_logits(matrix, i, visible, inverse_temperature):
-    """Row i to (y − max y)/τ, the maximum over what it sees; what it does not see to 0."""
+    """Row i to (y − max y)/τ on the tokens that it sees, with their maximum, and to 0 elsewhere."""
     top = everywhere(-np.inf)
     for j in range(visible.shape[1]):
         if visible[i, j]:

@@ -1,8 +1,8 @@
 r"""The feed-forward sublayer's output factor: U Uᵀ = (c/n_h) Σⱼ σ(hⱼ) σ(hⱼ)ᵀ.
 
 The columns hⱼ of the pre-activation X W_pre/√n = R (Q W_pre) are i.i.d. N(0, R Rᵀ), one for each of the n_h hidden
-units; what follows them is Gaussian, so only the lower triangular factor of √(c/n_h) σ(h) (m × n_h) matters. In a gated
-pair σ(hⱼ) is multiplied by another such column, X W_gate/√n.
+units. A Gaussian matrix follows them, so only the lower triangular factor of √(c/n_h) σ(h) (m × n_h) matters. In a
+gated pair another such column, of X W_gate/√n, multiplies σ(hⱼ).
 """
 
 from collections.abc import Callable, Mapping
@@ -13,15 +13,15 @@ import numpy as np
 
 from limitformer.covariance.chain.own import NOTHING, call_elementwise, elementwise_address
 from limitformer.models import GELU, Elementwise, Feedforward, Gated, ReLU, ShapedReLU
+from limitformer.models.frozen import function_of
 from limitformer.models.kinds import of_kind
-from limitformer.models.own_function import function_of
 from limitformer.numerics.factor import FIRST, copy, multiply_into, triangularise
 from limitformer.numerics.kernels import allocator, kernel
 from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, larger, load, smaller, store
 from limitformer.numerics.random import next_normal
 from limitformer.numerics.watch import is_halted
 
-TILE = 64  # hidden units taken at a time: what they need stays in cache, however many there are
+TILE = 64  # hidden units computed at a time, few enough for the cache
 
 PIECEWISE_LINEAR, GAUSSIAN_ERROR, OWN = 0, 1, 2
 
@@ -29,17 +29,14 @@ Kernel = tuple[int, float, float, int, bool]  # the activation, its slopes s₊ 
 
 
 def piecewise(part: ShapedReLU | ReLU, width: int) -> Kernel:
-    """Two slopes."""
     return PIECEWISE_LINEAR, *part.slopes(width), NOTHING, False
 
 
 def smooth(part: GELU, width: int) -> Kernel:
-    """No slopes are read."""
     return GAUSSIAN_ERROR, 1.0, 1.0, NOTHING, False
 
 
 def own(part: Elementwise | Gated, width: int) -> Kernel:
-    """A function of one's own."""
     return OWN, 1.0, 1.0, elementwise_address(function_of(part)), type(part) is Gated
 
 
@@ -53,12 +50,12 @@ KERNELS: Mapping[type, Callable[[Any, int], Kernel]] = {
 
 
 def kernel_of(part: Feedforward, width: int) -> Kernel:
-    """What computes the activation of `part` at this width; `InputError` for a part without a kernel."""
+    """Return the kernel of the activation of `part` at this width; raise `InputError` if it has none."""
     return of_kind(part, KERNELS)(part, width)
 
 
 class FeedforwardConstants(NamedTuple):
-    """What the kernels need to know of a feed-forward layer: √(c/n_h), and the activation as of `kernel_of`."""
+    """The numbers of a feed-forward layer; `gain` is √(c/n_h), and the activation is described as in `Kernel`."""
 
     hidden: int
     gain: float
@@ -70,7 +67,7 @@ class FeedforwardConstants(NamedTuple):
 
 
 class FeedforwardWorkspace(NamedTuple):
-    """Scratch matrices, each with LANES behind."""
+    """Scratch matrices, each with LANES as its last dimension."""
 
     normals: np.ndarray  # (r, TILE)
     rows: np.ndarray  # (m, m + TILE): the factor of the units so far, and the next units
@@ -94,7 +91,7 @@ def hidden_units(stream, factor, constants, work, out, watch):
         draw_units(stream, factor, size, work)
         activate(work.rows, m, m + size, constants)
         if constants.gated:
-            open_gates(stream, factor, size, work)
+            multiply_by_gates(stream, factor, size, work)
         triangularise(work.rows, FIRST if begin > 0 else m, m + size, out, FIRST)
 
 
@@ -108,8 +105,8 @@ def draw_units(stream, factor, size, work):
 
 
 @kernel
-def open_gates(stream, factor, size, work):
-    """Each unit in `work.rows` times R g for a g of its own."""
+def multiply_by_gates(stream, factor, size, work):
+    """Multiply each unit in `work.rows` by R g, with another g for each."""
     m = factor.shape[0]
     for k in range(factor.shape[1]):
         for j in range(size):

@@ -1,8 +1,8 @@
 r"""Normalisation of a factor's rows.
 
 The factor's first `mean_columns` columns (0 or 1) belong to the direction of the vector of ones, e = 1/√n: the
-entry there is the token's mean over its coordinates. LayerNorm sets it to zero; RMSNorm has no such column. A norm of
-one's own multiplies by s(variance + eps), s at `address` (`own`), in the place of 1/√(variance + eps).
+entry there is the token's mean over its coordinates. LayerNorm sets it to zero; RMSNorm has no such column. A
+user-defined norm multiplies by s(variance + eps), s at `address` (`own`), instead of 1/√(variance + eps).
 """
 
 from limitformer.covariance.chain.own import NOTHING, call_elementwise
@@ -13,13 +13,13 @@ from limitformer.numerics.lanes import load, square_root, store
 
 @kernel
 def scale_of(factor, i, mean_columns, eps):
-    """1/√(variance + eps) of token i."""
+    """Return 1/√(variance + eps) of token i."""
     return 1.0 / square_root(inner(factor, i, factor, i, mean_columns, factor.shape[1]) + eps)
 
 
 @kernel
 def normalise(factor, mean_columns, eps, address, out):
-    """out = rows of `factor` (m, r) without their mean, divided by √(variance + eps) or times s."""
+    """out = rows of `factor` (m, r) minus their mean, divided by √(variance + eps) or times s."""
     columns = factor.shape[1]
     for i in range(factor.shape[0]):
         if address == NOTHING:
@@ -35,11 +35,11 @@ def normalise(factor, mean_columns, eps, address, out):
 
 
 @kernel
-def pull_through_norm(factor, mean_columns, eps, inside, outside):
-    """The gradient of what `normalise` makes of `factor` R to that of R, in place.
+def backward_norm(factor, mean_columns, eps, inside, outside):
+    """Gradient of the output of `normalise` to that of its input, the factor R, in place.
 
-    With y = s (x − x̄), s = 1/√(variance + eps): ∂x = s (∂y − y ⟨y, ∂y⟩/n), without its mean. `inside` (m, r) are the
-    coordinates of ∂y where R has its own, `outside` (m, any) is a factor of the rest.
+    With y = s (x − x̄), s = 1/√(variance + eps): ∂x = s (∂y − y ⟨y, ∂y⟩/n), without its mean. `inside` (m, r) has the
+    coordinates of ∂y in the directions of R, `outside` (m, any) is a factor of ∂y outside them.
     """
     columns = factor.shape[1]
     for i in range(factor.shape[0]):

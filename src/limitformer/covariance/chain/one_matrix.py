@@ -1,6 +1,6 @@
 r"""The exact law of the covariance where a layer has one matrix: X ← λX + γ √(c/n) σ(X) W [ST, eq. 19 at λ = 0, γ = 1].
 
-σ acts on the coordinates of the tokens, so V alone is no Markov chain. But W is used once: given X, the columns of
+σ acts on the coordinates of the tokens, so V is not a Markov chain. But W is used once: given X, the columns of
 √(c/n) σ(X) W are n i.i.d. vectors N(0, Φ), Φ = (c/n) Σⱼ σ(xⱼ) σ(xⱼ)ᵀ over the columns xⱼ (m,) of X. With Φ = U Uᵀ and
 gⱼ ~ N(0, I),
 
@@ -34,7 +34,7 @@ from limitformer.paths.recording import Outputs, replicas_of, rows_of, write_fac
 
 
 class OneMatrixConstants(NamedTuple):
-    """d, λ and γ/√n of each layer, √n, and σ with its gain √(c/n)."""
+    """The numbers of a model: d, λ and γ/√n of each layer, √n, and σ with its gain √(c/n)."""
 
     depth: int
     strengths: np.ndarray  # (depth or 1, 1, 2)
@@ -43,7 +43,7 @@ class OneMatrixConstants(NamedTuple):
 
 
 class OneMatrixWorkspace(NamedTuple):
-    """Scratch of one thread; matrices have LANES behind."""
+    """Scratch of one thread; every matrix has LANES as its last dimension."""
 
     stream: Stream
     ledger: Ledger
@@ -75,13 +75,13 @@ def one_matrix_workspace(tokens, rank, width):
 
 @driver
 def run_one_matrix(root, width, constants, share, watch):
-    """The replicas of a share: what is kept of them (`writing`), the layer of their exit, its cause."""
+    """Run the replicas of a share; write their records, exits and causes."""
     work = one_matrix_workspace(root.shape[0], root.shape[1], width)
     put_in_lanes(root, work.root)
     for begin in range(0, len(share.exits), LANES):
         rewind(work.stream, share.key_words, np.uint64(share.first + begin))
         place_tokens(work)
-        run_one_matrix_lanes(constants, share.points, share.radius, rows_of(share.record, begin), work, watch)
+        run_one_matrix_lanes(constants, share.points, share.radius, rows_of(share.arrays, begin), work, watch)
         if is_halted(watch):
             return
         copy_exits(work.ledger, begin, share.exits, share.causes)
@@ -90,11 +90,11 @@ def run_one_matrix(root, width, constants, share, watch):
 
 @kernel
 def place_tokens(work):
-    """R₀ Q into `work.factor`, the rows of Q those of a Gaussian matrix made orthonormal."""
+    """R₀ Q into `work.factor`; the rows of Q are the orthonormalised rows of a Gaussian matrix."""
     draw_normals(work.stream, work.directions)
     triangularise(work.directions, FIRST, work.directions.shape[1], work.lengths, FIRST)
     for k in range(work.directions.shape[0]):
-        inverse = 1.0 / load(work.lengths, k, k)  # what is left of row k is as long as this
+        inverse = 1.0 / load(work.lengths, k, k)  # the length of row k after orthogonalisation
         for j in range(work.directions.shape[1]):
             store(work.directions, k, j, inverse * load(work.directions, k, j))
     multiply(work.root, work.directions, work.factor)
@@ -102,7 +102,7 @@ def place_tokens(work):
 
 @kernel
 def run_one_matrix_lanes(constants, layers, radius, record, work, watch):
-    """All layers of the replicas that run side by side."""
+    """Run all layers of the replicas of all lanes."""
     clear_exits(work.ledger)
     for layer in range(constants.depth + 1):
         if not keep_going(watch, replicas_of(record), layer / (constants.depth + 1)):
@@ -147,15 +147,15 @@ def move_coordinates(skip, branch, work):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OneMatrixChain(TransformerChain):
-    """The chain of a model whose feed-forward layer is a `OneMatrix`, ready to run; attributes as above."""
+    """The chain of a model whose feed-forward layer is a `OneMatrix`."""
 
-    def prepare(self, seed: int) -> "PreparedOneMatrix":  # type: ignore[override]  # its own, of the same protocol
-        """Everything that all replicas share."""
+    def prepare(self, seed: int) -> "PreparedOneMatrix":  # type: ignore[override]  # another class of the same protocol
+        """Return the part of the computation that all replicas share."""
         return PreparedOneMatrix(self, seed)
 
 
 class PreparedOneMatrix:
-    """A chain with its start factor and key; `run` may be called from several threads."""
+    """A chain with its start factor and key. Several threads may call `run`."""
 
     def __init__(self, chain: OneMatrixChain, seed: int) -> None:
         self.chain = chain
@@ -164,14 +164,14 @@ class PreparedOneMatrix:
         self.constants = one_matrix_constants(chain.model)
 
     def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
-        """Replicas `first` … into what is kept, `exits` (∞ if none) and `causes`, unless it is halted."""
+        """Write replicas `first`, `first` + 1, … and their exits into `outputs`, unless `watch` is halted."""
         share = self.chain.share(outputs, first, self.key_words, self.chain.points)
         run_one_matrix(self.root, self.chain.model.width, self.constants, share, watch)
         mark_own_exits(self.chain.model, outputs, self.chain.points[-1])
 
 
 def one_matrix_constants(model: Transformer) -> OneMatrixConstants:
-    """The kernel's constants; σ's are those of the layer of two matrices with as many hidden units as coordinates."""
+    """Return the constants; those of σ are of a layer of two matrices with as many hidden units as coordinates."""
     part = model.feedforward
     assert type(part) is OneMatrix
     return OneMatrixConstants(

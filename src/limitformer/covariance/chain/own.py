@@ -1,15 +1,14 @@
-r"""Functions of one's own in kernels, called by their addresses.
+r"""User functions in kernels, called by their addresses.
 
-A user's scalar σ, or a rule that makes a matrix of logits, is compiled once into a small C function, and the kernels of
-the chains call whatever lies at the address that their constants have: so they are compiled once, not once for each
-function. The functions are pure and hold no lock of Python: any number of threads may call them.
+A user's scalar σ, or a rule that maps a matrix of logits, is compiled into a small C function. The kernels of the
+chains call the function at the address in their constants, so they are compiled once, not once for each function. Any
+number of threads may call such a function.
 
 * σ:     values (count,), in place: x ← gain σ(x);
 * rule:  logits (m, m, LANES) of eight replicas, in place: Y/τ to A, one replica after the other.
 """
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
@@ -22,13 +21,9 @@ from numba.core.errors import TypingError
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
-from limitformer.base.errors import InputError, printable, require
 from limitformer.models import Transformer
-from limitformer.models.elementwise import TRIED
-from limitformer.models.functions import Function, name_of, python_function, value_at
-from limitformer.models.mixing import matrix_of, tried_logits
-from limitformer.models.own_function import has_function
-from limitformer.models.readings import Reading, plain_helpers, reading_of
+from limitformer.models.compiled import refuse_uncompilable
+from limitformer.models.frozen import FrozenFunction, is_user_part
 from limitformer.numerics.lanes import LANES, require_matrix
 from limitformer.paths.exits import LEFT_BALL, NO_NUMBER
 from limitformer.paths.recording import Outputs
@@ -38,94 +33,49 @@ extension: Any = intrinsic
 njit: Any = numba.njit
 cfunc: Any = numba.cfunc
 
-NOTHING = 0  # the address of no function
-TAME = 1e10  # |V|: no layer that gives numbers takes it beyond all bounds from there
-
-# Of what Numba says of a function that it cannot compile: what is told first, and what never.
-TELLING = ("got an unexpected keyword", "unexpected keyword", "missing a required argument", "too many positional",
-           "unknown attribute", "untyped global name", "not supported", "unsupported", "cannot unify",
-           "no implementation", "invalid use")  # fmt: skip
-NOISE = (
-    "Failed in",
-    "During:",
-    "Resolution failure",
-    "There are",
-    "Overload",
-    "Enable logging",
-    "File ",
-    "raised from",
-)
+NOTHING = 0  # the address that stands for "no function"
+TAME = 1e10  # |V| from which no layer with finite outputs reaches infinity
 
 NUMBER, WHOLE, MEMORY = ir.DoubleType(), ir.IntType(64), ir.IntType(8).as_pointer()
 ELEMENTWISE = types.void(types.CPointer(types.float64), types.int64, types.float64)
 MIXING = types.void(types.CPointer(types.float64), types.voidptr, types.int64, types.float64)
 
-# A compiled function must live as long as a kernel may call it; it has the values that it read.
-KEPT: dict[tuple[Function, Reading], Any] = {}
+# A compiled function must live as long as a kernel may call it.
+COMPILED: dict[FrozenFunction, Any] = {}
 LOCK = Lock()
 
 
-def elementwise_address(function: Function, tried: Sequence[float] = TRIED) -> int:
-    """Where the compiled loop of σ lies, which is checked at the numbers that are tried.
+def elementwise_address(function: FrozenFunction) -> int:
+    """Return the address of the compiled loop of σ.
 
     Raises:
-        InputError: Numba cannot compile it, or what it makes of it is another function.
+        InputError: Numba cannot compile it.
     """
-    return address_of(function, compiled_elementwise, lambda made: check_elementwise(function, made, tried))
+    return address_of(function, compiled_elementwise)
 
 
-def mixing_address(function: Function) -> int:
-    """Where the compiled rule lies; raises as above."""
-    return address_of(function, compiled_mixing, lambda made: check_mixing(function, made))
+def mixing_address(function: FrozenFunction) -> int:
+    """Return the address of the compiled rule; raises as above."""
+    return address_of(function, compiled_mixing)
 
 
-def address_of(function: Function, compile_it: Callable[[Any], Any], check: Callable[[Any], None]) -> int:
-    """Of a function that is compiled when it is first asked for."""
+def address_of(function: FrozenFunction, compile_loop: Callable[[Any], Any]) -> int:
     with LOCK:
-        now = function, reading_of(function)
-        if now not in KEPT:
-            made = named_errors(function, compile_it)
-            check(made)
-            KEPT[now] = made
-        return int(KEPT[now].address)
-
-
-def named_errors(function: Function, compile_it: Callable[[Any], Any]) -> Any:
-    """The C function; what Numba says of one that it cannot compile, in one line."""
-    try:
-        return compile_it(njit(error_model="numpy")(python_function(function)))
-    except Exception as error:  # some that Numba raises are no NumbaError
-        said, cure = telling_line(str(error)), cure_of(function)
-        raise InputError(f"Numba cannot compile {name_of(function)}: {said} Nearest: {cure}.") from error
-
-
-def telling_line(text: str) -> str:
-    """The line of Numba's pages that says most."""
-    lines = [line.strip().lstrip("->.* ") for line in re.sub(r"\x1b\[\d*m", "", text).splitlines()]
-    said = [line for line in lines if any(map(str.isalpha, line)) and not line.startswith(NOISE)]
-    telling = (line for word in TELLING for line in said if word in line.lower())
-    return printable(next(telling, next(iter(said), "it says no reason"))).rstrip(".:")[:300] + "."
-
-
-def cure_of(function: Function) -> str:
-    """What a user may try: helpers that are plain Python are the common case."""
-    helpers = plain_helpers(function)
-    if python_function(function).__name__ in helpers:
-        return "a loop; a function cannot call itself"
-    if helpers:
-        return f"@numba.njit on {', '.join(helpers)}, which it calls"
-    return "arithmetic, math and numpy on floats"
+        if function not in COMPILED:
+            with refuse_uncompilable(function):
+                COMPILED[function] = compile_loop(function.compiled)
+        return int(COMPILED[function].address)
 
 
 def compiled_elementwise(scalar: Any) -> Any:
-    """The loop of `ELEMENTWISE`; a number for which σ raises something becomes NaN, which stops its own path."""
+    """Return the loop of `ELEMENTWISE`. It writes NaN, which ends the path, where σ raises an exception."""
 
     @njit(error_model="numpy")
     def value(x, gain):
         y = np.nan
         try:
             y = gain * scalar(x)
-        except Exception:  # noqa: BLE001  compiled: there is no other
+        except Exception:  # noqa: BLE001  compiled code catches nothing else
             y = np.nan
         return y
 
@@ -138,16 +88,16 @@ def compiled_elementwise(scalar: Any) -> Any:
 
 
 def compiled_mixing(rule: Any) -> Any:
-    """The rule of `MIXING`; a matrix of another shape, or none, becomes NaN, which stops a path."""
+    """Return the rule of `MIXING`. It writes NaN, which ends the path, if the rule raises or returns another shape."""
 
     def mix(matrix, visible, tokens, inverse_temperature):
         entries = carray(matrix, (tokens, tokens, LANES))
-        shown = carray(visible, (tokens, tokens), np.bool_)
+        mask = carray(visible, (tokens, tokens), np.bool_)
         for lane in range(LANES):
             logits, seen = np.empty((tokens, tokens)), np.empty((tokens, tokens), np.bool_)
             for i in range(tokens):
                 for j in range(tokens):
-                    logits[i, j], seen[i, j] = inverse_temperature * entries[i, j, lane], shown[i, j]
+                    logits[i, j], seen[i, j] = inverse_temperature * entries[i, j, lane], mask[i, j]
                     entries[i, j, lane] = np.nan
             try:
                 a = rule(logits, seen)
@@ -155,59 +105,37 @@ def compiled_mixing(rule: Any) -> Any:
                     for i in range(tokens):
                         for j in range(tokens):
                             entries[i, j, lane] = a[i, j]
-            except Exception:  # noqa: BLE001  compiled: there is no other
+            except Exception:  # noqa: BLE001  compiled code catches nothing else
                 pass
 
     return cfunc(MIXING, error_model="numpy")(mix)
 
 
-def check_elementwise(function: Function, made: Any, tried: Sequence[float]) -> None:
-    """Raise `InputError` unless the compiled σ is that of Python."""
-    values = np.array(tried)
-    made.ctypes(values.ctypes.data_as(made.ctypes.argtypes[0]), len(values), 1.0)
-    wanted = np.array([value_at(function, x) for x in tried])
-    require_same(function, values, wanted)
-
-
-def check_mixing(function: Function, made: Any) -> None:
-    """Raise `InputError` unless the compiled rule is that of Python."""
-    logits, seen = tried_logits(3), np.tril(np.ones((3, 3), bool))
-    entries = np.repeat(2 * logits[..., None], LANES, -1)
-    made.ctypes(entries.ctypes.data_as(made.ctypes.argtypes[0]), seen.ctypes.data, 3, 0.5)
-    require_same(function, entries, np.repeat(matrix_of(function, logits, seen)[..., None], LANES, -1))
-
-
-def require_same(function: Function, found: Any, wanted: Any) -> None:
-    """Raise `InputError` unless these are the same numbers but for rounding."""
-    alike = np.allclose(found, wanted, rtol=1e-9, atol=1e-12)
-    require(alike, f"Numba and Python do not agree about {name_of(function)}: whole numbers in the place of floats?")
-
-
-def called(builder: Any, address: Any, arguments: list[Any]) -> None:
-    """Call the C function at an address."""
+def emit_call(builder: Any, address: Any, arguments: list[Any]) -> None:
+    """Emit a call of the C function at an address."""
     kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
     builder.call(builder.inttoptr(address, kind.as_pointer()), arguments)
 
 
 def require_contiguous(array: Any) -> None:
-    """Refuse, when a kernel is compiled, matrices whose memory is not in one row."""
+    """Raise `TypingError`, at compilation, unless the matrices are contiguous."""
     require_matrix(array)
     if array.layout != "C":
-        raise TypingError(f"a function of one's own needs an array in C order; got {array}.")
+        raise TypingError(f"a user function needs an array in C order; got {array}.")
 
 
 @extension
 def call_elementwise(typing_context: Any, address: Any, array: Any, i: Any, first: Any, last: Any, gain: Any) -> Any:
-    """array[i, first:last, :] = gain σ(…), for σ at that address."""
+    """Set array[i, first:last, :] to gain σ(array[i, first:last, :]), for σ at an address."""
     require_contiguous(array)
 
     def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
-        where, whole, row, begin, end, factor = arguments
+        address_value, whole, row, begin, end, factor = arguments
         entries = make_array(array)(context, builder, whole)
         zero = context.get_constant(types.intp, 0)
         pointer = cgutils.get_item_pointer(context, builder, array, entries, [row, begin, zero], wraparound=False)
         count = builder.mul(builder.sub(end, begin), ir.Constant(WHOLE, LANES))
-        called(builder, where, [pointer, count, factor])
+        emit_call(builder, address_value, [pointer, count, factor])
         return context.get_dummy_value()
 
     return types.void(types.int64, array, types.int64, types.int64, types.int64, types.float64), generate
@@ -215,38 +143,38 @@ def call_elementwise(typing_context: Any, address: Any, array: Any, i: Any, firs
 
 @extension
 def call_mixing(typing_context: Any, address: Any, array: Any, visible: Any, inverse_temperature: Any) -> Any:
-    """array (m, m, LANES) of logits Y to A = rule(Y · inverse_temperature, visible), for the rule at that address."""
+    """Turn logits Y (m, m, LANES) into A = rule(Y · inverse_temperature, visible), for the rule at an address."""
     require_contiguous(array)
 
     def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
-        where, whole, seen, factor = arguments
+        address_value, whole, seen, factor = arguments
         entries, mask = make_array(array)(context, builder, whole), make_array(visible)(context, builder, seen)
         tokens = builder.extract_value(entries.shape, 0)
-        called(builder, where, [entries.data, builder.bitcast(mask.data, MEMORY), tokens, factor])
+        emit_call(builder, address_value, [entries.data, builder.bitcast(mask.data, MEMORY), tokens, factor])
         return context.get_dummy_value()
 
     return types.void(types.int64, array, visible, types.float64), generate
 
 
 def mark_own_exits(model: Transformer, outputs: Outputs, last: float) -> None:
-    """Give paths that one layer took from a tame V to no finite one `NO_NUMBER` as their cause, where a part is own.
+    """Set the exit cause `NO_NUMBER` where a model with user functions turns a tame V into one that is not finite.
 
-    Such a path keeps V before that layer. Paths that left behind the `last` recorded layer are not told apart.
+    Such a path keeps V before that layer. Paths that end after the `last` recorded layer are not distinguished.
     """
-    kept = outputs["covariance"] if outputs["covariance"].size else outputs["variance"]
-    if not (has_own_parts(model) and is_ordinary(model) and kept.size):
+    record = outputs["covariance"] if outputs["covariance"].size else outputs["variance"]
+    if not (has_own_parts(model) and is_ordinary(model) and record.size):
         return
-    largest = np.abs(kept[:, -1].reshape(len(kept), -1)).max(-1)
+    largest = np.abs(record[:, -1].reshape(len(record), -1)).max(-1)
     outputs["causes"][(outputs["causes"] == LEFT_BALL) & (outputs["exits"] <= last) & (largest < TAME)] = NO_NUMBER
 
 
 def has_own_parts(model: Transformer) -> bool:
-    """Whether a function of somebody's is in it."""
+    """Whether a part of the model is made of a function."""
     activation = getattr(model.feedforward, "activation", model.feedforward)
-    return any(has_function(part) for part in (model.attention, activation, model.norm))
+    return any(is_user_part(part) for part in (model.attention, activation, model.norm))
 
 
 def is_ordinary(model: Transformer) -> bool:
-    """Whether neither strengths nor gain alone take V beyond all bounds."""
+    """Whether strengths and gain are too small to make V infinite by themselves."""
     gain = 0.0 if model.feedforward is None else model.feedforward.gain_at(model.width)
     return bool(max(gain, model.strengths.max()) < TAME)

@@ -21,7 +21,7 @@ NO_NORM, PRE_NORM, POST_NORM = 0, 1, 2
 
 
 class ResidualConstants(NamedTuple):
-    """λ, γ/√n, n − r, and where a normalisation stands; the others as in `norm`."""
+    """λ, γ/√n, n − r and the place of the norm; the other fields are those of `norm`."""
 
     skip: float
     branch: float
@@ -33,7 +33,7 @@ class ResidualConstants(NamedTuple):
 
 
 class ResidualWorkspace(NamedTuple):
-    """Scratch matrices, each with LANES behind, of a branch whose output factor has k columns; t = min(k, n − r)."""
+    """Scratch matrices with LANES as the last dimension; the output factor has k columns, t = min(k, n − r)."""
 
     branch: np.ndarray  # (m, k)
     inside: np.ndarray  # (k, r)
@@ -67,8 +67,8 @@ def add_branch(stream, factor, constants, work):
     multiply(work.branch, work.outside, work.added)
     for i in range(m):
         for k in range(r):
-            kept, moved = load(factor, i, k), load(work.moved, i, k)
-            store(work.rows, i, k, constants.skip * kept + constants.branch * moved)
+            carried, moved = load(factor, i, k), load(work.moved, i, k)
+            store(work.rows, i, k, constants.skip * carried + constants.branch * moved)
         for k in range(t):
             store(work.rows, i, r + k, constants.branch * load(work.added, i, k))
     if t == 0:

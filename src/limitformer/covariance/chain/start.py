@@ -1,6 +1,6 @@
 r"""The factor R₀ of a start: R₀R₀ᵀ = V₀, its first column the tokens' means where a LayerNorm needs them.
 
-The vector of ones, e = 1/√n, is one direction more. If the tokens' means are known, R₀ = [means | factor of
+The vector of ones, e = 1/√n, is one more direction. If the tokens' means are known, R₀ = [means | factor of
 V₀ − means meansᵀ]. If not, the tokens lie in a uniformly random position: seen from them, e is a random unit vector
 of R^n, drawn for each sample, and a reflection makes it the first coordinate.
 """
@@ -18,10 +18,10 @@ from limitformer.numerics.random import next_chi, next_normal
 
 
 def start_factor(start: Start, width: int, with_means: bool) -> tuple[NDArray[np.float64], bool]:
-    """R₀ (tokens, r), r = min(tokens + with_means, width), and whether each sample must turn it at random.
+    """Return R₀ (tokens, r), r = min(tokens + with_means, width), and whether each sample must turn it at random.
 
     Raises:
-        InputError: more directions than the width has.
+        InputError: the start spreads in more directions than the width has.
     """
     rank = start.rank()
     require(
@@ -37,7 +37,7 @@ def start_factor(start: Start, width: int, with_means: bool) -> tuple[NDArray[np
     spread = rank_of(centred)
     require(
         spread < width,
-        f"The start spreads in {spread} directions beside its means, more than width={width} has. "
+        f"The start spreads in {spread} directions in addition to its means, more than width={width} has. "
         f"Nearest: width={spread + 1}.",
     )
     return np.column_stack([start.means, root(centred, columns - 1)]), False
@@ -47,7 +47,7 @@ def start_factor(start: Start, width: int, with_means: bool) -> tuple[NDArray[np
 def turn_at_random(stream, factor, e, spread, width):
     """Reflect `factor` (m, r) so that its first coordinate is a random unit vector of R^width, seen from the tokens.
 
-    Its first `spread` columns are the tokens' own directions; one more column, if any, holds what e has outside.
+    Its first `spread` columns are the directions of the tokens; one more column, if any, is the part of e outside.
     `e` (r, 1) is scratch.
     """
     m, r = factor.shape[0], factor.shape[1]
@@ -60,13 +60,13 @@ def turn_at_random(stream, factor, e, spread, width):
         outside = next_chi(stream, width - spread)
         store(e, spread, 0, outside)
         squared = squared + outside * outside
-    # P = I − 2vvᵀ/|v|² with v = e − (1, 0, …) sends e to the first coordinate and turns nothing else's length.
+    # P = I − 2vvᵀ/|v|² with v = e − (1, 0, …) sends e to the first coordinate and keeps all lengths.
     scale, length = 1.0 / square_root(squared), everywhere(0.0)
     for k in range(r):
         v = scale * load(e, k, 0) - (1.0 if k == 0 else 0.0)
         store(e, k, 0, v)
         length = length + v * v
-    inverse = where_positive(length, 2.0 / length)  # where e is the first coordinate already, nothing turns
+    inverse = where_positive(length, 2.0 / length)  # 0 where e is already the first coordinate
     for i in range(m):
         share = everywhere(0.0)
         for k in range(r):

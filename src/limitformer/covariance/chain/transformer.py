@@ -1,10 +1,24 @@
 r"""The exact law of a finite Transformer's token covariance, with no n × n weight ever drawn.
 
-The chain carries a factor R (m × r) of V = R Rᵀ, r = min(m, n), or min(m + 1, n) under a LayerNorm. A layer is a
-list of sublayers; each makes its output factor U from R (`attention`, `feedforward`) and adds it (`residual`), with
-the λ and γ of its place. It
-is exact in law at every width, for Gaussian weights; the cost of a layer does not depend on n, but for the hidden
-units, which are n_h Gaussian vectors.
+The chain carries a factor R (m × r) of V = R Rᵀ, r = min(m, n), or min(m + 1, n) under a LayerNorm. A layer is a list
+of sublayers. Each computes its output factor U from R (`attention`, `feedforward`) and adds it to R (`residual`), with
+the λ and γ of its place and the norm of the model (`norm`). The start is in `start`.
+
+The chain is exact in law at every width, for Gaussian weights. The cost of a layer does not depend on n, except for
+the hidden units, which are n_h Gaussian vectors.
+
+Letters of [ST] in this folder, and their names in code:
+
+| letter | name | meaning |
+|---|---|---|
+| m, n, d | `tokens`, `width`, `depth` | tokens, width, layers |
+| n_k, n_h | `key_dim`, `hidden` | dimension of queries and keys, hidden units |
+| R, U | `factor`, `branch` | factors of the tokens (m × r) and of a sublayer's output |
+| λ, γ/√n | `skip`, `branch` of the constants | strengths of a residual sum |
+| n − r | `outside` | directions that the tokens do not span |
+| 1/τ | `inverse_temperature` | of the softmax |
+| c/n_h | `gain`² | the constant c of the activation [ST, eq. 4], over the hidden units |
+| s₊, s₋ | `positive`, `negative` | slopes of a piecewise linear activation |
 """
 
 from dataclasses import dataclass, field
@@ -41,18 +55,17 @@ from limitformer.covariance.chain.residual import (
 )
 from limitformer.covariance.chain.start import start_factor, turn_at_random
 from limitformer.models import Mixing, RadialNorm, Start, Transformer
-from limitformer.models.norm import POSITIVE
-from limitformer.models.own_function import function_of
+from limitformer.models.frozen import function_of
 from limitformer.numerics.factor import copy
 from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import LANES, in_lanes, lane_matrix
 from limitformer.numerics.random import Stream, key, open_stream, rewind
 from limitformer.numerics.watch import Watch, count_whole, is_halted, keep_going
 from limitformer.paths.exits import Ledger, check_factor, clear_exits, copy_exits, open_ledger
-from limitformer.paths.recorder import Recorder
 from limitformer.paths.recording import (
     ALL_OF_V,
     FACTOR_FLOOR,
+    CovarianceProcess,
     Outputs,
     Recording,
     replicas_of,
@@ -65,25 +78,25 @@ PLACEMENTS = {None: NO_NORM, "pre": PRE_NORM, "post": POST_NORM}
 
 
 class Constants(NamedTuple):
-    """All that the kernel needs to know of a model."""
+    """The numbers of a model that the kernels read."""
 
     depth: int
     width: int
-    residual: ResidualConstants  # of the first sublayer
+    residual: ResidualConstants  # with the strengths of the first sublayer
     attention: AttentionConstants
     feedforward: FeedforwardConstants
     strengths: np.ndarray  # (depth or 1, sublayers, 2): λ and γ/√n
 
 
 class Workspace(NamedTuple):
-    """Scratch of one thread; matrices have LANES behind."""
+    """Scratch of one thread; every matrix has LANES as its last dimension."""
 
     stream: Stream
     ledger: Ledger
     attention: AttentionWorkspace
     feedforward: FeedforwardWorkspace
-    wide: ResidualWorkspace  # for the branch of [ST, eq. 1], which has r columns
-    square: ResidualWorkspace  # for the others, which are triangular
+    wide: ResidualWorkspace  # for the branch of [ST, eq. 1], whose factor has r columns
+    square: ResidualWorkspace  # for the others, whose factor is triangular
     factor: np.ndarray  # (m, r)
     previous: np.ndarray  # (m, r)
     normal: np.ndarray  # (m, r)
@@ -108,7 +121,7 @@ def workspace(tokens, rank, constants):
 
 @driver
 def run_replicas(start, turned, constants, sublayers, visible, share, watch):
-    """The replicas of a share from `start` (m, r, LANES): what is kept (`writing`), layer of the exit and its cause."""
+    """Run the replicas of a share from `start` (m, r, LANES); write their records, exits and causes."""
     work = workspace(start.shape[0], start.shape[1], constants)
     for begin in range(0, len(share.exits), LANES):
         rewind(work.stream, share.key_words, np.uint64(share.first + begin))
@@ -116,7 +129,7 @@ def run_replicas(start, turned, constants, sublayers, visible, share, watch):
         if turned:
             spread = min(start.shape[0], constants.width)
             turn_at_random(work.stream, work.factor, work.direction, spread, constants.width)
-        record = rows_of(share.record, begin)
+        record = rows_of(share.arrays, begin)
         run_lanes(constants, sublayers, visible, share.points, share.radius, record, work, watch)
         if is_halted(watch):
             return
@@ -126,7 +139,7 @@ def run_replicas(start, turned, constants, sublayers, visible, share, watch):
 
 @kernel
 def run_lanes(constants, sublayers, visible, layers, radius, record, work, watch):
-    """All layers of the replicas that run side by side."""
+    """Run all layers of the replicas of all lanes."""
     clear_exits(work.ledger)
     for layer in range(constants.depth + 1):
         if not keep_going(watch, replicas_of(record), layer / (constants.depth + 1)):
@@ -141,7 +154,7 @@ def run_lanes(constants, sublayers, visible, layers, radius, record, work, watch
 
 @kernel
 def residual_at(constants, layer, place):
-    """λ and γ/√n of a sublayer, layers counted from 1, and what all residuals share."""
+    """Return the constants of one sublayer; layers count from 1."""
     row, shared = min(layer, constants.strengths.shape[0]) - 1, constants.residual
     return ResidualConstants(
         constants.strengths[row, place, 0],
@@ -156,7 +169,7 @@ def residual_at(constants, layer, place):
 
 @kernel
 def apply_sublayer(sublayer, residual, constants, visible, work, watch):
-    """X ← λX + γ·branch, with the normalisation where it stands."""
+    """X ← λX + γ·branch, with a Pre-norm or a Post-norm."""
     source = work.factor
     if residual.placement == PRE_NORM:
         normalise(work.factor, residual.mean_columns, residual.eps, residual.address, work.normal)
@@ -176,15 +189,15 @@ def apply_sublayer(sublayer, residual, constants, visible, work, watch):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TransformerChain(Recorder):
-    """The chain of one model and start, ready to run.
+class TransformerChain(CovarianceProcess):
+    """The process that `simulate` runs: the chain of one model and start.
 
     Attributes:
         model: the Transformer.
         start: its input tokens.
         points: layers to record, ascending, 0 (the start) to depth.
         radius: samples whose |V| reaches it stop there.
-        recording: what is kept.
+        recording: quantities to record.
     """
 
     model: Transformer
@@ -198,18 +211,18 @@ class TransformerChain(Recorder):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Where it starts and where it stops, and what is kept."""
-        kept = self.recording.settings(FACTOR_FLOOR)
-        return {"start": self.start.description, "radius": self.radius, **kept}
+        """The settings that are stored with the results."""
+        recording = self.recording.settings(FACTOR_FLOOR)
+        return {"start": self.start.description, "radius": self.radius, **recording}
 
     def prepare(self, seed: int) -> "PreparedChain":
-        """Everything that all replicas share."""
+        """Return the part of the computation that all replicas share."""
         factor, turned = start_factor(self.start, self.model.width, subtracts_mean(self.model))
         return PreparedChain(self, factor, turned, seed)
 
 
 class PreparedChain:
-    """A chain with its start factor and key; `run` may be called from several threads."""
+    """A chain with its start factor and key. Several threads may call `run`."""
 
     def __init__(self, chain: TransformerChain, factor: NDArray[np.float64], turned: bool, seed: int) -> None:
         self.chain = chain
@@ -223,19 +236,19 @@ class PreparedChain:
             chain.model.attention.require_tokens(self.visible)
 
     def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
-        """Replicas `first` … into what is kept, `exits` (∞ if none) and `causes`, unless it is halted."""
+        """Write replicas `first`, `first` + 1, … and their exits into `outputs`, unless `watch` is halted."""
         share = self.chain.share(outputs, first, self.key_words, self.chain.points)
         run_replicas(self.factor, self.turned, self.constants, self.sublayers, self.visible, share, watch)
         mark_own_exits(self.chain.model, outputs, self.chain.points[-1])
 
 
 def subtracts_mean(model: Transformer) -> bool:
-    """Whether a layer takes off the tokens' means over their coordinates."""
+    """Return whether a norm subtracts the tokens' means over their coordinates."""
     return model.normalisation is not None and model.normalisation.subtracts_mean
 
 
 def constants_of(model: Transformer, rank: int) -> Constants:
-    """The kernel's constants for a model whose start factor has `rank` columns."""
+    """Return the constants of a model whose start factor has `rank` columns."""
     norm = model.normalisation
     strengths = kernel_strengths(model)
     residual = ResidualConstants(
@@ -245,19 +258,19 @@ def constants_of(model: Transformer, rank: int) -> Constants:
         placement=PLACEMENTS[None if norm is None else norm.placement],
         mean_columns=int(subtracts_mean(model)),
         eps=0.0 if norm is None else float(norm.eps),
-        address=elementwise_address(function_of(norm), POSITIVE) if type(norm) is RadialNorm else NOTHING,
+        address=elementwise_address(function_of(norm)) if type(norm) is RadialNorm else NOTHING,
     )
     parts = attention_constants(model), feedforward_constants(model)
     return Constants(model.depth, model.width, residual, *parts, strengths)
 
 
 def kernel_strengths(model: Transformer) -> NDArray[np.float64]:
-    """(depth or 1, sublayers, 2): λ and γ/√n."""
+    """Return λ and γ/√n (depth or 1, sublayers, 2)."""
     return model.strengths / np.array([1.0, np.sqrt(model.width)])
 
 
 def attention_constants(model: Transformer) -> AttentionConstants:
-    """Constants of the attention sublayer; an absent one gets the smallest that the workspace allows."""
+    """Return the constants of attention; without attention, the smallest that the workspace allows."""
     if model.attention is None:
         return AttentionConstants(0.0, 0.0, 0.0, 1, 1, NOTHING)
     identity, center, _ = model.attention.interventions
@@ -272,7 +285,7 @@ def attention_constants(model: Transformer) -> AttentionConstants:
 
 
 def feedforward_constants(model: Transformer) -> FeedforwardConstants:
-    """Constants of the feed-forward sublayer; an absent one has one hidden unit that is never used."""
+    """Return the constants of the feed-forward layer; without one, those of one hidden unit that is never used."""
     part = model.feedforward
     if part is None:
         return FeedforwardConstants(1, 0.0, PIECEWISE_LINEAR, 1.0, 1.0, NOTHING, False)
@@ -282,12 +295,12 @@ def feedforward_constants(model: Transformer) -> FeedforwardConstants:
 
 
 def sublayers_of(model: Transformer) -> list[int]:
-    """The sublayers of a layer, in order."""
+    """Return the sublayers of a layer, in order."""
     attention = [] if model.attention is None else [HEADS if model.attention.heads else ATTENTION]
     return attention + ([] if model.feedforward is None else [FEEDFORWARD])
 
 
 def visibility(model: Transformer, tokens: int) -> NDArray[np.bool_]:
-    """(tokens, tokens): whether the row's token sees the column's."""
+    """Return (tokens, tokens): whether the row's token sees the column's."""
     everything = np.ones((tokens, tokens), bool)
     return {None: everything, "causal": np.tril(everything)}[model.mask]

@@ -1,4 +1,9 @@
-"""The chain up and then down: gradients that are exact in law."""
+"""Gradients of the chain, exact in law.
+
+The algorithm and its letters are in `backward`. Read it first, then `residual` (a sum, forward and backward),
+`attention` and `feedforward` (the branches). `matrices` has their operations, `buffers` and `checkpoints` their memory,
+and `chain` is the process that `simulate` runs.
+"""
 
 from limitformer.covariance.gradients.chain import GradientChain as GradientChain
 from limitformer.covariance.gradients.chain import weights_of as weights_of

@@ -1,81 +1,92 @@
-r"""A residual sum, forward with what the backward pass needs, and backward. Letters in `backward`, names in `layout`.
+r"""A residual sum, forward and backward; letters in `backward`.
 
-Forward: X′/√n = M [Q; Q⊥] with M = [ λR + (γ/√n) U H | (γ/√n) U T ]; M = [R′ 0] Ω, so that Q′ is the first rows of
-Ω [Q; Q⊥]. H (k × r) and T (k × t) are the branch's last matrix seen from U: N = H Q + T Q⊥.
+**Forward**, `forward_sum`: X′/√n = M [Q; Q⊥] with M = [ λR + (γ/√n) U H | (γ/√n) U T ]; M = [R′ 0] Ω, so that Q′ is the
+first rows of Ω [Q; Q⊥]. H (k × r) and T (k × t) are the branch's last matrix seen from U: N = H Q + T Q⊥.
 
-Backward, `unfold`: G′ = P′ Q′ + T′ E′, E′ a Haar frame outside Q′. Of its n − r directions there, t lie among
-[Q; Q⊥] and the others are new: in these coordinates E′ is Φ, the orthogonal part of a Gaussian matrix
-[Z | bartlett(s, n − r − t)]. Hence G′ = Γ [Q; Q⊥; E₂],
+**Backward**, before the branch, `unfold`: G′ = P′ Q′ + T′ E′, E′ a Haar frame outside Q′. Of the n − r directions
+there, t lie among [Q; Q⊥] and the others are new. In these coordinates E′ is Φ, the orthogonal part of a Gaussian
+matrix [Z | bartlett(s, n − r − t)]. Hence G′ = Γ [Q; Q⊥; E₂],
 
   Γ = [ [P′ | (T′Φ)₁] Ω | (T′Φ)₂ ]   (m × w).
 
-`fold`: what the branch pulls back has coordinates `pulled` in Q, and outside it C Z with Z Gaussian, as seen in the
-directions Q⊥ and E₂ and in new ones, where its factor is bartlett(m, n − r − t − t₂):
+**Backward**, after the branch, `fold`: the branch returns a gradient that has coordinates `inner` in Q, and outside it
+C Z with Z Gaussian. Z is drawn in the directions Q⊥ and E₂; in new ones its factor is bartlett(m, n − r − t − t₂):
 
-  P = λ Γ_Q + (γ/√n) pulled,   T = factor of [ λ Γ_(Q⊥, E₂) + (γ/√n) C Z | (γ/√n) C bartlett ].
+  P = λ Γ_Q + (γ/√n) inner,   T = factor of [ λ Γ_(Q⊥, E₂) + (γ/√n) C Z | (γ/√n) C bartlett ].
 """
 
-from limitformer.covariance.gradients.layout import (
-    BRANCH,
-    COPIED,
-    FRAME,
-    FRESH,
-    GRADIENT,
-    INSIDE,
-    KNOWN,
-    OUTSIDE,
-    PULLED,
-    PUSHED,
-    ROOT,
-    ROWS,
-    SEEN,
-    SPREAD,
+from typing import NamedTuple
+
+from limitformer.covariance.gradients.buffers import Buffer
+from limitformer.covariance.gradients.matrices import (
+    draw_bartlett_into,
+    draw_normals_into,
+    place,
+    reflect,
+    turn_back,
 )
-from limitformer.covariance.gradients.reflections import reflect, turn_back
-from limitformer.covariance.gradients.scratch import matrix
 from limitformer.numerics.factor import FIRST, copy, multiply_into, multiply_transposed, triangularise
 from limitformer.numerics.kernels import kernel
 from limitformer.numerics.lanes import load, store
-from limitformer.numerics.random import next_chi, next_normal
+
+
+class StreamGradient(NamedTuple):
+    """The gradient G in the tokens."""
+
+    inside: Buffer  # P
+    outside: Buffer  # T
+
+
+class BranchGradient(NamedTuple):
+    """The gradient that a branch returns, in its input, and of its weights."""
+
+    inside: Buffer  # its coordinates in Q
+    spread: Buffer  # C: its rows outside Q are Gaussian of covariance C Cᵀ
+    norms: Buffer  # |∂W|²/γ² of the branch's weights, in the order of their names
+
+
+class SumBuffers(NamedTuple):
+    """A residual sum whose branch has an output factor U of k columns."""
+
+    branch: Buffer  # U
+    known: Buffer  # [H | T | 0], the branch's last matrix N
+    rows: Buffer  # M, then the reflections of Ω
+    frame: Buffer  # the reflections of Φ
+    gradient: Buffer  # Γ
+    seen: Buffer  # Γ Nᵀ
+    fresh: Buffer  # [Z | bartlett]
+    update: Buffer  # (γ/√n) C [Z | bartlett]; first the discarded triangle of Φ
+    copied: Buffer  # Γ, overwritten by `find_root`
+    root: Buffer  # S, S Sᵀ = Γ Γᵀ
+
+
+def sum_shapes(m: int, r: int, k: int, outside: int) -> SumBuffers:
+    """Return the shapes for m tokens, r columns of R, k of U, and n − r = `outside` directions."""
+    t = min(k, outside)
+    s, t2 = min(m, outside), min(m, outside, outside - t)
+    t3 = min(m, outside - t - t2)
+    width = r + t + t2
+    return SumBuffers(
+        branch=(m, k),
+        known=(k, width),
+        rows=(m, r + t),
+        frame=(s, width),
+        gradient=(m, width),
+        seen=(m, k),
+        fresh=(m, t + t2 + t3),
+        update=(m, t + t2 + t3),
+        copied=(m, width),
+        root=(m, m),
+    )
 
 
 @kernel
-def place(block, out, offset):
-    """out[:, offset:] = `block`, as many columns as both have."""
-    for i in range(block.shape[0]):
-        for j in range(min(block.shape[1], out.shape[1] - offset)):
-            store(out, i, offset + j, load(block, i, j))
-
-
-@kernel
-def draw_normals_into(stream, out, first, last):
-    """out[:, first:last] as `random.draw_normals`."""
-    for i in range(out.shape[0]):
-        for j in range(first, last):
-            store(out, i, j, next_normal(stream))
-
-
-@kernel
-def draw_bartlett_into(stream, degrees, out, first, last):
-    """out[:, first:last] as `factor.draw_bartlett`."""
-    for i in range(out.shape[0]):
-        for j in range(last - first):
-            if j < i:
-                store(out, i, first + j, next_normal(stream))
-            elif j == i:
-                store(out, i, first + j, next_chi(stream, degrees - i))
-            else:
-                store(out, i, first + j, 0.0)
-
-
-@kernel
-def add_branch_reversibly(stream, factor, constants, scratch, total):
-    """As `residual.add_branch`, from the same numbers; `total` is WIDE or SQUARE."""
-    known, rows = matrix(scratch, total + KNOWN), matrix(scratch, total + ROWS)
-    r, columns = factor.shape[1], rows.shape[1]
-    draw_normals_into(stream, known, FIRST, r)
-    draw_bartlett_into(stream, constants.outside, known, r, columns)
-    multiply_into(matrix(scratch, total + BRANCH), known, columns, rows, FIRST)
+def forward_sum(stream, factor, constants, total):
+    """Draw the numbers of `residual.add_branch` and update `factor` by the branch whose factor is `total.branch`."""
+    r, columns, rows = factor.shape[1], total.rows.shape[1], total.rows
+    draw_normals_into(stream, total.known, FIRST, r)
+    draw_bartlett_into(stream, constants.outside, total.known, r, columns)
+    multiply_into(total.branch, total.known, columns, rows, FIRST)
     for i in range(rows.shape[0]):
         for k in range(columns):
             moved = constants.branch * load(rows, i, k)
@@ -90,58 +101,47 @@ def add_branch_reversibly(stream, factor, constants, scratch, total):
 
 
 @kernel
-def unfold(stream, constants, scratch, total):
-    """(P′, T′) to Γ, and Γ Nᵀ."""
-    gradient, frame, rows = (
-        matrix(scratch, total + GRADIENT),
-        matrix(scratch, total + FRAME),
-        matrix(scratch, total + ROWS),
-    )
-    inside, known = matrix(scratch, INSIDE), matrix(scratch, total + KNOWN)
-    r, columns, width = inside.shape[1], rows.shape[1], gradient.shape[1]
+def unfold(stream, constants, stream_gradient, total):
+    """(P′, T′) to Γ in `total.gradient`, and Γ Nᵀ in `total.seen`."""
+    gradient = total.gradient
+    r, columns, width = stream_gradient.inside.shape[1], total.rows.shape[1], gradient.shape[1]
     for i in range(gradient.shape[0]):
         for k in range(width):
             store(gradient, i, k, 0.0)
-    place(inside, gradient, FIRST)
+    place(stream_gradient.inside, gradient, FIRST)
     if columns > r:
-        place(matrix(scratch, OUTSIDE), gradient, r)
-        draw_normals_into(stream, frame, r, columns)
-        draw_bartlett_into(stream, constants.outside - (columns - r), frame, columns, width)
-        reflect(frame, r, width, matrix(scratch, total + PUSHED), FIRST)
-        turn_back(frame, r, width, gradient)
-        turn_back(rows, constants.mean_columns, columns, gradient)
-    multiply_transposed(gradient, known, matrix(scratch, total + SEEN))
+        place(stream_gradient.outside, gradient, r)
+        draw_normals_into(stream, total.frame, r, columns)
+        draw_bartlett_into(stream, constants.outside - (columns - r), total.frame, columns, width)
+        reflect(total.frame, r, width, total.update, FIRST)
+        turn_back(total.frame, r, width, gradient)
+        turn_back(total.rows, constants.mean_columns, columns, gradient)
+    multiply_transposed(gradient, total.known, total.seen)
 
 
 @kernel
-def fold(stream, constants, scratch, total):
-    """Γ and what the branch pulls back, `pulled` and C, to (P, T)."""
-    gradient, pulled, pushed = (
-        matrix(scratch, total + GRADIENT),
-        matrix(scratch, PULLED),
-        matrix(scratch, total + PUSHED),
-    )
-    inside, outside, fresh = matrix(scratch, INSIDE), matrix(scratch, OUTSIDE), matrix(scratch, total + FRESH)
-    r, known, columns = inside.shape[1], gradient.shape[1] - inside.shape[1], pushed.shape[1]
+def fold(stream, constants, stream_gradient, branch_gradient, total):
+    """Γ and the gradient that the branch returns, to (P, T)."""
+    gradient, update, fresh, inside = total.gradient, total.update, total.fresh, stream_gradient.inside
+    r, known, columns = inside.shape[1], gradient.shape[1] - inside.shape[1], update.shape[1]
     draw_normals_into(stream, fresh, FIRST, known)
     draw_bartlett_into(stream, constants.outside - known, fresh, known, columns)
-    multiply_into(matrix(scratch, SPREAD), fresh, columns, pushed, FIRST)
+    multiply_into(branch_gradient.spread, fresh, columns, update, FIRST)
     for i in range(inside.shape[0]):
         for k in range(r):
-            kept, moved = load(gradient, i, k), load(pulled, i, k)
-            store(inside, i, k, constants.skip * kept + constants.branch * moved)
+            carried, returned = load(gradient, i, k), load(branch_gradient.inside, i, k)
+            store(inside, i, k, constants.skip * carried + constants.branch * returned)
         for k in range(columns):
-            moved = constants.branch * load(pushed, i, k)
-            store(pushed, i, k, moved + constants.skip * load(gradient, i, r + k) if k < known else moved)
-    if columns > outside.shape[1]:
-        triangularise(pushed, FIRST, columns, outside, FIRST)
+            moved = constants.branch * load(update, i, k)
+            store(update, i, k, moved + constants.skip * load(gradient, i, r + k) if k < known else moved)
+    if columns > stream_gradient.outside.shape[1]:
+        triangularise(update, FIRST, columns, stream_gradient.outside, FIRST)
     else:
-        place(pushed, outside, FIRST)
+        place(update, stream_gradient.outside, FIRST)
 
 
 @kernel
-def find_root(gradient, scratch):
-    """S with S Sᵀ = Γ Γᵀ."""
-    copied = matrix(scratch, COPIED)
-    copy(gradient, copied)
-    triangularise(copied, FIRST, copied.shape[1], matrix(scratch, ROOT), FIRST)
+def find_root(total):
+    """S with S Sᵀ = Γ Γᵀ into `total.root`."""
+    copy(total.gradient, total.copied)
+    triangularise(total.copied, FIRST, total.copied.shape[1], total.root, FIRST)

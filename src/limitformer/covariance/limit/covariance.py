@@ -1,10 +1,10 @@
 r"""The infinite-depth limit of a Transformer's covariance: depth and width to infinity, depth/width → T.
 
-* attention alone: [ST, Thm 4.2]; feed-forward alone: [ST, Thm 3.2]; both: [ST, Cor. 4.3]; causal mask: `coefficients`.
-* one matrix a layer at γ = 1: [ST, eq. 3], where Σ_lin takes the place of 2γ² Σ_lin.
+* only attention: [ST, Thm 4.2]; only feed-forward: [ST, Thm 3.2]; both: [ST, Cor. 4.3]; causal mask: `drift`.
+* one matrix a layer at γ = 1: [ST, eq. 3], with Σ_lin instead of 2γ² Σ_lin.
 * **Beyond the paper:** a hidden width n_h = r·n with r ≠ 1. The hidden units are n_h samples of the kernel, so their
-  fluctuation has 1/r of the variance; λ²γ²·2 + γ⁴(1 + 1/r) takes the place of 2γ² in Σ_res. One matrix a layer at
-  γ < 1: it has no hidden units that fluctuate, which is r = ∞.
+  fluctuation has 1/r of the variance; λ²γ²·2 + γ⁴(1 + 1/r) replaces 2γ² in Σ_res. One matrix a layer at γ < 1: no
+  hidden units fluctuate, which is r = ∞.
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from limitformer.base.errors import NoLimitError, require, require_real, set_fields
-from limitformer.covariance.limit.coefficients import LimitConstants, Mask, drift_at
+from limitformer.covariance.limit.drift import LimitConstants, Mask, drift_at
 from limitformer.covariance.limit.explosion import explosion_probability
-from limitformer.covariance.limit.refusals import refuse_own
-from limitformer.models import OneMatrix, ShapedReLU, SoftmaxAttention, Start, Transformer, as_start
+from limitformer.models import (
+    Elementwise,
+    Gated,
+    Mixing,
+    OneMatrix,
+    ShapedReLU,
+    SoftmaxAttention,
+    Start,
+    Transformer,
+    as_start,
+)
 from limitformer.models.kinds import register, require_exact_kind
 
 SOFTMAX = (
@@ -34,7 +43,7 @@ SquareLike = Annotated[ArrayLike, "tokens tokens"]
 @register("limit")
 @dataclass(frozen=True, kw_only=True)
 class CovarianceLimit:
-    """The covariance SDE of [ST], made by `lf.limit(model)`.
+    """The covariance SDE of [ST], the result of `lf.limit(model)`.
 
     Attributes:
         gamma: γ.
@@ -65,7 +74,7 @@ class CovarianceLimit:
         require(self.mask in (None, "causal"), f'mask must be None or "causal"; got {self.mask!r}.')
 
     def constants(self) -> LimitConstants:
-        """The numbers in front of drift and noise."""
+        """Return the factors of drift and noise."""
         squared = self.gamma**2
         linear = 0.0
         if self.tau0 is not None:
@@ -82,13 +91,13 @@ class CovarianceLimit:
         )
 
     def mask_for(self, tokens: int) -> Mask:
-        """Who sees whom among `tokens` tokens."""
+        """Return the mask of `tokens` tokens."""
         everything = np.ones((tokens, tokens), bool)
         seen = {None: everything, "causal": np.tril(everything)}[self.mask]
         return Mask(bool(seen.all()), seen, seen.sum(1).astype(np.float64), np.arange(tokens))
 
     def mask_from(self, start: Start) -> Mask:
-        """The same for the tokens of `start`, whose twins and antipodes are known."""
+        """Return the mask of the tokens of `start`, with the twins and antipodes among them."""
         mask = self.mask_for(start.tokens)
         if not mask.full:
             return mask
@@ -96,7 +105,7 @@ class CovarianceLimit:
         return mask._replace(twins=twins_of(start.covariance), opposite=odd and are_antipodes(start.covariance))
 
     def drift(self, covariance: SquareLike) -> Square:
-        """b(V) (tokens, tokens), at V = `covariance` (tokens, tokens).
+        """Return b(V) (tokens, tokens), at V = `covariance` (tokens, tokens).
 
         >>> import limitformer as lf
         >>> relu = lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)
@@ -109,7 +118,7 @@ class CovarianceLimit:
         return at
 
     def diffusion(self, covariance: SquareLike) -> Annotated[Matrix, "pairs pairs"]:
-        """Σ(V), dense, over the pairs α ≤ β in the order of `numpy.triu_indices`; for checks.
+        """Return Σ(V), dense, over the pairs α ≤ β in the order of `numpy.triu_indices`; for checks.
 
         Cov(dV_αβ, dV_δω)/dt = 2a²(V_αδ V_βω + V_αω V_βδ) + the four terms of Cov((BV)_αβ, (BV)_δω) =
         V_αδ (V K^{αδ} V)_βω, K^{αδ} = C_α V C_δᵀ/(m_α m_δ).
@@ -127,20 +136,20 @@ class CovarianceLimit:
     def explosion_probability(
         self, start: Start | Annotated[ArrayLike, "2 2"], *, time: float | None = None, radius: float = inf
     ) -> float:
-        """Probability that the squared distance d = V₀₀ + V₁₁ − 2V₀₁ of two tokens reaches `radius`, or explodes.
+        """Return the probability that d = V₀₀ + V₁₁ − 2V₀₁ of two tokens reaches `radius`, or explodes.
 
-        For attention alone without a mask (`explosion`): in closed form for ever, by a one-dimensional partial
-        differential equation within a time (relative error about 1e-6; below 1e-10 it is 0). Without a radius it is
-        positive if and only if γ² < ½. |V| reaches a radius sooner than d does, since d ≤ 2|V| and tokens align while
-        they grow; it explodes when d does.
+        It is known for attention without a mask and without a feed-forward layer (`explosion`): in closed form for all
+        times, by a one-dimensional partial differential equation within a time (relative error about 1e-6; below 1e-10
+        it is 0). Without a radius it is positive if and only if γ² < ½. |V| reaches a radius sooner than d does, since
+        d ≤ 2|V| and tokens align while they grow; it explodes when d does.
 
         Args:
-            start: of two tokens, or V₀.
-            time: None for ever; `horizon` is what `simulate` goes to.
-            radius: of d.
+            start: a start of two tokens, or V₀.
+            time: the time within which d reaches the radius, None for any; `simulate` ends at `horizon`.
+            radius: the radius in d.
 
         Raises:
-            InputError: other than two tokens, a feed-forward layer, a mask, no attention, or a value out of range.
+            InputError: not two tokens, a feed-forward layer, a mask, no attention, or a value out of range.
 
         >>> import limitformer as lf
         >>> net = lf.Transformer(width=200, depth=150, gamma=0.6, attention=lf.ShapedAttention(tau0=1.0))
@@ -148,13 +157,16 @@ class CovarianceLimit:
         0.10081
         """
         v = as_start(start).covariance
-        require(len(v) == 2, f"The probability of an explosion is known for two tokens; got {len(v)}. Simulate them.")
-        others = {"a feed-forward layer": self.kink is not None, 'mask="causal"': self.mask is not None}
-        found = [name for name, there in others.items() if there]
         require(
-            self.tau0 is not None and not found,
-            "The probability of an explosion is known for attention alone without a mask; got "
-            f"{' and '.join(found) or 'no attention'}. Simulate it.",
+            len(v) == 2,
+            f"The probability of an explosion is known for two tokens; got {len(v)}. Nearest: limitformer.simulate.",
+        )
+        others = {"a feed-forward layer": self.kink is not None, 'mask="causal"': self.mask is not None}
+        obstacles = [name for name, present in others.items() if present]
+        require(
+            self.tau0 is not None and not obstacles,
+            "The probability of an explosion is known only for attention without a mask and a feed-forward layer; got "
+            f"{' and '.join(obstacles) or 'no attention'}. Nearest: limitformer.simulate.",
         )
         assert self.tau0 is not None
         return explosion_probability(self.gamma, self.tau0, float(v[0, 0] + v[1, 1] - 2 * v[0, 1]), time, radius)
@@ -162,7 +174,7 @@ class CovarianceLimit:
     def _mixing_covariance(self, v: Matrix) -> Matrix:
         mask = self.mask_for(len(v))
         weights = mask.seen / mask.counts[:, None]  # p_α in row α
-        # (C_α)_νκ, made as a matrix for each row α.
+        # (C_α)_νκ: one matrix for each row α.
         centre = mask.seen[:, :, None] * (np.eye(len(v)) - weights[:, None, :])
         logits = np.einsum("anx,xy,dky->adnk", centre, v, centre)
         logits /= (mask.counts[:, None] * mask.counts[None])[:, :, None, None]
@@ -170,24 +182,37 @@ class CovarianceLimit:
 
 
 def twins_of(covariance: Matrix) -> NDArray[np.int64]:
-    """The first token that is at no distance from each, up to the rounding of V."""
+    """Return for each token the first token at distance 0, up to the rounding of V."""
     variances = np.diag(covariance)
-    apart = variances[:, None] + variances - 2 * covariance
+    distances = variances[:, None] + variances - 2 * covariance
     rounding = 4 * len(covariance) * np.finfo(float).eps
-    return np.argmax(apart <= rounding * (variances[:, None] + variances), axis=1).astype(np.int64)
+    return np.argmax(distances <= rounding * (variances[:, None] + variances), axis=1).astype(np.int64)
 
 
 def are_antipodes(covariance: Matrix) -> bool:
-    """Whether there are two tokens and their sum is 0, up to the rounding of V."""
+    """Return whether there are two tokens and their sum is 0, up to the rounding of V."""
     return len(covariance) == 2 and int(twins_of(covariance * np.array([[1, -1], [-1, 1]]))[1]) == 0
 
 
+def refuse_own(model: Transformer) -> None:
+    """Raise `NoLimitError` for user-defined parts and for strengths that differ, which no theorem covers."""
+    if not model.uniform:
+        raise NoLimitError(
+            "No limit is proven where strengths differ by layer or sublayer; gamma and lam must be numbers."
+        )
+    feedforward = model.feedforward
+    parts = (model.attention, feedforward.activation if type(feedforward) is OneMatrix else feedforward)
+    for part in parts:
+        if type(part) in (Mixing, Elementwise, Gated):
+            raise NoLimitError(f"No limit is proven for {part!r}; it needs ShapedAttention and ShapedReLU.")
+
+
 def covariance_limit(model: Transformer) -> CovarianceLimit:
-    """The limit of `model` as depth and width go to infinity with their ratio fixed.
+    """Return the limit of `model` as depth and width go to infinity with their ratio fixed.
 
     Raises:
         NoLimitError: a part whose contribution to a layer does not shrink with the width, or one for which no limit
-            is proven; the message says which.
+            is proven; the message names it.
 
     >>> import limitformer as lf
     >>> lf.limit(lf.Transformer(width=200, depth=150, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))).horizon
@@ -228,7 +253,7 @@ def covariance_limit(model: Transformer) -> CovarianceLimit:
 
 
 def missing_shape(interventions: tuple[bool, bool, str]) -> str:
-    """Why attention without all three modifications of [ST, eq. 9] has no limit."""
+    """Return the reason why attention without all three modifications of [ST, eq. 9] has no limit."""
     identity, center, temperature = interventions
     reasons = []
     if not identity:
@@ -241,7 +266,7 @@ def missing_shape(interventions: tuple[bool, bool, str]) -> str:
 
 
 def largest_step(limit: CovarianceLimit, tokens: int) -> float:
-    """The dt below which the factor step exists: 1/((2m − 1) a² + η)."""
+    """Return the dt below which the factor step exists: 1/((2m − 1) a² + η)."""
     constants = limit.constants()
     rate = (2 * tokens - 1) * constants.linear**2 + constants.kink
     return inf if rate == 0 else 1 / rate

@@ -27,12 +27,11 @@ Matrix = NDArray[np.float64]
 
 
 def dual_kernel(part: Feedforward, v: Matrix) -> Matrix:
-    """K(V) (tokens, tokens) at V = `v` (tokens, tokens), as the width goes to infinity."""
+    """Return K(V) (tokens, tokens) at V = `v` (tokens, tokens), as the width goes to infinity."""
     return of_kind(part, DUAL_KERNELS)(part, v)
 
 
 def piecewise_linear(v: Matrix, positive: float, negative: float) -> Matrix:
-    """K of slopes s₊, s₋."""
     mean, half = (positive + negative) / 2, (positive - negative) / 2
     deviation = np.sqrt(np.diagonal(v))
     sizes = np.outer(deviation, deviation)
@@ -42,7 +41,6 @@ def piecewise_linear(v: Matrix, positive: float, negative: float) -> Matrix:
 
 
 def gaussian_error(v: Matrix) -> Matrix:
-    """K of GELU."""
     variances = np.diagonal(v)
     a, b = variances[:, None], variances[None]
     product = (1 + a) * (1 + b)

@@ -5,8 +5,8 @@ It can leave the cone of covariance matrices; the root of V then does not exist 
 
 import numpy as np
 
-from limitformer.covariance.limit.coefficients import drift
-from limitformer.covariance.limit.masked_step import draw_mixing
+from limitformer.covariance.limit.drift import drift
+from limitformer.covariance.limit.factor_step import draw_mixing
 from limitformer.numerics.factor import multiply, multiply_by_lower_transposed, multiply_lower
 from limitformer.numerics.kernels import kernel
 from limitformer.numerics.lanes import everywhere, load, magnitude, square_root, store, where_positive
@@ -47,7 +47,7 @@ def cholesky(v, out, failed):
         rounding = rounding + CONE_ROUNDING * load(v, i, i)
     loose = rounding / np.sqrt(CONE_ROUNDING)
     for j in range(m):
-        pivot = rest_of(v, out, j, j)
+        pivot = remainder(v, out, j, j)
         wrong = wrong + where_positive(-1.0 * rounding - pivot, everywhere(1.0))
         wrong = wrong + where_positive(-1.0 * load(v, j, j), everywhere(1.0))
         inverse = where_positive(pivot - rounding, 1.0 / square_root(pivot))
@@ -55,7 +55,7 @@ def cholesky(v, out, failed):
             if i < j:
                 store(out, i, j, 0.0)
             else:
-                rest = rest_of(v, out, i, j)
+                rest = remainder(v, out, i, j)
                 store(out, i, j, rest * inverse)
                 # Next to a pivot of zero everything must be zero too, up to rounding.
                 excess = where_positive(magnitude(rest) - loose, everywhere(1.0))
@@ -64,8 +64,8 @@ def cholesky(v, out, failed):
 
 
 @kernel
-def rest_of(v, root, i, j):
-    """V_ij less what the columns of the root before j explain."""
+def remainder(v, root, i, j):
+    """Return V_ij minus the part that the columns of the root before j explain."""
     rest = load(v, i, j)
     for k in range(j):
         rest = rest - load(root, i, k) * load(root, j, k)

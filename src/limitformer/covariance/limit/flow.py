@@ -7,7 +7,7 @@ d → ∞, in any order and at any ratio [Hayou and Yang, 2023],
 
   dV/dt = Σ over the sublayers of F(V),
 
-* **feed-forward**: F = K(V), K_αβ = c E σ(h_α) σ(h_β) with h ~ N(0, V) (`kernels`). A shaped ReLU has slopes that
+* **feed-forward**: F = K(V), K_αβ = c E σ(h_α) σ(h_β) with h ~ N(0, V) (`dual`). A shaped ReLU has slopes that
   meet as n → ∞: K(V) = V. The layer of one matrix has the same K: its coordinates are sums of Gaussian vectors.
 * **attention** with τ = τ₀√(n n_k): logits over τ vanish, the softmax becomes p (1/m_α on what α sees), and
   F = A V Aᵀ with A = identity·I + (1 − center)·p. With the standard temperature logits stay random, and E A V Aᵀ has no
@@ -24,31 +24,30 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from limitformer.base.errors import NoLimitError, require
+from limitformer.covariance.limit.covariance import refuse_own
 from limitformer.covariance.limit.dual import dual_kernel
-from limitformer.covariance.limit.refusals import refuse_own
 from limitformer.models import Start, Transformer, as_start
 from limitformer.models.kinds import register, require_exact_kind
 from limitformer.numerics.random import key
 from limitformer.numerics.watch import DONE, WHOLE, Watch
-from limitformer.paths.recorder import Recorder
-from limitformer.paths.recording import ALL_OF_V, VALUE_FLOOR, Outputs, Recording
+from limitformer.paths.recording import ALL_OF_V, VALUE_FLOOR, CovarianceProcess, Outputs, Recording
 
 Matrix = NDArray[np.float64]
 RELATIVE_ERROR, ABSOLUTE_ERROR = 1e-10, 1e-13  # of the solver; the second times the largest variance of the start
 
 
 def flows(model: Transformer) -> bool:
-    """Whether λ = 1 and γ = 1/√depth, up to rounding."""
+    """Return whether λ = 1 and γ = 1/√depth, up to rounding."""
     return model.uniform and model.skip == 1 and isclose(model.branch * model.depth**0.5, 1, rel_tol=1e-9)
 
 
 @register("limit")
 @dataclass(frozen=True, kw_only=True)
 class CovarianceFlow:
-    """The covariance ODE of λ = 1, γ = 1/√depth, made by `lf.limit(model)`; its width and depth have no effect.
+    """The covariance ODE of λ = 1, γ = 1/√depth, the result of `lf.limit(model)`. Width and depth have no effect.
 
     Attributes:
-        model: what it is the limit of.
+        model: the model that has this limit.
     """
 
     model: Transformer
@@ -70,11 +69,11 @@ class CovarianceFlow:
 
     @property
     def horizon(self) -> float:
-        """1: the time of a layer is layer/depth."""
+        """The time of the last layer, 1; a layer's time is layer/depth."""
         return 1.0
 
     def drift(self, covariance: Annotated[ArrayLike, "tokens tokens"]) -> Annotated[Matrix, "tokens tokens"]:
-        """dV/dt, at V = `covariance`.
+        """Return dV/dt, at V = `covariance`.
 
         >>> import limitformer as lf
         >>> net = lf.Transformer(width=9, depth=4, gamma=0.5, lam=1.0, feedforward=lf.ReLU())
@@ -95,7 +94,7 @@ class CovarianceFlow:
         return total
 
     def _mixing(self, tokens: int) -> Matrix:
-        """A (tokens, tokens) of vanishing logits."""
+        """Return A (tokens, tokens) at vanishing logits."""
         assert self.model.attention is not None
         identity, center, _ = self.model.attention.interventions
         seen = np.ones((tokens, tokens))
@@ -107,7 +106,7 @@ class CovarianceFlow:
         start: Start | Annotated[ArrayLike, "tokens tokens"],
         times: Annotated[ArrayLike, "times"] = (1.0,),
     ) -> Annotated[Matrix, "times tokens tokens"]:
-        """V at `times`, ascending in [0, 1], from a start or a covariance matrix.
+        """Return V at `times`, ascending in [0, 1], from a start or a covariance matrix.
 
         Raises:
             InputError: not a start, or times that are not ascending in [0, 1].
@@ -117,11 +116,11 @@ class CovarianceFlow:
         >>> lf.limit(net).solve([[1.0]]).round(6)
         array([[[2.718282]]])
         """
-        from scipy.integrate import solve_ivp  # it takes a while, and workers of sweeps do without
+        from scipy.integrate import solve_ivp  # slow to import, and workers of sweeps do not need it
 
         v = as_start(start).covariance
         at = checked_times(times)
-        found = solve_ivp(
+        solution = solve_ivp(
             lambda _, flat: self._drift(flat.reshape(v.shape)).ravel(),
             (0.0, 1.0),
             v.ravel(),
@@ -130,12 +129,12 @@ class CovarianceFlow:
             rtol=RELATIVE_ERROR,
             atol=ABSOLUTE_ERROR * float(v.diagonal().max()),
         )
-        require(found.success, f"The ODE could not be solved: {found.message}")
-        return np.asarray(found.y.T.reshape(len(at), *v.shape))
+        require(solution.success, f"The ODE could not be solved: {solution.message}")
+        return np.asarray(solution.y.T.reshape(len(at), *v.shape))
 
 
 def checked_times(times: ArrayLike) -> Matrix:
-    """`times` as an array, ascending in [0, 1]."""
+    """Return `times` as an array; raise `InputError` unless it ascends in [0, 1]."""
     at = np.asarray(times, np.float64)
     good = (
         at.ndim == 1 and at.size > 0 and bool((at >= 0).all() and (at <= 1 + 1e-12).all() and (np.diff(at) > 0).all())
@@ -145,14 +144,14 @@ def checked_times(times: ArrayLike) -> Matrix:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FlowPath(Recorder):
-    """The solution from one start at chosen times, as `simulate` runs it: all samples are the same.
+class FlowPath(CovarianceProcess):
+    """The process that `simulate` runs: the solution from one start at chosen times, equal in all samples.
 
     Attributes:
         model: the ODE.
         start: its input tokens.
-        times: what to write down, ascending in [0, 1]; None for those of the layers.
-        recording: what is kept.
+        times: times to record, ascending in [0, 1]; None for those of the layers.
+        recording: quantities to record.
     """
 
     model: CovarianceFlow
@@ -164,7 +163,7 @@ class FlowPath(Recorder):
     unit: str = field(default="layer/depth", init=False)
 
     def __post_init__(self) -> None:
-        self.points  # noqa: B018  # checked before any work
+        self.points  # noqa: B018  # raises before any work
 
     @property
     def points(self) -> Matrix:
@@ -174,23 +173,23 @@ class FlowPath(Recorder):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Where it starts, and what is kept."""
+        """The settings that are stored with the results."""
         return {"start": self.start.description, **self.recording.settings(VALUE_FLOOR)}
 
     def prepare(self, seed: int) -> "SolvedPath":
-        """The solution; nothing is random, but a seed that others refuse is refused."""
+        """Solve the ODE. Nothing is random, but an invalid seed raises as in other processes."""
         key(seed, "flow")
         return SolvedPath(self.model.solve(self.start, self.points), self.recording)
 
 
 class SolvedPath:
-    """The one path; `run` may be called from several threads."""
+    """The solved path. Several threads may call `run`."""
 
     def __init__(self, covariance: Matrix, recording: Recording) -> None:
         self.covariance = covariance
         self.recording = recording
 
     def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
-        """The same for all replicas; none leaves the ball."""
-        self.recording.put(self.covariance, outputs)
+        """Write the path to all replicas; none leaves the ball."""
+        self.recording.fill(self.covariance, outputs)
         watch[WHOLE] = watch[DONE] = len(outputs["exits"])

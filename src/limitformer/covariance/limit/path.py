@@ -1,4 +1,4 @@
-"""Paths of the covariance SDE from a start, step by step, written down at chosen times."""
+"""Paths of the covariance SDE from a start, recorded at chosen times."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -8,19 +8,21 @@ from numpy.typing import NDArray
 
 from limitformer.base.errors import require, require_real, set_fields
 from limitformer.covariance.limit.covariance import CovarianceLimit, largest_step
+from limitformer.covariance.limit.differences import covariance_of, to_step_factor, tokens_of, trace_of
 from limitformer.covariance.limit.euler import cholesky, euler_maruyama_step
-from limitformer.covariance.limit.pace import EULER_RESOLUTION, FACTOR_RESOLUTION, measure
+from limitformer.covariance.limit.factor_step import StepWorkspace, factor_step, step_workspace
 from limitformer.covariance.limit.short_steps import (
+    EULER_RESOLUTION,
+    FACTOR_RESOLUTION,
     MOST_STEPS,
     ShortSteps,
+    measure_pace,
     measure_root,
     open_short_steps,
     shorten_euler_step,
     shorten_factor_step,
     too_coarse,
 )
-from limitformer.covariance.limit.step_parts import StepWorkspace, step_workspace
-from limitformer.covariance.limit.steps import carry, covariance_of, factor_step, tokens_of, trace_of
 from limitformer.models import Start
 from limitformer.numerics.factor import copy, gram, lower_root
 from limitformer.numerics.kernels import allocator, driver, kernel
@@ -35,15 +37,14 @@ from limitformer.paths.exits import (
     clear_exits,
     copy_exits,
     first_at,
-    keep_previous,
     open_ledger,
     record_exit,
 )
-from limitformer.paths.recorder import Recorder
 from limitformer.paths.recording import (
     ALL_OF_V,
     FACTOR_FLOOR,
     VALUE_FLOOR,
+    CovarianceProcess,
     Outputs,
     Recording,
     replicas_of,
@@ -60,11 +61,11 @@ class PathWorkspace(NamedTuple):
     """Scratch of one thread."""
 
     stream: Stream
-    ledger: Ledger  # its `now` is the V of the Euler-Maruyama step
+    ledger: Ledger  # with V of the Euler-Maruyama step as `now`
     step: StepWorkspace
     short: ShortSteps
     factor: np.ndarray  # (m, m, LANES)
-    moved: np.ndarray  # (m, m, LANES): the start's factor; where the factor step goes, in turn with `factor`
+    moved: np.ndarray  # (m, m, LANES): the start's factor, then the output of the factor step, in turn with `factor`
 
 
 @allocator
@@ -81,7 +82,7 @@ def path_workspace(tokens, constants, mask):
 
 @kernel
 def begin_paths(start, key_words, replica, work):
-    """The paths of `replica`, `replica` + 1, … at their start; `key_words` (4,) for the steps and the short ones."""
+    """Begin the paths of `replica` and its neighbours; `key_words` (4,) has the keys of steps and of short steps."""
     rewind(work.stream, key_words[:2], replica)
     rewind(work.short.stream, key_words[2:], replica)
     copy(start, work.moved)
@@ -90,11 +91,11 @@ def begin_paths(start, key_words, replica, work):
 
 @driver
 def run_factor_paths(start, constants, mask, dt, steps, share, watch):
-    """The replicas of a share from `start` (m, m, LANES): what is kept (`writing`), step of the exit and its cause."""
+    """Run the replicas of a share from `start` (m, m, LANES); write their records, exits and causes."""
     work = path_workspace(start.shape[0], constants, mask)
     for begin in range(0, len(share.exits), LANES):
         begin_paths(start, share.key_words, np.uint64(share.first + begin), work)
-        record = rows_of(share.record, begin)
+        record = rows_of(share.arrays, begin)
         factor_paths(constants, mask, dt, steps, share.points, share.radius, record, work, watch)
         if is_halted(watch):
             return
@@ -104,26 +105,26 @@ def run_factor_paths(start, constants, mask, dt, steps, share, watch):
 
 @kernel
 def factor_paths(constants, mask, dt, steps, points, radius, record, work, watch):
-    """The paths that run side by side, by the factor step."""
-    carry(work.moved, mask, work.factor)
-    check_factor(work.factor, work.factor, 0, radius, mask, work)
-    write_factor(work.factor, points, 0, record, mask, work)
+    """Run the paths of all lanes by the factor step."""
+    to_step_factor(work.moved, mask, work.factor)
+    check_step_factor(work.factor, work.factor, 0, radius, mask, work)
+    write_step_factor(work.factor, points, 0, record, mask, work)
     factor, moved, long = work.factor, work.moved, everywhere(dt)
     for step in range(1, steps + 1):
         if not keep_going(watch, replicas_of(record), step / (steps + 1)):
             return
-        measure(constants, mask, factor, work.step)
+        measure_pace(constants, mask, factor, work.step)
         factor_step(work.stream, long, constants, mask, factor, moved, work.step)
         if too_coarse(long, FACTOR_RESOLUTION, work.step):
             shorten_factor_step(step, dt, constants, mask, radius, factor, moved, work.step, work.ledger, work.short)
-        check_factor(moved, factor, step, radius, mask, work)
-        write_factor(moved, points, step, record, mask, work)
+        check_step_factor(moved, factor, step, radius, mask, work)
+        write_step_factor(moved, points, step, record, mask, work)
         factor, moved = moved, factor
 
 
 @kernel
-def check_factor(factor, previous, step, radius, mask, work):
-    """As `check_ball` for what the factor step carries: V is formed only where its trace does not settle it."""
+def check_step_factor(factor, previous, step, radius, mask, work):
+    """Call `check_ball` on V of a step's factor, which is formed only if its trace reaches the radius."""
     if not all_below(trace_of(factor, mask), radius):
         covariance_of(factor, mask, work.short.trial, work.ledger.now)
         covariance_of(previous, mask, work.short.trial, work.ledger.before)
@@ -131,8 +132,8 @@ def check_factor(factor, previous, step, radius, mask, work):
 
 
 @kernel
-def write_factor(factor, points, step, record, mask, work):
-    """As `write` for what the factor step carries, of which no more is formed than what is asked for."""
+def write_step_factor(factor, points, step, record, mask, work):
+    """Call `write` on V of a step's factor, or `write_rows` if V is not recorded."""
     k = first_at(points, step)
     if k == len(points) or points[k] != step:
         return
@@ -146,12 +147,12 @@ def write_factor(factor, points, step, record, mask, work):
 
 @driver
 def run_euler_paths(start, constants, mask, dt, steps, share, watch):
-    """As `run_factor_paths`, by Euler-Maruyama."""
+    """Run the replicas of a share as `run_factor_paths`, by Euler-Maruyama."""
     work = path_workspace(start.shape[0], constants, mask)
     for begin in range(0, len(share.exits), LANES):
         begin_paths(start, share.key_words, np.uint64(share.first + begin), work)
         gram(work.moved, work.ledger.now)
-        record = rows_of(share.record, begin)
+        record = rows_of(share.arrays, begin)
         euler_paths(constants, mask, dt, steps, share.points, share.radius, record, work, watch)
         if is_halted(watch):
             return
@@ -161,23 +162,23 @@ def run_euler_paths(start, constants, mask, dt, steps, share, watch):
 
 @kernel
 def euler_paths(constants, mask, dt, steps, points, radius, record, work, watch):
-    """The paths that run side by side, by Euler-Maruyama; each keeps the last V that was a covariance."""
-    keep_previous(work.ledger)
+    """Run the paths of all lanes by Euler-Maruyama; each keeps its last V that is a covariance."""
+    copy(work.ledger.now, work.ledger.before)
     for step in range(steps + 1):
         if not keep_going(watch, replicas_of(record), step / (steps + 1)):
             return
         if step > 0:
-            keep_previous(work.ledger)
+            copy(work.ledger.now, work.ledger.before)
             move_by_euler(step, dt, constants, mask, radius, work)
         cholesky(work.ledger.now, work.factor, work.step.failed)
-        check_cone(step, work.step.failed, work.ledger)  # before the ball: of what is no covariance |V| says nothing
+        check_cone(step, work.step.failed, work.ledger)  # before the ball, because |V| means nothing outside the cone
         check_ball(step, radius, work.ledger)
         write(points, step, record, work.ledger)
 
 
 @kernel
 def move_by_euler(step, dt, constants, mask, radius, work):
-    """One step of the paths, or short steps where it is too coarse."""
+    """Move the paths by one step, or by short steps where it is too coarse."""
     long = everywhere(dt)
     measure_root(constants, mask, work.factor, work.step)
     euler_maruyama_step(work.stream, long, constants, mask, work.ledger.now, work.factor, work.step)
@@ -187,7 +188,7 @@ def move_by_euler(step, dt, constants, mask, radius, work):
 
 @kernel
 def check_cone(step, failed, ledger):
-    """Note the paths whose V has no root."""
+    """Record the exit of the paths whose V has no root."""
     if all_below(load(failed, 0, 0), 0.5):
         return
     for lane in range(LANES):
@@ -196,17 +197,17 @@ def check_cone(step, failed, ledger):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CovariancePaths(Recorder):
+class CovariancePaths(CovarianceProcess):
     """Paths of one limit and start, ready to run.
 
     Attributes:
         model: the limit.
         start: V₀.
-        times: when to record, ascending, each rounded to the nearest step.
+        times: times to record, ascending, each rounded to the nearest step.
         radius: paths whose |V| reaches it stop there.
         dt: step; it is shortened so that a whole number of steps meets the horizon.
         step: "factor" stays positive semi-definite, "euler-maruyama" is the paper's.
-        recording: what is kept.
+        recording: quantities to record.
     """
 
     model: CovarianceLimit
@@ -239,12 +240,12 @@ class CovariancePaths(Recorder):
 
     @property
     def steps(self) -> int:
-        """Number of steps to the horizon."""
+        """The number of steps to the horizon."""
         return whole_steps(self.model.horizon, self.dt)
 
     @property
     def actual_dt(self) -> float:
-        """The step that meets the horizon."""
+        """The length of a step."""
         return self.model.horizon / self.steps
 
     @property
@@ -259,18 +260,18 @@ class CovariancePaths(Recorder):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Where it starts and stops, the step, its length as it was asked for and as it is."""
+        """The settings that are stored with the results."""
         start = {"start": self.start.description, "radius": self.radius}
-        kept = self.recording.settings(FACTOR_FLOOR if self.step == "factor" else VALUE_FLOOR)
-        return {**start, "step": self.step, "dt": self.dt, "actual_dt": self.actual_dt, **kept}
+        recording = self.recording.settings(FACTOR_FLOOR if self.step == "factor" else VALUE_FLOOR)
+        return {**start, "step": self.step, "dt": self.dt, "actual_dt": self.actual_dt, **recording}
 
     def prepare(self, seed: int) -> "PreparedPaths":
-        """Everything that all replicas share."""
+        """Return the part of the computation that all replicas share."""
         return PreparedPaths(self, seed)
 
 
 class PreparedPaths:
-    """Paths with their start factor and key; `run` may be called from several threads."""
+    """Paths with their start factor and keys. Several threads may call `run`."""
 
     def __init__(self, paths: CovariancePaths, seed: int) -> None:
         self.paths = paths
@@ -280,7 +281,7 @@ class PreparedPaths:
         self.kernel = run_factor_paths if paths.step == "factor" else run_euler_paths
 
     def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
-        """Replicas `first` … into what is kept, `exits` (∞ if none) and `causes`, unless it is halted."""
+        """Write replicas `first`, `first` + 1, … and their exits into `outputs`, unless `watch` is halted."""
         paths = self.paths
         constants, mask = paths.model.constants(), paths.model.mask_from(paths.start)
         share = paths.share(outputs, first, self.key_words, paths.step_numbers)

@@ -1,4 +1,4 @@
-r"""Attention [ST, eqs. 1, 2, 9]; letters and the case of several heads in `limitformer.models.attention`.
+r"""Attention [ST, eqs. 1, 2, 9]; `limitformer.models.attention` explains the letters and several heads.
 
 In shapes: m tokens, n width, h heads, k head_dim, * any number of networks.
 """
@@ -36,13 +36,13 @@ class Attention(nn.Module):
         self.output = weight(networks, joined, width) if part.heads else None
 
     def forward(self, x: Tensor, visible: Tensor) -> Tensor:
-        """A X W_V/√n, and its output projection where there are heads; `visible` (m, m) boolean."""
+        """Compute A X W_V/√n, with an output projection if there are heads; `visible` (m, m) boolean."""
         values = self.split(linear(x, self.value))
         mixed = self.join(self.matrix(x, visible) @ values)
         return mixed if self.output is None else linear(mixed, self.output)
 
     def matrix(self, x: Tensor, visible: Tensor) -> Tensor:
-        """A (*, h, m, m)."""
+        """Compute A (*, h, m, m)."""
         logits = self.logits(x)
         a = torch.softmax(logits.masked_fill(~visible, -torch.inf), dim=-1)
         if self.center:
@@ -53,28 +53,27 @@ class Attention(nn.Module):
         return a
 
     def logits(self, x: Tensor) -> Tensor:
-        """Y/τ (*, h, m, m)."""
+        """Compute Y/τ (*, h, m, m)."""
         queries, keys = self.split(linear(x, self.query)), self.split(linear(x, self.key))
         return queries @ keys.mT / self.temperature
 
     def split(self, x: Tensor) -> Tensor:
-        """(*, m, h k) to (*, h, m, k)."""
+        """Reshape (*, m, h k) to (*, h, m, k)."""
         return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
 
     def join(self, x: Tensor) -> Tensor:
-        """(*, h, m, k) to (*, m, h k)."""
+        """Reshape (*, h, m, k) to (*, m, h k)."""
         return x.transpose(-2, -3).flatten(-2)
 
 
 class Mixing(Attention):
-    """The same with A made by a rule of one's own."""
+    """Attention with A by a user-defined rule."""
 
     def __init__(self, part: models.Mixing, width: int, networks: tuple[int, ...] = ()) -> None:
         super().__init__(part, width, networks)
         self.rule = torch_mixing(part)
 
     def matrix(self, x: Tensor, visible: Tensor) -> Tensor:
-        """A (*, h, m, m)."""
         return self.rule(self.logits(x), visible)
 
 
@@ -86,5 +85,4 @@ KINDS: Mapping[type, Callable[[Any, int, tuple[int, ...]], Attention]] = {
 
 
 def attention_of(part: models.Attention, width: int, networks: tuple[int, ...] = ()) -> Attention:
-    """The sublayer of a declaration."""
     return of_kind(part, KINDS)(part, width, networks)

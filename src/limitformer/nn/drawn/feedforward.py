@@ -1,4 +1,4 @@
-r"""The feed-forward sublayers: √(c/n_h) σ(X W_pre/√n) W_post [ST, eq. 4], and with one matrix √(c/n) σ(X) W."""
+r"""The feed-forward sublayers: √(c/n_h) σ(X W_pre/√n) W_post [ST, eq. 4], and √(c/n) σ(X) W with one matrix."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from limitformer.nn.drawn.weights import linear, weight
 
 Slopes = tuple[float, float]
 
-# σ itself, or the slopes s₊ and s₋ of one that is piecewise linear.
+# σ itself, or the slopes s₊ and s₋ of a piecewise linear σ.
 ACTIVATIONS: Mapping[type, Callable[[Any, int], Slopes | Callable[[Tensor], Tensor]]] = {
     models.ShapedReLU: models.ShapedReLU.slopes,
     models.ReLU: models.ReLU.slopes,
@@ -36,7 +36,7 @@ class Feedforward(nn.Module):
         self.post = weight(networks, hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """√(c/n_h) σ(X W_pre/√n) W_post; of a gated pair σ(…) ∘ X W_gate/√n."""
+        """Compute √(c/n_h) σ(X W_pre/√n) W_post; a gated pair has σ(…) ∘ X W_gate/√n for σ(…)."""
         active = activate(linear(x, self.pre), self.activation)
         if self.gate is not None:
             active = active * linear(x, self.gate)
@@ -44,7 +44,7 @@ class Feedforward(nn.Module):
 
 
 class OneMatrix(nn.Module):
-    """The same with one matrix."""
+    """The feed-forward sublayer with one matrix: `forward` maps (*, tokens, width) to the same shape."""
 
     def __init__(self, part: models.OneMatrix, width: int, networks: tuple[int, ...] = ()) -> None:
         super().__init__()
@@ -53,24 +53,21 @@ class OneMatrix(nn.Module):
         self.post = weight(networks, width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """√(c/n) σ(X) W."""
+        """Compute √(c/n) σ(X) W."""
         return self.gain * linear(activate(x, self.activation), self.post)
 
 
 def feedforward_of(part: models.Feedforward, width: int, networks: tuple[int, ...] = ()) -> Feedforward | OneMatrix:
-    """The sublayer of a declaration."""
     if type(part) is models.OneMatrix:
         return OneMatrix(part, width, networks)
     return Feedforward(part, width, networks)
 
 
 def activation_of(part: models.Feedforward, width: int) -> Slopes | Callable[[Tensor], Tensor]:
-    """s₊ and s₋ of a piecewise-linear σ; σ itself of others."""
     return of_kind(part, ACTIVATIONS)(part, width)
 
 
 def activate(x: Tensor, activation: Slopes | Callable[[Tensor], Tensor]) -> Tensor:
-    """σ entry by entry."""
     if callable(activation):
         return activation(x)
     positive, negative = activation

@@ -1,4 +1,4 @@
-r"""A Transformer [ST, eq. 11] put together: sublayers X ← λX + γ f(X), with the normalisation where it stands."""
+r"""The Transformer of [ST, eq. 11]: sublayers X ← λX + γ f(X), with normalisation before or after."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -17,7 +17,7 @@ Tokens = Annotated[Tensor, "*networks tokens width"]
 
 
 def strengths_of(model: models.Transformer) -> list[Strengths]:
-    """λ and γ of each sublayer, for each layer."""
+    """Return λ and γ of each sublayer, for each layer."""
     rows = [[(skip, gamma) for skip, gamma in row] for row in model.strengths.tolist()]
     return rows if len(rows) == model.depth else rows * model.depth
 
@@ -46,7 +46,7 @@ class Layer(nn.Module):
         )
 
     def forward(self, x: Tokens) -> Tokens:
-        """The layer's output."""
+        """Compute the layer's output."""
         if self.attention is not None:
             attention, visible = self.attention, self.visible(x)
             x = self.add(x, lambda tokens: attention(tokens, visible), *self.strengths[0])
@@ -55,18 +55,18 @@ class Layer(nn.Module):
         return x
 
     def add(self, x: Tokens, branch: Callable[[Tensor], Tensor], skip: float, gamma: float) -> Tokens:
-        """post(λX + γ f(pre(X)))."""
+        """Compute post(λX + γ f(pre(X)))."""
         result: Tensor = self.post(skip * x + gamma * branch(self.pre(x)))
         return result
 
     def visible(self, x: Tokens) -> Annotated[Tensor, "tokens tokens"]:
-        """Whether the row's token sees the column's."""
+        """Return whether the row's token sees the column's."""
         everything = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool, device=x.device)
         return everything.tril() if self.causal else everything
 
 
 class Network(nn.Module):
-    """All layers, with their own weights, drawn from the paper's law."""
+    """A network of all layers, its weights drawn from the paper's law."""
 
     def __init__(self, model: models.Transformer, generator: torch.Generator | None = None) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Network(nn.Module):
         draw_weights(self, generator)
 
     def forward(self, x: Tokens) -> Tokens:
-        """(*, tokens, width) to the same shape."""
+        """Map tokens (*, tokens, width) to the same shape."""
         for layer in self.layers:
             x = layer(x)
         return x

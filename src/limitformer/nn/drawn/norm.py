@@ -1,4 +1,4 @@
-"""Normalisation as at initialisation, with gain 1 and bias 0."""
+"""Normalisation at initialisation, with gain 1 and bias 0."""
 
 from torch import Tensor, nn
 
@@ -16,7 +16,7 @@ class Norm(nn.Module):
         self.scale = torch_scale(part) if type(part) is models.RadialNorm else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(x − x̄)/√(variance + ε), or without the mean; of one's own (x − x̄) s(variance + ε)."""
+        """Compute (x − x̄)/√(variance + ε), or without the mean; a user-defined norm is (x − x̄) s(variance + ε)."""
         if self.subtract_mean:
             x = x - x.mean(-1, keepdim=True)
         variance = x.square().mean(-1, keepdim=True) + self.eps

@@ -1,7 +1,8 @@
-r"""Many random networks at once, without gradients: every weight drawn, every token moved.
+r"""Many random networks at once: every weight drawn, every token moved.
 
-A batch of networks holds the weights of one layer only, drawn anew for each layer, so memory does not grow with
-depth. Tokens start at X₀ = √n R₀ Q with R₀R₀ᵀ = V₀ and Q in a uniformly random position (`limitformer.models.start`).
+A batch of networks holds the weights of one layer only, drawn anew for each layer, so memory does not grow with depth.
+With gradients it holds all layers, and the norms come from torch's own backward pass. Tokens start at X₀ = √n R₀ Q with
+R₀R₀ᵀ = V₀ and Q uniformly random (`limitformer.models.start`).
 """
 
 import time
@@ -10,8 +11,8 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import xarray as xr
-from numpy.typing import ArrayLike
-from torch import Tensor
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
 
 from limitformer.base.errors import InputError, require, require_count
 from limitformer.base.memory import check_recording, check_scratch
@@ -24,14 +25,14 @@ from limitformer.models.serial import describe
 from limitformer.nn.drawn.network import Layer, strengths_of
 from limitformer.nn.drawn.weights import draw_weights
 from limitformer.numerics.random import key
+from limitformer.paths.arrays import Outputs
 from limitformer.paths.exits import INSIDE, LEFT_BALL
 from limitformer.paths.replicas import slices
-from limitformer.results.datasets import covariance_dataset
-from limitformer.simulation.options import Record
-from limitformer.simulation.processes import recorded_layers
+from limitformer.paths.times import Record, recorded_layers
+from limitformer.results.datasets import covariance_dataset, with_gradients
 from limitformer.simulation.simulate import Interrupted
 
-BATCH_BYTES = 2**27  # of one layer's weights
+BATCH_BYTES = 2**27  # weights and activations that a batch of networks holds at a time
 
 
 def simulate(
@@ -47,7 +48,7 @@ def simulate(
     progress: bool = True,
     gradients: bool = False,
 ) -> xr.Dataset:
-    """Simulate `samples` independent networks; the result is laid out as that of `limitformer.simulate`.
+    """Simulate `samples` independent networks; the Dataset has the layout of `limitformer.simulate`'s.
 
     Args:
         model: the Transformer.
@@ -55,13 +56,18 @@ def simulate(
         samples: number of networks.
         seed: the same seed, batch, device and dtype give the same numbers.
         record: layers to keep, ascending; None keeps all.
-        batch: networks at a time; None takes as many as have 128 MiB of weights and activations in a layer.
+        batch: networks at a time; None takes as many as have 128 MiB of weights and activations.
         device: "cpu", "cuda", …; None takes a GPU where there is one.
         dtype: of tokens and weights. Networks that leave its range are marked as exits.
         progress: whether work of more than two seconds shows on the terminal.
-        gradients: whether ½|x|² of the last tokens, mean over tokens, is differentiated. These networks are weightless
-            (`limitformer.weightless.simulate`): the same law, and `weight_gradient` and `stream_gradient` as norms. The
-            chain has them far faster: `limitformer.simulate(model, …, gradients=True)`.
+        gradients: whether ½|x|² of the last tokens, averaged over tokens, is differentiated, by autograd through the
+            drawn weights. The chain computes the same law far faster, `limitformer.simulate(…, gradients=True)`, and
+            weightless networks need less memory, `limitformer.weightless.simulate(…, gradients=True)`.
+
+    Returns:
+        Dataset of `covariance` (sample, depth, token, token_), `exit` and `exit_cause` (sample,). With gradients also
+        `loss` (sample,) and the norms `stream_gradient` (sample, depth) and `weight_gradient` (sample, weight), NaN for
+        a network that left the range of `dtype`.
 
     Raises:
         InputError: an argument that cannot be used.
@@ -71,24 +77,27 @@ def simulate(
     require(isinstance(model, Transformer), f"Networks are drawn of a Transformer; got {name}. Nearest: lf.simulate.")
     real = isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1
     require(real, f"dtype must be a real one of torch with 16 bits or more, such as torch.float32; got {dtype!r}.")
+    require(isinstance(gradients, bool), f"gradients must be True or False; got {gradients!r}.")
     start = as_start(start)
     if type(model.attention) is Mixing:
         model.attention.require_tokens(visibility(model, start.tokens))
     samples = require_count("samples", samples)
     layers = recorded_layers(model, record)
     check_recording(samples, len(layers), start.tokens, "depth")
-    if gradients:
-        require(batch is None, "batch is for networks whose weights are drawn; with gradients it must be None.")
-        options = {"samples": samples, "seed": seed, "device": device, "dtype": dtype, "progress": progress}
-        return with_gradients(model, start, layers, options)
-    draw = TokenLaw(start, model)
+    token_law, weights = TokenLaw(start, model), weight_names(model) if gradients else []
     device = resolve_device(device)
-    batch = networks_in_batch(model, start.tokens, dtype) if batch is None else require_count("batch", batch)
-    batch = min(samples, batch)
+    fitting = networks_in_batch(model, start.tokens, dtype, gradients)
+    batch = min(samples, fitting if batch is None else require_count("batch", batch))
 
     began = time.perf_counter()
-    covariance = np.empty((samples, len(layers), start.tokens, start.tokens))
-    exits, causes = np.full(samples, np.inf), np.full(samples, INSIDE, np.int8)
+    outputs: Outputs = {
+        "covariance": np.empty((samples, len(layers), start.tokens, start.tokens)),
+        "exits": np.empty(samples),
+        "causes": np.empty(samples, np.int8),
+    }
+    if gradients:
+        sizes = {"loss": (), "stream_gradient": (len(layers),), "weight_gradient": (len(weights),)}
+        outputs |= {name: np.empty((samples, *size)) for name, size in sizes.items()}
 
     def dataset(finished: int) -> xr.Dataset:
         provenance = {
@@ -102,44 +111,30 @@ def simulate(
             "weights_dtype": str(dtype),
             "wall_seconds": time.perf_counter() - began,
         }
-        whole = covariance[:finished], exits[:finished], causes[:finished]
-        return covariance_dataset(*whole, axis="depth", points=layers, start=start, provenance=provenance)
+        done = {name: values[:finished] for name, values in outputs.items()}
+        paths = done["covariance"], done["exits"], done["causes"]
+        result = covariance_dataset(*paths, axis="depth", points=layers, start=start, provenance=provenance)
+        return with_gradients(result, done, weights) if gradients else result
 
     finished, parts = 0, slices(0, samples, batch)
     try:
         for part in track(parts, "batches of networks") if progress else parts:
             generator = torch.Generator(device).manual_seed(torch_seed(seed, f"network {part.start}"))
-            v, exit_layers = run_batch(model, draw, part.stop - part.start, layers, generator, dtype)
-            covariance[part] = v
-            exits[part] = exit_layers
-            causes[part] = np.where(np.isfinite(exit_layers), LEFT_BALL, INSIDE)
-            outputs = {"covariance": v, "exits": exit_layers, "causes": causes[part]}
-            mark_own_exits(model, outputs, layers[-1])
+            networks = part.stop - part.start
+            for name, values in run_batch(model, token_law, networks, layers, generator, dtype, gradients).items():
+                outputs[name][part] = values
             finished = part.stop
     except KeyboardInterrupt as interrupt:
         raise Interrupted(dataset(finished)) from interrupt
     return dataset(samples)
 
 
-def with_gradients(model: Transformer, start: Start, layers: np.ndarray, options: dict[str, Any]) -> xr.Dataset:
-    """Weightless networks, laid out as others: `depth` for the layers that are recorded."""
-    from limitformer.weightless import simulate as simulate_weightless  # which stands on this package
-
-    def laid_out(found: xr.Dataset) -> xr.Dataset:
-        return found.rename(layer="depth").sel(depth=layers).assign_attrs(model=describe(model))
-
-    try:
-        return laid_out(simulate_weightless(model, start, gradients=True, **options))
-    except Interrupted as interrupt:
-        raise Interrupted(laid_out(interrupt.partial)) from interrupt
-
-
 class TokenLaw:
-    """Input tokens X₀ = √n R₀ Q: R₀ as the chain has it, Q in a random position for each network.
+    """The law of input tokens X₀ = √n R₀ Q: R₀ as in the chain, Q random for each network.
 
     Args:
-        start: the start.
-        model: whose width the tokens have; under a LayerNorm they get the start's means where those are given.
+        start: the start; under a LayerNorm the tokens have its means, where it has any.
+        model: the Transformer, whose width the tokens have.
     """
 
     def __init__(self, start: Start, model: Transformer) -> None:
@@ -149,7 +144,7 @@ class TokenLaw:
         self.width = model.width
 
     def tokens(self, networks: int, generator: torch.Generator) -> Tensor:
-        """X₀ (networks, tokens, width) in float64."""
+        """Draw X₀ (networks, tokens, width) in float64."""
         options: dict[str, Any] = {"dtype": torch.float64, "device": generator.device}
         directions = torch.randn(networks, self.width, self.factor.shape[1], generator=generator, **options)
         if self.means_first:
@@ -158,7 +153,11 @@ class TokenLaw:
 
 
 def resolve_device(device: str | None) -> str:
-    """`device`, or the fastest that there is; `InputError` for one that torch does not have."""
+    """Return `device`, or if it is None a GPU where there is one.
+
+    Raises:
+        InputError: torch cannot use it, or it holds no numbers.
+    """
     if device is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -172,65 +171,105 @@ def resolve_device(device: str | None) -> str:
     return str(device)
 
 
-def networks_in_batch(model: Transformer, tokens: int, dtype: torch.dtype) -> int:
-    """How many networks' layers have `BATCH_BYTES` of weights and activations."""
+def weight_names(model: Transformer) -> list[str]:
     with torch.device("meta"):
-        shapes = {name: parameter.shape for name, parameter in Layer(model).named_parameters()}
-    weights = sum(shape.numel() for shape in shapes.values())
-    widest = max(shape[-1] for shape in shapes.values())
+        names = [name for name, _ in Layer(model).named_parameters()]
+    return [f"layers.{depth}.{name}" for depth in range(model.depth) for name in names]
+
+
+def networks_in_batch(model: Transformer, tokens: int, dtype: torch.dtype, gradients: bool = False) -> int:
+    """Return how many networks take `BATCH_BYTES` of weights and activations: of one layer, with gradients of all."""
+    with torch.device("meta"):
+        shapes = [parameter.shape for parameter in Layer(model).parameters()]
+    weights = sum(shape.numel() for shape in shapes)
+    widest = max(shape[-1] for shape in shapes)
     heads = 1 if model.attention is None else model.attention.heads or 1
     activations = 4 * tokens * max(widest, model.width) + 2 * heads * tokens**2
-    size = (weights + activations) * dtype.itemsize
-    check_scratch(size, f"A layer of width {model.width:,}", "a smaller width, or its chain")
+    size, what = (weights + activations) * dtype.itemsize, f"A layer of width {model.width:,}"
+    if gradients:
+        size, what = (
+            2 * model.depth * size,
+            f"Differentiating {model.depth:,} layers of width {model.width:,}",
+        )
+    check_scratch(size, what, "a smaller width, or its chain")
     return max(1, BATCH_BYTES // size)
 
 
 def torch_seed(seed: int, purpose: str) -> int:
-    """A 63-bit seed of torch's generators for one purpose, such as the batch that begins at network 12."""
+    """Return a 63-bit seed of torch's generators for one purpose, such as the batch that begins at network 12."""
     low, high = key(seed, purpose)
     return low | (high >> 1) << 32
 
 
-@torch.no_grad()
 def run_batch(
     model: Transformer,
-    draw: TokenLaw,
+    token_law: TokenLaw,
     networks: int,
-    layers: np.ndarray,
+    recorded: NDArray[np.int64],
     generator: torch.Generator,
     dtype: torch.dtype,
-) -> tuple[np.ndarray, np.ndarray]:
-    """V (networks, layers, m, m) and the layer at which a network left the range of `dtype` (∞ if none).
+    gradients: bool,
+) -> Outputs:
+    """Run a batch of networks and return its part of every array.
 
-    A network that left keeps its last finite covariance.
+    A network that leaves the range of `dtype` keeps its last finite covariance, and the layer of its exit.
     """
-    x = draw.tokens(networks, generator)
-    held, x = gram(x).to(dtype), x.to(dtype)
-    layer = Layer(model, (networks,)).to(device=generator.device, dtype=dtype)
-    strengths = strengths_of(model)
-    recorded: list[Tensor] = []
+    x = token_law.tokens(networks, generator)
+    finite, x = gram(x).to(dtype), x.to(dtype)
+    strengths, stream, layers = strengths_of(model), [x.requires_grad_(gradients)], list[Layer]()
+    covariances: list[Tensor] = []
     inside, exits = torch.ones(networks, dtype=torch.bool, device=x.device), torch.full((networks,), torch.inf)
     for depth in range(model.depth + 1):
         if depth > 0:
-            draw_weights(layer, generator)
-            layer.strengths = strengths[depth - 1]
-            x = layer(x)
-        v = gram(x)
+            if gradients or not layers:
+                layers.append(Layer(model, (networks,)).to(device=generator.device, dtype=dtype))
+            draw_weights(layers[-1], generator)
+            layers[-1].strengths = strengths[depth - 1]
+            with torch.set_grad_enabled(gradients):
+                x = layers[-1](x)
+        if gradients and depth > 0:
+            stream.append(x)
+        with torch.no_grad():
+            v = gram(x)
         inside &= v.isfinite().all((-1, -2))
-        held = torch.where(inside[:, None, None], v, held)
+        finite = torch.where(inside[:, None, None], v, finite)
         exits[(~inside.cpu()) & exits.isinf()] = depth
-        if depth in layers:
-            recorded.append(held.cpu())
-    return torch.stack(recorded, 1).double().numpy(), exits.double().numpy()
+        if depth in recorded:
+            covariances.append(finite.cpu())
+    causes = torch.where(exits.isinf(), INSIDE, LEFT_BALL).to(torch.int8)
+    values = {"covariance": torch.stack(covariances, 1).double(), "exits": exits.double(), "causes": causes}
+    if gradients:
+        values |= gradient_norms(stream, recorded, [weight for layer in layers for weight in layer.parameters()], exits)
+    outputs = {name: tensor.numpy() for name, tensor in values.items()}
+    mark_own_exits(model, outputs, recorded[-1])
+    return outputs
+
+
+def gradient_norms(
+    stream: list[Tensor], recorded: NDArray[np.int64], weights: list[nn.Parameter], exits: Tensor
+) -> dict[str, Tensor]:
+    """Differentiate the loss by `stream`, the tokens (networks, m, n) before each layer and after the last."""
+    loss = stream[-1].double().square().sum((-1, -2)) / (2 * stream[-1].shape[-2])
+    slopes = torch.autograd.grad(loss.sum(), [*stream, *weights], allow_unused=True, materialize_grads=True)
+    norms = torch.stack([slope.double().square().sum((-1, -2)).sqrt() for slope in slopes], 1)
+    results = {
+        "loss": loss.detach(),
+        "stream_gradient": norms[:, torch.as_tensor(recorded)],
+        "weight_gradient": norms[:, len(stream) :],
+    }
+    results = {name: values.cpu() for name, values in results.items()}
+    for values in results.values():
+        values[exits.isfinite()] = torch.nan
+    return results
 
 
 def gram(x: Tensor) -> Tensor:
-    """V = XXᵀ/n: (*, m, n) to (*, m, m)."""
+    """Compute V = XXᵀ/n: (*, m, n) to (*, m, m)."""
     return x @ x.mT / x.shape[-1]
 
 
 def orthonormal(directions: Tensor) -> Tensor:
-    """Q of directions (*, n, k) = Q R with a positive diagonal of R.
+    """Return Q of directions (*, n, k) = Q R with a positive diagonal of R.
 
     With that sign, Q of a Gaussian matrix is Haar distributed; LAPACK's own choice of signs makes it depend on the
     first coordinates [Mezzadri, *How to generate random matrices from the classical compact groups*, 2007].

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 
 def weight(networks: tuple[int, ...], rows: int, columns: int) -> nn.Parameter:
-    """A weight (*networks, rows, columns) that is not drawn yet."""
+    """Return a weight (*networks, rows, columns) that is not drawn yet."""
     return nn.Parameter(torch.empty(*networks, rows, columns))
 
 
@@ -17,5 +17,5 @@ def draw_weights(module: nn.Module, generator: torch.Generator | None = None) ->
 
 
 def linear(x: Tensor, matrix: Tensor) -> Tensor:
-    """x W/√(rows of W), x (*networks, tokens, rows): the n^(−1/2) of [ST, eq. 1]."""
+    """Compute x W/√rows, x (*networks, tokens, rows): the n^(−1/2) of [ST, eq. 1]."""
     return x @ matrix / matrix.shape[-2] ** 0.5

@@ -1,4 +1,4 @@
-"""From a model on the sphere to the diffusion of its overlap."""
+"""The diffusion of the overlap that a model on the sphere declares."""
 
 from collections.abc import Sequence
 
@@ -8,22 +8,20 @@ from limitformer.base.errors import NoLimitError, require, require_count
 from limitformer.models.sphere import HybridTransformer, SphereModel, StochasticTransformer
 from limitformer.sphere.overlap.diffusion import OverlapDiffusion
 
-LARGEST_BETA = 150.0  # e^{4β} is still a double: the noise between clusters far apart is e^{−4β}
-
-
-LARGEST_DRAWN = 1e4  # beyond, the noise next to antipodes asks for more cells than a density should have
+LARGEST_BETA = 150.0  # e^{4β} is a double; the noise between clusters far apart is e^{−4β}
+LARGEST_DRAWN = 1e4  # beyond it, the noise near antipodes needs too many cells in a density
 
 
 def overlap(model: SphereModel, clusters: Sequence[int] | None = None) -> OverlapDiffusion:
-    """The diffusion of the overlap of two tokens of `model`, or of two `clusters` (p, q) of p + q = model.tokens.
+    """Return the diffusion of the overlap of two tokens of `model`, or of `clusters` (p, q) with p + q = model.tokens.
 
-    QᵀK may be any multiple c of the identity, which makes βc of β, or drawn anew in each layer; β may be negative.
-    Depth averages over heads: however many they are, the limit is that of one.
+    QᵀK may be a multiple c of the identity, so that βc replaces β, or drawn in each layer; β may be negative. Depth
+    averages over heads, so the limit does not depend on their number.
 
     Raises:
-        NoLimitError: QᵀK is fixed and no multiple of the identity, so that the overlap is no diffusion by itself; or a
-            case that is not known.
-        InputError: not a model on the sphere, more than two tokens without clusters, clusters that do not fit.
+        NoLimitError: QᵀK is fixed and not a multiple of the identity, so that the overlap alone is not a diffusion, or
+            the coefficients are not known.
+        InputError: `model` is not on the sphere, has more than two tokens without clusters, or clusters do not fit.
 
     >>> from limitformer.models.sphere import StochasticTransformer
     >>> three = StochasticTransformer(tokens=3, dim=4, beta=2.0, layers_per_unit_time=100)
@@ -36,11 +34,13 @@ def overlap(model: SphereModel, clusters: Sequence[int] | None = None) -> Overla
     sizes = checked_clusters(model, clusters)
     require_limit(model, sizes)
     beta = model.isotropic_beta or 0.0
-    plain = isinstance(model, StochasticTransformer) and sizes[0] == sizes[1]
+    equal = isinstance(model, StochasticTransformer) and sizes[0] == sizes[1]
     drawn = model.logit_scale if isinstance(model, StochasticTransformer) and model.is_fresh else 0.0
     require(drawn <= LARGEST_DRAWN, f"Drawn queries need beta * tau <= {LARGEST_DRAWN:g} here; got {drawn:g}.")
-    fits = plain or abs(beta) <= LARGEST_BETA
-    require(fits, f"Unequal clusters and the hybrid model need |beta| <= {LARGEST_BETA:g} here; got {beta:g}.")
+    require(
+        equal or abs(beta) <= LARGEST_BETA,
+        f"Unequal clusters and the hybrid model need |beta| <= {LARGEST_BETA:g} here; got {beta:g}.",
+    )
     return OverlapDiffusion(model, sizes)
 
 
@@ -54,19 +54,21 @@ def require_limit(model: SphereModel, sizes: tuple[int, int]) -> None:
     if not model.moves_alike and model.attention != "softmax":
         raise NoLimitError(
             f"With {'drawn queries and keys' if model.is_fresh else 'a causal mask'} the coefficients are known for "
-            'softmax attention alone; got "unnormalized". Nearest: a simulation.'
+            'softmax attention only; got "unnormalized". Nearest: a simulation.'
         )
     if model.is_causal and sizes != (1, 1):
         raise NoLimitError(
-            "Behind a causal mask tokens of one cluster see different things: clusters do not stay together."
+            "Behind a causal mask tokens of one cluster attend to different tokens, so clusters do not stay together."
         )
 
 
 def checked_clusters(model: SphereModel, clusters: Sequence[int] | None) -> tuple[int, int]:
-    """(p, q), or `InputError` unless they are two whole numbers that add up to the number of tokens."""
+    """Return (p, q); raise `InputError` unless they are two whole numbers that add up to the number of tokens."""
     tokens = model.tokens
     if clusters is None:
-        require(tokens == 2, f"The overlap of {tokens} tokens is no diffusion; give clusters=(p, q), p + q = {tokens}.")
+        require(
+            tokens == 2, f"The overlap of {tokens} tokens is not a diffusion; give clusters=(p, q), p + q = {tokens}."
+        )
         return 1, 1
     clusters = clusters.tolist() if isinstance(clusters, np.ndarray) else clusters
     two = isinstance(clusters, Sequence) and not isinstance(clusters, str) and len(clusters) == 2

@@ -20,7 +20,7 @@ from limitformer.sphere.overlap.transport import (
     start_uniform,
 )
 
-NEAR_MINUS = 6.0  # a start at, or closer to, −1 begins at e^{−12} of the gap where the noise levels off
+NEAR_MINUS = 6.0  # a start at −1, or closer, begins at e^{−12} times the gap where the noise levels off
 UNIFORM_TAIL = 30.0
 LOST = 1e-10  # mass
 
@@ -28,7 +28,6 @@ LOST = 1e-10  # mass
 def density_of(
     motion: Motion, dim: int, times: ArrayLike, start: float | None, spacing: float | None, steps: int
 ) -> xr.Dataset:
-    """The Dataset of `OverlapDiffusion.density`."""
     t = checked_times(times)
     width = None if spacing is None else checked_spacing(spacing)
     if start is None:
@@ -45,7 +44,7 @@ def density_of(
 
 
 def fitted(motion: Motion, starts: tuple[float, float], centre: float, horizon: float, width: float | None) -> Chain:
-    """The chain on a grid wide enough for `horizon`."""
+    """Return the chain on a grid wide enough for `horizon`."""
     low, high = extent(motion, starts, horizon)
     finest = cell_width(motion, low, high)
     fine = finest if width is None else width
@@ -55,10 +54,10 @@ def fitted(motion: Motion, starts: tuple[float, float], centre: float, horizon: 
 
 
 def as_dataset(cells: Chain, masses: Array, times: Array) -> xr.Dataset:
-    """Masses (times, n + 2) as densities and tallies.
+    """Return masses (times, n + 2) as densities and tallies.
 
     Raises:
-        InputError: mass was lost, because the fastest rates are beyond what doubles resolve over the times asked for.
+        InputError: mass was lost, because doubles do not resolve the fastest rates over the requested times.
     """
     lost, least = float(np.abs(masses.sum(1) - 1).max()), float(masses.min())
     require(
@@ -82,7 +81,7 @@ def as_dataset(cells: Chain, masses: Array, times: Array) -> xr.Dataset:
 
 
 def checked_times(times: ArrayLike) -> Array:
-    """`times` as (n,), or `InputError` unless they increase from at least 0."""
+    """Return `times` as (n,); raise `InputError` unless they increase from at least 0."""
     t = np.atleast_1d(np.asarray(times, float))
     good = t.ndim == 1 and t.size > 0 and bool(np.isfinite(t).all()) and t[0] >= 0 and bool((np.diff(t) > 0).all())
     require(good, "times must be finite, increasing and at least 0, in one dimension.")
@@ -91,7 +90,6 @@ def checked_times(times: ArrayLike) -> Array:
 
 
 def checked_spacing(spacing: float) -> float:
-    """`spacing`, or `InputError` unless it is a positive number."""
     width = require_real("spacing", spacing)
     require(width > 0, f"spacing must be positive; got {width:g}.")
     return width

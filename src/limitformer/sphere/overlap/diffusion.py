@@ -1,4 +1,4 @@
-r"""The overlap of two tokens, or of two clusters, at infinite depth: what is known exactly.
+r"""The exact overlap of two tokens, or of two clusters, at infinite depth.
 
 Time is counted in units of layers_per_unit_time layers. The mathematics is in `weights` (attention of two clusters),
 `motion` (the diffusion of u = artanh z), `scale` (where it goes), `thresholds`, `hitting` (when), `gap` (the
@@ -39,10 +39,10 @@ from limitformer.sphere.overlap.position import (
     require_overlap,
     require_overlaps,
 )
-from limitformer.sphere.overlap.scale import FlowScale, Scale
+from limitformer.sphere.overlap.scale import FlowScale, ScaleFunction
 from limitformer.sphere.overlap.summary import summary_of
 
-Numbers = Annotated[Array, "*shape"]  # one for each of what is given, in the same shape
+Numbers = Annotated[Array, "*shape"]  # one for each number given, in the same shape
 NumbersLike = Annotated[ArrayLike, "*shape"]
 
 
@@ -52,10 +52,10 @@ class OverlapDiffusion:
     """The diffusion of the overlap z ∈ (−1, 1); made by `overlap(model)`.
 
     Attributes:
-        model: of the tokens.
+        model: the model of the tokens.
         clusters: (p, q): p tokens at one point, q at the other; (1, 1) for two tokens.
-        beta: βc if QᵀK = cI, so β itself without Q and K; it may be negative. For the stochastic model its sign
-            changes nothing with softmax, and without normalisation the clock alone. |β|τ where QᵀK is drawn.
+        beta: βc if QᵀK = cI, so β itself without Q and K, or |β|τ if QᵀK is drawn. It may be negative. For the
+            stochastic model its sign has no effect with softmax, and changes only the clock without normalisation.
 
     >>> from limitformer.sphere.overlap import overlap
     >>> pair = overlap(StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=100))
@@ -83,37 +83,37 @@ class OverlapDiffusion:
         return motion_of(self.model, self.clusters, self.beta)
 
     @cached_property
-    def _scale(self) -> Scale | FlowScale:
-        return FlowScale(self.motion) if isinstance(self.motion, FlowMotion) else Scale(self.motion)
+    def _scale(self) -> ScaleFunction | FlowScale:
+        return FlowScale(self.motion) if isinstance(self.motion, FlowMotion) else ScaleFunction(self.motion)
 
     @property
     def _leaves(self) -> bool:
-        """Whether z = −1 is left at once."""
+        """Whether tokens leave z = −1 at once."""
         return self.motion.minus.growth < 0
 
     # Coefficients.
 
     def drift(self, z: NumbersLike) -> Numbers:
-        """μ(z) of dZ = μ dt + g dB; `z` in [−1, 1], any shape."""
+        """Return μ(z) of dZ = μ dt + g dB; `z` in [−1, 1], any shape."""
         return self.motion.overlap_drift(at_overlap(require_overlaps("z", z)))
 
     def diffusion(self, z: NumbersLike) -> Numbers:
-        """g(z) ≥ 0 of dZ = μ dt + g dB; `z` in [−1, 1], any shape."""
+        """Return g(z) ≥ 0 of dZ = μ dt + g dB; `z` in [−1, 1], any shape."""
         return np.sqrt(self.motion.overlap_variance(at_overlap(require_overlaps("z", z))))
 
     def artanh_drift(self, u: NumbersLike) -> Numbers:
-        """μ(u) of dU = μ dt + g dB, U = artanh Z; `u` real, any shape."""
+        """Return μ(u) of dU = μ dt + g dB, U = artanh Z; `u` real, any shape."""
         return self.motion.drift(at_artanh(u))
 
     def artanh_diffusion(self, u: NumbersLike) -> Numbers:
-        """g(u) ≥ 0 of dU = μ dt + g dB, U = artanh Z; `u` real, any shape."""
+        """Return g(u) ≥ 0 of dU = μ dt + g dB, U = artanh Z; `u` real, any shape."""
         return np.sqrt(self.motion.variance(at_artanh(u)))
 
     def scale_density(self, z: NumbersLike) -> Numbers:
-        """s(z) = exp(−∫₀^z 2μ/g²), s(0) = 1; `z` strictly inside (−1, 1), any shape. Infinite where it overflows.
+        """Return s(z) = exp(−∫₀^z 2μ/g²), s(0) = 1, for `z` in (−1, 1), any shape; infinite if it overflows.
 
         Raises:
-            InputError: z outside of (−1, 1), or ε = 0.
+            InputError: z is outside (−1, 1), or ε = 0.
         """
         z = require_overlaps("z", z)
         require(bool((np.abs(z) < 1).all()), "z must lie strictly between -1 and 1, where the scale density is finite.")
@@ -125,7 +125,7 @@ class OverlapDiffusion:
 
     @cached_property
     def boundaries(self) -> Boundaries:
-        """What the diffusion does at z = −1 (`minus`) and z = +1 (`plus`)."""
+        """The behaviour of the diffusion at z = −1 (`minus`) and z = +1 (`plus`)."""
         return boundaries_of(self.motion)
 
     @property
@@ -138,7 +138,7 @@ class OverlapDiffusion:
         return 2 * abs(float(self.motion.drift(at_overlap(z))))
 
     def log_antipodal_probability(self, start: NumbersLike | None = None) -> Numbers:
-        """log P(Z → −1); as `antipodal_probability`, but does not underflow.
+        """Return log P(Z → −1), the logarithm of `antipodal_probability`, without underflow.
 
         >>> from limitformer.sphere.overlap import overlap
         >>> pair = overlap(StochasticTransformer(tokens=2, dim=4096, beta=4.6, layers_per_unit_time=100))
@@ -154,16 +154,16 @@ class OverlapDiffusion:
         return np.where(z == -1, 0.0, np.where(z == 1, -inf, log_p))
 
     def antipodal_probability(self, start: NumbersLike | None = None) -> Numbers:
-        """P(Z → −1 as t → ∞) from the overlap(s) `start` in [−1, 1], any shape; None: uniform on the sphere.
+        """Return P(Z → −1 as t → ∞) from overlaps `start` in [−1, 1], any shape; None for a uniform start.
 
-        (S(1) − S(z₀))/(S(1) − S(−1)) with the scale function S [CT, App. C.3]. 0 at or below the threshold, and for
-        unequal clusters of the stochastic model, whose antipodal state is metastable only. Two tokens that start at
-        z = ±1 stay there.
+        It is (S(1) − S(z₀))/(S(1) − S(−1)) with the scale function S [CT, App. C.3]. It is 0 at or below the threshold,
+        and for unequal clusters of the stochastic model, whose antipodal state is only metastable. Two tokens that
+        start at z = ±1 stay there.
         """
         return np.exp(self.log_antipodal_probability(start))
 
     def single_cluster_probability(self, start: NumbersLike | None = None) -> Numbers:
-        """P(Z → +1 as t → ∞): 1 − `antipodal_probability`, except where neither end attracts: then both are 0."""
+        """Return P(Z → +1 as t → ∞): 1 − `antipodal_probability`, or 0 if neither end attracts."""
         antipodal = self.log_antipodal_probability(start)
         if self.motion.plus.slope < 0 or self.motion.minus.slope > 0:
             return 0.0 - np.expm1(antipodal)
@@ -172,10 +172,10 @@ class OverlapDiffusion:
     def return_probability(
         self, level: Annotated[ArrayLike, "*#shape"], start: Annotated[ArrayLike, "*#shape"]
     ) -> Annotated[Array, "*#shape"]:
-        """P(Z is ever at `level`) from `start`; shapes broadcast, 1 where the end beyond `start` does not attract.
+        """Return P(Z is ever at `level`) from `start`; shapes broadcast; 1 if the end beyond `start` does not attract.
 
-        For `start` beyond `level` near an attracting end it is the ratio of the tails of the scale function: what
-        stopping there risks.
+        For `start` beyond `level`, near an attracting end, it is a ratio of tails of the scale function: the error
+        probability of stopping there.
         """
         levels, starts = np.broadcast_arrays(require_overlaps("level", level), require_overlaps("start", start))
         require(bool((np.abs(levels) < 1).all()), "level must lie strictly between -1 and 1: the ends are not reached.")
@@ -188,15 +188,14 @@ class OverlapDiffusion:
 
     @property
     def critical_beta(self) -> float:
-        """The value of `beta` above which the tokens may end antipodal; infinite if none.
+        """The value of `beta` above which the tokens may end antipodal; infinite if there is none.
 
-        Stochastic: that of |beta|, arccosh(dim − 2)/2 [CT, Theorem 2]; 0 for dim ≤ 3, where every β ≠ 0 will do (in
-        dim 2, β = 0 too); infinite with drawn queries and keys for dim ≥ 4, and behind a causal mask. Hybrid:
-        log(2/ε²) for unnormalized attention [CT, Prop. 1], ε² = 1 + e^{−2β} for softmax;
-        negative for ε² > 2.
+        Stochastic: the value of |beta|, arccosh(dim − 2)/2 [CT, Theorem 2]. It is 0 for dim ≤ 3, where every β ≠ 0
+        suffices (in dim 2, β = 0 too), and infinite with drawn queries and keys for dim ≥ 4, and with a causal mask.
+        Hybrid: log(2/ε²) for unnormalized attention [CT, Prop. 1], ε² = 1 + e^{−2β} for softmax; negative for ε² > 2.
 
         Raises:
-            InputError: unequal clusters of the hybrid model.
+            InputError: the clusters of the hybrid model are unequal.
         """
         motion = self.motion
         if isinstance(motion, StochasticMotion):
@@ -222,32 +221,32 @@ class OverlapDiffusion:
     # When.
 
     def mean_hitting_time(self, target: float, start: float) -> float:
-        """Mean time until the overlap is `target`, in (−1, 1), from `start`.
+        """Return the mean time until the overlap is `target`, in (−1, 1), from `start`.
 
-        Infinite where `target` is missed with positive probability (it lies away from an end that attracts), and at a
-        threshold. Unequal clusters may start at −1: `mean_hitting_time(0.9, start=-1.0)` is the mean lifetime of the
+        It is infinite at a threshold, and if an attracting end makes the overlap miss `target` with positive
+        probability. Unequal clusters may start at −1: `mean_hitting_time(0.9, start=-1.0)` is the mean lifetime of the
         antipodal state.
 
         Raises:
-            InputError: an overlap out of range, or a start at an end that is never left.
+            InputError: an overlap is out of range, or tokens at `start` never move.
         """
         b, x = float(artanh(require_inside("target", target))), float(artanh(self._moving(start)))
         if x == b:
             return 0.0
         if isinstance(self.motion, FlowMotion):
             return hitting.flow_time(self.motion, x, b)
-        assert isinstance(self._scale, Scale)
+        assert isinstance(self._scale, ScaleFunction)
         return (hitting.rising_time if x < b else hitting.falling_time)(self._scale, x, b)
 
     def lifetime_asymptote(self, target: float) -> float:
-        """What the mean lifetime `mean_hitting_time(target, start=-1.0)` of unequal clusters tends to as |β| grows.
+        """Return the large-|β| asymptote of the mean lifetime `mean_hitting_time(target, start=-1.0)`.
 
-        (π/2 + arcsin b) · B(½, (dim − 1)/2)/(2√2) · pq/|p² − q²| · e^{2|β|}/σ² for b = `target` in (−1, 1), with
-        softmax attention, and 1 in the place of pq/|p² − q²| for two tokens behind a causal mask; too long by a part of
-        the order (dim − 2) e^{−|β|(1 − b)}/β² (see `lifetime`).
+        It is (π/2 + arcsin b) · B(½, (dim − 1)/2)/(2√2) · pq/|p² − q²| · e^{2|β|}/σ² for unequal clusters with softmax,
+        b = `target` in (−1, 1). For two tokens behind a causal mask, 1 replaces pq/|p² − q²|. Its relative error is of
+        order (dim − 2) e^{−|β|(1 − b)}/β² (see `lifetime`).
 
         Raises:
-            InputError: a target out of range, equal clusters, the hybrid model, or unnormalized attention.
+            InputError: the target is out of range, clusters are equal, or the model is hybrid or unnormalized.
 
         >>> from limitformer.sphere.overlap import overlap
         >>> three = overlap(StochasticTransformer(tokens=3, dim=4, beta=8.0, layers_per_unit_time=100), (2, 1))
@@ -257,27 +256,27 @@ class OverlapDiffusion:
         b = require_inside("target", target)
         require(
             self._leaves,
-            "Only unequal clusters of the stochastic model, and tokens behind a causal mask, have a lifetime; two "
-            "others that are antipodal stay.",
+            "Only unequal clusters of the stochastic model, and tokens behind a causal mask, have a lifetime; others "
+            "stay antipodal.",
         )
         require(
             not self.model.is_fresh,
-            "With drawn queries and keys lifetimes do not grow like e^{2|beta|}: nothing holds tokens at antipodes. "
+            "With drawn queries and keys lifetimes do not grow like e^{2|beta|}: tokens leave antipodes at once. "
             f"Use mean_hitting_time({b:g}, start=-1.0).",
         )
         require(
             self.model.attention == "softmax",
-            "Lifetimes grow like e^{2|beta|} with softmax alone; with unnormalized attention they fall. Use "
+            "Lifetimes grow like e^{2|beta|} only with softmax; with unnormalized attention they fall. Use "
             f"mean_hitting_time({b:g}, start=-1.0).",
         )
         assert isinstance(self.model, StochasticTransformer)
         if self.model.is_causal:
-            require(self.beta > 0, f"Behind a causal mask the lifetime grows with beta > 0 alone; got {self.beta:g}.")
+            require(self.beta > 0, f"Behind a causal mask the lifetime grows only for beta > 0; got {self.beta:g}.")
             return leading_lifetime(1.0, self.model.dim, self.beta, self.model.sigma, b)
         return leading_lifetime(inverse_push(*self.clusters), self.model.dim, self.beta, self.model.sigma, b)
 
     def mean_exit_time(self, low: float, high: float, start: float) -> float:
-        """Mean time until the overlap leaves (`low`, `high`) from `start` in between; always finite."""
+        """Return the mean time until the overlap leaves (`low`, `high`) from `start` in between; always finite."""
         a, x, b = (require_inside(n, v) for n, v in (("low", low), ("start", start), ("high", high)))
         require(a <= x <= b and a < b, f"low, start and high must be in order; got {a:g}, {x:g}, {b:g}.")
         if x in (a, b):
@@ -287,15 +286,15 @@ class OverlapDiffusion:
         return hitting.exit_time(self.motion, *(float(artanh(z)) for z in (a, b, x)))
 
     def metastable_gap(self) -> MetastableGap:
-        """The law of the gap 1 + z of unequal clusters while they are antipodal (see `gap`).
+        """Return the law of the gap 1 + z of unequal clusters while they are antipodal (see `gap`).
 
         Raises:
-            InputError: equal clusters or the hybrid model, whose antipodal state is for ever; no barrier.
+            InputError: clusters are equal or the model is hybrid, so antipodes stay; or there is no barrier.
         """
         require(
-            self._leaves, "Only unequal clusters of the stochastic model are metastable; others stay or are sent away."
+            self._leaves, "Only unequal clusters of the stochastic model are metastable; others stay or leave at once."
         )
-        assert isinstance(self._scale, Scale)
+        assert isinstance(self._scale, ScaleFunction)
         return metastable_gap(self._scale)
 
     def _moving(self, start: float) -> float:
@@ -313,23 +312,23 @@ class OverlapDiffusion:
         spacing: float | None = None,
         steps: int = 400,
     ) -> xr.Dataset:
-        """The law of the overlap at `times`, by the Fokker-Planck equation (see `transport`).
+        """Return the law of the overlap at `times`, by the Fokker-Planck equation (see `transport`).
 
         Args:
             times: increasing, at least 0.
             start: overlap; None for tokens uniform on the sphere.
             spacing: width of a cell in artanh z; None for 0.05, or less where the scale density is steep. Where log s
                 changes by x in a cell, the noise g² is about 1 + x²/12 times too large.
-            steps: of time until the last of `times`.
+            steps: number of time steps until the last of `times`.
 
         Returns:
             Dataset over (time, artanh_overlap): `density` per unit of artanh z, `overlap_density` per unit of z; over
-            (time): `below` and `above`, the mass beyond the ends of the grid, from where it does not come back. The
+            (time): `below` and `above`, the mass beyond the ends of the grid, which does not return. The
             mass in the cells, `density` times the attribute `spacing`, and these two add up to 1. Coordinates `time`
             and `overlap` = z.
 
         Raises:
-            InputError: times not increasing, a start that never moves, ε = 0, a grid too large, a spacing too wide.
+            InputError: times do not increase, the start never moves, ε = 0, or the grid is too large or too coarse.
         """
         if isinstance(self.motion, FlowMotion):
             raise InputError(
@@ -339,5 +338,5 @@ class OverlapDiffusion:
         return density_of(self.motion, self.model.dim, times, moving, spacing, require_count("steps", steps, least=8))
 
     def summary(self) -> dict[str, Any]:
-        """All exact quantities as a dict that goes to JSON (see `summary`)."""
+        """Return all exact quantities as a dict for JSON (see `overlap.summary`)."""
         return summary_of(self)

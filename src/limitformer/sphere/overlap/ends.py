@@ -1,4 +1,4 @@
-"""The two ends of (−1, 1): what the diffusion does there [CT, Lemmas 5 and 6, Prop. 1]."""
+"""The behaviour of the diffusion at the two ends of (−1, 1) [CT, Lemmas 5 and 6, Prop. 1]."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -10,12 +10,12 @@ Kind = Literal["attracting", "non-attracting", "entrance", "reflecting"]
 
 @dataclass(frozen=True)
 class Boundary:
-    """One end.
+    """The behaviour at one end.
 
     Attributes:
         kind: "attracting": approached as t → ∞ with positive probability, never reached; "non-attracting": neither;
             "entrance": left at once and never reached again; "reflecting": reached and left at once.
-        exponent: of the scale density, s ~ e^{exponent·u} in u = artanh z; minus infinity without noise.
+        exponent: exponent of the scale density, s ~ e^{exponent·u} in u = artanh z; minus infinity without noise.
         explanation: the condition in words.
     """
 
@@ -39,12 +39,10 @@ class Rates(NamedTuple):
 
 
 def boundaries_of(motion: Motion) -> Boundaries:
-    """Both ends of `motion`."""
     return Boundaries(minus_end(motion), plus_end(motion))
 
 
 def minus_end(motion: Motion) -> Boundary:
-    """z = −1."""
     slope = motion.minus.slope
     if motion.minus.growth < 0:
         assert isinstance(motion, StochasticMotion)
@@ -57,7 +55,7 @@ def minus_end(motion: Motion) -> Boundary:
 
 
 def leaving_end(dim: int, slope: float) -> Boundary:
-    """z = −1 for unequal clusters of the stochastic model."""
+    """Return the end z = −1 of unequal clusters of the stochastic model."""
     near = f"near -1 the gap 1 + z is a squared Bessel process of dimension dim - 1 = {dim - 1}"
     if dim == 2:
         return Boundary("reflecting", slope, f"{near}: -1 is reached and left at once")
@@ -65,7 +63,6 @@ def leaving_end(dim: int, slope: float) -> Boundary:
 
 
 def plus_end(motion: Motion) -> Boundary:
-    """z = +1."""
     slope = motion.plus.slope
     if isinstance(motion, FlowMotion):
         return Boundary("attracting", slope, "without noise the overlap rises to 1, which is never reached")

@@ -1,14 +1,14 @@
-r"""Mean times: how long until the overlap reaches a level, or leaves an interval.
+r"""Mean times until the overlap reaches a level, or leaves an interval.
 
-With f = 2/g² and h = log s in u, the mean time from u = x up to b, where nothing is lost at −∞, is
+With f = 2/g² and h = log s in u, the mean time from u = x up to b, if −∞ does not attract, is
 [Karlin and Taylor, 1981, ch. 15]
 
   E = ∫_x^b M(y) dy,   M(y) = ∫_{−∞}^y f(w) e^{h(y) − h(w)} dw,
 
-and down to b < x, where nothing is lost at +∞, the same with N(y) = ∫_y^∞ f(w) e^{h(y) − h(w)} dw. Something is lost
-where the end attracts (the level is missed with positive probability), and at an end whose slope is zero the mean is
-infinite although the level is reached. Toward −1, f ~ e^{−growth·u}, so M = f/(−growth − slope) there; where s is
-steep, M and N are f/|h′ − (log f)′ + (log|h′|)′|, by parts.
+and down to b < x, if +∞ does not attract, the same with N(y) = ∫_y^∞ f(w) e^{h(y) − h(w)} dw. If the end attracts, the
+level is missed with positive probability. If its slope is zero, the level is reached but the mean is infinite. Toward
+−1, f ~ e^{−growth·u}, so M = f/(−growth − slope) there. Where s is steep, M and N are f/|h′ − (log f)′ + (log|h′|)′|,
+by parts.
 
 The mean time to leave (a, b) from x, with S(x, y) = ∫_x^y s, is a sum of positive terms:
 
@@ -21,11 +21,11 @@ from scipy.special import logsumexp
 from limitformer.sphere.overlap.motion import FlowMotion, Motion, log_speed, slope_at
 from limitformer.sphere.overlap.panels import POINTS, WEIGHTS, Panels, cells, on_edges, panels
 from limitformer.sphere.overlap.position import Array, at_artanh
-from limitformer.sphere.overlap.scale import Scale, log_slope_growth
+from limitformer.sphere.overlap.scale import ScaleFunction, log_slope_growth
 
 
-def rising_time(scale: Scale, start: float, target: float) -> float:
-    """Mean time from u = `start` up to `target`; infinite unless −1 sends everything back in finite mean time."""
+def rising_time(scale: ScaleFunction, start: float, target: float) -> float:
+    """Return the mean time from u = `start` up to `target`, infinite unless paths from −1 return in finite time."""
     end = scale.motion.minus
     if not -end.growth - end.slope > 0:
         return np.inf
@@ -38,8 +38,8 @@ def rising_time(scale: Scale, start: float, target: float) -> float:
         return steep + total_between(inner, upward_occupation(scale, inner), start, target)
 
 
-def falling_time(scale: Scale, start: float, target: float) -> float:
-    """Mean time from u = `start` down to `target`; infinite unless +1 sends everything back in finite mean time."""
+def falling_time(scale: ScaleFunction, start: float, target: float) -> float:
+    """Return the mean time from u = `start` down to `target`, infinite unless paths from +1 return in finite time."""
     end = scale.motion.plus
     if not end.growth + end.slope > 0:
         return np.inf
@@ -53,28 +53,26 @@ def falling_time(scale: Scale, start: float, target: float) -> float:
 
 
 def total_between(inner: Panels, values: Array, low: float, high: float) -> float:
-    """Integral of `values` (n, NODES) over the panels from `low` to `high`, both edges or outside of all."""
+    """Integrate `values` (n, NODES) over the panels from `low` to `high`, which are edges or outside all panels."""
     inside = (inner.edges[:-1] >= low) & (inner.edges[1:] <= high)
     return float(((inner.half * values) @ WEIGHTS)[inside].sum())
 
 
-def upward_occupation(scale: Scale, inner: Panels) -> Array:
-    """M at the nodes (n, NODES) of panels that begin where the core does."""
-    first = steep_occupation(scale.motion, inner.edges[:1]) if scale.is_steep else tail_occupation(scale, inner)
+def upward_occupation(scale: ScaleFunction, inner: Panels) -> Array:
+    """Return M at the nodes (n, NODES) of panels that begin at the first edge of the core."""
+    motion, first = scale.motion, inner.edges[:1]
+    if scale.is_steep:
+        below = steep_occupation(motion, first)
+    else:  # M in the exponential tail toward −1
+        below = np.exp(log_speed(motion, first)) / (-motion.minus.growth - motion.minus.slope)
     parts = inner.log_integral(inner.log_speed - inner.local) - inner.heights[:-1]
-    at_edges = np.logaddexp.accumulate(np.append(np.log(first), parts)) + inner.heights
+    at_edges = np.logaddexp.accumulate(np.append(np.log(below), parts)) + inner.heights
     within = inner.from_left(np.exp(inner.log_speed - inner.local))
     return np.exp(inner.local) * (np.exp(at_edges[:-1, None]) + within)
 
 
-def tail_occupation(scale: Scale, inner: Panels) -> Array:
-    """M at the first edge, in the exponential tail toward −1."""
-    end = scale.motion.minus
-    return np.exp(log_speed(scale.motion, inner.edges[:1])) / (-end.growth - end.slope)
-
-
-def downward_occupation(scale: Scale, inner: Panels) -> Array:
-    """N at the nodes (n, NODES) of panels that end where the exponential tail toward +1 begins."""
+def downward_occupation(scale: ScaleFunction, inner: Panels) -> Array:
+    """Return N at the nodes (n, NODES) of panels that end at the exponential tail toward +1."""
     end = scale.motion.plus
     last = log_speed(scale.motion, inner.edges[-1:]) - np.log(end.growth + end.slope) - inner.heights[-1]
     parts = inner.log_integral(inner.log_speed - inner.local) - inner.heights[:-1]
@@ -85,7 +83,7 @@ def downward_occupation(scale: Scale, inner: Panels) -> Array:
 
 
 def steep_occupation(motion: Motion, u: Array) -> Array:
-    """M of a falling, N of a rising log s where it is steep."""
+    """Return M of a falling, N of a rising log s where it is steep."""
     step = 1e-4 / (1 + motion.beta)
     speed_growth = (log_speed(motion, u + step) - log_speed(motion, u - step)) / (2 * step)
     rate = np.abs(slope_at(motion, u) - speed_growth + log_slope_growth(motion, u))
@@ -93,13 +91,13 @@ def steep_occupation(motion: Motion, u: Array) -> Array:
 
 
 def steep_time(motion: Motion, low: float, high: float) -> float:
-    """Integral of the steep occupation from `low` to `high`."""
+    """Integrate the steep occupation from `low` to `high`."""
     inner = on_edges(motion, cells(motion, np.array([low, high])))
     return float(((inner.half * steep_occupation(motion, inner.nodes)) @ WEIGHTS).sum())
 
 
 def flow_time(motion: FlowMotion, start: float, target: float) -> float:
-    """Time of the deterministic flow from u = `start` to `target`."""
+    """Return the time of the deterministic flow from u = `start` to `target`."""
     if target < start:
         return np.inf
     edges = cells(motion, np.array([start, target]))
@@ -109,7 +107,7 @@ def flow_time(motion: FlowMotion, start: float, target: float) -> float:
 
 
 def exit_time(motion: Motion, low: float, high: float, start: float) -> float:
-    """Mean time to leave (low, high) in u."""
+    """Return the mean time to leave (low, high) in u."""
     left, right = panels(motion, np.array([low, start])), panels(motion, np.array([start, high]))
     # log s is zero at `start`: h = height + shift on the left, height on the right.
     shift = -left.heights[-1]

@@ -31,7 +31,7 @@ REACH = 19.0  # every double z has |artanh z| < 18.8; corrections to the exponen
 
 @dataclass(frozen=True)
 class End:
-    """What holds as u goes to ∓∞: s ~ e^{slope·u}, g² ~ e^{growth·u}; a table of s may stop at u = reach."""
+    """The asymptotes s ~ e^{slope·u} and g² ~ e^{growth·u} as u → ∓∞; a table of s may stop at u = reach."""
 
     slope: float
     growth: float
@@ -43,39 +43,39 @@ class Motion(Protocol):
 
     @property
     def beta(self) -> float:
-        """|β|: how fast the coefficients vary. Its sign is in the weights."""
+        """|β|, the rate at which the coefficients vary; the weights have its sign."""
 
     @property
     def widest(self) -> float:
         """The widest panel in u on which the coefficients are polynomials to 15 digits."""
 
     def drift(self, at: Position) -> Array:
-        """μ."""
+        """Return the drift μ of u."""
 
     def variance(self, at: Position) -> Array:
-        """g² > 0."""
+        """Return the squared diffusion coefficient g² > 0 of u."""
 
     def slope(self, at: Position) -> Array:
-        """(log s)′ = −2μ/g², without the cancellation of that quotient."""
+        """Return (log s)′ = −2μ/g² without cancellation."""
 
     def overlap_drift(self, at: Position) -> Array:
-        """Drift of z."""
+        """Return the drift of z."""
 
     def overlap_variance(self, at: Position) -> Array:
-        """Square of the diffusion coefficient of z."""
+        """Return the squared diffusion coefficient of z."""
 
     @property
     def minus(self) -> End:
-        """Toward z = −1."""
+        """The asymptotes toward z = −1."""
 
     @property
     def plus(self) -> End:
-        """Toward z = +1."""
+        """The asymptotes toward z = +1."""
 
 
 @dataclass(frozen=True)
 class StochasticMotion:
-    """Common noise of all directions [CT, eq. 4]."""
+    """The stochastic model, whose noise acts in all directions."""
 
     weights: Averaging
     beta: float
@@ -104,12 +104,12 @@ class StochasticMotion:
         return self.sigma**2 * at.below * at.above * self._noise(at)
 
     def _pull(self, at: Position) -> Array:
-        """(d − 2)κ."""
+        """Return (d − 2)κ."""
         mix = self.weights(at)
         return (self.dim - 2) * (mix.crossed + at.z * mix.aligned)
 
     def _noise(self, at: Position) -> Array:
-        """(1 − z²)R, finite at −1 too."""
+        """Return (1 − z²)R, which is finite at −1 too."""
         mix = self.weights(at)
         return at.below * (mix.spread + 2 * at.above * mix.aligned)
 
@@ -121,7 +121,7 @@ class StochasticMotion:
             e = exp(-2 * self.beta)
             slope = (expm1(-2 * self.beta) ** 2 - 2 * (self.dim - 3) * e) / (1 + e * e)
             return End(slope, 0.0, -reach(self.beta))
-        # D takes over from 2G(1 + z) at this gap 1 + z.
+        # D equals 2G(1 + z) at this gap 1 + z.
         gap = float(mix.spread / (2 * mix.aligned))
         return End(3.0 - self.dim, -2.0, min(0.0, log(gap / 2) / 2) - reach(self.beta))
 
@@ -132,7 +132,7 @@ class StochasticMotion:
 
 @dataclass(frozen=True)
 class HybridMotion:
-    """Noise on the strength of attention [CT, eq. 7]."""
+    """The hybrid model, whose noise multiplies attention."""
 
     weights: Weights
     beta: float
@@ -144,13 +144,13 @@ class HybridMotion:
 
     def drift(self, at: Position) -> Array:
         c = self.weights(at).toward
-        return c * (1 - self.epsilon**2 * self.brake(at))
+        return c * (1 - self.epsilon**2 * self.damping(at))
 
     def variance(self, at: Position) -> Array:
         return (self.epsilon * self.weights(at).toward) ** 2
 
     def slope(self, at: Position) -> Array:
-        return 2 * (self.brake(at) - self.epsilon**-2) / self.weights(at).toward
+        return 2 * (self.damping(at) - self.epsilon**-2) / self.weights(at).toward
 
     def overlap_drift(self, at: Position) -> Array:
         return at.below * at.above * (self.drift(at) - at.z * self.variance(at))
@@ -158,8 +158,8 @@ class HybridMotion:
     def overlap_variance(self, at: Position) -> Array:
         return (at.below * at.above) ** 2 * self.variance(at)
 
-    def brake(self, at: Position) -> Array:
-        """(α₊γ₊ + α₋γ₋ + z(γ₊ − γ₋)²/2)/c: the drift of u has the sign of 1 − ε²·brake; a itself for p = q."""
+    def damping(self, at: Position) -> Array:
+        """Return (α₊γ₊ + α₋γ₋ + z(γ₊ − γ₋)²/2)/c, equal to a for p = q; the drift has the sign of 1 − ε²·damping."""
         mix = self.weights(at)
         first, second = mix.other_first / mix.toward, mix.other_second / mix.toward
         bend = at.z * (first - second) * (mix.other_first - mix.other_second) / 2
@@ -176,7 +176,7 @@ class HybridMotion:
 
 @dataclass(frozen=True)
 class FlowMotion(HybridMotion):
-    """The hybrid model without noise, ε = 0: dU = c dt [CT, Lemma 2]; its u only ever rises."""
+    """The hybrid model without noise, ε = 0: dU = c dt [CT, Lemma 2], so u only rises."""
 
     epsilon: float = 0.0
 
@@ -185,27 +185,27 @@ class FlowMotion(HybridMotion):
 
 
 def ratio(spread: Array, at: Position, aligned: Array) -> Array:
-    """R = D/(1 + z) + 2G; D = 0 leaves 2G at z = −1 too."""
+    """Return R = D/(1 + z) + 2G; for D = 0 it is 2G at z = −1 too."""
     share = np.zeros(np.broadcast_shapes(spread.shape, at.above.shape))
     np.divide(spread, at.above, out=share, where=spread > 0)
     return share + 2 * aligned
 
 
 def widest_panel(beta: float) -> float:
-    """log g² changes by at most 2β per unit of u."""
+    """Return a width over which log g², which changes by at most 2β per unit of u, changes by at most 8."""
     return 4 / max(abs(beta), 1e-9)
 
 
 def reach(beta: float) -> float:
-    """The |u| from which the slope is that of the end: it differs from it by O((1 + β) e^{−2|u|})."""
+    """Return the |u| beyond which the slope equals its asymptote, up to O((1 + β) e^{−2|u|})."""
     return REACH + log1p(beta) / 2
 
 
 def log_speed(motion: Motion, u: Array) -> Array:
-    """log(2/g²): the speed density of u is 2/(g² s)."""
+    """Return log(2/g²); the speed density of u is 2/(g² s)."""
     return np.asarray(np.log(2.0) - np.log(motion.variance(at_artanh(u))))
 
 
 def slope_at(motion: Motion, u: Array) -> Array:
-    """(log s)′ at u."""
+    """Return (log s)′ at u."""
     return motion.slope(at_artanh(u))

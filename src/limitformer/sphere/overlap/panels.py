@@ -1,10 +1,10 @@
-r"""Integrals of e^{h} and e^{−h} where h = log s is known by its slope alone and may rise and fall by thousands.
+r"""Integrals of e^{h} and e^{−h}, given only the slope of h = log s, which may rise and fall by thousands.
 
-The line is cut into panels on which h changes by at most `LARGEST_RISE`, each with the `NODES` points of Gauss and
-Legendre; h inside a panel is the integral of the polynomial through its slopes. For p = q the slopes have no pole
+The line is cut into panels on which h changes by at most `LARGEST_RISE`, each with `NODES` Gauss-Legendre points; h
+inside a panel is the integral of the polynomial through its slopes. For p = q the slopes have no pole
 closer to the real line than π/4 (1/cosh(β(1 − z))) or π/2 (tanh), at any β, so that panels no wider than `WIDEST` give
-15 digits; for clusters of ratio ρ = p/q the nearest is at about π/(2 log ρ). Everything is kept relative to the left
-edge of its panel, and sums over panels are taken of logarithms: nothing overflows.
+15 digits; for clusters of ratio ρ = p/q the nearest is at about π/(2 log ρ). Values are relative to the left
+edge of their panel, and sums over panels use logarithms, so that they do not overflow.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ MOST_PANELS = 1_000_000
 
 
 def integration_matrix(points: Array, weights: Array) -> Array:
-    """(NODES, NODES): row i integrates the polynomial through the values at the points from −1 to point i."""
+    """Return (NODES, NODES); row i integrates the polynomial through the values at the points from −1 to point i."""
     values = legendre.legvander(points, NODES)  # P_0 … P_n at the points
     rises = values[:, 2:] - values[:, :-2]  # (2k + 1) ∫ P_k from −1, k = 1 … n − 1
     return 0.5 * weights * ((points + 1)[:, None] + rises @ values[:, 1:-1].T)
@@ -59,44 +59,44 @@ class Panels:
         return np.concatenate([[0.0], np.cumsum(self.rise)])
 
     def log_integral(self, exponent: Array) -> Array:
-        """log of the integral of e^{exponent} over each panel (n), from its values at the nodes (n, NODES)."""
+        """Return the log of the integral of e^{exponent} over each panel (n), from values at the nodes (n, NODES)."""
         top = exponent.max(axis=1, keepdims=True)
-        with np.errstate(divide="ignore"):  # a panel of no width
+        with np.errstate(divide="ignore"):  # a panel of width 0
             return np.asarray(top[:, 0] + np.log((self.half * np.exp(exponent - top)) @ WEIGHTS))
 
     def from_left(self, values: Array) -> Array:
-        """Integrals of `values` (n, NODES) from the left edge to each node (n, NODES)."""
+        """Integrate `values` (n, NODES) from the left edge to each node (n, NODES)."""
         return self.half * (values @ CUMULATIVE.T)
 
     def to_right(self, values: Array) -> Array:
-        """Integrals of `values` (n, NODES) from each node to the right edge (n, NODES)."""
+        """Integrate `values` (n, NODES) from each node to the right edge (n, NODES)."""
         return self.half * (values @ (WEIGHTS - CUMULATIVE).T)
 
 
 def panels(motion: Motion, cuts: Array) -> Panels:
-    """Panels with `cuts` (m,), increasing, among their edges."""
+    """Return fine panels with `cuts` (m,), increasing, among their edges."""
     return on_edges(motion, refined(motion, cells(motion, cuts)))
 
 
 def cells(motion: Motion, cuts: Array) -> Array:
-    """Edges no more than `WIDEST` apart, or the motion's own widest panel."""
+    """Return edges at most `WIDEST` and `motion.widest` apart, `cuts` among them."""
     widest = min(WIDEST, motion.widest)
     return split(cuts, np.ceil(np.diff(cuts) / widest))
 
 
 def refined(motion: Motion, edges: Array, least: float = 0.0) -> Array:
-    """The same, cut further until h, or a function of slope `least`, changes by no more than `LARGEST_RISE` in one."""
+    """Cut cells until h, or a function of slope `least`, changes by at most `LARGEST_RISE` in each."""
     steepest = np.maximum(np.abs(slope_at(motion, thirds(edges))).max(axis=1), least)
     return split(edges, np.ceil(steepest * np.diff(edges) / LARGEST_RISE))
 
 
 def thirds(edges: Array) -> Array:
-    """Both edges and the middle of each cell (n, 3)."""
+    """Return both edges and the middle of each cell (n, 3)."""
     return np.stack([edges[:-1], (edges[:-1] + edges[1:]) / 2, edges[1:]], axis=1)
 
 
 def split(edges: Array, parts: Array) -> Array:
-    """Edges with cell k cut into `parts[k]` equal parts."""
+    """Cut cell k into `parts[k]` equal parts."""
     total = float(parts.sum())
     require(
         total <= MOST_PANELS,
@@ -111,19 +111,19 @@ def split(edges: Array, parts: Array) -> Array:
 
 
 def on_edges(motion: Motion, edges: Array) -> Panels:
-    """Panels between consecutive `edges` (n + 1)."""
+    """Return panels between consecutive `edges` (n + 1)."""
     half = np.diff(edges)[:, None] / 2
     return panels_at(motion, edges, edges[:-1, None] + half * (1 + POINTS), half)
 
 
 def panels_at(motion: Motion, edges: Array, nodes: Array, half: Array) -> Panels:
-    """Panels with their nodes (n, NODES); panels need not touch."""
+    """Return panels with the given nodes (n, NODES); panels need not touch."""
     slopes = slope_at(motion, nodes)
     local = half * (slopes @ CUMULATIVE.T)
     return Panels(motion, edges, nodes, half, local, half[:, 0] * (slopes @ WEIGHTS))
 
 
 def separate(motion: Motion, left: Array, right: Array) -> Panels:
-    """One panel for each pair `left` (n,) ≤ `right` (n,); their edges are those of `left`."""
+    """Return one panel for each pair `left` (n,) ≤ `right` (n,), with the edges `left`."""
     half = (right - left)[:, None] / 2
     return panels_at(motion, left, left[:, None] + half * (1 + POINTS), half)

@@ -1,11 +1,11 @@
-r"""The scale function of the overlap: log s, and which end it goes to.
+r"""The scale function of the overlap, and the probabilities of its ends.
 
-With h = log s in u, the two integrals that everything is made of are kept relative to the point itself,
+With h = log s in u, the two basic integrals are relative to the point itself,
 
   lower(u) = log ∫_{−∞}^u e^{h(v) − h(u)} dv,   upper(u) = log ∫_u^∞ e^{h(v) − h(u)} dv,
 
-each infinite where its end is not attracting, so that log P(Z → −1 | u) = −log(1 + e^{lower − upper}) has nothing in
-it that could overflow [CT, eq. 24]. Beyond ±reach, h is linear and they are −log|slope|. Hybrid models at large β are
+each infinite if its end does not attract. Hence log P(Z → −1 | u) = −log(1 + e^{lower − upper}) cannot overflow
+[CT, eq. 24]. Beyond ±reach, h is linear and they are −log|slope|. Hybrid models at large β are
 *steep* toward −1: the slope grows like e^{β(1−z)}, to e^{2β}. Where |h′| exceeds `STEEP`, integration by parts gives
 e^{−lower} = h′ − (log|h′|)′ if h rises, and e^{−upper} = |h′| + (log|h′|)′ if it falls, to a relative (2β/h′)².
 
@@ -35,20 +35,20 @@ STEEP = 1e5
 
 
 @dataclass(frozen=True)
-class Scale:
-    """log s on the whole line, and its two integrals."""
+class ScaleFunction:
+    """The function log s on the whole line, and its two integrals."""
 
     motion: Motion
 
     @cached_property
     def cells(self) -> Panels:
-        """Wide panels from reach to reach; good for h, too wide for e^h."""
+        """Wide panels from reach to reach; fine enough for h but not for e^h."""
         ends = np.array([self.motion.minus.reach, 0.0, self.motion.plus.reach])
         return on_edges(self.motion, cells(self.motion, ends))
 
     @cached_property
     def core_edges(self) -> Array:
-        """Edges of the wide panels that are not steep; `InputError` where +1 is steep too."""
+        """Edges of the wide panels that are not steep; raises `InputError` if +1 is steep too."""
         edges = self.cells.edges
         steep = np.abs(slope_at(self.motion, thirds(edges))).min(axis=1) > STEEP
         require(
@@ -60,18 +60,18 @@ class Scale:
 
     @cached_property
     def core(self) -> Panels:
-        """Panels fine enough for e^h, where h is not steep."""
+        """Panels fine enough for e^h where h is not steep."""
         return on_edges(self.motion, refined(self.motion, self.core_edges))
 
     @cached_property
     def _heights(self) -> Array:
-        """log s at the edges of the wide panels; summed from u = 0, where it is zero."""
+        """log s at the edges of the wide panels, zero at u = 0."""
         rise, middle = self.cells.rise, int(np.searchsorted(self.cells.edges, 0.0))
-        left = -np.cumsum(rise[:middle][::-1])[::-1]
-        return np.concatenate([left, [0.0], np.cumsum(rise[middle:])])
+        lower = -np.cumsum(rise[:middle][::-1])[::-1]
+        return np.concatenate([lower, [0.0], np.cumsum(rise[middle:])])
 
     def log_scale(self, u: Array) -> Array:
-        """log s(u), s(0) = 1, in u and shape of `u`."""
+        """Return log s(u), s(0) = 1, as a density in u; `u` of any shape."""
         edges, (minus, plus) = self.cells.edges, (self.motion.minus, self.motion.plus)
         near = np.clip(u, minus.reach, plus.reach)
         cell = np.clip(np.searchsorted(edges, near, side="right") - 1, 0, len(edges) - 2)
@@ -80,7 +80,7 @@ class Scale:
         return np.asarray(self._heights[cell] + part + beyond)
 
     def lower(self, u: Array) -> Array:
-        """log ∫_{−∞}^u s/s(u) for u (n,); infinite if −1 is not attracting."""
+        """Return log ∫_{−∞}^u s/s(u) for u (n,); infinite if −1 does not attract."""
         if not self.motion.minus.slope > 0:
             return np.full(u.shape, np.inf)
         cell, near = self._place(u)
@@ -90,7 +90,7 @@ class Scale:
         return self._left_of_core(u, value)
 
     def upper(self, u: Array) -> Array:
-        """log ∫_u^∞ s/s(u) for u (n,); infinite if +1 is not attracting."""
+        """Return log ∫_u^∞ s/s(u) for u (n,); infinite if +1 does not attract."""
         if not self.motion.plus.slope < 0:
             return np.full(u.shape, np.inf)
         cell, near = self._place(u)
@@ -102,15 +102,15 @@ class Scale:
         return value + np.where(u < near, self.log_scale(near) - self.log_scale(u), 0.0)
 
     def _place(self, u: Array) -> tuple[Array, Array]:
-        """Panel of the core with the point of the core nearest to u, and that point."""
+        """Return the point of the core nearest to u, after the number of its panel."""
         edges = self.core.edges
         near = np.clip(u, edges[0], edges[-1])
         return np.clip(np.searchsorted(edges, near, side="right") - 1, 0, len(edges) - 2), near
 
     def _left_of_core(self, u: Array, value: Array) -> Array:
-        """`value` with the tail in the place of what lies left of the core."""
-        out, left = value.copy(), u < self.core.edges[0]
-        out[left] = self.left_tail(u[left])
+        """Replace values at points left of the core by the tail."""
+        out, outside = value.copy(), u < self.core.edges[0]
+        out[outside] = self.left_tail(u[outside])
         return out
 
     @property
@@ -119,7 +119,7 @@ class Scale:
         return bool(self.core_edges[0] > self.cells.edges[0])
 
     def left_tail(self, u: Array) -> Array:
-        """`lower` of a rising, `upper` of a falling log s, for u left of the core."""
+        """Return `lower` of a rising, `upper` of a falling log s, for u left of the core."""
         if not self.is_steep:
             return np.full(u.shape, -np.log(abs(self.motion.minus.slope)))
         slope = slope_at(self.motion, u)
@@ -140,7 +140,7 @@ class Scale:
         return np.logaddexp.accumulate(np.concatenate([parts, last])[::-1])[::-1]
 
     def log_probability(self, u: Array) -> Array:
-        """log P(Z → −1 | u) for u (n,)."""
+        """Return log P(Z → −1 | u) for u (n,)."""
         if not self.motion.minus.slope > 0:
             return np.full(u.shape, -np.inf)
         if not self.motion.plus.slope < 0:
@@ -148,7 +148,7 @@ class Scale:
         return -np.logaddexp(0.0, self.lower(u) - self.upper(u))
 
     def uniform_log_probability(self, dim: int) -> float:
-        """log P(Z → −1) from a start uniform on the sphere of R^dim."""
+        """Return log P(Z → −1) from a start uniform on the sphere of R^dim."""
         if not self.motion.minus.slope > 0:
             return -np.inf
         if not self.motion.plus.slope < 0:
@@ -161,42 +161,42 @@ class Scale:
         total = np.logaddexp(above[0], self.left_tail(fine.edges[:1])[0])
         log_p = np.logaddexp(above[1:, None], top + np.log(fine.to_right(np.exp(fine.local)))) - total
         middle = logsumexp(log_p + log_uniform(fine.nodes, dim), b=fine.half * WEIGHTS)
-        left = uniform_below(fine.edges[0], dim)
-        right = above[-1] - total + log_uniform(fine.edges[-1], dim) - np.log(dim - 1 - self.motion.plus.slope)
+        below = uniform_below(fine.edges[0], dim)
+        beyond = above[-1] - total + log_uniform(fine.edges[-1], dim) - np.log(dim - 1 - self.motion.plus.slope)
         with np.errstate(divide="ignore"):
-            return float(logsumexp([np.log(left), middle, right]))
+            return float(logsumexp([np.log(below), middle, beyond]))
 
     def return_probability(self, level: Array, start: Array) -> Array:
-        """P(ever at `level` | start) for u (n,) each."""
+        """Return P(ever at `level` | start) for u (n,) each."""
         up = self._log_come_back(self.upper, level, start) if self.motion.plus.slope < 0 else np.zeros(level.shape)
         down = self._log_come_back(self.lower, level, start) if self.motion.minus.slope > 0 else np.zeros(level.shape)
         return np.exp(np.minimum(np.where(start > level, up, np.where(start < level, down, 0.0)), 0.0))
 
     def _log_come_back(self, tail, level: Array, start: Array) -> Array:
-        """log of the ratio of the tails of S beyond `start` and beyond `level`."""
+        """Return the log of the ratio of the tails of S beyond `start` and beyond `level`."""
         return tail(start) - tail(level) + self.log_scale(start) - self.log_scale(level)
 
 
 def log_slope_growth(motion: Motion, u: Array) -> Array:
-    """(log|h′|)′."""
+    """Return (log|h′|)′."""
     step = 1e-4 / (1 + motion.beta)
     ahead, behind = slope_at(motion, u + step), slope_at(motion, u - step)
     return np.asarray(np.log(ahead / behind) / (2 * step))
 
 
 def log_uniform(u: Array, dim: int) -> Array:
-    """log density in u of the overlap of two independent tokens, uniform on the sphere of R^dim."""
+    """Return the log density in u of the overlap of two independent uniform tokens on the sphere of R^dim."""
     return -(dim - 1) * log_cosh(u) - betaln((dim - 1) / 2, 0.5)
 
 
 def uniform_below(u: Array | float, dim: int) -> Array:
-    """P(overlap of two such tokens < tanh u)."""
+    """Return P(z < tanh u) for two independent uniform tokens on the sphere of R^dim."""
     return np.asarray(betainc((dim - 1) / 2, (dim - 1) / 2, at_artanh(u).above / 2))
 
 
 @dataclass(frozen=True)
 class FlowScale:
-    """What takes the place of `Scale` without noise: u only rises."""
+    """The counterpart of `ScaleFunction` without noise, where u only rises."""
 
     motion: Motion
 
@@ -204,13 +204,10 @@ class FlowScale:
         raise InputError("There is no scale density without noise; epsilon must be positive.")
 
     def log_probability(self, u: Array) -> Array:
-        """log P(Z → −1 | u): none goes there."""
         return np.full(u.shape, -np.inf)
 
     def uniform_log_probability(self, dim: int) -> float:
-        """The same from a start uniform on the sphere."""
         return -np.inf
 
     def return_probability(self, level: Array, start: Array) -> Array:
-        """P(ever at `level` | start)."""
         return np.where(start > level, 0.0, 1.0)

@@ -1,4 +1,4 @@
-"""All exact quantities of an overlap as plain values, for JSON: None where one has no meaning, "inf" for infinity."""
+"""All exact quantities of an overlap for JSON: None for a quantity without meaning, "inf" for infinity."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -12,29 +12,31 @@ LIFETIME_TARGET = 0.9
 
 
 def summary_of(diffusion: Any) -> dict[str, Any]:
-    """The dict of `OverlapDiffusion.summary`."""
     rates = diffusion.rates
     return {
         "model": as_record(diffusion.model),
         "beta": diffusion.beta,
         "clusters": list(diffusion.clusters),
-        "boundaries": {name: end_of(end) for name, end in diffusion.boundaries._asdict().items()},
+        "boundaries": {
+            name: asdict(end) | {"exponent": json_number(end.exponent)}
+            for name, end in diffusion.boundaries._asdict().items()
+        },
         "critical_beta": known(lambda: diffusion.critical_beta),
         "critical_epsilon": known(lambda: diffusion.critical_epsilon),
         "certain_epsilon": known(lambda: diffusion.certain_epsilon),
         "antipodal_probability": both_starts(diffusion.antipodal_probability),
         "log_antipodal_probability": both_starts(diffusion.log_antipodal_probability),
         "single_cluster_probability": both_starts(diffusion.single_cluster_probability),
-        "rates": {"minus": plain(rates.minus), "plus": plain(rates.plus)},
+        "rates": {"minus": json_number(rates.minus), "plus": json_number(rates.plus)},
         "metastable": metastable(diffusion),
     }
 
 
 def metastable(diffusion: Any) -> dict[str, Any] | None:
-    """Lifetime from −1 and law of the gap of clusters that leave it: unequal ones, and tokens behind a causal mask."""
+    """Return the lifetime from −1 and the law of the gap, for unequal clusters and for a causal mask."""
     if diffusion.motion.minus.growth == 0:
         return None
-    lifetime = plain(diffusion.mean_hitting_time(LIFETIME_TARGET, start=-1.0))
+    lifetime = json_number(diffusion.mean_hitting_time(LIFETIME_TARGET, start=-1.0))
     asymptote = known(lambda: diffusion.lifetime_asymptote(LIFETIME_TARGET))
     record = {"mean_lifetime": lifetime, "target": LIFETIME_TARGET, "lifetime_asymptote": asymptote}
     try:
@@ -45,25 +47,20 @@ def metastable(diffusion: Any) -> dict[str, Any] | None:
 
 
 def both_starts(probability: Callable[..., Any]) -> dict[str, Any]:
-    """`probability` of a start uniform on the sphere and of overlap 0."""
-    return {"uniform": plain(float(probability())), "zero": plain(float(probability(start=0.0)))}
-
-
-def end_of(end: Any) -> dict[str, Any]:
-    """A `Boundary` with a plain exponent."""
-    return asdict(end) | {"exponent": plain(end.exponent)}
+    """Return `probability` for a uniform start and for a start at overlap 0."""
+    return {"uniform": json_number(float(probability())), "zero": json_number(float(probability(start=0.0)))}
 
 
 def known(value: Callable[[], float]) -> float | str | None:
-    """`value()`, or None where the model refuses it."""
+    """Return `value()`, or None if it raises `InputError`."""
     try:
-        return plain(value())
+        return json_number(value())
     except InputError:
         return None
 
 
-def plain(value: float) -> float | str | None:
-    """None for nan; "inf" and "-inf", which JSON has no numbers for."""
+def json_number(value: float) -> float | str | None:
+    """Return None for nan, and the strings "inf" and "-inf", because JSON has no such numbers."""
     if isnan(value):
         return None
     return value if abs(value) < float("inf") else str(value)

@@ -9,13 +9,13 @@ and back at the rate with m(u_{i+1}): a birth-death chain with the hitting proba
 Scharfetter and Gummel, the integral taken to 15 digits). Where log s changes by x in a cell, its drift is that of the
 diffusion, whatever x is, and its noise g² is (x/2) coth(x/2) ≈ 1 + x²/12 times as large; with p/m constant instead,
 ∫ m in place of Δ m, the drift would be x/(2 sinh(x/2)) of what it is. Mass that crosses the end of the grid toward an
-attracting end is tallied, and does not come back; an end that does not attract is closed. The tallies are two more
+attracting end goes to a tally and does not return; an end that does not attract is closed. The tallies are two more
 states, so that the mass is conserved.
 
-In time: four steps of backward Euler, which smooth a start at one point, then TR-BDF2, second order and L-stable, with
-times T(k/n)³. Backward Euler is positive whatever the step; a step that TR-BDF2 would make negative is left to it.
+The time steps are four of backward Euler, which smooth a start at one point, then TR-BDF2, second order and L-stable,
+at the times T(k/n)³. Backward Euler is positive for every step; it replaces a TR-BDF2 step with a negative result.
 
-Unequal clusters have noise without bound toward −1, which is left at once: there the grid ends, closed, at most 12
+The noise of unequal clusters is unbounded toward −1, which they leave at once. The grid is closed there, at most 12
 below the u where their noise levels off.
 """
 
@@ -35,8 +35,8 @@ from limitformer.sphere.overlap.scale import uniform_below
 MOST_CELLS = 200_000
 WIDEST_CELL = 0.05
 LARGEST_CELL_RISE = 0.25  # x, which makes the noise 0.5 % too large
-COARSEST_RISE = 2.0  # x of a width that is asked for: 31 %
-FORGET = 30.0  # beyond the ends lies, or comes back, e^{−30}
+COARSEST_RISE = 2.0  # x for the largest `spacing`, which makes the noise 31 % too large
+FORGET = 30.0  # a mass of e^{−30} lies beyond the ends, or returns
 BEFORE_END = 4.0  # |u| from which the slope is nearly that of the end, plus log(1 + β)/2
 SMOOTHING_STEPS = 4
 DEEPEST = 12.0  # the noise there is e^{12} times that where it levels off
@@ -45,7 +45,7 @@ ROUNDING = 1e-15
 
 @dataclass(frozen=True)
 class Chain:
-    """Cells around `centres` (n,), `width` wide, and the rates (n,) of going up and down; at the ends, out."""
+    """Cells of `width` around `centres` (n,), with rates (n,) up and down; the outer ones lead to the tallies."""
 
     centres: Array
     width: float
@@ -53,7 +53,7 @@ class Chain:
     down: Array
 
     def bands(self, step: float) -> Array:
-        """I − step·A as bands (3, n + 2), where A moves mass between the lower tally, the cells and the upper tally."""
+        """Return I − step·A as bands (3, n + 2), where A moves mass between lower tally, cells and upper tally."""
         bands = np.zeros((3, len(self.centres) + 2))
         bands[1] = 1.0
         bands[1, 1:-1] += step * (self.up + self.down)
@@ -62,7 +62,7 @@ class Chain:
         return bands
 
     def change(self, mass: Array) -> Array:
-        """A·`mass` (n + 2), as differences of fluxes."""
+        """Return A·`mass` (n + 2) as differences of fluxes."""
         flux = np.zeros(len(mass) - 1)
         flux[1:] = self.up * mass[1:-1]
         flux[:-1] -= self.down * mass[1:-1]
@@ -70,7 +70,7 @@ class Chain:
 
 
 def chain(motion: Motion, low: float, high: float, centre: float, width: float) -> Chain:
-    """The chain on about (low, high) with one cell at `centre`; closed at ends that do not attract."""
+    """Return the chain on about (low, high) with a cell at `centre`, closed at ends that do not attract."""
     first, last = int(np.floor((low - centre) / width)), int(np.ceil((high - centre) / width))
     centres = centre + width * np.arange(first, last + 1, dtype=np.float64)
     pieces = on_edges(motion, centre + width / 2 * np.arange(2 * first - 1, 2 * last + 2, dtype=np.float64))
@@ -88,19 +88,19 @@ def chain(motion: Motion, low: float, high: float, centre: float, width: float) 
 
 
 def start_at_point(cells: Chain, centre: float) -> Array:
-    """All mass (n + 2) in the cell at `centre`."""
+    """Return mass (n + 2) that is all in the cell at `centre`."""
     mass = np.zeros(len(cells.centres) + 2)
     mass[1 + int(np.argmin(np.abs(cells.centres - centre)))] = 1.0
     return mass
 
 
 def start_uniform(cells: Chain, dim: int) -> Array:
-    """Mass (n + 2) of two independent tokens, uniform on the sphere of R^dim.
+    """Return the mass (n + 2) of two independent tokens, uniform on the sphere of R^dim.
 
-    What lies beyond an end goes to its tally, or to the last cell where the end is closed.
+    Mass beyond an end goes to its tally, or to the last cell if the end is closed.
     """
     edges = np.append(cells.centres - cells.width / 2, cells.centres[-1] + cells.width / 2)
-    # Each tail from its own side, where it has no cancellation.
+    # Each tail is computed from its own side, without cancellation.
     below, above = uniform_below(edges, dim), uniform_below(-edges, dim)
     inner = np.where(edges[1:] < 0, np.diff(below), -np.diff(above))
     mass = np.concatenate([below[:1], inner, above[-1:]])
@@ -112,7 +112,7 @@ def start_uniform(cells: Chain, dim: int) -> Array:
 
 
 def evolve(cells: Chain, mass: Array, times: Array, steps: int) -> Array:
-    """Masses (times, n + 2) at `times`, increasing, from `mass` (n + 2) at time 0."""
+    """Return masses (times, n + 2) at `times`, increasing, from `mass` (n + 2) at time 0."""
     graded = times[-1] * (np.arange(steps + 1) / steps) ** 3
     grid = np.unique(np.concatenate([graded, times]))
     out = np.empty((len(times), len(mass)))
@@ -125,18 +125,17 @@ def evolve(cells: Chain, mass: Array, times: Array, steps: int) -> Array:
 
 
 def backward_euler(cells: Chain, mass: Array, dt: float) -> Array:
-    """One step; positive whatever dt."""
     return solve(cells, dt, mass)
 
 
 def positive_step(cells: Chain, mass: Array, dt: float) -> Array:
-    """TR-BDF2, or backward Euler where that is not positive."""
+    """Apply TR-BDF2, or backward Euler if the result is not positive."""
     after = tr_bdf2(cells, mass, dt)
     return after if after.min() >= -ROUNDING else backward_euler(cells, mass, dt)
 
 
 def tr_bdf2(cells: Chain, mass: Array, dt: float) -> Array:
-    """One step of TR-BDF2 with the part 2 − √2 [Hosea and Shampine, 1996]: one matrix for both stages."""
+    """Apply TR-BDF2 with the fraction 2 − √2 [Hosea and Shampine, 1996], which needs one matrix for both stages."""
     part = 2 - sqrt(2)
     middle = solve(cells, part * dt / 2, mass + part * dt / 2 * cells.change(mass))
     weight = 1 / (part * (2 - part))
@@ -144,10 +143,10 @@ def tr_bdf2(cells: Chain, mass: Array, dt: float) -> Array:
 
 
 def solve(cells: Chain, step: float, right: Array) -> Array:
-    """x with x − step·A x = `right` (n + 2).
+    """Return x with x − step·A x = `right` (n + 2).
 
-    The 1 on the diagonal is lost next to rates of 10¹⁶/step, and mass with it; the residual, in which every flux is
-    taken from one cell and given to the next, brings it back.
+    Rounding loses the 1 on the diagonal at rates of 10¹⁶/step, and mass with it. One correction by the residual, whose
+    fluxes conserve mass, restores it.
     """
     bands = cells.bands(step)
     x = solve_banded((1, 1), bands, right)
@@ -155,7 +154,7 @@ def solve(cells: Chain, step: float, right: Array) -> Array:
 
 
 def extent(motion: Motion, starts: tuple[float, float], horizon: float) -> tuple[float, float]:
-    """(low, high) that paths from between the two `starts` leave by `horizon` with a probability of about e^{−30}."""
+    """Return (low, high); paths from between the two `starts` leave it by `horizon` with probability about e^{−30}."""
     speed, noise = fastest(motion)
     farthest = speed * horizon + 8 * noise * sqrt(horizon) + 1
     high = min(max(starts) + farthest, settled(motion.plus, motion, max(starts)))
@@ -165,29 +164,29 @@ def extent(motion: Motion, starts: tuple[float, float], horizon: float) -> tuple
 
 
 def fastest(motion: Motion) -> tuple[float, float]:
-    """Largest |drift| and noise of u on the line, or right of −`reach` where they have no bound."""
+    """Return the largest |drift| and noise of u on the line, or right of −`reach` if they are unbounded."""
     at = at_artanh(np.linspace(-motion.plus.reach, motion.plus.reach, 2000))
     return float(np.abs(motion.drift(at)).max()), float(np.sqrt(motion.variance(at).max()))
 
 
 def settled(end: End, motion: Motion, start: float) -> float:
-    """|u| beyond which, toward `end`, e^{−30} of the mass comes back or stays."""
+    """Return the |u| beyond which, toward `end`, a mass of e^{−30} returns or stays."""
     decay = FORGET / abs(end.slope) if end.slope != 0 else np.inf
     return max(start, BEFORE_END + np.log1p(motion.beta) / 2) + decay
 
 
 def levelling(motion: Motion) -> float:
-    """The u where the noise of unequal clusters levels off."""
+    """Return the u where the noise of unequal clusters levels off."""
     return motion.minus.reach + motion.plus.reach
 
 
 def deepest(motion: Motion) -> float:
-    """The u where the grid of unequal clusters is closed."""
+    """Return the u where the grid of unequal clusters is closed."""
     return levelling(motion) - min(DEEPEST, FORGET / (-motion.minus.growth - motion.minus.slope))
 
 
 def cell_width(motion: Motion, low: float, high: float) -> float:
-    """`WIDEST_CELL`, or less where log s changes by more than `LARGEST_CELL_RISE` in one."""
+    """Return `WIDEST_CELL`, or less so that log s changes by at most `LARGEST_CELL_RISE` per cell."""
     steepest = float(np.abs(slope_at(motion, np.linspace(low, high, 2000))).max())
     return min(WIDEST_CELL, LARGEST_CELL_RISE / steepest)
 
@@ -197,13 +196,13 @@ def check_cells(low: float, high: float, width: float) -> None:
     cells = (high - low) / width
     require(
         cells <= MOST_CELLS,
-        f"The density needs {cells:.2g} cells, and at most {MOST_CELLS} are made. Nearest: shorter times, a smaller "
+        f"The density needs {cells:.2g} cells; the limit is {MOST_CELLS}. Nearest: shorter times, a smaller "
         "beta or dim, or more noise.",
     )
 
 
 def check_width(width: float, finest: float) -> None:
-    """Raise `InputError` for cells in which noise would be a third too large; `finest` is the default."""
+    """Raise `InputError` for cells that make the noise a third too large; `finest` is the default."""
     widest = finest * COARSEST_RISE / LARGEST_CELL_RISE
     require(
         width <= widest,

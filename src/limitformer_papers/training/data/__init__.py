@@ -1,1 +1,1 @@
-"""What is learnt from: texts, images, and the order in which they come."""
+"""Training data: texts, images, and their order."""

@@ -1,11 +1,12 @@
-r"""AutoAugment's policy for CIFAR-10 [Cubuk et al., *AutoAugment: Learning Augmentation Strategies from Data*, 2019].
+r"""AutoAugment's policy for CIFAR-10 [Cubuk et al., *AutoAugment: Learning Augmentation Strategies from Data*,
+2019].
 
 One of 25 sub-policies is drawn, each two operations (name, probability, magnitude) one after the other [Table 7];
-magnitudes 0…9 are ten equal steps over the range of the operation [Table 6], and what can go both ways goes either with
-probability 1/2. Ranges not in pixels are those of the paper; a shift of m pixels of its 331 is m · size/331 here.
-As in ViT-CIFAR, which [CT] starts from, a crop of the image padded by an eighth and a flip come first.
+magnitudes 0…9 are ten equal steps over the range of the operation [Table 6], and a signed operation goes either way
+with probability 1/2. Ranges not in pixels are those of the paper; a shift of m pixels of its 331 is m · size/331
+here. A crop of the image padded by an eighth and a flip come first, as in ViT-CIFAR, which [CT] starts from.
 
-What is drawn depends on (seed, epoch, example) alone, so a run that resumes sees the same pictures.
+Random numbers depend only on (seed, epoch, example), so a resumed run sees the same pictures.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,25 +54,24 @@ LARGEST = 9  # magnitude
 
 @dataclass(frozen=True)
 class Range:
-    """What an operation does at magnitudes 0 and 9, and whether it goes both ways."""
+    """The strengths of an operation at magnitudes 0 and 9, and whether it goes both ways."""
 
     first: float
     last: float
     signed: bool = False
 
     def at(self, magnitude: int, sign: int) -> float:
-        """Its strength."""
         value = self.first + (self.last - self.first) * magnitude / LARGEST
         return sign * value if self.signed else value
 
 
 def shifted(picture: Picture, matrix: tuple[float, ...]) -> Picture:
-    """The affine map of positions (a, b, c, d, e, f), black outside."""
+    """Apply the affine map of positions (a, b, c, d, e, f); outside is black."""
     return picture.transform(picture.size, Image.Transform.AFFINE, matrix)
 
 
 def enhanced(kind: Callable[[Picture], Any]) -> Callable[[Picture, float], Picture]:
-    """An enhancement by a factor of 1 + strength."""
+    """Return an enhancement by a factor of 1 + strength."""
     return lambda picture, strength: kind(picture).enhance(1 + strength)
 
 
@@ -106,17 +106,17 @@ OPERATIONS: Mapping[str, Callable[[Picture, float], Picture]] = {
     "Invert": lambda picture, strength: ImageOps.invert(picture),
 }
 
-AUGMENTATION = 2  # the purpose of these numbers; the order of the data has another
+AUGMENTATION = 2  # the purpose in the seed of these random numbers; the order of the data has another
 
 
 def augmented(image: Pixels, seed: int, epoch: int, example: int) -> Pixels:
-    """The image (height, width, 3) as it is seen in an epoch: cropped, flipped, and by the policy."""
+    """Return the image (height, width, 3) as an epoch sees it: cropped, flipped, and changed by the policy."""
     generator = np.random.default_rng([seed, AUGMENTATION, epoch, example])
     return np.asarray(by_policy(Image.fromarray(flipped(cropped(image, generator), generator)), generator))
 
 
 def cropped(image: Pixels, generator: Generator) -> Pixels:
-    """A piece of the image's size of the image with black around it, an eighth of its height on each side."""
+    """Crop the image to its size after padding with black, an eighth of its height on each side."""
     height, width = image.shape[:2]
     pad = height // 8
     padded = np.pad(image, ((pad, pad), (pad, pad), (0, 0)))
@@ -125,12 +125,10 @@ def cropped(image: Pixels, generator: Generator) -> Pixels:
 
 
 def flipped(image: Pixels, generator: Generator) -> Pixels:
-    """Left and right exchanged, or not."""
     return np.ascontiguousarray(image[:, ::-1] if generator.random() < 0.5 else image)
 
 
 def by_policy(picture: Picture, generator: Generator) -> Picture:
-    """One sub-policy, drawn."""
     for name, probability, magnitude in POLICY[generator.integers(len(POLICY))]:
         chance, sign = generator.random(), int(generator.choice([-1, 1]))
         if chance < probability:

@@ -1,8 +1,8 @@
-r"""The order of the data: step k's batch is a function of the seed and of k alone.
+r"""The order of the data: the batch of step k is a function of the seed and k only.
 
-Each epoch is a fresh permutation of the examples, drawn from (seed, epoch); what is left after the last whole batch of
-an epoch is left out. Of a batch, process r of R takes the r-th of R equal parts: with any number of processes, a step
-sees the same examples.
+Each epoch is a new permutation of the examples, drawn from (seed, epoch); the examples after the last whole batch of an
+epoch are left out. Process r of R takes the r-th of R equal parts of a batch, so a step sees the same examples with any
+number of processes.
 """
 
 from collections.abc import Iterator, Sized
@@ -16,14 +16,14 @@ from limitformer.base.errors import require
 
 @runtime_checkable
 class ByEpoch(Protocol):
-    """Data that are other ones in each epoch (augmentation): they hear its number before its first batch."""
+    """Data that change with the epoch (augmentation); they receive its number before its first batch."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Take notice of the epoch."""
+        """Set the epoch."""
 
 
 def steps_per_epoch(examples: int, batch: int) -> int:
-    """Whole batches in an epoch, or `InputError` if there is none."""
+    """Return the number of whole batches in an epoch, or raise `InputError` if there are none."""
     require(
         examples >= batch,
         f"A batch must not be larger than the data, {examples} examples; got {batch}. Nearest: {max(examples, 1)}.",
@@ -31,17 +31,17 @@ def steps_per_epoch(examples: int, batch: int) -> int:
     return examples // batch
 
 
-ORDER = 1  # the purpose of these numbers; augmentation has another
+ORDER = 1  # the purpose in the seed of these random numbers; augmentation has another
 
 
 class Batches(Sampler[list[int]]):
-    """The indices of `steps` batches, one after the other; of each, the part of one process.
+    """The indices of `steps` batches, in order, for one process.
 
     Args:
-        data: has a length; hears of epochs if it is `ByEpoch`.
+        data: has a length; its epoch is set if it is `ByEpoch`.
         batch: examples of a step, over all processes.
-        steps: how many batches.
-        seed: of the order.
+        steps: number of batches.
+        seed: seed of the order.
         process, processes: r and R.
     """
 
@@ -55,7 +55,6 @@ class Batches(Sampler[list[int]]):
         return self.steps
 
     def order(self, epoch: int) -> list[int]:
-        """The permutation of an epoch."""
         return np.random.default_rng([self.seed, ORDER, epoch]).permutation(len(self.data)).tolist()
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -1,8 +1,8 @@
 r"""A corpus: documents to train on and documents to evaluate on.
 
 A document is for evaluation if BLAKE2b-64 of its UTF-8 text, as a number from 0 to 2⁶⁴ − 1, lies below s 2⁶⁴, s the
-share of evaluation. So the side of a document depends on its own text alone: not on the machine, on the order, or on
-what other documents there are, and copies of one document are never on both sides.
+share of evaluation. So the side of a document depends only on its own text: not on the machine, the order or other
+documents, and copies of one document are never on both sides.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ HASH_BYTES = 8
 
 @dataclass(frozen=True)
 class Selected(Sequence[str]):
-    """The documents `rows` of `documents`, which stay where they are."""
+    """The documents `rows` of `documents`, which are not copied."""
 
     documents: Sequence[str]
     rows: list[int]
@@ -35,12 +35,12 @@ class Selected(Sequence[str]):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents, and what a record needs to say which.
+    """Documents on both sides, and the values that identify them.
 
     Attributes:
-        source: as it was given.
+        source: the source's name.
         train, evaluation: the documents, in the order of the source.
-        digest: SHA-256, hexadecimal, of all documents with a word in them, in order, and of their sides.
+        digest: SHA-256, hexadecimal, of all documents that are not blank, in order, and of their sides.
     """
 
     source: str
@@ -49,7 +49,7 @@ class Corpus:
     digest: str
 
     def record(self) -> dict[str, Any]:
-        """What identifies the corpus, as plain values."""
+        """Return the values that identify the corpus, for JSON."""
         return {
             "source": self.source,
             "documents": {"train": len(self.train), "evaluation": len(self.evaluation)},
@@ -62,8 +62,8 @@ def read_corpus(source: str, *, share: float = 0.05, documents: int | None = Non
 
     Args:
         source: one of those in `limitformer_papers.training.data.sources`, or several joined by "+".
-        share: of the documents that are for evaluation, about.
-        documents: take so many from the beginning of each source; None takes all.
+        share: approximate share of documents for evaluation.
+        documents: number of documents taken from the beginning of each source; None takes all.
 
     Raises:
         InputError: a source that cannot be read, or too few documents to have some on both sides.
@@ -77,12 +77,12 @@ def read_corpus(source: str, *, share: float = 0.05, documents: int | None = Non
 
 
 def joined(parts: list[Sequence[str]]) -> Sequence[str]:
-    """Several sources as one."""
+    """Return several sources as one."""
     return parts[0] if len(parts) == 1 else Chained(parts)
 
 
 class Chained(Sequence[str]):
-    """Sequences one after the other, which stay where they are."""
+    """Sequences in a row, which are not copied."""
 
     def __init__(self, parts: list[Sequence[str]]) -> None:
         self.parts = parts
@@ -95,7 +95,6 @@ class Chained(Sequence[str]):
             yield from part
 
     def __getitem__(self, index: Any) -> Any:
-        """One document, counted from the first part's first."""
         for part in self.parts:
             if index < len(part):
                 return part[index]
@@ -104,7 +103,7 @@ class Chained(Sequence[str]):
 
 
 def split(source: str, documents: Sequence[str], share: float) -> Corpus:
-    """The corpus of these documents; those without a word are left out."""
+    """Return the corpus of these documents, without blank ones."""
     sides: dict[bool, list[int]] = {False: [], True: []}
     whole = hashlib.sha256()
     for row, document in enumerate(documents):
@@ -124,10 +123,9 @@ def split(source: str, documents: Sequence[str], share: float) -> Corpus:
 
 
 def hash_of(document: str) -> bytes:
-    """BLAKE2b-64 of a document."""
     return hashlib.blake2b(document.encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES).digest()
 
 
 def is_evaluation(hashed: bytes, share: float) -> bool:
-    """Whether a document with this hash is for evaluation."""
+    """Return whether a document with this hash is for evaluation."""
     return int.from_bytes(hashed, "big") < share * 2 ** (8 * HASH_BYTES)

@@ -8,8 +8,8 @@ r"""CoLA, MRPC and RTE from the files in which they are published, with no quoti
 |      | msr_paraphrase_train.txt; msr_paraphrase_test.txt (not GLUE's)    | the same                                  |
 | RTE  | train.tsv; dev.tsv                                                | index, sentence1, sentence2, label        |
 
-The first set of files that is whole is taken. They are looked for in the folder, in its subfolder TASK, which GLUE's
-archives have, and in `raw`, which CoLA's own has.
+The first complete set of files is read. Files are searched in the folder, in its subfolder TASK, as in GLUE's archives,
+and in `raw`, as in CoLA's own.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ SPLITS: tuple[Split, ...] = ("train", "dev")
 
 @dataclass(frozen=True)
 class Example:
-    """One or two sentences, and their class: 1 is acceptable (CoLA), a paraphrase (MRPC), not entailed (RTE)."""
+    """One or two sentences and their class: 1 is acceptable (CoLA), a paraphrase (MRPC), not entailed (RTE)."""
 
     sentences: tuple[str, ...]
     label: int
@@ -35,14 +35,14 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """How a task is written.
+    """The file format of a task.
 
     Attributes:
-        files: for each split, sets of files that make it up.
-        header: names of the columns as the first line has them; None where there is no such line.
-        columns: how many there are.
-        label, sentences: which of them.
-        labels: what stands in the label's column for 0, 1.
+        files: for each split, alternative sets of files.
+        header: column names in the first line; None without such a line.
+        columns: number of columns.
+        label, sentences: indices of these columns.
+        labels: text of the label's column for 0, 1.
     """
 
     files: dict[Split, tuple[tuple[str, ...], ...]]
@@ -90,20 +90,20 @@ TASKS = tuple(FORMATS)
 
 
 def read_glue(task: Task, folder: str | Path, split: Split) -> list[Example]:
-    """The examples of a split.
+    """Return the examples of a split.
 
     Raises:
         InputError: an unknown task or split, missing files, or a line that is not as the format has it.
     """
     require(task in FORMATS, f"task must be one of {', '.join(TASKS)}; got {task!r}.")
     require(split in SPLITS, f"split must be one of {', '.join(SPLITS)}; got {split!r}.")
-    found = FORMATS[task]
-    paths = find_files(task, Path(folder).expanduser(), found.files[split])
-    return [example for path in paths for example in read_examples(path, found)]
+    format_ = FORMATS[task]
+    paths = find_files(task, Path(folder).expanduser(), format_.files[split])
+    return [example for path in paths for example in read_examples(path, format_)]
 
 
 def find_files(task: Task, folder: Path, sets: Sequence[Sequence[str]]) -> list[Path]:
-    """The first set of files that is whole."""
+    """Return the first complete set of files."""
     require(folder.is_dir(), f"No such folder for {task}: {folder}.")
     for names in sets:
         for place in (folder, folder / task, folder / "raw"):
@@ -114,24 +114,22 @@ def find_files(task: Task, folder: Path, sets: Sequence[Sequence[str]]) -> list[
     raise InputError(f"{task} is not in {folder}: it needs {wanted}.")
 
 
-def read_examples(path: Path, found: Format) -> list[Example]:
-    """The examples of one file."""
-    # Not splitlines: sentences may hold characters, such as U+2028, that it takes for the end of a line.
+def read_examples(path: Path, format_: Format) -> list[Example]:
+    # Not splitlines, which also splits at characters such as U+2028 within sentences.
     lines = read_text(path).removeprefix("\ufeff").replace("\r\n", "\n").removesuffix("\n").split("\n")
     rows = [(number, line.split("\t")) for number, line in enumerate(lines, 1)]
-    if found.header is not None:
+    if format_.header is not None:
         first = tuple(rows[0][1])
-        message = f"{path}:1: the columns must be {', '.join(found.header)}; got {', '.join(first)}."
-        require(first == found.header, message)
+        message = f"{path}:1: the columns must be {', '.join(format_.header)}; got {', '.join(first)}."
+        require(first == format_.header, message)
         rows = rows[1:]
     require(bool(rows) and rows[0][1] != [""], f"{path} has no examples.")
-    return [example_of(f"{path}:{number}", row, found) for number, row in rows]
+    return [example_of(f"{path}:{number}", row, format_) for number, row in rows]
 
 
-def example_of(place: str, row: list[str], found: Format) -> Example:
-    """One line."""
-    require(len(row) == found.columns, f"{place}: a line has {found.columns} columns between tabs; got {len(row)}.")
-    label, sentences = row[found.label], tuple(row[column].strip() for column in found.sentences)
-    require(label in found.labels, f"{place}: the label must be {' or '.join(found.labels)}; got {label!r}.")
+def example_of(place: str, row: list[str], format_: Format) -> Example:
+    require(len(row) == format_.columns, f"{place}: a line has {format_.columns} columns between tabs; got {len(row)}.")
+    label, sentences = row[format_.label], tuple(row[column].strip() for column in format_.sentences)
+    require(label in format_.labels, f"{place}: the label must be {' or '.join(format_.labels)}; got {label!r}.")
     require(all(sentences), f"{place}: a sentence is empty.")
-    return Example(sentences, found.labels.index(label))
+    return Example(sentences, format_.labels.index(label))

@@ -18,16 +18,16 @@ from limitformer_papers.training.data.autoaugment import augmented
 from limitformer_papers.training.data.cifar import Arrays, read_cifar10
 
 Source = Literal["digits", "cifar10"]
-HELD_OUT = 5  # one in so many digits
+HELD_OUT = 5  # every fifth digit
 
 
 class Images(Dataset[dict[str, torch.Tensor]]):
-    """Images (n, height, width, channels) of bytes and labels (n,); an item is what the model takes.
+    """Images (n, height, width, channels) of bytes and labels (n,); an item is the keyword arguments of the model.
 
     Args:
         images, labels: the data.
         scale: means and deviations of the channels, 0…1.
-        augment: the seed of the augmentation, None for none.
+        augment: seed of the augmentation; None does not augment.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Images(Dataset[dict[str, torch.Tensor]]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Each epoch augments anew."""
+        """Set the epoch, with which the augmentation changes."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -59,17 +59,16 @@ class Images(Dataset[dict[str, torch.Tensor]]):
         }
 
     def fingerprint(self) -> str:
-        """What tells data apart."""
+        """Return a digest that identifies the data."""
         return hashlib.sha256(self.images.tobytes() + self.labels.tobytes()).hexdigest()[:16]
 
 
 def collate(items: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
-    """A batch of items."""
     return {name: torch.stack([item[name] for item in items]) for name in items[0]}
 
 
 def read_images(source: Source, folder: Path | None, augment: int | None = None) -> tuple[Images, Images]:
-    """Training and held-out images; the training ones augmented from a seed, if it is given.
+    """Return training and held-out images; training images are augmented if there is a seed for it.
 
     Raises:
         InputError: no folder where one is needed, one where none is, or files that are missing or damaged.
@@ -78,7 +77,7 @@ def read_images(source: Source, folder: Path | None, augment: int | None = None)
         require(folder is None, f"The digits come with scikit-learn and take no folder of data; got {folder}.")
         training, test = read_digits()
     else:
-        require(folder is not None, "CIFAR-10 needs the folder that holds cifar-10-batches-py; got none.")
+        require(folder is not None, "CIFAR-10 needs the folder that holds cifar-10-batches-bin; got none.")
         assert folder is not None
         training, test = read_cifar10(folder)
     pixels = training[0].astype(np.float64) / 255
@@ -87,7 +86,7 @@ def read_images(source: Source, folder: Path | None, augment: int | None = None)
 
 
 def read_digits() -> tuple[Arrays, Arrays]:
-    """The digits, 0…16 of a pixel made 0…240, in an order that mixes writers."""
+    """Return the digits in an order that mixes writers; pixels 0…16 become 0…240."""
     from sklearn.datasets import load_digits  # slow to import
 
     digits = load_digits()

@@ -1,16 +1,16 @@
-r"""Masked language modelling: which tokens a model must predict, and what it sees in their place.
+r"""Masked language modelling: choose the tokens that a model must predict, and replace them.
 
 [ST, App. D.1] says "mask 15 % of the tokens"; the rest is as in BERT [Devlin et al., 2019, Sec. 3.1]. Each token that
 is not special is chosen with probability 0.15, independently of the others; a chosen one becomes
 
 * [MASK] with probability 0.8,
-* any token that is not special with probability 0.1,
-* or stays as it is.
+* a uniformly drawn token that is not special with probability 0.1,
+* or stays unchanged.
 
-If no token of a sequence is chosen (once in 10⁹ at length 128), the one that came nearest is: a sequence without a
-target has no loss. The choice is a function of (seed, example) alone, through the counter-based generator Philox
-[Salmon et al., 2011] with that pair as its key: not of the batch, the order, the process or the worker. So a run that
-resumes sees what it would have seen. An example that comes again in another epoch has the same mask.
+If no token of a sequence is chosen (once in 10⁹ at length 128), the one closest to being chosen is, since a sequence
+without a target has no loss. The choice is a function of (seed, example) only, through the counter-based generator
+Philox [Salmon et al., 2011] with that pair as its key; batch, order, process and worker do not enter. So a resumed run
+sees the same masks. An example has the same mask in every epoch.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ Ids = NDArray[np.int64]
 
 
 class MaskedCollator:
-    """Examples {"input_ids", "example"} to a batch: "input_ids", "attention_mask" and "labels", each (batch, longest).
+    """Collate examples {"input_ids", "example"} to "input_ids", "attention_mask" and "labels", each (batch, longest).
 
     Args:
         tokenizer: with a mask and a padding token; only its numbers are kept.
@@ -54,7 +54,7 @@ class MaskedCollator:
         self.ordinary, self.words = ordinary, np.flatnonzero(ordinary)
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        """The batch; sequences are padded at the right to the longest."""
+        """Return the batch; sequences are padded at the right to the longest."""
         require(all("example" in one for one in examples), UNNUMBERED)
         masked = [self.masked(np.asarray(one["input_ids"], np.int64), int(one["example"])) for one in examples]
         longest = max(len(seen) for seen, _ in masked)
@@ -67,14 +67,14 @@ class MaskedCollator:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def masked(self, ids: Ids, example: int) -> tuple[Ids, Ids]:
-        """(what the model sees, labels), each (length,)."""
+        """Return (input, labels), each (length,)."""
         uniform = uniforms(self.seed, example, len(ids))
         chance = np.where(self.ordinary[ids], uniform[:, 0], np.inf)
         chosen = (chance < self.share) | ((chance == chance.min()) & np.isfinite(chance))
         word = self.words[(uniform[:, 2] * len(self.words)).astype(np.int64)]
         kind = uniform[:, 1]
-        shown = np.where(kind < MASKED, self.mask, np.where(kind < MASKED + REPLACED, word, ids))
-        return np.where(chosen, shown, ids), np.where(chosen, ids, IGNORED)
+        replaced = np.where(kind < MASKED, self.mask, np.where(kind < MASKED + REPLACED, word, ids))
+        return np.where(chosen, replaced, ids), np.where(chosen, ids, IGNORED)
 
 
 UNNUMBERED = (
@@ -84,6 +84,6 @@ UNNUMBERED = (
 
 
 def uniforms(seed: int, example: int, length: int) -> NDArray[np.float64]:
-    """Uniform numbers (length, 3) that belong to (seed, example): chosen or not, what becomes of it, which word."""
+    """Return uniform numbers (length, 3) of (seed, example): whether chosen, which replacement, which word."""
     key = np.array([seed, example], np.uint64)
     return np.random.Generator(np.random.Philox(key=key)).random((length, 3))

@@ -1,12 +1,10 @@
 r"""Documents as sequences of tokens, for a `DataLoader` or a `Trainer`.
 
-* `packed`: [CLS] document [SEP] [CLS] document [SEP] … cut every `length` tokens. No padding; the last tokens that
-  do not fill a sequence are left out, fewer than `length` of the whole corpus.
-  `write_packed` and `read_packed` do so in a file, whose tokens stay there until they are asked for.
-* `separate`: [CLS] document [SEP], one sequence for each document, cut to `length`; `MaskedCollator` pads them.
+`packed` is [CLS] document [SEP] [CLS] document [SEP] … cut every `length` tokens, without padding; the last
+tokens, fewer than `length`, are left out. `write_packed` and `read_packed` use a file, whose tokens are read on demand.
 
-An item is {"input_ids": LongTensor (length,), "example": int}, its own index: what masks depend on. A `Trainer` needs
-`remove_unused_columns=False`, or it takes "example" away.
+An item is {"input_ids": LongTensor (length,), "example": int}; masks depend on the index "example". A `Trainer` needs
+`remove_unused_columns=False`, or it removes "example".
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,46 +24,41 @@ from limitformer_papers.training.data.tokenizer import BATCH, ids_of
 
 
 class Sequences(Dataset[dict[str, Any]]):
-    """Sequences of tokens in one row, in memory or in a file: number k is `tokens[starts[k]:starts[k + 1]]`."""
+    """Sequences of `length` tokens in one array, in memory or in a file, which they fill."""
 
-    def __init__(self, tokens: NDArray[Any], starts: NDArray[np.int64] | range) -> None:
-        self.tokens, self.starts = tokens, starts
+    def __init__(self, tokens: NDArray[Any], length: int) -> None:
+        self.tokens, self.length = tokens, length
 
     def __len__(self) -> int:
-        return len(self.starts) - 1
+        return len(self.tokens) // self.length
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if not 0 <= index < len(self):
             raise IndexError(f"There are {len(self)} sequences; got index {index}.")
-        ids = self.tokens[self.starts[index] : self.starts[index + 1]]
+        ids = self.tokens[index * self.length : (index + 1) * self.length]
         return {"input_ids": torch.from_numpy(np.array(ids, np.int64)), "example": int(index)}
 
 
 def packed(documents: Sequence[str], tokenizer: PreTrainedTokenizerFast, length: int) -> Sequences:
-    """Sequences of exactly `length` tokens, documents one after the other.
+    """Return sequences of exactly `length` tokens, documents one after another.
 
     Raises:
         InputError: documents too short for one sequence.
     """
     length = require_count("length", length, least=2)
     tokens = np.concatenate(list(encoded(documents, tokenizer)))
-    return equal(tokens[: whole(len(tokens), len(documents), length)], length)
-
-
-def equal(tokens: NDArray[Any], length: int) -> Sequences:
-    """Sequences of the same length, which fill the tokens."""
-    return Sequences(tokens, range(0, len(tokens) + 1, length))
+    return Sequences(tokens[: whole(len(tokens), len(documents), length)], length)
 
 
 def whole(tokens: int, documents: int, length: int) -> int:
-    """How many tokens fill sequences, or `InputError` if there are too few for one."""
+    """Return the number of tokens that fill sequences, or raise `InputError` if they fill none."""
     message = f"length must be at most {tokens}, the tokens of these {documents} documents; got {length}."
     require(tokens >= length, message)
     return tokens // length * length
 
 
 def write_packed(path: Path, documents: Sequence[str], tokenizer: PreTrainedTokenizerFast, length: int) -> None:
-    """What `packed` gives into a `.npy` file, whole or not at all; in memory is one batch of documents at a time.
+    """Write the sequences of `packed` to a `.npy` file, whole or not at all, one batch of documents at a time.
 
     Raises:
         InputError: documents too short for one sequence, or a file that cannot be written.
@@ -80,23 +73,22 @@ def write_packed(path: Path, documents: Sequence[str], tokenizer: PreTrainedToke
             for row in encoded(documents, tokenizer):
                 file.write(row.tobytes())
                 tokens += len(row)
-            kept = whole(tokens, len(documents), length)
-            file.truncate(first + kept * dtype.itemsize)
+            filled = whole(tokens, len(documents), length)
+            file.truncate(first + filled * dtype.itemsize)
             file.seek(0)
-            begin(file, dtype, kept)
+            begin(file, dtype, filled)
             assert file.tell() == first  # NumPy leaves room for a number that grows
 
     write_whole(path, write)
 
 
 def begin(file: IO[bytes], dtype: np.dtype[Any], number: int) -> None:
-    """The head of a `.npy` file."""
-    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (number,)}
-    np.lib.format.write_array_header_1_0(file, described)
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (number,)}
+    np.lib.format.write_array_header_1_0(file, header)
 
 
 def read_packed(path: Path, length: int) -> Sequences:
-    """What `write_packed` wrote; tokens are read as they are asked for.
+    """Open a file that `write_packed` wrote; tokens are read on demand.
 
     Raises:
         InputError: no such file, or a damaged one.
@@ -106,38 +98,18 @@ def read_packed(path: Path, length: int) -> Sequences:
     except (OSError, ValueError, EOFError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{path} is damaged ({reason}). Nearest: delete {path.parent}; it is made again.") from error
-    return equal(tokens, length)
-
-
-def separate(documents: Sequence[str], tokenizer: PreTrainedTokenizerFast, length: int) -> Sequences:
-    """One sequence of at most `length` tokens for each document; a longer one keeps its beginning and [SEP]."""
-    length = require_count("length", length, least=3)
-    dtype = smallest(tokenizer)
-    rows = [shortened(np.array(row, dtype), length) for batch in batches(documents, tokenizer) for row in batch]
-    starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    return Sequences(np.concatenate(rows), starts)
-
-
-def shortened(row: NDArray[Any], length: int) -> NDArray[Any]:
-    """At most `length` tokens, the last one kept."""
-    return row if len(row) <= length else np.concatenate([row[: length - 1], row[-1:]])
+    return Sequences(tokens, length)
 
 
 def encoded(documents: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> Iterator[NDArray[Any]]:
-    """The tokens of documents one after the other, a batch of documents at a time."""
+    """Yield the tokens of documents in order, a batch of documents at a time."""
+    require(len(documents) > 0, "Sequences need at least one document; got none.")
     dtype = smallest(tokenizer)
-    for rows in batches(documents, tokenizer):
+    for first in range(0, len(documents), BATCH):
+        rows = ids_of(tokenizer, [documents[k] for k in range(first, min(first + BATCH, len(documents)))])
         yield np.fromiter(chain.from_iterable(rows), dtype, sum(map(len, rows)))
 
 
 def smallest(tokenizer: PreTrainedTokenizerFast) -> np.dtype[Any]:
-    """The smallest integers that hold the vocabulary."""
+    """Return the smallest integer type that holds the vocabulary."""
     return np.dtype(np.min_scalar_type(len(tokenizer) - 1))
-
-
-def batches(documents: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> Iterator[list[list[int]]]:
-    """The tokens of each document, a batch at a time."""
-    require(len(documents) > 0, "Sequences need at least one document; got none.")
-    for first in range(0, len(documents), BATCH):
-        batch = [documents[k] for k in range(first, min(first + BATCH, len(documents)))]
-        yield ids_of(tokenizer, batch)

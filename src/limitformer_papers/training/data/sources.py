@@ -1,4 +1,4 @@
-r"""Where documents come from: Python's own source, texts on this machine, or a data set of Hugging Face `datasets`.
+r"""Sources of documents: Python's own source, texts on this machine, or a data set of Hugging Face `datasets`.
 
 | source                              | documents, in this order                                                     |
 |-------------------------------------|------------------------------------------------------------------------------|
@@ -15,7 +15,7 @@ sources of [ST, App. D.1] are thus "wikimedia/wikipedia:20231101.en+bookcorpus/b
 import os
 import re
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -28,31 +28,36 @@ from limitformer.models.text import read_text
 ENDINGS = (".txt", ".py", ".md")
 COLUMN = "text"
 FOREIGN = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-# Written when Python is built, with that machine's paths: not the same source everywhere.
+# Generated when Python is built, with that machine's paths.
 BUILT = ("_sysconfigdata", "config-")
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?(:(?P<configuration>[\w.-]+))?")
 
 
 def read_source(source: str, documents: int | None = None) -> Sequence[str]:
-    """The first `documents` of one source (None: all), those without a word included.
+    """Return the first `documents` of one source (None: all), blank ones included.
 
     Raises:
-        InputError: nothing there, or nothing that can be read.
+        InputError: the source does not exist or cannot be read.
     """
     if source == "stdlib":
-        return read_files(standard_library()[:documents])
+        return [read_text(path) for path in standard_library()[:documents]]
     path = Path(source).expanduser()
     if path.is_file():
-        return read_paragraphs(path)[:documents]
+        require(path.suffix in ENDINGS, f"{path} is not a text: a file must end in {', '.join(ENDINGS)}.")
+        return re.split(r"\n\s*\n", read_text(path))[:documents]
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         return read_saved(path, documents)
     if path.is_dir():
-        return read_files(texts_in(path)[:documents])
+        files = [file for file in path.rglob("*") if file.suffix in ENDINGS and file.is_file()]
+        require(bool(files), f"No texts in the folder {path}: it needs files that end in {', '.join(ENDINGS)}.")
+        return [
+            read_text(file) for file in sorted(files, key=lambda file: file.relative_to(path).as_posix())[:documents]
+        ]
     return read_hub(source, documents)
 
 
 def standard_library() -> list[Path]:
-    """The .py files of the standard library, without tests and what is made at build time."""
+    """Return the .py files of the standard library, without tests and files generated at build time."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = []
     for folder, inside, names in os.walk(root):
@@ -63,52 +68,34 @@ def standard_library() -> list[Path]:
 
 
 def is_library(name: str) -> bool:
-    """Whether a file or folder of that name is source that every machine with this Python has."""
+    """Return whether a file or folder of that name is the same on every machine with this Python."""
     return name not in FOREIGN and not name.startswith(BUILT)
 
 
-def texts_in(folder: Path) -> list[Path]:
-    """The text files of a folder, sorted."""
-    files = [path for path in folder.rglob("*") if path.suffix in ENDINGS and path.is_file()]
-    require(bool(files), f"No texts in the folder {folder}: it needs files that end in {', '.join(ENDINGS)}.")
-    return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
-
-
-def read_files(paths: Iterable[Path]) -> list[str]:
-    """One document from each file."""
-    return [read_text(path) for path in paths]
-
-
-def read_paragraphs(path: Path) -> list[str]:
-    """The paragraphs of one file."""
-    require(path.suffix in ENDINGS, f"{path} is not a text: a file must end in {', '.join(ENDINGS)}.")
-    return re.split(r"\n\s*\n", read_text(path))
-
-
 def read_saved(folder: Path, documents: int | None) -> Sequence[str]:
-    """The documents of a folder that `save_to_disk` wrote."""
+    """Return the documents of a folder that `save_to_disk` wrote."""
     try:
         loaded = datasets.load_from_disk(str(folder))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder} is not whole: save_to_disk wrote it, but it cannot be loaded ({error}).") from error
     if isinstance(loaded, datasets.DatasetDict):
         splits = ", ".join(loaded)
-        require("train" in loaded, f'{folder} has no split "train"; it has {splits}. Save the one you want alone.')
+        require("train" in loaded, f'{folder} has no split "train"; it has {splits}. Nearest: save the split you want.')
         loaded = loaded["train"]
     require_column(str(folder), loaded.column_names)
     return column(loaded if documents is None else loaded.select(range(min(documents, len(loaded)))))
 
 
 def read_hub(source: str, documents: int | None) -> Sequence[str]:
-    """The documents of a data set on the hub; of a part, no more than that part is downloaded."""
-    found = HUB_NAME.fullmatch(source)
-    if found is None:
+    """Return the documents of a data set on the hub; a part is streamed, without a full download."""
+    parts = HUB_NAME.fullmatch(source)
+    if parts is None:
         raise InputError(f"No such file or folder: {source}.")
     try:
         loaded = datasets.load_dataset(
-            found["name"],
-            found["configuration"],
-            revision=found["revision"],
+            parts["name"],
+            parts["configuration"],
+            revision=parts["revision"],
             split="train",
             streaming=documents is not None,
         )
@@ -119,18 +106,16 @@ def read_hub(source: str, documents: int | None) -> Sequence[str]:
     # ValueError is an unknown configuration or split, RuntimeError a loading script.
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(
-            f"{source} is neither a file or folder here nor a data set that the hub gives: {reason}"
-        ) from error
+        raise InputError(f"{source} is neither a file or folder here nor a data set on the hub: {reason}") from error
 
 
 def require_column(source: str, names: list[str] | None) -> None:
-    """`InputError` unless there is a column of texts."""
+    """Raise `InputError` unless there is a column of texts."""
     known = names is not None and COLUMN in names
     require(known, f'{source} has no column "{COLUMN}"; it has {", ".join(names or ["none"])}. Rename one.')
 
 
 def column(dataset: datasets.Dataset) -> Sequence[str]:
-    """The texts, read from disk as they are asked for: a Wikipedia does not fit into memory."""
+    """Return the texts, read from disk on demand: a Wikipedia does not fit into memory."""
     filled: Sequence[str] = dataset.with_format(None)[COLUMN]
     return filled

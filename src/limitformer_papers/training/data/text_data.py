@@ -1,7 +1,8 @@
-"""The data of the masked-language-model experiment: a corpus as sequences, with its tokenizer, made once and kept.
+"""The data of the masked-language-model experiment: a corpus as sequences, with its tokenizer, computed once and
+stored.
 
-Kept in a folder named after all that decides it: the corpus's digest, the vocabulary, the length. So all runs of a
-grid, and all processes of a run, read the same tokens. The first to come makes them; the others wait for it.
+The folder is named after all that decides its content: the corpus's digest, the vocabulary, the length. So all runs
+of a grid, and all processes of a run, read the same tokens. The first process computes them; the others wait.
 """
 
 import time
@@ -20,13 +21,13 @@ from limitformer_papers.training.data.sequences import Sequences, read_packed, w
 from limitformer_papers.training.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from limitformer_papers.training.plan import rank
 
-LAST = "evaluation.npy"  # of the files that are written
-LONGEST = 3600.0  # seconds in which the main process makes them
+LAST = "evaluation.npy"  # the last file to be written
+LONGEST = 3600.0  # seconds that other processes wait
 
 
 @dataclass(frozen=True)
 class TextData:
-    """Sequences to train on and to evaluate on, their tokenizer, and what identifies them."""
+    """Sequences to train on and to evaluate on, their tokenizer, and the values that identify them."""
 
     tokenizer: PreTrainedTokenizerFast
     train: Sequences
@@ -34,16 +35,16 @@ class TextData:
     record: dict[str, Any]
 
 
-def text_data(source: str, vocabulary: int, length: int, kept: Path, documents: int | None = None) -> TextData:
-    """Packed sequences of `length` tokens; a first call writes them into `kept`, later ones read them.
+def text_data(source: str, vocabulary: int, length: int, folder_of_all: Path, documents: int | None = None) -> TextData:
+    """Return packed sequences of `length` tokens; a first call writes them into `kept`, later ones read them.
 
     Raises:
-        InputError: a source that cannot be read, a vocabulary that it does not allow, or nothing to read on this
-            machine, where another one should have written.
+        InputError: a source that cannot be read, a vocabulary that it does not allow, or no files on this machine
+            after another one should have written them.
     """
     with notice_if_slow(f"Reading {source}"):
         corpus = read_corpus(source, documents=documents)
-    folder = Path(kept) / f"text-{corpus.digest[:16]}-{vocabulary}-{length}"
+    folder = Path(folder_of_all) / f"text-{corpus.digest[:16]}-{vocabulary}-{length}"
     if rank() > 0:
         wait_for(folder / LAST)
     elif not (folder / LAST).exists():
@@ -54,10 +55,10 @@ def text_data(source: str, vocabulary: int, length: int, kept: Path, documents: 
 
 
 def wait_for(path: Path) -> None:
-    """Until the main process has written it; if that fails, the launcher ends us too.
+    """Wait until the main process has written the file; if it fails, the launcher ends this process too.
 
     Raises:
-        InputError: it has not for an hour.
+        InputError: the file is missing after an hour.
     """
     end = time.monotonic() + LONGEST
     while not path.exists():
@@ -70,15 +71,15 @@ def wait_for(path: Path) -> None:
 
 
 def make_alone(corpus: Corpus, vocabulary: int, length: int, folder: Path) -> None:
-    """Make the files, unless another run is doing so: then wait until it has."""
+    """Write the files, or wait while another run does so."""
     check_writable(folder)
     with FileLock(folder / ".lock"), notice_if_slow("Training the tokenizer"):
         if not (folder / LAST).exists():
-            made(corpus, vocabulary, length, folder)
+            write_text_data(corpus, vocabulary, length, folder)
 
 
-def made(corpus: Corpus, vocabulary: int, length: int, folder: Path) -> None:
-    """Train the tokenizer and write the sequences; the last file says that all are there."""
+def write_text_data(corpus: Corpus, vocabulary: int, length: int, folder: Path) -> None:
+    """Train the tokenizer and write the sequences; the last file marks them as complete."""
     tokenizer = train_tokenizer(corpus.train, vocabulary)
     save_tokenizer(tokenizer, folder / "tokenizer")
     for name, documents in (("train", corpus.train), ("evaluation", corpus.evaluation)):

@@ -1,8 +1,8 @@
-r"""A byte-level BPE tokenizer, trained on the training split alone: any text has tokens, none is unknown.
+r"""A byte-level BPE tokenizer, trained on the training split only, which has tokens for any text.
 
-Its vocabulary is the five special tokens, the 256 bytes, and merges in the order in which training found them. The
-same corpus and size give the same tokenizer to the last bit. Special tokens that stand in a text, such as "[MASK]" in
-a program about them, are text (`ids_of`).
+Its vocabulary is the five special tokens, the 256 bytes, and merges in the order in which training made them. The same
+corpus and size give the same tokenizer to the last bit. Special tokens written in a text, such as "[MASK]" in a program
+about them, are encoded as text (`ids_of`).
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ def train_tokenizer(documents: Sequence[str], vocabulary: int) -> PreTrainedToke
     """Train a tokenizer.
 
     Args:
-        documents: of the training split.
-        vocabulary: its size, special tokens included; [ST, App. D.1] takes 32,000.
+        documents: the training split.
+        vocabulary: size with special tokens; [ST, App. D.1] takes 32,000.
 
     Raises:
-        InputError: fewer than bytes and special tokens need, or more than the corpus allows.
+        InputError: a size too small for bytes and special tokens, or larger than the corpus allows.
     """
     vocabulary = require_count("vocabulary", vocabulary)
     require(vocabulary >= LEAST, f"vocabulary must be at least {LEAST}, bytes and special tokens; got {vocabulary}.")
@@ -55,7 +55,7 @@ def train_tokenizer(documents: Sequence[str], vocabulary: int) -> PreTrainedToke
 
 
 def untrained() -> Tokenizer:
-    """A byte-level BPE tokenizer without merges."""
+    """Return a byte-level BPE tokenizer without merges."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -63,7 +63,7 @@ def untrained() -> Tokenizer:
 
 
 def finished(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """As `transformers` has it: [CLS] A [SEP], or [CLS] A [SEP] B [SEP] with type 1 for B."""
+    """Wrap the tokenizer for `transformers`: [CLS] A [SEP], or [CLS] A [SEP] B [SEP] with type 1 for B."""
     places = [(SPECIAL[name], tokenizer.token_to_id(SPECIAL[name])) for name in ("cls_token", "sep_token")]
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=places
@@ -77,7 +77,7 @@ def finished(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def ids_of(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> list[list[int]]:
-    """[CLS] document [SEP] of each; what looks like a special token in a document is text."""
+    """Return [CLS] document [SEP] of each document; special tokens written in it are encoded as text."""
     encoded = tokenizer(
         documents, split_special_tokens=True, return_attention_mask=False, return_token_type_ids=False, verbose=False
     )
@@ -86,17 +86,17 @@ def ids_of(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> list[lis
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: str | Path) -> Path:
-    """Save into a folder, whole or not at all; the folder."""
+    """Save to a folder, whole or not at all, and return the folder."""
     folder = Path(folder)
     write_whole(folder, lambda whole: tokenizer.save_pretrained(str(whole)))
     return folder
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
-    """Load what `save_tokenizer` wrote.
+    """Load a tokenizer that `save_tokenizer` wrote.
 
     Raises:
-        InputError: no tokenizer there, or one that is not whole.
+        InputError: the tokenizer is missing or damaged.
     """
     missing = [name for name in ("tokenizer.json", "tokenizer_config.json") if not (Path(folder) / name).is_file()]
     require(not missing, f"No tokenizer in {folder}: {' and '.join(missing)} missing.")

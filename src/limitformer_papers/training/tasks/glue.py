@@ -1,20 +1,24 @@
-r"""Fine-tuning on CoLA, MRPC or RTE [ST, App. D, Table 2]: 5 epochs, Adam, rate 5e-4, batch 16.
+r"""Fine-tune on CoLA, MRPC or RTE [ST, App. D, Table 2]: 5 epochs, Adam, rate 5e-4, batch 16.
 
-The model is the one that a masked-language run left, with a linear classifier on the mean of the visible tokens. A
-sentence pair is [CLS] A [SEP] B [SEP], cut to the model's longest sequence from the longer sentence's end. What Recover
-took away stays away: gains that were not trained before are not trained here. The paper says nothing of a schedule:
-the rate rises over the first tenth of the steps, then falls linearly to 0.
+The model is that of a finished masked-language run, with a linear classifier on the mean of the visible tokens. A
+sentence pair is [CLS] A [SEP] B [SEP], cut to the model's longest sequence from the longer sentence's end. Gains that
+Recover has set to zero are not trained here either. The paper does not mention a schedule: here the rate rises over the
+first tenth of the steps, then falls linearly to 0.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import torch
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
+from transformers import AutoModelForSequenceClassification, EvalPrediction, PreTrainedTokenizerFast
 
 from limitformer.base.errors import InputError, require, require_count, require_real
 from limitformer.nn import Recover, gains
@@ -24,15 +28,20 @@ from limitformer_papers.training.data.tokenizer import load_tokenizer
 from limitformer_papers.training.harness import train
 from limitformer_papers.training.plan import Plan
 from limitformer_papers.training.runs import RUN, SUMMARY, read_json
-from limitformer_papers.training.tasks.glue_metrics import score
 from limitformer_papers.training.tasks.mlm import TOKENIZER
 
 MODEL = "model"  # in the folder of a run
+# Scores of a task: functions of true and predicted labels (n,). [ST, Table 2] does not say which score of MRPC it has.
+METRICS: dict[Task, dict[str, Callable[..., float]]] = {
+    "CoLA": {"matthews": matthews_corrcoef},
+    "MRPC": {"accuracy": accuracy_score, "f1": partial(f1_score, zero_division=0.0)},
+    "RTE": {"accuracy": accuracy_score},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class GlueRun:
-    """One fine-tuning: the folder of a finished masked-language run, a task, and the paper's course."""
+    """A fine-tuning: the folder of a finished masked-language run, a task, and the paper's hyperparameters."""
 
     pretrained: Path
     task: Task
@@ -51,21 +60,21 @@ class GlueRun:
 
     @property
     def name(self) -> str:
-        """Of its folder, within one for each pretrained run."""
+        """The name of its folder, within one for each pretrained run."""
         return f"{Path(self.pretrained).name}/{self.task.lower()}-lr{self.learning_rate:g}-seed{self.seed}"
 
 
 def run_glue(run: GlueRun, data: Path, out: Path, *, threads: int | None = None) -> Mapping[str, float]:
-    """Fine-tune, go on with, or read the run `out`/`run.name`; its summary, with the task's scores.
+    """Fine-tune, resume or read the run `out`/`run.name`; return its summary, with the task's scores.
 
     Raises:
-        InputError: no finished run there, or files of the task that are missing or broken.
+        InputError: no finished run in the folder, or files of the task that are missing or broken.
     """
     variant = checked_variant(Path(run.pretrained))
     sides = {split: read_glue(run.task, data, split) for split in ("train", "dev")}
     tokenizer = load_tokenizer(Path(run.pretrained) / TOKENIZER)
     model = classifier(Path(run.pretrained) / MODEL, run.seed, variant)
-    encoded = {name: Pairs(examples, tokenizer, longest(model)) for name, examples in sides.items()}
+    encoded = {name: GlueDataset(examples, tokenizer, longest(model)) for name, examples in sides.items()}
     steps = run.epochs * steps_per_epoch(len(encoded["train"]), run.batch)
     return train(
         model,
@@ -73,25 +82,26 @@ def run_glue(run: GlueRun, data: Path, out: Path, *, threads: int | None = None)
         train_data=encoded["train"],
         eval_data=encoded["dev"],
         collate=Padding(int(tokenizer.pad_token_id)),
-        compute_metrics=scorer(run.task),
+        compute_metrics=partial(score, run.task),
         about=about(run, variant, sides),
     )
 
 
 def checked_variant(folder: Path) -> str:
-    """The variant of the finished masked-language run in `folder`, or `InputError`."""
+    """Return the variant of the finished masked-language run in `folder`, or raise `InputError`."""
     lost = (folder / SUMMARY).exists() and bool(read_json(folder / SUMMARY).get("diverged"))
-    require(not lost, f"The run in {folder} diverged; it left no model. Nearest: one of a smaller learning rate.")
+    require(not lost, f"The run in {folder} diverged and has no model. Nearest: a run with a smaller learning rate.")
     whole = all((folder / name).exists() for name in (RUN, SUMMARY, MODEL, TOKENIZER))
     nearest = "Nearest: the folder of one run, which has run.json, summary.json, model and tokenizer."
     require(whole, f"{folder} holds no finished masked-language run. {nearest}")
-    kept = read_json(folder / RUN).get("about", {})
-    require(kept.get("experiment") == "mlm", f"{folder} holds another experiment, {kept.get('experiment')!r}.")
-    return str(kept["variant"])
+    description = read_json(folder / RUN).get("about", {})
+    experiment = description.get("experiment")
+    require(experiment == "mlm", f"{folder} holds another experiment, {experiment!r}.")
+    return str(description["variant"])
 
 
 def classifier(folder: Path, seed: int, variant: str) -> Any:
-    """The pretrained model with a new head, drawn from the seed."""
+    """Return the pretrained model with a new head, drawn from the seed."""
     torch.manual_seed(seed)
     try:
         model = AutoModelForSequenceClassification.from_pretrained(
@@ -106,12 +116,11 @@ def classifier(folder: Path, seed: int, variant: str) -> Any:
 
 
 def longest(model: Any) -> int:
-    """Tokens that the model has positions for."""
     return int(model.config.max_position_embeddings)
 
 
 def plan_of(run: GlueRun, out: Path, steps: int, threads: int | None) -> Plan:
-    """The course of a run; it is evaluated once an epoch."""
+    """Return the plan of a run, evaluated once an epoch."""
     each = max(1, steps // run.epochs)
     return Plan(
         folder=out / run.name,
@@ -129,7 +138,7 @@ def plan_of(run: GlueRun, out: Path, steps: int, threads: int | None) -> Plan:
 
 
 def about(run: GlueRun, variant: str, sides: Mapping[str, Sequence[Example]]) -> dict[str, Any]:
-    """What it is, for its record: the weights and the examples by their digests."""
+    """Return the description of a run, with digests of the weights and the examples."""
     weights = (Path(run.pretrained) / MODEL / "model.safetensors").read_bytes()
     pretrained = {"pretrained": Path(run.pretrained).name, "variant": variant, "weights": digest(weights)}
     data = {name: {"examples": len(some), "digest": digest(repr(some).encode())} for name, some in sides.items()}
@@ -137,11 +146,10 @@ def about(run: GlueRun, variant: str, sides: Mapping[str, Sequence[Example]]) ->
 
 
 def digest(content: bytes) -> str:
-    """SHA-256, hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
-class Pairs(torch.utils.data.Dataset[dict[str, Any]]):
+class GlueDataset(torch.utils.data.Dataset[dict[str, Any]]):
     """Examples as {"input_ids", "label"}, cut to `length` tokens."""
 
     def __init__(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, length: int) -> None:
@@ -159,12 +167,12 @@ class Pairs(torch.utils.data.Dataset[dict[str, Any]]):
 
 @dataclass(frozen=True)
 class Padding:
-    """Items to a batch, padded at the right to the longest."""
+    """Collate items to a batch, padded at the right to the longest."""
 
     padding: int
 
     def __call__(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Rows "input_ids" and "attention_mask" (batch, longest), "labels" (batch,)."""
+        """Return "input_ids" and "attention_mask" (batch, longest), and "labels" (batch,)."""
         rows = [torch.tensor(item["input_ids"]) for item in items]
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=self.padding)
         lengths = torch.tensor([len(row) for row in rows])
@@ -172,10 +180,9 @@ class Padding:
         return {"input_ids": ids, "attention_mask": seen, "labels": torch.tensor([item["label"] for item in items])}
 
 
-def scorer(task: Task) -> Any:
-    """The task's metrics, as the Trainer takes them."""
-
-    def scores(predicted: Any) -> dict[str, float]:
-        return score(task, predicted.predictions.argmax(-1), predicted.label_ids)
-
-    return scores
+def score(task: Task, predicted: EvalPrediction) -> dict[str, float]:
+    """Return the scores of a task by name, from logits (n, 2) and labels (n,)."""
+    classes = np.asarray(predicted.predictions).argmax(-1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # if all examples have one class, the Matthews correlation is 0
+        return {name: float(metric(predicted.label_ids, classes)) for name, metric in METRICS[task].items()}

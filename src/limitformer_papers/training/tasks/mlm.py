@@ -6,8 +6,9 @@ Variants:
 * shaped-recover: the same start; γ₁, γ₂ and s₋ fall linearly to 0 during the warm-up;
 * pre-ln, post-ln: softmax attention, ReLU, LayerNorm.
 
-All of them: Adam (0.9, 0.999), no weight decay, a linear warm-up and then a constant rate (the paper names no decay),
-no clipping. The seed decides initial weights, masks and the order of the data. λ and γ are trained in both shaped ones.
+All of them use Adam (0.9, 0.999), no weight decay, a linear warm-up and then a constant rate (the paper mentions no
+decay), and no clipping. The seed decides initial weights, masks and the order of the data. λ and γ are trained in both
+shaped variants.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,25 +39,25 @@ KINDS: Mapping[Variant, Kind] = {
     "pre-ln": "pre_ln",
     "post-ln": "post_ln",
 }
-TOKENIZER = "tokenizer"  # beside the model, in the folder of a run
+TOKENIZER = "tokenizer"  # next to the model, in the folder of a run
 EVALUATED, LOOKED_AT = 512, 8  # held-out sequences, at most: all of a large corpus would take longer than the training
-EVALUATION_SEED = 2**63  # of the masks of held-out sequences: the same for all runs, and of none's training
+EVALUATION_SEED = 2**63  # seed of the masks of held-out sequences; no run trains with it
 
 
 @dataclass(frozen=True, kw_only=True)
 class MlmConfig:
-    """Sizes and course of a run, and the grid that it belongs to.
+    """Sizes and plan of a run, and its grid.
 
     Attributes:
         width, depth, heads, hidden: n, d, h, n_h.
         length, batch: tokens in a sequence, sequences in a step.
-        vocabulary: of the tokenizer.
-        steps, warmup: steps, and those in which the rate rises and Recover takes the shaping away.
+        vocabulary: size of the tokenizer.
+        steps, warmup: steps, and those in which the rate rises and Recover removes the shaping.
         initial: "law" or "paper", as in `ShapedTransformerConfig`.
-        learning_rates, gammas, seeds: the grid; γ is of the shaped variants.
-        bf16: mixed precision, in which the shaped ones keep softmax − C̄ in float32.
-        look_every: steps between looks at entropy, correlation, gains and gradients.
-        save_every, evaluate_every: steps.
+        learning_rates, gammas, seeds: the grid; only shaped variants have γ.
+        bf16: mixed precision; shaped variants keep softmax − C̄ in float32.
+        look_every: steps between measurements of entropy, correlation, gains and gradients.
+        save_every, evaluate_every: steps between checkpoints and between evaluations.
     """
 
     width: int
@@ -98,7 +99,7 @@ PRESETS = {
 
 @dataclass(frozen=True, kw_only=True)
 class MlmRun:
-    """One run: a configuration, and where in the grid it stands; γ is 0 for the variants without one."""
+    """One run: a configuration and a point of its grid; γ is 0 for the variants without one."""
 
     config: MlmConfig
     variant: Variant
@@ -118,26 +119,26 @@ class MlmRun:
 
     @property
     def is_shaped(self) -> bool:
-        """Whether it has γ."""
+        """Whether the variant has γ."""
         return KINDS[self.variant] == "shaped"
 
     @property
     def name(self) -> str:
-        """Of its folder, within a grid."""
+        """The name of its folder."""
         gamma = f"-gamma{self.gamma:g}" if self.is_shaped else ""
         return f"{self.variant}-d{self.config.depth}{gamma}-lr{self.learning_rate:g}-seed{self.seed}"
 
     def about(self, data: TextData) -> dict[str, Any]:
-        """What it is, for its record."""
+        """Return the description of the run."""
         sizes = asdict(self.config)
         for name in ("learning_rates", "gammas", "seeds", "steps", "batch", "bf16", "save_every", "evaluate_every"):
-            sizes.pop(name)  # of the grid, or of the plan
+            sizes.pop(name)  # part of the grid, or of the plan
         place = {"variant": self.variant, "gamma": self.gamma, "evaluated": EVALUATED, "looked_at": LOOKED_AT}
         return {"experiment": "mlm", **place, **sizes, "data": data.record}
 
 
 def preset(name: str, **changes: Any) -> MlmConfig:
-    """A preset, with changes; those that are None change nothing.
+    """Return a preset with changes; those that are None change nothing.
 
     Raises:
         InputError: no such preset, or sizes that do not fit.
@@ -153,7 +154,7 @@ def preset(name: str, **changes: Any) -> MlmConfig:
 def grid(
     config: MlmConfig, source: str, variants: Sequence[Variant] = VARIANTS, seeds: Iterable[int] | None = None
 ) -> Iterator[MlmRun]:
-    """All runs of a configuration's grid; seeds outermost, so that a grid that is stopped early has whole seeds."""
+    """Yield all runs of a configuration's grid, seeds outermost, so that a grid that stops early has complete seeds."""
     for seed in range(config.seeds) if seeds is None else seeds:
         for rate in config.learning_rates:
             for variant in variants:
@@ -164,18 +165,18 @@ def grid(
 
 
 def run_mlm(run: MlmRun, out: Path, *, threads: int | None = None, documents: int | None = None) -> Mapping[str, float]:
-    """Train, go on with, or read the run `out`/`run.name`; its summary.
+    """Train, resume or read the run `out`/`run.name`; return its summary.
 
     Raises:
         InputError: sizes, data or a folder that cannot be used, before any training.
-        TrainingInterrupted: Ctrl-C; the same call goes on.
+        TrainingInterrupted: Ctrl-C; the same call resumes.
     """
     config = run.config
     data = text_data(run.source, config.vocabulary, config.length, Path(out) / "data", documents)
     plan = plan_of(run, Path(out), threads)
     model = model_of(run, len(data.tokenizer))
     evaluation, masked = spread(data.evaluation, EVALUATED), MaskedCollator(data.tokenizer, EVALUATION_SEED)
-    looked_at = spread(evaluation, LOOKED_AT)
+    probes = spread(evaluation, LOOKED_AT)
     summary = train(
         model,
         plan,
@@ -183,7 +184,7 @@ def run_mlm(run: MlmRun, out: Path, *, threads: int | None = None, documents: in
         eval_data=evaluation,
         collate=MaskedCollator(data.tokenizer, run.seed),
         eval_collate=masked,
-        callbacks=watchers(run, masked([looked_at[k] for k in range(len(looked_at))])),
+        callbacks=watchers(run, masked([probes[k] for k in range(len(probes))])),
         about=run.about(data),
     )
     if rank() == 0 and not (plan.folder / TOKENIZER).exists():
@@ -192,7 +193,6 @@ def run_mlm(run: MlmRun, out: Path, *, threads: int | None = None, documents: in
 
 
 def plan_of(run: MlmRun, out: Path, threads: int | None) -> Plan:
-    """The course of a run."""
     config = run.config
     return Plan(
         folder=out / run.name,
@@ -210,7 +210,7 @@ def plan_of(run: MlmRun, out: Path, threads: int | None) -> Plan:
 
 
 def model_of(run: MlmRun, vocabulary: int) -> ShapedTransformerForMaskedLM:
-    """The untrained model, its weights drawn from the seed."""
+    """Return the untrained model, its weights drawn from the seed."""
     config = run.config
     torch.manual_seed(run.seed)
     model = ShapedTransformerForMaskedLM(
@@ -232,18 +232,18 @@ def model_of(run: MlmRun, vocabulary: int) -> ShapedTransformerForMaskedLM:
 
 
 def schedule_of(run: MlmRun) -> Learn | Recover:
-    """What becomes of the gains; the variants without have none to learn."""
+    """Return the gains' schedule; variants without gains have nothing to learn."""
     return Recover(steps=run.config.warmup) if run.variant == "shaped-recover" else Learn()
 
 
 def watchers(run: MlmRun, batch: Mapping[str, torch.Tensor]) -> list[TrainerCallback]:
-    """The gains' schedule, and what looks at the model; the log last, as it writes what they found."""
+    """Return the gains' schedule, the callbacks that measure the model, and last the log that writes their rows."""
     log, every = Log(), run.config.look_every
     looks = [Entropy(log, every, batch), Correlation(log, every, batch), GradientNorms(log, every), Gains(log, every)]
     return [ShapingSchedule(schedule_of(run)), *looks, log]
 
 
 def spread(data: Any, number: int) -> Any:
-    """At most so many of the items, evenly spaced: neighbours are often of one document."""
-    kept = min(number, len(data))
-    return torch.utils.data.Subset(data, [k * len(data) // kept for k in range(kept)])
+    """Return at most `number` of the items, evenly spaced: neighbours are often of one document."""
+    count = min(number, len(data))
+    return torch.utils.data.Subset(data, [k * len(data) // count for k in range(count)])

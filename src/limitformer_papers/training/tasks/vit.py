@@ -1,18 +1,18 @@
-r"""A vision Transformer of attention alone on the sphere, with random or constant values [CT, Sec. 6, Fig. 2].
+r"""A vision Transformer with attention only, on the sphere, with random or constant values [CT, Sec. 6, Fig. 2].
 
 An image is cut into patches; each is mapped linearly to R^d and gets a trained position, a trained token for the class
 comes first, and all tokens are put on the unit sphere. Then come L layers [CT, eq. 4]
 
     Xⁱ ← normalised( Xⁱ + V_l A(Xⁱ)/√L ),    A(Xⁱ) = Σ_j w_ij Xʲ,    w_i = softmax over j of β⟨QXⁱ, KXʲ⟩,
 
-with Q and K shared by all layers, and the class is a linear map of √d times the first token. Everything is trained.
+with Q and K shared by all layers; the class is a linear map of √d times the first token. Everything is trained.
 
 * **random**: V_l independent at the start, entries N(0, σ²);
 * **constant**: one V for all layers, the identity at the start.
 
-What [CT] says: L = 128, d = 96, one head, no feed-forward layer, σ = 1, cross-entropy, batch 128, 300 epochs, linear
-warm-up over 8, AutoAugment, 5 seeds, and that it starts from ViT-CIFAR (github.com/omihub777/ViT-CIFAR). What it leaves
-open, and what is taken here:
+[CT] gives L = 128, d = 96, one head, no feed-forward layer, σ = 1, cross-entropy, batch 128, 300 epochs, linear
+warm-up over 8, AutoAugment, 5 seeds, and says that it starts from ViT-CIFAR (github.com/omihub777/ViT-CIFAR). It
+leaves open, and this experiment takes:
 
 * β: 1. Q and K at the start: the identity, as everywhere else in [CT].
 * The step of the constant variant: 1/√L, as of the random one ("other architectural choices … are fixed"). That is √L
@@ -21,11 +21,11 @@ open, and what is taken here:
 * Optimiser: AdamW (0.9, 0.999), learning rate 10⁻³ falling to 0 as a cosine, weight decay 5·10⁻⁵, no clipping, no
   dropout, no label smoothing. ViT-CIFAR has Adam with such a course down to 10⁻⁵.
 * The positions and the class token start as N(0, 1), as in ViT-CIFAR, before the tokens are put on the sphere.
-* What Figure 2 calls validation: the test images.
+* Validation images of Figure 2: the test images.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from math import sqrt
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -36,24 +36,75 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import EvalPrediction
 
-from limitformer.base.errors import require, require_count
+from limitformer.base.errors import require, require_count, require_real, set_fields
 from limitformer_papers.training.data.batches import steps_per_epoch
-from limitformer_papers.training.data.images import Images, collate, read_images
+from limitformer_papers.training.data.images import Images, Source, collate, read_images
 from limitformer_papers.training.harness import train
-from limitformer_papers.training.plan import Plan
-from limitformer_papers.training.tasks.vit_config import PRESETS as PRESETS
-from limitformer_papers.training.tasks.vit_config import VitConfig as VitConfig
+from limitformer_papers.training.plan import Plan, Schedule
 
 Variant = Literal["constant", "random"]
 CLASSES = 10
+COUNTS = ("layers", "dim", "patch", "epochs", "batch")
+REALS = ("beta", "sigma", "learning_rate", "weight_decay")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VitConfig:
+    """Settings of the vision experiment.
+
+    Attributes:
+        data: "digits" or "cifar10".
+        patch: side of a patch, in pixels.
+        layers, dim, beta, sigma: L, d, β, and σ of the random variant.
+        epochs, warmup_epochs, batch, learning_rate, weight_decay, schedule: of the training.
+        augment: AutoAugment, for CIFAR-10.
+        bf16: mixed precision.
+    """
+
+    data: Source
+    patch: int
+    layers: int = 128
+    dim: int = 96
+    beta: float = 1.0
+    sigma: float = 1.0
+    epochs: int
+    warmup_epochs: int
+    batch: int = 128
+    learning_rate: float = 1e-3
+    weight_decay: float = 5e-5
+    schedule: Schedule = "cosine"
+    augment: bool = False
+    bf16: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.data in get_args(Source), f"data must be one of {', '.join(get_args(Source))}; got {self.data!r}.")
+        set_fields(self, **{name: require_count(name, getattr(self, name)) for name in COUNTS})
+        set_fields(self, warmup_epochs=require_count("warmup_epochs", self.warmup_epochs, least=0))
+        set_fields(self, **{name: require_real(name, getattr(self, name)) for name in REALS})
+        require(
+            self.warmup_epochs <= self.epochs,
+            f"warmup_epochs must be at most epochs = {self.epochs}; got {self.warmup_epochs}. Nearest: {self.epochs}.",
+        )
+        require(self.beta >= 0, f"beta must be at least 0; got {self.beta}.")
+        require(self.sigma > 0, f"sigma must be positive; got {self.sigma}.")
+        require(
+            self.data == "cifar10" or not self.augment, "AutoAugment's policy is for CIFAR-10; the digits have none."
+        )
+
+
+PRESETS: Mapping[str, VitConfig] = {
+    "tiny": VitConfig(data="digits", patch=2, layers=64, dim=48, epochs=16, warmup_epochs=2, batch=32),
+    "digits": VitConfig(data="digits", patch=2, epochs=60, warmup_epochs=4, batch=32),
+    "paper": VitConfig(data="cifar10", patch=4, epochs=300, warmup_epochs=8, augment=True),
+}
 
 
 class SphereStack(nn.Module):
-    """L layers [CT, eq. 4] with trained Q, K and V: tokens (b, n, d) on the unit sphere to the same.
+    """L layers [CT, eq. 4] with trained Q, K and V, from tokens (b, n, d) on the unit sphere to tokens.
 
     Args:
         layers, dim, beta: L, d, β.
-        variant: what V is.
+        variant: "constant" or "random" V.
         sigma: σ of the random variant.
         generator: draws V; None takes torch's own.
     """
@@ -76,7 +127,6 @@ class SphereStack(nn.Module):
         self.values = nn.Parameter(drawn)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The tokens after all layers."""
         form = self.beta * self.query.mT @ self.key
         for value in self.values.expand(self.layers, -1, -1).unbind(0):
             mixed = functional.scaled_dot_product_attention(x @ form, x, x, scale=1.0)
@@ -85,7 +135,7 @@ class SphereStack(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Patches, the stack, and ten classes: images (b, channels, side, side) to logits (b, 10), and a loss.
+    """Patches, the stack, and ten classes: images (b, channels, side, side) to logits (b, 10) and a loss.
 
     Args:
         config: the preset.
@@ -109,27 +159,27 @@ class VisionTransformer(nn.Module):
         self.stack = SphereStack(*shape, sigma=config.sigma, generator=generator)
 
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        """`logits`, and the mean cross-entropy `loss` where there are labels."""
+        """Return `logits`, and the mean cross-entropy `loss` if there are labels."""
         logits = self.head(self.scale * self.stack(self.tokens(pixel_values))[:, 0])
         loss = {} if labels is None else {"loss": functional.cross_entropy(logits.float(), labels)}
         return {**loss, "logits": logits}
 
     def tokens(self, pixel_values: Tensor) -> Tensor:
-        """The class and the patches on the sphere (b, n + 1, d)."""
+        """Return the class token and the patches on the sphere (b, n + 1, d)."""
         patches = functional.unfold(pixel_values, self.patch, stride=self.patch).mT
         words = torch.cat([self.class_token.expand(len(patches), -1, -1), self.embedding(patches)], dim=1)
         return functional.normalize(words + self.positions, dim=-1)
 
 
 def accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    """The share of images whose class is right."""
+    """Return the share of images whose class is right."""
     return {"accuracy": float((np.asarray(prediction.predictions).argmax(-1) == prediction.label_ids).mean())}
 
 
 def run_vit(
     preset: str, *, variant: Variant, seed: int, out: Path, data: Path | None = None, **changes: Any
 ) -> Mapping[str, float]:
-    """One run, in `out`/vit-preset/variant-seed; its summary. `eval_accuracy` is in the log at the end of each epoch.
+    """Train or resume one run in `out`/vit-preset/variant-seed; return its summary.
 
     Args:
         preset: a name of `PRESETS`.
@@ -137,7 +187,7 @@ def run_vit(
         seed: of the weights, the order of the data and the augmentation.
         out: the folder of all runs.
         data: the folder of CIFAR-10.
-        changes: other values of the preset's fields, or of the plan's `threads`, `tensorboard`, `keep_checkpoints`.
+        changes: new values of the preset's fields, or of the plan's `threads`, `tensorboard`, `keep_checkpoints`.
 
     Raises:
         InputError: a name or value that is unknown, or data that are missing.
@@ -145,7 +195,7 @@ def run_vit(
     require(preset in PRESETS, f"preset must be one of {', '.join(PRESETS)}; got {preset!r}.")
     require(variant in get_args(Variant), f"variant must be one of constant, random; got {variant!r}.")
     seed = require_count("seed", seed, least=0)
-    config, options = changed(PRESETS[preset], changes)
+    config, options = with_changes(PRESETS[preset], changes)
     training, held_out = read_images(config.data, data, seed if config.augment else None)
     side, channels = training.images.shape[2:]
     check_patches(config.patch, side)
@@ -157,21 +207,21 @@ def run_vit(
         eval_data=held_out,
         collate=collate,
         compute_metrics=accuracy,
-        about=described(config, preset, variant, seed, training, held_out),
+        about=description_of(config, preset, variant, seed, training, held_out),
     )
 
 
-def changed(config: VitConfig, changes: Mapping[str, Any]) -> tuple[VitConfig, dict[str, Any]]:
-    """The preset with its changes, and those that are the plan's."""
+def with_changes(config: VitConfig, changes: Mapping[str, Any]) -> tuple[VitConfig, dict[str, Any]]:
+    """Return the preset with its changes, and the changes that belong to the plan."""
     ours, plans = {field.name for field in fields(VitConfig)}, ("threads", "tensorboard", "keep_checkpoints")
     unknown = sorted(set(changes) - ours - set(plans))
     require(not unknown, f"A preset has {', '.join(sorted(ours | set(plans)))}; got {', '.join(unknown)}.")
-    chosen = {name: value for name, value in changes.items() if name in ours}
-    return replace(config, **shorter(config, chosen)), {name: value for name, value in changes.items() if name in plans}
+    chosen, options = ({name: changes[name] for name in changes if name in part} for part in (ours, plans))
+    return replace(config, **with_short_warmup(config, chosen)), options
 
 
-def shorter(config: VitConfig, chosen: dict[str, Any]) -> dict[str, Any]:
-    """The changes, with a warm-up of at most a quarter of other epochs than the preset's."""
+def with_short_warmup(config: VitConfig, chosen: dict[str, Any]) -> dict[str, Any]:
+    """Return the changes; other epochs than the preset's have a warm-up of at most a quarter of them."""
     if "epochs" not in chosen or "warmup_epochs" in chosen:
         return chosen
     return chosen | {"warmup_epochs": min(config.warmup_epochs, require_count("epochs", chosen["epochs"]) // 4)}
@@ -185,7 +235,7 @@ def check_patches(patch: int, side: int) -> None:
 
 
 def plan_of(config: VitConfig, training: Images, folder: Path, seed: int, options: Mapping[str, Any]) -> Plan:
-    """Epochs in steps; each ends with an evaluation and a checkpoint."""
+    """Return the plan in steps; each epoch ends with an evaluation and a checkpoint."""
     epoch = steps_per_epoch(len(training), config.batch)
     return Plan(
         folder=folder,
@@ -204,10 +254,10 @@ def plan_of(config: VitConfig, training: Images, folder: Path, seed: int, option
     )
 
 
-def described(
+def description_of(
     config: VitConfig, preset: str, variant: Variant, seed: int, training: Images, held_out: Images
 ) -> dict[str, Any]:
-    """What the run is; its figure reads this."""
+    """Return the description of the run, which its figure reads."""
     examples = {"training": len(training), "held_out": len(held_out), "epoch": len(training) // config.batch}
-    told = {"experiment": "vit", "preset": preset, "variant": variant, "seed": seed, "config": asdict(config)}
-    return {**told, "examples": examples, "data": [training.fingerprint(), held_out.fingerprint()]}
+    settings = {"experiment": "vit", "preset": preset, "variant": variant, "seed": seed, "config": asdict(config)}
+    return {**settings, "examples": examples, "data": [training.fingerprint(), held_out.fingerprint()]}

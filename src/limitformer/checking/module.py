@@ -1,0 +1,182 @@
+"""Measure a module that exists through hooks, in one pass forward and backward, without changing it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor, nn
+
+from limitformer.base.errors import InputError, first_line, require
+from limitformer.weightless.arrays import Arrays, dataset, output_arrays, stream_arrays
+from limitformer.weightless.blocks import (
+    UnclearAxisError,
+    blocks_of,
+    grown_axis,
+    mixed_sequences,
+    stream_axis,
+    stream_shapes,
+)
+from limitformer.weightless.inputs import Inputs, Loss
+from limitformer.weightless.measure import Measure, NoEntriesError, where_parameters_are_read
+from limitformer.weightless.network import output_sizes, random_states
+from limitformer.weightless.reachable import State, stray_tensors
+from limitformer.weightless.run import gradient_norm
+from limitformer.weightless.simulate import equal_up_to_rounding
+from limitformer.weightless.threads import one_thread
+
+REPEATS = 1e-4  # relative difference allowed between two calls
+
+
+def measure_module(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset:
+    """Measure one network that exists, as `weightless.simulate` measures its law: one sample.
+
+    Args:
+        module: any module, trained or not. Dropout is off while it is measured, and its gradients are not touched.
+        inputs: the inputs it is called with.
+        loss: a function of output and inputs that returns one number for each sequence; None: no gradients.
+
+    Raises:
+        InputError: the module has no list of blocks, or it cannot run.
+    """
+    blocks = blocks_of(module)
+    require(bool(blocks), f"{type(module).__name__} has no list of blocks (ModuleList or Sequential) to look at.")
+    every = [*module.named_parameters(), *module.named_buffers(), *stray_tensors(module)]
+    missing = [name for name, each in every if isinstance(each, Tensor) and each.is_meta]
+    require(not missing, f"{''.join(missing[:1])} of {type(module).__name__} is on the meta device and has no values.")
+    weights = {name: each for name, each in module.named_parameters() if each.requires_grad}
+    frozen = loss is not None and not weights
+    require(not frozen, f"no weight of {type(module).__name__} has a gradient. Nearest: gradients=False.")
+    arguments = placed(inputs, module)
+    with one_thread(), evaluating(module):
+        passes = Passes(module, blocks, State(module))
+        try:
+            axis = passes.axis_of(inputs)
+            if not hasattr(getattr(module, "config", None), "to_dict"):
+                passes.check(inputs, axis)
+            out, measure = passes.one(inputs, arguments, axis, gradients=loss is not None)
+            with torch.set_grad_enabled(loss is not None):
+                arrays = stream_arrays(measure) | output_arrays(out, 1)
+                if loss is not None:
+                    arrays |= gradients(loss(out, arguments), weights, measure)
+        finally:
+            passes.state.restore()
+    dimensions = {name: each.dim() for name, each in weights.items()}
+    return dataset(
+        [arrays],
+        dimensions,
+        where_parameters_are_read(module, measure),
+        inputs,
+        {"description": "a module that exists", "samples": 1},
+    )
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Passes through a module that exists, which is restored before each."""
+
+    module: nn.Module
+    blocks: list[nn.Module]
+    state: State
+
+    def one(self, inputs: Inputs, arguments: dict[str, Any], axis: int | None, gradients: bool) -> tuple[Any, Measure]:
+        """Call the module once; return its output and the measurement."""
+        self.state.restore()
+        measure, before, name = Measure(self.blocks, 1, inputs.rows, inputs.counted, axis), random_states(), self.name
+        with torch.set_grad_enabled(gradients):
+            out = called(self.module, arguments, measure)
+        require(random_states() == before, f"{name} draws random numbers of its own when it runs.")
+        changed = self.state.changed_weight()
+        require(changed is None, f"{name} changes its parameter {changed} when it runs.")
+        return out, measure
+
+    @property
+    def name(self) -> str:
+        return type(self.module).__name__
+
+    def axis_of(self, inputs: Inputs) -> int | None:
+        """Return the dimension of the stream that counts sequences, None if its sizes show it."""
+        if inputs.rows == 1:
+            return None
+        with stream_shapes(self.blocks) as shapes:
+            self.one(inputs, placed(inputs, self.module), 0, gradients=False)
+        try:
+            return stream_axis(shapes[0], inputs.rows, 1) if shapes else None
+        except UnclearAxisError:
+            double = inputs.repeated(2)
+            with stream_shapes(self.blocks) as more:
+                self.one(double, placed(double, self.module), 0, gradients=False)
+            return grown_axis(shapes, more)
+
+    def check(self, inputs: Inputs, axis: int | None) -> None:
+        """Call the module twice, with gradients if sequences could influence each other.
+
+        Raises:
+            InputError: sequences influence each other, or the calls differ.
+        """
+        several = inputs.rows > 1
+        out, first = self.one(inputs, placed(inputs, self.module), axis, gradients=several)
+        if several and first.mixes():
+            raise mixed_sequences(self.name, inputs.batch_dim)
+        out_again, again = self.one(inputs, placed(inputs, self.module), axis, gradients=False)
+        before, after = ([*one.covariance, output_sizes(each)] for each, one in ((out, first), (out_again, again)))
+        alike = [
+            equal_up_to_rounding(a.cpu().numpy(), b.cpu().numpy(), REPEATS) for a, b in zip(before, after, strict=True)
+        ]
+        require(all(alike), f"{self.name} gives other numbers when it is called again with the same inputs.")
+
+
+def placed(inputs: Inputs, module: nn.Module) -> dict[str, Any]:
+    """Return the arguments on the module's device."""
+    some = next((one for one in module.parameters() if one.is_floating_point()), torch.zeros(()))
+    arguments = inputs.of(0, range(1), some.dtype)
+    return {name: each.to(some.device) if isinstance(each, Tensor) else each for name, each in arguments.items()}
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Turn dropout off within the block."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def called(module: nn.Module, arguments: dict[str, Any], measure: Measure) -> Any:
+    """Return the module's output, measured by `measure`; any exception becomes one line."""
+    named = {name: value for name, value in arguments.items() if name}
+    first = [arguments[""]] if "" in arguments else []
+    try:
+        with measure:
+            out = module(*first, **named)
+        measure.finish()
+    except (InputError, MemoryError):
+        raise
+    except NoEntriesError as error:
+        raise InputError(f"{type(module).__name__} {error}.") from error
+    except Exception as error:  # the user's own code, which may raise anything
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise InputError(f"{type(module).__name__} cannot run with these inputs: {what}") from error
+    return out
+
+
+def gradients(value: Tensor, weights: dict[str, nn.Parameter], measure: Measure) -> Arrays:
+    """Return the loss and the norms of its gradients, without changing `.grad`."""
+    depends = isinstance(value, Tensor) and value.requires_grad
+    require(depends, "the loss must be a tensor that depends on the module's output.")
+    whole = value.mean()
+    gradient = torch.autograd.grad(whole, list(weights.values()), allow_unused=True)
+    norms = [torch.nan if each is None else float(gradient_norm(each)) for each in gradient]
+    none = torch.full((1,), torch.nan)
+    stream = [float(measure.gradient.get(place, none)) for place in range(len(measure.covariance))]
+    return {
+        "loss": np.array([float(whole.detach())]),
+        "weight_gradient": np.array([norms]),
+        "stream_gradient": np.array([stream]),
+    }

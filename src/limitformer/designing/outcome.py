@@ -1,0 +1,80 @@
+"""The outcome of a design at one setting: how many networks miss the objective, what they do, and a report."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from scipy import special
+
+from limitformer.checking.report import Report
+from limitformer.designing.objective import LEVEL, Band
+
+
+@dataclass(frozen=True)
+class Risk:
+    """The share of independent networks that miss an objective.
+
+    The interval is that of Clopper and Pearson [Biometrika 26, 1934]. It holds the probability with a confidence of at
+    least 90 %; its upper end is too low with a probability of at most 5 %.
+    """
+
+    misses: int
+    samples: int
+
+    @property
+    def estimate(self) -> float:
+        """The part that misses."""
+        return self.misses / self.samples
+
+    @property
+    def interval(self) -> Band:
+        """The ends of the 90 % interval."""
+        k, n, tail = self.misses, self.samples, (1 - LEVEL) / 2
+        low = 0.0 if k == 0 else float(special.betaincinv(k, n - k + 1, tail))
+        high = 1.0 if k == n else float(special.betaincinv(k + 1, n - k, 1 - tail))
+        return low, high
+
+    def __str__(self) -> str:
+        """Return text such as `3 of 64 networks miss it: risk 0.047 (0.013 to 0.12)`."""
+        low, high = self.interval
+        return f"{self.misses} of {self.samples} networks miss it: risk {self.estimate:.2g} ({low:.2g} to {high:.2g})"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How networks at one setting do, from a seed that had no part in choosing the setting.
+
+    Attributes:
+        setting: the value of each knob.
+        risk: how many networks miss the objective.
+        missed: how many miss each part of it.
+        values: 5 %, median and 95 % of each measured value.
+        report: the report of `check`.
+        exact: numbers that are known exactly, such as the probability of an explosion.
+    """
+
+    setting: dict[str, float]
+    risk: Risk
+    missed: dict[str, int]
+    values: dict[str, tuple[float, float, float]]
+    report: Report
+    exact: dict[str, float]
+
+    def cell(self, name: str) -> str:
+        """Return the median of a value, its 5 % and 95 %, and how many networks miss it."""
+        low, middle, high = self.values[name]
+        missed = self.missed[name]
+        return f"{middle:.3g} ({low:.3g} to {high:.3g}){f', {missed} miss' if missed else ''}"
+
+    def record(self) -> dict[str, Any]:
+        """Return the outcome as JSON holds it; numbers that are not finite become None."""
+        low, high = self.risk.interval
+        values = {name: [v if v - v == 0 else None for v in each] for name, each in self.values.items()}
+        risk = {"misses": self.risk.misses, "samples": self.risk.samples, "estimate": self.risk.estimate}
+        return {
+            "setting": self.setting,
+            "risk": {**risk, "interval": [low, high], "level": 0.9},
+            "missed": self.missed,
+            "values": values,
+            "verdicts": [str(verdict) for verdict in self.report.verdicts],
+            **self.exact,
+        }

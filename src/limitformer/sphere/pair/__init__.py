@@ -1,0 +1,1 @@
+"""Two tokens: chains of their overlap, which is a Markov chain by itself."""

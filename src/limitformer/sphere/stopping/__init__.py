@@ -1,0 +1,1 @@
+"""Replicas that stop early: bounds on their return, tokens that merge, and two clusters as two points."""

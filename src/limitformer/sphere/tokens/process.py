@@ -1,0 +1,195 @@
+"""Processes of any number of tokens, by their Gram factor or in coordinates."""
+
+from abc import abstractmethod
+from math import exp
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from limitformer.base.memory import check_scratch
+from limitformer.models.kinds import of_kind
+from limitformer.numerics.lanes import LANES
+from limitformer.numerics.watch import Watch
+from limitformer.paths.arrays import as_result_array
+from limitformer.paths.process import Outputs
+from limitformer.sphere.layer import ONE_NUMBER
+from limitformer.sphere.methods import can_merge
+from limitformer.sphere.near.relations import GAP_FLOOR, Rows, alone, nearness, related, related_pair
+from limitformer.sphere.options import Method
+from limitformer.sphere.process import SpherePaths, gap_at, key_words
+from limitformer.sphere.stopping.merging import NEVER, Merging, merging_bounds
+from limitformer.sphere.stopping.two_clusters import Continuation
+from limitformer.sphere.tokens.attention import AttentionParameters
+from limitformer.sphere.tokens.logits import query_constants, signed_beta, signed_bilinear
+from limitformer.sphere.tokens.record import Record
+from limitformer.sphere.tokens.run import run_tokens
+from limitformer.sphere.tokens.step import (
+    AT_OVERLAP,
+    AT_TOKENS,
+    FULL,
+    GRAM,
+    SCALAR,
+    SKETCHED,
+    UNIFORM,
+    TokenConstants,
+)
+from limitformer.sphere.tokens.values import LAWS
+
+
+class TokenPaths(SpherePaths):
+    """Any number of tokens."""
+
+    @property
+    @abstractmethod
+    def coordinates(self) -> int:
+        """The number of coordinates that the kernels store of a token."""
+
+    @property
+    @abstractmethod
+    def draw(self) -> int:
+        """The part of the random matrix that a layer draws: FULL, SKETCHED, SCALAR or GRAM."""
+
+    @abstractmethod
+    def first_rows(self, tokens: NDArray[np.float64], near: float) -> Rows:
+        """Rows (tokens, coordinates), parents and signs (tokens,) of given tokens (tokens, dim) (`near.relations`)."""
+
+    @property
+    def gap_floor(self) -> dict[str, float]:
+        """The setting `gap_floor`, if no differences of tokens are carried."""
+        return {"gap_floor": GAP_FLOOR} if self.token_constants().near == 0 else {}
+
+    @property
+    def stop_gaps(self) -> tuple[float, float]:
+        """The gaps 1 − |z| at +1 and at −1 below which two clusters stop; 0 for never."""
+        return gap_at(self.merging.stop_plus), gap_at(self.merging.stop_minus)
+
+    @property
+    def merging(self) -> Merging:
+        """The distances at which tokens count as one."""
+        level, keep = self.options.early_stop, self.options.keep
+        if level is None or keep != "outcome" or not can_merge(self.model, self.layer.law):
+            return NEVER
+        return merging_bounds(self.pair_constants(), self.tokens, self.options.tolerance, level)
+
+    def outputs(self, samples: int) -> Outputs:
+        """Allocate the results of this number of samples.
+
+        Raises:
+            InputError: the results, or a layer of eight replicas, do not fit into memory.
+        """
+        n, model = self.tokens, self.model
+        columns = max(self.coordinates * query_constants(model).heads, n)
+        rows = max(model.dim if self.draw == FULL else 0, self.coordinates if model.is_fresh else 0, n)
+        what = f"A layer of eight replicas ({rows} × {columns} numbers each)"
+        check_scratch(8 * LANES * rows * columns, what, "Gaussian values, a smaller dim, or fewer tokens")
+        return super().outputs(samples)
+
+    def token_constants(self) -> TokenConstants:
+        """Constants of the kernels of any number of tokens."""
+        model, layer, fixed = self.model, self.layer, 0.0
+        if model.attention == "unnormalized":
+            fixed = (exp(model.beta) if model.is_isotropic else 1.0) / model.tokens
+        return TokenConstants(
+            AttentionParameters(signed_beta(model), fixed, model.is_isotropic, model.is_causal),
+            model.dim,
+            self.steps,
+            layer.step,
+            layer.drift,
+            LAWS[layer.law],
+            self.draw,
+            *nearness(model, layer.step, layer.drift, self.coordinates),
+            query_constants(model),
+        )
+
+    def first_tokens(self) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64], int]:
+        """Rows (tokens, coordinates), parents and signs (tokens,) at the start, and the kind of start."""
+        near = self.token_constants().near
+        if self.start.overlap is not None:
+            return *related_pair(self.start.overlap, self.coordinates, near), AT_OVERLAP
+        if self.start.tokens is None:
+            return *alone(np.zeros((self.tokens, self.coordinates))), UNIFORM
+        return *self.first_rows(self.start.tokens, near), AT_TOKENS
+
+    def prepare(self, seed: int) -> "PreparedTokens":
+        """Compute everything that all replicas share."""
+        return PreparedTokens(self, seed)
+
+
+class GramPaths(TokenPaths):
+    """Tokens by the triangular factor of their Gram matrix, which is a Markov chain by itself."""
+
+    method: ClassVar[Method] = "gram"
+
+    @property
+    def coordinates(self) -> int:
+        """The size N of the Gram matrix."""
+        return self.tokens
+
+    @property
+    def draw(self) -> int:
+        """SCALAR for the hybrid model, otherwise GRAM."""
+        return SCALAR if of_kind(self.model, ONE_NUMBER) else GRAM
+
+    def first_rows(self, tokens: NDArray[np.float64], near: float) -> Rows:
+        """The factor (tokens, tokens) of given tokens and their relations."""
+        rows, parents, signs = related(tokens, near)
+        return np.asarray(np.linalg.qr(rows.T, mode="r")).T.copy(), parents, signs
+
+
+class CoordinatePaths(TokenPaths):
+    """Tokens by their coordinates."""
+
+    method: ClassVar[Method] = "coordinates"
+
+    @property
+    def coordinates(self) -> int:
+        """The dimension of the tokens."""
+        return self.model.dim
+
+    @property
+    def draw(self) -> int:
+        """SCALAR for the hybrid model, SKETCHED for Gaussian values on fewer rows than dim, otherwise FULL."""
+        if of_kind(self.model, ONE_NUMBER):
+            return SCALAR
+        fewer = self.tokens < self.model.dim or query_constants(self.model).heads > 1
+        return SKETCHED if self.layer.law == "gaussian" and fewer else FULL
+
+    def first_rows(self, tokens: NDArray[np.float64], near: float) -> Rows:
+        """The given tokens, without relations, which the kernel finds before the first layer."""
+        return alone(np.ascontiguousarray(tokens))
+
+
+class PreparedTokens:
+    """Paths of any number of tokens with their keys; `run` may be called from several threads."""
+
+    def __init__(self, paths: TokenPaths, seed: int) -> None:
+        self.paths, self.constants = paths, paths.token_constants()
+        self.key_words, self.start_key = key_words(paths, "", seed), key_words(paths, "start", seed)
+        self.query_key = key_words(paths, "queries", seed)
+        self.continuation = Continuation(paths.merging, paths.pair_constants(), key_words(paths, "clusters", seed))
+        self.first_tokens = paths.first_tokens()
+        self.bilinear = signed_bilinear(paths.model, paths.coordinates)
+
+    def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
+        """Run replicas `first`, … into `outputs` until they end or the watch halts them."""
+        paths = self.paths
+        overlap, gap, tokens = (as_result_array(outputs[name]) for name in ("overlap", "gap", "tokens"))
+        record = Record(
+            paths.pairs, paths.options.tolerance, overlap, gap, outputs["outcome"], tokens, outputs["stopped"]
+        )
+        run_tokens(
+            *self.first_tokens,
+            self.constants,
+            self.bilinear,
+            self.key_words,
+            self.start_key,
+            self.query_key,
+            self.continuation,
+            paths.step_numbers,
+            first,
+            paths.coordinates,
+            record,
+            watch,
+        )
+        outputs["stopped"] *= paths.time_of_step

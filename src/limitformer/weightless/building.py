@@ -1,0 +1,237 @@
+"""Build a module twice while `LawWatch` watches: its parameters and their laws, and other randomness.
+
+The two builds have different seeds. A parameter, buffer or attribute that differs between them, but that no watched
+draw explains, is random with an unknown law.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from limitformer.base.errors import require
+from limitformer.base.memory import readable
+from limitformer.weightless import laws
+from limitformer.weightless.laws import Law
+from limitformer.weightless.reachable import GENERATORS, stray_tensors
+from limitformer.weightless.tensors import covers_storage, is_whole_storage, same_numbers, storage
+from limitformer.weightless.watching import ALLOCATIONS, RANDOM, LawWatch, watching
+
+NEW = {*ALLOCATIONS, *RANDOM, "empty_like", "zeros", "ones", "full", "randn_like"}
+OTHER_CHANCE = "it draws from the generators of NumPy or Python"
+RENORMALISES = "it changes its weight when it runs (max_norm)"
+RANDOM_VALUE = "it is random"
+VIEW = "it is a view, or a copy in another form, of a random matrix"
+
+
+class Limited(TorchDispatchMode):
+    """A mode that raises `InputError` once new tensors take more than `most` bytes together."""
+
+    def __init__(self, most: int, name: str) -> None:
+        super().__init__()
+        self.most, self.made, self.name = most, 0, name
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func`, and count the bytes of a new tensor."""
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in NEW:
+            self.made += out.untyped_storage().nbytes() if not out.is_meta else 0
+            fits = self.made <= self.most
+            require(fits, f"{self.name} takes more than {readable(self.most)}, the free memory.")
+        return out
+
+
+class Built(NamedTuple):
+    """A module whose random matrices are on the meta device, and its laws."""
+
+    module: nn.Module
+    laws: dict[str, Law]  # by the parameter's first name
+    doubts: dict[str, str]  # other randomness that a pass could read: reasons by name
+
+
+def build_twice(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
+    """Build a module from two seeds, and read the laws of its parameters."""
+    module, watch = build_watched(factory, dtype, 0)
+    other, watch_of_other = build_watched(factory, dtype, 1)
+    twins = dict(other.named_parameters())
+    known = {}
+    explains = False  # whether a parameter holds the numbers drawn from NumPy or Python
+    for name, parameter in module.named_parameters():
+        law = law_of(parameter, watch)
+        if name not in twins or not same_in_both(parameter, law, watch, twins[name], watch_of_other):
+            seen = watch.law_of(parameter) or law
+            explains = explains or seen.kind != laws.UNKNOWN
+            law = Law(laws.UNKNOWN, reason=seen.reason or RANDOM_VALUE, source=seen.source)
+        known[name] = law
+    known |= views(module, known, watch)
+    set_values(module, watch, known)
+    set_values(other, watch_of_other, known)
+    reasons = watch.doubts | watch_of_other.doubts
+    reasons -= {OTHER_CHANCE} if explains else set()
+    own = {"the code that makes it": "; ".join(sorted(reasons))} if reasons else {}
+    return Built(module, known, doubts(module, other, watch) | own)
+
+
+def views(module: nn.Module, known: dict[str, Law], watch: LawWatch) -> dict[str, Law]:
+    """Return unknown laws for parameters that are a part of a random matrix, or share it in another form."""
+    forms: dict[int, dict[Any, list[str]]] = {}
+    odd = set()
+    for name, parameter in module.named_parameters():
+        law = known[name]
+        if parameter.layout != torch.strided or law.source < 0:
+            continue
+        geometry = (parameter.shape, parameter.stride(), parameter.storage_offset(), parameter.dtype)
+        form = (*geometry, law.kind, law.low, law.high)
+        forms.setdefault(law.source, {}).setdefault(form, []).append(name)
+        rows = not law.rows or (is_whole_storage(parameter) and parameter.stride(0) == watch.widths[law.source])
+        if not covers_storage(parameter) or not rows:
+            odd.add(law.source)
+    unknown: dict[str, Law] = {}
+    for source, names in forms.items():
+        for same in names.values() if source in odd or len(names) > 1 else ():
+            watch.draws += 1  # a separate source, so that overrides do not make them copies
+            reasons = {name: known[name].reason or VIEW for name in same}
+            unknown |= {name: Law(laws.UNKNOWN, reason=reasons[name], source=watch.draws) for name in same}
+    return unknown
+
+
+def doubts(module: nn.Module, other: nn.Module, watch: LawWatch) -> dict[str, str]:
+    """Return reasons, by name, to distrust tensors and numbers other than parameters.
+
+    They have no values, or other ones in the second build.
+    """
+    reasons, twins = {}, dict(other.named_buffers())
+    for name, buffer in module.named_buffers():
+        if buffer.is_meta:
+            reasons[name] = "it was computed from matrices without entries"
+        elif watch.is_random(buffer) or name not in twins or not same_numbers(buffer, twins[name]):
+            reasons[name] = RANDOM_VALUE
+    own = {id(parameter) for parameter in module.parameters()}
+    elsewhere, here = dict(stray_tensors(other)), dict(stray_tensors(module))
+    for name, value in here.items():
+        if isinstance(value, Tensor) and (value.is_meta or id(value) in own):
+            reasons[name] = "it is a matrix that is neither a parameter nor a buffer"
+        elif isinstance(value, GENERATORS):
+            reasons[name] = "it is a generator of random numbers"
+        elif watch.is_random(value) or name not in elsewhere or not same_numbers(value, elsewhere[name]):
+            reasons[name] = "it is random, and neither a parameter nor a buffer"
+    reasons |= {name: "only some of the modules have it" for name in elsewhere if name not in here}
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
+            reasons[name] = RENORMALISES
+    return reasons
+
+
+def build_watched(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int) -> tuple[nn.Module, LawWatch]:
+    """Call the factory with global seeds while a watch looks on."""
+
+    def watched() -> nn.Module:
+        watch.begin()
+        before = numpy_and_python_states()
+        module = factory()
+        if numpy_and_python_states() != before:
+            watch.doubts.add(OTHER_CHANCE)
+        return module
+
+    with watching() as watch:
+        return drawn_module(watched, dtype, seed), watch
+
+
+def numpy_and_python_states() -> tuple[Any, ...]:
+    """The states of the global generators of NumPy and Python."""
+    numpys: Any = np.random.get_state(legacy=False)
+    return numpys["state"]["key"].tobytes(), numpys["state"]["pos"], random.getstate()
+
+
+def drawn_module(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int) -> nn.Module:
+    """Call the factory with global seeds; the states of the global generators are restored."""
+    before, own, numpys = torch.get_default_dtype(), random.getstate(), np.random.get_state()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            np.random.seed(seed % 2**32)
+            random.seed(seed)
+            module = factory()
+    finally:
+        torch.set_default_dtype(before)
+        np.random.set_state(numpys)
+        random.setstate(own)
+    require(isinstance(module, nn.Module), f"the function must return a torch.nn.Module; got {type(module).__name__}.")
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    lazy = next((name for name, each in tensors if is_lazy(each)), None)
+    require(
+        lazy is None,
+        f"{lazy} of {type(module).__name__} belongs to a lazy layer, and has no shape before the module has run. "
+        "Nearest: the layer with its sizes, such as nn.Linear for nn.LazyLinear.",
+    )
+    return module
+
+
+def law_of(parameter: Tensor, watch: LawWatch) -> Law:
+    """Return the watched law; if nothing random wrote to a parameter, whether its values are constant or given."""
+    law = watch.law_of(parameter)
+    if law is not None and parameter.is_meta and law.kind == laws.GIVEN and not is_whole_storage(parameter):
+        return Law(laws.UNKNOWN, reason="it repeats or rearranges given numbers")
+    if law is not None and (parameter.is_meta or watch.is_random(parameter)):
+        return law
+    if parameter.is_meta:
+        return Law(laws.UNKNOWN, reason="nothing was seen to write to it")
+    first = parameter.detach().reshape(-1)[:1]
+    same = parameter.numel() > 0 and bool((parameter.detach() == first).all())
+    return laws.constant(float(first)) if same and not parameter.is_complex() else Law(laws.GIVEN)
+
+
+def same_in_both(parameter: Tensor, law: Law, watch: LawWatch, twin: Tensor, watch_of_twin: LawWatch) -> bool:
+    """Whether a parameter has the same law in both builds, and the same values if it is not random."""
+    other = law_of(twin, watch_of_twin)
+    if replace(law, source=-1) != replace(other, source=-1) or parameter.shape != twin.shape:
+        return False
+    if law.kind != laws.GIVEN:
+        return True
+    mine, theirs = value_of(parameter, law, watch), value_of(twin, other, watch_of_twin)
+    return mine is not None and theirs is not None and same_numbers(mine, theirs)
+
+
+def set_values(module: nn.Module, watch: LawWatch, known: dict[str, Law]) -> None:
+    """Give memory and values to parameters and buffers of the meta device that are not random."""
+    values = {}
+    for name, parameter in module.named_parameters():
+        law = known.get(name)
+        if parameter.is_meta and law is not None and not law.random:
+            value = value_of(parameter, law, watch)
+            if value is not None:
+                values[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+    put_parameters(module, values)
+    for _, part in module.named_modules():
+        for key, buffer in list(part._buffers.items()):
+            law = None if buffer is None else watch.law_of(buffer)
+            if buffer is not None and buffer.is_meta and law is not None:
+                value = value_of(buffer, law, watch)
+                part._buffers[key] = buffer if value is None else value
+
+
+def value_of(tensor: Tensor, law: Law, watch: LawWatch) -> Tensor | None:
+    """Return the values of a constant or a copy, None of any other tensor without memory."""
+    if not tensor.is_meta:
+        return tensor.detach()
+    if law.kind == laws.CONSTANT:
+        return torch.full(tensor.shape, law.shift, dtype=tensor.dtype)
+    if law.kind == laws.GIVEN and is_whole_storage(tensor) and storage(tensor) in watch.values:
+        return watch.values[storage(tensor)].to(tensor.dtype).reshape(tensor.shape)
+    return None
+
+
+def put_parameters(module: nn.Module, new: dict[int, Any]) -> None:
+    """Replace parameters of `module`, by the `id` of the old ones, and copy their attributes."""
+    for part in module.modules():
+        pairs = {key: (old, new[id(old)]) for key, old in part._parameters.items() if id(old) in new}
+        for key, (old, one) in pairs.items():
+            vars(one).update(vars(old))
+            part._parameters[key] = one

@@ -1,0 +1,448 @@
+"""Every figure at quick scale: its files, its claims, its drawing, and failures that must leave no files."""
+
+import importlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.stats import sem
+
+import limitformer as lf
+from limitformer.base.errors import InputError
+from limitformer.plot import style
+from limitformer_papers import FIGURES, make
+from limitformer_papers.beyond.lifetimes import mean_and_error
+from limitformer_papers.common.claims import FigureRun, ks_claim, ks_noise
+from limitformer_papers.making import SCALES, module_of
+
+NAMES = list(FIGURES)
+SEED = 11
+
+
+@pytest.fixture(scope="module")
+def folder(folder_of_figures):
+    return folder_of_figures
+
+
+@pytest.fixture(scope="module")
+def made(figures):
+    return figures
+
+
+@pytest.fixture
+def no_work(monkeypatch):
+    """Fail if a figure is computed."""
+    for name in NAMES:
+        monkeypatch.setattr(module_of(name), "compute", lambda *_: pytest.fail("work was done"))
+
+
+def record_of(folder, name):
+    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def test_exactly_three_files_for_each_figure(made, folder):
+    expected = {f"{name}.{ending}" for name in NAMES for ending in ("png", "nc", "json")}
+    assert {path.name for path in folder.iterdir()} == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_paths_are_the_written_files(made, folder, name):
+    assert made[name].paths == [folder / f"{name}.{ending}" for ending in ("png", "nc", "json")]
+    assert made[name].seconds > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_picture_is_a_png_with_colours(made, folder, name):
+    with Image.open(folder / f"{name}.png") as picture:
+        assert picture.format == "PNG"
+        assert min(picture.size) > 400
+        some = np.asarray(picture.convert("RGB"))[::3, ::3].astype(int) @ [65536, 256, 1]
+        assert len(np.unique(some)) > 20  # colours
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_saved_data_load_unchanged(made, folder, name):
+    loaded = lf.load(folder / f"{name}.nc")
+    written = made[name].data
+    assert set(loaded.variables) == set(written.variables)
+    for variable in written.variables:
+        np.testing.assert_array_equal(loaded[variable].values, written[variable].values)
+    assert loaded.attrs["figure"] == name
+    assert loaded.attrs["seed"] == SEED
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_claims_of_loaded_data_are_the_same(made, folder, name):
+    assert module_of(name).claims(lf.load(folder / f"{name}.nc")) == made[name].claims
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_record_has_claims_and_config(made, folder, name):
+    record = record_of(folder, name)
+    assert record["figure"] == name
+    assert record["shows"] == FIGURES[name]
+    assert (record["scale"], record["seed"]) == ("quick", SEED)
+    assert record["limitformer_version"]
+    assert record["config"] == json.loads(made[name].data.attrs["config"])
+    assert record["config"]["samples"] == module_of(name).quick().samples
+    assert [(c["name"], c["value"], c["holds"]) for c in record["claims"]] == [
+        (c.name, c.value if np.isfinite(c.value) else str(c.value), c.holds) for c in made[name].claims
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_claim_holds(made, name):
+    judged = [claim for claim in made[name].claims if claim.holds is not None]
+    assert judged
+    assert [claim for claim in judged if not claim.holds] == []
+    assert all(isinstance(claim.holds, bool) for claim in judged)
+    assert len({claim.name for claim in made[name].claims}) == len(made[name].claims)
+
+
+def is_labelled(axes):
+    return bool(axes.get_xlabel() and axes.get_ylabel())
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("text-fate", "ct-fig5")])
+def test_axes_are_labelled(made, name):
+    with style():
+        drawing = module_of(name).draw(made[name].data)
+    panels_ = [axes for axes in drawing.axes if axes.get_label() != "<colorbar>"]
+    assert panels_
+    assert all(is_labelled(axes) for axes in panels_)
+    assert all(axes.has_data() for axes in drawing.axes)
+
+
+def test_text_fate_titles_panels_and_names_words(made):
+    data = made["text-fate"].data
+    with style():
+        drawing = module_of("text-fate").draw(data)
+    titles = [axes.get_title() for axes in drawing.axes if axes.get_label() != "<colorbar>"]
+    assert titles == [f"{model}, layer {depth}" for model in data.model.values for depth in data.depth.values]
+    assert [tick.get_text() for tick in drawing.axes[0].get_yticklabels()] == list(data.label.values)
+    assert any(axes.get_ylabel() == "mean correlation" for axes in drawing.axes)
+
+
+def test_diagram_draws_each_box():
+    """Attention is drawn once, across all tokens, the other boxes once a token; only residual connections are
+    dashed.
+    """
+    module = importlib.import_module("limitformer_papers.clustering.ct_fig5")
+    with style():
+        drawing = module.draw(None)
+    (axes,) = drawing.axes
+    texts = [text.get_text() for text in axes.texts]
+    assert [sum(box.text == text for text in texts) for box in module.BOXES] == [1, 3, 3, 3, 3]
+    boxes = {patch.get_window_extent().width for patch in axes.patches}
+    assert max(boxes) > 5 * sorted(boxes)[-2]
+    dashed = [line for line in axes.get_lines() if line.get_linestyle() == "--" and len(line.get_xdata()) > 0]
+    assert len(dashed) == 3
+
+
+def test_wrong_twin_diagram_without_a_box_is_rejected(monkeypatch):
+    """Without 1/√L, or with the normalisation before the sum, the boxes do not make the chain's layer."""
+    module = importlib.import_module("limitformer_papers.clustering.ct_fig5")
+    a, v, scale, add, norm = module.BOXES
+    for boxes in ((a, v, add, norm), (a, v, scale, norm, add)):
+        monkeypatch.setattr(module, "BOXES", boxes)
+        claims = module.claims(module.compute(module.quick(), FigureRun(SEED, 2)))
+        assert claims[0].holds is False
+
+
+@pytest.mark.parametrize("name", ["st-fig1", "st-fig3", "st-fig4", "st-fig5", "st-fig7"])
+def test_legends_name_every_curve(made, name):
+    with style():
+        drawing = module_of(name).draw(made[name].data)
+    legends = [axes.get_legend() for axes in drawing.axes if axes.get_legend()] + list(drawing.legends)
+    labels = [text.get_text() for legend in legends for text in legend.get_texts()]
+    assert len(labels) >= 3
+    assert not any(label.startswith("_") for label in labels)
+
+
+def test_drawing_does_not_change_the_style(made):
+    import matplotlib as mpl
+
+    before = dict(mpl.rcParams)
+    with style():
+        module_of("st-fig7").draw(made["st-fig7"].data)
+    assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_paper_scale_is_larger_than_quick(name):
+    paper, quick = module_of(name).paper(), module_of(name).quick()
+    assert paper.samples > quick.samples or (name == "stock-models" and len(paper.models) > len(quick.models))
+
+
+def test_numbers_do_not_depend_on_threads():
+    module = module_of("st-fig7")
+    one, two, other = (module.compute(module.quick(), FigureRun(*run)) for run in ((3, 1), (3, 2), (4, 2)))
+    np.testing.assert_array_equal(one["network"].values, two["network"].values)
+    np.testing.assert_array_equal(one["sde"].values, two["sde"].values)
+    assert (one["network"].values != other["network"].values).any()
+
+
+def small_grid():
+    return module_of("ct-fig6").Config(tokens=(2, 3), betas=(0.0, 6.0), times=(1.0, 2.0), samples=8)
+
+
+def test_interrupted_grid_resumes(tmp_path, monkeypatch):
+    """Finished cells are not computed again, and the numbers are those of an uninterrupted run."""
+    module, work = module_of("ct-fig6"), importlib.import_module("limitformer.sweep.work")
+    compute, began = work.compute, []
+
+    def stopping(sweep, cell, **options):
+        began.append(cell.model)
+        if len(began) == 3:
+            raise KeyboardInterrupt
+        return compute(sweep, cell, **options)
+
+    monkeypatch.setattr(work, "compute", stopping)
+    run = FigureRun(seed=2, threads=1, stores=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        module.compute(small_grid(), run)
+    data = module.compute(small_grid(), run)
+    assert len(began) == 5  # two, the one that was stopped, and the two that were left
+    whole = module.compute(small_grid(), FigureRun(seed=2, threads=2))
+    for name in ("probability", "equal"):
+        np.testing.assert_array_equal(data[name].values, whole[name].values)
+
+
+# Claims that can fail: for each figure, data in which what the paper says is false.
+
+
+def swapped(data, dim, first, second):
+    """`data` with the values of two labels of `dim` exchanged."""
+    order = [{first: second, second: first}.get(label, label) for label in data[dim].values]
+    return data.sel({dim: order}).assign_coords({dim: data[dim].values})
+
+
+def reversed_along(data, dim):
+    """`data` with the values along `dim` in the opposite order."""
+    return data.isel({dim: slice(None, None, -1)}).assign_coords({dim: data[dim].values})
+
+
+def flatter(data):
+    """`data` with SDE samples of a law that is more concentrated."""
+    return data.assign(sde=data["sde"] * 0.6)
+
+
+TWINS = {
+    "st-fig1, shaped and unshaped": ("st-fig1", lambda d: swapped(d, "model", "shaped", "unshaped"), "mean |ρ|"),
+    "st-fig1, shaped and Pre-LN": ("st-fig1", lambda d: swapped(d, "model", "shaped", "unshaped + Pre-LN"), "Pre-LN"),
+    "st-fig1, another SDE": ("st-fig1", flatter, "KS distance"),
+    "st-fig2, shaped and Pre-LN": ("st-fig2", lambda d: swapped(d, "model", "shaped", "Pre-LN"), "vanishes"),
+    "st-fig2, layers backwards": ("st-fig2", lambda d: reversed_along(d, "layer"), "vanishes"),
+    "st-fig2, a layer without gradient": (
+        "st-fig2",
+        lambda d: d.assign(norm=d["norm"].where(d.layer > 1, 1e-9)),
+        "stable",
+    ),
+    "st-fig3, another SDE": ("st-fig3", flatter, "KS distance"),
+    "st-fig3, SDE of another γ": ("st-fig3", lambda d: d.assign(sde=d["sde"].roll(gamma=1)), "KS"),
+    "st-fig3, γ backwards": ("st-fig3", lambda d: reversed_along(d, "gamma"), "it rises"),
+    "st-fig4, shaped and id, center": ("st-fig4", lambda d: swapped(d, "case", "shaped", "id, center"), "shaped"),
+    "st-fig4, shaped and only id": ("st-fig4", lambda d: swapped(d, "case", "shaped", "only id"), "only id"),
+    "st-fig4, shaped and only center": ("st-fig4", lambda d: swapped(d, "case", "shaped", "only center"), "shaped"),
+    "st-fig5, γ backwards": ("st-fig5", lambda d: reversed_along(d, "gamma"), "it falls"),
+    "st-fig5, never stable": ("st-fig5", lambda d: d.assign(stopping_time=d["stopping_time"] * 0.5), "smallest"),
+    "st-fig7, another SDE": ("st-fig7", flatter, "V of two tokens"),
+    "st-fig7, V for the variance": ("st-fig7", lambda d: d.assign(sde_variance=d["sde"]), "variance"),
+    "st-fig8, γ backwards": ("st-fig8", lambda d: reversed_along(d, "gamma"), "γ to the next, γ ≤"),
+    "st-fig8, τ₀ backwards": ("st-fig8", lambda d: reversed_along(d, "tau0"), "τ₀ to the next"),
+    "text-fate, shaped and unshaped": ("text-fate", lambda d: swapped(d, "model", "shaped", "unshaped"), "shaped"),
+    "text-fate, words that part": ("text-fate", lambda d: d.assign(correlation=d["correlation"] * 0.999), "one word"),
+    "ct-fig1, not projected": ("ct-fig1", lambda d: d.assign(tangent=d["field"]), "tangential"),
+    "ct-fig1, flow backwards": ("ct-fig1", lambda d: d.assign(speed=-d["speed"]), "stable point of the flow"),
+    "ct-fig3, β backwards": (
+        "ct-fig3",
+        lambda d: d.assign(probability=reversed_along(d["probability"], "beta")),
+        "threshold",
+    ),
+    "ct-fig3, another limit": ("ct-fig3", lambda d: d.assign(bias=d["bias"] + 0.2), "standard errors"),
+    "ct-fig4, outcomes exchanged": (
+        "ct-fig4",
+        lambda d: swapped(d, "outcome", "single cluster", "antipodal pair"),
+        "dominant outcome",
+    ),
+    "ct-fig4, exponents exchanged": ("ct-fig4", lambda d: d.assign(minus=d["plus"], plus=d["minus"]), "exponents"),
+    "ct-fig6, two and three tokens": ("ct-fig6", lambda d: swapped(d, "tokens", 2, 3), "N = 3"),
+    "ct-fig6, β backwards": ("ct-fig6", lambda d: reversed_along(d, "beta"), "β = 0"),
+    "ct-fig6, another lifetime": ("ct-fig6", lambda d: d.assign(lifetime=d["lifetime"] / 1e5), "predicted"),
+    "ct-fig7, time backwards": ("ct-fig7", lambda d: reversed_along(d, "time"), "unresolved"),
+    "ct-fig7, no antipodal state": ("ct-fig7", lambda d: d.assign(antipodal=d["antipodal"] * 0), "it is positive"),
+    "ct-fig8, β exchanged": ("ct-fig8", lambda d: swapped(d, "beta", 0.5, 3.0), "below the thresholds"),
+    "ct-fig8, d exchanged": (
+        "ct-fig8",
+        lambda d: d.assign(chain=swapped(d["chain"], "dim", 4, 6)),
+        "below the thresholds",
+    ),
+    "ct-fig9, models exchanged": (
+        "ct-fig9",
+        lambda d: swapped(d, "model", "stochastic", "deterministic"),
+        "much faster",
+    ),
+    "ct-fig9, β exchanged": ("ct-fig9", lambda d: swapped(d, "beta", 0.5, 4.5), "comparable"),
+    "ct-fig5, attention of each token alone": ("ct-fig5", lambda d: d.assign(follows=d["follows"] * 0), "attention"),
+    "ct-fig5, boxes that mix": ("ct-fig5", lambda d: d.assign(follows=d["follows"] * 0 + 1), "any other box"),
+    "ct-fig5, no normalisation": ("ct-fig5", lambda d: d.assign(length=d["length"] * 1.1), "behind RMSNorm"),
+    "ct-fig5, another layer": ("ct-fig5", lambda d: d.assign(boxes=d["boxes"] * 0.7), "KS distance"),
+    "ct-table1, α exchanged": ("ct-table1", lambda d: swapped(d, "scale", "1/L", "1/√L"), "from the ODE"),
+    "ct-table1, V exchanged": ("ct-table1", lambda d: swapped(d, "law", "identity", "random"), "no limit"),
+    "ct-table1, no drift": ("ct-table1", lambda d: d.assign(end=d["end"] - 1), "from the SDE"),
+    "ct-table1, noise that stays": ("ct-table1", lambda d: d.assign(moved=d["moved"] + 0.1), "nothing moves"),
+    "ct-euler, on the circle": ("ct-euler", lambda d: d.assign(circle_end=d["circle_end"] * 0 + 1), "circle"),
+    "ct-euler, on the sphere": ("ct-euler", lambda d: d.assign(length=d["length"] * 0 + 1), "it leaves"),
+    "ct-euler, no second order": ("ct-euler", lambda d: d.assign(growth=d["growth"] * 0.5), "growth"),
+    "ct-euler, Euler for the layer": (
+        "ct-euler",
+        lambda d: d.assign(deviation=swapped(d["deviation"], "scheme", "Euler", "normalised")),
+        "it stays",
+    ),
+    "stock-models, logits of another width": (
+        "stock-models",
+        lambda d: d.assign(logit_std=d["logit_std"] * 1.3),
+        "of the first logits",
+    ),
+    "stock-models, no first block": ("stock-models", lambda d: d.assign(size=d["size"] * 0 + 1), "the stream"),
+    "transition, drawn for fixed": ("transition", lambda d: swapped(d, "kind", "fixed", "drawn"), "drawn, d ≥ 4"),
+    "transition, dimensions backwards": (
+        "transition",
+        lambda d: d.assign(rate=reversed_along(d["rate"], "dim")),
+        "rate",
+    ),
+    "transition, other lifetimes": ("transition", lambda d: d.assign(lived=d["lived"] * 1.5), "lifetime, in standard"),
+    "large-beta, biased coins": ("large-beta", lambda d: d.assign(count=swapped(d["count"], "few", 0, 1)), "p-value"),
+    "large-beta, another limit": ("large-beta", lambda d: d.assign(limit=d["limit"] * 0 + 1), "largest |share"),
+    "many-tokens, that stay apart": ("many-tokens", lambda d: d.assign(rest=d["rest"] * 0 + 0.2), "odd N"),
+    "many-tokens, half as long": ("many-tokens", lambda d: d.assign(lifetime=d["lifetime"] * 0.5), "simulated over"),
+    "foretells, losses of other networks": (
+        "foretells",
+        lambda d: d.assign(first=reversed_along(d["first"], "cell")),
+        "the first step",
+    ),
+    "lifetimes, β backwards": ("lifetimes", lambda d: reversed_along(d, "beta"), "growth"),
+    "lifetimes, another limit": ("lifetimes", lambda d: d.assign(fine=d["fine"] * [2.0, 1.0, 1.0]), "the chain's"),
+    "lifetimes, clusters that part": ("lifetimes", lambda d: d.assign(spread=d["spread"] + 1e-9), "one cluster"),
+    "lifetimes-spread, another formula": ("lifetimes-spread", lambda d: d.assign(tight=d["tight"] * 0.8), "standard"),
+    "lifetimes-spread, spreads backwards": ("lifetimes-spread", lambda d: reversed_along(d, "spread"), "split"),
+    "lifetimes-spread, lives as tight": (
+        "lifetimes-spread",
+        lambda d: d.assign(lifetime=d["lifetime"] * 0 + d["tight"]),
+        "shorter",
+    ),
+    "lifetimes, equal clusters that part": (
+        "lifetimes",
+        lambda d: d.assign(equal_gap=d["equal_gap"] + 1e-9),
+        "they stay",
+    ),
+}
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_wrong_twin_is_rejected(made, twin):
+    name, spoil, which = TWINS[twin]
+    claims = [claim for claim in module_of(name).claims(spoil(made[name].data)) if which in claim.name]
+    assert claims
+    assert False in [claim.holds for claim in claims]
+
+
+def test_every_figure_has_a_wrong_twin():
+    assert {name for name, _, _ in TWINS.values()} == set(NAMES)
+
+
+def test_layer_of_collapse_is_infinite_without_collapse(made):
+    data = made["st-fig1"].data
+    claims = module_of("st-fig1").claims(data.assign(mean_absolute=data["mean_absolute"] * 0.9))
+    (layer,) = (claim for claim in claims if claim.name.startswith("layer at which"))
+    assert layer.value == np.inf
+    assert layer.holds is False
+
+
+def test_ks_claim_distinguishes_laws():
+    generator = np.random.Generator(np.random.Philox(5))
+    x, y, wider = generator.standard_normal((3, 20_000)) * [[1.0], [1.0], [1.3]]
+    assert ks_noise(x, y) < 0.05
+    assert ks_claim("same", x, y).holds is True
+    assert ks_claim("wider", x, wider).holds is False
+
+
+# What must not happen.
+
+
+def test_unknown_figure_is_refused_before_any_work(tmp_path, no_work):
+    with pytest.raises(
+        InputError, match=r"Unknown figure 'st-fig9'; there are st-fig1, .*stock-models, foretells, st-lr, .*ct-fig2\."
+    ):
+        make("st-fig9", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_scale_is_refused_before_any_work(tmp_path, no_work):
+    with pytest.raises(InputError, match=r"Unknown scale 'huge'; there are paper, quick\."):
+        make("st-fig1", scale="huge", out=tmp_path / "out")
+    assert SCALES == ("paper", "quick")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("below", [".", "deeper/still"])
+def test_folder_that_is_a_file_is_refused_before_any_work(tmp_path, no_work, below):
+    way = tmp_path / "file"
+    way.write_text("here before", encoding="utf-8")
+    with pytest.raises(InputError, match="Cannot write"):
+        make("st-fig1", scale="quick", out=way / below)
+    assert way.read_text(encoding="utf-8") == "here before"
+    assert list(tmp_path.iterdir()) == [way]
+
+
+def fail_with(error):
+    def failing(*_):
+        raise error
+
+    return failing
+
+
+@pytest.mark.parametrize("stage", ["compute", "claims", "draw"])
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyboardInterrupt()], ids=["failing", "interrupted"])
+def test_figure_writes_nothing_if_a_stage_fails(tmp_path, monkeypatch, stage, error):
+    monkeypatch.setattr(module_of("st-fig7"), stage, fail_with(error))
+    with pytest.raises(type(error)):
+        make("st-fig7", scale="quick", out=tmp_path, seed=1, threads=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interruption_while_saving_leaves_complete_files_only(tmp_path, monkeypatch):
+    maker = importlib.import_module("limitformer_papers.making")
+    monkeypatch.setattr(maker, "save", fail_with(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        make("st-fig7", scale="quick", out=tmp_path, seed=1, threads=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["st-fig7.png"]
+    with Image.open(tmp_path / "st-fig7.png") as picture:
+        picture.load()
+
+
+def test_interruption_while_drawing_leaves_no_picture(tmp_path, monkeypatch):
+    def half(drawing, path, **_):
+        Path(path).write_bytes(b"\x89PNG half of it")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", half)
+    with pytest.raises(KeyboardInterrupt):
+        make("st-fig7", scale="quick", out=tmp_path, seed=1, threads=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failure_keeps_earlier_files(made, folder, monkeypatch):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.setattr(module_of("st-fig7"), "draw", fail_with(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError):
+        make("st-fig7", scale="quick", out=folder, seed=SEED + 1, threads=1)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_error_of_a_mean_lifetime_equals_scipys():
+    lengths = np.array([1.0, 2.0, 4.0, 9.0])
+    assert mean_and_error(lengths) == pytest.approx((4.0, sem(lengths)))
+    assert mean_and_error(lengths)[1] != pytest.approx(lengths.std(ddof=1), rel=0.1)  # the deviation of one of them

@@ -1,0 +1,317 @@
+"""The vision experiment: the network has the law of the chain, data are read correctly, and the figure shows the
+runs.
+"""
+
+import shutil
+import signal
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import limitformer as lf
+from limitformer.base.errors import InputError
+from limitformer_papers.clustering import ct_fig2
+from limitformer_papers.common.claims import FigureRun
+from limitformer_papers.training.data import cifar
+from limitformer_papers.training.data.autoaugment import OPERATIONS, POLICY, RANGES, augmented, by_policy
+from limitformer_papers.training.data.batches import Batches
+from limitformer_papers.training.data.images import read_images
+from limitformer_papers.training.interrupts import TrainingInterrupted
+from limitformer_papers.training.log import curve, read_log
+from limitformer_papers.training.tasks import vit
+from limitformer_papers.training.tasks.vit import PRESETS, SphereStack, VisionTransformer, VitConfig, run_vit
+from statistics_checks import assert_same_law
+
+SMALL = {"layers": 3, "dim": 8, "epochs": 2, "warmup_epochs": 1, "batch": 256, "patch": 4, "tensorboard": False}
+START = np.array([[1.0, 0, 0, 0], [0.6, 0.8, 0, 0], [-0.5, 0.5, 0.5, 0.5]])
+
+
+def overlaps(layers: int, beta: float, samples: int, sigma: float) -> dict[str, np.ndarray]:
+    """Return ⟨Xⁱ, Xʲ⟩ of three tokens after the layers of `samples` independent networks."""
+    x = torch.tensor(START, dtype=torch.float32)[None]
+    generator = torch.Generator().manual_seed(7)
+    stacks = (SphereStack(layers, 4, beta, "random", sigma=sigma, generator=generator) for _ in range(samples))
+    with torch.no_grad():
+        ends = torch.cat([stack(x) for stack in stacks])
+    gram = (ends @ ends.mT).numpy().astype(np.float64)
+    return {f"{i}{j}": gram[:, i, j] for i, j in ((0, 1), (0, 2), (1, 2))}
+
+
+def test_untrained_stack_has_the_law_of_the_chain():
+    model = lf.StochasticTransformer(tokens=3, dim=4, beta=2.0, layers_per_unit_time=6, sigma=0.7)
+    chain = lf.simulate(model, START, horizon=1.0, samples=2500, seed=1, record=[1.0], progress=False)
+    exact = {f"{i}{j}": chain.overlap.values[:, 0, k] for k, (i, j) in enumerate(((0, 1), (0, 2), (1, 2)))}
+    ours = overlaps(6, 2.0, 2500, sigma=0.7)
+    assert_same_law(ours, exact, wrong=overlaps(6, 2.0, 2500, sigma=0.7 * 0.9))
+    assert_same_law(ours, exact, wrong=overlaps(6, 1.0, 2500, sigma=0.7))
+
+
+def test_query_and_key_act_as_in_the_chain():
+    query, key = np.diag([1.0, 0.5, 2.0, 1.0]), np.roll(np.eye(4), 1, axis=1)
+    stack = SphereStack(1, 4, 1.3, "constant")
+    with torch.no_grad():
+        stack.query.copy_(torch.tensor(query))
+        stack.key.copy_(torch.tensor(key))
+        ours = stack(torch.tensor(START, dtype=torch.float32)[None])[0].numpy()
+    weights = np.exp(1.3 * (START @ query.T) @ (START @ key.T).T)
+    moved = START + weights @ START / weights.sum(1, keepdims=True)
+    np.testing.assert_allclose(ours, moved / np.linalg.norm(moved, axis=1, keepdims=True), atol=1e-6)
+
+
+def test_values_start_as_one_identity_or_independent_draws():
+    constant, random = (SphereStack(5, 6, 1.0, variant) for variant in ("constant", "random"))
+    assert torch.equal(constant.values.detach(), torch.eye(6)[None])
+    assert random.values.shape == (5, 6, 6)
+    assert all(parameter.requires_grad for stack in (constant, random) for parameter in stack.parameters())
+    assert not torch.equal(random.values[0], random.values[1])
+    assert float(SphereStack(50, 40, 1.0, "random").values.detach().std()) == pytest.approx(1.0, abs=0.02)
+
+
+def test_token_is_its_patch_and_position():
+    config = VitConfig(data="digits", patch=2, layers=2, dim=6, epochs=1, warmup_epochs=0)
+    model = VisionTransformer(config, "random", channels=3, side=4, seed=0)
+    image = torch.arange(48.0).reshape(1, 3, 4, 4)
+    corner = image[0, :, 0:2, 2:4].flatten()  # the second patch
+    word = model.embedding(corner) + model.positions[0, 2]
+    torch.testing.assert_close(model.tokens(image)[0, 2], word / word.norm())
+    assert set(model(image)) == {"logits"}
+
+
+def test_paper_preset_has_the_papers_parameters():
+    config = PRESETS["paper"]
+    said = (config.layers, config.dim, config.batch, config.epochs, config.warmup_epochs, config.sigma, config.augment)
+    assert said == (128, 96, 128, 300, 8, 1.0, True)
+
+
+@pytest.mark.parametrize(("epochs", "warmup"), [(1, 0), (4, 1), (8, 2), (16, 2), (100, 2)])
+def test_short_run_warms_up_for_at_most_a_quarter(epochs, warmup, tmp_path):
+    config, _ = vit.with_changes(PRESETS["tiny"], {"epochs": epochs})
+    assert config.warmup_epochs == warmup
+    assert vit.plan_of(config, read_images("digits", None)[0], tmp_path, 0, {}).warmup == 44 * warmup
+    assert vit.with_changes(PRESETS["tiny"], {"epochs": 100, "warmup_epochs": 9})[0].warmup_epochs == 9
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two variants with two seeds."""
+    folder = tmp_path_factory.mktemp("runs")
+    for variant in ("constant", "random"):
+        for seed in (0, 1):
+            run_vit("tiny", variant=variant, seed=seed, out=folder, **SMALL)
+    return folder
+
+
+def test_accuracy_is_logged_by_epoch(runs):
+    folder = runs / "vit-tiny" / "random-1"
+    steps, accuracies = curve(read_log(folder), "eval_accuracy")
+    assert list(steps) == [5, 10]
+    config = vit.with_changes(PRESETS["tiny"], SMALL)[0]
+    model = VisionTransformer(config, "random", channels=1, side=8, seed=1)
+    from safetensors.torch import load_file
+
+    model.load_state_dict(load_file(folder / "model" / "model.safetensors"))
+    held_out = read_images("digits", None)[1]
+    with torch.no_grad():
+        logits = model(torch.stack([held_out[k]["pixel_values"] for k in range(len(held_out))]))["logits"]
+    assert accuracies[-1] == pytest.approx(float((logits.argmax(-1).numpy() == held_out.labels).mean()))
+
+
+def test_training_reaches_accuracy_above_chance(tmp_path):
+    changes = {**SMALL, "epochs": 8, "batch": 32, "dim": 16, "patch": 2, "learning_rate": 1e-2}
+    summary = run_vit("tiny", variant="random", seed=0, out=tmp_path, **changes)
+    assert summary["eval_accuracy"] > 0.6  # 0.1 is chance
+
+
+def test_held_out_digits_are_not_in_the_training_set():
+    training, held_out = read_images("digits", None)
+    assert (len(training), len(held_out)) == (1438, 359)
+    seen = {image.tobytes() for image in training.images}
+    assert not any(image.tobytes() in seen for image in held_out.images)
+    pixels = torch.stack([training[k]["pixel_values"] for k in range(len(training))])
+    assert float(pixels.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(pixels.std()) == pytest.approx(1, abs=1e-3)
+
+
+def write_cifar(folder, images: int = 20):
+    """Write a small set in CIFAR-10's binary format."""
+    inner = folder / cifar.FOLDER
+    inner.mkdir()
+    generator = np.random.default_rng(0)
+    for name in (*cifar.TRAINING, cifar.TEST):
+        records = generator.integers(256, size=(images, cifar.RECORD), dtype=np.uint8)
+        records[:, 0] %= 10
+        (inner / name).write_bytes(records.tobytes())
+    return inner
+
+
+def test_cifar_is_read_as_it_was_written(tmp_path):
+    inner = write_cifar(tmp_path)
+    training, held_out = read_images("cifar10", tmp_path)
+    assert training.images.shape == (100, 32, 32, 3)
+    record = (inner / "data_batch_2.bin").read_bytes()[3 * 3073 : 4 * 3073]
+    assert training.labels[23] == record[0]
+    assert training.images[23, 5, 7, 2] == record[1 + 2 * 1024 + 5 * 32 + 7]
+    assert read_images("cifar10", inner)[1].fingerprint() == held_out.fingerprint() != training.fingerprint()
+
+
+def damage(inner, how: str) -> None:
+    file = inner / "data_batch_3.bin"
+    content = file.read_bytes()
+    if how == "missing":
+        file.unlink()
+    elif how == "truncated":
+        file.write_bytes(content[:-1000])
+    elif how == "empty":
+        file.write_bytes(b"")
+    elif how == "labels":
+        file.write_bytes(b"\x0a" + content[1:])
+    elif how == "folder":
+        shutil.rmtree(inner)
+    elif how == "python":
+        inner.rename(inner.parent / "cifar-10-batches-py")
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("missing", r"lacks data_batch_3\.bin\. Nearest: unpack cifar-10-binary\.tar\.gz again"),
+        ("truncated", r"data_batch_3\.bin is not a file of CIFAR-10: it needs records of 3,073 bytes"),
+        ("empty", r"data_batch_3\.bin is not a file of CIFAR-10"),
+        ("labels", "a label of 0 to 9"),
+        ("folder", "there is no folder cifar-10-batches-bin"),
+        ("python", r"cifar-10-batches-py is the Python version.* Nearest: unpack cifar-10-binary\.tar\.gz"),
+    ],
+)
+def test_damaged_cifar_is_refused_before_any_work(how, message, tmp_path):
+    damage(write_cifar(tmp_path), how)
+    with pytest.raises(InputError, match=message) as refused:
+        run_vit("paper", variant="random", seed=0, out=tmp_path / "out", data=tmp_path)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+def picture() -> np.ndarray:
+    return np.random.default_rng(3).integers(40, 200, size=(32, 32, 3), dtype=np.uint8)
+
+
+def test_augmentation_depends_on_seed_epoch_and_example():
+    image = picture()
+    first = augmented(image, 1, 2, 3)
+    np.testing.assert_array_equal(first, augmented(image, 1, 2, 3))
+    for other in ((2, 2, 3), (1, 3, 3), (1, 2, 4), (3, 2, 1)):
+        assert not np.array_equal(first, augmented(image, *other))
+
+
+def test_sub_policies_are_drawn_equally_often(monkeypatch):
+    counts = dict.fromkeys(OPERATIONS, 0)
+
+    def counted(name):
+        def operation(image, strength):
+            counts[name] += 1
+            return image
+
+        return operation
+
+    monkeypatch.setattr(
+        "limitformer_papers.training.data.autoaugment.OPERATIONS", {name: counted(name) for name in OPERATIONS}
+    )
+    generator, draws = np.random.default_rng(0), 20_000
+    for _ in range(draws):
+        by_policy(Image.fromarray(picture()), generator)
+    for name, count in counts.items():
+        probabilities = [p for both in POLICY for one, p, _ in both if one == name]
+        mean = draws * sum(probabilities) / 25
+        assert abs(count - mean) < 5 * (draws / 25 * sum(probabilities)) ** 0.5, name
+
+
+def test_operations_at_largest_magnitude():
+    image = Image.fromarray(picture())
+    pixels = np.asarray(image)
+    done = {name: np.asarray(OPERATIONS[name](image, RANGES[name].at(9, 1))) for name in OPERATIONS}
+    np.testing.assert_array_equal(done["Invert"], 255 - pixels)
+    np.testing.assert_array_equal(done["Solarize"], 255 - pixels)
+    np.testing.assert_array_equal(done["Posterize"], pixels & 0xF0)
+    np.testing.assert_array_equal(done["TranslateX"][:, :18], pixels[:, 14:])
+    np.testing.assert_array_equal(done["TranslateY"][18:], 0)
+    assert abs(done["Brightness"].astype(float).mean() / pixels.mean() - 1.9) < 0.3
+    unchanged = ("Rotate", "ShearY", "TranslateX", "TranslateY", "Color", "Contrast", "Brightness", "Sharpness")
+    for name in (*unchanged, "Posterize"):
+        np.testing.assert_array_equal(np.asarray(OPERATIONS[name](image, RANGES[name].at(0, 1))), pixels)
+    assert RANGES["Rotate"].at(9, -1) == -30 == -RANGES["Rotate"].at(9, 1)
+
+
+def test_the_policy_has_25_sub_policies_of_known_operations():
+    assert len(POLICY) == 25
+    assert {name for both in POLICY for name, _, _ in both} == set(OPERATIONS) == set(RANGES)
+    assert all(0 <= p <= 1 and 0 <= magnitude <= 9 for both in POLICY for _, p, magnitude in both)
+
+
+def test_augmented_run_resumes_to_the_last_bit(tmp_path):
+    write_cifar(tmp_path)
+    changes = {**SMALL, "patch": 16, "batch": 50, "epochs": 4, "data": tmp_path}
+    whole = run_vit("paper", variant="random", seed=0, out=tmp_path / "whole", **changes)
+    with pytest.MonkeyPatch.context() as patch:
+        heard = iter([*[False] * 120, True, *[False] * 1000])
+        real = vit.Images.__getitem__
+        patch.setattr(
+            vit.Images,
+            "__getitem__",
+            lambda self, k: (next(heard) and signal.raise_signal(signal.SIGINT), real(self, k))[1],
+        )
+        with pytest.raises(TrainingInterrupted):
+            run_vit("paper", variant="random", seed=0, out=tmp_path / "parts", **changes)
+    parts = run_vit("paper", variant="random", seed=0, out=tmp_path / "parts", **changes)
+    assert {**parts, "seconds": 0} == {**whole, "seconds": 0}
+    logs = [read_log(tmp_path / name / "vit-paper" / "random-0") for name in ("whole", "parts")]
+    assert logs[0].equals(logs[1])
+
+
+def test_batches_set_the_epoch_of_images(tmp_path):
+    write_cifar(tmp_path)
+    training, _ = read_images("cifar10", tmp_path, augment=5)
+    seen = [training[batch[0]]["pixel_values"] for batch in Batches(training, 100, 3, seed=0)]
+    assert training.epoch == 2
+    assert not torch.equal(seen[0], seen[1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"preset": "huge"}, "preset must be one of tiny, digits, paper; got 'huge'"),
+        ({"variant": "both"}, "variant must be one of constant, random; got 'both'"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"depth": 3}, "A preset has .*layers.*; got depth"),
+        ({"layers": 0}, "layers must be at least 1"),
+        ({"patch": 3}, "patch must divide the images' 8 pixels; got 3. Nearest: 2"),
+        ({"epochs": 1, "warmup_epochs": 2}, "warmup_epochs must be at most epochs = 1; got 2. Nearest: 1"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"augment": True}, "the digits have none"),
+        ({"sigma": 0.0}, "sigma must be positive"),
+        ({"preset": "paper"}, "CIFAR-10 needs the folder"),
+        ({"data": "somewhere"}, "The digits come with scikit-learn"),
+        ({"batch": 5000}, "1438 examples; got 5000"),
+    ],
+)
+def test_bad_vit_options_are_refused(changes, message, tmp_path):
+    options = {"preset": "tiny", "variant": "random", "seed": 0, "out": tmp_path / "out", **changes}
+    with pytest.raises(InputError, match=message):
+        run_vit(options.pop("preset"), **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_ct_fig2_data_are_those_of_the_runs(runs):
+    data = ct_fig2.compute(ct_fig2.paper(), FigureRun(seed=0, threads=None, runs=runs))
+    assert data["accuracy"].dims == ("variant", "seed", "epoch")
+    for variant in ("constant", "random"):
+        for seed in (0, 1):
+            logged = curve(read_log(runs / "vit-tiny" / f"{variant}-{seed}"), "eval_accuracy")[1]
+            np.testing.assert_array_equal(data["accuracy"].sel(variant=variant, seed=seed), logged)
+    axes = ct_fig2.draw(data).axes[0]
+    assert "digits of scikit-learn, 3 layers, d = 8, β = 1, 2 seeds" in axes.get_title()
+    colours = [line.get_color() for line in axes.get_lines()]
+    assert colours == list(ct_fig2.COLOURS.values())
+    np.testing.assert_allclose(
+        axes.get_lines()[1].get_ydata(), 100 * data["accuracy"].sel(variant="random").mean("seed")
+    )
