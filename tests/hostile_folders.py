@@ -485,7 +485,7 @@ def endless_brackets(folder, content):
     (folder / "config.json").write_bytes(content)
 
 
-@case("a few levels")
+@case("at most 32 levels")
 def many_levels(folder):
     deep = {}
     for _ in range(60):

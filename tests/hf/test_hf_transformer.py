@@ -501,7 +501,7 @@ def test_model_in_16_bits_warns_without_float32():
     ids = inputs_of("text")["input_ids"]
     wanted = copy.deepcopy(exact).double()(ids).last_hidden_state
     rounding.warn.cache_clear()
-    with pytest.warns(RoundingWarning, match="bfloat16 keeps 1 part in 256") as caught:
+    with pytest.warns(RoundingWarning, match="bfloat16 resolves 1 part in 256") as caught:
         copy.deepcopy(exact).to(torch.bfloat16)(ids)
     assert len(caught) == 1
     copy.deepcopy(exact).to(torch.bfloat16)(ids)  # once a process

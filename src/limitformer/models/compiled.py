@@ -36,7 +36,7 @@ def compile_user_function(function: FrozenFunction, inputs: Sequence[tuple[Any, 
     Raises:
         InputError: Numba cannot compile it, or the compiled function gives other numbers.
     """
-    if function.__module__.split(".")[0] == "limitformer":
+    if (function.__module__ or "").split(".")[0] == "limitformer":  # None in a namespace without a name
         return
     with refuse_uncompilable(function):
         values = [function.compiled(*arguments) for arguments in inputs]

@@ -59,14 +59,7 @@ FROZEN: dict[tuple[Any, ...], FrozenFunction] = {}
 
 
 def freeze(function: Function) -> FrozenFunction:
-    """Return the function with copies of all that it reads; the same object while nothing of that changes.
-
-    >>> scale = 2.0
-    >>> frozen = freeze(lambda x: scale * x)
-    >>> scale = 3.0
-    >>> frozen(1.0)
-    2.0
-    """
+    """Return the function with copies of all that it reads; the same object while nothing of that changes."""
     if isinstance(function, FrozenFunction):
         return function
     snapshot = Snapshot()
