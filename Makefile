@@ -43,28 +43,23 @@ browser:
 		> /dev/null 2>&1 \
 	|| echo "No Chromium, so the tests of the page are skipped: install the package chromium, or name one in CHROMIUM."
 
-# What is nice runs where the tests wait for something.
 test: .venv-test/ready .venv/ready browser
 	@$(MAKE) --no-print-directory --jobs 4 style types tests core-alone
 
-# Kernels are compiled before the tests, each once: two workers with cold caches would both compile most of them.
-tests: kernels-of-covariances kernels-of-others
+tests: .venv-test/ready
 	.venv-test/bin/python -m pytest -n 2 --dist loadgroup
 
-core-alone: .venv/ready kernels-of-covariances
+core-alone: .venv/ready
 	nice -n 19 .venv/bin/python tests/core_alone.py
 
-kernels-of-%: .venv-test/ready
-	.venv-test/bin/python tests/compile_kernels.py $*
-
-# For every edit, a minute: format, imports, and the tests that are quick; `make test` before a commit.
+# For every edit, about a minute: format, imports, and the quick tests; `make test` before a commit.
 check: .venv-test/ready
 	.venv-test/bin/ruff check .
 	.venv-test/bin/ruff format --check .
 	.venv-test/bin/lint-imports > /dev/null || .venv-test/bin/lint-imports
 	.venv-test/bin/python -m pytest -q -m fast -n 2 --dist loadgroup tests/models tests/base tests/numerics/test_kernels.py \
-		tests/covariance/test_limit.py tests/sphere tests/simulation tests/papers/figures/test_figure_pages.py tests/test_faults.py tests/test_language.py \
-		src/limitformer/models
+		tests/covariance/test_limit.py tests/sphere tests/simulation/test_results.py tests/papers/figures/test_figure_pages.py \
+		tests/test_faults.py tests/test_language.py
 
 # The documentation as a site, strictly: whatever leads nowhere ends the build. `make test` builds it too, and looks at it.
 site: .venv-test/ready

@@ -3,8 +3,12 @@
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import faults
 from limitformer.numerics.kernels import PACKAGE
+
+pytestmark = pytest.mark.fast
 
 TABLE = tomllib.loads((Path(faults.__file__).parent / "faults.toml").read_text())["fault"]
 

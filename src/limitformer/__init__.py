@@ -1,7 +1,7 @@
 """limitformer: what a Transformer does at depth, before you train it.
 
-Names are looked up where they are defined when they are first asked for, so that a model is declared without loading
-what simulates it, and torch is loaded by what stands on torch alone.
+Names are imported when they are first used: declaring a model does not load the code that simulates it, and only
+names that need torch load torch.
 """
 
 from typing import TYPE_CHECKING
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# What the core has; `from limitformer import *` needs no extra.
+# The names of the core; `from limitformer import *` needs no extra.
 __all__ = [
     "GELU",
     "CovarianceFlow",
@@ -126,13 +126,13 @@ __all__ = [
     "to_json",
 ]
 
-# Where names are defined; a test holds this against the imports above.
+# The module that defines each name; a test compares it with the imports above.
 HOMES = {
     "simulation.simulate": ("Interrupted", "recording_size", "simulate"),
     "base.errors": ("InputError", "MissingExtraError", "NoLimitError"),
     "covariance.limit": ("CovarianceFlow", "CovarianceLimit"),
     "sphere.limit": ("TokenLimit",),
-    "simulation.limit": ("limit",),  # of the name of its module: named in full, for checkers
+    "simulation.limit": ("limit",),  # named like its module, so the full path is needed
     "sphere.overlap": ("OverlapDiffusion", "overlap"),
     "models": (
         *("Elementwise", "Gated", "GeGLU", "Mixing", "RadialNorm", "SiLU", "SquaredReLU", "SwiGLU", "Tanh"),
@@ -152,26 +152,23 @@ HOMES = {
 }
 MODULES = ("checking", "designing", "hf", "models", "nn", "plot", "weightless")
 
-if not TYPE_CHECKING:  # a checker should know the names above alone
+if not TYPE_CHECKING:  # type checkers know only the names above
 
     def __getattr__(name: str) -> object:
-        """What the name stands for, kept from then on."""
-        found = globals()[name] = _version() if name == "__version__" else _found(name)
-        return found
+        value = globals()[name] = _version() if name == "__version__" else _import_public(name)
+        return value
 
 
 def __dir__() -> list[str]:
-    """Names for users."""
     return sorted({*__all__, *_homes(), *MODULES, *(name for name in globals() if name.startswith("__"))})
 
 
 def _homes() -> dict[str, str]:
-    """The module of each name."""
     return {name: home for home, names in HOMES.items() for name in names}
 
 
-def _found(name: str) -> object:
-    """The module of this name, or what one of ours defines; `AttributeError` if an extra is missing."""
+def _import_public(name: str) -> object:
+    """Import a module of the package, or the module that defines the name; `AttributeError` if an extra is missing."""
     import importlib
 
     from limitformer.base.errors import MissingExtraError
@@ -182,19 +179,17 @@ def _found(name: str) -> object:
     try:
         module = importlib.import_module(f"limitformer.{home}")
     except MissingExtraError as error:
-        raise AttributeError(str(error)) from error  # so that `hasattr` says no
+        raise AttributeError(str(error)) from error  # so that `hasattr` returns False
     return module if home == name else getattr(module, name)
 
 
 def _is_module(name: str) -> bool:
-    """Whether it is a module of the package; its own parts are reached, imported or not."""
     from importlib.util import find_spec
 
     return not name.startswith("_") and find_spec(f"limitformer.{name}") is not None
 
 
 def _unknown(name: str) -> str:
-    """That there is no such name, and the nearest that there is."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, __dir__(), n=1)

@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from limitformer.base.errors import require
 from limitformer.results.by_depth import Curve, Measure, Results, correlations_of, curves_of, sizes_of
-from limitformer.results.curves import CURVES
 
 Array = NDArray[np.float64]
 
@@ -166,7 +165,7 @@ def correlation(paths: Results, ax: Axes | None = None) -> Axes:
         InputError: not a result of a simulation, one without correlations, or results that share no axis.
     """
     axes, _ = draw_bands(paths, correlations_of, ax)
-    axes.set(ylabel=CURVES["pair_correlation"].title, ylim=(axes.get_ylim()[0], 1.03))
+    axes.set(ylabel="correlation of two tokens", ylim=(axes.get_ylim()[0], 1.03))
     return axes
 
 
@@ -179,7 +178,7 @@ def spread(paths: Results, ax: Axes | None = None) -> Axes:
     """
     axes, curves = draw_bands(paths, sizes_of, ax)
     low, high = min(each.low.min() for each in curves), max(each.high.max() for each in curves)
-    axes.set(ylabel=CURVES["variance"].title)
+    axes.set(ylabel="size of the tokens, |x|²/width")
     if 0 < low * LARGE < high:
         axes.set_yscale("log")
     return axes

@@ -17,7 +17,7 @@ from limitformer.base.lock import only_one
 from limitformer.base.version import package_version
 from limitformer.plot import style
 from limitformer.results.storage import save
-from limitformer_papers import FIGURES, FOLDERS, RUN_FIGURES
+from limitformer_papers.catalogue import FIGURES, FOLDERS, RUN_FIGURES
 from limitformer_papers.common.claims import Claim, FigureRun
 
 SCALES = ("paper", "quick")

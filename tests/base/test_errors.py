@@ -19,6 +19,8 @@ from limitformer.sweep import SweepInterrupted
 from limitformer.weightless.run import KeepWeightError
 from limitformer_papers.training.interrupts import TrainingInterrupted
 
+pytestmark = pytest.mark.fast
+
 PART = xr.Dataset({"exit": ("sample", [1.0, 2.0])})
 REGION = xr.Dataset({"samples": ("gamma", [0, 16])})
 # Exceptions that are made of something else than a message, each with a part that has to arrive.

@@ -113,6 +113,7 @@ def diffusion_by_sums(v, gamma, tau0):
     return sigma
 
 
+@pytest.mark.fast
 def test_theorem_4_2_drift():
     """The drift agrees to 1e-12; with the sign of the second-order term turned it does not."""
     limit = lf.limit(model("Theorem 4.2"))
@@ -121,12 +122,14 @@ def test_theorem_4_2_drift():
     assert np.abs(limit.drift(V4) - drift_by_sums(V4, GAMMA, TAU0, sign=-1.0)).max() > 0.1
 
 
+@pytest.mark.fast
 def test_theorem_3_2_drift():
     limit = lf.limit(model("Theorem 3.2"))
     exact = relu_drift_by_sums(V4, GAMMA, 3.0)
     assert np.abs(limit.drift(V4) - exact).max() < 1e-12 * np.abs(exact).max()
 
 
+@pytest.mark.fast
 def test_corollary_4_3_drift():
     both = lf.limit(model("Corollary 4.3")).drift(V4)
     parts = lf.limit(model("Theorem 3.2")).drift(V4) + lf.limit(model("Theorem 4.2")).drift(V4)
@@ -149,6 +152,7 @@ def test_drift_at_a_large_and_singular_covariance():
     assert np.abs(lf.limit(model("Theorem 4.2")).drift(v) - exact).max() < 1e-12 * np.abs(exact).max()
 
 
+@pytest.mark.fast
 def test_theorem_4_2_diffusion():
     limit = lf.limit(model("Theorem 4.2"))
     exact = diffusion_by_sums(V4, GAMMA, TAU0)

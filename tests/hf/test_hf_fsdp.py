@@ -8,6 +8,8 @@ import torch
 import fsdp_program
 from forks import forked
 
+pytestmark = pytest.mark.xdist_group("training")  # they share a process to fork
+
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory):

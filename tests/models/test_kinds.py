@@ -24,6 +24,8 @@ from limitformer.sphere import layer
 from limitformer.sphere import limit as limit_tokens
 from limitformer.sphere.overlap import motions
 
+pytestmark = pytest.mark.fast
+
 SOURCE = Path(lf.__file__).parent
 SIZE = {"width": 8, "depth": 2, "gamma": 0.5}
 SPHERE = {"tokens": 2, "dim": 4, "beta": 1.0, "layers_per_unit_time": 10}

@@ -32,6 +32,8 @@ from limitformer.models import (
 )
 from limitformer.models.kinds import KINDS, all_kinds
 
+pytestmark = pytest.mark.fast
+
 SHAPED = ShapedAttention(tau0=1.5)
 RELU = ShapedReLU(c_plus=0.3, c_minus=-1.0)
 
@@ -303,7 +305,7 @@ def test_lam_follows_gamma_unless_it_is_given():
     assert replace(transformer(lam=1.0), gamma=0.8).skip == 1.0
 
 
-def test_json_needs_only_what_has_no_default():
+def test_json_may_omit_fields_with_defaults():
     record = {"kind": "Transformer", "width": 4, "depth": 2, "gamma": 0.5, "norm": "post"}
     record["feedforward"] = {"kind": "GELU"}
     assert from_json(json.dumps(record)) == Transformer(width=4, depth=2, gamma=0.5, norm="post", feedforward=GELU())

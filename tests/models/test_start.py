@@ -10,6 +10,8 @@ from limitformer.base.errors import InputError
 from limitformer.models import Start, StochasticTransformer, as_start, equicorrelated, from_covariance, from_tokens
 from limitformer.models.sphere_start import as_sphere_start
 
+pytestmark = pytest.mark.fast
+
 V = np.array([[2.0, 0.3, -0.1], [0.3, 0.5, 0.2], [-0.1, 0.2, 1.0]])
 X = np.array([[1.0, -2.0, 0.5, 3.0], [0.2, 0.1, -1.0, 2.0]])
 

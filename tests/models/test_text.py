@@ -10,6 +10,8 @@ from limitformer.base.errors import InputError
 from limitformer.models import from_text
 from limitformer.models.text import embed, sinusoids
 
+pytestmark = pytest.mark.fast
+
 TEXT = "To be, or not to be!"
 
 

@@ -219,6 +219,7 @@ class AttentionAndActivation(torch.nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # from inductor
+@pytest.mark.xdist_group("inductor")  # minutes; in parallel with the rest of the file
 def test_inductor_gives_the_same_block():
     network, x = AttentionAndActivation(stack().blocks[0]), tokens(2, 9, 16)
     mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)

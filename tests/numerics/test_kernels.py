@@ -13,6 +13,8 @@ import pytest
 
 from limitformer.numerics import kernel_sources, kernels
 
+pytestmark = pytest.mark.fast
+
 
 def test_kernel_sources_lists_every_file_with_kernels():
     """An edit of a file that is missing from the list would leave its callers' caches in place.

@@ -17,6 +17,8 @@ from limitformer.results.correlation import correlation
 from limitformer.results.datasets import covariance_dataset
 from limitformer.results.storage import load, save
 
+pytestmark = pytest.mark.fast
+
 ENDINGS = [".nc", ".zarr"]
 SHAPE = (3, 4, 2, 2)
 

@@ -11,6 +11,8 @@ from limitformer.base.errors import InputError, NoLimitError
 from limitformer.models.sphere import HybridTransformer, StochasticTransformer
 from limitformer.sphere.overlap import overlap
 
+pytestmark = pytest.mark.fast
+
 STANDARD_ERRORS = 4.0
 LAYERS = 1e6
 

@@ -12,6 +12,8 @@ from limitformer.base.errors import InputError
 from limitformer.models.sphere_start import SphereStart
 from limitformer.sphere.chain import PATHS
 
+pytestmark = pytest.mark.fast
+
 SIZE = {"tokens": 3, "dim": 4, "beta": 1.5, "layers_per_unit_time": 10}
 PAIR = {**SIZE, "tokens": 2}
 QUERY = np.array([[0.3, -1.0, 2.0, 0.1], [1.0 / 3, 0.0, -0.7, 1e-3]])

@@ -1,4 +1,4 @@
-"""What the commands share: printing, and clear endings."""
+"""Printing and exit codes, shared by the commands."""
 
 import errno
 import os

@@ -19,6 +19,8 @@ from limitformer_papers import FIGURES
 from limitformer_papers.making import module_of
 from limitformer_papers.shaped_transformer.st_fig4 import CASES, COVARIANCE_ONLY
 
+pytestmark = pytest.mark.xdist_group("figures")  # they share the figures
+
 NAMES = list(FIGURES)
 ONE_LEGEND = (
     *("st-fig2", "st-fig4", "ct-fig1", "ct-fig4", "ct-fig5", "ct-fig6", "ct-fig8", "ct-fig9", "ct-table1", "ct-euler"),

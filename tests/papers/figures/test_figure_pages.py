@@ -16,6 +16,8 @@ from PIL import Image
 from limitformer_papers import FIGURES
 from limitformer_papers.making import BEGIN, END, module_of, renew, table, with_table
 
+pytestmark = pytest.mark.fast
+
 PAGES = Path(__file__).resolve().parents[3] / "docs" / "figures"
 # Hypotheses of a study that its page reports as refuted.
 REFUTED = {"foretells": ["at one s: ρ in the held-out half of 24; the hypothesis: the same sign, p < 0.025"]}

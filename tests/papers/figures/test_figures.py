@@ -17,6 +17,8 @@ from limitformer_papers.beyond.lifetimes import mean_and_error
 from limitformer_papers.common.claims import FigureRun, ks_claim, ks_noise
 from limitformer_papers.making import SCALES, module_of
 
+pytestmark = pytest.mark.xdist_group("figures")  # they share the figures
+
 NAMES = list(FIGURES)
 SEED = 11
 

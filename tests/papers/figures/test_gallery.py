@@ -11,6 +11,8 @@ from docs.tools import cards
 from limitformer_papers import FIGURES, RUN_FIGURES, gallery, make
 from limitformer_papers.common.claims import Claim
 
+pytestmark = pytest.mark.xdist_group("figures")  # they share the figures
+
 PICTURES = Path(__file__).resolve().parents[3] / "docs" / "figures"
 
 

@@ -25,6 +25,8 @@ from limitformer_papers.training.interrupts import Interrupt, TrainingInterrupte
 from limitformer_papers.training.log import read_log
 from train_program import STEPS, At, small_run
 
+pytestmark = pytest.mark.xdist_group("training")  # they share a process to fork
+
 PROGRAM = """
 import sys
 from functools import partial

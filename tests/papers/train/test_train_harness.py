@@ -45,6 +45,8 @@ from train_program import (
     small_run,
 )
 
+pytestmark = pytest.mark.xdist_group("training")  # they share a process to fork
+
 
 @pytest.fixture(autouse=True)
 def one_thread():

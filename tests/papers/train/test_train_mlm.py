@@ -33,6 +33,8 @@ from limitformer_papers.training.log import curve, read_log
 from limitformer_papers.training.tasks.mlm import PRESETS, VARIANTS, MlmRun, grid, model_of, preset, run_mlm
 from train_program import command_line
 
+pytestmark = pytest.mark.xdist_group("training")  # they share a process to fork
+
 SMALL = {"width": 32, "depth": 2, "heads": 2, "hidden": 64, "length": 16, "batch": 8, "vocabulary": 300, "steps": 12}
 
 
