@@ -8,7 +8,7 @@ import torch
 
 
 def statistics(model, arguments, loss):
-    """Of one drawn model: covariances by layer, entropies by head, gradient norms by weight, the loss."""
+    """Return one drawn model's covariances by layer, entropies by head, gradient norms by weight, and loss."""
     hidden = {}
     handles = [
         block.register_forward_pre_hook(lambda m, a, k, i=i: hidden.update({i: first_tokens(a, k)}), with_kwargs=True)
@@ -34,7 +34,7 @@ def statistics(model, arguments, loss):
 
 
 def attentions_of(out):
-    """Whatever the model calls them, in the order in which they are computed."""
+    """Return the attention matrices in the order of computation, under any name that the model gives them."""
     if getattr(out, "encoder_attentions", None) is not None:
         return [*out.encoder_attentions, *out.decoder_attentions]
     return list(out.attentions or ())

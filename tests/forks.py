@@ -1,8 +1,8 @@
 """Processes that tests kill or run together: forks of a process that has imported their packages, which takes five
 seconds.
 
-That one is of `multiprocessing` ("forkserver"): it has run nothing, and its one thread beside is of Arrow's allocator,
-which knows of forks, so a fork of it is as good as a new interpreter.
+The process is the fork server of `multiprocessing`. It has run nothing, and its only other thread is Arrow's allocator,
+which supports forks, so a fork of it behaves like a new interpreter.
 """
 
 import multiprocessing

@@ -1,7 +1,6 @@
 """The rules for words in CONTRIBUTING that a machine can check, over all Python files and pages.
 
-The counts are the smallest so far; lower them when you remove a place. A hit that is right (a false alarm) is part of
-the count.
+Each limit counts hits that are right; lower it when you remove one.
 """
 
 import ast
@@ -40,8 +39,9 @@ HALF_SENTENCES = frozenset(
     )
 )
 NOT_ENGLISH = re.compile(
-    r"\b(is no|are no|beside|besides|so many|one's own|of your own|gone on|goes on with|go on with|told apart|for good|"
-    r"meant over|somebody|whoever|in another than|in the place of)\b",
+    r"(?<!there )\b(?:is|are) no\b(?! longer)|"
+    r"\b(?:beside|besides|so many|one's own|of your own|gone on|goes on with|go on with|told apart|for good|meant over|"
+    r"somebody|whoever|in another than|in the place of)\b",
     re.IGNORECASE,
 )
 NEITHER_NOUN_NOR_VERB = frozenset(
@@ -74,14 +74,14 @@ def assert_at_most(limit, places):
 
 
 def test_docstrings_are_whole_sentences(trees):
-    assert_at_most(36, [f"{place} {text[:80]}" for place, text in docstrings(trees) if is_half_sentence(text)])
+    assert_at_most(11, [f"{place} {text[:80]}" for place, text in docstrings(trees) if is_half_sentence(text)])
     assert is_half_sentence("Of what it is a report.")
     assert not is_half_sentence("Return the first line.")
 
 
 def test_docstrings_and_pages_use_english_idioms(trees):
     texts = [*docstrings(trees), *((path.name, part) for path in PAGES for part in prose(path).split("\n\n"))]
-    assert_at_most(54, [f"{place}: {match[0]}" for place, text in texts if (match := NOT_ENGLISH.search(text))])
+    assert_at_most(6, [f"{place}: {match[0]}" for place, text in texts if (match := NOT_ENGLISH.search(text))])
 
 
 def prose(path):
@@ -93,7 +93,7 @@ def prose(path):
 def test_class_names_are_unique(trees):
     packages = ((path, tree) for path, tree in trees.items() if "src" in path.parts)
     names = Counter(node.name for _, tree in packages for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    assert_at_most(11, [name for name, count in names.items() if count > 1])
+    assert_at_most(7, [name for name, count in names.items() if count > 1])
 
 
 def test_functions_of_the_packages_are_named_by_verbs_or_nouns(trees):
@@ -108,5 +108,5 @@ def test_names_of_tests_stand_alone(trees):
     files = ((path, tree) for path, tree in trees.items() if "tests" in path.parts)
     tests = ((path, node.name) for path, tree in files for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
     assert_at_most(
-        10, [f"{path} {name}" for path, name in tests if name.startswith("test_") and UNCLEAR_TEST.search(name)]
+        0, [f"{path} {name}" for path, name in tests if name.startswith("test_") and UNCLEAR_TEST.search(name)]
     )

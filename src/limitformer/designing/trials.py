@@ -127,7 +127,7 @@ class StockTrials:
         return values_of(curves(data), data)
 
     def require_room(self, samples: int) -> None:
-        """Raise `InputError` unless the results of so many networks fit into memory."""
+        """Raise `InputError` unless the results of that number of networks fit into memory."""
         require_recordings(next(iter(self.built.values())), self.inputs, samples)
 
     def report(self, setting: Setting, seed: int) -> Report:

@@ -1,4 +1,4 @@
-"""A warning that 16 bits round softmax − C̄ away beside the identity, and blocks without autocast."""
+"""A warning about 16 bits, in which the sum with the identity rounds softmax − C̄ away; and blocks without autocast."""
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext

@@ -182,7 +182,7 @@ def limit_on_sphere(
     return token_paths(model, first, recorded_times(record), SphereOptions(**options), dt)
 
 
-class Kind(NamedTuple):
+class ModelKind(NamedTuple):
     """One kind of models: what messages call its run, its options, and the function that makes its process."""
 
     models: tuple[type, ...]
@@ -192,11 +192,11 @@ class Kind(NamedTuple):
 
 
 KINDS = (
-    Kind((Transformer,), "A chain", ChainOptions, chain),
-    Kind((CovarianceLimit,), "A limit", CovarianceLimitOptions, covariance_paths),
-    Kind((CovarianceFlow,), "A deterministic limit", CovarianceOptions, flow_path),
-    Kind((StochasticTransformer, HybridTransformer), "A chain on the sphere", SphereChainOptions, chain_on_sphere),
-    Kind((TokenLimit,), "A limit on the sphere", SphereLimitOptions, limit_on_sphere),
+    ModelKind((Transformer,), "A chain", ChainOptions, chain),
+    ModelKind((CovarianceLimit,), "A limit", CovarianceLimitOptions, covariance_paths),
+    ModelKind((CovarianceFlow,), "A deterministic limit", CovarianceOptions, flow_path),
+    ModelKind((StochasticTransformer, HybridTransformer), "A chain on the sphere", SphereChainOptions, chain_on_sphere),
+    ModelKind((TokenLimit,), "A limit on the sphere", SphereLimitOptions, limit_on_sphere),
 )
 
 

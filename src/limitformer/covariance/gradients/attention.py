@@ -72,7 +72,7 @@ class AttentionRecord(NamedTuple):
     side_by_side: Buffer  # J, then the reflections of Ω_J
 
 
-class AttentionScratch(NamedTuple):
+class AttentionBuffers(NamedTuple):
     """Buffers of one head at a time."""
 
     products: Buffer
@@ -101,11 +101,11 @@ def record_shapes(m: int, r: int, constants: AttentionConstants) -> AttentionRec
     )
 
 
-def scratch_shapes(m: int, r: int, width: int, constants: AttentionConstants) -> AttentionScratch:
+def scratch_shapes(m: int, r: int, width: int, constants: AttentionConstants) -> AttentionBuffers:
     """Return the shapes for m tokens, r columns of R and at most `width` columns of Γ."""
     heads, q = constants.heads, min(r, constants.key_dim)
     q2, q3 = min(r, constants.key_dim - q), min(m, constants.key_dim - q)
-    return AttentionScratch(
+    return AttentionBuffers(
         products=(m, r),
         head=(m, q),
         turned=(m, m),

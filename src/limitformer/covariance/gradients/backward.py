@@ -44,8 +44,8 @@ from limitformer.covariance.chain.residual import POST_NORM, PRE_NORM
 from limitformer.covariance.chain.start import turn_at_random
 from limitformer.covariance.chain.transformer import ATTENTION, HEADS, Constants, residual_at
 from limitformer.covariance.gradients.attention import (
+    AttentionBuffers,
     AttentionRecord,
-    AttentionScratch,
     backward_head,
     backward_heads,
     forward_head,
@@ -104,12 +104,12 @@ class Buffers(NamedTuple):
     wide: SumBuffers  # for the branch of [ST, eq. 1], whose factor U has r columns
     square: SumBuffers  # for the others, whose U is triangular
     record: AttentionRecord
-    scratch: AttentionScratch
+    scratch: AttentionBuffers
     units: UnitBuffers
     norm: Buffer  # |G|, or the loss
 
 
-class Work(NamedTuple):
+class BackwardWork(NamedTuple):
     """The state of one thread."""
 
     stream: Stream
@@ -143,7 +143,7 @@ def buffer_shapes(m: int, r: int, sublayers: int, constants: Constants) -> Buffe
 
 @allocator
 def open_work(tokens, factors):
-    return Work(open_stream(), open_stream(), open_ledger(tokens), open_checkpoints(factors))
+    return BackwardWork(open_stream(), open_stream(), open_ledger(tokens), open_checkpoints(factors))
 
 
 @driver
