@@ -683,3 +683,48 @@ def test_report_states_missing_attention():
     assert "no attention was seen" in str(report)
     unseen = sound().drop_vars(["logit_std", "effective_tokens", "tokens_seen", "largest_logit"])
     assert str(verdicts(unseen, THRESHOLDS)[0]) == "fine: no threshold is reached, but no attention was seen"
+
+
+# Modules that differ from their configuration.
+
+
+def frozen_embedding(module):
+    module.transformer.wpe.weight.requires_grad_(False)
+
+
+def one_block_less(module):
+    module.transformer.h = module.transformer.h[:1]
+
+
+def in_bfloat16(module):
+    module.to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("change", [frozen_embedding, one_block_less, in_bfloat16])
+def test_reports_of_changed_modules_are_saved_whole(change, tmp_path):
+    torch.manual_seed(0)
+    sizes = {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 51, "n_positions": 64}
+    module = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=1))
+    change(module)
+    report = lf.check(module, samples=2, tokens=6, progress=False)
+    assert {path.name for path in report.save(tmp_path)} == {"check.html", "check.png", "check.nc", "check.json"}
+    assert "correlation" in lf.load(tmp_path / "check.nc")
+
+
+TINY_GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 51, "n_positions": 64}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: lf.check(TINY_GPT2, thresholds=[1]), r"thresholds must be a dict, .*; got \[1\]\.$"),
+        (lambda: lf.design(TINY_GPT2, knobs=3), r"knobs must be one or two names; got 3\.$"),
+        (lambda: lf.design(TINY_GPT2, grid={"output": 0.1}), r"grid must map names of knobs to lists, "),
+        (lambda: lf.checking.Looks(torch.nn.Linear(2, 2), law=False), r"Looks has no option law"),
+        (lambda: lf.checking.Looks(torch.nn.Linear(2, 2)).last, r"There is no look yet\. Nearest: look\(0\)\.$"),
+        (lambda: lf.checking.Looks(torch.nn.Linear(2, 2)).dataset(), r"There is no look yet"),
+    ],
+)
+def test_wrong_arguments_of_check_and_design_give_one_line(call, message):
+    with pytest.raises(lf.InputError, match=message):
+        call()

@@ -61,7 +61,7 @@ def measure_module(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.D
             with torch.set_grad_enabled(loss is not None):
                 arrays = stream_arrays(measure) | output_arrays(out, 1)
                 if loss is not None:
-                    arrays |= gradients(loss(out, arguments), weights, measure)
+                    arrays |= gradients(loss_value(loss, out, arguments), weights, measure)
         finally:
             passes.state.restore()
     dimensions = {name: each.dim() for name, each in weights.items()}
@@ -164,6 +164,16 @@ def called(module: nn.Module, arguments: dict[str, Any], measure: Measure) -> An
         what = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(f"{type(module).__name__} cannot run with these inputs: {what}") from error
     return out
+
+
+def loss_value(loss: Loss, out: Any, arguments: Any) -> Tensor:
+    """Return the loss; an exception of the user's function is an `InputError` of one line."""
+    try:
+        return loss(out, arguments)
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # the user's own code, which may raise anything
+        raise InputError(f"the loss cannot be computed: {type(error).__name__}: {first_line(error)}") from error
 
 
 def gradients(value: Tensor, weights: dict[str, nn.Parameter], measure: Measure) -> Arrays:

@@ -36,8 +36,9 @@ def draw_one(panel: Axes, network: CheckedNetwork, against: CheckedNetwork | Non
     if network.band is not None and name in network.band:
         band = over_heads(network.band[name])
         low, middle, high = (band.sel(edge=edge).values for edge in ("low", "middle", "high"))
-        panel.fill_between(at[: len(low)], low, high, color=BLUE, alpha=0.2, linewidth=0, label="law, 90 %")
-        panel.plot(at[: len(low)], middle, color=BLUE, label="law, middle")
+        places = layer_numbers(band)
+        panel.fill_between(places, low, high, color=BLUE, alpha=0.2, linewidth=0, label="law, 90 %")
+        panel.plot(places, middle, color=BLUE, label="law, middle")
     if network.exists or network.band is None:
         title = "this network" if network.exists else "law, one sample"
         panel.plot(at, typical(network.curves[name]), color=RED if network.exists else BLUE, label=title)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from limitformer.base.files import check_writable, write_whole
+from limitformer.base.files import check_writable, local_path, write_whole
 from limitformer.checking.curves import CURVES, TABLE, typical
 from limitformer.checking.network import LISTED, CheckedNetwork
 from limitformer.checking.thresholds import FINE, Threshold
@@ -102,7 +102,9 @@ class Report(CheckedNetwork):
 
     def dataset(self) -> xr.Dataset:
         """Return curves, band and covariances as NetCDF holds them."""
-        bands = {} if self.band is None else {f"law_{name}": each for name, each in self.band.items()}
+        bands = {}
+        if self.band is not None:  # the law may have gradients of other weights, which `read_first` describes
+            bands = {f"law_{name}": each.drop_vars("read_first", errors="ignore") for name, each in self.band.items()}
         variables: dict[Any, Any] = {**self.curves.data_vars, **bands, "covariance": self.data["covariance"]}
         return xr.Dataset(variables).assign_attrs(finite_values(self.about))
 
@@ -121,7 +123,7 @@ class Report(CheckedNetwork):
         from limitformer.checking.picture import draw  # with Matplotlib, which printing a report does not need
         from limitformer.plot import style
 
-        place = Path(folder)
+        place = local_path(folder)
         check_writable(place)
         html, picture, record = (place / f"check.{ending}" for ending in ("html", "png", "json"))
         write_whole(html, lambda path: path.write_text(self.page(), encoding="utf-8"))

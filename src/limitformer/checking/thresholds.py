@@ -88,6 +88,8 @@ def thresholds_with(changes: Mapping[str, Any] | None) -> dict[str, Threshold]:
     Raises:
         InputError: there is no threshold of that name, or a value is out of range.
     """
+    valid = changes is None or isinstance(changes, Mapping)
+    require(valid, f'thresholds must be a dict, such as {{"collapse": 0.99}}; got {changes!r}.')
     result = dict(THRESHOLDS)
     for name, value in (changes or {}).items():
         require(name in result, f"thresholds has no {name!r}; there are {', '.join(result)}.{nearest(name, result)}")
@@ -131,6 +133,7 @@ def failing(text: str | None) -> tuple[str, ...]:
     Raises:
         InputError: there is no verdict or grade of that name.
     """
+    require(text is None or isinstance(text, str), f'names must be a text, such as "collapsed,frozen"; got {text!r}.')
     names = () if text is None else tuple(name.strip() for name in text.split(","))
     known = (*VERDICTS, WATCH, BROKEN, ANY)
     for name in names:

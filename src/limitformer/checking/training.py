@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 from torch import nn
 
-from limitformer.base.errors import require_count
+from limitformer.base.errors import require, require_count
 from limitformer.base.files import check_writable
 from limitformer.checking.check import check
 from limitformer.checking.report import Report
@@ -42,6 +42,7 @@ class Looks:
         if self.out is not None:
             check_writable(self.out)
         self.options = {"progress": False, **options}
+        require("law" not in options, "Looks has no option law: the first look has the law's band.")
         self.reports: dict[int, Report] = {}
         self.steps = 0
 
@@ -74,12 +75,14 @@ class Looks:
     @property
     def last(self) -> Report:
         """The last look, with the first one next to it."""
+        require(bool(self.reports), "There is no look yet. Nearest: look(0).")
         first, last = next(iter(self.reports.values())), list(self.reports.values())[-1]
         against = None if last is first else replace(first, name="first look")
         return replace(last, band=first.band, laws=first.laws, against=against)
 
     def dataset(self) -> xr.Dataset:
-        """Return the curves by step."""
+        """Return the curves of all looks, along `step_of_training`."""
+        require(bool(self.reports), "There is no look yet. Nearest: look(0).")
         steps = xr.Variable("step_of_training", list(self.reports))
         return xr.concat([report.curves.isel(sample=0) for report in self.reports.values()], steps, join="outer")
 

@@ -140,6 +140,8 @@ def question_of(trials: Trials, region: Region, objective: Objective, risk: floa
 
 def check_same(partial: xr.Dataset, about: Mapping[str, Any]) -> None:
     """Raise `InputError` unless `partial` belongs to the design that `about` describes."""
+    unfinished = isinstance(partial, xr.Dataset) and "steps" in partial.attrs
+    require(unfinished, "partial must be the region of an interrupted design: DesignInterrupted.partial.")
     for name in ("model", "objective", "risk", "scan", "seed", "question"):
         then, now = partial.attrs.get(name), about[name]
         what = f"{name} was {then}, and is {now} now" if name != "question" else "tokens, knobs or the version differ"

@@ -183,6 +183,8 @@ def axes_of(knobs: list[Knob], grid: Mapping[str, Any] | None) -> dict[str, list
     Raises:
         InputError: values of a knob that does not vary, or that are not at least two positive numbers.
     """
+    valid = grid is None or (isinstance(grid, Mapping) and all(isinstance(each, Iterable) for each in grid.values()))
+    require(valid, f'grid must map names of knobs to lists, such as {{"output": [0.5, 1]}}; got {grid!r}.')
     strange = [name for name in grid or {} if name not in [knob.name for knob in knobs]]
     require(not strange, f"grid has {strange[:1]}, which is not a knob of this design.")
     return {knob.name: axis_of(knob, (grid or {}).get(knob.name)) for knob in knobs}

@@ -11,6 +11,7 @@ SHAPED = ("gamma", "tau0")
 
 def distinct(names: str | Iterable[str]) -> list[str]:
     """Return one or two names; raise `InputError` for more, or for equal names."""
+    require(isinstance(names, Iterable), f"knobs must be one or two names; got {names!r}.")
     result = [names] if isinstance(names, str) else list(names)
     require(len(result) in (1, 2), f"knobs must be one or two names; got {len(result)}.")
     require(len(set(result)) == len(result), f"knobs must differ; got {', '.join(result)}.")

@@ -39,9 +39,10 @@ def panel(network: CheckedNetwork, against: CheckedNetwork | None, name: str, pa
     own, band = part_of(network.curves, name, part), part_of(network.band, name, part)
     lines, area, note = [], None, CURVES[name].note
     if own is not None and band is not None:
-        low, middle, high = (over_heads(band).sel(edge=edge).values for edge in ("low", "middle", "high"))
+        law = over_heads(band)
+        low, middle, high = (law.sel(edge=edge).values for edge in ("low", "middle", "high"))
         if np.isfinite(middle).any():
-            at = positions(own)[: len(middle)]
+            at = positions(law)
             area = (at, low, high)
             lines.append(Line("law", "law, middle", at, middle))
         share = inside(xr.Dataset({"own": own}), xr.Dataset({"own": band}))
