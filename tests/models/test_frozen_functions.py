@@ -1,7 +1,10 @@
 """A part uses its function as that was when the part was made; the wrong twin reads the new values."""
 
+import collections
 import copy
 import ctypes
+import functools
+import math
 import pickle
 from types import ModuleType
 
@@ -217,7 +220,7 @@ def test_pickled_part_is_refused_where_its_function_reads_other_values(monkeypat
     sent = pickle.dumps(part)
     monkeypatch.setitem(globals(), "K", 3.0)
     assert copy.deepcopy(part) == part
-    with pytest.raises(InputError, match=r":bent has another code, or reads other values, in this process"):
+    with pytest.raises(InputError, match=r":bent has other code, or reads other values, than when the part was made"):
         pickle.loads(sent)
 
 
@@ -239,3 +242,74 @@ def test_torch_functions_that_differ_only_far_out_are_refused():
     with pytest.raises(InputError, match=r"another function on tensors: -1000 instead of -20 at -1000\."):
         torch_elementwise(lf.Elementwise(clipped, torch=lambda x: x * 1.0))
     assert torch_elementwise(lf.Elementwise(clipped, torch=lambda x: x.clamp(-20, 20)))
+
+
+# What is copied, and how.
+
+
+def leaky(slope):
+    @numba.njit
+    def function(x):
+        return max(x, slope * x)
+
+    return function
+
+
+@pytest.mark.filterwarnings("ignore:.*First-class function type")  # Numba calls tuples of functions experimental
+def test_part_copies_functions_in_containers():
+    helpers = (leaky(0.1),)
+
+    def function(x):
+        return helpers[0](x)
+
+    part = lf.Elementwise(function)
+    helpers = (leaky(0.5),)
+    assert part.function(-1.0) == -0.1
+    assert lf.Elementwise(function).function(-1.0) == -0.5
+
+
+def test_part_copies_arrays_in_named_tuples():
+    constants = collections.namedtuple("Constants", "slope")(np.array([0.1]))
+
+    def function(x):
+        return max(x, constants.slope[0] * x)
+
+    part = lf.Elementwise(function)
+    constants.slope[0] = 0.5
+    assert part.function(-1.0) == part.function.compiled(-1.0) == -0.1
+
+
+def test_part_freezes_a_function_that_wraps_one_of_a_library():
+    scale = 1.0
+
+    @functools.wraps(math.tanh)
+    def function(x):
+        return x + scale * math.tanh(x)
+
+    part = lf.Elementwise(function)
+    scale = 3.0
+    assert part.function(1.0) == 1.0 + math.tanh(1.0) != 1.0 + scale * math.tanh(1.0)
+    assert part.gain_at(8) == lf.Elementwise(lambda x: x + math.tanh(x)).gain_at(8)
+
+
+def test_part_keeps_the_signature_of_a_helper():
+    @numba.njit("float64(int64)")
+    def whole(n):
+        return 1.0 * n
+
+    def function(x):
+        return x + whole(x)
+
+    part = lf.Elementwise(function)
+    assert part.function(0.7) == part.function.compiled(0.7) == 0.7
+
+
+def test_one_function_serves_as_activation_and_as_attention_rule():
+    def function(x, visible=1.0):
+        return x * visible
+
+    model = lf.Transformer(
+        width=8, depth=2, gamma=0.5, attention=lf.Mixing(function), feedforward=lf.Elementwise(function)
+    )
+    paths = lf.simulate(model, [[1.0, 0.2], [0.2, 1.0]], samples=16, seed=0, progress=False)
+    assert bool((paths.exit_cause == 0).all())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from limitformer.base.errors import InputError, printable, require
-from limitformer.models.frozen import FrozenFunction, plain_helpers
+from limitformer.models.frozen import FrozenFunction, is_of_library, plain_helpers
 from limitformer.models.functions import name_of, value_at
 
 # Words in lines of Numba's messages that name the cause, most telling first; beginnings of lines that do not.
@@ -36,12 +36,13 @@ def compile_user_function(function: FrozenFunction, inputs: Sequence[tuple[Any, 
     Raises:
         InputError: Numba cannot compile it, or the compiled function gives other numbers.
     """
-    if (function.__module__ or "").split(".")[0] == "limitformer":  # None in a namespace without a name
+    if is_of_library(function.py_func) and function.py_func.__globals__["__name__"].split(".")[0] == "limitformer":
         return
     with refuse_uncompilable(function):
         values = [function.compiled(*arguments) for arguments in inputs]
     alike = np.allclose(values, outputs, rtol=1e-9, atol=1e-12, equal_nan=True)
-    require(alike, f"Numba and Python do not agree about {name_of(function)}: whole numbers instead of floats?")
+    hint = "does it use whole numbers, or read something that has changed?"
+    require(alike, f"Numba and Python do not agree about {name_of(function)}: {hint}")
 
 
 @contextmanager

@@ -4,10 +4,13 @@ Gain, chain and network of a part are made at different times, and all three use
 variables, defaults and helpers that the function reads are copied with it, so a later change of one has no effect.
 
 Compiled helpers are compiled again, because Numba keeps the numbers that a helper read when it was first called: for
-the process and, with `cache=True`, on disk. Functions and modules of libraries are not copied.
+the process and, with `cache=True`, on disk. Functions and modules of libraries are not copied, nor are objects of
+classes other than numbers, texts, arrays, records, tuples, lists, sets and dicts.
 """
 
+import dis
 import hashlib
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -77,8 +80,8 @@ def freeze_again(function: Function, digest: str) -> FrozenFunction:
     frozen = freeze(function)
     if frozen.digest != digest:
         raise InputError(
-            f"{name_of(function)} has another code, or reads other values, in this process than where the part was "
-            "made. Nearest: constants in its module that nothing changes."
+            f"{name_of(function)} has other code, or reads other values, than when the part was made. "
+            "Nearest: constants in its module that nothing changes."
         )
     return frozen
 
@@ -124,13 +127,17 @@ def is_library(module: str | None) -> bool:
     return (module or "").split(".")[0] in LIBRARIES
 
 
+def is_of_library(function: FunctionType) -> bool:
+    """Whether a library defines the function; `__module__` does not say so, because `functools.wraps` copies it."""
+    module = str(function.__globals__.get("__name__"))
+    return is_library(module) and vars(sys.modules.get(module, ModuleType(""))) is function.__globals__
+
+
 def plain_helpers(function: FrozenFunction) -> list[str]:
     """Return the names of the uncompiled user functions that it calls."""
     python = function.py_func
-    values = {name: python.__globals__.get(name) for name in sorted(names_in(python.__code__))} | cells_of(python)
-    return [
-        name for name, value in values.items() if isinstance(value, FunctionType) and not is_library(value.__module__)
-    ]
+    values = {name: python.__globals__.get(name) for name in sorted(globals_in(python.__code__))} | cells_of(python)
+    return [name for name, value in values.items() if isinstance(value, FunctionType) and not is_of_library(value)]
 
 
 @dataclass
@@ -150,61 +157,91 @@ class Snapshot:
         """Copy a value; of a module, the attributes of these names."""
         if isinstance(value, ModuleType):
             return value if is_library(value.__name__) else self.copy_module(value, tuple(names))
+        if isinstance(value, FrozenFunction):
+            self.texts.append(value.digest)
+            return value.compiled  # for the kernel of a function that calls it
         python = python_function(value)
         if isinstance(python, FunctionType):
-            if not is_library(python.__module__):
+            copied = not is_of_library(python) and (python is value or hasattr(value, "targetoptions"))
+            if copied:
                 return self.copies[id(value),] if (id(value),) in self.copies else self.copy_function(value)
             self.texts.append(name_of(python))
+            if not is_of_library(python):
+                self.others.append(id(value))
             return value
-        copy = copy_of_data(value)
+        if type(value) in (tuple, list, set, frozenset, dict) or is_named_tuple(value):
+            return self.copy_container(value, names)
         self.texts.append(text_of(value))
-        if copy is value and not isinstance(value, PLAIN):
+        if isinstance(value, np.ndarray):
+            array = value.copy()
+            array.flags.writeable = False
+            return array
+        if isinstance(value, np.void):
+            return value.copy()  # a record is a view of its array
+        if not isinstance(value, PLAIN):
             self.others.append(id(value))
-        return copy
+        return value
+
+    def copy_container(self, value: Any, names: Iterable[str]) -> Any:
+        """Copy a tuple, list, set or dict with all that is in it."""
+        self.texts.append(f"{type(value).__name__} {len(value)}")
+        if type(value) is dict:
+            copies = {}
+            for key, inner in value.items():
+                self.texts.append(text_of(key))
+                copies[key] = self.copy(inner, names)
+            return copies
+        entries = sorted(value, key=text_of) if isinstance(value, set | frozenset) else value
+        parts = [self.copy(inner, names) for inner in entries]
+        return type(value)._make(parts) if is_named_tuple(value) else type(value)(parts)
 
     def copy_module(self, module: ModuleType, names: tuple[str, ...]) -> ModuleType:
         key = (id(module), *names)
         if key not in self.copies:
             copy = self.copies[key] = ModuleType(module.__name__)
             vars(copy).update(vars(module))
-            vars(copy).update(self.copies_of(vars(module), names))
+            vars(copy).update(self.copies_of(vars(module), names, names))
         copied: ModuleType = self.copies[key]
         return copied
 
     def copy_function(self, function: Any) -> Any:
         python = python_function(function)
         code, names = python.__code__, sorted(names_in(python.__code__))
+        read = sorted(globals_in(code))
         space = {name: python.__globals__[name] for name in ALWAYS_READ if name in python.__globals__}
         cells = {name: CellType() for name in code.co_freevars}
-        copy = FunctionType(code, space, python.__name__, copy_of_data(python.__defaults__), tuple(cells.values()))
-        copy.__kwdefaults__, copy.__module__ = copy_of_data(python.__kwdefaults__), python.__module__
-        copy.__qualname__, copy.__doc__ = python.__qualname__, python.__doc__
-        self.texts += [repr(code_key(code)), text_of(python.__defaults__), text_of(python.__kwdefaults__)]
-        compiled = self.copies[id(function),] = compile_again(function, copy)
-        space |= self.copies_of(python.__globals__, names)
+        copy = FunctionType(code, space, python.__name__, None, tuple(cells.values()))
+        copy.__module__, copy.__qualname__, copy.__doc__ = python.__module__, python.__qualname__, python.__doc__
+        self.texts.append(repr(code_key(code)))
+        copy.__defaults__ = self.copy(python.__defaults__, names)
+        copy.__kwdefaults__ = self.copy(python.__kwdefaults__, names)
+        # A function that reads itself finds its copy here. One of fixed signatures is compiled when its globals exist.
+        fixed = has_fixed_signatures(function)
+        self.copies[id(function),] = copy if fixed else compile_again(function, copy)
+        space |= self.copies_of(python.__globals__, read, names)
         for name, value in cells_of(python).items():
             self.texts.append(name)
             cells[name].cell_contents = self.copy(value, names)
-        return compiled
+        if fixed:
+            self.copies[id(function),] = compile_again(function, copy)
+        return self.copies[id(function),]
 
-    def copies_of(self, space: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-        """Copy the values of these names, where they have one."""
+    def copies_of(self, space: dict[str, Any], names: Iterable[str], attributes: Iterable[str]) -> dict[str, Any]:
+        """Copy the values of these names, where they have one; of modules among them, these attributes."""
         copies = {}
         for name in (name for name in names if name in space):
             self.texts.append(name)
-            copies[name] = self.copy(space[name], names)
+            copies[name] = self.copy(space[name], attributes)
         return copies
 
 
-def copy_of_data(value: Any) -> Any:
-    """Copy an array, read-only, or a container; return other values as they are."""
-    if isinstance(value, np.ndarray):
-        array = value.copy()
-        array.flags.writeable = False
-        return array
-    if type(value) in (tuple, list, set):
-        return type(value)(map(copy_of_data, value))
-    return {key: copy_of_data(inner) for key, inner in value.items()} if type(value) is dict else value
+def is_named_tuple(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_make")
+
+
+def has_fixed_signatures(function: Any) -> bool:
+    """Whether `numba.jit` was called with the types of the arguments."""
+    return not getattr(function, "_can_compile", True)
 
 
 def compile_again(function: Any, copy: FunctionType) -> Any:
@@ -213,8 +250,10 @@ def compile_again(function: Any, copy: FunctionType) -> Any:
         return copy
     import numba
 
-    again = numba.jit if hasattr(function, "py_func") else numba.vectorize
-    return again(**function.targetoptions)(copy)
+    if not hasattr(function, "py_func"):
+        return numba.vectorize(**function.targetoptions)(copy)
+    signatures = list(function.nopython_signatures) if has_fixed_signatures(function) else None
+    return numba.jit(signatures, locals=function.locals, **function.targetoptions)(copy)
 
 
 def cells_of(function: FunctionType) -> dict[str, Any]:
@@ -234,6 +273,12 @@ def names_in(code: CodeType) -> set[str]:
     return set(code.co_names).union(*inner)
 
 
+def globals_in(code: CodeType) -> set[str]:
+    """Return the names of globals, also those in nested functions."""
+    loaded = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return loaded.union(*(globals_in(one) for one in code.co_consts if isinstance(one, CodeType)))
+
+
 def code_key(code: CodeType) -> tuple[Any, ...]:
     """Return what the code does, without its place in a file."""
     constants = [code_key(one) if isinstance(one, CodeType) else text_of(one) for one in code.co_consts]
@@ -245,7 +290,7 @@ def text_of(value: Any) -> str:
 
     Other objects count by their type.
     """
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | np.void):
         return f"array {value.shape} {value.dtype} {hashlib.sha256(value.tobytes()).hexdigest()}"
     if isinstance(value, PLAIN):
         return repr(value)

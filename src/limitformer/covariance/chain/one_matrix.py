@@ -167,7 +167,7 @@ class PreparedOneMatrix:
         """Write replicas `first`, `first` + 1, … and their exits into `outputs`, unless `watch` is halted."""
         share = self.chain.share(outputs, first, self.key_words, self.chain.points)
         run_one_matrix(self.root, self.chain.model.width, self.constants, share, watch)
-        mark_own_exits(self.chain.model, outputs, self.chain.points[-1])
+        mark_own_exits(self.chain.model, outputs, self.chain.points[-1], self.chain.radius)
 
 
 def one_matrix_constants(model: Transformer) -> OneMatrixConstants:

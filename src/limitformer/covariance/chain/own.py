@@ -34,6 +34,7 @@ njit: Any = numba.njit
 cfunc: Any = numba.cfunc
 
 NOTHING = 0  # the address that stands for "no function"
+MARGIN = 1 - 1e-6  # share of the radius, because a recorded V is rounded to float32
 TAME = 1e10  # |V| from which no layer with finite outputs reaches infinity
 
 NUMBER, WHOLE, MEMORY = ir.DoubleType(), ir.IntType(64), ir.IntType(8).as_pointer()
@@ -41,7 +42,7 @@ ELEMENTWISE = types.void(types.CPointer(types.float64), types.int64, types.float
 MIXING = types.void(types.CPointer(types.float64), types.voidptr, types.int64, types.float64)
 
 # A compiled function must live as long as a kernel may call it.
-COMPILED: dict[FrozenFunction, Any] = {}
+COMPILED: dict[tuple[FrozenFunction, Callable[[Any], Any]], Any] = {}
 LOCK = Lock()
 
 
@@ -61,10 +62,10 @@ def mixing_address(function: FrozenFunction) -> int:
 
 def address_of(function: FrozenFunction, compile_loop: Callable[[Any], Any]) -> int:
     with LOCK:
-        if function not in COMPILED:
+        if (function, compile_loop) not in COMPILED:
             with refuse_uncompilable(function):
-                COMPILED[function] = compile_loop(function.compiled)
-        return int(COMPILED[function].address)
+                COMPILED[function, compile_loop] = compile_loop(function.compiled)
+        return int(COMPILED[function, compile_loop].address)
 
 
 def compiled_elementwise(scalar: Any) -> Any:
@@ -156,16 +157,19 @@ def call_mixing(typing_context: Any, address: Any, array: Any, visible: Any, inv
     return types.void(types.int64, array, visible, types.float64), generate
 
 
-def mark_own_exits(model: Transformer, outputs: Outputs, last: float) -> None:
+def mark_own_exits(model: Transformer, outputs: Outputs, last: float, radius: float) -> None:
     """Set the exit cause `NO_NUMBER` where a model with user functions turns a tame V into one that is not finite.
 
-    Such a path keeps V before that layer. Paths that end after the `last` recorded layer are not distinguished.
+    Such a path keeps V before that layer, inside the ball of this radius; a path that left the ball keeps V outside.
+    Paths that end after the `last` recorded layer are not distinguished.
     """
     record = outputs["covariance"] if outputs["covariance"].size else outputs["variance"]
     if not (has_own_parts(model) and is_ordinary(model) and record.size):
         return
-    largest = np.abs(record[:, -1].reshape(len(record), -1)).max(-1)
-    outputs["causes"][(outputs["causes"] == LEFT_BALL) & (outputs["exits"] <= last) & (largest < TAME)] = NO_NUMBER
+    end = np.abs(record[:, -1].reshape(len(record), -1).astype(np.float64))
+    norm = np.sqrt((end**2).sum(-1)) if outputs["covariance"].size else end.sum(-1)  # |V| ≤ tr V
+    tame = norm < min(TAME, MARGIN * radius)
+    outputs["causes"][(outputs["causes"] == LEFT_BALL) & (outputs["exits"] <= last) & tame] = NO_NUMBER
 
 
 def has_own_parts(model: Transformer) -> bool:

@@ -239,7 +239,7 @@ class PreparedChain:
         """Write replicas `first`, `first` + 1, … and their exits into `outputs`, unless `watch` is halted."""
         share = self.chain.share(outputs, first, self.key_words, self.chain.points)
         run_replicas(self.factor, self.turned, self.constants, self.sublayers, self.visible, share, watch)
-        mark_own_exits(self.chain.model, outputs, self.chain.points[-1])
+        mark_own_exits(self.chain.model, outputs, self.chain.points[-1], self.chain.radius)
 
 
 def subtracts_mean(model: Transformer) -> bool:

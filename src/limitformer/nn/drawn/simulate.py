@@ -241,7 +241,8 @@ def run_batch(
     if gradients:
         values |= gradient_norms(stream, recorded, [weight for layer in layers for weight in layer.parameters()], exits)
     outputs = {name: tensor.numpy() for name, tensor in values.items()}
-    mark_own_exits(model, outputs, recorded[-1])
+    # From a V below this bound a layer stays within the range of `dtype`, unless a user function leaves it.
+    mark_own_exits(model, outputs, recorded[-1], torch.finfo(dtype).max ** 0.25)
     return outputs
 
 
@@ -249,8 +250,10 @@ def gradient_norms(
     stream: list[Tensor], recorded: NDArray[np.int64], weights: list[nn.Parameter], exits: Tensor
 ) -> dict[str, Tensor]:
     """Differentiate the loss by `stream`, the tokens (networks, m, n) before each layer and after the last."""
-    loss = stream[-1].double().square().sum((-1, -2)) / (2 * stream[-1].shape[-2])
-    slopes = torch.autograd.grad(loss.sum(), [*stream, *weights], allow_unused=True, materialize_grads=True)
+    with torch.enable_grad():  # the caller may have switched gradients off
+        loss = stream[-1].double().square().sum((-1, -2)) / (2 * stream[-1].shape[-2])
+        total = loss.sum()
+    slopes = torch.autograd.grad(total, [*stream, *weights], allow_unused=True, materialize_grads=True)
     norms = torch.stack([slope.double().square().sum((-1, -2)).sqrt() for slope in slopes], 1)
     results = {
         "loss": loss.detach(),
