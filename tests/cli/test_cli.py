@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import pytest
 import limitformer as lf
 import limitformer_papers
 from limitformer.base.errors import MissingExtraError
+from limitformer.cli.app import commands_of
 from limitformer.cli.report import say_error
 from limitformer_papers import FIGURES
 
@@ -638,3 +640,10 @@ def test_times_of_a_short_limit_are_distinct(run):
     """Four layers of width 200 are two steps, which have three times."""
     found = run("simulate", "--as", "limit", "--depth", "4", "--samples", "20")
     assert re.findall(r"^│ +([0-9.]+) │", found.stdout, re.MULTILINE) == ["0", "0.01", "0.02"]
+
+
+def test_package_whose_commands_cannot_be_loaded_gives_a_warning_and_no_commands(capsys):
+    broken = EntryPoint("broken", "limitformer.cli.app:no_commands", "limitformer.commands")
+    assert commands_of(broken) == {}
+    assert "Warning: the commands of limitformer.cli.app:no_commands cannot be loaded" in capsys.readouterr().err
+    assert "figure" in commands_of(EntryPoint("papers", "limitformer_papers.commands:COMMANDS", "limitformer.commands"))

@@ -69,6 +69,15 @@ def test_axes_in_another_order_are_the_transposed_diagram():
     assert_same_bits(turned.sel(GRID).transpose("dim", "beta", "outcome"), diagram())
 
 
+def test_diagram_from_a_store_has_the_order_of_its_caller(tmp_path):
+    """A store keeps the order in which its values were added."""
+    grid = {"dim": [6, 4], "beta": [4.0, 1.0]}
+    diagram(store=tmp_path / "s.sweep", over={name: sorted(values) for name, values in grid.items()})
+    again = diagram(store=tmp_path / "s.sweep", over=grid)
+    assert again["beta"].values.tolist() == grid["beta"]
+    assert_same_bits(again, diagram(over=grid))
+
+
 def test_same_bits_for_any_threads_and_other_bits_for_another_seed():
     assert_same_bits(diagram(threads=1, samples=300), diagram(threads=2, samples=300))
     assert (diagram(seed=4)["probability"].values != diagram(seed=3)["probability"].values).any()

@@ -410,6 +410,13 @@ def test_export_writes_a_table(run, tmp_path):
         assert int(row["status"]) == 1
 
 
+def test_export_leaves_a_folder_in_its_way_alone(refused, store, tmp_path):
+    (tmp_path / "mine.csv").mkdir()
+    (tmp_path / "mine.csv" / "notes.txt").write_text("mine")
+    refused("export", store, "mine.csv", says="Cannot write mine.csv: a folder is in the way.")
+    assert [(path.name, path.read_text()) for path in (tmp_path / "mine.csv").iterdir()] == [("notes.txt", "mine")]
+
+
 @pytest.mark.parametrize("name", ["out.txt", "out"])
 def test_export_refuses_other_endings(refused, store, name):
     refused("export", store, name, says=f"exported as .nc (NetCDF), .zarr or .csv (a table); got '{name}'.")

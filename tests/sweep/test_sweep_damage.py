@@ -22,6 +22,7 @@ from limitformer.sweep.opening import open_store
 from limitformer.sweep.reduce import Reduced
 from limitformer.sweep.show import progress_of
 from sweep_grids import (
+    KEEP,
     assert_complete,
     assert_same_bits,
     assert_same_numbers,
@@ -195,6 +196,15 @@ def test_restored_store_has_the_cells_of_its_sweep(store):
     assert run(wider, store).skipped == CELLS
     run(wider, store.parent / "wider.sweep")
     assert_same_numbers(store, store.parent / "wider.sweep")
+
+
+def test_restored_store_finds_its_results_by_name(store, whole):
+    """The restored description lists the results in the order of the caller's `keep`, the cells by name."""
+    (store / "sweep.json").unlink()
+    keep = dict(reversed(KEEP.items()))
+    assert list(keep) != list(KEEP)
+    assert run(sweep(keep=keep), store).skipped == CELLS
+    assert_same_numbers(store, whole)
 
 
 def test_restored_store_refuses_other_code(store, monkeypatch):

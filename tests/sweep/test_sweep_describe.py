@@ -236,11 +236,21 @@ REFUSED = {
     "record": (lambda: sweep(record="first"), 'record must be "last", "all" or a list; got \'first\'.'),
     "reduction": (lambda: sweep(keep={"moment": True}), "A sweep's keep has no field 'moment'. Nearest: moments."),
     "nothing kept": (lambda: sweep(keep={"moments": False}), "A sweep must keep something: samples, moments, "),
-    "levels": (lambda: sweep(keep={"quantiles": [0.5, 2]}), "quantiles must be true or a list of levels in [0, 1]"),
+    "levels": (lambda: sweep(keep={"quantiles": [0.5, 2]}), "quantiles must be true or a list of different levels in"),
+    "level twice": (lambda: sweep(keep={"quantiles": [0.5, 0.5]}), "quantiles must be true or a list of different"),
+    "level of another kind": (lambda: sweep(keep={"outcomes": {"level": True}}), "outcomes must be true or have a"),
     "coverage": (lambda: sweep(keep={"outcomes": {"level": 1.0}}), "outcomes must be true or have a level in (0, 1)"),
     "ends": (
         lambda: sweep(keep={"stopping_times": {"largest": "x"}}),
-        "stopping_times must be true or have largest and smallest; got {'largest': 'x'}.",
+        "stopping_times must be true or have numbers smallest < largest; got {'largest': 'x'}.",
+    ),
+    "ends in the wrong order": (
+        lambda: sweep(keep={"stopping_times": {"largest": 1e-3, "smallest": 1e3}}),
+        "stopping_times must be true or have numbers smallest < largest",
+    ),
+    "end that is no number": (
+        lambda: sweep(keep={"stopping_times": {"largest": float("nan")}}),
+        "stopping_times must be true or have numbers smallest < largest",
     ),
     "other end": (lambda: sweep(keep={"stopping_times": {"large": 1.0}}), "stopping_times must be true or have"),
     "shapes that differ": (

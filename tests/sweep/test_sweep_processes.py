@@ -161,7 +161,7 @@ def test_cell_that_kills_its_worker_or_fails_is_recorded_and_others_continue(tmp
 
 def test_patience_outlasts_random_kills_and_ends():
     """A cell gets at least twice the tries of an ordinary failure, and a finite number."""
-    job = Job("", 0, threads=1, tries=2, any_version=False)
+    job = Job("", "", (), threads=1, tries=2, any_version=False)
     assert 4 <= pool_of(job, 2).patience <= 10
 
 
@@ -234,7 +234,7 @@ def test_ctrl_c_ends_the_workers_and_the_store_resumes(whole, tmp_path):
 def test_workers_ignore_ctrl_c_from_the_start(tmp_path):
     """A terminal sends Ctrl-C to workers too; they would print tracebacks."""
     run(sweep(BETAS), tmp_path / "s.sweep")
-    group = pool_of(Job(str(tmp_path / "s.sweep"), 0, threads=1, tries=1, any_version=False), 1)
+    group = pool_of(Job(str(tmp_path / "s.sweep"), "", (), threads=1, tries=1, any_version=False), 1)
     try:
         pid = group.start(0).process.pid
         facts = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())

@@ -9,6 +9,7 @@ import time
 import tracemalloc
 from collections import Counter
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,18 +17,22 @@ import pytest
 import zarr
 
 import limitformer as lf
+import own_parts_example
 from limitformer.base.errors import InputError
 from limitformer.sweep import OtherSweepError, SweepInterrupted, opening, origin, trial
 from limitformer.sweep import store as store_module
 from limitformer.sweep import work as work_module
 from limitformer.sweep.cells import Names, place_of
+from limitformer.sweep.opening import open_store
 from limitformer.sweep.run import compute_sweep
+from limitformer.sweep.work import StoreError, job_of, run_cell
 from sweep_grids import (
     GRID,
     NETWORK,
     assert_complete,
     assert_same_bits,
     assert_same_numbers,
+    cell_path,
     cells_written,
     described_as,
     environment,
@@ -337,6 +342,30 @@ def test_store_of_other_code_is_refused_unless_any_version_is_allowed(whole, tmp
         assert run(sweep(), path).skipped == CELLS, "it is one of the store's codes"
     with elsewhere(version="9.9"), pytest.raises(OtherSweepError, match="begun by other code"):
         run(sweep(), path)
+
+
+def test_cells_copied_in_from_other_code_are_refused_unless_any_version_is_allowed(whole, tmp_path, elsewhere):
+    path, copied = Path(shutil.copytree(whole, tmp_path / "s.sweep")), tmp_path / "copied.sweep"
+    with elsewhere(numba="9.9"):
+        run(sweep(), copied)
+    shutil.copy(cell_path(copied, (1, 1)), cell_path(path, (1, 1)))
+    with pytest.raises(OtherSweepError, match="has cells that were copied into it from other code"):
+        run(sweep(), path)
+    assert run(sweep(), path, any_version=True).skipped == CELLS
+    assert run(sweep(), path).skipped == CELLS, "it is one of the store's codes now"
+
+
+def test_worker_refuses_a_user_function_that_differs_from_that_of_the_sweep(tmp_path):
+    model = replace(NETWORK, feedforward=lf.Elementwise(own_parts_example.silu))
+    options = {"samples": 2, "seed": 1, "start": {"tokens": 2, "correlation": 0.2}}
+    description = lf.Sweep(model, over={"gamma": [0.5]}, simulate=options)
+    run(description, tmp_path / "s.sweep")
+    job = job_of(open_store(tmp_path / "s.sweep", imports=True), threads=1, tries=1, any_version=False)
+    assert job.functions == (("own_parts_example:silu", job.functions[0][1]),)
+    assert run_cell(job, (0,)).status == 1
+    other = replace(job, functions=(("own_parts_example:silu", "0"),))
+    with pytest.raises(StoreError, match="own_parts_example:silu has other code, or reads other values, in a"):
+        run_cell(other, (0,))
 
 
 def assert_same_values(path, other):

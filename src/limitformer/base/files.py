@@ -17,7 +17,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` on a temporary neighbour of `path`, then move it there: the file is complete or absent.
 
     Raises:
-        InputError: the folder cannot be made or written.
+        InputError: the folder cannot be made or written, or a folder is in the way of a file.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -26,6 +26,8 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         raise InputError(f"Cannot write {path}: {error.strerror} ({error.filename}).") from error
     try:
         write(folder / path.name)
+        replaces = not path.is_dir() or (folder / path.name).is_dir()
+        require(replaces, f"Cannot write {path}: a folder is in the way.")
         if path.is_dir():  # a folder cannot be replaced in one step: move the old one away first
             os.replace(path, folder / "old")
         try:

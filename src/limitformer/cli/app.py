@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from io import TextIOWrapper
 from typing import Annotated, Any
 
@@ -57,10 +57,19 @@ COMMANDS = {
         "Run grids of simulations that can be stopped, resumed, extended and moved to a cluster.",
     ),
 }
-# Commands of other packages; `limitformer_papers` has two.
-for entry in entry_points(group="limitformer.commands"):
-    COMMANDS |= entry.load()
 
+
+def commands_of(entry: EntryPoint) -> dict[str, tuple[str, str]]:
+    """Return the commands of another package, or none and a warning if they cannot be loaded."""
+    try:
+        return {name: (str(target), str(line)) for name, (target, line) in entry.load().items()}
+    except Exception as error:  # noqa: BLE001  another package may raise anything
+        typer.echo(f"Warning: the commands of {entry.value} cannot be loaded: {error}", err=True)
+        return {}
+
+
+for entry in entry_points(group="limitformer.commands"):  # `limitformer_papers` has two
+    COMMANDS = COMMANDS | commands_of(entry) | COMMANDS  # none replaces ours
 
 ONCE = ("check", "design")  # they write several files; in other commands the last of two values counts, as usual
 

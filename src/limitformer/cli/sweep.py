@@ -48,7 +48,7 @@ def run(
 ) -> None:
     """Compute the cells that the store lacks. Ctrl-C stops, and the same command resumes.
 
-    For example: limitformer sweep run sweep.toml --store sweep.zarr --workers 8
+    For example: limitformer sweep run sweep.toml --store sweep.sweep --workers 8
     """
     with errors_in_one_line():
         from limitformer.base.progress import suggest_quicker

@@ -12,7 +12,7 @@ import dis
 import hashlib
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -116,6 +116,14 @@ def function_of(part: Any) -> FrozenFunction:
 def is_user_part(part: object) -> bool:
     """Whether a part is made of a function."""
     return isinstance(getattr(part, "function", None), FrozenFunction)
+
+
+def functions_of(part: Any) -> tuple[tuple[str, str], ...]:
+    """Return name and digest of each user function in a part or model."""
+    if isinstance(part, FrozenFunction):
+        return () if is_of_library(part.py_func) else ((name_of(part), part.digest),)
+    inner = [getattr(part, one.name) for one in fields(part)] if is_dataclass(part) else []
+    return tuple(each for value in inner for each in functions_of(value))
 
 
 def name_of_part(part: Any) -> str:

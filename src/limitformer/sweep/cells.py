@@ -3,7 +3,7 @@ r"""A finished cell as a file, in a format that runs no code.
     checksum                                                    SHA-256 of the cell's name and of all that follows
     {"status": 1, "seconds": 0.7, "finished": 1.7e9, "error": ""}
     {"version": "0.2.0", "numpy": "2.4.0", …}                   the code that made the cell (`origin`)
-    …                                                           its results, little-endian, in C order
+    …                                                           its results by name, little-endian, in C order
 
 `sweep.json` lists the results with their dimensions, shapes and types. A failed cell has none.
 
@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import isfinite, prod
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from limitformer.sweep.reduce import Reduced
 
 MISSING, DONE, FAILED, DAMAGED = 0, 1, 2, 3
 HEADER_LIMIT = 2**15  # bytes before the results
+LONGEST = 1e11  # seconds, 3,000 years: for a cell, and since 1970
 ERROR_LENGTH = 1000  # characters of a stored error
 SHARD_LETTERS = 3  # of a cell's name: 4,096 subfolders, with fewer than 1,000 files each up to four million cells
 TYPES = ("<f8", "<f4", "<i8", "<i4", "<i2", "|i1", "<u8", "<u4", "<u2", "|u1", "|b1")
@@ -130,7 +131,8 @@ def decoded(name: str, file: bytes, kinds: Mapping[str, Kind]) -> CellFile | Non
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError):  # an `InputError` is a ValueError
         return None
     size = sum(kind.size for kind in kinds.values()) if status == DONE else 0
-    valid = status in (DONE, FAILED) and isinstance(error, str) and isfinite(seconds) and isfinite(finished)
+    times = 0 <= seconds <= LONGEST and 0 <= finished <= LONGEST  # NaN is neither
+    valid = status in (DONE, FAILED) and isinstance(error, str) and times
     return CellFile(status, seconds, finished, error, number, origin, data) if valid and len(data) == size else None
 
 
@@ -147,7 +149,7 @@ def bytes_of(results: Mapping[str, Reduced], kinds: Mapping[str, Kind]) -> bytes
         InputError: a result has another shape than in the first cell.
     """
     parts = []
-    for name, kind in kinds.items():
+    for name, kind in sorted(kinds.items()):
         values = np.asarray(results[name].values)
         same = values.shape == kind.shape
         require(same, f"{name} has shape {values.shape} in this cell and {kind.shape} in the first one.")
@@ -158,7 +160,7 @@ def bytes_of(results: Mapping[str, Reduced], kinds: Mapping[str, Kind]) -> bytes
 def arrays_of(data: bytes, kinds: Mapping[str, Kind]) -> dict[str, NDArray[Any]]:
     """Return the results in a cell's file."""
     arrays, start = {}, 0
-    for name, kind in kinds.items():
+    for name, kind in sorted(kinds.items()):
         values = np.frombuffer(data, kind.dtype, prod(kind.shape), start)
         arrays[name], start = values.reshape(kind.shape), start + kind.size
     return arrays

@@ -53,7 +53,7 @@ def connected(cluster: Any) -> Iterator[Any]:
         package.comm.get_address_host_port(cluster)  # a client of an invalid address never ends
         ask_scheduler(package, cluster)
         client = package.Client(cluster, timeout=CONNECT_SECONDS, set_as_default=False)
-    except (OSError, TimeoutError, ValueError) as error:
+    except (OSError, TimeoutError, ValueError, TypeError) as error:
         raise InputError(f"No Dask scheduler answers at {cluster}: {first_line(error).rstrip('.')}.") from error
     with client:
         yield client

@@ -155,7 +155,14 @@ def ready(path: Path, sweep: Sweep, *, extend: bool, any_version: bool) -> Itera
     with ExitStack() as stack:
         reason = locked(path, stack)
         store = resumed(path, sweep, kinds, extend=extend, any_version=any_version, read_only=reason)
+        known = set(store.codes)
         survey = store.survey()  # it adds the codes of all cells, before they are written
+        copied = [store.codes[number] for number in set(store.codes) - known]
+        require_same(
+            any_version or not copied,
+            f"{path} has cells that were copied into it from other code. Nearest: delete them, or accept them "
+            "(any_version, --any-version).",
+        )
         if not reason:
             try:
                 store.write_description()

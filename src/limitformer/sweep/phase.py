@@ -79,7 +79,7 @@ def outcomes_of(sweep: Sweep, store: str | Path | None, threads: int | None, pro
         return compute_sweep(sweep, threads=threads, progress=progress)
     report = run_sweep(sweep, store, workers=1, threads=threads, progress=progress)
     require(report.failed == 0, f"{report.failed} cells failed: {next(iter(report.errors.values()), '')}")
-    return load_sweep(store)
+    return load_sweep(store).sel({name: list(values) for name, values in sweep.over.items()})  # the caller's order
 
 
 def check_run(options: Mapping[str, Any], *, samples: int, level: float, threads: int | None) -> None:

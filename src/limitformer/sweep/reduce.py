@@ -164,22 +164,30 @@ def checked_keep(keep: Mapping[str, Any]) -> dict[str, Any]:
     return reductions
 
 
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def options_of(name: str, value: Any) -> dict[str, Any]:
     if name == "quantiles":
         value = value["levels"] if isinstance(value, Mapping) and set(value) == {"levels"} else value
         levels = list(DEFAULT_LEVELS if value is True else value if isinstance(value, list | tuple) else ())
-        numbers = all(isinstance(level, int | float) and 0 <= level <= 1 for level in levels)
-        require(len(levels) > 0 and numbers, f"quantiles must be true or a list of levels in [0, 1]; got {value!r}.")
+        numbers = all(is_number(level) and 0 <= level <= 1 for level in levels) and len(set(levels)) == len(levels)
+        valid = len(levels) > 0 and numbers
+        require(valid, f"quantiles must be true or a list of different levels in [0, 1]; got {value!r}.")
         return {"levels": [float(level) for level in levels]}
     if name == "outcomes":
-        level = DEFAULT_COVERAGE if value in (True, {}) else value.get("level") if isinstance(value, Mapping) else None
-        number = isinstance(level, int | float) and 0 < level < 1
+        options = {} if value is True else value
+        valid = isinstance(options, Mapping) and set(options) <= {"level"}
+        level: Any = options.get("level", DEFAULT_COVERAGE) if valid else None
+        number = is_number(level) and 0 < level < 1
         require(number, f"outcomes must be true or have a level in (0, 1); got {value!r}.")
-        return {"level": float(level or DEFAULT_COVERAGE)}
+        return {"level": float(level)}
     if name == "stopping_times":
         ends = DEFAULT_ENDS if value is True else {**DEFAULT_ENDS, **value} if isinstance(value, Mapping) else {}
-        known = set(ends) == set(DEFAULT_ENDS) and all(isinstance(end, int | float) for end in ends.values())
-        require(known, f"stopping_times must be true or have largest and smallest; got {value!r}.")
+        known = set(ends) == set(DEFAULT_ENDS) and all(map(is_number, ends.values()))
+        ordered = known and ends["smallest"] < ends["largest"]  # NaN is not
+        require(ordered, f"stopping_times must be true or have numbers smallest < largest; got {value!r}.")
         return {end: float(number) for end, number in ends.items()}
     require(value is True or value == {}, f"{name} must be true or false; got {value!r}.")
     return {}

@@ -88,6 +88,7 @@ def run_sweep(
         InputError: the store belongs to another sweep, is in use by another process, or cannot be written.
         SweepInterrupted: Ctrl-C; finished cells stay, and a new run continues.
     """
+    require(isinstance(sweep, Sweep), f"run_sweep needs a Sweep; got {type(sweep).__name__}.")
     path = store_path(store)
     workers = usable_cores() if workers is None else require_count("workers", workers)
     require_count("tries", tries)

@@ -115,7 +115,13 @@ def picture(chosen: xr.DataArray) -> Figure:
         InputError: more than two axes with several values each.
     """
     long = sorted((str(dim) for dim in chosen.dims), key=lambda dim: -chosen.sizes[dim])
-    require(0 < len(long) <= 2, f"A picture needs one or two axes; there are {', '.join(long) or 'none'}. Use --at.")
+    require(
+        0 < len(long) <= 2,
+        f"A picture needs one or two axes; there are {', '.join(long) or 'none'}. "
+        f"Nearest: {'more' if long else 'fewer'} --at.",
+    )
+    # A store keeps the order in which values were added.
+    chosen = chosen.sortby([dim for dim in long if dim in chosen.coords and chosen[dim].dtype.kind in "iuf"])
     figure, (panel,) = panels(1, width=6.4, height=4.4)
     if len(long) == 2 and chosen.sizes[long[1]] > MOST_CURVES:
         panel.grid(False)
