@@ -477,7 +477,7 @@ class Poisoned(nn.Module):
 @pytest.mark.parametrize(
     ("what", "options", "message"),
     [
-        (nn.Linear(3, 3), {}, "no list of blocks"),
+        (nn.Linear(3, 3), {}, "has no blocks: no module of a list receives tokens"),
         ("gpt3", {}, "Nearest: gpt2"),
         (3, {}, "got int"),
         ("gpt2", {"tokens": 1}, "tokens must"),

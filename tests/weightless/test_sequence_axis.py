@@ -9,7 +9,7 @@ from torch import nn
 
 import limitformer as lf
 from limitformer.checking.module import measure_module
-from limitformer.weightless.blocks import UnclearAxisError, grown_axis, stream_axis
+from limitformer.weightless.blocks import Entry, UnclearAxisError, grown_axes, stream_axis
 from limitformer.weightless.inputs import inputs_of, square
 from limitformer.weightless.models import blueprint_of
 
@@ -117,9 +117,16 @@ def test_stream_axis_is_never_guessed():
     for shape in ((4, 4, 8), (8, 4, 8), (3, 5, 8)):
         with pytest.raises(UnclearAxisError):
             stream_axis(torch.Size(shape), 4, 1)
-    assert grown_axis([torch.Size((4, 4, 8))], [torch.Size((4, 8, 8))]) == 1
+    assert stream_axis(torch.Size((8, 5)), 4, 1) == 0
+
+
+def test_axis_of_each_block_is_the_one_that_grows():
+    first, second, fixed = torch.Size((4, 4, 8)), torch.Size((6, 4, 8)), torch.Size((1, 4, 8))
+    before = [Entry(0, first), Entry(1, second), Entry(2, fixed)]
+    after = [Entry(0, torch.Size((4, 8, 8))), Entry(1, torch.Size((12, 4, 8))), Entry(2, fixed)]
+    assert grown_axes(before, after) == {0: 1, 1: 0}
     with pytest.raises(lf.InputError, match=r"must lie in one dimension of the stream; got \(4, 4, 8\)"):
-        grown_axis([torch.Size((4, 4, 8))], [torch.Size((4, 4, 8))])
+        grown_axes(before[:1], before[:1])
 
 
 def test_modules_that_mix_sequences_are_refused():

@@ -210,7 +210,7 @@ class Broken(Twice):
         ("{", 4, {}, "must be JSON"),
         (3, 4, {}, "model must be a configuration"),
         (nn.Linear(3, 3), 4, {}, "has its weights already"),
-        (Silent, np.ones((1, 2, 3)), {}, "no list of blocks"),
+        (Silent, np.ones((1, 2, 3)), {}, "has no blocks: no module of a list receives tokens"),
         (Broken, np.ones((1, 2, 8)), {}, r"cannot run with these inputs: AttributeError.*no_such_thing"),
         ("small", [3, 99], {}, "embed_tokens.weight has rows 0 to 39; got the number 99"),
         ("small", [[0.5]], {}, "ids must be whole numbers"),

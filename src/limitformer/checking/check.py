@@ -16,17 +16,20 @@ from limitformer.checking.band import band
 from limitformer.checking.curves import curves, place_of
 from limitformer.checking.folder import listed
 from limitformer.checking.module import measure_module
+from limitformer.checking.network import CheckedNetwork
 from limitformer.checking.report import Report
 from limitformer.checking.subject import Subject, about_loss, inputs_for, loss_of, subject_of, task_and_config
-from limitformer.checking.thresholds import FINE, thresholds_with
+from limitformer.checking.thresholds import FINE, GRADES, thresholds_with
 from limitformer.checking.verdicts import TRAINED, Verdict, verdicts
 from limitformer.hf import Shaping
 from limitformer.initialisation.report import InitialisationReport
 from limitformer.initialisation.weight_by_weight import check_initialisation
 from limitformer.nn.drawn.simulate import resolve_device
+from limitformer.weightless.arrays import split_stacks
 from limitformer.weightless.inputs import Inputs, Loss
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.laws import CONSTANT
+from limitformer.weightless.layout import Chosen
 from limitformer.weightless.models import Blueprint
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.simulate import run_passes
@@ -47,6 +50,7 @@ class Options:
     law: bool
     seed: int
     batch_dim: int
+    blocks: Chosen | None
     progress: bool
 
 
@@ -85,6 +89,7 @@ def check(
     law: bool = True,
     seed: int = 0,
     batch_dim: int = 0,
+    blocks: Chosen | None = None,
     progress: bool = True,
 ) -> Report:
     """Measure a Transformer by layer, compare it with its law at initialisation, and return what is wrong.
@@ -108,6 +113,8 @@ def check(
         law: whether an existing module is compared with its law, which takes longer than measuring it.
         seed: the same seed gives the same report.
         batch_dim: the dimension of the inputs that counts sequences: 1 for a module that takes (tokens, sequences, …).
+        blocks: the modules to measure: a pattern of names such as "h.*", several, or a function that takes the module
+            and returns them; None finds the modules that receive the stream and return it.
         progress: whether the terminal shows the progress of work of more than two seconds.
 
     Raises:
@@ -129,16 +136,16 @@ def check(
         law=law,
         seed=seed,
         batch_dim=batch_dim,
+        blocks=blocks,
         progress=progress,
     )
-    report = summarise(subject, measure(subject, options))
-    report = replace(report, verdicts=judge(report, limits, subject.shaped), thresholds=limits)
+    report = judged(summarise(subject, measure(subject, options)), limits, subject.shaped)
     if settings:
         report = replace(report, name=f"{report.name} with {', '.join(f'{k}={v}' for k, v in settings.items())}")
     if other is None:
         return report
     second = summarise(other, measure(other, replace(options, overrides=None)))
-    second = replace(second, verdicts=judge(second, limits, other.shaped), thresholds=limits)
+    second = judged(second, limits, other.shaped)
     if second.name == report.name:
         paths = all(isinstance(each, str | Path) for each in (what, against)) and str(what) != str(against)
         distinct = paths and str(against) != report.name
@@ -156,12 +163,12 @@ def measure(subject: Subject, options: Options) -> Measured:
         result.about = about_loss(blueprint) if options.loss is None else {"loss": "the user's"}
     module = subject.module
     if module is not None:
-        result.module = measure_module(module, inputs, loss)
-        result.about |= zeros_of_module(module, result.module, inputs, loss)
+        result.module = measure_module(module, inputs, loss, options.blocks)
+        result.about |= zeros_of_module(module, result.module, inputs, loss, options)
     if subject.blueprint is None or (module is not None and not options.law):
         result.weights = None if module is None else check_initialisation(module, None)
         return result
-    network = weightless_of(subject.blueprint, options.overrides)
+    network = weightless_of(subject.blueprint, options.overrides, options.blocks)
     result.laws = network.table
     if module is not None:  # before any pass: a module may change its buffers as it runs
         result.weights = check_initialisation(module, network.table, reference=network.module)
@@ -172,24 +179,62 @@ def measure(subject: Subject, options: Options) -> Measured:
 
 
 def summarise(subject: Subject, measured: Measured) -> Report:
-    """Return the report without its verdicts: the curves, the law's band, and provenance."""
+    """Return the report without its verdicts: the curves of each stack, the law's band, and provenance.
+
+    The report is about the last stack, such as a decoder, which has the loss; it holds those of the others.
+    """
     data = measured.module if measured.module is not None else measured.law
     assert data is not None  # a subject has a module or a blueprint
-    sequences = len(np.unique(data["sequence"])) if "sequence" in data.coords else 1
-    about: dict[str, Any] = {"tokens": data.sizes["token"] // sequences, "sequences": sequences, **measured.about}
+    parts, laws = split_stacks(data), {} if measured.law is None else split_stacks(measured.law)
+    about = {**data.attrs, **({} if measured.law is None else measured.law.attrs), **measured.about}
     if subject.unread:
         about["unread"] = listed(list(subject.unread))
-    law = measured.law
+    *others, last = (
+        CheckedNetwork(
+            name=name,
+            exists=measured.module is not None,
+            curves=curves(part).assign_attrs({**tokens_of(part), **measured.about}),
+            band=band_of(laws.get(name)),
+            data=part,
+            laws=None,
+            about={**about, **tokens_of(part)},
+        )
+        for name, part in parts.items()
+    )
     return Report(
         name=subject.name,
+        stack=last.name,
+        stacks=tuple(others),
         initialisation=measured.weights,
-        exists=measured.module is not None,
-        curves=curves(data).assign_attrs(about),
-        band=None if law is None or law.sizes["sample"] < 2 else band(curves(law)),
-        data=data,
+        exists=last.exists,
+        curves=last.curves,
+        band=last.band,
+        data=last.data,
         laws=measured.laws,
-        about={**data.attrs, **({} if law is None else law.attrs), **about},
+        about=last.about,
     )
+
+
+def tokens_of(data: xr.Dataset) -> dict[str, int]:
+    """Return the number of sequences, and of tokens in each."""
+    sequences = len(np.unique(data["sequence"])) if "sequence" in data.coords else 1
+    return {"tokens": data.sizes["token"] // sequences, "sequences": sequences}
+
+
+def band_of(law: xr.Dataset | None) -> xr.Dataset | None:
+    return None if law is None or law.sizes["sample"] < 2 else band(curves(law))
+
+
+def judged(report: Report, limits: Mapping[str, Any], shaped: bool) -> Report:
+    """Return the report with its verdicts; those of other stacks begin with the stack's name."""
+    stacks = tuple(replace(each, verdicts=verdicts(each.curves, limits)) for each in report.stacks)
+    own = judge(report, limits, shaped)
+    if not report.trained:
+        theirs = [replace(one, said=f"{each.name}: {one.said}") for each in stacks for one in each.verdicts]
+        wrong = [one for one in theirs if one.grade != FINE]
+        own = [one for one in own if one.grade != FINE or not wrong] + wrong
+        own = sorted(own, key=lambda verdict: -GRADES.index(verdict.grade))
+    return replace(report, verdicts=own, stacks=stacks, thresholds=limits)
 
 
 def judge(report: Report, limits: Mapping[str, Any], shaped: bool) -> list[Verdict]:
@@ -240,14 +285,18 @@ def zeros_of_law(
         return {}
 
     def measure_moved(names: list[str]) -> xr.Dataset:
-        other = weightless_of(network.blueprint, {**(options.overrides or {}), **dict.fromkeys(names, MOVED)})
+        other = weightless_of(
+            network.blueprint, {**(options.overrides or {}), **dict.fromkeys(names, MOVED)}, options.blocks
+        )
         return run_passes(other, inputs, loss, 1, options.seed, progress=False)
 
     zeros = [name for name, law in network.laws.items() if law.kind == CONSTANT and law.shift == 0]
     return zeros_of(data, zeros, measure_moved)
 
 
-def zeros_of_module(module: nn.Module, data: xr.Dataset, inputs: Inputs, loss: Loss | None) -> dict[str, str]:
+def zeros_of_module(
+    module: nn.Module, data: xr.Dataset, inputs: Inputs, loss: Loss | None, options: Options
+) -> dict[str, str]:
     """Return `zeros_of` a module, from a copy of it."""
     if loss is None:
         return {}
@@ -259,12 +308,14 @@ def zeros_of_module(module: nn.Module, data: xr.Dataset, inputs: Inputs, loss: L
             for name in names:
                 parameter = other.get_parameter(name)
                 parameter.copy_(MOVED * torch.randn(parameter.shape, generator=chance))
-        return measure_module(other, inputs, loss)
+        return measure_module(other, inputs, loss, options.blocks)
 
     zeros = [name for name, parameter in module.named_parameters() if not parameter.detach().any()]
     return zeros_of(data, zeros, measure_moved)
 
 
-def weightless_of(blueprint: Blueprint, overrides: Mapping[str, Any] | None = None) -> Weightless:
+def weightless_of(
+    blueprint: Blueprint, overrides: Mapping[str, Any] | None = None, blocks: Chosen | None = None
+) -> Weightless:
     """Return the network without weights, on a GPU if there is one."""
-    return Weightless(blueprint, torch.float32, torch.device(resolve_device(None)), dict(overrides or {}))
+    return Weightless(blueprint, torch.float32, torch.device(resolve_device(None)), dict(overrides or {}), blocks)

@@ -172,7 +172,7 @@ def by_kind(gradient: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
 def gradient_of_matrices(curves: xr.Dataset) -> xr.DataArray:
     """Return the gradient by kind without gains and biases, whose size by block follows other rules."""
     gradient = curves["gradient"]
-    return gradient.isel(kind=gradient["matrix"].values) if "matrix" in gradient.coords else gradient
+    return gradient.isel(kind=gradient["matrix"].values.astype(bool)) if "matrix" in gradient.coords else gradient
 
 
 def gradient_ratio(norms: Array) -> tuple[Array, NDArray[Any], NDArray[Any]]:

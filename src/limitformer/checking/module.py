@@ -1,7 +1,7 @@
 """Measure a module that exists through hooks, in one pass forward and backward, without changing it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +11,26 @@ import xarray as xr
 from torch import Tensor, nn
 
 from limitformer.base.errors import InputError, first_line, require
-from limitformer.weightless.arrays import Arrays, dataset, output_arrays, stream_arrays
-from limitformer.weightless.blocks import (
-    UnclearAxisError,
-    blocks_of,
-    grown_axis,
-    mixed_sequences,
-    stream_axis,
-    stream_shapes,
+from limitformer.weightless.arrays import (
+    Arrays,
+    blocks_in_words,
+    dataset,
+    output_arrays,
+    sizes_of_stacks,
+    stream_arrays,
 )
+from limitformer.weightless.blocks import Entry, UnclearAxisError, grown_axes, mixed_sequences, stream_shapes
 from limitformer.weightless.inputs import Inputs, Loss
-from limitformer.weightless.measure import Measure, NoEntriesError, where_parameters_are_read
+from limitformer.weightless.layout import (
+    Chosen,
+    Layout,
+    chosen_layout,
+    needs_search,
+    outermost_list,
+    record_calls,
+    search,
+)
+from limitformer.weightless.measure import Measure, NoEntriesError, UnclearBlocksError, where_parameters_are_read
 from limitformer.weightless.network import output_sizes, random_states
 from limitformer.weightless.reachable import State, stray_tensors
 from limitformer.weightless.run import gradient_norm
@@ -31,19 +40,18 @@ from limitformer.weightless.threads import one_thread
 REPEATS = 1e-4  # relative difference allowed between two calls
 
 
-def measure_module(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.Dataset:
+def measure_module(module: nn.Module, inputs: Inputs, loss: Loss | None, blocks: Chosen | None = None) -> xr.Dataset:
     """Measure one network that exists, as `weightless.simulate` measures its law: one sample.
 
     Args:
         module: any module, trained or not. Dropout is off while it is measured, and its gradients are not touched.
         inputs: the inputs it is called with.
         loss: a function of output and inputs that returns one number for each sequence; None: no gradients.
+        blocks: the modules to measure, as in `weightless.simulate`.
 
     Raises:
-        InputError: the module has no list of blocks, or it cannot run.
+        InputError: the module has no blocks, or it cannot run.
     """
-    blocks = blocks_of(module)
-    require(bool(blocks), f"{type(module).__name__} has no list of blocks (ModuleList or Sequential) to look at.")
     every = [*module.named_parameters(), *module.named_buffers(), *stray_tensors(module)]
     missing = [name for name, each in every if isinstance(each, Tensor) and each.is_meta]
     require(not missing, f"{''.join(missing[:1])} of {type(module).__name__} is on the meta device and has no values.")
@@ -52,40 +60,71 @@ def measure_module(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.D
     require(not frozen, f"no weight of {type(module).__name__} has a gradient. Nearest: gradients=False.")
     arguments = placed(inputs, module)
     with one_thread(), evaluating(module):
-        passes = Passes(module, blocks, State(module))
+        passes = Passes(
+            module, outermost_list(module) if blocks is None else chosen_layout(module, blocks), State(module)
+        )
         try:
-            axis = passes.axis_of(inputs)
             if not hasattr(getattr(module, "config", None), "to_dict"):
-                passes.check(inputs, axis)
-            out, measure = passes.one(inputs, arguments, axis, gradients=loss is not None)
+                passes.check(inputs)
+            out, measure = passes.one(inputs, arguments, gradients=loss is not None)
             with torch.set_grad_enabled(loss is not None):
-                arrays = stream_arrays(measure) | output_arrays(out, 1)
+                arrays = output_arrays(out, 1)
                 if loss is not None:
-                    arrays |= gradients(loss_value(loss, out, arguments), weights, measure)
+                    arrays |= gradients(loss_value(loss, out, arguments), weights)
+                arrays |= stream_arrays(measure, gradients=loss is not None)
         finally:
             passes.state.restore()
+    stacks = sizes_of_stacks(measure)
     dimensions = {name: each.dim() for name, each in weights.items()}
     return dataset(
         [arrays],
         dimensions,
         where_parameters_are_read(module, measure),
+        stacks,
         inputs,
-        {"description": "a module that exists", "samples": 1},
+        {"description": "a module that exists", "samples": 1, "blocks": blocks_in_words(stacks, module)},
     )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Passes:
-    """Passes through a module that exists, which is restored before each."""
+    """Passes through a module that exists, which is restored before each.
+
+    Attributes:
+        axes: by block, the dimension of its stream that counts sequences; None: the sizes show it.
+    """
 
     module: nn.Module
-    blocks: list[nn.Module]
+    layout: Layout
     state: State
+    axes: dict[int, int] | None = None
 
-    def one(self, inputs: Inputs, arguments: dict[str, Any], axis: int | None, gradients: bool) -> tuple[Any, Measure]:
-        """Call the module once; return its output and the measurement."""
+    def one(self, inputs: Inputs, arguments: dict[str, Any], gradients: bool) -> tuple[Any, Measure]:
+        """Call the module once; return its output and the measurement. The first call finds blocks and axes."""
+        try:
+            if needs_search(self.layout, self.module):
+                raise UnclearBlocksError
+            return self.measured(inputs, arguments, gradients)
+        except UnclearBlocksError:
+            self.state.restore()
+            calls = record_calls(self.module, lambda: called(self.module, placed(inputs, self.module)))
+            self.layout = search(self.module, calls)
+        except UnclearAxisError:
+            self.axes = grown_axes(*(self.shapes(inputs.repeated(times)) for times in (1, 2)))
+        return self.one(inputs, placed(inputs, self.module), gradients)
+
+    def shapes(self, inputs: Inputs) -> list[Entry]:
+        """Return the shapes of the streams that enter the blocks."""
         self.state.restore()
-        measure, before, name = Measure(self.blocks, 1, inputs.rows, inputs.counted, axis), random_states(), self.name
+        blocks = [self.module.get_submodule(block.members[0]) for block in self.layout.blocks]
+        with torch.no_grad(), stream_shapes(blocks) as shapes:
+            called(self.module, placed(inputs, self.module))
+        return shapes
+
+    def measured(self, inputs: Inputs, arguments: dict[str, Any], gradients: bool) -> tuple[Any, Measure]:
+        self.state.restore()
+        measure = Measure(self.module, self.layout, 1, inputs.rows, inputs.counted, self.axes, inputs.length)
+        before, name = random_states(), self.name
         with torch.set_grad_enabled(gradients):
             out = called(self.module, arguments, measure)
         require(random_states() == before, f"{name} draws random numbers of its own when it runs.")
@@ -97,32 +136,18 @@ class Passes:
     def name(self) -> str:
         return type(self.module).__name__
 
-    def axis_of(self, inputs: Inputs) -> int | None:
-        """Return the dimension of the stream that counts sequences, None if its sizes show it."""
-        if inputs.rows == 1:
-            return None
-        with stream_shapes(self.blocks) as shapes:
-            self.one(inputs, placed(inputs, self.module), 0, gradients=False)
-        try:
-            return stream_axis(shapes[0], inputs.rows, 1) if shapes else None
-        except UnclearAxisError:
-            double = inputs.repeated(2)
-            with stream_shapes(self.blocks) as more:
-                self.one(double, placed(double, self.module), 0, gradients=False)
-            return grown_axis(shapes, more)
-
-    def check(self, inputs: Inputs, axis: int | None) -> None:
+    def check(self, inputs: Inputs) -> None:
         """Call the module twice, with gradients if sequences could influence each other.
 
         Raises:
             InputError: sequences influence each other, or the calls differ.
         """
         several = inputs.rows > 1
-        out, first = self.one(inputs, placed(inputs, self.module), axis, gradients=several)
+        out, first = self.one(inputs, placed(inputs, self.module), gradients=several)
         if several and first.mixes():
             raise mixed_sequences(self.name, inputs.batch_dim)
-        out_again, again = self.one(inputs, placed(inputs, self.module), axis, gradients=False)
-        before, after = ([*one.covariance, output_sizes(each)] for each, one in ((out, first), (out_again, again)))
+        out_again, again = self.one(inputs, placed(inputs, self.module), gradients=False)
+        before, after = ([*covariances(one), output_sizes(each)] for each, one in ((out, first), (out_again, again)))
         alike = [
             equal_up_to_rounding(a.cpu().numpy(), b.cpu().numpy(), REPEATS) for a, b in zip(before, after, strict=True)
         ]
@@ -148,15 +173,20 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = True
 
 
-def called(module: nn.Module, arguments: dict[str, Any], measure: Measure) -> Any:
+def covariances(measure: Measure) -> list[Tensor]:
+    return [each for stack in measure.stacks.values() for each in stack.covariance]
+
+
+def called(module: nn.Module, arguments: dict[str, Any], measure: Measure | None = None) -> Any:
     """Return the module's output, measured by `measure`; any exception becomes one line."""
     named = {name: value for name, value in arguments.items() if name}
     first = [arguments[""]] if "" in arguments else []
     try:
-        with measure:
+        with measure or nullcontext():
             out = module(*first, **named)
-        measure.finish()
-    except (InputError, MemoryError):
+        if measure is not None:
+            measure.finish()
+    except (InputError, MemoryError, UnclearAxisError, UnclearBlocksError):
         raise
     except NoEntriesError as error:
         raise InputError(f"{type(module).__name__} {error}.") from error
@@ -176,17 +206,14 @@ def loss_value(loss: Loss, out: Any, arguments: Any) -> Tensor:
         raise InputError(f"the loss cannot be computed: {type(error).__name__}: {first_line(error)}") from error
 
 
-def gradients(value: Tensor, weights: dict[str, nn.Parameter], measure: Measure) -> Arrays:
+def gradients(value: Tensor, weights: dict[str, nn.Parameter]) -> Arrays:
     """Return the loss and the norms of its gradients, without changing `.grad`."""
     depends = isinstance(value, Tensor) and value.requires_grad
     require(depends, "the loss must be a tensor that depends on the module's output.")
     whole = value.mean()
     gradient = torch.autograd.grad(whole, list(weights.values()), allow_unused=True)
     norms = [torch.nan if each is None else float(gradient_norm(each)) for each in gradient]
-    none = torch.full((1,), torch.nan)
-    stream = [float(measure.gradient.get(place, none)) for place in range(len(measure.covariance))]
     return {
         "loss": np.array([float(whole.detach())]),
         "weight_gradient": np.array([norms]),
-        "stream_gradient": np.array([stream]),
     }

@@ -46,6 +46,8 @@ class CheckedNetwork:
     about: Mapping[str, Any]
     initialisation: InitialisationReport | None = None
     verdicts: list[Verdict] = field(default_factory=list)
+    stack: str = ""
+    stacks: "tuple[CheckedNetwork, ...]" = ()
 
     @property
     def trained(self) -> bool:
@@ -115,7 +117,8 @@ class CheckedNetwork:
         blocks, tokens = self.curves.sizes["layer"] - 1, self.about["tokens"]
         samples = self.curves.sizes["sample"]
         law = f"law at initialisation, {samples} sample{'' if samples == 1 else 's'}"
-        return f"{blocks} blocks, {tokens} tokens, {'this network' if self.exists else law}"
+        stack = f" of {self.stack}" if self.stack else ""
+        return f"{blocks} blocks{stack}, {tokens} tokens, {'this network' if self.exists else law}"
 
     def remarks(self) -> list[str]:
         """Return the loss next to that of a uniform guess, the curves unlike the law, and a summary of the weights."""
@@ -127,6 +130,8 @@ class CheckedNetwork:
         unlike = [] if self.trained else [f"{name} (p {p:.0e})" for name, p in self.unlike_law.items()]
         if unlike:
             lines.append(f"unlike its law: {', '.join(unlike[:LISTED])}{' and more' if len(unlike) > LISTED else ''}")
+        if self.stacks or ", " in str(self.about.get("blocks", "")):
+            lines.append(f"blocks: {self.about['blocks']}")
         if self.exists and self.laws is None:
             lines.append("no law is known of this network: the verdicts take it for one that is not trained")
         if "unread" in self.about:
@@ -136,6 +141,13 @@ class CheckedNetwork:
         if self.initialisation is not None:
             lines.append(f"weights: {self.initialisation.summary}")
         return lines
+
+
+def stack_like(part: CheckedNetwork, network: CheckedNetwork, other: CheckedNetwork | None) -> CheckedNetwork | None:
+    """Return the stack of another network that has the place of `part` in `network`."""
+    if other is None or part is network:
+        return other
+    return next((each for each in other.stacks if each.name == part.name), None)
 
 
 def curve_change(network: CheckedNetwork, name: str) -> Change | None:

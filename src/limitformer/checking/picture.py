@@ -5,29 +5,33 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from limitformer.checking.curves import CURVES, LOG, SPAN, TABLE, layer_numbers, over_heads, typical
-from limitformer.checking.network import CheckedNetwork
+from limitformer.checking.network import CheckedNetwork, stack_like
 from limitformer.plot import BLUE, ORANGE, RED, panels
 
 
 def draw(network: CheckedNetwork, against: CheckedNetwork | None) -> Figure:
-    """Draw six panels by layer."""
-    figure, axes = panels(3, height=3.1, rows=2)
-    for panel, name in zip(axes.ravel(), TABLE, strict=True):
-        label_axes(panel, name)
-        if name in network.curves:
-            draw_one(panel, network, against, name)
-            panel.set_yscale(axis_scale(network.curves[name], name))
-        else:
-            panel.text(0.5, 0.5, "not measured", ha="center", transform=panel.transAxes)
+    """Draw six panels by layer for each stack of blocks."""
+    stacks = [*network.stacks, network]
+    figure, axes = panels(3, height=3.1, rows=2 * len(stacks))
+    for part, own in zip(stacks, axes.reshape(len(stacks), -1), strict=True):
+        other = stack_like(part, network, against)
+        title = part.stack or (part.name if network.stacks else "")
+        for panel, name in zip(own, TABLE, strict=True):
+            label_axes(panel, name, title)
+            if name in part.curves:
+                draw_one(panel, part, other, name)
+                panel.set_yscale(axis_scale(part.curves[name], name))
+            else:
+                panel.text(0.5, 0.5, "not measured", ha="center", transform=panel.transAxes)
     verdicts = "; ".join(str(verdict) for verdict in network.verdicts[:2])
     figure.suptitle(f"{network.name}: {verdicts}")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
-def label_axes(panel: Axes, name: str) -> None:
+def label_axes(panel: Axes, name: str, stack: str = "") -> None:
     by_block = name in ("logit_std", "effective_tokens")
-    panel.set(title=CURVES[name].title, xlabel="block" if by_block else "layer")
+    panel.set(title=CURVES[name].title, xlabel="block" if by_block else "layer", ylabel=stack)
 
 
 def draw_one(panel: Axes, network: CheckedNetwork, against: CheckedNetwork | None, name: str) -> None:

@@ -1,6 +1,7 @@
 """The result of a check: verdicts first, then curves; as text, a page, a picture and data."""
 
 import json
+import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -34,7 +35,9 @@ class Report(CheckedNetwork):
         laws: the law of every weight.
         about: provenance.
         initialisation: the weights of an existing network, compared with their law.
-        verdicts: what is wrong, broken things first; or one verdict: fine, or trained.
+        verdicts: what is wrong in any stack, broken things first; or one verdict: fine, or trained.
+        stack: the name of the stack of blocks that the curves describe, if there are several: the last one.
+        stacks: the other stacks, such as an encoder, each with name, curves, band, data and verdicts.
         thresholds: where verdicts begin.
         against: the report of another network, for the same tokens.
     """
@@ -54,26 +57,10 @@ class Report(CheckedNetwork):
         if self.trained:
             lines += ["", f"{'differs from initialisation':>38}{'this network':>14}{'a new one, 90 %':>24}"]
             lines += [f"{each.name:>38}{each.now:>14}{each.new:>24}" for each in self.changes()]
-        return "\n".join([*lines, "", *self.rows(), *self.notes()])
-
-    def rows(self) -> list[str]:
-        """Return a line for each curve of the table, at layers from the start to the end; block k ends at layer k."""
-        last = self.curves.sizes["layer"] - 1
-        layers = sorted({0, min(1, last), last // 4, last // 2, 3 * last // 4, last})
-        head = f"{'layer':>13}" + "".join(f"{layer:>9}" for layer in layers)
-        return [head, *(self.row(name, layers) for name in TABLE if name in self.curves)]
-
-    def row(self, name: str, layers: list[int]) -> str:
-        """Return medians over samples of the mean over heads, and the largest number that the curve could have."""
-        values = typical(self.curves[name])
-        shift = 0 if "layer" in self.curves[name].dims else 1
-        at = [values[layer - shift] if 0 <= layer - shift < len(values) else np.nan for layer in layers]
-        whole = ""
-        if name == "effective_rank":
-            whole = f" of {self.about['tokens']}"
-        if name == "effective_tokens" and "tokens_seen" in self.curves:
-            whole = f" of {float(self.curves['tokens_seen'].median()):.3g}"
-        return (f"{CURVES[name].row:>13}" + "".join(f"{cell(name, value):>9}" for value in at) + whole).rstrip()
+        for stack in self.stacks:
+            lines += ["", *wrapped(f"{stack.name}: {stack.heading}", ""), *rows(stack)]
+        lines += ["", self.stack] if self.stacks else [""]
+        return "\n".join([*lines, *rows(self), *self.notes()])
 
     def notes(self) -> list[str]:
         """Return the remarks, and the first findings on the weights."""
@@ -97,16 +84,13 @@ class Report(CheckedNetwork):
             "initialisation": None if self.initialisation is None else str(self.initialisation),
             "thresholds": {name: asdict(each) for name, each in self.thresholds.items()},
             "about": finite_values(self.about),
+            "stacks": {each.name: [finite_values(asdict(one)) for one in each.verdicts] for each in self.stacks},
             "against": None if self.against is None else self.against.record(),
         }
 
     def dataset(self) -> xr.Dataset:
         """Return curves, band and covariances as NetCDF holds them."""
-        bands = {}
-        if self.band is not None:  # the law may have gradients of other weights, which `read_first` describes
-            bands = {f"law_{name}": each.drop_vars("read_first", errors="ignore") for name, each in self.band.items()}
-        variables: dict[Any, Any] = {**self.curves.data_vars, **bands, "covariance": self.data["covariance"]}
-        return xr.Dataset(variables).assign_attrs(finite_values(self.about))
+        return dataset_of(self)
 
     def page(self) -> str:
         """Return the report as one HTML page that needs no other file."""
@@ -116,6 +100,8 @@ class Report(CheckedNetwork):
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write check.html, check.png, check.nc and check.json into a folder, each whole or not at all; return paths.
+
+        Each further stack of blocks has a file check-….nc of its own.
 
         Raises:
             InputError: the folder cannot be written.
@@ -132,11 +118,47 @@ class Report(CheckedNetwork):
             write_whole(picture, lambda path: figure.savefig(path))
         text = json.dumps(self.record(), indent=2, ensure_ascii=False, allow_nan=False)
         write_whole(record, lambda path: path.write_text(text, encoding="utf-8"))
-        return [html, picture, save(self.dataset(), place / "check.nc"), record]
+        others = [save(dataset_of(each), place / file_name(each.name)) for each in self.stacks]
+        return [html, picture, save(self.dataset(), place / "check.nc"), *others, record]
 
     def _repr_html_(self) -> str:
         """Return the page in a frame, for notebooks."""
         return f'<iframe srcdoc="{escape(self.page())}" width="100%" height="900" style="border:0"></iframe>'
+
+
+def rows(network: CheckedNetwork) -> list[str]:
+    """Return a line for each curve of the table, at layers from the start to the end; block k ends at layer k."""
+    last = network.curves.sizes["layer"] - 1
+    layers = sorted({0, min(1, last), last // 4, last // 2, 3 * last // 4, last})
+    head = f"{'layer':>13}" + "".join(f"{layer:>9}" for layer in layers)
+    return [head, *(row(network, name, layers) for name in TABLE if name in network.curves)]
+
+
+def row(network: CheckedNetwork, name: str, layers: list[int]) -> str:
+    """Return medians over samples of the mean over heads, and the largest number that the curve could have."""
+    values = typical(network.curves[name])
+    shift = 0 if "layer" in network.curves[name].dims else 1
+    at = [values[layer - shift] if 0 <= layer - shift < len(values) else np.nan for layer in layers]
+    whole = ""
+    if name == "effective_rank":
+        whole = f" of {network.about['tokens']}"
+    if name == "effective_tokens" and "tokens_seen" in network.curves:
+        whole = f" of {float(network.curves['tokens_seen'].median()):.3g}"
+    return (f"{CURVES[name].row:>13}" + "".join(f"{cell(name, value):>9}" for value in at) + whole).rstrip()
+
+
+def dataset_of(network: CheckedNetwork) -> xr.Dataset:
+    """Return curves, band and covariances as NetCDF holds them."""
+    bands = {}
+    if network.band is not None:  # the law may have gradients of other weights, which `read_first` describes
+        bands = {f"law_{name}": each.drop_vars("read_first", errors="ignore") for name, each in network.band.items()}
+    variables: dict[Any, Any] = {**network.curves.data_vars, **bands, "covariance": network.data["covariance"]}
+    return xr.Dataset(variables).assign_attrs(finite_values(network.about))
+
+
+def file_name(stack: str) -> str:
+    """Return the name of the data file of a stack."""
+    return f"check-{re.sub('[^A-Za-z0-9._-]+', '_', stack)}.nc"
 
 
 def wrapped(line: str, indent: str) -> list[str]:

@@ -123,7 +123,7 @@ class StockTrials:
         together = SideBySide(one, self.steps[key])
         parts = [arrays for _, arrays in together.parts(samples)]
         self.steps[key] = together.step
-        data = dataset(parts, network.trained, network.read_where, self.inputs, {})
+        data = dataset(parts, network.trained, network.read_where, network.stacks, self.inputs, {})
         return values_of(curves(data), data)
 
     def require_room(self, samples: int) -> None:

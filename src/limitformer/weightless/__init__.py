@@ -6,7 +6,7 @@ A pass through a module, in the order in which it is computed:
 * `network` replaces random weights by tensors without entries (`implicit`), and runs passes (`run`: the state of one);
 * `maps` has the formulas: U = R N forward, D Wᵀ backward, |∂W|²; `roots` factorises tokens, `numbers` draws N;
 * `shared` forms the gradients of parameters with entries, by sample;
-* `measure` watches the blocks (`blocks`) and the stream; `masks` follows the visible pairs of attention;
+* `layout` finds the blocks; `measure` watches them and the stream (`blocks`); `masks` follows the visible pairs;
 * `simulate` combines passes to a dataset (`arrays`).
 
 Names are imported on first use: the table of public shapes needs no torch.
@@ -21,6 +21,7 @@ from limitformer.base.extras import require_packages as _require_packages
 _require_packages("torch", "torch", "threadpoolctl")
 
 if TYPE_CHECKING:
+    from limitformer.weightless.arrays import split_stacks as split_stacks
     from limitformer.weightless.law import LawTable as LawTable
     from limitformer.weightless.law import law as law
     from limitformer.weightless.laws import Law as Law
@@ -28,4 +29,5 @@ if TYPE_CHECKING:
     from limitformer.weightless.simulate import simulate as simulate
 
 _HOMES = {"Law": "laws", "LawTable": "law", "law": "law", "shapes": "shapes", "simulate": "simulate"}
+_HOMES["split_stacks"] = "arrays"
 _sys.modules[__name__].__class__ = _LazyPackage

@@ -1,42 +1,101 @@
 """The results of passes: arrays by sample, and one Dataset."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import xarray as xr
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from limitformer.base.errors import require
 from limitformer.weightless.inputs import Inputs
-from limitformer.weightless.measure import Measure
+from limitformer.weightless.layout import kinds_of
+from limitformer.weightless.measure import Measure, Stack
 
 Arrays = dict[str, NDArray[Any]]
 
 BY_HEAD = ("entropy", "effective_tokens", "tokens_seen", "logit_std", "largest_logit")
 
 
-def stream_arrays(measure: Measure) -> Arrays:
-    """Return the measures of the stream and the heads, by sample."""
-    sizes = sorted({v.shape[-1] for v in measure.covariance})
-    require(len(sizes) == 1, f"blocks must all have the same number of tokens; got {sizes}. Nearest: equal lengths.")
-    sublayers = max((len(each) for each in measure.branch), default=0)
-    like = measure.covariance[0]
-    arrays = {"covariance": torch.stack(measure.covariance, 1).cpu().numpy()}
-    arrays |= {key: torch.stack(each, 1).cpu().numpy() for key, each in measure.size.items() if each}
+BY_LAYER = ("covariance", "largest", "typical", "stream_gradient")  # before each block and after the last
+BY_BLOCK = ("covariance_inside", "branch", "step", *BY_HEAD)
+STACK_COORDINATES = ("stack", "block_stack", "tokens", "layer_sequence", "layer_word", "weight_stack")
+
+
+def stream_arrays(measure: Measure, gradients: bool) -> Arrays:
+    """Return the measures of the streams and the heads, by sample; stacks follow each other along layers and blocks."""
+    parts = [stack_arrays(stack, gradients) for stack in measure.stacks.values()]
+    if len(parts) == 1:
+        return parts[0]
+    samples, arrays = measure.samples, {}
+    for name in (*BY_LAYER, *BY_BLOCK):
+        if not any(name in part for part in parts):
+            continue
+        rest = [part[name].shape[2:] for part in parts if name in part]
+        widest = tuple(max(sizes) for sizes in zip(*rest, strict=True))
+        rows = []
+        for part in parts:
+            layers = part["covariance"].shape[1] - (name in BY_BLOCK)
+            row = np.full((samples, layers, *widest), np.nan)
+            if name in part:
+                row[:, :, *(slice(size) for size in part[name].shape[2:])] = part[name]
+            rows.append(row)
+        arrays[name] = np.concatenate(rows, 1)
+    return arrays
+
+
+def stack_arrays(stack: Stack, gradients: bool) -> Arrays:
+    """Return the measures of one stack."""
+    sublayers = max((len(each) for each in stack.branch), default=0)
+    like = stack.covariance[0]
+    arrays = {"covariance": torch.stack(stack.covariance, 1).cpu().numpy()}
+    arrays |= {key: torch.stack(each, 1).cpu().numpy() for key, each in stack.size.items() if each}
     if sublayers:
-        inside = [padded(each, sublayers, torch.full_like(like, torch.nan)) for each in measure.inside]
-        branch = [padded(each, sublayers, torch.full_like(like[:, 0, 0], torch.nan)) for each in measure.branch]
+        inside = [padded(each, sublayers, torch.full_like(like, torch.nan)) for each in stack.inside]
+        branch = [padded(each, sublayers, torch.full_like(like[:, 0, 0], torch.nan)) for each in stack.branch]
         arrays["covariance_inside"] = torch.stack(inside, 1).cpu().numpy()
         arrays["branch"] = torch.stack(branch, 1).cpu().numpy()
-    layers = [heads for heads in measure.heads if heads]
+    layers = [heads for heads in stack.heads if heads]
     if layers:
         most = max(heads["entropy"].shape[1] for heads in layers)
         for key in BY_HEAD:
-            arrays[key] = np.stack([padded_heads(heads, key, len(like), most) for heads in measure.heads], 1)
+            arrays[key] = np.stack([padded_heads(heads, key, len(like), most) for heads in stack.heads], 1)
+    if gradients:
+        none = torch.full((len(like),), torch.nan)
+        found = [stack.gradient.get(place, none) for place in range(len(stack.covariance))]
+        arrays["stream_gradient"] = np.stack([each.cpu().numpy() for each in found], -1)
     return arrays
+
+
+class StackSize(NamedTuple):
+    layers: int  # blocks, and one
+    tokens: int
+    members: tuple[str, ...]  # names of the modules of its blocks
+
+
+def sizes_of_stacks(measure: Measure) -> dict[str, StackSize]:
+    """Return the size of each stack by its name, with its tokens if several have one name."""
+    stacks = list(measure.stacks.values())
+    members: dict[str, list[str]] = {}
+    for block in measure.layout.blocks:
+        members.setdefault(block.stack, []).extend(block.members)
+    sizes = [
+        StackSize(len(stack.covariance), stack.covariance[0].shape[-1], tuple(members[stack.name])) for stack in stacks
+    ]
+    names = [stack.name for stack in stacks]
+    labels = [
+        name if names.count(name) == 1 else f"{name} ({size.tokens} tokens)"
+        for name, size in zip(names, sizes, strict=True)
+    ]
+    if len(set(labels)) < len(labels):
+        labels = [f"{name} {k}" for k, name in enumerate(names, 1)]
+    return dict(zip(labels, sizes, strict=True))
+
+
+def blocks_in_words(stacks: Mapping[str, StackSize], module: nn.Module) -> str:
+    """Return what was measured, such as `transformer.h: 12 × GPT2Block`."""
+    return "; ".join(f"{name}: {size.layers - 1} × {kinds_of(size.members, module)}" for name, size in stacks.items())
 
 
 def padded(values: list[Tensor], count: int, none: Tensor) -> Tensor:
@@ -66,13 +125,16 @@ def output_arrays(out: Any, samples: int) -> Arrays:
 
 
 def dataset(
-    parts: list[Arrays], weights: Mapping[str, int], read: Mapping[str, str], inputs: Inputs, about: dict[str, Any]
-) -> xr.Dataset:
+    parts: list[Arrays], weights: Mapping[str, int], read: Mapping[str, str], stacks: Mapping[str, StackSize],
+    inputs: Inputs, about: dict[str, Any],
+) -> xr.Dataset:  # fmt: skip
     """Return the dataset of the finished samples, with coordinates and the attributes `about`.
 
     Args:
         weights: the dimensions of trained parameters, by name.
         read: where the pass read parameters, by name.
+        stacks: the size of each stack; if there are several, they follow each other along layers and blocks, and
+            smaller ones are filled up with NaN. `split_stacks` separates them.
     """
     arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]} if parts else {}
     dims = {
@@ -94,9 +156,81 @@ def dataset(
         coordinates["weight"] = list(weights)
         coordinates["read"] = ("weight", [read.get(name, "") for name in weights])
         coordinates["matrix"] = ("weight", [dimensions >= 2 for dimensions in weights.values()])
-    tokens = data.sizes.get("token", 0)
+    if len(stacks) > 1:
+        coordinates |= stack_coordinates(stacks, data.sizes["token"], inputs)
+        if "weight" in data.dims:
+            coordinates["weight_stack"] = ("weight", [stack_of_weight(name, stacks) for name in weights])
+        return data.assign_coords(coordinates).assign_attrs(about)
+    coordinates |= token_coordinates(data.sizes.get("token", 0), inputs)
+    return data.assign_coords(coordinates).assign_attrs(about)
+
+
+def stack_coordinates(stacks: Mapping[str, StackSize], most: int, inputs: Inputs) -> dict[str, Any]:
+    """Return stack and number of each layer and block, and the sequence and word of each of a layer's tokens."""
+    names = [(name, k) for name, size in stacks.items() for k in range(size.layers)]
+    blocks = [(name, k) for name, k in names if k > 0]
+    sequences, words = np.full((len(names), most), -1), np.full((len(names), most), "", dtype=object)
+    for row, (name, _) in enumerate(names):
+        known = token_coordinates(stacks[name].tokens, inputs)
+        for coordinate, table in (("sequence", sequences), ("word", words)):
+            if coordinate in known:
+                table[row, : stacks[name].tokens] = known[coordinate][1]
+    result: dict[str, Any] = {
+        "stack": ("layer", [name for name, _ in names]),
+        "layer": [k for _, k in names],
+        "tokens": ("layer", [stacks[name].tokens for name, _ in names]),
+        "block_stack": ("block", [name for name, _ in blocks]),
+        "block": [k for _, k in blocks],
+        "layer_sequence": (("layer", "token"), sequences),
+    }
+    return result | ({"layer_word": (("layer", "token"), words.astype(str))} if words.any() else {})
+
+
+def stack_of_weight(name: str, stacks: Mapping[str, StackSize]) -> str:
+    """Return the first stack that has a weight in its blocks; empty for a weight outside all blocks."""
+    inside = (stack for stack, size in stacks.items() if any(name.startswith(f"{each}.") for each in size.members))
+    return next(inside, "")
+
+
+def token_coordinates(tokens: int, inputs: Inputs) -> dict[str, Any]:
+    """Return the sequence and the word of each token, where they are known."""
+    coordinates: dict[str, Any] = {}
     if len(inputs.sequence_of(tokens)) == tokens:
         coordinates["sequence"] = ("token", inputs.sequence_of(tokens).numpy())
     if inputs.labels and tokens == len(inputs.labels):
         coordinates["word"] = ("token", list(inputs.labels))
-    return data.assign_coords(coordinates).assign_attrs(about)
+    return coordinates
+
+
+def split_stacks(data: xr.Dataset) -> dict[str, xr.Dataset]:
+    """Return the data of each stack of blocks by its name, in the order of the pass; of a single stack all of it.
+
+    The last stack also has the loss, the output's logits, and the gradients of the weights outside all blocks.
+
+    >>> import limitformer as lf
+    >>> data = lf.weightless.simulate({"model_type": "t5", "d_model": 32, "num_layers": 2}, 4, samples=1, seed=0)
+    >>> {name: part.sizes["layer"] for name, part in split_stacks(data).items()}
+    {'encoder.block': 3, 'decoder.block': 3}
+    """
+    if "stack" not in data.coords:
+        return {"": data}
+    names, result = list(dict.fromkeys(data["stack"].values.tolist())), {}
+    last = names[-1]
+    for name in names:
+        part = data.isel(layer=data["stack"].values == name, block=data["block_stack"].values == name)
+        tokens = int(part["tokens"][0])
+        part = part.isel({dim: slice(tokens) for dim in ("token", "token_")})
+        lacking = [key for key in BY_BLOCK if key in part and bool(part[key].isnull().all())]
+        if name != last:
+            lacking += [str(key) for key in part.data_vars if part[key].dims == ("sample",)]
+        if "weight" in part.dims:
+            own = part["weight_stack"].values == name
+            part = part.isel(weight=own | (part["weight_stack"].values == "") if name == last else own)
+        words = {
+            key.removeprefix("layer_"): ("token", part[key].values[0])
+            for key in ("layer_sequence", "layer_word")
+            if key in part.coords and part[key].values[0][0] not in (-1, "")
+        }
+        part = part.drop_vars([*lacking, *(key for key in STACK_COORDINATES if key in part.coords)])
+        result[name] = part.assign_coords(words)
+    return result

@@ -1,8 +1,9 @@
-"""The blocks of a module, and the dimension in which the sequences of their input lie."""
+"""The stream that enters a block, and the dimension in which its sequences lie."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from limitformer.base.errors import InputError
 
 NORMS = ("norm", "ln")
+STREAMS = ("hidden_states", "x", "src")  # names of the argument that is the stream
 
 
 class UnclearAxisError(Exception):
@@ -23,6 +25,8 @@ def stream_axis(shape: torch.Size, rows: int, samples: int) -> int | None:
         UnclearAxisError: its sizes do not determine it.
     """
     first, second, every = *shape[:2], rows * samples
+    if len(shape) != 3:
+        return 0
     if every == 1:
         return None  # the dimension does not change the order of the tokens
     if first == every != second:
@@ -32,35 +36,48 @@ def stream_axis(shape: torch.Size, rows: int, samples: int) -> int | None:
     raise UnclearAxisError
 
 
-def grown_axis(before: list[torch.Size], after: list[torch.Size]) -> int:
-    """Return the dimension in which streams grow when each sequence is repeated.
+class Entry(NamedTuple):
+    """The stream that enters a block: the block's place in the list of blocks, and the stream's shape."""
+
+    block: int
+    shape: torch.Size
+
+
+def grown_axes(before: list[Entry], after: list[Entry]) -> dict[int, int]:
+    """Return by block the dimension in which its stream grows when each sequence is repeated.
+
+    A block whose stream does not grow, as it is the same for all sequences, is left out.
 
     Raises:
-        InputError: there is no such dimension.
+        InputError: no stream grows, or a block enters another number of times.
     """
-    for axis in (0, 1):
-        doubled = [(*a[:axis], 2 * a[axis], *a[axis + 1 :]) for a in before]
-        if doubled == [tuple(b) for b in after] and before:
-            return axis
+    axes: dict[int, int] = {}
+    if [entry.block for entry in before] == [entry.block for entry in after]:
+        for (block, a), (_, b) in zip(before, after, strict=True):
+            grown = [axis for axis in (0, 1) if tuple(b) == (*a[:axis], 2 * a[axis], *a[axis + 1 :])]
+            if grown:
+                axes[block] = grown[0]
+    if axes:
+        return axes
     raise InputError(
-        f"the sequences must lie in one dimension of the stream; got {tuple(before[0]) if before else ()}. "
+        f"the sequences must lie in one dimension of the stream; got {tuple(before[0].shape) if before else ()}. "
         "Nearest: one sequence at a time."
     )
 
 
 @contextmanager
-def stream_shapes(blocks: list[nn.Module]) -> Iterator[list[torch.Size]]:
+def stream_shapes(blocks: list[nn.Module]) -> Iterator[list[Entry]]:
     """Yield the shapes of the tokens that enter `blocks` within the with statement."""
-    shapes: list[torch.Size] = []
+    entries: list[Entry] = []
 
-    def entered(block: nn.Module, args: Any, kwargs: Any) -> None:
+    def entered(k: int, block: nn.Module, args: Any, kwargs: Any) -> None:
         x = tokens_among(args, kwargs)
         if x is not None:
-            shapes.append(x.shape)
+            entries.append(Entry(k, x.shape))
 
-    hooks = [block.register_forward_pre_hook(entered, with_kwargs=True) for block in blocks]
+    hooks = [block.register_forward_pre_hook(partial(entered, k), with_kwargs=True) for k, block in enumerate(blocks)]
     try:
-        yield shapes
+        yield entries
     finally:
         for hook in hooks:
             hook.remove()
@@ -81,22 +98,8 @@ def is_norm(name: str, part: nn.Module) -> bool:
 
 
 def tokens_among(args: Any, kwargs: Any) -> Tensor | None:
-    """Return the first argument of the shape (B, M, n)."""
-    every = [*args, *(kwargs[name] for name in ("hidden_states", "x", "src") if name in kwargs)]
-    return next((a for a in every if isinstance(a, Tensor) and a.dim() == 3 and a.is_floating_point()), None)
-
-
-def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """Return the modules of the outermost lists, in their order."""
-    lists: list[tuple[str, nn.Module]] = []
-    for name, part in module.named_modules():
-        listed = isinstance(part, nn.ModuleList) or (isinstance(part, nn.Sequential) and is_uniform(part))
-        if listed and not any(name.startswith(f"{outer}.") for outer, _ in lists):
-            lists.append((name, part))
-    return [block for _, part in lists for block in part.children() if not isinstance(block, nn.Identity)]
-
-
-def is_uniform(part: nn.Module) -> bool:
-    """Whether a sequence has two or more modules of one class, each with submodules."""
-    kinds = {type(child) for child in part.children()}
-    return len(kinds) == 1 and len(list(part.children())) > 1 and all(list(c.children()) for c in part.children())
+    """Return the first argument that may be the stream: three dimensions if there is one, else four, else two."""
+    named = [kwargs[name] for name in STREAMS if name in kwargs]
+    every = [*args, *named, *(each for name, each in kwargs.items() if name not in STREAMS)]
+    floats = [each for each in every if isinstance(each, Tensor) and each.is_floating_point()]
+    return next((each for size in (3, 4, 2) for each in floats if each.dim() == size), None)

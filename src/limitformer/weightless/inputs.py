@@ -39,6 +39,13 @@ class Inputs:
             return None
         return mask.bool().movedim(self.batch_dim, 0)
 
+    @property
+    def length(self) -> int | None:
+        """The number of ids in a sequence; None if the first input is not ids."""
+        first = next(iter(self.fixed.values()), None)
+        ids = first is not None and first.dim() == 2 and not first.is_floating_point()
+        return int(first.shape[1 - self.batch_dim]) if first is not None and ids else None
+
     def with_batch_dim(self, batch_dim: int) -> "Inputs":
         """Return the inputs with sequences in this dimension.
 

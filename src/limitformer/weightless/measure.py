@@ -1,6 +1,6 @@
 r"""`Measure`, which watches the stream, its branches and the heads while tokens go through a module.
 
-*Blocks* are the modules of its outermost lists that map tokens (B, M, n) to tokens of the same shape (`blocks`). The
+*Blocks* map tokens (B, M, n) to tokens of the same shape (`layout`); those that pass one stream on are a stack. The
 *stream* is their input. Inside a block, an addition x + f of the stream x and a tensor f of the same shape ends a
 sublayer, whose branch is f. The sum, or a norm of it, is the new stream; λx counts as x. A softmax of logits
 (B, heads, M, ·) is attention; only summaries by head are stored.
@@ -14,11 +14,13 @@ sublayer, whose branch is f. The sum, or a norm of it, is the new stream; λx co
   seen         number of tokens that such a row sees,
   spread       √ of the mean variance of a row's logits, and the largest logit of a visible pair.
 
-S samples; T tokens of all sequences of a sample, without padding. A stream (M, B, n) is transposed first.
+All by stack. S samples; T tokens of all sequences of a sample, without padding. A stream (M, B, n) is transposed first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,12 +29,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from limitformer.base.errors import require
 from limitformer.weightless.blocks import is_norm, stream_axis, tokens_among
 from limitformer.weightless.implicit import METADATA, Implicit
+from limitformer.weightless.layout import Layout, wide_tensors
 from limitformer.weightless.masks import VIEWS, Visible, attention_formula, visible_by_masks, visible_by_size
 from limitformer.weightless.roots import gram
 from limitformer.weightless.run import OneSampleOnlyError
-from limitformer.weightless.tensors import Marks, marks
+from limitformer.weightless.tensors import Marks, marks, same_memory
 
 ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 SCALINGS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
@@ -41,31 +45,61 @@ FUSED = functional.scaled_dot_product_attention
 BEFORE, INSIDE = "before the blocks", "inside the blocks"  # where a parameter was read
 
 
+@dataclass(eq=False)
+class Stack:
+    """Blocks that pass one stream on, and what was measured of it; lists are by layer or by block.
+
+    Attributes:
+        name: of the list of blocks.
+        shape: of the stream.
+        form: how its entries are ordered.
+        axis: the dimension of the stream in which the sequences lie; None if there is one sequence.
+    """
+
+    name: str
+    shape: torch.Size
+    form: str
+    axis: int | None
+    first: Tensor
+    last: Tensor
+    before: Tensor | None = None  # the stream a block ago, by sample
+    covariance: list[Tensor] = field(default_factory=list)
+    size: dict[str, list[Tensor]] = field(default_factory=lambda: {"step": [], "largest": [], "typical": []})
+    inside: list[list[Tensor]] = field(default_factory=list)
+    branch: list[list[Tensor]] = field(default_factory=list)
+    heads: list[dict[str, Tensor]] = field(default_factory=list)
+    gradient: dict[int, Tensor] = field(default_factory=dict)
+
+
+class UnclearBlocksError(Exception):
+    """The modules that were taken for blocks do not receive a stream and return it."""
+
+
 class Measure(TorchFunctionMode):
-    """A mode that measures one pass of `samples` samples, of `rows` sequences each, through `blocks`.
+    """A mode that measures one pass of `samples` samples, of `rows` sequences each, through the blocks of a module.
 
     Args:
         counted: which tokens (B, M) are not padding; None: all.
-        axis: the dimension of the stream in which the sequences lie; None: by its sizes.
+        axes: by block of the layout, the dimension of the stream in which the sequences lie; a block without one is
+            not measured. None: the sizes show it.
+        length: the number of ids in a sequence; None if the inputs are not ids.
     """
 
     def __init__(
-        self, blocks: list[nn.Module], samples: int, rows: int = 1, counted: Tensor | None = None,
-        axis: int | None = None,
+        self, module: nn.Module, layout: Layout, samples: int, rows: int = 1, counted: Tensor | None = None,
+        axes: Mapping[int, int] | None = None, length: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.blocks, self.samples, self.rows, self.counted, self.axis = blocks, samples, rows, counted, axis
-        self.ends: list[Tensor] = []  # the stream before the first block and after the last
-        self.layer = -1  # index of the running block
+        self.module, self.layout, self.samples, self.rows, self.counted = module, layout, samples, rows, counted
+        self.axes, self.length = axes, length
+        self.stacks: dict[tuple[str, torch.Size], Stack] = {}
+        self.stack: Stack | None = None  # of the running block
+        self.place = -1  # of the running block in the layout, if it has several modules; the module that began it
+        self.begun_by = ""
+        self.output: Tensor | None = None  # of the last module of that block
+        self.unclear = False  # whether a block returned something other than the stream
         self.stream: list[Tensor] = []  # the tensors of the block that are the stream
         self.sum: tuple[Tensor, Marks, Tensor] | None = None  # the last sum, its marks and its covariance
-        self.covariance: list[Tensor] = []
-        self.size: dict[str, list[Tensor]] = {"step": [], "largest": [], "typical": []}
-        self.before: Tensor | None = None  # the stream a block ago
-        self.inside: list[list[Tensor]] = []
-        self.branch: list[list[Tensor]] = []
-        self.heads: list[dict[str, Tensor]] = []
-        self.gradient: dict[int, Tensor] = {}
         self.hooks: list[Any] = []
         self.used: set[Any] = set()  # parameters that were read: ids, and names of those without entries
         self.before_blocks: frozenset[Any] = frozenset()  # those that were read before the first block
@@ -73,13 +107,27 @@ class Measure(TorchFunctionMode):
         self.visible = Visible()
 
     def __enter__(self) -> "Measure":
-        for block in self.blocks:
-            self.hooks.append(block.register_forward_pre_hook(self.before_block, with_kwargs=True))
-            self.hooks.append(block.register_forward_hook(self.after_block, with_kwargs=True))
-        for block in self.blocks:
-            for name, part in block.named_modules():
-                if is_norm(name, part):
-                    self.hooks.append(part.register_forward_hook(self.after_norm))
+        members = set()
+        for place, block in enumerate(self.layout.blocks):
+            if self.axes is not None and place not in self.axes:
+                continue
+            parts = [(name, self.module.get_submodule(name)) for name in block.members]
+            for name, part in parts:
+                before: Any = partial(self.before_member, place, name)
+                after: Any = self.after_member
+                if len(parts) == 1:
+                    before, after = partial(self.before_block, place), partial(self.after_block, name)
+                self.hooks.append(part.register_forward_pre_hook(before, with_kwargs=True))
+                self.hooks.append(part.register_forward_hook(after, with_kwargs=True))
+                members |= {id(each) for each in part.modules()}
+            for _, part in parts:
+                for name, inner in part.named_modules():
+                    if is_norm(name, inner):
+                        self.hooks.append(inner.register_forward_hook(self.after_norm))
+        if any(len(block.members) > 1 for block in self.layout.blocks):
+            for part in self.module.modules():
+                if id(part) not in members and list(part.parameters(recurse=False)):
+                    self.hooks.append(part.register_forward_pre_hook(self.end_of_members))
         super().__enter__()
         return self
 
@@ -96,102 +144,163 @@ class Measure(TorchFunctionMode):
         check_entries(func, args, read)
         if kwargs:
             check_entries(func, kwargs.values(), read)
-        if func is FUSED and self.layer >= 0:
+        stack = self.stack
+        if func is FUSED and stack is not None:
             return self.dot_product_attention(*args, **kwargs)
-        if func is functional.multi_head_attention_forward and self.layer >= 0:
+        if func is functional.multi_head_attention_forward and stack is not None:
             with self.inside_multi_head_attention(args, kwargs):
                 return func(*args, **kwargs)
-        visible = self.visible.before(func, args, kwargs) if self.layer >= 0 else None
+        visible = None if stack is None else self.visible.before(func, args, kwargs)
         out = func(*args, **kwargs)
         if visible is not None:
             self.visible.note(out, visible, func in VIEWS)
-        if self.layer >= 0 and isinstance(out, Tensor):
+        if stack is not None and isinstance(out, Tensor):
             if func in ADDITIONS:
-                self.end_sublayer(args, out)
+                if "alpha" in kwargs and len(args) > 1:
+                    args = args[0], args[1] * kwargs["alpha"]
+                self.end_sublayer(stack, args, out)
             elif func in SCALINGS:
                 self.follow_multiple(args, out)
-            elif func in SOFTMAX and out.dim() == 4 and out.shape[0] % self.samples == 0:
+            elif func in SOFTMAX and (shape := self.attention_shape(stack, out)):
                 logits = args[0] if args else kwargs["input"]
-                self.summarise_attention(logits, out, self.visible.of(logits))
+                visible = self.visible.of(logits)
+                if out.dim() == 3:
+                    visible = None if visible is None else visible.expand(logits.shape).unflatten(0, shape)
+                    logits, weights = logits.unflatten(0, shape), out.unflatten(0, shape)
+                    self.summarise_attention(logits, weights, visible)
+                else:
+                    self.summarise_attention(logits, out, visible)
         return out
 
-    def before_block(self, block: nn.Module, args: Any, kwargs: Any) -> None:
+    def before_block(self, place: int, part: nn.Module, args: Any, kwargs: Any) -> None:
         """Measure the stream before a block."""
         x = tokens_among(args, kwargs)
         if x is None:
             return
         self.before_blocks = self.before_blocks or frozenset(self.used)
-        if self.axis is None:
-            self.axis = stream_axis(x.shape, self.rows, self.samples)
-        if self.axis == 1 and self.samples > 1:
-            raise OneSampleOnlyError
-        self.ends = self.ends or [x]
-        self.measure_stream(x)
-        self.layer = len(self.covariance) - 1
+        self.stack = self.stack_of(place, part, x)
+        self.measure_stream(self.stack, x)
         self.stream = [x]
-        self.inside.append([])
-        self.branch.append([])
-        self.heads.append({})
+        self.stack.inside.append([])
+        self.stack.branch.append([])
+        self.stack.heads.append({})
 
-    def after_block(self, block: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        """Take the output of a block as the end of the stream, until another block begins."""
-        if self.layer < 0:  # without tokens it is not a block
+    def stack_of(self, place: int, part: nn.Module, x: Tensor) -> Stack:
+        """Return the stack of a block that receives the stream `x`."""
+        block = self.layout.blocks[place]
+        key = block.stack, x.shape
+        if key not in self.stacks:
+            axis = stream_axis(x.shape, self.rows, self.samples) if self.axes is None else self.axes[place]
+            if axis == 1 and self.samples > 1:
+                raise OneSampleOnlyError
+            self.stacks[key] = Stack(block.stack, x.shape, form_of(x, part, self.length), axis, x, x)
+        return self.stacks[key]
+
+    def after_block(self, name: str, part: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        """Take the output of a block as the end of its stack, until another block begins."""
+        if self.stack is None:  # without tokens it is not a block
             return
-        self.last = out if isinstance(out, Tensor) else out[0]
+        found = stream_among(out, self.stack.shape)
+        shape = tuple(self.stack.shape)
+        fits = found is not None or not self.layout.certain
+        require(fits, f"{name} receives tokens {shape} and returns none of that shape. Nearest: other blocks.")
+        self.unclear = self.unclear or found is None
+        self.end_block(self.stack.last if found is None else found)
+
+    def end_block(self, last: Tensor) -> None:
+        assert self.stack is not None
+        self.stack.last = last
         self.inside_blocks = frozenset(self.used)
-        self.layer, self.stream = -1, []
+        self.stack, self.stream = None, []
+
+    def before_member(self, place: int, name: str, part: nn.Module, args: Any, kwargs: Any) -> None:
+        """Begin a block of several modules with the first of them that is called."""
+        if self.place == place and self.stack is not None and name != self.begun_by:
+            return
+        self.end_of_members()
+        self.before_block(place, part, args, kwargs)
+        if self.stack is not None:
+            self.place, self.begun_by = place, name
+
+    def after_member(self, part: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        """Note the output of a module of a block: the stream, unless a sum with the stream follows."""
+        if self.stack is not None:
+            self.output = stream_among(out, self.stack.shape)
+            self.inside_blocks = frozenset(self.used)
+
+    def end_of_members(self, *_: Any) -> None:
+        """End a block of several modules: its stream is the last sum or the norm of it, else the last output."""
+        if self.place >= 0 and self.stack is not None:
+            summed = self.stream[-1] if self.stack.inside[-1] else self.output
+            self.end_block(self.stack.last if summed is None else summed)
+        self.place = -1
 
     def finish(self) -> None:
-        """Measure the stream after the last block."""
-        self.measure_stream(self.last)
-        self.ends.append(self.last)
-        self.before = self.sum = None
-        del self.last
+        """Measure the streams after their last blocks.
+
+        Raises:
+            UnclearBlocksError: the modules do not receive a stream and return it, and nobody has chosen them.
+        """
+        self.end_of_members()
+        if (self.unclear or not self.stacks) and not self.layout.certain:
+            raise UnclearBlocksError
+        require(bool(self.stacks), "no block receives tokens. Nearest: blocks='…' with the names of its blocks.")
+        for stack in self.stacks.values():
+            self.measure_stream(stack, stack.last)
+            stack.before = None
+        self.sum = None
 
     def mixes(self) -> bool:
-        """Whether the last token depends on sequences other than its own; needs a pass with gradients."""
-        first, last = self.ends
+        """Whether the last token of a stack depends on sequences other than its own; needs a pass with gradients."""
+        return any(self.mixes_in(stack) for stack in self.stacks.values())
+
+    def mixes_in(self, stack: Stack) -> bool:
+        first, last, axis = stack.first, stack.last, stack.axis or 0
         if not last.requires_grad or not first.requires_grad or first.dim() != 3 or last.dim() != 3:
             return False
         direction = torch.linspace(-1.0, 2.0, last.shape[-1], dtype=last.dtype, device=last.device)
-        (gradient,) = torch.autograd.grad(last[-1, -1] @ direction, first, allow_unused=True)
+        (gradient,) = torch.autograd.grad(last[-1, -1] @ direction, first, allow_unused=True, retain_graph=True)
         if gradient is None:
             return False
-        own = gradient.shape[self.axis or 0] // self.rows  # indices along the dimension that one sequence has
-        return bool((gradient.movedim(self.axis or 0, 0)[:-own] != 0).any())
+        own = gradient.shape[axis] // self.rows  # indices along the dimension that one sequence has
+        return bool((gradient.movedim(axis, 0)[:-own] != 0).any())
 
-    def measure_stream(self, x: Tensor) -> None:
+    def measure_stream(self, stack: Stack, x: Tensor) -> None:
         """Measure V and sizes of the stream, and hook the norm of its gradient."""
-        place = len(self.covariance)
+        place = len(stack.covariance)
         known = self.sum[2] if self.sum and self.sum[0] is x and self.sum[1] == marks(x) else None
-        self.covariance.append(self.gram(x) if known is None else known)
-        tokens = self.by_sample(x).flatten(1)
-        if self.before is not None and self.before.shape == tokens.shape:
-            self.size["step"].append(norm(tokens - self.before) / norm(self.before))
+        stack.covariance.append(self.gram(stack, x) if known is None else known)
+        tokens = self.by_sample(stack, x).flatten(1)
+        if stack.before is not None and stack.before.shape == tokens.shape:
+            stack.size["step"].append(norm(tokens - stack.before) / norm(stack.before))
         size = tokens.abs()
         largest = size.amax(1)
-        self.size["largest"].append(largest.double())
-        self.size["typical"].append(torch.where(largest.isnan(), largest, median(size)).double())
-        self.before = tokens
+        stack.size["largest"].append(largest.double())
+        stack.size["typical"].append(torch.where(largest.isnan(), largest, median(size)).double())
+        stack.before = tokens
         if x.requires_grad:
 
             def note_gradient(gradient: Tensor) -> None:
-                self.gradient[place] = self.by_sample(gradient).double().square().sum((-1, -2)).sqrt()
+                stack.gradient[place] = self.by_sample(stack, gradient).double().square().sum((-1, -2)).sqrt()
 
             x.register_hook(note_gradient)
 
-    def end_sublayer(self, args: Any, out: Tensor) -> None:
-        """End a sublayer if the stream is a term of the sum `out`."""
-        if len(args) < 2 or not all(isinstance(a, Tensor) for a in args[:2]) or out.dim() != 3:
+    def end_sublayer(self, stack: Stack, args: Any, out: Tensor) -> None:
+        """End a sublayer if the stream is a term of the sum `out`; tokens may be flattened."""
+        if len(args) < 2 or not all(isinstance(a, Tensor) for a in args[:2]) or args[0].shape != args[1].shape:
+            return
+        if out.numel() != stack.shape.numel() or out.shape[-1] != stack.shape[-1]:
             return
         stream = next((a for a in args[:2] if any(a is x for x in self.stream)), None)
-        if stream is None or args[0].shape != args[1].shape:
+        if stream is None and out.shape != stack.shape:
+            stream = next((a for a in args[:2] if any(same_memory(a, x) for x in self.stream)), None)
+        if stream is None:
             return
         branch = args[1] if stream is args[0] else args[0]
         branch = out - stream if branch is out else branch  # f += x
-        f, covariance = self.by_sample(branch).flatten(1), self.gram(out)
-        self.branch[-1].append(norm(f) / f.shape[1] ** 0.5)
-        self.inside[-1].append(covariance)
+        f, covariance = self.by_sample(stack, branch.reshape(stack.shape)).flatten(1), self.gram(stack, out)
+        stack.branch[-1].append(norm(f) / f.shape[1] ** 0.5)
+        stack.inside[-1].append(covariance)
         self.stream, self.sum = [out], (out, marks(out), covariance)
 
     def follow_multiple(self, args: Any, out: Tensor) -> None:
@@ -202,15 +311,27 @@ class Measure(TorchFunctionMode):
 
     def after_norm(self, part: nn.Module, args: Any, out: Any) -> None:
         """Count a norm of the stream as the stream: the next sum may be with it."""
-        if self.layer >= 0 and args and any(args[0] is x for x in self.stream) and self.inside[-1]:
+        if self.stack is not None and args and any(args[0] is x for x in self.stream) and self.stack.inside[-1]:
             self.stream.append(out)
+
+    def attention_shape(self, stack: Stack, out: Tensor) -> tuple[int, int] | None:
+        """Return (S·B, heads) of the attention weights `out`; None if they are something else.
+
+        Weights of three dimensions (S·B·heads, M, M) may be those of experts unless both M are the number of tokens.
+        """
+        if out.dim() == 4 and out.shape[0] % self.samples == 0:
+            return out.shape[0], out.shape[1]
+        sequences = self.samples * self.rows
+        tokens = stack.shape[:-1].numel() // sequences
+        square = out.dim() == 3 and out.shape[1] == out.shape[2] == tokens and out.shape[0] % sequences == 0
+        return (sequences, out.shape[0] // sequences) if square else None
 
     def summarise_attention(self, logits: Tensor, weights: Tensor, visible: Tensor | None) -> None:
         """Summarise the first attention of a block by head; unknown visibility follows from the sizes of logits."""
-        if not self.heads[-1]:
+        if self.stack is not None and not self.stack.heads[-1]:
             logits = logits.detach().float()
             visible = visible_by_size(logits) if visible is None else visible & (logits > -torch.inf)
-            self.heads[-1] = self.by_head(logits, weights.detach().float(), visible)
+            self.stack.heads[-1] = self.by_head(logits, weights.detach().float(), visible)
 
     def by_head(self, logits: Tensor, weights: Tensor, visible: Tensor) -> dict[str, Tensor]:
         """Summarise logits (S·B, h, M, ·) and their softmax; each summary is (S, h)."""
@@ -278,16 +399,58 @@ class Measure(TorchFunctionMode):
         finally:
             replaced.softmax, replaced.scaled_dot_product_attention = softmax_of_torch, FUSED
 
-    def by_sample(self, x: Tensor) -> Tensor:
-        """Reshape tokens (S·B, M, n) to (S, T, n), without padding."""
-        x = x.detach().transpose(0, 1) if self.axis == 1 and x.dim() == 3 else x.detach()
+    def by_sample(self, stack: Stack, x: Tensor) -> Tensor:
+        """Reshape the stream to (S, T, n), without padding."""
+        x = x.detach()
+        if x.shape != stack.shape and x.numel() == stack.shape.numel():
+            x = x.reshape(stack.shape)
+        x = x.transpose(0, 1) if stack.axis == 1 and x.dim() == 3 else x
+        x = in_rows(x, stack.form)
         tokens = x.reshape(self.samples, -1, x.shape[-1])
         if self.counted is None or self.counted.numel() != tokens.shape[1]:
             return tokens
         return tokens[:, self.counted.flatten()]
 
-    def gram(self, x: Tensor) -> Tensor:
-        return gram(self.by_sample(x)) / x.shape[-1]
+    def gram(self, stack: Stack, x: Tensor) -> Tensor:
+        tokens = self.by_sample(stack, x)
+        return gram(tokens) / tokens.shape[-1]
+
+
+ROWS, CHANNELS_FIRST, STREAMS_LAST, STREAMS_FIRST = "rows", "channels first", "streams last", "streams first"
+
+
+def form_of(x: Tensor, part: nn.Module, length: int | None) -> str:
+    """Return how the entries of a stream are ordered.
+
+    Convolutions take channels first (B, n, …). Hyper-connections have several streams a token, which are one long
+    vector here: (B, M, streams, n) or (B, streams, M, n).
+    """
+    if x.dim() == 4 and length is not None and length in x.shape[1:3]:
+        return STREAMS_LAST if x.shape[1] == length else STREAMS_FIRST
+    leaf = next((each for each in part.modules() if list(each.parameters(recurse=False))), None)
+    if isinstance(leaf, nn.modules.conv._ConvNd):
+        channels: int | None = leaf.in_channels
+    elif isinstance(leaf, nn.modules.batchnorm._BatchNorm):
+        channels = leaf.num_features
+    else:
+        channels = leaf.num_channels if isinstance(leaf, nn.GroupNorm) else None
+    return CHANNELS_FIRST if x.dim() > 2 and channels == x.shape[1] != x.shape[-1] else ROWS
+
+
+def in_rows(x: Tensor, form: str) -> Tensor:
+    """Return the stream with each token's entries in the last dimension."""
+    if form == CHANNELS_FIRST:
+        return x.movedim(1, -1)
+    if form == STREAMS_FIRST:
+        return x.transpose(1, 2).flatten(2)
+    return x.flatten(2) if form == STREAMS_LAST else x
+
+
+def stream_among(out: Any, shape: torch.Size) -> Tensor | None:
+    """Return the first tensor of this shape in the output of a block."""
+    if isinstance(out, Tensor):
+        return out if out.shape == shape else None
+    return next((each for each in wide_tensors(out) if each.shape == shape), None)
 
 
 class NoEntriesError(Exception):

@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from limitformer.base.errors import InputError, first_line, require
 from limitformer.base.memory import SHARE, available_memory, readable
 from limitformer.nn.drawn.simulate import torch_seed
-from limitformer.weightless.arrays import Arrays, output_arrays, stream_arrays
-from limitformer.weightless.blocks import UnclearAxisError, blocks_of, grown_axis, mixed_sequences, stream_shapes
+from limitformer.weightless.arrays import Arrays, StackSize, output_arrays, sizes_of_stacks, stream_arrays
+from limitformer.weightless.blocks import Entry, UnclearAxisError, grown_axes, mixed_sequences, stream_shapes
 from limitformer.weightless.building import (
     Built,
     Limited,
@@ -32,7 +32,8 @@ from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.inputs import Inputs, Loss, square
 from limitformer.weightless.law import build_error, table_of, with_overrides
 from limitformer.weightless.laws import CONSTANT, UNKNOWN, Law
-from limitformer.weightless.measure import Measure, NoEntriesError, where_parameters_are_read
+from limitformer.weightless.layout import Chosen, chosen_layout, needs_search, outermost_list, record_calls, search
+from limitformer.weightless.measure import Measure, NoEntriesError, UnclearBlocksError, where_parameters_are_read
 from limitformer.weightless.models import Blueprint
 from limitformer.weightless.reachable import State, stray_tensors
 from limitformer.weightless.run import KeepWeightError, OneSampleOnlyError, RandomWeight, WeightlessRun, gradient_norm
@@ -53,8 +54,9 @@ class Weightless:
     """
 
     def __init__(
-        self, blueprint: Blueprint, dtype: torch.dtype, device: torch.device, overrides: dict[str, Any] | None = None
-    ) -> None:
+        self, blueprint: Blueprint, dtype: torch.dtype, device: torch.device, overrides: dict[str, Any] | None = None,
+        blocks: Chosen | None = None,
+    ) -> None:  # fmt: skip
         self.blueprint, self.dtype, self.device = blueprint, dtype, device
         self.limit: int | None = None  # bytes that a network of unknown size may take
         module, own_laws, doubts = self.build()
@@ -62,14 +64,14 @@ class Weightless:
         self.overridden = [name for name, law in self.laws.items() if law is not own_laws[name]]
         self.table = table_of(blueprint, module, self.laws)
         self.module = module.eval()
-        self.blocks = blocks_of(module)
-        require(bool(self.blocks), f"{blueprint.name} has no list of blocks (ModuleList or Sequential) to measure.")
+        self.layout = outermost_list(module) if blocks is None else chosen_layout(module, blocks)
+        self.stacks: dict[str, StackSize] = {}  # of the last pass
         self.reasons_to_keep: dict[str, str] = {}  # by weight, for all later passes
         self.weights: list[RandomWeight] = []
         self.drawn: dict[str, str] = {}  # reasons to draw whole networks, by name
         self.sample: tuple[int, int] | None = None  # seed and sample of the whole network
         self.state: State | None = None
-        self.axis: tuple[Inputs, int] | None = None  # the dimension of the stream with the sequences of these inputs
+        self.axes: tuple[Inputs, dict[int, int]] | None = None  # by block, the dimension with these inputs' sequences
         self.recomputes = False
         self.trims = False  # whether a pass is so large that it trims the heap between blocks
         self.outputs: Arrays = {}  # norms of the outputs of a foreign module's last pass
@@ -84,6 +86,11 @@ class Weightless:
             self.draw_whole(unknown | doubts)
         else:
             self.weights = self.replace(module)
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The blocks that are one module each, and the first modules of the others."""
+        return [self.module.get_submodule(block.members[0]) for block in self.layout.blocks]
 
     @property
     def foreign(self) -> bool:
@@ -140,7 +147,7 @@ class Weightless:
         if sample == self.sample:
             return
         self.sample = self.state = None
-        self.module, self.blocks = nn.Module(), []  # so that only one network is in memory
+        self.module = nn.Module()  # so that only one network is in memory
         module = self.whole(torch_seed(run.seed, f"weightless build {run.samples.start}"))
         shapes = {name: tuple(one.shape) for name, one in module.named_parameters()}
         alike = shapes == self.table.shapes
@@ -152,7 +159,7 @@ class Weightless:
         for name, value in [*module.named_parameters(), *module.named_buffers(), *stray_tensors(module)]:
             missing = isinstance(value, Tensor) and value.is_meta
             require(not missing, f"{name} of {self.blueprint.name} is on the meta device and has no values.")
-        self.module, self.blocks, self.sample = module.eval(), blocks_of(module), sample
+        self.module, self.sample = module.eval(), sample
         self.run_again()
 
     def override(self, module: nn.Module, run: WeightlessRun) -> None:
@@ -224,10 +231,11 @@ class Weightless:
     def run_again(self) -> None:
         """Wrap the blocks that run again, if the network recomputes; blocks that share a weight do not."""
         owners: dict[str, int] = {}
-        for block in self.blocks if self.recomputes else []:
+        single = [self.module.get_submodule(each.members[0]) for each in self.layout.blocks if len(each.members) == 1]
+        for block in single if self.recomputes else []:
             for name in names_in(block):
                 owners[name] = owners.get(name, 0) + 1
-        for block in self.blocks if self.recomputes else []:
+        for block in single if self.recomputes else []:
             names = names_in(block)
             if all(owners[name] == 1 for name in names):
                 block.forward = self.recomputed(block.forward, names)
@@ -251,17 +259,40 @@ class Weightless:
 
     def run(self, seed: int, samples: range, inputs: Inputs, draw: str, loss: Loss | None) -> Arrays:
         """Run one pass forward, and backward if there is a loss; return its arrays by sample."""
+        if needs_search(self.layout, self.module):
+            self.find_blocks(seed, samples.start, inputs, draw)
         try:
             return self.until_it_runs(seed, samples, inputs, draw, loss)
+        except UnclearBlocksError:
+            self.find_blocks(seed, samples.start, inputs, draw)
         except UnclearAxisError:
-            shapes = [self.shapes(seed, samples.start, inputs.repeated(times), draw) for times in (1, 2)]
-            self.axis = inputs, grown_axis(*shapes)
-            return self.until_it_runs(seed, samples, inputs, draw, loss)
+            self.find_axes(seed, samples.start, inputs, draw)
+        return self.run(seed, samples, inputs, draw, loss)
 
-    def shapes(self, seed: int, sample: int, inputs: Inputs, draw: str) -> list[torch.Size]:
+    def find_blocks(self, seed: int, sample: int, inputs: Inputs, draw: str) -> None:
+        """Find the blocks in a pass of one sample.
+
+        Raises:
+            InputError: no module receives tokens and returns as many.
+        """
+
+        def call(run: WeightlessRun) -> Any:
+            return record_calls(self.module, lambda: self.call(self.arguments(run, inputs)))
+
+        calls = self.until_it_runs(seed, range(sample, sample + 1), inputs, draw, None, call)
+        self.layout = search(self.module, calls)
+        if self.recomputes:
+            self.run_again()
+
+    def find_axes(self, seed: int, sample: int, inputs: Inputs, draw: str) -> None:
+        """Find the dimension of each stream in which the sequences lie: the one that grows with their number."""
+        shapes = [self.shapes(seed, sample, inputs.repeated(times), draw) for times in (1, 2)]
+        self.axes = inputs, grown_axes(*shapes)
+
+    def shapes(self, seed: int, sample: int, inputs: Inputs, draw: str) -> list[Entry]:
         """Return the shapes of the tokens that enter the blocks in a pass of one sample."""
 
-        def call(run: WeightlessRun) -> list[torch.Size]:
+        def call(run: WeightlessRun) -> list[Entry]:
             with torch.no_grad(), stream_shapes(self.blocks) as shapes:
                 self.call(self.arguments(run, inputs))
             return list(shapes)
@@ -276,7 +307,7 @@ class Weightless:
         """
 
         def call(run: WeightlessRun) -> bool:
-            measure = Measure(self.blocks, 1, inputs.rows, inputs.counted, self.axis_of(inputs))
+            measure = self.measure(1, inputs)
             with torch.enable_grad(), measure:
                 self.call(self.arguments(run, inputs))
             measure.finish()
@@ -326,7 +357,7 @@ class Weightless:
         """
         assert self.state is not None  # taken before the first pass
         arguments = self.arguments(run, inputs)
-        measure = Measure(self.blocks, len(run.samples), inputs.rows, inputs.counted, self.axis_of(inputs))
+        measure = self.measure(len(run.samples), inputs)
         measure.used = run.read
         before = random_states()
         with torch.set_grad_enabled(loss is not None):
@@ -336,7 +367,8 @@ class Weightless:
             require(random_states() == before, f"{self.blueprint.name} draws random numbers of its own when it runs.")
             changed = self.state.changed_weight()
             require(changed is None, f"{self.blueprint.name} changes its parameter {changed} when it runs.")
-            arrays = stream_arrays(measure) | output_arrays(out, len(run.samples))
+            arrays = output_arrays(out, len(run.samples))
+            self.stacks = sizes_of_stacks(measure)
             self.uses, self.reasons = run.uses, {**run.operations, **self.reasons_to_keep}
             self.read_where = where_parameters_are_read(self.module, measure)
             if self.foreign:
@@ -344,7 +376,8 @@ class Weightless:
             if self.drawn:
                 self.uses, self.reasons = dict.fromkeys(self.table.laws, DRAWN_WHOLE), self.drawn
             if loss is not None:
-                arrays |= self.backward(out, arguments, loss, run, measure)
+                arrays |= self.backward(out, arguments, loss, run)
+            arrays |= stream_arrays(measure, gradients=loss is not None)
         return arrays
 
     def arguments(self, run: WeightlessRun, inputs: Inputs) -> dict[str, Any]:
@@ -352,18 +385,16 @@ class Weightless:
         named = inputs.of(run.seed, run.samples, self.dtype)
         return {name: each.to(self.device) if isinstance(each, Tensor) else each for name, each in named.items()}
 
-    def axis_of(self, inputs: Inputs) -> int | None:
-        """The dimension of the stream that holds the sequences, if a pass had to determine it."""
-        return self.axis[1] if self.axis is not None and self.axis[0] is inputs else None
+    def measure(self, samples: int, inputs: Inputs) -> Measure:
+        axes = self.axes[1] if self.axes is not None and self.axes[0] is inputs else None
+        return Measure(self.module, self.layout, samples, inputs.rows, inputs.counted, axes, inputs.length)
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
         """Call the module."""
         named = {name: value for name, value in arguments.items() if name}
         return self.module(arguments[""], **named) if "" in arguments else self.module(**named)
 
-    def backward(
-        self, out: Any, arguments: Mapping[str, Any], loss: Loss, run: WeightlessRun, measure: Measure
-    ) -> Arrays:
+    def backward(self, out: Any, arguments: Mapping[str, Any], loss: Loss, run: WeightlessRun) -> Arrays:
         """Differentiate the loss; return it with the norms of the gradients."""
         value = loss(out, arguments)
         differentiable = isinstance(value, Tensor) and value.requires_grad
@@ -375,12 +406,10 @@ class Weightless:
             self.state.restore()  # as it was when the blocks ran first
         by_sample.sum().backward()
         norms = run.gradient_norms() | (self.constant_norms() if run.side_by_side == 1 else {})
-        places = range(len(measure.covariance))
         none = torch.full((len(run.samples),), torch.nan)
         return {
             "loss": by_sample.detach().double().cpu().numpy(),
             "weight_gradient": np.stack([norms.get(name, none).cpu().numpy() for name in self.trained], -1),
-            "stream_gradient": np.stack([measure.gradient.get(place, none).cpu().numpy() for place in places], -1),
         }
 
     def by_sample(self, run: WeightlessRun) -> AbstractContextManager[Any]:

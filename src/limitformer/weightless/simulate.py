@@ -21,8 +21,9 @@ from limitformer.base.progress import advance, progress_bar
 from limitformer.nn.drawn.simulate import resolve_device
 from limitformer.results.datasets import stamp
 from limitformer.simulation.simulate import Interrupted
-from limitformer.weightless.arrays import Arrays, dataset
+from limitformer.weightless.arrays import Arrays, blocks_in_words, dataset
 from limitformer.weightless.inputs import Inputs, Loss, default_loss, inputs_of
+from limitformer.weightless.layout import Chosen
 from limitformer.weightless.models import Blueprint, blueprint_of
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import ALWAYS, AUTO, NEVER, POSITIONS, OneSampleOnlyError, row_error
@@ -49,6 +50,7 @@ def simulate(
     device: str | None = None,
     dtype: torch.dtype = torch.float32,
     batch_dim: int = 0,
+    blocks: Chosen | None = None,
     progress: bool = True,
 ) -> xr.Dataset:
     """Simulate a network at initialisation, forward and backward, exactly in law and without drawing most weights.
@@ -69,6 +71,8 @@ def simulate(
         device: a device of torch; None takes a GPU if there is one.
         dtype: torch.float32, or torch.float64 where tokens may collapse.
         batch_dim: the dimension of the inputs in which sequences lie: 1 for a module that takes (tokens, sequences, …).
+        blocks: the modules to measure: a pattern of names such as "h.*", several, or a function that takes the module
+            and returns them; None finds the modules that receive the stream and return it.
         progress: whether the terminal shows work of more than two seconds.
 
     Returns:
@@ -77,7 +81,9 @@ def simulate(
         `effective_tokens`, `tokens_seen`, `logit_std`, `largest_logit` by head, `logits_mean` and `logits_std` of the
         output; with gradients `loss`, `weight_gradient` (weight: every trained parameter) and `stream_gradient`
         (layer), as norms. If the module has random numbers of unknown law, its own code draws a network for each
-        sample; the attributes `weights` and `kept` then name them.
+        sample; the attributes `weights` and `kept` then name them. The attribute `blocks` names the blocks. Several
+        stacks of blocks, such as encoder and decoder, follow each other along `layer`, with a coordinate `stack`;
+        `limitformer.weightless.split_stacks` separates them.
 
     Raises:
         InputError: an argument cannot be used, or the module's code cannot run.
@@ -88,7 +94,7 @@ def simulate(
     require(dtype in (torch.float32, torch.float64), f"dtype must be torch.float32 or torch.float64; got {dtype}.")
     blueprint = blueprint_of(model)
     prepared = inputs_of(inputs, blueprint).with_batch_dim(batch_dim)
-    network = Weightless(blueprint, dtype, torch.device(resolve_device(device)), overrides)
+    network = Weightless(blueprint, dtype, torch.device(resolve_device(device)), overrides, blocks)
     differentiated = (loss or default_loss(blueprint.task)) if gradients else None
     return run_passes(network, prepared, differentiated, samples, seed, draw, recompute, progress)
 
@@ -124,7 +130,7 @@ def run_passes(
     def result(done: int) -> xr.Dataset:
         about = {**provenance(network), "seed": seed, "samples": done, "sequences": inputs.rows, "draw": draw}
         about["wall_seconds"] = time.perf_counter() - began
-        return dataset(parts, network.trained, network.read_where, inputs, about)
+        return dataset(parts, network.trained, network.read_where, network.stacks, inputs, about)
 
     parts: list[Arrays] = []
     bar = progress_bar("networks without weights", samples, 0.0) if progress else None
@@ -258,8 +264,8 @@ def require_recordings(network: Weightless, inputs: Inputs, samples: int) -> Non
     if first is not None and first.dim() != (3 if first.is_floating_point() else 2):
         return
     tokens = inputs.rows * token_count(inputs)
-    needed = COPIES * samples * PLACES * len(network.blocks) * 8 * tokens**2
-    what = f"Recording {samples} networks of {len(network.blocks):,} blocks with {tokens:,} tokens"
+    needed = COPIES * samples * PLACES * len(network.layout.blocks) * 8 * tokens**2
+    what = f"Recording {samples} networks of {len(network.layout.blocks):,} blocks with {tokens:,} tokens"
     try:
         check_scratch(needed, what, "fewer tokens, samples or layers")
     except InputError:
@@ -282,6 +288,7 @@ def provenance(network: Weightless) -> dict[str, Any]:
         "weights": ", ".join(f"{count} {way}" for way, count in ways.items()),
         "kept": "; ".join(f"{name}: {reason}" for name, reason in network.reasons.items()),
         "laws": str(network.table),
+        "blocks": blocks_in_words(network.stacks, network.module),
         "torch": torch.__version__,
         "device": str(network.device),
     }

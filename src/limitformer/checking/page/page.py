@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from limitformer.checking.network import CheckedNetwork
+from limitformer.checking.network import CheckedNetwork, stack_like
 from limitformer.checking.page.grids import DEPTHS, grids
 from limitformer.checking.page.panels import gradients, loss, plots
 from limitformer.checking.page.svg import number, rows_as_html
@@ -131,7 +131,12 @@ def curves(network: CheckedNetwork, against: CheckedNetwork | None) -> str:
         shown = "".join(f'<div class="choice" data-choice="{k}">{each}</div>' for k, each in enumerate(kinds.values()))
         label = '<label for="kind">Kind of weight</label>'
         choices = f'<p class="control">{label} <select id="kind">{options}</select></p><div class="plots">{shown}</div>'
-    by_layer = section("By layer", "curves", legend(network, against) + every)
+    title = f"By layer: {network.stack}" if network.stack else "By layer"
+    by_layer = section(title, "curves", legend(network, against) + every)
+    for k, stack in enumerate(network.stacks):
+        other = stack_like(stack, network, against)
+        inner = legend(stack, other) + f'<div class="plots">{"".join(plots(stack, other))}</div>'
+        by_layer += section(f"By layer: {stack.name}", f"curves-{k}", paragraph(stack.heading) + inner)
     return by_layer + section("Gradient by kind of weight", "gradients", choices)
 
 

@@ -1,0 +1,339 @@
+"""Which modules of a network are its blocks, and which blocks form a stack.
+
+A *block* receives the stream and returns it; it is one module, or several that the network calls in turn (an attention
+and a feed-forward network in a list of lists, or in parallel lists). A *stack* is a sequence of blocks that pass one
+stream on, such as an encoder or a vision tower.
+
+The one outermost list of most networks needs no search. For the others, `search` watches a pass: a module is a block
+if its output has the shape of one of its inputs.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from itertools import pairwise, takewhile
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from limitformer.base.errors import InputError, require
+from limitformer.weightless.blocks import is_norm, tokens_among
+from limitformer.weightless.tensors import same_memory, tensors_in
+
+Chosen = str | Sequence[str] | Callable[[nn.Module], Sequence[nn.Module]]  # the argument `blocks` of public functions
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block.
+
+    Attributes:
+        stack: the name of its stack.
+        members: the names of its modules; several if the network calls them in turn.
+    """
+
+    stack: str
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The blocks of a network.
+
+    Attributes:
+        certain: whether the user chose them, or a pass has shown that they receive the stream and return it.
+    """
+
+    blocks: tuple[Block, ...]
+    certain: bool = False
+
+
+def outermost_list(module: nn.Module) -> Layout:
+    """Return the modules of the outermost lists; it is certain to be the blocks only after a pass has shown so."""
+    lists: list[tuple[str, nn.Module]] = []
+    for name, part in module.named_modules():
+        if is_list(part) and not any(name.startswith(f"{outer}.") for outer, _ in lists):
+            lists.append((name, part))
+    blocks = [Block(name, (each,)) for name, part in lists for each, _ in children_of(name, part)]
+    return Layout(tuple(blocks))
+
+
+def needs_search(layout: Layout, module: nn.Module) -> bool:
+    """Whether the outermost lists leave open which modules are blocks."""
+    one = len({block.stack for block in layout.blocks}) == 1
+    return not layout.certain and not (
+        one and all(is_callable(module.get_submodule(block.members[0])) for block in layout.blocks)
+    )
+
+
+def chosen_layout(module: nn.Module, blocks: Chosen) -> Layout:
+    """Return the blocks that the user chose.
+
+    Raises:
+        InputError: there is no such module.
+    """
+    names = {id(part): name for name, part in module.named_modules()}
+    if callable(blocks):
+        parts = list(blocks(module))
+        known = all(isinstance(part, nn.Module) and id(part) in names for part in parts)
+        require(known, f"blocks must return modules of {type(module).__name__}; got {parts!r:.80}.")
+        found = [names[id(part)] for part in parts]
+    else:
+        patterns = [blocks] if isinstance(blocks, str) else list(blocks)
+        valid = all(isinstance(pattern, str) for pattern in patterns)
+        require(valid, f"blocks must be a pattern of names such as 'h.*', or a function; got {blocks!r:.80}.")
+        found = [name for name in names.values() if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        inside = {name for name in found if any(name.startswith(f"{outer}.") for outer in found)}
+        found = [name for name in found if name not in inside]  # `h.*` matches `h.0.mlp` too
+    lists = ", ".join(f"{name}.*" for name, part in module.named_modules() if is_list(part)) or "none"
+    require(bool(found), f"blocks: no module of {type(module).__name__} fits {blocks!r:.60}. Its lists: {lists:.200}.")
+    return Layout(tuple(Block(name.rpartition(".")[0], (name,)) for name in found), certain=True)
+
+
+def is_list(part: nn.Module) -> bool:
+    """Whether a module is a list of others, or a sequence of similar ones."""
+    return not is_callable(part) or (isinstance(part, nn.Sequential) and is_uniform(part))
+
+
+def is_callable(part: nn.Module) -> bool:
+    return not isinstance(part, nn.ModuleList | nn.ModuleDict)
+
+
+def is_uniform(part: nn.Module) -> bool:
+    """Whether a sequence has two or more modules of one class, each with submodules."""
+    kinds = {type(child) for child in part.children()}
+    return len(kinds) == 1 and len(list(part.children())) > 1 and all(list(c.children()) for c in part.children())
+
+
+def children_of(name: str, part: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the full names and modules of a list, without those that do nothing."""
+    return [
+        (f"{name}.{key}" if name else key, child)
+        for key, child in part.named_children()
+        if not isinstance(child, nn.Identity)
+    ]
+
+
+def callable_members(name: str, part: nn.Module) -> list[str]:
+    """Return the name of a module, or those of the modules in a list."""
+    if is_callable(part):
+        return [name]
+    return [member for child in children_of(name, part) for member in callable_members(*child)]
+
+
+@dataclass
+class Call:
+    """One call of a module, between two readings of a counter.
+
+    Attributes:
+        follows: modules whose last output is the stream that enters this call; another input, such as an encoder's
+            output, does not count.
+        maps: whether the output has the shape of an input.
+        entered: whether an input is a tensor of two dimensions or more.
+    """
+
+    start: int
+    follows: set[str]
+    entered: bool
+    end: int = 0
+    maps: bool = False
+
+
+@dataclass
+class Recorder:
+    """The calls of a network's modules in one pass, by name."""
+
+    module: nn.Module
+    calls: dict[str, list[Call]] = field(default_factory=dict)
+    outputs: dict[str, tuple[str, Tensor]] = field(default_factory=dict)  # by list: its last module and that's output
+    clock: int = 0
+    hooks: list[Any] = field(default_factory=list)
+
+    def __enter__(self) -> "Recorder":
+        listed = {id(child) for part in self.module.modules() if is_list(part) for child in part.modules()}
+        for name, part in self.module.named_modules():
+            if name and (id(part) in listed or list(part.children())):
+                self.hooks.append(part.register_forward_pre_hook(self.before(name), with_kwargs=True))
+                self.hooks.append(part.register_forward_hook(self.after(name), with_kwargs=True))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for hook in self.hooks:
+            hook.remove()
+        self.outputs = {}
+
+    def before(self, name: str) -> Callable[..., None]:
+        def hook(part: nn.Module, args: Any, kwargs: Any) -> None:
+            x = tokens_among(args, kwargs)
+            follows = {
+                module
+                for module, output in self.outputs.values()
+                if x is not None and (x is output or same_memory(x, output))
+            }
+            self.calls.setdefault(name, []).append(Call(self.tick(), follows, x is not None))
+
+        return hook
+
+    def after(self, name: str) -> Callable[..., None]:
+        def hook(part: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+            call = next(each for each in reversed(self.calls[name]) if not each.end)
+            outputs, shapes = wide_tensors(out), {each.shape for each in wide_tensors((args, kwargs))}
+            call.end, call.maps = self.tick(), bool(outputs) and outputs[0].shape in shapes
+            if call.maps:
+                self.outputs[name.rpartition(".")[0]] = name, outputs[0]
+
+        return hook
+
+    def tick(self) -> int:
+        self.clock += 1
+        return self.clock
+
+
+def wide_tensors(values: Any) -> list[Tensor]:
+    """Return the floating-point tensors of two dimensions or more in arguments or outputs."""
+    if not isinstance(values, Tensor | list | tuple | dict):
+        values = list(vars(values).values()) if hasattr(values, "__dict__") else ()
+    return [each for each in tensors_in(values) if each.is_floating_point() and each.dim() > 1]
+
+
+def kinds_of(names: Sequence[str], module: nn.Module) -> str:
+    """Return the classes of modules, such as `BertLayer` or `LayerNorm, Linear`."""
+    return ", ".join(dict.fromkeys(type(module.get_submodule(name)).__name__ for name in names))
+
+
+def search(module: nn.Module, calls: dict[str, list[Call]]) -> Layout:
+    """Find the blocks of a network by the calls of one pass.
+
+    Raises:
+        InputError: no module receives a stream and returns it.
+    """
+    found = Search(module, calls)
+    stacks = found.inside("", module) or list(found.attributes())
+    if not stacks:
+        raise InputError(
+            f"{type(module).__name__} has no blocks: no module of a list receives tokens and returns as many. "
+            "Nearest: blocks='…' with the names of its blocks."
+        )
+    return Layout(tuple(block for stack in found.joined(stacks) for block in stack), certain=True)
+
+
+@dataclass(frozen=True)
+class Search:
+    """The candidates for stacks, each a list of blocks, by the calls of one pass."""
+
+    module: nn.Module
+    calls: dict[str, list[Call]]
+
+    def inside(self, name: str, part: nn.Module) -> list[list[Block]]:
+        """Return the stacks inside a module."""
+        children = children_of(name, part)
+        lists = {full: child for full, child in children if is_list(child)}
+        zipped, stacks = self.parallel(name, lists), []
+        if zipped:
+            stacks.append(zipped)
+        taken = {member.rpartition(".")[0] for block in zipped for member in block.members}
+        for full, child in children:
+            if full in lists and full not in taken:
+                stacks += self.in_list(full, child)
+            elif full not in lists:
+                stacks += self.inside(full, child)
+        return stacks
+
+    def in_list(self, name: str, part: nn.Module) -> list[list[Block]]:
+        """Return the stacks of a list: its modules, its lists, or what is inside them."""
+        units = children_of(name, part)
+        if units and not any(is_callable(child) for _, child in units):
+            if all(len({type(each) for each in child.children()}) == 1 for _, child in units):
+                return [stack for unit in units for stack in self.in_list(*unit)]
+            groups = [tuple(m for m in callable_members(*unit) if m in self.calls) for unit in units]
+            return [[Block(name, members) for members in groups if members and self.entered(members)]]
+        called = [unit for unit in units if unit[0] in self.calls]
+        if all(is_norm(*unit) for unit in called):
+            return []
+        blocks = [Block(name, (full,)) for full, _ in called if self.maps(full)]
+        if len(blocks) == len(called):
+            return [blocks] if blocks else []
+        return [stack for unit in units for stack in self.inside(*unit)] or ([blocks] if blocks else [])
+
+    def parallel(self, name: str, lists: dict[str, nn.Module]) -> list[Block]:
+        """Return blocks of one module of each list, if the lists have equal lengths and the network calls them in turn.
+
+        A list whose modules pass the stream to each other directly is a stack of its own.
+        """
+        by_length: dict[int, list[list[tuple[str, nn.Module]]]] = {}
+        for full, part in lists.items():
+            units = children_of(full, part)
+            called = units and all(is_callable(child) and unit in self.calls for unit, child in units)
+            if called and not self.chained([unit for unit, _ in units]):
+                by_length.setdefault(len(units), []).append(units)
+        for length, rows in by_length.items():
+            blocks = [tuple(row[k][0] for row in rows) for k in range(length)]
+            windows = [self.window(members) for members in blocks]
+            in_turn = all(end < start for (_, end), (start, _) in pairwise(windows))
+            if length > 1 and len(rows) > 1 and in_turn:
+                ordered = [tuple(sorted(members, key=lambda each: self.calls[each][0].start)) for members in blocks]
+                return [Block(name or "blocks", members) for members in ordered]
+        return []
+
+    def attributes(self) -> Iterator[list[Block]]:
+        """Yield stacks of modules that are plain attributes: of one class, or one that is called again and again."""
+        taken: list[str] = []
+        for name, part in self.module.named_modules():
+            if any(name.startswith(f"{outer}.") or name == outer for outer in taken):
+                continue
+            kinds: dict[type, list[str]] = {}
+            for full, child in children_of(name, part):
+                if list(child.children()) and full in self.calls and self.maps(full):
+                    kinds.setdefault(type(child), []).append(full)
+            for same in kinds.values():
+                if len(same) > 1 or len(self.calls[same[0]]) > 1:
+                    taken += same
+                    yield [Block(name or "blocks", (full,)) for full in same]
+
+    def joined(self, stacks: list[list[Block]]) -> list[list[Block]]:
+        """Join stacks of which one receives the stream that another returns; sort them by their first call."""
+        result: list[list[Block]] = []
+        for stack in sorted(stacks, key=lambda each: self.window(each[0].members)[0]):
+            before = next((each for each in result if self.continues(each, stack)), None)
+            if before is None:
+                result.append(stack)
+            else:
+                name = common_name(before[0].stack, stack[0].stack)
+                before[:] = [replace(block, stack=name) for block in (*before, *stack)]
+        return result
+
+    def continues(self, before: list[Block], stack: list[Block]) -> bool:
+        last = max(before, key=lambda block: self.window(block.members)[1]).members[-1]
+        first = self.calls[stack[0].members[0]][0]
+        return last in first.follows and self.calls[last][-1].end < first.start
+
+    def chained(self, names: list[str]) -> bool:
+        """Whether each module receives the output of the one before it."""
+        return all(before in self.calls[after][0].follows for before, after in pairwise(names))
+
+    def maps(self, name: str) -> bool:
+        return all(call.maps for call in self.calls[name])
+
+    def entered(self, members: tuple[str, ...]) -> bool:
+        return any(self.calls[member][0].entered for member in members)
+
+    def window(self, members: tuple[str, ...]) -> tuple[int, int]:
+        """Return the start of the first call and the end of the last one of these modules."""
+        every = [call for member in members for call in self.calls[member]]
+        return min(call.start for call in every), max(call.end for call in every)
+
+
+def common_name(one: str, other: str) -> str:
+    """Return the common beginning of two dotted names, or both."""
+    pairs = zip(one.split("."), other.split("."), strict=False)
+    common = [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+    return ".".join(common) or (one if one == other else f"{one} + {other}")
+
+
+def record_calls(module: nn.Module, call: Callable[[], Any]) -> dict[str, list[Call]]:
+    """Call a network and return the calls of its modules."""
+    recorder = Recorder(module)
+    with torch.no_grad(), recorder:
+        call()
+    return recorder.calls

@@ -1,0 +1,319 @@
+"""Blocks of every arrangement are found and measured, and stacks are kept apart."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import limitformer as lf
+from limitformer.weightless import split_stacks
+
+WIDTH, WORDS = 16, 50
+IDS = torch.arange(20).reshape(2, 10) % 17
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 24), nn.Linear(24, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    """Three blocks in a list; the other networks have the same weights in the same order."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.h = nn.Embedding(WORDS, WIDTH), self.blocks()
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS)
+
+    def blocks(self):
+        return nn.ModuleList(Block() for _ in range(3))
+
+    def stream(self, x):
+        """Return the stream before each block and after the last."""
+        states = [x]
+        for block in self.h:
+            states.append(block(states[-1]))
+        return states
+
+    def forward(self, ids):
+        return self.head(self.norm(self.stream(self.embed(ids))[-1]))
+
+
+class Named(Net):
+    def blocks(self):
+        return nn.ModuleDict({str(k): Block() for k in range(3)})
+
+    def stream(self, x):
+        states = [x]
+        for block in self.h.values():
+            states.append(block(states[-1]))
+        return states
+
+
+class Packed(Net):
+    """All tokens in one dimension."""
+
+    def stream(self, x):
+        return [each.reshape(2, 10, WIDTH) for each in super().stream(x.flatten(0, 1))]
+
+
+class Grid(Net):
+    """(B, height, width, n)."""
+
+    def stream(self, x):
+        return [each.flatten(1, 2) for each in super().stream(x.unflatten(1, (5, 2)))]
+
+
+class Nested(Net):
+    """Lists of two modules in a list, whose sums are outside of them."""
+
+    def blocks(self):
+        return nn.ModuleList(nn.ModuleList([nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)]) for _ in range(3))
+
+    def stream(self, x):
+        states = [x]
+        for norm, branch in self.h:
+            states.append(states[-1] + branch(norm(states[-1])))
+        return states
+
+
+class Parallel(Net):
+    """Lists of equal length, post-norm."""
+
+    def blocks(self):
+        self.branches = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(3))
+
+    def stream(self, x):
+        states = [x]
+        for branch, norm in zip(self.branches, self.norms, strict=True):
+            states.append(norm(states[-1] + branch(states[-1])))
+        return states
+
+
+class Attributes(Net):
+    def blocks(self):
+        self.first, self.second, self.third = Block(), Block(), Block()
+
+    def stream(self, x):
+        states = [x]
+        for block in (self.first, self.second, self.third):
+            states.append(block(states[-1]))
+        return states
+
+
+class Loop(Net):
+    """One block three times."""
+
+    def blocks(self):
+        self.block = Block()
+
+    def stream(self, x):
+        states = [x]
+        for _ in range(3):
+            states.append(self.block(states[-1]))
+        return states
+
+
+class Chunked(Net):
+    """A list of lists of blocks, and a list of modules beside them that see no token."""
+
+    def blocks(self):
+        self.positions = nn.ModuleList(nn.Linear(1, WIDTH) for _ in range(2))
+        return nn.ModuleList([nn.ModuleList([Block(), Block()]), nn.ModuleList([Block()])])
+
+    def stream(self, x):
+        states = [x + sum(part(torch.ones(10, 1)) for part in self.positions)]
+        for chunk in self.h:
+            for block in chunk:
+                states.append(block(states[-1]))
+        return states
+
+
+NETWORKS = [Net, Named, Packed, Grid, Nested, Parallel, Attributes, Loop, Chunked]
+
+
+def gram(states, n=WIDTH):
+    """Return V of each state, over the tokens of all sequences."""
+    return np.stack([(x.reshape(-1, n) @ x.reshape(-1, n).T / n).detach().numpy() for x in states])
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda each: each.__name__)
+def test_stream_of_every_arrangement_is_that_of_the_module(network):
+    torch.manual_seed(1)
+    module = network()
+    data = lf.check(module, IDS, law=False, progress=False).data
+    expected = gram(module.stream(module.embed(IDS)))
+    np.testing.assert_allclose(data["covariance"].values[0], expected, rtol=1e-4, atol=1e-5)
+    assert data.sizes["sublayer"] == 1
+    if network is not Parallel:  # whose norm follows the sum
+        first, second = module.stream(module.embed(IDS))[:2]
+        branch = (second - first).square().mean().sqrt().item()
+        np.testing.assert_allclose(data["branch"].values[0, 0, 0], branch, rtol=1e-4)
+    assert np.isfinite(data["stream_gradient"].values).all()
+
+
+@pytest.mark.parametrize("network", [Named, Packed, Grid], ids=lambda each: each.__name__)
+def test_law_has_the_same_bits_in_every_arrangement(network):
+    plain, other = (
+        lf.weightless.simulate(each, IDS, samples=3, seed=0, gradients=True, progress=False) for each in (Net, network)
+    )
+    np.testing.assert_array_equal(plain["covariance"], other["covariance"])
+    np.testing.assert_allclose(plain["stream_gradient"], other["stream_gradient"], rtol=1e-6)
+
+
+class HyperConnected(Net):
+    """Three streams a token; in the second order they come before the tokens."""
+
+    first = False
+
+    def stream(self, x):
+        many = [x, 2 * x, torch.flip(x, (-1,))]
+        return super().stream(torch.stack(many, 1 if self.first else 2))
+
+    def forward(self, ids):
+        return self.stream(self.embed(ids))[-1].mean(1 if self.first else 2)
+
+
+class HyperConnectedFirst(HyperConnected):
+    first = True
+
+
+@pytest.mark.parametrize("network", [HyperConnected, HyperConnectedFirst])
+def test_several_streams_of_a_token_are_one_long_vector(network):
+    torch.manual_seed(1)
+    module = network()
+    data = lf.check(module, IDS, law=False, progress=False).data
+    states = module.stream(module.embed(IDS))
+    expected = gram([x.transpose(1, 2) if network.first else x for x in states], 3 * WIDTH)
+    np.testing.assert_allclose(data["covariance"].values[0], expected, rtol=1e-4, atol=1e-5)
+
+
+class Towers(nn.Module):
+    """An encoder of 6 tokens and a decoder of 10 that reads it; a third list of blocks follows the decoder's."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+        self.encoder, self.decoder, self.more = (nn.ModuleList(Block() for _ in range(k)) for k in (3, 2, 1))
+
+    def stacks(self, ids):
+        source, target = [self.embed(ids[:, :6])], [self.embed(ids)]
+        for block in self.encoder:
+            source.append(block(source[-1]))
+        target[0] = target[0] + source[-1].mean(1, keepdim=True)
+        for block in [*self.decoder, *self.more]:
+            target.append(block(target[-1]))
+        return source, target
+
+    def forward(self, ids):
+        return self.head(self.stacks(ids)[1][-1])
+
+
+def test_each_stack_has_its_own_tokens_and_verdicts():
+    torch.manual_seed(1)
+    module = Towers()
+    report = lf.check(module, IDS, law=False, progress=False)
+    source, target = module.stacks(IDS)
+    (encoder,) = report.stacks
+    assert (encoder.name, report.stack) == ("encoder", "decoder + more")
+    np.testing.assert_allclose(encoder.data["covariance"].values[0], gram(source), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(report.data["covariance"].values[0], gram(target), rtol=1e-4, atol=1e-5)
+    assert encoder.data["sequence"].values.tolist() == [0] * 6 + [1] * 6
+    assert set(encoder.curves["gradient"]["kind"].values) & set(report.curves["gradient"]["kind"].values) == set()
+    assert "loss" in report.curves
+    assert "loss" not in encoder.curves
+    text = str(report)
+    assert "encoder: 3 blocks, 6 tokens, this network" in text
+    assert "blocks: encoder: 3 × Block; decoder + more: 3 × Block" in text
+
+
+def test_verdict_on_another_stack_begins_with_its_name(tmp_path):
+    torch.manual_seed(1)
+    module = Towers()
+    with torch.no_grad():
+        for block in module.encoder:
+            block.down.bias.fill_(30.0)  # all tokens of the encoder become alike
+    report = lf.check(module, IDS, law=False, progress=False)
+    names = {each.name: each.said for each in report.verdicts}
+    assert names["collapsed"].startswith("encoder: ")
+    assert report.failed("collapsed")
+    paths = [path.name for path in report.save(tmp_path)]
+    assert paths == ["check.html", "check.png", "check.nc", "check-encoder.nc", "check.json"]
+    assert "By layer: encoder" in (tmp_path / "check.html").read_text()
+
+
+def test_law_of_two_stacks_is_one_dataset_that_splits():
+    data = lf.weightless.simulate(Towers, IDS, samples=2, seed=0, gradients=True, progress=False)
+    assert data["stack"].values.tolist() == ["encoder"] * 4 + ["decoder + more"] * 4
+    assert np.isnan(data["covariance"].values[:, :4, 12:]).all()
+    parts = split_stacks(data)
+    assert [(part.sizes["layer"], part.sizes["token"]) for part in parts.values()] == [(4, 12), (4, 20)]
+    assert all(np.isfinite(part["covariance"].values).all() for part in parts.values())
+    weights = [list(part["weight"].values) for part in parts.values()]
+    assert sorted(weights[0] + weights[1]) == sorted(data["weight"].values)
+    assert "embed.weight" in weights[1]
+    assert all(name.startswith("encoder.") for name in weights[0])
+
+
+@pytest.mark.parametrize("blocks", ["decoder.*", ["decoder.0", "decoder.1"], lambda module: list(module.decoder)])
+def test_users_choose_the_blocks(blocks):
+    data = lf.weightless.simulate(Towers, IDS, samples=2, seed=0, blocks=blocks, progress=False)
+    assert data.attrs["blocks"] == "decoder: 2 × Block"
+    assert "stack" not in data.coords
+    whole = split_stacks(lf.weightless.simulate(Towers, IDS, samples=2, seed=0, progress=False))["decoder + more"]
+    np.testing.assert_array_equal(data["covariance"], whole["covariance"][:, :3])
+
+
+@pytest.mark.parametrize(
+    ("blocks", "says"),
+    [
+        ("layers.*", r"no module of Towers fits 'layers\.\*'. Its lists: encoder\.\*, decoder\.\*, more\.\*"),
+        ([3], "must be a pattern of names such as"),
+        (lambda module: [nn.Linear(2, 2)], "blocks must return modules of Towers"),
+        ("head", r"head receives tokens \(2, 10, 16\) and returns none of that shape"),
+    ],
+)
+def test_blocks_that_do_not_exist_are_refused(blocks, says):
+    with pytest.raises(lf.InputError, match=says):
+        lf.weightless.simulate(Towers, IDS, samples=1, seed=0, blocks=blocks, progress=False)
+
+
+class Scores(nn.Module):
+    """Attention of two heads with scores of three dimensions, and a router over as many experts as tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.router = nn.Linear(WIDTH, 4)
+
+    def split(self, x):
+        return x.unflatten(-1, (2, -1)).transpose(1, 2).flatten(0, 1)
+
+    def forward(self, x):
+        experts = self.router(x).softmax(-1)
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        heads = (weights @ v).unflatten(0, (-1, 2)).transpose(1, 2).flatten(2)
+        return torch.add(x, heads * experts.sum(-1, keepdim=True), alpha=0.5)
+
+
+def test_attention_of_three_dimensions_is_measured_by_head():
+    class Attending(Net):
+        def blocks(self):
+            return nn.ModuleList(Scores() for _ in range(2))
+
+    torch.manual_seed(0)
+    module = Attending()
+    data = lf.check(module, IDS, law=False, progress=False).data
+    block, x = module.h[0], module.embed(IDS)
+    q, k = block.split(block.query(x)), block.split(block.key(x))
+    weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1).detach().double()
+    entropy = -(weights * weights.log()).sum(-1).mean(-1).reshape(2, 2).mean(0)
+    np.testing.assert_allclose(data["entropy"].values[0, 0], entropy.numpy(), rtol=1e-4)
+    branch = module.stream(x)[1] - x
+    np.testing.assert_allclose(data["branch"].values[0, 0, 0], branch.square().mean().sqrt().item(), rtol=1e-4)
