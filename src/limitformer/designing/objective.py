@@ -5,6 +5,8 @@ r"""The objective of a design: numbers of a network at initialisation, each with
   effective     effective tokens over tokens seen, mean over heads: the smallest and the largest of all blocks
   gradient      largest over smallest gradient of like weights by block, for the worst kind
 
+Of several stacks, such as encoder and decoder, all must be in the bands.
+
 The distance of a network from the objective is 0 if it meets it. Distances are differences of artanh ρ, and of
 logarithms of the other numbers: on these scales curves are nearly normal (`band`).
 """
@@ -18,8 +20,9 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.base.errors import InputError, require, require_real, set_fields
-from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
+from limitformer.checking.curves import curves, gradient_of_matrices, gradient_ratio
 from limitformer.checking.thresholds import THRESHOLDS
+from limitformer.weightless.arrays import split_stacks
 
 Array = NDArray[np.float64]
 Band = tuple[float, float]
@@ -117,6 +120,16 @@ def values_of(curves: xr.Dataset, data: xr.Dataset) -> dict[str, tuple[Array, Ar
         result["effective"] = np.nanmin(part, 1), np.minimum(np.nanmax(part, 1), 1.0)  # rounding can exceed 1
     if "gradient" in curves and curves.sizes["block"] > 1 and gradient_of_matrices(curves).size:
         result["gradient"] = as_range(gradient_ratio(gradient_of_matrices(curves).values)[0])
+    return result
+
+
+def values_of_stacks(data: xr.Dataset) -> dict[str, tuple[Array, Array]]:
+    """Return `values_of` all stacks of a network: the smallest and the largest of each number."""
+    every = [values_of(curves(part), part) for part in split_stacks(data).values()]
+    result: dict[str, tuple[Array, Array]] = {}
+    for name in dict.fromkeys(name for one in every for name in one):
+        low, high = zip(*(one[name] for one in every if name in one), strict=True)
+        result[name] = np.minimum.reduce(low), np.maximum.reduce(high)
     return result
 
 

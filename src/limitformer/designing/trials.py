@@ -29,7 +29,7 @@ from limitformer.designing.knobs import (
     scale_laws,
     shaped_knobs,
 )
-from limitformer.designing.objective import Objective, Values, values_of
+from limitformer.designing.objective import Objective, Values, values_of, values_of_stacks
 from limitformer.models import Start, Transformer, equicorrelated, from_text
 from limitformer.models.start import as_start
 from limitformer.simulation.simulate import simulate as simulate_chain
@@ -124,7 +124,7 @@ class StockTrials:
         parts = [arrays for _, arrays in together.parts(samples)]
         self.steps[key] = together.step
         data = dataset(parts, network.trained, network.read_where, network.stacks, self.inputs, {})
-        return values_of(curves(data), data)
+        return values_of_stacks(data)
 
     def require_room(self, samples: int) -> None:
         """Raise `InputError` unless the results of that number of networks fit into memory."""
