@@ -477,7 +477,8 @@ class Poisoned(nn.Module):
 @pytest.mark.parametrize(
     ("what", "options", "message"),
     [
-        (nn.Linear(3, 3), {}, "has no blocks: no module of a list receives tokens"),
+        (nn.Linear(3, 3), {}, "Linear cannot run with these inputs"),
+        (nn.Linear(3, 3), {"text": np.ones((1, 2, 3))}, "Linear has no blocks: no module of a list receives tokens"),
         ("gpt3", {}, "Nearest: gpt2"),
         (3, {}, "got int"),
         ("gpt2", {"tokens": 1}, "tokens must"),

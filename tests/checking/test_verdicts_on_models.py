@@ -9,6 +9,7 @@ import transformers
 from torch import nn
 
 import limitformer as lf
+from limitformer.checking.report import row, rows
 from limitformer.checking.thresholds import THRESHOLDS
 
 WIDTH, WORDS = 16, 50
@@ -299,7 +300,7 @@ def test_compared_networks_have_distinct_names(tmp_path):
 
 def test_table_shows_maxima_and_aligns_blocks_with_layers():
     report = lf.check(transformers.GPT2Config(**SMALL), tokens=12, samples=3, progress=False)
-    lines = {line[:13].strip(): line for line in report.rows()}
+    lines = {line[:13].strip(): line for line in rows(report)}
     assert lines["rank"].endswith(" of 12")
     seen = float(report.curves["tokens_seen"].median())
     assert seen == 7.0  # rows of a causal mask that see two tokens or more: 2, 3, …, 12
@@ -314,7 +315,7 @@ def test_tiny_correlation_is_printed_as_zero():
     report = lf.check(transformers.GPT2Config(**SMALL), tokens=12, samples=3, progress=False)
     for value in (-6.68e-5, 6.68e-5, -0.0):
         report.curves["correlation"].values[:, 0] = value
-        assert report.row("correlation", [0]).split() == ["correlation", "0.000"]
+        assert row(report, "correlation", [0]).split() == ["correlation", "0.000"]
 
 
 def test_watch_in_check_is_unsafe_in_design():

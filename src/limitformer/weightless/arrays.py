@@ -29,11 +29,14 @@ def stream_arrays(measure: Measure, gradients: bool) -> Arrays:
     if len(parts) == 1:
         return parts[0]
     samples, arrays = measure.samples, {}
+    tokens = max(part["covariance"].shape[-1] for part in parts)
     for name in (*BY_LAYER, *BY_BLOCK):
         if not any(name in part for part in parts):
             continue
         rest = [part[name].shape[2:] for part in parts if name in part]
-        widest = tuple(max(sizes) for sizes in zip(*rest, strict=True))
+        widest = [max(sizes) for sizes in zip(*rest, strict=True)]
+        if name in ("covariance", "covariance_inside"):
+            widest[-2:] = tokens, tokens
         rows = []
         for part in parts:
             layers = part["covariance"].shape[1] - (name in BY_BLOCK)

@@ -21,6 +21,8 @@ from limitformer.base.errors import InputError, require
 from limitformer.weightless.blocks import is_norm, tokens_among
 from limitformer.weightless.tensors import same_memory, tensors_in
 
+ROWS, CHANNELS_FIRST, STREAMS_LAST, STREAMS_FIRST = "rows", "channels first", "streams last", "streams first"
+
 Chosen = str | Sequence[str] | Callable[[nn.Module], Sequence[nn.Module]]  # the argument `blocks` of public functions
 
 
@@ -130,14 +132,32 @@ class Call:
         follows: modules whose last output is the stream that enters this call; another input, such as an encoder's
             output, does not count.
         maps: whether the output has the shape of an input.
-        entered: whether an input is a tensor of two dimensions or more.
+        form: how the entries of the stream that enters are ordered; empty if none does.
     """
 
     start: int
     follows: set[str]
-    entered: bool
+    form: str
     end: int = 0
     maps: bool = False
+
+
+def form_of(x: Tensor, part: nn.Module, length: int | None) -> str:
+    """Return how the entries of a stream are ordered.
+
+    Convolutions take channels first (B, n, …). Hyper-connections have several streams a token, which are one long
+    vector here: (B, M, streams, n) or (B, streams, M, n).
+    """
+    if x.dim() == 4 and length is not None and length in x.shape[1:3]:
+        return STREAMS_LAST if x.shape[1] == length else STREAMS_FIRST
+    leaf = next((each for each in part.modules() if list(each.parameters(recurse=False))), None)
+    if isinstance(leaf, nn.modules.conv._ConvNd):
+        channels: int | None = leaf.in_channels
+    elif isinstance(leaf, nn.modules.batchnorm._BatchNorm):
+        channels = leaf.num_features
+    else:
+        channels = leaf.num_channels if isinstance(leaf, nn.GroupNorm) else None
+    return CHANNELS_FIRST if x.dim() > 2 and channels == x.shape[1] != x.shape[-1] else ROWS
 
 
 @dataclass
@@ -171,7 +191,9 @@ class Recorder:
                 for module, output in self.outputs.values()
                 if x is not None and (x is output or same_memory(x, output))
             }
-            self.calls.setdefault(name, []).append(Call(self.tick(), follows, x is not None))
+            self.calls.setdefault(name, []).append(
+                Call(self.tick(), follows, "" if x is None else form_of(x, part, None))
+            )
 
         return hook
 
@@ -215,7 +237,11 @@ def search(module: nn.Module, calls: dict[str, list[Call]]) -> Layout:
             f"{type(module).__name__} has no blocks: no module of a list receives tokens and returns as many. "
             "Nearest: blocks='…' with the names of its blocks."
         )
-    return Layout(tuple(block for stack in found.joined(stacks) for block in stack), certain=True)
+    stacks = found.joined(stacks)
+    grids = [stack for stack in stacks if found.form(stack) == CHANNELS_FIRST]
+    if len(grids) < len(stacks):  # pixels of a convolutional backbone, and filters of positions, are not tokens
+        stacks = [stack for stack in stacks if stack not in grids]
+    return Layout(tuple(block for stack in stacks for block in stack), certain=True)
 
 
 @dataclass(frozen=True)
@@ -312,11 +338,14 @@ class Search:
         """Whether each module receives the output of the one before it."""
         return all(before in self.calls[after][0].follows for before, after in pairwise(names))
 
+    def form(self, stack: list[Block]) -> str:
+        return self.calls[stack[0].members[0]][0].form
+
     def maps(self, name: str) -> bool:
         return all(call.maps for call in self.calls[name])
 
     def entered(self, members: tuple[str, ...]) -> bool:
-        return any(self.calls[member][0].entered for member in members)
+        return any(self.calls[member][0].form for member in members)
 
     def window(self, members: tuple[str, ...]) -> tuple[int, int]:
         """Return the start of the first call and the end of the last one of these modules."""

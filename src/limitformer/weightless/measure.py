@@ -32,7 +32,14 @@ from torch.overrides import TorchFunctionMode
 from limitformer.base.errors import require
 from limitformer.weightless.blocks import is_norm, stream_axis, tokens_among
 from limitformer.weightless.implicit import METADATA, Implicit
-from limitformer.weightless.layout import Layout, wide_tensors
+from limitformer.weightless.layout import (
+    CHANNELS_FIRST,
+    STREAMS_FIRST,
+    STREAMS_LAST,
+    Layout,
+    form_of,
+    wide_tensors,
+)
 from limitformer.weightless.masks import VIEWS, Visible, attention_formula, visible_by_masks, visible_by_size
 from limitformer.weightless.roots import gram
 from limitformer.weightless.run import OneSampleOnlyError
@@ -414,27 +421,6 @@ class Measure(TorchFunctionMode):
     def gram(self, stack: Stack, x: Tensor) -> Tensor:
         tokens = self.by_sample(stack, x)
         return gram(tokens) / tokens.shape[-1]
-
-
-ROWS, CHANNELS_FIRST, STREAMS_LAST, STREAMS_FIRST = "rows", "channels first", "streams last", "streams first"
-
-
-def form_of(x: Tensor, part: nn.Module, length: int | None) -> str:
-    """Return how the entries of a stream are ordered.
-
-    Convolutions take channels first (B, n, …). Hyper-connections have several streams a token, which are one long
-    vector here: (B, M, streams, n) or (B, streams, M, n).
-    """
-    if x.dim() == 4 and length is not None and length in x.shape[1:3]:
-        return STREAMS_LAST if x.shape[1] == length else STREAMS_FIRST
-    leaf = next((each for each in part.modules() if list(each.parameters(recurse=False))), None)
-    if isinstance(leaf, nn.modules.conv._ConvNd):
-        channels: int | None = leaf.in_channels
-    elif isinstance(leaf, nn.modules.batchnorm._BatchNorm):
-        channels = leaf.num_features
-    else:
-        channels = leaf.num_channels if isinstance(leaf, nn.GroupNorm) else None
-    return CHANNELS_FIRST if x.dim() > 2 and channels == x.shape[1] != x.shape[-1] else ROWS
 
 
 def in_rows(x: Tensor, form: str) -> Tensor:
