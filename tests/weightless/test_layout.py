@@ -167,29 +167,38 @@ def test_law_has_the_same_bits_in_every_arrangement(network):
 
 
 class HyperConnected(Net):
-    """Three streams a token; in the second order they come before the tokens."""
+    """Several streams a token, in any dimension; each block has a further input, as Gemma 3n."""
 
-    first = False
+    def __init__(self, place, count):
+        super().__init__()
+        self.place, self.count = place, count
+
+    def blocks(self):
+        return nn.ModuleList(WithInput() for _ in range(2))
 
     def stream(self, x):
-        many = [x, 2 * x, torch.flip(x, (-1,))]
-        return super().stream(torch.stack(many, 1 if self.first else 2))
+        states = [torch.stack([x, 2 * x, torch.flip(x, (-1,))][: self.count], self.place)]
+        for block in self.h:
+            states.append(block(states[-1], x[..., :5]))
+        return states
 
     def forward(self, ids):
-        return self.stream(self.embed(ids))[-1].mean(1 if self.first else 2)
+        return self.stream(self.embed(ids))[-1].mean(self.place)
 
 
-class HyperConnectedFirst(HyperConnected):
-    first = True
+class WithInput(Block):
+    def forward(self, x, other):
+        return super().forward(x) + other.mean()
 
 
-@pytest.mark.parametrize("network", [HyperConnected, HyperConnectedFirst])
-def test_several_streams_of_a_token_are_one_long_vector(network):
+@pytest.mark.parametrize("count", [3, 2])  # with two streams of two sequences the sizes do not show the dimension
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_several_streams_of_a_token_are_one_long_vector(place, count):
     torch.manual_seed(1)
-    module = network()
+    module = HyperConnected(place, count)
     data = lf.check(module, IDS, law=False, progress=False).data
     states = module.stream(module.embed(IDS))
-    expected = gram([x.transpose(1, 2) if network.first else x for x in states], 3 * WIDTH)
+    expected = gram([x.movedim(place, 2) for x in states], count * WIDTH)
     np.testing.assert_allclose(data["covariance"].values[0], expected, rtol=1e-4, atol=1e-5)
 
 

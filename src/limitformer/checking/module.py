@@ -116,8 +116,7 @@ class Passes:
     def shapes(self, inputs: Inputs) -> list[Entry]:
         """Return the shapes of the streams that enter the blocks."""
         self.state.restore()
-        blocks = [self.module.get_submodule(block.members[0]) for block in self.layout.blocks]
-        with torch.no_grad(), stream_shapes(blocks) as shapes:
+        with torch.no_grad(), stream_shapes(self.layout.entries(self.module)) as shapes:
             called(self.module, placed(inputs, self.module))
         return shapes
 

@@ -18,13 +18,17 @@ class UnclearAxisError(Exception):
     """The sizes of the stream do not determine the dimension in which the sequences lie."""
 
 
-def stream_axis(shape: torch.Size, rows: int, samples: int) -> int | None:
+def stream_axis(shape: torch.Size, rows: int, samples: int, length: int | None = None) -> int | None:
     """Return the dimension of a stream (·, ·, n) in which the sequences of all samples lie, by its sizes.
 
     Raises:
         UnclearAxisError: its sizes do not determine it.
     """
     first, second, every = *shape[:2], rows * samples
+    if len(shape) == 4 and length == shape[2] and every in (first, second):  # several streams of ids
+        if first == second > 1:
+            raise UnclearAxisError
+        return 0 if first == every else 1
     if len(shape) != 3:
         return 0
     if every == 1:
@@ -66,16 +70,18 @@ def grown_axes(before: list[Entry], after: list[Entry]) -> dict[int, int]:
 
 
 @contextmanager
-def stream_shapes(blocks: list[nn.Module]) -> Iterator[list[Entry]]:
-    """Yield the shapes of the tokens that enter `blocks` within the with statement."""
+def stream_shapes(blocks: list[tuple[nn.Module, int | None]]) -> Iterator[list[Entry]]:
+    """Yield the shapes of the tokens that enter `blocks`, by module and dimensions, within the with statement."""
     entries: list[Entry] = []
 
     def entered(k: int, block: nn.Module, args: Any, kwargs: Any) -> None:
-        x = tokens_among(args, kwargs)
+        x = tokens_among(args, kwargs, blocks[k][1])
         if x is not None:
             entries.append(Entry(k, x.shape))
 
-    hooks = [block.register_forward_pre_hook(partial(entered, k), with_kwargs=True) for k, block in enumerate(blocks)]
+    hooks = [
+        block.register_forward_pre_hook(partial(entered, k), with_kwargs=True) for k, (block, _) in enumerate(blocks)
+    ]
     try:
         yield entries
     finally:
@@ -97,9 +103,9 @@ def is_norm(name: str, part: nn.Module) -> bool:
     return any(word in kind or word in own for word in NORMS) and not list(part.children())
 
 
-def tokens_among(args: Any, kwargs: Any) -> Tensor | None:
-    """Return the first argument that may be the stream: three dimensions if there is one, else four, else two."""
+def tokens_among(args: Any, kwargs: Any, dimensions: int | None = None) -> Tensor | None:
+    """Return the first argument that may be the stream: of these dimensions, else three, else four, else two."""
     named = [kwargs[name] for name in STREAMS if name in kwargs]
     every = [*args, *named, *(each for name, each in kwargs.items() if name not in STREAMS)]
     floats = [each for each in every if isinstance(each, Tensor) and each.is_floating_point()]
-    return next((each for size in (3, 4, 2) for each in floats if each.dim() == size), None)
+    return next((each for size in (dimensions, 3, 4, 2) for each in floats if each.dim() == size), None)

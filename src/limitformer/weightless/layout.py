@@ -21,7 +21,8 @@ from limitformer.base.errors import InputError, require
 from limitformer.weightless.blocks import is_norm, tokens_among
 from limitformer.weightless.tensors import same_memory, tensors_in
 
-ROWS, CHANNELS_FIRST, STREAMS_LAST, STREAMS_FIRST = "rows", "channels first", "streams last", "streams first"
+ROWS, CHANNELS_FIRST = "rows", "channels first"  # orders of the entries of a stream
+STREAMS_LAST, STREAMS_FIRST, STREAMS_OUTSIDE = "streams last", "streams first", "streams outside"
 
 Chosen = str | Sequence[str] | Callable[[nn.Module], Sequence[nn.Module]]  # the argument `blocks` of public functions
 
@@ -33,10 +34,12 @@ class Block:
     Attributes:
         stack: the name of its stack.
         members: the names of its modules; several if the network calls them in turn.
+        dimensions: the number of dimensions of its stream; None: 3 if there is such an input.
     """
 
     stack: str
     members: tuple[str, ...]
+    dimensions: int | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,10 @@ class Layout:
 
     blocks: tuple[Block, ...]
     certain: bool = False
+
+    def entries(self, module: nn.Module) -> list[tuple[nn.Module, int | None]]:
+        """Return the first module of each block, and the dimensions of its stream."""
+        return [(module.get_submodule(block.members[0]), block.dimensions) for block in self.blocks]
 
 
 def outermost_list(module: nn.Module) -> Layout:
@@ -132,6 +139,7 @@ class Call:
         follows: modules whose last output is the stream that enters this call; another input, such as an encoder's
             output, does not count.
         maps: whether the output has the shape of an input.
+        dimensions: of that input.
         form: how the entries of the stream that enters are ordered; empty if none does.
     """
 
@@ -140,24 +148,28 @@ class Call:
     form: str
     end: int = 0
     maps: bool = False
+    dimensions: int | None = None
 
 
-def form_of(x: Tensor, part: nn.Module, length: int | None) -> str:
+def form_of(x: Tensor, part: nn.Module, length: int | None, axis: int | None) -> str:
     """Return how the entries of a stream are ordered.
 
     Convolutions take channels first (B, n, …). Hyper-connections have several streams a token, which are one long
-    vector here: (B, M, streams, n) or (B, streams, M, n).
+    vector here: (B, M, streams, n), (B, streams, M, n) or, with axis 1, (streams, B, M, n).
     """
     if x.dim() == 4 and length is not None and length in x.shape[1:3]:
-        return STREAMS_LAST if x.shape[1] == length else STREAMS_FIRST
+        several = STREAMS_LAST if x.shape[1] == length else STREAMS_FIRST
+        return STREAMS_OUTSIDE if axis == 1 else several
     leaf = next((each for each in part.modules() if list(each.parameters(recurse=False))), None)
-    if isinstance(leaf, nn.modules.conv._ConvNd):
-        channels: int | None = leaf.in_channels
-    elif isinstance(leaf, nn.modules.batchnorm._BatchNorm):
+    channels: int | None = None
+    if isinstance(leaf, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        channels = leaf.in_channels
+    elif isinstance(leaf, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
         channels = leaf.num_features
-    else:
-        channels = leaf.num_channels if isinstance(leaf, nn.GroupNorm) else None
-    return CHANNELS_FIRST if x.dim() > 2 and channels == x.shape[1] != x.shape[-1] else ROWS
+    elif isinstance(leaf, nn.GroupNorm):
+        channels = leaf.num_channels
+    first = channels == x.shape[1] and (x.dim() > 3 or (x.dim() == 3 and channels != x.shape[-1]))
+    return CHANNELS_FIRST if first else ROWS
 
 
 @dataclass
@@ -192,7 +204,7 @@ class Recorder:
                 if x is not None and (x is output or same_memory(x, output))
             }
             self.calls.setdefault(name, []).append(
-                Call(self.tick(), follows, "" if x is None else form_of(x, part, None))
+                Call(self.tick(), follows, "" if x is None else form_of(x, part, None, None))
             )
 
         return hook
@@ -203,6 +215,7 @@ class Recorder:
             outputs, shapes = wide_tensors(out), {each.shape for each in wide_tensors((args, kwargs))}
             call.end, call.maps = self.tick(), bool(outputs) and outputs[0].shape in shapes
             if call.maps:
+                call.dimensions = outputs[0].dim()
                 self.outputs[name.rpartition(".")[0]] = name, outputs[0]
 
         return hook
@@ -238,10 +251,10 @@ def search(module: nn.Module, calls: dict[str, list[Call]]) -> Layout:
             "Nearest: blocks='…' with the names of its blocks."
         )
     stacks = found.joined(stacks)
-    grids = [stack for stack in stacks if found.form(stack) == CHANNELS_FIRST]
-    if len(grids) < len(stacks):  # pixels of a convolutional backbone, and filters of positions, are not tokens
-        stacks = [stack for stack in stacks if stack not in grids]
-    return Layout(tuple(block for stack in stacks for block in stack), certain=True)
+    # Beside stacks of tokens, pixels of a convolutional backbone and lists of single layers are no stacks.
+    stacks = [stack for stack in stacks if found.form(stack) != CHANNELS_FIRST] or stacks
+    stacks = [stack for stack in stacks if found.is_composite(stack)] or stacks
+    return Layout(tuple(found.with_dimensions(block) for stack in stacks for block in stack), certain=True)
 
 
 @dataclass(frozen=True)
@@ -340,6 +353,17 @@ class Search:
 
     def form(self, stack: list[Block]) -> str:
         return self.calls[stack[0].members[0]][0].form
+
+    def is_composite(self, stack: list[Block]) -> bool:
+        """Whether the blocks have submodules, or several modules."""
+        return any(
+            len(block.members) > 1 or list(self.module.get_submodule(block.members[0]).children()) for block in stack
+        )
+
+    def with_dimensions(self, block: Block) -> Block:
+        """Note the dimensions of the stream, if the block is one module."""
+        (call, *_) = self.calls[block.members[0]]
+        return replace(block, dimensions=call.dimensions) if len(block.members) == 1 else block
 
     def maps(self, name: str) -> bool:
         return all(call.maps for call in self.calls[name])

@@ -36,6 +36,7 @@ from limitformer.weightless.layout import (
     CHANNELS_FIRST,
     STREAMS_FIRST,
     STREAMS_LAST,
+    STREAMS_OUTSIDE,
     Layout,
     form_of,
     wide_tensors,
@@ -181,7 +182,7 @@ class Measure(TorchFunctionMode):
 
     def before_block(self, place: int, part: nn.Module, args: Any, kwargs: Any) -> None:
         """Measure the stream before a block."""
-        x = tokens_among(args, kwargs)
+        x = tokens_among(args, kwargs, self.layout.blocks[place].dimensions)
         if x is None:
             return
         self.before_blocks = self.before_blocks or frozenset(self.used)
@@ -197,10 +198,10 @@ class Measure(TorchFunctionMode):
         block = self.layout.blocks[place]
         key = block.stack, x.shape
         if key not in self.stacks:
-            axis = stream_axis(x.shape, self.rows, self.samples) if self.axes is None else self.axes[place]
+            axis = self.axes[place] if self.axes else stream_axis(x.shape, self.rows, self.samples, self.length)
             if axis == 1 and self.samples > 1:
                 raise OneSampleOnlyError
-            self.stacks[key] = Stack(block.stack, x.shape, form_of(x, part, self.length), axis, x, x)
+            self.stacks[key] = Stack(block.stack, x.shape, form_of(x, part, self.length, axis), axis, x, x)
         return self.stacks[key]
 
     def after_block(self, name: str, part: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
@@ -429,6 +430,8 @@ def in_rows(x: Tensor, form: str) -> Tensor:
         return x.movedim(1, -1)
     if form == STREAMS_FIRST:
         return x.transpose(1, 2).flatten(2)
+    if form == STREAMS_OUTSIDE:
+        return x.movedim(0, 2).flatten(2)
     return x.flatten(2) if form == STREAMS_LAST else x
 
 

@@ -293,7 +293,7 @@ class Weightless:
         """Return the shapes of the tokens that enter the blocks in a pass of one sample."""
 
         def call(run: WeightlessRun) -> list[Entry]:
-            with torch.no_grad(), stream_shapes(self.blocks) as shapes:
+            with torch.no_grad(), stream_shapes(self.layout.entries(self.module)) as shapes:
                 self.call(self.arguments(run, inputs))
             return list(shapes)
 
