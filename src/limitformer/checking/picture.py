@@ -3,6 +3,7 @@
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from limitformer.checking.curves import CURVES, LOG, SPAN, TABLE, layer_numbers, over_heads, typical
 from limitformer.checking.network import CheckedNetwork, stack_like
@@ -32,6 +33,7 @@ def draw(network: CheckedNetwork, against: CheckedNetwork | None) -> Figure:
 def label_axes(panel: Axes, name: str, stack: str = "") -> None:
     by_block = name in ("logit_std", "effective_tokens")
     panel.set(title=CURVES[name].title, xlabel="block" if by_block else "layer", ylabel=stack)
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def draw_one(panel: Axes, network: CheckedNetwork, against: CheckedNetwork | None, name: str) -> None:
