@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from limitformer.base.errors import InputError
 
+Argument = int | str  # the place or the name of an argument
+
 NORMS = ("norm", "ln")
 STREAMS = ("hidden_states", "x", "src")  # names of the argument that is the stream
 
@@ -70,8 +72,8 @@ def grown_axes(before: list[Entry], after: list[Entry]) -> dict[int, int]:
 
 
 @contextmanager
-def stream_shapes(blocks: list[tuple[nn.Module, int | None]]) -> Iterator[list[Entry]]:
-    """Yield the shapes of the tokens that enter `blocks`, by module and dimensions, within the with statement."""
+def stream_shapes(blocks: list[tuple[nn.Module, Argument | None]]) -> Iterator[list[Entry]]:
+    """Yield the shapes of the tokens that enter `blocks`, by module and argument, within the with statement."""
     entries: list[Entry] = []
 
     def entered(k: int, block: nn.Module, args: Any, kwargs: Any) -> None:
@@ -103,9 +105,12 @@ def is_norm(name: str, part: nn.Module) -> bool:
     return any(word in kind or word in own for word in NORMS) and not list(part.children())
 
 
-def tokens_among(args: Any, kwargs: Any, dimensions: int | None = None) -> Tensor | None:
-    """Return the first argument that may be the stream: of these dimensions, else three, else four, else two."""
+def tokens_among(args: Any, kwargs: Any, argument: Argument | None = None) -> Tensor | None:
+    """Return this argument, or the first that may be the stream: of three dimensions, else four, else two."""
+    given = dict(enumerate(args)) | kwargs
+    if isinstance(given.get(argument), Tensor):
+        return given[argument]
     named = [kwargs[name] for name in STREAMS if name in kwargs]
     every = [*args, *named, *(each for name, each in kwargs.items() if name not in STREAMS)]
     floats = [each for each in every if isinstance(each, Tensor) and each.is_floating_point()]
-    return next((each for size in (dimensions, 3, 4, 2) for each in floats if each.dim() == size), None)
+    return next((each for size in (3, 4, 2) for each in floats if each.dim() == size), None)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from limitformer.base.errors import InputError, require
-from limitformer.weightless.blocks import is_norm, tokens_among
+from limitformer.weightless.blocks import Argument, is_norm, tokens_among
 from limitformer.weightless.tensors import same_memory, tensors_in
 
 ROWS, CHANNELS_FIRST = "rows", "channels first"  # orders of the entries of a stream
@@ -34,12 +34,12 @@ class Block:
     Attributes:
         stack: the name of its stack.
         members: the names of its modules; several if the network calls them in turn.
-        dimensions: the number of dimensions of its stream; None: 3 if there is such an input.
+        argument: the argument that is its stream; None: the first of three dimensions, if there is one.
     """
 
     stack: str
     members: tuple[str, ...]
-    dimensions: int | None = None
+    argument: Argument | None = None
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Layout:
     blocks: tuple[Block, ...]
     certain: bool = False
 
-    def entries(self, module: nn.Module) -> list[tuple[nn.Module, int | None]]:
-        """Return the first module of each block, and the dimensions of its stream."""
-        return [(module.get_submodule(block.members[0]), block.dimensions) for block in self.blocks]
+    def entries(self, module: nn.Module) -> list[tuple[nn.Module, Argument | None]]:
+        """Return the first module of each block, and the argument that is its stream."""
+        return [(module.get_submodule(block.members[0]), block.argument) for block in self.blocks]
 
 
 def outermost_list(module: nn.Module) -> Layout:
@@ -138,8 +138,7 @@ class Call:
     Attributes:
         follows: modules whose last output is the stream that enters this call; another input, such as an encoder's
             output, does not count.
-        maps: whether the output has the shape of an input.
-        dimensions: of that input.
+        argument: the input with the shape of the output, if there is one.
         form: how the entries of the stream that enters are ordered; empty if none does.
     """
 
@@ -147,8 +146,12 @@ class Call:
     follows: set[str]
     form: str
     end: int = 0
-    maps: bool = False
-    dimensions: int | None = None
+    argument: Argument | None = None
+
+    @property
+    def maps(self) -> bool:
+        """Whether the output has the shape of an input."""
+        return self.argument is not None
 
 
 def form_of(x: Tensor, part: nn.Module, length: int | None, axis: int | None) -> str:
@@ -212,10 +215,12 @@ class Recorder:
     def after(self, name: str) -> Callable[..., None]:
         def hook(part: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
             call = next(each for each in reversed(self.calls[name]) if not each.end)
-            outputs, shapes = wide_tensors(out), {each.shape for each in wide_tensors((args, kwargs))}
-            call.end, call.maps = self.tick(), bool(outputs) and outputs[0].shape in shapes
-            if call.maps:
-                call.dimensions = outputs[0].dim()
+            outputs, x = wide_tensors(out), tokens_among(args, kwargs)
+            inputs = [*enumerate(args), *kwargs.items()]
+            like = [(key, each) for key, each in inputs if outputs and is_wide(each) and each.shape == outputs[0].shape]
+            call.end = self.tick()
+            if like:
+                call.argument = next((key for key, each in like if each is x), like[0][0])
                 self.outputs[name.rpartition(".")[0]] = name, outputs[0]
 
         return hook
@@ -229,7 +234,11 @@ def wide_tensors(values: Any) -> list[Tensor]:
     """Return the floating-point tensors of two dimensions or more in arguments or outputs."""
     if not isinstance(values, Tensor | list | tuple | dict):
         values = list(vars(values).values()) if hasattr(values, "__dict__") else ()
-    return [each for each in tensors_in(values) if each.is_floating_point() and each.dim() > 1]
+    return [each for each in tensors_in(values) if is_wide(each)]
+
+
+def is_wide(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1
 
 
 def kinds_of(names: Sequence[str], module: nn.Module) -> str:
@@ -254,7 +263,7 @@ def search(module: nn.Module, calls: dict[str, list[Call]]) -> Layout:
     # Beside stacks of tokens, pixels of a convolutional backbone and lists of single layers are no stacks.
     stacks = [stack for stack in stacks if found.form(stack) != CHANNELS_FIRST] or stacks
     stacks = [stack for stack in stacks if found.is_composite(stack)] or stacks
-    return Layout(tuple(found.with_dimensions(block) for stack in stacks for block in stack), certain=True)
+    return Layout(tuple(found.with_argument(block) for stack in stacks for block in stack), certain=True)
 
 
 @dataclass(frozen=True)
@@ -360,10 +369,10 @@ class Search:
             len(block.members) > 1 or list(self.module.get_submodule(block.members[0]).children()) for block in stack
         )
 
-    def with_dimensions(self, block: Block) -> Block:
-        """Note the dimensions of the stream, if the block is one module."""
-        (call, *_) = self.calls[block.members[0]]
-        return replace(block, dimensions=call.dimensions) if len(block.members) == 1 else block
+    def with_argument(self, block: Block) -> Block:
+        """Note the argument that is the stream, if the block is one module."""
+        argument = self.calls[block.members[0]][0].argument
+        return replace(block, argument=argument) if len(block.members) == 1 else block
 
     def maps(self, name: str) -> bool:
         return all(call.maps for call in self.calls[name])

@@ -182,7 +182,7 @@ class Measure(TorchFunctionMode):
 
     def before_block(self, place: int, part: nn.Module, args: Any, kwargs: Any) -> None:
         """Measure the stream before a block."""
-        x = tokens_among(args, kwargs, self.layout.blocks[place].dimensions)
+        x = tokens_among(args, kwargs, self.layout.blocks[place].argument)
         if x is None:
             return
         self.before_blocks = self.before_blocks or frozenset(self.used)
