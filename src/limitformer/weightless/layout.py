@@ -297,6 +297,9 @@ class Search:
             groups = [tuple(m for m in callable_members(*unit) if m in self.calls) for unit in units]
             return [[Block(name, members) for members in groups if members and self.entered(members)]]
         called = [unit for unit in units if unit[0] in self.calls]
+        inner = [tuple(m for m, _ in children_of(*unit) if m in self.calls) for unit in units]
+        if not called and inner and all(inner):  # the network calls `block.forward`, which no hook sees
+            return [[Block(name, members) for members in inner]]
         if all(is_norm(*unit) for unit in called):
             return []
         blocks = [Block(name, (full,)) for full, _ in called if self.maps(full)]
