@@ -24,9 +24,10 @@ from limitformer.hf import Shaping
 from limitformer.initialisation.report import InitialisationReport
 from limitformer.initialisation.weight_by_weight import check_initialisation
 from limitformer.nn.drawn.simulate import resolve_device
-from limitformer.weightless.inputs import Inputs, Loss
+from limitformer.weightless.inputs import Inputs
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.laws import CONSTANT
+from limitformer.weightless.losses import Loss
 from limitformer.weightless.models import Blueprint
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.simulate import run_passes

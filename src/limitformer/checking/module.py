@@ -20,7 +20,8 @@ from limitformer.weightless.blocks import (
     stream_axis,
     stream_shapes,
 )
-from limitformer.weightless.inputs import Inputs, Loss
+from limitformer.weightless.inputs import Inputs
+from limitformer.weightless.losses import Loss
 from limitformer.weightless.measure import Measure, NoEntriesError, where_parameters_are_read
 from limitformer.weightless.network import output_sizes, random_states
 from limitformer.weightless.reachable import State, stray_tensors

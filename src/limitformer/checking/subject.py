@@ -20,9 +20,11 @@ from limitformer.models import Transformer, equicorrelated, from_text
 from limitformer.models.serial import from_record
 from limitformer.models.text import words_of
 from limitformer.nn.drawn.simulate import torch_seed
+from limitformer.weightless.classes import task_of
 from limitformer.weightless.configurations import config_from, config_of
-from limitformer.weightless.inputs import Inputs, Loss, default_loss, inputs_of
-from limitformer.weightless.models import Blueprint, blueprint_of, task_of
+from limitformer.weightless.inputs import Inputs, inputs_of
+from limitformer.weightless.losses import Loss, default_loss, output_of, own_loss
+from limitformer.weightless.models import Blueprint, blueprint_of, is_config
 
 READOUT = "loss of a random readout"
 
@@ -135,10 +137,10 @@ def task_and_config(subject: Subject) -> Blueprint:
     """Return the blueprint that inputs and loss depend on, even if its law is not known."""
     if subject.blueprint is not None:
         return subject.blueprint
-    config = getattr(subject.module, "config", None)
-    config = config if hasattr(config, "model_type") and hasattr(config, "to_dict") else None
-    task = task_of(type(subject.module).__name__) if config is not None else "hidden"
-    return Blueprint(nn.Module, subject.name, task, config)
+    config, kind = getattr(subject.module, "config", None), type(subject.module)
+    if not is_config(config):
+        return Blueprint(nn.Module, subject.name, "hidden")
+    return Blueprint(nn.Module, subject.name, task_of(kind, config), config, kind=kind)
 
 
 def inputs_for(subject: Subject, text: Any, tokens: int) -> Inputs:
@@ -179,7 +181,10 @@ def loss_of(blueprint: Blueprint, seed: int) -> Loss:
         return default_loss(blueprint.task)
 
     def readout(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-        x = out if isinstance(out, Tensor) else out[0]
+        own = own_loss(out, inputs)
+        if own is not None:
+            return own
+        x = output_of(out)
         g = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(torch_seed(seed, "readout")))
         return (x * g.to(x.device, x.dtype)).flatten(1).sum(1) / max(1, x.shape[1:-1].numel())
 

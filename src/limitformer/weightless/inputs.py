@@ -1,6 +1,6 @@
 """The inputs of a module (texts, ids, images, tokens of a given covariance) and its loss."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from limitformer.base.errors import InputError, require
 from limitformer.models import as_start
@@ -17,7 +16,6 @@ from limitformer.nn.drawn.simulate import TokenLaw, torch_seed
 from limitformer.weightless.models import Blueprint
 
 OTHER_INPUTS = ("decoder_", "pixel_", "labels", "encoder_")  # with other lengths
-Loss = Callable[[Any, Mapping[str, Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,10 @@ def ids_of(inputs: Any, config: Any) -> tuple[Tensor, tuple[str, ...]]:
 
 def numbered(words: list[list[str]], config: Any) -> Tensor:
     """Number distinct words by ids that are not special."""
-    special = {getattr(config, name, None) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    special = set[Any]()
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        each = getattr(config, name, None)
+        special |= set(each) if isinstance(each, list | tuple) else {each}
     vocabulary = getattr(config, "vocab_size", None)
     distinct = dict.fromkeys(word for text in words for word in text)
     free = (k for k in range(10**9) if k not in special)
@@ -197,44 +198,3 @@ def images(inputs: Any, config: Any) -> Tensor:
         f"images must be (number, {', '.join(map(str, size))}); got {tuple(pixels.shape)}.",
     )
     return pixels
-
-
-def default_loss(task: str) -> Loss:
-    """Return the loss of a task: its cross-entropy, or half the mean square of the last tokens, by sequence."""
-    return {"causal": next_token, "masked": same_token, "seq2seq": same_token, "image": first_class}.get(task, square)
-
-
-def next_token(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return the mean cross-entropy of each next token, without padding."""
-    mask = inputs.get("attention_mask")
-    counted = None if mask is None or mask.dim() != 2 else mask[:, 1:] * mask[:, :-1]
-    return cross_entropy(out.logits[:, :-1], inputs["input_ids"][:, 1:], counted)
-
-
-def same_token(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return the mean cross-entropy of the tokens themselves, without padding."""
-    mask = inputs.get("attention_mask")
-    return cross_entropy(out.logits, inputs["input_ids"], None if mask is None or mask.dim() != 2 else mask)
-
-
-def first_class(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return the cross-entropy of the first class."""
-    logits = out.logits
-    return functional.cross_entropy(
-        logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device), reduction="none"
-    )
-
-
-def square(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return ½|x|² of the last tokens, averaged over tokens."""
-    x = out if isinstance(out, Tensor) else out[0]
-    return x.flatten(1, -2).square().sum(-1).mean(-1) / 2 if x.dim() > 2 else x.square().sum(-1) / 2
-
-
-def cross_entropy(logits: Tensor, ids: Tensor, counted: Tensor | None) -> Tensor:
-    """Return the mean over counted tokens (rows,)."""
-    require(ids.shape[1] > 0, "the loss of the next token needs two tokens or more.")
-    each = functional.cross_entropy(logits.transpose(1, 2), ids, reduction="none")
-    if counted is None:
-        return each.mean(-1)
-    return (each * counted).sum(-1) / counted.sum(-1).clamp(min=1)

@@ -29,9 +29,10 @@ from limitformer.weightless.building import (
     put_parameters,
 )
 from limitformer.weightless.implicit import Implicit
-from limitformer.weightless.inputs import Inputs, Loss, square
+from limitformer.weightless.inputs import Inputs
 from limitformer.weightless.law import build_error, table_of, with_overrides
 from limitformer.weightless.laws import CONSTANT, UNKNOWN, Law
+from limitformer.weightless.losses import Loss, square
 from limitformer.weightless.measure import Measure, NoEntriesError, where_parameters_are_read
 from limitformer.weightless.models import Blueprint
 from limitformer.weightless.reachable import State, stray_tensors

@@ -22,7 +22,8 @@ from limitformer.nn.drawn.simulate import resolve_device
 from limitformer.results.datasets import stamp
 from limitformer.simulation.simulate import Interrupted
 from limitformer.weightless.arrays import Arrays, dataset
-from limitformer.weightless.inputs import Inputs, Loss, default_loss, inputs_of
+from limitformer.weightless.inputs import Inputs, inputs_of
+from limitformer.weightless.losses import Loss, default_loss
 from limitformer.weightless.models import Blueprint, blueprint_of
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import ALWAYS, AUTO, NEVER, POSITIONS, OneSampleOnlyError, row_error
