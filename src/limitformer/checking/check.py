@@ -15,7 +15,7 @@ from limitformer.base.errors import require_count
 from limitformer.checking.band import band
 from limitformer.checking.curves import curves, place_of
 from limitformer.checking.folder import listed
-from limitformer.checking.module import measure_module
+from limitformer.checking.module import measure_module, settle_module
 from limitformer.checking.report import Report
 from limitformer.checking.subject import Subject, about_loss, inputs_for, loss_of, subject_of, task_and_config
 from limitformer.checking.thresholds import FINE, thresholds_with
@@ -30,7 +30,7 @@ from limitformer.weightless.laws import CONSTANT
 from limitformer.weightless.losses import Loss
 from limitformer.weightless.models import Blueprint
 from limitformer.weightless.network import Weightless
-from limitformer.weightless.simulate import run_passes
+from limitformer.weightless.simulate import run_passes, settle
 
 MOVED = 0.02  # standard deviation given to weights that start at zero, to see what they hold back
 
@@ -152,23 +152,27 @@ def measure(subject: Subject, options: Options) -> Measured:
     blueprint = task_and_config(subject)
     inputs = inputs_for(subject, options.text, options.tokens).with_batch_dim(options.batch_dim)
     loss = (options.loss or loss_of(blueprint, options.seed)) if options.gradients else None
-    result = Measured()
-    if loss is not None:
-        result.about = about_loss(blueprint) if options.loss is None else {"loss": "the user's"}
-    module = subject.module
+    own_loss = options.gradients and options.loss is None
+    module, result = subject.module, Measured()
     if module is not None:
+        inputs = settle_module(module, inputs, own_loss)
         result.module = measure_module(module, inputs, loss)
         result.about |= zeros_of_module(module, result.module, inputs, loss)
     if subject.blueprint is None or (module is not None and not options.law):
         result.weights = None if module is None else check_initialisation(module, None)
-        return result
-    network = weightless_of(subject.blueprint, options.overrides)
-    result.laws = network.table
-    if module is not None:  # before any pass: a module may change its buffers as it runs
-        result.weights = check_initialisation(module, network.table, reference=network.module)
-    result.law = run_passes(network, inputs, loss, options.samples, options.seed, progress=options.progress)
-    if module is None:
-        result.about |= zeros_of_law(network, result.law, inputs, loss, options)
+    else:
+        network = weightless_of(subject.blueprint, options.overrides)
+        result.laws = network.table
+        if module is not None:  # before any pass: a module may change its buffers as it runs
+            result.weights = check_initialisation(module, network.table, reference=network.module)
+        inputs = settle(inputs, network, options.seed, own_loss)
+        result.law = run_passes(network, inputs, loss, options.samples, options.seed, progress=options.progress)
+        if module is None:
+            result.about |= zeros_of_law(network, result.law, inputs, loss, options)
+    if loss is not None:
+        result.about |= about_loss(blueprint, loss) if options.loss is None else {"loss": "the user's"}
+    if inputs.chosen:
+        result.about["chosen"] = str(inputs)
     return result
 
 

@@ -20,7 +20,7 @@ from limitformer.weightless.blocks import (
     stream_axis,
     stream_shapes,
 )
-from limitformer.weightless.inputs import Inputs
+from limitformer.weightless.inputs import Inputs, call_with, with_targets
 from limitformer.weightless.losses import Loss
 from limitformer.weightless.measure import Measure, NoEntriesError, where_parameters_are_read
 from limitformer.weightless.network import output_sizes, random_states
@@ -73,6 +73,27 @@ def measure_module(module: nn.Module, inputs: Inputs, loss: Loss | None) -> xr.D
         inputs,
         {"description": "a module that exists", "samples": 1},
     )
+
+
+def settle_module(module: nn.Module, inputs: Inputs, own_loss: bool) -> Inputs:
+    """Return the first of the proposed inputs that a module takes.
+
+    Args:
+        own_loss: whether a user's module is given targets, so that it computes its own loss.
+    """
+    if own_loss and not inputs.proposed:
+        return with_targets(inputs, module)
+    state = State(module)
+
+    def call(each: Inputs) -> None:
+        state.restore()
+        with torch.no_grad(), evaluating(module):
+            call_with(module, placed(each, module))
+
+    try:
+        return inputs.settled(call, lambda each: measure_module(module, each, None))
+    finally:
+        state.restore()
 
 
 @dataclass(frozen=True)
@@ -151,11 +172,9 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 def called(module: nn.Module, arguments: dict[str, Any], measure: Measure) -> Any:
     """Return the module's output, measured by `measure`; any exception becomes one line."""
-    named = {name: value for name, value in arguments.items() if name}
-    first = [arguments[""]] if "" in arguments else []
     try:
         with measure:
-            out = module(*first, **named)
+            out = call_with(module, arguments)
         measure.finish()
     except (InputError, MemoryError):
         raise

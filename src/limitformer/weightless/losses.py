@@ -79,7 +79,9 @@ def default_loss(task: str) -> Loss:
 
 
 def next_token(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return the mean cross-entropy of each next token, without padding."""
+    """Return the mean cross-entropy of each next token, without padding; of embeddings without ids, `square`."""
+    if "input_ids" not in inputs:
+        return square(out, inputs)
     return shifted(output_of(out), inputs["input_ids"], mask_in(inputs, "attention_mask"))
 
 

@@ -29,7 +29,7 @@ from limitformer.weightless.building import (
     put_parameters,
 )
 from limitformer.weightless.implicit import Implicit
-from limitformer.weightless.inputs import Inputs
+from limitformer.weightless.inputs import Inputs, call_with
 from limitformer.weightless.law import build_error, table_of, with_overrides
 from limitformer.weightless.laws import CONSTANT, UNKNOWN, Law
 from limitformer.weightless.losses import Loss, square
@@ -359,8 +359,7 @@ class Weightless:
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
         """Call the module."""
-        named = {name: value for name, value in arguments.items() if name}
-        return self.module(arguments[""], **named) if "" in arguments else self.module(**named)
+        return call_with(self.module, arguments)
 
     def backward(
         self, out: Any, arguments: Mapping[str, Any], loss: Loss, run: WeightlessRun, measure: Measure
