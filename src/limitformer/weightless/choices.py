@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from inspect import Parameter
 from itertools import islice, product
+from math import ceil, prod
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,28 @@ Named = dict[str, Tensor]
 MOST_TRIED, MOST_IMAGES = 40, 12
 PLACEHOLDERS = {  # token ids that stand for an image or a sound, by the argument that holds it
     "pixel_values": ("image_token_id", "image_token_index", "image_token", "media_token_id", "im_patch_id"),
+    "pixel_values_images": ("image_token_id", "image_token_index"),
     "pixel_values_videos": ("video_token_id", "video_token_index"),
     "input_features": ("audio_token_id", "audio_token_index", "audio_token"),
     "input_values": ("audio_token_id", "audio_token_index"),
 }
-KINDS = {"pixel_values": 1, "pixel_values_videos": 2, "input_features": 3, "input_values": 3}  # in mm_token_type_ids
+KINDS = {  # in mm_token_type_ids
+    "pixel_values": 1,
+    "pixel_values_images": 1,
+    "pixel_values_videos": 2,
+    "input_features": 3,
+    "input_values": 3,
+}
+    "pixel_values": 1,
+    "pixel_values_images": 1,
+    "pixel_values_videos": 2,
+    "input_features": 3,
+    "input_values": 3,
+}  # in mm_token_type_ids
 COUNTED = re.compile(r"features:? *(\d+)")  # how transformers reports the number of placeholders that it needs
 VISION, AUDIO = ("vision", "image", "vit", "visual"), ("audio", "speech", "encoder")
-IMAGES = ("pixel_values", "pixel_values_videos", "hidden_states", "images")
+IMAGES = ("pixel_values", "pixel_values_images", "pixel_values_videos", "hidden_states", "images")
+SOUND_MASKS = ("input_features_mask", "feature_attention_mask")
 SOUNDS = ("input_features", "input_values", "audio_mel", "audio_values")
 SAMPLES, FRAMES = 8000, 64  # of a sound
 EPISODE, EPISODE_STEPS = ("states", "actions", "rewards", "returns_to_go", "timesteps"), 5  # of a decision model
@@ -41,6 +56,7 @@ class Choice:
     fixed: Named
     placeholder: int | None = None
     kind: int = 0
+    width: int = 1  # of the embeddings that replace the placeholders
 
     def with_placeholders(self, number: int) -> "Choice":
         """Return the choice with this number of placeholders before the last token of the text."""
@@ -107,7 +123,8 @@ class Maker:
             more.append(text)
         if "decoder_input_ids" in self.names:
             more.append({"decoder_input_ids": self.tokens})  # besides images or sounds
-        if (embedded := self.make("inputs_embeds")) is not None and "inputs_embeds" in self.names:
+        books = lookup(self.config, ("num_codebooks",)) is not None  # then ids have another form
+        if books and "inputs_embeds" in self.names and (embedded := self.make("inputs_embeds")) is not None:
             more.append({"inputs_embeds": embedded})
         plain: list[Named] = [{}] if images or sounds or self.needed else []
         for extra in [*plain, *more]:
@@ -138,10 +155,14 @@ class Maker:
             if isinstance(token, int) and "input_ids" in fixed:
                 kinds = ["mm_token_type_ids"] if "mm_token_type_ids" in self.names else []
                 kinds += ["token_type_ids"] if not kinds and "token_type_ids" in self.names else []
-                marked = Choice(fixed | dict.fromkeys(kinds, fixed["input_ids"]), token, KINDS[name])
+                marked = Choice(fixed | dict.fromkeys(kinds, fixed["input_ids"]), token, KINDS[name], self.text_width())
                 yield marked.with_placeholders(1)
                 return
         yield Choice(fixed)
+
+    def text_width(self) -> int:
+        """Return the width of the model of the text."""
+        return self.number(("hidden_size", "d_model"), 1, ("text", "language", "llm", "decoder"))
 
     def images(self) -> list[Named]:
         """Return images in the forms that the signature and the configuration suggest, none if it reads none."""
@@ -163,6 +184,15 @@ class Maker:
         single = [{name: noise(self.rows, channels, *size)} for size in sizes]
         several = [{name: noise(self.rows, max(1, frames), channels, *size)} for size in sizes[:1]]
         several += [{name: noise(self.rows, number, channels, *sizes[0])} for number in (1, 2, 3, 5)]
+        pinpoints = lookup(self.config, ("image_grid_pinpoints",))
+        if pinpoints and "image_sizes" in self.names:  # tiles of the smallest size that the configuration has
+            tall, wide = min(pinpoints, key=prod)
+            tiles = 1 + ceil(tall / sizes[0][0]) * ceil(wide / sizes[0][1])
+            tiled = {name: noise(self.rows, tiles, channels, *sizes[0])}
+            single = [tiled | {"image_sizes": torch.tensor([[tall, wide]] * self.rows)}, *single]
+        if "pixel_attention_mask" in self.names:
+            mask = torch.ones(self.rows, 1, dtype=torch.bool)
+            several = [several[-4] | {"pixel_attention_mask": mask}, *several]
         if "image_attention_mask" in self.names:
             mask = torch.ones(self.rows, self.tokens.shape[1], 1, dtype=torch.long)
             several = [each | {"image_attention_mask": mask} for each in several[:1]] + several
@@ -179,7 +209,7 @@ class Maker:
         side = side if side <= 8 else 8
         times = self.number(("temporal_patch_size",), 1)
         shape = torch.tensor([[1, side, side]] if grid.endswith("thw") else [[side, side]])
-        extra = {"merge_sizes": torch.tensor([1])} if "merge_sizes" in self.names else {}
+        extra = {each: torch.tensor([1]) for each in self.names if each.endswith("merge_sizes")}
         rows, area = side * side, patch[0] * patch[1]
         flat = list(dict.fromkeys((channels * times * area, channels * area, channels * 2 * area)))
         forms = [(rows, each) for each in flat] + [(rows, channels, *patch), (rows, channels, times, *patch)]
@@ -210,12 +240,14 @@ class Maker:
             shapes = [((self.rows, SAMPLES), SAMPLES), ((self.rows, channels, SAMPLES), SAMPLES)]
             shapes = spectrum + shapes if lookup(self.config, ("num_mel_bins",)) else shapes + spectrum
             shapes.append(((self.rows, FRAMES, width), FRAMES))
-        masks = [each for each in self.needed if each.endswith("mask")]
+        needed = [each for each in self.needed if each.endswith("mask")]
+        masks = [each for each in self.names if each.endswith(SOUND_MASKS)]
         shown = torch.zeros if name == "audio_mel" else torch.ones  # Gemma's mask marks padding
         kind = torch.bool if name == "audio_mel" else torch.long
         return [
-            {name: noise(*shape)} | {each: shown(self.rows, length, dtype=kind) for each in masks}
+            {name: noise(*shape)} | {each: shown(self.rows, length, dtype=kind) for each in named}
             for shape, length in shapes
+            for named in ([needed] if set(masks) <= set(needed) else [needed, [*needed, *masks]])
         ]
 
     def others(self) -> list[Named]:
@@ -334,16 +366,19 @@ def settled(choices: list[Choice], call: Callable[[Choice], Any], measure: Calla
 
 def accepted_form(choice: Choice, call: Callable[[Choice], Any]) -> Choice | None:
     """Return the choice with the number of placeholders that the module asks for, None if it does not accept it."""
-    for _ in range(3):
+    waiting, tried = [choice], set[int]()
+    while waiting:
+        choice = waiting.pop(0)
         try:
             call(choice)
         except MemoryError:
             raise
         except Exception as error:  # the module's own code, which may raise anything  # noqa: BLE001
-            number = COUNTED.search(str(error))
-            if choice.placeholder is None or number is None:
-                return None
-            choice = choice.with_placeholders(int(number[1]))
+            reported = COUNTED.search(str(error)) if choice.placeholder is not None else None
+            if reported is not None:  # some classes report the entries of all features
+                numbers = {int(reported[1]), int(reported[1]) // choice.width} - tried
+                waiting += [choice.with_placeholders(each) for each in sorted(numbers, reverse=True) if each > 0]
+                tried |= numbers
         else:
             return choice
     return None

@@ -134,7 +134,8 @@ class State:
             elif type(value) not in LEAVES and isinstance(getattr(value, "__dict__", None), dict):
                 fields = vars(value)
                 self.holders.append((fields, dict(fields)))
-                registers = [fields[name] for name in REGISTERS if name in fields]
+                # Transformers installs hooks at the first call that asks for hidden states, and then sets a flag.
+                registers = [fields[name] for name in OF_MODULES if name in fields]
                 self.holders.extend((each, each.copy()) for each in registers if isinstance(each, dict))
 
     def copy(self, name: str, tensor: Tensor) -> None:
