@@ -34,12 +34,6 @@ KINDS = {  # in mm_token_type_ids
     "input_features": 3,
     "input_values": 3,
 }
-    "pixel_values": 1,
-    "pixel_values_images": 1,
-    "pixel_values_videos": 2,
-    "input_features": 3,
-    "input_values": 3,
-}  # in mm_token_type_ids
 COUNTED = re.compile(r"features:? *(\d+)")  # how transformers reports the number of placeholders that it needs
 VISION, AUDIO = ("vision", "image", "vit", "visual"), ("audio", "speech", "encoder")
 IMAGES = ("pixel_values", "pixel_values_images", "pixel_values_videos", "hidden_states", "images")
