@@ -86,6 +86,7 @@ def check(
     law: bool = True,
     seed: int = 0,
     batch_dim: int = 0,
+    trust_remote_code: bool = False,
     progress: bool = True,
 ) -> Report:
     """Measure a Transformer by layer, compare it with its law at initialisation, and return what is wrong.
@@ -109,6 +110,7 @@ def check(
         law: whether an existing module is compared with its law, which takes longer than measuring it.
         seed: the same seed gives the same report.
         batch_dim: the dimension of the inputs that counts sequences: 1 for a module that takes (tokens, sequences, …).
+        trust_remote_code: whether the Python code in the folder of a configuration (`auto_map`) may run.
         progress: whether the terminal shows the progress of work of more than two seconds.
 
     Raises:
@@ -118,8 +120,8 @@ def check(
     require_count("tokens", tokens, least=2)
     require_count("samples", samples)
     limits = thresholds_with(thresholds)
-    subject = subject_of(what, settings, shaping)
-    other = None if against is None else subject_of(against)
+    subject = subject_of(what, settings, shaping, trust_remote_code)
+    other = None if against is None else subject_of(against, trust_remote_code=trust_remote_code)
     options = Options(
         text=text,
         tokens=tokens,

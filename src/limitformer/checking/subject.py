@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from limitformer.base.errors import InputError, nearest, require
 from limitformer.base.foreign import readable_name
 from limitformer.checking.folder import load
+from limitformer.checking.remote import has_code, with_code
 from limitformer.checking.tokenizer import FolderTokenizer, folder_tokenizer
 from limitformer.checking.weights import holds_weights as holds_weights
 from limitformer.hf import Shaping, shape_model
@@ -51,20 +52,27 @@ class Subject:
     unread: tuple[str, ...] = ()
 
 
-def subject_of(what: Any, settings: Mapping[str, Any] | None = None, shaping: Shaping | None = None) -> Subject:
+def subject_of(
+    what: Any,
+    settings: Mapping[str, Any] | None = None,
+    shaping: Shaping | None = None,
+    trust_remote_code: bool = False,
+) -> Subject:
     """Resolve any subject of `check`, with changed fields of its configuration, and shaped.
 
     Raises:
         InputError: `what` is not a subject, or its configuration does not have such a field.
     """
     what = unwrapped(what)
+    name = readable_name(Path(what)) if isinstance(what, str) and not what.lstrip().startswith("{") else None
+    if trust_remote_code and isinstance(what, str | Path) and has_code(Path(what)):
+        what = with_code(Path(what), holds_weights(what))
     if isinstance(what, nn.Module) or holds_weights(what):
         option = "settings" if settings else "shaping" if shaping else None
         require(option is None, f"{option} are for configurations; this network has its weights already.")
         return existing(what) if isinstance(what, nn.Module) else loaded(Path(what))
     blueprint = blueprint_of(with_fields(what, settings) if settings else what)
-    if isinstance(what, str) and not what.lstrip().startswith("{"):
-        blueprint = replace(blueprint, name=readable_name(Path(what)))
+    blueprint = blueprint if name is None else replace(blueprint, name=name)
     if shaping is not None:
         blueprint = shaped(blueprint, shaping)
     return Subject(blueprint.name, blueprint, shaped=shaping is not None or centred(blueprint.transformer))

@@ -208,7 +208,8 @@ def with_targets(inputs: Inputs, module: Any) -> Inputs:
     parameters = parameters_of(module)
     target = next((name for name in TARGETS if name in parameters), None)
     ids = inputs.fixed.get("")
-    if target is None or ids is None or len(inputs.fixed) > 1 or ids.is_floating_point() or ids.dim() != 2:
+    several = len(inputs.fixed) + len(inputs.options) > 1
+    if target is None or ids is None or several or ids.is_floating_point() or ids.dim() != 2:
         return inputs
     return replace(inputs, fixed=inputs.fixed | {target: ids.roll(-1, 1 - inputs.batch_dim)})
 
