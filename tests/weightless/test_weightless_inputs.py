@@ -1,4 +1,4 @@
-"""Inputs, tasks and losses that are chosen for a model, beside the model's own code."""
+"""Inputs, tasks and losses that are chosen for a model, compared with the model's own code."""
 
 from collections import namedtuple
 from dataclasses import dataclass, replace
@@ -350,6 +350,11 @@ def test_number_of_placeholders_is_read_from_features_or_their_entries():
 
     choice = Choice({"input_ids": torch.tensor([[1, 2]])}, placeholder=9, width=8)
     assert accepted_form(choice, call).fixed["input_ids"].tolist() == [[1, 9, 9, 9, 9, 9, 2]]
+
+
+def test_sound_that_the_model_ignores_is_not_chosen():
+    choice = Choice({"input_ids": torch.tensor([[1, 2]])}, placeholder=9).with_placeholders(1)
+    assert accepted_form(choice, lambda each: None) is None
 
 
 def test_inputs_of_an_image_model_refuse_text():

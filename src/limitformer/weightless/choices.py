@@ -374,5 +374,16 @@ def accepted_form(choice: Choice, call: Callable[[Choice], Any]) -> Choice | Non
                 waiting += [choice.with_placeholders(each) for each in sorted(numbers, reverse=True) if each > 0]
                 tried |= numbers
         else:
-            return choice
+            return choice if tried or choice.placeholder is None or not ignored(choice, call) else None
     return None
+
+
+def ignored(choice: Choice, call: Callable[[Choice], Any]) -> bool:
+    """Whether a module also accepts another number of placeholders, and so does not read what they stand for."""
+    try:
+        call(choice.with_placeholders(2))
+    except MemoryError:
+        raise
+    except Exception:  # the module's own code, which may raise anything  # noqa: BLE001
+        return False
+    return True

@@ -175,7 +175,7 @@ def inputs_by_name(values: dict[str, Any], options: dict[str, Any]) -> Inputs:
             options = options | {name: each}
         else:
             fixed[name] = tensor
-    require(bool(fixed), f"inputs must have at least one tensor of one dimension or more; got {list(values)!r:.80}.")
+    require(bool(fixed), "inputs must name at least one tensor; got none.")
     return Inputs(fixed, options, len(next(iter(fixed.values()))))
 
 
@@ -235,8 +235,9 @@ def inputs_of_class(inputs: Any, blueprint: Blueprint) -> Inputs:
     names, main = parameters_of(kind), getattr(kind, "main_input_name", "input_ids")
     reads_text = bool({"input_ids", "decoder_input_ids"} & names.keys())
     array = None if isinstance(inputs, int | str | Path) else tensor_of(inputs)
+    given = array is not None and array.is_floating_point() and main != "input_ids"
     ids, labels, rows = None, tuple[str, ...](), 1
-    if array is not None and array.is_floating_point():
+    if array is not None and given:
         require(main in names, f"{blueprint.name} must have its inputs by name, such as {next(iter(names), 'x')!r}.")
         rows = len(array)
     elif blueprint.task == "image" and main == "pixel_values" and isinstance(inputs, int):
@@ -246,7 +247,10 @@ def inputs_of_class(inputs: Any, blueprint: Blueprint) -> Inputs:
     elif not isinstance(inputs, int):
         raise InputError(f"{blueprint.name} reads no text. Nearest: an array for its argument {main!r}.")
     choices = choices_of(kind, config, ids, rows, blueprint.task == "seq2seq")
-    if array is not None and array.is_floating_point():
+    if array is not None and given:
+        size = next((tuple(each.fixed[main].shape[1:]) for each in choices if main in each.fixed), ())
+        fits = blueprint.task != "image" or tuple(array.shape[1:]) == size
+        require(fits, f"images must be (number, {', '.join(map(str, size))}); got {tuple(array.shape)}.")
         choices = [replace(each, fixed=each.fixed | {main: array}) for each in choices if main in each.fixed]
         choices = choices[:1] or [Choice({main: array})]
     require(bool(choices), f"no inputs are known for {blueprint.name}. Nearest: named tensors for {', '.join(names)}.")
