@@ -14,7 +14,8 @@ import torch
 import transformers
 
 from limitformer.checking.module import measure_module
-from limitformer.weightless.inputs import default_loss, inputs_of
+from limitformer.weightless.inputs import inputs_of
+from limitformer.weightless.losses import default_loss
 from limitformer.weightless.models import blueprint_of
 
 REPEATS = 5

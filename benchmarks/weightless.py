@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import transformers
 
-from limitformer.weightless.inputs import default_loss, inputs_of
+from limitformer.weightless.inputs import inputs_of
+from limitformer.weightless.losses import default_loss
 from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.network import Weightless
 

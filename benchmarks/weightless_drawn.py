@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.weightless import taking_turns
-from limitformer.weightless.inputs import default_loss, inputs_of
+from limitformer.weightless.inputs import inputs_of
+from limitformer.weightless.losses import default_loss
 from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.network import Weightless
 

@@ -15,7 +15,8 @@ from limitformer.checking.band import band, inside
 from limitformer.checking.curves import curves
 from limitformer.checking.module import measure_module
 from limitformer.weightless import simulate
-from limitformer.weightless.inputs import default_loss, inputs_of
+from limitformer.weightless.inputs import inputs_of
+from limitformer.weightless.losses import default_loss
 from limitformer.weightless.models import blueprint_of
 from weightless_families import CONFIGS, draw_again, inputs_for
 

@@ -8,7 +8,8 @@ from torch import nn
 
 import limitformer as lf
 from drawn_networks import statistics
-from limitformer.weightless.inputs import default_loss, inputs_of
+from limitformer.weightless.inputs import inputs_of
+from limitformer.weightless.losses import default_loss
 from limitformer.weightless.models import blueprint_of
 from many_networks import parts_found_once
 

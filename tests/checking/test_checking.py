@@ -18,7 +18,8 @@ from limitformer.checking.module import measure_module
 from limitformer.checking.thresholds import VERDICTS, failing, thresholds_with
 from limitformer.checking.verdicts import RULES, WORDS, failed, number_text, verdicts
 from limitformer.cli.app import app
-from limitformer.weightless.inputs import default_loss, inputs_of
+from limitformer.weightless.inputs import inputs_of
+from limitformer.weightless.losses import default_loss
 from limitformer.weightless.models import blueprint_of
 from weightless_families import CONFIGS
 

@@ -21,7 +21,7 @@ from limitformer.designing.design import trials_of
 from limitformer.designing.objective import outside
 from limitformer.designing.outcome import Risk
 from limitformer.designing.search import Region, choose, finer, sample, search
-from limitformer.weightless.inputs import default_loss
+from limitformer.weightless.losses import default_loss
 from weightless_families import CONFIGS
 
 GPT2 = {"vocab_size": 60, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 24, "initializer_range": 0.2}

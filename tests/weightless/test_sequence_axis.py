@@ -10,7 +10,8 @@ from torch import nn
 import limitformer as lf
 from limitformer.checking.module import measure_module
 from limitformer.weightless.blocks import Entry, UnclearAxisError, grown_axes, stream_axis
-from limitformer.weightless.inputs import inputs_of, square
+from limitformer.weightless.inputs import inputs_of
+from limitformer.weightless.losses import square
 from limitformer.weightless.models import blueprint_of
 
 WIDTH = 8

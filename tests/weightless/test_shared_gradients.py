@@ -12,7 +12,8 @@ from torch.nn import functional
 
 import limitformer as lf
 from limitformer.weightless import network, shared
-from limitformer.weightless.inputs import default_loss, inputs_of
+from limitformer.weightless.inputs import inputs_of
+from limitformer.weightless.losses import default_loss
 from limitformer.weightless.models import blueprint_of
 from weightless_families import CONFIGS, INPUTS
 

@@ -15,7 +15,7 @@ from limitformer.base.errors import require_count
 from limitformer.checking.band import band
 from limitformer.checking.curves import curves, place_of
 from limitformer.checking.folder import listed
-from limitformer.checking.module import measure_module
+from limitformer.checking.module import measure_module, settle_module
 from limitformer.checking.network import CheckedNetwork
 from limitformer.checking.report import Report
 from limitformer.checking.subject import Subject, about_loss, inputs_for, loss_of, subject_of, task_and_config
@@ -26,13 +26,14 @@ from limitformer.initialisation.report import InitialisationReport
 from limitformer.initialisation.weight_by_weight import check_initialisation
 from limitformer.nn.drawn.simulate import resolve_device
 from limitformer.weightless.arrays import split_stacks
-from limitformer.weightless.inputs import Inputs, Loss
+from limitformer.weightless.inputs import Inputs
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.laws import CONSTANT
 from limitformer.weightless.layout import Chosen
+from limitformer.weightless.losses import Loss
 from limitformer.weightless.models import Blueprint
 from limitformer.weightless.network import Weightless
-from limitformer.weightless.simulate import run_passes
+from limitformer.weightless.simulate import run_passes, settle
 
 MOVED = 0.02  # standard deviation given to weights that start at zero, to see what they hold back
 
@@ -90,6 +91,7 @@ def check(
     seed: int = 0,
     batch_dim: int = 0,
     blocks: Chosen | None = None,
+    trust_remote_code: bool = False,
     progress: bool = True,
 ) -> Report:
     """Measure a Transformer by layer, compare it with its law at initialisation, and return what is wrong.
@@ -115,6 +117,7 @@ def check(
         batch_dim: the dimension of the inputs that counts sequences: 1 for a module that takes (tokens, sequences, …).
         blocks: the modules to measure: a pattern of names such as "h.*", several, or a function that takes the module
             and returns them; None finds the modules that receive the stream and return it.
+        trust_remote_code: whether the Python code in the folder of a configuration (`auto_map`) may run.
         progress: whether the terminal shows the progress of work of more than two seconds.
 
     Raises:
@@ -124,8 +127,8 @@ def check(
     require_count("tokens", tokens, least=2)
     require_count("samples", samples)
     limits = thresholds_with(thresholds)
-    subject = subject_of(what, settings, shaping)
-    other = None if against is None else subject_of(against)
+    subject = subject_of(what, settings, shaping, trust_remote_code)
+    other = None if against is None else subject_of(against, trust_remote_code=trust_remote_code)
     options = Options(
         text=text,
         tokens=tokens,
@@ -158,23 +161,27 @@ def measure(subject: Subject, options: Options) -> Measured:
     blueprint = task_and_config(subject)
     inputs = inputs_for(subject, options.text, options.tokens).with_batch_dim(options.batch_dim)
     loss = (options.loss or loss_of(blueprint, options.seed)) if options.gradients else None
-    result = Measured()
-    if loss is not None:
-        result.about = about_loss(blueprint) if options.loss is None else {"loss": "the user's"}
-    module = subject.module
+    own_loss = options.gradients and options.loss is None
+    module, result = subject.module, Measured()
     if module is not None:
+        inputs = settle_module(module, inputs, own_loss, options.blocks)
         result.module = measure_module(module, inputs, loss, options.blocks)
         result.about |= zeros_of_module(module, result.module, inputs, loss, options)
     if subject.blueprint is None or (module is not None and not options.law):
         result.weights = None if module is None else check_initialisation(module, None)
-        return result
-    network = weightless_of(subject.blueprint, options.overrides, options.blocks)
-    result.laws = network.table
-    if module is not None:  # before any pass: a module may change its buffers as it runs
-        result.weights = check_initialisation(module, network.table, reference=network.module)
-    result.law = run_passes(network, inputs, loss, options.samples, options.seed, progress=options.progress)
-    if module is None:
-        result.about |= zeros_of_law(network, result.law, inputs, loss, options)
+    else:
+        network = weightless_of(subject.blueprint, options.overrides, options.blocks)
+        result.laws = network.table
+        if module is not None:  # before any pass: a module may change its buffers as it runs
+            result.weights = check_initialisation(module, network.table, reference=network.module)
+        inputs = settle(inputs, network, options.seed, own_loss)
+        result.law = run_passes(network, inputs, loss, options.samples, options.seed, progress=options.progress)
+        if module is None:
+            result.about |= zeros_of_law(network, result.law, inputs, loss, options)
+    if loss is not None:
+        result.about |= about_loss(blueprint, loss) if options.loss is None else {"loss": "the user's"}
+    if inputs.chosen:
+        result.about["chosen"] = str(inputs)
     return result
 
 

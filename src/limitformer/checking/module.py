@@ -20,7 +20,7 @@ from limitformer.weightless.arrays import (
     stream_arrays,
 )
 from limitformer.weightless.blocks import Entry, UnclearAxisError, grown_axes, mixed_sequences, stream_shapes
-from limitformer.weightless.inputs import Inputs, Loss
+from limitformer.weightless.inputs import Inputs, call_with, with_targets
 from limitformer.weightless.layout import (
     Chosen,
     Layout,
@@ -30,6 +30,7 @@ from limitformer.weightless.layout import (
     record_calls,
     search,
 )
+from limitformer.weightless.losses import Loss
 from limitformer.weightless.measure import Measure, NoEntriesError, UnclearBlocksError, where_parameters_are_read
 from limitformer.weightless.network import output_sizes, random_states
 from limitformer.weightless.reachable import State, stray_tensors
@@ -84,6 +85,27 @@ def measure_module(module: nn.Module, inputs: Inputs, loss: Loss | None, blocks:
         inputs,
         {"description": "a module that exists", "samples": 1, "blocks": blocks_in_words(stacks, module)},
     )
+
+
+def settle_module(module: nn.Module, inputs: Inputs, own_loss: bool, blocks: Chosen | None = None) -> Inputs:
+    """Return the first of the proposed inputs that a module takes.
+
+    Args:
+        own_loss: whether a user's module is given targets, so that it computes its own loss.
+    """
+    if own_loss and not inputs.proposed:
+        return with_targets(inputs, module)
+    state = State(module)
+
+    def call(each: Inputs) -> None:
+        state.restore()
+        with torch.no_grad(), evaluating(module):
+            call_with(module, placed(each, module))
+
+    try:
+        return inputs.settled(call, lambda each: measure_module(module, each, None, blocks))
+    finally:
+        state.restore()
 
 
 @dataclass
@@ -178,11 +200,9 @@ def covariances(measure: Measure) -> list[Tensor]:
 
 def called(module: nn.Module, arguments: dict[str, Any], measure: Measure | None = None) -> Any:
     """Return the module's output, measured by `measure`; any exception becomes one line."""
-    named = {name: value for name, value in arguments.items() if name}
-    first = [arguments[""]] if "" in arguments else []
     try:
         with measure or nullcontext():
-            out = module(*first, **named)
+            out = call_with(module, arguments)
         if measure is not None:
             measure.finish()
     except (InputError, MemoryError, UnclearAxisError, UnclearBlocksError):

@@ -10,7 +10,7 @@ import xarray as xr
 
 from limitformer.checking.band import inside, surprises
 from limitformer.checking.curves import CURVES, over_heads, place_of
-from limitformer.checking.subject import READOUT
+from limitformer.checking.subject import OWN, READOUT
 from limitformer.checking.thresholds import failing
 from limitformer.checking.verdicts import Verdict, failed, grade_of, number_text
 from limitformer.initialisation.report import InitialisationReport
@@ -123,9 +123,12 @@ class CheckedNetwork:
     def remarks(self) -> list[str]:
         """Return the loss next to that of a uniform guess, the curves unlike the law, and a summary of the weights."""
         lines = [] if "logit_std" in self.curves else ["no attention was seen: neither a softmax nor torch's own"]
+        if "chosen" in self.about:
+            lines.append(f"inputs chosen for it: {self.about['chosen']}")
         if "loss" in self.curves:
             guess = f", of a uniform guess {self.about['chance']:.4g}" if "chance" in self.about else ""
-            name = "loss" if self.about.get("loss") != READOUT else f"{READOUT}, as the model has no task:"
+            kind = self.about.get("loss")
+            name = f"{READOUT}, as the model has no task:" if kind == READOUT else OWN if kind == OWN else "loss"
             lines.append(f"{name} {float(self.curves['loss'].median()):.4g}{guess}")
         unlike = [] if self.trained else [f"{name} (p {p:.0e})" for name, p in self.unlike_law.items()]
         if unlike:

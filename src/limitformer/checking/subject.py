@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from limitformer.base.errors import InputError, nearest, require
 from limitformer.base.foreign import readable_name
 from limitformer.checking.folder import load
+from limitformer.checking.remote import has_code, with_code
 from limitformer.checking.tokenizer import FolderTokenizer, folder_tokenizer
 from limitformer.checking.weights import holds_weights as holds_weights
 from limitformer.hf import Shaping, shape_model
@@ -20,11 +21,14 @@ from limitformer.models import Transformer, equicorrelated, from_text
 from limitformer.models.serial import from_record
 from limitformer.models.text import words_of
 from limitformer.nn.drawn.simulate import torch_seed
+from limitformer.weightless.classes import task_of
 from limitformer.weightless.configurations import config_from, config_of
-from limitformer.weightless.inputs import Inputs, Loss, default_loss, inputs_of
-from limitformer.weightless.models import Blueprint, blueprint_of, task_of
+from limitformer.weightless.inputs import Inputs, ids_in, inputs_of
+from limitformer.weightless.losses import Loss, default_loss, output_of, own_loss
+from limitformer.weightless.models import Blueprint, blueprint_of, is_config
 
 READOUT = "loss of a random readout"
+OWN = "the module's own loss"
 
 
 @dataclass(frozen=True)
@@ -48,20 +52,27 @@ class Subject:
     unread: tuple[str, ...] = ()
 
 
-def subject_of(what: Any, settings: Mapping[str, Any] | None = None, shaping: Shaping | None = None) -> Subject:
+def subject_of(
+    what: Any,
+    settings: Mapping[str, Any] | None = None,
+    shaping: Shaping | None = None,
+    trust_remote_code: bool = False,
+) -> Subject:
     """Resolve any subject of `check`, with changed fields of its configuration, and shaped.
 
     Raises:
         InputError: `what` is not a subject, or its configuration does not have such a field.
     """
     what = unwrapped(what)
+    name = readable_name(Path(what)) if isinstance(what, str) and not what.lstrip().startswith("{") else None
+    if trust_remote_code and isinstance(what, str | Path) and has_code(Path(what)):
+        what = with_code(Path(what), holds_weights(what))
     if isinstance(what, nn.Module) or holds_weights(what):
         option = "settings" if settings else "shaping" if shaping else None
         require(option is None, f"{option} are for configurations; this network has its weights already.")
         return existing(what) if isinstance(what, nn.Module) else loaded(Path(what))
     blueprint = blueprint_of(with_fields(what, settings) if settings else what)
-    if isinstance(what, str) and not what.lstrip().startswith("{"):
-        blueprint = replace(blueprint, name=readable_name(Path(what)))
+    blueprint = blueprint if name is None else replace(blueprint, name=name)
     if shaping is not None:
         blueprint = shaped(blueprint, shaping)
     return Subject(blueprint.name, blueprint, shaped=shaping is not None or centred(blueprint.transformer))
@@ -135,10 +146,11 @@ def task_and_config(subject: Subject) -> Blueprint:
     """Return the blueprint that inputs and loss depend on, even if its law is not known."""
     if subject.blueprint is not None:
         return subject.blueprint
-    config = getattr(subject.module, "config", None)
-    config = config if hasattr(config, "model_type") and hasattr(config, "to_dict") else None
-    task = task_of(type(subject.module).__name__) if config is not None else "hidden"
-    return Blueprint(nn.Module, subject.name, task, config)
+    config: Any = getattr(subject.module, "config", None)
+    kind: Any = type(subject.module)
+    if not is_config(config):
+        return Blueprint(nn.Module, subject.name, "hidden")
+    return Blueprint(nn.Module, subject.name, task_of(kind, config), config, kind=kind)
 
 
 def inputs_for(subject: Subject, text: Any, tokens: int) -> Inputs:
@@ -154,13 +166,17 @@ def inputs_for(subject: Subject, text: Any, tokens: int) -> Inputs:
         return inputs_of(1 if blueprint.task == "image" else tokens, blueprint)
     if is_text(text):
         text = first_words(text, tokens) if subject.tokenizer is None else encoded(subject.tokenizer, text, tokens)
+    elif blueprint.kind is not None and (ids := ids_in(text)) is not None:
+        text = ids[..., :tokens]
     inputs = inputs_of(text, blueprint)
     ids = inputs.fixed.get("input_ids")
     if ids is None or inputs.counted is not None:
         return inputs
     require(ids.shape[1] >= 2, f"a text must have two tokens or more; got {ids.shape[1]}.")
+    if inputs.choices:
+        return inputs
     short = {name: each[:, :tokens] if each.shape == ids.shape else each for name, each in inputs.fixed.items()}
-    return replace(inputs, fixed=short, labels=inputs.labels[:tokens])
+    return replace(inputs, fixed=short)
 
 
 def start_of(text: Any, tokens: int, width: int) -> Any:
@@ -171,25 +187,33 @@ def start_of(text: Any, tokens: int, width: int) -> Any:
 
 
 def loss_of(blueprint: Blueprint, seed: int) -> Loss:
-    """Return the loss of the task; without a task ⟨x, g⟩ of the last tokens, with a direction g ~ N(0, I) for each.
+    """Return the loss of the task; of a model without a task the one that its code computes, or that of a readout."""
+    return Readout(seed) if blueprint.task == "hidden" else default_loss(blueprint.task)
+
+
+class Readout:
+    """The loss that a module computes itself; else ⟨x, g⟩ of the last tokens, with a direction g ~ N(0, I) for each.
 
     ½|x|² would have no gradient behind a norm, which makes it constant.
     """
-    if blueprint.task != "hidden":
-        return default_loss(blueprint.task)
 
-    def readout(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-        x = out if isinstance(out, Tensor) else out[0]
-        g = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(torch_seed(seed, "readout")))
+    def __init__(self, seed: int) -> None:
+        self.seed, self.name = seed, READOUT
+
+    def __call__(self, out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+        own = own_loss(out, inputs)
+        self.name = READOUT if own is None else OWN
+        if own is not None:
+            return own
+        x = output_of(out)
+        g = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(torch_seed(self.seed, "readout")))
         return (x * g.to(x.device, x.dtype)).flatten(1).sum(1) / max(1, x.shape[1:-1].numel())
 
-    return readout
 
-
-def about_loss(blueprint: Blueprint) -> dict[str, Any]:
+def about_loss(blueprint: Blueprint, loss: Loss) -> dict[str, Any]:
     """Return the name of a model's default loss, and the loss of a uniform guess among its tokens or classes."""
-    if blueprint.task == "hidden":
-        return {"loss": READOUT}
+    if isinstance(loss, Readout):
+        return {"loss": loss.name}
     count = getattr(blueprint.config, "num_labels" if blueprint.task == "image" else "vocab_size", None)
     chance = {"chance": float(np.log(count))} if isinstance(count, int) and count > 0 else {}
     return {"loss": "cross-entropy", **chance}

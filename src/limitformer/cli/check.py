@@ -20,6 +20,7 @@ from limitformer.cli.check_options import (
 from limitformer.cli.check_report import next_command, print_report
 from limitformer.cli.endings import begin_work
 from limitformer.cli.report import errors_in_one_line, print_plain
+from limitformer.cli.user_code import names_code, user_inputs, user_object
 
 FAILED = 1
 SHAPED = ("gamma", "tau0", "gamma1", "gamma2", "shaped_relu", "per_head", "trained", "float32")  # of hf.Shaping
@@ -31,10 +32,15 @@ def check(
         str,
         typer.Argument(
             metavar="WHAT",
-            help="A public shape ('list' shows them), a configuration's JSON or folder, or a checkpoint.",
+            help="A public shape ('list' shows them), a configuration's JSON or folder, a checkpoint, or a function "
+            "that builds a module: path/to/model.py:NAME or package.module:NAME.",
         ),
     ],
     text: Text = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(metavar="WHAT", help="Instead of --text: a number of tokens, a file of text, or FILE.py:NAME."),
+    ] = None,
     tokens: Tokens = 128,
     samples: Annotated[int, typer.Option(help="Networks of the law.")] = 8,
     settings: Settings = None,
@@ -56,6 +62,9 @@ def check(
     ] = None,
     out: Annotated[str | None, typer.Option(metavar="PATH", help="Folder for check.html, .png, .nc and .json.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the law's samples.")] = 0,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run the Python code in the folder of a configuration.")
+    ] = False,
 ) -> None:
     """Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.
 
@@ -67,8 +76,10 @@ def check(
             return
         names, options = checked_options(fail_on, tokens, samples, settings, shaped, threshold)
         for one in (what, *([] if against is None else [against])):
-            require_known(one)
+            if not names_code(one):
+                require_known(one)
         require_readable(text)
+        require(text is None or inputs is None, "--text and --inputs cannot both be given.")
         require(out is None or bool(out.strip()), "--out must be a folder; got ''. Nearest: --out . for this one.")
         place = None if out is None else Path(out)
         from limitformer.base.files import check_writable
@@ -85,7 +96,10 @@ def check(
             options["shaping"] = shaping_of(options["shaping"])
         begin_work()
         with suggest_quicker(quicker("--samples", samples)):
-            report = run_check(what, text, gradients=gradients, against=against, seed=seed, **options)
+            subject, other = (user_object(one, "WHAT") if one and names_code(one) else one for one in (what, against))
+            given = text if inputs is None else user_inputs(inputs)
+            options |= {"gradients": gradients, "seed": seed, "trust_remote_code": trust_remote_code}
+            report = run_check(subject, given, against=other, **options)
         written = [] if place is None else report.save(place)
         print_report(report)
         blind = {"frozen", "uniform"} & set(names) if fail_on != "any" and "logit_std" not in report.curves else ()
@@ -94,7 +108,8 @@ def check(
             print_report(report.against)
         if written:
             print_plain("Wrote " + ", ".join(map(str, written)))
-        print_plain("\n" + next_command(report, what, settings, shaped is not None, place))
+        designs = shaped is None and not names_code(what)
+        print_plain("\n" + next_command(report, what, settings, designs, place))
         untrained = not (fail_on and report.trained)
         require(untrained, f"--fail-on: {report.name} is trained, so that no verdict on its initialisation is given.")
         if report.failed(fail_on):

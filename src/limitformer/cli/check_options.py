@@ -48,6 +48,8 @@ def require_known(what: str) -> None:
         exists = Path(what).exists()
     except (OSError, ValueError):
         exists = False
+    is_code = exists and what.endswith(".py")
+    require(not is_code, f"{what} is Python. Nearest: {what}:NAME, with the name of a function that builds a module.")
     if not exists and not what.lstrip().startswith("{"):
         require_shape(what)
 

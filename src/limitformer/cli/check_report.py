@@ -26,9 +26,9 @@ def print_report(report: "Report") -> None:
     screen.print(text, soft_wrap=True, end="")
 
 
-def next_command(report: "Report", what: str, settings: list[str] | None, shaped: bool, out: Path | None) -> str:
-    """Return the line that suggests the next command."""
-    if not shaped and report.verdicts[0].name in DESIGNED:
+def next_command(report: "Report", what: str, settings: list[str] | None, designs: bool, out: Path | None) -> str:
+    """Return the line that suggests the next command; `designs`: whether `limitformer design` takes the subject."""
+    if designs and report.verdicts[0].name in DESIGNED:
         source = str(Path(what) / "config.json") if report.exists else what
         changes = [word for setting in settings or [] for word in ("--set", setting)]
         return f"Next: {shlex.join(['limitformer', 'design', source, *changes])}  (what to set)"

@@ -42,6 +42,7 @@ from limitformer.weightless.simulate import (
     largest_layer,
     named_errors,
     require_recordings,
+    settle,
     side_by_side,
     token_count,
 )
@@ -86,6 +87,7 @@ class StockTrials:
         self.built: dict[float | None, Weightless] = {}
         self.steps: dict[float | None, int] = {}
         first = weightless_of(subject.blueprint)
+        self.inputs = settle(self.inputs, first, 0, own_loss=False)
         self.knobs = knobs_of(knobs, first)
         self.field = next((knob for knob in self.knobs if knob.field), None)
         self.built[self.field.present if self.field else None] = first

@@ -117,7 +117,7 @@ def padded_heads(heads: dict[str, Tensor], key: str, samples: int, most: int) ->
 def output_arrays(out: Any, samples: int) -> Arrays:
     """Return mean and standard deviation of the output's logits, by sample."""
     logits = getattr(out, "logits", None)
-    if logits is None:
+    if not isinstance(logits, Tensor) or logits.dim() == 0:
         return {}
     by_sample = logits.detach().reshape(samples, -1, logits.shape[-1])
     count = by_sample[0].numel()

@@ -25,6 +25,7 @@ LEFT_OUT |= {"_name_or_path", "name_or_path", "fusion_config", "distributed_conf
 LEFT_OUT |= {"attn_implementation", "_attn_implementation", "_attn_implementation_internal", "attn_implementation_auto"}
 LEFT_OUT |= {"experts_implementation", "_experts_implementation", "_experts_implementation_internal"}
 
+OWN_CODE = " Its folder has code of its own, which --trust-remote-code (trust_remote_code=True in Python) runs."
 WEIGHTS_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".npz", ".onnx")
 MOST_LAYERS, MOST_LABELS = 4096, 10**6  # a configuration makes a list of them before a module is built
 MOST_POSITIONS = 2**24  # one has been published with 10,485,760
@@ -105,6 +106,7 @@ def config_from(values: dict[str, Any]) -> Any:
 
     if "kind" in values and "model_type" not in values:
         return from_record(values, imports=False)
+    own_code = "auto_map" in values
     with one_line("the configuration cannot be read"):
         values = data_of(values)
     kind = values.get("model_type")
@@ -112,7 +114,8 @@ def config_from(values: dict[str, Any]) -> Any:
         raise InputError(without_family(values))
     if kind not in CONFIG_MAPPING:
         raise InputError(
-            f"model_type must be one that the installed transformers has; got {kind!r}.{family_like(kind)}"
+            f"model_type must be one that the installed transformers has; got {kind!r}."
+            f"{OWN_CODE if own_code else family_like(kind)}"
         )
     check_sizes(values, kind)
     with one_line(f"the configuration of {kind} cannot be made"):

@@ -1,23 +1,24 @@
 """The inputs of a module (texts, ids, images, tokens of a given covariance) and its loss."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from limitformer.base.errors import InputError, require
 from limitformer.models import as_start
 from limitformer.models.text import words_of
 from limitformer.nn.drawn.simulate import TokenLaw, torch_seed
+from limitformer.weightless.choices import Choice, choices_of, parameters_of, settled
+from limitformer.weightless.losses import TARGETS
 from limitformer.weightless.models import Blueprint
 
-OTHER_INPUTS = ("decoder_", "pixel_", "labels", "encoder_")  # with other lengths
-Loss = Callable[[Any, Mapping[str, Tensor]], Tensor]
+OTHER_INPUTS = ("decoder_", "pixel_", "labels", "encoder_", "input_values", "input_features")  # with other lengths
+POSITIONAL = "#"  # begins the names of positional arguments after the first, whose name is empty
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Inputs:
     labels: tuple[str, ...] = ()
     tokens: TokenLaw | None = None  # drawn for each sample
     batch_dim: int = 0
+    choices: list[Choice] = field(default_factory=list)  # proposals, of which the first that runs is taken
+    proposed: bool = False  # whether they come from a proposal
 
     @property
     def counted(self) -> Tensor | None:
@@ -78,6 +81,27 @@ class Inputs:
         empty = (~counted.any(1)).nonzero().flatten().tolist()
         require(not empty, f"attention_mask hides every token of sequence {''.join(map(str, empty[:1]))}.")
 
+    def settled(self, call: Callable[["Inputs"], Any], measure: Callable[["Inputs"], Any]) -> "Inputs":
+        """Return the first of the proposed inputs with which the module can be called and measured."""
+        if len(self.choices) < 2:
+            return self
+
+        def with_choice(choice: Choice) -> Inputs:
+            return replace(self, fixed=choice.fixed, choices=[])
+
+        return with_choice(
+            settled(self.choices, lambda each: call(with_choice(each)), lambda each: measure(with_choice(each)))
+        )
+
+    def __str__(self) -> str:
+        """Return the names of the tensors with their shapes."""
+        return ", ".join(f"{name.strip(POSITIONAL)} {tuple(each.shape)}".strip() for name, each in self.fixed.items())
+
+    @property
+    def chosen(self) -> bool:
+        """Whether more than a text was chosen for the user."""
+        return self.proposed and set(self.fixed) != {"input_ids"}
+
     def repeated(self, times: int) -> "Inputs":
         """Return the inputs with each sequence `times` times."""
         fixed = {name: torch.cat([each] * times, self.batch_dim) for name, each in self.fixed.items()}
@@ -96,7 +120,15 @@ class Inputs:
             drawn = [self.tokens.tokens(1, torch.Generator().manual_seed(each)).to(dtype) for each in seeds]
             return {"x": torch.cat(drawn).requires_grad_()}
         many = {name: value.repeat(len(samples), *[1] * (value.dim() - 1)) for name, value in self.fixed.items()}
-        return {name: with_gradient(each, dtype) for name, each in many.items()} | self.options
+        every = {name: with_gradient(each, dtype) for name, each in many.items()} | self.options
+        return dict(sorted(every.items(), key=place_in_call))
+
+
+def place_in_call(item: tuple[str, Any]) -> tuple[bool, int]:
+    """Order positional arguments by their place, before named ones."""
+    name = item[0]
+    place = int(name[1:]) if name.startswith(POSITIONAL) else 0
+    return bool(name) and not name.startswith(POSITIONAL), place
 
 
 def with_gradient(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -117,26 +149,76 @@ def inputs_of(inputs: Any, blueprint: Blueprint) -> Inputs:
     if blueprint.transformer is not None:
         start = as_start(inputs)
         return Inputs({}, {}, 1, start.labels or (), TokenLaw(start, blueprint.transformer))
-    if isinstance(inputs, Mapping):
-        fixed = {name: torch.as_tensor(each) for name, each in inputs.items() if each is not None}
-        require(bool(fixed), "inputs must name at least one tensor; got none.")
-        return Inputs(fixed, options_of(blueprint), len(next(iter(fixed.values()))))
-    if blueprint.task == "image":
-        pixels = images(inputs, blueprint.config)
-        return Inputs({"pixel_values": pixels}, {}, len(pixels))
-    if blueprint.config is None:
-        return inputs_of_factory(inputs)
-    ids, labels = ids_of(inputs, blueprint.config)
-    fixed = {"input_ids": ids}
-    if blueprint.task == "seq2seq":
-        first = torch.full_like(ids[:, :1], getattr(blueprint.config, "decoder_start_token_id", None) or 0)
-        fixed["decoder_input_ids"] = torch.cat([first, ids[:, :-1]], 1)  # the tokens before those that are predicted
-    return Inputs(fixed, options_of(blueprint), len(ids), labels)
+    if isinstance(inputs, Mapping) or is_positional(inputs):
+        return inputs_by_name(named_values(inputs), options_of(blueprint))
+    return inputs_of_factory(inputs) if blueprint.kind is None else inputs_of_class(inputs, blueprint)
 
 
 def options_of(blueprint: Blueprint) -> dict[str, Any]:
     """Return further arguments of a language model of transformers."""
     return {"use_cache": False} if blueprint.task in ("causal", "seq2seq") else {}
+
+
+def is_positional(inputs: Any) -> bool:
+    """Whether `inputs` is a tuple of positional arguments, and not one of numbers or texts."""
+    return isinstance(inputs, tuple) and any(each is None or isinstance(each, Tensor | Mapping) for each in inputs)
+
+
+def named_values(inputs: Any) -> dict[str, Any]:
+    """Return arguments by name; positional ones have names that no argument can have. A mapping at the end is named."""
+    if isinstance(inputs, Mapping):
+        return {str(name): each for name, each in inputs.items() if each is not None}
+    named = inputs[-1] if isinstance(inputs[-1], Mapping) else {}
+    positional = inputs[:-1] if isinstance(inputs[-1], Mapping) else inputs
+    return {f"{POSITIONAL}{k}" if k else "": each for k, each in enumerate(positional)} | dict(named)
+
+
+def inputs_by_name(values: dict[str, Any], options: dict[str, Any]) -> Inputs:
+    """Make the inputs from named arguments; texts, numbers, flags and whatever is not an array is passed as it is."""
+    fixed = dict[str, Tensor]()
+    for name, each in values.items():
+        tensor = tensor_of(each)
+        if tensor is None:
+            options = options | {name: each}
+        else:
+            fixed[name] = tensor
+    require(bool(fixed), "inputs must name at least one tensor; got none.")
+    return Inputs(fixed, options, len(next(iter(fixed.values()))))
+
+
+def tensor_of(value: Any) -> Tensor | None:
+    """Return an array or a list of numbers as a tensor; None for anything else, such as a flag or a text."""
+    if value is None or isinstance(value, bool | int | float | str | Mapping):
+        return None
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return tensor if tensor.dim() > 0 else None
+
+
+def ids_in(value: Any) -> Tensor | None:
+    """Return an array of whole numbers as a tensor; None for anything else."""
+    tensor = tensor_of(value)
+    return None if tensor is None or tensor.is_floating_point() else tensor
+
+
+def call_with(module: Any, arguments: Mapping[str, Any]) -> Any:
+    """Call a module with arguments by name; those with the name of a position come first, in their order."""
+    positional = [each for name, each in arguments.items() if not name or name.startswith(POSITIONAL)]
+    named = {name: each for name, each in arguments.items() if name and not name.startswith(POSITIONAL)}
+    return module(*positional, **named)
+
+
+def with_targets(inputs: Inputs, module: Any) -> Inputs:
+    """Add the next token as target, if a module reads ids and has an argument for targets; the last has the first."""
+    parameters = parameters_of(module)
+    target = next((name for name in TARGETS if name in parameters), None)
+    ids = inputs.fixed.get("")
+    several = len(inputs.fixed) + len(inputs.options) > 1
+    if target is None or ids is None or several or ids.is_floating_point() or ids.dim() != 2:
+        return inputs
+    return replace(inputs, fixed=inputs.fixed | {target: ids.roll(-1, 1 - inputs.batch_dim)})
 
 
 def inputs_of_factory(inputs: Any) -> Inputs:
@@ -148,6 +230,45 @@ def inputs_of_factory(inputs: Any) -> Inputs:
     if tensor.dim() == 1 and not tensor.is_floating_point():
         tensor = tensor[None]  # ids of one sequence
     return Inputs({"": tensor}, {}, len(tensor))
+
+
+def inputs_of_class(inputs: Any, blueprint: Blueprint) -> Inputs:
+    """Make the inputs of a class of transformers: a text, and whatever else its `forward` reads.
+
+    Images and sounds are given as an array for the class's main argument, or chosen. A number is that of distinct
+    tokens, or of images for a classifier of images.
+    """
+    kind, config = blueprint.kind, blueprint.config
+    names, main = parameters_of(kind), getattr(kind, "main_input_name", "input_ids")
+    reads_text = bool({"input_ids", "decoder_input_ids"} & names.keys())
+    array = None if isinstance(inputs, int | str | Path) else tensor_of(inputs)
+    given = array is not None and array.is_floating_point() and main != "input_ids"
+    ids, labels, rows = None, tuple[str, ...](), 1
+    if array is not None and given:
+        require(main in names, f"{blueprint.name} must have its inputs by name, such as {next(iter(names), 'x')!r}.")
+        rows = len(array)
+    elif blueprint.task == "image" and main == "pixel_values" and isinstance(inputs, int):
+        rows = inputs
+    elif reads_text:
+        ids, labels = ids_of(inputs, config)
+    elif not isinstance(inputs, int):
+        raise InputError(f"{blueprint.name} reads no text. Nearest: an array for its argument {main!r}.")
+    choices = choices_of(kind, config, ids, rows, blueprint.task == "seq2seq")
+    if array is not None and given:
+        size = next((tuple(each.fixed[main].shape[1:]) for each in choices if main in each.fixed), ())
+        fits = blueprint.task != "image" or tuple(array.shape[1:]) == size
+        require(fits, f"images must be (number, {', '.join(map(str, size))}); got {tuple(array.shape)}.")
+        choices = [replace(each, fixed=each.fixed | {main: array}) for each in choices if main in each.fixed]
+        choices = choices[:1] or [Choice({main: array})]
+    require(bool(choices), f"no inputs are known for {blueprint.name}. Nearest: named tensors for {', '.join(names)}.")
+    return Inputs(
+        choices[0].fixed,
+        options_of(blueprint),
+        rows if ids is None else len(ids),
+        labels,
+        choices=choices,
+        proposed=True,
+    )
 
 
 def ids_of(inputs: Any, config: Any) -> tuple[Tensor, tuple[str, ...]]:
@@ -180,7 +301,10 @@ def ids_of(inputs: Any, config: Any) -> tuple[Tensor, tuple[str, ...]]:
 
 def numbered(words: list[list[str]], config: Any) -> Tensor:
     """Number distinct words by ids that are not special."""
-    special = {getattr(config, name, None) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    special = set[Any]()
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        each = getattr(config, name, None)
+        special |= set(each) if isinstance(each, list | tuple) else {each}
     vocabulary = getattr(config, "vocab_size", None)
     distinct = dict.fromkeys(word for text in words for word in text)
     free = (k for k in range(10**9) if k not in special)
@@ -188,60 +312,3 @@ def numbered(words: list[list[str]], config: Any) -> Tensor:
     if vocabulary is not None and max(ids.values()) >= vocabulary:
         raise InputError(f"{len(distinct)} distinct tokens need a larger vocabulary than {vocabulary}.")
     return torch.tensor([[ids[word] for word in text] for text in words])
-
-
-def images(inputs: Any, config: Any) -> Tensor:
-    """Return images (B, channels, height, width); a number of images becomes noise."""
-    if isinstance(inputs, int):
-        noise = np.random.Generator(np.random.Philox(0)).standard_normal(
-            (inputs, config.num_channels, config.image_size, config.image_size)
-        )
-        return torch.tensor(noise)
-    pixels = torch.as_tensor(np.asarray(inputs))
-    size = (config.num_channels, config.image_size, config.image_size)
-    require(
-        tuple(pixels.shape[1:]) == size,
-        f"images must be (number, {', '.join(map(str, size))}); got {tuple(pixels.shape)}.",
-    )
-    return pixels
-
-
-def default_loss(task: str) -> Loss:
-    """Return the loss of a task: its cross-entropy, or half the mean square of the last tokens, by sequence."""
-    return {"causal": next_token, "masked": same_token, "seq2seq": same_token, "image": first_class}.get(task, square)
-
-
-def next_token(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return the mean cross-entropy of each next token, without padding."""
-    mask = inputs.get("attention_mask")
-    counted = None if mask is None or mask.dim() != 2 else mask[:, 1:] * mask[:, :-1]
-    return cross_entropy(out.logits[:, :-1], inputs["input_ids"][:, 1:], counted)
-
-
-def same_token(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return the mean cross-entropy of the tokens themselves, without padding."""
-    mask = inputs.get("attention_mask")
-    return cross_entropy(out.logits, inputs["input_ids"], None if mask is None or mask.dim() != 2 else mask)
-
-
-def first_class(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return the cross-entropy of the first class."""
-    logits = out.logits
-    return functional.cross_entropy(
-        logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device), reduction="none"
-    )
-
-
-def square(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return ½|x|² of the last tokens, averaged over tokens."""
-    x = out if isinstance(out, Tensor) else out[0]
-    return x.flatten(1, -2).square().sum(-1).mean(-1) / 2 if x.dim() > 2 else x.square().sum(-1) / 2
-
-
-def cross_entropy(logits: Tensor, ids: Tensor, counted: Tensor | None) -> Tensor:
-    """Return the mean over counted tokens (rows,)."""
-    require(ids.shape[1] > 0, "the loss of the next token needs two tokens or more.")
-    each = functional.cross_entropy(logits.transpose(1, 2), ids, reduction="none")
-    if counted is None:
-        return each.mean(-1)
-    return (each * counted).sum(-1) / counted.sum(-1).clamp(min=1)

@@ -3,6 +3,7 @@
 The model is a configuration, its JSON or folder, a public shape, a factory, or a Transformer.
 """
 
+import sys
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class Blueprint:
     task: str  # seq2seq, masked, causal, image, or hidden: without a known head
     config: Any = None  # of transformers
     transformer: Transformer | None = None
+    kind: type[nn.Module] | None = None  # a class of transformers
 
 
 def blueprint_of(model: Any) -> Blueprint:
@@ -45,7 +47,7 @@ def blueprint_of(model: Any) -> Blueprint:
         return blueprint_of(config_of(model))
     if isinstance(model, nn.Module):
         return blueprint_of_module(model)
-    if hasattr(model, "model_type") and hasattr(model, "to_dict"):
+    if is_config(model):
         return blueprint_of_config(model)
     if callable(model):
         return Blueprint(model, getattr(model, "__name__", "module"), "hidden")
@@ -55,37 +57,38 @@ def blueprint_of(model: Any) -> Blueprint:
     )
 
 
+def is_config(model: Any) -> bool:
+    """Whether `model` is a configuration of transformers."""
+    transformers: Any = sys.modules.get("transformers")  # None: then nothing is its configuration
+    return transformers is not None and isinstance(model, transformers.PreTrainedConfig)
+
+
 def blueprint_of_config(config: Any) -> Blueprint:
-    from limitformer.weightless.classes import auto_class, named_class
+    from limitformer.weightless.classes import auto_class, named_class, task_of
 
     with one_line(f"{config.model_type} cannot be read"):
         check_sizes(config.to_dict(), config.model_type)
         config = as_plain_formulas(deepcopy(config))
     kind = named_class(config)
-    task, make = auto_class(config) if kind is None else (task_of(kind.__name__), partial(kind, config))
+    kind, make = auto_class(config) if kind is None else (kind, partial(kind, config))
     size = size_of(make, config.model_type)
     require_room(KEPT_VECTORS * size.vectors, f"{config.model_type} of these sizes, without its matrices,")
-    return Blueprint(make, config.model_type, task, config)
-
-
-def task_of(name: str) -> str:
-    """Return the task of a class of transformers."""
-    known = {"CausalLM": "causal", "LMHead": "causal", "MaskedLM": "masked", "ImageClassification": "image"}
-    known["ConditionalGeneration"] = "seq2seq"
-    return next((task for word, task in known.items() if word in name), "hidden")
+    return Blueprint(make, config.model_type, task_of(kind, config), config, kind=kind)
 
 
 def blueprint_of_module(model: nn.Module) -> Blueprint:
     """Return the blueprint of a module with a configuration, from which it is built again."""
+    from limitformer.weightless.classes import task_of
+
     config: Any = getattr(model, "config", None)
-    if not (hasattr(config, "model_type") and hasattr(config, "to_dict")):
+    if not is_config(config):
         raise InputError(
             f"a module has its weights already; got {type(model).__name__}. "
             f"Nearest: a function that builds it, such as lambda: {type(model).__name__}(…)."
         )
     check_sizes(config.to_dict(), config.model_type)
     config, kind = as_plain_formulas(deepcopy(config)), type(model)
-    return Blueprint(partial(kind, config), config.model_type, task_of(kind.__name__), config)
+    return Blueprint(partial(kind, config), config.model_type, task_of(kind, config), config, kind=kind)
 
 
 def as_plain_formulas(config: Any) -> Any:

@@ -29,10 +29,11 @@ from limitformer.weightless.building import (
     put_parameters,
 )
 from limitformer.weightless.implicit import Implicit
-from limitformer.weightless.inputs import Inputs, Loss, square
+from limitformer.weightless.inputs import Inputs, call_with
 from limitformer.weightless.law import build_error, table_of, with_overrides
 from limitformer.weightless.laws import CONSTANT, UNKNOWN, Law
 from limitformer.weightless.layout import Chosen, chosen_layout, needs_search, outermost_list, record_calls, search
+from limitformer.weightless.losses import Loss, square
 from limitformer.weightless.measure import Measure, NoEntriesError, UnclearBlocksError, where_parameters_are_read
 from limitformer.weightless.models import Blueprint
 from limitformer.weightless.reachable import State, stray_tensors
@@ -64,7 +65,8 @@ class Weightless:
         self.overridden = [name for name, law in self.laws.items() if law is not own_laws[name]]
         self.table = table_of(blueprint, module, self.laws)
         self.module = module.eval()
-        self.layout = outermost_list(module) if blocks is None else chosen_layout(module, blocks)
+        self.first_layout = outermost_list(module) if blocks is None else chosen_layout(module, blocks)
+        self.layout = self.first_layout  # until a pass shows another
         self.stacks: dict[str, StackSize] = {}  # of the last pass
         self.reasons_to_keep: dict[str, str] = {}  # by weight, for all later passes
         self.weights: list[RandomWeight] = []
@@ -391,8 +393,7 @@ class Weightless:
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
         """Call the module."""
-        named = {name: value for name, value in arguments.items() if name}
-        return self.module(arguments[""], **named) if "" in arguments else self.module(**named)
+        return call_with(self.module, arguments)
 
     def backward(self, out: Any, arguments: Mapping[str, Any], loss: Loss, run: WeightlessRun) -> Arrays:
         """Differentiate the loss; return it with the norms of the gradients."""

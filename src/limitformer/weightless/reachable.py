@@ -31,6 +31,7 @@ LEAVES = {bool, int, float, complex}
 NUMBERS = bool | int | float | complex | np.generic | np.ndarray
 GENERATORS = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 REGISTERS = ("_parameters", "_buffers", "_modules")  # of a module; paths leave these names out
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 WHOLE_COPIES = 2  # parameters with as many dimensions are not copied; their changes are counted
 
 
@@ -125,6 +126,7 @@ class State:
         self.holders: list[tuple[Any, Any]] = []
         self.tensors: list[tuple[Tensor, Tensor]] = []
         self.weights: list[tuple[str, Tensor, int]] = []
+        self.hooks: list[tuple[dict[int, Any], set[int]]] = []
         for place in reachable(module):
             value = place.value
             if isinstance(value, Tensor):
@@ -136,6 +138,8 @@ class State:
                 self.holders.append((fields, dict(fields)))
                 registers = [fields[name] for name in REGISTERS if name in fields]
                 self.holders.extend((each, each.copy()) for each in registers if isinstance(each, dict))
+                hooks = [fields[name] for name in HOOKS if name in fields] if isinstance(value, nn.Module) else []
+                self.hooks.extend((each, set(each)) for each in hooks)
 
     def copy(self, name: str, tensor: Tensor) -> None:
         """Copy a tensor's entries; of a large parameter, note the number of its changes."""
@@ -146,7 +150,14 @@ class State:
             self.tensors.append((tensor, tensor.detach().clone()))
 
     def restore(self) -> None:
-        """Put everything back as it was."""
+        """Put everything back as it was, except hooks of this package.
+
+        Transformers installs hooks in the first pass that asks for hidden states, and notes that in an attribute.
+        Without the attribute, and with the hooks, the next pass would install them twice.
+        """
+        for hooks, known in self.hooks:
+            for key in [key for key, hook in hooks.items() if key not in known and not is_ours(hook)]:
+                del hooks[key]
         for holder, before in self.holders:
             put_back(holder, before)
         with torch.no_grad():
@@ -157,6 +168,10 @@ class State:
     def changed_weight(self) -> str | None:
         """Return the name of a parameter whose entries were changed, if there is one."""
         return next((name for name, weight, version in self.weights if weight._version != version), None)
+
+
+def is_ours(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith(__package__.partition(".")[0])
 
 
 def put_back(holder: Any, before: Any) -> None:

@@ -22,8 +22,9 @@ from limitformer.nn.drawn.simulate import resolve_device
 from limitformer.results.datasets import stamp
 from limitformer.simulation.simulate import Interrupted
 from limitformer.weightless.arrays import Arrays, blocks_in_words, dataset
-from limitformer.weightless.inputs import Inputs, Loss, default_loss, inputs_of
+from limitformer.weightless.inputs import Inputs, inputs_of, with_targets
 from limitformer.weightless.layout import Chosen
+from limitformer.weightless.losses import Loss, default_loss
 from limitformer.weightless.models import Blueprint, blueprint_of
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import ALWAYS, AUTO, NEVER, POSITIONS, OneSampleOnlyError, row_error
@@ -95,8 +96,26 @@ def simulate(
     blueprint = blueprint_of(model)
     prepared = inputs_of(inputs, blueprint).with_batch_dim(batch_dim)
     network = Weightless(blueprint, dtype, torch.device(resolve_device(device)), overrides, blocks)
+    prepared = settle(prepared, network, seed, own_loss=gradients and loss is None)
     differentiated = (loss or default_loss(blueprint.task)) if gradients else None
     return run_passes(network, prepared, differentiated, samples, seed, draw, recompute, progress)
+
+
+def settle(inputs: Inputs, network: Weightless, seed: int, own_loss: bool) -> Inputs:
+    """Return the first of the proposed inputs that the network's code takes.
+
+    Args:
+        own_loss: whether a user's module is given targets, so that it computes its own loss.
+    """
+
+    if network.foreign and own_loss:
+        return with_targets(inputs, network.module)
+
+    def measure(each: Inputs) -> Arrays:
+        network.layout = network.first_layout  # other inputs may show other blocks
+        return network.run(seed, range(1), each, AUTO, None)
+
+    return inputs.settled(lambda each: network.shapes(seed, 0, each, AUTO), measure)
 
 
 def run_passes(
@@ -129,6 +148,8 @@ def run_passes(
 
     def result(done: int) -> xr.Dataset:
         about = {**provenance(network), "seed": seed, "samples": done, "sequences": inputs.rows, "draw": draw}
+        if inputs.fixed:
+            about["inputs"] = str(inputs)
         about["wall_seconds"] = time.perf_counter() - began
         return dataset(parts, network.trained, network.read_where, network.stacks, inputs, about)
 

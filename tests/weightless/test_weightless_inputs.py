@@ -1,0 +1,381 @@
+"""Inputs, tasks and losses that are chosen for a model, compared with the model's own code."""
+
+from collections import namedtuple
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from scipy.stats import ks_2samp
+from torch import nn
+from transformers.modeling_outputs import MaskedLMOutput
+
+import limitformer as lf
+from limitformer.base.errors import InputError
+from limitformer.weightless.choices import Choice, accepted_form, choices_of, pair, settled
+from limitformer.weightless.classes import parameters_of, task_of
+from limitformer.weightless.inputs import Inputs, call_with, inputs_of, with_targets
+from limitformer.weightless.losses import decoder_token, default_loss, output_of, own_loss, same_token
+from limitformer.weightless.models import blueprint_of
+from limitformer.weightless.network import Weightless
+
+WIDTH, SAMPLES = 16, 60
+TEXT = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
+    "intermediate_size": 48, "vocab_size": 64,
+}  # fmt: skip
+VISION = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "image_size": 32,
+    "patch_size": 8,
+}  # fmt: skip
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.linear(self.norm(x))
+
+
+class Words(nn.Module):
+    """Ids to logits with tied embeddings, so that a token predicts itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(50, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return x @ self.embed.weight.T / WIDTH**0.5
+
+
+class Nano(Words):
+    """Returns (logits, loss) as nanoGPT does: without targets only the last logits."""
+
+    def forward(self, idx, targets=None):
+        logits = super().forward(idx)
+        if targets is None:
+            return logits[:, [-1]], None
+        return logits, nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+
+def llava():
+    return transformers.LlavaConfig(
+        text_config={"model_type": "llama", **TEXT},
+        vision_config={"model_type": "clip_vision_model", **VISION},
+        image_token_id=60,
+    )
+
+
+def simulate(model, inputs, **options):
+    options = {"samples": 2, "seed": 0, "progress": False} | options
+    return lf.weightless.simulate(model, inputs, **options)
+
+
+def network_of(config):
+    return Weightless(blueprint_of(config), torch.float32, torch.device("cpu"))
+
+
+# ---------------------------------------------------------------- tasks and their losses
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "task"),
+    [
+        (transformers.Gemma3Config, "Gemma3ForConditionalGeneration", "causal"),
+        (transformers.Qwen2_5_VLConfig, "Qwen2_5_VLForConditionalGeneration", "causal"),
+        (transformers.LlavaConfig, "LlavaForConditionalGeneration", "causal"),
+        (transformers.Qwen2AudioConfig, "Qwen2AudioForConditionalGeneration", "causal"),
+        (transformers.BartConfig, "BartForConditionalGeneration", "seq2seq"),
+        (transformers.WhisperConfig, "WhisperForConditionalGeneration", "seq2seq"),
+        (transformers.XLMConfig, "XLMWithLMHeadModel", "masked"),
+        (transformers.GPT2Config, "GPT2LMHeadModel", "causal"),
+        (transformers.LlamaConfig, "LlamaModel", "hidden"),
+    ],
+)
+def test_only_classes_with_a_decoder_of_their_own_are_seq2seq(config, name, task):
+    assert task_of(getattr(transformers, name), config()) == task
+
+
+def test_loss_of_a_decoder_named_conditional_generation_is_the_models_own():
+    config = transformers.Gemma3Config(text_config=TEXT | {"initializer_range": 0.2}, vision_config=VISION)
+    config.architectures = ["Gemma3ForConditionalGeneration"]
+    ids = torch.arange(3, 15)[None]
+    law = simulate(config, ids, samples=SAMPLES, gradients=True).loss.values
+    own, twin = [], []
+    for seed in range(SAMPLES):
+        torch.manual_seed(seed)
+        model = transformers.Gemma3ForConditionalGeneration(config).eval()
+        with torch.no_grad():
+            out = model(input_ids=ids, labels=ids, use_cache=False)
+        own.append(float(out.loss))
+        twin.append(float(nn.functional.cross_entropy(out.logits[0], ids[0])))  # the token that is read
+    assert ks_2samp(law, own).pvalue > 1e-3
+    assert ks_2samp(law, twin).pvalue < 1e-6
+
+
+def test_decoder_may_have_another_length_than_its_encoder():
+    config = transformers.T5Config(
+        d_model=32, d_kv=16, d_ff=48, num_layers=2, num_decoder_layers=2, num_heads=2, vocab_size=64
+    )
+    named = {"input_ids": torch.arange(9)[None], "decoder_input_ids": torch.arange(5)[None]}
+    inputs, network = inputs_of(named, blueprint_of(config)), network_of(config)
+    assert inputs.rows == 1
+    network.shapes(0, 0, inputs, "auto")  # the model's own code runs
+    read, logits = torch.arange(5)[None], torch.randn(1, 5, 64)
+    loss = decoder_token(MaskedLMOutput(logits=logits), named)
+    torch.testing.assert_close(loss[0], nn.functional.cross_entropy(logits[0, :-1], read[0, 1:]))
+    same = {"input_ids": read, "decoder_input_ids": torch.cat([torch.tensor([[7]]), read[:, :-1]], 1)}
+    torch.testing.assert_close(decoder_token((logits,), same), same_token((logits,), same))
+
+
+def test_labels_of_minus_one_hundred_are_not_counted():
+    logits, ids = torch.randn(2, 4, 10), torch.tensor([[1, 2, -100, 3], [1, 2, 3, 4]])
+    loss = default_loss("causal")((logits,), {"input_ids": ids})
+    own = nn.functional.cross_entropy(logits[1, :-1], ids[1, 1:])
+    torch.testing.assert_close(loss[1], own)
+
+
+# ---------------------------------------------------------------- outputs
+
+
+@dataclass
+class Answer:
+    score: Any
+    last_hidden_state: Any
+
+
+Pair = namedtuple("Pair", "loss logits")
+X, S = torch.randn(2, 3, 4), torch.tensor(1.5)
+
+
+@pytest.mark.parametrize(
+    ("out", "x", "loss"),
+    [
+        (X, X, None),
+        ((None, X), X, None),
+        ({"a": S, "logits": X}, X, None),
+        (Answer(torch.randn(2, 3), X), X, None),
+        (Pair(S, X), X, S),
+        ([{"b": S}, (X.long(), X)], X, None),
+        (S, S, S),
+        ((S,), S, S),
+        (MaskedLMOutput(loss=S, logits=X), X, S),
+    ],
+)
+def test_output_and_loss_are_found_by_name_then_by_shape(out, x, loss):
+    assert output_of(out) is x
+    assert own_loss(out, {}) is loss
+
+
+def test_scalar_beside_logits_is_the_loss_if_there_are_targets():
+    assert own_loss((X, S), {}) is None
+    assert own_loss((X, S), {"targets": 0}) is S
+
+
+def test_output_without_real_numbers_is_an_error():
+    with pytest.raises(InputError, match="must return a tensor of real numbers"):
+        output_of({"ids": torch.arange(3)})
+
+
+def test_module_with_targets_computes_its_own_loss():
+    ids = torch.arange(10)[None]
+    law = simulate(Nano, ids, samples=SAMPLES, gradients=True)
+    assert law.attrs["inputs"] == "(1, 10), targets (1, 10)"
+    own, twin = [], []
+    for seed in range(SAMPLES):
+        torch.manual_seed(seed)
+        model = Nano()
+        with torch.no_grad():
+            own.append(float(model(ids, ids.roll(-1, 1))[1]))
+            twin.append(float(model(ids, ids)[1]))
+    assert ks_2samp(law.loss.values, own).pvalue > 1e-3
+    assert ks_2samp(law.loss.values, twin).pvalue < 1e-6
+    users = simulate(Nano, ids, gradients=True, loss=lambda out, inputs: out[0].square().mean((1, 2)))
+    assert users.attrs["inputs"] == "(1, 10)"  # the user's loss receives what the module returns by itself
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def test_named_arguments_may_be_flags_texts_and_lists():
+    class Modes(Words):
+        def forward(self, ids, mode="a", scale=1.0, mask=None, flag=False):
+            assert (mode, scale, flag) == ("b", 2.0, True)
+            assert mask.shape == (1, 4)
+            return super().forward(ids)
+
+    named = {
+        "ids": torch.arange(4)[None],
+        "mode": "b",
+        "scale": 2.0,
+        "mask": [[1, 1, 0, 1]],
+        "flag": True,
+        "other": None,
+    }
+    data = simulate(Modes, named)
+    np.testing.assert_array_equal(data.covariance, simulate(Words, torch.arange(4)[None]).covariance)
+
+
+def test_tuple_is_positional_arguments_and_a_mapping_at_its_end_is_named():
+    seen = []
+
+    def module(*args, **named):
+        seen.append((args, named))
+
+    inputs = inputs_of((torch.arange(4)[None], None, torch.ones(1, 4), {"flag": True}), blueprint_of(Words))
+    call_with(module, inputs.of(0, range(1), torch.float32))
+    args, named = seen[0]
+    assert [None if each is None else tuple(each.shape) for each in args] == [(1, 4), None, (1, 4)]
+    assert named == {"flag": True}
+
+
+def test_targets_are_not_added_to_other_arguments():
+    inputs = inputs_of((torch.arange(4)[None], None), blueprint_of(Nano))
+    assert with_targets(inputs, Nano()) is inputs
+
+
+def test_end_tokens_may_be_a_list():
+    config = transformers.LlamaConfig(**TEXT, eos_token_id=[1, 2], pad_token_id=None, bos_token_id=0)
+    ids = inputs_of(4, blueprint_of(config)).fixed["input_ids"]
+    assert ids.tolist() == [[3, 4, 5, 6]]
+
+
+def test_module_with_a_configuration_of_its_own_is_checked():
+    class Own(Words):
+        def __init__(self):
+            super().__init__()
+            self.config = type("Config", (), {"model_type": "gpt", "to_dict": dict})()
+
+    assert lf.check(Own(), torch.arange(6)[None], progress=False).curves.sizes["layer"] == 3
+
+
+# ---------------------------------------------------------------- choices
+
+
+def first_choice(name, config, ids=None, rows=1):
+    """Return the shapes of the first inputs that are proposed."""
+    choice = choices_of(getattr(transformers, name), config, ids, rows, False)[0]
+    return {key: tuple(each.shape) for key, each in choice.fixed.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "shapes"),
+    [
+        ("CLIPForImageClassification", transformers.CLIPConfig(vision_config=VISION), (1, 3, 32, 32)),
+        ("HieraModel", transformers.HieraConfig(image_size=[24, 48]), (1, 3, 24, 48)),
+        ("ResNetModel", transformers.ResNetConfig(), (1, 3, 224, 224)),
+        ("ViTModel", transformers.ViTConfig(image_size=16, num_channels=1), (1, 1, 16, 16)),
+        ("VideoMAEModel", transformers.VideoMAEConfig(image_size=32, num_frames=4), (1, 4, 3, 32, 32)),
+    ],
+)
+def test_images_have_the_size_of_the_configuration(name, config, shapes):
+    assert first_choice(name, config) == {"pixel_values": shapes}
+
+
+def test_patches_come_with_their_grid():
+    config = transformers.Qwen2_5_VLConfig().vision_config
+    kind = "Qwen2_5_VisionTransformerPretrainedModel"
+    assert first_choice(kind, config) == {"hidden_states": (64, 3 * 2 * 14 * 14), "grid_thw": (1, 3)}
+
+
+def test_size_is_a_number_a_pair_or_a_mapping():
+    assert [pair(each, 7) for each in (3, [2, 4], {"height": 2, "width": 5}, (6,), None, "x")] == [
+        (3, 3), (2, 4), (2, 5), (6, 6), (7, 7), (7, 7),
+    ]  # fmt: skip
+
+
+def test_plain_text_has_one_choice_and_is_not_tried():
+    config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2)
+    inputs = inputs_of(4, blueprint_of(config))
+    assert len(inputs.choices) == 1
+    assert inputs.settled(pytest.fail, pytest.fail) is inputs
+
+
+def test_text_has_as_many_placeholders_as_the_image_has_features():
+    config = llava()
+    blueprint, network = blueprint_of(config), network_of(config)
+    inputs = inputs_of(6, blueprint)
+    chosen = inputs.settled(lambda each: network.shapes(0, 0, each, "auto"), lambda each: None)
+    ids = chosen.fixed["input_ids"][0].tolist()
+    assert ids.count(60) == 16  # (32/8)², without the class token
+    assert len(ids) == 22
+    assert chosen.fixed["pixel_values"].shape == (1, 3, 32, 32)
+    again = network.shapes(0, 0, chosen, "auto"), network.shapes(0, 0, chosen, "auto")
+    assert again[0] == again[1]  # transformers' hooks for hidden states are not installed twice
+
+
+def test_hidden_states_are_captured_once_in_every_pass():
+    config = transformers.CLIPVisionConfig(**VISION)
+    network = network_of(config)
+    inputs = inputs_of({"pixel_values": torch.randn(1, 3, 32, 32)}, blueprint_of(config))
+    inputs = replace(inputs, options={"output_hidden_states": True})
+
+    def states(run):
+        with torch.no_grad():
+            return len(network.call(network.arguments(run, inputs)).hidden_states)
+
+    counts = [network.until_it_runs(0, range(1), inputs, "auto", None, states) for _ in range(3)]
+    assert counts == [3, 3, 3]
+
+
+def test_first_choice_that_runs_and_can_be_measured_is_taken():
+    choices = [Choice({name: torch.zeros(1)}) for name in ("refused", "unmeasured", "both")]
+
+    def call(choice):
+        if "refused" in choice.fixed:
+            raise TypeError
+
+    def measure(choice):
+        if "unmeasured" in choice.fixed:
+            raise InputError("towers of other lengths")
+
+    assert settled(choices, call, measure) is choices[2]
+    assert settled(choices[:2], call, measure) is choices[1]
+    assert settled(choices[:1], call, measure) is choices[0]
+
+
+def test_number_of_placeholders_is_read_from_features_or_their_entries():
+    def call(choice):
+        number = int((choice.fixed["input_ids"] == 9).sum())
+        if number != 5:
+            raise ValueError(f"tokens: {number}, features: 40")
+
+    choice = Choice({"input_ids": torch.tensor([[1, 2]])}, placeholder=9, width=8)
+    assert accepted_form(choice, call).fixed["input_ids"].tolist() == [[1, 9, 9, 9, 9, 9, 2]]
+
+
+def test_sound_that_the_model_ignores_is_not_chosen():
+    choice = Choice({"input_ids": torch.tensor([[1, 2]])}, placeholder=9).with_placeholders(1)
+    assert accepted_form(choice, lambda each: None) is None
+
+
+def test_inputs_of_an_image_model_refuse_text():
+    with pytest.raises(InputError, match=r"reads no text\. Nearest: an array for its argument 'pixel_values'"):
+        inputs_of("some words", blueprint_of(transformers.ViTConfig(**VISION)))
+
+
+def test_report_names_the_inputs_that_were_chosen():
+    config = transformers.CLIPVisionConfig(**VISION)
+    report = lf.check(config, samples=2, progress=False)
+    assert "inputs chosen for it: pixel_values (1, 3, 32, 32)" in str(report)
+    module = transformers.CLIPVisionModel(config)
+    assert lf.check(module, samples=2, progress=False).curves.sizes["layer"] == 3
+
+
+def test_parameters_of_a_class_leave_out_self():
+    assert list(parameters_of(Nano)) == ["idx", "targets"]
+    assert list(parameters_of(Nano())) == ["idx", "targets"]
+
+
+def test_inputs_are_described_with_names_and_shapes():
+    assert str(Inputs({"": torch.zeros(2, 3), "#1": torch.zeros(4), "x": torch.zeros(5, 6)}, {}, 2)) == (
+        "(2, 3), 1 (4,), x (5, 6)"
+    )
