@@ -39,7 +39,7 @@ def size_of(make: Callable[[], nn.Module], name: str) -> Size:
     """Return the size of the module that `make` builds, on the meta device.
 
     Raises:
-        InputError: it cannot be built, has more than `MOST_MODULES` modules, or a weight without entries.
+        InputError: it cannot be built, has more than `MOST_MODULES` modules, or an embedding without entries.
     """
     with one_line(f"{name} cannot be made"), counted(name), torch.device("meta"):
         module = make()
