@@ -300,7 +300,7 @@ class Search:
         inner = [tuple(m for m, _ in children_of(*unit) if m in self.calls) for unit in units]
         if not called and inner and all(inner):  # the network calls `block.forward`, which no hook sees
             return [[Block(name, members) for members in inner]]
-        if all(is_norm(*unit) for unit in called):
+        if all(is_norm(*unit) or not list(unit[1].parameters()) for unit in called):  # or activations
             return []
         blocks = [Block(name, (full,)) for full, _ in called if self.maps(full)]
         if len(blocks) == len(called):
