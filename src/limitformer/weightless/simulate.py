@@ -130,9 +130,9 @@ def run_passes(
     require_recordings(network, inputs, samples)
 
     began = time.perf_counter()
-    first = (
-        named_errors(lambda: network.first(seed, inputs, draw), network.blueprint, inputs) if network.foreign else {}
-    )
+    blueprint, first = network.blueprint, Arrays()
+    if network.foreign:
+        first = named_errors(lambda: network.first(seed, inputs, draw), blueprint, inputs)
 
     def one(part: range) -> Arrays:
         arrays = named_errors(lambda: network.run(seed, part, inputs, draw, loss), blueprint, inputs)
