@@ -62,6 +62,9 @@ def check(
     ] = None,
     out: Annotated[str | None, typer.Option(metavar="PATH", help="Folder for check.html, .png, .nc and .json.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the law's samples.")] = 0,
+    blocks: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Measure the modules of these names, such as 'h.*'.")
+    ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run the Python code in the folder of a configuration.")
     ] = False,
@@ -99,6 +102,7 @@ def check(
             subject, other = (user_object(one, "WHAT") if one and names_code(one) else one for one in (what, against))
             given = text if inputs is None else user_inputs(inputs)
             options |= {"gradients": gradients, "seed": seed, "trust_remote_code": trust_remote_code}
+            options["blocks"] = blocks or None
             report = run_check(subject, given, against=other, **options)
         written = [] if place is None else report.save(place)
         print_report(report)

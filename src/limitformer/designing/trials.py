@@ -115,7 +115,9 @@ class StockTrials:
         loss = loss_of(network.blueprint, seed) if self.gradients else None
 
         def one(part: range) -> Arrays:
-            return named_errors(lambda: network.run(seed, part, self.inputs, "auto", loss), network.blueprint)
+            return named_errors(
+                lambda: network.run(seed, part, self.inputs, "auto", loss), network.blueprint, self.inputs
+            )
 
         if key not in self.steps:
             tokens = self.inputs.rows * token_count(self.inputs)
@@ -280,7 +282,9 @@ def check_effect(trials: StockTrials, knob: Knob) -> None:
 def seen_first(trials: StockTrials, knob: str, setting: Setting) -> NDArray[np.float64]:
     """Return one network's initial stream, the size of its first branch, or its first block's logits."""
     network = trials.network(setting)
-    arrays = named_errors(lambda: network.run(0, range(1), trials.inputs, "auto", None), network.blueprint)
+    arrays = named_errors(
+        lambda: network.run(0, range(1), trials.inputs, "auto", None), network.blueprint, trials.inputs
+    )
     name, block = {
         "embedding": ("covariance", 0),
         "output": ("branch", 0),

@@ -97,8 +97,9 @@ def shifted(logits: Tensor, ids: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def same_token(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return the mean cross-entropy of the tokens themselves, without padding."""
-    return cross_entropy(output_of(out), inputs["input_ids"], mask_in(inputs, "attention_mask"))
+    """Return the mean cross-entropy of the tokens themselves, without padding; there may be more logits after them."""
+    ids = inputs["input_ids"]
+    return cross_entropy(output_of(out)[:, : ids.shape[1]], ids, mask_in(inputs, "attention_mask"))
 
 
 def decoder_token(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -4,7 +4,6 @@ A pass may have several samples side by side in the first dimension, if they the
 samples are compared before that is done.
 """
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from limitformer.nn.drawn.simulate import resolve_device
 from limitformer.results.datasets import stamp
 from limitformer.simulation.simulate import Interrupted
 from limitformer.weightless.arrays import Arrays, blocks_in_words, dataset
+from limitformer.weightless.choices import parameters_of
 from limitformer.weightless.inputs import Inputs, inputs_of, with_targets
 from limitformer.weightless.layout import Chosen
 from limitformer.weightless.losses import Loss, default_loss
@@ -32,6 +32,7 @@ from limitformer.weightless.run import ALWAYS, AUTO, NEVER, POSITIONS, OneSample
 SIDE_BY_SIDE_BYTES = 2**25  # of activations that a pass of several samples may have
 MOST_SIDE_BY_SIDE = 256
 RECOMPUTE_BYTES = 2**30  # of activations, above which blocks run again in the backward pass
+NAMED_ARGUMENTS = 6  # in an error
 PLACES, COPIES = 3, 4  # covariances of a block, and the measured number of copies of each in memory
 T = TypeVar("T")
 AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-2}  # between samples side by side and alone
@@ -138,10 +139,12 @@ def run_passes(
     require_recordings(network, inputs, samples)
 
     began = time.perf_counter()
-    first = named_errors(lambda: network.first(seed, inputs, draw), network.blueprint) if network.foreign else {}
+    blueprint, first = network.blueprint, Arrays()
+    if network.foreign:
+        first = named_errors(lambda: network.first(seed, inputs, draw), blueprint, inputs)
 
     def one(part: range) -> Arrays:
-        arrays = named_errors(lambda: network.run(seed, part, inputs, draw, loss), network.blueprint)
+        arrays = named_errors(lambda: network.run(seed, part, inputs, draw, loss), blueprint, inputs)
         if part == range(1):
             check_repeats(first, arrays | network.outputs, network)
         return arrays
@@ -232,7 +235,7 @@ def equal_up_to_rounding(a: NDArray[Any], b: NDArray[Any], tolerance: float) -> 
     return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance * 1e-3 * scale, equal_nan=True))
 
 
-def named_errors(call: Callable[[], T], blueprint: Blueprint) -> T:
+def named_errors(call: Callable[[], T], blueprint: Blueprint, inputs: Inputs) -> T:
     """Turn an exception of the module's own code into an `InputError` of one line."""
     try:
         return call()
@@ -240,14 +243,24 @@ def named_errors(call: Callable[[], T], blueprint: Blueprint) -> T:
         raise
     except Exception as error:  # the user's own code, which may raise anything
         what = f"{type(error).__name__}: {first_line(error)}{place_of(error)}"
-        raise InputError(f"{blueprint.name} cannot run with these inputs: {what}{longest(blueprint, what)}") from error
+        hint = longest(blueprint, inputs) or other_inputs(blueprint, inputs)
+        raise InputError(f"{blueprint.name} cannot run with these inputs: {what}{hint}") from error
 
 
-def longest(blueprint: Blueprint, what: str) -> str:
-    """Return the hint that inputs are too long, if the message names the number of positions."""
+def longest(blueprint: Blueprint, inputs: Inputs) -> str:
+    """Return the hint that inputs have more tokens than the configuration has positions."""
     positions = getattr(blueprint.config, "max_position_embeddings", None)
-    is_named = positions is not None and str(positions) in re.findall(r"\d+", what)
-    return f". Nearest: fewer tokens; its max_position_embeddings is {positions}." if is_named else ""
+    if not isinstance(positions, int) or token_count(inputs) <= positions:
+        return ""
+    return f". Nearest: fewer tokens; its max_position_embeddings is {positions}."
+
+
+def other_inputs(blueprint: Blueprint, inputs: Inputs) -> str:
+    """Return the hint to name the inputs, if they were chosen for the user."""
+    if not inputs.proposed:
+        return ""
+    names = list(parameters_of(blueprint.kind))[:NAMED_ARGUMENTS]
+    return f". It was called with {inputs}. Nearest: named tensors, for such arguments as {', '.join(names)}."
 
 
 def place_of(error: BaseException) -> str:
@@ -256,7 +269,7 @@ def place_of(error: BaseException) -> str:
     place = ""
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        if "/torch/" not in name and "/limitformer/" not in name:
+        if not any(part in name for part in ("/torch/", "/limitformer/", "/transformers/utils/")):
             place = f" ({name.rpartition('/')[2]}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return place
