@@ -125,6 +125,25 @@ def test_entries_that_the_code_reads_are_those_of_the_build():
         assert float(scaled.weight.detach().abs().max()) == pytest.approx(1.0, rel=1e-6)
 
 
+def test_recurrent_layers_run_with_computed_weights():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.LSTM(8, 8, batch_first=True)
+            nn.init.orthogonal_(self.layer.weight_hh_l0)
+
+        def forward(self, x):
+            return x + self.layer(x)[0]
+
+    data = lf.weightless.simulate(lambda: Stack(Recurrent), X, samples=2, **OPTIONS)
+    module, _ = build_sample(lambda: Stack(Recurrent), torch.float64, 3)
+    layer = module.blocks[0].layer
+    assert layer.weight_hh_l0.shape == (32, 8)
+    torch.testing.assert_close(layer.weight_hh_l0.T @ layer.weight_hh_l0, torch.eye(8, dtype=torch.float64))
+    assert all(a is b for a, b in zip(layer.all_weights[0], layer.parameters(), strict=True))
+    assert (data.weight_gradient.values > 0).all()
+
+
 def test_same_seed_gives_the_same_entries():
     one, again, other = (build_sample(lambda: Holder(logarithm), torch.float32, seed)[0].weight for seed in (3, 3, 4))
     assert torch.equal(one, again)
@@ -187,6 +206,8 @@ def mask(net):
 def on_the_device_of_a_weight(net):
     net.register_buffer("places", torch.arange(N, device=net.weight.device)[:, None] * 2.0)
     net.register_buffer("sevens", torch.full((3, 5), 7.0, device=net.weight.device).cumsum(1))
+    net.register_buffer("numbers", torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=net.weight.device) ** 2)
+    net.register_buffer("more", net.weight.new_tensor([5.0, 6.0]))
     net.register_buffer("copied", torch.linspace(0, 1, N).to(net.weight.device))
 
 
@@ -199,9 +220,10 @@ def sparse_buffer(net):
     net.register_buffer("pairs", torch.ones(4, 4).tril().to_sparse(), persistent=False)
 
 
-@pytest.mark.parametrize(
-    "change", [halves, dirac, identity, mask, on_the_device_of_a_weight, given_rows, sparse_buffer], ids=lambda c: c.__name__
-)  # fmt: skip
+FIXED = [halves, dirac, identity, mask, on_the_device_of_a_weight, given_rows, sparse_buffer]
+
+
+@pytest.mark.parametrize("change", FIXED, ids=lambda change: change.__name__)
 def test_fixed_numbers_have_their_values(change):
     built, real = build_twice(lambda: Holder(change), torch.float32), Holder(change)
     assert (built.rebuilt, built.doubts) == ({}, {})
@@ -217,7 +239,7 @@ def test_entries_that_nothing_writes_to_are_refused():
         net.weight = nn.Parameter(torch.empty(N, N))
         net.weight[3:] = torch.ones(N)
 
-    with pytest.raises(lf.InputError, match="nothing writes to a part of a matrix"):
+    with pytest.raises(lf.InputError, match="nothing writes to a part of weight while"):
         build_twice(lambda: Holder(change), torch.float32)
 
 
@@ -384,9 +406,8 @@ SEEN = []
 
 @pytest.mark.parametrize("change", [nn.Module.half, nn.Module.bfloat16, nn.Module.float, nn.Module.cpu, copy.deepcopy])
 def test_casts_and_copies_of_a_module_keep_its_laws(change):
-    plain, changed = (
-        lf.weightless.simulate(each, X, samples=2, **OPTIONS) for each in (lambda: Stack(Shared), lambda: change(Stack(Shared)))
-    )  # fmt: skip
+    factories = lambda: Stack(Shared), lambda: change(Stack(Shared))
+    plain, changed = (lf.weightless.simulate(each, X, samples=2, **OPTIONS) for each in factories)
     np.testing.assert_array_equal(plain.loss, changed.loss)
 
 

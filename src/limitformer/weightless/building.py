@@ -5,6 +5,7 @@ draw explains, is random with an unknown law.
 """
 
 import random
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -67,7 +68,7 @@ def build_twice(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
     explains = False  # whether a parameter holds the numbers drawn from NumPy or Python
     for name, parameter in module.named_parameters():
         law = law_of(parameter, watch)
-        if name not in twins or not same_in_both(parameter, law, watch, twins[name], watch_of_other):
+        if name not in twins or not same_in_both(name, parameter, law, watch, twins[name], watch_of_other):
             seen = watch.law_of(parameter) or law
             explains = explains or seen.kind != laws.UNKNOWN
             law = Law(laws.UNKNOWN, reason=seen.reason or RANDOM_VALUE, source=seen.source)
@@ -100,9 +101,12 @@ def build_sample(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int
     known = {name: law_of(parameter, watch) for name, parameter in module.named_parameters()}
     known |= views(module, known, watch)
     tensors = without_entries(module, watch, known)
-    values = dict(zip(map(id, tensors), watch.tape.replay(tensors), strict=True))
-    strays = {id(value): value for _, value in stray_tensors(module) if id(value) in values}
-    parameters = {}
+    names = {id(one): name for name, one in [*module.named_buffers(), *module.named_parameters()]}
+    replayed = watch.tape.replay(tensors, [names.get(id(each), "a matrix") for each in tensors])
+    values = dict(zip(map(id, tensors), replayed, strict=True))
+    listed = recurrent_weights(module)
+    strays = {id(value): value for _, value in stray_tensors(module) if id(value) in values.keys() - listed}
+    parameters: dict[int, Tensor] = {}
     for parameter in module.parameters():
         if id(parameter) in values:
             parameters[id(parameter)] = nn.Parameter(values[id(parameter)], parameter.requires_grad)
@@ -111,16 +115,21 @@ def build_sample(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int
             if id(buffer) in values and id(buffer) not in strays:
                 part._buffers[key] = values[id(buffer)]
     put_parameters(module, {key: each for key, each in parameters.items() if key not in strays})
-    for key, stray in strays.items():  # in place, wherever it is
-        torch.utils.swap_tensors(stray, parameters.get(key, values[key]))
+    for where, stray in strays.items():  # in place, wherever it is
+        torch.utils.swap_tensors(stray, parameters.get(where, values[where]))
     return module, {name: known[name] for name, one in module.named_parameters() if one.is_meta}
+
+
+def recurrent_weights(module: nn.Module) -> set[int]:
+    """Return the `id` of each parameter of torch's recurrent layers, which list them a second time."""
+    return {id(one) for part in module.modules() if isinstance(part, nn.RNNBase) for one in part.parameters()}
 
 
 def without_entries(module: nn.Module, watch: LawWatch, known: dict[str, Law]) -> list[Tensor]:
     """Return the tensors on the meta device that a build computes: all but independent weights of known law."""
     strays = {id(value): value for _, value in stray_tensors(module) if isinstance(value, Tensor) and value.is_meta}
     computed = strays | {id(each): each for each in module.buffers() if each.is_meta}
-    random = {}
+    random: dict[int, Tensor] = {}
     for name, parameter in module.named_parameters():
         if parameter.is_meta and id(parameter) not in computed:
             (random if known[name].random else computed)[id(parameter)] = parameter
@@ -160,17 +169,18 @@ def other_randomness(module: nn.Module, other: nn.Module, watch: LawWatch) -> tu
 
     The first ones are about things that a build has, the second ones about all others.
     """
-    reasons, doubts, twins = {}, {}, dict(other.named_buffers())
+    reasons, doubts, twins = dict[str, str](), dict[str, str](), dict(other.named_buffers())
     for name, buffer in module.named_buffers():
         if buffer.is_meta:
             (reasons if watch.tape.knows(buffer) else doubts)[name] = "it was computed from matrices without entries"
         elif watch.is_random(buffer) or name not in twins or not same_numbers(buffer, twins[name]):
             reasons[name] = RANDOM_VALUE
-    own = {id(parameter) for parameter in module.parameters()}
+    own, listed = {id(parameter) for parameter in module.parameters()}, recurrent_weights(module)
     elsewhere, here = dict(stray_tensors(other)), dict(stray_tensors(module))
     for name, value in here.items():
         if isinstance(value, Tensor) and (value.is_meta or id(value) in own):
-            exists = not value.is_meta or (value.grad_fn is None and watch.tape.knows(value))
+            replaceable = id(value) in listed or (value.grad_fn is None and not weakref.getweakrefs(value))
+            exists = not value.is_meta or (replaceable and watch.tape.knows(value))
             (reasons if exists else doubts)[name] = "it is a matrix that is neither a parameter nor a buffer"
         elif isinstance(value, GENERATORS):
             doubts[name] = "it is a generator of random numbers"
@@ -245,14 +255,16 @@ def law_of(parameter: Tensor, watch: LawWatch) -> Law:
     return laws.constant(float(first)) if same and not parameter.is_complex() else Law(laws.GIVEN)
 
 
-def same_in_both(parameter: Tensor, law: Law, watch: LawWatch, twin: Tensor, watch_of_twin: LawWatch) -> bool:
+def same_in_both(
+    name: str, parameter: Tensor, law: Law, watch: LawWatch, twin: Tensor, watch_of_twin: LawWatch
+) -> bool:
     """Whether a parameter has the same law in both builds, and the same values if it is not random."""
     other = law_of(twin, watch_of_twin)
     if replace(law, source=-1) != replace(other, source=-1) or parameter.shape != twin.shape:
         return False
     if law.kind != laws.GIVEN:
         return True
-    mine, theirs = value_of(parameter, law, watch), value_of(twin, other, watch_of_twin)
+    mine, theirs = value_of(name, parameter, law, watch), value_of(name, twin, other, watch_of_twin)
     return mine is not None and theirs is not None and same_numbers(mine, theirs)
 
 
@@ -262,7 +274,7 @@ def set_values(module: nn.Module, watch: LawWatch, known: dict[str, Law]) -> Non
     for name, parameter in module.named_parameters():
         law = known.get(name)
         if parameter.is_meta and law is not None and not law.random:
-            value = value_of(parameter, law, watch)
+            value = value_of(name, parameter, law, watch)
             if value is not None:
                 values[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
     put_parameters(module, values)
@@ -270,17 +282,18 @@ def set_values(module: nn.Module, watch: LawWatch, known: dict[str, Law]) -> Non
         for key, buffer in list(part._buffers.items()):
             law = None if buffer is None else watch.law_of(buffer)
             if buffer is not None and buffer.is_meta and law is not None:
-                value = value_of(buffer, law, watch)
+                value = value_of(key, buffer, law, watch)
                 part._buffers[key] = buffer if value is None else value
 
 
-def value_of(tensor: Tensor, law: Law, watch: LawWatch) -> Tensor | None:
+def value_of(name: str, tensor: Tensor, law: Law, watch: LawWatch) -> Tensor | None:
     """Return the values of a constant or a copy, None of any other tensor without memory."""
     if not tensor.is_meta:
         return tensor.detach()
     if law.kind == laws.CONSTANT or not tensor.numel():
         return torch.full(tensor.shape, law.shift, dtype=tensor.dtype)
-    return watch.tape.replay([tensor])[0] if law.kind == laws.GIVEN and watch.tape.knows(tensor) else None
+    known = law.kind == laws.GIVEN and watch.tape.knows(tensor)
+    return watch.tape.replay([tensor], [name])[0] if known else None
 
 
 def put_parameters(module: nn.Module, new: dict[int, Any]) -> None:
@@ -289,4 +302,7 @@ def put_parameters(module: nn.Module, new: dict[int, Any]) -> None:
         pairs = {key: (old, new[id(old)]) for key, old in part._parameters.items() if id(old) in new}
         for key, (old, one) in pairs.items():
             vars(one).update(vars(old))
-            part._parameters[key] = one
+            if isinstance(part, nn.RNNBase):
+                setattr(part, key, one)  # so that it updates its list
+            else:
+                part._parameters[key] = one

@@ -6,7 +6,7 @@ a step that several tensors need draws the same numbers for all of them, and in 
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -69,17 +69,20 @@ class Tape:
             kwargs["dtype"] = made[0].dtype
         places = [self.place(each) for each in made]
         if fresh and len(changed) == 1 and covers_storage(changed[0]):
-            if sum(storage(each) == storage(changed[0]) for each in inputs) == 1:
-                old.discard(storage(changed[0]))
+            own = storage(changed[0])
+            if sum(storage(each) == own for each in inputs) == 1:
+                old.discard(own)
         step = Step(call, self.without_entries(args), self.without_entries(kwargs), places, old, seeded, shares)
         for each in (*made, *changed):
             self.writers.setdefault(self.place(each).storage, []).append(len(self.steps))
         self.steps.append(step)
 
     def place(self, tensor: Tensor) -> Place:
+        if tensor.is_conj() or tensor.is_neg():
+            raise NotImplementedError("a tape has no conjugate views")
         self.storages.setdefault(storage(tensor), tensor.untyped_storage())
-        geometry = tensor.shape, tensor.stride(), tensor.storage_offset()
-        return Place(storage(tensor), tensor.dtype, *geometry, is_whole_storage(tensor))
+        offset = int(tensor.storage_offset())
+        return Place(storage(tensor), tensor.dtype, tensor.shape, tensor.stride(), offset, is_whole_storage(tensor))
 
     def without_entries(self, values: Any) -> Any:
         """Replace tensors by their places, and copy those that have entries."""
@@ -90,8 +93,11 @@ class Tape:
         return [self.without_entries(each) for each in values] if isinstance(values, list | tuple) else values
 
     def knows(self, tensor: Tensor) -> bool:
-        """Whether a step wrote to the tensor."""
-        return tensor.layout == torch.strided and storage(tensor) in self.writers
+        """Whether steps wrote to the tensor, and to all that they read."""
+        if tensor.layout != torch.strided or storage(tensor) not in self.writers:
+            return False
+        reads = [(one, k) for k in self.needed([storage(tensor)]) for one in self.steps[k].reads]
+        return all(one in self.writers and self.writers[one][0] <= k for one, k in reads)
 
     def needed(self, storages: Iterable[int]) -> list[int]:
         """Return the steps that the entries of these storages depend on."""
@@ -121,7 +127,7 @@ class Tape:
         self.read |= self.draws(tensors)
         return self.replay(tensors)
 
-    def replay(self, tensors: list[Tensor]) -> list[Tensor]:
+    def replay(self, tensors: list[Tensor], names: Sequence[str] = ()) -> list[Tensor]:
         """Return these tensors with their entries.
 
         Raises:
@@ -138,9 +144,10 @@ class Tape:
                     if all(one != place.storage for place in places):
                         memory.entries.pop(one, None)
         values = [memory.tensor(place) for place in places]
-        for value in values:
+        for k, value in enumerate(values):
             if memory.unwritten and bool(value.isnan().any()):
-                raise InputError("nothing writes to a part of a matrix while the module is built.")
+                name = names[k] if names else "a matrix"
+                raise InputError(f"nothing writes to a part of {name} while the module is built.")
         return values
 
     def run(self, index: int, memory: "Memory") -> None:
