@@ -101,6 +101,7 @@ def test_replicas_and_seeds_differ(model, options):
     first, second = run(model, **options), run(model, seed=6, **options)
     last = np.concatenate([first["covariance"].values[:, -1, 0, 0], second["covariance"].values[:, -1, 0, 0]])
     assert len(np.unique(last)) == len(last)
+    assert_same_bits(run(model, seed=np.int64(6), **options), second)
 
 
 @every_simulation

@@ -98,6 +98,7 @@ def test_seeds_of_cells_differ():
     assert len(set(found)) == len(found) == 24
     assert all(0 <= seed < 2**63 for seed in found)
     assert set(seeds(sweep(seed=2))).isdisjoint(seeds(sweep(seed=3)))
+    assert seeds(sweep(seed=np.int64(2))) == seeds(sweep(seed=2))
 
 
 def test_common_seed_is_the_seed_of_all_cells():

@@ -32,9 +32,10 @@ def test_seed_determines_all_bits():
     assert not np.allclose(first.covariance, other.covariance)
 
 
-def test_both_precisions_give_the_same_sample():
-    single, double = (weightless("llama", 2, dtype=dtype) for dtype in (torch.float32, torch.float64))
-    for name in ("loss", "covariance", "stream_gradient"):
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
+def test_both_precisions_give_the_same_sample(family):
+    single, double = (weightless(family, 2, dtype=dtype) for dtype in (torch.float32, torch.float64))
+    for name in ("loss", "logits_std", "covariance", "stream_gradient"):
         assert np.allclose(single[name], double[name], rtol=1e-4, equal_nan=True), name
     assert not np.allclose(single.loss[0], double.loss[1], rtol=1e-4)
 
