@@ -209,7 +209,7 @@ class Broken(Twice):
         ({"model_type": "llama", "hidden_size": "wide"}, 4, {}, "the configuration of llama cannot be made"),
         ({"model_type": "llama", "hidden_size": 30, "num_attention_heads": 4}, 4, {}, "llama cannot"),
         ("{", 4, {}, "must be JSON"),
-        (3, 4, {}, "model must be a configuration"),
+        (3, 4, {}, r"The model must be a configuration .*; got 3\. Nearest: a name of limitformer\.shapes\(\)\.$"),
         (nn.Linear(3, 3), 4, {}, "has its weights already"),
         (Silent, np.ones((1, 2, 3)), {}, "no list of blocks"),
         (Broken, np.ones((1, 2, 8)), {}, r"cannot run with these inputs: AttributeError.*no_such_thing"),

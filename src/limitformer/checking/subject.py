@@ -16,8 +16,10 @@ from limitformer.checking.folder import load
 from limitformer.checking.tokenizer import FolderTokenizer, folder_tokenizer
 from limitformer.checking.weights import holds_weights as holds_weights
 from limitformer.hf import Shaping, shape_model
-from limitformer.models import Transformer, equicorrelated, from_text
+from limitformer.hf.shaping import require_shaping
+from limitformer.models import Start, Transformer, equicorrelated, from_text
 from limitformer.models.serial import from_record
+from limitformer.models.start import as_start
 from limitformer.models.text import words_of
 from limitformer.nn.drawn.simulate import torch_seed
 from limitformer.weightless.configurations import config_from, config_of
@@ -55,6 +57,8 @@ def subject_of(what: Any, settings: Mapping[str, Any] | None = None, shaping: Sh
         InputError: `what` is not a subject, or its configuration does not have such a field.
     """
     what = unwrapped(what)
+    if shaping is not None:
+        require_shaping(shaping)
     if isinstance(what, nn.Module) or holds_weights(what):
         option = "settings" if settings else "shaping" if shaping else None
         require(option is None, f"{option} are for configurations; this network has its weights already.")
@@ -149,7 +153,8 @@ def inputs_for(subject: Subject, text: Any, tokens: int) -> Inputs:
     """
     blueprint = task_and_config(subject)
     if blueprint.transformer is not None:
-        return inputs_of(start_of(text, tokens, blueprint.transformer.width), blueprint)
+        return inputs_of(start_of(text, blueprint.transformer, tokens), blueprint)
+    check_text(text)
     if text is None:
         return inputs_of(1 if blueprint.task == "image" else tokens, blueprint)
     if is_text(text):
@@ -163,11 +168,17 @@ def inputs_for(subject: Subject, text: Any, tokens: int) -> Inputs:
     return replace(inputs, fixed=short, labels=inputs.labels[:tokens])
 
 
-def start_of(text: Any, tokens: int, width: int) -> Any:
-    """Return the start of a Transformer: unrelated tokens, the words of a text as random vectors, or `text` itself."""
+def start_of(text: Any, model: Transformer, tokens: int) -> Start:
+    """Return the start of a Transformer: unrelated tokens, the first words of a text as random vectors, or `text`.
+
+    No more than `width` tokens can be unrelated.
+    """
+    check_text(text)
     if text is None:
-        return equicorrelated(min(tokens, width), 0.0)
-    return from_text(text, width=width) if isinstance(text, str | Path) else text
+        return equicorrelated(min(tokens, model.width), 0.0)
+    if isinstance(text, str | Path):
+        return from_text(" ".join(words_of(text, tokens)), width=model.width)
+    return as_start(text)
 
 
 def loss_of(blueprint: Blueprint, seed: int) -> Loss:
@@ -193,6 +204,11 @@ def about_loss(blueprint: Blueprint) -> dict[str, Any]:
     count = getattr(blueprint.config, "num_labels" if blueprint.task == "image" else "vocab_size", None)
     chance = {"chance": float(np.log(count))} if isinstance(count, int) and count > 0 else {}
     return {"loss": "cross-entropy", **chance}
+
+
+def check_text(text: Any) -> None:
+    empty = isinstance(text, list | tuple) and not text
+    require(not empty, f"text must hold at least one text or token; got {text!r}. Nearest: None, for unrelated tokens.")
 
 
 def is_text(text: Any) -> bool:

@@ -353,7 +353,12 @@ class Weightless:
         return {name: each.to(self.device) if isinstance(each, Tensor) else each for name, each in named.items()}
 
     def axis_of(self, inputs: Inputs) -> int | None:
-        """The dimension of the stream that holds the sequences, if a pass had to determine it."""
+        """Return the dimension of the stream that holds the sequences, if a pass had to determine it.
+
+        The sequences that a Transformer draws itself lie in the first one.
+        """
+        if inputs.tokens is not None:
+            return 0
         return self.axis[1] if self.axis is not None and self.axis[0] is inputs else None
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
