@@ -1,6 +1,7 @@
 """`limitformer.check`: its curves against direct computations, its bands against drawn networks, and its verdicts."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,9 +16,12 @@ from limitformer.checking import THRESHOLDS
 from limitformer.checking.band import band, inside, surprises
 from limitformer.checking.curves import by_kind, curves, place_of
 from limitformer.checking.module import measure_module
+from limitformer.checking.subject import start_of
 from limitformer.checking.thresholds import VERDICTS, failing, thresholds_with
 from limitformer.checking.verdicts import RULES, WORDS, failed, number_text, verdicts
 from limitformer.cli.app import app
+from limitformer.designing.objective import Objective
+from limitformer.designing.trials import ShapedTrials
 from limitformer.weightless.inputs import inputs_of
 from limitformer.weightless.losses import default_loss
 from limitformer.weightless.models import blueprint_of
@@ -481,7 +485,7 @@ class Poisoned(nn.Module):
         (nn.Linear(3, 3), {}, "Linear cannot run with these inputs"),
         (nn.Linear(3, 3), {"text": np.ones((1, 2, 3))}, "Linear has no blocks: no module of a list receives tokens"),
         ("gpt3", {}, "Nearest: gpt2"),
-        (3, {}, "got int"),
+        (3, {}, "got 3"),
         ("gpt2", {"tokens": 1}, "tokens must"),
         ("gpt2", {"text": "one"}, "two tokens or more; got 1"),
         ("gpt2", {"settings": {"n_layers": 2}}, "no field 'n_layers'. Nearest: n_layer"),
@@ -606,6 +610,18 @@ def test_check_accepts_compiled_modules_and_json():
     assert lf.check(text, samples=2, progress=False).about["tokens"] == 20
 
 
+def test_check_and_design_have_the_same_start_of_a_transformer():
+    """At most `width` unrelated tokens, or the first `tokens` words of a text."""
+    text = "to be or not to be that is the question"
+    for given, tokens, count in ((None, 32, 8), (None, 5, 5), (text, 4, 4), (text, 32, 10), (np.eye(3), 32, 3)):
+        model = replace(NARROW, width=10) if given is text else NARROW
+        start = start_of(given, model, tokens)
+        assert len(start.covariance) == count
+        assert lf.check(model, given, tokens=tokens, samples=3, progress=False).about["tokens"] == count
+        trials = ShapedTrials(model, ("gamma",), given, tokens, Objective(effective=None, gradient=None))
+        np.testing.assert_array_equal(trials.start.covariance, start.covariance)
+
+
 def test_default_readout_has_a_gradient_behind_a_norm():
     """½|x|² of normalised tokens is constant; a readout of them is not."""
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -716,10 +732,22 @@ def test_reports_of_changed_modules_are_saved_whole(change, tmp_path):
 TINY_GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 51, "n_positions": 64}
 
 
+NARROW = lf.Transformer(width=8, depth=2, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: lf.check(TINY_GPT2, thresholds=[1]), r"thresholds must be a dict, .*; got \[1\]\.$"),
+        (lambda: lf.check(3), r"The model must be a configuration .*; got 3\. Nearest: a name of limitformer\.shapes"),
+        (lambda: lf.check(None), r"The model must be .*; got None\. Nearest: a name of"),
+        (lambda: lf.design(None), r"The model must be .*; got None\. Nearest: a name of"),
+        (lambda: lf.design("x"), r"there is no public shape, file or folder 'x'\. All: limitformer\.shapes\(\)\.$"),
+        (lambda: lf.check(TINY_GPT2, []), r"text must hold at least one text or token; got \[\]\. Nearest: None, for"),
+        (lambda: lf.check(NARROW, []), r"text must hold at least one text or token; got \[\]\. Nearest: None, for"),
+        (lambda: lf.design(NARROW, ()), r"text must hold at least one text or token; got \(\)\. Nearest: None, for"),
+        (lambda: lf.check(TINY_GPT2, shaping={}), r"must be a limitformer\.hf\.Shaping; got \{\}\. Nearest: Shaping\("),
+        (lambda: lf.hf.shape_model(small_gpt2(), 3), r"must be a limitformer\.hf\.Shaping; got 3\. Nearest: Shaping\("),
         (lambda: lf.design(TINY_GPT2, knobs=3), r"knobs must be one or two names; got 3\.$"),
         (lambda: lf.design(TINY_GPT2, grid={"output": 0.1}), r"grid must map names of knobs to lists, "),
         (lambda: lf.checking.Looks(torch.nn.Linear(2, 2), law=False), r"Looks has no option law"),

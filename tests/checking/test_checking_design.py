@@ -211,7 +211,7 @@ def test_safe_present_setting_stays():
 # Risk, region, choice
 
 
-@pytest.mark.parametrize(("misses", "samples"), [(0, 64), (3, 64), (64, 64)])
+@pytest.mark.parametrize(("misses", "samples"), [(0, 64), (1, 64), (3, 64), (63, 64), (64, 64)])
 def test_risk_interval_is_clopper_pearson(misses, samples):
     """The binomial's tail beyond each end is 5 %."""
     low, high = Risk(misses, samples).interval

@@ -154,6 +154,25 @@ def test_known_bug_is_the_only_finding(family, ending, operation, bug, monkeypat
     assert TITLES[bug] in report.summary
 
 
+@pytest.mark.parametrize(
+    ("family", "ending", "value"),
+    [
+        ("llama", "1.input_layernorm.weight", 0.5),
+        ("gemma", "1.input_layernorm.weight", 0.5),
+        ("bert", "LayerNorm.bias", 1.0),
+    ],
+)
+def test_other_constants_of_a_norm_are_not_a_known_bug(family, ending, value):
+    """They are findings, without the name of a bug."""
+    model = built(family)
+    change(model, ending, lambda w: w.fill_(value))
+    report = checked(family, model)
+    assert {finding.bug for finding in report.findings} == {""}
+    assert {name for finding in report.findings for name in finding.names} == {
+        name for name, _ in model.named_parameters() if name.endswith(ending)
+    }
+
+
 def test_scaling_of_the_wrong_matrix_is_one_bug(monkeypatch):
     """Matrices that are wrongly scaled, and those that lack the scaling, give one bug."""
     model = initialised_otherwise(monkeypatch, "gpt2", "c_proj.weight", lambda w: w.mul_(1 / SCALE))

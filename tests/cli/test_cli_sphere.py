@@ -26,6 +26,7 @@ from limitformer.cli.app import command_of
 from limitformer.cli.phase import ROWS
 from limitformer.cli.sphere_options import LARGEST_COUNT, MOST_CELLS, MOST_VALUES, parse_counts, parse_grid
 from limitformer.sweep.phase import phase_diagram
+from sweep_grids import wait_until
 
 SMALL = ("--layers", "20", "--horizon", "2", "--samples", "40", "--threads", "1")
 
@@ -562,9 +563,8 @@ def test_sigint_ends_a_long_diagram_in_one_line(tmp_path):
     out = tmp_path / "out"
     process = spawn("phase", "--samples", 500_000, "--early-stop", 0, "--threads", 1, "--out", out)
     try:
-        deadline = time.monotonic() + 300
-        while not out.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: out.exists() or process.poll() is not None, 300)
+        assert out.exists(), process.communicate()
         time.sleep(0.5)
         assert process.poll() is None, process.communicate()
         process.send_signal(signal.SIGINT)

@@ -284,3 +284,4 @@ def test_explosion_probability_rises_with_time(gamma, size):
     model = lf.limit(lf.Transformer(width=20, depth=20, gamma=gamma, attention=lf.ShapedAttention(tau0=1.0)))
     by = [model.explosion_probability(np.eye(2) * size, time=t) for t in (1e-12, 1e-6, 1e-3, 1.0, 50.0, 1e6)]
     assert (np.diff([0.0, *by, model.explosion_probability(np.eye(2) * size)]) > -1e-8).all()
+    assert all(p == 0 or p >= 1e-10 for p in by)

@@ -50,7 +50,7 @@ def second_moment(v, a, d):
 
 
 def drift_by_sums(v, gamma, tau0, sign=1.0):
-    """b of [ST, Thm 4.2] as printed; `sign` turns the second sum for the wrong twin."""
+    """b of [ST, Thm 4.2] as printed; wrong twins multiply the second sum by another `sign`."""
     m, b = len(v), np.zeros_like(v)
     for i in range(m):
         for j in range(m):
@@ -115,11 +115,12 @@ def diffusion_by_sums(v, gamma, tau0):
 
 @pytest.mark.fast
 def test_theorem_4_2_drift():
-    """The drift agrees to 1e-12; with the sign of the second-order term turned it does not."""
+    """The drift agrees to 1e-12; with the second-order term off by a thousandth, or its sign turned, it does not."""
     limit = lf.limit(model("Theorem 4.2"))
     exact = drift_by_sums(V4, GAMMA, TAU0)
     assert np.abs(limit.drift(V4) - exact).max() < 1e-12 * np.abs(exact).max()
-    assert np.abs(limit.drift(V4) - drift_by_sums(V4, GAMMA, TAU0, sign=-1.0)).max() > 0.1
+    for sign, least in ((0.999, 5e-5), (-1.0, 0.1)):
+        assert np.abs(limit.drift(V4) - drift_by_sums(V4, GAMMA, TAU0, sign=sign)).max() > least
 
 
 @pytest.mark.fast
@@ -304,6 +305,13 @@ def test_one_step_has_the_drift_where_its_second_order_is_half_of_it(mask, step)
     b = limit.drift(start)[PAIRS]
     assert agree(drift, b)
     assert not agree(drift, (1 + 1e-5) * b)
+
+
+def test_factor_step_has_the_drift_of_theorem_4_2():
+    """Against the printed sums; a second sum that is off by a thousandth is rejected."""
+    drift, _ = moments(lf.limit(model("Theorem 4.2", width=10**7)), V4, "factor")
+    assert agree(drift, drift_by_sums(V4, GAMMA, TAU0)[PAIRS])
+    assert not agree(drift, drift_by_sums(V4, GAMMA, TAU0, sign=0.999)[PAIRS])
 
 
 def test_error_of_a_factor_step_is_of_second_order():

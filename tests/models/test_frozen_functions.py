@@ -16,7 +16,7 @@ import torch
 import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer.covariance.chain.own import elementwise_address, mixing_address
-from limitformer.models.frozen import FROZEN, freeze, function_of
+from limitformer.models.frozen import FROZEN, cells_of, freeze, function_of
 from limitformer.nn.drawn.own import torch_elementwise, torch_mixing, torch_scale
 
 K = 2.0
@@ -163,6 +163,50 @@ def test_freeze_copies_containers():
     assert frozen(1.0) == 3.0
 
 
+def test_freeze_copies_keyword_defaults():
+    slopes = [2.0]
+
+    def function(x, *, slopes=slopes):
+        return slopes[0] * x
+
+    frozen = freeze(function)
+    slopes[0] = 7.0
+    assert frozen(1.0) == 2.0
+    assert freeze(function)(1.0) == 7.0
+
+
+class Scale:
+    """An object that is not copied."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __call__(self, x):
+        return self.value * x
+
+
+class CompiledScale(Scale):
+    """An object that looks like a function of another compiler."""
+
+    py_func = staticmethod(bent)
+
+
+@pytest.mark.parametrize("scale", [Scale, CompiledScale, lambda k: functools.lru_cache(lambda x: k * x)])
+def test_freeze_distinguishes_objects_that_it_does_not_copy(scale):
+    """Their texts, and so the digests, are equal."""
+    by = scale(2.0)
+
+    def function(x):
+        return by(x)
+
+    first = freeze(function)
+    assert freeze(function) is first
+    by = scale(7.0)
+    second = freeze(function)
+    assert (first(1.0), second(1.0)) == (2.0, 7.0)
+    assert first.digest == second.digest
+
+
 def test_function_that_changes_an_array_is_refused():
     def counts(x):
         TABLE[0] += 1.0
@@ -302,6 +346,31 @@ def test_part_keeps_the_signature_of_a_helper():
 
     part = lf.Elementwise(function)
     assert part.function(0.7) == part.function.compiled(0.7) == 0.7
+
+
+def test_part_keeps_the_numba_options_of_a_helper():
+    @numba.njit(error_model="numpy", fastmath=True)
+    def inverse(x):
+        return 1.0 / x
+
+    @numba.njit(locals={"whole": numba.int64})
+    def floor(x):
+        whole = x
+        return 1.0 * whole
+
+    @numba.vectorize(nopython=True, fastmath=True)
+    def twice(x):
+        return 2.0 * x
+
+    def function(x):
+        return inverse(x) + floor(x) + float(twice(x))
+
+    copies = cells_of(freeze(function).py_func)
+    assert copies["inverse"](0.0) == np.inf  # Python's model raises ZeroDivisionError
+    assert copies["inverse"].targetoptions["fastmath"] is True
+    assert copies["floor"](2.7) == 2
+    assert copies["twice"].targetoptions == twice.targetoptions
+    assert copies["twice"] is not twice
 
 
 def test_one_function_serves_as_activation_and_as_attention_rule():

@@ -23,6 +23,7 @@ from limitformer.paths.exits import (
     record_exit,
 )
 from limitformer.paths.recording import OutputArrays, write, write_factor
+from limitformer.results.datasets import CAUSE_CODES
 from limitformer.simulation.limit import limit
 from limitformer.simulation.simulate import simulate
 
@@ -212,6 +213,7 @@ def test_a_chain_that_overflows_in_one_layer_keeps_finite_values():
 
 def test_causes_are_named_in_their_order():
     assert CAUSES[INSIDE] == "inside"
+    assert CAUSE_CODES.startswith("0 inside, 1 left the ball, 2 left the cone")
     assert "ball" in CAUSES[LEFT_BALL]
     assert "cone" in CAUSES[LEFT_CONE]
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 import time
 from types import SimpleNamespace
 
@@ -33,6 +34,7 @@ from limitformer.results.storage import load, save
 from limitformer.simulation import simulate as engine
 from limitformer.simulation.limit import limit
 from limitformer.simulation.simulate import Interrupted, simulate
+from sweep_grids import wait_until
 
 START = np.array([[1.0, 0.3, -0.2], [0.3, 2.0, 0.1], [-0.2, 0.1, 0.5]])
 MODEL = Transformer(
@@ -101,6 +103,7 @@ def test_replicas_and_seeds_differ(model, options):
     first, second = run(model, **options), run(model, seed=6, **options)
     last = np.concatenate([first["covariance"].values[:, -1, 0, 0], second["covariance"].values[:, -1, 0, 0]])
     assert len(np.unique(last)) == len(last)
+    assert_same_bits(run(model, seed=np.int64(6), **options), second)
 
 
 @every_simulation
@@ -481,19 +484,29 @@ def test_few_parts_wait_at_a_time(monkeypatch):
     assert max(waiting) == 8
 
 
-def test_announcements_come_after_a_second(capsys):
+def test_notice_comes_after_a_second(capsys):
+    began = time.monotonic()
     with progress.notice_if_slow("Compiling"):
-        time.sleep(1.3)
-    assert "Compiling …" in capsys.readouterr().err
+        wait_until(lambda: "Compiling …" in capsys.readouterr().err)
+    assert time.monotonic() - began >= 1.0
 
 
-def test_announcements_do_not_come_before_a_second(capsys):
-    """The timer is cancelled at the end of the block, also if it fails."""
+def test_quick_block_has_no_notice(capsys, monkeypatch):
+    """The timer is cancelled at the end of the block, also if it fails; here it would wait 100 seconds."""
+    timers = []
+
+    def slow_timer(seconds, function):
+        timers.append(threading.Timer(100 * seconds, function))
+        return timers[-1]
+
+    monkeypatch.setattr(progress, "threading", SimpleNamespace(Timer=slow_timer))
     with pytest.raises(ZeroDivisionError), progress.notice_if_slow("Compiling"):
         raise ZeroDivisionError
     with progress.notice_if_slow("Compiling"):
-        time.sleep(0.1)
-    time.sleep(1.1)
+        pass
+    for timer in timers:
+        timer.join(30)
+    assert [timer.is_alive() for timer in timers] == [False, False]
     assert capsys.readouterr() == ("", "")
 
 

@@ -155,6 +155,7 @@ def test_run_lists_failed_cells_and_exits_with_one(run, store, tmp_path, monkeyp
         ),
         (("--slurm", "2", "--workers", "2"), "--workers would change nothing: the cluster has its own."),
         (("--slurm", "0"), "--slurm must be at least 1 job; got 0."),
+        (("--cores", "0"), "--cores must be at least 1 core of a SLURM job; got 0."),
         (("--cluster", "tcp://nowhere"), "No Dask scheduler answers at tcp://nowhere: missing port number"),
         (("--store", "sweep.toml"), "sweep.toml is there and is not the store of a sweep. Choose another folder."),
         (("--store", "/proc/s.sweep"), "Cannot write into the folder /proc: "),
@@ -420,6 +421,16 @@ def test_export_leaves_a_folder_in_its_way_alone(refused, store, tmp_path):
 @pytest.mark.parametrize("name", ["out.txt", "out"])
 def test_export_refuses_other_endings(refused, store, name):
     refused("export", store, name, says=f"exported as .nc (NetCDF), .zarr or .csv (a table); got '{name}'.")
+
+
+@pytest.mark.parametrize("command", [("export",), ("show", "--at", "dim=4", "--out")], ids=" ".join)
+@pytest.mark.parametrize("ending", ["csv", "nc", "zarr", "png"])
+@pytest.mark.parametrize("address", ["s3://bucket/out", "s3://out"])
+def test_addresses_are_refused_as_outputs(refused, store, tmp_path, command, ending, address):
+    name, *options = command
+    says = f"{address.replace('//', '/')}.{ending} is an address, and only paths of this machine can be used."
+    refused(name, store, *options, f"{address}.{ending}", says=says)
+    assert not (tmp_path / "s3:").exists()
 
 
 def test_export_refuses_numbers_that_netcdf_cannot_hold(refused, run, tmp_path):

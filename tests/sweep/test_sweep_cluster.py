@@ -1,5 +1,6 @@
 """Sweeps on Dask: a real cluster of processes on loopback gives the bits of one process after any kill."""
 
+import json
 import os
 import random
 import re
@@ -64,12 +65,6 @@ def no_work(monkeypatch):
 
 def on(cluster, description, path, **options):
     return run(description, path, cluster=cluster.scheduler_address, **options)
-
-
-def pids(cluster):
-    """Return the process numbers of the workers."""
-    with Client(cluster.scheduler_address, set_as_default=False) as client:
-        return list(client.run(os.getpid).values())
 
 
 # Bits.
@@ -180,19 +175,13 @@ def test_cell_that_kills_its_worker_is_recorded_and_others_continue(tmp_path, mo
 
 def test_killed_scheduler_is_one_error_and_the_store_resumes(whole, tmp_path, capfd):
     """The scheduler and its worker are separate programs."""
-    path, port = tmp_path / "s.sweep", free_port()
-    address, quiet = f"tcp://127.0.0.1:{port}", {"env": environment(), "stderr": subprocess.DEVNULL}
-    start = [sys.executable, "-m"]
-    host = ["--host", "127.0.0.1", "--port", str(port), "--no-dashboard"]
+    path, contact = tmp_path / "s.sweep", tmp_path / "scheduler.json"
+    start, quiet = [sys.executable, "-m"], {"env": environment(), "stderr": subprocess.DEVNULL}
+    host = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(contact)]
     scheduler = subprocess.Popen([*start, "distributed.cli.dask_scheduler", *host], **quiet)
-    options = [
-        "--nthreads",
-        "2",
-        "--no-nanny",
-        "--no-dashboard",
-        "--death-timeout",
-        "60",
-    ]  # the scheduler may start later
+    wait_until(lambda: contact.exists() and contact.read_text().endswith("\n}"))
+    address = json.loads(contact.read_text())["address"]
+    options = ["--nthreads", "2", "--no-nanny", "--no-dashboard", "--death-timeout", "60"]
     worker = subprocess.Popen([*start, "distributed.cli.dask_worker", address, *options], **quiet)
 
     def kill():

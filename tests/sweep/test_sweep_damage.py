@@ -136,6 +136,7 @@ def test_cell_of_another_place_or_another_sweep_is_damaged(store, whole, tmp_pat
 def test_files_of_killed_writers_are_removed_and_strange_ones_are_ignored(store, whole):
     (store / "cells" / "0123456789abcdef.unfinished").write_bytes(b"half")
     run(sweep(), store)
+    assert list(store.rglob("*.unfinished")) == []
     assert_complete(store, CELLS)
     (store / "cells" / "notes.txt").write_bytes(b"mine")
     (cell_path(store, (0, 0)).parent / f"{32 * '0'}.cell").write_bytes(b"a cell of no sweep")

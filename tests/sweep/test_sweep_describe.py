@@ -98,6 +98,7 @@ def test_seeds_of_cells_differ():
     assert len(set(found)) == len(found) == 24
     assert all(0 <= seed < 2**63 for seed in found)
     assert set(seeds(sweep(seed=2))).isdisjoint(seeds(sweep(seed=3)))
+    assert seeds(sweep(seed=np.int64(2))) == seeds(sweep(seed=2))
 
 
 def test_common_seed_is_the_seed_of_all_cells():
@@ -207,6 +208,16 @@ REFUSED = {
     ),
     "seed": (lambda: sweep({"seed": [1, 2.5]}), "Cell seed = 2.5: seed must be a whole number from 0 to 2**63 - 1"),
     "seed of all": (lambda: sweep(seed=-1), "seed must be a whole number from 0 to 2**63 - 1; got -1."),
+    "common seed": (lambda: sweep(common_seed="no"), "common_seed must be true or false; got 'no'."),
+    "key of over": (
+        lambda: sweep({3: [1.0]}),
+        "over of a sweep must have texts as keys; got 3. Nearest: the name of a field",
+    ),
+    "key of simulate": (
+        lambda: lf.Sweep(PAIR, over=GRID, simulate={"samples": 1, 3: 4}),
+        "simulate of a sweep must have texts as keys; got 3. Nearest:",
+    ),
+    "key of reduce": (lambda: sweep(keep={3: True}), "reduce of a sweep must have texts as keys; got 3. Nearest:"),
     "start": (
         lambda: network({"start.corelation": [0.1]}),
         "Cell start.corelation = 0.1: A start has no field corelation; it has tokens, correlation, variance.",

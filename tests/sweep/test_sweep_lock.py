@@ -61,6 +61,29 @@ def test_lock_is_free_after_an_interrupt_or_a_deleted_folder(tmp_path):
         pass
 
 
+def test_lock_is_free_after_an_interrupted_removal_of_its_file(tmp_path, monkeypatch):
+    def interrupt(path):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", interrupt)
+        with pytest.raises(KeyboardInterrupt) as raised, only_one(tmp_path / "lock", "it"):
+            pass
+    assert (tmp_path / "lock").exists()
+    with only_one(tmp_path / "lock", "it"):
+        pass
+    assert raised.traceback  # it has kept the first lock, which would be released by its deletion
+
+
+def test_shorter_name_of_a_holder_replaces_a_longer_one(tmp_path):
+    """A process that was killed has left its name."""
+    (tmp_path / "lock").write_bytes(9999 * b"x")
+    with only_one(tmp_path / "lock", "it"):
+        assert re.fullmatch(
+            rf"process {os.getpid()} on [^ ]+ since \d{{4}}-\d\d-\d\d \d\d:\d\d", (tmp_path / "lock").read_text()
+        )
+
+
 def test_a_lock_whose_file_the_holder_has_removed_is_not_a_lock(tmp_path):
     """The file of a holder that has ended guards nothing: a second process makes a new one, and a third is refused."""
     place = tmp_path / "lock"

@@ -65,7 +65,10 @@ def killer(path, at):
             while done_cells(path) < count:
                 if over.wait(0.002):
                     return
-            victim = chance.choice([pid for pid in workers_of(os.getpid()) if alive(pid)])
+            while not (living := [pid for pid in workers_of(os.getpid()) if alive(pid)]):
+                if over.wait(0.002):  # one that has died is being replaced
+                    return
+            victim = chance.choice(living)
             os.kill(victim, signal.SIGKILL)
             killed.append(victim)
 

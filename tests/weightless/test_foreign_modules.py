@@ -290,8 +290,8 @@ STRANGE += [Unbound, Expanded, Overlapping, Transposed, *(functools.partial(Toss
 
 
 def drawn(factory, count):
-    """Return log sizes of the stream's end and gradient norms of the first gain, of drawn modules."""
-    statistics = []
+    """Return V at the stream's end, (samples, T, T), and gradient norms of the first gain, of drawn modules."""
+    ends, norms = [], []
     with torch.random.fork_rng():
         for k in range(count):
             torch.manual_seed(k), np.random.seed(k), random.seed(k)
@@ -302,13 +302,20 @@ def drawn(factory, count):
             hook = module.blocks[-1].register_forward_hook(lambda part, given, out, end=end: end.append(out.detach()))
             (module(IDS).square().sum(-1).mean() / 2).backward()
             hook.remove()
-            statistics.append((float(end[0].square().mean().log()), float(module.blocks[0].norm.weight.grad.norm())))
-    return np.array(statistics).T
+            ends.append(end[0].reshape(-1, WIDTH).numpy())
+            norms.append(float(module.blocks[0].norm.weight.grad.norm()))
+    return np.array(ends) @ np.array(ends).swapaxes(1, 2) / WIDTH, np.array(norms)
 
 
-def sizes(data):
-    """Return log sizes of the stream's end, by sample."""
-    return np.log(np.einsum("sii->s", data.covariance.values[:, -1]) / data.sizes["token"])
+def sizes(v):
+    """Return the log of the mean variance of a token, by sample."""
+    return np.log(np.trace(v, axis1=1, axis2=2) / v.shape[1])
+
+
+def correlations(v):
+    """Return the correlations of six pairs of different words, in one sequence or two, by sample: (pairs, samples)."""
+    pairs = [(0, 1), (0, 3), (1, 4), (0, 5), (4, 6), (7, 9)]
+    return np.array([v[:, i, j] / np.sqrt(v[:, i, i] * v[:, j, j]) for i, j in pairs])
 
 
 def name_of(factory):
@@ -320,14 +327,18 @@ def test_whole_networks_have_the_law_of_drawn_modules(factory):
     samples = 300
     data = lf.weightless.simulate(factory, IDS, samples=samples, gradients=True, **OPTIONS)
     assert "drawn by the model's own code" in data.attrs["weights"]
-    size, gradient = drawn(factory, samples)
-    mine = data.weight_gradient.sel(weight="blocks.0.norm.weight").values
-    assert ks_2samp(sizes(data), size).pvalue > LEVEL
+    theirs, gradient = drawn(factory, samples)
+    v, mine = data.covariance.values[:, -1], data.weight_gradient.sel(weight="blocks.0.norm.weight").values
+    assert ks_2samp(sizes(v), sizes(theirs)).pvalue > LEVEL
     assert ks_2samp(mine, gradient).pvalue > LEVEL
-    assert (
-        ks_2samp(sizes(data), size + np.log(1.5) * 2).pvalue < LEVEL
-    )  # the twins: a stream and a gradient that differ
+    assert ks_2samp(correlations(v), correlations(theirs), axis=1).pvalue.min() > LEVEL
+    equal = np.ravel(IDS)[:, None] == np.ravel(IDS)
+    diagonal = np.broadcast_to(np.einsum("sii->si", v)[..., None], v.shape)
+    np.testing.assert_allclose(v[:, equal], diagonal[:, equal], rtol=1e-9)
+    # Wrong twins: a stream and a gradient of another size, and tokens with another correlation.
+    assert ks_2samp(sizes(v), sizes(1.5**2 * theirs)).pvalue < LEVEL
     assert ks_2samp(mine, 4 * gradient).pvalue < LEVEL
+    assert ks_2samp(correlations(v), correlations(theirs) + 0.4, axis=1).pvalue.max() < LEVEL
 
 
 def test_whole_networks_do_not_depend_on_the_number_of_samples():
@@ -487,7 +498,8 @@ def test_state_changed_by_a_pass_is_restored_before_the_next(kind, samples):
     counting = lf.weightless.simulate(lambda: Counting(kind), IDS, samples=samples, gradients=True, **OPTIONS)
     plain = lf.weightless.simulate(Net, IDS, samples=samples, gradients=True, **OPTIONS)
     assert list(counting.covariance.dims) == list(plain.covariance.dims)
-    np.testing.assert_allclose(counting.covariance[:, 1], plain.covariance[:, 1], rtol=1e-9)
+    np.testing.assert_allclose(counting.covariance, plain.covariance, rtol=1e-9)
+    np.testing.assert_allclose(counting.loss, plain.loss, rtol=1e-9)
     again = lf.weightless.simulate(lambda: Counting(kind), IDS, samples=samples, gradients=True, **OPTIONS)
     np.testing.assert_array_equal(counting.loss, again.loss)
 
@@ -633,14 +645,23 @@ def test_factory_that_seeds_all_draws_has_one_network():
         net = factory()
         torch.set_default_dtype(torch.float32)
     end = net.stream(net.embed(IDS)).square().mean().log().item()
-    np.testing.assert_allclose(sizes(data), [end] * 3, rtol=1e-9)
-    assert np.ptp(sizes(lf.weightless.simulate(Net, IDS, samples=3, **OPTIONS))) > 0.01  # the twin: no seed is set
+    np.testing.assert_allclose(sizes(data.covariance.values[:, -1]), [end] * 3, rtol=1e-9)
+    twin = lf.weightless.simulate(Net, IDS, samples=3, **OPTIONS)  # no seed is set
+    assert np.ptp(sizes(twin.covariance.values[:, -1])) > 0.01
 
 
 @pytest.mark.parametrize("generator", [torch.Generator, np.random.default_rng, random.Random])
 def test_generator_among_attributes_has_unknown_law(generator):
     data = lf.weightless.simulate(net_with(lambda net: setattr(net, "source", generator())), IDS, samples=1, **OPTIONS)
     assert data.attrs["kept"] == "source: it is a generator of random numbers"
+
+
+def test_random_buffer_is_drawn_by_the_module():
+    def change(net):
+        net.register_buffer("b", torch.randn(WIDTH))
+
+    data = lf.weightless.simulate(net_with(change), IDS, samples=1, **OPTIONS)
+    assert data.attrs["kept"] == "b: it is random"
 
 
 def test_fixed_numbers_that_a_factory_computes_or_reads_are_known():

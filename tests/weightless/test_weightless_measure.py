@@ -289,6 +289,78 @@ def test_stream_is_measured_after_any_change_in_place(end, plain):
     assert np.abs(actual["covariance"].values[:, 1] - other["covariance"].values[:, 1]).max() > 0.1
 
 
+@pytest.mark.parametrize(
+    "halved",
+    [
+        lambda x: 0.5 * x,
+        lambda x: x * 0.5,
+        lambda x: torch.mul(x, torch.tensor(0.5)),
+        lambda x: x * torch.full((WIDTH,), 0.5),
+    ],
+    ids=["number times x", "x times number", "scalar tensor", "vector"],
+)
+def test_multiple_of_the_stream_is_the_stream(halved):
+    """The branch of 0.5 x + f is f, and the covariance inside is that of the sum."""
+    passed = []
+
+    def end(x, f):
+        passed.append((x.detach(), f.detach()))
+        return halved(x) + f
+
+    data = measured(end).isel(sample=[-1])  # samples go one at a time, and the last pass is of the last one
+    assert data.sizes["sublayer"] == 1
+    for block, (x, f) in enumerate(passed[-3:]):
+        branch, after = f.flatten(1), (0.5 * x + f).numpy()
+        np.testing.assert_allclose(data.branch[:, block, 0], branch.square().mean(1).sqrt(), rtol=1e-12)
+        inside = after @ after.swapaxes(1, 2) / WIDTH
+        np.testing.assert_allclose(data.covariance_inside[:, block, 0], inside, rtol=1e-9, atol=1e-12)
+        assert not np.allclose(data.branch[:, block, 0], (0.5 * x).flatten(1).square().mean(1).sqrt(), rtol=1e-2)
+
+
+def test_product_of_the_stream_and_tokens_is_not_the_stream():
+    assert "branch" not in measured(lambda x, f: x * f.sigmoid() + f)
+
+
+class Twofold(nn.Module):
+    """Two attentions with different logits, one after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Linear(WIDTH, 2 * WIDTH, bias=False) for _ in range(2))
+
+    def forward(self, x):
+        for layer, size in ((self.first, 1.0), (self.second, 8.0)):
+            q, k = (t.view(*x.shape[:2], HEADS, -1).transpose(1, 2) for t in layer(x).chunk(2, -1))
+            logits = size * q @ k.mT
+            SEEN.append(logits.detach())
+            x = x + (logits.softmax(-1) @ x[:, None]).mean(1)
+        return x
+
+
+def test_first_attention_of_a_block_is_summarised():
+    SEEN.clear()
+    options = {"samples": 2, "seed": 1, "dtype": torch.float64, "progress": False}
+    x = torch.randn(1, 5, WIDTH, generator=torch.Generator().manual_seed(0))
+    data = lf.weightless.simulate(lambda: nn.Sequential(Twofold(), Twofold()), x, **options).isel(sample=[-1])
+    assert data.sizes["sublayer"] == 2
+    first, second = ([SEEN[-4 + place], SEEN[-2 + place]] for place in (0, 1))
+
+    def largest(logits):
+        return np.stack([each.amax((2, 3)).numpy() for each in logits], 1)
+
+    def entropy(logits):
+        return np.stack([entropy_of_rows(each.softmax(-1)).mean(-1).numpy() for each in logits], 1)
+
+    np.testing.assert_allclose(data.largest_logit[:, :2], largest(first), rtol=1e-6)
+    np.testing.assert_allclose(data.entropy[:, :2], entropy(first), rtol=1e-5)
+    assert not np.allclose(data.largest_logit[:, :2], largest(second), rtol=0.1)
+    assert not np.allclose(data.entropy[:, :2], entropy(second), rtol=0.1)
+
+
+def entropy_of_rows(weights):
+    return torch.special.entr(weights).sum(-1)
+
+
 def test_inference_mode_changes_nothing():
     outside = measured(lambda x, f: x + f)
     with torch.inference_mode():

@@ -32,9 +32,10 @@ def test_seed_determines_all_bits():
     assert not np.allclose(first.covariance, other.covariance)
 
 
-def test_both_precisions_give_the_same_sample():
-    single, double = (weightless("llama", 2, dtype=dtype) for dtype in (torch.float32, torch.float64))
-    for name in ("loss", "covariance", "stream_gradient"):
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
+def test_both_precisions_give_the_same_sample(family):
+    single, double = (weightless(family, 2, dtype=dtype) for dtype in (torch.float32, torch.float64))
+    for name in ("loss", "logits_std", "covariance", "stream_gradient"):
         assert np.allclose(single[name], double[name], rtol=1e-4, equal_nan=True), name
     assert not np.allclose(single.loss[0], double.loss[1], rtol=1e-4)
 
@@ -208,7 +209,7 @@ class Broken(Twice):
         ({"model_type": "llama", "hidden_size": "wide"}, 4, {}, "the configuration of llama cannot be made"),
         ({"model_type": "llama", "hidden_size": 30, "num_attention_heads": 4}, 4, {}, "llama cannot"),
         ("{", 4, {}, "must be JSON"),
-        (3, 4, {}, "model must be a configuration"),
+        (3, 4, {}, r"The model must be a configuration .*; got 3\. Nearest: a name of limitformer\.shapes\(\)\.$"),
         (nn.Linear(3, 3), 4, {}, "has its weights already"),
         (Silent, np.ones((1, 2, 3)), {}, "has no blocks: no module of a list receives tokens"),
         (Broken, np.ones((1, 2, 8)), {}, r"cannot run with these inputs: AttributeError.*no_such_thing"),

@@ -17,8 +17,10 @@ from limitformer.checking.remote import has_code, with_code
 from limitformer.checking.tokenizer import FolderTokenizer, folder_tokenizer
 from limitformer.checking.weights import holds_weights as holds_weights
 from limitformer.hf import Shaping, shape_model
-from limitformer.models import Transformer, equicorrelated, from_text
+from limitformer.hf.shaping import require_shaping
+from limitformer.models import Start, Transformer, equicorrelated, from_text
 from limitformer.models.serial import from_record
+from limitformer.models.start import as_start
 from limitformer.models.text import words_of
 from limitformer.nn.drawn.simulate import torch_seed
 from limitformer.weightless.classes import task_of
@@ -64,6 +66,8 @@ def subject_of(
         InputError: `what` is not a subject, or its configuration does not have such a field.
     """
     what = unwrapped(what)
+    if shaping is not None:
+        require_shaping(shaping)
     name = readable_name(Path(what)) if isinstance(what, str) and not what.lstrip().startswith("{") else None
     if trust_remote_code and isinstance(what, str | Path) and has_code(Path(what)):
         what = with_code(Path(what), holds_weights(what))
@@ -161,7 +165,8 @@ def inputs_for(subject: Subject, text: Any, tokens: int) -> Inputs:
     """
     blueprint = task_and_config(subject)
     if blueprint.transformer is not None:
-        return inputs_of(start_of(text, tokens, blueprint.transformer.width), blueprint)
+        return inputs_of(start_of(text, blueprint.transformer, tokens), blueprint)
+    check_text(text)
     if text is None:
         return inputs_of(1 if blueprint.task == "image" else tokens, blueprint)
     if is_text(text):
@@ -179,11 +184,17 @@ def inputs_for(subject: Subject, text: Any, tokens: int) -> Inputs:
     return replace(inputs, fixed=short)
 
 
-def start_of(text: Any, tokens: int, width: int) -> Any:
-    """Return the start of a Transformer: unrelated tokens, the words of a text as random vectors, or `text` itself."""
+def start_of(text: Any, model: Transformer, tokens: int) -> Start:
+    """Return the start of a Transformer: unrelated tokens, the first words of a text as random vectors, or `text`.
+
+    No more than `width` tokens can be unrelated.
+    """
+    check_text(text)
     if text is None:
-        return equicorrelated(min(tokens, width), 0.0)
-    return from_text(text, width=width) if isinstance(text, str | Path) else text
+        return equicorrelated(min(tokens, model.width), 0.0)
+    if isinstance(text, str | Path):
+        return from_text(" ".join(words_of(text, tokens)), width=model.width)
+    return as_start(text)
 
 
 def loss_of(blueprint: Blueprint, seed: int) -> Loss:
@@ -217,6 +228,11 @@ def about_loss(blueprint: Blueprint, loss: Loss) -> dict[str, Any]:
     count = getattr(blueprint.config, "num_labels" if blueprint.task == "image" else "vocab_size", None)
     chance = {"chance": float(np.log(count))} if isinstance(count, int) and count > 0 else {}
     return {"loss": "cross-entropy", **chance}
+
+
+def check_text(text: Any) -> None:
+    empty = isinstance(text, list | tuple) and not text
+    require(not empty, f"text must hold at least one text or token; got {text!r}. Nearest: None, for unrelated tokens.")
 
 
 def is_text(text: Any) -> bool:

@@ -47,7 +47,7 @@ CHARACTERS = 64  # of a text, for each token, in the first attempt
 
 @dataclass
 class FolderTokenizer:
-    """The tokenizer of a checkpoint, loaded when the first text is encode.
+    """The tokenizer of a checkpoint, loaded when the first text is encoded.
 
     Attributes:
         folder: the checkpoint's folder.

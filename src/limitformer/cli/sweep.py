@@ -77,6 +77,7 @@ def cluster_of(
 ) -> Iterator[str | None]:
     """Yield the address of the cluster, or None for processes of this machine; close a cluster that is started here."""
     require(address is None or slurm is None, "Choose one of --cluster and --slurm.")
+    require(job[0] >= 1, f"--cores must be at least 1 core of a SLURM job; got {job[0]}.")
     here = address == "local" or (address is None and slurm is None)
     require(here or workers is None, "--workers would change nothing: the cluster has its own.")
     if slurm is None and address != "local":

@@ -5,7 +5,6 @@ Every setting uses the same random numbers, so that values change little where a
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +16,7 @@ from limitformer.base.errors import require, require_count
 from limitformer.checking.check import check, weightless_of
 from limitformer.checking.curves import curves
 from limitformer.checking.report import Report
-from limitformer.checking.subject import Subject, inputs_for, loss_of, with_fields
+from limitformer.checking.subject import Subject, inputs_for, loss_of, start_of, with_fields
 from limitformer.covariance.limit import CovarianceLimit
 from limitformer.designing.knobs import (
     SCALES,
@@ -30,8 +29,7 @@ from limitformer.designing.knobs import (
     shaped_knobs,
 )
 from limitformer.designing.objective import Objective, Values, values_of, values_of_stacks
-from limitformer.models import Start, Transformer, equicorrelated, from_text
-from limitformer.models.start import as_start
+from limitformer.models import Transformer
 from limitformer.simulation.simulate import simulate as simulate_chain
 from limitformer.weightless.arrays import Arrays, dataset
 from limitformer.weightless.network import Weightless
@@ -226,12 +224,6 @@ class ShapedTrials:
 
     def question(self) -> list[Any]:
         return [repr(self.model), self.start.covariance.tolist()]
-
-
-def start_of(text: Any, model: Transformer, tokens: int) -> Start:
-    if isinstance(text, str | Path):
-        return from_text(text, width=model.width, tokens=tokens)
-    return equicorrelated(tokens, 0.0) if text is None else as_start(text)
 
 
 def limit_of(model: Transformer) -> CovarianceLimit | None:

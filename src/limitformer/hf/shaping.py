@@ -91,11 +91,19 @@ def shape_model(
             shaped already. The model then does not change.
     """
     shaping = Shaping() if shaping is None else shaping
+    require_shaping(shaping)
     family = checked_family(model, shaping)
     apply_shaping(model, family, shaping)
     if redraw:
         redraw_blocks(model, family, generator)
     return model
+
+
+def require_shaping(shaping: Any) -> None:
+    require(
+        isinstance(shaping, Shaping),
+        f"shaping must be a limitformer.hf.Shaping; got {shaping!r:.60}. Nearest: Shaping(gamma1=1.0, gamma2=1.0).",
+    )
 
 
 def checked_family(model: PreTrainedModel, shaping: Shaping) -> Family:

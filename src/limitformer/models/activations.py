@@ -1,8 +1,8 @@
 """Activations of the package: each is a scalar function, and the layer made of it.
 
 Gain, chain and network derive from the function, and the command line takes the name of the layer (`squared-relu`).
-To add an activation, write both here, and add its name to `__all__` and to `limitformer/__init__.py`. A function that
-also works on tensors, as `squared_relu` does, needs no `torch`.
+`docs/extending.md` lists what else has the name of a new one. Pass `torch=` if torch has the function, so that a test
+compares the two; a function of operators alone, as `squared_relu`, also works on tensors and needs none.
 """
 
 from math import erf, exp, sqrt, tanh

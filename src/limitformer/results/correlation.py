@@ -38,10 +38,3 @@ def correlations(v: NDArray[Any], first: NDArray[Any], second: NDArray[Any]) -> 
     rho = v / np.where(first == 0, 1, first) / np.where(second == 0, 1, second)
     rho[np.broadcast_to(dead, rho.shape)] = 0
     return rho
-
-
-def dead_samples(dataset: xr.Dataset) -> NDArray[np.bool_]:
-    """Return (sample,): whether a token of the sample has variance 0 at some recorded point."""
-    values = dataset["variance"].values if "variance" in dataset else dataset["covariance"].values
-    variance = values if "variance" in dataset else np.diagonal(values, axis1=-2, axis2=-1)
-    return np.asarray((variance == 0).any((1, 2)))

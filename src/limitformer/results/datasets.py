@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from limitformer.base.version import package_version
 from limitformer.models import Start
 from limitformer.models.sphere_start import SphereStart
+from limitformer.paths.exits import CAUSES
 from limitformer.sphere.outcome import LABELS
 
-CAUSE_CODES = "0 inside, 1 left the ball, 2 left the cone, 3 lost its resolution, 4 user function not finite"
+CAUSE_CODES = ", ".join(f"{code} {words}" for code, words in enumerate(CAUSES))
 
 
 def covariance_dataset(

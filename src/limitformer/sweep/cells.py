@@ -34,7 +34,7 @@ MISSING, DONE, FAILED, DAMAGED = 0, 1, 2, 3
 HEADER_LIMIT = 2**15  # bytes before the results
 LONGEST = 1e11  # seconds, 3,000 years: for a cell, and since 1970
 ERROR_LENGTH = 1000  # characters of a stored error
-SHARD_LETTERS = 3  # of a cell's name: 4,096 subfolders, with fewer than 1,000 files each up to four million cells
+SHARD_LETTERS = 3  # of a cell's name: 4,096 subfolders, with about 1,000 files each for four million cells
 TYPES = ("<f8", "<f4", "<i8", "<i4", "<i2", "|i1", "<u8", "<u4", "<u2", "|u1", "|b1")
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 

@@ -66,7 +66,8 @@ def settings_of(simulate: Mapping[str, Any]) -> Settings:
     record = simulate.get("record", "last")
     good = record in ("last", "all") if isinstance(record, str) else isinstance(record, Sequence | np.ndarray)
     require(good, f'record must be "last", "all" or a list; got {record!r}.')
-    seed = checked_seed(simulate.get("seed", 0))
+    seed, common_seed = checked_seed(simulate.get("seed", 0)), simulate.get("common_seed", False)
+    require(isinstance(common_seed, bool | np.bool_), f"common_seed must be true or false; got {common_seed!r}.")
     reserved = sorted({"threads", "chunk", "progress", "keep"} & set(simulate))
     require(not reserved, f"A sweep sets {', '.join(reserved)} itself; leave it out.")
     return Settings(
@@ -75,7 +76,7 @@ def settings_of(simulate: Mapping[str, Any]) -> Settings:
         start=json_value(simulate.get("start")),
         record=record if isinstance(record, str) else json_value(record),
         process=process,
-        common_seed=bool(simulate.get("common_seed", False)),
+        common_seed=bool(common_seed),
         options={name: json_value(value) for name, value in simulate.items() if name not in OWN_SETTINGS},
     )
 
@@ -135,9 +136,10 @@ class Sweep:
         for name in ("over", "simulate", "reduce"):
             table = getattr(self, name)
             require(isinstance(table, Mapping), f"{name} of a sweep must be a mapping; got {table!r}.")
-        over = {
-            str(name): json_value(list(values)) if is_list(values) else values for name, values in self.over.items()
-        }
+            strange = [repr(key) for key in table if not isinstance(key, str)]
+            message = f"{name} of a sweep must have texts as keys; got {', '.join(strange[:1])}."
+            require(not strange, f"{message} Nearest: the name of a field or option.")
+        over = {name: json_value(list(values)) if is_list(values) else values for name, values in self.over.items()}
         set_fields(self, over=over, reduce=checked_keep(self.reduce), settings=settings_of(self.simulate))
         if not unchecked:
             check_cells(self)

@@ -10,7 +10,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from limitformer.base.errors import InputError, printable, require
-from limitformer.base.files import check_writable, write_whole
+from limitformer.base.files import check_writable, file_path, write_whole
 from limitformer.plot import PALETTE, panels, style
 from limitformer.results.storage import check_target, save
 from limitformer.sweep.cells import DAMAGED, DONE, FAILED
@@ -150,6 +150,7 @@ def positions(chosen: xr.DataArray, dim: str) -> Any:
 
 def write_picture(figure: Figure, out: Path) -> None:
     """Write the picture to a file, whole or not at all."""
+    out = file_path(out)
     require(out.suffix in PICTURES, f"Pictures are written as {', '.join(PICTURES)}; got {out.name!r}.")
     check_writable(out.parent)
     with style():
@@ -162,6 +163,7 @@ def export_store(path: Path, out: Path) -> list[str]:
     Raises:
         InputError: another ending than .nc, .zarr or .csv, or a folder that cannot be written.
     """
+    out = file_path(out)
     known = out.suffix in (".nc", ".zarr", ".csv")
     require(known, f"A sweep is exported as .nc (NetCDF), .zarr or .csv (a table); got {out.name!r}.")
     if out.suffix != ".csv":

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from limitformer.base.errors import InputError
+from limitformer.base.errors import InputError, printable
 from limitformer.base.foreign import one_line
 from limitformer.models import Transformer
 from limitformer.nn.drawn.network import Network
@@ -52,8 +52,9 @@ def blueprint_of(model: Any) -> Blueprint:
     if callable(model):
         return Blueprint(model, getattr(model, "__name__", "module"), "hidden")
     raise InputError(
-        f"model must be a configuration of transformers, its folder or JSON, the name of a public shape, a function "
-        f"that builds a module, or a limitformer.Transformer; got {type(model).__name__}."
+        "The model must be a configuration of transformers, its folder or JSON, the name of a public shape, a function "
+        f"that builds a module, or a limitformer.Transformer; got {printable(f'{model!r:.60}')}. "
+        "Nearest: a name of limitformer.shapes()."
     )
 
 

@@ -420,6 +420,8 @@ class Weightless:
 
     def measure(self, samples: int, inputs: Inputs) -> Measure:
         axes = self.axes[1] if self.axes is not None and self.axes[0] is inputs else None
+        if inputs.tokens is not None:  # sequences that a Transformer draws itself lie in the first dimension
+            axes = dict.fromkeys(range(len(self.layout.blocks)), 0)
         return Measure(self.module, self.layout, samples, inputs.rows, inputs.counted, axes, inputs.length)
 
     def call(self, arguments: Mapping[str, Any]) -> Any:

@@ -23,6 +23,7 @@ from limitformer_papers.training import grid, interrupts
 from limitformer_papers.training.grid import GridInterrupted, gpus, run_all
 from limitformer_papers.training.interrupts import Interrupt, TrainingInterrupted
 from limitformer_papers.training.log import read_log
+from sweep_grids import alive
 from train_program import STEPS, At, small_run
 
 pytestmark = pytest.mark.xdist_group("training")  # they share a process to fork
@@ -93,9 +94,9 @@ def test_ctrl_c_saves_runs_and_a_second_ends_stuck_ones(tmp_path, monkeypatch):
 
     def twice() -> None:
         until(lambda: all((tmp_path / str(seed) / "run.json").exists() for seed in (0, 1)))
+        workers = [child.pid for child in multiprocessing.active_children()]
         interrupt_all()
-        until(lambda: checkpoint(tmp_path / "0") > 0)
-        time.sleep(0.3)
+        until(lambda: [alive(pid) for pid in workers].count(True) == 1)  # one has saved and ended
         interrupt_all()
 
     handler, thread = signal.getsignal(signal.SIGINT), threading.Thread(target=twice)

@@ -1,6 +1,6 @@
 r"""The infinite-depth limit of a Transformer's covariance: depth and width to infinity, depth/width → T.
 
-* only attention: [ST, Thm 4.2]; only feed-forward: [ST, Thm 3.2]; both: [ST, Cor. 4.3]; causal mask: `drift`.
+* only attention: [ST, Thm 4.2]; only feed-forward: [ST, Thm 3.2]; both: [ST, Cor. 4.3]; causal mask: see `drift`.
 * one matrix a layer at γ = 1: [ST, eq. 3], with Σ_lin instead of 2γ² Σ_lin.
 * **Beyond the paper:** a hidden width n_h = r·n with r ≠ 1. The hidden units are n_h samples of the kernel, so their
   fluctuation has 1/r of the variance; λ²γ²·2 + γ⁴(1 + 1/r) replaces 2γ² in Σ_res. One matrix a layer at γ < 1: no

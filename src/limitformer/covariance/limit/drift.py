@@ -24,8 +24,9 @@ in `CovarianceLimit.constants`. Each term has more than one form, because the fa
 * The term of the ReLU is `kink_drift`. The factor step draws a sample of it (`factor_step.add_kink_to_…`).
 
 b is held against the paper's nested sums by `test_theorem_4_2_drift` and `test_causal_drift`, and the factor step
-against b by `test_one_step_has_the_drift_and_covariance_of_the_limit` (tests/covariance/test_limit.py). The pace of
-`short_steps` reads W, s and P to choose the length of a step; an error there moves no drift.
+against b by `test_one_step_has_the_drift_and_covariance_of_the_limit` (tests/covariance/test_limit.py). `theory.md`
+computes b by hand, and `explosion` has the closed form for two tokens. The pace of `short_steps` reads W, s and P to
+choose the length of a step; an error there moves no drift.
 """
 
 from typing import NamedTuple
