@@ -202,8 +202,7 @@ def run(write, read):
 @pytest.mark.parametrize("write", [halved, row_of_a_copy, row_of_ones])
 def test_given_numbers_follow_later_changes(write):
     MATRICES.clear()
-    data = run(write, plainly)
-    assert "matrix: " in data.attrs["kept"]
+    run(write, plainly)
     expected = torch.empty(8, 8)
     with torch.no_grad():
         write(expected)
