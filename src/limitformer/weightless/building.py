@@ -20,13 +20,14 @@ from limitformer.base.memory import readable
 from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
 from limitformer.weightless.reachable import GENERATORS, stray_tensors
-from limitformer.weightless.tensors import covers_storage, is_whole_storage, same_numbers, storage
-from limitformer.weightless.watching import ALLOCATIONS, RANDOM, LawWatch, watching
+from limitformer.weightless.tensors import covers_storage, is_whole_storage, same_numbers
+from limitformer.weightless.watching import ALLOCATIONS, RANDOM, READS, LawWatch, watching
 
 NEW = {*ALLOCATIONS, *RANDOM, "empty_like", "zeros", "ones", "full", "randn_like"}
 OTHER_CHANCE = "it draws from the generators of NumPy or Python"
 RENORMALISES = "it changes its weight when it runs (max_norm)"
 RANDOM_VALUE = "it is random"
+IN_EACH_BUILD = {OTHER_CHANCE, READS}  # of which builds with other seeds have other numbers
 VIEW = "it is a view, or a copy in another form, of a random matrix"
 
 
@@ -52,7 +53,9 @@ class Built(NamedTuple):
 
     module: nn.Module
     laws: dict[str, Law]  # by the parameter's first name
-    doubts: dict[str, str]  # other randomness that a pass could read: reasons by name
+    rebuilt: dict[str, str]  # what each sample needs a build of its own for: reasons by name
+    doubts: dict[str, str]  # randomness that such a build does not have either: reasons by name
+    entries: int  # the number of entries of matrices that each build computes
 
 
 def build_twice(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
@@ -72,10 +75,62 @@ def build_twice(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
     known |= views(module, known, watch)
     set_values(module, watch, known)
     set_values(other, watch_of_other, known)
+    rebuilt, doubts = other_randomness(module, other, watch)
     reasons = watch.doubts | watch_of_other.doubts
     reasons -= {OTHER_CHANCE} if explains else set()
-    own = {"the code that makes it": "; ".join(sorted(reasons))} if reasons else {}
-    return Built(module, known, doubts(module, other, watch) | own)
+    for kinds, group in ((reasons & IN_EACH_BUILD, rebuilt), (reasons - IN_EACH_BUILD, doubts)):
+        if kinds:
+            group["the code that makes it"] = "; ".join(sorted(kinds))
+    for name, parameter in module.named_parameters():
+        if known[name].kind == laws.UNKNOWN:
+            group = doubts if parameter.is_meta and not watch.tape.knows(parameter) else rebuilt
+            group[name] = known[name].reason
+    entries = sum(each.numel() for each in without_entries(module, watch, known)) if rebuilt else 0
+    return Built(module, known, rebuilt, doubts, entries)
+
+
+def build_sample(
+    factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int
+) -> tuple[nn.Module, dict[str, Law]]:
+    """Build a module from a seed, with all its numbers but random matrices; return it with the laws of these.
+
+    Vectors, numbers and matrices of unknown law are those of this build, and so are matrices that share random numbers
+    with them.
+    """
+    module, watch = build_watched(factory, dtype, seed)
+    known = {name: law_of(parameter, watch) for name, parameter in module.named_parameters()}
+    known |= views(module, known, watch)
+    tensors = without_entries(module, watch, known)
+    values = dict(zip(map(id, tensors), watch.tape.replay(tensors), strict=True))
+    strays = {id(value): value for _, value in stray_tensors(module) if id(value) in values}
+    parameters = {}
+    for parameter in module.parameters():
+        if id(parameter) in values:
+            parameters[id(parameter)] = nn.Parameter(values[id(parameter)], parameter.requires_grad)
+    for part in module.modules():
+        for key, buffer in part._buffers.items():
+            if id(buffer) in values and id(buffer) not in strays:
+                part._buffers[key] = values[id(buffer)]
+    put_parameters(module, {key: each for key, each in parameters.items() if key not in strays})
+    for key, stray in strays.items():  # in place, wherever it is
+        torch.utils.swap_tensors(stray, parameters.get(key, values[key]))
+    return module, {name: known[name] for name, one in module.named_parameters() if one.is_meta}
+
+
+def without_entries(module: nn.Module, watch: LawWatch, known: dict[str, Law]) -> list[Tensor]:
+    """Return the tensors on the meta device that a build computes: all but independent weights of known law."""
+    strays = {id(value): value for _, value in stray_tensors(module) if isinstance(value, Tensor) and value.is_meta}
+    computed = strays | {id(each): each for each in module.buffers() if each.is_meta}
+    random = {}
+    for name, parameter in module.named_parameters():
+        if parameter.is_meta and id(parameter) not in computed:
+            (random if known[name].random else computed)[id(parameter)] = parameter
+    found = 0
+    while found < len(computed):
+        found = len(computed)
+        draws = watch.tape.draws(computed.values())
+        computed |= {key: each for key, each in random.items() if watch.tape.dependent(each, draws)}
+    return list(computed.values())
 
 
 def views(module: nn.Module, known: dict[str, Law], watch: LawWatch) -> dict[str, Law]:
@@ -101,31 +156,32 @@ def views(module: nn.Module, known: dict[str, Law], watch: LawWatch) -> dict[str
     return unknown
 
 
-def doubts(module: nn.Module, other: nn.Module, watch: LawWatch) -> dict[str, str]:
-    """Return reasons, by name, to distrust tensors and numbers other than parameters.
+def other_randomness(module: nn.Module, other: nn.Module, watch: LawWatch) -> tuple[dict[str, str], dict[str, str]]:
+    """Return reasons, by name, why tensors and numbers other than parameters differ from module to module.
 
-    They have no values, or other ones in the second build.
+    The first ones are about things that a build has, the second ones about all others.
     """
-    reasons, twins = {}, dict(other.named_buffers())
+    reasons, doubts, twins = {}, {}, dict(other.named_buffers())
     for name, buffer in module.named_buffers():
         if buffer.is_meta:
-            reasons[name] = "it was computed from matrices without entries"
+            (reasons if watch.tape.knows(buffer) else doubts)[name] = "it was computed from matrices without entries"
         elif watch.is_random(buffer) or name not in twins or not same_numbers(buffer, twins[name]):
             reasons[name] = RANDOM_VALUE
     own = {id(parameter) for parameter in module.parameters()}
     elsewhere, here = dict(stray_tensors(other)), dict(stray_tensors(module))
     for name, value in here.items():
         if isinstance(value, Tensor) and (value.is_meta or id(value) in own):
-            reasons[name] = "it is a matrix that is neither a parameter nor a buffer"
+            exists = not value.is_meta or (value.grad_fn is None and watch.tape.knows(value))
+            (reasons if exists else doubts)[name] = "it is a matrix that is neither a parameter nor a buffer"
         elif isinstance(value, GENERATORS):
-            reasons[name] = "it is a generator of random numbers"
+            doubts[name] = "it is a generator of random numbers"
         elif watch.is_random(value) or name not in elsewhere or not same_numbers(value, elsewhere[name]):
             reasons[name] = "it is random, and neither a parameter nor a buffer"
     reasons |= {name: "only some of the modules have it" for name in elsewhere if name not in here}
     for name, part in module.named_modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
-            reasons[name] = RENORMALISES
-    return reasons
+            doubts[name] = RENORMALISES
+    return reasons, doubts
 
 
 def build_watched(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int) -> tuple[nn.Module, LawWatch]:
@@ -139,7 +195,7 @@ def build_watched(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: in
             watch.doubts.add(OTHER_CHANCE)
         return module
 
-    with watching() as watch:
+    with watching(seed) as watch:
         return drawn_module(watched, dtype, seed), watch
 
 
@@ -177,8 +233,6 @@ def drawn_module(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int
 def law_of(parameter: Tensor, watch: LawWatch) -> Law:
     """Return the watched law; if nothing random wrote to a parameter, whether its values are constant or given."""
     law = watch.law_of(parameter)
-    if law is not None and parameter.is_meta and law.kind == laws.GIVEN and not is_whole_storage(parameter):
-        return Law(laws.UNKNOWN, reason="it repeats or rearranges given numbers")
     if law is not None and (parameter.is_meta or watch.is_random(parameter)):
         return law
     if parameter.is_meta:
@@ -223,9 +277,7 @@ def value_of(tensor: Tensor, law: Law, watch: LawWatch) -> Tensor | None:
         return tensor.detach()
     if law.kind == laws.CONSTANT:
         return torch.full(tensor.shape, law.shift, dtype=tensor.dtype)
-    if law.kind == laws.GIVEN and is_whole_storage(tensor) and storage(tensor) in watch.values:
-        return watch.values[storage(tensor)].to(tensor.dtype).reshape(tensor.shape)
-    return None
+    return watch.tape.replay([tensor])[0] if law.kind == laws.GIVEN and watch.tape.knows(tensor) else None
 
 
 def put_parameters(module: nn.Module, new: dict[int, Any]) -> None:

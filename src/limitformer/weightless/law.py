@@ -94,7 +94,7 @@ def build_without_weights(blueprint: Blueprint, dtype: torch.dtype) -> tuple[nn.
         InputError: its code raises an error.
     """
     try:
-        module, known, _ = build_twice(blueprint.factory, dtype)
+        module, known, *_ = build_twice(blueprint.factory, dtype)
     except (InputError, MemoryError):
         raise
     except Exception as error:  # the user's own code, which may raise anything

@@ -23,6 +23,7 @@ from limitformer.weightless.blocks import UnclearAxisError, blocks_of, grown_axi
 from limitformer.weightless.building import (
     Built,
     Limited,
+    build_sample,
     build_twice,
     drawn_module,
     numpy_and_python_states,
@@ -48,8 +49,10 @@ DRAWN_WHOLE = "drawn by the model's own code"
 class Weightless:
     """A module whose random weights have laws but no entries.
 
-    If a pass could read random numbers of unknown law (a weight, a buffer, a matrix in a list), each sample is a whole
-    network instead, which the model's own code draws from (seed, sample). That is slower and as exact.
+    If a pass could read random numbers of unknown law (a weight, a buffer, a number), the model's own code builds a
+    network for each sample from (seed, sample), in which only the matrices of known law have no entries. If such a
+    build does not have all of the randomness, or fails, each sample is a whole network that the code draws. Both are
+    slower, and as exact.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class Weightless:
     ) -> None:
         self.blueprint, self.dtype, self.device = blueprint, dtype, device
         self.limit: int | None = None  # bytes that a network of unknown size may take
-        module, own_laws, doubts = self.build()
+        module, own_laws, rebuilt, doubts, entries = self.build()
         self.laws = with_overrides(own_laws, overrides)
         self.overridden = [name for name, law in self.laws.items() if law is not own_laws[name]]
         self.table = table_of(blueprint, module, self.laws)
@@ -67,7 +70,8 @@ class Weightless:
         self.reasons_to_keep: dict[str, str] = {}  # by weight, for all later passes
         self.weights: list[RandomWeight] = []
         self.drawn: dict[str, str] = {}  # reasons to draw whole networks, by name
-        self.sample: tuple[int, int] | None = None  # seed and sample of the whole network
+        self.rebuilt: dict[str, str] = {}  # reasons to build a network for each sample, by name
+        self.sample: tuple[int, int] | None = None  # seed and sample of the network that was drawn or built
         self.state: State | None = None
         self.axis: tuple[Inputs, int] | None = None  # the dimension of the stream with the sequences of these inputs
         self.recomputes = False
@@ -79,9 +83,13 @@ class Weightless:
         self.trained = {  # dimensions by name
             name: one.dim() for name, one in module.named_parameters() if one.requires_grad or self.laws[name].random
         }
-        unknown = {name: law.reason for name, law in self.laws.items() if law.kind == UNKNOWN}
-        if unknown or doubts:
-            self.draw_whole(unknown | doubts)
+        overridden = set(self.overridden)
+        rebuilt, doubts = ({k: v for k, v in each.items() if k not in overridden} for each in (rebuilt, doubts))
+        if doubts:
+            self.draw_whole(rebuilt | doubts)
+        elif rebuilt:
+            self.require_room(rebuilt, entries, "The part of it that is drawn takes")
+            self.rebuilt, self.reasons_to_keep = rebuilt, dict(rebuilt)
         else:
             self.weights = self.replace(module)
 
@@ -101,7 +109,8 @@ class Weightless:
             self.limit = None if free is None else int(SHARE * free / COPIES)
             reason = f"the code that makes it cannot be watched: {type(error).__name__}: {first_line(error)}"
             module = self.whole(0)
-            return Built(module, {name: Law(UNKNOWN, reason=reason) for name, _ in module.named_parameters()}, {})
+            unknown = {name: Law(UNKNOWN, reason=reason) for name, _ in module.named_parameters()}
+            return Built(module, unknown, {}, dict.fromkeys(unknown, reason), 0)
 
     def draw_whole(self, reasons: dict[str, str]) -> None:
         """Let the model's own code draw a whole network for each sample.
@@ -110,17 +119,22 @@ class Weightless:
             InputError: it does not fit the free memory.
         """
         self.drawn, self.weights, self.reasons_to_keep, self.sample, self.state = reasons, [], {}, None, None
+        self.rebuilt = {}
         hidden = sum(
             each.numel() for _, each in stray_tensors(self.module) if isinstance(each, Tensor) and each.is_meta
         )
-        needed, free = COPIES * (self.table.count + hidden) * self.dtype.itemsize, available_memory()
-        name = next(iter(reasons))
+        self.require_room(reasons, self.table.count + hidden, "A network that is drawn whole takes")
+
+    def require_room(self, reasons: dict[str, str], entries: int, what: str) -> None:
+        """Raise `InputError` unless so many entries, with their gradients, fit the free memory."""
+        needed, free = COPIES * entries * self.dtype.itemsize, available_memory()
         if free is not None and needed > SHARE * free:
+            name = next(iter(reasons))
             law = "the law of " if name in self.laws else ""
             nearest = f"overrides={{{name!r}: std}}" if name in self.laws else "make it a parameter"
             raise InputError(
-                f"{law}{name} is not understood: {reasons[name]}. A network that is drawn whole takes "
-                f"{readable(needed)}, more than is free. Nearest: {nearest}."
+                f"{law}{name} is not understood: {reasons[name]}. {what} {readable(needed)}, more than is free. "
+                f"Nearest: {nearest}, which is another network."
             )
 
     def whole(self, seed: int) -> nn.Module:
@@ -135,20 +149,28 @@ class Weightless:
             raise build_error(self.blueprint, error) from error
 
     def take(self, run: WeightlessRun) -> None:
-        """Draw the whole network of the run's sample, unless it is there."""
+        """Draw or build the network of the run's sample, unless it is there."""
         sample = (run.seed, run.samples.start)
         if sample == self.sample:
             return
         self.sample = self.state = None
-        self.module, self.blocks = nn.Module(), []  # so that only one network is in memory
-        module = self.whole(torch_seed(run.seed, f"weightless build {run.samples.start}"))
+        self.module, self.blocks, self.weights = nn.Module(), [], []  # so that only one network is in memory
+        seed, laws = torch_seed(run.seed, f"weightless build {run.samples.start}"), dict[str, Law]()
+        if self.drawn:
+            module = self.whole(seed)
+        else:
+            module, laws = build_sample(self.blueprint.factory, self.dtype, seed)
         shapes = {name: tuple(one.shape) for name, one in module.named_parameters()}
         alike = shapes == self.table.shapes
         require(alike, f"{self.blueprint.name} has other parameters each time it is built.")
-        self.override(module, run)
+        if self.drawn:
+            self.override(module, run)
+        else:
+            self.weights = self.replace(module, laws | {name: self.laws[name] for name in self.overridden})
         with torch.no_grad():
             for each in (*module.parameters(), *module.buffers()):
-                each.data = self.on_device(each.data)
+                if not isinstance(each, Implicit):
+                    each.data = self.on_device(each.data)
         for name, value in [*module.named_parameters(), *module.named_buffers(), *stray_tensors(module)]:
             missing = isinstance(value, Tensor) and value.is_meta
             require(not missing, f"{name} of {self.blueprint.name} is on the meta device and has no values.")
@@ -171,12 +193,14 @@ class Weightless:
             if laws[name].kind == CONSTANT:
                 one.data.fill_(laws[name].shift)
 
-    def replace(self, module: nn.Module) -> list[RandomWeight]:
-        """Replace random parameters by implicit weights, and set overridden constants."""
+    def replace(self, module: nn.Module, laws: dict[str, Law] | None = None) -> list[RandomWeight]:
+        """Replace random parameters by implicit weights, and set overridden constants; of `laws`, or of all laws."""
         waiting = WeightlessRun(0, range(1), 1, self.dtype, self.device)
         weights, new = [], dict[int, Any]()
         for name, parameter in module.named_parameters():
-            law = self.laws[name]
+            law = self.laws[name] if laws is None else laws.get(name)
+            if law is None:
+                continue
             if law.random:
                 weights.append(
                     RandomWeight(name, law, tuple(parameter.shape), waiting, trained=parameter.requires_grad)
@@ -202,7 +226,8 @@ class Weightless:
 
     def matrices(self) -> list[tuple[int, ...]]:
         """The shapes of random matrices; of a whole network, those of all matrices."""
-        shapes = list(self.table.shapes.values()) if self.drawn else [weight.shape for weight in self.weights]
+        every = self.drawn or self.rebuilt
+        shapes = list(self.table.shapes.values()) if every else [weight.shape for weight in self.weights]
         return [shape for shape in shapes if len(shape) >= 2]
 
     @contextmanager
@@ -296,10 +321,12 @@ class Weightless:
             run = WeightlessRun(
                 seed, samples, inputs.rows, self.dtype, self.device, draw, loss is not None, dict(self.reasons_to_keep)
             )
-            if self.drawn and len(samples) > 1:
-                raise OneSampleOnlyError
-            if self.drawn:
-                self.take(run)
+            if self.drawn or self.rebuilt:
+                if len(samples) > 1:
+                    raise OneSampleOnlyError
+                with one_thread():
+                    self.take(run)
+                run.uses |= dict.fromkeys(self.rebuilt, DRAWN_WHOLE)
             for weight in self.weights:
                 weight.run = run
             for parameter in self.module.parameters():

@@ -8,13 +8,17 @@ architectures is needed, and the laws of a model of any size can be read.
 Four of torch's initialisations do nothing on the meta device, so that the watch replaces them: the truncated normal;
 the orthogonal and the sparse one, whose entries depend on each other; and Dirac's.
 
+A tape records how each matrix was computed. Its entries are computed from the tape if no law describes them, or if the
+code reads them.
+
 Randomness may also enter where no law describes it: the code reads a random number while it builds the module, sets a
 seed, or uses another generator. The watch notes each of these as a doubt.
 """
 
 import contextlib
 import math
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,30 +29,40 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
+from limitformer.weightless.tape import Tape
 from limitformer.weightless.tensors import covers_storage, is_whole_storage, storage, tensors_in
 
 ALLOCATIONS = ("empty", "new_empty", "empty_strided", "new_empty_strided")
+CONSTANTS = {"zeros", "ones", "full"}
+LARGE = 2**24  # entries: a constant matrix of more has no storage
 RANDOM = {"randn": laws.normal(1.0), "rand": laws.uniform(0.0, 1.0)}
 RANDOM |= {"randn_like": laws.normal(1.0), "rand_like": laws.uniform(0.0, 1.0)}
-ZEROS, ONES, FULL = ({f"{way}_like", f"new_{way}"} for way in ("zeros", "ones", "full"))
+ZEROS, ONES, FULL = ({way, f"{way}_like", f"new_{way}"} for way in ("zeros", "ones", "full"))
 KEEPING = {"clone", "detach", "_to_copy", "alias", "lift_fresh", "contiguous"}  # results with the same entries
 VIEWS = {"view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "t", "transpose", "permute", "select", "slice"}
 VIEWS |= {"detach", "alias", "as_strided", "expand", "_reshape_alias", "unbind", "split", "chunk", "lift_fresh"}
 FILLING = {"zero_", "fill_", "normal_", "uniform_", "copy_"}  # earlier entries do not matter
+MOST_ROWS = 1024  # rows of constants in a random matrix
 ENTRIES = {"tolist", "numpy", "__array__", "__dlpack__"}  # methods that read a tensor's memory
 OWN_GENERATOR = "it draws from a generator of its own"
 OWN_STATE = "it sets the state of torch's generator"
 READS = "it reads a random number while it builds the module"
 DEPENDENT = Law(laws.UNKNOWN, reason="its entries depend on each other")
+SILENT = {function.__name__: function for function in (nn.init.orthogonal_, nn.init.sparse_, nn.init.dirac_)}
+ORIGINALS = {  # functions of their own, as the watch changes the code of torch's
+    name: types.FunctionType(each.__code__, each.__globals__, name, each.__defaults__) for name, each in SILENT.items()
+}
+TRUNCATED_NORMAL = nn.init._no_grad_trunc_normal_
 
 
 class LawWatch(TorchDispatchMode):
     """A mode that sends new matrices to the meta device and notes the law of every storage that is written to."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 0) -> None:
         super().__init__()
         self.laws: dict[int, Law] = {}
-        self.values: dict[int, Tensor] = {}  # by storage: entries copied from a computed tensor
+        self.tape = Tape(seed)
+        self.paused = False
         self.alive: list[Any] = []  # storages, so that no address is reused
         self.draws = 0
         self.widths: dict[int, int] = {}  # by source: entries of each row of `Law.rows`
@@ -58,10 +72,15 @@ class LawWatch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`, and note the laws of the tensors that it writes."""
         name, kwargs = func.overloadpacket.__name__, dict(kwargs or {})
+        if self.paused:
+            return func(*args, **kwargs)
         if any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
             self.doubts.add(OWN_GENERATOR)
         if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags):
             self.check_reading((args, kwargs))
+            args, kwargs = self.with_entries(args), self.with_entries(kwargs)
+        elif name.endswith("_") and isinstance(args[0], Tensor) and not args[0].is_meta:
+            args, kwargs = self.with_entries(args), self.with_entries(kwargs)
         seeded = torch.Tag.nondeterministic_seeded in func.tags
         if seeded:
             self.check_state()
@@ -90,6 +109,27 @@ class LawWatch(TorchDispatchMode):
         if self.is_random(values):
             self.doubts.add(READS)
 
+    def with_entries(self, values: Any) -> Any:
+        """Replace matrices by their entries, for code that reads them."""
+        if isinstance(values, Tensor):
+            if not values.is_meta or not self.tape.knows(values):
+                return values
+            with self.pause():
+                return self.tape.reveal([values])[0]
+        if isinstance(values, dict):
+            return {key: self.with_entries(each) for key, each in values.items()}
+        return type(values)(map(self.with_entries, values)) if isinstance(values, list | tuple) else values
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Follow no operations within the with statement."""
+        self.paused = True
+        try:
+            yield
+        finally:
+            self.paused = False
+            self.state = None if self.state is None else torch.get_rng_state()
+
     def is_random(self, values: Any) -> bool:
         """Whether one of the tensors is random, or has an unknown law."""
         laws_of_all = [self.law_of(tensor) for tensor in tensors_in(values)]
@@ -97,17 +137,27 @@ class LawWatch(TorchDispatchMode):
 
     def follow(self, name: str, func: Any, args: Any, kwargs: dict[str, Any], seeded: bool) -> Any:
         """Run an operation, and note the laws of the tensors that it makes or changes."""
-        if name in ALLOCATIONS or name in RANDOM:
+        if name in ALLOCATIONS or name in RANDOM or func is torch.ops.aten.normal.float_float:
             return self.allocate(name, func, args, kwargs)
         if name == "_to_copy" and args[0].is_meta:  # a matrix stays on the meta device
             kwargs["device"] = args[0].device
-        before = self.is_random((args, kwargs))
-        out = func(*args, **kwargs)
-        if name.rstrip("_") != name and args:
-            self.note_write(name, args, kwargs, before or seeded)
+        if is_large_constant(name, args, kwargs) or (name == "empty_like" and args[0].is_meta and args[0].dim() >= 2):
+            kwargs["device"] = torch.device("meta")
+        chance = self.is_random((args, {key: each for key, each in kwargs.items() if key != "out"}))
+        exists = any(self.is_random(each) for each in tensors_in((args, kwargs)) if not each.is_meta)
+        out = self.call(func, args, kwargs)
+        inplace = name.rstrip("_") != name and args
+        written = tensors_in(args[0]) if inplace else tensors_in(kwargs.get("out", ()))
+        if name not in VIEWS and name != "empty_like":
+            fresh = name in FILLING or "out" in kwargs
+            self.tape.record(func, args, kwargs, out, written, seeded=seeded, shares=exists, fresh=fresh)
+        if inplace:
+            self.note_write(name, args, kwargs, chance or seeded)
         elif "out" in kwargs:
-            if before or seeded or kwargs["out"].is_meta:
+            if chance or seeded:
                 self.note(kwargs["out"], Law(laws.UNKNOWN, reason=f"it was written by {name}"))
+            elif kwargs["out"].is_meta:
+                self.note_given(kwargs["out"])
         elif seeded:
             for result in tensors_in(out):
                 self.note(result, Law(laws.UNKNOWN, reason=f"it was made by {name}"))
@@ -117,16 +167,34 @@ class LawWatch(TorchDispatchMode):
             self.note_result(name, args, kwargs, out)
         return out
 
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call an operation; if some of its tensors are on the meta device, so are all but single numbers."""
+
+        def on_meta(values: Any) -> Any:
+            if isinstance(values, Tensor):
+                return values.to("meta") if values.dim() and not values.is_meta else values
+            if isinstance(values, dict):
+                return {key: on_meta(each) for key, each in values.items()}
+            return type(values)(map(on_meta, values)) if isinstance(values, list | tuple) else values
+
+        places = {each.is_meta for each in tensors_in((args, kwargs)) if each.dim()}
+        return func(*on_meta(args), **on_meta(kwargs)) if len(places) == 2 else func(*args, **kwargs)
+
     def allocate(self, name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
         """Make a new tensor, on the meta device if it is a matrix."""
-        size = args[0] if isinstance(args[0], list | tuple) else args[1] if len(args) > 1 else args[0].shape
+        size = next((each for each in args if isinstance(each, list | tuple)), None)
+        size = args[0].shape if size is None else size
         like = args[0].dtype if isinstance(args[0], Tensor) else torch.get_default_dtype()
         if len(size) >= 2 and (kwargs.get("dtype") or like).is_floating_point:
             kwargs["device"] = torch.device("meta")
         out: Tensor = func(*args, **kwargs)
-        if name in RANDOM:
+        if name not in ALLOCATIONS:
+            law = laws.normal(args[1], mean=args[0]) if name == "normal" else RANDOM[name]
             unknown = Law(laws.UNKNOWN, reason=f"it was made by {name}")
-            self.note(out, self.with_source(RANDOM[name]) if out.is_floating_point() else unknown)
+            self.note(out, self.with_source(law) if out.is_floating_point() else unknown)
+            if name.endswith("_like"):
+                func, args = getattr(torch, name.removesuffix("_like")), [out.shape]
+            self.tape.record(func, args, {"dtype": out.dtype}, out, [], seeded=True)
         return out
 
     def with_source(self, law: Law) -> Law:
@@ -138,8 +206,10 @@ class LawWatch(TorchDispatchMode):
         """Note an operation in place, on one tensor or several."""
         if not isinstance(args[0], Tensor):
             for tensor in tensors_in(args[0]):
-                if chance or tensor.is_meta:
+                if chance:
                     self.note(tensor, Law(laws.UNKNOWN, reason=f"it was changed by {name}"))
+                elif tensor.is_meta:
+                    self.note_given(tensor)
         elif not chance and not args[0].is_meta:
             self.note(args[0], Law(laws.GIVEN))
         elif name == "copy_" and isinstance(args[1], Tensor):
@@ -147,6 +217,9 @@ class LawWatch(TorchDispatchMode):
         else:
             before, tensor = self.law_of(args[0]), args[0]
             after = after_writing(name, before, args[1:], kwargs)
+            if after.kind == laws.UNKNOWN and not chance:
+                self.note_given(tensor)
+                return
             after = self.with_source(after) if name in FILLING else after
             if not tensor.is_floating_point() and after.kind != laws.CONSTANT:
                 after = Law(laws.UNKNOWN, reason=f"it was changed by {name}")
@@ -155,17 +228,9 @@ class LawWatch(TorchDispatchMode):
     def note_copy(self, tensor: Tensor, source: Tensor) -> None:
         """Note that the entries of `source` are copied to `tensor`."""
         law, rearranged = self.law_of(source), not (is_whole_storage(tensor) and source.shape == tensor.shape)
-        if not source.is_meta and not self.is_random(source):
-            law = (
-                Law(laws.GIVEN)
-                if is_whole_storage(tensor)
-                else Law(laws.UNKNOWN, reason="a part of it was overwritten")
-            )
-            self.values[storage(tensor)] = source.detach().expand(tensor.shape).clone()
-        elif law is not None and law.kind == laws.GIVEN and is_whole_storage(source) and not rearranged:
-            self.values[storage(tensor)] = self.values[storage(source)]
-        elif law is not None and law.kind == laws.GIVEN:
-            law = Law(laws.UNKNOWN, reason="it repeats or rearranges given numbers")
+        if not self.is_random(source) and (not source.is_meta or (law is not None and law.kind == laws.GIVEN)):
+            self.note_given(tensor)
+            return
         law = law or Law(laws.UNKNOWN, reason="a copy of something that was computed")
         if law.random and not (
             is_whole_storage(source) and not rearranged and source.is_floating_point() and tensor.is_floating_point()
@@ -173,38 +238,48 @@ class LawWatch(TorchDispatchMode):
             law = Law(laws.UNKNOWN, reason="it repeats or rearranges random numbers")
         self.note(tensor, law if covers_storage(tensor) else self.with_part(self.law_of(tensor), tensor, law))
 
+    def note_given(self, tensor: Tensor) -> None:
+        """Note that numbers which are not random were written to a tensor."""
+        given = Law(laws.GIVEN)
+        self.note(tensor, given if covers_storage(tensor) else self.with_part(self.law_of(tensor), tensor, given))
+
     def note_result(self, name: str, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         """Note the law of a result: known if it is computed from one tensor of known law and numbers, else unknown."""
-        if name in ZEROS | ONES | FULL:
-            after = after_writing(f"{name}_", None, args[2 if "new" in name else 1 :], {})
-            self.note(out, after if out.is_meta else Law(laws.GIVEN))
+        results = tensors_in(out)
+        if name in ZEROS | ONES | FULL and out.is_meta:
+            self.note(out, after_writing(f"{name}_", None, args[2 if "new" in name else 1 :], {}))
             return
-        if name == "empty_like" and not out.is_meta:
+        inputs = tensors_in((args, kwargs))
+        random = self.is_random(inputs)
+        empty = any(each.is_meta and self.law_of(each) is None for each in inputs)
+        if name == "empty_like" or (not random and (empty or not any(each.is_meta for each in results))):
             return
-        sources = [(t, law) for t in tensors_in((args, kwargs)) if (law := self.law_of(t)) is not None]
-        if not sources or not any(law.random or law.kind == laws.UNKNOWN or t.is_meta for t, law in sources):
-            return
-        tensor, law = sources[0]
-        only_one = len(sources) == 1 and tensor is args[0] and len(tensors_in((args, kwargs))) == 1
-        for result in tensors_in(out):
-            after = Law(laws.UNKNOWN, reason=f"it was made by {name}")
-            same = is_whole_storage(tensor) and is_whole_storage(result) and result.shape == tensor.shape
-            if only_one and same and tensor.is_floating_point() and result.is_floating_point():
-                after = law if name in KEEPING else after_writing(f"{name}_", law, args[1:], kwargs)
-                if after is law and storage(tensor) in self.values:
-                    self.values[storage(result)] = self.values[storage(tensor)]
+        law = self.law_of(inputs[0]) if len(inputs) == 1 and inputs[0] is args[0] else None
+        for result in results:
+            after = Law(laws.UNKNOWN, reason=f"it was made by {name}") if random else Law(laws.GIVEN)
+            if law is not None and is_same_form(inputs[0], result):
+                one = law if name in KEEPING else after_writing(f"{name}_", law, args[1:], kwargs)
+                after = after if one.kind == laws.UNKNOWN and not random else one
             self.note(result, after)
 
     def with_part(self, before: Law | None, part: Tensor, after: Law) -> Law:
-        """Return the law of a random matrix after a write to `part`, which is known for a row of constants."""
+        """Return the law of a matrix after a write to `part`.
+
+        It is known for rows of constants in a random matrix, and for numbers that are not random.
+        """
+        fixed = after.kind in (laws.CONSTANT, laws.GIVEN)
+        if fixed and (before is None or before.kind in (laws.CONSTANT, laws.GIVEN)):
+            return Law(laws.GIVEN)
         base = part._base if part._base is not None else part
         row = base.stride(0) if base.dim() else 0
-        whole_row = row and part.numel() == row and part.is_contiguous() and part.storage_offset() % row == 0
-        if before is None or not before.random or not whole_row or after.kind != laws.CONSTANT:
+        rows = row and part.numel() % row == 0 and part.is_contiguous() and part.storage_offset() % row == 0
+        number = part.numel() // row if rows else 0
+        if before is None or not before.random or not 0 < number <= MOST_ROWS or after.kind != laws.CONSTANT:
             return Law(laws.UNKNOWN, reason="a part of it was overwritten")
         if self.widths.setdefault(before.source, row) != row:
             return Law(laws.UNKNOWN, reason="parts of it were overwritten")
-        return replace(before, rows=before.rows | {part.storage_offset() // row: after.shift})
+        first = part.storage_offset() // row
+        return replace(before, rows=before.rows | dict.fromkeys(range(first, first + number), after.shift))
 
     def note(self, tensor: Tensor, law: Law) -> None:
         """Note the law of a storage; an unknown law gets a source too, which identifies copies."""
@@ -224,10 +299,21 @@ class LawWatch(TorchDispatchMode):
         self, tensor: Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
     ) -> Tensor:
         """Replace torch's function."""
-        torch.rand(1)  # a watched draw that advances torch's generator, as the replaced one does
-        if generator is not None:
-            self.doubts.add(OWN_GENERATOR)
         law = self.with_source(laws.truncated_normal(mean, std, a, b))
+        return self.instead_of(TRUNCATED_NORMAL, law, tensor, mean, std, a, b, generator=generator)
+
+    def instead_of(self, function: Callable[..., Any], law: Law, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Note what an initialisation of torch would do, which does nothing on the meta device."""
+        options = {name: each for name, each in kwargs.items() if name != "generator"}
+        if any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
+            self.doubts.add(OWN_GENERATOR)
+        seeded = law.kind != laws.GIVEN
+        if seeded:
+            torch.rand(1)  # a watched draw that advances torch's generator, as the replaced one does
+        if not tensor.is_meta:
+            with torch.no_grad(), self.pause():
+                function(tensor, *args, **options)
+        self.tape.record(function, [tensor, *args], options, None, [tensor], seeded=seeded, fresh=True)
         self.note(tensor, law if covers_storage(tensor) else self.with_part(self.law_of(tensor), tensor, law))
         return tensor
 
@@ -243,7 +329,24 @@ class Readings(TorchFunctionMode):
         """Call `func`, and note a doubt if it reads random entries."""
         if getattr(func, "__name__", "") in ENTRIES:
             self.watch.check_reading(args[:1])
+            args = (self.watch.with_entries(args[0]), *args[1:])
         return func(*args, **(kwargs or {}))
+
+
+def is_same_form(tensor: Tensor, result: Tensor) -> bool:
+    """Whether both are whole storages of floating-point numbers, of the same shape."""
+    floating = tensor.is_floating_point() and result.is_floating_point()
+    return floating and is_whole_storage(tensor) and is_whole_storage(result) and result.shape == tensor.shape
+
+
+def is_large_constant(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a constant matrix is so large that it gets no storage."""
+    if name not in ZEROS | ONES | FULL:
+        return False
+    size = next((each for each in args if isinstance(each, list | tuple)), None)
+    size = torch.Size(args[0].shape if size is None else size)
+    like = args[0].dtype if isinstance(args[0], Tensor) else torch.get_default_dtype()
+    return len(size) >= 2 and size.numel() >= LARGE and (kwargs.get("dtype") or like).is_floating_point
 
 
 def after_writing(name: str, before: Law | None, args: Any, kwargs: dict[str, Any]) -> Law:
@@ -295,32 +398,49 @@ def clamp_arguments(args: Any, kwargs: dict[str, Any]) -> tuple[float, float]:
 
 
 @contextlib.contextmanager
-def watching() -> Iterator[LawWatch]:
+def watching(seed: int = 0) -> Iterator[LawWatch]:
     """Watch the modules that are built within the with statement."""
-    watch = LawWatch()
-    silent = [nn.init.orthogonal_, nn.init.sparse_, nn.init.dirac_]
-    codes = [(function.__code__, function.__defaults__) for function in silent]
-    truncated = nn.init._no_grad_trunc_normal_
+    watch = LawWatch(seed)
+    codes = {name: (function.__code__, function.__defaults__) for name, function in SILENT.items()}
     nn.init._no_grad_trunc_normal_ = watch.truncated_normal
     WATCHES.append(watch)
-    for function in silent:  # its code, as others have imported the function by name
-        function.__code__, function.__defaults__ = dependent_entries.__code__, None
+    for name, function in SILENT.items():  # its code, as others have imported the function by name
+        function.__code__, function.__defaults__ = REPLACEMENTS[name].__code__, None
     try:
         with watch, Readings(watch):
             yield watch
     finally:
         WATCHES.pop()
-        nn.init._no_grad_trunc_normal_ = truncated
-        for function, (code, defaults) in zip(silent, codes, strict=True):
-            function.__code__, function.__defaults__ = code, defaults
+        nn.init._no_grad_trunc_normal_ = TRUNCATED_NORMAL
+        for name, (code, defaults) in codes.items():
+            SILENT[name].__code__, SILENT[name].__defaults__ = code, defaults
 
 
 WATCHES: list[LawWatch] = []  # the active one is the last
 
 
-def dependent_entries(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    """Replace torch's functions whose entries depend on each other; it runs with the globals of torch's module."""
+# The three replacements run with the globals of torch's module.
+
+
+def orthogonal_entries(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
     from limitformer.weightless import watching
 
-    watching.WATCHES[-1].note(tensor, watching.DEPENDENT)
-    return tensor
+    originals, law = watching.ORIGINALS, watching.DEPENDENT
+    return watching.WATCHES[-1].instead_of(originals["orthogonal_"], law, tensor, *arguments, **options)
+
+
+def sparse_entries(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    from limitformer.weightless import watching
+
+    originals, law = watching.ORIGINALS, watching.DEPENDENT
+    return watching.WATCHES[-1].instead_of(originals["sparse_"], law, tensor, *arguments, **options)
+
+
+def dirac_entries(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    from limitformer.weightless import watching
+
+    originals, law = watching.ORIGINALS, watching.Law("given")
+    return watching.WATCHES[-1].instead_of(originals["dirac_"], law, tensor, *arguments, **options)
+
+
+REPLACEMENTS = {"orthogonal_": orthogonal_entries, "sparse_": sparse_entries, "dirac_": dirac_entries}
