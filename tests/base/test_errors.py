@@ -16,7 +16,7 @@ from limitformer.base.errors import PicklesArguments
 from limitformer.base.lock import CannotLockError
 from limitformer.designing import DesignInterrupted
 from limitformer.sweep import SweepInterrupted
-from limitformer.weightless.run import KeepWeightError
+from limitformer.weightless.run import KeepWeightsError
 from limitformer_papers.training.interrupts import TrainingInterrupted
 
 pytestmark = pytest.mark.fast
@@ -31,7 +31,7 @@ MADE = {
     ),
     lf.Interrupted: (lambda: lf.Interrupted(PART), lambda error: error.partial.to_dict()),
     DesignInterrupted: (lambda: DesignInterrupted(REGION), lambda error: error.partial.to_dict()),
-    KeepWeightError: (lambda: KeepWeightError("a.weight", "used twice"), lambda error: (error.name, error.reason)),
+    KeepWeightsError: (lambda: KeepWeightsError({"a.weight": "used twice"}), lambda error: error.reasons),
     SweepInterrupted: (lambda: SweepInterrupted(Path("a.zarr"), 1, 3), lambda error: error.resumes),
     TrainingInterrupted: (lambda: TrainingInterrupted(Path("run"), 2, 9), lambda error: error.resumes),
 }  # fmt: skip

@@ -371,24 +371,38 @@ def test_simulate_restores_the_global_generators():
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        (Listed, r"extra\[\d\]\.(weight|bias) is not understood: .*takes 11\.8 KiB.*Nearest: make it a parameter"),
+        (Listed, r"extra\[\d\]\.(weight|bias) is not understood: .* takes 2\.0 KiB.*Nearest: make it a parameter\.$"),
         (
             Numpy,
-            r"the law of head\.weight is not understood: it is random\. .*Nearest: overrides=\{'head\.weight': std\}",
+            r"the law of head\.weight is not understood: it is random\. .* takes 1\.0 KiB.*"
+            r"Nearest: overrides=\{'head\.weight': std\}, which is another network",
         ),
         (Scaled, "is not understood: it is random"),
     ],
 )
-def test_simulate_refuses_whole_networks_larger_than_memory(factory, message, monkeypatch):
-    monkeypatch.setattr(network, "available_memory", lambda: 10**4)
+def test_simulate_refuses_drawn_parts_larger_than_memory(factory, message, monkeypatch):
+    monkeypatch.setattr(network, "available_memory", lambda: 1000)
     with pytest.raises(lf.InputError, match=message):
         lf.weightless.simulate(factory, IDS, samples=1, **OPTIONS)
 
 
+def test_simulate_refuses_whole_networks_larger_than_memory(monkeypatch):
+    monkeypatch.setattr(network, "available_memory", lambda: 10**4)
+    with pytest.raises(lf.InputError, match=r"the code that makes it is not understood: .*whole takes 9\.8 KiB"):
+        lf.weightless.simulate(net_with(seeded), IDS, samples=1, **OPTIONS)
+
+
+def only_with_entries():
+    net = Net()
+    if net.head.weight.is_meta:
+        raise RuntimeError("no entries")
+    return net
+
+
 def test_factory_that_cannot_be_watched_stops_at_the_memory_limit(monkeypatch):
     monkeypatch.setattr(network, "available_memory", lambda: 6000)
-    with pytest.raises(lf.InputError, match=r"Asked takes more than .* the free memory"):
-        lf.weightless.simulate(Asked, IDS, samples=1, **OPTIONS)
+    with pytest.raises(lf.InputError, match=r"only_with_entries takes more than .* the free memory"):
+        lf.weightless.simulate(only_with_entries, IDS, samples=1, **OPTIONS)
 
 
 CACHE = {}

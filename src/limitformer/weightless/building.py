@@ -55,7 +55,7 @@ class Built(NamedTuple):
     laws: dict[str, Law]  # by the parameter's first name
     rebuilt: dict[str, str]  # what each sample needs a build of its own for: reasons by name
     doubts: dict[str, str]  # randomness that such a build does not have either: reasons by name
-    entries: int  # the number of entries of matrices that each build computes
+    entries: int  # the number of entries of unknown law
 
 
 def build_twice(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
@@ -85,8 +85,9 @@ def build_twice(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
         if known[name].kind == laws.UNKNOWN:
             group = doubts if parameter.is_meta and not watch.tape.knows(parameter) else rebuilt
             group[name] = known[name].reason
-    entries = sum(each.numel() for each in without_entries(module, watch, known)) if rebuilt else 0
-    return Built(module, known, rebuilt, doubts, entries)
+    computed = without_entries(module, watch, known) if rebuilt else []
+    computed += [each for name, each in module.named_parameters() if name in rebuilt and not each.is_meta]
+    return Built(module, known, rebuilt, doubts, sum(each.numel() for each in computed))
 
 
 def build_sample(
@@ -214,11 +215,13 @@ def drawn_module(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int
             torch.manual_seed(seed)
             np.random.seed(seed % 2**32)
             random.seed(seed)
-            module = factory()
+            with torch.compiler.set_stance("force_eager"):
+                module = factory()
     finally:
         torch.set_default_dtype(before)
         np.random.set_state(numpys)
         random.setstate(own)
+    module = getattr(module, "_orig_mod", module)  # of a compiled module
     require(isinstance(module, nn.Module), f"the function must return a torch.nn.Module; got {type(module).__name__}.")
     tensors = [*module.named_parameters(), *module.named_buffers()]
     lazy = next((name for name, each in tensors if is_lazy(each)), None)

@@ -28,7 +28,7 @@ from limitformer.weightless.maps import NeverDrawnMap, RedrawnMap
 from limitformer.weightless.run import (
     ALWAYS,
     NEVER,
-    KeepWeightError,
+    KeepWeightsError,
     OneSampleOnlyError,
     RandomWeight,
     WeightlessRun,
@@ -45,6 +45,7 @@ class Implicit(torch.Tensor):
     part: int | None
     turned: bool
     frozen: bool
+    _is_param = True  # so that it is an instance of nn.Parameter
 
     @staticmethod
     def __new__(
@@ -209,14 +210,14 @@ def apply_once(x: Tensor, z: Tensor, numbers: WeightNumbers, columns: int) -> Te
     run, weight = numbers.run, numbers.tensor.weight
     known = run.rows.get(weight.name)
     if known is not None and not numbers.turned:
-        raise KeepWeightError(weight.name, "used in several ways")
+        raise KeepWeightsError({weight.name: "used in several ways"})
     if known is not None and weight.law.rows:  # constant rows need no draw
         known = run.draw_rows(weight, torch.tensor(sorted(weight.law.rows)))
     if never_drawn(z.shape[-2], z.shape[-1], columns, numbers):
         run.use(numbers.name, NEVER_DRAWN, weight)
         out: Tensor = NeverDrawnMap.apply(z, run.anchor, numbers, run.root(x, z), columns)
     elif known is not None:
-        raise KeepWeightError(weight.name, "used as embedding and head")
+        raise KeepWeightsError({weight.name: "used as embedding and head"})
     else:
         run.use(numbers.name, DRAWN_AGAIN, weight)
         out = RedrawnMap.apply(z, run.anchor, numbers)
@@ -406,6 +407,10 @@ def freeze(tensor: Any) -> Any:
     return Implicit(tensor.weight, tensor.part, tensor.turned, frozen=True)
 
 
+def is_trained(tensor: Any) -> bool:
+    return not tensor.frozen
+
+
 def itself(tensor: Any, *arguments: Any, **more: Any) -> Any:
     """Return the weight itself for casts and copies: the pass has one dtype and one device."""
     return tensor if isinstance(tensor, Implicit) else NotImplemented
@@ -447,5 +452,6 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     Tensor.double: itself,
     Tensor.contiguous: itself,
     Tensor.detach: freeze,
+    Tensor.requires_grad.__get__: is_trained,  # type: ignore[attr-defined]
     Tensor.clone: itself,
 }

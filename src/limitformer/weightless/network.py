@@ -36,7 +36,7 @@ from limitformer.weightless.laws import CONSTANT, UNKNOWN, Law
 from limitformer.weightless.measure import Measure, NoEntriesError, where_parameters_are_read
 from limitformer.weightless.models import Blueprint
 from limitformer.weightless.reachable import State, stray_tensors
-from limitformer.weightless.run import KeepWeightError, OneSampleOnlyError, RandomWeight, WeightlessRun, gradient_norm
+from limitformer.weightless.run import KeepWeightsError, OneSampleOnlyError, RandomWeight, WeightlessRun, gradient_norm
 from limitformer.weightless.shared import SharedGradients
 from limitformer.weightless.tensors import tensors_in
 from limitformer.weightless.threads import one_thread
@@ -131,10 +131,12 @@ class Weightless:
         if free is not None and needed > SHARE * free:
             name = next(iter(reasons))
             law = "the law of " if name in self.laws else ""
-            nearest = f"overrides={{{name!r}: std}}" if name in self.laws else "make it a parameter"
+            nearest = "make it a parameter"
+            if name in self.laws:
+                nearest = f"overrides={{{name!r}: std}}, which is another network"
             raise InputError(
                 f"{law}{name} is not understood: {reasons[name]}. {what} {readable(needed)}, more than is free. "
-                f"Nearest: {nearest}, which is another network."
+                f"Nearest: {nearest}."
             )
 
     def whole(self, seed: int) -> nn.Module:
@@ -336,8 +338,8 @@ class Weightless:
             try:
                 with one_thread():
                     return self.attempt(run, inputs, loss) if call is None else call(run)
-            except KeepWeightError as needed:
-                self.reasons_to_keep[needed.name] = needed.reason
+            except KeepWeightsError as needed:
+                self.reasons_to_keep |= run.again | needed.reasons
             except NoEntriesError as error:
                 if self.drawn:
                     raise InputError(f"{self.blueprint.name} {error}") from error
@@ -347,7 +349,7 @@ class Weightless:
         """Run one pass.
 
         Raises:
-            KeepWeightError: a weight needs entries.
+            KeepWeightsError: weights need entries.
             OneSampleOnlyError: samples must go one at a time.
             InputError: the module draws random numbers or changes a parameter.
         """
@@ -389,9 +391,17 @@ class Weightless:
         return self.axis[1] if self.axis is not None and self.axis[0] is inputs else None
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
-        """Call the module."""
+        """Call the module.
+
+        Raises:
+            KeepWeightsError: weights were used more than once.
+        """
         named = {name: value for name, value in arguments.items() if name}
-        return self.module(arguments[""], **named) if "" in arguments else self.module(**named)
+        with torch.compiler.set_stance("force_eager"):
+            out = self.module(arguments[""], **named) if "" in arguments else self.module(**named)
+        for weight in self.weights[:1]:
+            weight.run.require_kept()
+        return out
 
     def backward(
         self, out: Any, arguments: Mapping[str, Any], loss: Loss, run: WeightlessRun, measure: Measure

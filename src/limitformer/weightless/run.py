@@ -6,8 +6,9 @@ A weight is used in one of three ways:
 * *kept*: drawn for the whole pass, as an ordinary leaf of torch's graph;
 * *rows drawn*: the rows of an embedding that are looked up.
 
-A pass begins with no weight kept. A second use, or an operation other than a linear map, raises `KeepWeightError`, and
-the pass begins again with that weight kept (`network`).
+A pass begins with no weight kept. A second use, or an operation other than a linear map, raises `KeepWeightsError`, and
+the pass begins again with that weight kept (`network`). A pass notes all weights that are used more than once before it
+begins again.
 """
 
 import re
@@ -29,12 +30,13 @@ ROOTS_KEPT = 2
 POSITIONS = re.compile(r"(^|[._])(wpe|embed_positions|position_embeddings?|pos_emb\w*)(\.|$)")  # tables of positions
 
 
-class KeepWeightError(PicklesArguments, Exception):
-    """The pass must begin again, with this weight kept."""
+class KeepWeightsError(PicklesArguments, Exception):
+    """The pass must begin again, with these weights kept."""
 
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"{name}: {reason}")
-        self.name, self.reason = self.pickled_arguments = name, reason
+    def __init__(self, reasons: dict[str, str]) -> None:
+        super().__init__("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
+        self.reasons = reasons
+        self.pickled_arguments = (reasons,)
 
 
 class OneSampleOnlyError(Exception):
@@ -70,6 +72,7 @@ class WeightlessRun:
     draw: str = AUTO
     gradients: bool = False
     reasons_to_keep: dict[str, str] = field(default_factory=dict)  # by the names of the weights that are kept
+    again: dict[str, str] = field(default_factory=dict)  # reasons to keep weights when the pass begins again
     mapped: set[str] = field(default_factory=set)  # weights and slices that a linear map has used
     squared: dict[str, Tensor] = field(default_factory=dict)  # |∂W|² (S,)
     constants: dict[str, Tensor] = field(default_factory=dict)  # gradients of parameters with entries (S, *shape)
@@ -106,16 +109,17 @@ class WeightlessRun:
         return root
 
     def use(self, name: str, how: str, weight: RandomWeight) -> None:
-        """Note that a map uses a weight or its slice `name`.
-
-        Raises:
-            KeepWeightError: it is the second use.
-        """
+        """Note that a map uses a weight or its slice `name`; after a second use, the pass begins again."""
         if name in self.mapped:
-            raise KeepWeightError(weight.name, "used more than once")
+            self.again[weight.name] = "used more than once"
         self.mapped.add(name)
         before = self.uses.get(weight.name)
         self.uses[weight.name] = f"rows drawn, rest {how}" if weight.name in self.rows else before or how
+
+    def require_kept(self) -> None:
+        """Raise `KeepWeightsError` if weights that are not kept were used more than once."""
+        if self.again:
+            raise KeepWeightsError(self.again)
 
     def forget(self, names: set[str]) -> None:
         """Count the weights of these names as unused: their part of the module runs again."""
@@ -147,10 +151,10 @@ class WeightlessRun:
         """Return the weight (S, *shape), kept for the pass.
 
         Raises:
-            KeepWeightError: it has been used in another way.
+            KeepWeightsError: it has been used in another way.
         """
         if any(name.partition("[")[0] == weight.name for name in self.mapped) or weight.name in self.rows:
-            raise KeepWeightError(weight.name, "used in several ways")
+            raise KeepWeightsError({weight.name: "used in several ways"})
         if weight.name in self.leaves:
             return self.leaves[weight.name][0]
         self.uses[weight.name] = "kept"
@@ -173,7 +177,7 @@ class WeightlessRun:
         new = distinct[~torch.isin(distinct, known)]
         if len(new):
             if weight.name in self.mapped:
-                raise KeepWeightError(weight.name, "looked up after it was used as a head")
+                raise KeepWeightsError({weight.name: "looked up after it was used as a head"})
             drawn = self.leaf(weight, new.cpu())
             rows = drawn if rows is None else torch.cat([rows, drawn], 1)
             self.rows[weight.name] = torch.cat([known, new]), rows
