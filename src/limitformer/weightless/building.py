@@ -126,7 +126,7 @@ def without_entries(module: nn.Module, watch: LawWatch, known: dict[str, Law]) -
     for name, parameter in module.named_parameters():
         if parameter.is_meta and id(parameter) not in computed:
             (random if known[name].random else computed)[id(parameter)] = parameter
-    found = 0
+    found = -1
     while found < len(computed):
         found = len(computed)
         draws = watch.tape.draws(computed.values())
@@ -235,6 +235,8 @@ def drawn_module(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int
 
 def law_of(parameter: Tensor, watch: LawWatch) -> Law:
     """Return the watched law; if nothing random wrote to a parameter, whether its values are constant or given."""
+    if not parameter.numel():
+        return Law(laws.GIVEN)
     law = watch.law_of(parameter)
     if law is not None and (parameter.is_meta or watch.is_random(parameter)):
         return law
@@ -278,7 +280,7 @@ def value_of(tensor: Tensor, law: Law, watch: LawWatch) -> Tensor | None:
     """Return the values of a constant or a copy, None of any other tensor without memory."""
     if not tensor.is_meta:
         return tensor.detach()
-    if law.kind == laws.CONSTANT:
+    if law.kind == laws.CONSTANT or not tensor.numel():
         return torch.full(tensor.shape, law.shift, dtype=tensor.dtype)
     return watch.tape.replay([tensor])[0] if law.kind == laws.GIVEN and watch.tape.knows(tensor) else None
 

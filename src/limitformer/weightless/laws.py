@@ -16,6 +16,8 @@ GIVEN = "given"  # computed values
 UNKNOWN = "unknown"
 
 FARTHEST = 36.0  # standard deviations: a normal entry lies beyond with probability 1e-284
+CUT_NOTHING = 9.0  # standard deviations: a normal entry lies beyond with probability 1e-19
+MOST_ROWS_NAMED = 4
 ROUNDING = 1e-4  # of a standard deviation, by which the ends of a law may be rounded
 
 
@@ -101,7 +103,11 @@ class Law:
             return f"{self.kind}: {self.reason}" if self.reason else self.kind
         mean = f"mean {self.mean:.3g}, " if abs(self.mean) > 1e-12 * self.std else ""
         rows = "".join(f", row {row} is {value:g}" for row, value in self.rows.items())
-        return f"{self.kind}, {mean}std {self.std:.4g}{rows}"
+        if len(self.rows) > MOST_ROWS_NAMED:
+            rows = f", {len(self.rows)} rows are constant"
+        wide = self.kind == TRUNCATED and -self.low > CUT_NOTHING and self.high > CUT_NOTHING
+        bounds = f" (bounds of {self.low:.3g} and {self.high:.3g} std cut nothing)" if wide else ""
+        return f"{self.kind}, {mean}std {self.std:.4g}{bounds}{rows}"
 
 
 def normal(std: float, mean: float = 0.0) -> Law:

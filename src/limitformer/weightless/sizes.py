@@ -39,13 +39,14 @@ def size_of(make: Callable[[], nn.Module], name: str) -> Size:
     """Return the size of the module that `make` builds, on the meta device.
 
     Raises:
-        InputError: it cannot be built, has more than `MOST_MODULES` modules, or a weight without entries.
+        InputError: it cannot be built, has more than `MOST_MODULES` modules, or an embedding without entries.
     """
     with one_line(f"{name} cannot be made"), counted(name), torch.device("meta"):
         module = make()
     every = {id(each): each for each in (*module.parameters(), *module.buffers())}.values()
     shapes = {key: tuple(each.shape) for key, each in module.named_parameters(remove_duplicate=False)}
-    empty = [key for key, shape in shapes.items() if 0 in shape]
+    tables = [(key, part) for key, part in module.named_modules() if isinstance(part, nn.Embedding)]
+    empty = [f"{key}.weight" for key, part in tables if not part.weight.numel()]
     require(not empty, f"{name} cannot be made: {empty[:1]} would have no entries, as one of its sizes is 0.")
     vectors = sum(each.numel() for each in every if each.dim() < 2 or not each.is_floating_point())
     return Size(sum(each.numel() for each in every), vectors, shapes)

@@ -5,6 +5,7 @@ While a module is built, its matrices have no entries. Each operation that write
 a step that several tensors need draws the same numbers for all of them, and in every replay.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -34,10 +35,9 @@ class Step(NamedTuple):
     args: Any  # places instead of tensors without entries
     kwargs: dict[str, Any]
     out: list[Place]  # new tensors
-    reads: set[int]  # storages
+    reads: set[int]  # storages whose earlier entries matter
     seeded: bool  # whether it draws random numbers
     shares: bool  # whether it reads random entries that exist
-    fresh: bool  # whether earlier entries do not matter
 
 
 class Tape:
@@ -54,7 +54,10 @@ class Tape:
         self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any], out: Any, written: list[Tensor],
         seeded: bool = False, shares: bool = False, fresh: bool = False,
     ) -> None:  # fmt: skip
-        """Record a call that has changed the tensors `written`, or has made the tensors `out`."""
+        """Record a call that has changed the tensors `written`, or has made the tensors `out`.
+
+        If it is `fresh`, earlier entries of a tensor that is written do not matter.
+        """
         inputs = tensors_in((args, kwargs))
         old = {storage(each) for each in inputs if each.is_meta}
         made = [each for each in tensors_in(out) if each.is_meta and storage(each) not in old]
@@ -65,11 +68,10 @@ class Tape:
         if made and not inputs:
             kwargs["dtype"] = made[0].dtype
         places = [self.place(each) for each in made]
-        whole = len(changed) == 1 and covers_storage(changed[0])
-        step = Step(
-            call, self.without_entries(args), self.without_entries(kwargs), places, old, seeded, shares,
-            fresh=(bool(made) and not changed) or (fresh and whole),
-        )  # fmt: skip
+        if fresh and len(changed) == 1 and covers_storage(changed[0]):
+            if sum(storage(each) == storage(changed[0]) for each in inputs) == 1:
+                old.discard(storage(changed[0]))
+        step = Step(call, self.without_entries(args), self.without_entries(kwargs), places, old, seeded, shares)
         for each in (*made, *changed):
             self.writers.setdefault(self.place(each).storage, []).append(len(self.steps))
         self.steps.append(step)
@@ -93,19 +95,15 @@ class Tape:
 
     def needed(self, storages: Iterable[int]) -> list[int]:
         """Return the steps that the entries of these storages depend on."""
-        found, seen = set[int](), dict[int, int]()
+        found = set[int]()
         waiting = [(each, len(self.steps)) for each in storages]
         while waiting:
             each, before = waiting.pop()
-            if seen.get(each, -1) >= before:
-                continue
-            seen[each] = before
-            for index in reversed(self.writers.get(each, [])):
-                if index < before:
-                    found.add(index)
-                    waiting.extend((one, index) for one in self.steps[index].reads)
-                    if self.steps[index].fresh:
-                        break
+            writers = self.writers.get(each, [])
+            place = bisect_left(writers, before)
+            if place and writers[place - 1] not in found:
+                found.add(writers[place - 1])
+                waiting.extend((one, writers[place - 1]) for one in self.steps[writers[place - 1]].reads)
         return sorted(found)
 
     def draws(self, tensors: Iterable[Tensor]) -> set[int]:

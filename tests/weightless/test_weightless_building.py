@@ -1,0 +1,401 @@
+"""Modules built for each sample: entries of unknown law, numbers that depend on each other, large matrices."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import ks_2samp
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import limitformer as lf
+from limitformer.weightless.building import build_sample, build_twice
+from limitformer.weightless.implicit import Implicit
+
+N, LEVEL = 48, 1e-4
+
+
+class Holder(nn.Module):
+    """A square matrix that `change` initialises."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(N, N))
+        nn.init.normal_(self.weight, std=0.1)
+        with torch.no_grad():
+            change(self)
+
+
+def logarithm(net):
+    net.weight.uniform_(1, 16).log_()
+
+
+def inverse_softplus(net):
+    steps = torch.exp(torch.rand(N, N) * (math.log(0.1) - math.log(0.001)) + math.log(0.001)).clamp(min=0.004)
+    net.weight.copy_(steps + torch.log(-torch.expm1(-steps)))
+
+
+def eye_and_noise(net):
+    net.weight = nn.Parameter(torch.eye(N) + 0.1 * torch.randn(N, N))
+
+
+def two_parts(net):
+    net.weight.copy_(torch.cat([torch.empty(N // 2, N).normal_(0, std) for std in (0.1, 0.5)]))
+
+
+def thirds(net):
+    for k, std in enumerate((0.1, 0.3, 1.0)):
+        nn.init.normal_(net.weight[k * N // 3 : (k + 1) * N // 3], std=std)
+
+
+def zeroed_columns(net):
+    net.weight[:, : N // 2].zero_()
+
+
+def scaled_columns(net):
+    net.weight[:, N // 2 :] *= 4
+
+
+def masked(net):
+    net.weight.mul_(torch.ones(N, N).tril())
+
+
+def orthogonal(net):
+    nn.init.orthogonal_(net.weight)
+
+
+def sparse(net):
+    nn.init.sparse_(net.weight, 0.5, std=0.3)
+
+
+def rounded(net):
+    net.weight.copy_((10 * net.weight).round() / 10)
+
+
+def of_unit_norm(net):
+    net.weight /= float(net.weight.norm())
+
+
+def read_as_array(net):
+    net.weight.div_(float(np.abs(net.weight.detach().numpy()).max()))
+
+
+def products(net):
+    net.weight.copy_(torch.randn(N, 4) @ torch.randn(4, N))
+
+
+CHANGES = [logarithm, inverse_softplus, eye_and_noise, two_parts, thirds, zeroed_columns, scaled_columns, masked]
+CHANGES += [orthogonal, sparse, rounded, of_unit_norm, products]
+
+
+def statistics(weights):
+    """Return numbers that depend on the law of the entries, their places and their dependence."""
+    w = torch.stack(list(weights)).double()
+    corners = [w[:, :4, :4], w[:, -4:, :4], w[:, :4, -4:], w[:, -4:, -4:]]
+    values = {"diagonal": w.diagonal(0, 1, 2), "entries": w[:, ::7, ::7], "sums": w.sum(1), "norms": w.norm(dim=2)}
+    values |= {f"corner {k}": each for k, each in enumerate(corners)} | {"product": (w @ w.mT)[:, 0, 1:9]}
+    return {name: each.flatten().numpy() for name, each in values.items()}
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_entries_of_unknown_law_have_the_law_of_drawn_ones(change):
+    def factory():
+        return Holder(change)
+
+    builds = [build_sample(factory, torch.float32, seed) for seed in range(12)]
+    assert not any(laws for _, laws in builds)  # no weight is left to be drawn by its law
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        drawn = statistics(factory().weight.detach() for _ in range(12))
+    mine = statistics(module.weight.detach() for module, _ in builds)
+    for name in drawn:
+        assert ks_2samp(mine[name], drawn[name]).pvalue > LEVEL, name
+    twin = statistics(1.5 * module.weight.detach() for module, _ in builds)
+    assert min(ks_2samp(twin[name], drawn[name]).pvalue for name in drawn) < LEVEL
+
+
+def test_entries_that_the_code_reads_are_those_of_the_build():
+    for seed in range(3):
+        normed, scaled = (build_sample(lambda c=c: Holder(c), torch.float32, seed)[0] for c in (of_unit_norm, read_as_array))
+        assert float(normed.weight.detach().norm()) == pytest.approx(1.0, rel=1e-6)
+        assert float(scaled.weight.detach().abs().max()) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_same_seed_gives_the_same_entries():
+    one, again, other = (build_sample(lambda: Holder(logarithm), torch.float32, seed)[0].weight for seed in (3, 3, 4))
+    assert torch.equal(one, again)
+    assert not torch.isclose(one, other).any()
+
+
+class Dependent(nn.Module):
+    """Numbers that are computed from each other, in every place."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.free = nn.Linear(N, N), nn.Linear(N, N)
+        self.back = nn.Parameter(self.linear.weight.detach().T.clone())
+        self.register_buffer("norms", self.linear.weight.detach().norm(dim=1))
+        self.register_buffer("inverse", 1 / self.linear.bias.detach())
+        self.listed = [self.linear.weight, self.linear.weight.detach()[0]]
+        steps = torch.rand(N)
+        self.steps, self.log_steps = nn.Parameter(steps), steps.log()
+        self.normed = parametrizations.weight_norm(nn.Linear(N, N))
+        table = torch.empty(N, N)
+        table.copy_(steps.expand(N, N))
+        self.table = nn.Parameter(table)
+
+
+def test_numbers_of_a_build_depend_on_each_other_as_in_the_module():
+    module, laws = build_sample(Dependent, torch.float64, 5)
+    weight = module.linear.weight
+    assert list(laws) == ["free.weight"]  # the only one that nothing else depends on
+    assert weight.detach().std().item() == pytest.approx(1 / math.sqrt(3 * N), rel=0.05)
+    torch.testing.assert_close(module.back, weight.T)
+    torch.testing.assert_close(module.norms, weight.norm(dim=1))
+    torch.testing.assert_close(module.inverse, 1 / module.linear.bias)
+    assert module.listed[0] is weight
+    torch.testing.assert_close(module.listed[1], weight[0])
+    torch.testing.assert_close(module.steps.log(), module.log_steps)
+    torch.testing.assert_close(module.table, module.steps.expand(N, N))
+    torch.testing.assert_close(module.normed.parametrizations.weight.original0[:, 0], module.normed.weight.norm(dim=1))
+
+
+def halves(net):
+    angles = torch.outer(torch.arange(N), torch.linspace(1, 2, N // 2))
+    table = torch.empty(N, N)
+    table[:, ::2], table[:, 1::2] = angles.sin(), angles.cos()
+    net.weight = nn.Parameter(table)
+
+
+def dirac(net):
+    net.weight = nn.Parameter(torch.empty(4, 4, 3))
+    nn.init.dirac_(net.weight)
+
+
+def identity(net):
+    nn.init.eye_(net.weight)
+
+
+def mask(net):
+    net.register_buffer("mask", torch.empty(N, N).fill_(-math.inf).triu_(1), persistent=False)
+
+
+def on_the_device_of_a_weight(net):
+    net.register_buffer("places", torch.arange(N, device=net.weight.device)[:, None] * 2.0)
+    net.register_buffer("sevens", torch.full((3, 5), 7.0, device=net.weight.device).cumsum(1))
+    net.register_buffer("copied", torch.linspace(0, 1, N).to(net.weight.device))
+
+
+def given_rows(net):
+    net.weight = nn.Parameter(torch.zeros(N, N))
+    net.weight.T[:3] = torch.arange(3 * N).view(3, N) + 0.0
+
+
+def sparse_buffer(net):
+    net.register_buffer("pairs", torch.ones(4, 4).tril().to_sparse(), persistent=False)
+
+
+@pytest.mark.parametrize(
+    "change", [halves, dirac, identity, mask, on_the_device_of_a_weight, given_rows, sparse_buffer], ids=lambda c: c.__name__
+)  # fmt: skip
+def test_fixed_numbers_have_their_values(change):
+    built, real = build_twice(lambda: Holder(change), torch.float32), Holder(change)
+    assert (built.rebuilt, built.doubts) == ({}, {})
+    pairs = dict(real.named_buffers()) | ({} if built.laws["weight"].random else {"weight": real.weight.detach()})
+    assert pairs
+    for name, value in pairs.items():
+        mine = getattr(built.module, name).detach()
+        torch.testing.assert_close(mine.to_dense(), value.to_dense())
+
+
+def test_entries_that_nothing_writes_to_are_refused():
+    def change(net):
+        net.weight = nn.Parameter(torch.empty(N, N))
+        net.weight[3:] = torch.ones(N)
+
+    with pytest.raises(lf.InputError, match="nothing writes to a part of a matrix"):
+        build_twice(lambda: Holder(change), torch.float32)
+
+
+def test_several_constant_rows_leave_a_matrix_implicit():
+    def change(net):
+        net.weight[5:9].zero_()
+        net.weight[20].fill_(2.0)
+
+    law = lf.weightless.law(lambda: Holder(change))["weight"]
+    assert law.rows == {5: 0.0, 6: 0.0, 7: 0.0, 8: 0.0, 20: 2.0}
+    assert str(law) == "normal, std 0.1, 5 rows are constant"
+
+
+def test_law_names_bounds_that_cut_nothing():
+    wide, narrow = (
+        lf.weightless.law(lambda std=std: Holder(lambda net: nn.init.trunc_normal_(net.weight, std=std)))["weight"]
+        for std in (0.02, 1.0)
+    )
+    assert str(wide) == "truncated normal, std 0.02 (bounds of -100 and 100 std cut nothing)"
+    assert "cut" not in str(narrow)
+
+
+def test_large_constants_and_empty_copies_take_no_memory():
+    def zeros():
+        net = nn.ParameterList([torch.zeros(10**6, 10**6), torch.ones(10**6, 10**6)])
+        for one in net:
+            nn.init.normal_(one, std=0.5)
+        return net
+
+    def made_on_meta():
+        with torch.device("meta"):
+            net = nn.Sequential(nn.Linear(10**6, 10**6), nn.LayerNorm(8))
+        net.to_empty(device="cpu")
+        for part in net:
+            part.reset_parameters()
+        return net
+
+    assert [law.std for law in lf.weightless.law(zeros).laws.values()] == [0.5, 0.5]
+    table = lf.weightless.law(made_on_meta)
+    assert str(table["0.weight"]) == f"uniform, std {1 / math.sqrt(3 * 10**6):.4g}"
+    assert str(table["1.weight"]) == "ones"
+
+
+class StateSpace(nn.Module):
+    """A recurrence with random rates and steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False)
+        self.rates = nn.Parameter(torch.empty(16).uniform_(1, 16).log())
+        steps = torch.exp(torch.rand(16) * 4 - 4)
+        self.steps = nn.Parameter(steps + torch.log(-torch.expm1(-steps)))
+
+    def forward(self, x):
+        y, state, out = self.up(x), 0.0, []
+        step = nn.functional.softplus(self.steps)
+        for t in range(x.shape[1]):
+            state = state * torch.exp(-step * self.rates.exp()) + step * y[:, t]
+            out.append(state)
+        return x + self.down(torch.stack(out, 1))
+
+
+class Stack(nn.Module):
+    """Blocks in sequence."""
+
+    def __init__(self, block, times=2):
+        super().__init__()
+        self.blocks = nn.ModuleList(block() for _ in range(times))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+X = np.random.Generator(np.random.Philox(1)).standard_normal((1, 5, 8))
+OPTIONS = {"seed": 0, "dtype": torch.float64, "progress": False, "gradients": True}
+
+
+def log_numbers(data):
+    """Return log sizes of the stream's end and log gradients of the first rates."""
+    size = np.log(data.covariance[:, -1].values.trace(axis1=1, axis2=2))
+    return size, np.log(data.weight_gradient.sel(weight="blocks.0.rates").values)
+
+
+def test_state_space_model_has_the_law_of_drawn_modules():
+    count, x = 150, torch.tensor(X)
+    data = lf.weightless.simulate(lambda: Stack(StateSpace), X, samples=count, **OPTIONS)
+    assert data.attrs["weights"] == "4 drawn by the model's own code, 4 drawn when needed"
+    mine, drawn, frozen = log_numbers(data), [], []
+    with torch.random.fork_rng():
+        for k in range(count):
+            torch.manual_seed(k)
+            module = Stack(StateSpace).double()
+            for twin in (False, True):
+                if twin:  # with the steps of a module that is not drawn again
+                    for block in module.blocks:
+                        block.rates.data.fill_(2.0), block.steps.data.fill_(-1.0)
+                module.zero_grad()
+                out = module(x)
+                (out.square().sum(-1).mean() / 2).backward()
+                gradient = float(module.blocks[0].rates.grad.norm().log())
+                (frozen if twin else drawn).append((float(out.detach().square().mean().log() + math.log(5)), gradient))
+    for one, other in zip(mine, np.array(drawn).T, strict=True):
+        assert ks_2samp(one, other).pvalue > LEVEL
+    assert min(ks_2samp(a, b).pvalue for a, b in zip(mine, np.array(frozen).T, strict=True)) < LEVEL
+
+
+class Shared(nn.Module):
+    """A block that uses each of its weights twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(3))
+
+    def forward(self, x):
+        CALLS.append(1)
+        for map_ in self.maps:
+            x = x + map_(map_(x))
+        return x
+
+
+CALLS = []
+
+
+def test_weights_used_twice_are_noted_in_one_pass():
+    CALLS.clear()
+    data = lf.weightless.simulate(lambda: Stack(Shared, 1), X, samples=1, **OPTIONS)
+    assert data.attrs["weights"] == "3 kept"
+    assert len(CALLS) == 3  # one that notes them, the first pass and its repetition
+
+
+def test_compiled_modules_run_eagerly():
+    plain, whole, blocks = (
+        lf.weightless.simulate(each, X, samples=2, **OPTIONS).loss.values
+        for each in (
+            lambda: Stack(Shared),
+            lambda: torch.compile(Stack(Shared), backend="eager"),
+            lambda: Stack(lambda: torch.compile(Shared(), backend="eager")),
+        )
+    )
+    np.testing.assert_array_equal(plain, whole)
+    assert np.isfinite(blocks).all()
+
+
+def test_implicit_weights_are_parameters():
+    class Asking(Shared):
+        def forward(self, x):
+            assert all(isinstance(map_.weight, nn.Parameter) for map_ in self.maps)
+            SEEN.extend((type(map_.weight), map_.weight.requires_grad) for map_ in self.maps)
+            return super().forward(x)
+
+    def factory():
+        net = Stack(Asking, 1)
+        net.blocks[0].maps[1].weight.requires_grad_(False)
+        return net
+
+    lf.weightless.simulate(factory, X, samples=1, **OPTIONS)
+    assert SEEN[:3] == [(Implicit, True), (Implicit, False), (Implicit, True)]
+
+
+SEEN = []
+
+
+@pytest.mark.parametrize("change", [nn.Module.half, nn.Module.bfloat16, nn.Module.float, nn.Module.cpu, copy.deepcopy])
+def test_casts_and_copies_of_a_module_keep_its_laws(change):
+    plain, changed = (
+        lf.weightless.simulate(each, X, samples=2, **OPTIONS) for each in (lambda: Stack(Shared), lambda: change(Stack(Shared)))
+    )  # fmt: skip
+    np.testing.assert_array_equal(plain.loss, changed.loss)
+
+
+def test_parameters_of_size_zero_have_no_gradient():
+    class Empty(Shared):
+        def __init__(self):
+            super().__init__()
+            self.registers = nn.Parameter(torch.randn(1, 0, 8))
+
+        def forward(self, x):
+            return super().forward(torch.cat([self.registers, x], 1))
+
+    data = lf.weightless.simulate(lambda: Stack(Empty), X, samples=1, **OPTIONS)
+    assert list(data.weight.values) == [f"blocks.{b}.maps.{k}.weight" for b in range(2) for k in range(3)]
