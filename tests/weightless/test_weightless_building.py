@@ -118,9 +118,30 @@ def test_entries_of_unknown_law_have_the_law_of_drawn_ones(change):
 
 def test_entries_that_the_code_reads_are_those_of_the_build():
     for seed in range(3):
-        normed, scaled = (build_sample(lambda c=c: Holder(c), torch.float32, seed)[0] for c in (of_unit_norm, read_as_array))
+        normed, scaled = (
+            build_sample(lambda c=c: Holder(c), torch.float32, seed)[0] for c in (of_unit_norm, read_as_array)
+        )
         assert float(normed.weight.detach().norm()) == pytest.approx(1.0, rel=1e-6)
         assert float(scaled.weight.detach().abs().max()) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_recurrent_layers_run_with_computed_weights():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.LSTM(8, 8, batch_first=True)
+            nn.init.orthogonal_(self.layer.weight_hh_l0)
+
+        def forward(self, x):
+            return x + self.layer(x)[0]
+
+    data = lf.weightless.simulate(lambda: Stack(Recurrent), X, samples=2, **OPTIONS)
+    module, _ = build_sample(lambda: Stack(Recurrent), torch.float64, 3)
+    layer = module.blocks[0].layer
+    assert layer.weight_hh_l0.shape == (32, 8)
+    torch.testing.assert_close(layer.weight_hh_l0.T @ layer.weight_hh_l0, torch.eye(8, dtype=torch.float64))
+    assert all(a is b for a, b in zip(layer.all_weights[0], layer.parameters(), strict=True))
+    assert (data.weight_gradient.values > 0).all()
 
 
 def test_same_seed_gives_the_same_entries():
@@ -197,9 +218,10 @@ def sparse_buffer(net):
     net.register_buffer("pairs", torch.ones(4, 4).tril().to_sparse(), persistent=False)
 
 
-@pytest.mark.parametrize(
-    "change", [halves, dirac, identity, mask, on_the_device_of_a_weight, given_rows, sparse_buffer], ids=lambda c: c.__name__
-)  # fmt: skip
+FIXED = [halves, dirac, identity, mask, on_the_device_of_a_weight, given_rows, sparse_buffer]
+
+
+@pytest.mark.parametrize("change", FIXED, ids=lambda change: change.__name__)
 def test_fixed_numbers_have_their_values(change):
     built, real = build_twice(lambda: Holder(change), torch.float32), Holder(change)
     assert (built.rebuilt, built.doubts) == ({}, {})
@@ -382,9 +404,8 @@ SEEN = []
 
 @pytest.mark.parametrize("change", [nn.Module.half, nn.Module.bfloat16, nn.Module.float, nn.Module.cpu, copy.deepcopy])
 def test_casts_and_copies_of_a_module_keep_its_laws(change):
-    plain, changed = (
-        lf.weightless.simulate(each, X, samples=2, **OPTIONS) for each in (lambda: Stack(Shared), lambda: change(Stack(Shared)))
-    )  # fmt: skip
+    factories = lambda: Stack(Shared), lambda: change(Stack(Shared))
+    plain, changed = (lf.weightless.simulate(each, X, samples=2, **OPTIONS) for each in factories)
     np.testing.assert_array_equal(plain.loss, changed.loss)
 
 

@@ -228,7 +228,7 @@ def scale_laws(network: Weightless, factors: Mapping[str, float]) -> None:
     Raises:
         InputError: its laws are not understood.
     """
-    name = network.blueprint.name
-    require(not network.drawn, f"the laws of {name} are not all understood: {next(iter(network.drawn.items()), None)}.")
+    name, unknown = network.blueprint.name, network.drawn | network.rebuilt
+    require(not unknown, f"the laws of {name} are not all understood: {next(iter(unknown.items()), None)}.")
     for weight in network.weights:
         weight.law = network.laws[weight.name].times(factors.get(weight.name, 1.0))

@@ -5,6 +5,7 @@ draw explains, is random with an unknown law.
 """
 
 import random
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -90,9 +91,7 @@ def build_twice(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
     return Built(module, known, rebuilt, doubts, sum(each.numel() for each in computed))
 
 
-def build_sample(
-    factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int
-) -> tuple[nn.Module, dict[str, Law]]:
+def build_sample(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int) -> tuple[nn.Module, dict[str, Law]]:
     """Build a module from a seed, with all its numbers but random matrices; return it with the laws of these.
 
     Vectors, numbers and matrices of unknown law are those of this build, and so are matrices that share random numbers
@@ -103,8 +102,9 @@ def build_sample(
     known |= views(module, known, watch)
     tensors = without_entries(module, watch, known)
     values = dict(zip(map(id, tensors), watch.tape.replay(tensors), strict=True))
-    strays = {id(value): value for _, value in stray_tensors(module) if id(value) in values}
-    parameters = {}
+    listed = recurrent_weights(module)
+    strays = {id(value): value for _, value in stray_tensors(module) if id(value) in values.keys() - listed}
+    parameters: dict[int, Tensor] = {}
     for parameter in module.parameters():
         if id(parameter) in values:
             parameters[id(parameter)] = nn.Parameter(values[id(parameter)], parameter.requires_grad)
@@ -113,16 +113,21 @@ def build_sample(
             if id(buffer) in values and id(buffer) not in strays:
                 part._buffers[key] = values[id(buffer)]
     put_parameters(module, {key: each for key, each in parameters.items() if key not in strays})
-    for key, stray in strays.items():  # in place, wherever it is
-        torch.utils.swap_tensors(stray, parameters.get(key, values[key]))
+    for where, stray in strays.items():  # in place, wherever it is
+        torch.utils.swap_tensors(stray, parameters.get(where, values[where]))
     return module, {name: known[name] for name, one in module.named_parameters() if one.is_meta}
+
+
+def recurrent_weights(module: nn.Module) -> set[int]:
+    """Return the `id` of each parameter of torch's recurrent layers, which list them a second time."""
+    return {id(one) for part in module.modules() if isinstance(part, nn.RNNBase) for one in part.parameters()}
 
 
 def without_entries(module: nn.Module, watch: LawWatch, known: dict[str, Law]) -> list[Tensor]:
     """Return the tensors on the meta device that a build computes: all but independent weights of known law."""
     strays = {id(value): value for _, value in stray_tensors(module) if isinstance(value, Tensor) and value.is_meta}
     computed = strays | {id(each): each for each in module.buffers() if each.is_meta}
-    random = {}
+    random: dict[int, Tensor] = {}
     for name, parameter in module.named_parameters():
         if parameter.is_meta and id(parameter) not in computed:
             (random if known[name].random else computed)[id(parameter)] = parameter
@@ -162,17 +167,18 @@ def other_randomness(module: nn.Module, other: nn.Module, watch: LawWatch) -> tu
 
     The first ones are about things that a build has, the second ones about all others.
     """
-    reasons, doubts, twins = {}, {}, dict(other.named_buffers())
+    reasons, doubts, twins = dict[str, str](), dict[str, str](), dict(other.named_buffers())
     for name, buffer in module.named_buffers():
         if buffer.is_meta:
             (reasons if watch.tape.knows(buffer) else doubts)[name] = "it was computed from matrices without entries"
         elif watch.is_random(buffer) or name not in twins or not same_numbers(buffer, twins[name]):
             reasons[name] = RANDOM_VALUE
-    own = {id(parameter) for parameter in module.parameters()}
+    own, listed = {id(parameter) for parameter in module.parameters()}, recurrent_weights(module)
     elsewhere, here = dict(stray_tensors(other)), dict(stray_tensors(module))
     for name, value in here.items():
         if isinstance(value, Tensor) and (value.is_meta or id(value) in own):
-            exists = not value.is_meta or (value.grad_fn is None and watch.tape.knows(value))
+            replaceable = id(value) in listed or (value.grad_fn is None and not weakref.getweakrefs(value))
+            exists = not value.is_meta or (replaceable and watch.tape.knows(value))
             (reasons if exists else doubts)[name] = "it is a matrix that is neither a parameter nor a buffer"
         elif isinstance(value, GENERATORS):
             doubts[name] = "it is a generator of random numbers"
@@ -291,4 +297,7 @@ def put_parameters(module: nn.Module, new: dict[int, Any]) -> None:
         pairs = {key: (old, new[id(old)]) for key, old in part._parameters.items() if id(old) in new}
         for key, (old, one) in pairs.items():
             vars(one).update(vars(old))
-            part._parameters[key] = one
+            if isinstance(part, nn.RNNBase):
+                setattr(part, key, one)  # so that it updates its list
+            else:
+                part._parameters[key] = one

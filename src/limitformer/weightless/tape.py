@@ -69,17 +69,20 @@ class Tape:
             kwargs["dtype"] = made[0].dtype
         places = [self.place(each) for each in made]
         if fresh and len(changed) == 1 and covers_storage(changed[0]):
-            if sum(storage(each) == storage(changed[0]) for each in inputs) == 1:
-                old.discard(storage(changed[0]))
+            own = storage(changed[0])
+            if sum(storage(each) == own for each in inputs) == 1:
+                old.discard(own)
         step = Step(call, self.without_entries(args), self.without_entries(kwargs), places, old, seeded, shares)
         for each in (*made, *changed):
             self.writers.setdefault(self.place(each).storage, []).append(len(self.steps))
         self.steps.append(step)
 
     def place(self, tensor: Tensor) -> Place:
+        if tensor.is_conj() or tensor.is_neg():
+            raise NotImplementedError("a tape has no conjugate views")
         self.storages.setdefault(storage(tensor), tensor.untyped_storage())
-        geometry = tensor.shape, tensor.stride(), tensor.storage_offset()
-        return Place(storage(tensor), tensor.dtype, *geometry, is_whole_storage(tensor))
+        offset = int(tensor.storage_offset())
+        return Place(storage(tensor), tensor.dtype, tensor.shape, tensor.stride(), offset, is_whole_storage(tensor))
 
     def without_entries(self, values: Any) -> Any:
         """Replace tensors by their places, and copy those that have entries."""
