@@ -206,6 +206,8 @@ def mask(net):
 def on_the_device_of_a_weight(net):
     net.register_buffer("places", torch.arange(N, device=net.weight.device)[:, None] * 2.0)
     net.register_buffer("sevens", torch.full((3, 5), 7.0, device=net.weight.device).cumsum(1))
+    net.register_buffer("numbers", torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=net.weight.device) ** 2)
+    net.register_buffer("more", net.weight.new_tensor([5.0, 6.0]))
     net.register_buffer("copied", torch.linspace(0, 1, N).to(net.weight.device))
 
 
@@ -237,7 +239,7 @@ def test_entries_that_nothing_writes_to_are_refused():
         net.weight = nn.Parameter(torch.empty(N, N))
         net.weight[3:] = torch.ones(N)
 
-    with pytest.raises(lf.InputError, match="nothing writes to a part of a matrix"):
+    with pytest.raises(lf.InputError, match="nothing writes to a part of weight while"):
         build_twice(lambda: Holder(change), torch.float32)
 
 

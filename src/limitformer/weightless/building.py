@@ -68,7 +68,7 @@ def build_twice(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
     explains = False  # whether a parameter holds the numbers drawn from NumPy or Python
     for name, parameter in module.named_parameters():
         law = law_of(parameter, watch)
-        if name not in twins or not same_in_both(parameter, law, watch, twins[name], watch_of_other):
+        if name not in twins or not same_in_both(name, parameter, law, watch, twins[name], watch_of_other):
             seen = watch.law_of(parameter) or law
             explains = explains or seen.kind != laws.UNKNOWN
             law = Law(laws.UNKNOWN, reason=seen.reason or RANDOM_VALUE, source=seen.source)
@@ -101,7 +101,9 @@ def build_sample(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int
     known = {name: law_of(parameter, watch) for name, parameter in module.named_parameters()}
     known |= views(module, known, watch)
     tensors = without_entries(module, watch, known)
-    values = dict(zip(map(id, tensors), watch.tape.replay(tensors), strict=True))
+    names = {id(one): name for name, one in [*module.named_buffers(), *module.named_parameters()]}
+    replayed = watch.tape.replay(tensors, [names.get(id(each), "a matrix") for each in tensors])
+    values = dict(zip(map(id, tensors), replayed, strict=True))
     listed = recurrent_weights(module)
     strays = {id(value): value for _, value in stray_tensors(module) if id(value) in values.keys() - listed}
     parameters: dict[int, Tensor] = {}
@@ -253,14 +255,16 @@ def law_of(parameter: Tensor, watch: LawWatch) -> Law:
     return laws.constant(float(first)) if same and not parameter.is_complex() else Law(laws.GIVEN)
 
 
-def same_in_both(parameter: Tensor, law: Law, watch: LawWatch, twin: Tensor, watch_of_twin: LawWatch) -> bool:
+def same_in_both(
+    name: str, parameter: Tensor, law: Law, watch: LawWatch, twin: Tensor, watch_of_twin: LawWatch
+) -> bool:
     """Whether a parameter has the same law in both builds, and the same values if it is not random."""
     other = law_of(twin, watch_of_twin)
     if replace(law, source=-1) != replace(other, source=-1) or parameter.shape != twin.shape:
         return False
     if law.kind != laws.GIVEN:
         return True
-    mine, theirs = value_of(parameter, law, watch), value_of(twin, other, watch_of_twin)
+    mine, theirs = value_of(name, parameter, law, watch), value_of(name, twin, other, watch_of_twin)
     return mine is not None and theirs is not None and same_numbers(mine, theirs)
 
 
@@ -270,7 +274,7 @@ def set_values(module: nn.Module, watch: LawWatch, known: dict[str, Law]) -> Non
     for name, parameter in module.named_parameters():
         law = known.get(name)
         if parameter.is_meta and law is not None and not law.random:
-            value = value_of(parameter, law, watch)
+            value = value_of(name, parameter, law, watch)
             if value is not None:
                 values[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
     put_parameters(module, values)
@@ -278,17 +282,18 @@ def set_values(module: nn.Module, watch: LawWatch, known: dict[str, Law]) -> Non
         for key, buffer in list(part._buffers.items()):
             law = None if buffer is None else watch.law_of(buffer)
             if buffer is not None and buffer.is_meta and law is not None:
-                value = value_of(buffer, law, watch)
+                value = value_of(key, buffer, law, watch)
                 part._buffers[key] = buffer if value is None else value
 
 
-def value_of(tensor: Tensor, law: Law, watch: LawWatch) -> Tensor | None:
+def value_of(name: str, tensor: Tensor, law: Law, watch: LawWatch) -> Tensor | None:
     """Return the values of a constant or a copy, None of any other tensor without memory."""
     if not tensor.is_meta:
         return tensor.detach()
     if law.kind == laws.CONSTANT or not tensor.numel():
         return torch.full(tensor.shape, law.shift, dtype=tensor.dtype)
-    return watch.tape.replay([tensor])[0] if law.kind == laws.GIVEN and watch.tape.knows(tensor) else None
+    known = law.kind == laws.GIVEN and watch.tape.knows(tensor)
+    return watch.tape.replay([tensor], [name])[0] if known else None
 
 
 def put_parameters(module: nn.Module, new: dict[int, Any]) -> None:

@@ -6,7 +6,7 @@ a step that several tensors need draws the same numbers for all of them, and in 
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -93,8 +93,11 @@ class Tape:
         return [self.without_entries(each) for each in values] if isinstance(values, list | tuple) else values
 
     def knows(self, tensor: Tensor) -> bool:
-        """Whether a step wrote to the tensor."""
-        return tensor.layout == torch.strided and storage(tensor) in self.writers
+        """Whether steps wrote to the tensor, and to all that they read."""
+        if tensor.layout != torch.strided or storage(tensor) not in self.writers:
+            return False
+        reads = [(one, k) for k in self.needed([storage(tensor)]) for one in self.steps[k].reads]
+        return all(one in self.writers and self.writers[one][0] <= k for one, k in reads)
 
     def needed(self, storages: Iterable[int]) -> list[int]:
         """Return the steps that the entries of these storages depend on."""
@@ -124,7 +127,7 @@ class Tape:
         self.read |= self.draws(tensors)
         return self.replay(tensors)
 
-    def replay(self, tensors: list[Tensor]) -> list[Tensor]:
+    def replay(self, tensors: list[Tensor], names: Sequence[str] = ()) -> list[Tensor]:
         """Return these tensors with their entries.
 
         Raises:
@@ -141,9 +144,10 @@ class Tape:
                     if all(one != place.storage for place in places):
                         memory.entries.pop(one, None)
         values = [memory.tensor(place) for place in places]
-        for value in values:
+        for k, value in enumerate(values):
             if memory.unwritten and bool(value.isnan().any()):
-                raise InputError("nothing writes to a part of a matrix while the module is built.")
+                name = names[k] if names else "a matrix"
+                raise InputError(f"nothing writes to a part of {name} while the module is built.")
         return values
 
     def run(self, index: int, memory: "Memory") -> None:

@@ -44,6 +44,7 @@ VIEWS |= {"detach", "alias", "as_strided", "expand", "_reshape_alias", "unbind",
 FILLING = {"zero_", "fill_", "normal_", "uniform_", "copy_"}  # earlier entries do not matter
 MOST_ROWS = 1024  # rows of constants in a random matrix
 ENTRIES = {"tolist", "numpy", "__array__", "__dlpack__"}  # methods that read a tensor's memory
+FROM_NUMBERS = {torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor, Tensor.new_tensor}
 OWN_GENERATOR = "it draws from a generator of its own"
 OWN_STATE = "it sets the state of torch's generator"
 READS = "it reads a random number while it builds the module"
@@ -319,7 +320,10 @@ class LawWatch(TorchDispatchMode):
 
 
 class Readings(TorchFunctionMode):
-    """A mode that notes where the code reads random entries without an operation, such as by `tolist`."""
+    """A mode that notes where the code reads random entries without an operation, such as by `tolist`.
+
+    It also keeps tensors made from numbers off the meta device, where the numbers would be lost.
+    """
 
     def __init__(self, watch: LawWatch) -> None:
         super().__init__()
@@ -330,7 +334,11 @@ class Readings(TorchFunctionMode):
         if getattr(func, "__name__", "") in ENTRIES:
             self.watch.check_reading(args[:1])
             args = (self.watch.with_entries(args[0]), *args[1:])
-        return func(*args, **(kwargs or {}))
+        kwargs = dict(kwargs or {})
+        if func in FROM_NUMBERS:
+            device = kwargs.get("device") or (args[0].device if func is Tensor.new_tensor else "cpu")
+            kwargs |= {"device": "cpu"} if torch.device(device).type == "meta" else {}
+        return func(*args, **kwargs)
 
 
 def is_same_form(tensor: Tensor, result: Tensor) -> bool:
