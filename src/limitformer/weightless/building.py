@@ -1,7 +1,8 @@
 """Build a module twice while `LawWatch` watches: its parameters and their laws, and other randomness.
 
 The two builds have different seeds. A parameter, buffer or attribute that differs between them, but that no watched
-draw explains, is random with an unknown law.
+draw explains, is random with an unknown law. `build_sample` then builds a module for each sample: vectors and numbers
+are those of the build, matrices of unknown law are computed from its tape, and matrices of known law have no entries.
 """
 
 import random

@@ -137,7 +137,7 @@ class Weightless:
         self.require_room(reasons, self.table.count + hidden, "A network that is drawn whole takes")
 
     def require_room(self, reasons: dict[str, str], entries: int, what: str) -> None:
-        """Raise `InputError` unless so many entries, with their gradients, fit the free memory."""
+        """Raise `InputError` unless these entries, with their gradients, fit the free memory."""
         needed, free = COPIES * entries * self.dtype.itemsize, available_memory()
         if free is not None and needed > SHARE * free:
             name = next(iter(reasons))

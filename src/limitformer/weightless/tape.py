@@ -17,7 +17,7 @@ from limitformer.nn.drawn.simulate import torch_seed
 from limitformer.weightless.tensors import covers_storage, is_whole_storage, storage, tensors_in
 
 
-class Place(NamedTuple):
+class TensorView(NamedTuple):
     """A tensor without entries: a view of a storage."""
 
     storage: int
@@ -34,7 +34,7 @@ class Step(NamedTuple):
     call: Callable[..., Any]
     args: Any  # places instead of tensors without entries
     kwargs: dict[str, Any]
-    out: list[Place]  # new tensors
+    out: list[TensorView]  # new tensors
     reads: set[int]  # storages whose earlier entries matter
     seeded: bool  # whether it draws random numbers
     shares: bool  # whether it reads random entries that exist
@@ -77,12 +77,14 @@ class Tape:
             self.writers.setdefault(self.place(each).storage, []).append(len(self.steps))
         self.steps.append(step)
 
-    def place(self, tensor: Tensor) -> Place:
+    def place(self, tensor: Tensor) -> TensorView:
         if tensor.is_conj() or tensor.is_neg():
             raise NotImplementedError("a tape has no conjugate views")
         self.storages.setdefault(storage(tensor), tensor.untyped_storage())
         offset = int(tensor.storage_offset())
-        return Place(storage(tensor), tensor.dtype, tensor.shape, tensor.stride(), offset, is_whole_storage(tensor))
+        return TensorView(
+            storage(tensor), tensor.dtype, tensor.shape, tensor.stride(), offset, is_whole_storage(tensor)
+        )
 
     def without_entries(self, values: Any) -> Any:
         """Replace tensors by their places, and copy those that have entries."""
@@ -170,7 +172,7 @@ class Memory:
         self.entries: dict[int, Tensor] = {}  # flat
         self.unwritten: set[int] = set()  # storages that began without any entry
 
-    def tensor(self, place: Place) -> Tensor:
+    def tensor(self, place: TensorView) -> Tensor:
         """Return the tensor at this place; entries that nothing has written are NaN."""
         if place.storage not in self.entries:
             size = self.storages[place.storage].nbytes() // place.dtype.itemsize
@@ -180,7 +182,7 @@ class Memory:
         flat = self.entries[place.storage].view(place.dtype)
         return flat.as_strided(place.shape, place.stride, place.offset)
 
-    def put(self, place: Place, value: Tensor) -> None:
+    def put(self, place: TensorView, value: Tensor) -> None:
         """Hold a new tensor."""
         if place.whole and is_whole_storage(value):
             self.entries[place.storage] = value.detach().reshape(-1)
@@ -189,7 +191,7 @@ class Memory:
 
     def with_entries(self, values: Any) -> Any:
         """Replace places by tensors."""
-        if isinstance(values, Place):
+        if isinstance(values, TensorView):
             return self.tensor(values)
         if isinstance(values, dict):
             return {key: self.with_entries(each) for key, each in values.items()}
