@@ -105,10 +105,10 @@ def same_token(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
 def decoder_token(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     """Return the mean cross-entropy of the token that follows each token of the decoder.
 
-    If the decoder reads the encoder's tokens one later, as `inputs_of` makes it, that is the encoder's token.
+    A decoder of as many tokens as the encoder is taken to read the encoder's tokens, one later.
     """
     ids, read = inputs.get("input_ids"), inputs["decoder_input_ids"]
-    if ids is not None and ids.shape == read.shape and torch.equal(ids[:, :-1], read[:, 1:]):
+    if ids is not None and ids.shape == read.shape:
         return same_token(out, inputs)
     return shifted(output_of(out), read, mask_in(inputs, "decoder_attention_mask"))
 
