@@ -45,9 +45,10 @@ def size_of(make: Callable[[], nn.Module], name: str) -> Size:
         module = make()
     every = {id(each): each for each in (*module.parameters(), *module.buffers())}.values()
     shapes = {key: tuple(each.shape) for key, each in module.named_parameters(remove_duplicate=False)}
-    empty = [key for key, shape in shapes.items() if 0 in shape]  # DINOv3 may have no register tokens
-    few = 2 * len(empty) <= len(shapes)
-    require(few, f"{name} cannot be made: {empty[:1]} would have no entries, as one of its sizes is 0.")
+    empty = [key for key, shape in shapes.items() if 0 in shape]
+    tables = [key for key in empty if isinstance(module.get_submodule(key.rpartition(".")[0]), nn.Embedding)]
+    refused = tables or (empty if 2 * len(empty) > len(shapes) else [])  # DINOv3 may have no register tokens
+    require(not refused, f"{name} cannot be made: {refused[:1]} would have no entries, as one of its sizes is 0.")
     vectors = sum(each.numel() for each in every if each.dim() < 2 or not each.is_floating_point())
     return Size(sum(each.numel() for each in every), vectors, shapes)
 
