@@ -120,7 +120,7 @@ class Loop(Net):
 
 
 class Chunked(Net):
-    """A list of lists of blocks, and a list of modules beside them that see no token."""
+    """A list of lists of blocks, and a list of other modules, which see no token."""
 
     def blocks(self):
         self.positions = nn.ModuleList(nn.Linear(1, WIDTH) for _ in range(2))

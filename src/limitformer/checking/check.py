@@ -142,13 +142,13 @@ def check(
         blocks=blocks,
         progress=progress,
     )
-    report = judged(summarise(subject, measure(subject, options)), limits, subject.shaped)
+    report = with_verdicts(summarise(subject, measure(subject, options)), limits, subject.shaped)
     if settings:
         report = replace(report, name=f"{report.name} with {', '.join(f'{k}={v}' for k, v in settings.items())}")
     if other is None:
         return report
     second = summarise(other, measure(other, replace(options, overrides=None)))
-    second = judged(second, limits, other.shaped)
+    second = with_verdicts(second, limits, other.shaped)
     if second.name == report.name:
         paths = all(isinstance(each, str | Path) for each in (what, against)) and str(what) != str(against)
         distinct = paths and str(against) != report.name
@@ -232,7 +232,7 @@ def band_of(law: xr.Dataset | None) -> xr.Dataset | None:
     return None if law is None or law.sizes["sample"] < 2 else band(curves(law))
 
 
-def judged(report: Report, limits: Mapping[str, Any], shaped: bool) -> Report:
+def with_verdicts(report: Report, limits: Mapping[str, Any], shaped: bool) -> Report:
     """Return the report with its verdicts; those of other stacks begin with the stack's name."""
     stacks = tuple(replace(each, verdicts=verdicts(each.curves, limits)) for each in report.stacks)
     own = judge(report, limits, shaped)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from limitformer.weightless.inputs import Inputs
 from limitformer.weightless.layout import kinds_of
-from limitformer.weightless.measure import Measure, Stack
+from limitformer.weightless.measure import Measure, MeasuredStack
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -48,7 +48,7 @@ def stream_arrays(measure: Measure, gradients: bool) -> Arrays:
     return arrays
 
 
-def stack_arrays(stack: Stack, gradients: bool) -> Arrays:
+def stack_arrays(stack: MeasuredStack, gradients: bool) -> Arrays:
     """Return the measures of one stack."""
     sublayers = max((len(each) for each in stack.branch), default=0)
     like = stack.covariance[0]

@@ -1,4 +1,4 @@
-"""Which modules of a network are its blocks, and which blocks form a stack.
+"""The blocks of a network, and the stacks that they form.
 
 A *block* receives the stream and returns it; it is one module, or several that the network calls in turn (an attention
 and a feed-forward network in a list of lists, or in parallel lists). A *stack* is a sequence of blocks that pass one
@@ -28,7 +28,7 @@ Chosen = str | Sequence[str] | Callable[[nn.Module], Sequence[nn.Module]]  # the
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockModules:
     """One block.
 
     Attributes:
@@ -50,7 +50,7 @@ class Layout:
         certain: whether the user chose them, or a pass has shown that they receive the stream and return it.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[BlockModules, ...]
     certain: bool = False
 
     def entries(self, module: nn.Module) -> list[tuple[nn.Module, Argument | None]]:
@@ -64,7 +64,7 @@ def outermost_list(module: nn.Module) -> Layout:
     for name, part in module.named_modules():
         if is_list(part) and not any(name.startswith(f"{outer}.") for outer, _ in lists):
             lists.append((name, part))
-    blocks = [Block(name, (each,)) for name, part in lists for each, _ in children_of(name, part)]
+    blocks = [BlockModules(name, (each,)) for name, part in lists for each, _ in children_of(name, part)]
     return Layout(tuple(blocks))
 
 
@@ -97,7 +97,7 @@ def chosen_layout(module: nn.Module, blocks: Chosen) -> Layout:
         found = [name for name in found if name not in inside]  # `h.*` matches `h.0.mlp` too
     lists = ", ".join(f"{name}.*" for name, part in module.named_modules() if is_list(part)) or "none"
     require(bool(found), f"blocks: no module of {type(module).__name__} fits {blocks!r:.60}. Its lists: {lists:.200}.")
-    return Layout(tuple(Block(name.rpartition(".")[0], (name,)) for name in found), certain=True)
+    return Layout(tuple(BlockModules(name.rpartition(".")[0], (name,)) for name in found), certain=True)
 
 
 def is_list(part: nn.Module) -> bool:
@@ -273,7 +273,7 @@ class Search:
     module: nn.Module
     calls: dict[str, list[Call]]
 
-    def inside(self, name: str, part: nn.Module) -> list[list[Block]]:
+    def inside(self, name: str, part: nn.Module) -> list[list[BlockModules]]:
         """Return the stacks inside a module."""
         children = children_of(name, part)
         lists = {full: child for full, child in children if is_list(child)}
@@ -288,26 +288,26 @@ class Search:
                 stacks += self.inside(full, child)
         return stacks
 
-    def in_list(self, name: str, part: nn.Module) -> list[list[Block]]:
+    def in_list(self, name: str, part: nn.Module) -> list[list[BlockModules]]:
         """Return the stacks of a list: its modules, its lists, or what is inside them."""
         units = children_of(name, part)
         if units and not any(is_callable(child) for _, child in units):
             if all(len({type(each) for each in child.children()}) == 1 for _, child in units):
                 return [stack for unit in units for stack in self.in_list(*unit)]
             groups = [tuple(m for m in callable_members(*unit) if m in self.calls) for unit in units]
-            return [[Block(name, members) for members in groups if members and self.entered(members)]]
+            return [[BlockModules(name, members) for members in groups if members and self.entered(members)]]
         called = [unit for unit in units if unit[0] in self.calls]
         inner = [tuple(m for m, _ in children_of(*unit) if m in self.calls) for unit in units]
         if not called and inner and all(inner):  # the network calls `block.forward`, which no hook sees
-            return [[Block(name, members) for members in inner]]
+            return [[BlockModules(name, members) for members in inner]]
         if all(is_norm(*unit) or not list(unit[1].parameters()) for unit in called):  # or activations
             return []
-        blocks = [Block(name, (full,)) for full, _ in called if self.maps(full)]
+        blocks = [BlockModules(name, (full,)) for full, _ in called if self.maps(full)]
         if len(blocks) == len(called):
             return [blocks] if blocks else []
         return [stack for unit in units for stack in self.inside(*unit)] or ([blocks] if blocks else [])
 
-    def parallel(self, name: str, lists: dict[str, nn.Module]) -> list[Block]:
+    def parallel(self, name: str, lists: dict[str, nn.Module]) -> list[BlockModules]:
         """Return blocks of one module of each list, if the lists have equal lengths and the network calls them in turn.
 
         A list whose modules pass the stream to each other directly is a stack of its own.
@@ -324,10 +324,10 @@ class Search:
             in_turn = all(end < start for (_, end), (start, _) in pairwise(windows))
             if length > 1 and len(rows) > 1 and in_turn:
                 ordered = [tuple(sorted(members, key=lambda each: self.calls[each][0].start)) for members in blocks]
-                return [Block(name or "blocks", members) for members in ordered]
+                return [BlockModules(name or "blocks", members) for members in ordered]
         return []
 
-    def attributes(self) -> Iterator[list[Block]]:
+    def attributes(self) -> Iterator[list[BlockModules]]:
         """Yield stacks of modules that are plain attributes: of one class, or one that is called again and again."""
         taken: list[str] = []
         for name, part in self.module.named_modules():
@@ -340,11 +340,11 @@ class Search:
             for same in kinds.values():
                 if len(same) > 1 or len(self.calls[same[0]]) > 1:
                     taken += same
-                    yield [Block(name or "blocks", (full,)) for full in same]
+                    yield [BlockModules(name or "blocks", (full,)) for full in same]
 
-    def joined(self, stacks: list[list[Block]]) -> list[list[Block]]:
+    def joined(self, stacks: list[list[BlockModules]]) -> list[list[BlockModules]]:
         """Join stacks of which one receives the stream that another returns; sort them by their first call."""
-        result: list[list[Block]] = []
+        result: list[list[BlockModules]] = []
         for stack in sorted(stacks, key=lambda each: self.window(each[0].members)[0]):
             before = next((each for each in result if self.continues(each, stack)), None)
             if before is None:
@@ -354,7 +354,7 @@ class Search:
                 before[:] = [replace(block, stack=name) for block in (*before, *stack)]
         return result
 
-    def continues(self, before: list[Block], stack: list[Block]) -> bool:
+    def continues(self, before: list[BlockModules], stack: list[BlockModules]) -> bool:
         last = max(before, key=lambda block: self.window(block.members)[1]).members[-1]
         first = self.calls[stack[0].members[0]][0]
         return last in first.follows and self.calls[last][-1].end < first.start
@@ -363,16 +363,16 @@ class Search:
         """Whether each module receives the output of the one before it."""
         return all(before in self.calls[after][0].follows for before, after in pairwise(names))
 
-    def form(self, stack: list[Block]) -> str:
+    def form(self, stack: list[BlockModules]) -> str:
         return self.calls[stack[0].members[0]][0].form
 
-    def is_composite(self, stack: list[Block]) -> bool:
+    def is_composite(self, stack: list[BlockModules]) -> bool:
         """Whether the blocks have submodules, or several modules."""
         return any(
             len(block.members) > 1 or list(self.module.get_submodule(block.members[0]).children()) for block in stack
         )
 
-    def with_argument(self, block: Block) -> Block:
+    def with_argument(self, block: BlockModules) -> BlockModules:
         """Note the argument that is the stream, if the block is one module."""
         argument = self.calls[block.members[0]][0].argument
         return replace(block, argument=argument) if len(block.members) == 1 else block

@@ -54,7 +54,7 @@ BEFORE, INSIDE = "before the blocks", "inside the blocks"  # where a parameter w
 
 
 @dataclass(eq=False)
-class Stack:
+class MeasuredStack:
     """Blocks that pass one stream on, and what was measured of it; lists are by layer or by block.
 
     Attributes:
@@ -100,8 +100,8 @@ class Measure(TorchFunctionMode):
         super().__init__()
         self.module, self.layout, self.samples, self.rows, self.counted = module, layout, samples, rows, counted
         self.axes, self.length = axes, length
-        self.stacks: dict[tuple[str, torch.Size], Stack] = {}
-        self.stack: Stack | None = None  # of the running block
+        self.stacks: dict[tuple[str, torch.Size], MeasuredStack] = {}
+        self.stack: MeasuredStack | None = None  # of the running block
         self.place = -1  # of the running block in the layout, if it has several modules; the module that began it
         self.begun_by = ""
         self.output: Tensor | None = None  # of the last module of that block
@@ -193,7 +193,7 @@ class Measure(TorchFunctionMode):
         self.stack.branch.append([])
         self.stack.heads.append({})
 
-    def stack_of(self, place: int, part: nn.Module, x: Tensor) -> Stack:
+    def stack_of(self, place: int, part: nn.Module, x: Tensor) -> MeasuredStack:
         """Return the stack of a block that receives the stream `x`."""
         block = self.layout.blocks[place]
         key = block.stack, x.shape
@@ -201,7 +201,7 @@ class Measure(TorchFunctionMode):
             axis = self.axes[place] if self.axes else stream_axis(x.shape, self.rows, self.samples, self.length)
             if axis == 1 and self.samples > 1:
                 raise OneSampleOnlyError
-            self.stacks[key] = Stack(block.stack, x.shape, form_of(x, part, self.length, axis), axis, x, x)
+            self.stacks[key] = MeasuredStack(block.stack, x.shape, form_of(x, part, self.length, axis), axis, x, x)
         return self.stacks[key]
 
     def after_block(self, name: str, part: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
@@ -262,7 +262,7 @@ class Measure(TorchFunctionMode):
         """Whether the last token of a stack depends on sequences other than its own; needs a pass with gradients."""
         return any(self.mixes_in(stack) for stack in self.stacks.values())
 
-    def mixes_in(self, stack: Stack) -> bool:
+    def mixes_in(self, stack: MeasuredStack) -> bool:
         first, last, axis = stack.first, stack.last, stack.axis or 0
         if not last.requires_grad or not first.requires_grad or first.dim() != 3 or last.dim() != 3:
             return False
@@ -273,7 +273,7 @@ class Measure(TorchFunctionMode):
         own = gradient.shape[axis] // self.rows  # indices along the dimension that one sequence has
         return bool((gradient.movedim(axis, 0)[:-own] != 0).any())
 
-    def measure_stream(self, stack: Stack, x: Tensor) -> None:
+    def measure_stream(self, stack: MeasuredStack, x: Tensor) -> None:
         """Measure V and sizes of the stream, and hook the norm of its gradient."""
         place = len(stack.covariance)
         known = self.sum[2] if self.sum and self.sum[0] is x and self.sum[1] == marks(x) else None
@@ -293,7 +293,7 @@ class Measure(TorchFunctionMode):
 
             x.register_hook(note_gradient)
 
-    def end_sublayer(self, stack: Stack, args: Any, out: Tensor) -> None:
+    def end_sublayer(self, stack: MeasuredStack, args: Any, out: Tensor) -> None:
         """End a sublayer if the stream is a term of the sum `out`; tokens may be flattened."""
         if len(args) < 2 or not all(isinstance(a, Tensor) for a in args[:2]) or args[0].shape != args[1].shape:
             return
@@ -322,7 +322,7 @@ class Measure(TorchFunctionMode):
         if self.stack is not None and args and any(args[0] is x for x in self.stream) and self.stack.inside[-1]:
             self.stream.append(out)
 
-    def attention_shape(self, stack: Stack, out: Tensor) -> tuple[int, int] | None:
+    def attention_shape(self, stack: MeasuredStack, out: Tensor) -> tuple[int, int] | None:
         """Return (S·B, heads) of the attention weights `out`; None if they are something else.
 
         Weights of three dimensions (S·B·heads, M, M) may be those of experts unless both M are the number of tokens.
@@ -407,7 +407,7 @@ class Measure(TorchFunctionMode):
         finally:
             replaced.softmax, replaced.scaled_dot_product_attention = softmax_of_torch, FUSED
 
-    def by_sample(self, stack: Stack, x: Tensor) -> Tensor:
+    def by_sample(self, stack: MeasuredStack, x: Tensor) -> Tensor:
         """Reshape the stream to (S, T, n), without padding."""
         x = x.detach()
         if x.shape != stack.shape and x.numel() == stack.shape.numel():
@@ -419,7 +419,7 @@ class Measure(TorchFunctionMode):
             return tokens
         return tokens[:, self.counted.flatten()]
 
-    def gram(self, stack: Stack, x: Tensor) -> Tensor:
+    def gram(self, stack: MeasuredStack, x: Tensor) -> Tensor:
         tokens = self.by_sample(stack, x)
         return gram(tokens) / tokens.shape[-1]
 
