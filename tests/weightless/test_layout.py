@@ -241,6 +241,29 @@ def test_each_stack_has_its_own_tokens_and_verdicts():
     assert "blocks: encoder: 3 × Block; decoder + more: 3 × Block" in text
 
 
+def test_decoder_that_reads_an_encoder_is_a_stack_of_its_own():
+    """Both have the same number of tokens, and the decoder's blocks receive the encoder's output."""
+
+    class Reading(Block):
+        def forward(self, x, source):
+            return super().forward(x + source.mean(1, keepdim=True))
+
+    class Pair(Net):
+        def blocks(self):
+            self.decoder = nn.ModuleList(Reading() for _ in range(2))
+            return nn.ModuleList(Block() for _ in range(3))
+
+        def forward(self, ids):
+            source = self.stream(self.embed(ids))[-1]
+            x = self.embed(ids)
+            for block in self.decoder:
+                x = block(x, source)
+            return self.head(x)
+
+    data = lf.weightless.simulate(Pair, IDS, samples=1, seed=0, progress=False)
+    assert data.attrs["blocks"] == "h: 3 × Block; decoder: 2 × Reading"
+
+
 def test_verdict_on_another_stack_begins_with_its_name(tmp_path):
     torch.manual_seed(1)
     module = Towers()
