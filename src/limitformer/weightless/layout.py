@@ -101,7 +101,13 @@ def chosen_layout(module: nn.Module, blocks: Chosen) -> Layout:
 
 
 def is_list(part: nn.Module) -> bool:
-    """Whether a module is a list of others, or a sequence of similar ones."""
+    """Whether a module is a list of others, or a sequence of similar ones.
+
+    A dictionary of different modules by their names, such as `wte`, `h` and `ln_f`, only holds them.
+    """
+    if isinstance(part, nn.ModuleDict):
+        numbered = all(any(map(str.isdigit, key)) for key in part)
+        return numbered or len({type(each) for each in part.values()}) == 1
     return not is_callable(part) or (isinstance(part, nn.Sequential) and is_uniform(part))
 
 
@@ -305,7 +311,8 @@ class Search:
         blocks = [Block(name, (full,)) for full, _ in called if self.maps(full)]
         if len(blocks) == len(called):
             return [blocks] if blocks else []
-        return [stack for unit in units for stack in self.inside(*unit)] or ([blocks] if blocks else [])
+        deeper = [stack for unit in units for stack in (self.in_list if is_list(unit[1]) else self.inside)(*unit)]
+        return deeper or ([blocks] if blocks else [])
 
     def parallel(self, name: str, lists: dict[str, nn.Module]) -> list[Block]:
         """Return blocks of one module of each list, if the lists have equal lengths and the network calls them in turn.
