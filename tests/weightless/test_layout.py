@@ -304,6 +304,51 @@ def test_each_stack_has_its_own_tokens_and_verdicts():
     assert "blocks: encoder: 3 × Block; decoder + more: 3 × Block" in text
 
 
+def test_stack_that_overflows_has_a_verdict_and_no_traceback():
+    module = Towers()
+    with torch.no_grad():
+        module.decoder[0].up.weight.fill_(torch.nan)
+    report = lf.check(module, IDS, law=False, progress=False)
+    assert "not finite" in {each.name for each in report.verdicts}
+
+
+def test_attributes_of_parameters_survive_the_copy_in_which_zeros_move():
+    class Head(Net):
+        def __init__(self):
+            super().__init__()
+            self.head.weight = nn.Parameter(torch.zeros(WORDS, WIDTH))
+            self.head.weight.scale = 2.0
+
+        def forward(self, ids):
+            return super().forward(ids) * self.head.weight.scale
+
+    assert lf.check(Head(), IDS, law=False, progress=False).about["zero_weights"] == "head.weight"
+
+
+class Widening(Net):
+    """A list of pairs that widen the stream, beside blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.ModuleList([nn.ModuleList([nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH)])])
+        self.more = nn.ModuleList(
+            nn.ModuleList([nn.LayerNorm(2 * WIDTH), nn.Linear(2 * WIDTH, 2 * WIDTH)]) for _ in "ab"
+        )
+
+    def forward(self, ids):
+        x = self.stream(self.embed(ids))[-1]
+        for norm, widen in self.wide:
+            x = widen(norm(x))
+        for norm, branch in self.more:
+            x = x + branch(norm(x))
+        return x
+
+
+def test_modules_that_change_the_width_of_the_stream_are_no_blocks():
+    data = lf.weightless.simulate(Widening, IDS, samples=1, seed=0, progress=False)
+    assert data.attrs["blocks"] == "h: 3 × Block; more: 2 × LayerNorm, Linear"
+
+
 def test_verdict_on_another_stack_begins_with_its_name(tmp_path):
     torch.manual_seed(1)
     module = Towers()
